@@ -1,0 +1,45 @@
+//! `stapo`: parse, resolve, run. Each command is one file with an `Args` and a `run`.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
+
+mod input;
+mod objective;
+
+use clap::{Parser, Subcommand};
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+
+/// RL post-training of language models in one binary: sample, score, silence, update, look.
+#[derive(Parser)]
+#[command(name = "stapo", version, about, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// What an objective does to each token of a batch, as JSON lines.
+    Objective(objective::Args),
+}
+
+/// Exit status: 0 done, 1 done but some records were bad, 2 nothing done.
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Objective(args) => objective::run(&args),
+    };
+    outcome.unwrap_or_else(|error| report(&error))
+}
+
+/// Prints the error as `error: …` with its causes and hints. A reader that went away (`stapo … | head`) is no error.
+fn report(error: &anyhow::Error) -> ExitCode {
+    let reader_left = error
+        .chain()
+        .any(|e| e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe));
+    if reader_left {
+        return ExitCode::SUCCESS;
+    }
+    // Standard error may be closed too; there is nobody left to tell.
+    let _ = writeln!(std::io::stderr(), "error: {error:#}");
+    ExitCode::from(2)
+}

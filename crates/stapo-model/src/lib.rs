@@ -1,0 +1,1 @@
+//! Laid out in ARCHITECTURE.md.
