@@ -1,1 +1,15 @@
-//! Laid out in ARCHITECTURE.md.
+//! The pure core: every objective of the family as one value, the theory of a token, statistics, record formats.
+//!
+//! No files, no devices, no threads, no tokenizers: numbers and text in, numbers and text out.
+
+pub mod batch;
+pub mod diagnostics;
+pub mod objective;
+pub mod quantile;
+pub mod random;
+pub mod record;
+pub mod rollout;
+
+pub use batch::{Batch, Microbatch};
+pub use objective::{ObjectiveError, ObjectiveSpec, TokenEffect};
+pub use rollout::{Finish, Group, Problem, Rollout, Scored, Verdict};

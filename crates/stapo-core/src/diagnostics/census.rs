@@ -1,0 +1,106 @@
+//! Who is in a batch, and who pushes how hard.
+
+use super::theory::{Quadrant, Thresholds, gradient_norm_squared};
+use crate::objective::TokenEffect;
+use serde::{Deserialize, Serialize};
+
+/// One token as the census sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Observed {
+    pub logp: f64,
+    pub entropy: f64,
+    /// Sum of squared probabilities at the position.
+    pub collision: f64,
+    pub effect: TokenEffect,
+}
+
+impl Observed {
+    /// Squared gradient norm at the logits, as if no mask were there.
+    pub fn gradient_norm_squared(&self) -> f64 {
+        gradient_norm_squared(libm::exp(self.logp), self.collision, self.effect.weight)
+    }
+}
+
+/// The tokens of a batch by quadrant. Add them in a fixed order: sums are floating-point.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Census {
+    pub thresholds: Thresholds,
+    /// In the order of [`Quadrant::ALL`].
+    quadrants: [Sums; 4],
+    silenced: Sums,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct Sums {
+    n_tokens: usize,
+    norm: f64,
+    norm_squared: f64,
+}
+
+impl Sums {
+    fn add(&mut self, norm_squared: f64) {
+        self.n_tokens += 1;
+        self.norm += norm_squared.sqrt();
+        self.norm_squared += norm_squared;
+    }
+}
+
+/// One row of the census.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct QuadrantCensus {
+    pub quadrant: Quadrant,
+    pub n_tokens: usize,
+    /// 0 where there are no tokens.
+    pub mean_gradient_norm: f64,
+    /// Of the summed squared norm of the batch.
+    pub gradient_share: f64,
+}
+
+impl Census {
+    pub fn new(thresholds: Thresholds) -> Self {
+        Census { thresholds, quadrants: [Sums::default(); 4], silenced: Sums::default() }
+    }
+
+    pub fn add(&mut self, token: &Observed) {
+        let norm_squared = token.gradient_norm_squared();
+        let quadrant = Quadrant::of(libm::exp(token.logp), token.entropy, self.thresholds);
+        self.quadrants[quadrant as usize].add(norm_squared);
+        if !token.effect.kept {
+            self.silenced.add(norm_squared);
+        }
+    }
+
+    pub fn n_tokens(&self) -> usize {
+        self.quadrants.iter().map(|sums| sums.n_tokens).sum()
+    }
+
+    pub fn rows(&self) -> [QuadrantCensus; 4] {
+        Quadrant::ALL.map(|quadrant| {
+            let sums = self.quadrants[quadrant as usize];
+            QuadrantCensus {
+                quadrant,
+                n_tokens: sums.n_tokens,
+                mean_gradient_norm: ratio(sums.norm, sums.n_tokens as f64),
+                gradient_share: ratio(sums.norm_squared, self.norm_squared()),
+            }
+        })
+    }
+
+    /// Silenced tokens among all.
+    pub fn silenced_share(&self) -> f64 {
+        ratio(self.silenced.n_tokens as f64, self.n_tokens() as f64)
+    }
+
+    /// What the silenced tokens would have added to the summed squared norm.
+    pub fn silenced_gradient_share(&self) -> f64 {
+        ratio(self.silenced.norm_squared, self.norm_squared())
+    }
+
+    fn norm_squared(&self) -> f64 {
+        self.quadrants.iter().map(|sums| sums.norm_squared).sum()
+    }
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}

@@ -1,0 +1,60 @@
+//! From the rewards of a group to one advantage per response.
+
+use super::ObjectiveError;
+use serde::{Deserialize, Serialize};
+
+/// Group-relative advantage.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Advantage {
+    /// `(R - mean) / (std + epsilon)`; a group whose rewards are all equal has 0.
+    /// `ddof` 1 is the sample deviation, which reproduces the advantages STAPO prints.
+    GroupZScore {
+        #[serde(default = "one")]
+        ddof: u8,
+        #[serde(default)]
+        epsilon: f64,
+    },
+    /// `R - mean` (Dr. GRPO).
+    GroupMean,
+    /// `R` minus the mean of the others (RLOO).
+    LeaveOneOut,
+}
+
+fn one() -> u8 {
+    1
+}
+
+impl Default for Advantage {
+    fn default() -> Self {
+        Advantage::GroupZScore { ddof: 1, epsilon: 0.0 }
+    }
+}
+
+impl Advantage {
+    /// Advantages of one group, in the order of its rewards.
+    pub fn of_group(self, rewards: &[f64]) -> Result<Vec<f64>, ObjectiveError> {
+        if let Some(reward_idx) = rewards.iter().position(|r| !r.is_finite()) {
+            return Err(ObjectiveError::Reward { reward_idx, value: rewards[reward_idx] });
+        }
+        let n = rewards.len() as f64;
+        if self == Advantage::LeaveOneOut && rewards.len() == 1 {
+            return Err(ObjectiveError::LoneResponse);
+        }
+        // Rounding in the mean must not turn equal rewards into advantages.
+        if rewards.windows(2).all(|pair| pair[0] == pair[1]) {
+            return Ok(vec![0.0; rewards.len()]);
+        }
+        let mean = rewards.iter().sum::<f64>() / n;
+        let centred = rewards.iter().map(|r| r - mean);
+        Ok(match self {
+            Advantage::GroupMean => centred.collect(),
+            Advantage::LeaveOneOut => centred.map(|d| d * (n / (n - 1.0))).collect(),
+            Advantage::GroupZScore { ddof, epsilon } => {
+                let squares: f64 = centred.clone().map(|d| d * d).sum();
+                let std = (squares / (n - f64::from(ddof))).sqrt();
+                centred.map(|d| d / (std + epsilon)).collect()
+            }
+        })
+    }
+}

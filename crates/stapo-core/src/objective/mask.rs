@@ -1,0 +1,181 @@
+//! Which tokens take no part in the update, or a smaller one.
+
+use serde::{Deserialize, Serialize};
+
+/// A rule over tokens. A hard mask silences a token (it leaves the loss), a soft one weighs its advantage down.
+/// Masks are constants: no gradient flows through them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Mask {
+    /// S2T and its ablations. Candidates are tokens with A > 0 and p < `tau_p`; `select` says which of them are silenced.
+    Spurious {
+        #[serde(default = "default_tau_p")]
+        tau_p: f64,
+        /// Quantile of the candidates' entropy below which they are silenced; for the ablations the silenced share.
+        #[serde(default = "default_q")]
+        q: f64,
+        #[serde(default)]
+        select: Select,
+        #[serde(default)]
+        quantile_over: QuantileOver,
+        /// For `select = "random"`.
+        #[serde(default)]
+        seed: u64,
+    },
+    /// As many tokens as `spurious` would silence with these settings, drawn from all response tokens.
+    RandomTokens {
+        #[serde(default = "default_tau_p")]
+        tau_p: f64,
+        #[serde(default = "default_q")]
+        q: f64,
+        #[serde(default)]
+        seed: u64,
+    },
+    /// Keeps the `share` of tokens with the highest entropy: those at or above the (1 - share)-quantile of the mini-batch
+    /// (Wang et al. 2025, "80/20").
+    TopEntropy {
+        #[serde(default = "default_top_share")]
+        share: f64,
+    },
+    /// Of the unclipped tokens with `low` < cov < `high`, where cov = (A - mean A)(logp - mean logp) over the mini-batch,
+    /// silences a random `share` of all tokens, at least one (Cui et al. 2025).
+    ClipCov {
+        #[serde(default = "default_cov_share")]
+        share: f64,
+        #[serde(default = "default_cov_low")]
+        low: f64,
+        #[serde(default = "default_cov_high")]
+        high: f64,
+        #[serde(default)]
+        seed: u64,
+    },
+    /// Two updates per mini-batch: tokens with behavior probability below `eta` first, then the rest (Lopti, Yang et al. 2025).
+    LowProbabilityFirst {
+        #[serde(default = "default_eta")]
+        eta: f64,
+    },
+    /// Soft: A <- (alpha * p_behavior + 1 - alpha) * A (advantage reweighting, Yang et al. 2025).
+    ProbabilityWeight {
+        #[serde(default = "default_alpha")]
+        alpha: f64,
+    },
+    /// Soft S2T: for A > 0, x = -logp - entropy + ln a; A <- A if x <= 0, else (1 - l (1 - e^-x)) A.
+    Taco {
+        #[serde(default = "default_taco_a")]
+        a: f64,
+        #[serde(default = "default_taco_l")]
+        l: f64,
+    },
+}
+
+/// Which S2T candidates are silenced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Select {
+    /// Entropy strictly below its q-quantile: STAPO.
+    #[default]
+    LowEntropy,
+    /// Entropy strictly above its (1 - q)-quantile.
+    HighEntropy,
+    /// A random subset, as many as `low_entropy` would silence.
+    Random,
+    /// All of them; `q` is not used.
+    Full,
+}
+
+/// What the entropy quantile of S2T is taken over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QuantileOver {
+    #[default]
+    Candidates,
+    /// All response tokens of the mini-batch, as in versions 1 to 3 of the paper.
+    AllTokens,
+}
+
+/// The name of a mask, as `silenced_by` gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MaskKind {
+    Spurious,
+    RandomTokens,
+    TopEntropy,
+    ClipCov,
+    LowProbabilityFirst,
+    ProbabilityWeight,
+    Taco,
+}
+
+impl Mask {
+    /// S2T as published: `tau_p` 0.002, `q` 0.75, low entropy, quantile over the candidates.
+    pub fn spurious() -> Self {
+        Mask::Spurious {
+            tau_p: default_tau_p(),
+            q: default_q(),
+            select: Select::LowEntropy,
+            quantile_over: QuantileOver::Candidates,
+            seed: 0,
+        }
+    }
+
+    pub fn kind(&self) -> MaskKind {
+        match self {
+            Mask::Spurious { .. } => MaskKind::Spurious,
+            Mask::RandomTokens { .. } => MaskKind::RandomTokens,
+            Mask::TopEntropy { .. } => MaskKind::TopEntropy,
+            Mask::ClipCov { .. } => MaskKind::ClipCov,
+            Mask::LowProbabilityFirst { .. } => MaskKind::LowProbabilityFirst,
+            Mask::ProbabilityWeight { .. } => MaskKind::ProbabilityWeight,
+            Mask::Taco { .. } => MaskKind::Taco,
+        }
+    }
+
+    /// True where the mask depends on the other tokens of the mini-batch.
+    pub fn needs_calibration(&self) -> bool {
+        match self {
+            Mask::Spurious { select, .. } => *select != Select::Full,
+            Mask::RandomTokens { .. } | Mask::TopEntropy { .. } | Mask::ClipCov { .. } => true,
+            Mask::LowProbabilityFirst { .. } | Mask::ProbabilityWeight { .. } | Mask::Taco { .. } => false,
+        }
+    }
+
+    /// True where the mask reads entropies.
+    pub fn reads_entropy(&self) -> bool {
+        match self {
+            Mask::Spurious { select, .. } => *select != Select::Full,
+            Mask::RandomTokens { .. } | Mask::TopEntropy { .. } | Mask::Taco { .. } => true,
+            Mask::ClipCov { .. } | Mask::LowProbabilityFirst { .. } | Mask::ProbabilityWeight { .. } => false,
+        }
+    }
+}
+
+fn default_tau_p() -> f64 {
+    0.002
+}
+fn default_q() -> f64 {
+    0.75
+}
+fn default_top_share() -> f64 {
+    0.2
+}
+fn default_cov_share() -> f64 {
+    2e-4
+}
+fn default_cov_low() -> f64 {
+    1.0
+}
+fn default_cov_high() -> f64 {
+    5.0
+}
+fn default_eta() -> f64 {
+    0.4
+}
+fn default_alpha() -> f64 {
+    0.2
+}
+fn default_taco_a() -> f64 {
+    0.01
+}
+fn default_taco_l() -> f64 {
+    0.9
+}

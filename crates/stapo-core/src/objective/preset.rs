@@ -1,0 +1,195 @@
+//! The papers' values, by name.
+
+use super::{
+    Advantage, Aggregate, Denominator, EntropyBonus, Kl, Mask, MaskSignals, ObjectiveSpec, OffPolicy,
+    QuantileOver, Ratio, Select, Surrogate,
+};
+use crate::rollout::OverlongShaping;
+use serde::Serialize;
+
+/// A published algorithm: its objective, and what it asks of the loop around it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Preset {
+    pub name: &'static str,
+    /// arXiv number of its paper, where it has one.
+    pub paper: &'static str,
+    /// What sets it apart.
+    pub summary: &'static str,
+    pub objective: ObjectiveSpec,
+    pub rollout: RolloutSettings,
+}
+
+/// What an algorithm asks of the loop: settings that are no part of the loss.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RolloutSettings {
+    /// Responses per problem.
+    pub group_size: usize,
+    /// Redraw groups whose rewards are all equal.
+    pub dynamic_sampling: bool,
+    pub overlong: Option<OverlongShaping>,
+}
+
+/// The preset of that name.
+pub fn preset(name: &str) -> Option<Preset> {
+    presets().into_iter().find(|preset| preset.name == name)
+}
+
+/// All presets, in the order of the documentation.
+pub fn presets() -> Vec<Preset> {
+    let mut all = masked_presets();
+    all.extend(unmasked_presets());
+    all
+}
+
+fn entry(name: &'static str, paper: &'static str, summary: &'static str, objective: ObjectiveSpec) -> Preset {
+    let rollout = RolloutSettings { group_size: 8, dynamic_sampling: false, overlong: None };
+    Preset { name, paper, summary, objective, rollout }
+}
+
+/// STAPO and the other algorithms that choose tokens.
+fn masked_presets() -> Vec<Preset> {
+    let with = |mask: Mask, objective: ObjectiveSpec| ObjectiveSpec { masks: vec![mask], ..objective };
+    let v1 = Mask::Spurious {
+        tau_p: 0.002,
+        q: 0.8,
+        select: Select::LowEntropy,
+        quantile_over: QuantileOver::AllTokens,
+        seed: 0,
+    };
+    let clip_cov = ObjectiveSpec { denominator: Denominator::AllTokens, ..clipped(1.0, 1.0, None) };
+    vec![
+        entry(
+            "stapo",
+            "2602.15620",
+            "silences spurious tokens: rewarded, improbable, low entropy",
+            with(Mask::spurious(), clipped(0.2, 0.28, None)),
+        ),
+        entry(
+            "stapo-v1",
+            "2602.15620v1",
+            "entropy threshold from all tokens of the mini-batch",
+            with(v1, clipped(0.2, 0.28, None)),
+        ),
+        entry(
+            "entropy20",
+            "2506.01939",
+            "updates the 20 % of tokens with the highest entropy",
+            with(Mask::TopEntropy { share: 0.2 }, clipped(0.2, 0.28, None)),
+        ),
+        entry(
+            "clip-cov",
+            "2505.22617",
+            "drops a few tokens of high covariance",
+            with(Mask::ClipCov { share: 2e-4, low: 1.0, high: 5.0, seed: 0 }, clip_cov),
+        ),
+        entry(
+            "ar",
+            "2505.12929",
+            "weighs advantages by behavior probability",
+            with(Mask::ProbabilityWeight { alpha: 0.2 }, clipped(0.2, 0.2, None)),
+        ),
+        entry(
+            "lopti",
+            "2505.12929",
+            "updates improbable tokens first, then the rest",
+            with(Mask::LowProbabilityFirst { eta: 0.4 }, clipped(0.2, 0.2, None)),
+        ),
+        entry(
+            "taco",
+            "2607.07976",
+            "soft S2T: weighs spurious tokens down",
+            with(Mask::Taco { a: 0.01, l: 0.9 }, clipped(0.2, 0.28, None)),
+        ),
+    ]
+}
+
+/// The algorithms that treat all tokens alike.
+fn unmasked_presets() -> Vec<Preset> {
+    let by_sequence = |objective: ObjectiveSpec| ObjectiveSpec {
+        aggregate: Aggregate::SequenceMeanOfTokenMean,
+        ..objective
+    };
+    let summed = |length, objective: ObjectiveSpec| ObjectiveSpec {
+        aggregate: Aggregate::SequenceMeanOfTokenSum,
+        denominator: Denominator::Constant { length },
+        ..objective
+    };
+    let grpo = by_sequence(ObjectiveSpec { kl: Kl::K3 { beta: 0.04 }, ..clipped(0.2, 0.2, None) });
+    let dr_grpo =
+        summed(3000.0, ObjectiveSpec { advantage: Advantage::GroupMean, ..clipped(0.2, 0.2, None) });
+    let gspo = by_sequence(ObjectiveSpec { ratio: Ratio::Sequence, ..clipped(3e-4, 4e-4, None) });
+    let rloo =
+        summed(1.0, ObjectiveSpec { advantage: Advantage::LeaveOneOut, ..plain(Surrogate::Reinforce) });
+    let dppo = ObjectiveSpec {
+        denominator: Denominator::AllTokens,
+        ..plain(Surrogate::TotalVariation { delta: 0.15 })
+    };
+    vec![
+        entry(
+            "justrl",
+            "2512.16649",
+            "STAPO's objective without a mask, with dual clip",
+            clipped(0.2, 0.28, Some(10.0)),
+        ),
+        entry("grpo", "2402.03300", "clip, mean over tokens then responses, KL to a reference", grpo),
+        dapo(),
+        entry("dr-grpo", "2503.20783", "no deviation, no length normalisation", dr_grpo),
+        entry("gspo", "2507.18071", "one ratio per response", gspo),
+        entry(
+            "cispo",
+            "2506.13585",
+            "clips the weight, not the update",
+            plain(Surrogate::Cispo { low: None, high: 0.2 }),
+        ),
+        entry("reinforce", "", "advantage times log-prob", plain(Surrogate::Reinforce)),
+        entry("rloo", "2402.14740", "leave-one-out baseline, whole responses", rloo),
+        entry(
+            "kl-cov",
+            "2505.22617",
+            "penalises tokens of high covariance",
+            plain(Surrogate::KlCov { share: 2e-3, coefficient: 1.0 }),
+        ),
+        entry(
+            "sapo",
+            "2511.20347",
+            "soft gate instead of a clip",
+            by_sequence(plain(Surrogate::Sapo { tau_positive: 1.0, tau_negative: 1.05 })),
+        ),
+        entry(
+            "gmpo",
+            "2507.20673",
+            "geometric mean of clipped ratios",
+            by_sequence(plain(Surrogate::Geometric { clip: 0.4 })),
+        ),
+        entry("dppo-tv", "2602.04879", "drops tokens whose probability moved too far", dppo),
+    ]
+}
+
+fn dapo() -> Preset {
+    let summary = "clip-higher, token mean, dynamic sampling, overlong shaping";
+    let overlong = Some(OverlongShaping { max_tokens: 20480, buffer_tokens: 4096 });
+    Preset {
+        rollout: RolloutSettings { group_size: 16, dynamic_sampling: true, overlong },
+        ..entry("dapo", "2503.14476", summary, clipped(0.2, 0.28, None))
+    }
+}
+
+/// Token-mean objective with that surrogate, everything else off.
+fn plain(surrogate: Surrogate) -> ObjectiveSpec {
+    ObjectiveSpec {
+        advantage: Advantage::default(),
+        masks: Vec::new(),
+        mask_signals: MaskSignals::Current,
+        ratio: Ratio::Token,
+        surrogate,
+        aggregate: Aggregate::TokenMean,
+        denominator: Denominator::KeptTokens,
+        kl: Kl::None,
+        entropy_bonus: EntropyBonus::None,
+        off_policy: OffPolicy::None,
+    }
+}
+
+fn clipped(low: f64, high: f64, dual: Option<f64>) -> ObjectiveSpec {
+    plain(Surrogate::Clip { low, high, dual })
+}

@@ -1,0 +1,115 @@
+//! From ratio and advantage to the value that is maximised, and its slope.
+
+use serde::{Deserialize, Serialize};
+
+/// The value of a token. `r` is the ratio, `A` the advantage; the slope is the derivative by `ln r`, that is by `logp`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Surrogate {
+    /// `min(r A, clip(r, 1 - low, 1 + high) A)`; with `dual` c, for A < 0 not below `c A` (PPO, DAPO, JustRL).
+    Clip {
+        low: f64,
+        high: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        dual: Option<f64>,
+    },
+    /// `stopgrad(clip(r, 1 - low, 1 + high)) A logp`; no lower clip where `low` is absent (CISPO).
+    Cispo {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        low: Option<f64>,
+        high: f64,
+    },
+    /// `A logp`: no ratio.
+    Reinforce,
+    /// `r A`, unclipped.
+    Unclipped,
+    /// `r A`, less `coefficient |ln r|` on the `share` of tokens with the highest covariance of A and logp (KL-Cov).
+    KlCov { share: f64, coefficient: f64 },
+    /// `(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of A (SAPO).
+    Sapo { tau_positive: f64, tau_negative: f64 },
+    /// `exp(mean_t l_t) A` with `l_t` = `ln r_t`, for A > 0 at most `clip`, for A < 0 at least `-clip` (GMPO).
+    Geometric { clip: f64 },
+    /// `r A`; 0 where p - p_behavior > `delta` (A > 0) or < -`delta` (A < 0) (DPPO, total variation).
+    TotalVariation { delta: f64 },
+}
+
+/// What a surrogate gives for one token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Valued {
+    pub value: f64,
+    /// Derivative of `value` by `logp`, stop-gradients held.
+    pub slope: f64,
+    pub clipped: bool,
+}
+
+/// What a token brings to its surrogate.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Point {
+    pub ratio: f64,
+    pub advantage: f64,
+    pub logp: f64,
+    pub behavior_logp: f64,
+    /// KL-Cov's choice of this token.
+    pub penalised: bool,
+}
+
+impl Surrogate {
+    /// `r A` with the trust region of the surrogate. A kink takes the slope of its inner side, as `torch.clamp` does:
+    /// a ratio exactly at a clip edge is not clipped.
+    pub(crate) fn at(&self, point: Point) -> Valued {
+        let Point { ratio, advantage, logp, behavior_logp, penalised } = point;
+        let linear = Valued { value: ratio * advantage, slope: ratio * advantage, clipped: false };
+        match *self {
+            Surrogate::Clip { low, high, dual } => clip(ratio, advantage, low, high, dual),
+            Surrogate::Cispo { low, high } => {
+                let floor = low.map_or(0.0, |low| 1.0 - low);
+                let weight = ratio.clamp(floor, 1.0 + high) * advantage;
+                Valued { value: weight * logp, slope: weight, clipped: ratio > 1.0 + high || ratio < floor }
+            }
+            Surrogate::Reinforce => Valued { value: advantage * logp, slope: advantage, clipped: false },
+            Surrogate::Unclipped => linear,
+            Surrogate::KlCov { coefficient, .. } => {
+                let log_ratio = logp - behavior_logp;
+                let c = if penalised { coefficient } else { 0.0 };
+                let sign = if log_ratio == 0.0 { 0.0 } else { log_ratio.signum() };
+                Valued {
+                    value: linear.value - c * log_ratio.abs(),
+                    slope: linear.slope - c * sign,
+                    clipped: false,
+                }
+            }
+            Surrogate::Sapo { tau_positive, tau_negative } => {
+                let tau = if advantage > 0.0 { tau_positive } else { tau_negative };
+                let gate = 1.0 / (1.0 + libm::exp(-tau * (ratio - 1.0)));
+                Valued {
+                    value: 4.0 / tau * gate * advantage,
+                    slope: 4.0 * gate * (1.0 - gate) * ratio * advantage,
+                    clipped: false,
+                }
+            }
+            // The clip sits inside the mean of the logs: by here the ratio is the clipped geometric mean.
+            Surrogate::Geometric { .. } => linear,
+            Surrogate::TotalVariation { delta } => {
+                let moved = libm::exp(logp) - libm::exp(behavior_logp);
+                let outside = (advantage > 0.0 && moved > delta) || (advantage < 0.0 && moved < -delta);
+                if outside { Valued { value: 0.0, slope: 0.0, clipped: true } } else { linear }
+            }
+        }
+    }
+}
+
+fn clip(ratio: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -> Valued {
+    let bound = if advantage > 0.0 && ratio > 1.0 + high {
+        Some(1.0 + high)
+    } else if advantage < 0.0 && ratio < 1.0 - low {
+        Some(1.0 - low)
+    } else if advantage < 0.0 {
+        dual.filter(|&c| ratio > c)
+    } else {
+        None
+    };
+    match bound {
+        Some(bound) => Valued { value: bound * advantage, slope: 0.0, clipped: true },
+        None => Valued { value: ratio * advantage, slope: ratio * advantage, clipped: false },
+    }
+}

@@ -1,0 +1,42 @@
+//! `manifest.json` and `build.json`: what a third party needs to check a run.
+
+use super::Extra;
+use serde::{Deserialize, Serialize};
+
+/// What went into a run, and the state it had after each step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub schema: u32,
+    pub inputs: Vec<FileHash>,
+    pub steps: Vec<StepHash>,
+    #[serde(flatten)]
+    pub extra: Extra,
+}
+
+/// A file or part of the program by content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileHash {
+    pub name: String,
+    pub n_bytes: u64,
+    /// Lower-case hexadecimal.
+    pub sha256: String,
+}
+
+/// Weights, optimizer state and counters after a step, as one hash.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepHash {
+    pub step: u64,
+    pub sha256: String,
+}
+
+/// Which program on which machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BuildRecord {
+    pub schema: u32,
+    pub version: String,
+    pub target: String,
+    pub features: Vec<String>,
+    pub n_threads: usize,
+    #[serde(flatten)]
+    pub extra: Extra,
+}

@@ -1,0 +1,65 @@
+//! `metrics.jsonl`: one object per step.
+
+use super::Extra;
+use crate::diagnostics::QuadrantCensus;
+use serde::{Deserialize, Serialize};
+
+/// What happened in one step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Metrics {
+    pub schema: u32,
+    pub step: u64,
+    pub reward_mean: f64,
+    /// Share of the responses judged right.
+    pub accuracy: f64,
+    /// Held-out accuracy, in steps that evaluate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_accuracy: Option<f64>,
+    /// Tokens.
+    pub response_tokens_mean: f64,
+    /// Share of the responses that the length limit cut.
+    pub truncated_share: f64,
+    /// Nats, over all response tokens.
+    pub entropy_mean: f64,
+    pub entropy_quantiles: EntropyQuantiles,
+    pub n_tokens: usize,
+    pub n_kept: usize,
+    pub n_candidates: usize,
+    pub n_silenced: usize,
+    /// Nats; absent where nothing was calibrated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tau_h: Option<f64>,
+    pub clip_fraction: f64,
+    pub ratio_min: f64,
+    pub ratio_max: f64,
+    pub loss: f64,
+    pub learning_rate: f64,
+    /// Global, before clipping.
+    pub gradient_norm: f64,
+    /// Share of the summed squared logit-gradient norm that silencing took out.
+    pub silenced_gradient_share: f64,
+    pub quadrants: Vec<QuadrantCensus>,
+    /// max |logp - behavior_logp| over the first mini-batch: 0 where rollout and training agree to the bit.
+    pub exactness_max_abs: f64,
+    pub tokens_per_second: TokensPerSecond,
+    #[serde(flatten)]
+    pub extra: Extra,
+}
+
+/// Nats.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct EntropyQuantiles {
+    pub q05: f64,
+    pub q25: f64,
+    pub q50: f64,
+    pub q75: f64,
+    pub q95: f64,
+}
+
+/// By phase of the step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TokensPerSecond {
+    pub rollout: f64,
+    pub scoring: f64,
+    pub update: f64,
+}

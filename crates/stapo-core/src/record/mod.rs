@@ -1,0 +1,102 @@
+//! Line formats of the run directory: what the trainer writes and everybody else reads.
+//!
+//! Every record carries `schema`. Within a schema, keys are only ever added: a reader keeps keys it does not know in `extra` and
+//! writes them back, so older programs read (and copy) newer files. A change that breaks this raises [`SCHEMA`], and a
+//! reader refuses a schema above its own.
+
+mod manifest;
+mod metrics;
+mod tokens;
+
+pub use manifest::{BuildRecord, FileHash, Manifest, StepHash};
+pub use metrics::{EntropyQuantiles, Metrics, TokensPerSecond};
+pub use tokens::{Alternative, EvalRecord, ResponseRecord, SilencedRecord, TokenColumns};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+/// The schema this program writes, and the highest it reads.
+pub const SCHEMA: u32 = 1;
+
+/// Keys of a newer program, carried along.
+pub type Extra = Map<String, Value>;
+
+/// Why a record could not be read. `line` counts from 1.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RecordError {
+    #[error("line {line}: not JSON: {problem}")]
+    Json { line: usize, problem: String },
+    #[error("line {line}: no `schema` number, so this is no record of a run")]
+    NoSchema { line: usize },
+    #[error(
+        "line {line}: schema {found}, this program reads up to {SCHEMA}\nhint: it was written by a newer stapo; update this one"
+    )]
+    TooNew { line: usize, found: u64 },
+    #[error("line {line}: {problem}")]
+    Fields { line: usize, problem: String },
+}
+
+/// A record of the run directory.
+pub trait Record: Serialize + DeserializeOwned {
+    /// The record as one line, with its newline.
+    fn to_line(&self) -> String {
+        let mut line = serde_json::to_string(self).expect("records hold only what JSON can");
+        line.push('\n');
+        line
+    }
+}
+
+impl Record for Metrics {}
+impl Record for ResponseRecord {}
+impl Record for SilencedRecord {}
+impl Record for EvalRecord {}
+impl Record for Manifest {}
+impl Record for BuildRecord {}
+
+/// The records of a file that is written line by line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lines<R> {
+    pub records: Vec<R>,
+    /// True where the file ends in part of a line: its writer was killed. That part is not a record.
+    pub torn: bool,
+}
+
+/// Reads one record.
+pub fn parse<R: Record>(text: &str) -> Result<R, RecordError> {
+    parse_line(1, text)
+}
+
+/// Reads all records of a file. Blank lines are passed over; a last line without its newline that does not parse is torn.
+pub fn parse_lines<R: Record>(text: &str) -> Result<Lines<R>, RecordError> {
+    let mut records = Vec::new();
+    for (idx, line) in text.split_inclusive('\n').enumerate() {
+        if line.trim().is_empty() {
+            continue;
+        }
+        match parse_line(idx + 1, line) {
+            Ok(record) => records.push(record),
+            Err(RecordError::Json { .. }) if !line.ends_with('\n') => {
+                return Ok(Lines { records, torn: true });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Lines { records, torn: false })
+}
+
+fn parse_line<R: Record>(line: usize, text: &str) -> Result<R, RecordError> {
+    let json = |e: serde_json::Error| RecordError::Json { line, problem: e.to_string() };
+    let value: Value = serde_json::from_str(text).map_err(json)?;
+    match value.get("schema").and_then(Value::as_u64) {
+        None => Err(RecordError::NoSchema { line }),
+        Some(found) if found > u64::from(SCHEMA) => Err(RecordError::TooNew { line, found }),
+        Some(_) => {
+            serde_json::from_value(value).map_err(|e| RecordError::Fields { line, problem: e.to_string() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

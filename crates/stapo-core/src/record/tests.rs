@@ -1,0 +1,100 @@
+use super::*;
+use crate::objective::MaskKind;
+use crate::rollout::{Finish, Verdict};
+use serde_json::json;
+
+fn silenced() -> SilencedRecord {
+    SilencedRecord {
+        schema: SCHEMA,
+        step: 3,
+        problem_id: "p7".into(),
+        sample_idx: 1,
+        token_idx: 12,
+        id: 42,
+        text: "2".into(),
+        silenced_by: MaskKind::Spurious,
+        logp: -8.86,
+        entropy: 0.004,
+        advantage: 0.54,
+        gradient_norm: 0.76,
+        context_before: "so x = ".into(),
+        context_after: ", and".into(),
+        alternatives: vec![Alternative { id: 41, text: "1".into(), logp: -0.0005 }],
+        extra: Extra::new(),
+    }
+}
+
+#[test]
+fn a_record_survives_a_round_trip() {
+    let record = silenced();
+    let line = record.to_line();
+    assert!(line.ends_with("}\n") && !line[..line.len() - 1].contains('\n'));
+    assert_eq!(parse::<SilencedRecord>(&line).unwrap(), record);
+}
+
+#[test]
+fn keys_of_a_newer_program_are_kept_and_written_back() {
+    let mut value = serde_json::to_value(silenced()).unwrap();
+    value["tomorrow"] = json!({"a": [1, 2]});
+    let read: SilencedRecord = parse(&value.to_string()).unwrap();
+    assert_eq!(read.extra["tomorrow"], json!({"a": [1, 2]}));
+    let again: Value = serde_json::from_str(&read.to_line()).unwrap();
+    assert_eq!(again, value);
+}
+
+#[test]
+fn a_newer_schema_and_a_missing_one_are_refused_by_line() {
+    let good = silenced().to_line();
+    let newer = good.replace("\"schema\":1", "\"schema\":2");
+    let error = parse_lines::<SilencedRecord>(&format!("{good}{newer}")).unwrap_err();
+    assert_eq!(error, RecordError::TooNew { line: 2, found: 2 });
+    let none = good.replace("\"schema\":1,", "");
+    assert_eq!(parse_lines::<SilencedRecord>(&none).unwrap_err(), RecordError::NoSchema { line: 1 });
+}
+
+#[test]
+fn a_line_cut_in_half_at_the_end_is_torn_and_elsewhere_an_error() {
+    let good = silenced().to_line();
+    for cut in 1..good.len() - 1 {
+        let text = format!("{good}{}", &good[..cut]);
+        let lines = parse_lines::<SilencedRecord>(&text).unwrap();
+        assert_eq!((lines.records.len(), lines.torn), (1, true), "cut at {cut}");
+    }
+    let whole_without_newline = format!("{good}{}", good.trim_end());
+    let lines = parse_lines::<SilencedRecord>(&whole_without_newline).unwrap();
+    assert_eq!((lines.records.len(), lines.torn), (2, false));
+    let inside = format!("{}\n{good}", &good[..20]);
+    assert!(matches!(parse_lines::<SilencedRecord>(&inside), Err(RecordError::Json { line: 1, .. })));
+}
+
+#[test]
+fn a_missing_or_mistyped_field_is_named() {
+    let line = silenced().to_line().replace("\"step\":3", "\"step\":\"three\"");
+    let error = parse::<SilencedRecord>(&line).unwrap_err().to_string();
+    assert!(error.contains("line 1") && error.contains("three"), "{error}");
+    let line = silenced().to_line().replace("\"entropy\":0.004,", "");
+    assert!(parse::<SilencedRecord>(&line).unwrap_err().to_string().contains("entropy"));
+}
+
+#[test]
+fn plain_names_are_what_metrics_readers_see() {
+    let metrics = json!({
+        "schema": 1, "step": 1, "reward_mean": 0.1, "accuracy": 0.5, "response_tokens_mean": 30.0, "truncated_share": 0.0,
+        "entropy_mean": 0.4, "entropy_quantiles": {"q05": 0.0, "q25": 0.1, "q50": 0.2, "q75": 0.5, "q95": 1.0},
+        "n_tokens": 100, "n_kept": 99, "n_candidates": 2, "n_silenced": 1, "clip_fraction": 0.0, "ratio_min": 1.0,
+        "ratio_max": 1.0, "loss": 0.01, "learning_rate": 1e-6, "gradient_norm": 0.3, "silenced_gradient_share": 0.02,
+        "quadrants": [], "exactness_max_abs": 0.0,
+        "tokens_per_second": {"rollout": 1e4, "scoring": 2e4, "update": 3e3}
+    });
+    let read: Metrics = parse(&metrics.to_string()).unwrap();
+    assert_eq!((read.eval_accuracy, read.tau_h, read.n_silenced), (None, None, 1));
+    let again: Value = serde_json::from_str(&read.to_line()).unwrap();
+    assert_eq!(again, metrics);
+}
+
+#[test]
+fn finish_and_verdict_have_plain_names() {
+    assert_eq!(serde_json::to_value(Finish::Stop { token: 2 }).unwrap(), json!({"kind": "stop", "token": 2}));
+    assert_eq!(serde_json::to_value(Finish::LengthLimit).unwrap(), json!({"kind": "length_limit"}));
+    assert_eq!(serde_json::to_value(Verdict::NoAnswer).unwrap(), json!("no_answer"));
+}

@@ -1,0 +1,100 @@
+//! Records of responses and tokens: `rollouts/`, `tokens/`, `eval/`.
+
+use super::Extra;
+use crate::objective::MaskKind;
+use crate::rollout::{Finish, Verdict};
+use serde::{Deserialize, Serialize};
+
+/// A sampled response with every token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ResponseRecord {
+    pub schema: u32,
+    pub step: u64,
+    pub problem_id: String,
+    pub sample_idx: usize,
+    pub prompt: String,
+    pub reference: String,
+    pub text: String,
+    pub verdict: Verdict,
+    pub reward: f64,
+    pub advantage: f64,
+    pub finish: Finish,
+    pub tokens: TokenColumns,
+    #[serde(flatten)]
+    pub extra: Extra,
+}
+
+/// Per-token columns of one length.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct TokenColumns {
+    pub id: Vec<u32>,
+    pub text: Vec<String>,
+    pub logp: Vec<f64>,
+    pub behavior_logp: Vec<f64>,
+    /// Nats.
+    pub entropy: Vec<f64>,
+    /// Sum of squared probabilities.
+    pub collision: Vec<f64>,
+    pub ratio: Vec<f64>,
+    pub kept: Vec<bool>,
+    pub silenced_by: Vec<Option<MaskKind>>,
+    pub clipped: Vec<bool>,
+    /// Of the normalised loss.
+    pub d_logp: Vec<f64>,
+    /// The likeliest tokens, where they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub alternatives: Vec<Vec<Alternative>>,
+}
+
+/// What the model could have said.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Alternative {
+    pub id: u32,
+    pub text: String,
+    pub logp: f64,
+}
+
+/// A token that was taken out of the update.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SilencedRecord {
+    pub schema: u32,
+    pub step: u64,
+    pub problem_id: String,
+    pub sample_idx: usize,
+    /// Place in the response, from 0.
+    pub token_idx: usize,
+    pub id: u32,
+    pub text: String,
+    pub silenced_by: MaskKind,
+    pub logp: f64,
+    /// Nats.
+    pub entropy: f64,
+    pub advantage: f64,
+    /// At the logits, had it not been silenced.
+    pub gradient_norm: f64,
+    pub context_before: String,
+    pub context_after: String,
+    pub alternatives: Vec<Alternative>,
+    #[serde(flatten)]
+    pub extra: Extra,
+}
+
+/// One sample of an evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvalRecord {
+    pub schema: u32,
+    pub benchmark: String,
+    pub decoding: String,
+    pub problem_id: String,
+    pub sample_idx: usize,
+    pub text: String,
+    pub n_tokens: usize,
+    pub finish: Finish,
+    /// The answer in canonical form, where there was one.
+    pub answer: Option<String>,
+    pub verdict: Verdict,
+    /// Why, in one line.
+    pub reason: String,
+    #[serde(flatten)]
+    pub extra: Extra,
+}

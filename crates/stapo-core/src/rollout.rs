@@ -1,0 +1,107 @@
+//! One type per stage: `Problem` -> `Rollout` -> `Scored` -> `Group`. Nothing appears later as an `Option`.
+
+use serde::{Deserialize, Serialize};
+
+/// A question with a known answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Unique within its data set; names the problem in records and messages.
+    pub id: String,
+    /// What the model reads, after the template.
+    pub prompt: String,
+    /// What the verifier compares with.
+    pub reference: String,
+}
+
+/// Why a response ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Finish {
+    /// The model sampled this stop token; it is the last token of the response.
+    Stop { token: u32 },
+    /// The length limit cut the response.
+    LengthLimit,
+}
+
+/// One sampled response with the signals of the policy that sampled it.
+/// Lengths: `tokens`, `logp`, `entropy` are equal and hold response tokens only.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rollout {
+    /// Index of the problem in its batch.
+    pub problem_idx: usize,
+    /// Which of the group's samples this is.
+    pub sample_idx: usize,
+    pub prompt_tokens: Vec<u32>,
+    pub tokens: Vec<u32>,
+    /// ln p of each token under the behavior policy, at the sampling temperature.
+    pub logp: Vec<f32>,
+    /// Entropy in nats over the whole vocabulary, at the sampling temperature.
+    pub entropy: Vec<f32>,
+    pub finish: Finish,
+    /// Optimizer steps the behavior policy had seen.
+    pub policy_version: u64,
+}
+
+impl Rollout {
+    /// Tokens the model runs over: prompt and response.
+    pub fn sequence_len(&self) -> usize {
+        self.prompt_tokens.len() + self.tokens.len()
+    }
+}
+
+/// What the verifier found, in the words that records use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Right,
+    Wrong,
+    NoAnswer,
+    Unparsable,
+    OverBudget,
+}
+
+/// A rollout with its verdict and reward.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Scored {
+    pub rollout: Rollout,
+    pub verdict: Verdict,
+    pub reward: f64,
+}
+
+/// All samples of one problem: what a group-relative advantage is taken over.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    pub problem: Problem,
+    pub members: Vec<Scored>,
+}
+
+impl Group {
+    pub fn rewards(&self) -> Vec<f64> {
+        self.members.iter().map(|member| member.reward).collect()
+    }
+
+    /// True where every member has the same reward: such a group teaches nothing (all advantages are 0).
+    pub fn is_unanimous(&self) -> bool {
+        self.members.windows(2).all(|pair| pair[0].reward == pair[1].reward)
+    }
+}
+
+/// Reward shaping for long responses (DAPO, Yu et al. 2025, eq. 13): nothing up to `max_tokens - buffer_tokens`,
+/// then a linear penalty that reaches -1 at `max_tokens`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OverlongShaping {
+    pub max_tokens: usize,
+    pub buffer_tokens: usize,
+}
+
+impl OverlongShaping {
+    /// What is added to the reward of a response of `n_tokens`.
+    pub fn penalty(self, n_tokens: usize) -> f64 {
+        let free = self.max_tokens.saturating_sub(self.buffer_tokens);
+        if n_tokens <= free {
+            return 0.0;
+        }
+        -((n_tokens - free) as f64) / self.buffer_tokens.max(1) as f64
+    }
+}
