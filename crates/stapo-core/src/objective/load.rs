@@ -223,11 +223,12 @@ fn unreadable(path: &str, message: &str) -> SpecError {
 }
 
 fn suggest(name: &str, known: &[&str]) -> String {
+    let similarity = |candidate: &str| strsim::jaro_winkler(name, candidate);
     let nearest = known
         .iter()
         .map(|candidate| (strsim::damerau_levenshtein(name, candidate), *candidate))
-        .min()
-        .filter(|(distance, candidate)| *distance <= candidate.len().max(3) / 2);
+        .filter(|(distance, candidate)| *distance <= candidate.len().max(3) / 2)
+        .min_by(|a, b| a.0.cmp(&b.0).then(similarity(b.1).total_cmp(&similarity(a.1))));
     match nearest {
         Some((_, candidate)) => format!("did you mean `{candidate}`?"),
         None => format!("known: {}", known.join(", ")),

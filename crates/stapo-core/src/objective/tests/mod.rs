@@ -1,0 +1,117 @@
+mod calibration;
+mod finite_differences;
+mod goldens;
+mod invariance;
+mod naive;
+mod spec;
+
+use super::*;
+use crate::random::bits;
+
+/// Signals of one response, owned.
+#[derive(Debug, Clone)]
+pub(crate) struct Sample {
+    pub advantage: f64,
+    pub logp: Vec<f64>,
+    pub behavior_logp: Vec<f64>,
+    pub entropy: Vec<f64>,
+    pub behavior_entropy: Vec<f64>,
+    pub reference_logp: Vec<f64>,
+    pub sampler_logp: Vec<f64>,
+}
+
+impl Sample {
+    pub fn on_policy(advantage: f64, logp: &[f64], entropy: &[f64]) -> Self {
+        Sample {
+            advantage,
+            logp: logp.to_vec(),
+            behavior_logp: logp.to_vec(),
+            entropy: entropy.to_vec(),
+            behavior_entropy: entropy.to_vec(),
+            reference_logp: logp.to_vec(),
+            sampler_logp: logp.to_vec(),
+        }
+    }
+
+    pub fn response(&self) -> Response<'_> {
+        Response {
+            advantage: self.advantage,
+            logp: &self.logp,
+            behavior_logp: &self.behavior_logp,
+            entropy: &self.entropy,
+            behavior_entropy: Some(&self.behavior_entropy),
+            reference_logp: Some(&self.reference_logp),
+            sampler_logp: Some(&self.sampler_logp),
+        }
+    }
+}
+
+pub(crate) fn uniform(key: u64, counter: &[u64]) -> f64 {
+    (bits(key, counter) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// A mini-batch of 3 groups of 4 responses, 1 to 12 tokens each. About a third of the tokens are improbable; `drift` is the
+/// spread of ln ratio.
+pub(crate) fn random_minibatch(spec: &ObjectiveSpec, case: u64, drift: f64) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for group in 0..3u64 {
+        let rewards: Vec<f64> = (0..4).map(|i| f64::from(uniform(10, &[case, group, i]) < 0.5)).collect();
+        let advantages = spec.advantage.of_group(&rewards).unwrap();
+        for (i, &advantage) in advantages.iter().enumerate() {
+            let place = [case, group, i as u64];
+            let n = 1 + bits(11, &place) % 12;
+            let column = |key: u64, low: f64, high: f64| -> Vec<f64> {
+                (0..n).map(|t| low + (high - low) * uniform(key, &[case, group, i as u64, t])).collect()
+            };
+            let logp: Vec<f64> =
+                (0..n).map(|t| -9.0 * uniform(12, &[case, group, i as u64, t]).powi(2) - 0.01).collect();
+            let apart = |key| -> Vec<f64> {
+                logp.iter().zip(column(key, -drift, drift)).map(|(l, d)| (l + d).min(0.0)).collect()
+            };
+            samples.push(Sample {
+                advantage,
+                behavior_logp: apart(13),
+                entropy: column(14, 0.0, 3.0),
+                behavior_entropy: column(15, 0.0, 3.0),
+                reference_logp: apart(16),
+                sampler_logp: apart(17),
+                logp,
+            });
+        }
+    }
+    samples
+}
+
+/// Calibrates and evaluates a mini-batch; effects are scaled by 1/N, as `stapo objective` prints them.
+pub(crate) fn run(
+    spec: &ObjectiveSpec,
+    samples: &[Sample],
+    draw: Draw,
+) -> Result<(Tally, Vec<Vec<TokenEffect>>), ObjectiveError> {
+    let responses: Vec<Response> = samples.iter().map(Sample::response).collect();
+    let calibration = spec.calibrate(&responses, draw)?;
+    let mut tallies = Vec::new();
+    let mut effects = Vec::new();
+    for (idx, response) in responses.iter().enumerate() {
+        let mut own = vec![TokenEffect::default(); response.logp.len()];
+        tallies.push(spec.evaluate(&calibration, idx, response, &mut own)?);
+        effects.push(own);
+    }
+    let tally = spec.total(&tallies);
+    for effect in effects.iter_mut().flatten() {
+        effect.d_logp *= tally.scale;
+        effect.d_entropy *= tally.scale;
+    }
+    Ok((tally, effects))
+}
+
+/// Every preset, and S2T on top of each.
+pub(crate) fn all_specs() -> Vec<(String, ObjectiveSpec)> {
+    let plain = presets().into_iter().map(|preset| (preset.name.to_string(), preset.objective));
+    let with_s2t = presets().into_iter().map(|preset| {
+        let name = format!("{}+spurious", preset.name);
+        let spec = ObjectiveSpec::from_preset(&name).unwrap();
+        (name, spec)
+    });
+    plain.chain(with_s2t).collect()
+}

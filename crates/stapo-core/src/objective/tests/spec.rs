@@ -1,0 +1,130 @@
+use super::*;
+
+#[test]
+fn every_preset_passes_its_own_check_and_survives_toml() {
+    assert_eq!(presets().len(), 19);
+    for (name, spec) in all_specs() {
+        spec.check().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let text = spec.to_toml();
+        assert_eq!(ObjectiveSpec::from_toml(&text).unwrap(), spec, "{name}\n{text}");
+        assert_eq!(spec.with_overrides([]).unwrap(), spec, "{name}");
+    }
+}
+
+#[test]
+fn a_file_may_start_from_a_preset_and_change_one_axis() {
+    let spec = ObjectiveSpec::from_toml(
+        "preset = \"stapo\"\nsurrogate.high = 0.3\nkl = { kind = \"k3\", beta = 0.01 }",
+    )
+    .unwrap();
+    assert_eq!(spec.surrogate, Surrogate::Clip { low: 0.2, high: 0.3, dual: None });
+    assert_eq!(spec.kl, Kl::K3 { beta: 0.01 });
+    assert_eq!(spec.masks, [Mask::spurious()]);
+    let other_kind =
+        ObjectiveSpec::from_toml("preset = \"stapo\"\nsurrogate = { kind = \"reinforce\" }").unwrap();
+    assert_eq!(other_kind.surrogate, Surrogate::Reinforce);
+    let in_plan = ObjectiveSpec::from_toml("steps = 3\n[objective]\npreset = \"gspo\"").unwrap();
+    assert_eq!(in_plan, ObjectiveSpec::from_preset("gspo").unwrap());
+    let from_scratch =
+        ObjectiveSpec::from_toml("surrogate = { kind = \"clip\", low = 0.2, high = 0.28, dual = 10.0 }")
+            .unwrap();
+    assert_eq!(from_scratch, ObjectiveSpec::from_preset("justrl").unwrap());
+}
+
+#[test]
+fn overrides_reach_into_masks_and_axes() {
+    let set = |name: &str, text: &str| ObjectiveSpec::from_preset(name).unwrap().with_overrides([text]);
+    let masks = set("stapo", "masks.0.tau_p=0.001").unwrap().masks;
+    assert!(matches!(masks[0], Mask::Spurious { tau_p: 0.001, q: 0.75, .. }));
+    assert_eq!(set("stapo", "masks=[]").unwrap().masks, []);
+    assert_eq!(set("grpo", "kl.kind=none").unwrap().kl, Kl::None);
+    assert_eq!(
+        set("stapo", "surrogate.dual = 10").unwrap().surrogate,
+        Surrogate::Clip { low: 0.2, high: 0.28, dual: Some(10.0) }
+    );
+    assert_eq!(set("stapo", "mask_signals=\"behavior\"").unwrap().mask_signals, MaskSignals::Behavior);
+}
+
+/// What a wrong spec says.
+fn complaint(result: Result<ObjectiveSpec, SpecError>) -> String {
+    result.map(|spec| spec.to_toml()).expect_err("must be refused").to_string()
+}
+
+#[test]
+fn unknown_names_suggest_the_nearest() {
+    let preset = |name| complaint(ObjectiveSpec::from_preset(name));
+    assert!(preset("stpo").contains("unknown preset `stpo`\nhint: did you mean `stapo`?"));
+    assert!(preset("entropy-20").contains("did you mean `entropy20`?"));
+    assert!(preset("xyzzy").contains("known: stapo, stapo-v1"));
+    let set = |text: &str| complaint(ObjectiveSpec::from_preset("stapo").unwrap().with_overrides([text]));
+    assert!(
+        set("masks.0.tau_q=0.1").contains("masks.0: unknown key `tau_q`")
+            && set("masks.0.tau_q=0.1").contains("did you mean `tau_p`?")
+    );
+    assert!(set("surogate.high=0.1").contains("has no key `surogate`\nhint: did you mean `surrogate`?"));
+    assert!(set("surrogat=1").contains("unknown key `surrogat`"));
+    assert!(
+        set("surrogate.kind=clipp").contains("unknown kind `clipp`")
+            && set("surrogate.kind=clipp").contains("did you mean `clip`?")
+    );
+    assert!(set("masks.3.q=0.1").contains("masks has no entry `3`; it has 1"));
+    assert!(set("q").contains("has no `=`"));
+    assert!(set("kl.beta=0.1").contains("kl.beta: this kind has no such key"));
+    assert!(set("mask_signals=sometimes").contains("unknown kind `sometimes`"));
+    assert!(
+        complaint(ObjectiveSpec::from_toml("preset = 3"))
+            .contains("preset: is integer, expected a preset name")
+    );
+    assert!(complaint(ObjectiveSpec::from_toml("masks = []")).contains("surrogate"));
+    assert!(complaint(ObjectiveSpec::from_toml("x = = 1")).contains("not TOML"));
+}
+
+#[test]
+fn impossible_combinations_are_refused_with_the_reason() {
+    let set = |name: &str, texts: &[&str]| {
+        complaint(ObjectiveSpec::from_preset(name).unwrap().with_overrides(texts.iter().copied()))
+    };
+    let cases: [(&str, &[&str], &str); 16] = [
+        ("cispo", &["ratio.kind=sequence"], "cispo weighs each token's own log-prob"),
+        ("reinforce", &["ratio.kind=sequence"], "reinforce uses no ratio"),
+        ("dr-grpo", &["denominator.kind=kept_tokens"], "divides by a constant length"),
+        (
+            "stapo",
+            &["denominator={kind=\"constant\",length=10}"],
+            "goes only with aggregate sequence_mean_of_token_sum",
+        ),
+        ("stapo", &["surrogate.low=0.3"], "surrogate.high: 0.28 is below low 0.3"),
+        (
+            "stapo",
+            &["surrogate.low=1.5", "surrogate.high=2"],
+            "surrogate.low: 1.5, expected a number in [0, 1]",
+        ),
+        ("justrl", &["surrogate.dual=1.1"], "surrogate.dual: 1.1 is not above 1 + high"),
+        ("stapo", &["masks.0.tau_p=2"], "masks.0.tau_p: 2, expected a probability in (0, 1]"),
+        ("stapo", &["masks.0.tau_p=0"], "expected a probability in (0, 1]"),
+        ("stapo", &["masks.0.q=1.5"], "masks.0.q: 1.5"),
+        ("entropy20", &["masks.0.share=0"], "masks.0.share: 0, expected a share in (0, 1]"),
+        ("clip-cov", &["masks.0.low=9"], "masks.0.high: 5 is not above low 9"),
+        ("grpo", &["kl.beta=-1"], "kl.beta: -1, expected at least 0"),
+        ("sapo", &["surrogate.tau_positive=0"], "tau_positive: 0, expected a positive number"),
+        ("stapo", &["advantage.ddof=2"], "advantage.ddof: 2, expected 0 or 1"),
+        (
+            "lopti",
+            &["masks=[{kind=\"low_probability_first\"},{kind=\"low_probability_first\"}]"],
+            "appears twice",
+        ),
+    ];
+    for (name, texts, reason) in cases {
+        let said = set(name, texts);
+        assert!(said.contains(reason), "{name} {texts:?}: {said}");
+    }
+}
+
+#[test]
+fn dapo_asks_for_dynamic_sampling_and_overlong_shaping() {
+    let rollout = preset("dapo").unwrap().rollout;
+    assert!(rollout.dynamic_sampling && rollout.group_size == 16);
+    let overlong = rollout.overlong.unwrap();
+    assert_eq!([0, 16384, 18432, 20480].map(|n| overlong.penalty(n)), [0.0, 0.0, -0.5, -1.0]);
+    assert!(!preset("entropy20").unwrap().rollout.dynamic_sampling);
+}
