@@ -19,7 +19,6 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// What an objective does to each token of a batch, as JSON lines.
     Objective(objective::Args),
 }
 

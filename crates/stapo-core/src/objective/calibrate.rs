@@ -347,9 +347,9 @@ impl ObjectiveSpec {
                 return Err(ObjectiveError::Length { response_idx, field, got, expected });
             }
             let (bad, expected) = if is_logp {
-                (values.iter().position(|&x| !is_logp_value(x)), "a finite log-prob, at most 0")
+                (first_bad(values, is_logp_value), "a finite log-prob, at most 0")
             } else {
-                (values.iter().position(|&x| !is_entropy_value(x)), "a finite entropy, at least 0")
+                (first_bad(values, is_entropy_value), "a finite entropy, at least 0")
             };
             if let Some(token_idx) = bad {
                 let value = values[token_idx];
@@ -368,7 +368,13 @@ fn is_logp_value(x: f64) -> bool {
 }
 
 fn is_entropy_value(x: f64) -> bool {
-    x >= -ROUNDING && x < f64::INFINITY
+    (-ROUNDING..f64::INFINITY).contains(&x)
+}
+
+/// Looks at all values without a branch, which is fast where all are good.
+fn first_bad(values: &[f64], is_good: impl Fn(f64) -> bool) -> Option<usize> {
+    let all_good = values.iter().fold(true, |good, &x| good & is_good(x));
+    if all_good { None } else { values.iter().position(|&x| !is_good(x)) }
 }
 
 /// S2T's candidate: rewarded and improbable.

@@ -75,71 +75,101 @@ impl ObjectiveSpec {
     ) -> Result<SequenceTally, ObjectiveError> {
         let n_tokens = response.logp.len();
         assert_eq!(effects.len(), n_tokens, "evaluate: one effect per token");
-        let mut tally = SequenceTally { n_tokens, ratio_min: f64::INFINITY, ..SequenceTally::default() };
-        self.decide_fates(calibration, response_idx, response, effects, &mut tally);
-
+        effects.fill(TokenEffect { kept: true, weight: 1.0, ..TokenEffect::default() });
+        for mask in &calibration.masks {
+            self.apply(mask, response_idx, response, effects);
+        }
+        let n_kept = effects.iter().filter(|effect| effect.kept).count();
+        let mut tally = SequenceTally {
+            n_tokens,
+            n_kept,
+            n_candidates: self.n_candidates(calibration, response),
+            n_silenced: n_tokens - n_kept,
+            ratio_min: f64::INFINITY,
+            ..SequenceTally::default()
+        };
         let share = self.token_share(&tally);
-        let sequence_ratio = self.sequence_log_ratio(response, effects, tally.n_kept).map(libm::exp);
-        let mut sequence_slope = 0.0;
-        for token_idx in 0..n_tokens {
-            let effect = &mut effects[token_idx];
-            let soft_weight = effect.weight;
-            let valued = self.value(calibration, response_idx, response, token_idx, sequence_ratio, effect);
-            let not_finite = |what| ObjectiveError::NotFinite {
-                response_idx,
-                token_idx,
-                what,
-                logp: response.logp[token_idx],
-                behavior_logp: response.behavior_logp[token_idx],
-            };
-            if !effect.ratio.is_finite() {
-                return Err(not_finite("ratio"));
-            }
-            let off_policy = match response.sampler_logp {
-                Some(sampler_logp) => {
-                    self.off_policy.weight(response.behavior_logp[token_idx], sampler_logp[token_idx])
-                }
-                None => 1.0,
-            };
-            let weight = soft_weight * off_policy;
-            effect.weight = valued.slope * off_policy;
-            if !effect.kept {
-                continue;
-            }
-            tally.n_clipped += usize::from(effect.clipped);
-            tally.ratio_min = tally.ratio_min.min(effect.ratio);
-            tally.ratio_max = tally.ratio_max.max(effect.ratio);
-            let logp = response.logp[token_idx];
-            let (penalty, penalty_slope) = match response.reference_logp {
-                Some(reference_logp) => self.kl.penalty(logp, reference_logp[token_idx]),
-                None => (0.0, 0.0),
-            };
-            let mut loss = penalty - weight * valued.value;
-            let own_slope = if sequence_ratio.is_some() { 0.0 } else { weight * valued.slope };
-            sequence_slope += weight * valued.slope;
-            effect.d_logp = share * (penalty_slope - own_slope);
-            if let EntropyBonus::Constant { coefficient } = self.entropy_bonus {
-                loss -= coefficient * response.entropy[token_idx];
-                effect.d_entropy = -coefficient * share;
-            }
-            tally.loss += loss;
-            if !loss.is_finite() || !effect.d_logp.is_finite() {
-                return Err(not_finite("loss"));
-            }
+        match self.sequence_log_ratio(response, effects, n_kept).map(libm::exp) {
+            None => self.push_tokens(calibration, response_idx, response, effects, &mut tally),
+            Some(ratio) => self.push_sequence(ratio, response, effects, &mut tally),
         }
+        self.add_penalties(response, effects, &mut tally);
         tally.loss *= share;
-        if sequence_ratio.is_some() {
-            self.spread_sequence_slope(
-                response,
-                effects,
-                share * sequence_slope / tally.n_kept.max(1) as f64,
-            );
+        let mut finite = tally.loss.is_finite();
+        for effect in effects.iter_mut() {
+            effect.d_logp *= share;
+            effect.d_entropy *= share;
+            finite &= effect.ratio.is_finite() & effect.d_logp.is_finite();
         }
-        Ok(tally)
+        if finite { Ok(tally) } else { Err(not_finite(response_idx, response, effects)) }
     }
 
-    /// Marks each token kept or silenced and leaves its soft weight in `weight`.
-    fn decide_fates(
+    /// Silences tokens, or multiplies the soft weight that stands in `weight` for now.
+    fn apply(
+        &self,
+        mask: &CalibratedMask,
+        response_idx: usize,
+        response: &Response,
+        effects: &mut [TokenEffect],
+    ) {
+        let (logp, entropy) = self.signals(response);
+        let behavior_logp = response.behavior_logp;
+        let advantage = response.advantage;
+        match *mask {
+            CalibratedMask::Spurious { .. } if advantage <= 0.0 => {}
+            CalibratedMask::Spurious { logp_below, rule } => silence(effects, MaskKind::Spurious, |t| {
+                is_candidate(advantage, logp[t], logp_below)
+                    && match rule {
+                        Rule::Below(tau_h) => entropy[t] < tau_h,
+                        Rule::Above(tau_h) => entropy[t] > tau_h,
+                        Rule::Lottery(lottery) => lottery.wins(response_idx, t),
+                        Rule::All => true,
+                        Rule::Nothing => false,
+                    }
+            }),
+            CalibratedMask::RandomTokens { lottery, .. } => {
+                silence(effects, MaskKind::RandomTokens, |t| lottery.wins(response_idx, t));
+            }
+            CalibratedMask::TopEntropy { at_least } => {
+                silence(effects, MaskKind::TopEntropy, |t| entropy[t] < at_least);
+            }
+            CalibratedMask::ClipCov { cov, low, high, lottery } => silence(effects, MaskKind::ClipCov, |t| {
+                self.is_cov_candidate(cov, low, high, advantage, logp[t], behavior_logp[t])
+                    && lottery.wins(response_idx, t)
+            }),
+            CalibratedMask::LowProbabilityFirst { logp_below, pass } => {
+                let own_pass = |t: usize| usize::from(behavior_logp[t] >= logp_below);
+                silence(effects, MaskKind::LowProbabilityFirst, |t| own_pass(t) != pass);
+            }
+            CalibratedMask::ProbabilityWeight { alpha } => {
+                weigh(effects, |t| alpha * libm::exp(behavior_logp[t]) + 1.0 - alpha);
+            }
+            CalibratedMask::Taco { .. } if advantage <= 0.0 => {}
+            CalibratedMask::Taco { ln_a, l } => weigh(effects, |t| {
+                let x = -logp[t] - entropy[t] + ln_a;
+                if x > 0.0 { 1.0 + l * libm::expm1(-x) } else { 1.0 }
+            }),
+        }
+    }
+
+    /// Tokens that are a candidate of any S2T mask: of the one with the highest threshold.
+    fn n_candidates(&self, calibration: &Calibration, response: &Response) -> usize {
+        let thresholds = calibration.masks.iter().filter_map(|mask| match *mask {
+            CalibratedMask::Spurious { logp_below, .. } | CalibratedMask::RandomTokens { logp_below, .. } => {
+                Some(logp_below)
+            }
+            _ => None,
+        });
+        let logp_below = thresholds.fold(f64::NEG_INFINITY, f64::max);
+        self.signals(response)
+            .0
+            .iter()
+            .filter(|&&logp| is_candidate(response.advantage, logp, logp_below))
+            .count()
+    }
+
+    /// The surrogate where every token has its own ratio.
+    fn push_tokens(
         &self,
         calibration: &Calibration,
         response_idx: usize,
@@ -147,95 +177,98 @@ impl ObjectiveSpec {
         effects: &mut [TokenEffect],
         tally: &mut SequenceTally,
     ) {
-        let (logp, entropy) = self.signals(response);
         let advantage = response.advantage;
+        let signal_logp = self.signals(response).0;
         for (token_idx, effect) in effects.iter_mut().enumerate() {
-            let (logp, entropy) = (logp[token_idx], entropy[token_idx]);
-            let behavior_logp = response.behavior_logp[token_idx];
-            let mut is_any_candidate = false;
-            let mut silenced_by = None;
-            let mut weight = 1.0;
-            for mask in &calibration.masks {
-                let mut silence = |kind, silenced: bool| {
-                    if silenced && silenced_by.is_none() {
-                        silenced_by = Some(kind);
-                    }
-                };
-                match *mask {
-                    CalibratedMask::Spurious { logp_below, rule } => {
-                        if !is_candidate(advantage, logp, logp_below) {
-                            continue;
-                        }
-                        is_any_candidate = true;
-                        let silenced = match rule {
-                            Rule::Below(tau_h) => entropy < tau_h,
-                            Rule::Above(tau_h) => entropy > tau_h,
-                            Rule::Lottery(lottery) => lottery.wins(response_idx, token_idx),
-                            Rule::All => true,
-                            Rule::Nothing => false,
-                        };
-                        silence(MaskKind::Spurious, silenced);
-                    }
-                    CalibratedMask::RandomTokens { logp_below, lottery } => {
-                        is_any_candidate |= is_candidate(advantage, logp, logp_below);
-                        silence(MaskKind::RandomTokens, lottery.wins(response_idx, token_idx));
-                    }
-                    CalibratedMask::TopEntropy { at_least } => {
-                        silence(MaskKind::TopEntropy, entropy < at_least)
-                    }
-                    CalibratedMask::ClipCov { cov, low, high, lottery } => {
-                        let drawn = lottery.wins(response_idx, token_idx)
-                            && self.is_cov_candidate(cov, low, high, advantage, logp, behavior_logp);
-                        silence(MaskKind::ClipCov, drawn);
-                    }
-                    CalibratedMask::LowProbabilityFirst { logp_below, pass } => {
-                        let own_pass = usize::from(behavior_logp >= logp_below);
-                        silence(MaskKind::LowProbabilityFirst, own_pass != pass);
-                    }
-                    CalibratedMask::ProbabilityWeight { alpha } => {
-                        weight *= alpha * libm::exp(behavior_logp) + 1.0 - alpha;
-                    }
-                    CalibratedMask::Taco { ln_a, l } => {
-                        let x = -logp - entropy + ln_a;
-                        if advantage > 0.0 && x > 0.0 {
-                            weight *= 1.0 + l * libm::expm1(-x);
-                        }
-                    }
-                }
-            }
-            let kept = silenced_by.is_none();
-            *effect = TokenEffect { kept, silenced_by, weight, ..TokenEffect::default() };
-            tally.n_candidates += usize::from(is_any_candidate);
-            tally.n_kept += usize::from(kept);
-            tally.n_silenced += usize::from(!kept);
+            let (logp, behavior_logp) = (response.logp[token_idx], response.behavior_logp[token_idx]);
+            let log_ratio = logp - behavior_logp;
+            let ratio = if log_ratio == 0.0 { 1.0 } else { libm::exp(log_ratio) };
+            let penalised = calibration
+                .penalised
+                .is_some_and(|cut| cut.contains(advantage, signal_logp[token_idx], response_idx, token_idx));
+            let valued = self.surrogate.at(Point { ratio, advantage, logp, behavior_logp, penalised });
+            let push = self.record(effect, ratio, valued, response, token_idx, tally);
+            effect.d_logp = -push;
         }
     }
 
-    /// Value and slope of one token; fills `ratio` and `clipped`.
-    fn value(
+    /// The surrogate where a response has one ratio, which moves with the log-prob of every kept token alike; those that a geometric
+    /// mean clips are held.
+    fn push_sequence(
         &self,
-        calibration: &Calibration,
-        response_idx: usize,
+        ratio: f64,
+        response: &Response,
+        effects: &mut [TokenEffect],
+        tally: &mut SequenceTally,
+    ) {
+        let advantage = response.advantage;
+        let mut push = 0.0;
+        for (token_idx, effect) in effects.iter_mut().enumerate() {
+            let (logp, behavior_logp) = (response.logp[token_idx], response.behavior_logp[token_idx]);
+            let mut valued =
+                self.surrogate.at(Point { ratio, advantage, logp, behavior_logp, penalised: false });
+            if let Surrogate::Geometric { clip } = self.surrogate {
+                valued.clipped = geometric_clips(logp - behavior_logp, advantage, clip);
+            }
+            push += self.record(effect, ratio, valued, response, token_idx, tally);
+        }
+        let each = push / tally.n_kept.max(1) as f64;
+        let holds = matches!(self.surrogate, Surrogate::Geometric { .. });
+        for effect in effects.iter_mut() {
+            if holds && effect.clipped {
+                effect.weight = 0.0;
+            } else if effect.kept {
+                effect.d_logp = -each;
+            }
+        }
+    }
+
+    /// Writes what the surrogate found for a token and returns what a kept token pushes with.
+    #[inline]
+    fn record(
+        &self,
+        effect: &mut TokenEffect,
+        ratio: f64,
+        valued: Valued,
         response: &Response,
         token_idx: usize,
-        sequence_ratio: Option<f64>,
-        effect: &mut TokenEffect,
-    ) -> Valued {
-        let (logp, behavior_logp) = (response.logp[token_idx], response.behavior_logp[token_idx]);
-        let advantage = response.advantage;
-        let log_ratio = logp - behavior_logp;
-        effect.ratio =
-            sequence_ratio.unwrap_or_else(|| if log_ratio == 0.0 { 1.0 } else { libm::exp(log_ratio) });
-        let penalised = calibration.penalised.is_some_and(|cut| {
-            cut.contains(advantage, self.signals(response).0[token_idx], response_idx, token_idx)
-        });
-        let point = Point { ratio: effect.ratio, advantage, logp, behavior_logp, penalised };
-        let mut valued = self.surrogate.at(point);
-        if let Surrogate::Geometric { clip } = self.surrogate {
-            valued.clipped = geometric_clips(log_ratio, advantage, clip);
-        }
+        tally: &mut SequenceTally,
+    ) -> f64 {
+        let off_policy = match response.sampler_logp {
+            Some(sampler_logp) => {
+                self.off_policy.weight(response.behavior_logp[token_idx], sampler_logp[token_idx])
+            }
+            None => 1.0,
+        };
+        let weight = effect.weight * off_policy;
+        effect.ratio = ratio;
         effect.clipped = valued.clipped;
-        valued
+        effect.weight = valued.slope * off_policy;
+        if !effect.kept {
+            return 0.0;
+        }
+        tally.n_clipped += usize::from(valued.clipped);
+        tally.ratio_min = tally.ratio_min.min(ratio);
+        tally.ratio_max = tally.ratio_max.max(ratio);
+        tally.loss -= weight * valued.value;
+        weight * valued.slope
+    }
+
+    /// The terms that have nothing to do with the advantage, on kept tokens.
+    fn add_penalties(&self, response: &Response, effects: &mut [TokenEffect], tally: &mut SequenceTally) {
+        if let (true, Some(reference_logp)) = (self.needs_reference(), response.reference_logp) {
+            for (t, effect) in effects.iter_mut().enumerate().filter(|(_, effect)| effect.kept) {
+                let (penalty, slope) = self.kl.penalty(response.logp[t], reference_logp[t]);
+                tally.loss += penalty;
+                effect.d_logp += slope;
+            }
+        }
+        if let EntropyBonus::Constant { coefficient } = self.entropy_bonus {
+            for (t, effect) in effects.iter_mut().enumerate().filter(|(_, effect)| effect.kept) {
+                tally.loss -= coefficient * response.entropy[t];
+                effect.d_entropy = -coefficient;
+            }
+        }
     }
 
     /// Mean log-ratio over the kept tokens, where the ratio belongs to the whole response.
@@ -251,22 +284,6 @@ impl ObjectiveSpec {
             _ => log_ratio,
         });
         Some(kept.sum::<f64>() / n_kept.max(1) as f64)
-    }
-
-    /// A sequence ratio moves with the log-prob of every kept token alike (clipped ones aside, in a geometric mean).
-    fn spread_sequence_slope(&self, response: &Response, effects: &mut [TokenEffect], slope: f64) {
-        let logs = response.logp.iter().zip(response.behavior_logp).map(|(logp, behavior)| logp - behavior);
-        for (effect, log_ratio) in effects.iter_mut().zip(logs) {
-            let held = match self.surrogate {
-                Surrogate::Geometric { clip } => geometric_clips(log_ratio, response.advantage, clip),
-                _ => false,
-            };
-            if held {
-                effect.weight = 0.0;
-            } else if effect.kept {
-                effect.d_logp -= slope;
-            }
-        }
     }
 
     /// Factor of every token of a response before the division by N.
@@ -317,4 +334,32 @@ impl ObjectiveSpec {
 /// True where GMPO holds a token: its log-ratio has left the clip in the direction the advantage rewards.
 fn geometric_clips(log_ratio: f64, advantage: f64, clip: f64) -> bool {
     (advantage > 0.0 && log_ratio > clip) || (advantage < 0.0 && log_ratio < -clip)
+}
+
+fn silence(effects: &mut [TokenEffect], by: MaskKind, is_silenced: impl Fn(usize) -> bool) {
+    for (token_idx, effect) in effects.iter_mut().enumerate() {
+        if is_silenced(token_idx) && effect.kept {
+            effect.kept = false;
+            effect.silenced_by = Some(by);
+        }
+    }
+}
+
+fn weigh(effects: &mut [TokenEffect], weight: impl Fn(usize) -> f64) {
+    for (token_idx, effect) in effects.iter_mut().enumerate() {
+        effect.weight *= weight(token_idx);
+    }
+}
+
+/// Names the first token whose numbers overflowed.
+#[cold]
+fn not_finite(response_idx: usize, response: &Response, effects: &[TokenEffect]) -> ObjectiveError {
+    let ratio = effects.iter().position(|effect| !effect.ratio.is_finite());
+    let loss = effects.iter().position(|effect| !effect.d_logp.is_finite());
+    let (token_idx, what) = match (ratio, loss) {
+        (Some(token_idx), _) => (token_idx, "ratio"),
+        (None, token_idx) => (token_idx.unwrap_or(0), "loss"),
+    };
+    let (logp, behavior_logp) = (response.logp[token_idx], response.behavior_logp[token_idx]);
+    ObjectiveError::NotFinite { response_idx, token_idx, what, logp, behavior_logp }
 }

@@ -56,6 +56,8 @@ pub(crate) struct Point {
 impl Surrogate {
     /// `r A` with the trust region of the surrogate. A kink takes the slope of its inner side, as `torch.clamp` does:
     /// a ratio exactly at a clip edge is not clipped.
+    #[expect(clippy::inline_always, reason = "called once per token; as a call it costs more than its work")]
+    #[inline(always)]
     pub(crate) fn at(&self, point: Point) -> Valued {
         let Point { ratio, advantage, logp, behavior_logp, penalised } = point;
         let linear = Valued { value: ratio * advantage, slope: ratio * advantage, clipped: false };
