@@ -1,1 +1,4 @@
 //! Laid out in ARCHITECTURE.md.
+
+pub mod random;
+pub mod stats;
