@@ -5,7 +5,7 @@
 #![allow(clippy::print_stdout, reason = "a benchmark prints its table")]
 
 use stapo_core::objective::{Draw, ObjectiveError, Response, TokenEffect, presets};
-use stapo_core::random::bits;
+use stapo_core::random::Key;
 use std::time::Instant;
 
 const N_RESPONSES: usize = 512;
@@ -21,7 +21,7 @@ struct Sample {
 }
 
 fn uniform(counter: &[u64]) -> f64 {
-    (bits(1, counter) >> 11) as f64 / (1u64 << 53) as f64
+    counter.iter().fold(Key::new(1), |key, &word| key.with(word)).uniform()
 }
 
 fn sample(idx: u64) -> Sample {

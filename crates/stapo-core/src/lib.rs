@@ -5,10 +5,10 @@
 pub mod batch;
 pub mod diagnostics;
 pub mod objective;
-pub mod quantile;
 pub mod random;
 pub mod record;
 pub mod rollout;
+pub mod stats;
 
 pub use batch::{Batch, Microbatch};
 pub use objective::{ObjectiveError, ObjectiveSpec, TokenEffect};

@@ -117,7 +117,7 @@ fn explain(text: &str, path: &str, error: &serde_json::Error) -> anyhow::Error {
     let problem = message.split(" at line ").next().unwrap_or(&message);
     let problem = problem.replace("missing field", "missing key");
     match path {
-        _ if error.is_syntax() || error.is_eof() => {
+        _ if (error.is_syntax() || error.is_eof()) && !problem.contains("out of range") => {
             anyhow!("not JSON: {problem} (column {})", error.column())
         }
         "." | "" | "?" => anyhow!("{problem}"),

@@ -1,5 +1,9 @@
 use super::*;
-use crate::random::bits;
+use crate::random::Key;
+
+fn bits(key: u64, counter: &[u64]) -> u64 {
+    counter.iter().fold(Key::new(key), |key, &word| key.with(word)).bits()
+}
 
 fn lengths(case: u64) -> Vec<usize> {
     let n = 1 + bits(1, &[case]) % 60;

@@ -1,10 +1,14 @@
 use super::theory::*;
 use super::*;
 use crate::TokenEffect;
-use crate::random::bits;
+use crate::random::Key;
+
+fn bits(key: u64, counter: &[u64]) -> u64 {
+    counter.iter().fold(Key::new(key), |key, &word| key.with(word)).bits()
+}
 
 fn uniform(key: u64, counter: &[u64]) -> f64 {
-    (bits(key, counter) >> 11) as f64 / (1u64 << 53) as f64
+    counter.iter().fold(Key::new(key), |key, &word| key.with(word)).uniform()
 }
 
 /// A softmax over `v` random logits of that spread; the spread takes it from near uniform to near one-hot.

@@ -3,8 +3,8 @@
 use super::{
     Mask, MaskSignals, ObjectiveError, ObjectiveSpec, OffPolicy, QuantileOver, Response, Select, Surrogate,
 };
-use crate::quantile::quantile_in_place;
-use crate::random;
+use crate::random::Key;
+use crate::stats::quantile_in_place;
 
 /// Which draw of the random masks this is, and which pass over the mini-batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -54,18 +54,18 @@ pub(super) enum Rule {
 /// Draws the tokens whose hash is among the lowest: a subset of exact size that each token can check by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lottery {
-    key: u64,
+    key: Key,
     /// Highest hash that wins; none wins where absent.
     cut: Option<u64>,
 }
 
 impl Lottery {
-    fn hash(key: u64, response_idx: usize, token_idx: usize) -> u64 {
-        random::bits(key, &[response_idx as u64, token_idx as u64])
+    fn hash(key: Key, response_idx: usize, token_idx: usize) -> u64 {
+        key.with(response_idx as u64).with(token_idx as u64).bits()
     }
 
     /// `n_winners` of the eligible tokens, given as (response, token).
-    fn draw(key: u64, n_winners: usize, eligible: impl Iterator<Item = (usize, usize)>) -> Self {
+    fn draw(key: Key, n_winners: usize, eligible: impl Iterator<Item = (usize, usize)>) -> Self {
         if n_winners == 0 {
             return Lottery { key, cut: None };
         }
@@ -136,7 +136,7 @@ impl ObjectiveSpec {
         minibatch: &[Response],
         draw: Draw,
     ) -> (CalibratedMask, Option<f64>) {
-        let key = |seed: u64| random::bits(seed, &[draw.step, mask_idx as u64]);
+        let key = |seed: u64| Key::new(seed).with(draw.step).with(mask_idx as u64);
         match *mask {
             Mask::Spurious { tau_p, q, select, quantile_over, seed } => {
                 let logp_below = libm::log(tau_p);
@@ -189,7 +189,7 @@ impl ObjectiveSpec {
         q: f64,
         select: Select,
         over: QuantileOver,
-        key: u64,
+        key: Key,
     ) -> (Rule, Option<f64>) {
         match select {
             Select::Full => (Rule::All, None),

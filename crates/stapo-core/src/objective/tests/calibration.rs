@@ -100,7 +100,7 @@ fn ablations_choose_from_the_same_candidates() {
 
 #[test]
 fn random_masks_silence_as_many_as_s2t_and_differ_by_step_and_seed() {
-    let samples = random_minibatch(&stapo(), 9, 0.0);
+    let samples: Vec<Sample> = (0..4).flat_map(|case| random_minibatch(&stapo(), case, 0.0)).collect();
     let n_s2t = run(&stapo(), &samples, Draw::default()).unwrap().0.n_silenced;
     assert!(n_s2t >= 3, "{n_s2t}");
     let within = stapo().with_overrides(["masks.0.select=random"]).unwrap();

@@ -6,7 +6,7 @@ mod naive;
 mod spec;
 
 use super::*;
-use crate::random::bits;
+use crate::random::Key;
 
 /// Signals of one response, owned.
 #[derive(Debug, Clone)]
@@ -46,8 +46,12 @@ impl Sample {
     }
 }
 
+pub(crate) fn bits(key: u64, counter: &[u64]) -> u64 {
+    counter.iter().fold(Key::new(key), |key, &word| key.with(word)).bits()
+}
+
 pub(crate) fn uniform(key: u64, counter: &[u64]) -> f64 {
-    (bits(key, counter) >> 11) as f64 / (1u64 << 53) as f64
+    counter.iter().fold(Key::new(key), |key, &word| key.with(word)).uniform()
 }
 
 /// A mini-batch of 3 groups of 4 responses, 1 to 12 tokens each. About a third of the tokens are improbable; `drift` is the

@@ -1,0 +1,80 @@
+//! avg@k and pass@k from counts of correct samples.
+
+use super::cluster::{QuestionScores, proportion_estimate};
+use super::{Estimate, StatsError};
+
+/// Correct samples of one question: `n_correct` of `n_samples`, at least one sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuestionCount {
+    n_samples: usize,
+    n_correct: usize,
+}
+
+impl QuestionCount {
+    pub fn new(n_samples: usize, n_correct: usize) -> Result<Self, StatsError> {
+        if n_samples == 0 || n_correct > n_samples {
+            return Err(StatsError::Count { n_samples, n_correct });
+        }
+        Ok(Self { n_samples, n_correct })
+    }
+
+    pub fn n_samples(&self) -> usize {
+        self.n_samples
+    }
+
+    pub fn n_correct(&self) -> usize {
+        self.n_correct
+    }
+
+    /// Share of correct samples: this question's avg@k.
+    pub fn share(&self) -> f64 {
+        self.n_correct as f64 / self.n_samples as f64
+    }
+
+    /// The samples as scores 0 and 1.
+    pub fn scores(&self) -> QuestionScores {
+        QuestionScores::of_proportion(self.n_samples, self.n_correct)
+    }
+}
+
+/// avg@k: mean over questions of the share of correct samples, k being the samples each question has (they may
+/// differ). Standard error clustered by question as in [`clustered_mean`](super::clustered_mean), interval within
+/// 0..1; where all questions have the same share, Wilson's interval with one trial per question.
+pub fn avg_at_k(questions: &[QuestionCount]) -> Result<Estimate, StatsError> {
+    let shares: Vec<f64> = questions.iter().map(QuestionCount::share).collect();
+    proportion_estimate(&shares, n_samples(questions))
+}
+
+/// pass@k: the chance that at least one of k samples is correct, mean over questions of the unbiased
+/// [`pass_at_k_of_question`]. Interval as in [`avg_at_k`]. Refuses k = 0 and k above any question's samples.
+pub fn pass_at_k(questions: &[QuestionCount], k: usize) -> Result<Estimate, StatsError> {
+    if let Some(question) = questions.iter().position(|q| k == 0 || k > q.n_samples) {
+        return Err(StatsError::K { question, k, n_samples: questions[question].n_samples });
+    }
+    let values: Vec<f64> = questions.iter().map(|q| pass_of(*q, k)).collect();
+    proportion_estimate(&values, n_samples(questions))
+}
+
+/// `1 - C(n - c, k) / C(n, k)`: the share of k-subsets of n samples that hold one of the c correct ones; unbiased for
+/// the chance that k fresh samples do (Chen et al. 2021, eq. 1).
+pub fn pass_at_k_of_question(question: QuestionCount, k: usize) -> Result<f64, StatsError> {
+    if k == 0 || k > question.n_samples {
+        return Err(StatsError::K { question: 0, k, n_samples: question.n_samples });
+    }
+    Ok(pass_of(question, k))
+}
+
+/// The quotient of binomials as a product of factors below 1, over the shorter of its two forms.
+fn pass_of(question: QuestionCount, k: usize) -> f64 {
+    let (n, c) = (question.n_samples, question.n_correct);
+    if n - c < k {
+        return 1.0;
+    }
+    let (rounds, other) = if c < k { (c, k) } else { (k, c) };
+    let all_wrong: f64 = (0..rounds).map(|i| 1.0 - other as f64 / (n - i) as f64).product();
+    1.0 - all_wrong
+}
+
+fn n_samples(questions: &[QuestionCount]) -> usize {
+    questions.iter().map(|q| q.n_samples).sum()
+}
