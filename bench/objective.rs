@@ -27,7 +27,7 @@ fn uniform(counter: &[u64]) -> f64 {
 fn sample(idx: u64) -> Sample {
     let column = |of: &dyn Fn(u64) -> f64| (0..N_TOKENS as u64).map(of).collect::<Vec<f64>>();
     let logp = column(&|t| -12.0 * uniform(&[idx, t, 0]).powi(6));
-    let drift = |t: u64| if t % 2 == 0 { 0.0 } else { 0.1 * uniform(&[idx, t, 1]) - 0.05 };
+    let drift = |t: u64| if t.is_multiple_of(2) { 0.0 } else { 0.1 * uniform(&[idx, t, 1]) - 0.05 };
     Sample {
         advantage: if idx.is_multiple_of(2) { 0.7 } else { -0.7 },
         behavior_logp: column(&|t| (logp[t as usize] + drift(t)).min(0.0)),

@@ -79,8 +79,8 @@ impl Quadrant {
     ];
 
     /// Strict below both thresholds, as the S2T mask is.
-    pub fn of(p: f64, entropy: f64, thresholds: Thresholds) -> Self {
-        match (p < thresholds.tau_p, entropy < thresholds.tau_h) {
+    pub fn of(logp: f64, entropy: f64, thresholds: Thresholds) -> Self {
+        match (logp < libm::log(thresholds.tau_p), entropy < thresholds.tau_h) {
             (false, false) => Quadrant::ProbableHighEntropy,
             (false, true) => Quadrant::ProbableLowEntropy,
             (true, false) => Quadrant::ImprobableHighEntropy,
