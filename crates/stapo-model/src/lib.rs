@@ -1,1 +1,2 @@
 //! Laid out in ARCHITECTURE.md.
+pub mod generate;

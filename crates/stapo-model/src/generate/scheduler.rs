@@ -83,6 +83,11 @@ impl Scheduler {
         self.n_preemptions
     }
 
+    #[cfg(test)]
+    pub fn n_free_blocks(&self) -> usize {
+        self.pool.n_free()
+    }
+
     pub fn request(&self, ticket: Ticket) -> &Request {
         &self.groups[&ticket].request
     }
