@@ -1,1 +1,3 @@
 //! Laid out in ARCHITECTURE.md.
+
+pub mod mapped;
