@@ -6,13 +6,14 @@
 //! [`Scheduler`](scheduler::Scheduler) decides who runs, the [`Engine`] runs them.
 
 mod block;
-//mod engine;
+mod engine;
 mod scheduler;
 mod sequence;
 #[cfg(test)]
 mod tests;
 
-//pub use engine::{Engine, Settings};
+pub use engine::{Engine, Settings};
+pub use stapo_ops::sampling::{Filter, Rule};
 
 use std::fmt;
 

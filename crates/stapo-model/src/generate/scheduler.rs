@@ -2,7 +2,7 @@
 
 use super::block::{Block, BlockPool};
 use super::sequence::Sequence;
-use super::{Request, Ticket};
+use super::{Finish, Request, Ticket};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Rows `tokens[n_cached..n_cached + n_rows]` of the running sequence `slot`.
@@ -88,6 +88,7 @@ impl Scheduler {
         self.pool.n_free()
     }
 
+    /// Of a sequence that waits or runs.
     pub fn request(&self, ticket: Ticket) -> &Request {
         &self.groups[&ticket].request
     }
@@ -136,19 +137,23 @@ impl Scheduler {
         sequence.n_pending() == 0
     }
 
-    /// Takes out and returns the sequences that are done, in running order.
-    pub fn retire(&mut self, is_done: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
-        let (mut done, running): (Vec<_>, _) = self.running.drain(..).partition(|s| is_done(s));
-        self.running = running;
-        for sequence in &mut done {
-            sequence.evict(&mut self.pool);
+    /// Takes out and returns the sequences that `finish` finds finished, in running order.
+    pub fn retire(&mut self, finish: impl Fn(&Sequence, &Request) -> Option<Finish>) -> Vec<(Sequence, Finish)> {
+        let mut finished = Vec::new();
+        for mut sequence in std::mem::take(&mut self.running) {
             let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
+            let Some(finish) = finish(&sequence, &group.request) else {
+                self.running.push(sequence);
+                continue;
+            };
+            sequence.evict(&mut self.pool);
             group.n_running -= 1;
             if group.n_running == 0 && group.waiting.is_empty() {
                 self.groups.remove(&sequence.ticket);
             }
+            finished.push((sequence, finish));
         }
-        done
+        finished
     }
 
     /// Lets the next sequence in, of the oldest request that has one. False: nobody may come in.

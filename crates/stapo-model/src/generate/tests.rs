@@ -1,7 +1,8 @@
 //! The scheduler against a cache that remembers what was written where.
 
 use super::scheduler::{Capacity, Scheduler};
-use super::{Request, Sampled, Ticket};
+use super::sequence::Sequence;
+use super::{Finish, Request, Sampled, Ticket};
 
 const BLOCK_TOKENS: usize = 4;
 
@@ -63,7 +64,8 @@ fn simulate(n_blocks: usize, max_rows: usize, max_sequences: usize, requests: &[
                 s.sampled.push(Sampled { token, logp: 0.0, entropy: 0.0, alternatives: vec![] });
             }
         }
-        for s in scheduler.retire(|s| s.sampled.len() >= requests[s.ticket.0 as usize].max_tokens) {
+        let finish = |s: &Sequence, r: &Request| (s.sampled.len() >= r.max_tokens).then_some(Finish::LengthLimit);
+        for (s, _) in scheduler.retire(finish) {
             let response = s.sampled.iter().map(|t| t.token).collect();
             outcome.responses.push(((s.ticket.0, s.sample), response));
         }
