@@ -4,11 +4,18 @@
 //! Every file read here is untrusted: sizes are checked before memory is asked for, nothing is executed but the
 //! sandboxed chat template, and every refusal names the file and the thing in it.
 
+pub mod chat;
 pub mod config;
 pub mod error;
+pub mod gguf;
 mod json;
+mod pretrained;
+mod tokenizer;
 pub mod weights;
 
+pub use chat::{ChatTemplate, Message};
 pub use config::{Family, ModelConfig, Rope, RopeKind, TensorSpec};
 pub use error::{Error, Result};
+pub use pretrained::Pretrained;
+pub use tokenizer::{TokenStream, Tokenizer};
 pub use weights::{Encoding, Weights};
