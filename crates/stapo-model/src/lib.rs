@@ -7,6 +7,7 @@
 pub mod chat;
 pub mod config;
 pub mod error;
+pub mod export;
 pub mod gguf;
 mod json;
 mod pretrained;

@@ -101,7 +101,9 @@ impl Gguf {
             Some(head_dim) => head_dim,
             None if n_heads > 0 && width.is_multiple_of(n_heads) => width / n_heads,
             None => {
-                return refuse(format!("hidden size {width} does not divide among {n_heads} attention heads"));
+                return refuse(format!(
+                    "hidden size {width} does not divide among {n_heads} attention heads"
+                ));
             }
         };
         for other in ["attention.value_length", "rope.dimension_count"] {
