@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
 mod input;
+mod model;
 mod objective;
 
 use clap::{Parser, Subcommand};
@@ -21,12 +22,15 @@ struct Cli {
 enum Command {
     /// What an objective does to each token of a batch, as JSON lines.
     Objective(objective::Args),
+    /// What a model is, and conversion to a Hugging Face folder.
+    Model(model::Args),
 }
 
 /// Exit status: 0 done, 1 done but some records were bad, 2 nothing done.
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Objective(args) => objective::run(&args),
+        Command::Model(args) => model::run(&args),
     };
     outcome.unwrap_or_else(|error| report(&error))
 }

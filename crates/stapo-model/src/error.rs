@@ -21,6 +21,9 @@ pub enum Error {
     /// Two parts of a model do not fit each other: a shape and the config, a tokenizer and the vocabulary.
     #[error("{place}: {problem}{hint}")]
     Mismatch { place: String, problem: String, hint: Hint },
+    /// A folder to be written is there and holds something.
+    #[error("{place}: exists and is not empty")]
+    Exists { place: String },
     /// Something needed is not there.
     #[error("{place}: {problem}{hint}")]
     Missing { place: String, problem: String, hint: Hint },

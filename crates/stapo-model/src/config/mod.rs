@@ -212,6 +212,11 @@ impl ModelConfig {
         list
     }
 
+    /// Numbers that the KV cache keeps for each token.
+    pub fn kv_numbers_per_token(&self) -> u64 {
+        2 * (self.n_layers * self.n_kv_heads * self.head_dim) as u64
+    }
+
     /// Trainable numbers; tied embeddings counted once.
     pub fn n_parameters(&self) -> u64 {
         self.tensors().iter().map(|t| t.n_elements() as u64).sum()

@@ -1,5 +1,6 @@
 //! Weights by their Hugging Face names, wherever they lie: one safetensors file, shards of them, or GGUF.
 
+mod blocks;
 mod encoding;
 pub(crate) mod safetensors;
 #[cfg(test)]
@@ -13,6 +14,7 @@ use stapo_ops::mapped::MappedFile;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// The tensors of a model in memory-mapped files; nothing is read until asked for. Reading takes `&self`: several
 /// threads may read at once.
@@ -20,7 +22,7 @@ use std::path::Path;
 pub struct Weights {
     /// The folder or file, for messages.
     place: String,
-    files: Vec<MappedFile>,
+    files: Vec<Arc<MappedFile>>,
     tensors: BTreeMap<String, Stored>,
 }
 
@@ -44,13 +46,19 @@ pub(crate) enum RowOrder {
     },
 }
 
+impl Stored {
+    pub fn as_named(bytes: Range<usize>, shape: Vec<usize>, encoding: Encoding) -> Self {
+        Self { file: 0, bytes, shape, encoding, rows: RowOrder::AsNamed }
+    }
+}
+
 impl Weights {
     /// Opens the safetensors of a Hugging Face folder, a single safetensors file, or a GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
         safetensors::open(path)
     }
 
-    pub(crate) fn new(place: String, files: Vec<MappedFile>, tensors: BTreeMap<String, Stored>) -> Self {
+    pub(crate) fn new(place: String, files: Vec<Arc<MappedFile>>, tensors: BTreeMap<String, Stored>) -> Self {
         Self { place, files, tensors }
     }
 
@@ -104,7 +112,9 @@ impl Weights {
         let known: std::collections::BTreeSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
         let mut ignored = Vec::new();
         for name in self.names().filter(|name| !known.contains(name)) {
-            if name.starts_with("model.") && !name.ends_with("rotary_emb.inv_freq") {
+            if (name.starts_with("model.") || name.starts_with("blk."))
+                && !name.ends_with("rotary_emb.inv_freq")
+            {
                 let problem =
                     format!("tensor {name} is not part of a {} of this config", config.family.architecture());
                 let hint = format!(

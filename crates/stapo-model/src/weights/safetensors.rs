@@ -2,13 +2,14 @@
 //! by its crate so that every refusal names the tensor, a name given twice is refused, and a shard is written
 //! while it is computed.
 
-use super::{Encoding, RowOrder, Stored, Weights};
+use super::{Encoding, Stored, Weights};
 use crate::error::{Error, Result};
 use crate::json;
 use serde_json::{Map, Value};
 use stapo_ops::mapped::MappedFile;
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
+use std::sync::Arc;
 
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -88,7 +89,7 @@ fn open_shards(place: String, shards: &[Shard]) -> Result<Weights> {
         if expected.is_none() {
             tensors = found;
         }
-        files.push(file);
+        files.push(Arc::new(file));
     }
     Ok(Weights::new(place, files, tensors))
 }
@@ -168,11 +169,11 @@ fn entry_of(place: &str, entry: &Value) -> Result<Stored> {
     let &[start, end] = offsets.as_slice() else {
         return Err(malformed(format!("data_offsets has {} numbers, expected 2", offsets.len())));
     };
-    let n_bytes = shape.iter().try_fold(encoding.block().1, |product, &dim| product.checked_mul(dim));
+    let n_bytes = encoding.n_bytes(&shape);
     if start > end || n_bytes != Some(end - start) {
         return Err(malformed(format!(
             "shape {shape:?} as {encoding:?} does not fill bytes {start} to {end}"
         )));
     }
-    Ok(Stored { file: 0, bytes: start..end, shape, encoding, rows: RowOrder::AsNamed })
+    Ok(Stored::as_named(start..end, shape, encoding))
 }
