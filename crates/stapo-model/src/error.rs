@@ -27,6 +27,9 @@ pub enum Error {
     /// Something needed is not there.
     #[error("{place}: {problem}{hint}")]
     Missing { place: String, problem: String, hint: Hint },
+    /// The device has no room for the weights.
+    #[error("{0}")]
+    OutOfMemory(stapo_ops::OutOfMemory),
     /// The chat template refused the conversation, or is broken.
     #[error("chat template: {problem}{hint}")]
     Template { problem: String, hint: Hint },

@@ -7,7 +7,6 @@ use stapo_ops::{Buffer, Device, Float, OutOfMemory, ViewMut, reduce, residual};
 
 /// Gradients of every parameter, in the slots of its policy: sums over tokens, not yet divided by anything. Each
 /// element is one chain over the tokens in order, so cutting the tokens into micro-batches changes no bit.
-#[derive(Debug)]
 pub struct Gradients<T: Float = f32> {
     device: Device,
     layout: Layout,

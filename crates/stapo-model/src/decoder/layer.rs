@@ -7,7 +7,7 @@
 
 use super::gradients::Gradients;
 use super::layout::LayerSlots;
-use super::plan::{BackwardRanges, LayerRanges, query_width, qkv_width};
+use super::plan::{BackwardRanges, LayerRanges, qkv_width};
 use super::policy::Policy;
 use crate::config::ModelConfig;
 use stapo_ops::attention::Heads;

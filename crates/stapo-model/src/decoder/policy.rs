@@ -2,15 +2,13 @@
 
 use super::layout::{Layout, SlotKind};
 use crate::config::{ModelConfig, TensorSpec};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::weights::Weights;
 use stapo_ops::rng::Key;
-use stapo_ops::rope::Table;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
 
 /// The parameters of one model, and all that reading them needs. Generating and scoring take `&Policy`, the optimizer
 /// `&mut Policy`: nobody reads half-updated weights. `T` is `f64` in gradient checks only.
-#[derive(Debug)]
 pub struct Policy<T: Float = f32> {
     pub(crate) device: Device,
     config: ModelConfig,
@@ -28,7 +26,7 @@ enum Parameter<T: Float> {
 impl Policy<f32> {
     /// Reads every weight of `config`; the files were checked against it when they were opened.
     pub fn load(device: &Device, config: &ModelConfig, weights: &Weights) -> Result<Self> {
-        let mut policy = Self::zeros(device, config)?;
+        let mut policy = Self::zeros(device, config).map_err(Error::OutOfMemory)?;
         let mut host = Vec::new();
         for index in 0..policy.layout.slots.len() {
             host.clear();

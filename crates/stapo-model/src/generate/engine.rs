@@ -11,7 +11,7 @@ use crate::decoder::plan::{Keep, Plan};
 use crate::decoder::Policy;
 use stapo_ops::attention::paged::{self, Cache, CacheDims};
 use stapo_ops::rng::Key;
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, lm_head, sampling};
+use stapo_ops::{OutOfMemory, lm_head, sampling};
 
 /// How responses are drawn, and in how much memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -144,7 +144,7 @@ impl<'p> Engine<'p> {
         let step = self.scheduler.plan();
         for (from, to) in &step.copies {
             for cache in &mut self.caches {
-                cache.copy_block(self.policy.device(), from.0, to.0);
+                cache.copy_block(from.0 as usize, to.0 as usize);
             }
         }
         let rows = StepRows::new(&step, self.scheduler.running());

@@ -174,7 +174,9 @@ def main():
         folder = out / case
         if case.endswith("bf16"):
             model.to(torch.bfloat16).save_pretrained(folder)
-            model = model.float()  # the same rounded weights, arithmetic in f32
+            # The same rounded weights, all arithmetic in f32; `.float()` would keep rope's rounded frequencies.
+            load = dict(dtype=torch.float32, attn_implementation="eager")
+            model = AutoModelForCausalLM.from_pretrained(folder, **load)
         else:
             model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
