@@ -121,7 +121,8 @@ pub(crate) fn with_scratch<T: Float, R>(len: usize, body: impl FnOnce(&mut [T]) 
     let padded = len + LINE / size_of::<T>();
     let mut memory = T::scratch().with_borrow_mut(Vec::pop).unwrap_or_default();
     if memory.len() < padded {
-        memory = zeroed_vec(padded).unwrap_or_else(|| panic!("scratch: {padded} elements could not be allocated"));
+        memory =
+            zeroed_vec(padded).unwrap_or_else(|| panic!("scratch: {padded} elements could not be allocated"));
     }
     let start = memory.as_ptr().align_offset(LINE);
     let result = body(&mut memory[start..start + len]);

@@ -92,7 +92,11 @@ pub(crate) fn assert_gradients(
 
 /// A fixed random projection of outputs to one number, and its gradient by the outputs.
 pub(crate) fn project(outputs: &[Vec<f64>]) -> f64 {
-    outputs.iter().zip(cotangents(outputs)).map(|(x, c)| x.iter().zip(c).map(|(x, c)| x * c).sum::<f64>()).sum()
+    outputs
+        .iter()
+        .zip(cotangents(outputs))
+        .map(|(x, c)| x.iter().zip(c).map(|(x, c)| x * c).sum::<f64>())
+        .sum()
 }
 
 pub(crate) fn cotangents<T: Float>(outputs: &[Vec<T>]) -> Tensors<T> {

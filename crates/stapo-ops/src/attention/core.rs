@@ -124,7 +124,12 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
 
 /// Copies rows of `width` into blocks of [`DEPTH`] columns, each `[rows, ROW_STRIDE]`.
 #[inline(always)]
-pub(super) fn pack_rows<'a, E: Float>(to: &mut [E], rows: usize, width: usize, row: impl Fn(usize) -> &'a [E]) {
+pub(super) fn pack_rows<'a, E: Float>(
+    to: &mut [E],
+    rows: usize,
+    width: usize,
+    row: impl Fn(usize) -> &'a [E],
+) {
     for r in 0..rows {
         for (i, part) in row(r)[..width].chunks(DEPTH).enumerate() {
             to[(i * rows + r) * ROW_STRIDE..][..part.len()].copy_from_slice(part);
@@ -153,8 +158,18 @@ pub(super) fn score_rows<L: Lanes, K: Keys<L::E>>(
             let a = a[from / DEPTH * rows * ROW_STRIDE..].as_ptr();
             let start = if from == 0 { Start::Zero } else { Start::Continue };
             let b = b.wrapping_add(from * b_stride);
-            let tile =
-                Tile { rows, depth, vectors, layout: Layout::Rows, a, b, b_stride, c, c_stride: ROW_STRIDE, start };
+            let tile = Tile {
+                rows,
+                depth,
+                vectors,
+                layout: Layout::Rows,
+                a,
+                b,
+                b_stride,
+                c,
+                c_stride: ROW_STRIDE,
+                start,
+            };
             // SAFETY: a and scores are laid out for `rows` rows; the piece of keys is as `Keys` promises.
             unsafe { l.tile(&tile) };
         }

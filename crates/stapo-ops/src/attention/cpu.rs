@@ -8,7 +8,14 @@ use crate::gemm::PANEL;
 use crate::simd::tile::DEPTH;
 use crate::simd::{Kernel, Lanes};
 
-pub(super) fn forward<E: Float>(cpu: &Cpu, d: Dims, qkv: &[E], offsets: &[u32], out: &mut [E], lse: &mut [E]) {
+pub(super) fn forward<E: Float>(
+    cpu: &Cpu,
+    d: Dims,
+    qkv: &[E],
+    offsets: &[u32],
+    out: &mut [E],
+    lse: &mut [E],
+) {
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     cpu.tasks(d.sequences * d.heads.kv, |task| {
         let (sequence, kv_head) = (task / d.heads.kv, task % d.heads.kv);
@@ -31,7 +38,11 @@ pub(super) fn forward<E: Float>(cpu: &Cpu, d: Dims, qkv: &[E], offsets: &[u32], 
 
 /// Tokens per block of query rows.
 pub(super) fn block_tokens(heads: Heads) -> usize {
-    assert!(heads.group() <= MAX_ROWS, "attention: {} query heads per key head, at most {MAX_ROWS}", heads.group());
+    assert!(
+        heads.group() <= MAX_ROWS,
+        "attention: {} query heads per key head, at most {MAX_ROWS}",
+        heads.group()
+    );
     MAX_ROWS / heads.group()
 }
 
@@ -69,7 +80,8 @@ impl<E: Float> Kernel<E> for Task<'_, E> {
         let step = block_tokens(heads);
         for position in (0..self.len).step_by(step) {
             let tokens = step.min(self.len - position);
-            let block = Block { heads, kv_head: self.kv_head, token: self.start + position, tokens, position };
+            let block =
+                Block { heads, kv_head: self.kv_head, token: self.start + position, tokens, position };
             forward_rows(l, block, &keys, self.qkv, &mut self.scratch, self.out, Some(self.lse));
         }
     }

@@ -72,7 +72,8 @@ impl<'a, E> Scratch<'a, E> {
             memory = rest;
             part
         });
-        let [keys_t, values_t, keys, d_keys, d_values, a, queries, d_out, d_queries, weights, d_scores] = parts;
+        let [keys_t, values_t, keys, d_keys, d_values, a, queries, d_out, d_queries, weights, d_scores] =
+            parts;
         Scratch { keys_t, values_t, keys, d_keys, d_values, a, queries, d_out, d_queries, weights, d_scores }
     }
 }
@@ -91,7 +92,8 @@ impl<E: Float> Kernel<E> for Task<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
         let heads = self.heads;
-        let rows = &self.saved.qkv[self.start * heads.qkv_width()..(self.start + self.len) * heads.qkv_width()];
+        let rows =
+            &self.saved.qkv[self.start * heads.qkv_width()..(self.start + self.len) * heads.qkv_width()];
         let (key_at, value_at) = columns(heads, self.kv_head);
         pack_transposed(heads, rows, key_at, self.scratch.keys_t);
         pack_transposed(heads, rows, value_at, self.scratch.values_t);
@@ -149,7 +151,16 @@ impl<E: Float> Task<'_, E> {
             let (token, head) = block.row(r);
             let pull = dot(l, d_out(r), &saved.out[out_at(r)..][..heads.dim]);
             let lse = saved.lse[(block.token + token) * heads.query + head];
-            score_gradient(l, s.weights, s.d_scores, (rows, r), (block.position + token + 1, n_keys), heads, lse, pull);
+            score_gradient(
+                l,
+                s.weights,
+                s.d_scores,
+                (rows, r),
+                (block.position + token + 1, n_keys),
+                heads,
+                lse,
+                pull,
+            );
         }
         weigh_values(l, rows, heads.dim, n_keys, s.d_scores, &keys, s.d_queries);
         add_transposed(l, rows, heads.dim, n_keys, s.d_scores, s.queries, s.d_keys);

@@ -100,7 +100,8 @@ pub fn backward<T: Float>(
     check(op, "d_out", d_out.len(), dims.tokens * dims.heads.out_width());
     check(op, "d_qkv", d_qkv.len(), dims.tokens * dims.heads.qkv_width());
     check_offsets(op, offsets, dims.sequences, dims.tokens);
-    let saved = cpu_backward::Saved { qkv: qkv.host(), out: out.host(), lse: lse.host(), d_out: d_out.host() };
+    let saved =
+        cpu_backward::Saved { qkv: qkv.host(), out: out.host(), lse: lse.host(), d_out: d_out.host() };
     cpu_backward::backward(device.as_cpu(), dims, saved, offsets.host(), d_qkv.into_host());
 }
 

@@ -161,7 +161,11 @@ impl Host<'_> {
             let (asked, context) = (self.offsets[s + 1] - self.offsets[s], self.contexts[s]);
             assert!(asked <= context, "{op}: sequence {s} asks {asked} tokens of a context of {context}");
             let used = (context as usize).div_ceil(cache.block_size);
-            assert!(used <= dims.table_width, "{op}: sequence {s} needs {used} blocks, table has {}", dims.table_width);
+            assert!(
+                used <= dims.table_width,
+                "{op}: sequence {s} needs {used} blocks, table has {}",
+                dims.table_width
+            );
             let table = &self.tables[s * dims.table_width..][..used];
             if let Some(block) = table.iter().find(|block| **block as usize >= cache.blocks) {
                 panic!("{op}: sequence {s} names block {block} of {}", cache.blocks);
@@ -203,14 +207,7 @@ fn store_cpu<E: Float>(
     });
 }
 
-fn forward_cpu<E: Float>(
-    cpu: &Cpu,
-    d: Dims,
-    qkv: &[E],
-    cache: &Cache<E>,
-    host: Host<'_>,
-    out: &mut [E],
-) {
+fn forward_cpu<E: Float>(cpu: &Cpu, d: Dims, qkv: &[E], cache: &Cache<E>, host: Host<'_>, out: &mut [E]) {
     let out = Shared::new(out);
     let step = block_tokens(d.heads);
     // One entry per block of query rows: sequence and first token within it.

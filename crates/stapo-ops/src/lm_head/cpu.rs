@@ -42,7 +42,8 @@ pub(super) fn forward<E: Float>(
 ) {
     let vocab = weight.shape().outputs;
     let inv_temperature = E::from_f64(1.0 / dims.temperature);
-    let scores = [scores.logp, scores.entropy, scores.collision, scores.lse].map(|x| Shared::new(x.into_host()));
+    let scores =
+        [scores.logp, scores.entropy, scores.collision, scores.lse].map(|x| Shared::new(x.into_host()));
     let best = alternatives.map(|a| (a.n, Shared::new(a.ids.into_host()), Shared::new(a.logp.into_host())));
     for_chunks(cpu, dims.tokens, hidden, weight, |start, n, logits| {
         let logits = &*logits;
@@ -52,7 +53,9 @@ pub(super) fn forward<E: Float>(
                 let logits = &logits[r * vocab..(r + 1) * vocab];
                 // SAFETY: each task has its own tokens, of all outputs.
                 let (numbers, best) = unsafe {
-                    let best = best.map(|(n, ids, logp)| (ids.range(t * n..(t + 1) * n), logp.range(t * n..(t + 1) * n)));
+                    let best = best.map(|(n, ids, logp)| {
+                        (ids.range(t * n..(t + 1) * n), logp.range(t * n..(t + 1) * n))
+                    });
                     (scores.map(|x| &mut x.range(t..t + 1)[0]), best)
                 };
                 cpu.dispatch(Score { logits, inv_temperature, target: targets[t] as usize, numbers, best });

@@ -97,7 +97,13 @@ pub fn backward<T: Float>(
 }
 
 #[track_caller]
-fn check_inputs<T: Float>(op: &str, dims: Dims, hidden: View<'_, T>, weight: &Weight<T>, targets: View<'_, u32>) {
+fn check_inputs<T: Float>(
+    op: &str,
+    dims: Dims,
+    hidden: View<'_, T>,
+    weight: &Weight<T>,
+    targets: View<'_, u32>,
+) {
     let vocab = weight.shape().outputs;
     assert!(dims.temperature > 0.0, "{op}: temperature {} is not positive", dims.temperature);
     check(op, "hidden", hidden.len(), dims.tokens * weight.shape().inputs);
@@ -108,7 +114,11 @@ fn check_inputs<T: Float>(op: &str, dims: Dims, hidden: View<'_, T>, weight: &We
 }
 
 #[track_caller]
-pub(crate) fn check_alternatives<T: Float>(op: &str, tokens: usize, alternatives: Option<&Alternatives<'_, T>>) {
+pub(crate) fn check_alternatives<T: Float>(
+    op: &str,
+    tokens: usize,
+    alternatives: Option<&Alternatives<'_, T>>,
+) {
     if let Some(best) = alternatives {
         check(op, "alternatives.ids", best.ids.len(), tokens * best.n);
         check(op, "alternatives.logp", best.logp.len(), tokens * best.n);

@@ -53,7 +53,13 @@ pub(crate) fn stats<L: Lanes>(l: L, logits: &[L::E], inv_temperature: L::E) -> S
 }
 
 /// Fills `ids` and `logp` with the most probable tokens, best first.
-pub(crate) fn best<E: Float>(logits: &[E], stats: &Stats<E>, inv_temperature: E, ids: &mut [u32], logp: &mut [E]) {
+pub(crate) fn best<E: Float>(
+    logits: &[E],
+    stats: &Stats<E>,
+    inv_temperature: E,
+    ids: &mut [u32],
+    logp: &mut [E],
+) {
     ids.fill(u32::MAX);
     logp.fill(E::NEG_INFINITY);
     let n = ids.len();

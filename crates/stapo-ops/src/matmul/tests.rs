@@ -51,7 +51,8 @@ fn forward_is_one_chain_over_the_inputs_with_the_bias_added_last() {
         let y = forward_of(&device(), d, &x, &w, Some(&bias));
         for t in 0..d.tokens {
             for n in 0..d.outputs {
-                let chain = (0..d.inputs).fold(0f32, |sum, k| x[t * d.inputs + k].mul_add(w[n * d.inputs + k], sum));
+                let chain =
+                    (0..d.inputs).fold(0f32, |sum, k| x[t * d.inputs + k].mul_add(w[n * d.inputs + k], sum));
                 assert_eq!(y[t * d.outputs + n].to_bits(), (chain + bias[n]).to_bits(), "{d:?} [{t}, {n}]");
             }
         }
@@ -103,7 +104,8 @@ fn rows_do_not_depend_on_the_batch() {
 fn weight_and_bias_gradients_do_not_depend_on_the_cut_into_micro_batches() {
     let d = Dims { tokens: 300, inputs: 33, outputs: 47 };
     let device = device();
-    let (x, d_y) = (upload(&device, &values::<f32>(1, 300 * 33)), upload(&device, &values::<f32>(2, 300 * 47)));
+    let (x, d_y) =
+        (upload(&device, &values::<f32>(1, 300 * 33)), upload(&device, &values::<f32>(2, 300 * 47)));
     let run = |cuts: &[usize]| {
         let (mut d_w, mut d_bias) = (device.zeros(47 * 33).unwrap(), device.zeros(47).unwrap());
         for cut in cuts.windows(2) {
@@ -134,7 +136,8 @@ fn gradients_are_finite_differences() {
 #[test]
 fn input_gradients_can_be_added() {
     let device = device();
-    let (d_y, w) = (upload(&device, &values::<f64>(1, 2 * 33)), weight(&device, 33, 7, &values::<f64>(2, 33 * 7)));
+    let (d_y, w) =
+        (upload(&device, &values::<f64>(1, 2 * 33)), weight(&device, 33, 7, &values::<f64>(2, 33 * 7)));
     let (mut set, mut added) = (device.zeros(14).unwrap(), upload(&device, &[1.0; 14]));
     backward_input(&device, 2, d_y.view(), &w, Write::Set, set.view_mut());
     backward_input(&device, 2, d_y.view(), &w, Write::Add, added.view_mut());

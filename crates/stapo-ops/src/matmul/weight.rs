@@ -58,7 +58,13 @@ impl<T: Float> Weight<T> {
     pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
         let result = change(self.flat.view_mut());
         let Shape { outputs, inputs } = self.shape;
-        pack_panels(device.as_cpu(), self.flat.view().host(), outputs, inputs, self.panels.view_mut().host_mut());
+        pack_panels(
+            device.as_cpu(),
+            self.flat.view().host(),
+            outputs,
+            inputs,
+            self.panels.view_mut().host_mut(),
+        );
         result
     }
 

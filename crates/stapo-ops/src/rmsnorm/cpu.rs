@@ -158,7 +158,13 @@ fn backward_row<L: Lanes>(
 
 /// In place: `d` holds d_out and becomes d_x.
 #[inline(always)]
-pub(crate) fn backward_row_in_place<L: Lanes>(l: L, x: &[L::E], weight: &[L::E], inv_rms: L::E, d: &mut [L::E]) {
+pub(crate) fn backward_row_in_place<L: Lanes>(
+    l: L,
+    x: &[L::E],
+    weight: &[L::E],
+    inv_rms: L::E,
+    d: &mut [L::E],
+) {
     let zero = L::E::ZERO;
     let mut sum = l.zero();
     for at in (0..x.len()).step_by(WIDTH) {

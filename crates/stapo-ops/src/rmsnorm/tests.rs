@@ -26,7 +26,17 @@ fn backward_of<T: Float>(
     let (x, weight, d_out) = (upload(device, x), upload(device, weight), upload(device, d_out));
     let (mut d_x, mut d_weight) = (device.zeros(x.len()).unwrap(), upload(device, before));
     let (d_x_to, d_weight_to) = (d_x.view_mut(), d_weight.view_mut());
-    backward(device, d, x.view(), weight.view(), inv_rms.view(), d_out.view(), Write::Set, d_x_to, d_weight_to);
+    backward(
+        device,
+        d,
+        x.view(),
+        weight.view(),
+        inv_rms.view(),
+        d_out.view(),
+        Write::Set,
+        d_x_to,
+        d_weight_to,
+    );
     vec![d_x.view().to_vec(), d_weight.view().to_vec()]
 }
 
@@ -77,7 +87,8 @@ fn weight_gradient_does_not_depend_on_the_cut_into_micro_batches() {
     let whole = backward_of(&device, d, &x, &weight, &d_out, &[0.0; 33]).remove(1);
     for cut in [1, 31] {
         let at = cut * 33;
-        let first = backward_of(&device, dims(cut, 33), &x[..at], &weight, &d_out[..at], &[0.0; 33]).remove(1);
+        let first =
+            backward_of(&device, dims(cut, 33), &x[..at], &weight, &d_out[..at], &[0.0; 33]).remove(1);
         let rest = dims(60 - cut, 33);
         let both = backward_of(&device, rest, &x[at..], &weight, &d_out[at..], &first).remove(1);
         assert_eq!(bits(&both), bits(&whole));

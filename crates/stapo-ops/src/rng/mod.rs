@@ -33,7 +33,9 @@ impl Key {
     /// Standard normal number `idx`, by Box and Muller: initial weights of built-in models.
     pub fn normal(self, idx: u64) -> f64 {
         let [a, b, c, d] = self.block([idx as u32, (idx >> 32) as u32, 0, 0]);
-        let unit = |high: u32, low: u32| ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 / (1u64 << 53) as f64;
+        let unit = |high: u32, low: u32| {
+            ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 / (1u64 << 53) as f64
+        };
         let radius = (-2.0 * (1.0 - unit(a, b)).ln()).sqrt();
         radius * (std::f64::consts::TAU * unit(c, d)).cos()
     }

@@ -30,7 +30,13 @@ fn every_coordinate_of_the_place_changes_the_number() {
         Key::new(seed).derive(stream).uniform(problem, sample, position)
     };
     let base = u(1, 2, 3, 4, 5);
-    let others = [u(2, 2, 3, 4, 5), u(1, 3, 3, 4, 5), u(1, 2, 3 + (1 << 40), 4, 5), u(1, 2, 3, 5, 5), u(1, 2, 3, 4, 6)];
+    let others = [
+        u(2, 2, 3, 4, 5),
+        u(1, 3, 3, 4, 5),
+        u(1, 2, 3 + (1 << 40), 4, 5),
+        u(1, 2, 3, 5, 5),
+        u(1, 2, 3, 4, 6),
+    ];
     assert!(others.iter().all(|other| *other != base));
     assert_eq!(base, u(1, 2, 3, 4, 5));
 }

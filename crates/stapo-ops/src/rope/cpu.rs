@@ -199,11 +199,18 @@ impl<E: Float> Kernel<E> for Backward<'_, E> {
 }
 
 /// Tasks: the vectors of half a head, for queries and for keys. A task owns its pairs of columns.
-fn backward_weight<E: Float>(cpu: &Cpu, d: Dims, turns: Turns<'_, E>, grad: HeadNormGrad<'_, E>, d_out: &[E]) {
+fn backward_weight<E: Float>(
+    cpu: &Cpu,
+    d: Dims,
+    turns: Turns<'_, E>,
+    grad: HeadNormGrad<'_, E>,
+    d_out: &[E],
+) {
     let half = d.heads.dim / 2;
     let vectors = half.div_ceil(WIDTH);
     let (raw, inv_rms) = (grad.raw.host(), grad.inv_rms.host());
-    let d_weights = [Shared::new(grad.d_query_weight.into_host()), Shared::new(grad.d_key_weight.into_host())];
+    let d_weights =
+        [Shared::new(grad.d_query_weight.into_host()), Shared::new(grad.d_key_weight.into_host())];
     cpu.tasks(2 * vectors, |task| {
         let (is_key, at) = (task / vectors, task % vectors * WIDTH);
         let end = (at + WIDTH).min(half);

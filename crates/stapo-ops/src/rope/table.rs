@@ -7,9 +7,16 @@ use crate::{Buffer, Device, Float, OutOfMemory};
 pub enum Scaling {
     None,
     /// Every frequency divided by `factor`.
-    Linear { factor: f64 },
+    Linear {
+        factor: f64,
+    },
     /// Llama 3: long wavelengths divided by `factor`, short ones kept, a ramp between.
-    Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_positions: f64 },
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_positions: f64,
+    },
     /// `YaRN` (Peng et al., 2023): a ramp over dimensions between interpolation and extrapolation; cos and sin are
     /// multiplied by `attention_factor`, by default `0.1 ln(factor) + 1`.
     Yarn {

@@ -25,7 +25,9 @@ pub(super) fn forward<E: Float>(
                 let t = start + r;
                 // SAFETY: each task has its own tokens, of all outputs and of the logits.
                 let (logits, id, numbers, best) = unsafe {
-                    let best = best.map(|(n, ids, logp)| (ids.range(t * n..(t + 1) * n), logp.range(t * n..(t + 1) * n)));
+                    let best = best.map(|(n, ids, logp)| {
+                        (ids.range(t * n..(t + 1) * n), logp.range(t * n..(t + 1) * n))
+                    });
                     let numbers = numbers.map(|x| &mut x.range(t..t + 1)[0]);
                     (logits.range(r * vocab..(r + 1) * vocab), &mut ids.range(t..t + 1)[0], numbers, best)
                 };
