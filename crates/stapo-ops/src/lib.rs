@@ -20,6 +20,7 @@ pub mod dtype;
 pub mod embedding;
 pub mod lm_head;
 pub mod matmul;
+pub mod peak;
 pub mod reduce;
 pub mod residual;
 pub mod rmsnorm;
