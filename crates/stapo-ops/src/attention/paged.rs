@@ -75,6 +75,15 @@ impl<T: Float> Cache<T> {
     pub fn dims(&self) -> CacheDims {
         self.dims
     }
+
+    /// Copies the keys and values of block `from` over those of block `to`.
+    pub fn copy_block(&mut self, from: usize, to: usize) {
+        for buffer in [&mut self.keys, &mut self.values] {
+            let len = buffer.len() / self.dims.blocks;
+            let [from, mut to] = buffer.disjoint_mut([from, to].map(|block| block * len..(block + 1) * len));
+            to.copy_from(from.into_view());
+        }
+    }
 }
 
 /// Writes the keys and values of tokens into the cache. Shapes: qkv `[T, qkv_width]`, positions already embedded;
