@@ -81,7 +81,7 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "converted"
-        stapo("model", "convert", args.model, out)
+        stapo("model", "convert", "--dtype", "f32", args.model, out)
         converted = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
         worst = (all_logp(converted, ids) - all_logp(model, ids)).abs().max().item()
         same_ids = AutoTokenizer.from_pretrained(out)(TEXT)["input_ids"][:N_TEXT] == ids

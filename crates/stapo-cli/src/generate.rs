@@ -1,10 +1,11 @@
 //! `stapo generate`: continues prompts.
 
-use crate::language::{Language, Record, for_each_record};
-use anyhow::{Context, Result, bail};
+use crate::language::{Choice, Language, Record, for_each_record};
+use crate::option::{bytes, fraction, positive, share, temperature};
+use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::Value;
-use stapo_rl::model::generate::{Engine, Event, Finish, Request, Response, Sampling, Settings, Ticket};
+use stapo_rl::model::generate::{Engine, Event, Filter, Finish, Request, Response, Rule, Sampled, Settings, Ticket};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1.0, value_parser = temperature)]
     temperature: f64,
     /// Sample among the likeliest tokens that together have this probability.
-    #[arg(long, default_value_t = 1.0, value_parser = probability)]
+    #[arg(long, default_value_t = 1.0, value_parser = fraction)]
     top_p: f64,
     /// Sample among this many likeliest tokens; all, if not given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
@@ -43,7 +44,7 @@ pub struct Args {
     #[arg(long, default_value_t = 0.0, value_parser = share)]
     min_p: f64,
     /// Take the likeliest token each time.
-    #[arg(long, conflicts_with_all = ["top_p", "top_k", "min_p"])]
+    #[arg(long, conflicts_with_all = ["temperature", "top_p", "top_k", "min_p"])]
     greedy: bool,
     /// Longest response.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive)]
@@ -68,15 +69,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let language = Language::open(&args.model, args.threads)?;
     let settings = Settings {
         seed: args.seed,
-        sampling: sampling(args),
+        rule: rule(args),
         n_alternatives: args.alternatives,
         kv_bytes: args.kv_memory,
         ..Settings::default()
     };
     let mut engine = Engine::new(&language.policy, settings)?;
     let mut asked = BTreeMap::new();
-    let mut submit = |line: usize, record: Record| -> Result<()> {
-        let prompt = language.prompt(&record)?;
+    let mut submit = |line: usize, record: &Record| -> Result<(Ticket, usize)> {
+        let prompt = language.prompt(record)?;
         let n_prompt = prompt.len();
         let request = Request {
             problem: line as u64 - 1,
@@ -85,23 +86,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             max_tokens: args.max_tokens,
             stops: language.policy.config().stops.clone(),
         };
-        let ticket = engine.submit(request)?;
+        Ok((engine.submit(request)?, n_prompt))
+    };
+    let mut remember = |line, record: Record, (ticket, n_prompt)| {
         asked.insert(ticket, Asked { line, id: record.id, n_prompt });
         Ok(())
     };
-    let n_refused = match &args.input {
-        Some(path) => {
-            let (n_taken, n_refused) = for_each_record(path, &mut submit)?;
-            if n_taken == 0 {
-                bail!("input {}: no prompt to continue", crate::input::name(path));
-            }
-            n_refused
+    let mut n_refused = 0;
+    if let Some(path) = &args.input {
+        let n_taken;
+        (n_taken, n_refused) = for_each_record(path, &mut submit, &mut remember)?;
+        if n_taken == 0 {
+            bail!("input {}: no prompt to continue", crate::input::name(path));
         }
-        None => {
-            submit(1, one_record(args))?;
-            0
-        }
-    };
+    } else {
+        let record = one_record(args);
+        let made = submit(1, &record)?;
+        remember(1, record, made)?;
+    }
     let started = Instant::now();
     let is_alone = args.input.is_none() && args.n == 1;
     let (n_responses, n_tokens) = match (args.json, is_alone) {
@@ -116,6 +118,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if n_refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
+fn rule(args: &Args) -> Rule {
+    if args.greedy {
+        return Rule::Greedy;
+    }
+    let top_k = args.top_k.map(|k| k as usize);
+    let filter = Filter { top_k, top_p: args.top_p, min_p: args.min_p };
+    Rule::Draw { temperature: args.temperature, filter }
+}
+
 /// What a ticket stands for.
 struct Asked {
     line: usize,
@@ -124,15 +135,7 @@ struct Asked {
 }
 
 fn one_record(args: &Args) -> Record {
-    Record {
-        id: None,
-        prompt: args.prompt.clone(),
-        chat: args.chat.clone(),
-        messages: None,
-        tokens: None,
-        prompt_tokens: None,
-        response: None,
-    }
+    Record { prompt: args.prompt.clone(), chat: args.chat.clone(), ..Record::default() }
 }
 
 /// Text as it comes.
@@ -151,7 +154,7 @@ fn stream_one(engine: &mut Engine<'_>, language: &Language) -> Result<(usize, us
             });
         }
         outcome.is_ok()
-    });
+    })?;
     outcome?;
     writeln!(out, "{}", stream.finish()?)?;
     Ok((1, n_tokens))
@@ -188,7 +191,7 @@ fn print_in_order(
             }
         }
         outcome.is_ok()
-    });
+    })?;
     outcome?;
     Ok((n_responses, n_tokens))
 }
@@ -208,14 +211,14 @@ struct Line<'a> {
     entropy: Vec<f32>,
     finish: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    alternatives: Option<Vec<Vec<crate::language::Alternative>>>,
+    alternatives: Option<Vec<Vec<Choice>>>,
 }
 
 fn write_json(out: &mut impl Write, language: &Language, asked: &Asked, response: &Response) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
     let has_alternatives = response.tokens.iter().any(|t| !t.alternatives.is_empty());
     let alternatives = has_alternatives
-        .then(|| response.tokens.iter().map(|t| language.alternatives(&t.alternatives)).collect::<Result<_>>());
+        .then(|| response.tokens.iter().map(|t| choices(language, t)).collect::<Result<_>>());
     let line = Line {
         line: asked.line,
         id: asked.id.as_ref(),
@@ -225,22 +228,26 @@ fn write_json(out: &mut impl Write, language: &Language, asked: &Asked, response
         tokens,
         logp: response.tokens.iter().map(|t| t.logp).collect(),
         entropy: response.tokens.iter().map(|t| t.entropy).collect(),
-        finish: finish_name(response.finish),
+        finish: name(response.finish),
         alternatives: alternatives.transpose()?,
     };
     serde_json::to_writer(&mut *out, &line)?;
     Ok(writeln!(out)?)
 }
 
+fn choices(language: &Language, sampled: &Sampled) -> Result<Vec<Choice>> {
+    sampled.alternatives.iter().map(|choice| language.choice(choice.token, choice.logp)).collect()
+}
+
 fn write_text(out: &mut impl Write, language: &Language, asked: &Asked, response: &Response) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
     let text = language.tokenizer()?.decode(&tokens)?;
     let (line, sample, n_tokens) = (asked.line, response.sample + 1, tokens.len());
-    writeln!(out, "--- prompt {line}, sample {sample}: {n_tokens} tokens, {}", finish_name(response.finish))?;
+    writeln!(out, "--- prompt {line}, sample {sample}: {n_tokens} tokens, {}", name(response.finish))?;
     Ok(writeln!(out, "{text}")?)
 }
 
-fn finish_name(finish: Finish) -> &'static str {
+fn name(finish: Finish) -> &'static str {
     match finish {
         Finish::Stop(_) => "stop",
         Finish::LengthLimit => "length",

@@ -1,7 +1,7 @@
 //! What `generate` and `score` share: a model opened for running, and lines of JSON turned into its tokens.
 
 use anyhow::{Context, Result, anyhow, bail};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_rl::model::decoder::Policy;
 use stapo_rl::model::{ChatTemplate, CpuOptions, Device, Error, Message, Pretrained, Tokenizer};
@@ -17,7 +17,7 @@ pub struct Language {
 }
 
 /// A record as users write it; which fields it needs depends on the command.
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 pub struct Record {
     /// Comes back with the answer.
     pub id: Option<Value>,
@@ -27,6 +27,15 @@ pub struct Record {
     pub tokens: Option<Vec<u32>>,
     pub prompt_tokens: Option<usize>,
     pub response: Option<String>,
+}
+
+/// A token that could have been, as records show it.
+#[derive(Serialize)]
+pub struct Choice {
+    token: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    logp: f32,
 }
 
 #[derive(Deserialize)]
@@ -53,6 +62,20 @@ impl Language {
     /// For text in or out.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().map_err(|missing| anyhow!("{missing}"))
+    }
+
+    /// The text of tokens, special ones left out; `None` without a tokenizer.
+    pub fn text(&self, tokens: &[u32]) -> Result<Option<String>> {
+        Ok(self.tokenizer.as_ref().ok().map(|tokenizer| tokenizer.decode(tokens)).transpose()?)
+    }
+
+    /// One token as text, special or not; `None` without a tokenizer.
+    pub fn token_text(&self, token: u32) -> Result<Option<String>> {
+        Ok(self.tokenizer.as_ref().ok().map(|tokenizer| tokenizer.decode_all(&[token])).transpose()?)
+    }
+
+    pub fn choice(&self, token: u32, logp: f32) -> Result<Choice> {
+        Ok(Choice { token, text: self.token_text(token)?, logp })
     }
 
     /// The tokens of a record's prompt, from whichever field gives one.
@@ -85,29 +108,33 @@ impl Language {
     }
 }
 
-/// Calls `take` with each record that is not blank and its line number, from 1. A line that cannot be read or that
-/// `take` refuses is reported on standard error with its place; returns how many were taken and refused.
-pub fn for_each_record(path: &str, mut take: impl FnMut(usize, Record) -> Result<()>) -> Result<(usize, usize)> {
+/// Reads each line that is not blank: `read` makes something of a record or refuses it, `take` gets what it made and the
+/// line's number, from 1. A refusal is reported on standard error with its place; an error of `take` ends everything.
+/// Returns how many records were taken and refused.
+pub fn for_each_record<R>(
+    path: &str,
+    mut read: impl FnMut(usize, &Record) -> Result<R>,
+    mut take: impl FnMut(usize, Record, R) -> Result<()>,
+) -> Result<(usize, usize)> {
+    let name = crate::input::name(path);
     let (mut n_taken, mut n_refused) = (0, 0);
     for (index, line) in crate::input::open(path)?.split(b'\n').enumerate() {
-        let line = line.with_context(|| format!("input {}", crate::input::name(path)))?;
-        if line.iter().all(u8::is_ascii_whitespace) {
+        let line = line.with_context(|| format!("input {name}"))?;
+        if line.trim_ascii().is_empty() {
             continue;
         }
-        let outcome = serde_json::from_slice(&line)
-            .context("not a record in JSON")
-            .and_then(|record| take(index + 1, record));
-        match outcome {
-            Ok(()) => n_taken += 1,
+        let number = index + 1;
+        let record: Result<Record> = serde_json::from_slice(&line).context("not a record in JSON");
+        match record.and_then(|record| read(number, &record).map(|made| (record, made))) {
+            Ok((record, made)) => {
+                n_taken += 1;
+                take(number, record, made)?;
+            }
             Err(error) => {
                 n_refused += 1;
-                report_line(path, index + 1, &error);
+                eprintln!("error: {name}:{number}: {error:#}");
             }
         }
     }
     Ok((n_taken, n_refused))
-}
-
-pub fn report_line(path: &str, line: usize, error: &anyhow::Error) {
-    eprintln!("error: {}:{line}: {error:#}", crate::input::name(path));
 }

@@ -1,7 +1,7 @@
 //! Packed sequences: one after another, no padding.
 
 /// Token sequences, each with a prompt and a response whose tokens are scored.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     /// `[T]`
     tokens: Vec<u32>,
@@ -12,9 +12,15 @@ pub struct Batch {
     targets: Vec<u32>,
 }
 
+impl Default for Batch {
+    fn default() -> Self {
+        Self { tokens: Vec::new(), starts: vec![0], rows: Vec::new(), targets: Vec::new() }
+    }
+}
+
 impl Batch {
     pub fn new() -> Self {
-        Self { starts: vec![0], ..Self::default() }
+        Self::default()
     }
 
     /// Appends a sequence; its tokens from `n_prompt` on are scored.

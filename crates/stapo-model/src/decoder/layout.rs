@@ -78,15 +78,6 @@ impl Slot {
     pub fn n_elements(&self) -> usize {
         self.rows * self.columns
     }
-
-    /// For messages: the one tensor, or the first and last of several.
-    pub fn name(&self) -> String {
-        match self.parts.as_slice() {
-            [one] => one.name.clone(),
-            [first, .., last] => format!("{} .. {}", first.name, last.name),
-            [] => String::new(),
-        }
-    }
 }
 
 struct Builder {

@@ -16,10 +16,6 @@ impl BlockPool {
         Self { free: (0..n_blocks as u32).rev().map(Block).collect(), n_holders: vec![0; n_blocks] }
     }
 
-    pub fn n_blocks(&self) -> usize {
-        self.n_holders.len()
-    }
-
     pub fn n_free(&self) -> usize {
         self.free.len()
     }
