@@ -2,8 +2,13 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
+mod generate;
 mod input;
+mod language;
+mod model;
 mod objective;
+mod option;
+mod score;
 
 use clap::{Parser, Subcommand};
 use std::io::{ErrorKind, Write};
@@ -19,13 +24,22 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
+    Generate(generate::Args),
+    /// Log-prob, entropy and collision of every token of given responses, as JSON lines.
+    Score(score::Args),
     Objective(objective::Args),
+    /// What a model is, and conversion to a Hugging Face folder.
+    Model(model::Args),
 }
 
 /// Exit status: 0 done, 1 done but some records were bad, 2 nothing done.
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Generate(args) => generate::run(&args),
+        Command::Score(args) => score::run(&args),
         Command::Objective(args) => objective::run(&args),
+        Command::Model(args) => model::run(&args),
     };
     outcome.unwrap_or_else(|error| report(&error))
 }

@@ -1,1 +1,26 @@
-//! Laid out in ARCHITECTURE.md.
+//! Decoder language models. This side of the crate is files: configuration, weights, tokenizer, chat template,
+//! in from Hugging Face folders and GGUF, out to Hugging Face folders. Laid out in ARCHITECTURE.md.
+//!
+//! Every file read here is untrusted: sizes are checked before memory is asked for, nothing is executed but the
+//! sandboxed chat template, and every refusal names the file and the thing in it.
+
+pub mod chat;
+pub mod config;
+pub mod decoder;
+pub mod error;
+pub mod export;
+pub mod generate;
+pub mod gguf;
+mod json;
+pub mod optimizer;
+mod pretrained;
+mod tokenizer;
+pub mod weights;
+
+pub use chat::{ChatTemplate, Message};
+pub use config::{Family, ModelConfig, Rope, RopeKind, TensorSpec};
+pub use error::{Error, Result};
+pub use pretrained::Pretrained;
+pub use stapo_ops::{CpuOptions, Device, OptionError, OutOfMemory, Simd};
+pub use tokenizer::{TokenStream, Tokenizer};
+pub use weights::{Encoding, Weights};

@@ -1,0 +1,362 @@
+//! `config.json`, in both layouts of rotary parameters: `rope_theta` + `rope_scaling`, and `rope_parameters`.
+
+use super::{Family, ModelConfig, Rope, RopeKind};
+use crate::error::{Error, Result};
+use crate::json;
+use serde_json::{Map, Value, json};
+
+impl ModelConfig {
+    /// Reads the keys of a `config.json`; `place` names the file in errors. Absent keys take the value that
+    /// `transformers` gives them. Refused by name: other families, mixtures of experts, sliding windows in use,
+    /// biases outside q, k and v, other activations, quantised checkpoints, rotary kinds not in [`RopeKind`].
+    pub fn from_hugging_face(place: &str, keys: &Map<String, Value>) -> Result<Self> {
+        let keys = Keys { place, prefix: "", keys };
+        let family = family(&keys)?;
+        refuse_what_is_not_built(&keys)?;
+        let n_layers = keys.whole("num_hidden_layers")?;
+        refuse_sliding_window(&keys, family, n_layers)?;
+        let (width, n_heads) = (keys.whole("hidden_size")?, keys.whole("num_attention_heads")?);
+        let head_dim = match (keys.optional_whole("head_dim")?, family) {
+            (Some(head_dim), _) => head_dim,
+            (None, Family::Qwen3) => 128,
+            (None, _) if n_heads > 0 && width.is_multiple_of(n_heads) => width / n_heads,
+            (None, _) => {
+                let problem = format!("hidden size {width} does not divide among {n_heads} attention heads");
+                return Err(Error::malformed(place, problem));
+            }
+        };
+        let max_positions = keys.optional_whole("max_position_embeddings")?.unwrap_or(match family {
+            Family::Llama => 2048,
+            Family::Qwen2 | Family::Qwen3 => 32768,
+        });
+        let config = Self {
+            family,
+            width,
+            n_layers,
+            n_heads,
+            n_kv_heads: keys.optional_whole("num_key_value_heads")?.unwrap_or(n_heads),
+            head_dim,
+            ffn_width: keys.whole("intermediate_size")?,
+            vocabulary: keys.whole("vocab_size")?,
+            norm_eps: keys.optional_number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            rope: rope(&keys, max_positions)?,
+            max_positions,
+            qk_norm: family == Family::Qwen3,
+            qkv_bias: family == Family::Qwen2,
+            tied_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
+            bos: token_ids(place, "bos_token_id", keys.get("bos_token_id"))?.first().copied(),
+            stops: token_ids(place, "eos_token_id", keys.get("eos_token_id"))?,
+        };
+        config.validate(place)?;
+        Ok(config)
+    }
+
+    /// The `config.json` that `transformers` 5 loads; older versions find `rope_theta` and `rope_scaling` too.
+    /// `dtype` is its name for the type of the weights, such as `bfloat16`.
+    pub fn to_hugging_face(&self, dtype: &str) -> Map<String, Value> {
+        let stops = match self.stops.as_slice() {
+            [] => Value::Null,
+            [one] => json!(one),
+            several => json!(several),
+        };
+        let mut scaling = self.rope.scaling_keys();
+        let value = json!({
+            "architectures": [self.family.architecture()],
+            "model_type": self.family.name(),
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.width,
+            "intermediate_size": self.ffn_width,
+            "num_hidden_layers": self.n_layers,
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.max_positions,
+            "rms_norm_eps": shortest(self.norm_eps),
+            "tie_word_embeddings": self.tied_embeddings,
+            "attention_bias": self.qkv_bias,
+            "attention_dropout": 0.0,
+            "bos_token_id": self.bos,
+            "eos_token_id": stops,
+            "rope_theta": self.rope.theta,
+            "rope_scaling": if self.rope.kind == RopeKind::Default { Value::Null } else { json!(scaling) },
+            "dtype": dtype,
+            "use_cache": true,
+        });
+        let Value::Object(mut keys) = value else { unreachable!("json! was given an object") };
+        scaling.insert("rope_theta".into(), json!(self.rope.theta));
+        keys.insert("rope_parameters".into(), Value::Object(scaling));
+        if self.family != Family::Llama {
+            keys.insert("use_sliding_window".into(), json!(false));
+        }
+        keys
+    }
+}
+
+/// The ids under `key`, which may hold one, several or none.
+pub(crate) fn token_ids(place: &str, key: &str, value: Option<&Value>) -> Result<Vec<u32>> {
+    let one = |value: &Value| {
+        value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
+            Error::malformed(
+                format!("{place}: {key}"),
+                format!("is {value}, expected a token id or a list of them"),
+            )
+        })
+    };
+    match value {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(list)) => list.iter().map(one).collect(),
+        Some(value) => Ok(vec![one(value)?]),
+    }
+}
+
+fn family(keys: &Keys) -> Result<Family> {
+    let supported =
+        "supported: Qwen3, Qwen2 and 2.5, Llama 2 and 3, SmolLM2, TinyLlama (model_type qwen3, qwen2, llama)";
+    let place = |key: &str| format!("{}: {key}", keys.place);
+    let name = keys.text("model_type")?.ok_or_else(|| {
+        Error::missing(keys.place, "no model_type, expected the config.json of a language model", supported)
+    })?;
+    let family = Family::from_name(name).ok_or_else(|| {
+        Error::unsupported(place("model_type"), format!("{name:?} is not supported"), supported)
+    })?;
+    if let Some(Value::Array(classes)) = keys.get("architectures")
+        && !classes.is_empty()
+        && !classes.iter().any(|class| class == family.architecture())
+    {
+        let problem =
+            format!("{} is not a causal language model of the {name} family", Value::Array(classes.clone()));
+        return Err(Error::unsupported(
+            place("architectures"),
+            problem,
+            format!("expected {}", family.architecture()),
+        ));
+    }
+    Ok(family)
+}
+
+fn refuse_what_is_not_built(keys: &Keys) -> Result<()> {
+    let refuse = |key: &str, value: &Value, hint: &str| {
+        let problem = format!("{} is not supported", abbreviated(value));
+        Err(Error::unsupported(format!("{}: {key}", keys.place), problem, hint))
+    };
+    for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
+        if let Some(value) = keys.get(key).filter(|v| v.as_u64() != Some(0)) {
+            return refuse(key, value, "mixtures of experts are not built; use a dense model");
+        }
+    }
+    if let Some(value) = keys.get("quantization_config") {
+        return refuse("quantization_config", value, "use the checkpoint in bf16, f16 or f32, or as GGUF");
+    }
+    if let Some(value) = keys.get("hidden_act").filter(|v| *v != "silu") {
+        return refuse("hidden_act", value, "expected \"silu\"");
+    }
+    for key in ["attention_bias", "mlp_bias"] {
+        // Qwen2 has its q, k and v biases always; `transformers` does not read this key for it.
+        let is_qwen2 = keys.get("model_type").is_some_and(|v| v == "qwen2");
+        if keys.flag(key)? == Some(true) && !is_qwen2 {
+            return refuse(key, &json!(true), "biases outside Qwen2's q, k and v are not built");
+        }
+    }
+    if let Some(value) = keys.get("partial_rotary_factor").filter(|v| v.as_f64() != Some(1.0)) {
+        return refuse("partial_rotary_factor", value, "expected rotary positions over the whole head");
+    }
+    Ok(())
+}
+
+fn refuse_sliding_window(keys: &Keys, family: Family, n_layers: usize) -> Result<()> {
+    let hint = "only full attention is built; a window would silently change the log-probs of long sequences";
+    if let Some(Value::Array(types)) = keys.get("layer_types") {
+        if let Some(other) = types.iter().find(|t| *t != "full_attention") {
+            let problem = format!("{} is not supported", abbreviated(other));
+            return Err(Error::unsupported(format!("{}: layer_types", keys.place), problem, hint));
+        }
+        return Ok(());
+    }
+    let in_use = family != Family::Llama
+        && keys.flag("use_sliding_window")?.unwrap_or(false)
+        && keys.get("sliding_window").is_none_or(|window| !window.is_null())
+        && keys.optional_whole("max_window_layers")?.unwrap_or(28) < n_layers;
+    if in_use {
+        let place = format!("{}: use_sliding_window", keys.place);
+        return Err(Error::unsupported(place, "sliding-window attention is not supported", hint));
+    }
+    Ok(())
+}
+
+fn rope(keys: &Keys, max_positions: usize) -> Result<Rope> {
+    let (name, table) = match (keys.get("rope_scaling"), keys.get("rope_parameters")) {
+        (Some(table), _) => ("rope_scaling", table),
+        (None, Some(table)) => ("rope_parameters", table),
+        (None, None) => return Ok(Rope { theta: top_level_theta(keys)?, kind: RopeKind::Default }),
+    };
+    let place = format!("{}: {name}", keys.place);
+    let Value::Object(table) = table else {
+        return Err(Error::malformed(place, format!("is {}, expected an object", json::kind(table))));
+    };
+    if table.contains_key("full_attention") || table.contains_key("sliding_attention") {
+        let hint = "expected one set of parameters for the whole model";
+        return Err(Error::unsupported(place, "rotary parameters by layer type are not supported", hint));
+    }
+    let rope = Keys { place: keys.place, prefix: name, keys: table };
+    if let Some(value) = rope.get("partial_rotary_factor").filter(|v| v.as_f64() != Some(1.0)) {
+        let problem = format!("partial_rotary_factor {value} is not supported");
+        return Err(Error::unsupported(place, problem, "expected rotary positions over the whole head"));
+    }
+    let theta = match rope.optional_number("rope_theta")? {
+        Some(theta) => theta,
+        None => top_level_theta(keys)?,
+    };
+    let original_positions = || -> Result<usize> {
+        let outer = keys.optional_whole("original_max_position_embeddings")?;
+        let inner = rope.optional_whole("original_max_position_embeddings")?;
+        Ok(outer.or(inner).unwrap_or(max_positions))
+    };
+    let kind = match rope.text("rope_type")?.or(rope.text("type")?).unwrap_or("default") {
+        "default" => RopeKind::Default,
+        "linear" => RopeKind::Linear { factor: rope.number("factor")? },
+        "llama3" => RopeKind::Llama3 {
+            factor: rope.number("factor")?,
+            low_freq_factor: rope.number("low_freq_factor")?,
+            high_freq_factor: rope.number("high_freq_factor")?,
+            original_positions: original_positions()?,
+        },
+        "yarn" => yarn(&rope, max_positions, original_positions()?)?,
+        other => {
+            let problem = format!("rope type {other:?} is not supported");
+            return Err(Error::unsupported(place, problem, "supported: default, linear, llama3, yarn"));
+        }
+    };
+    Ok(Rope { theta, kind })
+}
+
+fn top_level_theta(keys: &Keys) -> Result<f64> {
+    Ok(keys.optional_number("rope_theta")?.unwrap_or(10_000.0))
+}
+
+/// YaRN with the attention factor worked out: given, or from the two `mscale`s, or 0.1 ln(factor) + 1.
+fn yarn(rope: &Keys, max_positions: usize, original_positions: usize) -> Result<RopeKind> {
+    let factor =
+        rope.optional_number("factor")?.unwrap_or(max_positions as f64 / original_positions.max(1) as f64);
+    let magnitude = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+    let nonzero = |key| rope.optional_number(key).map(|value| value.filter(|&value| value != 0.0));
+    let attention_factor =
+        match (rope.optional_number("attention_factor")?, nonzero("mscale")?, nonzero("mscale_all_dim")?) {
+            (Some(given), ..) => given,
+            (None, Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
+            (None, ..) => magnitude(1.0),
+        };
+    Ok(RopeKind::Yarn {
+        factor,
+        original_positions,
+        beta_fast: nonzero("beta_fast")?.unwrap_or(32.0),
+        beta_slow: nonzero("beta_slow")?.unwrap_or(1.0),
+        attention_factor,
+        truncate: rope.flag("truncate")?.unwrap_or(true),
+    })
+}
+
+impl Rope {
+    /// `rope_scaling` as `transformers` spells it.
+    fn scaling_keys(&self) -> Map<String, Value> {
+        let value = match self.kind {
+            RopeKind::Default => json!({"rope_type": "default"}),
+            RopeKind::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+            RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_positions,
+            }),
+            RopeKind::Yarn {
+                factor,
+                original_positions,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                truncate,
+            } => json!({
+                "rope_type": "yarn",
+                "factor": factor,
+                "original_max_position_embeddings": original_positions,
+                "beta_fast": beta_fast,
+                "beta_slow": beta_slow,
+                "attention_factor": attention_factor,
+                "truncate": truncate,
+            }),
+        };
+        let Value::Object(keys) = value else { unreachable!("json! was given an object") };
+        keys
+    }
+}
+
+/// An f32 as the shortest decimal that reads back as it: 1e-6, not 9.999999974752427e-7.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
+/// A value for a message: long ones by kind.
+fn abbreviated(value: &Value) -> String {
+    let text = value.to_string();
+    if text.len() <= 60 { text } else { json::kind(value).to_owned() }
+}
+
+/// Typed reading of one object; null counts as absent, and errors name the key and the value.
+struct Keys<'a> {
+    place: &'a str,
+    prefix: &'a str,
+    keys: &'a Map<String, Value>,
+}
+
+impl<'a> Keys<'a> {
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.keys.get(key).filter(|value| !value.is_null())
+    }
+
+    fn whole(&self, key: &str) -> Result<usize> {
+        self.optional_whole(key)?.ok_or_else(|| self.absent(key))
+    }
+
+    fn optional_whole(&self, key: &str) -> Result<Option<usize>> {
+        let read = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
+        self.typed(key, "a whole number", read)
+    }
+
+    fn number(&self, key: &str) -> Result<f64> {
+        self.optional_number(key)?.ok_or_else(|| self.absent(key))
+    }
+
+    fn optional_number(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let wrong =
+            || Error::malformed(self.path(key), format!("is {}, expected {expected}", abbreviated(value)));
+        read(value).map(Some).ok_or_else(wrong)
+    }
+
+    fn absent(&self, key: &str) -> Error {
+        Error::missing(self.path(key), "is missing", "is this the config.json of a language model?")
+    }
+
+    fn path(&self, key: &str) -> String {
+        let dot = if self.prefix.is_empty() { "" } else { "." };
+        format!("{}: {}{dot}{key}", self.place, self.prefix)
+    }
+}

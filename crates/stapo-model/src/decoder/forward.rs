@@ -1,0 +1,127 @@
+//! From tokens to the hidden rows the head reads; the same for training, scoring and generation.
+
+use super::layer::{Layer, Rows, norm_dims};
+use super::plan::Plan;
+use super::policy::Policy;
+use stapo_ops::rope::{Frequencies, Scaling, Table};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, embedding, residual, rmsnorm};
+
+use crate::config::{ModelConfig, RopeKind};
+
+/// Runs all layers on `tokens` `[T]` and leaves the normed rows `scored` `[R]` of the last in `plan.head.norm`.
+/// `attend` is given a layer's number, its fused and rotated rows, and where its output and lse belong.
+pub fn forward<T: Float>(
+    policy: &Policy<T>,
+    plan: &Plan,
+    arena: &mut Buffer<T>,
+    rows: &Rows<'_, T>,
+    tokens: View<'_, u32>,
+    scored: View<'_, u32>,
+    mut attend: impl FnMut(usize, View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>),
+) {
+    let (device, config, layout) = (&policy.device, policy.config(), &policy.layout);
+    let dims = embedding::Dims { tokens: plan.n_tokens, vocab: config.vocabulary, width: config.width };
+    let first = arena.range_mut(plan.layers[0].input.clone());
+    embedding::forward(device, dims, tokens, policy.slot(layout.embedding), first);
+    norm_input(policy, plan, arena, 0);
+    for layer in 0..config.n_layers {
+        self::layer(policy, plan, rows, layer).forward(arena, |qkv, out, lse| attend(layer, qkv, out, lse));
+        let Some(next) = plan.layers.get(layer + 1) else { break };
+        let [middle, delta, input, norm, inv_rms] = arena.disjoint_mut([
+            plan.layers[layer].middle.clone(),
+            plan.delta.clone(),
+            next.input.clone(),
+            next.attention_norm.clone(),
+            next.attention_inv_rms.clone(),
+        ]);
+        let weight = policy.slot(layout.layers[layer + 1].attention_norm);
+        let dims = norm_dims(config, plan.n_tokens);
+        rmsnorm::forward_add(device, dims, middle.into_view(), delta.into_view(), weight, input, norm, inv_rms);
+    }
+    norm_scored(policy, plan, arena, scored);
+}
+
+/// The norm of a layer's input, where it was not made together with the input.
+pub fn norm_input<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Buffer<T>, layer: usize) {
+    let at = &plan.layers[layer];
+    let [input, norm, inv_rms] =
+        arena.disjoint_mut([at.input.clone(), at.attention_norm.clone(), at.attention_inv_rms.clone()]);
+    let weight = policy.slot(policy.layout.layers[layer].attention_norm);
+    let dims = norm_dims(policy.config(), plan.n_tokens);
+    rmsnorm::forward(&policy.device, dims, input.into_view(), weight, norm, inv_rms);
+}
+
+/// The last layer's output exists for scored rows only.
+fn norm_scored<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Buffer<T>, scored: View<'_, u32>) {
+    let (device, config, at) = (&policy.device, policy.config(), &plan.head);
+    let last = &plan.layers[config.n_layers - 1];
+    let [middle, delta, mut rows, mut norm, inv_rms] = arena.disjoint_mut([
+        last.middle.clone(),
+        plan.delta.clone(),
+        at.rows.clone(),
+        at.norm.clone(),
+        at.inv_rms.clone(),
+    ]);
+    let gather = embedding::Dims { tokens: plan.n_scored, vocab: plan.n_tokens, width: config.width };
+    embedding::forward(device, gather, scored, middle.into_view(), rows.reborrow());
+    embedding::forward(device, gather, scored, delta.into_view(), norm.reborrow());
+    residual::add(device, rows.reborrow(), norm.view());
+    let weight = policy.slot(policy.layout.final_norm);
+    rmsnorm::forward(device, norm_dims(config, plan.n_scored), rows.into_view(), weight, norm, inv_rms);
+}
+
+pub fn layer<'a, T: Float>(policy: &'a Policy<T>, plan: &'a Plan, rows: &'a Rows<'a, T>, layer: usize) -> Layer<'a, T> {
+    Layer { policy, slots: policy.layout.layers[layer], ranges: &plan.layers[layer], delta: plan.delta.clone(), rows }
+}
+
+/// Memory of a pass that grows when a batch asks for more and is kept from batch to batch.
+#[derive(Debug)]
+pub struct Workspace<T: Float> {
+    pub arena: Buffer<T>,
+    pub table: Table<T>,
+    frequencies: Frequencies,
+}
+
+impl<T: Float> Workspace<T> {
+    pub fn new(device: &Device, config: &ModelConfig) -> Result<Self, OutOfMemory> {
+        let frequencies = frequencies(config);
+        Ok(Self { arena: device.compute_zeros(0)?, table: Table::new(device, &frequencies, 0)?, frequencies })
+    }
+
+    /// Room for `n_elements` and for positions below `n_positions`.
+    pub fn reserve(&mut self, device: &Device, n_elements: usize, n_positions: usize) -> Result<(), OutOfMemory> {
+        if self.arena.len() < n_elements {
+            // Give back first: the old and the new need not fit beside each other.
+            self.arena = device.compute_zeros(0)?;
+            self.arena = device.compute_zeros(n_elements)?;
+        }
+        if self.table.positions() < n_positions {
+            self.table = Table::new(device, &self.frequencies, n_positions.next_power_of_two())?;
+        }
+        Ok(())
+    }
+}
+
+fn frequencies(config: &ModelConfig) -> Frequencies {
+    let scaling = match config.rope.kind {
+        RopeKind::Default => Scaling::None,
+        RopeKind::Linear { factor } => Scaling::Linear { factor },
+        RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => Scaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_positions: original_positions as f64,
+        },
+        RopeKind::Yarn { factor, original_positions, beta_fast, beta_slow, attention_factor, truncate } => {
+            Scaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                original_positions: original_positions as f64,
+                attention_factor: Some(attention_factor),
+                truncate,
+            }
+        }
+    };
+    Frequencies { head_dim: config.head_dim, theta: config.rope.theta, scaling }
+}

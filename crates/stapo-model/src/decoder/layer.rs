@@ -1,0 +1,250 @@
+//! One transformer layer, forward and backward side by side.
+//!
+//! ```text
+//! middle = input + output(attention(rope(qkv(norm(input)))))
+//! next   = middle + down(swiglu(gate_up(norm(middle))))
+//! ```
+
+use super::gradients::Gradients;
+use super::layout::LayerSlots;
+use super::plan::{BackwardRanges, LayerRanges, qkv_width};
+use super::policy::Policy;
+use crate::config::ModelConfig;
+use stapo_ops::attention::Heads;
+use stapo_ops::rope::{HeadNorm, HeadNormGrad, Table};
+use stapo_ops::{Buffer, Float, View, ViewMut, Write, attention, matmul, rmsnorm, rope, swiglu};
+use std::ops::Range;
+
+/// What the rows of a batch are, the same for all layers.
+pub struct Rows<'a, T: Float> {
+    pub n_rows: usize,
+    /// `[T]`
+    pub positions: View<'a, u32>,
+    pub table: &'a Table<T>,
+}
+
+/// One layer's parameters and the arena it works in.
+pub struct Layer<'a, T: Float> {
+    pub policy: &'a Policy<T>,
+    pub slots: LayerSlots,
+    pub ranges: &'a LayerRanges,
+    /// See `Plan::delta`.
+    pub delta: Range<usize>,
+    pub rows: &'a Rows<'a, T>,
+}
+
+impl<T: Float> Layer<'_, T> {
+    /// Forward from `attention_norm` to `delta`, what is to be added to `middle`. `attend` goes from fused and rotated
+    /// `[T, W]` to `[T, Q]` and its lse `[T, heads]`.
+    pub fn forward(&self, arena: &mut Buffer<T>, attend: impl FnOnce(View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>)) {
+        self.recompute(arena, attend);
+        let [ffn, delta] = arena.disjoint_mut([self.ranges.ffn.clone(), self.delta.clone()]);
+        self.project(self.slots.down, None, ffn.into_view(), delta);
+    }
+
+    /// Forward as far as backward needs it.
+    pub fn recompute(
+        &self,
+        arena: &mut Buffer<T>,
+        attend: impl FnOnce(View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>),
+    ) {
+        let at = self.ranges;
+        let [x, raw] = arena.disjoint_mut([at.attention_norm.clone(), at.raw_qkv.clone()]);
+        self.project(self.slots.qkv, self.slots.qkv_bias, x.into_view(), raw);
+
+        let [raw, inv_rms, qkv] =
+            arena.disjoint_mut([at.raw_qkv.clone(), at.head_inv_rms.clone(), at.qkv.clone()]);
+        let norm = self.head_norm().map(|norm| (norm, inv_rms));
+        let rows = self.rows;
+        rope::forward(&self.policy.device, self.rope_dims(), rows.table, rows.positions, norm, raw.into_view(), qkv);
+
+        let [qkv, out, lse] = arena.disjoint_mut([at.qkv.clone(), at.attention.clone(), at.lse.clone()]);
+        attend(qkv.into_view(), out, lse);
+
+        let [out, delta] = arena.disjoint_mut([at.attention.clone(), self.delta.clone()]);
+        self.project(self.slots.output, None, out.into_view(), delta);
+
+        let [input, delta, middle, norm, inv_rms] = arena.disjoint_mut([
+            at.input.clone(),
+            self.delta.clone(),
+            at.middle.clone(),
+            at.ffn_norm.clone(),
+            at.ffn_inv_rms.clone(),
+        ]);
+        let weight = self.policy.slot(self.slots.ffn_norm);
+        let (input, delta) = (input.into_view(), delta.into_view());
+        rmsnorm::forward_add(&self.policy.device, self.norm_dims(), input, delta, weight, middle, norm, inv_rms);
+
+        let [norm, gate_up] = arena.disjoint_mut([at.ffn_norm.clone(), at.gate_up.clone()]);
+        self.project(self.slots.gate_up, None, norm.into_view(), gate_up);
+
+        let [gate_up, ffn] = arena.disjoint_mut([at.gate_up.clone(), at.ffn.clone()]);
+        swiglu::forward(&self.policy.device, self.swiglu_dims(), gate_up.into_view(), ffn);
+    }
+
+    /// Backward: `back.residual` holds the gradient of what the layer gave out, and then that of what came in.
+    pub fn backward(
+        &self,
+        arena: &mut Buffer<T>,
+        back: &BackwardRanges,
+        offsets: View<'_, u32>,
+        n_sequences: usize,
+        gradients: &mut Gradients<T>,
+    ) {
+        self.backward_ffn(arena, back, gradients);
+        self.backward_attention(arena, back, offsets, n_sequences, gradients);
+    }
+
+    fn backward_ffn(&self, arena: &mut Buffer<T>, back: &BackwardRanges, gradients: &mut Gradients<T>) {
+        let at = self.ranges;
+        let [ffn, d_next, d_ffn] = arena.disjoint_mut([at.ffn.clone(), back.residual.clone(), back.ffn.clone()]);
+        self.project_backward(self.slots.down, ffn.into_view(), d_next.into_view(), d_ffn, gradients);
+
+        let [gate_up, d_ffn, d_gate_up] =
+            arena.disjoint_mut([at.gate_up.clone(), back.ffn.clone(), back.gate_up.clone()]);
+        let (gate_up, d_ffn) = (gate_up.into_view(), d_ffn.into_view());
+        swiglu::backward(&self.policy.device, self.swiglu_dims(), gate_up, d_ffn, d_gate_up);
+
+        let [norm, d_gate_up, d_norm] =
+            arena.disjoint_mut([at.ffn_norm.clone(), back.gate_up.clone(), self.delta.clone()]);
+        self.project_backward(self.slots.gate_up, norm.into_view(), d_gate_up.into_view(), d_norm, gradients);
+
+        self.norm_backward(arena, back, self.slots.ffn_norm, &at.middle, &at.ffn_inv_rms, gradients);
+    }
+
+    fn backward_attention(
+        &self,
+        arena: &mut Buffer<T>,
+        back: &BackwardRanges,
+        offsets: View<'_, u32>,
+        n_sequences: usize,
+        gradients: &mut Gradients<T>,
+    ) {
+        let (at, device) = (self.ranges, &self.policy.device);
+        let [out, d_middle, d_out] =
+            arena.disjoint_mut([at.attention.clone(), back.residual.clone(), back.attention.clone()]);
+        self.project_backward(self.slots.output, out.into_view(), d_middle.into_view(), d_out, gradients);
+
+        let [qkv, out, lse, d_out, d_qkv] = arena.disjoint_mut([
+            at.qkv.clone(),
+            at.attention.clone(),
+            at.lse.clone(),
+            back.attention.clone(),
+            back.qkv.clone(),
+        ]);
+        let dims = attention::Dims { tokens: self.rows.n_rows, sequences: n_sequences, heads: heads(self.config()) };
+        let (qkv, out, lse, d_out) = (qkv.into_view(), out.into_view(), lse.into_view(), d_out.into_view());
+        attention::backward(device, dims, qkv, offsets, out, lse, d_out, d_qkv);
+
+        let [raw, inv_rms, d_qkv, d_raw] = arena.disjoint_mut([
+            at.raw_qkv.clone(),
+            at.head_inv_rms.clone(),
+            back.qkv.clone(),
+            back.raw_qkv.clone(),
+        ]);
+        let norm = self.head_norm().zip(self.slots.q_norm.zip(self.slots.k_norm)).map(|(norm, (q_norm, k_norm))| {
+            let [d_query_weight, d_key_weight] = gradients.two_slots_mut(q_norm, k_norm);
+            HeadNormGrad {
+                norm,
+                raw: raw.into_view(),
+                inv_rms: inv_rms.into_view(),
+                d_query_weight,
+                d_key_weight,
+            }
+        });
+        let (table, positions) = (self.rows.table, self.rows.positions);
+        rope::backward(device, self.rope_dims(), table, positions, norm, d_qkv.into_view(), d_raw);
+
+        if let Some(bias) = self.slots.qkv_bias {
+            let (n_rows, width) = (self.rows.n_rows, qkv_width(self.config()));
+            let d_raw = arena.range(back.raw_qkv.clone());
+            matmul::backward_bias(device, n_rows, width, d_raw, gradients.slot_mut(bias));
+        }
+        let [norm, d_raw, d_norm] =
+            arena.disjoint_mut([at.attention_norm.clone(), back.raw_qkv.clone(), self.delta.clone()]);
+        self.project_backward(self.slots.qkv, norm.into_view(), d_raw.into_view(), d_norm, gradients);
+
+        self.norm_backward(arena, back, self.slots.attention_norm, &at.input, &at.attention_inv_rms, gradients);
+    }
+
+    /// `y = x W^T (+ bias)`
+    fn project(&self, slot: usize, bias: Option<usize>, x: View<'_, T>, y: ViewMut<'_, T>) {
+        let bias = bias.map(|bias| self.policy.slot(bias));
+        matmul::forward(&self.policy.device, self.rows.n_rows, x, self.policy.matrix(slot), bias, y);
+    }
+
+    /// Sets d_x, adds to the weight's gradient.
+    fn project_backward(
+        &self,
+        slot: usize,
+        x: View<'_, T>,
+        d_y: View<'_, T>,
+        d_x: ViewMut<'_, T>,
+        gradients: &mut Gradients<T>,
+    ) {
+        let (device, weight, tokens) = (&self.policy.device, self.policy.matrix(slot), self.rows.n_rows);
+        matmul::backward_input(device, tokens, d_y, weight, Write::Set, d_x);
+        let dims =
+            matmul::Dims { tokens, inputs: weight.shape().inputs, outputs: weight.shape().outputs };
+        matmul::backward_weight(device, dims, x, d_y, gradients.slot_mut(slot));
+    }
+
+    /// Adds the norm's gradient, from `delta`, to the residual stream's.
+    fn norm_backward(
+        &self,
+        arena: &mut Buffer<T>,
+        back: &BackwardRanges,
+        slot: usize,
+        x: &Range<usize>,
+        inv_rms: &Range<usize>,
+        gradients: &mut Gradients<T>,
+    ) {
+        let [x, inv_rms, d_norm, d_residual] =
+            arena.disjoint_mut([x.clone(), inv_rms.clone(), self.delta.clone(), back.residual.clone()]);
+        let weight = self.policy.slot(slot);
+        rmsnorm::backward(
+            &self.policy.device,
+            self.norm_dims(),
+            x.into_view(),
+            weight,
+            inv_rms.into_view(),
+            d_norm.into_view(),
+            Write::Add,
+            d_residual,
+            gradients.slot_mut(slot),
+        );
+    }
+
+    fn head_norm(&self) -> Option<HeadNorm<'_, T>> {
+        let (q_norm, k_norm) = self.slots.q_norm.zip(self.slots.k_norm)?;
+        Some(HeadNorm {
+            query_weight: self.policy.slot(q_norm),
+            key_weight: self.policy.slot(k_norm),
+            eps: self.config().norm_eps.into(),
+        })
+    }
+
+    fn config(&self) -> &ModelConfig {
+        self.policy.config()
+    }
+
+    fn rope_dims(&self) -> rope::Dims {
+        rope::Dims { tokens: self.rows.n_rows, heads: heads(self.config()) }
+    }
+
+    fn norm_dims(&self) -> rmsnorm::Dims {
+        norm_dims(self.config(), self.rows.n_rows)
+    }
+
+    fn swiglu_dims(&self) -> swiglu::Dims {
+        swiglu::Dims { tokens: self.rows.n_rows, width: self.config().ffn_width }
+    }
+}
+
+pub fn heads(config: &ModelConfig) -> Heads {
+    Heads { query: config.n_heads, kv: config.n_kv_heads, dim: config.head_dim }
+}
+
+pub fn norm_dims(config: &ModelConfig, n_rows: usize) -> rmsnorm::Dims {
+    rmsnorm::Dims { tokens: n_rows, width: config.width, eps: config.norm_eps.into() }
+}

@@ -1,0 +1,220 @@
+//! A model out to a Hugging Face folder that `transformers` loads.
+
+mod companions;
+mod folder;
+#[cfg(test)]
+mod tests;
+
+pub use companions::Companion;
+pub use folder::Existing;
+
+use crate::config::{ModelConfig, TensorSpec};
+use crate::error::{Error, Result};
+use crate::weights::Encoding;
+use crate::weights::safetensors::{INDEX, SINGLE};
+use half::{bf16, f16};
+use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+/// The type of exported weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    F32,
+    F16,
+    Bf16,
+}
+
+/// What to write, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct ExportOptions {
+    pub precision: Precision,
+    /// A new file is begun before this size is passed; a single tensor may be larger.
+    pub max_shard_bytes: u64,
+    pub existing: Existing,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exported {
+    pub n_tensors: usize,
+    pub n_parameters: u64,
+    pub n_shards: usize,
+    /// Bytes of weights.
+    pub bytes: u64,
+}
+
+impl Default for ExportOptions {
+    fn default() -> Self {
+        Self { precision: Precision::Bf16, max_shard_bytes: 5_000_000_000, existing: Existing::Refuse }
+    }
+}
+
+/// Writes `config.json`, the weights and the companions (tokenizer and the like, see
+/// [`crate::Pretrained::companions`]) to the folder `out`. `read` fills in one tensor at a time, row-major.
+/// The folder appears whole or not at all: everything is written beside it and renamed at the end.
+pub fn export(
+    out: &Path,
+    config: &ModelConfig,
+    companions: &[Companion],
+    options: &ExportOptions,
+    read: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
+) -> Result<Exported> {
+    config.validate("exported model")?;
+    folder::write_whole(out, options.existing, |folder| {
+        let mut keys = config.to_hugging_face(options.precision.torch_name());
+        keys.insert("torch_dtype".into(), json!(options.precision.torch_name()));
+        write_json(&folder.join("config.json"), &keys)?;
+        for companion in companions {
+            companion.write(folder)?;
+        }
+        write_weights(folder, config, options, read)
+    })
+}
+
+impl Precision {
+    pub fn encoding(self) -> Encoding {
+        match self {
+            Self::F32 => Encoding::F32,
+            Self::F16 => Encoding::F16,
+            Self::Bf16 => Encoding::Bf16,
+        }
+    }
+
+    fn torch_name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+
+    fn n_bytes(self, spec: &TensorSpec) -> u64 {
+        spec.n_elements() as u64 * self.encoding().block().1 as u64
+    }
+
+    /// Rounds to nearest, ties to even. F16 ends at 65504: a finite number beyond it is refused.
+    fn write(self, numbers: &[f32], out: &mut impl Write) -> std::io::Result<Option<f32>> {
+        let mut bytes = Vec::with_capacity(CHUNK * 4);
+        for chunk in numbers.chunks(CHUNK) {
+            bytes.clear();
+            match self {
+                Self::F32 => chunk.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
+                Self::Bf16 => chunk.iter().for_each(|&x| bytes.extend(bf16::from_f32(x).to_le_bytes())),
+                Self::F16 => {
+                    if let Some(&beyond) =
+                        chunk.iter().find(|x| x.is_finite() && f16::from_f32(**x).is_infinite())
+                    {
+                        return Ok(Some(beyond));
+                    }
+                    chunk.iter().for_each(|&x| bytes.extend(f16::from_f32(x).to_le_bytes()));
+                }
+            }
+            out.write_all(&bytes)?;
+        }
+        Ok(None)
+    }
+}
+
+/// Numbers turned to bytes at a time.
+const CHUNK: usize = 1 << 16;
+
+fn write_weights(
+    folder: &Path,
+    config: &ModelConfig,
+    options: &ExportOptions,
+    mut read: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
+) -> Result<Exported> {
+    let specs = config.tensors();
+    let shards = in_shards(&specs, options);
+    let mut weight_map = Map::new();
+    for (shard_idx, shard) in shards.iter().enumerate() {
+        let name = match shards.len() {
+            1 => SINGLE.to_owned(),
+            n => format!("model-{:05}-of-{n:05}.safetensors", shard_idx + 1),
+        };
+        write_shard(&folder.join(&name), shard, options.precision, &mut read)?;
+        weight_map.extend(shard.iter().map(|spec| (spec.name.clone(), json!(name))));
+    }
+    let bytes = specs.iter().map(|spec| options.precision.n_bytes(spec)).sum();
+    if shards.len() > 1 {
+        let Value::Object(index) = json!({"metadata": {"total_size": bytes}, "weight_map": weight_map})
+        else {
+            unreachable!("json! was given an object")
+        };
+        write_json(&folder.join(INDEX), &index)?;
+    }
+    Ok(Exported {
+        n_tensors: specs.len(),
+        n_parameters: config.n_parameters(),
+        n_shards: shards.len(),
+        bytes,
+    })
+}
+
+/// The tensors in order, cut where the next one would pass the limit.
+fn in_shards<'a>(specs: &'a [TensorSpec], options: &ExportOptions) -> Vec<&'a [TensorSpec]> {
+    let mut shards = Vec::new();
+    let (mut start, mut size) = (0, 0);
+    for (i, spec) in specs.iter().enumerate() {
+        let n_bytes = options.precision.n_bytes(spec);
+        if i > start && size + n_bytes > options.max_shard_bytes {
+            shards.push(&specs[start..i]);
+            (start, size) = (i, 0);
+        }
+        size += n_bytes;
+    }
+    shards.push(&specs[start..]);
+    shards
+}
+
+fn write_shard(
+    path: &Path,
+    specs: &[TensorSpec],
+    precision: Precision,
+    read: &mut impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
+) -> Result<()> {
+    let io = |e| Error::io(path, e);
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(io)?);
+    let header = header(specs, precision);
+    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
+    file.write_all(header.as_bytes()).map_err(io)?;
+    let mut numbers = Vec::new();
+    for spec in specs {
+        numbers.resize(spec.n_elements(), 0.0);
+        read(spec, &mut numbers)?;
+        if let Some(beyond) = precision.write(&numbers, &mut file).map_err(io)? {
+            let problem = format!("{beyond} does not fit F16, which ends at 65504");
+            return Err(Error::unsupported(
+                format!("tensor {}", spec.name),
+                problem,
+                "export as bf16 or f32",
+            ));
+        }
+    }
+    file.into_inner().map_err(|e| io(e.into_error()))?.sync_all().map_err(io)
+}
+
+/// The JSON header, filled up with spaces so that the numbers begin at a multiple of 8.
+fn header(specs: &[TensorSpec], precision: Precision) -> String {
+    let mut keys = Map::new();
+    keys.insert("__metadata__".into(), json!({"format": "pt"}));
+    let mut start = 0;
+    for spec in specs {
+        let end = start + precision.n_bytes(spec);
+        let entry =
+            json!({"dtype": precision.encoding().name(), "shape": spec.shape, "data_offsets": [start, end]});
+        keys.insert(spec.name.clone(), entry);
+        start = end;
+    }
+    let mut text = Value::Object(keys).to_string();
+    text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
+    text
+}
+
+/// Pretty-printed, synced to disk.
+pub(super) fn write_json(path: &Path, keys: &Map<String, Value>) -> Result<()> {
+    let text = format!("{:#}\n", Value::Object(keys.clone()));
+    folder::write_file(path, text.as_bytes())
+}

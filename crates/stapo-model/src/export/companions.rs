@@ -1,0 +1,83 @@
+//! What goes with the weights: tokenizer, chat template, stop tokens.
+
+use super::folder;
+use crate::error::{Error, Result};
+use crate::pretrained::Pretrained;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+
+/// Files that `transformers` knows and that hold nothing of the weights; taken over from a folder as they are.
+const TAKEN_OVER: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+
+/// A file beside the weights.
+#[derive(Debug, Clone)]
+pub struct Companion {
+    name: &'static str,
+    content: Content,
+}
+
+#[derive(Debug, Clone)]
+enum Content {
+    Text(String),
+    CopyOf(PathBuf),
+}
+
+impl Companion {
+    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+        let path = folder.join(self.name);
+        match &self.content {
+            Content::Text(text) => folder::write_file(&path, text.as_bytes()),
+            Content::CopyOf(from) => std::fs::copy(from, &path).map(|_| ()).map_err(|e| Error::io(from, e)),
+        }
+    }
+
+    fn object(name: &'static str, value: &Value) -> Self {
+        Self { name, content: Content::Text(format!("{value:#}\n")) }
+    }
+}
+
+impl Pretrained {
+    /// The files to export beside this model's weights, or beside those of a model trained from it.
+    pub fn companions(&self) -> Result<Vec<Companion>> {
+        if let Some(folder) = self.folder() {
+            let copies = TAKEN_OVER.into_iter().map(|name| (name, folder.join(name)));
+            let present = copies.filter(|(_, path)| path.is_file());
+            return Ok(present
+                .map(|(name, path)| Companion { name, content: Content::CopyOf(path) })
+                .collect());
+        }
+        let tokenizer = self.tokenizer()?;
+        let special_tokens = self.special_tokens()?;
+        let mut keys = Map::new();
+        keys.insert("tokenizer_class".into(), json!("PreTrainedTokenizerFast"));
+        keys.insert("model_max_length".into(), json!(self.config.max_positions));
+        keys.insert("clean_up_tokenization_spaces".into(), json!(false));
+        for (name, text) in &special_tokens {
+            keys.insert(name.clone(), json!(text));
+        }
+        if let Some(template) = self.chat_template()? {
+            keys.insert("chat_template".into(), json!(template.source()));
+        }
+        let padding = special_tokens.get("pad_token").and_then(|text| tokenizer.id_of(text));
+        let generation = json!({
+            "bos_token_id": self.config.bos,
+            "eos_token_id": self.config.stops,
+            "pad_token_id": padding,
+        });
+        Ok(vec![
+            Companion { name: "tokenizer.json", content: Content::Text(tokenizer.to_json()?) },
+            Companion::object("tokenizer_config.json", &Value::Object(keys)),
+            Companion::object("generation_config.json", &generation),
+        ])
+    }
+}

@@ -1,0 +1,96 @@
+//! A folder that appears whole or not at all.
+
+use crate::error::{Error, Result};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// What to do if the folder is there already and not empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    Refuse,
+    /// Replace it, provided that it is a model's folder: a `config.json` and no folders inside.
+    Replace,
+}
+
+/// Lets `fill` write into a folder beside `out`, then renames it to `out`. On any error nothing is left behind.
+pub(super) fn write_whole<T>(
+    out: &Path,
+    existing: Existing,
+    fill: impl FnOnce(&Path) -> Result<T>,
+) -> Result<T> {
+    // `a/b/` and `a/b` are the same folder; a path like `..` has no name to rename to.
+    let name = out.file_name().ok_or_else(|| {
+        Error::unsupported(
+            out.display(),
+            "does not end in a name",
+            "give the folder to create, such as ./model",
+        )
+    })?;
+    check_target(out, existing)?;
+    let parent = match out.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    fs::create_dir_all(parent).map_err(|e| Error::io(parent, e))?;
+    let prefix = format!(".{}.", name.to_string_lossy());
+    let temporary = tempfile::Builder::new().prefix(&prefix).suffix(".tmp").tempdir_in(parent);
+    let temporary = temporary.map_err(|e| Error::io(parent, e))?;
+    let written = temporary.path().join("model");
+    fs::create_dir(&written).map_err(|e| Error::io(&written, e))?;
+    let result = fill(&written)?;
+    sync(&written)?;
+    let replaced = temporary.path().join("replaced");
+    if out.exists() {
+        check_target(out, existing)?;
+        fs::rename(out, &replaced).map_err(|e| Error::io(out, e))?;
+    }
+    if let Err(error) = fs::rename(&written, out) {
+        // Put the old folder back; the first error is the one to report.
+        let _ = fs::rename(&replaced, out);
+        return Err(Error::io(out, error));
+    }
+    sync(parent)?;
+    Ok(result)
+}
+
+/// Writes and syncs a file.
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = |path: &Path| {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write(path).map_err(|e| Error::io(path, e))
+}
+
+fn check_target(out: &Path, existing: Existing) -> Result<()> {
+    let Ok(metadata) = fs::symlink_metadata(out) else { return Ok(()) };
+    let refuse = |problem: &str, hint: &str| Err(Error::unsupported(out.display(), problem, hint));
+    if !metadata.is_dir() {
+        return refuse("exists and is not a folder", "give the folder to create");
+    }
+    let entries: Vec<PathBuf> = fs::read_dir(out)
+        .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
+        .map_err(|e| Error::io(out, e))?;
+    if entries.is_empty() {
+        return Ok(());
+    }
+    match existing {
+        Existing::Refuse => Err(Error::Exists { place: out.display().to_string() }),
+        Existing::Replace
+            if entries.iter().any(|path| path.is_dir()) || !out.join("config.json").is_file() =>
+        {
+            refuse("is not the folder of a model and is not replaced", "choose another folder")
+        }
+        Existing::Replace => Ok(()),
+    }
+}
+
+/// Makes the names in a folder durable. Windows cannot open folders and needs no such step.
+fn sync(folder: &Path) -> Result<()> {
+    if cfg!(unix) {
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(|e| Error::io(folder, e))?;
+    }
+    Ok(())
+}

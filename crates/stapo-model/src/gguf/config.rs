@@ -1,0 +1,234 @@
+//! The model's shape from GGUF metadata.
+
+use super::Gguf;
+use crate::config::{Family, ModelConfig, Rope, RopeKind};
+use crate::error::{Error, Result};
+use crate::weights::Encoding;
+
+impl Gguf {
+    /// The config of a `llama`, `qwen2` or `qwen3` file. Embeddings are tied when there is no `output.weight`.
+    /// When there is one the head is its own matrix, even if the model was once tied: quantisers keep a finer copy
+    /// for the head.
+    pub fn config(&self) -> Result<ModelConfig> {
+        let architecture =
+            self.text("general.architecture")?.ok_or_else(|| self.absent("general.architecture"))?;
+        let family = Family::from_name(architecture).ok_or_else(|| {
+            let problem = format!("{architecture:?} is not supported");
+            Error::unsupported(
+                format!("{}: general.architecture", self.place),
+                problem,
+                "supported: qwen3, qwen2, llama",
+            )
+        })?;
+        let key = |name: &str| format!("{architecture}.{name}");
+        self.refuse_what_is_not_built(&key)?;
+        let (width, n_heads) = (
+            self.required_whole(&key("embedding_length"))?,
+            self.same_in_all_layers(&key("attention.head_count"))?,
+        );
+        let n_heads = n_heads.ok_or_else(|| self.absent(&key("attention.head_count")))?;
+        let head_dim = self.head_dim(&key, width, n_heads)?;
+        let max_positions = self.required_whole(&key("context_length"))?;
+        let config = ModelConfig {
+            family,
+            width,
+            n_layers: self.required_whole(&key("block_count"))?,
+            n_heads,
+            n_kv_heads: self.same_in_all_layers(&key("attention.head_count_kv"))?.unwrap_or(n_heads),
+            head_dim,
+            ffn_width: self
+                .same_in_all_layers(&key("feed_forward_length"))?
+                .ok_or_else(|| self.absent(&key("feed_forward_length")))?,
+            vocabulary: self.vocabulary(&key)?,
+            norm_eps: self.number(&key("attention.layer_norm_rms_epsilon"))?.unwrap_or(1e-6) as f32,
+            rope: self.rope(&key, head_dim, max_positions)?,
+            max_positions,
+            qk_norm: family == Family::Qwen3,
+            qkv_bias: family == Family::Qwen2,
+            tied_embeddings: !self.tensors.contains_key("output.weight"),
+            bos: self.token_id("tokenizer.ggml.bos_token_id")?,
+            stops: self.stops()?,
+        };
+        config.validate(&self.place)?;
+        Ok(config)
+    }
+
+    fn refuse_what_is_not_built(&self, key: &impl Fn(&str) -> String) -> Result<()> {
+        let refuse = |key: &str, what: &str, hint: &str| {
+            Err(Error::unsupported(format!("{}: {key}", self.place), what, hint))
+        };
+        if self.unsigned(&key("expert_count"))?.unwrap_or(0) > 0 {
+            return refuse(
+                &key("expert_count"),
+                "mixtures of experts are not supported",
+                "use a dense model",
+            );
+        }
+        if self.unsigned(&key("attention.sliding_window"))?.unwrap_or(0) > 0 {
+            return refuse(&key("attention.sliding_window"), "sliding-window attention is not supported", "");
+        }
+        if self.unsigned("split.count")?.unwrap_or(0) > 1 {
+            return refuse(
+                "split.count",
+                "split GGUF files are not read",
+                "join them with llama-gguf-split --merge",
+            );
+        }
+        Ok(())
+    }
+
+    /// A number that GGUF may give once or per layer; layers that differ are refused.
+    fn same_in_all_layers(&self, key: &str) -> Result<Option<usize>> {
+        if !self.is_array(key) {
+            return self.whole(key);
+        }
+        let values = self.numbers(key)?.unwrap_or_default();
+        match values.first() {
+            Some(&first) if first >= 0.0 && values.iter().all(|&value| value == first) => {
+                Ok(Some(first as usize))
+            }
+            _ => Err(Error::unsupported(
+                format!("{}: {key}", self.place),
+                "differs between layers",
+                "expected one value",
+            )),
+        }
+    }
+
+    fn head_dim(&self, key: &impl Fn(&str) -> String, width: usize, n_heads: usize) -> Result<usize> {
+        let refuse = |problem: String| Err(Error::unsupported(&self.place, problem, ""));
+        let head_dim = match self.whole(&key("attention.key_length"))? {
+            Some(head_dim) => head_dim,
+            None if n_heads > 0 && width.is_multiple_of(n_heads) => width / n_heads,
+            None => {
+                return refuse(format!(
+                    "hidden size {width} does not divide among {n_heads} attention heads"
+                ));
+            }
+        };
+        for other in ["attention.value_length", "rope.dimension_count"] {
+            if let Some(value) = self.whole(&key(other))?.filter(|&value| value != head_dim) {
+                return refuse(format!("{} is {value}, expected the head dimension {head_dim}", key(other)));
+            }
+        }
+        Ok(head_dim)
+    }
+
+    /// Rows of the embedding.
+    fn vocabulary(&self, key: &impl Fn(&str) -> String) -> Result<usize> {
+        let embedding = self.tensors.get("token_embd.weight").ok_or_else(|| {
+            Error::missing(
+                &self.place,
+                "no tensor token_embd.weight",
+                "expected the weights of a language model",
+            )
+        })?;
+        let rows = embedding.shape[0];
+        if let Some(declared) = self.whole(&key("vocab_size"))?.filter(|&declared| declared != rows) {
+            let problem = format!("is {declared}, but token_embd.weight has {rows} rows");
+            return Err(Error::mismatch(format!("{}: {}", self.place, key("vocab_size")), problem, ""));
+        }
+        Ok(rows)
+    }
+
+    fn stops(&self) -> Result<Vec<u32>> {
+        let mut stops = Vec::new();
+        for name in ["eos", "eot", "eom"] {
+            if let Some(id) = self.token_id(&format!("tokenizer.ggml.{name}_token_id"))?
+                && !stops.contains(&id)
+            {
+                stops.push(id);
+            }
+        }
+        Ok(stops)
+    }
+
+    fn rope(&self, key: &impl Fn(&str) -> String, head_dim: usize, max_positions: usize) -> Result<Rope> {
+        let theta = self.number(&key("rope.freq_base"))?.unwrap_or(10_000.0);
+        if self.tensors.contains_key("rope_freqs.weight") {
+            return Ok(Rope { theta, kind: self.llama3_from_factors(theta, head_dim)? });
+        }
+        let factor = || -> Result<f64> {
+            let factor = self.number(&key("rope.scaling.factor"))?;
+            factor.ok_or_else(|| self.absent(&key("rope.scaling.factor")))
+        };
+        let kind = match self.text(&key("rope.scaling.type"))?.unwrap_or("none") {
+            "none" => RopeKind::Default,
+            "linear" => RopeKind::Linear { factor: factor()? },
+            "yarn" => {
+                let factor = factor()?;
+                let or = |name: &str, default: f64| Ok(self.number(&key(name))?.unwrap_or(default));
+                RopeKind::Yarn {
+                    factor,
+                    original_positions: self
+                        .whole(&key("rope.scaling.original_context_length"))?
+                        .unwrap_or(max_positions),
+                    beta_fast: or("rope.scaling.yarn_beta_fast", 32.0)?,
+                    beta_slow: or("rope.scaling.yarn_beta_slow", 1.0)?,
+                    attention_factor: or("rope.scaling.attn_factor", 1.0)?
+                        * (1.0 + 0.1 * factor.max(1.0).ln()),
+                    truncate: true,
+                }
+            }
+            other => {
+                let place = format!("{}: {}", self.place, key("rope.scaling.type"));
+                let problem = format!("{other:?} is not supported");
+                return Err(Error::unsupported(
+                    place,
+                    problem,
+                    "supported: none, linear, yarn, and Llama 3 by rope_freqs",
+                ));
+            }
+        };
+        Ok(Rope { theta, kind })
+    }
+
+    /// Llama 3's scaling from `rope_freqs.weight`, which lists what each frequency is divided by. The parameters are
+    /// found by trying every context length Llama could have been trained at, and must give the listed factors.
+    fn llama3_from_factors(&self, theta: f64, head_dim: usize) -> Result<RopeKind> {
+        let place = format!("{}: tensor rope_freqs.weight", self.place);
+        let stored = &self.tensors["rope_freqs.weight"];
+        if stored.shape != [head_dim / 2] || stored.encoding != Encoding::F32 {
+            let problem = format!(
+                "is {:?} as {}, expected [{}] as F32",
+                stored.shape,
+                stored.encoding.name(),
+                head_dim / 2
+            );
+            return Err(Error::mismatch(place, problem, ""));
+        }
+        let mut factors = vec![0.0; head_dim / 2];
+        stored.encoding.decode(&self.file[stored.bytes.clone()], &mut factors);
+        let factor = f64::from(factors.iter().copied().fold(0.0, f32::max));
+        let close = |a: f64, b: f32| (a - f64::from(b)).abs() <= 1e-4 * a;
+        for original_positions in (10..=17).map(|log2| 1_usize << log2) {
+            let kind =
+                RopeKind::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_positions };
+            let fits = |(i, &listed): (usize, &f32)| {
+                let frequency = theta.powf(-2.0 * i as f64 / head_dim as f64);
+                close(llama3_divisor(frequency, factor, original_positions as f64), listed)
+            };
+            if factors.iter().enumerate().all(fits) {
+                return Ok(kind);
+            }
+        }
+        Err(Error::unsupported(
+            place,
+            "the factors are not those of Llama 3's scaling",
+            "expected low 1, high 4",
+        ))
+    }
+}
+
+/// What Llama 3 divides a frequency by, with low and high frequency factors 1 and 4.
+fn llama3_divisor(frequency: f64, factor: f64, context: f64) -> f64 {
+    let turns = context * frequency / std::f64::consts::TAU;
+    if turns > 4.0 {
+        1.0
+    } else if turns < 1.0 {
+        factor
+    } else {
+        let smooth = (turns - 1.0) / 3.0;
+        1.0 / ((1.0 - smooth) / factor + smooth)
+    }
+}

@@ -1,0 +1,207 @@
+//! GGUF: one file with metadata, tokenizer and weights. Only this header is parsed on opening; strings and arrays
+//! stay in the mapped file until asked for, so that memory never exceeds what the file really holds.
+
+mod bytes;
+mod config;
+mod fields;
+mod tensors;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::weights::{Encoding, Stored, Weights};
+use bytes::Bytes;
+use fields::Field;
+use stapo_ops::mapped::MappedFile;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+const MAGIC: &[u8; 4] = b"GGUF";
+/// Dimensions a tensor may have.
+const MAX_DIMS: u32 = 4;
+
+/// An opened file: its metadata by key, its tensors under their GGUF names.
+#[derive(Debug)]
+pub struct Gguf {
+    place: String,
+    file: Arc<MappedFile>,
+    fields: BTreeMap<String, Field>,
+    tensors: BTreeMap<String, Stored>,
+}
+
+impl Gguf {
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = MappedFile::open(path).map_err(|e| Error::io(path, e))?;
+        let place = path.display().to_string();
+        let mut bytes = Bytes::new(&place, &file);
+        let (n_tensors, n_fields) = read_preamble(&place, &mut bytes)?;
+        let fields = read_fields(&place, &mut bytes, n_fields)?;
+        let alignment = alignment(&place, &file, &fields)?;
+        let mut tensors = read_tensors(&place, &mut bytes, n_tensors)?;
+        let start = bytes.position().next_multiple_of(alignment);
+        place_tensors(&place, &mut tensors, start, alignment, file.len())?;
+        Ok(Self { place, file: Arc::new(file), fields, tensors })
+    }
+
+    /// Whether the file begins as GGUF does.
+    pub fn is_magic(path: &Path) -> bool {
+        use std::io::Read;
+        let mut magic = [0; 4];
+        std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == MAGIC
+    }
+
+    /// The weights under their Hugging Face names, `config` being what [`Gguf::config`] gave.
+    pub fn weights(&self, config: &ModelConfig) -> Result<Weights> {
+        let tensors = tensors::renamed(&self.place, &self.tensors, config)?;
+        Ok(Weights::new(self.place.clone(), vec![Arc::clone(&self.file)], tensors))
+    }
+
+    pub(crate) fn place(&self) -> &str {
+        &self.place
+    }
+}
+
+/// Magic, version, and how many tensors and fields follow.
+fn read_preamble(place: &str, bytes: &mut Bytes) -> Result<(u64, u64)> {
+    if bytes.take(4, "magic")? != MAGIC {
+        return Err(Error::malformed(place, "does not begin with GGUF"));
+    }
+    match bytes.u32("version")? {
+        2 | 3 => {}
+        version if version.swap_bytes() <= 3 => {
+            return Err(Error::unsupported(place, "is big-endian GGUF", "expected little-endian"));
+        }
+        version => {
+            let hint = "supported: 2 and 3; convert the model again with a current llama.cpp";
+            return Err(Error::unsupported(place, format!("GGUF version {version}"), hint));
+        }
+    }
+    Ok((bytes.u64("tensor count")?, bytes.u64("field count")?))
+}
+
+fn read_fields(place: &str, bytes: &mut Bytes, n_fields: u64) -> Result<BTreeMap<String, Field>> {
+    let mut fields = BTreeMap::new();
+    for _ in 0..n_fields {
+        let key = bytes.string("metadata key")?.to_owned();
+        let field = bytes.field(&key)?;
+        if fields.insert(key.clone(), field).is_some() {
+            return Err(Error::malformed(place, format!("metadata key {key:?} appears twice")));
+        }
+    }
+    Ok(fields)
+}
+
+fn alignment(place: &str, file: &[u8], fields: &BTreeMap<String, Field>) -> Result<usize> {
+    let Some(field) = fields.get("general.alignment") else { return Ok(32) };
+    let value = field.unsigned(file).unwrap_or(0) as usize;
+    if value.is_power_of_two() && value.is_multiple_of(8) && value <= 1 << 20 {
+        return Ok(value);
+    }
+    Err(Error::malformed(
+        format!("{place}: general.alignment"),
+        format!("is {value}, expected a power of two from 8"),
+    ))
+}
+
+/// The tensor table. Ranges are relative to the numbers and unchecked until [`place_tensors`].
+fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeMap<String, Stored>> {
+    let mut tensors = BTreeMap::new();
+    for _ in 0..n_tensors {
+        let name = bytes.string("tensor name")?.to_owned();
+        let place = format!("{place}: tensor {name}");
+        let n_dims = bytes.u32("dimension count")?;
+        if n_dims == 0 || n_dims > MAX_DIMS {
+            return Err(Error::malformed(place, format!("{n_dims} dimensions, expected 1 to {MAX_DIMS}")));
+        }
+        let mut shape = Vec::new();
+        for _ in 0..n_dims {
+            let dim = bytes.u64("dimension")?;
+            shape.push(
+                usize::try_from(dim).map_err(|_| Error::malformed(&place, format!("dimension {dim}")))?,
+            );
+        }
+        // GGUF counts dimensions from the innermost.
+        shape.reverse();
+        let encoding = encoding(&place, bytes.u32("tensor type")?)?;
+        let offset = bytes.u64("tensor offset")?;
+        let range = usize::try_from(offset).ok().and_then(|start| {
+            let end = start.checked_add(encoding.n_bytes(&shape)?)?;
+            Some(start..end)
+        });
+        let Some(range) = range else {
+            let problem = format!("shape {shape:?} as {} at offset {offset} is impossible", encoding.name());
+            return Err(Error::malformed(place, problem));
+        };
+        let stored = Stored::as_named(range, shape, encoding);
+        if tensors.insert(name, stored).is_some() {
+            return Err(Error::malformed(place, "appears twice"));
+        }
+    }
+    Ok(tensors)
+}
+
+/// Makes the ranges absolute; refuses those that leave the file, overlap, or are not aligned.
+fn place_tensors(
+    place: &str,
+    tensors: &mut BTreeMap<String, Stored>,
+    start: usize,
+    alignment: usize,
+    file_len: usize,
+) -> Result<()> {
+    let mut order: Vec<_> = tensors.iter_mut().collect();
+    order.sort_by_key(|(_, stored)| (stored.bytes.start, stored.bytes.end));
+    let mut previous_end = 0;
+    for (name, stored) in order {
+        let malformed = |problem: String| Error::malformed(format!("{place}: tensor {name}"), problem);
+        if !stored.bytes.start.is_multiple_of(alignment) {
+            return Err(malformed(format!("offset {} is not a multiple of {alignment}", stored.bytes.start)));
+        }
+        if stored.bytes.start < previous_end {
+            return Err(malformed(format!("overlaps the tensor before it at offset {}", stored.bytes.start)));
+        }
+        previous_end = stored.bytes.end;
+        let end = stored.bytes.end.checked_add(start).filter(|&end| end <= file_len).ok_or_else(|| {
+            malformed(format!(
+                "ends {} bytes into the numbers, beyond the end of the file: truncated?",
+                previous_end
+            ))
+        })?;
+        stored.bytes = stored.bytes.start + start..end;
+    }
+    Ok(())
+}
+
+/// The encoding that GGUF numbers `number`.
+fn encoding(place: &str, number: u32) -> Result<Encoding> {
+    let encoding = match number {
+        0 => Encoding::F32,
+        1 => Encoding::F16,
+        2 => Encoding::Q4_0,
+        3 => Encoding::Q4_1,
+        6 => Encoding::Q5_0,
+        7 => Encoding::Q5_1,
+        8 => Encoding::Q8_0,
+        12 => Encoding::Q4_K,
+        13 => Encoding::Q5_K,
+        14 => Encoding::Q6_K,
+        30 => Encoding::Bf16,
+        other => {
+            let known = match other {
+                9 => "Q8_1",
+                10 => "Q2_K",
+                11 => "Q3_K",
+                15 => "Q8_K",
+                16..=23 | 29 => "an IQ type",
+                24..=28 => "integers or F64",
+                _ => "unknown",
+            };
+            let supported = Encoding::ALL.map(Encoding::name).join(", ");
+            let problem = format!("type {other} ({known}) is not read");
+            return Err(Error::unsupported(place, problem, format!("supported: {supported}")));
+        }
+    };
+    Ok(encoding)
+}

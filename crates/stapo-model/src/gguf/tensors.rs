@@ -1,0 +1,78 @@
+//! From GGUF's tensor names and row order to Hugging Face's.
+
+use crate::config::{Family, ModelConfig};
+use crate::error::{Error, Result};
+use crate::weights::{RowOrder, Stored};
+use std::collections::BTreeMap;
+
+/// The table under Hugging Face names. Names without a counterpart stay as they are, for `Weights::check` to judge.
+pub(super) fn renamed(
+    place: &str,
+    tensors: &BTreeMap<String, Stored>,
+    config: &ModelConfig,
+) -> Result<BTreeMap<String, Stored>> {
+    let mut renamed = BTreeMap::new();
+    for (name, stored) in tensors {
+        let mut stored = stored.clone();
+        // Spent on the config.
+        if name == "rope_freqs.weight" {
+            continue;
+        }
+        stored.rows = row_order(name, config);
+        if let RowOrder::RotaryPairs { n_heads } = stored.rows
+            && (stored.shape.len() != 2 || !stored.shape[0].is_multiple_of(2 * n_heads))
+        {
+            let problem = format!("shape {:?} does not split into {n_heads} heads of pairs", stored.shape);
+            return Err(Error::malformed(format!("{place}: tensor {name}"), problem));
+        }
+        let new_name = hugging_face_name(name).unwrap_or_else(|| name.clone());
+        if renamed.insert(new_name, stored).is_some() {
+            return Err(Error::malformed(
+                format!("{place}: tensor {name}"),
+                "is there under another name too",
+            ));
+        }
+    }
+    Ok(renamed)
+}
+
+/// llama.cpp turns neighbouring rows of Llama's q and k together; the other families keep the two halves apart.
+fn row_order(name: &str, config: &ModelConfig) -> RowOrder {
+    match (config.family, name) {
+        (Family::Llama, name) if name.ends_with(".attn_q.weight") => {
+            RowOrder::RotaryPairs { n_heads: config.n_heads }
+        }
+        (Family::Llama, name) if name.ends_with(".attn_k.weight") => {
+            RowOrder::RotaryPairs { n_heads: config.n_kv_heads }
+        }
+        _ => RowOrder::AsNamed,
+    }
+}
+
+fn hugging_face_name(name: &str) -> Option<String> {
+    let (stem, suffix) = name.rsplit_once('.')?;
+    let whole = match stem {
+        "token_embd" => "model.embed_tokens",
+        "output_norm" => "model.norm",
+        "output" => "lm_head",
+        _ => {
+            let (layer, part) = stem.strip_prefix("blk.")?.split_once('.')?;
+            let part = match part {
+                "attn_norm" => "input_layernorm",
+                "attn_q" => "self_attn.q_proj",
+                "attn_k" => "self_attn.k_proj",
+                "attn_v" => "self_attn.v_proj",
+                "attn_output" => "self_attn.o_proj",
+                "attn_q_norm" => "self_attn.q_norm",
+                "attn_k_norm" => "self_attn.k_norm",
+                "ffn_norm" => "post_attention_layernorm",
+                "ffn_gate" => "mlp.gate_proj",
+                "ffn_up" => "mlp.up_proj",
+                "ffn_down" => "mlp.down_proj",
+                _ => return None,
+            };
+            return Some(format!("model.layers.{layer}.{part}.{suffix}"));
+        }
+    };
+    Some(format!("{whole}.{suffix}"))
+}

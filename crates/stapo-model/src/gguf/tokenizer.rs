@@ -1,0 +1,284 @@
+//! The tokenizer from GGUF metadata (`tokenizer.ggml.*`), rebuilt as `tokenizer.json` would define it.
+
+use super::Gguf;
+use crate::chat::SpecialTokens;
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+use tokenizers::decoders::byte_fallback::ByteFallback;
+use tokenizers::decoders::fuse::Fuse;
+use tokenizers::decoders::strip::Strip;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::normalizers::{NFC, Prepend, Replace};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer as Inner};
+
+/// Longest token; the longest in the wild are runs of about 128 signs.
+const MAX_TOKEN: usize = 1024;
+
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// What `tokenizer.ggml.token_type` calls its numbers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TokenType {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+/// How text is cut into words before the merges, in `gpt2` vocabularies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Words {
+    Gpt2,
+    Qwen2,
+    Llama3,
+    SmolLm,
+}
+
+impl Gguf {
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        let model = self.text("tokenizer.ggml.model")?.ok_or_else(|| self.absent("tokenizer.ggml.model"))?;
+        let tokens = self.tokens()?;
+        let (mut inner, adds_bos) = match model {
+            "gpt2" => self.byte_level(&tokens)?,
+            "llama" => self.sentence_piece(&tokens)?,
+            other => {
+                let place = format!("{}: tokenizer.ggml.model", self.place);
+                return Err(Error::unsupported(
+                    place,
+                    format!("{other:?} is not supported"),
+                    "supported: gpt2, llama",
+                ));
+            }
+        };
+        let adds_bos = self.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
+        if adds_bos {
+            let bos = self.token_id("tokenizer.ggml.bos_token_id")?;
+            let bos = bos.ok_or_else(|| self.absent("tokenizer.ggml.bos_token_id"))?;
+            let text = tokens.text(bos).ok_or_else(|| self.wrong("bos_token_id", "is not a token"))?;
+            inner.with_post_processor(Some(self.starts_with(text, bos)?));
+        }
+        let added = tokens.added();
+        inner.add_tokens(added).map_err(|e| self.wrong("tokens", &e.to_string()))?;
+        Tokenizer::new(&self.place, inner)
+    }
+
+    /// The chat template and the texts of the special tokens.
+    pub fn chat_template(&self) -> Result<Option<&str>> {
+        self.text("tokenizer.chat_template")
+    }
+
+    pub fn special_tokens(&self) -> Result<SpecialTokens> {
+        let tokens = self.tokens()?;
+        let mut special = SpecialTokens::new();
+        for (name, key) in
+            [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")]
+        {
+            if let Some(id) = self.token_id(&format!("tokenizer.ggml.{key}_token_id"))?
+                && let Some(text) = tokens.text(id)
+            {
+                special.insert(name.into(), text.into());
+            }
+        }
+        Ok(special)
+    }
+
+    fn tokens(&self) -> Result<Tokens<'_>> {
+        let texts =
+            self.strings("tokenizer.ggml.tokens")?.ok_or_else(|| self.absent("tokenizer.ggml.tokens"))?;
+        if let Some(id) = texts.iter().position(|text| text.len() > MAX_TOKEN) {
+            return Err(self.wrong("tokens", &format!("token {id} is longer than {MAX_TOKEN} bytes")));
+        }
+        let types = self.numbers("tokenizer.ggml.token_type")?.map_or_else(
+            || Ok(vec![TokenType::Normal; texts.len()]),
+            |numbers| {
+                let types: Option<Vec<_>> = numbers.into_iter().map(TokenType::from_number).collect();
+                types.ok_or_else(|| self.wrong("token_type", "holds a number other than 1 to 6"))
+            },
+        )?;
+        if types.len() != texts.len() {
+            let problem = format!("has {} entries for {} tokens", types.len(), texts.len());
+            return Err(self.wrong("token_type", &problem));
+        }
+        Ok(Tokens { texts, types })
+    }
+
+    /// GPT-2's kind: bytes spelled as characters, merges listed in order. Returns also whether it starts with bos.
+    fn byte_level(&self, tokens: &Tokens) -> Result<(Inner, bool)> {
+        let words = self.words()?;
+        let merges =
+            self.strings("tokenizer.ggml.merges")?.ok_or_else(|| self.absent("tokenizer.ggml.merges"))?;
+        let merges: Option<Vec<_>> = merges
+            .into_iter()
+            .map(|m| m.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())))
+            .collect();
+        let merges = merges.ok_or_else(|| self.wrong("merges", "has an entry that is not two tokens"))?;
+        let vocabulary = tokens.vocabulary().map_err(|problem| self.wrong("tokens", &problem))?;
+        let builder =
+            BPE::builder().vocab_and_merges(vocabulary, merges).ignore_merges(words == Words::Llama3);
+        let mut inner = Inner::new(builder.build().map_err(|e| self.wrong("merges", &e.to_string()))?);
+        let split = |pattern: &str| {
+            Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false)
+                .expect("the patterns above are valid")
+        };
+        let bytes = ByteLevel::new(false, false, false);
+        match words {
+            Words::Gpt2 => inner.with_pre_tokenizer(Some(ByteLevel::new(false, false, true))),
+            Words::SmolLm => inner.with_pre_tokenizer(Some(in_sequence(vec![
+                Digits::new(true).into(),
+                ByteLevel::new(false, false, true).into(),
+            ]))),
+            Words::Qwen2 => {
+                inner.with_normalizer(Some(NFC)).map_err(|e| self.wrong("pre", &e.to_string()))?;
+                inner.with_pre_tokenizer(Some(in_sequence(vec![split(QWEN2).into(), bytes.into()])))
+            }
+            Words::Llama3 => {
+                inner.with_pre_tokenizer(Some(in_sequence(vec![split(LLAMA3).into(), bytes.into()])))
+            }
+        };
+        inner.with_decoder(Some(bytes));
+        Ok((inner, words == Words::Llama3))
+    }
+
+    fn words(&self) -> Result<Words> {
+        let architecture = self.text("general.architecture")?.unwrap_or_default();
+        match self.text("tokenizer.ggml.pre")?.unwrap_or("default") {
+            "qwen2" | "deepseek-r1-qwen" => Ok(Words::Qwen2),
+            "llama-bpe" | "llama3" | "llama-v3" => Ok(Words::Llama3),
+            "smollm" => Ok(Words::SmolLm),
+            "gpt-2" => Ok(Words::Gpt2),
+            // Files from before the key was written, or by a converter that did not know the model.
+            "default" if architecture.starts_with("qwen") => Ok(Words::Qwen2),
+            "default" => Ok(Words::Gpt2),
+            other => {
+                let place = format!("{}: tokenizer.ggml.pre", self.place);
+                let hint =
+                    "supported: qwen2, llama-bpe, smollm, gpt-2; or use the model's Hugging Face folder";
+                Err(Error::unsupported(place, format!("{other:?} is not supported"), hint))
+            }
+        }
+    }
+
+    /// SentencePiece's kind: words marked by ▁, merges implied by the scores, unknown characters as bytes.
+    fn sentence_piece(&self, tokens: &Tokens) -> Result<(Inner, bool)> {
+        let scores =
+            self.numbers("tokenizer.ggml.scores")?.ok_or_else(|| self.absent("tokenizer.ggml.scores"))?;
+        if scores.len() != tokens.texts.len() {
+            let problem = format!("has {} entries for {} tokens", scores.len(), tokens.texts.len());
+            return Err(self.wrong("scores", &problem));
+        }
+        let vocabulary = tokens.vocabulary().map_err(|problem| self.wrong("tokens", &problem))?;
+        let merges = merges_by_score(tokens, &scores, &vocabulary);
+        let mut builder =
+            BPE::builder().vocab_and_merges(vocabulary, merges).byte_fallback(true).fuse_unk(true);
+        let unknown = self.token_id("tokenizer.ggml.unknown_token_id")?.and_then(|id| tokens.text(id));
+        if let Some(unknown) = unknown {
+            builder = builder.unk_token(unknown.to_owned());
+        }
+        let wrong = |e: tokenizers::Error| self.wrong("tokens", &e.to_string());
+        let mut inner = Inner::new(builder.build().map_err(wrong)?);
+        let replace = |from: &str, to: &str| Replace::new(from, to).map_err(wrong);
+        let mut normalizers = vec![replace(" ", "▁")?.into()];
+        let mut decoders = vec![replace("▁", " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
+        if self.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true) {
+            normalizers.insert(0, Prepend::new("▁".into()).into());
+            decoders.push(Strip::new(' ', 1, 0).into());
+        }
+        inner.with_normalizer(Some(tokenizers::normalizers::Sequence::new(normalizers))).map_err(wrong)?;
+        inner.with_decoder(Some(tokenizers::decoders::sequence::Sequence::new(decoders)));
+        Ok((inner, true))
+    }
+
+    fn starts_with(&self, bos: &str, id: u32) -> Result<TemplateProcessing> {
+        // Templates separate their parts by spaces; a token with one in it goes by another name.
+        TemplateProcessing::builder()
+            .try_single("bos $A")
+            .and_then(|builder| builder.try_pair("bos $A bos $B"))
+            .map(|builder| {
+                let token = tokenizers::processors::template::SpecialToken::new(
+                    "bos".into(),
+                    vec![id],
+                    vec![bos.into()],
+                );
+                builder.special_tokens(token.into_iter().collect::<Vec<_>>()).build()
+            })
+            .map_err(|e| self.wrong("bos_token_id", &e))?
+            .map_err(|e| self.wrong("bos_token_id", &e.to_string()))
+    }
+
+    fn wrong(&self, key: &str, problem: &str) -> Error {
+        Error::malformed(format!("{}: tokenizer.ggml.{key}", self.place), problem)
+    }
+}
+
+fn in_sequence(
+    parts: Vec<tokenizers::PreTokenizerWrapper>,
+) -> tokenizers::pre_tokenizers::sequence::Sequence {
+    tokenizers::pre_tokenizers::sequence::Sequence::new(parts)
+}
+
+/// The vocabulary as the file lists it; both lists are equally long.
+struct Tokens<'a> {
+    texts: Vec<&'a str>,
+    types: Vec<TokenType>,
+}
+
+impl<'a> Tokens<'a> {
+    fn text(&self, id: u32) -> Option<&'a str> {
+        self.texts.get(id as usize).copied()
+    }
+
+    /// Ids by text; rows that only fill the embedding up have none.
+    fn vocabulary(&self) -> std::result::Result<Vocab, String> {
+        let mut ids = Vocab::new();
+        for (id, (&text, &kind)) in self.texts.iter().zip(&self.types).enumerate() {
+            if kind != TokenType::Unused && ids.insert(text.to_owned(), id as u32).is_some() {
+                return Err(format!("token {text:?} appears twice, the second time as {id}"));
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Tokens that are found in text before anything else.
+    fn added(&self) -> Vec<AddedToken> {
+        let both = self.texts.iter().zip(&self.types);
+        both.filter_map(|(&text, &kind)| match kind {
+            _ if text.is_empty() => None,
+            TokenType::Control | TokenType::Unknown => Some(AddedToken::from(text, true)),
+            TokenType::UserDefined => Some(AddedToken::from(text, false).normalized(false)),
+            TokenType::Normal | TokenType::Unused | TokenType::Byte => None,
+        })
+        .collect()
+    }
+}
+
+impl TokenType {
+    fn from_number(number: f64) -> Option<Self> {
+        let types = [Self::Normal, Self::Unknown, Self::Control, Self::UserDefined, Self::Unused, Self::Byte];
+        types.get((number as usize).checked_sub(1)?).copied()
+    }
+}
+
+/// Every way to make a token from two others, the best score first; ties by the ids of the parts.
+fn merges_by_score(tokens: &Tokens, scores: &[f64], ids: &Vocab) -> Vec<(String, String)> {
+    let mut merges = Vec::new();
+    for ((&text, &kind), &score) in tokens.texts.iter().zip(&tokens.types).zip(scores) {
+        if kind != TokenType::Normal {
+            continue;
+        }
+        for (at, _) in text.char_indices().skip(1) {
+            let (left, right) = text.split_at(at);
+            if let (Some(&left_id), Some(&right_id)) = (ids.get(left), ids.get(right)) {
+                merges.push((score, left_id, right_id, left, right));
+            }
+        }
+    }
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)));
+    merges.into_iter().map(|(_, _, _, left, right)| (left.to_owned(), right.to_owned())).collect()
+}

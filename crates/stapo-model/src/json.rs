@@ -1,0 +1,127 @@
+//! JSON files read with the doubts that untrusted files deserve: bounded in size and depth, no key twice.
+
+use crate::error::{Error, Result};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// Reads the object in `path`, of at most `max_bytes`.
+pub(crate) fn read_object(path: &Path, max_bytes: u64) -> Result<Map<String, Value>> {
+    parse_object(&path.display().to_string(), &read_bytes(path, max_bytes)?)
+}
+
+/// The object that `bytes` spell; `place` names them in errors. A key that appears twice is refused: which of the
+/// two values counts would depend on the reader.
+pub(crate) fn parse_object(place: &str, bytes: &[u8]) -> Result<Map<String, Value>> {
+    let text = std::str::from_utf8(bytes)
+        .map_err(|e| Error::malformed(place, format!("not UTF-8 at byte {}", e.valid_up_to())))?;
+    let Unique(value) =
+        serde_json::from_str(text).map_err(|e| Error::malformed(place, format!("not JSON: {e}")))?;
+    match value {
+        Value::Object(map) => Ok(map),
+        other => Err(Error::malformed(place, format!("is {}, expected a JSON object", kind(&other)))),
+    }
+}
+
+/// The bytes of `path`, at most `max_bytes`. The size is checked while reading: a pipe has none beforehand.
+pub(crate) fn read_bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let mut bytes = Vec::new();
+    file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(Error::malformed(
+            path.display(),
+            format!("more than {max_bytes} bytes, too large for what it is"),
+        ));
+    }
+    Ok(bytes)
+}
+
+/// What a value is, for messages.
+pub(crate) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// A JSON value in which no object has a key twice.
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        UniqueKeys.deserialize(deserializer).map(Unique)
+    }
+}
+
+struct UniqueKeys;
+
+impl<'de> DeserializeSeed<'de> for UniqueKeys {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueKeys {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> std::result::Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> std::result::Result<Value, E> {
+        Ok(Value::Number(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> std::result::Result<Value, E> {
+        Ok(Value::Number(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> std::result::Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E>(self, value: &str) -> std::result::Result<Value, E> {
+        Ok(Value::String(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> std::result::Result<Value, E> {
+        Ok(Value::String(value))
+    }
+
+    fn visit_unit<E>(self) -> std::result::Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> std::result::Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element_seed(UniqueKeys)? {
+            list.push(item);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            if map.contains_key(&key) {
+                return Err(A::Error::custom(format!("key {key:?} appears twice")));
+            }
+            map.insert(key, entries.next_value_seed(UniqueKeys)?);
+        }
+        Ok(Value::Object(map))
+    }
+}

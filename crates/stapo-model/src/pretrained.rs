@@ -1,0 +1,189 @@
+//! A model on disk, whatever its format: a Hugging Face folder or a GGUF file.
+
+use crate::chat::{ChatTemplate, SpecialTokens};
+use crate::config::{ModelConfig, token_ids};
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::json;
+use crate::tokenizer::{MAX_TOKENIZER_JSON, Tokenizer};
+use crate::weights::Weights;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+pub(crate) const MAX_CONFIG_JSON: u64 = 16 << 20;
+
+/// An opened model. Its config and weights fit each other; no weight has been read yet.
+#[derive(Debug)]
+pub struct Pretrained {
+    /// `stops` are those of `generation_config.json` where it names any.
+    pub config: ModelConfig,
+    pub weights: Weights,
+    /// Tensors in the files that the model has no use for.
+    pub ignored: Vec<String>,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Folder(PathBuf),
+    Gguf(Gguf),
+}
+
+impl Pretrained {
+    /// Opens a Hugging Face folder, a safetensors file in one, a GGUF file, or a folder that holds one GGUF file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
+        let source = if metadata.is_file() && Gguf::is_magic(path) {
+            Source::Gguf(Gguf::open(path)?)
+        } else if metadata.is_dir() && !path.join("config.json").exists() {
+            Source::Gguf(Gguf::open(&only_gguf(path)?)?)
+        } else if metadata.is_dir() {
+            Source::Folder(path.to_owned())
+        } else if path.extension().is_some_and(|extension| extension == "safetensors") {
+            Source::Folder(path.parent().unwrap_or(Path::new("")).to_owned())
+        } else {
+            let hint = "expected a Hugging Face folder, a .safetensors file in one, or a GGUF file";
+            return Err(Error::unsupported(path.display(), "is not a model that can be read", hint));
+        };
+        let (config, weights) = match &source {
+            Source::Gguf(gguf) => {
+                let config = gguf.config()?;
+                let weights = gguf.weights(&config)?;
+                (config, weights)
+            }
+            Source::Folder(folder) => (folder_config(folder)?, Weights::open(path)?),
+        };
+        let ignored = weights.check(&config)?;
+        Ok(Self { config, weights, ignored, source })
+    }
+
+    /// The tokenizer, refused if it has ids that the model does not.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        let (place, tokenizer) = match &self.source {
+            Source::Gguf(gguf) => (gguf.place().to_owned(), gguf.tokenizer()?),
+            Source::Folder(folder) => {
+                let path = folder.join("tokenizer.json");
+                if !path.is_file() {
+                    let hint = "a tokenizer.model alone is not read; save the tokenizer with transformers' fast tokenizer";
+                    return Err(Error::missing(folder.display(), "no tokenizer.json", hint));
+                }
+                let place = path.display().to_string();
+                let tokenizer = Tokenizer::from_json(&place, &json::read_bytes(&path, MAX_TOKENIZER_JSON)?)?;
+                (place, tokenizer)
+            }
+        };
+        tokenizer.check_vocabulary(&place, self.config.vocabulary)?;
+        Ok(tokenizer)
+    }
+
+    /// The chat template; `None` for models without one.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
+        let (source, special_tokens) = match &self.source {
+            Source::Gguf(gguf) => (gguf.chat_template()?.map(str::to_owned), gguf.special_tokens()?),
+            Source::Folder(folder) => {
+                let keys = tokenizer_config(folder)?;
+                (folder_template(folder, &keys)?, special_tokens(&keys))
+            }
+        };
+        source.map(|source| ChatTemplate::new(&source, special_tokens)).transpose()
+    }
+
+    /// The folder, if the model is one; its tokenizer files can be taken over as they are.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        match &self.source {
+            Source::Folder(folder) => Some(folder),
+            Source::Gguf(_) => None,
+        }
+    }
+
+    pub(crate) fn special_tokens(&self) -> Result<SpecialTokens> {
+        match &self.source {
+            Source::Gguf(gguf) => gguf.special_tokens(),
+            Source::Folder(folder) => Ok(special_tokens(&tokenizer_config(folder)?)),
+        }
+    }
+
+    /// `Hugging Face` or `GGUF`.
+    pub fn format(&self) -> &'static str {
+        match &self.source {
+            Source::Folder(_) => "Hugging Face",
+            Source::Gguf(_) => "GGUF",
+        }
+    }
+}
+
+/// The one GGUF file of a folder without `config.json`.
+fn only_gguf(folder: &Path) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "gguf"))
+        .collect();
+    found.sort();
+    match found.as_slice() {
+        [one] => Ok(one.clone()),
+        [] => Err(Error::missing(
+            folder.display(),
+            "no config.json and no GGUF file",
+            "expected the folder of a model",
+        )),
+        several => {
+            let problem = format!("no config.json and {} GGUF files", several.len());
+            Err(Error::mismatch(folder.display(), problem, "name one of the files"))
+        }
+    }
+}
+
+fn folder_config(folder: &Path) -> Result<ModelConfig> {
+    let path = folder.join("config.json");
+    let mut config = ModelConfig::from_hugging_face(
+        &path.display().to_string(),
+        &json::read_object(&path, MAX_CONFIG_JSON)?,
+    )?;
+    let path = folder.join("generation_config.json");
+    if path.is_file() {
+        let place = path.display().to_string();
+        let keys = json::read_object(&path, MAX_CONFIG_JSON)?;
+        let stops = token_ids(&place, "eos_token_id", keys.get("eos_token_id"))?;
+        if !stops.is_empty() {
+            config.stops = stops;
+            config.validate(&place)?;
+        }
+    }
+    Ok(config)
+}
+
+/// `tokenizer_config.json`, empty if there is none.
+fn tokenizer_config(folder: &Path) -> Result<Map<String, Value>> {
+    let path = folder.join("tokenizer_config.json");
+    if path.is_file() { json::read_object(&path, MAX_CONFIG_JSON) } else { Ok(Map::new()) }
+}
+
+/// `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`: text, or a list of named ones of which
+/// `default` is meant.
+fn folder_template(folder: &Path, keys: &Map<String, Value>) -> Result<Option<String>> {
+    let path = folder.join("chat_template.jinja");
+    if path.is_file() {
+        let bytes = json::read_bytes(&path, MAX_CONFIG_JSON)?;
+        return String::from_utf8(bytes)
+            .map(Some)
+            .map_err(|_| Error::malformed(path.display(), "is not UTF-8"));
+    }
+    let text = match keys.get("chat_template") {
+        Some(Value::Array(named)) => named
+            .iter()
+            .find(|entry| entry.get("name").is_some_and(|name| name == "default"))
+            .and_then(|entry| entry.get("template")),
+        other => other,
+    };
+    Ok(text.and_then(Value::as_str).map(str::to_owned))
+}
+
+/// `bos_token` and its like, each a string or an object with `content`.
+fn special_tokens(keys: &Map<String, Value>) -> SpecialTokens {
+    let text = |value: &Value| value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned);
+    keys.iter()
+        .filter(|(name, _)| name.ends_with("_token"))
+        .filter_map(|(name, value)| Some((name.clone(), text(value)?)))
+        .collect()
+}

@@ -1,0 +1,106 @@
+//! How numbers are stored, and back to f32.
+
+use super::blocks;
+use half::{bf16, f16};
+
+/// The storage of one tensor: plain floats, or GGUF's blocks of small integers with scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(non_camel_case_types, reason = "the names that GGUF gives its blocks")]
+pub enum Encoding {
+    F32,
+    F16,
+    Bf16,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+}
+
+impl Encoding {
+    pub const ALL: [Self; 11] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q4_K,
+        Self::Q5_K,
+        Self::Q6_K,
+    ];
+
+    /// As files and people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q4_K => "Q4_K",
+            Self::Q5_K => "Q5_K",
+            Self::Q6_K => "Q6_K",
+        }
+    }
+
+    /// Numbers per block and bytes per block: the smallest unit that can be decoded.
+    pub fn block(self) -> (usize, usize) {
+        match self {
+            Self::F32 => (1, 4),
+            Self::F16 | Self::Bf16 => (1, 2),
+            Self::Q8_0 => (32, 34),
+            Self::Q4_0 => (32, 18),
+            Self::Q4_1 => (32, 20),
+            Self::Q5_0 => (32, 22),
+            Self::Q5_1 => (32, 24),
+            Self::Q4_K => (256, 144),
+            Self::Q5_K => (256, 176),
+            Self::Q6_K => (256, 210),
+        }
+    }
+
+    /// Bytes of a tensor of this shape, its last dimension being whole blocks; `None` if it is not, or on overflow.
+    pub(crate) fn n_bytes(self, shape: &[usize]) -> Option<usize> {
+        let (numbers, bytes) = self.block();
+        let (&row, outer) = shape.split_last().unwrap_or((&1, &[]));
+        if !row.is_multiple_of(numbers) {
+            return None;
+        }
+        outer.iter().try_fold((row / numbers).checked_mul(bytes)?, |product, &dim| product.checked_mul(dim))
+    }
+
+    /// Decodes whole blocks: `out` is as long as `bytes` say, or this panics.
+    pub(crate) fn decode(self, bytes: &[u8], out: &mut [f32]) {
+        let (numbers, size) = self.block();
+        assert_eq!(bytes.len() / size * numbers, out.len(), "decode {self:?}: bytes against numbers");
+        match self {
+            Self::F32 => each::<4>(bytes, out, f32::from_le_bytes),
+            Self::F16 => each::<2>(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+            Self::Bf16 => each::<2>(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+            Self::Q8_0 => blocks::decode(bytes, out, blocks::q8_0),
+            Self::Q4_0 => blocks::decode(bytes, out, blocks::q4_0),
+            Self::Q4_1 => blocks::decode(bytes, out, blocks::q4_1),
+            Self::Q5_0 => blocks::decode(bytes, out, blocks::q5_0),
+            Self::Q5_1 => blocks::decode(bytes, out, blocks::q5_1),
+            Self::Q4_K => blocks::decode(bytes, out, blocks::q4_k),
+            Self::Q5_K => blocks::decode(bytes, out, blocks::q5_k),
+            Self::Q6_K => blocks::decode(bytes, out, blocks::q6_k),
+        }
+    }
+}
+
+fn each<const SIZE: usize>(bytes: &[u8], out: &mut [f32], read: impl Fn([u8; SIZE]) -> f32) {
+    let (chunks, _) = bytes.as_chunks::<SIZE>();
+    for (out, chunk) in out.iter_mut().zip(chunks) {
+        *out = read(*chunk);
+    }
+}

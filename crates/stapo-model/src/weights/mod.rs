@@ -1,0 +1,160 @@
+//! Weights by their Hugging Face names, wherever they lie: one safetensors file, shards of them, or GGUF.
+
+mod blocks;
+mod encoding;
+pub(crate) mod safetensors;
+#[cfg(test)]
+mod tests;
+
+pub use encoding::Encoding;
+
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use stapo_ops::mapped::MappedFile;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The tensors of a model in memory-mapped files; nothing is read until asked for. Reading takes `&self`: several
+/// threads may read at once.
+#[derive(Debug)]
+pub struct Weights {
+    /// The folder or file, for messages.
+    place: String,
+    files: Vec<Arc<MappedFile>>,
+    tensors: BTreeMap<String, Stored>,
+}
+
+/// Where a tensor lies and how. The range is inside its file and as long as shape and encoding ask: checked on entry.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored {
+    pub file: usize,
+    pub bytes: Range<usize>,
+    pub shape: Vec<usize>,
+    pub encoding: Encoding,
+    pub rows: RowOrder,
+}
+
+/// The order in which the rows of a matrix are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowOrder {
+    AsNamed,
+    /// GGUF's order for Llama's q and k: in each of `n_heads`, rows i and i + head_dim / 2 are neighbours.
+    RotaryPairs {
+        n_heads: usize,
+    },
+}
+
+impl Stored {
+    pub fn as_named(bytes: Range<usize>, shape: Vec<usize>, encoding: Encoding) -> Self {
+        Self { file: 0, bytes, shape, encoding, rows: RowOrder::AsNamed }
+    }
+}
+
+impl Weights {
+    /// Opens the safetensors of a Hugging Face folder, a single safetensors file, or a GGUF file.
+    pub fn open(path: &Path) -> Result<Self> {
+        safetensors::open(path)
+    }
+
+    pub(crate) fn new(place: String, files: Vec<Arc<MappedFile>>, tensors: BTreeMap<String, Stored>) -> Self {
+        Self { place, files, tensors }
+    }
+
+    /// Every tensor in the files, sorted by name.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// How a tensor is stored, or `None` if there is none of that name.
+    pub fn encoding(&self, name: &str) -> Option<Encoding> {
+        self.tensors.get(name).map(|stored| stored.encoding)
+    }
+
+    /// Bytes that a tensor takes in its file.
+    pub fn stored_bytes(&self, name: &str) -> Option<usize> {
+        self.tensors.get(name).map(|stored| stored.bytes.len())
+    }
+
+    /// Decodes the tensor into `out`, row-major, in the Hugging Face layout. Exact: every encoding is decoded by
+    /// f32 operations in a fixed order. Refuses a name that is not there and a shape other than `shape`.
+    ///
+    /// # Panics
+    /// If `out` is not as long as `shape` says.
+    pub fn read_f32(&self, name: &str, shape: &[usize], out: &mut [f32]) -> Result<()> {
+        let stored = self.find(name, shape)?;
+        assert_eq!(
+            out.len(),
+            shape.iter().product::<usize>(),
+            "read_f32 {name}: length of out against {shape:?}"
+        );
+        let bytes = &self.files[stored.file][stored.bytes.clone()];
+        match stored.rows {
+            RowOrder::AsNamed => stored.encoding.decode(bytes, out),
+            RowOrder::RotaryPairs { n_heads } => decode_rotary_pairs(stored, n_heads, bytes, out),
+        }
+        Ok(())
+    }
+
+    /// Checks, without reading a weight, that every tensor of `config` is there in its shape. Returns the names
+    /// that the model has no use for and that are safe to ignore. A tensor inside `model.` that the config does not
+    /// know (a bias, a further layer) is refused: ignoring it would compute another model.
+    pub fn check(&self, config: &ModelConfig) -> Result<Vec<String>> {
+        let specs = config.tensors();
+        for spec in &specs {
+            self.find(&spec.name, &spec.shape)?;
+        }
+        let known: std::collections::BTreeSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+        let mut ignored = Vec::new();
+        for name in self.names().filter(|name| !known.contains(name)) {
+            if (name.starts_with("model.") || name.starts_with("blk."))
+                && !name.ends_with("rotary_emb.inv_freq")
+            {
+                let problem =
+                    format!("tensor {name} is not part of a {} of this config", config.family.architecture());
+                let hint = format!(
+                    "config: {} layers, qkv bias {}, q/k norm {}",
+                    config.n_layers, config.qkv_bias, config.qk_norm
+                );
+                return Err(Error::mismatch(&self.place, problem, hint));
+            }
+            ignored.push(name.to_owned());
+        }
+        Ok(ignored)
+    }
+
+    fn find(&self, name: &str, shape: &[usize]) -> Result<&Stored> {
+        let stored = self.tensors.get(name).ok_or_else(|| {
+            let hint = format!(
+                "the files hold {} tensors; is the config that of another model?",
+                self.tensors.len()
+            );
+            Error::missing(&self.place, format!("no tensor {name}"), hint)
+        })?;
+        if stored.shape != shape {
+            let problem = format!("tensor {name} has shape {:?}, expected {shape:?}", stored.shape);
+            return Err(Error::mismatch(
+                &self.place,
+                problem,
+                "is the config that of another size of the model?",
+            ));
+        }
+        Ok(stored)
+    }
+}
+
+/// Rows stored as (0, h/2, 1, h/2 + 1, ..) within each head of h rows, written to their named places.
+fn decode_rotary_pairs(stored: &Stored, n_heads: usize, bytes: &[u8], out: &mut [f32]) {
+    let n_rows = stored.shape[0];
+    let (head_rows, row_len, row_bytes) = (n_rows / n_heads, out.len() / n_rows, bytes.len() / n_rows);
+    for (stored_row, row) in bytes.chunks_exact(row_bytes).enumerate() {
+        let (head, within) = (stored_row / head_rows, stored_row % head_rows);
+        let named_row = head * head_rows + (within % 2) * (head_rows / 2) + within / 2;
+        stored.encoding.decode(row, &mut out[named_row * row_len..][..row_len]);
+    }
+}

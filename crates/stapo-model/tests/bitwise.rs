@@ -1,0 +1,252 @@
+//! The same bits every way: however tokens are batched, cut, cached, recomputed or spread over threads.
+
+use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading, Scores};
+use stapo_model::generate::{Engine, Filter, Request, Response, Rule, Settings};
+use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
+use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind, Simd};
+
+fn config(family: Family) -> ModelConfig {
+    let config = ModelConfig {
+        family,
+        width: 48,
+        n_layers: 3,
+        n_heads: 6,
+        n_kv_heads: 2,
+        head_dim: 10,
+        ffn_width: 77,
+        vocabulary: 101,
+        norm_eps: 1e-6,
+        rope: Rope { theta: 1e4, kind: RopeKind::Default },
+        max_positions: 256,
+        qk_norm: family == Family::Qwen3,
+        qkv_bias: family == Family::Qwen2,
+        tied_embeddings: family != Family::Llama,
+        bos: None,
+        stops: vec![0],
+    };
+    config.validate("test").unwrap();
+    config
+}
+
+fn policy_on(options: CpuOptions, family: Family) -> Policy {
+    Policy::random(&Device::cpu(options), &config(family), 7, 0.2).unwrap()
+}
+
+fn policy(family: Family) -> Policy {
+    policy_on(CpuOptions::default(), family)
+}
+
+fn token(i: usize) -> u32 {
+    (i as u32).wrapping_mul(2654435761) >> 8
+}
+
+fn prompt(n: usize) -> Vec<u32> {
+    (0..n).map(|i| token(i + 31 * n) % 101).collect()
+}
+
+fn requests() -> Vec<Request> {
+    let shapes = [(1, 3, 20), (40, 4, 30), (17, 1, 50), (16, 2, 9), (5, 5, 25)];
+    let request = |(i, (n_prompt, n_samples, max_tokens)): (usize, (usize, u32, usize))| Request {
+        problem: i as u64,
+        prompt: prompt(n_prompt),
+        n_samples,
+        max_tokens,
+        stops: vec![0, 1],
+    };
+    shapes.into_iter().enumerate().map(request).collect()
+}
+
+fn settings() -> Settings {
+    let filter = Filter { top_k: Some(60), top_p: 0.95, min_p: 0.001 };
+    Settings { seed: 3, rule: Rule::Draw { temperature: 1.2, filter }, kv_bytes: 8 << 20, ..Settings::default() }
+}
+
+fn generate(policy: &Policy, settings: Settings, requests: &[Request]) -> (Vec<Response>, u64) {
+    let mut engine = Engine::new(policy, settings).unwrap();
+    for request in requests {
+        engine.submit(request.clone()).unwrap();
+    }
+    let responses = engine.finish().unwrap();
+    (responses, engine.n_preemptions())
+}
+
+/// Responses without the tickets, which count submissions.
+fn content(responses: &[Response]) -> Vec<(u32, Vec<(u32, u32, u32)>)> {
+    let token = |t: &stapo_model::generate::Sampled| (t.token, t.logp.to_bits(), t.entropy.to_bits());
+    responses.iter().map(|r| (r.sample, r.tokens.iter().map(token).collect())).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Sequences of many lengths, some longer than a register tile or a block of the cache.
+fn sequences() -> Vec<(Vec<u32>, usize)> {
+    [(2, 1), (70, 9), (33, 32), (16, 4), (129, 1), (17, 17), (48, 20)]
+        .map(|(n, n_prompt)| (prompt(n), n_prompt))
+        .to_vec()
+}
+
+fn batch(sequences: &[(Vec<u32>, usize)]) -> Batch {
+    let mut batch = Batch::new();
+    for (tokens, n_prompt) in sequences {
+        batch.push(tokens, *n_prompt);
+    }
+    batch
+}
+
+fn scores(policy: &Policy, sequences: &[(Vec<u32>, usize)]) -> Scores {
+    let reading = Reading { temperature: 1.2, n_alternatives: 3 };
+    Pass::new(policy, Keep::Nothing).unwrap().forward(policy, &batch(sequences), reading).unwrap()
+}
+
+fn gradient_bits(gradients: &Gradients) -> Vec<(String, Vec<u32>)> {
+    gradients.tensors().map(|(spec, values)| (spec.name.clone(), bits(&values))).collect()
+}
+
+/// Gradients of a loss over the sequences, run in the given micro-batches.
+fn gradients(policy: &Policy, keep: Keep, microbatches: &[&[(Vec<u32>, usize)]]) -> Gradients {
+    let mut gradients = Gradients::zeros(policy).unwrap();
+    let mut pass = Pass::new(policy, keep).unwrap();
+    let mut n_before = 0;
+    for sequences in microbatches {
+        let scores = pass.forward(policy, &batch(sequences), Reading::default()).unwrap();
+        let d = |shift: usize| -> Vec<f32> {
+            (0..scores.logp.len()).map(|i| (token(n_before + i + shift) % 200) as f32 / 100.0 - 1.0).collect()
+        };
+        pass.backward(policy, &d(0), &d(77), &mut gradients).unwrap();
+        n_before += scores.logp.len();
+    }
+    gradients
+}
+
+#[test]
+fn sampled_logp_equals_training_forward() {
+    for family in Family::ALL {
+        let policy = policy(family);
+        let (responses, _) = generate(&policy, settings(), &requests());
+        let whole: Vec<(Vec<u32>, usize)> = responses
+            .iter()
+            .map(|r| {
+                let mut tokens = requests()[r.ticket.0 as usize].prompt.clone();
+                let n_prompt = tokens.len();
+                tokens.extend(r.tokens.iter().map(|t| t.token));
+                (tokens, n_prompt)
+            })
+            .collect();
+        let trained = scores(&policy, &whole);
+        let sampled: Vec<_> = responses.iter().flat_map(|r| &r.tokens).collect();
+        let logp: Vec<f32> = sampled.iter().map(|t| t.logp).collect();
+        let entropy: Vec<f32> = sampled.iter().map(|t| t.entropy).collect();
+        assert_eq!(bits(&logp), bits(&trained.logp), "{family:?}");
+        assert_eq!(bits(&entropy), bits(&trained.entropy), "{family:?}");
+    }
+}
+
+#[test]
+fn chunked_prefill_equals_whole() {
+    let policy = policy(Family::Qwen3);
+    let (whole, _) = generate(&policy, settings(), &requests());
+    for max_rows in [1, 7, 16, 33] {
+        let (chunked, _) = generate(&policy, Settings { max_rows, ..settings() }, &requests());
+        assert_eq!(chunked, whole, "{max_rows} rows");
+    }
+}
+
+#[test]
+fn preempted_equals_undisturbed() {
+    let policy = policy(Family::Qwen2);
+    let (undisturbed, n_preemptions) = generate(&policy, settings(), &requests());
+    assert_eq!(n_preemptions, 0);
+    // Keys and values of 80 to 160 tokens: fewer than the requests have together.
+    for kv_bytes in [60_000, 80_000, 120_000] {
+        let (preempted, n_preemptions) = generate(&policy, Settings { kv_bytes, ..settings() }, &requests());
+        assert!(n_preemptions > 0, "{kv_bytes} bytes are too many to test preemption");
+        assert_eq!(preempted, undisturbed, "{kv_bytes} bytes");
+    }
+}
+
+#[test]
+fn a_sample_does_not_depend_on_its_company() {
+    let policy = policy(Family::Llama);
+    let (together, _) = generate(&policy, settings(), &requests());
+    let mut alone = Vec::new();
+    for request in requests() {
+        alone.extend(generate(&policy, settings(), &[request]).0);
+    }
+    assert_eq!(content(&alone), content(&together));
+    let few = Settings { max_sequences: 2, ..settings() };
+    assert_eq!(content(&generate(&policy, few, &requests()).0), content(&together));
+}
+
+#[test]
+fn a_batch_of_one_equals_a_batch_of_many() {
+    for family in Family::ALL {
+        let policy = policy(family);
+        let together = scores(&policy, &sequences());
+        let alone: Vec<Scores> = sequences().into_iter().map(|s| scores(&policy, &[s])).collect();
+        let joined = |of: fn(&Scores) -> &[f32]| bits(&alone.iter().flat_map(of).copied().collect::<Vec<_>>());
+        assert_eq!(joined(|s| &s.logp), bits(&together.logp), "{family:?}");
+        assert_eq!(joined(|s| &s.entropy), bits(&together.entropy), "{family:?}");
+        assert_eq!(joined(|s| &s.collision), bits(&together.collision), "{family:?}");
+        let alternatives: Vec<_> = alone.into_iter().flat_map(|s| s.alternatives).collect();
+        assert_eq!(alternatives, together.alternatives, "{family:?}");
+    }
+}
+
+#[test]
+fn cutting_into_microbatches_changes_no_gradient_bit() {
+    for family in Family::ALL {
+        let policy = policy(family);
+        let all = sequences();
+        let whole = gradient_bits(&gradients(&policy, Keep::Everything, &[&all]));
+        for cut in 1..all.len() {
+            let (first, second) = all.split_at(cut);
+            let cut_bits = gradient_bits(&gradients(&policy, Keep::Everything, &[first, second]));
+            assert_eq!(cut_bits, whole, "{family:?} cut after {cut} sequences");
+        }
+    }
+}
+
+#[test]
+fn recomputing_layers_changes_no_gradient_bit() {
+    for family in Family::ALL {
+        let policy = policy(family);
+        let all = sequences();
+        let kept = gradient_bits(&gradients(&policy, Keep::Everything, &[&all]));
+        let recomputed = gradient_bits(&gradients(&policy, Keep::LayerInputs, &[&all]));
+        assert_eq!(recomputed, kept, "{family:?}");
+    }
+}
+
+/// Three training steps and a generation from the result.
+fn trained(options: CpuOptions) -> (Vec<(String, Vec<u32>)>, Vec<Response>) {
+    let mut policy = policy_on(options, Family::Qwen3);
+    let settings = AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() };
+    let mut optimizer = Optimizer::new(&policy, settings).unwrap();
+    for _ in 0..3 {
+        let mut gradients = gradients(&policy, Keep::Everything, &[&sequences()]);
+        let update = Update { lr: 0.01, scale: 1.0 / 300.0, max_norm: 0.5 };
+        optimizer.step(&mut policy, &mut gradients, update).unwrap();
+    }
+    let weights = policy.tensors().map(|(spec, values)| (spec.name.clone(), bits(&values.to_vec()))).collect();
+    let responses = generate(&policy, self::settings(), &requests()).0;
+    (weights, responses)
+}
+
+#[test]
+fn training_and_generation_do_not_depend_on_the_number_of_threads() {
+    let one = trained(CpuOptions { threads: 1, ..CpuOptions::default() });
+    for threads in [2, 3, 7] {
+        let many = trained(CpuOptions { threads, ..CpuOptions::default() });
+        assert!(many == one, "{threads} threads");
+    }
+}
+
+#[test]
+fn training_and_generation_do_not_depend_on_the_instruction_set() {
+    let best = trained(CpuOptions::default());
+    for simd in Simd::available() {
+        assert!(trained(CpuOptions { simd, ..CpuOptions::default() }) == best, "{simd:?}");
+    }
+}

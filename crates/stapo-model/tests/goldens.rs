@@ -1,0 +1,148 @@
+//! Tiny random models against what `transformers` computed on them; `goldens/make_models.py` makes both.
+
+use safetensors::SafeTensors;
+use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading, Scores};
+use stapo_model::{CpuOptions, Device, Pretrained};
+use std::path::{Path, PathBuf};
+
+const CASES: [&str; 8] = [
+    "qwen3-tied-gqa2",
+    "qwen3-untied-gqa7",
+    "qwen3-yarn-gqa1",
+    "qwen2-tied-gqa7",
+    "qwen2-untied-gqa2",
+    "llama-tied-gqa3-bf16",
+    "llama3-untied-gqa1",
+    "llama-yarn-gqa2",
+];
+const TOLERANCE: f32 = 1e-4;
+
+struct Golden {
+    name: &'static str,
+    policy: Policy,
+    bytes: Vec<u8>,
+}
+
+impl Golden {
+    fn open(name: &'static str) -> Self {
+        let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
+        let pretrained = Pretrained::open(&folder).unwrap();
+        assert_eq!(pretrained.ignored, [""; 0], "{name}");
+        let device = Device::cpu(CpuOptions::default());
+        let policy = Policy::load(&device, &pretrained.config, &pretrained.weights).unwrap();
+        Self { name, policy, bytes: std::fs::read(folder.join("golden.safetensors")).unwrap() }
+    }
+
+    fn words(&self, tensor: &str) -> Vec<[u8; 4]> {
+        let file = SafeTensors::deserialize(&self.bytes).unwrap();
+        file.tensor(tensor).unwrap().data().as_chunks::<4>().0.to_vec()
+    }
+
+    fn f32(&self, tensor: &str) -> Vec<f32> {
+        self.words(tensor).into_iter().map(f32::from_le_bytes).collect()
+    }
+
+    fn u32(&self, tensor: &str) -> Vec<u32> {
+        self.words(tensor).into_iter().map(u32::from_le_bytes).collect()
+    }
+
+    fn sequences(&self) -> Vec<(Vec<u32>, usize)> {
+        let (tokens, lengths, prompts) = (self.u32("tokens"), self.u32("lengths"), self.u32("prompt_lengths"));
+        let mut rest = tokens.as_slice();
+        let mut sequences = Vec::new();
+        for (length, n_prompt) in lengths.into_iter().zip(prompts) {
+            let (sequence, after) = rest.split_at(length as usize);
+            sequences.push((sequence.to_vec(), n_prompt as usize));
+            rest = after;
+        }
+        sequences
+    }
+
+    fn batch(&self) -> Batch {
+        let mut batch = Batch::new();
+        for (tokens, n_prompt) in self.sequences() {
+            batch.push(&tokens, n_prompt);
+        }
+        batch
+    }
+
+    fn reading(&self, n_alternatives: usize) -> Reading {
+        Reading { temperature: self.f32("temperature")[0].into(), n_alternatives }
+    }
+
+    fn scores(&self, n_alternatives: usize) -> Scores {
+        let mut pass = Pass::new(&self.policy, Keep::Nothing).unwrap();
+        pass.forward(&self.policy, &self.batch(), self.reading(n_alternatives)).unwrap()
+    }
+
+    #[track_caller]
+    fn check(&self, what: &str, ours: &[f32], theirs: &[f32]) {
+        assert_eq!(ours.len(), theirs.len(), "{} {what}", self.name);
+        let scale = theirs.iter().fold(0.0_f32, |top, x| top.max(x.abs()));
+        let worst = ours.iter().zip(theirs).fold(0.0_f32, |top, (a, b)| top.max((a - b).abs()));
+        assert!(worst.is_finite() && worst <= TOLERANCE * scale, "{} {what}: off by {worst} of {scale}", self.name);
+    }
+}
+
+#[test]
+fn scores_agree_with_transformers() {
+    for golden in CASES.map(Golden::open) {
+        let scores = golden.scores(0);
+        golden.check("logp", &scores.logp, &golden.f32("logp"));
+        golden.check("entropy", &scores.entropy, &golden.f32("entropy"));
+        golden.check("collision", &scores.collision, &golden.f32("collision"));
+    }
+}
+
+#[test]
+fn alternatives_agree_with_transformers() {
+    for golden in CASES.map(Golden::open) {
+        let best: Vec<(u32, f32)> = golden.scores(5).alternatives.into_iter().flatten().collect();
+        let (ids, logp): (Vec<u32>, Vec<f32>) = best.into_iter().unzip();
+        let golden_logp = golden.f32("top_logp");
+        golden.check("alternatives", &logp, &golden_logp);
+        for (i, (ours, theirs)) in ids.iter().zip(golden.u32("top_ids")).enumerate() {
+            let is_close = |j: usize| (golden_logp[i] - golden_logp[j]).abs() < 1e-3;
+            let has_near_twin = (i > 0 && is_close(i - 1)) || (i + 1 < ids.len() && is_close(i + 1));
+            assert!(*ours == theirs || has_near_twin, "{} alternative {i}: {ours}, not {theirs}", golden.name);
+        }
+    }
+}
+
+/// Logits are defined up to a constant by the log-probabilities of the whole vocabulary.
+#[test]
+fn logits_agree_with_transformers() {
+    for golden in CASES.map(Golden::open) {
+        let vocabulary = golden.policy.config().vocabulary;
+        let mut batch = Batch::new();
+        for (mut tokens, _) in golden.sequences() {
+            tokens.push(0);
+            batch.push(&tokens, tokens.len() - 1);
+        }
+        let mut pass = Pass::new(&golden.policy, Keep::Nothing).unwrap();
+        let reading = Reading { temperature: 1.0, n_alternatives: vocabulary };
+        let scores = pass.forward(&golden.policy, &batch, reading).unwrap();
+        for (mut ours, logits) in scores.alternatives.into_iter().zip(golden.f32("logits").chunks(vocabulary)) {
+            ours.sort_by_key(|(id, _)| *id);
+            let ours: Vec<f32> = ours.into_iter().map(|(_, logp)| logp).collect();
+            let mean = |x: &[f32]| x.iter().sum::<f32>() / x.len() as f32;
+            let (our_mean, mean) = (mean(&ours), mean(logits));
+            let ours: Vec<f32> = ours.iter().map(|x| x - our_mean + mean).collect();
+            golden.check("logits", &ours, logits);
+        }
+    }
+}
+
+#[test]
+fn gradients_agree_with_transformers() {
+    for golden in CASES.map(Golden::open) {
+        let mut pass = Pass::new(&golden.policy, Keep::Everything).unwrap();
+        let mut gradients = Gradients::zeros(&golden.policy).unwrap();
+        pass.forward(&golden.policy, &golden.batch(), golden.reading(0)).unwrap();
+        let (d_logp, d_entropy) = (golden.f32("d_logp"), golden.f32("d_entropy"));
+        pass.backward(&golden.policy, &d_logp, &d_entropy, &mut gradients).unwrap();
+        for (spec, ours) in gradients.tensors() {
+            golden.check(&spec.name, &ours, &golden.f32(&format!("grad.{}", spec.name)));
+        }
+    }
+}

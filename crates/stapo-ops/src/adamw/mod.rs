@@ -1,0 +1,44 @@
+//! Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2), f32 state, and the gradient's scale
+//! applied here: gradients accumulate un-normalised, `1 / N` and the clip factor arrive together.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::{Device, Float, View, ViewMut, check};
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    /// Updates made, this one included: 1 for the first.
+    pub step: u64,
+}
+
+/// One update of all elements: with `g = grad_scale * grad`, moments `m = b1 m + (1-b1) g`, `v = b2 v + (1-b2) g^2`;
+/// `param = param (1 - lr decay) - lr mhat / (sqrt(vhat) + eps)`, `mhat`, `vhat` corrected for bias. All slices have
+/// one length. The factors are computed in f64 and rounded once.
+pub fn step<T: Float>(
+    device: &Device,
+    rule: AdamW,
+    grad_scale: f64,
+    param: ViewMut<'_, T>,
+    grad: View<'_, T>,
+    m: ViewMut<'_, T>,
+    v: ViewMut<'_, T>,
+) {
+    assert!(rule.step > 0, "adamw::step: step counts from 1, got 0");
+    check("adamw::step", "grad", grad.len(), param.len());
+    check("adamw::step", "m", m.len(), param.len());
+    check("adamw::step", "v", v.len(), param.len());
+    let (param, m, v) = (param.into_host(), m.into_host(), v.into_host());
+    cpu::step(device.as_cpu(), rule, grad_scale, param, grad.host(), m, v);
+}
+
+/// The factor that brings a gradient of norm `norm` down to `max_norm`; 1 if it is already within.
+pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
+    if norm > max_norm { max_norm / norm } else { 1.0 }
+}

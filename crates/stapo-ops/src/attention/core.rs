@@ -1,0 +1,242 @@
+//! The forward pass of a block of query rows against all keys before them.
+
+use super::Heads;
+use crate::Float;
+use crate::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
+use crate::simd::{Lanes, WIDTH};
+
+/// Query rows handled together: one row per token and query head of the group, token by token.
+pub(super) const MAX_ROWS: usize = 56;
+
+/// Where keys and values of one sequence and one key/value head lie.
+pub(super) trait Keys<E> {
+    /// Keys from `key` on that lie in one piece: the transposed piece `[head_dim, n]`, its row stride, and n, a multiple
+    /// of 16 at most `DEPTH - key % DEPTH`.
+    fn key_piece(&self, key: usize, dim: usize) -> (*const E, usize, usize);
+    /// Values from `key` on that lie in one piece: `[n, value_width]` and n, at most `DEPTH - key % DEPTH`.
+    fn value_piece(&self, key: usize) -> (*const E, usize);
+}
+
+/// The head's width padded to whole vectors.
+pub(super) fn padded(dim: usize) -> usize {
+    dim.next_multiple_of(WIDTH)
+}
+
+/// Elements of scores for `rows` rows and `n_keys` keys: blocks of [`DEPTH`] keys, each `[rows, ROW_STRIDE]`.
+pub(super) fn scores_len(rows: usize, n_keys: usize) -> usize {
+    n_keys.div_ceil(DEPTH) * rows * ROW_STRIDE
+}
+
+/// Scratch of [`forward_rows`].
+pub(super) struct Scratch<'a, E> {
+    /// `[head_dim / DEPTH, rows, ROW_STRIDE]`.
+    pub queries: &'a mut [E],
+    pub scores: &'a mut [E],
+    /// `[rows, padded(head_dim)]`.
+    pub out: &'a mut [E],
+}
+
+impl<'a, E> Scratch<'a, E> {
+    pub(super) fn len(heads: Heads, rows: usize, n_keys: usize) -> usize {
+        scores_len(rows, heads.dim) + scores_len(rows, n_keys) + rows * padded(heads.dim)
+    }
+
+    pub(super) fn split(memory: &'a mut [E], heads: Heads, rows: usize, n_keys: usize) -> Self {
+        let (queries, memory) = memory.split_at_mut(scores_len(rows, heads.dim));
+        let (scores, memory) = memory.split_at_mut(scores_len(rows, n_keys));
+        Scratch { queries, scores, out: &mut memory[..rows * padded(heads.dim)] }
+    }
+}
+
+/// The rows of one block: `tokens` tokens from `token` on, each with the `group` query heads of `kv_head`.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub heads: Heads,
+    pub kv_head: usize,
+    /// First token, as a row of qkv and out.
+    pub token: usize,
+    pub tokens: usize,
+    /// Position of the first token in its sequence: it sees the keys `0..=position`.
+    pub position: usize,
+}
+
+impl Block {
+    pub(super) fn rows(&self) -> usize {
+        self.tokens * self.heads.group()
+    }
+
+    /// Keys the last token sees.
+    pub(super) fn n_keys(&self) -> usize {
+        self.position + self.tokens
+    }
+
+    /// Row r's token (within the block) and query head.
+    #[inline(always)]
+    pub(super) fn row(&self, r: usize) -> (usize, usize) {
+        let group = self.heads.group();
+        (r / group, self.kv_head * group + r % group)
+    }
+}
+
+/// Writes the block's rows of `out` `[T, out_width]` (through `put`) and of lse.
+#[inline(always)]
+pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
+    l: L,
+    block: Block,
+    keys: &K,
+    qkv: &[L::E],
+    scratch: &mut Scratch<'_, L::E>,
+    out: crate::device::Shared<'_, L::E>,
+    lse: Option<crate::device::Shared<'_, L::E>>,
+) {
+    let (heads, rows) = (block.heads, block.rows());
+    let scale = L::E::from_f64(heads.scale());
+    pack_rows(scratch.queries, rows, heads.dim, |r| {
+        let (token, head) = block.row(r);
+        &qkv[(block.token + token) * heads.qkv_width() + head * heads.dim..][..heads.dim]
+    });
+    score_rows(l, rows, heads.dim, block.n_keys(), scratch.queries, keys, scratch.scores);
+    let mut sums = [(L::E::ZERO, L::E::ZERO); MAX_ROWS];
+    for (r, sum) in sums[..rows].iter_mut().enumerate() {
+        let (token, _) = block.row(r);
+        *sum = softmax_row(l, scratch.scores, rows, r, block.position + token + 1, block.n_keys(), scale);
+    }
+    weigh_values(l, rows, heads.dim, block.n_keys(), scratch.scores, keys, scratch.out);
+    for (r, (top, sum)) in sums[..rows].iter().enumerate() {
+        let (token, head) = block.row(r);
+        let token = block.token + token;
+        let at = token * heads.out_width() + head * heads.dim;
+        // SAFETY: the block's tokens and heads belong to this task.
+        let to = unsafe { out.range(at..at + heads.dim) };
+        let inv = l.splat(L::E::ONE / *sum);
+        let from = &scratch.out[r * padded(heads.dim)..][..heads.dim];
+        for at in (0..heads.dim).step_by(WIDTH) {
+            l.put(to, at, l.mul(l.get(from, at, L::E::ZERO), inv));
+        }
+        if let Some(lse) = lse {
+            let at = token * heads.query + head;
+            // SAFETY: as above.
+            let lse = unsafe { lse.range(at..at + 1) };
+            lse[0] = *top + sum.ln();
+        }
+    }
+}
+
+/// Copies rows of `width` into blocks of [`DEPTH`] columns, each `[rows, ROW_STRIDE]`.
+#[inline(always)]
+pub(super) fn pack_rows<'a, E: Float>(
+    to: &mut [E],
+    rows: usize,
+    width: usize,
+    row: impl Fn(usize) -> &'a [E],
+) {
+    for r in 0..rows {
+        for (i, part) in row(r)[..width].chunks(DEPTH).enumerate() {
+            to[(i * rows + r) * ROW_STRIDE..][..part.len()].copy_from_slice(part);
+        }
+    }
+}
+
+/// `scores = a keys^T` for the first `n_keys` keys, `a` packed by [`pack_rows`]; whole vectors of keys are written.
+#[inline(always)]
+pub(super) fn score_rows<L: Lanes, K: Keys<L::E>>(
+    l: L,
+    rows: usize,
+    dim: usize,
+    n_keys: usize,
+    a: &[L::E],
+    keys: &K,
+    scores: &mut [L::E],
+) {
+    let mut key = 0;
+    while key < n_keys {
+        let (b, b_stride, n) = keys.key_piece(key, dim);
+        let vectors = n.min(n_keys - key).div_ceil(WIDTH);
+        let c = scores[(key / DEPTH * rows) * ROW_STRIDE + key % DEPTH..].as_mut_ptr();
+        for from in (0..dim).step_by(DEPTH) {
+            let depth = DEPTH.min(dim - from);
+            let a = a[from / DEPTH * rows * ROW_STRIDE..].as_ptr();
+            let start = if from == 0 { Start::Zero } else { Start::Continue };
+            let b = b.wrapping_add(from * b_stride);
+            let tile = Tile {
+                rows,
+                depth,
+                vectors,
+                layout: Layout::Rows,
+                a,
+                b,
+                b_stride,
+                c,
+                c_stride: ROW_STRIDE,
+                start,
+            };
+            // SAFETY: a and scores are laid out for `rows` rows; the piece of keys is as `Keys` promises.
+            unsafe { l.tile(&tile) };
+        }
+        key += n;
+    }
+}
+
+/// Turns row r's scores into `exp(scale score - top)` for its first `visible` keys and 0 up to `n_keys`; returns top and
+/// the sum.
+#[inline(always)]
+fn softmax_row<L: Lanes>(
+    l: L,
+    scores: &mut [L::E],
+    rows: usize,
+    r: usize,
+    visible: usize,
+    n_keys: usize,
+    scale: L::E,
+) -> (L::E, L::E) {
+    let low = L::E::NEG_INFINITY;
+    let mut top = l.splat(low);
+    for key in (0..visible).step_by(WIDTH) {
+        let part = &scores[(key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH..][..WIDTH.min(visible - key)];
+        top = l.max(top, l.get(part, 0, low));
+    }
+    let top = l.max_lane(top) * scale;
+    let (mut sum, wide_top, wide_scale) = (l.zero(), l.splat(top), l.splat(scale));
+    for key in (0..n_keys).step_by(WIDTH) {
+        let part = &mut scores[(key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH..][..WIDTH];
+        let shown = visible.saturating_sub(key).min(WIDTH);
+        part[shown..].fill(low);
+        let weight = l.exp(l.sub(l.mul(l.get(part, 0, low), wide_scale), wide_top));
+        l.put(part, 0, weight);
+        sum = l.add(sum, weight);
+    }
+    (top, l.sum(sum))
+}
+
+/// `out = weights values`: one chain over the keys.
+#[inline(always)]
+pub(super) fn weigh_values<L: Lanes, K: Keys<L::E>>(
+    l: L,
+    rows: usize,
+    dim: usize,
+    n_keys: usize,
+    weights: &[L::E],
+    keys: &K,
+    out: &mut [L::E],
+) {
+    let width = padded(dim);
+    let mut key = 0;
+    while key < n_keys {
+        let (b, n) = keys.value_piece(key);
+        let tile = Tile {
+            rows,
+            depth: n.min(n_keys - key),
+            vectors: width / WIDTH,
+            layout: Layout::Rows,
+            a: weights[(key / DEPTH * rows) * ROW_STRIDE + key % DEPTH..].as_ptr(),
+            b,
+            b_stride: width,
+            c: out.as_mut_ptr(),
+            c_stride: width,
+            start: if key == 0 { Start::Zero } else { Start::Continue },
+        };
+        // SAFETY: weights and out are laid out for `rows` rows; the piece of values is as `Keys` promises.
+        unsafe { l.tile(&tile) };
+        key += n;
+    }
+}

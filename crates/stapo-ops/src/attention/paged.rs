@@ -1,0 +1,296 @@
+//! Attention over a cache of fixed-size blocks: decode and chunked prefill.
+//!
+//! A block holds `block_size` consecutive positions of one sequence; a sequence's table lists its blocks in order.
+//! Sequences with a common prefix may list the same blocks. Keys lie transposed, so that kernels read a vector of keys
+//! at a time.
+
+use super::Heads;
+use super::core::{Block, Keys, Scratch, forward_rows, padded};
+use super::cpu::{block_tokens, columns};
+use crate::device::{Cpu, Shared, with_scratch};
+use crate::simd::tile::DEPTH;
+use crate::simd::{Kernel, Lanes};
+use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
+
+/// The shape of one layer's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheDims {
+    pub blocks: usize,
+    /// Positions per block: 16, 32, 64, 128 or 256.
+    pub block_size: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+}
+
+impl CacheDims {
+    /// Block sizes a cache may have.
+    pub const BLOCK_SIZES: [usize; 5] = [16, 32, 64, 128, 256];
+
+    /// Elements of all keys.
+    pub fn keys_len(self) -> usize {
+        self.blocks * self.kv_heads * self.head_dim * self.block_size
+    }
+
+    /// Elements of all values.
+    pub fn values_len(self) -> usize {
+        self.blocks * self.kv_heads * padded(self.head_dim) * self.block_size
+    }
+
+    #[track_caller]
+    fn check(self, op: &str, heads: Heads) {
+        heads.check(op);
+        assert!(
+            Self::BLOCK_SIZES.contains(&self.block_size),
+            "{op}: block_size {} is none of {:?}",
+            self.block_size,
+            Self::BLOCK_SIZES
+        );
+        assert!(
+            (self.kv_heads, self.head_dim) == (heads.kv, heads.dim),
+            "{op}: cache holds {} heads of {}, expected {} of {}",
+            self.kv_heads,
+            self.head_dim,
+            heads.kv,
+            heads.dim
+        );
+    }
+}
+
+/// Keys and values of one layer, all blocks.
+#[derive(Debug)]
+pub struct Cache<T: Float> {
+    dims: CacheDims,
+    /// `[blocks, kv_heads, head_dim, block_size]`.
+    keys: Buffer<T>,
+    /// `[blocks, kv_heads, block_size, head_dim padded to 16]`.
+    values: Buffer<T>,
+}
+
+impl<T: Float> Cache<T> {
+    pub fn zeros(device: &Device, dims: CacheDims) -> Result<Self, OutOfMemory> {
+        let keys = device.compute_zeros(dims.keys_len())?;
+        Ok(Cache { dims, keys, values: device.compute_zeros(dims.values_len())? })
+    }
+
+    pub fn dims(&self) -> CacheDims {
+        self.dims
+    }
+
+    /// Copies the keys and values of block `from` over those of block `to`.
+    pub fn copy_block(&mut self, from: usize, to: usize) {
+        for buffer in [&mut self.keys, &mut self.values] {
+            let len = buffer.len() / self.dims.blocks;
+            let [from, mut to] = buffer.disjoint_mut([from, to].map(|block| block * len..(block + 1) * len));
+            to.copy_from(from.into_view());
+        }
+    }
+}
+
+/// Writes the keys and values of tokens into the cache. Shapes: qkv `[T, qkv_width]`, positions already embedded;
+/// slots `[T]`: token t goes to position `slot % block_size` of block `slot / block_size`, each slot at most once.
+pub fn store<T: Float>(
+    device: &Device,
+    tokens: usize,
+    heads: Heads,
+    qkv: View<'_, T>,
+    slots: View<'_, u32>,
+    cache: &mut Cache<T>,
+) {
+    let (op, dims) = ("attention::paged::store", cache.dims);
+    dims.check(op, heads);
+    check(op, "qkv", qkv.len(), tokens * heads.qkv_width());
+    check(op, "slots", slots.len(), tokens);
+    let n_slots = dims.blocks * dims.block_size;
+    if let Some(slot) = slots.host().iter().find(|slot| **slot as usize >= n_slots) {
+        panic!("{op}: slot {slot} of a cache of {n_slots}");
+    }
+    let (keys, values) = (cache.keys.view_mut().into_host(), cache.values.view_mut().into_host());
+    store_cpu(device.as_cpu(), heads, dims, qkv.host(), slots.host(), keys, values);
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    /// Query tokens of all sequences.
+    pub tokens: usize,
+    pub sequences: usize,
+    pub heads: Heads,
+    /// Entries per row of `tables`.
+    pub table_width: usize,
+}
+
+/// Where the sequences of a call lie.
+#[derive(Debug, Clone, Copy)]
+pub struct Sequences<'a> {
+    /// `[sequences + 1]`, rising from 0 to T: sequence s asks the tokens `offsets[s]..offsets[s + 1]`.
+    pub offsets: View<'a, u32>,
+    /// `[sequences]`: keys of the sequence, those of this call's tokens included; its tokens are the last of them.
+    pub contexts: View<'a, u32>,
+    /// `[sequences, table_width]`: block of each run of `block_size` positions; entries past the context are ignored.
+    pub tables: View<'a, u32>,
+}
+
+/// Shapes: qkv `[T, qkv_width]`, of which the queries are read (their keys and values are already stored); out
+/// `[T, out_width]`. Bit for bit what [`super::forward`] gives for the same sequences packed.
+pub fn forward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    qkv: View<'_, T>,
+    cache: &Cache<T>,
+    sequences: Sequences<'_>,
+    out: ViewMut<'_, T>,
+) {
+    let op = "attention::paged::forward";
+    cache.dims.check(op, dims.heads);
+    check(op, "qkv", qkv.len(), dims.tokens * dims.heads.qkv_width());
+    check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
+    check(op, "contexts", sequences.contexts.len(), dims.sequences);
+    check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);
+    super::check_offsets(op, sequences.offsets, dims.sequences, dims.tokens);
+    let host = Host {
+        offsets: sequences.offsets.host(),
+        contexts: sequences.contexts.host(),
+        tables: sequences.tables.host(),
+    };
+    host.check(op, dims, cache.dims);
+    forward_cpu(device.as_cpu(), dims, qkv.host(), cache, host, out.into_host());
+}
+
+/// [`Sequences`] as slices.
+#[derive(Clone, Copy)]
+struct Host<'a> {
+    offsets: &'a [u32],
+    contexts: &'a [u32],
+    tables: &'a [u32],
+}
+
+impl Host<'_> {
+    #[track_caller]
+    fn check(self, op: &str, dims: Dims, cache: CacheDims) {
+        for s in 0..dims.sequences {
+            let (asked, context) = (self.offsets[s + 1] - self.offsets[s], self.contexts[s]);
+            assert!(asked <= context, "{op}: sequence {s} asks {asked} tokens of a context of {context}");
+            let used = (context as usize).div_ceil(cache.block_size);
+            assert!(
+                used <= dims.table_width,
+                "{op}: sequence {s} needs {used} blocks, table has {}",
+                dims.table_width
+            );
+            let table = &self.tables[s * dims.table_width..][..used];
+            if let Some(block) = table.iter().find(|block| **block as usize >= cache.blocks) {
+                panic!("{op}: sequence {s} names block {block} of {}", cache.blocks);
+            }
+        }
+    }
+}
+
+fn store_cpu<E: Float>(
+    cpu: &Cpu,
+    heads: Heads,
+    dims: CacheDims,
+    qkv: &[E],
+    slots: &[u32],
+    keys: &mut [E],
+    values: &mut [E],
+) {
+    let (keys, values) = (Shared::new(keys), Shared::new(values));
+    let (size, width) = (dims.block_size, padded(heads.dim));
+    cpu.rows(slots.len(), 2 * heads.kv * heads.dim, |tokens| {
+        for token in tokens {
+            let row = &qkv[token * heads.qkv_width()..(token + 1) * heads.qkv_width()];
+            let (block, position) = (slots[token] as usize / size, slots[token] as usize % size);
+            for kv_head in 0..heads.kv {
+                let (key_at, value_at) = columns(heads, kv_head);
+                let piece = block * heads.kv + kv_head;
+                for (d, x) in row[key_at..key_at + heads.dim].iter().enumerate() {
+                    let at = (piece * heads.dim + d) * size + position;
+                    // SAFETY: each task has its own tokens, and no two tokens share a slot.
+                    let key = unsafe { keys.range(at..at + 1) };
+                    key[0] = *x;
+                }
+                let at = (piece * size + position) * width;
+                // SAFETY: as above.
+                let value = unsafe { values.range(at..at + heads.dim) };
+                value.copy_from_slice(&row[value_at..value_at + heads.dim]);
+            }
+        }
+    });
+}
+
+fn forward_cpu<E: Float>(cpu: &Cpu, d: Dims, qkv: &[E], cache: &Cache<E>, host: Host<'_>, out: &mut [E]) {
+    let out = Shared::new(out);
+    let step = block_tokens(d.heads);
+    // One entry per block of query rows: sequence and first token within it.
+    let mut blocks = Vec::with_capacity(d.sequences);
+    for s in 0..d.sequences {
+        let asked = (host.offsets[s + 1] - host.offsets[s]) as usize;
+        blocks.extend((0..asked).step_by(step).map(|token| (s, token)));
+    }
+    let n_keys: usize = host.contexts.iter().map(|n| *n as usize).sum();
+    let cost = n_keys / d.sequences.max(1) * 2 * d.heads.dim * d.heads.group().max(2);
+    cpu.rows(blocks.len() * d.heads.kv, cost, |tasks| {
+        for task in tasks {
+            let ((s, token), kv_head) = (blocks[task / d.heads.kv], task % d.heads.kv);
+            let (start, end) = (host.offsets[s] as usize, host.offsets[s + 1] as usize);
+            let tokens = step.min(end - start - token);
+            let position = host.contexts[s] as usize - (end - start) + token;
+            let block = Block { heads: d.heads, kv_head, token: start + token, tokens, position };
+            let keys = PagedKeys {
+                dims: cache.dims,
+                kv_head,
+                table: &host.tables[s * d.table_width..(s + 1) * d.table_width],
+                keys: cache.keys.view().host(),
+                values: cache.values.view().host(),
+            };
+            with_scratch(Scratch::<E>::len(d.heads, block.rows(), block.n_keys()), |memory| {
+                let scratch = Scratch::split(memory, d.heads, block.rows(), block.n_keys());
+                cpu.dispatch(Task { block, keys, qkv, scratch, out });
+            });
+        }
+    });
+}
+
+struct Task<'a, E> {
+    block: Block,
+    keys: PagedKeys<'a, E>,
+    qkv: &'a [E],
+    scratch: Scratch<'a, E>,
+    out: Shared<'a, E>,
+}
+
+impl<E: Float> Kernel<E> for Task<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(mut self, l: L) {
+        forward_rows(l, self.block, &self.keys, self.qkv, &mut self.scratch, self.out, None);
+    }
+}
+
+struct PagedKeys<'a, E> {
+    dims: CacheDims,
+    kv_head: usize,
+    table: &'a [u32],
+    keys: &'a [E],
+    values: &'a [E],
+}
+
+impl<E> PagedKeys<'_, E> {
+    /// The index of the piece `[block, kv_head]` that holds `key`.
+    #[inline(always)]
+    fn piece(&self, key: usize) -> usize {
+        self.table[key / self.dims.block_size] as usize * self.dims.kv_heads + self.kv_head
+    }
+}
+
+impl<E> Keys<E> for PagedKeys<'_, E> {
+    #[inline(always)]
+    fn key_piece(&self, key: usize, dim: usize) -> (*const E, usize, usize) {
+        let size = self.dims.block_size;
+        debug_assert!(key.is_multiple_of(size) && DEPTH.is_multiple_of(size));
+        (self.keys[self.piece(key) * dim * size..][..dim * size].as_ptr(), size, size)
+    }
+
+    #[inline(always)]
+    fn value_piece(&self, key: usize) -> (*const E, usize) {
+        let (size, width) = (self.dims.block_size, padded(self.dims.head_dim));
+        (self.values[self.piece(key) * size * width..][..size * width].as_ptr(), size)
+    }
+}

@@ -1,0 +1,31 @@
+//! Half-precision storage formats of weight files, widened to f32. Both conversions are exact.
+
+#[cfg(test)]
+mod tests;
+
+/// bfloat16: the upper half of an f32.
+pub fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// IEEE half precision, subnormals, infinities and NaN included.
+pub fn f16_to_f32(bits: u16) -> f32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let magnitude = u32::from(bits & 0x7fff);
+    let wide = match magnitude {
+        // Subnormal: an integer multiple of 2^-24.
+        0..0x0400 => (magnitude as f32 * 2f32.powi(-24)).to_bits(),
+        0x0400..0x7c00 => (magnitude << 13) + ((127 - 15) << 23),
+        _ => (magnitude << 13) | 0x7f80_0000,
+    };
+    f32::from_bits(sign | wide)
+}
+
+/// bfloat16, rounded to nearest, ties to even; NaN stays NaN.
+pub fn f32_to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x0040;
+    }
+    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}

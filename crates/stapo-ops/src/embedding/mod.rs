@@ -1,0 +1,45 @@
+//! Rows by index: token embeddings, and any other gather of rows with its scatter.
+
+pub(crate) mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::{Device, Float, View, ViewMut, check};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    pub tokens: usize,
+    /// Rows of the table; every id is below it.
+    pub vocab: usize,
+    pub width: usize,
+}
+
+/// `out[t] = table[ids[t]]`. Shapes: ids `[T]`; table `[vocab, width]`; out `[T, width]`.
+pub fn forward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    ids: View<'_, u32>,
+    table: View<'_, T>,
+    out: ViewMut<'_, T>,
+) {
+    check("embedding::forward", "ids", ids.len(), dims.tokens);
+    check("embedding::forward", "table", table.len(), dims.vocab * dims.width);
+    check("embedding::forward", "out", out.len(), dims.tokens * dims.width);
+    cpu::check_ids(ids.host(), dims.vocab);
+    cpu::forward(device.as_cpu(), dims, ids.host(), table.host(), out.into_host());
+}
+
+/// `d_table[ids[t]] += d_out[t]`, in the order of the tokens. Shapes as in [`forward`].
+pub fn backward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    ids: View<'_, u32>,
+    d_out: View<'_, T>,
+    d_table: ViewMut<'_, T>,
+) {
+    check("embedding::backward", "ids", ids.len(), dims.tokens);
+    check("embedding::backward", "d_out", d_out.len(), dims.tokens * dims.width);
+    check("embedding::backward", "d_table", d_table.len(), dims.vocab * dims.width);
+    cpu::check_ids(ids.host(), dims.vocab);
+    cpu::backward(device.as_cpu(), dims, ids.host(), d_out.host(), d_table.into_host());
+}

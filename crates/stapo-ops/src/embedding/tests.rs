@@ -1,0 +1,51 @@
+use super::*;
+use crate::testing::*;
+
+const DIMS: Dims = Dims { tokens: 41, vocab: 7, width: 33 };
+
+#[test]
+fn forward_copies_rows() {
+    let device = device();
+    let (ids, table) = (ids(1, DIMS.tokens, DIMS.vocab), values::<f32>(2, DIMS.vocab * DIMS.width));
+    let mut out = device.zeros(DIMS.tokens * DIMS.width).unwrap();
+    let (ids_on, table_on) = (upload(&device, &ids), upload(&device, &table));
+    forward(&device, DIMS, ids_on.view(), table_on.view(), out.view_mut());
+    for (id, row) in ids.iter().zip(out.view().to_vec().chunks(DIMS.width)) {
+        assert_eq!(row, &table[*id as usize * DIMS.width..][..DIMS.width]);
+    }
+}
+
+#[test]
+fn backward_adds_rows_in_token_order_wherever_the_stream_is_cut() {
+    let (ids, d_out) = (ids(1, DIMS.tokens, DIMS.vocab), values::<f32>(2, DIMS.tokens * DIMS.width));
+    let before = values::<f32>(3, DIMS.vocab * DIMS.width);
+    let mut expected = before.clone();
+    for (id, row) in ids.iter().zip(d_out.chunks(DIMS.width)) {
+        for (sum, x) in expected[*id as usize * DIMS.width..].iter_mut().zip(row) {
+            *sum += x;
+        }
+    }
+    for cut in [0, 1, 20] {
+        assert_same_on_all_devices(|device| {
+            let (ids, d_out, mut d_table) =
+                (upload(device, &ids), upload(device, &d_out), upload(device, &before));
+            for range in [0..cut, cut..DIMS.tokens] {
+                let wide = range.start * DIMS.width..range.end * DIMS.width;
+                let dims = Dims { tokens: range.len(), ..DIMS };
+                backward(device, dims, ids.range(range), d_out.range(wide), d_table.view_mut());
+            }
+            let got = d_table.view().to_vec();
+            assert_eq!(bits(&got), bits(&expected));
+            vec![got]
+        });
+    }
+}
+
+#[test]
+#[should_panic(expected = "embedding: id 9 of token 1 is not below 7")]
+fn an_id_outside_the_table_is_named() {
+    let device = device();
+    let (ids, table) = (upload(&device, &[0, 9]), upload(&device, &[0f32; 7]));
+    let dims = Dims { tokens: 2, vocab: 7, width: 1 };
+    forward(&device, dims, ids.view(), table.view(), device.zeros(2).unwrap().view_mut());
+}

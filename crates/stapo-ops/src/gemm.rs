@@ -1,0 +1,247 @@
+//! Blocked matrix product `C (+)= A B` on all cores: the driver above the register tile.
+//!
+//! Every element of C is one chain over depth in increasing order (see `simd::tile`). Tasks split C, never depth.
+
+use std::ops::Range;
+
+use crate::device::{Cpu, Shared, with_scratch};
+use crate::simd::tile::{COLUMN_STRIDE, DEPTH, Layout, ROW_STRIDE, Start, Tile};
+use crate::simd::{Float, Kernel, Lanes, WIDTH};
+
+/// Columns of a panel of B.
+pub(crate) const PANEL: usize = 2 * WIDTH;
+/// Rows of C per task at most: its block of A stays in the level-2 cache.
+const MAX_TASK_ROWS: usize = 504;
+/// Rows of the largest register tile: task heights are multiples of it.
+const ROW_UNIT: usize = 14;
+/// Multiply-adds below which a second thread does not pay.
+const SMALL: usize = 64 * 1024;
+
+#[derive(Clone, Copy)]
+pub(crate) enum A<'a, E> {
+    /// `[rows, depth]`.
+    Rows(&'a [E]),
+    /// `[depth, rows]`: the product uses the transpose.
+    Columns(&'a [E]),
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum B<'a, E> {
+    /// `[columns / 32, depth, 32]`, the last panel padded with zeros: see [`pack_panels`].
+    Panels(&'a [E]),
+    /// `[depth, columns]`.
+    Rows(&'a [E]),
+}
+
+pub(crate) struct Gemm<'a, E> {
+    pub rows: usize,
+    pub depth: usize,
+    pub columns: usize,
+    pub a: A<'a, E>,
+    pub b: B<'a, E>,
+    /// Added to every row after the chain.
+    pub bias: Option<&'a [E]>,
+    /// `[rows, columns]`.
+    pub c: Shared<'a, E>,
+    pub start: Start,
+}
+
+impl<E: Float> Gemm<'_, E> {
+    pub(crate) fn run(&self, cpu: &Cpu) {
+        if self.rows == 0 || self.columns == 0 {
+            return;
+        }
+        let (n_row, n_column) = self.grid(cpu.threads());
+        let row_step = self.rows.div_ceil(n_row).next_multiple_of(ROW_UNIT);
+        let n_panels = self.columns.div_ceil(PANEL);
+        let panel_step = n_panels.div_ceil(n_column);
+        cpu.tasks(n_row * n_column, |task| {
+            let (i, j) = (task / n_column, task % n_column);
+            let rows = i * row_step..((i + 1) * row_step).min(self.rows);
+            let panels = j * panel_step..((j + 1) * panel_step).min(n_panels);
+            if rows.is_empty() || panels.is_empty() {
+                return;
+            }
+            let a_len = match self.a {
+                A::Rows(_) => rows.len() * ROW_STRIDE,
+                A::Columns(_) => rows.len().div_ceil(4) * DEPTH * COLUMN_STRIDE,
+            };
+            let b_len = DEPTH * PANEL;
+            with_scratch(a_len + b_len + rows.len() * PANEL, |scratch| {
+                let (a, scratch) = scratch.split_at_mut(a_len);
+                let (b, edge) = scratch.split_at_mut(b_len);
+                cpu.dispatch(Task { gemm: self, rows, panels, a, b, edge });
+            });
+        });
+    }
+
+    /// How many parts rows and columns are cut into.
+    fn grid(&self, threads: usize) -> (usize, usize) {
+        let n_row = self.rows.div_ceil(MAX_TASK_ROWS);
+        if self.rows * self.columns * self.depth < SMALL || threads == 1 {
+            (n_row, 1)
+        } else if n_row >= threads {
+            (n_row.next_multiple_of(threads), 1)
+        } else {
+            (n_row, threads.div_ceil(n_row).min(self.columns.div_ceil(PANEL)))
+        }
+    }
+}
+
+/// One block of C.
+struct Task<'a, 'g, E> {
+    gemm: &'a Gemm<'g, E>,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    a: &'a mut [E],
+    b: &'a mut [E],
+    edge: &'a mut [E],
+}
+
+impl<E: Float> Kernel<E> for Task<'_, '_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(mut self, l: L) {
+        let g = self.gemm;
+        let mut k = 0;
+        loop {
+            let depth = DEPTH.min(g.depth - k);
+            self.pack_a(l, k, depth);
+            for p in self.panels.clone() {
+                let b = match g.b {
+                    B::Panels(b) => b[(p * g.depth + k) * PANEL..][..depth * PANEL].as_ptr(),
+                    B::Rows(b) => self.pack_b(l, b, p, k, depth),
+                };
+                let start = if k == 0 { g.start } else { Start::Continue };
+                self.panel(l, p, depth, b, start);
+            }
+            k += depth;
+            if k >= g.depth {
+                break;
+            }
+        }
+        self.add_bias();
+    }
+}
+
+impl<E: Float> Task<'_, '_, E> {
+    #[inline(always)]
+    fn pack_a<L: Lanes<E = E>>(&mut self, _: L, k: usize, depth: usize) {
+        let g = self.gemm;
+        match g.a {
+            A::Rows(a) => {
+                for (row, to) in self.rows.clone().zip(self.a.chunks_exact_mut(ROW_STRIDE)) {
+                    to[..depth].copy_from_slice(&a[row * g.depth + k..][..depth]);
+                }
+            }
+            A::Columns(a) => {
+                let groups = self.a.chunks_exact_mut(DEPTH * COLUMN_STRIDE);
+                for (row, group) in self.rows.clone().step_by(L::TILE_ROWS).zip(groups) {
+                    let height = L::TILE_ROWS.min(self.rows.end - row);
+                    for (d, to) in group.chunks_exact_mut(COLUMN_STRIDE).take(depth).enumerate() {
+                        to[..height].copy_from_slice(&a[(k + d) * g.rows + row..][..height]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Copies `depth` rows of panel `p` of a row-major B, padding the last panel with zeros.
+    #[inline(always)]
+    fn pack_b<L: Lanes<E = E>>(&mut self, l: L, b: &[E], p: usize, k: usize, depth: usize) -> *const E {
+        let columns = self.gemm.columns;
+        let width = PANEL.min(columns - p * PANEL);
+        for (d, to) in self.b.chunks_exact_mut(PANEL).take(depth).enumerate() {
+            let from = &b[(k + d) * columns + p * PANEL..][..width];
+            if let (Some(from), (to, [])) = (from.first_chunk::<PANEL>(), to.as_chunks_mut::<WIDTH>()) {
+                let (from, _) = from.as_chunks::<WIDTH>();
+                l.store(&mut to[0], l.load(&from[0]));
+                l.store(&mut to[1], l.load(&from[1]));
+            } else {
+                to[..width].copy_from_slice(from);
+                to[width..].fill(E::ZERO);
+            }
+        }
+        self.b.as_ptr()
+    }
+
+    #[inline(always)]
+    fn panel<L: Lanes<E = E>>(&mut self, l: L, p: usize, depth: usize, b: *const E, start: Start) {
+        let g = self.gemm;
+        let layout = if matches!(g.a, A::Rows(_)) { Layout::Rows } else { Layout::Columns };
+        let width = PANEL.min(g.columns - p * PANEL);
+        let c = g.c.at(self.rows.start * g.columns + p * PANEL);
+        let (a, rows) = (self.a.as_ptr(), self.rows.len());
+        let mut tile =
+            Tile { rows, depth, vectors: 2, layout, a, b, b_stride: PANEL, c, c_stride: g.columns, start };
+        if width == PANEL {
+            // SAFETY: A and B were packed for this block; the block of C belongs to this task and is complete.
+            unsafe { l.tile(&tile) };
+            return;
+        }
+        // The last, narrow panel goes through a padded copy of its block of C.
+        if start == Start::Continue {
+            self.move_edge(p, width, |edge, c| edge.copy_from_slice(c));
+        }
+        (tile.c, tile.c_stride) = (self.edge.as_mut_ptr(), PANEL);
+        // SAFETY: as above; the edge block holds `rows` rows of a whole panel.
+        unsafe { l.tile(&tile) };
+        self.move_edge(p, width, |edge, c| c.copy_from_slice(edge));
+    }
+
+    #[inline(always)]
+    fn move_edge(&mut self, p: usize, width: usize, copy: impl Fn(&mut [E], &mut [E])) {
+        let g = self.gemm;
+        for (row, edge) in self.rows.clone().zip(self.edge.chunks_exact_mut(PANEL)) {
+            let at = row * g.columns + p * PANEL;
+            // SAFETY: rows and panel belong to this task.
+            copy(&mut edge[..width], unsafe { g.c.range(at..at + width) });
+        }
+    }
+
+    #[inline(always)]
+    fn add_bias(&mut self) {
+        let g = self.gemm;
+        let Some(bias) = g.bias else { return };
+        let columns = self.panels.start * PANEL..(self.panels.end * PANEL).min(g.columns);
+        for row in self.rows.clone() {
+            // SAFETY: rows and columns belong to this task.
+            let c = unsafe { g.c.range(row * g.columns + columns.start..row * g.columns + columns.end) };
+            for (c, b) in c.iter_mut().zip(&bias[columns.clone()]) {
+                *c += *b;
+            }
+        }
+    }
+}
+
+/// Elements of the panel form of a `[columns, depth]` matrix.
+pub(crate) fn panels_len(columns: usize, depth: usize) -> usize {
+    columns.div_ceil(PANEL) * PANEL * depth
+}
+
+/// Packs the transpose of `w` `[columns, depth]` into panels `[columns / 32, depth, 32]`, padded with zeros.
+pub(crate) fn pack_panels<E: Float>(cpu: &Cpu, w: &[E], columns: usize, depth: usize, panels: &mut [E]) {
+    let shared = Shared::new(panels);
+    cpu.rows(columns.div_ceil(PANEL), PANEL * depth, |range| {
+        for p in range {
+            // SAFETY: panel `p` belongs to this task.
+            let panel = unsafe { shared.range(p * PANEL * depth..(p + 1) * PANEL * depth) };
+            let width = PANEL.min(columns - p * PANEL);
+            transpose(&w[p * PANEL * depth..][..width * depth], width, depth, panel, PANEL);
+        }
+    });
+}
+
+/// `to[d, j] = from[j, d]` for `j < width`, zero for `width <= j < stride`.
+pub(crate) fn transpose<E: Float>(from: &[E], width: usize, depth: usize, to: &mut [E], stride: usize) {
+    const BLOCK: usize = 16;
+    for d0 in (0..depth).step_by(BLOCK) {
+        for j in 0..width {
+            for d in d0..(d0 + BLOCK).min(depth) {
+                to[d * stride + j] = from[j * depth + d];
+            }
+        }
+        for d in d0..(d0 + BLOCK).min(depth) {
+            to[d * stride + width..(d + 1) * stride].fill(E::ZERO);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+use super::{Alternatives, Dims, ScoreGrads, Scores, row};
+use crate::device::{Cpu, Shared, with_scratch};
+use crate::simd::{Kernel, Lanes};
+use crate::{Float, Weight, Write, matmul};
+
+/// Elements of logits held at once, as far as [`MIN_CHUNK`] and [`MAX_CHUNK`] let it.
+const CHUNK_ELEMENTS: usize = 8 << 20;
+/// Tokens per chunk: enough for the matrix product to use a panel of weights often.
+const MIN_CHUNK: usize = 64;
+const MAX_CHUNK: usize = 504;
+
+/// Computes logits chunk by chunk: `body(first token, tokens, logits)`.
+pub(crate) fn for_chunks<E: Float>(
+    cpu: &Cpu,
+    tokens: usize,
+    hidden: &[E],
+    weight: &Weight<E>,
+    mut body: impl FnMut(usize, usize, &mut [E]),
+) {
+    let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
+    let chunk = (CHUNK_ELEMENTS / vocab.max(1)).clamp(MIN_CHUNK, MAX_CHUNK).min(tokens);
+    with_scratch(chunk * vocab, |scratch| {
+        for start in (0..tokens).step_by(chunk.max(1)) {
+            let n = chunk.min(tokens - start);
+            let logits = &mut scratch[..n * vocab];
+            let dims = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
+            let rows = &hidden[start * width..(start + n) * width];
+            matmul::cpu::forward(cpu, dims, rows, weight.panels().host(), None, logits);
+            body(start, n, logits);
+        }
+    });
+}
+
+pub(super) fn forward<E: Float>(
+    cpu: &Cpu,
+    dims: Dims,
+    hidden: &[E],
+    weight: &Weight<E>,
+    targets: &[u32],
+    scores: Scores<'_, E>,
+    alternatives: Option<Alternatives<'_, E>>,
+) {
+    let vocab = weight.shape().outputs;
+    let inv_temperature = E::from_f64(1.0 / dims.temperature);
+    let scores =
+        [scores.logp, scores.entropy, scores.collision, scores.lse].map(|x| Shared::new(x.into_host()));
+    let best = alternatives.map(|a| (a.n, Shared::new(a.ids.into_host()), Shared::new(a.logp.into_host())));
+    for_chunks(cpu, dims.tokens, hidden, weight, |start, n, logits| {
+        let logits = &*logits;
+        cpu.rows(n, 4 * vocab, |rows| {
+            for r in rows {
+                let t = start + r;
+                let logits = &logits[r * vocab..(r + 1) * vocab];
+                // SAFETY: each task has its own tokens, of all outputs.
+                let (numbers, best) = unsafe {
+                    let best = best.map(|(n, ids, logp)| {
+                        (ids.range(t * n..(t + 1) * n), logp.range(t * n..(t + 1) * n))
+                    });
+                    (scores.map(|x| &mut x.range(t..t + 1)[0]), best)
+                };
+                cpu.dispatch(Score { logits, inv_temperature, target: targets[t] as usize, numbers, best });
+            }
+        });
+    });
+}
+
+/// One token's numbers.
+struct Score<'a, E> {
+    logits: &'a [E],
+    inv_temperature: E,
+    target: usize,
+    /// logp, entropy, collision, lse.
+    numbers: [&'a mut E; 4],
+    best: Option<(&'a mut [u32], &'a mut [E])>,
+}
+
+impl<E: Float> Kernel<E> for Score<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        let stats = row::stats(l, self.logits, self.inv_temperature);
+        let [logp, entropy, collision, lse] = self.numbers;
+        *logp = stats.logp(self.logits[self.target], self.inv_temperature);
+        (*entropy, *collision, *lse) = (stats.entropy, stats.collision, stats.lse());
+        if let Some((ids, logp)) = self.best {
+            row::best(self.logits, &stats, self.inv_temperature, ids, logp);
+        }
+    }
+}
+
+pub(super) fn backward<E: Float>(
+    cpu: &Cpu,
+    dims: Dims,
+    hidden: &[E],
+    weight: &Weight<E>,
+    grads: ScoreGrads<'_, E>,
+    d_hidden: &mut [E],
+    d_weight: &mut [E],
+) {
+    let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
+    let inv_temperature = E::from_f64(1.0 / dims.temperature);
+    let (targets, lse, entropy) = (grads.targets.host(), grads.lse.host(), grads.entropy.host());
+    let (d_logp, d_entropy) = (grads.d_logp.host(), grads.d_entropy.host());
+    for_chunks(cpu, dims.tokens, hidden, weight, |start, n, logits| {
+        let shared = Shared::new(logits);
+        cpu.rows(n, 4 * vocab, |rows| {
+            for r in rows {
+                let t = start + r;
+                // SAFETY: each task has its own rows.
+                let logits = unsafe { shared.range(r * vocab..(r + 1) * vocab) };
+                let (saved, d) = ((lse[t], entropy[t]), (d_logp[t], d_entropy[t]));
+                cpu.dispatch(Gradient { logits, inv_temperature, target: targets[t] as usize, saved, d });
+            }
+        });
+        let rows = start * width..(start + n) * width;
+        let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
+        let d_chunk = &mut d_hidden[rows.clone()];
+        matmul::cpu::backward_input(cpu, chunk, logits, weight.view().host(), Write::Set, d_chunk);
+        matmul::cpu::backward_weight(cpu, chunk, &hidden[rows], logits, d_weight);
+    });
+}
+
+/// One token's logits become their gradient.
+struct Gradient<'a, E> {
+    logits: &'a mut [E],
+    inv_temperature: E,
+    target: usize,
+    saved: (E, E),
+    d: (E, E),
+}
+
+impl<E: Float> Kernel<E> for Gradient<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        row::gradient(l, self.logits, self.inv_temperature, self.target, self.saved, self.d);
+    }
+}

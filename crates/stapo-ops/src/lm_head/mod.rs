@@ -1,0 +1,126 @@
+//! From final hidden states to numbers per token: the log-probability of a target, entropy, collision, the best
+//! alternatives; and back. Tokens go in chunks, so logits `[T, vocab]` never exist.
+//!
+//! All numbers are those of `softmax(logits / temperature)`. A row's logits are one row of `matmul::forward`; its sums
+//! take sixteen lanes and a fixed tree. So a token's numbers do not depend on its neighbours, and `sampling` reports the
+//! same bits.
+
+pub(crate) mod cpu;
+pub(crate) mod row;
+#[cfg(test)]
+mod tests;
+
+use crate::{Device, Float, View, ViewMut, Weight, check};
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dims {
+    pub tokens: usize,
+    /// Positive.
+    pub temperature: f64,
+}
+
+/// Numbers per token, each `[T]`.
+pub struct Scores<'a, T: Float> {
+    /// Log-probability of the target.
+    pub logp: ViewMut<'a, T>,
+    /// `-sum p ln p`.
+    pub entropy: ViewMut<'a, T>,
+    /// `sum p^2`.
+    pub collision: ViewMut<'a, T>,
+    /// `ln sum exp(logit / temperature)`, kept for backward.
+    pub lse: ViewMut<'a, T>,
+}
+
+/// The `n` most probable tokens of each row, best first, the lower id first among equals; fewer than `n` tokens in the
+/// vocabulary leave the last entries at id `u32::MAX` and log-probability minus infinity.
+pub struct Alternatives<'a, T: Float> {
+    pub n: usize,
+    /// `[T, n]`.
+    pub ids: ViewMut<'a, u32>,
+    /// `[T, n]`.
+    pub logp: ViewMut<'a, T>,
+}
+
+/// Shapes: hidden `[T, D]`; weight `[vocab, D]`; targets `[T]`.
+pub fn forward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    hidden: View<'_, T>,
+    weight: &Weight<T>,
+    targets: View<'_, u32>,
+    scores: Scores<'_, T>,
+    alternatives: Option<Alternatives<'_, T>>,
+) {
+    let op = "lm_head::forward";
+    check_inputs(op, dims, hidden, weight, targets);
+    check(op, "logp", scores.logp.len(), dims.tokens);
+    check(op, "entropy", scores.entropy.len(), dims.tokens);
+    check(op, "collision", scores.collision.len(), dims.tokens);
+    check(op, "lse", scores.lse.len(), dims.tokens);
+    check_alternatives(op, dims.tokens, alternatives.as_ref());
+    cpu::forward(device.as_cpu(), dims, hidden.host(), weight, targets.host(), scores, alternatives);
+}
+
+/// What [`backward`] starts from, each `[T]`.
+#[derive(Clone, Copy)]
+pub struct ScoreGrads<'a, T: Float> {
+    pub targets: View<'a, u32>,
+    /// Forward's.
+    pub lse: View<'a, T>,
+    /// Forward's.
+    pub entropy: View<'a, T>,
+    pub d_logp: View<'a, T>,
+    pub d_entropy: View<'a, T>,
+}
+
+/// Recomputes the logits. Shapes: hidden, d_hidden `[T, D]`, the latter overwritten; d_weight `[vocab, D]`, added to: one
+/// chain over the tokens.
+pub fn backward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    hidden: View<'_, T>,
+    weight: &Weight<T>,
+    grads: ScoreGrads<'_, T>,
+    d_hidden: ViewMut<'_, T>,
+    d_weight: ViewMut<'_, T>,
+) {
+    let op = "lm_head::backward";
+    check_inputs(op, dims, hidden, weight, grads.targets);
+    check(op, "lse", grads.lse.len(), dims.tokens);
+    check(op, "entropy", grads.entropy.len(), dims.tokens);
+    check(op, "d_logp", grads.d_logp.len(), dims.tokens);
+    check(op, "d_entropy", grads.d_entropy.len(), dims.tokens);
+    check(op, "d_hidden", d_hidden.len(), hidden.len());
+    check(op, "d_weight", d_weight.len(), weight.shape().len());
+    let (d_hidden, d_weight) = (d_hidden.into_host(), d_weight.into_host());
+    cpu::backward(device.as_cpu(), dims, hidden.host(), weight, grads, d_hidden, d_weight);
+}
+
+#[track_caller]
+fn check_inputs<T: Float>(
+    op: &str,
+    dims: Dims,
+    hidden: View<'_, T>,
+    weight: &Weight<T>,
+    targets: View<'_, u32>,
+) {
+    let vocab = weight.shape().outputs;
+    assert!(dims.temperature > 0.0, "{op}: temperature {} is not positive", dims.temperature);
+    check(op, "hidden", hidden.len(), dims.tokens * weight.shape().inputs);
+    check(op, "targets", targets.len(), dims.tokens);
+    if let Some(t) = targets.host().iter().position(|id| *id as usize >= vocab) {
+        panic!("{op}: target {} of token {t} is not below {vocab}", targets.host()[t]);
+    }
+}
+
+#[track_caller]
+pub(crate) fn check_alternatives<T: Float>(
+    op: &str,
+    tokens: usize,
+    alternatives: Option<&Alternatives<'_, T>>,
+) {
+    if let Some(best) = alternatives {
+        check(op, "alternatives.ids", best.ids.len(), tokens * best.n);
+        check(op, "alternatives.logp", best.logp.len(), tokens * best.n);
+    }
+}

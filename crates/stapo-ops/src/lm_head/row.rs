@@ -1,0 +1,112 @@
+//! One row of logits.
+
+use crate::Float;
+use crate::simd::{Lanes, WIDTH};
+
+/// Stands for the logarithm of a probability of 0 where it is multiplied by that 0.
+const FLOOR: f64 = -1e30;
+
+/// Statistics of `softmax(logits * inv_temperature)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Stats<E> {
+    /// The largest scaled logit.
+    pub top: E,
+    /// `ln sum exp(scaled - top)`.
+    pub ln_sum: E,
+    pub entropy: E,
+    pub collision: E,
+}
+
+impl<E: Float> Stats<E> {
+    pub(crate) fn lse(&self) -> E {
+        self.top + self.ln_sum
+    }
+
+    #[inline(always)]
+    pub(crate) fn logp(&self, logit: E, inv_temperature: E) -> E {
+        logit * inv_temperature - self.top - self.ln_sum
+    }
+}
+
+#[inline(always)]
+pub(crate) fn stats<L: Lanes>(l: L, logits: &[L::E], inv_temperature: L::E) -> Stats<L::E> {
+    let low = L::E::NEG_INFINITY;
+    let mut top = l.splat(low);
+    for at in (0..logits.len()).step_by(WIDTH) {
+        top = l.max(top, l.get(logits, at, low));
+    }
+    let top = l.max_lane(top) * inv_temperature;
+    let (wide_top, scale) = (l.splat(top), l.splat(inv_temperature));
+    let floor = l.splat(L::E::from_f64(FLOOR));
+    let (mut sum, mut weighted, mut squares) = (l.zero(), l.zero(), l.zero());
+    for at in (0..logits.len()).step_by(WIDTH) {
+        // A weight of 0 must meet a finite logarithm: so minus infinity becomes a large number. NaN stays NaN.
+        let below = l.max(floor, l.sub(l.mul(l.get(logits, at, low), scale), wide_top));
+        let e = l.exp(below);
+        sum = l.add(sum, e);
+        weighted = l.fma(e, below, weighted);
+        squares = l.fma(e, e, squares);
+    }
+    let (sum, weighted, squares) = (l.sum(sum), l.sum(weighted), l.sum(squares));
+    let ln_sum = sum.ln();
+    Stats { top, ln_sum, entropy: ln_sum - weighted / sum, collision: squares / (sum * sum) }
+}
+
+/// Fills `ids` and `logp` with the most probable tokens, best first.
+pub(crate) fn best<E: Float>(
+    logits: &[E],
+    stats: &Stats<E>,
+    inv_temperature: E,
+    ids: &mut [u32],
+    logp: &mut [E],
+) {
+    ids.fill(u32::MAX);
+    logp.fill(E::NEG_INFINITY);
+    let n = ids.len();
+    if n == 0 {
+        return;
+    }
+    // `logp` holds logits until the end.
+    let mut filled = 0;
+    for (id, x) in logits.iter().enumerate() {
+        if filled == n && !(*x > logp[n - 1]) {
+            continue;
+        }
+        let place = logp[..filled].partition_point(|y| *y >= *x);
+        if place == n {
+            continue;
+        }
+        filled = (filled + 1).min(n);
+        logp.copy_within(place..filled - 1, place + 1);
+        ids.copy_within(place..filled - 1, place + 1);
+        (logp[place], ids[place]) = (*x, id as u32);
+    }
+    for x in &mut logp[..filled] {
+        *x = stats.logp(*x, inv_temperature);
+    }
+}
+
+/// Turns logits into their gradient: with `p` the probabilities and `H` the entropy,
+/// `d = (d_logp (1[v = target] - p) - d_entropy p (ln p + H)) / temperature`.
+#[inline(always)]
+pub(crate) fn gradient<L: Lanes>(
+    l: L,
+    logits: &mut [L::E],
+    inv_temperature: L::E,
+    target: usize,
+    (lse, entropy): (L::E, L::E),
+    (d_logp, d_entropy): (L::E, L::E),
+) {
+    let floor = l.splat(L::E::from_f64(FLOOR));
+    let (scale, wide_lse) = (l.splat(inv_temperature), l.splat(lse));
+    // -p (d_logp + d_entropy H + d_entropy ln p) / temperature
+    let constant = l.splat(-(d_entropy.mul_add(entropy, d_logp) * inv_temperature));
+    let slope = l.splat(-(d_entropy * inv_temperature));
+    for at in (0..logits.len()).step_by(WIDTH) {
+        let logp = l.sub(l.mul(l.get(logits, at, L::E::ZERO), scale), wide_lse);
+        let p = l.exp(logp);
+        let d = l.mul(p, l.fma(slope, l.max(floor, logp), constant));
+        l.put(logits, at, d);
+    }
+    logits[target] += d_logp * inv_temperature;
+}

@@ -1,0 +1,177 @@
+use super::*;
+use crate::testing::*;
+
+#[derive(Clone, Copy)]
+struct Case {
+    tokens: usize,
+    width: usize,
+    vocab: usize,
+    temperature: f64,
+}
+
+const CASES: [Case; 4] = [
+    Case { tokens: 1, width: 1, vocab: 1, temperature: 1.0 },
+    Case { tokens: 5, width: 33, vocab: 257, temperature: 0.7 },
+    Case { tokens: 31, width: 16, vocab: 31, temperature: 1.3 },
+    // More tokens than a chunk.
+    Case { tokens: 600, width: 7, vocab: 33, temperature: 1.0 },
+];
+
+impl Case {
+    fn dims(self) -> Dims {
+        Dims { tokens: self.tokens, temperature: self.temperature }
+    }
+
+    fn inputs<T: Float>(self) -> (Vec<T>, Vec<T>, Vec<u32>) {
+        let (hidden, weight) = (values(1, self.tokens * self.width), values(2, self.vocab * self.width));
+        (hidden, weight, ids(3, self.tokens, self.vocab))
+    }
+
+    /// logp, entropy, collision, lse.
+    fn forward<T: Float>(self, device: &Device, hidden: &[T], w: &[T]) -> Tensors<T> {
+        let tokens = hidden.len() / self.width;
+        let (hidden, w) = (upload(device, hidden), weight(device, self.vocab, self.width, w));
+        let targets = upload(device, &ids(3, self.tokens, self.vocab)[..tokens]);
+        let [mut logp, mut entropy, mut collision, mut lse] = [(); 4].map(|()| device.zeros(tokens).unwrap());
+        let scores = Scores {
+            logp: logp.view_mut(),
+            entropy: entropy.view_mut(),
+            collision: collision.view_mut(),
+            lse: lse.view_mut(),
+        };
+        let dims = Dims { tokens, ..self.dims() };
+        forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
+        [logp, entropy, collision, lse].map(|x| x.view().to_vec()).to_vec()
+    }
+
+    /// d_hidden, d_weight on top of `before`.
+    fn backward<T: Float>(
+        self,
+        device: &Device,
+        hidden: &[T],
+        w: &[T],
+        d: [&[T]; 2],
+        before: &[T],
+    ) -> Tensors<T> {
+        let forward = self.forward(device, hidden, w);
+        let [entropy, lse, d_logp, d_entropy] =
+            [&forward[1], &forward[3], d[0], d[1]].map(|x| upload(device, x));
+        let targets = upload(device, &ids(3, self.tokens, self.vocab));
+        let (hidden, w) = (upload(device, hidden), weight(device, self.vocab, self.width, w));
+        let (mut d_hidden, mut d_weight) = (device.zeros(hidden.len()).unwrap(), upload(device, before));
+        let grads = ScoreGrads {
+            targets: targets.view(),
+            lse: lse.view(),
+            entropy: entropy.view(),
+            d_logp: d_logp.view(),
+            d_entropy: d_entropy.view(),
+        };
+        let (to_hidden, to_weight) = (d_hidden.view_mut(), d_weight.view_mut());
+        backward(device, self.dims(), hidden.view(), &w, grads, to_hidden, to_weight);
+        vec![d_hidden.view().to_vec(), d_weight.view().to_vec()]
+    }
+
+    fn all<T: Float>(self, device: &Device) -> Tensors<T> {
+        let (hidden, w, _) = self.inputs();
+        let mut all = self.forward(device, &hidden, &w);
+        let d: Tensors<T> = vec![values(5, self.tokens), values(6, self.tokens)];
+        all.extend(self.backward(device, &hidden, &w, [&d[0], &d[1]], &values(7, w.len())));
+        all
+    }
+}
+
+#[test]
+fn numbers_are_those_of_the_softmax() {
+    for case in CASES {
+        let (hidden, w, targets) = case.inputs::<f64>();
+        let got = case.forward(&device(), &hidden, &w);
+        for t in 0..case.tokens {
+            let logits = w.chunks(case.width).map(|w| {
+                w.iter().zip(&hidden[t * case.width..]).map(|(w, h)| w * h).sum::<f64>() / case.temperature
+            });
+            let e: Vec<f64> = logits.map(f64::exp).collect();
+            let sum: f64 = e.iter().sum();
+            let logp = (e[targets[t] as usize] / sum).ln();
+            let entropy: f64 = e.iter().map(|e| -e / sum * (e / sum).ln()).sum();
+            let collision: f64 = e.iter().map(|e| (e / sum).powi(2)).sum();
+            for (got, expected) in got.iter().zip([logp, entropy, collision, sum.ln()]) {
+                assert!((got[t] - expected).abs() < 1e-9, "token {t}: {} {expected}", got[t]);
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_are_finite_differences() {
+    for case in [CASES[1], Case { tokens: 9, ..CASES[2] }] {
+        let device = device();
+        let (hidden, w, _) = case.inputs::<f64>();
+        let outputs = vec![vec![0.0; case.tokens]; 2];
+        let d = cotangents(&outputs);
+        let gradients = case.backward(&device, &hidden, &w, [&d[0], &d[1]], &vec![0.0; w.len()]);
+        let loss = |x: &Tensors<f64>| project(&case.forward(&device, &x[0], &x[1])[..2]);
+        assert_gradients(&vec![hidden, w], &gradients, loss);
+    }
+}
+
+#[test]
+fn all_devices_agree_bitwise_and_stay_close_to_double() {
+    for case in CASES {
+        assert_same_on_all_devices(|device| case.all(device));
+        assert_close(&case.all(&device()), &case.all(&device()), 3e-5);
+    }
+}
+
+#[test]
+fn tokens_do_not_depend_on_the_batch_nor_the_weight_gradient_on_chunks() {
+    let (case, device) = (CASES[3], device());
+    let (hidden, w, _) = case.inputs::<f32>();
+    let batch = case.forward(&device, &hidden, &w);
+    let few = case.forward(&device, &hidden[..3 * case.width], &w);
+    for (few, batch) in few.iter().zip(&batch) {
+        assert_eq!(bits(few), bits(&batch[..3]));
+    }
+}
+
+#[test]
+fn alternatives_are_the_best_tokens_best_first() {
+    let (case, device, n) = (CASES[1], device(), 5);
+    let (hidden, w, _) = case.inputs::<f32>();
+    let targets = upload(&device, &ids(3, case.tokens, case.vocab));
+    let [mut logp, mut entropy, mut collision, mut lse] =
+        [(); 4].map(|()| device.zeros(case.tokens).unwrap());
+    let (mut best_ids, mut best_logp) = (device.zeros(5 * n).unwrap(), device.zeros(5 * n).unwrap());
+    let scores = Scores {
+        logp: logp.view_mut(),
+        entropy: entropy.view_mut(),
+        collision: collision.view_mut(),
+        lse: lse.view_mut(),
+    };
+    let best = Alternatives { n, ids: best_ids.view_mut(), logp: best_logp.view_mut() };
+    let (hidden_on, w_on) = (upload(&device, &hidden), weight(&device, case.vocab, case.width, &w));
+    forward(&device, case.dims(), hidden_on.view(), &w_on, targets.view(), scores, Some(best));
+    let (best_ids, best_logp) = (best_ids.view().to_vec(), best_logp.view().to_vec());
+    for t in 0..case.tokens {
+        let row = &hidden[t * case.width..(t + 1) * case.width];
+        let score = |id: u32| {
+            let w = &w[id as usize * case.width..][..case.width];
+            w.iter().zip(row).fold(0f32, |sum, (w, h)| h.mul_add(*w, sum))
+        };
+        let mut order: Vec<u32> = (0..case.vocab as u32).collect();
+        order.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+        assert_eq!(best_ids[t * n..(t + 1) * n], order[..n]);
+        assert!(best_logp[t * n..(t + 1) * n].is_sorted_by(|a, b| a >= b));
+        if let Some(place) = order[..n].iter().position(|id| *id == targets.view().to_vec()[t]) {
+            assert_eq!(best_logp[t * n + place], logp.view().to_vec()[t]);
+        }
+    }
+}
+
+#[test]
+fn alternatives_beyond_the_vocabulary_are_marked_empty() {
+    let (mut ids, mut logp) = ([0; 4], [0.0; 4]);
+    let stats = row::Stats { top: 2.0, ln_sum: 0.5, entropy: 0.0, collision: 0.0 };
+    row::best(&[1.0, 2.0, 2.0], &stats, 1.0, &mut ids, &mut logp);
+    assert_eq!(ids, [1, 2, 0, u32::MAX]);
+    assert_eq!(logp, [-0.5, -0.5, -1.5, f64::NEG_INFINITY]);
+}

@@ -1,0 +1,85 @@
+//! Linear layers: `y = x W^T (+ bias)`, and both gradients.
+//!
+//! Law: an element of y is one chain of fused multiply-adds over the inputs in increasing order, starting from 0, the
+//! bias added last. An element of d_x is one chain over the outputs. An element of d_weight is one chain over the
+//! tokens, continuing from the value already there. No result depends on the number of rows or threads.
+
+pub(crate) mod cpu;
+#[cfg(test)]
+mod tests;
+mod weight;
+
+pub use weight::{Shape, Weight};
+
+use crate::{Device, Float, View, ViewMut, Write, check};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    pub tokens: usize,
+    pub inputs: usize,
+    pub outputs: usize,
+}
+
+/// Shapes: x `[T, inputs]`; weight `[outputs, inputs]`; bias `[outputs]`; y `[T, outputs]`, overwritten.
+pub fn forward<T: Float>(
+    device: &Device,
+    tokens: usize,
+    x: View<'_, T>,
+    weight: &Weight<T>,
+    bias: Option<View<'_, T>>,
+    y: ViewMut<'_, T>,
+) {
+    let Shape { outputs, inputs } = weight.shape();
+    check("matmul::forward", "x", x.len(), tokens * inputs);
+    check("matmul::forward", "y", y.len(), tokens * outputs);
+    if let Some(bias) = bias {
+        check("matmul::forward", "bias", bias.len(), outputs);
+    }
+    let dims = Dims { tokens, inputs, outputs };
+    let bias = bias.map(|bias| bias.host());
+    cpu::forward(device.as_cpu(), dims, x.host(), weight.panels().host(), bias, y.into_host());
+}
+
+/// `d_x (+)= d_y W`. Shapes: d_y `[T, outputs]`; d_x `[T, inputs]`.
+pub fn backward_input<T: Float>(
+    device: &Device,
+    tokens: usize,
+    d_y: View<'_, T>,
+    weight: &Weight<T>,
+    write: Write,
+    d_x: ViewMut<'_, T>,
+) {
+    let Shape { outputs, inputs } = weight.shape();
+    check("matmul::backward_input", "d_y", d_y.len(), tokens * outputs);
+    check("matmul::backward_input", "d_x", d_x.len(), tokens * inputs);
+    let dims = Dims { tokens, inputs, outputs };
+    cpu::backward_input(device.as_cpu(), dims, d_y.host(), weight.view().host(), write, d_x.into_host());
+}
+
+/// `d_weight += d_y^T x`. Shapes: x `[T, inputs]`; d_y `[T, outputs]`; d_weight `[outputs, inputs]`.
+pub fn backward_weight<T: Float>(
+    device: &Device,
+    dims: Dims,
+    x: View<'_, T>,
+    d_y: View<'_, T>,
+    d_weight: ViewMut<'_, T>,
+) {
+    let Dims { tokens, inputs, outputs } = dims;
+    check("matmul::backward_weight", "x", x.len(), tokens * inputs);
+    check("matmul::backward_weight", "d_y", d_y.len(), tokens * outputs);
+    check("matmul::backward_weight", "d_weight", d_weight.len(), outputs * inputs);
+    cpu::backward_weight(device.as_cpu(), dims, x.host(), d_y.host(), d_weight.into_host());
+}
+
+/// `d_bias += sum over tokens of d_y`. Shapes: d_y `[T, outputs]`; d_bias `[outputs]`.
+pub fn backward_bias<T: Float>(
+    device: &Device,
+    tokens: usize,
+    outputs: usize,
+    d_y: View<'_, T>,
+    d_bias: ViewMut<'_, T>,
+) {
+    check("matmul::backward_bias", "d_y", d_y.len(), tokens * outputs);
+    check("matmul::backward_bias", "d_bias", d_bias.len(), outputs);
+    cpu::backward_bias(device.as_cpu(), outputs, d_y.host(), d_bias.into_host());
+}

@@ -1,0 +1,74 @@
+use crate::gemm::{pack_panels, panels_len};
+use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    pub outputs: usize,
+    pub inputs: usize,
+}
+
+impl Shape {
+    /// Number of elements.
+    pub fn len(self) -> usize {
+        self.outputs * self.inputs
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The weight of a linear layer, `[outputs, inputs]`, row-major, and beside it the form the forward kernel reads.
+///
+/// On the CPU that form is column panels: a second copy, so 8 bytes per weight in f32. The flat copy serves the input
+/// gradient, the embedding, the optimizer and files. It changes only through [`Weight::update`], which packs the panels
+/// anew: a stale panel cannot be read.
+#[derive(Debug)]
+pub struct Weight<T: Float> {
+    shape: Shape,
+    flat: Buffer<T>,
+    panels: Buffer<T>,
+}
+
+impl<T: Float> Weight<T> {
+    pub fn zeros(device: &Device, shape: Shape) -> Result<Self, OutOfMemory> {
+        let flat = device.compute_zeros(shape.len())?;
+        let panels = device.compute_zeros(panels_len(shape.outputs, shape.inputs))?;
+        Ok(Weight { shape, flat, panels })
+    }
+
+    /// A weight that holds `values`, `[outputs, inputs]`.
+    pub fn from_slice(device: &Device, shape: Shape, values: &[T]) -> Result<Self, OutOfMemory> {
+        check("Weight::from_slice", "values", values.len(), shape.len());
+        let mut weight = Self::zeros(device, shape)?;
+        weight.update(device, |mut flat| flat.write(values));
+        Ok(weight)
+    }
+
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// `[outputs, inputs]`.
+    pub fn view(&self) -> View<'_, T> {
+        self.flat.view()
+    }
+
+    /// Lets `change` write the weight, then packs it.
+    pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
+        let result = change(self.flat.view_mut());
+        let Shape { outputs, inputs } = self.shape;
+        pack_panels(
+            device.as_cpu(),
+            self.flat.view().host(),
+            outputs,
+            inputs,
+            self.panels.view_mut().host_mut(),
+        );
+        result
+    }
+
+    pub(crate) fn panels(&self) -> View<'_, T> {
+        self.panels.view()
+    }
+}

@@ -1,0 +1,53 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::Float;
+use crate::device::{Cpu, Shared};
+use crate::rmsnorm::cpu::dot;
+use crate::simd::{Kernel, Lanes};
+
+const BLOCK: usize = 4096;
+
+pub(super) fn sum_squares<E: Float>(cpu: &Cpu, x: &[E]) -> f64 {
+    let mut sums = vec![0.0; x.len().div_ceil(BLOCK)];
+    let n_blocks = sums.len();
+    let shared = Shared::new(&mut sums);
+    cpu.rows(n_blocks, BLOCK, |blocks| {
+        let part = &x[blocks.start * BLOCK..(blocks.end * BLOCK).min(x.len())];
+        // SAFETY: each task has its own blocks.
+        cpu.dispatch(SumSquares { x: part, sums: unsafe { shared.range(blocks) } });
+    });
+    sums.iter().sum()
+}
+
+struct SumSquares<'a, E> {
+    x: &'a [E],
+    sums: &'a mut [f64],
+}
+
+impl<E: Float> Kernel<E> for SumSquares<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        for (x, sum) in self.x.chunks(BLOCK).zip(self.sums) {
+            *sum = dot(l, x, x).to_f64();
+        }
+    }
+}
+
+pub(super) fn first_non_finite<E: Float>(cpu: &Cpu, x: &[E]) -> Option<usize> {
+    let first = AtomicUsize::new(usize::MAX);
+    cpu.rows(x.len().div_ceil(BLOCK), BLOCK, |blocks| {
+        let start = blocks.start * BLOCK;
+        for (idx, part) in x[start..(blocks.end * BLOCK).min(x.len())].chunks(BLOCK).enumerate() {
+            // x - x is 0 for finite x and NaN otherwise: a sum the compiler can vectorise.
+            let suspect = part.iter().fold(E::ZERO, |sum, x| sum + (*x - *x));
+            if suspect != E::ZERO
+                && let Some(at) = part.iter().position(|x| !x.is_finite())
+            {
+                first.fetch_min(start + idx * BLOCK + at, Ordering::Relaxed);
+                return;
+            }
+        }
+    });
+    let first = first.into_inner();
+    (first != usize::MAX).then_some(first)
+}

@@ -1,0 +1,82 @@
+//! Root-mean-square normalisation: `out = x / sqrt(mean(x^2) + eps) * weight`.
+//!
+//! Law: the sum over a row takes sixteen lanes (lane j the elements j, j+16, ..) and a fixed tree; d_weight is one
+//! chain over the tokens, continuing from the value already there.
+
+pub(crate) mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::{Device, Float, View, ViewMut, Write, check};
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dims {
+    pub tokens: usize,
+    pub width: usize,
+    pub eps: f64,
+}
+
+/// Shapes: x, out `[T, D]`; weight `[D]`; inv_rms `[T]`, kept for backward.
+pub fn forward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    x: View<'_, T>,
+    weight: View<'_, T>,
+    out: ViewMut<'_, T>,
+    inv_rms: ViewMut<'_, T>,
+) {
+    check("rmsnorm::forward", "x", x.len(), dims.tokens * dims.width);
+    check("rmsnorm::forward", "weight", weight.len(), dims.width);
+    check("rmsnorm::forward", "out", out.len(), dims.tokens * dims.width);
+    check("rmsnorm::forward", "inv_rms", inv_rms.len(), dims.tokens);
+    let (out, inv_rms) = (out.into_host(), inv_rms.into_host());
+    cpu::forward(device.as_cpu(), dims, x.host(), None, weight.host(), out, inv_rms);
+}
+
+/// The residual addition and the norm in one pass: `sum = x + delta`, `out = norm(sum)`.
+/// Shapes: x, delta, sum, out `[T, D]`; weight `[D]`; inv_rms `[T]`. Backward's x is `sum`.
+pub fn forward_add<T: Float>(
+    device: &Device,
+    dims: Dims,
+    x: View<'_, T>,
+    delta: View<'_, T>,
+    weight: View<'_, T>,
+    sum: ViewMut<'_, T>,
+    out: ViewMut<'_, T>,
+    inv_rms: ViewMut<'_, T>,
+) {
+    check("rmsnorm::forward_add", "x", x.len(), dims.tokens * dims.width);
+    check("rmsnorm::forward_add", "delta", delta.len(), dims.tokens * dims.width);
+    check("rmsnorm::forward_add", "weight", weight.len(), dims.width);
+    check("rmsnorm::forward_add", "sum", sum.len(), dims.tokens * dims.width);
+    check("rmsnorm::forward_add", "out", out.len(), dims.tokens * dims.width);
+    check("rmsnorm::forward_add", "inv_rms", inv_rms.len(), dims.tokens);
+    let add = Some((delta.host(), sum.into_host()));
+    let (out, inv_rms) = (out.into_host(), inv_rms.into_host());
+    cpu::forward(device.as_cpu(), dims, x.host(), add, weight.host(), out, inv_rms);
+}
+
+/// Shapes: x, d_out, d_x `[T, D]`; weight, d_weight `[D]`; inv_rms `[T]`. Adds into d_weight; sets d_x or adds to it
+/// (the residual's gradient is already there) as `write` says.
+pub fn backward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    x: View<'_, T>,
+    weight: View<'_, T>,
+    inv_rms: View<'_, T>,
+    d_out: View<'_, T>,
+    write: Write,
+    d_x: ViewMut<'_, T>,
+    d_weight: ViewMut<'_, T>,
+) {
+    check("rmsnorm::backward", "x", x.len(), dims.tokens * dims.width);
+    check("rmsnorm::backward", "weight", weight.len(), dims.width);
+    check("rmsnorm::backward", "inv_rms", inv_rms.len(), dims.tokens);
+    check("rmsnorm::backward", "d_out", d_out.len(), dims.tokens * dims.width);
+    check("rmsnorm::backward", "d_x", d_x.len(), dims.tokens * dims.width);
+    check("rmsnorm::backward", "d_weight", d_weight.len(), dims.width);
+    let cpu = device.as_cpu();
+    let (x, inv_rms, d_out) = (x.host(), inv_rms.host(), d_out.host());
+    cpu::backward_input(cpu, dims, x, weight.host(), inv_rms, d_out, write, d_x.into_host());
+    cpu::backward_weight(cpu, dims, x, inv_rms, d_out, d_weight.into_host());
+}

@@ -1,0 +1,104 @@
+//! What happens to queries and keys between projection and attention: an optional norm per head (Qwen3), then rotary
+//! position embedding in the rotate-half convention of Hugging Face. Values pass through.
+
+mod cpu;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use table::{Frequencies, Scaling, Table};
+
+use crate::attention::Heads;
+use crate::{Device, Float, View, ViewMut, check};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    pub tokens: usize,
+    pub heads: Heads,
+}
+
+/// The norm of each query and key head, before the rotation.
+#[derive(Clone, Copy)]
+pub struct HeadNorm<'a, T: Float> {
+    /// `[head_dim]`.
+    pub query_weight: View<'a, T>,
+    /// `[head_dim]`.
+    pub key_weight: View<'a, T>,
+    pub eps: f64,
+}
+
+/// What [`backward`] needs and adds to when there is a [`HeadNorm`].
+pub struct HeadNormGrad<'a, T: Float> {
+    pub norm: HeadNorm<'a, T>,
+    /// Forward's `raw`.
+    pub raw: View<'a, T>,
+    /// `[T, query heads + kv heads]`, from forward.
+    pub inv_rms: View<'a, T>,
+    /// `[head_dim]`, added to: one chain over tokens, within a token over heads.
+    pub d_query_weight: ViewMut<'a, T>,
+    /// `[head_dim]`, added to.
+    pub d_key_weight: ViewMut<'a, T>,
+}
+
+/// Shapes: raw, out `[T, qkv_width]`, each row the query heads, the key heads, the value heads; positions `[T]`, each
+/// below the table's length. With a norm, its inv_rms `[T, query heads + kv heads]` is kept for backward.
+pub fn forward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    table: &Table<T>,
+    positions: View<'_, u32>,
+    norm: Option<(HeadNorm<'_, T>, ViewMut<'_, T>)>,
+    raw: View<'_, T>,
+    out: ViewMut<'_, T>,
+) {
+    check_shapes("rope::forward", dims, table, positions, raw.len(), out.len());
+    if let Some((norm, inv_rms)) = &norm {
+        check_norm("rope::forward", dims, *norm, inv_rms.len());
+    }
+    let norm = norm.map(|(norm, inv_rms)| (norm, inv_rms.into_host()));
+    cpu::forward(device.as_cpu(), dims, table, positions.host(), norm, raw.host(), out.into_host());
+}
+
+/// Shapes as in [`forward`]; d_raw is overwritten.
+pub fn backward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    table: &Table<T>,
+    positions: View<'_, u32>,
+    norm: Option<HeadNormGrad<'_, T>>,
+    d_out: View<'_, T>,
+    d_raw: ViewMut<'_, T>,
+) {
+    check_shapes("rope::backward", dims, table, positions, d_out.len(), d_raw.len());
+    if let Some(grad) = &norm {
+        check_norm("rope::backward", dims, grad.norm, grad.inv_rms.len());
+        check("rope::backward", "raw", grad.raw.len(), d_out.len());
+        check("rope::backward", "d_query_weight", grad.d_query_weight.len(), dims.heads.dim);
+        check("rope::backward", "d_key_weight", grad.d_key_weight.len(), dims.heads.dim);
+    }
+    cpu::backward(device.as_cpu(), dims, table, positions.host(), norm, d_out.host(), d_raw.into_host());
+}
+
+#[track_caller]
+fn check_shapes<T: Float>(
+    op: &str,
+    dims: Dims,
+    table: &Table<T>,
+    positions: View<'_, u32>,
+    input: usize,
+    output: usize,
+) {
+    assert!(table.head_dim() == dims.heads.dim, "{op}: table is for head_dim {}", table.head_dim());
+    check(op, "positions", positions.len(), dims.tokens);
+    check(op, "input", input, dims.tokens * dims.heads.qkv_width());
+    check(op, "output", output, dims.tokens * dims.heads.qkv_width());
+    let top = positions.host().iter().max().map_or(0, |p| *p as usize + 1);
+    assert!(top <= table.positions(), "{op}: position {} of a table of {}", top - 1, table.positions());
+}
+
+#[track_caller]
+fn check_norm<T: Float>(op: &str, dims: Dims, norm: HeadNorm<'_, T>, inv_rms: usize) {
+    check(op, "query_weight", norm.query_weight.len(), dims.heads.dim);
+    check(op, "key_weight", norm.key_weight.len(), dims.heads.dim);
+    check(op, "inv_rms", inv_rms, dims.tokens * (dims.heads.query + dims.heads.kv));
+}

@@ -1,0 +1,128 @@
+use std::f64::consts::TAU;
+
+use crate::{Buffer, Device, Float, OutOfMemory};
+
+/// How frequencies are stretched beyond the trained length.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scaling {
+    None,
+    /// Every frequency divided by `factor`.
+    Linear {
+        factor: f64,
+    },
+    /// Llama 3: long wavelengths divided by `factor`, short ones kept, a ramp between.
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_positions: f64,
+    },
+    /// `YaRN` (Peng et al., 2023): a ramp over dimensions between interpolation and extrapolation; cos and sin are
+    /// multiplied by `attention_factor`, by default `0.1 ln(factor) + 1`.
+    Yarn {
+        factor: f64,
+        beta_fast: f64,
+        beta_slow: f64,
+        original_positions: f64,
+        attention_factor: Option<f64>,
+        /// Whether the ramp's ends are rounded to whole dimensions.
+        truncate: bool,
+    },
+}
+
+/// The rotary frequencies of a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Frequencies {
+    pub head_dim: usize,
+    pub theta: f64,
+    pub scaling: Scaling,
+}
+
+impl Frequencies {
+    /// Radians per position of each of the `head_dim / 2` pairs.
+    pub fn per_pair(&self) -> Vec<f64> {
+        let dim = self.head_dim as f64;
+        let base = (0..self.head_dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / dim));
+        match self.scaling {
+            Scaling::None => base.collect(),
+            Scaling::Linear { factor } => base.map(|freq| freq / factor).collect(),
+            Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => base
+                .map(|freq| {
+                    let turns = original_positions * freq / TAU;
+                    if turns < low_freq_factor {
+                        freq / factor
+                    } else if turns > high_freq_factor {
+                        freq
+                    } else {
+                        let keep = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                        (1.0 - keep) * freq / factor + keep * freq
+                    }
+                })
+                .collect(),
+            Scaling::Yarn { factor, beta_fast, beta_slow, original_positions, truncate, .. } => {
+                // The dimension whose wavelength fits `turns` times into the trained length.
+                let dim_of =
+                    |turns: f64| dim * (original_positions / (turns * TAU)).ln() / (2.0 * self.theta.ln());
+                let (mut low, mut high) = (dim_of(beta_fast), dim_of(beta_slow));
+                if truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                (low, high) = (low.max(0.0), high.min(dim - 1.0));
+                let width = if low == high { 0.001 } else { high - low };
+                base.enumerate()
+                    .map(|(i, freq)| {
+                        let interpolate = ((i as f64 - low) / width).clamp(0.0, 1.0);
+                        interpolate * freq / factor + (1.0 - interpolate) * freq
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    /// What cos and sin are multiplied by.
+    pub fn attention_factor(&self) -> f64 {
+        match self.scaling {
+            Scaling::Yarn { factor, attention_factor, .. } => {
+                attention_factor.unwrap_or(if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 })
+            }
+            _ => 1.0,
+        }
+    }
+}
+
+/// cos and sin of every position and pair, computed in f64 and rounded once.
+#[derive(Debug)]
+pub struct Table<T: Float> {
+    head_dim: usize,
+    positions: usize,
+    /// `[positions, head_dim / 2]`.
+    pub(super) cos: Buffer<T>,
+    pub(super) sin: Buffer<T>,
+}
+
+impl<T: Float> Table<T> {
+    pub fn new(device: &Device, frequencies: &Frequencies, positions: usize) -> Result<Self, OutOfMemory> {
+        let head_dim = frequencies.head_dim;
+        assert!(head_dim.is_multiple_of(2), "rope::Table: head_dim {head_dim} is odd");
+        let (per_pair, factor) = (frequencies.per_pair(), frequencies.attention_factor());
+        let mut cos = Vec::with_capacity(positions * per_pair.len());
+        let mut sin = Vec::with_capacity(positions * per_pair.len());
+        for position in 0..positions {
+            for freq in &per_pair {
+                let angle = position as f64 * freq;
+                cos.push(T::from_f64(angle.cos() * factor));
+                sin.push(T::from_f64(angle.sin() * factor));
+            }
+        }
+        Ok(Table { head_dim, positions, cos: device.upload(&cos)?, sin: device.upload(&sin)? })
+    }
+
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Positions it covers.
+    pub fn positions(&self) -> usize {
+        self.positions
+    }
+}

@@ -1,0 +1,135 @@
+use super::{Drawn, Rule, filter};
+use crate::device::{Cpu, Shared};
+use crate::lm_head::{Alternatives, cpu::for_chunks, row};
+use crate::simd::{Kernel, Lanes, WIDTH};
+use crate::{Float, Weight};
+
+pub(super) fn forward<E: Float>(
+    cpu: &Cpu,
+    tokens: usize,
+    rule: Rule,
+    hidden: &[E],
+    weight: &Weight<E>,
+    uniforms: &[f64],
+    drawn: Drawn<'_, E>,
+    alternatives: Option<Alternatives<'_, E>>,
+) {
+    let vocab = weight.shape().outputs;
+    let ids = Shared::new(drawn.ids.into_host());
+    let numbers = [drawn.logp, drawn.entropy].map(|x| Shared::new(x.into_host()));
+    let best = alternatives.map(|a| (a.n, Shared::new(a.ids.into_host()), Shared::new(a.logp.into_host())));
+    for_chunks(cpu, tokens, hidden, weight, |start, n, logits| {
+        let logits = Shared::new(logits);
+        cpu.rows(n, 8 * vocab, |rows| {
+            for r in rows {
+                let t = start + r;
+                // SAFETY: each task has its own tokens, of all outputs and of the logits.
+                let (logits, id, numbers, best) = unsafe {
+                    let best = best.map(|(n, ids, logp)| {
+                        (ids.range(t * n..(t + 1) * n), logp.range(t * n..(t + 1) * n))
+                    });
+                    let numbers = numbers.map(|x| &mut x.range(t..t + 1)[0]);
+                    (logits.range(r * vocab..(r + 1) * vocab), &mut ids.range(t..t + 1)[0], numbers, best)
+                };
+                cpu.dispatch(Draw { logits, rule, uniform: uniforms[t], id, numbers, best });
+            }
+        });
+    });
+}
+
+/// One token.
+struct Draw<'a, E> {
+    logits: &'a mut [E],
+    rule: Rule,
+    uniform: f64,
+    id: &'a mut u32,
+    /// logp, entropy.
+    numbers: [&'a mut E; 2],
+    best: Option<(&'a mut [u32], &'a mut [E])>,
+}
+
+impl<E: Float> Kernel<E> for Draw<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        let inv_temperature = E::from_f64(1.0 / self.rule.temperature());
+        let stats = row::stats(l, self.logits, inv_temperature);
+        if let Some((ids, logp)) = self.best {
+            row::best(self.logits, &stats, inv_temperature, ids, logp);
+        }
+        let logits = self.logits;
+        let (id, logit) = match self.rule {
+            Rule::Greedy => {
+                let id = first_largest(logits);
+                (id, logits[id])
+            }
+            Rule::Draw { filter, .. } => {
+                let kept = filter::keep(l, logits, &stats, inv_temperature, filter);
+                match kept {
+                    None => draw_all(l, logits, &stats, inv_temperature, self.uniform),
+                    Some(kept) => kept.draw(logits, self.uniform),
+                }
+            }
+        };
+        *self.id = id as u32;
+        let [logp, entropy] = self.numbers;
+        *logp = stats.logp(logit, inv_temperature);
+        *entropy = stats.entropy;
+    }
+}
+
+fn first_largest<E: Float>(x: &[E]) -> usize {
+    let mut best = 0;
+    for (i, y) in x.iter().enumerate() {
+        if *y > x[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+/// Elements whose weights are summed before the cumulative sum goes on in f64.
+const BLOCK: usize = 16 * WIDTH;
+
+/// Inverse transform over the whole vocabulary: block sums by sixteen lanes, blocks and then the chosen block's tokens
+/// accumulated in f64. Returns the id and its logit.
+#[inline(always)]
+fn draw_all<L: Lanes>(
+    l: L,
+    logits: &[L::E],
+    stats: &row::Stats<L::E>,
+    inv_temperature: L::E,
+    uniform: f64,
+) -> (usize, L::E) {
+    let (scale, top) = (l.splat(inv_temperature), l.splat(stats.top));
+    let mut sums = Vec::with_capacity(logits.len().div_ceil(BLOCK));
+    let mut total = 0.0;
+    for block in logits.chunks(BLOCK) {
+        let mut sum = l.zero();
+        for at in (0..block.len()).step_by(WIDTH) {
+            let x = l.get(block, at, L::E::NEG_INFINITY);
+            sum = l.add(sum, l.exp(l.sub(l.mul(x, scale), top)));
+        }
+        total += l.sum(sum).to_f64();
+        sums.push(total);
+    }
+    let goal = uniform * total;
+    let chosen = sums.iter().position(|sum| goal < *sum).unwrap_or(sums.len() - 1);
+    let mut seen = if chosen == 0 { 0.0 } else { sums[chosen - 1] };
+    let block = &logits[chosen * BLOCK..logits.len().min((chosen + 1) * BLOCK)];
+    // Rounding can leave the goal beyond the block's last token: then the last with any weight is meant.
+    let mut last = chosen * BLOCK;
+    for at in (0..block.len()).step_by(WIDTH) {
+        let x = l.get(block, at, L::E::NEG_INFINITY);
+        let weights = l.to_array(l.exp(l.sub(l.mul(x, scale), top)));
+        for (i, weight) in weights.iter().enumerate().take(block.len() - at) {
+            if *weight > L::E::ZERO {
+                last = chosen * BLOCK + at + i;
+                seen += weight.to_f64();
+                if goal < seen {
+                    return (last, logits[last]);
+                }
+            }
+        }
+    }
+    (last, logits[last])
+}

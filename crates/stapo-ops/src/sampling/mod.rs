@@ -1,0 +1,77 @@
+//! Drawing the next token.
+//!
+//! A row's logits and numbers are those of `lm_head::forward`, bit for bit. Reported are the log-probability and the
+//! entropy of the full distribution at the sampling temperature, whatever the filters: the numbers training sees.
+
+mod cpu;
+mod filter;
+#[cfg(test)]
+mod tests;
+
+use crate::lm_head::{Alternatives, check_alternatives};
+use crate::{Device, Float, View, ViewMut, Weight, check};
+
+/// How the next token is chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rule {
+    /// The most probable token, the lowest id among equals; numbers are those of temperature 1.
+    Greedy,
+    /// By inverse transform, in the order of the ids, among the tokens the filters leave.
+    Draw { temperature: f64, filter: Filter },
+}
+
+/// Which tokens may be drawn, applied in this order; each keeps at least the most probable token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Filter {
+    /// Only the `k` most probable.
+    pub top_k: Option<usize>,
+    /// Of those, the fewest of the most probable that hold this share of their probability; 1 keeps all.
+    pub top_p: f64,
+    /// Of those, the ones at least this share of the most probable token's probability; 0 keeps all.
+    pub min_p: f64,
+}
+
+impl Filter {
+    pub const NONE: Filter = Filter { top_k: None, top_p: 1.0, min_p: 0.0 };
+}
+
+impl Rule {
+    /// The temperature of the reported numbers.
+    pub fn temperature(&self) -> f64 {
+        match self {
+            Rule::Greedy => 1.0,
+            Rule::Draw { temperature, .. } => *temperature,
+        }
+    }
+}
+
+/// What was drawn, each `[T]`.
+pub struct Drawn<'a, T: Float> {
+    pub ids: ViewMut<'a, u32>,
+    pub logp: ViewMut<'a, T>,
+    pub entropy: ViewMut<'a, T>,
+}
+
+/// Shapes: hidden `[T, D]`; weight `[vocab, D]`; uniforms `[T]` in `[0, 1)`, see `rng::Key::uniform` (unused when
+/// greedy).
+pub fn forward<T: Float>(
+    device: &Device,
+    tokens: usize,
+    rule: Rule,
+    hidden: View<'_, T>,
+    weight: &Weight<T>,
+    uniforms: View<'_, f64>,
+    drawn: Drawn<'_, T>,
+    alternatives: Option<Alternatives<'_, T>>,
+) {
+    let op = "sampling::forward";
+    assert!(rule.temperature() > 0.0, "{op}: temperature {} is not positive", rule.temperature());
+    assert!(weight.shape().outputs > 0, "{op}: the vocabulary is empty");
+    check(op, "hidden", hidden.len(), tokens * weight.shape().inputs);
+    check(op, "uniforms", uniforms.len(), tokens);
+    check(op, "ids", drawn.ids.len(), tokens);
+    check(op, "logp", drawn.logp.len(), tokens);
+    check(op, "entropy", drawn.entropy.len(), tokens);
+    check_alternatives(op, tokens, alternatives.as_ref());
+    cpu::forward(device.as_cpu(), tokens, rule, hidden.host(), weight, uniforms.host(), drawn, alternatives);
+}

@@ -1,0 +1,132 @@
+use super::*;
+use crate::lm_head;
+use crate::rng::Key;
+use crate::testing::*;
+
+/// A head whose logits are the hidden state itself.
+fn identity(device: &Device, vocab: usize) -> Weight<f32> {
+    let eye: Vec<f32> = (0..vocab * vocab).map(|i| if i % vocab == i / vocab { 1.0 } else { 0.0 }).collect();
+    weight(device, vocab, vocab, &eye)
+}
+
+/// Draws once per uniform from the same logits.
+fn draws(device: &Device, rule: Rule, logits: &[f32], uniforms: &[f64]) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
+    let (tokens, vocab) = (uniforms.len(), logits.len());
+    let hidden = upload(device, &logits.repeat(tokens));
+    let mut ids = device.zeros(tokens).unwrap();
+    let [mut logp, mut entropy] = [(); 2].map(|()| device.zeros(tokens).unwrap());
+    let drawn = Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() };
+    let uniforms = upload(device, uniforms);
+    forward(device, tokens, rule, hidden.view(), &identity(device, vocab), uniforms.view(), drawn, None);
+    (ids.view().to_vec(), logp.view().to_vec(), entropy.view().to_vec())
+}
+
+fn uniforms(n: u32) -> Vec<f64> {
+    (0..n).map(|i| Key::new(3).uniform(0, 0, i)).collect()
+}
+
+fn draw(temperature: f64, filter: Filter) -> Rule {
+    Rule::Draw { temperature, filter }
+}
+
+fn kept(filter: Filter, logits: &[f32]) -> Vec<u32> {
+    let (mut ids, ..) = draws(&device(), draw(1.0, filter), logits, &uniforms(400));
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+#[test]
+fn frequencies_follow_the_probabilities() {
+    let logits = values::<f32>(1, 40);
+    let n = 20_000;
+    let (ids, ..) = draws(&device(), draw(0.8, Filter::NONE), &logits, &uniforms(n));
+    let e: Vec<f64> = logits.iter().map(|x| (f64::from(*x) / 0.8).exp()).collect();
+    let sum: f64 = e.iter().sum();
+    let chi2: f64 = (0..40)
+        .map(|id| {
+            let expected = e[id] / sum * f64::from(n);
+            let seen = ids.iter().filter(|x| **x == id as u32).count() as f64;
+            (seen - expected).powi(2) / expected
+        })
+        .sum();
+    // 39 degrees of freedom: 72.1 is the 0.1 % point.
+    assert!(chi2 < 72.1, "chi-square {chi2}");
+}
+
+#[test]
+fn the_ends_of_the_unit_interval_are_the_first_and_the_last_possible_token() {
+    let mut logits = values::<f32>(1, 600);
+    logits[0] = -200.0;
+    logits[599] = -200.0;
+    let (ids, ..) = draws(&device(), draw(1.0, Filter::NONE), &logits, &[0.0, 1.0 - f64::EPSILON / 2.0]);
+    assert_eq!(ids, [1, 598], "tokens of probability 0 are never drawn");
+}
+
+#[test]
+fn numbers_are_those_of_training_bit_for_bit() {
+    let (device, tokens, width, vocab) = (device(), 70, 33, 257);
+    let hidden = upload(&device, &values::<f32>(1, tokens * width));
+    let w = weight(&device, vocab, width, &values::<f32>(2, vocab * width));
+    for rule in [
+        Rule::Greedy,
+        draw(0.6, Filter::NONE),
+        draw(1.0, Filter { top_k: Some(20), top_p: 0.9, min_p: 0.01 }),
+    ] {
+        let mut ids = device.zeros(tokens).unwrap();
+        let [mut logp, mut entropy] = [(); 2].map(|()| device.zeros(tokens).unwrap());
+        let drawn = Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() };
+        let uniforms = upload(&device, &uniforms(tokens as u32));
+        forward(&device, tokens, rule, hidden.view(), &w, uniforms.view(), drawn, None);
+        let [mut t_logp, mut t_entropy, mut collision, mut lse] =
+            [(); 4].map(|()| device.zeros(tokens).unwrap());
+        let scores = lm_head::Scores {
+            logp: t_logp.view_mut(),
+            entropy: t_entropy.view_mut(),
+            collision: collision.view_mut(),
+            lse: lse.view_mut(),
+        };
+        let dims = lm_head::Dims { tokens, temperature: rule.temperature() };
+        lm_head::forward(&device, dims, hidden.view(), &w, ids.view(), scores, None);
+        assert_eq!(bits(&logp.view().to_vec()), bits(&t_logp.view().to_vec()));
+        assert_eq!(bits(&entropy.view().to_vec()), bits(&t_entropy.view().to_vec()));
+    }
+}
+
+#[test]
+fn greedy_takes_the_largest_and_the_lowest_id_among_equals() {
+    let (ids, ..) = draws(&device(), Rule::Greedy, &[0.0, 3.0, 3.0, 1.0], &[0.9]);
+    assert_eq!(ids, [1]);
+}
+
+#[test]
+fn filters_keep_what_they_promise() {
+    // Probabilities 0.4, 0.3, 0.2, 0.1 in scattered order.
+    let logits = [0.2f32, 0.4, 0.1, 0.3].map(f32::ln);
+    let none = Filter::NONE;
+    assert_eq!(kept(none, &logits), [0, 1, 2, 3]);
+    assert_eq!(kept(Filter { top_k: Some(2), ..none }, &logits), [1, 3]);
+    assert_eq!(kept(Filter { top_k: Some(99), ..none }, &logits), [0, 1, 2, 3]);
+    assert_eq!(kept(Filter { top_k: Some(0), ..none }, &logits), [1], "the most probable always stays");
+    assert_eq!(kept(Filter { top_p: 0.6, ..none }, &logits), [1, 3]);
+    assert_eq!(kept(Filter { top_p: 0.75, ..none }, &logits), [0, 1, 3]);
+    assert_eq!(kept(Filter { top_p: 0.0, ..none }, &logits), [1]);
+    assert_eq!(kept(Filter { min_p: 0.6, ..none }, &logits), [1, 3]);
+    assert_eq!(kept(Filter { top_k: Some(3), top_p: 0.9, min_p: 0.6 }, &logits), [1, 3]);
+}
+
+#[test]
+fn equal_probabilities_are_cut_by_the_lower_id() {
+    assert_eq!(kept(Filter { top_k: Some(2), ..Filter::NONE }, &[1.0; 5]), [0, 1]);
+}
+
+#[test]
+fn all_devices_draw_the_same_tokens() {
+    let logits = values::<f32>(1, 257);
+    for filter in [Filter::NONE, Filter { top_k: Some(50), top_p: 0.8, min_p: 0.02 }] {
+        assert_same_on_all_devices(|device| {
+            let (ids, logp, entropy) = draws(device, draw(0.9, filter), &logits, &uniforms(50));
+            vec![ids.iter().map(|id| *id as f32).collect(), logp, entropy]
+        });
+    }
+}

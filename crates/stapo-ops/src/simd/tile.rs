@@ -1,0 +1,164 @@
+//! The register tile under every matrix product: `C[rows, 16 v] (+)= A[rows, depth] B[depth, 16 v]`.
+//!
+//! Each element of C is one chain of fused multiply-adds over depth in increasing order, in one accumulator that
+//! starts from 0 or from C. Cutting depth into blocks that continue from C therefore changes no bit.
+
+use super::{Lanes, WIDTH};
+
+/// Depth of a block of A: with a panel of 32 columns of B, 32 KiB, what level-1 caches hold.
+pub(crate) const DEPTH: usize = 256;
+/// Distance of A's rows in [`Layout::Rows`]: a block's depth and one cache line, so that rows of a power-of-two width
+/// do not fall into the same cache set, and a constant, so that the tile's addresses need no registers.
+pub(crate) const ROW_STRIDE: usize = DEPTH + WIDTH;
+/// Distance between consecutive depths in [`Layout::Columns`].
+pub(crate) const COLUMN_STRIDE: usize = WIDTH;
+
+/// How a block of A lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// `a[row * ROW_STRIDE + depth]`.
+    Rows,
+    /// Groups of `TILE_ROWS` rows, each `a[depth * COLUMN_STRIDE + row]`, `DEPTH * COLUMN_STRIDE` apart.
+    Columns,
+    /// `a[depth * ROW_STRIDE + row]`: the transpose of a block in [`Layout::Rows`].
+    RowsTransposed,
+}
+
+/// Where the accumulators start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    Zero,
+    Continue,
+}
+
+/// One call of the tile kernel.
+///
+/// # Safety of [`Lanes::tile`]
+/// `a` holds `rows` rows of `depth <= DEPTH` elements in `layout`; `b` holds `depth` rows of `16 * vectors` elements,
+/// `b_stride` apart; `c` is writable for `rows` rows of `16 * vectors` elements, `c_stride` apart, by this call alone.
+#[derive(Clone, Copy)]
+pub struct Tile<E> {
+    pub(crate) rows: usize,
+    pub(crate) depth: usize,
+    pub(crate) vectors: usize,
+    pub(crate) layout: Layout,
+    pub(crate) a: *const E,
+    pub(crate) b: *const E,
+    pub(crate) b_stride: usize,
+    pub(crate) c: *mut E,
+    pub(crate) c_stride: usize,
+    pub(crate) start: Start,
+}
+
+/// # Safety
+/// See [`Tile`].
+#[inline(always)]
+pub(super) unsafe fn run_tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(l: L, tile: &Tile<L::E>) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match tile.layout {
+            Layout::Rows => all_rows::<L, ROWS, VECTORS, ROW_STRIDE, 1>(l, tile, ROWS * ROW_STRIDE),
+            Layout::Columns => all_rows::<L, ROWS, VECTORS, 1, COLUMN_STRIDE>(l, tile, DEPTH * COLUMN_STRIDE),
+            Layout::RowsTransposed => all_rows::<L, ROWS, VECTORS, 1, ROW_STRIDE>(l, tile, ROWS),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn all_rows<L: Lanes, const R: usize, const V: usize, const AR: usize, const AD: usize>(
+    l: L,
+    t: &Tile<L::E>,
+    group: usize,
+) {
+    let mut v = 0;
+    while v < t.vectors {
+        let wide = V == 2 && v + 2 <= t.vectors;
+        let mut row = 0;
+        while row < t.rows {
+            // SAFETY: row and v stay inside the bounds the caller vouches for.
+            unsafe {
+                let a = t.a.add(row / R * group + row % R * AR);
+                let b = t.b.add(v * WIDTH);
+                let c = t.c.add(row * t.c_stride + v * WIDTH);
+                let left = t.rows - row;
+                row += if wide {
+                    some_rows::<L, R, 2, AR, AD>(l, t, left, a, b, c)
+                } else {
+                    some_rows::<L, R, 1, AR, AD>(l, t, left, a, b, c)
+                };
+            }
+        }
+        v += if wide { 2 } else { 1 };
+    }
+}
+
+/// The largest tile that fits into `left` rows; returns its height.
+#[inline(always)]
+unsafe fn some_rows<L: Lanes, const R: usize, const V: usize, const AR: usize, const AD: usize>(
+    l: L,
+    t: &Tile<L::E>,
+    left: usize,
+    a: *const L::E,
+    b: *const L::E,
+    c: *mut L::E,
+) -> usize {
+    // SAFETY: the height is at most `left`.
+    unsafe {
+        if left >= R {
+            block::<L, R, V, AR, AD>(l, t, a, b, c);
+            R
+        } else if R > 8 && left >= 8 {
+            block::<L, 8, V, AR, AD>(l, t, a, b, c);
+            8
+        } else if R > 4 && left >= 4 {
+            block::<L, 4, V, AR, AD>(l, t, a, b, c);
+            4
+        } else if left >= 2 {
+            block::<L, 2, V, AR, AD>(l, t, a, b, c);
+            2
+        } else {
+            block::<L, 1, V, AR, AD>(l, t, a, b, c);
+            1
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn block<L: Lanes, const R: usize, const V: usize, const AR: usize, const AD: usize>(
+    l: L,
+    t: &Tile<L::E>,
+    mut a: *const L::E,
+    mut b: *const L::E,
+    c: *mut L::E,
+) {
+    let mut acc = [[l.zero(); V]; R];
+    // SAFETY: all addresses lie inside the blocks described by `Tile`.
+    unsafe {
+        if t.start == Start::Continue {
+            for (r, row) in acc.iter_mut().enumerate() {
+                for (v, x) in row.iter_mut().enumerate() {
+                    *x = l.load_ptr(c.add(r * t.c_stride + v * WIDTH));
+                }
+            }
+        }
+        for _ in 0..t.depth {
+            let mut columns = [l.zero(); V];
+            for (v, x) in columns.iter_mut().enumerate() {
+                *x = l.load_ptr(b.add(v * WIDTH));
+            }
+            for (r, row) in acc.iter_mut().enumerate() {
+                let x = l.splat(*a.add(r * AR));
+                for (y, column) in row.iter_mut().zip(columns) {
+                    *y = l.fma(x, column, *y);
+                }
+            }
+            a = a.add(AD);
+            b = b.add(t.b_stride);
+        }
+        for (r, row) in acc.iter().enumerate() {
+            for (v, x) in row.iter().enumerate() {
+                l.store_ptr(c.add(r * t.c_stride + v * WIDTH), *x);
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! x86-64: AVX2 with FMA (sixteen lanes are two registers) and AVX-512F (one register).
+#![allow(clippy::wildcard_imports)]
+
+use std::arch::x86_64::*;
+
+use super::tile::{Tile, run_tile};
+use super::{Kernel, Lanes, WIDTH, math};
+
+/// Exists only inside [`run_avx2`].
+#[derive(Clone, Copy)]
+pub struct Avx2(());
+/// Exists only inside [`run_avx512`].
+#[derive(Clone, Copy)]
+pub struct Avx512(());
+
+#[derive(Clone, Copy)]
+pub struct V2(__m256, __m256);
+
+/// # Safety
+/// The CPU must have AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn run_avx2<K: Kernel<f32>>(kernel: K) {
+    kernel.run(Avx2(()));
+}
+
+/// # Safety
+/// The CPU must have AVX2, FMA and AVX-512F.
+#[target_feature(enable = "avx2,fma,avx512f")]
+pub(super) unsafe fn run_avx512<K: Kernel<f32>>(kernel: K) {
+    kernel.run(Avx512(()));
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn tile_avx2(l: Avx2, tile: &Tile<f32>) {
+    // SAFETY: passed on from the caller.
+    unsafe { run_tile::<_, 6, 1>(l, tile) }
+}
+
+#[target_feature(enable = "avx2,fma,avx512f")]
+unsafe fn tile_avx512(l: Avx512, tile: &Tile<f32>) {
+    // SAFETY: passed on from the caller.
+    unsafe { run_tile::<_, 14, 2>(l, tile) }
+}
+
+macro_rules! lanewise2 {
+    ($name:ident, $f:ident, $($arg:ident),+) => {
+        #[inline(always)]
+        fn $name(self, $($arg: V2),+) -> V2 {
+            // SAFETY: the token proves AVX2 and FMA.
+            unsafe { V2($f($($arg.0),+), $f($($arg.1),+)) }
+        }
+    };
+}
+
+impl Lanes for Avx2 {
+    type E = f32;
+    type V = V2;
+    const TILE_ROWS: usize = 6;
+    const TILE_VECTORS: usize = 1;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V2 {
+        // SAFETY: the token proves AVX2.
+        let v = unsafe { _mm256_set1_ps(x) };
+        V2(v, v)
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32; WIDTH]) -> V2 {
+        // SAFETY: an array of sixteen is readable.
+        unsafe { self.load_ptr(from.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32; WIDTH], v: V2) {
+        // SAFETY: an array of sixteen is writable.
+        unsafe { self.store_ptr(to.as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(self, from: *const f32) -> V2 {
+        // SAFETY: the caller vouches for sixteen readable elements; the token proves AVX2.
+        unsafe { V2(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, to: *mut f32, v: V2) {
+        // SAFETY: the caller vouches for sixteen writable elements; the token proves AVX2.
+        unsafe {
+            _mm256_storeu_ps(to, v.0);
+            _mm256_storeu_ps(to.add(8), v.1);
+        }
+    }
+    lanewise2!(add, _mm256_add_ps, a, b);
+    lanewise2!(sub, _mm256_sub_ps, a, b);
+    lanewise2!(mul, _mm256_mul_ps, a, b);
+    lanewise2!(div, _mm256_div_ps, a, b);
+    lanewise2!(sqrt, _mm256_sqrt_ps, a);
+    lanewise2!(fma, _mm256_fmadd_ps, a, b, c);
+    lanewise2!(max, _mm256_max_ps, a, b);
+    lanewise2!(min, _mm256_min_ps, a, b);
+    #[inline(always)]
+    fn select_lt(self, a: V2, b: V2, yes: V2, no: V2) -> V2 {
+        // SAFETY: the token proves AVX2.
+        unsafe {
+            V2(
+                _mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(a.0, b.0)),
+                _mm256_blendv_ps(no.1, yes.1, _mm256_cmp_ps::<_CMP_LT_OQ>(a.1, b.1)),
+            )
+        }
+    }
+    #[inline(always)]
+    fn exp(self, a: V2) -> V2 {
+        math::exp_f32(self, a)
+    }
+    #[inline(always)]
+    unsafe fn tile(self, tile: &Tile<f32>) {
+        // SAFETY: the token proves AVX2 and FMA; the rest is the caller's.
+        unsafe { tile_avx2(self, tile) }
+    }
+}
+
+impl math::Scale2 for Avx2 {
+    #[inline(always)]
+    fn scale2(self, p: V2, shifted: V2) -> V2 {
+        // SAFETY: the token proves AVX2.
+        unsafe {
+            let half = |p, s| {
+                let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(s));
+                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent))
+            };
+            V2(half(p.0, shifted.0), half(p.1, shifted.1))
+        }
+    }
+}
+
+macro_rules! lanewise {
+    ($name:ident, $f:ident, $($arg:ident),+) => {
+        #[inline(always)]
+        fn $name(self, $($arg: __m512),+) -> __m512 {
+            // SAFETY: the token proves AVX-512F.
+            unsafe { $f($($arg),+) }
+        }
+    };
+}
+
+impl Lanes for Avx512 {
+    type E = f32;
+    type V = __m512;
+    const TILE_ROWS: usize = 14;
+    const TILE_VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32; WIDTH]) -> __m512 {
+        // SAFETY: an array of sixteen is readable.
+        unsafe { self.load_ptr(from.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32; WIDTH], v: __m512) {
+        // SAFETY: an array of sixteen is writable.
+        unsafe { self.store_ptr(to.as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(self, from: *const f32) -> __m512 {
+        // SAFETY: the caller vouches for sixteen readable elements; the token proves AVX-512F.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, to: *mut f32, v: __m512) {
+        // SAFETY: the caller vouches for sixteen writable elements; the token proves AVX-512F.
+        unsafe { _mm512_storeu_ps(to, v) }
+    }
+    lanewise!(add, _mm512_add_ps, a, b);
+    lanewise!(sub, _mm512_sub_ps, a, b);
+    lanewise!(mul, _mm512_mul_ps, a, b);
+    lanewise!(div, _mm512_div_ps, a, b);
+    lanewise!(sqrt, _mm512_sqrt_ps, a);
+    lanewise!(fma, _mm512_fmadd_ps, a, b, c);
+    lanewise!(max, _mm512_max_ps, a, b);
+    lanewise!(min, _mm512_min_ps, a, b);
+    #[inline(always)]
+    fn select_lt(self, a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes) }
+    }
+    #[inline(always)]
+    fn exp(self, a: __m512) -> __m512 {
+        math::exp_f32(self, a)
+    }
+    #[inline(always)]
+    unsafe fn tile(self, tile: &Tile<f32>) {
+        // SAFETY: the token proves AVX-512F; the rest is the caller's.
+        unsafe { tile_avx512(self, tile) }
+    }
+}
+
+impl math::Scale2 for Avx512 {
+    #[inline(always)]
+    fn scale2(self, p: __m512, shifted: __m512) -> __m512 {
+        // SAFETY: the token proves AVX-512F.
+        unsafe {
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
+            _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent))
+        }
+    }
+}

@@ -1,0 +1,74 @@
+use super::Dims;
+use crate::Float;
+use crate::device::{Cpu, Shared};
+use crate::simd::{Kernel, Lanes, WIDTH, silu_parts};
+
+pub(super) fn forward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], out: &mut [E]) {
+    let out = Shared::new(out);
+    cpu.rows(d.tokens, 3 * d.width, |rows| {
+        // SAFETY: each task has its own rows.
+        let out = unsafe { out.range(rows.start * d.width..rows.end * d.width) };
+        let gate_up = &gate_up[2 * rows.start * d.width..2 * rows.end * d.width];
+        cpu.dispatch(Forward { width: d.width, gate_up, out });
+    });
+}
+
+pub(super) fn backward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], d_out: &[E], d_gate_up: &mut [E]) {
+    let d_gate_up = Shared::new(d_gate_up);
+    cpu.rows(d.tokens, 5 * d.width, |rows| {
+        let wide = 2 * rows.start * d.width..2 * rows.end * d.width;
+        let d_out = &d_out[rows.start * d.width..rows.end * d.width];
+        // SAFETY: each task has its own rows.
+        let d_gate_up = unsafe { d_gate_up.range(wide.clone()) };
+        cpu.dispatch(Backward { width: d.width, gate_up: &gate_up[wide], d_out, d_gate_up });
+    });
+}
+
+struct Forward<'a, E> {
+    width: usize,
+    gate_up: &'a [E],
+    out: &'a mut [E],
+}
+
+impl<E: Float> Kernel<E> for Forward<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        let rows = self.gate_up.chunks_exact(2 * self.width).zip(self.out.chunks_exact_mut(self.width));
+        for (gate_up, out) in rows {
+            let (gate, up) = gate_up.split_at(self.width);
+            for at in (0..self.width).step_by(WIDTH) {
+                let (_, silu) = silu_parts(l, l.get(gate, at, E::ZERO));
+                l.put(out, at, l.mul(silu, l.get(up, at, E::ZERO)));
+            }
+        }
+    }
+}
+
+struct Backward<'a, E> {
+    width: usize,
+    gate_up: &'a [E],
+    d_out: &'a [E],
+    d_gate_up: &'a mut [E],
+}
+
+impl<E: Float> Kernel<E> for Backward<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        let one = l.splat(L::E::ONE);
+        let wide = 2 * self.width;
+        let rows = self.gate_up.chunks_exact(wide).zip(self.d_gate_up.chunks_exact_mut(wide));
+        for ((gate_up, d_gate_up), d_out) in rows.zip(self.d_out.chunks_exact(self.width)) {
+            let (gate, up) = gate_up.split_at(self.width);
+            let (d_gate, d_up) = d_gate_up.split_at_mut(self.width);
+            for at in (0..self.width).step_by(WIDTH) {
+                let g = l.get(gate, at, E::ZERO);
+                let d = l.get(d_out, at, E::ZERO);
+                let (sigmoid, silu) = silu_parts(l, g);
+                // d silu / d g = sigmoid + silu (1 - sigmoid)
+                let slope = l.fma(silu, l.sub(one, sigmoid), sigmoid);
+                l.put(d_up, at, l.mul(d, silu));
+                l.put(d_gate, at, l.mul(l.mul(d, l.get(up, at, E::ZERO)), slope));
+            }
+        }
+    }
+}

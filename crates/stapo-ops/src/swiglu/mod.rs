@@ -1,0 +1,35 @@
+//! `out = silu(gate) * up`, with gate and up side by side in one row: `gate_up[t] = [gate | up]`, the output of one
+//! matrix product with the two weights stacked.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::{Device, Float, View, ViewMut, check};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    pub tokens: usize,
+    pub width: usize,
+}
+
+/// Shapes: gate_up `[T, 2 width]`; out `[T, width]`.
+pub fn forward<T: Float>(device: &Device, dims: Dims, gate_up: View<'_, T>, out: ViewMut<'_, T>) {
+    check("swiglu::forward", "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
+    check("swiglu::forward", "out", out.len(), dims.tokens * dims.width);
+    cpu::forward(device.as_cpu(), dims, gate_up.host(), out.into_host());
+}
+
+/// Shapes: d_out `[T, width]`; gate_up, d_gate_up `[T, 2 width]`, the latter overwritten.
+pub fn backward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    gate_up: View<'_, T>,
+    d_out: View<'_, T>,
+    d_gate_up: ViewMut<'_, T>,
+) {
+    check("swiglu::backward", "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
+    check("swiglu::backward", "d_out", d_out.len(), dims.tokens * dims.width);
+    check("swiglu::backward", "d_gate_up", d_gate_up.len(), 2 * dims.tokens * dims.width);
+    cpu::backward(device.as_cpu(), dims, gate_up.host(), d_out.host(), d_gate_up.into_host());
+}
