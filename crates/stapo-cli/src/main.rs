@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
+mod grade;
 mod input;
 mod objective;
 
@@ -19,6 +20,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Grades math answers: JSON lines in, a verdict with its reason per line out.
+    Grade(grade::Args),
     /// What an objective does to each token of a batch, as JSON lines.
     Objective(objective::Args),
 }
@@ -26,6 +29,7 @@ enum Command {
 /// Exit status: 0 done, 1 done but some records were bad, 2 nothing done.
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Grade(args) => grade::run(&args),
         Command::Objective(args) => objective::run(&args),
     };
     outcome.unwrap_or_else(|error| report(&error))
