@@ -105,12 +105,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             break;
         }
         let first_line = tally.n_lines + 1;
-        let graded: Vec<(String, Option<Verdict>)> = pool.install(|| {
+        let graded: Vec<Outcome> = pool.install(|| {
             batch.par_iter().enumerate().map(|(i, line)| grade_line(line, first_line + i as u64, args)).collect()
         });
-        for (text, verdict) in graded {
-            tally.count(verdict);
-            if !text.is_empty() {
+        for outcome in graded {
+            tally.count(&outcome);
+            if let Outcome::Graded(text, _) | Outcome::Malformed(text) = outcome {
                 out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).context("standard output")?;
             }
         }
@@ -162,10 +162,16 @@ fn read_line(input: &mut dyn BufRead) -> std::io::Result<Option<Raw>> {
     }
 }
 
-/// The output for one line, and its verdict; an empty line gives neither output nor complaint.
-fn grade_line(line: &Raw, number: u64, args: &Args) -> (String, Option<Verdict>) {
+/// What became of a line: its output, and its verdict if it had one.
+enum Outcome {
+    Graded(String, Verdict),
+    Malformed(String),
+    Blank,
+}
+
+fn grade_line(line: &Raw, number: u64, args: &Args) -> Outcome {
     let text = match line {
-        Raw::Text(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => return (String::new(), None),
+        Raw::Text(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => return Outcome::Blank,
         Raw::Text(bytes) => bytes,
         Raw::TooLong => return bad_line(&format!("the line is longer than {} MiB", MAX_LINE_BYTES >> 20), number),
     };
@@ -184,7 +190,7 @@ fn grade_line(line: &Raw, number: u64, args: &Args) -> (String, Option<Verdict>)
         (None, Some(answer)) => grade_answer(answer, &reference, args.mode),
     };
     let micros = start.elapsed().as_micros() as u64;
-    (shown(&graded, &reference, args.canonical, micros), Some(graded.verdict))
+    Outcome::Graded(shown(&graded, &reference, args.canonical, micros), graded.verdict)
 }
 
 fn rules(args: &Args) -> Rules {
@@ -213,16 +219,21 @@ fn shown(graded: &Graded, reference: &str, with_canonical: bool, micros: u64) ->
     serde_json::to_string(&line).expect("strings and numbers serialise")
 }
 
-fn bad_line(error: &str, line: u64) -> (String, Option<Verdict>) {
-    (serde_json::to_string(&BadLine { error, line }).expect("strings and numbers serialise"), None)
+fn bad_line(error: &str, line: u64) -> Outcome {
+    Outcome::Malformed(serde_json::to_string(&BadLine { error, line }).expect("strings and numbers serialise"))
 }
 
 impl Tally {
-    fn count(&mut self, verdict: Option<Verdict>) {
+    fn count(&mut self, outcome: &Outcome) {
         self.n_lines += 1;
-        match verdict.and_then(|verdict| VERDICTS.iter().position(|(v, _)| *v == verdict)) {
-            Some(i) => self.n_verdicts[i] += 1,
-            None => self.n_bad += 1,
+        match outcome {
+            Outcome::Blank => {}
+            Outcome::Malformed(_) => self.n_bad += 1,
+            Outcome::Graded(_, verdict) => {
+                for (n, (listed, _)) in self.n_verdicts.iter_mut().zip(VERDICTS) {
+                    *n += u64::from(listed == *verdict);
+                }
+            }
         }
     }
 

@@ -23,10 +23,27 @@ pub(crate) struct Point<'a> {
     pub(crate) values: &'a [(&'a str, RBig)],
     pub(crate) log_base: LogBase,
     pub(crate) bits: usize,
+    pub(crate) domain: Domain,
+}
+
+/// Which values may come up on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Domain {
+    Complex,
+    /// A root or logarithm of a negative number has no value.
+    Real,
 }
 
 /// The value of `expr` at `point`, principal where there are several.
 pub(crate) fn evaluate(expr: &Expr, point: &Point, budget: &mut Budget) -> Step<Complex> {
+    let value = evaluate_node(expr, point, budget)?;
+    if point.domain == Domain::Real && !value.is_real() {
+        return Err(Stop::Undefined("a complex value on the way"));
+    }
+    Ok(value)
+}
+
+fn evaluate_node(expr: &Expr, point: &Point, budget: &mut Budget) -> Step<Complex> {
     let bits = point.bits;
     budget.spend(15 + bits as u64 / 32)?;
     match expr {

@@ -56,6 +56,13 @@ fn is_formatting(name: &str) -> bool {
     )
 }
 
+/// Whether words are a time of day with its half: `3:30 pm`.
+pub(crate) fn is_time(words: &str) -> bool {
+    words.strip_suffix(" am").or_else(|| words.strip_suffix(" pm")).is_some_and(|time| {
+        time.contains(':') && time.chars().all(|c| c.is_ascii_digit() || c == ':')
+    })
+}
+
 /// `3 pm`, `3:00 p m` and `3:00pm` are one time.
 fn join_meridiem(words: &str) -> String {
     let joined = words.replace(" p m", " pm").replace(" a m", " am");

@@ -132,11 +132,11 @@ fn currency(word: &str) -> Option<(&'static str, i32, u64, u64)> {
 
 /// Words that are never a product of variables.
 pub(crate) fn is_word(run: &str) -> bool {
-    const WORDS: [&str; 48] = [
+    const WORDS: [&str; 58] = [
         "and", "or", "base", "no", "yes", "none", "per", "sq", "cu", "am", "pm", "the", "is", "of", "all", "real",
         "true", "false", "odd", "even", "east", "west", "up", "down", "left", "right", "red", "blue", "to", "for",
         "if", "not", "with", "than", "one", "two", "six", "ten", "dne", "nan", "ans", "us", "any", "set", "only",
-        "in", "a", "an",
+        "in", "a", "an", "jan", "feb", "may", "june", "july", "aug", "sept", "oct", "nov", "dec",
     ];
     let lower = run.to_lowercase();
     WORDS.contains(&lower.as_str()) || (run.len() > 1 && lookup(run).is_some())

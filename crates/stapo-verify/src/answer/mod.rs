@@ -70,7 +70,11 @@ fn phrase(text: &str) -> Option<Answer> {
     if text.len() > 80 {
         return None;
     }
-    match text::plain(text).as_str() {
+    let words = text::plain(text);
+    if text::is_time(&words) {
+        return Some(Answer::Text { words, broken: None });
+    }
+    match words.as_str() {
         "no solution" | "no solutions" | "none" | "no real solution" | "no real solutions" | "empty set"
         | "emptyset" | "there is no solution" | "there are no solutions" | "no such number exists" | "no answer exists"
         | "no roots" | "no real roots" | "no values" | "no value" | "null set" | "no integer solutions"

@@ -193,16 +193,19 @@ fn unit_power(tail: &[Token], mut pos: usize) -> Step<(i32, usize)> {
     unreadable("a unit's power is missing")
 }
 
-/// `5 m` and `5 L`: a value, a space, one letter that is a unit's symbol.
+/// `5 m` and `10 m/s`: a value, a space, letters that are units' symbols.
 fn letter_unit(tokens: &[Token], budget: &mut Budget) -> Option<(Box<Expr>, Unit)> {
-    let (last, value) = tokens.split_last()?;
-    let Tok::Letter(name) = &last.tok else { return None };
-    if !last.is_spaced || !matches!(name.as_str(), "m" | "g" | "s" | "h" | "L" | "N" | "J" | "W" | "V" | "K") {
+    let is_symbol = |token: &Token| {
+        matches!(&token.tok, Tok::Letter(name) if matches!(name.as_str(), "m" | "g" | "s" | "h" | "L" | "N" | "J" | "W" | "V" | "K"))
+    };
+    let start = tokens.iter().position(|token| token.is_spaced && is_symbol(token))?;
+    let (value, tail) = tokens.split_at(start);
+    if !tail.iter().all(|token| is_symbol(token) || matches!(token.tok, Tok::Slash | Tok::Caret | Tok::Num(_))) {
         return None;
     }
     let expr = parse::expression(value, budget).ok()?;
     if expr.any(|node| matches!(node, Expr::Var(_))) {
         return None;
     }
-    Some((Box::new(expr), units::lookup(name)?))
+    Some((Box::new(expr), unit(tail).ok()??))
 }

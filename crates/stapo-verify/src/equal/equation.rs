@@ -1,7 +1,7 @@
 //! Equations and inequalities: the same up to rearrangement and scaling.
 
 use super::value::{Match, compare, points, sample};
-use crate::approx::{LogBase, Point, evaluate};
+use crate::approx::{Domain, LogBase, Point, evaluate};
 use crate::budget::{Budget, Step, Stop};
 use crate::exact_form::exact_form;
 use crate::expr::Expr;
@@ -86,7 +86,7 @@ fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Option<Orderi
     let mut n_points = 0;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
-        let point = Point { values: &values, log_base: LogBase::Ten, bits: LOW_BITS };
+        let point = Point { values: &values, log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
         let quotient = evaluate(a, &point, budget)
             .and_then(|x| evaluate(b, &point, budget).and_then(|y| x.div(&y, LOW_BITS)));
         let quotient = match quotient {

@@ -1,6 +1,6 @@
 //! When two expressions are the same value: exactly, by rounding, or at every sample point.
 
-use crate::approx::{LogBase, Point, evaluate};
+use crate::approx::{Domain, LogBase, Point, evaluate};
 use crate::budget::{Budget, Step, Stop};
 use crate::exact_form::exact_form;
 use crate::expr::{Expr, Func};
@@ -120,7 +120,7 @@ pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Step<Option<Ordering>
     if let Some(ratio) = form(expr, budget)?.and_then(|form| form.as_ratio()) {
         return Ok(Some(ratio.cmp(&RBig::ZERO)));
     }
-    let point = Point { values: &[], log_base: LogBase::Ten, bits: LOW_BITS };
+    let point = Point { values: &[], log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
     match evaluate(expr, &point, budget) {
         Ok(value) if value.is_real() => Ok(value.re.sign().or_else(|| {
             // Zero to seventy digits is zero.
@@ -178,15 +178,16 @@ fn at_points(a: &Expr, b: &Expr, log_base: LogBase, has_decimal: bool, budget: &
     names.sort_unstable();
     names.dedup();
     if names.is_empty() {
-        return at_point(a, b, &[], log_base, has_decimal, budget)?
+        let place = Place { values: &[], log_base, domain: Domain::Complex };
+        return at_point(a, b, &place, has_decimal, budget)?
             .ok_or(Stop::Undefined("an expression without a value"));
     }
     let mut n_agreeing = 0;
     let mut is_rounded = false;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
-        match at_point(a, b, &values, log_base, has_decimal, budget)? {
-            Some(Match::No) if kind == Sample::Signed && !both_real(a, b, &values, log_base, budget)? => {}
+        let domain = if kind == Sample::Signed { Domain::Real } else { Domain::Complex };
+        match at_point(a, b, &Place { values: &values, log_base, domain }, has_decimal, budget)? {
             Some(Match::No) => return Ok(Match::No),
             Some(found) => {
                 is_rounded |= found == Match::Rounded;
@@ -204,23 +205,23 @@ fn at_points(a: &Expr, b: &Expr, log_base: LogBase, has_decimal: bool, budget: &
     Ok(if is_rounded { Match::Rounded } else { Match::Numeric })
 }
 
-fn both_real(a: &Expr, b: &Expr, values: &[(&str, RBig)], log_base: LogBase, budget: &mut Budget) -> Step<bool> {
-    let point = Point { values, log_base, bits: LOW_BITS };
-    let is_real = |value: &Complex| value.is_real();
-    Ok(is_real(&evaluate(a, &point, budget)?) && is_real(&evaluate(b, &point, budget)?))
+/// A sample point, whatever the precision.
+struct Place<'a> {
+    values: &'a [(&'a str, RBig)],
+    log_base: LogBase,
+    domain: Domain,
 }
 
 /// Compares at one point; `None` when a side has no value there.
 fn at_point(
     a: &Expr,
     b: &Expr,
-    values: &[(&str, RBig)],
-    log_base: LogBase,
+    place: &Place,
     has_decimal: bool,
     budget: &mut Budget,
 ) -> Step<Option<Match>> {
     for bits in [LOW_BITS, HIGH_BITS] {
-        let point = Point { values, log_base, bits };
+        let point = Point { values: place.values, log_base: place.log_base, bits, domain: place.domain };
         let (x, y) = match (evaluate(a, &point, budget), evaluate(b, &point, budget)) {
             (Ok(x), Ok(y)) => (x, y),
             (Err(Stop::Undefined(_)), _) | (_, Err(Stop::Undefined(_))) => return Ok(None),

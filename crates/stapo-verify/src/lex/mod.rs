@@ -28,7 +28,7 @@ pub(crate) fn tokens(text: &str, commas: Commas) -> Step<Vec<Token>> {
     if text.len() > MAX_ANSWER_BYTES {
         return Err(Stop::OverBudget("an answer of more than 32 KiB"));
     }
-    let chars: Vec<char> = text.chars().collect();
+    let chars: Vec<char> = text.chars().map(symbols::narrow).collect();
     let n_dollars = chars.iter().enumerate().filter(|(i, c)| **c == '$' && !is_escaped(&chars, *i)).count();
     let mut lexer = Lexer {
         chars: &chars,

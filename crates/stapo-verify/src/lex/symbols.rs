@@ -67,6 +67,14 @@ pub(crate) fn sign(c: char) -> Option<Tok> {
     })
 }
 
+/// A full-width digit or letter as the ordinary one.
+pub(crate) fn narrow(c: char) -> char {
+    match c {
+        '０'..='９' | 'Ａ'..='Ｚ' | 'ａ'..='ｚ' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
+        _ => c,
+    }
+}
+
 /// A raised or lowered digit or sign as the plain one.
 pub(crate) fn superscript(c: char) -> Option<char> {
     Some(match c {
@@ -182,7 +190,7 @@ pub(crate) enum Macro {
 
 pub(crate) fn macro_named(name: &str) -> Macro {
     let tok = match name {
-        "quad" | "qquad" | "," | ";" | ":" | " " | ">" | "enspace" | "thinspace" | "medspace" | "thickspace"
+        "" | "quad" | "qquad" | "," | ";" | ":" | " " | ">" | "enspace" | "thinspace" | "medspace" | "thickspace"
         | "newline" | "hfill" | "space" | "par" | "smallskip" | "medskip" => return Macro::Space,
         "!" | "displaystyle" | "textstyle" | "scriptstyle" | "limits" | "nolimits" | "mathstrut" | "strut"
         | "noindent" | "negthinspace" | "nonumber" | "(" | ")" | "[" | "]" | "Large" | "large" | "bf" | "rm"
