@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
 mod generate;
+mod grade;
 mod input;
 mod language;
 mod model;
@@ -28,6 +29,9 @@ enum Command {
     Generate(generate::Args),
     /// Log-prob, entropy and collision of every token of given responses, as JSON lines.
     Score(score::Args),
+    /// Grades math answers: JSON lines in, a verdict with its reason per line out.
+    Grade(grade::Args),
+    /// What an objective does to each token of a batch, as JSON lines.
     Objective(objective::Args),
     /// What a model is, and conversion to a Hugging Face folder.
     Model(model::Args),
@@ -38,6 +42,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Grade(args) => grade::run(&args),
         Command::Objective(args) => objective::run(&args),
         Command::Model(args) => model::run(&args),
     };

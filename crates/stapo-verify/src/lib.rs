@@ -1,1 +1,135 @@
-//! Laid out in ARCHITECTURE.md.
+//! A math grader: response text and reference answer in, a [`Verdict`] out.
+//!
+//! Total: any text gives a verdict; nothing panics, hangs or runs code. Bounded: steps, depth and number sizes have
+//! fixed limits. Deterministic: exact and integer arithmetic only, so a verdict is the same on every machine.
+//!
+//! ```
+//! use stapo_verify::{Mode, Verdict, grade};
+//! let graded = grade(r"so the area is \boxed{\frac{\sqrt{8}}{2}}.", r"\sqrt2", Mode::Math);
+//! assert_eq!(graded.verdict, Verdict::Right);
+//! ```
+
+mod answer;
+mod approx;
+mod budget;
+mod equal;
+mod exact_form;
+mod expr;
+mod extract;
+mod lex;
+mod modes;
+mod number;
+mod parse;
+mod poly;
+mod reason;
+mod show;
+mod text;
+mod units;
+
+pub use budget::MAX_INPUT_BYTES;
+pub use extract::{Fallback, Order, extract};
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// What a grading found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Right,
+    Wrong,
+    /// The response marks no answer, or an empty one.
+    NoAnswer,
+    /// The answer (or the reference) looks like mathematics but cannot be read.
+    Unparsable,
+    /// A limit was reached before it could be decided.
+    OverBudget,
+}
+
+/// The rule by which answers are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Mathematical equality.
+    #[default]
+    Math,
+    /// The training rule of JustRL: the last 100 characters hold the last box, and its text is the reference exactly.
+    BoxedExact,
+    /// The training rule of DAPO: the last `Answer:` line is the reference once both are normalised as text.
+    Dapo,
+    /// The letter of a multiple-choice answer.
+    MultipleChoice,
+    /// The extracted answer, or the whole response without one, is the reference up to surrounding white space.
+    Exact,
+}
+
+impl Mode {
+    pub const ALL: [Self; 5] = [Self::Math, Self::BoxedExact, Self::Dapo, Self::MultipleChoice, Self::Exact];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Math => "math",
+            Self::BoxedExact => "boxed-exact",
+            Self::Dapo => "dapo",
+            Self::MultipleChoice => "multiple-choice",
+            Self::Exact => "exact",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|mode| mode.name() == name)
+            .ok_or_else(|| format!("mode {name}: expected one of {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// A mode with the choices about extraction it leaves open. Any [`Mode`] converts into its default rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Rules {
+    pub mode: Mode,
+    /// Used by `math`, `multiple-choice` and `exact`; the training rules fix their own.
+    pub order: Order,
+    pub fallback: Fallback,
+}
+
+impl From<Mode> for Rules {
+    fn from(mode: Mode) -> Self {
+        Self { mode, order: Order::default(), fallback: Fallback::default() }
+    }
+}
+
+/// A verdict with what it rests on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Graded {
+    pub verdict: Verdict,
+    /// The answer as the response writes it.
+    pub extracted: Option<String>,
+    /// The answer in one plain notation.
+    pub answer: Option<String>,
+    /// The reference in the same notation.
+    pub reference: String,
+    /// One line a person understands.
+    pub reason: String,
+}
+
+/// Finds the answer in `response` and compares it with `reference`.
+pub fn grade(response: &str, reference: &str, rules: impl Into<Rules>) -> Graded {
+    modes::grade(response, reference, rules.into())
+}
+
+/// Compares an answer that is already extracted with `reference`.
+pub fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded {
+    modes::grade_answer(answer, reference, mode)
+}

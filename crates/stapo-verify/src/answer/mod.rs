@@ -1,0 +1,93 @@
+//! What an answer is: a number, a tuple, a set, an interval, a matrix, an equation, a word.
+
+pub(crate) mod clean;
+pub(crate) mod quantity;
+mod read;
+pub(crate) mod region;
+mod relation;
+
+pub(crate) use read::as_region;
+
+#[cfg(test)]
+mod tests;
+
+use crate::budget::{Budget, Step, Stop};
+use crate::expr::Expr;
+use crate::lex::token::{Bracket, Rel};
+use crate::lex::{Commas, tokens};
+use crate::text;
+use quantity::Quantity;
+use region::Region;
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Answer {
+    Scalar(Quantity),
+    /// Ordered, in brackets; two elements may also be the ends of an interval.
+    Tuple { items: Vec<Answer>, open: Bracket, close: Bracket },
+    /// Separated by commas, without brackets.
+    List(Vec<Answer>),
+    Set(Vec<Answer>),
+    Region(Region),
+    Matrix(Vec<Vec<Expr>>),
+    /// `x = 5`, `f(x) = 3x - 2`: a name and what it stands for.
+    Named { name: String, left: Option<Expr>, value: Box<Answer> },
+    Equation(Expr, Expr),
+    Inequality(Expr, Rel, Expr),
+    Ratio(Vec<Expr>),
+    /// A multiple-choice letter and what stands behind it.
+    Choice { letter: char, rest: Option<Box<Answer>> },
+    /// The empty set, "no solution".
+    Empty,
+    /// Words. `broken` says why a text that looks like mathematics could not be read as such.
+    Text { words: String, broken: Option<String> },
+}
+
+/// Reads `text`; only a limit makes this fail.
+pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Step<Answer> {
+    let cleaned = clean::cleaned(text);
+    if let Some(answer) = phrase(cleaned) {
+        return Ok(answer);
+    }
+    let words = |broken: Option<String>| Answer::Text { words: text::plain(cleaned), broken };
+    let tokens = match tokens(cleaned, commas) {
+        Ok(tokens) => tokens,
+        Err(Stop::Unreadable(why)) => return Ok(words(Some(why))),
+        Err(stop) => return Err(stop),
+    };
+    if read::is_prose(&tokens) {
+        return Ok(words(None));
+    }
+    match read::answer(&tokens, 0, budget) {
+        Ok(answer) => Ok(answer),
+        Err(Stop::OverBudget(why)) => Err(Stop::OverBudget(why)),
+        Err(Stop::Unreadable(why)) => Ok(words((!read::is_wordy(&tokens)).then_some(why))),
+        Err(Stop::Undefined(why)) => Ok(words(Some(why.into()))),
+    }
+}
+
+/// Phrases with a mathematical meaning.
+fn phrase(text: &str) -> Option<Answer> {
+    if text.len() > 80 {
+        return None;
+    }
+    let words = text::plain(text);
+    if text::is_time(&words) {
+        return Some(Answer::Text { words, broken: None });
+    }
+    match words.as_str() {
+        "no solution" | "no solutions" | "none" | "no real solution" | "no real solutions" | "empty set"
+        | "emptyset" | "there is no solution" | "there are no solutions" | "no such number exists" | "no answer exists"
+        | "no roots" | "no real roots" | "no values" | "no value" | "null set" | "no integer solutions"
+        | "no such integers exist" => Some(Answer::Empty),
+        "all real numbers" | "all reals" | "any real number" | "real numbers" | "reals" | "every real number"
+        | "all real x" | "set of real numbers" => Some(Answer::Region(Region::everything())),
+        "infinity" => Some(Answer::Scalar(Quantity::bare(Expr::Infinity))),
+        "negative infinity" | "minus infinity" => {
+            Some(Answer::Scalar(Quantity::bare(Expr::Neg(Box::new(Expr::Infinity)))))
+        }
+        "undefined" | "does not exist" | "dne" | "not defined" | "is undefined" => {
+            Some(Answer::Text { words: "undefined".into(), broken: None })
+        }
+        _ => None,
+    }
+}

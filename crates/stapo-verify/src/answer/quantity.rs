@@ -1,0 +1,211 @@
+//! A value and the unit behind it.
+
+use crate::budget::{Budget, Step, unreadable};
+use crate::expr::Expr;
+use crate::lex::token::{Bracket, Tok, Token};
+use crate::parse;
+use crate::units::{self, Unit};
+use dashu_ratio::RBig;
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Quantity {
+    pub(crate) expr: Expr,
+    pub(crate) unit: Option<Unit>,
+    /// The other reading of a last letter that stands apart: `5 m` as five metres.
+    pub(crate) as_measure: Option<(Box<Expr>, Unit)>,
+}
+
+impl Quantity {
+    pub(crate) fn bare(expr: Expr) -> Self {
+        Self { expr, unit: None, as_measure: None }
+    }
+
+    /// The value with percent signs dropped, and whether there were any.
+    pub(crate) fn without_percent(&self) -> Option<Expr> {
+        drop_signs(&self.expr, |node| match node {
+            Expr::Percent(x) => Some(x),
+            _ => None,
+        })
+    }
+
+    /// The value with degree signs outside trigonometry dropped, if there are any.
+    pub(crate) fn without_degrees(&self) -> Option<Expr> {
+        drop_signs(&self.expr, |node| match node {
+            Expr::Degrees(x) => Some(x),
+            _ => None,
+        })
+    }
+}
+
+/// `expr` with every sign that `inside` recognises replaced by what it holds; nothing inside a call is touched.
+fn drop_signs(expr: &Expr, inside: fn(&Expr) -> Option<&Expr>) -> Option<Expr> {
+    if let Some(inner) = inside(expr) {
+        return Some(inner.clone());
+    }
+    match expr {
+        Expr::Neg(x) => Some(Expr::Neg(Box::new(drop_signs(x, inside)?))),
+        Expr::Add(list) | Expr::Mul(list) => {
+            let dropped: Vec<Option<Expr>> = list.iter().map(|x| drop_signs(x, inside)).collect();
+            dropped.iter().any(Option::is_some).then(|| {
+                let parts = dropped.into_iter().zip(list).map(|(new, old)| new.unwrap_or_else(|| old.clone()));
+                if matches!(expr, Expr::Add(_)) { Expr::Add(parts.collect()) } else { Expr::Mul(parts.collect()) }
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Reads a value with an optional currency sign before it and an optional unit behind it.
+pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Step<Quantity> {
+    let mut money = None;
+    let kept: Vec<Token> = tokens
+        .iter()
+        .filter(|token| match token.tok {
+            Tok::Currency(name) => {
+                money = Some(name);
+                false
+            }
+            _ => true,
+        })
+        .cloned()
+        .collect();
+    let end = unit_start(&kept);
+    let (value, tail) = kept.split_at(end);
+    let (scale, tail) = scale_word(tail);
+    let mut expr = parse::expression(value, budget)?;
+    if let Some(scale) = scale {
+        expr = Expr::Mul(vec![expr, Expr::Num { value: scale, is_decimal: false }]);
+    }
+    let mut unit = unit(tail)?;
+    if let (Some(name), None) = (money, &unit) {
+        unit = units::lookup(name).or_else(|| Some(Unit::word(name)));
+    }
+    let as_measure = if unit.is_none() { letter_unit(value, budget) } else { None };
+    Ok(Quantity { expr, unit, as_measure })
+}
+
+/// Where the unit starts: the first word outside brackets after which only unit-like tokens come.
+fn unit_start(tokens: &[Token]) -> usize {
+    let mut n_open = 0usize;
+    for (i, token) in tokens.iter().enumerate() {
+        match &token.tok {
+            Tok::Open(_) | Tok::Begin => n_open += 1,
+            Tok::Close(_) | Tok::End => n_open = n_open.saturating_sub(1),
+            Tok::Word(word) if n_open == 0 && i > 0 => {
+                let starts = token.is_text || units::is_word(word) || word.len() > 4 || !word.is_ascii();
+                let is_subscript = matches!(tokens[i - 1].tok, Tok::Under);
+                if starts && !is_subscript && tokens[i..].iter().all(is_unit_token) {
+                    return i;
+                }
+            }
+            _ => {}
+        }
+    }
+    tokens.len()
+}
+
+fn is_unit_token(token: &Token) -> bool {
+    match &token.tok {
+        Tok::Word(_) | Tok::Letter(_) | Tok::Caret | Tok::Num(_) | Tok::Minus | Tok::Slash | Tok::Times => true,
+        Tok::Open(bracket) | Tok::Close(bracket) => matches!(bracket, Bracket::Brace | Bracket::Round),
+        Tok::Other(sign) => sign == ".",
+        _ => false,
+    }
+}
+
+/// `million` and its kin in front of a unit.
+fn scale_word(tail: &[Token]) -> (Option<RBig>, &[Token]) {
+    let Some(Tok::Word(word)) = tail.first().map(|token| &token.tok) else { return (None, tail) };
+    let power = match word.to_lowercase().as_str() {
+        "hundred" => 2,
+        "thousand" => 3,
+        "million" => 6,
+        "billion" => 9,
+        "trillion" => 12,
+        _ => return (None, tail),
+    };
+    (Some(RBig::from(10u8).pow(power)), &tail[1..])
+}
+
+fn unit(tail: &[Token]) -> Step<Option<Unit>> {
+    let mut unit = Unit::one();
+    let mut prefix_power = 1;
+    let mut direction = 1;
+    let mut pos = 0;
+    while let Some(token) = tail.get(pos) {
+        pos += 1;
+        let name = match &token.tok {
+            Tok::Slash => {
+                direction = -1;
+                continue;
+            }
+            Tok::Word(word) | Tok::Letter(word) => word,
+            Tok::Num(_) => return unreadable("a number behind a unit"),
+            _ => continue,
+        };
+        match name.to_lowercase().as_str() {
+            "per" | "an" if name != "AN" => {
+                direction = -1;
+                continue;
+            }
+            "square" | "sq" | "squared" => {
+                prefix_power = 2;
+                continue;
+            }
+            "cubic" | "cu" => {
+                prefix_power = 3;
+                continue;
+            }
+            "of" | "the" | "total" | "in" if tail.len() > 1 && name != "in" => continue,
+            _ => {}
+        }
+        let part = units::lookup(name).unwrap_or_else(|| Unit::word(name));
+        let (power, next) = unit_power(tail, pos)?;
+        pos = next;
+        unit = unit.times(&part, direction * prefix_power * power);
+        prefix_power = 1;
+    }
+    Ok((!unit.shown.is_empty()).then_some(unit))
+}
+
+/// The power behind a unit: `^2`, `^{2}`, `^{-1}`.
+fn unit_power(tail: &[Token], mut pos: usize) -> Step<(i32, usize)> {
+    if tail.get(pos).map(|token| &token.tok) != Some(&Tok::Caret) {
+        return Ok((1, pos));
+    }
+    pos += 1;
+    let mut sign = 1;
+    while let Some(token) = tail.get(pos) {
+        pos += 1;
+        match &token.tok {
+            Tok::Open(_) => {}
+            Tok::Minus => sign = -1,
+            Tok::Num(numeral) => {
+                let power: i32 = numeral.whole.parse().unwrap_or(0);
+                if !(1..=6).contains(&power) || !numeral.is_plain_whole() {
+                    return unreadable("a strange power of a unit");
+                }
+                return Ok((sign * power, pos));
+            }
+            _ => break,
+        }
+    }
+    unreadable("a unit's power is missing")
+}
+
+/// `5 m` and `10 m/s`: a value, a space, letters that are units' symbols.
+fn letter_unit(tokens: &[Token], budget: &mut Budget) -> Option<(Box<Expr>, Unit)> {
+    let is_symbol = |token: &Token| {
+        matches!(&token.tok, Tok::Letter(name) if matches!(name.as_str(), "m" | "g" | "s" | "h" | "L" | "N" | "J" | "W" | "V" | "K"))
+    };
+    let start = tokens.iter().position(|token| token.is_spaced && is_symbol(token))?;
+    let (value, tail) = tokens.split_at(start);
+    if !tail.iter().all(|token| is_symbol(token) || matches!(token.tok, Tok::Slash | Tok::Caret | Tok::Num(_))) {
+        return None;
+    }
+    let expr = parse::expression(value, budget).ok()?;
+    if expr.any(|node| matches!(node, Expr::Var(_))) {
+        return None;
+    }
+    Some((Box::new(expr), unit(tail).ok()??))
+}

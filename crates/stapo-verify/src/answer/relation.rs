@@ -1,0 +1,228 @@
+//! Equations, inequalities and what a list of them means together.
+
+use super::read::{answer, as_region, split};
+use super::region::{Interval, Region};
+use super::{Answer, quantity::quantity};
+use crate::budget::{Budget, Step, unreadable};
+use crate::exact_form::exact_form;
+use crate::expr::Expr;
+use crate::lex::token::{Rel, Tok, Token};
+use crate::parse;
+use crate::poly::{Atom, Power};
+use dashu_ratio::RBig;
+
+/// Reads tokens with at least one relation at the top level.
+pub(super) fn read(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
+    let rels: Vec<Rel> = tokens
+        .iter()
+        .zip(depths)
+        .filter_map(|(token, depth)| match token.tok {
+            Tok::Rel(rel) if *depth == 0 => Some(rel),
+            _ => None,
+        })
+        .collect();
+    let parts = split(tokens, depths, |token| matches!(token.tok, Tok::Rel(_)));
+    if rels.iter().all(|rel| matches!(rel, Rel::Eq | Rel::Approx)) {
+        return equation(&parts, &rels, nesting, budget);
+    }
+    match (parts.as_slice(), rels.as_slice()) {
+        ([left, right], [rel]) => inequality(left, *rel, right, budget),
+        ([low, middle, high], [first, second]) if first.is_order() && second.is_order() => {
+            let below = inequality(low, *first, middle, budget)?;
+            let above = inequality(middle, *second, high, budget)?;
+            if let (Answer::Region(a), Answer::Region(b)) = (&below, &above)
+                && let Some(region) = a.between(b)
+            {
+                return Ok(Answer::Region(region));
+            }
+            Ok(Answer::List(vec![below, above]))
+        }
+        _ => unreadable("a chain of relations"),
+    }
+}
+
+fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) -> Step<Answer> {
+    let (left, right) = (quantity(left, budget)?.expr, quantity(right, budget)?.expr);
+    if let Some(region) = solved(&left, rel, &right, budget)? {
+        return Ok(Answer::Region(region));
+    }
+    Ok(Answer::Inequality(left, rel, right))
+}
+
+/// The half-line a linear inequality in one variable describes.
+fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Step<Option<Region>> {
+    let (lefts, rights) = (left.variables(), right.variables());
+    match (left, right) {
+        (Expr::Var(name), _) if !rights.contains(&name.as_str()) => {
+            return Ok(Some(Region::half_line(name, rel, right)));
+        }
+        (_, Expr::Var(name)) if !lefts.contains(&name.as_str()) => {
+            return Ok(Some(Region::half_line(name, rel.mirrored(), left)));
+        }
+        _ => {}
+    }
+    let mut names = [lefts, rights].concat();
+    names.sort_unstable();
+    names.dedup();
+    let [name] = names.as_slice() else { return Ok(None) };
+    let difference = Expr::Add(vec![left.clone(), right.clone().negated()]);
+    let Some(form) = exact_form(&difference, budget)? else { return Ok(None) };
+    let linear = vec![(Atom::Var((*name).to_owned()), Power { n: 1, d: 1 })];
+    let is_linear = form
+        .terms
+        .keys()
+        .all(|monomial| *monomial == linear || monomial.iter().all(|(atom, _)| !matches!(atom, Atom::Var(_))));
+    let Some(slope) = form.terms.get(&linear).filter(|_| is_linear) else { return Ok(None) };
+    let at_zero = difference.map(&mut |node| match node {
+        Expr::Var(_) => Expr::int(0),
+        other => other,
+    });
+    let bound = Expr::Mul(vec![at_zero, Expr::Num { value: -RBig::ONE / slope, is_decimal: false }]);
+    let rel = if *slope < RBig::ZERO { rel.mirrored() } else { rel };
+    Ok(Some(Region::half_line(name, rel, &bound)))
+}
+
+/// A chain of equalities. `x = 2 + 3 = 5` is x, five; `2/3 ≈ 0.67` is two thirds.
+fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budget) -> Step<Answer> {
+    if parts.iter().any(|part| part.is_empty()) {
+        return unreadable("a relation with nothing on one side");
+    }
+    // What follows an approximation sign is a rounding of what stands before it.
+    let n_exact = rels.iter().position(|rel| *rel == Rel::Approx).unwrap_or(rels.len()) + 1;
+    let is_name_only = n_exact == 1 && name_of(parts[0]).is_some();
+    let parts = if is_name_only { parts } else { &parts[..n_exact] };
+    let (first, last) = (parts[0], parts[parts.len() - 1]);
+    if parts.len() == 1 {
+        return answer(first, nesting + 1, budget);
+    }
+    let last = if is_name_only { parts[1] } else { last };
+    if let Some(name) = name_of(first) {
+        let value = answer(last, nesting + 1, budget)?;
+        return Ok(Answer::Named { name, left: parse::expression(first, budget).ok(), value: Box::new(value) });
+    }
+    if parts.len() == 2
+        && let Some(name) = name_of(last)
+        && let Ok(value) = answer(first, nesting + 1, budget)
+    {
+        return Ok(Answer::Named { name, left: parse::expression(last, budget).ok(), value: Box::new(value) });
+    }
+    let right = quantity(last, budget)?;
+    let left = quantity(first, budget)?.expr;
+    let is_constant = left.variables().is_empty() && right.expr.variables().is_empty();
+    if is_constant || parts.len() > 2 {
+        return Ok(Answer::Scalar(right));
+    }
+    Ok(Answer::Equation(left, right.expr))
+}
+
+/// The name that tokens on one side of a relation are: `x`, `f(x)`, `AB`, `\angle BEA_1`, `P(A)`, a phrase.
+pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
+    let mut depth = 0usize;
+    let mut name = String::new();
+    for (i, token) in tokens.iter().enumerate() {
+        let before = i.checked_sub(1).map(|i| &tokens[i].tok);
+        match &token.tok {
+            Tok::Letter(text) | Tok::Word(text) => name.push_str(text),
+            Tok::Func(func) => name.push_str(func.name()),
+            Tok::E => name.push('e'),
+            Tok::I => name.push('i'),
+            Tok::Accent(mark) => name.push_str(mark),
+            Tok::Under => name.push('_'),
+            Tok::Prime => name.push('\''),
+            Tok::Frac => name.push_str("frac"),
+            Tok::Bar => name.push('|'),
+            Tok::Open(bracket) => {
+                depth += 1;
+                if *bracket == crate::lex::token::Bracket::Round {
+                    name.push('(');
+                }
+            }
+            Tok::Close(bracket) => {
+                depth = depth.saturating_sub(1);
+                if *bracket == crate::lex::token::Bracket::Round {
+                    name.push(')');
+                }
+            }
+            Tok::Num(numeral) if before == Some(&Tok::Under) || depth > 0 => name.push_str(&numeral.whole),
+            Tok::Comma if depth > 0 => name.push(','),
+            Tok::Minus if depth > 0 && before == Some(&Tok::Open(crate::lex::token::Bracket::Brace)) => name.push('-'),
+            Tok::Caret if is_inverse(&tokens[i + 1..]) => name.push('^'),
+            _ => return None,
+        }
+    }
+    let is_named = tokens.iter().any(|t| matches!(t.tok, Tok::Letter(_) | Tok::Word(_) | Tok::Accent(_) | Tok::I));
+    (is_named && depth == 0).then_some(name)
+}
+
+/// `{-1}` behind a caret.
+fn is_inverse(tokens: &[Token]) -> bool {
+    matches!(
+        tokens,
+        [Token { tok: Tok::Open(_), .. }, Token { tok: Tok::Minus, .. }, Token { tok: Tok::Num(n), .. }, ..] if n.whole == "1"
+    )
+}
+
+/// What the parts of a list say together: solutions of one unknown, a region, or just a list.
+pub(super) fn joined(items: Vec<Answer>, is_and: bool) -> Answer {
+    if let Some(region) = joined_region(&items, is_and) {
+        return Answer::Region(region);
+    }
+    let names: Vec<Option<&String>> = items
+        .iter()
+        .map(|item| match item {
+            Answer::Named { name, .. } => Some(name),
+            _ => None,
+        })
+        .collect();
+    let is_one_unknown = names[0].is_some() && names[1..].iter().all(|name| name.is_none() || *name == names[0]);
+    let Some(name) = names[0].filter(|_| is_one_unknown).cloned() else { return Answer::List(items) };
+    let mut left = None;
+    let values = items
+        .into_iter()
+        .map(|item| match item {
+            Answer::Named { left: expr, value, .. } => {
+                left = left.take().or(expr);
+                *value
+            }
+            other => other,
+        })
+        .collect();
+    Answer::Named { name, left, value: Box::new(Answer::List(values)) }
+}
+
+/// `x < 1 or x > 2` is a union; `x > 1 and x < 2` is what both allow.
+fn joined_region(items: &[Answer], is_and: bool) -> Option<Region> {
+    let mut region: Option<Region> = None;
+    let mut has_inequality = false;
+    for item in items {
+        let part = match item {
+            Answer::Region(part) => {
+                has_inequality |= part.variable.is_some();
+                part.clone()
+            }
+            Answer::Named { name, value, .. } => match &**value {
+                Answer::Scalar(value) => {
+                    Region { variable: Some(name.clone()), pieces: vec![Interval::point(value.expr.clone())] }
+                }
+                _ => return None,
+            },
+            Answer::Tuple { .. } if region.is_some() => as_region(item)?,
+            _ => return None,
+        };
+        region = Some(match region {
+            None => part,
+            Some(whole) if is_and => match whole.between(&part) {
+                Some(both) => both,
+                None => return None,
+            },
+            Some(mut whole) => {
+                if part.variable.is_some() && whole.variable != part.variable {
+                    return None;
+                }
+                whole.pieces.extend(part.pieces);
+                whole
+            }
+        });
+    }
+    region.filter(|_| has_inequality)
+}

@@ -1,0 +1,68 @@
+//! The limits that make grading total: how much text, how deep, how many steps, how large a number.
+
+/// Longest text that is graded at all; a longer one is over budget.
+pub const MAX_INPUT_BYTES: usize = 1 << 20;
+/// Longest answer that is read as mathematics; a longer one is only compared as digits or as text.
+pub(crate) const MAX_ANSWER_BYTES: usize = 1 << 15;
+/// Deepest nesting of groups, powers and calls.
+pub(crate) const MAX_DEPTH: usize = 96;
+/// Most bits of one exact integer (about 20,000 decimal digits).
+pub(crate) const MAX_BITS: usize = 1 << 16;
+/// Most terms of one expanded polynomial.
+pub(crate) const MAX_TERMS: usize = 400;
+/// Most elements compared pairwise in an unordered collection.
+pub(crate) const MAX_ELEMENTS: usize = 256;
+/// Steps one grading may spend; a step is about ten nanoseconds of work.
+const MAX_STEPS: u64 = 1_500_000;
+
+/// Why a reading or an evaluation ended early.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// A limit of this module was reached.
+    OverBudget(&'static str),
+    /// The text is not mathematics this crate reads.
+    Unreadable(String),
+    /// The expression has no value here: a division by zero, a factorial of one half.
+    Undefined(&'static str),
+}
+
+pub(crate) type Step<T> = Result<T, Stop>;
+
+/// What is left of one grading's allowance.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    steps_left: u64,
+}
+
+impl Budget {
+    pub(crate) fn new() -> Self {
+        Self { steps_left: MAX_STEPS }
+    }
+
+    /// Takes `steps` off the allowance.
+    pub(crate) fn spend(&mut self, steps: u64) -> Step<()> {
+        match self.steps_left.checked_sub(steps) {
+            Some(left) => {
+                self.steps_left = left;
+                Ok(())
+            }
+            None => {
+                self.steps_left = 0;
+                Err(Stop::OverBudget("the steps ran out"))
+            }
+        }
+    }
+
+    /// Takes the price of one multiplication or division of numbers of these sizes.
+    pub(crate) fn spend_product(&mut self, bits_a: usize, bits_b: usize) -> Step<()> {
+        if bits_a.max(bits_b) > MAX_BITS || bits_a + bits_b > 2 * MAX_BITS {
+            return Err(Stop::OverBudget("a number grows past 20,000 digits"));
+        }
+        let (a, b) = (bits_a as u64 / 64 + 1, bits_b as u64 / 64 + 1);
+        self.spend(2 + a * b / 8)
+    }
+}
+
+pub(crate) fn unreadable<T>(why: impl Into<String>) -> Step<T> {
+    Err(Stop::Unreadable(why.into()))
+}

@@ -1,0 +1,128 @@
+//! Equations and inequalities: the same up to rearrangement and scaling.
+
+use super::value::{Match, compare, points, sample};
+use crate::approx::{Domain, LogBase, Point, evaluate};
+use crate::budget::{Budget, Step, Stop};
+use crate::exact_form::exact_form;
+use crate::expr::Expr;
+use crate::lex::token::Rel;
+use crate::number::LOW_BITS;
+use crate::number::complex::Complex;
+use crate::poly::{Atom, Poly, Power};
+use dashu_ratio::RBig;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+/// Whether `left = right` says the same in both.
+pub(crate) fn same_equation(a: (&Expr, &Expr), b: (&Expr, &Expr), budget: &mut Budget) -> Step<bool> {
+    Ok(factor(&difference(a), &difference(b), Clear::Denominators, budget)?.is_some())
+}
+
+/// Whether two inequalities say the same; scaling by a negative number turns them around.
+pub(crate) fn same_inequality(
+    a: (&Expr, Rel, &Expr),
+    b: (&Expr, Rel, &Expr),
+    budget: &mut Budget,
+) -> Step<bool> {
+    let sign = factor(&difference((a.0, a.2)), &difference((b.0, b.2)), Clear::Nothing, budget)?;
+    Ok(match sign {
+        Some(Ordering::Greater) => a.1 == b.1,
+        Some(Ordering::Less) => a.1 == b.1.mirrored(),
+        _ => false,
+    })
+}
+
+fn difference((left, right): (&Expr, &Expr)) -> Expr {
+    Expr::Add(vec![left.clone(), right.clone().negated()])
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Clear {
+    /// Variables may be multiplied out of denominators.
+    Denominators,
+    Nothing,
+}
+
+/// The sign of the constant `c` with `a = c · b`, if there is one.
+fn factor(a: &Expr, b: &Expr, clear: Clear, budget: &mut Budget) -> Step<Option<Ordering>> {
+    if let (Some(fa), Some(fb)) = (exact_form(a, budget)?, exact_form(b, budget)?) {
+        if fa.is_zero() || fb.is_zero() {
+            return Ok((fa.is_zero() && fb.is_zero()).then_some(Ordering::Greater));
+        }
+        let (fa, fb) = match clear {
+            Clear::Denominators => (cleared(&fa, budget)?, cleared(&fb, budget)?),
+            Clear::Nothing => (Some(fa), Some(fb)),
+        };
+        if let (Some(fa), Some(fb)) = (fa, fb)
+            && let Some(ratio) = fa.ratio_to(&fb, budget)?
+        {
+            return Ok(Some(ratio.cmp(&RBig::ZERO)));
+        }
+    }
+    constant_ratio(a, b, budget)
+}
+
+/// `form` times the powers of variables that no longer leave any in a denominator.
+fn cleared(form: &Poly, budget: &mut Budget) -> Step<Option<Poly>> {
+    let mut lowest: BTreeMap<Atom, Power> = BTreeMap::new();
+    for (atom, power) in form.terms.keys().flatten() {
+        if matches!(atom, Atom::Var(_)) && power.n < lowest.get(atom).map_or(0, |old| old.n) {
+            lowest.insert(atom.clone(), *power);
+        }
+    }
+    let raising = lowest.into_iter().map(|(atom, power)| (atom, Power { n: -power.n, d: power.d })).collect();
+    form.mul(&Poly { terms: BTreeMap::from([(raising, RBig::ONE)]) }, budget)
+}
+
+/// Evaluates the quotient at sample points and looks whether it stays the same.
+fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Option<Ordering>> {
+    let mut names = [a.variables(), b.variables()].concat();
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() || a.variables() != b.variables() {
+        return Ok(None);
+    }
+    let mut ratio: Option<Complex> = None;
+    let mut n_points = 0;
+    for (kind, k) in points(a, b) {
+        let values = sample(&names, k, kind);
+        let point = Point { values: &values, log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
+        let quotient = evaluate(a, &point, budget)
+            .and_then(|x| evaluate(b, &point, budget).and_then(|y| x.div(&y, LOW_BITS)));
+        let quotient = match quotient {
+            Ok(quotient) => quotient,
+            Err(Stop::Undefined(_)) => continue,
+            Err(stop) => return Err(stop),
+        };
+        if let Some(old) = &ratio {
+            let gap = quotient.sub(old, LOW_BITS)?;
+            let is_same = [&gap.re, &gap.im].iter().all(|part| match part.sign() {
+                Some(sign) => sign == Ordering::Equal,
+                None => part.error_bound() < -60,
+            });
+            if !is_same {
+                return Ok(None);
+            }
+        }
+        n_points += 1;
+        ratio = ratio.or(Some(quotient));
+    }
+    let sign = ratio.filter(|ratio| n_points >= 3 && ratio.is_real()).and_then(|ratio| ratio.re.sign());
+    Ok(sign.filter(|sign| *sign != Ordering::Equal))
+}
+
+/// Whether the parts of two ratios stand in the same proportion.
+pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Step<bool> {
+    if a.len() != b.len() {
+        return Ok(false);
+    }
+    for (x, y) in a.iter().zip(b) {
+        let left = Expr::Mul(vec![x.clone(), b[0].clone()]);
+        let right = Expr::Mul(vec![y.clone(), a[0].clone()]);
+        if compare(&left, &right, budget)? == Match::No {
+            return Ok(false);
+        }
+    }
+    // 0:0 is in proportion to everything, and says nothing.
+    Ok(compare(&a[0], &Expr::int(0), budget)? == Match::No && compare(&b[0], &Expr::int(0), budget)? == Match::No)
+}

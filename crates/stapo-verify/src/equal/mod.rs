@@ -1,0 +1,237 @@
+//! When an answer is the reference.
+
+pub(crate) mod equation;
+mod quantity;
+mod region;
+pub(crate) mod value;
+
+#[cfg(test)]
+mod tests;
+
+use crate::answer::quantity::Quantity;
+use crate::answer::region::Region;
+use crate::answer::{Answer, as_region};
+use crate::budget::{Budget, Step, Stop};
+use crate::expr::Expr;
+use crate::lex::token::Bracket;
+use equation::{same_equation, same_inequality, same_ratio};
+use quantity::same_quantity;
+use region::same_region;
+
+/// Whether `answer` is `reference`. Not symmetric: the reference decides what a pair, a unit or a letter means.
+pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+    budget.spend(10)?;
+    if answer == reference {
+        return Ok(true);
+    }
+    match (answer, reference) {
+        (Answer::Choice { .. }, _) | (_, Answer::Choice { .. }) => same_choice(answer, reference, budget),
+        (Answer::Named { .. }, _) | (_, Answer::Named { .. }) => same_named(answer, reference, budget),
+        (Answer::Scalar(a), Answer::Scalar(r)) => same_quantity(a, r, budget),
+        (Answer::Empty, Answer::Set(items)) | (Answer::Set(items), Answer::Empty) => Ok(items.is_empty()),
+        (Answer::Region(a), Answer::Region(r)) => same_region(a, r, budget),
+        (Answer::Region(a), r) => against_region(r, a, budget),
+        (a, Answer::Region(r)) => against_region(a, r, budget),
+        (Answer::Tuple { items: a, open, close }, Answer::Tuple { items: r, open: r_open, close: r_close }) => {
+            Ok(same_brackets((*open, *close), (*r_open, *r_close), a.len()) && same_in_order(a, r, budget)?)
+        }
+        (Answer::Tuple { items: a, .. }, Answer::List(r)) | (Answer::List(a), Answer::Tuple { items: r, .. }) => {
+            same_in_order(a, r, budget)
+        }
+        (Answer::List(a), Answer::List(r)) => same_list(a, r, budget),
+        (Answer::Set(a) | Answer::List(a), Answer::Set(r) | Answer::List(r)) => same_set(a, r, budget),
+        (Answer::Set(a) | Answer::List(a), single) if a.len() == 1 => same(&a[0], single, budget),
+        (single, Answer::Set(r) | Answer::List(r)) if r.len() == 1 => same(single, &r[0], budget),
+        (Answer::Matrix(a), Answer::Matrix(r)) => same_matrix(a, r, budget),
+        (Answer::Matrix(rows), Answer::Tuple { items, .. } | Answer::List(items))
+        | (Answer::Tuple { items, .. } | Answer::List(items), Answer::Matrix(rows)) => {
+            vector(rows).map_or(Ok(false), |vector| same_in_order(&vector, items, budget))
+        }
+        (Answer::Equation(al, ar), Answer::Equation(rl, rr)) => same_equation((al, ar), (rl, rr), budget),
+        (Answer::Equation(left, right), Answer::Scalar(r)) => match claimed(left, right) {
+            Some(value) => same_quantity(&value, r, budget),
+            None => Ok(false),
+        },
+        (Answer::Scalar(a), Answer::Equation(left, right)) => match claimed(left, right) {
+            Some(value) => same_quantity(a, &value, budget),
+            None => Ok(false),
+        },
+        (Answer::Inequality(al, a, ar), Answer::Inequality(rl, r, rr)) => {
+            same_inequality((al, *a, ar), (rl, *r, rr), budget)
+        }
+        (Answer::Ratio(a), Answer::Ratio(r)) => same_ratio(a, r, budget),
+        (Answer::Ratio(a), Answer::Scalar(r)) if a.len() == 2 => same_quantity(&quotient(a), r, budget),
+        (Answer::Scalar(a), Answer::Ratio(r)) if r.len() == 2 => same_quantity(a, &quotient(r), budget),
+        (Answer::Text { words: a, .. }, Answer::Text { words: r, .. }) => Ok(a == r),
+        _ => Ok(false),
+    }
+}
+
+/// Right when the letters agree, or when the value behind the letter is the other side.
+fn same_choice(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+    match (answer, reference) {
+        (Answer::Choice { letter: a, .. }, Answer::Choice { letter: r, .. }) => Ok(a == r),
+        (Answer::Choice { letter, rest: None }, other) => same(&letter_value(*letter), other, budget),
+        (other, Answer::Choice { letter, rest: None }) => same(other, &letter_value(*letter), budget),
+        (Answer::Choice { rest: Some(rest), .. }, other) => same(rest, other, budget),
+        (other, Answer::Choice { rest: Some(rest), .. }) => same(other, rest, budget),
+        _ => Ok(false),
+    }
+}
+
+fn letter_value(letter: char) -> Answer {
+    Answer::Scalar(Quantity::bare(Expr::Var(letter.to_string())))
+}
+
+/// `x = 5` is 5 unless the other side says which name it means.
+fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+    match (answer, reference) {
+        (Answer::Named { name: a, left: al, value: av }, Answer::Named { name: r, left: rl, value: rv }) => {
+            if is_same_name(a, r) && same(av, rv, budget)? {
+                return Ok(true);
+            }
+            match (al, rl, &**av, &**rv) {
+                (Some(al), Some(rl), Answer::Scalar(av), Answer::Scalar(rv)) => {
+                    same_equation((al, &av.expr), (rl, &rv.expr), budget)
+                }
+                _ => Ok(false),
+            }
+        }
+        (Answer::Named { left: Some(left), value, .. }, Answer::Equation(rl, rr)) => match &**value {
+            Answer::Scalar(value) => same_equation((left, &value.expr), (rl, rr), budget),
+            _ => Ok(false),
+        },
+        (Answer::Equation(al, ar), Answer::Named { left: Some(left), value, .. }) => match &**value {
+            Answer::Scalar(value) => same_equation((al, ar), (left, &value.expr), budget),
+            _ => Ok(false),
+        },
+        (Answer::Named { value, .. }, other) => same(value, other, budget),
+        (Answer::List(items), Answer::Named { .. }) if items.len() > 1 => {
+            let Answer::Named { value, .. } = reference else { return Ok(false) };
+            same(answer, value, budget)
+        }
+        (other, Answer::Named { value, .. }) => same(other, value, budget),
+        _ => Ok(false),
+    }
+}
+
+/// `y` and `f(x)` are two ways to name a function.
+fn is_same_name(a: &str, b: &str) -> bool {
+    let is_function = |name: &str| matches!(name, "y" | "f(x)" | "g(x)" | "h(x)" | "y(x)");
+    a == b || (is_function(a) && is_function(b) && (a == "y" || b == "y"))
+}
+
+/// What `m + n = 34` claims about its left side, when that is a combination of names without numbers.
+fn claimed(left: &Expr, right: &Expr) -> Option<Quantity> {
+    let has_coefficient = match left {
+        Expr::Add(terms) => terms.iter().any(starts_with_number),
+        other => starts_with_number(other),
+    };
+    let is_zero = *right == Expr::int(0);
+    (!has_coefficient && !is_zero && right.variables().is_empty()).then(|| Quantity::bare(right.clone()))
+}
+
+fn starts_with_number(expr: &Expr) -> bool {
+    match expr {
+        Expr::Num { .. } => true,
+        Expr::Mul(factors) => factors.iter().any(starts_with_number),
+        Expr::Neg(x) | Expr::Inv(x) => starts_with_number(x),
+        Expr::Pow(base, _) => !matches!(**base, Expr::Var(_)),
+        _ => false,
+    }
+}
+
+fn against_region(other: &Answer, region: &Region, budget: &mut Budget) -> Step<bool> {
+    match as_region(other) {
+        Some(other) => same_region(&other, region, budget),
+        None => match (other, region.pieces.as_slice()) {
+            (Answer::List(items), _) => match as_region(&Answer::Set(items.clone())) {
+                Some(points) => same_region(&points, region, budget),
+                None => Ok(false),
+            },
+            _ => Ok(false),
+        },
+    }
+}
+
+/// Brackets matter for two elements, where they may be an interval's; more elements are a vector however written.
+fn same_brackets(a: (Bracket, Bracket), b: (Bracket, Bracket), n_items: usize) -> bool {
+    let vector = |bracket| if bracket == Bracket::Angle { Bracket::Round } else { bracket };
+    n_items != 2 || (vector(a.0) == vector(b.0) && vector(a.1) == vector(b.1))
+}
+
+fn same_in_order(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
+    if a.len() != r.len() {
+        return Ok(false);
+    }
+    for (a, r) in a.iter().zip(r) {
+        if !same(a, r, budget)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Lists hold the same elements equally often; names with values also match a plain list in the names' order.
+fn same_list(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
+    if a.len() != r.len() {
+        return Ok(false);
+    }
+    let mut used = vec![false; r.len()];
+    'items: for item in a {
+        for (i, other) in r.iter().enumerate() {
+            if !used[i] && same(item, other, budget)? {
+                used[i] = true;
+                continue 'items;
+            }
+        }
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// Sets hold the same elements, however often each is written.
+fn same_set(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
+    for (these, those) in [(a, r), (r, a)] {
+        'items: for item in these {
+            for other in those {
+                let is_same = if std::ptr::eq(these, a) { same(item, other, budget)? } else { same(other, item, budget)? };
+                if is_same {
+                    continue 'items;
+                }
+            }
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn same_matrix(a: &[Vec<Expr>], r: &[Vec<Expr>], budget: &mut Budget) -> Step<bool> {
+    if a.len() != r.len() || a[0].len() != r[0].len() {
+        return Ok(false);
+    }
+    for (x, y) in a.iter().flatten().zip(r.iter().flatten()) {
+        if !value::compare(x, y, budget)?.is_equal() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A matrix of one row or one column as a list.
+fn vector(rows: &[Vec<Expr>]) -> Option<Vec<Answer>> {
+    let is_vector = rows.len() == 1 || rows.iter().all(|row| row.len() == 1);
+    is_vector.then(|| rows.iter().flatten().map(|x| Answer::Scalar(Quantity::bare(x.clone()))).collect())
+}
+
+fn quotient(parts: &[Expr]) -> Quantity {
+    Quantity::bare(Expr::Mul(vec![parts[0].clone(), Expr::Inv(Box::new(parts[1].clone()))]))
+}
+
+/// `Undefined` is no failure of the grader: such a value is equal to nothing.
+pub(crate) fn is_same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+    match same(answer, reference, budget) {
+        Err(Stop::Undefined(_)) => Ok(false),
+        other => other,
+    }
+}

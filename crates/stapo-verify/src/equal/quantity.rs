@@ -1,0 +1,107 @@
+//! Values with percent signs, degrees and units.
+
+use super::value::{compare, sign_of};
+use crate::answer::quantity::Quantity;
+use crate::budget::{Budget, Step};
+use crate::expr::Expr;
+use crate::units::{self, Unit};
+use dashu_ratio::RBig;
+use std::cmp::Ordering;
+
+/// Whether two quantities are equal: by value, with units converted, a unit on one side only left out.
+pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<bool> {
+    if let Some(is_same) = same_measure(a, r, budget)? {
+        return Ok(is_same);
+    }
+    let (a_unit, r_unit) = (unit_of(a), unit_of(r));
+    if let (Some(a_unit), Some(r_unit)) = (&a_unit, &r_unit) {
+        let is_related = a_unit.is_same_kind(r_unit) || share_a_word(a_unit, r_unit);
+        if !is_related {
+            return Ok(false);
+        }
+        let (a, r) = (bare(a), bare(r));
+        if a_unit.is_same_kind(r_unit) && a_unit.scale != r_unit.scale {
+            return Ok(compare(&scaled(&a, &a_unit.scale), &scaled(&r, &r_unit.scale), budget)?.is_equal());
+        }
+        return Ok(compare(&a, &r, budget)?.is_equal());
+    }
+    same_number(a, r, budget)
+}
+
+/// `5 m` beside metres is a length; beside a bare number, too.
+fn same_measure(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<Option<bool>> {
+    let measured = |quantity: &Quantity| {
+        let (expr, unit) = quantity.as_measure.clone()?;
+        Some(Quantity { expr: *expr, unit: Some(unit), as_measure: None })
+    };
+    if r.unit.is_some()
+        && let Some(a) = measured(a)
+    {
+        return same_quantity(&a, r, budget).map(Some);
+    }
+    if a.unit.is_some()
+        && let Some(r) = measured(r)
+    {
+        return same_quantity(a, &r, budget).map(Some);
+    }
+    if r.expr.variables().is_empty()
+        && r.as_measure.is_none()
+        && let Some(a) = measured(a)
+    {
+        return same_quantity(&a, r, budget).map(Some);
+    }
+    Ok(None)
+}
+
+/// The unit, degrees counting as one.
+fn unit_of(quantity: &Quantity) -> Option<Unit> {
+    quantity.unit.clone().or_else(|| quantity.without_degrees().and_then(|_| units::lookup("degree")))
+}
+
+/// The value without degree signs.
+fn bare(quantity: &Quantity) -> Expr {
+    quantity.without_degrees().unwrap_or_else(|| quantity.expr.clone())
+}
+
+fn scaled(expr: &Expr, scale: &RBig) -> Expr {
+    Expr::Mul(vec![expr.clone(), Expr::Num { value: scale.clone(), is_decimal: false }])
+}
+
+/// Unknown words with one in common: "integer values" and "values".
+fn share_a_word(a: &Unit, b: &Unit) -> bool {
+    let is_unknown = |unit: &Unit| unit.powers.keys().all(|word| units::lookup(word).is_none());
+    is_unknown(a) && is_unknown(b) && a.powers.keys().any(|word| b.powers.contains_key(word))
+}
+
+fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<bool> {
+    if compare(&bare(a), &bare(r), budget)?.is_equal() {
+        return Ok(true);
+    }
+    // Degrees on one side only: the other may be in radians.
+    let has_degrees = a.without_degrees().is_some() != r.without_degrees().is_some();
+    if has_degrees && compare(&a.expr, &r.expr, budget)?.is_equal() {
+        return Ok(true);
+    }
+    match (a.without_percent(), r.without_percent()) {
+        // 50% was asked for, 50 was said.
+        (None, Some(r)) => Ok(compare(&bare(a), &r, budget)?.is_equal()),
+        // 50 was asked for, 50% was said; but 0.5% is not 0.5.
+        (Some(a), None) => Ok(is_at_least_one(&r.expr, budget)? && compare(&a, &bare(r), budget)?.is_equal()),
+        _ => Ok(false),
+    }
+}
+
+fn is_at_least_one(expr: &Expr, budget: &mut Budget) -> Step<bool> {
+    if !expr.variables().is_empty() {
+        return Ok(true);
+    }
+    for shifted in [
+        Expr::Add(vec![expr.clone(), Expr::int(-1)]),
+        Expr::Add(vec![expr.clone().negated(), Expr::int(-1)]),
+    ] {
+        if matches!(sign_of(&shifted, budget)?, Some(Ordering::Greater | Ordering::Equal)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,103 @@
+//! Unions of intervals, compared as sets of points.
+
+use super::value::{compare, sign_of};
+use crate::answer::region::{End, Interval, Region};
+use crate::budget::{Budget, Step};
+use crate::expr::Expr;
+use std::cmp::Ordering;
+
+/// Whether two regions hold the same points. Two that name different variables differ.
+pub(crate) fn same_region(a: &Region, b: &Region, budget: &mut Budget) -> Step<bool> {
+    if let (Some(x), Some(y)) = (&a.variable, &b.variable)
+        && x != y
+    {
+        return Ok(false);
+    }
+    let (left, right) = (merged(&a.pieces, budget)?, merged(&b.pieces, budget)?);
+    let (left, right) = match (left, right) {
+        (Some(left), Some(right)) => (left, right),
+        _ => (a.pieces.clone(), b.pieces.clone()),
+    };
+    if left.len() != right.len() {
+        return Ok(false);
+    }
+    let mut used = vec![false; right.len()];
+    'pieces: for piece in &left {
+        for (i, other) in right.iter().enumerate() {
+            if !used[i] && same_piece(piece, other, budget)? {
+                used[i] = true;
+                continue 'pieces;
+            }
+        }
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+fn same_piece(a: &Interval, b: &Interval, budget: &mut Budget) -> Step<bool> {
+    Ok(same_end(&a.low, &b.low, budget)? && same_end(&a.high, &b.high, budget)?)
+}
+
+fn same_end(a: &End, b: &End, budget: &mut Budget) -> Step<bool> {
+    let is_infinite = a.at.any(|node| *node == Expr::Infinity);
+    Ok((a.is_closed == b.is_closed || is_infinite) && compare(&a.at, &b.at, budget)?.is_equal())
+}
+
+/// The pieces in order, touching ones joined and empty ones left out; `None` when an end has no place on the line.
+fn merged(pieces: &[Interval], budget: &mut Budget) -> Step<Option<Vec<Interval>>> {
+    let mut sorted: Vec<Interval> = Vec::new();
+    for piece in pieces {
+        let Some(order) = order(&piece.low.at, &piece.high.at, budget)? else { return Ok(None) };
+        let is_point = order == Ordering::Equal && piece.low.is_closed && piece.high.is_closed;
+        if order != Ordering::Less && !is_point {
+            continue;
+        }
+        let mut at = 0;
+        while at < sorted.len() {
+            let Some(found) = order_of_lows(&sorted[at].low, &piece.low, budget)? else { return Ok(None) };
+            if found == Ordering::Greater {
+                break;
+            }
+            at += 1;
+        }
+        sorted.insert(at, piece.clone());
+    }
+    let mut result: Vec<Interval> = Vec::new();
+    for piece in sorted {
+        if let Some(last) = result.last_mut() {
+            let Some(gap) = order(&last.high.at, &piece.low.at, budget)? else { return Ok(None) };
+            let touches = gap == Ordering::Greater
+                || (gap == Ordering::Equal && (last.high.is_closed || piece.low.is_closed));
+            if touches {
+                let Some(reach) = order(&last.high.at, &piece.high.at, budget)? else { return Ok(None) };
+                match reach {
+                    Ordering::Less => last.high = piece.high,
+                    Ordering::Equal => last.high.is_closed |= piece.high.is_closed,
+                    Ordering::Greater => {}
+                }
+                continue;
+            }
+        }
+        result.push(piece);
+    }
+    Ok(Some(result))
+}
+
+/// A closed end starts before an open one at the same place.
+fn order_of_lows(a: &End, b: &End, budget: &mut Budget) -> Step<Option<Ordering>> {
+    Ok(order(&a.at, &b.at, budget)?.map(|found| found.then(b.is_closed.cmp(&a.is_closed))))
+}
+
+fn order(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Option<Ordering>> {
+    let rank = |expr: &Expr| match expr {
+        Expr::Infinity => Some(1),
+        Expr::Neg(x) if **x == Expr::Infinity => Some(-1),
+        x if x.any(|node| *node == Expr::Infinity) => None,
+        _ => Some(0),
+    };
+    match (rank(a), rank(b)) {
+        (Some(0), Some(0)) => sign_of(&Expr::Add(vec![a.clone(), b.clone().negated()]), budget),
+        (Some(x), Some(y)) => Ok(Some(i32::cmp(&x, &y))),
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,267 @@
+//! When two expressions are the same value: exactly, by rounding, or at every sample point.
+
+use crate::approx::{Domain, LogBase, Point, evaluate};
+use crate::budget::{Budget, Step, Stop};
+use crate::exact_form::exact_form;
+use crate::expr::{Expr, Func};
+use crate::number::complex::Complex;
+use crate::number::real::Real;
+use crate::number::{HIGH_BITS, LOW_BITS};
+use crate::poly::Poly;
+use dashu_base::Abs;
+use dashu_ratio::RBig;
+use std::cmp::Ordering;
+
+/// How two expressions compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Match {
+    Exact,
+    /// A printed decimal agrees to six decimals.
+    Rounded,
+    /// Equal to at least thirty digits wherever evaluated.
+    Numeric,
+    No,
+}
+
+impl Match {
+    pub(crate) fn is_equal(self) -> bool {
+        self != Self::No
+    }
+}
+
+/// Points with positive values, points with values of either sign, points with whole values.
+const N_POSITIVE: u64 = 4;
+const N_SIGNED: u64 = 4;
+const N_WHOLE: u64 = 40;
+/// Fewest points at which both sides must have a value before agreement counts.
+const MIN_POINTS: usize = 3;
+/// Whole points compared before stopping.
+const ENOUGH_POINTS: usize = 6;
+/// Bits two values must share to count as equal.
+const AGREEING_BITS: i64 = 100;
+
+pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Match> {
+    if a == b {
+        return Ok(Match::Exact);
+    }
+    if is_infinite(a) || is_infinite(b) {
+        return Ok(if infinite_sign(a).is_some() && infinite_sign(a) == infinite_sign(b) { Match::Exact } else { Match::No });
+    }
+    let has_decimal = a.has_decimal() || b.has_decimal();
+    if let (Some(fa), Some(fb)) = (form(a, budget)?, form(b, budget)?) {
+        if fa == fb {
+            return Ok(Match::Exact);
+        }
+        if !has_decimal {
+            return Ok(Match::No);
+        }
+        if let Some(is_near) = near_forms(&fa, &fb) {
+            return Ok(if is_near { Match::Rounded } else { Match::No });
+        }
+    }
+    let has_open_log = a.any(is_open_log) || b.any(is_open_log);
+    let bases: &[LogBase] = if has_open_log { &[LogBase::Ten, LogBase::E] } else { &[LogBase::Ten] };
+    for base in bases {
+        let found = at_points(a, b, *base, has_decimal, budget)?;
+        if found.is_equal() {
+            return Ok(found);
+        }
+    }
+    Ok(Match::No)
+}
+
+/// The exact form, or nothing where exactness is too expensive: numerics may still decide.
+fn form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>> {
+    match exact_form(expr, budget) {
+        Err(Stop::OverBudget(why)) if why == "the steps ran out" => Err(Stop::OverBudget(why)),
+        Err(Stop::OverBudget(_)) => Ok(None),
+        other => other,
+    }
+}
+
+fn is_open_log(node: &Expr) -> bool {
+    matches!(node, Expr::Call(Func::Log, _))
+}
+
+fn is_infinite(expr: &Expr) -> bool {
+    expr.any(|node| *node == Expr::Infinity)
+}
+
+fn infinite_sign(expr: &Expr) -> Option<bool> {
+    match expr {
+        Expr::Infinity => Some(true),
+        Expr::Neg(x) => infinite_sign(x).map(|sign| !sign),
+        _ => None,
+    }
+}
+
+/// Whether two exact forms agree term by term up to rounding; `None` when their shapes differ.
+fn near_forms(a: &Poly, b: &Poly) -> Option<bool> {
+    if let (Some(a), Some(b)) = (a.as_ratio(), b.as_ratio()) {
+        return Some(agree_to_six_decimals(&a, &b));
+    }
+    if a.terms.len() != b.terms.len() || !a.terms.keys().eq(b.terms.keys()) {
+        return None;
+    }
+    Some(a.terms.values().zip(b.terms.values()).all(|(a, b)| agree_to_six_decimals(a, b)))
+}
+
+/// Six decimals for ordinary numbers, six significant digits below one thousandth.
+pub(crate) fn agree_to_six_decimals(a: &RBig, b: &RBig) -> bool {
+    let gap = (a - b).abs();
+    let size = a.clone().abs().max(b.clone().abs());
+    let million = RBig::from(1_000_000);
+    let scale = if size < RBig::ONE / RBig::from(1000) { size } else { RBig::ONE };
+    gap * million < scale
+}
+
+/// The sign of a constant real expression, if it can be told.
+pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Step<Option<Ordering>> {
+    if let Some(ratio) = form(expr, budget)?.and_then(|form| form.as_ratio()) {
+        return Ok(Some(ratio.cmp(&RBig::ZERO)));
+    }
+    let point = Point { values: &[], log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
+    match evaluate(expr, &point, budget) {
+        Ok(value) if value.is_real() => Ok(value.re.sign().or_else(|| {
+            // Zero to seventy digits is zero.
+            (value.re.error_bound() < -AGREEING_BITS).then_some(Ordering::Equal)
+        })),
+        Ok(_) | Err(Stop::Undefined(_)) => Ok(None),
+        Err(stop) => Err(stop),
+    }
+}
+
+/// Values of the variables at sample point `k`.
+pub(crate) fn sample<'a>(names: &[&'a str], k: u64, kind: Sample) -> Vec<(&'a str, RBig)> {
+    let value = |j: usize| {
+        let random = scrambled(k.wrapping_mul(1_000_003).wrapping_add(j as u64 + 17));
+        match kind {
+            Sample::Positive => RBig::from_parts((230 + random % 2400).into(), 1024u32.into()),
+            Sample::Signed => {
+                let size = RBig::from_parts((230 + random % 2400).into(), 1024u32.into());
+                if (random >> 40) & 1 == 0 || k == 0 { -size } else { size }
+            }
+            Sample::Whole => RBig::from(1 + random % 11),
+        }
+    };
+    names.iter().enumerate().map(|(j, name)| (*name, value(j))).collect()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sample {
+    Positive,
+    Signed,
+    Whole,
+}
+
+/// A fixed mixing of the bits of `x` (splitmix64), the same everywhere.
+fn scrambled(x: u64) -> u64 {
+    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Names of the variables of both, and the sample points the two deserve.
+pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(Sample, u64)> {
+    let rounds = |node: &Expr| matches!(node, Expr::Call(Func::Floor | Func::Ceil, args) if !args[0].variables().is_empty());
+    let is_discrete = |node: &Expr| matches!(node, Expr::Call(func, _) if func.is_discrete());
+    if a.any(is_discrete) || b.any(is_discrete) || (a.any(rounds) && b.any(rounds)) {
+        return (0..N_WHOLE).map(|k| (Sample::Whole, k)).collect();
+    }
+    let positive = (0..N_POSITIVE).map(|k| (Sample::Positive, k));
+    positive.chain((0..N_SIGNED).map(|k| (Sample::Signed, k))).collect()
+}
+
+fn at_points(a: &Expr, b: &Expr, log_base: LogBase, has_decimal: bool, budget: &mut Budget) -> Step<Match> {
+    let mut names = [a.variables(), b.variables()].concat();
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() {
+        let place = Place { values: &[], log_base, domain: Domain::Complex };
+        return at_point(a, b, &place, has_decimal, budget)?
+            .ok_or(Stop::Undefined("an expression without a value"));
+    }
+    let mut n_agreeing = 0;
+    let mut is_rounded = false;
+    for (kind, k) in points(a, b) {
+        let values = sample(&names, k, kind);
+        let domain = if kind == Sample::Signed { Domain::Real } else { Domain::Complex };
+        match at_point(a, b, &Place { values: &values, log_base, domain }, has_decimal, budget)? {
+            Some(Match::No) => return Ok(Match::No),
+            Some(found) => {
+                is_rounded |= found == Match::Rounded;
+                n_agreeing += 1;
+            }
+            None => {}
+        }
+        if kind == Sample::Whole && n_agreeing >= ENOUGH_POINTS {
+            break;
+        }
+    }
+    if n_agreeing < MIN_POINTS {
+        return Err(Stop::Undefined("an expression without a value at most points"));
+    }
+    Ok(if is_rounded { Match::Rounded } else { Match::Numeric })
+}
+
+/// A sample point, whatever the precision.
+struct Place<'a> {
+    values: &'a [(&'a str, RBig)],
+    log_base: LogBase,
+    domain: Domain,
+}
+
+/// Compares at one point; `None` when a side has no value there.
+fn at_point(
+    a: &Expr,
+    b: &Expr,
+    place: &Place,
+    has_decimal: bool,
+    budget: &mut Budget,
+) -> Step<Option<Match>> {
+    for bits in [LOW_BITS, HIGH_BITS] {
+        let point = Point { values: place.values, log_base: place.log_base, bits, domain: place.domain };
+        let (x, y) = match (evaluate(a, &point, budget), evaluate(b, &point, budget)) {
+            (Ok(x), Ok(y)) => (x, y),
+            (Err(Stop::Undefined(_)), _) | (_, Err(Stop::Undefined(_))) => return Ok(None),
+            (Err(stop), _) | (_, Err(stop)) => return Err(stop),
+        };
+        let gap = x.sub(&y, bits)?;
+        let size = x.abs(bits)?.bound().max(y.abs(bits)?.bound());
+        let parts = [is_zero(&gap.re, size), is_zero(&gap.im, size)];
+        if parts.contains(&Some(false)) {
+            let is_near = has_decimal && near(&x, &y, bits)?;
+            return Ok(Some(if is_near { Match::Rounded } else { Match::No }));
+        }
+        if parts == [Some(true), Some(true)] {
+            return Ok(Some(Match::Numeric));
+        }
+    }
+    Err(Stop::OverBudget("two values too close to tell apart"))
+}
+
+/// Whether a difference is zero: certainly not, as far as a hundred bits can show, or unclear.
+fn is_zero(gap: &Real, size: i64) -> Option<bool> {
+    match gap.sign() {
+        Some(Ordering::Equal) => Some(true),
+        Some(_) => Some(false),
+        None => (gap.error_bound() < size.max(0) - AGREEING_BITS && gap.error_bound() < size.max(-1000) - 40).then_some(true),
+    }
+}
+
+fn near(x: &Complex, y: &Complex, bits: usize) -> Step<bool> {
+    let million = Real::from_ratio(&RBig::from(1_000_000), bits)?;
+    let thousandth = Real::from_ratio(&(RBig::ONE / RBig::from(1000)), bits)?;
+    for (a, b) in [(&x.re, &y.re), (&x.im, &y.im)] {
+        let gap = a.sub(b, bits)?.abs().mul(&million, bits)?;
+        let larger = if a.abs().sub(&b.abs(), bits)?.sign() == Some(Ordering::Greater) { a.abs() } else { b.abs() };
+        let is_small = larger.sub(&thousandth, bits)?.sign() == Some(Ordering::Less);
+        let scale = if is_small { larger } else { Real::from_ratio(&RBig::ONE, bits)? };
+        let is_same = gap.is_exact_zero() || gap.sub(&scale, bits)?.sign() == Some(Ordering::Less);
+        if !is_same {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,223 @@
+//! From a response to the answer in it.
+
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+/// Which mark of an answer is looked for first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// The last box, then an `Answer:` line, then "the answer is".
+    #[default]
+    BoxFirst,
+    /// An `Answer:` line, then "the answer is", then the last box.
+    LineFirst,
+}
+
+/// What to take when a response marks no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fallback {
+    /// Nothing: a response without a mark has no answer.
+    #[default]
+    Nothing,
+    /// The last number of the text.
+    LastNumber,
+    /// The last formula between dollar signs or the like, or the last number if that comes later.
+    LastFormula,
+}
+
+/// The answer a response marks, as written, or `None`. A box that is never closed is no answer, whatever came before.
+pub fn extract(response: &str, order: Order, fallback: Fallback) -> Option<&str> {
+    let marked = match order {
+        Order::BoxFirst => match last_box(response) {
+            Found::Answer(answer) => Some(answer),
+            Found::Broken => return None,
+            Found::Nothing => stated(response),
+        },
+        Order::LineFirst => stated(response).or_else(|| last_box(response).answer()),
+    };
+    let found = marked.or_else(|| match fallback {
+        Fallback::Nothing => None,
+        Fallback::LastNumber => last_number(response),
+        Fallback::LastFormula => last_formula(response),
+    });
+    found.map(str::trim).filter(|answer| !answer.is_empty())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found<'a> {
+    Answer(&'a str),
+    /// A mark is there, but it is cut off.
+    Broken,
+    Nothing,
+}
+
+impl<'a> Found<'a> {
+    fn answer(self) -> Option<&'a str> {
+        match self {
+            Self::Answer(answer) => Some(answer),
+            _ => None,
+        }
+    }
+}
+
+/// What the last `\boxed` or `\fbox` holds.
+pub(crate) fn last_box(text: &str) -> Found<'_> {
+    let start = ["\\boxed", "\\fbox"].iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max();
+    let Some(start) = start else { return Found::Nothing };
+    let rest = text[start..].trim_start_matches([' ', '\t']);
+    if let Some(inside) = rest.strip_prefix('{') {
+        return closing_brace(inside).map_or(Found::Broken, |end| Found::Answer(&inside[..end]));
+    }
+    // \boxed 5$ and \boxed5: one word, up to the end of the formula.
+    let end = rest.find(|c: char| c.is_whitespace() || c == '$').unwrap_or(rest.len());
+    if end == 0 || rest.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        return Found::Broken;
+    }
+    Found::Answer(&rest[..end])
+}
+
+/// Where the group that was opened before `text` ends, escaped braces not counting.
+pub(crate) fn closing_brace(text: &str) -> Option<usize> {
+    let mut n_open = 1usize;
+    let mut is_escaped = false;
+    for (i, byte) in text.bytes().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = true,
+            b'{' => n_open += 1,
+            b'}' => {
+                n_open -= 1;
+                if n_open == 0 {
+                    return Some(i);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// An answer said in words: an `Answer:` line, a `####` line, or "the answer is".
+fn stated(text: &str) -> Option<&str> {
+    answer_line(text).or_else(|| said(text))
+}
+
+/// What the last `Answer:` or `####` line holds; an empty one means the next line.
+pub(crate) fn answer_line(text: &str) -> Option<&str> {
+    let start = line_marks(text).last()?;
+    let rest = &text[start..];
+    let line = rest.lines().next().unwrap_or("");
+    let line = line.trim().trim_start_matches("**").trim();
+    if !line.is_empty() {
+        return Some(line);
+    }
+    rest.lines().map(str::trim).find(|line| !line.is_empty() && *line != "**")
+}
+
+/// Where the text behind each mark of an answer line begins, in order.
+fn line_marks(text: &str) -> impl Iterator<Item = usize> + '_ {
+    let words = ends_of(text, "answer").filter_map(move |end| {
+        // Answer:  Answer**:  Answer :  answer：
+        let rest = &text[end..];
+        let gap = rest.find(|c: char| !matches!(c, '*' | ' ' | '_'))?;
+        let colon = rest[gap..].chars().next().filter(|c| matches!(c, ':' | '：'))?;
+        (gap <= 4).then_some(end + gap + colon.len_utf8())
+    });
+    let hashes = text.match_indices("####").map(|(at, mark)| at + mark.len());
+    let mut marks: Vec<usize> = words.chain(hashes).collect();
+    marks.sort_unstable();
+    marks.into_iter()
+}
+
+/// What follows the last "answer is", up to the end of the sentence.
+fn said(text: &str) -> Option<&str> {
+    let start = ends_of(text, "answer is").last()?;
+    let rest = text[start..].trim_start().trim_start_matches(':').trim_start();
+    let rest = rest.strip_prefix("**").unwrap_or(rest);
+    for (open, close) in [("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("$", "$")] {
+        if let Some(inside) = rest.strip_prefix(open)
+            && let Some(end) = inside.find(close)
+        {
+            // A unit may follow the formula; a new sentence may not.
+            let behind = sentence(&inside[end + close.len()..]);
+            return Some(if behind.len() <= 24 { &rest[..open.len() + end + close.len() + behind.len()] } else { &inside[..end] });
+        }
+    }
+    let found = sentence(rest).trim_end_matches(['*', ' ']);
+    (!found.is_empty()).then_some(found)
+}
+
+/// `text` up to the end of its first sentence or line.
+fn sentence(text: &str) -> &str {
+    let line = text.split('\n').next().unwrap_or("");
+    let bytes = line.as_bytes();
+    let end = (0..bytes.len()).find(|&i| {
+        bytes[i] == b'.' && bytes.get(i + 1).is_none_or(|next| next.is_ascii_whitespace() || *next == b'*')
+    });
+    &line[..end.unwrap_or(line.len())]
+}
+
+/// Where each occurrence of `phrase` (lower-case ASCII) ends, whatever its case in `text`.
+fn ends_of<'a>(text: &'a str, phrase: &'a str) -> impl Iterator<Item = usize> + 'a {
+    let (haystack, needle) = (text.as_bytes(), phrase.as_bytes());
+    haystack
+        .windows(needle.len().max(1))
+        .enumerate()
+        .filter(move |(_, window)| window.eq_ignore_ascii_case(needle))
+        .map(move |(at, _)| at + needle.len())
+}
+
+fn last_number(text: &str) -> Option<&str> {
+    let bytes = text.as_bytes();
+    let last = bytes.iter().rposition(u8::is_ascii_digit)?;
+    let is_inner = |i: usize| {
+        bytes[i].is_ascii_digit()
+            || (matches!(bytes[i], b'.' | b',')
+                && i > 0
+                && bytes[i - 1].is_ascii_digit()
+                && bytes.get(i + 1).is_some_and(u8::is_ascii_digit))
+    };
+    let mut start = last;
+    while start > 0 && is_inner(start - 1) {
+        start -= 1;
+    }
+    // A fraction or a sign in front belongs to it.
+    if start > 1 && bytes[start - 1] == b'/' && bytes[start - 2].is_ascii_digit() {
+        start -= 1;
+        while start > 0 && is_inner(start - 1) {
+            start -= 1;
+        }
+    }
+    let has_sign = start > 0
+        && bytes[start - 1] == b'-'
+        && (start == 1 || !(bytes[start - 2].is_ascii_alphanumeric() || bytes[start - 2] == b')'));
+    if has_sign {
+        start -= 1;
+    }
+    Some(&text[start..=last])
+}
+
+fn last_formula(text: &str) -> Option<&str> {
+    let number = last_number(text);
+    let mut formula: Option<&str> = None;
+    for (open, close) in [("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")] {
+        let Some(end) = text.rfind(close) else { continue };
+        let Some(start) = text[..end].rfind(open).map(|at| at + open.len()) else { continue };
+        let inside = text[start..end].trim_matches('$');
+        let is_later = formula.is_none_or(|old| old.as_ptr() < inside.as_ptr());
+        if is_later && !inside.trim().is_empty() {
+            formula = Some(inside);
+        }
+    }
+    match (formula, number) {
+        (Some(formula), Some(number)) => {
+            let number_ends_later = number.as_ptr().wrapping_add(number.len()) > formula.as_ptr().wrapping_add(formula.len());
+            Some(if number_ends_later { number } else { formula })
+        }
+        (formula, number) => formula.or(number),
+    }
+}

@@ -1,0 +1,489 @@
+//! From the text of an answer to tokens: LaTeX, plain text and unicode signs come out the same.
+
+pub(crate) mod numeral;
+pub(crate) mod symbols;
+pub(crate) mod token;
+
+#[cfg(test)]
+mod tests;
+
+use crate::budget::{MAX_ANSWER_BYTES, Step, Stop, unreadable};
+use crate::expr::Func;
+use crate::units;
+use numeral::Numeral;
+use symbols::Macro;
+use token::{Bracket, Rel, Tok, Token};
+
+/// What a plain comma between digits, outside brackets, is taken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Commas {
+    /// `1,000` is one thousand.
+    Thousands,
+    /// `1,000` is one and zero.
+    Separate,
+}
+
+/// Cuts `text` into tokens. Braces and brackets need not match yet, except those of text macros.
+pub(crate) fn tokens(text: &str, commas: Commas) -> Step<Vec<Token>> {
+    if text.len() > MAX_ANSWER_BYTES {
+        return Err(Stop::OverBudget("an answer of more than 32 KiB"));
+    }
+    let chars: Vec<char> = text.chars().map(symbols::narrow).collect();
+    let n_dollars = chars.iter().enumerate().filter(|(i, c)| **c == '$' && !is_escaped(&chars, *i)).count();
+    let mut lexer = Lexer {
+        chars: &chars,
+        pos: 0,
+        out: Vec::new(),
+        groups: Vec::new(),
+        is_spaced: false,
+        n_brackets: 0,
+        commas,
+        has_lone_dollar: n_dollars % 2 == 1,
+    };
+    while lexer.pos < chars.len() {
+        lexer.step()?;
+    }
+    if lexer.groups.iter().any(|group| *group != Group::Math) {
+        return unreadable("a text group that is never closed");
+    }
+    Ok(lexer.out)
+}
+
+/// What an open brace has opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Group {
+    Math,
+    Text,
+    Upright,
+    Transparent,
+}
+
+struct Lexer<'a> {
+    chars: &'a [char],
+    pos: usize,
+    out: Vec<Token>,
+    groups: Vec<Group>,
+    is_spaced: bool,
+    /// Open brackets other than braces.
+    n_brackets: usize,
+    commas: Commas,
+    has_lone_dollar: bool,
+}
+
+impl Lexer<'_> {
+    fn step(&mut self) -> Step<()> {
+        let c = self.chars[self.pos];
+        if c.is_whitespace() || matches!(c, '~' | '\u{200b}' | '\u{feff}' | '\u{200c}' | '\u{200d}' | '\u{2060}') {
+            self.pos += 1;
+            self.is_spaced = true;
+            return Ok(());
+        }
+        if self.hex_numeral() || self.number() {
+            return Ok(());
+        }
+        match c {
+            '\\' => self.escape(),
+            '$' => {
+                self.dollar();
+                Ok(())
+            }
+            '{' | '}' => self.brace(c),
+            '^' => {
+                self.raised();
+                Ok(())
+            }
+            'a'..='z' | 'A'..='Z' => {
+                self.letters();
+                Ok(())
+            }
+            _ => self.other_sign(c),
+        }
+    }
+
+    fn push(&mut self, tok: Tok) {
+        match tok {
+            Tok::Open(bracket) if bracket != Bracket::Brace => self.n_brackets += 1,
+            Tok::Close(bracket) if bracket != Bracket::Brace => self.n_brackets = self.n_brackets.saturating_sub(1),
+            _ => {}
+        }
+        let is_text = matches!(self.groups.last(), Some(Group::Text | Group::Upright));
+        self.out.push(Token { tok, is_spaced: std::mem::take(&mut self.is_spaced), is_text });
+    }
+
+    fn at(&self, text: &str) -> bool {
+        text.chars().enumerate().all(|(i, c)| self.chars.get(self.pos + i) == Some(&c))
+    }
+
+    fn number(&mut self) -> bool {
+        let groups = self.commas == Commas::Thousands && self.n_brackets == 0;
+        let starts_number = self.chars[self.pos].is_ascii_digit()
+            || (self.chars[self.pos] == '.' && self.chars.get(self.pos + 1).is_some_and(char::is_ascii_digit));
+        if !starts_number {
+            return false;
+        }
+        let Some((numeral, next)) = numeral::scan(self.chars, self.pos, groups) else { return false };
+        self.pos = next;
+        self.push(Tok::Num(numeral));
+        true
+    }
+
+    /// Digits with letters before a subscript between 11 and 36: `1A3_{16}`.
+    fn hex_numeral(&mut self) -> bool {
+        let start = self.pos;
+        let is_digit = |c: &&char| c.is_ascii_digit() || ('A'..='Z').contains(*c);
+        let n = self.chars[start..].iter().take_while(is_digit).count();
+        let run: String = self.chars[start..start + n].iter().collect();
+        if n == 0 || run.bytes().all(|b| b.is_ascii_digit()) || !run.bytes().any(|b| b.is_ascii_digit()) && n < 2 {
+            return false;
+        }
+        let rest: String = self.chars[start + n..].iter().take(6).filter(|c| **c != ' ').collect();
+        let Some(rest) = rest.strip_prefix('_') else { return false };
+        let digits: String = rest.trim_start_matches('{').chars().take_while(char::is_ascii_digit).collect();
+        let Ok(base) = digits.parse::<u32>() else { return false };
+        let fits = run.chars().all(|c| c.is_digit(base.clamp(2, 36)));
+        if !(11..=36).contains(&base) || !fits {
+            return false;
+        }
+        self.pos = start + n;
+        self.push(Tok::Num(Numeral { whole: run, base: Some(base), ..Numeral::default() }));
+        true
+    }
+
+    fn dollar(&mut self) {
+        self.pos += 1;
+        let before_number = self.chars[self.pos..]
+            .iter()
+            .find(|c| !c.is_whitespace())
+            .is_some_and(|c| c.is_ascii_digit() || *c == '.');
+        if self.has_lone_dollar && before_number {
+            self.has_lone_dollar = false;
+            self.push(Tok::Currency("dollar"));
+        }
+    }
+
+    fn brace(&mut self, c: char) -> Step<()> {
+        self.pos += 1;
+        if c == '{' {
+            self.groups.push(Group::Math);
+            self.push(Tok::Open(Bracket::Brace));
+            return Ok(());
+        }
+        match self.groups.pop() {
+            Some(Group::Math) => self.push(Tok::Close(Bracket::Brace)),
+            Some(Group::Text | Group::Upright) => self.is_spaced = true,
+            Some(Group::Transparent) => {}
+            None => return unreadable("a closing brace without an opening one"),
+        }
+        Ok(())
+    }
+
+    /// `^\circ` and `^\prime` are signs of their own.
+    fn raised(&mut self) {
+        let rest: String = self.chars[self.pos + 1..].iter().take(32).filter(|c| !c.is_whitespace()).collect();
+        let is_braced = rest.starts_with('{');
+        let inner = rest.trim_start_matches('{');
+        for (sign, tok) in [("\\circ", Tok::Degree), ("\\degree", Tok::Degree), ("°", Tok::Degree)] {
+            if let Some(after) = inner.strip_prefix(sign)
+                && (!is_braced || after.starts_with('}'))
+            {
+                self.skip_past(sign, is_braced);
+                self.push(tok);
+                return;
+            }
+        }
+        if inner.starts_with("\\prime") || (is_braced && inner.starts_with('\'')) {
+            let until = if is_braced { inner.find('}').unwrap_or(0) } else { "\\prime".len() };
+            let n_primes = inner[..until].matches("\\prime").count() + inner[..until].matches('\'').count();
+            let is_only_primes = inner[..until].replace("\\prime", "").replace('\'', "").is_empty();
+            if is_only_primes {
+                for _ in 0..n_primes {
+                    let sign = if self.chars[self.pos..].contains(&'\'') && !rest.contains("\\prime") { "'" } else { "\\prime" };
+                    self.skip_past(sign, false);
+                    self.push(Tok::Prime);
+                }
+                if is_braced {
+                    self.skip_past("}", false);
+                }
+                return;
+            }
+        }
+        self.pos += 1;
+        self.push(Tok::Caret);
+    }
+
+    /// Moves behind the next `sign`, and behind a closing brace if one follows.
+    fn skip_past(&mut self, sign: &str, and_brace: bool) {
+        while self.pos < self.chars.len() && !self.at(sign) {
+            self.pos += 1;
+        }
+        self.pos += sign.chars().count();
+        if and_brace {
+            while self.pos < self.chars.len() && self.chars[self.pos] != '}' {
+                self.pos += 1;
+            }
+            self.pos += 1;
+        }
+        self.pos = self.pos.min(self.chars.len());
+    }
+
+    fn escape(&mut self) -> Step<()> {
+        let start = self.pos + 1;
+        let mut end = start;
+        while self.chars.get(end).is_some_and(char::is_ascii_alphabetic) {
+            end += 1;
+        }
+        if end == start {
+            end = (start + 1).min(self.chars.len());
+        }
+        let name: String = self.chars[start..end].iter().collect();
+        self.pos = end;
+        match name.as_str() {
+            "begin" | "end" => return self.environment(&name),
+            "mathbb" | "Bbb" => {
+                self.number_set();
+                return Ok(());
+            }
+            "lg" => {
+                self.push(Tok::Func(Func::Log));
+                self.push(Tok::Under);
+                self.push(Tok::Num(Numeral { whole: "10".into(), ..Numeral::default() }));
+                return Ok(());
+            }
+            "not" if self.at("=") => {
+                self.pos += 1;
+                self.push(Tok::Rel(Rel::Ne));
+                return Ok(());
+            }
+            _ => {}
+        }
+        match symbols::macro_named(&name) {
+            Macro::Token(tok) => self.push(tok),
+            Macro::Space => self.is_spaced = true,
+            Macro::Nothing => {}
+            Macro::Text => self.group(Group::Text),
+            Macro::Upright => self.group(Group::Upright),
+            Macro::Transparent => self.group(Group::Transparent),
+            Macro::Discard => self.discard_group()?,
+            Macro::Sized => {
+                while self.chars.get(self.pos).is_some_and(|c| c.is_whitespace()) {
+                    self.pos += 1;
+                }
+                if self.chars.get(self.pos) == Some(&'.') {
+                    self.pos += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// `\mathbb{R}` by its word.
+    fn number_set(&mut self) {
+        let rest: String = self.chars[self.pos..].iter().take(8).filter(|c| !c.is_whitespace()).collect();
+        let letter = rest.trim_start_matches('{').chars().next().unwrap_or(' ');
+        let word = match letter {
+            'R' => "reals",
+            'Z' => "integers",
+            'Q' => "rationals",
+            'N' => "naturals",
+            'C' => "complexes",
+            _ => return,
+        };
+        self.skip_past(&letter.to_string(), rest.starts_with('{'));
+        self.push(Tok::Word(word.into()));
+    }
+
+    fn group(&mut self, group: Group) {
+        while self.chars.get(self.pos).is_some_and(|c| c.is_whitespace()) {
+            self.pos += 1;
+        }
+        if self.chars.get(self.pos) == Some(&'{') {
+            self.pos += 1;
+            self.groups.push(group);
+            if group == Group::Text {
+                self.is_spaced = true;
+            }
+        }
+    }
+
+    fn discard_group(&mut self) -> Step<()> {
+        if self.chars.get(self.pos) != Some(&'{') {
+            return Ok(());
+        }
+        match self.chars[self.pos..].iter().position(|c| *c == '}') {
+            Some(length) => self.pos += length + 1,
+            None => return unreadable("a group that is never closed"),
+        }
+        Ok(())
+    }
+
+    /// `\begin{pmatrix}` and its kin become brackets around rows; column formats are thrown away.
+    fn environment(&mut self, word: &str) -> Step<()> {
+        let Some(length) = self.chars[self.pos..].iter().take(24).position(|c| *c == '}') else {
+            return unreadable("an environment without a name");
+        };
+        let name: String = self.chars[self.pos..self.pos + length].iter().filter(|c| c.is_alphabetic()).collect();
+        self.pos += length + 1;
+        let is_matrix = name.ends_with("matrix") || matches!(name.as_str(), "array" | "vmatrix");
+        if !is_matrix {
+            return if matches!(name.as_str(), "aligned" | "align" | "equation" | "gathered" | "cases" | "split") {
+                self.push(Tok::Other(format!("\\{word}{{{name}}}")));
+                Ok(())
+            } else {
+                unreadable(format!("the environment {name}"))
+            };
+        }
+        if word == "begin" && name == "array" && self.chars.get(self.pos) == Some(&'{') {
+            self.discard_group()?;
+        }
+        self.push(if word == "begin" { Tok::Begin } else { Tok::End });
+        Ok(())
+    }
+
+    fn letters(&mut self) {
+        let n = self.chars[self.pos..].iter().take_while(|c| c.is_ascii_alphabetic()).count();
+        let run: String = self.chars[self.pos..self.pos + n].iter().collect();
+        // "math.pi", "np.sqrt(2)"
+        let is_module = matches!(run.as_str(), "np" | "math" | "sympy" | "sp") && self.chars.get(self.pos + n) == Some(&'.');
+        self.pos += n;
+        if is_module {
+            self.pos += 1;
+            return;
+        }
+        let group = self.groups.last().copied().unwrap_or(Group::Math);
+        if group == Group::Upright
+            && let Some(tok) = upright(&run)
+        {
+            return self.push(tok);
+        }
+        if matches!(group, Group::Text | Group::Upright) {
+            return self.push(Tok::Word(run));
+        }
+        match run.as_str() {
+            "sqrt" => self.push(Tok::Radical(2)),
+            "cbrt" => self.push(Tok::Radical(3)),
+            "pi" | "Pi" | "PI" => self.push(Tok::Pi),
+            "inf" | "infty" | "infinity" | "Infinity" | "oo" => self.push(Tok::Infinity),
+            "e" => self.push(Tok::E),
+            "i" => self.push(Tok::I),
+            _ => self.run_of_letters(run),
+        }
+    }
+
+    fn run_of_letters(&mut self, run: String) {
+        if let Some(func) = Func::named(&run) {
+            return self.push(Tok::Func(func));
+        }
+        if run.len() == 1 {
+            return self.push(Tok::Letter(run));
+        }
+        // sinx, cos2x, lnx
+        for length in (2..run.len()).rev() {
+            if run.len() - length <= 2
+                && !units::is_word(&run)
+                && let Some(func) = Func::named(&run[..length])
+            {
+                self.push(Tok::Func(func));
+                self.pos -= run.len() - length;
+                return;
+            }
+        }
+        self.push(Tok::Word(run));
+    }
+
+    fn other_sign(&mut self, c: char) -> Step<()> {
+        self.pos += 1;
+        if let Some((numerator, denominator)) = symbols::vulgar_fraction(c) {
+            self.push(Tok::Frac);
+            for part in [numerator, denominator] {
+                self.push(Tok::Open(Bracket::Brace));
+                self.push(Tok::Num(Numeral { whole: part.into(), ..Numeral::default() }));
+                self.push(Tok::Close(Bracket::Brace));
+            }
+            return Ok(());
+        }
+        if symbols::superscript(c).is_some() {
+            return self.script(c, Tok::Caret, symbols::superscript);
+        }
+        if symbols::subscript(c).is_some() {
+            return self.script(c, Tok::Under, symbols::subscript);
+        }
+        match c {
+            '.' if self.at("..") => {
+                self.pos += 2;
+                self.push(Tok::Dots);
+            }
+            '*' if self.at("*") => {
+                self.pos += 1;
+                self.push(Tok::Caret);
+            }
+            '<' | '>' | '!' | '≤' | '≥' if self.at("=") => {
+                self.pos += 1;
+                let rel = match c {
+                    '<' | '≤' => Rel::Le,
+                    '!' => Rel::Ne,
+                    _ => Rel::Ge,
+                };
+                self.push(Tok::Rel(rel));
+            }
+            '+' if self.at("/-") => {
+                self.pos += 2;
+                self.push(Tok::PlusMinus);
+            }
+            '=' if self.at("=") => {
+                self.pos += 1;
+                self.push(Tok::Rel(Rel::Eq));
+            }
+            ':' if self.at("=") => {
+                self.pos += 1;
+                self.push(Tok::Rel(Rel::Eq));
+            }
+            _ => match symbols::sign(c) {
+                Some(tok) => self.push(tok),
+                None if c.is_alphabetic() => self.foreign_word(),
+                None => self.push(Tok::Other(c.to_string())),
+            },
+        }
+        Ok(())
+    }
+
+    /// A word in letters other than a to z.
+    fn foreign_word(&mut self) {
+        let start = self.pos - 1;
+        while self.chars.get(self.pos).is_some_and(|c| c.is_alphabetic()) {
+            self.pos += 1;
+        }
+        self.push(Tok::Word(self.chars[start..self.pos].iter().collect()));
+    }
+
+    /// Raised or lowered characters as a group: `x²³` is `x^{23}`.
+    fn script(&mut self, first: char, opening: Tok, plain: fn(char) -> Option<char>) -> Step<()> {
+        let mut inner = String::from(plain(first).unwrap_or(first));
+        while let Some(c) = self.chars.get(self.pos).and_then(|c| plain(*c)) {
+            inner.push(c);
+            self.pos += 1;
+        }
+        self.push(opening);
+        self.push(Tok::Open(Bracket::Brace));
+        let inside = tokens(&inner, Commas::Separate)?;
+        self.out.extend(inside);
+        self.push(Tok::Close(Bracket::Brace));
+        Ok(())
+    }
+}
+
+fn is_escaped(chars: &[char], at: usize) -> bool {
+    chars[..at].iter().rev().take_while(|c| **c == '\\').count() % 2 == 1
+}
+
+/// What an upright run is when it is no unit: a function, a constant, a variable.
+fn upright(run: &str) -> Option<Tok> {
+    if let Some(func) = Func::named(run) {
+        return Some(Tok::Func(func));
+    }
+    match run {
+        "e" => Some(Tok::E),
+        "i" => Some(Tok::I),
+        _ if run.len() == 1 && units::lookup(run).is_none() => Some(Tok::Letter(run.into())),
+        _ => None,
+    }
+}

@@ -1,0 +1,95 @@
+//! The five modes: what is extracted, and what counts as equal.
+
+mod choice;
+mod dapo;
+mod math;
+
+#[cfg(test)]
+mod tests;
+
+use crate::extract::{self, Found, answer_line, extract, last_box};
+use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show};
+
+/// How much of the end of a response the JustRL rule looks at, and where in it the box must be.
+const BOXED_EXACT_TAIL: usize = 300;
+const BOXED_EXACT_BOX: usize = 100;
+
+pub(crate) fn grade(response: &str, reference: &str, rules: Rules) -> Graded {
+    if response.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
+        return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
+    }
+    let found = match rules.mode {
+        Mode::Math | Mode::MultipleChoice => extract(response, rules.order, rules.fallback),
+        Mode::Exact => extract(response, rules.order, rules.fallback).or(Some(response.trim())),
+        Mode::Dapo => answer_line(response),
+        Mode::BoxedExact => boxed_in_tail(response),
+    };
+    match found {
+        Some(answer) => grade_answer(answer, reference, rules.mode),
+        None => plain(Verdict::NoAnswer, None, reference, why_nothing(response, rules.mode)),
+    }
+}
+
+pub(crate) fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded {
+    if answer.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
+        return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
+    }
+    if answer.trim().is_empty() && !(reference.trim().is_empty() && mode == Mode::Exact) {
+        return plain(Verdict::NoAnswer, None, reference, "the answer is empty".into());
+    }
+    match mode {
+        Mode::Math => math::grade(answer, reference),
+        Mode::MultipleChoice => choice::grade(answer, reference),
+        Mode::Dapo => by_text(answer, &dapo::normal(answer), reference, &dapo::normal(reference)),
+        Mode::BoxedExact => by_text(answer, answer, reference, reference),
+        Mode::Exact => by_text(answer, answer.trim(), reference, reference.trim()),
+    }
+}
+
+/// The last box within the last 100 of the last 300 characters.
+fn boxed_in_tail(response: &str) -> Option<&str> {
+    let tail = last_chars(last_chars(response, BOXED_EXACT_TAIL), BOXED_EXACT_BOX);
+    let inside = &tail[tail.rfind("\\boxed{")? + "\\boxed{".len()..];
+    extract::closing_brace(inside).map(|end| &inside[..end])
+}
+
+fn last_chars(text: &str, n: usize) -> &str {
+    let start = text.char_indices().rev().nth(n.saturating_sub(1)).map_or(0, |(at, _)| at);
+    &text[start..]
+}
+
+fn why_nothing(response: &str, mode: Mode) -> String {
+    match (mode, last_box(response)) {
+        (Mode::Dapo, _) => "the response has no line with \"Answer:\"".into(),
+        (Mode::BoxedExact, Found::Answer(_)) => "the last box does not fit into the last 100 characters".into(),
+        (_, Found::Broken) => "the last \\boxed is never closed".into(),
+        (Mode::BoxedExact, Found::Nothing) => "the response has no \\boxed{}".into(),
+        _ => "the response marks no answer: no \\boxed{}, no \"Answer:\" line, no \"the answer is\"".into(),
+    }
+}
+
+fn by_text(answer: &str, normal: &str, reference: &str, expected: &str) -> Graded {
+    let is_right = normal == expected;
+    let (shown, wanted) = (show::shortened(normal), show::shortened(expected));
+    Graded {
+        verdict: if is_right { Verdict::Right } else { Verdict::Wrong },
+        reason: match is_right {
+            true => format!("the text {shown} is the reference"),
+            false => format!("the text {shown} is not {wanted}"),
+        },
+        extracted: Some(answer.to_owned()),
+        answer: Some(shown),
+        reference: if reference.is_empty() { String::new() } else { wanted },
+    }
+}
+
+/// A grading that rests on no canonical form.
+fn plain(verdict: Verdict, extracted: Option<&str>, reference: &str, reason: String) -> Graded {
+    Graded {
+        verdict,
+        extracted: extracted.map(str::to_owned),
+        answer: None,
+        reference: show::shortened(reference.trim()),
+        reason,
+    }
+}

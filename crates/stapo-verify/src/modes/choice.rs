@@ -1,0 +1,84 @@
+//! Multiple choice: the letters of the answer are those of the reference.
+
+use super::plain;
+use crate::text;
+use crate::{Graded, Verdict};
+use std::collections::BTreeSet;
+
+pub(super) fn grade(answer: &str, reference: &str) -> Graded {
+    let Some(expected) = letters(reference) else {
+        let reason = format!("the reference {} is no multiple-choice letter", reference.trim());
+        return plain(Verdict::Unparsable, Some(answer), reference, reason);
+    };
+    let Some(found) = letters(answer) else {
+        let reason = "the answer holds no multiple-choice letter".into();
+        return plain(Verdict::Unparsable, Some(answer), reference, reason);
+    };
+    let is_right = found == expected;
+    let show = |letters: &BTreeSet<char>| letters.iter().map(char::to_string).collect::<Vec<_>>().join(", ");
+    let (ours, wanted) = (show(&found), show(&expected));
+    Graded {
+        verdict: if is_right { Verdict::Right } else { Verdict::Wrong },
+        extracted: Some(answer.to_owned()),
+        reason: if is_right { format!("choice {ours}") } else { format!("choice {ours} is not {wanted}") },
+        answer: Some(ours),
+        reference: wanted,
+    }
+}
+
+/// The letters a text names: `B`, `(b)`, `B. twelve`, `option B`, `A and C`.
+fn letters(text: &str) -> Option<BTreeSet<char>> {
+    // Words lose their punctuation, so the marks behind a letter are looked at first.
+    let shown: String = text.chars().filter(|c| !matches!(c, '$' | '*' | '{' | '}')).collect();
+    let shown = formatting_removed(&shown);
+    let shown = shown.trim().trim_end_matches('.').trim();
+    let rest = ["the correct option is", "the correct answer is", "correct answer:", "option", "choice", "answer:", "answer"]
+        .iter()
+        .find_map(|word| {
+            let head = shown.get(..word.len())?;
+            head.eq_ignore_ascii_case(word).then(|| shown[word.len()..].trim_start_matches([' ', ':']))
+        })
+        .unwrap_or(shown);
+    if let Some(letter) = marked_letter(rest) {
+        return Some(BTreeSet::from([letter]));
+    }
+    let words = text::plain(rest).replace(['(', ')'], " ");
+    let parts: Vec<&str> = words.split_whitespace().filter(|word| !matches!(*word, "and" | "or")).collect();
+    let all: Option<BTreeSet<char>> = parts.iter().map(|word| single_letter(word)).collect();
+    all.filter(|letters| !letters.is_empty() && parts.len() <= 10)
+}
+
+fn formatting_removed(text: &str) -> String {
+    let mut rest = text.to_owned();
+    for name in ["\\textbf", "\\text", "\\mathrm", "\\mathbf", "\\boxed", "\\left", "\\right", "\\quad", "\\ ", "\\,", "~"] {
+        rest = rest.replace(name, " ");
+    }
+    rest
+}
+
+/// A letter in brackets, or one that a bracket, full stop or colon follows.
+fn marked_letter(text: &str) -> Option<char> {
+    let inner = text.trim_start();
+    let (open, inner) = match inner.strip_prefix(['(', '[']) {
+        Some(rest) => (true, rest.trim_start()),
+        None => (false, inner),
+    };
+    let mut chars = inner.chars();
+    let letter = single_letter(&chars.next()?.to_string())?;
+    let behind = chars.as_str().trim_start();
+    let is_alone = behind.is_empty() && !open;
+    let is_marked = behind.starts_with([')', ']']) || (!open && chars.as_str().starts_with(['.', ':']));
+    // "(A) and (C)" names two.
+    let names_more = behind.len() > 1 && text::plain(&behind[1..]).split_whitespace().next().is_some_and(|word| {
+        matches!(word, "and" | "or") || (word.starts_with('(') && single_letter(word.trim_matches(['(', ')'])).is_some())
+    });
+    ((is_alone || is_marked) && !names_more).then_some(letter)
+}
+
+fn single_letter(word: &str) -> Option<char> {
+    let mut chars = word.chars();
+    match (chars.next(), chars.next()) {
+        (Some(c), None) if c.is_ascii_alphabetic() => Some(c.to_ascii_uppercase()).filter(|c| ('A'..='J').contains(c)),
+        _ => None,
+    }
+}

@@ -1,0 +1,264 @@
+//! From tokens to one scalar expression: precedence climbing with a depth limit.
+
+mod operand;
+
+#[cfg(test)]
+mod tests;
+
+use crate::budget::{Budget, MAX_DEPTH, Step, Stop, unreadable};
+use crate::expr::{Expr, Func, Sign};
+use crate::lex::token::{Bracket, Tok, Token};
+
+/// Reads all of `tokens` as one expression.
+pub(crate) fn expression(tokens: &[Token], budget: &mut Budget) -> Step<Expr> {
+    let mut parser = Parser { tokens: tokens.to_vec(), pos: 0, depth: 0, n_bars: 0, budget };
+    let mut expr = parser.sum()?;
+    if parser.take(&Tok::Choose) {
+        expr = Expr::Call(Func::Binomial, vec![expr, parser.sum()?]);
+    }
+    match parser.peek() {
+        None => Ok(expr),
+        Some(tok) => unreadable(format!("{} was not expected there", describe(tok))),
+    }
+}
+
+pub(crate) struct Parser<'a> {
+    /// Owned, because `\frac12` takes one digit of a number and leaves the other.
+    tokens: Vec<Token>,
+    pos: usize,
+    depth: usize,
+    /// Open bars: inside them a bar closes.
+    n_bars: usize,
+    budget: &'a mut Budget,
+}
+
+impl Parser<'_> {
+    fn peek(&self) -> Option<&Tok> {
+        self.tokens.get(self.pos).map(|token| &token.tok)
+    }
+
+    fn peek_at(&self, ahead: usize) -> Option<&Tok> {
+        self.tokens.get(self.pos + ahead).map(|token| &token.tok)
+    }
+
+    fn take(&mut self, tok: &Tok) -> bool {
+        let is_there = self.peek() == Some(tok);
+        if is_there {
+            self.pos += 1;
+        }
+        is_there
+    }
+
+    /// Runs `read` one level deeper.
+    fn deeper<T>(&mut self, read: impl FnOnce(&mut Self) -> Step<T>) -> Step<T> {
+        self.budget.spend(5)?;
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(Stop::OverBudget("groups nested too deep"));
+        }
+        let result = read(self);
+        self.depth -= 1;
+        result
+    }
+
+    /// A sum of signed products.
+    fn sum(&mut self) -> Step<Expr> {
+        let mut terms = Vec::new();
+        loop {
+            self.budget.spend(5)?;
+            let mut is_negative = false;
+            let mut either: Option<Sign> = None;
+            loop {
+                match self.peek() {
+                    Some(Tok::Plus) => {}
+                    Some(Tok::Minus) => is_negative = !is_negative,
+                    Some(Tok::PlusMinus) => either = Some(Sign::Same),
+                    Some(Tok::MinusPlus) => either = Some(Sign::Opposite),
+                    _ => break,
+                }
+                self.pos += 1;
+            }
+            let mut term = self.product()?;
+            if is_negative {
+                term = term.negated();
+            }
+            if let Some(sign) = either {
+                term = Expr::PlusMinus(sign, Box::new(term));
+            }
+            terms.push(term);
+            if !matches!(self.peek(), Some(Tok::Plus | Tok::Minus | Tok::PlusMinus | Tok::MinusPlus)) {
+                break;
+            }
+        }
+        let sum = Expr::sum(terms);
+        if self.take(&Tok::Mod) {
+            let modulus = self.product()?;
+            return Ok(Expr::Call(Func::Mod, vec![sum, modulus]));
+        }
+        Ok(sum)
+    }
+
+    /// Factors side by side or joined by signs; division applies to the next factor alone.
+    fn product(&mut self) -> Step<Expr> {
+        let mut factors = vec![self.mixed_number_or_power()?];
+        loop {
+            self.budget.spend(5)?;
+            match self.peek() {
+                Some(Tok::Times) => {
+                    self.pos += 1;
+                    factors.push(self.signed_power()?);
+                }
+                Some(Tok::Slash) => {
+                    self.pos += 1;
+                    let divisor = self.signed_power()?;
+                    factors.push(Expr::Inv(Box::new(divisor)));
+                }
+                Some(tok) if self.starts_operand(tok) => {
+                    if matches!(tok, Tok::Num(_)) && self.is_number_before() {
+                        return unreadable("two numbers side by side");
+                    }
+                    factors.push(self.power()?);
+                }
+                _ => return Ok(Expr::product(factors)),
+            }
+        }
+    }
+
+    fn is_number_before(&self) -> bool {
+        self.pos > 0 && matches!(self.tokens[self.pos - 1].tok, Tok::Num(_))
+    }
+
+    fn starts_operand(&self, tok: &Tok) -> bool {
+        match tok {
+            Tok::Num(_)
+            | Tok::Letter(_)
+            | Tok::Func(_)
+            | Tok::Pi
+            | Tok::E
+            | Tok::I
+            | Tok::Infinity
+            | Tok::Frac
+            | Tok::Binom
+            | Tok::Sqrt
+            | Tok::Radical(_)
+            | Tok::Accent(_)
+            | Tok::Sum
+            | Tok::Product => true,
+            Tok::Open(bracket) => *bracket != Bracket::Set && *bracket != Bracket::Angle,
+            Tok::Bar => self.n_bars == 0,
+            Tok::Word(run) => operand::splits(run),
+            _ => false,
+        }
+    }
+
+    /// A factor after a sign of multiplication or division may carry its own minus: `2 · -3`.
+    fn signed_power(&mut self) -> Step<Expr> {
+        let mut is_negative = false;
+        let mut either: Option<Sign> = None;
+        loop {
+            match self.peek() {
+                Some(Tok::Plus) => {}
+                Some(Tok::Minus) => is_negative = !is_negative,
+                Some(Tok::PlusMinus) => either = Some(Sign::Same),
+                _ => break,
+            }
+            self.pos += 1;
+        }
+        let mut value = self.power()?;
+        if is_negative {
+            value = value.negated();
+        }
+        Ok(match either {
+            Some(sign) => Expr::PlusMinus(sign, Box::new(value)),
+            None => value,
+        })
+    }
+
+    /// `3\frac{1}{2}` and `3 1/2` are three and a half; anything else is a power.
+    fn mixed_number_or_power(&mut self) -> Step<Expr> {
+        let Some(Tok::Num(whole)) = self.peek() else { return self.power() };
+        if !whole.is_plain_whole() {
+            return self.power();
+        }
+        let fraction = match (self.peek_at(1), self.peek_at(2), self.peek_at(3)) {
+            (Some(Tok::Frac), ..) => self.fraction_ahead(1),
+            (Some(Tok::Num(n)), Some(Tok::Slash), Some(Tok::Num(d))) if n.is_plain_whole() && d.is_plain_whole() => {
+                Some((n.value()?, d.value()?, 4))
+            }
+            _ => None,
+        };
+        let Some((n, d, length)) = fraction.filter(|(n, d, _)| n < d && !n.is_zero()) else { return self.power() };
+        let value = whole.value()? + n / d;
+        self.pos += length;
+        Ok(self.postfixed(Expr::Num { value, is_decimal: false })?)
+    }
+
+    /// A base and what is raised over it, right to left.
+    fn power(&mut self) -> Step<Expr> {
+        let base = self.operand()?;
+        let base = self.postfixed(base)?;
+        self.raised(base)
+    }
+
+    fn raised(&mut self, base: Expr) -> Step<Expr> {
+        if !self.take(&Tok::Caret) {
+            return Ok(base);
+        }
+        let exponent = self.deeper(Self::exponent)?;
+        let power = Expr::Pow(Box::new(base), Box::new(exponent));
+        let power = self.postfixed(power)?;
+        // {a^b}^c, and a^{b}^{c} by the same token: the plain tower a^b^c was read by `exponent`.
+        if self.peek() == Some(&Tok::Caret) { self.deeper(|parser| parser.raised(power)) } else { Ok(power) }
+    }
+
+    fn exponent(&mut self) -> Step<Expr> {
+        let mut is_negative = false;
+        while let Some(Tok::Plus | Tok::Minus) = self.peek() {
+            is_negative ^= self.peek() == Some(&Tok::Minus);
+            self.pos += 1;
+        }
+        let is_group = self.peek() == Some(&Tok::Open(Bracket::Brace));
+        let mut exponent = self.operand()?;
+        if !is_group && self.peek() == Some(&Tok::Bang) {
+            exponent = self.postfixed(exponent)?;
+        }
+        if self.peek() == Some(&Tok::Caret) {
+            exponent = self.raised(exponent)?;
+        }
+        Ok(if is_negative { exponent.negated() } else { exponent })
+    }
+
+    /// Signs behind an operand: factorial, percent, degree.
+    fn postfixed(&mut self, mut value: Expr) -> Step<Expr> {
+        let mut n_signs = 0;
+        loop {
+            value = match self.peek() {
+                Some(Tok::Bang) if self.peek_at(1) == Some(&Tok::Bang) => {
+                    self.pos += 1;
+                    Expr::Call(Func::DoubleFactorial, vec![value])
+                }
+                Some(Tok::Bang) => Expr::Call(Func::Factorial, vec![value]),
+                Some(Tok::Percent) => Expr::Percent(Box::new(value)),
+                Some(Tok::Degree) => Expr::Degrees(Box::new(value)),
+                _ => return Ok(value),
+            };
+            self.pos += 1;
+            n_signs += 1;
+            if self.depth + n_signs > MAX_DEPTH {
+                return Err(Stop::OverBudget("too many signs in a row"));
+            }
+        }
+    }
+}
+
+fn describe(tok: &Tok) -> String {
+    match tok {
+        Tok::Word(word) | Tok::Letter(word) => format!("the word {word}"),
+        Tok::Other(sign) => format!("the sign {sign}"),
+        Tok::Num(_) => "a number".into(),
+        Tok::Close(_) => "a closing bracket".into(),
+        Tok::Comma => "a comma".into(),
+        Tok::Rel(_) => "a relation".into(),
+        _ => format!("the sign {tok:?}").to_lowercase(),
+    }
+}

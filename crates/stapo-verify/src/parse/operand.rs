@@ -1,0 +1,450 @@
+//! The parts an expression is made of: numbers, names, groups, fractions, roots, functions.
+
+use super::Parser;
+use crate::budget::{Step, Stop, unreadable};
+use crate::expr::{Expr, Func};
+use crate::lex::numeral::Numeral;
+use crate::lex::token::{Bracket, Rel, Tok};
+use crate::units;
+use dashu_ratio::RBig;
+
+/// Most terms of a written sum or product.
+const MAX_SUM_TERMS: i64 = 500;
+
+/// Whether a run of letters is a product of one-letter variables rather than a word.
+pub(super) fn splits(run: &str) -> bool {
+    run.len() <= 4 && run.is_ascii() && !units::is_word(run)
+}
+
+impl Parser<'_> {
+    pub(super) fn operand(&mut self) -> Step<Expr> {
+        self.deeper(Self::operand_here)
+    }
+
+    fn operand_here(&mut self) -> Step<Expr> {
+        let Some(token) = self.tokens.get(self.pos).cloned() else {
+            return unreadable("something is missing at the end");
+        };
+        self.pos += 1;
+        match token.tok {
+            Tok::Num(numeral) => self.number(&numeral),
+            Tok::Letter(name) => self.variable(name),
+            Tok::Word(run) if splits(&run) && !token.is_text => self.letters(&run),
+            Tok::Pi => Ok(Expr::Pi),
+            Tok::E => Ok(Expr::E),
+            Tok::I => Ok(Expr::I),
+            Tok::Infinity => Ok(Expr::Infinity),
+            Tok::Frac => {
+                let (top, bottom) = (self.argument()?, self.argument()?);
+                Ok(Expr::product(vec![top, Expr::Inv(Box::new(bottom))]))
+            }
+            Tok::Binom => {
+                let (n, k) = (self.argument()?, self.argument()?);
+                Ok(Expr::Call(Func::Binomial, vec![n, k]))
+            }
+            Tok::Sqrt => self.root(),
+            Tok::Radical(degree) => {
+                let radicand = self.operand()?;
+                Ok(Expr::Root(Box::new(radicand), Box::new(Expr::int(i64::from(degree)))))
+            }
+            Tok::Func(func) => self.function(func),
+            Tok::Accent(mark) => self.accented(mark),
+            Tok::Sum | Tok::Product => self.series(token.tok == Tok::Sum),
+            Tok::Open(bracket) => self.group(bracket),
+            Tok::Bar => {
+                self.n_bars += 1;
+                let inside = self.sum()?;
+                self.n_bars -= 1;
+                if !self.take(&Tok::Bar) {
+                    return unreadable("a bar that is never closed");
+                }
+                Ok(Expr::Call(Func::Abs, vec![inside]))
+            }
+            other => unreadable(format!("{} where a value was expected", super::describe(&other))),
+        }
+    }
+
+    /// A number, and the base written under it: `101_2`.
+    fn number(&mut self, numeral: &Numeral) -> Step<Expr> {
+        if self.peek() != Some(&Tok::Under) {
+            return Ok(Expr::Num { value: numeral.value()?, is_decimal: numeral.is_decimal() });
+        }
+        self.pos += 1;
+        let base = self.base()?;
+        Ok(Expr::Num { value: numeral.in_base(base)?, is_decimal: false })
+    }
+
+    fn base(&mut self) -> Step<u32> {
+        let is_group = self.take(&Tok::Open(Bracket::Brace));
+        if matches!(self.peek(), Some(Tok::Word(word)) if word == "base") {
+            self.pos += 1;
+        }
+        let base = match self.peek() {
+            Some(Tok::Num(numeral)) => numeral.whole.parse().ok(),
+            Some(Tok::Word(word)) => base_named(&word.to_lowercase()),
+            _ => None,
+        };
+        self.pos += 1;
+        if is_group && !self.take(&Tok::Close(Bracket::Brace)) {
+            return unreadable("a subscript that is no base");
+        }
+        base.map_or_else(|| unreadable("a subscript that is no base"), Ok)
+    }
+
+    /// A name with its subscripts and primes; `f(x)` is one name, `x(x+1)` is a product.
+    fn variable(&mut self, mut name: String) -> Step<Expr> {
+        let mut n_parts = 0;
+        loop {
+            match self.peek() {
+                Some(Tok::Under) => {
+                    self.pos += 1;
+                    name.push('_');
+                    name.push_str(&self.raw_argument()?);
+                }
+                Some(Tok::Prime) => {
+                    self.pos += 1;
+                    name.push('\'');
+                }
+                _ => break,
+            }
+            n_parts += 1;
+            if n_parts > 8 {
+                return unreadable("a name with too many subscripts");
+            }
+        }
+        if let Some(arguments) = self.call_ahead(&name) {
+            name.push_str(&arguments);
+        }
+        Ok(Expr::Var(name))
+    }
+
+    /// `(x)` behind a name that is a function's, as text: one number or variable, or anything behind f, g, h.
+    fn call_ahead(&mut self, name: &str) -> Option<String> {
+        if self.peek() != Some(&Tok::Open(Bracket::Round)) {
+            return None;
+        }
+        let is_function = matches!(name.trim_end_matches('\''), "f" | "g" | "h" | "F" | "G" | "H");
+        let inside: Vec<&Tok> = self.tokens[self.pos + 1..].iter().map(|token| &token.tok).take(64).collect();
+        let length = inside.iter().position(|tok| **tok == Tok::Close(Bracket::Round))?;
+        let inside = &inside[..length];
+        let is_single = matches!(inside, [Tok::Num(_) | Tok::Letter(_)]);
+        let is_nested = inside.iter().any(|tok| matches!(tok, Tok::Open(_)));
+        if inside.is_empty() || is_nested || !(is_single || is_function) {
+            return None;
+        }
+        let text: String = inside.iter().map(|tok| raw(tok)).collect();
+        self.pos += length + 2;
+        Some(format!("({text})"))
+    }
+
+    fn letters(&mut self, run: &str) -> Step<Expr> {
+        let mut factors = Vec::new();
+        let n_letters = run.len();
+        for (i, letter) in run.chars().enumerate() {
+            factors.push(match letter {
+                'e' => Expr::E,
+                'i' => Expr::I,
+                _ if i + 1 == n_letters => self.variable(letter.to_string())?,
+                _ => Expr::Var(letter.to_string()),
+            });
+        }
+        // The power behind the run belongs to its last letter.
+        if self.peek() == Some(&Tok::Caret)
+            && let Some(last) = factors.pop()
+        {
+            factors.push(self.raised(last)?);
+        }
+        Ok(Expr::product(factors))
+    }
+
+    /// A macro's argument: a group, or one digit or sign.
+    fn argument(&mut self) -> Step<Expr> {
+        if let Some(Tok::Num(numeral)) = self.peek()
+            && numeral.is_plain_whole()
+            && numeral.whole.len() > 1
+        {
+            let rest = numeral.whole[1..].to_owned();
+            let digit = i64::from(numeral.whole.as_bytes()[0] - b'0');
+            self.tokens[self.pos].tok = Tok::Num(Numeral { whole: rest, ..Numeral::default() });
+            return Ok(Expr::int(digit));
+        }
+        if self.peek() == Some(&Tok::Minus) {
+            self.pos += 1;
+            return Ok(self.operand()?.negated());
+        }
+        self.operand()
+    }
+
+    /// A subscript as text.
+    fn raw_argument(&mut self) -> Step<String> {
+        if !self.take(&Tok::Open(Bracket::Brace)) {
+            let text = self.peek().map(raw);
+            self.pos += 1;
+            return text.map_or_else(|| unreadable("a subscript is missing"), Ok);
+        }
+        let mut text = String::new();
+        let mut n_open = 1;
+        while let Some(tok) = self.peek() {
+            match tok {
+                Tok::Open(Bracket::Brace) => n_open += 1,
+                Tok::Close(Bracket::Brace) => n_open -= 1,
+                _ => text.push_str(&raw(tok)),
+            }
+            self.pos += 1;
+            if n_open == 0 {
+                return Ok(text);
+            }
+        }
+        unreadable("a subscript that is never closed")
+    }
+
+    fn root(&mut self) -> Step<Expr> {
+        let degree = if self.take(&Tok::Open(Bracket::Square)) {
+            let degree = self.sum()?;
+            if !self.take(&Tok::Close(Bracket::Square)) {
+                return unreadable("a root's degree that is never closed");
+            }
+            degree
+        } else {
+            Expr::int(2)
+        };
+        let radicand = self.argument()?;
+        Ok(Expr::Root(Box::new(radicand), Box::new(degree)))
+    }
+
+    fn group(&mut self, bracket: Bracket) -> Step<Expr> {
+        let n_bars = std::mem::take(&mut self.n_bars);
+        let mut inside = self.sum()?;
+        self.n_bars = n_bars;
+        if self.take(&Tok::Choose) {
+            inside = Expr::Call(Func::Binomial, vec![inside, self.sum()?]);
+        }
+        if !self.take(&Tok::Close(bracket)) {
+            return unreadable("brackets that do not match");
+        }
+        Ok(match bracket {
+            Bracket::Floor => Expr::Call(Func::Floor, vec![inside]),
+            Bracket::Ceil => Expr::Call(Func::Ceil, vec![inside]),
+            Bracket::Set | Bracket::Angle => return unreadable("a set where a value was expected"),
+            _ => inside,
+        })
+    }
+
+    /// A function with its power, base and argument: `\sin^2 x`, `\log_2 8`, `\max(1, 2)`.
+    fn function(&mut self, mut func: Func) -> Step<Expr> {
+        let mut power = None;
+        let mut base = None;
+        loop {
+            if self.take(&Tok::Caret) {
+                power = Some(self.deeper(Self::exponent)?);
+            } else if self.take(&Tok::Under) {
+                base = Some(self.argument_whole()?);
+            } else {
+                break;
+            }
+        }
+        if power == Some(Expr::int(-1)) {
+            func = match func {
+                Func::Sin => Func::Asin,
+                Func::Cos => Func::Acos,
+                Func::Tan => Func::Atan,
+                other => other,
+            };
+            if func.gives_angle() {
+                power = None;
+            }
+        }
+        let mut args = self.arguments(func)?;
+        if let (Func::Log, Some(base)) = (func, base) {
+            func = Func::LogBase;
+            args.insert(0, base);
+        }
+        let expected = match func {
+            Func::LogBase => args.len() == 2,
+            Func::Gcd | Func::Lcm | Func::Max | Func::Min => !args.is_empty(),
+            _ => args.len() == 1,
+        };
+        if !expected {
+            return unreadable(format!("{} with {} arguments", func.name(), args.len()));
+        }
+        let call = Expr::Call(func, args);
+        Ok(match power {
+            Some(power) => Expr::Pow(Box::new(call), Box::new(power)),
+            None => call,
+        })
+    }
+
+    /// A subscript that takes a whole number: `\log_10 x` means base ten.
+    fn argument_whole(&mut self) -> Step<Expr> {
+        self.operand()
+    }
+
+    fn arguments(&mut self, func: Func) -> Step<Vec<Expr>> {
+        for (open, close) in [
+            (Tok::Open(Bracket::Round), Tok::Close(Bracket::Round)),
+            (Tok::Open(Bracket::Brace), Tok::Close(Bracket::Brace)),
+            (Tok::Open(Bracket::Set), Tok::Close(Bracket::Set)),
+            (Tok::Open(Bracket::Square), Tok::Close(Bracket::Square)),
+        ] {
+            if !self.take(&open) {
+                continue;
+            }
+            let n_bars = std::mem::take(&mut self.n_bars);
+            let mut args = vec![self.deeper(Self::sum)?];
+            while self.take(&Tok::Comma) || self.take(&Tok::Semicolon) {
+                args.push(self.deeper(Self::sum)?);
+            }
+            self.n_bars = n_bars;
+            if !self.take(&close) {
+                return unreadable("a function's argument that is never closed");
+            }
+            // sin(30)° is an angle in degrees all the same.
+            if func.takes_angle() && self.take(&Tok::Degree) {
+                args = args.into_iter().map(|arg| Expr::Degrees(Box::new(arg))).collect();
+            }
+            return Ok(args);
+        }
+        // Without brackets the argument is the factors side by side up to the next function: sin 2x cos y.
+        let mut is_negative = false;
+        while self.take(&Tok::Minus) {
+            is_negative = !is_negative;
+        }
+        let mut factors = vec![self.deeper(Self::mixed_number_or_power)?];
+        while let Some(tok) = self.peek() {
+            let goes_on = self.starts_operand(tok)
+                && !matches!(tok, Tok::Func(_) | Tok::Open(Bracket::Round | Bracket::Square) | Tok::Num(_) | Tok::Sum);
+            if !goes_on {
+                break;
+            }
+            factors.push(self.deeper(Self::power)?);
+        }
+        let argument = Expr::product(factors);
+        Ok(vec![if is_negative { argument.negated() } else { argument }])
+    }
+
+    fn accented(&mut self, mark: &str) -> Step<Expr> {
+        let name = self.raw_argument()?;
+        if mark == "over" {
+            return unreadable("a sign set over another");
+        }
+        self.variable(format!("{mark} {name}"))
+    }
+
+    /// `\sum_{k=1}^{10} k^2` with whole bounds, written out.
+    fn series(&mut self, is_sum: bool) -> Step<Expr> {
+        let unclear = || Stop::Unreadable("a sum without whole bounds".into());
+        let (mut lower, mut upper, mut name) = (None, None, None);
+        for _ in 0..2 {
+            if self.take(&Tok::Under) {
+                if !self.take(&Tok::Open(Bracket::Brace)) {
+                    return Err(unclear());
+                }
+                name = Some(match self.operand()? {
+                    Expr::Var(name) => name,
+                    // The index is called i here, not the root of -1.
+                    Expr::I => "i".to_owned(),
+                    _ => return Err(unclear()),
+                });
+                if !self.take(&Tok::Rel(Rel::Eq)) {
+                    return Err(unclear());
+                }
+                lower = Some(self.sum()?);
+                if !self.take(&Tok::Close(Bracket::Brace)) {
+                    return Err(unclear());
+                }
+            } else if self.take(&Tok::Caret) {
+                upper = Some(self.deeper(Self::exponent)?);
+            }
+        }
+        let (Some(lower), Some(upper), Some(name)) = (lower, upper, name) else { return Err(unclear()) };
+        let bound = |expr: &Expr| match expr {
+            Expr::Num { value, .. } if value.is_int() => i64::try_from(value.numerator()).ok(),
+            _ => None,
+        };
+        let (Some(from), Some(to)) = (bound(&lower), bound(&upper)) else { return Err(unclear()) };
+        if to.saturating_sub(from) > MAX_SUM_TERMS {
+            return Err(Stop::OverBudget("a sum of more than 500 terms"));
+        }
+        let body = self.product()?;
+        let mut n_nodes = 0;
+        body.walk(&mut |_| n_nodes += 1);
+        let mut terms = Vec::new();
+        for k in from..=to {
+            self.budget.spend(5 * n_nodes)?;
+            let value = Expr::Num { value: RBig::from(k), is_decimal: false };
+            terms.push(body.map(&mut |node| match node {
+                Expr::Var(ref v) if *v == name => value.clone(),
+                Expr::I if name == "i" => value.clone(),
+                other => other,
+            }));
+        }
+        if terms.is_empty() {
+            return Ok(Expr::int(i64::from(!is_sum)));
+        }
+        Ok(if is_sum { Expr::sum(terms) } else { Expr::product(terms) })
+    }
+
+    /// Numerator, denominator and length of `\frac{n}{d}` with whole numbers, `ahead` tokens from here.
+    pub(super) fn fraction_ahead(&self, ahead: usize) -> Option<(RBig, RBig, usize)> {
+        let mut at = ahead + 1;
+        let mut parts = Vec::new();
+        let mut digits_left: Option<String> = None;
+        while parts.len() < 2 {
+            if let Some(rest) = digits_left.take() {
+                parts.push(Numeral { whole: rest, ..Numeral::default() });
+                continue;
+            }
+            match (self.peek_at(at)?, self.peek_at(at + 1), self.peek_at(at + 2)) {
+                (Tok::Open(Bracket::Brace), Some(Tok::Num(n)), Some(Tok::Close(Bracket::Brace))) => {
+                    parts.push(n.clone());
+                    at += 3;
+                }
+                (Tok::Num(n), ..) if n.whole.len() == 1 => {
+                    parts.push(n.clone());
+                    at += 1;
+                }
+                (Tok::Num(n), ..) if n.whole.len() == 2 && parts.is_empty() => {
+                    digits_left = Some(n.whole[1..].to_owned());
+                    parts.push(Numeral { whole: n.whole[..1].to_owned(), ..n.clone() });
+                    at += 1;
+                }
+                _ => return None,
+            }
+        }
+        if !parts.iter().all(Numeral::is_plain_whole) {
+            return None;
+        }
+        Some((parts[0].value().ok()?, parts[1].value().ok()?, at))
+    }
+}
+
+fn base_named(word: &str) -> Option<u32> {
+    const NAMES: [&str; 9] = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
+    match word {
+        "twelve" => Some(12),
+        "sixteen" => Some(16),
+        _ => NAMES.iter().position(|name| *name == word).map(|i| i as u32 + 2),
+    }
+}
+
+/// A token as part of a name.
+fn raw(tok: &Tok) -> String {
+    match tok {
+        Tok::Num(n) => match &n.fraction {
+            Some(fraction) => format!("{}.{fraction}", n.whole),
+            None => n.whole.clone(),
+        },
+        Tok::Letter(name) | Tok::Word(name) => name.clone(),
+        Tok::Func(func) => func.name().to_owned(),
+        Tok::Plus => "+".into(),
+        Tok::Minus => "-".into(),
+        Tok::Comma => ",".into(),
+        Tok::E => "e".into(),
+        Tok::I => "i".into(),
+        Tok::Pi => "pi".into(),
+        Tok::Caret => "^".into(),
+        Tok::Times => "*".into(),
+        Tok::Slash => "/".into(),
+        other => format!("{other:?}").to_lowercase(),
+    }
+}

@@ -1,0 +1,158 @@
+//! Units: what follows a number. Known ones convert into each other; unknown ones are compared as words.
+
+use dashu_ratio::RBig;
+use std::collections::BTreeMap;
+
+/// A unit reduced to base units: `5 km/h` is scale 5/18 of m·s⁻¹.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Unit {
+    /// How many base units one of it is.
+    pub(crate) scale: RBig,
+    /// Base units with their powers; a word that is no known unit is a base unit of its own.
+    pub(crate) powers: BTreeMap<String, i32>,
+    /// As printed, for people.
+    pub(crate) shown: String,
+}
+
+impl Unit {
+    pub(crate) fn is_same_kind(&self, other: &Self) -> bool {
+        self.powers == other.powers
+    }
+
+    /// The product with `other ^ power`.
+    pub(crate) fn times(&self, other: &Self, power: i32) -> Self {
+        let mut powers = self.powers.clone();
+        for (name, n) in &other.powers {
+            let sum = powers.get(name).copied().unwrap_or(0).saturating_add(n.saturating_mul(power));
+            powers.insert(name.clone(), sum);
+        }
+        powers.retain(|_, n| *n != 0);
+        let scale = &self.scale * other.scale.pow(power.clamp(-6, 6) as isize);
+        let joint = if self.shown.is_empty() { "" } else { " " };
+        let shown = match power {
+            1 => format!("{}{joint}{}", self.shown, other.shown),
+            _ => format!("{}{joint}{}^{power}", self.shown, other.shown),
+        };
+        Self { scale, powers, shown }
+    }
+
+    pub(crate) fn one() -> Self {
+        Self { scale: RBig::ONE, powers: BTreeMap::new(), shown: String::new() }
+    }
+
+    /// A word that is no known unit: `apples`.
+    pub(crate) fn word(word: &str) -> Self {
+        let base = singular(&word.to_lowercase());
+        Self { scale: RBig::ONE, powers: BTreeMap::from([(base.clone(), 1)]), shown: base }
+    }
+}
+
+/// The unit a word or a symbol names. Symbols are case-sensitive, words are not.
+pub(crate) fn lookup(name: &str) -> Option<Unit> {
+    let word = singular(&name.to_lowercase());
+    if let "mph" | "kph" | "kmh" = word.as_str() {
+        let length = lookup(if word == "mph" { "mile" } else { "km" })?;
+        return Some(Unit { shown: word, ..length.times(&lookup("hour")?, -1) });
+    }
+    let (base, power, numerator, denominator): (&str, i32, u64, u64) = match name {
+        "m" => ("m", 1, 1, 1),
+        "g" => ("g", 1, 1, 1),
+        "s" => ("s", 1, 1, 1),
+        "h" => ("s", 1, 3600, 1),
+        "L" | "l" => ("m", 3, 1, 1000),
+        "mL" | "ml" => ("m", 3, 1, 1_000_000),
+        "N" | "J" | "W" | "V" | "K" | "Pa" | "Hz" | "kW" | "kJ" | "kN" | "mol" | "rad" | "eV" | "A" | "C" | "F" => {
+            let (symbol, scale) = match name.strip_prefix('k') {
+                Some(rest) => (rest, 1000),
+                None => (name, 1),
+            };
+            (symbol, 1, scale, 1)
+        }
+        _ => known_word(&word)?,
+    };
+    let scale = RBig::from_parts(numerator.into(), denominator.into());
+    let powers = if base.is_empty() { BTreeMap::new() } else { BTreeMap::from([(base.to_owned(), power)]) };
+    Some(Unit { scale, powers, shown: word })
+}
+
+fn known_word(word: &str) -> Option<(&'static str, i32, u64, u64)> {
+    Some(match word {
+        "meter" | "metre" => ("m", 1, 1, 1),
+        "mm" | "millimeter" | "millimetre" => ("m", 1, 1, 1000),
+        "cm" | "centimeter" | "centimetre" => ("m", 1, 1, 100),
+        "dm" | "decimeter" | "decimetre" => ("m", 1, 1, 10),
+        "km" | "kilometer" | "kilometre" => ("m", 1, 1000, 1),
+        "nm" | "nanometer" => ("m", 1, 1, 1_000_000_000),
+        "inch" | "in" | "inche" => ("inch", 1, 1, 1),
+        "foot" | "feet" | "ft" => ("inch", 1, 12, 1),
+        "yard" | "yd" => ("inch", 1, 36, 1),
+        "mile" | "mi" => ("inch", 1, 63_360, 1),
+        "gram" => ("g", 1, 1, 1),
+        "mg" | "milligram" => ("g", 1, 1, 1000),
+        "kg" | "kilogram" | "kilo" => ("g", 1, 1000, 1),
+        "ton" | "tonne" => ("ton", 1, 1, 1),
+        "pound" | "lb" => ("pound", 1, 1, 1),
+        "ounce" | "oz" => ("ounce", 1, 1, 1),
+        "second" | "sec" => ("s", 1, 1, 1),
+        "ms" | "millisecond" => ("s", 1, 1, 1000),
+        "minute" | "min" => ("s", 1, 60, 1),
+        "hour" | "hr" => ("s", 1, 3600, 1),
+        "day" => ("s", 1, 86_400, 1),
+        "week" => ("s", 1, 604_800, 1),
+        "month" => ("month", 1, 1, 1),
+        "year" | "yr" => ("month", 1, 12, 1),
+        "liter" | "litre" => ("m", 3, 1, 1000),
+        "milliliter" | "millilitre" => ("m", 3, 1, 1_000_000),
+        "acre" => ("acre", 1, 1, 1),
+        "hectare" | "ha" => ("m", 2, 10_000, 1),
+        "dollar" | "usd" | "buck" => ("dollar", 1, 1, 1),
+        "cent" | "penny" | "pennie" => ("dollar", 1, 1, 100),
+        "euro" | "eur" => ("euro", 1, 1, 1),
+        "yen" | "yuan" | "rmb" | "rupee" | "peso" => return currency(word),
+        "degree" | "deg" => ("degree", 1, 1, 1),
+        "radian" => ("", 0, 1, 1),
+        "unit" => ("unit", 1, 1, 1),
+        "newton" => ("N", 1, 1, 1),
+        "joule" => ("J", 1, 1, 1),
+        "watt" => ("W", 1, 1, 1),
+        "volt" => ("V", 1, 1, 1),
+        "kelvin" => ("K", 1, 1, 1),
+        "celsius" => ("C", 1, 1, 1),
+        "fahrenheit" => ("F", 1, 1, 1),
+        "gallon" | "gal" => ("gallon", 1, 1, 1),
+        "quart" => ("quart", 1, 1, 1),
+        "dozen" => ("dozen", 1, 1, 1),
+        _ => return None,
+    })
+}
+
+fn currency(word: &str) -> Option<(&'static str, i32, u64, u64)> {
+    ["yen", "yuan", "rmb", "rupee", "peso"].into_iter().find(|known| *known == word).map(|name| (name, 1, 1, 1))
+}
+
+/// Words that are never a product of variables.
+pub(crate) fn is_word(run: &str) -> bool {
+    const WORDS: [&str; 58] = [
+        "and", "or", "base", "no", "yes", "none", "per", "sq", "cu", "am", "pm", "the", "is", "of", "all", "real",
+        "true", "false", "odd", "even", "east", "west", "up", "down", "left", "right", "red", "blue", "to", "for",
+        "if", "not", "with", "than", "one", "two", "six", "ten", "dne", "nan", "ans", "us", "any", "set", "only",
+        "in", "a", "an", "jan", "feb", "may", "june", "july", "aug", "sept", "oct", "nov", "dec",
+    ];
+    let lower = run.to_lowercase();
+    WORDS.contains(&lower.as_str()) || (run.len() > 1 && lookup(run).is_some())
+}
+
+/// Plural endings off: days, inches, feet stay what they are in the table.
+fn singular(word: &str) -> String {
+    let cut = match word {
+        "gas" | "celsius" | "s" | "ms" | "this" | "plus" | "is" => word,
+        _ => match word.strip_suffix("ies") {
+            Some(stem) if stem.len() > 2 => return format!("{stem}y"),
+            _ => match word.strip_suffix('s') {
+                Some(stem) if !stem.ends_with('s') && stem.len() > 1 => stem,
+                _ => word,
+            },
+        },
+    };
+    cut.to_owned()
+}
