@@ -8,6 +8,7 @@ pub mod objective;
 pub mod random;
 pub mod record;
 pub mod rollout;
+pub mod settings;
 pub mod stats;
 
 pub use batch::{Batch, Microbatch};

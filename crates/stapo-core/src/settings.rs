@@ -1,0 +1,192 @@
+//! Settings from TOML and `key=value` overrides; what cannot be read is named, with the nearest thing that can.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use toml::{Table, Value};
+
+/// Why settings were refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SettingsError {
+    #[error("not TOML: {problem}")]
+    Syntax { problem: String },
+    #[error("{path}: {problem}{}", hint(suggestion))]
+    Unreadable { path: String, problem: String, suggestion: String },
+    #[error("override `{text}`: {problem}{}", hint(remedy))]
+    Override { text: String, problem: String, remedy: String },
+}
+
+/// The remedy as the last line of a message.
+pub fn hint(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("\nhint: {text}") }
+}
+
+/// The tables and values of a text.
+pub fn parse(text: &str) -> Result<Table, SettingsError> {
+    toml::from_str(text).map_err(|e| SettingsError::Syntax { problem: e.to_string().trim_end().to_string() })
+}
+
+/// A value from its table. `root` begins every path in messages. Keys that the type does not have are refused.
+pub fn read<T: Serialize + DeserializeOwned>(root: &str, table: Table) -> Result<T, SettingsError> {
+    let given = Value::Table(table);
+    let value: T = serde_path_to_error::deserialize(given.clone()).map_err(|error| {
+        let path = error.path().to_string();
+        unreadable(root, &path, &error.into_inner().to_string())
+    })?;
+    // serde lets variants without fields swallow any key; what does not come back was not understood.
+    find_unread(root, &given, &Value::Table(to_table(&value)))?;
+    Ok(value)
+}
+
+/// The table of a value.
+///
+/// # Panics
+/// When the value is not made of strings, numbers, lists and tables.
+pub fn to_table<T: Serialize>(value: &T) -> Table {
+    Table::try_from(value).expect("settings have only strings, numbers, lists and tables")
+}
+
+/// Lays `above` over `below`: tables of one kind key by key, everything else as a whole.
+pub fn overlay(mut below: Table, above: Table) -> Table {
+    let same_kind = above.get("kind").is_none_or(|kind| below.get("kind") == Some(kind));
+    if !same_kind {
+        return above;
+    }
+    for (key, value) in above {
+        let value = match (below.remove(&key), value) {
+            (Some(Value::Table(old)), Value::Table(new)) => Value::Table(overlay(old, new)),
+            (_, value) => value,
+        };
+        below.insert(key, value);
+    }
+    below
+}
+
+fn find_unread(path: &str, given: &Value, read: &Value) -> Result<(), SettingsError> {
+    let below = |key: &str| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
+    match (given, read) {
+        (Value::Table(given), Value::Table(read)) => {
+            given.iter().try_for_each(|(key, value)| match read.get(key) {
+                Some(read) => find_unread(&below(key), value, read),
+                None => Err(SettingsError::Unreadable {
+                    path: below(key),
+                    problem: "this kind has no such key".to_string(),
+                    suggestion: String::new(),
+                }),
+            })
+        }
+        (Value::Array(given), Value::Array(read)) => {
+            let pairs = given.iter().zip(read).enumerate();
+            pairs
+                .into_iter()
+                .try_for_each(|(idx, (given, read))| find_unread(&below(&idx.to_string()), given, read))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Applies one `key.path=value`. Values are TOML; a bare word is a string. Setting a `kind` drops the keys of the kind before.
+pub fn set(root: &mut Table, text: &str) -> Result<(), SettingsError> {
+    let refuse =
+        |problem: String, remedy: String| SettingsError::Override { text: text.to_string(), problem, remedy };
+    let Some((path, value)) = text.split_once('=') else {
+        return Err(refuse("has no `=`".to_string(), "write it as masks.0.tau_p=0.001".to_string()));
+    };
+    let (path, value) = (path.trim(), parse_value(value.trim()));
+    let keys: Vec<&str> = path.split('.').collect();
+    let mut whole = Value::Table(std::mem::take(root));
+    let outcome = set_value(&mut whole, &keys, value).map_err(|(problem, remedy)| refuse(problem, remedy));
+    if let Value::Table(table) = whole {
+        *root = table;
+    }
+    outcome
+}
+
+fn set_value(root: &mut Value, keys: &[&str], value: Value) -> Result<(), (String, String)> {
+    let (last, parents) = keys.split_last().expect("split gives at least one part");
+    let mut at = root;
+    for (depth, key) in parents.iter().enumerate() {
+        let here = keys[..depth].join(".");
+        at = step(at, key)
+            .map_err(|(problem, remedy)| (format!("{here} {problem}").trim().to_string(), remedy))?;
+    }
+    match at {
+        Value::Table(table) if *last == "kind" && !parents.is_empty() => {
+            *table = Table::from_iter([("kind".to_string(), value)]);
+        }
+        Value::Table(table) => {
+            table.insert((*last).to_string(), value);
+        }
+        Value::Array(_) => *step(at, last)? = value,
+        other => {
+            return Err((
+                format!("{} is {}, it has no keys", parents.join("."), other.type_str()),
+                String::new(),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// One step down a path, or (problem, remedy).
+fn step<'a>(at: &'a mut Value, key: &str) -> Result<&'a mut Value, (String, String)> {
+    match at {
+        Value::Table(table) => {
+            let known: Vec<String> = table.keys().cloned().collect();
+            let known: Vec<&str> = known.iter().map(String::as_str).collect();
+            table.get_mut(key).ok_or_else(|| (format!("has no key `{key}`"), suggest(key, &known)))
+        }
+        Value::Array(items) => {
+            let n = items.len();
+            let found = key.parse::<usize>().ok().and_then(|idx| items.get_mut(idx));
+            let remedy = "add S2T with --spec NAME+spurious or --set 'masks=[{kind=\"spurious\"}]'";
+            found.ok_or_else(|| (format!("has no entry `{key}`; it has {n}"), remedy.to_string()))
+        }
+        other => Err((format!("is {}, it has no keys", other.type_str()), String::new())),
+    }
+}
+
+fn parse_value(text: &str) -> Value {
+    #[derive(Deserialize)]
+    struct Holder {
+        value: Value,
+    }
+    toml::from_str::<Holder>(&format!("value = {text}"))
+        .map_or_else(|_| Value::String(text.to_string()), |holder| holder.value)
+}
+
+/// The complaint about a value of the wrong type.
+pub fn wrong_type(path: &str, got: &Value, expected: &str) -> SettingsError {
+    let problem = format!("is {}, expected {expected}", got.type_str());
+    SettingsError::Unreadable { path: path.to_string(), problem, suggestion: String::new() }
+}
+
+/// serde's message with our path, and the nearest of the names it says it expected.
+fn unreadable(root: &str, path: &str, message: &str) -> SettingsError {
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let is_unknown = message.starts_with("unknown field") || message.starts_with("unknown variant");
+    let suggestion = match quoted.split_first() {
+        Some((unknown, known)) if is_unknown => suggest(unknown, known),
+        _ => String::new(),
+    };
+    let below = if path == "." { String::new() } else { path.replace('[', ".").replace(']', "") };
+    let path = [root, &below].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
+    // toml adds a line that says where; the path does already.
+    let problem = message.lines().next().unwrap_or(message);
+    let problem = problem.replace("unknown field", "unknown key").replace("unknown variant", "unknown kind");
+    SettingsError::Unreadable { path, problem, suggestion }
+}
+
+/// The nearest of the known names as a question, or all of them.
+pub fn suggest(name: &str, known: &[&str]) -> String {
+    let similarity = |candidate: &str| strsim::jaro_winkler(name, candidate);
+    let nearest = known
+        .iter()
+        .map(|candidate| (strsim::damerau_levenshtein(name, candidate), *candidate))
+        .filter(|(distance, candidate)| *distance <= candidate.len().max(3) / 2)
+        .min_by(|a, b| a.0.cmp(&b.0).then(similarity(b.1).total_cmp(&similarity(a.1))));
+    match nearest {
+        Some((_, candidate)) => format!("did you mean `{candidate}`?"),
+        None => format!("known: {}", known.join(", ")),
+    }
+}
