@@ -2,6 +2,8 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
+mod clock;
+mod export;
 mod generate;
 mod grade;
 mod input;
@@ -9,7 +11,12 @@ mod language;
 mod model;
 mod objective;
 mod option;
+mod pretrain;
+mod runs;
 mod score;
+mod stop;
+mod train;
+mod verify_run;
 
 use clap::{Parser, Subcommand};
 use std::io::{ErrorKind, Write};
@@ -25,6 +32,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Train(train::Args),
+    Pretrain(pretrain::Args),
+    Export(export::Args),
+    Runs(runs::Args),
+    VerifyRun(verify_run::Args),
     /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
     /// Log-prob, entropy and collision of every token of given responses, as JSON lines.
@@ -40,6 +52,11 @@ enum Command {
 /// Exit status: 0 done, 1 done but some records were bad, 2 nothing done.
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Train(args) => train::run(&args),
+        Command::Pretrain(args) => pretrain::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Runs(args) => runs::run(&args),
+        Command::VerifyRun(args) => verify_run::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Grade(args) => grade::run(&args),

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use lines::{Line, read_lines};
 use serde::Serialize;
 use stapo_core::diagnostics::{Census, Observed, QuadrantCensus, Thresholds};
-use stapo_core::objective::{Draw, Mask, MaskKind, ObjectiveSpec, Response, Tally, TokenEffect, presets};
+use stapo_core::objective::{Draw, MaskKind, ObjectiveSpec, Response, Tally, TokenEffect, presets};
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write, stdout};
 use std::path::Path;
@@ -137,7 +137,7 @@ fn evaluate(spec: &ObjectiveSpec, lines: &[Line], draw: Draw, file: &str) -> Res
     }
     let tau_h = calibration.tau_h();
     let has_entropy_bonus = spec.entropy_bonus != stapo_core::objective::EntropyBonus::None;
-    let thresholds = tau_h.map(|tau_h| Thresholds { tau_p: tau_p(spec), tau_h });
+    let thresholds = tau_h.map(|tau_h| Thresholds { tau_p: spec.tau_p(), tau_h });
     Ok(Evaluated { advantages, effects, tally, tau_h, thresholds, has_entropy_bonus })
 }
 
@@ -158,15 +158,6 @@ fn advantages(spec: &ObjectiveSpec, lines: &[Line], file: &str) -> Result<Vec<f6
         }
     }
     Ok(advantages)
-}
-
-/// Where the census calls a token improbable.
-fn tau_p(spec: &ObjectiveSpec) -> f64 {
-    let of_mask = spec.masks.iter().find_map(|mask| match *mask {
-        Mask::Spurious { tau_p, .. } | Mask::RandomTokens { tau_p, .. } => Some(tau_p),
-        _ => None,
-    });
-    of_mask.unwrap_or(0.002)
 }
 
 #[derive(Serialize)]

@@ -1,4 +1,22 @@
-//! Laid out in ARCHITECTURE.md.
+//! The system: config -> plan, rollouts, tasks, the loop, records.
+
+mod builtin;
+mod canary;
+pub mod config;
+mod error;
+mod policy;
+pub mod pretrain;
+pub mod rollout;
+pub mod run;
+pub mod task;
+mod telling;
+pub mod train;
+mod update;
+
+pub use builtin::weights as builtin_weights;
+pub use config::{Config, Plan};
+pub use error::{Error, Result};
+pub use policy::Student;
 
 /// The command line reaches the model through the system.
 pub use stapo_model as model;

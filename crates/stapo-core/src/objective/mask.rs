@@ -149,8 +149,11 @@ impl Mask {
     }
 }
 
+/// STAPO's.
+pub(crate) const PUBLISHED_TAU_P: f64 = 0.002;
+
 fn default_tau_p() -> f64 {
-    0.002
+    PUBLISHED_TAU_P
 }
 fn default_q() -> f64 {
     0.75

@@ -265,6 +265,15 @@ impl ObjectiveSpec {
         self.mask_signals == MaskSignals::Current && over_the_minibatch
     }
 
+    /// Below which probability a token counts as improbable: that of the first S2T mask, else the published one.
+    pub fn tau_p(&self) -> f64 {
+        let of_mask = self.masks.iter().find_map(|mask| match *mask {
+            Mask::Spurious { tau_p, .. } | Mask::RandomTokens { tau_p, .. } => Some(tau_p),
+            _ => None,
+        });
+        of_mask.unwrap_or(mask::PUBLISHED_TAU_P)
+    }
+
     /// True where a frozen reference policy is needed.
     pub fn needs_reference(&self) -> bool {
         self.kl != Kl::None

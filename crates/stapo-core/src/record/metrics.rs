@@ -60,6 +60,28 @@ pub struct EntropyQuantiles {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TokensPerSecond {
     pub rollout: f64,
-    pub scoring: f64,
     pub update: f64,
+}
+
+/// What happened in one step of pretraining.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PretrainMetrics {
+    pub schema: u32,
+    pub step: u64,
+    /// Mean negative log-prob of the learned tokens, nats.
+    pub loss: f64,
+    /// Nats.
+    pub entropy_mean: f64,
+    pub n_tokens: usize,
+    /// Tokens that were learned.
+    pub n_scored: usize,
+    pub learning_rate: f64,
+    /// Global, before clipping.
+    pub gradient_norm: f64,
+    /// Held-out accuracy, in steps that evaluate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_accuracy: Option<f64>,
+    pub tokens_per_second: f64,
+    #[serde(flatten)]
+    pub extra: Extra,
 }

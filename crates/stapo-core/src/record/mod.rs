@@ -9,7 +9,7 @@ mod metrics;
 mod tokens;
 
 pub use manifest::{BuildRecord, FileHash, Manifest, StepHash};
-pub use metrics::{EntropyQuantiles, Metrics, TokensPerSecond};
+pub use metrics::{EntropyQuantiles, Metrics, PretrainMetrics, TokensPerSecond};
 pub use tokens::{Alternative, EvalRecord, ResponseRecord, SilencedRecord, TokenColumns};
 
 use serde::Serialize;
@@ -49,11 +49,29 @@ pub trait Record: Serialize + DeserializeOwned {
 }
 
 impl Record for Metrics {}
+impl Record for PretrainMetrics {}
 impl Record for ResponseRecord {}
 impl Record for SilencedRecord {}
 impl Record for EvalRecord {}
 impl Record for Manifest {}
 impl Record for BuildRecord {}
+
+/// A record of one step.
+pub trait Stepped: Record {
+    fn step(&self) -> u64;
+}
+
+impl Stepped for Metrics {
+    fn step(&self) -> u64 {
+        self.step
+    }
+}
+
+impl Stepped for PretrainMetrics {
+    fn step(&self) -> u64 {
+        self.step
+    }
+}
 
 /// The records of a file that is written line by line.
 #[derive(Debug, Clone, PartialEq)]

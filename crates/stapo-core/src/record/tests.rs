@@ -84,7 +84,7 @@ fn plain_names_are_what_metrics_readers_see() {
         "n_tokens": 100, "n_kept": 99, "n_candidates": 2, "n_silenced": 1, "clip_fraction": 0.0, "ratio_min": 1.0,
         "ratio_max": 1.0, "loss": 0.01, "learning_rate": 1e-6, "gradient_norm": 0.3, "silenced_gradient_share": 0.02,
         "quadrants": [], "exactness_max_abs": 0.0,
-        "tokens_per_second": {"rollout": 1e4, "scoring": 2e4, "update": 3e3}
+        "tokens_per_second": {"rollout": 1e4, "update": 3e3}
     });
     let read: Metrics = parse(&metrics.to_string()).unwrap();
     assert_eq!((read.eval_accuracy, read.tau_h, read.n_silenced), (None, None, 1));

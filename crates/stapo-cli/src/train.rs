@@ -1,0 +1,140 @@
+//! `stapo train`
+
+mod screen;
+
+use crate::stop;
+use anyhow::{Context, Result, bail};
+use screen::Screen;
+use stapo_core::record::{Extra, FileHash, Manifest, Metrics, SCHEMA};
+use stapo_rl::config::Model;
+use stapo_rl::model::{CpuOptions, Device};
+use stapo_rl::run::{Run, sha256_hex};
+use stapo_rl::task::TaskSpec;
+use stapo_rl::train::{Outcome, Trainer, resume, train};
+use stapo_rl::{Config, Plan};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+/// Trains a policy by reinforcement learning.
+///
+/// Without a config it runs STAPO on the built-in model and task, on the CPU, in minutes. Ctrl-C finishes the step, saves, and says how
+/// to go on; a second one ends at once, and the run can still go on from its last checkpoint.
+#[derive(clap::Args)]
+pub struct Args {
+    /// What to run, as TOML; absent keys keep the defaults of the built-in run.
+    config: Option<PathBuf>,
+
+    /// Changes one value of the config, as in rollout.group_size=16; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+
+    /// The run folder; by default runs/<time>-<name>.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
+    /// Goes on with an interrupted run, to the same bits as if it had not been.
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "set", "out"])]
+    resume: Option<PathBuf>,
+
+    /// Prints metrics as JSON lines on standard output instead of a view on standard error.
+    #[arg(long)]
+    json: bool,
+
+    /// Threads; all cores by default. The results are the same bits for every number.
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let mut options = CpuOptions::from_env()?;
+    options.threads = args.threads.unwrap_or(options.threads);
+    let device = Device::cpu(options);
+    let (plan, mut run, mut trainer) = match &args.resume {
+        Some(folder) => reopen(folder, &device)?,
+        None => begin(args, &device)?,
+    };
+    let history: Vec<Metrics> = Run::read_metrics(run.folder())?;
+    let mut screen = Screen::new(&plan, run.folder(), &history, args.json, stop::on_ctrl_c()?);
+    let outcome = train(&plan, &mut run, &mut trainer, &mut screen)?;
+    screen.finish(outcome)?;
+    Ok(if outcome == Outcome::Stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+fn begin(args: &Args, device: &Device) -> Result<(Plan, Run, Trainer)> {
+    let text = match &args.config {
+        Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
+        None => include_str!("../../../configs/stapo.toml").to_string(),
+    };
+    let config = Config::from_toml(&text, args.set.iter().map(String::as_str))?;
+    let plan = Plan::resolve(config)?;
+    let folder = args.out.clone().unwrap_or_else(|| default_folder(&plan.config.name));
+    if folder.exists() {
+        bail!(stapo_rl::Error::RunExists { folder });
+    }
+    // The model and the task are opened before the folder is made: a bad config leaves nothing behind.
+    let scratch = tempfile::tempdir().context("temporary folder")?;
+    let trainer = Trainer::new(&plan, scratch.path(), device)?;
+    let run = Run::create(&folder, &text, &plan.to_toml(), manifest(&text, &plan)?)?;
+    Ok((plan, run, trainer))
+}
+
+fn reopen(folder: &Path, device: &Device) -> Result<(Plan, Run, Trainer)> {
+    let path = folder.join("plan.toml");
+    let text = std::fs::read_to_string(&path)
+        .with_context(|| format!("run {}: no plan.toml, so this is no run folder", folder.display()))?;
+    let plan = Plan::resolve(Config::from_toml(&text, [])?)?;
+    let (run, trainer, refused) = resume(folder, &plan, device)?;
+    for error in refused {
+        eprintln!("warning: {error}; going back to the checkpoint before");
+    }
+    Ok((plan, run, trainer))
+}
+
+/// runs/<UTC time>-<name>, with a number where that exists.
+fn default_folder(name: &str) -> PathBuf {
+    let stem = format!("{}-{name}", crate::clock::stamp(SystemTime::now()));
+    let numbered = (2..).map(|n| Path::new("runs").join(format!("{stem}-{n}")));
+    std::iter::once(Path::new("runs").join(&stem)).chain(numbered).find(|folder| !folder.exists()).unwrap_or_default()
+}
+
+/// What goes into the run, by content.
+fn manifest(config: &str, plan: &Plan) -> Result<Manifest> {
+    let of_bytes = |name: &str, bytes: &[u8]| FileHash {
+        name: name.to_string(),
+        n_bytes: bytes.len() as u64,
+        sha256: sha256_hex(bytes),
+    };
+    let of_file = |name: &str, path: &Path| -> Result<FileHash> {
+        Ok(of_bytes(name, &std::fs::read(path).with_context(|| format!("{name} {}", path.display()))?))
+    };
+    let mut inputs = vec![of_bytes("config", config.as_bytes()), of_bytes("plan", plan.to_toml().as_bytes())];
+    if let Ok(program) = std::env::current_exe() {
+        inputs.push(of_file("program", &program)?);
+    }
+    if let TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) = &plan.task {
+        inputs.push(of_file("data", &rows.path)?);
+    }
+    match &plan.config.model {
+        Model::Builtin => inputs.push(of_bytes("weights", stapo_rl::builtin_weights())),
+        Model::Path { path } => {
+            for path in weight_files(Path::new(path))? {
+                inputs.push(of_file("weights", &path)?);
+            }
+        }
+    }
+    Ok(Manifest { schema: SCHEMA, inputs, steps: Vec::new(), extra: Extra::new() })
+}
+
+/// The file itself, or the weights of a folder.
+fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = std::fs::read_dir(path).with_context(|| format!("model {}", path.display()))?;
+    let is_weights = |path: &PathBuf| path.extension().is_some_and(|e| e == "safetensors" || e == "gguf");
+    let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_weights).collect();
+    files.sort();
+    Ok(files)
+}
+

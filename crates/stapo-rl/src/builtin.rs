@@ -1,0 +1,26 @@
+//! The small base model inside the program. How it was made stands in `models/base/PROVENANCE.md`.
+
+use crate::error::{Error, Result};
+use crate::run::write_whole;
+use std::path::Path;
+
+const WEIGHTS: &[u8] = include_bytes!("../../../models/base/model.safetensors");
+
+const FILES: [(&str, &[u8]); 5] = [
+    ("config.json", include_bytes!("../../../models/base/config.json")),
+    ("generation_config.json", include_bytes!("../../../models/base/generation_config.json")),
+    ("model.safetensors", WEIGHTS),
+    ("tokenizer.json", include_bytes!("../../../models/base/tokenizer.json")),
+    ("tokenizer_config.json", include_bytes!("../../../models/base/tokenizer_config.json")),
+];
+
+/// Writes the model as a Hugging Face folder.
+pub fn unpack(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+    FILES.iter().try_for_each(|(name, bytes)| write_whole(&folder.join(name), bytes))
+}
+
+/// The bytes of its safetensors file.
+pub fn weights() -> &'static [u8] {
+    WEIGHTS
+}

@@ -1,0 +1,91 @@
+//! Checks that run beside every step: what must be true, and what should make one look.
+
+use crate::config::Plan;
+use crate::error::{Error, Result};
+use crate::update::Learned;
+use stapo_core::record::Metrics;
+use stapo_core::{Batch, Verdict};
+
+/// A broken run stops here, before it wastes a night.
+pub fn check_learned(plan: &Plan, step: u64, is_on_policy: bool, learned: &Learned) -> Result<()> {
+    if !plan.config.canaries.enabled {
+        return Ok(());
+    }
+    let stop = |canary, problem, remedy| Err(Error::Canary { step, canary, problem, remedy });
+    if is_on_policy && learned.exactness_max_abs != 0.0 {
+        let places = learned.members.iter().flat_map(|m| {
+            let apart = |&t: &usize| m.logp[t] != m.behavior_logp[t];
+            (0..m.logp.len()).filter(apart).map(move |t| (m, t))
+        });
+        let (member, token) = places.into_iter().next().expect("a distance above 0 has a place");
+        return stop(
+            "exactness",
+            format!(
+                "problem {} sample {} token {token}: logp {} in training, {} when sampled",
+                member.group.problem.id,
+                member.scored.rollout.sample_idx,
+                member.logp[token],
+                member.behavior_logp[token]
+            ),
+            "rollout and training must agree to the bit; this is a defect of the engine, please report it",
+        );
+    }
+    if let Some(name) = learned.unreached.first() {
+        let has_contrast = learned.members.iter().any(|m| m.effects.iter().any(|e| e.d_logp != 0.0));
+        if has_contrast {
+            return stop(
+                "gradient",
+                format!("{name} and {} more tensors got no gradient", learned.unreached.len() - 1),
+                "every tensor takes part in the forward pass; check the model's config",
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Stops where the verifier cannot do its work.
+pub fn check_verdicts(plan: &Plan, step: u64, batch: &Batch) -> Result<()> {
+    let limit = plan.config.canaries.max_unjudged_share;
+    let n = batch.responses().count().max(1) as f64;
+    let unjudged = |verdict| matches!(verdict, Verdict::Unparsable | Verdict::OverBudget);
+    let share = batch.responses().filter(|scored| unjudged(scored.verdict)).count() as f64 / n;
+    if plan.config.canaries.enabled && share > limit {
+        return Err(Error::Canary {
+            step,
+            canary: "verifier",
+            problem: format!("{:.1} % of the responses could not be judged, the limit is {:.1} %", 100.0 * share, 100.0 * limit),
+            remedy: "look at rollouts/ for what the model writes; the task's verifier or prompt does not fit it",
+        });
+    }
+    Ok(())
+}
+
+/// What a person should know about this step.
+pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: &Batch) -> Vec<String> {
+    let mut said = Vec::new();
+    if !plan.config.canaries.enabled {
+        return said;
+    }
+    if batch.groups.iter().all(stapo_core::Group::is_unanimous) {
+        said.push(format!(
+            "step {}: every group has equal rewards, so nothing was learned; the task is too easy or too hard",
+            metrics.step
+        ));
+    }
+    if let Some(first) = first {
+        let canaries = &plan.config.canaries;
+        if metrics.entropy_mean < canaries.entropy_collapse_factor * first.entropy_mean {
+            said.push(format!(
+                "step {}: entropy fell from {:.3} to {:.3} nats; likely a learning rate too high or masks that remove exploration",
+                metrics.step, first.entropy_mean, metrics.entropy_mean
+            ));
+        }
+        if metrics.entropy_mean > canaries.entropy_explosion_factor * first.entropy_mean {
+            said.push(format!(
+                "step {}: entropy rose from {:.3} to {:.3} nats; likely spurious tokens (see tokens/) or a learning rate too high",
+                metrics.step, first.entropy_mean, metrics.entropy_mean
+            ));
+        }
+    }
+    said
+}

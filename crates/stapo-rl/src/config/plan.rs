@@ -1,0 +1,179 @@
+//! What a config means.
+
+use super::{Config, Recompute};
+use crate::task::TaskSpec;
+use serde::{Deserialize, Serialize};
+use stapo_core::objective::SpecError;
+use stapo_core::settings::{self, SettingsError, hint};
+use stapo_core::ObjectiveSpec;
+use stapo_model::decoder::Keep;
+use stapo_model::optimizer::AdamWSettings;
+use thiserror::Error;
+
+/// A run that can start: every value checked, every preset resolved. It never changes after the start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub config: Config,
+    pub task: TaskSpec,
+    pub objective: ObjectiveSpec,
+}
+
+/// Learning rate over optimizer steps, as a factor.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Schedule {
+    /// Linear from 0 over the warm-up, then 1.
+    Constant { warmup_steps: u64 },
+    /// The same warm-up, then a half cosine down to `final_factor` at `total_steps`.
+    Cosine { warmup_steps: u64, total_steps: u64, final_factor: f64 },
+}
+
+impl Schedule {
+    /// Factor of the learning rate in optimizer step `step`, from 0.
+    pub fn factor(self, step: u64) -> f64 {
+        let (Schedule::Constant { warmup_steps } | Schedule::Cosine { warmup_steps, .. }) = self;
+        if step < warmup_steps {
+            return (step + 1) as f64 / warmup_steps as f64;
+        }
+        match self {
+            Schedule::Constant { .. } => 1.0,
+            Schedule::Cosine { warmup_steps, total_steps, final_factor } => {
+                let span = total_steps.saturating_sub(warmup_steps).max(1) as f64;
+                let done = ((step - warmup_steps) as f64 / span).min(1.0);
+                let cosine = 0.5 * (1.0 + libm::cos(std::f64::consts::PI * done));
+                final_factor + (1.0 - final_factor) * cosine
+            }
+        }
+    }
+}
+
+/// Why a config is no plan.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PlanError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Objective(#[from] SpecError),
+    #[error("config.{key}: {problem}{}", hint(remedy))]
+    Refused { key: &'static str, problem: String, remedy: &'static str },
+}
+
+impl Plan {
+    /// Resolves the presets and checks every value.
+    pub fn resolve(config: Config) -> Result<Self, PlanError> {
+        let task: TaskSpec = settings::read("task", config.task.clone())?;
+        let objective = ObjectiveSpec::from_table(config.objective.clone())?;
+        let plan = Plan { config, task, objective };
+        plan.check()?;
+        Ok(plan)
+    }
+
+    /// The plan with nothing left open, as TOML: it resolves to itself.
+    pub fn to_toml(&self) -> String {
+        let mut config = self.config.clone();
+        config.task = settings::to_table(&self.task);
+        config.objective = settings::to_table(&self.objective);
+        config.to_toml()
+    }
+
+    pub fn optimizer(&self) -> AdamWSettings {
+        let update = &self.config.update;
+        AdamWSettings {
+            beta1: update.beta1,
+            beta2: update.beta2,
+            eps: update.epsilon,
+            weight_decay: update.weight_decay,
+        }
+    }
+
+    /// What a training forward keeps.
+    pub fn keep(&self) -> Keep {
+        match self.config.update.recompute {
+            Recompute::Nothing => Keep::Everything,
+            Recompute::Layers => Keep::LayerInputs,
+        }
+    }
+
+    /// Optimizer steps of one rollout batch.
+    pub fn updates_per_step(&self) -> usize {
+        let rollout = self.config.rollout.problems_per_step;
+        rollout.div_ceil(self.config.update.problems_per_minibatch) * self.objective.n_passes()
+    }
+
+    fn check(&self) -> Result<(), PlanError> {
+        let config = &self.config;
+        let (rollout, update, evaluation) = (&config.rollout, &config.update, &config.evaluation);
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let named = !config.name.is_empty() && config.name.chars().all(plain) && !config.name.starts_with('.');
+        require(named, "name", &config.name, "expected letters, digits, - _ . (it names a folder)", "")?;
+        at_least_one("steps", config.steps)?;
+        at_least_one("rollout.problems_per_step", rollout.problems_per_step as u64)?;
+        require(
+            rollout.group_size >= 2,
+            "rollout.group_size",
+            rollout.group_size,
+            "expected at least 2",
+            "an advantage compares responses to one problem",
+        )?;
+        positive("rollout.temperature", rollout.temperature)?;
+        at_least_one("rollout.max_prompt_tokens", rollout.max_prompt_tokens as u64)?;
+        at_least_one("rollout.max_response_tokens", rollout.max_response_tokens as u64)?;
+        at_least_one("rollout.kv_mib", rollout.kv_mib as u64)?;
+        at_least_one("update.problems_per_minibatch", update.problems_per_minibatch as u64)?;
+        require(
+            update.problems_per_minibatch <= rollout.problems_per_step,
+            "update.problems_per_minibatch",
+            update.problems_per_minibatch,
+            "is above rollout.problems_per_step",
+            "a mini-batch is a part of a rollout batch",
+        )?;
+        let longest = rollout.max_prompt_tokens + rollout.max_response_tokens;
+        require(
+            update.microbatch_tokens >= longest,
+            "update.microbatch_tokens",
+            update.microbatch_tokens,
+            &format!("is below the longest sequence, {longest} tokens"),
+            "sequences are never split: raise it, or lower rollout.max_response_tokens",
+        )?;
+        positive("update.learning_rate", update.learning_rate)?;
+        positive("update.epsilon", update.epsilon)?;
+        positive("update.max_gradient_norm", update.max_gradient_norm)?;
+        in_unit("update.beta1", update.beta1)?;
+        in_unit("update.beta2", update.beta2)?;
+        let decays = update.weight_decay.is_finite() && update.weight_decay >= 0.0;
+        require(decays, "update.weight_decay", update.weight_decay, "expected at least 0", "")?;
+        let rewards = config.reward;
+        let contrast = rewards.right.is_finite() && rewards.wrong.is_finite() && rewards.right > rewards.wrong;
+        require(contrast, "reward.right", rewards.right, "expected a number above reward.wrong", "")?;
+        at_least_one("evaluation.problems", evaluation.problems as u64)?;
+        at_least_one("evaluation.samples", evaluation.samples as u64)?;
+        at_least_one("record.checkpoint_every_steps", config.record.checkpoint_every_steps)?;
+        at_least_one("record.keep_checkpoints", config.record.keep_checkpoints as u64)?;
+        at_least_one("record.responses_every_steps", config.record.responses_every_steps)
+    }
+}
+
+fn require(
+    is_good: bool,
+    key: &'static str,
+    value: impl ToString,
+    expected: &str,
+    remedy: &'static str,
+) -> Result<(), PlanError> {
+    if is_good {
+        return Ok(());
+    }
+    Err(PlanError::Refused { key, problem: format!("{} {expected}", value.to_string()), remedy })
+}
+
+fn at_least_one(key: &'static str, value: u64) -> Result<(), PlanError> {
+    require(value >= 1, key, value, "expected at least 1", "")
+}
+
+fn positive(key: &'static str, value: f64) -> Result<(), PlanError> {
+    require(value.is_finite() && value > 0.0, key, value, "expected a positive number", "")
+}
+
+fn in_unit(key: &'static str, value: f64) -> Result<(), PlanError> {
+    require((0.0..1.0).contains(&value), key, value, "expected a number in [0, 1)", "")
+}

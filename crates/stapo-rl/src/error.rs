@@ -1,0 +1,76 @@
+//! What can go wrong in a run that is nobody's programming mistake.
+
+use crate::config::PlanError;
+use crate::task::TaskError;
+use stapo_core::ObjectiveError;
+use stapo_core::batch::SequenceTooLong;
+use stapo_core::record::RecordError;
+use stapo_model::OutOfMemory;
+use stapo_model::generate::RequestError;
+use stapo_model::optimizer::NonFiniteGradient;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, Error)]
+pub enum Error {
+    #[error("{}: {source}{}", path.display(), io_hint(source))]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{}: {problem}", path.display())]
+    Record { path: PathBuf, problem: RecordError },
+    #[error(
+        "run folder {}: exists already\nhint: go on with --resume {}, or choose another folder with --out",
+        folder.display(),
+        folder.display()
+    )]
+    RunExists { folder: PathBuf },
+    #[error("run folder {}: {problem}\nhint: {remedy}", folder.display())]
+    NoRun { folder: PathBuf, problem: String, remedy: &'static str },
+    #[error("checkpoint {}: {problem}", path.display())]
+    Checkpoint { path: PathBuf, problem: String },
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Task(#[from] TaskError),
+    #[error(transparent)]
+    Model(#[from] stapo_model::Error),
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    #[error("problem {problem_id}: {source}")]
+    Request { problem_id: String, source: RequestError },
+    #[error("problem {problem_id}: its prompt has {n_tokens} tokens, the limit is {limit}\nhint: raise rollout.max_prompt_tokens, or leave such problems out of the data")]
+    PromptTooLong { problem_id: String, n_tokens: usize, limit: usize },
+    #[error("{}:{line}: {problem}\nhint: one JSON object per line, its fields named by texts.prompt_field and texts.response_field", path.display())]
+    Text { path: PathBuf, line: usize, problem: String },
+    #[error("example {position}: {n_tokens} tokens, expected 2 to {limit}\nhint: raise config.microbatch_tokens, or shorten the text")]
+    BadExample { position: u64, n_tokens: usize, limit: usize },
+    #[error("step {step}: {source}")]
+    Objective { step: u64, source: ObjectiveError },
+    #[error("step {step}: {source}\nhint: the weights are those of step {before}; lower update.learning_rate and resume", before = step - 1)]
+    Gradient { step: u64, source: NonFiniteGradient },
+    #[error(transparent)]
+    Packing(#[from] SequenceTooLong),
+    #[error("step {step}: canary {canary}: {problem}\nhint: {remedy}")]
+    Canary { step: u64, canary: &'static str, problem: String, remedy: &'static str },
+}
+
+impl Error {
+    pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
+        Error::Io { path: path.to_owned(), source }
+    }
+
+    pub(crate) fn record(path: &Path, problem: &RecordError) -> Self {
+        Error::Record { path: path.to_owned(), problem: problem.clone() }
+    }
+}
+
+fn io_hint(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::StorageFull => "\nhint: free some space, then go on with --resume; what was written is whole",
+        std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
+            "\nhint: choose a folder you may write to with --out"
+        }
+        _ => "",
+    }
+}

@@ -1,0 +1,113 @@
+//! A pretraining run as it is written down.
+
+use super::fresh::Shape;
+use super::texts::TextsSpec;
+use crate::config::{Config, Plan, PlanError, Schedule};
+use crate::task::TaskSpec;
+use serde::{Deserialize, Serialize};
+use stapo_core::settings::{self, SettingsError};
+use stapo_model::optimizer::AdamWSettings;
+
+/// Everything has a default; the defaults make the built-in model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PretrainConfig {
+    pub name: String,
+    pub seed: u64,
+    pub steps: u64,
+    pub start: Start,
+    pub texts: TextsSpec,
+    pub loss_on: LossOn,
+    /// Tokens of one optimizer step; the last example may pass it.
+    pub batch_tokens: usize,
+    /// Tokens of one forward and backward pass.
+    pub microbatch_tokens: usize,
+    pub learning_rate: f64,
+    pub schedule: Schedule,
+    pub weight_decay: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub max_gradient_norm: f64,
+    /// Held-out accuracy on the task the texts come from; 0: only at the end.
+    pub evaluation_every_steps: u64,
+    pub evaluation_problems: usize,
+    pub checkpoint_every_steps: u64,
+}
+
+/// What is trained.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Start {
+    /// Random weights of this shape, with a tokenizer of single characters.
+    Fresh(Shape),
+    /// A Hugging Face folder or a GGUF file.
+    Path { path: String },
+}
+
+/// Which tokens are learned.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossOn {
+    /// The prompt is given.
+    #[default]
+    Response,
+    Everything,
+}
+
+impl Default for PretrainConfig {
+    fn default() -> Self {
+        PretrainConfig {
+            name: "base".to_string(),
+            seed: 0,
+            steps: 1500,
+            start: Start::Fresh(Shape::default()),
+            texts: TextsSpec::default(),
+            loss_on: LossOn::Response,
+            batch_tokens: 8192,
+            microbatch_tokens: 8192,
+            learning_rate: 2e-3,
+            schedule: Schedule::Cosine { warmup_steps: 50, total_steps: 1500, final_factor: 0.05 },
+            weight_decay: 0.1,
+            beta1: 0.9,
+            beta2: 0.95,
+            max_gradient_norm: 1.0,
+            evaluation_every_steps: 250,
+            evaluation_problems: 512,
+            checkpoint_every_steps: 250,
+        }
+    }
+}
+
+impl PretrainConfig {
+    pub fn from_toml<'a>(text: &str, overrides: impl IntoIterator<Item = &'a str>) -> Result<Self, SettingsError> {
+        let mut table = settings::overlay(settings::to_table(&Self::default()), settings::parse(text)?);
+        for text in overrides {
+            settings::set(&mut table, text)?;
+        }
+        settings::read("config", table)
+    }
+
+    pub fn to_toml(&self) -> String {
+        settings::to_table(self).to_string()
+    }
+
+    pub(super) fn optimizer(&self) -> AdamWSettings {
+        AdamWSettings { beta1: self.beta1, beta2: self.beta2, eps: 1e-8, weight_decay: self.weight_decay }
+    }
+
+    /// The task to measure progress by, where the texts come from one.
+    pub(super) fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
+        match &self.texts {
+            TextsSpec::Solutions { task, .. } => Ok(Some(settings::read("texts.task", task.clone())?)),
+            TextsSpec::Jsonl { .. } => Ok(None),
+        }
+    }
+
+    /// How the evaluation samples: as a training run on that task would.
+    pub(super) fn evaluation_plan(&self) -> Result<Plan, PlanError> {
+        let TextsSpec::Solutions { task, .. } = &self.texts else { return Plan::resolve(Config::default()) };
+        let mut config = Config { task: task.clone(), seed: self.seed, ..Config::default() };
+        config.evaluation.problems = self.evaluation_problems;
+        Plan::resolve(config)
+    }
+}

@@ -1,0 +1,91 @@
+//! What is learned from: worked solutions of a task, or a file.
+
+use crate::error::{Error, Result};
+use crate::task::{Mistakes, Split, Task, TaskSpec};
+use serde::{Deserialize, Serialize};
+use stapo_core::random::Key;
+use stapo_core::settings;
+use std::fs;
+use std::path::PathBuf;
+use toml::{Table, Value};
+
+/// Where texts come from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum TextsSpec {
+    /// Worked solutions of generated problems, with the mistakes asked for.
+    Solutions { task: Table, mistakes: Mistakes },
+    /// One JSON object per line: a prompt and a response, or a text under `response_field` alone.
+    Jsonl { path: PathBuf, prompt_field: Option<String>, response_field: String },
+}
+
+impl Default for TextsSpec {
+    fn default() -> Self {
+        let task = Table::from_iter([("kind".to_string(), Value::String("arithmetic".to_string()))]);
+        TextsSpec::Solutions { task, mistakes: Mistakes::default() }
+    }
+}
+
+/// One text, in the part that is given and the part that is learned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Example {
+    pub prompt: String,
+    pub response: String,
+}
+
+/// Opened texts; an example is a pure function of seed and position.
+pub enum Texts {
+    Solutions { task: Box<Task>, mistakes: Mistakes },
+    Lines(Vec<Example>),
+}
+
+impl Texts {
+    pub fn open(spec: &TextsSpec) -> Result<Self> {
+        match spec {
+            TextsSpec::Solutions { task, mistakes } => {
+                let task: TaskSpec = settings::read("texts.task", task.clone()).map_err(crate::config::PlanError::from)?;
+                Ok(Texts::Solutions { task: Box::new(Task::open(&task)?), mistakes: *mistakes })
+            }
+            TextsSpec::Jsonl { path, prompt_field, response_field } => {
+                let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+                let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+                let examples = lines
+                    .map(|(idx, line)| {
+                        read_line(line, prompt_field.as_deref(), response_field)
+                            .map_err(|problem| Error::Text { path: path.clone(), line: idx + 1, problem })
+                    })
+                    .collect::<Result<Vec<Example>>>()?;
+                if examples.is_empty() {
+                    let problem = "no examples: the file is empty".to_string();
+                    return Err(Error::Text { path: path.clone(), line: 1, problem });
+                }
+                Ok(Texts::Lines(examples))
+            }
+        }
+    }
+
+    /// The example at `position`; a file repeats in epochs, each in its own order.
+    pub fn example(&self, seed: u64, position: u64) -> Result<Example> {
+        match self {
+            Texts::Solutions { task, mistakes } => {
+                let problem = task.problem(seed, Split::Train, position)?;
+                let mistakes = Mistakes { seed: Key::new(mistakes.seed).with(position).bits(), ..*mistakes };
+                let response = task.solution(&problem, &mistakes)?;
+                Ok(Example { prompt: problem.prompt, response })
+            }
+            Texts::Lines(examples) => {
+                let n = examples.len() as u64;
+                let order = crate::task::rows::permutation::image(position % n, n, Key::new(seed).with(position / n));
+                Ok(examples[order as usize].clone())
+            }
+        }
+    }
+}
+
+fn read_line(line: &str, prompt_field: Option<&str>, response_field: &str) -> std::result::Result<Example, String> {
+    let value: serde_json::Value = serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))?;
+    let field = |name: &str| {
+        value.get(name).and_then(serde_json::Value::as_str).map(str::to_owned).ok_or(format!("no text `{name}`"))
+    };
+    Ok(Example { prompt: prompt_field.map_or(Ok(String::new()), field)?, response: field(response_field)? })
+}

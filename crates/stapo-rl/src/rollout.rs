@@ -1,0 +1,165 @@
+//! Steps 1 to 3 of a training step: problems -> responses -> verdicts and rewards.
+
+use crate::config::Plan;
+use crate::error::{Error, Result};
+use crate::policy::Student;
+use crate::task::{Judged, Split, Task};
+use stapo_core::random::Key;
+use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored};
+use stapo_model::generate::{self, Engine, Filter, Request, Rule, Settings};
+
+/// How a set of problems is sampled.
+#[derive(Debug, Clone, Copy)]
+pub struct Sampling {
+    pub key: Key,
+    pub n_samples: usize,
+    pub temperature: f64,
+}
+
+/// What a rollout phase gave.
+#[derive(Debug)]
+pub struct RolledOut {
+    pub batch: Batch,
+    /// Problems drawn for it: more than it holds where groups were redrawn.
+    pub n_drawn: u64,
+    /// Response tokens sampled, redrawn ones included.
+    pub n_sampled: usize,
+}
+
+/// Samples one rollout batch from the problems at `position` on.
+pub fn roll_out(student: &Student, task: &Task, plan: &Plan, step: u64, position: u64) -> Result<RolledOut> {
+    let config = &plan.config;
+    let wanted = config.rollout.problems_per_step;
+    let mut kept: Vec<Group> = Vec::new();
+    let mut out = RolledOut { batch: Batch { groups: Vec::new() }, n_drawn: 0, n_sampled: 0 };
+    for draw in 0..=config.rollout.max_redraws as u64 {
+        let missing = wanted - kept.len();
+        let problems: Vec<Problem> = (0..missing as u64)
+            .map(|i| Ok(task.problem(config.seed, Split::Train, position + out.n_drawn + i)?))
+            .collect::<Result<_>>()?;
+        out.n_drawn += missing as u64;
+        let sampling = Sampling {
+            key: Key::new(config.seed).with(step).with(draw),
+            n_samples: config.rollout.group_size,
+            temperature: config.rollout.temperature,
+        };
+        let groups = sample_and_score(student, task, plan, &problems, sampling, step - 1)?;
+        out.n_sampled += groups.iter().flat_map(|group| &group.members).map(|m| m.rollout.tokens.len()).sum::<usize>();
+        let is_last = draw == config.rollout.max_redraws as u64;
+        kept.extend(groups.into_iter().filter(|group| is_last || !group.is_unanimous()));
+        if kept.len() == wanted {
+            break;
+        }
+    }
+    out.batch.groups = kept;
+    Ok(out)
+}
+
+/// Responses to each problem, judged and rewarded.
+pub fn sample_and_score(
+    student: &Student,
+    task: &Task,
+    plan: &Plan,
+    problems: &[Problem],
+    sampling: Sampling,
+    policy_version: u64,
+) -> Result<Vec<Group>> {
+    let rollouts = sample(student, plan, problems, sampling, policy_version)?;
+    let texts = rollouts
+        .iter()
+        .map(|rollout| Ok(student.tokenizer.decode(&rollout.tokens)?))
+        .collect::<Result<Vec<String>>>()?;
+    let pairs: Vec<(&Problem, &str)> =
+        rollouts.iter().zip(&texts).map(|(rollout, text)| (&problems[rollout.problem_idx], text.as_str())).collect();
+    let judged = task.judge(&pairs)?;
+    let mut groups: Vec<Group> =
+        problems.iter().map(|problem| Group { problem: problem.clone(), members: Vec::new() }).collect();
+    for (rollout, judged) in rollouts.into_iter().zip(judged) {
+        let reward = reward(plan, &judged, rollout.tokens.len());
+        groups[rollout.problem_idx].members.push(Scored { rollout, verdict: judged.verdict, reward });
+    }
+    Ok(groups)
+}
+
+fn reward(plan: &Plan, judged: &Judged, n_tokens: usize) -> f64 {
+    let rewards = plan.config.reward;
+    let base = if judged.verdict == stapo_core::Verdict::Right { rewards.right } else { rewards.wrong };
+    base + plan.config.rollout.overlong.map_or(0.0, |shaping| shaping.penalty(n_tokens))
+}
+
+fn sample(
+    student: &Student,
+    plan: &Plan,
+    problems: &[Problem],
+    sampling: Sampling,
+    policy_version: u64,
+) -> Result<Vec<Rollout>> {
+    let limits = &plan.config.rollout;
+    let settings = Settings {
+        seed: sampling.key.bits(),
+        rule: Rule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
+        kv_bytes: limits.kv_mib << 20,
+        ..Settings::default()
+    };
+    let mut engine = Engine::new(&student.policy, settings)?;
+    let mut prompts = Vec::with_capacity(problems.len());
+    for (idx, problem) in problems.iter().enumerate() {
+        let prompt = student.encode(&problem.prompt, limits.chat)?;
+        if prompt.len() > limits.max_prompt_tokens {
+            return Err(Error::PromptTooLong {
+                problem_id: problem.id.clone(),
+                n_tokens: prompt.len(),
+                limit: limits.max_prompt_tokens,
+            });
+        }
+        let request = Request {
+            problem: idx as u64,
+            prompt: prompt.clone(),
+            n_samples: sampling.n_samples as u32,
+            max_tokens: limits.max_response_tokens,
+            stops: student.stops.clone(),
+        };
+        engine.submit(request).map_err(|source| Error::Request { problem_id: problem.id.clone(), source })?;
+        prompts.push(prompt);
+    }
+    let responses = engine.finish()?;
+    Ok(responses
+        .into_iter()
+        .map(|response| {
+            let problem_idx = response.ticket.0 as usize;
+            Rollout {
+                problem_idx,
+                sample_idx: response.sample as usize,
+                prompt_tokens: prompts[problem_idx].clone(),
+                tokens: response.tokens.iter().map(|t| t.token).collect(),
+                logp: response.tokens.iter().map(|t| t.logp).collect(),
+                entropy: response.tokens.iter().map(|t| t.entropy).collect(),
+                finish: match response.finish {
+                    generate::Finish::Stop(token) => Finish::Stop { token },
+                    generate::Finish::LengthLimit => Finish::LengthLimit,
+                },
+                policy_version,
+            }
+        })
+        .collect())
+}
+
+/// Share of right answers on held-out problems.
+pub fn held_out_accuracy(student: &Student, task: &Task, plan: &Plan, policy_version: u64) -> Result<f64> {
+    let evaluation = &plan.config.evaluation;
+    let problems = task.held_out(evaluation.problems);
+    // One key for the whole run: evaluations differ by the policy alone.
+    let sampling = Sampling {
+        key: Key::new(plan.config.seed).with(u64::MAX),
+        n_samples: evaluation.samples,
+        temperature: plan.config.rollout.temperature,
+    };
+    let groups = sample_and_score(student, task, plan, &problems, sampling, policy_version)?;
+    Ok(accuracy(&Batch { groups }))
+}
+
+/// Share of responses judged right.
+pub fn accuracy(batch: &Batch) -> f64 {
+    let n = batch.responses().count().max(1) as f64;
+    batch.responses().filter(|scored| scored.verdict == stapo_core::Verdict::Right).count() as f64 / n
+}
