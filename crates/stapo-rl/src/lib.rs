@@ -2,3 +2,5 @@
 
 /// The command line reaches the model through the system.
 pub use stapo_model as model;
+
+pub mod task;
