@@ -1,0 +1,163 @@
+//! Multi-step integer arithmetic: `(8-3)*4+7=` is answered `5*4+7=20+7=\boxed{27}`.
+//!
+//! Each step writes the whole remaining expression, so everything the next step needs is in the last one: a model
+//! of a few million parameters learns it by copying, and a mistake carries on consistently.
+
+mod expression;
+mod level;
+mod solution;
+
+pub use expression::Operator;
+pub use solution::Mistakes;
+
+use super::generated::Drawn;
+use super::split::check_share;
+use super::{TaskError, VerifierSpec};
+use expression::{Expression, Token};
+use level::Written;
+use serde::{Deserialize, Serialize};
+use serde_json::Map;
+use stapo_core::random::Key;
+
+pub(super) const TEMPLATE: &str = "{{ problem }}=";
+/// Reading longer expressions is refused: intermediate texts grow with the square.
+const MAX_OPERATORS: usize = 20;
+/// No operand or intermediate value is larger, so no product overflows.
+const MAX_VALUE: i64 = 1_000_000_000;
+
+/// What expressions look like. In a file, `level` (1 to 6, [`ArithmeticSpec::at_level`]) sets all values of the
+/// expression and the other keys change single ones.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Written")]
+pub struct ArithmeticSpec {
+    pub min_operators: usize,
+    pub max_operators: usize,
+    pub min_operand: i64,
+    pub max_operand: i64,
+    pub operators: Vec<Operator>,
+    /// Share of the expressions with a pair of parentheses that matters; needs two operators or more.
+    pub parentheses_share: f64,
+    /// Whether intermediate and final results may be below zero.
+    pub negative_results: bool,
+    /// No intermediate or final result is larger in size.
+    pub max_result: i64,
+    /// Share of all expressions, by the hash of their text, that training never sees.
+    pub held_out_share: f64,
+    /// How many of those form the held-out set, or fewer where there are fewer.
+    pub n_held_out: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    pub verifier: VerifierSpec,
+}
+
+impl Default for ArithmeticSpec {
+    fn default() -> Self {
+        Self::at_level(level::DEFAULT).expect("the default level is on the ladder")
+    }
+}
+
+impl ArithmeticSpec {
+    pub(super) fn check(&self) -> Result<(), TaskError> {
+        let refuse = |key, problem: String, remedy: &str| Err(TaskError::setting(key, problem, remedy));
+        if self.min_operators == 0 || self.min_operators > self.max_operators {
+            let problem =
+                format!("{} is not from 1 to max_operators {}", self.min_operators, self.max_operators);
+            return refuse("min_operators", problem, "an expression has at least one operator");
+        }
+        if self.max_operators > MAX_OPERATORS {
+            let problem = format!("{} is above {MAX_OPERATORS}", self.max_operators);
+            return refuse("max_operators", problem, "fewer operators, larger operands");
+        }
+        if self.min_operand < 0 || self.min_operand > self.max_operand {
+            let problem = format!("{} is not from 0 to max_operand {}", self.min_operand, self.max_operand);
+            return refuse("min_operand", problem, "operands are not negative; results may be");
+        }
+        for (key, value) in [("max_operand", self.max_operand), ("max_result", self.max_result)] {
+            if !(1..=MAX_VALUE).contains(&value) {
+                return refuse(
+                    key,
+                    format!("{value} is not from 1 to {MAX_VALUE}"),
+                    "two or three digits are hard enough",
+                );
+            }
+        }
+        if self.operators.is_empty() {
+            return refuse("operators", "empty".into(), "some of \"+\", \"-\", \"*\", \"/\"");
+        }
+        check_share("parentheses_share", self.parentheses_share)?;
+        check_share("held_out_share", self.held_out_share)
+    }
+
+    /// One try at a problem: `None` where the drawn expression breaks a rule of the spec.
+    pub(super) fn draw(&self, key: Key) -> Option<Drawn> {
+        let expression = self.draw_expression(key)?;
+        let value = self.value(expression.clone())?;
+        Some(Drawn { problem: expression.to_string(), reference: value.to_string(), fields: Map::new() })
+    }
+
+    fn draw_expression(&self, key: Key) -> Option<Expression> {
+        let choices = (self.max_operators - self.min_operators) as u64 + 1;
+        let n_operators = self.min_operators + key.with(0).below(choices) as usize;
+        let n_operands = n_operators + 1;
+        let span = (self.max_operand - self.min_operand) as u64 + 1;
+        let operand = |idx: usize| self.min_operand + key.with(1).with(idx as u64).below(span) as i64;
+        let operators: Vec<Operator> = (0..n_operators as u64)
+            .map(|idx| self.operators[key.with(2).with(idx).below(self.operators.len() as u64) as usize])
+            .collect();
+        let group = if n_operators >= 2 && key.with(3).uniform() < self.parentheses_share {
+            Some(draw_group(&operators, key.with(4))?)
+        } else {
+            None
+        };
+        let mut tokens = Vec::with_capacity(2 * n_operands + 1);
+        for idx in 0..n_operands {
+            if idx > 0 {
+                tokens.push(Token::Operator(operators[idx - 1]));
+            }
+            if group.is_some_and(|(first, _)| first == idx) {
+                tokens.push(Token::Open);
+            }
+            tokens.push(Token::Number(operand(idx)));
+            if group.is_some_and(|(_, last)| last == idx) {
+                tokens.push(Token::Close);
+            }
+        }
+        Some(Expression::new(tokens))
+    }
+
+    /// The value, if every step keeps to the spec.
+    fn value(&self, mut expression: Expression) -> Option<i64> {
+        while let Some(next) = expression.next_operation() {
+            let value = next.operator.apply(next.left, next.right)?;
+            if value.abs() > self.max_result || (value < 0 && !self.negative_results) {
+                return None;
+            }
+            expression = expression.reduce(next, value);
+        }
+        expression.number()
+    }
+}
+
+/// The answer of a generated problem, worked step by step with the mistakes that `key` draws.
+pub(super) fn solution(problem: &str, mistakes: &Mistakes, key: Key) -> Option<String> {
+    let expression = Expression::parse(problem)?;
+    Some(solution::write(expression, mistakes, key))
+}
+
+/// First and last operand of a pair of parentheses; `None` where it would change nothing.
+fn draw_group(operators: &[Operator], key: Key) -> Option<(usize, usize)> {
+    let n_operands = operators.len() + 1;
+    let n_inside = 2 + key.with(0).below(n_operands as u64 - 2) as usize;
+    let first = key.with(1).below((n_operands - n_inside) as u64 + 1) as usize;
+    let last = first + n_inside - 1;
+    let weakest = operators[first..last].iter().map(|operator| operator.precedence()).min()?;
+    let before = first.checked_sub(1).map(|idx| operators[idx]);
+    let matters_before = before.is_some_and(|operator| match operator {
+        Operator::Add => false,
+        Operator::Subtract => weakest == 1,
+        Operator::Multiply => weakest == 1,
+        Operator::Divide => true,
+    });
+    let matters_after = operators.get(last).is_some_and(|operator| operator.precedence() > weakest);
+    (matters_before || matters_after).then_some((first, last))
+}

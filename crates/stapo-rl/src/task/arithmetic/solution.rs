@@ -1,0 +1,107 @@
+//! Worked solutions, and the mistakes a beginner makes in them.
+
+use super::expression::{Expression, Operation};
+use serde::{Deserialize, Serialize};
+use stapo_core::random::Key;
+
+/// How often a worked solution goes wrong. Shares are per step; after a mistake the rest follows from it.
+/// The solution of a problem is a function of these values alone; another `seed` gives another.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Mistakes {
+    pub seed: u64,
+    /// A wrong result: off by one, off by ten, another digit, the other sign.
+    pub wrong_result_share: f64,
+    /// An operation taken before its turn, as in 7+5*2=12*2, where the expression has one.
+    pub wrong_order_share: f64,
+    /// Two operations in one step.
+    pub skipped_step_share: f64,
+    /// How often the operation that was not written down has a wrong result.
+    pub skipped_wrong_share: f64,
+}
+
+impl Default for Mistakes {
+    /// About 45 % of the solutions of arithmetic at its default level come out right.
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            wrong_result_share: 0.2,
+            wrong_order_share: 0.2,
+            skipped_step_share: 0.2,
+            skipped_wrong_share: 0.5,
+        }
+    }
+}
+
+impl Mistakes {
+    /// Every step right and written.
+    pub const NONE: Self = Self {
+        seed: 0,
+        wrong_result_share: 0.0,
+        wrong_order_share: 0.0,
+        skipped_step_share: 0.0,
+        skipped_wrong_share: 0.0,
+    };
+}
+
+/// The steps, each ended by `=`, then the box.
+pub(super) fn write(mut expression: Expression, mistakes: &Mistakes, key: Key) -> String {
+    let mut text = String::new();
+    let mut step = 0;
+    loop {
+        let key = key.with(step);
+        step += 1;
+        let Some(reduced) = reduce(&expression, mistakes, mistakes.wrong_result_share, key.with(0)) else {
+            break;
+        };
+        expression = reduced;
+        if key.with(1).uniform() < mistakes.skipped_step_share {
+            let hidden = reduce(&expression, mistakes, mistakes.skipped_wrong_share, key.with(2));
+            expression = hidden.unwrap_or(expression);
+        }
+        if expression.number().is_none() {
+            text.push_str(&format!("{expression}="));
+        }
+    }
+    format!("{text}\\boxed{{{expression}}}")
+}
+
+/// The expression one operation further; `None` once none is left.
+fn reduce(expression: &Expression, mistakes: &Mistakes, wrong_share: f64, key: Key) -> Option<Expression> {
+    let operation = choose(expression, mistakes, key.with(0))?;
+    let right = operation.operator.apply_carelessly(operation.left, operation.right);
+    let value = if key.with(1).uniform() < wrong_share { wrong_value(right, key.with(2)) } else { right };
+    Some(expression.clone().reduce(operation, value))
+}
+
+fn choose(expression: &Expression, mistakes: &Mistakes, key: Key) -> Option<Operation> {
+    if key.with(0).uniform() < mistakes.wrong_order_share {
+        let premature = expression.premature_operations();
+        if !premature.is_empty() {
+            return Some(premature[key.with(1).below(premature.len() as u64) as usize]);
+        }
+    }
+    expression.next_operation()
+}
+
+/// A value near `right` that is not `right`.
+fn wrong_value(right: i64, key: Key) -> i64 {
+    let sign = if key.with(0).below(2) == 0 { 1 } else { -1 };
+    match key.with(1).below(8) {
+        0..=2 => right.saturating_add(sign),
+        3..=4 if right.unsigned_abs() >= 10 => right.saturating_add(10 * sign),
+        5..=6 => with_another_digit(right, key.with(2)),
+        7 if right != 0 => right.saturating_neg(),
+        _ => right.saturating_sub(sign),
+    }
+}
+
+fn with_another_digit(right: i64, key: Key) -> i64 {
+    let digits = right.unsigned_abs().to_string().len() as u64;
+    let place = 10_i128.pow(key.with(0).below(digits) as u32);
+    let size = i128::from(right.unsigned_abs());
+    let digit = size / place % 10;
+    let other = (digit + 1 + i128::from(key.with(1).below(9))) % 10;
+    let changed = (size + (other - digit) * place).min(i128::from(i64::MAX)) as i64;
+    if right < 0 { -changed } else { changed }
+}

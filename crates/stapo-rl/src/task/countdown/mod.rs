@@ -1,0 +1,143 @@
+//! Countdown: join the given numbers with + - * / to reach a target. `2,3,5,7:24=` may be answered
+//! `2+7=9,9*3=27,...\boxed{(2+7)*3-...}`; only the box counts.
+
+mod play;
+mod value;
+
+pub(super) use value::judge;
+
+use super::generated::Drawn;
+use super::split::check_share;
+use super::{Mistakes, Operator, TaskError, VerifierSpec};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, json};
+use stapo_core::random::Key;
+use std::fmt;
+
+pub(super) const TEMPLATE: &str = "{{ problem }}=";
+/// Six numbers have some 20 million ways to be joined: the most a worked solution can search.
+const MAX_NUMBERS: usize = 6;
+const MAX_VALUE: i64 = 1_000_000;
+
+/// Which problems are drawn. All can be solved with every number used and no fraction or negative number on the way.
+/// Template variables beside `problem`: `numbers` and `target`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CountdownSpec {
+    pub min_numbers: usize,
+    pub max_numbers: usize,
+    /// Numbers are from 1 to this.
+    pub max_number: i64,
+    /// Targets are from 1 to this.
+    pub max_target: i64,
+    /// Share of all problems, by the hash of their text, that training never sees.
+    pub held_out_share: f64,
+    /// How many of those form the held-out set, or fewer where there are fewer.
+    pub n_held_out: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    pub verifier: VerifierSpec,
+}
+
+impl Default for CountdownSpec {
+    fn default() -> Self {
+        Self {
+            min_numbers: 3,
+            max_numbers: 4,
+            max_number: 20,
+            max_target: 99,
+            held_out_share: 0.05,
+            n_held_out: 500,
+            template: None,
+            verifier: VerifierSpec::Countdown(CountdownRule::default()),
+        }
+    }
+}
+
+/// How the box is judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CountdownRule {
+    pub number_use: NumberUse,
+}
+
+/// How often each given number must be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NumberUse {
+    #[default]
+    ExactlyOnce,
+    AtMostOnce,
+}
+
+impl CountdownSpec {
+    pub(super) fn check(&self) -> Result<(), TaskError> {
+        if self.min_numbers < 2 || self.min_numbers > self.max_numbers || self.max_numbers > MAX_NUMBERS {
+            let problem = format!("from {} to {}", self.min_numbers, self.max_numbers);
+            let remedy = format!("2 <= min_numbers <= max_numbers <= {MAX_NUMBERS}");
+            return Err(TaskError::setting("min_numbers, max_numbers", problem, remedy));
+        }
+        for (key, value) in [("max_number", self.max_number), ("max_target", self.max_target)] {
+            if !(1..=MAX_VALUE).contains(&value) {
+                let remedy = format!("a number from 1 to {MAX_VALUE}");
+                return Err(TaskError::setting(key, value.to_string(), remedy));
+            }
+        }
+        check_share("held_out_share", self.held_out_share)
+    }
+
+    /// One try at a problem: numbers, joined at random; `None` where the result is no target.
+    pub(super) fn draw(&self, key: Key) -> Option<Drawn> {
+        let choices = (self.max_numbers - self.min_numbers) as u64 + 1;
+        let n_numbers = self.min_numbers + key.with(0).below(choices) as usize;
+        let numbers: Vec<i64> = (0..n_numbers as u64)
+            .map(|idx| 1 + key.with(1).with(idx).below(self.max_number as u64) as i64)
+            .collect();
+        let target = play::join_at_random(&numbers, key.with(2))?;
+        if !(1..=self.max_target).contains(&target) {
+            return None;
+        }
+        let puzzle = Puzzle { numbers, target };
+        let fields: Map<_, _> =
+            [("numbers".to_string(), json!(puzzle.numbers)), ("target".to_string(), json!(target))]
+                .into_iter()
+                .collect();
+        Some(Drawn { problem: puzzle.to_string(), reference: puzzle.to_string(), fields })
+    }
+}
+
+/// A problem as its text writes it: `2,3,5,7:24`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Puzzle {
+    pub(super) numbers: Vec<i64>,
+    pub(super) target: i64,
+}
+
+impl Puzzle {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (numbers, target) = text.split_once(':')?;
+        let numbers: Vec<i64> =
+            numbers.split(',').map(|number| number.trim().parse().ok()).collect::<Option<_>>()?;
+        Some(Self { numbers, target: target.trim().parse().ok()? })
+    }
+}
+
+impl fmt::Display for Puzzle {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let numbers: Vec<String> = self.numbers.iter().map(ToString::to_string).collect();
+        write!(f, "{}:{}", numbers.join(","), self.target)
+    }
+}
+
+/// The steps and the box, with the mistakes that `key` draws.
+pub(super) fn solution(problem: &str, mistakes: &Mistakes, key: Key) -> Option<String> {
+    let puzzle = Puzzle::parse(problem)?;
+    let solvable = (2..=MAX_NUMBERS).contains(&puzzle.numbers.len())
+        && puzzle.numbers.iter().all(|number| (1..=MAX_VALUE).contains(number));
+    solvable.then(|| play::write(&puzzle, mistakes, key))
+}
+
+/// The operators in the order a search tries them, rotated by `turn`.
+fn operators_from(turn: u64) -> impl Iterator<Item = Operator> {
+    (0..4).map(move |idx| Operator::ALL[((idx + turn) % 4) as usize])
+}

@@ -1,0 +1,136 @@
+//! Tasks without end: problems drawn by key, the held-out ones set aside by the hash of their text.
+
+use super::arithmetic::{self, ArithmeticSpec, Mistakes};
+use super::countdown::{self, CountdownSpec};
+use super::split::{content_hash, split_of};
+use super::template::Template;
+use super::verdict::Verifier;
+use super::{Split, TaskError};
+use serde_json::{Map, Value};
+use stapo_core::Problem;
+use stapo_core::random::Key;
+use std::collections::HashSet;
+
+/// The streams a task draws from.
+const TRAIN_STREAM: u64 = 1;
+const HELD_OUT_SEED: u64 = 0x68656c64;
+/// Draws until a problem must have come up that keeps to the spec and belongs to the split.
+const MAX_TRIES: u64 = 20_000;
+
+/// A drawn problem, before the template. The text is its id: equal ids are equal problems.
+pub(super) struct Drawn {
+    pub(super) problem: String,
+    pub(super) reference: String,
+    /// Further variables of the template.
+    pub(super) fields: Map<String, Value>,
+}
+
+pub(super) enum Generator {
+    Arithmetic(ArithmeticSpec),
+    Countdown(CountdownSpec),
+}
+
+impl Generator {
+    fn draw(&self, key: Key) -> Option<Drawn> {
+        match self {
+            Self::Arithmetic(spec) => spec.draw(key),
+            Self::Countdown(spec) => spec.draw(key),
+        }
+    }
+}
+
+pub(super) struct Generated {
+    generator: Generator,
+    template: Template,
+    held_out_share: f64,
+    held_out: Vec<Problem>,
+}
+
+impl Generated {
+    pub(super) fn open(
+        generator: Generator,
+        template: &str,
+        held_out_share: f64,
+        n_held_out: usize,
+    ) -> Result<Self, TaskError> {
+        let template = Template::new(template)?;
+        let mut task = Self { generator, template, held_out_share, held_out: Vec::new() };
+        task.held_out = task.draw_held_out(n_held_out)?;
+        if held_out_share < 1.0 {
+            task.train(0, 0)?;
+        }
+        Ok(task)
+    }
+
+    /// Whether the verifier can read this task's references; they are all of one form.
+    pub(super) fn check_references(&self, verifier: &Verifier) -> Result<(), TaskError> {
+        let problem = self.held_out.first().cloned().map_or_else(|| self.train(0, 0), Ok)?;
+        verifier.check_reference(&problem.reference).map_err(|why| {
+            TaskError::setting("verifier", why, "leave the verifier out: the task brings the one that fits")
+        })
+    }
+
+    /// Problem `position` of the endless training stream of `seed`.
+    pub(super) fn train(&self, seed: u64, position: u64) -> Result<Problem, TaskError> {
+        let key = Key::new(seed).with(TRAIN_STREAM).with(position);
+        let drawn = (0..MAX_TRIES)
+            .filter_map(|attempt| self.generator.draw(key.with(attempt)))
+            .find(|drawn| self.split(drawn) == Split::Train);
+        self.render(drawn.ok_or_else(too_narrow)?)
+    }
+
+    pub(super) fn held_out(&self) -> &[Problem] {
+        &self.held_out
+    }
+
+    /// The worked solution of one of this task's problems.
+    pub(super) fn solution(&self, problem: &Problem, mistakes: &Mistakes) -> Result<String, TaskError> {
+        let key = Key::new(mistakes.seed).with(content_hash(&problem.id));
+        let written = match &self.generator {
+            Generator::Arithmetic(_) => arithmetic::solution(&problem.id, mistakes, key),
+            Generator::Countdown(_) => countdown::solution(&problem.id, mistakes, key),
+        };
+        written.ok_or_else(|| TaskError::NoSolution {
+            id: problem.id.clone(),
+            problem: "it is not one of this task's problems".into(),
+            remedy: "ask with a problem that `problem` or `held_out` of the same task gave",
+        })
+    }
+
+    fn split(&self, drawn: &Drawn) -> Split {
+        split_of(content_hash(&drawn.problem), self.held_out_share)
+    }
+
+    /// The first `n` distinct held-out problems of a stream of their own, or as many as come up.
+    fn draw_held_out(&self, n: usize) -> Result<Vec<Problem>, TaskError> {
+        if self.held_out_share == 0.0 || n == 0 {
+            return Ok(Vec::new());
+        }
+        let max_tries = MAX_TRIES + (64.0 * n as f64 / self.held_out_share) as u64;
+        let mut seen = HashSet::new();
+        let mut problems = Vec::new();
+        for attempt in 0..max_tries {
+            let Some(drawn) = self.generator.draw(Key::new(HELD_OUT_SEED).with(attempt)) else { continue };
+            if self.split(&drawn) == Split::HeldOut && seen.insert(drawn.problem.clone()) {
+                problems.push(self.render(drawn)?);
+                if problems.len() == n {
+                    break;
+                }
+            }
+        }
+        if problems.is_empty() { Err(too_narrow()) } else { Ok(problems) }
+    }
+
+    fn render(&self, drawn: Drawn) -> Result<Problem, TaskError> {
+        let prompt = self.template.render(&drawn.problem, &drawn.problem, &drawn.fields)?;
+        Ok(Problem { id: drawn.problem, prompt, reference: drawn.reference })
+    }
+}
+
+fn too_narrow() -> TaskError {
+    TaskError::setting(
+        "spec",
+        format!("no problem that keeps to it came up in {MAX_TRIES} draws"),
+        "widen the range of numbers and results, or move held_out_share away from 0 and 1",
+    )
+}

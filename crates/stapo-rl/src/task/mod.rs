@@ -1,0 +1,152 @@
+//! A task is data and a verdict: where problems come from, and what makes an answer right.
+//!
+//! ```
+//! use stapo_rl::task::{Mistakes, Split, Task, TaskSpec};
+//! let task = Task::open(&TaskSpec::default())?;
+//! let problem = task.problem(7, Split::Train, 0)?;
+//! let answer = task.solution(&problem, &Mistakes::NONE)?;
+//! assert_eq!(task.judge(&[(&problem, &answer)])?[0].verdict, stapo_core::Verdict::Right);
+//! # Ok::<(), stapo_rl::task::TaskError>(())
+//! ```
+
+mod arithmetic;
+mod countdown;
+mod error;
+mod generated;
+pub(crate) mod rows;
+mod spec;
+mod split;
+mod template;
+mod verdict;
+
+pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
+pub use countdown::{CountdownRule, CountdownSpec, NumberUse};
+pub use error::TaskError;
+pub use rows::Census;
+pub use spec::{CommandSpec, RowsSpec, RuleSpec, TaskSpec, VerifierSpec};
+pub use split::Split;
+pub use verdict::Judged;
+
+use generated::{Generated, Generator};
+use rows::Rows;
+use stapo_core::Problem;
+use verdict::Verifier;
+
+/// Every character that prompts and worked solutions of `arithmetic` and `countdown` hold under their default
+/// templates, in code-point order: what a character-level tokenizer must know.
+pub const ALPHABET: &str = "()*+,-/0123456789:=\\bdeox{}";
+
+/// An open task: everything that can be wrong with its spec, file, fields and template has been found.
+///
+/// Problems are a pure function of seed, split and position; judging keeps the order of the samples. Shared between
+/// threads.
+pub struct Task {
+    source: Source,
+    verifier: Verifier,
+}
+
+enum Source {
+    Generated(Generated),
+    Rows(Rows),
+}
+
+impl Task {
+    pub fn open(spec: &TaskSpec) -> Result<Self, TaskError> {
+        let verifier = Verifier::open(verifier_spec(spec))?;
+        let source = match spec {
+            TaskSpec::Arithmetic(spec) => {
+                spec.check()?;
+                let template = spec.template.as_deref().unwrap_or(arithmetic::TEMPLATE);
+                let generator = Generator::Arithmetic(spec.clone());
+                Source::Generated(Generated::open(generator, template, spec.held_out_share, spec.n_held_out)?)
+            }
+            TaskSpec::Countdown(spec) => {
+                spec.check()?;
+                let template = spec.template.as_deref().unwrap_or(countdown::TEMPLATE);
+                let generator = Generator::Countdown(spec.clone());
+                Source::Generated(Generated::open(generator, template, spec.held_out_share, spec.n_held_out)?)
+            }
+            TaskSpec::Jsonl(spec) => Source::Rows(Rows::open(spec, rows::jsonl::read, &verifier)?),
+            TaskSpec::Parquet(spec) => Source::Rows(Rows::open(spec, rows::parquet::read, &verifier)?),
+        };
+        if let Source::Generated(task) = &source {
+            task.check_references(&verifier)?;
+        }
+        Ok(Self { source, verifier })
+    }
+
+    /// The problem at `position`. `Train`: generated tasks never end; a file repeats in epochs, each a permutation
+    /// keyed by `seed`. `HeldOut`: the fixed set in its order, over and over, whatever the seed.
+    pub fn problem(&self, seed: u64, split: Split, position: u64) -> Result<Problem, TaskError> {
+        match (split, &self.source) {
+            (Split::Train, Source::Generated(task)) => task.train(seed, position),
+            (Split::Train, Source::Rows(task)) => task.train(seed, position).cloned(),
+            (Split::HeldOut, _) => {
+                let held_out = self.held_out_set();
+                let n = held_out.len().max(1) as u64;
+                held_out.get((position % n) as usize).cloned().ok_or(TaskError::EmptySplit {
+                    split: Split::HeldOut.name(),
+                    remedy: "raise held_out_share (and n_held_out) of the task, or switch evaluation off",
+                })
+            }
+        }
+    }
+
+    /// The first `n` problems of the held-out set, or all where it has fewer.
+    pub fn held_out(&self, n: usize) -> Vec<Problem> {
+        self.held_out_set().iter().take(n).cloned().collect()
+    }
+
+    /// How many different problems a split has; `None`: without end.
+    pub fn n_problems(&self, split: Split) -> Option<u64> {
+        match (split, &self.source) {
+            (Split::Train, Source::Generated(_)) => None,
+            (Split::Train, Source::Rows(task)) => Some(task.n_train()),
+            (Split::HeldOut, _) => Some(self.held_out_set().len() as u64),
+        }
+    }
+
+    /// Judges responses, each beside its problem; the answers come in the same order. Rules never fail; an external
+    /// verifier may, and then no sample gets a made-up verdict.
+    pub fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
+        self.verifier.judge(samples)
+    }
+
+    /// A worked solution with the mistakes asked for: what a base model is pretrained on. Generated tasks only.
+    pub fn solution(&self, problem: &Problem, mistakes: &Mistakes) -> Result<String, TaskError> {
+        match &self.source {
+            Source::Generated(task) => task.solution(problem, mistakes),
+            Source::Rows(_) => Err(TaskError::NoSolution {
+                id: problem.id.clone(),
+                problem: "the task is a file".into(),
+                remedy: "arithmetic and countdown write worked solutions; from a file, train on its own texts",
+            }),
+        }
+    }
+
+    /// What was found in the task's file; `None` for generated tasks.
+    pub fn census(&self) -> Option<&Census> {
+        match &self.source {
+            Source::Generated(_) => None,
+            Source::Rows(task) => Some(task.census()),
+        }
+    }
+
+    fn held_out_set(&self) -> &[Problem] {
+        match &self.source {
+            Source::Generated(task) => task.held_out(),
+            Source::Rows(task) => task.held_out(),
+        }
+    }
+}
+
+fn verifier_spec(spec: &TaskSpec) -> &VerifierSpec {
+    match spec {
+        TaskSpec::Arithmetic(spec) => &spec.verifier,
+        TaskSpec::Countdown(spec) => &spec.verifier,
+        TaskSpec::Jsonl(spec) | TaskSpec::Parquet(spec) => &spec.verifier,
+    }
+}
+
+#[cfg(test)]
+mod tests;

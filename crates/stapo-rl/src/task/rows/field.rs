@@ -1,0 +1,76 @@
+//! Paths into a row: `answer`, `reward_model.ground_truth`, `prompt[].content`, `choices[0]`.
+
+use serde_json::Value;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FieldPath {
+    written: String,
+    steps: Vec<Step>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Step {
+    Name(String),
+    Element(usize),
+    /// `[]`: the message of the user, or the only element.
+    TheOne,
+}
+
+impl FieldPath {
+    pub(super) fn parse(written: &str) -> Result<Self, String> {
+        let mut steps = Vec::new();
+        for part in written.split('.') {
+            let (name, mut rest) = part.split_at(part.find('[').unwrap_or(part.len()));
+            if name.is_empty() {
+                return Err(format!("field path {written:?} has an empty name"));
+            }
+            steps.push(Step::Name(name.to_string()));
+            while !rest.is_empty() {
+                let inside = rest.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+                let Some((element, after)) = inside else {
+                    return Err(format!("field path {written:?} has a bracket that is not closed"));
+                };
+                steps.push(match element {
+                    "" => Step::TheOne,
+                    number => Step::Element(number.parse().map_err(|_| {
+                        format!("field path {written:?} has [{number}], expected [] or a number from 0")
+                    })?),
+                });
+                rest = after;
+            }
+        }
+        Ok(Self { written: written.to_string(), steps })
+    }
+
+    pub(super) fn written(&self) -> &str {
+        &self.written
+    }
+
+    /// What the path leads to; otherwise what is in the way.
+    pub(super) fn get<'a>(&self, row: &'a Value) -> Result<&'a Value, String> {
+        // A field whose own name holds a dot or a bracket comes first.
+        if let Some(value) = row.get(&self.written) {
+            return Ok(value);
+        }
+        self.steps.iter().try_fold(row, |value, step| match step {
+            Step::Name(name) => value.get(name).ok_or_else(|| format!("no field {name:?}")),
+            Step::Element(idx) => value.get(idx).ok_or_else(|| format!("no element {idx}")),
+            Step::TheOne => the_one(value),
+        })
+    }
+}
+
+fn the_one(value: &Value) -> Result<&Value, String> {
+    let elements = value.as_array().ok_or("not a list")?;
+    if let [only] = &elements[..] {
+        return Ok(only);
+    }
+    let of_user: Vec<&Value> = elements
+        .iter()
+        .filter(|element| element.get("role").and_then(Value::as_str) == Some("user"))
+        .collect();
+    match of_user[..] {
+        [message] => Ok(message),
+        _ => Err(format!("{} elements, {} of them the user's, expected one", elements.len(), of_user.len())),
+    }
+}

@@ -1,0 +1,140 @@
+//! Which field is what: given, or recognised by the names common files use.
+
+use super::field::FieldPath;
+use crate::task::RowsSpec;
+use serde_json::Value;
+use stapo_verify::{Fallback, Order, extract};
+use std::path::Path;
+
+/// In the order they are looked for. `prompt[].content` and `reward_model.ground_truth`: verl, DAPO-Math-17k.
+const PROBLEM_FIELDS: [&str; 4] = ["problem", "question", "prompt[].content", "prompt"];
+const ANSWER_FIELDS: [&str; 4] = ["answer", "reward_model.ground_truth", "ground_truth", "solution"];
+const ID_FIELDS: [&str; 3] = ["id", "unique_id", "extra_info.index"];
+/// Numbers the rows instead of reading an id.
+const ROW_NUMBER: &str = "#row";
+
+/// What DAPO-Math-17k writes around each problem; the task's own template takes its place.
+const DAPO_OPENING: &str =
+    "Solve the following math problem step by step. The last line of your response should be";
+const DAPO_CLOSING: &str = "Remember to put your answer on its own line after \"Answer:\".";
+
+/// Problem and remedy of a refusal.
+type Refusal = (String, String);
+
+pub(super) struct Layout {
+    problem: FieldPath,
+    answer: FieldPath,
+    /// `None`: rows are numbered.
+    id: Option<FieldPath>,
+}
+
+/// A row's texts.
+pub(super) struct Found {
+    pub(super) id: String,
+    pub(super) problem: String,
+    pub(super) reference: String,
+}
+
+impl Layout {
+    /// The layout of a file by the spec and its first row.
+    pub(super) fn recognise(spec: &RowsSpec, row: &Value) -> Result<Self, Refusal> {
+        let choose = |key: &str, given: Option<&str>, known: &[&str]| -> Result<Option<FieldPath>, Refusal> {
+            if let Some(written) = given {
+                let path = FieldPath::parse(written);
+                return path
+                    .map(Some)
+                    .map_err(|problem| (problem, format!("{key} = \"NAME\" or \"NAME.INNER\"")));
+            }
+            let mut paths = known.iter().filter_map(|written| FieldPath::parse(written).ok());
+            Ok(paths.find(|path| path.get(row).is_ok_and(|value| !value.is_null())))
+        };
+        let missing = |what: &str, key: &str, known: &[&str]| {
+            let problem = format!("no field for the {what} is recognised (looked for {})", known.join(", "));
+            (problem, format!("name it with {key}; the row has {}", names(row)))
+        };
+        let problem = choose("problem_field", spec.problem_field.as_deref(), &PROBLEM_FIELDS)?
+            .ok_or_else(|| missing("problem", "problem_field", &PROBLEM_FIELDS))?;
+        let answer = choose("answer_field", spec.answer_field.as_deref(), &ANSWER_FIELDS)?
+            .ok_or_else(|| missing("answer", "answer_field", &ANSWER_FIELDS))?;
+        let id = match spec.id_field.as_deref() {
+            Some(ROW_NUMBER) => None,
+            given => choose("id_field", given, &ID_FIELDS)?,
+        };
+        Ok(Self { problem, answer, id })
+    }
+
+    pub(super) fn read(&self, row: &Value, number: u64, file: &Path) -> Result<Found, Refusal> {
+        let problem = text_at(&self.problem, "problem", row)?;
+        let answer = text_at(&self.answer, "reference", row)?;
+        let reference = bare_answer(&answer, self.answer.written() == "solution").ok_or_else(|| {
+            let problem = format!("field {:?} holds no reference answer", self.answer.written());
+            (
+                problem,
+                "a solution ends with its answer after #### or in \\boxed{}; or set answer_field".to_string(),
+            )
+        })?;
+        let id = match &self.id {
+            Some(path) => text_at(path, "id", row)?,
+            None => {
+                let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+                format!("{stem}-{number}")
+            }
+        };
+        Ok(Found { id, problem: without_dapo_frame(&problem).to_string(), reference })
+    }
+}
+
+/// The text or number at `path`.
+fn text_at(path: &FieldPath, what: &str, row: &Value) -> Result<String, Refusal> {
+    let refuse = |problem: String| {
+        let remedy =
+            format!("every row needs its {what} in {:?}; this one has {}", path.written(), names(row));
+        (format!("{what} field {:?}: {problem}", path.written()), remedy)
+    };
+    let text = match path.get(row).map_err(refuse)? {
+        Value::String(text) => text.trim().to_string(),
+        Value::Number(number) => number.to_string(),
+        Value::Null => return Err(refuse("empty".into())),
+        other => return Err(refuse(format!("expected text or a number, found {}", kind(other)))),
+    };
+    if text.is_empty() { Err(refuse("empty".into())) } else { Ok(text) }
+}
+
+/// What follows GSM8K's `####`; the box of a worked solution; otherwise the text itself.
+fn bare_answer(answer: &str, is_solution: bool) -> Option<String> {
+    if let Some((_, after)) = answer.rsplit_once("####") {
+        let bare = after.trim();
+        return (!bare.is_empty()).then(|| bare.to_string());
+    }
+    if is_solution {
+        return extract(answer, Order::BoxFirst, Fallback::Nothing).map(str::to_string);
+    }
+    Some(answer.to_string())
+}
+
+fn without_dapo_frame(problem: &str) -> &str {
+    let framed = problem.strip_prefix(DAPO_OPENING).and_then(|rest| rest.split_once("\n\n"));
+    match framed.and_then(|(_, rest)| rest.trim_end().strip_suffix(DAPO_CLOSING)) {
+        Some(bare) if !bare.trim().is_empty() => bare.trim(),
+        _ => problem,
+    }
+}
+
+fn names(row: &Value) -> String {
+    const MAX_NAMES: usize = 20;
+    let names: Vec<&str> =
+        row.as_object().map(|row| row.keys().map(String::as_str).collect()).unwrap_or_default();
+    let more = if names.len() > MAX_NAMES { ", ..." } else { "" };
+    format!("{}{more}", names[..names.len().min(MAX_NAMES)].join(", "))
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

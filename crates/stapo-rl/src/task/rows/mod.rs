@@ -1,0 +1,197 @@
+//! Files of problems: read once, checked row by row, split by the hash of the problem's text.
+
+mod field;
+pub(super) mod jsonl;
+mod layout;
+pub(super) mod parquet;
+pub(crate) mod permutation;
+
+use super::split::{check_share, content_hash, split_of};
+use super::template::Template;
+use super::verdict::Verifier;
+use super::{RowsSpec, Split, TaskError};
+use layout::Layout;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use stapo_core::Problem;
+use stapo_core::random::Key;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// The paper's instruction after the problem.
+const TEMPLATE: &str =
+    "{{ problem }}\n\nPlease reason step by step, and put your final answer within \\boxed{}.";
+const TRAIN_STREAM: u64 = 2;
+
+/// Calls back with each row's number, from 1, and its fields.
+type Read =
+    fn(&Path, &mut dyn FnMut(u64, Map<String, Value>) -> Result<(), TaskError>) -> Result<(), TaskError>;
+
+/// What a file held.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Census {
+    pub n_rows: u64,
+    /// Rows whose problem an earlier row has word for word: left out.
+    pub n_duplicates: u64,
+    /// Those among them with another reference than the earlier row.
+    pub n_conflicts: u64,
+    pub n_train: u64,
+    pub n_held_out: u64,
+    /// Problems whose reference the verifier cannot read: no response to them can be right.
+    pub n_unreadable: u64,
+    /// Why, for the first of them.
+    pub first_unreadable: Option<String>,
+}
+
+pub(super) struct Rows {
+    train: Vec<Problem>,
+    held_out: Vec<Problem>,
+    census: Census,
+}
+
+impl Rows {
+    pub(super) fn open(spec: &RowsSpec, read: Read, verifier: &Verifier) -> Result<Self, TaskError> {
+        check_share("held_out_share", spec.held_out_share)?;
+        let mut collected = Collected::new(spec)?;
+        read(&spec.path, &mut |number, row| collected.add(number, row))?;
+        let mut rows = collected.finish()?;
+        rows.check_references(verifier);
+        rows.refuse_all_unreadable(spec)?;
+        Ok(rows)
+    }
+
+    /// The problem at `position` of the training epochs of `seed`.
+    pub(super) fn train(&self, seed: u64, position: u64) -> Result<&Problem, TaskError> {
+        let n = self.n_train();
+        if n == 0 {
+            let remedy = "lower held_out_share of the task below 1";
+            return Err(TaskError::EmptySplit { split: Split::Train.name(), remedy });
+        }
+        let epoch = Key::new(seed).with(TRAIN_STREAM).with(position / n);
+        Ok(&self.train[permutation::image(position % n, n, epoch) as usize])
+    }
+
+    pub(super) fn n_train(&self) -> u64 {
+        self.train.len() as u64
+    }
+
+    pub(super) fn held_out(&self) -> &[Problem] {
+        &self.held_out
+    }
+
+    pub(super) fn census(&self) -> &Census {
+        &self.census
+    }
+
+    fn check_references(&mut self, verifier: &Verifier) {
+        let problems: Vec<&Problem> = self.train.iter().chain(&self.held_out).collect();
+        let unreadable: Vec<String> = problems
+            .par_iter()
+            .filter_map(|problem| {
+                let why = verifier.check_reference(&problem.reference).err()?;
+                Some(format!("problem {:?}: {why}", problem.id))
+            })
+            .collect();
+        self.census.n_unreadable = unreadable.len() as u64;
+        self.census.first_unreadable = unreadable.into_iter().next();
+    }
+
+    fn refuse_all_unreadable(&self, spec: &RowsSpec) -> Result<(), TaskError> {
+        match &self.census.first_unreadable {
+            Some(first) if self.census.n_unreadable == self.n_train() + self.held_out.len() as u64 => {
+                Err(TaskError::File {
+                    path: spec.path.clone(),
+                    problem: format!("the verifier can read none of its references; {first}"),
+                    remedy: "answer_field: the field with the bare answer; verifier: the rule that fits it"
+                        .into(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Rows so far.
+struct Collected<'a> {
+    spec: &'a RowsSpec,
+    template: Template,
+    /// Recognised at the first row.
+    layout: Option<Layout>,
+    /// Hash of each problem's text to the hash of its reference.
+    reference_of: HashMap<u64, u64>,
+    row_of_id: HashMap<String, u64>,
+    rows: Rows,
+}
+
+impl<'a> Collected<'a> {
+    fn new(spec: &'a RowsSpec) -> Result<Self, TaskError> {
+        Ok(Self {
+            spec,
+            template: Template::new(spec.template.as_deref().unwrap_or(TEMPLATE))?,
+            layout: None,
+            reference_of: HashMap::new(),
+            row_of_id: HashMap::new(),
+            rows: Rows { train: Vec::new(), held_out: Vec::new(), census: Census::default() },
+        })
+    }
+
+    fn add(&mut self, number: u64, row: Map<String, Value>) -> Result<(), TaskError> {
+        let refuse = |(problem, remedy): (String, String)| TaskError::Row {
+            path: self.spec.path.clone(),
+            unit: "row",
+            number,
+            problem,
+            remedy,
+        };
+        let row = Value::Object(row);
+        if self.layout.is_none() {
+            self.layout = Some(Layout::recognise(self.spec, &row).map_err(refuse)?);
+        }
+        let Some(layout) = &self.layout else { return Ok(()) };
+        let found = layout.read(&row, number, &self.spec.path).map_err(refuse)?;
+        self.rows.census.n_rows += 1;
+        let hash = content_hash(&found.problem);
+        let reference_hash = content_hash(&found.reference);
+        if let Some(&earlier) = self.reference_of.get(&hash) {
+            self.rows.census.n_duplicates += 1;
+            self.rows.census.n_conflicts += u64::from(earlier != reference_hash);
+            return Ok(());
+        }
+        if let Some(earlier) = self.row_of_id.insert(found.id.clone(), number) {
+            let problem = format!("id {:?} is that of row {earlier}, with another problem", found.id);
+            return Err(refuse((problem, "give each problem its own id, or id_field = \"#row\"".into())));
+        }
+        self.reference_of.insert(hash, reference_hash);
+        let Value::Object(fields) = &row else { return Ok(()) };
+        let prompt = self.template.render(&found.id, &found.problem, fields)?;
+        let problem = Problem { id: found.id, prompt, reference: found.reference };
+        match split_of(hash, self.spec.held_out_share) {
+            Split::Train => self.rows.train.push(problem),
+            Split::HeldOut => self.rows.held_out.push(problem),
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Rows, TaskError> {
+        let refuse = |problem: String, remedy: &str| {
+            Err(TaskError::File { path: self.spec.path.clone(), problem, remedy: remedy.into() })
+        };
+        let (n_train, n_held_out) = (self.rows.train.len() as u64, self.rows.held_out.len() as u64);
+        let share = self.spec.held_out_share;
+        if n_train + n_held_out == 0 {
+            return refuse("holds no problem".into(), "one problem per row; see the file's beginning");
+        }
+        if n_held_out == 0 && share > 0.0 {
+            let problem = format!("held_out_share {share} of its {n_train} problems is none");
+            return refuse(problem, "raise held_out_share, or set it to 0 and evaluate on another file");
+        }
+        if n_train == 0 && share < 1.0 {
+            let problem = format!("held_out_share {share} of its {n_held_out} problems is all of them");
+            return refuse(problem, "lower held_out_share, or set it to 1 to evaluate only");
+        }
+        self.rows.census.n_train = n_train;
+        self.rows.census.n_held_out = n_held_out;
+        Ok(self.rows)
+    }
+}

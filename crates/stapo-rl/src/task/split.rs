@@ -1,0 +1,44 @@
+//! Which problems are for training and which are held out: a function of the problem's text alone.
+
+use super::TaskError;
+use stapo_core::random::Key;
+
+/// The side of the split a problem is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Split {
+    Train,
+    HeldOut,
+}
+
+impl Split {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::HeldOut => "held-out",
+        }
+    }
+}
+
+/// 64 bits of a text (FNV-1a) that ignore how its words are spaced, so that copies of a problem share a side.
+pub(super) fn content_hash(text: &str) -> u64 {
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    let mut feed = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(PRIME);
+    for word in text.split_whitespace() {
+        word.bytes().for_each(&mut feed);
+        feed(b' ');
+    }
+    hash
+}
+
+/// The side of the problem whose text hashes to `hash`. No seed takes part: every run agrees.
+pub(super) fn split_of(hash: u64, held_out_share: f64) -> Split {
+    if Key::new(hash).uniform() < held_out_share { Split::HeldOut } else { Split::Train }
+}
+
+pub(super) fn check_share(key: &'static str, share: f64) -> Result<(), TaskError> {
+    if (0.0..=1.0).contains(&share) {
+        return Ok(());
+    }
+    Err(TaskError::setting(key, format!("{share} is not a share"), "a number from 0 to 1"))
+}

@@ -1,0 +1,180 @@
+//! An external program as verifier: kept running, lines in, lines out, every wait and every buffer bounded.
+
+use super::Judged;
+use crate::task::{CommandSpec, TaskError};
+use process::{Process, Silence};
+use serde::{Deserialize, Serialize};
+use stapo_core::{Problem, Verdict};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+mod process;
+
+/// The program and, while it works, its process. After a failure the process is gone and the next call starts anew.
+pub(in crate::task) struct External {
+    spec: CommandSpec,
+    process: Mutex<Option<Process>>,
+}
+
+impl External {
+    pub(super) fn start(spec: &CommandSpec) -> Result<Self, TaskError> {
+        for (key, seconds) in [("sample_seconds", spec.sample_seconds), ("batch_seconds", spec.batch_seconds)]
+        {
+            if !(seconds > 0.0 && seconds <= 1e6) {
+                return Err(TaskError::setting(
+                    key,
+                    format!("{seconds} s"),
+                    "a time above 0 and up to 1e6 s",
+                ));
+            }
+        }
+        if spec.max_line_bytes == 0 {
+            return Err(TaskError::setting(
+                "max_line_bytes",
+                "0",
+                "a verdict takes some 30 bytes; default 1 MiB",
+            ));
+        }
+        let process = Process::start(spec)?;
+        Ok(Self { spec: spec.clone(), process: Mutex::new(Some(process)) })
+    }
+
+    /// One line out and one line back per sample. Any failure ends the process and names the sample it struck.
+    pub(super) fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
+        let mut slot = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut process = match slot.take() {
+            Some(process) => process,
+            None => Process::start(&self.spec)?,
+        };
+        let judged = self.exchange(&mut process, samples)?;
+        *slot = Some(process);
+        Ok(judged)
+    }
+
+    fn exchange(
+        &self,
+        process: &mut Process,
+        samples: &[(&Problem, &str)],
+    ) -> Result<Vec<Judged>, TaskError> {
+        self.refuse_surplus(process, "before the first sample of a call".into())?;
+        process.send(requests(samples));
+        let seconds = |value: f64| Duration::from_secs_f64(value);
+        let batch_deadline = Instant::now() + seconds(self.spec.batch_seconds);
+        let mut judged = Vec::with_capacity(samples.len());
+        for (idx, (problem, _)) in samples.iter().enumerate() {
+            let place = || format!("sample {} of {} (problem {:?})", idx + 1, samples.len(), problem.id);
+            let deadline = batch_deadline.min(Instant::now() + seconds(self.spec.sample_seconds));
+            let line = process
+                .next_line(deadline)
+                .map_err(|silence| self.failure(process, place(), self.describe(silence, batch_deadline)))?;
+            let answer = read_answer(&line, &problem.id).map_err(|problem| {
+                let remedy = r#"one line of JSON per sample: {"verdict": "right"} or {"reward": 0.5}"#;
+                self.failure(process, place(), (problem, remedy.into()))
+            })?;
+            judged.push(answer);
+        }
+        self.refuse_surplus(process, format!("after sample {} of {0}", samples.len()))?;
+        Ok(judged)
+    }
+
+    /// A line nobody asked for would shift every later verdict by one.
+    fn refuse_surplus(&self, process: &mut Process, place: String) -> Result<(), TaskError> {
+        match process.next_line(Instant::now()) {
+            Ok(line) => {
+                let problem = format!("wrote a line too many: {}", shortened(&line));
+                let remedy = "exactly one line per sample, in order; messages belong on standard error";
+                Err(self.failure(process, place, (problem, remedy.into())))
+            }
+            Err(Silence::TimedOut) => Ok(()),
+            Err(silence) => {
+                let described = self.describe(silence, Instant::now());
+                Err(self.failure(process, place, described))
+            }
+        }
+    }
+
+    fn describe(&self, silence: Silence, batch_deadline: Instant) -> (String, String) {
+        match silence {
+            Silence::TimedOut if Instant::now() >= batch_deadline => {
+                let problem = format!("no answer, and batch_seconds {} are over", self.spec.batch_seconds);
+                (problem, "raise verifier.batch_seconds, or make the program faster".into())
+            }
+            Silence::TimedOut => {
+                let problem = format!("no answer for sample_seconds {}", self.spec.sample_seconds);
+                (problem, "raise verifier.sample_seconds, and flush standard output after every line".into())
+            }
+            Silence::TooLong => {
+                let problem = format!("wrote a line above max_line_bytes {}", self.spec.max_line_bytes);
+                (problem, "shorten the reason it gives, or raise verifier.max_line_bytes".into())
+            }
+            Silence::Ended => {
+                let problem = "its output ended".to_string();
+                (problem, "run the program by hand with one sample on standard input".into())
+            }
+        }
+    }
+
+    fn failure(
+        &self,
+        process: &mut Process,
+        place: String,
+        (problem, remedy): (String, String),
+    ) -> TaskError {
+        let problem = format!("{problem}{}", process.end());
+        TaskError::Verifier { program: self.spec.program.display().to_string(), place, problem, remedy }
+    }
+}
+
+#[derive(Serialize)]
+struct Request<'a> {
+    id: &'a str,
+    prompt: &'a str,
+    response: &'a str,
+    reference: &'a str,
+}
+
+fn requests(samples: &[(&Problem, &str)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (problem, response) in samples {
+        let Problem { id, prompt, reference } = problem;
+        let request = Request { id, prompt, response, reference };
+        serde_json::to_writer(&mut bytes, &request).expect("four strings are always JSON");
+        bytes.push(b'\n');
+    }
+    bytes
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Answer {
+    verdict: Option<Verdict>,
+    reward: Option<f64>,
+    answer: Option<String>,
+    reason: Option<String>,
+    id: Option<String>,
+}
+
+fn read_answer(line: &[u8], id: &str) -> Result<Judged, String> {
+    let answer: Answer =
+        serde_json::from_slice(line).map_err(|e| format!("wrote {}: {e}", shortened(line)))?;
+    if let Some(other) = answer.id.filter(|other| other != id) {
+        return Err(format!("answered for {other:?}"));
+    }
+    let verdict = match (answer.verdict, answer.reward) {
+        (_, Some(reward)) if !reward.is_finite() => return Err(format!("gave the reward {reward}")),
+        (Some(verdict), _) => verdict,
+        (None, Some(reward)) if reward > 0.0 => Verdict::Right,
+        (None, Some(_)) => Verdict::Wrong,
+        (None, None) => return Err(format!("gave neither verdict nor reward: {}", shortened(line))),
+    };
+    let reason = answer.reason.unwrap_or_else(|| "by the external verifier".into());
+    Ok(Judged { verdict, reward: answer.reward, answer: answer.answer, reason })
+}
+
+fn shortened(line: &[u8]) -> String {
+    const MAX_CHARS: usize = 120;
+    let text = String::from_utf8_lossy(&line[..line.len().min(4 * MAX_CHARS)]);
+    let start: String = text.chars().take(MAX_CHARS).collect();
+    let rest = if text.chars().count() > MAX_CHARS || line.len() > 4 * MAX_CHARS { " ..." } else { "" };
+    format!("{start:?}{rest}")
+}

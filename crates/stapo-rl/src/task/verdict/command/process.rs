@@ -1,0 +1,157 @@
+//! A child process with line-wise, bounded, timed output. Ended and reaped when dropped.
+
+use crate::task::{CommandSpec, TaskError};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Lines that wait to be read; a program that floods is stopped by its full pipe.
+const MAX_WAITING_LINES: usize = 1024;
+/// How much of what the program last said on standard error goes into a message.
+const MAX_COMPLAINT_BYTES: usize = 1000;
+
+/// Why no line came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Silence {
+    TimedOut,
+    Ended,
+    TooLong,
+}
+
+pub(super) struct Process {
+    child: Child,
+    /// Whole calls to be written; a thread of its own writes them, so that full pipes on both sides cannot lock up.
+    requests: Sender<Vec<u8>>,
+    lines: Receiver<Result<Vec<u8>, Silence>>,
+    complaint: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Process {
+    pub(super) fn start(spec: &CommandSpec) -> Result<Self, TaskError> {
+        let mut command = Command::new(&spec.program);
+        command.args(&spec.args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own: Ctrl-C reaches the trainer, which may still need verdicts, and one signal ends all of it.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = command.spawn().map_err(|error| TaskError::Verifier {
+            program: spec.program.display().to_string(),
+            place: "at the start".into(),
+            problem: error.to_string(),
+            remedy: "verifier.program: a path to an executable file, or a name on the PATH".into(),
+        })?;
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (requests, request_queue) = channel();
+        let (line_queue, lines) = sync_channel(MAX_WAITING_LINES);
+        let complaint = Arc::new(Mutex::new(Vec::new()));
+        // The threads end with the pipes; nobody waits for them, since a descendant may hold a pipe open.
+        if let Some(stdin) = stdin {
+            thread::spawn(move || write_requests(stdin, &request_queue));
+        }
+        if let Some(stdout) = stdout {
+            let max_line_bytes = spec.max_line_bytes;
+            thread::spawn(move || read_lines(stdout, &line_queue, max_line_bytes));
+        }
+        if let Some(stderr) = stderr {
+            let complaint = Arc::clone(&complaint);
+            thread::spawn(move || keep_the_end(stderr, &complaint));
+        }
+        Ok(Self { child, requests, lines, complaint })
+    }
+
+    /// Queues bytes for standard input. A process that is gone shows as `Silence::Ended` on its output.
+    pub(super) fn send(&self, bytes: Vec<u8>) {
+        let _ = self.requests.send(bytes);
+    }
+
+    /// The next line, without its end.
+    pub(super) fn next_line(&self, deadline: Instant) -> Result<Vec<u8>, Silence> {
+        match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => Err(Silence::TimedOut),
+            Err(RecvTimeoutError::Disconnected) => Err(Silence::Ended),
+        }
+    }
+
+    /// Ends the process and says how it ended, if it did so by itself, and what it last complained of.
+    pub(super) fn end(&mut self) -> String {
+        let status = self.own_end();
+        self.kill();
+        let complaint = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
+        let complaint = String::from_utf8_lossy(&complaint);
+        let status = status.map(|status| format!(" ({status})")).unwrap_or_default();
+        match complaint.trim() {
+            "" => status,
+            said => format!("{status}; its standard error ends: {said:?}"),
+        }
+    }
+
+    /// Output ends a moment before the process does: a short wait tells an exit from a closed pipe.
+    fn own_end(&mut self) -> Option<std::process::ExitStatus> {
+        for _ in 0..20 {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        None
+    }
+
+    fn kill(&mut self) {
+        #[cfg(unix)]
+        if let Some(group) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            // An error means that the group is gone already.
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn write_requests(mut stdin: ChildStdin, queue: &Receiver<Vec<u8>>) {
+    while let Ok(bytes) = queue.recv() {
+        if stdin.write_all(&bytes).and_then(|()| stdin.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+/// Passes lines on until the output ends, a line is too long, or nobody listens.
+fn read_lines(stdout: impl Read, queue: &SyncSender<Result<Vec<u8>, Silence>>, max_line_bytes: usize) {
+    let mut reader = BufReader::new(stdout);
+    loop {
+        let mut line = Vec::new();
+        let limit = max_line_bytes as u64 + 1;
+        let n_bytes = reader.by_ref().take(limit).read_until(b'\n', &mut line).unwrap_or(0);
+        let is_whole = line.pop_if(|byte| *byte == b'\n').is_some();
+        let message = if is_whole || (n_bytes > 0 && n_bytes <= max_line_bytes) {
+            Ok(line)
+        } else if n_bytes == 0 {
+            return;
+        } else {
+            Err(Silence::TooLong)
+        };
+        let is_last = message.is_err();
+        if queue.send(message).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+fn keep_the_end(mut stderr: impl Read, complaint: &Mutex<Vec<u8>>) {
+    let mut chunk = [0; 4096];
+    while let Ok(n_bytes @ 1..) = stderr.read(&mut chunk) {
+        let mut kept = complaint.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend_from_slice(&chunk[..n_bytes]);
+        let surplus = kept.len().saturating_sub(MAX_COMPLAINT_BYTES);
+        kept.drain(..surplus);
+    }
+}

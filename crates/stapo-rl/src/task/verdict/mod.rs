@@ -1,0 +1,91 @@
+//! From responses to verdicts.
+
+mod command;
+
+use super::countdown::{self, CountdownRule};
+use super::{TaskError, VerifierSpec};
+use command::External;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use stapo_core::{Problem, Verdict};
+use stapo_verify::{Rules, grade, grade_answer};
+
+/// A verdict and what it rests on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Judged {
+    pub verdict: Verdict,
+    /// The reward an external verifier gave; elsewhere the verdict alone decides.
+    pub reward: Option<f64>,
+    /// The answer as the response writes it.
+    pub answer: Option<String>,
+    /// One line a person understands.
+    pub reason: String,
+}
+
+impl Judged {
+    pub(super) fn new(verdict: Verdict, answer: Option<String>, reason: String) -> Self {
+        Self { verdict, reward: None, answer, reason }
+    }
+}
+
+pub(super) enum Verifier {
+    Rule(Rules),
+    Countdown(CountdownRule),
+    External(External),
+}
+
+impl Verifier {
+    /// An external program starts here, so that one that cannot start is found before any sampling.
+    pub(super) fn open(spec: &VerifierSpec) -> Result<Self, TaskError> {
+        Ok(match spec {
+            VerifierSpec::Rule(rule) => Self::Rule((*rule).into()),
+            VerifierSpec::Countdown(rule) => Self::Countdown(*rule),
+            VerifierSpec::Command(command) => Self::External(External::start(command)?),
+        })
+    }
+
+    /// One result per sample, in order; rules use all cores.
+    pub(super) fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
+        match self {
+            Self::Rule(rules) => {
+                Ok(samples.par_iter().map(|&(problem, text)| by_rule(problem, text, *rules)).collect())
+            }
+            Self::Countdown(rule) => Ok(samples
+                .par_iter()
+                .map(|&(problem, text)| countdown::judge(text, &problem.reference, *rule))
+                .collect()),
+            Self::External(external) => external.judge(samples),
+        }
+    }
+
+    /// Whether a reference can ever be matched; why not otherwise.
+    pub(super) fn check_reference(&self, reference: &str) -> Result<(), String> {
+        match self {
+            Self::Rule(rules) => {
+                let graded = grade_answer(reference, reference, rules.mode);
+                let fits = graded.verdict == stapo_verify::Verdict::Right;
+                if fits { Ok(()) } else { Err(format!("reference {reference:?}: {}", graded.reason)) }
+            }
+            Self::Countdown(_) => countdown::Puzzle::parse(reference)
+                .map(drop)
+                .ok_or_else(|| format!("reference {reference:?} does not read like 2,3,5,7:24")),
+            Self::External(_) => Ok(()),
+        }
+    }
+}
+
+fn by_rule(problem: &Problem, response: &str, rules: Rules) -> Judged {
+    let graded = grade(response, &problem.reference, rules);
+    Judged::new(verdict(graded.verdict), graded.extracted, graded.reason)
+}
+
+/// The grader's verdict in the words of records.
+fn verdict(found: stapo_verify::Verdict) -> Verdict {
+    match found {
+        stapo_verify::Verdict::Right => Verdict::Right,
+        stapo_verify::Verdict::Wrong => Verdict::Wrong,
+        stapo_verify::Verdict::NoAnswer => Verdict::NoAnswer,
+        stapo_verify::Verdict::Unparsable => Verdict::Unparsable,
+        stapo_verify::Verdict::OverBudget => Verdict::OverBudget,
+    }
+}
