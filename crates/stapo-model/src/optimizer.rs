@@ -1,8 +1,11 @@
 //! AdamW over a policy's parameters.
 
+#[cfg(test)]
+mod tests;
+
 use crate::config::TensorSpec;
-use crate::decoder::{Gradients, Policy};
 use crate::decoder::layout::SlotKind;
+use crate::decoder::{Gradients, Policy};
 use stapo_ops::{Buffer, Float, OutOfMemory, View, adamw};
 
 /// What stays the same from step to step.
@@ -33,10 +36,11 @@ pub struct Update {
 
 /// The gradients of a step cannot be used; parameters and state are as before.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("gradient of {tensor}: element {element} is not a finite number")]
-pub struct NonFiniteGradient {
-    pub tensor: String,
-    pub element: usize,
+pub enum GradientError {
+    #[error("gradient of {tensor}: element {element} is not a finite number")]
+    NotFinite { tensor: String, element: usize },
+    #[error("gradients are finite, but too large for their norm to be")]
+    TooLarge,
 }
 
 /// AdamW with its two moments per parameter.
@@ -63,14 +67,14 @@ impl<T: Float> Optimizer<T> {
         policy: &mut Policy<T>,
         gradients: &mut Gradients<T>,
         update: Update,
-    ) -> Result<f64, NonFiniteGradient> {
+    ) -> Result<f64, GradientError> {
         gradients.join_tied();
         let norm = gradients.sum_squares().sqrt() * update.scale.abs();
         if !norm.is_finite() {
-            // The sum may overflow where every element is finite; only an element is a reason to refuse.
-            if let Some((spec, element)) = gradients.first_non_finite() {
-                return Err(NonFiniteGradient { tensor: spec.name.clone(), element });
-            }
+            let not_finite = |(spec, element): (&TensorSpec, usize)| {
+                GradientError::NotFinite { tensor: spec.name.clone(), element }
+            };
+            return Err(gradients.first_non_finite().map_or(GradientError::TooLarge, not_finite));
         }
         self.n_steps += 1;
         let scale = update.scale * adamw::clip_factor(norm, update.max_norm);

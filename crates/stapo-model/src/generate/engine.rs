@@ -73,13 +73,16 @@ impl<'p> Engine<'p> {
             max_rows: settings.max_rows,
             max_sequences: settings.max_sequences,
         };
+        let mut work = Workspace::new(device, config)?;
+        let largest = Plan::new(config, settings.max_rows, settings.max_rows, Keep::Nothing);
+        work.reserve(device, largest.n_elements, 0)?;
         Ok(Self {
             policy,
             settings,
             key: Key::new(settings.seed),
             scheduler: Scheduler::new(capacity),
             caches,
-            work: Workspace::new(device, config)?,
+            work,
             n_submitted: 0,
         })
     }
