@@ -139,7 +139,9 @@ impl<E: Float> Task<'_, '_, E> {
             if p + 1 < self.panels.end {
                 fetch[1] = match g.b {
                     B::Panels(_) => Ahead::new(b.wrapping_add(g.depth * PANEL), 1, depth * PANEL, 0),
-                    B::Rows(b) => Ahead::new(b[k * g.columns + (p + 1) * PANEL..].as_ptr(), depth, PANEL, g.columns),
+                    B::Rows(b) => {
+                        Ahead::new(b[k * g.columns + (p + 1) * PANEL..].as_ptr(), depth, PANEL, g.columns)
+                    }
                 };
             }
             let start = if k == 0 { g.start } else { Start::Continue };
@@ -272,22 +274,43 @@ pub(crate) fn pack_panels<E: Float>(cpu: &Cpu, w: &[E], columns: usize, depth: u
             // SAFETY: panel `p` belongs to this task.
             let panel = unsafe { shared.range(p * PANEL * depth..(p + 1) * PANEL * depth) };
             let width = PANEL.min(columns - p * PANEL);
-            transpose(&w[p * PANEL * depth..][..width * depth], width, depth, panel, PANEL);
+            cpu.dispatch(PackPanel { rows: &w[p * PANEL * depth..][..width * depth], stride: depth, panel });
         }
     });
 }
 
-/// `to[d, j] = from[j, d]` for `j < width`, zero for `width <= j < stride`.
-pub(crate) fn transpose<E: Float>(from: &[E], width: usize, depth: usize, to: &mut [E], stride: usize) {
-    const BLOCK: usize = 16;
-    for d0 in (0..depth).step_by(BLOCK) {
-        for j in 0..width {
-            for d in d0..(d0 + BLOCK).min(depth) {
-                to[d * stride + j] = from[j * depth + d];
+struct PackPanel<'a, E> {
+    rows: &'a [E],
+    stride: usize,
+    panel: &'a mut [E],
+}
+
+impl<E: Float> Kernel<E> for PackPanel<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        transpose(l, self.rows, self.stride, 0..self.stride, self.panel);
+    }
+}
+
+/// One panel: `panel[d, j] = rows[j, columns.start + d]` for the at most 32 rows, `stride` apart; zero for the others.
+#[inline(always)]
+pub(crate) fn transpose<L: Lanes>(
+    l: L,
+    rows: &[L::E],
+    stride: usize,
+    columns: Range<usize>,
+    panel: &mut [L::E],
+) {
+    for d in (0..columns.len()).step_by(WIDTH) {
+        let part = columns.start + d..columns.end.min(columns.start + d + WIDTH);
+        for half in 0..2 {
+            let mut block = [l.zero(); WIDTH];
+            for (row, x) in rows.chunks(stride).skip(half * WIDTH).zip(&mut block) {
+                *x = l.get(&row[part.clone()], 0, L::E::ZERO);
             }
-        }
-        for d in d0..(d0 + BLOCK).min(depth) {
-            to[d * stride + width..(d + 1) * stride].fill(E::ZERO);
+            for (i, column) in l.transpose(block).into_iter().take(part.len()).enumerate() {
+                l.put(&mut panel[(d + i) * PANEL + half * WIDTH..][..WIDTH], 0, column);
+            }
         }
     }
 }

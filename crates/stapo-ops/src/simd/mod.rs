@@ -152,6 +152,12 @@ pub trait Lanes: Copy + Send + Sync + 'static {
             to.copy_from_slice(&a[..to.len()]);
         }
     }
+    /// Sixteen rows become sixteen columns.
+    #[inline(always)]
+    fn transpose(self, rows: [Self::V; WIDTH]) -> [Self::V; WIDTH] {
+        let rows = rows.map(|row| self.to_array(row));
+        std::array::from_fn(|i| self.load(&std::array::from_fn(|j| rows[j][i])))
+    }
     /// Fixed tree: lane i + lane i+8, then +4, +2, +1.
     #[inline(always)]
     fn sum(self, v: Self::V) -> Self::E {

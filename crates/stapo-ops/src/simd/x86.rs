@@ -250,6 +250,41 @@ impl Lanes for Avx512 {
         // SAFETY: as above.
         unsafe { max8(_mm256_max_ps(_mm512_castps512_ps256(v), high_half(v))) }
     }
+    #[inline(always)]
+    fn transpose(self, r: [__m512; WIDTH]) -> [__m512; WIDTH] {
+        // Pairs of rows, then pairs of pairs, within 128-bit quarters; then the quarters change places.
+        let mut x = r;
+        // SAFETY: the token proves AVX-512F.
+        unsafe {
+            for i in (0..16).step_by(2) {
+                x[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+                x[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+            }
+            let mut y = x;
+            for i in (0..16).step_by(4) {
+                let (a, b) = (_mm512_castps_pd(x[i]), _mm512_castps_pd(x[i + 1]));
+                let (c, d) = (_mm512_castps_pd(x[i + 2]), _mm512_castps_pd(x[i + 3]));
+                y[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+                y[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+                y[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+                y[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+            }
+            let mut z = y;
+            for i in 0..4 {
+                let (a, b) = (y[i], y[i + 4]);
+                let (c, d) = (y[i + 8], y[i + 12]);
+                let (ab_even, ab_odd) =
+                    (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+                let (cd_even, cd_odd) =
+                    (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
+                z[i] = _mm512_shuffle_f32x4::<0x88>(ab_even, cd_even);
+                z[i + 4] = _mm512_shuffle_f32x4::<0x88>(ab_odd, cd_odd);
+                z[i + 8] = _mm512_shuffle_f32x4::<0xdd>(ab_even, cd_even);
+                z[i + 12] = _mm512_shuffle_f32x4::<0xdd>(ab_odd, cd_odd);
+            }
+            z
+        }
+    }
 }
 
 impl math::Scale2 for Avx512 {
