@@ -18,7 +18,7 @@ mod x86;
 pub use level::{Simd, SimdError};
 pub(crate) use math::{ln_f32, silu_parts};
 
-use tile::Tile;
+use tile::{Ahead, Fetch, Tile};
 
 /// Lanes of every virtual vector, whatever the instruction set.
 pub(crate) const WIDTH: usize = 16;
@@ -100,7 +100,25 @@ pub trait Lanes: Copy + Send + Sync + 'static {
     fn exp(self, a: Self::V) -> Self::V;
     /// # Safety
     /// See [`Tile`].
-    unsafe fn tile(self, tile: &Tile<Self::E>);
+    unsafe fn tile_and_fetch(self, tile: &Tile<Self::E>, fetch: &mut Fetch<Self::E>);
+
+    /// # Safety
+    /// See [`Tile`].
+    #[inline(always)]
+    unsafe fn tile(self, tile: &Tile<Self::E>) {
+        // SAFETY: passed on from the caller.
+        unsafe { self.tile_and_fetch(tile, &mut [Ahead::NONE; 2]) }
+    }
+
+    /// Asks for the line at `at` to be brought near. Never faults.
+    #[inline(always)]
+    fn prefetch(self, _at: *const Self::E) {}
+    /// The first `n` lanes of `v`, then `fill`.
+    #[inline(always)]
+    fn first(self, v: Self::V, n: usize, fill: Self::E) -> Self::V {
+        let lanes: [Self::E; WIDTH] = std::array::from_fn(|i| Self::E::from_f64(i as f64));
+        self.select_lt(self.load(&lanes), self.splat(Self::E::from_f64(n as f64)), v, self.splat(fill))
+    }
 
     #[inline(always)]
     fn zero(self) -> Self::V {
@@ -134,6 +152,12 @@ pub trait Lanes: Copy + Send + Sync + 'static {
             to.copy_from_slice(&a[..to.len()]);
         }
     }
+    /// Sixteen rows become sixteen columns.
+    #[inline(always)]
+    fn transpose(self, rows: [Self::V; WIDTH]) -> [Self::V; WIDTH] {
+        let rows = rows.map(|row| self.to_array(row));
+        std::array::from_fn(|i| self.load(&std::array::from_fn(|j| rows[j][i])))
+    }
     /// Fixed tree: lane i + lane i+8, then +4, +2, +1.
     #[inline(always)]
     fn sum(self, v: Self::V) -> Self::E {
@@ -147,12 +171,13 @@ pub trait Lanes: Copy + Send + Sync + 'static {
     }
     #[inline(always)]
     fn max_lane(self, v: Self::V) -> Self::E {
-        let a = self.to_array(v);
-        let mut top = a[0];
-        for x in a {
-            top = if x > top { x } else { top };
+        let mut a = self.to_array(v);
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                a[i] = if a[i] > a[i + half] { a[i] } else { a[i + half] };
+            }
         }
-        top
+        a[0]
     }
 }
 
