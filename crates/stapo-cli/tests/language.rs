@@ -1,5 +1,7 @@
 //! `stapo generate` and `stapo score` as a user runs them, on folders that `transformers` saved.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -93,8 +95,10 @@ fn score_agrees_with_transformers() {
             assert_close(&format!("{case} {key}"), &joined(key), &floats(key));
         }
         let alternatives = records.iter().flat_map(|record| record["alternatives"].as_array().unwrap());
-        let best: Vec<f64> =
-            alternatives.flat_map(|row| row.as_array().unwrap()).map(|c| c["logp"].as_f64().unwrap()).collect();
+        let best: Vec<f64> = alternatives
+            .flat_map(|row| row.as_array().unwrap())
+            .map(|c| c["logp"].as_f64().unwrap())
+            .collect();
         assert_close(&format!("{case} alternatives"), &best, &floats("top_logp"));
     }
 }
@@ -179,11 +183,13 @@ fn the_same_seed_gives_the_same_text_alone_and_in_company() {
     let alone = ["--prompt", "so it ", "--max-tokens", "30", "--seed", "9"];
     let streamed = succeeded(stapo("generate", TALKING, &alone)).stdout;
     let line = json!({"prompt": "so it "}).to_string();
-    let more = ["-n", "4", "--max-tokens", "30", "--seed", "9", "--json", "--kv-memory", "64K", "--threads", "1"];
+    let more =
+        ["-n", "4", "--max-tokens", "30", "--seed", "9", "--json", "--kv-memory", "64K", "--threads", "1"];
     let together = records(&succeeded(with_lines("generate", TALKING, &[line.clone(), line], &more)));
     assert_eq!(together.len(), 8);
     assert_eq!(format!("{}\n", together[0]["text"].as_str().unwrap()), String::from_utf8(streamed).unwrap());
-    let texts: std::collections::BTreeSet<&str> = together.iter().map(|r| r["text"].as_str().unwrap()).collect();
+    let texts: std::collections::BTreeSet<&str> =
+        together.iter().map(|r| r["text"].as_str().unwrap()).collect();
     assert_eq!(texts.len(), 8, "samples and problems differ");
 }
 

@@ -36,7 +36,8 @@ fn main() -> Result<(), Failure> {
 
 /// Forward, log-prob and entropy of every next token, backward, clip, AdamW.
 fn train(mut policy: Policy, options: &Options) -> Result<f64, Failure> {
-    let mut optimizer = Optimizer::new(&policy, AdamWSettings { weight_decay: 0.01, ..AdamWSettings::default() })?;
+    let mut optimizer =
+        Optimizer::new(&policy, AdamWSettings { weight_decay: 0.01, ..AdamWSettings::default() })?;
     let mut gradients = Gradients::zeros(&policy)?;
     let mut pass = Pass::new(&policy, Keep::Everything)?;
     let mut batch = Batch::new();
@@ -51,7 +52,11 @@ fn train(mut policy: Policy, options: &Options) -> Result<f64, Failure> {
         let start = Instant::now();
         pass.forward(&policy, &batch, Reading::default())?;
         pass.backward(&policy, &d_logp, &d_entropy, &mut gradients)?;
-        optimizer.step(&mut policy, &mut gradients, Update { lr: 1e-4, scale: 1.0 / n as f64, max_norm: 1.0 })?;
+        optimizer.step(
+            &mut policy,
+            &mut gradients,
+            Update { lr: 1e-4, scale: 1.0 / n as f64, max_norm: 1.0 },
+        )?;
         best = best.min(start.elapsed().as_secs_f64());
     }
     Ok(best)

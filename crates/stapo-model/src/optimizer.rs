@@ -1,4 +1,4 @@
-//! AdamW over a policy's parameters.
+//! `AdamW` over a policy's parameters.
 
 #[cfg(test)]
 mod tests;
@@ -43,7 +43,7 @@ pub enum GradientError {
     TooLarge,
 }
 
-/// AdamW with its two moments per parameter.
+/// `AdamW` with its two moments per parameter.
 #[derive(Debug)]
 pub struct Optimizer<T: Float = f32> {
     settings: AdamWSettings,
@@ -71,8 +71,9 @@ impl<T: Float> Optimizer<T> {
         gradients.join_tied();
         let norm = gradients.sum_squares().sqrt() * update.scale.abs();
         if !norm.is_finite() {
-            let not_finite = |(spec, element): (&TensorSpec, usize)| {
-                GradientError::NotFinite { tensor: spec.name.clone(), element }
+            let not_finite = |(spec, element): (&TensorSpec, usize)| GradientError::NotFinite {
+                tensor: spec.name.clone(),
+                element,
             };
             return Err(gradients.first_non_finite().map_or(GradientError::TooLarge, not_finite));
         }
@@ -107,9 +108,10 @@ impl<T: Float> Optimizer<T> {
         &'a self,
         policy: &'a Policy<T>,
     ) -> impl Iterator<Item = (&'a TensorSpec, View<'a, T>, View<'a, T>)> {
-        policy.layout.tensors().map(|(spec, slot, range)| {
-            (spec, self.m[slot].range(range.clone()), self.v[slot].range(range))
-        })
+        policy
+            .layout
+            .tensors()
+            .map(|(spec, slot, range)| (spec, self.m[slot].range(range.clone()), self.v[slot].range(range)))
     }
 
     /// Takes the state of a checkpoint back: `read` fills a tensor's first and second moment.

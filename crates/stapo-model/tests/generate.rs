@@ -1,5 +1,7 @@
 //! What the generation engine promises beyond the bits.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use stapo_model::decoder::Policy;
 use stapo_model::generate::{Engine, Event, Finish, Request, RequestError, Rule, Settings};
 use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
@@ -40,7 +42,10 @@ fn greedy_takes_the_first_alternative_every_time() {
     assert_eq!(responses[0].tokens, responses[1].tokens, "nothing is drawn");
     for sampled in &responses[0].tokens {
         assert_eq!(sampled.alternatives.len(), 4);
-        assert_eq!((sampled.alternatives[0].token, sampled.alternatives[0].logp), (sampled.token, sampled.logp));
+        assert_eq!(
+            (sampled.alternatives[0].token, sampled.alternatives[0].logp),
+            (sampled.token, sampled.logp)
+        );
         assert!(sampled.alternatives.is_sorted_by(|a, b| a.logp >= b.logp));
     }
 }

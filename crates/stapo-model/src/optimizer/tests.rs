@@ -57,7 +57,10 @@ fn descending_on_negative_logp_raises_it() {
         let mut gradients = gradients(&policy, -1.0);
         let norm = optimizer.step(&mut policy, &mut gradients, UPDATE).unwrap();
         assert!(norm > 0.0);
-        assert!(gradients.tensors().all(|(_, values)| values.iter().all(|v| *v == 0.0)), "zero for the next step");
+        assert!(
+            gradients.tensors().all(|(_, values)| values.iter().all(|v| *v == 0.0)),
+            "zero for the next step"
+        );
     }
     assert!(logp(&policy) > before + 1.0, "{before} to {}", logp(&policy));
     assert_eq!(policy.n_updates(), 20);
@@ -82,7 +85,8 @@ fn restored_state_goes_on_with_the_same_bits() {
     let (mut policy, mut twin) = (policy(), policy());
     let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
     for _ in 0..3 {
-        optimizer.step(&mut policy, &mut gradients(&policy, -1.0), UPDATE).unwrap();
+        let mut gradients = gradients(&policy, -1.0);
+        optimizer.step(&mut policy, &mut gradients, UPDATE).unwrap();
     }
     let mut saved: Vec<_> = optimizer.state(&policy).map(|(_, m, v)| (m.to_vec(), v.to_vec())).collect();
     let mut restored = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
@@ -114,7 +118,9 @@ fn a_gradient_that_is_no_number_is_named_and_changes_nothing() {
     let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
     let mut spoiled = gradients(&policy, f32::NAN);
     let error = optimizer.step(&mut policy, &mut spoiled, UPDATE).unwrap_err();
-    assert!(matches!(&error, GradientError::NotFinite { tensor, .. } if tensor == "model.embed_tokens.weight"));
+    assert!(
+        matches!(&error, GradientError::NotFinite { tensor, .. } if tensor == "model.embed_tokens.weight")
+    );
     let mut huge = gradients(&policy, 1e30);
     assert_eq!(optimizer.step(&mut policy, &mut huge, UPDATE).unwrap_err(), GradientError::TooLarge);
     assert_eq!(weights(&policy), before);
