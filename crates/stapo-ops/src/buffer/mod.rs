@@ -3,6 +3,9 @@
 //! The element type of a `Buffer<T>` is the one the host sees when it uploads or downloads. Where the numbers live, and
 //! in which precision they are stored there, is the buffer's own affair: callers hold buffers and views, never slices.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 
 use crate::Device;
