@@ -184,7 +184,7 @@ impl Bench {
                 );
             });
             self.line("residual add", &shape, n, 12.0 * n, || {
-                residual::add(device, out.view_mut(), delta.view())
+                residual::add(device, out.view_mut(), delta.view());
             });
             let ids: Vec<u32> = (0..tokens as u32).map(|t| t * 7919 % 256).collect();
             let (ids, table, mut d_table) =

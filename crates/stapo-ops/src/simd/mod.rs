@@ -48,10 +48,13 @@ pub trait Float:
     const NEG_INFINITY: Self;
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;
+    #[must_use]
     fn mul_add(self, a: Self, b: Self) -> Self;
+    #[must_use]
     fn sqrt(self) -> Self;
     fn is_finite(self) -> bool;
     /// Natural logarithm by our own polynomial in f32, by std in f64.
+    #[must_use]
     fn ln(self) -> Self;
     #[doc(hidden)]
     fn dispatch<K: Kernel<Self>>(simd: Simd, kernel: K);
@@ -164,7 +167,7 @@ pub trait Lanes: Copy + Send + Sync + 'static {
         let mut a = self.to_array(v);
         for half in [8, 4, 2, 1] {
             for i in 0..half {
-                a[i] = a[i] + a[i + half];
+                a[i] += a[i + half];
             }
         }
         a[0]
