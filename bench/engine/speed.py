@@ -5,7 +5,7 @@
 
 Needs torch and transformers in the Python that runs this, and a Rust toolchain. Both sides get the same shapes and
 the same number of threads, alternate round by round, and the best round of each counts: what else the machine does
-meanwhile hurts both alike. The peak is the fastest of a few square f32 products in PyTorch, same threads.
+meanwhile hurts both alike. The peak is that of fused multiply-adds in registers, same threads.
 
 Rates count 6 (training) or 2 (generation) floating-point operations per parameter and token, nothing for attention
 or for what a side computes twice.
@@ -91,24 +91,11 @@ def peer_generate(shape, new_tokens):
     return seconds
 
 
-def ours(task, shape, threads, **more):
-    fields = {**shape, **more, "threads": threads}
-    arguments = [f"--{key.replace('_', '-')}={value}" for key, value in fields.items()]
-    done = subprocess.run(
-        [ROOT / "target/release/examples/bench_engine", task, *arguments], check=True, stdout=subprocess.PIPE, text=True
-    )
+def bench_engine(task, **options):
+    arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+    program = ROOT / "target/release/examples/bench_engine"
+    done = subprocess.run([program, task, *arguments], check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
-
-
-def measured_peak():
-    best = 0.0
-    for n in (1024, 2048, 3072):
-        a, b = torch.randn(n, n), torch.randn(n, n)
-        for _ in range(4):
-            start = time.perf_counter()
-            a @ b
-            best = max(best, 2 * n**3 / (time.perf_counter() - start))
-    return best / 1e9
 
 
 def row(name, side, tokens, seconds, flops_per_token, peak):
@@ -130,7 +117,7 @@ def main():
     subprocess.run(
         ["cargo", "build", "--release", "-q", "-p", "stapo-model", "--example", "bench_engine"], check=True, cwd=ROOT
     )
-    peak = measured_peak()
+    peak = bench_engine("peak", threads=args.threads)["flops"] / 1e9
     print(f"torch {torch.__version__}, {args.threads} threads, measured f32 peak {peak:.0f} GFLOP/s\n")
     print("| what | side | ms | tokens/s | GFLOP/s | of peak |\n|---|---|---|---|---|---|")
     for task in args.task:
@@ -144,10 +131,10 @@ def compare(task, key, args, peak):
     parameters = None
     for _ in range(args.rounds):
         if task == "train":
-            result = ours("train", shape, args.threads, steps=2 * TRAIN_STEPS[key])
+            result = bench_engine("train", **shape, threads=args.threads, steps=2 * TRAIN_STEPS[key])
             peer = (lambda: peer_train(shape, TRAIN_STEPS[key]))
         else:
-            result = ours("generate", shape, args.threads, **GENERATE, new_tokens=NEW_TOKENS[key])
+            result = bench_engine("generate", **shape, threads=args.threads, **GENERATE, new_tokens=NEW_TOKENS[key])
             peer = (lambda: peer_generate(shape, NEW_TOKENS[key]))
         our_best = min(our_best, result["seconds"])
         parameters = result["parameters"]

@@ -5,7 +5,9 @@ use crate::option::{bytes, fraction, positive, share, temperature};
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::Value;
-use stapo_rl::model::generate::{Engine, Event, Filter, Finish, Request, Response, Rule, Sampled, Settings, Ticket};
+use stapo_rl::model::generate::{
+    Engine, Event, Filter, Finish, Request, Response, Rule, Sampled, Settings, Ticket,
+};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::PathBuf;
@@ -167,7 +169,8 @@ fn print_in_order(
     asked: &BTreeMap<Ticket, Asked>,
     args: &Args,
 ) -> Result<(usize, usize)> {
-    let mut order = asked.keys().flat_map(|&ticket| (0..args.n).map(move |sample| (ticket, sample))).peekable();
+    let mut order =
+        asked.keys().flat_map(|&ticket| (0..args.n).map(move |sample| (ticket, sample))).peekable();
     let mut finished: BTreeMap<(Ticket, u32), Response> = BTreeMap::new();
     let (mut n_responses, mut n_tokens) = (0, 0);
     let mut outcome = Ok(());
@@ -198,7 +201,7 @@ fn print_in_order(
 
 /// One line of `--json`.
 #[derive(Serialize)]
-struct Line<'a> {
+struct Answer<'a> {
     line: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a Value>,
@@ -217,9 +220,9 @@ struct Line<'a> {
 fn write_json(out: &mut impl Write, language: &Language, asked: &Asked, response: &Response) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
     let has_alternatives = response.tokens.iter().any(|t| !t.alternatives.is_empty());
-    let alternatives = has_alternatives
-        .then(|| response.tokens.iter().map(|t| choices(language, t)).collect::<Result<_>>());
-    let line = Line {
+    let alternatives =
+        has_alternatives.then(|| response.tokens.iter().map(|t| choices(language, t)).collect::<Result<_>>());
+    let answer = Answer {
         line: asked.line,
         id: asked.id.as_ref(),
         sample: response.sample,
@@ -231,7 +234,7 @@ fn write_json(out: &mut impl Write, language: &Language, asked: &Asked, response
         finish: name(response.finish),
         alternatives: alternatives.transpose()?,
     };
-    serde_json::to_writer(&mut *out, &line)?;
+    serde_json::to_writer(&mut *out, &answer)?;
     Ok(writeln!(out)?)
 }
 

@@ -80,7 +80,12 @@ impl Language {
 
     /// The tokens of a record's prompt, from whichever field gives one.
     pub fn prompt(&self, record: &Record) -> Result<Vec<u32>> {
-        let given = [record.prompt.is_some(), record.chat.is_some(), record.messages.is_some(), record.tokens.is_some()];
+        let given = [
+            record.prompt.is_some(),
+            record.chat.is_some(),
+            record.messages.is_some(),
+            record.tokens.is_some(),
+        ];
         match given.into_iter().filter(|&is_given| is_given).count() {
             0 => bail!("no prompt\nhint: give one of prompt, chat, messages, tokens"),
             1 => {}

@@ -43,6 +43,10 @@ struct ConvertArgs {
     /// Largest file of weights, such as 5GB or 500MB.
     #[arg(long, default_value = "5GB", value_parser = parse_size)]
     max_shard: u64,
+    /// One matrix for embedding and head, the finer of the two: for GGUF files of a model that was tied before its
+    /// quantiser kept two copies.
+    #[arg(long)]
+    tie_embeddings: bool,
     /// Replace the output folder if it holds a model.
     #[arg(long)]
     replace: bool,
@@ -63,7 +67,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn convert(args: &ConvertArgs) -> Result<ExitCode> {
-    let model = Pretrained::open(&args.input)?;
+    let mut model = Pretrained::open(&args.input)?;
+    if args.tie_embeddings {
+        model.tie_embeddings()?;
+    }
     if same_folder(&args.input, &args.output) {
         bail!("output {}: is the model being read", args.output.display());
     }
@@ -107,7 +114,7 @@ fn describe(args: &InfoArgs) -> Result<ExitCode> {
     if args.json {
         println!("{:#}", as_json(&args.model, &model));
     } else {
-        print!("{}", as_text(&args.model, &model));
+        print_lines(&args.model, &model);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -162,7 +169,7 @@ fn as_json(path: &Path, model: &Pretrained) -> serde_json::Value {
 /// f32 weights, gradients, and Adam's two moments.
 const TRAINING_BYTES: u64 = 16;
 
-fn as_text(path: &Path, model: &Pretrained) -> String {
+fn print_lines(path: &Path, model: &Pretrained) {
     let (config, n) = (&model.config, model.config.n_parameters());
     let kv = config.kv_numbers_per_token();
     let files: Vec<_> =
@@ -214,7 +221,9 @@ fn as_text(path: &Path, model: &Pretrained) -> String {
     if !model.ignored.is_empty() {
         lines.push(("ignored", model.ignored.join(", ")));
     }
-    lines.iter().map(|(name, value)| format!("{name:<12} {value}\n")).collect()
+    for (name, value) in lines {
+        println!("{name:<12} {value}");
+    }
 }
 
 fn rope_name(kind: &RopeKind) -> &'static str {

@@ -40,9 +40,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let reading = Reading { temperature: args.temperature, n_alternatives: args.alternatives };
     let pass = Pass::new(&language.policy, Keep::Nothing)?;
     let out = BufWriter::new(stdout().lock());
-    let mut scorer = Scorer { language: &language, reading, pass, batch: Batch::new(), asked: Vec::new(), out };
+    let mut scorer =
+        Scorer { language: &language, reading, pass, batch: Batch::new(), asked: Vec::new(), out };
     let read = |_, record: &Record| tokens(&language, record);
-    let take = |line, record, (tokens, n_prompt): (Vec<u32>, usize)| scorer.take(line, record, &tokens, n_prompt);
+    let take =
+        |line, record, (tokens, n_prompt): (Vec<u32>, usize)| scorer.take(line, record, &tokens, n_prompt);
     let (n_scored, n_refused) = for_each_record(&args.input, read, take)?;
     scorer.flush()?;
     if n_scored == 0 {
@@ -70,7 +72,7 @@ struct Asked {
 
 /// One line of output; all lists have one entry per response token.
 #[derive(Serialize)]
-struct Line<'a> {
+struct Answer<'a> {
     line: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: &'a Option<Value>,
@@ -113,7 +115,7 @@ impl Scorer<'_> {
         };
         let alternatives = (self.reading.n_alternatives > 0)
             .then(|| scores.alternatives[range.clone()].iter().map(choices).collect::<Result<_>>());
-        let line = Line {
+        let answer = Answer {
             line: asked.line,
             id: &asked.id,
             tokens,
@@ -123,7 +125,7 @@ impl Scorer<'_> {
             collision: &scores.collision[range],
             alternatives: alternatives.transpose()?,
         };
-        serde_json::to_writer(&mut self.out, &line)?;
+        serde_json::to_writer(&mut self.out, &answer)?;
         Ok(writeln!(self.out)?)
     }
 }

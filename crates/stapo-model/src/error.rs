@@ -10,8 +10,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system refused.
-    #[error("{}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
+    #[error("{}: {reason}", path.display())]
+    Io { path: PathBuf, reason: io::Error },
     /// The file breaks its own format: truncated, overlapping, not what it says it is.
     #[error("{place}: {problem}")]
     Malformed { place: String, problem: String },
@@ -58,8 +58,8 @@ impl From<String> for Hint {
 }
 
 impl Error {
-    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
-        Self::Io { path: path.to_owned(), source }
+    pub(crate) fn io(path: &Path, reason: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), reason }
     }
 
     pub(crate) fn malformed(place: impl Display, problem: impl Into<String>) -> Self {

@@ -100,15 +100,15 @@ impl Precision {
         for chunk in numbers.chunks(CHUNK) {
             bytes.clear();
             match self {
-                Self::F32 => chunk.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
-                Self::Bf16 => chunk.iter().for_each(|&x| bytes.extend(bf16::from_f32(x).to_le_bytes())),
+                Self::F32 => bytes.extend(chunk.iter().flat_map(|x| x.to_le_bytes())),
+                Self::Bf16 => bytes.extend(chunk.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes())),
                 Self::F16 => {
                     if let Some(&beyond) =
                         chunk.iter().find(|x| x.is_finite() && f16::from_f32(**x).is_infinite())
                     {
                         return Ok(Some(beyond));
                     }
-                    chunk.iter().for_each(|&x| bytes.extend(f16::from_f32(x).to_le_bytes()));
+                    bytes.extend(chunk.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
                 }
             }
             out.write_all(&bytes)?;

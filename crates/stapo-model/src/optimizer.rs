@@ -1,8 +1,11 @@
-//! AdamW over a policy's parameters.
+//! `AdamW` over a policy's parameters.
+
+#[cfg(test)]
+mod tests;
 
 use crate::config::TensorSpec;
-use crate::decoder::{Gradients, Policy};
 use crate::decoder::layout::SlotKind;
+use crate::decoder::{Gradients, Policy};
 use stapo_ops::{Buffer, Float, OutOfMemory, View, adamw};
 
 /// What stays the same from step to step.
@@ -33,13 +36,14 @@ pub struct Update {
 
 /// The gradients of a step cannot be used; parameters and state are as before.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("gradient of {tensor}: element {element} is not a finite number")]
-pub struct NonFiniteGradient {
-    pub tensor: String,
-    pub element: usize,
+pub enum GradientError {
+    #[error("gradient of {tensor}: element {element} is not a finite number")]
+    NotFinite { tensor: String, element: usize },
+    #[error("gradients are finite, but too large for their norm to be")]
+    TooLarge,
 }
 
-/// AdamW with its two moments per parameter.
+/// `AdamW` with its two moments per parameter.
 #[derive(Debug)]
 pub struct Optimizer<T: Float = f32> {
     settings: AdamWSettings,
@@ -63,14 +67,15 @@ impl<T: Float> Optimizer<T> {
         policy: &mut Policy<T>,
         gradients: &mut Gradients<T>,
         update: Update,
-    ) -> Result<f64, NonFiniteGradient> {
+    ) -> Result<f64, GradientError> {
         gradients.join_tied();
         let norm = gradients.sum_squares().sqrt() * update.scale.abs();
         if !norm.is_finite() {
-            // The sum may overflow where every element is finite; only an element is a reason to refuse.
-            if let Some((spec, element)) = gradients.first_non_finite() {
-                return Err(NonFiniteGradient { tensor: spec.name.clone(), element });
-            }
+            let not_finite = |(spec, element): (&TensorSpec, usize)| GradientError::NotFinite {
+                tensor: spec.name.clone(),
+                element,
+            };
+            return Err(gradients.first_non_finite().map_or(GradientError::TooLarge, not_finite));
         }
         self.n_steps += 1;
         let scale = update.scale * adamw::clip_factor(norm, update.max_norm);
@@ -103,9 +108,10 @@ impl<T: Float> Optimizer<T> {
         &'a self,
         policy: &'a Policy<T>,
     ) -> impl Iterator<Item = (&'a TensorSpec, View<'a, T>, View<'a, T>)> {
-        policy.layout.tensors().map(|(spec, slot, range)| {
-            (spec, self.m[slot].range(range.clone()), self.v[slot].range(range))
-        })
+        policy
+            .layout
+            .tensors()
+            .map(|(spec, slot, range)| (spec, self.m[slot].range(range.clone()), self.v[slot].range(range)))
     }
 
     /// Takes the state of a checkpoint back: `read` fills a tensor's first and second moment.

@@ -11,6 +11,10 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 pub(crate) const MAX_CONFIG_JSON: u64 = 16 << 20;
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+/// Two quantisations of one matrix differ by a few percent of its size, two matrices by more than all of it.
+const MAX_COPY_DIFFERENCE: f64 = 0.25;
 
 /// An opened model. Its config and weights fit each other; no weight has been read yet.
 #[derive(Debug)]
@@ -86,6 +90,39 @@ impl Pretrained {
             }
         };
         source.map(|source| ChatTemplate::new(&source, special_tokens)).transpose()
+    }
+
+    /// Makes the finer of embedding and head both of them. Many models have one matrix for the two, of which
+    /// quantisers keep two copies of different quality. Refused if the two are not copies of one.
+    pub fn tie_embeddings(&mut self) -> Result<()> {
+        if self.config.tied_embeddings {
+            return Ok(());
+        }
+        let difference = self.embedding_difference()?;
+        if difference > MAX_COPY_DIFFERENCE {
+            let problem = format!("embedding and head differ by {:.0} % of their size", 100.0 * difference);
+            return Err(Error::mismatch(
+                self.weights.place(),
+                problem,
+                "the model was not tied; convert it as it is",
+            ));
+        }
+        self.weights.keep_finer(EMBEDDING, HEAD);
+        self.config.tied_embeddings = true;
+        Ok(())
+    }
+
+    /// Root mean square of embedding minus head, relative to that of the head.
+    fn embedding_difference(&self) -> Result<f64> {
+        let shape = [self.config.vocabulary, self.config.width];
+        let read = |name: &str| {
+            let mut numbers = vec![0.0; shape[0] * shape[1]];
+            self.weights.read_f32(name, &shape, &mut numbers).map(|()| numbers)
+        };
+        let (embedding, head) = (read(EMBEDDING)?, read(HEAD)?);
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let apart: f64 = embedding.iter().zip(&head).map(|(e, h)| square(e - h)).sum();
+        Ok((apart / head.iter().map(|&h| square(h)).sum::<f64>()).sqrt())
     }
 
     /// The folder, if the model is one; its tokenizer files can be taken over as they are.

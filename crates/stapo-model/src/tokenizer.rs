@@ -2,33 +2,41 @@
 
 #[cfg(test)]
 mod tests;
+mod vetting;
 
 use crate::error::{Error, Result};
 use tokenizers::Tokenizer as Inner;
 
 /// The largest `tokenizer.json` read; Qwen3's is 11 MB.
 pub(crate) const MAX_TOKENIZER_JSON: u64 = 256 << 20;
+const MAX_IDS: usize = 1 << 24;
 
 /// A tokenizer as `tokenizer.json` or GGUF metadata define it. Text given to the `encode` functions may contain
 /// special tokens such as `<|im_end|>`; they become their one id.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: Inner,
+    n_ids: usize,
 }
 
 impl Tokenizer {
     /// Reads the text of a `tokenizer.json`; `place` names it in errors.
     pub fn from_json(place: &str, bytes: &[u8]) -> Result<Self> {
-        let inner = Inner::from_bytes(bytes)
-            .map_err(|e| Error::malformed(place, format!("not a tokenizer.json that can be used: {e}")))?;
+        vetting::vet(place, bytes)?;
+        let unusable = |e: tokenizers::Error| Error::malformed(place, format!("cannot be used: {e}"));
+        let mut inner = Inner::from_bytes(bytes).map_err(unusable)?;
+        // A file may carry these from training; here a sequence is what it is.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(unusable)?;
         Self::new(place, inner)
     }
 
-    /// Padding and truncation, which a file may carry from training, are switched off: a sequence is what it is.
-    pub(crate) fn new(place: &str, mut inner: Inner) -> Result<Self> {
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(|e| Error::malformed(place, e.to_string()))?;
-        Ok(Self { inner })
+    pub(crate) fn new(place: &str, inner: Inner) -> Result<Self> {
+        let n_ids = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        if n_ids > MAX_IDS {
+            return Err(Error::malformed(place, format!("id {} is out of any proportion", n_ids - 1)));
+        }
+        Ok(Self { inner, n_ids })
     }
 
     /// The ids of plain text, with the token that starts a sequence where the model has one.
@@ -66,7 +74,7 @@ impl Tokenizer {
     pub fn stream(&self, context: &[u32]) -> TokenStream<'_> {
         let n_kept = context.len().min(CONTEXT_TOKENS);
         let window = context[context.len() - n_kept..].to_vec();
-        TokenStream { tokenizer: self, n_emitted: None, settled: window.len(), window }
+        TokenStream { tokenizer: self, n_context: window.len(), window }
     }
 
     pub fn id_of(&self, token: &str) -> Option<u32> {
@@ -80,16 +88,15 @@ impl Tokenizer {
 
     /// One more than the largest id.
     pub fn n_ids(&self) -> usize {
-        self.inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1)
+        self.n_ids
     }
 
     /// Refuses a tokenizer with ids that the model has no embedding for.
     pub fn check_vocabulary(&self, place: &str, vocabulary: usize) -> Result<()> {
-        let n_ids = self.n_ids();
-        if n_ids <= vocabulary {
+        if self.n_ids <= vocabulary {
             return Ok(());
         }
-        let problem = format!("has ids up to {}, but the model's vocabulary is {vocabulary}", n_ids - 1);
+        let problem = format!("has ids up to {}, but the model's vocabulary is {vocabulary}", self.n_ids - 1);
         let hint = "tokenizer and weights are of different models, or tokens were added without resizing the embedding";
         Err(Error::mismatch(place, problem, hint))
     }
@@ -102,62 +109,49 @@ impl Tokenizer {
 
 /// Tokens of context that a stream keeps: enough for the decoders that look at what came before.
 const CONTEXT_TOKENS: usize = 8;
-/// Bytes of a character that may still be on their way, shown by decoders as one U+FFFD each or one for all.
-const MAX_PENDING: usize = 3;
 
 /// Decodes as ids arrive. Text once given out is final: a character is held back until all of its bytes are there,
 /// and spaces at token borders are those of decoding everything at once. Special tokens are silent.
 #[derive(Debug)]
 pub struct TokenStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// Ids whose text is being worked on, preceded by some whose text is done, for context.
+    /// Ids whose text is being worked on, preceded by some whose text is out, for context.
     window: Vec<u32>,
     /// How many ids at the start of the window are context.
-    settled: usize,
-    /// Bytes of the window's text that are out; `None` until the context's text is measured.
-    n_emitted: Option<usize>,
+    n_context: usize,
 }
 
 impl TokenStream<'_> {
     /// Takes the next id; returns the text that is now certain, often empty.
     pub fn push(&mut self, id: u32) -> Result<String> {
-        let n_emitted = self.measured()?;
         self.window.push(id);
         let text = self.tokenizer.decode(&self.window)?;
-        let complete = without_pending(&text);
-        let fresh = complete.get(n_emitted..).unwrap_or_default().to_owned();
-        if complete.len() == text.len() {
-            // Nothing is pending: what was under way becomes the context of what follows.
-            self.window.drain(..self.settled);
-            self.settled = self.window.len();
-            self.n_emitted = None;
-        } else {
-            self.n_emitted = Some(n_emitted.max(complete.len()));
+        // U+FFFD at the end may be the first bytes of a character.
+        if text.ends_with(char::REPLACEMENT_CHARACTER) {
+            return Ok(String::new());
+        }
+        let fresh = self.after_context(&text)?;
+        // An id without text of its own may yet matter to the next, as a leading ▁ does.
+        if !fresh.is_empty() {
+            self.window.drain(..self.n_context);
+            self.n_context = self.window.len();
         }
         Ok(fresh)
     }
 
     /// The rest: a character that never became whole.
-    pub fn finish(mut self) -> Result<String> {
-        let n_emitted = self.measured()?;
-        Ok(self.tokenizer.decode(&self.window)?.get(n_emitted..).unwrap_or_default().to_owned())
+    pub fn finish(self) -> Result<String> {
+        let text = self.tokenizer.decode(&self.window)?;
+        self.after_context(&text)
     }
 
-    fn measured(&mut self) -> Result<usize> {
-        let n_emitted = match self.n_emitted {
-            Some(n_emitted) => n_emitted,
-            None => self.tokenizer.decode(&self.window)?.len(),
-        };
-        self.n_emitted = Some(n_emitted);
-        Ok(n_emitted)
+    /// What `text`, that of the window, adds to the context's. Where bytes that followed have spoilt the context's
+    /// own (byte-fallback decoders judge a run of bytes as a whole), the new ids are taken by themselves.
+    fn after_context(&self, text: &str) -> Result<String> {
+        let (context, fresh) = self.window.split_at(self.n_context);
+        match text.strip_prefix(self.tokenizer.decode(context)?.as_str()) {
+            Some(rest) => Ok(rest.to_owned()),
+            None => self.tokenizer.decode(fresh),
+        }
     }
-}
-
-/// The text up to the characters at its end that may still become others.
-fn without_pending(text: &str) -> &str {
-    let mut complete = text;
-    for _ in 0..MAX_PENDING {
-        complete = complete.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(complete);
-    }
-    complete
 }

@@ -1,5 +1,7 @@
 //! The same bits every way: however tokens are batched, cut, cached, recomputed or spread over threads.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading, Scores};
 use stapo_model::generate::{Engine, Filter, Request, Response, Rule, Settings};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
@@ -58,7 +60,12 @@ fn requests() -> Vec<Request> {
 
 fn settings() -> Settings {
     let filter = Filter { top_k: Some(60), top_p: 0.95, min_p: 0.001 };
-    Settings { seed: 3, rule: Rule::Draw { temperature: 1.2, filter }, kv_bytes: 8 << 20, ..Settings::default() }
+    Settings {
+        seed: 3,
+        rule: Rule::Draw { temperature: 1.2, filter },
+        kv_bytes: 8 << 20,
+        ..Settings::default()
+    }
 }
 
 fn generate(policy: &Policy, settings: Settings, requests: &[Request]) -> (Vec<Response>, u64) {
@@ -185,7 +192,8 @@ fn a_batch_of_one_equals_a_batch_of_many() {
         let policy = policy(family);
         let together = scores(&policy, &sequences());
         let alone: Vec<Scores> = sequences().into_iter().map(|s| scores(&policy, &[s])).collect();
-        let joined = |of: fn(&Scores) -> &[f32]| bits(&alone.iter().flat_map(of).copied().collect::<Vec<_>>());
+        let joined =
+            |of: fn(&Scores) -> &[f32]| bits(&alone.iter().flat_map(of).copied().collect::<Vec<_>>());
         assert_eq!(joined(|s| &s.logp), bits(&together.logp), "{family:?}");
         assert_eq!(joined(|s| &s.entropy), bits(&together.entropy), "{family:?}");
         assert_eq!(joined(|s| &s.collision), bits(&together.collision), "{family:?}");
@@ -229,7 +237,8 @@ fn trained(options: CpuOptions) -> (Vec<(String, Vec<u32>)>, Vec<Response>) {
         let update = Update { lr: 0.01, scale: 1.0 / 300.0, max_norm: 0.5 };
         optimizer.step(&mut policy, &mut gradients, update).unwrap();
     }
-    let weights = policy.tensors().map(|(spec, values)| (spec.name.clone(), bits(&values.to_vec()))).collect();
+    let weights =
+        policy.tensors().map(|(spec, values)| (spec.name.clone(), bits(&values.to_vec()))).collect();
     let responses = generate(&policy, self::settings(), &requests()).0;
     (weights, responses)
 }

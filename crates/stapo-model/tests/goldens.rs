@@ -1,5 +1,7 @@
 //! Tiny random models against what `transformers` computed on them; `goldens/make_models.py` makes both.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use safetensors::SafeTensors;
 use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading, Scores};
 use stapo_model::{CpuOptions, Device, Pretrained};
@@ -47,7 +49,8 @@ impl Golden {
     }
 
     fn sequences(&self) -> Vec<(Vec<u32>, usize)> {
-        let (tokens, lengths, prompts) = (self.u32("tokens"), self.u32("lengths"), self.u32("prompt_lengths"));
+        let (tokens, lengths, prompts) =
+            (self.u32("tokens"), self.u32("lengths"), self.u32("prompt_lengths"));
         let mut rest = tokens.as_slice();
         let mut sequences = Vec::new();
         for (length, n_prompt) in lengths.into_iter().zip(prompts) {
@@ -80,7 +83,11 @@ impl Golden {
         assert_eq!(ours.len(), theirs.len(), "{} {what}", self.name);
         let scale = theirs.iter().fold(0.0_f32, |top, x| top.max(x.abs()));
         let worst = ours.iter().zip(theirs).fold(0.0_f32, |top, (a, b)| top.max((a - b).abs()));
-        assert!(worst.is_finite() && worst <= TOLERANCE * scale, "{} {what}: off by {worst} of {scale}", self.name);
+        assert!(
+            worst.is_finite() && worst <= TOLERANCE * scale,
+            "{} {what}: off by {worst} of {scale}",
+            self.name
+        );
     }
 }
 
@@ -104,7 +111,11 @@ fn alternatives_agree_with_transformers() {
         for (i, (ours, theirs)) in ids.iter().zip(golden.u32("top_ids")).enumerate() {
             let is_close = |j: usize| (golden_logp[i] - golden_logp[j]).abs() < 1e-3;
             let has_near_twin = (i > 0 && is_close(i - 1)) || (i + 1 < ids.len() && is_close(i + 1));
-            assert!(*ours == theirs || has_near_twin, "{} alternative {i}: {ours}, not {theirs}", golden.name);
+            assert!(
+                *ours == theirs || has_near_twin,
+                "{} alternative {i}: {ours}, not {theirs}",
+                golden.name
+            );
         }
     }
 }
@@ -122,7 +133,8 @@ fn logits_agree_with_transformers() {
         let mut pass = Pass::new(&golden.policy, Keep::Nothing).unwrap();
         let reading = Reading { temperature: 1.0, n_alternatives: vocabulary };
         let scores = pass.forward(&golden.policy, &batch, reading).unwrap();
-        for (mut ours, logits) in scores.alternatives.into_iter().zip(golden.f32("logits").chunks(vocabulary)) {
+        for (mut ours, logits) in scores.alternatives.into_iter().zip(golden.f32("logits").chunks(vocabulary))
+        {
             ours.sort_by_key(|(id, _)| *id);
             let ours: Vec<f32> = ours.into_iter().map(|(_, logp)| logp).collect();
             let mean = |x: &[f32]| x.iter().sum::<f32>() / x.len() as f32;

@@ -5,13 +5,13 @@
 use std::ops::Range;
 
 use crate::device::{Cpu, Shared, with_scratch};
-use crate::simd::tile::{COLUMN_STRIDE, DEPTH, Layout, ROW_STRIDE, Start, Tile};
+use crate::simd::tile::{Ahead, COLUMN_STRIDE, DEPTH, Fetch, Layout, ROW_STRIDE, Start, Tile};
 use crate::simd::{Float, Kernel, Lanes, WIDTH};
 
 /// Columns of a panel of B.
 pub(crate) const PANEL: usize = 2 * WIDTH;
-/// Rows of C per task at most: its block of A stays in the level-2 cache.
-const MAX_TASK_ROWS: usize = 504;
+/// Rows of C that share a packed block of A: it stays in the level-2 cache.
+const MAX_BLOCK_ROWS: usize = 504;
 /// Rows of the largest register tile: task heights are multiples of it.
 const ROW_UNIT: usize = 14;
 /// Multiply-adds below which a second thread does not pay.
@@ -62,35 +62,43 @@ impl<E: Float> Gemm<'_, E> {
             if rows.is_empty() || panels.is_empty() {
                 return;
             }
+            let block = rows.len().div_ceil(rows.len().div_ceil(MAX_BLOCK_ROWS)).next_multiple_of(ROW_UNIT);
             let a_len = match self.a {
-                A::Rows(_) => rows.len() * ROW_STRIDE,
-                A::Columns(_) => rows.len().div_ceil(4) * DEPTH * COLUMN_STRIDE,
+                A::Rows(_) => block * ROW_STRIDE,
+                A::Columns(_) => block.div_ceil(4) * DEPTH * COLUMN_STRIDE,
             };
             let b_len = DEPTH * PANEL;
-            with_scratch(a_len + b_len + rows.len() * PANEL, |scratch| {
+            with_scratch(a_len + b_len + block * PANEL, |scratch| {
                 let (a, scratch) = scratch.split_at_mut(a_len);
                 let (b, edge) = scratch.split_at_mut(b_len);
-                cpu.dispatch(Task { gemm: self, rows, panels, a, b, edge });
+                cpu.dispatch(Task { gemm: self, all_rows: rows, block, rows: 0..0, panels, a, b, edge });
             });
         });
     }
 
     /// How many parts rows and columns are cut into.
     fn grid(&self, threads: usize) -> (usize, usize) {
-        let n_row = self.rows.div_ceil(MAX_TASK_ROWS);
+        let n_blocks = self.rows.div_ceil(MAX_BLOCK_ROWS);
         if self.rows * self.columns * self.depth < SMALL || threads == 1 {
-            (n_row, 1)
-        } else if n_row >= threads {
-            (n_row.next_multiple_of(threads), 1)
+            (1, 1)
+        } else if n_blocks >= 2 * threads {
+            // Two tasks per thread even out what the threads are disturbed by.
+            (2 * threads, 1)
+        } else if n_blocks >= threads {
+            (threads, 1)
         } else {
-            (n_row, threads.div_ceil(n_row).min(self.columns.div_ceil(PANEL)))
+            (n_blocks, threads.div_ceil(n_blocks).min(self.columns.div_ceil(PANEL)))
         }
     }
 }
 
-/// One block of C.
+/// A part of C, done in blocks of rows and of depth.
 struct Task<'a, 'g, E> {
     gemm: &'a Gemm<'g, E>,
+    all_rows: Range<usize>,
+    /// Rows per block.
+    block: usize,
+    /// The block at work.
     rows: Range<usize>,
     panels: Range<usize>,
     a: &'a mut [E],
@@ -101,31 +109,61 @@ struct Task<'a, 'g, E> {
 impl<E: Float> Kernel<E> for Task<'_, '_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
-        let g = self.gemm;
-        let mut k = 0;
-        loop {
-            let depth = DEPTH.min(g.depth - k);
-            self.pack_a(l, k, depth);
-            for p in self.panels.clone() {
-                let b = match g.b {
-                    B::Panels(b) => b[(p * g.depth + k) * PANEL..][..depth * PANEL].as_ptr(),
-                    B::Rows(b) => self.pack_b(l, b, p, k, depth),
-                };
-                let start = if k == 0 { g.start } else { Start::Continue };
-                self.panel(l, p, depth, b, start);
+        for start in self.all_rows.clone().step_by(self.block) {
+            self.rows = start..(start + self.block).min(self.all_rows.end);
+            let mut k = 0;
+            loop {
+                let depth = DEPTH.min(self.gemm.depth - k);
+                self.depth_block(l, k, depth);
+                k += depth;
+                if k >= self.gemm.depth {
+                    break;
+                }
             }
-            k += depth;
-            if k >= g.depth {
-                break;
-            }
+            self.add_bias();
         }
-        self.add_bias();
     }
 }
 
 impl<E: Float> Task<'_, '_, E> {
     #[inline(always)]
-    fn pack_a<L: Lanes<E = E>>(&mut self, _: L, k: usize, depth: usize) {
+    fn depth_block<L: Lanes<E = E>>(&mut self, l: L, k: usize, depth: usize) {
+        let g = self.gemm;
+        self.pack_a(l, k, depth);
+        let mut fetch = [self.next_a(k + depth), Ahead::NONE];
+        for p in self.panels.clone() {
+            let b = match g.b {
+                B::Panels(b) => b[(p * g.depth + k) * PANEL..][..depth * PANEL].as_ptr(),
+                B::Rows(b) => self.pack_b(l, b, p, k, depth),
+            };
+            if p + 1 < self.panels.end {
+                fetch[1] = match g.b {
+                    B::Panels(_) => Ahead::new(b.wrapping_add(g.depth * PANEL), 1, depth * PANEL, 0),
+                    B::Rows(b) => {
+                        Ahead::new(b[k * g.columns + (p + 1) * PANEL..].as_ptr(), depth, PANEL, g.columns)
+                    }
+                };
+            }
+            let start = if k == 0 { g.start } else { Start::Continue };
+            self.panel(l, p, depth, b, start, &mut fetch);
+        }
+    }
+
+    /// The block of A that comes after depth `k` of these rows: their next depths, or the next rows.
+    #[inline(always)]
+    fn next_a(&self, k: usize) -> Ahead<E> {
+        let g = self.gemm;
+        let (row, k) = if k < g.depth { (self.rows.start, k) } else { (self.rows.end, 0) };
+        let (rows, depth) = (self.block.min(self.all_rows.end - row), DEPTH.min(g.depth - k));
+        match g.a {
+            _ if rows == 0 => Ahead::NONE,
+            A::Rows(a) => Ahead::new(a[row * g.depth + k..].as_ptr(), rows, depth, g.depth),
+            A::Columns(a) => Ahead::new(a[k * g.rows + row..].as_ptr(), depth, rows, g.rows),
+        }
+    }
+
+    #[inline(always)]
+    fn pack_a<L: Lanes<E = E>>(&mut self, l: L, k: usize, depth: usize) {
         let g = self.gemm;
         match g.a {
             A::Rows(a) => {
@@ -134,11 +172,13 @@ impl<E: Float> Task<'_, '_, E> {
                 }
             }
             A::Columns(a) => {
-                let groups = self.a.chunks_exact_mut(DEPTH * COLUMN_STRIDE);
-                for (row, group) in self.rows.clone().step_by(L::TILE_ROWS).zip(groups) {
-                    let height = L::TILE_ROWS.min(self.rows.end - row);
-                    for (d, to) in group.chunks_exact_mut(COLUMN_STRIDE).take(depth).enumerate() {
-                        to[..height].copy_from_slice(&a[(k + d) * g.rows + row..][..height]);
+                // Token by token, so that each row is read in one go.
+                for d in 0..depth {
+                    let from = &a[(k + d) * g.rows + self.rows.start..];
+                    let groups = self.a[d * COLUMN_STRIDE..].chunks_mut(DEPTH * COLUMN_STRIDE);
+                    for (at, group) in (0..self.rows.len()).step_by(L::TILE_ROWS).zip(groups) {
+                        // A group takes TILE_ROWS of the sixteen; the others are not read.
+                        l.put(&mut group[..COLUMN_STRIDE], 0, l.get(from, at, E::ZERO));
                     }
                 }
             }
@@ -165,7 +205,15 @@ impl<E: Float> Task<'_, '_, E> {
     }
 
     #[inline(always)]
-    fn panel<L: Lanes<E = E>>(&mut self, l: L, p: usize, depth: usize, b: *const E, start: Start) {
+    fn panel<L: Lanes<E = E>>(
+        &mut self,
+        l: L,
+        p: usize,
+        depth: usize,
+        b: *const E,
+        start: Start,
+        fetch: &mut Fetch<E>,
+    ) {
         let g = self.gemm;
         let layout = if matches!(g.a, A::Rows(_)) { Layout::Rows } else { Layout::Columns };
         let width = PANEL.min(g.columns - p * PANEL);
@@ -175,7 +223,7 @@ impl<E: Float> Task<'_, '_, E> {
             Tile { rows, depth, vectors: 2, layout, a, b, b_stride: PANEL, c, c_stride: g.columns, start };
         if width == PANEL {
             // SAFETY: A and B were packed for this block; the block of C belongs to this task and is complete.
-            unsafe { l.tile(&tile) };
+            unsafe { l.tile_and_fetch(&tile, fetch) };
             return;
         }
         // The last, narrow panel goes through a padded copy of its block of C.
@@ -184,7 +232,7 @@ impl<E: Float> Task<'_, '_, E> {
         }
         (tile.c, tile.c_stride) = (self.edge.as_mut_ptr(), PANEL);
         // SAFETY: as above; the edge block holds `rows` rows of a whole panel.
-        unsafe { l.tile(&tile) };
+        unsafe { l.tile_and_fetch(&tile, fetch) };
         self.move_edge(p, width, |edge, c| c.copy_from_slice(edge));
     }
 
@@ -226,22 +274,43 @@ pub(crate) fn pack_panels<E: Float>(cpu: &Cpu, w: &[E], columns: usize, depth: u
             // SAFETY: panel `p` belongs to this task.
             let panel = unsafe { shared.range(p * PANEL * depth..(p + 1) * PANEL * depth) };
             let width = PANEL.min(columns - p * PANEL);
-            transpose(&w[p * PANEL * depth..][..width * depth], width, depth, panel, PANEL);
+            cpu.dispatch(PackPanel { rows: &w[p * PANEL * depth..][..width * depth], stride: depth, panel });
         }
     });
 }
 
-/// `to[d, j] = from[j, d]` for `j < width`, zero for `width <= j < stride`.
-pub(crate) fn transpose<E: Float>(from: &[E], width: usize, depth: usize, to: &mut [E], stride: usize) {
-    const BLOCK: usize = 16;
-    for d0 in (0..depth).step_by(BLOCK) {
-        for j in 0..width {
-            for d in d0..(d0 + BLOCK).min(depth) {
-                to[d * stride + j] = from[j * depth + d];
+struct PackPanel<'a, E> {
+    rows: &'a [E],
+    stride: usize,
+    panel: &'a mut [E],
+}
+
+impl<E: Float> Kernel<E> for PackPanel<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        transpose(l, self.rows, self.stride, 0..self.stride, self.panel);
+    }
+}
+
+/// One panel: `panel[d, j] = rows[j, columns.start + d]` for the at most 32 rows, `stride` apart; zero for the others.
+#[inline(always)]
+pub(crate) fn transpose<L: Lanes>(
+    l: L,
+    rows: &[L::E],
+    stride: usize,
+    columns: Range<usize>,
+    panel: &mut [L::E],
+) {
+    for d in (0..columns.len()).step_by(WIDTH) {
+        let part = columns.start + d..columns.end.min(columns.start + d + WIDTH);
+        for half in 0..2 {
+            let mut block = [l.zero(); WIDTH];
+            for (row, x) in rows.chunks(stride).skip(half * WIDTH).zip(&mut block) {
+                *x = l.get(&row[part.clone()], 0, L::E::ZERO);
             }
-        }
-        for d in d0..(d0 + BLOCK).min(depth) {
-            to[d * stride + width..(d + 1) * stride].fill(E::ZERO);
+            for (i, column) in l.transpose(block).into_iter().take(part.len()).enumerate() {
+                l.put(&mut panel[(d + i) * PANEL + half * WIDTH..][..WIDTH], 0, column);
+            }
         }
     }
 }

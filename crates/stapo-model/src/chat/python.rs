@@ -2,8 +2,6 @@
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
-use serde_json::Value as Json;
-use std::fmt::Write;
 
 /// Marks an error that the template itself raised.
 pub(super) const RAISED: &str = "raised: ";
@@ -17,62 +15,66 @@ pub(super) fn install(environment: &mut Environment<'static>) {
 }
 
 /// `json.dumps` as Hugging Face calls it: no escaping of non-ASCII, a space after `,` and `:`, `indent` as given.
+#[allow(clippy::needless_pass_by_value, reason = "the shape of a filter")]
 fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let _: Option<bool> = options.get("ensure_ascii")?;
     let _: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
-    if value.kind() == ValueKind::Undefined {
-        return Err(Error::new(ErrorKind::InvalidOperation, "tojson of an undefined value"));
-    }
-    let json =
-        serde_json::to_value(value).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
     let mut text = String::new();
-    write_json(&json, indent, 0, &mut text);
+    write_json(value, indent, 0, &mut text)?;
     Ok(text)
 }
 
-fn write_json(value: &Json, indent: Option<usize>, depth: usize, out: &mut String) {
-    // Writing to a string cannot fail.
-    let scalar = |value: &dyn std::fmt::Display, out: &mut String| _ = write!(out, "{value}");
-    let n_items = match value {
-        Json::Array(items) => items.len(),
-        Json::Object(map) => map.len(),
-        other => return scalar(other, out),
+/// Nesting beyond this is refused, for the sake of the stack.
+const MAX_DEPTH: usize = 64;
+
+fn write_json(value: &Value, indent: Option<usize>, depth: usize, out: &mut String) -> Result<(), Error> {
+    let refused = |problem: &str| Error::new(ErrorKind::InvalidOperation, format!("tojson: {problem}"));
+    if depth > MAX_DEPTH {
+        return Err(refused("nested too deep"));
+    }
+    let (open, close) = match value.kind() {
+        ValueKind::Map => ('{', '}'),
+        ValueKind::Seq | ValueKind::Iterable => ('[', ']'),
+        ValueKind::Undefined => return Err(refused("the value is undefined")),
+        _ => return write_scalar(value, out),
     };
-    let (open, close) = if value.is_array() { ('[', ']') } else { ('{', '}') };
     let line_break = |depth: usize, out: &mut String| {
-        if let Some(width) = indent.filter(|_| n_items > 0) {
+        if let Some(width) = indent {
             out.push('\n');
-            out.extend(std::iter::repeat_n(' ', width.min(64) * depth));
+            out.extend(std::iter::repeat_n(' ', width.min(16) * depth));
         }
     };
-    let separate = |item_idx: usize, out: &mut String| {
-        if item_idx > 0 {
+    out.push(open);
+    let mut n_items = 0;
+    // Iterating over a map gives its keys.
+    for item in value.try_iter()? {
+        if n_items > 0 {
             out.push_str(if indent.is_some() { "," } else { ", " });
         }
         line_break(depth + 1, out);
-    };
-    out.push(open);
-    match value {
-        Json::Array(items) => {
-            for (i, item) in items.iter().enumerate() {
-                separate(i, out);
-                write_json(item, indent, depth + 1, out);
-            }
+        if open == '{' {
+            write_scalar(&Value::from(item.to_string()), out)?;
+            out.push_str(": ");
+            write_json(&value.get_item(&item)?, indent, depth + 1, out)?;
+        } else {
+            write_json(&item, indent, depth + 1, out)?;
         }
-        Json::Object(map) => {
-            for (i, (key, item)) in map.iter().enumerate() {
-                separate(i, out);
-                scalar(&Json::from(key.as_str()), out);
-                out.push_str(": ");
-                write_json(item, indent, depth + 1, out);
-            }
-        }
-        _ => {}
+        n_items += 1;
     }
-    line_break(depth, out);
+    if n_items > 0 {
+        line_break(depth, out);
+    }
     out.push(close);
+    Ok(())
+}
+
+fn write_scalar(value: &Value, out: &mut String) -> Result<(), Error> {
+    let text =
+        serde_json::to_string(value).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
+    out.push_str(&text);
+    Ok(())
 }
 
 /// Hugging Face's `{% generation %}` .. `{% endgeneration %}` marks which tokens are the assistant's. They render

@@ -1,1 +1,89 @@
+use super::*;
+use serde_json::{Value as Json, json};
 
+fn message(role: &str, content: &str) -> Message {
+    Message { role: role.into(), content: content.into() }
+}
+
+fn template(source: &str) -> Result<ChatTemplate> {
+    ChatTemplate::new(source, SpecialTokens::new())
+}
+
+fn rendered(source: &str) -> Result<String> {
+    template(source)?.prompt(&[message("user", "hi")], &Map::new())
+}
+
+fn check_refused(source: &str, words: &[&str]) {
+    let message = rendered(source).expect_err("rendered").to_string();
+    for word in words {
+        assert!(message.contains(word), "{message:?} does not say {word:?}");
+    }
+}
+
+#[test]
+fn conversations_render_as_by_transformers() {
+    let golden: Json = serde_json::from_str(include_str!("../../tests/data/formats/chat.json")).unwrap();
+    let special_tokens = serde_json::from_value(golden["special_tokens"].clone()).unwrap();
+    let template = ChatTemplate::new(golden["template"].as_str().unwrap(), special_tokens).unwrap();
+    let cases = golden["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 20);
+    for case in cases {
+        let text = |value: &Json| value.as_str().unwrap().to_owned();
+        let turn = |m: &Json| Message { role: text(&m["role"]), content: text(&m["content"]) };
+        let messages: Vec<_> = case["messages"].as_array().unwrap().iter().map(turn).collect();
+        let variables = case["variables"].as_object().unwrap();
+        let ours = if case["prompt"] == true {
+            template.prompt(&messages, variables)
+        } else {
+            template.transcript(&messages, variables)
+        };
+        match case.get("refused").and_then(Json::as_str) {
+            Some(refusal) => assert!(ours.unwrap_err().to_string().contains(refusal), "{case}"),
+            None => assert_eq!(ours.unwrap(), text(&case["text"]), "{case}"),
+        }
+    }
+}
+
+#[test]
+fn a_template_may_refuse_a_conversation_in_its_own_words() {
+    check_refused("{{ raise_exception('roles must alternate') }}", &["refuses", "roles must alternate"]);
+}
+
+#[test]
+fn the_clock_is_not_there_but_may_be_asked_for() {
+    let source = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}1999{% endif %}";
+    assert_eq!(rendered(source).unwrap(), "1999");
+    check_refused("{{ strftime_now('%Y') }}", &["strftime_now", "hint: ", "variable"]);
+    let dated = template("{{ date }}").unwrap().prompt(&[], json!({"date": "x"}).as_object().unwrap());
+    assert_eq!(dated.unwrap(), "x");
+}
+
+#[test]
+fn endless_templates_run_out_of_steps() {
+    let nested = "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}";
+    check_refused(nested, &["fuel", "hint: "]);
+    check_refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", &["recursion"]);
+    check_refused("{{ 'x' * 1000000000000 }}", &["too large"]);
+    check_refused("{{ range(1000000000) }}", &["range"]);
+}
+
+#[test]
+fn templates_reach_no_files_and_no_internals() {
+    check_refused("{% include '/etc/passwd' %}", &["passwd"]);
+    check_refused("{{ open('/etc/passwd') }}", &["open"]);
+    check_refused("{{ ''.__class__.__mro__ }}", &["undefined"]);
+}
+
+#[test]
+fn broken_templates_are_refused_with_their_line() {
+    check_refused("a\n{% if %}", &["syntax error", "line 2"]);
+    check_refused(&"x".repeat(MAX_TEMPLATE + 1), &["1048577 bytes"]);
+    check_refused(&format!("{{{{ {} }}}}", "(".repeat(10_000)), &["recursion"]);
+}
+
+#[test]
+fn special_tokens_and_variables_have_names() {
+    let tokens = [("bos_token".to_owned(), "<s>".to_owned())].into();
+    let template = ChatTemplate::new("{{ bos_token }}{{ x }}{{ eos_token }}", tokens).unwrap();
+    assert_eq!(template.prompt(&[], json!({"x": 1}).as_object().unwrap()).unwrap(), "<s>1");
+}

@@ -8,7 +8,7 @@ pub(crate) use hugging_face::token_ids;
 
 use crate::error::{Error, Result};
 
-/// A decoder-only language model with grouped-query attention, rotary positions, RMS norms and a SwiGLU
+/// A decoder-only language model with grouped-query attention, rotary positions, RMS norms and a `SwiGLU`
 /// feed-forward. Values read by [`ModelConfig::from_hugging_face`] or from GGUF metadata are within the limits of
 /// [`ModelConfig::validate`]; a value built by hand is checked by calling it.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,12 +44,12 @@ pub struct ModelConfig {
 pub enum Family {
     Qwen3,
     Qwen2,
-    /// Llama 2 and 3, SmolLM2, TinyLlama: anything `transformers` calls `llama`.
+    /// Llama 2 and 3, `SmolLM2`, `TinyLlama`: anything `transformers` calls `llama`.
     Llama,
 }
 
-/// Rotary positions. Base frequencies: `theta^(-2i / head_dim)`, i = 0 .. head_dim / 2, in the half-split layout
-/// (dimension i turns with dimension i + head_dim / 2).
+/// Rotary positions. Base frequencies: `theta^(-2i / head_dim)` for i from 0 to half of `head_dim`, in the half-split layout
+/// (dimension i turns with dimension i + `head_dim` / 2).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     pub theta: f64,

@@ -1,1 +1,226 @@
+use super::*;
+use serde_json::{Map, Value, json};
 
+fn keys(value: &Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+fn qwen3() -> Value {
+    json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 100,
+        "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "hidden_act": "silu",
+        "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": [2, 3], "sliding_window": null,
+        "use_sliding_window": false, "max_window_layers": 2, "attention_bias": false,
+    })
+}
+
+fn with(changes: &Value) -> Value {
+    let mut config = qwen3();
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    config
+}
+
+fn parse(value: &Value) -> Result<ModelConfig> {
+    ModelConfig::from_hugging_face("config.json", &keys(value))
+}
+
+/// The changes must be refused with all of these words.
+fn check_refused(changes: &Value, words: &[&str]) {
+    let message = parse(&with(changes)).expect_err(&format!("{changes} was accepted")).to_string();
+    for word in words {
+        assert!(message.contains(word), "{changes}: {message:?} does not say {word:?}");
+    }
+}
+
+#[test]
+fn qwen3_reads_as_written() {
+    let config = parse(&qwen3()).unwrap();
+    let expected = ModelConfig {
+        family: Family::Qwen3,
+        width: 64,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 32,
+        ffn_width: 96,
+        vocabulary: 100,
+        norm_eps: 1e-6,
+        rope: Rope { theta: 1e6, kind: RopeKind::Default },
+        max_positions: 40960,
+        qk_norm: true,
+        qkv_bias: false,
+        tied_embeddings: true,
+        bos: Some(1),
+        stops: vec![2, 3],
+    };
+    assert_eq!(config, expected);
+}
+
+#[test]
+fn absent_keys_take_the_values_of_transformers() {
+    let mut llama = with(&json!({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}));
+    for key in
+        ["head_dim", "num_key_value_heads", "rope_theta", "tie_word_embeddings", "max_position_embeddings"]
+    {
+        llama.as_object_mut().unwrap().remove(key);
+    }
+    let config = parse(&llama).unwrap();
+    assert_eq!((config.head_dim, config.n_kv_heads, config.max_positions), (16, 4, 2048));
+    assert_eq!(config.rope, Rope { theta: 10_000.0, kind: RopeKind::Default });
+    assert!(!config.tied_embeddings && !config.qk_norm && !config.qkv_bias);
+    let mut qwen3 = qwen3();
+    qwen3.as_object_mut().unwrap().remove("head_dim");
+    assert_eq!(parse(&qwen3).unwrap().head_dim, 128);
+}
+
+#[test]
+fn old_and_new_rope_layouts_agree() {
+    let scaling = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    });
+    let mut parameters = scaling.clone();
+    parameters["rope_theta"] = json!(500000.0);
+    let old = parse(&with(&json!({"rope_theta": 500000.0, "rope_scaling": scaling}))).unwrap();
+    let new = parse(&with(&json!({"rope_theta": null, "rope_parameters": parameters}))).unwrap();
+    assert_eq!(old.rope, new.rope);
+    let kind = RopeKind::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_positions: 8192,
+    };
+    assert_eq!(new.rope, Rope { theta: 500000.0, kind });
+}
+
+#[test]
+fn yarn_works_out_its_attention_factor() {
+    let yarn = |extra: &Value| {
+        let mut scaling = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e6});
+        scaling.as_object_mut().unwrap().extend(keys(extra));
+        match parse(&with(&json!({"rope_scaling": scaling}))).unwrap().rope.kind {
+            RopeKind::Yarn { attention_factor, beta_fast, beta_slow, truncate, .. } => {
+                assert_eq!((beta_fast, beta_slow, truncate), (32.0, 1.0, true));
+                attention_factor
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(yarn(&json!({})), 0.1 * 4f64.ln() + 1.0);
+    assert_eq!(yarn(&json!({"attention_factor": 1.5})), 1.5);
+    let ratio = (0.1 * 0.5 * 4f64.ln() + 1.0) / (0.1 * 2.0 * 4f64.ln() + 1.0);
+    assert_eq!(yarn(&json!({"mscale": 0.5, "mscale_all_dim": 2.0})), ratio);
+}
+
+#[test]
+fn what_is_written_reads_back_the_same() {
+    let text = include_str!("../../tests/data/formats/configs.json");
+    let saved: Map<String, Value> = serde_json::from_str(text).unwrap();
+    assert_eq!(saved.len(), 12);
+    for (name, value) in &saved {
+        let config = ModelConfig::from_hugging_face(name, &keys(value)).unwrap();
+        assert_eq!(config.family.name(), name.split_once('-').unwrap().0);
+        let rope = name.split_once('-').unwrap().1;
+        let kind = match config.rope.kind {
+            RopeKind::Default => "default",
+            RopeKind::Linear { .. } => "linear",
+            RopeKind::Llama3 { .. } => "llama3",
+            RopeKind::Yarn { .. } => "yarn",
+        };
+        assert_eq!(kind, rope, "{name}");
+        assert_eq!(config.tied_embeddings, rope == "yarn", "{name}");
+        let again = ModelConfig::from_hugging_face(name, &config.to_hugging_face("float32")).unwrap();
+        assert_eq!(again, config, "{name}");
+    }
+}
+
+#[test]
+fn tensors_follow_the_switches() {
+    let mut config = parse(&qwen3()).unwrap();
+    let names = |config: &ModelConfig| config.tensors().into_iter().map(|t| t.name).collect::<Vec<_>>();
+    assert_eq!(names(&config).len(), 2 + 2 * 11);
+    assert!(names(&config).contains(&"model.layers.1.self_attn.q_norm.weight".into()));
+    config.tied_embeddings = false;
+    (config.qk_norm, config.qkv_bias) = (false, true);
+    assert_eq!(names(&config).len(), 3 + 2 * 12);
+    assert_eq!(names(&config).last().unwrap(), "lm_head.weight");
+    let o_proj = config.tensors().into_iter().find(|t| t.name.ends_with("o_proj.weight")).unwrap();
+    assert_eq!(o_proj.shape, [64, 128]);
+}
+
+#[test]
+fn parameters_of_known_models_are_as_published() {
+    let shape = |d, layers, heads, kv, head, ffn, tied| {
+        parse(&with(&json!({
+            "hidden_size": d, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv,
+            "head_dim": head, "intermediate_size": ffn, "vocab_size": 151936, "tie_word_embeddings": tied,
+        })))
+        .unwrap()
+    };
+    assert_eq!(shape(2048, 28, 16, 8, 128, 6144, true).n_parameters(), 1_720_574_976);
+    assert_eq!(shape(4096, 36, 32, 8, 128, 12288, false).n_parameters(), 8_190_735_360);
+    assert_eq!(shape(2048, 28, 16, 8, 128, 6144, true).kv_numbers_per_token(), 2 * 28 * 8 * 128);
+}
+
+#[test]
+fn other_architectures_are_refused_with_the_supported_ones() {
+    check_refused(&json!({"model_type": "gemma3"}), &["model_type", "gemma3", "Qwen3", "SmolLM2"]);
+    check_refused(&json!({"model_type": "qwen3_moe"}), &["qwen3_moe"]);
+    check_refused(&json!({"model_type": null}), &["model_type"]);
+    check_refused(
+        &json!({"architectures": ["Qwen3ForSequenceClassification"]}),
+        &["architectures", "Qwen3ForCausalLM"],
+    );
+}
+
+#[test]
+fn what_is_not_built_is_refused_by_name() {
+    check_refused(&json!({"num_experts": 8}), &["num_experts", "dense"]);
+    check_refused(&json!({"quantization_config": {"quant_method": "awq"}}), &["quantization_config", "GGUF"]);
+    check_refused(&json!({"hidden_act": "gelu"}), &["hidden_act", "silu"]);
+    check_refused(&json!({"attention_bias": true}), &["attention_bias"]);
+    check_refused(&json!({"mlp_bias": true}), &["mlp_bias"]);
+    check_refused(&json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor"]);
+    check_refused(&json!({"rope_scaling": {"rope_type": "longrope"}}), &["longrope", "llama3"]);
+    check_refused(&json!({"rope_parameters": {"full_attention": {}}}), &["layer type"]);
+}
+
+#[test]
+fn a_sliding_window_is_refused_only_where_it_is_in_use() {
+    let window = json!({"use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 1});
+    check_refused(&window, &["use_sliding_window"]);
+    check_refused(&json!({"layer_types": ["full_attention", "sliding_attention"]}), &["layer_types"]);
+    let unused = [
+        json!({"use_sliding_window": false, "sliding_window": 4096, "max_window_layers": 0}),
+        json!({"use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 2}),
+        json!({"layer_types": ["full_attention", "full_attention"]}),
+    ];
+    for changes in unused {
+        parse(&with(&changes)).unwrap();
+    }
+}
+
+#[test]
+fn impossible_values_are_refused_by_key() {
+    check_refused(&json!({"num_attention_heads": 0}), &["attention heads", "0"]);
+    check_refused(&json!({"num_attention_heads": 5}), &["5 attention heads", "2 key-value heads"]);
+    check_refused(&json!({"num_key_value_heads": 3}), &["3 key-value heads"]);
+    check_refused(&json!({"hidden_size": -64}), &["hidden_size", "-64"]);
+    check_refused(&json!({"hidden_size": 64.5}), &["hidden_size", "64.5"]);
+    check_refused(&json!({"hidden_size": "64"}), &["hidden_size", "\"64\""]);
+    check_refused(&json!({"hidden_size": 1_u64 << 60}), &["hidden size"]);
+    check_refused(&json!({"vocab_size": u64::MAX}), &["vocabulary"]);
+    check_refused(&json!({"vocab_size": null}), &["vocab_size", "missing"]);
+    check_refused(&json!({"head_dim": 33}), &["head dimension", "even"]);
+    check_refused(&json!({"rms_norm_eps": 0.0}), &["epsilon"]);
+    check_refused(&json!({"rms_norm_eps": 1e300}), &["epsilon"]);
+    check_refused(&json!({"rope_theta": -1.0}), &["theta"]);
+    check_refused(&json!({"rope_scaling": {"type": "linear", "factor": 0}}), &["factor"]);
+    check_refused(&json!({"rope_scaling": {"type": "linear"}}), &["rope_scaling.factor", "missing"]);
+    check_refused(&json!({"rope_scaling": [1]}), &["rope_scaling", "list"]);
+    check_refused(&json!({"eos_token_id": [2, "x"]}), &["eos_token_id"]);
+    check_refused(&json!({"eos_token_id": 100}), &["100", "vocabulary"]);
+}

@@ -36,7 +36,16 @@ pub fn forward<T: Float>(
         ]);
         let weight = policy.slot(layout.layers[layer + 1].attention_norm);
         let dims = norm_dims(config, plan.n_tokens);
-        rmsnorm::forward_add(device, dims, middle.into_view(), delta.into_view(), weight, input, norm, inv_rms);
+        rmsnorm::forward_add(
+            device,
+            dims,
+            middle.into_view(),
+            delta.into_view(),
+            weight,
+            input,
+            norm,
+            inv_rms,
+        );
     }
     norm_scored(policy, plan, arena, scored);
 }
@@ -70,8 +79,19 @@ fn norm_scored<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Buffer<T>,
     rmsnorm::forward(device, norm_dims(config, plan.n_scored), rows.into_view(), weight, norm, inv_rms);
 }
 
-pub fn layer<'a, T: Float>(policy: &'a Policy<T>, plan: &'a Plan, rows: &'a Rows<'a, T>, layer: usize) -> Layer<'a, T> {
-    Layer { policy, slots: policy.layout.layers[layer], ranges: &plan.layers[layer], delta: plan.delta.clone(), rows }
+pub fn layer<'a, T: Float>(
+    policy: &'a Policy<T>,
+    plan: &'a Plan,
+    rows: &'a Rows<'a, T>,
+    layer: usize,
+) -> Layer<'a, T> {
+    Layer {
+        policy,
+        slots: policy.layout.layers[layer],
+        ranges: &plan.layers[layer],
+        delta: plan.delta.clone(),
+        rows,
+    }
 }
 
 /// Memory of a pass that grows when a batch asks for more and is kept from batch to batch.
@@ -89,7 +109,12 @@ impl<T: Float> Workspace<T> {
     }
 
     /// Room for `n_elements` and for positions below `n_positions`.
-    pub fn reserve(&mut self, device: &Device, n_elements: usize, n_positions: usize) -> Result<(), OutOfMemory> {
+    pub fn reserve(
+        &mut self,
+        device: &Device,
+        n_elements: usize,
+        n_positions: usize,
+    ) -> Result<(), OutOfMemory> {
         if self.arena.len() < n_elements {
             // Give back first: the old and the new need not fit beside each other.
             self.arena = device.compute_zeros(0)?;
@@ -106,12 +131,14 @@ fn frequencies(config: &ModelConfig) -> Frequencies {
     let scaling = match config.rope.kind {
         RopeKind::Default => Scaling::None,
         RopeKind::Linear { factor } => Scaling::Linear { factor },
-        RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => Scaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_positions: original_positions as f64,
-        },
+        RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => {
+            Scaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_positions: original_positions as f64,
+            }
+        }
         RopeKind::Yarn { factor, original_positions, beta_fast, beta_slow, attention_factor, truncate } => {
             Scaling::Yarn {
                 factor,

@@ -18,7 +18,8 @@ pub struct Gradients<T: Float = f32> {
 impl<T: Float> Gradients<T> {
     pub fn zeros(policy: &Policy<T>) -> Result<Self, OutOfMemory> {
         let (device, layout) = (policy.device.clone(), policy.layout.clone());
-        let slots = layout.slots.iter().map(|slot| device.zeros(slot.n_elements())).collect::<Result<_, _>>()?;
+        let slots =
+            layout.slots.iter().map(|slot| device.zeros(slot.n_elements())).collect::<Result<_, _>>()?;
         let n_embedding = layout.slots[layout.embedding].n_elements();
         let lookup = if layout.is_tied() { Some(device.zeros(n_embedding)?) } else { None };
         Ok(Self { device, layout, slots, lookup })

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 /// What the rows of a batch are, the same for all layers.
 pub struct Rows<'a, T: Float> {
-    pub n_rows: usize,
+    pub n_tokens: usize,
     /// `[T]`
     pub positions: View<'a, u32>,
     pub table: &'a Table<T>,
@@ -36,7 +36,11 @@ pub struct Layer<'a, T: Float> {
 impl<T: Float> Layer<'_, T> {
     /// Forward from `attention_norm` to `delta`, what is to be added to `middle`. `attend` goes from fused and rotated
     /// `[T, W]` to `[T, Q]` and its lse `[T, heads]`.
-    pub fn forward(&self, arena: &mut Buffer<T>, attend: impl FnOnce(View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>)) {
+    pub fn forward(
+        &self,
+        arena: &mut Buffer<T>,
+        attend: impl FnOnce(View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>),
+    ) {
         self.recompute(arena, attend);
         let [ffn, delta] = arena.disjoint_mut([self.ranges.ffn.clone(), self.delta.clone()]);
         self.project(self.slots.down, None, ffn.into_view(), delta);
@@ -56,7 +60,15 @@ impl<T: Float> Layer<'_, T> {
             arena.disjoint_mut([at.raw_qkv.clone(), at.head_inv_rms.clone(), at.qkv.clone()]);
         let norm = self.head_norm().map(|norm| (norm, inv_rms));
         let rows = self.rows;
-        rope::forward(&self.policy.device, self.rope_dims(), rows.table, rows.positions, norm, raw.into_view(), qkv);
+        rope::forward(
+            &self.policy.device,
+            self.rope_dims(),
+            rows.table,
+            rows.positions,
+            norm,
+            raw.into_view(),
+            qkv,
+        );
 
         let [qkv, out, lse] = arena.disjoint_mut([at.qkv.clone(), at.attention.clone(), at.lse.clone()]);
         attend(qkv.into_view(), out, lse);
@@ -73,7 +85,16 @@ impl<T: Float> Layer<'_, T> {
         ]);
         let weight = self.policy.slot(self.slots.ffn_norm);
         let (input, delta) = (input.into_view(), delta.into_view());
-        rmsnorm::forward_add(&self.policy.device, self.norm_dims(), input, delta, weight, middle, norm, inv_rms);
+        rmsnorm::forward_add(
+            &self.policy.device,
+            self.norm_dims(),
+            input,
+            delta,
+            weight,
+            middle,
+            norm,
+            inv_rms,
+        );
 
         let [norm, gate_up] = arena.disjoint_mut([at.ffn_norm.clone(), at.gate_up.clone()]);
         self.project(self.slots.gate_up, None, norm.into_view(), gate_up);
@@ -97,7 +118,8 @@ impl<T: Float> Layer<'_, T> {
 
     fn backward_ffn(&self, arena: &mut Buffer<T>, back: &BackwardRanges, gradients: &mut Gradients<T>) {
         let at = self.ranges;
-        let [ffn, d_next, d_ffn] = arena.disjoint_mut([at.ffn.clone(), back.residual.clone(), back.ffn.clone()]);
+        let [ffn, d_next, d_ffn] =
+            arena.disjoint_mut([at.ffn.clone(), back.residual.clone(), back.ffn.clone()]);
         self.project_backward(self.slots.down, ffn.into_view(), d_next.into_view(), d_ffn, gradients);
 
         let [gate_up, d_ffn, d_gate_up] =
@@ -132,7 +154,11 @@ impl<T: Float> Layer<'_, T> {
             back.attention.clone(),
             back.qkv.clone(),
         ]);
-        let dims = attention::Dims { tokens: self.rows.n_rows, sequences: n_sequences, heads: heads(self.config()) };
+        let dims = attention::Dims {
+            tokens: self.rows.n_tokens,
+            sequences: n_sequences,
+            heads: heads(self.config()),
+        };
         let (qkv, out, lse, d_out) = (qkv.into_view(), out.into_view(), lse.into_view(), d_out.into_view());
         attention::backward(device, dims, qkv, offsets, out, lse, d_out, d_qkv);
 
@@ -142,21 +168,22 @@ impl<T: Float> Layer<'_, T> {
             back.qkv.clone(),
             back.raw_qkv.clone(),
         ]);
-        let norm = self.head_norm().zip(self.slots.q_norm.zip(self.slots.k_norm)).map(|(norm, (q_norm, k_norm))| {
-            let [d_query_weight, d_key_weight] = gradients.two_slots_mut(q_norm, k_norm);
-            HeadNormGrad {
-                norm,
-                raw: raw.into_view(),
-                inv_rms: inv_rms.into_view(),
-                d_query_weight,
-                d_key_weight,
-            }
-        });
+        let norm =
+            self.head_norm().zip(self.slots.q_norm.zip(self.slots.k_norm)).map(|(norm, (q_norm, k_norm))| {
+                let [d_query_weight, d_key_weight] = gradients.two_slots_mut(q_norm, k_norm);
+                HeadNormGrad {
+                    norm,
+                    raw: raw.into_view(),
+                    inv_rms: inv_rms.into_view(),
+                    d_query_weight,
+                    d_key_weight,
+                }
+            });
         let (table, positions) = (self.rows.table, self.rows.positions);
         rope::backward(device, self.rope_dims(), table, positions, norm, d_qkv.into_view(), d_raw);
 
         if let Some(bias) = self.slots.qkv_bias {
-            let (n_rows, width) = (self.rows.n_rows, qkv_width(self.config()));
+            let (n_rows, width) = (self.rows.n_tokens, qkv_width(self.config()));
             let d_raw = arena.range(back.raw_qkv.clone());
             matmul::backward_bias(device, n_rows, width, d_raw, gradients.slot_mut(bias));
         }
@@ -164,16 +191,23 @@ impl<T: Float> Layer<'_, T> {
             arena.disjoint_mut([at.attention_norm.clone(), back.raw_qkv.clone(), self.delta.clone()]);
         self.project_backward(self.slots.qkv, norm.into_view(), d_raw.into_view(), d_norm, gradients);
 
-        self.norm_backward(arena, back, self.slots.attention_norm, &at.input, &at.attention_inv_rms, gradients);
+        self.norm_backward(
+            arena,
+            back,
+            self.slots.attention_norm,
+            &at.input,
+            &at.attention_inv_rms,
+            gradients,
+        );
     }
 
     /// `y = x W^T (+ bias)`
     fn project(&self, slot: usize, bias: Option<usize>, x: View<'_, T>, y: ViewMut<'_, T>) {
         let bias = bias.map(|bias| self.policy.slot(bias));
-        matmul::forward(&self.policy.device, self.rows.n_rows, x, self.policy.matrix(slot), bias, y);
+        matmul::forward(&self.policy.device, self.rows.n_tokens, x, self.policy.matrix(slot), bias, y);
     }
 
-    /// Sets d_x, adds to the weight's gradient.
+    /// Sets `d_x`, adds to the weight's gradient.
     fn project_backward(
         &self,
         slot: usize,
@@ -182,10 +216,9 @@ impl<T: Float> Layer<'_, T> {
         d_x: ViewMut<'_, T>,
         gradients: &mut Gradients<T>,
     ) {
-        let (device, weight, tokens) = (&self.policy.device, self.policy.matrix(slot), self.rows.n_rows);
+        let (device, weight, tokens) = (&self.policy.device, self.policy.matrix(slot), self.rows.n_tokens);
         matmul::backward_input(device, tokens, d_y, weight, Write::Set, d_x);
-        let dims =
-            matmul::Dims { tokens, inputs: weight.shape().inputs, outputs: weight.shape().outputs };
+        let dims = matmul::Dims { tokens, inputs: weight.shape().inputs, outputs: weight.shape().outputs };
         matmul::backward_weight(device, dims, x, d_y, gradients.slot_mut(slot));
     }
 
@@ -229,15 +262,15 @@ impl<T: Float> Layer<'_, T> {
     }
 
     fn rope_dims(&self) -> rope::Dims {
-        rope::Dims { tokens: self.rows.n_rows, heads: heads(self.config()) }
+        rope::Dims { tokens: self.rows.n_tokens, heads: heads(self.config()) }
     }
 
     fn norm_dims(&self) -> rmsnorm::Dims {
-        norm_dims(self.config(), self.rows.n_rows)
+        norm_dims(self.config(), self.rows.n_tokens)
     }
 
     fn swiglu_dims(&self) -> swiglu::Dims {
-        swiglu::Dims { tokens: self.rows.n_rows, width: self.config().ffn_width }
+        swiglu::Dims { tokens: self.rows.n_tokens, width: self.config().ffn_width }
     }
 }
 

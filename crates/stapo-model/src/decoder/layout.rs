@@ -106,7 +106,8 @@ impl Builder {
 
     fn layer(&mut self, layer: usize, config: &ModelConfig) -> LayerSlots {
         let mut add = |names: &[&str]| {
-            let names: Vec<String> = names.iter().map(|name| format!("model.layers.{layer}.{name}")).collect();
+            let names: Vec<String> =
+                names.iter().map(|name| format!("model.layers.{layer}.{name}")).collect();
             self.add(&names.iter().map(String::as_str).collect::<Vec<_>>())
         };
         let (q, k, v) = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");

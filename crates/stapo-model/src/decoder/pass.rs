@@ -52,9 +52,16 @@ struct Open<T: Float> {
     plan: Plan,
     batch: Uploaded,
     dims: lm_head::Dims,
-    /// `[R]` each.
-    lse: Buffer<T>,
+    numbers: Numbers<T>,
+}
+
+/// `[R]` each: what the head gives for scored rows.
+#[derive(Debug)]
+struct Numbers<T: Float> {
+    logp: Buffer<T>,
     entropy: Buffer<T>,
+    collision: Buffer<T>,
+    lse: Buffer<T>,
 }
 
 /// A batch on the device.
@@ -94,15 +101,23 @@ impl<T: Float> Pass<T> {
             });
         }
         let dims = lm_head::Dims { tokens: plan.n_scored, temperature: reading.temperature };
-        let (scores, lse, entropy) =
-            self.read_head(policy, &plan, dims, &uploaded, reading.n_alternatives)?;
+        let n_alternatives = reading.n_alternatives.min(policy.config().vocabulary);
+        let mut numbers = Numbers::zeros(device, plan.n_scored)?;
+        let alternatives = self.read_head(policy, &plan, dims, &uploaded, n_alternatives, &mut numbers)?;
+        let scores = Scores {
+            logp: numbers.logp.view().to_vec(),
+            entropy: numbers.entropy.view().to_vec(),
+            collision: numbers.collision.view().to_vec(),
+            alternatives,
+        };
         if self.keep != Keep::Nothing {
             let n_updates = policy.n_updates();
-            self.open = Some(Open { n_updates, plan, batch: uploaded, dims, lse, entropy });
+            self.open = Some(Open { n_updates, plan, batch: uploaded, dims, numbers });
         }
         Ok(scores)
     }
 
+    /// Fills `numbers` and returns the `n` likeliest tokens of each row.
     fn read_head(
         &self,
         policy: &Policy<T>,
@@ -110,27 +125,21 @@ impl<T: Float> Pass<T> {
         dims: lm_head::Dims,
         batch: &Uploaded,
         n: usize,
-    ) -> Result<(Scores<T>, Buffer<T>, Buffer<T>), OutOfMemory> {
-        let (device, r) = (&policy.device, dims.tokens);
-        let (mut logp, mut entropy) = (device.zeros(r)?, device.zeros(r)?);
-        let (mut collision, mut lse) = (device.zeros(r)?, device.zeros(r)?);
-        let (mut best_ids, mut best_logp) = (device.zeros(r * n)?, device.zeros(r * n)?);
+        numbers: &mut Numbers<T>,
+    ) -> Result<Vec<Vec<(u32, T)>>, OutOfMemory> {
+        let device = &policy.device;
+        let (mut ids, mut logp) = (device.zeros(dims.tokens * n)?, device.zeros(dims.tokens * n)?);
+        let best = lm_head::Alternatives { n, ids: ids.view_mut(), logp: logp.view_mut() };
         let out = lm_head::Scores {
-            logp: logp.view_mut(),
-            entropy: entropy.view_mut(),
-            collision: collision.view_mut(),
-            lse: lse.view_mut(),
+            logp: numbers.logp.view_mut(),
+            entropy: numbers.entropy.view_mut(),
+            collision: numbers.collision.view_mut(),
+            lse: numbers.lse.view_mut(),
         };
-        let best = lm_head::Alternatives { n, ids: best_ids.view_mut(), logp: best_logp.view_mut() };
-        let (hidden, head) = (self.work.arena.range(plan.head.norm.clone()), policy.matrix(policy.layout.head));
-        lm_head::forward(device, dims, hidden, head, batch.targets.view(), out, (n > 0).then_some(best));
-        let scores = Scores {
-            logp: logp.view().to_vec(),
-            entropy: entropy.view().to_vec(),
-            collision: collision.view().to_vec(),
-            alternatives: alternatives(n, &best_ids, &best_logp),
-        };
-        Ok((scores, lse, entropy))
+        let hidden = self.work.arena.range(plan.head.norm.clone());
+        let (head, targets) = (policy.matrix(policy.layout.head), batch.targets.view());
+        lm_head::forward(device, dims, hidden, head, targets, out, (n > 0).then_some(best));
+        Ok(alternatives(n, &ids, &logp))
     }
 
     /// Adds the gradient of `sum d_logp * logp + d_entropy * entropy` over the last forward's scored tokens.
@@ -186,8 +195,8 @@ impl<T: Float> Pass<T> {
         let (at, back) = (&plan.head, &plan.backward);
         let grads = lm_head::ScoreGrads {
             targets: open.batch.targets.view(),
-            lse: open.lse.view(),
-            entropy: open.entropy.view(),
+            lse: open.numbers.lse.view(),
+            entropy: open.numbers.entropy.view(),
             d_logp: d_logp.view(),
             d_entropy: d_entropy.view(),
         };
@@ -221,9 +230,17 @@ impl<T: Float> Pass<T> {
     }
 }
 
+impl<T: Float> Numbers<T> {
+    fn zeros(device: &Device, n_scored: usize) -> Result<Self, OutOfMemory> {
+        let zeros = || device.zeros(n_scored);
+        Ok(Self { logp: zeros()?, entropy: zeros()?, collision: zeros()?, lse: zeros()? })
+    }
+}
+
 impl Uploaded {
     fn new(device: &Device, batch: &Batch) -> Result<Self, OutOfMemory> {
-        let positions: Vec<u32> = batch.starts().windows(2).flat_map(|ends| 0..(ends[1] - ends[0]) as u32).collect();
+        let positions: Vec<u32> =
+            batch.starts().windows(2).flat_map(|ends| 0..(ends[1] - ends[0]) as u32).collect();
         let offsets: Vec<u32> = batch.starts().iter().map(|&start| start as u32).collect();
         Ok(Self {
             n_sequences: batch.n_sequences(),
@@ -236,8 +253,8 @@ impl Uploaded {
     }
 }
 
-fn rows<'a, T: Float>(batch: &'a Uploaded, table: &'a Table<T>, n_rows: usize) -> Rows<'a, T> {
-    Rows { n_rows, positions: batch.positions.view(), table }
+fn rows<'a, T: Float>(batch: &'a Uploaded, table: &'a Table<T>, n_tokens: usize) -> Rows<'a, T> {
+    Rows { n_tokens, positions: batch.positions.view(), table }
 }
 
 fn attention_dims<T: Float>(policy: &Policy<T>, plan: &Plan, batch: &Uploaded) -> attention::Dims {

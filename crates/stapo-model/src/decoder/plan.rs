@@ -109,12 +109,9 @@ impl Plan {
             Keep::Nothing => vec![LayerRanges::new(config, t, &mut at); config.n_layers],
         };
         let delta = at.take(t * d);
-        let head = HeadRanges {
-            rows: at.take(r * d),
-            norm: at.take(r * d),
-            inv_rms: at.take(r),
-        };
-        let backward = BackwardRanges::new(config, t, r, if keep == Keep::Nothing { None } else { Some(&mut at) });
+        let head = HeadRanges { rows: at.take(r * d), norm: at.take(r * d), inv_rms: at.take(r) };
+        let backward =
+            BackwardRanges::new(config, t, r, if keep == Keep::Nothing { None } else { Some(&mut at) });
         Self { keep, n_tokens, n_scored, layers, delta, head, backward, n_elements: at.0 }
     }
 

@@ -72,7 +72,8 @@ impl<T: Float> Policy<T> {
         let residual_deviation = deviation / (2.0 * config.n_layers as f64).sqrt();
         policy.fill(|spec, values| {
             let key = spec.name.bytes().fold(Key::new(seed), |key, byte| key.derive(byte.into()));
-            let writes_residual = spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
+            let writes_residual =
+                spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
             let deviation = if writes_residual { residual_deviation } else { deviation };
             for (idx, value) in values.iter_mut().enumerate() {
                 *value = match spec.shape.len() {

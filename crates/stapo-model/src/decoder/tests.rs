@@ -1,0 +1,126 @@
+//! The whole decoder's backward against finite differences, in f64.
+
+use super::{Batch, Gradients, Keep, Pass, Policy, Reading};
+use crate::config::{Family, ModelConfig, Rope, RopeKind};
+use stapo_ops::rng::Key;
+use stapo_ops::{CpuOptions, Device};
+
+fn config(family: Family, tied: bool) -> ModelConfig {
+    ModelConfig {
+        family,
+        width: 12,
+        n_layers: 2,
+        n_heads: 3,
+        n_kv_heads: 1,
+        head_dim: 6,
+        ffn_width: 11,
+        vocabulary: 17,
+        norm_eps: 1e-5,
+        rope: Rope { theta: 100.0, kind: RopeKind::Default },
+        max_positions: 64,
+        qk_norm: family == Family::Qwen3,
+        qkv_bias: family == Family::Qwen2,
+        tied_embeddings: tied,
+        bos: None,
+        stops: vec![],
+    }
+}
+
+fn noise(stream: u64) -> impl Fn(usize) -> f64 {
+    let key = Key::new(5).derive(stream);
+    move |i| key.normal(i as u64)
+}
+
+/// Norms and biases off their neutral values too.
+fn policy(family: Family, tied: bool) -> Policy<f64> {
+    let device = Device::cpu(CpuOptions::default());
+    let mut policy = Policy::zeros(&device, &config(family, tied)).unwrap();
+    let mut stream = 0;
+    policy.fill(|spec, values| {
+        stream += 1;
+        let noise = noise(stream);
+        let centre = if spec.name.ends_with("norm.weight") { 1.0 } else { 0.0 };
+        for (i, value) in values.iter_mut().enumerate() {
+            *value = centre + 0.3 * noise(i);
+        }
+    });
+    policy
+}
+
+fn batch() -> Batch {
+    let mut batch = Batch::new();
+    for (n, n_prompt) in [(9, 3), (1, 1), (14, 1), (5, 4)] {
+        let tokens: Vec<u32> = (0..n).map(|i| (i * i + 3 * n) % 17).collect();
+        batch.push(&tokens, n_prompt);
+    }
+    batch
+}
+
+const READING: Reading = Reading { temperature: 0.8, n_alternatives: 0 };
+
+fn coefficients(n: usize) -> (Vec<f64>, Vec<f64>) {
+    ((0..n).map(noise(901)).collect(), (0..n).map(noise(902)).collect())
+}
+
+fn loss(policy: &Policy<f64>) -> f64 {
+    let scores = Pass::new(policy, Keep::Nothing).unwrap().forward(policy, &batch(), READING).unwrap();
+    let (d_logp, d_entropy) = coefficients(scores.logp.len());
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    dot(&d_logp, &scores.logp) + dot(&d_entropy, &scores.entropy)
+}
+
+fn gradients(policy: &Policy<f64>) -> Gradients<f64> {
+    let mut gradients = Gradients::zeros(policy).unwrap();
+    let mut pass = Pass::new(policy, Keep::Everything).unwrap();
+    let n_scored = pass.forward(policy, &batch(), READING).unwrap().logp.len();
+    let (d_logp, d_entropy) = coefficients(n_scored);
+    pass.backward(policy, &d_logp, &d_entropy, &mut gradients).unwrap();
+    gradients
+}
+
+/// Adds `step` times a random direction to one tensor.
+fn nudge(policy: &mut Policy<f64>, tensor: &str, step: f64) {
+    let direction = noise(tensor.len() as u64);
+    policy.fill(|spec, values| {
+        if spec.name == tensor {
+            values.iter_mut().enumerate().for_each(|(i, value)| *value += step * direction(i));
+        }
+    });
+}
+
+#[test]
+fn every_gradient_equals_finite_differences() {
+    const STEP: f64 = 1e-6;
+    for (family, tied) in [(Family::Qwen3, true), (Family::Qwen2, false), (Family::Llama, true)] {
+        let mut policy = policy(family, tied);
+        for (spec, gradient) in gradients(&policy).tensors() {
+            let direction = noise(spec.name.len() as u64);
+            let analytic: f64 = gradient.iter().enumerate().map(|(i, g)| g * direction(i)).sum();
+            nudge(&mut policy, &spec.name, STEP);
+            let above = loss(&policy);
+            nudge(&mut policy, &spec.name, -2.0 * STEP);
+            let below = loss(&policy);
+            nudge(&mut policy, &spec.name, STEP);
+            let numeric = (above - below) / (2.0 * STEP);
+            let error = (numeric - analytic).abs() / analytic.abs().max(1e-3);
+            assert!(error < 1e-6, "{family:?} {}: {analytic} against {numeric}", spec.name);
+        }
+    }
+}
+
+#[test]
+fn a_batch_without_responses_has_no_scores_and_no_gradient() {
+    let policy = policy(Family::Llama, true);
+    for batch in [Batch::new(), {
+        let mut batch = Batch::new();
+        batch.push(&[1, 2, 3], 3);
+        batch
+    }] {
+        let mut pass = Pass::new(&policy, Keep::Everything).unwrap();
+        let scores = pass.forward(&policy, &batch, READING).unwrap();
+        assert!(scores.logp.is_empty());
+        let mut gradients = Gradients::zeros(&policy).unwrap();
+        pass.backward(&policy, &[], &[], &mut gradients).unwrap();
+        assert!(gradients.tensors().all(|(_, values)| values.iter().all(|v| *v == 0.0)));
+    }
+}

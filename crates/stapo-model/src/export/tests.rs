@@ -1,1 +1,141 @@
+use super::*;
+use crate::Pretrained;
+use crate::config::{Family, Rope, RopeKind};
+use std::fs;
+use std::path::PathBuf;
 
+fn tiny() -> ModelConfig {
+    ModelConfig {
+        family: Family::Qwen3,
+        width: 8,
+        n_layers: 2,
+        n_heads: 2,
+        n_kv_heads: 1,
+        head_dim: 6,
+        ffn_width: 5,
+        vocabulary: 7,
+        norm_eps: 1e-6,
+        rope: Rope { theta: 1e6, kind: RopeKind::Default },
+        max_positions: 64,
+        qk_norm: true,
+        qkv_bias: false,
+        tied_embeddings: false,
+        bos: None,
+        stops: vec![1, 2],
+    }
+}
+
+/// Numbers that differ everywhere and are exact in bf16 and f16.
+#[allow(clippy::unnecessary_wraps, reason = "the shape that export asks for")]
+fn fill(spec: &TensorSpec, out: &mut [f32]) -> Result<()> {
+    let start = spec.name.len() as f32;
+    for (i, x) in out.iter_mut().enumerate() {
+        *x = start - (i % 32) as f32 * 0.5;
+    }
+    Ok(())
+}
+
+fn options(precision: Precision, max_shard_bytes: u64) -> ExportOptions {
+    ExportOptions { precision, max_shard_bytes, existing: Existing::Refuse }
+}
+
+#[test]
+fn what_is_exported_opens_again_in_every_precision_and_sharding() {
+    for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
+        for (max_shard_bytes, n_shards) in [(u64::MAX, 1), (400, 6), (1, 25)] {
+            let folder = tempfile::tempdir().unwrap();
+            let out = folder.path().join("new/model");
+            let written = export(&out, &tiny(), &[], &options(precision, max_shard_bytes), fill).unwrap();
+            if precision != Precision::F32 {
+                assert_eq!(written.n_shards, n_shards);
+            }
+            let model = Pretrained::open(&out).unwrap();
+            assert_eq!(model.config, tiny());
+            assert!(model.ignored.is_empty());
+            for spec in tiny().tensors() {
+                let (mut ours, mut expected) = (vec![0.0; spec.n_elements()], vec![0.0; spec.n_elements()]);
+                model.weights.read_f32(&spec.name, &spec.shape, &mut ours).unwrap();
+                fill(&spec, &mut expected).unwrap();
+                assert_eq!(ours, expected, "{}", spec.name);
+                assert_eq!(model.weights.encoding(&spec.name), Some(precision.encoding()));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_reference_crate_reads_what_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("model");
+    export(&out, &tiny(), &[], &options(Precision::F32, u64::MAX), fill).unwrap();
+    let bytes = fs::read(out.join(SINGLE)).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(tensors.len(), tiny().tensors().len());
+    assert_eq!(tensors.tensor("lm_head.weight").unwrap().shape(), [7, 8]);
+    let (header, _) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    assert!((8 + header).is_multiple_of(8));
+}
+
+#[test]
+fn a_folder_that_holds_something_is_kept_unless_told_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("model");
+    fs::create_dir(&out).unwrap();
+    let plain = options(Precision::Bf16, u64::MAX);
+    let replace = ExportOptions { existing: Existing::Replace, ..plain };
+    export(&out, &tiny(), &[], &plain, fill).expect("an empty folder is as good as none");
+    let message = export(&out, &tiny(), &[], &plain, fill).unwrap_err().to_string();
+    assert!(message.contains("not empty"), "{message}");
+    fs::write(out.join("stale.txt"), "x").unwrap();
+    export(&out, &tiny(), &[], &replace, fill).unwrap();
+    assert!(!out.join("stale.txt").exists());
+    let left: Vec<PathBuf> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(left, [out]);
+}
+
+#[test]
+fn only_a_model_is_ever_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let replace = ExportOptions { existing: Existing::Replace, ..ExportOptions::default() };
+    fs::write(folder.path().join("thesis.txt"), "x").unwrap();
+    let message = export(folder.path(), &tiny(), &[], &replace, fill).unwrap_err().to_string();
+    assert!(message.contains("not the folder of a model"), "{message}");
+    fs::write(folder.path().join("config.json"), "{}").unwrap();
+    fs::create_dir(folder.path().join("home")).unwrap();
+    export(folder.path(), &tiny(), &[], &replace, fill).unwrap_err();
+    assert!(folder.path().join("thesis.txt").exists());
+    let file = folder.path().join("thesis.txt");
+    assert!(export(&file, &tiny(), &[], &replace, fill).unwrap_err().to_string().contains("not a folder"));
+}
+
+#[test]
+fn a_failed_export_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("model");
+    let fail = |spec: &TensorSpec, out: &mut [f32]| {
+        if spec.name == "lm_head.weight" { Err(Error::malformed("disk", "on fire")) } else { fill(spec, out) }
+    };
+    let message = export(&out, &tiny(), &[], &options(Precision::F32, 400), fail).unwrap_err().to_string();
+    assert_eq!(message, "disk: on fire");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn numbers_beyond_f16_are_refused_by_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    let big = |spec: &TensorSpec, out: &mut [f32]| {
+        out.fill(if spec.name == "model.norm.weight" { 65520.0 } else { 65519.0 });
+        Ok(())
+    };
+    let message =
+        export(&folder.path().join("m"), &tiny(), &[], &options(Precision::F16, u64::MAX), big).unwrap_err();
+    assert!(message.to_string().contains("tensor model.norm.weight: 65520 does not fit F16"), "{message}");
+}
+
+#[test]
+fn a_path_without_a_name_is_refused() {
+    for path in ["..", "/", "."] {
+        let result = export(Path::new(path), &tiny(), &[], &ExportOptions::default(), fill);
+        assert!(result.is_err(), "{path}");
+    }
+}

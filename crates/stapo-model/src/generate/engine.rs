@@ -4,11 +4,11 @@ use super::scheduler::{Capacity, Run, Scheduler, Step};
 use super::sequence::Sequence;
 use super::{Alternative, Event, Finish, Request, RequestError, Response, Rule, Sampled, Ticket};
 use crate::config::ModelConfig;
+use crate::decoder::Policy;
 use crate::decoder::alternatives;
 use crate::decoder::forward::{Workspace, forward};
 use crate::decoder::layer::{Rows, heads};
 use crate::decoder::plan::{Keep, Plan};
-use crate::decoder::Policy;
 use stapo_ops::attention::paged::{self, Cache, CacheDims};
 use stapo_ops::rng::Key;
 use stapo_ops::{OutOfMemory, lm_head, sampling};
@@ -57,8 +57,9 @@ pub struct Engine<'p> {
 }
 
 impl<'p> Engine<'p> {
-    pub fn new(policy: &'p Policy, settings: Settings) -> Result<Self, OutOfMemory> {
+    pub fn new(policy: &'p Policy, mut settings: Settings) -> Result<Self, OutOfMemory> {
         let (device, config) = (policy.device(), policy.config());
+        settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
         let n_blocks = (settings.kv_bytes / block_bytes(config)).max(1);
         let dims = CacheDims {
             blocks: n_blocks,
@@ -73,13 +74,16 @@ impl<'p> Engine<'p> {
             max_rows: settings.max_rows,
             max_sequences: settings.max_sequences,
         };
+        let mut work = Workspace::new(device, config)?;
+        let largest = Plan::new(config, settings.max_rows, settings.max_rows, Keep::Nothing);
+        work.reserve(device, largest.n_elements, 0)?;
         Ok(Self {
             policy,
             settings,
             key: Key::new(settings.seed),
             scheduler: Scheduler::new(capacity),
             caches,
-            work: Workspace::new(device, config)?,
+            work,
             n_submitted: 0,
         })
     }
@@ -154,7 +158,11 @@ impl<'p> Engine<'p> {
             if self.scheduler.advance(run) {
                 let sampled = samples.next().expect("one for each sequence that wants a token");
                 let sequence = self.scheduler.running_mut(run.slot);
-                on_event(Event::Token { ticket: sequence.ticket, sample: sequence.sample, sampled: &sampled });
+                on_event(Event::Token {
+                    ticket: sequence.ticket,
+                    sample: sequence.sample,
+                    sampled: &sampled,
+                });
                 sequence.tokens.push(sampled.token);
                 sequence.sampled.push(sampled);
             }
@@ -177,10 +185,15 @@ impl<'p> Engine<'p> {
         let (contexts, tables) = (device.upload(&step.contexts)?, device.upload(&step.tables)?);
         let sampled_rows = device.upload(&step.sampled_rows)?;
         let heads = heads(config);
-        let dims = paged::Dims { tokens: n_rows, sequences: step.contexts.len(), heads, table_width: step.table_width };
+        let dims = paged::Dims {
+            tokens: n_rows,
+            sequences: step.contexts.len(),
+            heads,
+            table_width: step.table_width,
+        };
         let sequences =
             paged::Sequences { offsets: offsets.view(), contexts: contexts.view(), tables: tables.view() };
-        let rows = Rows { n_rows, positions: positions.view(), table: &self.work.table };
+        let rows = Rows { n_tokens: n_rows, positions: positions.view(), table: &self.work.table };
         let (arena, caches) = (&mut self.work.arena, &mut self.caches);
         forward(policy, &plan, arena, &rows, tokens.view(), sampled_rows.view(), |layer, qkv, out, _| {
             paged::store(device, n_rows, heads, qkv, slots.view(), &mut caches[layer]);

@@ -84,7 +84,9 @@ pub enum RequestError {
     EmptyPrompt,
     #[error("prompt: token {token} is outside the vocabulary of {vocabulary}")]
     UnknownToken { token: u32, vocabulary: usize },
-    #[error("prompt: {n_prompt} tokens, the model takes {max_positions} with the response\nhint: shorten the prompt")]
+    #[error(
+        "prompt: {n_prompt} tokens, the model takes {max_positions} with the response\nhint: shorten the prompt"
+    )]
     PromptTooLong { n_prompt: usize, max_positions: usize },
     #[error(
         "kv memory: {n_tokens} tokens of prompt and response need more than the {n_cache_tokens} it holds\n\

@@ -71,7 +71,8 @@ impl Scheduler {
     }
 
     pub fn submit(&mut self, ticket: Ticket, request: Request) {
-        let waiting = (0..request.n_samples).map(|i| Sequence::new(ticket, i, request.prompt.clone())).collect();
+        let waiting =
+            (0..request.n_samples).map(|i| Sequence::new(ticket, i, request.prompt.clone())).collect();
         self.groups.insert(ticket, Group { request, prefix: Prefix::Absent, waiting, n_running: 0 });
     }
 
@@ -138,7 +139,10 @@ impl Scheduler {
     }
 
     /// Takes out and returns the sequences that `finish` finds finished, in running order.
-    pub fn retire(&mut self, finish: impl Fn(&Sequence, &Request) -> Option<Finish>) -> Vec<(Sequence, Finish)> {
+    pub fn retire(
+        &mut self,
+        finish: impl Fn(&Sequence, &Request) -> Option<Finish>,
+    ) -> Vec<(Sequence, Finish)> {
         let mut finished = Vec::new();
         for mut sequence in std::mem::take(&mut self.running) {
             let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
@@ -158,9 +162,8 @@ impl Scheduler {
 
     /// Lets the next sequence in, of the oldest request that has one. False: nobody may come in.
     fn admit(&mut self) -> bool {
-        let may_come = |group: &&mut Group| {
-            !group.waiting.is_empty() && !matches!(group.prefix, Prefix::Filling(_))
-        };
+        let may_come =
+            |group: &&mut Group| !group.waiting.is_empty() && !matches!(group.prefix, Prefix::Filling(_));
         let Some(group) = self.groups.values_mut().find(may_come) else { return false };
         let next = group.waiting.front().expect("someone waits");
         let block_tokens = self.capacity.block_tokens;

@@ -22,7 +22,15 @@ pub struct Sequence {
 impl Sequence {
     pub fn new(ticket: Ticket, sample: u32, prompt: Vec<u32>) -> Self {
         let n_prompt = prompt.len();
-        Self { ticket, sample, tokens: prompt, n_prompt, n_cached: 0, blocks: Vec::new(), sampled: Vec::new() }
+        Self {
+            ticket,
+            sample,
+            tokens: prompt,
+            n_prompt,
+            n_cached: 0,
+            blocks: Vec::new(),
+            sampled: Vec::new(),
+        }
     }
 
     /// Tokens still to be run: one when decoding, more while (re)filling the cache.

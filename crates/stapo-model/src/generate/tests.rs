@@ -64,7 +64,8 @@ fn simulate(n_blocks: usize, max_rows: usize, max_sequences: usize, requests: &[
                 s.sampled.push(Sampled { token, logp: 0.0, entropy: 0.0, alternatives: vec![] });
             }
         }
-        let finish = |s: &Sequence, r: &Request| (s.sampled.len() >= r.max_tokens).then_some(Finish::LengthLimit);
+        let finish =
+            |s: &Sequence, r: &Request| (s.sampled.len() >= r.max_tokens).then_some(Finish::LengthLimit);
         for (s, _) in scheduler.retire(finish) {
             let response = s.sampled.iter().map(|t| t.token).collect();
             outcome.responses.push(((s.ticket.0, s.sample), response));
@@ -92,14 +93,18 @@ fn expected(requests: &[Request]) -> Vec<((u64, u32), Vec<u32>)> {
 
 #[test]
 fn responses_do_not_depend_on_memory_rows_or_seats() {
-    let requests = [request(1, 3, 9), request(9, 5, 14), request(14, 1, 3), request(5, 2, 30), request(8, 4, 1)];
+    let requests =
+        [request(1, 3, 9), request(9, 5, 14), request(14, 1, 3), request(5, 2, 30), request(8, 4, 1)];
     let wanted = expected(&requests);
     let mut some_preempted = false;
     for n_blocks in [9, 10, 13, 20, 37, 200] {
         for max_rows in [1, 3, 7, 64, 1000] {
             for max_sequences in [1, 2, 5, 100] {
                 let outcome = simulate(n_blocks, max_rows, max_sequences, &requests);
-                assert_eq!(outcome.responses, wanted, "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats");
+                assert_eq!(
+                    outcome.responses, wanted,
+                    "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats"
+                );
                 some_preempted |= outcome.n_preemptions > 0;
             }
         }

@@ -165,8 +165,7 @@ fn place_tensors(
         previous_end = stored.bytes.end;
         let end = stored.bytes.end.checked_add(start).filter(|&end| end <= file_len).ok_or_else(|| {
             malformed(format!(
-                "ends {} bytes into the numbers, beyond the end of the file: truncated?",
-                previous_end
+                "ends at {previous_end} of the numbers, beyond the end of the file: truncated?"
             ))
         })?;
         stored.bytes = stored.bytes.start + start..end;

@@ -152,10 +152,9 @@ impl Gguf {
             "qwen2" | "deepseek-r1-qwen" => Ok(Words::Qwen2),
             "llama-bpe" | "llama3" | "llama-v3" => Ok(Words::Llama3),
             "smollm" => Ok(Words::SmolLm),
-            "gpt-2" => Ok(Words::Gpt2),
             // Files from before the key was written, or by a converter that did not know the model.
             "default" if architecture.starts_with("qwen") => Ok(Words::Qwen2),
-            "default" => Ok(Words::Gpt2),
+            "default" | "gpt-2" => Ok(Words::Gpt2),
             other => {
                 let place = format!("{}: tokenizer.ggml.pre", self.place);
                 let hint =
@@ -165,7 +164,7 @@ impl Gguf {
         }
     }
 
-    /// SentencePiece's kind: words marked by ▁, merges implied by the scores, unknown characters as bytes.
+    /// The kind of `SentencePiece`: words marked by ▁, merges implied by the scores, unknown characters as bytes.
     fn sentence_piece(&self, tokens: &Tokens) -> Result<(Inner, bool)> {
         let scores =
             self.numbers("tokenizer.ggml.scores")?.ok_or_else(|| self.absent("tokenizer.ggml.scores"))?;

@@ -75,7 +75,7 @@ pub(super) fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     }
 }
 
-/// As Q4_K with a fifth bit per number: bit 2j of `high[i]` for number 64 j + i, bit 2j + 1 for 64 j + 32 + i.
+/// As `Q4_K` with a fifth bit per number: bit 2j of `high[i]` for number 64 j + i, bit 2j + 1 for 64 j + 32 + i.
 pub(super) fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     let pairs = scale_min_pairs(block);
     let high = &block[16..48];
@@ -117,7 +117,7 @@ fn fifth_bit(high: u32, i: usize) -> u8 {
     (((high >> i) & 1) << 4) as u8
 }
 
-/// The 8 pairs (d s, dmin m) of Q4_K and Q5_K: s and m of 6 bits each, packed in bytes 4 to 16. The first four lie
+/// The 8 pairs (d s, dmin m) of `Q4_K` and `Q5_K`: s and m of 6 bits each, packed in bytes 4 to 16. The first four lie
 /// whole in bytes 0..4 and 4..8; the last four have their low nibbles in 8..12 and their top bits atop the first.
 fn scale_min_pairs(block: &[u8]) -> [(f32, f32); 8] {
     let (d, dmin) = (scale(block, 0), scale(block, 2));

@@ -40,7 +40,7 @@ pub(crate) struct Stored {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowOrder {
     AsNamed,
-    /// GGUF's order for Llama's q and k: in each of `n_heads`, rows i and i + head_dim / 2 are neighbours.
+    /// GGUF's order for Llama's q and k: in each of `n_heads`, rows i and i + `head_dim` / 2 are neighbours.
     RotaryPairs {
         n_heads: usize,
     },
@@ -53,13 +53,27 @@ impl Stored {
 }
 
 impl Weights {
-    /// Opens the safetensors of a Hugging Face folder, a single safetensors file, or a GGUF file.
+    /// Opens the safetensors of a Hugging Face folder, or one such file. (GGUF by [`crate::Pretrained::open`]: its
+    /// names and row order depend on the config in it.)
     pub fn open(path: &Path) -> Result<Self> {
         safetensors::open(path)
     }
 
     pub(crate) fn new(place: String, files: Vec<Arc<MappedFile>>, tensors: BTreeMap<String, Stored>) -> Self {
         Self { place, files, tensors }
+    }
+
+    pub(crate) fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Leaves of two tensors the one stored in more bits, under the name `keep`.
+    pub(crate) fn keep_finer(&mut self, keep: &str, other: &str) {
+        if let Some(other) = self.tensors.remove(other)
+            && self.tensors.get(keep).is_none_or(|kept| kept.bytes.len() < other.bytes.len())
+        {
+            self.tensors.insert(keep.to_owned(), other);
+        }
     }
 
     /// Every tensor in the files, sorted by name.

@@ -91,7 +91,7 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
 ) {
     let (heads, rows) = (block.heads, block.rows());
     let scale = L::E::from_f64(heads.scale());
-    pack_rows(scratch.queries, rows, heads.dim, |r| {
+    pack_rows(l, scratch.queries, rows, heads.dim, |r| {
         let (token, head) = block.row(r);
         &qkv[(block.token + token) * heads.qkv_width() + head * heads.dim..][..heads.dim]
     });
@@ -122,17 +122,26 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
     }
 }
 
+/// A copy of a short row, without the call that `copy_from_slice` makes.
+#[inline(always)]
+pub(super) fn copy<L: Lanes>(l: L, from: &[L::E], to: &mut [L::E]) {
+    for at in (0..from.len()).step_by(WIDTH) {
+        l.put(to, at, l.get(from, at, L::E::ZERO));
+    }
+}
+
 /// Copies rows of `width` into blocks of [`DEPTH`] columns, each `[rows, ROW_STRIDE]`.
 #[inline(always)]
-pub(super) fn pack_rows<'a, E: Float>(
-    to: &mut [E],
+pub(super) fn pack_rows<'a, L: Lanes>(
+    l: L,
+    to: &mut [L::E],
     rows: usize,
     width: usize,
-    row: impl Fn(usize) -> &'a [E],
+    row: impl Fn(usize) -> &'a [L::E],
 ) {
     for r in 0..rows {
         for (i, part) in row(r)[..width].chunks(DEPTH).enumerate() {
-            to[(i * rows + r) * ROW_STRIDE..][..part.len()].copy_from_slice(part);
+            copy(l, part, &mut to[(i * rows + r) * ROW_STRIDE..][..part.len()]);
         }
     }
 }
@@ -190,20 +199,31 @@ fn softmax_row<L: Lanes>(
     scale: L::E,
 ) -> (L::E, L::E) {
     let low = L::E::NEG_INFINITY;
+    let at = |key: usize| (key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH;
+    // Keys of whole visible vectors, then of the vector that is visible in part.
+    let whole = visible / WIDTH * WIDTH;
     let mut top = l.splat(low);
-    for key in (0..visible).step_by(WIDTH) {
-        let part = &scores[(key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH..][..WIDTH.min(visible - key)];
-        top = l.max(top, l.get(part, 0, low));
+    for key in (0..whole).step_by(WIDTH) {
+        top = l.max(top, l.get(scores, at(key), low));
+    }
+    if whole < visible {
+        top = l.max(top, l.first(l.get(scores, at(whole), low), visible - whole, low));
     }
     let top = l.max_lane(top) * scale;
     let (mut sum, wide_top, wide_scale) = (l.zero(), l.splat(top), l.splat(scale));
-    for key in (0..n_keys).step_by(WIDTH) {
-        let part = &mut scores[(key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH..][..WIDTH];
-        let shown = visible.saturating_sub(key).min(WIDTH);
-        part[shown..].fill(low);
-        let weight = l.exp(l.sub(l.mul(l.get(part, 0, low), wide_scale), wide_top));
-        l.put(part, 0, weight);
+    for key in (0..whole).step_by(WIDTH) {
+        let weight = l.exp(l.sub(l.mul(l.get(scores, at(key), low), wide_scale), wide_top));
+        l.put(scores, at(key), weight);
         sum = l.add(sum, weight);
+    }
+    if whole < visible {
+        let weight = l.exp(l.sub(l.mul(l.get(scores, at(whole), low), wide_scale), wide_top));
+        let weight = l.first(weight, visible - whole, L::E::ZERO);
+        l.put(scores, at(whole), weight);
+        sum = l.add(sum, weight);
+    }
+    for key in (visible.next_multiple_of(WIDTH)..n_keys).step_by(WIDTH) {
+        l.put(scores, at(key), l.zero());
     }
     (top, l.sum(sum))
 }

@@ -1,12 +1,14 @@
-//! Packed sequences, forward. A task is one sequence and one key/value head.
+//! Packed sequences, forward. A task is one sequence and one or all key/value heads.
+
+use std::ops::Range;
 
 use super::core::{Block, Keys, MAX_ROWS, Scratch, forward_rows, padded};
 use super::{Dims, Heads};
 use crate::Float;
 use crate::device::{Cpu, Shared, with_scratch};
-use crate::gemm::PANEL;
+use crate::gemm::{PANEL, transpose};
 use crate::simd::tile::DEPTH;
-use crate::simd::{Kernel, Lanes};
+use crate::simd::{Kernel, Lanes, WIDTH};
 
 pub(super) fn forward<E: Float>(
     cpu: &Cpu,
@@ -17,8 +19,7 @@ pub(super) fn forward<E: Float>(
     lse: &mut [E],
 ) {
     let (out, lse) = (Shared::new(out), Shared::new(lse));
-    cpu.tasks(d.sequences * d.heads.kv, |task| {
-        let (sequence, kv_head) = (task / d.heads.kv, task % d.heads.kv);
+    for_tasks(cpu, d, |sequence, kv_heads| {
         let (start, end) = (offsets[sequence] as usize, offsets[sequence + 1] as usize);
         let len = end - start;
         if len == 0 {
@@ -31,9 +32,40 @@ pub(super) fn forward<E: Float>(
             let (keys, memory) = memory.split_at_mut(keys_len);
             let (values, memory) = memory.split_at_mut(values_len);
             let scratch = Scratch::split(memory, d.heads, rows, len);
-            cpu.dispatch(Task { heads: d.heads, kv_head, start, len, qkv, keys, values, scratch, out, lse });
+            cpu.dispatch(Task { heads: d.heads, kv_heads, start, len, qkv, keys, values, scratch, out, lse });
         });
     });
+}
+
+/// Calls `body` with every sequence and its heads: all of them where sequences alone keep the threads busy, so that a
+/// task can fetch the next head while it computes one; else one by one.
+pub(super) fn for_tasks(cpu: &Cpu, d: Dims, body: impl Fn(usize, Range<usize>) + Sync) {
+    let at_once = if d.sequences >= 4 * cpu.threads() { d.heads.kv } else { 1 };
+    let per_sequence = d.heads.kv / at_once;
+    cpu.tasks(d.sequences * per_sequence, |task| {
+        let first = task % per_sequence * at_once;
+        body(task / per_sequence, first..first + at_once);
+    });
+}
+
+/// Asks for `len` columns from `at` on of each row.
+#[inline(always)]
+pub(super) fn fetch_columns<L: Lanes>(l: L, rows: &[L::E], width: usize, at: usize, len: usize) {
+    for row in rows.chunks_exact(width) {
+        for line in (at..at + len).step_by(WIDTH) {
+            l.prefetch(row[line..].as_ptr());
+        }
+    }
+}
+
+/// Asks for the queries, keys and values of `kv_head`'s group in `rows` of qkv.
+#[inline(always)]
+pub(super) fn fetch_head<L: Lanes>(l: L, heads: Heads, rows: &[L::E], kv_head: usize) {
+    let (width, group) = (heads.qkv_width(), heads.group() * heads.dim);
+    let (key_at, value_at) = columns(heads, kv_head);
+    fetch_columns(l, rows, width, kv_head * group, group);
+    fetch_columns(l, rows, width, key_at, heads.dim);
+    fetch_columns(l, rows, width, value_at, heads.dim);
 }
 
 /// Tokens per block of query rows.
@@ -57,7 +89,7 @@ pub(super) fn values_len(heads: Heads, len: usize) -> usize {
 
 struct Task<'a, E> {
     heads: Heads,
-    kv_head: usize,
+    kv_heads: Range<usize>,
     start: usize,
     len: usize,
     qkv: &'a [E],
@@ -71,18 +103,23 @@ struct Task<'a, E> {
 impl<E: Float> Kernel<E> for Task<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
-        let heads = self.heads;
-        let rows = &self.qkv[self.start * heads.qkv_width()..(self.start + self.len) * heads.qkv_width()];
-        let (key_at, value_at) = columns(heads, self.kv_head);
-        pack_transposed(heads, rows, key_at, self.keys);
-        pack_padded(heads, rows, value_at, self.values);
-        let keys = PackedKeys { keys: self.keys, values: self.values, dim: heads.dim };
+        let (heads, width) = (self.heads, self.heads.qkv_width());
+        let rows = &self.qkv[self.start * width..(self.start + self.len) * width];
+        fetch_head(l, heads, rows, self.kv_heads.start);
         let step = block_tokens(heads);
-        for position in (0..self.len).step_by(step) {
-            let tokens = step.min(self.len - position);
-            let block =
-                Block { heads, kv_head: self.kv_head, token: self.start + position, tokens, position };
-            forward_rows(l, block, &keys, self.qkv, &mut self.scratch, self.out, Some(self.lse));
+        for kv_head in self.kv_heads.clone() {
+            let (key_at, value_at) = columns(heads, kv_head);
+            pack_transposed(l, heads, rows, key_at, self.keys);
+            pack_padded(l, heads, rows, value_at, self.values);
+            let keys = PackedKeys { keys: self.keys, values: self.values, dim: heads.dim };
+            for position in (0..self.len).step_by(step) {
+                let tokens = step.min(self.len - position);
+                if kv_head + 1 < self.kv_heads.end {
+                    fetch_head(l, heads, &rows[position * width..(position + tokens) * width], kv_head + 1);
+                }
+                let block = Block { heads, kv_head, token: self.start + position, tokens, position };
+                forward_rows(l, block, &keys, self.qkv, &mut self.scratch, self.out, Some(self.lse));
+            }
         }
     }
 }
@@ -94,28 +131,27 @@ pub(super) fn columns(heads: Heads, kv_head: usize) -> (usize, usize) {
 
 /// The head's columns from `at` on, transposed into panels `[len / 32, head_dim, 32]`, padded with zeros.
 #[inline(always)]
-pub(super) fn pack_transposed<E: Float>(heads: Heads, rows: &[E], at: usize, to: &mut [E]) {
+pub(super) fn pack_transposed<L: Lanes>(l: L, heads: Heads, rows: &[L::E], at: usize, to: &mut [L::E]) {
     let panels = rows.chunks(PANEL * heads.qkv_width()).zip(to.chunks_exact_mut(PANEL * heads.dim));
     for (rows, panel) in panels {
-        let width = rows.len() / heads.qkv_width();
-        for (j, row) in rows.chunks_exact(heads.qkv_width()).enumerate() {
-            for (d, x) in row[at..at + heads.dim].iter().enumerate() {
-                panel[d * PANEL + j] = *x;
-            }
-        }
-        for d in 0..heads.dim {
-            panel[d * PANEL + width..(d + 1) * PANEL].fill(E::ZERO);
-        }
+        transpose(l, rows, heads.qkv_width(), at..at + heads.dim, panel);
     }
 }
 
 /// The head's columns from `at` on, as rows padded to whole vectors.
 #[inline(always)]
-pub(super) fn pack_padded<E: Float>(heads: Heads, rows: &[E], at: usize, to: &mut [E]) {
+pub(super) fn pack_padded<L: Lanes>(l: L, heads: Heads, rows: &[L::E], at: usize, to: &mut [L::E]) {
     let to = to.chunks_exact_mut(padded(heads.dim));
     for (row, to) in rows.chunks_exact(heads.qkv_width()).zip(to) {
-        to[..heads.dim].copy_from_slice(&row[at..at + heads.dim]);
-        to[heads.dim..].fill(E::ZERO);
+        copy_padded(l, &row[at..at + heads.dim], to);
+    }
+}
+
+/// A copy followed by zeros to the end of the last vector.
+#[inline(always)]
+pub(super) fn copy_padded<L: Lanes>(l: L, from: &[L::E], to: &mut [L::E]) {
+    for at in (0..to.len()).step_by(WIDTH) {
+        l.put(to, at, l.get(from, at, L::E::ZERO));
     }
 }
 

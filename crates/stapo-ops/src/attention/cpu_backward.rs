@@ -1,9 +1,14 @@
-//! Packed sequences, backward. A task is one sequence and one key/value head: it alone writes the gradients of its
-//! queries, keys and values. A key's gradient is one chain over the queries, token by token, within a token head by
+//! Packed sequences, backward. A task is one sequence and one or all key/value heads: it alone writes the gradients of
+//! their queries, keys and values. A key's gradient is one chain over the queries, token by token, within a token head by
 //! head.
 
-use super::core::{Block, MAX_ROWS, pack_rows, padded, score_rows, scores_len, weigh_values};
-use super::cpu::{PackedKeys, block_tokens, columns, keys_len, pack_padded, pack_transposed, values_len};
+use std::ops::Range;
+
+use super::core::{Block, MAX_ROWS, copy, pack_rows, padded, score_rows, scores_len, weigh_values};
+use super::cpu::{
+    PackedKeys, block_tokens, columns, copy_padded, fetch_columns, fetch_head, for_tasks, keys_len,
+    pack_padded, pack_transposed, values_len,
+};
 use super::{Dims, Heads};
 use crate::Float;
 use crate::device::{Cpu, Shared, with_scratch};
@@ -22,8 +27,7 @@ pub(super) struct Saved<'a, E> {
 
 pub(super) fn backward<E: Float>(cpu: &Cpu, d: Dims, saved: Saved<'_, E>, offsets: &[u32], d_qkv: &mut [E]) {
     let d_qkv = Shared::new(d_qkv);
-    cpu.tasks(d.sequences * d.heads.kv, |task| {
-        let (sequence, kv_head) = (task / d.heads.kv, task % d.heads.kv);
+    for_tasks(cpu, d, |sequence, kv_heads| {
         let (start, end) = (offsets[sequence] as usize, offsets[sequence + 1] as usize);
         let len = end - start;
         if len == 0 {
@@ -32,7 +36,7 @@ pub(super) fn backward<E: Float>(cpu: &Cpu, d: Dims, saved: Saved<'_, E>, offset
         let rows = block_tokens(d.heads) * d.heads.group();
         with_scratch(Scratch::<E>::len(d.heads, rows, len), |memory| {
             let scratch = Scratch::split(memory, d.heads, rows, len);
-            cpu.dispatch(Task { heads: d.heads, kv_head, start, len, saved, scratch, d_qkv });
+            cpu.dispatch(Task { heads: d.heads, kv_heads, start, len, saved, scratch, d_qkv });
         });
     });
 }
@@ -80,7 +84,7 @@ impl<'a, E> Scratch<'a, E> {
 
 struct Task<'a, E> {
     heads: Heads,
-    kv_head: usize,
+    kv_heads: Range<usize>,
     start: usize,
     len: usize,
     saved: Saved<'a, E>,
@@ -91,36 +95,58 @@ struct Task<'a, E> {
 impl<E: Float> Kernel<E> for Task<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
-        let heads = self.heads;
-        let rows =
-            &self.saved.qkv[self.start * heads.qkv_width()..(self.start + self.len) * heads.qkv_width()];
-        let (key_at, value_at) = columns(heads, self.kv_head);
-        pack_transposed(heads, rows, key_at, self.scratch.keys_t);
-        pack_transposed(heads, rows, value_at, self.scratch.values_t);
-        pack_padded(heads, rows, key_at, self.scratch.keys);
+        self.fetch(l, 0..self.len, self.kv_heads.start);
+        for kv_head in self.kv_heads.clone() {
+            self.head(l, kv_head);
+        }
+    }
+}
+
+impl<E: Float> Task<'_, E> {
+    /// Asks for what `kv_head` will read of these positions.
+    #[inline(always)]
+    fn fetch<L: Lanes<E = E>>(&self, l: L, positions: Range<usize>, kv_head: usize) {
+        let (heads, saved) = (self.heads, self.saved);
+        let rows = self.start + positions.start..self.start + positions.end;
+        let width = heads.qkv_width();
+        fetch_head(l, heads, &saved.qkv[rows.start * width..rows.end * width], kv_head);
+        let (width, group) = (heads.out_width(), heads.group() * heads.dim);
+        for x in [saved.out, saved.d_out] {
+            fetch_columns(l, &x[rows.start * width..rows.end * width], width, kv_head * group, group);
+        }
+    }
+
+    #[inline(always)]
+    fn head<L: Lanes<E = E>>(&mut self, l: L, kv_head: usize) {
+        let (heads, width) = (self.heads, self.heads.qkv_width());
+        let rows = &self.saved.qkv[self.start * width..(self.start + self.len) * width];
+        let (key_at, value_at) = columns(heads, kv_head);
+        pack_transposed(l, heads, rows, key_at, self.scratch.keys_t);
+        pack_transposed(l, heads, rows, value_at, self.scratch.values_t);
+        pack_padded(l, heads, rows, key_at, self.scratch.keys);
         self.scratch.d_keys.fill(E::ZERO);
         self.scratch.d_values.fill(E::ZERO);
         let step = block_tokens(heads);
         for position in (0..self.len).step_by(step) {
             let tokens = step.min(self.len - position);
-            let token = self.start + position;
-            self.block(l, Block { heads, kv_head: self.kv_head, token, tokens, position });
+            if kv_head + 1 < self.kv_heads.end {
+                self.fetch(l, position..position + tokens, kv_head + 1);
+            }
+            self.block(l, Block { heads, kv_head, token: self.start + position, tokens, position });
         }
         for token in 0..self.len {
-            let row = (self.start + token) * heads.qkv_width();
+            let row = (self.start + token) * width;
             let from = token * padded(heads.dim)..token * padded(heads.dim) + heads.dim;
             // SAFETY: this task alone writes this sequence's columns of this head.
             let (d_key, d_value) = unsafe {
                 let key = self.d_qkv.range(row + key_at..row + key_at + heads.dim);
                 (key, self.d_qkv.range(row + value_at..row + value_at + heads.dim))
             };
-            d_key.copy_from_slice(&self.scratch.d_keys[from.clone()]);
-            d_value.copy_from_slice(&self.scratch.d_values[from]);
+            copy(l, &self.scratch.d_keys[from.clone()], d_key);
+            copy(l, &self.scratch.d_values[from], d_value);
         }
     }
-}
 
-impl<E: Float> Task<'_, E> {
     #[inline(always)]
     fn block<L: Lanes<E = E>>(&mut self, l: L, block: Block) {
         let (heads, rows, n_keys) = (self.heads, block.rows(), block.n_keys());
@@ -136,15 +162,13 @@ impl<E: Float> Task<'_, E> {
         };
         let d_out = |r: usize| &saved.d_out[out_at(r)..][..heads.dim];
         for r in 0..rows {
-            for (to, from) in [(&mut *s.queries, query(r)), (&mut *s.d_out, d_out(r))] {
-                to[r * width..][..heads.dim].copy_from_slice(from);
-                to[r * width + heads.dim..(r + 1) * width].fill(E::ZERO);
-            }
+            copy_padded(l, query(r), &mut s.queries[r * width..(r + 1) * width]);
+            copy_padded(l, d_out(r), &mut s.d_out[r * width..(r + 1) * width]);
         }
-        pack_rows(s.a, rows, heads.dim, query);
+        pack_rows(l, s.a, rows, heads.dim, query);
         let keys = PackedKeys { keys: s.keys_t, values: s.keys, dim: heads.dim };
         score_rows(l, rows, heads.dim, n_keys, s.a, &keys, s.weights);
-        pack_rows(s.a, rows, heads.dim, d_out);
+        pack_rows(l, s.a, rows, heads.dim, d_out);
         let values = PackedKeys { keys: s.values_t, values: s.keys, dim: heads.dim };
         score_rows(l, rows, heads.dim, n_keys, s.a, &values, s.d_scores);
         for r in 0..rows {
@@ -170,7 +194,7 @@ impl<E: Float> Task<'_, E> {
             let at = (block.token + token) * heads.qkv_width() + head * heads.dim;
             // SAFETY: this task alone writes this sequence's columns of this head.
             let d_query = unsafe { self.d_qkv.range(at..at + heads.dim) };
-            d_query.copy_from_slice(&self.scratch.d_queries[r * width..][..heads.dim]);
+            copy(l, &self.scratch.d_queries[r * width..][..heads.dim], d_query);
         }
     }
 }
@@ -188,17 +212,23 @@ fn score_gradient<L: Lanes>(
     lse: L::E,
     pull: L::E,
 ) {
-    let low = L::E::NEG_INFINITY;
+    let zero = L::E::ZERO;
     let scale = l.splat(L::E::from_f64(heads.scale()));
     let (lse, pull) = (l.splat(lse), l.splat(pull));
-    for key in (0..n_keys).step_by(WIDTH) {
+    for key in (0..visible).step_by(WIDTH) {
         let at = (key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH;
-        let shown = visible.saturating_sub(key).min(WIDTH);
-        weights[at + shown..at + WIDTH].fill(low);
-        let p = l.exp(l.sub(l.mul(l.get(weights, at, low), scale), lse));
-        let d = l.mul(l.mul(p, scale), l.sub(l.get(d_scores, at, low), pull));
+        let mut p = l.exp(l.sub(l.mul(l.get(weights, at, zero), scale), lse));
+        let mut d = l.mul(l.mul(p, scale), l.sub(l.get(d_scores, at, zero), pull));
+        if key + WIDTH > visible {
+            (p, d) = (l.first(p, visible - key, zero), l.first(d, visible - key, zero));
+        }
         l.put(weights, at, p);
         l.put(d_scores, at, d);
+    }
+    for key in (visible.next_multiple_of(WIDTH)..n_keys).step_by(WIDTH) {
+        let at = (key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH;
+        l.put(weights, at, l.zero());
+        l.put(d_scores, at, l.zero());
     }
 }
 

@@ -147,7 +147,7 @@ fn paged_of<T: Float>(
     let mut cache = Cache::zeros(device, cache_dims).unwrap();
     // Blocks in scattered order: 5 is coprime to most counts; what matters is that they are distinct.
     let n = lens.len() * width;
-    let step = (5..).find(|step| gcd(*step, n) == 1).unwrap();
+    let step = (5..100).find(|step| gcd(*step, n) == 1).unwrap();
     let tables: Vec<u32> = (0..n).map(|i| ((i * step) % n + 1) as u32).collect();
     let starts = offsets(lens);
     let mut out = vec![T::ZERO; starts[lens.len()] as usize * heads.out_width()];

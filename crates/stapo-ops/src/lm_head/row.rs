@@ -1,5 +1,7 @@
 //! One row of logits.
 
+use std::cmp::Ordering;
+
 use crate::Float;
 use crate::simd::{Lanes, WIDTH};
 
@@ -69,7 +71,7 @@ pub(crate) fn best<E: Float>(
     // `logp` holds logits until the end.
     let mut filled = 0;
     for (id, x) in logits.iter().enumerate() {
-        if filled == n && !(*x > logp[n - 1]) {
+        if filled == n && x.partial_cmp(&logp[n - 1]) != Some(Ordering::Greater) {
             continue;
         }
         let place = logp[..filled].partition_point(|y| *y >= *x);

@@ -16,6 +16,7 @@ impl Key {
     }
 
     /// An independent key for a purpose or a step: the 64-bit finaliser of MurmurHash3 over key and `stream`.
+    #[must_use]
     pub fn derive(self, stream: u64) -> Key {
         let mut x = self.0 ^ stream.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);

@@ -1,5 +1,5 @@
 use super::{Drawn, Rule, filter};
-use crate::device::{Cpu, Shared};
+use crate::device::{Cpu, Shared, with_scratch};
 use crate::lm_head::{Alternatives, cpu::for_chunks, row};
 use crate::simd::{Kernel, Lanes, WIDTH};
 use crate::{Float, Weight};
@@ -21,25 +21,34 @@ pub(super) fn forward<E: Float>(
     for_chunks(cpu, tokens, hidden, weight, |start, n, logits| {
         let logits = Shared::new(logits);
         cpu.rows(n, 8 * vocab, |rows| {
-            for r in rows {
-                let t = start + r;
-                // SAFETY: each task has its own tokens, of all outputs and of the logits.
-                let (logits, id, numbers, best) = unsafe {
-                    let best = best.map(|(n, ids, logp)| {
-                        (ids.range(t * n..(t + 1) * n), logp.range(t * n..(t + 1) * n))
-                    });
-                    let numbers = numbers.map(|x| &mut x.range(t..t + 1)[0]);
-                    (logits.range(r * vocab..(r + 1) * vocab), &mut ids.range(t..t + 1)[0], numbers, best)
-                };
-                cpu.dispatch(Draw { logits, rule, uniform: uniforms[t], id, numbers, best });
-            }
+            with_scratch(vocab, |weights| {
+                for r in rows {
+                    let t = start + r;
+                    // SAFETY: each task has its own tokens, of all outputs and of the logits.
+                    let (logits, id, numbers, best) = unsafe {
+                        let best = best.map(|(n, ids, logp)| {
+                            (ids.range(t * n..(t + 1) * n), logp.range(t * n..(t + 1) * n))
+                        });
+                        let numbers = numbers.map(|x| &mut x.range(t..t + 1)[0]);
+                        (
+                            &*logits.range(r * vocab..(r + 1) * vocab),
+                            &mut ids.range(t..t + 1)[0],
+                            numbers,
+                            best,
+                        )
+                    };
+                    cpu.dispatch(Draw { logits, weights, rule, uniform: uniforms[t], id, numbers, best });
+                }
+            });
         });
     });
 }
 
 /// One token.
 struct Draw<'a, E> {
-    logits: &'a mut [E],
+    logits: &'a [E],
+    /// Scratch.
+    weights: &'a mut [E],
     rule: Rule,
     uniform: f64,
     id: &'a mut u32,
@@ -56,23 +65,18 @@ impl<E: Float> Kernel<E> for Draw<'_, E> {
         if let Some((ids, logp)) = self.best {
             row::best(self.logits, &stats, inv_temperature, ids, logp);
         }
-        let logits = self.logits;
-        let (id, logit) = match self.rule {
-            Rule::Greedy => {
-                let id = first_largest(logits);
-                (id, logits[id])
-            }
+        let id = match self.rule {
+            Rule::Greedy => first_largest(self.logits),
             Rule::Draw { filter, .. } => {
-                let kept = filter::keep(l, logits, &stats, inv_temperature, filter);
-                match kept {
-                    None => draw_all(l, logits, &stats, inv_temperature, self.uniform),
-                    Some(kept) => kept.draw(logits, self.uniform),
+                match filter::keep(l, self.logits, self.weights, &stats, inv_temperature, filter) {
+                    None => draw_all(l, self.logits, &stats, inv_temperature, self.uniform),
+                    Some(kept) => kept.draw(self.uniform),
                 }
             }
         };
         *self.id = id as u32;
         let [logp, entropy] = self.numbers;
-        *logp = stats.logp(logit, inv_temperature);
+        *logp = stats.logp(self.logits[id], inv_temperature);
         *entropy = stats.entropy;
     }
 }
@@ -91,7 +95,7 @@ fn first_largest<E: Float>(x: &[E]) -> usize {
 const BLOCK: usize = 16 * WIDTH;
 
 /// Inverse transform over the whole vocabulary: block sums by sixteen lanes, blocks and then the chosen block's tokens
-/// accumulated in f64. Returns the id and its logit.
+/// accumulated in f64.
 #[inline(always)]
 fn draw_all<L: Lanes>(
     l: L,
@@ -99,7 +103,7 @@ fn draw_all<L: Lanes>(
     stats: &row::Stats<L::E>,
     inv_temperature: L::E,
     uniform: f64,
-) -> (usize, L::E) {
+) -> usize {
     let (scale, top) = (l.splat(inv_temperature), l.splat(stats.top));
     let mut sums = Vec::with_capacity(logits.len().div_ceil(BLOCK));
     let mut total = 0.0;
@@ -126,10 +130,10 @@ fn draw_all<L: Lanes>(
                 last = chosen * BLOCK + at + i;
                 seen += weight.to_f64();
                 if goal < seen {
-                    return (last, logits[last]);
+                    return last;
                 }
             }
         }
     }
-    (last, logits[last])
+    last
 }

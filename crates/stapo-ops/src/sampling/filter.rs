@@ -1,16 +1,21 @@
+//! Which tokens may be drawn.
+//!
+//! The filters need the most probable tokens in order, seldom all of them. Weights lie in (0, 1], so their bit patterns
+//! order them: one pass counts tokens and sums weights by the leading bits, and only the tokens above the cut are sorted.
+
 use super::Filter;
 use crate::Float;
 use crate::lm_head::row::Stats;
-use crate::simd::Lanes;
+use crate::simd::{Lanes, WIDTH};
 
 /// The tokens that may be drawn, in the order of their ids, with their weights.
 pub(super) struct Kept {
-    tokens: Vec<(usize, f64)>,
+    tokens: Vec<(u32, f64)>,
 }
 
 impl Kept {
-    /// Inverse transform; returns the id and its logit.
-    pub(super) fn draw<E: Float>(&self, logits: &[E], uniform: f64) -> (usize, E) {
+    /// Inverse transform.
+    pub(super) fn draw(&self, uniform: f64) -> usize {
         let total: f64 = self.tokens.iter().map(|(_, weight)| weight).sum();
         let goal = uniform * total;
         let mut seen = 0.0;
@@ -19,47 +24,80 @@ impl Kept {
             goal < seen
         });
         // Rounding can leave the goal beyond the last token: then the last is meant.
-        let id = chosen.or(self.tokens.last()).map_or(0, |(id, _)| *id);
-        (id, logits[id])
+        chosen.or(self.tokens.last()).map_or(0, |(id, _)| *id as usize)
     }
 }
 
-/// `None` when the filter keeps every token.
+/// `None` when the filter keeps every token. Fills `weights` with `exp(logit / temperature - top)`.
 #[inline(always)]
 pub(super) fn keep<L: Lanes>(
     l: L,
     logits: &[L::E],
+    weights: &mut [L::E],
     stats: &Stats<L::E>,
     inv_temperature: L::E,
     filter: Filter,
 ) -> Option<Kept> {
-    let top_k = filter.top_k.filter(|k| *k < logits.len());
-    if top_k.is_none() && filter.top_p >= 1.0 && filter.min_p <= 0.0 {
+    let top_k = filter.top_k.filter(|k| *k < logits.len()).unwrap_or(logits.len()).max(1);
+    if top_k == logits.len() && filter.top_p >= 1.0 && filter.min_p <= 0.0 {
         return None;
     }
     let (scale, top) = (l.splat(inv_temperature), l.splat(stats.top));
-    let mut tokens: Vec<(usize, f64)> = Vec::with_capacity(logits.len());
-    for at in (0..logits.len()).step_by(crate::simd::WIDTH) {
+    for at in (0..logits.len()).step_by(WIDTH) {
         let x = l.get(logits, at, L::E::NEG_INFINITY);
-        let weights = l.to_array(l.exp(l.sub(l.mul(x, scale), top)));
-        let n = crate::simd::WIDTH.min(logits.len() - at);
-        tokens.extend(weights[..n].iter().enumerate().map(|(i, weight)| (at + i, weight.to_f64())));
+        l.put(weights, at, l.exp(l.sub(l.mul(x, scale), top)));
     }
-    Some(apply(tokens, top_k, filter))
+    Some(apply(weights, top_k, filter))
 }
 
-fn apply(mut tokens: Vec<(usize, f64)>, top_k: Option<usize>, filter: Filter) -> Kept {
+/// Bits of an f32 weight that choose its bin: the exponent and three bits of the mantissa.
+const BIN_SHIFT: u32 = 20;
+/// The bin of weight 1, the largest there is; exponents below 2^-126 share bin 0.
+const TOP_BIN: usize = (0x3f80_0000u32 >> BIN_SHIFT) as usize;
+
+fn bin<E: Float>(weight: E) -> usize {
+    (((weight.to_f64() as f32).to_bits() >> BIN_SHIFT) as usize).min(TOP_BIN)
+}
+
+fn apply<E: Float>(weights: &[E], top_k: usize, filter: Filter) -> Kept {
+    let mut bins = [(0usize, 0f64); TOP_BIN + 1];
+    let mut total = 0.0;
+    for weight in weights {
+        let (count, mass) = &mut bins[bin(*weight)];
+        *count += 1;
+        *mass += weight.to_f64();
+        total += weight.to_f64();
+    }
+    // The lowest bin that the filters could reach. After top-k, top-p is a share of what top-k left: then all of that is
+    // needed. Sums in another order differ in the last digits: hence the margin.
+    let has_top_p = filter.top_p < 1.0;
+    let is_share_of_all = has_top_p && top_k == weights.len();
+    let goal = if is_share_of_all { filter.top_p * total * (1.0 + 1e-9) } else { f64::INFINITY };
+    let lowest = if has_top_p { 0 } else { bin(filter.min_p) };
+    let (mut cut, mut count, mut mass) = (TOP_BIN + 1, 0, 0.0);
+    while cut > 0 && (count == 0 || (cut > lowest && count < top_k && mass < goal)) {
+        cut -= 1;
+        count += bins[cut].0;
+        mass += bins[cut].1;
+    }
+    let above = weights.iter().enumerate().filter(|(_, weight)| bin(**weight) >= cut);
+    let tokens = above.map(|(id, weight)| (id as u32, weight.to_f64())).collect();
+    cut_down(tokens, is_share_of_all.then_some(total), top_k, filter)
+}
+
+/// `tokens` hold every token the filters can keep; top-p is a share of `total`, or of the tokens that top-k leaves.
+fn cut_down(mut tokens: Vec<(u32, f64)>, total: Option<f64>, top_k: usize, filter: Filter) -> Kept {
     tokens.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    tokens.truncate(top_k.unwrap_or(usize::MAX).max(1));
+    tokens.truncate(top_k);
     if filter.top_p < 1.0 {
-        let goal = filter.top_p * tokens.iter().map(|(_, weight)| weight).sum::<f64>();
+        let goal = filter.top_p * total.unwrap_or_else(|| tokens.iter().map(|(_, weight)| weight).sum());
         let mut seen = 0.0;
-        let n = tokens.iter().take_while(|(_, weight)| {
-            let needed = seen < goal;
+        let needed = tokens.iter().take_while(|(_, weight)| {
+            let short = seen < goal;
             seen += weight;
-            needed
+            short
         });
-        let n = n.count();
+        let n = needed.count();
         tokens.truncate(n.max(1));
     }
     let floor = filter.min_p * tokens.first().map_or(0.0, |(_, weight)| *weight);

@@ -130,3 +130,53 @@ fn all_devices_draw_the_same_tokens() {
         });
     }
 }
+
+/// The filters as their definition reads, on all tokens sorted.
+fn kept_by_definition(filter: Filter, logits: &[f32]) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
+    let weight = |id: &u32| f64::from(logits[*id as usize]).exp();
+    order.truncate(filter.top_k.unwrap_or(usize::MAX).max(1));
+    let total: f64 = order.iter().map(weight).sum();
+    let mut seen = 0.0;
+    let n = order.iter().take_while(|id| {
+        let short = filter.top_p >= 1.0 || seen < filter.top_p * total;
+        seen += weight(id);
+        short
+    });
+    let n = n.count().max(1);
+    order.truncate(n);
+    let floor = filter.min_p * weight(&order[0]);
+    order.retain(|id| weight(id) >= floor);
+    order.sort_unstable();
+    order
+}
+
+#[test]
+fn filters_agree_with_their_definition_on_random_logits() {
+    for seed in 0..4 {
+        let logits: Vec<f32> = values::<f32>(seed, 61).iter().map(|x| 3.0 * x).collect();
+        for top_k in [None, Some(1), Some(7), Some(40)] {
+            for top_p in [1.0, 0.95, 0.5, 0.1] {
+                for min_p in [0.0, 0.02, 0.3] {
+                    let filter = Filter { top_k, top_p, min_p };
+                    let expected = kept_by_definition(filter, &logits);
+                    // One draw at the middle of each kept token's share finds exactly the kept tokens.
+                    let weights: Vec<f64> =
+                        expected.iter().map(|id| f64::from(logits[*id as usize]).exp()).collect();
+                    let total: f64 = weights.iter().sum();
+                    let mut seen = 0.0;
+                    let middles: Vec<f64> = weights
+                        .iter()
+                        .map(|weight| {
+                            seen += weight;
+                            (seen - weight / 2.0) / total
+                        })
+                        .collect();
+                    let (ids, ..) = draws(&device(), draw(1.0, filter), &logits, &middles);
+                    assert_eq!(ids, expected, "{filter:?}");
+                }
+            }
+        }
+    }
+}

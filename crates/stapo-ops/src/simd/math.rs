@@ -17,7 +17,7 @@ pub(super) fn scale2(p: f32, shifted: f32) -> f32 {
 const SHIFT: f32 = 12582912.0;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts; the first has few bits, so that its multiples up to 127 are exact.
-const LN2_HIGH: f32 = 0.693359375;
+const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Below this the result would be subnormal: it is 0.
 const EXP_LOW: f32 = -87.33;

@@ -18,7 +18,7 @@ mod x86;
 pub use level::{Simd, SimdError};
 pub(crate) use math::{ln_f32, silu_parts};
 
-use tile::Tile;
+use tile::{Ahead, Fetch, Tile};
 
 /// Lanes of every virtual vector, whatever the instruction set.
 pub(crate) const WIDTH: usize = 16;
@@ -48,10 +48,13 @@ pub trait Float:
     const NEG_INFINITY: Self;
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;
+    #[must_use]
     fn mul_add(self, a: Self, b: Self) -> Self;
+    #[must_use]
     fn sqrt(self) -> Self;
     fn is_finite(self) -> bool;
     /// Natural logarithm by our own polynomial in f32, by std in f64.
+    #[must_use]
     fn ln(self) -> Self;
     #[doc(hidden)]
     fn dispatch<K: Kernel<Self>>(simd: Simd, kernel: K);
@@ -100,7 +103,25 @@ pub trait Lanes: Copy + Send + Sync + 'static {
     fn exp(self, a: Self::V) -> Self::V;
     /// # Safety
     /// See [`Tile`].
-    unsafe fn tile(self, tile: &Tile<Self::E>);
+    unsafe fn tile_and_fetch(self, tile: &Tile<Self::E>, fetch: &mut Fetch<Self::E>);
+
+    /// # Safety
+    /// See [`Tile`].
+    #[inline(always)]
+    unsafe fn tile(self, tile: &Tile<Self::E>) {
+        // SAFETY: passed on from the caller.
+        unsafe { self.tile_and_fetch(tile, &mut [Ahead::NONE; 2]) }
+    }
+
+    /// Asks for the line at `at` to be brought near. Never faults.
+    #[inline(always)]
+    fn prefetch(self, _at: *const Self::E) {}
+    /// The first `n` lanes of `v`, then `fill`.
+    #[inline(always)]
+    fn first(self, v: Self::V, n: usize, fill: Self::E) -> Self::V {
+        let lanes: [Self::E; WIDTH] = std::array::from_fn(|i| Self::E::from_f64(i as f64));
+        self.select_lt(self.load(&lanes), self.splat(Self::E::from_f64(n as f64)), v, self.splat(fill))
+    }
 
     #[inline(always)]
     fn zero(self) -> Self::V {
@@ -134,25 +155,32 @@ pub trait Lanes: Copy + Send + Sync + 'static {
             to.copy_from_slice(&a[..to.len()]);
         }
     }
+    /// Sixteen rows become sixteen columns.
+    #[inline(always)]
+    fn transpose(self, rows: [Self::V; WIDTH]) -> [Self::V; WIDTH] {
+        let rows = rows.map(|row| self.to_array(row));
+        std::array::from_fn(|i| self.load(&std::array::from_fn(|j| rows[j][i])))
+    }
     /// Fixed tree: lane i + lane i+8, then +4, +2, +1.
     #[inline(always)]
     fn sum(self, v: Self::V) -> Self::E {
         let mut a = self.to_array(v);
         for half in [8, 4, 2, 1] {
             for i in 0..half {
-                a[i] = a[i] + a[i + half];
+                a[i] += a[i + half];
             }
         }
         a[0]
     }
     #[inline(always)]
     fn max_lane(self, v: Self::V) -> Self::E {
-        let a = self.to_array(v);
-        let mut top = a[0];
-        for x in a {
-            top = if x > top { x } else { top };
+        let mut a = self.to_array(v);
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                a[i] = if a[i] > a[i + half] { a[i] } else { a[i + half] };
+            }
         }
-        top
+        a[0]
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::tile::{Tile, run_tile};
+use super::tile::{Fetch, Tile, run_tile};
 use super::{Lanes, WIDTH, math};
 
 /// NEON is part of the aarch64 baseline: the token needs no check.
@@ -82,9 +82,9 @@ impl Lanes for Neon {
     fn exp(self, a: V) -> V {
         math::exp_f32(self, a)
     }
-    unsafe fn tile(self, tile: &Tile<f32>) {
+    unsafe fn tile_and_fetch(self, tile: &Tile<f32>, fetch: &mut Fetch<f32>) {
         // SAFETY: passed on from the caller.
-        unsafe { run_tile::<_, 6, 1>(self, tile) }
+        unsafe { run_tile::<_, 6, 1>(self, tile, fetch) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Sixteen lanes as an array: the level that runs anywhere, and the f64 instantiation of every kernel.
 
-use super::tile::{Tile, run_tile};
+use super::tile::{Fetch, Tile, run_tile};
 use super::{Lanes, WIDTH, math};
 
 /// f32 without vector instructions.
@@ -80,9 +80,9 @@ macro_rules! wide {
             fn exp(self, a: Self::V) -> Self::V {
                 $exp(self, a)
             }
-            unsafe fn tile(self, tile: &Tile<$t>) {
+            unsafe fn tile_and_fetch(self, tile: &Tile<$t>, fetch: &mut Fetch<$t>) {
                 // SAFETY: passed on from the caller.
-                unsafe { run_tile::<_, 4, 1>(self, tile) }
+                unsafe { run_tile::<_, 4, 1>(self, tile, fetch) }
             }
         }
     };

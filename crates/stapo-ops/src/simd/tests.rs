@@ -90,3 +90,28 @@ fn levels_are_parsed_by_name_and_refused_with_a_remedy() {
     let foreign = if cfg!(target_arch = "x86_64") { Simd::Neon } else { Simd::Avx2 };
     assert_eq!(Simd::parse(foreign.name()), Err(SimdError::Unsupported(foreign)));
 }
+
+struct Transpose<'a>(&'a [f32], &'a mut [f32]);
+
+impl Kernel<f32> for Transpose<'_> {
+    #[inline(always)]
+    fn run<L: Lanes<E = f32>>(self, l: L) {
+        let mut rows = [l.zero(); WIDTH];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = l.get(self.0, i * WIDTH, 0.0);
+        }
+        for (i, column) in l.transpose(rows).into_iter().enumerate() {
+            l.put(self.1, i * WIDTH, column);
+        }
+    }
+}
+
+#[test]
+fn every_level_transposes() {
+    let x: Vec<f32> = (0..256u16).map(f32::from).collect();
+    for simd in Simd::available() {
+        let mut y = vec![0.0; 256];
+        f32::dispatch(simd, Transpose(&x, &mut y));
+        assert!((0..256).all(|i| y[i] == x[i % 16 * 16 + i / 16]), "{}", simd.name());
+    }
+}

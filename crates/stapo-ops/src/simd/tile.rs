@@ -31,6 +31,44 @@ pub(crate) enum Start {
     Continue,
 }
 
+/// Cache lines that a tile fetches for whoever comes next, a few per sixteen steps of depth.
+#[derive(Clone, Copy)]
+pub struct Ahead<E> {
+    at: *const E,
+    /// Lines left in the current row, and lines per row.
+    left: usize,
+    lines: usize,
+    /// From the end of a row to the start of the next.
+    gap: usize,
+    rows: usize,
+}
+
+impl<E> Ahead<E> {
+    pub(crate) const NONE: Self = Ahead { at: std::ptr::null(), left: 0, lines: 0, gap: 0, rows: 0 };
+
+    /// `rows` rows of `width` elements, `stride` apart.
+    pub(crate) fn new(at: *const E, rows: usize, width: usize, stride: usize) -> Self {
+        let lines = width.div_ceil(WIDTH);
+        Ahead { at, left: lines, lines, gap: stride.wrapping_sub(lines * WIDTH), rows }
+    }
+
+    /// Fetches the next line. A fetch never faults, wherever it points.
+    #[inline(always)]
+    fn fetch<L: Lanes<E = E>>(&mut self, l: L) {
+        if self.rows == 0 {
+            return;
+        }
+        l.prefetch(self.at);
+        self.at = self.at.wrapping_add(WIDTH);
+        self.left -= 1;
+        if self.left == 0 {
+            self.at = self.at.wrapping_add(self.gap);
+            self.left = self.lines;
+            self.rows -= 1;
+        }
+    }
+}
+
 /// One call of the tile kernel.
 ///
 /// # Safety of [`Lanes::tile`]
@@ -50,16 +88,25 @@ pub struct Tile<E> {
     pub(crate) start: Start,
 }
 
+/// What the tile fetches while it computes: the next block of A, the next panel of B.
+pub(crate) type Fetch<E> = [Ahead<E>; 2];
+
 /// # Safety
 /// See [`Tile`].
 #[inline(always)]
-pub(super) unsafe fn run_tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(l: L, tile: &Tile<L::E>) {
+pub(super) unsafe fn run_tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(
+    l: L,
+    tile: &Tile<L::E>,
+    fetch: &mut Fetch<L::E>,
+) {
     // SAFETY: passed on from the caller.
     unsafe {
         match tile.layout {
-            Layout::Rows => all_rows::<L, ROWS, VECTORS, ROW_STRIDE, 1>(l, tile, ROWS * ROW_STRIDE),
-            Layout::Columns => all_rows::<L, ROWS, VECTORS, 1, COLUMN_STRIDE>(l, tile, DEPTH * COLUMN_STRIDE),
-            Layout::RowsTransposed => all_rows::<L, ROWS, VECTORS, 1, ROW_STRIDE>(l, tile, ROWS),
+            Layout::Rows => all_rows::<L, ROWS, VECTORS, ROW_STRIDE, 1>(l, tile, ROWS * ROW_STRIDE, fetch),
+            Layout::Columns => {
+                all_rows::<L, ROWS, VECTORS, 1, COLUMN_STRIDE>(l, tile, DEPTH * COLUMN_STRIDE, fetch);
+            }
+            Layout::RowsTransposed => all_rows::<L, ROWS, VECTORS, 1, ROW_STRIDE>(l, tile, ROWS, fetch),
         }
     }
 }
@@ -69,6 +116,7 @@ unsafe fn all_rows<L: Lanes, const R: usize, const V: usize, const AR: usize, co
     l: L,
     t: &Tile<L::E>,
     group: usize,
+    fetch: &mut Fetch<L::E>,
 ) {
     let mut v = 0;
     while v < t.vectors {
@@ -82,9 +130,9 @@ unsafe fn all_rows<L: Lanes, const R: usize, const V: usize, const AR: usize, co
                 let c = t.c.add(row * t.c_stride + v * WIDTH);
                 let left = t.rows - row;
                 row += if wide {
-                    some_rows::<L, R, 2, AR, AD>(l, t, left, a, b, c)
+                    some_rows::<L, R, 2, AR, AD>(l, t, left, a, b, c, fetch)
                 } else {
-                    some_rows::<L, R, 1, AR, AD>(l, t, left, a, b, c)
+                    some_rows::<L, R, 1, AR, AD>(l, t, left, a, b, c, fetch)
                 };
             }
         }
@@ -101,23 +149,24 @@ unsafe fn some_rows<L: Lanes, const R: usize, const V: usize, const AR: usize, c
     a: *const L::E,
     b: *const L::E,
     c: *mut L::E,
+    fetch: &mut Fetch<L::E>,
 ) -> usize {
     // SAFETY: the height is at most `left`.
     unsafe {
         if left >= R {
-            block::<L, R, V, AR, AD>(l, t, a, b, c);
+            block::<L, R, V, AR, AD>(l, t, a, b, c, fetch);
             R
         } else if R > 8 && left >= 8 {
-            block::<L, 8, V, AR, AD>(l, t, a, b, c);
+            block::<L, 8, V, AR, AD>(l, t, a, b, c, fetch);
             8
         } else if R > 4 && left >= 4 {
-            block::<L, 4, V, AR, AD>(l, t, a, b, c);
+            block::<L, 4, V, AR, AD>(l, t, a, b, c, fetch);
             4
         } else if left >= 2 {
-            block::<L, 2, V, AR, AD>(l, t, a, b, c);
+            block::<L, 2, V, AR, AD>(l, t, a, b, c, fetch);
             2
         } else {
-            block::<L, 1, V, AR, AD>(l, t, a, b, c);
+            block::<L, 1, V, AR, AD>(l, t, a, b, c, fetch);
             1
         }
     }
@@ -130,9 +179,10 @@ unsafe fn block<L: Lanes, const R: usize, const V: usize, const AR: usize, const
     mut a: *const L::E,
     mut b: *const L::E,
     c: *mut L::E,
+    fetch: &mut Fetch<L::E>,
 ) {
     let mut acc = [[l.zero(); V]; R];
-    // SAFETY: all addresses lie inside the blocks described by `Tile`.
+    // SAFETY: all addresses lie inside the blocks described by `Tile`; fetched ones may lie anywhere.
     unsafe {
         if t.start == Start::Continue {
             for (r, row) in acc.iter_mut().enumerate() {
@@ -141,23 +191,52 @@ unsafe fn block<L: Lanes, const R: usize, const V: usize, const AR: usize, const
                 }
             }
         }
-        for _ in 0..t.depth {
-            let mut columns = [l.zero(); V];
-            for (v, x) in columns.iter_mut().enumerate() {
-                *x = l.load_ptr(b.add(v * WIDTH));
+        let mut next_c = c.wrapping_add(R * t.c_stride);
+        let mut depth = t.depth;
+        while depth >= WIDTH {
+            fetch[0].fetch(l);
+            fetch[0].fetch(l);
+            fetch[1].fetch(l);
+            l.prefetch(next_c);
+            l.prefetch(next_c.wrapping_add(WIDTH));
+            next_c = next_c.wrapping_add(t.c_stride);
+            for _ in 0..WIDTH {
+                step::<L, R, V, AR>(l, &mut acc, a, b);
+                a = a.add(AD);
+                b = b.add(t.b_stride);
             }
-            for (r, row) in acc.iter_mut().enumerate() {
-                let x = l.splat(*a.add(r * AR));
-                for (y, column) in row.iter_mut().zip(columns) {
-                    *y = l.fma(x, column, *y);
-                }
-            }
-            a = a.add(AD);
-            b = b.add(t.b_stride);
+            depth -= WIDTH;
+        }
+        for _ in 0..depth {
+            step::<L, R, V, AR>(l, &mut acc, a, b);
+            a = a.wrapping_add(AD);
+            b = b.wrapping_add(t.b_stride);
         }
         for (r, row) in acc.iter().enumerate() {
             for (v, x) in row.iter().enumerate() {
                 l.store_ptr(c.add(r * t.c_stride + v * WIDTH), *x);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn step<L: Lanes, const R: usize, const V: usize, const AR: usize>(
+    l: L,
+    acc: &mut [[L::V; V]; R],
+    a: *const L::E,
+    b: *const L::E,
+) {
+    // SAFETY: the caller steps inside A and B.
+    unsafe {
+        let mut columns = [l.zero(); V];
+        for (v, x) in columns.iter_mut().enumerate() {
+            *x = l.load_ptr(b.add(v * WIDTH));
+        }
+        for (r, row) in acc.iter_mut().enumerate() {
+            let x = l.splat(*a.add(r * AR));
+            for (y, column) in row.iter_mut().zip(columns) {
+                *y = l.fma(x, column, *y);
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::tile::{Tile, run_tile};
+use super::tile::{Fetch, Tile, run_tile};
 use super::{Kernel, Lanes, WIDTH, math};
 
 /// Exists only inside [`run_avx2`].
@@ -31,15 +31,42 @@ pub(super) unsafe fn run_avx512<K: Kernel<f32>>(kernel: K) {
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile_avx2(l: Avx2, tile: &Tile<f32>) {
+unsafe fn tile_avx2(l: Avx2, tile: &Tile<f32>, fetch: &mut Fetch<f32>) {
     // SAFETY: passed on from the caller.
-    unsafe { run_tile::<_, 6, 1>(l, tile) }
+    unsafe { run_tile::<_, 6, 1>(l, tile, fetch) }
 }
 
 #[target_feature(enable = "avx2,fma,avx512f")]
-unsafe fn tile_avx512(l: Avx512, tile: &Tile<f32>) {
+unsafe fn tile_avx512(l: Avx512, tile: &Tile<f32>, fetch: &mut Fetch<f32>) {
     // SAFETY: passed on from the caller.
-    unsafe { run_tile::<_, 14, 2>(l, tile) }
+    unsafe { run_tile::<_, 14, 2>(l, tile, fetch) }
+}
+
+/// The tree's last steps: lane i + lane i+4, then +2, +1.
+#[inline(always)]
+unsafe fn sum8(v: __m256) -> f32 {
+    // SAFETY: callers hold a token, which proves AVX2.
+    unsafe {
+        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
+    }
+}
+
+#[inline(always)]
+unsafe fn max8(v: __m256) -> f32 {
+    // SAFETY: as above.
+    unsafe {
+        let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps::<1>(v, v)))
+    }
+}
+
+#[inline(always)]
+unsafe fn high_half(v: __m512) -> __m256 {
+    // SAFETY: callers hold a token, which proves AVX-512F.
+    unsafe { _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v))) }
 }
 
 macro_rules! lanewise2 {
@@ -110,9 +137,24 @@ impl Lanes for Avx2 {
         math::exp_f32(self, a)
     }
     #[inline(always)]
-    unsafe fn tile(self, tile: &Tile<f32>) {
+    unsafe fn tile_and_fetch(self, tile: &Tile<f32>, fetch: &mut Fetch<f32>) {
         // SAFETY: the token proves AVX2 and FMA; the rest is the caller's.
-        unsafe { tile_avx2(self, tile) }
+        unsafe { tile_avx2(self, tile, fetch) }
+    }
+    #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[inline(always)]
+    fn sum(self, v: V2) -> f32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { sum8(_mm256_add_ps(v.0, v.1)) }
+    }
+    #[inline(always)]
+    fn max_lane(self, v: V2) -> f32 {
+        // SAFETY: the token proves AVX2.
+        unsafe { max8(_mm256_max_ps(v.0, v.1)) }
     }
 }
 
@@ -189,9 +231,59 @@ impl Lanes for Avx512 {
         math::exp_f32(self, a)
     }
     #[inline(always)]
-    unsafe fn tile(self, tile: &Tile<f32>) {
+    unsafe fn tile_and_fetch(self, tile: &Tile<f32>, fetch: &mut Fetch<f32>) {
         // SAFETY: the token proves AVX-512F; the rest is the caller's.
-        unsafe { tile_avx512(self, tile) }
+        unsafe { tile_avx512(self, tile, fetch) }
+    }
+    #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[inline(always)]
+    fn sum(self, v: __m512) -> f32 {
+        // SAFETY: the token proves AVX-512F, and with it AVX2.
+        unsafe { sum8(_mm256_add_ps(_mm512_castps512_ps256(v), high_half(v))) }
+    }
+    #[inline(always)]
+    fn max_lane(self, v: __m512) -> f32 {
+        // SAFETY: as above.
+        unsafe { max8(_mm256_max_ps(_mm512_castps512_ps256(v), high_half(v))) }
+    }
+    #[inline(always)]
+    fn transpose(self, r: [__m512; WIDTH]) -> [__m512; WIDTH] {
+        // Pairs of rows, then pairs of pairs, within 128-bit quarters; then the quarters change places.
+        let mut x = r;
+        // SAFETY: the token proves AVX-512F.
+        unsafe {
+            for i in (0..16).step_by(2) {
+                x[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+                x[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+            }
+            let mut y = x;
+            for i in (0..16).step_by(4) {
+                let (a, b) = (_mm512_castps_pd(x[i]), _mm512_castps_pd(x[i + 1]));
+                let (c, d) = (_mm512_castps_pd(x[i + 2]), _mm512_castps_pd(x[i + 3]));
+                y[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+                y[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+                y[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+                y[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+            }
+            let mut z = y;
+            for i in 0..4 {
+                let (a, b) = (y[i], y[i + 4]);
+                let (c, d) = (y[i + 8], y[i + 12]);
+                let (ab_even, ab_odd) =
+                    (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+                let (cd_even, cd_odd) =
+                    (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
+                z[i] = _mm512_shuffle_f32x4::<0x88>(ab_even, cd_even);
+                z[i + 4] = _mm512_shuffle_f32x4::<0x88>(ab_odd, cd_odd);
+                z[i + 8] = _mm512_shuffle_f32x4::<0xdd>(ab_even, cd_even);
+                z[i + 12] = _mm512_shuffle_f32x4::<0xdd>(ab_odd, cd_odd);
+            }
+            z
+        }
     }
 }
 

@@ -3,6 +3,9 @@
 //! The element type of a `Buffer<T>` is the one the host sees when it uploads or downloads. Where the numbers live, and
 //! in which precision they are stored there, is the buffer's own affair: callers hold buffers and views, never slices.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 
 use crate::Device;
@@ -98,6 +101,7 @@ impl<'a, T: Element> View<'a, T> {
         self.host().len()
     }
 
+    #[must_use]
     pub fn range(self, range: Range<usize>) -> View<'a, T> {
         View(Range1::Host(&self.host()[range]))
     }
@@ -140,6 +144,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
         View(Range1::Host(self.into_host()))
     }
 
+    #[must_use]
     pub fn into_range(self, range: Range<usize>) -> ViewMut<'a, T> {
         ViewMut(RangeMut::Host(&mut self.into_host()[range]))
     }
@@ -147,10 +152,10 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// See [`Buffer::disjoint_mut`].
     pub fn disjoint<const N: usize>(self, ranges: [Range<usize>; N]) -> [ViewMut<'a, T>; N] {
         let len = self.len();
-        match self.into_host().get_disjoint_mut(ranges.clone()) {
-            Ok(parts) => parts.map(|part| ViewMut(RangeMut::Host(part))),
-            Err(_) => panic!("disjoint_mut: ranges {ranges:?} overlap or leave the buffer of {len} elements"),
-        }
+        let parts = self.into_host().get_disjoint_mut(ranges);
+        let parts =
+            parts.unwrap_or_else(|error| panic!("disjoint_mut: {error}, in a buffer of {len} elements"));
+        parts.map(|part| ViewMut(RangeMut::Host(part)))
     }
 
     /// Copies from the host.
@@ -232,10 +237,26 @@ pub(crate) fn zeroed_vec<T: Element>(len: usize) -> Option<Vec<T>> {
     if layout.size() == 0 {
         return Some(Vec::new());
     }
-    // SAFETY: the layout has a size; all elements are numbers, for which zero bytes are a value; pointer, length and
-    // capacity are those of this one allocation by the global allocator.
+    // SAFETY: the layout has a size; all elements are numbers, for which zero bytes are a value; pointer and length are
+    // those of this one allocation by the global allocator.
     unsafe {
         let memory = std::alloc::alloc_zeroed(layout).cast::<T>();
-        (!memory.is_null()).then(|| Vec::from_raw_parts(memory, len, len))
+        advise_huge_pages(memory.cast(), layout.size());
+        (!memory.is_null()).then(|| Box::from_raw(std::ptr::slice_from_raw_parts_mut(memory, len)).into_vec())
     }
 }
+
+/// Asks for huge pages for a large block: matrix kernels step through many rows at once, each on a page of its own.
+#[cfg(target_os = "linux")]
+fn advise_huge_pages(memory: *mut u8, bytes: usize) {
+    const HUGE: usize = 2 << 20;
+    let start = memory.align_offset(HUGE);
+    if !memory.is_null() && bytes >= 2 * HUGE {
+        let len = (bytes - start) / HUGE * HUGE;
+        // SAFETY: the range lies inside the block; the advice changes no content. Refusal only costs speed.
+        unsafe { libc::madvise(memory.add(start).cast(), len, libc::MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge_pages(_: *mut u8, _: usize) {}

@@ -1,5 +1,8 @@
 //! Where ops run.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -45,11 +48,16 @@ impl CpuOptions {
     /// The default, changed by the environment variables `STAPO_SIMD` (scalar, avx2, avx512, neon) and
     /// `STAPO_THREADS`.
     pub fn from_env() -> Result<Self, OptionError> {
+        let read = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        Self::parse(read("STAPO_SIMD"), read("STAPO_THREADS"))
+    }
+
+    fn parse(simd: Option<String>, threads: Option<String>) -> Result<Self, OptionError> {
         let mut options = Self::default();
-        if let Ok(name) = std::env::var("STAPO_SIMD") {
+        if let Some(name) = simd {
             options.simd = Simd::parse(&name)?;
         }
-        if let Ok(threads) = std::env::var("STAPO_THREADS") {
+        if let Some(threads) = threads {
             let parsed = threads.parse().ok().filter(|n| (1..=MAX_THREADS).contains(n));
             options.threads = parsed.ok_or(OptionError::Threads(threads))?;
         }

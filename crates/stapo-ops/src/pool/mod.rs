@@ -3,6 +3,9 @@
 //! Tasks are handed out one by one from a counter; the caller works too. Nothing about the result may depend on which
 //! thread ran a task: ops write each output from exactly one task.
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -1,0 +1,128 @@
+use super::{AdamWSettings, GradientError, Optimizer, Update};
+use crate::config::{Family, ModelConfig, Rope, RopeKind};
+use crate::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading};
+use stapo_ops::{CpuOptions, Device};
+
+fn policy() -> Policy {
+    let config = ModelConfig {
+        family: Family::Qwen2,
+        width: 12,
+        n_layers: 1,
+        n_heads: 2,
+        n_kv_heads: 1,
+        head_dim: 6,
+        ffn_width: 10,
+        vocabulary: 13,
+        norm_eps: 1e-5,
+        rope: Rope { theta: 100.0, kind: RopeKind::Default },
+        max_positions: 64,
+        qk_norm: false,
+        qkv_bias: true,
+        tied_embeddings: true,
+        bos: None,
+        stops: vec![],
+    };
+    Policy::random(&Device::cpu(CpuOptions::default()), &config, 1, 0.3).unwrap()
+}
+
+const UPDATE: Update = Update { lr: 0.01, scale: 0.1, max_norm: 1.0 };
+
+/// Gradients of the log-prob of a sequence, every token weighed by `weight`.
+fn gradients(policy: &Policy, weight: f32) -> Gradients {
+    let mut batch = Batch::new();
+    batch.push(&[1, 5, 2, 7, 7, 3, 0, 12], 2);
+    let mut gradients = Gradients::zeros(policy).unwrap();
+    let mut pass = Pass::new(policy, Keep::Everything).unwrap();
+    let n = pass.forward(policy, &batch, Reading::default()).unwrap().logp.len();
+    pass.backward(policy, &vec![weight; n], &vec![0.0; n], &mut gradients).unwrap();
+    gradients
+}
+
+fn weights(policy: &Policy) -> Vec<(String, Vec<f32>)> {
+    policy.tensors().map(|(spec, values)| (spec.name.clone(), values.to_vec())).collect()
+}
+
+#[test]
+fn descending_on_negative_logp_raises_it() {
+    let mut policy = policy();
+    let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
+    let logp = |policy: &Policy| {
+        let mut batch = Batch::new();
+        batch.push(&[1, 5, 2, 7, 7, 3, 0, 12], 2);
+        let mut pass = Pass::new(policy, Keep::Nothing).unwrap();
+        pass.forward(policy, &batch, Reading::default()).unwrap().logp.iter().sum::<f32>()
+    };
+    let before = logp(&policy);
+    for _ in 0..20 {
+        let mut gradients = gradients(&policy, -1.0);
+        let norm = optimizer.step(&mut policy, &mut gradients, UPDATE).unwrap();
+        assert!(norm > 0.0);
+        assert!(
+            gradients.tensors().all(|(_, values)| values.iter().all(|v| *v == 0.0)),
+            "zero for the next step"
+        );
+    }
+    assert!(logp(&policy) > before + 1.0, "{before} to {}", logp(&policy));
+    assert_eq!(policy.n_updates(), 20);
+}
+
+#[test]
+fn weight_decay_pulls_on_matrices_only() {
+    let mut policy = policy();
+    policy.fill(|_, values| values.fill(1.0));
+    let settings = AdamWSettings { weight_decay: 0.5, ..AdamWSettings::default() };
+    let mut optimizer = Optimizer::new(&policy, settings).unwrap();
+    let mut none = Gradients::zeros(&policy).unwrap();
+    optimizer.step(&mut policy, &mut none, Update { lr: 0.1, ..UPDATE }).unwrap();
+    for (spec, values) in policy.tensors() {
+        let expected = if spec.shape.len() == 2 { 0.95 } else { 1.0 };
+        assert!(values.to_vec().iter().all(|v| *v == expected), "{}", spec.name);
+    }
+}
+
+#[test]
+fn restored_state_goes_on_with_the_same_bits() {
+    let (mut policy, mut twin) = (policy(), policy());
+    let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
+    for _ in 0..3 {
+        let mut gradients = gradients(&policy, -1.0);
+        optimizer.step(&mut policy, &mut gradients, UPDATE).unwrap();
+    }
+    let mut saved: Vec<_> = optimizer.state(&policy).map(|(_, m, v)| (m.to_vec(), v.to_vec())).collect();
+    let mut restored = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
+    let mut values = weights(&policy).into_iter();
+    twin.fill(|spec, to| {
+        let (name, from) = values.next().unwrap();
+        assert_eq!(name, spec.name);
+        to.copy_from_slice(&from);
+    });
+    let mut saved = saved.drain(..);
+    restored
+        .restore(&twin, optimizer.n_steps(), |_, m, v| {
+            let (from_m, from_v) = saved.next().ok_or("too few tensors")?;
+            m.copy_from_slice(&from_m);
+            v.copy_from_slice(&from_v);
+            Ok::<(), &str>(())
+        })
+        .unwrap();
+    let (mut ours, mut theirs) = (gradients(&policy, 0.5), gradients(&twin, 0.5));
+    optimizer.step(&mut policy, &mut ours, UPDATE).unwrap();
+    restored.step(&mut twin, &mut theirs, UPDATE).unwrap();
+    assert_eq!(weights(&policy), weights(&twin));
+}
+
+#[test]
+fn a_gradient_that_is_no_number_is_named_and_changes_nothing() {
+    let mut policy = policy();
+    let before = weights(&policy);
+    let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
+    let mut spoiled = gradients(&policy, f32::NAN);
+    let error = optimizer.step(&mut policy, &mut spoiled, UPDATE).unwrap_err();
+    assert!(
+        matches!(&error, GradientError::NotFinite { tensor, .. } if tensor == "model.embed_tokens.weight")
+    );
+    let mut huge = gradients(&policy, 1e30);
+    assert_eq!(optimizer.step(&mut policy, &mut huge, UPDATE).unwrap_err(), GradientError::TooLarge);
+    assert_eq!(weights(&policy), before);
+    assert_eq!((optimizer.n_steps(), policy.n_updates()), (0, 0));
+}

@@ -1,0 +1,128 @@
+//! What the generation engine promises beyond the bits.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use stapo_model::decoder::Policy;
+use stapo_model::generate::{Engine, Event, Finish, Request, RequestError, Rule, Settings};
+use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
+
+fn policy() -> Policy {
+    let config = ModelConfig {
+        family: Family::Llama,
+        width: 32,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 8,
+        ffn_width: 40,
+        vocabulary: 50,
+        norm_eps: 1e-6,
+        rope: Rope { theta: 1e4, kind: RopeKind::Default },
+        max_positions: 100,
+        qk_norm: false,
+        qkv_bias: false,
+        tied_embeddings: false,
+        bos: None,
+        stops: vec![],
+    };
+    Policy::random(&Device::cpu(CpuOptions::default()), &config, 2, 0.2).unwrap()
+}
+
+fn request(prompt: &[u32], max_tokens: usize) -> Request {
+    Request { problem: 0, prompt: prompt.to_vec(), n_samples: 1, max_tokens, stops: vec![] }
+}
+
+#[test]
+fn greedy_takes_the_first_alternative_every_time() {
+    let policy = policy();
+    let settings = Settings { rule: Rule::Greedy, n_alternatives: 4, ..Settings::default() };
+    let mut engine = Engine::new(&policy, settings).unwrap();
+    engine.submit(Request { n_samples: 2, ..request(&[1, 2, 3], 30) }).unwrap();
+    let responses = engine.finish().unwrap();
+    assert_eq!(responses[0].tokens, responses[1].tokens, "nothing is drawn");
+    for sampled in &responses[0].tokens {
+        assert_eq!(sampled.alternatives.len(), 4);
+        assert_eq!(
+            (sampled.alternatives[0].token, sampled.alternatives[0].logp),
+            (sampled.token, sampled.logp)
+        );
+        assert!(sampled.alternatives.is_sorted_by(|a, b| a.logp >= b.logp));
+    }
+}
+
+#[test]
+fn a_stop_token_ends_the_response_and_is_its_last() {
+    let policy = policy();
+    let mut engine = Engine::new(&policy, Settings::default()).unwrap();
+    engine.submit(Request { n_samples: 50, stops: vec![4, 9], ..request(&[1, 2, 3], 60) }).unwrap();
+    let responses = engine.finish().unwrap();
+    let n_stopped = responses.iter().filter(|r| r.finish != Finish::LengthLimit).count();
+    assert!(n_stopped > 0 && n_stopped < 50, "{n_stopped} of 50 stopped");
+    for response in responses {
+        let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
+        let stop = tokens.iter().position(|t| [4, 9].contains(t));
+        match response.finish {
+            Finish::Stop(token) => assert_eq!((stop, tokens.last()), (Some(tokens.len() - 1), Some(&token))),
+            Finish::LengthLimit => assert_eq!((stop, tokens.len()), (None, 60)),
+        }
+    }
+}
+
+#[test]
+fn responses_end_where_the_model_ends() {
+    let policy = policy();
+    let mut engine = Engine::new(&policy, Settings::default()).unwrap();
+    engine.submit(request(&[7; 99], 1000)).unwrap();
+    engine.submit(request(&[7; 90], 1000)).unwrap();
+    let lengths: Vec<usize> = engine.finish().unwrap().iter().map(|r| r.tokens.len()).collect();
+    assert_eq!(lengths, [1, 10]);
+}
+
+#[test]
+fn impossible_requests_are_refused() {
+    let policy = policy();
+    let small = Settings { kv_bytes: 4 * 16 * 32 * 4 * 2, ..Settings::default() };
+    let mut engine = Engine::new(&policy, small).unwrap();
+    let refused = |engine: &mut Engine<'_>, request| engine.submit(request).unwrap_err();
+    assert_eq!(refused(&mut engine, request(&[], 1)), RequestError::EmptyPrompt);
+    let unknown = RequestError::UnknownToken { token: 50, vocabulary: 50 };
+    assert_eq!(refused(&mut engine, request(&[1, 50], 1)), unknown);
+    let too_long = RequestError::PromptTooLong { n_prompt: 100, max_positions: 100 };
+    assert_eq!(refused(&mut engine, request(&[1; 100], 1)), too_long);
+    assert!(matches!(refused(&mut engine, request(&[1], 90)), RequestError::CacheTooSmall { .. }));
+    let nothing = RequestError::NothingAsked { n_samples: 1, max_tokens: 0 };
+    assert_eq!(refused(&mut engine, request(&[1], 0)), nothing);
+    engine.submit(request(&[1], 10)).unwrap();
+    assert_eq!(engine.finish().unwrap().len(), 1);
+}
+
+#[test]
+fn events_tell_every_token_before_its_response_and_a_listener_may_stop() {
+    let policy = policy();
+    let mut engine = Engine::new(&policy, Settings::default()).unwrap();
+    engine.submit(Request { n_samples: 3, ..request(&[5, 6], 12) }).unwrap();
+    let mut told = vec![Vec::new(); 3];
+    let mut n_finished = 0;
+    engine
+        .run(|event| {
+            match event {
+                Event::Token { sample, sampled, .. } => told[sample as usize].push(sampled.clone()),
+                Event::Finished(response) => {
+                    n_finished += 1;
+                    assert_eq!(response.tokens, told[response.sample as usize]);
+                }
+            }
+            true
+        })
+        .unwrap();
+    assert_eq!(n_finished, 3);
+    engine.submit(request(&[5, 6], 12)).unwrap();
+    let mut n_told = 0;
+    engine
+        .run(|_| {
+            n_told += 1;
+            n_told < 3
+        })
+        .unwrap();
+    assert_eq!(n_told, 3);
+}

@@ -1,0 +1,50 @@
+//! A real pretrained model, when one is at hand: `STAPO_TEST_MODELS` names a folder that holds `smollm2.gguf`
+//! (SmolLM2-135M-Instruct, `Q4_1`). `bench/engine/real_model.py` wrote what `transformers` makes of it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use serde_json::Value;
+use stapo_model::decoder::{Batch, Keep, Pass, Policy, Reading};
+use stapo_model::generate::{Engine, Request, Rule, Settings};
+use stapo_model::{CpuOptions, Device, Pretrained};
+use std::path::Path;
+
+const TOLERANCE: f64 = 1e-3;
+
+#[test]
+fn smollm2_from_gguf_agrees_with_transformers() {
+    let Some(folder) = std::env::var_os("STAPO_TEST_MODELS") else {
+        println!("skipped: STAPO_TEST_MODELS is not set to a folder with smollm2.gguf");
+        return;
+    };
+    let golden: Value = serde_json::from_str(include_str!("goldens/smollm2.json")).unwrap();
+    let ids = |key: &str| -> Vec<u32> {
+        golden[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    };
+    let numbers = |key: &str| -> Vec<f64> {
+        golden[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    let pretrained = Pretrained::open(&Path::new(&folder).join("smollm2.gguf")).unwrap();
+    let device = Device::cpu(CpuOptions::default());
+    let policy = Policy::load(&device, &pretrained.config, &pretrained.weights).unwrap();
+    let tokens = ids("tokens");
+
+    let mut batch = Batch::new();
+    batch.push(&tokens, 1);
+    let scores =
+        Pass::new(&policy, Keep::Nothing).unwrap().forward(&policy, &batch, Reading::default()).unwrap();
+    for (i, (ours, theirs)) in scores.logp.iter().zip(numbers("logp")).enumerate() {
+        assert!((f64::from(*ours) - theirs).abs() <= TOLERANCE, "token {i}: {ours} against {theirs}");
+    }
+
+    let (wanted, gaps) = (ids("continuation"), numbers("gaps"));
+    let mut engine = Engine::new(&policy, Settings { rule: Rule::Greedy, ..Settings::default() }).unwrap();
+    let n = wanted.len();
+    engine
+        .submit(Request { problem: 0, prompt: tokens, n_samples: 1, max_tokens: n, stops: vec![] })
+        .unwrap();
+    let made: Vec<u32> = engine.finish().unwrap()[0].tokens.iter().map(|t| t.token).collect();
+    // After a choice that is too close to call the two may go different ways.
+    let n_clear = gaps.iter().take_while(|gap| **gap > TOLERANCE).count();
+    assert_eq!(made[..n_clear], wanted[..n_clear]);
+}
