@@ -60,7 +60,7 @@ fn decimal(quantity: &Quantity, shown: &str) -> String {
     if !quantity.expr.has_decimal() {
         return shown.to_owned();
     }
-    approximate(&quantity.expr, &mut Budget::new()).unwrap_or_else(|| shown.to_owned())
+    approximate(&quantity.expr, &mut Budget::for_showing()).unwrap_or_else(|| shown.to_owned())
 }
 
 /// Twelve significant digits of a real constant.

@@ -43,7 +43,7 @@ impl Unit {
     /// A word that is no known unit: `apples`.
     pub(crate) fn word(word: &str) -> Self {
         let base = singular(&word.to_lowercase());
-        Self { scale: RBig::ONE, powers: BTreeMap::from([(base.clone(), 1)]), shown: base }
+        Self { scale: RBig::ONE, powers: BTreeMap::from([(base, 1)]), shown: word.to_lowercase() }
     }
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn lookup(name: &str) -> Option<Unit> {
     };
     let scale = RBig::from_parts(numerator.into(), denominator.into());
     let powers = if base.is_empty() { BTreeMap::new() } else { BTreeMap::from([(base.to_owned(), power)]) };
-    Some(Unit { scale, powers, shown: word })
+    Some(Unit { scale, powers, shown: name.to_lowercase() })
 }
 
 fn known_word(word: &str) -> Option<(&'static str, i32, u64, u64)> {

@@ -111,35 +111,45 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> S
 }
 
 /// Without braces around everything and punctuation at the end.
-fn trimmed(mut tokens: &[Token]) -> &[Token] {
-    loop {
-        tokens = match tokens {
-            [rest @ .., Token { tok: Tok::Comma | Tok::Semicolon, .. }] => rest,
-            [rest @ .., Token { tok: Tok::Other(sign), .. }] if sign == "." => rest,
-            [Token { tok: Tok::Open(Bracket::Brace), .. }, inside @ .., Token { tok: Tok::Close(Bracket::Brace), .. }]
-                if encloses(tokens) && !has_top_comma(inside) && !inside.is_empty() =>
-            {
-                inside
-            }
-            _ => return tokens,
-        };
+fn trimmed(tokens: &[Token]) -> &[Token] {
+    let mut end = tokens.len();
+    while end > 0
+        && match &tokens[end - 1].tok {
+            Tok::Comma | Tok::Semicolon => true,
+            Tok::Other(sign) => sign == ".",
+            _ => false,
+        }
+    {
+        end -= 1;
     }
+    let tokens = &tokens[..end];
+    let n_layers = n_brace_layers(tokens);
+    // The innermost layer stays when it separates elements: {1, 2} is a set.
+    let inside = &tokens[n_layers..tokens.len() - n_layers];
+    let keeps_one = n_layers > 0 && (inside.is_empty() || has_top_comma(inside));
+    let n_peeled = n_layers - usize::from(keeps_one);
+    &tokens[n_peeled..tokens.len() - n_peeled]
 }
 
-/// Whether the first token's brace is closed by the last.
-fn encloses(tokens: &[Token]) -> bool {
-    let mut n_open = 0usize;
-    for (i, token) in tokens.iter().enumerate() {
+/// How many pairs of braces enclose all of the tokens.
+fn n_brace_layers(tokens: &[Token]) -> usize {
+    let n_leading = tokens.iter().take_while(|token| token.tok == Tok::Open(Bracket::Brace)).count();
+    if n_leading == 0 {
+        return 0;
+    }
+    // The lowest depth between the leading braces and the closing ones at the end bounds the layers.
+    let n_trailing = tokens.iter().rev().take_while(|token| token.tok == Tok::Close(Bracket::Brace)).count();
+    let (mut depth, mut lowest) = (n_leading, n_leading);
+    let middle = tokens.get(n_leading..tokens.len().saturating_sub(n_trailing)).unwrap_or(&[]);
+    for token in middle {
         match token.tok {
-            Tok::Open(Bracket::Brace) => n_open += 1,
-            Tok::Close(Bracket::Brace) => n_open = n_open.saturating_sub(1),
+            Tok::Open(Bracket::Brace) => depth += 1,
+            Tok::Close(Bracket::Brace) => depth = depth.saturating_sub(1),
             _ => {}
         }
-        if n_open == 0 && i + 1 < tokens.len() {
-            return false;
-        }
+        lowest = lowest.min(depth);
     }
-    true
+    if depth == n_trailing { lowest.min(n_trailing) } else { 0 }
 }
 
 fn has_top_comma(tokens: &[Token]) -> bool {
@@ -412,6 +422,9 @@ fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Step<Answer> 
             return Ok(Answer::Text { words: words(tokens), broken: None });
         }
         parts.push(quantity(part, budget)?.expr);
+        if parts.len() > MAX_SIGN_CHOICES {
+            return Err(Stop::OverBudget("a ratio of more than 16 parts"));
+        }
     }
     Ok(Answer::Ratio(parts))
 }

@@ -6,7 +6,7 @@ use super::{Answer, quantity::quantity};
 use crate::budget::{Budget, Step, unreadable};
 use crate::exact_form::exact_form;
 use crate::expr::Expr;
-use crate::lex::token::{Rel, Tok, Token};
+use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::parse;
 use crate::poly::{Atom, Power};
 use dashu_ratio::RBig;
@@ -118,6 +118,8 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
 /// The name that tokens on one side of a relation are: `x`, `f(x)`, `AB`, `\angle BEA_1`, `P(A)`, a phrase.
 pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
     let mut depth = 0usize;
+    // Where numbers may stand: in a subscript, in a call's parentheses.
+    let mut numbered_depth = usize::MAX;
     let mut name = String::new();
     for (i, token) in tokens.iter().enumerate() {
         let before = i.checked_sub(1).map(|i| &tokens[i].tok);
@@ -133,19 +135,26 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
             Tok::Bar => name.push('|'),
             Tok::Open(bracket) => {
                 depth += 1;
-                if *bracket == crate::lex::token::Bracket::Round {
+                let holds_numbers = *bracket == Bracket::Round || matches!(before, Some(Tok::Under | Tok::Caret));
+                if holds_numbers {
+                    numbered_depth = numbered_depth.min(depth);
+                }
+                if *bracket == Bracket::Round {
                     name.push('(');
                 }
             }
             Tok::Close(bracket) => {
                 depth = depth.saturating_sub(1);
-                if *bracket == crate::lex::token::Bracket::Round {
+                if depth < numbered_depth {
+                    numbered_depth = usize::MAX;
+                }
+                if *bracket == Bracket::Round {
                     name.push(')');
                 }
             }
-            Tok::Num(numeral) if before == Some(&Tok::Under) || depth > 0 => name.push_str(&numeral.whole),
+            Tok::Num(numeral) if before == Some(&Tok::Under) || depth >= numbered_depth => name.push_str(&numeral.whole),
             Tok::Comma if depth > 0 => name.push(','),
-            Tok::Minus if depth > 0 && before == Some(&Tok::Open(crate::lex::token::Bracket::Brace)) => name.push('-'),
+            Tok::Minus if depth > 0 && before == Some(&Tok::Open(Bracket::Brace)) => name.push('-'),
             Tok::Caret if is_inverse(&tokens[i + 1..]) => name.push('^'),
             _ => return None,
         }

@@ -30,8 +30,8 @@ impl Match {
 }
 
 /// Points with positive values, points with values of either sign, points with whole values.
-const N_POSITIVE: u64 = 4;
-const N_SIGNED: u64 = 4;
+const N_POSITIVE: u64 = 3;
+const N_SIGNED: u64 = 3;
 const N_WHOLE: u64 = 40;
 /// Fewest points at which both sides must have a value before agreement counts.
 const MIN_POINTS: usize = 3;

@@ -69,7 +69,8 @@ fn marked_letter(text: &str) -> Option<char> {
     let is_alone = behind.is_empty() && !open;
     let is_marked = behind.starts_with([')', ']']) || (!open && chars.as_str().starts_with(['.', ':']));
     // "(A) and (C)" names two.
-    let names_more = behind.len() > 1 && text::plain(&behind[1..]).split_whitespace().next().is_some_and(|word| {
+    let after_mark = behind.trim_start_matches([')', ']', '.', ':']);
+    let names_more = text::plain(after_mark).split_whitespace().next().is_some_and(|word| {
         matches!(word, "and" | "or") || (word.starts_with('(') && single_letter(word.trim_matches(['(', ')'])).is_some())
     });
     ((is_alone || is_marked) && !names_more).then_some(letter)

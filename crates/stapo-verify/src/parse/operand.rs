@@ -29,6 +29,7 @@ impl Parser<'_> {
         match token.tok {
             Tok::Num(numeral) => self.number(&numeral),
             Tok::Letter(name) => self.variable(name),
+            Tok::Word(run) if run.len() == 1 => self.variable(run),
             Tok::Word(run) if splits(&run) && !token.is_text => self.letters(&run),
             Tok::Pi => Ok(Expr::Pi),
             Tok::E => Ok(Expr::E),
