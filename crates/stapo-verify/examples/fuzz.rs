@@ -23,12 +23,15 @@ fn hostile() {
     let mut worst: Vec<(Duration, &str)> = Vec::new();
     for (name, text) in hostile_inputs() {
         let mut slowest = Duration::ZERO;
-        for (answer, reference) in [(text.as_str(), "5"), ("x^2+y", text.as_str()), (text.as_str(), "(1,2)")] {
+        for (answer, reference) in [(text.as_str(), "5"), ("x^2+y", text.as_str()), (text.as_str(), "(1,2)")]
+        {
             let best = (0..3).map(|_| timed(|| grade_answer(answer, reference, Mode::Math))).min();
             slowest = slowest.max(best.unwrap_or_default());
         }
         let spaced = format!("{text} ");
-        slowest = slowest.max((0..3).map(|_| timed(|| grade_answer(&spaced, &text, Mode::Math))).min().unwrap_or_default());
+        slowest = slowest.max(
+            (0..3).map(|_| timed(|| grade_answer(&spaced, &text, Mode::Math))).min().unwrap_or_default(),
+        );
         slowest = slowest.max(timed(|| grade(&text, "5", Mode::Math)));
         worst.push((slowest, name));
     }
@@ -67,7 +70,10 @@ fn random(n_inputs: u64, seed: u64) {
         }
     }
     let seconds = start.elapsed().as_secs_f64();
-    println!("{n_inputs} random inputs in {seconds:.1} s, {:.0} per second; verdicts {n_verdicts:?}", n_inputs as f64 / seconds);
+    println!(
+        "{n_inputs} random inputs in {seconds:.1} s, {:.0} per second; verdicts {n_verdicts:?}",
+        n_inputs as f64 / seconds
+    );
     for (time, text) in &slowest {
         println!("  {:8.2} ms  {}", time.as_secs_f64() * 1e3, text.chars().take(240).collect::<String>());
     }

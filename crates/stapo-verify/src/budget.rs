@@ -17,6 +17,9 @@ const MAX_STEPS: u64 = 600_000;
 /// Steps the canonical forms and the reason may spend on top; past them a form is shown as it was written.
 const MAX_SHOWING_STEPS: u64 = 60_000;
 
+/// The message of the one limit that nothing can go on after.
+pub(crate) const OUT_OF_STEPS: &str = "the steps ran out";
+
 /// Why a reading or an evaluation ended early.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Stop {
@@ -47,16 +50,9 @@ impl Budget {
 
     /// Takes `steps` off the allowance.
     pub(crate) fn spend(&mut self, steps: u64) -> Step<()> {
-        match self.steps_left.checked_sub(steps) {
-            Some(left) => {
-                self.steps_left = left;
-                Ok(())
-            }
-            None => {
-                self.steps_left = 0;
-                Err(Stop::OverBudget("the steps ran out"))
-            }
-        }
+        let left = self.steps_left.checked_sub(steps);
+        self.steps_left = left.unwrap_or(0);
+        if left.is_some() { Ok(()) } else { Err(Stop::OverBudget(OUT_OF_STEPS)) }
     }
 
     /// Takes the price of one multiplication or division of numbers of these sizes.

@@ -60,7 +60,9 @@ pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>>
         },
         Expr::Pow(base, power) => power_form(base, power, budget)?,
         Expr::Root(base, degree) => {
-            let Some(degree) = ratio_of(degree, budget)?.as_ref().and_then(small_power) else { return Ok(None) };
+            let Some(degree) = ratio_of(degree, budget)?.as_ref().and_then(small_power) else {
+                return Ok(None);
+            };
             let (Some(inverse), true) = (Power::new(degree.d, degree.n), degree.n > 0) else {
                 return Err(Stop::Undefined("a root of a degree that is not positive"));
             };

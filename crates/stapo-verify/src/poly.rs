@@ -149,7 +149,11 @@ impl Poly {
             return self.powi(power.n, budget);
         }
         if self.is_zero() {
-            return if power.n > 0 { Ok(Some(self.clone())) } else { Err(Stop::Undefined("a division by zero")) };
+            return if power.n > 0 {
+                Ok(Some(self.clone()))
+            } else {
+                Err(Stop::Undefined("a division by zero"))
+            };
         }
         self.pow_term(power, budget)
     }
@@ -178,10 +182,9 @@ impl Poly {
 
     /// The factor `c` with `self = c · other`, if there is one.
     pub(crate) fn ratio_to(&self, other: &Self, budget: &mut Budget) -> Step<Option<RBig>> {
-        let (Some((monomial, a)), Some(b)) = (
-            self.terms.iter().next(),
-            self.terms.keys().next().and_then(|m| other.terms.get(m)),
-        ) else {
+        let (Some((monomial, a)), Some(b)) =
+            (self.terms.iter().next(), self.terms.keys().next().and_then(|m| other.terms.get(m)))
+        else {
             return Ok(None);
         };
         debug_assert!(self.terms.contains_key(monomial));

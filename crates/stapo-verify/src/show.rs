@@ -32,7 +32,8 @@ fn whole(answer: &Answer, budget: &mut Budget) -> String {
             if region.pieces.is_empty() {
                 return "{}".into();
             }
-            let pieces: Vec<String> = region.pieces.iter().take(64).map(|piece| interval(piece, budget)).collect();
+            let pieces: Vec<String> =
+                region.pieces.iter().take(64).map(|piece| interval(piece, budget)).collect();
             match &region.variable {
                 Some(variable) => format!("{variable} in {}", pieces.join(" U ")),
                 None => pieces.join(" U "),
@@ -101,7 +102,8 @@ fn poly(form: &Poly) -> String {
     // Highest powers first, constants last.
     let mut terms: Vec<_> = form.terms.iter().collect();
     terms.sort_by_key(|(monomial, _)| {
-        let degree: i64 = monomial.iter().filter(|(atom, _)| matches!(atom, Atom::Var(_))).map(|(_, p)| p.n).sum();
+        let degree: i64 =
+            monomial.iter().filter(|(atom, _)| matches!(atom, Atom::Var(_))).map(|(_, p)| p.n).sum();
         std::cmp::Reverse(degree)
     });
     let mut shown = String::new();
@@ -115,12 +117,11 @@ fn poly(form: &Poly) -> String {
         };
         shown.push_str(sign);
         let size = if is_negative { -value.clone() } else { value.clone() };
-        let atoms = atoms(monomial);
-        match (size.is_one(), atoms.is_empty()) {
-            (_, true) => shown.push_str(&ratio(&size)),
-            (true, false) => shown.push_str(&atoms.join("*")),
-            (false, false) => shown.push_str(&format!("{}*{}", ratio(&size), atoms.join("*"))),
+        let mut factors = atoms(monomial);
+        if factors.is_empty() || !size.is_one() {
+            factors.insert(0, ratio(&size));
         }
+        shown.push_str(&factors.join("*"));
     }
     shown
 }
@@ -136,10 +137,12 @@ fn atoms(monomial: &Monomial) -> Vec<String> {
     let mut radicand = 1u128;
     for (atom, power) in monomial {
         match atom {
-            Atom::Prime(prime) if *power == (Power { n: 1, d: 2 }) => match radicand.checked_mul(u128::from(*prime)) {
-                Some(product) => radicand = product,
-                None => shown.push(format!("sqrt({prime})")),
-            },
+            Atom::Prime(prime) if *power == (Power { n: 1, d: 2 }) => {
+                match radicand.checked_mul(u128::from(*prime)) {
+                    Some(product) => radicand = product,
+                    None => shown.push(format!("sqrt({prime})")),
+                }
+            }
             _ => shown.push(atom_power(atom, *power)),
         }
     }

@@ -20,12 +20,17 @@ const SETS: [&str; 9] = [
 fn folder() -> Option<PathBuf> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
     let above = crates.parent()?.parent()?;
-    [above.join("shared/data"), above.parent()?.join("shared/data")].into_iter().find(|folder| folder.is_dir())
+    [above.join("shared/data"), above.parent()?.join("shared/data")]
+        .into_iter()
+        .find(|folder| folder.is_dir())
 }
 
 fn answers(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let answer = |line: &str| serde_json::from_str::<Value>(line).unwrap()["answer"].as_str().unwrap().to_owned();
+    let answer = |line: &str| {
+        let record: Value = serde_json::from_str(line).expect("a JSON record");
+        record["answer"].as_str().expect("an answer").to_owned()
+    };
     let mut answers: Vec<String> = text.lines().map(answer).collect();
     answers.sort();
     answers.dedup();
@@ -36,7 +41,15 @@ fn answers(path: &Path) -> Vec<String> {
 
 /// The answer written a little differently, so that equality has to be found and not just seen.
 fn rewritten(answer: &str) -> String {
-    format!("$ {} $.", answer.trim().trim_matches('$').replace("\\frac", "\\dfrac").replace("\\left", "").replace("\\right", ""))
+    format!(
+        "$ {} $.",
+        answer
+            .trim()
+            .trim_matches('$')
+            .replace("\\frac", "\\dfrac")
+            .replace("\\left", "")
+            .replace("\\right", "")
+    )
 }
 
 #[test]
@@ -55,9 +68,13 @@ fn every_gold_answer_equals_itself() {
         for answer in answers(&path) {
             for (text, is_literal) in [(answer.clone(), true), (rewritten(&answer), false)] {
                 let graded = grade_answer(&text, &answer, Mode::Math);
-                let is_read = graded.verdict == Verdict::Right || (!is_literal && graded.verdict == Verdict::Unparsable);
+                let is_read = graded.verdict == Verdict::Right
+                    || (!is_literal && graded.verdict == Verdict::Unparsable);
                 if !is_read {
-                    failures.push(format!("{set}: {text:?} against {answer:?}: {:?}, {}", graded.verdict, graded.reason));
+                    failures.push(format!(
+                        "{set}: {text:?} against {answer:?}: {:?}, {}",
+                        graded.verdict, graded.reason
+                    ));
                 }
             }
         }

@@ -9,7 +9,9 @@ include!("hostile/inputs.rs");
 fn hostile_answers_get_a_verdict_in_every_mode() {
     for (name, text) in hostile_inputs() {
         for mode in Mode::ALL {
-            for (answer, reference) in [(text.as_str(), "5"), ("5", text.as_str()), (text.as_str(), r"\frac{x}{2}")] {
+            for (answer, reference) in
+                [(text.as_str(), "5"), ("5", text.as_str()), (text.as_str(), r"\frac{x}{2}")]
+            {
                 let graded = grade_answer(answer, reference, mode);
                 assert!(graded.reason.len() < 2_000, "{name}: a reason of {} bytes", graded.reason.len());
                 assert_ne!(graded.verdict, Verdict::Right, "{name} in mode {mode}: {}", graded.reason);

@@ -12,7 +12,11 @@ fn config() -> ProptestConfig {
 }
 
 fn text() -> impl Strategy<Value = String> {
-    prop_oneof![any::<u64>().prop_map(|seed| Random(seed).text()), ".{0,40}", "[-+*/^_{}()\\[\\]\\\\a-z0-9,.= ]{0,60}"]
+    prop_oneof![
+        any::<u64>().prop_map(|seed| Random(seed).text()),
+        ".{0,40}",
+        "[-+*/^_{}()\\[\\]\\\\a-z0-9,.= ]{0,60}"
+    ]
 }
 
 fn verdict(answer: &str, reference: &str) -> Verdict {
@@ -63,6 +67,8 @@ proptest! {
     #[test]
     fn spaces_around_operators_change_nothing(seed in any::<u64>(), other in any::<u64>()) {
         let (answer, reference) = (Random(seed).expression(0), Random(other).expression(0));
+        // 2e+1 is twenty, 2e + 1 is not.
+        prop_assume!(!answer.contains("e+"));
         let spaced = answer.replace('+', " + ").replace('=', " = ").replace("\\cdot", " \\cdot ");
         prop_assert_eq!(verdict(&answer, &reference), verdict(&spaced, &reference));
     }

@@ -1,6 +1,7 @@
 //! Equations, inequalities and what a list of them means together.
 
-use super::read::{answer, as_region, split};
+use super::collection::as_region;
+use super::read::{answer, split};
 use super::region::{Interval, Region};
 use super::{Answer, quantity::quantity};
 use crate::budget::{Budget, Step, unreadable};
@@ -68,10 +69,9 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Step<Opti
     let difference = Expr::Add(vec![left.clone(), right.clone().negated()]);
     let Some(form) = exact_form(&difference, budget)? else { return Ok(None) };
     let linear = vec![(Atom::Var((*name).to_owned()), Power { n: 1, d: 1 })];
-    let is_linear = form
-        .terms
-        .keys()
-        .all(|monomial| *monomial == linear || monomial.iter().all(|(atom, _)| !matches!(atom, Atom::Var(_))));
+    let is_linear = form.terms.keys().all(|monomial| {
+        *monomial == linear || monomial.iter().all(|(atom, _)| !matches!(atom, Atom::Var(_)))
+    });
     let Some(slope) = form.terms.get(&linear).filter(|_| is_linear) else { return Ok(None) };
     let at_zero = difference.map(&mut |node| match node {
         Expr::Var(_) => Expr::int(0),
@@ -98,13 +98,21 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
     let last = if is_name_only { parts[1] } else { last };
     if let Some(name) = name_of(first) {
         let value = answer(last, nesting + 1, budget)?;
-        return Ok(Answer::Named { name, left: parse::expression(first, budget).ok(), value: Box::new(value) });
+        return Ok(Answer::Named {
+            name,
+            left: parse::expression(first, budget).ok(),
+            value: Box::new(value),
+        });
     }
     if parts.len() == 2
         && let Some(name) = name_of(last)
         && let Ok(value) = answer(first, nesting + 1, budget)
     {
-        return Ok(Answer::Named { name, left: parse::expression(last, budget).ok(), value: Box::new(value) });
+        return Ok(Answer::Named {
+            name,
+            left: parse::expression(last, budget).ok(),
+            value: Box::new(value),
+        });
     }
     let right = quantity(last, budget)?;
     let left = quantity(first, budget)?.expr;
@@ -135,7 +143,8 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
             Tok::Bar => name.push('|'),
             Tok::Open(bracket) => {
                 depth += 1;
-                let holds_numbers = *bracket == Bracket::Round || matches!(before, Some(Tok::Under | Tok::Caret));
+                let holds_numbers =
+                    *bracket == Bracket::Round || matches!(before, Some(Tok::Under | Tok::Caret));
                 if holds_numbers {
                     numbered_depth = numbered_depth.min(depth);
                 }
@@ -152,14 +161,17 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
                     name.push(')');
                 }
             }
-            Tok::Num(numeral) if before == Some(&Tok::Under) || depth >= numbered_depth => name.push_str(&numeral.whole),
+            Tok::Num(numeral) if before == Some(&Tok::Under) || depth >= numbered_depth => {
+                name.push_str(&numeral.whole);
+            }
             Tok::Comma if depth > 0 => name.push(','),
             Tok::Minus if depth > 0 && before == Some(&Tok::Open(Bracket::Brace)) => name.push('-'),
             Tok::Caret if is_inverse(&tokens[i + 1..]) => name.push('^'),
             _ => return None,
         }
     }
-    let is_named = tokens.iter().any(|t| matches!(t.tok, Tok::Letter(_) | Tok::Word(_) | Tok::Accent(_) | Tok::I));
+    let is_named =
+        tokens.iter().any(|t| matches!(t.tok, Tok::Letter(_) | Tok::Word(_) | Tok::Accent(_) | Tok::I));
     (is_named && depth == 0).then_some(name)
 }
 
@@ -183,7 +195,8 @@ pub(super) fn joined(items: Vec<Answer>, is_and: bool) -> Answer {
             _ => None,
         })
         .collect();
-    let is_one_unknown = names[0].is_some() && names[1..].iter().all(|name| name.is_none() || *name == names[0]);
+    let is_one_unknown =
+        names[0].is_some() && names[1..].iter().all(|name| name.is_none() || *name == names[0]);
     let Some(name) = names[0].filter(|_| is_one_unknown).cloned() else { return Answer::List(items) };
     let mut left = None;
     let values = items
@@ -220,10 +233,7 @@ fn joined_region(items: &[Answer], is_and: bool) -> Option<Region> {
         };
         region = Some(match region {
             None => part,
-            Some(whole) if is_and => match whole.between(&part) {
-                Some(both) => both,
-                None => return None,
-            },
+            Some(whole) if is_and => whole.between(&part)?,
             Some(mut whole) => {
                 if part.variable.is_some() && whole.variable != part.variable {
                     return None;

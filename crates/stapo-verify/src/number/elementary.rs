@@ -206,7 +206,10 @@ fn ln2_fixed(fraction_bits: usize) -> IBig {
 }
 
 fn truncated(stored: &IBig, fraction_bits: usize) -> IBig {
-    assert!(fraction_bits <= CONSTANT_BITS, "constant asked for with {fraction_bits} bits, {CONSTANT_BITS} are stored");
+    assert!(
+        fraction_bits <= CONSTANT_BITS,
+        "constant asked for with {fraction_bits} bits, {CONSTANT_BITS} are stored"
+    );
     stored >> (CONSTANT_BITS - fraction_bits)
 }
 

@@ -313,7 +313,10 @@ impl Parser<'_> {
         let mut factors = vec![self.deeper(Self::mixed_number_or_power)?];
         while let Some(tok) = self.peek() {
             let goes_on = self.starts_operand(tok)
-                && !matches!(tok, Tok::Func(_) | Tok::Open(Bracket::Round | Bracket::Square) | Tok::Num(_) | Tok::Sum);
+                && !matches!(
+                    tok,
+                    Tok::Func(_) | Tok::Open(Bracket::Round | Bracket::Square) | Tok::Num(_) | Tok::Sum
+                );
             if !goes_on {
                 break;
             }

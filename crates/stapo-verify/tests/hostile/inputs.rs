@@ -1,4 +1,5 @@
 /// Texts made to break a grader, by name. Shared by the test and the long fuzz run.
+#[allow(clippy::format_collect, reason = "a list to read, not a hot path")]
 fn hostile_inputs() -> Vec<(&'static str, String)> {
     let million = 1_000_000;
     let nest = |open: &str, inside: &str, close: &str, n: usize| format!("{}{inside}{}", open.repeat(n), close.repeat(n));
