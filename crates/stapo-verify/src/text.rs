@@ -74,6 +74,15 @@ fn is_formatting(name: &str) -> bool {
     )
 }
 
+/// The number a word names, up to twelve.
+pub(crate) fn small_number(word: &str) -> Option<i64> {
+    const NAMES: [&str; 13] = [
+        "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+        "twelve",
+    ];
+    NAMES.iter().position(|name| *name == word).map(|n| n as i64)
+}
+
 /// Whether words are a time of day with its half: `3:30 pm`.
 pub(crate) fn is_time(words: &str) -> bool {
     words

@@ -8,14 +8,12 @@ include!("hostile/inputs.rs");
 #[test]
 fn hostile_answers_get_a_verdict_in_every_mode() {
     for (name, text) in hostile_inputs() {
-        for mode in Mode::ALL {
-            for (answer, reference) in
-                [(text.as_str(), "5"), ("5", text.as_str()), (text.as_str(), r"\frac{x}{2}")]
-            {
-                let graded = grade_answer(answer, reference, mode);
-                assert!(graded.reason.len() < 2_000, "{name}: a reason of {} bytes", graded.reason.len());
-                assert_ne!(graded.verdict, Verdict::Right, "{name} in mode {mode}: {}", graded.reason);
-            }
+        let mut pairs = vec![(Mode::Math, "41", text.as_str()), (Mode::Math, text.as_str(), r"\frac{x}{2}")];
+        pairs.extend(Mode::ALL.map(|mode| (mode, text.as_str(), "41")));
+        for (mode, answer, reference) in pairs {
+            let graded = grade_answer(answer, reference, mode);
+            assert!(graded.reason.len() < 2_000, "{name}: a reason of {} bytes", graded.reason.len());
+            assert_ne!(graded.verdict, Verdict::Right, "{name} in mode {mode}: {}", graded.reason);
         }
     }
 }
@@ -27,10 +25,10 @@ fn hostile_responses_are_extracted_from() {
             for fallback in [Fallback::Nothing, Fallback::LastNumber, Fallback::LastFormula] {
                 let rules = Rules { mode: Mode::Math, order, fallback };
                 grade(&text, "5", rules);
-                grade(&format!("\\boxed{{{text}"), "5", rules);
-                grade(&format!("Answer: {text}"), "5", rules);
             }
         }
+        grade(&format!("\\boxed{{{text}"), "5", Mode::Math);
+        grade(&format!("Answer: {text}"), "5", Mode::Dapo);
     }
 }
 

@@ -7,6 +7,14 @@ use crate::lex::token::{Bracket, Tok, Token};
 
 /// `(B)`, `B`, `B.` or `(B) 12`.
 pub(super) fn choice(tokens: &[Token], nesting: usize, budget: &mut Budget) -> Step<Option<Answer>> {
+    let tokens = match tokens {
+        [Token { tok: Tok::Word(word), .. }, rest @ ..]
+            if !rest.is_empty() && matches!(word.to_lowercase().as_str(), "choice" | "option") =>
+        {
+            rest
+        }
+        _ => tokens,
+    };
     let letter_of = |token: &Token| match &token.tok {
         Tok::Letter(name) | Tok::Word(name) => match name.as_bytes() {
             [letter @ b'A'..=b'H'] => Some(char::from(*letter)),

@@ -2,6 +2,7 @@
 
 use super::read::{answer, depths, is_joint, split};
 use super::region::{End, Interval, Region};
+use super::relation::Joint;
 use super::{Answer, relation};
 use crate::budget::{Budget, MAX_ELEMENTS, Step, Stop, unreadable};
 use crate::expr::Expr;
@@ -12,14 +13,21 @@ use crate::parse;
 pub(super) const MAX_SIGN_CHOICES: usize = 16;
 
 pub(super) fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
-    let is_and = tokens.iter().zip(depths).any(|(token, depth)| {
-        *depth == 0 && matches!(&token.tok, Tok::Word(word) if word.eq_ignore_ascii_case("and"))
-    });
+    let says = |wanted: &str| {
+        tokens.iter().zip(depths).any(|(token, depth)| {
+            *depth == 0 && matches!(&token.tok, Tok::Word(word) if word.eq_ignore_ascii_case(wanted))
+        })
+    };
+    let joint = match (says("or"), says("and")) {
+        (true, _) => Joint::Or,
+        (false, true) => Joint::And,
+        (false, false) => Joint::Comma,
+    };
     let items = items(tokens, depths, nesting, budget)?;
     if items.len() == 1 {
         return items.into_iter().next().map_or_else(|| unreadable("an empty list"), Ok);
     }
-    Ok(relation::joined(items, is_and))
+    relation::joined(items, joint, budget)
 }
 
 /// The elements of a list, with ± written out.

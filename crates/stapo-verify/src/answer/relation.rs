@@ -1,16 +1,17 @@
 //! Equations, inequalities and what a list of them means together.
 
-use super::collection::as_region;
 use super::read::{answer, split};
 use super::region::{Interval, Region};
 use super::{Answer, quantity::quantity};
 use crate::budget::{Budget, Step, unreadable};
+use crate::equal::value::sign_of;
 use crate::exact_form::exact_form;
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::parse;
 use crate::poly::{Atom, Power};
 use dashu_ratio::RBig;
+use std::cmp::Ordering;
 
 /// Reads tokens with at least one relation at the top level.
 pub(super) fn read(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
@@ -183,10 +184,18 @@ fn is_inverse(tokens: &[Token]) -> bool {
     )
 }
 
+/// What stands between the parts of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joint {
+    And,
+    Or,
+    Comma,
+}
+
 /// What the parts of a list say together: solutions of one unknown, a region, or just a list.
-pub(super) fn joined(items: Vec<Answer>, is_and: bool) -> Answer {
-    if let Some(region) = joined_region(&items, is_and) {
-        return Answer::Region(region);
+pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> Step<Answer> {
+    if let Some(region) = joined_region(&items, joint, budget)? {
+        return Ok(Answer::Region(region));
     }
     let names: Vec<Option<&String>> = items
         .iter()
@@ -197,7 +206,7 @@ pub(super) fn joined(items: Vec<Answer>, is_and: bool) -> Answer {
         .collect();
     let is_one_unknown =
         names[0].is_some() && names[1..].iter().all(|name| name.is_none() || *name == names[0]);
-    let Some(name) = names[0].filter(|_| is_one_unknown).cloned() else { return Answer::List(items) };
+    let Some(name) = names[0].filter(|_| is_one_unknown).cloned() else { return Ok(Answer::List(items)) };
     let mut left = None;
     let values = items
         .into_iter()
@@ -209,39 +218,53 @@ pub(super) fn joined(items: Vec<Answer>, is_and: bool) -> Answer {
             other => other,
         })
         .collect();
-    Answer::Named { name, left, value: Box::new(Answer::List(values)) }
+    Ok(Answer::Named { name, left, value: Box::new(Answer::List(values)) })
 }
 
-/// `x < 1 or x > 2` is a union; `x > 1 and x < 2` is what both allow.
-fn joined_region(items: &[Answer], is_and: bool) -> Option<Region> {
+/// `x < 1 or x > 2` is a union; `x > 1 and x < 2` is what both allow; `x > 1, x < 2` is so too if anything is left.
+fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Step<Option<Region>> {
     let mut region: Option<Region> = None;
     let mut has_inequality = false;
     for item in items {
-        let part = match item {
-            Answer::Region(part) => {
-                has_inequality |= part.variable.is_some();
-                part.clone()
-            }
-            Answer::Named { name, value, .. } => match &**value {
-                Answer::Scalar(value) => {
-                    Region { variable: Some(name.clone()), pieces: vec![Interval::point(value.expr.clone())] }
-                }
-                _ => return None,
-            },
-            Answer::Tuple { .. } if region.is_some() => as_region(item)?,
-            _ => return None,
+        let Some(part) = region_part(item) else { return Ok(None) };
+        has_inequality |= matches!(item, Answer::Region(_)) && part.variable.is_some();
+        let Some(mut whole) = region.take() else {
+            region = Some(part);
+            continue;
         };
-        region = Some(match region {
-            None => part,
-            Some(whole) if is_and => whole.between(&part)?,
-            Some(mut whole) => {
-                if part.variable.is_some() && whole.variable != part.variable {
-                    return None;
-                }
-                whole.pieces.extend(part.pieces);
-                whole
+        let both = if joint == Joint::Or { None } else { whole.between(&part) };
+        let has_room = match both.as_ref().map(|both| &both.pieces[0]) {
+            Some(piece) if joint == Joint::Comma => {
+                let length = Expr::Add(vec![piece.high.at.clone(), piece.low.at.clone().negated()]);
+                sign_of(&length, budget)? == Some(Ordering::Greater)
             }
-        });
+            Some(_) => true,
+            None => false,
+        };
+        if let (Some(both), true) = (both, has_room) {
+            region = Some(both);
+            continue;
+        }
+        if joint == Joint::And || (part.variable.is_some() && whole.variable != part.variable) {
+            return Ok(None);
+        }
+        whole.pieces.extend(part.pieces);
+        region = Some(whole);
     }
-    region.filter(|_| has_inequality)
+    Ok(region.filter(|_| has_inequality))
+}
+
+/// An inequality or `x = 2` as part of a region.
+fn region_part(item: &Answer) -> Option<Region> {
+    match item {
+        Answer::Region(part) => Some(part.clone()),
+        Answer::Named { name, value, .. } => match &**value {
+            Answer::Scalar(value) => Some(Region {
+                variable: Some(name.clone()),
+                pieces: vec![Interval::point(value.expr.clone())],
+            }),
+            _ => None,
+        },
+        _ => None,
+    }
 }

@@ -46,6 +46,7 @@ pub(crate) fn tokens(text: &str, commas: Commas) -> Step<Vec<Token>> {
     if lexer.groups.iter().any(|group| *group != Group::Math) {
         return unreadable("a text group that is never closed");
     }
+    words::settle(&mut lexer.out);
     Ok(lexer.out)
 }
 

@@ -276,10 +276,10 @@ pub(crate) fn macro_named(name: &str) -> Macro {
         "colon" => Tok::Colon,
         "lor" | "vee" => Tok::Word("or".into()),
         "land" | "wedge" => Tok::Word("and".into()),
-        "int" | "iint" | "oint" | "lim" | "partial" | "nabla" | "to" | "rightarrow" | "Rightarrow"
-        | "implies" | "iff" | "mapsto" | "therefore" | "forall" | "exists" | "subset" | "subseteq"
-        | "notin" | "propto" | "parallel" | "perp" | "sim" | "Leftrightarrow" | "longrightarrow"
-        | "leftarrow" | "input" | "def" | "newcommand" | "let" | "write" | "include" => {
+        "pmod" | "int" | "iint" | "oint" | "lim" | "partial" | "nabla" | "to" | "rightarrow"
+        | "Rightarrow" | "implies" | "iff" | "mapsto" | "therefore" | "forall" | "exists" | "subset"
+        | "subseteq" | "notin" | "propto" | "parallel" | "perp" | "sim" | "Leftrightarrow"
+        | "longrightarrow" | "leftarrow" | "input" | "def" | "newcommand" | "let" | "write" | "include" => {
             Tok::Other(format!("\\{name}"))
         }
         _ => match Func::named(name) {

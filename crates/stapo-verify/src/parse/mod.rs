@@ -125,7 +125,8 @@ impl Parser<'_> {
     }
 
     fn is_number_before(&self) -> bool {
-        self.pos > 0 && matches!(self.tokens[self.pos - 1].tok, Tok::Num(_))
+        let is_exponent = self.pos > 1 && self.tokens[self.pos - 2].tok == Tok::Caret;
+        self.pos > 0 && matches!(self.tokens[self.pos - 1].tok, Tok::Num(_)) && !is_exponent
     }
 
     fn starts_operand(&self, tok: &Tok) -> bool {

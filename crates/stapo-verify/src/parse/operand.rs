@@ -169,6 +169,13 @@ impl Parser<'_> {
             self.tokens[self.pos].tok = Tok::Num(Numeral { whole: rest, ..Numeral::default() });
             return Ok(Expr::int(digit));
         }
+        if let Some(Tok::Word(run)) = self.peek()
+            && splits(run)
+        {
+            let (letter, rest) = (run[..1].to_owned(), run[1..].to_owned());
+            self.tokens[self.pos].tok = if rest.len() == 1 { Tok::Letter(rest) } else { Tok::Word(rest) };
+            return Ok(Expr::Var(letter));
+        }
         if self.peek() == Some(&Tok::Minus) {
             self.pos += 1;
             return Ok(self.operand()?.negated());
