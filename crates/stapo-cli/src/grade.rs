@@ -27,7 +27,7 @@ pub struct Args {
     /// What to take from a response that marks no answer.
     #[arg(long, value_enum, default_value = "nothing")]
     fallback: FallbackArg,
-    /// Also print both canonical forms, as "canonical_answer" and "canonical_reference".
+    /// Also print both canonical forms, as `canonical_answer` and `canonical_reference`.
     #[arg(long)]
     canonical: bool,
     /// Threads; 0 = one per core.
@@ -78,10 +78,10 @@ struct BadLine<'a> {
 /// Counts of a run, for the summary.
 #[derive(Default)]
 struct Tally {
-    n_lines: u64,
-    n_bad: u64,
+    lines: u64,
+    malformed: u64,
     /// In the order of the verdicts' declaration.
-    n_verdicts: [u64; 5],
+    by_verdict: [u64; 5],
 }
 
 const VERDICTS: [(Verdict, &str); 5] = [
@@ -95,29 +95,37 @@ const VERDICTS: [(Verdict, &str); 5] = [
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut input = crate::input::open(&args.input)?;
     let name = crate::input::name(&args.input);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads).build().context("starting threads")?;
+    let pool =
+        rayon::ThreadPoolBuilder::new().num_threads(args.threads).build().context("starting threads")?;
     let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
     let start = Instant::now();
     let mut tally = Tally::default();
     loop {
-        let batch = read_batch(&mut *input).with_context(|| format!("input {name}, after line {}", tally.n_lines))?;
+        let batch =
+            read_batch(&mut *input).with_context(|| format!("input {name}, after line {}", tally.lines))?;
         if batch.is_empty() {
             break;
         }
-        let first_line = tally.n_lines + 1;
+        let first_line = tally.lines + 1;
         let graded: Vec<Outcome> = pool.install(|| {
-            batch.par_iter().enumerate().map(|(i, line)| grade_line(line, first_line + i as u64, args)).collect()
+            batch
+                .par_iter()
+                .enumerate()
+                .map(|(i, line)| grade_line(line, first_line + i as u64, args))
+                .collect()
         });
         for outcome in graded {
             tally.count(&outcome);
             if let Outcome::Graded(text, _) | Outcome::Malformed(text) = outcome {
-                out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).context("standard output")?;
+                out.write_all(text.as_bytes())
+                    .and_then(|()| out.write_all(b"\n"))
+                    .context("standard output")?;
             }
         }
         out.flush().context("standard output")?;
     }
     tally.print(start.elapsed().as_secs_f64());
-    Ok(if tally.n_bad == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    Ok(if tally.malformed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
 /// A line of input: its bytes, or that it was too long.
@@ -173,7 +181,9 @@ fn grade_line(line: &Raw, number: u64, args: &Args) -> Outcome {
     let text = match line {
         Raw::Text(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => return Outcome::Blank,
         Raw::Text(bytes) => bytes,
-        Raw::TooLong => return bad_line(&format!("the line is longer than {} MiB", MAX_LINE_BYTES >> 20), number),
+        Raw::TooLong => {
+            return bad_line(&format!("the line is longer than {} MiB", MAX_LINE_BYTES >> 20), number);
+        }
     };
     let record = match serde_json::from_slice::<Record>(text) {
         Ok(record) => record,
@@ -184,8 +194,12 @@ fn grade_line(line: &Raw, number: u64, args: &Args) -> Outcome {
     };
     let start = Instant::now();
     let graded = match (&record.response, &record.answer) {
-        (Some(_), Some(_)) => return bad_line("both \"response\" and \"answer\" are there, expected one", number),
-        (None, None) => return bad_line("\"response\" or \"answer\" is missing, expected one string", number),
+        (Some(_), Some(_)) => {
+            return bad_line("both \"response\" and \"answer\" are there, expected one", number);
+        }
+        (None, None) => {
+            return bad_line("\"response\" or \"answer\" is missing, expected one string", number);
+        }
         (Some(response), None) => grade(response, &reference, rules(args)),
         (None, Some(answer)) => grade_answer(answer, &reference, args.mode),
     };
@@ -220,17 +234,19 @@ fn shown(graded: &Graded, reference: &str, with_canonical: bool, micros: u64) ->
 }
 
 fn bad_line(error: &str, line: u64) -> Outcome {
-    Outcome::Malformed(serde_json::to_string(&BadLine { error, line }).expect("strings and numbers serialise"))
+    Outcome::Malformed(
+        serde_json::to_string(&BadLine { error, line }).expect("strings and numbers serialise"),
+    )
 }
 
 impl Tally {
     fn count(&mut self, outcome: &Outcome) {
-        self.n_lines += 1;
+        self.lines += 1;
         match outcome {
             Outcome::Blank => {}
-            Outcome::Malformed(_) => self.n_bad += 1,
+            Outcome::Malformed(_) => self.malformed += 1,
             Outcome::Graded(_, verdict) => {
-                for (n, (listed, _)) in self.n_verdicts.iter_mut().zip(VERDICTS) {
+                for (n, (listed, _)) in self.by_verdict.iter_mut().zip(VERDICTS) {
                     *n += u64::from(listed == *verdict);
                 }
             }
@@ -238,14 +254,14 @@ impl Tally {
     }
 
     fn print(&self, seconds: f64) {
-        let n_graded: u64 = self.n_verdicts.iter().sum();
+        let n_graded: u64 = self.by_verdict.iter().sum();
         let parts: Vec<String> =
-            VERDICTS.iter().zip(self.n_verdicts).map(|((_, name), n)| format!("{n} {name}")).collect();
-        let share = 100.0 * self.n_verdicts[0] as f64 / n_graded.max(1) as f64;
+            VERDICTS.iter().zip(self.by_verdict).map(|((_, name), n)| format!("{n} {name}")).collect();
+        let share = 100.0 * self.by_verdict[0] as f64 / n_graded.max(1) as f64;
         eprintln!(
             "{n_graded} graded in {seconds:.2} s: {}; {share:.1} % right; {} malformed lines",
             parts.join(", "),
-            self.n_bad
+            self.malformed
         );
     }
 }

@@ -121,7 +121,10 @@ fn raise(base: &Complex, power: &Expr, point: &Point, budget: &mut Budget) -> St
         let is_odd_root = ratio.d % 2 != 0 && base.is_real() && base.re.sign() == Some(Ordering::Less);
         if is_odd_root {
             spend_series(budget, 2 * bits)?;
-            let power = Complex::real(Real::from_ratio(&RBig::from_parts_signed(ratio.n.into(), ratio.d.into()), bits)?);
+            let power = Complex::real(Real::from_ratio(
+                &RBig::from_parts_signed(ratio.n.into(), ratio.d.into()),
+                bits,
+            )?);
             let size = base.neg().pow(&power, bits)?;
             return Ok(if ratio.n % 2 == 0 { size } else { size.neg() });
         }

@@ -12,8 +12,13 @@ pub(crate) const MAX_BITS: usize = 1 << 16;
 pub(crate) const MAX_TERMS: usize = 400;
 /// Most elements compared pairwise in an unordered collection.
 pub(crate) const MAX_ELEMENTS: usize = 256;
-/// Steps one grading may spend; a step is about ten nanoseconds of work.
-const MAX_STEPS: u64 = 1_500_000;
+/// Steps one grading may spend; a step is about twenty nanoseconds of work.
+const MAX_STEPS: u64 = 600_000;
+/// Steps the canonical forms and the reason may spend on top; past them a form is shown as it was written.
+const MAX_SHOWING_STEPS: u64 = 60_000;
+
+/// The message of the one limit that nothing can go on after.
+pub(crate) const OUT_OF_STEPS: &str = "the steps ran out";
 
 /// Why a reading or an evaluation ended early.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,18 +44,15 @@ impl Budget {
         Self { steps_left: MAX_STEPS }
     }
 
+    pub(crate) fn for_showing() -> Self {
+        Self { steps_left: MAX_SHOWING_STEPS }
+    }
+
     /// Takes `steps` off the allowance.
     pub(crate) fn spend(&mut self, steps: u64) -> Step<()> {
-        match self.steps_left.checked_sub(steps) {
-            Some(left) => {
-                self.steps_left = left;
-                Ok(())
-            }
-            None => {
-                self.steps_left = 0;
-                Err(Stop::OverBudget("the steps ran out"))
-            }
-        }
+        let left = self.steps_left.checked_sub(steps);
+        self.steps_left = left.unwrap_or(0);
+        if left.is_some() { Ok(()) } else { Err(Stop::OverBudget(OUT_OF_STEPS)) }
     }
 
     /// Takes the price of one multiplication or division of numbers of these sizes.
@@ -59,7 +61,7 @@ impl Budget {
             return Err(Stop::OverBudget("a number grows past 20,000 digits"));
         }
         let (a, b) = (bits_a as u64 / 64 + 1, bits_b as u64 / 64 + 1);
-        self.spend(2 + a * b / 8)
+        self.spend(2 + a + b + a * b / 4)
     }
 }
 

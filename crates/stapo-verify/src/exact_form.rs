@@ -22,7 +22,7 @@ pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>>
             let mut sum = Poly::constant(RBig::ZERO);
             for term in terms {
                 match exact_form(term, budget)? {
-                    Some(form) => sum = sum.add(&form, budget)?,
+                    Some(form) => sum.add(form, budget)?,
                     None => return Ok(None),
                 }
             }
@@ -39,7 +39,7 @@ pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>>
             }
             Some(product)
         }
-        Expr::Neg(x) => exact_form(x, budget)?.map(|form| form.neg()),
+        Expr::Neg(x) => exact_form(x, budget)?.map(Poly::neg),
         Expr::Inv(x) => match exact_form(x, budget)? {
             Some(form) => form.powi(-1, budget)?,
             None => None,
@@ -60,7 +60,9 @@ pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>>
         },
         Expr::Pow(base, power) => power_form(base, power, budget)?,
         Expr::Root(base, degree) => {
-            let Some(degree) = ratio_of(degree, budget)?.as_ref().and_then(small_power) else { return Ok(None) };
+            let Some(degree) = ratio_of(degree, budget)?.as_ref().and_then(small_power) else {
+                return Ok(None);
+            };
             let (Some(inverse), true) = (Power::new(degree.d, degree.n), degree.n > 0) else {
                 return Err(Stop::Undefined("a root of a degree that is not positive"));
             };
@@ -115,8 +117,9 @@ fn call_form(func: Func, args: &[Expr], budget: &mut Budget) -> Step<Option<Poly
         }
         (Func::Binomial, [n, k]) => {
             let mirrored = n - k;
-            let is_shorter = n.is_int() && mirrored >= RBig::ZERO && mirrored < *k;
-            exact::binomial(n, small_whole(if is_shorter { &mirrored } else { k })?, budget)?
+            let is_shorter = mirrored >= RBig::ZERO && mirrored < *k;
+            let k = small_whole(if is_shorter { &mirrored } else { k })?;
+            RBig::from(exact::binomial(&whole(n)?, k, budget)?)
         }
         (Func::Gcd, [first, rest @ ..]) => {
             let mut value = whole(first)?;

@@ -5,7 +5,10 @@ use dashu_ratio::RBig;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Expr {
     /// A number as printed.
-    Num { value: RBig, is_decimal: bool },
+    Num {
+        value: RBig,
+        is_decimal: bool,
+    },
     Var(String),
     Pi,
     E,

@@ -54,7 +54,7 @@ pub enum Mode {
     /// Mathematical equality.
     #[default]
     Math,
-    /// The training rule of JustRL: the last 100 characters hold the last box, and its text is the reference exactly.
+    /// The training rule of `JustRL`: the last 100 characters hold the last box, and its text is the reference exactly.
     BoxedExact,
     /// The training rule of DAPO: the last `Answer:` line is the reference once both are normalised as text.
     Dapo,

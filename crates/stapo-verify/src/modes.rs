@@ -10,7 +10,7 @@ mod tests;
 use crate::extract::{self, Found, answer_line, extract, last_box};
 use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show};
 
-/// How much of the end of a response the JustRL rule looks at, and where in it the box must be.
+/// How much of the end of a response the `JustRL` rule looks at, and where in it the box must be.
 const BOXED_EXACT_TAIL: usize = 300;
 const BOXED_EXACT_BOX: usize = 100;
 
@@ -61,7 +61,9 @@ fn last_chars(text: &str, n: usize) -> &str {
 fn why_nothing(response: &str, mode: Mode) -> String {
     match (mode, last_box(response)) {
         (Mode::Dapo, _) => "the response has no line with \"Answer:\"".into(),
-        (Mode::BoxedExact, Found::Answer(_)) => "the last box does not fit into the last 100 characters".into(),
+        (Mode::BoxedExact, Found::Answer(_)) => {
+            "the last box does not fit into the last 100 characters".into()
+        }
         (_, Found::Broken) => "the last \\boxed is never closed".into(),
         (Mode::BoxedExact, Found::Nothing) => "the response has no \\boxed{}".into(),
         _ => "the response marks no answer: no \\boxed{}, no \"Answer:\" line, no \"the answer is\"".into(),
@@ -73,9 +75,10 @@ fn by_text(answer: &str, normal: &str, reference: &str, expected: &str) -> Grade
     let (shown, wanted) = (show::shortened(normal), show::shortened(expected));
     Graded {
         verdict: if is_right { Verdict::Right } else { Verdict::Wrong },
-        reason: match is_right {
-            true => format!("the text {shown} is the reference"),
-            false => format!("the text {shown} is not {wanted}"),
+        reason: if is_right {
+            format!("the text {shown} is the reference")
+        } else {
+            format!("the text {shown} is not {wanted}")
         },
         extracted: Some(answer.to_owned()),
         answer: Some(shown),

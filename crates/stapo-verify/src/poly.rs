@@ -85,20 +85,28 @@ impl Poly {
         }
     }
 
-    pub(crate) fn add(&self, other: &Self, budget: &mut Budget) -> Step<Self> {
-        let mut terms = self.terms.clone();
-        for (monomial, value) in &other.terms {
-            add_term(&mut terms, monomial.clone(), value, budget)?;
+    pub(crate) fn add(&mut self, other: Self, budget: &mut Budget) -> Step<()> {
+        for (monomial, value) in other.terms {
+            add_term(&mut self.terms, monomial, &value, budget)?;
         }
-        limited(terms)
+        if self.terms.len() > MAX_TERMS {
+            return Err(Stop::OverBudget("a polynomial of more than 400 terms"));
+        }
+        Ok(())
     }
 
-    pub(crate) fn neg(&self) -> Self {
-        Self { terms: self.terms.iter().map(|(m, v)| (m.clone(), -v.clone())).collect() }
+    pub(crate) fn neg(mut self) -> Self {
+        for value in self.terms.values_mut() {
+            *value = -std::mem::replace(value, RBig::ZERO);
+        }
+        self
     }
 
     /// `None` when a power does not fit.
     pub(crate) fn mul(&self, other: &Self, budget: &mut Budget) -> Step<Option<Self>> {
+        if let (Some(a), Some(b)) = (self.as_ratio(), other.as_ratio()) {
+            return Ok(Some(Self::constant(exact::mul(&a, &b, budget)?)));
+        }
         let mut terms = BTreeMap::new();
         for (ma, va) in &self.terms {
             for (mb, vb) in &other.terms {
@@ -141,7 +149,11 @@ impl Poly {
             return self.powi(power.n, budget);
         }
         if self.is_zero() {
-            return if power.n > 0 { Ok(Some(self.clone())) } else { Err(Stop::Undefined("a division by zero")) };
+            return if power.n > 0 {
+                Ok(Some(self.clone()))
+            } else {
+                Err(Stop::Undefined("a division by zero"))
+            };
         }
         self.pow_term(power, budget)
     }
@@ -170,10 +182,9 @@ impl Poly {
 
     /// The factor `c` with `self = c · other`, if there is one.
     pub(crate) fn ratio_to(&self, other: &Self, budget: &mut Budget) -> Step<Option<RBig>> {
-        let (Some((monomial, a)), Some(b)) = (
-            self.terms.iter().next(),
-            self.terms.keys().next().and_then(|m| other.terms.get(m)),
-        ) else {
+        let (Some((monomial, a)), Some(b)) =
+            (self.terms.iter().next(), self.terms.keys().next().and_then(|m| other.terms.get(m)))
+        else {
             return Ok(None);
         };
         debug_assert!(self.terms.contains_key(monomial));
@@ -208,13 +219,6 @@ fn add_term(
         terms.insert(monomial, sum);
     }
     Ok(())
-}
-
-fn limited(terms: BTreeMap<Monomial, RBig>) -> Step<Poly> {
-    if terms.len() > MAX_TERMS {
-        return Err(Stop::OverBudget("a polynomial of more than 400 terms"));
-    }
-    Ok(Poly { terms })
 }
 
 /// The product of two monomials, and the fraction that whole powers of primes and of i leave behind.

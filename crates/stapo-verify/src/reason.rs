@@ -8,13 +8,16 @@ use crate::equal::value::{Match, compare};
 use crate::exact_form::ratio_of;
 use crate::expr::Expr;
 use crate::number::LOW_BITS;
+use crate::number::complex::Complex;
 use crate::show;
 
 pub(crate) fn right(a: &Answer, r: &Answer, shown: &str, wanted: &str, budget: &mut Budget) -> String {
     if let (Answer::Scalar(a), Answer::Scalar(r)) = (a, r) {
         return match compare(&a.expr, &r.expr, budget) {
             Ok(Match::Exact) if shown == wanted => format!("both are exactly {shown}"),
-            Ok(Match::Rounded) => format!("{} agrees with {} to 6 decimals", decimal(a, shown), decimal(r, wanted)),
+            Ok(Match::Rounded) => {
+                format!("{} agrees with {} to 6 decimals", decimal(a, shown), decimal(r, wanted))
+            }
             Ok(Match::Numeric) => format!("{shown} and {wanted} agree to 30 digits wherever evaluated"),
             _ => format!("{shown} equals {wanted}"),
         };
@@ -26,7 +29,9 @@ pub(crate) fn wrong(a: &Answer, r: &Answer, shown: &str, wanted: &str, budget: &
     match (a, r) {
         (Answer::Scalar(a), Answer::Scalar(r)) => wrong_value(a, r, shown, wanted, budget),
         (Answer::Text { .. }, _) => format!("the text \"{shown}\" is not {wanted}"),
-        _ if kind(a) != kind(r) => format!("{shown} is {}, but the reference {wanted} is {}", kind(a), kind(r)),
+        _ if kind(a) != kind(r) => {
+            format!("{shown} is {}, but the reference {wanted} is {}", kind(a), kind(r))
+        }
         _ => format!("{shown} is not {wanted}"),
     }
 }
@@ -43,7 +48,11 @@ fn wrong_value(a: &Quantity, r: &Quantity, shown: &str, wanted: &str, budget: &m
             && let Ok(Some(value)) = ratio_of(&this.expr, budget)
         {
             let printed = decimal(this, shown);
-            let (left, right) = if std::ptr::eq(this, a) { (printed.clone(), wanted.to_owned()) } else { (shown.to_owned(), printed.clone()) };
+            let (left, right) = if std::ptr::eq(this, a) {
+                (printed.clone(), wanted.to_owned())
+            } else {
+                (shown.to_owned(), printed.clone())
+            };
             return format!("{left} and {right} differ: {printed} is exactly {}", show::ratio(&value));
         }
     }
@@ -60,13 +69,13 @@ fn decimal(quantity: &Quantity, shown: &str) -> String {
     if !quantity.expr.has_decimal() {
         return shown.to_owned();
     }
-    approximate(&quantity.expr, &mut Budget::new()).unwrap_or_else(|| shown.to_owned())
+    approximate(&quantity.expr, &mut Budget::for_showing()).unwrap_or_else(|| shown.to_owned())
 }
 
 /// Twelve significant digits of a real constant.
 fn approximate(expr: &Expr, budget: &mut Budget) -> Option<String> {
     let point = Point { values: &[], log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
-    let value = evaluate(expr, &point, budget).ok().filter(|value| value.is_real())?;
+    let value = evaluate(expr, &point, budget).ok().filter(Complex::is_real)?;
     value.re.to_decimal(12)
 }
 

@@ -7,7 +7,7 @@ use crate::budget::Budget;
 use crate::exact_form::exact_form;
 use crate::expr::{Expr, Sign};
 use crate::lex::token::Bracket;
-use crate::poly::{Atom, Poly, Power};
+use crate::poly::{Atom, Monomial, Poly, Power};
 use dashu_ratio::RBig;
 
 /// Longest form shown; the rest becomes an ellipsis.
@@ -32,7 +32,8 @@ fn whole(answer: &Answer, budget: &mut Budget) -> String {
             if region.pieces.is_empty() {
                 return "{}".into();
             }
-            let pieces: Vec<String> = region.pieces.iter().take(64).map(|piece| interval(piece, budget)).collect();
+            let pieces: Vec<String> =
+                region.pieces.iter().take(64).map(|piece| interval(piece, budget)).collect();
             match &region.variable {
                 Some(variable) => format!("{variable} in {}", pieces.join(" U ")),
                 None => pieces.join(" U "),
@@ -101,7 +102,8 @@ fn poly(form: &Poly) -> String {
     // Highest powers first, constants last.
     let mut terms: Vec<_> = form.terms.iter().collect();
     terms.sort_by_key(|(monomial, _)| {
-        let degree: i64 = monomial.iter().filter(|(atom, _)| matches!(atom, Atom::Var(_))).map(|(_, p)| p.n).sum();
+        let degree: i64 =
+            monomial.iter().filter(|(atom, _)| matches!(atom, Atom::Var(_))).map(|(_, p)| p.n).sum();
         std::cmp::Reverse(degree)
     });
     let mut shown = String::new();
@@ -115,12 +117,11 @@ fn poly(form: &Poly) -> String {
         };
         shown.push_str(sign);
         let size = if is_negative { -value.clone() } else { value.clone() };
-        let atoms: Vec<String> = monomial.iter().map(|(atom, power)| atom_power(atom, *power)).collect();
-        match (size.is_one(), atoms.is_empty()) {
-            (_, true) => shown.push_str(&ratio(&size)),
-            (true, false) => shown.push_str(&atoms.join("*")),
-            (false, false) => shown.push_str(&format!("{}*{}", ratio(&size), atoms.join("*"))),
+        let mut factors = atoms(monomial);
+        if factors.is_empty() || !size.is_one() {
+            factors.insert(0, ratio(&size));
         }
+        shown.push_str(&factors.join("*"));
     }
     shown
 }
@@ -130,13 +131,33 @@ pub(crate) fn ratio(value: &RBig) -> String {
     shortened(&value.to_string())
 }
 
+/// The parts of a monomial, square roots of primes under one sign.
+fn atoms(monomial: &Monomial) -> Vec<String> {
+    let mut shown = Vec::new();
+    let mut radicand = 1u128;
+    for (atom, power) in monomial {
+        match atom {
+            Atom::Prime(prime) if *power == (Power { n: 1, d: 2 }) => {
+                match radicand.checked_mul(u128::from(*prime)) {
+                    Some(product) => radicand = product,
+                    None => shown.push(format!("sqrt({prime})")),
+                }
+            }
+            _ => shown.push(atom_power(atom, *power)),
+        }
+    }
+    if radicand > 1 {
+        shown.push(format!("sqrt({radicand})"));
+    }
+    shown
+}
+
 fn atom_power(atom: &Atom, power: Power) -> String {
     let name = match atom {
         Atom::Var(name) => name.clone(),
         Atom::Pi => "pi".into(),
         Atom::E => "e".into(),
         Atom::I => "i".into(),
-        Atom::Prime(prime) if power == (Power { n: 1, d: 2 }) => return format!("sqrt({prime})"),
         Atom::Prime(prime) => prime.to_string(),
     };
     match (power.n, power.d) {
@@ -156,9 +177,9 @@ fn tree(value: &Expr) -> String {
         Expr::I => "i".into(),
         Expr::Infinity => "inf".into(),
         Expr::Add(terms) => format!("({})", join(terms, " + ")),
-        Expr::Mul(factors) => join(factors, "*"),
+        Expr::Mul(factors) => quotient(factors),
         Expr::Neg(x) => format!("-{}", tree(x)),
-        Expr::Inv(x) => format!("1/({})", tree(x)),
+        Expr::Inv(_) => quotient(std::slice::from_ref(value)),
         Expr::Pow(a, b) => format!("{}^({})", tree(a), tree(b)),
         Expr::Root(x, n) if **n == Expr::int(2) => format!("sqrt({})", tree(x)),
         Expr::Root(x, n) => format!("root({}, {})", tree(n), tree(x)),
@@ -167,6 +188,24 @@ fn tree(value: &Expr) -> String {
         Expr::PlusMinus(Sign::Opposite, x) => format!("∓{}", tree(x)),
         Expr::Degrees(x) => format!("{}°", tree(x)),
         Expr::Percent(x) => format!("{}%", tree(x)),
+    }
+}
+
+/// Factors over divisors.
+fn quotient(factors: &[Expr]) -> String {
+    let (mut over, mut under) = (Vec::new(), Vec::new());
+    for factor in factors {
+        match factor {
+            Expr::Inv(x) => under.push(tree(x)),
+            x if *x == Expr::int(1) => {}
+            x => over.push(tree(x)),
+        }
+    }
+    let over = if over.is_empty() { "1".into() } else { over.join("*") };
+    match under.as_slice() {
+        [] => over,
+        [one] if one.chars().all(char::is_alphanumeric) || one.starts_with('(') => format!("{over}/{one}"),
+        _ => format!("{over}/({})", under.join("*")),
     }
 }
 

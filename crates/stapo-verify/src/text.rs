@@ -51,16 +51,44 @@ pub(crate) fn plain(text: &str) -> String {
 fn is_formatting(name: &str) -> bool {
     matches!(
         name,
-        "text" | "mathrm" | "mathbf" | "textbf" | "textit" | "textrm" | "mbox" | "hbox" | "operatorname" | "left"
-            | "right" | "quad" | "qquad" | "displaystyle" | "boxed" | "fbox" | "mathit" | "emph" | "textsf" | "textnormal"
+        "text"
+            | "mathrm"
+            | "mathbf"
+            | "textbf"
+            | "textit"
+            | "textrm"
+            | "mbox"
+            | "hbox"
+            | "operatorname"
+            | "left"
+            | "right"
+            | "quad"
+            | "qquad"
+            | "displaystyle"
+            | "boxed"
+            | "fbox"
+            | "mathit"
+            | "emph"
+            | "textsf"
+            | "textnormal"
     )
+}
+
+/// The number a word names, up to twelve.
+pub(crate) fn small_number(word: &str) -> Option<i64> {
+    const NAMES: [&str; 13] = [
+        "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+        "twelve",
+    ];
+    NAMES.iter().position(|name| *name == word).map(|n| n as i64)
 }
 
 /// Whether words are a time of day with its half: `3:30 pm`.
 pub(crate) fn is_time(words: &str) -> bool {
-    words.strip_suffix(" am").or_else(|| words.strip_suffix(" pm")).is_some_and(|time| {
-        time.contains(':') && time.chars().all(|c| c.is_ascii_digit() || c == ':')
-    })
+    words
+        .strip_suffix(" am")
+        .or_else(|| words.strip_suffix(" pm"))
+        .is_some_and(|time| time.contains(':') && time.chars().all(|c| c.is_ascii_digit() || c == ':'))
 }
 
 /// `3 pm`, `3:00 p m` and `3:00pm` are one time.
@@ -70,7 +98,10 @@ fn join_meridiem(words: &str) -> String {
         let Some(time) = joined.strip_suffix(half).map(str::trim_end) else { continue };
         let is_time = !time.is_empty() && time.chars().all(|c| c.is_ascii_digit() || c == ':');
         if is_time {
-            let time = time.strip_prefix('0').filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit())).unwrap_or(time);
+            let time = time
+                .strip_prefix('0')
+                .filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+                .unwrap_or(time);
             let minutes = if time.contains(':') { "" } else { ":00" };
             return format!("{time}{minutes} {half}");
         }

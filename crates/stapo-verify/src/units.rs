@@ -43,7 +43,7 @@ impl Unit {
     /// A word that is no known unit: `apples`.
     pub(crate) fn word(word: &str) -> Self {
         let base = singular(&word.to_lowercase());
-        Self { scale: RBig::ONE, powers: BTreeMap::from([(base.clone(), 1)]), shown: base }
+        Self { scale: RBig::ONE, powers: BTreeMap::from([(base, 1)]), shown: word.to_lowercase() }
     }
 }
 
@@ -61,7 +61,8 @@ pub(crate) fn lookup(name: &str) -> Option<Unit> {
         "h" => ("s", 1, 3600, 1),
         "L" | "l" => ("m", 3, 1, 1000),
         "mL" | "ml" => ("m", 3, 1, 1_000_000),
-        "N" | "J" | "W" | "V" | "K" | "Pa" | "Hz" | "kW" | "kJ" | "kN" | "mol" | "rad" | "eV" | "A" | "C" | "F" => {
+        "N" | "J" | "W" | "V" | "K" | "Pa" | "Hz" | "kW" | "kJ" | "kN" | "mol" | "rad" | "eV" | "A" | "C"
+        | "F" => {
             let (symbol, scale) = match name.strip_prefix('k') {
                 Some(rest) => (rest, 1000),
                 None => (name, 1),
@@ -72,7 +73,7 @@ pub(crate) fn lookup(name: &str) -> Option<Unit> {
     };
     let scale = RBig::from_parts(numerator.into(), denominator.into());
     let powers = if base.is_empty() { BTreeMap::new() } else { BTreeMap::from([(base.to_owned(), power)]) };
-    Some(Unit { scale, powers, shown: word })
+    Some(Unit { scale, powers, shown: name.to_lowercase() })
 }
 
 fn known_word(word: &str) -> Option<(&'static str, i32, u64, u64)> {
@@ -127,16 +128,20 @@ fn known_word(word: &str) -> Option<(&'static str, i32, u64, u64)> {
 }
 
 fn currency(word: &str) -> Option<(&'static str, i32, u64, u64)> {
-    ["yen", "yuan", "rmb", "rupee", "peso"].into_iter().find(|known| *known == word).map(|name| (name, 1, 1, 1))
+    ["yen", "yuan", "rmb", "rupee", "peso"]
+        .into_iter()
+        .find(|known| *known == word)
+        .map(|name| (name, 1, 1, 1))
 }
 
 /// Words that are never a product of variables.
 pub(crate) fn is_word(run: &str) -> bool {
     const WORDS: [&str; 58] = [
-        "and", "or", "base", "no", "yes", "none", "per", "sq", "cu", "am", "pm", "the", "is", "of", "all", "real",
-        "true", "false", "odd", "even", "east", "west", "up", "down", "left", "right", "red", "blue", "to", "for",
-        "if", "not", "with", "than", "one", "two", "six", "ten", "dne", "nan", "ans", "us", "any", "set", "only",
-        "in", "a", "an", "jan", "feb", "may", "june", "july", "aug", "sept", "oct", "nov", "dec",
+        "and", "or", "base", "no", "yes", "none", "per", "sq", "cu", "am", "pm", "the", "is", "of", "all",
+        "real", "true", "false", "odd", "even", "east", "west", "up", "down", "left", "right", "red", "blue",
+        "to", "for", "if", "not", "with", "than", "one", "two", "six", "ten", "dne", "nan", "ans", "us",
+        "any", "set", "only", "in", "a", "an", "jan", "feb", "may", "june", "july", "aug", "sept", "oct",
+        "nov", "dec",
     ];
     let lower = run.to_lowercase();
     WORDS.contains(&lower.as_str()) || (run.len() > 1 && lookup(run).is_some())

@@ -3,6 +3,8 @@
 //! Columns: answer (or response), reference, mode, verdict, why. A file whose first column is headed `response` goes
 //! through extraction; `⏎` stands for a line break.
 
+#![allow(clippy::unwrap_used, clippy::format_collect, reason = "a test stops at the first surprise")]
+
 use stapo_verify::{Graded, Mode, Verdict, grade, grade_answer};
 use std::fs;
 use std::path::Path;
@@ -19,16 +21,18 @@ struct Case {
 
 impl Case {
     fn run(&self) -> Graded {
-        match self.is_response {
-            true => grade(&self.text, &self.reference, self.mode),
-            false => grade_answer(&self.text, &self.reference, self.mode),
+        if self.is_response {
+            grade(&self.text, &self.reference, self.mode)
+        } else {
+            grade_answer(&self.text, &self.reference, self.mode)
         }
     }
 }
 
 fn cases() -> Vec<Case> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases");
-    let mut paths: Vec<_> = fs::read_dir(folder).expect("the folder of cases").map(|entry| entry.unwrap().path()).collect();
+    let mut paths: Vec<_> =
+        fs::read_dir(folder).expect("the folder of cases").map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let mut cases = Vec::new();
     for path in paths {
@@ -47,7 +51,8 @@ fn cases() -> Vec<Case> {
                 text: text.replace('⏎', "\n"),
                 reference: reference.into(),
                 mode: mode.parse().unwrap_or_else(|e| panic!("{place}: {e}")),
-                verdict: serde_json::from_str(&format!("\"{verdict}\"")).unwrap_or_else(|e| panic!("{place}: {e}")),
+                verdict: serde_json::from_str(&format!("\"{verdict}\""))
+                    .unwrap_or_else(|e| panic!("{place}: {e}")),
                 why: why.into(),
                 place,
             });
@@ -66,12 +71,24 @@ fn every_case_gets_its_verdict() {
             (graded.verdict != case.verdict).then(|| {
                 format!(
                     "{}: {:?} against {:?} is {:?}, expected {:?} ({}); {}",
-                    case.place, case.text, case.reference, graded.verdict, case.verdict, case.why, graded.reason
+                    case.place,
+                    case.text,
+                    case.reference,
+                    graded.verdict,
+                    case.verdict,
+                    case.why,
+                    graded.reason
                 )
             })
         })
         .collect();
-    assert!(failures.is_empty(), "{} of {} cases fail:\n{}", failures.len(), cases.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} of {} cases fail:\n{}",
+        failures.len(),
+        cases.len(),
+        failures.join("\n")
+    );
 }
 
 #[test]
@@ -84,7 +101,10 @@ fn there_are_many_cases_and_half_of_them_are_negative() {
 
 #[test]
 fn every_case_is_equal_to_itself() {
-    for case in cases().iter().filter(|case| !case.is_response && case.mode == Mode::Math && !case.text.trim().is_empty()) {
+    for case in cases()
+        .iter()
+        .filter(|case| !case.is_response && case.mode == Mode::Math && !case.text.trim().is_empty())
+    {
         for text in [&case.text, &case.reference] {
             let graded = grade_answer(text, text, Mode::Math);
             assert_eq!(graded.verdict, Verdict::Right, "{}: {text:?}: {}", case.place, graded.reason);

@@ -17,7 +17,9 @@ fn unwrapped(text: &str) -> &str {
     if let Some(inside) = in_box(text) {
         return inside;
     }
-    for (open, close) in [("**", "**"), ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`"), ("\"", "\"")] {
+    for (open, close) in
+        [("**", "**"), ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`"), ("\"", "\"")]
+    {
         if let Some(inside) = text.strip_prefix(open).and_then(|t| t.strip_suffix(close)) {
             return inside;
         }
@@ -42,14 +44,25 @@ fn unwrapped(text: &str) -> &str {
             return rest;
         }
     }
-    for start in ["\\displaystyle", "\\approx", "≈", "=", ":", "\\therefore", "∴", "\\Rightarrow", "\\implies"] {
+    for start in
+        ["\\displaystyle", "\\approx", "≈", "=", ":", "\\therefore", "∴", "\\Rightarrow", "\\implies"]
+    {
         if let Some(rest) = text.strip_prefix(start)
-            && !(start.ends_with(|c: char| c.is_alphabetic()) && rest.starts_with(|c: char| c.is_ascii_alphabetic()))
+            && !(start.ends_with(|c: char| c.is_alphabetic())
+                && rest.starts_with(|c: char| c.is_ascii_alphabetic()))
         {
             return rest;
         }
     }
-    for start in ["the final answer is", "the answer is", "final answer:", "answer:", "answer is", "approximately", "about"] {
+    for start in [
+        "the final answer is",
+        "the answer is",
+        "final answer:",
+        "answer:",
+        "answer is",
+        "approximately",
+        "about",
+    ] {
         if text.get(..start.len()).is_some_and(|head| head.eq_ignore_ascii_case(start))
             && !text[start.len()..].starts_with(|c: char| c.is_ascii_alphabetic())
         {

@@ -1,12 +1,14 @@
 //! What an answer is: a number, a tuple, a set, an interval, a matrix, an equation, a word.
 
+mod choice;
 pub(crate) mod clean;
+mod collection;
 pub(crate) mod quantity;
 mod read;
 pub(crate) mod region;
 mod relation;
 
-pub(crate) use read::as_region;
+pub(crate) use collection::as_region;
 
 #[cfg(test)]
 mod tests;
@@ -23,23 +25,37 @@ use region::Region;
 pub(crate) enum Answer {
     Scalar(Quantity),
     /// Ordered, in brackets; two elements may also be the ends of an interval.
-    Tuple { items: Vec<Answer>, open: Bracket, close: Bracket },
+    Tuple {
+        items: Vec<Answer>,
+        open: Bracket,
+        close: Bracket,
+    },
     /// Separated by commas, without brackets.
     List(Vec<Answer>),
     Set(Vec<Answer>),
     Region(Region),
     Matrix(Vec<Vec<Expr>>),
     /// `x = 5`, `f(x) = 3x - 2`: a name and what it stands for.
-    Named { name: String, left: Option<Expr>, value: Box<Answer> },
+    Named {
+        name: String,
+        left: Option<Expr>,
+        value: Box<Answer>,
+    },
     Equation(Expr, Expr),
     Inequality(Expr, Rel, Expr),
     Ratio(Vec<Expr>),
     /// A multiple-choice letter and what stands behind it.
-    Choice { letter: char, rest: Option<Box<Answer>> },
+    Choice {
+        letter: char,
+        rest: Option<Box<Answer>>,
+    },
     /// The empty set, "no solution".
     Empty,
     /// Words. `broken` says why a text that looks like mathematics could not be read as such.
-    Text { words: String, broken: Option<String> },
+    Text {
+        words: String,
+        broken: Option<String>,
+    },
 }
 
 /// Reads `text`; only a limit makes this fail.
@@ -74,13 +90,36 @@ fn phrase(text: &str) -> Option<Answer> {
     if text::is_time(&words) {
         return Some(Answer::Text { words, broken: None });
     }
+    if let Some(value) = text::small_number(&words) {
+        return Some(Answer::Scalar(Quantity::bare(Expr::int(value))));
+    }
     match words.as_str() {
-        "no solution" | "no solutions" | "none" | "no real solution" | "no real solutions" | "empty set"
-        | "emptyset" | "there is no solution" | "there are no solutions" | "no such number exists" | "no answer exists"
-        | "no roots" | "no real roots" | "no values" | "no value" | "null set" | "no integer solutions"
+        "no solution"
+        | "no solutions"
+        | "none"
+        | "no real solution"
+        | "no real solutions"
+        | "empty set"
+        | "emptyset"
+        | "there is no solution"
+        | "there are no solutions"
+        | "no such number exists"
+        | "no answer exists"
+        | "no roots"
+        | "no real roots"
+        | "no values"
+        | "no value"
+        | "null set"
+        | "no integer solutions"
         | "no such integers exist" => Some(Answer::Empty),
-        "all real numbers" | "all reals" | "any real number" | "real numbers" | "reals" | "every real number"
-        | "all real x" | "set of real numbers" => Some(Answer::Region(Region::everything())),
+        "all real numbers"
+        | "all reals"
+        | "any real number"
+        | "real numbers"
+        | "reals"
+        | "every real number"
+        | "all real x"
+        | "set of real numbers" => Some(Answer::Region(Region::everything())),
         "infinity" => Some(Answer::Scalar(Quantity::bare(Expr::Infinity))),
         "negative infinity" | "minus infinity" => {
             Some(Answer::Scalar(Quantity::bare(Expr::Neg(Box::new(Expr::Infinity)))))

@@ -47,8 +47,13 @@ fn drop_signs(expr: &Expr, inside: fn(&Expr) -> Option<&Expr>) -> Option<Expr> {
         Expr::Add(list) | Expr::Mul(list) => {
             let dropped: Vec<Option<Expr>> = list.iter().map(|x| drop_signs(x, inside)).collect();
             dropped.iter().any(Option::is_some).then(|| {
-                let parts = dropped.into_iter().zip(list).map(|(new, old)| new.unwrap_or_else(|| old.clone()));
-                if matches!(expr, Expr::Add(_)) { Expr::Add(parts.collect()) } else { Expr::Mul(parts.collect()) }
+                let parts =
+                    dropped.into_iter().zip(list).map(|(new, old)| new.unwrap_or_else(|| old.clone()));
+                if matches!(expr, Expr::Add(_)) {
+                    Expr::Add(parts.collect())
+                } else {
+                    Expr::Mul(parts.collect())
+                }
             })
         }
         _ => None,
@@ -106,7 +111,9 @@ fn unit_start(tokens: &[Token]) -> usize {
 
 fn is_unit_token(token: &Token) -> bool {
     match &token.tok {
-        Tok::Word(_) | Tok::Letter(_) | Tok::Caret | Tok::Num(_) | Tok::Minus | Tok::Slash | Tok::Times => true,
+        Tok::Word(_) | Tok::Letter(_) | Tok::Caret | Tok::Num(_) | Tok::Minus | Tok::Slash | Tok::Times => {
+            true
+        }
         Tok::Open(bracket) | Tok::Close(bracket) => matches!(bracket, Bracket::Brace | Bracket::Round),
         Tok::Other(sign) => sign == ".",
         _ => false,
@@ -195,12 +202,13 @@ fn unit_power(tail: &[Token], mut pos: usize) -> Step<(i32, usize)> {
 
 /// `5 m` and `10 m/s`: a value, a space, letters that are units' symbols.
 fn letter_unit(tokens: &[Token], budget: &mut Budget) -> Option<(Box<Expr>, Unit)> {
-    let is_symbol = |token: &Token| {
-        matches!(&token.tok, Tok::Letter(name) if matches!(name.as_str(), "m" | "g" | "s" | "h" | "L" | "N" | "J" | "W" | "V" | "K"))
-    };
+    let is_symbol = |token: &Token| matches!(&token.tok, Tok::Letter(name) if matches!(name.as_str(), "m" | "g" | "s" | "h" | "L" | "N" | "J" | "W" | "V" | "K"));
     let start = tokens.iter().position(|token| token.is_spaced && is_symbol(token))?;
     let (value, tail) = tokens.split_at(start);
-    if !tail.iter().all(|token| is_symbol(token) || matches!(token.tok, Tok::Slash | Tok::Caret | Tok::Num(_))) {
+    if !tail
+        .iter()
+        .all(|token| is_symbol(token) || matches!(token.tok, Tok::Slash | Tok::Caret | Tok::Num(_)))
+    {
         return None;
     }
     let expr = parse::expression(value, budget).ok()?;

@@ -1,23 +1,26 @@
 //! From tokens to an answer: split at the loosest sign first, read the parts.
 
-use super::quantity::quantity;
-use super::region::{Interval, Region};
+use super::choice::choice;
+use super::collection::{MAX_SIGN_CHOICES, bracketed, list, matrix, member, union, without_points};
+use super::quantity::{Quantity, quantity};
+use super::region::Region;
 use super::{Answer, relation};
-use crate::budget::{Budget, MAX_ELEMENTS, Step, Stop, unreadable};
+use crate::budget::{Budget, Step, Stop, unreadable};
 use crate::expr::{Expr, Sign};
 use crate::lex::token::{Bracket, Tok, Token};
-use crate::{parse, units};
+use crate::units;
 
 /// Deepest nesting of tuples in sets in tuples.
 const MAX_NESTING: usize = 12;
-/// Most values the signs ± of one answer stand for.
-const MAX_SIGN_CHOICES: usize = 16;
 
 /// Whether the text is words and nothing else.
 pub(super) fn is_prose(tokens: &[Token]) -> bool {
-    let is_variables = |word: &str| word.len() <= 3 && word.chars().all(|c| "abcdhkmnpqrstuvwxyz".contains(c));
-    let n_words = tokens.iter().filter(|t| matches!(&t.tok, Tok::Word(w) if t.is_text || !is_variables(w))).count();
-    let is_set_name = |word: &str| matches!(word, "reals" | "integers" | "rationals" | "naturals" | "complexes");
+    let is_variables =
+        |word: &str| word.len() <= 3 && word.chars().all(|c| "abcdhkmnpqrstuvwxyz".contains(c));
+    let n_words =
+        tokens.iter().filter(|t| matches!(&t.tok, Tok::Word(w) if t.is_text || !is_variables(w))).count();
+    let is_set_name =
+        |word: &str| matches!(word, "reals" | "integers" | "rationals" | "naturals" | "complexes");
     n_words > 0
         && tokens.iter().all(|token| match &token.tok {
             Tok::Word(word) => !is_set_name(word) && !is_joint(token),
@@ -35,9 +38,22 @@ pub(super) fn is_wordy(tokens: &[Token]) -> bool {
         && tokens.iter().all(|token| {
             matches!(
                 token.tok,
-                Tok::Word(_) | Tok::Letter(_) | Tok::Num(_) | Tok::Comma | Tok::Semicolon | Tok::Colon | Tok::Prime
-                    | Tok::Minus | Tok::I | Tok::E | Tok::Other(_) | Tok::Currency(_) | Tok::Bang
-                    | Tok::Open(Bracket::Round) | Tok::Close(Bracket::Round) | Tok::Func(_)
+                Tok::Word(_)
+                    | Tok::Letter(_)
+                    | Tok::Num(_)
+                    | Tok::Comma
+                    | Tok::Semicolon
+                    | Tok::Colon
+                    | Tok::Prime
+                    | Tok::Minus
+                    | Tok::I
+                    | Tok::E
+                    | Tok::Other(_)
+                    | Tok::Currency(_)
+                    | Tok::Bang
+                    | Tok::Open(Bracket::Round)
+                    | Tok::Close(Bracket::Round)
+                    | Tok::Func(_)
             )
         })
 }
@@ -46,7 +62,7 @@ fn is_single_letter(tokens: &[Token]) -> bool {
     matches!(tokens, [Token { tok: Tok::Word(word), .. }] if word.chars().count() == 1)
 }
 
-fn is_joint(token: &Token) -> bool {
+pub(super) fn is_joint(token: &Token) -> bool {
     matches!(&token.tok, Tok::Word(word) if matches!(word.to_lowercase().as_str(), "and" | "or"))
 }
 
@@ -91,7 +107,9 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> S
     }
     match tokens {
         [Token { tok: Tok::Empty, .. }] => return Ok(Answer::Empty),
-        [Token { tok: Tok::Word(word), .. }] if word == "reals" => return Ok(Answer::Region(Region::everything())),
+        [Token { tok: Tok::Word(word), .. }] if word == "reals" => {
+            return Ok(Answer::Region(Region::everything()));
+        }
         [Token { tok: Tok::Word(word), .. }] if word.len() > 4 || units::is_word(word) => {
             return Ok(Answer::Text { words: words(tokens), broken: None });
         }
@@ -111,39 +129,50 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> S
 }
 
 /// Without braces around everything and punctuation at the end.
-fn trimmed(mut tokens: &[Token]) -> &[Token] {
-    loop {
-        tokens = match tokens {
-            [rest @ .., Token { tok: Tok::Comma | Tok::Semicolon, .. }] => rest,
-            [rest @ .., Token { tok: Tok::Other(sign), .. }] if sign == "." => rest,
-            [Token { tok: Tok::Open(Bracket::Brace), .. }, inside @ .., Token { tok: Tok::Close(Bracket::Brace), .. }]
-                if encloses(tokens) && !has_top_comma(inside) && !inside.is_empty() =>
-            {
-                inside
-            }
-            _ => return tokens,
-        };
+fn trimmed(tokens: &[Token]) -> &[Token] {
+    let mut end = tokens.len();
+    while end > 0
+        && match &tokens[end - 1].tok {
+            Tok::Comma | Tok::Semicolon => true,
+            Tok::Other(sign) => sign == ".",
+            _ => false,
+        }
+    {
+        end -= 1;
     }
+    let tokens = &tokens[..end];
+    let n_layers = n_brace_layers(tokens);
+    // The innermost layer stays when it separates elements: {1, 2} is a set.
+    let inside = &tokens[n_layers..tokens.len() - n_layers];
+    let keeps_one = n_layers > 0 && (inside.is_empty() || has_top_comma(inside));
+    let n_peeled = n_layers - usize::from(keeps_one);
+    &tokens[n_peeled..tokens.len() - n_peeled]
 }
 
-/// Whether the first token's brace is closed by the last.
-fn encloses(tokens: &[Token]) -> bool {
-    let mut n_open = 0usize;
-    for (i, token) in tokens.iter().enumerate() {
+/// How many pairs of braces enclose all of the tokens.
+fn n_brace_layers(tokens: &[Token]) -> usize {
+    let n_leading = tokens.iter().take_while(|token| token.tok == Tok::Open(Bracket::Brace)).count();
+    if n_leading == 0 {
+        return 0;
+    }
+    // The lowest depth between the leading braces and the closing ones at the end bounds the layers.
+    let n_trailing = tokens.iter().rev().take_while(|token| token.tok == Tok::Close(Bracket::Brace)).count();
+    let (mut depth, mut lowest) = (n_leading, n_leading);
+    let middle = tokens.get(n_leading..tokens.len().saturating_sub(n_trailing)).unwrap_or(&[]);
+    for token in middle {
         match token.tok {
-            Tok::Open(Bracket::Brace) => n_open += 1,
-            Tok::Close(Bracket::Brace) => n_open = n_open.saturating_sub(1),
+            Tok::Open(Bracket::Brace) => depth += 1,
+            Tok::Close(Bracket::Brace) => depth = depth.saturating_sub(1),
             _ => {}
         }
-        if n_open == 0 && i + 1 < tokens.len() {
-            return false;
-        }
+        lowest = lowest.min(depth);
     }
-    true
+    if depth == n_trailing { lowest.min(n_trailing) } else { 0 }
 }
 
 fn has_top_comma(tokens: &[Token]) -> bool {
-    depths(tokens).is_ok_and(|depths| tokens.iter().zip(depths).any(|(token, d)| d == 0 && token.tok == Tok::Comma))
+    depths(tokens)
+        .is_ok_and(|depths| tokens.iter().zip(depths).any(|(token, d)| d == 0 && token.tok == Tok::Comma))
 }
 
 /// How many brackets are open around each token; a bracket itself counts as outside.
@@ -180,7 +209,11 @@ fn matches(open: Bracket, close: Bracket) -> bool {
 }
 
 /// The parts between top-level tokens that `cuts` accepts.
-pub(super) fn split<'a>(tokens: &'a [Token], depths: &[u32], cuts: impl Fn(&Token) -> bool) -> Vec<&'a [Token]> {
+pub(super) fn split<'a>(
+    tokens: &'a [Token],
+    depths: &[u32],
+    cuts: impl Fn(&Token) -> bool,
+) -> Vec<&'a [Token]> {
     let mut parts = Vec::new();
     let mut start = 0;
     for i in 0..tokens.len() {
@@ -191,214 +224,6 @@ pub(super) fn split<'a>(tokens: &'a [Token], depths: &[u32], cuts: impl Fn(&Toke
     }
     parts.push(&tokens[start..]);
     parts
-}
-
-fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
-    let is_and = tokens.iter().zip(depths).any(|(token, depth)| {
-        *depth == 0 && matches!(&token.tok, Tok::Word(word) if word.eq_ignore_ascii_case("and"))
-    });
-    let items = items(tokens, depths, nesting, budget)?;
-    if items.len() == 1 {
-        return items.into_iter().next().map_or_else(|| unreadable("an empty list"), Ok);
-    }
-    Ok(relation::joined(items, is_and))
-}
-
-/// The elements of a list, with ± written out.
-fn items(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Vec<Answer>> {
-    let parts = split(tokens, depths, |token| matches!(token.tok, Tok::Comma | Tok::Semicolon) || is_joint(token));
-    let mut items = Vec::new();
-    for part in parts.into_iter().filter(|part| !part.is_empty()) {
-        let has_choice_of_sign = part.iter().any(|token| matches!(token.tok, Tok::PlusMinus | Tok::MinusPlus));
-        match answer(part, nesting + 1, budget)? {
-            Answer::Set(values) if has_choice_of_sign => items.extend(values),
-            item => items.push(item),
-        }
-        if items.len() > MAX_ELEMENTS {
-            return Err(Stop::OverBudget("a collection of more than 256 elements"));
-        }
-    }
-    if items.is_empty() {
-        return unreadable("a list without elements");
-    }
-    Ok(items)
-}
-
-fn bracketed(
-    open: Bracket,
-    inside: &[Token],
-    close: Bracket,
-    nesting: usize,
-    budget: &mut Budget,
-) -> Step<Option<Answer>> {
-    let depths = depths(inside)?;
-    let is_set = open == Bracket::Set || open == Bracket::Brace;
-    if inside.is_empty() {
-        return if is_set { Ok(Some(Answer::Empty)) } else { unreadable("empty brackets") };
-    }
-    if is_set
-        && let Some(at) = (1..inside.len())
-            .find(|i| depths[*i] == 0 && matches!(inside[*i].tok, Tok::Mid | Tok::Bar | Tok::Colon))
-    {
-        return answer(&inside[at + 1..], nesting + 1, budget).map(Some);
-    }
-    let has_comma = inside.iter().zip(&depths).any(|(t, d)| *d == 0 && matches!(t.tok, Tok::Comma | Tok::Semicolon));
-    if is_set {
-        return Ok(Some(Answer::Set(items(inside, &depths, nesting, budget)?)));
-    }
-    if !has_comma {
-        let holds_structure = inside.iter().any(|token| matches!(token.tok, Tok::Begin | Tok::Cup));
-        let is_grouping = open == close && matches!(open, Bracket::Round | Bracket::Square);
-        return if is_grouping && holds_structure { answer(inside, nesting + 1, budget).map(Some) } else { Ok(None) };
-    }
-    let parts = split(inside, &depths, |token| matches!(token.tok, Tok::Comma | Tok::Semicolon));
-    if parts.len() > MAX_ELEMENTS {
-        return Err(Stop::OverBudget("a collection of more than 256 elements"));
-    }
-    let mut items = Vec::new();
-    for part in parts {
-        items.push(answer(part, nesting + 1, budget)?);
-    }
-    if open != close && items.len() != 2 {
-        return unreadable("an interval with other than two ends");
-    }
-    Ok(Some(spread_signs(items, open, close)))
-}
-
-/// `(±1, 2)` is the set of (1, 2) and (-1, 2).
-fn spread_signs(items: Vec<Answer>, open: Bracket, close: Bracket) -> Answer {
-    let n_choices: usize = items.iter().map(|item| if let Answer::Set(values) = item { values.len() } else { 1 }).product();
-    if n_choices <= 1 || n_choices > MAX_SIGN_CHOICES {
-        return Answer::Tuple { items, open, close };
-    }
-    let mut tuples: Vec<Vec<Answer>> = vec![Vec::new()];
-    for item in items {
-        let values = if let Answer::Set(values) = item { values } else { vec![item] };
-        tuples = tuples
-            .iter()
-            .flat_map(|tuple| values.iter().map(|value| [tuple.as_slice(), std::slice::from_ref(value)].concat()))
-            .collect();
-    }
-    Answer::Set(tuples.into_iter().map(|items| Answer::Tuple { items, open, close }).collect())
-}
-
-fn union(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
-    let mut region = Region { variable: None, pieces: Vec::new() };
-    for part in split(tokens, depths, |token| token.tok == Tok::Cup) {
-        let part = match answer(part, nesting + 1, budget)? {
-            Answer::Named { name, value, .. } => {
-                region.variable = Some(name);
-                *value
-            }
-            other => other,
-        };
-        match as_region(&part) {
-            Some(more) => {
-                region.variable = region.variable.take().or(more.variable);
-                region.pieces.extend(more.pieces);
-            }
-            None => return unreadable("a union of something other than intervals"),
-        }
-    }
-    Ok(Answer::Region(region))
-}
-
-/// `answer` as part of the real line, if it can be one.
-pub(crate) fn as_region(answer: &Answer) -> Option<Region> {
-    match answer {
-        Answer::Region(region) => Some(region.clone()),
-        Answer::Tuple { items, open, close } => {
-            let ([Answer::Scalar(low), Answer::Scalar(high)], Bracket::Round | Bracket::Square, Bracket::Round | Bracket::Square) =
-                (items.as_slice(), open, close)
-            else {
-                return None;
-            };
-            let low = super::region::End { at: low.expr.clone(), is_closed: *open == Bracket::Square };
-            let high = super::region::End { at: high.expr.clone(), is_closed: *close == Bracket::Square };
-            Some(Region { variable: None, pieces: vec![Interval { low, high }] })
-        }
-        Answer::Set(items) => {
-            let pieces = items.iter().map(|item| match item {
-                Answer::Scalar(value) => Some(Interval::point(value.expr.clone())),
-                _ => None,
-            });
-            Some(Region { variable: None, pieces: pieces.collect::<Option<_>>()? })
-        }
-        Answer::Empty => Some(Region { variable: None, pieces: Vec::new() }),
-        _ => None,
-    }
-}
-
-/// `x ∈ S` is S, said of x.
-fn member(left: &[Token], right: &[Token], nesting: usize, budget: &mut Budget) -> Step<Answer> {
-    let set = answer(right, nesting + 1, budget)?;
-    let name = relation::name_of(left);
-    match (as_region(&set), set) {
-        // A bare pair behind ∈ is an interval.
-        (Some(mut region), Answer::Tuple { .. } | Answer::Region(_)) => {
-            region.variable = name;
-            Ok(Answer::Region(region))
-        }
-        (_, set) => match name {
-            Some(name) => Ok(Answer::Named { name, left: None, value: Box::new(set) }),
-            None => Ok(set),
-        },
-    }
-}
-
-/// `ℝ \ {1, 2}`
-fn without_points(left: &[Token], right: &[Token], nesting: usize, budget: &mut Budget) -> Step<Answer> {
-    let whole = answer(left, nesting + 1, budget)?;
-    let points = answer(right, nesting + 1, budget)?;
-    let (Answer::Region(region), Answer::Set(items)) = (&whole, &points) else {
-        return unreadable("a difference of sets");
-    };
-    let [Answer::Scalar(point)] = items.as_slice() else { return unreadable("a difference of sets") };
-    if *region != Region::everything() {
-        return unreadable("a difference of sets");
-    }
-    let mut region = Region::half_line("", crate::lex::token::Rel::Ne, &point.expr);
-    region.variable = None;
-    Ok(Answer::Region(region))
-}
-
-fn matrix(factor: &[Token], tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Step<Answer> {
-    let [Token { tok: Tok::Begin, .. }, inside @ .., Token { tok: Tok::End, .. }] = tokens else {
-        return unreadable("something behind a matrix");
-    };
-    let inner: Vec<u32> = depths[1..depths.len() - 1].iter().map(|d| d.saturating_sub(1)).collect();
-    if depths[1..depths.len() - 1].contains(&0) {
-        return unreadable("two matrices side by side");
-    }
-    let factor = match factor {
-        [] => None,
-        [rest @ .., Token { tok: Tok::Times, .. }] => Some(parse::expression(rest, budget)?),
-        [Token { tok: Tok::Minus, .. }] => Some(Expr::int(-1)),
-        rest => Some(parse::expression(rest, budget)?),
-    };
-    let mut rows = Vec::new();
-    let mut start = 0;
-    for row in split(inside, &inner, |token| token.tok == Tok::Row) {
-        let row_depths = &inner[start..start + row.len()];
-        start += row.len() + 1;
-        if row.is_empty() {
-            continue;
-        }
-        let mut cells = Vec::new();
-        for cell in split(row, row_depths, |token| token.tok == Tok::Amp) {
-            let value = parse::expression(cell, budget)?;
-            cells.push(match &factor {
-                Some(factor) => Expr::Mul(vec![factor.clone(), value]),
-                None => value,
-            });
-        }
-        rows.push(cells);
-    }
-    let width = rows.first().map_or(0, Vec::len);
-    if width == 0 || rows.iter().any(|row| row.len() != width) || width * rows.len() > MAX_ELEMENTS {
-        return unreadable("a matrix with uneven rows");
-    }
-    Ok(Answer::Matrix(rows))
 }
 
 fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Step<Answer> {
@@ -412,6 +237,9 @@ fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Step<Answer> 
             return Ok(Answer::Text { words: words(tokens), broken: None });
         }
         parts.push(quantity(part, budget)?.expr);
+        if parts.len() > MAX_SIGN_CHOICES {
+            return Err(Stop::OverBudget("a ratio of more than 16 parts"));
+        }
     }
     Ok(Answer::Ratio(parts))
 }
@@ -422,7 +250,7 @@ fn scalar(tokens: &[Token], budget: &mut Budget) -> Step<Answer> {
     if choices.len() == 1 {
         return Ok(Answer::Scalar(value));
     }
-    let with_sign = |expr| Answer::Scalar(super::Quantity { expr, unit: value.unit.clone(), as_measure: None });
+    let with_sign = |expr| Answer::Scalar(Quantity { expr, unit: value.unit.clone(), as_measure: None });
     Ok(Answer::Set(choices.into_iter().map(with_sign).collect()))
 }
 
@@ -456,39 +284,6 @@ fn sign_choices(expr: &Expr) -> Step<Vec<Expr>> {
             })
         })
         .collect())
-}
-
-/// `(B)`, `B`, `B.` or `(B) 12`.
-fn choice(tokens: &[Token], nesting: usize, budget: &mut Budget) -> Step<Option<Answer>> {
-    let letter_of = |token: &Token| match &token.tok {
-        Tok::Letter(name) | Tok::Word(name) => match name.as_bytes() {
-            [letter @ b'A'..=b'H'] => Some(char::from(*letter)),
-            _ => None,
-        },
-        _ => None,
-    };
-    let (letter, rest) = match tokens {
-        [one] => (letter_of(one), &tokens[1..]),
-        [Token { tok: Tok::Open(Bracket::Round), .. }, one, Token { tok: Tok::Close(Bracket::Round), .. }, rest @ ..] => {
-            (letter_of(one), rest)
-        }
-        [one, Token { tok: Tok::Close(Bracket::Round) | Tok::Colon, .. }, rest @ ..] => (letter_of(one), rest),
-        [one, Token { tok: Tok::Other(sign), .. }, rest @ ..] if sign == "." => (letter_of(one), rest),
-        _ => (None, tokens),
-    };
-    let Some(letter) = letter else { return Ok(None) };
-    let Some(first) = rest.first() else { return Ok(Some(Answer::Choice { letter, rest: None })) };
-    let starts_value = matches!(first.tok, Tok::Num(_) | Tok::Frac | Tok::Currency(_) | Tok::Word(_) | Tok::Sqrt)
-        || (first.is_spaced && matches!(first.tok, Tok::Open(_) | Tok::Letter(_) | Tok::Pi | Tok::Minus | Tok::Func(_)));
-    if !starts_value || tokens[1].tok == Tok::Colon && !first.is_spaced {
-        return Ok(None);
-    }
-    let rest = match answer(rest, nesting + 1, budget) {
-        Ok(rest) => Some(Box::new(rest)),
-        Err(Stop::OverBudget(why)) => return Err(Stop::OverBudget(why)),
-        Err(_) => None,
-    };
-    Ok(Some(Answer::Choice { letter, rest }))
 }
 
 /// The tokens as lower-case words.

@@ -34,10 +34,9 @@ impl Region {
         let pieces = match rel {
             Rel::Lt | Rel::Le => vec![Interval { low: below(), high: end(rel == Rel::Le) }],
             Rel::Gt | Rel::Ge => vec![Interval { low: end(rel == Rel::Ge), high: above() }],
-            Rel::Ne => vec![
-                Interval { low: below(), high: end(false) },
-                Interval { low: end(false), high: above() },
-            ],
+            Rel::Ne => {
+                vec![Interval { low: below(), high: end(false) }, Interval { low: end(false), high: above() }]
+            }
             Rel::Eq | Rel::Approx => vec![Interval { low: end(true), high: end(true) }],
         };
         Self { variable: Some(variable.to_owned()), pieces }

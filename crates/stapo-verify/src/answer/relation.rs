@@ -1,15 +1,17 @@
 //! Equations, inequalities and what a list of them means together.
 
-use super::read::{answer, as_region, split};
+use super::read::{answer, split};
 use super::region::{Interval, Region};
 use super::{Answer, quantity::quantity};
 use crate::budget::{Budget, Step, unreadable};
+use crate::equal::value::sign_of;
 use crate::exact_form::exact_form;
 use crate::expr::Expr;
-use crate::lex::token::{Rel, Tok, Token};
+use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::parse;
 use crate::poly::{Atom, Power};
 use dashu_ratio::RBig;
+use std::cmp::Ordering;
 
 /// Reads tokens with at least one relation at the top level.
 pub(super) fn read(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
@@ -68,10 +70,9 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Step<Opti
     let difference = Expr::Add(vec![left.clone(), right.clone().negated()]);
     let Some(form) = exact_form(&difference, budget)? else { return Ok(None) };
     let linear = vec![(Atom::Var((*name).to_owned()), Power { n: 1, d: 1 })];
-    let is_linear = form
-        .terms
-        .keys()
-        .all(|monomial| *monomial == linear || monomial.iter().all(|(atom, _)| !matches!(atom, Atom::Var(_))));
+    let is_linear = form.terms.keys().all(|monomial| {
+        *monomial == linear || monomial.iter().all(|(atom, _)| !matches!(atom, Atom::Var(_)))
+    });
     let Some(slope) = form.terms.get(&linear).filter(|_| is_linear) else { return Ok(None) };
     let at_zero = difference.map(&mut |node| match node {
         Expr::Var(_) => Expr::int(0),
@@ -98,13 +99,21 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
     let last = if is_name_only { parts[1] } else { last };
     if let Some(name) = name_of(first) {
         let value = answer(last, nesting + 1, budget)?;
-        return Ok(Answer::Named { name, left: parse::expression(first, budget).ok(), value: Box::new(value) });
+        return Ok(Answer::Named {
+            name,
+            left: parse::expression(first, budget).ok(),
+            value: Box::new(value),
+        });
     }
     if parts.len() == 2
         && let Some(name) = name_of(last)
         && let Ok(value) = answer(first, nesting + 1, budget)
     {
-        return Ok(Answer::Named { name, left: parse::expression(last, budget).ok(), value: Box::new(value) });
+        return Ok(Answer::Named {
+            name,
+            left: parse::expression(last, budget).ok(),
+            value: Box::new(value),
+        });
     }
     let right = quantity(last, budget)?;
     let left = quantity(first, budget)?.expr;
@@ -118,6 +127,8 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
 /// The name that tokens on one side of a relation are: `x`, `f(x)`, `AB`, `\angle BEA_1`, `P(A)`, a phrase.
 pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
     let mut depth = 0usize;
+    // Where numbers may stand: in a subscript, in a call's parentheses.
+    let mut numbered_depth = usize::MAX;
     let mut name = String::new();
     for (i, token) in tokens.iter().enumerate() {
         let before = i.checked_sub(1).map(|i| &tokens[i].tok);
@@ -133,24 +144,35 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
             Tok::Bar => name.push('|'),
             Tok::Open(bracket) => {
                 depth += 1;
-                if *bracket == crate::lex::token::Bracket::Round {
+                let holds_numbers =
+                    *bracket == Bracket::Round || matches!(before, Some(Tok::Under | Tok::Caret));
+                if holds_numbers {
+                    numbered_depth = numbered_depth.min(depth);
+                }
+                if *bracket == Bracket::Round {
                     name.push('(');
                 }
             }
             Tok::Close(bracket) => {
                 depth = depth.saturating_sub(1);
-                if *bracket == crate::lex::token::Bracket::Round {
+                if depth < numbered_depth {
+                    numbered_depth = usize::MAX;
+                }
+                if *bracket == Bracket::Round {
                     name.push(')');
                 }
             }
-            Tok::Num(numeral) if before == Some(&Tok::Under) || depth > 0 => name.push_str(&numeral.whole),
+            Tok::Num(numeral) if before == Some(&Tok::Under) || depth >= numbered_depth => {
+                name.push_str(&numeral.whole);
+            }
             Tok::Comma if depth > 0 => name.push(','),
-            Tok::Minus if depth > 0 && before == Some(&Tok::Open(crate::lex::token::Bracket::Brace)) => name.push('-'),
+            Tok::Minus if depth > 0 && before == Some(&Tok::Open(Bracket::Brace)) => name.push('-'),
             Tok::Caret if is_inverse(&tokens[i + 1..]) => name.push('^'),
             _ => return None,
         }
     }
-    let is_named = tokens.iter().any(|t| matches!(t.tok, Tok::Letter(_) | Tok::Word(_) | Tok::Accent(_) | Tok::I));
+    let is_named =
+        tokens.iter().any(|t| matches!(t.tok, Tok::Letter(_) | Tok::Word(_) | Tok::Accent(_) | Tok::I));
     (is_named && depth == 0).then_some(name)
 }
 
@@ -162,10 +184,18 @@ fn is_inverse(tokens: &[Token]) -> bool {
     )
 }
 
+/// What stands between the parts of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joint {
+    And,
+    Or,
+    Comma,
+}
+
 /// What the parts of a list say together: solutions of one unknown, a region, or just a list.
-pub(super) fn joined(items: Vec<Answer>, is_and: bool) -> Answer {
-    if let Some(region) = joined_region(&items, is_and) {
-        return Answer::Region(region);
+pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> Step<Answer> {
+    if let Some(region) = joined_region(&items, joint, budget)? {
+        return Ok(Answer::Region(region));
     }
     let names: Vec<Option<&String>> = items
         .iter()
@@ -174,8 +204,9 @@ pub(super) fn joined(items: Vec<Answer>, is_and: bool) -> Answer {
             _ => None,
         })
         .collect();
-    let is_one_unknown = names[0].is_some() && names[1..].iter().all(|name| name.is_none() || *name == names[0]);
-    let Some(name) = names[0].filter(|_| is_one_unknown).cloned() else { return Answer::List(items) };
+    let is_one_unknown =
+        names[0].is_some() && names[1..].iter().all(|name| name.is_none() || *name == names[0]);
+    let Some(name) = names[0].filter(|_| is_one_unknown).cloned() else { return Ok(Answer::List(items)) };
     let mut left = None;
     let values = items
         .into_iter()
@@ -187,42 +218,53 @@ pub(super) fn joined(items: Vec<Answer>, is_and: bool) -> Answer {
             other => other,
         })
         .collect();
-    Answer::Named { name, left, value: Box::new(Answer::List(values)) }
+    Ok(Answer::Named { name, left, value: Box::new(Answer::List(values)) })
 }
 
-/// `x < 1 or x > 2` is a union; `x > 1 and x < 2` is what both allow.
-fn joined_region(items: &[Answer], is_and: bool) -> Option<Region> {
+/// `x < 1 or x > 2` is a union; `x > 1 and x < 2` is what both allow; `x > 1, x < 2` is so too if anything is left.
+fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Step<Option<Region>> {
     let mut region: Option<Region> = None;
     let mut has_inequality = false;
     for item in items {
-        let part = match item {
-            Answer::Region(part) => {
-                has_inequality |= part.variable.is_some();
-                part.clone()
-            }
-            Answer::Named { name, value, .. } => match &**value {
-                Answer::Scalar(value) => {
-                    Region { variable: Some(name.clone()), pieces: vec![Interval::point(value.expr.clone())] }
-                }
-                _ => return None,
-            },
-            Answer::Tuple { .. } if region.is_some() => as_region(item)?,
-            _ => return None,
+        let Some(part) = region_part(item) else { return Ok(None) };
+        has_inequality |= matches!(item, Answer::Region(_)) && part.variable.is_some();
+        let Some(mut whole) = region.take() else {
+            region = Some(part);
+            continue;
         };
-        region = Some(match region {
-            None => part,
-            Some(whole) if is_and => match whole.between(&part) {
-                Some(both) => both,
-                None => return None,
-            },
-            Some(mut whole) => {
-                if part.variable.is_some() && whole.variable != part.variable {
-                    return None;
-                }
-                whole.pieces.extend(part.pieces);
-                whole
+        let both = if joint == Joint::Or { None } else { whole.between(&part) };
+        let has_room = match both.as_ref().map(|both| &both.pieces[0]) {
+            Some(piece) if joint == Joint::Comma => {
+                let length = Expr::Add(vec![piece.high.at.clone(), piece.low.at.clone().negated()]);
+                sign_of(&length, budget)? == Some(Ordering::Greater)
             }
-        });
+            Some(_) => true,
+            None => false,
+        };
+        if let (Some(both), true) = (both, has_room) {
+            region = Some(both);
+            continue;
+        }
+        if joint == Joint::And || (part.variable.is_some() && whole.variable != part.variable) {
+            return Ok(None);
+        }
+        whole.pieces.extend(part.pieces);
+        region = Some(whole);
     }
-    region.filter(|_| has_inequality)
+    Ok(region.filter(|_| has_inequality))
+}
+
+/// An inequality or `x = 2` as part of a region.
+fn region_part(item: &Answer) -> Option<Region> {
+    match item {
+        Answer::Region(part) => Some(part.clone()),
+        Answer::Named { name, value, .. } => match &**value {
+            Answer::Scalar(value) => Some(Region {
+                variable: Some(name.clone()),
+                pieces: vec![Interval::point(value.expr.clone())],
+            }),
+            _ => None,
+        },
+        _ => None,
+    }
 }

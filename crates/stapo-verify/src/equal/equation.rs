@@ -86,7 +86,8 @@ fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Option<Orderi
     let mut n_points = 0;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
-        let point = Point { values: &values, log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
+        let point =
+            Point { values: &values, log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
         let quotient = evaluate(a, &point, budget)
             .and_then(|x| evaluate(b, &point, budget).and_then(|y| x.div(&y, LOW_BITS)));
         let quotient = match quotient {
@@ -124,5 +125,6 @@ pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Step<bo
         }
     }
     // 0:0 is in proportion to everything, and says nothing.
-    Ok(compare(&a[0], &Expr::int(0), budget)? == Match::No && compare(&b[0], &Expr::int(0), budget)? == Match::No)
+    Ok(compare(&a[0], &Expr::int(0), budget)? == Match::No
+        && compare(&b[0], &Expr::int(0), budget)? == Match::No)
 }

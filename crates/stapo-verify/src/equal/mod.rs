@@ -32,12 +32,12 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         (Answer::Region(a), Answer::Region(r)) => same_region(a, r, budget),
         (Answer::Region(a), r) => against_region(r, a, budget),
         (a, Answer::Region(r)) => against_region(a, r, budget),
-        (Answer::Tuple { items: a, open, close }, Answer::Tuple { items: r, open: r_open, close: r_close }) => {
-            Ok(same_brackets((*open, *close), (*r_open, *r_close), a.len()) && same_in_order(a, r, budget)?)
-        }
-        (Answer::Tuple { items: a, .. }, Answer::List(r)) | (Answer::List(a), Answer::Tuple { items: r, .. }) => {
-            same_in_order(a, r, budget)
-        }
+        (
+            Answer::Tuple { items: a, open, close },
+            Answer::Tuple { items: r, open: r_open, close: r_close },
+        ) => Ok(same_brackets((*open, *close), (*r_open, *r_close), a.len()) && same_in_order(a, r, budget)?),
+        (Answer::Tuple { items: a, .. }, Answer::List(r))
+        | (Answer::List(a), Answer::Tuple { items: r, .. }) => same_in_order(a, r, budget),
         (Answer::List(a), Answer::List(r)) => same_list(a, r, budget),
         (Answer::Set(a) | Answer::List(a), Answer::Set(r) | Answer::List(r)) => same_set(a, r, budget),
         (Answer::Set(a) | Answer::List(a), single) if a.len() == 1 => same(&a[0], single, budget),
@@ -195,7 +195,11 @@ fn same_set(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
     for (these, those) in [(a, r), (r, a)] {
         'items: for item in these {
             for other in those {
-                let is_same = if std::ptr::eq(these, a) { same(item, other, budget)? } else { same(other, item, budget)? };
+                let is_same = if std::ptr::eq(these, a) {
+                    same(item, other, budget)?
+                } else {
+                    same(other, item, budget)?
+                };
                 if is_same {
                     continue 'items;
                 }

@@ -95,10 +95,9 @@ fn is_at_least_one(expr: &Expr, budget: &mut Budget) -> Step<bool> {
     if !expr.variables().is_empty() {
         return Ok(true);
     }
-    for shifted in [
-        Expr::Add(vec![expr.clone(), Expr::int(-1)]),
-        Expr::Add(vec![expr.clone().negated(), Expr::int(-1)]),
-    ] {
+    for shifted in
+        [Expr::Add(vec![expr.clone(), Expr::int(-1)]), Expr::Add(vec![expr.clone().negated(), Expr::int(-1)])]
+    {
         if matches!(sign_of(&shifted, budget)?, Some(Ordering::Greater | Ordering::Equal)) {
             return Ok(true);
         }

@@ -1,7 +1,7 @@
 //! When two expressions are the same value: exactly, by rounding, or at every sample point.
 
 use crate::approx::{Domain, LogBase, Point, evaluate};
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Budget, OUT_OF_STEPS, Step, Stop};
 use crate::exact_form::exact_form;
 use crate::expr::{Expr, Func};
 use crate::number::complex::Complex;
@@ -30,8 +30,8 @@ impl Match {
 }
 
 /// Points with positive values, points with values of either sign, points with whole values.
-const N_POSITIVE: u64 = 4;
-const N_SIGNED: u64 = 4;
+const N_POSITIVE: u64 = 3;
+const N_SIGNED: u64 = 3;
 const N_WHOLE: u64 = 40;
 /// Fewest points at which both sides must have a value before agreement counts.
 const MIN_POINTS: usize = 3;
@@ -45,7 +45,11 @@ pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Match> {
         return Ok(Match::Exact);
     }
     if is_infinite(a) || is_infinite(b) {
-        return Ok(if infinite_sign(a).is_some() && infinite_sign(a) == infinite_sign(b) { Match::Exact } else { Match::No });
+        return Ok(if infinite_sign(a).is_some() && infinite_sign(a) == infinite_sign(b) {
+            Match::Exact
+        } else {
+            Match::No
+        });
     }
     let has_decimal = a.has_decimal() || b.has_decimal();
     if let (Some(fa), Some(fb)) = (form(a, budget)?, form(b, budget)?) {
@@ -73,7 +77,7 @@ pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Match> {
 /// The exact form, or nothing where exactness is too expensive: numerics may still decide.
 fn form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>> {
     match exact_form(expr, budget) {
-        Err(Stop::OverBudget(why)) if why == "the steps ran out" => Err(Stop::OverBudget(why)),
+        Err(Stop::OverBudget(why)) if why == OUT_OF_STEPS => Err(Stop::OverBudget(why)),
         Err(Stop::OverBudget(_)) => Ok(None),
         other => other,
     }
@@ -246,7 +250,8 @@ fn is_zero(gap: &Real, size: i64) -> Option<bool> {
     match gap.sign() {
         Some(Ordering::Equal) => Some(true),
         Some(_) => Some(false),
-        None => (gap.error_bound() < size.max(0) - AGREEING_BITS && gap.error_bound() < size.max(-1000) - 40).then_some(true),
+        None => (gap.error_bound() < size.max(0) - AGREEING_BITS && gap.error_bound() < size.max(-1000) - 40)
+            .then_some(true),
     }
 }
 
@@ -255,7 +260,8 @@ fn near(x: &Complex, y: &Complex, bits: usize) -> Step<bool> {
     let thousandth = Real::from_ratio(&(RBig::ONE / RBig::from(1000)), bits)?;
     for (a, b) in [(&x.re, &y.re), (&x.im, &y.im)] {
         let gap = a.sub(b, bits)?.abs().mul(&million, bits)?;
-        let larger = if a.abs().sub(&b.abs(), bits)?.sign() == Some(Ordering::Greater) { a.abs() } else { b.abs() };
+        let larger =
+            if a.abs().sub(&b.abs(), bits)?.sign() == Some(Ordering::Greater) { a.abs() } else { b.abs() };
         let is_small = larger.sub(&thousandth, bits)?.sign() == Some(Ordering::Less);
         let scale = if is_small { larger } else { Real::from_ratio(&RBig::ONE, bits)? };
         let is_same = gap.is_exact_zero() || gap.sub(&scale, bits)?.sign() == Some(Ordering::Less);

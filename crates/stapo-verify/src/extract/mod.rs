@@ -66,7 +66,8 @@ impl<'a> Found<'a> {
 
 /// What the last `\boxed` or `\fbox` holds.
 pub(crate) fn last_box(text: &str) -> Found<'_> {
-    let start = ["\\boxed", "\\fbox"].iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max();
+    let start =
+        ["\\boxed", "\\fbox"].iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max();
     let Some(start) = start else { return Found::Nothing };
     let rest = text[start..].trim_start_matches([' ', '\t']);
     if let Some(inside) = rest.strip_prefix('{') {
@@ -144,7 +145,11 @@ fn said(text: &str) -> Option<&str> {
         {
             // A unit may follow the formula; a new sentence may not.
             let behind = sentence(&inside[end + close.len()..]);
-            return Some(if behind.len() <= 24 { &rest[..open.len() + end + close.len() + behind.len()] } else { &inside[..end] });
+            return Some(if behind.len() <= 24 {
+                &rest[..open.len() + end + close.len() + behind.len()]
+            } else {
+                &inside[..end]
+            });
         }
     }
     let found = sentence(rest).trim_end_matches(['*', ' ']);
@@ -215,7 +220,8 @@ fn last_formula(text: &str) -> Option<&str> {
     }
     match (formula, number) {
         (Some(formula), Some(number)) => {
-            let number_ends_later = number.as_ptr().wrapping_add(number.len()) > formula.as_ptr().wrapping_add(formula.len());
+            let number_ends_later =
+                number.as_ptr().wrapping_add(number.len()) > formula.as_ptr().wrapping_add(formula.len());
             Some(if number_ends_later { number } else { formula })
         }
         (formula, number) => formula.or(number),

@@ -3,13 +3,13 @@
 pub(crate) mod numeral;
 pub(crate) mod symbols;
 pub(crate) mod token;
+mod words;
 
 #[cfg(test)]
 mod tests;
 
 use crate::budget::{MAX_ANSWER_BYTES, Step, Stop, unreadable};
 use crate::expr::Func;
-use crate::units;
 use numeral::Numeral;
 use symbols::Macro;
 use token::{Bracket, Rel, Tok, Token};
@@ -46,6 +46,7 @@ pub(crate) fn tokens(text: &str, commas: Commas) -> Step<Vec<Token>> {
     if lexer.groups.iter().any(|group| *group != Group::Math) {
         return unreadable("a text group that is never closed");
     }
+    words::settle(&mut lexer.out);
     Ok(lexer.out)
 }
 
@@ -73,7 +74,9 @@ struct Lexer<'a> {
 impl Lexer<'_> {
     fn step(&mut self) -> Step<()> {
         let c = self.chars[self.pos];
-        if c.is_whitespace() || matches!(c, '~' | '\u{200b}' | '\u{feff}' | '\u{200c}' | '\u{200d}' | '\u{2060}') {
+        if c.is_whitespace()
+            || matches!(c, '~' | '\u{200b}' | '\u{feff}' | '\u{200c}' | '\u{200d}' | '\u{2060}')
+        {
             self.pos += 1;
             self.is_spaced = true;
             return Ok(());
@@ -103,7 +106,9 @@ impl Lexer<'_> {
     fn push(&mut self, tok: Tok) {
         match tok {
             Tok::Open(bracket) if bracket != Bracket::Brace => self.n_brackets += 1,
-            Tok::Close(bracket) if bracket != Bracket::Brace => self.n_brackets = self.n_brackets.saturating_sub(1),
+            Tok::Close(bracket) if bracket != Bracket::Brace => {
+                self.n_brackets = self.n_brackets.saturating_sub(1);
+            }
             _ => {}
         }
         let is_text = matches!(self.groups.last(), Some(Group::Text | Group::Upright));
@@ -117,7 +122,8 @@ impl Lexer<'_> {
     fn number(&mut self) -> bool {
         let groups = self.commas == Commas::Thousands && self.n_brackets == 0;
         let starts_number = self.chars[self.pos].is_ascii_digit()
-            || (self.chars[self.pos] == '.' && self.chars.get(self.pos + 1).is_some_and(char::is_ascii_digit));
+            || (self.chars[self.pos] == '.'
+                && self.chars.get(self.pos + 1).is_some_and(char::is_ascii_digit));
         if !starts_number {
             return false;
         }
@@ -130,10 +136,13 @@ impl Lexer<'_> {
     /// Digits with letters before a subscript between 11 and 36: `1A3_{16}`.
     fn hex_numeral(&mut self) -> bool {
         let start = self.pos;
-        let is_digit = |c: &&char| c.is_ascii_digit() || ('A'..='Z').contains(*c);
+        let is_digit = |c: &&char| c.is_ascii_digit() || c.is_ascii_uppercase();
         let n = self.chars[start..].iter().take_while(is_digit).count();
         let run: String = self.chars[start..start + n].iter().collect();
-        if n == 0 || run.bytes().all(|b| b.is_ascii_digit()) || !run.bytes().any(|b| b.is_ascii_digit()) && n < 2 {
+        if n == 0
+            || run.bytes().all(|b| b.is_ascii_digit())
+            || !run.bytes().any(|b| b.is_ascii_digit()) && n < 2
+        {
             return false;
         }
         let rest: String = self.chars[start + n..].iter().take(6).filter(|c| **c != ' ').collect();
@@ -179,7 +188,8 @@ impl Lexer<'_> {
 
     /// `^\circ` and `^\prime` are signs of their own.
     fn raised(&mut self) {
-        let rest: String = self.chars[self.pos + 1..].iter().take(32).filter(|c| !c.is_whitespace()).collect();
+        let rest: String =
+            self.chars[self.pos + 1..].iter().take(32).filter(|c| !c.is_whitespace()).collect();
         let is_braced = rest.starts_with('{');
         let inner = rest.trim_start_matches('{');
         for (sign, tok) in [("\\circ", Tok::Degree), ("\\degree", Tok::Degree), ("°", Tok::Degree)] {
@@ -197,7 +207,11 @@ impl Lexer<'_> {
             let is_only_primes = inner[..until].replace("\\prime", "").replace('\'', "").is_empty();
             if is_only_primes {
                 for _ in 0..n_primes {
-                    let sign = if self.chars[self.pos..].contains(&'\'') && !rest.contains("\\prime") { "'" } else { "\\prime" };
+                    let sign = if self.chars[self.pos..].contains(&'\'') && !rest.contains("\\prime") {
+                        "'"
+                    } else {
+                        "\\prime"
+                    };
                     self.skip_past(sign, false);
                     self.push(Tok::Prime);
                 }
@@ -321,11 +335,15 @@ impl Lexer<'_> {
         let Some(length) = self.chars[self.pos..].iter().take(24).position(|c| *c == '}') else {
             return unreadable("an environment without a name");
         };
-        let name: String = self.chars[self.pos..self.pos + length].iter().filter(|c| c.is_alphabetic()).collect();
+        let name: String =
+            self.chars[self.pos..self.pos + length].iter().filter(|c| c.is_alphabetic()).collect();
         self.pos += length + 1;
         let is_matrix = name.ends_with("matrix") || matches!(name.as_str(), "array" | "vmatrix");
         if !is_matrix {
-            return if matches!(name.as_str(), "aligned" | "align" | "equation" | "gathered" | "cases" | "split") {
+            return if matches!(
+                name.as_str(),
+                "aligned" | "align" | "equation" | "gathered" | "cases" | "split"
+            ) {
                 self.push(Tok::Other(format!("\\{word}{{{name}}}")));
                 Ok(())
             } else {
@@ -337,57 +355,6 @@ impl Lexer<'_> {
         }
         self.push(if word == "begin" { Tok::Begin } else { Tok::End });
         Ok(())
-    }
-
-    fn letters(&mut self) {
-        let n = self.chars[self.pos..].iter().take_while(|c| c.is_ascii_alphabetic()).count();
-        let run: String = self.chars[self.pos..self.pos + n].iter().collect();
-        // "math.pi", "np.sqrt(2)"
-        let is_module = matches!(run.as_str(), "np" | "math" | "sympy" | "sp") && self.chars.get(self.pos + n) == Some(&'.');
-        self.pos += n;
-        if is_module {
-            self.pos += 1;
-            return;
-        }
-        let group = self.groups.last().copied().unwrap_or(Group::Math);
-        if group == Group::Upright
-            && let Some(tok) = upright(&run)
-        {
-            return self.push(tok);
-        }
-        if matches!(group, Group::Text | Group::Upright) {
-            return self.push(Tok::Word(run));
-        }
-        match run.as_str() {
-            "sqrt" => self.push(Tok::Radical(2)),
-            "cbrt" => self.push(Tok::Radical(3)),
-            "pi" | "Pi" | "PI" => self.push(Tok::Pi),
-            "inf" | "infty" | "infinity" | "Infinity" | "oo" => self.push(Tok::Infinity),
-            "e" => self.push(Tok::E),
-            "i" => self.push(Tok::I),
-            _ => self.run_of_letters(run),
-        }
-    }
-
-    fn run_of_letters(&mut self, run: String) {
-        if let Some(func) = Func::named(&run) {
-            return self.push(Tok::Func(func));
-        }
-        if run.len() == 1 {
-            return self.push(Tok::Letter(run));
-        }
-        // sinx, cos2x, lnx
-        for length in (2..run.len()).rev() {
-            if run.len() - length <= 2
-                && !units::is_word(&run)
-                && let Some(func) = Func::named(&run[..length])
-            {
-                self.push(Tok::Func(func));
-                self.pos -= run.len() - length;
-                return;
-            }
-        }
-        self.push(Tok::Word(run));
     }
 
     fn other_sign(&mut self, c: char) -> Step<()> {
@@ -429,11 +396,7 @@ impl Lexer<'_> {
                 self.pos += 2;
                 self.push(Tok::PlusMinus);
             }
-            '=' if self.at("=") => {
-                self.pos += 1;
-                self.push(Tok::Rel(Rel::Eq));
-            }
-            ':' if self.at("=") => {
+            '=' | ':' if self.at("=") => {
                 self.pos += 1;
                 self.push(Tok::Rel(Rel::Eq));
             }
@@ -444,15 +407,6 @@ impl Lexer<'_> {
             },
         }
         Ok(())
-    }
-
-    /// A word in letters other than a to z.
-    fn foreign_word(&mut self) {
-        let start = self.pos - 1;
-        while self.chars.get(self.pos).is_some_and(|c| c.is_alphabetic()) {
-            self.pos += 1;
-        }
-        self.push(Tok::Word(self.chars[start..self.pos].iter().collect()));
     }
 
     /// Raised or lowered characters as a group: `x²³` is `x^{23}`.
@@ -473,17 +427,4 @@ impl Lexer<'_> {
 
 fn is_escaped(chars: &[char], at: usize) -> bool {
     chars[..at].iter().rev().take_while(|c| **c == '\\').count() % 2 == 1
-}
-
-/// What an upright run is when it is no unit: a function, a constant, a variable.
-fn upright(run: &str) -> Option<Tok> {
-    if let Some(func) = Func::named(run) {
-        return Some(Tok::Func(func));
-    }
-    match run {
-        "e" => Some(Tok::E),
-        "i" => Some(Tok::I),
-        _ if run.len() == 1 && units::lookup(run).is_none() => Some(Tok::Letter(run.into())),
-        _ => None,
-    }
 }

@@ -89,7 +89,9 @@ fn digits(parts: &[&str]) -> Step<IBig> {
     if text.len() <= 18 {
         return Ok(IBig::from(text.bytes().fold(0u64, |n, digit| n * 10 + u64::from(digit - b'0'))));
     }
-    UBig::from_str_radix(&text, 10).map(IBig::from).map_err(|_| Stop::Unreadable(format!("the number {text}")))
+    UBig::from_str_radix(&text, 10)
+        .map(IBig::from)
+        .map_err(|_| Stop::Unreadable(format!("the number {text}")))
 }
 
 fn ten_to(power: usize) -> UBig {
@@ -104,7 +106,8 @@ pub(crate) fn scan(chars: &[char], at: usize, commas_group: bool) -> Option<(Num
     if pos > at && numeral.whole.len() <= 3 && !numeral.whole.starts_with('0') {
         pos = take_groups(chars, pos, commas_group, &mut numeral);
     }
-    let has_point = chars.get(pos) == Some(&'.') || (chars.get(pos) == Some(&'{') && starts(chars, pos, "{.}"));
+    let has_point =
+        chars.get(pos) == Some(&'.') || (chars.get(pos) == Some(&'{') && starts(chars, pos, "{.}"));
     if has_point {
         let after = pos + if chars[pos] == '.' { 1 } else { 3 };
         let mut fraction = String::new();
@@ -182,7 +185,7 @@ fn take_groups(chars: &[char], start: usize, commas_group: bool, numeral: &mut N
     // A comma and digits after the last group: this is a list, not a number.
     let list_follows = separator == Some(",")
         && chars.get(pos) == Some(&',')
-        && chars.get(pos + 1).is_some_and(|c| c.is_ascii_digit());
+        && chars.get(pos + 1).is_some_and(char::is_ascii_digit);
     if separator.is_none() || list_follows {
         return start;
     }
@@ -205,7 +208,10 @@ fn take_repeating(chars: &[char], at: usize, fraction: &str) -> Option<(String, 
             return None;
         }
         // 0.5(3) could be a product, so parentheses must end the number.
-        if opening == "(" && !fraction.is_empty() && chars[end + 1..].iter().any(|c| !c.is_whitespace() && *c != '$') {
+        if opening == "("
+            && !fraction.is_empty()
+            && chars[end + 1..].iter().any(|c| !c.is_whitespace() && *c != '$')
+        {
             return None;
         }
         return Some((fraction.to_owned(), block, end + 1));
@@ -218,7 +224,7 @@ fn take_repeating(chars: &[char], at: usize, fraction: &str) -> Option<(String, 
         return Some((kept, last.to_string(), at + dots.chars().count()));
     }
     let half = fraction.len() / 2;
-    let is_doubled = fraction.len() % 2 == 0 && half >= 2 && fraction[..half] == fraction[half..];
+    let is_doubled = fraction.len().is_multiple_of(2) && half >= 2 && fraction[..half] == fraction[half..];
     is_doubled.then(|| (String::new(), fraction[..half].to_owned(), at + dots.chars().count()))
 }
 
@@ -234,7 +240,8 @@ fn take_exponent(chars: &[char], at: usize) -> Option<(i64, usize)> {
     }
     let mut digits = String::new();
     let end = take_digits(chars, pos, &mut digits);
-    if digits.is_empty() || chars.get(end).is_some_and(|c| c.is_alphabetic()) {
+    let is_decimal = chars.get(end) == Some(&'.') && chars.get(end + 1).is_some_and(char::is_ascii_digit);
+    if digits.is_empty() || is_decimal || chars.get(end).is_some_and(|c| c.is_alphabetic()) {
         return None;
     }
     let power = digits.parse::<i64>().unwrap_or(i64::MAX / 2);

@@ -190,22 +190,29 @@ pub(crate) enum Macro {
 
 pub(crate) fn macro_named(name: &str) -> Macro {
     let tok = match name {
-        "" | "quad" | "qquad" | "," | ";" | ":" | " " | ">" | "enspace" | "thinspace" | "medspace" | "thickspace"
-        | "newline" | "hfill" | "space" | "par" | "smallskip" | "medskip" => return Macro::Space,
-        "!" | "displaystyle" | "textstyle" | "scriptstyle" | "limits" | "nolimits" | "mathstrut" | "strut"
-        | "noindent" | "negthinspace" | "nonumber" | "(" | ")" | "[" | "]" | "Large" | "large" | "bf" | "rm"
-        | "it" | "centering" | "boldmath" | "mathop" | "mathrel" | "mathbin" => return Macro::Nothing,
+        "" | "quad" | "qquad" | "," | ";" | ":" | " " | ">" | "enspace" | "thinspace" | "medspace"
+        | "thickspace" | "newline" | "hfill" | "space" | "par" | "smallskip" | "medskip" => {
+            return Macro::Space;
+        }
+        "!" | "displaystyle" | "textstyle" | "scriptstyle" | "limits" | "nolimits" | "mathstrut"
+        | "strut" | "noindent" | "negthinspace" | "nonumber" | "(" | ")" | "[" | "]" | "Large" | "large"
+        | "bf" | "rm" | "it" | "centering" | "boldmath" | "mathop" | "mathrel" | "mathbin" => {
+            return Macro::Nothing;
+        }
         "left" | "right" | "middle" | "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr"
         | "biggl" | "biggr" | "Biggl" | "Biggr" | "bigm" => return Macro::Sized,
-        "text" | "mbox" | "textbf" | "textit" | "textrm" | "texttt" | "textsf" | "textnormal" | "hbox" | "emph"
-        | "textsc" | "textup" => return Macro::Text,
-        "mathrm" | "operatorname" | "operatorname*" | "mathsf" | "mathtt" | "unit" | "si" => return Macro::Upright,
-        "mathbf" | "mathit" | "mathcal" | "mathscr" | "mathfrak" | "boldsymbol" | "bm" | "pmb" | "boxed" | "fbox"
-        | "underline" | "cancel" | "ensuremath" | "mathnormal" | "smash" | "underbrace" | "overbrace" => {
+        "text" | "mbox" | "textbf" | "textit" | "textrm" | "texttt" | "textsf" | "textnormal" | "hbox"
+        | "emph" | "textsc" | "textup" => return Macro::Text,
+        "mathrm" | "operatorname" | "operatorname*" | "mathsf" | "mathtt" | "unit" | "si" => {
+            return Macro::Upright;
+        }
+        "mathbf" | "mathit" | "mathcal" | "mathscr" | "mathfrak" | "boldsymbol" | "bm" | "pmb" | "boxed"
+        | "fbox" | "underline" | "cancel" | "ensuremath" | "mathnormal" | "smash" | "underbrace"
+        | "overbrace" => {
             return Macro::Transparent;
         }
-        "hspace" | "hspace*" | "vspace" | "phantom" | "hphantom" | "vphantom" | "color" | "textcolor" | "tag"
-        | "label" | "kern" => return Macro::Discard,
+        "hspace" | "hspace*" | "vspace" | "phantom" | "hphantom" | "vphantom" | "color" | "textcolor"
+        | "tag" | "label" | "kern" => return Macro::Discard,
         "pi" | "Pi" => Tok::Pi,
         "infty" | "infin" => Tok::Infinity,
         "emptyset" | "varnothing" | "O" => Tok::Empty,
@@ -269,10 +276,12 @@ pub(crate) fn macro_named(name: &str) -> Macro {
         "colon" => Tok::Colon,
         "lor" | "vee" => Tok::Word("or".into()),
         "land" | "wedge" => Tok::Word("and".into()),
-        "int" | "iint" | "oint" | "lim" | "partial" | "nabla" | "to" | "rightarrow" | "Rightarrow" | "implies"
-        | "iff" | "mapsto" | "therefore" | "forall" | "exists" | "subset" | "subseteq" | "notin" | "propto"
-        | "parallel" | "perp" | "sim" | "Leftrightarrow" | "longrightarrow" | "leftarrow" | "input" | "def"
-        | "newcommand" | "let" | "write" | "include" => Tok::Other(format!("\\{name}")),
+        "pmod" | "int" | "iint" | "oint" | "lim" | "partial" | "nabla" | "to" | "rightarrow"
+        | "Rightarrow" | "implies" | "iff" | "mapsto" | "therefore" | "forall" | "exists" | "subset"
+        | "subseteq" | "notin" | "propto" | "parallel" | "perp" | "sim" | "Leftrightarrow"
+        | "longrightarrow" | "leftarrow" | "input" | "def" | "newcommand" | "let" | "write" | "include" => {
+            Tok::Other(format!("\\{name}"))
+        }
         _ => match Func::named(name) {
             Some(func) => Tok::Func(func),
             None => Tok::Letter(name.strip_prefix("var").unwrap_or(name).into()),

@@ -1,13 +1,13 @@
 //! Multiple choice: the letters of the answer are those of the reference.
 
 use super::plain;
-use crate::text;
-use crate::{Graded, Verdict};
+use crate::{Graded, Verdict, show, text};
 use std::collections::BTreeSet;
 
 pub(super) fn grade(answer: &str, reference: &str) -> Graded {
     let Some(expected) = letters(reference) else {
-        let reason = format!("the reference {} is no multiple-choice letter", reference.trim());
+        let reason =
+            format!("the reference {} is no multiple-choice letter", show::shortened(reference.trim()));
         return plain(Verdict::Unparsable, Some(answer), reference, reason);
     };
     let Some(found) = letters(answer) else {
@@ -32,25 +32,38 @@ fn letters(text: &str) -> Option<BTreeSet<char>> {
     let shown: String = text.chars().filter(|c| !matches!(c, '$' | '*' | '{' | '}')).collect();
     let shown = formatting_removed(&shown);
     let shown = shown.trim().trim_end_matches('.').trim();
-    let rest = ["the correct option is", "the correct answer is", "correct answer:", "option", "choice", "answer:", "answer"]
-        .iter()
-        .find_map(|word| {
-            let head = shown.get(..word.len())?;
-            head.eq_ignore_ascii_case(word).then(|| shown[word.len()..].trim_start_matches([' ', ':']))
-        })
-        .unwrap_or(shown);
+    let rest = [
+        "the correct option is",
+        "the correct answer is",
+        "correct answer:",
+        "option",
+        "choice",
+        "answer:",
+        "answer",
+    ]
+    .iter()
+    .find_map(|word| {
+        let head = shown.get(..word.len())?;
+        head.eq_ignore_ascii_case(word).then(|| shown[word.len()..].trim_start_matches([' ', ':']))
+    })
+    .unwrap_or(shown);
     if let Some(letter) = marked_letter(rest) {
         return Some(BTreeSet::from([letter]));
     }
-    let words = text::plain(rest).replace(['(', ')'], " ");
-    let parts: Vec<&str> = words.split_whitespace().filter(|word| !matches!(*word, "and" | "or")).collect();
+    let parts: Vec<&str> = rest
+        .split(|c: char| c.is_whitespace() || matches!(c, '(' | ')' | ',' | ';'))
+        .filter(|word| !word.is_empty() && !matches!(*word, "and" | "or"))
+        .collect();
     let all: Option<BTreeSet<char>> = parts.iter().map(|word| single_letter(word)).collect();
     all.filter(|letters| !letters.is_empty() && parts.len() <= 10)
 }
 
 fn formatting_removed(text: &str) -> String {
     let mut rest = text.to_owned();
-    for name in ["\\textbf", "\\text", "\\mathrm", "\\mathbf", "\\boxed", "\\left", "\\right", "\\quad", "\\ ", "\\,", "~"] {
+    for name in [
+        "\\textbf", "\\text", "\\mathrm", "\\mathbf", "\\boxed", "\\left", "\\right", "\\quad", "\\ ", "\\,",
+        "~",
+    ] {
         rest = rest.replace(name, " ");
     }
     rest
@@ -69,8 +82,10 @@ fn marked_letter(text: &str) -> Option<char> {
     let is_alone = behind.is_empty() && !open;
     let is_marked = behind.starts_with([')', ']']) || (!open && chars.as_str().starts_with(['.', ':']));
     // "(A) and (C)" names two.
-    let names_more = behind.len() > 1 && text::plain(&behind[1..]).split_whitespace().next().is_some_and(|word| {
-        matches!(word, "and" | "or") || (word.starts_with('(') && single_letter(word.trim_matches(['(', ')'])).is_some())
+    let after_mark = behind.trim_start_matches([')', ']', '.', ':']);
+    let names_more = text::plain(after_mark).split_whitespace().next().is_some_and(|word| {
+        matches!(word, "and" | "or")
+            || (word.starts_with('(') && single_letter(word.trim_matches(['(', ')'])).is_some())
     });
     ((is_alone || is_marked) && !names_more).then_some(letter)
 }
@@ -78,7 +93,9 @@ fn marked_letter(text: &str) -> Option<char> {
 fn single_letter(word: &str) -> Option<char> {
     let mut chars = word.chars();
     match (chars.next(), chars.next()) {
-        (Some(c), None) if c.is_ascii_alphabetic() => Some(c.to_ascii_uppercase()).filter(|c| ('A'..='J').contains(c)),
+        (Some(c), None) if c.is_ascii_alphabetic() => {
+            Some(c.to_ascii_uppercase()).filter(|c| ('A'..='J').contains(c))
+        }
         _ => None,
     }
 }

@@ -62,8 +62,7 @@ fn is_collection(answer: &Answer) -> bool {
 
 fn graded(text: &str, decision: Decision) -> Graded {
     let Decision { is_right, answer, reference } = decision;
-    // A fresh allowance: the canonical forms are shown even when the comparison used all of its own.
-    let mut budget = Budget::new();
+    let mut budget = Budget::for_showing();
     let shown = show::answer(&answer, &mut budget);
     let wanted = show::answer(&reference, &mut budget);
     let (verdict, reason) = match (&answer, &reference, is_right) {
@@ -80,7 +79,7 @@ fn graded(text: &str, decision: Decision) -> Graded {
 }
 
 fn same_text(answer: &str, reference: &str) -> Graded {
-    let mut budget = Budget::new();
+    let mut budget = Budget::for_showing();
     let shown = match read(reference, Commas::Thousands, &mut budget) {
         Ok(read) => show::answer(&read, &mut budget),
         Err(_) => show::shortened(cleaned(reference)),

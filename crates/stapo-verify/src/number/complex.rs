@@ -84,9 +84,7 @@ impl Complex {
         match (x, y) {
             (Some(Ordering::Greater), _) => atan(&self.im.div(&self.re, bits)?, bits),
             (_, Some(Ordering::Greater)) => quarter.sub(&atan(&self.re.div(&self.im, bits)?, bits)?, bits),
-            (_, Some(Ordering::Less)) => {
-                quarter.neg().sub(&atan(&self.re.div(&self.im, bits)?, bits)?, bits)
-            }
+            (_, Some(Ordering::Less)) => quarter.neg().sub(&atan(&self.re.div(&self.im, bits)?, bits)?, bits),
             (Some(Ordering::Less), Some(Ordering::Equal)) => Ok(half_turn),
             _ => Err(Stop::Undefined("an angle on a branch cut")),
         }
@@ -123,8 +121,7 @@ impl Complex {
 
     /// `n`-th power for a whole `n`.
     pub(crate) fn powi(&self, n: i64, bits: usize) -> Step<Self> {
-        let mut base =
-            if n < 0 { Self::int(1, bits)?.div(self, bits)? } else { self.clone() };
+        let mut base = if n < 0 { Self::int(1, bits)?.div(self, bits)? } else { self.clone() };
         let mut left = n.unsigned_abs();
         let mut result = Self::int(1, bits)?;
         while left > 0 {

@@ -65,15 +65,18 @@ pub(crate) fn factorial(n: u32, budget: &mut Budget) -> Step<IBig> {
     Ok(product.into())
 }
 
-/// `n (n-1) … (n-k+1) / k!`, for a whole `k` of at least zero.
-pub(crate) fn binomial(n: &RBig, k: u32, budget: &mut Budget) -> Step<RBig> {
-    let mut value = RBig::ONE;
-    for j in 0..k {
-        let factor = (n - RBig::from(j)) / RBig::from(j + 1);
+/// `n (n-1) … (n-k+1) / k!`, for a whole `n` and a whole `k` of at least zero.
+pub(crate) fn binomial(n: &IBig, k: u32, budget: &mut Budget) -> Step<IBig> {
+    let mut value = IBig::ONE;
+    let mut factor = n.clone();
+    for j in 1..=k {
         if factor.is_zero() {
-            return Ok(RBig::ZERO);
+            return Ok(IBig::ZERO);
         }
-        value = mul(&value, &factor, budget)?;
+        // Any j numbers in a row hold a multiple of j!, so the division is exact.
+        budget.spend_product(value.bit_len(), factor.bit_len() + 64)?;
+        value = value * &factor / IBig::from(j);
+        factor -= IBig::ONE;
     }
     Ok(value)
 }

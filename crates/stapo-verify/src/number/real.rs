@@ -141,8 +141,8 @@ impl Real {
         if self.is_exact_zero() {
             return Ok(Self::zero());
         }
-        let shift =
-            ((bits + 4 + other.mant.bit_len()) as i64 - self.mant.bit_len() as i64).clamp(0, 1 << 15) as usize;
+        let shift = ((bits + 4 + other.mant.bit_len()) as i64 - self.mant.bit_len() as i64).clamp(0, 1 << 15)
+            as usize;
         let numerator = &self.mant << shift;
         let quotient = &numerator / &other.mant;
         let is_whole = &quotient * &other.mant == numerator;

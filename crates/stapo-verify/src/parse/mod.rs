@@ -125,7 +125,8 @@ impl Parser<'_> {
     }
 
     fn is_number_before(&self) -> bool {
-        self.pos > 0 && matches!(self.tokens[self.pos - 1].tok, Tok::Num(_))
+        let is_exponent = self.pos > 1 && self.tokens[self.pos - 2].tok == Tok::Caret;
+        self.pos > 0 && matches!(self.tokens[self.pos - 1].tok, Tok::Num(_)) && !is_exponent
     }
 
     fn starts_operand(&self, tok: &Tok) -> bool {
@@ -182,15 +183,19 @@ impl Parser<'_> {
         }
         let fraction = match (self.peek_at(1), self.peek_at(2), self.peek_at(3)) {
             (Some(Tok::Frac), ..) => self.fraction_ahead(1),
-            (Some(Tok::Num(n)), Some(Tok::Slash), Some(Tok::Num(d))) if n.is_plain_whole() && d.is_plain_whole() => {
+            (Some(Tok::Num(n)), Some(Tok::Slash), Some(Tok::Num(d)))
+                if n.is_plain_whole() && d.is_plain_whole() =>
+            {
                 Some((n.value()?, d.value()?, 4))
             }
             _ => None,
         };
-        let Some((n, d, length)) = fraction.filter(|(n, d, _)| n < d && !n.is_zero()) else { return self.power() };
+        let Some((n, d, length)) = fraction.filter(|(n, d, _)| n < d && !n.is_zero()) else {
+            return self.power();
+        };
         let value = whole.value()? + n / d;
         self.pos += length;
-        Ok(self.postfixed(Expr::Num { value, is_decimal: false })?)
+        self.postfixed(Expr::Num { value, is_decimal: false })
     }
 
     /// A base and what is raised over it, right to left.

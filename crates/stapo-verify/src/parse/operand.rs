@@ -29,6 +29,7 @@ impl Parser<'_> {
         match token.tok {
             Tok::Num(numeral) => self.number(&numeral),
             Tok::Letter(name) => self.variable(name),
+            Tok::Word(run) if run.len() == 1 => self.variable(run),
             Tok::Word(run) if splits(&run) && !token.is_text => self.letters(&run),
             Tok::Pi => Ok(Expr::Pi),
             Tok::E => Ok(Expr::E),
@@ -167,6 +168,13 @@ impl Parser<'_> {
             let digit = i64::from(numeral.whole.as_bytes()[0] - b'0');
             self.tokens[self.pos].tok = Tok::Num(Numeral { whole: rest, ..Numeral::default() });
             return Ok(Expr::int(digit));
+        }
+        if let Some(Tok::Word(run)) = self.peek()
+            && splits(run)
+        {
+            let (letter, rest) = (run[..1].to_owned(), run[1..].to_owned());
+            self.tokens[self.pos].tok = if rest.len() == 1 { Tok::Letter(rest) } else { Tok::Word(rest) };
+            return Ok(Expr::Var(letter));
         }
         if self.peek() == Some(&Tok::Minus) {
             self.pos += 1;
@@ -312,7 +320,10 @@ impl Parser<'_> {
         let mut factors = vec![self.deeper(Self::mixed_number_or_power)?];
         while let Some(tok) = self.peek() {
             let goes_on = self.starts_operand(tok)
-                && !matches!(tok, Tok::Func(_) | Tok::Open(Bracket::Round | Bracket::Square) | Tok::Num(_) | Tok::Sum);
+                && !matches!(
+                    tok,
+                    Tok::Func(_) | Tok::Open(Bracket::Round | Bracket::Square) | Tok::Num(_) | Tok::Sum
+                );
             if !goes_on {
                 break;
             }

@@ -1,0 +1,118 @@
+//! Runs of letters.
+
+use super::token::{Bracket, Tok, Token};
+use super::{Group, Lexer};
+use crate::expr::Func;
+use crate::units;
+
+impl Lexer<'_> {
+    /// A run of letters: a constant, a function, a variable or a word.
+    pub(super) fn letters(&mut self) {
+        let n = self.chars[self.pos..].iter().take_while(|c| c.is_ascii_alphabetic()).count();
+        let run: String = self.chars[self.pos..self.pos + n].iter().collect();
+        // "math.pi", "np.sqrt(2)"
+        let is_module = matches!(run.as_str(), "np" | "math" | "sympy" | "sp")
+            && self.chars.get(self.pos + n) == Some(&'.');
+        self.pos += n;
+        if is_module {
+            self.pos += 1;
+            return;
+        }
+        let group = self.groups.last().copied().unwrap_or(Group::Math);
+        if group == Group::Upright
+            && let Some(tok) = upright(&run)
+        {
+            return self.push(tok);
+        }
+        if matches!(group, Group::Text | Group::Upright) {
+            return self.push(if run == "percent" { Tok::Percent } else { Tok::Word(run) });
+        }
+        match run.as_str() {
+            "sqrt" => self.push(Tok::Radical(2)),
+            "cbrt" => self.push(Tok::Radical(3)),
+            "pi" | "Pi" | "PI" => self.push(Tok::Pi),
+            "inf" | "infty" | "infinity" | "Infinity" | "oo" => self.push(Tok::Infinity),
+            "e" => self.push(Tok::E),
+            "i" => self.push(Tok::I),
+            "percent" => self.push(Tok::Percent),
+            _ => self.run_of_letters(run),
+        }
+    }
+
+    fn run_of_letters(&mut self, run: String) {
+        if let Some(func) = Func::named(&run) {
+            return self.push(Tok::Func(func));
+        }
+        if run.len() == 1 {
+            return self.push(Tok::Letter(run));
+        }
+        // sinx, cos2x, lnx
+        for length in (2..run.len()).rev() {
+            if run.len() - length <= 2
+                && !units::is_word(&run)
+                && let Some(func) = Func::named(&run[..length])
+            {
+                self.push(Tok::Func(func));
+                self.pos -= run.len() - length;
+                return;
+            }
+        }
+        self.push(Tok::Word(run));
+    }
+
+    /// A word in letters other than a to z.
+    pub(super) fn foreign_word(&mut self) {
+        let start = self.pos - 1;
+        while self.chars.get(self.pos).is_some_and(|c| c.is_alphabetic()) {
+            self.pos += 1;
+        }
+        self.push(Tok::Word(self.chars[start..self.pos].iter().collect()));
+    }
+}
+
+/// What an upright run is when it is no unit: a function, a constant, a variable.
+fn upright(run: &str) -> Option<Tok> {
+    if let Some(func) = Func::named(run) {
+        return Some(Tok::Func(func));
+    }
+    match run {
+        "e" => Some(Tok::E),
+        "i" => Some(Tok::I),
+        _ if run.len() == 1 && units::lookup(run).is_none() => Some(Tok::Letter(run.into())),
+        _ => None,
+    }
+}
+
+/// Letters whose meaning the tokens around them settle: `6.02 x 10^23`, `101 base 2`, `25° C`.
+pub(super) fn settle(tokens: &mut Vec<Token>) {
+    let is = |token: Option<&Token>, name: &str| matches!(token.map(|t| &t.tok), Some(Tok::Letter(text) | Tok::Word(text)) if text == name);
+    let is_number = |token: Option<&Token>| matches!(token.map(|t| &t.tok), Some(Tok::Num(_)));
+    for i in 1..tokens.len() {
+        let is_ten = matches!(tokens.get(i + 1).map(|t| &t.tok), Some(Tok::Num(n)) if n.whole == "10");
+        let is_raised = tokens.get(i + 2).map(|t| &t.tok) == Some(&Tok::Caret);
+        let after_number = is_number(tokens.get(i - 1));
+        if after_number && is_ten && is_raised && (is(tokens.get(i), "x") || is(tokens.get(i), "X")) {
+            tokens[i].tok = Tok::Times;
+        }
+        let is_last = i + 1 == tokens.len();
+        if is_last && tokens[i - 1].tok == Tok::Degree && (is(tokens.get(i), "C") || is(tokens.get(i), "F")) {
+            tokens[i].tok = Tok::Word(if is(tokens.get(i), "C") { "celsius" } else { "fahrenheit" }.into());
+        }
+        if after_number && is(tokens.get(i), "base") && is_number(tokens.get(i + 1)) {
+            tokens[i].tok = Tok::Under;
+        }
+    }
+    // 101 (base 2)
+    if let [.., digits, open, word, base, close] = tokens.as_slice()
+        && is_number(Some(digits))
+        && open.tok == Tok::Open(Bracket::Round)
+        && is(Some(word), "base")
+        && is_number(Some(base))
+        && close.tok == Tok::Close(Bracket::Round)
+    {
+        let n = tokens.len();
+        tokens[n - 3].tok = Tok::Under;
+        tokens.remove(n - 1);
+        tokens.remove(n - 4);
+    }
+}

@@ -1,0 +1,100 @@
+/// Counter-based random numbers (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn pick<'a>(&mut self, list: &[&'a str]) -> &'a str {
+        list[self.below(list.len())]
+    }
+
+    /// A text of one of four kinds: a sensible expression, pieces in a row, random characters, a mutated expression.
+    fn text(&mut self) -> String {
+        match self.below(8) {
+            0..=2 => self.expression(0),
+            3 | 4 => {
+                let n = 1 + self.below(24);
+                (0..n).map(|_| self.pick(&FRAGMENTS)).collect()
+            }
+            5 => {
+                let n = self.below(40);
+                (0..n).map(|_| char::from_u32(self.next() as u32 % 0x2_3000).unwrap_or('\\')).collect()
+            }
+            _ => {
+                let text = self.expression(0);
+                self.mutated(&text)
+            }
+        }
+    }
+
+    fn expression(&mut self, depth: usize) -> String {
+        if depth > 4 {
+            return self.pick(&LEAVES).to_owned();
+        }
+        let pattern = self.pick(&PATTERNS);
+        let mut text = String::new();
+        for part in pattern.split('@') {
+            if !text.is_empty() || pattern.starts_with('@') {
+                let skipped = self.below(3);
+                let inner = self.expression(depth + 1 + skipped);
+                text.push_str(&inner);
+            }
+            text.push_str(part);
+        }
+        text
+    }
+
+    /// `text` with a few characters removed, doubled, swapped or replaced.
+    fn mutated(&mut self, text: &str) -> String {
+        let mut chars: Vec<char> = text.chars().collect();
+        for _ in 0..=self.below(3) {
+            if chars.is_empty() {
+                break;
+            }
+            let at = self.below(chars.len());
+            match self.below(4) {
+                0 => {
+                    chars.remove(at);
+                }
+                1 => chars.insert(at, chars[at]),
+                2 => chars[at] = self.pick(&FRAGMENTS).chars().next().unwrap_or('0'),
+                _ => {
+                    let other = self.below(chars.len());
+                    chars.swap(at, other);
+                }
+            }
+        }
+        chars.into_iter().collect()
+    }
+}
+
+/// Expressions with holes.
+const PATTERNS: [&str; 40] = [
+    "x@", "@+@", "@-@", "@ \\cdot @", "@/@", "\\frac{@}{@}", "\\sqrt{@}", "\\sqrt[3]{@}", "@^2", "@^{@}", "(@)", "|@|",
+    "\\lfloor @ \\rfloor", "\\sin(@)", "\\ln(@)", "\\log_2(@)", "@!", "\\binom{@}{2}", "(@,@)", "[@,@)", "\\{@,@\\}",
+    "@,@", "x=@", "@=@", "x<@", "@\\le x<@", "(@,@)\\cup(@,@)", "@\\pm@", "@:@", "@\\%", "@^\\circ", "@\\text{ cm}",
+    "\\$@", "\\begin{pmatrix}@\\\\@\\end{pmatrix}", "e^{@}", "@i", "@\\pi", "\\arctan @", "@_7", "x=@ \\text{ or } x=@",
+];
+
+const LEAVES: [&str; 24] = [
+    "0", "1", "2", "3", "7", "10", "100", "0.5", "1.25", "-1", "x", "y", "n", "\\pi", "e", "i", "\\infty", "1,000",
+    "\\frac12", "0.\\overline{3}", "1e-5", "12345678901234567890", "a_1", "\\alpha",
+];
+
+const FRAGMENTS: [&str; 72] = [
+    "\\frac", "\\sqrt", "\\boxed{", "\\text{", "\\left", "\\right", "\\begin{pmatrix}", "\\end{pmatrix}", "\\\\", "&", "{",
+    "}", "(", ")", "[", "]", "\\{", "\\}", "|", "^", "_", "!", "%", "\\%", "\\$", "$", "+", "-", "*", "/", "=", "<", ">",
+    "\\le", "\\pm", "\\cup", "\\in", ",", ";", ":", ".", "...", " ", "\n", "0", "1", "9", "12", "007", "3.14", "1e9", "x",
+    "y", "e", "i", "\\pi", "\\infty", "\\sin", "\\log", "\\ln", "\\lfloor", "\\rfloor", "\\binom", "\\sum", "\\overline{",
+    "½", "²", "√", "−", "Answer:", "the answer is", "\\circ",
+];

@@ -1,0 +1,97 @@
+//! Laws of grading on random texts: never a panic, equal to itself, the same twice, symmetric where it should be.
+
+use proptest::prelude::*;
+use stapo_verify::{Fallback, Mode, Order, Verdict, extract, grade, grade_answer};
+
+include!("hostile/fragments.rs");
+
+/// Random texts per law; `STAPO_FUZZ_CASES` asks for more.
+fn config() -> ProptestConfig {
+    let cases = std::env::var("STAPO_FUZZ_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(2_000);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<u64>().prop_map(|seed| Random(seed).text()),
+        ".{0,40}",
+        "[-+*/^_{}()\\[\\]\\\\a-z0-9,.= ]{0,60}"
+    ]
+}
+
+fn verdict(answer: &str, reference: &str) -> Verdict {
+    grade_answer(answer, reference, Mode::Math).verdict
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn any_text_gets_a_verdict_in_every_mode(answer in text(), reference in text()) {
+        for mode in Mode::ALL {
+            grade_answer(&answer, &reference, mode);
+            grade(&answer, &reference, mode);
+        }
+    }
+
+    #[test]
+    fn an_answer_equals_itself(answer in text()) {
+        prop_assume!(!answer.trim().is_empty());
+        prop_assert_eq!(verdict(&answer, &answer), Verdict::Right);
+    }
+
+    #[test]
+    fn grading_is_deterministic(answer in text(), reference in text()) {
+        let first = grade_answer(&answer, &reference, Mode::Math);
+        prop_assert_eq!(first, grade_answer(&answer, &reference, Mode::Math));
+    }
+
+    #[test]
+    fn extraction_returns_a_part_of_the_response(response in text()) {
+        for order in [Order::BoxFirst, Order::LineFirst] {
+            for fallback in [Fallback::Nothing, Fallback::LastNumber, Fallback::LastFormula] {
+                if let Some(answer) = extract(&response, order, fallback) {
+                    prop_assert!(response.contains(answer));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_boxed_answer_is_found_again(seed in any::<u64>()) {
+        let answer = Random(seed).expression(0);
+        let response = format!("We think, then conclude \\boxed{{{answer}}}, done.");
+        prop_assert_eq!(extract(&response, Order::BoxFirst, Fallback::Nothing), Some(answer.trim()));
+    }
+
+    #[test]
+    fn spaces_around_operators_change_nothing(seed in any::<u64>(), other in any::<u64>()) {
+        let (answer, reference) = (Random(seed).expression(0), Random(other).expression(0));
+        // 2e+1 is twenty, 2e + 1 is not.
+        prop_assume!(!answer.contains("e+"));
+        let spaced = answer.replace('+', " + ").replace('=', " = ").replace("\\cdot", " \\cdot ");
+        prop_assert_eq!(verdict(&answer, &reference), verdict(&spaced, &reference));
+    }
+
+    #[test]
+    fn equality_of_plain_values_is_symmetric(a in -99i64..99, b in 1i64..99, c in -99i64..99, d in 1i64..99) {
+        let (x, y) = (format!("\\frac{{{a}}}{{{b}}}"), format!("{c}/{d}"));
+        prop_assert_eq!(verdict(&x, &y), verdict(&y, &x));
+        prop_assert_eq!(verdict(&x, &y) == Verdict::Right, a * d == c * b);
+    }
+
+    #[test]
+    fn expansion_is_recognised_and_a_changed_term_is_not(a in -20i64..20, b in -20i64..20, off in 1i64..9) {
+        let product = format!("(x+{a})(x+{b})").replace("+-", "-");
+        let expanded = format!("x^2+{}x+{}", a + b, a * b).replace("+-", "-");
+        let changed = format!("x^2+{}x+{}", a + b, a * b + off).replace("+-", "-");
+        prop_assert_eq!(verdict(&product, &expanded), Verdict::Right);
+        prop_assert_eq!(verdict(&product, &changed), Verdict::Wrong);
+    }
+
+    #[test]
+    fn surds_agree_with_their_squares(n in 1u64..5_000, k in 1u64..50) {
+        prop_assert_eq!(verdict(&format!("\\sqrt{{{}}}", n * k * k), &format!("{k}\\sqrt{{{n}}}")), Verdict::Right);
+        prop_assert_eq!(verdict(&format!("\\sqrt{{{}}}", n * k * k + 1), &format!("{k}\\sqrt{{{n}}}")), Verdict::Wrong);
+    }
+}
