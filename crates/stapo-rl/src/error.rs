@@ -7,7 +7,7 @@ use stapo_core::batch::SequenceTooLong;
 use stapo_core::record::RecordError;
 use stapo_model::OutOfMemory;
 use stapo_model::generate::RequestError;
-use stapo_model::optimizer::NonFiniteGradient;
+use stapo_model::optimizer::GradientError;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -48,7 +48,7 @@ pub enum Error {
     #[error("step {step}: {source}")]
     Objective { step: u64, source: ObjectiveError },
     #[error("step {step}: {source}\nhint: the weights are those of step {before}; lower update.learning_rate and resume", before = step - 1)]
-    Gradient { step: u64, source: NonFiniteGradient },
+    Gradient { step: u64, source: GradientError },
     #[error(transparent)]
     Packing(#[from] SequenceTooLong),
     #[error("step {step}: canary {canary}: {problem}\nhint: {remedy}")]

@@ -14,8 +14,14 @@ use std::collections::HashSet;
 /// The streams a task draws from.
 const TRAIN_STREAM: u64 = 1;
 const HELD_OUT_SEED: u64 = 0x68656c64;
-/// Draws until a problem must have come up that keeps to the spec and belongs to the split.
-const MAX_TRIES: u64 = 20_000;
+/// Tries at one problem of a given shape.
+const MAX_TRIES: u64 = 256;
+/// Problems drawn until one must have come up that belongs to training.
+const MAX_DRAWS: u64 = 100;
+/// Problems drawn for the whole held-out set: a second or two at most.
+const MAX_HELD_OUT_DRAWS: u64 = 200_000;
+/// After so many draws that only repeat, the held-out problems are taken to be all there are.
+const MAX_DRAWS_WITHOUT_NEW: u64 = 20_000;
 
 /// A drawn problem, before the template. The text is its id: equal ids are equal problems.
 pub(super) struct Drawn {
@@ -31,11 +37,13 @@ pub(super) enum Generator {
 }
 
 impl Generator {
+    /// The problem of `key`; `None` where no try in a fair number keeps to the spec.
     fn draw(&self, key: Key) -> Option<Drawn> {
-        match self {
-            Self::Arithmetic(spec) => spec.draw(key),
-            Self::Countdown(spec) => spec.draw(key),
-        }
+        let (shape, tries) = (key.with(0), key.with(1));
+        (0..MAX_TRIES).find_map(|attempt| match self {
+            Self::Arithmetic(spec) => spec.draw(shape, tries.with(attempt)),
+            Self::Countdown(spec) => spec.draw(shape, tries.with(attempt)),
+        })
     }
 }
 
@@ -55,6 +63,11 @@ impl Generated {
     ) -> Result<Self, TaskError> {
         let template = Template::new(template)?;
         let mut task = Self { generator, template, held_out_share, held_out: Vec::new() };
+        if (0..MAX_DRAWS)
+            .all(|position| task.generator.draw(Key::new(HELD_OUT_SEED).with(position)).is_none())
+        {
+            return Err(too_narrow());
+        }
         task.held_out = task.draw_held_out(n_held_out)?;
         if held_out_share < 1.0 {
             task.train(0, 0)?;
@@ -73,7 +86,7 @@ impl Generated {
     /// Problem `position` of the endless training stream of `seed`.
     pub(super) fn train(&self, seed: u64, position: u64) -> Result<Problem, TaskError> {
         let key = Key::new(seed).with(TRAIN_STREAM).with(position);
-        let drawn = (0..MAX_TRIES)
+        let drawn = (0..MAX_DRAWS)
             .filter_map(|attempt| self.generator.draw(key.with(attempt)))
             .find(|drawn| self.split(drawn) == Split::Train);
         self.render(drawn.ok_or_else(too_narrow)?)
@@ -85,6 +98,7 @@ impl Generated {
 
     /// The worked solution of one of this task's problems.
     pub(super) fn solution(&self, problem: &Problem, mistakes: &Mistakes) -> Result<String, TaskError> {
+        mistakes.check()?;
         let key = Key::new(mistakes.seed).with(content_hash(&problem.id));
         let written = match &self.generator {
             Generator::Arithmetic(_) => arithmetic::solution(&problem.id, mistakes, key),
@@ -106,16 +120,17 @@ impl Generated {
         if self.held_out_share == 0.0 || n == 0 {
             return Ok(Vec::new());
         }
-        let max_tries = MAX_TRIES + (64.0 * n as f64 / self.held_out_share) as u64;
         let mut seen = HashSet::new();
         let mut problems = Vec::new();
-        for attempt in 0..max_tries {
-            let Some(drawn) = self.generator.draw(Key::new(HELD_OUT_SEED).with(attempt)) else { continue };
+        let mut last_new = 0;
+        for position in 0..MAX_HELD_OUT_DRAWS {
+            if problems.len() == n || position - last_new > MAX_DRAWS_WITHOUT_NEW {
+                break;
+            }
+            let Some(drawn) = self.generator.draw(Key::new(HELD_OUT_SEED).with(position)) else { continue };
             if self.split(&drawn) == Split::HeldOut && seen.insert(drawn.problem.clone()) {
                 problems.push(self.render(drawn)?);
-                if problems.len() == n {
-                    break;
-                }
+                last_new = position;
             }
         }
         if problems.is_empty() { Err(too_narrow()) } else { Ok(problems) }
@@ -130,7 +145,7 @@ impl Generated {
 fn too_narrow() -> TaskError {
     TaskError::setting(
         "spec",
-        format!("no problem that keeps to it came up in {MAX_TRIES} draws"),
+        format!("no problem that keeps to it came up in {MAX_DRAWS} draws of {MAX_TRIES} tries"),
         "widen the range of numbers and results, or move held_out_share away from 0 and 1",
     )
 }

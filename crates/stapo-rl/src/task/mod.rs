@@ -23,12 +23,12 @@ pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
 pub use countdown::{CountdownRule, CountdownSpec, NumberUse};
 pub use error::TaskError;
 pub use rows::Census;
-pub use spec::{CommandSpec, RowsSpec, RuleSpec, TaskSpec, VerifierSpec};
+pub use spec::{CommandSpec, MissingAnswers, RowsSpec, RuleSpec, TaskSpec, VerifierSpec};
 pub use split::Split;
 pub use verdict::Judged;
 
 use generated::{Generated, Generator};
-use rows::Rows;
+use rows::{Format, Rows};
 use stapo_core::Problem;
 use verdict::Verifier;
 
@@ -66,8 +66,8 @@ impl Task {
                 let generator = Generator::Countdown(spec.clone());
                 Source::Generated(Generated::open(generator, template, spec.held_out_share, spec.n_held_out)?)
             }
-            TaskSpec::Jsonl(spec) => Source::Rows(Rows::open(spec, rows::jsonl::read, &verifier)?),
-            TaskSpec::Parquet(spec) => Source::Rows(Rows::open(spec, rows::parquet::read, &verifier)?),
+            TaskSpec::Jsonl(spec) => Source::Rows(Rows::open(spec, Format::Jsonl, &verifier)?),
+            TaskSpec::Parquet(spec) => Source::Rows(Rows::open(spec, Format::Parquet, &verifier)?),
         };
         if let Source::Generated(task) = &source {
             task.check_references(&verifier)?;

@@ -37,6 +37,8 @@ pub struct RowsSpec {
     /// `#row` numbers the rows instead: `gsm8k-1`, `gsm8k-2`, ...
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_field: Option<String>,
+    #[serde(default)]
+    pub missing_answers: MissingAnswers,
     /// Share of the problems, by the hash of their text, that training never sees. 1 keeps all of a benchmark.
     #[serde(default = "default_held_out_share")]
     pub held_out_share: f64,
@@ -55,11 +57,23 @@ impl RowsSpec {
             problem_field: None,
             answer_field: None,
             id_field: None,
+            missing_answers: MissingAnswers::default(),
             held_out_share: default_held_out_share(),
             template: None,
             verifier: VerifierSpec::default(),
         }
     }
+}
+
+/// What becomes of rows without a reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MissingAnswers {
+    /// The file is refused, and the first such row named.
+    #[default]
+    Refuse,
+    /// They are left out and counted.
+    Drop,
 }
 
 fn default_held_out_share() -> f64 {

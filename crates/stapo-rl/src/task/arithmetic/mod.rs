@@ -88,27 +88,25 @@ impl ArithmeticSpec {
         check_share("held_out_share", self.held_out_share)
     }
 
-    /// One try at a problem: `None` where the drawn expression breaks a rule of the spec.
-    pub(super) fn draw(&self, key: Key) -> Option<Drawn> {
-        let expression = self.draw_expression(key)?;
+    /// One try at a problem: `None` where the drawn expression breaks a rule of the spec. The number of operators
+    /// and the parentheses hang on `shape` alone, so that tries which fail do not change their shares.
+    pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<Drawn> {
+        let choices = (self.max_operators - self.min_operators) as u64 + 1;
+        let n_operators = self.min_operators + shape.with(0).below(choices) as usize;
+        let has_group = n_operators >= 2 && shape.with(1).uniform() < self.parentheses_share;
+        let expression = self.draw_expression(n_operators, has_group, attempt)?;
         let value = self.value(expression.clone())?;
         Some(Drawn { problem: expression.to_string(), reference: value.to_string(), fields: Map::new() })
     }
 
-    fn draw_expression(&self, key: Key) -> Option<Expression> {
-        let choices = (self.max_operators - self.min_operators) as u64 + 1;
-        let n_operators = self.min_operators + key.with(0).below(choices) as usize;
+    fn draw_expression(&self, n_operators: usize, has_group: bool, key: Key) -> Option<Expression> {
         let n_operands = n_operators + 1;
         let span = (self.max_operand - self.min_operand) as u64 + 1;
-        let operand = |idx: usize| self.min_operand + key.with(1).with(idx as u64).below(span) as i64;
+        let operand = |idx: usize| self.min_operand + key.with(0).with(idx as u64).below(span) as i64;
         let operators: Vec<Operator> = (0..n_operators as u64)
-            .map(|idx| self.operators[key.with(2).with(idx).below(self.operators.len() as u64) as usize])
+            .map(|idx| self.operators[key.with(1).with(idx).below(self.operators.len() as u64) as usize])
             .collect();
-        let group = if n_operators >= 2 && key.with(3).uniform() < self.parentheses_share {
-            Some(draw_group(&operators, key.with(4))?)
-        } else {
-            None
-        };
+        let group = if has_group { Some(draw_group(&operators, key.with(2))?) } else { None };
         let mut tokens = Vec::with_capacity(2 * n_operands + 1);
         for idx in 0..n_operands {
             if idx > 0 {

@@ -1,6 +1,8 @@
 //! Worked solutions, and the mistakes a beginner makes in them.
 
 use super::expression::{Expression, Operation};
+use crate::task::TaskError;
+use crate::task::split::check_share;
 use serde::{Deserialize, Serialize};
 use stapo_core::random::Key;
 
@@ -12,7 +14,8 @@ pub struct Mistakes {
     pub seed: u64,
     /// A wrong result: off by one, off by ten, another digit, the other sign.
     pub wrong_result_share: f64,
-    /// An operation taken before its turn, as in 7+5*2=12*2, where the expression has one.
+    /// An operation taken before its turn, as in 7+5*2=12*2, where the expression has one; in countdown, a move
+    /// without a plan.
     pub wrong_order_share: f64,
     /// Two operations in one step.
     pub skipped_step_share: f64,
@@ -42,6 +45,13 @@ impl Mistakes {
         skipped_step_share: 0.0,
         skipped_wrong_share: 0.0,
     };
+
+    pub(in crate::task) fn check(&self) -> Result<(), TaskError> {
+        check_share("wrong_result_share", self.wrong_result_share)?;
+        check_share("wrong_order_share", self.wrong_order_share)?;
+        check_share("skipped_step_share", self.skipped_step_share)?;
+        check_share("skipped_wrong_share", self.skipped_wrong_share)
+    }
 }
 
 /// The steps, each ended by `=`, then the box.

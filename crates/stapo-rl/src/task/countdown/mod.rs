@@ -1,5 +1,5 @@
 //! Countdown: join the given numbers with + - * / to reach a target. `2,3,5,7:24=` may be answered
-//! `2+7=9,9*3=27,...\boxed{(2+7)*3-...}`; only the box counts.
+//! `3*5=15,15+7=22,22+2=24,\boxed{3*5+7+2}`; only the box counts.
 
 mod play;
 mod value;
@@ -86,14 +86,15 @@ impl CountdownSpec {
         check_share("held_out_share", self.held_out_share)
     }
 
-    /// One try at a problem: numbers, joined at random; `None` where the result is no target.
-    pub(super) fn draw(&self, key: Key) -> Option<Drawn> {
+    /// One try at a problem: numbers, joined at random; `None` where the result is no target. How many numbers hangs
+    /// on `shape` alone.
+    pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<Drawn> {
         let choices = (self.max_numbers - self.min_numbers) as u64 + 1;
-        let n_numbers = self.min_numbers + key.with(0).below(choices) as usize;
+        let n_numbers = self.min_numbers + shape.with(0).below(choices) as usize;
         let numbers: Vec<i64> = (0..n_numbers as u64)
-            .map(|idx| 1 + key.with(1).with(idx).below(self.max_number as u64) as i64)
+            .map(|idx| 1 + attempt.with(0).with(idx).below(self.max_number as u64) as i64)
             .collect();
-        let target = play::join_at_random(&numbers, key.with(2))?;
+        let target = play::join_at_random(&numbers, attempt.with(1))?;
         if !(1..=self.max_target).contains(&target) {
             return None;
         }

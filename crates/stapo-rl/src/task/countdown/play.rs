@@ -51,7 +51,7 @@ pub(super) fn write(puzzle: &Puzzle, mistakes: &Mistakes, key: Key) -> String {
         let is_hidden = tiles.len() > 2 && key.with(3).uniform() < mistakes.skipped_step_share;
         let wrong_share = if is_hidden { mistakes.skipped_wrong_share } else { mistakes.wrong_result_share };
         let is_wrong = key.with(4).uniform() < wrong_share;
-        let value = if is_wrong { right + 1 + key.with(5).below(3) as i64 } else { right };
+        let value = if is_wrong { right.saturating_add(1 + key.with(5).below(3) as i64) } else { right };
         let (left, right) = (&tiles[chosen.left_idx], &tiles[chosen.right_idx]);
         if !is_hidden {
             text.push_str(&format!("{}{}{}={value},", left.value, chosen.operator.symbol(), right.value));

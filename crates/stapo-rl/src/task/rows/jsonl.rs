@@ -1,7 +1,8 @@
 //! JSON lines.
 
+use super::AddRow;
 use crate::task::TaskError;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -10,10 +11,7 @@ use std::path::Path;
 const MAX_LINE_BYTES: u64 = 64 << 20;
 
 /// Calls back with each line that is not blank: its number, from 1, and its fields.
-pub(in crate::task) fn read(
-    path: &Path,
-    add: &mut dyn FnMut(u64, Map<String, Value>) -> Result<(), TaskError>,
-) -> Result<(), TaskError> {
+pub(super) fn read(path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
     let mut reader = BufReader::with_capacity(1 << 16, open(path)?);
     let mut line = Vec::new();
     for number in 1.. {

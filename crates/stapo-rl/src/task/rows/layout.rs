@@ -19,7 +19,7 @@ const DAPO_OPENING: &str =
 const DAPO_CLOSING: &str = "Remember to put your answer on its own line after \"Answer:\".";
 
 /// Problem and remedy of a refusal.
-type Refusal = (String, String);
+pub(super) type Refusal = (String, String);
 
 pub(super) struct Layout {
     problem: FieldPath,
@@ -32,7 +32,8 @@ pub(super) struct Layout {
 pub(super) struct Found {
     pub(super) id: String,
     pub(super) problem: String,
-    pub(super) reference: String,
+    /// A refusal where the row has none.
+    pub(super) reference: Result<String, Refusal>,
 }
 
 impl Layout {
@@ -65,14 +66,16 @@ impl Layout {
 
     pub(super) fn read(&self, row: &Value, number: u64, file: &Path) -> Result<Found, Refusal> {
         let problem = text_at(&self.problem, "problem", row)?;
-        let answer = text_at(&self.answer, "reference", row)?;
-        let reference = bare_answer(&answer, self.answer.written() == "solution").ok_or_else(|| {
-            let problem = format!("field {:?} holds no reference answer", self.answer.written());
-            (
-                problem,
-                "a solution ends with its answer after #### or in \\boxed{}; or set answer_field".to_string(),
-            )
-        })?;
+        let reference = text_at(&self.answer, "reference", row).and_then(|answer| {
+            bare_answer(&answer, self.answer.written() == "solution").ok_or_else(|| {
+                let problem = format!("field {:?} holds no reference answer", self.answer.written());
+                (
+                    problem,
+                    "a solution ends with its answer after #### or in \\boxed{}; or set answer_field"
+                        .to_string(),
+                )
+            })
+        });
         let id = match &self.id {
             Some(path) => text_at(path, "id", row)?,
             None => {

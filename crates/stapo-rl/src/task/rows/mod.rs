@@ -1,15 +1,15 @@
 //! Files of problems: read once, checked row by row, split by the hash of the problem's text.
 
 mod field;
-pub(super) mod jsonl;
+mod jsonl;
 mod layout;
-pub(super) mod parquet;
+mod parquet;
 pub(crate) mod permutation;
 
 use super::split::{check_share, content_hash, split_of};
 use super::template::Template;
 use super::verdict::Verifier;
-use super::{RowsSpec, Split, TaskError};
+use super::{MissingAnswers, RowsSpec, Split, TaskError};
 use layout::Layout;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -24,14 +24,39 @@ const TEMPLATE: &str =
     "{{ problem }}\n\nPlease reason step by step, and put your final answer within \\boxed{}.";
 const TRAIN_STREAM: u64 = 2;
 
-/// Calls back with each row's number, from 1, and its fields.
-type Read =
-    fn(&Path, &mut dyn FnMut(u64, Map<String, Value>) -> Result<(), TaskError>) -> Result<(), TaskError>;
+/// How a file writes its rows.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Format {
+    Jsonl,
+    Parquet,
+}
+
+impl Format {
+    /// What a row is called there.
+    fn unit(self) -> &'static str {
+        match self {
+            Self::Jsonl => "line",
+            Self::Parquet => "row",
+        }
+    }
+
+    fn read(self, path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
+        match self {
+            Self::Jsonl => jsonl::read(path, add),
+            Self::Parquet => parquet::read(path, add),
+        }
+    }
+}
+
+/// Takes a row's number, from 1, and its fields.
+type AddRow<'a> = dyn FnMut(u64, Map<String, Value>) -> Result<(), TaskError> + 'a;
 
 /// What a file held.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Census {
     pub n_rows: u64,
+    /// Rows left out for want of a reference.
+    pub n_without_answer: u64,
     /// Rows whose problem an earlier row has word for word: left out.
     pub n_duplicates: u64,
     /// Those among them with another reference than the earlier row.
@@ -51,10 +76,10 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    pub(super) fn open(spec: &RowsSpec, read: Read, verifier: &Verifier) -> Result<Self, TaskError> {
+    pub(super) fn open(spec: &RowsSpec, format: Format, verifier: &Verifier) -> Result<Self, TaskError> {
         check_share("held_out_share", spec.held_out_share)?;
-        let mut collected = Collected::new(spec)?;
-        read(&spec.path, &mut |number, row| collected.add(number, row))?;
+        let mut collected = Collected::new(spec, format)?;
+        format.read(&spec.path, &mut |number, row| collected.add(number, row))?;
         let mut rows = collected.finish()?;
         rows.check_references(verifier);
         rows.refuse_all_unreadable(spec)?;
@@ -115,6 +140,7 @@ impl Rows {
 /// Rows so far.
 struct Collected<'a> {
     spec: &'a RowsSpec,
+    format: Format,
     template: Template,
     /// Recognised at the first row.
     layout: Option<Layout>,
@@ -125,9 +151,10 @@ struct Collected<'a> {
 }
 
 impl<'a> Collected<'a> {
-    fn new(spec: &'a RowsSpec) -> Result<Self, TaskError> {
+    fn new(spec: &'a RowsSpec, format: Format) -> Result<Self, TaskError> {
         Ok(Self {
             spec,
+            format,
             template: Template::new(spec.template.as_deref().unwrap_or(TEMPLATE))?,
             layout: None,
             reference_of: HashMap::new(),
@@ -139,7 +166,7 @@ impl<'a> Collected<'a> {
     fn add(&mut self, number: u64, row: Map<String, Value>) -> Result<(), TaskError> {
         let refuse = |(problem, remedy): (String, String)| TaskError::Row {
             path: self.spec.path.clone(),
-            unit: "row",
+            unit: self.format.unit(),
             number,
             problem,
             remedy,
@@ -151,21 +178,36 @@ impl<'a> Collected<'a> {
         let Some(layout) = &self.layout else { return Ok(()) };
         let found = layout.read(&row, number, &self.spec.path).map_err(refuse)?;
         self.rows.census.n_rows += 1;
+        let reference = match (found.reference, self.spec.missing_answers) {
+            (Ok(reference), _) => reference,
+            (Err(_), MissingAnswers::Drop) => {
+                self.rows.census.n_without_answer += 1;
+                return Ok(());
+            }
+            (Err((problem, remedy)), MissingAnswers::Refuse) => {
+                let remedy = format!("{remedy}; missing_answers = \"drop\" leaves such rows out");
+                return Err(refuse((problem, remedy)));
+            }
+        };
         let hash = content_hash(&found.problem);
-        let reference_hash = content_hash(&found.reference);
+        let reference_hash = content_hash(&reference);
         if let Some(&earlier) = self.reference_of.get(&hash) {
             self.rows.census.n_duplicates += 1;
             self.rows.census.n_conflicts += u64::from(earlier != reference_hash);
             return Ok(());
         }
         if let Some(earlier) = self.row_of_id.insert(found.id.clone(), number) {
-            let problem = format!("id {:?} is that of row {earlier}, with another problem", found.id);
+            let problem = format!(
+                "id {:?} is that of {} {earlier}, with another problem",
+                found.id,
+                self.format.unit()
+            );
             return Err(refuse((problem, "give each problem its own id, or id_field = \"#row\"".into())));
         }
         self.reference_of.insert(hash, reference_hash);
         let Value::Object(fields) = &row else { return Ok(()) };
         let prompt = self.template.render(&found.id, &found.problem, fields)?;
-        let problem = Problem { id: found.id, prompt, reference: found.reference };
+        let problem = Problem { id: found.id, prompt, reference };
         match split_of(hash, self.spec.held_out_share) {
             Split::Train => self.rows.train.push(problem),
             Split::HeldOut => self.rows.held_out.push(problem),

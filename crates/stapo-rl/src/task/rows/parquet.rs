@@ -1,5 +1,6 @@
 //! Parquet files, nested lists and groups included.
 
+use super::AddRow;
 use super::jsonl::open;
 use crate::task::TaskError;
 use parquet::errors::ParquetError;
@@ -10,10 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// Calls back with each row: its number, from 1, and its fields.
-pub(in crate::task) fn read(
-    path: &Path,
-    add: &mut dyn FnMut(u64, Map<String, Value>) -> Result<(), TaskError>,
-) -> Result<(), TaskError> {
+pub(super) fn read(path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
     let broken = |problem: String| TaskError::File {
         path: path.to_path_buf(),
         problem,

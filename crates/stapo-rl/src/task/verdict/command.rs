@@ -41,6 +41,9 @@ impl External {
 
     /// One line out and one line back per sample. Any failure ends the process and names the sample it struck.
     pub(super) fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
+        if samples.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut slot = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         let mut process = match slot.take() {
             Some(process) => process,
@@ -56,40 +59,44 @@ impl External {
         process: &mut Process,
         samples: &[(&Problem, &str)],
     ) -> Result<Vec<Judged>, TaskError> {
-        self.refuse_surplus(process, "before the first sample of a call".into())?;
+        let place =
+            |idx: usize| format!("sample {} of {} (problem {:?})", idx + 1, samples.len(), samples[idx].0.id);
+        match process.next_line(Instant::now()) {
+            Err(Silence::TimedOut) => {}
+            found => return Err(self.failure(process, format!("before {}", place(0)), self.surplus(found))),
+        }
         process.send(requests(samples));
-        let seconds = |value: f64| Duration::from_secs_f64(value);
-        let batch_deadline = Instant::now() + seconds(self.spec.batch_seconds);
+        let batch_deadline = Instant::now() + Duration::from_secs_f64(self.spec.batch_seconds);
         let mut judged = Vec::with_capacity(samples.len());
         for (idx, (problem, _)) in samples.iter().enumerate() {
-            let place = || format!("sample {} of {} (problem {:?})", idx + 1, samples.len(), problem.id);
-            let deadline = batch_deadline.min(Instant::now() + seconds(self.spec.sample_seconds));
-            let line = process
-                .next_line(deadline)
-                .map_err(|silence| self.failure(process, place(), self.describe(silence, batch_deadline)))?;
+            let deadline =
+                batch_deadline.min(Instant::now() + Duration::from_secs_f64(self.spec.sample_seconds));
+            let line = process.next_line(deadline).map_err(|silence| {
+                self.failure(process, place(idx), self.describe(silence, batch_deadline))
+            })?;
             let answer = read_answer(&line, &problem.id).map_err(|problem| {
                 let remedy = r#"one line of JSON per sample: {"verdict": "right"} or {"reward": 0.5}"#;
-                self.failure(process, place(), (problem, remedy.into()))
+                self.failure(process, place(idx), (problem, remedy.into()))
             })?;
             judged.push(answer);
         }
-        self.refuse_surplus(process, format!("after sample {} of {0}", samples.len()))?;
-        Ok(judged)
+        match process.next_line(Instant::now()) {
+            // All verdicts are in; a program that has ended fails the next call.
+            Err(Silence::TimedOut | Silence::Ended) => Ok(judged),
+            found => {
+                Err(self.failure(process, format!("after {}", place(samples.len() - 1)), self.surplus(found)))
+            }
+        }
     }
 
-    /// A line nobody asked for would shift every later verdict by one.
-    fn refuse_surplus(&self, process: &mut Process, place: String) -> Result<(), TaskError> {
-        match process.next_line(Instant::now()) {
+    /// What to say of a line nobody asked for, which would shift every later verdict by one.
+    fn surplus(&self, found: Result<Vec<u8>, Silence>) -> (String, String) {
+        match found {
             Ok(line) => {
                 let problem = format!("wrote a line too many: {}", shortened(&line));
-                let remedy = "exactly one line per sample, in order; messages belong on standard error";
-                Err(self.failure(process, place, (problem, remedy.into())))
+                (problem, "exactly one line per sample, in order; messages belong on standard error".into())
             }
-            Err(Silence::TimedOut) => Ok(()),
-            Err(silence) => {
-                let described = self.describe(silence, Instant::now());
-                Err(self.failure(process, place, described))
-            }
+            Err(silence) => self.describe(silence, Instant::now()),
         }
     }
 
@@ -107,10 +114,10 @@ impl External {
                 let problem = format!("wrote a line above max_line_bytes {}", self.spec.max_line_bytes);
                 (problem, "shorten the reason it gives, or raise verifier.max_line_bytes".into())
             }
-            Silence::Ended => {
-                let problem = "its output ended".to_string();
-                (problem, "run the program by hand with one sample on standard input".into())
-            }
+            Silence::Ended => (
+                "its output ended".to_string(),
+                "run the program by hand with one sample on standard input".into(),
+            ),
         }
     }
 
