@@ -43,6 +43,7 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         }
         (Answer::List(a), Answer::List(r)) => same_list(a, r, budget),
         (Answer::Set(a) | Answer::List(a), Answer::Set(r) | Answer::List(r)) => same_set(a, r, budget),
+        (Answer::Set(a), Answer::Scalar(_)) => same_set(a, std::slice::from_ref(reference), budget),
         (Answer::Set(a) | Answer::List(a), single) if a.len() == 1 => same(&a[0], single, budget),
         (single, Answer::Set(r) | Answer::List(r)) if r.len() == 1 => same(single, &r[0], budget),
         (Answer::Matrix(a), Answer::Matrix(r)) => same_matrix(a, r, budget),
