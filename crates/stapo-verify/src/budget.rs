@@ -3,7 +3,7 @@
 /// Longest text that is graded at all; a longer one is over budget.
 pub const MAX_INPUT_BYTES: usize = 1 << 20;
 /// Longest answer that is read as mathematics; a longer one is only compared as digits or as text.
-pub(crate) const MAX_ANSWER_BYTES: usize = 1 << 15;
+pub(crate) const MAX_ANSWER_BYTES: usize = 1 << 14;
 /// Deepest nesting of groups, powers and calls.
 pub(crate) const MAX_DEPTH: usize = 96;
 /// Most bits of one exact integer (about 20,000 decimal digits).
@@ -13,12 +13,9 @@ pub(crate) const MAX_TERMS: usize = 400;
 /// Most elements compared pairwise in an unordered collection.
 pub(crate) const MAX_ELEMENTS: usize = 256;
 /// Steps one grading may spend; a step is about twenty nanoseconds of work.
-const MAX_STEPS: u64 = 600_000;
+const MAX_STEPS: u64 = 300_000;
 /// Steps the canonical forms and the reason may spend on top; past them a form is shown as it was written.
 const MAX_SHOWING_STEPS: u64 = 60_000;
-
-/// The message of the one limit that nothing can go on after.
-pub(crate) const OUT_OF_STEPS: &str = "the steps ran out";
 
 /// Why a reading or an evaluation ended early.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +49,15 @@ impl Budget {
     pub(crate) fn spend(&mut self, steps: u64) -> Step<()> {
         let left = self.steps_left.checked_sub(steps);
         self.steps_left = left.unwrap_or(0);
-        if left.is_some() { Ok(()) } else { Err(Stop::OverBudget(OUT_OF_STEPS)) }
+        if left.is_some() { Ok(()) } else { Err(Stop::OverBudget("the steps ran out")) }
+    }
+
+    /// Runs `work` on a quarter of what is left, so that a failed attempt leaves something for another.
+    pub(crate) fn attempt<T>(&mut self, work: impl FnOnce(&mut Self) -> Step<T>) -> Step<T> {
+        let mut part = Self { steps_left: self.steps_left / 4 };
+        let result = work(&mut part);
+        self.steps_left -= self.steps_left / 4 - part.steps_left;
+        result
     }
 
     /// Takes the price of one multiplication or division of numbers of these sizes.

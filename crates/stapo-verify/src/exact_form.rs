@@ -75,6 +75,14 @@ pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>>
     })
 }
 
+/// The exact form, or nothing where exactness is too expensive: numerics may still decide.
+pub(crate) fn affordable_form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>> {
+    match budget.attempt(|budget| exact_form(expr, budget)) {
+        Err(Stop::OverBudget(_)) => Ok(None),
+        other => other,
+    }
+}
+
 /// The fraction an expression is, if it is one.
 pub(crate) fn ratio_of(expr: &Expr, budget: &mut Budget) -> Step<Option<RBig>> {
     Ok(exact_form(expr, budget)?.and_then(|form| form.as_ratio()))

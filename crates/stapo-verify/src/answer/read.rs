@@ -15,6 +15,11 @@ const MAX_NESTING: usize = 12;
 
 /// Whether the text is words and nothing else.
 pub(super) fn is_prose(tokens: &[Token]) -> bool {
+    if let [Token { tok: Tok::Word(first), .. }, _] = tokens
+        && matches!(first.to_lowercase().as_str(), "choice" | "option")
+    {
+        return false;
+    }
     let is_variables =
         |word: &str| word.len() <= 3 && word.chars().all(|c| "abcdhkmnpqrstuvwxyz".contains(c));
     let n_words =

@@ -5,7 +5,7 @@ use super::region::{Interval, Region};
 use super::{Answer, quantity::quantity};
 use crate::budget::{Budget, Step, unreadable};
 use crate::equal::value::sign_of;
-use crate::exact_form::exact_form;
+use crate::exact_form::affordable_form;
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::parse;
@@ -68,7 +68,7 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Step<Opti
     names.dedup();
     let [name] = names.as_slice() else { return Ok(None) };
     let difference = Expr::Add(vec![left.clone(), right.clone().negated()]);
-    let Some(form) = exact_form(&difference, budget)? else { return Ok(None) };
+    let Some(form) = affordable_form(&difference, budget)? else { return Ok(None) };
     let linear = vec![(Atom::Var((*name).to_owned()), Power { n: 1, d: 1 })];
     let is_linear = form.terms.keys().all(|monomial| {
         *monomial == linear || monomial.iter().all(|(atom, _)| !matches!(atom, Atom::Var(_)))

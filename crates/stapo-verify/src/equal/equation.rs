@@ -3,7 +3,7 @@
 use super::value::{Match, compare, points, sample};
 use crate::approx::{Domain, LogBase, Point, evaluate};
 use crate::budget::{Budget, Step, Stop};
-use crate::exact_form::exact_form;
+use crate::exact_form::affordable_form;
 use crate::expr::Expr;
 use crate::lex::token::Rel;
 use crate::number::LOW_BITS;
@@ -45,7 +45,7 @@ enum Clear {
 
 /// The sign of the constant `c` with `a = c · b`, if there is one.
 fn factor(a: &Expr, b: &Expr, clear: Clear, budget: &mut Budget) -> Step<Option<Ordering>> {
-    if let (Some(fa), Some(fb)) = (exact_form(a, budget)?, exact_form(b, budget)?) {
+    if let (Some(fa), Some(fb)) = (affordable_form(a, budget)?, affordable_form(b, budget)?) {
         if fa.is_zero() || fb.is_zero() {
             return Ok((fa.is_zero() && fb.is_zero()).then_some(Ordering::Greater));
         }

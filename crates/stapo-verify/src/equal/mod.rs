@@ -17,6 +17,7 @@ use crate::lex::token::Bracket;
 use equation::{same_equation, same_inequality, same_ratio};
 use quantity::same_quantity;
 use region::same_region;
+use std::cmp::Ordering;
 
 /// Whether `answer` is `reference`. Not symmetric: the reference decides what a pair, a unit or a letter means.
 pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
@@ -37,9 +38,12 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
             Answer::Tuple { items: r, open: r_open, close: r_close },
         ) => Ok(same_brackets((*open, *close), (*r_open, *r_close), a.len()) && same_in_order(a, r, budget)?),
         (Answer::Tuple { items: a, .. }, Answer::List(r))
-        | (Answer::List(a), Answer::Tuple { items: r, .. }) => same_in_order(a, r, budget),
+        | (Answer::List(a), Answer::Tuple { items: r, .. }) => {
+            same_in_order(&by_name(a), &by_name(r), budget)
+        }
         (Answer::List(a), Answer::List(r)) => same_list(a, r, budget),
         (Answer::Set(a) | Answer::List(a), Answer::Set(r) | Answer::List(r)) => same_set(a, r, budget),
+        (Answer::Set(a), Answer::Scalar(_)) => same_set(a, std::slice::from_ref(reference), budget),
         (Answer::Set(a) | Answer::List(a), single) if a.len() == 1 => same(&a[0], single, budget),
         (single, Answer::Set(r) | Answer::List(r)) if r.len() == 1 => same(single, &r[0], budget),
         (Answer::Matrix(a), Answer::Matrix(r)) => same_matrix(a, r, budget),
@@ -158,6 +162,18 @@ fn against_region(other: &Answer, region: &Region, budget: &mut Budget) -> Step<
 fn same_brackets(a: (Bracket, Bracket), b: (Bracket, Bracket), n_items: usize) -> bool {
     let vector = |bracket| if bracket == Bracket::Angle { Bracket::Round } else { bracket };
     n_items != 2 || (vector(a.0) == vector(b.0) && vector(a.1) == vector(b.1))
+}
+
+/// Coordinates that are all named, in the order of their names: `y = 2, x = 1` is (1, 2).
+fn by_name(items: &[Answer]) -> Vec<Answer> {
+    let mut sorted = items.to_vec();
+    if items.iter().all(|item| matches!(item, Answer::Named { .. })) {
+        sorted.sort_by(|a, b| match (a, b) {
+            (Answer::Named { name: a, .. }, Answer::Named { name: b, .. }) => a.cmp(b),
+            _ => Ordering::Equal,
+        });
+    }
+    sorted
 }
 
 fn same_in_order(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {

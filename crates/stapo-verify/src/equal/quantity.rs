@@ -14,6 +14,11 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
         return Ok(is_same);
     }
     let (a_unit, r_unit) = (unit_of(a), unit_of(r));
+    let is_percent_of_unit = (a_unit.is_some() && r_unit.is_none() && r.without_percent().is_some())
+        || (r_unit.is_some() && a_unit.is_none() && a.without_percent().is_some());
+    if is_percent_of_unit {
+        return Ok(false);
+    }
     if let (Some(a_unit), Some(r_unit)) = (&a_unit, &r_unit) {
         let is_related = a_unit.is_same_kind(r_unit) || share_a_word(a_unit, r_unit);
         if !is_related {

@@ -1,8 +1,8 @@
 //! When two expressions are the same value: exactly, by rounding, or at every sample point.
 
 use crate::approx::{Domain, LogBase, Point, evaluate};
-use crate::budget::{Budget, OUT_OF_STEPS, Step, Stop};
-use crate::exact_form::exact_form;
+use crate::budget::{Budget, Step, Stop};
+use crate::exact_form::affordable_form;
 use crate::expr::{Expr, Func};
 use crate::number::complex::Complex;
 use crate::number::real::Real;
@@ -52,7 +52,7 @@ pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Match> {
         });
     }
     let has_decimal = a.has_decimal() || b.has_decimal();
-    if let (Some(fa), Some(fb)) = (form(a, budget)?, form(b, budget)?) {
+    if let (Some(fa), Some(fb)) = (affordable_form(a, budget)?, affordable_form(b, budget)?) {
         if fa == fb {
             return Ok(Match::Exact);
         }
@@ -72,15 +72,6 @@ pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Match> {
         }
     }
     Ok(Match::No)
-}
-
-/// The exact form, or nothing where exactness is too expensive: numerics may still decide.
-fn form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>> {
-    match exact_form(expr, budget) {
-        Err(Stop::OverBudget(why)) if why == OUT_OF_STEPS => Err(Stop::OverBudget(why)),
-        Err(Stop::OverBudget(_)) => Ok(None),
-        other => other,
-    }
 }
 
 fn is_open_log(node: &Expr) -> bool {
@@ -121,7 +112,7 @@ pub(crate) fn agree_to_six_decimals(a: &RBig, b: &RBig) -> bool {
 
 /// The sign of a constant real expression, if it can be told.
 pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Step<Option<Ordering>> {
-    if let Some(ratio) = form(expr, budget)?.and_then(|form| form.as_ratio()) {
+    if let Some(ratio) = affordable_form(expr, budget)?.and_then(|form| form.as_ratio()) {
         return Ok(Some(ratio.cmp(&RBig::ZERO)));
     }
     let point = Point { values: &[], log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };

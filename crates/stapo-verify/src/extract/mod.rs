@@ -172,7 +172,7 @@ fn ends_of<'a>(text: &'a str, phrase: &'a str) -> impl Iterator<Item = usize> + 
     haystack
         .windows(needle.len().max(1))
         .enumerate()
-        .filter(move |(_, window)| window.eq_ignore_ascii_case(needle))
+        .filter(move |(_, window)| window[0] | 0x20 == needle[0] && window.eq_ignore_ascii_case(needle))
         .map(move |(at, _)| at + needle.len())
 }
 

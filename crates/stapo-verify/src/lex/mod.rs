@@ -26,7 +26,7 @@ pub(crate) enum Commas {
 /// Cuts `text` into tokens. Braces and brackets need not match yet, except those of text macros.
 pub(crate) fn tokens(text: &str, commas: Commas) -> Step<Vec<Token>> {
     if text.len() > MAX_ANSWER_BYTES {
-        return Err(Stop::OverBudget("an answer of more than 32 KiB"));
+        return Err(Stop::OverBudget("an answer of more than 16 KiB"));
     }
     let chars: Vec<char> = text.chars().map(symbols::narrow).collect();
     let n_dollars = chars.iter().enumerate().filter(|(i, c)| **c == '$' && !is_escaped(&chars, *i)).count();

@@ -98,9 +98,26 @@ pub(super) fn settle(tokens: &mut Vec<Token>) {
         if is_last && tokens[i - 1].tok == Tok::Degree && (is(tokens.get(i), "C") || is(tokens.get(i), "F")) {
             tokens[i].tok = Tok::Word(if is(tokens.get(i), "C") { "celsius" } else { "fahrenheit" }.into());
         }
+        // 5 min and 30 sec are no functions without an argument; 5th is 5.
+        match tokens[i].tok {
+            Tok::Func(func @ (Func::Min | Func::Sec)) if is_last => {
+                tokens[i].tok = Tok::Word(func.name().into());
+            }
+            _ => {}
+        }
         if after_number && is(tokens.get(i), "base") && is_number(tokens.get(i + 1)) {
             tokens[i].tok = Tok::Under;
         }
+    }
+    let is_ordinal = |token: &Token| {
+        !token.is_spaced
+            && matches!(&token.tok, Tok::Word(word) if matches!(word.as_str(), "st" | "nd" | "rd" | "th"))
+    };
+    if let [.., number, ending] = tokens.as_slice()
+        && is_number(Some(number))
+        && is_ordinal(ending)
+    {
+        tokens.pop();
     }
     // 101 (base 2)
     if let [.., digits, open, word, base, close] = tokens.as_slice()
