@@ -76,13 +76,10 @@ impl Layout {
                 )
             })
         });
-        let id = match &self.id {
-            Some(path) => text_at(path, "id", row)?,
-            None => {
-                let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-                format!("{stem}-{number}")
-            }
-        };
+        let id = self.id.as_ref().map_or_else(
+            || Ok(format!("{}-{number}", file.file_stem().unwrap_or_default().to_string_lossy())),
+            |path| text_at(path, "id", row),
+        )?;
         Ok(Found { id, problem: without_dapo_frame(&problem).to_string(), reference })
     }
 }

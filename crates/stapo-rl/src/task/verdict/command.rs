@@ -74,7 +74,7 @@ impl External {
             let line = process.next_line(deadline).map_err(|silence| {
                 self.failure(process, place(idx), self.describe(silence, batch_deadline))
             })?;
-            let answer = read_answer(&line, &problem.id).map_err(|problem| {
+            let answer = read_reply(&line, &problem.id).map_err(|problem| {
                 let remedy = r#"one line of JSON per sample: {"verdict": "right"} or {"reward": 0.5}"#;
                 self.failure(process, place(idx), (problem, remedy.into()))
             })?;
@@ -153,7 +153,7 @@ fn requests(samples: &[(&Problem, &str)]) -> Vec<u8> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Answer {
+struct Reply {
     verdict: Option<Verdict>,
     reward: Option<f64>,
     answer: Option<String>,
@@ -161,21 +161,20 @@ struct Answer {
     id: Option<String>,
 }
 
-fn read_answer(line: &[u8], id: &str) -> Result<Judged, String> {
-    let answer: Answer =
-        serde_json::from_slice(line).map_err(|e| format!("wrote {}: {e}", shortened(line)))?;
-    if let Some(other) = answer.id.filter(|other| other != id) {
+fn read_reply(line: &[u8], id: &str) -> Result<Judged, String> {
+    let reply: Reply = serde_json::from_slice(line).map_err(|e| format!("wrote {}: {e}", shortened(line)))?;
+    if let Some(other) = reply.id.filter(|other| other != id) {
         return Err(format!("answered for {other:?}"));
     }
-    let verdict = match (answer.verdict, answer.reward) {
+    let verdict = match (reply.verdict, reply.reward) {
         (_, Some(reward)) if !reward.is_finite() => return Err(format!("gave the reward {reward}")),
         (Some(verdict), _) => verdict,
         (None, Some(reward)) if reward > 0.0 => Verdict::Right,
         (None, Some(_)) => Verdict::Wrong,
         (None, None) => return Err(format!("gave neither verdict nor reward: {}", shortened(line))),
     };
-    let reason = answer.reason.unwrap_or_else(|| "by the external verifier".into());
-    Ok(Judged { verdict, reward: answer.reward, answer: answer.answer, reason })
+    let reason = reply.reason.unwrap_or_else(|| "by the external verifier".into());
+    Ok(Judged { verdict, reward: reply.reward, answer: reply.answer, reason })
 }
 
 fn shortened(line: &[u8]) -> String {
