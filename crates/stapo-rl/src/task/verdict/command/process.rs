@@ -27,6 +27,8 @@ pub(super) struct Process {
     requests: Sender<Vec<u8>>,
     lines: Receiver<Result<Vec<u8>, Silence>>,
     output_has_ended: bool,
+    /// Samples it has been sent before the current call.
+    pub(super) n_sent: u64,
     complaint: Arc<Mutex<Vec<u8>>>,
     complaint_reader: Option<JoinHandle<()>>,
 }
@@ -60,7 +62,7 @@ impl Process {
             let complaint = Arc::clone(&complaint);
             thread::spawn(move || keep_the_end(stderr, &complaint))
         });
-        Ok(Self { child, requests, lines, output_has_ended: false, complaint, complaint_reader })
+        Ok(Self { child, requests, lines, output_has_ended: false, n_sent: 0, complaint, complaint_reader })
     }
 
     /// Queues bytes for standard input. A process that is gone shows as `Silence::Ended` on its output.
