@@ -46,8 +46,19 @@ pub struct Task {
 }
 
 enum Source {
-    Generated(Generated),
+    Generated(Box<Generated>),
     Rows(Rows),
+}
+
+impl Source {
+    fn generated(
+        generator: Generator,
+        template: &str,
+        share: f64,
+        n_held_out: usize,
+    ) -> Result<Self, TaskError> {
+        Ok(Self::Generated(Box::new(Generated::open(generator, template, share, n_held_out)?)))
+    }
 }
 
 impl Task {
@@ -58,13 +69,13 @@ impl Task {
                 spec.check()?;
                 let template = spec.template.as_deref().unwrap_or(arithmetic::TEMPLATE);
                 let generator = Generator::Arithmetic(spec.clone());
-                Source::Generated(Generated::open(generator, template, spec.held_out_share, spec.n_held_out)?)
+                Source::generated(generator, template, spec.held_out_share, spec.n_held_out)?
             }
             TaskSpec::Countdown(spec) => {
                 spec.check()?;
                 let template = spec.template.as_deref().unwrap_or(countdown::TEMPLATE);
                 let generator = Generator::Countdown(spec.clone());
-                Source::Generated(Generated::open(generator, template, spec.held_out_share, spec.n_held_out)?)
+                Source::generated(generator, template, spec.held_out_share, spec.n_held_out)?
             }
             TaskSpec::Jsonl(spec) => Source::Rows(Rows::open(spec, Format::Jsonl, &verifier)?),
             TaskSpec::Parquet(spec) => Source::Rows(Rows::open(spec, Format::Parquet, &verifier)?),

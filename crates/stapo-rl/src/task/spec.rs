@@ -113,10 +113,11 @@ impl From<RuleSpec> for Rules {
     }
 }
 
-/// An external verifier. Per sample it reads `{"id", "prompt", "response", "reference"}` as one line on standard
-/// input and writes one line, in the same order: `{"verdict": "right"}` (or `wrong`, `no_answer`, `unparsable`,
-/// `over_budget`), or `{"reward": 0.5}`, or both; `answer`, `reason` and `id` may stand beside them. A reward alone
-/// is `right` above 0 and `wrong` otherwise.
+/// An external verifier. Per sample it reads `{"sample", "id", "prompt", "response", "reference"}` as one line on
+/// standard input and writes one line, in the same order: `{"verdict": "right"}` (or `wrong`, `no_answer`,
+/// `unparsable`, `over_budget`), or `{"reward": 0.5}`, or both. A reward alone is `right` above 0 and `wrong`
+/// otherwise. `answer` and `reason` may stand beside them, and so may `sample` (a number that counts from 0) and
+/// `id`, which are then compared: a program that repeats `sample` can never be read out of step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandSpec {

@@ -56,7 +56,7 @@ impl Mistakes {
 
 /// The steps, each ended by `=`, then the box.
 pub(super) fn write(mut expression: Expression, mistakes: &Mistakes, key: Key) -> String {
-    let mut text = String::new();
+    let mut steps = Vec::new();
     let mut step = 0;
     loop {
         let key = key.with(step);
@@ -70,10 +70,10 @@ pub(super) fn write(mut expression: Expression, mistakes: &Mistakes, key: Key) -
             expression = hidden.unwrap_or(expression);
         }
         if expression.number().is_none() {
-            text.push_str(&format!("{expression}="));
+            steps.push(format!("{expression}="));
         }
     }
-    format!("{text}\\boxed{{{expression}}}")
+    format!("{}\\boxed{{{expression}}}", steps.concat())
 }
 
 /// The expression one operation further; `None` once none is left.

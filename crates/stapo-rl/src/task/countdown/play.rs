@@ -38,7 +38,7 @@ pub(super) fn join_at_random(numbers: &[i64], key: Key) -> Option<i64> {
 pub(super) fn write(puzzle: &Puzzle, mistakes: &Mistakes, key: Key) -> String {
     let mut tiles: Vec<Tile> =
         puzzle.numbers.iter().map(|&value| Tile { value, text: value.to_string(), binding: 3 }).collect();
-    let mut text = String::new();
+    let mut steps = Vec::new();
     let mut step = 0;
     while tiles.len() > 1 {
         let key = key.with(step);
@@ -54,14 +54,14 @@ pub(super) fn write(puzzle: &Puzzle, mistakes: &Mistakes, key: Key) -> String {
         let value = if is_wrong { right.saturating_add(1 + key.with(5).below(3) as i64) } else { right };
         let (left, right) = (&tiles[chosen.left_idx], &tiles[chosen.right_idx]);
         if !is_hidden {
-            text.push_str(&format!("{}{}{}={value},", left.value, chosen.operator.symbol(), right.value));
+            steps.push(format!("{}{}{}={value},", left.value, chosen.operator.symbol(), right.value));
         }
         let joined = join(left, chosen.operator, right, value);
         let (low, high) = ordered(chosen);
         tiles.remove(high);
         tiles[low] = joined;
     }
-    format!("{text}\\boxed{{{}}}", tiles[0].text)
+    format!("{}\\boxed{{{}}}", steps.concat(), tiles[0].text)
 }
 
 /// The first move of a way to join all values into `target`.

@@ -46,8 +46,9 @@ impl Layout {
                     .map(Some)
                     .map_err(|problem| (problem, format!("{key} = \"NAME\" or \"NAME.INNER\"")));
             }
-            let mut paths = known.iter().filter_map(|written| FieldPath::parse(written).ok());
-            Ok(paths.find(|path| path.get(row).is_ok_and(|value| !value.is_null())))
+            let paths = || known.iter().filter_map(|written| FieldPath::parse(written).ok());
+            let filled = paths().find(|path| path.get(row).is_ok_and(|value| !value.is_null()));
+            Ok(filled.or_else(|| paths().find(|path| path.get(row).is_ok())))
         };
         let missing = |what: &str, key: &str, known: &[&str]| {
             let problem = format!("no field for the {what} is recognised (looked for {})", known.join(", "));
@@ -76,13 +77,10 @@ impl Layout {
                 )
             })
         });
-        let id = match &self.id {
-            Some(path) => text_at(path, "id", row)?,
-            None => {
-                let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-                format!("{stem}-{number}")
-            }
-        };
+        let id = self.id.as_ref().map_or_else(
+            || Ok(format!("{}-{number}", file.file_stem().unwrap_or_default().to_string_lossy())),
+            |path| text_at(path, "id", row),
+        )?;
         Ok(Found { id, problem: without_dapo_frame(&problem).to_string(), reference })
     }
 }

@@ -12,7 +12,8 @@ fn one_row(row: &str) -> Problem {
 
 /// `n` rows `{"problem": "what is i+i", "answer": 2i}`.
 fn many_rows(n: usize) -> String {
-    (0..n).map(|i| format!("{{\"problem\": \"what is {i}+{i}\", \"answer\": {}}}\n", 2 * i)).collect()
+    let row = |i: usize| format!("{{\"problem\": \"what is {i}+{i}\", \"answer\": {}}}\n", 2 * i);
+    (0..n).map(row).collect::<Vec<_>>().concat()
 }
 
 #[test]
@@ -20,7 +21,7 @@ fn common_layouts_are_recognised() {
     for (row, id, reference) in [
         (r#"{"id": "a-1", "problem": "1+1?", "answer": "2"}"#, "a-1", "2"),
         (r#"{"id": 7, "problem": "1+1?", "answer": 2}"#, "7", "2"),
-        (r##"{"question": "1+1?", "answer": "One and one.\n<<1+1=2>>\n#### 2"}"##, "rows-1", "2"),
+        (r#"{"question": "1+1?", "answer": "One and one.\n<<1+1=2>>\n#### 2"}"#, "rows-1", "2"),
         (
             r#"{"problem": "1+1?", "solution": "It is $\\boxed{2}$.", "level": "Level 1", "unique_id": "m/1"}"#,
             "m/1",
@@ -131,7 +132,7 @@ fn the_split_does_not_depend_on_order_or_company() {
         task.held_out(1000).into_iter().map(|problem| problem.prompt).collect()
     };
     let all = side(many_rows(100));
-    let backwards = many_rows(100).lines().rev().map(|line| format!("{line}\n")).collect();
+    let backwards = many_rows(100).lines().rev().collect::<Vec<_>>().join("\n");
     assert_eq!(all, side(backwards));
     assert!(side(many_rows(50)).is_subset(&all));
 }

@@ -11,8 +11,8 @@ fn data() -> Option<PathBuf> {
     Some(path)
 }
 
-fn open(path: PathBuf, held_out_share: f64) -> Task {
-    let rows = RowsSpec { held_out_share, missing_answers: MissingAnswers::Drop, ..RowsSpec::new(&path) };
+fn open(path: &Path, held_out_share: f64) -> Task {
+    let rows = RowsSpec { held_out_share, missing_answers: MissingAnswers::Drop, ..RowsSpec::new(path) };
     let is_parquet = path.extension().is_some_and(|extension| extension == "parquet");
     let spec = if is_parquet { TaskSpec::Parquet(rows) } else { TaskSpec::Jsonl(rows) };
     Task::open(&spec).unwrap_or_else(|error| panic!("{error}"))
@@ -31,7 +31,7 @@ fn benchmarks_open_whole() {
         ("olympiad.jsonl", 674),
         ("gsm8k.jsonl", 1319),
     ] {
-        let task = open(data.join("benchmarks").join(name), 1.0);
+        let task = open(&data.join("benchmarks").join(name), 1.0);
         let census = task.census().unwrap();
         assert_eq!(census.n_rows, n_rows, "{name}");
         assert!(census.n_unreadable * 50 <= n_rows, "{name}: {census:?}");
@@ -43,12 +43,12 @@ fn training_sets_open_and_agree_between_formats() {
     let Some(data) = data() else { return };
     let train = data.join("train");
     for (name, n_rows) in [("gsm8k.jsonl", 7473), ("math.jsonl", 7474)] {
-        let task = open(train.join(name), 0.05);
+        let task = open(&train.join(name), 0.05);
         let census = task.census().unwrap();
         assert_eq!((census.n_rows, census.n_unreadable), (n_rows, 0));
     }
     let (lines, columns) =
-        (open(train.join("dapo-math-17k.jsonl"), 0.02), open(train.join("dapo_math_17k.parquet"), 0.02));
+        (open(&train.join("dapo-math-17k.jsonl"), 0.02), open(&train.join("dapo_math_17k.parquet"), 0.02));
     let census = lines.census().unwrap();
     // 17,290 texts differ, 102 of them from another by white space alone.
     assert_eq!((census.n_rows, census.n_duplicates), (17_917, 17_917 - 17_188));

@@ -65,7 +65,9 @@ impl External {
             Err(Silence::TimedOut) => {}
             found => return Err(self.failure(process, format!("before {}", place(0)), self.surplus(found))),
         }
-        process.send(requests(samples));
+        let first = process.n_sent;
+        process.n_sent += samples.len() as u64;
+        process.send(requests(samples, first));
         let batch_deadline = Instant::now() + Duration::from_secs_f64(self.spec.batch_seconds);
         let mut judged = Vec::with_capacity(samples.len());
         for (idx, (problem, _)) in samples.iter().enumerate() {
@@ -74,7 +76,7 @@ impl External {
             let line = process.next_line(deadline).map_err(|silence| {
                 self.failure(process, place(idx), self.describe(silence, batch_deadline))
             })?;
-            let answer = read_answer(&line, &problem.id).map_err(|problem| {
+            let answer = read_reply(&line, &problem.id, first + idx as u64).map_err(|problem| {
                 let remedy = r#"one line of JSON per sample: {"verdict": "right"} or {"reward": 0.5}"#;
                 self.failure(process, place(idx), (problem, remedy.into()))
             })?;
@@ -134,18 +136,19 @@ impl External {
 
 #[derive(Serialize)]
 struct Request<'a> {
+    sample: u64,
     id: &'a str,
     prompt: &'a str,
     response: &'a str,
     reference: &'a str,
 }
 
-fn requests(samples: &[(&Problem, &str)]) -> Vec<u8> {
+fn requests(samples: &[(&Problem, &str)], first: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for (problem, response) in samples {
+    for (sample, (problem, response)) in (first..).zip(samples) {
         let Problem { id, prompt, reference } = problem;
-        let request = Request { id, prompt, response, reference };
-        serde_json::to_writer(&mut bytes, &request).expect("four strings are always JSON");
+        let request = Request { sample, id, prompt, response, reference };
+        serde_json::to_writer(&mut bytes, &request).expect("a number and four strings are always JSON");
         bytes.push(b'\n');
     }
     bytes
@@ -153,7 +156,8 @@ fn requests(samples: &[(&Problem, &str)]) -> Vec<u8> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Answer {
+struct Reply {
+    sample: Option<u64>,
     verdict: Option<Verdict>,
     reward: Option<f64>,
     answer: Option<String>,
@@ -161,21 +165,23 @@ struct Answer {
     id: Option<String>,
 }
 
-fn read_answer(line: &[u8], id: &str) -> Result<Judged, String> {
-    let answer: Answer =
-        serde_json::from_slice(line).map_err(|e| format!("wrote {}: {e}", shortened(line)))?;
-    if let Some(other) = answer.id.filter(|other| other != id) {
+fn read_reply(line: &[u8], id: &str, sample: u64) -> Result<Judged, String> {
+    let reply: Reply = serde_json::from_slice(line).map_err(|e| format!("wrote {}: {e}", shortened(line)))?;
+    if let Some(other) = reply.sample.filter(|&other| other != sample) {
+        return Err(format!("answered sample {other} where {sample} was next"));
+    }
+    if let Some(other) = reply.id.filter(|other| other != id) {
         return Err(format!("answered for {other:?}"));
     }
-    let verdict = match (answer.verdict, answer.reward) {
+    let verdict = match (reply.verdict, reply.reward) {
         (_, Some(reward)) if !reward.is_finite() => return Err(format!("gave the reward {reward}")),
         (Some(verdict), _) => verdict,
         (None, Some(reward)) if reward > 0.0 => Verdict::Right,
         (None, Some(_)) => Verdict::Wrong,
         (None, None) => return Err(format!("gave neither verdict nor reward: {}", shortened(line))),
     };
-    let reason = answer.reason.unwrap_or_else(|| "by the external verifier".into());
-    Ok(Judged { verdict, reward: answer.reward, answer: answer.answer, reason })
+    let reason = reply.reason.unwrap_or_else(|| "by the external verifier".into());
+    Ok(Judged { verdict, reward: reply.reward, answer: reply.answer, reason })
 }
 
 fn shortened(line: &[u8]) -> String {

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Lines that wait to be read; a program that floods is stopped by its full pipe.
@@ -26,7 +26,11 @@ pub(super) struct Process {
     /// Whole calls to be written; a thread of its own writes them, so that full pipes on both sides cannot lock up.
     requests: Sender<Vec<u8>>,
     lines: Receiver<Result<Vec<u8>, Silence>>,
+    output_has_ended: bool,
+    /// Samples it has been sent before the current call.
+    pub(super) n_sent: u64,
     complaint: Arc<Mutex<Vec<u8>>>,
+    complaint_reader: Option<JoinHandle<()>>,
 }
 
 impl Process {
@@ -54,11 +58,11 @@ impl Process {
             let max_line_bytes = spec.max_line_bytes;
             thread::spawn(move || read_lines(stdout, &line_queue, max_line_bytes));
         }
-        if let Some(stderr) = stderr {
+        let complaint_reader = stderr.map(|stderr| {
             let complaint = Arc::clone(&complaint);
-            thread::spawn(move || keep_the_end(stderr, &complaint));
-        }
-        Ok(Self { child, requests, lines, complaint })
+            thread::spawn(move || keep_the_end(stderr, &complaint))
+        });
+        Ok(Self { child, requests, lines, output_has_ended: false, n_sent: 0, complaint, complaint_reader })
     }
 
     /// Queues bytes for standard input. A process that is gone shows as `Silence::Ended` on its output.
@@ -67,18 +71,27 @@ impl Process {
     }
 
     /// The next line, without its end.
-    pub(super) fn next_line(&self, deadline: Instant) -> Result<Vec<u8>, Silence> {
+    pub(super) fn next_line(&mut self, deadline: Instant) -> Result<Vec<u8>, Silence> {
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => line,
             Err(RecvTimeoutError::Timeout) => Err(Silence::TimedOut),
-            Err(RecvTimeoutError::Disconnected) => Err(Silence::Ended),
+            Err(RecvTimeoutError::Disconnected) => {
+                self.output_has_ended = true;
+                Err(Silence::Ended)
+            }
         }
     }
 
     /// Ends the process and says how it ended, if it did so by itself, and what it last complained of.
     pub(super) fn end(&mut self) -> String {
-        let status = self.own_end();
+        let mut status = None;
+        // Output ends a moment before the process does: the wait tells an exit from a closed pipe.
+        wait_until(self.output_has_ended, || {
+            status = self.child.try_wait().ok().flatten();
+            status.is_some()
+        });
         self.kill();
+        wait_until(true, || self.complaint_reader.as_ref().is_none_or(JoinHandle::is_finished));
         let complaint = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
         let complaint = String::from_utf8_lossy(&complaint);
         let status = status.map(|status| format!(" ({status})")).unwrap_or_default();
@@ -86,17 +99,6 @@ impl Process {
             "" => status,
             said => format!("{status}; its standard error ends: {said:?}"),
         }
-    }
-
-    /// Output ends a moment before the process does: a short wait tells an exit from a closed pipe.
-    fn own_end(&mut self) -> Option<std::process::ExitStatus> {
-        for _ in 0..20 {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Some(status);
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        None
     }
 
     fn kill(&mut self) {
@@ -113,6 +115,14 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Asks once, or, where it `may_take_time`, again and again for a second.
+fn wait_until(may_take_time: bool, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(u64::from(may_take_time));
+    while !is_so() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(2));
     }
 }
 
