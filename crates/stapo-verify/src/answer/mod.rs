@@ -10,9 +10,6 @@ mod relation;
 
 pub(crate) use collection::as_region;
 
-#[cfg(test)]
-mod tests;
-
 use crate::budget::{Budget, Step, Stop};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel};

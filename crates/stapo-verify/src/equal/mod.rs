@@ -5,9 +5,6 @@ mod quantity;
 mod region;
 pub(crate) mod value;
 
-#[cfg(test)]
-mod tests;
-
 use crate::answer::quantity::Quantity;
 use crate::answer::region::Region;
 use crate::answer::{Answer, as_region};

@@ -5,9 +5,6 @@ pub(crate) mod symbols;
 pub(crate) mod token;
 mod words;
 
-#[cfg(test)]
-mod tests;
-
 use crate::budget::{MAX_ANSWER_BYTES, Step, Stop, unreadable};
 use crate::expr::Func;
 use numeral::Numeral;

@@ -1,1 +1,49 @@
+use crate::{Mode, Rules, Verdict, grade, grade_answer};
 
+#[test]
+fn reasons_say_what_a_person_needs() {
+    for (answer, reference, reason) in [
+        ("0.33", "1/3", "0.33 and 1/3 differ: 0.33 is exactly 33/100"),
+        ("1/3", "0.33", "1/3 and 0.33 differ: 0.33 is exactly 33/100"),
+        (r"\sqrt{8}", r"2\sqrt2", "both are exactly 2*sqrt(2)"),
+        ("0.333333", "1/3", "0.333333 agrees with 1/3 to 6 decimals"),
+        ("5 cm", r"5\text{ m}\cdot s", "5 cm is not 5 m s: the units differ"),
+        (r"\frac{1", "5", "the answer cannot be read: a bracket that is never closed"),
+        ("9^{9^{9^9}}", "5", "gave up: a power grows past 20,000 digits"),
+    ] {
+        let graded = grade_answer(answer, reference, Mode::Math);
+        assert_eq!(graded.reason, reason, "{answer} against {reference}");
+    }
+}
+
+#[test]
+fn canonical_forms_are_the_same_for_equal_answers() {
+    for (answer, reference, form) in [
+        ("3.5", r"\frac72", "7/2"),
+        ("(x+1)^2", "x^2+2x+1", "x^2 + 2*x + 1"),
+        (r"\frac{1}{\sqrt6}", r"\frac{\sqrt6}{6}", "1/6*sqrt(6)"),
+        (r"\frac{2+i}{i}", "1-2i", "1 - 2*i"),
+    ] {
+        let graded = grade_answer(answer, reference, Mode::Math);
+        assert_eq!((graded.answer.as_deref(), graded.reference.as_str()), (Some(form), form));
+    }
+}
+
+#[test]
+fn the_boxed_exact_window_counts_characters_not_bytes() {
+    let padding = "é".repeat(80);
+    assert_eq!(grade(&format!(r"\boxed{{5}}{padding}"), "5", Mode::BoxedExact).verdict, Verdict::Right);
+    assert_eq!(
+        grade(&format!(r"\boxed{{5}}{padding}{padding}"), "5", Mode::BoxedExact).verdict,
+        Verdict::NoAnswer
+    );
+}
+
+#[test]
+fn modes_have_names_that_read_back() {
+    for mode in Mode::ALL {
+        assert_eq!(mode.to_string().parse(), Ok(mode));
+        assert_eq!(Rules::from(mode).mode, mode);
+    }
+    assert!("maths".parse::<Mode>().unwrap_err().contains("boxed-exact"));
+}

@@ -2,9 +2,6 @@
 
 mod operand;
 
-#[cfg(test)]
-mod tests;
-
 use crate::budget::{Budget, MAX_DEPTH, Step, Stop, unreadable};
 use crate::expr::{Expr, Func, Sign};
 use crate::lex::token::{Bracket, Tok, Token};

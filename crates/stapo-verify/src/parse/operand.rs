@@ -170,6 +170,7 @@ impl Parser<'_> {
             return Ok(Expr::int(digit));
         }
         if let Some(Tok::Word(run)) = self.peek()
+            && run.len() > 1
             && splits(run)
         {
             let (letter, rest) = (run[..1].to_owned(), run[1..].to_owned());
