@@ -172,13 +172,15 @@ impl<E: Float> Task<'_, '_, E> {
                 }
             }
             A::Columns(a) => {
-                // Token by token, so that each row is read in one go.
-                for d in 0..depth {
-                    let from = &a[(k + d) * g.rows + self.rows.start..];
-                    let groups = self.a[d * COLUMN_STRIDE..].chunks_mut(DEPTH * COLUMN_STRIDE);
-                    for (at, group) in (0..self.rows.len()).step_by(L::TILE_ROWS).zip(groups) {
-                        // A group takes TILE_ROWS of the sixteen; the others are not read.
-                        l.put(&mut group[..COLUMN_STRIDE], 0, l.get(from, at, E::ZERO));
+                // Sixteen depths at a time: what is read and what is written both stay in the first cache.
+                for d0 in (0..depth).step_by(WIDTH) {
+                    let groups = self.a.chunks_exact_mut(DEPTH * COLUMN_STRIDE);
+                    for (row, group) in self.rows.clone().step_by(L::TILE_ROWS).zip(groups) {
+                        for d in d0..(d0 + WIDTH).min(depth) {
+                            // A group takes TILE_ROWS of the sixteen; the others are not read.
+                            let from = l.get(a, (k + d) * g.rows + row, E::ZERO);
+                            l.put(group, d * COLUMN_STRIDE, from);
+                        }
                     }
                 }
             }

@@ -87,7 +87,7 @@ impl<T: Float> Cache<T> {
 }
 
 /// Writes the keys and values of tokens into the cache. Shapes: qkv `[T, qkv_width]`, positions already embedded;
-/// slots `[T]`: token t goes to position `slot % block_size` of block `slot / block_size`, each slot at most once.
+/// slots `[T]`: token t goes to position `slot % block_size` of block `slot / block_size`. Of two tokens with one slot, the later stays.
 pub fn store<T: Float>(
     device: &Device,
     tokens: usize,
@@ -194,22 +194,21 @@ fn store_cpu<E: Float>(
 ) {
     let (keys, values) = (Shared::new(keys), Shared::new(values));
     let (size, width) = (dims.block_size, padded(heads.dim));
-    cpu.rows(slots.len(), 2 * heads.kv * heads.dim, |tokens| {
-        for token in tokens {
-            let row = &qkv[token * heads.qkv_width()..(token + 1) * heads.qkv_width()];
-            let (block, position) = (slots[token] as usize / size, slots[token] as usize % size);
-            for kv_head in 0..heads.kv {
-                let (key_at, value_at) = columns(heads, kv_head);
+    cpu.rows(heads.kv, 8 * slots.len() * heads.dim, |kv_heads| {
+        for kv_head in kv_heads {
+            let (key_at, value_at) = columns(heads, kv_head);
+            for (row, slot) in qkv.chunks_exact(heads.qkv_width()).zip(slots) {
+                let (block, position) = (*slot as usize / size, *slot as usize % size);
                 let piece = block * heads.kv + kv_head;
-                for (d, x) in row[key_at..key_at + heads.dim].iter().enumerate() {
-                    let at = (piece * heads.dim + d) * size + position;
-                    // SAFETY: each task has its own tokens, and no two tokens share a slot.
-                    let key = unsafe { keys.range(at..at + 1) };
-                    key[0] = *x;
+                // SAFETY: each task has its own heads, so its own pieces of every block.
+                let (key, value) = unsafe {
+                    let at = (piece * size + position) * width;
+                    let key = keys.range(piece * heads.dim * size..(piece + 1) * heads.dim * size);
+                    (key, values.range(at..at + heads.dim))
+                };
+                for (column, x) in key.chunks_exact_mut(size).zip(&row[key_at..key_at + heads.dim]) {
+                    column[position] = *x;
                 }
-                let at = (piece * size + position) * width;
-                // SAFETY: as above.
-                let value = unsafe { values.range(at..at + heads.dim) };
                 value.copy_from_slice(&row[value_at..value_at + heads.dim]);
             }
         }

@@ -253,3 +253,24 @@ fn a_block_outside_the_cache_is_named() {
     let qkv = upload(&device, &[0f32; 6]);
     paged::forward(&device, d, qkv.view(), &cache, sequences, device.zeros(2).unwrap().view_mut());
 }
+
+#[test]
+fn of_two_tokens_in_one_slot_the_later_stays() {
+    let heads = Heads { query: 2, kv: 2, dim: 3 };
+    assert_same_on_all_devices(|device| {
+        let cache_dims = CacheDims { blocks: 1, block_size: 16, kv_heads: 2, head_dim: 3 };
+        let mut cache = Cache::zeros(device, cache_dims).unwrap();
+        let qkv = upload(device, &values::<f32>(1, 2 * heads.qkv_width()));
+        paged::store(device, 2, heads, qkv.view(), upload(device, &[0, 0]).view(), &mut cache);
+        let [offsets, contexts, tables] = [&[0, 1][..], &[1], &[0]].map(|x| upload(device, x));
+        let sequences =
+            Sequences { offsets: offsets.view(), contexts: contexts.view(), tables: tables.view() };
+        let d = paged::Dims { tokens: 1, sequences: 1, heads, table_width: 1 };
+        let mut out = device.zeros(heads.out_width()).unwrap();
+        let last = qkv.range(heads.qkv_width()..2 * heads.qkv_width());
+        paged::forward(device, d, last, &cache, sequences, out.view_mut());
+        // A lone key has weight 1: the output is its value.
+        assert_eq!(out.view().to_vec(), last.to_vec()[12..]);
+        vec![out.view().to_vec()]
+    });
+}

@@ -35,19 +35,19 @@ enum Storage<T> {
 
 /// A read-only range of a buffer. Cheap to copy.
 #[derive(Debug, Clone, Copy)]
-pub struct View<'a, T: Element>(Range1<'a, T>);
+pub struct View<'a, T: Element>(Place<'a, T>);
 
 #[derive(Debug, Clone, Copy)]
-enum Range1<'a, T> {
+enum Place<'a, T> {
     Host(&'a [T]),
 }
 
 /// A range of a buffer that an op may write.
 #[derive(Debug)]
-pub struct ViewMut<'a, T: Element>(RangeMut<'a, T>);
+pub struct ViewMut<'a, T: Element>(PlaceMut<'a, T>);
 
 #[derive(Debug)]
-enum RangeMut<'a, T> {
+enum PlaceMut<'a, T> {
     Host(&'a mut [T]),
 }
 
@@ -62,11 +62,11 @@ impl<T: Element> Buffer<T> {
     }
 
     pub fn view(&self) -> View<'_, T> {
-        View(Range1::Host(self.host()))
+        View(Place::Host(self.host()))
     }
 
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
-        ViewMut(RangeMut::Host(self.host_mut()))
+        ViewMut(PlaceMut::Host(self.host_mut()))
     }
 
     /// The elements of `range`.
@@ -103,7 +103,7 @@ impl<'a, T: Element> View<'a, T> {
 
     #[must_use]
     pub fn range(self, range: Range<usize>) -> View<'a, T> {
-        View(Range1::Host(&self.host()[range]))
+        View(Place::Host(&self.host()[range]))
     }
 
     /// Copies the elements to the host. Waits for the device.
@@ -117,7 +117,7 @@ impl<'a, T: Element> View<'a, T> {
     }
 
     pub(crate) fn host(&self) -> &'a [T] {
-        let Range1::Host(slice) = self.0;
+        let Place::Host(slice) = self.0;
         slice
     }
 }
@@ -130,23 +130,23 @@ impl<'a, T: Element> ViewMut<'a, T> {
 
     /// The same range, for reading, while this view rests.
     pub fn view(&self) -> View<'_, T> {
-        let RangeMut::Host(slice) = &self.0;
-        View(Range1::Host(slice))
+        let PlaceMut::Host(slice) = &self.0;
+        View(Place::Host(slice))
     }
 
     /// The same range, for one more call.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
-        let RangeMut::Host(slice) = &mut self.0;
-        ViewMut(RangeMut::Host(slice))
+        let PlaceMut::Host(slice) = &mut self.0;
+        ViewMut(PlaceMut::Host(slice))
     }
 
     pub fn into_view(self) -> View<'a, T> {
-        View(Range1::Host(self.into_host()))
+        View(Place::Host(self.into_host()))
     }
 
     #[must_use]
     pub fn into_range(self, range: Range<usize>) -> ViewMut<'a, T> {
-        ViewMut(RangeMut::Host(&mut self.into_host()[range]))
+        ViewMut(PlaceMut::Host(&mut self.into_host()[range]))
     }
 
     /// See [`Buffer::disjoint_mut`].
@@ -155,7 +155,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
         let parts = self.into_host().get_disjoint_mut(ranges);
         let parts =
             parts.unwrap_or_else(|error| panic!("disjoint_mut: {error}, in a buffer of {len} elements"));
-        parts.map(|part| ViewMut(RangeMut::Host(part)))
+        parts.map(|part| ViewMut(PlaceMut::Host(part)))
     }
 
     /// Copies from the host.
@@ -173,12 +173,12 @@ impl<'a, T: Element> ViewMut<'a, T> {
     }
 
     pub(crate) fn host_mut(&mut self) -> &mut [T] {
-        let RangeMut::Host(slice) = &mut self.0;
+        let PlaceMut::Host(slice) = &mut self.0;
         slice
     }
 
     pub(crate) fn into_host(self) -> &'a mut [T] {
-        let RangeMut::Host(slice) = self.0;
+        let PlaceMut::Host(slice) = self.0;
         slice
     }
 }

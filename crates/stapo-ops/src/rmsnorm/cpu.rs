@@ -137,26 +137,17 @@ fn backward_row<L: Lanes>(
     write: Write,
     d_x: &mut [L::E],
 ) {
-    let zero = L::E::ZERO;
-    let mut sum = l.zero();
+    let pull = l.splat(pull(l, x, weight, inv_rms, d_out));
     for at in (0..x.len()).step_by(WIDTH) {
-        let scaled = l.mul(l.get(d_out, at, zero), l.get(weight, at, zero));
-        sum = l.fma(scaled, l.get(x, at, zero), sum);
-    }
-    let inv = l.splat(inv_rms);
-    let pull = l.sum(sum) * inv_rms * inv_rms * inv_rms / L::E::from_f64(x.len() as f64);
-    let pull = l.splat(-pull);
-    for at in (0..x.len()).step_by(WIDTH) {
-        let scaled = l.mul(l.get(d_out, at, zero), l.get(weight, at, zero));
-        let mut d = l.fma(pull, l.get(x, at, zero), l.mul(scaled, inv));
+        let mut d = pulled(l, x, weight, inv_rms, d_out, pull, at);
         if write == Write::Add {
-            d = l.add(l.get(d_x, at, zero), d);
+            d = l.add(l.get(d_x, at, L::E::ZERO), d);
         }
         l.put(d_x, at, d);
     }
 }
 
-/// In place: `d` holds d_out and becomes d_x.
+/// The same in place: `d` holds d_out and becomes d_x.
 #[inline(always)]
 pub(crate) fn backward_row_in_place<L: Lanes>(
     l: L,
@@ -165,18 +156,39 @@ pub(crate) fn backward_row_in_place<L: Lanes>(
     inv_rms: L::E,
     d: &mut [L::E],
 ) {
+    let pull = l.splat(pull(l, x, weight, inv_rms, d));
+    for at in (0..x.len()).step_by(WIDTH) {
+        let d_x = pulled(l, x, weight, inv_rms, d, pull, at);
+        l.put(d, at, d_x);
+    }
+}
+
+/// `-inv^3 sum(d_out weight x) / width`: what x is multiplied by.
+#[inline(always)]
+fn pull<L: Lanes>(l: L, x: &[L::E], weight: &[L::E], inv_rms: L::E, d_out: &[L::E]) -> L::E {
     let zero = L::E::ZERO;
     let mut sum = l.zero();
     for at in (0..x.len()).step_by(WIDTH) {
-        let scaled = l.mul(l.get(d, at, zero), l.get(weight, at, zero));
-        l.put(d, at, scaled);
+        let scaled = l.mul(l.get(d_out, at, zero), l.get(weight, at, zero));
         sum = l.fma(scaled, l.get(x, at, zero), sum);
     }
-    let inv = l.splat(inv_rms);
-    let pull = l.splat(-(l.sum(sum) * inv_rms * inv_rms * inv_rms / L::E::from_f64(x.len() as f64)));
-    for at in (0..x.len()).step_by(WIDTH) {
-        l.put(d, at, l.fma(pull, l.get(x, at, zero), l.mul(l.get(d, at, zero), inv)));
-    }
+    -(l.sum(sum) * inv_rms * inv_rms * inv_rms / L::E::from_f64(x.len() as f64))
+}
+
+/// Sixteen elements of `d_out weight inv + pull x`.
+#[inline(always)]
+fn pulled<L: Lanes>(
+    l: L,
+    x: &[L::E],
+    weight: &[L::E],
+    inv_rms: L::E,
+    d_out: &[L::E],
+    pull: L::V,
+    at: usize,
+) -> L::V {
+    let zero = L::E::ZERO;
+    let scaled = l.mul(l.get(d_out, at, zero), l.get(weight, at, zero));
+    l.fma(pull, l.get(x, at, zero), l.mul(scaled, l.splat(inv_rms)))
 }
 
 pub(super) fn backward_weight<E: Float>(
