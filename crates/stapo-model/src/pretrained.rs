@@ -99,7 +99,7 @@ impl Pretrained {
             return Ok(());
         }
         let difference = self.embedding_difference()?;
-        if difference > MAX_COPY_DIFFERENCE {
+        if difference.is_nan() || difference > MAX_COPY_DIFFERENCE {
             let problem = format!("embedding and head differ by {:.0} % of their size", 100.0 * difference);
             return Err(Error::mismatch(
                 self.weights.place(),

@@ -102,8 +102,11 @@ fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, S
     };
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER || length > rest.len() as u64 {
-        let problem = format!("declares a header of {length} bytes in a file of {}", file.len());
-        return Err(Error::unsupported(place, problem, "truncated, or not a safetensors file"));
+        let problem = format!(
+            "declares a header of {length} bytes in a file of {}: truncated, or no safetensors",
+            file.len()
+        );
+        return Err(malformed(problem));
     }
     let (header, numbers) = rest.split_at(length as usize);
     let header = json::parse_object(&format!("{place}: header"), header)?;
