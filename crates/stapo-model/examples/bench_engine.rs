@@ -1,4 +1,4 @@
-//! Times training steps or generation of one shape; `bench/engine/speed.py` puts the result beside PyTorch.
+//! Times training steps or generation of one shape; `bench/engine/speed.py` puts the result beside `PyTorch`.
 //!
 //! `bench_engine train|generate|peak --key=value ..` prints one JSON object: seconds of the best training step or of the
 //! whole generation; the machine's measured f32 operations per second.
@@ -34,7 +34,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Forward, log-prob and entropy of every next token, backward, clip, AdamW.
+/// Forward, log-prob and entropy of every next token, backward, clip, `AdamW`.
 fn train(mut policy: Policy, options: &Options) -> Result<f64, Failure> {
     let mut optimizer =
         Optimizer::new(&policy, AdamWSettings { weight_decay: 0.01, ..AdamWSettings::default() })?;
