@@ -54,14 +54,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         (None, Some(folder)) => begin(args, folder, &device)?,
         (None, None) => bail!("no run folder\nhint: name one with --out"),
     };
-    let mut view = Lines { json: args.json, steps: config.steps, started: Instant::now(), n_seen: 0, stop: stop::on_ctrl_c()? };
+    let mut view = Lines {
+        json: args.json,
+        steps: config.steps,
+        started: Instant::now(),
+        n_seen: 0,
+        stop: stop::on_ctrl_c()?,
+    };
     pretrain(&config, &mut run, &mut pretrainer, &mut view)?;
     let folder = run.folder().display();
     if pretrainer.counters.step < config.steps {
-        eprintln!("stopped after {} steps; go on with stapo pretrain --resume {folder}", pretrainer.counters.step);
+        eprintln!(
+            "stopped after {} steps; go on with stapo pretrain --resume {folder}",
+            pretrainer.counters.step
+        );
         return Ok(ExitCode::from(130));
     }
-    let options = ExportOptions { precision: Precision::Bf16, existing: Existing::Replace, ..ExportOptions::default() };
+    let options =
+        ExportOptions { precision: Precision::Bf16, existing: Existing::Replace, ..ExportOptions::default() };
     let model = run.folder().join("model");
     let student = &pretrainer.student;
     export_policy(&model, &student.policy, &student.companions, &options)?;
@@ -125,7 +135,8 @@ impl WatchPretrain for Lines {
             return;
         }
         let left = self.started.elapsed() / self.n_seen * (self.steps - metrics.step.min(self.steps)) as u32;
-        let held_out = metrics.eval_accuracy.map_or(String::new(), |a| format!("  held-out {:.1} %", 100.0 * a));
+        let held_out =
+            metrics.eval_accuracy.map_or(String::new(), |a| format!("  held-out {:.1} %", 100.0 * a));
         let _ = writeln!(
             stderr(),
             "step {:>5}/{}  loss {:.4} nats  entropy {:.3} nats  grad {:.2}  {:.0} tokens/s  {} left{held_out}",

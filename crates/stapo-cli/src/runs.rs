@@ -16,8 +16,10 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let entries = std::fs::read_dir(&args.folder).with_context(|| format!("folder {}", args.folder.display()))?;
-    let mut folders: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(|p| p.is_dir()).collect();
+    let entries =
+        std::fs::read_dir(&args.folder).with_context(|| format!("folder {}", args.folder.display()))?;
+    let mut folders: Vec<PathBuf> =
+        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(|p| p.is_dir()).collect();
     folders.sort();
     println!("{:<40} {:>11}  {:<12} {:>9} {:>9}", "run", "steps", "status", "accuracy", "held-out");
     for folder in folders {

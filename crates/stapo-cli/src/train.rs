@@ -95,7 +95,10 @@ fn reopen(folder: &Path, device: &Device) -> Result<(Plan, Run, Trainer)> {
 fn default_folder(name: &str) -> PathBuf {
     let stem = format!("{}-{name}", crate::clock::stamp(SystemTime::now()));
     let numbered = (2..).map(|n| Path::new("runs").join(format!("{stem}-{n}")));
-    std::iter::once(Path::new("runs").join(&stem)).chain(numbered).find(|folder| !folder.exists()).unwrap_or_default()
+    std::iter::once(Path::new("runs").join(&stem))
+        .chain(numbered)
+        .find(|folder| !folder.exists())
+        .unwrap_or_default()
 }
 
 /// What goes into the run, by content.
@@ -133,8 +136,8 @@ fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
     }
     let entries = std::fs::read_dir(path).with_context(|| format!("model {}", path.display()))?;
     let is_weights = |path: &PathBuf| path.extension().is_some_and(|e| e == "safetensors" || e == "gguf");
-    let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_weights).collect();
+    let mut files: Vec<PathBuf> =
+        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_weights).collect();
     files.sort();
     Ok(files)
 }
-

@@ -26,7 +26,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .with_context(|| format!("run {}: no plan.toml, so this is no run folder", args.run.display()))?;
     let plan = Plan::resolve(Config::from_toml(&text, [])?)?;
     let manifest = Run::read_manifest(&args.run)?;
-    let recorded = |step: u64| manifest.steps.iter().find(|hash| hash.step == step).map(|hash| hash.sha256.as_str());
+    let recorded =
+        |step: u64| manifest.steps.iter().find(|hash| hash.step == step).map(|hash| hash.sha256.as_str());
     let last = manifest.steps.last().map_or(0, |hash| hash.step);
     let checkpoints = Checkpoint::list(&args.run)?;
     let before = |path: &PathBuf| Checkpoint::open(path).ok().filter(|c| c.counters.step < last);

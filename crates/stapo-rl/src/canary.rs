@@ -53,7 +53,11 @@ pub fn check_verdicts(plan: &Plan, step: u64, batch: &Batch) -> Result<()> {
         return Err(Error::Canary {
             step,
             canary: "verifier",
-            problem: format!("{:.1} % of the responses could not be judged, the limit is {:.1} %", 100.0 * share, 100.0 * limit),
+            problem: format!(
+                "{:.1} % of the responses could not be judged, the limit is {:.1} %",
+                100.0 * share,
+                100.0 * limit
+            ),
             remedy: "look at rollouts/ for what the model writes; the task's verifier or prompt does not fit it",
         });
     }

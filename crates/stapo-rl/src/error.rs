@@ -39,11 +39,15 @@ pub enum Error {
     OutOfMemory(#[from] OutOfMemory),
     #[error("problem {problem_id}: {source}")]
     Request { problem_id: String, source: RequestError },
-    #[error("problem {problem_id}: its prompt has {n_tokens} tokens, the limit is {limit}\nhint: raise rollout.max_prompt_tokens, or leave such problems out of the data")]
+    #[error(
+        "problem {problem_id}: its prompt has {n_tokens} tokens, the limit is {limit}\nhint: raise rollout.max_prompt_tokens, or leave such problems out of the data"
+    )]
     PromptTooLong { problem_id: String, n_tokens: usize, limit: usize },
     #[error("{}:{line}: {problem}\nhint: one JSON object per line, its fields named by texts.prompt_field and texts.response_field", path.display())]
     Text { path: PathBuf, line: usize, problem: String },
-    #[error("example {position}: {n_tokens} tokens, expected 2 to {limit}\nhint: raise config.microbatch_tokens, or shorten the text")]
+    #[error(
+        "example {position}: {n_tokens} tokens, expected 2 to {limit}\nhint: raise config.microbatch_tokens, or shorten the text"
+    )]
     BadExample { position: u64, n_tokens: usize, limit: usize },
     #[error("step {step}: {source}")]
     Objective { step: u64, source: ObjectiveError },
@@ -67,7 +71,9 @@ impl Error {
 
 fn io_hint(source: &std::io::Error) -> &'static str {
     match source.kind() {
-        std::io::ErrorKind::StorageFull => "\nhint: free some space, then go on with --resume; what was written is whole",
+        std::io::ErrorKind::StorageFull => {
+            "\nhint: free some space, then go on with --resume; what was written is whole"
+        }
         std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
             "\nhint: choose a folder you may write to with --out"
         }

@@ -44,7 +44,8 @@ pub fn roll_out(student: &Student, task: &Task, plan: &Plan, step: u64, position
             temperature: config.rollout.temperature,
         };
         let groups = sample_and_score(student, task, plan, &problems, sampling, step - 1)?;
-        out.n_sampled += groups.iter().flat_map(|group| &group.members).map(|m| m.rollout.tokens.len()).sum::<usize>();
+        out.n_sampled +=
+            groups.iter().flat_map(|group| &group.members).map(|m| m.rollout.tokens.len()).sum::<usize>();
         let is_last = draw == config.rollout.max_redraws as u64;
         kept.extend(groups.into_iter().filter(|group| is_last || !group.is_unanimous()));
         if kept.len() == wanted {
@@ -69,8 +70,11 @@ pub fn sample_and_score(
         .iter()
         .map(|rollout| Ok(student.tokenizer.decode(&rollout.tokens)?))
         .collect::<Result<Vec<String>>>()?;
-    let pairs: Vec<(&Problem, &str)> =
-        rollouts.iter().zip(&texts).map(|(rollout, text)| (&problems[rollout.problem_idx], text.as_str())).collect();
+    let pairs: Vec<(&Problem, &str)> = rollouts
+        .iter()
+        .zip(&texts)
+        .map(|(rollout, text)| (&problems[rollout.problem_idx], text.as_str()))
+        .collect();
     let judged = task.judge(&pairs)?;
     let mut groups: Vec<Group> =
         problems.iter().map(|problem| Group { problem: problem.clone(), members: Vec::new() }).collect();

@@ -45,7 +45,8 @@ impl Phases {
 pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phases) -> Metrics {
     let responses: Vec<_> = rolled.batch.responses().collect();
     let n_responses = responses.len().max(1) as f64;
-    let mean = |of: &dyn Fn(&stapo_core::Scored) -> f64| responses.iter().map(|s| of(s)).sum::<f64>() / n_responses;
+    let mean =
+        |of: &dyn Fn(&stapo_core::Scored) -> f64| responses.iter().map(|s| of(s)).sum::<f64>() / n_responses;
     let mut entropies: Vec<f64> =
         responses.iter().flat_map(|s| &s.rollout.entropy).map(|&entropy| f64::from(entropy)).collect();
     entropies.sort_by(f64::total_cmp);
@@ -74,7 +75,9 @@ pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phas
         learning_rate: learned.last().map_or(0.0, |update| update.learning_rate),
         gradient_norm: average(&|u| u.gradient_norm),
         silenced_gradient_share: average(&|u| u.census.silenced_gradient_share()),
-        quadrants: learned.first().map_or(Vec::new(), |update| Vec::<QuadrantCensus>::from(update.census.rows())),
+        quadrants: learned
+            .first()
+            .map_or(Vec::new(), |update| Vec::<QuadrantCensus>::from(update.census.rows())),
         exactness_max_abs: learned.first().map_or(0.0, |update| update.exactness_max_abs),
         tokens_per_second: TokensPerSecond { rollout: phases.rollout_rate, update: phases.update_rate },
         extra: Extra::new(),
@@ -87,7 +90,12 @@ fn quantiles(sorted: &[f64]) -> EntropyQuantiles {
 }
 
 /// The first `n` responses of the step, with every token.
-pub fn response_records(step: u64, student: &Student, learned: &[Learned], n: usize) -> Result<Vec<ResponseRecord>> {
+pub fn response_records(
+    step: u64,
+    student: &Student,
+    learned: &[Learned],
+    n: usize,
+) -> Result<Vec<ResponseRecord>> {
     let members = learned.iter().flat_map(|update| &update.members).take(n);
     members
         .map(|member| {
@@ -147,7 +155,8 @@ pub fn silenced_records(step: u64, student: &Student, learned: &[Learned]) -> Re
     for member in learned.iter().flat_map(|update| &update.members) {
         let observed = member.observed();
         for (token_idx, effect) in member.effects.iter().enumerate() {
-            let by_choice = |kind: &MaskKind| !matches!(kind, MaskKind::TopEntropy | MaskKind::LowProbabilityFirst);
+            let by_choice =
+                |kind: &MaskKind| !matches!(kind, MaskKind::TopEntropy | MaskKind::LowProbabilityFirst);
             let Some(silenced_by) = effect.silenced_by.filter(by_choice) else { continue };
             let rollout = &member.scored.rollout;
             let tokens = &rollout.tokens;

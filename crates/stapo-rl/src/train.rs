@@ -119,7 +119,8 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
         phases.rolled_out(rolled.n_sampled);
         let learned = trainer.learn(plan, step, &rolled)?;
         phases.updated(&learned);
-        trainer.counters = Counters { step, position: trainer.counters.position + rolled.n_drawn, ..trainer.counters };
+        trainer.counters =
+            Counters { step, position: trainer.counters.position + rolled.n_drawn, ..trainer.counters };
 
         let mut metrics = metrics(step, &rolled, &learned, &phases);
         if is_due(step, plan.config.evaluation.every_steps) || step == plan.config.steps {
@@ -135,10 +136,13 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
         }
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);
-        canary::warnings(plan, first.as_ref(), &metrics, &rolled.batch).iter().for_each(|text| watch.warned(text));
+        canary::warnings(plan, first.as_ref(), &metrics, &rolled.batch)
+            .iter()
+            .for_each(|text| watch.warned(text));
 
         let target = plan.config.evaluation.target_accuracy;
-        let is_reached = metrics.eval_accuracy.zip(target).is_some_and(|(accuracy, target)| accuracy >= target);
+        let is_reached =
+            metrics.eval_accuracy.zip(target).is_some_and(|(accuracy, target)| accuracy >= target);
         let is_stopped = watch.wants_stop();
         let is_last = step == plan.config.steps;
         if is_reached || is_stopped || is_last || is_due(step, plan.config.record.checkpoint_every_steps) {

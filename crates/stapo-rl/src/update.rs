@@ -77,7 +77,9 @@ pub fn learn<'a>(
         score(reference, plan, &microbatches, &mut members, |m, s| m.reference_logp = Some(s.logp))?;
     }
     if !turn.is_on_policy && objective.calibrates_on_current_policy() {
-        score(learner.policy, plan, &microbatches, &mut members, |m, s| (m.logp, m.entropy) = (s.logp, s.entropy))?;
+        score(learner.policy, plan, &microbatches, &mut members, |m, s| {
+            (m.logp, m.entropy) = (s.logp, s.entropy)
+        })?;
     }
     let draw = Draw { step: counters.n_updates, pass: turn.pass };
     let responses: Vec<Response> = members.iter().map(Member::response).collect();
@@ -107,8 +109,10 @@ pub fn learn<'a>(
     }
     let tally = objective.total(&tallies);
     let unreached = if counters.n_updates == 0 { unreached(learner.gradients) } else { Vec::new() };
-    let learning_rate = plan.config.update.learning_rate * plan.config.update.schedule.factor(counters.n_updates);
-    let update = Update { lr: learning_rate, scale: tally.scale, max_norm: plan.config.update.max_gradient_norm };
+    let learning_rate =
+        plan.config.update.learning_rate * plan.config.update.schedule.factor(counters.n_updates);
+    let update =
+        Update { lr: learning_rate, scale: tally.scale, max_norm: plan.config.update.max_gradient_norm };
     let gradient_norm = learner
         .optimizer
         .step(learner.policy, learner.gradients, update)
@@ -116,7 +120,8 @@ pub fn learn<'a>(
     counters.n_updates += 1;
 
     let exactness_max_abs = members.iter().map(Member::distance).fold(0.0, f64::max);
-    let thresholds = Thresholds { tau_p: objective.tau_p(), tau_h: calibration.tau_h().unwrap_or(f64::INFINITY) };
+    let thresholds =
+        Thresholds { tau_p: objective.tau_p(), tau_h: calibration.tau_h().unwrap_or(f64::INFINITY) };
     let mut census = Census::new(thresholds);
     for member in &mut members {
         member.observed().iter().for_each(|token| census.add(token));

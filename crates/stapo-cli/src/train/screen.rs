@@ -80,7 +80,8 @@ impl Screen {
     }
 
     fn line(&self, metrics: &Metrics) -> String {
-        let held_out = metrics.eval_accuracy.map_or(String::new(), |a| format!("  held-out {:.1} %", 100.0 * a));
+        let held_out =
+            metrics.eval_accuracy.map_or(String::new(), |a| format!("  held-out {:.1} %", 100.0 * a));
         let rates = metrics.tokens_per_second;
         format!(
             "step {:>4}/{}  accuracy {:>5.1} %  entropy {:.3} nats  silenced {}/{} candidates  grad {:.2}  {:.0}+{:.0} tokens/s  {} left{held_out}",
@@ -119,10 +120,15 @@ impl Screen {
             Outcome::Stopped => format!("stopped after {n_steps} steps; saved\n"),
         };
         let silenced = self.n_silenced as f64 / self.n_tokens.max(1) as f64;
-        said += &format!("  held-out accuracy  {} -> {}\n", percent(self.start_accuracy), percent(self.eval.last().copied()));
+        said += &format!(
+            "  held-out accuracy  {} -> {}\n",
+            percent(self.start_accuracy),
+            percent(self.eval.last().copied())
+        );
         said += &format!("  training accuracy  {}\n", curve(&self.accuracy));
         said += &format!("  entropy, nats      {}\n", curve(&self.entropy));
-        said += &format!("  silenced tokens    {} of {} ({:.1e})\n", self.n_silenced, self.n_tokens, silenced);
+        said +=
+            &format!("  silenced tokens    {} of {} ({:.1e})\n", self.n_silenced, self.n_tokens, silenced);
         said += &format!("  run folder         {folder}\n");
         said += &match outcome {
             Outcome::Stopped => format!("  go on with         stapo train --resume {folder}\n"),

@@ -49,7 +49,9 @@ impl ObjectiveSpec {
         let base = match table.remove("preset") {
             Some(Value::String(name)) => settings::to_table(&Self::from_preset(&name)?),
             Some(other) => {
-                return Err(settings::wrong_type("objective.preset", &other, "a preset name in quotes").into());
+                return Err(
+                    settings::wrong_type("objective.preset", &other, "a preset name in quotes").into()
+                );
             }
             None => Table::new(),
         };

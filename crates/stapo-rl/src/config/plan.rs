@@ -3,9 +3,9 @@
 use super::{Config, Recompute};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
+use stapo_core::ObjectiveSpec;
 use stapo_core::objective::SpecError;
 use stapo_core::settings::{self, SettingsError, hint};
-use stapo_core::ObjectiveSpec;
 use stapo_model::decoder::Keep;
 use stapo_model::optimizer::AdamWSettings;
 use thiserror::Error;
@@ -104,7 +104,8 @@ impl Plan {
         let config = &self.config;
         let (rollout, update, evaluation) = (&config.rollout, &config.update, &config.evaluation);
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        let named = !config.name.is_empty() && config.name.chars().all(plain) && !config.name.starts_with('.');
+        let named =
+            !config.name.is_empty() && config.name.chars().all(plain) && !config.name.starts_with('.');
         require(named, "name", &config.name, "expected letters, digits, - _ . (it names a folder)", "")?;
         at_least_one("steps", config.steps)?;
         at_least_one("rollout.problems_per_step", rollout.problems_per_step as u64)?;
@@ -143,7 +144,8 @@ impl Plan {
         let decays = update.weight_decay.is_finite() && update.weight_decay >= 0.0;
         require(decays, "update.weight_decay", update.weight_decay, "expected at least 0", "")?;
         let rewards = config.reward;
-        let contrast = rewards.right.is_finite() && rewards.wrong.is_finite() && rewards.right > rewards.wrong;
+        let contrast =
+            rewards.right.is_finite() && rewards.wrong.is_finite() && rewards.right > rewards.wrong;
         require(contrast, "reward.right", rewards.right, "expected a number above reward.wrong", "")?;
         at_least_one("evaluation.problems", evaluation.problems as u64)?;
         at_least_one("evaluation.samples", evaluation.samples as u64)?;

@@ -79,7 +79,10 @@ impl Default for PretrainConfig {
 }
 
 impl PretrainConfig {
-    pub fn from_toml<'a>(text: &str, overrides: impl IntoIterator<Item = &'a str>) -> Result<Self, SettingsError> {
+    pub fn from_toml<'a>(
+        text: &str,
+        overrides: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, SettingsError> {
         let mut table = settings::overlay(settings::to_table(&Self::default()), settings::parse(text)?);
         for text in overrides {
             settings::set(&mut table, text)?;

@@ -65,7 +65,8 @@ pub fn write(folder: &Path, shape: &Shape, seed: u64, device: &Device) -> Result
     };
     config.validate("config.start")?;
     let policy: Policy = Policy::random(device, &config, seed, shape.deviation)?;
-    let options = ExportOptions { precision: Precision::F32, existing: Existing::Replace, ..ExportOptions::default() };
+    let options =
+        ExportOptions { precision: Precision::F32, existing: Existing::Replace, ..ExportOptions::default() };
     export_policy(folder, &policy, &[], &options)?;
     let tokenizer = tokenizer_json(n_characters as u32);
     write_whole(&folder.join("tokenizer.json"), format!("{tokenizer:#}\n").as_bytes())?;

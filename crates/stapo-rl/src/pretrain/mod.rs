@@ -129,7 +129,11 @@ impl Pretrainer {
             tokens.extend(self.student.tokenizer.encode(&response)?);
             tokens.extend(self.student.stops.first());
             if tokens.len() < 2 || tokens.len() > config.microbatch_tokens {
-                return Err(Error::BadExample { position, n_tokens: tokens.len(), limit: config.microbatch_tokens });
+                return Err(Error::BadExample {
+                    position,
+                    n_tokens: tokens.len(),
+                    limit: config.microbatch_tokens,
+                });
             }
             n_tokens += tokens.len();
             let n_given = match config.loss_on {
@@ -155,7 +159,8 @@ pub fn pretrain(
         let (step, is_last) = (metrics.step, metrics.step == config.steps);
         if let Some(task) = task.as_ref().filter(|_| is_last || is_due(step, config.evaluation_every_steps)) {
             let plan = config.evaluation_plan()?;
-            metrics.eval_accuracy = Some(crate::rollout::held_out_accuracy(&pretrainer.student, task, &plan, step)?);
+            metrics.eval_accuracy =
+                Some(crate::rollout::held_out_accuracy(&pretrainer.student, task, &plan, step)?);
         }
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);

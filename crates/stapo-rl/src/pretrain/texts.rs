@@ -43,7 +43,8 @@ impl Texts {
     pub fn open(spec: &TextsSpec) -> Result<Self> {
         match spec {
             TextsSpec::Solutions { task, mistakes } => {
-                let task: TaskSpec = settings::read("texts.task", task.clone()).map_err(crate::config::PlanError::from)?;
+                let task: TaskSpec =
+                    settings::read("texts.task", task.clone()).map_err(crate::config::PlanError::from)?;
                 Ok(Texts::Solutions { task: Box::new(Task::open(&task)?), mistakes: *mistakes })
             }
             TextsSpec::Jsonl { path, prompt_field, response_field } => {
@@ -75,17 +76,26 @@ impl Texts {
             }
             Texts::Lines(examples) => {
                 let n = examples.len() as u64;
-                let order = crate::task::rows::permutation::image(position % n, n, Key::new(seed).with(position / n));
+                let order =
+                    crate::task::rows::permutation::image(position % n, n, Key::new(seed).with(position / n));
                 Ok(examples[order as usize].clone())
             }
         }
     }
 }
 
-fn read_line(line: &str, prompt_field: Option<&str>, response_field: &str) -> std::result::Result<Example, String> {
+fn read_line(
+    line: &str,
+    prompt_field: Option<&str>,
+    response_field: &str,
+) -> std::result::Result<Example, String> {
     let value: serde_json::Value = serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))?;
     let field = |name: &str| {
-        value.get(name).and_then(serde_json::Value::as_str).map(str::to_owned).ok_or(format!("no text `{name}`"))
+        value
+            .get(name)
+            .and_then(serde_json::Value::as_str)
+            .map(str::to_owned)
+            .ok_or(format!("no text `{name}`"))
     };
     Ok(Example { prompt: prompt_field.map_or(Ok(String::new()), field)?, response: field(response_field)? })
 }

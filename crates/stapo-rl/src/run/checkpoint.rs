@@ -87,8 +87,10 @@ impl Checkpoint {
     pub fn list(run: &Path) -> Result<Vec<PathBuf>> {
         let folder = run.join("checkpoints");
         let entries = fs::read_dir(&folder).map_err(|e| Error::io(&folder, e))?;
-        let named = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-"));
-        let mut found: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(named).collect();
+        let named =
+            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-"));
+        let mut found: Vec<PathBuf> =
+            entries.filter_map(|e| e.ok().map(|e| e.path())).filter(named).collect();
         found.sort();
         Ok(found)
     }
@@ -109,8 +111,8 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
         let read = |name: &str| fs::read(path.join(name)).map_err(|e| refuse(format!("{name}: {e}")));
-        let sealed: Sealed =
-            serde_json::from_slice(&read(SEALED)?).map_err(|e| refuse(format!("{SEALED} is damaged: {e}")))?;
+        let sealed: Sealed = serde_json::from_slice(&read(SEALED)?)
+            .map_err(|e| refuse(format!("{SEALED} is damaged: {e}")))?;
         if sealed.schema > SCHEMA {
             return Err(refuse(format!("schema {} is newer than this program's {SCHEMA}", sealed.schema)));
         }
@@ -129,7 +131,8 @@ impl Checkpoint {
         let refuse = |problem: String| Error::Checkpoint { path: self.path.clone(), problem };
         let tensors = SafeTensors::deserialize(&self.state).map_err(|e| refuse(e.to_string()))?;
         let read = |part: &str, name: &str, values: &mut [f32]| {
-            let tensor = tensors.tensor(&format!("{part}.{name}")).map_err(|e| refuse(format!("{name}: {e}")))?;
+            let tensor =
+                tensors.tensor(&format!("{part}.{name}")).map_err(|e| refuse(format!("{name}: {e}")))?;
             let bytes = tensor.data();
             if bytes.len() != 4 * values.len() {
                 return Err(refuse(format!("{name}: {} bytes, expected {}", bytes.len(), 4 * values.len())));
@@ -185,7 +188,8 @@ fn serialize(policy: &Policy, optimizer: &Optimizer) -> Vec<u8> {
         tensors.push((format!("{}.{}", PARTS[2], spec.name), spec.shape.clone(), bytes_of(&v.to_vec())));
     }
     let views = tensors.iter().map(|(name, shape, bytes)| {
-        let view = TensorView::new(Dtype::F32, shape.clone(), bytes).expect("as many bytes as the shape says");
+        let view =
+            TensorView::new(Dtype::F32, shape.clone(), bytes).expect("as many bytes as the shape says");
         (name, view)
     });
     safetensors::serialize(views, None).expect("f32 tensors of distinct names")
