@@ -130,7 +130,7 @@ impl WatchPretrain for Lines {
             let _ = stdout().write_all(metrics.to_line().as_bytes());
             return;
         }
-        let is_told = metrics.step % 10 == 0 || metrics.eval_accuracy.is_some();
+        let is_told = metrics.step.is_multiple_of(10) || metrics.eval_accuracy.is_some();
         if !is_told {
             return;
         }

@@ -136,9 +136,9 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
         }
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);
-        canary::warnings(plan, first.as_ref(), &metrics, &rolled.batch)
-            .iter()
-            .for_each(|text| watch.warned(text));
+        for text in canary::warnings(plan, first.as_ref(), &metrics, &rolled.batch) {
+            watch.warned(&text);
+        }
 
         let target = plan.config.evaluation.target_accuracy;
         let is_reached =

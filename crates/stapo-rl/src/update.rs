@@ -78,7 +78,7 @@ pub fn learn<'a>(
     }
     if !turn.is_on_policy && objective.calibrates_on_current_policy() {
         score(learner.policy, plan, &microbatches, &mut members, |m, s| {
-            (m.logp, m.entropy) = (s.logp, s.entropy)
+            (m.logp, m.entropy) = (s.logp, s.entropy);
         })?;
     }
     let draw = Draw { step: counters.n_updates, pass: turn.pass };

@@ -56,7 +56,9 @@ impl Screen {
             n_silenced: 0,
             n_tokens: 0,
         };
-        history.iter().for_each(|metrics| screen.take(metrics));
+        for metrics in history {
+            screen.take(metrics);
+        }
         screen.say(&format!("run {}", folder.display()));
         screen
     }
@@ -112,28 +114,30 @@ impl Screen {
         let folder = self.folder.display();
         let percent = |value: Option<f64>| value.map_or("-".to_string(), |v| format!("{:.1} %", 100.0 * v));
         let n_steps = self.accuracy.len();
-        let mut said = match outcome {
-            Outcome::Done => format!("done: {n_steps} steps in {}\n", span(self.started.elapsed())),
-            Outcome::TargetReached => {
-                format!("target reached after {n_steps} steps in {}\n", span(self.started.elapsed()))
-            }
-            Outcome::Stopped => format!("stopped after {n_steps} steps; saved\n"),
+        let time = span(self.started.elapsed());
+        let headline = match outcome {
+            Outcome::Done => format!("done: {n_steps} steps in {time}"),
+            Outcome::TargetReached => format!("target reached after {n_steps} steps in {time}"),
+            Outcome::Stopped => format!("stopped after {n_steps} steps; saved"),
         };
         let silenced = self.n_silenced as f64 / self.n_tokens.max(1) as f64;
-        said += &format!(
-            "  held-out accuracy  {} -> {}\n",
-            percent(self.start_accuracy),
-            percent(self.eval.last().copied())
-        );
-        said += &format!("  training accuracy  {}\n", curve(&self.accuracy));
-        said += &format!("  entropy, nats      {}\n", curve(&self.entropy));
-        said +=
-            &format!("  silenced tokens    {} of {} ({:.1e})\n", self.n_silenced, self.n_tokens, silenced);
-        said += &format!("  run folder         {folder}\n");
-        said += &match outcome {
-            Outcome::Stopped => format!("  go on with         stapo train --resume {folder}\n"),
-            _ => format!("  export with        stapo export {folder} --to DIR\n"),
+        let next = match outcome {
+            Outcome::Stopped => format!("go on with         stapo train --resume {folder}"),
+            _ => format!("export with        stapo export {folder} --to DIR"),
         };
+        let rows = [
+            format!(
+                "held-out accuracy  {} -> {}",
+                percent(self.start_accuracy),
+                percent(self.eval.last().copied())
+            ),
+            format!("training accuracy  {}", curve(&self.accuracy)),
+            format!("entropy, nats      {}", curve(&self.entropy)),
+            format!("silenced tokens    {} of {} ({silenced:.1e})", self.n_silenced, self.n_tokens),
+            format!("run folder         {folder}"),
+            next,
+        ];
+        let said = format!("{headline}\n  {}\n", rows.join("\n  "));
         match self.view {
             View::Json => stderr().write_all(said.as_bytes())?,
             View::Live(_) | View::Lines => stdout().write_all(said.as_bytes())?,

@@ -158,14 +158,14 @@ impl Plan {
 fn require(
     is_good: bool,
     key: &'static str,
-    value: impl ToString,
+    value: impl std::fmt::Display + Copy,
     expected: &str,
     remedy: &'static str,
 ) -> Result<(), PlanError> {
     if is_good {
         return Ok(());
     }
-    Err(PlanError::Refused { key, problem: format!("{} {expected}", value.to_string()), remedy })
+    Err(PlanError::Refused { key, problem: format!("{value} {expected}"), remedy })
 }
 
 fn at_least_one(key: &'static str, value: u64) -> Result<(), PlanError> {
