@@ -26,7 +26,7 @@ SHAPES = {
     "small": dict(vocab=256, width=256, layers=6, heads=8, kv_heads=4, head_dim=32, ffn=768, batch=64, length=96),
     "large": dict(vocab=32000, width=512, layers=8, heads=8, kv_heads=4, head_dim=64, ffn=1536, batch=8, length=256),
 }
-GENERATE = dict(sequences=256, prompt=16)
+GENERATE = dict(prompts=32, samples=8, prompt=16)  # 256 sequences, as RL draws them
 NEW_TOKENS = {"small": 80, "large": 48}
 TRAIN_STEPS = {"small": 3, "large": 2}
 
@@ -74,7 +74,8 @@ def peer_train(shape, steps):
 def peer_generate(shape, new_tokens):
     """Seconds for all sequences of `new_tokens` sampled tokens."""
     model = peer_model(shape).eval()
-    ids = torch.randint(1, shape["vocab"], (GENERATE["sequences"], GENERATE["prompt"]))
+    ids = torch.randint(1, shape["vocab"], (GENERATE["prompts"], GENERATE["prompt"]))
+    ids = ids.repeat_interleave(GENERATE["samples"], 0)
     start = time.perf_counter()
     out = model.generate(
         ids,
@@ -144,7 +145,7 @@ def compare(task, key, args, peak):
     if task == "train":
         tokens, flops = shape["batch"] * shape["length"], 6 * parameters
     else:
-        tokens, flops = GENERATE["sequences"] * NEW_TOKENS[key], 2 * parameters
+        tokens, flops = GENERATE["prompts"] * GENERATE["samples"] * NEW_TOKENS[key], 2 * parameters
     mine = row(name, "stapo", tokens, our_best, flops, peak)
     if not args.skip_peer:
         theirs = row(name, "PyTorch", tokens, peer_best, flops, peak)

@@ -5,9 +5,7 @@ use crate::option::{bytes, fraction, positive, share, temperature};
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::Value;
-use stapo_rl::model::generate::{
-    Engine, Event, Filter, Finish, Request, Response, Rule, Sampled, Settings, Ticket,
-};
+use stapo_rl::model::generate::{Engine, Event, Filter, Request, Response, Rule, Sampled, Settings, Ticket};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::PathBuf;
@@ -31,7 +29,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     input: Option<String>,
     /// Responses to each prompt.
-    #[arg(short, long = "samples", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long = "samples", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     n: u32,
     /// Divides the logits before sampling.
     #[arg(long, default_value_t = 1.0, value_parser = temperature)]
@@ -212,7 +210,7 @@ struct Answer<'a> {
     text: Option<String>,
     logp: Vec<f32>,
     entropy: Vec<f32>,
-    finish: &'static str,
+    finish: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     alternatives: Option<Vec<Vec<Choice>>>,
 }
@@ -231,7 +229,7 @@ fn write_json(out: &mut impl Write, language: &Language, asked: &Asked, response
         tokens,
         logp: response.tokens.iter().map(|t| t.logp).collect(),
         entropy: response.tokens.iter().map(|t| t.entropy).collect(),
-        finish: name(response.finish),
+        finish: response.finish.to_string(),
         alternatives: alternatives.transpose()?,
     };
     serde_json::to_writer(&mut *out, &answer)?;
@@ -246,13 +244,6 @@ fn write_text(out: &mut impl Write, language: &Language, asked: &Asked, response
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
     let text = language.tokenizer()?.decode(&tokens)?;
     let (line, sample, n_tokens) = (asked.line, response.sample + 1, tokens.len());
-    writeln!(out, "--- prompt {line}, sample {sample}: {n_tokens} tokens, {}", name(response.finish))?;
+    writeln!(out, "--- prompt {line}, sample {sample}: {n_tokens} tokens, {}", response.finish)?;
     Ok(writeln!(out, "{text}")?)
-}
-
-fn name(finish: Finish) -> &'static str {
-    match finish {
-        Finish::Stop(_) => "stop",
-        Finish::LengthLimit => "length",
-    }
 }

@@ -64,11 +64,12 @@ fn train(mut policy: Policy, options: &Options) -> Result<f64, Failure> {
 
 fn generate(policy: &Policy, options: &Options) -> Result<f64, Failure> {
     let mut engine = Engine::new(policy, Settings { kv_bytes: 4 << 30, ..Settings::default() })?;
-    for sequence in 0..options.get("sequences")? {
+    let n_samples = options.get("samples")?;
+    for problem in 0..options.get("prompts")? {
         engine.submit(Request {
-            problem: sequence as u64,
-            prompt: options.tokens(sequence, options.get("prompt")?)?,
-            n_samples: 1,
+            problem: problem as u64,
+            prompt: options.tokens(problem, options.get("prompt")?)?,
+            n_samples: n_samples as u32,
             max_tokens: options.get("new-tokens")?,
             stops: vec![],
         })?;
@@ -76,7 +77,7 @@ fn generate(policy: &Policy, options: &Options) -> Result<f64, Failure> {
     let start = Instant::now();
     let responses = engine.finish()?;
     let seconds = start.elapsed().as_secs_f64();
-    assert_eq!(responses.len(), options.get("sequences")?, "every sequence finished");
+    assert_eq!(responses.len(), options.get("prompts")? * n_samples, "every sequence finished");
     Ok(seconds)
 }
 

@@ -162,11 +162,19 @@ fn chunked_prefill_equals_whole() {
 #[test]
 fn preempted_equals_undisturbed() {
     let policy = policy(Family::Qwen2);
-    let (undisturbed, n_preemptions) = generate(&policy, settings(), &requests());
+    let long = |(i, n_prompt)| Request {
+        problem: i,
+        prompt: prompt(n_prompt),
+        n_samples: 4,
+        max_tokens: 100,
+        stops: vec![],
+    };
+    let requests: Vec<Request> = [(0, 20), (1, 33), (2, 1)].map(long).to_vec();
+    let (undisturbed, n_preemptions) = generate(&policy, settings(), &requests);
     assert_eq!(n_preemptions, 0);
-    // Keys and values of 80 to 160 tokens: fewer than the requests have together.
-    for kv_bytes in [60_000, 80_000, 120_000] {
-        let (preempted, n_preemptions) = generate(&policy, Settings { kv_bytes, ..settings() }, &requests());
+    // 10 to 20 blocks of 32 tokens; each of the twelve sequences grows to four or five.
+    for kv_bytes in [200_000, 300_000, 400_000] {
+        let (preempted, n_preemptions) = generate(&policy, Settings { kv_bytes, ..settings() }, &requests);
         assert!(n_preemptions > 0, "{kv_bytes} bytes are too many to test preemption");
         assert_eq!(preempted, undisturbed, "{kv_bytes} bytes");
     }

@@ -97,6 +97,7 @@ pub enum RequestError {
     NothingAsked { n_samples: u32, max_tokens: usize },
 }
 
+/// As records name it: `stop` or `length`.
 impl fmt::Display for Finish {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

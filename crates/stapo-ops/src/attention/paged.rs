@@ -9,7 +9,7 @@ use super::core::{Block, Keys, Scratch, forward_rows, padded};
 use super::cpu::{block_tokens, columns};
 use crate::device::{Cpu, Shared, with_scratch};
 use crate::simd::tile::DEPTH;
-use crate::simd::{Kernel, Lanes};
+use crate::simd::{Kernel, Lanes, WIDTH};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
 
 /// The shape of one layer's cache.
@@ -226,23 +226,28 @@ fn forward_cpu<E: Float>(cpu: &Cpu, d: Dims, qkv: &[E], cache: &Cache<E>, host: 
     }
     let n_keys: usize = host.contexts.iter().map(|n| *n as usize).sum();
     let cost = n_keys / d.sequences.max(1) * 2 * d.heads.dim * d.heads.group().max(2);
+    let part = |task: usize| {
+        let ((s, token), kv_head) = (blocks[task / d.heads.kv], task % d.heads.kv);
+        let (start, end) = (host.offsets[s] as usize, host.offsets[s + 1] as usize);
+        let tokens = step.min(end - start - token);
+        let position = host.contexts[s] as usize - (end - start) + token;
+        let block = Block { heads: d.heads, kv_head, token: start + token, tokens, position };
+        let keys = PagedKeys {
+            dims: cache.dims,
+            kv_head,
+            table: &host.tables[s * d.table_width..(s + 1) * d.table_width],
+            keys: cache.keys.view().host(),
+            values: cache.values.view().host(),
+        };
+        (block, keys)
+    };
     cpu.rows(blocks.len() * d.heads.kv, cost, |tasks| {
-        for task in tasks {
-            let ((s, token), kv_head) = (blocks[task / d.heads.kv], task % d.heads.kv);
-            let (start, end) = (host.offsets[s] as usize, host.offsets[s + 1] as usize);
-            let tokens = step.min(end - start - token);
-            let position = host.contexts[s] as usize - (end - start) + token;
-            let block = Block { heads: d.heads, kv_head, token: start + token, tokens, position };
-            let keys = PagedKeys {
-                dims: cache.dims,
-                kv_head,
-                table: &host.tables[s * d.table_width..(s + 1) * d.table_width],
-                keys: cache.keys.view().host(),
-                values: cache.values.view().host(),
-            };
+        for task in tasks.clone() {
+            let (block, keys) = part(task);
+            let next = (task + 1 < tasks.end).then(|| part(task + 1));
             with_scratch(Scratch::<E>::len(d.heads, block.rows(), block.n_keys()), |memory| {
                 let scratch = Scratch::split(memory, d.heads, block.rows(), block.n_keys());
-                cpu.dispatch(Task { block, keys, qkv, scratch, out });
+                cpu.dispatch(Task { block, keys, next, qkv, scratch, out });
             });
         }
     });
@@ -251,6 +256,8 @@ fn forward_cpu<E: Float>(cpu: &Cpu, d: Dims, qkv: &[E], cache: &Cache<E>, host: 
 struct Task<'a, E> {
     block: Block,
     keys: PagedKeys<'a, E>,
+    /// What the same thread computes after this one.
+    next: Option<(Block, PagedKeys<'a, E>)>,
     qkv: &'a [E],
     scratch: Scratch<'a, E>,
     out: Shared<'a, E>,
@@ -259,9 +266,15 @@ struct Task<'a, E> {
 impl<E: Float> Kernel<E> for Task<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
+        if let Some((block, keys)) = &self.next {
+            keys.fetch(l, block.n_keys());
+        }
         forward_rows(l, self.block, &self.keys, self.qkv, &mut self.scratch, self.out, None);
     }
 }
+
+/// Keys that are fetched ahead: a cache that is read once from memory keeps whoever decodes waiting.
+const MAX_FETCHED_KEYS: usize = 128;
 
 struct PagedKeys<'a, E> {
     dims: CacheDims,
@@ -271,7 +284,26 @@ struct PagedKeys<'a, E> {
     values: &'a [E],
 }
 
-impl<E> PagedKeys<'_, E> {
+impl<E: Float> PagedKeys<'_, E> {
+    /// Asks for the first of `n_keys` keys and values.
+    #[inline(always)]
+    fn fetch<L: Lanes<E = E>>(&self, l: L, n_keys: usize) {
+        let (size, dim, width) = (self.dims.block_size, self.dims.head_dim, padded(self.dims.head_dim));
+        for key in (0..n_keys.min(MAX_FETCHED_KEYS)).step_by(size) {
+            let n = size.min(n_keys - key);
+            let (piece, _, _) = self.key_piece(key, dim);
+            for row in 0..dim {
+                for at in (0..n).step_by(WIDTH) {
+                    l.prefetch(piece.wrapping_add(row * size + at));
+                }
+            }
+            let (piece, _) = self.value_piece(key);
+            for at in (0..n * width).step_by(WIDTH) {
+                l.prefetch(piece.wrapping_add(at));
+            }
+        }
+    }
+
     /// The index of the piece `[block, kv_head]` that holds `key`.
     #[inline(always)]
     fn piece(&self, key: usize) -> usize {
@@ -279,7 +311,7 @@ impl<E> PagedKeys<'_, E> {
     }
 }
 
-impl<E> Keys<E> for PagedKeys<'_, E> {
+impl<E: Float> Keys<E> for PagedKeys<'_, E> {
     #[inline(always)]
     fn key_piece(&self, key: usize, dim: usize) -> (*const E, usize, usize) {
         let size = self.dims.block_size;
