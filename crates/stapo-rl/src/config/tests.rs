@@ -31,9 +31,9 @@ fn a_plan_resolves_to_itself() {
 #[test]
 fn wrong_keys_types_and_values_are_named_with_the_remedy() {
     let cases: [(&str, &[&str], &str); 14] = [
-        ("stepz = 3", &[], "config: unknown key `stepz`"),
+        ("stepz = 3", &[], "config.stepz: unknown key `stepz`"),
         ("stepz = 3", &[], "did you mean `steps`?"),
-        ("[rollout]\ngroup_sise = 3", &[], "config.rollout: unknown key `group_sise`"),
+        ("[rollout]\ngroup_sise = 3", &[], "config.rollout.group_sise: unknown key `group_sise`"),
         ("steps = \"many\"", &[], "config.steps: invalid type"),
         ("", &["rollout.group_size=1"], "config.rollout.group_size: 1 expected at least 2"),
         ("", &["rollout.temperature=0"], "config.rollout.temperature: 0 expected a positive number"),
