@@ -12,6 +12,7 @@ mod model;
 mod objective;
 mod option;
 mod pretrain;
+mod run_folder;
 mod runs;
 mod score;
 mod stop;

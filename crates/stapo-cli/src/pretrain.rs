@@ -1,12 +1,12 @@
 //! `stapo pretrain`
 
-use crate::{clock, stop};
+use crate::{clock, run_folder, stop};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{Extra, FileHash, Manifest, PretrainMetrics, Record, SCHEMA};
+use stapo_rl::model::Device;
 use stapo_rl::model::export::{Existing, ExportOptions, Precision};
-use stapo_rl::model::{CpuOptions, Device};
 use stapo_rl::pretrain::{PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain};
-use stapo_rl::run::{Checkpoint, Run, sha256_hex};
+use stapo_rl::run::{Run, sha256_hex};
 use std::io::{Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -46,9 +46,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let mut options = CpuOptions::from_env()?;
-    options.threads = args.threads.unwrap_or(options.threads);
-    let device = Device::cpu(options);
+    let device = run_folder::device(args.threads)?;
     let (config, mut run, mut pretrainer) = match (&args.resume, &args.out) {
         (Some(folder), _) => reopen(folder, &device)?,
         (None, Some(folder)) => begin(args, folder, &device)?,
@@ -100,15 +98,8 @@ fn begin(args: &Args, folder: &Path, device: &Device) -> Result<(PretrainConfig,
 }
 
 fn reopen(folder: &Path, device: &Device) -> Result<(PretrainConfig, Run, Pretrainer)> {
-    let path = folder.join("plan.toml");
-    let text = std::fs::read_to_string(&path)
-        .with_context(|| format!("run {}: no plan.toml, so this is no run folder", folder.display()))?;
-    let config = PretrainConfig::from_toml(&text, [])?;
-    let (checkpoint, refused) = Checkpoint::newest(folder)?;
-    for error in refused {
-        eprintln!("warning: {error}; going back to the checkpoint before");
-    }
-    let Some(checkpoint) = checkpoint else { bail!("run {}: no good checkpoint", folder.display()) };
+    let config = PretrainConfig::from_toml(&run_folder::plan_text(folder)?, [])?;
+    let checkpoint = run_folder::newest_checkpoint(folder)?;
     let mut pretrainer = Pretrainer::new(&config, &folder.join("start"), device)?;
     pretrainer.restore(&checkpoint)?;
     Ok((config, Run::reopen::<PretrainMetrics>(folder, checkpoint.counters.step)?, pretrainer))

@@ -1,9 +1,9 @@
 //! `stapo runs`
 
+use crate::run_folder;
 use anyhow::{Context, Result};
 use stapo_core::record::Metrics;
 use stapo_rl::run::{Checkpoint, Run};
-use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -30,10 +30,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 fn row(folder: &Path) -> String {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let plan = std::fs::read_to_string(folder.join("plan.toml"))
-        .ok()
-        .and_then(|text| Config::from_toml(&text, []).ok())
-        .and_then(|config| Plan::resolve(config).ok());
+    let plan = run_folder::plan(folder).ok();
     let Some(plan) = plan else { return format!("{name:<40} {:>11}  no training run", "-") };
     let metrics: Vec<Metrics> = Run::read_metrics(folder).unwrap_or_default();
     let done = metrics.last().map_or(0, |m| m.step);

@@ -2,12 +2,12 @@
 
 mod screen;
 
-use crate::stop;
+use crate::{run_folder, stop};
 use anyhow::{Context, Result, bail};
 use screen::Screen;
 use stapo_core::record::{Extra, FileHash, Manifest, Metrics, SCHEMA};
 use stapo_rl::config::Model;
-use stapo_rl::model::{CpuOptions, Device};
+use stapo_rl::model::Device;
 use stapo_rl::run::{Run, sha256_hex};
 use stapo_rl::task::TaskSpec;
 use stapo_rl::train::{Outcome, Trainer, resume, train};
@@ -47,9 +47,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let mut options = CpuOptions::from_env()?;
-    options.threads = args.threads.unwrap_or(options.threads);
-    let device = Device::cpu(options);
+    let device = run_folder::device(args.threads)?;
     let (plan, mut run, mut trainer) = match &args.resume {
         Some(folder) => reopen(folder, &device)?,
         None => begin(args, &device)?,
@@ -80,10 +78,7 @@ fn begin(args: &Args, device: &Device) -> Result<(Plan, Run, Trainer)> {
 }
 
 fn reopen(folder: &Path, device: &Device) -> Result<(Plan, Run, Trainer)> {
-    let path = folder.join("plan.toml");
-    let text = std::fs::read_to_string(&path)
-        .with_context(|| format!("run {}: no plan.toml, so this is no run folder", folder.display()))?;
-    let plan = Plan::resolve(Config::from_toml(&text, [])?)?;
+    let plan = run_folder::plan(folder)?;
     let (run, trainer, refused) = resume(folder, &plan, device)?;
     for error in refused {
         eprintln!("warning: {error}; going back to the checkpoint before");

@@ -1,11 +1,9 @@
 //! `stapo verify-run`
 
-use anyhow::{Context, Result, bail};
-use stapo_rl::model::{CpuOptions, Device};
+use crate::run_folder;
+use anyhow::{Result, bail};
 use stapo_rl::rollout::roll_out;
 use stapo_rl::run::{Checkpoint, Run};
-use stapo_rl::train::{Trainer, base_folder};
-use stapo_rl::{Config, Plan};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -21,10 +19,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let path = args.run.join("plan.toml");
-    let text = std::fs::read_to_string(&path)
-        .with_context(|| format!("run {}: no plan.toml, so this is no run folder", args.run.display()))?;
-    let plan = Plan::resolve(Config::from_toml(&text, [])?)?;
+    let plan = run_folder::plan(&args.run)?;
     let manifest = Run::read_manifest(&args.run)?;
     let recorded =
         |step: u64| manifest.steps.iter().find(|hash| hash.step == step).map(|hash| hash.sha256.as_str());
@@ -34,9 +29,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(checkpoint) = checkpoints.iter().rev().find_map(before) else {
         bail!("run {}: no checkpoint before step {last} to replay from", args.run.display());
     };
-    let device = Device::cpu(CpuOptions::from_env()?);
-    let mut trainer = Trainer::new(&plan, &base_folder(&args.run, &plan), &device)?;
-    trainer.restore(&checkpoint)?;
+    let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint)?;
     println!("replaying from step {}", checkpoint.counters.step);
     let mut n_different = 0;
     for _ in 0..args.steps {
