@@ -108,6 +108,11 @@ impl Plan {
             !config.name.is_empty() && config.name.chars().all(plain) && !config.name.starts_with('.');
         require(named, "name", &config.name, "expected letters, digits, - _ . (it names a folder)", "")?;
         at_least_one("steps", config.steps)?;
+        if config.reference.is_some() && !self.objective.needs_reference() {
+            let problem = "given, but the objective has no KL penalty".to_string();
+            let remedy = "leave it out, or add one: objective.kl = { kind = \"k3\", beta = 0.04 }";
+            return Err(PlanError::Refused { key: "reference", problem, remedy });
+        }
         at_least_one("rollout.problems_per_step", rollout.problems_per_step as u64)?;
         require(
             rollout.group_size >= 2,
