@@ -7,7 +7,7 @@ use crate::policy::Student;
 use crate::rollout::{RolledOut, held_out_accuracy, roll_out};
 use crate::run::{Checkpoint, Counters, Run, is_due, state_hash};
 use crate::task::Task;
-use crate::telling::{Phases, metrics, response_records, silenced_records};
+use crate::telling::{Phases, explored_records, metrics, response_records, silenced_records};
 use crate::update::{Learned, Learner, Turn, learn};
 use stapo_core::record::Metrics;
 use stapo_model::Device;
@@ -133,8 +133,11 @@ fn reference(plan: &Plan, student: &Student, base: &Path, device: &Device) -> Re
 /// Trains from where `trainer` is to the end of the plan.
 pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let mut first = Run::read_metrics::<Metrics>(run.folder())?.into_iter().next();
+    let mut accuracy_before = None;
     if trainer.counters.step == 0 {
-        watch.started(held_out_accuracy(&trainer.student, &trainer.task, plan, 0)?);
+        let accuracy = held_out_accuracy(&trainer.student, &trainer.task, plan, 0)?;
+        accuracy_before = Some(accuracy);
+        watch.started(accuracy);
         trainer.save(plan, run)?;
     }
     while trainer.counters.step < plan.config.steps {
@@ -146,10 +149,12 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
         let step = trainer.counters.step;
 
         let mut metrics = metrics(step, &rolled, &learned, &phases);
+        metrics.eval_accuracy_before = accuracy_before.take();
         if is_due(step, plan.config.evaluation.every_steps) || step == plan.config.steps {
             metrics.eval_accuracy = Some(held_out_accuracy(&trainer.student, &trainer.task, plan, step)?);
         }
         run.write_silenced(step, &silenced_records(step, &trainer.student, &learned)?)?;
+        run.write_explored(step, &explored_records(step, &trainer.student, &learned)?)?;
         if step == 1 || is_due(step, plan.config.record.responses_every_steps) {
             let n = plan.config.record.responses;
             run.write_responses(step, &response_records(step, &trainer.student, &learned, n)?)?;
