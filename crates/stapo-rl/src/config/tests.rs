@@ -129,3 +129,22 @@ fn a_preset_without_what_its_paper_asks_of_the_loop_is_noted() {
     let notes = plan.notes().join("; ");
     assert!(notes.contains("max_redraws is 0") && notes.contains("rollout.overlong is not set"), "{notes}");
 }
+
+#[test]
+fn every_key_stands_in_the_documentation() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md")).unwrap();
+    let mut config = Config { reference: Some(Model::Builtin), ..Config::default() };
+    config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
+    config.evaluation.target_accuracy = Some(0.9);
+    for (key, value) in settings::to_table(&config) {
+        let keys = match value {
+            Value::Table(inner) if !["model", "reference", "task", "objective"].contains(&key.as_str()) => {
+                inner.keys().cloned().collect()
+            }
+            _ => vec![key],
+        };
+        for key in keys {
+            assert!(text.contains(&format!("`{key}`")), "docs/config.md does not name {key}");
+        }
+    }
+}

@@ -35,7 +35,7 @@ impl Default for Mistakes {
             wrong_order_share: 0.2,
             skipped_step_share: 0.2,
             skipped_wrong_share: 0.5,
-            typo_share: 0.002,
+            typo_share: 0.006,
         }
     }
 }
