@@ -4,6 +4,8 @@
 
 mod clock;
 mod doctor;
+mod eval;
+mod experiment;
 mod export;
 mod generate;
 mod grade;
@@ -43,6 +45,9 @@ enum Command {
     Export(export::Args),
     Runs(runs::Args),
     Plan(plan::Args),
+    Eval(eval::Args),
+    Compare(eval::CompareArgs),
+    Experiment(experiment::Args),
     Problems(problems::Args),
     Doctor(doctor::Args),
     VerifyRun(verify_run::Args),
@@ -65,6 +70,9 @@ fn main() -> ExitCode {
         Command::Pretrain(args) => pretrain::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Runs(args) => runs::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Compare(args) => eval::run_compare(&args),
+        Command::Experiment(args) => experiment::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Problems(args) => problems::run(&args),
         Command::Doctor(args) => doctor::run(&args),
