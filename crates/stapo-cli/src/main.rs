@@ -7,6 +7,7 @@ mod doctor;
 mod eval;
 mod experiment;
 mod export;
+mod fetch;
 mod generate;
 mod grade;
 mod input;
@@ -48,6 +49,7 @@ enum Command {
     Eval(eval::Args),
     Compare(eval::CompareArgs),
     Experiment(experiment::Args),
+    Fetch(fetch::Args),
     Problems(problems::Args),
     Doctor(doctor::Args),
     VerifyRun(verify_run::Args),
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Runs(args) => runs::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Compare(args) => eval::run_compare(&args),
+        Command::Fetch(args) => fetch::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Problems(args) => problems::run(&args),
