@@ -81,11 +81,9 @@ impl<E: Float> Gemm<'_, E> {
         let n_blocks = self.rows.div_ceil(MAX_BLOCK_ROWS);
         if self.rows * self.columns * self.depth < SMALL || threads == 1 {
             (1, 1)
-        } else if n_blocks >= 2 * threads {
-            // Two tasks per thread even out what the threads are disturbed by.
-            (2 * threads, 1)
         } else if n_blocks >= threads {
-            (threads, 1)
+            // A block a task evens out what the threads are disturbed by.
+            (n_blocks.next_multiple_of(threads), 1)
         } else {
             (n_blocks, threads.div_ceil(n_blocks).min(self.columns.div_ceil(PANEL)))
         }
@@ -130,7 +128,9 @@ impl<E: Float> Task<'_, '_, E> {
     fn depth_block<L: Lanes<E = E>>(&mut self, l: L, k: usize, depth: usize) {
         let g = self.gemm;
         self.pack_a(l, k, depth);
-        let mut fetch = [self.next_a(k + depth), Ahead::NONE];
+        // Steps, of sixteen depths each, that a panel takes.
+        let steps = self.rows.len().div_ceil(L::TILE_ROWS) * (depth / WIDTH);
+        let mut fetch = [self.next_a(k + depth, steps * self.panels.len()), Ahead::NONE];
         for p in self.panels.clone() {
             let b = match g.b {
                 B::Panels(b) => b[(p * g.depth + k) * PANEL..][..depth * PANEL].as_ptr(),
@@ -138,10 +138,14 @@ impl<E: Float> Task<'_, '_, E> {
             };
             if p + 1 < self.panels.end {
                 fetch[1] = match g.b {
-                    B::Panels(_) => Ahead::new(b.wrapping_add(g.depth * PANEL), 1, depth * PANEL, 0),
-                    B::Rows(b) => {
-                        Ahead::new(b[k * g.columns + (p + 1) * PANEL..].as_ptr(), depth, PANEL, g.columns)
-                    }
+                    B::Panels(_) => Ahead::new(b.wrapping_add(g.depth * PANEL), 1, depth * PANEL, 0, steps),
+                    B::Rows(b) => Ahead::new(
+                        b[k * g.columns + (p + 1) * PANEL..].as_ptr(),
+                        depth,
+                        PANEL,
+                        g.columns,
+                        steps,
+                    ),
                 };
             }
             let start = if k == 0 { g.start } else { Start::Continue };
@@ -151,14 +155,14 @@ impl<E: Float> Task<'_, '_, E> {
 
     /// The block of A that comes after depth `k` of these rows: their next depths, or the next rows.
     #[inline(always)]
-    fn next_a(&self, k: usize) -> Ahead<E> {
+    fn next_a(&self, k: usize, steps: usize) -> Ahead<E> {
         let g = self.gemm;
         let (row, k) = if k < g.depth { (self.rows.start, k) } else { (self.rows.end, 0) };
         let (rows, depth) = (self.block.min(self.all_rows.end - row), DEPTH.min(g.depth - k));
         match g.a {
             _ if rows == 0 => Ahead::NONE,
-            A::Rows(a) => Ahead::new(a[row * g.depth + k..].as_ptr(), rows, depth, g.depth),
-            A::Columns(a) => Ahead::new(a[k * g.rows + row..].as_ptr(), depth, rows, g.rows),
+            A::Rows(a) => Ahead::new(a[row * g.depth + k..].as_ptr(), rows, depth, g.depth, steps),
+            A::Columns(a) => Ahead::new(a[k * g.rows + row..].as_ptr(), depth, rows, g.rows, steps),
         }
     }
 
