@@ -12,6 +12,8 @@ use crate::simd::{Float, Kernel, Lanes, WIDTH};
 pub(crate) const PANEL: usize = 2 * WIDTH;
 /// Rows of C that share a packed block of A: it stays in the level-2 cache.
 const MAX_BLOCK_ROWS: usize = 504;
+/// Rows of C that are worth a thread of their own: fewer use a panel of B too seldom.
+const MIN_BLOCK_ROWS: usize = 56;
 /// Rows of the largest register tile: task heights are multiples of it.
 const ROW_UNIT: usize = 14;
 /// Multiply-adds below which a second thread does not pay.
@@ -52,12 +54,13 @@ impl<E: Float> Gemm<'_, E> {
             return;
         }
         let (n_row, n_column) = self.grid(cpu.threads());
-        let row_step = self.rows.div_ceil(n_row).next_multiple_of(ROW_UNIT);
+        let row_units = self.rows.div_ceil(ROW_UNIT);
+        let first_row = |i: usize| (i * row_units / n_row * ROW_UNIT).min(self.rows);
         let n_panels = self.columns.div_ceil(PANEL);
         let panel_step = n_panels.div_ceil(n_column);
         cpu.tasks(n_row * n_column, |task| {
             let (i, j) = (task / n_column, task % n_column);
-            let rows = i * row_step..((i + 1) * row_step).min(self.rows);
+            let rows = first_row(i)..first_row(i + 1);
             let panels = j * panel_step..((j + 1) * panel_step).min(n_panels);
             if rows.is_empty() || panels.is_empty() {
                 return;
@@ -79,6 +82,7 @@ impl<E: Float> Gemm<'_, E> {
     /// How many parts rows and columns are cut into.
     fn grid(&self, threads: usize) -> (usize, usize) {
         let n_blocks = self.rows.div_ceil(MAX_BLOCK_ROWS);
+        let n_blocks = if self.rows >= threads * MIN_BLOCK_ROWS { n_blocks.max(threads) } else { n_blocks };
         if self.rows * self.columns * self.depth < SMALL || threads == 1 {
             (1, 1)
         } else if n_blocks >= threads {

@@ -32,7 +32,7 @@ pub(crate) enum Start {
 }
 
 /// Lines fetched per sixteen steps of depth at most: more delay the arithmetic.
-const MAX_RATE: usize = 4;
+const MAX_RATE: usize = 8;
 
 /// Cache lines that a tile fetches for whoever comes next, a few per sixteen steps of depth.
 #[derive(Clone, Copy)]
