@@ -245,16 +245,16 @@ fn forward_cpu<E: Float>(cpu: &Cpu, d: Dims, qkv: &[E], cache: &Cache<E>, host: 
     };
     let n_rows = step.min(d.tokens) * d.heads.group();
     let longest = host.contexts.iter().max().map_or(0, |n| *n as usize);
-    cpu.rows(blocks.len() * d.heads.kv, cost, |tasks| {
+    cpu.rows(blocks.len() * d.heads.kv, cost, |range| {
         with_scratch(Scratch::<E>::len(d.heads, n_rows, longest), |memory| {
-            cpu.dispatch(Tasks { tasks, part: &part, qkv, memory, out });
+            cpu.dispatch(Tasks { range, part: &part, qkv, memory, out });
         });
     });
 }
 
 /// Blocks of query rows, one after another.
 struct Tasks<'a, E, P> {
-    tasks: Range<usize>,
+    range: Range<usize>,
     /// A task's rows and keys.
     part: &'a P,
     qkv: &'a [E],
@@ -265,8 +265,8 @@ struct Tasks<'a, E, P> {
 impl<'k, E: Float, P: Fn(usize) -> (Block, PagedKeys<'k, E>)> Kernel<E> for Tasks<'_, E, P> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(self, l: L) {
-        for task in self.tasks.clone() {
-            if task + 1 < self.tasks.end {
+        for task in self.range.clone() {
+            if task + 1 < self.range.end {
                 let (block, keys) = (self.part)(task + 1);
                 keys.fetch(l, block.n_keys());
             }
