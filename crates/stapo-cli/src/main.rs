@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
+mod chart;
 mod clock;
 mod export;
 mod generate;
@@ -11,7 +12,9 @@ mod language;
 mod model;
 mod objective;
 mod option;
+mod page;
 mod pretrain;
+mod report;
 mod run_folder;
 mod runs;
 mod score;
@@ -37,6 +40,7 @@ enum Command {
     Pretrain(pretrain::Args),
     Export(export::Args),
     Runs(runs::Args),
+    Report(report::Args),
     VerifyRun(verify_run::Args),
     /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         Command::Pretrain(args) => pretrain::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Runs(args) => runs::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::VerifyRun(args) => verify_run::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),
@@ -64,11 +69,11 @@ fn main() -> ExitCode {
         Command::Objective(args) => objective::run(&args),
         Command::Model(args) => model::run(&args),
     };
-    outcome.unwrap_or_else(|error| report(&error))
+    outcome.unwrap_or_else(|error| complain(&error))
 }
 
 /// Prints the error as `error: …` with its causes and hints. A reader that went away (`stapo … | head`) is no error.
-fn report(error: &anyhow::Error) -> ExitCode {
+fn complain(error: &anyhow::Error) -> ExitCode {
     let reader_left = error
         .chain()
         .any(|e| e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe));

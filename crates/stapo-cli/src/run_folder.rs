@@ -1,11 +1,12 @@
 //! What commands on a run folder share.
 
 use anyhow::{Context, Result, bail};
+use stapo_core::record::{self, Record};
 use stapo_rl::model::{CpuOptions, Device};
 use stapo_rl::run::Checkpoint;
 use stapo_rl::train::{Trainer, base_folder};
 use stapo_rl::{Config, Plan};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The resolved plan of a run.
 pub fn plan(run: &Path) -> Result<Plan> {
@@ -43,4 +44,31 @@ pub fn device(threads: Option<usize>) -> Result<Device> {
     let mut options = CpuOptions::from_env()?;
     options.threads = threads.unwrap_or(options.threads);
     Ok(Device::cpu(options))
+}
+
+/// The records of one part of a run (`rollouts`, `tokens`, ..), file by file; none where the part is absent.
+pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
+    let mut found = Vec::new();
+    for path in part_files(run, part)? {
+        found.extend(records_of_file(&path)?);
+    }
+    Ok(found)
+}
+
+/// The files of a part, in order of their names.
+pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
+    let folder = run.join(part);
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("folder {}", folder.display()))?;
+    let is_lines = |path: &PathBuf| path.extension().is_some_and(|e| e == "jsonl");
+    let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_lines).collect();
+    files.sort();
+    Ok(files)
+}
+
+pub fn records_of_file<R: Record>(path: &Path) -> Result<Vec<R>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("file {}", path.display()))?;
+    Ok(record::parse_lines(&text).with_context(|| format!("file {}", path.display()))?.records)
 }
