@@ -8,6 +8,7 @@ mod export;
 mod generate;
 mod grade;
 mod input;
+mod inspect;
 mod language;
 mod model;
 mod objective;
@@ -41,6 +42,7 @@ enum Command {
     Export(export::Args),
     Runs(runs::Args),
     Report(report::Args),
+    Inspect(inspect::Args),
     VerifyRun(verify_run::Args),
     /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Runs(args) => runs::run(&args),
         Command::Report(args) => report::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::VerifyRun(args) => verify_run::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),

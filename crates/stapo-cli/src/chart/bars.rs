@@ -2,7 +2,9 @@
 
 use super::png::text_width;
 use super::scale::number;
-use super::{Anchor, Dash, Frame, Ink, Key, LABEL, Mark, Scale, Scene, WIDTH, draw_legend, rule, text};
+use super::{
+    Anchor, BROWSER, Dash, Frame, Ink, Key, LABEL, Mark, Scale, Scene, WIDTH, draw_legend, rule, text,
+};
 
 #[derive(Debug, Clone)]
 pub struct Bar {
@@ -37,7 +39,7 @@ impl Bars {
         let top = if legend.len() > 1 { draw_legend(&mut marks, &legend) } else { 4.0 } + 2.0;
         let group_height = ROW * self.series.len().max(1) as f64 + GROUP_GAP;
         let widest = self.groups.iter().map(|g| text_width(&g.label, LABEL)).fold(0.0, f64::max);
-        let left = (widest + 12.0).clamp(40.0, 190.0);
+        let left = (BROWSER * widest + 12.0).clamp(40.0, 200.0);
         let bars = || self.groups.iter().flat_map(|group| group.bars.iter().flatten());
         let ends = bars().flat_map(|bar| [bar.value, bar.interval.map_or(bar.value, |(_, high)| high)]);
         let frame = Frame {

@@ -34,7 +34,7 @@ pub struct Scene {
 }
 
 /// Natural width of a figure: one column on a telephone, half a page on a screen.
-pub const WIDTH: f64 = 440.0;
+pub const WIDTH: f64 = 420.0;
 
 #[derive(Debug, Clone)]
 pub enum Mark {
@@ -68,6 +68,12 @@ pub enum Mark {
         text: String,
         size: f64,
         ink: Ink,
+        anchor: Anchor,
+    },
+    /// Text over marks: it has a rim of paper.
+    Label {
+        at: (f64, f64),
+        text: String,
         anchor: Anchor,
     },
     /// A part of the picture that answers the pointer; only pages have one.
@@ -158,6 +164,8 @@ pub struct Frame {
     pub y: Scale,
 }
 
+/// The fonts of browsers are up to so much wider than the one that measures here.
+const BROWSER: f64 = 1.15;
 const LABEL: f64 = 12.0;
 const SMALL: f64 = 11.0;
 const LEGEND_LINE: f64 = 18.0;
@@ -203,7 +211,7 @@ impl Frame {
     /// Room left of the axis for its widest label.
     fn margin(y: &Scale) -> f64 {
         let widest = y.ticks(5).iter().map(|tick| png::text_width(&tick.label, LABEL)).fold(0.0, f64::max);
-        (widest + 12.0).clamp(28.0, 90.0)
+        (BROWSER * widest + 12.0).clamp(28.0, 90.0)
     }
 }
 
@@ -229,7 +237,7 @@ fn draw_legend(marks: &mut Vec<Mark>, entries: &[(Key, &str)]) -> f64 {
     }
     let (mut x, mut y) = (0.0, 12.0);
     for (key, label) in entries {
-        let width = 24.0 + png::text_width(label, LABEL) * 1.06 + 16.0;
+        let width = 24.0 + BROWSER * png::text_width(label, LABEL) + 14.0;
         if x > 0.0 && x + width > WIDTH {
             (x, y) = (0.0, y + LEGEND_LINE);
         }

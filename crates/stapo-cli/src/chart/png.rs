@@ -1,6 +1,6 @@
 //! A figure as PNG: the same marks on a white sheet, text as glyph outlines of a font inside the program.
 
-use super::{Anchor, Figure, Ink, Mark, SERIES, Scene, heat_rgb};
+use super::{Anchor, Figure, Ink, Mark, SERIES, SMALL, Scene, heat_rgb};
 use anyhow::{Context, Result};
 use std::sync::LazyLock;
 use tiny_skia::{
@@ -119,6 +119,7 @@ impl Sheet {
                     }
                 }
                 Mark::Text { at, text, size, ink, anchor } => self.text(*at, text, *size, *ink, *anchor),
+                Mark::Label { at, text, anchor } => self.label(*at, text, *anchor),
                 Mark::Hover { .. } => {}
             }
         }
@@ -135,29 +136,44 @@ impl Sheet {
     }
 
     fn text(&mut self, at: (f64, f64), text: &str, size: f64, ink: Ink, anchor: Anchor) {
-        let shift = match anchor {
-            Anchor::Start => 0.0,
-            Anchor::Middle => 0.5,
-            Anchor::End => 1.0,
-        };
-        let scale = (size / f64::from(FACE.units_per_em())) as f32;
-        let mut outline = Outline {
-            builder: PathBuilder::new(),
-            x: (at.0 - shift * text_width(text, size)) as f32,
-            y: at.1 as f32,
-            scale,
-        };
-        for c in text.chars() {
-            FACE.outline_glyph(FACE.glyph_index(c).unwrap_or_default(), &mut outline);
-            outline.x += advance(c) as f32 * scale;
-        }
-        let Some(path) = outline.builder.finish() else { return };
+        let Some(path) = outline(at, text, size, anchor) else { return };
         let paint = paint(ink, 1.0);
         self.pixmap.fill_path(&path, &paint, FillRule::Winding, self.place(), None);
         // The font is a light one; a hair around each glyph brings it to text weight.
         let hair = Stroke { width: (size * 0.025) as f32, ..Stroke::default() };
         self.pixmap.stroke_path(&path, &paint, &hair, self.place(), None);
     }
+
+    fn label(&mut self, at: (f64, f64), text: &str, anchor: Anchor) {
+        if let Some(path) = outline(at, text, SMALL, anchor) {
+            let rim = Stroke { width: 4.0, line_join: LineJoin::Round, ..Stroke::default() };
+            let mut white = Paint::default();
+            white.set_color(Color::WHITE);
+            self.pixmap.stroke_path(&path, &white, &rim, self.place(), None);
+        }
+        self.text(at, text, SMALL, Ink::Text, anchor);
+    }
+}
+
+/// The glyphs of a text as one path; none where there is nothing to draw.
+fn outline(at: (f64, f64), text: &str, size: f64, anchor: Anchor) -> Option<tiny_skia::Path> {
+    let shift = match anchor {
+        Anchor::Start => 0.0,
+        Anchor::Middle => 0.5,
+        Anchor::End => 1.0,
+    };
+    let scale = (size / f64::from(FACE.units_per_em())) as f32;
+    let mut outline = Outline {
+        builder: PathBuilder::new(),
+        x: (at.0 - shift * text_width(text, size)) as f32,
+        y: at.1 as f32,
+        scale,
+    };
+    for c in text.chars() {
+        FACE.outline_glyph(FACE.glyph_index(c).unwrap_or_default(), &mut outline);
+        outline.x += advance(c) as f32 * scale;
+    }
+    outline.builder.finish()
 }
 
 fn polygon(points: &[(f64, f64)]) -> PathBuilder {

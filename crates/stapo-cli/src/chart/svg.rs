@@ -1,6 +1,6 @@
 //! A scene as inline SVG. Colours are the page's variables, so both themes and print need no second drawing.
 
-use super::{Anchor, Ink, Mark, Scene, heat_rgb};
+use super::{Anchor, Ink, Mark, SMALL, Scene, heat_rgb};
 use crate::page::escape;
 use std::fmt::Write;
 
@@ -54,23 +54,35 @@ fn write_mark(out: &mut String, mark: &Mark) -> std::fmt::Result {
             told(hover.as_deref())
         ),
         Mark::Text { at, text, size, ink, anchor } => {
-            let anchor = match anchor {
-                Anchor::Start => "start",
-                Anchor::Middle => "middle",
-                Anchor::End => "end",
-            };
             write!(
                 out,
-                r#"<text x="{}" y="{}" font-size="{size}" fill="{}" text-anchor="{anchor}">{}</text>"#,
+                r#"<text x="{}" y="{}" font-size="{size}" fill="{}" text-anchor="{}">{}</text>"#,
                 short(at.0),
                 short(at.1),
                 color(*ink),
+                anchored(*anchor),
                 escape(text)
             )
         }
+        Mark::Label { at, text, anchor } => write!(
+            out,
+            r#"<text x="{}" y="{}" font-size="{SMALL}" fill="var(--ink)" stroke="var(--sheet)" stroke-width="4" paint-order="stroke" text-anchor="{}">{}</text>"#,
+            short(at.0),
+            short(at.1),
+            anchored(*anchor),
+            escape(text)
+        ),
         Mark::Hover { corner, size, text } => {
             write!(out, r#"<rect class="hit" {}{}/>"#, area(*corner, *size), told(Some(text)))
         }
+    }
+}
+
+fn anchored(anchor: Anchor) -> &'static str {
+    match anchor {
+        Anchor::Start => "start",
+        Anchor::Middle => "middle",
+        Anchor::End => "end",
     }
 }
 

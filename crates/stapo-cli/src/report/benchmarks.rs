@@ -18,7 +18,7 @@ pub struct Score {
     pub decoding: String,
     pub benchmark: String,
     pub avg: Estimate,
-    /// Samples of a question; the fewest where they differ.
+    /// Samples of a question in one run; the fewest where they differ.
     pub k: usize,
     pub truncated: f64,
     pub no_answer: f64,
@@ -49,9 +49,9 @@ fn samples(runs: &[RunData]) -> BTreeMap<(usize, &str, &str, &str, usize), &Eval
 pub fn scores(study: &Study) -> Result<Vec<Score>> {
     let mut scores = Vec::new();
     for (arm_idx, arm) in study.arms.iter().enumerate() {
-        let mut grouped: BTreeMap<(&str, &str), Vec<&EvalRecord>> = BTreeMap::new();
-        for ((_, decoding, benchmark, _, _), record) in samples(&arm.runs) {
-            grouped.entry((decoding, benchmark)).or_default().push(record);
+        let mut grouped: BTreeMap<(&str, &str), Vec<(usize, &EvalRecord)>> = BTreeMap::new();
+        for ((run, decoding, benchmark, _, _), record) in samples(&arm.runs) {
+            grouped.entry((decoding, benchmark)).or_default().push((run, record));
         }
         for ((decoding, benchmark), records) in grouped {
             scores.push(score(arm_idx, decoding, benchmark, &records)?);
@@ -60,9 +60,14 @@ pub fn scores(study: &Study) -> Result<Vec<Score>> {
     Ok(scores)
 }
 
-fn score(arm: usize, decoding: &str, benchmark: &str, records: &[&EvalRecord]) -> Result<Score> {
+fn score(arm: usize, decoding: &str, benchmark: &str, told: &[(usize, &EvalRecord)]) -> Result<Score> {
     let mut questions: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-    for record in records {
+    let mut of_run: BTreeMap<(usize, &str), usize> = BTreeMap::new();
+    let records: Vec<&EvalRecord> = told.iter().map(|(_, record)| *record).collect();
+    for (run, record) in told {
+        *of_run.entry((*run, &record.problem_id)).or_default() += 1;
+    }
+    for record in &records {
         let (n, n_right) = questions.entry(&record.problem_id).or_default();
         *n += 1;
         *n_right += usize::from(record.verdict == Verdict::Right);
@@ -77,7 +82,7 @@ fn score(arm: usize, decoding: &str, benchmark: &str, records: &[&EvalRecord]) -
         decoding: decoding.to_string(),
         benchmark: benchmark.to_string(),
         avg: avg_at_k(&counts)?,
-        k: counts.iter().map(QuestionCount::n_samples).min().unwrap_or(0),
+        k: of_run.values().copied().min().unwrap_or(0),
         truncated: share(&|r| r.finish == Finish::LengthLimit),
         no_answer: share(&|r| r.verdict == Verdict::NoAnswer),
         unparsable: share(&|r| r.verdict == Verdict::Unparsable),

@@ -197,9 +197,8 @@ pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
     });
     let squares: f64 = x.iter().map(|x| x * x).sum();
     let slope = x.iter().zip(&y).map(|(x, y)| x * y).sum::<f64>() / squares.max(f64::MIN_POSITIVE);
-    let far = x.iter().map(|x| x.abs()).fold(0.0, f64::max);
-    let tallest = y.iter().map(|y| y.abs()).fold(0.0, f64::max);
-    let reach = far.min(tallest / slope.abs().max(f64::MIN_POSITIVE));
+    let (left, right) = (x.iter().copied().fold(0.0, f64::min), x.iter().copied().fold(0.0, f64::max));
+    let (from, to) = ((left, slope * left), (right, slope * right));
     let dots = steps.iter().map(|(step, c)| Dot {
         x: c.predicted,
         y: c.measured,
@@ -224,11 +223,11 @@ pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
             x_label: "predicted".into(),
             y_label: "measured on the same positions, nats".into(),
             x: Scale::around(x.iter().copied().chain([0.0])),
-            y: Scale::around(y.iter().copied().chain([0.0])),
+            y: Scale::around(y.iter().copied().chain([from.1, to.1])),
             dots: dots.collect(),
             guides: vec![Guide::Slope {
-                from: (-reach, -reach * slope),
-                to: (reach, reach * slope),
+                from,
+                to,
                 label: format!("measured ≈ {} × predicted", number(slope)),
             }],
             heat: None,

@@ -183,7 +183,7 @@ pub fn cards(run: &RunData) -> String {
     let held_out = run.held_out();
     if let Some((_, accuracy)) = held_out.last() {
         let start =
-            if held_out.len() > 1 { format!("{} → ", percent(held_out[0].1)) } else { String::new() };
+            if held_out.len() > 1 { format!("{:.1} → ", 100.0 * held_out[0].1) } else { String::new() };
         let interval = interval_of(run, *accuracy)
             .map_or(String::new(), |(low, high)| format!("95 %: {} to {}", percent(low), percent(high)));
         let n = run.plan.config.evaluation.problems;
@@ -194,7 +194,7 @@ pub fn cards(run: &RunData) -> String {
         ));
     }
     cards.push((
-        format!("{} → {}", percent(first.accuracy), percent(last.accuracy)),
+        format!("{:.1} → {}", 100.0 * first.accuracy, percent(last.accuracy)),
         "training accuracy",
         format!("first and last of {} steps", run.metrics.len()),
     ));
