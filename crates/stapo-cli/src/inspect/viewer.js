@@ -4,7 +4,7 @@
   const at = (id) => document.getElementById(id);
   // More tokens than this at once make a page slow; the rest waits for a press.
   const MAX_TOKENS = 30000;
-  const state = { by: "fate", only: "all", find: "", sort: "recorded", whatIf: false, budget: MAX_TOKENS };
+  const state = { by: "fate", only: "all", find: "", sort: "silenced", whatIf: false, budget: MAX_TOKENS };
 
   // The quantile of stapo_core::stats: place q (n - 1), interpolated from the nearer end.
   const quantile = (values, q) => {

@@ -130,7 +130,7 @@ fn figure(study: &Study, quantity: &Quantity) -> Figure {
     let lines: Vec<Line> = study.arms.iter().enumerate().map(line).collect();
     let shown = || lines.iter().flat_map(|line| line.points.iter().flat_map(extent));
     let y = match quantity.axis {
-        Axis::LogOrZero => Scale::log_or_zero(lines.iter().flat_map(|line| line.points.iter().map(|p| p.y))),
+        Axis::LogOrZero => Scale::log_or_zero(shown()),
         _ => None,
     };
     let y = y.unwrap_or_else(|| Scale::around(shown()));
