@@ -64,6 +64,10 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(path.as_ref()).unwrap_or_else(|e| panic!("{}: {e}", path.as_ref().display()))
 }
 
+fn json_lines(values: impl Iterator<Item = Value>) -> String {
+    values.fold(String::new(), |text, value| text + &value.to_string() + "\n")
+}
+
 fn lines(path: impl AsRef<Path>) -> Vec<Value> {
     read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -154,14 +158,12 @@ fn objective_counts(folder: &Path, responses: &[Value], settings: &[String]) -> 
     let mut counts = (0, 0);
     for update in 0..n_updates {
         let own = responses.iter().filter(|r| r["update_idx"] == update);
-        let batch: String = own
-            .map(|r| {
-                let tokens = &r["tokens"];
-                let line = json!({"group": r["problem_id"], "reward": r["reward"], "logp": tokens["logp"],
-                    "behavior_logp": tokens["behavior_logp"], "entropy": tokens["entropy"]});
-                format!("{line}\n")
-            })
-            .collect();
+        let line = |r: &Value| {
+            let tokens = &r["tokens"];
+            json!({"group": r["problem_id"], "reward": r["reward"], "logp": tokens["logp"],
+                "behavior_logp": tokens["behavior_logp"], "entropy": tokens["entropy"]})
+        };
+        let batch = json_lines(own.map(line));
         std::fs::write(folder.join("batch.jsonl"), batch).unwrap();
         let mut args = vec!["objective", "batch.jsonl"];
         args.extend(settings.iter().flat_map(|setting| ["--set", setting]));
@@ -277,10 +279,9 @@ fn hostile(folder: &Path) {
                 for alternative in lists.flat_map(|list| list.as_array_mut().unwrap()) {
                     alternative["text"] = json!(evil);
                 }
-                format!("{record}\n")
+                record
             });
-            let text: String = rewritten.collect();
-            std::fs::write(&path, text).unwrap();
+            std::fs::write(&path, json_lines(rewritten)).unwrap();
         }
     }
 }
@@ -334,15 +335,13 @@ fn experiment(at: &Path) {
             arms.push(json!({"name": name, "seed": seed, "run": run, "settings": [format!("seed={seed}")]}));
             let sample = |question: usize, sample: u64| {
                 // Right in one of two samples on half the questions; the method on all of them.
-                let is_right = sample == 0 && (name == "stapo" || question % 2 == 0);
+                let is_right = sample == 0 && (name == "stapo" || question.is_multiple_of(2));
                 json!({"schema": 1, "benchmark": "amc23", "decoding": "T = 1.0", "problem_id": format!("q{question}"),
                     "sample_idx": sample, "text": "x", "n_tokens": 10, "finish": {"kind": "stop", "token": 2}, "answer": null,
                     "verdict": if is_right { "right" } else { "no_answer" }, "reason": "made up"})
             };
-            let eval: String = (0..8)
-                .flat_map(|q| (0..2).map(move |s| (q, s)))
-                .map(|(q, s)| format!("{}\n", sample(q, s)))
-                .collect();
+            let places = (0..8).flat_map(|question| [(question, 0), (question, 1)]);
+            let eval = json_lines(places.map(|(question, idx)| sample(question, idx)));
             std::fs::create_dir(at.join("exp").join(&run).join("eval")).unwrap();
             // A sample told twice counts once.
             std::fs::write(

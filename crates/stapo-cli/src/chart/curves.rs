@@ -103,7 +103,7 @@ impl Curves {
         let chosen: Vec<f64> = xs.iter().copied().step_by(xs.len() / MAX_STRIPS + 1).collect();
         for (idx, &x) in chosen.iter().enumerate() {
             let middle = |other: Option<&f64>, edge: f64| {
-                other.map_or(edge, |o| (frame.x_at(x) + frame.x_at(*o)) / 2.0)
+                other.map_or(edge, |o| f64::midpoint(frame.x_at(x), frame.x_at(*o)))
             };
             let left = middle(idx.checked_sub(1).and_then(|before| chosen.get(before)), frame.left);
             let right = middle(chosen.get(idx + 1), frame.left + frame.width);

@@ -58,11 +58,10 @@ impl Contents {
     }
 
     pub fn figures(&self) -> impl Iterator<Item = &Figure> {
-        let of_block = |block| match block {
-            &Block::Figures(ref figures) => figures.as_slice(),
-            _ => &[],
-        };
-        self.sections.iter().flat_map(|section| &section.blocks).flat_map(of_block)
+        let blocks = self.sections.iter().flat_map(|section| &section.blocks);
+        blocks
+            .filter_map(|block| if let Block::Figures(figures) = block { Some(figures) } else { None })
+            .flatten()
     }
 
     pub fn tables(&self) -> impl Iterator<Item = &Table> {
@@ -103,7 +102,7 @@ impl Block {
                     figures.iter().map(page::figure).collect::<String>()
                 )
             }
-            Block::Table(title, table) if title.is_empty() => table.to_html(),
+            Block::Table("", table) => table.to_html(),
             Block::Table(title, table) => format!("<h3>{}</h3>{}", escape(title), table.to_html()),
             Block::Markup(markup) => markup.clone(),
         }
