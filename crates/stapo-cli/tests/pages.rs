@@ -403,6 +403,47 @@ fn a_report_on_an_experiment_compares_its_arms() {
     assert!(complaint(at, &["report", "exp"]).contains("is not a folder below it"));
 }
 
+/// Sum over the tokens of the responses of one mini-batch.
+fn summed(responses: &[Value], update: u64, of: &dyn Fn(&Value, usize) -> f64) -> f64 {
+    let own = responses.iter().filter(|r| r["update_idx"] == update);
+    own.flat_map(|r| (0..r["tokens"]["id"].as_array().unwrap().len()).map(move |t| of(r, t))).sum()
+}
+
+#[test]
+fn what_a_step_tells_follows_from_its_tokens() {
+    let run = RUN.path().join("run");
+    let metrics = lines(run.join("metrics.jsonl"))[3].clone();
+    let responses = lines(run.join("rollouts/step-000004.jsonl"));
+    let number = |r: &Value, column: &str, t: usize| r["tokens"][column][t].as_f64().unwrap();
+    let one = |update| summed(&responses, update, &|_, _| 1.0);
+    let entropy = |update| summed(&responses, update, &|r, t| number(r, "entropy", t));
+    let is_kept = |r: &Value, t: usize| f64::from(u8::from(r["tokens"]["kept"][t].as_bool().unwrap()));
+    // The first mini-batch is on policy, so the mean over the rollout leaves what the second one had when it was sampled.
+    let n_tokens = metrics["n_tokens"].as_f64().unwrap();
+    assert_eq!(one(0) + one(1), n_tokens);
+    let sampled = metrics["entropy_mean"].as_f64().unwrap() * n_tokens - entropy(0);
+    let measured = (entropy(1) - sampled) / one(1);
+    let told = &metrics["entropy_change"];
+    assert!((told["measured"].as_f64().unwrap() - measured).abs() < 1e-9, "{told} against {measured}");
+    let pushed = summed(&responses, 0, &|r, t| {
+        let (logp, h, weight) = (number(r, "logp", t), number(r, "entropy", t), number(r, "weight", t));
+        is_kept(r, t) * -logp.exp() * (logp + h) * (1.0 - logp.exp()) * weight
+    });
+    // Warm-up is over by then: both optimizer steps have the same learning rate.
+    let predicted = metrics["learning_rate"].as_f64().unwrap() * pushed / summed(&responses, 0, &is_kept);
+    assert!(
+        (told["predicted"].as_f64().unwrap() / predicted - 1.0).abs() < 1e-6,
+        "{told} against {predicted}"
+    );
+    let count = |part: &str| {
+        let path = run.join(part).join("step-000004.jsonl");
+        if path.exists() { lines(path).len() } else { 0 }
+    };
+    assert_eq!(metrics["n_silenced"], count("tokens"));
+    assert_eq!(metrics["n_candidates"], count("tokens") + count("explored"));
+    assert!(count("explored") > 0);
+}
+
 #[test]
 fn what_is_not_there_is_named() {
     let at = RUN.path();

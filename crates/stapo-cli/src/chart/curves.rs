@@ -56,7 +56,7 @@ impl Curves {
             top,
             width: WIDTH - left - 12.0,
             height: HEIGHT,
-            x: Scale::exactly(first, last),
+            x: Scale::whole(first, last),
             y: self.y.clone(),
         };
         frame.draw_y_axis(&mut marks);

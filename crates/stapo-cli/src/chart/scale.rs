@@ -7,6 +7,11 @@ pub enum Scale {
         low: f64,
         high: f64,
     },
+    /// Linear, with labels at whole numbers only.
+    Whole {
+        low: f64,
+        high: f64,
+    },
     /// Both ends positive.
     Log {
         low: f64,
@@ -46,6 +51,11 @@ impl Scale {
         Scale::Linear { low: (low / step).floor() * step, high: (high / step).ceil() * step }
     }
 
+    /// Whole numbers between exactly these ends.
+    pub fn whole(low: f64, high: f64) -> Self {
+        if high > low { Scale::Whole { low, high } } else { Scale::Whole { low: low - 0.5, high: low + 0.5 } }
+    }
+
     /// Exactly these ends.
     pub fn exactly(low: f64, high: f64) -> Self {
         if high > low {
@@ -70,7 +80,9 @@ impl Scale {
     /// From 0 at the low end to 1 at the high one; what is outside goes to the nearer end.
     pub fn place(&self, value: f64) -> f64 {
         match *self {
-            Scale::Linear { low, high } => ((value - low) / (high - low)).clamp(0.0, 1.0),
+            Scale::Linear { low, high } | Scale::Whole { low, high } => {
+                ((value - low) / (high - low)).clamp(0.0, 1.0)
+            }
             Scale::Log { low, high } => log_place(value, low, high),
             Scale::LogOrZero { .. } if value <= 0.0 => 0.0,
             Scale::LogOrZero { low, high } => ZERO_ROOM + (1.0 - ZERO_ROOM) * log_place(value, low, high),
@@ -79,16 +91,9 @@ impl Scale {
 
     pub fn ticks(&self, n_about: usize) -> Vec<Tick> {
         match *self {
-            Scale::Linear { low, high } => {
-                let step = nice_step((high - low) / n_about as f64);
-                let first = (low / step - 1e-9).ceil() as i64;
-                let last = (high / step + 1e-9).floor() as i64;
-                let decimals = (-step.log10().floor()).max(0.0) as usize;
-                let label = |value: f64| fixed(value, step, decimals);
-                (first..=last)
-                    .map(|n| n as f64 * step)
-                    .map(|value| Tick { value, label: label(value) })
-                    .collect()
+            Scale::Linear { low, high } => even_ticks(low, high, nice_step((high - low) / n_about as f64)),
+            Scale::Whole { low, high } => {
+                even_ticks(low, high, nice_step((high - low) / n_about as f64).max(1.0))
             }
             Scale::Log { low, high } => powers_between(low, high),
             Scale::LogOrZero { low, high } => {
@@ -98,6 +103,14 @@ impl Scale {
             }
         }
     }
+}
+
+fn even_ticks(low: f64, high: f64, step: f64) -> Vec<Tick> {
+    let first = (low / step - 1e-9).ceil() as i64;
+    let last = (high / step + 1e-9).floor() as i64;
+    let decimals = (-step.log10().floor()).max(0.0) as usize;
+    let tick = |value: f64| Tick { value, label: fixed(value, step, decimals) };
+    (first..=last).map(|n| tick(n as f64 * step)).collect()
 }
 
 fn log_place(value: f64, low: f64, high: f64) -> f64 {

@@ -15,6 +15,8 @@ fn axes_have_round_ends_and_plain_labels() {
     assert!(matches!(far, Scale::Linear { low, .. } if low > 0.9), "{far:?}");
     assert!(matches!(Scale::around([2.0, 2.0]), Scale::Linear { low, high } if low < 2.0 && high > 2.0));
     assert!(matches!(Scale::around([]), Scale::Linear { .. }));
+    assert_eq!(labels(&Scale::whole(10.0, 12.0), 6), ["10", "11", "12"]);
+    assert_eq!(labels(&Scale::whole(1.0, 40.0), 6), ["10", "20", "30", "40"]);
 }
 
 #[test]

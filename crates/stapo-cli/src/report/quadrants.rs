@@ -140,7 +140,10 @@ pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
         if steps.is_empty() {
             continue;
         }
-        series.push((format!("{} ({} steps)", arm.name, steps.len()), Ink::Series(idx)));
+        series.push((
+            format!("{} ({} {})", arm.name, steps.len(), if steps.len() == 1 { "step" } else { "steps" }),
+            Ink::Series(idx),
+        ));
         let bar = |quadrant: Quadrant| {
             let rows = steps
                 .iter()
