@@ -4,23 +4,30 @@
 
 mod chart;
 mod clock;
+mod doctor;
+mod eval;
+mod experiment;
 mod export;
 mod generate;
 mod grade;
 mod input;
 mod inspect;
 mod language;
+mod machine;
 mod model;
 mod objective;
 mod option;
 mod page;
+mod plan;
 mod pretrain;
+mod problems;
 mod report;
 mod run_folder;
 mod runs;
 mod score;
 mod stop;
 mod train;
+mod units;
 mod verify_run;
 
 use clap::{Parser, Subcommand};
@@ -43,6 +50,12 @@ enum Command {
     Runs(runs::Args),
     Report(report::Args),
     Inspect(inspect::Args),
+    Plan(plan::Args),
+    Eval(eval::Args),
+    Compare(eval::CompareArgs),
+    Experiment(experiment::Args),
+    Problems(problems::Args),
+    Doctor(doctor::Args),
     VerifyRun(verify_run::Args),
     /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
@@ -65,6 +78,12 @@ fn main() -> ExitCode {
         Command::Runs(args) => runs::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Compare(args) => eval::run_compare(&args),
+        Command::Experiment(args) => experiment::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Problems(args) => problems::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::VerifyRun(args) => verify_run::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),

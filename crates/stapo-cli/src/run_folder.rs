@@ -1,12 +1,23 @@
 //! What commands on a run folder share.
 
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{self, Record};
+use stapo_core::record::{self, FileHash, Record};
+use stapo_rl::config::Model;
 use stapo_rl::model::{CpuOptions, Device};
-use stapo_rl::run::Checkpoint;
+use stapo_rl::run::{Checkpoint, sha256_hex};
 use stapo_rl::train::{Trainer, base_folder};
-use stapo_rl::{Config, Plan};
+use stapo_rl::{Config, Plan, Student};
 use std::path::{Path, PathBuf};
+
+/// A config as written, the built-in one where none is given, and what it means.
+pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
+    let text = match config {
+        Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
+        None => include_str!("../../../configs/stapo.toml").to_string(),
+    };
+    let config = Config::from_toml(&text, overrides.iter().map(String::as_str))?;
+    Ok((text, Plan::resolve(config)?))
+}
 
 /// The resolved plan of a run.
 pub fn plan(run: &Path) -> Result<Plan> {
@@ -71,4 +82,50 @@ pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
 pub fn records_of_file<R: Record>(path: &Path) -> Result<Vec<R>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("file {}", path.display()))?;
     Ok(record::parse_lines(&text).with_context(|| format!("file {}", path.display()))?.records)
+}
+
+pub fn hash_bytes(name: &str, bytes: &[u8]) -> FileHash {
+    FileHash { name: name.to_string(), n_bytes: bytes.len() as u64, sha256: sha256_hex(bytes) }
+}
+
+pub fn hash_file(name: &str, path: &Path) -> Result<FileHash> {
+    let bytes = std::fs::read(path).with_context(|| format!("{name} {}", path.display()))?;
+    Ok(hash_bytes(name, &bytes))
+}
+
+/// The files of a model's weights.
+pub fn hash_weights(model: &Path) -> Result<Vec<FileHash>> {
+    weight_files(model)?.iter().map(|path| hash_file("weights", path)).collect()
+}
+
+/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its weights, and the training steps it has seen.
+pub fn open_model(model: &str, device: &Device) -> Result<(Student, Vec<FileHash>, Option<u64>)> {
+    let path = Path::new(model);
+    if model == "builtin" {
+        let scratch = tempfile::tempdir().context("temporary folder")?;
+        let student = Student::open(&Model::Builtin, scratch.path(), device)?;
+        return Ok((student, vec![hash_bytes("weights", stapo_rl::builtin_weights())], None));
+    }
+    if path.join("plan.toml").is_file() {
+        let plan = plan(path)?;
+        let checkpoint = newest_checkpoint(path)?;
+        let trainer = trainer_at(path, &plan, &checkpoint)?;
+        let weights = hash_weights(&checkpoint.path)?;
+        return Ok((trainer.student, weights, Some(checkpoint.counters.step)));
+    }
+    let student = Student::open_path(path, device)?;
+    Ok((student, hash_weights(path)?, None))
+}
+
+/// The file itself, or the weights of a folder.
+fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = std::fs::read_dir(path).with_context(|| format!("model {}", path.display()))?;
+    let is_weights = |path: &PathBuf| path.extension().is_some_and(|e| e == "safetensors" || e == "gguf");
+    let mut files: Vec<PathBuf> =
+        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_weights).collect();
+    files.sort();
+    Ok(files)
 }

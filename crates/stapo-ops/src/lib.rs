@@ -16,6 +16,7 @@ mod simd;
 
 pub mod adamw;
 pub mod attention;
+pub mod cuda;
 pub mod dtype;
 pub mod embedding;
 pub mod lm_head;

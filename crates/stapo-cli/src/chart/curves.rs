@@ -64,10 +64,11 @@ impl Curves {
         for band in &self.bands {
             draw_band(&mut marks, &frame, band);
         }
+        // Many bands over each other would only be mud.
+        let opacity = if self.lines.len() > 2 { 0.09 } else { 0.18 };
         for line in &self.lines {
             let points = line.points.iter().filter_map(|p| p.interval.map(|(low, high)| (p.x, low, high)));
-            let band =
-                Band { label: String::new(), series: line.series, points: points.collect(), opacity: 0.18 };
+            let band = Band { label: String::new(), series: line.series, points: points.collect(), opacity };
             draw_band(&mut marks, &frame, &band);
         }
         for line in &self.lines {

@@ -20,6 +20,9 @@ struct Section {
     blocks: Vec<Block>,
 }
 
+/// Longer tables are folded where figures show the same.
+const MAX_OPEN_ROWS: usize = 12;
+
 enum Block {
     /// Plain text.
     Note(String),
@@ -27,6 +30,8 @@ enum Block {
     Missing(String),
     Figures(Vec<Figure>),
     Table(&'static str, Table),
+    /// A table that opens when it is asked for.
+    Folded(&'static str, Table),
     /// Markup, with everything from the run escaped already.
     Markup(String),
 }
@@ -66,7 +71,7 @@ impl Contents {
 
     pub fn tables(&self) -> impl Iterator<Item = &Table> {
         self.sections.iter().flat_map(|section| &section.blocks).filter_map(|block| match block {
-            Block::Table(_, table) => Some(table),
+            Block::Table(_, table) | Block::Folded(_, table) => Some(table),
             _ => None,
         })
     }
@@ -104,6 +109,9 @@ impl Block {
             }
             Block::Table("", table) => table.to_html(),
             Block::Table(title, table) => format!("<h3>{}</h3>{}", escape(title), table.to_html()),
+            Block::Folded(title, table) => {
+                format!("<details><summary>{}</summary>{}</details>", escape(title), table.to_html())
+            }
             Block::Markup(markup) => markup.clone(),
         }
     }
@@ -168,7 +176,12 @@ fn benchmark_section(study: &Study) -> Result<Section> {
         blocks.push(Block::Missing("No evaluation records (eval/) in these runs.".into()));
     } else {
         blocks.push(Block::Figures(benchmarks::figures(study, &scores)));
-        blocks.push(Block::Table("", benchmarks::table(study, &scores)));
+        let table = benchmarks::table(study, &scores);
+        blocks.push(if table.rows.len() > MAX_OPEN_ROWS {
+            Block::Folded("All benchmark results", table)
+        } else {
+            Block::Table("", table)
+        });
     }
     if let Some(standings) = benchmarks::standings(study, &scores) {
         blocks.push(Block::Table("Average over benchmarks, %", standings.table("standings")?));

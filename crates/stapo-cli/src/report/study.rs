@@ -136,7 +136,7 @@ impl RunData {
             metrics,
             silenced: run_folder::records(folder, "tokens")?,
             explored: run_folder::records(folder, "explored")?,
-            evals: run_folder::records(folder, "eval")?,
+            evals: evals(folder)?,
             manifest: Run::read_manifest(folder).ok(),
             build,
         })
@@ -173,4 +173,18 @@ impl RunData {
         let floor = self.metrics.first()?.entropy_mean * self.plan.config.canaries.entropy_collapse_factor;
         self.metrics.iter().find(|m| m.entropy_mean < floor).map(|m| m.step)
     }
+}
+
+/// Samples of `stapo eval --out RUN/eval` and of `--out RUN/eval/NAME`.
+fn evals(run: &Path) -> Result<Vec<EvalRecord>> {
+    let mut found = run_folder::records(run, "eval")?;
+    let folder = run.join("eval");
+    let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(found) };
+    let mut names: Vec<_> =
+        entries.filter_map(|e| e.ok()).filter(|e| e.path().is_dir()).map(|e| e.file_name()).collect();
+    names.sort();
+    for name in names {
+        found.extend(run_folder::records(&folder, &name.to_string_lossy())?);
+    }
+    Ok(found)
 }

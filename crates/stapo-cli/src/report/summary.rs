@@ -157,9 +157,12 @@ pub fn paired_table(study: &Study) -> Result<Option<Table>> {
     for ((idx, paired), p) in compared.iter().zip(adjusted) {
         let points = |value: f64| format!("{:+.1}", 100.0 * value).replacen('-', "−", 1);
         let (low, high) = (points(paired.interval.low), points(paired.interval.high));
+        // The smallest p that so many signs can give; adjusting it for the other baselines only raises it.
+        let least = 0.5f64.powi(paired.n_questions as i32 - 1);
         let reading = match (p < 0.05, paired.difference > 0.0) {
             (true, true) => "better",
             (true, false) => "worse",
+            (false, _) if least >= 0.05 => "too few seeds to say",
             (false, _) => "no detectable difference",
         };
         table.push(vec![

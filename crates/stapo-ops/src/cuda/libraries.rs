@@ -1,0 +1,116 @@
+//! Where the CUDA libraries are found: the loader's own path, then the folders in which toolkits and Python packages
+//! put them. A library found there is opened by its full name once; whoever asks for its short name later gets the same.
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use cudarc::{cublaslt, driver, nvrtc};
+
+/// Folders to look in first, separated as in `PATH`.
+pub const SEARCH_VARIABLE: &str = "STAPO_CUDA_LIBRARIES";
+
+/// A library that CUDA work needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Library {
+    /// Comes with the GPU's driver.
+    Driver,
+    /// Compiles kernels.
+    Nvrtc,
+    /// Multiplies matrices.
+    CublasLt,
+}
+
+impl Library {
+    /// The package of the Python index that brings it.
+    pub fn package(self) -> Option<&'static str> {
+        match self {
+            Library::Driver => None,
+            Library::Nvrtc => Some("nvidia-cuda-nvrtc==13.0.*"),
+            Library::CublasLt => Some("nvidia-cublas==13.0.*"),
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Library::Driver => "libcuda",
+            Library::Nvrtc => "libnvrtc",
+            Library::CublasLt => "libcublasLt",
+        }
+    }
+
+    /// Files to open, in this order: a library's own dependencies first.
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Library::Driver => &["libcuda.so.1"],
+            Library::Nvrtc => &["libnvrtc-builtins.so.13.0", "libnvrtc.so.13"],
+            Library::CublasLt => &["libcublasLt.so.13"],
+        }
+    }
+
+    fn opens(self) -> bool {
+        // SAFETY: these open a shared library by its name and ask for nothing in it.
+        unsafe {
+            match self {
+                Library::Driver => driver::sys::is_culib_present(),
+                Library::Nvrtc => nvrtc::sys::is_culib_present(),
+                Library::CublasLt => cublaslt::sys::is_culib_present(),
+            }
+        }
+    }
+
+    /// Makes the library available to the program. `false`: it is nowhere.
+    pub fn find(self) -> bool {
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let given = std::env::var_os(SEARCH_VARIABLE);
+        let given = given.iter().flat_map(std::env::split_paths).any(|folder| self.open_in(&folder));
+        given || self.opens() || folders().iter().any(|folder| self.open_in(folder))
+    }
+
+    fn open_in(self, folder: &Path) -> bool {
+        let paths: Vec<PathBuf> = self.files().iter().map(|name| folder.join(name)).collect();
+        let main = paths.last().is_some_and(|path| path.is_file());
+        main && {
+            // A dependency may lie elsewhere: only the library itself must open.
+            for path in &paths {
+                open(path);
+            }
+            self.opens()
+        }
+    }
+}
+
+/// Opens a library for good; a failure shows when it is used.
+fn open(path: &Path) {
+    if let Ok(path) = CString::new(path.as_os_str().as_encoded_bytes()) {
+        // SAFETY: the path is a string that ends in 0; the handle stays open for as long as the program runs.
+        unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    }
+}
+
+/// Folders of toolkits, then of the Python packages of this environment.
+fn folders() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for root in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os) {
+        found.push(PathBuf::from(root).join("lib64"));
+    }
+    found.extend(
+        ["/usr/local/cuda/lib64", "/usr/local/cuda-13/lib64", "/usr/local/cuda-13.0/lib64"]
+            .map(PathBuf::from),
+    );
+    let pythons = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
+    let python_roots =
+        pythons.unwrap_or_default().into_iter().filter(|folder| folder.join("python3").exists());
+    let roots = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from).into_iter();
+    for root in roots.chain(python_roots.filter_map(|folder| folder.parent().map(Path::to_path_buf))) {
+        let Ok(entries) = root.join("lib").read_dir() else { continue };
+        for entry in
+            entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
+        {
+            let packages = entry.path().join("site-packages/nvidia");
+            found.extend(["cu13/lib", "cuda_nvrtc/lib", "cublas/lib"].map(|part| packages.join(part)));
+        }
+    }
+    found
+}

@@ -1,0 +1,43 @@
+use super::{Found, Gpu, Part, probe};
+
+fn complete() -> Found {
+    let gpu =
+        Gpu { name: "GPU".into(), memory_bytes: 1 << 30, compute_capability: (9, 0), multiprocessors: 132 };
+    Found {
+        driver: Some((13, 0)),
+        driver_error: None,
+        gpus: vec![gpu],
+        nvrtc: Part::Version("13.0".into()),
+        cublaslt: Part::Version("13.0.0".into()),
+    }
+}
+
+#[test]
+fn probing_never_fails_and_says_what_is_missing() {
+    let found = probe();
+    if found.obstacle().is_none() {
+        assert!(!found.gpus.is_empty());
+    }
+    if found.driver.is_none() {
+        assert!(found.gpus.is_empty());
+        assert!(found.obstacle().is_some_and(|text| text.contains("driver") && text.contains("hint:")));
+    }
+}
+
+#[test]
+fn each_obstacle_names_its_remedy() {
+    assert_eq!(complete().obstacle(), None);
+    let obstacle = |change: fn(&mut Found)| {
+        let mut found = complete();
+        change(&mut found);
+        found.obstacle().expect("something is missing")
+    };
+    assert!(obstacle(|f| f.driver = None).contains("driver"));
+    assert!(obstacle(|f| f.gpus.clear()).contains("CUDA_VISIBLE_DEVICES"));
+    assert!(obstacle(|f| f.gpus[0].compute_capability = (7, 5)).contains("7.5"));
+    assert!(
+        obstacle(|f| f.nvrtc = Part::Missing { package: "a-package" }).contains("pip install 'a-package'")
+    );
+    assert!(obstacle(|f| f.cublaslt = Part::Missing { package: "b-package" }).contains("libcublasLt"));
+    assert!(obstacle(|f| f.driver_error = Some("X".into())).contains("failed: X"));
+}
