@@ -125,7 +125,10 @@ pub fn figures(study: &Study, scores: &[Score]) -> Vec<Figure> {
             label: benchmark.clone(),
             bars: arms.iter().map(|&arm| bar(benchmark, arm)).collect(),
         };
-        let series = arms.iter().map(|&arm| (study.arms[arm].name.clone(), Ink::Series(arm))).collect();
+        let series = arms
+            .iter()
+            .map(|&arm| (study.arms[arm].name.clone(), Ink::Series(study.arms[arm].series)))
+            .collect();
         Figure {
             name: format!("benchmarks-{}", super::curves::slug(&decoding)),
             title: format!("Benchmarks, {decoding}"),

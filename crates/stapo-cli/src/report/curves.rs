@@ -116,24 +116,27 @@ pub fn curves(study: &Study) -> (Vec<Figure>, Vec<String>) {
         }
         figures.push(figure(study, quantity));
         if quantity.name == "entropy" {
-            figures.extend(study.arms.iter().enumerate().map(|(idx, arm)| quantiles(study, idx, arm)));
+            figures.extend(study.arms.iter().map(|arm| quantiles(study, arm)));
         }
     }
     (figures, missing)
 }
 
 fn figure(study: &Study, quantity: &Quantity) -> Figure {
-    let line = |(series, arm): (usize, &ArmData)| {
+    let line = |arm: &ArmData| {
         let curves = arm.runs.iter().map(|run| values(run, quantity.of)).collect::<Vec<_>>();
-        Line { label: arm.name.clone(), series, points: band_over(&curves, quantity.axis == Axis::Share) }
+        Line {
+            label: arm.name.clone(),
+            series: arm.series,
+            points: band_over(&curves, quantity.axis == Axis::Share),
+        }
     };
-    let lines: Vec<Line> = study.arms.iter().enumerate().map(line).collect();
-    let shown = || lines.iter().flat_map(|line| line.points.iter().flat_map(extent));
+    let lines: Vec<Line> = study.arms.iter().map(line).collect();
     let y = match quantity.axis {
-        Axis::LogOrZero => Scale::log_or_zero(shown()),
+        Axis::LogOrZero => Scale::log_or_zero(extent(&lines)),
         _ => None,
     };
-    let y = y.unwrap_or_else(|| Scale::around(shown()));
+    let y = y.unwrap_or_else(|| Scale::around(extent(&lines)));
     Figure {
         name: quantity.name.to_string(),
         title: quantity.title.to_string(),
@@ -147,7 +150,7 @@ fn figure(study: &Study, quantity: &Quantity) -> Figure {
 fn noted(study: &Study, what: &str) -> String {
     match study.n_seeds() {
         0 | 1 => what.to_string(),
-        n => format!("{what} · mean and its 95 % interval over {n} seeds"),
+        n => format!("{what} · mean and 95 % interval over {n} seeds"),
     }
 }
 
@@ -178,9 +181,15 @@ pub fn band_over(curves: &[Vec<(f64, f64)>], is_share: bool) -> Vec<Point> {
     points
 }
 
-fn extent(point: &Point) -> [f64; 3] {
-    let (low, high) = point.interval.unwrap_or((point.y, point.y));
-    [point.y, low, high]
+/// What an axis must hold: all means, and of their intervals no more than as much again on each side. Two seeds have intervals that
+/// would leave nothing of the curves; such bands run off the picture.
+fn extent(lines: &[Line]) -> Vec<f64> {
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let low = points().map(|p| p.y).fold(f64::INFINITY, f64::min);
+    let high = points().map(|p| p.y).fold(f64::NEG_INFINITY, f64::max);
+    let room = (high - low).max(0.25 * high.abs());
+    let ends = points().filter_map(|p| p.interval).flat_map(|(a, b)| [a.max(low - room), b.min(high + room)]);
+    [low, high].into_iter().chain(ends).collect()
 }
 
 /// Over problems for one run, over seeds for several.
@@ -188,7 +197,7 @@ fn held_out(study: &Study) -> Option<Figure> {
     if study.runs().any(|(_, run)| run.held_out().is_empty()) {
         return None;
     }
-    let line = |(series, arm): (usize, &ArmData)| {
+    let line = |arm: &ArmData| {
         let curves: Vec<Vec<(f64, f64)>> = arm
             .runs
             .iter()
@@ -201,11 +210,11 @@ fn held_out(study: &Study) -> Option<Figure> {
                 point.interval = interval.map(|(low, high)| (100.0 * low, 100.0 * high));
             }
         }
-        Line { label: arm.name.clone(), series, points }
+        Line { label: arm.name.clone(), series: arm.series, points }
     };
-    let lines: Vec<Line> = study.arms.iter().enumerate().map(line).collect();
-    let y = Scale::around(lines.iter().flat_map(|line| line.points.iter().flat_map(extent)));
-    let what = "share of held-out problems answered right, %";
+    let lines: Vec<Line> = study.arms.iter().map(line).collect();
+    let y = Scale::around(extent(&lines));
+    let what = "held-out problems answered right, %";
     let note = match study.n_seeds() {
         0 | 1 => format!("{what} · 95 % interval over the problems (Wilson)"),
         _ => noted(study, what),
@@ -215,7 +224,8 @@ fn held_out(study: &Study) -> Option<Figure> {
 }
 
 /// The spread of token entropies in one arm.
-fn quantiles(study: &Study, series: usize, arm: &ArmData) -> Figure {
+fn quantiles(study: &Study, arm: &ArmData) -> Figure {
+    let series = arm.series;
     let mean = |of: fn(&Metrics) -> Option<f64>| {
         band_over(&arm.runs.iter().map(|run| values(run, of)).collect::<Vec<_>>(), false)
     };

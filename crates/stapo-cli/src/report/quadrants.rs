@@ -133,7 +133,7 @@ pub fn quadrant_name(quadrant: Quadrant) -> &'static str {
 pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
     let mut series: Vec<(String, Ink)> = Vec::new();
     let mut columns: Vec<Vec<Option<Bar>>> = Vec::new();
-    for (idx, arm) in study.arms.iter().enumerate() {
+    for arm in &study.arms {
         // Without candidates there is no entropy threshold, and so no quadrant.
         let steps: Vec<_> =
             arm.runs.iter().flat_map(|run| &run.metrics).filter(|m| m.tau_h.is_some()).collect();
@@ -142,7 +142,7 @@ pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
         }
         series.push((
             format!("{} ({} {})", arm.name, steps.len(), if steps.len() == 1 { "step" } else { "steps" }),
-            Ink::Series(idx),
+            Ink::Series(arm.series),
         ));
         let bar = |quadrant: Quadrant| {
             let rows = steps

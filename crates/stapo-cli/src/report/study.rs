@@ -25,6 +25,8 @@ pub struct Study {
 #[derive(Debug)]
 pub struct ArmData {
     pub name: String,
+    /// Its colour: the first for the method, then in order.
+    pub series: usize,
     pub runs: Vec<RunData>,
 }
 
@@ -60,7 +62,7 @@ impl Study {
         let run = RunData::open(folder, Vec::new())?;
         let name =
             folder.file_name().map_or(run.plan.config.name.clone(), |n| n.to_string_lossy().into_owned());
-        let arms = vec![ArmData { name: run.plan.config.name.clone(), runs: vec![run] }];
+        let arms = vec![ArmData { name: run.plan.config.name.clone(), series: 0, runs: vec![run] }];
         let (folder, failed) = (folder.to_owned(), Vec::new());
         Ok(Study { name, folder, is_experiment: false, method: None, arms, failed })
     }
@@ -91,13 +93,17 @@ impl Study {
                 }
             }
             if !runs.is_empty() {
-                arms.push(ArmData { name: name.to_string(), runs });
+                arms.push(ArmData { name: name.to_string(), series: arms.len(), runs });
             }
         }
         if arms.is_empty() {
             bail!("experiment {}: no run has a result\n{}", folder.display(), failed.join("\n"));
         }
         let method = experiment.method.as_ref().and_then(|m| arms.iter().position(|arm| arm.name == *m));
+        if let Some(method) = method {
+            arms[..method].iter_mut().for_each(|arm| arm.series += 1);
+            arms[method].series = 0;
+        }
         let (name, folder) = (experiment.name.clone(), folder.to_owned());
         Ok(Study { name, folder, is_experiment: true, method, arms, failed })
     }
@@ -180,8 +186,11 @@ fn evals(run: &Path) -> Result<Vec<EvalRecord>> {
     let mut found = run_folder::records(run, "eval")?;
     let folder = run.join("eval");
     let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(found) };
-    let mut names: Vec<_> =
-        entries.filter_map(|e| e.ok()).filter(|e| e.path().is_dir()).map(|e| e.file_name()).collect();
+    let mut names: Vec<_> = entries
+        .filter_map(std::result::Result::ok)
+        .filter(|e| e.path().is_dir())
+        .map(|e| e.file_name())
+        .collect();
     names.sort();
     for name in names {
         found.extend(run_folder::records(&folder, &name.to_string_lossy())?);

@@ -82,6 +82,12 @@ fn over_seeds(arm: &ArmData, of: impl Fn(&RunData) -> Option<f64>) -> Option<Est
     mean_estimate(&values?).ok()
 }
 
+/// [`over_seeds`] of a share: its interval ends at 0 and 1.
+fn share_over_seeds(arm: &ArmData, of: impl Fn(&RunData) -> Option<f64>) -> Option<Estimate> {
+    let estimate = over_seeds(arm, of)?;
+    Some(Estimate { interval: estimate.interval.map(|i| i.within(0.0, 1.0)), ..estimate })
+}
+
 /// One row per arm.
 pub fn arms_table(study: &Study) -> Table {
     let measure = Measure::of(study);
@@ -109,8 +115,12 @@ pub fn arms_table(study: &Study) -> Table {
             vec![
                 text(&arm.name),
                 text(arm.runs.len().to_string()),
-                cell(over_seeds(arm, |run| Some(measure.result(run)).filter(|r| r.is_finite())), 100.0, 1),
-                cell(over_seeds(arm, |run| measure.mean_height(run)), 100.0, 1),
+                cell(
+                    share_over_seeds(arm, |run| Some(measure.result(run)).filter(|r| r.is_finite())),
+                    100.0,
+                    1,
+                ),
+                cell(share_over_seeds(arm, |run| measure.mean_height(run)), 100.0, 1),
                 cell(over_seeds(arm, |run| run.metrics.last().map(|m| m.entropy_mean)), 1.0, 3),
                 cell(over_seeds(arm, stability), 1.0, 3),
                 text(silenced.map_or("–".to_string(), |e| number(e.value))),
