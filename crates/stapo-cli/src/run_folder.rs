@@ -1,7 +1,7 @@
 //! What commands on a run folder share.
 
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{self, FileHash, Record};
+use stapo_core::record::{self, FileHash, Record, ResponseRecord};
 use stapo_rl::config::Model;
 use stapo_rl::model::{CpuOptions, Device};
 use stapo_rl::run::{Checkpoint, sha256_hex};
@@ -82,6 +82,39 @@ pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
 pub fn records_of_file<R: Record>(path: &Path) -> Result<Vec<R>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("file {}", path.display()))?;
     Ok(record::parse_lines(&text).with_context(|| format!("file {}", path.display()))?.records)
+}
+
+/// The responses of a file, their columns checked.
+pub fn responses_of_file(path: &Path) -> Result<Vec<ResponseRecord>> {
+    let responses = records_of_file(path)?;
+    for (idx, response) in responses.iter().enumerate() {
+        check_columns(response).with_context(|| format!("file {}: response {}", path.display(), idx + 1))?;
+    }
+    Ok(responses)
+}
+
+/// Columns of one length: who looks indexes them freely.
+fn check_columns(response: &ResponseRecord) -> Result<()> {
+    let tokens = &response.tokens;
+    let n = tokens.id.len();
+    let columns = [
+        ("text", tokens.text.len()),
+        ("logp", tokens.logp.len()),
+        ("behavior_logp", tokens.behavior_logp.len()),
+        ("entropy", tokens.entropy.len()),
+        ("collision", tokens.collision.len()),
+        ("ratio", tokens.ratio.len()),
+        ("kept", tokens.kept.len()),
+        ("silenced_by", tokens.silenced_by.len()),
+        ("clipped", tokens.clipped.len()),
+    ];
+    let optional = [("weight", tokens.weight.len()), ("alternatives", tokens.alternatives.len())];
+    for (column, len) in columns.into_iter().chain(optional.into_iter().filter(|(_, len)| *len > 0)) {
+        if len != n {
+            bail!("column {column} has {len} entries, id has {n}");
+        }
+    }
+    Ok(())
 }
 
 pub fn hash_bytes(name: &str, bytes: &[u8]) -> FileHash {

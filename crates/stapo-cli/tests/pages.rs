@@ -460,3 +460,24 @@ fn what_is_not_there_is_named() {
         assert!(said.contains(expected), "{args:?}: {said}");
     }
 }
+
+#[test]
+fn a_run_that_has_only_begun_and_a_damaged_one_do_no_harm() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for run in ["begun", "damaged"] {
+        std::fs::create_dir_all(at.join(run).join("rollouts")).unwrap();
+        std::fs::copy(RUN.path().join("run/plan.toml"), at.join(run).join("plan.toml")).unwrap();
+        std::fs::write(at.join(run).join("metrics.jsonl"), "").unwrap();
+    }
+    ok(&stapo(at, &["report", "begun", "--csv", "csv", "--png", "png", "--tensorboard", "tb"]));
+    assert!(read(at.join("begun/report.html")).contains("No step has been finished yet."));
+    let mut response = lines(RUN.path().join("run/rollouts/step-000002.jsonl"))[0].clone();
+    response["tokens"]["entropy"] = json!([0.5]);
+    std::fs::write(at.join("damaged/rollouts/step-000002.jsonl"), json_lines([response].into_iter()))
+        .unwrap();
+    for command in ["report", "inspect"] {
+        let said = complaint(at, &[command, "damaged"]);
+        assert!(said.contains("response 1: column entropy has 1 entries"), "{said}");
+    }
+}

@@ -4,7 +4,7 @@ mod terminal;
 mod viewer;
 
 use crate::run_folder;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use stapo_core::record::{Metrics, ResponseRecord};
 use stapo_rl::Plan;
 use stapo_rl::run::{Run, write_whole};
@@ -75,10 +75,7 @@ impl Inspected {
             let known: Vec<String> = steps.iter().map(u64::to_string).collect();
             bail!("--step {step}: no responses are recorded for it\nhint: steps {}", known.join(", "));
         };
-        let responses: Vec<ResponseRecord> = run_folder::records_of_file(path)?;
-        for (idx, response) in responses.iter().enumerate() {
-            check(response).with_context(|| format!("file {}: line {}", path.display(), idx + 1))?;
-        }
+        let responses = run_folder::responses_of_file(path)?;
         let metrics: Vec<Metrics> = Run::read_metrics(run)?;
         Ok(Inspected {
             run: run.file_name().map_or(plan.config.name.clone(), |name| name.to_string_lossy().into_owned()),
@@ -93,30 +90,6 @@ impl Inspected {
 /// The step in `step-000010.jsonl`.
 fn step_of(path: &Path) -> Option<u64> {
     path.file_stem()?.to_str()?.strip_prefix("step-")?.parse().ok()
-}
-
-/// Columns of one length: what follows indexes them freely.
-fn check(response: &ResponseRecord) -> Result<()> {
-    let tokens = &response.tokens;
-    let n = tokens.id.len();
-    let columns = [
-        ("text", tokens.text.len()),
-        ("logp", tokens.logp.len()),
-        ("behavior_logp", tokens.behavior_logp.len()),
-        ("entropy", tokens.entropy.len()),
-        ("collision", tokens.collision.len()),
-        ("ratio", tokens.ratio.len()),
-        ("kept", tokens.kept.len()),
-        ("silenced_by", tokens.silenced_by.len()),
-        ("clipped", tokens.clipped.len()),
-    ];
-    let optional = [("weight", tokens.weight.len()), ("alternatives", tokens.alternatives.len())];
-    for (column, len) in columns.into_iter().chain(optional.into_iter().filter(|(_, len)| *len > 0)) {
-        if len != n {
-            bail!("column {column} has {len} entries, id has {n}");
-        }
-    }
-    Ok(())
 }
 
 /// What became of a token.

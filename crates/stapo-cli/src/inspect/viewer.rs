@@ -77,14 +77,16 @@ pub fn to_html(inspected: &Inspected) -> String {
 
 fn settings(inspected: &Inspected) -> Settings {
     let objective = &inspected.plan.objective;
-    let signals = objective.mask_signals;
-    let spurious = objective.masks.iter().find(|mask| matches!(mask, Mask::Spurious { .. }));
-    let mask = spurious.copied().unwrap_or(Mask::spurious());
-    match mask {
-        Mask::Spurious { tau_p, q, select, quantile_over, .. } => {
-            Settings { tau_p, q, select, over: quantile_over, in_force: spurious.is_some(), signals }
-        }
-        _ => unreachable!("only S2T masks were looked for"),
+    let own = objective.masks.iter().find_map(s2t);
+    let published = || s2t(&Mask::spurious()).expect("the published mask is S2T");
+    let (tau_p, q, select, over) = own.unwrap_or_else(published);
+    Settings { tau_p, q, select, over, in_force: own.is_some(), signals: objective.mask_signals }
+}
+
+fn s2t(mask: &Mask) -> Option<(f64, f64, Select, QuantileOver)> {
+    match *mask {
+        Mask::Spurious { tau_p, q, select, quantile_over, .. } => Some((tau_p, q, select, quantile_over)),
+        _ => None,
     }
 }
 

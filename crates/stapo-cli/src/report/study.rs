@@ -150,7 +150,10 @@ impl RunData {
 
     /// Recorded responses of all steps.
     pub fn responses(&self) -> Result<Vec<ResponseRecord>> {
-        run_folder::records(&self.folder, "rollouts")
+        let files = run_folder::part_files(&self.folder, "rollouts")?;
+        let responses: Result<Vec<_>> =
+            files.iter().map(|path| run_folder::responses_of_file(path)).collect();
+        Ok(responses?.into_iter().flatten().collect())
     }
 
     /// Held-out accuracies by step, 0 being before training.
