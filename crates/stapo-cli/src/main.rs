@@ -8,6 +8,7 @@ mod doctor;
 mod eval;
 mod experiment;
 mod export;
+mod fetch;
 mod generate;
 mod grade;
 mod input;
@@ -54,6 +55,7 @@ enum Command {
     Eval(eval::Args),
     Compare(eval::CompareArgs),
     Experiment(experiment::Args),
+    Fetch(fetch::Args),
     Problems(problems::Args),
     Doctor(doctor::Args),
     VerifyRun(verify_run::Args),
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Compare(args) => eval::run_compare(&args),
+        Command::Fetch(args) => fetch::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Problems(args) => problems::run(&args),

@@ -96,7 +96,7 @@ fn default_folder(name: &str) -> PathBuf {
 }
 
 /// What goes into the run, by content.
-fn manifest(config: &str, plan: &Plan) -> Result<Manifest> {
+pub fn manifest(config: &str, plan: &Plan) -> Result<Manifest> {
     let mut inputs =
         vec![hash_bytes("config", config.as_bytes()), hash_bytes("plan", plan.to_toml().as_bytes())];
     if let Ok(program) = std::env::current_exe() {

@@ -10,14 +10,14 @@ pub const SIX: [&str; 6] = ["aime24", "aime25", "amc23", "math500", "minerva", "
 
 /// Names that are known: samples per question, and where `stapo fetch` finds the questions.
 pub const KNOWN: [Known; 8] = [
-    Known { name: "aime24", n_samples: 32 },
-    Known { name: "aime25", n_samples: 32 },
-    Known { name: "amc23", n_samples: 32 },
-    Known { name: "math500", n_samples: 4 },
-    Known { name: "minerva", n_samples: 4 },
-    Known { name: "olympiad", n_samples: 4 },
-    Known { name: "gsm8k", n_samples: 4 },
-    Known { name: "math", n_samples: 4 },
+    Known { name: "aime24", n_samples: 32, n_questions: 30, repository: "math-ai/aime24" },
+    Known { name: "aime25", n_samples: 32, n_questions: 30, repository: "math-ai/aime25" },
+    Known { name: "amc23", n_samples: 32, n_questions: 40, repository: "math-ai/amc23" },
+    Known { name: "math500", n_samples: 4, n_questions: 500, repository: "math-ai/math500" },
+    Known { name: "minerva", n_samples: 4, n_questions: 272, repository: "math-ai/minervamath" },
+    Known { name: "olympiad", n_samples: 4, n_questions: 674, repository: "math-ai/olympiadbench" },
+    Known { name: "gsm8k", n_samples: 4, n_questions: 1319, repository: "openai/gsm8k" },
+    Known { name: "math", n_samples: 4, n_questions: 5000, repository: "DigitalLearningGmbH/MATH-lighteval" },
 ];
 
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +25,9 @@ pub struct Known {
     pub name: &'static str,
     /// The k of avg@k in the paper.
     pub n_samples: usize,
+    pub n_questions: usize,
+    /// Data set on the Hugging Face hub.
+    pub repository: &'static str,
 }
 
 /// Samples per question of a set the paper does not name.
