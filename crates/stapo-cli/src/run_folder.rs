@@ -1,7 +1,7 @@
 //! What commands on a run folder share.
 
 use anyhow::{Context, Result, bail};
-use stapo_core::record::FileHash;
+use stapo_core::record::{self, FileHash, Record, ResponseRecord};
 use stapo_rl::config::Model;
 use stapo_rl::model::{CpuOptions, Device};
 use stapo_rl::run::{Checkpoint, sha256_hex};
@@ -55,6 +55,66 @@ pub fn device(threads: Option<usize>) -> Result<Device> {
     let mut options = CpuOptions::from_env()?;
     options.threads = threads.unwrap_or(options.threads);
     Ok(Device::cpu(options))
+}
+
+/// The records of one part of a run (`rollouts`, `tokens`, ..), file by file; none where the part is absent.
+pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
+    let mut found = Vec::new();
+    for path in part_files(run, part)? {
+        found.extend(records_of_file(&path)?);
+    }
+    Ok(found)
+}
+
+/// The files of a part, in order of their names.
+pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
+    let folder = run.join(part);
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("folder {}", folder.display()))?;
+    let is_lines = |path: &PathBuf| path.extension().is_some_and(|e| e == "jsonl");
+    let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_lines).collect();
+    files.sort();
+    Ok(files)
+}
+
+pub fn records_of_file<R: Record>(path: &Path) -> Result<Vec<R>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("file {}", path.display()))?;
+    Ok(record::parse_lines(&text).with_context(|| format!("file {}", path.display()))?.records)
+}
+
+/// The responses of a file, their columns checked.
+pub fn responses_of_file(path: &Path) -> Result<Vec<ResponseRecord>> {
+    let responses = records_of_file(path)?;
+    for (idx, response) in responses.iter().enumerate() {
+        check_columns(response).with_context(|| format!("file {}: response {}", path.display(), idx + 1))?;
+    }
+    Ok(responses)
+}
+
+/// Columns of one length: who looks indexes them freely.
+fn check_columns(response: &ResponseRecord) -> Result<()> {
+    let tokens = &response.tokens;
+    let n = tokens.id.len();
+    let columns = [
+        ("text", tokens.text.len()),
+        ("logp", tokens.logp.len()),
+        ("behavior_logp", tokens.behavior_logp.len()),
+        ("entropy", tokens.entropy.len()),
+        ("collision", tokens.collision.len()),
+        ("ratio", tokens.ratio.len()),
+        ("kept", tokens.kept.len()),
+        ("silenced_by", tokens.silenced_by.len()),
+        ("clipped", tokens.clipped.len()),
+    ];
+    let optional = [("weight", tokens.weight.len()), ("alternatives", tokens.alternatives.len())];
+    for (column, len) in columns.into_iter().chain(optional.into_iter().filter(|(_, len)| *len > 0)) {
+        if len != n {
+            bail!("column {column} has {len} entries, id has {n}");
+        }
+    }
+    Ok(())
 }
 
 pub fn hash_bytes(name: &str, bytes: &[u8]) -> FileHash {
