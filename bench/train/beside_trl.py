@@ -1,6 +1,6 @@
 """`stapo train` beside TRL's GRPOTrainer: same built-in model, task, problems, batch and machine.
 
-    python bench/train/trl.py --stapo target/release/stapo --steps 20 --out trl.json --plot trl.png
+    python bench/train/beside_trl.py --stapo target/release/stapo --steps 20 --out trl.json --plot trl.png
 
 A step is one rollout batch (32 problems x 8 responses), its scoring, and two optimizer steps of 16 problems each, without
 a KL penalty: `justrl` here, `loss_type="dapo"` with `beta=0` there (the same loss as long as no ratio leaves the dual clip).
