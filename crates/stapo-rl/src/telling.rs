@@ -107,7 +107,7 @@ fn entropy_change(learned: &[Learned]) -> Option<EntropyChange> {
     Some(EntropyChange { predicted: predicted.sum(), measured })
 }
 
-/// The first `n` responses of the step, with every token.
+/// `n` responses spread evenly over the step, and those in which a token was silenced, with every token.
 pub fn response_records(
     step: u64,
     student: &Student,
@@ -115,10 +115,16 @@ pub fn response_records(
     n: usize,
 ) -> Result<Vec<ResponseRecord>> {
     let numbered = learned.iter().enumerate();
-    let members = numbered.flat_map(|(idx, update)| update.members.iter().map(move |m| (idx, update, m)));
+    let members: Vec<_> =
+        numbered.flat_map(|(idx, update)| update.members.iter().map(move |m| (idx, update, m))).collect();
+    let is_in_turn = |place: usize| place * n / members.len() != (place + 1) * n / members.len();
+    let has_silenced =
+        |member: &Member| member.effects.iter().any(|e| e.silenced_by.is_some_and(singles_out));
     members
-        .take(n)
-        .map(|(update_idx, update, member)| {
+        .iter()
+        .enumerate()
+        .filter(|(place, (_, _, member))| is_in_turn(*place) || (n > 0 && has_silenced(member)))
+        .map(|(_, &(update_idx, update, member))| {
             let rollout = &member.scored.rollout;
             Ok(ResponseRecord {
                 schema: SCHEMA,
@@ -174,10 +180,14 @@ const CONTEXT_TOKENS: usize = 12;
 
 /// Every silenced token with its context. Masks that keep a chosen share (top entropy, Lopti's passes) are told by counts alone.
 pub fn silenced_records(step: u64, student: &Student, learned: &[Learned]) -> Result<Vec<TokenRecord>> {
-    let by_choice = |kind: &MaskKind| !matches!(kind, MaskKind::TopEntropy | MaskKind::LowProbabilityFirst);
     token_records(step, student, learned, |_, member, t| {
-        member.effects[t].silenced_by.as_ref().is_some_and(by_choice)
+        member.effects[t].silenced_by.is_some_and(singles_out)
     })
+}
+
+/// Whether a mask picks single tokens out, instead of keeping a chosen share of all.
+fn singles_out(kind: MaskKind) -> bool {
+    !matches!(kind, MaskKind::TopEntropy | MaskKind::LowProbabilityFirst)
 }
 
 /// Every S2T candidate that stayed in the update: rewarded, improbable, kept.

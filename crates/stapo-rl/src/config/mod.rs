@@ -135,7 +135,7 @@ pub struct Evaluation {
 pub struct Record {
     pub checkpoint_every_steps: u64,
     pub keep_checkpoints: usize,
-    /// Responses with full token records in such a step.
+    /// Responses with full token records in such a step, beside those with a silenced token.
     pub responses: usize,
     pub responses_every_steps: u64,
     /// Likeliest tokens kept beside each recorded one.
@@ -228,7 +228,7 @@ impl Default for Record {
         Record {
             checkpoint_every_steps: 20,
             keep_checkpoints: 2,
-            responses: 16,
+            responses: 32,
             responses_every_steps: 10,
             alternatives: 4,
             state_hash_every_steps: 1,
