@@ -222,7 +222,7 @@
   at("scope").textContent = "The quantile τh is taken over the " + (nUpdates > 1 ? "recorded responses of each of " + nUpdates + " mini-batches" : "recorded responses")
     + " of step " + recorded.step + ": " + nRecorded + (recorded.n_step_tokens ? " of the step's " + recorded.n_step_tokens : "") + " tokens. "
     + (recorded.n_step_tokens === nRecorded ? "Every token of the step is recorded, so these are the counts of training. "
-      : "Training took it over whole mini-batches, so its counts can differ; record.responses says how many responses are recorded. ")
+      : "Training took it over whole mini-batches, so its counts can differ: recorded are responses spread over the step and those with a silenced token; record.responses asks for more. ")
     + (own.in_force ? "" : "This run had no S2T mask; the sliders start at the published settings. ")
     + (own.select === "random" ? "This run drew its candidates at random; a page cannot draw again. " : "")
     + (own.signals === "behavior" ? "This run decided by the behavior policy's signals; here the current policy's are used. " : "");

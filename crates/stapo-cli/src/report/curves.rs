@@ -189,7 +189,7 @@ fn extent(lines: &[Line]) -> Vec<f64> {
     let high = points().map(|p| p.y).fold(f64::NEG_INFINITY, f64::max);
     let room = (high - low).max(0.25 * high.abs());
     let ends = points().filter_map(|p| p.interval).flat_map(|(a, b)| [a.max(low - room), b.min(high + room)]);
-    [low, high].into_iter().chain(ends).collect()
+    points().map(|p| p.y).chain(ends).collect()
 }
 
 /// Over problems for one run, over seeds for several.
@@ -286,4 +286,30 @@ pub fn overview(figures: &[Figure], study: &Study) -> Vec<Figure> {
         .iter()
         .filter_map(|name| figures.iter().find(|figure| figure.name == *name).cloned())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_make_a_band_where_all_of_them_have_a_step() {
+        let curves = [vec![(1.0, 1.0), (2.0, 4.0), (3.0, 5.0)], vec![(1.0, 3.0), (3.0, 5.0), (4.0, 0.0)]];
+        let points = band_over(&curves, false);
+        assert_eq!(points.iter().map(|p| (p.x, p.y)).collect::<Vec<_>>(), [(1.0, 2.0), (3.0, 5.0)]);
+        // Two values 1 and 3: standard error 1, t at 0.975 with one degree of freedom 12.706.
+        let (low, high) = points[0].interval.unwrap();
+        assert!((low - (2.0 - 12.7062)).abs() < 1e-3 && (high - 14.7062).abs() < 1e-3, "{low} {high}");
+        let share = band_over(&curves, true)[0].interval.unwrap();
+        assert_eq!(share.0, 0.0);
+        assert_eq!(band_over(&curves[..1], false)[0].interval, None);
+    }
+
+    #[test]
+    fn an_axis_holds_every_mean_and_no_runaway_interval() {
+        let point = |y: f64, interval| Point { x: 0.0, y, interval };
+        let points = vec![point(2e-5, None), point(1e-3, Some((-9.0, 9.0)))];
+        let extent = extent(&[Line { label: String::new(), series: 0, points }]);
+        assert!(extent.contains(&2e-5) && extent.iter().all(|value| value.abs() < 0.01), "{extent:?}");
+    }
 }

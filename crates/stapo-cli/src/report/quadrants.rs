@@ -84,7 +84,7 @@ pub fn scatter(study: &Study) -> Result<std::result::Result<Figure, String>> {
         name: "quadrants".into(),
         title: "Tokens by probability and entropy".into(),
         note: format!(
-            "{n_all} tokens of recorded responses with an advantage, colour: gradient norm at the logits{thinned}{whose}"
+            "{n_all} tokens of recorded responses (spread over a step, and those with a silenced token) with an advantage; colour: gradient norm at the logits{thinned}{whose}"
         ),
         scene: Scatter {
             x_label: "probability of the sampled token (logarithmic)".into(),
