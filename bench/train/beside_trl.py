@@ -38,13 +38,10 @@ def ours(stapo, steps, threads):
         times, accuracy, held_out, last = [], [], [], None
         for line in process.stdout:
             now, record = time.perf_counter(), json.loads(line)
-            if "step" not in record:
-                held_out.append(record["eval_accuracy"])
-            else:
-                times += [now - last] if last is not None else []
-                accuracy.append(record["accuracy"])
-                held_out += [record["eval_accuracy"]] if record.get("eval_accuracy") is not None else []
+            times += [now - last] if last is not None else []
             last = now
+            accuracy.append(record["accuracy"])
+            held_out += [record[key] for key in ("eval_accuracy_before", "eval_accuracy") if record.get(key) is not None]
         if process.wait() != 0:
             raise SystemExit("stapo train failed")
         # The last step carries the held-out evaluation.

@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let folder = args.out.clone().unwrap_or_else(|| Path::new("experiments").join(&experiment.name));
     prepare(&folder, &spec, &experiment)?;
     let stop = stop::on_ctrl_c()?;
-    let failures = run_arms(&folder, &experiment, args.jobs, &stop)?;
+    let failures = run_arms(&folder, &experiment, args.jobs, &stop);
     let mut experiment = experiment;
     for (arm, error) in failures {
         experiment.arms[arm].error = Some(error);
@@ -97,9 +97,7 @@ fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
         })?,
     };
     let mut spec = ExperimentSpec::from_toml(&text)?;
-    for setting in &args.set {
-        stapo_core::settings::set(&mut spec.config, setting)?;
-    }
+    spec.overrides.clone_from(&args.set);
     spec.seeds = args.seeds.clone().unwrap_or(spec.seeds);
     Ok(spec)
 }
@@ -130,12 +128,7 @@ fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Res
 }
 
 /// Runs every arm that is not finished; which failed, and why.
-fn run_arms(
-    folder: &Path,
-    experiment: &Experiment,
-    jobs: usize,
-    stop: &AtomicBool,
-) -> Result<Vec<(usize, String)>> {
+fn run_arms(folder: &Path, experiment: &Experiment, jobs: usize, stop: &AtomicBool) -> Vec<(usize, String)> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(jobs.max(1)).max(1);
     let (next, failures) = (Mutex::new(0..experiment.arms.len()), Mutex::new(Vec::new()));
     let view = show::Progress::new(experiment);
@@ -165,7 +158,7 @@ fn run_arms(
         }
     });
     view.finish();
-    Ok(failures.into_inner().unwrap_or_default())
+    failures.into_inner().unwrap_or_default()
 }
 
 /// The runs of an experiment whose metrics can be read.

@@ -4,6 +4,7 @@
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
+use stapo_rl::run::hex;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -38,13 +39,13 @@ fn serve(served: Served) -> Server {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             // One request a connection: simple, and what a hub behind a proxy may do.
-            let _ = answer(stream.unwrap(), &state, &log);
+            let _ = answer(&stream.unwrap(), &state, &log);
         }
     });
     Server { address, asked }
 }
 
-fn answer(stream: TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -> std::io::Result<()> {
+fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let request = lines.next().unwrap_or(Ok(String::new()))?;
     let (mut start, mut has_token) = (0, false);
@@ -63,7 +64,7 @@ fn answer(stream: TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) ->
     log.lock().unwrap().push(format!("{method} {path} from {start}"));
     let mut served = state.lock().unwrap();
     if served.needs_token && !has_token {
-        return reply(&stream, "401 Unauthorized", &[], b"");
+        return reply(stream, "401 Unauthorized", &[], b"");
     }
     if let Some(repo) = path.strip_prefix("/api/").and_then(|path| path.strip_suffix("/revision/main")) {
         let id = repo.split_once('/').unwrap().1;
@@ -74,16 +75,16 @@ fn answer(stream: TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) ->
             .map(|f| format!("{{\"rfilename\":\"{}\"}}", f.1))
             .collect();
         if files.is_empty() {
-            return reply(&stream, "404 Not Found", &[], b"");
+            return reply(stream, "404 Not Found", &[], b"");
         }
         let text = format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", files.join(","));
-        return reply(&stream, "200 OK", &[], text.as_bytes());
+        return reply(stream, "200 OK", &[], text.as_bytes());
     }
     let path = path.trim_start_matches("/datasets").trim_start_matches('/');
     let found =
         served.files.iter().find(|(id, file, _)| path == format!("{id}/resolve/{COMMIT}/{file}")).cloned();
-    let Some((_, file, content)) = found else { return reply(&stream, "404 Not Found", &[], b"") };
-    let hash = if file.ends_with(".json") {
+    let Some((_, file, content)) = found else { return reply(stream, "404 Not Found", &[], b"") };
+    let hash = if Path::new(file).extension().is_some_and(|e| e == "json") {
         hex(&Sha1::new().chain_update(format!("blob {}\0", content.len())).chain_update(&content).finalize())
     } else {
         hex(&Sha256::digest(&content))
@@ -91,7 +92,7 @@ fn answer(stream: TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) ->
     let hash = if served.lies { hash.replace(|c: char| c.is_ascii_digit(), "0") } else { hash };
     let headers = [format!("ETag: \"{hash}\""), format!("X-Linked-Size: {}", content.len())];
     if method == "HEAD" {
-        return reply(&stream, "200 OK", &headers, b"");
+        return reply(stream, "200 OK", &headers, b"");
     }
     let body = &content[start..];
     let head = format!(
@@ -99,23 +100,19 @@ fn answer(stream: TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) ->
         if start > 0 { "206 Partial Content" } else { "200 OK" },
         body.len()
     );
-    (&stream).write_all(head.as_bytes())?;
+    { stream }.write_all(head.as_bytes())?;
     match served.cut_after.take() {
-        Some(n) => (&stream).write_all(&body[..n.min(body.len())]),
-        None => (&stream).write_all(body),
+        Some(n) => { stream }.write_all(&body[..n.min(body.len())]),
+        None => { stream }.write_all(body),
     }
 }
 
 fn reply(mut stream: &TcpStream, status: &str, headers: &[String], body: &[u8]) -> std::io::Result<()> {
-    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
-    let head =
-        format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    let headers =
+        [headers, &[format!("Content-Length: {}", body.len()), "Connection: close".into()]].concat();
+    let head = format!("HTTP/1.1 {status}\r\n{}\r\n\r\n", headers.join("\r\n"));
     stream.write_all(head.as_bytes())?;
     stream.write_all(body)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn fetch(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Output {

@@ -255,10 +255,10 @@ fn ctrl_c_finishes_the_step_saves_and_says_how_to_go_on() {
 fn pretrain_fine_tunes_on_given_responses() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let lines: String = (1..9)
+    let lines: Vec<String> = (1..9)
         .map(|n| format!("{{\"prompt\": \"{n}+{n}=\", \"response\": \"get \\\\boxed{{{}}}\"}}\n", 2 * n))
         .collect();
-    std::fs::write(at.join("texts.jsonl"), lines).unwrap();
+    std::fs::write(at.join("texts.jsonl"), lines.concat()).unwrap();
     let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/base");
     let config = format!(
         "steps = 6\nbatch_tokens = 256\nmicrobatch_tokens = 256\nlearning_rate = 1e-3\nschedule = {{ kind = \"constant\", warmup_steps = 1 }}\n\

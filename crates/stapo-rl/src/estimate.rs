@@ -4,8 +4,8 @@ use crate::config::Plan;
 use crate::error::Result;
 use crate::train::Trainer;
 use stapo_core::Finish;
-use stapo_model::ModelConfig;
 use stapo_model::decoder::{Keep, Plan as Activations};
+use stapo_model::{ModelConfig, TensorSpec};
 use std::time::Instant;
 
 /// A part of a run's memory.
@@ -43,7 +43,7 @@ pub fn memory(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>)
 /// Weights, and the matrices once more in the order the kernels read them.
 fn policy_bytes(model: &ModelConfig) -> u64 {
     let matrices: usize =
-        model.tensors().iter().filter(|spec| spec.shape.len() == 2).map(|spec| spec.n_elements()).sum();
+        model.tensors().iter().filter(|spec| spec.shape.len() == 2).map(TensorSpec::n_elements).sum();
     4 * (model.n_parameters() + matrices as u64)
 }
 

@@ -29,6 +29,9 @@ pub struct ExperimentSpec {
     /// Keys with a list of values each: every arm with every combination.
     #[serde(default)]
     pub matrix: Table,
+    /// `KEY=VALUE` each, for all arms; what an arm sets itself comes after.
+    #[serde(skip)]
+    pub overrides: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,11 +72,9 @@ impl ExperimentSpec {
         let mut arms = Vec::new();
         for arm in &self.arms {
             for combination in self.combinations()? {
-                let suffix: String = combination.iter().map(|setting| format!(",{setting}")).collect();
-                let name = format!("{}{suffix}", arm.name);
+                let name = [std::slice::from_ref(&arm.name), &combination[..]].concat().join(",");
                 for &seed in &self.seeds {
-                    let mut settings = arm.set.clone();
-                    settings.extend(combination.iter().cloned());
+                    let mut settings = [&self.overrides[..], &arm.set[..], &combination[..]].concat();
                     settings.extend([format!("seed={seed}"), format!("name={}", folder_name(&name))]);
                     let config = Config::from_toml(&self.config_text(), settings.iter().map(String::as_str));
                     Plan::resolve(config.map_err(crate::config::PlanError::from)?)?;

@@ -121,6 +121,7 @@ pub fn summary(experiment: &Experiment, arms: &[ArmSummary]) {
 fn percent(estimate: &Estimate) -> String {
     let value = format!("{:.1}", 100.0 * estimate.value);
     estimate.interval.map_or(value.clone(), |interval| {
+        let interval = interval.within(0.0, 1.0);
         format!("{value} [{:.1}, {:.1}]", 100.0 * interval.low, 100.0 * interval.high)
     })
 }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
+use stapo_rl::run::hex;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Component, Path, PathBuf};
@@ -65,12 +66,10 @@ impl Hub {
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
             bail!("HF_ENDPOINT {endpoint:?}: expected an address that starts with https:// or http://");
         }
-        let home = match variable("HF_HOME") {
-            Some(home) => PathBuf::from(home),
-            None => {
-                let user = std::env::home_dir().context("no home folder\nhint: set HF_HOME")?;
-                user.join(".cache/huggingface")
-            }
+        let home = if let Some(home) = variable("HF_HOME") {
+            PathBuf::from(home)
+        } else {
+            std::env::home_dir().context("no home folder\nhint: set HF_HOME")?.join(".cache/huggingface")
         };
         let kept = || fs::read_to_string(home.join("token")).ok().map(|token| token.trim().to_string());
         let config = Agent::config_builder()
@@ -339,10 +338,6 @@ fn check_id(id: &str) -> Result<()> {
 
 fn is_hex(text: &str, len: usize) -> bool {
     text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Puts the blob into a snapshot, as the usual cache does: a relative link, or a copy where there are no links.

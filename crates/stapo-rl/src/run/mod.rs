@@ -9,7 +9,7 @@ mod files;
 
 pub(crate) use checkpoint::state_hash;
 pub use checkpoint::{Checkpoint, Counters};
-pub use files::{sha256_hex, write_whole};
+pub use files::{hex, sha256_hex, write_whole};
 
 use crate::error::{Error, Result};
 use stapo_core::record::{self, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped, TokenRecord};
