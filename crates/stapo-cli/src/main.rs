@@ -97,6 +97,17 @@ fn main() -> ExitCode {
     outcome.unwrap_or_else(|error| complain(&error))
 }
 
+/// The error and its causes, leaving out causes that an error before them already tells.
+fn told_once(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 /// Prints the error as `error: …` with its causes and hints. A reader that went away (`stapo … | head`) is no error.
 fn complain(error: &anyhow::Error) -> ExitCode {
     let reader_left = error
@@ -106,6 +117,6 @@ fn complain(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     // Standard error may be closed too; there is nobody left to tell.
-    let _ = writeln!(std::io::stderr(), "error: {error:#}");
+    let _ = writeln!(std::io::stderr(), "error: {}", told_once(error));
     ExitCode::from(2)
 }

@@ -177,8 +177,8 @@ fn a_full_disk_stops_with_a_valid_run() {
     let at = folder.path();
     std::fs::create_dir(at.join("disk")).unwrap();
     let script = r#"
-        mount -t tmpfs -o size=24m none disk || exit 77
-        head -c 8000000 /dev/zero > disk/filler
+        mount -t tmpfs -o size=40m none disk || exit 77
+        head -c 23000000 /dev/zero > disk/filler
         "$0" train --out disk/run "$@" && exit 3
         rm disk/filler
         "$0" train --resume disk/run || exit 4
@@ -231,7 +231,7 @@ fn ctrl_c_finishes_the_step_saves_and_says_how_to_go_on() {
     let child = Command::new(env!("CARGO_BIN_EXE_stapo"))
         .current_dir(at)
         .args(args)
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -243,7 +243,8 @@ fn ctrl_c_finishes_the_step_saves_and_says_how_to_go_on() {
     }
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
     assert_eq!(output.status.code(), Some(130), "{said}");
     assert!(said.contains("stapo train --resume cut"), "{said}");
     let n_steps = std::fs::read_to_string(at.join("cut/metrics.jsonl")).unwrap().lines().count();

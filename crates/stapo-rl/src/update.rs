@@ -37,9 +37,9 @@ pub struct Learned<'a> {
     pub learning_rate: f64,
     /// max |logp - behavior_logp|; 0 where the policy is the one that sampled.
     pub exactness_max_abs: f64,
-    /// Tensors that no gradient reached; looked at in the first update only.
+    /// Tensors that no gradient reached; looked at in the first step only.
     pub unreached: Vec<String>,
-    /// Whether any weight changed; looked at in the first update only.
+    /// Whether any weight changed; looked at in the first step only.
     pub has_moved: bool,
 }
 
@@ -110,7 +110,7 @@ pub fn learn<'a>(
         pass.backward(learner.policy, &d_logp, &d_entropy, learner.gradients)?;
     }
     let tally = objective.total(&tallies);
-    let is_first = counters.n_updates == 0;
+    let is_first = turn.step == 1;
     let unreached = if is_first { unreached(learner.gradients) } else { Vec::new() };
     let before = is_first.then(|| fingerprint(learner.policy));
     let learning_rate =
@@ -309,7 +309,8 @@ fn widen(values: &[f32]) -> Vec<f64> {
 fn fingerprint(policy: &Policy) -> u64 {
     let mut hasher = DefaultHasher::new();
     for (_, values) in policy.tensors() {
-        values.to_vec().iter().for_each(|value| hasher.write_u32(value.to_bits()));
+        // Adding 0 makes -0 and 0 alike.
+        values.to_vec().iter().for_each(|value| hasher.write_u32((value + 0.0).to_bits()));
     }
     hasher.finish()
 }

@@ -5,6 +5,7 @@ mod plan;
 pub use plan::{Plan, PlanError, Schedule};
 
 use serde::{Deserialize, Serialize};
+use stapo_core::ObjectiveSpec;
 use stapo_core::rollout::OverlongShaping;
 use stapo_core::settings::{self, SettingsError};
 use toml::{Table, Value};
@@ -256,6 +257,7 @@ impl Config {
     ) -> Result<Self, SettingsError> {
         let mut table = settings::overlay(settings::to_table(&Config::default()), settings::parse(text)?);
         for text in overrides {
+            spell_out_objective(&mut table, text);
             settings::set(&mut table, text)?;
         }
         settings::read("config", table)
@@ -263,6 +265,17 @@ impl Config {
 
     pub fn to_toml(&self) -> String {
         settings::to_table(self).to_string()
+    }
+}
+
+/// Writes a preset out where an override reaches into it, as in `objective.masks.0.tau_p=0.001`. A preset that cannot be
+/// read is left as it is: resolving the plan says what is wrong with it.
+fn spell_out_objective(table: &mut Table, text: &str) {
+    let Some(Value::Table(objective)) = table.get_mut("objective") else { return };
+    let key = text.strip_prefix("objective.").and_then(|rest| rest.split(['.', '=']).next());
+    let is_inside = key.is_some_and(|key| key != "preset" && !objective.contains_key(key));
+    if let Some(spec) = is_inside.then(|| ObjectiveSpec::from_table(objective.clone()).ok()).flatten() {
+        *objective = settings::to_table(&spec);
     }
 }
 

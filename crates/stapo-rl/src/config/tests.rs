@@ -148,3 +148,17 @@ fn every_key_stands_in_the_documentation() {
         }
     }
 }
+
+#[test]
+fn overrides_reach_into_a_preset() {
+    let read = |overrides: &[&str]| {
+        Plan::resolve(Config::from_toml("", overrides.iter().copied()).unwrap()).unwrap().objective
+    };
+    let mut expected = stapo_core::ObjectiveSpec::from_preset("stapo").unwrap();
+    let stapo_core::objective::Mask::Spurious { tau_p, .. } = &mut expected.masks[0] else { panic!() };
+    *tau_p = 0.001;
+    assert_eq!(read(&["objective.masks.0.tau_p=0.001"]), expected);
+    assert_eq!(read(&["objective.preset=stapo", "objective.masks.0.tau_p=0.001"]), expected);
+    assert!(read(&["objective.masks=[]"]).masks.is_empty());
+    assert!(complaint("", &["objective.masks.3.tau_p=1"]).contains("has no entry `3`"));
+}
