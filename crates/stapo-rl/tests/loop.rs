@@ -198,7 +198,8 @@ fn complaint(plan: &Plan) -> String {
 
 #[test]
 fn an_update_too_small_for_the_weights_is_told() {
-    let said = complaint(&plan(&["update.learning_rate=1e-46", "update.weight_decay=0"]));
+    let said =
+        complaint(&plan(&["update.learning_rate=1e-46", "update.weight_decay=0", "rollout.group_size=8"]));
     assert!(said.contains("canary weights") && said.contains("raise update.learning_rate"), "{said}");
 }
 
