@@ -41,3 +41,24 @@ fn each_obstacle_names_its_remedy() {
     assert!(obstacle(|f| f.cublaslt = Part::Missing { package: "b-package" }).contains("libcublasLt"));
     assert!(obstacle(|f| f.driver_error = Some("X".into())).contains("failed: X"));
 }
+
+/// A machine without a GPU catches a broken kernel: NVRTC needs none.
+#[test]
+fn every_kernel_compiles_for_every_architecture() {
+    if !super::Library::Nvrtc.find() {
+        println!(
+            "skipped: NVRTC was not found; pip install '{}' and name its folder in {}",
+            super::Library::Nvrtc.package().unwrap_or_default(),
+            super::SEARCH_VARIABLE
+        );
+        return;
+    }
+    for source in super::kernels::SOURCES {
+        for arch in ["sm_80", "sm_89", "sm_90a"] {
+            for head_dim in if source.needs_head_dim { &[128, 64, 10][..] } else { &[0] } {
+                let code = super::kernels::compile(source, arch, *head_dim);
+                assert!(code.is_ok_and(|code| code.starts_with(b"\x7fELF")), "{} for {arch}", source.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+// One block per row, threads stride the row by eights: a row's bits depend on the row alone.
+
+template <class S, bool ADD>
+__device__ __forceinline__ void forward(const S* x, const S* delta, const S* weight, S* sum, S* out, float* inv_rms,
+                                        int width, float eps) {
+    size_t row = (size_t)blockIdx.x * width;
+    bool whole = is_whole(width);
+    const S* from = ADD ? sum + row : x + row;
+    float squares = 0.0f;
+    for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+        float v[8];
+        load8(x + row, at, width, whole, v);
+        if (ADD) {
+            float d[8];
+            load8(delta + row, at, width, whole, d);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] = widen(narrow<S>(v[i] + d[i]));
+            store8(sum + row, at, width, whole, v);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares);
+    }
+    float inv = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
+    if (threadIdx.x == 0) inv_rms[blockIdx.x] = inv;
+    for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+        float v[8], w[8];
+        load8(from, at, width, whole, v);
+        load8(weight, at, width, whole, w);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = v[i] * inv * w[i];
+        store8(out + row, at, width, whole, v);
+    }
+}
+
+// A block takes consecutive rows and keeps its part of d_weight in shared memory, each column with its own thread;
+// `parts` [blocks, width] are added up in order by column_sums.
+template <class S, bool ADD>
+__device__ __forceinline__ void backward(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,
+                                         float* parts, int rows, int width) {
+    extern __shared__ float part[];
+    bool whole = is_whole(width);
+    for (int at = threadIdx.x; at < width; at += blockDim.x) part[at] = 0.0f;
+    __syncthreads();
+    int per_block = (rows + gridDim.x - 1) / gridDim.x;
+    int end = min(rows, ((int)blockIdx.x + 1) * per_block);
+    for (int r = blockIdx.x * per_block; r < end; ++r) {
+        size_t row = (size_t)r * width;
+        float inv = inv_rms[r], dot = 0.0f;
+        for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+            float v[8], w[8], d[8];
+            load8(x + row, at, width, whole, v);
+            load8(weight, at, width, whole, w);
+            load8(d_out + row, at, width, whole, d);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                dot = fmaf(w[i] * d[i], v[i], dot);
+                if (at + i < width) part[at + i] = fmaf(d[i], v[i] * inv, part[at + i]);
+            }
+        }
+        float pull = block_sum(dot) * inv * inv * inv / (float)width;
+        for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+            float v[8], w[8], d[8], to[8];
+            load8(x + row, at, width, whole, v);
+            load8(weight, at, width, whole, w);
+            load8(d_out + row, at, width, whole, d);
+            if (ADD) load8(d_x + row, at, width, whole, to);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float g = fmaf(-v[i], pull, w[i] * d[i] * inv);
+                to[i] = ADD ? to[i] + g : g;
+            }
+            store8(d_x + row, at, width, whole, to);
+        }
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < width; at += blockDim.x) parts[(size_t)blockIdx.x * width + at] = part[at];
+}
+
+#define RMSNORM(S)                                                                                                     \
+    KERNEL rmsnorm_forward_##S(const S* x, const S* weight, S* out, float* inv_rms, int width, float eps) {            \
+        forward<S, false>(x, 0, weight, 0, out, inv_rms, width, eps);                                                  \
+    }                                                                                                                  \
+    KERNEL rmsnorm_forward_add_##S(const S* x, const S* delta, const S* weight, S* sum, S* out, float* inv_rms,        \
+                                   int width, float eps) {                                                             \
+        forward<S, true>(x, delta, weight, sum, out, inv_rms, width, eps);                                             \
+    }                                                                                                                  \
+    KERNEL rmsnorm_backward_set_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
+                                    float* parts, int rows, int width) {                                               \
+        backward<S, false>(x, weight, inv_rms, d_out, d_x, parts, rows, width);                                        \
+    }                                                                                                                  \
+    KERNEL rmsnorm_backward_add_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
+                                    float* parts, int rows, int width) {                                               \
+        backward<S, true>(x, weight, inv_rms, d_out, d_x, parts, rows, width);                                         \
+    }
+
+RMSNORM(float)
+RMSNORM(bf16)

@@ -1,0 +1,144 @@
+// One warp per token and head; a lane holds the pairs lane, lane + 32, .. of the head, up to a width of 256.
+#define PAIRS 4
+
+struct Head {
+    float low[PAIRS], high[PAIRS];
+};
+
+template <class S> __device__ __forceinline__ Head load_head(const S* x, int half) {
+    Head h;
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) {
+        int i = threadIdx.x % 32 + 32 * p;
+        h.low[p] = i < half ? widen(x[i]) : 0.0f;
+        h.high[p] = i < half ? widen(x[i + half]) : 0.0f;
+    }
+    return h;
+}
+
+template <class S> __device__ __forceinline__ void store_head(S* x, int half, const Head& h) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) {
+        int i = threadIdx.x % 32 + 32 * p;
+        if (i < half) {
+            x[i] = narrow<S>(h.low[p]);
+            x[i + half] = narrow<S>(h.high[p]);
+        }
+    }
+}
+
+__device__ __forceinline__ float dot(const Head& a, const Head& b) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) sum = fmaf(a.high[p], b.high[p], fmaf(a.low[p], b.low[p], sum));
+    return warp_sum(sum);
+}
+
+// Rotates every pair by its angle; `sign` -1 rotates back.
+__device__ __forceinline__ void turn(Head& h, const float* cos, const float* sin, int half, float sign) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) {
+        int i = threadIdx.x % 32 + 32 * p;
+        float c = i < half ? cos[i] : 0.0f, s = i < half ? sign * sin[i] : 0.0f;
+        float low = h.low[p], high = h.high[p];
+        h.low[p] = fmaf(-high, s, low * c);
+        h.high[p] = fmaf(low, s, high * c);
+    }
+}
+
+// Grid: tokens. norms: 0 where heads have no norm.
+template <class S>
+__device__ __forceinline__ void forward(const S* raw, S* out, const float* cos, const float* sin, const u32* positions,
+                                        const S* q_weight, const S* k_weight, float* inv_rms, int query, int kv,
+                                        int dim, float eps) {
+    int half = dim / 2, heads = query + 2 * kv, normed = query + kv;
+    size_t token = blockIdx.x, row = token * heads * dim;
+    const float *c = cos + (size_t)positions[token] * half, *s = sin + (size_t)positions[token] * half;
+    for (int head = threadIdx.x / 32; head < heads; head += blockDim.x / 32) {
+        Head h = load_head(raw + row + head * dim, half);
+        if (head < normed) {
+            if (q_weight) {
+                float inv = 1.0f / sqrtf(dot(h, h) / (float)dim + eps);
+                Head w = load_head(head < query ? q_weight : k_weight, half);
+#pragma unroll
+                for (int p = 0; p < PAIRS; ++p) {
+                    h.low[p] = h.low[p] * inv * w.low[p];
+                    h.high[p] = h.high[p] * inv * w.high[p];
+                }
+                if (threadIdx.x % 32 == 0) inv_rms[token * normed + head] = inv;
+            }
+            turn(h, c, s, half, 1.0f);
+        }
+        store_head(out + row + head * dim, half, h);
+    }
+}
+
+// Blocks take consecutive tokens. parts [blocks, 2, dim]: each block's gradient of the query and the key norm.
+template <class S>
+__device__ __forceinline__ void backward(const S* d_out, S* d_raw, const float* cos, const float* sin,
+                                         const u32* positions, const S* raw, const S* q_weight, const S* k_weight,
+                                         const float* inv_rms, float* parts, int tokens, int query, int kv, int dim) {
+    extern __shared__ float sums[];
+    int half = dim / 2, heads = query + 2 * kv, normed = query + kv, warp = threadIdx.x / 32;
+    Head weight_sums[2];
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p)
+        weight_sums[0].low[p] = weight_sums[0].high[p] = weight_sums[1].low[p] = weight_sums[1].high[p] = 0.0f;
+    int per_block = (tokens + gridDim.x - 1) / gridDim.x;
+    int end = min(tokens, ((int)blockIdx.x + 1) * per_block);
+    for (int token = blockIdx.x * per_block; token < end; ++token) {
+        size_t row = (size_t)token * heads * dim;
+        const float *c = cos + (size_t)positions[token] * half, *s = sin + (size_t)positions[token] * half;
+        for (int head = warp; head < heads; head += blockDim.x / 32) {
+            Head d = load_head(d_out + row + head * dim, half);
+            if (head < normed) {
+                turn(d, c, s, half, -1.0f);
+                if (q_weight) {
+                    float inv = inv_rms[(size_t)token * normed + head];
+                    Head x = load_head(raw + row + head * dim, half);
+                    Head w = load_head(head < query ? q_weight : k_weight, half), g;
+                    bool is_query = head < query;
+#pragma unroll
+                    for (int p = 0; p < PAIRS; ++p) {
+                        x.low[p] *= inv, x.high[p] *= inv;
+                        g.low[p] = d.low[p] * w.low[p], g.high[p] = d.high[p] * w.high[p];
+                        float a = d.low[p] * x.low[p], b = d.high[p] * x.high[p];
+                        weight_sums[0].low[p] += is_query ? a : 0.0f, weight_sums[0].high[p] += is_query ? b : 0.0f;
+                        weight_sums[1].low[p] += is_query ? 0.0f : a, weight_sums[1].high[p] += is_query ? 0.0f : b;
+                    }
+                    float pull = dot(g, x) / (float)dim;
+#pragma unroll
+                    for (int p = 0; p < PAIRS; ++p) {
+                        d.low[p] = inv * fmaf(-x.low[p], pull, g.low[p]);
+                        d.high[p] = inv * fmaf(-x.high[p], pull, g.high[p]);
+                    }
+                }
+            }
+            store_head(d_raw + row + head * dim, half, d);
+        }
+    }
+    if (!q_weight) return;
+    for (int k = 0; k < 2; ++k) store_head(sums + (warp * 2 + k) * dim, half, weight_sums[k]);
+    __syncthreads();
+    for (int i = threadIdx.x; i < 2 * dim; i += blockDim.x) {
+        float sum = 0.0f;
+        for (int w = 0; w < (int)blockDim.x / 32; ++w) sum += sums[w * 2 * dim + i];
+        parts[(size_t)blockIdx.x * 2 * dim + i] = sum;
+    }
+}
+
+#define ROPE(S)                                                                                                        \
+    KERNEL rope_forward_##S(const S* raw, S* out, const float* cos, const float* sin, const u32* positions,            \
+                            const S* q_weight, const S* k_weight, float* inv_rms, int query, int kv, int dim,          \
+                            float eps) {                                                                               \
+        forward<S>(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, dim, eps);                   \
+    }                                                                                                                  \
+    KERNEL rope_backward_##S(const S* d_out, S* d_raw, const float* cos, const float* sin, const u32* positions,       \
+                             const S* raw, const S* q_weight, const S* k_weight, const float* inv_rms, float* parts,   \
+                             int tokens, int query, int kv, int dim) {                                                 \
+        backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, tokens, query, kv,     \
+                    dim);                                                                                              \
+    }
+
+ROPE(float)
+ROPE(bf16)
