@@ -211,7 +211,7 @@ fn rows(device: &Device) {
     });
     line("rope + head norm backward", seconds, 2e-12 * (3 * n) as f64, "TB/s");
     let n = 1 << 28;
-    let mut param = device.weight_zeros(n).unwrap();
+    let mut param = device.weight_zeros::<f32>(n).unwrap();
     let (grad, mut m, mut v) = (device.zeros(n).unwrap(), device.zeros(n).unwrap(), device.zeros(n).unwrap());
     let rule = adamw::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: 1 };
     let seconds = time(device, || {

@@ -32,5 +32,5 @@ pub(super) fn step(
         rule.eps,
     ];
     let launch = factors.into_iter().fold(launch, |launch, factor| launch.arg(factor as f32));
-    launch.run([param.len.div_ceil(4 * 256), 1], 256, 0);
+    launch.run([param.len.div_ceil(8 * 256), 1], 256, 0);
 }

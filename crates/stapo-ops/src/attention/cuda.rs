@@ -123,7 +123,7 @@ pub(super) fn paged(
         launch.arg(d.sequences).arg(d.table_width).arg(heads.query).arg(heads.kv).arg(cache.block_size);
     if qkv.kind == Kind::Bf16 {
         let grid = [n_pieces(d.tokens, heads.group(), d.sequences, 16), heads.kv];
-        launch.run(grid, 128, tile_bytes(heads, 16 + 4 * KEYS));
+        launch.run(grid, 128, tile_bytes(heads, 16 + 2 * KEYS));
     } else {
         launch.run([d.tokens, heads.query], 32, 0);
     }

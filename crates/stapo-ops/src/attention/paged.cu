@@ -3,6 +3,8 @@
 
 #define THREADS 128
 #define ROWS 16
+// Entries of a sequence's table that are kept at hand.
+#define TABLE 512
 
 // Grid: tokens. Writes the keys and values of this call's tokens.
 KERNEL attention_store_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16* values, int query, int kv,
@@ -24,7 +26,8 @@ KERNEL __launch_bounds__(THREADS)
 attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
                      const u32* tables, bf16* out, int sequences, int table_width, int query, int kv, int block_size) {
     extern __shared__ uint4 memory[];
-    bf16 *queries = (bf16*)memory, *tiles_k = queries + ROWS * STRIDE, *tiles_v = tiles_k + 2 * KEYS * STRIDE;
+    bf16 *queries = (bf16*)memory, *tile_k = queries + ROWS * STRIDE, *tile_v = tile_k + KEYS * STRIDE;
+    __shared__ u32 near_blocks[TABLE];
     __shared__ float tops[4][ROWS], parts[4][ROWS][4];
     __shared__ alignas(16) bf16 weights[ROWS * (KEYS + 8)];
     int group = query / kv, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -36,21 +39,26 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
     int n_rows = min(ROWS, piece.rows - piece.first);
     int n_keys = position + (piece.first + n_rows - 1) / group + 1, n_steps = (n_keys + KEYS - 1) / KEYS;
 
-    auto load_step = [&](int step) {
-        int first = step * KEYS, n = min(KEYS, n_keys - first), at = step % 2 * KEYS * STRIDE;
-        auto place = [&](int r) {
-            int key = first + r;
-            return (((size_t)table[key / block_size] * kv + kv_head) * block_size + key % block_size) * HEAD_DIM;
-        };
-        load_rows<KEYS, THREADS>(tiles_k + at, n, [&](int r) { return keys + place(r); });
-        load_rows<KEYS, THREADS>(tiles_v + at, n, [&](int r) { return values + place(r); });
+    int n_blocks = (n_keys + block_size - 1) / block_size;
+    for (int i = threadIdx.x; i < min(n_blocks, TABLE); i += THREADS) near_blocks[i] = table[i];
+    __syncthreads();
+    // Starts the copy of a step's keys or values; past the last step, of nothing.
+    auto load_step = [&](int step, bf16* tile, const bf16* from) {
+        int first = step * KEYS, n = min(KEYS, n_keys - first);
+        if (n > 0)
+            load_rows<KEYS, THREADS>(tile, n, [&](int r) {
+                int key = first + r, index = key / block_size;
+                size_t block = index < TABLE ? near_blocks[index] : table[index];
+                return from + ((block * kv + kv_head) * block_size + key % block_size) * HEAD_DIM;
+            });
         commit();
     };
     load_rows<ROWS, THREADS>(queries, n_rows, [&](int r) {
         int row = piece.first + r;
         return qkv + (start + row / group) * width + (kv_head * group + row % group) * HEAD_DIM;
     });
-    load_step(0);
+    load_step(0, tile_k, keys);
+    load_step(0, tile_v, values);
 
     constexpr int PAIRS = (DIM / 16 + 3) / 4;
     float o[PAIRS][2][4], top[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0.0f, 0.0f};
@@ -60,14 +68,7 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
 #pragma unroll
         for (int i = 0; i < 4; ++i) o[j][0][i] = o[j][1][i] = 0.0f;
     for (int step = 0; step < n_steps; ++step) {
-        const bf16 *tile_k = tiles_k + step % 2 * KEYS * STRIDE, *tile_v = tiles_v + step % 2 * KEYS * STRIDE;
-        __syncthreads();
-        if (step + 1 < n_steps) {
-            load_step(step + 1);
-            wait<1>();
-        } else {
-            wait<0>();
-        }
+        wait<1>();
         __syncthreads();
         float s[2][4] = {};
 #pragma unroll
@@ -92,6 +93,7 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
             if (lane % 4 == 0) tops[warp][lane / 4 + h * 8] = now;
         }
         __syncthreads();
+        load_step(step + 1, tile_k, keys);
         float scale[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -110,6 +112,7 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
             parts[warp][row][lane % 4] =
                 sum_of_four(s[0][2 * h], s[0][2 * h + 1], s[1][2 * h], s[1][2 * h + 1]);
         }
+        wait<1>();
         __syncthreads();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -132,6 +135,8 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
                 mma(o[j][1], a, b + 2);
             }
         }
+        __syncthreads();
+        load_step(step + 1, tile_v, values);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use cudarc::cublaslt::{result, sys};
 
 use super::context::{Block, Cuda, lock};
+use super::kernels::ELEMENTWISE;
 use super::memory::{Kind, Slice};
 
 /// `c (+)= op(a) op(b)` in column-major order: op(a) `[m, k]`, op(b) `[k, n]`, c `[m, n]`; n counts tokens in forward and
@@ -24,6 +25,16 @@ pub(crate) struct Product {
     pub adds: bool,
     /// `[m]`, added to every column.
     pub bias: Option<Slice>,
+    pub columns: Columns,
+}
+
+/// What the columns of a product are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Columns {
+    /// As many as there happen to be: the kernel is chosen for a round number of them.
+    Tokens,
+    /// A width of the model.
+    Width,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,11 +48,25 @@ struct Shape {
     adds: bool,
 }
 
+impl Shape {
+    /// Bytes that the addresses of a, b, c and d are multiples of: rows in the midst of a buffer start where a row starts.
+    fn alignments(self) -> [u32; 4] {
+        let leading = [
+            (if self.transposed.0 { self.k } else { self.m }, self.kinds.0),
+            (if self.transposed.1 { self.n } else { self.k }, self.kinds.1),
+            (self.m, self.kinds.2),
+            (self.m, self.kinds.2),
+        ];
+        leading.map(|(width, kind)| (1 << (width * kind.n_bytes()).trailing_zeros()).min(16))
+    }
+}
+
 /// A product that was set up before.
 struct Ready {
     description: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
-    algorithm: sys::cublasLtMatmulAlgo_t,
+    /// `None` where the library has none for the shape.
+    algorithm: Option<sys::cublasLtMatmulAlgo_t>,
 }
 
 #[derive(Default)]
@@ -50,7 +75,7 @@ pub(super) struct Blas {
     workspace: Option<(u64, usize)>,
     ready: HashMap<Shape, Ready>,
     /// By the number of columns rounded up.
-    algorithms: HashMap<Shape, sys::cublasLtMatmulAlgo_t>,
+    algorithms: HashMap<Shape, Option<sys::cublasLtMatmulAlgo_t>>,
 }
 
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -75,7 +100,11 @@ impl Cuda {
         let mut blas = lock(&self.blas);
         let workspace = blas.workspace(self);
         let handle = blas.handle();
-        let ready = blas.prepare(shape);
+        let ready = blas.prepare(shape, p.columns);
+        let Some(algorithm) = &ready.algorithm else {
+            self.plain_product(p);
+            return;
+        };
         if let Some(bias) = p.bias {
             set(
                 ready.description,
@@ -100,13 +129,23 @@ impl Cuda {
                 c,
                 p.c.address as *mut _,
                 c,
-                &raw const ready.algorithm,
+                std::ptr::from_ref(algorithm),
                 workspace as *mut _,
                 WORKSPACE_BYTES,
                 self.stream.cast(),
             )
         };
         done.unwrap_or_else(|error| panic!("cuBLASLt: product [{}, {}, {}] failed: {error}", p.m, p.n, p.k));
+    }
+
+    /// Odd widths, as only tiny models have them.
+    fn plain_product(&self, p: &Product) {
+        let name = format!("product_{}_{}", p.a.name(), p.c.name());
+        let launch = self.kernel(&ELEMENTWISE, &name).arg(p.a).arg(p.b).arg(p.c).arg(p.bias);
+        let launch = launch.arg(p.m).arg(p.n).arg(p.k);
+        let switches = [p.transposed_a, p.transposed_b, p.adds];
+        let launch = switches.into_iter().fold(launch, |launch, is_on| launch.arg(usize::from(is_on)));
+        launch.run([(p.m * p.n).div_ceil(256), 1], 256, 0);
     }
 }
 
@@ -131,9 +170,13 @@ impl Blas {
             .0
     }
 
-    fn prepare(&mut self, shape: Shape) -> &Ready {
+    fn prepare(&mut self, shape: Shape, columns: Columns) -> &Ready {
         if !self.ready.contains_key(&shape) {
-            let rounded = Shape { n: shape.n.next_power_of_two().max(FEWEST_COLUMNS), ..shape };
+            let n = match columns {
+                Columns::Tokens => shape.n.next_power_of_two().max(FEWEST_COLUMNS),
+                Columns::Width => shape.n,
+            };
+            let rounded = Shape { n, ..shape };
             let handle = self.handle();
             let algorithm = *self.algorithms.entry(rounded).or_insert_with(|| {
                 let ready = Ready::describe(rounded);
@@ -142,8 +185,10 @@ impl Blas {
                 algorithm
             });
             let mut ready = Ready::describe(shape);
-            ready.algorithm =
-                if ready.takes(handle, &algorithm) { algorithm } else { ready.choose(handle, shape) };
+            ready.algorithm = algorithm.filter(|algorithm| ready.takes(handle, algorithm));
+            if ready.algorithm.is_none() {
+                ready.algorithm = ready.choose(handle, shape);
+            }
             self.ready.insert(shape, ready);
         }
         &self.ready[&shape]
@@ -217,12 +262,11 @@ impl Ready {
             if shape.transposed.1 { layout(shape.kinds.1, n, k) } else { layout(shape.kinds.1, k, n) },
             layout(shape.kinds.2, m, n),
         ];
-        // SAFETY: an algorithm is plain numbers; it is chosen before it is used.
-        Ready { description, layouts, algorithm: unsafe { std::mem::zeroed() } }
+        Ready { description, layouts, algorithm: None }
     }
 
     /// The library's choice among the algorithms that do not split the depth.
-    fn choose(&self, handle: sys::cublasLtHandle_t, shape: Shape) -> sys::cublasLtMatmulAlgo_t {
+    fn choose(&self, handle: sys::cublasLtHandle_t, shape: Shape) -> Option<sys::cublasLtMatmulAlgo_t> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = result::create_matmul_pref().unwrap_or_else(fail);
         let set = |attribute, value: *const std::ffi::c_void, n_bytes| {
@@ -234,15 +278,13 @@ impl Ready {
         set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const workspace).cast(), 8);
         let no_split = 0u32;
         set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const no_split).cast(), 4);
-        // Rows in the midst of a buffer start where a row starts: whole vectors where all widths are.
-        let aligned = [shape.m, shape.k].iter().all(|width| width.is_multiple_of(8));
-        let alignment = if aligned { 16u32 } else { 2 };
-        for attribute in [
+        let attributes = [
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
-        ] {
+        ];
+        for (attribute, alignment) in attributes.into_iter().zip(shape.alignments()) {
             set(attribute, (&raw const alignment).cast(), 4);
         }
         let [a, b, c] = self.layouts;
@@ -251,8 +293,7 @@ impl Ready {
             unsafe { result::get_matmul_algo_heuristic(handle, self.description, a, b, c, c, preference) };
         // SAFETY: made above, destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(preference) };
-        let Shape { m, n, k, .. } = shape;
-        found.unwrap_or_else(|error| panic!("cuBLASLt: no algorithm for [{m}, {n}, {k}]: {error}")).algo
+        found.ok().map(|found| found.algo)
     }
 
     fn takes(&self, handle: sys::cublasLtHandle_t, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {

@@ -14,8 +14,8 @@ template <class S> __device__ __forceinline__ void add(S* x, const S* delta, u64
     u64 at = 8 * element();
     if (at >= n) return;
     float a[8], b[8];
-    bool whole = at + 8 <= n;
-    int left = whole ? 8 : (int)(n - at);
+    bool whole = at + 8 <= n && ((u64)x | (u64)delta) % 16 == 0;
+    int left = (int)min((u64)8, n - at);
     load8(x + at, 0, left, whole, a);
     load8(delta + at, 0, left, whole, b);
 #pragma unroll
@@ -89,14 +89,50 @@ KERNEL reduce_first_non_finite(const float* x, u64* first, u64 n) {
 // AdamW on the f32 master; `stored` is the rounded copy that the model reads, 0 where the master itself is read.
 KERNEL adamw_step(float* param, bf16* stored, const float* grad, float* m, float* v, u64 n, float grad_scale,
                   float beta1, float beta2, float rest1, float rest2, float keep, float rate, float root, float eps) {
-    u64 at = 4 * element();
-    for (u64 i = at; i < n && i < at + 4; ++i) {
-        float g = grad[i] * grad_scale;
-        float m1 = fmaf(m[i], beta1, g * rest1), v1 = fmaf(v[i], beta2, g * g * rest2);
-        m[i] = m1;
-        v[i] = v1;
-        float p = fmaf(m1 / fmaf(sqrtf(v1), root, eps), rate, param[i] * keep);
-        param[i] = p;
-        if (stored) stored[i] = narrow<bf16>(p);
+    u64 at = 8 * element();
+    if (at >= n) return;
+    bool whole = at + 8 <= n;
+    int left = (int)min((u64)8, n - at);
+    float g[8], p[8], a[8], b[8];
+    load8(grad + at, 0, left, whole, g);
+    load8(param + at, 0, left, whole, p);
+    load8(m + at, 0, left, whole, a);
+    load8(v + at, 0, left, whole, b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        float scaled = g[i] * grad_scale;
+        a[i] = fmaf(a[i], beta1, scaled * rest1);
+        b[i] = fmaf(b[i], beta2, scaled * scaled * rest2);
+        p[i] = fmaf(a[i] / fmaf(sqrtf(b[i]), root, eps), rate, p[i] * keep);
     }
+    store8(m + at, 0, left, whole, a);
+    store8(v + at, 0, left, whole, b);
+    store8(param + at, 0, left, whole, p);
+    if (stored) store8(stored + at, 0, left, whole, p);
 }
+
+// c [m, n] (+)= op(a) op(b) in column-major order, for shapes that the library takes no interest in: each element one
+// chain over depth. Grid: (elements of c).
+template <class S, class D>
+__device__ __forceinline__ void product(const S* a, const S* b, D* c, const D* bias, int m, int n, int k,
+                                        int transposed_a, int transposed_b, int adds) {
+    size_t at = element();
+    if (at >= (size_t)m * n) return;
+    size_t i = at % m, j = at / m;
+    size_t a_start = transposed_a ? i * k : i, a_step = transposed_a ? 1 : m;
+    size_t b_start = transposed_b ? j : j * k, b_step = transposed_b ? n : 1;
+    float sum = 0.0f;
+    for (int d = 0; d < k; ++d) sum = fmaf(widen(a[a_start + d * a_step]), widen(b[b_start + d * b_step]), sum);
+    if (bias) sum += widen(bias[i]);
+    if (adds) sum += widen(c[at]);
+    c[at] = narrow<D>(sum);
+}
+
+#define PRODUCT(S, D)                                                                                                  \
+    KERNEL product_##S##_##D(const S* a, const S* b, D* c, const D* bias, int m, int n, int k, int transposed_a,       \
+                             int transposed_b, int adds) {                                                             \
+        product<S, D>(a, b, c, bias, m, n, k, transposed_a, transposed_b, adds);                                       \
+    }
+PRODUCT(float, float)
+PRODUCT(bf16, bf16)
+PRODUCT(bf16, float)

@@ -13,7 +13,7 @@ mod probe;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use blas::Product;
+pub(crate) use blas::{Columns, Product};
 pub(crate) use context::Cuda;
 pub use context::{CudaOptions, Precision};
 pub use error::CudaError;

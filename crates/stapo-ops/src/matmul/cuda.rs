@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Dims;
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
-use crate::cuda::{Cuda, Kind, Memory, Product, Slice, add_column_sums, parts_for};
+use crate::cuda::{Columns, Cuda, Kind, Memory, Product, Slice, add_column_sums, parts_for};
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
     cuda.product(&Product {
@@ -19,6 +19,7 @@ pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: 
         c: y,
         adds: false,
         bias,
+        columns: Columns::Tokens,
     });
 }
 
@@ -34,6 +35,7 @@ pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slic
         c: d_x,
         adds: write == Write::Add,
         bias: None,
+        columns: Columns::Tokens,
     });
 }
 
@@ -52,6 +54,7 @@ pub(crate) fn backward_weight(cuda: &Arc<Cuda>, d: Dims, x: Slice, d_y: Slice, d
         c: d_weight,
         adds: true,
         bias: None,
+        columns: Columns::Width,
     });
 }
 

@@ -6,6 +6,8 @@ use crate::cuda::kernels::RMSNORM;
 use crate::cuda::{Cuda, Kind, Memory, Slice, add_column_sums, parts_for};
 
 const THREADS: usize = 128;
+/// Widest row whose gradient a block holds.
+const MAX_WIDTH: usize = 8192;
 
 /// `add`: what is added to x first, and where the sum goes.
 pub(super) fn forward(
@@ -46,11 +48,12 @@ pub(super) fn backward(
     let op = "rmsnorm::backward";
     let kind = d_x.same(x, op).same(weight, op).same(d_out, op).name();
     let pass = if write == Write::Add { "add" } else { "set" };
+    assert!(d.width <= MAX_WIDTH, "{op}: rows of {}, at most {MAX_WIDTH} on a GPU", d.width);
     let n_parts = parts_for(cuda, d.tokens);
     let parts = Memory::scratch(cuda, n_parts * d.width, Kind::F32);
     let name = format!("rmsnorm_backward_{pass}_{kind}");
     let launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(weight).arg(inv_rms.f32(op)).arg(d_out).arg(d_x);
     let launch = launch.arg(parts.slice()).arg(d.tokens).arg(d.width);
-    launch.run([n_parts, 1], THREADS, 4 * d.width);
+    launch.run([n_parts, 1], d.width.div_ceil(8).next_multiple_of(32), 0);
     add_column_sums(cuda, parts.slice(), n_parts, d_weight.f32(op));
 }

@@ -32,48 +32,40 @@ __device__ __forceinline__ void forward(const S* x, const S* delta, const S* wei
     }
 }
 
-// A block takes consecutive rows and keeps its part of d_weight in shared memory, each column with its own thread;
-// `parts` [blocks, width] are added up in order by column_sums.
+// A block takes consecutive rows and has a thread for every eight columns, which keeps its part of d_weight; `parts`
+// [blocks, width] are added up in order by column_sums_add.
 template <class S, bool ADD>
 __device__ __forceinline__ void backward(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,
                                          float* parts, int rows, int width) {
-    extern __shared__ float part[];
-    bool whole = is_whole(width);
-    for (int at = threadIdx.x; at < width; at += blockDim.x) part[at] = 0.0f;
-    __syncthreads();
+    bool whole = is_whole(width), is_there = 8 * threadIdx.x < width;
+    int at = 8 * threadIdx.x;
+    float w[8] = {}, part[8] = {};
+    if (is_there) load8(weight, at, width, whole, w);
     int per_block = (rows + gridDim.x - 1) / gridDim.x;
     int end = min(rows, ((int)blockIdx.x + 1) * per_block);
     for (int r = blockIdx.x * per_block; r < end; ++r) {
         size_t row = (size_t)r * width;
-        float inv = inv_rms[r], dot = 0.0f;
-        for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
-            float v[8], w[8], d[8];
+        float inv = inv_rms[r], dot = 0.0f, v[8] = {}, d[8] = {}, to[8] = {};
+        if (is_there) {
             load8(x + row, at, width, whole, v);
-            load8(weight, at, width, whole, w);
-            load8(d_out + row, at, width, whole, d);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                dot = fmaf(w[i] * d[i], v[i], dot);
-                if (at + i < width) part[at + i] = fmaf(d[i], v[i] * inv, part[at + i]);
-            }
-        }
-        float pull = block_sum(dot) * inv * inv * inv / (float)width;
-        for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
-            float v[8], w[8], d[8], to[8];
-            load8(x + row, at, width, whole, v);
-            load8(weight, at, width, whole, w);
             load8(d_out + row, at, width, whole, d);
             if (ADD) load8(d_x + row, at, width, whole, to);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                float g = fmaf(-v[i], pull, w[i] * d[i] * inv);
-                to[i] = ADD ? to[i] + g : g;
-            }
-            store8(d_x + row, at, width, whole, to);
         }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            part[i] = fmaf(d[i], v[i] * inv, part[i]);
+            d[i] *= w[i];
+            dot = fmaf(d[i], v[i], dot);
+        }
+        float pull = block_sum(dot) * inv * inv * inv / (float)width;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float g = fmaf(-v[i], pull, d[i] * inv);
+            to[i] = ADD ? to[i] + g : g;
+        }
+        if (is_there) store8(d_x + row, at, width, whole, to);
     }
-    __syncthreads();
-    for (int at = threadIdx.x; at < width; at += blockDim.x) parts[(size_t)blockIdx.x * width + at] = part[at];
+    if (is_there) store8(parts + (size_t)blockIdx.x * width, at, width, whole, part);
 }
 
 #define RMSNORM(S)                                                                                                     \

@@ -1,5 +1,16 @@
-// One warp per token and head; a lane holds the pairs lane, lane + 32, .. of the head, up to a width of 256.
+// One warp per token and head; a lane holds two neighbouring pairs of every 64, up to a width of 256.
 #define PAIRS 4
+
+__device__ __forceinline__ int pair_of(int p) { return threadIdx.x % 32 * 2 + p % 2 + p / 2 * 64; }
+
+// Two neighbours of a head, whose halves have an even width.
+__device__ __forceinline__ void load2(const bf16* x, float* a, float* b) {
+    u32 both = *(const u32*)x;
+    *a = __uint_as_float(both << 16), *b = __uint_as_float(both & 0xffff0000u);
+}
+__device__ __forceinline__ void load2(const float* x, float* a, float* b) { *a = x[0], *b = x[1]; }
+__device__ __forceinline__ void store2(bf16* x, float a, float b) { *(u32*)x = pack(a, b); }
+__device__ __forceinline__ void store2(float* x, float a, float b) { x[0] = a, x[1] = b; }
 
 struct Head {
     float low[PAIRS], high[PAIRS];
@@ -8,21 +19,36 @@ struct Head {
 template <class S> __device__ __forceinline__ Head load_head(const S* x, int half) {
     Head h;
 #pragma unroll
-    for (int p = 0; p < PAIRS; ++p) {
-        int i = threadIdx.x % 32 + 32 * p;
-        h.low[p] = i < half ? widen(x[i]) : 0.0f;
-        h.high[p] = i < half ? widen(x[i + half]) : 0.0f;
+    for (int p = 0; p < PAIRS; p += 2) {
+        int i = pair_of(p);
+        h.low[p] = h.low[p + 1] = h.high[p] = h.high[p + 1] = 0.0f;
+        if (half % 2 == 0) {
+            if (i < half) {
+                load2(x + i, &h.low[p], &h.low[p + 1]);
+                load2(x + i + half, &h.high[p], &h.high[p + 1]);
+            }
+        } else {
+#pragma unroll
+            for (int q = p; q < p + 2; ++q, ++i)
+                if (i < half) h.low[q] = widen(x[i]), h.high[q] = widen(x[i + half]);
+        }
     }
     return h;
 }
 
 template <class S> __device__ __forceinline__ void store_head(S* x, int half, const Head& h) {
 #pragma unroll
-    for (int p = 0; p < PAIRS; ++p) {
-        int i = threadIdx.x % 32 + 32 * p;
-        if (i < half) {
-            x[i] = narrow<S>(h.low[p]);
-            x[i + half] = narrow<S>(h.high[p]);
+    for (int p = 0; p < PAIRS; p += 2) {
+        int i = pair_of(p);
+        if (half % 2 == 0) {
+            if (i < half) {
+                store2(x + i, h.low[p], h.low[p + 1]);
+                store2(x + i + half, h.high[p], h.high[p + 1]);
+            }
+        } else {
+#pragma unroll
+            for (int q = p; q < p + 2; ++q, ++i)
+                if (i < half) x[i] = narrow<S>(h.low[q]), x[i + half] = narrow<S>(h.high[q]);
         }
     }
 }
@@ -38,7 +64,7 @@ __device__ __forceinline__ float dot(const Head& a, const Head& b) {
 __device__ __forceinline__ void turn(Head& h, const float* cos, const float* sin, int half, float sign) {
 #pragma unroll
     for (int p = 0; p < PAIRS; ++p) {
-        int i = threadIdx.x % 32 + 32 * p;
+        int i = pair_of(p);
         float c = i < half ? cos[i] : 0.0f, s = i < half ? sign * sin[i] : 0.0f;
         float low = h.low[p], high = h.high[p];
         h.low[p] = fmaf(-high, s, low * c);
@@ -54,6 +80,7 @@ __device__ __forceinline__ void forward(const S* raw, S* out, const float* cos, 
     int half = dim / 2, heads = query + 2 * kv, normed = query + kv;
     size_t token = blockIdx.x, row = token * heads * dim;
     const float *c = cos + (size_t)positions[token] * half, *s = sin + (size_t)positions[token] * half;
+#pragma unroll 4
     for (int head = threadIdx.x / 32; head < heads; head += blockDim.x / 32) {
         Head h = load_head(raw + row + head * dim, half);
         if (head < normed) {
@@ -89,6 +116,7 @@ __device__ __forceinline__ void backward(const S* d_out, S* d_raw, const float* 
     for (int token = blockIdx.x * per_block; token < end; ++token) {
         size_t row = (size_t)token * heads * dim;
         const float *c = cos + (size_t)positions[token] * half, *s = sin + (size_t)positions[token] * half;
+#pragma unroll 2
         for (int head = warp; head < heads; head += blockDim.x / 32) {
             Head d = load_head(d_out + row + head * dim, half);
             if (head < normed) {
