@@ -3,20 +3,25 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
 mod clock;
+mod doctor;
 mod export;
 mod generate;
 mod grade;
 mod input;
 mod language;
+mod machine;
 mod model;
 mod objective;
 mod option;
+mod plan;
 mod pretrain;
+mod problems;
 mod run_folder;
 mod runs;
 mod score;
 mod stop;
 mod train;
+mod units;
 mod verify_run;
 
 use clap::{Parser, Subcommand};
@@ -37,6 +42,9 @@ enum Command {
     Pretrain(pretrain::Args),
     Export(export::Args),
     Runs(runs::Args),
+    Plan(plan::Args),
+    Problems(problems::Args),
+    Doctor(doctor::Args),
     VerifyRun(verify_run::Args),
     /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
@@ -57,6 +65,9 @@ fn main() -> ExitCode {
         Command::Pretrain(args) => pretrain::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Runs(args) => runs::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Problems(args) => problems::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::VerifyRun(args) => verify_run::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),

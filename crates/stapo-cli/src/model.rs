@@ -1,6 +1,7 @@
 //! `stapo model`: what a model is, and into which form to put it.
 
-use anyhow::{Context, Result, bail};
+use crate::units::{grouped, parse_size, short, size};
+use anyhow::{Result, bail};
 use serde_json::json;
 use stapo_rl::model::export::{Existing, ExportOptions, Precision, export};
 use stapo_rl::model::{Pretrained, RopeKind};
@@ -233,56 +234,4 @@ fn rope_name(kind: &RopeKind) -> &'static str {
         RopeKind::Llama3 { .. } => "llama3",
         RopeKind::Yarn { .. } => "yarn",
     }
-}
-
-/// 1234567 as 1,234,567.
-fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-/// 494032768 as 494M.
-fn short(n: u64) -> String {
-    match n {
-        0..1_000 => n.to_string(),
-        1_000..1_000_000 => format!("{:.1}k", n as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1}M", n as f64 / 1e6),
-        _ => format!("{:.2}B", n as f64 / 1e9),
-    }
-}
-
-/// Bytes in the binary unit that fits.
-fn size(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut value, mut unit) = (bytes as f64, 0);
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
-}
-
-/// `5GB`, `500MB`, `1GiB` or a plain number of bytes.
-fn parse_size(text: &str) -> Result<u64> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let unit = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "kb" => 1_000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "kib" => 1 << 10,
-        "mib" => 1 << 20,
-        "gib" => 1 << 30,
-        other => bail!("unit {other:?}, expected B, KB, MB, GB, KiB, MiB or GiB"),
-    };
-    let number: u64 = number.parse().context("expected a number and a unit, such as 5GB")?;
-    number.checked_mul(unit).filter(|&bytes| bytes > 0).context("expected a size above 0 that fits 64 bits")
 }

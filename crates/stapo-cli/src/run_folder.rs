@@ -7,6 +7,16 @@ use stapo_rl::train::{Trainer, base_folder};
 use stapo_rl::{Config, Plan};
 use std::path::Path;
 
+/// A config as written, the built-in one where none is given, and what it means.
+pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
+    let text = match config {
+        Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
+        None => include_str!("../../../configs/stapo.toml").to_string(),
+    };
+    let config = Config::from_toml(&text, overrides.iter().map(String::as_str))?;
+    Ok((text, Plan::resolve(config)?))
+}
+
 /// The resolved plan of a run.
 pub fn plan(run: &Path) -> Result<Plan> {
     let text = plan_text(run)?;

@@ -6,12 +6,12 @@ use crate::{run_folder, stop};
 use anyhow::{Context, Result, bail};
 use screen::Screen;
 use stapo_core::record::{Extra, FileHash, Manifest, Metrics, SCHEMA};
+use stapo_rl::Plan;
 use stapo_rl::config::Model;
 use stapo_rl::model::Device;
 use stapo_rl::run::{Run, sha256_hex};
 use stapo_rl::task::TaskSpec;
 use stapo_rl::train::{Outcome, Trainer, resume, train};
-use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -60,15 +60,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn begin(args: &Args, device: &Device) -> Result<(Plan, Run, Trainer)> {
-    let text = match &args.config {
-        Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
-        None => include_str!("../../../configs/stapo.toml").to_string(),
-    };
-    let config = Config::from_toml(&text, args.set.iter().map(String::as_str))?;
-    let plan = Plan::resolve(config)?;
+    let (text, plan) = run_folder::read_plan(args.config.as_deref(), &args.set)?;
     let folder = args.out.clone().unwrap_or_else(|| default_folder(&plan.config.name));
     if folder.exists() {
         bail!(stapo_rl::Error::RunExists { folder });
+    }
+    for note in plan.notes() {
+        eprintln!("note: {note}");
     }
     // The model and the task are opened before the folder is made: a bad config leaves nothing behind.
     let scratch = tempfile::tempdir().context("temporary folder")?;

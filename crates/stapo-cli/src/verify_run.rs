@@ -2,7 +2,6 @@
 
 use crate::run_folder;
 use anyhow::{Result, bail};
-use stapo_rl::rollout::roll_out;
 use stapo_rl::run::{Checkpoint, Run};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,11 +35,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if trainer.counters.step >= last {
             break;
         }
-        let step = trainer.counters.step + 1;
-        let rolled = roll_out(&trainer.student, &trainer.task, &plan, step, trainer.counters.position)?;
-        trainer.learn(&plan, step, &rolled)?;
-        trainer.counters.step = step;
-        trainer.counters.position += rolled.n_drawn;
+        let rolled = trainer.roll_out(&plan)?;
+        trainer.learn(&plan, &rolled)?;
+        let step = trainer.counters.step;
         let found = trainer.state_hash();
         match recorded(step) {
             Some(hash) if hash == found => println!("step {step}: the same, {found}"),

@@ -92,7 +92,9 @@ fn bad_input_is_one_paragraph_with_the_remedy_and_leaves_nothing_behind() {
     let at = folder.path();
     std::fs::create_dir(at.join("there")).unwrap();
     std::fs::write(at.join("empty.jsonl"), "").unwrap();
-    let cases: [(&[&str], &str); 7] = [
+    std::fs::write(at.join("unanswered.jsonl"), "{\"problem\": \"1+1=\"}\n").unwrap();
+    mismatched_model(&at.join("mismatched"));
+    let cases: [(&[&str], &str); 13] = [
         (&["train", "--set", "stepz=3"], "did you mean `steps`?"),
         (&["train", "--set", "steps=many"], "config.steps"),
         (&["train", "nowhere.toml"], "config nowhere.toml"),
@@ -100,6 +102,21 @@ fn bad_input_is_one_paragraph_with_the_remedy_and_leaves_nothing_behind() {
         (&["train", "--set", "task={kind=\"jsonl\",path=\"empty.jsonl\"}"], "empty.jsonl"),
         (&["train", "--set", "model={kind=\"path\",path=\"nowhere\"}"], "nowhere"),
         (&["train", "--resume", "nowhere"], "no run folder"),
+        (&["train", "--set", "task={kind=\"jsonl\",path=\"unanswered.jsonl\"}"], "answer_field"),
+        (
+            &[
+                "train",
+                "--set",
+                "objective.preset=grpo",
+                "--set",
+                "reference={kind=\"path\",path=\"frozen\"}",
+            ],
+            "frozen",
+        ),
+        (&["train", "--set", "model={kind=\"path\",path=\"mismatched\"}"], "has ids up to 5000"),
+        (&["train", "--set", "rollout.chat=true"], "the model has no chat template"),
+        (&["train", "--set", "rollout.max_response_tokens=1000"], "the model has 256 positions"),
+        (&["plan", "--set", "stepz=3"], "did you mean `steps`?"),
     ];
     for (args, expected) in cases {
         let said = complaint(at, args);
@@ -108,4 +125,90 @@ fn bad_input_is_one_paragraph_with_the_remedy_and_leaves_nothing_behind() {
     assert!(!at.join("runs").exists(), "a refused run makes no folder");
     let long = complaint(at, &["train", "--out", "long", "--set", "rollout.max_prompt_tokens=2"]);
     assert!(long.contains("the limit is 2\nhint: raise rollout.max_prompt_tokens"), "{long}");
+}
+
+/// The built-in model with a tokenizer that knows a token more than the model does.
+fn mismatched_model(folder: &Path) {
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/base");
+    std::fs::create_dir(folder).unwrap();
+    for entry in std::fs::read_dir(base).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+    }
+    let path = folder.join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let mut token = tokenizer["added_tokens"][0].clone();
+    (token["id"], token["content"]) = (5000.into(), "<|far|>".into());
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(token);
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let said = complaint(folder.path(), &["train", "--out", "file/run"]);
+    assert!(said.contains("file/run"), "{said}");
+    let locked = folder.path().join("locked");
+    std::fs::create_dir(&locked).unwrap();
+    let mut permissions = std::fs::metadata(&locked).unwrap().permissions();
+    permissions.set_readonly(true);
+    std::fs::set_permissions(&locked, permissions).unwrap();
+    if std::fs::write(locked.join("probe"), "").is_ok() {
+        eprintln!("skipped the read-only folder: this user may write anywhere");
+        return;
+    }
+    let said = complaint(folder.path(), &["train", "--out", "locked/run"]);
+    assert!(said.contains("locked/run") && said.contains("choose a folder you may write to"), "{said}");
+}
+
+/// A disk of a few MiB: the run fills it, says so, and goes on once there is room, to the same bits.
+#[test]
+fn a_full_disk_stops_with_a_valid_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::create_dir(at.join("disk")).unwrap();
+    let script = r#"
+        mount -t tmpfs -o size=24m none disk || exit 77
+        head -c 8000000 /dev/zero > disk/filler
+        "$0" train --out disk/run "$@" && exit 3
+        rm disk/filler
+        "$0" train --resume disk/run || exit 4
+        cp disk/run/manifest.json cut.json
+    "#;
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_stapo")])
+        .args(SMALL)
+        .current_dir(at)
+        .output();
+    let Ok(output) = output else { return eprintln!("skipped: there is no unshare here") };
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(77) || said.contains("unshare:") {
+        return eprintln!("skipped: no small disk can be mounted here: {said}");
+    }
+    assert!(output.status.success(), "{:?} {said}", output.status);
+    assert!(said.contains("No space left") && said.contains("hint: free some space"), "{said}");
+    ok(&stapo(at, &new_run("whole")));
+    std::fs::create_dir(at.join("cut")).unwrap();
+    std::fs::rename(at.join("cut.json"), at.join("cut/manifest.json")).unwrap();
+    assert_eq!(last_hash(&at.join("cut")), last_hash(&at.join("whole")));
+}
+
+#[test]
+fn plan_and_doctor_tell_without_touching_anything() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let plan: Value = serde_json::from_str(&ok(&stapo(at, &["plan", "--json"]))).unwrap();
+    assert_eq!((&plan["steps"], &plan["responses_per_step"]), (&80.into(), &256.into()));
+    let parts: u64 = plan["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();
+    assert_eq!(plan["memory_bytes_total"], parts);
+    assert!(plan["pace"]["seconds"].as_f64().unwrap() > 0.0);
+    let text = ok(&stapo(at, &["plan", "--no-measure", "--set", "objective.preset=dapo"]));
+    assert!(text.contains("activations") && text.contains("rollout.max_redraws is 0"), "{text}");
+    assert!(!text.contains("tokens/s"), "{text}");
+    let doctor: Value = serde_json::from_str(&ok(&stapo(at, &["doctor", "--json"]))).unwrap();
+    assert!(doctor["threads"].as_u64().unwrap() >= 1);
+    let text = ok(&stapo(at, &["doctor"]));
+    assert!(text.contains("cpu") && text.contains("disk") && text.contains("nvrtc"), "{text}");
+    assert_eq!(std::fs::read_dir(at).unwrap().count(), 0);
 }

@@ -34,6 +34,11 @@ enum Source {
 }
 
 impl Pretrained {
+    /// The shape of a model, for which a folder's `config.json` is enough.
+    pub fn read_config(path: &Path) -> Result<ModelConfig> {
+        if path.join("config.json").is_file() { folder_config(path) } else { Ok(Self::open(path)?.config) }
+    }
+
     /// Opens a Hugging Face folder, a safetensors file in one, a GGUF file, or a folder that holds one GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;

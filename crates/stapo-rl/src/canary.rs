@@ -40,6 +40,13 @@ pub fn check_learned(plan: &Plan, step: u64, is_on_policy: bool, learned: &Learn
             );
         }
     }
+    if !learned.has_moved && learned.gradient_norm > 0.0 {
+        return stop(
+            "weights",
+            format!("the first update, at learning rate {:e}, changed no weight", learned.learning_rate),
+            "raise update.learning_rate: steps below the weights' precision are lost",
+        );
+    }
     Ok(())
 }
 

@@ -49,12 +49,17 @@ pub enum Error {
         "example {position}: {n_tokens} tokens, expected 2 to {limit}\nhint: raise config.microbatch_tokens, or shorten the text"
     )]
     BadExample { position: u64, n_tokens: usize, limit: usize },
-    #[error("step {step}: {source}")]
-    Objective { step: u64, source: ObjectiveError },
-    #[error("step {step}: {source}\nhint: the weights are those of step {before}; lower update.learning_rate and resume", before = step - 1)]
-    Gradient { step: u64, source: GradientError },
+    #[error("step {step}{}: {source}", in_microbatch(*microbatch))]
+    Objective { step: u64, microbatch: Option<usize>, source: ObjectiveError },
+    #[error(
+        "step {step}{}: {source}\nhint: no weight was changed by it; start again with a lower update.learning_rate, or look at rollouts/ for what the model wrote",
+        in_microbatch(*microbatch)
+    )]
+    Gradient { step: u64, microbatch: Option<usize>, source: GradientError },
     #[error(transparent)]
     Packing(#[from] SequenceTooLong),
+    #[error("config.{key}: {problem}\nhint: {remedy}")]
+    Misfit { key: &'static str, problem: String, remedy: &'static str },
     #[error("step {step}: canary {canary}: {problem}\nhint: {remedy}")]
     Canary { step: u64, canary: &'static str, problem: String, remedy: &'static str },
 }
@@ -67,6 +72,10 @@ impl Error {
     pub(crate) fn record(path: &Path, problem: &RecordError) -> Self {
         Error::Record { path: path.to_owned(), problem: problem.clone() }
     }
+}
+
+fn in_microbatch(microbatch: Option<usize>) -> String {
+    microbatch.map_or(String::new(), |place| format!(", micro-batch {}", place + 1))
 }
 
 fn io_hint(source: &std::io::Error) -> &'static str {

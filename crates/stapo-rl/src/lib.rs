@@ -4,6 +4,7 @@ mod builtin;
 mod canary;
 pub mod config;
 mod error;
+pub mod estimate;
 mod policy;
 pub mod pretrain;
 pub mod rollout;
@@ -13,7 +14,7 @@ mod telling;
 pub mod train;
 mod update;
 
-pub use builtin::weights as builtin_weights;
+pub use builtin::{unpack as unpack_builtin, weights as builtin_weights};
 pub use config::{Config, Plan};
 pub use error::{Error, Result};
 pub use policy::Student;

@@ -1,7 +1,7 @@
 //! A policy with its tokenizer: tokens in and out of text.
 
-use crate::config::Model;
-use crate::error::Result;
+use crate::config::{Model, Plan};
+use crate::error::{Error, Result};
 use stapo_model::decoder::Policy;
 use stapo_model::export::Companion;
 use stapo_model::{ChatTemplate, Device, Message, Pretrained, Tokenizer};
@@ -41,6 +41,37 @@ impl Student {
             stops: pretrained.config.stops.clone(),
             companions: pretrained.companions()?,
         })
+    }
+
+    /// Whether this model can do what a plan asks of it.
+    pub fn check(&self, plan: &Plan) -> Result<()> {
+        let rollout = &plan.config.rollout;
+        let refuse = |key, problem, remedy| Err(Error::Misfit { key, problem, remedy });
+        if rollout.chat && self.template.is_none() {
+            let problem = "true, but the model has no chat template".to_string();
+            return refuse(
+                "rollout.chat",
+                problem,
+                "set it to false, or add chat_template.jinja to the model",
+            );
+        }
+        let (longest, limit) =
+            (rollout.max_prompt_tokens + rollout.max_response_tokens, self.policy.config().max_positions);
+        if longest > limit {
+            let problem = format!(
+                "with the longest prompt that makes {longest} tokens, the model has {limit} positions"
+            );
+            return refuse(
+                "rollout.max_response_tokens",
+                problem,
+                "lower it, or rollout.max_prompt_tokens, until both fit",
+            );
+        }
+        if self.stops.is_empty() {
+            let problem = "the model names no token that ends a response".to_string();
+            return refuse("model", problem, "add eos_token_id to its generation_config.json");
+        }
+        Ok(())
     }
 
     /// The tokens of a prompt, through the chat template where `chat` says so.

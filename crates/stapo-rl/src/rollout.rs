@@ -85,10 +85,12 @@ pub fn sample_and_score(
     Ok(groups)
 }
 
+/// What an external verifier gave, else by verdict; shaped by length where the plan says so.
 fn reward(plan: &Plan, judged: &Judged, n_tokens: usize) -> f64 {
     let rewards = plan.config.reward;
-    let base = if judged.verdict == stapo_core::Verdict::Right { rewards.right } else { rewards.wrong };
-    base + plan.config.rollout.overlong.map_or(0.0, |shaping| shaping.penalty(n_tokens))
+    let by_verdict = if judged.verdict == stapo_core::Verdict::Right { rewards.right } else { rewards.wrong };
+    judged.reward.unwrap_or(by_verdict)
+        + plan.config.rollout.overlong.map_or(0.0, |shaping| shaping.penalty(n_tokens))
 }
 
 fn sample(

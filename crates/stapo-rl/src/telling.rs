@@ -5,11 +5,12 @@ use crate::policy::Student;
 use crate::rollout::{RolledOut, accuracy};
 use crate::update::{Learned, Member};
 use stapo_core::Finish;
-use stapo_core::diagnostics::QuadrantCensus;
+use stapo_core::diagnostics::theory::entropy_change_of_sample;
+use stapo_core::diagnostics::{Quadrant, QuadrantCensus};
 use stapo_core::objective::MaskKind;
 use stapo_core::record::{
-    Alternative, EntropyQuantiles, Extra, Metrics, ResponseRecord, SCHEMA, SilencedRecord, TokenColumns,
-    TokensPerSecond,
+    Alternative, EntropyChange, EntropyQuantiles, Extra, Metrics, ResponseRecord, SCHEMA, TokenColumns,
+    TokenRecord, TokensPerSecond,
 };
 use stapo_core::stats::quantile_sorted;
 use std::time::Instant;
@@ -59,6 +60,7 @@ pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phas
         reward_mean: mean(&|s| s.reward),
         accuracy: accuracy(&rolled.batch),
         eval_accuracy: None,
+        eval_accuracy_before: None,
         response_tokens_mean: mean(&|s| s.rollout.tokens.len() as f64),
         truncated_share: mean(&|s| f64::from(u8::from(s.rollout.finish == Finish::LengthLimit))),
         entropy_mean: entropies.iter().sum::<f64>() / entropies.len().max(1) as f64,
@@ -78,6 +80,7 @@ pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phas
         quadrants: learned
             .first()
             .map_or(Vec::new(), |update| Vec::<QuadrantCensus>::from(update.census.rows())),
+        entropy_change: entropy_change(learned),
         exactness_max_abs: learned.first().map_or(0.0, |update| update.exactness_max_abs),
         tokens_per_second: TokensPerSecond { rollout: phases.rollout_rate, update: phases.update_rate },
         extra: Extra::new(),
@@ -89,6 +92,21 @@ fn quantiles(sorted: &[f64]) -> EntropyQuantiles {
     EntropyQuantiles { q05: at(0.05), q25: at(0.25), q50: at(0.5), q75: at(0.75), q95: at(0.95) }
 }
 
+/// All updates but the last against the entropy they left for the last mini-batch.
+fn entropy_change(learned: &[Learned]) -> Option<EntropyChange> {
+    let (last, before) = learned.split_last().filter(|(_, before)| !before.is_empty())?;
+    let predicted = before.iter().map(|update| {
+        let kept = update.members.iter().flat_map(Member::observed).filter(|token| token.effect.kept);
+        let changes = kept.map(|token| {
+            entropy_change_of_sample(update.learning_rate, token.logp, token.entropy, token.effect.weight)
+        });
+        changes.sum::<f64>() / update.tally.n_kept.max(1) as f64
+    });
+    let pairs = last.members.iter().flat_map(|member| member.entropy.iter().zip(&member.behavior_entropy));
+    let measured = pairs.map(|(now, then)| now - then).sum::<f64>() / last.tally.n_tokens.max(1) as f64;
+    Some(EntropyChange { predicted: predicted.sum(), measured })
+}
+
 /// The first `n` responses of the step, with every token.
 pub fn response_records(
     step: u64,
@@ -96,9 +114,11 @@ pub fn response_records(
     learned: &[Learned],
     n: usize,
 ) -> Result<Vec<ResponseRecord>> {
-    let members = learned.iter().flat_map(|update| &update.members).take(n);
+    let numbered = learned.iter().enumerate();
+    let members = numbered.flat_map(|(idx, update)| update.members.iter().map(move |m| (idx, update, m)));
     members
-        .map(|member| {
+        .take(n)
+        .map(|(update_idx, update, member)| {
             let rollout = &member.scored.rollout;
             Ok(ResponseRecord {
                 schema: SCHEMA,
@@ -112,6 +132,8 @@ pub fn response_records(
                 reward: member.scored.reward,
                 advantage: member.advantage,
                 finish: rollout.finish,
+                update_idx,
+                tau_h: update.tau_h,
                 tokens: columns(student, member)?,
                 extra: Extra::new(),
             })
@@ -132,6 +154,7 @@ fn columns(student: &Student, member: &Member) -> Result<TokenColumns> {
         kept: member.effects.iter().map(|effect| effect.kept).collect(),
         silenced_by: member.effects.iter().map(|effect| effect.silenced_by).collect(),
         clipped: member.effects.iter().map(|effect| effect.clipped).collect(),
+        weight: member.effects.iter().map(|effect| effect.weight).collect(),
         d_logp: member.effects.iter().map(|effect| effect.d_logp).collect(),
         alternatives: (0..tokens.len()).map(|t| alternatives(student, member, t)).collect::<Result<_>>()?,
     })
@@ -150,19 +173,39 @@ fn alternatives(student: &Student, member: &Member, token_idx: usize) -> Result<
 const CONTEXT_TOKENS: usize = 12;
 
 /// Every silenced token with its context. Masks that keep a chosen share (top entropy, Lopti's passes) are told by counts alone.
-pub fn silenced_records(step: u64, student: &Student, learned: &[Learned]) -> Result<Vec<SilencedRecord>> {
+pub fn silenced_records(step: u64, student: &Student, learned: &[Learned]) -> Result<Vec<TokenRecord>> {
+    let by_choice = |kind: &MaskKind| !matches!(kind, MaskKind::TopEntropy | MaskKind::LowProbabilityFirst);
+    token_records(step, student, learned, |_, member, t| {
+        member.effects[t].silenced_by.as_ref().is_some_and(by_choice)
+    })
+}
+
+/// Every S2T candidate that stayed in the update: rewarded, improbable, kept.
+pub fn explored_records(step: u64, student: &Student, learned: &[Learned]) -> Result<Vec<TokenRecord>> {
+    token_records(step, student, learned, |update, member, t| {
+        let quadrant = Quadrant::of(member.logp[t], member.entropy[t], update.census.thresholds);
+        let is_improbable =
+            matches!(quadrant, Quadrant::ImprobableHighEntropy | Quadrant::ImprobableLowEntropy);
+        member.effects[t].kept && member.advantage > 0.0 && is_improbable
+    })
+}
+
+fn token_records(
+    step: u64,
+    student: &Student,
+    learned: &[Learned],
+    is_told: impl Fn(&Learned, &Member, usize) -> bool,
+) -> Result<Vec<TokenRecord>> {
     let mut records = Vec::new();
-    for member in learned.iter().flat_map(|update| &update.members) {
+    for (update, member) in learned.iter().flat_map(|update| update.members.iter().map(move |m| (update, m)))
+    {
         let observed = member.observed();
-        for (token_idx, effect) in member.effects.iter().enumerate() {
-            let by_choice =
-                |kind: &MaskKind| !matches!(kind, MaskKind::TopEntropy | MaskKind::LowProbabilityFirst);
-            let Some(silenced_by) = effect.silenced_by.filter(by_choice) else { continue };
+        for token_idx in (0..observed.len()).filter(|&t| is_told(update, member, t)) {
             let rollout = &member.scored.rollout;
             let tokens = &rollout.tokens;
             let before = token_idx.saturating_sub(CONTEXT_TOKENS)..token_idx;
             let after = token_idx + 1..tokens.len().min(token_idx + 1 + CONTEXT_TOKENS);
-            records.push(SilencedRecord {
+            records.push(TokenRecord {
                 schema: SCHEMA,
                 step,
                 problem_id: member.group.problem.id.clone(),
@@ -170,7 +213,7 @@ pub fn silenced_records(step: u64, student: &Student, learned: &[Learned]) -> Re
                 token_idx,
                 id: tokens[token_idx],
                 text: student.tokenizer.decode_all(&tokens[token_idx..=token_idx])?,
-                silenced_by,
+                silenced_by: member.effects[token_idx].silenced_by,
                 logp: member.logp[token_idx],
                 entropy: member.entropy[token_idx],
                 advantage: member.advantage,

@@ -7,7 +7,7 @@ use crate::policy::Student;
 use crate::rollout::{RolledOut, held_out_accuracy, roll_out};
 use crate::run::{Checkpoint, Counters, Run, is_due, state_hash};
 use crate::task::Task;
-use crate::telling::{Phases, metrics, response_records, silenced_records};
+use crate::telling::{Phases, explored_records, metrics, response_records, silenced_records};
 use crate::update::{Learned, Learner, Turn, learn};
 use stapo_core::record::Metrics;
 use stapo_model::Device;
@@ -50,11 +50,8 @@ impl Trainer {
     /// The state before the first step. `base` is where a built-in model is unpacked.
     pub fn new(plan: &Plan, base: &Path, device: &Device) -> Result<Self> {
         let student = Student::open(&plan.config.model, base, device)?;
-        let reference = if plan.objective.needs_reference() {
-            Some(Student::open(&plan.config.model, base, device)?.policy)
-        } else {
-            None
-        };
+        student.check(plan)?;
+        let reference = reference(plan, &student, base, device)?;
         Ok(Self {
             optimizer: Optimizer::new(&student.policy, plan.optimizer())?,
             gradients: Gradients::zeros(&student.policy)?,
@@ -83,8 +80,17 @@ impl Trainer {
         run.write_manifest()
     }
 
-    /// All optimizer steps of one rollout batch.
-    pub fn learn<'a>(&mut self, plan: &Plan, step: u64, rolled: &'a RolledOut) -> Result<Vec<Learned<'a>>> {
+    /// Samples the rollout batch of the next step.
+    pub fn roll_out(&self, plan: &Plan) -> Result<RolledOut> {
+        let step = self.counters.step + 1;
+        let rolled = roll_out(&self.student, &self.task, plan, step, self.counters.position)?;
+        canary::check_verdicts(plan, step, &rolled.batch)?;
+        Ok(rolled)
+    }
+
+    /// All optimizer steps of one rollout batch: the step is done.
+    pub fn learn<'a>(&mut self, plan: &Plan, rolled: &'a RolledOut) -> Result<Vec<Learned<'a>>> {
+        let step = self.counters.step + 1;
         let mut learned = Vec::new();
         for groups in rolled.batch.minibatches(plan.config.update.problems_per_minibatch) {
             for pass in 0..plan.objective.n_passes() {
@@ -100,33 +106,55 @@ impl Trainer {
                 learned.push(update);
             }
         }
+        self.counters.step = step;
+        self.counters.position += rolled.n_drawn;
         Ok(learned)
     }
+}
+
+/// The frozen policy of a KL penalty, where the objective has one.
+fn reference(plan: &Plan, student: &Student, base: &Path, device: &Device) -> Result<Option<Policy>> {
+    if !plan.objective.needs_reference() {
+        return Ok(None);
+    }
+    let model = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
+    let policy = Student::open(model, base, device)?.policy;
+    let (own, other) = (student.policy.config().vocabulary, policy.config().vocabulary);
+    if own != other {
+        return Err(Error::Misfit {
+            key: "reference",
+            problem: format!("has a vocabulary of {other}, the model one of {own}"),
+            remedy: "a KL penalty compares distributions over the same tokens: take a reference of the same family",
+        });
+    }
+    Ok(Some(policy))
 }
 
 /// Trains from where `trainer` is to the end of the plan.
 pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let mut first = Run::read_metrics::<Metrics>(run.folder())?.into_iter().next();
+    let mut accuracy_before = None;
     if trainer.counters.step == 0 {
-        watch.started(held_out_accuracy(&trainer.student, &trainer.task, plan, 0)?);
+        let accuracy = held_out_accuracy(&trainer.student, &trainer.task, plan, 0)?;
+        accuracy_before = Some(accuracy);
+        watch.started(accuracy);
         trainer.save(plan, run)?;
     }
     while trainer.counters.step < plan.config.steps {
-        let step = trainer.counters.step + 1;
         let mut phases = Phases::start();
-        let rolled = roll_out(&trainer.student, &trainer.task, plan, step, trainer.counters.position)?;
-        canary::check_verdicts(plan, step, &rolled.batch)?;
+        let rolled = trainer.roll_out(plan)?;
         phases.rolled_out(rolled.n_sampled);
-        let learned = trainer.learn(plan, step, &rolled)?;
+        let learned = trainer.learn(plan, &rolled)?;
         phases.updated(&learned);
-        trainer.counters =
-            Counters { step, position: trainer.counters.position + rolled.n_drawn, ..trainer.counters };
+        let step = trainer.counters.step;
 
         let mut metrics = metrics(step, &rolled, &learned, &phases);
+        metrics.eval_accuracy_before = accuracy_before.take();
         if is_due(step, plan.config.evaluation.every_steps) || step == plan.config.steps {
             metrics.eval_accuracy = Some(held_out_accuracy(&trainer.student, &trainer.task, plan, step)?);
         }
         run.write_silenced(step, &silenced_records(step, &trainer.student, &learned)?)?;
+        run.write_explored(step, &explored_records(step, &trainer.student, &learned)?)?;
         if step == 1 || is_due(step, plan.config.record.responses_every_steps) {
             let n = plan.config.record.responses;
             run.write_responses(step, &response_records(step, &trainer.student, &learned, n)?)?;

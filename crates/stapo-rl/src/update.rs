@@ -9,6 +9,7 @@ use stapo_core::objective::{Draw, Response, SequenceTally, Tally};
 use stapo_core::{Finish, Group, Microbatch, Scored, TokenEffect};
 use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading};
 use stapo_model::optimizer::{Optimizer, Update};
+use std::hash::{DefaultHasher, Hasher};
 
 /// One response of a mini-batch with its signals, widened to the objective's precision (exactly).
 pub struct Member<'a> {
@@ -36,8 +37,10 @@ pub struct Learned<'a> {
     pub learning_rate: f64,
     /// max |logp - behavior_logp|; 0 where the policy is the one that sampled.
     pub exactness_max_abs: f64,
-    /// Tensors that no gradient reached.
+    /// Tensors that no gradient reached; looked at in the first update only.
     pub unreached: Vec<String>,
+    /// Whether any weight changed; looked at in the first update only.
+    pub has_moved: bool,
 }
 
 /// The parts of a trainer that an update touches.
@@ -68,7 +71,7 @@ pub fn learn<'a>(
     counters: &mut Counters,
 ) -> Result<Learned<'a>> {
     let objective = &plan.objective;
-    let wrap = |source| Error::Objective { step: turn.step, source };
+    let wrap = |source| Error::Objective { step: turn.step, microbatch: None, source };
     let mut members = members(plan, groups, turn)?;
     let lengths: Vec<usize> = members.iter().map(|m| m.scored.rollout.sequence_len()).collect();
     let microbatches = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
@@ -91,33 +94,38 @@ pub fn learn<'a>(
         n_alternatives: plan.config.record.alternatives,
     };
     let mut tallies = vec![SequenceTally::default(); members.len()];
-    for microbatch in &microbatches {
+    for (place, microbatch) in microbatches.iter().enumerate() {
         let scores = pass.forward(learner.policy, &packed(microbatch, &members), reading)?;
-        let (mut d_logp, mut d_entropy) = (Vec::new(), Vec::new());
         for (&idx, own) in microbatch.sequences.iter().zip(split(&scores, microbatch, &members)) {
             let member = &mut members[idx];
             (member.logp, member.entropy, member.collision) = (own.logp, own.entropy, own.collision);
             member.alternatives = own.alternatives;
             let mut effects = vec![TokenEffect::default(); member.logp.len()];
-            tallies[idx] =
-                objective.evaluate(&calibration, idx, &member.response(), &mut effects).map_err(wrap)?;
-            d_logp.extend(effects.iter().map(|effect| effect.d_logp as f32));
-            d_entropy.extend(effects.iter().map(|effect| effect.d_entropy as f32));
+            tallies[idx] = objective
+                .evaluate(&calibration, idx, &member.response(), &mut effects)
+                .map_err(|source| Error::Objective { step: turn.step, microbatch: Some(place), source })?;
             member.effects = effects;
         }
+        let (d_logp, d_entropy) = slopes(microbatch, &members);
         pass.backward(learner.policy, &d_logp, &d_entropy, learner.gradients)?;
     }
     let tally = objective.total(&tallies);
-    let unreached = if counters.n_updates == 0 { unreached(learner.gradients) } else { Vec::new() };
+    let is_first = counters.n_updates == 0;
+    let unreached = if is_first { unreached(learner.gradients) } else { Vec::new() };
+    let before = is_first.then(|| fingerprint(learner.policy));
     let learning_rate =
         plan.config.update.learning_rate * plan.config.update.schedule.factor(counters.n_updates);
     let update =
         Update { lr: learning_rate, scale: tally.scale, max_norm: plan.config.update.max_gradient_norm };
-    let gradient_norm = learner
-        .optimizer
-        .step(learner.policy, learner.gradients, update)
-        .map_err(|source| Error::Gradient { step: turn.step, source })?;
+    let gradient_norm = match learner.optimizer.step(learner.policy, learner.gradients, update) {
+        Ok(norm) => norm,
+        Err(source) => {
+            let microbatch = culprit(learner, &mut pass, &microbatches, &members, reading)?;
+            return Err(Error::Gradient { step: turn.step, microbatch, source });
+        }
+    };
     counters.n_updates += 1;
+    let has_moved = before.is_none_or(|before| before != fingerprint(learner.policy));
 
     let exactness_max_abs = members.iter().map(Member::distance).fold(0.0, f64::max);
     let thresholds =
@@ -131,7 +139,48 @@ pub fn learn<'a>(
         }
     }
     let tau_h = calibration.tau_h();
-    Ok(Learned { members, tally, tau_h, census, gradient_norm, learning_rate, exactness_max_abs, unreached })
+    Ok(Learned {
+        members,
+        tally,
+        tau_h,
+        census,
+        gradient_norm,
+        learning_rate,
+        exactness_max_abs,
+        unreached,
+        has_moved,
+    })
+}
+
+/// What backward starts from, for the tokens of a micro-batch.
+fn slopes(microbatch: &Microbatch, members: &[Member]) -> (Vec<f32>, Vec<f32>) {
+    let effects = || microbatch.sequences.iter().flat_map(|&idx| &members[idx].effects);
+    (effects().map(|e| e.d_logp as f32).collect(), effects().map(|e| e.d_entropy as f32).collect())
+}
+
+/// The first micro-batch whose own gradient is not finite, found by going through them once more one by one; none
+/// where only their sum is not.
+fn culprit(
+    learner: &mut Learner,
+    pass: &mut Pass,
+    microbatches: &[Microbatch],
+    members: &[Member],
+    reading: Reading,
+) -> Result<Option<usize>> {
+    let mut found = None;
+    for (place, microbatch) in microbatches.iter().enumerate() {
+        learner.gradients.clear();
+        pass.forward(learner.policy, &packed(microbatch, members), reading)?;
+        let (d_logp, d_entropy) = slopes(microbatch, members);
+        pass.backward(learner.policy, &d_logp, &d_entropy, learner.gradients)?;
+        let is_finite = |values: Vec<f32>| values.iter().all(|value| value.is_finite());
+        if !learner.gradients.tensors().all(|(_, values)| is_finite(values)) {
+            found = Some(place);
+            break;
+        }
+    }
+    learner.gradients.clear();
+    Ok(found)
 }
 
 /// Groups -> responses that take part, each with its advantage and the signals known from the rollout.
@@ -142,7 +191,7 @@ fn members<'a>(plan: &Plan, groups: &'a [Group], turn: Turn) -> Result<Vec<Membe
             .objective
             .advantage
             .of_group(&group.rewards())
-            .map_err(|source| Error::Objective { step: turn.step, source })?;
+            .map_err(|source| Error::Objective { step: turn.step, microbatch: None, source })?;
         for (scored, advantage) in group.members.iter().zip(advantages) {
             let is_cut = scored.rollout.finish == Finish::LengthLimit;
             if is_cut && plan.config.rollout.truncated == Truncated::Drop {
@@ -254,6 +303,15 @@ fn split(scores: &stapo_model::decoder::Scores, microbatch: &Microbatch, members
 
 fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().copied().map(f64::from).collect()
+}
+
+/// Changes when a weight does.
+fn fingerprint(policy: &Policy) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for (_, values) in policy.tensors() {
+        values.to_vec().iter().for_each(|value| hasher.write_u32(value.to_bits()));
+    }
+    hasher.finish()
 }
 
 fn unreached(gradients: &Gradients) -> Vec<String> {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use serde_json::{Map, Value, json};
 use stapo_core::record::{Extra, Manifest, Metrics, SCHEMA};
 use stapo_rl::model::{CpuOptions, Device};
 use stapo_rl::run::{Checkpoint, Run};
@@ -83,8 +84,8 @@ fn rollout_and_training_agree_to_the_bit_and_the_policy_moves() {
     assert_eq!(metrics.len(), 4);
     assert!(metrics.iter().all(|m| m.exactness_max_abs == 0.0));
     assert!(metrics.iter().all(|m| m.ratio_min > 0.0 && m.n_tokens > 0 && m.entropy_mean > 0.0));
-    let still = whole_run(&plan(&["update.learning_rate=1e-12"])).0;
-    assert_ne!(hash, still);
+    let slower = whole_run(&plan(&["update.learning_rate=1e-5"])).0;
+    assert_ne!(hash, slower);
 }
 
 #[test]
@@ -134,19 +135,143 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
 
 #[test]
 fn the_microbatch_budget_changes_no_bit() {
-    let hash = whole_run(&plan(&["update.microbatch_tokens=4096"])).0;
-    assert_eq!(whole_run(&plan(&["update.microbatch_tokens=256"])).0, hash);
-    assert_eq!(whole_run(&plan(&["update.microbatch_tokens=160", "update.recompute=layers"])).0, hash);
+    let hash = |budget: &str| whole_run(&plan(&["steps=5", budget])).0;
+    let large = hash("update.microbatch_tokens=4096");
+    assert_eq!(hash("update.microbatch_tokens=256"), large);
+    let recomputed = plan(&["steps=5", "update.microbatch_tokens=160", "update.recompute=layers"]);
+    assert_eq!(whole_run(&recomputed).0, large);
+}
+
+/// The curve of a run: what it did, without the clock.
+fn curve(plan: &Plan) -> Value {
+    const KEYS: [&str; 11] = [
+        "step",
+        "reward_mean",
+        "accuracy",
+        "response_tokens_mean",
+        "entropy_mean",
+        "n_tokens",
+        "n_candidates",
+        "n_silenced",
+        "clip_fraction",
+        "loss",
+        "gradient_norm",
+    ];
+    let (state, metrics) = whole_run(plan);
+    assert_eq!(metrics[0].exactness_max_abs, 0.0);
+    let steps: Vec<Value> = metrics
+        .iter()
+        .map(|metrics| {
+            let line = serde_json::to_value(metrics).unwrap();
+            KEYS.into_iter().map(|key| (key.to_string(), line[key].clone())).collect::<Map<_, _>>().into()
+        })
+        .collect();
+    json!({ "steps": steps, "state": state })
+}
+
+/// To the last bit, on every machine. After a change that means to move the numbers:
+/// `STAPO_WRITE_CURVES=1 cargo test -p stapo-rl --test loop along`
+#[test]
+fn every_preset_trains_along_its_committed_curve() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/curves.json");
+    let mut found = Map::new();
+    for preset in stapo_core::objective::presets() {
+        let objective = format!("objective.preset={}", preset.name);
+        found.insert(preset.name.to_string(), curve(&plan(&[&objective, "steps=3"])));
+    }
+    if std::env::var_os("STAPO_WRITE_CURVES").is_some() {
+        fs::write(path, format!("{:#}\n", Value::from(found.clone()))).unwrap();
+    }
+    let committed: Map<String, Value> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    for (name, curve) in &found {
+        assert_eq!(Some(curve), committed.get(name), "{name}");
+    }
+    assert_eq!(found.len(), committed.len());
+}
+
+/// What a run that cannot go on says.
+fn complaint(plan: &Plan) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut run, mut trainer) = start(&folder.path().join("run"), plan);
+    train(plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap_err().to_string()
 }
 
 #[test]
-fn every_preset_trains() {
-    for preset in stapo_core::objective::presets() {
-        let overrides = [format!("objective.preset={}", preset.name), "steps=3".to_string()];
-        let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
-        let (_, metrics) = whole_run(&plan(&overrides));
-        assert_eq!(metrics.len(), 3, "{}", preset.name);
-        assert!(metrics.iter().all(|m| m.loss.is_finite() && m.gradient_norm.is_finite()), "{}", preset.name);
-        assert_eq!(metrics[0].exactness_max_abs, 0.0, "{}", preset.name);
+fn an_update_too_small_for_the_weights_is_told() {
+    let said = complaint(&plan(&["update.learning_rate=1e-15", "update.weight_decay=0"]));
+    assert!(said.contains("canary weights") && said.contains("raise update.learning_rate"), "{said}");
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_names_step_microbatch_and_tensor_and_changes_nothing() {
+    let plan = plan(&["reward.right=1e38", "objective.preset=rloo", "update.microbatch_tokens=160"]);
+    let folder = tempfile::tempdir().unwrap();
+    let (mut run, mut trainer) = start(&folder.path().join("run"), &plan);
+    let before = trainer.state_hash();
+    let said = train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap_err().to_string();
+    assert!(said.contains("step 1, micro-batch ") && said.contains("gradient of "), "{said}");
+    assert_eq!(trainer.state_hash(), before);
+}
+
+#[test]
+fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
+    let redrawn = plan(&["rollout.max_redraws=8", "rollout.group_size=2"]);
+    let trainer = Trainer::new(&redrawn, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let rolled = trainer.roll_out(&redrawn).unwrap();
+    assert!(rolled.n_drawn > 4, "with two responses each, some groups agree");
+    assert_eq!(rolled.batch.groups.len(), 4);
+    assert!(rolled.batch.groups.iter().all(|group| !group.is_unanimous()));
+    let again = trainer.roll_out(&redrawn).unwrap();
+    assert_eq!((again.batch, again.n_drawn), (rolled.batch, rolled.n_drawn));
+    let once = trainer.roll_out(&plan(&["rollout.group_size=2"])).unwrap();
+    assert_eq!(once.n_drawn, 4);
+}
+
+#[test]
+fn long_responses_lose_reward_where_shaping_is_on() {
+    let shaped = plan(&["rollout.overlong={max_tokens=96,buffer_tokens=90}"]);
+    let trainer = Trainer::new(&shaped, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    for scored in trainer.roll_out(&shaped).unwrap().batch.responses() {
+        let verdict = if scored.verdict == stapo_core::Verdict::Right { 1.0 } else { -1.0 };
+        let over = (scored.rollout.tokens.len() as f64 - 6.0).max(0.0) / 90.0;
+        assert!((scored.reward - (verdict - over)).abs() < 1e-12, "{}", scored.reward);
     }
+}
+
+/// The KL penalty holds the policy near its reference, and the reference is the model of the start even after a resume.
+#[test]
+fn the_reference_is_frozen() {
+    let free = plan(&["objective.preset=grpo", "objective.kl={kind=\"none\"}", "update.learning_rate=1e-3"]);
+    let held =
+        plan(&["objective.preset=grpo", "objective.kl={kind=\"k3\",beta=5.0}", "update.learning_rate=1e-3"]);
+    let (free_hash, _) = whole_run(&free);
+    let (held_hash, metrics) = whole_run(&held);
+    assert_ne!(free_hash, held_hash);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let (mut run, mut trainer) = start(&path, &held);
+    train(&held, &mut run, &mut trainer, &mut Quiet { stop_after: Some(2), step: 0 }).unwrap();
+    let (mut run, mut trainer, _) = resume(&path, &held, &device(2)).unwrap();
+    train(&held, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
+    assert_eq!(trainer.state_hash(), held_hash);
+    assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics));
+}
+
+#[test]
+fn an_external_reward_is_the_reward() {
+    let verifier = "task.verifier={kind=\"command\",program=\"sh\",args=[\"-c\",\"while read -r line; do echo '{\\\"reward\\\":0.25}'; done\"]}";
+    let external = plan(&[verifier]);
+    let trainer = Trainer::new(&external, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let rolled = trainer.roll_out(&external).unwrap();
+    assert!(rolled.batch.responses().all(|scored| scored.reward == 0.25));
+}
+
+#[test]
+fn a_target_ends_the_run_early() {
+    let plan = plan(&["evaluation.every_steps=1", "evaluation.target_accuracy=0.0"]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let (mut run, mut trainer) = start(&path, &plan);
+    assert_eq!(train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap(), Outcome::TargetReached);
+    assert_eq!(Run::read_metrics::<Metrics>(&path).unwrap().len(), 1);
 }

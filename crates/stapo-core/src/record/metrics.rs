@@ -15,6 +15,9 @@ pub struct Metrics {
     /// Held-out accuracy, in steps that evaluate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
+    /// Held-out accuracy before the first step, told with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_accuracy_before: Option<f64>,
     /// Tokens.
     pub response_tokens_mean: f64,
     /// Share of the responses that the length limit cut.
@@ -39,11 +42,25 @@ pub struct Metrics {
     /// Share of the summed squared logit-gradient norm that silencing took out.
     pub silenced_gradient_share: f64,
     pub quadrants: Vec<QuadrantCensus>,
+    /// Absent where a step has one optimizer step only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entropy_change: Option<EntropyChange>,
     /// max |logp - behavior_logp| over the first mini-batch: 0 where rollout and training agree to the bit.
     pub exactness_max_abs: f64,
     pub tokens_per_second: TokensPerSecond,
     #[serde(flatten)]
     pub extra: Extra,
+}
+
+/// What all but the last optimizer step of a step did to the entropy. Nats per token.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct EntropyChange {
+    /// First order, summed over those optimizer steps: the mean over their kept tokens of
+    /// `-lr p (ln p + H) (1 - p) w`, as if the learning rate were a step at the logits. Adam rescales that step, so sign and
+    /// proportion can be compared with `measured`, not size.
+    pub predicted: f64,
+    /// Mean over the last mini-batch of its entropy then minus its entropy when it was sampled: the same positions twice.
+    pub measured: f64,
 }
 
 /// Nats.

@@ -4,13 +4,15 @@
 //! writes them back, so older programs read (and copy) newer files. A change that breaks this raises [`SCHEMA`], and a
 //! reader refuses a schema above its own.
 
+mod experiment;
 mod manifest;
 mod metrics;
 mod tokens;
 
+pub use experiment::{Arm, Experiment};
 pub use manifest::{BuildRecord, FileHash, Manifest, StepHash};
-pub use metrics::{EntropyQuantiles, Metrics, PretrainMetrics, TokensPerSecond};
-pub use tokens::{Alternative, EvalRecord, ResponseRecord, SilencedRecord, TokenColumns};
+pub use metrics::{EntropyChange, EntropyQuantiles, Metrics, PretrainMetrics, TokensPerSecond};
+pub use tokens::{Alternative, EvalRecord, ResponseRecord, TokenColumns, TokenRecord};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -51,8 +53,9 @@ pub trait Record: Serialize + DeserializeOwned {
 impl Record for Metrics {}
 impl Record for PretrainMetrics {}
 impl Record for ResponseRecord {}
-impl Record for SilencedRecord {}
+impl Record for TokenRecord {}
 impl Record for EvalRecord {}
+impl Record for Experiment {}
 impl Record for Manifest {}
 impl Record for BuildRecord {}
 

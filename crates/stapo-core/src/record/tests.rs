@@ -3,8 +3,8 @@ use crate::objective::MaskKind;
 use crate::rollout::{Finish, Verdict};
 use serde_json::json;
 
-fn silenced() -> SilencedRecord {
-    SilencedRecord {
+fn silenced() -> TokenRecord {
+    TokenRecord {
         schema: SCHEMA,
         step: 3,
         problem_id: "p7".into(),
@@ -12,7 +12,7 @@ fn silenced() -> SilencedRecord {
         token_idx: 12,
         id: 42,
         text: "2".into(),
-        silenced_by: MaskKind::Spurious,
+        silenced_by: Some(MaskKind::Spurious),
         logp: -8.86,
         entropy: 0.004,
         advantage: 0.54,
@@ -29,14 +29,14 @@ fn a_record_survives_a_round_trip() {
     let record = silenced();
     let line = record.to_line();
     assert!(line.ends_with("}\n") && !line[..line.len() - 1].contains('\n'));
-    assert_eq!(parse::<SilencedRecord>(&line).unwrap(), record);
+    assert_eq!(parse::<TokenRecord>(&line).unwrap(), record);
 }
 
 #[test]
 fn keys_of_a_newer_program_are_kept_and_written_back() {
     let mut value = serde_json::to_value(silenced()).unwrap();
     value["tomorrow"] = json!({"a": [1, 2]});
-    let read: SilencedRecord = parse(&value.to_string()).unwrap();
+    let read: TokenRecord = parse(&value.to_string()).unwrap();
     assert_eq!(read.extra["tomorrow"], json!({"a": [1, 2]}));
     let again: Value = serde_json::from_str(&read.to_line()).unwrap();
     assert_eq!(again, value);
@@ -46,10 +46,10 @@ fn keys_of_a_newer_program_are_kept_and_written_back() {
 fn a_newer_schema_and_a_missing_one_are_refused_by_line() {
     let good = silenced().to_line();
     let newer = good.replace("\"schema\":1", "\"schema\":2");
-    let error = parse_lines::<SilencedRecord>(&format!("{good}{newer}")).unwrap_err();
+    let error = parse_lines::<TokenRecord>(&format!("{good}{newer}")).unwrap_err();
     assert_eq!(error, RecordError::TooNew { line: 2, found: 2 });
     let none = good.replace("\"schema\":1,", "");
-    assert_eq!(parse_lines::<SilencedRecord>(&none).unwrap_err(), RecordError::NoSchema { line: 1 });
+    assert_eq!(parse_lines::<TokenRecord>(&none).unwrap_err(), RecordError::NoSchema { line: 1 });
 }
 
 #[test]
@@ -57,23 +57,23 @@ fn a_line_cut_in_half_at_the_end_is_torn_and_elsewhere_an_error() {
     let good = silenced().to_line();
     for cut in 1..good.len() - 1 {
         let text = format!("{good}{}", &good[..cut]);
-        let lines = parse_lines::<SilencedRecord>(&text).unwrap();
+        let lines = parse_lines::<TokenRecord>(&text).unwrap();
         assert_eq!((lines.records.len(), lines.torn), (1, true), "cut at {cut}");
     }
     let whole_without_newline = format!("{good}{}", good.trim_end());
-    let lines = parse_lines::<SilencedRecord>(&whole_without_newline).unwrap();
+    let lines = parse_lines::<TokenRecord>(&whole_without_newline).unwrap();
     assert_eq!((lines.records.len(), lines.torn), (2, false));
     let inside = format!("{}\n{good}", &good[..20]);
-    assert!(matches!(parse_lines::<SilencedRecord>(&inside), Err(RecordError::Json { line: 1, .. })));
+    assert!(matches!(parse_lines::<TokenRecord>(&inside), Err(RecordError::Json { line: 1, .. })));
 }
 
 #[test]
 fn a_missing_or_mistyped_field_is_named() {
     let line = silenced().to_line().replace("\"step\":3", "\"step\":\"three\"");
-    let error = parse::<SilencedRecord>(&line).unwrap_err().to_string();
+    let error = parse::<TokenRecord>(&line).unwrap_err().to_string();
     assert!(error.contains("line 1") && error.contains("three"), "{error}");
     let line = silenced().to_line().replace("\"entropy\":0.004,", "");
-    assert!(parse::<SilencedRecord>(&line).unwrap_err().to_string().contains("entropy"));
+    assert!(parse::<TokenRecord>(&line).unwrap_err().to_string().contains("entropy"));
 }
 
 #[test]
@@ -97,4 +97,38 @@ fn finish_and_verdict_have_plain_names() {
     assert_eq!(serde_json::to_value(Finish::Stop { token: 2 }).unwrap(), json!({"kind": "stop", "token": 2}));
     assert_eq!(serde_json::to_value(Finish::LengthLimit).unwrap(), json!({"kind": "length_limit"}));
     assert_eq!(serde_json::to_value(Verdict::NoAnswer).unwrap(), json!("no_answer"));
+}
+
+#[test]
+fn records_of_older_runs_still_read() {
+    let response = json!({
+        "schema": 1, "step": 1, "problem_id": "p", "sample_idx": 0, "prompt": "1+1", "reference": "2", "text": "2",
+        "verdict": "right", "reward": 1.0, "advantage": 0.5, "finish": {"kind": "length_limit"},
+        "tokens": {"id": [7], "text": ["2"], "logp": [-0.1], "behavior_logp": [-0.1], "entropy": [0.2], "collision": [0.9],
+            "ratio": [1.0], "kept": [true], "silenced_by": [null], "clipped": [false], "d_logp": [0.0]}
+    });
+    let read: ResponseRecord = parse(&response.to_string()).unwrap();
+    assert_eq!((read.update_idx, read.tau_h, read.tokens.weight.len()), (0, None, 0));
+    let eval = json!({
+        "schema": 1, "benchmark": "amc23", "decoding": "t1.0", "problem_id": "p", "sample_idx": 0, "text": "2", "n_tokens": 1,
+        "finish": {"kind": "stop", "token": 2}, "answer": "2", "verdict": "right", "reason": "equal"
+    });
+    let read: EvalRecord = parse(&eval.to_string()).unwrap();
+    assert_eq!((read.step, read.reference.as_str()), (None, ""));
+}
+
+#[test]
+fn an_experiment_names_each_arm_once_and_in_order() {
+    let arm = |name: &str, seed: u64| Arm {
+        name: name.into(),
+        seed,
+        run: format!("{name}-{seed}"),
+        settings: vec![format!("seed={seed}")],
+        error: None,
+    };
+    let arms = vec![arm("stapo", 0), arm("grpo", 0), arm("stapo", 1), arm("grpo", 1)];
+    let experiment =
+        Experiment { schema: SCHEMA, name: "main".into(), method: None, arms, extra: Extra::new() };
+    assert_eq!(experiment.arm_names(), ["stapo", "grpo"]);
+    assert_eq!(parse::<Experiment>(&experiment.to_line()).unwrap(), experiment);
 }

@@ -19,6 +19,12 @@ pub struct ResponseRecord {
     pub reward: f64,
     pub advantage: f64,
     pub finish: Finish,
+    /// Which optimizer step of the training step learned from it, from 0: its mini-batch.
+    #[serde(default)]
+    pub update_idx: usize,
+    /// The entropy threshold of that mini-batch, nats; absent where there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tau_h: Option<f64>,
     pub tokens: TokenColumns,
     #[serde(flatten)]
     pub extra: Extra,
@@ -39,6 +45,9 @@ pub struct TokenColumns {
     pub kept: Vec<bool>,
     pub silenced_by: Vec<Option<MaskKind>>,
     pub clipped: Vec<bool>,
+    /// Slope of the surrogate before masks: `ratio * A` where nothing clips. Empty in runs older than this column.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub weight: Vec<f64>,
     /// Of the normalised loss.
     pub d_logp: Vec<f64>,
     /// The likeliest tokens, where they were asked for.
@@ -54,9 +63,9 @@ pub struct Alternative {
     pub logp: f64,
 }
 
-/// A token that was taken out of the update.
+/// One token with its surroundings: in `tokens/` one that was silenced, in `explored/` a rewarded improbable one that was kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SilencedRecord {
+pub struct TokenRecord {
     pub schema: u32,
     pub step: u64,
     pub problem_id: String,
@@ -65,12 +74,14 @@ pub struct SilencedRecord {
     pub token_idx: usize,
     pub id: u32,
     pub text: String,
-    pub silenced_by: MaskKind,
+    /// Absent for a token that was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silenced_by: Option<MaskKind>,
     pub logp: f64,
     /// Nats.
     pub entropy: f64,
     pub advantage: f64,
-    /// At the logits, had it not been silenced.
+    /// At the logits, as if no mask were there.
     pub gradient_norm: f64,
     pub context_before: String,
     pub context_after: String,
@@ -85,8 +96,14 @@ pub struct EvalRecord {
     pub schema: u32,
     pub benchmark: String,
     pub decoding: String,
+    /// Training steps the policy had seen; absent for a model that comes from no run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
     pub problem_id: String,
     pub sample_idx: usize,
+    /// What the verifier compared with.
+    #[serde(default)]
+    pub reference: String,
     pub text: String,
     pub n_tokens: usize,
     pub finish: Finish,

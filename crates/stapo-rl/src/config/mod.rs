@@ -19,6 +19,9 @@ pub struct Config {
     pub seed: u64,
     pub steps: u64,
     pub model: Model,
+    /// Frozen, for objectives with a KL penalty; the model as it was at the start where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference: Option<Model>,
     /// See `stapo_rl::task::TaskSpec`.
     pub task: Table,
     /// See `stapo_core::ObjectiveSpec`; `preset` names where it starts.
@@ -161,6 +164,7 @@ impl Default for Config {
             seed: 0,
             steps: 80,
             model: Model::Builtin,
+            reference: None,
             task: kind("arithmetic"),
             objective: Table::from_iter([("preset".to_string(), Value::String("stapo".to_string()))]),
             rollout: Rollout::default(),

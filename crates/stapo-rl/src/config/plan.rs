@@ -4,7 +4,7 @@ use super::{Config, Recompute};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
-use stapo_core::objective::SpecError;
+use stapo_core::objective::{SpecError, preset};
 use stapo_core::settings::{self, SettingsError, hint};
 use stapo_model::decoder::Keep;
 use stapo_model::optimizer::AdamWSettings;
@@ -100,6 +100,21 @@ impl Plan {
         rollout.div_ceil(self.config.update.problems_per_minibatch) * self.objective.n_passes()
     }
 
+    /// What a reader of the config might not expect: what the preset's paper asks of the loop and the config does not do.
+    pub fn notes(&self) -> Vec<String> {
+        let name = self.config.objective.get("preset").and_then(toml::Value::as_str).unwrap_or_default();
+        let Some(preset) = preset(name) else { return Vec::new() };
+        let rollout = &self.config.rollout;
+        let mut notes = Vec::new();
+        if preset.rollout.dynamic_sampling && rollout.max_redraws == 0 {
+            notes.push(format!("{name} redraws groups of equal rewards; rollout.max_redraws is 0"));
+        }
+        if preset.rollout.overlong.is_some() && rollout.overlong.is_none() {
+            notes.push(format!("{name} shapes the reward of long responses; rollout.overlong is not set"));
+        }
+        notes
+    }
+
     fn check(&self) -> Result<(), PlanError> {
         let config = &self.config;
         let (rollout, update, evaluation) = (&config.rollout, &config.update, &config.evaluation);
@@ -108,6 +123,11 @@ impl Plan {
             !config.name.is_empty() && config.name.chars().all(plain) && !config.name.starts_with('.');
         require(named, "name", &config.name, "expected letters, digits, - _ . (it names a folder)", "")?;
         at_least_one("steps", config.steps)?;
+        if config.reference.is_some() && !self.objective.needs_reference() {
+            let problem = "given, but the objective has no KL penalty".to_string();
+            let remedy = "leave it out, or add one: objective.kl = { kind = \"k3\", beta = 0.04 }";
+            return Err(PlanError::Refused { key: "reference", problem, remedy });
+        }
         at_least_one("rollout.problems_per_step", rollout.problems_per_step as u64)?;
         require(
             rollout.group_size >= 2,

@@ -30,7 +30,7 @@ fn a_plan_resolves_to_itself() {
 
 #[test]
 fn wrong_keys_types_and_values_are_named_with_the_remedy() {
-    let cases: [(&str, &[&str], &str); 14] = [
+    let cases: [(&str, &[&str], &str); 15] = [
         ("stepz = 3", &[], "config.stepz: unknown key `stepz`"),
         ("stepz = 3", &[], "did you mean `steps`?"),
         ("[rollout]\ngroup_sise = 3", &[], "config.rollout.group_sise: unknown key `group_sise`"),
@@ -45,6 +45,7 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
         ("[objective]\npreset = \"stpo\"", &[], "did you mean `stapo`?"),
         ("[task]\nkind = \"arithmetics\"", &[], "did you mean `arithmetic`?"),
         ("[model]\nkind = \"path\"", &[], "missing field `path`"),
+        ("reference = { kind = \"builtin\" }", &[], "config.reference: given, but the objective has no KL"),
     ];
     for (text, overrides, expected) in cases {
         let said = complaint(text, overrides);
@@ -61,4 +62,89 @@ fn schedules_warm_up_and_come_down() {
     assert_eq!(cosine.factor(2), 1.0);
     assert!((cosine.factor(6) - 0.55).abs() < 1e-12);
     assert!((cosine.factor(10) - 0.1).abs() < 1e-12 && (cosine.factor(1000) - 0.1).abs() < 1e-12);
+}
+
+/// Every file under configs/ but the pretraining one.
+fn shipped() -> Vec<(String, Plan)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs");
+    let paths =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+    let runs = paths.filter(|path| path.file_stem().is_some_and(|stem| stem != "base"));
+    runs.map(|path| {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let config = Config::from_toml(&text, []).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let plan = Plan::resolve(config).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        (path.file_stem().unwrap().to_string_lossy().into_owned(), plan)
+    })
+    .collect()
+}
+
+#[test]
+fn shipped_configs_are_what_their_names_say() {
+    let shipped = shipped();
+    for name in ["stapo", "grpo", "justrl", "entropy20", "dapo", "qwen3-1.7b", "qwen3-8b", "qwen3-14b"] {
+        let (_, plan) = shipped.iter().find(|(stem, _)| stem == name).unwrap_or_else(|| panic!("{name}"));
+        let preset = if name.starts_with("qwen3") { "stapo" } else { name };
+        let expected = stapo_core::objective::preset(preset).unwrap();
+        assert_eq!(plan.objective, expected.objective, "{name}");
+        assert_eq!(plan.notes(), Vec::<String>::new(), "{name}");
+    }
+}
+
+/// The values of the paper's recipe, section 5 of the specification.
+#[test]
+fn the_papers_recipe_has_the_papers_values() {
+    for (name, plan) in shipped().iter().filter(|(name, _)| name.starts_with("qwen3")) {
+        let Config { rollout, reward, update, .. } = &plan.config;
+        assert_eq!(
+            (rollout.problems_per_step, rollout.group_size, rollout.temperature),
+            (256, 8, 1.0),
+            "{name}"
+        );
+        assert_eq!((rollout.max_prompt_tokens, rollout.max_response_tokens), (1024, 15360), "{name}");
+        assert_eq!(
+            (rollout.truncated, rollout.max_redraws, rollout.overlong),
+            (Truncated::Keep, 0, None),
+            "{name}"
+        );
+        assert_eq!((update.problems_per_minibatch, plan.updates_per_step()), (64, 4), "{name}");
+        assert_eq!(
+            (update.learning_rate, update.schedule),
+            (1e-6, Schedule::Constant { warmup_steps: 10 }),
+            "{name}"
+        );
+        assert_eq!((update.max_gradient_norm, update.weight_decay), (1.0, 0.1), "{name}");
+        assert_eq!((reward.right, reward.wrong), (1.0, -1.0), "{name}");
+        let crate::task::TaskSpec::Parquet(rows) = &plan.task else { panic!("{name}: {:?}", plan.task) };
+        let template = rows.template.as_deref().unwrap();
+        assert!(
+            template.ends_with("Please reason step by step, and put your final answer within \\boxed{}.")
+        );
+    }
+}
+
+#[test]
+fn a_preset_without_what_its_paper_asks_of_the_loop_is_noted() {
+    let plan = Plan::resolve(Config::from_toml("objective = { preset = \"dapo\" }", []).unwrap()).unwrap();
+    let notes = plan.notes().join("; ");
+    assert!(notes.contains("max_redraws is 0") && notes.contains("rollout.overlong is not set"), "{notes}");
+}
+
+#[test]
+fn every_key_stands_in_the_documentation() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md")).unwrap();
+    let mut config = Config { reference: Some(Model::Builtin), ..Config::default() };
+    config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
+    config.evaluation.target_accuracy = Some(0.9);
+    for (key, value) in settings::to_table(&config) {
+        let keys = match value {
+            Value::Table(inner) if !["model", "reference", "task", "objective"].contains(&key.as_str()) => {
+                inner.keys().cloned().collect()
+            }
+            _ => vec![key],
+        };
+        for key in keys {
+            assert!(text.contains(&format!("`{key}`")), "docs/config.md does not name {key}");
+        }
+    }
 }

@@ -98,7 +98,7 @@ impl Pretrainer {
         let gradient_norm = self
             .optimizer
             .step(&mut self.student.policy, &mut self.gradients, update)
-            .map_err(|source| Error::Gradient { step, source })?;
+            .map_err(|source| Error::Gradient { step, microbatch: None, source })?;
         let position = self.counters.position + sequences.len() as u64;
         self.counters = Counters { step, position, n_updates: self.counters.n_updates + 1 };
         let n_tokens: usize = lengths.iter().sum();

@@ -1,6 +1,7 @@
 //! The run directory: the interface between the trainer and everybody who looks.
 //!
-//! `config.toml` as written · `plan.toml` resolved · `build.json` · `metrics.jsonl` · `rollouts/` · `tokens/` · `checkpoints/` · `manifest.json`.
+//! `config.toml` as written · `plan.toml` resolved · `build.json` · `metrics.jsonl` · `rollouts/` · `tokens/` (silenced) ·
+//! `explored/` (kept candidates) · `checkpoints/` · `manifest.json`.
 //! Every file but `metrics.jsonl` appears whole (temp + fsync + rename); a line of that is one write, and a torn last one is cut on resume.
 
 mod checkpoint;
@@ -11,7 +12,7 @@ pub use checkpoint::{Checkpoint, Counters};
 pub use files::{sha256_hex, write_whole};
 
 use crate::error::{Error, Result};
-use stapo_core::record::{self, Manifest, Record, ResponseRecord, SCHEMA, SilencedRecord, StepHash, Stepped};
+use stapo_core::record::{self, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped, TokenRecord};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ impl Run {
         if folder.exists() {
             return Err(Error::RunExists { folder: folder.to_owned() });
         }
-        for part in ["rollouts", "tokens", "checkpoints"] {
+        for part in ["rollouts", "tokens", "explored", "checkpoints"] {
             let path = folder.join(part);
             fs::create_dir_all(&path).map_err(|e| Error::io(&path, e))?;
         }
@@ -101,8 +102,12 @@ impl Run {
         self.write_lines("rollouts", step, responses)
     }
 
-    pub fn write_silenced(&self, step: u64, tokens: &[SilencedRecord]) -> Result<()> {
+    pub fn write_silenced(&self, step: u64, tokens: &[TokenRecord]) -> Result<()> {
         self.write_lines("tokens", step, tokens)
+    }
+
+    pub fn write_explored(&self, step: u64, tokens: &[TokenRecord]) -> Result<()> {
+        self.write_lines("explored", step, tokens)
     }
 
     fn write_lines(&self, part: &str, step: u64, records: &[impl Record]) -> Result<()> {

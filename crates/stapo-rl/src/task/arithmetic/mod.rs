@@ -1,4 +1,4 @@
-//! Multi-step integer arithmetic: `(8-3)*4+7=` is answered `5*4+7=20+7=\boxed{27}`.
+//! Multi-step integer arithmetic: `(8-3)*4+7=` is answered `so 5*4+7, then 20+7, thus \boxed{27}`.
 //!
 //! Each step writes the whole remaining expression, so everything the next step needs is in the last one: a model
 //! of a few million parameters learns it by copying, and a mistake carries on consistently.

@@ -21,6 +21,9 @@ pub struct Mistakes {
     pub skipped_step_share: f64,
     /// How often the operation that was not written down has a wrong result.
     pub skipped_wrong_share: f64,
+    /// Per letter of the words between steps: another letter stands in its place. Harmless, rare and sure to be unlike
+    /// what was meant. In arithmetic only.
+    pub typo_share: f64,
 }
 
 impl Default for Mistakes {
@@ -32,6 +35,7 @@ impl Default for Mistakes {
             wrong_order_share: 0.2,
             skipped_step_share: 0.2,
             skipped_wrong_share: 0.5,
+            typo_share: 0.006,
         }
     }
 }
@@ -44,17 +48,25 @@ impl Mistakes {
         wrong_order_share: 0.0,
         skipped_step_share: 0.0,
         skipped_wrong_share: 0.0,
+        typo_share: 0.0,
     };
 
     pub(in crate::task) fn check(&self) -> Result<(), TaskError> {
         check_share("wrong_result_share", self.wrong_result_share)?;
         check_share("wrong_order_share", self.wrong_order_share)?;
         check_share("skipped_step_share", self.skipped_step_share)?;
-        check_share("skipped_wrong_share", self.skipped_wrong_share)
+        check_share("skipped_wrong_share", self.skipped_wrong_share)?;
+        check_share("typo_share", self.typo_share)
     }
 }
 
-/// The steps, each ended by `=`, then the box.
+/// What may stand before a step. Any of them is as good as another: the choices that keep a policy's entropy up while
+/// its mistakes go.
+const WORDS: [&str; 8] = ["so", "now", "then", "next", "thus", "and", "get", "or"];
+/// Letters of the words and of `\boxed`, in code-point order: what a typo can be.
+const LETTERS: &[u8] = b"abdeghnorstuwx";
+
+/// The steps, each behind a word, then the box.
 pub(super) fn write(mut expression: Expression, mistakes: &Mistakes, key: Key) -> String {
     let mut steps = Vec::new();
     let mut step = 0;
@@ -70,10 +82,25 @@ pub(super) fn write(mut expression: Expression, mistakes: &Mistakes, key: Key) -
             expression = hidden.unwrap_or(expression);
         }
         if expression.number().is_none() {
-            steps.push(format!("{expression}="));
+            steps.push(format!("{} {expression}, ", word(mistakes, key.with(3))));
         }
     }
-    format!("{}\\boxed{{{expression}}}", steps.concat())
+    let last = word(mistakes, key.with(step));
+    format!("{}{last} \\boxed{{{expression}}}", steps.concat())
+}
+
+fn word(mistakes: &Mistakes, key: Key) -> String {
+    let word = WORDS[key.with(0).below(WORDS.len() as u64) as usize];
+    let typo = |(idx, letter): (usize, char)| {
+        let key = key.with(1).with(idx as u64);
+        if key.with(0).uniform() < mistakes.typo_share { another_letter(letter, key.with(1)) } else { letter }
+    };
+    word.chars().enumerate().map(typo).collect()
+}
+
+fn another_letter(letter: char, key: Key) -> char {
+    let others: Vec<char> = LETTERS.iter().map(|&c| c as char).filter(|&c| c != letter).collect();
+    others[key.below(others.len() as u64) as usize]
 }
 
 /// The expression one operation further; `None` once none is left.

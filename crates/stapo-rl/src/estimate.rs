@@ -1,0 +1,120 @@
+//! What a run will take: memory by part, and time from measured steps.
+
+use crate::config::Plan;
+use crate::error::Result;
+use crate::train::Trainer;
+use stapo_core::Finish;
+use stapo_model::ModelConfig;
+use stapo_model::decoder::{Keep, Plan as Activations};
+use std::time::Instant;
+
+/// A part of a run's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    pub name: &'static str,
+    pub bytes: u64,
+}
+
+/// Memory by part at the run's largest moment, in f32 on the CPU. `reference` is the model of a KL penalty.
+pub fn memory(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>) -> Vec<Part> {
+    let n = model.n_parameters();
+    let update = &plan.config.update;
+    let (rows, tokens) = (stapo_model::generate::Settings::default().max_rows, update.microbatch_tokens);
+    let arena = |n_tokens, keep| Activations::new(model, n_tokens, n_tokens, keep).bytes() as u64;
+    let embedding = (model.vocabulary * model.width) as u64;
+    // A tied embedding has two gradients until the end of a mini-batch.
+    let n_gradients = if model.tied_embeddings { n + embedding } else { n };
+    let mut parts = vec![
+        Part { name: "weights", bytes: policy_bytes(model) },
+        Part { name: "gradients", bytes: 4 * n_gradients },
+        Part { name: "optimizer", bytes: 8 * n },
+        Part { name: "activations", bytes: arena(tokens, plan.keep()) },
+        Part {
+            name: "keys, values",
+            bytes: ((plan.config.rollout.kv_mib as u64) << 20) + arena(rows, Keep::Nothing),
+        },
+    ];
+    if let Some(reference) = reference {
+        parts.push(Part { name: "reference", bytes: policy_bytes(reference) });
+    }
+    parts
+}
+
+/// Weights, and the matrices once more in the order the kernels read them.
+fn policy_bytes(model: &ModelConfig) -> u64 {
+    let matrices: usize =
+        model.tensors().iter().filter(|spec| spec.shape.len() == 2).map(|spec| spec.n_elements()).sum();
+    4 * (model.n_parameters() + matrices as u64)
+}
+
+/// How fast a run goes, from a measured step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// Response tokens per second: sampling and judging; updating.
+    pub rollout_rate: f64,
+    pub update_rate: f64,
+    pub response_tokens_mean: f64,
+    /// Responses that the limit of the measured step cut: with any, lengths are a lower bound.
+    pub truncated_share: f64,
+    /// Problems of the measured step.
+    pub n_problems: usize,
+}
+
+impl Pace {
+    /// Seconds for all steps and held-out evaluations, if responses keep their length.
+    pub fn seconds(&self, plan: &Plan) -> f64 {
+        let config = &plan.config;
+        let per_problem = config.rollout.group_size as f64 * self.response_tokens_mean;
+        let per_step = config.rollout.problems_per_step as f64 * per_problem;
+        let passes = plan.objective.n_passes() as f64;
+        let step = per_step / self.rollout_rate + passes * per_step / self.update_rate;
+        let n_evaluations = match config.evaluation.every_steps {
+            0 => 2,
+            every => 2 + (config.steps - 1) / every,
+        };
+        let samples = config.evaluation.problems * config.evaluation.samples;
+        let evaluation = samples as f64 * self.response_tokens_mean / self.rollout_rate;
+        config.steps as f64 * step + n_evaluations as f64 * evaluation
+    }
+}
+
+/// Problems and longest response of the first, short try.
+const TRY_PROBLEMS: usize = 2;
+const TRY_TOKENS: usize = 64;
+/// A try that takes longer than this is not followed by a step of full size.
+const LONG_SECONDS: f64 = 2.0;
+
+/// Measures the pace with a short try and, where that went quickly, a step of full size. The trainer is used up: its
+/// weights have moved.
+pub fn measure(plan: &Plan, mut trainer: Trainer) -> Result<Pace> {
+    let mut short = plan.clone();
+    let (rollout, update) = (&mut short.config.rollout, &mut short.config.update);
+    rollout.problems_per_step = rollout.problems_per_step.min(TRY_PROBLEMS);
+    rollout.max_response_tokens = rollout.max_response_tokens.min(TRY_TOKENS);
+    rollout.max_redraws = 0;
+    update.problems_per_minibatch = update.problems_per_minibatch.min(TRY_PROBLEMS);
+    let start = Instant::now();
+    let pace = measure_step(&short, &mut trainer)?;
+    let is_quick = start.elapsed().as_secs_f64() < LONG_SECONDS;
+    if is_quick { measure_step(plan, &mut trainer) } else { Ok(pace) }
+}
+
+fn measure_step(plan: &Plan, trainer: &mut Trainer) -> Result<Pace> {
+    let start = Instant::now();
+    let rolled = trainer.roll_out(plan)?;
+    let rollout_seconds = start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    trainer.learn(plan, &rolled)?;
+    let update_seconds = start.elapsed().as_secs_f64();
+    let responses: Vec<_> = rolled.batch.responses().collect();
+    let n = responses.len().max(1) as f64;
+    let n_tokens = responses.iter().map(|scored| scored.rollout.tokens.len()).sum::<usize>().max(1) as f64;
+    let n_cut = responses.iter().filter(|scored| scored.rollout.finish == Finish::LengthLimit).count() as f64;
+    Ok(Pace {
+        rollout_rate: rolled.n_sampled as f64 / rollout_seconds,
+        update_rate: n_tokens * plan.objective.n_passes() as f64 / update_seconds,
+        response_tokens_mean: n_tokens / n,
+        truncated_share: n_cut / n,
+        n_problems: plan.config.rollout.problems_per_step,
+    })
+}
