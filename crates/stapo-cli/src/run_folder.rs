@@ -1,7 +1,8 @@
 //! What commands on a run folder share.
 
 use anyhow::{Context, Result, bail};
-use stapo_rl::model::{CpuOptions, Device};
+use stapo_rl::model::cuda::CudaOptions;
+use stapo_rl::model::{CpuOptions, Device, DeviceName};
 use stapo_rl::run::Checkpoint;
 use stapo_rl::train::{Trainer, base_folder};
 use stapo_rl::{Config, Plan};
@@ -43,14 +44,30 @@ pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
 
 /// A trainer with the state of a checkpoint.
 pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> Result<Trainer> {
-    let mut trainer = Trainer::new(plan, &base_folder(run, plan), &device(None)?)?;
+    let mut trainer =
+        Trainer::new(plan, &base_folder(run, plan), &device(DeviceName::Cpu, None, Use::Training)?)?;
     trainer.restore(checkpoint)?;
     Ok(trainer)
 }
 
-/// The CPU, with as many threads as asked for, else as the environment or the machine says.
-pub fn device(threads: Option<usize>) -> Result<Device> {
-    let mut options = CpuOptions::from_env()?;
-    options.threads = threads.unwrap_or(options.threads);
-    Ok(Device::cpu(options))
+/// What a device is opened for: weights that are trained take more memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    Training,
+    Reading,
+}
+
+/// A GPU; or the CPU, with as many threads as asked for, else as the environment or the machine says.
+pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<Device> {
+    match name {
+        DeviceName::Cpu => {
+            let mut options = CpuOptions::from_env()?;
+            options.threads = threads.unwrap_or(options.threads);
+            Ok(Device::cpu(options))
+        }
+        DeviceName::Cuda { ordinal } => {
+            let trains = for_use == Use::Training;
+            Ok(Device::cuda(CudaOptions { ordinal, trains, ..CudaOptions::default() })?)
+        }
+    }
 }

@@ -34,7 +34,7 @@ pub mod swiglu;
 mod testing;
 
 pub use buffer::{Buffer, Element, OutOfMemory, View, ViewMut};
-pub use device::{CpuOptions, Device, OptionError};
+pub use device::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError};
 pub use matmul::{Shape, Weight};
 pub use simd::{Float, Simd, SimdError};
 

@@ -1,7 +1,6 @@
 //! Where every activation lies in the arena.
 
 use crate::config::ModelConfig;
-use stapo_ops::Device;
 use std::ops::Range;
 
 /// What a forward pass keeps for backward. None of it changes a bit of any result.
@@ -122,9 +121,9 @@ impl Plan {
         Self { keep, n_tokens, n_scored, layers, delta, head, backward, n_elements: at.0, n_exact: exact.0 }
     }
 
-    /// Bytes of the arena on `device`.
-    pub fn bytes(&self, device: &Device) -> usize {
-        self.n_elements * device.compute_bytes() + self.n_exact * size_of::<f32>()
+    /// Bytes of the arena where an activation has `compute_bytes`.
+    pub fn bytes(&self, compute_bytes: usize) -> usize {
+        self.n_elements * compute_bytes + self.n_exact * size_of::<f32>()
     }
 }
 

@@ -1,7 +1,10 @@
 //! Where ops run.
 
+mod name;
 #[cfg(test)]
 mod tests;
+
+pub use name::{DeviceName, DeviceNameError};
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -18,6 +18,8 @@ pub struct Config {
     /// Keys all randomness: problems, samples, random masks.
     pub seed: u64,
     pub steps: u64,
+    /// `cpu`, `cuda` or `cuda:N`.
+    pub device: String,
     pub model: Model,
     /// Frozen, for objectives with a KL penalty; the model as it was at the start where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -163,6 +165,7 @@ impl Default for Config {
             name: "stapo".to_string(),
             seed: 0,
             steps: 80,
+            device: "cpu".to_string(),
             model: Model::Builtin,
             reference: None,
             task: kind("arithmetic"),
