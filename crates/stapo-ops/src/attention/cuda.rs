@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::paged::{self, CacheDims};
 use super::{Dims, Heads};
-use crate::cuda::kernels::{ATTENTION, ATTENTION_BACKWARD, ATTENTION_PAGED, ATTENTION_PLAIN, Source};
+use crate::cuda::kernels::{
+    ATTENTION, ATTENTION_BACKWARD, ATTENTION_HOPPER, ATTENTION_PAGED, ATTENTION_PLAIN, Source,
+};
 use crate::cuda::{Cuda, Kind, Memory, Slice};
 
 /// Queries of a block in forward, and of the queries' gradient; keys of a block in the keys' gradient.
@@ -58,27 +60,34 @@ pub(super) struct Saved {
 pub(super) fn backward(cuda: &Arc<Cuda>, d: Dims, saved: Saved, offsets: Slice, d_qkv: Slice) {
     let (op, heads, Saved { qkv, out, lse, d_out }) = ("attention::backward", d.heads, saved);
     let kind = d_qkv.same(qkv, op).same(out, op).same(d_out, op).kind;
-    let source = source(kind, heads, &ATTENTION_BACKWARD);
+    let is_hopper = cuda.is_hopper() && [64, 128].contains(&heads.dim);
+    let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_BACKWARD });
     let pull_memory = Memory::scratch(cuda, d.tokens * heads.query, Kind::F32);
     let pull = pull_memory.slice();
     let name = format!("attention_pull_{}", kind.name());
     let launch =
         cuda.kernel(source, &name).head_dim(heads.dim).arg(out).arg(d_out).arg(pull).arg(heads.query);
     launch.run([d.tokens, 1], 128, 0);
-    let queries = format!("attention_backward_queries_{}", kind.name());
-    let keys = format!("attention_backward_keys_{}", kind.name());
+    let suffix = if is_hopper && kind == Kind::Bf16 { "hopper_bf16" } else { kind.name() };
+    let queries = format!("attention_backward_queries_{suffix}");
+    let keys = format!("attention_backward_keys_{suffix}");
     let launch = |name| {
         let launch = cuda.kernel(source, name).head_dim(heads.dim).arg(qkv).arg(d_out).arg(offsets);
         let launch = launch.arg(lse.f32(op)).arg(pull).arg(d_qkv);
         launch.arg(d.sequences).arg(heads.query).arg(heads.kv)
     };
-    if kind == Kind::Bf16 {
-        let pieces = n_pieces(d.tokens, 1, d.sequences, ROWS);
-        launch(&queries).run([pieces, heads.query], 128, tile_bytes(heads, 2 * ROWS + 4 * 32));
-        launch(&keys).run([pieces, heads.kv], 256, tile_bytes(heads, 2 * ROWS + 4 * 64) + 4 * 4 * 64);
-    } else {
+    let pieces = n_pieces(d.tokens, 1, d.sequences, ROWS);
+    if kind != Kind::Bf16 {
         launch(&queries).run([d.tokens, heads.query], 32, 0);
         launch(&keys).run([d.tokens, heads.kv], 32, 0);
+    } else if is_hopper {
+        // Two tiles of 128 rows, four of 64; a start at a multiple of 1024.
+        let tiles = 2 * heads.dim * (2 * ROWS + 4 * 64) + 1024;
+        launch(&queries).run([pieces, heads.query], 256, tiles);
+        launch(&keys).run([pieces, heads.kv], 256, tiles + 4 * 4 * 64);
+    } else {
+        launch(&queries).run([pieces, heads.query], 128, tile_bytes(heads, 2 * ROWS + 4 * 32));
+        launch(&keys).run([pieces, heads.kv], 256, tile_bytes(heads, 2 * ROWS + 4 * 64) + 4 * 4 * 64);
     }
 }
 

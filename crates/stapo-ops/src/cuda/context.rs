@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 
 use super::blas::Blas;
 use super::error::{CudaError, OrPanic};
-use super::kernels::{SOURCES, Source, compile_cached};
+use super::kernels::{SOURCES, Scope, Source, compile_cached};
 use super::probe::{Gpu, gpu, probe};
 use crate::OutOfMemory;
 
@@ -104,7 +104,7 @@ impl Cuda {
     /// Compiles, or fetches from the cache, all kernels that do not depend on the model, each on a thread of its own.
     fn warm_up(&self) -> Result<(), CudaError> {
         std::thread::scope(|scope| {
-            let shared = SOURCES.iter().filter(|source| !source.needs_head_dim);
+            let shared = SOURCES.iter().filter(|source| source.scope == Scope::Once);
             let threads: Vec<_> = shared.map(|source| scope.spawn(|| self.load(source, 0))).collect();
             threads.into_iter().try_for_each(|thread| thread.join().expect("compiling does not panic"))
         })
@@ -139,7 +139,7 @@ impl Cuda {
 
     /// A kernel by its name; `head_dim` is 0 where it does not depend on it.
     fn function(&self, source: &Source, name: &str, head_dim: usize) -> sys::CUfunction {
-        let head_dim = if source.needs_head_dim { head_dim } else { 0 };
+        let head_dim = if source.scope == Scope::Once { 0 } else { head_dim };
         let key = (name.to_owned(), head_dim);
         if let Some(function) = lock(&self.functions).get(&key) {
             return function.0;
@@ -147,6 +147,11 @@ impl Cuda {
         self.load(source, head_dim).unwrap_or_else(|error| panic!("{error}"));
         let found = lock(&self.functions).get(&key).copied();
         found.unwrap_or_else(|| panic!("kernels {}: no {name}", source.name)).0
+    }
+
+    /// Whether the matrix instructions of Hopper are there.
+    pub(crate) fn is_hopper(&self) -> bool {
+        self.arch == "sm_90a"
     }
 
     pub(crate) fn make_current(&self) {

@@ -13,34 +13,46 @@ use super::error::CudaError;
 pub struct Source {
     pub name: &'static str,
     parts: &'static [&'static str],
-    /// Compiled once for each width of a head.
-    pub needs_head_dim: bool,
+    pub scope: Scope,
+}
+
+/// For what a file of kernels is compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    Once,
+    /// Once for each width of a head.
+    HeadDim,
+    /// Likewise, for `sm_90a` and the widths 64 and 128 only.
+    Hopper,
 }
 
 const PRELUDE: &str = include_str!("prelude.cu");
 const ROW: &str = include_str!("../lm_head/row.cu");
+const PULL: &str = include_str!("../attention/pull.cu");
+const WGMMA: &str = include_str!("../attention/wgmma.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
 
 macro_rules! sources {
-    ($($id:ident = $name:literal, $needs:literal, [$($part:expr),*];)*) => {
-        $(pub(crate) static $id: Source = Source { name: $name, parts: &[PRELUDE, $($part),*], needs_head_dim: $needs };)*
+    ($($id:ident = $name:literal, $scope:ident, [$($part:expr),*];)*) => {
+        $(pub(crate) static $id: Source = Source { name: $name, parts: &[PRELUDE, $($part),*], scope: Scope::$scope };)*
         /// Every file of kernels.
         pub static SOURCES: &[&Source] = &[$(&$id),*];
     };
 }
 
 sources! {
-    ELEMENTWISE = "elementwise", false, [include_str!("elementwise.cu")];
-    EMBEDDING = "embedding", false, [include_str!("../embedding/embedding.cu")];
-    RMSNORM = "rmsnorm", false, [include_str!("../rmsnorm/rmsnorm.cu")];
-    ROPE = "rope", false, [include_str!("../rope/rope.cu")];
-    SWIGLU = "swiglu", false, [include_str!("../swiglu/swiglu.cu")];
-    LM_HEAD = "lm_head", false, [ROW, include_str!("../lm_head/lm_head.cu")];
-    SAMPLING = "sampling", false, [ROW, include_str!("../sampling/sampling.cu")];
-    ATTENTION = "attention", true, [MMA, include_str!("../attention/forward.cu")];
-    ATTENTION_PAGED = "attention_paged", true, [MMA, include_str!("../attention/paged.cu")];
-    ATTENTION_BACKWARD = "attention_backward", true, [MMA, include_str!("../attention/backward.cu")];
-    ATTENTION_PLAIN = "attention_plain", true, [include_str!("../attention/plain.cu")];
+    ELEMENTWISE = "elementwise", Once, [include_str!("elementwise.cu")];
+    EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
+    RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
+    ROPE = "rope", Once, [include_str!("../rope/rope.cu")];
+    SWIGLU = "swiglu", Once, [include_str!("../swiglu/swiglu.cu")];
+    LM_HEAD = "lm_head", Once, [ROW, include_str!("../lm_head/lm_head.cu")];
+    SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
+    ATTENTION = "attention", HeadDim, [MMA, include_str!("../attention/forward.cu")];
+    ATTENTION_PAGED = "attention_paged", HeadDim, [MMA, include_str!("../attention/paged.cu")];
+    ATTENTION_BACKWARD = "attention_backward", HeadDim, [MMA, PULL, include_str!("../attention/backward.cu")];
+    ATTENTION_HOPPER = "attention_hopper", Hopper, [MMA, PULL, WGMMA, include_str!("../attention/backward_hopper.cu")];
+    ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 
 /// Machine code of `source` for `arch`, such as `sm_90a`.
@@ -63,7 +75,7 @@ pub fn compile(source: &Source, arch: &str, head_dim: usize) -> Result<Vec<u8>, 
 fn options(source: &Source, arch: &str, head_dim: usize) -> Vec<String> {
     let mut options = vec![format!("--gpu-architecture={arch}")];
     options.extend(["--std=c++17", "--fmad=false", "-default-device"].map(String::from));
-    if source.needs_head_dim {
+    if source.scope != Scope::Once {
         options.push(format!("-DHEAD_DIM={head_dim}"));
     }
     options
