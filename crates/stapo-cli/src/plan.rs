@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let pace = if args.no_measure {
         None
     } else {
-        let device = run_folder::device(plan.device(), args.threads, Use::Training)?;
+        let device = run_folder::device(plan.device(), args.threads, Use::of(&plan))?;
         Some(estimate::measure(&plan, Trainer::new(&plan, scratch.path(), &device)?)?)
     };
     if args.json {

@@ -1,7 +1,8 @@
 //! What commands on a run folder share.
 
 use anyhow::{Context, Result, bail};
-use stapo_rl::model::cuda::CudaOptions;
+use stapo_rl::config::States;
+use stapo_rl::model::cuda::{CudaOptions, Training};
 use stapo_rl::model::{CpuOptions, Device, DeviceName};
 use stapo_rl::run::Checkpoint;
 use stapo_rl::train::{Trainer, base_folder};
@@ -54,7 +55,18 @@ pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> Result<Tr
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     Training,
+    /// With `update.states = "8bit"`.
+    TrainingIn8Bits,
     Reading,
+}
+
+impl Use {
+    pub fn of(plan: &Plan) -> Self {
+        match plan.config.update.states {
+            States::F32 => Use::Training,
+            States::EightBit => Use::TrainingIn8Bits,
+        }
+    }
 }
 
 /// A GPU; or the CPU, with as many threads as asked for, else as the environment or the machine says.
@@ -66,8 +78,12 @@ pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<
             Ok(Device::cpu(options))
         }
         DeviceName::Cuda { ordinal } => {
-            let trains = for_use == Use::Training;
-            Ok(Device::cuda(CudaOptions { ordinal, trains, ..CudaOptions::default() })?)
+            let training = match for_use {
+                Use::Reading => Training::None,
+                Use::Training => Training::F32,
+                Use::TrainingIn8Bits => Training::EightBit,
+            };
+            Ok(Device::cuda(CudaOptions { ordinal, training, ..CudaOptions::default() })?)
         }
     }
 }

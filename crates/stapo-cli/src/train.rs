@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// The device of the plan, or of the command line.
 fn device(args: &Args, plan: &Plan) -> Result<Device> {
-    run_folder::device(args.device.unwrap_or(plan.device()), args.threads, Use::Training)
+    run_folder::device(args.device.unwrap_or(plan.device()), args.threads, Use::of(plan))
 }
 
 fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {

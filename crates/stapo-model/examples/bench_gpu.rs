@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark's result")]
 
-use stapo_model::cuda::CudaOptions;
+use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading};
 use stapo_model::generate::{Engine, Request, Response, Settings};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
@@ -19,8 +19,12 @@ fn main() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
     let task = arguments.next().ok_or("expected train, decode or exact")?;
     let options = Options::parse(arguments)?;
-    let trains = task == "train";
-    let device = Device::cuda(CudaOptions { trains, ..CudaOptions::default() })?;
+    let training = match (task.as_str(), options.get("8bit", 0)) {
+        ("train", 0) => Training::F32,
+        ("train", _) => Training::EightBit,
+        _ => Training::None,
+    };
+    let device = Device::cuda(CudaOptions { training, ..CudaOptions::default() })?;
     let opened = begin.elapsed().as_secs_f64();
     let config = shape(&options)?;
     let mut policy = Policy::zeros(&device, &config)?;

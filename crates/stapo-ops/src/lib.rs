@@ -33,7 +33,7 @@ pub mod swiglu;
 #[cfg(test)]
 mod testing;
 
-pub use buffer::{Buffer, Element, OutOfMemory, View, ViewMut};
+pub use buffer::{Buffer, Element, Moment, OutOfMemory, View, ViewMut};
 pub use device::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError};
 pub use matmul::{Shape, Weight};
 pub use simd::{Float, Simd, SimdError};

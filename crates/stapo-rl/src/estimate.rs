@@ -1,6 +1,6 @@
 //! What a run will take: memory by part, and time from measured steps.
 
-use crate::config::Plan;
+use crate::config::{Plan, States};
 use crate::error::{Error, Result};
 use crate::train::Trainer;
 use stapo_core::Finish;
@@ -18,6 +18,7 @@ pub struct Part {
 /// Memory by part at the run's largest moment on the plan's device. `reference` is the model of a KL penalty.
 pub fn memory(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>) -> Vec<Part> {
     let n = model.n_parameters();
+    let is_8bit = plan.config.update.states == States::EightBit;
     let (device, update) = (plan.device(), &plan.config.update);
     let (rows, tokens) = (stapo_model::generate::Settings::default().max_rows, update.microbatch_tokens);
     let arena = |n_tokens, keep| {
@@ -27,9 +28,9 @@ pub fn memory(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>)
     // A tied embedding has two gradients until the end of a mini-batch.
     let n_gradients = if model.tied_embeddings { n + embedding } else { n };
     let mut parts = vec![
-        Part { name: "weights", bytes: policy_bytes(device, model) },
+        Part { name: "weights", bytes: if is_8bit { 2 * n } else { policy_bytes(device, model) } },
         Part { name: "gradients", bytes: 4 * n_gradients },
-        Part { name: "optimizer", bytes: 8 * n },
+        Part { name: "optimizer", bytes: if is_8bit { 2 * n + n / 32 } else { 8 * n } },
         Part { name: "activations", bytes: arena(tokens, plan.keep()) },
         Part {
             name: "keys, values",

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Device;
-use crate::cuda::{Cuda, Memory, Slice, Stored};
+use crate::cuda::{Cuda, Kind, Memory, Slice, Stored};
 use crate::device::Backend;
 
 /// A type that buffers can hold.
@@ -18,6 +18,13 @@ pub trait Element: Stored + PartialEq + Send + Sync + 'static {}
 impl Element for f32 {}
 impl Element for f64 {}
 impl Element for u32 {}
+
+/// The averages that Adam keeps of each gradient: of itself and of its square.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    First,
+    Second,
+}
 
 /// Memory that could not be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -291,6 +298,20 @@ impl Device {
         match self.backend() {
             Backend::Cpu(_) => Buffer::host_zeros(len),
             Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(Memory::trained::<T>(cuda, len)?))),
+        }
+    }
+
+    /// `len` zeros for an optimizer's moments: f32, or 8 bits where the device was made so.
+    pub fn moment_zeros<T: Element>(&self, len: usize, moment: Moment) -> Result<Buffer<T>, OutOfMemory> {
+        match self.backend() {
+            Backend::Cpu(_) => Buffer::host_zeros(len),
+            Backend::Cuda(cuda) => {
+                let kind = match moment {
+                    Moment::First => Kind::First8,
+                    Moment::Second => Kind::Second8,
+                };
+                Ok(Buffer(Storage::Cuda(Memory::moments::<T>(cuda, len, kind)?)))
+            }
         }
     }
 

@@ -24,18 +24,29 @@ pub enum Precision {
     F32,
 }
 
+/// What an optimizer finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Training {
+    /// Nothing: weights are only read.
+    None,
+    /// An f32 master beside the bf16 weights, f32 moments: 14 bytes a weight.
+    F32,
+    /// bf16 weights rounded at random, moments of 8 bits in blocks of 256: 4 bytes a weight.
+    EightBit,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaOptions {
     /// Which GPU, as the driver counts.
     pub ordinal: usize,
     pub precision: Precision,
-    /// Whether weights keep an f32 master beside their bf16 copy: what an optimizer needs.
-    pub trains: bool,
+    /// What weights and optimizer states are kept in for training.
+    pub training: Training,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        CudaOptions { ordinal: 0, precision: Precision::Bf16, trains: true }
+        CudaOptions { ordinal: 0, precision: Precision::Bf16, training: Training::F32 }
     }
 }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::context::{Argument, Block, Cuda, Precision};
+use super::context::{Argument, Block, Cuda, Precision, Training};
 use super::error::OrPanic;
-use super::kernels::ELEMENTWISE;
+use super::kernels::{ADAMW_8BIT, ELEMENTWISE};
 use crate::OutOfMemory;
 use crate::dtype::bf16_to_f32;
 
@@ -17,11 +17,15 @@ pub(crate) enum Kind {
     F64,
     U32,
     Bf16,
+    /// First and second moments in 8 bits, see adamw8.cu.
+    First8,
+    Second8,
 }
 
 impl Kind {
     pub(crate) fn n_bytes(self) -> usize {
         match self {
+            Kind::First8 | Kind::Second8 => 1,
             Kind::Bf16 => 2,
             Kind::F32 | Kind::U32 => 4,
             Kind::F64 => 8,
@@ -33,6 +37,8 @@ impl Kind {
         match self {
             Kind::Bf16 => "bf16",
             Kind::F32 => "float",
+            Kind::First8 => "first",
+            Kind::Second8 => "second",
             Kind::F64 | Kind::U32 => {
                 panic!("kernels compute on bf16 and f32; f64 is for gradient checks on the CPU")
             }
@@ -89,7 +95,12 @@ pub(crate) struct Memory {
     len: usize,
     /// The same elements in f32, of which `block` holds the rounded: what an optimizer moves, files hold, hosts read.
     master: Option<Block>,
+    /// Of moments in 8 bits: one f32 for each [`MOMENT_BLOCK`] elements.
+    scales: Option<Block>,
 }
+
+/// Elements that share a scale.
+const MOMENT_BLOCK: usize = 256;
 
 /// A range of device memory as ops see it. Whoever holds one has checked that its buffer lives.
 #[derive(Debug, Clone, Copy)]
@@ -99,6 +110,8 @@ pub(crate) struct Slice {
     pub len: usize,
     /// Where the f32 master of the same range lies.
     pub master: Option<u64>,
+    /// Where the scales of moments in 8 bits lie.
+    pub scales: Option<u64>,
 }
 
 impl Slice {
@@ -109,6 +122,13 @@ impl Slice {
             address: self.address + (start * self.kind.n_bytes()) as u64,
             len,
             master: self.master.map(|address| address + 4 * start as u64),
+            scales: self.scales.map(|address| {
+                assert!(
+                    start.is_multiple_of(MOMENT_BLOCK),
+                    "8-bit moments: a tensor at {start}, expected a multiple of {MOMENT_BLOCK}"
+                );
+                address + (4 * start / MOMENT_BLOCK) as u64
+            }),
             ..self
         }
     }
@@ -160,9 +180,24 @@ impl Memory {
     /// As [`Memory::compute`], with a master where the device trains and rounds.
     pub(crate) fn trained<T: Stored>(cuda: &Arc<Cuda>, len: usize) -> Result<Memory, OutOfMemory> {
         let mut memory = Self::compute::<T>(cuda, len)?;
-        if memory.kind == Kind::Bf16 && cuda.options.trains {
+        if memory.kind == Kind::Bf16 && cuda.options.training == Training::F32 {
             memory.master = Some(Block::zeros(cuda, 4 * len)?);
         }
+        Ok(memory)
+    }
+
+    /// Moments of an optimizer; `kind` is how they are stored where they have 8 bits.
+    pub(crate) fn moments<T: Stored>(
+        cuda: &Arc<Cuda>,
+        len: usize,
+        kind: Kind,
+    ) -> Result<Memory, OutOfMemory> {
+        let is_8bit = T::IS_FLOAT32 && cuda.options.training == Training::EightBit;
+        if !is_8bit || cuda.options.precision == Precision::F32 {
+            return Self::exact::<T>(cuda, len);
+        }
+        let mut memory = Self::zeros(cuda, len, kind)?;
+        memory.scales = Some(Block::zeros(cuda, 4 * len.div_ceil(MOMENT_BLOCK))?);
         Ok(memory)
     }
 
@@ -172,13 +207,13 @@ impl Memory {
         let block = block.unwrap_or_else(|error| {
             panic!("scratch memory: {error}\nhint: lower microbatch_tokens or the kv memory")
         });
-        Memory { block, kind, len, master: None }
+        Memory { block, kind, len, master: None, scales: None }
     }
 
     fn zeros(cuda: &Arc<Cuda>, len: usize, kind: Kind) -> Result<Memory, OutOfMemory> {
         let too_long = OutOfMemory { bytes: len as u128 * kind.n_bytes() as u128, device: "the GPU" };
         let n_bytes = len.checked_mul(kind.n_bytes()).ok_or(too_long)?;
-        Ok(Memory { block: Block::zeros(cuda, n_bytes)?, kind, len, master: None })
+        Ok(Memory { block: Block::zeros(cuda, n_bytes)?, kind, len, master: None, scales: None })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -191,16 +226,25 @@ impl Memory {
 
     pub(crate) fn slice(&self) -> Slice {
         let master = self.master.as_ref().map(|block| block.address);
-        Slice { address: self.block.address, kind: self.kind, len: self.len, master }
+        let scales = self.scales.as_ref().map(|block| block.address);
+        Slice { address: self.block.address, kind: self.kind, len: self.len, master, scales }
     }
 }
 
 impl Cuda {
     /// Copies to the host; waits.
-    pub(crate) fn read<T: Stored>(&self, from: Slice, to: &mut [T]) {
+    pub(crate) fn read<T: Stored>(self: &Arc<Self>, from: Slice, to: &mut [T]) {
         assert_eq!(from.len, to.len(), "read: {} elements into {}", from.len, to.len());
         if to.is_empty() {
             return;
+        }
+        if let Some(scales) = from.scales {
+            let plain = Memory::scratch(self, from.len, Kind::F32);
+            let name = format!("decode_{}", from.name());
+            let launch =
+                self.kernel(&ADAMW_8BIT, &name).arg(from).arg(scales).arg(plain.slice()).arg(from.len);
+            launch.run([from.len.div_ceil(256), 1], 256, 0);
+            return self.read(plain.slice(), to);
         }
         self.make_current();
         let (address, kind) = from.master.map_or((from.address, from.kind), |master| (master, Kind::F32));
@@ -231,6 +275,14 @@ impl Cuda {
     pub(crate) fn write<T: Stored>(self: &Arc<Self>, from: &[T], to: Slice) {
         assert_eq!(from.len(), to.len, "write: {} elements into {}", from.len(), to.len);
         if from.is_empty() {
+            return;
+        }
+        if let Some(scales) = to.scales {
+            let plain = Memory::scratch(self, to.len, Kind::F32);
+            self.write(from, plain.slice());
+            let name = format!("encode_{}", to.name());
+            let launch = self.kernel(&ADAMW_8BIT, &name).arg(plain.slice()).arg(to).arg(scales).arg(to.len);
+            launch.run([to.len.div_ceil(8 * MOMENT_BLOCK), 1], 256, 0);
             return;
         }
         self.make_current();

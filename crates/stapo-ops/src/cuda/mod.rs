@@ -14,8 +14,8 @@ mod probe;
 mod tests;
 
 pub(crate) use blas::{Columns, Product};
-pub(crate) use context::Cuda;
-pub use context::{CudaOptions, Precision};
+pub(crate) use context::{Cuda, Launch};
+pub use context::{CudaOptions, Precision, Training};
 pub use error::CudaError;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub use libraries::{Library, SEARCH_VARIABLE};

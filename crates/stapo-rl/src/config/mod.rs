@@ -98,6 +98,7 @@ pub struct Update {
     /// Prompt and response tokens in one forward and backward pass.
     pub microbatch_tokens: usize,
     pub recompute: Recompute,
+    pub states: States,
     pub learning_rate: f64,
     pub schedule: Schedule,
     pub weight_decay: f64,
@@ -116,6 +117,18 @@ pub enum Recompute {
     Nothing,
     /// All of a layer but its input.
     Layers,
+}
+
+/// What the optimizer keeps of each weight.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum States {
+    /// Two moments in f32, and on a GPU an f32 master of the bf16 weight.
+    #[default]
+    #[serde(rename = "f32")]
+    F32,
+    /// On a GPU only: two moments in 8 bits; the bf16 weight is rounded at random.
+    #[serde(rename = "8bit")]
+    EightBit,
 }
 
 /// Held-out evaluation.
@@ -209,6 +222,7 @@ impl Default for Update {
             problems_per_minibatch: 16,
             microbatch_tokens: 8192,
             recompute: Recompute::Nothing,
+            states: States::F32,
             learning_rate: 1e-4,
             schedule: Schedule::Constant { warmup_steps: 5 },
             weight_decay: 0.1,

@@ -1,6 +1,6 @@
 //! What a config means.
 
-use super::{Config, Recompute};
+use super::{Config, Recompute, States};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
@@ -130,6 +130,13 @@ impl Plan {
         at_least_one("steps", config.steps)?;
         let device = config.device.parse::<DeviceName>();
         require(device.is_ok(), "device", &config.device, "expected cpu, cuda, or cuda:N", "")?;
+        require(
+            update.states == States::F32 || device != Ok(DeviceName::Cpu),
+            "update.states",
+            "8bit",
+            "the CPU keeps f32 states",
+            "leave it out, or set device=cuda",
+        )?;
         if config.reference.is_some() && !self.objective.needs_reference() {
             let problem = "given, but the objective has no KL penalty".to_string();
             let remedy = "leave it out, or add one: objective.kl = { kind = \"k3\", beta = 0.04 }";
