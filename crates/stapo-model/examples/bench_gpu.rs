@@ -5,7 +5,7 @@
 #![allow(clippy::print_stdout, reason = "a benchmark's result")]
 
 use stapo_model::cuda::{CudaOptions, Training};
-use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading};
+use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Plan, Policy, Reading};
 use stapo_model::generate::{Engine, Request, Response, Settings};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{Device, Family, ModelConfig, Rope, RopeKind};
@@ -42,6 +42,16 @@ fn used_gib(device: &Device) -> f64 {
     device.memory().map_or(0.0, |(free, total)| (total - free) as f64 / f64::from(1 << 30))
 }
 
+/// What the memory should come to: weights, gradients, states, activations, logits and their gradient, libraries.
+fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, keep: Keep) -> f64 {
+    let n = config.n_parameters() as usize;
+    let lookup = if config.tied_embeddings { config.vocabulary * config.width } else { 0 };
+    let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
+    let arena = Plan::new(config, n_tokens, n_tokens, keep).bytes(2);
+    let logits = n_tokens.min(2048) * config.vocabulary * 6;
+    (trained + 4 * (n + lookup) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
+}
+
 /// Steps over `sequences` x `length` tokens in micro-batches of at most `microbatch` tokens.
 fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Failure> {
     let device = policy.device().clone();
@@ -55,6 +65,7 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
     let vocabulary = policy.config().vocabulary;
     let sequences: Vec<Vec<u32>> = (0..n_sequences).map(|s| tokens(s, length, vocabulary)).collect();
     let n = n_sequences * (length - 1);
+    let planned = planned_gib(policy.config(), options, per_batch * length, keep);
     let (mut best, mut parts, mut peak) = (f64::INFINITY, [0.0; 3], 0.0f64);
     let mut first = 0.0;
     for step in 0..=options.get("steps", 3) {
@@ -91,7 +102,7 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
         }
     }
     println!(
-        r#"{{"task": "train", "tokens_per_s": {:.0}, "seconds": {best:.4}, "forward": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {first:.1}}}"#,
+        r#"{{"task": "train", "tokens_per_s": {:.0}, "seconds": {best:.4}, "forward": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {first:.1}, "planned_gib": {planned:.1}}}"#,
         (n_sequences * length) as f64 / best,
         parts[0],
         parts[1],
@@ -171,17 +182,27 @@ fn tokens(sequence: usize, n: usize, vocabulary: usize) -> Vec<u32> {
     (0..n).map(|i| ((sequence * 7919 + i * 104_729) % vocabulary) as u32).collect()
 }
 
-/// Uniform weights of the usual deviation, quickly; norms one.
+/// Uniform weights of the usual deviation, quickly: one long pattern of a prime length over and over; norms one.
 fn fill(policy: &mut Policy) {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * 0.02 * 3f32.sqrt()
+    };
+    let pattern: Vec<f32> = (0..1_048_573).map(|_| next()).collect();
+    let mut n_tensors = 0;
     policy.fill(|spec, values| {
-        let width = if spec.shape.len() == 2 { 0.02 * 3f32.sqrt() } else { 0.0 };
-        for value in values {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let unit = (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
-            *value = if width > 0.0 { unit * width } else { 1.0 };
+        if spec.shape.len() != 2 {
+            values.fill(1.0);
+            return;
+        }
+        n_tensors += 1;
+        let (head, rest) = values.split_at_mut((n_tensors * 7919) % pattern.len());
+        head.copy_from_slice(&pattern[pattern.len() - head.len()..]);
+        for part in rest.chunks_mut(pattern.len()) {
+            part.copy_from_slice(&pattern[..part.len()]);
         }
     });
 }

@@ -5,32 +5,6 @@
 #define STEP 64
 #define THREADS 256
 
-template <int N> __device__ __forceinline__ void clear(float (&x)[N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[n][i] = 0.0f;
-}
-
-__device__ __forceinline__ void pack_operands(u32 (&a)[STEP / 16][4], const float (&x)[STEP / 8][4]) {
-#pragma unroll
-    for (int c = 0; c < STEP / 16; ++c)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[c][i] = pack(x[2 * c + i / 2][i % 2 * 2], x[2 * c + i / 2][i % 2 * 2 + 1]);
-}
-
-template <int N>
-__device__ __forceinline__ void store_row(bf16* to, const float (&x)[N][4], int half, float scale) {
-#pragma unroll
-    for (int j = 0; j < N; ++j)
-        *(u32*)(to + j * 8 + threadIdx.x % 4 * 2) = pack(x[j][2 * half] * scale, x[j][2 * half + 1] * scale);
-}
-
-__device__ __forceinline__ bf16* aligned_memory() {
-    extern __shared__ uint4 memory[];
-    return (bf16*)(((u64)memory + 1023) / 1024 * 1024);
-}
-
 // Grid: (pieces of 128 tokens, query heads). Shared: queries and d_out [128], keys and values [2][64].
 KERNEL __launch_bounds__(THREADS, 1)
 attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,

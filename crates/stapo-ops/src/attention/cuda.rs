@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::paged::{self, CacheDims};
 use super::{Dims, Heads};
 use crate::cuda::kernels::{
-    ATTENTION, ATTENTION_BACKWARD, ATTENTION_HOPPER, ATTENTION_PAGED, ATTENTION_PLAIN, Source,
+    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_HOPPER, ATTENTION_HOPPER, ATTENTION_PAGED,
+    ATTENTION_PLAIN, Source,
 };
 use crate::cuda::{Cuda, Kind, Memory, Slice};
 
@@ -30,22 +31,37 @@ fn source(kind: Kind, heads: Heads, matrix: &'static Source) -> &'static Source 
     if kind == Kind::Bf16 { matrix } else { &ATTENTION_PLAIN }
 }
 
+/// Whether Hopper's matrix instruction is used. Training and generation must agree on it: their bits do then.
+fn is_hopper(cuda: &Cuda, kind: Kind, heads: Heads) -> bool {
+    cuda.is_hopper() && kind == Kind::Bf16 && [64, 128].contains(&heads.dim)
+}
+
+/// Bytes of swizzled tiles of `rows` rows together, which start at a multiple of 1024.
+fn swizzled_bytes(heads: Heads, rows: usize) -> usize {
+    2 * rows * heads.dim + 1024
+}
+
 /// Blocks that are enough for every sequence's tokens times `per_token` in pieces of `height`.
 fn n_pieces(tokens: usize, per_token: usize, sequences: usize, height: usize) -> usize {
     tokens * per_token / height + sequences
 }
 
 pub(super) fn forward(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
-    let (op, heads) = ("attention::forward", d.heads);
-    let name = format!("attention_forward_{}", out.same(qkv, op).name());
-    let launch = cuda.kernel(source(qkv.kind, heads, &ATTENTION), &name).head_dim(heads.dim);
+    let (op, heads, kind) = ("attention::forward", d.heads, qkv.kind);
+    let is_hopper = is_hopper(cuda, kind, heads);
+    let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).name() };
+    let name = format!("attention_forward_{suffix}");
+    let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION });
+    let launch = cuda.kernel(source, &name).head_dim(heads.dim);
     let launch = launch.arg(qkv).arg(offsets).arg(out).arg(lse.f32(op));
     let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
-    if qkv.kind == Kind::Bf16 {
-        let grid = [n_pieces(d.tokens, 1, d.sequences, ROWS), heads.query];
-        launch.run(grid, 128, tile_bytes(heads, ROWS + 4 * KEYS));
-    } else {
+    let pieces = [n_pieces(d.tokens, 1, d.sequences, ROWS), heads.query];
+    if kind != Kind::Bf16 {
         launch.run([d.tokens, heads.query], 32, 0);
+    } else if is_hopper {
+        launch.run(pieces, 256, swizzled_bytes(heads, ROWS + 4 * KEYS));
+    } else {
+        launch.run(pieces, 128, tile_bytes(heads, ROWS + 4 * KEYS));
     }
 }
 
@@ -60,15 +76,16 @@ pub(super) struct Saved {
 pub(super) fn backward(cuda: &Arc<Cuda>, d: Dims, saved: Saved, offsets: Slice, d_qkv: Slice) {
     let (op, heads, Saved { qkv, out, lse, d_out }) = ("attention::backward", d.heads, saved);
     let kind = d_qkv.same(qkv, op).same(out, op).same(d_out, op).kind;
-    let is_hopper = cuda.is_hopper() && [64, 128].contains(&heads.dim);
-    let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_BACKWARD });
+    let is_hopper = is_hopper(cuda, kind, heads);
+    let source =
+        source(kind, heads, if is_hopper { &ATTENTION_BACKWARD_HOPPER } else { &ATTENTION_BACKWARD });
     let pull_memory = Memory::scratch(cuda, d.tokens * heads.query, Kind::F32);
     let pull = pull_memory.slice();
     let name = format!("attention_pull_{}", kind.name());
     let launch =
         cuda.kernel(source, &name).head_dim(heads.dim).arg(out).arg(d_out).arg(pull).arg(heads.query);
     launch.run([d.tokens, 1], 128, 0);
-    let suffix = if is_hopper && kind == Kind::Bf16 { "hopper_bf16" } else { kind.name() };
+    let suffix = if is_hopper { "hopper_bf16" } else { kind.name() };
     let queries = format!("attention_backward_queries_{suffix}");
     let keys = format!("attention_backward_keys_{suffix}");
     let launch = |name| {
@@ -81,10 +98,9 @@ pub(super) fn backward(cuda: &Arc<Cuda>, d: Dims, saved: Saved, offsets: Slice, 
         launch(&queries).run([d.tokens, heads.query], 32, 0);
         launch(&keys).run([d.tokens, heads.kv], 32, 0);
     } else if is_hopper {
-        // Two tiles of 128 rows, four of 64; a start at a multiple of 1024.
-        let tiles = 2 * heads.dim * (2 * ROWS + 4 * 64) + 1024;
+        let tiles = swizzled_bytes(heads, 2 * ROWS + 4 * KEYS);
         launch(&queries).run([pieces, heads.query], 256, tiles);
-        launch(&keys).run([pieces, heads.kv], 256, tiles + 4 * 4 * 64);
+        launch(&keys).run([pieces, heads.kv], 256, tiles + 4 * 4 * KEYS);
     } else {
         launch(&queries).run([pieces, heads.query], 128, tile_bytes(heads, 2 * ROWS + 4 * 32));
         launch(&keys).run([pieces, heads.kv], 256, tile_bytes(heads, 2 * ROWS + 4 * 64) + 4 * 4 * 64);
@@ -123,17 +139,23 @@ pub(super) fn paged(
     sequences: &Sequences,
     out: Slice,
 ) {
-    let (op, heads) = ("attention::paged::forward", d.heads);
-    let name = format!("attention_paged_{}", out.same(qkv, op).same(keys, op).name());
-    let launch = cuda.kernel(source(qkv.kind, heads, &ATTENTION_PAGED), &name).head_dim(heads.dim);
-    let launch = launch.arg(qkv).arg(keys).arg(values);
+    let (op, heads, kind) = ("attention::paged::forward", d.heads, qkv.kind);
+    let is_hopper = is_hopper(cuda, kind, heads);
+    let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).same(keys, op).name() };
+    let name = format!("attention_paged_{suffix}");
+    let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_PAGED });
+    let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
     let launch = launch.arg(sequences.offsets).arg(sequences.contexts).arg(sequences.tables).arg(out);
     let launch =
         launch.arg(d.sequences).arg(d.table_width).arg(heads.query).arg(heads.kv).arg(cache.block_size);
-    if qkv.kind == Kind::Bf16 {
-        let grid = [n_pieces(d.tokens, heads.group(), d.sequences, 16), heads.kv];
-        launch.run(grid, 128, tile_bytes(heads, 16 + 2 * KEYS));
-    } else {
+    // Query rows of a block: the height of the matrix instruction.
+    let height = if is_hopper { 64 } else { 16 };
+    let pieces = [n_pieces(d.tokens, heads.group(), d.sequences, height), heads.kv];
+    if kind != Kind::Bf16 {
         launch.run([d.tokens, heads.query], 32, 0);
+    } else if is_hopper {
+        launch.run(pieces, 128, swizzled_bytes(heads, height + 2 * KEYS));
+    } else {
+        launch.run(pieces, 128, tile_bytes(heads, height + 2 * KEYS));
     }
 }

@@ -110,3 +110,31 @@ __device__ __forceinline__ void multiply_columns(float (&d)[16][4], const u32* a
           "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
+
+template <int N> __device__ __forceinline__ void clear(float (&x)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[n][i] = 0.0f;
+}
+
+// 64 results of a row as four operands of 16.
+__device__ __forceinline__ void pack_operands(u32 (&a)[KEYS / 16][4], const float (&x)[KEYS / 8][4]) {
+#pragma unroll
+    for (int c = 0; c < KEYS / 16; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[c][i] = pack(x[2 * c + i / 2][i % 2 * 2], x[2 * c + i / 2][i % 2 * 2 + 1]);
+}
+
+template <int N>
+__device__ __forceinline__ void store_row(bf16* to, const float (&x)[N][4], int half, float scale) {
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+        *(u32*)(to + j * 8 + threadIdx.x % 4 * 2) = pack(x[j][2 * half] * scale, x[j][2 * half + 1] * scale);
+}
+
+// Shared memory from a multiple of 1024 bytes on, where swizzled tiles must start.
+__device__ __forceinline__ bf16* aligned_memory() {
+    extern __shared__ uint4 memory[];
+    return (bf16*)(((u64)memory + 1023) / 1024 * 1024);
+}

@@ -52,7 +52,9 @@ sources! {
     ATTENTION = "attention", HeadDim, [MMA, include_str!("../attention/forward.cu")];
     ATTENTION_PAGED = "attention_paged", HeadDim, [MMA, include_str!("../attention/paged.cu")];
     ATTENTION_BACKWARD = "attention_backward", HeadDim, [MMA, PULL, include_str!("../attention/backward.cu")];
-    ATTENTION_HOPPER = "attention_hopper", Hopper, [MMA, PULL, WGMMA, include_str!("../attention/backward_hopper.cu")];
+    ATTENTION_HOPPER = "attention_hopper", Hopper, [MMA, WGMMA, include_str!("../attention/forward_hopper.cu")];
+    ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper", Hopper,
+        [MMA, PULL, WGMMA, include_str!("../attention/backward_hopper.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 
