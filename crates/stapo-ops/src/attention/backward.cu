@@ -41,12 +41,12 @@ attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const u32* o
     int n_steps = (n_keys + Q_KEYS - 1) / Q_KEYS;
     auto load_step = [&](int step) {
         int from = step * Q_KEYS, n = min(Q_KEYS, n_keys - from), at = step % 2 * Q_KEYS * STRIDE;
-        load_rows<Q_KEYS, 128>(keys + at, n, [&](int r) { return k + (from + r) * width; });
-        load_rows<Q_KEYS, 128>(values + at, n, [&](int r) { return v + (from + r) * width; });
+        load_rows<Q_KEYS, 128>(keys + at, n, Strided{k + (size_t)from * width, width});
+        load_rows<Q_KEYS, 128>(values + at, n, Strided{v + (size_t)from * width, width});
         commit();
     };
-    load_rows<Q_ROWS, 128>(tile_q, n_rows, [&](int r) { return qkv + (first + r) * width + head * HEAD_DIM; });
-    load_rows<Q_ROWS, 128>(tile_d, n_rows, [&](int r) { return d_out + ((first + r) * query + head) * HEAD_DIM; });
+    load_rows<Q_ROWS, 128>(tile_q, n_rows, Strided{qkv + first * width + head * HEAD_DIM, width});
+    load_rows<Q_ROWS, 128>(tile_d, n_rows, Strided{d_out + (first * query + head) * HEAD_DIM, (size_t)query * HEAD_DIM});
     load_step(0);
 
     float scale = rsqrtf((float)HEAD_DIM), factor = scale * LOG2_E, shift[2][2], drag[2][2];
@@ -161,8 +161,8 @@ attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offs
         int n = min(K_QUERIES, piece.rows - from), at = step % 2 * K_QUERIES;
         const bf16* q = qkv + (start + from) * width + head * HEAD_DIM;
         const bf16* d = d_out + ((start + from) * query + head) * HEAD_DIM;
-        load_rows<K_QUERIES, 256>(queries + at * STRIDE, n, [&](int r) { return q + r * width; });
-        load_rows<K_QUERIES, 256>(d_outs + at * STRIDE, n, [&](int r) { return d + (size_t)r * query * HEAD_DIM; });
+        load_rows<K_QUERIES, 256>(queries + at * STRIDE, n, Strided{q, width});
+        load_rows<K_QUERIES, 256>(d_outs + at * STRIDE, n, Strided{d, (size_t)query * HEAD_DIM});
         if (threadIdx.x < K_QUERIES) {
             int r = threadIdx.x;
             size_t place = (start + from + r) * query + head;
@@ -173,8 +173,8 @@ attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offs
         commit();
     };
     const bf16* k = qkv + first * width + (query + kv_head) * HEAD_DIM;
-    load_rows<K_ROWS, 256>(tile_k, n_rows, [&](int r) { return k + r * width; });
-    load_rows<K_ROWS, 256>(tile_v, n_rows, [&](int r) { return k + kv * HEAD_DIM + r * width; });
+    load_rows<K_ROWS, 256>(tile_k, n_rows, Strided{k, width});
+    load_rows<K_ROWS, 256>(tile_v, n_rows, Strided{k + kv * HEAD_DIM, width});
     load_step(0);
 
     float scale = rsqrtf((float)HEAD_DIM), factor = scale * LOG2_E;

@@ -23,12 +23,12 @@ attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const
     int n_steps = (n_keys + STEP - 1) / STEP;
     auto load_step = [&](int step) {
         int from = step * STEP, n = min(STEP, n_keys - from), at = step % 2 * STEP * DIM;
-        load_swizzled<STEP, THREADS>(keys + at, n, [&](int r) { return k + (from + r) * width; });
-        load_swizzled<STEP, THREADS>(values + at, n, [&](int r) { return v + (from + r) * width; });
+        load_swizzled<STEP, THREADS>(keys + at, n, Strided{k + (size_t)from * width, width});
+        load_swizzled<STEP, THREADS>(values + at, n, Strided{v + (size_t)from * width, width});
         commit();
     };
-    load_swizzled<ROWS, THREADS>(tile_q, n_rows, [&](int r) { return qkv + (first + r) * width + head * HEAD_DIM; });
-    load_swizzled<ROWS, THREADS>(tile_d, n_rows, [&](int r) { return d_out + ((first + r) * query + head) * HEAD_DIM; });
+    load_swizzled<ROWS, THREADS>(tile_q, n_rows, Strided{qkv + first * width + head * HEAD_DIM, width});
+    load_swizzled<ROWS, THREADS>(tile_d, n_rows, Strided{d_out + (first * query + head) * HEAD_DIM, (size_t)query * HEAD_DIM});
     load_step(0);
 
     float scale = rsqrtf((float)HEAD_DIM), factor = scale * LOG2_E, shift[2], drag[2];
@@ -116,8 +116,8 @@ attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u3
         int n = min(STEP, piece.rows - from), at = step % 2 * STEP;
         const bf16* q = qkv + (start + from) * width + head * HEAD_DIM;
         const bf16* d = d_out + ((start + from) * query + head) * HEAD_DIM;
-        load_swizzled<STEP, THREADS>(queries + at * DIM, n, [&](int r) { return q + r * width; });
-        load_swizzled<STEP, THREADS>(d_outs + at * DIM, n, [&](int r) { return d + (size_t)r * query * HEAD_DIM; });
+        load_swizzled<STEP, THREADS>(queries + at * DIM, n, Strided{q, width});
+        load_swizzled<STEP, THREADS>(d_outs + at * DIM, n, Strided{d, (size_t)query * HEAD_DIM});
         if (threadIdx.x < STEP) {
             int r = threadIdx.x;
             size_t place = (start + from + r) * query + head;
@@ -128,8 +128,8 @@ attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u3
         commit();
     };
     const bf16* k = qkv + first * width + (query + kv_head) * HEAD_DIM;
-    load_swizzled<ROWS, THREADS>(tile_k, n_rows, [&](int r) { return k + r * width; });
-    load_swizzled<ROWS, THREADS>(tile_v, n_rows, [&](int r) { return k + kv * HEAD_DIM + r * width; });
+    load_swizzled<ROWS, THREADS>(tile_k, n_rows, Strided{k, width});
+    load_swizzled<ROWS, THREADS>(tile_v, n_rows, Strided{k + kv * HEAD_DIM, width});
     load_step(0);
 
     float scale = rsqrtf((float)HEAD_DIM), factor = scale * LOG2_E;

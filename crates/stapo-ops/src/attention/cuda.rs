@@ -143,11 +143,12 @@ pub(super) fn paged(
     let is_hopper = is_hopper(cuda, kind, heads);
     let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).same(keys, op).name() };
     let name = format!("attention_paged_{suffix}");
+    // Block sizes are powers of 2, and the kernels of matrix instructions shift.
+    let shift = if kind == Kind::Bf16 { cache.block_size.ilog2() as usize } else { cache.block_size };
     let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_PAGED });
     let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
     let launch = launch.arg(sequences.offsets).arg(sequences.contexts).arg(sequences.tables).arg(out);
-    let launch =
-        launch.arg(d.sequences).arg(d.table_width).arg(heads.query).arg(heads.kv).arg(cache.block_size);
+    let launch = launch.arg(d.sequences).arg(d.table_width).arg(heads.query).arg(heads.kv).arg(shift);
     // Query rows of a block: the height of the matrix instruction.
     let height = if is_hopper { 64 } else { 16 };
     let pieces = [n_pieces(d.tokens, heads.group(), d.sequences, height), heads.kv];

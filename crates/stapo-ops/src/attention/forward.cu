@@ -22,12 +22,12 @@ attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* ls
 
     auto load_step = [&](int step) {
         int first = step * KEYS, n = min(KEYS, n_keys - first), at = step % 2 * KEYS * STRIDE;
-        load_rows<KEYS, THREADS>(keys + at, n, [&](int r) { return k + (first + r) * width; });
+        load_rows<KEYS, THREADS>(keys + at, n, Strided{k + (size_t)first * width, width});
         commit();
-        load_rows<KEYS, THREADS>(values + at, n, [&](int r) { return v + (first + r) * width; });
+        load_rows<KEYS, THREADS>(values + at, n, Strided{v + (size_t)first * width, width});
         commit();
     };
-    load_rows<ROWS, THREADS>(queries, n_rows, [&](int r) { return q + r * width; });
+    load_rows<ROWS, THREADS>(queries, n_rows, Strided{q, width});
     load_step(0);
 
     float o[2][DIM / 8][4], top[2][2], sum[2][2];

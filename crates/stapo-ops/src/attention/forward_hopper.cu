@@ -52,12 +52,12 @@ attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, fl
     int n_steps = (n_keys + KEYS - 1) / KEYS;
     auto load_step = [&](int step) {
         int first = step * KEYS, n = min(KEYS, n_keys - first), at = step % 2 * KEYS * DIM;
-        load_swizzled<KEYS, THREADS>(keys + at, n, [&](int r) { return k + (first + r) * width; });
+        load_swizzled<KEYS, THREADS>(keys + at, n, Strided{k + (size_t)first * width, width});
         commit();
-        load_swizzled<KEYS, THREADS>(values + at, n, [&](int r) { return v + (first + r) * width; });
+        load_swizzled<KEYS, THREADS>(values + at, n, Strided{v + (size_t)first * width, width});
         commit();
     };
-    load_swizzled<ROWS, THREADS>(queries, n_rows, [&](int r) { return q + r * width; });
+    load_swizzled<ROWS, THREADS>(queries, n_rows, Strided{q, width});
     load_step(0);
 
     float o[DIM / 8][4], top[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0.0f, 0.0f};
@@ -78,10 +78,7 @@ attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, fl
             for (int c = 0; c < DIM; c += 16)
                 multiply_rows(s, by_rows<ROWS>(queries, group * 64, c), by_rows<KEYS>(tile_k, 0, c), c > 0);
             group_end();
-        }
-        group_wait<0>();
-        settle(o);
-        if (is_seen) {
+            group_wait<0>();
             settle(s);
             if (step * KEYS + KEYS > piece.first + group * 64) {
 #pragma unroll
@@ -105,10 +102,10 @@ attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, fl
 #pragma unroll
             for (int c = 0; c < KEYS / 16; ++c) multiply_columns(o, p[c], by_columns<KEYS>(tile_v, c * 16), true);
             group_end();
+            group_wait<0>();
+            settle(o);
         }
     }
-    group_wait<0>();
-    settle(o);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float total = quad_sum(sum[h]);
@@ -130,7 +127,7 @@ attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, fl
 KERNEL __launch_bounds__(PAGED_THREADS)
 attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets,
                             const u32* contexts, const u32* tables, bf16* out, int sequences, int table_width,
-                            int query, int kv, int block_size) {
+                            int query, int kv, int block_shift) {
     bf16 *queries = aligned_memory(), *tile_k = queries + PAGED_ROWS * DIM, *tile_v = tile_k + KEYS * DIM;
     __shared__ u32 near_blocks[TABLE];
     int heads = query / kv, kv_head = blockIdx.y, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
@@ -141,18 +138,15 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
     const u32* table = tables + (size_t)piece.sequence * table_width;
     int n_rows = min(PAGED_ROWS, piece.rows - piece.first);
     int n_keys = position + (piece.first + n_rows - 1) / heads + 1, n_steps = (n_keys + KEYS - 1) / KEYS;
-    int n_blocks = (n_keys + block_size - 1) / block_size;
-    for (int i = threadIdx.x; i < min(n_blocks, TABLE); i += PAGED_THREADS) near_blocks[i] = table[i];
+    int n_blocks = ((n_keys - 1) >> block_shift) + 1;
+    bool is_near = n_blocks <= TABLE;
+    const u32* blocks = is_near ? near_blocks : table;
+    for (int i = threadIdx.x; is_near && i < n_blocks; i += PAGED_THREADS) near_blocks[i] = table[i];
     __syncthreads();
     // Starts the copy of a step's keys or values; past the last step, of nothing.
     auto load_step = [&](int step, bf16* tile, const bf16* from) {
         int first = step * KEYS, n = min(KEYS, n_keys - first);
-        if (n > 0)
-            load_swizzled<KEYS, PAGED_THREADS>(tile, n, [&](int r) {
-                int key = first + r, index = key / block_size;
-                size_t block = index < TABLE ? near_blocks[index] : table[index];
-                return from + ((block * kv + kv_head) * block_size + key % block_size) * HEAD_DIM;
-            });
+        if (n > 0) load_swizzled<KEYS, PAGED_THREADS>(tile, n, Pages{from, blocks, first, block_shift, kv, kv_head});
         commit();
     };
     load_swizzled<PAGED_ROWS, PAGED_THREADS>(queries, n_rows, [&](int r) {

@@ -48,31 +48,60 @@ __device__ __forceinline__ void load_b_columns(u32* b, const bf16* tile, int row
     ldmatrix_transposed(b, tile + (row + lane % 16) * STRIDE + column + lane / 16 * 8);
 }
 
-__device__ __forceinline__ void copy_async(bf16* to, const bf16* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(is_there ? 16 : 0) : "memory");
+// Sixteen bytes; zeros where `is_there` is false, and then nothing is read.
+__device__ __forceinline__ void copy_async(u32 to, const bf16* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Starts the copy of `n` rows into a tile of ROWS; `row(r)` is the address of row r. The others become 0.
+// Rows of a matrix, `stride` elements apart.
+struct Strided {
+    const bf16* base;
+    size_t stride;
+    __device__ __forceinline__ const bf16* operator()(int r) const { return base + r * stride; }
+};
+
+// Starts the copy of `n` rows into a tile of ROWS; `row(r)` is the address of row r. The others become 0. Where the
+// threads divide evenly, each keeps to one column and steps down the rows.
 template <int ROWS, int THREADS, class Row> __device__ __forceinline__ void load_rows(bf16* tile, int n, Row row) {
     constexpr int CHUNKS = DIM / 8;
-    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-        int r = i / CHUNKS, column = i % CHUNKS * 8;
-        bf16* to = tile + r * STRIDE + column;
-        bool is_there = r < n && column < HEAD_DIM;
-        const bf16* from = row(is_there ? r : 0) + (is_there ? column : 0);
-        if (HEAD_DIM % 8 == 0) {
-            copy_async(to, from, is_there);
-        } else {
-            for (int k = 0; k < 8; ++k) {
-                bf16 zero = {0};
-                to[k] = is_there && column + k < HEAD_DIM ? from[k] : zero;
+    if constexpr (HEAD_DIM == DIM && THREADS % CHUNKS == 0 && ROWS * CHUNKS % THREADS == 0) {
+        constexpr int AT_ONCE = THREADS / CHUNKS;
+        int r = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8;
+        u32 to = shared_address(tile + r * STRIDE + column);
+#pragma unroll
+        for (int k = 0; k < ROWS; k += AT_ONCE)
+            copy_async(to + k * STRIDE * 2, row(r + k) + column, r + k < n);
+    } else {
+        for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+            int r = i / CHUNKS, column = i % CHUNKS * 8;
+            bf16* to = tile + r * STRIDE + column;
+            bool is_there = r < n && column < HEAD_DIM;
+            const bf16* from = row(is_there ? r : 0) + (is_there ? column : 0);
+            if (HEAD_DIM % 8 == 0) {
+                copy_async(shared_address(to), from, is_there);
+            } else {
+                for (int k = 0; k < 8; ++k) {
+                    bf16 zero = {0};
+                    to[k] = is_there && column + k < HEAD_DIM ? from[k] : zero;
+                }
             }
         }
     }
 }
+
+// Where the keys and values of a sequence lie in a paged cache [blocks, kv heads, 2^shift, HEAD_DIM].
+struct Pages {
+    const bf16* cache;
+    const u32* table;
+    int first, shift, kv, kv_head;
+    __device__ __forceinline__ const bf16* operator()(int r) const {
+        int key = first + r;
+        u32 block = table[key >> shift], row = ((block * kv + kv_head) << shift) + (key & ((1 << shift) - 1));
+        return cache + (size_t)row * HEAD_DIM;
+    }
+};
 
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;

@@ -24,7 +24,7 @@ KERNEL attention_store_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16*
 // step: warp w scores keys 16w.. and then weighs its columns of the values, so every sum keeps the order of forward.cu.
 KERNEL __launch_bounds__(THREADS)
 attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
-                     const u32* tables, bf16* out, int sequences, int table_width, int query, int kv, int block_size) {
+                     const u32* tables, bf16* out, int sequences, int table_width, int query, int kv, int block_shift) {
     extern __shared__ uint4 memory[];
     bf16 *queries = (bf16*)memory, *tile_k = queries + ROWS * STRIDE, *tile_v = tile_k + KEYS * STRIDE;
     __shared__ u32 near_blocks[TABLE];
@@ -39,18 +39,15 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
     int n_rows = min(ROWS, piece.rows - piece.first);
     int n_keys = position + (piece.first + n_rows - 1) / group + 1, n_steps = (n_keys + KEYS - 1) / KEYS;
 
-    int n_blocks = (n_keys + block_size - 1) / block_size;
-    for (int i = threadIdx.x; i < min(n_blocks, TABLE); i += THREADS) near_blocks[i] = table[i];
+    int n_blocks = ((n_keys - 1) >> block_shift) + 1;
+    bool is_near = n_blocks <= TABLE;
+    const u32* blocks = is_near ? near_blocks : table;
+    for (int i = threadIdx.x; is_near && i < n_blocks; i += THREADS) near_blocks[i] = table[i];
     __syncthreads();
     // Starts the copy of a step's keys or values; past the last step, of nothing.
     auto load_step = [&](int step, bf16* tile, const bf16* from) {
         int first = step * KEYS, n = min(KEYS, n_keys - first);
-        if (n > 0)
-            load_rows<KEYS, THREADS>(tile, n, [&](int r) {
-                int key = first + r, index = key / block_size;
-                size_t block = index < TABLE ? near_blocks[index] : table[index];
-                return from + ((block * kv + kv_head) * block_size + key % block_size) * HEAD_DIM;
-            });
+        if (n > 0) load_rows<KEYS, THREADS>(tile, n, Pages{from, blocks, first, block_shift, kv, kv_head});
         commit();
     };
     load_rows<ROWS, THREADS>(queries, n_rows, [&](int r) {

@@ -18,15 +18,14 @@ template <int ROWS> __device__ __forceinline__ u64 by_columns(const bf16* tile, 
     return descriptor(tile + row * 64, ROWS * 128, 1024);
 }
 
+// As load_rows. A thread keeps to one column, and to one place in the swizzle, which repeats every eight rows.
 template <int ROWS, int THREADS, class Row> __device__ __forceinline__ void load_swizzled(bf16* tile, int n, Row row) {
-    constexpr int CHUNKS = DIM / 8;
+    constexpr int CHUNKS = DIM / 8, AT_ONCE = THREADS / CHUNKS;
+    static_assert(AT_ONCE % 8 == 0 && ROWS % AT_ONCE == 0, "whole turns of the swizzle");
+    int r = threadIdx.x / CHUNKS, c = threadIdx.x % CHUNKS;
+    u32 to = shared_address(tile + c / 8 * ROWS * 64 + r * 64 + ((c % 8) ^ (r % 8)) * 8);
 #pragma unroll
-    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-        int r = i / CHUNKS, c = i % CHUNKS;
-        bool is_there = r < n;
-        bf16* to = tile + c / 8 * ROWS * 64 + r * 64 + ((c % 8) ^ (r % 8)) * 8;
-        copy_async(to, row(is_there ? r : 0) + c * 8, is_there);
-    }
+    for (int k = 0; k < ROWS; k += AT_ONCE) copy_async(to + k * 128, row(r + k) + c * 8, r + k < n);
 }
 
 __device__ __forceinline__ void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

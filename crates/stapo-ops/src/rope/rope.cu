@@ -60,15 +60,29 @@ __device__ __forceinline__ float dot(const Head& a, const Head& b) {
     return warp_sum(sum);
 }
 
-// Rotates every pair by its angle; `sign` -1 rotates back.
-__device__ __forceinline__ void turn(Head& h, const float* cos, const float* sin, int half, float sign) {
+// cos and sin of a position: the same for all its heads.
+struct Turn {
+    float cos[PAIRS], sin[PAIRS];
+};
+
+__device__ __forceinline__ Turn load_turn(const float* cos, const float* sin, int half) {
+    Turn t;
 #pragma unroll
     for (int p = 0; p < PAIRS; ++p) {
         int i = pair_of(p);
-        float c = i < half ? cos[i] : 0.0f, s = i < half ? sign * sin[i] : 0.0f;
-        float low = h.low[p], high = h.high[p];
-        h.low[p] = fmaf(-high, s, low * c);
-        h.high[p] = fmaf(low, s, high * c);
+        t.cos[p] = i < half ? cos[i] : 0.0f;
+        t.sin[p] = i < half ? sin[i] : 0.0f;
+    }
+    return t;
+}
+
+// Rotates every pair by its angle; `sign` -1 rotates back.
+__device__ __forceinline__ void turn(Head& h, const Turn& t, float sign) {
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) {
+        float low = h.low[p], high = h.high[p], s = sign * t.sin[p];
+        h.low[p] = fmaf(-high, s, low * t.cos[p]);
+        h.high[p] = fmaf(low, s, high * t.cos[p]);
     }
 }
 
@@ -79,8 +93,9 @@ __device__ __forceinline__ void forward(const S* raw, S* out, const float* cos, 
                                         int dim, float eps) {
     int half = dim / 2, heads = query + 2 * kv, normed = query + kv;
     size_t token = blockIdx.x, row = token * heads * dim;
-    const float *c = cos + (size_t)positions[token] * half, *s = sin + (size_t)positions[token] * half;
-#pragma unroll 4
+    size_t place = (size_t)positions[token] * half;
+    Turn angles = load_turn(cos + place, sin + place, half);
+#pragma unroll 2
     for (int head = threadIdx.x / 32; head < heads; head += blockDim.x / 32) {
         Head h = load_head(raw + row + head * dim, half);
         if (head < normed) {
@@ -94,7 +109,7 @@ __device__ __forceinline__ void forward(const S* raw, S* out, const float* cos, 
                 }
                 if (threadIdx.x % 32 == 0) inv_rms[token * normed + head] = inv;
             }
-            turn(h, c, s, half, 1.0f);
+            turn(h, angles, 1.0f);
         }
         store_head(out + row + head * dim, half, h);
     }
@@ -115,12 +130,12 @@ __device__ __forceinline__ void backward(const S* d_out, S* d_raw, const float* 
     int end = min(tokens, ((int)blockIdx.x + 1) * per_block);
     for (int token = blockIdx.x * per_block; token < end; ++token) {
         size_t row = (size_t)token * heads * dim;
-        const float *c = cos + (size_t)positions[token] * half, *s = sin + (size_t)positions[token] * half;
-#pragma unroll 2
+        size_t place = (size_t)positions[token] * half;
+        Turn angles = load_turn(cos + place, sin + place, half);
         for (int head = warp; head < heads; head += blockDim.x / 32) {
             Head d = load_head(d_out + row + head * dim, half);
             if (head < normed) {
-                turn(d, c, s, half, -1.0f);
+                turn(d, angles, -1.0f);
                 if (q_weight) {
                     float inv = inv_rms[(size_t)token * normed + head];
                     Head x = load_head(raw + row + head * dim, half);
@@ -161,7 +176,7 @@ __device__ __forceinline__ void backward(const S* d_out, S* d_raw, const float* 
                             float eps) {                                                                               \
         forward<S>(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, dim, eps);                   \
     }                                                                                                                  \
-    KERNEL rope_backward_##S(const S* d_out, S* d_raw, const float* cos, const float* sin, const u32* positions,       \
+    KERNEL __launch_bounds__(256, 4) rope_backward_##S(const S* d_out, S* d_raw, const float* cos, const float* sin, const u32* positions,       \
                              const S* raw, const S* q_weight, const S* k_weight, const float* inv_rms, float* parts,   \
                              int tokens, int query, int kv, int dim) {                                                 \
         backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, tokens, query, kv,     \
