@@ -23,7 +23,7 @@ __device__ __forceinline__ void store_row(bf16* to, const float (&x)[N][4], int 
 #define Q_ROWS 128
 #define Q_KEYS 32
 
-// Grid: (pieces of 128 tokens, query heads). Shared: queries and d_out [128], keys and values [2][32].
+// Grid: (query heads, pieces of 128 tokens). Shared: queries and d_out [128], keys and values [2][32].
 KERNEL __launch_bounds__(128, 2)
 attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
                                 const float* pull, bf16* d_qkv, int sequences, int query, int kv) {
@@ -31,9 +31,9 @@ attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const u32* o
     bf16 *tile_q = (bf16*)memory, *tile_d = tile_q + Q_ROWS * STRIDE, *keys = tile_d + Q_ROWS * STRIDE;
     bf16* values = keys + 2 * Q_KEYS * STRIDE;
     Piece piece;
-    if (!find_piece(offsets, sequences, 1, Q_ROWS, blockIdx.x, &piece)) return;
+    if (!find_piece(offsets, sequences, 1, Q_ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
-    int head = blockIdx.y, kv_head = head / (query / kv), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int head = blockIdx.x, kv_head = head / (query / kv), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     size_t first = start + piece.first;
     const bf16* k = qkv + start * width + (query + kv_head) * HEAD_DIM;
     const bf16* v = k + kv * HEAD_DIM;
@@ -138,7 +138,7 @@ attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const u32* o
 #define K_ROWS 128
 #define K_QUERIES 64
 
-// Grid: (pieces of 128 tokens, kv heads). A warp has 16 keys; queries come head by head, in order.
+// Grid: (kv heads, pieces of 128 tokens). A warp has 16 keys; queries come head by head, in order.
 // Shared: keys and values [128], queries and d_out [2][64], their lse and pull [2][64].
 KERNEL __launch_bounds__(256, 1)
 attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
@@ -148,11 +148,11 @@ attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offs
     bf16* d_outs = queries + 2 * K_QUERIES * STRIDE;
     float *shifts = (float*)(d_outs + 2 * K_QUERIES * STRIDE), *drags = shifts + 2 * K_QUERIES;
     Piece piece;
-    if (!find_piece(offsets, sequences, 1, K_ROWS, blockIdx.x, &piece)) return;
+    if (!find_piece(offsets, sequences, 1, K_ROWS, blockIdx.y, &piece)) return;
     // The first keys are seen by most queries: they go first.
     piece.first = (piece.rows - 1) / K_ROWS * K_ROWS - piece.first;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
-    int kv_head = blockIdx.y, group = query / kv, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int kv_head = blockIdx.x, group = query / kv, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     size_t first = start + piece.first;
     int n_rows = min(K_ROWS, piece.rows - piece.first);
     int n_tiles = (piece.rows - piece.first + K_QUERIES - 1) / K_QUERIES, n_steps = n_tiles * group;

@@ -5,16 +5,16 @@
 #define STEP 64
 #define THREADS 256
 
-// Grid: (pieces of 128 tokens, query heads). Shared: queries and d_out [128], keys and values [2][64].
+// Grid: (query heads, pieces of 128 tokens). Shared: queries and d_out [128], keys and values [2][64].
 KERNEL __launch_bounds__(THREADS, 1)
 attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
                                        const float* pull, bf16* d_qkv, int sequences, int query, int kv) {
     bf16 *tile_q = aligned_memory(), *tile_d = tile_q + ROWS * DIM, *keys = tile_d + ROWS * DIM;
     bf16* values = keys + 2 * STEP * DIM;
     Piece piece;
-    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.x, &piece)) return;
+    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
-    int head = blockIdx.y, kv_head = head / (query / kv), lane = threadIdx.x % 32;
+    int head = blockIdx.x, kv_head = head / (query / kv), lane = threadIdx.x % 32;
     int group = threadIdx.x / 128, row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
     size_t first = start + piece.first;
     const bf16* k = qkv + start * width + (query + kv_head) * HEAD_DIM;
@@ -93,7 +93,7 @@ attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const
             store_row(d_qkv + (first + row + h * 8) * width + head * HEAD_DIM, d_q, h, scale);
 }
 
-// Grid: (pieces of 128 tokens, kv heads). Queries come head by head, in order.
+// Grid: (kv heads, pieces of 128 tokens). Queries come head by head, in order.
 // Shared: keys and values [128], queries and d_out [2][64], their lse and pull [2][64].
 KERNEL __launch_bounds__(THREADS, 1)
 attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
@@ -102,11 +102,11 @@ attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u3
     bf16* d_outs = queries + 2 * STEP * DIM;
     float *shifts = (float*)(d_outs + 2 * STEP * DIM), *drags = shifts + 2 * STEP;
     Piece piece;
-    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.x, &piece)) return;
+    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
     // The first keys are seen by most queries: they go first.
     piece.first = (piece.rows - 1) / ROWS * ROWS - piece.first;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
-    int kv_head = blockIdx.y, heads = query / kv, lane = threadIdx.x % 32;
+    int kv_head = blockIdx.x, heads = query / kv, lane = threadIdx.x % 32;
     int group = threadIdx.x / 128, row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
     size_t first = start + piece.first;
     int n_rows = min(ROWS, piece.rows - piece.first);

@@ -55,7 +55,7 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Sli
     let launch = cuda.kernel(source, &name).head_dim(heads.dim);
     let launch = launch.arg(qkv).arg(offsets).arg(out).arg(lse.f32(op));
     let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
-    let pieces = [n_pieces(d.tokens, 1, d.sequences, ROWS), heads.query];
+    let pieces = [heads.query, n_pieces(d.tokens, 1, d.sequences, ROWS)];
     if kind != Kind::Bf16 {
         launch.run([d.tokens, heads.query], 32, 0);
     } else if is_hopper {
@@ -99,11 +99,11 @@ pub(super) fn backward(cuda: &Arc<Cuda>, d: Dims, saved: Saved, offsets: Slice, 
         launch(&keys).run([d.tokens, heads.kv], 32, 0);
     } else if is_hopper {
         let tiles = swizzled_bytes(heads, 2 * ROWS + 4 * KEYS);
-        launch(&queries).run([pieces, heads.query], 256, tiles);
-        launch(&keys).run([pieces, heads.kv], 256, tiles + 4 * 4 * KEYS);
+        launch(&queries).run([heads.query, pieces], 256, tiles);
+        launch(&keys).run([heads.kv, pieces], 256, tiles + 4 * 4 * KEYS);
     } else {
-        launch(&queries).run([pieces, heads.query], 128, tile_bytes(heads, 2 * ROWS + 4 * 32));
-        launch(&keys).run([pieces, heads.kv], 256, tile_bytes(heads, 2 * ROWS + 4 * 64) + 4 * 4 * 64);
+        launch(&queries).run([heads.query, pieces], 128, tile_bytes(heads, 2 * ROWS + 4 * 32));
+        launch(&keys).run([heads.kv, pieces], 256, tile_bytes(heads, 2 * ROWS + 4 * 64) + 4 * 4 * 64);
     }
 }
 
@@ -151,7 +151,7 @@ pub(super) fn paged(
     let launch = launch.arg(d.sequences).arg(d.table_width).arg(heads.query).arg(heads.kv).arg(shift);
     // Query rows of a block: the height of the matrix instruction.
     let height = if is_hopper { 64 } else { 16 };
-    let pieces = [n_pieces(d.tokens, heads.group(), d.sequences, height), heads.kv];
+    let pieces = [heads.kv, n_pieces(d.tokens, heads.group(), d.sequences, height)];
     if kind != Kind::Bf16 {
         launch.run([d.tokens, heads.query], 32, 0);
     } else if is_hopper {

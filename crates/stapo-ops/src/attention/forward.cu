@@ -5,15 +5,15 @@
 #define ROWS 128
 #define THREADS 128
 
-// Grid: (pieces of 128 tokens, query heads). Shared: queries [128], keys and values [2][64].
+// Grid: (query heads, pieces of 128 tokens). Shared: queries [128], keys and values [2][64].
 KERNEL __launch_bounds__(THREADS, 2)
 attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* lse, int sequences, int query, int kv) {
     extern __shared__ uint4 memory[];
     bf16 *queries = (bf16*)memory, *keys = queries + ROWS * STRIDE, *values = keys + 2 * KEYS * STRIDE;
     Piece piece;
-    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.x, &piece)) return;
+    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
-    int head = blockIdx.y, kv_head = head / (query / kv), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int head = blockIdx.x, kv_head = head / (query / kv), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bf16* q = qkv + (start + piece.first) * width + head * HEAD_DIM;
     const bf16* k = qkv + start * width + (query + kv_head) * HEAD_DIM;
     const bf16* v = k + kv * HEAD_DIM;

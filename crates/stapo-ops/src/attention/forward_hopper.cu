@@ -35,15 +35,15 @@ __device__ __forceinline__ void shrink(float (&o)[DIM / 8][4], const float (&sca
 #define ROWS 128
 #define THREADS 256
 
-// Grid: (pieces of 128 tokens, query heads); four warps have 64 queries. Shared: queries [128], keys and values [2][64].
+// Grid: (query heads, pieces of 128 tokens); four warps have 64 queries. Shared: queries [128], keys and values [2][64].
 KERNEL __launch_bounds__(THREADS, 2)
 attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* lse, int sequences, int query,
                               int kv) {
     bf16 *queries = aligned_memory(), *keys = queries + ROWS * DIM, *values = keys + 2 * KEYS * DIM;
     Piece piece;
-    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.x, &piece)) return;
+    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
-    int head = blockIdx.y, kv_head = head / (query / kv), lane = threadIdx.x % 32;
+    int head = blockIdx.x, kv_head = head / (query / kv), lane = threadIdx.x % 32;
     int group = threadIdx.x / 128, row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
     const bf16* q = qkv + (start + piece.first) * width + head * HEAD_DIM;
     const bf16* k = qkv + start * width + (query + kv_head) * HEAD_DIM;
@@ -121,7 +121,7 @@ attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, fl
 #define PAGED_ROWS 64
 #define PAGED_THREADS 128
 
-// Grid: (pieces of 64 rows, kv heads); a row is a token and one of its group's query heads. Cache: keys and values
+// Grid: (kv heads, pieces of 64 rows); a row is a token and one of its group's query heads. Cache: keys and values
 // [blocks, kv heads, block_size, HEAD_DIM]. Shared: queries, keys, values [64]; the next copy starts when the last reader
 // is done.
 KERNEL __launch_bounds__(PAGED_THREADS)
@@ -130,9 +130,9 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
                             int query, int kv, int block_shift) {
     bf16 *queries = aligned_memory(), *tile_k = queries + PAGED_ROWS * DIM, *tile_v = tile_k + KEYS * DIM;
     __shared__ u32 near_blocks[TABLE];
-    int heads = query / kv, kv_head = blockIdx.y, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+    int heads = query / kv, kv_head = blockIdx.x, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
     Piece piece;
-    if (!find_piece(offsets, sequences, heads, PAGED_ROWS, blockIdx.x, &piece)) return;
+    if (!find_piece(offsets, sequences, heads, PAGED_ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
     int position = (int)contexts[piece.sequence] - piece.rows / heads;
     const u32* table = tables + (size_t)piece.sequence * table_width;

@@ -131,30 +131,28 @@ struct Piece {
     int sequence, first, rows;
 };
 
-// Cuts each sequence's (tokens * per_token) rows into pieces of `height`; finds piece number `index`, the last pieces of
-// a sequence first: they see most keys. False: there are fewer pieces.
+// Cuts each sequence's (tokens * per_token) rows into pieces of `height` and finds piece number `index` in the order of
+// falling weight, a piece's weight being its place in its sequence: what sees most keys is begun first, whatever sequence
+// it belongs to. False: there are fewer pieces.
 __device__ __forceinline__ bool find_piece(const u32* offsets, int sequences, int per_token, int height, int index,
                                            Piece* piece) {
-    int lane = threadIdx.x % 32, before = 0;
-    for (int start = 0; start < sequences; start += 32) {
-        int s = start + lane;
-        int rows = s < sequences ? (int)(offsets[s + 1] - offsets[s]) * per_token : 0;
-        int n = (rows + height - 1) / height, end = n;
-#pragma unroll
-        for (int step = 1; step < 32; step <<= 1) {
-            int other = __shfl_up_sync(0xffffffffu, end, step);
-            if (lane >= step) end += other;
+    int lane = threadIdx.x % 32, most = 0;
+    auto rows_of = [&](int s) { return s < sequences ? (int)(offsets[s + 1] - offsets[s]) * per_token : 0; };
+    for (int s = lane; s < sequences; s += 32) most = max(most, (rows_of(s) + height - 1) / height);
+    most = __reduce_max_sync(0xffffffffu, most);
+    for (int weight = most; weight > 0; --weight)
+        for (int start = 0; start < sequences; start += 32) {
+            int rows = rows_of(start + lane);
+            u32 holds = __ballot_sync(0xffffffffu, rows > (weight - 1) * height);
+            int n = __popc(holds);
+            if (index < n) {
+                int owner = __fns(holds, 0, index + 1);
+                piece->sequence = start + owner;
+                piece->rows = __shfl_sync(0xffffffffu, rows, owner);
+                piece->first = (weight - 1) * height;
+                return true;
+            }
+            index -= n;
         }
-        u32 holds = __ballot_sync(0xffffffffu, index < before + end);
-        if (holds) {
-            int owner = __ffs(holds) - 1;
-            piece->sequence = start + owner;
-            piece->rows = __shfl_sync(0xffffffffu, rows, owner);
-            int from_end = before + __shfl_sync(0xffffffffu, end, owner) - 1 - index;
-            piece->first = from_end * height;
-            return true;
-        }
-        before += __shfl_sync(0xffffffffu, end, 31);
-    }
     return false;
 }

@@ -20,7 +20,7 @@ KERNEL attention_store_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16*
     }
 }
 
-// Grid: (pieces of 16 rows, kv heads); a row is a token and one of its group's query heads. The four warps share each
+// Grid: (kv heads, pieces of 16 rows); a row is a token and one of its group's query heads. The four warps share each
 // step: warp w scores keys 16w.. and then weighs its columns of the values, so every sum keeps the order of forward.cu.
 KERNEL __launch_bounds__(THREADS)
 attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
@@ -30,9 +30,9 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
     __shared__ u32 near_blocks[TABLE];
     __shared__ float tops[4][ROWS], parts[4][ROWS][4];
     __shared__ alignas(16) bf16 weights[ROWS * (KEYS + 8)];
-    int group = query / kv, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int group = query / kv, kv_head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Piece piece;
-    if (!find_piece(offsets, sequences, group, ROWS, blockIdx.x, &piece)) return;
+    if (!find_piece(offsets, sequences, group, ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
     int context = contexts[piece.sequence], position = context - piece.rows / group;
     const u32* table = tables + (size_t)piece.sequence * table_width;

@@ -88,14 +88,15 @@ __device__ __forceinline__ void turn(Head& h, const Turn& t, float sign) {
 
 // Grid: tokens. norms: 0 where heads have no norm.
 template <class S>
-__device__ __forceinline__ void forward(const S* raw, S* out, const float* cos, const float* sin, const u32* positions,
-                                        const S* q_weight, const S* k_weight, float* inv_rms, int query, int kv,
+__device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict__ out, const float* __restrict__ cos,
+                                        const float* __restrict__ sin, const u32* __restrict__ positions,
+                                        const S* __restrict__ q_weight, const S* __restrict__ k_weight, float* inv_rms, int query, int kv,
                                         int dim, float eps) {
     int half = dim / 2, heads = query + 2 * kv, normed = query + kv;
     size_t token = blockIdx.x, row = token * heads * dim;
     size_t place = (size_t)positions[token] * half;
     Turn angles = load_turn(cos + place, sin + place, half);
-#pragma unroll 2
+#pragma unroll 4
     for (int head = threadIdx.x / 32; head < heads; head += blockDim.x / 32) {
         Head h = load_head(raw + row + head * dim, half);
         if (head < normed) {
@@ -117,9 +118,11 @@ __device__ __forceinline__ void forward(const S* raw, S* out, const float* cos, 
 
 // Blocks take consecutive tokens. parts [blocks, 2, dim]: each block's gradient of the query and the key norm.
 template <class S>
-__device__ __forceinline__ void backward(const S* d_out, S* d_raw, const float* cos, const float* sin,
-                                         const u32* positions, const S* raw, const S* q_weight, const S* k_weight,
-                                         const float* inv_rms, float* parts, int tokens, int query, int kv, int dim) {
+__device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restrict__ d_raw,
+                                         const float* __restrict__ cos, const float* __restrict__ sin,
+                                         const u32* __restrict__ positions, const S* __restrict__ raw,
+                                         const S* __restrict__ q_weight, const S* __restrict__ k_weight,
+                                         const float* __restrict__ inv_rms, float* parts, int tokens, int query, int kv, int dim) {
     extern __shared__ float sums[];
     int half = dim / 2, heads = query + 2 * kv, normed = query + kv, warp = threadIdx.x / 32;
     Head weight_sums[2];
@@ -171,12 +174,14 @@ __device__ __forceinline__ void backward(const S* d_out, S* d_raw, const float* 
 }
 
 #define ROPE(S)                                                                                                        \
-    KERNEL rope_forward_##S(const S* raw, S* out, const float* cos, const float* sin, const u32* positions,            \
+    KERNEL rope_forward_##S(const S* __restrict__ raw, S* __restrict__ out, const float* cos, const float* sin,        \
+                            const u32* positions,                                                                      \
                             const S* q_weight, const S* k_weight, float* inv_rms, int query, int kv, int dim,          \
                             float eps) {                                                                               \
         forward<S>(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, dim, eps);                   \
     }                                                                                                                  \
-    KERNEL __launch_bounds__(256, 4) rope_backward_##S(const S* d_out, S* d_raw, const float* cos, const float* sin, const u32* positions,       \
+    KERNEL __launch_bounds__(256, 4) rope_backward_##S(const S* __restrict__ d_out, S* __restrict__ d_raw, const float* cos,  \
+                             const float* sin, const u32* positions,                                                   \
                              const S* raw, const S* q_weight, const S* k_weight, const float* inv_rms, float* parts,   \
                              int tokens, int query, int kv, int dim) {                                                 \
         backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, tokens, query, kv,     \
