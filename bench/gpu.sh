@@ -3,8 +3,9 @@
 # the peer, and no Rust toolchain:
 #   cargo build --release -p stapo-model --example bench_gpu
 #   cargo test -p stapo-ops --lib --no-run; cargo test -p stapo-model --test goldens --test cuda --no-run
-#   bench/gpu.sh --bench target/release/examples/bench_gpu --tests "target/debug/deps/stapo_ops-*" ..
-# Options: --bench FILE; --tests FILE (may be repeated); --quick leaves out PyTorch and the 8B shape; --out DIR keeps logs.
+#   bench/gpu.sh --bench target/release/examples/bench_gpu --tests "target/debug/deps/stapo_ops-HASH cuda" ..
+# Options: --bench FILE; --tests "FILE [FILTER]" (may be repeated); --quick leaves out PyTorch and the 8B shape; --out DIR
+# keeps logs.
 set -u
 bench='' quick=0 out=$(mktemp -d) tests=()
 while [ $# -gt 0 ]; do
@@ -36,8 +37,9 @@ run() {
 }
 
 for program in ${tests[@]+"${tests[@]}"}; do
-    name=test-$(basename "$program")
-    run "$name" 240 "$program" --test-threads=1 --nocapture
+    name=test-$(basename "${program%% *}")
+    # shellcheck disable=SC2086 # a program and its filter
+    run "$name" 240 $program --test-threads=1 --nocapture --skip every_kernel_compiles
     grep -E '^test result' "$out/$name.log" | sed 's/.*: \(.*\). \([0-9]*\) passed; \([0-9]*\) failed.*/{"name": "parity", "passed": \2, "failed_tests": \3}/' >> "$out/results.jsonl"
 done
 run train-cold 120 "$bench" train --steps=1
