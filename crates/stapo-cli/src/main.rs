@@ -2,20 +2,27 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
+mod chart;
 mod clock;
 mod doctor;
+mod eval;
+mod experiment;
 mod export;
+mod fetch;
 mod generate;
 mod grade;
 mod input;
+mod inspect;
 mod language;
 mod machine;
 mod model;
 mod objective;
 mod option;
+mod page;
 mod plan;
 mod pretrain;
 mod problems;
+mod report;
 mod run_folder;
 mod runs;
 mod score;
@@ -42,7 +49,13 @@ enum Command {
     Pretrain(pretrain::Args),
     Export(export::Args),
     Runs(runs::Args),
+    Report(report::Args),
+    Inspect(inspect::Args),
     Plan(plan::Args),
+    Eval(eval::Args),
+    Compare(eval::CompareArgs),
+    Experiment(experiment::Args),
+    Fetch(fetch::Args),
     Problems(problems::Args),
     Doctor(doctor::Args),
     VerifyRun(verify_run::Args),
@@ -65,6 +78,12 @@ fn main() -> ExitCode {
         Command::Pretrain(args) => pretrain::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Runs(args) => runs::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Compare(args) => eval::run_compare(&args),
+        Command::Fetch(args) => fetch::run(&args),
+        Command::Experiment(args) => experiment::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Problems(args) => problems::run(&args),
         Command::Doctor(args) => doctor::run(&args),
@@ -75,11 +94,11 @@ fn main() -> ExitCode {
         Command::Objective(args) => objective::run(&args),
         Command::Model(args) => model::run(&args),
     };
-    outcome.unwrap_or_else(|error| report(&error))
+    outcome.unwrap_or_else(|error| complain(&error))
 }
 
 /// Prints the error as `error: …` with its causes and hints. A reader that went away (`stapo … | head`) is no error.
-fn report(error: &anyhow::Error) -> ExitCode {
+fn complain(error: &anyhow::Error) -> ExitCode {
     let reader_left = error
         .chain()
         .any(|e| e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe));

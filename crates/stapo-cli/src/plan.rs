@@ -6,7 +6,7 @@ use crate::{clock, machine, run_folder};
 use anyhow::Result;
 use serde_json::{Value, json};
 use stapo_rl::Plan;
-use stapo_rl::config::Model;
+use stapo_rl::config::{Model, Recompute};
 use stapo_rl::estimate::{self, Pace, Part};
 use stapo_rl::model::{ModelConfig, Pretrained};
 use stapo_rl::train::Trainer;
@@ -150,10 +150,11 @@ fn print_lines(plan: &Plan, model: &ModelConfig, memory: &[Part], pace: Option<P
     let beside = here.map_or(String::new(), |m| format!(" of {} available here", size(m.available)));
     line("", &format!("{:<13} {:>10}{beside}", "together", size(total(memory))));
     if here.is_some_and(|m| total(memory) > m.available) {
-        line(
-            "",
-            "does not fit: set update.recompute=layers, or lower update.microbatch_tokens or rollout.kv_mib",
-        );
+        let recompute = match config.update.recompute {
+            Recompute::Nothing => "set update.recompute=layers, or ",
+            Recompute::Layers => "",
+        };
+        line("", &format!("does not fit here: {recompute}lower update.microbatch_tokens or rollout.kv_mib"));
     }
     if let Some(pace) = pace {
         print_pace(plan, pace);

@@ -2,15 +2,15 @@
 
 mod screen;
 
-use crate::run_folder::Use;
-use crate::{run_folder, stop};
+use crate::run_folder::{self, Use, hash_bytes, hash_file};
+use crate::stop;
 use anyhow::{Context, Result, bail};
 use screen::Screen;
-use stapo_core::record::{Extra, FileHash, Manifest, Metrics, SCHEMA};
+use stapo_core::record::{Extra, Manifest, Metrics, SCHEMA};
 use stapo_rl::Plan;
 use stapo_rl::config::Model;
 use stapo_rl::model::{Device, DeviceName};
-use stapo_rl::run::{Run, sha256_hex};
+use stapo_rl::run::Run;
 use stapo_rl::task::TaskSpec;
 use stapo_rl::train::{Outcome, Trainer, resume, train};
 use std::path::{Path, PathBuf};
@@ -106,42 +106,18 @@ fn default_folder(name: &str) -> PathBuf {
 }
 
 /// What goes into the run, by content.
-fn manifest(config: &str, plan: &Plan) -> Result<Manifest> {
-    let of_bytes = |name: &str, bytes: &[u8]| FileHash {
-        name: name.to_string(),
-        n_bytes: bytes.len() as u64,
-        sha256: sha256_hex(bytes),
-    };
-    let of_file = |name: &str, path: &Path| -> Result<FileHash> {
-        Ok(of_bytes(name, &std::fs::read(path).with_context(|| format!("{name} {}", path.display()))?))
-    };
-    let mut inputs = vec![of_bytes("config", config.as_bytes()), of_bytes("plan", plan.to_toml().as_bytes())];
+pub fn manifest(config: &str, plan: &Plan) -> Result<Manifest> {
+    let mut inputs =
+        vec![hash_bytes("config", config.as_bytes()), hash_bytes("plan", plan.to_toml().as_bytes())];
     if let Ok(program) = std::env::current_exe() {
-        inputs.push(of_file("program", &program)?);
+        inputs.push(hash_file("program", &program)?);
     }
     if let TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) = &plan.task {
-        inputs.push(of_file("data", &rows.path)?);
+        inputs.push(hash_file("data", &rows.path)?);
     }
     match &plan.config.model {
-        Model::Builtin => inputs.push(of_bytes("weights", stapo_rl::builtin_weights())),
-        Model::Path { path } => {
-            for path in weight_files(Path::new(path))? {
-                inputs.push(of_file("weights", &path)?);
-            }
-        }
+        Model::Builtin => inputs.push(hash_bytes("weights", stapo_rl::builtin_weights())),
+        Model::Path { path } => inputs.extend(run_folder::hash_weights(Path::new(path))?),
     }
     Ok(Manifest { schema: SCHEMA, inputs, steps: Vec::new(), extra: Extra::new() })
-}
-
-/// The file itself, or the weights of a folder.
-fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
-    if path.is_file() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let entries = std::fs::read_dir(path).with_context(|| format!("model {}", path.display()))?;
-    let is_weights = |path: &PathBuf| path.extension().is_some_and(|e| e == "safetensors" || e == "gguf");
-    let mut files: Vec<PathBuf> =
-        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_weights).collect();
-    files.sort();
-    Ok(files)
 }

@@ -1,9 +1,12 @@
 //! `stapo verify-run`
 
-use crate::run_folder;
+use crate::run_folder::{self, Use};
+use crate::train;
 use anyhow::{Result, bail};
+use stapo_core::record::Manifest;
+use stapo_rl::Plan;
 use stapo_rl::run::{Checkpoint, Run};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Replays steps of a run from a checkpoint and compares the state with the recorded hashes.
@@ -28,9 +31,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(checkpoint) = checkpoints.iter().rev().find_map(before) else {
         bail!("run {}: no checkpoint before step {last} to replay from", args.run.display());
     };
-    let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint)?;
+    let mut n_different = check_inputs(&args.run, &plan, &manifest);
+    let device = run_folder::device(plan.device(), None, Use::of(&plan))?;
+    let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
     println!("replaying from step {}", checkpoint.counters.step);
-    let mut n_different = 0;
     for _ in 0..args.steps {
         if trainer.counters.step >= last {
             break;
@@ -49,4 +53,30 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     }
     Ok(if n_different == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Compares what went into the run with what is here now, by content; how many are not the same. Another build of the
+/// program is no difference in itself: its steps are compared.
+fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest) -> usize {
+    let now = std::fs::read_to_string(run.join("config.toml")).map_err(anyhow::Error::from);
+    let now = match now.and_then(|config| train::manifest(&config, plan)) {
+        Ok(now) => now.inputs,
+        Err(error) => {
+            println!("inputs: cannot be compared: {error:#}");
+            return 1;
+        }
+    };
+    let mut n_different = 0;
+    for recorded in &manifest.inputs {
+        let name = &recorded.name;
+        if now.contains(recorded) {
+            println!("{name}: the same, {}", recorded.sha256);
+        } else if name == "program" {
+            println!("program: another build than the one that trained");
+        } else {
+            n_different += 1;
+            println!("{name}: DIFFERENT, recorded {}", recorded.sha256);
+        }
+    }
+    n_different
 }

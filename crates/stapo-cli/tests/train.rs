@@ -64,7 +64,17 @@ fn killed_three_times_and_resumed_is_the_uninterrupted_run() {
     ok(&stapo(at, &start_or_resume(at)));
     assert_eq!(last_hash(&at.join("cut")), last_hash(&at.join("whole")));
     let replay = ok(&stapo(at, &["verify-run", "cut", "--steps", "2"]));
-    assert_eq!(replay.matches("the same").count(), 2, "{replay}");
+    assert_eq!(replay.matches("step ").count(), 3, "{replay}");
+    for line in ["config: the same", "weights: the same", "step 6: the same"] {
+        assert!(replay.contains(line), "{line} in {replay}");
+    }
+    let plan = at.join("cut/config.toml");
+    std::fs::write(&plan, format!("{}\n# touched", std::fs::read_to_string(&plan).unwrap())).unwrap();
+    let touched = stapo(at, &["verify-run", "cut", "--steps", "1"]);
+    assert!(
+        touched.status.code() == Some(1)
+            && String::from_utf8_lossy(&touched.stdout).contains("config: DIFFERENT")
+    );
     assert!(ok(&stapo(at, &["runs", "."])).contains("done"));
     ok(&stapo(at, &["export", "cut", "--to", "model"]));
     assert!(at.join("model/model.safetensors").is_file() && at.join("model/tokenizer.json").is_file());
@@ -211,4 +221,63 @@ fn plan_and_doctor_tell_without_touching_anything() {
     let text = ok(&stapo(at, &["doctor"]));
     assert!(text.contains("cpu") && text.contains("disk") && text.contains("nvrtc"), "{text}");
     assert_eq!(std::fs::read_dir(at).unwrap().count(), 0);
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_finishes_the_step_saves_and_says_how_to_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let args = [&new_run("cut")[..], &["--set", "steps=500", "--set", "record.checkpoint_every_steps=1000"]]
+        .concat();
+    let child = Command::new(env!("CARGO_BIN_EXE_stapo"))
+        .current_dir(at)
+        .args(args)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    for _ in 0..1000 {
+        std::thread::sleep(Duration::from_millis(10));
+        if std::fs::read_to_string(at.join("cut/metrics.jsonl")).is_ok_and(|text| text.lines().count() >= 2) {
+            break;
+        }
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("stapo train --resume cut"), "{said}");
+    let n_steps = std::fs::read_to_string(at.join("cut/metrics.jsonl")).unwrap().lines().count();
+    assert!(at.join(format!("cut/checkpoints/step-{n_steps:06}")).is_dir());
+}
+
+/// Supervised fine-tuning of the built-in model on a file: the loss on its responses falls, and the result is a model.
+#[test]
+fn pretrain_fine_tunes_on_given_responses() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let lines: String = (1..9)
+        .map(|n| format!("{{\"prompt\": \"{n}+{n}=\", \"response\": \"get \\\\boxed{{{}}}\"}}\n", 2 * n))
+        .collect();
+    std::fs::write(at.join("texts.jsonl"), lines).unwrap();
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/base");
+    let config = format!(
+        "steps = 6\nbatch_tokens = 256\nmicrobatch_tokens = 256\nlearning_rate = 1e-3\nschedule = {{ kind = \"constant\", warmup_steps = 1 }}\n\
+         start = {{ kind = \"path\", path = {base:?} }}\n\
+         texts = {{ kind = \"jsonl\", path = \"texts.jsonl\", prompt_field = \"prompt\", response_field = \"response\" }}\n"
+    );
+    std::fs::write(at.join("sft.toml"), config).unwrap();
+    let lines = ok(&stapo(at, &["pretrain", "sft.toml", "--out", "sft", "--json"]));
+    let losses: Vec<f64> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter_map(|line| line["loss"].as_f64())
+        .collect();
+    assert!(losses.len() == 6 && losses[5] < 0.7 * losses[0], "{losses:?}");
+    let tuned =
+        stapo(at, &["generate", "--model", "sft/model", "--prompt", "3+3=", "--json", "--max-tokens", "16"]);
+    assert!(!ok(&tuned).is_empty());
+    let said = complaint(at, &["pretrain", "sft.toml", "--out", "x", "--set", "texts.path=gone.jsonl"]);
+    assert!(said.contains("gone.jsonl"), "{said}");
 }

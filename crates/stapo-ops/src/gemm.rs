@@ -12,6 +12,8 @@ use crate::simd::{Float, Kernel, Lanes, WIDTH};
 pub(crate) const PANEL: usize = 2 * WIDTH;
 /// Rows of C that share a packed block of A: it stays in the level-2 cache.
 const MAX_BLOCK_ROWS: usize = 504;
+/// Rows of C that are worth a thread of their own: fewer use a panel of B too seldom.
+const MIN_BLOCK_ROWS: usize = 56;
 /// Rows of the largest register tile: task heights are multiples of it.
 const ROW_UNIT: usize = 14;
 /// Multiply-adds below which a second thread does not pay.
@@ -52,12 +54,13 @@ impl<E: Float> Gemm<'_, E> {
             return;
         }
         let (n_row, n_column) = self.grid(cpu.threads());
-        let row_step = self.rows.div_ceil(n_row).next_multiple_of(ROW_UNIT);
+        let row_units = self.rows.div_ceil(ROW_UNIT);
+        let first_row = |i: usize| (i * row_units / n_row * ROW_UNIT).min(self.rows);
         let n_panels = self.columns.div_ceil(PANEL);
         let panel_step = n_panels.div_ceil(n_column);
         cpu.tasks(n_row * n_column, |task| {
             let (i, j) = (task / n_column, task % n_column);
-            let rows = i * row_step..((i + 1) * row_step).min(self.rows);
+            let rows = first_row(i)..first_row(i + 1);
             let panels = j * panel_step..((j + 1) * panel_step).min(n_panels);
             if rows.is_empty() || panels.is_empty() {
                 return;
@@ -79,13 +82,12 @@ impl<E: Float> Gemm<'_, E> {
     /// How many parts rows and columns are cut into.
     fn grid(&self, threads: usize) -> (usize, usize) {
         let n_blocks = self.rows.div_ceil(MAX_BLOCK_ROWS);
+        let n_blocks = if self.rows >= threads * MIN_BLOCK_ROWS { n_blocks.max(threads) } else { n_blocks };
         if self.rows * self.columns * self.depth < SMALL || threads == 1 {
             (1, 1)
-        } else if n_blocks >= 2 * threads {
-            // Two tasks per thread even out what the threads are disturbed by.
-            (2 * threads, 1)
         } else if n_blocks >= threads {
-            (threads, 1)
+            // A block a task evens out what the threads are disturbed by.
+            (n_blocks.next_multiple_of(threads), 1)
         } else {
             (n_blocks, threads.div_ceil(n_blocks).min(self.columns.div_ceil(PANEL)))
         }
@@ -130,7 +132,9 @@ impl<E: Float> Task<'_, '_, E> {
     fn depth_block<L: Lanes<E = E>>(&mut self, l: L, k: usize, depth: usize) {
         let g = self.gemm;
         self.pack_a(l, k, depth);
-        let mut fetch = [self.next_a(k + depth), Ahead::NONE];
+        // Steps, of sixteen depths each, that a panel takes.
+        let steps = self.rows.len().div_ceil(L::TILE_ROWS) * (depth / WIDTH);
+        let mut fetch = [self.next_a(k + depth, steps * self.panels.len()), Ahead::NONE];
         for p in self.panels.clone() {
             let b = match g.b {
                 B::Panels(b) => b[(p * g.depth + k) * PANEL..][..depth * PANEL].as_ptr(),
@@ -138,10 +142,14 @@ impl<E: Float> Task<'_, '_, E> {
             };
             if p + 1 < self.panels.end {
                 fetch[1] = match g.b {
-                    B::Panels(_) => Ahead::new(b.wrapping_add(g.depth * PANEL), 1, depth * PANEL, 0),
-                    B::Rows(b) => {
-                        Ahead::new(b[k * g.columns + (p + 1) * PANEL..].as_ptr(), depth, PANEL, g.columns)
-                    }
+                    B::Panels(_) => Ahead::new(b.wrapping_add(g.depth * PANEL), 1, depth * PANEL, 0, steps),
+                    B::Rows(b) => Ahead::new(
+                        b[k * g.columns + (p + 1) * PANEL..].as_ptr(),
+                        depth,
+                        PANEL,
+                        g.columns,
+                        steps,
+                    ),
                 };
             }
             let start = if k == 0 { g.start } else { Start::Continue };
@@ -151,14 +159,14 @@ impl<E: Float> Task<'_, '_, E> {
 
     /// The block of A that comes after depth `k` of these rows: their next depths, or the next rows.
     #[inline(always)]
-    fn next_a(&self, k: usize) -> Ahead<E> {
+    fn next_a(&self, k: usize, steps: usize) -> Ahead<E> {
         let g = self.gemm;
         let (row, k) = if k < g.depth { (self.rows.start, k) } else { (self.rows.end, 0) };
         let (rows, depth) = (self.block.min(self.all_rows.end - row), DEPTH.min(g.depth - k));
         match g.a {
             _ if rows == 0 => Ahead::NONE,
-            A::Rows(a) => Ahead::new(a[row * g.depth + k..].as_ptr(), rows, depth, g.depth),
-            A::Columns(a) => Ahead::new(a[k * g.rows + row..].as_ptr(), depth, rows, g.rows),
+            A::Rows(a) => Ahead::new(a[row * g.depth + k..].as_ptr(), rows, depth, g.depth, steps),
+            A::Columns(a) => Ahead::new(a[k * g.rows + row..].as_ptr(), depth, rows, g.rows, steps),
         }
     }
 

@@ -62,6 +62,8 @@ pub enum Error {
     Gradient { step: u64, microbatch: Option<usize>, source: GradientError },
     #[error(transparent)]
     Packing(#[from] SequenceTooLong),
+    #[error("benchmark {name}: {problem}\nhint: {remedy}")]
+    Benchmark { name: String, problem: String, remedy: String },
     #[error("config.{key}: {problem}\nhint: {remedy}")]
     Misfit { key: &'static str, problem: String, remedy: &'static str },
     #[error("step {step}: canary {canary}: {problem}\nhint: {remedy}")]

@@ -106,25 +106,38 @@ impl Pace {
     }
 }
 
-/// Problems and longest response of the first, short try.
+/// Problems and longest response of the first try.
 const TRY_PROBLEMS: usize = 2;
 const TRY_TOKENS: usize = 64;
-/// A try that takes longer than this is not followed by a step of full size.
-const LONG_SECONDS: f64 = 2.0;
+/// A try that took longer is the last one: the next would have four times as many problems.
+const LONG_SECONDS: f64 = 3.0;
 
-/// Measures the pace with a short try and, where that went quickly, a step of full size. The trainer is used up: its
+/// Measures the pace with ever larger tries, up to a step of full size, until one takes long. The trainer is used up: its
 /// weights have moved.
 pub fn measure(plan: &Plan, mut trainer: Trainer) -> Result<Pace> {
-    let mut short = plan.clone();
-    let (rollout, update) = (&mut short.config.rollout, &mut short.config.update);
-    rollout.problems_per_step = rollout.problems_per_step.min(TRY_PROBLEMS);
-    rollout.max_response_tokens = rollout.max_response_tokens.min(TRY_TOKENS);
+    let full = plan.config.rollout.problems_per_step;
+    let mut n_problems = TRY_PROBLEMS.min(full);
+    loop {
+        let start = Instant::now();
+        let pace = measure_step(&try_of(plan, n_problems), &mut trainer)?;
+        if n_problems == full || start.elapsed().as_secs_f64() > LONG_SECONDS {
+            return Ok(pace);
+        }
+        n_problems = (4 * n_problems).min(full);
+    }
+}
+
+/// The plan with fewer problems a step and, below full size, shorter responses.
+fn try_of(plan: &Plan, n_problems: usize) -> Plan {
+    let mut smaller = plan.clone();
+    let (rollout, update) = (&mut smaller.config.rollout, &mut smaller.config.update);
     rollout.max_redraws = 0;
-    update.problems_per_minibatch = update.problems_per_minibatch.min(TRY_PROBLEMS);
-    let start = Instant::now();
-    let pace = measure_step(&short, &mut trainer)?;
-    let is_quick = start.elapsed().as_secs_f64() < LONG_SECONDS;
-    if is_quick { measure_step(plan, &mut trainer) } else { Ok(pace) }
+    if n_problems < rollout.problems_per_step {
+        rollout.problems_per_step = n_problems;
+        rollout.max_response_tokens = rollout.max_response_tokens.min(TRY_TOKENS);
+        update.problems_per_minibatch = update.problems_per_minibatch.min(n_problems);
+    }
+    smaller
 }
 
 fn measure_step(plan: &Plan, trainer: &mut Trainer) -> Result<Pace> {

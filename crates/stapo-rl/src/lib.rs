@@ -5,6 +5,8 @@ mod canary;
 pub mod config;
 mod error;
 pub mod estimate;
+pub mod evaluation;
+pub mod experiment;
 mod policy;
 pub mod pretrain;
 pub mod rollout;

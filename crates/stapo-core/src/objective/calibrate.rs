@@ -139,13 +139,13 @@ impl ObjectiveSpec {
         let key = |seed: u64| Key::new(seed).with(draw.step).with(mask_idx as u64);
         match *mask {
             Mask::Spurious { tau_p, q, select, quantile_over, seed } => {
-                let logp_below = libm::log(tau_p);
+                let logp_below = logp_below(tau_p);
                 let (rule, tau_h) =
                     self.spurious_rule(minibatch, logp_below, q, select, quantile_over, key(seed));
                 (CalibratedMask::Spurious { logp_below, rule }, tau_h)
             }
             Mask::RandomTokens { tau_p, q, seed } => {
-                let logp_below = libm::log(tau_p);
+                let logp_below = logp_below(tau_p);
                 let tau_h = self.low_entropy_threshold(minibatch, logp_below, q, QuantileOver::Candidates);
                 let n_winners = self.n_candidates_below(minibatch, logp_below, tau_h);
                 let lottery = Lottery::draw(key(seed), n_winners, positions(minibatch));
@@ -375,6 +375,11 @@ fn is_entropy_value(x: f64) -> bool {
 fn first_bad(values: &[f64], is_good: impl Fn(f64) -> bool) -> Option<usize> {
     let all_good = values.iter().fold(true, |good, &x| good & is_good(x));
     if all_good { None } else { values.iter().position(|&x| !is_good(x)) }
+}
+
+/// The threshold of a probability as masks compare it: `logp < ln tau`, with the same logarithm on every machine.
+pub fn logp_below(tau: f64) -> f64 {
+    libm::log(tau)
 }
 
 /// S2T's candidate: rewarded and improbable.

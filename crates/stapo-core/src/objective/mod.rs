@@ -16,7 +16,7 @@ mod preset;
 mod surrogate;
 
 pub use advantage::Advantage;
-pub use calibrate::{Calibration, Draw};
+pub use calibrate::{Calibration, Draw, logp_below};
 pub use evaluate::{SequenceTally, Tally, TokenEffect};
 pub use load::SpecError;
 pub use mask::{Mask, MaskKind, QuantileOver, Select};

@@ -105,6 +105,9 @@ pub struct EvalRecord {
     #[serde(default)]
     pub reference: String,
     pub text: String,
+    /// Ids of the response. Empty in evaluations older than this column.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<u32>,
     pub n_tokens: usize,
     pub finish: Finish,
     /// The answer in canonical form, where there was one.

@@ -118,22 +118,42 @@ impl<T: Float> Layer<'_, T> {
         self.backward_attention(arena, back, offsets, n_sequences, gradients);
     }
 
+    /// Some rows at a time, whose gradients stay in the cache from one op to the next: they are not kept.
     fn backward_ffn(&self, arena: &mut Arena<T>, back: &BackwardRanges, gradients: &mut Gradients<T>) {
         let at = self.ranges;
-        let [ffn, d_next, d_ffn] =
-            arena.compute.disjoint_mut([at.ffn.clone(), back.residual.clone(), back.ffn.clone()]);
-        self.project_backward(self.slots.down, ffn.into_view(), d_next.into_view(), d_ffn, gradients);
+        for rows in self.chunks() {
+            let (n, of) = (rows.len(), |range: &Range<usize>| self.rows_of(range, &rows));
+            let (d_ffn_at, d_gate_up_at) =
+                (self.rows_of(&back.ffn, &(0..n)), self.rows_of(&back.gate_up, &(0..n)));
+            let [ffn, d_next, d_ffn] =
+                arena.compute.disjoint_mut([of(&at.ffn), of(&back.residual), d_ffn_at.clone()]);
+            self.project_backward(self.slots.down, n, ffn.into_view(), d_next.into_view(), d_ffn, gradients);
 
-        let [gate_up, d_ffn, d_gate_up] =
-            arena.compute.disjoint_mut([at.gate_up.clone(), back.ffn.clone(), back.gate_up.clone()]);
-        let (gate_up, d_ffn) = (gate_up.into_view(), d_ffn.into_view());
-        swiglu::backward(&self.policy.device, self.swiglu_dims(), gate_up, d_ffn, d_gate_up);
+            let [gate_up, d_ffn, d_gate_up] =
+                arena.compute.disjoint_mut([of(&at.gate_up), d_ffn_at, d_gate_up_at.clone()]);
+            let (gate_up, d_ffn) = (gate_up.into_view(), d_ffn.into_view());
+            let dims = swiglu::Dims { tokens: n, width: self.config().ffn_width };
+            swiglu::backward(&self.policy.device, dims, gate_up, d_ffn, d_gate_up);
 
-        let [norm, d_gate_up, d_norm] =
-            arena.compute.disjoint_mut([at.ffn_norm.clone(), back.gate_up.clone(), self.delta.clone()]);
-        self.project_backward(self.slots.gate_up, norm.into_view(), d_gate_up.into_view(), d_norm, gradients);
-
+            let [norm, d_gate_up, d_norm] =
+                arena.compute.disjoint_mut([of(&at.ffn_norm), d_gate_up_at, of(&self.delta)]);
+            let (norm, d_gate_up) = (norm.into_view(), d_gate_up.into_view());
+            self.project_backward(self.slots.gate_up, n, norm, d_gate_up, d_norm, gradients);
+        }
         self.norm_backward(arena, back, self.slots.ffn_norm, &at.middle, &at.ffn_inv_rms, gradients);
+    }
+
+    /// The batch's rows in pieces of as many as the device likes at a time.
+    fn chunks(&self) -> impl Iterator<Item = Range<usize>> {
+        let n_rows = self.rows.n_tokens;
+        let at_once = self.policy.device.cached_rows().min(n_rows.max(1));
+        (0..n_rows).step_by(at_once).map(move |start| start..(start + at_once).min(n_rows))
+    }
+
+    /// Where `rows` of the activation at `range` lie.
+    fn rows_of(&self, range: &Range<usize>, rows: &Range<usize>) -> Range<usize> {
+        let width = range.len() / self.rows.n_tokens;
+        range.start + rows.start * width..range.start + rows.end * width
     }
 
     fn backward_attention(
@@ -147,7 +167,15 @@ impl<T: Float> Layer<'_, T> {
         let (at, device) = (self.ranges, &self.policy.device);
         let [out, d_middle, d_out] =
             arena.compute.disjoint_mut([at.attention.clone(), back.residual.clone(), back.attention.clone()]);
-        self.project_backward(self.slots.output, out.into_view(), d_middle.into_view(), d_out, gradients);
+        let n_rows = self.rows.n_tokens;
+        self.project_backward(
+            self.slots.output,
+            n_rows,
+            out.into_view(),
+            d_middle.into_view(),
+            d_out,
+            gradients,
+        );
 
         let [qkv, out, d_out, d_qkv] = arena.compute.disjoint_mut([
             at.qkv.clone(),
@@ -182,7 +210,7 @@ impl<T: Float> Layer<'_, T> {
         }
         let [norm, d_raw, d_norm] =
             arena.compute.disjoint_mut([at.attention_norm.clone(), back.raw_qkv.clone(), self.delta.clone()]);
-        self.project_backward(self.slots.qkv, norm.into_view(), d_raw.into_view(), d_norm, gradients);
+        self.project_backward(self.slots.qkv, n_rows, norm.into_view(), d_raw.into_view(), d_norm, gradients);
 
         self.norm_backward(
             arena,
@@ -204,12 +232,13 @@ impl<T: Float> Layer<'_, T> {
     fn project_backward(
         &self,
         slot: usize,
+        tokens: usize,
         x: View<'_, T>,
         d_y: View<'_, T>,
         d_x: ViewMut<'_, T>,
         gradients: &mut Gradients<T>,
     ) {
-        let (device, weight, tokens) = (&self.policy.device, self.policy.matrix(slot), self.rows.n_tokens);
+        let (device, weight) = (&self.policy.device, self.policy.matrix(slot));
         matmul::backward_input(device, tokens, d_y, weight, Write::Set, d_x);
         let dims = matmul::Dims { tokens, inputs: weight.shape().inputs, outputs: weight.shape().outputs };
         matmul::backward_weight(device, dims, x, d_y, gradients.slot_mut(slot));

@@ -4,6 +4,8 @@
 //! Sequences with a common prefix may list the same blocks. Keys lie transposed, so that kernels read a vector of keys
 //! at a time.
 
+use std::ops::Range;
+
 use super::Heads;
 use super::core::{Block, Keys, Scratch, forward_rows, padded};
 use super::cpu::{block_tokens, columns};
@@ -256,40 +258,44 @@ fn forward_cpu<E: Float>(cpu: &Cpu, d: Dims, qkv: &[E], cache: &Cache<E>, host: 
         };
         (block, keys)
     };
-    cpu.rows(blocks.len() * d.heads.kv, cost, |tasks| {
-        for task in tasks.clone() {
-            let (block, keys) = part(task);
-            let next = (task + 1 < tasks.end).then(|| part(task + 1));
-            with_scratch(Scratch::<E>::len(d.heads, block.rows(), block.n_keys()), |memory| {
-                let scratch = Scratch::split(memory, d.heads, block.rows(), block.n_keys());
-                cpu.dispatch(Task { block, keys, next, qkv, scratch, out });
-            });
-        }
+    let n_rows = step.min(d.tokens) * d.heads.group();
+    let longest = host.contexts.iter().max().map_or(0, |n| *n as usize);
+    cpu.rows(blocks.len() * d.heads.kv, cost, |range| {
+        with_scratch(Scratch::<E>::len(d.heads, n_rows, longest), |memory| {
+            cpu.dispatch(Tasks { range, part: &part, qkv, memory, out });
+        });
     });
 }
 
-struct Task<'a, E> {
-    block: Block,
-    keys: PagedKeys<'a, E>,
-    /// What the same thread computes after this one.
-    next: Option<(Block, PagedKeys<'a, E>)>,
+/// Blocks of query rows, one after another.
+struct Tasks<'a, E, P> {
+    range: Range<usize>,
+    /// A task's rows and keys.
+    part: &'a P,
     qkv: &'a [E],
-    scratch: Scratch<'a, E>,
+    memory: &'a mut [E],
     out: Shared<'a, E>,
 }
 
-impl<E: Float> Kernel<E> for Task<'_, E> {
+impl<'k, E: Float, P: Fn(usize) -> (Block, PagedKeys<'k, E>)> Kernel<E> for Tasks<'_, E, P> {
     #[inline(always)]
-    fn run<L: Lanes<E = E>>(mut self, l: L) {
-        if let Some((block, keys)) = &self.next {
-            keys.fetch(l, block.n_keys());
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        for task in self.range.clone() {
+            if task + 1 < self.range.end {
+                let (block, keys) = (self.part)(task + 1);
+                keys.fetch(l, block.n_keys());
+            }
+            let (block, keys) = (self.part)(task);
+            let mut scratch = Scratch::split(&mut *self.memory, block.heads, block.rows(), block.n_keys());
+            forward_rows(l, block, &keys, self.qkv, &mut scratch, self.out, None);
         }
-        forward_rows(l, self.block, &self.keys, self.qkv, &mut self.scratch, self.out, None);
     }
 }
 
 /// Keys that are fetched ahead: a cache that is read once from memory keeps whoever decodes waiting.
 const MAX_FETCHED_KEYS: usize = 128;
+/// Lines fetched of a piece; from there the processor follows by itself.
+const FETCHED_LINES: usize = 16;
 
 struct PagedKeys<'a, E> {
     dims: CacheDims,
@@ -303,18 +309,13 @@ impl<E: Float> PagedKeys<'_, E> {
     /// Asks for the first of `n_keys` keys and values.
     #[inline(always)]
     fn fetch<L: Lanes<E = E>>(&self, l: L, n_keys: usize) {
-        let (size, dim, width) = (self.dims.block_size, self.dims.head_dim, padded(self.dims.head_dim));
+        let (size, dim) = (self.dims.block_size, self.dims.head_dim);
         for key in (0..n_keys.min(MAX_FETCHED_KEYS)).step_by(size) {
-            let n = size.min(n_keys - key);
-            let (piece, _, _) = self.key_piece(key, dim);
-            for row in 0..dim {
-                for at in (0..n).step_by(WIDTH) {
-                    l.prefetch(piece.wrapping_add(row * size + at));
-                }
-            }
-            let (piece, _) = self.value_piece(key);
-            for at in (0..n * width).step_by(WIDTH) {
-                l.prefetch(piece.wrapping_add(at));
+            let (keys, _, _) = self.key_piece(key, dim);
+            let (values, _) = self.value_piece(key);
+            for line in 0..FETCHED_LINES {
+                l.prefetch(keys.wrapping_add(line * WIDTH));
+                l.prefetch(values.wrapping_add(line * WIDTH));
             }
         }
     }

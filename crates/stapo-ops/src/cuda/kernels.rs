@@ -45,7 +45,7 @@ sources! {
     ADAMW_8BIT = "adamw_8bit", Once, [include_str!("../adamw/adamw8.cu")];
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
     RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
-    ROPE = "rope", Once, [include_str!("../rope/rope.cu")];
+    ROPE = "rope", HeadDim, [include_str!("../rope/rope.cu")];
     SWIGLU = "swiglu", Once, [include_str!("../swiglu/swiglu.cu")];
     LM_HEAD = "lm_head", Once, [ROW, include_str!("../lm_head/lm_head.cu")];
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];

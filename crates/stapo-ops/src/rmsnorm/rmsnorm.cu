@@ -32,38 +32,56 @@ __device__ __forceinline__ void forward(const S* x, const S* delta, const S* wei
     }
 }
 
-// A block takes consecutive rows and has a thread for every eight columns, which keeps its part of d_weight; `parts`
-// [blocks, width] are added up in order by column_sums_add.
+// Eight elements as they are stored, on their way.
+template <class S> struct alignas(16) Eight {
+    S element[8];
+};
+
+template <class S> __device__ __forceinline__ Eight<S> fetch8(const S* row, int at, int n, bool whole) {
+    Eight<S> x = {};
+    if (whole) return *(const Eight<S>*)(row + at);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        if (at + i < n) x.element[i] = row[at + i];
+    return x;
+}
+
+// A block takes consecutive rows and has a thread for every eight columns, which keeps its part of d_weight; the next row
+// is on its way while one is summed. `parts` [blocks, width] are added up in order by column_sums_add.
 template <class S, bool ADD>
 __device__ __forceinline__ void backward(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,
                                          float* parts, int rows, int width) {
     bool whole = is_whole(width), is_there = 8 * threadIdx.x < width;
     int at = 8 * threadIdx.x;
-    float w[8] = {}, part[8] = {};
-    if (is_there) load8(weight, at, width, whole, w);
+    float part[8] = {};
+    Eight<S> w = {}, next_x = {}, next_d = {}, next_to = {};
+    if (is_there) w = fetch8(weight, at, width, whole);
     int per_block = (rows + gridDim.x - 1) / gridDim.x;
-    int end = min(rows, ((int)blockIdx.x + 1) * per_block);
-    for (int r = blockIdx.x * per_block; r < end; ++r) {
-        size_t row = (size_t)r * width;
-        float inv = inv_rms[r], dot = 0.0f, v[8] = {}, d[8] = {}, to[8] = {};
-        if (is_there) {
-            load8(x + row, at, width, whole, v);
-            load8(d_out + row, at, width, whole, d);
-            if (ADD) load8(d_x + row, at, width, whole, to);
-        }
+    int first = blockIdx.x * per_block, end = min(rows, first + per_block);
+    auto fetch = [&](int r) {
+        if (!is_there || r >= end) return;
+        next_x = fetch8(x + (size_t)r * width, at, width, whole);
+        next_d = fetch8(d_out + (size_t)r * width, at, width, whole);
+        if (ADD) next_to = fetch8(d_x + (size_t)r * width, at, width, whole);
+    };
+    fetch(first);
+    for (int r = first; r < end; ++r) {
+        float inv = inv_rms[r], dot = 0.0f, v[8], d[8], to[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
+            v[i] = widen(next_x.element[i]), d[i] = widen(next_d.element[i]), to[i] = widen(next_to.element[i]);
             part[i] = fmaf(d[i], v[i] * inv, part[i]);
-            d[i] *= w[i];
+            d[i] *= widen(w.element[i]);
             dot = fmaf(d[i], v[i], dot);
         }
+        fetch(r + 1);
         float pull = block_sum(dot) * inv * inv * inv / (float)width;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             float g = fmaf(-v[i], pull, d[i] * inv);
             to[i] = ADD ? to[i] + g : g;
         }
-        if (is_there) store8(d_x + row, at, width, whole, to);
+        if (is_there) store8(d_x + (size_t)r * width, at, width, whole, to);
     }
     if (is_there) store8(parts + (size_t)blockIdx.x * width, at, width, whole, part);
 }
@@ -76,11 +94,11 @@ __device__ __forceinline__ void backward(const S* x, const S* weight, const floa
                                    int width, float eps) {                                                             \
         forward<S, true>(x, delta, weight, sum, out, inv_rms, width, eps);                                             \
     }                                                                                                                  \
-    KERNEL rmsnorm_backward_set_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
+    KERNEL __launch_bounds__(1024) rmsnorm_backward_set_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
                                     float* parts, int rows, int width) {                                               \
         backward<S, false>(x, weight, inv_rms, d_out, d_x, parts, rows, width);                                        \
     }                                                                                                                  \
-    KERNEL rmsnorm_backward_add_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
+    KERNEL __launch_bounds__(1024) rmsnorm_backward_add_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
                                     float* parts, int rows, int width) {                                               \
         backward<S, true>(x, weight, inv_rms, d_out, d_x, parts, rows, width);                                         \
     }

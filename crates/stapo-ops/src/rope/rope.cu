@@ -1,5 +1,5 @@
-// One warp per token and head; a lane holds two neighbouring pairs of every 64, up to a width of 256.
-#define PAIRS 4
+// One warp per token and head; a lane holds two neighbouring pairs of every 64. HEAD_DIM is given when compiling.
+#define PAIRS ((HEAD_DIM / 2 + 63) / 64 * 2)
 
 __device__ __forceinline__ int pair_of(int p) { return threadIdx.x % 32 * 2 + p % 2 + p / 2 * 64; }
 
@@ -91,8 +91,9 @@ template <class S>
 __device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict__ out, const float* __restrict__ cos,
                                         const float* __restrict__ sin, const u32* __restrict__ positions,
                                         const S* __restrict__ q_weight, const S* __restrict__ k_weight, float* inv_rms, int query, int kv,
-                                        int dim, float eps) {
-    int half = dim / 2, heads = query + 2 * kv, normed = query + kv;
+                                        float eps) {
+    constexpr int half = HEAD_DIM / 2, dim = HEAD_DIM;
+    int heads = query + 2 * kv, normed = query + kv;
     size_t token = blockIdx.x, row = token * heads * dim;
     size_t place = (size_t)positions[token] * half;
     Turn angles = load_turn(cos + place, sin + place, half);
@@ -122,9 +123,10 @@ __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restr
                                          const float* __restrict__ cos, const float* __restrict__ sin,
                                          const u32* __restrict__ positions, const S* __restrict__ raw,
                                          const S* __restrict__ q_weight, const S* __restrict__ k_weight,
-                                         const float* __restrict__ inv_rms, float* parts, int tokens, int query, int kv, int dim) {
+                                         const float* __restrict__ inv_rms, float* parts, int tokens, int query, int kv) {
     extern __shared__ float sums[];
-    int half = dim / 2, heads = query + 2 * kv, normed = query + kv, warp = threadIdx.x / 32;
+    constexpr int half = HEAD_DIM / 2, dim = HEAD_DIM;
+    int heads = query + 2 * kv, normed = query + kv, warp = threadIdx.x / 32;
     Head weight_sums[2];
 #pragma unroll
     for (int p = 0; p < PAIRS; ++p)
@@ -178,14 +180,13 @@ __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restr
                             const u32* positions,                                                                      \
                             const S* q_weight, const S* k_weight, float* inv_rms, int query, int kv, int dim,          \
                             float eps) {                                                                               \
-        forward<S>(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, dim, eps);                   \
+        forward<S>(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, eps);                   \
     }                                                                                                                  \
     KERNEL __launch_bounds__(256, 4) rope_backward_##S(const S* __restrict__ d_out, S* __restrict__ d_raw, const float* cos,  \
                              const float* sin, const u32* positions,                                                   \
                              const S* raw, const S* q_weight, const S* k_weight, const float* inv_rms, float* parts,   \
-                             int tokens, int query, int kv, int dim) {                                                 \
-        backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, tokens, query, kv,     \
-                    dim);                                                                                              \
+                             int tokens, int query, int kv) {                                                 \
+        backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, tokens, query, kv);                                                                                              \
     }
 
 ROPE(float)

@@ -116,6 +116,9 @@ pub trait Lanes: Copy + Send + Sync + 'static {
     /// Asks for the line at `at` to be brought near. Never faults.
     #[inline(always)]
     fn prefetch(self, _at: *const Self::E) {}
+    /// The same, but only as near as the level-2 cache.
+    #[inline(always)]
+    fn prefetch_far(self, _at: *const Self::E) {}
     /// The first `n` lanes of `v`, then `fill`.
     #[inline(always)]
     fn first(self, v: Self::V, n: usize, fill: Self::E) -> Self::V {

@@ -31,6 +31,9 @@ pub(crate) enum Start {
     Continue,
 }
 
+/// Lines fetched per sixteen steps of depth at most: more delay the arithmetic.
+const MAX_RATE: usize = 8;
+
 /// Cache lines that a tile fetches for whoever comes next, a few per sixteen steps of depth.
 #[derive(Clone, Copy)]
 pub struct Ahead<E> {
@@ -41,24 +44,34 @@ pub struct Ahead<E> {
     /// From the end of a row to the start of the next.
     gap: usize,
     rows: usize,
+    /// Lines per sixteen steps of depth.
+    rate: usize,
 }
 
 impl<E> Ahead<E> {
-    pub(crate) const NONE: Self = Ahead { at: std::ptr::null(), left: 0, lines: 0, gap: 0, rows: 0 };
+    pub(crate) const NONE: Self = Ahead { at: std::ptr::null(), left: 0, lines: 0, gap: 0, rows: 0, rate: 0 };
 
-    /// `rows` rows of `width` elements, `stride` apart.
-    pub(crate) fn new(at: *const E, rows: usize, width: usize, stride: usize) -> Self {
+    /// `rows` rows of `width` elements, `stride` apart, to be fetched within `steps` times sixteen steps of depth.
+    pub(crate) fn new(at: *const E, rows: usize, width: usize, stride: usize, steps: usize) -> Self {
         let lines = width.div_ceil(WIDTH);
-        Ahead { at, left: lines, lines, gap: stride.wrapping_sub(lines * WIDTH), rows }
+        let rate = (rows * lines).div_ceil(steps.max(1)).min(MAX_RATE);
+        Ahead { at, left: lines, lines, gap: stride.wrapping_sub(lines * WIDTH), rows, rate }
     }
 
-    /// Fetches the next line. A fetch never faults, wherever it points.
+    /// Fetches the next lines. A fetch never faults, wherever it points.
     #[inline(always)]
     fn fetch<L: Lanes<E = E>>(&mut self, l: L) {
+        for _ in 0..self.rate {
+            self.fetch_line(l);
+        }
+    }
+
+    #[inline(always)]
+    fn fetch_line<L: Lanes<E = E>>(&mut self, l: L) {
         if self.rows == 0 {
             return;
         }
-        l.prefetch(self.at);
+        l.prefetch_far(self.at);
         self.at = self.at.wrapping_add(WIDTH);
         self.left -= 1;
         if self.left == 0 {
@@ -194,7 +207,6 @@ unsafe fn block<L: Lanes, const R: usize, const V: usize, const AR: usize, const
         let mut next_c = c.wrapping_add(R * t.c_stride);
         let mut depth = t.depth;
         while depth >= WIDTH {
-            fetch[0].fetch(l);
             fetch[0].fetch(l);
             fetch[1].fetch(l);
             l.prefetch(next_c);

@@ -147,6 +147,11 @@ impl Lanes for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
     }
     #[inline(always)]
+    fn prefetch_far(self, at: *const f32) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+    }
+    #[inline(always)]
     fn sum(self, v: V2) -> f32 {
         // SAFETY: the token proves AVX2.
         unsafe { sum8(_mm256_add_ps(v.0, v.1)) }
@@ -239,6 +244,11 @@ impl Lanes for Avx512 {
     fn prefetch(self, at: *const f32) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[inline(always)]
+    fn prefetch_far(self, at: *const f32) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
     }
     #[inline(always)]
     fn sum(self, v: __m512) -> f32 {

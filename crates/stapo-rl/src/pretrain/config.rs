@@ -100,15 +100,12 @@ impl PretrainConfig {
 
     /// The task to measure progress by, where the texts come from one.
     pub(super) fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
-        match &self.texts {
-            TextsSpec::Solutions { task, .. } => Ok(Some(settings::read("texts.task", task.clone())?)),
-            TextsSpec::Jsonl { .. } => Ok(None),
-        }
+        self.texts.task().map(|task| Ok(settings::read("texts.task", task.clone())?)).transpose()
     }
 
     /// How the evaluation samples: as a training run on that task would.
     pub(super) fn evaluation_plan(&self) -> Result<Plan, PlanError> {
-        let TextsSpec::Solutions { task, .. } = &self.texts else { return Plan::resolve(Config::default()) };
+        let Some(task) = self.texts.task() else { return Plan::resolve(Config::default()) };
         let mut config = Config { task: task.clone(), seed: self.seed, ..Config::default() };
         config.evaluation.problems = self.evaluation_problems;
         Plan::resolve(config)

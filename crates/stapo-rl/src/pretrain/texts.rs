@@ -14,9 +14,23 @@ use toml::{Table, Value};
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum TextsSpec {
     /// Worked solutions of generated problems, with the mistakes asked for.
-    Solutions { task: Table, mistakes: Mistakes },
+    Solutions {
+        task: Table,
+        #[serde(default)]
+        mistakes: Mistakes,
+    },
     /// One JSON object per line: a prompt and a response, or a text under `response_field` alone.
     Jsonl { path: PathBuf, prompt_field: Option<String>, response_field: String },
+    /// Several of these, each drawn in its share.
+    Mixture { parts: Vec<PartSpec> },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartSpec {
+    /// Of all examples, relative to the other parts' shares.
+    pub share: f64,
+    pub texts: TextsSpec,
 }
 
 impl Default for TextsSpec {
@@ -25,6 +39,20 @@ impl Default for TextsSpec {
         TextsSpec::Solutions { task, mistakes: Mistakes::default() }
     }
 }
+
+impl TextsSpec {
+    /// The task of the texts, or of the first part that has one.
+    pub(super) fn task(&self) -> Option<&Table> {
+        match self {
+            TextsSpec::Solutions { task, .. } => Some(task),
+            TextsSpec::Jsonl { .. } => None,
+            TextsSpec::Mixture { parts } => parts.iter().find_map(|part| part.texts.task()),
+        }
+    }
+}
+
+/// Keys which part an example comes from.
+const MIXTURE_STREAM: u64 = 3;
 
 /// One text, in the part that is given and the part that is learned.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,8 +63,13 @@ pub struct Example {
 
 /// Opened texts; an example is a pure function of seed and position.
 pub enum Texts {
-    Solutions { task: Box<Task>, mistakes: Mistakes },
+    Solutions {
+        task: Box<Task>,
+        mistakes: Mistakes,
+    },
     Lines(Vec<Example>),
+    /// With the sum of shares up to and including each part.
+    Mixture(Vec<(f64, Texts)>),
 }
 
 impl Texts {
@@ -62,6 +95,22 @@ impl Texts {
                 }
                 Ok(Texts::Lines(examples))
             }
+            TextsSpec::Mixture { parts } => {
+                let is_share = |part: &PartSpec| part.share.is_finite() && part.share > 0.0;
+                if parts.is_empty() || !parts.iter().all(is_share) {
+                    return Err(Error::Misfit {
+                        key: "texts.parts",
+                        problem: "expected at least one part, each with a share above 0".into(),
+                        remedy: "[[texts.parts]] with share = 0.5 and texts = { kind = ... }",
+                    });
+                }
+                let mut sum = 0.0;
+                let open = |part: &PartSpec| {
+                    sum += part.share;
+                    Ok((sum, Texts::open(&part.texts)?))
+                };
+                Ok(Texts::Mixture(parts.iter().map(open).collect::<Result<_>>()?))
+            }
         }
     }
 
@@ -79,6 +128,12 @@ impl Texts {
                 let order =
                     crate::task::rows::permutation::image(position % n, n, Key::new(seed).with(position / n));
                 Ok(examples[order as usize].clone())
+            }
+            Texts::Mixture(parts) => {
+                let whole = parts.last().map_or(0.0, |(sum, _)| *sum);
+                let at = Key::new(seed).with(MIXTURE_STREAM).with(position).uniform() * whole;
+                let part = parts.iter().position(|(sum, _)| at < *sum).unwrap_or(parts.len() - 1);
+                parts[part].1.example(seed, position)
             }
         }
     }

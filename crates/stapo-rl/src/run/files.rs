@@ -26,7 +26,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Makes a rename in the folder of `path` last.
 pub(super) fn sync_folder(path: &Path) -> Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
+    // The parent of a bare name is the empty path, which nothing opens.
+    let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(|e| Error::io(folder, e))
 }
 

@@ -13,6 +13,7 @@ pub use files::{sha256_hex, write_whole};
 
 use crate::error::{Error, Result};
 use stapo_core::record::{self, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped, TokenRecord};
+use stapo_model::Simd;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ impl Run {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_string(),
             target: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
-            features: Vec::new(),
+            features: Simd::available().into_iter().map(|level| level.name().to_string()).collect(),
             n_threads: std::thread::available_parallelism().map_or(1, usize::from),
             extra: record::Extra::new(),
         };

@@ -15,7 +15,7 @@ mod error;
 mod generated;
 pub(crate) mod rows;
 mod spec;
-mod split;
+pub(crate) mod split;
 mod template;
 mod verdict;
 

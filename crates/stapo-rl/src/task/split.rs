@@ -20,7 +20,7 @@ impl Split {
 }
 
 /// 64 bits of a text (FNV-1a) that ignore how its words are spaced, so that copies of a problem share a side.
-pub(super) fn content_hash(text: &str) -> u64 {
+pub(crate) fn content_hash(text: &str) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     let mut feed = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(PRIME);

@@ -181,7 +181,7 @@ fn read_reply(line: &[u8], id: &str, sample: u64) -> Result<Judged, String> {
         (None, None) => return Err(format!("gave neither verdict nor reward: {}", shortened(line))),
     };
     let reason = reply.reason.unwrap_or_else(|| "by the external verifier".into());
-    Ok(Judged { verdict, reward: reply.reward, answer: reply.answer, reason })
+    Ok(Judged { verdict, reward: reply.reward, answer: reply.answer, canonical: None, reason })
 }
 
 fn shortened(line: &[u8]) -> String {

@@ -18,13 +18,15 @@ pub struct Judged {
     pub reward: Option<f64>,
     /// The answer as the response writes it.
     pub answer: Option<String>,
+    /// The answer in one plain notation, where a rule reads it: equal answers vote together.
+    pub canonical: Option<String>,
     /// One line a person understands.
     pub reason: String,
 }
 
 impl Judged {
     pub(super) fn new(verdict: Verdict, answer: Option<String>, reason: String) -> Self {
-        Self { verdict, reward: None, answer, reason }
+        Self { verdict, reward: None, answer, canonical: None, reason }
     }
 }
 
@@ -76,7 +78,10 @@ impl Verifier {
 
 fn by_rule(problem: &Problem, response: &str, rules: Rules) -> Judged {
     let graded = grade(response, &problem.reference, rules);
-    Judged::new(verdict(graded.verdict), graded.extracted, graded.reason)
+    Judged {
+        canonical: graded.answer,
+        ..Judged::new(verdict(graded.verdict), graded.extracted, graded.reason)
+    }
 }
 
 /// The grader's verdict in the words of records.

@@ -1,0 +1,259 @@
+//! Figures: drawn once as a [`Scene`] of a few kinds of marks, written as SVG for pages and as PNG for everything else.
+
+mod bars;
+mod curves;
+mod png;
+mod scale;
+mod scatter;
+mod svg;
+
+pub use bars::{Bar, BarGroup, Bars};
+pub use curves::{Band, Curves, Line, Point};
+pub use png::write_png;
+pub use scale::{Scale, number, significant};
+pub use scatter::{Dot, Guide, Scatter};
+pub use svg::to_svg;
+
+/// A picture with the words around it.
+#[derive(Debug, Clone)]
+pub struct Figure {
+    /// Names its file and its place in the page.
+    pub name: String,
+    pub title: String,
+    /// What is drawn, in which unit, over what.
+    pub note: String,
+    pub scene: Scene,
+}
+
+/// Marks in drawing order, in units that are pixels at natural size; y grows downwards.
+#[derive(Debug, Clone)]
+pub struct Scene {
+    pub width: f64,
+    pub height: f64,
+    pub marks: Vec<Mark>,
+}
+
+/// Natural width of a figure: one column on a telephone, half a page on a screen.
+pub const WIDTH: f64 = 420.0;
+
+#[derive(Debug, Clone)]
+pub enum Mark {
+    Line {
+        points: Vec<(f64, f64)>,
+        ink: Ink,
+        width: f64,
+        dash: Dash,
+    },
+    Area {
+        points: Vec<(f64, f64)>,
+        ink: Ink,
+        opacity: f64,
+    },
+    Dot {
+        at: (f64, f64),
+        radius: f64,
+        ink: Ink,
+        opacity: f64,
+        hover: Option<String>,
+    },
+    Box {
+        corner: (f64, f64),
+        size: (f64, f64),
+        ink: Ink,
+        opacity: f64,
+        hover: Option<String>,
+    },
+    Text {
+        at: (f64, f64),
+        text: String,
+        size: f64,
+        ink: Ink,
+        anchor: Anchor,
+    },
+    /// Text over marks: it has a rim of paper.
+    Label {
+        at: (f64, f64),
+        text: String,
+        anchor: Anchor,
+    },
+    /// A part of the picture that answers the pointer; only pages have one.
+    Hover {
+        corner: (f64, f64),
+        size: (f64, f64),
+        text: String,
+    },
+}
+
+/// A role, not a colour: pages give it one per theme.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Ink {
+    Text,
+    Muted,
+    Grid,
+    /// Colours that stay apart for colour-blind readers, counted from 0; they repeat after [`SERIES`].
+    Series(usize),
+    /// From 0, little, to 1, much.
+    Heat(f64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dash {
+    Solid,
+    Dashed,
+    Dotted,
+}
+
+impl Dash {
+    /// Lines of neighbouring series differ in more than colour.
+    pub fn of(series: usize) -> Self {
+        match series / SERIES.len() {
+            0 => Dash::Solid,
+            1 => Dash::Dashed,
+            _ => Dash::Dotted,
+        }
+    }
+
+    fn lengths(self) -> Option<[f64; 2]> {
+        match self {
+            Dash::Solid => None,
+            Dash::Dashed => Some([6.0, 4.0]),
+            Dash::Dotted => Some([1.5, 3.5]),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// Series colours as (light theme, dark theme), after Okabe and Ito (2008), lightened for the dark one.
+pub const SERIES: [(&str, &str); 6] = [
+    ("#0072b2", "#5ab4f0"),
+    ("#d55e00", "#ff9350"),
+    ("#00835f", "#35c79c"),
+    ("#a8498a", "#e79bcb"),
+    ("#a87500", "#f0bd45"),
+    ("#5b5fc7", "#a9adff"),
+];
+
+/// Anchors of the heat scale: even steps in lightness, readable on white and on black.
+const HEAT: [(u8, u8, u8); 5] =
+    [(62, 73, 137), (38, 130, 142), (53, 183, 121), (180, 200, 50), (250, 190, 40)];
+
+/// The colour of a heat from 0 to 1.
+pub fn heat_rgb(heat: f64) -> (u8, u8, u8) {
+    let place = heat.clamp(0.0, 1.0) * (HEAT.len() - 1) as f64;
+    let below = (place as usize).min(HEAT.len() - 2);
+    let part = place - below as f64;
+    let mix = |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * part).round() as u8;
+    let (a, b) = (HEAT[below], HEAT[below + 1]);
+    (mix(a.0, b.0), mix(a.1, b.1), mix(a.2, b.2))
+}
+
+/// Room for the data inside a scene, and the way into it.
+#[derive(Debug, Clone)]
+pub struct Frame {
+    pub left: f64,
+    pub top: f64,
+    pub width: f64,
+    pub height: f64,
+    pub x: Scale,
+    pub y: Scale,
+}
+
+/// The fonts of browsers are up to so much wider than the one that measures here.
+const BROWSER: f64 = 1.15;
+const LABEL: f64 = 12.0;
+const SMALL: f64 = 11.0;
+const LEGEND_LINE: f64 = 18.0;
+
+impl Frame {
+    pub fn at(&self, x: f64, y: f64) -> (f64, f64) {
+        (self.x_at(x), self.y_at(y))
+    }
+
+    pub fn x_at(&self, x: f64) -> f64 {
+        self.left + self.x.place(x) * self.width
+    }
+
+    pub fn y_at(&self, y: f64) -> f64 {
+        self.top + (1.0 - self.y.place(y)) * self.height
+    }
+
+    pub fn bottom(&self) -> f64 {
+        self.top + self.height
+    }
+
+    /// Horizontal grid lines with their labels.
+    fn draw_y_axis(&self, marks: &mut Vec<Mark>) {
+        for tick in self.y.ticks(5) {
+            let y = self.y_at(tick.value);
+            marks.push(rule((self.left, y), (self.left + self.width, y), Ink::Grid, Dash::Solid));
+            marks.push(text((self.left - 6.0, y + 4.0), &tick.label, LABEL, Ink::Muted, Anchor::End));
+        }
+    }
+
+    fn draw_x_axis(&self, marks: &mut Vec<Mark>, label: &str) {
+        let bottom = self.bottom();
+        marks.push(rule((self.left, bottom), (self.left + self.width, bottom), Ink::Muted, Dash::Solid));
+        for tick in self.x.ticks(6) {
+            let x = self.x_at(tick.value);
+            marks.push(rule((x, bottom), (x, bottom + 4.0), Ink::Muted, Dash::Solid));
+            marks.push(text((x, bottom + 17.0), &tick.label, LABEL, Ink::Muted, Anchor::Middle));
+        }
+        let middle = self.left + self.width / 2.0;
+        marks.push(text((middle, bottom + 34.0), label, LABEL, Ink::Muted, Anchor::Middle));
+    }
+
+    /// Room left of the axis for its widest label.
+    fn margin(y: &Scale) -> f64 {
+        let widest = y.ticks(5).iter().map(|tick| png::text_width(&tick.label, LABEL)).fold(0.0, f64::max);
+        (BROWSER * widest + 12.0).clamp(28.0, 90.0)
+    }
+}
+
+fn rule(from: (f64, f64), to: (f64, f64), ink: Ink, dash: Dash) -> Mark {
+    Mark::Line { points: vec![from, to], ink, width: 1.0, dash }
+}
+
+fn text(at: (f64, f64), text: &str, size: f64, ink: Ink, anchor: Anchor) -> Mark {
+    Mark::Text { at, text: text.to_string(), size, ink, anchor }
+}
+
+/// What a legend shows beside a name.
+#[derive(Debug, Clone, Copy)]
+enum Key {
+    Line(Ink, Dash),
+    Patch(Ink, f64),
+}
+
+/// Draws a legend in as many rows as it needs and says how high it is.
+fn draw_legend(marks: &mut Vec<Mark>, entries: &[(Key, &str)]) -> f64 {
+    if entries.is_empty() {
+        return 4.0;
+    }
+    let (mut x, mut y) = (0.0, 12.0);
+    for (key, label) in entries {
+        let width = 24.0 + BROWSER * png::text_width(label, LABEL) + 14.0;
+        if x > 0.0 && x + width > WIDTH {
+            (x, y) = (0.0, y + LEGEND_LINE);
+        }
+        marks.push(match *key {
+            Key::Line(ink, dash) => {
+                Mark::Line { points: vec![(x, y - 4.0), (x + 18.0, y - 4.0)], ink, width: 2.5, dash }
+            }
+            Key::Patch(ink, opacity) => {
+                Mark::Box { corner: (x, y - 10.0), size: (18.0, 12.0), ink, opacity, hover: None }
+            }
+        });
+        marks.push(text((x + 24.0, y), label, LABEL, Ink::Text, Anchor::Start));
+        x += width;
+    }
+    y + 12.0
+}
+
+#[cfg(test)]
+mod tests;

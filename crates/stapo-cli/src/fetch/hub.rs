@@ -1,0 +1,363 @@
+//! The Hugging Face hub, as far as fetching files needs it.
+//!
+//! Written here on a plain HTTP client instead of with the `hf-hub` crate: that one takes cache paths from what the server
+//! says (hash, file names) unchecked and never compares a file with its hash. The cache on disk is the usual one, shared with
+//! Python's `huggingface_hub`.
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+use ureq::http::{Response, StatusCode};
+use ureq::{Agent, Body};
+
+/// A hub with its token and cache.
+pub struct Hub {
+    agent: Agent,
+    endpoint: String,
+    token: Option<String>,
+    cache: PathBuf,
+}
+
+/// A repository at a revision.
+#[derive(Debug, Clone)]
+pub struct Repo {
+    pub kind: Kind,
+    pub id: String,
+    pub revision: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Model,
+    Dataset,
+}
+
+/// What a repository holds.
+#[derive(Debug)]
+pub struct Listing {
+    pub commit: String,
+    pub files: Vec<String>,
+}
+
+/// What a file's content must hash to, as the hub names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Hash {
+    /// Large files.
+    Sha256(String),
+    /// Small ones: git's hash of a blob.
+    Git(String),
+}
+
+/// Tries for one file before giving up; each goes on where the last one broke off.
+const TRIES: usize = 5;
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+impl Hub {
+    /// By `HF_ENDPOINT`, `HF_TOKEN` (or the token that `hf auth login` keeps), `HF_HUB_CACHE` and `HF_HOME`.
+    pub fn from_env() -> Result<Self> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_string());
+        if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
+            bail!("HF_ENDPOINT {endpoint:?}: expected an address that starts with https:// or http://");
+        }
+        let home = match variable("HF_HOME") {
+            Some(home) => PathBuf::from(home),
+            None => {
+                let user = std::env::home_dir().context("no home folder\nhint: set HF_HOME")?;
+                user.join(".cache/huggingface")
+            }
+        };
+        let kept = || fs::read_to_string(home.join("token")).ok().map(|token| token.trim().to_string());
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(TIMEOUT))
+            .timeout_recv_response(Some(TIMEOUT))
+            .build();
+        Ok(Self {
+            agent: config.into(),
+            endpoint: endpoint.trim_end_matches('/').to_string(),
+            token: variable("HF_TOKEN").or_else(kept).filter(|token| !token.is_empty()),
+            cache: variable("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
+        })
+    }
+
+    /// The files of a repository.
+    pub fn list(&self, repo: &Repo) -> Result<Listing> {
+        #[derive(Deserialize)]
+        struct Told {
+            sha: String,
+            siblings: Vec<Sibling>,
+        }
+        #[derive(Deserialize)]
+        struct Sibling {
+            rfilename: String,
+        }
+        check_id(&repo.id)?;
+        let url =
+            format!("{}/api/{}/{}/revision/{}", self.endpoint, repo.kind.plural(), repo.id, repo.revision);
+        let mut response = self.get(&url, None)?;
+        self.check(&repo.id, response.status())?;
+        let told: Told =
+            response.body_mut().read_json().with_context(|| format!("{}: the hub's answer", repo.id))?;
+        if !is_hex(&told.sha, 40) {
+            bail!("{}: the hub names the commit {:?}, expected 40 hexadecimal digits", repo.id, told.sha);
+        }
+        Ok(Listing {
+            commit: told.sha,
+            files: told.siblings.into_iter().map(|file| file.rfilename).collect(),
+        })
+    }
+
+    /// A file's path in the cache, fetched if it is not there. `told` hears (bytes there, bytes in all).
+    pub fn fetch(&self, repo: &Repo, commit: &str, file: &str, told: &dyn Fn(u64, u64)) -> Result<PathBuf> {
+        let place = format!("{} {file}", repo.id);
+        if !Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
+            bail!("{place}: the hub names a file outside its repository");
+        }
+        let root = self.cache.join(repo.folder());
+        let pointer = root.join("snapshots").join(commit).join(file);
+        if pointer.is_file() {
+            return Ok(pointer);
+        }
+        let url = format!("{}/{}{}/resolve/{commit}/{file}", self.endpoint, repo.kind.prefix(), repo.id);
+        let (hash, size) = self.ask(&place, &url)?;
+        let blob = root.join("blobs").join(hash.digits());
+        if !blob.is_file() {
+            fs::create_dir_all(root.join("blobs")).with_context(|| root.display().to_string())?;
+            let partial = blob.with_extension("incomplete");
+            self.download(&place, &url, &partial, size, told)?;
+            if hash.of_file(&partial)? != hash {
+                fs::remove_file(&partial).with_context(|| partial.display().to_string())?;
+                bail!(
+                    "{place}: its content does not have the hash the hub names, {}; it was thrown away\nhint: fetch it again",
+                    hash.digits()
+                );
+            }
+            fs::rename(&partial, &blob).with_context(|| blob.display().to_string())?;
+        }
+        link(&blob, &pointer)?;
+        let reference = root.join("refs").join(&repo.revision);
+        fs::create_dir_all(reference.parent().unwrap_or(&root))
+            .with_context(|| root.display().to_string())?;
+        fs::write(&reference, commit).with_context(|| reference.display().to_string())?;
+        Ok(pointer)
+    }
+
+    /// Hash and size of a file.
+    fn ask(&self, place: &str, url: &str) -> Result<(Hash, u64)> {
+        let request = self.agent.head(url).config().max_redirects(0).max_redirects_will_error(false).build();
+        let request = match &self.token {
+            Some(token) => request.header("Authorization", format!("Bearer {token}")),
+            None => request,
+        };
+        let response = request.call().map_err(|error| self.unreachable(&error))?;
+        if !response.status().is_redirection() {
+            self.check(place, response.status())?;
+        }
+        let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let tag = header("x-linked-etag").or_else(|| header("etag")).unwrap_or_default();
+        let digits = tag.trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
+        let hash = match digits.len() {
+            64 if is_hex(&digits, 64) => Hash::Sha256(digits),
+            40 if is_hex(&digits, 40) => Hash::Git(digits),
+            _ => bail!("{place}: the hub names no hash for it ({tag:?})"),
+        };
+        let size =
+            header("x-linked-size").or_else(|| header("content-length")).and_then(|text| text.parse().ok());
+        Ok((hash, size.with_context(|| format!("{place}: the hub names no size for it"))?))
+    }
+
+    /// Brings `partial` to its full size, from where it is.
+    fn download(
+        &self,
+        place: &str,
+        url: &str,
+        partial: &Path,
+        size: u64,
+        told: &dyn Fn(u64, u64),
+    ) -> Result<()> {
+        let mut last = None;
+        for _ in 0..TRIES {
+            let start = fs::metadata(partial).map_or(0, |file| file.len());
+            if start > size {
+                fs::remove_file(partial).with_context(|| partial.display().to_string())?;
+                continue;
+            }
+            if start == size && size > 0 {
+                return Ok(());
+            }
+            match self.download_from(place, url, partial, start, size, told)? {
+                None => return Ok(()),
+                Some(broken) => last = Some(broken),
+            }
+        }
+        let have = fs::metadata(partial).map_or(0, |file| file.len());
+        let why = last.map_or(String::new(), |error| format!(": {error}"));
+        bail!(
+            "{place}: broke off after {have} of {size} bytes{why}\nhint: the same command goes on from there"
+        )
+    }
+
+    /// One try. `Some` is a transfer that broke and can go on; `Err` one that cannot.
+    fn download_from(
+        &self,
+        place: &str,
+        url: &str,
+        partial: &Path,
+        start: u64,
+        size: u64,
+        told: &dyn Fn(u64, u64),
+    ) -> Result<Option<std::io::Error>> {
+        let response = self.get(url, Some(start).filter(|start| *start > 0))?;
+        self.check(place, response.status())?;
+        let goes_on = response.status() == StatusCode::PARTIAL_CONTENT;
+        let at = |e: std::io::Error| anyhow::Error::new(e).context(partial.display().to_string());
+        let mut file = OpenOptions::new().create(true).append(true).open(partial).map_err(at)?;
+        let mut have = if goes_on { start } else { 0 };
+        file.set_len(have).map_err(at)?;
+        let mut body = response.into_body().into_reader();
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            match body.read(&mut buffer) {
+                Ok(0) if have < size => return Ok(Some(std::io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Ok(None),
+                Ok(n) => {
+                    file.write_all(&buffer[..n]).map_err(at)?;
+                    have += n as u64;
+                    if have > size {
+                        bail!("{place}: longer than the {size} bytes the hub names\nhint: fetch it again");
+                    }
+                    told(have, size);
+                }
+                Err(error) => return Ok(Some(error)),
+            }
+        }
+    }
+
+    fn get(&self, url: &str, start: Option<u64>) -> Result<Response<Body>> {
+        let mut request = self.agent.get(url);
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        if let Some(start) = start {
+            request = request.header("Range", format!("bytes={start}-"));
+        }
+        request.call().map_err(|error| self.unreachable(&error))
+    }
+
+    fn unreachable(&self, error: &ureq::Error) -> anyhow::Error {
+        anyhow::anyhow!(
+            "{}: cannot be reached: {error}\nhint: check the network, or name a mirror in HF_ENDPOINT; files you have work without it (--model DIR, --data DIR)",
+            self.endpoint
+        )
+    }
+
+    /// What a status means to a person.
+    fn check(&self, place: &str, status: StatusCode) -> Result<()> {
+        let has_token =
+            if self.token.is_some() { "the token in HF_TOKEN is not accepted" } else { "no token was given" };
+        match status.as_u16() {
+            200..=299 => Ok(()),
+            401 => bail!(
+                "{place}: the hub asks who you are ({has_token}), or there is no such repository\nhint: check the name, and set HF_TOKEN to a token of yours"
+            ),
+            403 => bail!(
+                "{place}: access refused\nhint: accept its terms on the hub with the account of your HF_TOKEN"
+            ),
+            404 => bail!("{place}: not found on {}\nhint: check the name and the revision", self.endpoint),
+            code => bail!("{place}: the hub answers {code}\nhint: try again later"),
+        }
+    }
+}
+
+impl Repo {
+    /// Its folder in the cache.
+    fn folder(&self) -> String {
+        format!("{}--{}", self.kind.plural(), self.id.replace('/', "--"))
+    }
+}
+
+impl Kind {
+    fn plural(self) -> &'static str {
+        match self {
+            Kind::Model => "models",
+            Kind::Dataset => "datasets",
+        }
+    }
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Kind::Model => "",
+            Kind::Dataset => "datasets/",
+        }
+    }
+}
+
+impl Hash {
+    fn digits(&self) -> &str {
+        match self {
+            Hash::Sha256(digits) | Hash::Git(digits) => digits,
+        }
+    }
+
+    /// The same kind of hash of a file.
+    fn of_file(&self, path: &Path) -> Result<Self> {
+        let at = || path.display().to_string();
+        let mut file = File::open(path).with_context(at)?;
+        Ok(match self {
+            Hash::Sha256(_) => {
+                let mut hash = Sha256::new();
+                std::io::copy(&mut file, &mut hash).with_context(at)?;
+                Hash::Sha256(hex(&hash.finalize()))
+            }
+            Hash::Git(_) => {
+                let mut hash = Sha1::new();
+                hash.update(format!("blob {}\0", file.metadata().with_context(at)?.len()));
+                std::io::copy(&mut file, &mut hash).with_context(at)?;
+                Hash::Git(hex(&hash.finalize()))
+            }
+        })
+    }
+}
+
+fn check_id(id: &str) -> Result<()> {
+    let plain = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    if !(1..=2).contains(&id.split('/').count()) || !id.split('/').all(plain) {
+        bail!("repository {id:?}: expected OWNER/NAME, such as Qwen/Qwen3-1.7B-Base");
+    }
+    Ok(())
+}
+
+fn is_hex(text: &str, len: usize) -> bool {
+    text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Puts the blob into a snapshot, as the usual cache does: a relative link, or a copy where there are no links.
+fn link(blob: &Path, pointer: &Path) -> Result<()> {
+    let folder = pointer.parent().context("a file in a snapshot has a folder")?;
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let _ = fs::remove_file(pointer);
+    #[cfg(unix)]
+    {
+        let root = blob.parent().and_then(Path::parent).context("a blob has a repository")?;
+        let depth = folder.strip_prefix(root).map_or(0, |inner| inner.components().count());
+        let up: PathBuf = std::iter::repeat_n("..", depth).collect();
+        let target = up.join("blobs").join(blob.file_name().unwrap_or_default());
+        std::os::unix::fs::symlink(target, pointer).with_context(|| pointer.display().to_string())
+    }
+    #[cfg(not(unix))]
+    fs::copy(blob, pointer).map(drop).with_context(|| pointer.display().to_string())
+}

@@ -1,0 +1,233 @@
+//! `stapo fetch` against a server on this machine that speaks the hub's protocol, and misbehaves on request.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// What the server holds and how it behaves.
+#[derive(Clone, Default)]
+struct Served {
+    /// Repository, file, content.
+    files: Vec<(&'static str, &'static str, Vec<u8>)>,
+    /// Sends so many bytes of a body, then hangs up; the next request is answered in full.
+    cut_after: Option<usize>,
+    /// Names another hash than the content's.
+    lies: bool,
+    needs_token: bool,
+}
+
+struct Server {
+    address: String,
+    /// `GET /path` and the range asked for.
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+fn serve(served: Served) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (log, state) = (asked.clone(), Arc::new(Mutex::new(served)));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            // One request a connection: simple, and what a hub behind a proxy may do.
+            let _ = answer(stream.unwrap(), &state, &log);
+        }
+    });
+    Server { address, asked }
+}
+
+fn answer(stream: TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream.try_clone()?).lines();
+    let request = lines.next().unwrap_or(Ok(String::new()))?;
+    let (mut start, mut has_token) = (0, false);
+    for line in lines {
+        let line = line?.to_ascii_lowercase();
+        if let Some(range) = line.strip_prefix("range: bytes=") {
+            start = range.trim_end_matches('-').parse().unwrap();
+        }
+        has_token |= line == "authorization: bearer secret";
+        if line.is_empty() {
+            break;
+        }
+    }
+    let mut words = request.split(' ');
+    let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+    log.lock().unwrap().push(format!("{method} {path} from {start}"));
+    let mut served = state.lock().unwrap();
+    if served.needs_token && !has_token {
+        return reply(&stream, "401 Unauthorized", &[], b"");
+    }
+    if let Some(repo) = path.strip_prefix("/api/").and_then(|path| path.strip_suffix("/revision/main")) {
+        let id = repo.split_once('/').unwrap().1;
+        let files: Vec<String> = served
+            .files
+            .iter()
+            .filter(|f| f.0 == id)
+            .map(|f| format!("{{\"rfilename\":\"{}\"}}", f.1))
+            .collect();
+        if files.is_empty() {
+            return reply(&stream, "404 Not Found", &[], b"");
+        }
+        let text = format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", files.join(","));
+        return reply(&stream, "200 OK", &[], text.as_bytes());
+    }
+    let path = path.trim_start_matches("/datasets").trim_start_matches('/');
+    let found =
+        served.files.iter().find(|(id, file, _)| path == format!("{id}/resolve/{COMMIT}/{file}")).cloned();
+    let Some((_, file, content)) = found else { return reply(&stream, "404 Not Found", &[], b"") };
+    let hash = if file.ends_with(".json") {
+        hex(&Sha1::new().chain_update(format!("blob {}\0", content.len())).chain_update(&content).finalize())
+    } else {
+        hex(&Sha256::digest(&content))
+    };
+    let hash = if served.lies { hash.replace(|c: char| c.is_ascii_digit(), "0") } else { hash };
+    let headers = [format!("ETag: \"{hash}\""), format!("X-Linked-Size: {}", content.len())];
+    if method == "HEAD" {
+        return reply(&stream, "200 OK", &headers, b"");
+    }
+    let body = &content[start..];
+    let head = format!(
+        "HTTP/1.1 {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        if start > 0 { "206 Partial Content" } else { "200 OK" },
+        body.len()
+    );
+    (&stream).write_all(head.as_bytes())?;
+    match served.cut_after.take() {
+        Some(n) => (&stream).write_all(&body[..n.min(body.len())]),
+        None => (&stream).write_all(body),
+    }
+}
+
+fn reply(mut stream: &TcpStream, status: &str, headers: &[String], body: &[u8]) -> std::io::Result<()> {
+    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    let head =
+        format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn fetch(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+    command.current_dir(folder).arg("fetch").args(args);
+    command.env("HF_ENDPOINT", address).env("HF_HOME", folder.join("hf"));
+    for name in ["HF_TOKEN", "HF_HUB_CACHE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+        command.env_remove(name);
+    }
+    command.envs(token.map(|token| ("HF_TOKEN", token))).output().unwrap()
+}
+
+fn ok(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn complaint(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(2));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn a_model() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let weights: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
+    vec![
+        ("o/m", "config.json", b"{\"a\": 1}".to_vec()),
+        ("o/m", "model.safetensors", weights),
+        ("o/m", "pytorch_model.bin", vec![1, 2, 3]),
+        ("o/m", "modeling.py", b"boom".to_vec()),
+    ]
+}
+
+#[test]
+fn an_interrupted_transfer_goes_on_and_lands_in_the_usual_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(Served { files: a_model(), cut_after: Some(5), ..Served::default() });
+    let printed = ok(&fetch(folder.path(), &server.address, None, &["model", "o/m"]));
+    let snapshot = Path::new(printed.trim());
+    assert!(snapshot.ends_with(format!("hub/models--o--m/snapshots/{COMMIT}")), "{printed}");
+    let model = a_model();
+    assert_eq!(std::fs::read(snapshot.join("config.json")).unwrap(), model[0].2);
+    assert_eq!(std::fs::read(snapshot.join("model.safetensors")).unwrap(), model[1].2);
+    assert!(!snapshot.join("pytorch_model.bin").exists() && !snapshot.join("modeling.py").exists());
+    let asked = server.asked.lock().unwrap().join("\n");
+    assert!(asked.contains("config.json from 5"), "{asked}");
+    let n = server.asked.lock().unwrap().len();
+    ok(&fetch(folder.path(), &server.address, None, &["model", "o/m"]));
+    assert_eq!(server.asked.lock().unwrap().len(), n + 1, "what is there is not fetched again");
+}
+
+/// A process that died in the middle left half a file: the next one asks for the other half.
+#[test]
+fn half_a_file_on_disk_is_completed() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(Served { files: a_model(), ..Served::default() });
+    let content = a_model()[1].2.clone();
+    let blobs = folder.path().join("hf/hub/models--o--m/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let partial = blobs.join(format!("{}.incomplete", hex(&Sha256::digest(&content))));
+    std::fs::write(&partial, &content[..700_000]).unwrap();
+    ok(&fetch(folder.path(), &server.address, None, &["model", "o/m", "--file", "model.safetensors"]));
+    assert!(server.asked.lock().unwrap().iter().any(|line| line.ends_with("model.safetensors from 700000")));
+    assert!(!partial.exists());
+}
+
+#[test]
+fn a_wrong_hash_is_refused_and_nothing_of_it_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(Served { files: a_model(), lies: true, ..Served::default() });
+    let said = complaint(&fetch(folder.path(), &server.address, None, &["model", "o/m"]));
+    assert!(said.contains("does not have the hash the hub names"), "{said}");
+    let blobs = folder.path().join("hf/hub/models--o--m/blobs");
+    assert_eq!(std::fs::read_dir(blobs).unwrap().count(), 0);
+}
+
+#[test]
+fn tokens_absence_and_silence_are_clear() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let server = serve(Served { files: a_model(), needs_token: true, ..Served::default() });
+    let said = complaint(&fetch(at, &server.address, None, &["model", "o/m"]));
+    assert!(said.contains("no token was given") && said.contains("HF_TOKEN"), "{said}");
+    let said = complaint(&fetch(at, &server.address, Some("wrong"), &["model", "o/m"]));
+    assert!(said.contains("is not accepted"), "{said}");
+    ok(&fetch(at, &server.address, Some("secret"), &["model", "o/m"]));
+    let said = complaint(&fetch(at, &server.address, Some("secret"), &["model", "o/other"]));
+    assert!(said.contains("o/other: not found"), "{said}");
+    let said = complaint(&fetch(at, "http://127.0.0.1:9", None, &["dataset", "o/d"]));
+    assert!(said.contains("cannot be reached") && said.contains("HF_ENDPOINT"), "{said}");
+    let said = complaint(&fetch(at, &server.address, Some("secret"), &["model", "../../etc"]));
+    assert!(said.contains("expected OWNER/NAME"), "{said}");
+    let outside = vec![("o/x", "../../../evil.safetensors", vec![1])];
+    let server = serve(Served { files: outside, ..Served::default() });
+    let args = ["model", "o/x", "--file", "../../../evil.safetensors"];
+    assert!(complaint(&fetch(at, &server.address, None, &args)).contains("outside its repository"));
+}
+
+#[test]
+fn benchmarks_land_where_eval_looks() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = "{\"problem\": \"1+1\", \"answer\": \"2\"}\n{\"problem\": \"2+2\", \"answer\": \"4\"}\n";
+    let files = vec![
+        ("math-ai/aime24", "README.md", b"x".to_vec()),
+        ("math-ai/aime24", "train.jsonl", b"{}".to_vec()),
+        ("math-ai/aime24", "test.jsonl", rows.as_bytes().to_vec()),
+    ];
+    let server = serve(Served { files, ..Served::default() });
+    let said = ok(&fetch(folder.path(), &server.address, None, &["benchmarks", "aime24"]));
+    assert!(said.contains("aime24     2 questions (the paper's set has 30)"), "{said}");
+    assert_eq!(std::fs::read_to_string(folder.path().join("data/aime24.jsonl")).unwrap(), rows);
+    assert!(
+        complaint(&fetch(folder.path(), &server.address, None, &["benchmarks", "aime26"]))
+            .contains("one of aime24")
+    );
+}

@@ -1,0 +1,110 @@
+//! Sets of questions by name, file or task.
+
+use crate::error::{Error, Result};
+use crate::task::{Judged, RowsSpec, Task, TaskSpec};
+use stapo_core::Problem;
+use std::path::{Path, PathBuf};
+
+/// The six of the paper, in its order.
+pub const SIX: [&str; 6] = ["aime24", "aime25", "amc23", "math500", "minerva", "olympiad"];
+
+/// Names that are known: samples per question, and where `stapo fetch` finds the questions.
+pub const KNOWN: [Known; 8] = [
+    Known { name: "aime24", n_samples: 32, n_questions: 30, repository: "math-ai/aime24" },
+    Known { name: "aime25", n_samples: 32, n_questions: 30, repository: "math-ai/aime25" },
+    Known { name: "amc23", n_samples: 32, n_questions: 40, repository: "math-ai/amc23" },
+    Known { name: "math500", n_samples: 4, n_questions: 500, repository: "math-ai/math500" },
+    Known { name: "minerva", n_samples: 4, n_questions: 272, repository: "math-ai/minervamath" },
+    Known { name: "olympiad", n_samples: 4, n_questions: 674, repository: "math-ai/olympiadbench" },
+    Known { name: "gsm8k", n_samples: 4, n_questions: 1319, repository: "openai/gsm8k" },
+    Known { name: "math", n_samples: 4, n_questions: 5000, repository: "DigitalLearningGmbH/MATH-lighteval" },
+];
+
+#[derive(Debug, Clone, Copy)]
+pub struct Known {
+    pub name: &'static str,
+    /// The k of avg@k in the paper.
+    pub n_samples: usize,
+    pub n_questions: usize,
+    /// Data set on the Hugging Face hub.
+    pub repository: &'static str,
+}
+
+/// Samples per question of a set the paper does not name.
+const OTHER_SAMPLES: usize = 4;
+
+/// Questions with the rule that judges their answers.
+pub struct Benchmark {
+    pub name: String,
+    pub problems: Vec<Problem>,
+    pub n_samples: usize,
+    task: Task,
+}
+
+impl Benchmark {
+    /// `name` is a known benchmark, found in `data`; or `arithmetic` or `countdown`, the held-out problems of these
+    /// tasks; or a .jsonl or .parquet file. `template` takes the place of the paper's instruction.
+    pub fn open(name: &str, data: &Path, template: Option<&str>) -> Result<Self> {
+        let known = KNOWN.iter().find(|known| known.name == name);
+        let rows = |path: PathBuf| RowsSpec {
+            held_out_share: 1.0,
+            template: template.map(str::to_owned),
+            ..RowsSpec::new(path)
+        };
+        let is = |extension: &str| Path::new(name).extension().is_some_and(|e| e == extension);
+        let spec = match (name, known) {
+            ("arithmetic" | "countdown", _) => generated(name, template),
+            (_, Some(_)) => {
+                let path = find(name, data)?;
+                let is_parquet = path.extension().is_some_and(|e| e == "parquet");
+                if is_parquet { TaskSpec::Parquet(rows(path)) } else { TaskSpec::Jsonl(rows(path)) }
+            }
+            _ if is("parquet") => TaskSpec::Parquet(rows(name.into())),
+            _ if is("jsonl") => TaskSpec::Jsonl(rows(name.into())),
+            _ => {
+                let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
+                return Err(Error::Benchmark {
+                    name: name.to_string(),
+                    problem: "unknown".into(),
+                    remedy: format!(
+                        "one of all, {}, arithmetic, countdown, or a .jsonl or .parquet file",
+                        names.join(", ")
+                    ),
+                });
+            }
+        };
+        let task = Task::open(&spec)?;
+        Ok(Self {
+            name: Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            problems: task.held_out(usize::MAX),
+            n_samples: known.map_or(OTHER_SAMPLES, |known| known.n_samples),
+            task,
+        })
+    }
+
+    pub(super) fn judge(&self, problem: &Problem, text: &str) -> Result<Judged> {
+        Ok(self.task.judge(&[(problem, text)])?.remove(0))
+    }
+}
+
+fn generated(name: &str, template: Option<&str>) -> TaskSpec {
+    let template = template.map(str::to_owned);
+    if name == "countdown" {
+        TaskSpec::Countdown(crate::task::CountdownSpec { template, ..Default::default() })
+    } else {
+        TaskSpec::Arithmetic(crate::task::ArithmeticSpec { template, ..Default::default() })
+    }
+}
+
+/// `DATA/NAME.jsonl` or .parquet, or the same under `DATA/benchmarks`.
+fn find(name: &str, data: &Path) -> Result<PathBuf> {
+    let folders = [data.to_owned(), data.join("benchmarks")];
+    let paths = folders
+        .iter()
+        .flat_map(|folder| ["jsonl", "parquet"].map(|extension| folder.join(format!("{name}.{extension}"))));
+    paths.into_iter().find(|path| path.is_file()).ok_or_else(|| Error::Benchmark {
+        name: name.to_string(),
+        problem: format!("no {name}.jsonl or {name}.parquet in {} or its folder benchmarks", data.display()),
+        remedy: "`stapo fetch benchmarks` gets them; --data names another folder".into(),
+    })
+}

@@ -1,0 +1,79 @@
+//! Two evaluations of the same questions.
+
+use super::table::by_question;
+use serde::Serialize;
+use stapo_core::Verdict;
+use stapo_core::record::EvalRecord;
+use stapo_core::stats::{PairedComparison, Resampling, StatsError, compare_paired, holm};
+use std::collections::BTreeMap;
+
+/// B against A on one benchmark under one decoding.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Compared {
+    pub benchmark: String,
+    pub decoding: String,
+    /// avg@k of each over the questions they share.
+    pub a: f64,
+    pub b: f64,
+    pub paired: PairedComparison,
+    /// The permutation p value, adjusted over all rows (Holm).
+    pub p_adjusted: f64,
+    /// Questions that only one of the two has.
+    pub n_unshared: usize,
+}
+
+impl Compared {
+    /// Whether a difference is there at the usual 5 %, after adjustment.
+    pub fn is_detectable(&self) -> bool {
+        self.p_adjusted < 0.05
+    }
+}
+
+/// Pairs by question; benchmarks with fewer than two shared questions are left out.
+pub fn compare(a: &[EvalRecord], b: &[EvalRecord]) -> Result<Vec<Compared>, StatsError> {
+    let (a, b) = (by_benchmark(a), by_benchmark(b));
+    let mut found = Vec::new();
+    for (key, of_a) in &a {
+        let Some(of_b) = b.get(key) else { continue };
+        let (of_a, of_b) = (shares(of_a), shares(of_b));
+        let shared: Vec<(f64, f64)> =
+            of_a.iter().filter_map(|(id, &x)| of_b.get(id).map(|&y| (x, y))).collect();
+        if shared.len() < 2 {
+            continue;
+        }
+        let (x, y): (Vec<f64>, Vec<f64>) = shared.iter().copied().unzip();
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+        found.push(Compared {
+            benchmark: key.1.to_string(),
+            decoding: key.0.to_string(),
+            a: mean(&x),
+            b: mean(&y),
+            paired: compare_paired(&x, &y, &Resampling::default())?,
+            p_adjusted: 1.0,
+            n_unshared: of_a.len() + of_b.len() - 2 * shared.len(),
+        });
+    }
+    if !found.is_empty() {
+        let p: Vec<f64> = found.iter().map(|row| row.paired.p_permutation).collect();
+        for (row, p_adjusted) in found.iter_mut().zip(holm(&p)?) {
+            row.p_adjusted = p_adjusted;
+        }
+    }
+    Ok(found)
+}
+
+fn by_benchmark(records: &[EvalRecord]) -> BTreeMap<(&str, &str), Vec<&EvalRecord>> {
+    let mut groups: BTreeMap<(&str, &str), Vec<&EvalRecord>> = BTreeMap::new();
+    for record in records {
+        groups.entry((&record.decoding, &record.benchmark)).or_default().push(record);
+    }
+    groups
+}
+
+/// Share of right samples of each question.
+fn shares<'a>(records: &[&'a EvalRecord]) -> BTreeMap<&'a str, f64> {
+    let share = |samples: Vec<&EvalRecord>| {
+        samples.iter().filter(|r| r.verdict == Verdict::Right).count() as f64 / samples.len() as f64
+    };
+    by_question(records).into_iter().map(|(id, samples)| (id, share(samples))).collect()
+}

@@ -1,0 +1,207 @@
+//! Evaluation: questions -> samples -> verdicts -> a table with honest errors.
+
+mod benchmark;
+mod comparison;
+mod decoding;
+mod folder;
+mod table;
+
+pub use benchmark::{Benchmark, KNOWN, SIX};
+pub use comparison::{Compared, compare};
+pub use decoding::Decoding;
+pub use folder::{EvalFolder, EvalPlan};
+pub use table::{Row, average, rows};
+
+use crate::error::{Error, Result};
+use crate::policy::Student;
+use crate::task::split::content_hash;
+use stapo_core::Finish;
+use stapo_core::Problem;
+use stapo_core::Verdict;
+use stapo_core::random::Key;
+use stapo_core::record::{EvalRecord, Extra, SCHEMA};
+use stapo_model::generate::{self, Engine, Event, Request, RequestError, Settings};
+use std::collections::HashSet;
+
+/// How samples are taken.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    pub seed: u64,
+    /// Longest response; the model's own limit may end it sooner.
+    pub max_tokens: usize,
+    /// Render prompts with the model's chat template.
+    pub chat: bool,
+    pub kv_bytes: usize,
+    /// Training steps the policy has seen, where it comes from a run.
+    pub step: Option<u64>,
+}
+
+/// Samples that are there already, from an evaluation that was interrupted.
+pub type Done = HashSet<(String, String, String, usize)>;
+
+/// Which sample a record is of.
+pub fn place(record: &EvalRecord) -> (String, String, String, usize) {
+    (record.benchmark.clone(), record.decoding.clone(), record.problem_id.clone(), record.sample_idx)
+}
+
+/// Samples every question of every benchmark with every decoding, all questions of a decoding in one batch, and hands
+/// each judged sample to `take` as it is finished; `false` from it ends the work. A sample depends on the seed, the
+/// decoding, the benchmark, the question and its own number alone, so what is left of an interrupted evaluation comes
+/// out as it would have.
+pub fn evaluate(
+    student: &Student,
+    benchmarks: &[Benchmark],
+    decodings: &[Decoding],
+    sampling: Sampling,
+    done: &Done,
+    mut take: impl FnMut(EvalRecord) -> Result<bool>,
+) -> Result<()> {
+    for decoding in decodings {
+        let work = Work { student, benchmarks, decoding, sampling, done };
+        if !work.run(&mut take)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// One decoding over all questions.
+struct Work<'a> {
+    student: &'a Student,
+    benchmarks: &'a [Benchmark],
+    decoding: &'a Decoding,
+    sampling: Sampling,
+    done: &'a Done,
+}
+
+impl Work<'_> {
+    fn run(&self, take: &mut impl FnMut(EvalRecord) -> Result<bool>) -> Result<bool> {
+        let settings = Settings {
+            seed: Key::new(self.sampling.seed).with(content_hash(&self.decoding.name)).bits(),
+            rule: self.decoding.rule,
+            kv_bytes: self.sampling.kv_bytes,
+            ..Settings::default()
+        };
+        let mut engine = Engine::new(&self.student.policy, settings)?;
+        let mut asked = Vec::new();
+        for benchmark in self.benchmarks {
+            for problem in &benchmark.problems {
+                if self.is_done(benchmark, problem) {
+                    continue;
+                }
+                match engine.submit(self.request(benchmark, problem)?) {
+                    Ok(_) => asked.push((benchmark, problem)),
+                    Err(error @ (RequestError::PromptTooLong { .. } | RequestError::EmptyPrompt)) => {
+                        if !self.refuse(benchmark, problem, &error, take)? {
+                            return Ok(false);
+                        }
+                    }
+                    Err(source) => return Err(Error::Request { problem_id: problem.id.clone(), source }),
+                }
+            }
+        }
+        let mut outcome = Ok(true);
+        engine.run(|event| {
+            if let Event::Finished(response) = event {
+                let (benchmark, problem) = asked[response.ticket.0 as usize];
+                outcome = self.judge(benchmark, problem, &response).and_then(|record| match record {
+                    Some(record) => take(record),
+                    None => Ok(true),
+                });
+            }
+            matches!(outcome, Ok(true))
+        })?;
+        outcome
+    }
+
+    fn is_done(&self, benchmark: &Benchmark, problem: &Problem) -> bool {
+        (0..benchmark.n_samples).all(|sample| self.has(benchmark, problem, sample))
+    }
+
+    fn has(&self, benchmark: &Benchmark, problem: &Problem, sample: usize) -> bool {
+        let place = (benchmark.name.clone(), self.decoding.name.clone(), problem.id.clone(), sample);
+        self.done.contains(&place)
+    }
+
+    fn request(&self, benchmark: &Benchmark, problem: &Problem) -> Result<Request> {
+        let key = Key::new(content_hash(&benchmark.name)).with(content_hash(&problem.id));
+        Ok(Request {
+            problem: key.bits(),
+            prompt: self.student.encode(&problem.prompt, self.sampling.chat)?,
+            n_samples: benchmark.n_samples as u32,
+            max_tokens: self.sampling.max_tokens,
+            stops: self.student.stops.clone(),
+        })
+    }
+
+    /// A question the model has no room for counts as not answered, and says so.
+    fn refuse(
+        &self,
+        benchmark: &Benchmark,
+        problem: &Problem,
+        error: &RequestError,
+        take: &mut impl FnMut(EvalRecord) -> Result<bool>,
+    ) -> Result<bool> {
+        for sample in (0..benchmark.n_samples).filter(|&sample| !self.has(benchmark, problem, sample)) {
+            let reason = error.to_string().lines().next().unwrap_or_default().to_string();
+            let mut record = self.blank(benchmark, problem, sample);
+            record.reason = reason;
+            if !take(record)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The record of a sample, unless it is there already.
+    fn judge(
+        &self,
+        benchmark: &Benchmark,
+        problem: &Problem,
+        response: &generate::Response,
+    ) -> Result<Option<EvalRecord>> {
+        let sample = response.sample as usize;
+        if self.has(benchmark, problem, sample) {
+            return Ok(None);
+        }
+        let tokens: Vec<u32> = response.tokens.iter().map(|sampled| sampled.token).collect();
+        let text = self.student.tokenizer.decode(&tokens)?;
+        let judged = benchmark.judge(problem, &text)?;
+        Ok(Some(EvalRecord {
+            text,
+            n_tokens: tokens.len(),
+            tokens,
+            finish: match response.finish {
+                generate::Finish::Stop(token) => Finish::Stop { token },
+                generate::Finish::LengthLimit => Finish::LengthLimit,
+            },
+            answer: judged.canonical.or(judged.answer),
+            verdict: judged.verdict,
+            reason: judged.reason,
+            ..self.blank(benchmark, problem, sample)
+        }))
+    }
+
+    fn blank(&self, benchmark: &Benchmark, problem: &Problem, sample_idx: usize) -> EvalRecord {
+        EvalRecord {
+            schema: SCHEMA,
+            benchmark: benchmark.name.clone(),
+            decoding: self.decoding.name.clone(),
+            step: self.sampling.step,
+            problem_id: problem.id.clone(),
+            reference: problem.reference.clone(),
+            sample_idx,
+            text: String::new(),
+            tokens: Vec::new(),
+            n_tokens: 0,
+            finish: Finish::LengthLimit,
+            answer: None,
+            verdict: Verdict::NoAnswer,
+            reason: String::new(),
+            extra: Extra::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

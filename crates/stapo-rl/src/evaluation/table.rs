@@ -1,0 +1,113 @@
+//! Records to numbers.
+
+use serde::Serialize;
+use stapo_core::record::EvalRecord;
+use stapo_core::stats::{
+    Estimate, QuestionCount, QuestionVotes, StatsError, avg_at_k, maj_at_k, mean, mean_estimate, pass_at_k,
+};
+use stapo_core::{Finish, Verdict};
+use std::collections::BTreeMap;
+
+/// What one benchmark gave under one decoding.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    pub benchmark: String,
+    pub decoding: String,
+    pub n_questions: usize,
+    /// Samples of the question that has the fewest.
+    pub n_samples: usize,
+    /// Mean share of right samples, the interval clustered by question.
+    pub avg: Estimate,
+    /// (k, pass@k) for powers of two up to `n_samples`.
+    pub pass: Vec<(usize, Estimate)>,
+    /// The majority of all samples.
+    pub maj: Estimate,
+    pub truncated_share: f64,
+    pub no_answer_share: f64,
+    /// Unparsable, or too costly to judge.
+    pub unjudged_share: f64,
+    pub response_tokens_mean: f64,
+}
+
+/// A row per decoding and benchmark, in the order they first appear.
+pub fn rows(records: &[EvalRecord]) -> Result<Vec<Row>, StatsError> {
+    let mut order: Vec<(&str, &str)> = Vec::new();
+    let mut groups: BTreeMap<(&str, &str), Vec<&EvalRecord>> = BTreeMap::new();
+    for record in records {
+        let key = (record.decoding.as_str(), record.benchmark.as_str());
+        groups
+            .entry(key)
+            .or_insert_with(|| {
+                order.push(key);
+                Vec::new()
+            })
+            .push(record);
+    }
+    order.iter().map(|key| row(&groups[key])).collect()
+}
+
+/// Samples by question, in the order of question ids: the same whatever the order of the records.
+pub fn by_question<'a>(records: &[&'a EvalRecord]) -> BTreeMap<&'a str, Vec<&'a EvalRecord>> {
+    let mut questions: BTreeMap<&str, Vec<&EvalRecord>> = BTreeMap::new();
+    for &record in records {
+        questions.entry(&record.problem_id).or_default().push(record);
+    }
+    questions
+}
+
+fn row(records: &[&EvalRecord]) -> Result<Row, StatsError> {
+    let questions = by_question(records);
+    let is_right = |record: &&EvalRecord| record.verdict == Verdict::Right;
+    let counts: Vec<QuestionCount> = questions
+        .values()
+        .map(|samples| {
+            QuestionCount::new(samples.len(), samples.iter().copied().filter(|r| is_right(r)).count())
+        })
+        .collect::<Result<_, _>>()?;
+    let votes: Vec<QuestionVotes> = questions
+        .values()
+        .map(|samples| {
+            QuestionVotes::from_samples(samples.iter().map(|r| (r.answer.as_deref(), is_right(r))))
+        })
+        .collect::<Result<_, _>>()?;
+    let n_samples = counts.iter().map(QuestionCount::n_samples).min().unwrap_or(0);
+    let ks = std::iter::successors(Some(1), |k| Some(2 * k)).take_while(|k| *k <= n_samples);
+    let share = |is: &dyn Fn(&EvalRecord) -> bool| {
+        records.iter().filter(|record| is(record)).count() as f64 / records.len() as f64
+    };
+    let lengths: Vec<f64> = records.iter().map(|record| record.n_tokens as f64).collect();
+    Ok(Row {
+        benchmark: records[0].benchmark.clone(),
+        decoding: records[0].decoding.clone(),
+        n_questions: counts.len(),
+        n_samples,
+        avg: avg_at_k(&counts)?,
+        pass: ks.map(|k| Ok((k, pass_at_k(&counts, k)?))).collect::<Result<_, StatsError>>()?,
+        maj: maj_at_k(&votes, n_samples)?,
+        truncated_share: share(&|r| r.finish == Finish::LengthLimit && r.n_tokens > 0),
+        no_answer_share: share(&|r| r.verdict == Verdict::NoAnswer),
+        unjudged_share: share(&|r| matches!(r.verdict, Verdict::Unparsable | Verdict::OverBudget)),
+        response_tokens_mean: mean(&lengths)?,
+    })
+}
+
+/// The mean of several benchmarks' avg@k, with the error that follows from theirs (questions are independent).
+pub fn average(rows: &[&Row]) -> Option<Estimate> {
+    let values: Vec<f64> = rows.iter().map(|row| row.avg.value).collect();
+    let n = rows.len() as f64;
+    let variance: Option<f64> = rows.iter().map(|row| row.avg.standard_error.map(|e| e * e)).sum();
+    let base = mean_estimate(&values).ok()?;
+    let standard_error = variance.map(|v| v.sqrt() / n);
+    let interval = standard_error.and_then(|error| {
+        // As many degrees of freedom as questions: with dozens of them, a normal in all but name.
+        let freedom = rows.iter().map(|row| row.n_questions.saturating_sub(1)).sum::<usize>().max(1) as f64;
+        stapo_core::stats::t_interval(base.value, error, freedom, stapo_core::stats::LEVEL).ok()
+    });
+    Some(Estimate {
+        value: base.value,
+        standard_error,
+        interval: interval.map(|i| i.within(0.0, 1.0)),
+        n_questions: rows.iter().map(|row| row.n_questions).sum(),
+        n_samples: rows.iter().map(|row| row.avg.n_samples).sum(),
+    })
+}

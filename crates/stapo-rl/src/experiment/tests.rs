@@ -1,0 +1,105 @@
+use super::*;
+use serde_json::json;
+
+fn shipped() -> Vec<(String, String)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../experiments");
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let toml = entries.filter(|path| path.extension().is_some_and(|e| e == "toml"));
+    let text = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+    toml.map(|path| (path.file_stem().unwrap().to_string_lossy().into_owned(), text(&path))).collect()
+}
+
+#[test]
+fn shipped_experiments_have_the_runs_they_promise() {
+    let runs: std::collections::BTreeMap<String, usize> = shipped()
+        .into_iter()
+        .map(|(name, text)| {
+            let experiment =
+                ExperimentSpec::from_toml(&text).unwrap().expand().unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_eq!(experiment.name, name);
+            (name, experiment.arms.len())
+        })
+        .collect();
+    let expected = [
+        ("ablation-mask", 33),
+        ("ablation-tau", 12),
+        ("falsify", 10),
+        ("main", 20),
+        ("main-quick", 8),
+        ("transfer", 6),
+    ];
+    assert_eq!(runs, expected.map(|(name, n)| (name.to_string(), n)).into());
+}
+
+#[test]
+fn a_matrix_takes_every_combination_and_names_it() {
+    let text = "name = \"m\"\nseeds = [3]\n[[arms]]\nname = \"stapo\"\n[matrix]\n\"rollout.group_size\" = [4, 8]\n\"update.learning_rate\" = [1e-4, 2e-4]";
+    let experiment = ExperimentSpec::from_toml(text).unwrap().expand().unwrap();
+    assert_eq!(experiment.arms.len(), 4);
+    let arm = &experiment.arms[3];
+    assert_eq!(arm.name, "stapo,rollout.group_size=8,update.learning_rate=0.0002");
+    assert_eq!(arm.run, "stapo-rollout.group_size-8-update.learning_rate-0.0002/seed-3");
+    assert_eq!(arm.settings[..2], ["rollout.group_size=8", "update.learning_rate=0.0002"]);
+}
+
+#[test]
+fn a_wrong_value_is_found_before_the_first_run() {
+    let complaint = |text: &str| match ExperimentSpec::from_toml(text).and_then(|spec| spec.expand()) {
+        Ok(_) => panic!("{text}"),
+        Err(error) => error.to_string(),
+    };
+    let base = "name = \"m\"\nseeds = [0]\n";
+    let said = complaint(&format!("{base}[[arms]]\nname = \"a\"\nset = [\"steps=none\"]"));
+    assert!(said.contains("config.steps"), "{said}");
+    let said = complaint(&format!("{base}[config]\nstepz = 2\n[[arms]]\nname = \"a\""));
+    assert!(said.contains("did you mean `steps`?"), "{said}");
+    let said = complaint(&format!("{base}method = \"b\"\n[[arms]]\nname = \"a\""));
+    assert!(said.contains("b is no arm"), "{said}");
+    let said = complaint("name = \"m\"\nseeds = []\n[[arms]]\nname = \"a\"");
+    assert!(said.contains("expected at least one of each"), "{said}");
+    let said = complaint(&format!("{base}[[arms]]\nname = \"a\"\n[matrix]\nsteps = 3"));
+    assert!(said.contains("steps is not a list"), "{said}");
+}
+
+fn metrics(step: u64, eval_accuracy: f64, entropy_mean: f64) -> Metrics {
+    serde_json::from_value(json!({
+        "schema": 1, "step": step, "reward_mean": 0.0, "accuracy": 0.5, "eval_accuracy": eval_accuracy,
+        "response_tokens_mean": 30.0, "truncated_share": 0.0, "entropy_mean": entropy_mean,
+        "entropy_quantiles": {"q05": 0.0, "q25": 0.0, "q50": 0.0, "q75": 0.0, "q95": 1.0},
+        "n_tokens": 1000, "n_kept": 999, "n_candidates": 2, "n_silenced": 1, "tau_h": null, "clip_fraction": 0.0,
+        "ratio_min": 1.0, "ratio_max": 1.0, "loss": 0.0, "learning_rate": 1e-4, "gradient_norm": 1.0,
+        "silenced_gradient_share": 0.0, "quadrants": [], "exactness_max_abs": 0.0,
+        "tokens_per_second": {"rollout": 1.0, "update": 1.0}
+    }))
+    .unwrap()
+}
+
+#[test]
+fn a_summary_compares_by_seed_and_sees_collapse() {
+    let text =
+        "name = \"m\"\nseeds = [0, 1, 2]\nmethod = \"b\"\n[[arms]]\nname = \"a\"\n[[arms]]\nname = \"b\"";
+    let experiment = ExperimentSpec::from_toml(text).unwrap().expand().unwrap();
+    let run = |arm: &str, seed: u64, last: f64, entropy: f64| {
+        (arm.to_string(), seed, vec![metrics(1, 0.4, 0.3), metrics(2, 0.6, 0.2), metrics(3, last, entropy)])
+    };
+    let runs = [
+        run("a", 0, 0.5, 0.25),
+        run("a", 1, 0.6, 0.25),
+        run("a", 2, 0.2, 0.01),
+        run("b", 2, 0.9, 0.25),
+        run("b", 1, 0.7, 0.25),
+        run("b", 0, 0.6, 0.25),
+    ];
+    let summary = summarise(&experiment, &runs).unwrap();
+    let (a, b) = (&summary[0], &summary[1]);
+    assert_eq!((a.n_collapsed, b.n_collapsed, a.n_runs), (1, 0, 3));
+    let paired = a.against.as_ref().unwrap();
+    assert!((paired.difference - 0.3).abs() < 1e-12 && paired.n_better == 3);
+    assert!(b.against.is_none() && a.p_adjusted == Some(paired.p_permutation));
+    assert!((b.accuracy.value - 2.2 / 3.0).abs() < 1e-12);
+    // (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, one step each.
+    let of_seed = |runs: &[(String, u64, Vec<Metrics>)]| summarise(&experiment, runs).unwrap()[0].area.value;
+    assert!((of_seed(&[run("b", 0, 0.6, 0.25)]) - 0.55).abs() < 1e-12);
+    assert!((b.entropy_stability.value + 0.1).abs() < 1e-12);
+    assert!((a.silenced_share.value - 1e-3).abs() < 1e-12);
+}
