@@ -62,7 +62,11 @@ pub(crate) struct Cuda {
 }
 
 #[derive(Clone, Copy)]
-struct Function(sys::CUfunction);
+struct Function {
+    handle: sys::CUfunction,
+    /// Arguments it takes: the driver reads as many, given or not.
+    n_arguments: usize,
+}
 
 // SAFETY: handles of the driver, which it lets any thread use; what is ours is behind mutexes.
 unsafe impl Send for Cuda {}
@@ -142,22 +146,23 @@ impl Cuda {
                 let mut name = std::ptr::null();
                 sys::cuFuncGetName(&raw mut name, handle).result().map_err(failed)?;
                 let name = std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned();
-                lock(&self.functions).insert((name, head_dim), Function(handle));
+                let function = Function { handle, n_arguments: n_arguments(handle) };
+                lock(&self.functions).insert((name, head_dim), function);
             }
         }
         Ok(())
     }
 
     /// A kernel by its name; `head_dim` is 0 where it does not depend on it.
-    fn function(&self, source: &Source, name: &str, head_dim: usize) -> sys::CUfunction {
+    fn function(&self, source: &Source, name: &str, head_dim: usize) -> Function {
         let head_dim = if source.scope == Scope::Once { 0 } else { head_dim };
         let key = (name.to_owned(), head_dim);
         if let Some(function) = lock(&self.functions).get(&key) {
-            return function.0;
+            return *function;
         }
         self.load(source, head_dim).unwrap_or_else(|error| panic!("{error}"));
         let found = lock(&self.functions).get(&key).copied();
-        found.unwrap_or_else(|| panic!("kernels {}: no {name}", source.name)).0
+        found.unwrap_or_else(|| panic!("kernels {}: no {name}", source.name))
     }
 
     /// Whether the matrix instructions of Hopper are there.
@@ -201,6 +206,16 @@ impl Drop for Cuda {
             let _ = primary_ctx::release(self.device);
         }
     }
+}
+
+/// How many arguments a loaded kernel takes.
+fn n_arguments(function: sys::CUfunction) -> usize {
+    let (mut offset, mut n_bytes) = (0, 0);
+    // SAFETY: the function is loaded; both numbers are written to live integers. Past the last argument the driver says no.
+    let is_there = |index: &usize| unsafe {
+        sys::cuFuncGetParamInfo(function, *index, &raw mut offset, &raw mut n_bytes).result().is_ok()
+    };
+    (0..).take_while(is_there).count()
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -260,7 +275,9 @@ impl Launch<'_> {
         }
         let cuda = self.cuda;
         cuda.make_current();
-        let handle = cuda.function(self.source, self.name, self.head_dim);
+        let Function { handle, n_arguments } = cuda.function(self.source, self.name, self.head_dim);
+        let n_given = self.arguments.len();
+        assert!(n_given == n_arguments, "{}: {n_given} arguments, expected {n_arguments}", self.name);
         if shared_bytes > 48 << 10 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function is loaded.

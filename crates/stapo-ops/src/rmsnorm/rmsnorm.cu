@@ -32,18 +32,33 @@ __device__ __forceinline__ void forward(const S* x, const S* delta, const S* wei
     }
 }
 
-// Eight elements as they are stored, on their way.
-template <class S> struct alignas(16) Eight {
-    S element[8];
+// Eight elements as they are stored, on their way; in words, for the compiler keeps single halves in whole registers.
+template <class S> struct Eight {
+    u32 word[2 * sizeof(S)];
 };
 
 template <class S> __device__ __forceinline__ Eight<S> fetch8(const S* row, int at, int n, bool whole) {
     Eight<S> x = {};
-    if (whole) return *(const Eight<S>*)(row + at);
+    if (whole) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-        if (at + i < n) x.element[i] = row[at + i];
+        for (int i = 0; i < 2 * (int)sizeof(S); i += 4) {
+            uint4 v = *(const uint4*)((const u32*)(row + at) + i);
+            x.word[i] = v.x, x.word[i + 1] = v.y, x.word[i + 2] = v.z, x.word[i + 3] = v.w;
+        }
+    } else {
+        float y[8];
+        load8(row, at, n, false, y);
+#pragma unroll
+        for (int i = 0; i < 2 * (int)sizeof(S); ++i)
+            x.word[i] = sizeof(S) == 2 ? pack(y[2 * i % 8], y[(2 * i + 1) % 8]) : __float_as_uint(y[i % 8]);
+    }
     return x;
+}
+
+template <class S> __device__ __forceinline__ float widen_at(const Eight<S>& x, int i) {
+    if (sizeof(S) == 4) return __uint_as_float(x.word[i % (2 * sizeof(S))]);
+    u32 both = x.word[i / 2];
+    return __uint_as_float(i % 2 ? both & 0xffff0000u : both << 16);
 }
 
 // A block takes consecutive rows and has a thread for every eight columns, which keeps its part of d_weight; the next row
@@ -69,9 +84,9 @@ __device__ __forceinline__ void backward(const S* x, const S* weight, const floa
         float inv = inv_rms[r], dot = 0.0f, v[8], d[8], to[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            v[i] = widen(next_x.element[i]), d[i] = widen(next_d.element[i]), to[i] = widen(next_to.element[i]);
+            v[i] = widen_at(next_x, i), d[i] = widen_at(next_d, i), to[i] = widen_at(next_to, i);
             part[i] = fmaf(d[i], v[i] * inv, part[i]);
-            d[i] *= widen(w.element[i]);
+            d[i] *= widen_at(w, i);
             dot = fmaf(d[i], v[i], dot);
         }
         fetch(r + 1);

@@ -176,17 +176,15 @@ __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restr
 }
 
 #define ROPE(S)                                                                                                        \
-    KERNEL rope_forward_##S(const S* __restrict__ raw, S* __restrict__ out, const float* cos, const float* sin,        \
-                            const u32* positions,                                                                      \
-                            const S* q_weight, const S* k_weight, float* inv_rms, int query, int kv, int dim,          \
-                            float eps) {                                                                               \
-        forward<S>(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, eps);                   \
+    KERNEL rope_forward_##S(const S* raw, S* out, const float* cos, const float* sin, const u32* positions,            \
+                            const S* q_weight, const S* k_weight, float* inv_rms, int query, int kv, float eps) {      \
+        forward<S>(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, eps);                        \
     }                                                                                                                  \
-    KERNEL __launch_bounds__(256, 4) rope_backward_##S(const S* __restrict__ d_out, S* __restrict__ d_raw, const float* cos,  \
-                             const float* sin, const u32* positions,                                                   \
-                             const S* raw, const S* q_weight, const S* k_weight, const float* inv_rms, float* parts,   \
-                             int tokens, int query, int kv) {                                                 \
-        backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, tokens, query, kv);                                                                                              \
+    KERNEL __launch_bounds__(256, 4)                                                                                   \
+    rope_backward_##S(const S* d_out, S* d_raw, const float* cos, const float* sin, const u32* positions,              \
+                      const S* raw, const S* q_weight, const S* k_weight, const float* inv_rms, float* parts,          \
+                      int tokens, int query, int kv) {                                                                 \
+        backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, tokens, query, kv);    \
     }
 
 ROPE(float)
