@@ -2,7 +2,7 @@
 //! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, backward, clip, `AdamW`), `decode`, `exact`
 //! (every sampled token's log-prob against the packed training forward). Each prints one JSON object.
 
-#![allow(clippy::print_stdout, reason = "a benchmark's result")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
 
 use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Plan, Policy, Reading};
@@ -73,7 +73,9 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
         let mut times = [0.0; 3];
         for part in sequences.chunks(per_batch) {
             let mut batch = Batch::new();
-            part.iter().for_each(|sequence| batch.push(sequence, 1));
+            for sequence in part {
+                batch.push(sequence, 1);
+            }
             let clock = Instant::now();
             let scores = pass.forward(&policy, &batch, Reading::default())?;
             times[0] += clock.elapsed().as_secs_f64();
@@ -121,7 +123,14 @@ fn settings(options: &Options) -> Settings {
     }
 }
 
-fn generate(policy: &Policy, options: &Options) -> Result<(Vec<Vec<u32>>, Vec<Response>, f64), Failure> {
+/// A rollout batch and the seconds it took.
+struct Generated {
+    prompts: Vec<Vec<u32>>,
+    responses: Vec<Response>,
+    seconds: f64,
+}
+
+fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
     let mut engine = Engine::new(policy, settings(options))?;
     let vocabulary = policy.config().vocabulary;
     let prompts: Vec<Vec<u32>> =
@@ -137,13 +146,13 @@ fn generate(policy: &Policy, options: &Options) -> Result<(Vec<Vec<u32>>, Vec<Re
     }
     let start = Instant::now();
     let responses = engine.finish()?;
-    Ok((prompts, responses, start.elapsed().as_secs_f64()))
+    Ok(Generated { prompts, responses, seconds: start.elapsed().as_secs_f64() })
 }
 
 fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
     // The first run loads kernels and sets products up.
     generate(policy, &Options::default().with("new", 2).with("kv-gib", options.get("kv-gib", 24)))?;
-    let (_, responses, seconds) = generate(policy, options)?;
+    let Generated { responses, seconds, .. } = generate(policy, options)?;
     let n: usize = responses.iter().map(|r| r.tokens.len()).sum();
     println!(
         r#"{{"task": "decode", "sequences": {}, "tokens_per_s": {:.0}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
@@ -155,7 +164,7 @@ fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
 }
 
 fn exact(policy: &Policy, options: &Options) -> Result<(), Failure> {
-    let (prompts, responses, _) = generate(policy, options)?;
+    let Generated { prompts, responses, .. } = generate(policy, options)?;
     let mut pass = Pass::new(policy, Keep::Nothing)?;
     let (mut n, mut n_off, mut worst) = (0usize, 0usize, 0.0f32);
     for part in responses.chunks(options.get("together", 24)) {

@@ -42,7 +42,7 @@ pub fn step<T: Float>(
             cpu::step(cpu, rule, grad_scale, param, grad.host(), m, v);
         }
         Backend::Cuda(cuda) => {
-            cuda::step(cuda, rule, grad_scale, param.cuda(), grad.cuda(), (m.cuda(), v.cuda()))
+            cuda::step(cuda, rule, grad_scale, param.cuda(), grad.cuda(), (m.cuda(), v.cuda()));
         }
     }
 }

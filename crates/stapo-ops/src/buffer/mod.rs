@@ -68,17 +68,27 @@ enum PlaceMut<'a, T> {
 #[derive(Debug, Clone, Copy)]
 struct Part<'a> {
     memory: &'a Memory,
-    slice: Slice,
+    start: usize,
+    len: usize,
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
+    fn whole(memory: &'a Memory) -> Self {
+        Part { memory, start: 0, len: memory.len() }
+    }
+
     fn cuda(&self) -> &Arc<Cuda> {
         self.memory.cuda()
     }
 
+    fn slice(&self) -> Slice {
+        self.memory.slice().part(self.start, self.len)
+    }
+
+    #[track_caller]
     fn range(self, range: &Range<usize>) -> Self {
-        assert!(range.start <= range.end, "range {range:?}");
-        Part { slice: self.slice.part(range.start, range.end - range.start), ..self }
+        assert!(range.start <= range.end && range.end <= self.len, "range {range:?} of {}", self.len);
+        Part { start: self.start + range.start, len: range.end - range.start, ..self }
     }
 }
 
@@ -98,14 +108,14 @@ impl<T: Element> Buffer<T> {
     pub fn view(&self) -> View<'_, T> {
         View(match &self.0 {
             Storage::Host(memory) => Place::Host(memory.as_slice()),
-            Storage::Cuda(memory) => Place::Cuda(Part { memory, slice: memory.slice() }),
+            Storage::Cuda(memory) => Place::Cuda(Part::whole(memory)),
         })
     }
 
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         ViewMut(match &mut self.0 {
             Storage::Host(memory) => PlaceMut::Host(memory.as_mut_slice()),
-            Storage::Cuda(memory) => PlaceMut::Cuda(Part { memory, slice: memory.slice() }),
+            Storage::Cuda(memory) => PlaceMut::Cuda(Part::whole(memory)),
         })
     }
 
@@ -136,7 +146,7 @@ impl<'a, T: Element> View<'a, T> {
     pub fn len(&self) -> usize {
         match self.0 {
             Place::Host(slice) => slice.len(),
-            Place::Cuda(part) => part.slice.len,
+            Place::Cuda(part) => part.len,
         }
     }
 
@@ -152,7 +162,7 @@ impl<'a, T: Element> View<'a, T> {
     pub fn read(&self, to: &mut [T]) {
         match self.0 {
             Place::Host(slice) => to.copy_from_slice(slice),
-            Place::Cuda(part) => part.cuda().read(part.slice, to),
+            Place::Cuda(part) => part.cuda().read(part.slice(), to),
         }
     }
 
@@ -172,7 +182,7 @@ impl<'a, T: Element> View<'a, T> {
     #[track_caller]
     pub(crate) fn cuda(&self) -> Slice {
         let Place::Cuda(part) = self.0 else { elsewhere("the GPU") };
-        part.slice
+        part.slice()
     }
 }
 
@@ -237,7 +247,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
     pub fn write(&mut self, from: &[T]) {
         match &mut self.0 {
             PlaceMut::Host(slice) => slice.copy_from_slice(from),
-            PlaceMut::Cuda(part) => part.cuda().write(from, part.slice),
+            PlaceMut::Cuda(part) => part.cuda().write(from, part.slice()),
         }
     }
 
@@ -245,14 +255,14 @@ impl<'a, T: Element> ViewMut<'a, T> {
     pub fn copy_from(&mut self, from: View<'_, T>) {
         match &mut self.0 {
             PlaceMut::Host(slice) => slice.copy_from_slice(from.host()),
-            PlaceMut::Cuda(part) => part.cuda().copy(from.cuda(), part.slice),
+            PlaceMut::Cuda(part) => part.cuda().copy(from.cuda(), part.slice()),
         }
     }
 
     pub fn fill(&mut self, value: T) {
         match &mut self.0 {
             PlaceMut::Host(slice) => slice.fill(value),
-            PlaceMut::Cuda(part) => part.cuda().fill(part.slice, value),
+            PlaceMut::Cuda(part) => part.cuda().fill(part.slice(), value),
         }
     }
 
@@ -271,7 +281,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
     #[track_caller]
     pub(crate) fn cuda(&self) -> Slice {
         let PlaceMut::Cuda(part) = &self.0 else { elsewhere("the GPU") };
-        part.slice
+        part.slice()
     }
 }
 

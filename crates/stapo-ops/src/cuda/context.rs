@@ -208,6 +208,9 @@ impl Drop for Cuda {
     }
 }
 
+/// More arguments than any kernel has.
+const MAX_ARGUMENTS: usize = 64;
+
 /// How many arguments a loaded kernel takes.
 fn n_arguments(function: sys::CUfunction) -> usize {
     let (mut offset, mut n_bytes) = (0, 0);
@@ -215,7 +218,7 @@ fn n_arguments(function: sys::CUfunction) -> usize {
     let is_there = |index: &usize| unsafe {
         sys::cuFuncGetParamInfo(function, *index, &raw mut offset, &raw mut n_bytes).result().is_ok()
     };
-    (0..).take_while(is_there).count()
+    (0..MAX_ARGUMENTS).take_while(is_there).count()
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

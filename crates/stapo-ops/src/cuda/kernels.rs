@@ -141,8 +141,8 @@ fn file_name(source: &Source, arch: &str, head_dim: usize) -> String {
     let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
     hash.update(format!("{major}.{minor} {:?}", options(source, arch, head_dim)));
     source.parts.iter().for_each(|part| hash.update(part));
-    let hex: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{arch}-{hex}.cubin", source.name)
+    let hash = hash.finalize().iter().take(16).fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
+    format!("{}-{arch}-{hash:032x}.cubin", source.name)
 }
 
 /// A cached file is the code after its own hash: what was torn or changed is not loaded.
