@@ -1,6 +1,7 @@
 //! The engine on a GPU: what the CPU promises about bits, it promises too. Without a GPU these tests say so and pass.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "a skipped test says why")]
 
 use stapo_model::cuda::CudaOptions;
 use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading};
