@@ -2,7 +2,8 @@
 
 mod show;
 
-use crate::{run_folder, stop};
+use crate::run_folder::{self, Use};
+use crate::stop;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{EvalRecord, SCHEMA};
@@ -10,7 +11,7 @@ use stapo_rl::Student;
 use stapo_rl::evaluation::{
     Benchmark, Decoding, Done, EvalFolder, EvalPlan, SIX, Sampling, compare, evaluate, rows,
 };
-use stapo_rl::model::Device;
+use stapo_rl::model::{Device, DeviceName};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -77,6 +78,10 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
+    /// cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+
     #[arg(long)]
     threads: Option<usize>,
 }
@@ -93,7 +98,7 @@ pub struct CompareArgs {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let device = run_folder::device(args.threads)?;
+    let device = run_folder::device(args.device, args.threads, Use::Reading)?;
     let (mut folder, plan, done, student, step) = match &args.resume {
         Some(path) => reopen(path, &device)?,
         None => begin(args, &device)?,

@@ -1,7 +1,8 @@
 //! `stapo export`
 
-use crate::run_folder;
+use crate::run_folder::{self, Use};
 use anyhow::Result;
+use stapo_rl::model::DeviceName;
 use stapo_rl::model::export::{Existing, ExportOptions, Precision};
 use stapo_rl::pretrain::export_policy;
 use std::path::PathBuf;
@@ -25,7 +26,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let plan = run_folder::plan(&args.run)?;
     let checkpoint = run_folder::newest_checkpoint(&args.run)?;
-    let trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint)?;
+    // The weights of a checkpoint are f32, wherever they were trained.
+    let device = run_folder::device(DeviceName::Cpu, None, Use::Reading)?;
+    let trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
     let precision = if args.f32 { Precision::F32 } else { Precision::Bf16 };
     let options = ExportOptions { precision, existing: Existing::Refuse, ..ExportOptions::default() };
     let student = &trainer.student;

@@ -5,6 +5,7 @@ use crate::option::{bytes, fraction, positive, share, temperature};
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::Value;
+use stapo_rl::model::DeviceName;
 use stapo_rl::model::generate::{Engine, Event, Filter, Request, Response, Rule, Sampled, Settings, Ticket};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr, stdout};
@@ -60,13 +61,16 @@ pub struct Args {
     /// Memory for keys and values, such as 512M or 4G.
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = bytes)]
     kv_memory: usize,
+    /// cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
     /// CPU threads; all cores, if not given.
     #[arg(long, value_parser = positive)]
     threads: Option<usize>,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let language = Language::open(&args.model, args.threads)?;
+    let language = Language::open(&args.model, args.device, args.threads)?;
     let settings = Settings {
         seed: args.seed,
         rule: rule(args),

@@ -1,10 +1,11 @@
 //! What `generate` and `score` share: a model opened for running, and lines of JSON turned into its tokens.
 
+use crate::run_folder::{self, Use};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_rl::model::decoder::Policy;
-use stapo_rl::model::{ChatTemplate, CpuOptions, Device, Error, Message, Pretrained, Tokenizer};
+use stapo_rl::model::{ChatTemplate, DeviceName, Error, Message, Pretrained, Tokenizer};
 use std::io::BufRead;
 use std::path::Path;
 
@@ -46,16 +47,15 @@ pub struct Turn {
 
 impl Language {
     /// `threads` overrides the environment's and the machine's number.
-    pub fn open(path: &Path, threads: Option<usize>) -> Result<Self> {
-        let mut options = CpuOptions::from_env()?;
-        options.threads = threads.unwrap_or(options.threads);
+    pub fn open(path: &Path, device: DeviceName, threads: Option<usize>) -> Result<Self> {
+        let device = run_folder::device(device, threads, Use::Reading)?;
         let pretrained = Pretrained::open(path).with_context(|| format!("model {}", path.display()))?;
         let tokenizer = match pretrained.tokenizer() {
             Err(other) if !matches!(other, Error::Missing { .. }) => return Err(other.into()),
             found_or_missing => found_or_missing,
         };
         let template = pretrained.chat_template()?;
-        let policy = Policy::load(&Device::cpu(options), &pretrained.config, &pretrained.weights)?;
+        let policy = Policy::load(&device, &pretrained.config, &pretrained.weights)?;
         Ok(Self { policy, tokenizer, template })
     }
 

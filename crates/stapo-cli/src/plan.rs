@@ -1,5 +1,6 @@
 //! `stapo plan`
 
+use crate::run_folder::Use;
 use crate::units::{grouped, size};
 use crate::{clock, machine, run_folder};
 use anyhow::Result;
@@ -47,7 +48,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let pace = if args.no_measure {
         None
     } else {
-        let device = run_folder::device(args.threads)?;
+        let device = run_folder::device(plan.device(), args.threads, Use::of(&plan))?;
         Some(estimate::measure(&plan, Trainer::new(&plan, scratch.path(), &device)?)?)
     };
     if args.json {

@@ -1,10 +1,11 @@
 //! `stapo pretrain`
 
+use crate::run_folder::Use;
 use crate::{clock, run_folder, stop};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{Extra, FileHash, Manifest, PretrainMetrics, Record, SCHEMA};
-use stapo_rl::model::Device;
 use stapo_rl::model::export::{Existing, ExportOptions, Precision};
+use stapo_rl::model::{Device, DeviceName};
 use stapo_rl::pretrain::{PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain};
 use stapo_rl::run::{Run, sha256_hex};
 use std::io::{Write, stderr, stdout};
@@ -40,13 +41,17 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Threads; all cores by default. The results are the same bits for every number.
+    /// cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+
+    /// Threads on the CPU; all cores by default. The results are the same bits for every number.
     #[arg(long)]
     threads: Option<usize>,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let device = run_folder::device(args.threads)?;
+    let device = run_folder::device(args.device, args.threads, Use::Training)?;
     let (config, mut run, mut pretrainer) = match (&args.resume, &args.out) {
         (Some(folder), _) => reopen(folder, &device)?,
         (None, Some(folder)) => begin(args, folder, &device)?,

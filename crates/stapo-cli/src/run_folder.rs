@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{self, FileHash, Record, ResponseRecord};
-use stapo_rl::config::Model;
-use stapo_rl::model::{CpuOptions, Device};
+use stapo_rl::config::{Model, States};
+use stapo_rl::model::cuda::{CudaOptions, Training};
+use stapo_rl::model::{CpuOptions, Device, DeviceName};
 use stapo_rl::run::{Checkpoint, sha256_hex};
 use stapo_rl::train::{Trainer, base_folder};
 use stapo_rl::{Config, Plan, Student};
@@ -44,17 +45,47 @@ pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
 }
 
 /// A trainer with the state of a checkpoint.
-pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> Result<Trainer> {
-    let mut trainer = Trainer::new(plan, &base_folder(run, plan), &device(None)?)?;
+pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<Trainer> {
+    let mut trainer = Trainer::new(plan, &base_folder(run, plan), device)?;
     trainer.restore(checkpoint)?;
     Ok(trainer)
 }
 
-/// The CPU, with as many threads as asked for, else as the environment or the machine says.
-pub fn device(threads: Option<usize>) -> Result<Device> {
-    let mut options = CpuOptions::from_env()?;
-    options.threads = threads.unwrap_or(options.threads);
-    Ok(Device::cpu(options))
+/// What a device is opened for: weights that are trained take more memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    Training,
+    /// With `update.states = "8bit"`.
+    TrainingIn8Bits,
+    Reading,
+}
+
+impl Use {
+    pub fn of(plan: &Plan) -> Self {
+        match plan.config.update.states {
+            States::F32 => Use::Training,
+            States::EightBit => Use::TrainingIn8Bits,
+        }
+    }
+}
+
+/// A GPU; or the CPU, with as many threads as asked for, else as the environment or the machine says.
+pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<Device> {
+    match name {
+        DeviceName::Cpu => {
+            let mut options = CpuOptions::from_env()?;
+            options.threads = threads.unwrap_or(options.threads);
+            Ok(Device::cpu(options))
+        }
+        DeviceName::Cuda { ordinal } => {
+            let training = match for_use {
+                Use::Reading => Training::None,
+                Use::Training => Training::F32,
+                Use::TrainingIn8Bits => Training::EightBit,
+            };
+            Ok(Device::cuda(CudaOptions { ordinal, training, ..CudaOptions::default() })?)
+        }
+    }
 }
 
 /// The records of one part of a run (`rollouts`, `tokens`, ..), file by file; none where the part is absent.
@@ -142,7 +173,7 @@ pub fn open_model(model: &str, device: &Device) -> Result<(Student, Vec<FileHash
     if path.join("plan.toml").is_file() {
         let plan = plan(path)?;
         let checkpoint = newest_checkpoint(path)?;
-        let trainer = trainer_at(path, &plan, &checkpoint)?;
+        let trainer = trainer_at(path, &plan, &checkpoint, device)?;
         let weights = hash_weights(&checkpoint.path)?;
         return Ok((trainer.student, weights, Some(checkpoint.counters.step)));
     }

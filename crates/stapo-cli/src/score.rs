@@ -5,6 +5,7 @@ use crate::option::{positive, temperature};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
+use stapo_rl::model::DeviceName;
 use stapo_rl::model::decoder::{Batch, Keep, Pass, Reading, Scores};
 use std::io::{BufWriter, StdoutLock, Write, stdout};
 use std::ops::Range;
@@ -27,6 +28,9 @@ pub struct Args {
     /// Divides the logits.
     #[arg(long, default_value_t = 1.0, value_parser = temperature)]
     temperature: f64,
+    /// cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
     /// CPU threads; all cores, if not given.
     #[arg(long, value_parser = positive)]
     threads: Option<usize>,
@@ -36,7 +40,7 @@ pub struct Args {
 const BATCH_TOKENS: usize = 4096;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let language = Language::open(&args.model, args.threads)?;
+    let language = Language::open(&args.model, args.device, args.threads)?;
     let reading = Reading { temperature: args.temperature, n_alternatives: args.alternatives };
     let pass = Pass::new(&language.policy, Keep::Nothing)?;
     let out = BufWriter::new(stdout().lock());

@@ -2,14 +2,14 @@
 
 mod screen;
 
-use crate::run_folder::{self, hash_bytes, hash_file};
+use crate::run_folder::{self, Use, hash_bytes, hash_file};
 use crate::stop;
 use anyhow::{Context, Result, bail};
 use screen::Screen;
 use stapo_core::record::{Extra, Manifest, Metrics, SCHEMA};
 use stapo_rl::Plan;
 use stapo_rl::config::Model;
-use stapo_rl::model::Device;
+use stapo_rl::model::{Device, DeviceName};
 use stapo_rl::run::Run;
 use stapo_rl::task::TaskSpec;
 use stapo_rl::train::{Outcome, Trainer, resume, train};
@@ -42,16 +42,19 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Threads; all cores by default. The results are the same bits for every number.
+    /// cpu, cuda or cuda:N, in place of the config's.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceName>,
+
+    /// Threads on the CPU; all cores by default. The results are the same bits for every number.
     #[arg(long)]
     threads: Option<usize>,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let device = run_folder::device(args.threads)?;
     let (plan, mut run, mut trainer) = match &args.resume {
-        Some(folder) => reopen(folder, &device)?,
-        None => begin(args, &device)?,
+        Some(folder) => reopen(args, folder)?,
+        None => begin(args)?,
     };
     let history: Vec<Metrics> = Run::read_metrics(run.folder())?;
     let mut screen = Screen::new(&plan, run.folder(), &history, args.json, stop::on_ctrl_c()?);
@@ -60,8 +63,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if outcome == Outcome::Stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-fn begin(args: &Args, device: &Device) -> Result<(Plan, Run, Trainer)> {
-    let (text, plan) = run_folder::read_plan(args.config.as_deref(), &args.set)?;
+/// The device of the plan, or of the command line.
+fn device(args: &Args, plan: &Plan) -> Result<Device> {
+    run_folder::device(args.device.unwrap_or(plan.device()), args.threads, Use::of(plan))
+}
+
+fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
+    let mut set = args.set.clone();
+    set.extend(args.device.map(|device| format!("device={device}")));
+    let (text, plan) = run_folder::read_plan(args.config.as_deref(), &set)?;
     let folder = args.out.clone().unwrap_or_else(|| default_folder(&plan.config.name));
     if folder.exists() {
         bail!(stapo_rl::Error::RunExists { folder });
@@ -71,14 +81,14 @@ fn begin(args: &Args, device: &Device) -> Result<(Plan, Run, Trainer)> {
     }
     // The model and the task are opened before the folder is made: a bad config leaves nothing behind.
     let scratch = tempfile::tempdir().context("temporary folder")?;
-    let trainer = Trainer::new(&plan, scratch.path(), device)?;
+    let trainer = Trainer::new(&plan, scratch.path(), &device(args, &plan)?)?;
     let run = Run::create(&folder, &text, &plan.to_toml(), manifest(&text, &plan)?)?;
     Ok((plan, run, trainer))
 }
 
-fn reopen(folder: &Path, device: &Device) -> Result<(Plan, Run, Trainer)> {
+fn reopen(args: &Args, folder: &Path) -> Result<(Plan, Run, Trainer)> {
     let plan = run_folder::plan(folder)?;
-    let (run, trainer, refused) = resume(folder, &plan, device)?;
+    let (run, trainer, refused) = resume(folder, &plan, &device(args, &plan)?)?;
     for error in refused {
         eprintln!("warning: {error}; going back to the checkpoint before");
     }

@@ -1,6 +1,7 @@
 //! `stapo verify-run`
 
-use crate::{run_folder, train};
+use crate::run_folder::{self, Use};
+use crate::train;
 use anyhow::{Result, bail};
 use stapo_core::record::Manifest;
 use stapo_rl::Plan;
@@ -31,7 +32,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("run {}: no checkpoint before step {last} to replay from", args.run.display());
     };
     let mut n_different = check_inputs(&args.run, &plan, &manifest);
-    let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint)?;
+    let device = run_folder::device(plan.device(), None, Use::of(&plan))?;
+    let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
     println!("replaying from step {}", checkpoint.counters.step);
     for _ in 0..args.steps {
         if trainer.counters.step >= last {

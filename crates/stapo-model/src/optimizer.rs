@@ -4,9 +4,9 @@
 mod tests;
 
 use crate::config::TensorSpec;
-use crate::decoder::layout::SlotKind;
+use crate::decoder::layout::{Slot, SlotKind};
 use crate::decoder::{Gradients, Policy};
-use stapo_ops::{Buffer, Float, OutOfMemory, View, adamw};
+use stapo_ops::{Buffer, Float, Moment, OutOfMemory, View, adamw};
 
 /// What stays the same from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,11 +54,12 @@ pub struct Optimizer<T: Float = f32> {
 
 impl<T: Float> Optimizer<T> {
     pub fn new(policy: &Policy<T>, settings: AdamWSettings) -> Result<Self, OutOfMemory> {
-        let zeros = || {
+        let zeros = |moment| {
             let slots = policy.layout.slots.iter();
-            slots.map(|slot| policy.device.zeros(slot.n_elements())).collect::<Result<Vec<_>, _>>()
+            let zeros = |slot: &Slot| policy.device.moment_zeros(slot.n_elements(), moment);
+            slots.map(zeros).collect::<Result<Vec<_>, _>>()
         };
-        Ok(Self { settings, n_steps: 0, m: zeros()?, v: zeros()? })
+        Ok(Self { settings, n_steps: 0, m: zeros(Moment::First)?, v: zeros(Moment::Second)? })
     }
 
     /// One update with the gradients, which are then zero again. Returns their norm after scaling, before clipping.

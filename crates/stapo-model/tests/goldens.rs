@@ -1,8 +1,10 @@
 //! Tiny random models against what `transformers` computed on them; `goldens/make_models.py` makes both.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "a skipped test says why")]
 
 use safetensors::SafeTensors;
+use stapo_model::cuda::{CudaOptions, Precision};
 use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading, Scores};
 use stapo_model::{CpuOptions, Device, Pretrained};
 use std::path::{Path, PathBuf};
@@ -26,12 +28,11 @@ struct Golden {
 }
 
 impl Golden {
-    fn open(name: &'static str) -> Self {
+    fn open(name: &'static str, device: &Device) -> Self {
         let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
         let pretrained = Pretrained::open(&folder).unwrap();
         assert_eq!(pretrained.ignored, [""; 0], "{name}");
-        let device = Device::cpu(CpuOptions::default());
-        let policy = Policy::load(&device, &pretrained.config, &pretrained.weights).unwrap();
+        let policy = Policy::load(device, &pretrained.config, &pretrained.weights).unwrap();
         Self { name, policy, bytes: std::fs::read(folder.join("golden.safetensors")).unwrap() }
     }
 
@@ -91,9 +92,19 @@ impl Golden {
     }
 }
 
+/// Every case on the CPU and, where there is one, on a GPU in f32.
+fn goldens() -> Vec<Golden> {
+    let mut devices = vec![Device::cpu(CpuOptions::default())];
+    match Device::cuda(CudaOptions { precision: Precision::F32, ..CudaOptions::default() }) {
+        Ok(gpu) => devices.push(gpu),
+        Err(error) => println!("skipped on a GPU: {error}"),
+    }
+    devices.iter().flat_map(|device| CASES.map(|name| Golden::open(name, device))).collect()
+}
+
 #[test]
 fn scores_agree_with_transformers() {
-    for golden in CASES.map(Golden::open) {
+    for golden in goldens() {
         let scores = golden.scores(0);
         golden.check("logp", &scores.logp, &golden.f32("logp"));
         golden.check("entropy", &scores.entropy, &golden.f32("entropy"));
@@ -103,7 +114,7 @@ fn scores_agree_with_transformers() {
 
 #[test]
 fn alternatives_agree_with_transformers() {
-    for golden in CASES.map(Golden::open) {
+    for golden in goldens() {
         let best: Vec<(u32, f32)> = golden.scores(5).alternatives.into_iter().flatten().collect();
         let (ids, logp): (Vec<u32>, Vec<f32>) = best.into_iter().unzip();
         let golden_logp = golden.f32("top_logp");
@@ -123,7 +134,7 @@ fn alternatives_agree_with_transformers() {
 /// Logits are defined up to a constant by the log-probabilities of the whole vocabulary.
 #[test]
 fn logits_agree_with_transformers() {
-    for golden in CASES.map(Golden::open) {
+    for golden in goldens() {
         let vocabulary = golden.policy.config().vocabulary;
         let mut batch = Batch::new();
         for (mut tokens, _) in golden.sequences() {
@@ -147,7 +158,7 @@ fn logits_agree_with_transformers() {
 
 #[test]
 fn gradients_agree_with_transformers() {
-    for golden in CASES.map(Golden::open) {
+    for golden in goldens() {
         let mut pass = Pass::new(&golden.policy, Keep::Everything).unwrap();
         let mut gradients = Gradients::zeros(&golden.policy).unwrap();
         pass.forward(&golden.policy, &golden.batch(), golden.reading(0)).unwrap();

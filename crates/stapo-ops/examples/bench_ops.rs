@@ -366,7 +366,7 @@ impl Bench {
                 adamw::step(device, rule, 1.0, param, grad.view(), m, v);
             });
             self.line("sum_squares", &shape, 0.0, 4.0 * n as f64, || {
-                reduce::sum_squares(device, grad.view());
+                reduce::sum_squares(device, [grad.view()]);
             });
         }
         Ok(())

@@ -37,6 +37,10 @@ pub enum Error {
     Model(#[from] stapo_model::Error),
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
+    #[error(
+        "{device}: the run needs {needed_mib} MiB, {free_mib} MiB are free\nhint: set update.recompute=layers, or lower update.microbatch_tokens or rollout.kv_mib; stapo plan shows the parts"
+    )]
+    DoesNotFit { device: String, needed_mib: u64, free_mib: u64 },
     #[error("problem {problem_id}: {source}")]
     Request { problem_id: String, source: RequestError },
     #[error(

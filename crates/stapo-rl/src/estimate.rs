@@ -1,11 +1,11 @@
 //! What a run will take: memory by part, and time from measured steps.
 
-use crate::config::Plan;
-use crate::error::Result;
+use crate::config::{Plan, States};
+use crate::error::{Error, Result};
 use crate::train::Trainer;
 use stapo_core::Finish;
 use stapo_model::decoder::{Keep, Plan as Activations};
-use stapo_model::{ModelConfig, TensorSpec};
+use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
 use std::time::Instant;
 
 /// A part of a run's memory.
@@ -15,19 +15,22 @@ pub struct Part {
     pub bytes: u64,
 }
 
-/// Memory by part at the run's largest moment, in f32 on the CPU. `reference` is the model of a KL penalty.
+/// Memory by part at the run's largest moment on the plan's device. `reference` is the model of a KL penalty.
 pub fn memory(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>) -> Vec<Part> {
     let n = model.n_parameters();
-    let update = &plan.config.update;
+    let is_8bit = plan.config.update.states == States::EightBit;
+    let (device, update) = (plan.device(), &plan.config.update);
     let (rows, tokens) = (stapo_model::generate::Settings::default().max_rows, update.microbatch_tokens);
-    let arena = |n_tokens, keep| Activations::new(model, n_tokens, n_tokens, keep).bytes() as u64;
+    let arena = |n_tokens, keep| {
+        Activations::new(model, n_tokens, n_tokens, keep).bytes(device.compute_bytes()) as u64
+    };
     let embedding = (model.vocabulary * model.width) as u64;
     // A tied embedding has two gradients until the end of a mini-batch.
     let n_gradients = if model.tied_embeddings { n + embedding } else { n };
     let mut parts = vec![
-        Part { name: "weights", bytes: policy_bytes(model) },
+        Part { name: "weights", bytes: if is_8bit { 2 * n } else { policy_bytes(device, model) } },
         Part { name: "gradients", bytes: 4 * n_gradients },
-        Part { name: "optimizer", bytes: 8 * n },
+        Part { name: "optimizer", bytes: if is_8bit { 2 * n + n / 32 } else { 8 * n } },
         Part { name: "activations", bytes: arena(tokens, plan.keep()) },
         Part {
             name: "keys, values",
@@ -35,13 +38,38 @@ pub fn memory(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>)
         },
     ];
     if let Some(reference) = reference {
-        parts.push(Part { name: "reference", bytes: policy_bytes(reference) });
+        parts.push(Part { name: "reference", bytes: policy_bytes(device, reference) });
+    }
+    if device != DeviceName::Cpu {
+        // Rows of logits and their gradient.
+        let logits = (tokens.min(GPU_LOGIT_ROWS) * model.vocabulary * 6) as u64;
+        parts.push(Part { name: "logits", bytes: logits });
+        parts.push(Part { name: "libraries", bytes: GPU_LIBRARY_BYTES });
     }
     parts
 }
 
-/// Weights, and the matrices once more in the order the kernels read them.
-fn policy_bytes(model: &ModelConfig) -> u64 {
+/// Most rows of logits that a GPU holds at once.
+const GPU_LOGIT_ROWS: usize = 2048;
+/// A context, its kernels and their workspace, as measured on an H200.
+const GPU_LIBRARY_BYTES: u64 = 700 << 20;
+
+/// Refuses a run that the device's free memory cannot hold. The CPU's may be swapped, and is not asked.
+pub fn check(plan: &Plan, model: &ModelConfig, device: &Device) -> Result<()> {
+    let Some((free, _)) = device.memory() else { return Ok(()) };
+    let needed: u64 = memory(plan, model, None).iter().map(|part| part.bytes).sum();
+    if needed <= free as u64 {
+        return Ok(());
+    }
+    Err(Error::DoesNotFit { device: device.name(), needed_mib: needed >> 20, free_mib: free as u64 >> 20 })
+}
+
+/// Weights; on the CPU the matrices once more in the order the kernels read them, on a GPU all once more in f32 for the
+/// optimizer.
+fn policy_bytes(device: DeviceName, model: &ModelConfig) -> u64 {
+    if device != DeviceName::Cpu {
+        return 6 * model.n_parameters();
+    }
     let matrices: usize =
         model.tensors().iter().filter(|spec| spec.shape.len() == 2).map(TensorSpec::n_elements).sum();
     4 * (model.n_parameters() + matrices as u64)

@@ -3,6 +3,7 @@
 use crate::canary;
 use crate::config::{Model, Plan};
 use crate::error::{Error, Result};
+use crate::estimate;
 use crate::policy::Student;
 use crate::rollout::{RolledOut, held_out_accuracy, roll_out};
 use crate::run::{Checkpoint, Counters, Run, is_due, state_hash};
@@ -10,9 +11,9 @@ use crate::task::Task;
 use crate::telling::{Phases, explored_records, metrics, response_records, silenced_records};
 use crate::update::{Learned, Learner, Turn, learn};
 use stapo_core::record::Metrics;
-use stapo_model::Device;
 use stapo_model::decoder::{Gradients, Policy};
 use stapo_model::optimizer::Optimizer;
+use stapo_model::{Device, Pretrained};
 use std::path::Path;
 
 /// Whoever looks at a run while it goes, and may end it.
@@ -49,6 +50,9 @@ pub struct Trainer {
 impl Trainer {
     /// The state before the first step. `base` is where a built-in model is unpacked.
     pub fn new(plan: &Plan, base: &Path, device: &Device) -> Result<Self> {
+        if let Model::Path { path } = &plan.config.model {
+            estimate::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
+        }
         let student = Student::open(&plan.config.model, base, device)?;
         student.check(plan)?;
         let reference = reference(plan, &student, base, device)?;

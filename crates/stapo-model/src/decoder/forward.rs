@@ -13,7 +13,7 @@ use crate::config::{ModelConfig, RopeKind};
 pub fn forward<T: Float>(
     policy: &Policy<T>,
     plan: &Plan,
-    arena: &mut Buffer<T>,
+    arena: &mut Arena<T>,
     rows: &Rows<'_, T>,
     tokens: View<'_, u32>,
     scored: View<'_, u32>,
@@ -21,19 +21,19 @@ pub fn forward<T: Float>(
 ) {
     let (device, config, layout) = (&policy.device, policy.config(), &policy.layout);
     let dims = embedding::Dims { tokens: plan.n_tokens, vocab: config.vocabulary, width: config.width };
-    let first = arena.range_mut(plan.layers[0].input.clone());
+    let first = arena.compute.range_mut(plan.layers[0].input.clone());
     embedding::forward(device, dims, tokens, policy.slot(layout.embedding), first);
     norm_input(policy, plan, arena, 0);
     for layer in 0..config.n_layers {
         self::layer(policy, plan, rows, layer).forward(arena, |qkv, out, lse| attend(layer, qkv, out, lse));
         let Some(next) = plan.layers.get(layer + 1) else { break };
-        let [middle, delta, input, norm, inv_rms] = arena.disjoint_mut([
+        let [middle, delta, input, norm] = arena.compute.disjoint_mut([
             plan.layers[layer].middle.clone(),
             plan.delta.clone(),
             next.input.clone(),
             next.attention_norm.clone(),
-            next.attention_inv_rms.clone(),
         ]);
+        let inv_rms = arena.exact.range_mut(next.attention_inv_rms.clone());
         let weight = policy.slot(layout.layers[layer + 1].attention_norm);
         let dims = norm_dims(config, plan.n_tokens);
         rmsnorm::forward_add(
@@ -51,26 +51,26 @@ pub fn forward<T: Float>(
 }
 
 /// The norm of a layer's input, where it was not made together with the input.
-pub fn norm_input<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Buffer<T>, layer: usize) {
+pub fn norm_input<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Arena<T>, layer: usize) {
     let at = &plan.layers[layer];
-    let [input, norm, inv_rms] =
-        arena.disjoint_mut([at.input.clone(), at.attention_norm.clone(), at.attention_inv_rms.clone()]);
+    let [input, norm] = arena.compute.disjoint_mut([at.input.clone(), at.attention_norm.clone()]);
+    let inv_rms = arena.exact.range_mut(at.attention_inv_rms.clone());
     let weight = policy.slot(policy.layout.layers[layer].attention_norm);
     let dims = norm_dims(policy.config(), plan.n_tokens);
     rmsnorm::forward(&policy.device, dims, input.into_view(), weight, norm, inv_rms);
 }
 
 /// The last layer's output exists for scored rows only.
-fn norm_scored<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Buffer<T>, scored: View<'_, u32>) {
+fn norm_scored<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Arena<T>, scored: View<'_, u32>) {
     let (device, config, at) = (&policy.device, policy.config(), &plan.head);
     let last = &plan.layers[config.n_layers - 1];
-    let [middle, delta, mut rows, mut norm, inv_rms] = arena.disjoint_mut([
+    let [middle, delta, mut rows, mut norm] = arena.compute.disjoint_mut([
         last.middle.clone(),
         plan.delta.clone(),
         at.rows.clone(),
         at.norm.clone(),
-        at.inv_rms.clone(),
     ]);
+    let inv_rms = arena.exact.range_mut(at.inv_rms.clone());
     let gather = embedding::Dims { tokens: plan.n_scored, vocab: plan.n_tokens, width: config.width };
     embedding::forward(device, gather, scored, middle.into_view(), rows.reborrow());
     embedding::forward(device, gather, scored, delta.into_view(), norm.reborrow());
@@ -94,10 +94,17 @@ pub fn layer<'a, T: Float>(
     }
 }
 
+/// Activations of a pass: rows in the device's compute precision, numbers per row exact.
+#[derive(Debug)]
+pub struct Arena<T: Float> {
+    pub compute: Buffer<T>,
+    pub exact: Buffer<T>,
+}
+
 /// Memory of a pass that grows when a batch asks for more and is kept from batch to batch.
 #[derive(Debug)]
 pub struct Workspace<T: Float> {
-    pub arena: Buffer<T>,
+    pub arena: Arena<T>,
     pub table: Table<T>,
     frequencies: Frequencies,
 }
@@ -105,20 +112,20 @@ pub struct Workspace<T: Float> {
 impl<T: Float> Workspace<T> {
     pub fn new(device: &Device, config: &ModelConfig) -> Result<Self, OutOfMemory> {
         let frequencies = frequencies(config);
-        Ok(Self { arena: device.compute_zeros(0)?, table: Table::new(device, &frequencies, 0)?, frequencies })
+        let arena = Arena { compute: device.compute_zeros(0)?, exact: device.zeros(0)? };
+        Ok(Self { arena, table: Table::new(device, &frequencies, 0)?, frequencies })
     }
 
-    /// Room for `n_elements` and for positions below `n_positions`.
-    pub fn reserve(
-        &mut self,
-        device: &Device,
-        n_elements: usize,
-        n_positions: usize,
-    ) -> Result<(), OutOfMemory> {
-        if self.arena.len() < n_elements {
-            // Give back first: the old and the new need not fit beside each other.
-            self.arena = device.compute_zeros(0)?;
-            self.arena = device.compute_zeros(n_elements)?;
+    /// Room for the activations of `plan` and for positions below `n_positions`.
+    pub fn reserve(&mut self, device: &Device, plan: &Plan, n_positions: usize) -> Result<(), OutOfMemory> {
+        // Give back first: the old and the new need not fit beside each other.
+        if self.arena.compute.len() < plan.n_elements {
+            self.arena.compute = device.compute_zeros(0)?;
+            self.arena.compute = device.compute_zeros(plan.n_elements)?;
+        }
+        if self.arena.exact.len() < plan.n_exact {
+            self.arena.exact = device.zeros(0)?;
+            self.arena.exact = device.zeros(plan.n_exact)?;
         }
         if self.table.positions() < n_positions {
             self.table = Table::new(device, &self.frequencies, n_positions.next_power_of_two())?;

@@ -82,6 +82,6 @@ impl<T: Float> Gradients<T> {
 
     /// The squared norm of all gradients together.
     pub(crate) fn sum_squares(&self) -> f64 {
-        self.slots.iter().map(|slot| reduce::sum_squares(&self.device, slot.view())).sum()
+        reduce::sum_squares(&self.device, self.slots.iter().map(Buffer::view))
     }
 }

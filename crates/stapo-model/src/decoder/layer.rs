@@ -5,6 +5,7 @@
 //! next   = middle + down(swiglu(gate_up(norm(middle))))
 //! ```
 
+use super::forward::Arena;
 use super::gradients::Gradients;
 use super::layout::LayerSlots;
 use super::plan::{BackwardRanges, LayerRanges, qkv_width};
@@ -12,11 +13,8 @@ use super::policy::Policy;
 use crate::config::ModelConfig;
 use stapo_ops::attention::Heads;
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, Table};
-use stapo_ops::{Buffer, Float, View, ViewMut, Write, attention, matmul, rmsnorm, rope, swiglu};
+use stapo_ops::{Float, View, ViewMut, Write, attention, matmul, rmsnorm, rope, swiglu};
 use std::ops::Range;
-
-/// Rows that backward takes through the feed-forward at a time.
-const CHUNK_ROWS: usize = 504;
 
 /// What the rows of a batch are, the same for all layers.
 pub struct Rows<'a, T: Float> {
@@ -41,26 +39,26 @@ impl<T: Float> Layer<'_, T> {
     /// `[T, W]` to `[T, Q]` and its lse `[T, heads]`.
     pub fn forward(
         &self,
-        arena: &mut Buffer<T>,
+        arena: &mut Arena<T>,
         attend: impl FnOnce(View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>),
     ) {
         self.recompute(arena, attend);
-        let [ffn, delta] = arena.disjoint_mut([self.ranges.ffn.clone(), self.delta.clone()]);
+        let [ffn, delta] = arena.compute.disjoint_mut([self.ranges.ffn.clone(), self.delta.clone()]);
         self.project(self.slots.down, None, ffn.into_view(), delta);
     }
 
     /// Forward as far as backward needs it.
     pub fn recompute(
         &self,
-        arena: &mut Buffer<T>,
+        arena: &mut Arena<T>,
         attend: impl FnOnce(View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>),
     ) {
         let at = self.ranges;
-        let [x, raw] = arena.disjoint_mut([at.attention_norm.clone(), at.raw_qkv.clone()]);
+        let [x, raw] = arena.compute.disjoint_mut([at.attention_norm.clone(), at.raw_qkv.clone()]);
         self.project(self.slots.qkv, self.slots.qkv_bias, x.into_view(), raw);
 
-        let [raw, inv_rms, qkv] =
-            arena.disjoint_mut([at.raw_qkv.clone(), at.head_inv_rms.clone(), at.qkv.clone()]);
+        let [raw, qkv] = arena.compute.disjoint_mut([at.raw_qkv.clone(), at.qkv.clone()]);
+        let inv_rms = arena.exact.range_mut(at.head_inv_rms.clone());
         let norm = self.head_norm().map(|norm| (norm, inv_rms));
         let rows = self.rows;
         rope::forward(
@@ -73,19 +71,20 @@ impl<T: Float> Layer<'_, T> {
             qkv,
         );
 
-        let [qkv, out, lse] = arena.disjoint_mut([at.qkv.clone(), at.attention.clone(), at.lse.clone()]);
+        let [qkv, out] = arena.compute.disjoint_mut([at.qkv.clone(), at.attention.clone()]);
+        let lse = arena.exact.range_mut(at.lse.clone());
         attend(qkv.into_view(), out, lse);
 
-        let [out, delta] = arena.disjoint_mut([at.attention.clone(), self.delta.clone()]);
+        let [out, delta] = arena.compute.disjoint_mut([at.attention.clone(), self.delta.clone()]);
         self.project(self.slots.output, None, out.into_view(), delta);
 
-        let [input, delta, middle, norm, inv_rms] = arena.disjoint_mut([
+        let [input, delta, middle, norm] = arena.compute.disjoint_mut([
             at.input.clone(),
             self.delta.clone(),
             at.middle.clone(),
             at.ffn_norm.clone(),
-            at.ffn_inv_rms.clone(),
         ]);
+        let inv_rms = arena.exact.range_mut(at.ffn_inv_rms.clone());
         let weight = self.policy.slot(self.slots.ffn_norm);
         let (input, delta) = (input.into_view(), delta.into_view());
         rmsnorm::forward_add(
@@ -99,17 +98,17 @@ impl<T: Float> Layer<'_, T> {
             inv_rms,
         );
 
-        let [norm, gate_up] = arena.disjoint_mut([at.ffn_norm.clone(), at.gate_up.clone()]);
+        let [norm, gate_up] = arena.compute.disjoint_mut([at.ffn_norm.clone(), at.gate_up.clone()]);
         self.project(self.slots.gate_up, None, norm.into_view(), gate_up);
 
-        let [gate_up, ffn] = arena.disjoint_mut([at.gate_up.clone(), at.ffn.clone()]);
+        let [gate_up, ffn] = arena.compute.disjoint_mut([at.gate_up.clone(), at.ffn.clone()]);
         swiglu::forward(&self.policy.device, self.swiglu_dims(), gate_up.into_view(), ffn);
     }
 
     /// Backward: `back.residual` holds the gradient of what the layer gave out, and then that of what came in.
     pub fn backward(
         &self,
-        arena: &mut Buffer<T>,
+        arena: &mut Arena<T>,
         back: &BackwardRanges,
         offsets: View<'_, u32>,
         n_sequences: usize,
@@ -120,34 +119,35 @@ impl<T: Float> Layer<'_, T> {
     }
 
     /// Some rows at a time, whose gradients stay in the cache from one op to the next: they are not kept.
-    fn backward_ffn(&self, arena: &mut Buffer<T>, back: &BackwardRanges, gradients: &mut Gradients<T>) {
+    fn backward_ffn(&self, arena: &mut Arena<T>, back: &BackwardRanges, gradients: &mut Gradients<T>) {
         let at = self.ranges;
         for rows in self.chunks() {
             let (n, of) = (rows.len(), |range: &Range<usize>| self.rows_of(range, &rows));
             let (d_ffn_at, d_gate_up_at) =
                 (self.rows_of(&back.ffn, &(0..n)), self.rows_of(&back.gate_up, &(0..n)));
             let [ffn, d_next, d_ffn] =
-                arena.disjoint_mut([of(&at.ffn), of(&back.residual), d_ffn_at.clone()]);
+                arena.compute.disjoint_mut([of(&at.ffn), of(&back.residual), d_ffn_at.clone()]);
             self.project_backward(self.slots.down, n, ffn.into_view(), d_next.into_view(), d_ffn, gradients);
 
             let [gate_up, d_ffn, d_gate_up] =
-                arena.disjoint_mut([of(&at.gate_up), d_ffn_at, d_gate_up_at.clone()]);
+                arena.compute.disjoint_mut([of(&at.gate_up), d_ffn_at, d_gate_up_at.clone()]);
             let (gate_up, d_ffn) = (gate_up.into_view(), d_ffn.into_view());
             let dims = swiglu::Dims { tokens: n, width: self.config().ffn_width };
             swiglu::backward(&self.policy.device, dims, gate_up, d_ffn, d_gate_up);
 
             let [norm, d_gate_up, d_norm] =
-                arena.disjoint_mut([of(&at.ffn_norm), d_gate_up_at, of(&self.delta)]);
+                arena.compute.disjoint_mut([of(&at.ffn_norm), d_gate_up_at, of(&self.delta)]);
             let (norm, d_gate_up) = (norm.into_view(), d_gate_up.into_view());
             self.project_backward(self.slots.gate_up, n, norm, d_gate_up, d_norm, gradients);
         }
         self.norm_backward(arena, back, self.slots.ffn_norm, &at.middle, &at.ffn_inv_rms, gradients);
     }
 
-    /// The batch's rows in pieces of at most [`CHUNK_ROWS`].
+    /// The batch's rows in pieces of as many as the device likes at a time.
     fn chunks(&self) -> impl Iterator<Item = Range<usize>> {
         let n_rows = self.rows.n_tokens;
-        (0..n_rows).step_by(CHUNK_ROWS).map(move |start| start..(start + CHUNK_ROWS).min(n_rows))
+        let at_once = self.policy.device.cached_rows().min(n_rows.max(1));
+        (0..n_rows).step_by(at_once).map(move |start| start..(start + at_once).min(n_rows))
     }
 
     /// Where `rows` of the activation at `range` lie.
@@ -158,7 +158,7 @@ impl<T: Float> Layer<'_, T> {
 
     fn backward_attention(
         &self,
-        arena: &mut Buffer<T>,
+        arena: &mut Arena<T>,
         back: &BackwardRanges,
         offsets: View<'_, u32>,
         n_sequences: usize,
@@ -166,7 +166,7 @@ impl<T: Float> Layer<'_, T> {
     ) {
         let (at, device) = (self.ranges, &self.policy.device);
         let [out, d_middle, d_out] =
-            arena.disjoint_mut([at.attention.clone(), back.residual.clone(), back.attention.clone()]);
+            arena.compute.disjoint_mut([at.attention.clone(), back.residual.clone(), back.attention.clone()]);
         let n_rows = self.rows.n_tokens;
         self.project_backward(
             self.slots.output,
@@ -177,48 +177,39 @@ impl<T: Float> Layer<'_, T> {
             gradients,
         );
 
-        let [qkv, out, lse, d_out, d_qkv] = arena.disjoint_mut([
+        let [qkv, out, d_out, d_qkv] = arena.compute.disjoint_mut([
             at.qkv.clone(),
             at.attention.clone(),
-            at.lse.clone(),
             back.attention.clone(),
             back.qkv.clone(),
         ]);
+        let lse = arena.exact.range(at.lse.clone());
         let dims = attention::Dims {
             tokens: self.rows.n_tokens,
             sequences: n_sequences,
             heads: heads(self.config()),
         };
-        let (qkv, out, lse, d_out) = (qkv.into_view(), out.into_view(), lse.into_view(), d_out.into_view());
+        let (qkv, out, lse, d_out) = (qkv.into_view(), out.into_view(), lse, d_out.into_view());
         attention::backward(device, dims, qkv, offsets, out, lse, d_out, d_qkv);
 
-        let [raw, inv_rms, d_qkv, d_raw] = arena.disjoint_mut([
-            at.raw_qkv.clone(),
-            at.head_inv_rms.clone(),
-            back.qkv.clone(),
-            back.raw_qkv.clone(),
-        ]);
+        let [raw, d_qkv, d_raw] =
+            arena.compute.disjoint_mut([at.raw_qkv.clone(), back.qkv.clone(), back.raw_qkv.clone()]);
+        let inv_rms = arena.exact.range(at.head_inv_rms.clone());
         let norm =
             self.head_norm().zip(self.slots.q_norm.zip(self.slots.k_norm)).map(|(norm, (q_norm, k_norm))| {
                 let [d_query_weight, d_key_weight] = gradients.two_slots_mut(q_norm, k_norm);
-                HeadNormGrad {
-                    norm,
-                    raw: raw.into_view(),
-                    inv_rms: inv_rms.into_view(),
-                    d_query_weight,
-                    d_key_weight,
-                }
+                HeadNormGrad { norm, raw: raw.into_view(), inv_rms, d_query_weight, d_key_weight }
             });
         let (table, positions) = (self.rows.table, self.rows.positions);
         rope::backward(device, self.rope_dims(), table, positions, norm, d_qkv.into_view(), d_raw);
 
         if let Some(bias) = self.slots.qkv_bias {
             let (n_rows, width) = (self.rows.n_tokens, qkv_width(self.config()));
-            let d_raw = arena.range(back.raw_qkv.clone());
+            let d_raw = arena.compute.range(back.raw_qkv.clone());
             matmul::backward_bias(device, n_rows, width, d_raw, gradients.slot_mut(bias));
         }
         let [norm, d_raw, d_norm] =
-            arena.disjoint_mut([at.attention_norm.clone(), back.raw_qkv.clone(), self.delta.clone()]);
+            arena.compute.disjoint_mut([at.attention_norm.clone(), back.raw_qkv.clone(), self.delta.clone()]);
         self.project_backward(self.slots.qkv, n_rows, norm.into_view(), d_raw.into_view(), d_norm, gradients);
 
         self.norm_backward(
@@ -256,22 +247,23 @@ impl<T: Float> Layer<'_, T> {
     /// Adds the norm's gradient, from `delta`, to the residual stream's.
     fn norm_backward(
         &self,
-        arena: &mut Buffer<T>,
+        arena: &mut Arena<T>,
         back: &BackwardRanges,
         slot: usize,
         x: &Range<usize>,
         inv_rms: &Range<usize>,
         gradients: &mut Gradients<T>,
     ) {
-        let [x, inv_rms, d_norm, d_residual] =
-            arena.disjoint_mut([x.clone(), inv_rms.clone(), self.delta.clone(), back.residual.clone()]);
+        let [x, d_norm, d_residual] =
+            arena.compute.disjoint_mut([x.clone(), self.delta.clone(), back.residual.clone()]);
+        let inv_rms = arena.exact.range(inv_rms.clone());
         let weight = self.policy.slot(slot);
         rmsnorm::backward(
             &self.policy.device,
             self.norm_dims(),
             x.into_view(),
             weight,
-            inv_rms.into_view(),
+            inv_rms,
             d_norm.into_view(),
             Write::Add,
             d_residual,

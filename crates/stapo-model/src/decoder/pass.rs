@@ -90,7 +90,7 @@ impl<T: Float> Pass<T> {
         let device = &policy.device;
         let plan = Plan::new(policy.config(), batch.n_tokens(), batch.n_scored(), self.keep);
         self.open = None;
-        self.work.reserve(device, plan.n_elements, batch.longest())?;
+        self.work.reserve(device, &plan, batch.longest())?;
         let uploaded = Uploaded::new(device, batch)?;
         if batch.n_tokens() > 0 {
             let rows = rows(&uploaded, &self.work.table, plan.n_tokens);
@@ -136,7 +136,7 @@ impl<T: Float> Pass<T> {
             collision: numbers.collision.view_mut(),
             lse: numbers.lse.view_mut(),
         };
-        let hidden = self.work.arena.range(plan.head.norm.clone());
+        let hidden = self.work.arena.compute.range(plan.head.norm.clone());
         let (head, targets) = (policy.matrix(policy.layout.head), batch.targets.view());
         lm_head::forward(device, dims, hidden, head, targets, out, (n > 0).then_some(best));
         Ok(alternatives(n, &ids, &logp))
@@ -176,7 +176,7 @@ impl<T: Float> Pass<T> {
         }
         let config = policy.config();
         let dims = embedding::Dims { tokens: plan.n_tokens, vocab: config.vocabulary, width: config.width };
-        let d_input = arena.range(plan.backward.residual.clone());
+        let d_input = arena.compute.range(plan.backward.residual.clone());
         embedding::backward(device, dims, batch.tokens.view(), d_input, gradients.lookup_mut());
         Ok(())
     }
@@ -200,13 +200,14 @@ impl<T: Float> Pass<T> {
             d_logp: d_logp.view(),
             d_entropy: d_entropy.view(),
         };
-        let [hidden, d_hidden] = self.work.arena.disjoint_mut([at.norm.clone(), back.head_norm.clone()]);
+        let arena = &mut self.work.arena;
+        let [hidden, d_hidden] = arena.compute.disjoint_mut([at.norm.clone(), back.head_norm.clone()]);
         let (hidden, head) = (hidden.into_view(), policy.matrix(layout.head));
         lm_head::backward(device, open.dims, hidden, head, grads, d_hidden, gradients.slot_mut(layout.head));
 
-        let [x, inv_rms, d_norm, mut d_rows, mut d_residual] = self.work.arena.disjoint_mut([
+        let inv_rms = arena.exact.range(at.inv_rms.clone());
+        let [x, d_norm, mut d_rows, mut d_residual] = arena.compute.disjoint_mut([
             at.rows.clone(),
-            at.inv_rms.clone(),
             back.head_norm.clone(),
             back.rows.clone(),
             back.residual.clone(),
@@ -216,7 +217,7 @@ impl<T: Float> Pass<T> {
             norm_dims(policy.config(), plan.n_scored),
             x.into_view(),
             policy.slot(layout.final_norm),
-            inv_rms.into_view(),
+            inv_rms,
             d_norm.into_view(),
             Write::Set,
             d_rows.reborrow(),

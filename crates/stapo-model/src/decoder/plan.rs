@@ -14,7 +14,8 @@ pub enum Keep {
     Everything,
 }
 
-/// A range of the arena for each activation of a batch of T tokens of which R are scored.
+/// A range of the arena for each activation of a batch of T tokens of which R are scored. What is marked exact lies in the
+/// arena's exact part.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub keep: Keep,
@@ -26,6 +27,7 @@ pub struct Plan {
     pub head: HeadRanges,
     pub backward: BackwardRanges,
     pub n_elements: usize,
+    pub n_exact: usize,
 }
 
 /// Activations of one layer. D width, Q query width, W = Q + 2 KV fused width, F feed-forward width.
@@ -33,21 +35,21 @@ pub struct Plan {
 pub struct LayerRanges {
     /// `[T, D]`: the residual stream that comes in.
     pub input: Range<usize>,
-    /// `[T, D]`, `[T]`: the attention's norm.
+    /// `[T, D]`, `[T]` exact: the attention's norm.
     pub attention_norm: Range<usize>,
     pub attention_inv_rms: Range<usize>,
     /// `[T, W]`: before norm per head and rope.
     pub raw_qkv: Range<usize>,
-    /// `[T, heads + kv heads]`; empty without a norm per head.
+    /// `[T, heads + kv heads]` exact; empty without a norm per head.
     pub head_inv_rms: Range<usize>,
     /// `[T, W]`: after rope.
     pub qkv: Range<usize>,
-    /// `[T, Q]`, `[T, heads]`
+    /// `[T, Q]`, `[T, heads]` exact
     pub attention: Range<usize>,
     pub lse: Range<usize>,
     /// `[T, D]`: the residual stream between the halves.
     pub middle: Range<usize>,
-    /// `[T, D]`, `[T]`: the feed-forward's norm.
+    /// `[T, D]`, `[T]` exact: the feed-forward's norm.
     pub ffn_norm: Range<usize>,
     pub ffn_inv_rms: Range<usize>,
     /// `[T, 2 F]`, `[T, F]`
@@ -60,7 +62,7 @@ pub struct LayerRanges {
 pub struct HeadRanges {
     /// `[R, D]`: the residual stream that comes out of the last layer.
     pub rows: Range<usize>,
-    /// `[R, D]`, `[R]`
+    /// `[R, D]`, `[R]` exact
     pub norm: Range<usize>,
     pub inv_rms: Range<usize>,
 }
@@ -98,45 +100,49 @@ impl Cursor {
 impl Plan {
     pub fn new(config: &ModelConfig, n_tokens: usize, n_scored: usize, keep: Keep) -> Self {
         let (t, r, d) = (n_tokens, n_scored, config.width);
-        let mut at = Cursor(0);
+        let (mut at, mut exact) = (Cursor(0), Cursor(0));
         let layers = match keep {
-            Keep::Everything => (0..config.n_layers).map(|_| LayerRanges::new(config, t, &mut at)).collect(),
+            Keep::Everything => {
+                (0..config.n_layers).map(|_| LayerRanges::new(config, t, &mut at, &mut exact)).collect()
+            }
             Keep::LayerInputs => {
-                let shared = LayerRanges::new(config, t, &mut at);
+                let shared = LayerRanges::new(config, t, &mut at, &mut exact);
                 let own = |layer| if layer == 0 { shared.input.clone() } else { at.take(t * d) };
                 (0..config.n_layers).map(own).map(|input| LayerRanges { input, ..shared.clone() }).collect()
             }
-            Keep::Nothing => vec![LayerRanges::new(config, t, &mut at); config.n_layers],
+            Keep::Nothing => {
+                vec![LayerRanges::new(config, t, &mut at, &mut exact); config.n_layers]
+            }
         };
         let delta = at.take(t * d);
-        let head = HeadRanges { rows: at.take(r * d), norm: at.take(r * d), inv_rms: at.take(r) };
+        let head = HeadRanges { rows: at.take(r * d), norm: at.take(r * d), inv_rms: exact.take(r) };
         let backward =
             BackwardRanges::new(config, t, r, if keep == Keep::Nothing { None } else { Some(&mut at) });
-        Self { keep, n_tokens, n_scored, layers, delta, head, backward, n_elements: at.0 }
+        Self { keep, n_tokens, n_scored, layers, delta, head, backward, n_elements: at.0, n_exact: exact.0 }
     }
 
-    /// Bytes of the arena in f32.
-    pub fn bytes(&self) -> usize {
-        self.n_elements * size_of::<f32>()
+    /// Bytes of the arena where an activation has `compute_bytes`.
+    pub fn bytes(&self, compute_bytes: usize) -> usize {
+        self.n_elements * compute_bytes + self.n_exact * size_of::<f32>()
     }
 }
 
 impl LayerRanges {
-    fn new(config: &ModelConfig, t: usize, at: &mut Cursor) -> Self {
+    fn new(config: &ModelConfig, t: usize, at: &mut Cursor, exact: &mut Cursor) -> Self {
         let (d, f, q, w) = (config.width, config.ffn_width, query_width(config), qkv_width(config));
         let n_normed_heads = if config.qk_norm { config.n_heads + config.n_kv_heads } else { 0 };
         Self {
             input: at.take(t * d),
             attention_norm: at.take(t * d),
-            attention_inv_rms: at.take(t),
+            attention_inv_rms: exact.take(t),
             raw_qkv: at.take(t * w),
-            head_inv_rms: at.take(t * n_normed_heads),
+            head_inv_rms: exact.take(t * n_normed_heads),
             qkv: at.take(t * w),
             attention: at.take(t * q),
-            lse: at.take(t * config.n_heads),
+            lse: exact.take(t * config.n_heads),
             middle: at.take(t * d),
             ffn_norm: at.take(t * d),
-            ffn_inv_rms: at.take(t),
+            ffn_inv_rms: exact.take(t),
             gate_up: at.take(t * 2 * f),
             ffn: at.take(t * f),
         }

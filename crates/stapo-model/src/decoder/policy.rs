@@ -54,7 +54,7 @@ impl<T: Float> Policy<T> {
                     let shape = Shape { outputs: slot.rows, inputs: slot.columns };
                     Ok(Parameter::Matrix(Weight::zeros(device, shape)?))
                 }
-                SlotKind::Vector => Ok(Parameter::Vector(device.compute_zeros(slot.n_elements())?)),
+                SlotKind::Vector => Ok(Parameter::Vector(device.weight_zeros(slot.n_elements())?)),
             })
             .collect::<std::result::Result<_, OutOfMemory>>()?;
         Ok(Self { device: device.clone(), config: config.clone(), layout, parameters, n_updates: 0 })

@@ -11,7 +11,7 @@ use crate::decoder::layer::{Rows, heads};
 use crate::decoder::plan::{Keep, Plan};
 use stapo_ops::attention::paged::{self, Cache, CacheDims};
 use stapo_ops::rng::Key;
-use stapo_ops::{OutOfMemory, lm_head, sampling};
+use stapo_ops::{Device, OutOfMemory, lm_head, sampling};
 
 /// How responses are drawn, and in how much memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -60,7 +60,7 @@ impl<'p> Engine<'p> {
     pub fn new(policy: &'p Policy, mut settings: Settings) -> Result<Self, OutOfMemory> {
         let (device, config) = (policy.device(), policy.config());
         settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
-        let n_blocks = settings.kv_bytes / block_bytes(config);
+        let n_blocks = settings.kv_bytes / block_bytes(device, config);
         let dims = CacheDims {
             blocks: n_blocks,
             block_size: BLOCK_TOKENS,
@@ -76,7 +76,7 @@ impl<'p> Engine<'p> {
         };
         let mut work = Workspace::new(device, config)?;
         let largest = Plan::new(config, settings.max_rows, settings.max_rows, Keep::Nothing);
-        work.reserve(device, largest.n_elements, 0)?;
+        work.reserve(device, &largest, 0)?;
         Ok(Self {
             policy,
             settings,
@@ -179,7 +179,7 @@ impl<'p> Engine<'p> {
         let (policy, device, config) = (self.policy, self.policy.device(), self.policy.config());
         let (n_rows, n_sampled) = (step.tokens.len(), step.sampled_rows.len());
         let plan = Plan::new(config, n_rows, n_sampled, Keep::Nothing);
-        self.work.reserve(device, plan.n_elements, step.n_positions)?;
+        self.work.reserve(device, &plan, step.n_positions)?;
         let (tokens, positions) = (device.upload(&step.tokens)?, device.upload(&step.positions)?);
         let (slots, offsets) = (device.upload(&step.slots)?, device.upload(&step.offsets)?);
         let (contexts, tables) = (device.upload(&step.contexts)?, device.upload(&step.tables)?);
@@ -216,7 +216,7 @@ impl<'p> Engine<'p> {
             device,
             n_drawn,
             self.settings.rule,
-            self.work.arena.range(plan.head.norm.clone()),
+            self.work.arena.compute.range(plan.head.norm.clone()),
             self.policy.matrix(self.policy.layout.head),
             uniforms.view(),
             sampling::Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() },
@@ -300,12 +300,12 @@ fn finish(sequence: &Sequence, request: &Request) -> Option<Finish> {
 }
 
 /// Bytes of one block in all layers' caches.
-fn block_bytes(config: &ModelConfig) -> usize {
+fn block_bytes(device: &Device, config: &ModelConfig) -> usize {
     let dims = CacheDims {
         blocks: 1,
         block_size: BLOCK_TOKENS,
         kv_heads: config.n_kv_heads,
         head_dim: config.head_dim,
     };
-    (dims.keys_len() + dims.values_len()) * size_of::<f32>() * config.n_layers
+    (dims.keys_len() + dims.values_len()) * device.compute_bytes() * config.n_layers
 }

@@ -2,9 +2,11 @@
 //! applied here: gradients accumulate un-normalised, `1 / N` and the clip factor arrive together.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, check};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,8 +36,15 @@ pub fn step<T: Float>(
     check("adamw::step", "grad", grad.len(), param.len());
     check("adamw::step", "m", m.len(), param.len());
     check("adamw::step", "v", v.len(), param.len());
-    let (param, m, v) = (param.into_host(), m.into_host(), v.into_host());
-    cpu::step(device.as_cpu(), rule, grad_scale, param, grad.host(), m, v);
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            let (param, m, v) = (param.into_host(), m.into_host(), v.into_host());
+            cpu::step(cpu, rule, grad_scale, param, grad.host(), m, v);
+        }
+        Backend::Cuda(cuda) => {
+            cuda::step(cuda, rule, grad_scale, param.cuda(), grad.cuda(), (m.cuda(), v.cuda()));
+        }
+    }
 }
 
 /// The factor that brings a gradient of norm `norm` down to `max_norm`; 1 if it is already within.

@@ -1,5 +1,7 @@
 use super::*;
+use crate::cuda::{CudaOptions, Training};
 use crate::testing::*;
+use crate::{Buffer, Moment};
 
 const RULE: AdamW = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 1 };
 
@@ -49,4 +51,58 @@ fn clip_factor_brings_a_large_norm_to_the_limit_and_leaves_a_small_one() {
     assert_eq!(clip_factor(4.0, 1.0), 0.25);
     assert_eq!(clip_factor(0.5, 1.0), 1.0);
     assert_eq!(clip_factor(0.0, 1.0), 1.0);
+}
+
+/// Moments of 8 bits follow those of f32, bf16 weights move by less than their last digit on average, and what a
+/// checkpoint reads it can write back unchanged.
+#[test]
+fn eight_bit_states_on_cuda_follow_f32_and_survive_a_checkpoint() {
+    let options = CudaOptions { training: Training::EightBit, ..CudaOptions::default() };
+    let gpu = match Device::cuda(options) {
+        Ok(gpu) => gpu,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let n = 100_000;
+    let run = |device: &Device| {
+        let mut param = device.weight_zeros(n).unwrap();
+        param.view_mut().write(&vec![1.0f32; n]);
+        let mut m = device.moment_zeros(n, Moment::First).unwrap();
+        let mut v = device.moment_zeros(n, Moment::Second).unwrap();
+        for step in 1..=20u64 {
+            let grad: Vec<f32> = values::<f32>(step, n).iter().map(|x| x * 1e-3 + 5e-4).collect();
+            let rule = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, step };
+            let grad = upload(device, &grad);
+            step_once(device, rule, &mut param, &grad, &mut m, &mut v);
+        }
+        (param, m, v)
+    };
+    let (param, mut m, mut v) = run(&gpu);
+    let (exact_param, exact_m, exact_v) = run(&device());
+    let mean = |x: &Buffer<f32>| x.view().to_vec().iter().map(|x| f64::from(*x)).sum::<f64>() / n as f64;
+    let (moved, expected) = (1.0 - mean(&param), 1.0 - mean(&exact_param));
+    println!("moved by {moved:.3e}, in f32 by {expected:.3e}");
+    assert!((moved / expected - 1.0).abs() < 0.05, "moved by {moved}, in f32 by {expected}");
+    for (moments, exact) in [(&m, &exact_m), (&v, &exact_v)] {
+        let (got, exact) = (moments.view().to_vec(), exact.view().to_vec());
+        let off: f64 = got.iter().zip(&exact).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+        let norm: f64 = exact.iter().map(|b| f64::from(*b).powi(2)).sum();
+        println!("moments off by {:.1e}", (off / norm).sqrt());
+        assert!((off / norm).sqrt() < 0.05);
+    }
+    for moments in [&mut m, &mut v] {
+        let before = moments.view().to_vec();
+        moments.view_mut().write(&before);
+        assert_eq!(bits(&moments.view().to_vec()), bits(&before));
+    }
+}
+
+fn step_once(
+    device: &Device,
+    rule: AdamW,
+    param: &mut Buffer<f32>,
+    grad: &Buffer<f32>,
+    m: &mut Buffer<f32>,
+    v: &mut Buffer<f32>,
+) {
+    step(device, rule, 1.0, param.view_mut(), grad.view(), m.view_mut(), v.view_mut());
 }

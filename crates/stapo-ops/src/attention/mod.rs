@@ -8,10 +8,12 @@
 mod core;
 mod cpu;
 mod cpu_backward;
+mod cuda;
 pub mod paged;
 #[cfg(test)]
 mod tests;
 
+use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, check};
 
 /// Head counts; query head `h` reads key/value head `h / (query / kv)`.
@@ -77,8 +79,16 @@ pub fn forward<T: Float>(
     check(op, "qkv", qkv.len(), dims.tokens * dims.heads.qkv_width());
     check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
     check(op, "lse", lse.len(), dims.tokens * dims.heads.query);
-    check_offsets(op, offsets, dims.sequences, dims.tokens);
-    cpu::forward(device.as_cpu(), dims, qkv.host(), offsets.host(), out.into_host(), lse.into_host());
+    check(op, "offsets", offsets.len(), dims.sequences + 1);
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            check_offsets(op, offsets, dims.sequences, dims.tokens);
+            cpu::forward(cpu, dims, qkv.host(), offsets.host(), out.into_host(), lse.into_host());
+        }
+        Backend::Cuda(cuda) => {
+            cuda::forward(cuda, dims, qkv.cuda(), offsets.cuda(), out.cuda(), lse.cuda());
+        }
+    }
 }
 
 /// Shapes as in [`forward`]; d_out like out; d_qkv like qkv, overwritten.
@@ -99,15 +109,28 @@ pub fn backward<T: Float>(
     check(op, "lse", lse.len(), dims.tokens * dims.heads.query);
     check(op, "d_out", d_out.len(), dims.tokens * dims.heads.out_width());
     check(op, "d_qkv", d_qkv.len(), dims.tokens * dims.heads.qkv_width());
-    check_offsets(op, offsets, dims.sequences, dims.tokens);
-    let saved =
-        cpu_backward::Saved { qkv: qkv.host(), out: out.host(), lse: lse.host(), d_out: d_out.host() };
-    cpu_backward::backward(device.as_cpu(), dims, saved, offsets.host(), d_qkv.into_host());
+    check(op, "offsets", offsets.len(), dims.sequences + 1);
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            check_offsets(op, offsets, dims.sequences, dims.tokens);
+            let saved = cpu_backward::Saved {
+                qkv: qkv.host(),
+                out: out.host(),
+                lse: lse.host(),
+                d_out: d_out.host(),
+            };
+            cpu_backward::backward(cpu, dims, saved, offsets.host(), d_qkv.into_host());
+        }
+        Backend::Cuda(cuda) => {
+            let saved =
+                cuda::Saved { qkv: qkv.cuda(), out: out.cuda(), lse: lse.cuda(), d_out: d_out.cuda() };
+            cuda::backward(cuda, dims, saved, offsets.cuda(), d_qkv.cuda());
+        }
+    }
 }
 
 #[track_caller]
 fn check_offsets(op: &str, offsets: View<'_, u32>, sequences: usize, tokens: usize) {
-    check(op, "offsets", offsets.len(), sequences + 1);
     let offsets = offsets.host();
     let rises = offsets.is_sorted() && offsets[0] == 0 && offsets[sequences] as usize == tokens;
     assert!(rises, "{op}: offsets must rise from 0 to {tokens}, got {offsets:?}");

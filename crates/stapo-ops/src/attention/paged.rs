@@ -9,7 +9,8 @@ use std::ops::Range;
 use super::Heads;
 use super::core::{Block, Keys, Scratch, forward_rows, padded};
 use super::cpu::{block_tokens, columns};
-use crate::device::{Cpu, Shared, with_scratch};
+use super::cuda;
+use crate::device::{Backend, Cpu, Shared, with_scratch};
 use crate::simd::tile::DEPTH;
 use crate::simd::{Kernel, Lanes, WIDTH};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
@@ -62,7 +63,7 @@ impl CacheDims {
 #[derive(Debug)]
 pub struct Cache<T: Float> {
     dims: CacheDims,
-    /// `[blocks, kv_heads, head_dim, block_size]`.
+    /// `[blocks, kv_heads, head_dim, block_size]`; on a GPU `[blocks, kv_heads, block_size, head_dim]`.
     keys: Buffer<T>,
     /// `[blocks, kv_heads, block_size, head_dim padded to 16]`.
     values: Buffer<T>,
@@ -102,6 +103,11 @@ pub fn store<T: Float>(
     dims.check(op, heads);
     check(op, "qkv", qkv.len(), tokens * heads.qkv_width());
     check(op, "slots", slots.len(), tokens);
+    if let Backend::Cuda(cuda) = device.backend() {
+        let places = (cache.keys.view().cuda(), cache.values.view().cuda());
+        cuda::store(cuda, tokens, heads, dims, qkv.cuda(), slots.cuda(), places);
+        return;
+    }
     let n_slots = dims.blocks * dims.block_size;
     if let Some(slot) = slots.host().iter().find(|slot| **slot as usize >= n_slots) {
         panic!("{op}: slot {slot} of a cache of {n_slots}");
@@ -147,6 +153,15 @@ pub fn forward<T: Float>(
     check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
     check(op, "contexts", sequences.contexts.len(), dims.sequences);
     check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);
+    check(op, "offsets", sequences.offsets.len(), dims.sequences + 1);
+    if let Backend::Cuda(cuda) = device.backend() {
+        let Sequences { offsets, contexts, tables } = sequences;
+        let places =
+            cuda::Sequences { offsets: offsets.cuda(), contexts: contexts.cuda(), tables: tables.cuda() };
+        let (keys, values) = (cache.keys.view().cuda(), cache.values.view().cuda());
+        cuda::paged(cuda, dims, cache.dims, qkv.cuda(), (keys, values), &places, out.cuda());
+        return;
+    }
     super::check_offsets(op, sequences.offsets, dims.sequences, dims.tokens);
     let host = Host {
         offsets: sequences.offsets.host(),

@@ -7,14 +7,24 @@
 mod tests;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::Device;
+use crate::cuda::{Cuda, Kind, Memory, Slice, Stored};
+use crate::device::Backend;
 
 /// A type that buffers can hold.
-pub trait Element: Copy + Default + PartialEq + Send + Sync + 'static {}
+pub trait Element: Stored + PartialEq + Send + Sync + 'static {}
 impl Element for f32 {}
 impl Element for f64 {}
 impl Element for u32 {}
+
+/// The averages that Adam keeps of each gradient: of itself and of its square.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    First,
+    Second,
+}
 
 /// Memory that could not be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +41,7 @@ pub struct Buffer<T: Element>(Storage<T>);
 #[derive(Debug)]
 enum Storage<T> {
     Host(Aligned<T>),
+    Cuda(Memory),
 }
 
 /// A read-only range of a buffer. Cheap to copy.
@@ -40,6 +51,7 @@ pub struct View<'a, T: Element>(Place<'a, T>);
 #[derive(Debug, Clone, Copy)]
 enum Place<'a, T> {
     Host(&'a [T]),
+    Cuda(Part<'a>),
 }
 
 /// A range of a buffer that an op may write.
@@ -49,6 +61,35 @@ pub struct ViewMut<'a, T: Element>(PlaceMut<'a, T>);
 #[derive(Debug)]
 enum PlaceMut<'a, T> {
     Host(&'a mut [T]),
+    Cuda(Part<'a>),
+}
+
+/// A range of a buffer on the GPU, which lives as long as this.
+#[derive(Debug, Clone, Copy)]
+struct Part<'a> {
+    memory: &'a Memory,
+    start: usize,
+    len: usize,
+}
+
+impl<'a> Part<'a> {
+    fn whole(memory: &'a Memory) -> Self {
+        Part { memory, start: 0, len: memory.len() }
+    }
+
+    fn cuda(&self) -> &Arc<Cuda> {
+        self.memory.cuda()
+    }
+
+    fn slice(&self) -> Slice {
+        self.memory.slice().part(self.start, self.len)
+    }
+
+    #[track_caller]
+    fn range(self, range: &Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "range {range:?} of {}", self.len);
+        Part { start: self.start + range.start, len: range.end - range.start, ..self }
+    }
 }
 
 impl<T: Element> Buffer<T> {
@@ -58,15 +99,24 @@ impl<T: Element> Buffer<T> {
 
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.host().len()
+        match &self.0 {
+            Storage::Host(memory) => memory.len,
+            Storage::Cuda(memory) => memory.len(),
+        }
     }
 
     pub fn view(&self) -> View<'_, T> {
-        View(Place::Host(self.host()))
+        View(match &self.0 {
+            Storage::Host(memory) => Place::Host(memory.as_slice()),
+            Storage::Cuda(memory) => Place::Cuda(Part::whole(memory)),
+        })
     }
 
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
-        ViewMut(PlaceMut::Host(self.host_mut()))
+        ViewMut(match &mut self.0 {
+            Storage::Host(memory) => PlaceMut::Host(memory.as_mut_slice()),
+            Storage::Cuda(memory) => PlaceMut::Cuda(Part::whole(memory)),
+        })
     }
 
     /// The elements of `range`.
@@ -83,42 +133,56 @@ impl<T: Element> Buffer<T> {
     pub fn disjoint_mut<const N: usize>(&mut self, ranges: [Range<usize>; N]) -> [ViewMut<'_, T>; N] {
         self.view_mut().disjoint(ranges)
     }
+}
 
-    fn host(&self) -> &[T] {
-        let Storage::Host(memory) = &self.0;
-        memory.as_slice()
-    }
-
-    fn host_mut(&mut self) -> &mut [T] {
-        let Storage::Host(memory) = &mut self.0;
-        memory.as_mut_slice()
-    }
+/// A programmer's fault: an op of one device was given memory of the other.
+#[track_caller]
+fn elsewhere(place: &str) -> ! {
+    panic!("this buffer does not live on {place}: ops take buffers of their own device")
 }
 
 impl<'a, T: Element> View<'a, T> {
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.host().len()
+        match self.0 {
+            Place::Host(slice) => slice.len(),
+            Place::Cuda(part) => part.len,
+        }
     }
 
     #[must_use]
     pub fn range(self, range: Range<usize>) -> View<'a, T> {
-        View(Place::Host(&self.host()[range]))
+        View(match self.0 {
+            Place::Host(slice) => Place::Host(&slice[range]),
+            Place::Cuda(part) => Place::Cuda(part.range(&range)),
+        })
     }
 
     /// Copies the elements to the host. Waits for the device.
     pub fn read(&self, to: &mut [T]) {
-        to.copy_from_slice(self.host());
+        match self.0 {
+            Place::Host(slice) => to.copy_from_slice(slice),
+            Place::Cuda(part) => part.cuda().read(part.slice(), to),
+        }
     }
 
     /// The elements, on the host. Waits for the device.
     pub fn to_vec(&self) -> Vec<T> {
-        self.host().to_vec()
+        let mut elements = vec![T::default(); self.len()];
+        self.read(&mut elements);
+        elements
     }
 
+    #[track_caller]
     pub(crate) fn host(&self) -> &'a [T] {
-        let Place::Host(slice) = self.0;
+        let Place::Host(slice) = self.0 else { elsewhere("the CPU") };
         slice
+    }
+
+    #[track_caller]
+    pub(crate) fn cuda(&self) -> Slice {
+        let Place::Cuda(part) = self.0 else { elsewhere("the GPU") };
+        part.slice()
     }
 }
 
@@ -130,68 +194,135 @@ impl<'a, T: Element> ViewMut<'a, T> {
 
     /// The same range, for reading, while this view rests.
     pub fn view(&self) -> View<'_, T> {
-        let PlaceMut::Host(slice) = &self.0;
-        View(Place::Host(slice))
+        View(match &self.0 {
+            PlaceMut::Host(slice) => Place::Host(slice),
+            PlaceMut::Cuda(part) => Place::Cuda(*part),
+        })
     }
 
     /// The same range, for one more call.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
-        let PlaceMut::Host(slice) = &mut self.0;
-        ViewMut(PlaceMut::Host(slice))
+        ViewMut(match &mut self.0 {
+            PlaceMut::Host(slice) => PlaceMut::Host(slice),
+            PlaceMut::Cuda(part) => PlaceMut::Cuda(*part),
+        })
     }
 
     pub fn into_view(self) -> View<'a, T> {
-        View(Place::Host(self.into_host()))
+        View(match self.0 {
+            PlaceMut::Host(slice) => Place::Host(slice),
+            PlaceMut::Cuda(part) => Place::Cuda(part),
+        })
     }
 
     #[must_use]
     pub fn into_range(self, range: Range<usize>) -> ViewMut<'a, T> {
-        ViewMut(PlaceMut::Host(&mut self.into_host()[range]))
+        ViewMut(match self.0 {
+            PlaceMut::Host(slice) => PlaceMut::Host(&mut slice[range]),
+            PlaceMut::Cuda(part) => PlaceMut::Cuda(part.range(&range)),
+        })
     }
 
     /// See [`Buffer::disjoint_mut`].
     pub fn disjoint<const N: usize>(self, ranges: [Range<usize>; N]) -> [ViewMut<'a, T>; N] {
         let len = self.len();
-        let parts = self.into_host().get_disjoint_mut(ranges);
-        let parts =
-            parts.unwrap_or_else(|error| panic!("disjoint_mut: {error}, in a buffer of {len} elements"));
-        parts.map(|part| ViewMut(PlaceMut::Host(part)))
+        match self.0 {
+            PlaceMut::Host(slice) => {
+                let parts = slice.get_disjoint_mut(ranges);
+                let parts = parts
+                    .unwrap_or_else(|error| panic!("disjoint_mut: {error}, in a buffer of {len} elements"));
+                parts.map(|part| ViewMut(PlaceMut::Host(part)))
+            }
+            PlaceMut::Cuda(part) => {
+                for (i, a) in ranges.iter().enumerate() {
+                    let overlaps = |b: &Range<usize>| a.start < b.end && b.start < a.end;
+                    assert!(!ranges[..i].iter().any(overlaps), "disjoint_mut: {a:?} overlaps another");
+                }
+                ranges.map(|range| ViewMut(PlaceMut::Cuda(part.range(&range))))
+            }
+        }
     }
 
     /// Copies from the host.
     pub fn write(&mut self, from: &[T]) {
-        self.host_mut().copy_from_slice(from);
+        match &mut self.0 {
+            PlaceMut::Host(slice) => slice.copy_from_slice(from),
+            PlaceMut::Cuda(part) => part.cuda().write(from, part.slice()),
+        }
     }
 
     /// Copies from a view of the same length.
     pub fn copy_from(&mut self, from: View<'_, T>) {
-        self.host_mut().copy_from_slice(from.host());
+        match &mut self.0 {
+            PlaceMut::Host(slice) => slice.copy_from_slice(from.host()),
+            PlaceMut::Cuda(part) => part.cuda().copy(from.cuda(), part.slice()),
+        }
     }
 
     pub fn fill(&mut self, value: T) {
-        self.host_mut().fill(value);
+        match &mut self.0 {
+            PlaceMut::Host(slice) => slice.fill(value),
+            PlaceMut::Cuda(part) => part.cuda().fill(part.slice(), value),
+        }
     }
 
+    #[track_caller]
     pub(crate) fn host_mut(&mut self) -> &mut [T] {
-        let PlaceMut::Host(slice) = &mut self.0;
+        let PlaceMut::Host(slice) = &mut self.0 else { elsewhere("the CPU") };
         slice
     }
 
+    #[track_caller]
     pub(crate) fn into_host(self) -> &'a mut [T] {
-        let PlaceMut::Host(slice) = self.0;
+        let PlaceMut::Host(slice) = self.0 else { elsewhere("the CPU") };
         slice
+    }
+
+    #[track_caller]
+    pub(crate) fn cuda(&self) -> Slice {
+        let PlaceMut::Cuda(part) = &self.0 else { elsewhere("the GPU") };
+        part.slice()
     }
 }
 
 impl Device {
     /// `len` zeros, stored exactly as `T`.
     pub fn zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>, OutOfMemory> {
-        Buffer::host_zeros(len)
+        match self.backend() {
+            Backend::Cpu(_) => Buffer::host_zeros(len),
+            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(Memory::exact::<T>(cuda, len)?))),
+        }
     }
 
-    /// `len` zeros for weights or activations, stored in the device's compute precision: on the CPU, `T` itself.
+    /// `len` zeros for activations, stored in the device's compute precision: on the CPU, `T` itself; on a GPU, bf16.
     pub fn compute_zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>, OutOfMemory> {
-        Buffer::host_zeros(len)
+        match self.backend() {
+            Backend::Cpu(_) => Buffer::host_zeros(len),
+            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(Memory::compute::<T>(cuda, len)?))),
+        }
+    }
+
+    /// `len` zeros for weights: what ops read is in compute precision; what the host and the optimizer see is exact where
+    /// the device trains.
+    pub fn weight_zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>, OutOfMemory> {
+        match self.backend() {
+            Backend::Cpu(_) => Buffer::host_zeros(len),
+            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(Memory::trained::<T>(cuda, len)?))),
+        }
+    }
+
+    /// `len` zeros for an optimizer's moments: f32, or 8 bits where the device was made so.
+    pub fn moment_zeros<T: Element>(&self, len: usize, moment: Moment) -> Result<Buffer<T>, OutOfMemory> {
+        match self.backend() {
+            Backend::Cpu(_) => Buffer::host_zeros(len),
+            Backend::Cuda(cuda) => {
+                let kind = match moment {
+                    Moment::First => Kind::First8,
+                    Moment::Second => Kind::Second8,
+                };
+                Ok(Buffer(Storage::Cuda(Memory::moments::<T>(cuda, len, kind)?)))
+            }
+        }
     }
 
     /// A copy of `from`, stored exactly as `T`.

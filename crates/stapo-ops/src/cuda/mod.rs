@@ -1,9 +1,24 @@
 //! The GPU: libraries found at run time, kernels compiled at start.
 
+mod blas;
+mod context;
+mod error;
+mod grid;
+pub mod kernels;
 mod libraries;
+mod memory;
+#[cfg(test)]
+mod parity;
 mod probe;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use blas::{Columns, Product};
+pub(crate) use context::{Cuda, Launch};
+pub use context::{CudaOptions, Precision, Training};
+pub use error::CudaError;
+pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub use libraries::{Library, SEARCH_VARIABLE};
+pub use memory::Stored;
+pub(crate) use memory::{Kind, Memory, Slice};
 pub use probe::{Found, Gpu, OLDEST_CAPABILITY, Part, probe};

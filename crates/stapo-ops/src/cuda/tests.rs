@@ -1,3 +1,4 @@
+use super::kernels::Scope;
 use super::{Found, Gpu, Part, probe};
 
 fn complete() -> Found {
@@ -40,4 +41,37 @@ fn each_obstacle_names_its_remedy() {
     );
     assert!(obstacle(|f| f.cublaslt = Part::Missing { package: "b-package" }).contains("libcublasLt"));
     assert!(obstacle(|f| f.driver_error = Some("X".into())).contains("failed: X"));
+}
+
+/// A machine without a GPU catches a broken kernel: NVRTC needs none.
+#[test]
+fn every_kernel_compiles_for_every_architecture() {
+    if !super::Library::Nvrtc.find() {
+        println!(
+            "skipped: NVRTC was not found; pip install '{}' and name its folder in {}",
+            super::Library::Nvrtc.package().unwrap_or_default(),
+            super::SEARCH_VARIABLE
+        );
+        return;
+    }
+    std::thread::scope(|scope| {
+        for source in super::kernels::SOURCES {
+            scope.spawn(move || {
+                for (arch, head_dims) in [("sm_80", &[128][..]), ("sm_89", &[64]), ("sm_90a", &[10, 64, 128])]
+                {
+                    let head_dims = match source.scope {
+                        Scope::Once => &[0],
+                        Scope::HeadDim => head_dims,
+                        Scope::Hopper if arch == "sm_90a" => &[64, 128],
+                        Scope::Hopper => &[],
+                    };
+                    for head_dim in head_dims {
+                        let code = super::kernels::compile(source, arch, *head_dim);
+                        let code = code.unwrap_or_else(|error| panic!("{error}"));
+                        assert!(code.starts_with(b"\x7fELF"), "{} for {arch}", source.name);
+                    }
+                }
+            });
+        }
+    });
 }

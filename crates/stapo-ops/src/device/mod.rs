@@ -1,12 +1,16 @@
 //! Where ops run.
 
+mod name;
 #[cfg(test)]
 mod tests;
+
+pub use name::{DeviceName, DeviceNameError};
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffer::{LINE, zeroed_vec};
+use crate::cuda::{Cuda, CudaError, CudaOptions, Precision};
 use crate::pool::Pool;
 use crate::simd::{Float, Kernel, Simd, SimdError};
 
@@ -16,6 +20,13 @@ pub struct Device(Arc<Kind>);
 
 enum Kind {
     Cpu(Cpu),
+    Cuda(Arc<Cuda>),
+}
+
+/// What an op turns to.
+pub(crate) enum Backend<'a> {
+    Cpu(&'a Cpu),
+    Cuda(&'a Arc<Cuda>),
 }
 
 /// How the CPU is used. Neither setting changes a bit of any result.
@@ -73,18 +84,76 @@ impl Device {
         Device(Arc::new(Kind::Cpu(Cpu { pool, simd: options.simd })))
     }
 
-    /// Threads that share an op's work.
-    pub fn threads(&self) -> usize {
-        self.as_cpu().pool.threads()
+    /// A GPU, its libraries loaded and its kernels compiled (or found in the cache).
+    pub fn cuda(options: CudaOptions) -> Result<Device, CudaError> {
+        Ok(Device(Arc::new(Kind::Cuda(Cuda::new(options)?))))
     }
 
+    /// Threads that share an op's work on the CPU; on a GPU, 1.
+    pub fn threads(&self) -> usize {
+        match self.backend() {
+            Backend::Cpu(cpu) => cpu.pool.threads(),
+            Backend::Cuda(_) => 1,
+        }
+    }
+
+    /// The level of a CPU.
     pub fn simd(&self) -> Simd {
         self.as_cpu().simd
     }
 
+    /// The device in words: for records and screens.
+    pub fn name(&self) -> String {
+        match self.backend() {
+            Backend::Cpu(cpu) => format!("cpu ({}, {} threads)", cpu.simd.name(), cpu.pool.threads()),
+            Backend::Cuda(cuda) => cuda.gpu.name.clone(),
+        }
+    }
+
+    /// Bytes of an element of `compute_zeros::<f32>`.
+    pub fn compute_bytes(&self) -> usize {
+        match self.backend() {
+            Backend::Cuda(cuda) if cuda.options.precision == Precision::Bf16 => 2,
+            _ => 4,
+        }
+    }
+
+    /// Rows that are best taken through several ops before the next ones: those that stay in a CPU's cache; on a GPU, all.
+    pub fn cached_rows(&self) -> usize {
+        match self.backend() {
+            Backend::Cpu(_) => CACHED_ROWS,
+            Backend::Cuda(_) => usize::MAX,
+        }
+    }
+
+    /// Free and total bytes of a GPU's memory; `None` on the CPU.
+    pub fn memory(&self) -> Option<(usize, usize)> {
+        match self.backend() {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.memory()),
+        }
+    }
+
+    /// Waits until everything asked of the device is done.
+    pub fn synchronize(&self) {
+        if let Backend::Cuda(cuda) = self.backend() {
+            cuda.synchronize();
+        }
+    }
+
+    pub(crate) fn backend(&self) -> Backend<'_> {
+        match &*self.0 {
+            Kind::Cpu(cpu) => Backend::Cpu(cpu),
+            Kind::Cuda(cuda) => Backend::Cuda(cuda),
+        }
+    }
+
+    #[track_caller]
     pub(crate) fn as_cpu(&self) -> &Cpu {
-        let Kind::Cpu(cpu) = &*self.0;
-        cpu
+        match self.backend() {
+            Backend::Cpu(cpu) => cpu,
+            Backend::Cuda(_) => panic!("this is a matter of the CPU, and the device is a GPU"),
+        }
     }
 }
 
@@ -94,6 +163,8 @@ pub(crate) struct Cpu {
     simd: Simd,
 }
 
+/// Rows of a feed-forward that a CPU's cache holds.
+const CACHED_ROWS: usize = 504;
 /// Elements an elementwise op must touch before a second thread pays for its waking.
 const GRAIN: usize = 16 * 1024;
 

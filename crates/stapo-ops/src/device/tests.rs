@@ -45,3 +45,14 @@ fn scratch_is_aligned_and_nests() {
         assert!(a.iter().all(|x| *x == 1.0));
     });
 }
+
+#[test]
+fn a_device_is_read_as_it_is_written() {
+    for text in ["cpu", "cuda", "cuda:3"] {
+        assert_eq!(text.parse::<DeviceName>().unwrap().to_string(), text);
+    }
+    assert_eq!("cuda:0".parse::<DeviceName>().unwrap(), "cuda".parse().unwrap());
+    for text in ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:1", ""] {
+        assert!(text.parse::<DeviceName>().unwrap_err().to_string().contains("cuda:N"), "{text}");
+    }
+}

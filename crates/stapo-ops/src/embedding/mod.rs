@@ -1,9 +1,11 @@
 //! Rows by index: token embeddings, and any other gather of rows with its scatter.
 
 pub(crate) mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, check};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +27,13 @@ pub fn forward<T: Float>(
     check("embedding::forward", "ids", ids.len(), dims.tokens);
     check("embedding::forward", "table", table.len(), dims.vocab * dims.width);
     check("embedding::forward", "out", out.len(), dims.tokens * dims.width);
-    cpu::check_ids(ids.host(), dims.vocab);
-    cpu::forward(device.as_cpu(), dims, ids.host(), table.host(), out.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            cpu::check_ids(ids.host(), dims.vocab);
+            cpu::forward(cpu, dims, ids.host(), table.host(), out.into_host());
+        }
+        Backend::Cuda(cuda) => cuda::forward(cuda, dims, ids.cuda(), table.cuda(), out.cuda()),
+    }
 }
 
 /// `d_table[ids[t]] += d_out[t]`, in the order of the tokens. Shapes as in [`forward`].
@@ -40,6 +47,11 @@ pub fn backward<T: Float>(
     check("embedding::backward", "ids", ids.len(), dims.tokens);
     check("embedding::backward", "d_out", d_out.len(), dims.tokens * dims.width);
     check("embedding::backward", "d_table", d_table.len(), dims.vocab * dims.width);
-    cpu::check_ids(ids.host(), dims.vocab);
-    cpu::backward(device.as_cpu(), dims, ids.host(), d_out.host(), d_table.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            cpu::check_ids(ids.host(), dims.vocab);
+            cpu::backward(cpu, dims, ids.host(), d_out.host(), d_table.into_host());
+        }
+        Backend::Cuda(cuda) => cuda::backward(cuda, dims, ids.cuda(), d_out.cuda(), d_table.cuda()),
+    }
 }

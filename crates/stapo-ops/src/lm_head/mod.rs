@@ -6,10 +6,12 @@
 //! same bits.
 
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 pub(crate) mod row;
 #[cfg(test)]
 mod tests;
 
+use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, Weight, check};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,13 +54,20 @@ pub fn forward<T: Float>(
     alternatives: Option<Alternatives<'_, T>>,
 ) {
     let op = "lm_head::forward";
-    check_inputs(op, dims, hidden, weight, targets);
+    check_inputs(device, op, dims, hidden, weight, targets);
     check(op, "logp", scores.logp.len(), dims.tokens);
     check(op, "entropy", scores.entropy.len(), dims.tokens);
     check(op, "collision", scores.collision.len(), dims.tokens);
     check(op, "lse", scores.lse.len(), dims.tokens);
     check_alternatives(op, dims.tokens, alternatives.as_ref());
-    cpu::forward(device.as_cpu(), dims, hidden.host(), weight, targets.host(), scores, alternatives);
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            cpu::forward(cpu, dims, hidden.host(), weight, targets.host(), scores, alternatives);
+        }
+        Backend::Cuda(cuda) => {
+            cuda::forward(cuda, dims, hidden.cuda(), weight, targets.cuda(), &scores, alternatives.as_ref());
+        }
+    }
 }
 
 /// What [`backward`] starts from, each `[T]`.
@@ -85,19 +94,27 @@ pub fn backward<T: Float>(
     d_weight: ViewMut<'_, T>,
 ) {
     let op = "lm_head::backward";
-    check_inputs(op, dims, hidden, weight, grads.targets);
+    check_inputs(device, op, dims, hidden, weight, grads.targets);
     check(op, "lse", grads.lse.len(), dims.tokens);
     check(op, "entropy", grads.entropy.len(), dims.tokens);
     check(op, "d_logp", grads.d_logp.len(), dims.tokens);
     check(op, "d_entropy", grads.d_entropy.len(), dims.tokens);
     check(op, "d_hidden", d_hidden.len(), hidden.len());
     check(op, "d_weight", d_weight.len(), weight.shape().len());
-    let (d_hidden, d_weight) = (d_hidden.into_host(), d_weight.into_host());
-    cpu::backward(device.as_cpu(), dims, hidden.host(), weight, grads, d_hidden, d_weight);
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            let (d_hidden, d_weight) = (d_hidden.into_host(), d_weight.into_host());
+            cpu::backward(cpu, dims, hidden.host(), weight, grads, d_hidden, d_weight);
+        }
+        Backend::Cuda(cuda) => {
+            cuda::backward(cuda, dims, hidden.cuda(), weight, grads, d_hidden.cuda(), d_weight.cuda());
+        }
+    }
 }
 
 #[track_caller]
 fn check_inputs<T: Float>(
+    device: &Device,
     op: &str,
     dims: Dims,
     hidden: View<'_, T>,
@@ -108,6 +125,8 @@ fn check_inputs<T: Float>(
     assert!(dims.temperature > 0.0, "{op}: temperature {} is not positive", dims.temperature);
     check(op, "hidden", hidden.len(), dims.tokens * weight.shape().inputs);
     check(op, "targets", targets.len(), dims.tokens);
+    // Where reading them back costs nothing.
+    let Backend::Cpu(_) = device.backend() else { return };
     if let Some(t) = targets.host().iter().position(|id| *id as usize >= vocab) {
         panic!("{op}: target {} of token {t} is not below {vocab}", targets.host()[t]);
     }

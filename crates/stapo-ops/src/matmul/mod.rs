@@ -5,12 +5,14 @@
 //! tokens, continuing from the value already there. No result depends on the number of rows or threads.
 
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 #[cfg(test)]
 mod tests;
 mod weight;
 
 pub use weight::{Shape, Weight};
 
+use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, Write, check};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,8 +38,16 @@ pub fn forward<T: Float>(
         check("matmul::forward", "bias", bias.len(), outputs);
     }
     let dims = Dims { tokens, inputs, outputs };
-    let bias = bias.map(|bias| bias.host());
-    cpu::forward(device.as_cpu(), dims, x.host(), weight.panels().host(), bias, y.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            let bias = bias.map(|bias| bias.host());
+            cpu::forward(cpu, dims, x.host(), weight.panels().host(), bias, y.into_host());
+        }
+        Backend::Cuda(cuda) => {
+            let bias = bias.map(|bias| bias.cuda());
+            cuda::forward(cuda, dims, x.cuda(), weight.view().cuda(), bias, y.cuda());
+        }
+    }
 }
 
 /// `d_x (+)= d_y W`. Shapes: d_y `[T, outputs]`; d_x `[T, inputs]`.
@@ -53,7 +63,14 @@ pub fn backward_input<T: Float>(
     check("matmul::backward_input", "d_y", d_y.len(), tokens * outputs);
     check("matmul::backward_input", "d_x", d_x.len(), tokens * inputs);
     let dims = Dims { tokens, inputs, outputs };
-    cpu::backward_input(device.as_cpu(), dims, d_y.host(), weight.view().host(), write, d_x.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            cpu::backward_input(cpu, dims, d_y.host(), weight.view().host(), write, d_x.into_host());
+        }
+        Backend::Cuda(cuda) => {
+            cuda::backward_input(cuda, dims, d_y.cuda(), weight.view().cuda(), write, d_x.cuda());
+        }
+    }
 }
 
 /// `d_weight += d_y^T x`. Shapes: x `[T, inputs]`; d_y `[T, outputs]`; d_weight `[outputs, inputs]`.
@@ -68,7 +85,10 @@ pub fn backward_weight<T: Float>(
     check("matmul::backward_weight", "x", x.len(), tokens * inputs);
     check("matmul::backward_weight", "d_y", d_y.len(), tokens * outputs);
     check("matmul::backward_weight", "d_weight", d_weight.len(), outputs * inputs);
-    cpu::backward_weight(device.as_cpu(), dims, x.host(), d_y.host(), d_weight.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => cpu::backward_weight(cpu, dims, x.host(), d_y.host(), d_weight.into_host()),
+        Backend::Cuda(cuda) => cuda::backward_weight(cuda, dims, x.cuda(), d_y.cuda(), d_weight.cuda()),
+    }
 }
 
 /// `d_bias += sum over tokens of d_y`. Shapes: d_y `[T, outputs]`; d_bias `[outputs]`.
@@ -81,5 +101,8 @@ pub fn backward_bias<T: Float>(
 ) {
     check("matmul::backward_bias", "d_y", d_y.len(), tokens * outputs);
     check("matmul::backward_bias", "d_bias", d_bias.len(), outputs);
-    cpu::backward_bias(device.as_cpu(), outputs, d_y.host(), d_bias.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => cpu::backward_bias(cpu, outputs, d_y.host(), d_bias.into_host()),
+        Backend::Cuda(cuda) => cuda::backward_bias(cuda, tokens, outputs, d_y.cuda(), d_bias.cuda()),
+    }
 }

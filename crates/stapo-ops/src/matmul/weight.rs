@@ -1,3 +1,4 @@
+use crate::device::Backend;
 use crate::gemm::{pack_panels, panels_len};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
 
@@ -20,7 +21,7 @@ impl Shape {
 
 /// The weight of a linear layer, `[outputs, inputs]`, row-major, and beside it the form the forward kernel reads.
 ///
-/// On the CPU that form is column panels: a second copy, so 8 bytes per weight in f32. The flat copy serves the input
+/// On a GPU both are one. On the CPU that form is column panels: a second copy, so 8 bytes per weight in f32. The flat copy serves the input
 /// gradient, the embedding, the optimizer and files. It changes only through [`Weight::update`], which packs the panels
 /// anew: a stale panel cannot be read.
 #[derive(Debug)]
@@ -32,8 +33,12 @@ pub struct Weight<T: Float> {
 
 impl<T: Float> Weight<T> {
     pub fn zeros(device: &Device, shape: Shape) -> Result<Self, OutOfMemory> {
-        let flat = device.compute_zeros(shape.len())?;
-        let panels = device.compute_zeros(panels_len(shape.outputs, shape.inputs))?;
+        let flat = device.weight_zeros(shape.len())?;
+        let n_panels = match device.backend() {
+            Backend::Cpu(_) => panels_len(shape.outputs, shape.inputs),
+            Backend::Cuda(_) => 0,
+        };
+        let panels = device.compute_zeros(n_panels)?;
         Ok(Weight { shape, flat, panels })
     }
 
@@ -58,13 +63,9 @@ impl<T: Float> Weight<T> {
     pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
         let result = change(self.flat.view_mut());
         let Shape { outputs, inputs } = self.shape;
-        pack_panels(
-            device.as_cpu(),
-            self.flat.view().host(),
-            outputs,
-            inputs,
-            self.panels.view_mut().host_mut(),
-        );
+        if let Backend::Cpu(cpu) = device.backend() {
+            pack_panels(cpu, self.flat.view().host(), outputs, inputs, self.panels.view_mut().host_mut());
+        }
         result
     }
 

@@ -1,18 +1,29 @@
 //! Whole-buffer reductions, in an order that does not depend on threads.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::device::Backend;
 use crate::{Device, Float, View};
 
-/// The sum of squares: blocks of 4096 elements by sixteen lanes and a fixed tree, the blocks' sums added in f64 in
-/// order. The norm of several buffers is the root of their sums added in a fixed order.
-pub fn sum_squares<T: Float>(device: &Device, x: View<'_, T>) -> f64 {
-    cpu::sum_squares(device.as_cpu(), x.host())
+/// The sum of squares of several buffers: blocks of elements by a fixed tree, the blocks' sums added in f64 in order, then
+/// the buffers' in the order given. On the CPU a block has 4096 elements and sixteen lanes.
+pub fn sum_squares<'a, T: Float>(device: &Device, buffers: impl IntoIterator<Item = View<'a, T>>) -> f64 {
+    match device.backend() {
+        Backend::Cpu(cpu) => buffers.into_iter().map(|x| cpu::sum_squares(cpu, x.host())).sum(),
+        Backend::Cuda(cuda) => {
+            let slices: Vec<_> = buffers.into_iter().map(|x| x.cuda()).collect();
+            cuda::sum_squares(cuda, &slices)
+        }
+    }
 }
 
 /// The index of the first element that is NaN or infinite.
 pub fn first_non_finite<T: Float>(device: &Device, x: View<'_, T>) -> Option<usize> {
-    cpu::first_non_finite(device.as_cpu(), x.host())
+    match device.backend() {
+        Backend::Cpu(cpu) => cpu::first_non_finite(cpu, x.host()),
+        Backend::Cuda(cuda) => cuda::first_non_finite(cuda, x.cuda()),
+    }
 }

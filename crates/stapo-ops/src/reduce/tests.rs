@@ -6,11 +6,11 @@ fn sum_of_squares_is_the_same_on_all_devices_and_close_to_double() {
     for n in [0, 1, 33, 4097, 100_003] {
         let x = values::<f32>(1, n);
         assert_same_on_all_devices(|device| {
-            let sum = sum_squares(device, upload(device, &x).view());
+            let sum = sum_squares(device, [upload(device, &x).view()]);
             vec![vec![f32::from_bits((sum.to_bits() >> 32) as u32), f32::from_bits(sum.to_bits() as u32)]]
         });
         let exact: f64 = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-        let got = sum_squares(&device(), upload(&device(), &x).view());
+        let got = sum_squares(&device(), [upload(&device(), &x).view()]);
         assert!((got - exact).abs() <= 1e-6 * exact, "{got} {exact}");
     }
 }

@@ -4,9 +4,11 @@
 //! chain over the tokens, continuing from the value already there.
 
 pub(crate) mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, Write, check};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,8 +31,15 @@ pub fn forward<T: Float>(
     check("rmsnorm::forward", "weight", weight.len(), dims.width);
     check("rmsnorm::forward", "out", out.len(), dims.tokens * dims.width);
     check("rmsnorm::forward", "inv_rms", inv_rms.len(), dims.tokens);
-    let (out, inv_rms) = (out.into_host(), inv_rms.into_host());
-    cpu::forward(device.as_cpu(), dims, x.host(), None, weight.host(), out, inv_rms);
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            let (out, inv_rms) = (out.into_host(), inv_rms.into_host());
+            cpu::forward(cpu, dims, x.host(), None, weight.host(), out, inv_rms);
+        }
+        Backend::Cuda(cuda) => {
+            cuda::forward(cuda, dims, x.cuda(), None, weight.cuda(), out.cuda(), inv_rms.cuda());
+        }
+    }
 }
 
 /// The residual addition and the norm in one pass: `sum = x + delta`, `out = norm(sum)`.
@@ -51,9 +60,17 @@ pub fn forward_add<T: Float>(
     check("rmsnorm::forward_add", "sum", sum.len(), dims.tokens * dims.width);
     check("rmsnorm::forward_add", "out", out.len(), dims.tokens * dims.width);
     check("rmsnorm::forward_add", "inv_rms", inv_rms.len(), dims.tokens);
-    let add = Some((delta.host(), sum.into_host()));
-    let (out, inv_rms) = (out.into_host(), inv_rms.into_host());
-    cpu::forward(device.as_cpu(), dims, x.host(), add, weight.host(), out, inv_rms);
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            let add = Some((delta.host(), sum.into_host()));
+            let (out, inv_rms) = (out.into_host(), inv_rms.into_host());
+            cpu::forward(cpu, dims, x.host(), add, weight.host(), out, inv_rms);
+        }
+        Backend::Cuda(cuda) => {
+            let add = Some((delta.cuda(), sum.cuda()));
+            cuda::forward(cuda, dims, x.cuda(), add, weight.cuda(), out.cuda(), inv_rms.cuda());
+        }
+    }
 }
 
 /// Shapes: x, d_out, d_x `[T, D]`; weight, d_weight `[D]`; inv_rms `[T]`. Adds into d_weight; sets d_x or adds to it
@@ -75,8 +92,15 @@ pub fn backward<T: Float>(
     check("rmsnorm::backward", "d_out", d_out.len(), dims.tokens * dims.width);
     check("rmsnorm::backward", "d_x", d_x.len(), dims.tokens * dims.width);
     check("rmsnorm::backward", "d_weight", d_weight.len(), dims.width);
-    let cpu = device.as_cpu();
-    let (x, inv_rms, d_out) = (x.host(), inv_rms.host(), d_out.host());
-    cpu::backward_input(cpu, dims, x, weight.host(), inv_rms, d_out, write, d_x.into_host());
-    cpu::backward_weight(cpu, dims, x, inv_rms, d_out, d_weight.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            let (x, inv_rms, d_out) = (x.host(), inv_rms.host(), d_out.host());
+            cpu::backward_input(cpu, dims, x, weight.host(), inv_rms, d_out, write, d_x.into_host());
+            cpu::backward_weight(cpu, dims, x, inv_rms, d_out, d_weight.into_host());
+        }
+        Backend::Cuda(cuda) => {
+            let saved = (x.cuda(), weight.cuda(), inv_rms.cuda());
+            cuda::backward(cuda, dims, saved, d_out.cuda(), write, d_x.cuda(), d_weight.cuda());
+        }
+    }
 }

@@ -2,6 +2,7 @@
 //! position embedding in the rotate-half convention of Hugging Face. Values pass through.
 
 mod cpu;
+mod cuda;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -9,6 +10,7 @@ mod tests;
 pub use table::{Frequencies, Scaling, Table};
 
 use crate::attention::Heads;
+use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, check};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,12 +53,20 @@ pub fn forward<T: Float>(
     raw: View<'_, T>,
     out: ViewMut<'_, T>,
 ) {
-    check_shapes("rope::forward", dims, table, positions, raw.len(), out.len());
+    check_shapes(device, "rope::forward", dims, table, positions, raw.len(), out.len());
     if let Some((norm, inv_rms)) = &norm {
         check_norm("rope::forward", dims, *norm, inv_rms.len());
     }
-    let norm = norm.map(|(norm, inv_rms)| (norm, inv_rms.into_host()));
-    cpu::forward(device.as_cpu(), dims, table, positions.host(), norm, raw.host(), out.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            let norm = norm.map(|(norm, inv_rms)| (norm, inv_rms.into_host()));
+            cpu::forward(cpu, dims, table, positions.host(), norm, raw.host(), out.into_host());
+        }
+        Backend::Cuda(cuda) => {
+            let norm = norm.as_ref().map(|(norm, inv_rms)| (*norm, inv_rms.cuda()));
+            cuda::forward(cuda, dims, table, positions.cuda(), norm, raw.cuda(), out.cuda());
+        }
+    }
 }
 
 /// Shapes as in [`forward`]; d_raw is overwritten.
@@ -69,18 +79,26 @@ pub fn backward<T: Float>(
     d_out: View<'_, T>,
     d_raw: ViewMut<'_, T>,
 ) {
-    check_shapes("rope::backward", dims, table, positions, d_out.len(), d_raw.len());
+    check_shapes(device, "rope::backward", dims, table, positions, d_out.len(), d_raw.len());
     if let Some(grad) = &norm {
         check_norm("rope::backward", dims, grad.norm, grad.inv_rms.len());
         check("rope::backward", "raw", grad.raw.len(), d_out.len());
         check("rope::backward", "d_query_weight", grad.d_query_weight.len(), dims.heads.dim);
         check("rope::backward", "d_key_weight", grad.d_key_weight.len(), dims.heads.dim);
     }
-    cpu::backward(device.as_cpu(), dims, table, positions.host(), norm, d_out.host(), d_raw.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            cpu::backward(cpu, dims, table, positions.host(), norm, d_out.host(), d_raw.into_host());
+        }
+        Backend::Cuda(cuda) => {
+            cuda::backward(cuda, dims, table, positions.cuda(), norm, d_out.cuda(), d_raw.cuda());
+        }
+    }
 }
 
 #[track_caller]
 fn check_shapes<T: Float>(
+    device: &Device,
     op: &str,
     dims: Dims,
     table: &Table<T>,
@@ -92,6 +110,8 @@ fn check_shapes<T: Float>(
     check(op, "positions", positions.len(), dims.tokens);
     check(op, "input", input, dims.tokens * dims.heads.qkv_width());
     check(op, "output", output, dims.tokens * dims.heads.qkv_width());
+    // Where reading them back costs nothing.
+    let Backend::Cpu(_) = device.backend() else { return };
     let top = positions.host().iter().max().map_or(0, |p| *p as usize + 1);
     assert!(top <= table.positions(), "{op}: position {} of a table of {}", top - 1, table.positions());
 }

@@ -4,10 +4,12 @@
 //! entropy of the full distribution at the sampling temperature, whatever the filters: the numbers training sees.
 
 mod cpu;
+mod cuda;
 mod filter;
 #[cfg(test)]
 mod tests;
 
+use crate::device::Backend;
 use crate::lm_head::{Alternatives, check_alternatives};
 use crate::{Device, Float, View, ViewMut, Weight, check};
 
@@ -73,5 +75,13 @@ pub fn forward<T: Float>(
     check(op, "logp", drawn.logp.len(), tokens);
     check(op, "entropy", drawn.entropy.len(), tokens);
     check_alternatives(op, tokens, alternatives.as_ref());
-    cpu::forward(device.as_cpu(), tokens, rule, hidden.host(), weight, uniforms.host(), drawn, alternatives);
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            cpu::forward(cpu, tokens, rule, hidden.host(), weight, uniforms.host(), drawn, alternatives);
+        }
+        Backend::Cuda(cuda) => {
+            let (uniforms, best) = (uniforms.cuda(), alternatives.as_ref());
+            cuda::forward(cuda, tokens, rule, hidden.cuda(), weight, uniforms, &drawn, best);
+        }
+    }
 }

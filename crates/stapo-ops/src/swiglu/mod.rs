@@ -2,9 +2,11 @@
 //! matrix product with the two weights stacked.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, check};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +19,10 @@ pub struct Dims {
 pub fn forward<T: Float>(device: &Device, dims: Dims, gate_up: View<'_, T>, out: ViewMut<'_, T>) {
     check("swiglu::forward", "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
     check("swiglu::forward", "out", out.len(), dims.tokens * dims.width);
-    cpu::forward(device.as_cpu(), dims, gate_up.host(), out.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, dims, gate_up.host(), out.into_host()),
+        Backend::Cuda(cuda) => cuda::forward(cuda, dims, gate_up.cuda(), out.cuda()),
+    }
 }
 
 /// Shapes: d_out `[T, width]`; gate_up, d_gate_up `[T, 2 width]`, the latter overwritten.
@@ -31,5 +36,8 @@ pub fn backward<T: Float>(
     check("swiglu::backward", "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
     check("swiglu::backward", "d_out", d_out.len(), dims.tokens * dims.width);
     check("swiglu::backward", "d_gate_up", d_gate_up.len(), 2 * dims.tokens * dims.width);
-    cpu::backward(device.as_cpu(), dims, gate_up.host(), d_out.host(), d_gate_up.into_host());
+    match device.backend() {
+        Backend::Cpu(cpu) => cpu::backward(cpu, dims, gate_up.host(), d_out.host(), d_gate_up.into_host()),
+        Backend::Cuda(cuda) => cuda::backward(cuda, dims, gate_up.cuda(), d_out.cuda(), d_gate_up.cuda()),
+    }
 }

@@ -19,6 +19,8 @@ pub struct Config {
     /// Keys all randomness: problems, samples, random masks.
     pub seed: u64,
     pub steps: u64,
+    /// `cpu`, `cuda` or `cuda:N`.
+    pub device: String,
     pub model: Model,
     /// Frozen, for objectives with a KL penalty; the model as it was at the start where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,6 +99,7 @@ pub struct Update {
     /// Prompt and response tokens in one forward and backward pass.
     pub microbatch_tokens: usize,
     pub recompute: Recompute,
+    pub states: States,
     pub learning_rate: f64,
     pub schedule: Schedule,
     pub weight_decay: f64,
@@ -115,6 +118,18 @@ pub enum Recompute {
     Nothing,
     /// All of a layer but its input.
     Layers,
+}
+
+/// What the optimizer keeps of each weight.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum States {
+    /// Two moments in f32, and on a GPU an f32 master of the bf16 weight.
+    #[default]
+    #[serde(rename = "f32")]
+    F32,
+    /// On a GPU only: two moments in 8 bits; the bf16 weight is rounded at random.
+    #[serde(rename = "8bit")]
+    EightBit,
 }
 
 /// Held-out evaluation.
@@ -164,6 +179,7 @@ impl Default for Config {
             name: "stapo".to_string(),
             seed: 0,
             steps: 80,
+            device: "cpu".to_string(),
             model: Model::Builtin,
             reference: None,
             task: kind("arithmetic"),
@@ -207,6 +223,7 @@ impl Default for Update {
             problems_per_minibatch: 16,
             microbatch_tokens: 8192,
             recompute: Recompute::Nothing,
+            states: States::F32,
             learning_rate: 1e-4,
             schedule: Schedule::Constant { warmup_steps: 5 },
             weight_decay: 0.1,

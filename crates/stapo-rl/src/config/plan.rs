@@ -1,11 +1,12 @@
 //! What a config means.
 
-use super::{Config, Recompute};
+use super::{Config, Recompute, States};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{SpecError, preset};
 use stapo_core::settings::{self, SettingsError, hint};
+use stapo_model::DeviceName;
 use stapo_model::decoder::Keep;
 use stapo_model::optimizer::AdamWSettings;
 use thiserror::Error;
@@ -86,6 +87,10 @@ impl Plan {
         }
     }
 
+    pub fn device(&self) -> DeviceName {
+        self.config.device.parse().expect("resolve checked it")
+    }
+
     /// What a training forward keeps.
     pub fn keep(&self) -> Keep {
         match self.config.update.recompute {
@@ -123,6 +128,15 @@ impl Plan {
             !config.name.is_empty() && config.name.chars().all(plain) && !config.name.starts_with('.');
         require(named, "name", &config.name, "expected letters, digits, - _ . (it names a folder)", "")?;
         at_least_one("steps", config.steps)?;
+        let device = config.device.parse::<DeviceName>();
+        require(device.is_ok(), "device", &config.device, "expected cpu, cuda, or cuda:N", "")?;
+        require(
+            update.states == States::F32 || device != Ok(DeviceName::Cpu),
+            "update.states",
+            "8bit",
+            "the CPU keeps f32 states",
+            "leave it out, or set device=cuda",
+        )?;
         if config.reference.is_some() && !self.objective.needs_reference() {
             let problem = "given, but the objective has no KL penalty".to_string();
             let remedy = "leave it out, or add one: objective.kl = { kind = \"k3\", beta = 0.04 }";

@@ -12,7 +12,7 @@ fn complaint(text: &str, overrides: &[&str]) -> String {
 fn an_empty_config_is_the_builtin_run() {
     let plan = Plan::resolve(Config::from_toml("", []).unwrap()).unwrap();
     assert_eq!(plan.config, Config::default());
-    assert_eq!(plan.objective, stapo_core::ObjectiveSpec::from_preset("stapo").unwrap());
+    assert_eq!(plan.objective, ObjectiveSpec::from_preset("stapo").unwrap());
     assert_eq!(plan.updates_per_step(), 2);
 }
 
@@ -154,7 +154,7 @@ fn overrides_reach_into_a_preset() {
     let read = |overrides: &[&str]| {
         Plan::resolve(Config::from_toml("", overrides.iter().copied()).unwrap()).unwrap().objective
     };
-    let mut expected = stapo_core::ObjectiveSpec::from_preset("stapo").unwrap();
+    let mut expected = ObjectiveSpec::from_preset("stapo").unwrap();
     let stapo_core::objective::Mask::Spurious { tau_p, .. } = &mut expected.masks[0] else { panic!() };
     *tau_p = 0.001;
     assert_eq!(read(&["objective.masks.0.tau_p=0.001"]), expected);

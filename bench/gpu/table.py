@@ -1,0 +1,63 @@
+"""One table of bench/gpu.sh's results: what was measured beside what was asked for."""
+
+import json
+import sys
+
+PEAK = 790e12  # bf16 products of 8192^3 on random data, measured on an H200
+COPY = 4.3e12  # bytes read and written per second by a device-to-device copy, measured there
+PARAMETERS = 1_720_574_976
+WEIGHT_BYTES = 2 * PARAMETERS
+KV_BYTES = 2 * 2 * 8 * 128 * 28  # a token's keys and values in all layers
+
+
+def step_flops(tokens, length):
+    """Forward, backward and the head's recomputation are not counted twice: 6 per weight and token, and attention."""
+    attention = 3.5 * 4 * (length / 2) * 16 * 128 * 28
+    return tokens * (6 * PARAMETERS + attention)
+
+
+def rows(results):
+    for r in results:
+        name = r["name"]
+        if "failed" in r:
+            yield name, f"failed with status {r['failed']}: see its log", "", ""
+        elif name == "parity":
+            yield "tests on the GPU", f"{r['passed']} passed, {r['failed_tests']} failed", "0 failed", r["failed_tests"] == 0
+        elif name == "train-cold":
+            ok = r["first_step_after"] <= 60
+            yield "first step, cold kernel cache", f"{r['first_step_after']:.1f} s", "60 s", ok
+        elif name == "train":
+            share = r["tokens_per_s"] * step_flops(1, 2048) / PEAK
+            yield "first step, warm kernel cache", f"{r['first_step_after']:.1f} s", "10 s", r["first_step_after"] <= 10
+            text = f"{r['tokens_per_s']} tokens/s, {100 * share:.0f} %"
+            yield "training step 1.7B, 8 x 2048", text, "46000 tokens/s", r["tokens_per_s"] >= 46000
+            yield "  memory", f"{r['gib']} GiB", "50 GiB", r["gib"] <= 50
+        elif name == "torch":
+            yield "  PyTorch, same work", f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB", "", ""
+        elif name == "exact":
+            text = f"{r['differ']} of {r['tokens']} tokens differ, max {r['max_abs']}"
+            yield "sampled against training log-probs", text, "0", r["differ"] == 0
+        elif name.startswith("decode") and "8b" not in name:
+            n = r["sequences"]
+            bound = n / ((WEIGHT_BYTES + n * KV_BYTES * 192) / COPY)
+            text = f"{r['tokens_per_s']} tokens/s, {100 * r['tokens_per_s'] / bound:.0f} % of the bandwidth's"
+            asked = "20000 tokens/s, 60 %" if n == 512 else "60 %"
+            ok = r["tokens_per_s"] >= 0.6 * bound and (n < 512 or r["tokens_per_s"] >= 20000)
+            yield f"decode {n} sequences, 128 + 128", text, asked, ok
+        elif name == "train-8b":
+            text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB (planned {r['planned_gib']})"
+            ok = r["gib"] <= 139 and abs(r["planned_gib"] / r["gib"] - 1) <= 0.05
+            yield "training step 8B, 4 x 2048, 8-bit states", text, "139 GiB, plan within 5 %", ok
+        elif name == "decode-8b":
+            yield f"decode 8B, {r['sequences']} sequences", f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB", "", ""
+
+
+def main():
+    results = [json.loads(line) for line in open(sys.argv[1])]
+    print(f"{'what':<42} {'measured':<52} {'asked':<26}")
+    for what, measured, asked, ok in rows(results):
+        mark = {True: "yes", False: "no"}.get(ok, "")
+        print(f"{what:<42} {measured:<52} {asked:<26} {mark}")
+
+
+main()

@@ -1,0 +1,264 @@
+//! The engine on a GPU at the shapes of Qwen3: `bench_gpu TASK --key=value ..`; `bench/gpu.sh` puts the results beside
+//! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, backward, clip, `AdamW`), `decode`, `exact`
+//! (every sampled token's log-prob against the packed training forward). Each prints one JSON object.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
+
+use stapo_model::cuda::{CudaOptions, Training};
+use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Plan, Policy, Reading};
+use stapo_model::generate::{Engine, Request, Response, Settings};
+use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
+use stapo_model::{Device, Family, ModelConfig, Rope, RopeKind};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    let begin = Instant::now();
+    let mut arguments = std::env::args().skip(1);
+    let task = arguments.next().ok_or("expected train, decode or exact")?;
+    let options = Options::parse(arguments)?;
+    let training = match (task.as_str(), options.get("8bit", 0)) {
+        ("train", 0) => Training::F32,
+        ("train", _) => Training::EightBit,
+        _ => Training::None,
+    };
+    let device = Device::cuda(CudaOptions { training, ..CudaOptions::default() })?;
+    let opened = begin.elapsed().as_secs_f64();
+    let config = shape(&options)?;
+    let mut policy = Policy::zeros(&device, &config)?;
+    fill(&mut policy);
+    eprintln!("device {opened:.2} s, weights {:.2} s", begin.elapsed().as_secs_f64() - opened);
+    match task.as_str() {
+        "train" => train(policy, &options, begin),
+        "decode" => decode(&policy, &options),
+        "exact" => exact(&policy, &options),
+        other => Err(format!("{other:?}: expected train, decode or exact").into()),
+    }
+}
+
+fn used_gib(device: &Device) -> f64 {
+    device.memory().map_or(0.0, |(free, total)| (total - free) as f64 / f64::from(1 << 30))
+}
+
+/// What the memory should come to: weights, gradients, states, activations, logits and their gradient, libraries.
+fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, keep: Keep) -> f64 {
+    let n = config.n_parameters() as usize;
+    let lookup = if config.tied_embeddings { config.vocabulary * config.width } else { 0 };
+    let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
+    let arena = Plan::new(config, n_tokens, n_tokens, keep).bytes(2);
+    let logits = n_tokens.min(2048) * config.vocabulary * 6;
+    (trained + 4 * (n + lookup) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
+}
+
+/// Steps over `sequences` x `length` tokens in micro-batches of at most `microbatch` tokens.
+fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Failure> {
+    let device = policy.device().clone();
+    let keep = if options.get("keep", 1) == 0 { Keep::LayerInputs } else { Keep::Everything };
+    let mut optimizer =
+        Optimizer::new(&policy, AdamWSettings { weight_decay: 0.01, ..AdamWSettings::default() })?;
+    let mut gradients = Gradients::zeros(&policy)?;
+    let mut pass = Pass::new(&policy, keep)?;
+    let (n_sequences, length) = (options.get("sequences", 8), options.get("length", 2048));
+    let per_batch = (options.get("microbatch", 8192) / length).max(1);
+    let vocabulary = policy.config().vocabulary;
+    let sequences: Vec<Vec<u32>> = (0..n_sequences).map(|s| tokens(s, length, vocabulary)).collect();
+    let n = n_sequences * (length - 1);
+    let planned = planned_gib(policy.config(), options, per_batch * length, keep);
+    let (mut best, mut parts, mut peak) = (f64::INFINITY, [0.0; 3], 0.0f64);
+    let mut first = 0.0;
+    for step in 0..=options.get("steps", 3) {
+        let start = Instant::now();
+        let mut times = [0.0; 3];
+        for part in sequences.chunks(per_batch) {
+            let mut batch = Batch::new();
+            for sequence in part {
+                batch.push(sequence, 1);
+            }
+            let clock = Instant::now();
+            let scores = pass.forward(&policy, &batch, Reading::default())?;
+            times[0] += clock.elapsed().as_secs_f64();
+            let d_logp: Vec<f32> =
+                scores.logp.iter().enumerate().map(|(i, _)| (i % 7) as f32 / 3.0 - 1.0).collect();
+            let clock = Instant::now();
+            pass.backward(&policy, &d_logp, &vec![-0.01; d_logp.len()], &mut gradients)?;
+            device.synchronize();
+            times[1] += clock.elapsed().as_secs_f64();
+        }
+        peak = peak.max(used_gib(&device));
+        let clock = Instant::now();
+        let update = Update { lr: 1e-5, scale: 1.0 / n as f64, max_norm: 1.0 };
+        let norm = optimizer.step(&mut policy, &mut gradients, update)?;
+        device.synchronize();
+        times[2] = clock.elapsed().as_secs_f64();
+        let seconds = start.elapsed().as_secs_f64();
+        eprintln!(
+            "step {step}: {seconds:.4} s, forward {:.4} backward {:.4} optimizer {:.4}, norm {norm:.6}",
+            times[0], times[1], times[2]
+        );
+        if step == 0 {
+            first = begin.elapsed().as_secs_f64();
+        } else if seconds < best {
+            (best, parts) = (seconds, times);
+        }
+    }
+    println!(
+        r#"{{"task": "train", "tokens_per_s": {:.0}, "seconds": {best:.4}, "forward": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {first:.1}, "planned_gib": {planned:.1}}}"#,
+        (n_sequences * length) as f64 / best,
+        parts[0],
+        parts[1],
+        parts[2],
+    );
+    Ok(())
+}
+
+fn settings(options: &Options) -> Settings {
+    let sequences = options.get("prompts", 64) * options.get("samples", 8);
+    Settings {
+        kv_bytes: options.get("kv-gib", 24) << 30,
+        max_rows: options.get("rows", 4096),
+        max_sequences: sequences,
+        ..Settings::default()
+    }
+}
+
+/// A rollout batch and the seconds it took.
+struct Generated {
+    prompts: Vec<Vec<u32>>,
+    responses: Vec<Response>,
+    seconds: f64,
+}
+
+fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
+    let mut engine = Engine::new(policy, settings(options))?;
+    let vocabulary = policy.config().vocabulary;
+    let prompts: Vec<Vec<u32>> =
+        (0..options.get("prompts", 64)).map(|p| tokens(p, options.get("prompt", 128), vocabulary)).collect();
+    for (problem, prompt) in prompts.iter().enumerate() {
+        engine.submit(Request {
+            problem: problem as u64,
+            prompt: prompt.clone(),
+            n_samples: options.get("samples", 8) as u32,
+            max_tokens: options.get("new", 128),
+            stops: vec![],
+        })?;
+    }
+    let start = Instant::now();
+    let responses = engine.finish()?;
+    Ok(Generated { prompts, responses, seconds: start.elapsed().as_secs_f64() })
+}
+
+fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
+    // The first run loads kernels and sets products up.
+    generate(policy, &Options::default().with("new", 2).with("kv-gib", options.get("kv-gib", 24)))?;
+    let Generated { responses, seconds, .. } = generate(policy, options)?;
+    let n: usize = responses.iter().map(|r| r.tokens.len()).sum();
+    println!(
+        r#"{{"task": "decode", "sequences": {}, "tokens_per_s": {:.0}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
+        responses.len(),
+        n as f64 / seconds,
+        used_gib(policy.device()),
+    );
+    Ok(())
+}
+
+fn exact(policy: &Policy, options: &Options) -> Result<(), Failure> {
+    let Generated { prompts, responses, .. } = generate(policy, options)?;
+    let mut pass = Pass::new(policy, Keep::Nothing)?;
+    let (mut n, mut n_off, mut worst) = (0usize, 0usize, 0.0f32);
+    for part in responses.chunks(options.get("together", 24)) {
+        let mut batch = Batch::new();
+        for response in part {
+            let prompt = &prompts[response.ticket.0 as usize];
+            let all: Vec<u32> =
+                prompt.iter().copied().chain(response.tokens.iter().map(|t| t.token)).collect();
+            batch.push(&all, prompt.len());
+        }
+        let scores = pass.forward(policy, &batch, Reading::default())?;
+        let sampled = part.iter().flat_map(|response| &response.tokens);
+        for ((token, logp), entropy) in sampled.zip(&scores.logp).zip(&scores.entropy) {
+            let off = (token.logp - logp).abs().max((token.entropy - entropy).abs());
+            (n, n_off, worst) = (n + 1, n_off + usize::from(off != 0.0), worst.max(off));
+            assert!(!off.is_nan(), "a log-prob is not a number");
+        }
+    }
+    println!(r#"{{"task": "exact", "tokens": {n}, "differ": {n_off}, "max_abs": {worst:e}}}"#);
+    Ok(())
+}
+
+fn tokens(sequence: usize, n: usize, vocabulary: usize) -> Vec<u32> {
+    (0..n).map(|i| ((sequence * 7919 + i * 104_729) % vocabulary) as u32).collect()
+}
+
+/// Uniform weights of the usual deviation, quickly: one long pattern of a prime length over and over; norms one.
+fn fill(policy: &mut Policy) {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * 0.02 * 3f32.sqrt()
+    };
+    let pattern: Vec<f32> = (0..1_048_573).map(|_| next()).collect();
+    let mut n_tensors = 0;
+    policy.fill(|spec, values| {
+        if spec.shape.len() != 2 {
+            values.fill(1.0);
+            return;
+        }
+        n_tensors += 1;
+        let (head, rest) = values.split_at_mut((n_tensors * 7919) % pattern.len());
+        head.copy_from_slice(&pattern[pattern.len() - head.len()..]);
+        for part in rest.chunks_mut(pattern.len()) {
+            part.copy_from_slice(&pattern[..part.len()]);
+        }
+    });
+}
+
+fn shape(options: &Options) -> Result<ModelConfig, Failure> {
+    let is_large = options.get("large", 0) == 1;
+    let config = ModelConfig {
+        family: Family::Qwen3,
+        width: if is_large { 4096 } else { 2048 },
+        n_layers: options.get("layers", if is_large { 36 } else { 28 }),
+        n_heads: if is_large { 32 } else { 16 },
+        n_kv_heads: 8,
+        head_dim: 128,
+        ffn_width: if is_large { 12288 } else { 6144 },
+        vocabulary: 151_936,
+        norm_eps: 1e-6,
+        rope: Rope { theta: 1e6, kind: RopeKind::Default },
+        max_positions: 40960,
+        qk_norm: true,
+        qkv_bias: false,
+        tied_embeddings: !is_large,
+        bos: None,
+        stops: vec![],
+    };
+    config.validate("shape")?;
+    Ok(config)
+}
+
+/// `--key=value` arguments, with their defaults where they are used.
+#[derive(Default)]
+struct Options(BTreeMap<String, usize>);
+
+impl Options {
+    fn parse(arguments: impl Iterator<Item = String>) -> Result<Self, Failure> {
+        let pair = |argument: String| -> Result<(String, usize), Failure> {
+            let (key, value) = argument.split_once('=').ok_or("expected --key=value")?;
+            Ok((key.trim_start_matches("--").to_owned(), value.parse()?))
+        };
+        Ok(Self(arguments.map(pair).collect::<Result<_, _>>()?))
+    }
+
+    fn get(&self, key: &str, default: usize) -> usize {
+        self.0.get(key).copied().unwrap_or(default)
+    }
+
+    fn with(mut self, key: &str, value: usize) -> Self {
+        self.0.insert(key.to_owned(), value);
+        self
+    }
+}

@@ -1,0 +1,154 @@
+// Attention in f32, for tests: a warp per row, no matrix instructions. HEAD_DIM as in mma.cu, up to 256.
+
+#define COLUMNS ((HEAD_DIM + 31) / 32)
+#define MINUS_INFINITY __int_as_float(0xff800000)
+
+__device__ __forceinline__ float dot(const float* a, const float* b) {
+    float sum = 0.0f;
+    for (int i = 0; i < HEAD_DIM; ++i) sum = fmaf(a[i], b[i], sum);
+    return sum;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+    for (int step = 16; step > 0; step >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+// One query against keys 0..n: `key(j)`, `value(j)` are addresses.
+template <class Key, class Value>
+__device__ __forceinline__ void attend(const float* q, int n, Key key, Value value, float* out, float* lse) {
+    int lane = threadIdx.x % 32;
+    float scale = 1.0f / sqrtf((float)HEAD_DIM), top = MINUS_INFINITY, sum = 0.0f, o[COLUMNS] = {};
+    for (int j = lane; j < n; j += 32) top = fmaxf(top, dot(q, key(j)) * scale);
+    top = warp_max(top);
+    for (int from = 0; from < n; from += 32) {
+        float p = from + lane < n ? expf(dot(q, key(from + lane)) * scale - top) : 0.0f;
+        sum += p;
+        for (int j = 0; j < min(32, n - from); ++j) {
+            float weight = __shfl_sync(0xffffffffu, p, j);
+            const float* v = value(from + j);
+            for (int c = 0; c < COLUMNS; ++c)
+                if (lane + 32 * c < HEAD_DIM) o[c] = fmaf(weight, v[lane + 32 * c], o[c]);
+        }
+    }
+    sum = warp_sum(sum);
+    for (int c = 0; c < COLUMNS; ++c)
+        if (lane + 32 * c < HEAD_DIM) out[lane + 32 * c] = o[c] / sum;
+    if (lse && lane == 0) *lse = top + logf(sum);
+}
+
+__device__ __forceinline__ int sequence_of(const u32* offsets, int sequences, u32 token) {
+    int s = 0;
+    while (s + 1 < sequences && offsets[s + 1] <= token) ++s;
+    return s;
+}
+
+// Grid: (tokens, query heads), one warp.
+KERNEL attention_forward_float(const float* qkv, const u32* offsets, float* out, float* lse, int sequences, int query,
+                               int kv) {
+    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
+    int head = blockIdx.y, kv_head = head / (query / kv);
+    size_t start = offsets[sequence_of(offsets, sequences, token)];
+    const float* k = qkv + start * width + (query + kv_head) * HEAD_DIM;
+    attend(
+        qkv + token * width + head * HEAD_DIM, token - start + 1, [&](int j) { return k + j * width; },
+        [&](int j) { return k + j * width + kv * HEAD_DIM; }, out + (token * query + head) * HEAD_DIM,
+        lse + token * query + head);
+}
+
+KERNEL attention_store_float(const float* qkv, const u32* slots, float* keys, float* values, int query, int kv,
+                             int block_size, u32 n_slots) {
+    u32 slot = slots[blockIdx.x];
+    if (slot >= n_slots) __trap();
+    const float* row = qkv + ((size_t)blockIdx.x * (query + 2 * kv) + query) * HEAD_DIM;
+    for (int i = threadIdx.x; i < kv * HEAD_DIM; i += blockDim.x) {
+        int head = i / HEAD_DIM, column = i % HEAD_DIM;
+        size_t at = (((size_t)(slot / block_size) * kv + head) * block_size + slot % block_size) * HEAD_DIM + column;
+        keys[at] = row[i];
+        values[at] = row[kv * HEAD_DIM + i];
+    }
+}
+
+KERNEL attention_paged_float(const float* qkv, const float* keys, const float* values, const u32* offsets,
+                             const u32* contexts, const u32* tables, float* out, int sequences, int table_width,
+                             int query, int kv, int block_size) {
+    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
+    int head = blockIdx.y, kv_head = head / (query / kv), s = sequence_of(offsets, sequences, token);
+    const u32* table = tables + (size_t)s * table_width;
+    int n = contexts[s] - (offsets[s + 1] - token) + 1;
+    auto place = [&](int j) {
+        return (((size_t)table[j / block_size] * kv + kv_head) * block_size + j % block_size) * HEAD_DIM;
+    };
+    attend(
+        qkv + token * width + head * HEAD_DIM, n, [&](int j) { return keys + place(j); },
+        [&](int j) { return values + place(j); }, out + (token * query + head) * HEAD_DIM, 0);
+}
+
+KERNEL attention_pull_float(const float* out, const float* d_out, float* pull, int query) {
+    for (int head = threadIdx.x / 32; head < query; head += blockDim.x / 32) {
+        size_t at = ((size_t)blockIdx.x * query + head) * HEAD_DIM;
+        if (threadIdx.x % 32 == 0) pull[(size_t)blockIdx.x * query + head] = dot(out + at, d_out + at);
+    }
+}
+
+// Grid: (tokens, query heads), one warp.
+KERNEL attention_backward_queries_float(const float* qkv, const float* d_out, const u32* offsets, const float* lse,
+                                        const float* pull, float* d_qkv, int sequences, int query, int kv) {
+    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
+    int head = blockIdx.y, kv_head = head / (query / kv), lane = threadIdx.x % 32;
+    size_t start = offsets[sequence_of(offsets, sequences, token)], at = token * query + head;
+    const float *q = qkv + token * width + head * HEAD_DIM, *k = qkv + start * width + (query + kv_head) * HEAD_DIM;
+    const float *v = k + kv * HEAD_DIM, *d = d_out + at * HEAD_DIM;
+    float scale = 1.0f / sqrtf((float)HEAD_DIM), sums[COLUMNS] = {};
+    int n = token - start + 1;
+    for (int from = 0; from < n; from += 32) {
+        size_t j = from + lane;
+        float d_score = 0.0f;
+        if (j < n) {
+            float p = expf(dot(q, k + j * width) * scale - lse[at]);
+            d_score = p * (dot(d, v + j * width) - pull[at]) * scale;
+        }
+        for (int i = 0; i < min(32, n - from); ++i) {
+            float weight = __shfl_sync(0xffffffffu, d_score, i);
+            for (int c = 0; c < COLUMNS; ++c)
+                if (lane + 32 * c < HEAD_DIM) sums[c] = fmaf(weight, k[(from + i) * width + lane + 32 * c], sums[c]);
+        }
+    }
+    for (int c = 0; c < COLUMNS; ++c)
+        if (lane + 32 * c < HEAD_DIM) d_qkv[token * width + head * HEAD_DIM + lane + 32 * c] = sums[c];
+}
+
+// Grid: (tokens, kv heads), one warp.
+KERNEL attention_backward_keys_float(const float* qkv, const float* d_out, const u32* offsets, const float* lse,
+                                     const float* pull, float* d_qkv, int sequences, int query, int kv) {
+    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
+    int kv_head = blockIdx.y, group = query / kv, lane = threadIdx.x % 32;
+    size_t end = offsets[sequence_of(offsets, sequences, token) + 1];
+    const float *k = qkv + token * width + (query + kv_head) * HEAD_DIM, *v = k + kv * HEAD_DIM;
+    float scale = 1.0f / sqrtf((float)HEAD_DIM), d_k[COLUMNS] = {}, d_v[COLUMNS] = {};
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        for (size_t from = token; from < end; from += 32) {
+            size_t t = from + lane, at = t * query + head;
+            float p = 0.0f, d_score = 0.0f;
+            if (t < end) {
+                p = expf(dot(qkv + t * width + head * HEAD_DIM, k) * scale - lse[at]);
+                d_score = p * (dot(d_out + at * HEAD_DIM, v) - pull[at]) * scale;
+            }
+            for (int i = 0; i < min((size_t)32, end - from); ++i) {
+                float weight = __shfl_sync(0xffffffffu, p, i), slope = __shfl_sync(0xffffffffu, d_score, i);
+                const float* q = qkv + (from + i) * width + head * HEAD_DIM;
+                const float* d = d_out + ((from + i) * query + head) * HEAD_DIM;
+                for (int c = 0; c < COLUMNS; ++c)
+                    if (lane + 32 * c < HEAD_DIM) {
+                        d_v[c] = fmaf(weight, d[lane + 32 * c], d_v[c]);
+                        d_k[c] = fmaf(slope, q[lane + 32 * c], d_k[c]);
+                    }
+            }
+        }
+    float* to = d_qkv + token * width + (query + kv_head) * HEAD_DIM;
+    for (int c = 0; c < COLUMNS; ++c)
+        if (lane + 32 * c < HEAD_DIM) {
+            to[lane + 32 * c] = d_k[c];
+            to[kv * HEAD_DIM + lane + 32 * c] = d_v[c];
+        }
+}

@@ -1,0 +1,138 @@
+// Element by element, and sums over columns.
+
+__device__ __forceinline__ size_t element() { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
+
+template <class S, class D> __device__ __forceinline__ void convert(const S* from, D* to, u64 n) {
+    size_t i = element();
+    if (i < n) to[i] = narrow<D>(widen(from[i]));
+}
+
+KERNEL convert_float_bf16(const float* from, bf16* to, u64 n) { convert(from, to, n); }
+KERNEL convert_bf16_float(const bf16* from, float* to, u64 n) { convert(from, to, n); }
+
+template <class S> __device__ __forceinline__ void add(S* x, const S* delta, u64 n) {
+    u64 at = 8 * element();
+    if (at >= n) return;
+    float a[8], b[8];
+    bool whole = at + 8 <= n && ((u64)x | (u64)delta) % 16 == 0;
+    int left = (int)min((u64)8, n - at);
+    load8(x + at, 0, left, whole, a);
+    load8(delta + at, 0, left, whole, b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] += b[i];
+    store8(x + at, 0, left, whole, a);
+}
+
+KERNEL residual_add_float(float* x, const float* delta, u64 n) { add(x, delta, n); }
+KERNEL residual_add_bf16(bf16* x, const bf16* delta, u64 n) { add(x, delta, n); }
+
+// to[j] += the sum over rows of parts [rows, columns], in order.
+KERNEL column_sums_add(const float* parts, float* to, int rows, int columns) {
+    int j = element();
+    if (j >= columns) return;
+    float sum = 0.0f;
+#pragma unroll 16
+    for (int r = 0; r < rows; ++r) sum += parts[(size_t)r * columns + j];
+    to[j] += sum;
+}
+
+// parts [gridDim.y, columns]: the sums of consecutive rows of x [rows, columns].
+template <class S> __device__ __forceinline__ void column_parts(const S* x, float* parts, int rows, int columns) {
+    int j = element();
+    if (j >= columns) return;
+    int per_block = (rows + gridDim.y - 1) / gridDim.y;
+    int end = min(rows, ((int)blockIdx.y + 1) * per_block);
+    float sum = 0.0f;
+    for (int r = blockIdx.y * per_block; r < end; ++r) sum += widen(x[(size_t)r * columns + j]);
+    parts[(size_t)blockIdx.y * columns + j] = sum;
+}
+
+KERNEL column_parts_float(const float* x, float* parts, int rows, int columns) {
+    column_parts(x, parts, rows, columns);
+}
+KERNEL column_parts_bf16(const bf16* x, float* parts, int rows, int columns) { column_parts(x, parts, rows, columns); }
+
+// parts[block]: the sum of squares of its 16384 elements; 256 threads.
+KERNEL reduce_square_parts(const float* x, double* parts, u64 n) {
+    u64 start = 16384ull * blockIdx.x;
+    float sum = 0.0f;
+    for (int k = 0; k < 8; ++k) {
+        u64 at = start + 8 * (256 * k + threadIdx.x);
+        if (at >= n) break;
+        float v[8];
+        bool whole = at + 8 <= n;
+        load8(x + at, 0, whole ? 8 : (int)(n - at), whole, v);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum = fmaf(v[i], v[i], sum);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+// One block of 256: thread i adds the parts i, i + 256, .., then the threads' sums are added in order.
+KERNEL reduce_sum_parts(const double* parts, double* to, u64 n) {
+    __shared__ double sums[256];
+    double sum = 0.0;
+    for (u64 i = threadIdx.x; i < n; i += 256) sum += parts[i];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int i = 1; i < 256; ++i) sum += sums[i];
+    *to = sum;
+}
+
+KERNEL reduce_first_non_finite(const float* x, u64* first, u64 n) {
+    size_t i = element();
+    if (i < n && !isfinite(x[i])) atomicMin(first, (u64)i);
+}
+
+// AdamW on the f32 master; `stored` is the rounded copy that the model reads, 0 where the master itself is read.
+KERNEL adamw_step(float* param, bf16* stored, const float* grad, float* m, float* v, u64 n, float grad_scale,
+                  float beta1, float beta2, float rest1, float rest2, float keep, float rate, float root, float eps) {
+    u64 at = 8 * element();
+    if (at >= n) return;
+    bool whole = at + 8 <= n;
+    int left = (int)min((u64)8, n - at);
+    float g[8], p[8], a[8], b[8];
+    load8(grad + at, 0, left, whole, g);
+    load8(param + at, 0, left, whole, p);
+    load8(m + at, 0, left, whole, a);
+    load8(v + at, 0, left, whole, b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        float scaled = g[i] * grad_scale;
+        a[i] = fmaf(a[i], beta1, scaled * rest1);
+        b[i] = fmaf(b[i], beta2, scaled * scaled * rest2);
+        p[i] = fmaf(a[i] / fmaf(sqrtf(b[i]), root, eps), rate, p[i] * keep);
+    }
+    store8(m + at, 0, left, whole, a);
+    store8(v + at, 0, left, whole, b);
+    store8(param + at, 0, left, whole, p);
+    if (stored) store8(stored + at, 0, left, whole, p);
+}
+
+// c [m, n] (+)= op(a) op(b) in column-major order, for shapes that the library takes no interest in: each element one
+// chain over depth. Grid: (elements of c).
+template <class S, class D>
+__device__ __forceinline__ void product(const S* a, const S* b, D* c, const D* bias, int m, int n, int k,
+                                        int transposed_a, int transposed_b, int adds) {
+    size_t at = element();
+    if (at >= (size_t)m * n) return;
+    size_t i = at % m, j = at / m;
+    size_t a_start = transposed_a ? i * k : i, a_step = transposed_a ? 1 : m;
+    size_t b_start = transposed_b ? j : j * k, b_step = transposed_b ? n : 1;
+    float sum = 0.0f;
+    for (int d = 0; d < k; ++d) sum = fmaf(widen(a[a_start + d * a_step]), widen(b[b_start + d * b_step]), sum);
+    if (bias) sum += widen(bias[i]);
+    if (adds) sum += widen(c[at]);
+    c[at] = narrow<D>(sum);
+}
+
+#define PRODUCT(S, D)                                                                                                  \
+    KERNEL product_##S##_##D(const S* a, const S* b, D* c, const D* bias, int m, int n, int k, int transposed_a,       \
+                             int transposed_b, int adds) {                                                             \
+        product<S, D>(a, b, c, bias, m, n, k, transposed_a, transposed_b, adds);                                       \
+    }
+PRODUCT(float, float)
+PRODUCT(bf16, bf16)
+PRODUCT(bf16, float)

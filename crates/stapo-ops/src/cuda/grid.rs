@@ -1,0 +1,26 @@
+//! How work is cut into blocks.
+
+use super::context::Cuda;
+use super::kernels::ELEMENTWISE;
+use super::memory::Slice;
+
+/// Blocks among which rows are divided when each keeps a partial sum: enough to fill the GPU.
+pub(crate) fn parts_for(cuda: &Cuda, rows: usize) -> usize {
+    (4 * cuda.gpu.multiprocessors as usize).min(rows).max(1)
+}
+
+/// `to[j] +=` the sum over rows of parts `[rows, columns]`, in order.
+pub(crate) fn add_column_sums(cuda: &Cuda, parts: Slice, rows: usize, to: Slice) {
+    let launch = cuda.kernel(&ELEMENTWISE, "column_sums_add").arg(parts).arg(to).arg(rows).arg(to.len);
+    launch.run([to.len.div_ceil(64), 1], 64, 0);
+}
+
+/// Most rows in the second direction of a grid.
+const MAX_GRID_ROWS: usize = 65535;
+
+/// Calls `body(first row, rows)` for as many rows at a time as a grid takes.
+pub(crate) fn for_rows(rows: usize, mut body: impl FnMut(usize, usize)) {
+    for start in (0..rows).step_by(MAX_GRID_ROWS) {
+        body(start, MAX_GRID_ROWS.min(rows - start));
+    }
+}

@@ -1,0 +1,161 @@
+//! Kernels: text embedded here, compiled by NVRTC for the GPU at hand, kept on disk under the hash of all that the
+//! result depends on.
+
+use std::ffi::{CStr, CString};
+use std::path::{Path, PathBuf};
+
+use cudarc::nvrtc::{result, sys};
+use sha2::{Digest, Sha256};
+
+use super::error::CudaError;
+
+/// One file of kernels, with what stands before it.
+pub struct Source {
+    pub name: &'static str,
+    parts: &'static [&'static str],
+    pub scope: Scope,
+}
+
+/// For what a file of kernels is compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    Once,
+    /// Once for each width of a head.
+    HeadDim,
+    /// Likewise, for `sm_90a` and the widths 64 and 128 only.
+    Hopper,
+}
+
+const PRELUDE: &str = include_str!("prelude.cu");
+const ROW: &str = include_str!("../lm_head/row.cu");
+const PULL: &str = include_str!("../attention/pull.cu");
+const WGMMA: &str = include_str!("../attention/wgmma.cu");
+const MMA: &str = include_str!("../attention/mma.cu");
+
+macro_rules! sources {
+    ($($id:ident = $name:literal, $scope:ident, [$($part:expr),*];)*) => {
+        $(pub(crate) static $id: Source = Source { name: $name, parts: &[PRELUDE, $($part),*], scope: Scope::$scope };)*
+        /// Every file of kernels.
+        pub static SOURCES: &[&Source] = &[$(&$id),*];
+    };
+}
+
+sources! {
+    ELEMENTWISE = "elementwise", Once, [include_str!("elementwise.cu")];
+    ADAMW_8BIT = "adamw_8bit", Once, [include_str!("../adamw/adamw8.cu")];
+    EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
+    RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
+    ROPE = "rope", HeadDim, [include_str!("../rope/rope.cu")];
+    SWIGLU = "swiglu", Once, [include_str!("../swiglu/swiglu.cu")];
+    LM_HEAD = "lm_head", Once, [ROW, include_str!("../lm_head/lm_head.cu")];
+    SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
+    ATTENTION = "attention", HeadDim, [MMA, include_str!("../attention/forward.cu")];
+    ATTENTION_PAGED = "attention_paged", HeadDim, [MMA, include_str!("../attention/paged.cu")];
+    ATTENTION_BACKWARD = "attention_backward", HeadDim, [MMA, PULL, include_str!("../attention/backward.cu")];
+    ATTENTION_HOPPER = "attention_hopper", Hopper, [MMA, WGMMA, include_str!("../attention/forward_hopper.cu")];
+    ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper", Hopper,
+        [MMA, PULL, WGMMA, include_str!("../attention/backward_hopper.cu")];
+    ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
+}
+
+/// Machine code of `source` for `arch`, such as `sm_90a`.
+pub fn compile(source: &Source, arch: &str, head_dim: usize) -> Result<Vec<u8>, CudaError> {
+    let failed = |log: String| CudaError::Compile { name: source.name.into(), arch: arch.into(), log };
+    let text = CString::new(source.parts.concat()).map_err(|e| failed(e.to_string()))?;
+    let name = CString::new(format!("{}.cu", source.name)).map_err(|e| failed(e.to_string()))?;
+    let program = result::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
+    // SAFETY: the program was just made and is destroyed once, below.
+    let compiled = unsafe { result::compile_program(program, &options(source, arch, head_dim)) };
+    let code = match compiled {
+        Ok(()) => machine_code(program).map_err(|e| failed(e.to_string())),
+        Err(error) => Err(failed(format!("{error}\n{}", log(program)))),
+    };
+    // SAFETY: as above. A failure to destroy leaks a little memory.
+    let _ = unsafe { result::destroy_program(program) };
+    code
+}
+
+fn options(source: &Source, arch: &str, head_dim: usize) -> Vec<String> {
+    let mut options = vec![format!("--gpu-architecture={arch}")];
+    options.extend(["--std=c++17", "--fmad=false", "-default-device"].map(String::from));
+    if source.scope != Scope::Once {
+        options.push(format!("-DHEAD_DIM={head_dim}"));
+    }
+    options
+}
+
+fn log(program: sys::nvrtcProgram) -> String {
+    // SAFETY: the program lives; the log is a string that ends in 0.
+    let Ok(log) = (unsafe { result::get_program_log(program) }) else { return String::new() };
+    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).collect();
+    CStr::from_bytes_until_nul(&bytes)
+        .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
+}
+
+fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError> {
+    let mut n_bytes = 0;
+    // SAFETY: the program is compiled for a real architecture; the buffer is as long as NVRTC says.
+    unsafe {
+        sys::nvrtcGetCUBINSize(program, &raw mut n_bytes).result()?;
+        let mut code = vec![0u8; n_bytes];
+        sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()).result()?;
+        Ok(code)
+    }
+}
+
+/// The folder of compiled kernels: `STAPO_KERNEL_CACHE`, else one in the user's cache; `None` without either.
+fn cache_folder() -> Option<PathBuf> {
+    let given = std::env::var_os("STAPO_KERNEL_CACHE").map(PathBuf::from);
+    let cache = || std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    given.or_else(|| cache().or_else(home).map(|folder| folder.join("stapo/kernels")))
+}
+
+/// As [`compile`], from the disk where it was compiled before. `is_good` tries the code; a file that fails it (torn,
+/// of another driver) is made anew.
+pub(crate) fn compile_cached<T>(
+    source: &Source,
+    arch: &str,
+    head_dim: usize,
+    is_good: impl Fn(&[u8]) -> Result<T, CudaError>,
+) -> Result<T, CudaError> {
+    let path = cache_folder().map(|folder| folder.join(file_name(source, arch, head_dim)));
+    if let Some(code) = path.as_deref().and_then(read)
+        && let Ok(good) = is_good(&code)
+    {
+        return Ok(good);
+    }
+    let code = compile(source, arch, head_dim)?;
+    let good = is_good(&code)?;
+    if let Some(path) = path {
+        // A cache that cannot be written only costs the next start its speed.
+        let _ = write(&path, &code);
+    }
+    Ok(good)
+}
+
+fn file_name(source: &Source, arch: &str, head_dim: usize) -> String {
+    let mut hash = Sha256::new();
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both numbers are written to live integers. Where it fails, they stay 0.
+    let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    hash.update(format!("{major}.{minor} {:?}", options(source, arch, head_dim)));
+    source.parts.iter().for_each(|part| hash.update(part));
+    let hash = hash.finalize().iter().take(16).fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
+    format!("{}-{arch}-{hash:032x}.cubin", source.name)
+}
+
+/// A cached file is the code after its own hash: what was torn or changed is not loaded.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let bytes = std::fs::read(path).ok()?;
+    let (sum, code) = bytes.split_at_checked(32)?;
+    (Sha256::digest(code).as_slice() == sum).then(|| code.to_vec())
+}
+
+fn write(path: &Path, code: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let beside = path.with_extension(format!("{}.tmp", std::process::id()));
+    std::fs::write(&beside, [Sha256::digest(code).as_slice(), code].concat())?;
+    std::fs::rename(&beside, path)
+}

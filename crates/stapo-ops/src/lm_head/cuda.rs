@@ -1,0 +1,97 @@
+use std::sync::Arc;
+
+use super::{Alternatives, Dims, ScoreGrads, Scores};
+use crate::cuda::kernels::LM_HEAD;
+use crate::cuda::{Cuda, Kind, Memory, Slice};
+use crate::{Float, Weight, Write, matmul};
+
+/// Bytes of f32 logits held at once.
+const CHUNK_BYTES: usize = 5 << 28;
+/// Rows of a chunk: each one adds to the whole gradient of the head, so few and long ones save bytes.
+const MAX_ROWS: usize = 2048;
+const MIN_ROWS: usize = 128;
+
+/// Rows of logits held at once.
+fn chunk_rows(vocab: usize, tokens: usize) -> usize {
+    (CHUNK_BYTES / (4 * vocab.max(1))).clamp(MIN_ROWS, MAX_ROWS).min(tokens)
+}
+
+/// Computes logits chunk by chunk: `body(first token, tokens, logits)`.
+pub(crate) fn for_chunks<T: Float>(
+    cuda: &Arc<Cuda>,
+    tokens: usize,
+    hidden: Slice,
+    weight: &Weight<T>,
+    mut body: impl FnMut(usize, usize, Slice),
+) {
+    if tokens == 0 {
+        return;
+    }
+    let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
+    let rows = chunk_rows(vocab, tokens);
+    let logits = Memory::scratch(cuda, rows * vocab, Kind::F32);
+    for start in (0..tokens).step_by(rows) {
+        let n = rows.min(tokens - start);
+        let logits = logits.slice().part(0, n * vocab);
+        let dims = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
+        matmul::cuda::forward(
+            cuda,
+            dims,
+            hidden.part(start * width, n * width),
+            weight.view().cuda(),
+            None,
+            logits,
+        );
+        body(start, n, logits);
+    }
+}
+
+pub(super) fn forward<T: Float>(
+    cuda: &Arc<Cuda>,
+    dims: Dims,
+    hidden: Slice,
+    weight: &Weight<T>,
+    targets: Slice,
+    scores: &Scores<'_, T>,
+    best: Option<&Alternatives<'_, T>>,
+) {
+    let (op, vocab) = ("lm_head::forward", weight.shape().outputs);
+    let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
+    for_chunks(cuda, dims.tokens, hidden, weight, |start, n, logits| {
+        let launch = cuda.kernel(&LM_HEAD, "lm_head_score").arg(logits).arg(targets.part(start, n));
+        let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));
+        let n_best = best.map_or(0, |best| best.n);
+        let launch = launch
+            .arg(n_best)
+            .arg(best.map(|best| best.ids.cuda().part(start * n_best, n * n_best)))
+            .arg(best.map(|best| best.logp.cuda().f32(op).part(start * n_best, n * n_best)));
+        launch.arg(vocab).arg((1.0 / dims.temperature) as f32).run([n, 1], 512, 0);
+    });
+}
+
+pub(super) fn backward<T: Float>(
+    cuda: &Arc<Cuda>,
+    dims: Dims,
+    hidden: Slice,
+    weight: &Weight<T>,
+    grads: ScoreGrads<'_, T>,
+    d_hidden: Slice,
+    d_weight: Slice,
+) {
+    let (op, vocab, width) = ("lm_head::backward", weight.shape().outputs, weight.shape().inputs);
+    let numbers = [grads.lse, grads.entropy, grads.d_logp, grads.d_entropy].map(|x| x.cuda().f32(op));
+    let d_logits = Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, hidden.kind);
+    let name = format!("lm_head_gradient_{}", hidden.name());
+    for_chunks(cuda, dims.tokens, hidden, weight, |start, n, logits| {
+        let d_logits = d_logits.slice().part(0, n * vocab);
+        let launch = cuda.kernel(&LM_HEAD, &name).arg(logits).arg(grads.targets.cuda().part(start, n));
+        let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));
+        let launch = launch.arg(d_logits).arg(vocab).arg((1.0 / dims.temperature) as f32);
+        launch.run([vocab.div_ceil(8 * 256), n], 256, 0);
+        let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
+        let rows = |slice: Slice| slice.part(start * width, n * width);
+        let flat = weight.view().cuda();
+        matmul::cuda::backward_input(cuda, chunk, d_logits, flat, Write::Set, rows(d_hidden));
+        matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, d_weight.f32(op));
+    });
+}

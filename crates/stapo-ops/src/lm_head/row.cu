@@ -1,0 +1,130 @@
+// One row of f32 logits by one block: statistics, the best tokens, the gradient. Included by lm_head and sampling, so
+// that both report the same bits.
+
+// Stands for the logarithm of a probability of 0 where it is multiplied by that 0.
+#define FLOOR (-1e30f)
+#define MINUS_INFINITY __int_as_float(0xff800000)
+
+// Of z = logit / temperature: the largest, and relative to it the sums of e^z, e^z z and e^2z.
+struct Stats {
+    float top, sum, weighted, squares;
+};
+
+// The same numbers relative to a larger top.
+__device__ __forceinline__ Stats lifted(Stats s, float top) {
+    if (s.sum == 0.0f || s.top == top) {
+        s.top = top;
+        return s;
+    }
+    float below = s.top - top, factor = expf(below);
+    s.weighted = factor * fmaf(s.sum, below, s.weighted);
+    s.sum *= factor;
+    s.squares *= factor * factor;
+    s.top = top;
+    return s;
+}
+
+__device__ __forceinline__ Stats joined(Stats a, Stats b) {
+    float top = fmaxf(a.top, b.top);
+    a = lifted(a, top), b = lifted(b, top);
+    a.sum += b.sum, a.weighted += b.weighted, a.squares += b.squares;
+    return a;
+}
+
+__device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float inv_temperature) {
+    __shared__ Stats warps[32];
+    bool whole = is_whole(vocab);
+    Stats s = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
+    for (int at = 8 * threadIdx.x; at < vocab; at += 8 * blockDim.x) {
+        float z[8], top = MINUS_INFINITY;
+        load8(logits, at, vocab, whole, z);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            z[i] = at + i < vocab ? z[i] * inv_temperature : MINUS_INFINITY;
+            top = fmaxf(top, z[i]);
+        }
+        if (top > s.top) s = lifted(s, top);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float below = z[i] - s.top;
+            // Minus infinity becomes a large number; NaN stays NaN.
+            below = below < FLOOR ? FLOOR : below;
+            float e = expf(below);
+            s.sum += e;
+            s.weighted = fmaf(e, below, s.weighted);
+            s.squares = fmaf(e, e, s.squares);
+        }
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) {
+        Stats other;
+        other.top = __shfl_xor_sync(0xffffffffu, s.top, step);
+        other.sum = __shfl_xor_sync(0xffffffffu, s.sum, step);
+        other.weighted = __shfl_xor_sync(0xffffffffu, s.weighted, step);
+        other.squares = __shfl_xor_sync(0xffffffffu, s.squares, step);
+        s = joined(s, other);
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = s;
+    __syncthreads();
+    s = warps[0];
+    for (int i = 1; i < (int)blockDim.x / 32; ++i) s = joined(s, warps[i]);
+    return s;
+}
+
+__device__ __forceinline__ float logp_of(float logit, float inv_temperature, Stats s, float ln_sum) {
+    return logit * inv_temperature - s.top - ln_sum;
+}
+
+// Among equals the lower id comes first.
+struct Candidate {
+    float logit;
+    u32 id;
+};
+
+__device__ __forceinline__ bool is_before(Candidate a, Candidate b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
+
+// The best of this thread's tokens that come after `last`.
+__device__ __forceinline__ Candidate next_best(const float* logits, int vocab, Candidate last) {
+    Candidate best = {MINUS_INFINITY, 0xffffffffu};
+    for (int at = threadIdx.x; at < vocab; at += blockDim.x) {
+        Candidate c = {logits[at], (u32)at};
+        if (is_before(last, c) && is_before(c, best)) best = c;
+    }
+    return best;
+}
+
+__device__ __forceinline__ Candidate block_best(Candidate c) {
+    __shared__ Candidate warps[32];
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) {
+        Candidate other;
+        other.logit = __shfl_xor_sync(0xffffffffu, c.logit, step);
+        other.id = __shfl_xor_sync(0xffffffffu, c.id, step);
+        if (is_before(other, c)) c = other;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = c;
+    __syncthreads();
+    c = warps[0];
+    for (int i = 1; i < (int)blockDim.x / 32; ++i)
+        if (is_before(warps[i], c)) c = warps[i];
+    return c;
+}
+
+// The n most probable tokens, best first. After each, only the thread that had it looks for its next.
+__device__ __forceinline__ void row_best(const float* logits, int vocab, float inv_temperature, Stats s, float ln_sum,
+                                         int n, u32* ids, float* logp) {
+    Candidate first = {__int_as_float(0x7f800000), 0u};
+    Candidate own = next_best(logits, vocab, first);
+    for (int k = 0; k < n; ++k) {
+        Candidate best = block_best(own);
+        if (threadIdx.x == 0) {
+            ids[k] = best.id;
+            logp[k] = best.id == 0xffffffffu ? MINUS_INFINITY : logp_of(best.logit, inv_temperature, s, ln_sum);
+        }
+        if (best.id != 0xffffffffu && best.id % blockDim.x == threadIdx.x) own = next_best(logits, vocab, best);
+    }
+}

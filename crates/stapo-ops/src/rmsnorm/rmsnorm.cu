@@ -1,0 +1,122 @@
+// One block per row, threads stride the row by eights: a row's bits depend on the row alone.
+
+template <class S, bool ADD>
+__device__ __forceinline__ void forward(const S* x, const S* delta, const S* weight, S* sum, S* out, float* inv_rms,
+                                        int width, float eps) {
+    size_t row = (size_t)blockIdx.x * width;
+    bool whole = is_whole(width);
+    const S* from = ADD ? sum + row : x + row;
+    float squares = 0.0f;
+    for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+        float v[8];
+        load8(x + row, at, width, whole, v);
+        if (ADD) {
+            float d[8];
+            load8(delta + row, at, width, whole, d);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] = widen(narrow<S>(v[i] + d[i]));
+            store8(sum + row, at, width, whole, v);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares);
+    }
+    float inv = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
+    if (threadIdx.x == 0) inv_rms[blockIdx.x] = inv;
+    for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+        float v[8], w[8];
+        load8(from, at, width, whole, v);
+        load8(weight, at, width, whole, w);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = v[i] * inv * w[i];
+        store8(out + row, at, width, whole, v);
+    }
+}
+
+// Eight elements as they are stored, on their way; in words, for the compiler keeps single halves in whole registers.
+template <class S> struct Eight {
+    u32 word[2 * sizeof(S)];
+};
+
+template <class S> __device__ __forceinline__ Eight<S> fetch8(const S* row, int at, int n, bool whole) {
+    Eight<S> x = {};
+    if (whole) {
+#pragma unroll
+        for (int i = 0; i < 2 * (int)sizeof(S); i += 4) {
+            uint4 v = *(const uint4*)((const u32*)(row + at) + i);
+            x.word[i] = v.x, x.word[i + 1] = v.y, x.word[i + 2] = v.z, x.word[i + 3] = v.w;
+        }
+    } else {
+        float y[8];
+        load8(row, at, n, false, y);
+#pragma unroll
+        for (int i = 0; i < 2 * (int)sizeof(S); ++i)
+            x.word[i] = sizeof(S) == 2 ? pack(y[2 * i % 8], y[(2 * i + 1) % 8]) : __float_as_uint(y[i % 8]);
+    }
+    return x;
+}
+
+template <class S> __device__ __forceinline__ float widen_at(const Eight<S>& x, int i) {
+    if (sizeof(S) == 4) return __uint_as_float(x.word[i % (2 * sizeof(S))]);
+    u32 both = x.word[i / 2];
+    return __uint_as_float(i % 2 ? both & 0xffff0000u : both << 16);
+}
+
+// A block takes consecutive rows and has a thread for every eight columns, which keeps its part of d_weight; the next row
+// is on its way while one is summed. `parts` [blocks, width] are added up in order by column_sums_add.
+template <class S, bool ADD>
+__device__ __forceinline__ void backward(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,
+                                         float* parts, int rows, int width) {
+    bool whole = is_whole(width), is_there = 8 * threadIdx.x < width;
+    int at = 8 * threadIdx.x;
+    float part[8] = {};
+    Eight<S> w = {}, next_x = {}, next_d = {}, next_to = {};
+    if (is_there) w = fetch8(weight, at, width, whole);
+    int per_block = (rows + gridDim.x - 1) / gridDim.x;
+    int first = blockIdx.x * per_block, end = min(rows, first + per_block);
+    auto fetch = [&](int r) {
+        if (!is_there || r >= end) return;
+        next_x = fetch8(x + (size_t)r * width, at, width, whole);
+        next_d = fetch8(d_out + (size_t)r * width, at, width, whole);
+        if (ADD) next_to = fetch8(d_x + (size_t)r * width, at, width, whole);
+    };
+    fetch(first);
+    for (int r = first; r < end; ++r) {
+        float inv = inv_rms[r], dot = 0.0f, v[8], d[8], to[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            v[i] = widen_at(next_x, i), d[i] = widen_at(next_d, i), to[i] = widen_at(next_to, i);
+            part[i] = fmaf(d[i], v[i] * inv, part[i]);
+            d[i] *= widen_at(w, i);
+            dot = fmaf(d[i], v[i], dot);
+        }
+        fetch(r + 1);
+        float pull = block_sum(dot) * inv * inv * inv / (float)width;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float g = fmaf(-v[i], pull, d[i] * inv);
+            to[i] = ADD ? to[i] + g : g;
+        }
+        if (is_there) store8(d_x + (size_t)r * width, at, width, whole, to);
+    }
+    if (is_there) store8(parts + (size_t)blockIdx.x * width, at, width, whole, part);
+}
+
+#define RMSNORM(S)                                                                                                     \
+    KERNEL rmsnorm_forward_##S(const S* x, const S* weight, S* out, float* inv_rms, int width, float eps) {            \
+        forward<S, false>(x, 0, weight, 0, out, inv_rms, width, eps);                                                  \
+    }                                                                                                                  \
+    KERNEL rmsnorm_forward_add_##S(const S* x, const S* delta, const S* weight, S* sum, S* out, float* inv_rms,        \
+                                   int width, float eps) {                                                             \
+        forward<S, true>(x, delta, weight, sum, out, inv_rms, width, eps);                                             \
+    }                                                                                                                  \
+    KERNEL __launch_bounds__(1024) rmsnorm_backward_set_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
+                                    float* parts, int rows, int width) {                                               \
+        backward<S, false>(x, weight, inv_rms, d_out, d_x, parts, rows, width);                                        \
+    }                                                                                                                  \
+    KERNEL __launch_bounds__(1024) rmsnorm_backward_add_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
+                                    float* parts, int rows, int width) {                                               \
+        backward<S, true>(x, weight, inv_rms, d_out, d_x, parts, rows, width);                                         \
+    }
+
+RMSNORM(float)
+RMSNORM(bf16)

@@ -1,0 +1,69 @@
+use std::sync::Arc;
+
+use super::{Dims, HeadNorm, HeadNormGrad, Table};
+use crate::Float;
+use crate::cuda::kernels::ROPE;
+use crate::cuda::{Cuda, Kind, Memory, Slice, add_column_sums, parts_for};
+
+const THREADS: usize = 256;
+
+pub(super) fn forward<T: Float>(
+    cuda: &Cuda,
+    d: Dims,
+    table: &Table<T>,
+    positions: Slice,
+    norm: Option<(HeadNorm<'_, T>, Slice)>,
+    raw: Slice,
+    out: Slice,
+) {
+    let (op, heads) = ("rope::forward", d.heads);
+    let name = format!("rope_forward_{}", out.same(raw, op).name());
+    let launch =
+        cuda.kernel(&ROPE, &name).head_dim(heads.dim).arg(raw).arg(out).arg(table.cos.view().cuda().f32(op));
+    let launch = launch.arg(table.sin.view().cuda()).arg(positions);
+    let query_weight = norm.map(|(norm, _)| norm.query_weight.cuda().same(raw, op));
+    let key_weight = norm.map(|(norm, _)| norm.key_weight.cuda().same(raw, op));
+    let inv_rms = norm.map(|(_, inv_rms)| inv_rms.f32(op));
+    let eps = norm.map_or(0.0, |(norm, _)| norm.eps as f32);
+    let launch = launch.arg(query_weight).arg(key_weight).arg(inv_rms);
+    launch.arg(heads.query).arg(heads.kv).arg(eps).run([d.tokens, 1], THREADS, 0);
+}
+
+pub(super) fn backward<T: Float>(
+    cuda: &Arc<Cuda>,
+    d: Dims,
+    table: &Table<T>,
+    positions: Slice,
+    norm: Option<HeadNormGrad<'_, T>>,
+    d_out: Slice,
+    d_raw: Slice,
+) {
+    let (op, heads) = ("rope::backward", d.heads);
+    let n_parts = parts_for(cuda, d.tokens);
+    let parts = norm.is_some().then(|| Memory::scratch(cuda, n_parts * 2 * heads.dim, Kind::F32));
+    let name = format!("rope_backward_{}", d_raw.same(d_out, op).name());
+    let launch = cuda
+        .kernel(&ROPE, &name)
+        .head_dim(heads.dim)
+        .arg(d_out)
+        .arg(d_raw)
+        .arg(table.cos.view().cuda().f32(op));
+    let launch = launch.arg(table.sin.view().cuda()).arg(positions);
+    let launch = launch
+        .arg(norm.as_ref().map(|n| n.raw.cuda().same(d_out, op)))
+        .arg(norm.as_ref().map(|n| n.norm.query_weight.cuda().same(d_out, op)))
+        .arg(norm.as_ref().map(|n| n.norm.key_weight.cuda().same(d_out, op)))
+        .arg(norm.as_ref().map(|n| n.inv_rms.cuda().f32(op)))
+        .arg(parts.as_ref().map(Memory::slice));
+    let launch = launch.arg(d.tokens).arg(heads.query).arg(heads.kv);
+    launch.run([n_parts, 1], THREADS, THREADS / 32 * 2 * heads.dim * 4);
+    if let Some((norm, parts)) = norm.zip(parts) {
+        let sums_memory = Memory::scratch(cuda, 2 * heads.dim, Kind::F32);
+        let sums = sums_memory.slice();
+        cuda.fill(sums, 0.0f32);
+        add_column_sums(cuda, parts.slice(), n_parts, sums);
+        let (query, key) = (norm.d_query_weight.cuda().f32(op), norm.d_key_weight.cuda().f32(op));
+        crate::residual::cuda::add(cuda, query, sums.part(0, heads.dim));
+        crate::residual::cuda::add(cuda, key, sums.part(heads.dim, heads.dim));
+    }
+}

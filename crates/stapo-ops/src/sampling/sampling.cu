@@ -1,0 +1,160 @@
+// Grid: rows of a chunk of logits [rows, vocab]; 512 threads.
+
+#define STRETCH 256
+#define MAX_STRETCHES 4096
+
+// The last token kept, in the order of falling weight and rising id.
+struct Cut {
+    float weight;
+    u32 id;
+};
+
+struct Row {
+    const float* logits;
+    int vocab;
+    float inv_temperature, top;
+};
+
+__device__ __forceinline__ float weight_of(const Row& row, int id) {
+    return expf(row.logits[id] * row.inv_temperature - row.top);
+}
+
+__device__ __forceinline__ bool is_kept(Cut cut, float weight, u32 id) {
+    return weight > cut.weight || (weight == cut.weight && id <= cut.id);
+}
+
+struct Mass {
+    int count;
+    double sum;
+};
+
+// Tokens inside `cut` whose weight is at least `floor` (and, with `exact`, equal to it and of an id at most `last`).
+__device__ Mass mass_above(const Row& row, Cut cut, float floor, bool exact, u32 last) {
+    __shared__ Mass warps[32];
+    Mass m = {0, 0.0};
+    for (int id = threadIdx.x; id < row.vocab; id += blockDim.x) {
+        float w = weight_of(row, id);
+        bool counts = exact ? w == floor && (u32)id <= last : w >= floor;
+        if (counts && is_kept(cut, w, id)) m.count += 1, m.sum += w;
+    }
+    for (int step = 16; step > 0; step >>= 1) {
+        m.count += __shfl_xor_sync(0xffffffffu, m.count, step);
+        m.sum += __shfl_xor_sync(0xffffffffu, m.sum, step);
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = m;
+    __syncthreads();
+    m = warps[0];
+    for (int i = 1; i < (int)blockDim.x / 32; ++i) m.count += warps[i].count, m.sum += warps[i].sum;
+    return m;
+}
+
+// The shortest run of the tokens inside `cut`, heaviest first, that has `n` tokens and the mass `goal`.
+__device__ Cut shortened(const Row& row, Cut cut, int n, double goal) {
+    // Weights are not negative: their bits order them. The highest floor that leaves enough, bit by bit.
+    u32 bits = 0;
+    for (int bit = 29; bit >= 0; --bit) {
+        Mass m = mass_above(row, cut, __uint_as_float(bits | 1u << bit), false, 0);
+        if (m.count >= n && m.sum >= goal) bits |= 1u << bit;
+    }
+    float floor = __uint_as_float(bits);
+    Mass above = mass_above(row, cut, __uint_as_float(bits + 1), false, 0);
+    Mass ties = mass_above(row, cut, floor, true, 0xffffffffu);
+    // As many of the equal ones as are still missing, lowest ids first.
+    int missing = max(n - above.count, 1);
+    if (floor > 0.0f) missing = max(missing, (int)ceil(fmin((goal - above.sum) / floor, 2e9)));
+    if (missing >= ties.count) return {floor, 0xffffffffu};
+    u32 last = 0;
+    for (int bit = 19; bit >= 0; --bit)
+        if (mass_above(row, cut, floor, true, (last | 1u << bit) - 1).count < missing) last |= 1u << bit;
+    return {floor, last};
+}
+
+// Inverse transform in the order of ids: stretches of 256 weights are summed, then added up in f64.
+__device__ u32 drawn(const Row& row, Cut cut, double uniform) {
+    __shared__ float sums[MAX_STRETCHES];
+    __shared__ u32 chosen_id;
+    int n = (row.vocab + STRETCH - 1) / STRETCH, lane = threadIdx.x % 32;
+    for (int k = threadIdx.x / 32; k < n; k += blockDim.x / 32) {
+        float sum = 0.0f;
+        for (int i = 0; i < 8; ++i) {
+            int id = k * STRETCH + 8 * lane + i;
+            float w = id < row.vocab ? weight_of(row, id) : 0.0f;
+            sum += is_kept(cut, w, id) ? w : 0.0f;
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) sums[k] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        // Each lane adds up consecutive stretches; the lanes' sums are added in order.
+        int per_lane = (n + 31) / 32, from = min(n, lane * per_lane), to = min(n, from + per_lane);
+        double own = 0.0, before = 0.0, total = 0.0;
+        for (int k = from; k < to; ++k) own += sums[k];
+        for (int l = 0; l < 32; ++l) {
+            if (l == lane) before = total;
+            total += __shfl_sync(0xffffffffu, own, l);
+        }
+        double goal = uniform * total;
+        // The last lane that starts at or before the goal and holds anything.
+        u32 starts = __ballot_sync(0xffffffffu, own > 0.0 && before <= goal);
+        int owner = 31 - __clz(starts), chosen = 0;
+        double seen = 0.0;
+        if (lane == owner) {
+            seen = before;
+            for (int k = from; k < to; ++k) {
+                if (sums[k] > 0.0f) chosen = k;
+                if (goal < seen + sums[k]) break;
+                bool more = false;
+                for (int j = k + 1; j < to; ++j) more |= sums[j] > 0.0f;
+                if (!more) break;
+                seen += sums[k];
+            }
+        }
+        chosen = __shfl_sync(0xffffffffu, chosen, owner);
+        seen = __shfl_sync(0xffffffffu, seen, owner);
+        if (lane == 0) {
+            u32 last = chosen * STRETCH;
+            for (int id = chosen * STRETCH; id < min(row.vocab, (chosen + 1) * STRETCH); ++id) {
+                float w = weight_of(row, id);
+                if (!(w > 0.0f) || !is_kept(cut, w, id)) continue;
+                last = id;
+                seen += w;
+                if (goal < seen) break;
+            }
+            chosen_id = last;
+        }
+    }
+    __syncthreads();
+    return chosen_id;
+}
+
+KERNEL sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int n_best,
+                     u32* best_ids, float* best_logp, int vocab, float inv_temperature, int greedy, int top_k,
+                     double top_p, float min_p) {
+    size_t r = blockIdx.x;
+    Row row = {logits + r * vocab, vocab, inv_temperature, 0.0f};
+    Stats s = row_stats(row.logits, vocab, inv_temperature);
+    row.top = s.top;
+    float ln_sum = logf(s.sum);
+    u32 id;
+    if (greedy) {
+        Candidate first = {__int_as_float(0x7f800000), 0u};
+        id = block_best(next_best(row.logits, vocab, first)).id;
+    } else {
+        Cut cut = {0.0f, 0xffffffffu};
+        if (top_k < vocab) cut = shortened(row, cut, top_k, 0.0);
+        if (top_p < 1.0) cut = shortened(row, cut, 1, top_p * mass_above(row, cut, 0.0f, false, 0).sum);
+        if (min_p > cut.weight) cut = {fminf(min_p, 1.0f), 0xffffffffu};
+        id = drawn(row, cut, uniforms[r]);
+    }
+    // A row of NaN has no best token: the first stands for it, and its numbers say NaN.
+    if (id >= vocab) id = 0;
+    if (threadIdx.x == 0) {
+        ids[r] = id;
+        logp[r] = logp_of(row.logits[id], inv_temperature, s, ln_sum);
+        entropy[r] = ln_sum - s.weighted / s.sum;
+    }
+    if (n_best > 0)
+        row_best(row.logits, vocab, inv_temperature, s, ln_sum, n_best, best_ids + r * n_best, best_logp + r * n_best);
+}

@@ -1,0 +1,25 @@
+use super::Dims;
+use crate::cuda::kernels::SWIGLU;
+use crate::cuda::{Cuda, Slice, for_rows};
+
+const THREADS: usize = 256;
+
+pub(super) fn forward(cuda: &Cuda, d: Dims, gate_up: Slice, out: Slice) {
+    let name = format!("swiglu_forward_{}", out.same(gate_up, "swiglu::forward").name());
+    for_rows(d.tokens, |start, n| {
+        let gate_up = gate_up.part(2 * start * d.width, 2 * n * d.width);
+        let launch = cuda.kernel(&SWIGLU, &name).arg(gate_up).arg(out.part(start * d.width, n * d.width));
+        launch.arg(d.width).run([d.width.div_ceil(8 * THREADS), n], THREADS, 0);
+    });
+}
+
+pub(super) fn backward(cuda: &Cuda, d: Dims, gate_up: Slice, d_out: Slice, d_gate_up: Slice) {
+    let op = "swiglu::backward";
+    let name = format!("swiglu_backward_{}", d_gate_up.same(gate_up, op).same(d_out, op).name());
+    for_rows(d.tokens, |start, n| {
+        let wide = |slice: Slice| slice.part(2 * start * d.width, 2 * n * d.width);
+        let launch = cuda.kernel(&SWIGLU, &name).arg(wide(gate_up));
+        let launch = launch.arg(d_out.part(start * d.width, n * d.width)).arg(wide(d_gate_up));
+        launch.arg(d.width).run([d.width.div_ceil(8 * THREADS), n], THREADS, 0);
+    });
+}

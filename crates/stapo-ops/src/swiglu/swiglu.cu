@@ -1,0 +1,46 @@
+// Eight elements a thread; grid: (eights of a row, rows).
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* out, int width) {
+    int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    if (at >= width) return;
+    size_t row = blockIdx.y;
+    bool whole = is_whole(width);
+    float g[8], u[8];
+    load8(gate_up + 2 * row * width, at, width, whole, g);
+    load8(gate_up + (2 * row + 1) * width, at, width, whole, u);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) u[i] = g[i] * sigmoid(g[i]) * u[i];
+    store8(out + row * width, at, width, whole, u);
+}
+
+template <class S>
+__device__ __forceinline__ void backward(const S* gate_up, const S* d_out, S* d_gate_up, int width) {
+    int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    if (at >= width) return;
+    size_t row = blockIdx.y;
+    bool whole = is_whole(width);
+    float g[8], u[8], d[8];
+    load8(gate_up + 2 * row * width, at, width, whole, g);
+    load8(gate_up + (2 * row + 1) * width, at, width, whole, u);
+    load8(d_out + row * width, at, width, whole, d);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        float s = sigmoid(g[i]), silu = g[i] * s;
+        // d silu / d g = sigmoid + silu (1 - sigmoid)
+        g[i] = d[i] * u[i] * fmaf(silu, 1.0f - s, s);
+        u[i] = d[i] * silu;
+    }
+    store8(d_gate_up + 2 * row * width, at, width, whole, g);
+    store8(d_gate_up + (2 * row + 1) * width, at, width, whole, u);
+}
+
+#define SWIGLU(S)                                                                                                      \
+    KERNEL swiglu_forward_##S(const S* gate_up, S* out, int width) { forward<S>(gate_up, out, width); }               \
+    KERNEL swiglu_backward_##S(const S* gate_up, const S* d_out, S* d_gate_up, int width) {                            \
+        backward<S>(gate_up, d_out, d_gate_up, width);                                                                 \
+    }
+
+SWIGLU(float)
+SWIGLU(bf16)
