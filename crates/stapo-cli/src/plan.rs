@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use stapo_rl::Plan;
 use stapo_rl::config::{Model, Recompute};
 use stapo_rl::estimate::{self, Pace, Part};
-use stapo_rl::model::{ModelConfig, Pretrained};
+use stapo_rl::model::{DeviceName, ModelConfig, Pretrained, cuda};
 use stapo_rl::train::Trainer;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -89,7 +89,7 @@ fn as_json(plan: &Plan, model: &ModelConfig, memory: &[Part], pace: Option<Pace>
         "response_tokens_at_most": most_tokens(plan),
         "memory_bytes": parts,
         "memory_bytes_total": total(memory),
-        "memory_bytes_here": machine::memory().map(|m| m.available),
+        "memory_bytes_here": available(plan),
         "pace": pace.map(|pace| json!({
             "rollout_tokens_per_second": pace.rollout_rate,
             "update_tokens_per_second": pace.update_rate,
@@ -99,6 +99,14 @@ fn as_json(plan: &Plan, model: &ModelConfig, memory: &[Part], pace: Option<Pace>
         })),
         "notes": plan.notes(),
     })
+}
+
+/// Bytes the plan's device has to offer, where this machine has it: free main memory, or all of a GPU's.
+fn available(plan: &Plan) -> Option<u64> {
+    match plan.device() {
+        DeviceName::Cpu => machine::memory().map(|memory| memory.available),
+        DeviceName::Cuda { ordinal } => cuda::probe().gpus.get(ordinal).map(|gpu| gpu.memory_bytes as u64),
+    }
 }
 
 fn total(memory: &[Part]) -> u64 {
@@ -146,10 +154,10 @@ fn print_lines(plan: &Plan, model: &ModelConfig, memory: &[Part], pace: Option<P
         line(name, &format!("{:<13} {:>10}", part.name, size(part.bytes)));
         name = "";
     }
-    let here = machine::memory();
-    let beside = here.map_or(String::new(), |m| format!(" of {} available here", size(m.available)));
+    let here = available(plan);
+    let beside = here.map_or(String::new(), |bytes| format!(" of {} available here", size(bytes)));
     line("", &format!("{:<13} {:>10}{beside}", "together", size(total(memory))));
-    if here.is_some_and(|m| total(memory) > m.available) {
+    if here.is_some_and(|bytes| total(memory) > bytes) {
         let recompute = match config.update.recompute {
             Recompute::Nothing => "set update.recompute=layers, or ",
             Recompute::Layers => "",
