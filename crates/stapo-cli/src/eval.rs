@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{EvalRecord, SCHEMA};
 use stapo_rl::Student;
 use stapo_rl::evaluation::{
-    Benchmark, Decoding, Done, EvalFolder, EvalPlan, SIX, Sampling, compare, evaluate, rows,
+    Benchmark, Decoding, Done, EvalFolder, EvalPlan, Row, SIX, Sampling, compare, evaluate, rows,
 };
 use stapo_rl::model::{Device, DeviceName};
 use std::path::{Path, PathBuf};
@@ -130,7 +130,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("stopped; go on with: stapo eval --resume {at}");
         return Ok(ExitCode::from(130));
     }
-    let rows = rows(&EvalFolder::read_samples(folder.folder())?)?;
+    let mut rows = rows(&EvalFolder::read_samples(folder.folder())?)?;
+    let place = |row: &Row| {
+        let benchmark = benchmarks.iter().position(|benchmark| benchmark.name == row.benchmark);
+        (decodings.iter().position(|decoding| decoding.name == row.decoding), benchmark)
+    };
+    rows.sort_by_key(place);
     folder.write_table(&rows)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);

@@ -97,7 +97,8 @@ pub fn average(rows: &[&Row]) -> Option<Estimate> {
     let n = rows.len() as f64;
     let variance: Option<f64> = rows.iter().map(|row| row.avg.standard_error.map(|e| e * e)).sum();
     let base = mean_estimate(&values).ok()?;
-    let standard_error = variance.map(|v| v.sqrt() / n);
+    // All right or all wrong everywhere shows no spread, which is not the same as being certain.
+    let standard_error = variance.filter(|v| *v > 0.0).map(|v| v.sqrt() / n);
     let interval = standard_error.and_then(|error| {
         // As many degrees of freedom as questions: with dozens of them, a normal in all but name.
         let freedom = rows.iter().map(|row| row.n_questions.saturating_sub(1)).sum::<usize>().max(1) as f64;
