@@ -3,7 +3,7 @@
 use crate::run_folder::Use;
 use crate::{clock, run_folder, stop};
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{Extra, FileHash, Manifest, PretrainMetrics, Record, SCHEMA};
+use stapo_core::record::{Extra, Manifest, PretrainMetrics, Record, SCHEMA};
 use stapo_rl::model::export::{Existing, ExportOptions, Precision};
 use stapo_rl::model::{Device, DeviceName};
 use stapo_rl::pretrain::{PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain};
@@ -90,11 +90,7 @@ fn begin(args: &Args, folder: &Path, device: &Device) -> Result<(PretrainConfig,
         None => include_str!("../../../configs/base.toml").to_string(),
     };
     let config = PretrainConfig::from_toml(&text, args.set.iter().map(String::as_str))?;
-    let inputs = vec![FileHash {
-        name: "config".to_string(),
-        n_bytes: text.len() as u64,
-        sha256: sha256_hex(text.as_bytes()),
-    }];
+    let inputs = vec![run_folder::hash_bytes("config", text.as_bytes())];
     let manifest = Manifest { schema: SCHEMA, inputs, steps: Vec::new(), extra: Extra::new() };
     let run = Run::create(folder, &text, &config.to_toml(), manifest)?;
     let pretrainer = Pretrainer::new(&config, &folder.join("start"), device)?;

@@ -1,6 +1,7 @@
 //! Numbers as people read them.
 
 use anyhow::{Context, Result, bail};
+use stapo_core::stats::Estimate;
 
 /// 1234567 as 1,234,567.
 pub fn grouped(n: u64) -> String {
@@ -52,4 +53,13 @@ pub fn parse_size(text: &str) -> Result<u64> {
     };
     let number: u64 = number.parse().context("expected a number and a unit, such as 5GB")?;
     number.checked_mul(unit).filter(|&bytes| bytes > 0).context("expected a size above 0 that fits 64 bits")
+}
+
+/// A share with its interval, as `36.9 [30.1, 43.6]`.
+pub fn percent(estimate: &Estimate) -> String {
+    let value = format!("{:.1}", 100.0 * estimate.value);
+    estimate.interval.map_or(value.clone(), |interval| {
+        let interval = interval.within(0.0, 1.0);
+        format!("{value} [{:.1}, {:.1}]", 100.0 * interval.low, 100.0 * interval.high)
+    })
 }

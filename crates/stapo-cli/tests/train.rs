@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod common;
+
+use common::{complaint, ok, stapo};
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const SMALL: [&str; 12] = [
@@ -21,22 +24,6 @@ const SMALL: [&str; 12] = [
     "--set",
     "record.checkpoint_every_steps=2",
 ];
-
-fn stapo(folder: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_stapo")).current_dir(folder).args(args).output().unwrap()
-}
-
-fn ok(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// The complaint of a refused call.
-fn complaint(folder: &Path, args: &[&str]) -> String {
-    let output = stapo(folder, args);
-    assert_eq!(output.status.code(), Some(2), "{args:?}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
 
 fn last_hash(run: &Path) -> Value {
     let manifest: Value =
@@ -168,6 +155,25 @@ fn a_folder_that_cannot_be_written_is_refused_by_name() {
     }
     let said = complaint(folder.path(), &["train", "--out", "locked/run"]);
     assert!(said.contains("locked/run") && said.contains("choose a folder you may write to"), "{said}");
+}
+
+/// As above for users who may write anywhere: a file system mounted for reading only.
+#[test]
+fn a_read_only_disk_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("disk")).unwrap();
+    let script = "mount -t tmpfs -o ro none disk || exit 77; exec \"$0\" train --out disk/run";
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_stapo")])
+        .current_dir(folder.path())
+        .output();
+    let Ok(output) = output else { return eprintln!("skipped: there is no unshare here") };
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(77) || said.contains("unshare:") {
+        return eprintln!("skipped: no disk can be mounted here: {said}");
+    }
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("disk/run") && said.contains("choose a folder you may write to"), "{said}");
 }
 
 /// A disk of a few MiB: the run fills it, says so, and goes on once there is room, to the same bits.

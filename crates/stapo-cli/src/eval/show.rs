@@ -1,6 +1,6 @@
 //! Tables for people.
 
-use stapo_core::stats::Estimate;
+use crate::units::percent;
 use stapo_rl::evaluation::{Compared, Row, SIX, average};
 use std::path::Path;
 
@@ -49,14 +49,6 @@ pub fn table(rows: &[Row]) {
             println!("{:<12} {:>9} {:>4}  {}", "mean of six", mean.n_questions, "", percent(&mean));
         }
     }
-}
-
-/// `36.9 [30.1, 43.6]`
-fn percent(estimate: &Estimate) -> String {
-    let value = format!("{:.1}", 100.0 * estimate.value);
-    estimate.interval.map_or(value.clone(), |interval| {
-        format!("{value} [{:.1}, {:.1}]", 100.0 * interval.low, 100.0 * interval.high)
-    })
 }
 
 /// `4: 40.1  32: 61.0`: a middle and the largest k; pass@1 is avg.

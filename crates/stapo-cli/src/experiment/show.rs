@@ -1,8 +1,8 @@
 //! What a person sees of an experiment.
 
+use crate::units::percent;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use stapo_core::record::{Arm, Experiment, Metrics};
-use stapo_core::stats::Estimate;
 use stapo_rl::experiment::ArmSummary;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -116,12 +116,4 @@ pub fn summary(experiment: &Experiment, arms: &[ArmSummary]) {
     for arm in experiment.arms.iter().filter(|arm| arm.error.is_some()) {
         println!("failed: {} {}", arm.run, arm.error.as_deref().unwrap_or_default());
     }
-}
-
-fn percent(estimate: &Estimate) -> String {
-    let value = format!("{:.1}", 100.0 * estimate.value);
-    estimate.interval.map_or(value.clone(), |interval| {
-        let interval = interval.within(0.0, 1.0);
-        format!("{value} [{:.1}, {:.1}]", 100.0 * interval.low, 100.0 * interval.high)
-    })
 }
