@@ -73,6 +73,7 @@ enum Command {
 
 /// Exit status: 0 done, 1 done but some records were bad, 2 nothing done.
 fn main() -> ExitCode {
+    end_quietly_without_a_reader();
     let outcome = match Cli::parse().command {
         Command::Train(args) => train::run(&args),
         Command::Pretrain(args) => pretrain::run(&args),
@@ -95,6 +96,18 @@ fn main() -> ExitCode {
         Command::Model(args) => model::run(&args),
     };
     outcome.unwrap_or_else(|error| complain(&error))
+}
+
+/// `println!` panics when standard output cannot be written; a reader that went away (`stapo plan | head`) is no error.
+fn end_quietly_without_a_reader() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let message = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
+        if message.starts_with("failed printing to stdout") && message.contains("Broken pipe") {
+            std::process::exit(0);
+        }
+        usual(panic);
+    }));
 }
 
 /// The error and its causes, leaving out causes that an error before them already tells.

@@ -286,3 +286,16 @@ fn pretrain_fine_tunes_on_given_responses() {
     let said = complaint(at, &["pretrain", "sft.toml", "--out", "x", "--set", "texts.path=gone.jsonl"]);
     assert!(said.contains("gone.jsonl"), "{said}");
 }
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_stapo"))
+        .args(["plan", "--no-measure"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
