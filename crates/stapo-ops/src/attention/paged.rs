@@ -79,12 +79,20 @@ impl<T: Float> Cache<T> {
         self.dims
     }
 
-    /// Copies the keys and values of block `from` over those of block `to`.
-    pub fn copy_block(&mut self, from: usize, to: usize) {
+    /// Copies the keys and values of each pair's first block over those of its second. Shape: pairs `[n, 2]`; a block that
+    /// one pair writes is in no other.
+    pub fn copy_blocks(&mut self, device: &Device, pairs: View<'_, u32>) {
         for buffer in [&mut self.keys, &mut self.values] {
             let len = buffer.len() / self.dims.blocks;
-            let [from, mut to] = buffer.disjoint_mut([from, to].map(|block| block * len..(block + 1) * len));
-            to.copy_from(from.into_view());
+            if let Backend::Cuda(cuda) = device.backend() {
+                cuda::copy_blocks(cuda, pairs.cuda(), buffer.view().cuda(), len);
+                continue;
+            }
+            for pair in pairs.host().chunks_exact(2) {
+                let places = [pair[0], pair[1]].map(|block| block as usize * len..(block as usize + 1) * len);
+                let [from, mut to] = buffer.disjoint_mut(places);
+                to.copy_from(from.into_view());
+            }
         }
     }
 }
@@ -135,15 +143,24 @@ pub struct Sequences<'a> {
     pub contexts: View<'a, u32>,
     /// `[sequences, table_width]`: block of each run of `block_size` positions; entries past the context are ignored.
     pub tables: View<'a, u32>,
+    /// `[n, 3]`, only where each sequence asks one token: who may be taken together. First sequence, how many (0: an entry
+    /// to be left out), and how many keys, divided by [`GROUPED_KEYS`], lie in the same blocks. Changes no result.
+    pub groups: Option<View<'a, u32>>,
 }
 
-/// Shapes: qkv `[T, qkv_width]`, of which the queries are read (their keys and values are already stored); out
+/// The keys that sequences have in common are counted in pieces of this many.
+pub const GROUPED_KEYS: usize = 64;
+/// Query rows (sequences times query heads per key head) that a group may have.
+pub const GROUPED_ROWS: usize = 16;
+
+/// Stores the tokens' keys and values, see [`store`], and attends. Shapes: qkv `[T, qkv_width]`; slots `[T]`; out
 /// `[T, out_width]`. Bit for bit what [`super::forward`] gives for the same sequences packed.
 pub fn forward<T: Float>(
     device: &Device,
     dims: Dims,
     qkv: View<'_, T>,
-    cache: &Cache<T>,
+    slots: View<'_, u32>,
+    cache: &mut Cache<T>,
     sequences: Sequences<'_>,
     out: ViewMut<'_, T>,
 ) {
@@ -155,13 +172,26 @@ pub fn forward<T: Float>(
     check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);
     check(op, "offsets", sequences.offsets.len(), dims.sequences + 1);
     if let Backend::Cuda(cuda) = device.backend() {
-        let Sequences { offsets, contexts, tables } = sequences;
-        let places =
-            cuda::Sequences { offsets: offsets.cuda(), contexts: contexts.cuda(), tables: tables.cuda() };
+        check(op, "slots", slots.len(), dims.tokens);
+        let lists = cuda::Sequences::of(sequences);
         let (keys, values) = (cache.keys.view().cuda(), cache.values.view().cuda());
-        cuda::paged(cuda, dims, cache.dims, qkv.cuda(), (keys, values), &places, out.cuda());
+        let decodes = cuda::decode(
+            cuda,
+            dims,
+            cache.dims,
+            qkv.cuda(),
+            slots.cuda(),
+            (keys, values),
+            &lists,
+            out.cuda(),
+        );
+        if !decodes {
+            cuda::store(cuda, dims.tokens, dims.heads, cache.dims, qkv.cuda(), slots.cuda(), (keys, values));
+            cuda::paged(cuda, dims, cache.dims, qkv.cuda(), (keys, values), &lists, out.cuda());
+        }
         return;
     }
+    store(device, dims.tokens, dims.heads, qkv, slots, cache);
     super::check_offsets(op, sequences.offsets, dims.sequences, dims.tokens);
     let host = Host {
         offsets: sequences.offsets.host(),
