@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use stapo_core::record::{Arm, Experiment, Extra, Metrics, SCHEMA};
 use stapo_core::settings;
 use stapo_core::stats::{
-    Estimate, PairedComparison, Resampling, StatsError, area_under_curve, compare_paired, entropy_stability,
-    holm, mean_estimate,
+    Estimate, PairedComparison, Resampling, StatsError, area_under_curve, compare_by_seed, entropy_stability,
+    mean_estimate,
 };
 use toml::{Table, Value};
 
@@ -155,23 +155,15 @@ pub fn summarise(
         own.map(|(_, seed, metrics)| numbers(*seed, metrics)).collect()
     };
     let best = numbers_of(method)?;
-    let mut summaries = Vec::new();
+    let accuracies =
+        |runs: &[RunNumbers]| runs.iter().map(|run| (run.seed, run.accuracy)).collect::<Vec<_>>();
+    let (mut summaries, mut compared, mut results) = (Vec::<ArmSummary>::new(), Vec::new(), Vec::new());
     for name in names {
         let own = numbers_of(name)?;
         if own.is_empty() {
             continue;
         }
         let over = |of: &dyn Fn(&RunNumbers) -> f64| mean_estimate(&own.iter().map(of).collect::<Vec<_>>());
-        let pairs: Vec<(f64, f64)> = own
-            .iter()
-            .filter_map(|run| best.iter().find(|b| b.seed == run.seed).map(|b| (run.accuracy, b.accuracy)))
-            .collect();
-        let (baseline, candidate): (Vec<f64>, Vec<f64>) = pairs.into_iter().unzip();
-        let against = if name == method || baseline.len() < 2 {
-            None
-        } else {
-            Some(compare_paired(&baseline, &candidate, &Resampling::default())?)
-        };
         summaries.push(ArmSummary {
             name: name.to_string(),
             n_runs: own.len(),
@@ -181,16 +173,18 @@ pub fn summarise(
             entropy_last: over(&|run| run.entropy_last)?,
             silenced_share: over(&|run| run.silenced_share)?,
             n_collapsed: own.iter().filter(|run| run.is_collapsed).count(),
-            against,
+            against: None,
             p_adjusted: None,
         });
-    }
-    let p: Vec<f64> = summaries.iter().filter_map(|s| s.against.as_ref()).map(|a| a.p_permutation).collect();
-    if !p.is_empty() {
-        let mut adjusted = holm(&p)?.into_iter();
-        for summary in summaries.iter_mut().filter(|s| s.against.is_some()) {
-            summary.p_adjusted = adjusted.next();
+        if name != method {
+            compared.push(summaries.len() - 1);
+            results.push(accuracies(&own));
         }
+    }
+    let against = compare_by_seed(&accuracies(&best), &results, &Resampling::default())?;
+    for (idx, against) in compared.into_iter().zip(against) {
+        summaries[idx].p_adjusted = against.as_ref().map(|found| found.p_adjusted);
+        summaries[idx].against = against.map(|found| found.paired);
     }
     Ok(summaries)
 }

@@ -6,8 +6,8 @@ use crate::chart::number;
 use crate::page::escape;
 use anyhow::Result;
 use stapo_core::stats::{
-    Estimate, LEVEL, Resampling, area_under_curve, compare_paired, entropy_stability, holm, mean_estimate,
-    wilson,
+    AgainstArm, Estimate, LEVEL, Resampling, area_under_curve, compare_by_seed, entropy_stability,
+    mean_estimate, wilson,
 };
 
 /// Whether results are held-out accuracies or, where a run has none, those of its last steps of training.
@@ -135,25 +135,16 @@ pub fn arms_table(study: &Study) -> Table {
 pub fn paired_table(study: &Study) -> Result<Option<Table>> {
     let Some(method) = study.method else { return Ok(None) };
     let measure = Measure::of(study);
-    let mut compared = Vec::new();
-    for (idx, arm) in study.arms.iter().enumerate().filter(|(idx, _)| *idx != method) {
-        let pairs: Vec<(f64, f64)> = arm
-            .runs
-            .iter()
-            .filter_map(|run| {
-                let own = study.arms[method].runs.iter().find(|own| own.seed == run.seed)?;
-                Some((measure.result(run), measure.result(own)))
-            })
-            .collect();
-        if pairs.len() > 1 {
-            let (baseline, candidate): (Vec<f64>, Vec<f64>) = pairs.into_iter().unzip();
-            compared.push((idx, compare_paired(&baseline, &candidate, &Resampling::default())?));
-        }
-    }
-    if compared.is_empty() {
+    let results = |arm: &ArmData| -> Vec<(u64, f64)> {
+        arm.runs.iter().map(|run| (run.seed, measure.result(run))).collect()
+    };
+    let others: Vec<&ArmData> =
+        study.arms.iter().enumerate().filter(|(idx, _)| *idx != method).map(|(_, arm)| arm).collect();
+    let arms: Vec<Vec<(u64, f64)>> = others.iter().map(|arm| results(arm)).collect();
+    let compared = compare_by_seed(&results(&study.arms[method]), &arms, &Resampling::default())?;
+    if compared.iter().all(Option::is_none) {
         return Ok(None);
     }
-    let adjusted = holm(&compared.iter().map(|(_, paired)| paired.p_permutation).collect::<Vec<_>>())?;
     let titles = [
         "against",
         "#seeds in both",
@@ -164,23 +155,24 @@ pub fn paired_table(study: &Study) -> Result<Option<Table>> {
         "reading",
     ];
     let mut table = Table::new("paired", &titles);
-    for ((idx, paired), p) in compared.iter().zip(adjusted) {
+    for (arm, against) in others.iter().zip(&compared) {
+        let Some(AgainstArm { paired, p_adjusted: p }) = against else { continue };
         let points = |value: f64| format!("{:+.1}", 100.0 * value).replacen('-', "−", 1);
         let (low, high) = (points(paired.interval.low), points(paired.interval.high));
         // The smallest p that so many signs can give; adjusting it for the other baselines only raises it.
         let least = 0.5f64.powi(paired.n_questions as i32 - 1);
-        let reading = match (p < 0.05, paired.difference > 0.0) {
+        let reading = match (*p < 0.05, paired.difference > 0.0) {
             (true, true) => "better",
             (true, false) => "worse",
             (false, _) if least >= 0.05 => "too few seeds to say",
             (false, _) => "no detectable difference",
         };
         table.push(vec![
-            text(&study.arms[*idx].name),
+            text(&arm.name),
             text(paired.n_questions.to_string()),
             text(format!("{} ({low} to {high})", points(paired.difference))),
             text(number(paired.p_permutation)),
-            text(number(p)),
+            text(number(*p)),
             text(format!("{:.1}", 100.0 * paired.minimum_detectable_effect)),
             text(reading),
         ]);

@@ -42,7 +42,7 @@ pub use error::StatsError;
 pub use headline::{Contest, headline_gain};
 pub use holm::holm;
 pub use majority::{AnswerVotes, QuestionVotes, maj_at_k, maj_at_k_of_question};
-pub use paired::{PairedComparison, compare_paired, paired_bootstrap, paired_t};
+pub use paired::{AgainstArm, PairedComparison, compare_by_seed, compare_paired, paired_bootstrap, paired_t};
 pub use permutation::paired_permutation;
 pub use power::PairedDesign;
 pub use wilcoxon::wilcoxon_signed_rank;

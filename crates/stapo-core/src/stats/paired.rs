@@ -7,6 +7,7 @@ use super::cluster::t_interval;
 use super::descriptive::{mean_of, variance_of};
 use super::distribution::t_two_sided;
 use super::error::{all_finite, at_least, same_length};
+use super::holm::holm;
 use super::permutation::paired_permutation;
 use super::power::{PairedDesign, detectable};
 use super::wilcoxon::wilcoxon_signed_rank;
@@ -34,6 +35,41 @@ pub struct PairedComparison {
     pub p_bootstrap: f64,
     /// The true difference these questions and samples would find in 80 % of repetitions at alpha 0.05.
     pub minimum_detectable_effect: f64,
+}
+
+/// A method against one of several arms.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgainstArm {
+    /// Seeds take the place of questions; positive where the method is better.
+    pub paired: PairedComparison,
+    /// `p_permutation` adjusted over all arms that could be compared (Holm).
+    pub p_adjusted: f64,
+}
+
+/// Compares a method with each of several arms by one (seed, value) per run, paired by seed. `None` for an arm that shares
+/// fewer than two seeds with the method.
+pub fn compare_by_seed(
+    method: &[(u64, f64)],
+    arms: &[Vec<(u64, f64)>],
+    resampling: &Resampling,
+) -> Result<Vec<Option<AgainstArm>>, StatsError> {
+    let mut compared = Vec::new();
+    for arm in arms {
+        let partner = |seed: u64| method.iter().find(|(own, _)| *own == seed).map(|(_, value)| *value);
+        let pairs = arm.iter().filter_map(|(seed, value)| Some((*value, partner(*seed)?)));
+        let (baseline, candidate): (Vec<f64>, Vec<f64>) = pairs.unzip();
+        compared.push(match baseline.len() {
+            0 | 1 => None,
+            _ => Some(compare_paired(&baseline, &candidate, resampling)?),
+        });
+    }
+    let p: Vec<f64> = compared.iter().flatten().map(|paired| paired.p_permutation).collect();
+    let mut adjusted = holm(&p)?.into_iter();
+    let against = |paired: Option<PairedComparison>| {
+        let paired = paired?;
+        Some(AgainstArm { paired, p_adjusted: adjusted.next()? })
+    };
+    Ok(compared.into_iter().map(against).collect())
 }
 
 /// Compares two arms by one finite value per question (avg@k shares, say), the questions in the same order. Needs two

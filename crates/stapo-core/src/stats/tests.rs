@@ -407,3 +407,26 @@ fn every_entrance_refuses_bad_values() {
     assert!(PairedDesign { power: 0.3, ..design }.minimum_detectable_effect(10).is_err());
     assert!(PairedDesign { within_a: -1.0, ..design }.minimum_detectable_effect(10).is_err());
 }
+
+#[test]
+fn arms_are_paired_by_seed_and_adjusted_over_those_compared() {
+    let method = [(0, 0.9), (1, 0.8), (2, 0.85), (3, 0.7)];
+    let arms = [
+        // Out of order, one seed of its own.
+        vec![(9, 0.1), (2, 0.80), (0, 0.85), (1, 0.75), (3, 0.65)],
+        vec![(0, 0.5)],
+        vec![(1, 0.81), (0, 0.89)],
+    ];
+    let resampling = Resampling::default();
+    let found = compare_by_seed(&method, &arms, &resampling).unwrap();
+    assert!(found[1].is_none(), "one seed cannot be compared");
+    let (first, last) = (found[0].as_ref().unwrap(), found[2].as_ref().unwrap());
+    assert_eq!((first.paired.n_questions, first.paired.n_better), (4, 4));
+    assert!((first.paired.difference - 0.05).abs() < 1e-12 && last.paired.difference.abs() < 1e-12);
+    let p = holm(&[first.paired.p_permutation, last.paired.p_permutation]).unwrap();
+    assert_eq!([first.p_adjusted, last.p_adjusted], p[..]);
+    assert_eq!(
+        first.paired,
+        compare_paired(&[0.80, 0.85, 0.75, 0.65], &[0.85, 0.9, 0.8, 0.7], &resampling).unwrap()
+    );
+}
