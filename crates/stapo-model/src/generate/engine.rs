@@ -3,7 +3,6 @@
 use super::scheduler::{Capacity, Run, Scheduler, Step};
 use super::sequence::Sequence;
 use super::{Alternative, Event, Finish, Request, RequestError, Response, Rule, Sampled, Ticket};
-use crate::config::ModelConfig;
 use crate::decoder::Policy;
 use crate::decoder::alternatives;
 use crate::decoder::forward::{Workspace, forward};
@@ -11,7 +10,7 @@ use crate::decoder::layer::{Rows, heads};
 use crate::decoder::plan::{Keep, Plan};
 use stapo_ops::attention::paged::{self, Cache, CacheDims};
 use stapo_ops::rng::Key;
-use stapo_ops::{Device, OutOfMemory, lm_head, sampling};
+use stapo_ops::{OutOfMemory, lm_head, sampling};
 
 /// How responses are drawn, and in how much memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,9 +40,6 @@ impl Default for Settings {
     }
 }
 
-/// Positions in a block of the cache: more waste memory at the end of each sequence, fewer cut attention in small pieces.
-const BLOCK_TOKENS: usize = 32;
-
 /// Generates from one policy, which cannot change meanwhile.
 pub struct Engine<'p> {
     policy: &'p Policy,
@@ -60,17 +56,18 @@ impl<'p> Engine<'p> {
     pub fn new(policy: &'p Policy, mut settings: Settings) -> Result<Self, OutOfMemory> {
         let (device, config) = (policy.device(), policy.config());
         settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
-        let n_blocks = settings.kv_bytes / block_bytes(device, config);
-        let dims = CacheDims {
-            blocks: n_blocks,
-            block_size: BLOCK_TOKENS,
+        let block = CacheDims {
+            blocks: 1,
+            block_size: CacheDims::best_block_size(device),
             kv_heads: config.n_kv_heads,
             head_dim: config.head_dim,
         };
+        let block_bytes = (block.keys_len() + block.values_len()) * device.compute_bytes() * config.n_layers;
+        let dims = CacheDims { blocks: settings.kv_bytes / block_bytes, ..block };
         let caches = (0..config.n_layers).map(|_| Cache::zeros(device, dims)).collect::<Result<_, _>>()?;
         let capacity = Capacity {
-            n_blocks,
-            block_tokens: BLOCK_TOKENS,
+            n_blocks: dims.blocks,
+            block_tokens: dims.block_size,
             max_rows: settings.max_rows,
             max_sequences: settings.max_sequences,
         };
@@ -151,7 +148,7 @@ impl<'p> Engine<'p> {
                 cache.copy_block(from.0 as usize, to.0 as usize);
             }
         }
-        let rows = StepRows::new(&step, self.scheduler.running());
+        let rows = StepRows::new(&step, self.scheduler.running(), self.caches[0].dims().block_size);
         let samples = self.sample(&rows)?;
         let mut samples = samples.into_iter();
         for run in step.runs {
@@ -196,8 +193,13 @@ impl<'p> Engine<'p> {
         let rows = Rows { n_tokens: n_rows, positions: positions.view(), table: &self.work.table };
         let (arena, caches) = (&mut self.work.arena, &mut self.caches);
         forward(policy, &plan, arena, &rows, tokens.view(), sampled_rows.view(), |layer, qkv, out, _| {
-            paged::store(device, n_rows, heads, qkv, slots.view(), &mut caches[layer]);
-            paged::forward(device, dims, qkv, &caches[layer], sequences, out);
+            let cache = &mut caches[layer];
+            if dims.tokens == dims.sequences {
+                paged::decode(device, dims, qkv, slots.view(), cache, sequences, out);
+            } else {
+                paged::store(device, n_rows, heads, qkv, slots.view(), cache);
+                paged::forward(device, dims, qkv, cache, sequences, out);
+            }
         });
         self.draw(&plan, step)
     }
@@ -260,21 +262,21 @@ struct StepRows {
 }
 
 impl StepRows {
-    fn new(step: &Step, running: &[Sequence]) -> Self {
+    fn new(step: &Step, running: &[Sequence], block_tokens: usize) -> Self {
         let blocks_of = |run: &Run| running[run.slot].blocks.len();
         let table_width = step.runs.iter().map(blocks_of).max().unwrap_or(0);
         let mut rows = Self { offsets: vec![0], table_width, ..Self::default() };
         for run in &step.runs {
-            rows.push(&running[run.slot], run.n_rows);
+            rows.push(&running[run.slot], run.n_rows, block_tokens);
         }
         rows
     }
 
-    fn push(&mut self, sequence: &Sequence, n_rows: usize) {
+    fn push(&mut self, sequence: &Sequence, n_rows: usize, block_tokens: usize) {
         let context = sequence.n_cached + n_rows;
         for position in sequence.n_cached..context {
-            let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
-            self.slots.push((block * BLOCK_TOKENS + position % BLOCK_TOKENS) as u32);
+            let block = sequence.blocks[position / block_tokens].0 as usize;
+            self.slots.push((block * block_tokens + position % block_tokens) as u32);
             self.positions.push(position as u32);
         }
         self.tokens.extend_from_slice(&sequence.tokens[sequence.n_cached..context]);
@@ -297,15 +299,4 @@ fn finish(sequence: &Sequence, request: &Request) -> Option<Finish> {
     } else {
         (sequence.sampled.len() >= request.max_tokens).then_some(Finish::LengthLimit)
     }
-}
-
-/// Bytes of one block in all layers' caches.
-fn block_bytes(device: &Device, config: &ModelConfig) -> usize {
-    let dims = CacheDims {
-        blocks: 1,
-        block_size: BLOCK_TOKENS,
-        kv_heads: config.n_kv_heads,
-        head_dim: config.head_dim,
-    };
-    (dims.keys_len() + dims.values_len()) * device.compute_bytes() * config.n_layers
 }

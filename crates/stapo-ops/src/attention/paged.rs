@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::Heads;
 use super::core::{Block, Keys, Scratch, forward_rows, padded};
 use super::cpu::{block_tokens, columns};
-use super::cuda;
+use super::{cuda, decode};
 use crate::device::{Backend, Cpu, Shared, with_scratch};
 use crate::simd::tile::DEPTH;
 use crate::simd::{Kernel, Lanes, WIDTH};
@@ -28,6 +28,15 @@ pub struct CacheDims {
 impl CacheDims {
     /// Block sizes a cache may have.
     pub const BLOCK_SIZES: [usize; 5] = [16, 32, 64, 128, 256];
+
+    /// Positions in a block: more waste memory at the end of each sequence and of each shared prompt, fewer cut attention in
+    /// small pieces.
+    pub fn best_block_size(device: &Device) -> usize {
+        match device.backend() {
+            Backend::Cpu(_) => 16,
+            Backend::Cuda(_) => 32,
+        }
+    }
 
     /// Elements of all keys.
     pub fn keys_len(self) -> usize {
@@ -151,9 +160,7 @@ pub fn forward<T: Float>(
     cache.dims.check(op, dims.heads);
     check(op, "qkv", qkv.len(), dims.tokens * dims.heads.qkv_width());
     check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
-    check(op, "contexts", sequences.contexts.len(), dims.sequences);
-    check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);
-    check(op, "offsets", sequences.offsets.len(), dims.sequences + 1);
+    sequences.check(op, dims);
     if let Backend::Cuda(cuda) = device.backend() {
         let Sequences { offsets, contexts, tables } = sequences;
         let places =
@@ -162,14 +169,46 @@ pub fn forward<T: Float>(
         cuda::paged(cuda, dims, cache.dims, qkv.cuda(), (keys, values), &places, out.cuda());
         return;
     }
-    super::check_offsets(op, sequences.offsets, dims.sequences, dims.tokens);
-    let host = Host {
-        offsets: sequences.offsets.host(),
-        contexts: sequences.contexts.host(),
-        tables: sequences.tables.host(),
-    };
-    host.check(op, dims, cache.dims);
+    let host = sequences.host(op, dims, cache.dims);
     forward_cpu(device.as_cpu(), dims, qkv.host(), cache, host, out.into_host());
+}
+
+/// [`store`] and [`forward`] of one token per sequence, its last: what generation does in most steps. A sequence's last
+/// block is its own.
+pub fn decode<T: Float>(
+    device: &Device,
+    dims: Dims,
+    qkv: View<'_, T>,
+    slots: View<'_, u32>,
+    cache: &mut Cache<T>,
+    sequences: Sequences<'_>,
+    mut out: ViewMut<'_, T>,
+) {
+    let op = "attention::paged::decode";
+    check(op, "tokens", dims.tokens, dims.sequences);
+    let is_cpu = matches!(device.backend(), Backend::Cpu(_));
+    if !is_cpu || dims.heads.group() > decode::MAX_GROUP {
+        store(device, dims.tokens, dims.heads, qkv, slots, cache);
+        forward(device, dims, qkv, cache, sequences, out);
+        return;
+    }
+    cache.dims.check(op, dims.heads);
+    check(op, "qkv", qkv.len(), dims.tokens * dims.heads.qkv_width());
+    check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
+    let host = sequences.host(op, dims, cache.dims);
+    host.check_last(op, dims, cache.dims, slots.host());
+    decode::Decode {
+        heads: dims.heads,
+        dims: cache.dims,
+        qkv: qkv.host(),
+        contexts: host.contexts,
+        tables: host.tables,
+        table_width: dims.table_width,
+        keys: Shared::new(cache.keys.view_mut().into_host()),
+        values: Shared::new(cache.values.view_mut().into_host()),
+        out: Shared::new(out.host_mut()),
+    }
+    .run(device.as_cpu());
 }
 
 /// [`Sequences`] as slices.
@@ -180,7 +219,50 @@ struct Host<'a> {
     tables: &'a [u32],
 }
 
+impl<'a> Sequences<'a> {
+    #[track_caller]
+    fn check(self, op: &str, dims: Dims) {
+        check(op, "contexts", self.contexts.len(), dims.sequences);
+        check(op, "tables", self.tables.len(), dims.sequences * dims.table_width);
+        check(op, "offsets", self.offsets.len(), dims.sequences + 1);
+    }
+
+    #[track_caller]
+    fn host(self, op: &str, dims: Dims, cache: CacheDims) -> Host<'a> {
+        self.check(op, dims);
+        super::check_offsets(op, self.offsets, dims.sequences, dims.tokens);
+        let host =
+            Host { offsets: self.offsets.host(), contexts: self.contexts.host(), tables: self.tables.host() };
+        host.check(op, dims, cache);
+        host
+    }
+}
+
 impl Host<'_> {
+    /// Every sequence asks one token, whose slot is its last position, in a block that nobody else names.
+    #[track_caller]
+    fn check_last(self, op: &str, dims: Dims, cache: CacheDims, slots: &[u32]) {
+        check(op, "slots", slots.len(), dims.sequences);
+        let mut n_readers = vec![0_u32; cache.blocks];
+        for (s, context) in self.contexts.iter().enumerate() {
+            assert!(self.offsets[s + 1] - self.offsets[s] == 1, "{op}: sequence {s} asks not one token");
+            let used = (*context as usize).div_ceil(cache.block_size);
+            self.tables[s * dims.table_width..][..used]
+                .iter()
+                .for_each(|block| n_readers[*block as usize] += 1);
+        }
+        for (s, (context, slot)) in self.contexts.iter().zip(slots).enumerate() {
+            let last = *context as usize - 1;
+            let block = self.tables[s * dims.table_width + last / cache.block_size] as usize;
+            let place = block * cache.block_size + last % cache.block_size;
+            assert!(
+                *slot as usize == place,
+                "{op}: slot {slot} of sequence {s}, whose last place is {place}"
+            );
+            assert!(n_readers[block] == 1, "{op}: block {block}, the last of sequence {s}, is shared");
+        }
+    }
+
     #[track_caller]
     fn check(self, op: &str, dims: Dims, cache: CacheDims) {
         for s in 0..dims.sequences {
