@@ -18,8 +18,9 @@ const MIN_BLOCK_ROWS: usize = 56;
 const ROW_UNIT: usize = 14;
 /// Multiply-adds below which a second thread does not pay.
 const SMALL: usize = 64 * 1024;
-/// Multiply-adds of a task that pay for packing its rows.
+/// Multiply-adds, and panels of B, of a task that pay for packing its rows.
 const WORTHWHILE: usize = 2 << 20;
+const MIN_PANELS: usize = 8;
 
 #[derive(Clone, Copy)]
 pub(crate) enum A<'a, E> {
@@ -94,7 +95,8 @@ impl<E: Float> Gemm<'_, E> {
             // Cores are not equally fast at all times: tasks that can change hands even that out. Columns are cut, because
             // rows of A are packed more cheaply than panels of B.
             let worth = (work / WORTHWHILE).min(4 * threads) / n_blocks;
-            let n_column = if matches!(self.a, A::Rows(_)) { worth.min(n_panels / 2).max(1) } else { 1 };
+            let n_column =
+                if matches!(self.a, A::Rows(_)) { worth.min(n_panels / MIN_PANELS).max(1) } else { 1 };
             (n_blocks, n_column)
         } else {
             (n_blocks, threads.div_ceil(n_blocks).min(n_panels))
