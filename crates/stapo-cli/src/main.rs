@@ -73,8 +73,15 @@ enum Command {
 
 /// Exit status: 0 done, 1 done but some records were bad, 2 nothing done.
 fn main() -> ExitCode {
-    end_quietly_without_a_reader();
-    let outcome = match Cli::parse().command {
+    set_panic_hook();
+    let command = Cli::parse().command;
+    // A GPU that fails under way is an error as any other; what is on disk stays as it is.
+    let outcome = stapo_rl::model::cuda::guard(|| run(command)).unwrap_or_else(|lost| Err(lost.into()));
+    outcome.unwrap_or_else(|error| complain(&error))
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
         Command::Train(args) => train::run(&args),
         Command::Pretrain(args) => pretrain::run(&args),
         Command::Export(args) => export::run(&args),
@@ -94,19 +101,21 @@ fn main() -> ExitCode {
         Command::Grade(args) => grade::run(&args),
         Command::Objective(args) => objective::run(&args),
         Command::Model(args) => model::run(&args),
-    };
-    outcome.unwrap_or_else(|error| complain(&error))
+    }
 }
 
 /// `println!` panics when standard output cannot be written; a reader that went away (`stapo plan | head`) is no error.
-fn end_quietly_without_a_reader() {
+/// A GPU's failure unwinds silently: it is told as an error.
+fn set_panic_hook() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let message = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
         if message.starts_with("failed printing to stdout") && message.contains("Broken pipe") {
             std::process::exit(0);
         }
-        usual(panic);
+        if !stapo_rl::model::cuda::is_failing() {
+            usual(panic);
+        }
     }));
 }
 

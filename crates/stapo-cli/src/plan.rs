@@ -159,7 +159,8 @@ fn print_lines(plan: &Plan, model: &ModelConfig, memory: &[Part], pace: Option<P
     line("", &format!("{:<13} {:>10}{beside}", "together", size(total(memory))));
     if here.is_some_and(|bytes| total(memory) > bytes) {
         let recompute = match config.update.recompute {
-            Recompute::Nothing => "set update.recompute=layers, or ",
+            Recompute::Nothing => "set update.recompute=inputs or layers, or ",
+            Recompute::Inputs => "set update.recompute=layers, or ",
             Recompute::Layers => "",
         };
         line("", &format!("does not fit here: {recompute}lower update.microbatch_tokens or rollout.kv_mib"));

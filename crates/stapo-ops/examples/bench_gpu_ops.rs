@@ -133,7 +133,7 @@ fn attentions(device: &Device) {
     for (sequences, context) in [(64, 192), (512, 192), (64, 2048)] {
         let (block_size, width) = (32, context / 32);
         let dims = paged::CacheDims { blocks: sequences * width, block_size, kv_heads: 8, head_dim: 128 };
-        let cache = paged::Cache::zeros(device, dims).unwrap();
+        let mut cache = paged::Cache::zeros(device, dims).unwrap();
         let call = paged::Dims { tokens: sequences, sequences, heads, table_width: width };
         let upload = |x: Vec<u32>| device.upload(&x).unwrap();
         let offsets = upload((0..=sequences as u32).collect());
@@ -141,13 +141,16 @@ fn attentions(device: &Device) {
         let tables = upload((0..(sequences * width) as u32).collect());
         let (qkv, mut out) =
             (compute(device, sequences * heads.qkv_width()), compute(device, sequences * heads.out_width()));
+        let slots = upload((1..=sequences).map(|s| (s * context - 1) as u32).collect());
+        let groups = upload((0..sequences as u32).flat_map(|s| [s, 1, 0]).collect());
         let seconds = time(device, || {
             let lists = paged::Sequences {
                 offsets: offsets.view(),
                 contexts: contexts.view(),
                 tables: tables.view(),
+                groups: Some(groups.view()),
             };
-            paged::forward(device, call, qkv.view(), &cache, lists, out.view_mut());
+            paged::forward(device, call, qkv.view(), slots.view(), &mut cache, lists, out.view_mut());
         });
         let bytes = 2e-12 * (sequences * context * 2 * 8 * 128) as f64;
         line(&format!("attention decode {sequences} of {context}"), seconds, bytes, "TB/s");
@@ -254,9 +257,11 @@ fn heads(device: &Device) {
         let (mut ids, mut a, mut b) =
             (device.zeros::<u32>(n).unwrap(), device.zeros(n).unwrap(), device.zeros(n).unwrap());
         let rule = sampling::Rule::Draw { temperature: 1.0, filter: sampling::Filter::NONE };
+        let mut logits = sampling::Logits::new(device, vocab, n).unwrap();
         let seconds = time(device, || {
             let drawn = sampling::Drawn { ids: ids.view_mut(), logp: a.view_mut(), entropy: b.view_mut() };
-            sampling::forward(device, n, rule, hidden.range(0..n * width), &w, uniforms.view(), drawn, None);
+            let (rows, uniforms) = (hidden.range(0..n * width), uniforms.view());
+            sampling::forward(device, n, rule, rows, &w, uniforms, drawn, None, &mut logits);
         });
         line(&format!("sampling {n}"), seconds, 2e-12 * (vocab * width) as f64, "TB/s of weights");
     }

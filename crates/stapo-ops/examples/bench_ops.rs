@@ -284,8 +284,12 @@ impl Bench {
             let offsets = device.upload(&(0..=sequences as u32).collect::<Vec<_>>())?;
             let contexts = device.upload(&vec![context as u32; sequences])?;
             let tables = device.upload(&(0..(sequences * table_width) as u32).collect::<Vec<_>>())?;
-            let layout =
-                Sequences { offsets: offsets.view(), contexts: contexts.view(), tables: tables.view() };
+            let layout = Sequences {
+                offsets: offsets.view(),
+                contexts: contexts.view(),
+                tables: tables.view(),
+                groups: None,
+            };
             let mut out = self.values(sequences * heads.out_width())?;
             let flops = 4.0 * (sequences * context * heads.query * dim) as f64;
             self.line(
@@ -294,7 +298,7 @@ impl Bench {
                 flops,
                 flops * heads.kv as f64 / heads.query as f64 * 2.0,
                 || {
-                    paged::forward(device, d, qkv.view(), &cache, layout, out.view_mut());
+                    paged::forward(device, d, qkv.view(), slots.view(), &mut cache, layout, out.view_mut());
                 },
             );
         }
@@ -340,13 +344,15 @@ impl Bench {
             }
             let uniforms: Vec<f64> = (0..tokens).map(|t| (t as f64 + 0.5) / tokens as f64).collect();
             let (uniforms, mut ids) = (device.upload(&uniforms)?, device.zeros(tokens)?);
+            let mut logits = sampling::Logits::new(device, w.shape().outputs, tokens)?;
             let top_p = Filter { top_p: 0.95, ..Filter::NONE };
             for (name, filter) in [("sampling", Filter::NONE), ("sampling (top-p)", top_p)] {
                 self.line(name, &shape, flops, 0.0, || {
                     let drawn =
                         Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() };
                     let rule = Rule::Draw { temperature: 1.0, filter };
-                    sampling::forward(device, tokens, rule, hidden.view(), &w, uniforms.view(), drawn, None);
+                    let (hidden, uniforms) = (hidden.view(), uniforms.view());
+                    sampling::forward(device, tokens, rule, hidden, &w, uniforms, drawn, None, &mut logits);
                 });
             }
         }

@@ -33,8 +33,8 @@ pub mod swiglu;
 #[cfg(test)]
 mod testing;
 
-pub use buffer::{Buffer, Element, Moment, OutOfMemory, View, ViewMut};
-pub use device::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError};
+pub use buffer::{Arriving, Buffer, Element, Moment, OutOfMemory, View, ViewMut};
+pub use device::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError, Recording};
 pub use matmul::{Shape, Weight};
 pub use simd::{Float, Simd, SimdError};
 

@@ -38,7 +38,7 @@ pub enum Error {
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
     #[error(
-        "{device}: the run needs {needed_mib} MiB, {free_mib} MiB are free\nhint: set update.recompute=layers, or lower update.microbatch_tokens or rollout.kv_mib; stapo plan shows the parts"
+        "{device}: the run needs {needed_mib} MiB, {free_mib} MiB are free\nhint: set update.recompute=inputs or layers, or lower update.microbatch_tokens or rollout.kv_mib; stapo plan shows the parts"
     )]
     DoesNotFit { device: String, needed_mib: u64, free_mib: u64 },
     #[error("problem {problem_id}: {source}")]

@@ -41,8 +41,8 @@ pub fn memory(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>)
         parts.push(Part { name: "reference", bytes: policy_bytes(device, reference) });
     }
     if device != DeviceName::Cpu {
-        // Rows of logits and their gradient.
-        let logits = (tokens.min(GPU_LOGIT_ROWS) * model.vocabulary * 6) as u64;
+        // Rows of logits and their gradient; and those that are drawn from.
+        let logits = ((tokens.min(GPU_LOGIT_ROWS) * 6 + rows * 4) * model.vocabulary) as u64;
         parts.push(Part { name: "logits", bytes: logits });
         parts.push(Part { name: "libraries", bytes: GPU_LIBRARY_BYTES });
     }

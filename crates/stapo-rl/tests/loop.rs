@@ -138,8 +138,10 @@ fn the_microbatch_budget_changes_no_bit() {
     let hash = |budget: &str| whole_run(&plan(&["steps=5", budget])).0;
     let large = hash("update.microbatch_tokens=4096");
     assert_eq!(hash("update.microbatch_tokens=256"), large);
-    let recomputed = plan(&["steps=5", "update.microbatch_tokens=160", "update.recompute=layers"]);
-    assert_eq!(whole_run(&recomputed).0, large);
+    for recompute in ["update.recompute=inputs", "update.recompute=layers"] {
+        let recomputed = plan(&["steps=5", "update.microbatch_tokens=160", recompute]);
+        assert_eq!(whole_run(&recomputed).0, large, "{recompute}");
+    }
 }
 
 /// The curve of a run: what it did, without the clock.

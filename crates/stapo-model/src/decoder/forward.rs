@@ -116,21 +116,25 @@ impl<T: Float> Workspace<T> {
         Ok(Self { arena, table: Table::new(device, &frequencies, 0)?, frequencies })
     }
 
-    /// Room for the activations of `plan` and for positions below `n_positions`.
-    pub fn reserve(&mut self, device: &Device, plan: &Plan, n_positions: usize) -> Result<(), OutOfMemory> {
+    /// Room for the activations of `plan` and for positions below `n_positions`. True if anything moved.
+    pub fn reserve(&mut self, device: &Device, plan: &Plan, n_positions: usize) -> Result<bool, OutOfMemory> {
+        let mut moved = false;
         // Give back first: the old and the new need not fit beside each other.
         if self.arena.compute.len() < plan.n_elements {
             self.arena.compute = device.compute_zeros(0)?;
             self.arena.compute = device.compute_zeros(plan.n_elements)?;
+            moved = true;
         }
         if self.arena.exact.len() < plan.n_exact {
             self.arena.exact = device.zeros(0)?;
             self.arena.exact = device.zeros(plan.n_exact)?;
+            moved = true;
         }
         if self.table.positions() < n_positions {
             self.table = Table::new(device, &self.frequencies, n_positions.next_power_of_two())?;
+            moved = true;
         }
-        Ok(())
+        Ok(moved)
     }
 }
 

@@ -57,20 +57,7 @@ impl<T: Float> Layer<'_, T> {
         let [x, raw] = arena.compute.disjoint_mut([at.attention_norm.clone(), at.raw_qkv.clone()]);
         self.project(self.slots.qkv, self.slots.qkv_bias, x.into_view(), raw);
 
-        let [raw, qkv] = arena.compute.disjoint_mut([at.raw_qkv.clone(), at.qkv.clone()]);
-        let inv_rms = arena.exact.range_mut(at.head_inv_rms.clone());
-        let norm = self.head_norm().map(|norm| (norm, inv_rms));
-        let rows = self.rows;
-        rope::forward(
-            &self.policy.device,
-            self.rope_dims(),
-            rows.table,
-            rows.positions,
-            norm,
-            raw.into_view(),
-            qkv,
-        );
-
+        self.rotate(arena);
         let [qkv, out] = arena.compute.disjoint_mut([at.qkv.clone(), at.attention.clone()]);
         let lse = arena.exact.range_mut(at.lse.clone());
         attend(qkv.into_view(), out, lse);
@@ -101,8 +88,35 @@ impl<T: Float> Layer<'_, T> {
         let [norm, gate_up] = arena.compute.disjoint_mut([at.ffn_norm.clone(), at.gate_up.clone()]);
         self.project(self.slots.gate_up, None, norm.into_view(), gate_up);
 
-        let [gate_up, ffn] = arena.compute.disjoint_mut([at.gate_up.clone(), at.ffn.clone()]);
+        self.activate(arena);
+    }
+
+    /// From `raw_qkv` to `qkv`.
+    fn rotate(&self, arena: &mut Arena<T>) {
+        let (at, rows) = (self.ranges, self.rows);
+        let [raw, qkv] = arena.compute.disjoint_mut([at.raw_qkv.clone(), at.qkv.clone()]);
+        let inv_rms = arena.exact.range_mut(at.head_inv_rms.clone());
+        let norm = self.head_norm().map(|norm| (norm, inv_rms));
+        let (device, raw) = (&self.policy.device, raw.into_view());
+        rope::forward(device, self.rope_dims(), rows.table, rows.positions, norm, raw, qkv);
+    }
+
+    /// From `gate_up` to `ffn`.
+    fn activate(&self, arena: &mut Arena<T>) {
+        let [gate_up, ffn] =
+            arena.compute.disjoint_mut([self.ranges.gate_up.clone(), self.ranges.ffn.clone()]);
         swiglu::forward(&self.policy.device, self.swiglu_dims(), gate_up.into_view(), ffn);
+    }
+
+    /// Forward again where the products' results were kept; the input's norm is there.
+    pub fn restore(&self, arena: &mut Arena<T>) {
+        let at = self.ranges;
+        self.rotate(arena);
+        let [middle, norm] = arena.compute.disjoint_mut([at.middle.clone(), at.ffn_norm.clone()]);
+        let inv_rms = arena.exact.range_mut(at.ffn_inv_rms.clone());
+        let weight = self.policy.slot(self.slots.ffn_norm);
+        rmsnorm::forward(&self.policy.device, self.norm_dims(), middle.into_view(), weight, norm, inv_rms);
+        self.activate(arena);
     }
 
     /// Backward: `back.residual` holds the gradient of what the layer gave out, and then that of what came in.

@@ -139,7 +139,7 @@ impl<T: Float> Pass<T> {
         let hidden = self.work.arena.compute.range(plan.head.norm.clone());
         let (head, targets) = (policy.matrix(policy.layout.head), batch.targets.view());
         lm_head::forward(device, dims, hidden, head, targets, out, (n > 0).then_some(best));
-        Ok(alternatives(n, &ids, &logp))
+        Ok(alternatives(n, &ids.view().to_vec(), &logp.view().to_vec()))
     }
 
     /// Adds the gradient of `sum d_logp * logp + d_entropy * entropy` over the last forward's scored tokens.
@@ -166,11 +166,15 @@ impl<T: Float> Pass<T> {
         let offsets = batch.offsets.view();
         for index in (0..policy.config().n_layers).rev() {
             let layer = layer(policy, plan, &rows, index);
-            if plan.keep == Keep::LayerInputs {
+            if plan.keep != Keep::Everything {
                 norm_input(policy, plan, arena, index);
-                layer.recompute(arena, |qkv, out, lse| {
+            }
+            match plan.keep {
+                Keep::LayerInputs => layer.recompute(arena, |qkv, out, lse| {
                     attention::forward(device, attention_dims(policy, plan, batch), qkv, offsets, out, lse);
-                });
+                }),
+                Keep::Products => layer.restore(arena),
+                Keep::Everything | Keep::Nothing => {}
             }
             layer.backward(arena, &plan.backward, offsets, batch.n_sequences, gradients);
         }
@@ -263,8 +267,7 @@ fn attention_dims<T: Float>(policy: &Policy<T>, plan: &Plan, batch: &Uploaded) -
 }
 
 /// `[R, n]` to one list per row; a vocabulary smaller than `n` gives shorter lists.
-pub(crate) fn alternatives<T: Float>(n: usize, ids: &Buffer<u32>, logp: &Buffer<T>) -> Vec<Vec<(u32, T)>> {
-    let (ids, logp) = (ids.view().to_vec(), logp.view().to_vec());
+pub(crate) fn alternatives<T: Float>(n: usize, ids: &[u32], logp: &[T]) -> Vec<Vec<(u32, T)>> {
     let rows = ids.chunks_exact(n.max(1)).zip(logp.chunks_exact(n.max(1)));
     rows.map(|(ids, logp)| {
         ids.iter().copied().zip(logp.iter().copied()).filter(|(id, _)| *id != u32::MAX).collect()

@@ -10,6 +10,8 @@ pub enum Keep {
     Nothing,
     /// Each layer's input; backward computes the rest of the layer once more.
     LayerInputs,
+    /// The residual stream and what the products gave; backward computes once more what is cheap: norms, rope and swiglu.
+    Products,
     /// Everything: fastest, most memory.
     Everything,
 }
@@ -105,6 +107,10 @@ impl Plan {
             Keep::Everything => {
                 (0..config.n_layers).map(|_| LayerRanges::new(config, t, &mut at, &mut exact)).collect()
             }
+            Keep::Products => {
+                let shared = LayerRanges::new(config, t, &mut at, &mut exact);
+                (0..config.n_layers).map(|layer| shared.next(layer, &mut at, &mut exact)).collect()
+            }
             Keep::LayerInputs => {
                 let shared = LayerRanges::new(config, t, &mut at, &mut exact);
                 let own = |layer| if layer == 0 { shared.input.clone() } else { at.take(t * d) };
@@ -146,6 +152,19 @@ impl LayerRanges {
             gate_up: at.take(t * 2 * f),
             ffn: at.take(t * f),
         }
+    }
+}
+
+impl LayerRanges {
+    /// The ranges of a further layer that keeps its own products and shares what is made from them.
+    fn next(&self, layer: usize, at: &mut Cursor, exact: &mut Cursor) -> Self {
+        if layer == 0 {
+            return self.clone();
+        }
+        let [input, raw_qkv, attention, middle, gate_up] =
+            [&self.input, &self.raw_qkv, &self.attention, &self.middle, &self.gate_up]
+                .map(|r| at.take(r.len()));
+        Self { input, raw_qkv, attention, lse: exact.take(self.lse.len()), middle, gate_up, ..self.clone() }
     }
 }
 

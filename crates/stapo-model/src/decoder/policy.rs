@@ -86,10 +86,10 @@ impl<T: Float> Policy<T> {
         Ok(policy)
     }
 
-    /// Lets `write` set every tensor, one after another, in the Hugging Face layout.
+    /// Lets `write` set every tensor, one after another, in the Hugging Face layout. It is given zeros.
     pub fn fill(&mut self, mut write: impl FnMut(&TensorSpec, &mut [T])) {
         for index in 0..self.layout.slots.len() {
-            let mut host = self.slot(index).to_vec();
+            let mut host = vec![T::ZERO; self.layout.slots[index].n_elements()];
             let mut rest = host.as_mut_slice();
             for part in &self.layout.slots[index].parts {
                 let (values, after) = rest.split_at_mut(part.n_elements());

@@ -81,7 +81,10 @@ fn gradients(policy: &Policy<f64>) -> Gradients<f64> {
 /// Adds `step` times a random direction to one tensor.
 fn nudge(policy: &mut Policy<f64>, tensor: &str, step: f64) {
     let direction = noise(tensor.len() as u64);
+    let before: Vec<Vec<f64>> = policy.tensors().map(|(_, values)| values.to_vec()).collect();
+    let mut before = before.iter();
     policy.fill(|spec, values| {
+        values.copy_from_slice(before.next().unwrap());
         if spec.name == tensor {
             values.iter_mut().enumerate().for_each(|(i, value)| *value += step * direction(i));
         }

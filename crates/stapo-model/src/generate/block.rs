@@ -1,7 +1,7 @@
 //! The KV cache's memory in blocks, each holding the keys and values of a few consecutive positions in every layer.
 
 /// A block's place in the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Block(pub u32);
 
 /// Which blocks are free, and how many holders each other one has. A block with several holders is read-only.

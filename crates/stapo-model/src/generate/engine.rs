@@ -1,16 +1,19 @@
 //! Runs scheduled sequences through the model.
 
-use super::scheduler::{Capacity, Run, Scheduler, Step};
+use super::block::Block;
+use super::rows::{Desk, Extent, Given, Numbers, StepRows};
+use super::scheduler::{Capacity, Draw, Scheduler};
 use super::sequence::Sequence;
-use super::{Alternative, Event, Finish, Request, RequestError, Response, Rule, Sampled, Ticket};
+use super::{Event, Finish, Request, RequestError, Response, Rule, Ticket};
+use crate::config::ModelConfig;
 use crate::decoder::Policy;
-use crate::decoder::alternatives;
 use crate::decoder::forward::{Workspace, forward};
 use crate::decoder::layer::{Rows, heads};
 use crate::decoder::plan::{Keep, Plan};
-use stapo_ops::attention::paged::{self, Cache, CacheDims};
+use stapo_ops::attention::paged::{self, Cache, CacheDims, GROUPED_ROWS};
 use stapo_ops::rng::Key;
-use stapo_ops::{OutOfMemory, lm_head, sampling};
+use stapo_ops::{Device, OutOfMemory, Recording, lm_head, sampling};
+use std::collections::{BTreeMap, HashSet};
 
 /// How responses are drawn, and in how much memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,31 +52,46 @@ pub struct Engine<'p> {
     /// One for each layer.
     caches: Vec<Cache<f32>>,
     work: Workspace<f32>,
+    desk: Desk,
+    logits: sampling::Logits<f32>,
+    /// Decode steps by their extent, where the device records: `None` of one that ran once.
+    recordings: BTreeMap<Extent, Option<Recording>>,
+    plans_ahead: bool,
+    /// A step whose tokens are not yet read.
+    queued: Option<Queued>,
     n_submitted: u64,
+}
+
+/// A step on its way.
+struct Queued {
+    draws: Vec<Draw>,
+    numbers: Numbers,
 }
 
 impl<'p> Engine<'p> {
     pub fn new(policy: &'p Policy, mut settings: Settings) -> Result<Self, OutOfMemory> {
         let (device, config) = (policy.device(), policy.config());
         settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
-        let block = CacheDims {
-            blocks: 1,
+        let n_blocks = settings.kv_bytes / block_bytes(device, config);
+        let dims = CacheDims {
+            // One more than the scheduler knows of: for rows that fill a recorded step up.
+            blocks: n_blocks + usize::from(device.works_alone()),
             block_size: CacheDims::best_block_size(device),
             kv_heads: config.n_kv_heads,
             head_dim: config.head_dim,
         };
-        let block_bytes = (block.keys_len() + block.values_len()) * device.compute_bytes() * config.n_layers;
-        let dims = CacheDims { blocks: settings.kv_bytes / block_bytes, ..block };
         let caches = (0..config.n_layers).map(|_| Cache::zeros(device, dims)).collect::<Result<_, _>>()?;
         let capacity = Capacity {
-            n_blocks: dims.blocks,
+            n_blocks,
             block_tokens: dims.block_size,
             max_rows: settings.max_rows,
             max_sequences: settings.max_sequences,
+            max_draws: settings.max_rows.min(settings.max_sequences),
         };
+        let max_drawn = filled_up(capacity.max_draws);
+        let max_rows = settings.max_rows.max(max_drawn);
         let mut work = Workspace::new(device, config)?;
-        let largest = Plan::new(config, settings.max_rows, settings.max_rows, Keep::Nothing);
-        work.reserve(device, &largest, 0)?;
+        work.reserve(device, &Plan::new(config, max_rows, max_drawn, Keep::Nothing), 0)?;
         Ok(Self {
             policy,
             settings,
@@ -81,6 +99,11 @@ impl<'p> Engine<'p> {
             scheduler: Scheduler::new(capacity),
             caches,
             work,
+            desk: Desk::new(device, max_rows, max_drawn, settings.n_alternatives)?,
+            logits: sampling::Logits::new(device, config.vocabulary, max_drawn)?,
+            recordings: BTreeMap::new(),
+            plans_ahead: device.works_alone(),
+            queued: None,
             n_submitted: 0,
         })
     }
@@ -140,99 +163,159 @@ impl<'p> Engine<'p> {
         Ok(responses)
     }
 
-    /// One forward pass: every running sequence gets a token, or a further piece of its prompt into the cache.
+    /// One forward pass: every running sequence gets a token, or a further piece of its prompt into the cache. Where the
+    /// engine plans ahead, what happened is told a step later.
     pub fn step(&mut self, mut on_event: impl FnMut(Event<'_>)) -> Result<(), OutOfMemory> {
-        let step = self.scheduler.plan();
-        for (from, to) in &step.copies {
-            for cache in &mut self.caches {
-                cache.copy_block(from.0 as usize, to.0 as usize);
-            }
-        }
-        let rows = StepRows::new(&step, self.scheduler.running(), self.caches[0].dims().block_size);
-        let samples = self.sample(&rows)?;
-        let mut samples = samples.into_iter();
-        for run in step.runs {
-            if self.scheduler.advance(run) {
-                let sampled = samples.next().expect("one for each sequence that wants a token");
-                let sequence = self.scheduler.running_mut(run.slot);
-                on_event(Event::Token {
-                    ticket: sequence.ticket,
-                    sample: sequence.sample,
-                    sampled: &sampled,
-                });
-                sequence.tokens.push(sampled.token);
-                sequence.sampled.push(sampled);
-            }
-        }
-        for (sequence, finish) in self.scheduler.retire(finish) {
-            let Sequence { ticket, sample, sampled: tokens, .. } = sequence;
-            on_event(Event::Finished(Response { ticket, sample, tokens, finish }));
+        let before = self.queued.take();
+        self.queued = self.queue()?;
+        let now = if self.plans_ahead { None } else { self.queued.take() };
+        for step in before.into_iter().chain(now) {
+            self.tell(step, &mut on_event);
         }
         Ok(())
     }
 
-    /// Runs the rows through the model and draws a token for each sequence that wants one, in order.
-    fn sample(&mut self, step: &StepRows) -> Result<Vec<Sampled>, OutOfMemory> {
-        let (policy, device, config) = (self.policy, self.policy.device(), self.policy.config());
-        let (n_rows, n_sampled) = (step.tokens.len(), step.sampled_rows.len());
-        let plan = Plan::new(config, n_rows, n_sampled, Keep::Nothing);
-        self.work.reserve(device, &plan, step.n_positions)?;
-        let (tokens, positions) = (device.upload(&step.tokens)?, device.upload(&step.positions)?);
-        let (slots, offsets) = (device.upload(&step.slots)?, device.upload(&step.offsets)?);
-        let (contexts, tables) = (device.upload(&step.contexts)?, device.upload(&step.tables)?);
-        let sampled_rows = device.upload(&step.sampled_rows)?;
-        let heads = heads(config);
-        let dims = paged::Dims {
-            tokens: n_rows,
-            sequences: step.contexts.len(),
-            heads,
-            table_width: step.table_width,
-        };
-        let sequences =
-            paged::Sequences { offsets: offsets.view(), contexts: contexts.view(), tables: tables.view() };
-        let rows = Rows { n_tokens: n_rows, positions: positions.view(), table: &self.work.table };
-        let (arena, caches) = (&mut self.work.arena, &mut self.caches);
-        forward(policy, &plan, arena, &rows, tokens.view(), sampled_rows.view(), |layer, qkv, out, _| {
-            let cache = &mut caches[layer];
-            if dims.tokens == dims.sequences {
-                paged::decode(device, dims, qkv, slots.view(), cache, sequences, out);
-            } else {
-                paged::store(device, n_rows, heads, qkv, slots.view(), cache);
-                paged::forward(device, dims, qkv, cache, sequences, out);
-            }
-        });
-        self.draw(&plan, step)
+    /// Whether a step is queued before the tokens of the last one are read, which changes no result. By default so where
+    /// the device works alone: it never waits for the host then.
+    pub fn plan_ahead(&mut self, is_on: bool) {
+        self.plans_ahead = is_on;
     }
 
-    fn draw(&self, plan: &Plan, step: &StepRows) -> Result<Vec<Sampled>, OutOfMemory> {
-        let (device, n_drawn, n) = (self.policy.device(), plan.n_scored, self.settings.n_alternatives);
+    /// Waits for a step's tokens and hands them out.
+    fn tell(&mut self, step: Queued, on_event: &mut impl FnMut(Event<'_>)) {
+        let mut finished = Vec::new();
+        for (draw, sampled) in step.draws.into_iter().zip(step.numbers.wait(self.settings.n_alternatives)) {
+            let Draw { ticket, sample, .. } = draw;
+            if self.scheduler.expects(draw) {
+                on_event(Event::Token { ticket, sample, sampled: &sampled });
+                finished.extend(self.scheduler.receive(draw, sampled, finish));
+            }
+        }
+        for (sequence, finish) in finished {
+            let Sequence { ticket, sample, sampled: tokens, .. } = sequence;
+            on_event(Event::Finished(Response { ticket, sample, tokens, finish }));
+        }
+    }
+
+    /// Asks the device for a step; `None` when there is nothing to do before tokens are read.
+    fn queue(&mut self) -> Result<Option<Queued>, OutOfMemory> {
+        let step = self.scheduler.plan();
+        self.copy_blocks(&step.copies)?;
+        if step.runs.is_empty() {
+            return Ok(None);
+        }
+        let mut rows = StepRows::new(&step, self.scheduler.running(), self.caches[0].dims().block_size);
+        let is_recorded = self.policy.device().works_alone() && rows.is_decode();
+        if is_recorded {
+            rows.group(self.max_members(rows.extent().rows));
+            let Extent { rows: n, groups, table_width, .. } = rows.extent();
+            let spare_block = self.caches[0].dims().blocks - 1;
+            rows.pad(filled_up(n), filled_up(groups), table_width.next_power_of_two().max(8), spare_block);
+        }
+        let extent = rows.extent();
+        self.write(&rows, extent)?;
+        if is_recorded {
+            self.repeat(extent);
+        } else {
+            self.ask(extent);
+        }
+        let draws = self.scheduler.advance(&step.runs);
+        let numbers = self.desk.fetch(draws.len(), self.settings.n_alternatives);
+        Ok(Some(Queued { draws, numbers }))
+    }
+
+    /// How many sequences attention should take together where it can: none where a GPU would then not be busy.
+    fn max_members(&self, n_sequences: usize) -> usize {
+        const BUSY: usize = 512;
+        let heads = heads(self.policy.config());
+        (n_sequences * heads.kv / BUSY).clamp(1, (GROUPED_ROWS / heads.group()).max(1))
+    }
+
+    /// Blocks that several sequences share until one of them writes: it gets its own first.
+    fn copy_blocks(&mut self, copies: &[(Block, Block)]) -> Result<(), OutOfMemory> {
+        let device = self.policy.device();
+        for together in independent(copies) {
+            let pairs: Vec<u32> = together.iter().flat_map(|(from, to)| [from.0, to.0]).collect();
+            let pairs = device.upload(&pairs)?;
+            for cache in &mut self.caches {
+                cache.copy_blocks(device, pairs.view());
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the step's rows where the device finds them.
+    fn write(&mut self, rows: &StepRows, extent: Extent) -> Result<(), OutOfMemory> {
+        let (device, config) = (self.policy.device(), self.policy.config());
         let place = |&(ticket, sample, position): &(Ticket, u32, u32)| {
             self.key.uniform(self.scheduler.request(ticket).problem, sample, position)
         };
-        let uniforms = device.upload(&step.sampled_places.iter().map(place).collect::<Vec<f64>>())?;
-        let (mut ids, mut logp, mut entropy) =
-            (device.zeros::<u32>(n_drawn)?, device.zeros::<f32>(n_drawn)?, device.zeros::<f32>(n_drawn)?);
-        let (mut best_ids, mut best_logp) = (device.zeros(n_drawn * n)?, device.zeros(n_drawn * n)?);
-        let best = lm_head::Alternatives { n, ids: best_ids.view_mut(), logp: best_logp.view_mut() };
+        let uniforms: Vec<f64> = rows.places.iter().map(place).collect();
+        let plan = Plan::new(config, extent.rows, extent.drawn, Keep::Nothing);
+        let moved = self.work.reserve(device, &plan, rows.n_positions)?;
+        if self.desk.write(device, rows, &uniforms)? || moved {
+            self.recordings.clear();
+        }
+        Ok(())
+    }
+
+    /// As [`Engine::ask`], for a step of an extent that will come again: the first time the ops are asked for one by one,
+    /// the second time they are recorded, and from then on repeated as a whole.
+    fn repeat(&mut self, extent: Extent) {
+        match self.recordings.remove(&extent) {
+            None => {
+                self.ask(extent);
+                self.recordings.insert(extent, None);
+            }
+            Some(recorded) => {
+                let device = self.policy.device();
+                let recorded = recorded.or_else(|| device.record(|| self.ask(extent)));
+                recorded.iter().for_each(Recording::replay);
+                self.recordings.insert(extent, recorded);
+            }
+        }
+    }
+
+    /// Asks the device to run the rows through the model and to draw a token for each sequence that wants one, in order.
+    fn ask(&mut self, extent: Extent) {
+        let (policy, device, config) = (self.policy, self.policy.device(), self.policy.config());
+        let Extent { rows: n_rows, sequences, table_width, drawn, .. } = extent;
+        let plan = Plan::new(config, n_rows, drawn, Keep::Nothing);
+        let (given, heads) = (Given::of(&self.desk.given, extent), heads(config));
+        sampling::look_up(device, given.tokens, self.desk.ids.view(), self.desk.tokens.range_mut(0..n_rows));
+        let dims = paged::Dims { tokens: n_rows, sequences, heads, table_width };
+        let rows = Rows { n_tokens: n_rows, positions: given.positions, table: &self.work.table };
+        let (arena, caches, tokens) =
+            (&mut self.work.arena, &mut self.caches, self.desk.tokens.range(0..n_rows));
+        forward(policy, &plan, arena, &rows, tokens, given.drawing, |layer, qkv, out, _| {
+            paged::forward(device, dims, qkv, given.slots, &mut caches[layer], given.sequences, out);
+        });
+        self.draw(&plan);
+    }
+
+    fn draw(&mut self, plan: &Plan) {
+        let (n_drawn, n) = (plan.n_scored, self.settings.n_alternatives);
+        let Desk { uniforms, ids, logp, entropy, best_ids, best_logp, .. } = &mut self.desk;
+        let best = lm_head::Alternatives {
+            n,
+            ids: best_ids.range_mut(0..n_drawn * n),
+            logp: best_logp.range_mut(0..n_drawn * n),
+        };
         sampling::forward(
-            device,
+            self.policy.device(),
             n_drawn,
             self.settings.rule,
             self.work.arena.compute.range(plan.head.norm.clone()),
             self.policy.matrix(self.policy.layout.head),
-            uniforms.view(),
-            sampling::Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() },
+            uniforms.range(0..n_drawn),
+            sampling::Drawn {
+                ids: ids.range_mut(0..n_drawn),
+                logp: logp.range_mut(0..n_drawn),
+                entropy: entropy.range_mut(0..n_drawn),
+            },
             (n > 0).then_some(best),
+            &mut self.logits,
         );
-        let mut best = alternatives(n, &best_ids, &best_logp).into_iter();
-        let numbers = ids.view().to_vec().into_iter().zip(logp.view().to_vec()).zip(entropy.view().to_vec());
-        Ok(numbers
-            .map(|((token, logp), entropy)| {
-                let alternatives = best.next().unwrap_or_default().into_iter();
-                let alternatives = alternatives.map(|(token, logp)| Alternative { token, logp }).collect();
-                Sampled { token, logp, entropy, alternatives }
-            })
-            .collect())
     }
 
     /// How often a sequence had to give its memory back and start over.
@@ -241,55 +324,30 @@ impl<'p> Engine<'p> {
     }
 }
 
-/// A step's rows as the ops take them, sequence after sequence.
-#[derive(Debug, Default)]
-struct StepRows {
-    /// `[T]` each: token, position, and place in the cache.
-    tokens: Vec<u32>,
-    positions: Vec<u32>,
-    slots: Vec<u32>,
-    /// `[S + 1]`, `[S]`, `[S, table_width]`: see `paged::Sequences`.
-    offsets: Vec<u32>,
-    contexts: Vec<u32>,
-    tables: Vec<u32>,
-    table_width: usize,
-    /// One more than the largest position.
-    n_positions: usize,
-    /// The rows that predict a token to sample, and the place it will take: its request, sample, and position in the
-    /// response.
-    sampled_rows: Vec<u32>,
-    sampled_places: Vec<(Ticket, u32, u32)>,
+/// Rows of a recorded step of at least `n_rows`: few sizes, and little of a step wasted.
+fn filled_up(n_rows: usize) -> usize {
+    n_rows.next_multiple_of((n_rows.next_power_of_two() / 16).clamp(8, 64))
 }
 
-impl StepRows {
-    fn new(step: &Step, running: &[Sequence], block_tokens: usize) -> Self {
-        let blocks_of = |run: &Run| running[run.slot].blocks.len();
-        let table_width = step.runs.iter().map(blocks_of).max().unwrap_or(0);
-        let mut rows = Self { offsets: vec![0], table_width, ..Self::default() };
-        for run in &step.runs {
-            rows.push(&running[run.slot], run.n_rows, block_tokens);
+/// Cuts copies into runs of which each pair can be done at any time: nothing is read or written that another wrote, or
+/// written that another reads.
+fn independent(copies: &[(Block, Block)]) -> Vec<&[(Block, Block)]> {
+    let (mut runs, mut start) = (Vec::new(), 0);
+    let (mut read, mut written) = (HashSet::new(), HashSet::new());
+    for (at, (from, to)) in copies.iter().enumerate() {
+        if written.contains(from) || written.contains(to) || read.contains(to) {
+            runs.push(&copies[start..at]);
+            start = at;
+            read.clear();
+            written.clear();
         }
-        rows
+        read.insert(*from);
+        written.insert(*to);
     }
-
-    fn push(&mut self, sequence: &Sequence, n_rows: usize, block_tokens: usize) {
-        let context = sequence.n_cached + n_rows;
-        for position in sequence.n_cached..context {
-            let block = sequence.blocks[position / block_tokens].0 as usize;
-            self.slots.push((block * block_tokens + position % block_tokens) as u32);
-            self.positions.push(position as u32);
-        }
-        self.tokens.extend_from_slice(&sequence.tokens[sequence.n_cached..context]);
-        self.offsets.push(self.tokens.len() as u32);
-        self.contexts.push(context as u32);
-        self.n_positions = self.n_positions.max(context);
-        self.tables.extend(sequence.blocks.iter().map(|block| block.0));
-        self.tables.resize(self.contexts.len() * self.table_width, 0);
-        if context == sequence.tokens.len() {
-            self.sampled_rows.push(self.tokens.len() as u32 - 1);
-            self.sampled_places.push((sequence.ticket, sequence.sample, sequence.sampled.len() as u32));
-        }
+    if start < copies.len() {
+        runs.push(&copies[start..]);
     }
+    runs
 }
 
 fn finish(sequence: &Sequence, request: &Request) -> Option<Finish> {
@@ -299,4 +357,15 @@ fn finish(sequence: &Sequence, request: &Request) -> Option<Finish> {
     } else {
         (sequence.sampled.len() >= request.max_tokens).then_some(Finish::LengthLimit)
     }
+}
+
+/// Bytes of one block in all layers' caches.
+fn block_bytes(device: &Device, config: &ModelConfig) -> usize {
+    let dims = CacheDims {
+        blocks: 1,
+        block_size: CacheDims::best_block_size(device),
+        kv_heads: config.n_kv_heads,
+        head_dim: config.head_dim,
+    };
+    (dims.keys_len() + dims.values_len()) * device.compute_bytes() * config.n_layers
 }

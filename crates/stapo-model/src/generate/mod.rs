@@ -7,6 +7,7 @@
 
 mod block;
 mod engine;
+mod rows;
 mod scheduler;
 mod sequence;
 #[cfg(test)]

@@ -2,14 +2,19 @@
 
 use super::block::{Block, BlockPool};
 use super::sequence::Sequence;
-use super::{Finish, Request, Ticket};
+use super::{Finish, Request, Sampled, Ticket};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Rows `tokens[n_cached..n_cached + n_rows]` of the running sequence `slot`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Run {
     pub slot: usize,
     pub n_rows: usize,
+    /// Its last row predicts a token to be drawn.
+    pub draws: bool,
+    /// Samples of the same request that wait for the prompt, which this run completes: their first tokens are drawn from
+    /// its last row too.
+    pub others: Vec<u32>,
 }
 
 /// One step's work. `copies` (from, to), in order, come first: blocks shared until someone had to write into them.
@@ -17,6 +22,24 @@ pub struct Run {
 pub struct Step {
     pub runs: Vec<Run>,
     pub copies: Vec<(Block, Block)>,
+}
+
+/// A token drawn for a sequence: which of its response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    pub ticket: Ticket,
+    pub sample: u32,
+    pub position: u32,
+    /// Where it ran; those who left since have moved it to the front.
+    pub slot: usize,
+}
+
+/// Where a sequence is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum List {
+    Running,
+    Leaving,
+    Waiting,
 }
 
 /// What bounds a step.
@@ -28,6 +51,8 @@ pub struct Capacity {
     /// Rows in a step: longer prompts are cut in chunks.
     pub max_rows: usize,
     pub max_sequences: usize,
+    /// Tokens drawn in a step.
+    pub max_draws: usize,
 }
 
 #[derive(Debug)]
@@ -37,6 +62,8 @@ pub struct Scheduler {
     groups: BTreeMap<Ticket, Group>,
     /// In the order they came in: the last to come is the first to give way.
     running: Vec<Sequence>,
+    /// Every token drawn, the last not yet read; they hold no memory.
+    leaving: Vec<Sequence>,
     n_preemptions: u64,
 }
 
@@ -62,7 +89,14 @@ enum Prefix {
 impl Scheduler {
     pub fn new(capacity: Capacity) -> Self {
         let pool = BlockPool::new(capacity.n_blocks);
-        Self { capacity, pool, groups: BTreeMap::new(), running: Vec::new(), n_preemptions: 0 }
+        Self {
+            capacity,
+            pool,
+            groups: BTreeMap::new(),
+            running: Vec::new(),
+            leaving: Vec::new(),
+            n_preemptions: 0,
+        }
     }
 
     /// The most tokens one sequence can ever hold in the cache.
@@ -98,10 +132,6 @@ impl Scheduler {
         &self.running
     }
 
-    pub fn running_mut(&mut self, slot: usize) -> &mut Sequence {
-        &mut self.running[slot]
-    }
-
     /// Chooses the rows of the next step, first of those that run, then of newcomers, and gives them memory.
     pub fn plan(&mut self) -> Step {
         let mut step = Step::default();
@@ -113,51 +143,126 @@ impl Scheduler {
                 // Sent back itself, and so was everyone after it: nobody is left to plan.
                 break;
             }
-            step.runs.push(Run { slot, n_rows });
+            let draws = n_rows == self.running[slot].n_pending();
+            step.runs.push(Run { slot, n_rows, draws, others: Vec::new() });
             n_rows_left -= n_rows;
             slot += 1;
         }
+        self.draw_for_others(&mut step.runs);
         step
     }
 
-    /// Marks the rows of `run` as cached; a prompt completed this way is shared with the samples that wait for it.
-    /// True when the run's last row predicts a token yet to be sampled.
-    pub fn advance(&mut self, run: Run) -> bool {
+    /// As far as there is room; who is left out runs the prompt's last token itself.
+    fn draw_for_others(&self, runs: &mut [Run]) {
+        let mut n_left = self.capacity.max_draws - runs.iter().filter(|run| run.draws).count();
+        for run in runs.iter_mut().filter(|run| run.draws) {
+            let sequence = &self.running[run.slot];
+            let group = &self.groups[&sequence.ticket];
+            if sequence.n_drawn == 0 && group.is_filled_by(sequence) {
+                let undrawn = group.waiting.iter().filter(|other| other.n_drawn == 0);
+                run.others = undrawn.take(n_left).map(|other| other.sample).collect();
+                n_left -= run.others.len();
+            }
+        }
+    }
+
+    /// Marks the rows of `runs`, a whole step, as cached and returns the tokens drawn in it, in order. From here on the
+    /// next step can be planned: a token drawn and not yet read takes part under the number of its draw.
+    pub fn advance(&mut self, runs: &[Run]) -> Vec<Draw> {
+        let mut draws = Vec::with_capacity(runs.len());
+        for run in runs {
+            self.mark_cached(run);
+            let sequence = &mut self.running[run.slot];
+            let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
+            let max_tokens = group.request.max_tokens;
+            if run.draws {
+                draws.push(sequence.draw(draws.len(), run.slot, max_tokens));
+            }
+            for sample in &run.others {
+                let other = group.waiting.iter_mut().find(|other| other.sample == *sample);
+                let other = other.expect("it waited when the step was planned");
+                draws.push(other.draw(draws.len(), run.slot, max_tokens));
+            }
+            if max_tokens == 1 {
+                group.n_running += run.others.len();
+                let all = std::mem::take(&mut group.waiting).into_iter();
+                let (over, rest): (VecDeque<_>, _) =
+                    all.partition(|other| run.others.contains(&other.sample));
+                group.waiting = rest;
+                self.leaving.extend(over);
+            }
+            group.drop_unneeded_prefix(&mut self.pool);
+        }
+        for at in (0..self.running.len()).rev() {
+            if self.running[at].n_pending() == 0 {
+                let mut sequence = self.running.remove(at);
+                sequence.evict(&mut self.pool);
+                self.leaving.push(sequence);
+            }
+        }
+        draws
+    }
+
+    /// A prompt completed by `run` is shared with the samples that wait for it.
+    fn mark_cached(&mut self, run: &Run) {
         let sequence = &mut self.running[run.slot];
         sequence.n_cached += run.n_rows;
         let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
-        let n_shareable = sequence.n_shareable();
-        if matches!(group.prefix, Prefix::Filling(sample) if sample == sequence.sample)
-            && sequence.n_cached >= n_shareable
-        {
-            let n_blocks = n_shareable.div_ceil(self.capacity.block_tokens);
+        if group.is_filled_by(sequence) && sequence.n_cached >= sequence.n_prompt {
+            let n_blocks = sequence.n_prompt.div_ceil(self.capacity.block_tokens);
             let blocks = sequence.blocks[..n_blocks].iter().map(|&block| self.pool.share(block)).collect();
             group.prefix = Prefix::Ready(blocks);
-            group.drop_unneeded_prefix(&mut self.pool);
         }
-        sequence.n_pending() == 0
     }
 
-    /// Takes out and returns the sequences that `finish` finds finished, in running order.
-    pub fn retire(
+    /// Whether the sequence of `draw` is still there; after a stop token it is not.
+    pub fn expects(&self, draw: Draw) -> bool {
+        self.find(draw).is_some()
+    }
+
+    fn find(&self, draw: Draw) -> Option<(List, usize)> {
+        let is_it = |s: &Sequence| (s.ticket, s.sample) == (draw.ticket, draw.sample);
+        let near = &self.running[..self.running.len().min(draw.slot + 1)];
+        let running = near.iter().rposition(is_it).or_else(|| self.running.iter().position(is_it));
+        let leaving = || self.leaving.iter().position(is_it).map(|at| (List::Leaving, at));
+        // Sent back before its token was read.
+        let waiting =
+            || Some((List::Waiting, self.groups.get(&draw.ticket)?.waiting.iter().position(is_it)?));
+        running.map(|at| (List::Running, at)).or_else(leaving).or_else(waiting)
+    }
+
+    /// Hands the token of `draw` to its sequence and takes that out once `finish` finds it finished.
+    pub fn receive(
         &mut self,
+        draw: Draw,
+        sampled: Sampled,
         finish: impl Fn(&Sequence, &Request) -> Option<Finish>,
-    ) -> Vec<(Sequence, Finish)> {
-        let mut finished = Vec::new();
-        for mut sequence in std::mem::take(&mut self.running) {
-            let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
-            let Some(finish) = finish(&sequence, &group.request) else {
-                self.running.push(sequence);
-                continue;
-            };
-            sequence.evict(&mut self.pool);
+    ) -> Option<(Sequence, Finish)> {
+        let (list, at) = self.find(draw)?;
+        let group = self.groups.get_mut(&draw.ticket).expect("a sequence has its group");
+        let sequence = match list {
+            List::Running => &mut self.running[at],
+            List::Leaving => &mut self.leaving[at],
+            List::Waiting => &mut group.waiting[at],
+        };
+        assert_eq!(sequence.sampled.len(), draw.position as usize, "tokens are read in order");
+        sequence.receive(sampled);
+        let finish = finish(sequence, &group.request)?;
+        let mut sequence = match list {
+            List::Running => self.running.remove(at),
+            List::Leaving => self.leaving.remove(at),
+            List::Waiting => group.waiting.remove(at)?,
+        };
+        sequence.evict(&mut self.pool);
+        if list == List::Waiting {
+            group.drop_unneeded_prefix(&mut self.pool);
+        } else {
             group.n_running -= 1;
-            if group.n_running == 0 && group.waiting.is_empty() {
-                self.groups.remove(&sequence.ticket);
-            }
-            finished.push((sequence, finish));
         }
-        finished
+        if group.n_running == 0 && group.waiting.is_empty() {
+            self.groups.remove(&draw.ticket);
+        }
+        Some((sequence, finish))
     }
 
     /// Lets the next sequence in, of the oldest request that has one. False: nobody may come in.
@@ -168,7 +273,7 @@ impl Scheduler {
         let next = group.waiting.front().expect("someone waits");
         let block_tokens = self.capacity.block_tokens;
         let n_shared_blocks = match &group.prefix {
-            Prefix::Ready(_) => next.n_shareable() / block_tokens,
+            Prefix::Ready(_) => next.n_found() / block_tokens,
             Prefix::Absent | Prefix::Filling(_) => 0,
         };
         // A newcomer that leaves no room for those inside to grow would soon be sent back.
@@ -181,12 +286,9 @@ impl Scheduler {
         match &group.prefix {
             Prefix::Ready(blocks) => {
                 sequence.blocks = blocks.iter().map(|&block| self.pool.share(block)).collect();
-                sequence.n_cached = sequence.n_shareable();
+                sequence.n_cached = sequence.n_found();
             }
-            Prefix::Absent | Prefix::Filling(_) if sequence.n_shareable() > 0 => {
-                group.prefix = Prefix::Filling(sequence.sample);
-            }
-            Prefix::Absent | Prefix::Filling(_) => {}
+            Prefix::Absent | Prefix::Filling(_) => group.prefix = Prefix::Filling(sequence.sample),
         }
         group.drop_unneeded_prefix(&mut self.pool);
         group.n_running += 1;
@@ -247,7 +349,7 @@ impl Scheduler {
         self.n_preemptions += 1;
         sequence.evict(&mut self.pool);
         let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
-        if matches!(group.prefix, Prefix::Filling(sample) if sample == sequence.sample) {
+        if group.is_filled_by(&sequence) {
             group.prefix = Prefix::Absent;
         }
         group.n_running -= 1;
@@ -257,6 +359,10 @@ impl Scheduler {
 }
 
 impl Group {
+    fn is_filled_by(&self, sequence: &Sequence) -> bool {
+        matches!(self.prefix, Prefix::Filling(sample) if sample == sequence.sample)
+    }
+
     fn drop_prefix(&mut self, pool: &mut BlockPool) {
         if let Prefix::Ready(blocks) = std::mem::replace(&mut self.prefix, Prefix::Absent) {
             pool.release(blocks);

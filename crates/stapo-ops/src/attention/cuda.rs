@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::paged::{self, CacheDims};
 use super::{Dims, Heads};
 use crate::cuda::kernels::{
-    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_HOPPER, ATTENTION_HOPPER, ATTENTION_PAGED,
-    ATTENTION_PLAIN, Source,
+    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_HOPPER, ATTENTION_DECODE_HOPPER, ATTENTION_HOPPER,
+    ATTENTION_PAGED, ATTENTION_PLAIN, ELEMENTWISE, Source,
 };
 use crate::cuda::{Cuda, Kind, Memory, Slice};
 
@@ -123,11 +123,52 @@ pub(super) fn store(
     launch.arg(cache.block_size).arg(cache.blocks * cache.block_size).run([tokens, 1], 128, 0);
 }
 
+pub(super) fn copy_blocks(cuda: &Cuda, pairs: Slice, cache: Slice, len: usize) {
+    // Block sizes are multiples of 16.
+    let (n_pieces, n_blocks) = (len * cache.kind.n_bytes() / 16, cache.len / len.max(1));
+    let launch = cuda.kernel(&ELEMENTWISE, "copy_blocks").arg(pairs).arg(cache).arg(n_pieces).arg(n_blocks);
+    launch.run([pairs.len / 2, 1], 256, 0);
+}
+
 /// Where the sequences of a call lie: see `paged::Sequences`.
 pub(super) struct Sequences {
-    pub offsets: Slice,
-    pub contexts: Slice,
-    pub tables: Slice,
+    offsets: Slice,
+    contexts: Slice,
+    tables: Slice,
+    groups: Option<Slice>,
+}
+
+impl Sequences {
+    pub(super) fn of(lists: paged::Sequences<'_>) -> Self {
+        let paged::Sequences { offsets, contexts, tables, groups } = lists;
+        let groups = groups.map(|groups| groups.cuda());
+        Self { offsets: offsets.cuda(), contexts: contexts.cuda(), tables: tables.cuda(), groups }
+    }
+}
+
+/// One token of each sequence, its key and value stored on the way. False: not for this device or these heads, and nothing
+/// was done.
+pub(super) fn decode(
+    cuda: &Cuda,
+    d: paged::Dims,
+    cache: CacheDims,
+    qkv: Slice,
+    slots: Slice,
+    (keys, values): (Slice, Slice),
+    sequences: &Sequences,
+    out: Slice,
+) -> bool {
+    let (op, heads) = ("attention::paged::forward", d.heads);
+    let fits = is_hopper(cuda, qkv.kind, heads) && heads.group() <= paged::GROUPED_ROWS;
+    let Some(groups) = sequences.groups.filter(|_| fits) else { return false };
+    let launch = cuda.kernel(&ATTENTION_DECODE_HOPPER, "attention_decode_hopper_bf16").head_dim(heads.dim);
+    let launch = launch.arg(qkv).arg(slots).arg(keys.same(qkv, op)).arg(values);
+    let launch = launch.arg(sequences.contexts).arg(sequences.tables).arg(groups);
+    let launch = launch.arg(out.same(qkv, op)).arg(d.table_width).arg(heads.query).arg(heads.kv);
+    // Queries, keys, values, and weights of 64 keys.
+    let shared = swizzled_bytes(heads, paged::GROUPED_ROWS + 2 * KEYS) + 2 * paged::GROUPED_ROWS * KEYS;
+    launch.arg(cache.block_size.ilog2() as usize).run([heads.kv, groups.len / 3], 128, shared);
+    true
 }
 
 pub(super) fn paged(

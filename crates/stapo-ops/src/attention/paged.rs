@@ -88,12 +88,20 @@ impl<T: Float> Cache<T> {
         self.dims
     }
 
-    /// Copies the keys and values of block `from` over those of block `to`.
-    pub fn copy_block(&mut self, from: usize, to: usize) {
+    /// Copies the keys and values of each pair's first block over those of its second. Shape: pairs `[n, 2]`; a block that
+    /// one pair writes is in no other.
+    pub fn copy_blocks(&mut self, device: &Device, pairs: View<'_, u32>) {
         for buffer in [&mut self.keys, &mut self.values] {
             let len = buffer.len() / self.dims.blocks;
-            let [from, mut to] = buffer.disjoint_mut([from, to].map(|block| block * len..(block + 1) * len));
-            to.copy_from(from.into_view());
+            if let Backend::Cuda(cuda) = device.backend() {
+                cuda::copy_blocks(cuda, pairs.cuda(), buffer.view().cuda(), len);
+                continue;
+            }
+            for pair in pairs.host().chunks_exact(2) {
+                let places = [pair[0], pair[1]].map(|block| block as usize * len..(block as usize + 1) * len);
+                let [from, mut to] = buffer.disjoint_mut(places);
+                to.copy_from(from.into_view());
+            }
         }
     }
 }
@@ -144,15 +152,24 @@ pub struct Sequences<'a> {
     pub contexts: View<'a, u32>,
     /// `[sequences, table_width]`: block of each run of `block_size` positions; entries past the context are ignored.
     pub tables: View<'a, u32>,
+    /// `[n, 3]`, only where each sequence asks one token: who may be taken together. First sequence, how many (0: an entry
+    /// to be left out), and how many keys, divided by [`GROUPED_KEYS`], lie in the same blocks. Changes no result.
+    pub groups: Option<View<'a, u32>>,
 }
 
-/// Shapes: qkv `[T, qkv_width]`, of which the queries are read (their keys and values are already stored); out
+/// The keys that sequences have in common are counted in pieces of this many.
+pub const GROUPED_KEYS: usize = 64;
+/// Query rows (sequences times query heads per key head) that a group may have.
+pub const GROUPED_ROWS: usize = 16;
+
+/// Stores the tokens' keys and values, see [`store`], and attends. Shapes: qkv `[T, qkv_width]`; slots `[T]`; out
 /// `[T, out_width]`. Bit for bit what [`super::forward`] gives for the same sequences packed.
 pub fn forward<T: Float>(
     device: &Device,
     dims: Dims,
     qkv: View<'_, T>,
-    cache: &Cache<T>,
+    slots: View<'_, u32>,
+    cache: &mut Cache<T>,
     sequences: Sequences<'_>,
     out: ViewMut<'_, T>,
 ) {
@@ -160,55 +177,53 @@ pub fn forward<T: Float>(
     cache.dims.check(op, dims.heads);
     check(op, "qkv", qkv.len(), dims.tokens * dims.heads.qkv_width());
     check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
-    sequences.check(op, dims);
+    check(op, "contexts", sequences.contexts.len(), dims.sequences);
+    check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);
+    check(op, "offsets", sequences.offsets.len(), dims.sequences + 1);
     if let Backend::Cuda(cuda) = device.backend() {
-        let Sequences { offsets, contexts, tables } = sequences;
-        let places =
-            cuda::Sequences { offsets: offsets.cuda(), contexts: contexts.cuda(), tables: tables.cuda() };
+        check(op, "slots", slots.len(), dims.tokens);
+        let lists = cuda::Sequences::of(sequences);
         let (keys, values) = (cache.keys.view().cuda(), cache.values.view().cuda());
-        cuda::paged(cuda, dims, cache.dims, qkv.cuda(), (keys, values), &places, out.cuda());
+        let decodes = cuda::decode(
+            cuda,
+            dims,
+            cache.dims,
+            qkv.cuda(),
+            slots.cuda(),
+            (keys, values),
+            &lists,
+            out.cuda(),
+        );
+        if !decodes {
+            cuda::store(cuda, dims.tokens, dims.heads, cache.dims, qkv.cuda(), slots.cuda(), (keys, values));
+            cuda::paged(cuda, dims, cache.dims, qkv.cuda(), (keys, values), &lists, out.cuda());
+        }
         return;
     }
-    let host = sequences.host(op, dims, cache.dims);
+    super::check_offsets(op, sequences.offsets, dims.sequences, dims.tokens);
+    let host = Host {
+        offsets: sequences.offsets.host(),
+        contexts: sequences.contexts.host(),
+        tables: sequences.tables.host(),
+    };
+    host.check(op, dims, cache.dims);
+    if dims.heads.group() <= decode::MAX_GROUP && host.is_decode(dims, cache.dims, slots.host()) {
+        decode::Decode {
+            heads: dims.heads,
+            dims: cache.dims,
+            qkv: qkv.host(),
+            contexts: host.contexts,
+            tables: host.tables,
+            table_width: dims.table_width,
+            keys: Shared::new(cache.keys.view_mut().into_host()),
+            values: Shared::new(cache.values.view_mut().into_host()),
+            out: Shared::new(out.into_host()),
+        }
+        .run(device.as_cpu());
+        return;
+    }
+    store(device, dims.tokens, dims.heads, qkv, slots, cache);
     forward_cpu(device.as_cpu(), dims, qkv.host(), cache, host, out.into_host());
-}
-
-/// [`store`] and [`forward`] of one token per sequence, its last: what generation does in most steps. A sequence's last
-/// block is its own.
-pub fn decode<T: Float>(
-    device: &Device,
-    dims: Dims,
-    qkv: View<'_, T>,
-    slots: View<'_, u32>,
-    cache: &mut Cache<T>,
-    sequences: Sequences<'_>,
-    mut out: ViewMut<'_, T>,
-) {
-    let op = "attention::paged::decode";
-    check(op, "tokens", dims.tokens, dims.sequences);
-    let is_cpu = matches!(device.backend(), Backend::Cpu(_));
-    if !is_cpu || dims.heads.group() > decode::MAX_GROUP {
-        store(device, dims.tokens, dims.heads, qkv, slots, cache);
-        forward(device, dims, qkv, cache, sequences, out);
-        return;
-    }
-    cache.dims.check(op, dims.heads);
-    check(op, "qkv", qkv.len(), dims.tokens * dims.heads.qkv_width());
-    check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
-    let host = sequences.host(op, dims, cache.dims);
-    host.check_last(op, dims, cache.dims, slots.host());
-    decode::Decode {
-        heads: dims.heads,
-        dims: cache.dims,
-        qkv: qkv.host(),
-        contexts: host.contexts,
-        tables: host.tables,
-        table_width: dims.table_width,
-        keys: Shared::new(cache.keys.view_mut().into_host()),
-        values: Shared::new(cache.values.view_mut().into_host()),
-        out: Shared::new(out.host_mut()),
-    }
-    .run(device.as_cpu());
 }
 
 /// [`Sequences`] as slices.
@@ -219,50 +234,7 @@ struct Host<'a> {
     tables: &'a [u32],
 }
 
-impl<'a> Sequences<'a> {
-    #[track_caller]
-    fn check(self, op: &str, dims: Dims) {
-        check(op, "contexts", self.contexts.len(), dims.sequences);
-        check(op, "tables", self.tables.len(), dims.sequences * dims.table_width);
-        check(op, "offsets", self.offsets.len(), dims.sequences + 1);
-    }
-
-    #[track_caller]
-    fn host(self, op: &str, dims: Dims, cache: CacheDims) -> Host<'a> {
-        self.check(op, dims);
-        super::check_offsets(op, self.offsets, dims.sequences, dims.tokens);
-        let host =
-            Host { offsets: self.offsets.host(), contexts: self.contexts.host(), tables: self.tables.host() };
-        host.check(op, dims, cache);
-        host
-    }
-}
-
 impl Host<'_> {
-    /// Every sequence asks one token, whose slot is its last position, in a block that nobody else names.
-    #[track_caller]
-    fn check_last(self, op: &str, dims: Dims, cache: CacheDims, slots: &[u32]) {
-        check(op, "slots", slots.len(), dims.sequences);
-        let mut n_readers = vec![0_u32; cache.blocks];
-        for (s, context) in self.contexts.iter().enumerate() {
-            assert!(self.offsets[s + 1] - self.offsets[s] == 1, "{op}: sequence {s} asks not one token");
-            let used = (*context as usize).div_ceil(cache.block_size);
-            self.tables[s * dims.table_width..][..used]
-                .iter()
-                .for_each(|block| n_readers[*block as usize] += 1);
-        }
-        for (s, (context, slot)) in self.contexts.iter().zip(slots).enumerate() {
-            let last = *context as usize - 1;
-            let block = self.tables[s * dims.table_width + last / cache.block_size] as usize;
-            let place = block * cache.block_size + last % cache.block_size;
-            assert!(
-                *slot as usize == place,
-                "{op}: slot {slot} of sequence {s}, whose last place is {place}"
-            );
-            assert!(n_readers[block] == 1, "{op}: block {block}, the last of sequence {s}, is shared");
-        }
-    }
-
     #[track_caller]
     fn check(self, op: &str, dims: Dims, cache: CacheDims) {
         for s in 0..dims.sequences {
@@ -279,6 +251,27 @@ impl Host<'_> {
                 panic!("{op}: sequence {s} names block {block} of {}", cache.blocks);
             }
         }
+    }
+}
+
+impl Host<'_> {
+    /// Whether every sequence asks one token, whose slot is its last position, in a block that nobody else reads.
+    fn is_decode(self, dims: Dims, cache: CacheDims, slots: &[u32]) -> bool {
+        let asks_one = self.offsets.iter().enumerate().all(|(s, offset)| *offset as usize == s);
+        if !asks_one || slots.len() != dims.sequences {
+            return false;
+        }
+        let table = |s: usize| {
+            let used = (self.contexts[s] as usize).div_ceil(cache.block_size);
+            &self.tables[s * dims.table_width..][..used]
+        };
+        let mut n_readers = vec![0_u32; cache.blocks];
+        (0..dims.sequences).flat_map(table).for_each(|block| n_readers[*block as usize] += 1);
+        slots.iter().enumerate().all(|(s, slot)| {
+            let position = (self.contexts[s] as usize - 1) % cache.block_size;
+            let last = table(s).last().map_or(0, |block| *block as usize);
+            n_readers[last] == 1 && *slot as usize == last * cache.block_size + position
+        })
     }
 }
 

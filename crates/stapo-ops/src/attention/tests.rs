@@ -1,5 +1,6 @@
 use super::paged::{Cache, CacheDims, Sequences};
 use super::*;
+use crate::Buffer;
 use crate::testing::*;
 
 const HEADS: [Heads; 4] = [
@@ -77,6 +78,11 @@ fn textbook(heads: Heads, lens: &[usize], qkv: &[f64]) -> Vec<f64> {
         start += len;
     }
     out
+}
+
+fn lists<'a>(offsets: &'a Buffer<u32>, contexts: &'a Buffer<u32>, tables: &'a Buffer<u32>) -> Sequences<'a> {
+    let (offsets, contexts, tables) = (offsets.view(), contexts.view(), tables.view());
+    Sequences { offsets, contexts, tables, groups: None }
 }
 
 #[test]
@@ -167,13 +173,11 @@ fn paged_of<T: Float>(
         }
         let d = paged::Dims { tokens: slots.len(), sequences: lens.len(), heads, table_width: width };
         let (rows, slots) = (upload(device, &rows), upload(device, &slots));
-        paged::store(device, d.tokens, heads, rows.view(), slots.view(), &mut cache);
         let mut part = device.zeros(d.tokens * heads.out_width()).unwrap();
         let [offsets, contexts, tables] =
             [offsets(&asked), contexts, tables.clone()].map(|x| upload(device, &x));
-        let sequences =
-            Sequences { offsets: offsets.view(), contexts: contexts.view(), tables: tables.view() };
-        paged::forward(device, d, rows.view(), &cache, sequences, part.view_mut());
+        let sequences = lists(&offsets, &contexts, &tables);
+        paged::forward(device, d, rows.view(), slots.view(), &mut cache, sequences, part.view_mut());
         let part = part.view().to_vec();
         let mut at = 0;
         for (s, n) in asked.iter().enumerate().filter(|(_, n)| **n > 0) {
@@ -210,7 +214,7 @@ fn decode_and_chunked_prefill_over_any_block_size_equal_packed_training_bitwise(
     }
 }
 
-/// Token by token through [`paged::decode`], each step with the sequences that have one left.
+/// Token by token, each step with the sequences that have one left.
 fn decoded_of<T: Float>(
     device: &Device,
     heads: Heads,
@@ -242,11 +246,16 @@ fn decoded_of<T: Float>(
         let [step, contexts, tables, slots] =
             [(0..=n).collect(), vec![position as u32 + 1; running.len()], tables, slots]
                 .map(|x| upload(device, &x));
-        let sequences = Sequences { offsets: step.view(), contexts: contexts.view(), tables: tables.view() };
+        let sequences = Sequences {
+            offsets: step.view(),
+            contexts: contexts.view(),
+            tables: tables.view(),
+            groups: None,
+        };
         let d = paged::Dims { tokens: running.len(), sequences: running.len(), heads, table_width: width };
         let mut part = device.zeros(running.len() * heads.out_width()).unwrap();
         let rows = upload(device, &rows);
-        paged::decode(device, d, rows.view(), slots.view(), &mut cache, sequences, part.view_mut());
+        paged::forward(device, d, rows.view(), slots.view(), &mut cache, sequences, part.view_mut());
         for (s, part) in running.iter().zip(part.view().to_vec().chunks(heads.out_width())) {
             out[token(*s) * heads.out_width()..][..heads.out_width()].copy_from_slice(part);
         }
@@ -286,20 +295,6 @@ fn decode_agrees_on_all_devices() {
 }
 
 #[test]
-#[should_panic(expected = "attention::paged::decode: block 0, the last of sequence 0, is shared")]
-fn decode_does_not_write_into_a_shared_block() {
-    let (device, heads) = (device(), Heads { query: 1, kv: 1, dim: 2 });
-    let cache_dims = CacheDims { blocks: 2, block_size: 16, kv_heads: 1, head_dim: 2 };
-    let mut cache = Cache::<f32>::zeros(&device, cache_dims).unwrap();
-    let [offsets, contexts, tables, slots] =
-        [&[0, 1, 2][..], &[3, 17], &[0, 0, 0, 1], &[2, 16]].map(|x| upload(&device, x));
-    let sequences = Sequences { offsets: offsets.view(), contexts: contexts.view(), tables: tables.view() };
-    let d = paged::Dims { tokens: 2, sequences: 2, heads, table_width: 2 };
-    let (qkv, mut out) = (upload(&device, &[0f32; 12]), device.zeros(4).unwrap());
-    paged::decode(&device, d, qkv.view(), slots.view(), &mut cache, sequences, out.view_mut());
-}
-
-#[test]
 fn paged_attention_agrees_on_all_devices() {
     let (lens, heads) = ([33, 7], HEADS[1]);
     let qkv: Vec<f32> = values(1, 40 * heads.qkv_width());
@@ -317,13 +312,15 @@ fn sequences_may_share_the_blocks_of_a_common_prefix() {
     let all = upload(&device, &[prefix.clone(), tails.concat()].concat());
     // The prefix fills blocks 2 and 0; the tails start blocks 1 and 3.
     let slots: Vec<u32> = (32..48).chain(0..16).chain([16, 48]).collect();
-    paged::store(&device, 34, heads, all.view(), upload(&device, &slots).view(), &mut cache);
+    let slots = upload(&device, &slots);
+    paged::store(&device, 34, heads, all.view(), slots.view(), &mut cache);
     let [offsets, contexts, tables] =
         [&[0, 1, 2][..], &[33, 33], &[2, 0, 1, 2, 0, 3]].map(|x| upload(&device, x));
-    let sequences = Sequences { offsets: offsets.view(), contexts: contexts.view(), tables: tables.view() };
+    let sequences = lists(&offsets, &contexts, &tables);
     let d = paged::Dims { tokens: 2, sequences: 2, heads, table_width: 3 };
     let mut out = device.zeros(2 * heads.out_width()).unwrap();
-    paged::forward(&device, d, all.range(32 * width..34 * width), &cache, sequences, out.view_mut());
+    let last = all.range(32 * width..34 * width);
+    paged::forward(&device, d, last, slots.range(32..34), &mut cache, sequences, out.view_mut());
     for (tail, got) in tails.iter().zip(out.view().to_vec().chunks(heads.out_width())) {
         let whole = forward_of(&device, heads, &[33], &[prefix.clone(), tail.clone()].concat());
         assert_eq!(bits(got), bits(&whole[0][32 * heads.out_width()..]));
@@ -335,12 +332,13 @@ fn sequences_may_share_the_blocks_of_a_common_prefix() {
 fn a_block_outside_the_cache_is_named() {
     let (device, heads) = (device(), Heads { query: 1, kv: 1, dim: 2 });
     let cache_dims = CacheDims { blocks: 2, block_size: 16, kv_heads: 1, head_dim: 2 };
-    let cache = Cache::<f32>::zeros(&device, cache_dims).unwrap();
+    let mut cache = Cache::<f32>::zeros(&device, cache_dims).unwrap();
     let [offsets, contexts, tables] = [&[0, 1][..], &[1], &[7]].map(|x| upload(&device, x));
-    let sequences = Sequences { offsets: offsets.view(), contexts: contexts.view(), tables: tables.view() };
+    let sequences = lists(&offsets, &contexts, &tables);
     let d = paged::Dims { tokens: 1, sequences: 1, heads, table_width: 1 };
-    let qkv = upload(&device, &[0f32; 6]);
-    paged::forward(&device, d, qkv.view(), &cache, sequences, device.zeros(2).unwrap().view_mut());
+    let (qkv, mut out) = (upload(&device, &[0f32; 6]), device.zeros(2).unwrap());
+    let slots = upload(&device, &[0]);
+    paged::forward(&device, d, qkv.view(), slots.view(), &mut cache, sequences, out.view_mut());
 }
 
 #[test]
@@ -350,14 +348,14 @@ fn of_two_tokens_in_one_slot_the_later_stays() {
         let cache_dims = CacheDims { blocks: 1, block_size: 16, kv_heads: 2, head_dim: 3 };
         let mut cache = Cache::zeros(device, cache_dims).unwrap();
         let qkv = upload(device, &values::<f32>(1, 2 * heads.qkv_width()));
-        paged::store(device, 2, heads, qkv.view(), upload(device, &[0, 0]).view(), &mut cache);
+        let slots = upload(device, &[0, 0]);
+        paged::store(device, 2, heads, qkv.view(), slots.view(), &mut cache);
         let [offsets, contexts, tables] = [&[0, 1][..], &[1], &[0]].map(|x| upload(device, x));
-        let sequences =
-            Sequences { offsets: offsets.view(), contexts: contexts.view(), tables: tables.view() };
+        let sequences = lists(&offsets, &contexts, &tables);
         let d = paged::Dims { tokens: 1, sequences: 1, heads, table_width: 1 };
         let mut out = device.zeros(heads.out_width()).unwrap();
         let last = qkv.range(heads.qkv_width()..2 * heads.qkv_width());
-        paged::forward(device, d, last, &cache, sequences, out.view_mut());
+        paged::forward(device, d, last, slots.range(1..2), &mut cache, sequences, out.view_mut());
         // A lone key has weight 1: the output is its value.
         assert_eq!(out.view().to_vec(), last.to_vec()[12..]);
         vec![out.view().to_vec()]

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Device;
-use crate::cuda::{Cuda, Kind, Memory, Slice, Stored};
+use crate::cuda::{self, Cuda, Kind, Memory, Slice, Stored};
 use crate::device::Backend;
 
 /// A type that buffers can hold.
@@ -135,6 +135,30 @@ impl<T: Element> Buffer<T> {
     }
 }
 
+/// Elements on their way from a device.
+#[derive(Debug)]
+pub struct Arriving<T: Element>(Coming<T>);
+
+#[derive(Debug)]
+enum Coming<T> {
+    Here(Vec<T>),
+    Cuda(cuda::Arriving, usize),
+}
+
+impl<T: Element> Arriving<T> {
+    /// Waits for them.
+    pub fn wait(self) -> Vec<T> {
+        match self.0 {
+            Coming::Here(elements) => elements,
+            Coming::Cuda(arriving, len) => {
+                let mut elements = vec![T::default(); len];
+                arriving.read(&mut elements);
+                elements
+            }
+        }
+    }
+}
+
 /// A programmer's fault: an op of one device was given memory of the other.
 #[track_caller]
 fn elsewhere(place: &str) -> ! {
@@ -171,6 +195,14 @@ impl<'a, T: Element> View<'a, T> {
         let mut elements = vec![T::default(); self.len()];
         self.read(&mut elements);
         elements
+    }
+
+    /// The elements, on their way to the host: what is queued after this runs meanwhile. Of exact buffers.
+    pub fn fetch(&self) -> Arriving<T> {
+        Arriving(match self.0 {
+            Place::Host(slice) => Coming::Here(slice.to_vec()),
+            Place::Cuda(part) => Coming::Cuda(part.cuda().fetch(part.slice().exact::<T>()), part.len),
+        })
     }
 
     #[track_caller]

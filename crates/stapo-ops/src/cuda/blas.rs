@@ -3,11 +3,13 @@
 //! (docs/numerics.md) and checked by every training run.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use cudarc::cublaslt::{result, sys};
 
 use super::context::{Block, Cuda, lock};
+use super::error::{self, Code, CudaError};
 use super::kernels::ELEMENTWISE;
 use super::memory::{Kind, Slice};
 
@@ -49,6 +51,12 @@ struct Shape {
 }
 
 impl Shape {
+    /// Fewer columns than this take the kernel of this many: below it the library's choice without a split is a slow one,
+    /// and the sooner so the deeper the product is.
+    fn fewest_columns(self) -> usize {
+        if self.k > self.m { 128 } else { 64 }
+    }
+
     /// Bytes that the addresses of a, b, c and d are multiples of: rows in the midst of a buffer start where a row starts.
     fn alignments(self) -> [u32; 4] {
         let leading = [
@@ -79,8 +87,6 @@ pub(super) struct Blas {
 }
 
 const WORKSPACE_BYTES: usize = 32 << 20;
-/// Fewer columns than this take the kernel of this many: below it the fastest kernel without a split is a slow one.
-const FEWEST_COLUMNS: usize = 128;
 
 impl Cuda {
     pub(crate) fn product(self: &Arc<Self>, p: &Product) {
@@ -135,7 +141,7 @@ impl Cuda {
                 self.stream.cast(),
             )
         };
-        done.unwrap_or_else(|error| panic!("cuBLASLt: product [{}, {}, {}] failed: {error}", p.m, p.n, p.k));
+        done.unwrap_or_else(|error| refuse(format_args!("a product [{}, {}, {}]", p.m, p.n, p.k), error));
     }
 
     /// Odd widths, as only tiny models have them.
@@ -152,8 +158,7 @@ impl Cuda {
 impl Blas {
     fn handle(&mut self) -> sys::cublasLtHandle_t {
         *self.handle.get_or_insert_with(|| {
-            result::create_handle()
-                .unwrap_or_else(|error| panic!("cuBLASLt: no handle: {error}\nhint: stapo doctor"))
+            result::create_handle().unwrap_or_else(|error| refuse("opening cuBLASLt", error))
         })
     }
 
@@ -161,7 +166,9 @@ impl Blas {
         self.workspace
             .get_or_insert_with(|| {
                 let block = Block::new(cuda, WORKSPACE_BYTES);
-                let block = block.unwrap_or_else(|error| panic!("cuBLASLt: workspace: {error}"));
+                let block = block.unwrap_or_else(|error| {
+                    error::fail(CudaError::told("workspace of cuBLASLt", error, Code::OutOfMemory))
+                });
                 let address = block.address;
                 // It lives as long as the context, which cannot hold what holds the context.
                 block.leak();
@@ -173,7 +180,7 @@ impl Blas {
     fn prepare(&mut self, shape: Shape, columns: Columns) -> &Ready {
         if !self.ready.contains_key(&shape) {
             let n = match columns {
-                Columns::Tokens => shape.n.next_power_of_two().max(FEWEST_COLUMNS),
+                Columns::Tokens => shape.n.next_power_of_two().max(shape.fewest_columns()),
                 Columns::Width => shape.n,
             };
             let rounded = Shape { n, ..shape };
@@ -210,8 +217,13 @@ impl Blas {
     }
 }
 
+/// What cuBLASLt does not do: after a lost device, anything.
+fn refuse<T>(what: impl Display, error: result::CublasError) -> T {
+    error::fail(CudaError::told(what, format_args!("cuBLASLt: {error}"), Code::Other))
+}
+
 fn fail<T>(error: result::CublasError) -> T {
-    panic!("cuBLASLt: describing a product failed: {error}")
+    refuse("describing a product", error)
 }
 
 fn data_type(kind: Kind) -> sys::cudaDataType {
@@ -232,7 +244,7 @@ fn set<T>(description: sys::cublasLtMatmulDesc_t, attribute: sys::cublasLtMatmul
             size_of::<T>(),
         )
     };
-    done.unwrap_or_else(|error| panic!("cuBLASLt: attribute {attribute:?}: {error}"));
+    done.unwrap_or_else(fail);
 }
 
 impl Ready {

@@ -10,9 +10,10 @@ use cudarc::driver::result::{
 use cudarc::driver::sys;
 
 use super::blas::Blas;
-use super::error::{CudaError, OrPanic};
+use super::error::{CudaError, OrPanic, fail};
 use super::kernels::{SOURCES, Scope, Source, compile_cached};
 use super::probe::{Gpu, gpu, probe};
+use super::transfer::Pinned;
 use crate::OutOfMemory;
 
 /// How weights and activations are stored on the GPU. Sums, log-probabilities, gradients of weights and optimizer state
@@ -59,6 +60,7 @@ pub(crate) struct Cuda {
     arch: String,
     functions: Mutex<HashMap<(String, usize), Function>>,
     pub(super) blas: Mutex<Blas>,
+    pub(super) pinned: Mutex<Vec<Pinned>>,
 }
 
 #[derive(Clone, Copy)]
@@ -112,8 +114,8 @@ impl Cuda {
         let (major, minor) = gpu.compute_capability;
         // The matrix instructions of Hopper and later stand under the architecture's own name.
         let arch = format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" });
-        let blas = Mutex::new(Blas::default());
-        Ok(Cuda { device, context, stream, options, gpu, arch, functions: Mutex::default(), blas })
+        let (functions, blas, pinned) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Cuda { device, context, stream, options, gpu, arch, functions, blas, pinned })
     }
 
     /// Compiles, or fetches from the cache, all kernels that do not depend on the model, each on a thread of its own.
@@ -155,12 +157,12 @@ impl Cuda {
 
     /// A kernel by its name; `head_dim` is 0 where it does not depend on it.
     fn function(&self, source: &Source, name: &str, head_dim: usize) -> Function {
-        let head_dim = if source.scope == Scope::Once { 0 } else { head_dim };
+        let head_dim = if source.scope.has_width() { head_dim } else { 0 };
         let key = (name.to_owned(), head_dim);
         if let Some(function) = lock(&self.functions).get(&key) {
             return *function;
         }
-        self.load(source, head_dim).unwrap_or_else(|error| panic!("{error}"));
+        self.load(source, head_dim).unwrap_or_else(|error| fail(error));
         let found = lock(&self.functions).get(&key).copied();
         found.unwrap_or_else(|| panic!("kernels {}: no {name}", source.name))
     }
@@ -202,6 +204,7 @@ impl Drop for Cuda {
             let _ = ctx::set_current(self.context);
             let _ = stream::synchronize(self.stream);
             lock(&self.blas).close();
+            self.release_pinned();
             let _ = stream::destroy(self.stream);
             let _ = primary_ctx::release(self.device);
         }
@@ -339,7 +342,7 @@ impl Block {
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 Err(OutOfMemory { bytes: n_bytes as u128, device: "the GPU" })
             }
-            Err(error) => panic!("{}", CudaError::failed("asking for memory", error)),
+            Err(error) => fail(CudaError::failed("asking for memory", error)),
         }
     }
 

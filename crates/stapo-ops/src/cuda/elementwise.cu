@@ -136,3 +136,10 @@ __device__ __forceinline__ void product(const S* a, const S* b, D* c, const D* b
 PRODUCT(float, float)
 PRODUCT(bf16, bf16)
 PRODUCT(bf16, float)
+
+// Grid: pairs [n, 2] of blocks of a cache, each of n_pieces times 16 bytes; the first is copied over the second.
+KERNEL copy_blocks(const u32* pairs, uint4* cache, u64 n_pieces, u32 n_blocks) {
+    u32 from = pairs[2 * blockIdx.x], to = pairs[2 * blockIdx.x + 1];
+    if (from >= n_blocks || to >= n_blocks) __trap();
+    for (u64 i = threadIdx.x; i < n_pieces; i += blockDim.x) cache[to * n_pieces + i] = cache[from * n_pieces + i];
+}

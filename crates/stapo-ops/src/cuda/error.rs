@@ -1,5 +1,9 @@
 //! What can go wrong with a GPU, and what to do then.
 
+use std::fmt::Display;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Mutex, PoisonError};
+
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
 
@@ -43,6 +47,11 @@ fn remedy(code: Code) -> &'static str {
 }
 
 impl CudaError {
+    /// A failure that a library tells in words of its own.
+    pub(crate) fn told(what: impl Display, error: impl Display, code: Code) -> Self {
+        CudaError::Failed { what: what.to_string(), error: error.to_string(), code }
+    }
+
     pub(crate) fn failed(what: &str, error: DriverError) -> Self {
         let code = match error.0 {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => Code::OutOfMemory,
@@ -60,7 +69,31 @@ impl CudaError {
     }
 }
 
-/// Ops have no room for an error: a GPU that fails in their midst ends the computation, with the remedy.
+/// The failure that this process is unwinding from, or has unwound from and not told.
+static FAILURE: Mutex<Option<CudaError>> = Mutex::new(None);
+
+/// Ops have no room for an error: a GPU that fails in their midst unwinds the computation, up to [`guard`].
+#[track_caller]
+pub(crate) fn fail(error: CudaError) -> ! {
+    let text = error.to_string();
+    *FAILURE.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    panic!("{text}")
+}
+
+/// Whether a GPU has failed and nobody was told: a panic is then that failure on its way to [`guard`].
+pub fn is_failing() -> bool {
+    FAILURE.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+}
+
+/// What `body` gives, or the failure of a GPU in its midst. Any other panic goes on.
+pub fn guard<R>(body: impl FnOnce() -> R) -> Result<R, CudaError> {
+    // Whatever the body was changing is gone with it: nothing it borrowed is seen again but what unwinding keeps sound.
+    std::panic::catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
+        let failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failure.unwrap_or_else(|| std::panic::resume_unwind(payload))
+    })
+}
+
 pub(crate) trait OrPanic<T> {
     fn or_panic(self, what: &str) -> T;
 }
@@ -68,6 +101,23 @@ pub(crate) trait OrPanic<T> {
 impl<T> OrPanic<T> for Result<T, DriverError> {
     #[track_caller]
     fn or_panic(self, what: &str) -> T {
-        self.unwrap_or_else(|error| panic!("{}", CudaError::failed(what, error)))
+        self.unwrap_or_else(|error| fail(CudaError::failed(what, error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_fails_in_the_midst_of_work_is_an_error_and_other_panics_go_on() {
+        let lost = || CudaError::told("waiting for the GPU", "illegal address", Code::Lost);
+        let caught = guard(|| fail(lost())).unwrap_err();
+        assert_eq!(caught, lost());
+        assert!(caught.to_string().contains("goes on from its last checkpoint"), "{caught}");
+        assert!(!is_failing());
+        assert_eq!(guard(|| 3), Ok(3));
+        let other = std::panic::catch_unwind(|| guard(|| panic!("a mistake"))).unwrap_err();
+        assert_eq!(other.downcast_ref::<&str>(), Some(&"a mistake"));
     }
 }

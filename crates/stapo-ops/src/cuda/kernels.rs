@@ -24,6 +24,15 @@ pub enum Scope {
     HeadDim,
     /// Likewise, for `sm_90a` and the widths 64 and 128 only.
     Hopper,
+    /// Once, for `sm_90a` only.
+    HopperOnce,
+}
+
+impl Scope {
+    /// Whether a file is compiled for each width of a head.
+    pub(super) fn has_width(self) -> bool {
+        matches!(self, Scope::HeadDim | Scope::Hopper)
+    }
 }
 
 const PRELUDE: &str = include_str!("prelude.cu");
@@ -53,8 +62,11 @@ sources! {
     ATTENTION_PAGED = "attention_paged", HeadDim, [MMA, include_str!("../attention/paged.cu")];
     ATTENTION_BACKWARD = "attention_backward", HeadDim, [MMA, PULL, include_str!("../attention/backward.cu")];
     ATTENTION_HOPPER = "attention_hopper", Hopper, [MMA, WGMMA, include_str!("../attention/forward_hopper.cu")];
+    ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
+        [MMA, WGMMA, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper", Hopper,
         [MMA, PULL, WGMMA, include_str!("../attention/backward_hopper.cu")];
+    NARROW = "narrow", HopperOnce, ["#define HEAD_DIM 64\n", MMA, WGMMA, include_str!("../matmul/narrow.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 
@@ -78,7 +90,7 @@ pub fn compile(source: &Source, arch: &str, head_dim: usize) -> Result<Vec<u8>, 
 fn options(source: &Source, arch: &str, head_dim: usize) -> Vec<String> {
     let mut options = vec![format!("--gpu-architecture={arch}")];
     options.extend(["--std=c++17", "--fmad=false", "-default-device"].map(String::from));
-    if source.scope != Scope::Once {
+    if source.scope.has_width() {
         options.push(format!("-DHEAD_DIM={head_dim}"));
     }
     options

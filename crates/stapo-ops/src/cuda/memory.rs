@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::context::{Argument, Block, Cuda, Precision, Training};
-use super::error::OrPanic;
+use super::error::{Code, CudaError, OrPanic, fail};
 use super::kernels::{ADAMW_8BIT, ELEMENTWISE};
 use crate::OutOfMemory;
 use crate::dtype::bf16_to_f32;
@@ -144,6 +144,13 @@ impl Slice {
         self
     }
 
+    /// Panics unless elements are stored as the host sees them.
+    #[track_caller]
+    pub(crate) fn exact<T: Stored>(self) -> Slice {
+        assert_eq!(self.kind, exact_kind::<T>(), "fetch: stored type");
+        self
+    }
+
     #[track_caller]
     pub(crate) fn same(self, other: Slice, what: &str) -> Slice {
         assert!(self.kind == other.kind, "{what}: stored as {:?} beside {:?}", self.kind, other.kind);
@@ -204,9 +211,8 @@ impl Memory {
     pub(crate) fn scratch(cuda: &Arc<Cuda>, len: usize, kind: Kind) -> Memory {
         let n_bytes = len * kind.n_bytes();
         let block = Block::scratch(cuda, n_bytes);
-        let block = block.unwrap_or_else(|error| {
-            panic!("scratch memory: {error}\nhint: lower microbatch_tokens or the kv memory")
-        });
+        let block =
+            block.unwrap_or_else(|error| fail(CudaError::told("scratch memory", error, Code::OutOfMemory)));
         Memory { block, kind, len, master: None, scales: None }
     }
 
@@ -266,7 +272,10 @@ impl Cuda {
         self.synchronize();
     }
 
-    fn upload<T>(&self, from: &[T], address: u64) {
+    fn upload<T: Copy>(&self, from: &[T], address: u64) {
+        if self.stage(from, address) {
+            return;
+        }
         // SAFETY: as above. The driver has taken the host's bytes before this returns, for they are pageable memory.
         unsafe { result::memcpy_htod_async(address, from, self.stream) }.or_panic("writing to the GPU");
     }

@@ -3,6 +3,7 @@
 mod blas;
 mod context;
 mod error;
+mod graph;
 mod grid;
 pub mod kernels;
 mod libraries;
@@ -12,13 +13,16 @@ mod parity;
 mod probe;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 pub(crate) use blas::{Columns, Product};
 pub(crate) use context::{Cuda, Launch};
 pub use context::{CudaOptions, Precision, Training};
-pub use error::CudaError;
+pub use error::{CudaError, guard, is_failing};
+pub(crate) use graph::Graph;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub use libraries::{Library, SEARCH_VARIABLE};
 pub use memory::Stored;
 pub(crate) use memory::{Kind, Memory, Slice};
 pub use probe::{Found, Gpu, OLDEST_CAPABILITY, Part, probe};
+pub(crate) use transfer::Arriving;

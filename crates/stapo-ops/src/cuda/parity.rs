@@ -300,23 +300,90 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
                 let slots: Vec<u32> = (start..start + asked).map(place).collect();
                 let width = heads.qkv_width();
                 let qkv = compute(device, &all[start * width..(start + asked) * width]);
-                paged::store(device, asked, heads, qkv.view(), upload(device, &slots).view(), &mut cache);
+                let slots = upload(device, &slots);
                 let call = paged::Dims { tokens: asked, sequences: 1, heads, table_width: n_blocks };
                 let mut out = empty(device, asked * heads.out_width());
                 let (offsets, contexts) =
                     (upload(device, &[0, asked as u32]), upload(device, &[(start + asked) as u32]));
-                let tables = upload(device, &table);
+                let (tables, alone) = (upload(device, &table), upload(device, &[0, 1, 0]));
                 let sequences = paged::Sequences {
                     offsets: offsets.view(),
                     contexts: contexts.view(),
                     tables: tables.view(),
+                    groups: (asked == 1).then(|| alone.view()),
                 };
-                paged::forward(device, call, qkv.view(), &cache, sequences, out.view_mut());
+                let to = out.view_mut();
+                paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
                 let range = start * heads.out_width()..(start + asked) * heads.out_width();
                 let same = bits(&out.view().to_vec()) == bits(&packed[range]);
                 assert!(same, "{precision:?} {heads:?}: tokens {start}..{} differ", start + asked);
                 start += asked;
             }
+        }
+    }
+}
+
+/// Sequences with a common beginning, one token of each, taken together in several ways.
+#[test]
+fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for heads in [Heads { query: 16, kv: 8, dim: 128 }, Heads { query: 6, kv: 2, dim: 64 }] {
+        let (width, block_size, members, begun) = (heads.qkv_width(), 32, 5, 128);
+        let lens = [begun + 1, begun + 64, begun + 65, begun + 200, begun + 31];
+        let common = numbers(9, begun * width);
+        let per_sequence = 16;
+        let dims = paged::CacheDims {
+            blocks: 4 + members * per_sequence,
+            block_size,
+            kv_heads: heads.kv,
+            head_dim: heads.dim,
+        };
+        let (mut tables, mut last, mut last_slots, mut expected) = (vec![], vec![], vec![], vec![]);
+        let mut cache = paged::Cache::zeros(device, dims).unwrap();
+        for (s, &len) in lens.iter().enumerate() {
+            let own = numbers(20 + s as u64, (len - begun) * width);
+            let all = [common.clone(), own].concat();
+            let own_block = |b: usize| (4 + s * per_sequence + b) as u32;
+            let table: Vec<u32> =
+                (0..per_sequence).map(|b| if b < 4 { b as u32 } else { own_block(b) }).collect();
+            let place = |p: usize| table[p / block_size] * block_size as u32 + (p % block_size) as u32;
+            let slots: Vec<u32> = (0..len).map(place).collect();
+            let before = len - 1;
+            let (rows, places) = (compute(device, &all[..before * width]), upload(device, &slots[..before]));
+            paged::store(device, before, heads, rows.view(), places.view(), &mut cache);
+            last.extend_from_slice(&all[before * width..]);
+            last_slots.push(slots[before]);
+            tables.extend(table);
+            let (qkv, offsets) = (compute(device, &all), upload(device, &[0, len as u32]));
+            let mut out = empty(device, len * heads.out_width());
+            let mut lse = device.zeros(len * heads.query).unwrap();
+            let packed = attention::Dims { tokens: len, sequences: 1, heads };
+            let to = out.view_mut();
+            attention::forward(device, packed, qkv.view(), offsets.view(), to, lse.view_mut());
+            expected.extend_from_slice(&out.view().to_vec()[before * heads.out_width()..]);
+        }
+        let contexts: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
+        let offsets: Vec<u32> = (0..=members as u32).collect();
+        let ways: [&[u32]; 4] = [
+            &[0, 1, 0, 1, 1, 0, 2, 1, 0, 3, 1, 0, 4, 1, 0],
+            &[0, 5, 2],
+            &[0, 3, 2, 9, 0, 0, 3, 2, 1],
+            &[0, 2, 0, 2, 3, 2],
+        ];
+        for groups in ways {
+            let [groups, offsets, contexts, tables, slots] =
+                [groups, &offsets, &contexts, &tables, &last_slots].map(|x| upload(device, x));
+            let sequences = paged::Sequences {
+                offsets: offsets.view(),
+                contexts: contexts.view(),
+                tables: tables.view(),
+                groups: Some(groups.view()),
+            };
+            let call = paged::Dims { tokens: members, sequences: members, heads, table_width: per_sequence };
+            let (qkv, mut out) = (compute(device, &last), empty(device, members * heads.out_width()));
+            let to = out.view_mut();
+            paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
+            assert!(bits(&out.view().to_vec()) == bits(&expected), "{heads:?} {:?}", groups.view().to_vec());
         }
     }
 }
@@ -396,7 +463,9 @@ fn draw(
     let mut drawn = device.zeros::<u32>(tokens).unwrap();
     let (mut logp, mut entropy) = (device.zeros(tokens).unwrap(), device.zeros(tokens).unwrap());
     let to = sampling::Drawn { ids: drawn.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() };
-    sampling::forward(device, tokens, rule, hidden.view(), &w, upload(device, &uniforms).view(), to, None);
+    let (uniforms, mut logits) =
+        (upload(device, &uniforms), sampling::Logits::new(device, vocab, tokens).unwrap());
+    sampling::forward(device, tokens, rule, hidden.view(), &w, uniforms.view(), to, None, &mut logits);
     let drawn_ids = drawn.view().to_vec();
     // What training says about the drawn tokens.
     let mut out: Vec<Buffer<f32>> = (0..4).map(|_| device.zeros(tokens).unwrap()).collect();

@@ -63,7 +63,8 @@ fn every_kernel_compiles_for_every_architecture() {
                         Scope::Once => &[0],
                         Scope::HeadDim => head_dims,
                         Scope::Hopper if arch == "sm_90a" => &[64, 128],
-                        Scope::Hopper => &[],
+                        Scope::HopperOnce if arch == "sm_90a" => &[0],
+                        Scope::Hopper | Scope::HopperOnce => &[],
                     };
                     for head_dim in head_dims {
                         let code = super::kernels::compile(source, arch, *head_dim);

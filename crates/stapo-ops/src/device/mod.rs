@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffer::{LINE, zeroed_vec};
-use crate::cuda::{Cuda, CudaError, CudaOptions, Precision};
+use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, Precision};
 use crate::pool::Pool;
 use crate::simd::{Float, Kernel, Simd, SimdError};
 
@@ -141,6 +141,20 @@ impl Device {
         }
     }
 
+    /// Whether ops are queued and done later: the caller may think ahead.
+    pub fn works_alone(&self) -> bool {
+        matches!(self.backend(), Backend::Cuda(_))
+    }
+
+    /// Records the ops that `body` asks for instead of doing them, on a device that works alone; `None` on others, which
+    /// have nothing to gain. Each op must have run before at the same sizes, and none may need memory of its own.
+    pub fn record(&self, body: impl FnOnce()) -> Option<Recording> {
+        match self.backend() {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(Recording(cuda.record(body))),
+        }
+    }
+
     pub(crate) fn backend(&self) -> Backend<'_> {
         match &*self.0 {
             Kind::Cpu(cpu) => Backend::Cpu(cpu),
@@ -154,6 +168,16 @@ impl Device {
             Backend::Cpu(cpu) => cpu,
             Backend::Cuda(_) => panic!("this is a matter of the CPU, and the device is a GPU"),
         }
+    }
+}
+
+/// Ops with their operands, to be done again and again. Whoever repeats it keeps every buffer in it alive and in place.
+#[derive(Debug)]
+pub struct Recording(Graph);
+
+impl Recording {
+    pub fn replay(&self) {
+        self.0.replay();
     }
 }
 

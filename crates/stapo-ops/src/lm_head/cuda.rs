@@ -11,28 +11,32 @@ const CHUNK_BYTES: usize = 5 << 28;
 const MAX_ROWS: usize = 2048;
 const MIN_ROWS: usize = 128;
 
+/// Threads that read a row: training and sampling must agree on them, for sums run in their order.
+pub(crate) const ROW_THREADS: usize = 1024;
+
 /// Rows of logits held at once.
-fn chunk_rows(vocab: usize, tokens: usize) -> usize {
+pub(crate) fn chunk_rows(vocab: usize, tokens: usize) -> usize {
     (CHUNK_BYTES / (4 * vocab.max(1))).clamp(MIN_ROWS, MAX_ROWS).min(tokens)
 }
 
-/// Computes logits chunk by chunk: `body(first token, tokens, logits)`.
+/// Computes logits chunk by chunk in `memory`, which holds some rows of f32: `body(first token, tokens, logits)`.
 pub(crate) fn for_chunks<T: Float>(
     cuda: &Arc<Cuda>,
     tokens: usize,
     hidden: Slice,
     weight: &Weight<T>,
+    memory: Slice,
     mut body: impl FnMut(usize, usize, Slice),
 ) {
     if tokens == 0 {
         return;
     }
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
-    let rows = chunk_rows(vocab, tokens);
-    let logits = Memory::scratch(cuda, rows * vocab, Kind::F32);
+    let rows = memory.f32("logits").len / vocab;
+    assert!(rows > 0, "logits: memory for {} of a vocabulary of {vocab}", memory.len);
     for start in (0..tokens).step_by(rows) {
         let n = rows.min(tokens - start);
-        let logits = logits.slice().part(0, n * vocab);
+        let logits = memory.part(0, n * vocab);
         let dims = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
         matmul::cuda::forward(
             cuda,
@@ -57,7 +61,8 @@ pub(super) fn forward<T: Float>(
 ) {
     let (op, vocab) = ("lm_head::forward", weight.shape().outputs);
     let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
-    for_chunks(cuda, dims.tokens, hidden, weight, |start, n, logits| {
+    let memory = Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, Kind::F32);
+    for_chunks(cuda, dims.tokens, hidden, weight, memory.slice(), |start, n, logits| {
         let launch = cuda.kernel(&LM_HEAD, "lm_head_score").arg(logits).arg(targets.part(start, n));
         let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));
         let n_best = best.map_or(0, |best| best.n);
@@ -65,7 +70,7 @@ pub(super) fn forward<T: Float>(
             .arg(n_best)
             .arg(best.map(|best| best.ids.cuda().part(start * n_best, n * n_best)))
             .arg(best.map(|best| best.logp.cuda().f32(op).part(start * n_best, n * n_best)));
-        launch.arg(vocab).arg((1.0 / dims.temperature) as f32).run([n, 1], 512, 0);
+        launch.arg(vocab).arg((1.0 / dims.temperature) as f32).run([n, 1], ROW_THREADS, 0);
     });
 }
 
@@ -80,9 +85,10 @@ pub(super) fn backward<T: Float>(
 ) {
     let (op, vocab, width) = ("lm_head::backward", weight.shape().outputs, weight.shape().inputs);
     let numbers = [grads.lse, grads.entropy, grads.d_logp, grads.d_entropy].map(|x| x.cuda().f32(op));
-    let d_logits = Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, hidden.kind);
+    let len = chunk_rows(vocab, dims.tokens) * vocab;
+    let (d_logits, memory) = (Memory::scratch(cuda, len, hidden.kind), Memory::scratch(cuda, len, Kind::F32));
     let name = format!("lm_head_gradient_{}", hidden.name());
-    for_chunks(cuda, dims.tokens, hidden, weight, |start, n, logits| {
+    for_chunks(cuda, dims.tokens, hidden, weight, memory.slice(), |start, n, logits| {
         let d_logits = d_logits.slice().part(0, n * vocab);
         let launch = cuda.kernel(&LM_HEAD, &name).arg(logits).arg(grads.targets.cuda().part(start, n));
         let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));

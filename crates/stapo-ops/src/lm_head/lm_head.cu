@@ -1,6 +1,6 @@
 // Grid: rows of a chunk of logits [rows, vocab].
 
-KERNEL lm_head_score(const float* logits, const u32* targets, float* logp, float* entropy, float* collision, float* lse,
+KERNEL __launch_bounds__(1024) lm_head_score(const float* logits, const u32* targets, float* logp, float* entropy, float* collision, float* lse,
                      int n_best, u32* best_ids, float* best_logp, int vocab, float inv_temperature) {
     size_t r = blockIdx.x;
     const float* row = logits + r * vocab;

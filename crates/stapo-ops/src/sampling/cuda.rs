@@ -4,11 +4,16 @@ use super::{Drawn, Filter, Rule};
 use crate::cuda::kernels::SAMPLING;
 use crate::cuda::{Cuda, Slice};
 use crate::lm_head::Alternatives;
-use crate::lm_head::cuda::for_chunks;
+use crate::lm_head::cuda::{ROW_THREADS, for_chunks};
 use crate::{Float, Weight};
 
 /// Largest vocabulary whose cumulative sums fit beside each other.
 const MAX_VOCAB: usize = 1 << 20;
+
+pub(super) fn look_up(cuda: &Cuda, tokens: Slice, ids: Slice, out: Slice) {
+    let launch = cuda.kernel(&SAMPLING, "sampling_look_up").arg(tokens).arg(ids).arg(out);
+    launch.arg(tokens.len).arg(ids.len).run([tokens.len.div_ceil(256), 1], 256, 0);
+}
 
 pub(super) fn forward<T: Float>(
     cuda: &Arc<Cuda>,
@@ -19,6 +24,7 @@ pub(super) fn forward<T: Float>(
     uniforms: Slice,
     drawn: &Drawn<'_, T>,
     best: Option<&Alternatives<'_, T>>,
+    logits: Slice,
 ) {
     let (op, vocab) = ("sampling::forward", weight.shape().outputs);
     assert!(vocab <= MAX_VOCAB, "{op}: vocabulary of {vocab}, at most {MAX_VOCAB} on a GPU");
@@ -28,7 +34,7 @@ pub(super) fn forward<T: Float>(
     };
     let (ids, logp, entropy) = (drawn.ids.cuda(), drawn.logp.cuda().f32(op), drawn.entropy.cuda().f32(op));
     let n_best = best.map_or(0, |best| best.n);
-    for_chunks(cuda, tokens, hidden, weight, |start, n, logits| {
+    for_chunks(cuda, tokens, hidden, weight, logits, |start, n, logits| {
         let launch = cuda.kernel(&SAMPLING, "sampling_draw").arg(logits).arg(uniforms.part(start, n));
         let launch = launch.arg(ids.part(start, n)).arg(logp.part(start, n)).arg(entropy.part(start, n));
         let launch = launch
@@ -37,6 +43,6 @@ pub(super) fn forward<T: Float>(
             .arg(best.map(|best| best.logp.cuda().f32(op).part(start * n_best, n * n_best)));
         let launch = launch.arg(vocab).arg((1.0 / rule.temperature()) as f32).arg(greedy);
         let top_k = filter.top_k.unwrap_or(vocab).clamp(1, vocab);
-        launch.arg(top_k).arg(filter.top_p).arg(filter.min_p as f32).run([n, 1], 512, 0);
+        launch.arg(top_k).arg(filter.top_p).arg(filter.min_p as f32).run([n, 1], ROW_THREADS, 0);
     });
 }

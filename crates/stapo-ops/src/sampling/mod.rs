@@ -10,8 +10,9 @@ mod filter;
 mod tests;
 
 use crate::device::Backend;
+use crate::lm_head::cuda::chunk_rows;
 use crate::lm_head::{Alternatives, check_alternatives};
-use crate::{Device, Float, View, ViewMut, Weight, check};
+use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Weight, check};
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,6 +55,38 @@ pub struct Drawn<'a, T: Float> {
     pub entropy: ViewMut<'a, T>,
 }
 
+/// Stands for a token by the number of its draw in the last call of [`forward`], which the host has not read yet.
+pub fn drawn(number: usize) -> u32 {
+    DRAWN | number as u32
+}
+
+const DRAWN: u32 = 1 << 31;
+
+/// `out[i] = tokens[i]`, or `ids[j]` where that is [`drawn`]`(j)`. Shapes: tokens, out `[T]`; ids of any length.
+pub fn look_up(device: &Device, tokens: View<'_, u32>, ids: View<'_, u32>, mut out: ViewMut<'_, u32>) {
+    check("sampling::look_up", "out", out.len(), tokens.len());
+    match device.backend() {
+        Backend::Cpu(_) => {
+            for (out, &token) in out.host_mut().iter_mut().zip(tokens.host()) {
+                *out = if token < DRAWN { token } else { ids.host()[(token - DRAWN) as usize] };
+            }
+        }
+        Backend::Cuda(cuda) => cuda::look_up(cuda, tokens.cuda(), ids.cuda(), out.cuda()),
+    }
+}
+
+/// Memory for logits on a GPU, kept from call to call so that calls can be recorded; a CPU has its own.
+#[derive(Debug)]
+pub struct Logits<T: Float>(Buffer<T>);
+
+impl<T: Float> Logits<T> {
+    /// For calls of up to `tokens` tokens; more are taken in pieces.
+    pub fn new(device: &Device, vocab: usize, tokens: usize) -> Result<Self, OutOfMemory> {
+        let n_rows = if device.works_alone() { chunk_rows(vocab, tokens) } else { 0 };
+        Ok(Logits(device.zeros(n_rows * vocab)?))
+    }
+}
+
 /// Shapes: hidden `[T, D]`; weight `[vocab, D]`; uniforms `[T]` in `[0, 1)`, see `rng::Key::uniform` (unused when
 /// greedy).
 pub fn forward<T: Float>(
@@ -65,6 +98,7 @@ pub fn forward<T: Float>(
     uniforms: View<'_, f64>,
     drawn: Drawn<'_, T>,
     alternatives: Option<Alternatives<'_, T>>,
+    logits: &mut Logits<T>,
 ) {
     let op = "sampling::forward";
     assert!(rule.temperature() > 0.0, "{op}: temperature {} is not positive", rule.temperature());
@@ -81,7 +115,8 @@ pub fn forward<T: Float>(
         }
         Backend::Cuda(cuda) => {
             let (uniforms, best) = (uniforms.cuda(), alternatives.as_ref());
-            cuda::forward(cuda, tokens, rule, hidden.cuda(), weight, uniforms, &drawn, best);
+            let logits = logits.0.view_mut().cuda();
+            cuda::forward(cuda, tokens, rule, hidden.cuda(), weight, uniforms, &drawn, best, logits);
         }
     }
 }

@@ -1,4 +1,4 @@
-// Grid: rows of a chunk of logits [rows, vocab]; 512 threads.
+// Grid: rows of a chunk of logits [rows, vocab]; 1024 threads.
 
 #define STRETCH 256
 #define MAX_STRETCHES 4096
@@ -96,40 +96,59 @@ __device__ u32 drawn(const Row& row, Cut cut, double uniform) {
             total += __shfl_sync(0xffffffffu, own, l);
         }
         double goal = uniform * total;
-        // The last lane that starts at or before the goal and holds anything.
-        u32 starts = __ballot_sync(0xffffffffu, own > 0.0 && before <= goal);
-        int owner = 31 - __clz(starts), chosen = 0;
-        double seen = 0.0;
+        // The last lane that starts at or before the goal and holds anything; of its stretches the one the goal is in.
+        int owner = 31 - __clz(__ballot_sync(0xffffffffu, own > 0.0 && before <= goal)), chosen = from;
+        double seen = before;
         if (lane == owner) {
-            seen = before;
-            for (int k = from; k < to; ++k) {
-                if (sums[k] > 0.0f) chosen = k;
-                if (goal < seen + sums[k]) break;
-                bool more = false;
-                for (int j = k + 1; j < to; ++j) more |= sums[j] > 0.0f;
-                if (!more) break;
-                seen += sums[k];
-            }
+            int last = from;
+            for (int k = from; k < to; ++k)
+                if (sums[k] > 0.0f) last = k;
+            for (; chosen < last && !(goal < seen + sums[chosen]); ++chosen) seen += sums[chosen];
         }
         chosen = __shfl_sync(0xffffffffu, chosen, owner);
-        seen = __shfl_sync(0xffffffffu, seen, owner);
-        if (lane == 0) {
-            u32 last = chosen * STRETCH;
-            for (int id = chosen * STRETCH; id < min(row.vocab, (chosen + 1) * STRETCH); ++id) {
-                float w = weight_of(row, id);
-                if (!(w > 0.0f) || !is_kept(cut, w, id)) continue;
-                last = id;
-                seen += w;
-                if (goal < seen) break;
-            }
-            chosen_id = last;
+        total = __shfl_sync(0xffffffffu, seen, owner);
+        // The same among the stretch's tokens.
+        float w[8];
+        own = 0.0;
+        for (int i = 0; i < 8; ++i) {
+            int id = chosen * STRETCH + 8 * lane + i;
+            w[i] = id < row.vocab ? weight_of(row, id) : 0.0f;
+            if (!is_kept(cut, w[i], id)) w[i] = 0.0f;
+            own += w[i];
         }
+        for (int l = 0; l < 32; ++l) {
+            if (l == lane) before = total;
+            total += __shfl_sync(0xffffffffu, own, l);
+        }
+        owner = 31 - __clz(__ballot_sync(0xffffffffu, own > 0.0 && before <= goal));
+        if (lane == owner) {
+            u32 id = 0;
+            for (int i = 0; i < 8; ++i) {
+                if (!(w[i] > 0.0f)) continue;
+                id = chosen * STRETCH + 8 * lane + i;
+                before += w[i];
+                if (goal < before) break;
+            }
+            chosen_id = id;
+        }
+        // A row of NaN has no owner.
+        if (owner < 0 && lane == 0) chosen_id = 0xffffffffu;
     }
     __syncthreads();
     return chosen_id;
 }
 
-KERNEL sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int n_best,
+// Tokens by themselves, or as DRAWN with the number of a draw.
+#define DRAWN 0x80000000u
+KERNEL sampling_look_up(const u32* tokens, const u32* drawn, u32* out, int n, u32 n_drawn) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    u32 token = tokens[i];
+    if (token >= DRAWN && token - DRAWN >= n_drawn) __trap();
+    out[i] = token < DRAWN ? token : drawn[token - DRAWN];
+}
+
+KERNEL __launch_bounds__(1024) sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int n_best,
                      u32* best_ids, float* best_logp, int vocab, float inv_temperature, int greedy, int top_k,
                      double top_p, float min_p) {
     size_t r = blockIdx.x;

@@ -17,7 +17,8 @@ fn draws(device: &Device, rule: Rule, logits: &[f32], uniforms: &[f64]) -> (Vec<
     let [mut logp, mut entropy] = [(); 2].map(|()| device.zeros(tokens).unwrap());
     let drawn = Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() };
     let uniforms = upload(device, uniforms);
-    forward(device, tokens, rule, hidden.view(), &identity(device, vocab), uniforms.view(), drawn, None);
+    let (head, mut logits) = (identity(device, vocab), Logits::new(device, vocab, tokens).unwrap());
+    forward(device, tokens, rule, hidden.view(), &head, uniforms.view(), drawn, None, &mut logits);
     (ids.view().to_vec(), logp.view().to_vec(), entropy.view().to_vec())
 }
 
@@ -77,7 +78,8 @@ fn numbers_are_those_of_training_bit_for_bit() {
         let [mut logp, mut entropy] = [(); 2].map(|()| device.zeros(tokens).unwrap());
         let drawn = Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() };
         let uniforms = upload(&device, &uniforms(tokens as u32));
-        forward(&device, tokens, rule, hidden.view(), &w, uniforms.view(), drawn, None);
+        let mut logits = Logits::new(&device, w.shape().outputs, tokens).unwrap();
+        forward(&device, tokens, rule, hidden.view(), &w, uniforms.view(), drawn, None, &mut logits);
         let [mut t_logp, mut t_entropy, mut collision, mut lse] =
             [(); 4].map(|()| device.zeros(tokens).unwrap());
         let scores = lm_head::Scores {
@@ -179,4 +181,13 @@ fn filters_agree_with_their_definition_on_random_logits() {
             }
         }
     }
+}
+
+#[test]
+fn a_token_may_be_given_by_the_number_of_its_draw() {
+    let device = device();
+    let (tokens, ids) = (upload(&device, &[7, drawn(2), 0, drawn(0)]), upload(&device, &[50, 60, 70]));
+    let mut out = upload(&device, &[0; 4]);
+    look_up(&device, tokens.view(), ids.view(), out.view_mut());
+    assert_eq!(out.view().to_vec(), [7, 70, 0, 50]);
 }

@@ -116,6 +116,8 @@ pub struct Update {
 pub enum Recompute {
     #[default]
     Nothing,
+    /// What attention and feed-forward take in: norms, rope, swiglu. No product is computed twice.
+    Inputs,
     /// All of a layer but its input.
     Layers,
 }

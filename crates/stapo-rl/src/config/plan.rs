@@ -95,6 +95,7 @@ impl Plan {
     pub fn keep(&self) -> Keep {
         match self.config.update.recompute {
             Recompute::Nothing => Keep::Everything,
+            Recompute::Inputs => Keep::Products,
             Recompute::Layers => Keep::LayerInputs,
         }
     }

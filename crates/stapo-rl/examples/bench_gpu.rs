@@ -1,15 +1,18 @@
 //! The engine on a GPU at the shapes of Qwen3: `bench_gpu TASK --key=value ..`; `bench/gpu.sh` puts the results beside
-//! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, backward, clip, `AdamW`), `decode`, `exact`
-//! (every sampled token's log-prob against the packed training forward). Each prints one JSON object.
+//! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, the objective of STAPO, backward, clip,
+//! `AdamW`), `decode`, `exact` (every sampled token's log-prob against the packed training forward). Each prints one JSON
+//! object.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
 
+use stapo_core::objective::{Draw, ObjectiveSpec, Response as Signals, SequenceTally, TokenEffect};
 use stapo_model::cuda::{CudaOptions, Training};
-use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Plan, Policy, Reading};
-use stapo_model::generate::{Engine, Request, Response, Settings};
+use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Plan, Policy, Reading, Scores};
+use stapo_model::generate::{Engine, Event, Request, Response, Settings};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{Device, Family, ModelConfig, Rope, RopeKind};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
 type Failure = Box<dyn std::error::Error>;
@@ -55,7 +58,7 @@ fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, keep: K
 /// Steps over `sequences` x `length` tokens in micro-batches of at most `microbatch` tokens.
 fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Failure> {
     let device = policy.device().clone();
-    let keep = if options.get("keep", 1) == 0 { Keep::LayerInputs } else { Keep::Everything };
+    let keep = [Keep::LayerInputs, Keep::Products, Keep::Everything][options.get("keep", 2).min(2)];
     let mut optimizer =
         Optimizer::new(&policy, AdamWSettings { weight_decay: 0.01, ..AdamWSettings::default() })?;
     let mut gradients = Gradients::zeros(&policy)?;
@@ -64,14 +67,15 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
     let per_batch = (options.get("microbatch", 8192) / length).max(1);
     let vocabulary = policy.config().vocabulary;
     let sequences: Vec<Vec<u32>> = (0..n_sequences).map(|s| tokens(s, length, vocabulary)).collect();
-    let n = n_sequences * (length - 1);
+    let mut lesson = Lesson::new(n_sequences);
     let planned = planned_gib(policy.config(), options, per_batch * length, keep);
-    let (mut best, mut parts, mut peak) = (f64::INFINITY, [0.0; 3], 0.0f64);
+    let (mut best, mut parts, mut peak) = (f64::INFINITY, [0.0; 4], 0.0f64);
     let mut first = 0.0;
     for step in 0..=options.get("steps", 3) {
         let start = Instant::now();
-        let mut times = [0.0; 3];
-        for part in sequences.chunks(per_batch) {
+        let mut times = [0.0; 4];
+        let mut tallies = Vec::new();
+        for (place, part) in sequences.chunks(per_batch).enumerate() {
             let mut batch = Batch::new();
             for sequence in part {
                 batch.push(sequence, 1);
@@ -79,23 +83,25 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
             let clock = Instant::now();
             let scores = pass.forward(&policy, &batch, Reading::default())?;
             times[0] += clock.elapsed().as_secs_f64();
-            let d_logp: Vec<f32> =
-                scores.logp.iter().enumerate().map(|(i, _)| (i % 7) as f32 / 3.0 - 1.0).collect();
             let clock = Instant::now();
-            pass.backward(&policy, &d_logp, &vec![-0.01; d_logp.len()], &mut gradients)?;
+            let of = place * per_batch..place * per_batch + part.len();
+            let (d_logp, d_entropy) = lesson.evaluate(of, &scores, &mut tallies)?;
+            times[3] += clock.elapsed().as_secs_f64();
+            let clock = Instant::now();
+            pass.backward(&policy, &d_logp, &d_entropy, &mut gradients)?;
             device.synchronize();
             times[1] += clock.elapsed().as_secs_f64();
         }
         peak = peak.max(used_gib(&device));
         let clock = Instant::now();
-        let update = Update { lr: 1e-5, scale: 1.0 / n as f64, max_norm: 1.0 };
+        let update = Update { lr: 1e-5, scale: lesson.objective.total(&tallies).scale, max_norm: 1.0 };
         let norm = optimizer.step(&mut policy, &mut gradients, update)?;
         device.synchronize();
         times[2] = clock.elapsed().as_secs_f64();
         let seconds = start.elapsed().as_secs_f64();
         eprintln!(
-            "step {step}: {seconds:.4} s, forward {:.4} backward {:.4} optimizer {:.4}, norm {norm:.6}",
-            times[0], times[1], times[2]
+            "step {step}: {seconds:.4} s, forward {:.4} objective {:.4} backward {:.4} optimizer {:.4}, norm {norm:.6}",
+            times[0], times[3], times[1], times[2]
         );
         if step == 0 {
             first = begin.elapsed().as_secs_f64();
@@ -104,13 +110,73 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
         }
     }
     println!(
-        r#"{{"task": "train", "tokens_per_s": {:.0}, "seconds": {best:.4}, "forward": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {first:.1}, "planned_gib": {planned:.1}}}"#,
+        r#"{{"task": "train", "tokens_per_s": {:.0}, "seconds": {best:.4}, "forward": {:.4}, "objective": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {first:.1}, "planned_gib": {planned:.1}}}"#,
         (n_sequences * length) as f64 / best,
         parts[0],
+        parts[3],
         parts[1],
         parts[2],
     );
     Ok(())
+}
+
+/// What the objective knows of each sequence: half of them are rewarded. What the first step gives counts as what was
+/// sampled.
+struct Lesson {
+    objective: ObjectiveSpec,
+    sampled: Vec<(Vec<f64>, Vec<f64>)>,
+    n_sequences: usize,
+}
+
+impl Lesson {
+    fn new(n_sequences: usize) -> Self {
+        let objective = stapo_core::objective::preset("stapo").expect("a preset").objective;
+        Self { objective, sampled: Vec::new(), n_sequences }
+    }
+
+    /// What backward starts from, for the sequences `of`.
+    fn evaluate(
+        &mut self,
+        of: Range<usize>,
+        scores: &Scores,
+        tallies: &mut Vec<SequenceTally>,
+    ) -> Result<(Vec<f32>, Vec<f32>), Failure> {
+        let per_sequence = scores.logp.len() / of.len();
+        let widen = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+        let now: Vec<(Vec<f64>, Vec<f64>)> = scores
+            .logp
+            .chunks(per_sequence)
+            .zip(scores.entropy.chunks(per_sequence))
+            .map(|(p, h)| (widen(p), widen(h)))
+            .collect();
+        if self.sampled.len() < self.n_sequences {
+            self.sampled.extend(now.iter().cloned());
+        }
+        let responses: Vec<Signals> = (0..self.sampled.len())
+            .map(|s| {
+                let (behavior_logp, behavior_entropy) = &self.sampled[s];
+                let (logp, entropy) = if of.contains(&s) { &now[s - of.start] } else { &self.sampled[s] };
+                Signals {
+                    advantage: if s % 2 == 0 { 1.0 } else { -1.0 },
+                    logp,
+                    behavior_logp,
+                    entropy,
+                    behavior_entropy: Some(behavior_entropy),
+                    reference_logp: None,
+                    sampler_logp: None,
+                }
+            })
+            .collect();
+        let calibration = self.objective.calibrate(&responses, Draw { step: 0, pass: 0 })?;
+        let mut effects = vec![TokenEffect::default(); scores.logp.len()];
+        for (s, effects) in of.zip(effects.chunks_mut(per_sequence)) {
+            tallies.push(self.objective.evaluate(&calibration, s, &responses[s], effects)?);
+        }
+        Ok((
+            effects.iter().map(|e| e.d_logp as f32).collect(),
+            effects.iter().map(|e| e.d_entropy as f32).collect(),
+        ))
+    }
 }
 
 fn settings(options: &Options) -> Settings {
@@ -128,6 +194,8 @@ struct Generated {
     prompts: Vec<Vec<u32>>,
     responses: Vec<Response>,
     seconds: f64,
+    /// Tokens per second from the moment on that every sequence has its first.
+    decode_rate: f64,
 }
 
 fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
@@ -144,18 +212,32 @@ fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
             stops: vec![],
         })?;
     }
+    let n_sequences = options.get("prompts", 64) * options.get("samples", 8);
+    let (mut responses, mut n_tokens) = (Vec::new(), 0usize);
     let start = Instant::now();
-    let responses = engine.finish()?;
-    Ok(Generated { prompts, responses, seconds: start.elapsed().as_secs_f64() })
+    let mut begun = start;
+    engine.run(|event| {
+        match event {
+            Event::Token { .. } => n_tokens += 1,
+            Event::Finished(response) => responses.push(response),
+        }
+        if n_tokens <= n_sequences {
+            begun = Instant::now();
+        }
+        true
+    })?;
+    let (seconds, decoding) = (start.elapsed().as_secs_f64(), begun.elapsed().as_secs_f64());
+    let decode_rate = (n_tokens - n_sequences) as f64 / decoding;
+    Ok(Generated { prompts, responses, seconds, decode_rate })
 }
 
 fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
     // The first run loads kernels and sets products up.
     generate(policy, &Options::default().with("new", 2).with("kv-gib", options.get("kv-gib", 24)))?;
-    let Generated { responses, seconds, .. } = generate(policy, options)?;
+    let Generated { responses, seconds, decode_rate, .. } = generate(policy, options)?;
     let n: usize = responses.iter().map(|r| r.tokens.len()).sum();
     println!(
-        r#"{{"task": "decode", "sequences": {}, "tokens_per_s": {:.0}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
+        r#"{{"task": "decode", "sequences": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
         responses.len(),
         n as f64 / seconds,
         used_gib(policy.device()),
