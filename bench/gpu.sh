@@ -47,6 +47,7 @@ run train 120 "$bench" train --steps=4
 run exact 120 "$bench" exact
 run decode-512 120 "$bench" decode
 run decode-64 120 "$bench" decode --prompts=8
+run decode-alone 120 "$bench" decode --prompts=512 --samples=1
 if [ $quick -eq 0 ]; then
     run train-8b 150 "$bench" train --large=1 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1
     run decode-8b 150 "$bench" decode --large=1 --prompts=16

@@ -11,7 +11,7 @@ use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Plan, Policy, Reading, 
 use stapo_model::generate::{Engine, Event, Request, Response, Settings};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{Device, Family, ModelConfig, Rope, RopeKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -213,21 +213,23 @@ fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
         })?;
     }
     let n_sequences = options.get("prompts", 64) * options.get("samples", 8);
-    let (mut responses, mut n_tokens) = (Vec::new(), 0usize);
+    let (mut responses, mut told, mut n_tokens, mut n_before) = (Vec::new(), HashSet::new(), 0usize, 0);
     let start = Instant::now();
     let mut begun = start;
     engine.run(|event| {
         match event {
-            Event::Token { .. } => n_tokens += 1,
+            Event::Token { ticket, sample, .. } => {
+                n_tokens += 1;
+                if told.len() < n_sequences && told.insert((ticket, sample)) {
+                    (begun, n_before) = (Instant::now(), n_tokens);
+                }
+            }
             Event::Finished(response) => responses.push(response),
-        }
-        if n_tokens <= n_sequences {
-            begun = Instant::now();
         }
         true
     })?;
     let (seconds, decoding) = (start.elapsed().as_secs_f64(), begun.elapsed().as_secs_f64());
-    let decode_rate = (n_tokens - n_sequences) as f64 / decoding;
+    let decode_rate = (n_tokens - n_before) as f64 / decoding;
     Ok(Generated { prompts, responses, seconds, decode_rate })
 }
 
@@ -237,8 +239,9 @@ fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
     let Generated { responses, seconds, decode_rate, .. } = generate(policy, options)?;
     let n: usize = responses.iter().map(|r| r.tokens.len()).sum();
     println!(
-        r#"{{"task": "decode", "sequences": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
+        r#"{{"task": "decode", "sequences": {}, "prompts": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
         responses.len(),
+        options.get("prompts", 64),
         n as f64 / seconds,
         used_gib(policy.device()),
     );

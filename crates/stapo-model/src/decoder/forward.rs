@@ -1,7 +1,7 @@
 //! From tokens to the hidden rows the head reads; the same for training, scoring and generation.
 
 use super::layer::{Layer, Rows, norm_dims};
-use super::plan::Plan;
+use super::plan::{Keep, Plan};
 use super::policy::Policy;
 use stapo_ops::rope::{Frequencies, Scaling, Table};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, embedding, residual, rmsnorm};
@@ -91,6 +91,7 @@ pub fn layer<'a, T: Float>(
         ranges: &plan.layers[layer],
         delta: plan.delta.clone(),
         rows,
+        keeps: plan.keep != Keep::Nothing,
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Layer<'a, T: Float> {
     /// See `Plan::delta`.
     pub delta: Range<usize>,
     pub rows: &'a Rows<'a, T>,
+    /// There will be a backward.
+    pub keeps: bool,
 }
 
 impl<T: Float> Layer<'_, T> {
@@ -85,10 +87,16 @@ impl<T: Float> Layer<'_, T> {
             inv_rms,
         );
 
-        let [norm, gate_up] = arena.compute.disjoint_mut([at.ffn_norm.clone(), at.gate_up.clone()]);
-        self.project(self.slots.gate_up, None, norm.into_view(), gate_up);
-
-        self.activate(arena);
+        let [norm, gate_up, ffn] =
+            arena.compute.disjoint_mut([at.ffn_norm.clone(), at.gate_up.clone(), at.ffn.clone()]);
+        if self.keeps {
+            self.project(self.slots.gate_up, None, norm.into_view(), gate_up);
+            self.activate(arena);
+        } else {
+            let weight = self.policy.matrix(self.slots.gate_up);
+            let (device, dims) = (&self.policy.device, self.swiglu_dims());
+            swiglu::of_product(device, dims, norm.into_view(), weight, gate_up, ffn);
+        }
     }
 
     /// From `raw_qkv` to `qkv`.

@@ -66,7 +66,8 @@ sources! {
         [MMA, WGMMA, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper", Hopper,
         [MMA, PULL, WGMMA, include_str!("../attention/backward_hopper.cu")];
-    NARROW = "narrow", HopperOnce, ["#define HEAD_DIM 64\n", MMA, WGMMA, include_str!("../matmul/narrow.cu")];
+    SWIGLU_NARROW = "swiglu_narrow", HopperOnce,
+        ["#define HEAD_DIM 64\n", MMA, WGMMA, include_str!("../swiglu/narrow.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 

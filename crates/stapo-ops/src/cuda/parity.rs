@@ -389,6 +389,28 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
 }
 
 #[test]
+fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for (inputs, width) in [(2048, 6144), (192, 320), (128, 72)] {
+        let scaled: Vec<f32> =
+            numbers(2, 2 * width * inputs).iter().map(|x| bf16_to_f32(f32_to_bf16(x * 0.05))).collect();
+        let w = weight(device, 2 * width, inputs, &scaled);
+        let rows = 130;
+        let x = compute(device, &numbers(1, rows * inputs));
+        let project = |n: usize| {
+            let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
+            let dims = swiglu::Dims { tokens: n, width };
+            swiglu::of_product(device, dims, x.range(0..n * inputs), &w, gate_up.view_mut(), out.view_mut());
+            out.view().to_vec()
+        };
+        let all = project(rows);
+        for n in [1, 9, 63, 64, 65] {
+            assert!(bits(&project(n)) == bits(&all[..n * width]), "{inputs} to {width}: {n} rows differ");
+        }
+    }
+}
+
+#[test]
 fn rows_of_a_product_on_cuda_do_not_depend_on_their_number() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
     for (inputs, outputs) in [(2048, 4096), (6144, 2048), (2048, 12288), (1024, 151_936), (256, 640)] {

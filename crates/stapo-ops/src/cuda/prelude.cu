@@ -98,4 +98,6 @@ __device__ __forceinline__ float block_sum(float x) {
     return total;
 }
 
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
 #define KERNEL extern "C" __global__ void

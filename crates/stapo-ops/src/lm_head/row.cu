@@ -31,12 +31,20 @@ __device__ __forceinline__ Stats joined(Stats a, Stats b) {
     return a;
 }
 
-__device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float inv_temperature) {
+// A warp takes 256 logits at a time; of each such stretch `each(stretch, top, sum)` is told the lane's top so far and its
+// sum of e^z relative to that.
+template <class Each>
+__device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float inv_temperature, Each each) {
     __shared__ Stats warps[32];
     bool whole = is_whole(vocab);
     Stats s = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
-    for (int at = 8 * threadIdx.x; at < vocab; at += 8 * blockDim.x) {
-        float z[8], top = MINUS_INFINITY;
+    for (int start = threadIdx.x / 32 * 256; start < vocab; start += 8 * blockDim.x) {
+        int at = start + 8 * (threadIdx.x % 32);
+        float z[8], top = MINUS_INFINITY, part = 0.0f;
+        if (at >= vocab) {
+            each(start / 256, s.top, part);
+            continue;
+        }
         load8(logits, at, vocab, whole, z);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -51,9 +59,11 @@ __device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float
             below = below < FLOOR ? FLOOR : below;
             float e = expf(below);
             s.sum += e;
+            part += e;
             s.weighted = fmaf(e, below, s.weighted);
             s.squares = fmaf(e, e, s.squares);
         }
+        each(start / 256, s.top, part);
     }
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) {
@@ -70,6 +80,10 @@ __device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float
     s = warps[0];
     for (int i = 1; i < (int)blockDim.x / 32; ++i) s = joined(s, warps[i]);
     return s;
+}
+
+__device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float inv_temperature) {
+    return row_stats(logits, vocab, inv_temperature, [](int, float, float) {});
 }
 
 __device__ __forceinline__ float logp_of(float logit, float inv_temperature, Stats s, float ln_sum) {

@@ -4,26 +4,8 @@ use std::sync::Arc;
 
 use super::Dims;
 use crate::Write;
-use crate::cuda::kernels::{ELEMENTWISE, NARROW};
+use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{Columns, Cuda, Kind, Memory, Product, Slice, add_column_sums, parts_for};
-
-/// Most rows of a narrow product.
-const NARROW_ROWS: usize = 64;
-const NARROW_BYTES: usize = (200 << 10) + 1024;
-
-/// For few rows of bf16 on Hopper, where it is faster than the library; false where it is not to be used. `groups` times
-/// 64 outputs are made by one block.
-pub(crate) fn narrow(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice, groups: usize) -> bool {
-    let fits = d.tokens <= NARROW_ROWS && d.inputs.is_multiple_of(64) && d.outputs.is_multiple_of(8);
-    if !(cuda.is_hopper() && weight.kind == Kind::Bf16 && fits) {
-        return false;
-    }
-    let name = format!("narrow_product_{}_{groups}", y.name());
-    let launch = cuda.kernel(&NARROW, &name).arg(weight).arg(x).arg(y);
-    let launch = launch.arg(d.tokens).arg(d.outputs).arg(d.inputs);
-    launch.run([d.outputs.div_ceil(64 * groups), 1], 128 * groups, NARROW_BYTES);
-    true
-}
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
     cuda.product(&Product {

@@ -5,7 +5,8 @@ use crate::Write;
 use crate::cuda::kernels::RMSNORM;
 use crate::cuda::{Cuda, Kind, Memory, Slice, add_column_sums, parts_for};
 
-const THREADS: usize = 128;
+/// Most threads of a row, each with eight columns; a wider row takes several turns.
+const MAX_THREADS: usize = 1024;
 /// Widest row whose gradient a block holds.
 const MAX_WIDTH: usize = 8192;
 
@@ -21,6 +22,7 @@ pub(super) fn forward(
 ) {
     let op = "rmsnorm::forward";
     let (kind, inv_rms) = (out.same(x, op).same(weight, op).name(), inv_rms.f32(op));
+    let threads = d.width.div_ceil(8).next_multiple_of(32).min(MAX_THREADS);
     let (name, launch);
     match add {
         None => {
@@ -33,7 +35,7 @@ pub(super) fn forward(
             launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(delta).arg(weight).arg(sum);
         }
     }
-    launch.arg(out).arg(inv_rms).arg(d.width).arg(d.eps as f32).run([d.tokens, 1], THREADS, 0);
+    launch.arg(out).arg(inv_rms).arg(d.width).arg(d.eps as f32).run([d.tokens, 1], threads, 0);
 }
 
 pub(super) fn backward(

@@ -4,11 +4,10 @@ template <class S, bool ADD>
 __device__ __forceinline__ void forward(const S* x, const S* delta, const S* weight, S* sum, S* out, float* inv_rms,
                                         int width, float eps) {
     size_t row = (size_t)blockIdx.x * width;
-    bool whole = is_whole(width);
+    bool whole = is_whole(width), fits = width <= 8 * blockDim.x;
     const S* from = ADD ? sum + row : x + row;
-    float squares = 0.0f;
+    float v[8], squares = 0.0f;
     for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
-        float v[8];
         load8(x + row, at, width, whole, v);
         if (ADD) {
             float d[8];
@@ -23,8 +22,9 @@ __device__ __forceinline__ void forward(const S* x, const S* delta, const S* wei
     float inv = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
     if (threadIdx.x == 0) inv_rms[blockIdx.x] = inv;
     for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
-        float v[8], w[8];
-        load8(from, at, width, whole, v);
+        float w[8];
+        // A thread that has one piece still has it.
+        if (!fits) load8(from, at, width, whole, v);
         load8(weight, at, width, whole, w);
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[i] = v[i] * inv * w[i];

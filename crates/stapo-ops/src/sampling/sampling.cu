@@ -70,12 +70,12 @@ __device__ Cut shortened(const Row& row, Cut cut, int n, double goal) {
     return {floor, last};
 }
 
-// Inverse transform in the order of ids: stretches of 256 weights are summed, then added up in f64.
-__device__ u32 drawn(const Row& row, Cut cut, double uniform) {
-    __shared__ float sums[MAX_STRETCHES];
+// Inverse transform in the order of ids: stretches of 256 weights are summed, then added up in f64. `sums` are given where
+// nothing is cut.
+__device__ u32 drawn(const Row& row, Cut cut, double uniform, float* sums, bool is_cut) {
     __shared__ u32 chosen_id;
     int n = (row.vocab + STRETCH - 1) / STRETCH, lane = threadIdx.x % 32;
-    for (int k = threadIdx.x / 32; k < n; k += blockDim.x / 32) {
+    for (int k = threadIdx.x / 32; is_cut && k < n; k += blockDim.x / 32) {
         float sum = 0.0f;
         for (int i = 0; i < 8; ++i) {
             int id = k * STRETCH + 8 * lane + i;
@@ -153,8 +153,19 @@ KERNEL __launch_bounds__(1024) sampling_draw(const float* logits, const double* 
                      double top_p, float min_p) {
     size_t r = blockIdx.x;
     Row row = {logits + r * vocab, vocab, inv_temperature, 0.0f};
-    Stats s = row_stats(row.logits, vocab, inv_temperature);
+    __shared__ float sums[MAX_STRETCHES], tops[MAX_STRETCHES];
+    Stats s = row_stats(row.logits, vocab, inv_temperature, [](int stretch, float top, float part) {
+        float largest = top;
+#pragma unroll
+        for (int step = 16; step > 0; step >>= 1)
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+        float sum = warp_sum(part > 0.0f ? part * expf(top - largest) : 0.0f);
+        if (threadIdx.x % 32 == 0) sums[stretch] = sum, tops[stretch] = largest;
+    });
     row.top = s.top;
+    __syncthreads();
+    for (int k = threadIdx.x; k * STRETCH < vocab; k += blockDim.x) sums[k] *= expf(tops[k] - s.top);
+    __syncthreads();
     float ln_sum = logf(s.sum);
     u32 id;
     if (greedy) {
@@ -165,7 +176,8 @@ KERNEL __launch_bounds__(1024) sampling_draw(const float* logits, const double* 
         if (top_k < vocab) cut = shortened(row, cut, top_k, 0.0);
         if (top_p < 1.0) cut = shortened(row, cut, 1, top_p * mass_above(row, cut, 0.0f, false, 0).sum);
         if (min_p > cut.weight) cut = {fminf(min_p, 1.0f), 0xffffffffu};
-        id = drawn(row, cut, uniforms[r]);
+        bool is_cut = cut.weight > 0.0f || cut.id != 0xffffffffu;
+        id = drawn(row, cut, uniforms[r], sums, is_cut);
     }
     // A row of NaN has no best token: the first stands for it, and its numbers say NaN.
     if (id >= vocab) id = 0;

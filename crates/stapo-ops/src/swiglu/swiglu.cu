@@ -1,7 +1,5 @@
 // Eight elements a thread; grid: (eights of a row, rows).
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
 template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* out, int width) {
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= width) return;
