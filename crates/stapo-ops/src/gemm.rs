@@ -18,6 +18,9 @@ const MIN_BLOCK_ROWS: usize = 56;
 const ROW_UNIT: usize = 14;
 /// Multiply-adds below which a second thread does not pay.
 const SMALL: usize = 64 * 1024;
+/// Multiply-adds, and panels of B, of a task that pay for packing its rows.
+const WORTHWHILE: usize = 2 << 20;
+const MIN_PANELS: usize = 8;
 
 #[derive(Clone, Copy)]
 pub(crate) enum A<'a, E> {
@@ -83,13 +86,20 @@ impl<E: Float> Gemm<'_, E> {
     fn grid(&self, threads: usize) -> (usize, usize) {
         let n_blocks = self.rows.div_ceil(MAX_BLOCK_ROWS);
         let n_blocks = if self.rows >= threads * MIN_BLOCK_ROWS { n_blocks.max(threads) } else { n_blocks };
-        if self.rows * self.columns * self.depth < SMALL || threads == 1 {
+        let n_panels = self.columns.div_ceil(PANEL);
+        let work = self.rows * self.columns * self.depth;
+        if work < SMALL || threads == 1 {
             (1, 1)
         } else if n_blocks >= threads {
-            // A block a task evens out what the threads are disturbed by.
-            (n_blocks.next_multiple_of(threads), 1)
+            let n_blocks = n_blocks.next_multiple_of(threads);
+            // Cores are not equally fast at all times: tasks that can change hands even that out. Columns are cut, because
+            // rows of A are packed more cheaply than panels of B.
+            let worth = (work / WORTHWHILE).min(4 * threads) / n_blocks;
+            let n_column =
+                if matches!(self.a, A::Rows(_)) { worth.min(n_panels / MIN_PANELS).max(1) } else { 1 };
+            (n_blocks, n_column)
         } else {
-            (n_blocks, threads.div_ceil(n_blocks).min(self.columns.div_ceil(PANEL)))
+            (n_blocks, threads.div_ceil(n_blocks).min(n_panels))
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Runs scheduled sequences through the model.
 
 use super::block::Block;
-use super::rows::{BLOCK_TOKENS, Desk, Extent, Given, Numbers, StepRows};
+use super::rows::{Desk, Extent, Given, Numbers, StepRows};
 use super::scheduler::{Capacity, Draw, Scheduler};
 use super::sequence::Sequence;
 use super::{Event, Finish, Request, RequestError, Response, Rule, Ticket};
@@ -76,14 +76,14 @@ impl<'p> Engine<'p> {
         let dims = CacheDims {
             // One more than the scheduler knows of: for rows that fill a recorded step up.
             blocks: n_blocks + usize::from(device.works_alone()),
-            block_size: BLOCK_TOKENS,
+            block_size: CacheDims::best_block_size(device),
             kv_heads: config.n_kv_heads,
             head_dim: config.head_dim,
         };
         let caches = (0..config.n_layers).map(|_| Cache::zeros(device, dims)).collect::<Result<_, _>>()?;
         let capacity = Capacity {
             n_blocks,
-            block_tokens: BLOCK_TOKENS,
+            block_tokens: dims.block_size,
             max_rows: settings.max_rows,
             max_sequences: settings.max_sequences,
             max_draws: settings.max_rows.min(settings.max_sequences),
@@ -204,7 +204,7 @@ impl<'p> Engine<'p> {
         if step.runs.is_empty() {
             return Ok(None);
         }
-        let mut rows = StepRows::new(&step, self.scheduler.running());
+        let mut rows = StepRows::new(&step, self.scheduler.running(), self.caches[0].dims().block_size);
         let is_recorded = self.policy.device().works_alone() && rows.is_decode();
         if is_recorded {
             rows.group(self.max_members(rows.extent().rows));
@@ -363,7 +363,7 @@ fn finish(sequence: &Sequence, request: &Request) -> Option<Finish> {
 fn block_bytes(device: &Device, config: &ModelConfig) -> usize {
     let dims = CacheDims {
         blocks: 1,
-        block_size: BLOCK_TOKENS,
+        block_size: CacheDims::best_block_size(device),
         kv_heads: config.n_kv_heads,
         head_dim: config.head_dim,
     };

@@ -7,9 +7,6 @@ use crate::decoder::alternatives;
 use stapo_ops::attention::paged::{self, GROUPED_KEYS};
 use stapo_ops::{Arriving, Buffer, Device, OutOfMemory, View};
 
-/// Positions in a block of the cache: more waste memory at the end of each sequence, fewer cut attention in small pieces.
-pub const BLOCK_TOKENS: usize = 32;
-
 /// Rows of a step, sequence after sequence.
 #[derive(Debug, Default)]
 pub struct StepRows {
@@ -30,6 +27,8 @@ pub struct StepRows {
     pub table_width: usize,
     /// One more than the largest position.
     pub n_positions: usize,
+    /// Positions in a block of the cache.
+    block_tokens: usize,
 }
 
 /// How many of each: what decides where the numbers of a step lie.
@@ -43,10 +42,10 @@ pub struct Extent {
 }
 
 impl StepRows {
-    pub fn new(step: &Step, running: &[Sequence]) -> Self {
+    pub fn new(step: &Step, running: &[Sequence], block_tokens: usize) -> Self {
         let blocks_of = |run: &Run| running[run.slot].blocks.len();
         let table_width = step.runs.iter().map(blocks_of).max().unwrap_or(0);
-        let mut rows = Self { offsets: vec![0], table_width, ..Self::default() };
+        let mut rows = Self { offsets: vec![0], table_width, block_tokens, ..Self::default() };
         for run in &step.runs {
             rows.push(&running[run.slot], run);
         }
@@ -56,8 +55,8 @@ impl StepRows {
     fn push(&mut self, sequence: &Sequence, run: &Run) {
         let context = sequence.n_cached + run.n_rows;
         for position in sequence.n_cached..context {
-            let block = sequence.blocks[position / BLOCK_TOKENS].0 as usize;
-            self.slots.push((block * BLOCK_TOKENS + position % BLOCK_TOKENS) as u32);
+            let block = sequence.blocks[position / self.block_tokens].0 as usize;
+            self.slots.push((block * self.block_tokens + position % self.block_tokens) as u32);
             self.positions.push(position as u32);
         }
         self.tokens.extend_from_slice(&sequence.tokens[sequence.n_cached..context]);
@@ -102,12 +101,12 @@ impl StepRows {
             while count < max_members && start + count < tables.len() {
                 let with_next = common.min(in_common(tables[start], tables[start + count]));
                 // One who shares less than the others would take theirs away.
-                if with_next * BLOCK_TOKENS < GROUPED_KEYS || (count > 1 && with_next < common) {
+                if with_next * self.block_tokens < GROUPED_KEYS || (count > 1 && with_next < common) {
                     break;
                 }
                 (count, common) = (count + 1, with_next);
             }
-            let common = if count > 1 { common * BLOCK_TOKENS / GROUPED_KEYS } else { 0 };
+            let common = if count > 1 { common * self.block_tokens / GROUPED_KEYS } else { 0 };
             self.groups.extend([start, count, common].map(|x| x as u32));
             start += count;
         }
@@ -125,7 +124,7 @@ impl StepRows {
         self.table_width = table_width;
         self.groups.resize(3 * n_groups, 0);
         self.tables.resize(n_rows * table_width, spare_block as u32);
-        self.slots.resize(n_rows, (spare_block * BLOCK_TOKENS) as u32);
+        self.slots.resize(n_rows, (spare_block * self.block_tokens) as u32);
         self.tokens.resize(n_rows, 0);
         self.positions.resize(n_rows, 0);
         self.contexts.resize(n_rows, 1);

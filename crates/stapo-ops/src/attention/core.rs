@@ -189,7 +189,7 @@ pub(super) fn score_rows<L: Lanes, K: Keys<L::E>>(
 /// Turns row r's scores into `exp(scale score - top)` for its first `visible` keys and 0 up to `n_keys`; returns top and
 /// the sum.
 #[inline(always)]
-fn softmax_row<L: Lanes>(
+pub(super) fn softmax_row<L: Lanes>(
     l: L,
     scores: &mut [L::E],
     rows: usize,

@@ -9,6 +9,7 @@ mod core;
 mod cpu;
 mod cpu_backward;
 mod cuda;
+mod decode;
 pub mod paged;
 #[cfg(test)]
 mod tests;

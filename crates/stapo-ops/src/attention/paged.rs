@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::Heads;
 use super::core::{Block, Keys, Scratch, forward_rows, padded};
 use super::cpu::{block_tokens, columns};
-use super::cuda;
+use super::{cuda, decode};
 use crate::device::{Backend, Cpu, Shared, with_scratch};
 use crate::simd::tile::DEPTH;
 use crate::simd::{Kernel, Lanes, WIDTH};
@@ -28,6 +28,15 @@ pub struct CacheDims {
 impl CacheDims {
     /// Block sizes a cache may have.
     pub const BLOCK_SIZES: [usize; 5] = [16, 32, 64, 128, 256];
+
+    /// Positions in a block: more waste memory at the end of each sequence and of each shared prompt, fewer cut attention in
+    /// small pieces.
+    pub fn best_block_size(device: &Device) -> usize {
+        match device.backend() {
+            Backend::Cpu(_) => 16,
+            Backend::Cuda(_) => 32,
+        }
+    }
 
     /// Elements of all keys.
     pub fn keys_len(self) -> usize {
@@ -191,7 +200,6 @@ pub fn forward<T: Float>(
         }
         return;
     }
-    store(device, dims.tokens, dims.heads, qkv, slots, cache);
     super::check_offsets(op, sequences.offsets, dims.sequences, dims.tokens);
     let host = Host {
         offsets: sequences.offsets.host(),
@@ -199,6 +207,22 @@ pub fn forward<T: Float>(
         tables: sequences.tables.host(),
     };
     host.check(op, dims, cache.dims);
+    if dims.heads.group() <= decode::MAX_GROUP && host.is_decode(dims, cache.dims, slots.host()) {
+        decode::Decode {
+            heads: dims.heads,
+            dims: cache.dims,
+            qkv: qkv.host(),
+            contexts: host.contexts,
+            tables: host.tables,
+            table_width: dims.table_width,
+            keys: Shared::new(cache.keys.view_mut().into_host()),
+            values: Shared::new(cache.values.view_mut().into_host()),
+            out: Shared::new(out.into_host()),
+        }
+        .run(device.as_cpu());
+        return;
+    }
+    store(device, dims.tokens, dims.heads, qkv, slots, cache);
     forward_cpu(device.as_cpu(), dims, qkv.host(), cache, host, out.into_host());
 }
 
@@ -227,6 +251,27 @@ impl Host<'_> {
                 panic!("{op}: sequence {s} names block {block} of {}", cache.blocks);
             }
         }
+    }
+}
+
+impl Host<'_> {
+    /// Whether every sequence asks one token, whose slot is its last position, in a block that nobody else reads.
+    fn is_decode(self, dims: Dims, cache: CacheDims, slots: &[u32]) -> bool {
+        let asks_one = self.offsets.iter().enumerate().all(|(s, offset)| *offset as usize == s);
+        if !asks_one || slots.len() != dims.sequences {
+            return false;
+        }
+        let table = |s: usize| {
+            let used = (self.contexts[s] as usize).div_ceil(cache.block_size);
+            &self.tables[s * dims.table_width..][..used]
+        };
+        let mut n_readers = vec![0_u32; cache.blocks];
+        (0..dims.sequences).flat_map(table).for_each(|block| n_readers[*block as usize] += 1);
+        slots.iter().enumerate().all(|(s, slot)| {
+            let position = (self.contexts[s] as usize - 1) % cache.block_size;
+            let last = table(s).last().map_or(0, |block| *block as usize);
+            n_readers[last] == 1 && *slot as usize == last * cache.block_size + position
+        })
     }
 }
 

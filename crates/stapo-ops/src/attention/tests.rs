@@ -214,6 +214,86 @@ fn decode_and_chunked_prefill_over_any_block_size_equal_packed_training_bitwise(
     }
 }
 
+/// Token by token, each step with the sequences that have one left.
+fn decoded_of<T: Float>(
+    device: &Device,
+    heads: Heads,
+    lens: &[usize],
+    qkv: &[T],
+    block_size: usize,
+) -> Vec<T> {
+    let (starts, width) = (offsets(lens), lens.iter().max().unwrap().div_ceil(block_size));
+    let cache_dims =
+        CacheDims { blocks: lens.len() * width, block_size, kv_heads: heads.kv, head_dim: heads.dim };
+    let mut cache = Cache::zeros(device, cache_dims).unwrap();
+    let mut out = vec![T::ZERO; starts[lens.len()] as usize * heads.out_width()];
+    for position in 0..*lens.iter().max().unwrap() {
+        let running: Vec<usize> = (0..lens.len()).filter(|s| position < lens[*s]).collect();
+        let token = |s: usize| starts[s] as usize + position;
+        // The blocks of a sequence lie scattered.
+        let block = |s: usize, i: usize| (i * lens.len() + s) as u32;
+        let rows: Vec<T> = running
+            .iter()
+            .flat_map(|s| &qkv[token(*s) * heads.qkv_width()..(token(*s) + 1) * heads.qkv_width()])
+            .copied()
+            .collect();
+        let slots: Vec<u32> = running
+            .iter()
+            .map(|s| block(*s, position / block_size) * block_size as u32 + (position % block_size) as u32)
+            .collect();
+        let tables: Vec<u32> = running.iter().flat_map(|s| (0..width).map(|i| block(*s, i))).collect();
+        let n = running.len() as u32;
+        let [step, contexts, tables, slots] =
+            [(0..=n).collect(), vec![position as u32 + 1; running.len()], tables, slots]
+                .map(|x| upload(device, &x));
+        let sequences = Sequences {
+            offsets: step.view(),
+            contexts: contexts.view(),
+            tables: tables.view(),
+            groups: None,
+        };
+        let d = paged::Dims { tokens: running.len(), sequences: running.len(), heads, table_width: width };
+        let mut part = device.zeros(running.len() * heads.out_width()).unwrap();
+        let rows = upload(device, &rows);
+        paged::forward(device, d, rows.view(), slots.view(), &mut cache, sequences, part.view_mut());
+        for (s, part) in running.iter().zip(part.view().to_vec().chunks(heads.out_width())) {
+            out[token(*s) * heads.out_width()..][..heads.out_width()].copy_from_slice(part);
+        }
+    }
+    out
+}
+
+const DECODED: [Heads; 6] = [
+    Heads { query: 2, kv: 2, dim: 32 },
+    Heads { query: 6, kv: 3, dim: 20 },
+    Heads { query: 3, kv: 1, dim: 64 },
+    Heads { query: 8, kv: 2, dim: 48 },
+    Heads { query: 5, kv: 1, dim: 8 },
+    Heads { query: 2, kv: 1, dim: 300 },
+];
+
+#[test]
+fn decode_over_any_block_size_equals_packed_training_bitwise() {
+    let lens = [1, 40, 33, 290];
+    for heads in DECODED {
+        let qkv: Vec<f32> = values(1, 364 * heads.qkv_width());
+        let device = device();
+        let packed = forward_of(&device, heads, &lens, &qkv).remove(0);
+        for block_size in CacheDims::BLOCK_SIZES {
+            let decoded = decoded_of(&device, heads, &lens, &qkv, block_size);
+            assert_eq!(bits(&decoded), bits(&packed), "{heads:?}, block size {block_size}");
+        }
+    }
+}
+
+#[test]
+fn decode_agrees_on_all_devices() {
+    for heads in DECODED {
+        let qkv: Vec<f32> = values(1, 40 * heads.qkv_width());
+        assert_same_on_all_devices(|device| vec![decoded_of(device, heads, &[33, 7], &qkv, 16)]);
+    }
+}
+
 #[test]
 fn paged_attention_agrees_on_all_devices() {
     let (lens, heads) = ([33, 7], HEADS[1]);

@@ -1,7 +1,8 @@
 //! A persistent pool of threads that share the tasks of one call.
 //!
-//! Tasks are handed out one by one from a counter; the caller works too. Nothing about the result may depend on which
-//! thread ran a task: ops write each output from exactly one task.
+//! Every thread begins with its own share of the tasks, the same in every call: so the rows that an op leaves in a core's
+//! cache are read there by the next one. Who is done helps the others. Nothing about the result may depend on which thread
+//! ran a task: ops write each output from exactly one task. The caller works too.
 
 #[cfg(test)]
 mod tests;
@@ -25,13 +26,18 @@ struct Shared {
     /// Epoch in the high half; [`OPEN`] while workers may join; below it the number of workers inside the job.
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    next_task: AtomicUsize,
+    /// One for each thread.
+    shares: Vec<Share>,
     panicked: AtomicBool,
     stop: AtomicBool,
     n_asleep: AtomicUsize,
     sleep: Mutex<()>,
     wake: Condvar,
 }
+
+/// The next task of a thread's share, on a cache line of its own.
+#[repr(align(128))]
+struct Share(AtomicUsize);
 
 #[derive(Clone, Copy)]
 struct Job {
@@ -59,7 +65,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
-            next_task: AtomicUsize::new(0),
+            shares: (0..threads.max(1)).map(|_| Share(AtomicUsize::new(0))).collect(),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             n_asleep: AtomicUsize::new(0),
@@ -70,7 +76,7 @@ impl Pool {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name(format!("stapo-{idx}"));
             // A machine that refuses a thread still computes, with those it granted.
-            thread.spawn(move || shared.work()).ok()
+            thread.spawn(move || shared.work(idx)).ok()
         };
         let workers = (1..threads.max(1)).map_while(spawn).collect();
         Pool { shared, workers, turn: Mutex::new(()) }
@@ -92,10 +98,10 @@ impl Pool {
         let shared = &*self.shared;
         shared.open(Job { body, n_tasks });
         INSIDE.set(true);
-        let outcome = catch_unwind(AssertUnwindSafe(|| shared.take_tasks(Job { body, n_tasks })));
+        let outcome = catch_unwind(AssertUnwindSafe(|| shared.take_tasks(0, Job { body, n_tasks })));
         INSIDE.set(false);
         if outcome.is_err() {
-            shared.next_task.store(n_tasks, Ordering::Relaxed);
+            shared.shares.iter().for_each(|share| share.0.store(n_tasks, Ordering::Relaxed));
         }
         shared.close();
         let worker_panicked = shared.panicked.swap(false, Ordering::AcqRel);
@@ -124,7 +130,9 @@ impl Shared {
     fn open(&self, job: Job) {
         // SAFETY: the state is closed and nobody is inside: `close` waited for that.
         unsafe { *self.job.get() = Some(job) };
-        self.next_task.store(0, Ordering::Relaxed);
+        for (thread, share) in self.shares.iter().enumerate() {
+            share.0.store(self.first_task(thread, job.n_tasks), Ordering::Relaxed);
+        }
         let epoch = self.state.load(Ordering::Relaxed) / EPOCH + 1;
         self.state.store((epoch * EPOCH) | OPEN, Ordering::SeqCst);
         if self.n_asleep.load(Ordering::SeqCst) > 0 {
@@ -147,25 +155,35 @@ impl Shared {
         }
     }
 
-    fn take_tasks(&self, job: Job) {
-        loop {
-            let task = self.next_task.fetch_add(1, Ordering::Relaxed);
-            if task >= job.n_tasks {
-                return;
+    /// Where the share of `thread` begins, and that of the thread before it ends.
+    fn first_task(&self, thread: usize, n_tasks: usize) -> usize {
+        thread * n_tasks / self.shares.len()
+    }
+
+    /// The tasks of `thread`'s own share, then what is left of the others'.
+    fn take_tasks(&self, thread: usize, job: Job) {
+        let n_threads = self.shares.len();
+        for owner in (thread..n_threads).chain(0..thread) {
+            let end = self.first_task(owner + 1, job.n_tasks);
+            loop {
+                let task = self.shares[owner].0.fetch_add(1, Ordering::Relaxed);
+                if task >= end {
+                    break;
+                }
+                // SAFETY: the closure lives until `close` has seen everybody out.
+                unsafe { (*job.body)(task) };
             }
-            // SAFETY: the closure lives until `close` has seen everybody out.
-            unsafe { (*job.body)(task) };
         }
     }
 
-    fn work(&self) {
+    fn work(&self, thread: usize) {
         INSIDE.set(true);
         let mut last_epoch = 0;
         while let Some(epoch) = self.join(last_epoch) {
             last_epoch = epoch;
             // SAFETY: this worker is inside, so the job is not written.
             let job = unsafe { *self.job.get() };
-            let outcome = catch_unwind(AssertUnwindSafe(|| job.map(|job| self.take_tasks(job))));
+            let outcome = catch_unwind(AssertUnwindSafe(|| job.map(|job| self.take_tasks(thread, job))));
             if outcome.is_err() {
                 self.panicked.store(true, Ordering::Release);
             }

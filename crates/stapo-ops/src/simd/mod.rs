@@ -14,6 +14,8 @@ mod tests;
 pub(crate) mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+#[cfg(target_arch = "x86_64")]
+mod x86_tile;
 
 pub use level::{Simd, SimdError};
 pub(crate) use math::{ln_f32, silu_parts};
@@ -104,6 +106,23 @@ pub trait Lanes: Copy + Send + Sync + 'static {
     /// # Safety
     /// See [`Tile`].
     unsafe fn tile_and_fetch(self, tile: &Tile<Self::E>, fetch: &mut Fetch<Self::E>);
+
+    /// A register tile of the full height.
+    ///
+    /// # Safety
+    /// See [`Tile`].
+    #[inline(always)]
+    unsafe fn block<const R: usize, const V: usize, const AR: usize, const AD: usize>(
+        self,
+        tile: &Tile<Self::E>,
+        a: *const Self::E,
+        b: *const Self::E,
+        c: *mut Self::E,
+        fetch: &mut Fetch<Self::E>,
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe { tile::block::<Self, R, V, AR, AD>(self, tile, a, b, c, fetch) }
+    }
 
     /// # Safety
     /// See [`Tile`].

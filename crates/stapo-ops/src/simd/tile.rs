@@ -167,7 +167,7 @@ unsafe fn some_rows<L: Lanes, const R: usize, const V: usize, const AR: usize, c
     // SAFETY: the height is at most `left`.
     unsafe {
         if left >= R {
-            block::<L, R, V, AR, AD>(l, t, a, b, c, fetch);
+            l.block::<R, V, AR, AD>(t, a, b, c, fetch);
             R
         } else if R > 8 && left >= 8 {
             block::<L, 8, V, AR, AD>(l, t, a, b, c, fetch);
@@ -185,8 +185,12 @@ unsafe fn some_rows<L: Lanes, const R: usize, const V: usize, const AR: usize, c
     }
 }
 
+/// One register tile; [`Lanes::block`] comes here.
+///
+/// # Safety
+/// See [`Tile`]; `a`, `b` and `c` are where this tile starts.
 #[inline(always)]
-unsafe fn block<L: Lanes, const R: usize, const V: usize, const AR: usize, const AD: usize>(
+pub(super) unsafe fn block<L: Lanes, const R: usize, const V: usize, const AR: usize, const AD: usize>(
     l: L,
     t: &Tile<L::E>,
     mut a: *const L::E,
@@ -197,21 +201,11 @@ unsafe fn block<L: Lanes, const R: usize, const V: usize, const AR: usize, const
     let mut acc = [[l.zero(); V]; R];
     // SAFETY: all addresses lie inside the blocks described by `Tile`; fetched ones may lie anywhere.
     unsafe {
-        if t.start == Start::Continue {
-            for (r, row) in acc.iter_mut().enumerate() {
-                for (v, x) in row.iter_mut().enumerate() {
-                    *x = l.load_ptr(c.add(r * t.c_stride + v * WIDTH));
-                }
-            }
-        }
+        load_c(l, t, c, &mut acc);
         let mut next_c = c.wrapping_add(R * t.c_stride);
         let mut depth = t.depth;
         while depth >= WIDTH {
-            fetch[0].fetch(l);
-            fetch[1].fetch(l);
-            l.prefetch(next_c);
-            l.prefetch(next_c.wrapping_add(WIDTH));
-            next_c = next_c.wrapping_add(t.c_stride);
+            fetch_all(l, fetch, &mut next_c, t.c_stride);
             for _ in 0..WIDTH {
                 step::<L, R, V, AR>(l, &mut acc, a, b);
                 a = a.add(AD);
@@ -224,16 +218,59 @@ unsafe fn block<L: Lanes, const R: usize, const V: usize, const AR: usize, const
             a = a.wrapping_add(AD);
             b = b.wrapping_add(t.b_stride);
         }
-        for (r, row) in acc.iter().enumerate() {
-            for (v, x) in row.iter().enumerate() {
-                l.store_ptr(c.add(r * t.c_stride + v * WIDTH), *x);
-            }
+        store_c(l, t, c, &acc);
+    }
+}
+
+/// What is fetched before sixteen steps of depth: the lines ahead, and a row of the next tile of C.
+#[inline(always)]
+pub(super) fn fetch_all<L: Lanes>(l: L, fetch: &mut Fetch<L::E>, next_c: &mut *mut L::E, c_stride: usize) {
+    fetch[0].fetch(l);
+    fetch[1].fetch(l);
+    l.prefetch(*next_c);
+    l.prefetch(next_c.wrapping_add(WIDTH));
+    *next_c = next_c.wrapping_add(c_stride);
+}
+
+/// # Safety
+/// `c` is readable for `R` rows of `V` vectors.
+#[inline(always)]
+pub(super) unsafe fn load_c<L: Lanes, const R: usize, const V: usize>(
+    l: L,
+    t: &Tile<L::E>,
+    c: *const L::E,
+    acc: &mut [[L::V; V]; R],
+) {
+    if t.start == Start::Zero {
+        return;
+    }
+    for (r, row) in acc.iter_mut().enumerate() {
+        for (v, x) in row.iter_mut().enumerate() {
+            // SAFETY: passed on from the caller.
+            *x = unsafe { l.load_ptr(c.add(r * t.c_stride + v * WIDTH)) };
+        }
+    }
+}
+
+/// # Safety
+/// `c` is writable for `R` rows of `V` vectors.
+#[inline(always)]
+pub(super) unsafe fn store_c<L: Lanes, const R: usize, const V: usize>(
+    l: L,
+    t: &Tile<L::E>,
+    c: *mut L::E,
+    acc: &[[L::V; V]; R],
+) {
+    for (r, row) in acc.iter().enumerate() {
+        for (v, x) in row.iter().enumerate() {
+            // SAFETY: passed on from the caller.
+            unsafe { l.store_ptr(c.add(r * t.c_stride + v * WIDTH), *x) };
         }
     }
 }
 
 #[inline(always)]
-unsafe fn step<L: Lanes, const R: usize, const V: usize, const AR: usize>(
+pub(super) unsafe fn step<L: Lanes, const R: usize, const V: usize, const AR: usize>(
     l: L,
     acc: &mut [[L::V; V]; R],
     a: *const L::E,

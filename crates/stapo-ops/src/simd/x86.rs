@@ -3,8 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::tile::{Fetch, Tile, run_tile};
-use super::{Kernel, Lanes, WIDTH, math};
+use super::tile::{self, Fetch, Tile, run_tile};
+use super::{Kernel, Lanes, WIDTH, math, x86_tile};
 
 /// Exists only inside [`run_avx2`].
 #[derive(Clone, Copy)]
@@ -239,6 +239,24 @@ impl Lanes for Avx512 {
     unsafe fn tile_and_fetch(self, tile: &Tile<f32>, fetch: &mut Fetch<f32>) {
         // SAFETY: the token proves AVX-512F; the rest is the caller's.
         unsafe { tile_avx512(self, tile, fetch) }
+    }
+    #[inline(always)]
+    unsafe fn block<const R: usize, const V: usize, const AR: usize, const AD: usize>(
+        self,
+        tile: &Tile<f32>,
+        a: *const f32,
+        b: *const f32,
+        c: *mut f32,
+        fetch: &mut Fetch<f32>,
+    ) {
+        // SAFETY: the token proves AVX-512F; the rest is the caller's.
+        unsafe {
+            if (R, V) == (x86_tile::ROWS, x86_tile::VECTORS) {
+                x86_tile::block::<AR, AD>(self, tile, a, b, c, fetch);
+            } else {
+                tile::block::<Self, R, V, AR, AD>(self, tile, a, b, c, fetch);
+            }
+        }
     }
     #[inline(always)]
     fn prefetch(self, at: *const f32) {
