@@ -3,6 +3,8 @@
 mod blas;
 mod context;
 mod error;
+#[cfg(test)]
+mod exact;
 mod graph;
 mod grid;
 pub mod kernels;

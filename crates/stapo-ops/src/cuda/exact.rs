@@ -1,0 +1,168 @@
+//! Bits on the GPU: what decode, chunks and few rows give is what training gives. Without a GPU these tests say so and pass.
+
+use super::parity::{HEADS, attention_case, compute, empty, gpu, numbers};
+use crate::attention::{self, Heads, paged};
+use crate::cuda::Precision;
+use crate::dtype::{bf16_to_f32, f32_to_bf16};
+use crate::testing::{bits, upload, weight};
+use crate::{matmul, swiglu};
+
+/// Prefill in chunks and decode over a paged cache, for the same sequence that is also run packed.
+#[test]
+fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
+    for precision in [Precision::Bf16, Precision::F32] {
+        let Some(device) = &gpu(precision) else { return };
+        for (heads, block_size) in HEADS.into_iter().zip([16, 32, 64, 128, 32]) {
+            let len = 333;
+            let all = numbers(1, len * heads.qkv_width());
+            let packed = &attention_case(device, heads, &[len])[0];
+            let n_blocks = len.div_ceil(block_size);
+            let dims = paged::CacheDims {
+                blocks: n_blocks + 3,
+                block_size,
+                kv_heads: heads.kv,
+                head_dim: heads.dim,
+            };
+            let mut cache = paged::Cache::zeros(device, dims).unwrap();
+            let table: Vec<u32> = (0..n_blocks as u32).map(|b| (b * 5 + 2) % (n_blocks as u32 + 3)).collect();
+            let distinct: std::collections::HashSet<_> = table.iter().collect();
+            let table: Vec<u32> =
+                if distinct.len() == n_blocks { table } else { (0..n_blocks as u32).rev().collect() };
+            let mut start = 0;
+            for asked in [1, 2, 100, 60, 1, 3].into_iter().chain(std::iter::repeat(1)) {
+                let asked = asked.min(len - start);
+                if asked == 0 {
+                    break;
+                }
+                let place = |p: usize| table[p / block_size] * block_size as u32 + (p % block_size) as u32;
+                let slots: Vec<u32> = (start..start + asked).map(place).collect();
+                let width = heads.qkv_width();
+                let qkv = compute(device, &all[start * width..(start + asked) * width]);
+                let slots = upload(device, &slots);
+                let call = paged::Dims { tokens: asked, sequences: 1, heads, table_width: n_blocks };
+                let mut out = empty(device, asked * heads.out_width());
+                let (offsets, contexts) =
+                    (upload(device, &[0, asked as u32]), upload(device, &[(start + asked) as u32]));
+                let (tables, alone) = (upload(device, &table), upload(device, &[0, 1, 0]));
+                let sequences = paged::Sequences {
+                    offsets: offsets.view(),
+                    contexts: contexts.view(),
+                    tables: tables.view(),
+                    groups: (asked == 1).then(|| alone.view()),
+                };
+                let to = out.view_mut();
+                paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
+                let range = start * heads.out_width()..(start + asked) * heads.out_width();
+                let same = bits(&out.view().to_vec()) == bits(&packed[range]);
+                assert!(same, "{precision:?} {heads:?}: tokens {start}..{} differ", start + asked);
+                start += asked;
+            }
+        }
+    }
+}
+
+/// Sequences with a common beginning, one token of each, taken together in several ways.
+#[test]
+fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for heads in [Heads { query: 16, kv: 8, dim: 128 }, Heads { query: 6, kv: 2, dim: 64 }] {
+        let (width, block_size, members, begun) = (heads.qkv_width(), 32, 5, 128);
+        let lens = [begun + 1, begun + 64, begun + 65, begun + 200, begun + 31];
+        let common = numbers(9, begun * width);
+        let per_sequence = 16;
+        let dims = paged::CacheDims {
+            blocks: 4 + members * per_sequence,
+            block_size,
+            kv_heads: heads.kv,
+            head_dim: heads.dim,
+        };
+        let (mut tables, mut last, mut last_slots, mut expected) = (vec![], vec![], vec![], vec![]);
+        let mut cache = paged::Cache::zeros(device, dims).unwrap();
+        for (s, &len) in lens.iter().enumerate() {
+            let own = numbers(20 + s as u64, (len - begun) * width);
+            let all = [common.clone(), own].concat();
+            let own_block = |b: usize| (4 + s * per_sequence + b) as u32;
+            let table: Vec<u32> =
+                (0..per_sequence).map(|b| if b < 4 { b as u32 } else { own_block(b) }).collect();
+            let place = |p: usize| table[p / block_size] * block_size as u32 + (p % block_size) as u32;
+            let slots: Vec<u32> = (0..len).map(place).collect();
+            let before = len - 1;
+            let (rows, places) = (compute(device, &all[..before * width]), upload(device, &slots[..before]));
+            paged::store(device, before, heads, rows.view(), places.view(), &mut cache);
+            last.extend_from_slice(&all[before * width..]);
+            last_slots.push(slots[before]);
+            tables.extend(table);
+            let (qkv, offsets) = (compute(device, &all), upload(device, &[0, len as u32]));
+            let mut out = empty(device, len * heads.out_width());
+            let mut lse = device.zeros(len * heads.query).unwrap();
+            let packed = attention::Dims { tokens: len, sequences: 1, heads };
+            let to = out.view_mut();
+            attention::forward(device, packed, qkv.view(), offsets.view(), to, lse.view_mut());
+            expected.extend_from_slice(&out.view().to_vec()[before * heads.out_width()..]);
+        }
+        let contexts: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
+        let offsets: Vec<u32> = (0..=members as u32).collect();
+        let ways: [&[u32]; 4] = [
+            &[0, 1, 0, 1, 1, 0, 2, 1, 0, 3, 1, 0, 4, 1, 0],
+            &[0, 5, 2],
+            &[0, 3, 2, 9, 0, 0, 3, 2, 1],
+            &[0, 2, 0, 2, 3, 2],
+        ];
+        for groups in ways {
+            let [groups, offsets, contexts, tables, slots] =
+                [groups, &offsets, &contexts, &tables, &last_slots].map(|x| upload(device, x));
+            let sequences = paged::Sequences {
+                offsets: offsets.view(),
+                contexts: contexts.view(),
+                tables: tables.view(),
+                groups: Some(groups.view()),
+            };
+            let call = paged::Dims { tokens: members, sequences: members, heads, table_width: per_sequence };
+            let (qkv, mut out) = (compute(device, &last), empty(device, members * heads.out_width()));
+            let to = out.view_mut();
+            paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
+            assert!(bits(&out.view().to_vec()) == bits(&expected), "{heads:?} {:?}", groups.view().to_vec());
+        }
+    }
+}
+
+#[test]
+fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for (inputs, width) in [(2048, 6144), (192, 320), (128, 72)] {
+        let scaled: Vec<f32> =
+            numbers(2, 2 * width * inputs).iter().map(|x| bf16_to_f32(f32_to_bf16(x * 0.05))).collect();
+        let w = weight(device, 2 * width, inputs, &scaled);
+        let rows = 130;
+        let x = compute(device, &numbers(1, rows * inputs));
+        let project = |n: usize| {
+            let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
+            let dims = swiglu::Dims { tokens: n, width };
+            swiglu::of_product(device, dims, x.range(0..n * inputs), &w, gate_up.view_mut(), out.view_mut());
+            out.view().to_vec()
+        };
+        let all = project(rows);
+        for n in [1, 9, 63, 64, 65] {
+            assert!(bits(&project(n)) == bits(&all[..n * width]), "{inputs} to {width}: {n} rows differ");
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_product_on_cuda_do_not_depend_on_their_number() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for (inputs, outputs) in [(2048, 4096), (6144, 2048), (2048, 12288), (1024, 151_936), (256, 640)] {
+        let w = weight(device, outputs, inputs, &numbers(2, outputs * inputs));
+        let rows = 1100;
+        let x = numbers(1, rows * inputs);
+        let product = |n: usize| {
+            let mut y = empty(device, n * outputs);
+            matmul::forward(device, n, compute(device, &x[..n * inputs]).view(), &w, None, y.view_mut());
+            y.view().to_vec()
+        };
+        let all = product(rows);
+        for n in [1, 2, 8, 17, 64, 127, 128, 129, 200, 512, 1000] {
+            assert!(bits(&product(n)) == bits(&all[..n * outputs]), "{inputs} to {outputs}: {n} rows differ");
+        }
+    }
+}
