@@ -86,7 +86,7 @@ impl<'p> Engine<'p> {
             block_tokens: dims.block_size,
             max_rows: settings.max_rows,
             max_sequences: settings.max_sequences,
-            max_draws: settings.max_rows.min(settings.max_sequences),
+            max_draws: settings.max_rows.min(settings.max_sequences).max(1),
         };
         let max_drawn = filled_up(capacity.max_draws);
         let max_rows = settings.max_rows.max(max_drawn);

@@ -252,9 +252,7 @@ impl Host<'_> {
             }
         }
     }
-}
 
-impl Host<'_> {
     /// Whether every sequence asks one token, whose slot is its last position, in a block that nobody else reads.
     fn is_decode(self, dims: Dims, cache: CacheDims, slots: &[u32]) -> bool {
         let asks_one = self.offsets.iter().enumerate().all(|(s, offset)| *offset as usize == s);

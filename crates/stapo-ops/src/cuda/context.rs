@@ -53,7 +53,7 @@ impl Default for CudaOptions {
 
 pub(crate) struct Cuda {
     device: sys::CUdevice,
-    context: sys::CUcontext,
+    pub(super) context: sys::CUcontext,
     pub(super) stream: sys::CUstream,
     pub(crate) options: CudaOptions,
     pub(crate) gpu: Gpu,

@@ -54,8 +54,11 @@ impl std::fmt::Debug for Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        self.cuda.make_current();
-        // SAFETY: made by `record`, destroyed once; the driver waits for runs under way.
-        let _ = unsafe { result::graph::exec_destroy(self.handle) };
+        // SAFETY: made by `record`, destroyed once; the driver waits for runs under way. A failure means that the device is
+        // lost, and the graph with it.
+        unsafe {
+            let _ = result::ctx::set_current(self.cuda.context);
+            let _ = result::graph::exec_destroy(self.handle);
+        }
     }
 }
