@@ -195,6 +195,19 @@ fn planning_ahead_changes_nothing() {
 }
 
 #[test]
+fn an_engine_in_the_memory_of_another_gives_the_same() {
+    let policy = policy(Family::Qwen2);
+    let (first, _) = generate(&policy, settings(), &requests());
+    // Another engine of the same size with other work, one of another size, and one of the same once more.
+    let others = Settings { seed: 9, rule: Rule::Greedy, ..settings() };
+    let (greedy, _) = generate(&policy, others, &requests()[1..]);
+    let (small, _) = generate(&policy, Settings { kv_bytes: 400_000, ..settings() }, &requests());
+    assert_eq!(small, first);
+    assert_eq!(generate(&policy, settings(), &requests()).0, first);
+    assert_eq!(generate(&self::policy(Family::Qwen2), others, &requests()[1..]).0, greedy);
+}
+
+#[test]
 fn a_sample_does_not_depend_on_its_company() {
     let policy = policy(Family::Llama);
     let (together, _) = generate(&policy, settings(), &requests());

@@ -3,9 +3,11 @@
 use super::layout::{Layout, SlotKind};
 use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
+use crate::generate::room::Room;
 use crate::weights::Weights;
 use stapo_ops::rng::Key;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
+use std::sync::Mutex;
 
 /// The parameters of one model, and all that reading them needs. Generating and scoring take `&Policy`, the optimizer
 /// `&mut Policy`: nobody reads half-updated weights. `T` is `f64` in gradient checks only.
@@ -15,6 +17,8 @@ pub struct Policy<T: Float = f32> {
     pub(crate) layout: Layout,
     parameters: Vec<Parameter<T>>,
     n_updates: u64,
+    /// Memory of the last engine that generated from it, for the next.
+    pub(crate) room: Mutex<Option<Room>>,
 }
 
 #[derive(Debug)]
@@ -57,7 +61,8 @@ impl<T: Float> Policy<T> {
                 SlotKind::Vector => Ok(Parameter::Vector(device.weight_zeros(slot.n_elements())?)),
             })
             .collect::<std::result::Result<_, OutOfMemory>>()?;
-        Ok(Self { device: device.clone(), config: config.clone(), layout, parameters, n_updates: 0 })
+        let (device, config) = (device.clone(), config.clone());
+        Ok(Self { device, config, layout, parameters, n_updates: 0, room: Mutex::default() })
     }
 
     /// Normal weights of standard deviation `deviation` (divided by sqrt(2 layers) where a matrix writes to the residual

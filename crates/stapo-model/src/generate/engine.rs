@@ -1,19 +1,20 @@
 //! Runs scheduled sequences through the model.
 
 use super::block::Block;
+use super::room::{Lent, Room, Size};
 use super::rows::{Desk, Extent, Given, Numbers, StepRows};
 use super::scheduler::{Capacity, Draw, Scheduler};
 use super::sequence::Sequence;
 use super::{Event, Finish, Request, RequestError, Response, Rule, Ticket};
 use crate::config::ModelConfig;
 use crate::decoder::Policy;
-use crate::decoder::forward::{Workspace, forward};
+use crate::decoder::forward::forward;
 use crate::decoder::layer::{Rows, heads};
 use crate::decoder::plan::{Keep, Plan};
-use stapo_ops::attention::paged::{self, Cache, CacheDims, GROUPED_ROWS};
+use stapo_ops::attention::paged::{self, CacheDims, GROUPED_ROWS};
 use stapo_ops::rng::Key;
 use stapo_ops::{Device, OutOfMemory, Recording, lm_head, sampling};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 /// How responses are drawn, and in how much memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,13 +50,7 @@ pub struct Engine<'p> {
     settings: Settings,
     key: Key,
     scheduler: Scheduler,
-    /// One for each layer.
-    caches: Vec<Cache<f32>>,
-    work: Workspace<f32>,
-    desk: Desk,
-    logits: sampling::Logits<f32>,
-    /// Decode steps by their extent, where the device records: `None` of one that ran once.
-    recordings: BTreeMap<Extent, Option<Recording>>,
+    room: Lent<'p>,
     plans_ahead: bool,
     /// A step whose tokens are not yet read.
     queued: Option<Queued>,
@@ -80,7 +75,6 @@ impl<'p> Engine<'p> {
             kv_heads: config.n_kv_heads,
             head_dim: config.head_dim,
         };
-        let caches = (0..config.n_layers).map(|_| Cache::zeros(device, dims)).collect::<Result<_, _>>()?;
         let capacity = Capacity {
             n_blocks,
             block_tokens: dims.block_size,
@@ -90,18 +84,13 @@ impl<'p> Engine<'p> {
         };
         let max_drawn = filled_up(capacity.max_draws);
         let max_rows = settings.max_rows.max(max_drawn);
-        let mut work = Workspace::new(device, config)?;
-        work.reserve(device, &Plan::new(config, max_rows, max_drawn, Keep::Nothing), 0)?;
+        let size = Size { cache: dims, max_rows, max_drawn, n_alternatives: settings.n_alternatives };
         Ok(Self {
             policy,
             settings,
             key: Key::new(settings.seed),
             scheduler: Scheduler::new(capacity),
-            caches,
-            work,
-            desk: Desk::new(device, max_rows, max_drawn, settings.n_alternatives)?,
-            logits: sampling::Logits::new(device, config.vocabulary, max_drawn)?,
-            recordings: BTreeMap::new(),
+            room: Lent::new(policy, size, settings.rule)?,
             plans_ahead: device.works_alone(),
             queued: None,
             n_submitted: 0,
@@ -204,12 +193,12 @@ impl<'p> Engine<'p> {
         if step.runs.is_empty() {
             return Ok(None);
         }
-        let mut rows = StepRows::new(&step, self.scheduler.running(), self.caches[0].dims().block_size);
+        let mut rows = StepRows::new(&step, self.scheduler.running(), self.room.caches[0].dims().block_size);
         let is_recorded = self.policy.device().works_alone() && rows.is_decode();
         if is_recorded {
             rows.group(self.max_members(rows.extent().rows));
             let Extent { rows: n, groups, table_width, .. } = rows.extent();
-            let spare_block = self.caches[0].dims().blocks - 1;
+            let spare_block = self.room.caches[0].dims().blocks - 1;
             rows.pad(filled_up(n), filled_up(groups), table_width.next_power_of_two().max(8), spare_block);
         }
         let extent = rows.extent();
@@ -220,7 +209,7 @@ impl<'p> Engine<'p> {
             self.ask(extent);
         }
         let draws = self.scheduler.advance(&step.runs);
-        let numbers = self.desk.fetch(draws.len(), self.settings.n_alternatives);
+        let numbers = self.room.desk.fetch(draws.len(), self.settings.n_alternatives);
         Ok(Some(Queued { draws, numbers }))
     }
 
@@ -237,7 +226,7 @@ impl<'p> Engine<'p> {
         for together in independent(copies) {
             let pairs: Vec<u32> = together.iter().flat_map(|(from, to)| [from.0, to.0]).collect();
             let pairs = device.upload(&pairs)?;
-            for cache in &mut self.caches {
+            for cache in &mut self.room.caches {
                 cache.copy_blocks(device, pairs.view());
             }
         }
@@ -252,9 +241,10 @@ impl<'p> Engine<'p> {
         };
         let uniforms: Vec<f64> = rows.places.iter().map(place).collect();
         let plan = Plan::new(config, extent.rows, extent.drawn, Keep::Nothing);
-        let moved = self.work.reserve(device, &plan, rows.n_positions)?;
-        if self.desk.write(device, rows, &uniforms)? || moved {
-            self.recordings.clear();
+        let room = &mut *self.room;
+        let moved = room.work.reserve(device, &plan, rows.n_positions)?;
+        if room.desk.write(device, rows, &uniforms)? || moved {
+            room.recordings.clear();
         }
         Ok(())
     }
@@ -262,16 +252,16 @@ impl<'p> Engine<'p> {
     /// As [`Engine::ask`], for a step of an extent that will come again: the first time the ops are asked for one by one,
     /// the second time they are recorded, and from then on repeated as a whole.
     fn repeat(&mut self, extent: Extent) {
-        match self.recordings.remove(&extent) {
+        match self.room.recordings.remove(&extent) {
             None => {
                 self.ask(extent);
-                self.recordings.insert(extent, None);
+                self.room.recordings.insert(extent, None);
             }
             Some(recorded) => {
                 let device = self.policy.device();
                 let recorded = recorded.or_else(|| device.record(|| self.ask(extent)));
                 recorded.iter().for_each(Recording::replay);
-                self.recordings.insert(extent, recorded);
+                self.room.recordings.insert(extent, recorded);
             }
         }
     }
@@ -281,12 +271,12 @@ impl<'p> Engine<'p> {
         let (policy, device, config) = (self.policy, self.policy.device(), self.policy.config());
         let Extent { rows: n_rows, sequences, table_width, drawn, .. } = extent;
         let plan = Plan::new(config, n_rows, drawn, Keep::Nothing);
-        let (given, heads) = (Given::of(&self.desk.given, extent), heads(config));
-        sampling::look_up(device, given.tokens, self.desk.ids.view(), self.desk.tokens.range_mut(0..n_rows));
+        let Room { caches, work, desk, .. } = &mut *self.room;
+        let (given, heads) = (Given::of(&desk.given, extent), heads(config));
+        sampling::look_up(device, given.tokens, desk.ids.view(), desk.tokens.range_mut(0..n_rows));
         let dims = paged::Dims { tokens: n_rows, sequences, heads, table_width };
-        let rows = Rows { n_tokens: n_rows, positions: given.positions, table: &self.work.table };
-        let (arena, caches, tokens) =
-            (&mut self.work.arena, &mut self.caches, self.desk.tokens.range(0..n_rows));
+        let rows = Rows { n_tokens: n_rows, positions: given.positions, table: &work.table };
+        let (arena, tokens) = (&mut work.arena, desk.tokens.range(0..n_rows));
         forward(policy, &plan, arena, &rows, tokens, given.drawing, |layer, qkv, out, _| {
             paged::forward(device, dims, qkv, given.slots, &mut caches[layer], given.sequences, out);
         });
@@ -295,7 +285,8 @@ impl<'p> Engine<'p> {
 
     fn draw(&mut self, plan: &Plan) {
         let (n_drawn, n) = (plan.n_scored, self.settings.n_alternatives);
-        let Desk { uniforms, ids, logp, entropy, best_ids, best_logp, .. } = &mut self.desk;
+        let Room { work, desk, logits, .. } = &mut *self.room;
+        let Desk { uniforms, ids, logp, entropy, best_ids, best_logp, .. } = desk;
         let best = lm_head::Alternatives {
             n,
             ids: best_ids.range_mut(0..n_drawn * n),
@@ -305,7 +296,7 @@ impl<'p> Engine<'p> {
             self.policy.device(),
             n_drawn,
             self.settings.rule,
-            self.work.arena.compute.range(plan.head.norm.clone()),
+            work.arena.compute.range(plan.head.norm.clone()),
             self.policy.matrix(self.policy.layout.head),
             uniforms.range(0..n_drawn),
             sampling::Drawn {
@@ -314,7 +305,7 @@ impl<'p> Engine<'p> {
                 entropy: entropy.range_mut(0..n_drawn),
             },
             (n > 0).then_some(best),
-            &mut self.logits,
+            logits,
         );
     }
 

@@ -7,6 +7,7 @@
 
 mod block;
 mod engine;
+pub(crate) mod room;
 mod rows;
 mod scheduler;
 mod sequence;
