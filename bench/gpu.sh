@@ -2,7 +2,7 @@
 # The engine on one GPU: is it right, is it exact, how fast. Needs built programs, Python with PyTorch and transformers for
 # the peer, and no Rust toolchain:
 #   cargo build --release -p stapo-rl --example bench_gpu
-#   cargo test -p stapo-ops --lib --no-run; cargo test -p stapo-model --test goldens --test cuda --no-run
+#   cargo test -p stapo-ops --lib --no-run; cargo test -p stapo-model --test goldens --test cuda --test cuda_lost --no-run
 #   bench/gpu.sh --bench target/release/examples/bench_gpu --tests "target/debug/deps/stapo_ops-HASH cuda" ..
 # Options: --bench FILE; --tests "FILE [FILTER]" (may be repeated); --quick leaves out PyTorch and the 8B shape; --out DIR
 # keeps logs.
