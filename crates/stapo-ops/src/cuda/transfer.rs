@@ -40,17 +40,18 @@ impl Cuda {
             return shelf.swap_remove(at);
         }
         let n_bytes = n_bytes.next_power_of_two().max(1 << 16);
-        // SAFETY: the memory holds anything until a copy fills it; both are released by `close`.
+        // SAFETY: the memory holds anything until a copy fills it; both are released by `release_pinned`.
         let start = unsafe { result::malloc_host(n_bytes, 0) }.or_panic("asking for host memory");
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         Pinned { start, n_bytes, event: result::event::create(flags).or_panic("making an event") }
     }
 
-    /// Marks the copy just queued, and lets go.
+    /// Back for the next who asks, once its event has passed.
     fn shelve(&self, pinned: Pinned) {
         lock(&self.pinned).push(pinned);
     }
 
+    /// Puts the event behind the copy just queued.
     fn mark(&self, pinned: &Pinned) {
         // SAFETY: event and stream are alive.
         unsafe { result::event::record(pinned.event, self.stream) }.or_panic("marking a copy");
