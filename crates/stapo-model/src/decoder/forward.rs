@@ -4,12 +4,12 @@ use super::layer::{Layer, Rows, norm_dims};
 use super::plan::{Keep, Plan};
 use super::policy::Policy;
 use stapo_ops::rope::{Frequencies, Scaling, Table};
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, embedding, residual, rmsnorm};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, embedding, residual, rmsnorm};
 
 use crate::config::{ModelConfig, RopeKind};
 
 /// Runs all layers on `tokens` `[T]` and leaves the normed rows `scored` `[R]` of the last in `plan.head.norm`.
-/// `attend` is given a layer's number, its fused and rotated rows, and where its output and lse belong.
+/// `attend` is given each layer and its number: see [`Layer::forward`].
 pub fn forward<T: Float>(
     policy: &Policy<T>,
     plan: &Plan,
@@ -17,7 +17,7 @@ pub fn forward<T: Float>(
     rows: &Rows<'_, T>,
     tokens: View<'_, u32>,
     scored: View<'_, u32>,
-    mut attend: impl FnMut(usize, View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>),
+    mut attend: impl FnMut(usize, &Layer<'_, T>, &mut Arena<T>),
 ) {
     let (device, config, layout) = (&policy.device, policy.config(), &policy.layout);
     let dims = embedding::Dims { tokens: plan.n_tokens, vocab: config.vocabulary, width: config.width };
@@ -25,7 +25,7 @@ pub fn forward<T: Float>(
     embedding::forward(device, dims, tokens, policy.slot(layout.embedding), first);
     norm_input(policy, plan, arena, 0);
     for layer in 0..config.n_layers {
-        self::layer(policy, plan, rows, layer).forward(arena, |qkv, out, lse| attend(layer, qkv, out, lse));
+        self::layer(policy, plan, rows, layer).forward(arena, |of, arena| attend(layer, of, arena));
         let Some(next) = plan.layers.get(layer + 1) else { break };
         let [middle, delta, input, norm] = arena.compute.disjoint_mut([
             plan.layers[layer].middle.clone(),

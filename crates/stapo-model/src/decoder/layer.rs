@@ -12,6 +12,7 @@ use super::plan::{BackwardRanges, LayerRanges, qkv_width};
 use super::policy::Policy;
 use crate::config::ModelConfig;
 use stapo_ops::attention::Heads;
+use stapo_ops::attention::paged::Unturned;
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, Table};
 use stapo_ops::{Float, View, ViewMut, Write, attention, matmul, rmsnorm, rope, swiglu};
 use std::ops::Range;
@@ -37,32 +38,21 @@ pub struct Layer<'a, T: Float> {
 }
 
 impl<T: Float> Layer<'_, T> {
-    /// Forward from `attention_norm` to `delta`, what is to be added to `middle`. `attend` goes from fused and rotated
-    /// `[T, W]` to `[T, Q]` and its lse `[T, heads]`.
-    pub fn forward(
-        &self,
-        arena: &mut Arena<T>,
-        attend: impl FnOnce(View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>),
-    ) {
+    /// Forward from `attention_norm` to `delta`, what is to be added to `middle`. `attend` goes from `raw_qkv` to
+    /// `attention`: see [`Layer::attend`] and [`Layer::attend_unturned`].
+    pub fn forward(&self, arena: &mut Arena<T>, attend: impl FnOnce(&Self, &mut Arena<T>)) {
         self.recompute(arena, attend);
         let [ffn, delta] = arena.compute.disjoint_mut([self.ranges.ffn.clone(), self.delta.clone()]);
         self.project(self.slots.down, None, ffn.into_view(), delta);
     }
 
     /// Forward as far as backward needs it.
-    pub fn recompute(
-        &self,
-        arena: &mut Arena<T>,
-        attend: impl FnOnce(View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>),
-    ) {
+    pub fn recompute(&self, arena: &mut Arena<T>, attend: impl FnOnce(&Self, &mut Arena<T>)) {
         let at = self.ranges;
         let [x, raw] = arena.compute.disjoint_mut([at.attention_norm.clone(), at.raw_qkv.clone()]);
         self.project(self.slots.qkv, self.slots.qkv_bias, x.into_view(), raw);
 
-        self.rotate(arena);
-        let [qkv, out] = arena.compute.disjoint_mut([at.qkv.clone(), at.attention.clone()]);
-        let lse = arena.exact.range_mut(at.lse.clone());
-        attend(qkv.into_view(), out, lse);
+        attend(self, arena);
 
         let [out, delta] = arena.compute.disjoint_mut([at.attention.clone(), self.delta.clone()]);
         self.project(self.slots.output, None, out.into_view(), delta);
@@ -97,6 +87,31 @@ impl<T: Float> Layer<'_, T> {
             let (device, dims) = (&self.policy.device, self.swiglu_dims());
             swiglu::of_product(device, dims, norm.into_view(), weight, gate_up, ffn);
         }
+    }
+
+    /// Rotates, and calls `attend` with what it goes from, `[T, W]`, and to, `[T, Q]` and its lse `[T, heads]`.
+    pub fn attend(
+        &self,
+        arena: &mut Arena<T>,
+        attend: impl FnOnce(View<'_, T>, ViewMut<'_, T>, ViewMut<'_, T>),
+    ) {
+        self.rotate(arena);
+        let [qkv, out] = arena.compute.disjoint_mut([self.ranges.qkv.clone(), self.ranges.attention.clone()]);
+        attend(qkv.into_view(), out, arena.exact.range_mut(self.ranges.lse.clone()));
+    }
+
+    /// Calls `attend`, which rotates too, with what it goes from and to.
+    pub fn attend_unturned(
+        &self,
+        arena: &mut Arena<T>,
+        attend: impl FnOnce(Unturned<'_, T>, ViewMut<'_, T>),
+    ) {
+        let at = self.ranges;
+        let [raw, qkv, out] =
+            arena.compute.disjoint_mut([at.raw_qkv.clone(), at.qkv.clone(), at.attention.clone()]);
+        let Rows { table, positions, .. } = *self.rows;
+        let (raw, inv_rms) = (raw.into_view(), arena.exact.range_mut(at.head_inv_rms.clone()));
+        attend(Unturned { table, positions, norm: self.head_norm(), raw, qkv, inv_rms }, out);
     }
 
     /// From `raw_qkv` to `qkv`.

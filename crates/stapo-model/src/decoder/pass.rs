@@ -95,9 +95,11 @@ impl<T: Float> Pass<T> {
         if batch.n_tokens() > 0 {
             let rows = rows(&uploaded, &self.work.table, plan.n_tokens);
             let (tokens, scored) = (uploaded.tokens.view(), uploaded.rows.view());
-            forward(policy, &plan, &mut self.work.arena, &rows, tokens, scored, |_, qkv, out, lse| {
-                let dims = attention_dims(policy, &plan, &uploaded);
-                attention::forward(device, dims, qkv, uploaded.offsets.view(), out, lse);
+            let (dims, offsets) = (attention_dims(policy, &plan, &uploaded), uploaded.offsets.view());
+            forward(policy, &plan, &mut self.work.arena, &rows, tokens, scored, |_, layer, arena| {
+                layer.attend(arena, |qkv, out, lse| {
+                    attention::forward(device, dims, qkv, offsets, out, lse);
+                });
             });
         }
         let dims = lm_head::Dims { tokens: plan.n_scored, temperature: reading.temperature };
@@ -170,8 +172,11 @@ impl<T: Float> Pass<T> {
                 norm_input(policy, plan, arena, index);
             }
             match plan.keep {
-                Keep::LayerInputs => layer.recompute(arena, |qkv, out, lse| {
-                    attention::forward(device, attention_dims(policy, plan, batch), qkv, offsets, out, lse);
+                Keep::LayerInputs => layer.recompute(arena, |layer, arena| {
+                    let dims = attention_dims(policy, plan, batch);
+                    layer.attend(arena, |qkv, out, lse| {
+                        attention::forward(device, dims, qkv, offsets, out, lse);
+                    });
                 }),
                 Keep::Products => layer.restore(arena),
                 Keep::Everything | Keep::Nothing => {}

@@ -277,8 +277,11 @@ impl<'p> Engine<'p> {
         let dims = paged::Dims { tokens: n_rows, sequences, heads, table_width };
         let rows = Rows { n_tokens: n_rows, positions: given.positions, table: &work.table };
         let (arena, tokens) = (&mut work.arena, desk.tokens.range(0..n_rows));
-        forward(policy, &plan, arena, &rows, tokens, given.drawing, |layer, qkv, out, _| {
-            paged::forward(device, dims, qkv, given.slots, &mut caches[layer], given.sequences, out);
+        forward(policy, &plan, arena, &rows, tokens, given.drawing, |index, layer, arena| {
+            layer.attend_unturned(arena, |rows, out| {
+                let (cache, sequences) = (&mut caches[index], given.sequences);
+                paged::rotate_and_forward(device, dims, rows, given.slots, cache, sequences, out);
+            });
         });
         self.draw(&plan);
     }

@@ -8,7 +8,9 @@ use crate::cuda::kernels::{
     ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_HOPPER, ATTENTION_DECODE_HOPPER, ATTENTION_HOPPER,
     ATTENTION_PAGED, ATTENTION_PLAIN, ELEMENTWISE, Source,
 };
-use crate::cuda::{Cuda, Kind, Memory, Slice};
+use crate::cuda::{Cuda, Kind, Map, Memory, Slice};
+use crate::rope::{HeadNorm, Table};
+use crate::{Float, View, ViewMut};
 
 /// Queries of a block in forward, and of the queries' gradient; keys of a block in the keys' gradient.
 const ROWS: usize = 128;
@@ -130,74 +132,111 @@ pub(super) fn copy_blocks(cuda: &Cuda, pairs: Slice, cache: Slice, len: usize) {
     launch.run([pairs.len / 2, 1], 256, 0);
 }
 
-/// Where the sequences of a call lie: see `paged::Sequences`.
-pub(super) struct Sequences {
+/// What a call over a paged cache reads and writes beside its rows: see `paged::forward`.
+pub(super) struct Call {
+    dims: paged::Dims,
+    cache_dims: CacheDims,
+    pub(super) slots: Slice,
+    pub(super) cache: (Slice, Slice),
     offsets: Slice,
     contexts: Slice,
     tables: Slice,
     groups: Option<Slice>,
+    out: Slice,
 }
 
-impl Sequences {
-    pub(super) fn of(lists: paged::Sequences<'_>) -> Self {
-        let paged::Sequences { offsets, contexts, tables, groups } = lists;
-        let groups = groups.map(|groups| groups.cuda());
-        Self { offsets: offsets.cuda(), contexts: contexts.cuda(), tables: tables.cuda(), groups }
+/// How queries and keys are turned: see `rope::forward`.
+pub(super) struct Turning {
+    positions: Slice,
+    cos: Slice,
+    sin: Slice,
+    norm: Option<(Slice, Slice, f32)>,
+}
+
+impl Turning {
+    pub(super) fn new<T: Float>(
+        table: &Table<T>,
+        positions: View<'_, u32>,
+        norm: Option<HeadNorm<'_, T>>,
+    ) -> Self {
+        let weights =
+            |norm: HeadNorm<'_, T>| (norm.query_weight.cuda(), norm.key_weight.cuda(), norm.eps as f32);
+        let (cos, sin) = (table.cos.view().cuda(), table.sin.view().cuda());
+        Self { positions: positions.cuda(), cos, sin, norm: norm.map(weights) }
     }
 }
 
-/// One token of each sequence, its key and value stored on the way. False: not for this device or these heads, and nothing
-/// was done.
-pub(super) fn decode(
-    cuda: &Cuda,
-    d: paged::Dims,
-    cache: CacheDims,
-    qkv: Slice,
-    slots: Slice,
-    (keys, values): (Slice, Slice),
-    sequences: &Sequences,
-    out: Slice,
-) -> bool {
-    let (op, heads) = ("attention::paged::forward", d.heads);
-    let fits = is_hopper(cuda, qkv.kind, heads) && heads.group() <= paged::GROUPED_ROWS;
-    let Some(groups) = sequences.groups.filter(|_| fits) else { return false };
-    let launch = cuda.kernel(&ATTENTION_DECODE_HOPPER, "attention_decode_hopper_bf16").head_dim(heads.dim);
-    let launch = launch.arg(qkv).arg(slots).arg(keys.same(qkv, op)).arg(values);
-    let launch = launch.arg(sequences.contexts).arg(sequences.tables).arg(groups);
-    let launch = launch.arg(out.same(qkv, op)).arg(d.table_width).arg(heads.query).arg(heads.kv);
-    // Queries, keys, values, and weights of 64 keys.
-    let shared = swizzled_bytes(heads, paged::GROUPED_ROWS + 2 * KEYS) + 2 * paged::GROUPED_ROWS * KEYS;
-    launch.arg(cache.block_size.ilog2() as usize).run([heads.kv, groups.len / 3], 128, shared);
-    true
-}
+impl Call {
+    pub(super) fn new<T: Float>(
+        dims: paged::Dims,
+        slots: View<'_, u32>,
+        cache: &paged::Cache<T>,
+        sequences: paged::Sequences<'_>,
+        out: &ViewMut<'_, T>,
+    ) -> Self {
+        let paged::Sequences { offsets, contexts, tables, groups } = sequences;
+        Self {
+            dims,
+            cache_dims: cache.dims(),
+            slots: slots.cuda(),
+            cache: (cache.keys.view().cuda(), cache.values.view().cuda()),
+            offsets: offsets.cuda(),
+            contexts: contexts.cuda(),
+            tables: tables.cuda(),
+            groups: groups.map(|groups| groups.cuda()),
+            out: out.cuda(),
+        }
+    }
 
-pub(super) fn paged(
-    cuda: &Cuda,
-    d: paged::Dims,
-    cache: CacheDims,
-    qkv: Slice,
-    (keys, values): (Slice, Slice),
-    sequences: &Sequences,
-    out: Slice,
-) {
-    let (op, heads, kind) = ("attention::paged::forward", d.heads, qkv.kind);
-    let is_hopper = is_hopper(cuda, kind, heads);
-    let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).same(keys, op).name() };
-    let name = format!("attention_paged_{suffix}");
-    // Block sizes are powers of 2, and the kernels of matrix instructions shift.
-    let shift = if kind == Kind::Bf16 { cache.block_size.ilog2() as usize } else { cache.block_size };
-    let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_PAGED });
-    let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
-    let launch = launch.arg(sequences.offsets).arg(sequences.contexts).arg(sequences.tables).arg(out);
-    let launch = launch.arg(d.sequences).arg(d.table_width).arg(heads.query).arg(heads.kv).arg(shift);
-    // Query rows of a block: the height of the matrix instruction.
-    let height = if is_hopper { 64 } else { 16 };
-    let pieces = [heads.kv, n_pieces(d.tokens, heads.group(), d.sequences, height)];
-    if kind != Kind::Bf16 {
-        launch.run([d.tokens, heads.query], 32, 0);
-    } else if is_hopper {
-        launch.run(pieces, 128, swizzled_bytes(heads, height + 2 * KEYS));
-    } else {
-        launch.run(pieces, 128, tile_bytes(heads, height + 2 * KEYS));
+    /// One token of each sequence, turned if it is not yet, its key and value stored on the way. False: not for this device
+    /// or these heads, and nothing was done.
+    pub(super) fn decode(&self, cuda: &Cuda, qkv: Slice, turning: Option<&Turning>) -> bool {
+        let (op, heads, (keys, values)) = ("attention::paged::forward", self.dims.heads, self.cache);
+        let is_mapped = Map::takes(keys, heads.dim) && Map::takes(values, heads.dim);
+        let fits = is_hopper(cuda, qkv.kind, heads) && heads.group() <= paged::GROUPED_ROWS && is_mapped;
+        let Some(groups) = self.groups.filter(|_| fits) else { return false };
+        let block_size = self.cache_dims.block_size;
+        let map = |cache: Slice| Map::new(cache, cache.len / heads.dim, heads.dim, block_size.min(KEYS));
+        let launch =
+            cuda.kernel(&ATTENTION_DECODE_HOPPER, "attention_decode_hopper_bf16").head_dim(heads.dim);
+        let launch = launch.map(&map(keys)).map(&map(values)).arg(keys.same(qkv, op)).arg(values).arg(qkv);
+        let norm = turning.and_then(|turning| turning.norm);
+        let launch = launch.arg(turning.map(|t| t.positions)).arg(turning.map(|t| t.cos.f32(op)));
+        let launch = launch.arg(turning.map(|t| t.sin)).arg(norm.map(|(query, _, _)| query.same(qkv, op)));
+        let launch = launch.arg(norm.map(|(_, key, _)| key)).arg(norm.map_or(0.0, |(_, _, eps)| eps));
+        let launch = launch.arg(self.slots).arg(self.contexts).arg(self.tables).arg(groups);
+        let launch =
+            launch.arg(self.out.same(qkv, op)).arg(self.dims.table_width).arg(heads.query).arg(heads.kv);
+        // Three tiles of keys or values, queries, and weights of 64 keys.
+        let shared = swizzled_bytes(heads, paged::GROUPED_ROWS + 3 * KEYS) + 2 * paged::GROUPED_ROWS * KEYS;
+        let launch = launch.arg(block_size.ilog2() as usize).early(true);
+        launch.run([heads.kv, groups.len / 3], 128, shared);
+        true
+    }
+
+    /// Any number of tokens of each sequence, whose keys and values are stored.
+    pub(super) fn attend(&self, cuda: &Cuda, qkv: Slice) {
+        let (op, d, (keys, values)) = ("attention::paged::forward", self.dims, self.cache);
+        let (heads, kind) = (d.heads, qkv.kind);
+        let is_hopper = is_hopper(cuda, kind, heads);
+        let suffix = if is_hopper { "hopper_bf16" } else { self.out.same(qkv, op).same(keys, op).name() };
+        let name = format!("attention_paged_{suffix}");
+        // Block sizes are powers of 2, and the kernels of matrix instructions shift.
+        let block_size = self.cache_dims.block_size;
+        let shift = if kind == Kind::Bf16 { block_size.ilog2() as usize } else { block_size };
+        let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_PAGED });
+        let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
+        let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
+        let launch = launch.arg(d.sequences).arg(d.table_width).arg(heads.query).arg(heads.kv).arg(shift);
+        // Query rows of a block: the height of the matrix instruction.
+        let height = if is_hopper { 64 } else { 16 };
+        let pieces = [heads.kv, n_pieces(d.tokens, heads.group(), d.sequences, height)];
+        if kind != Kind::Bf16 {
+            launch.run([d.tokens, heads.query], 32, 0);
+        } else if is_hopper {
+            launch.run(pieces, 128, swizzled_bytes(heads, height + 2 * KEYS));
+        } else {
+            launch.run(pieces, 128, tile_bytes(heads, height + 2 * KEYS));
+        }
     }
 }

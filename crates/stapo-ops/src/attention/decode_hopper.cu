@@ -4,16 +4,15 @@
 // work. Sequences that begin with the same blocks are taken together: those are read once.
 
 #define THREADS 128
-#define QUERIES 16
+#define QUERIES 8
+#define TILE (KEYS * DIM)
 
 // d (+)= a b: a by rows of shared memory (TURNED: by columns), b by rows (its transpose is multiplied).
-template <int TURNED> __device__ __forceinline__ void multiply_few(float (&d)[2][4], u64 a, u64 b, bool adds) {
+template <int TURNED> __device__ __forceinline__ void multiply_few(float (&d)[1][4], u64 a, u64 b, bool adds) {
     asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %10, 0; "
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, 0; }"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
+        "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, 0; }"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
         : "l"(a), "l"(b), "r"((int)adds), "n"(TURNED));
 }
 
@@ -23,34 +22,31 @@ struct Step {
 };
 
 // Grid: (kv heads, groups). groups [n, 3]: first sequence, how many, and how many steps of 64 keys they have in common.
-// First stores the tokens' keys and values. Cache: keys and values
-// [blocks, kv heads, 2^shift, HEAD_DIM]. Shared: queries [16], keys, values [64], weights [16, 64].
-KERNEL __launch_bounds__(THREADS, 5)
-attention_decode_hopper_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16* values, const u32* contexts,
+// Where there are positions, `raw` is what the product gave: queries and keys are normed (if there are weights) and turned
+// here as rope.cu does it. The tokens' keys and values are stored. Cache: keys and values [blocks, kv heads, 2^shift, HEAD_DIM], in the maps by rows
+// of one head. Shared: three tiles of 64 keys or values, queries [8], weights [8, 64].
+KERNEL __launch_bounds__(THREADS, 4)
+attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_constant__ Map map_v, bf16* keys, bf16* values,
+                             const bf16* raw, const u32* positions, const float* cos, const float* sin,
+                             const bf16* q_norm, const bf16* k_norm, float eps, const u32* slots, const u32* contexts,
                              const u32* tables, const u32* groups, bf16* out, int table_width, int query, int kv,
                              int shift) {
-    bf16 *queries = aligned_memory(), *tile_k = queries + QUERIES * DIM, *tile_v = tile_k + KEYS * DIM;
-    bf16* weights = tile_v + KEYS * DIM;
+    bf16 *tiles = aligned_memory(), *queries = tiles + 3 * TILE, *weights = queries + QUERIES * DIM;
     __shared__ float scores[QUERIES][KEYS + 8], scales[QUERIES];
     __shared__ int n_keys_of[QUERIES];
+    __shared__ u64 full[3];
+    let_next_begin();
     int heads = query / kv, kv_head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first = groups[3 * blockIdx.y], count = groups[3 * blockIdx.y + 1], common = groups[3 * blockIdx.y + 2];
-    int mask = (1 << shift) - 1;
+    int mask = (1 << shift) - 1, at_once = min(KEYS, 1 << shift), n_rows = count * heads;
     if (count == 0) return;
-    int n_rows = count * heads;
-    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM;
-
-    for (int i = threadIdx.x; i < count * 2 * (HEAD_DIM / 8); i += THREADS) {
-        int member = i / (2 * (HEAD_DIM / 8)), is_value = i / (HEAD_DIM / 8) % 2, column = i % (HEAD_DIM / 8) * 8;
-        u32 slot = slots[first + member];
-        size_t row = (((size_t)(slot >> shift) * kv + kv_head) << shift) + (slot & mask);
-        const bf16* from = qkv + (first + member) * width + (query + is_value * kv + kv_head) * HEAD_DIM;
-        *(uint4*)((is_value ? values : keys) + row * HEAD_DIM + column) = *(const uint4*)(from + column);
+    if (threadIdx.x == 0) {
+        for (int b = 0; b < 3; ++b) barrier_init(full + b, 1);
+        barriers_ready();
     }
     if (threadIdx.x < count) n_keys_of[threadIdx.x] = contexts[first + threadIdx.x];
-    load_swizzled<QUERIES, THREADS>(queries, n_rows, [&](int r) {
-        return qkv + (first + r / heads) * width + (kv_head * heads + r % heads) * HEAD_DIM;
-    });
+    if (threadIdx.x < QUERIES * KEYS / 8) *(uint4*)(weights + threadIdx.x * 8) = make_uint4(0, 0, 0, 0);
+    if (threadIdx.x < QUERIES) scales[threadIdx.x] = 1.0f;
     __syncthreads();
 
     auto next_of = [&](Step s) {
@@ -58,43 +54,84 @@ attention_decode_hopper_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16
         while (s.member < count && s.tile * KEYS >= n_keys_of[s.member]) ++s.member, s.tile = common;
         return s;
     };
-    // The blocks that hold a step's keys: at most four.
+    // Whether a step's keys lie also in its block number `e`.
+    auto has_block = [&](Step s, int e) {
+        return (e == 0 || e << shift < KEYS) && s.tile * KEYS + (e << shift) < n_keys_of[s.member];
+    };
+    // Whether this token's key is among them.
+    auto is_new = [&](Step s) { return s.member < count && (s.tile + 1) * KEYS >= n_keys_of[s.member]; };
+    // The first thread fetches: the blocks of a step in time, and tiles as soon as there is room. Tiles come in the order
+    // keys, values, keys, .., number n into place n % 3.
     auto look_up = [&](Step s, u32 (&blocks)[4]) {
-        if (s.member >= count) return;
+        if (threadIdx.x > 0 || s.member >= count) return;
         const u32* table = tables + (size_t)(first + s.member) * table_width + (s.tile * KEYS >> shift);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            if (s.tile * KEYS + (e << shift) < n_keys_of[s.member] && (e == 0 || e << shift < KEYS)) blocks[e] = table[e];
+            if (has_block(s, e)) blocks[e] = table[e];
     };
-    auto load_step = [&](Step s, const u32 (&blocks)[4], bf16* tile, const bf16* from) {
-        if (s.member < count) {
-            int base = s.tile * KEYS & mask;
-            load_swizzled<KEYS, THREADS>(tile, n_keys_of[s.member] - s.tile * KEYS, [&](int r) {
-                int at = base + r, e = at >> shift;
-                u32 block = e == 0 ? blocks[0] : e == 1 ? blocks[1] : e == 2 ? blocks[2] : blocks[3];
-                return from + ((((size_t)block * kv + kv_head) << shift) + (at & mask)) * HEAD_DIM;
-            });
+    auto load = [&](int n, Step s, const u32 (&blocks)[4]) {
+        if (threadIdx.x > 0 || s.member >= count) return;
+        int n_keys = min(KEYS, (n_keys_of[s.member] - s.tile * KEYS + at_once - 1) / at_once * at_once);
+        barrier_expect(full + n % 3, n_keys * HEAD_DIM * 2);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (has_block(s, e))
+#pragma unroll
+                for (int part = 0; part < PARTS; ++part)
+                    copy_tile(tiles + n % 3 * TILE + part * KEYS * 64 + e * at_once * 64, n % 2 ? map_v : map_k, part * 64,
+                              ((blocks[e] * kv + kv_head) << shift) + (s.tile * KEYS & mask), full + n % 3);
+    };
+    Step now = {0, 0}, next = next_of(now), later = next_of(next);
+    u32 of_now[4] = {}, of_next[4] = {}, of_later[4] = {};
+    look_up(now, of_now), look_up(next, of_next), look_up(later, of_later);
+    // What was stored before need not wait for this token, nor for the kernel before this one.
+    bool waits = is_new(now), next_waits = waits || is_new(next);
+    if (!waits) load(0, now, of_now), load(1, now, of_now);
+    if (!next_waits) load(2, next, of_next);
+    for (int i = warp; i < count * (heads + 2); i += THREADS / 32) {
+        constexpr int half = HEAD_DIM / 2;
+        int member = i / (heads + 2), part = i - member * (heads + 2), row = member * heads + part;
+        bool is_query = part < heads, is_value = part > heads;
+        int head = is_query ? kv_head * heads + part : is_value ? query + kv + kv_head : query + kv_head;
+        u32 slot = slots[first + member];
+        Turn angles = {};
+        Head weight = {};
+        if (positions && !is_value) {
+            size_t place = (size_t)positions[first + member] * half;
+            angles = load_turn(cos + place, sin + place, half);
         }
-        commit();
-    };
-    Step now = {0, 0}, next = next_of(now);
-    u32 blocks[4] = {};
-    look_up(now, blocks);
-    load_step(now, blocks, tile_k, keys);
-    load_step(now, blocks, tile_v, values);
-    look_up(next, blocks);
+        if (q_norm && !is_value) weight = load_head(is_query ? q_norm : k_norm, half);
+        after_previous();
+        Head h = load_head(raw + ((size_t)(first + member) * (query + 2 * kv) + head) * HEAD_DIM, half);
+        if (positions && !is_value) rotate(h, q_norm, weight, eps, angles);
+        if (is_query) {
+            auto at = [&](int c) {
+                return (u32*)(queries + c / 64 * QUERIES * 64 + row * 64 + (c % 64 / 8 ^ row % 8) * 8 + c % 8);
+            };
+            int column = lane * 2;
+            if (column < half) *at(column) = pack(h.low[0], h.low[1]), *at(column + half) = pack(h.high[0], h.high[1]);
+        } else {
+            size_t to = (((size_t)(slot >> shift) * kv + kv_head) << shift) + (slot & mask);
+            store_head((is_value ? values : keys) + to * HEAD_DIM, half, h);
+        }
+    }
+    publish_all();
+    __syncthreads();
+    if (waits) load(0, now, of_now), load(1, now, of_now);
+    if (next_waits) load(2, next, of_next);
 
-    // Of the row that this lane of the first two warps weighs.
-    int row = warp * 8 + lane / 4;
+    // A warp weighs two rows, 16 lanes each; a lane has four keys of its row.
+    int row = warp * 2 + lane / 16, piece = lane % 16 / 4, member = row / heads;
     float top = MINUS_INFINITY, sum = 0.0f, factor = rsqrtf((float)HEAD_DIM) * LOG2_E;
-    float o[PARTS][2][4];
+    float o[PARTS][1][4];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) clear(o[part]);
-    while (now.member < count) {
-        wait<1>();
-        publish();
-        __syncthreads();
-        float s[2][4];
+    for (int n = 0; now.member < count; n += 2) {
+        int n_keys = n_keys_of[now.member] - now.tile * KEYS;
+        const bf16* tile_k = tiles + n % 3 * TILE;
+        bf16* tile_v = tiles + (n + 1) % 3 * TILE;
+        barrier_wait(full + n % 3, n / 3 % 2);
+        float s[1][4];
         group_begin();
 #pragma unroll
         for (int c = 0; c < DIM; c += 16)
@@ -103,55 +140,47 @@ attention_decode_hopper_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16
         group_wait<0>();
         settle(s);
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                scores[n * 8 + lane % 4 * 2 + i % 2][warp * 16 + lane / 4 + i / 2 * 8] = s[n][i];
+        for (int i = 0; i < 4; ++i) scores[lane % 4 * 2 + i % 2][warp * 16 + lane / 4 + i / 2 * 8] = s[0][i];
         __syncthreads();
-        load_step(next, blocks, tile_k, keys);
-        if (warp < QUERIES / 8) {
-            // As weigh in forward_hopper.cu, of one row; those that do not see these keys stay as they are.
-            bool sees = row < n_rows && (now.tile < common || row / heads == now.member);
-            int n_keys = n_keys_of[now.member] - now.tile * KEYS;
-            float p[KEYS / 8][2], scale = 1.0f;
+        load(n + 3, next, of_next);
+        if (warp * 2 < n_rows) {
+            // As weigh in forward_hopper.cu, the same sums by other lanes; rows that do not see these keys stay as they are.
+            bool sees = row < n_rows && (now.tile < common || member == now.member);
+            float p[4], scale = 1.0f, larger = top;
 #pragma unroll
-            for (int j = 0; j < KEYS / 8; ++j)
+            for (int i = 0; i < 4; ++i) {
+                int key = piece * 16 + lane % 4 * 2 + i / 2 * 8 + i % 2;
+                p[i] = key < n_keys ? scores[row][key] : MINUS_INFINITY;
+                larger = fmaxf(larger, p[i]);
+            }
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    int key = j * 8 + lane % 4 * 2 + i;
-                    p[j][i] = key < n_keys ? scores[row][key] : MINUS_INFINITY;
-                }
-            float larger = top;
+            for (int step = 1; step < 16; step *= 2) larger = fmaxf(larger, __shfl_xor_sync(0xffffffffu, larger, step));
+            float shift_by = larger * factor;
 #pragma unroll
-            for (int j = 0; j < KEYS / 8; ++j) larger = fmaxf(larger, fmaxf(p[j][0], p[j][1]));
-            larger = quad_max(larger);
+            for (int i = 0; i < 4; ++i) p[i] = exp2_fast(fmaf(p[i], factor, -shift_by));
+            float part = sum_of_four(p[0], p[1], p[2], p[3]);
+            part += __shfl_xor_sync(0xffffffffu, part, 4);
+            part += __shfl_xor_sync(0xffffffffu, part, 8);
             if (sees) {
                 scale = exp2_fast((top - larger) * factor);
                 top = larger;
-                float shift_by = larger * factor, parts[4];
-#pragma unroll
-                for (int j = 0; j < KEYS / 8; ++j)
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) p[j][i] = exp2_fast(fmaf(p[j][i], factor, -shift_by));
-#pragma unroll
-                for (int w = 0; w < 4; ++w)
-                    parts[w] = sum_of_four(p[2 * w][0], p[2 * w][1], p[2 * w + 1][0], p[2 * w + 1][1]);
-                sum = fmaf(sum, scale, sum_of_four(parts[0], parts[1], parts[2], parts[3]));
+                sum = fmaf(sum, scale, part);
             }
 #pragma unroll
-            for (int j = 0; j < KEYS / 8; ++j)
-                *(u32*)(weights + row * 64 + (j ^ row % 8) * 8 + lane % 4 * 2) = sees ? pack(p[j][0], p[j][1]) : 0;
-            if (lane % 4 == 0) scales[row] = scale;
+            for (int i = 0; i < 2; ++i)
+                *(u32*)(weights + row * 64 + (piece * 2 + i ^ row) * 8 + lane % 4 * 2) = sees ? pack(p[2 * i], p[2 * i + 1]) : 0;
+            if (lane % 16 == 0) scales[row] = scale;
         }
-        wait<1>();
+        barrier_wait(full + (n + 1) % 3, (n + 1) / 3 % 2);
+        // What lies behind the last key may be anything, and nothing times it must be nothing.
+        for (int i = threadIdx.x; i < (KEYS - n_keys) * DIM / 8; i += THREADS)
+            *(uint4*)(tile_v + i / 8 % PARTS * KEYS * 64 + (n_keys + i / 8 / PARTS) * 64 + i % 8 * 8) = make_uint4(0, 0, 0, 0);
         publish();
         __syncthreads();
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
-            for (int n = 0; n < 2; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) o[part][n][i] *= scales[n * 8 + lane % 4 * 2 + i % 2];
+            for (int i = 0; i < 4; ++i) o[part][0][i] *= scales[lane % 4 * 2 + i % 2];
             settle(o[part]);
         }
         group_begin();
@@ -165,24 +194,22 @@ attention_decode_hopper_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) settle(o[part]);
         __syncthreads();
-        load_step(next, blocks, tile_v, values);
-        now = next, next = next_of(next);
-        look_up(next, blocks);
+        load(n + 4, later, of_later);
+        now = next, next = later, later = next_of(later);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) of_next[e] = of_later[e];
+        look_up(later, of_later);
     }
-    if (warp < QUERIES / 8) {
-        float total = quad_sum(sum);
-        if (lane % 4 == 0) scales[row] = 1.0f / total;
-    }
+    float total = quad_sum(sum);
+    if (lane % 16 == 0) scales[row] = 1.0f / total;
     __syncthreads();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                int r = n * 8 + lane % 4 * 2 + i % 2, column = part * 64 + warp * 16 + lane / 4 + i / 2 * 8;
-                if (r < n_rows)
-                    out[((size_t)(first + r / heads) * query + kv_head * heads + r % heads) * HEAD_DIM + column] =
-                        narrow<bf16>(o[part][n][i] * scales[r]);
-            }
+        for (int i = 0; i < 4; ++i) {
+            int r = lane % 4 * 2 + i % 2, column = part * 64 + warp * 16 + lane / 4 + i / 2 * 8;
+            if (r < n_rows)
+                out[((size_t)(first + r / heads) * query + kv_head * heads + r % heads) * HEAD_DIM + column] =
+                    narrow<bf16>(o[part][0][i] * scales[r]);
+        }
 }

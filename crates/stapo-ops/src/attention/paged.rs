@@ -13,7 +13,7 @@ use super::{cuda, decode};
 use crate::device::{Backend, Cpu, Shared, with_scratch};
 use crate::simd::tile::DEPTH;
 use crate::simd::{Kernel, Lanes, WIDTH};
-use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
+use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check, rope};
 
 /// The shape of one layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,9 +73,9 @@ impl CacheDims {
 pub struct Cache<T: Float> {
     dims: CacheDims,
     /// `[blocks, kv_heads, head_dim, block_size]`; on a GPU `[blocks, kv_heads, block_size, head_dim]`.
-    keys: Buffer<T>,
+    pub(super) keys: Buffer<T>,
     /// `[blocks, kv_heads, block_size, head_dim padded to 16]`.
-    values: Buffer<T>,
+    pub(super) values: Buffer<T>,
 }
 
 impl<T: Float> Cache<T> {
@@ -160,7 +160,7 @@ pub struct Sequences<'a> {
 /// The keys that sequences have in common are counted in pieces of this many.
 pub const GROUPED_KEYS: usize = 64;
 /// Query rows (sequences times query heads per key head) that a group may have.
-pub const GROUPED_ROWS: usize = 16;
+pub const GROUPED_ROWS: usize = 8;
 
 /// Stores the tokens' keys and values, see [`store`], and attends. Shapes: qkv `[T, qkv_width]`; slots `[T]`; out
 /// `[T, out_width]`. Bit for bit what [`super::forward`] gives for the same sequences packed.
@@ -182,21 +182,10 @@ pub fn forward<T: Float>(
     check(op, "offsets", sequences.offsets.len(), dims.sequences + 1);
     if let Backend::Cuda(cuda) = device.backend() {
         check(op, "slots", slots.len(), dims.tokens);
-        let lists = cuda::Sequences::of(sequences);
-        let (keys, values) = (cache.keys.view().cuda(), cache.values.view().cuda());
-        let decodes = cuda::decode(
-            cuda,
-            dims,
-            cache.dims,
-            qkv.cuda(),
-            slots.cuda(),
-            (keys, values),
-            &lists,
-            out.cuda(),
-        );
-        if !decodes {
-            cuda::store(cuda, dims.tokens, dims.heads, cache.dims, qkv.cuda(), slots.cuda(), (keys, values));
-            cuda::paged(cuda, dims, cache.dims, qkv.cuda(), (keys, values), &lists, out.cuda());
+        let call = cuda::Call::new(dims, slots, cache, sequences, &out);
+        if !call.decode(cuda, qkv.cuda(), None) {
+            cuda::store(cuda, dims.tokens, dims.heads, cache.dims, qkv.cuda(), call.slots, call.cache);
+            call.attend(cuda, qkv.cuda());
         }
         return;
     }
@@ -224,6 +213,48 @@ pub fn forward<T: Float>(
     }
     store(device, dims.tokens, dims.heads, qkv, slots, cache);
     forward_cpu(device.as_cpu(), dims, qkv.host(), cache, host, out.into_host());
+}
+
+/// What [`rotate_and_forward`] turns before it attends: see [`rope::forward`].
+pub struct Unturned<'a, T: Float> {
+    pub table: &'a rope::Table<T>,
+    pub positions: View<'a, u32>,
+    pub norm: Option<rope::HeadNorm<'a, T>>,
+    /// `[T, qkv_width]`
+    pub raw: View<'a, T>,
+    /// `[T, qkv_width]` and, with a norm, `[T, query heads + kv heads]`: left holding anything.
+    pub qkv: ViewMut<'a, T>,
+    pub inv_rms: ViewMut<'a, T>,
+}
+
+/// [`rope::forward`] and [`forward`], bit for bit, for a caller who needs nothing in between.
+pub fn rotate_and_forward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    given: Unturned<'_, T>,
+    slots: View<'_, u32>,
+    cache: &mut Cache<T>,
+    sequences: Sequences<'_>,
+    out: ViewMut<'_, T>,
+) {
+    let op = "attention::paged::rotate_and_forward";
+    let Unturned { table, positions, norm, raw, mut qkv, inv_rms } = given;
+    if let Backend::Cuda(cuda) = device.backend() {
+        cache.dims.check(op, dims.heads);
+        check(op, "raw", raw.len(), dims.tokens * dims.heads.qkv_width());
+        check(op, "positions", positions.len(), dims.tokens);
+        check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
+        check(op, "slots", slots.len(), dims.tokens);
+        check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);
+        let call = cuda::Call::new(dims, slots, cache, sequences, &out);
+        if call.decode(cuda, raw.cuda(), Some(&cuda::Turning::new(table, positions, norm))) {
+            return;
+        }
+    }
+    let of_rope = rope::Dims { tokens: dims.tokens, heads: dims.heads };
+    let norm = norm.map(|norm| (norm, inv_rms));
+    rope::forward(device, of_rope, table, positions, norm, raw, qkv.reborrow());
+    forward(device, dims, qkv.into_view(), slots, cache, sequences, out);
 }
 
 /// [`Sequences`] as slices.

@@ -28,6 +28,8 @@ pub(crate) struct Product {
     /// `[m]`, added to every column.
     pub bias: Option<Slice>,
     pub columns: Columns,
+    /// The depth in so many equal parts, each product by itself: c is `[parts, m, n]` then.
+    pub parts: usize,
 }
 
 /// What the columns of a product are.
@@ -48,6 +50,7 @@ struct Shape {
     kinds: (Kind, Kind, Kind),
     has_bias: bool,
     adds: bool,
+    parts: usize,
 }
 
 impl Shape {
@@ -81,12 +84,16 @@ struct Ready {
 pub(super) struct Blas {
     handle: Option<sys::cublasLtHandle_t>,
     workspace: Option<(u64, usize)>,
+    /// Where products in parts lie before they are added up.
+    parts: Option<(u64, usize)>,
     ready: HashMap<Shape, Ready>,
     /// By the number of columns rounded up.
     algorithms: HashMap<Shape, Option<sys::cublasLtMatmulAlgo_t>>,
 }
 
 const WORKSPACE_BYTES: usize = 32 << 20;
+/// So much stays in the L2 cache until it is read.
+pub(crate) const PARTS_BYTES: usize = 32 << 20;
 
 impl Cuda {
     pub(crate) fn product(self: &Arc<Self>, p: &Product) {
@@ -102,6 +109,7 @@ impl Cuda {
             kinds: (p.a.kind, p.b.kind, p.c.kind),
             has_bias: p.bias.is_some(),
             adds: p.adds,
+            parts: p.parts,
         };
         let mut blas = lock(&self.blas);
         let workspace = blas.workspace(self);
@@ -144,8 +152,16 @@ impl Cuda {
         done.unwrap_or_else(|error| refuse(format_args!("a product [{}, {}, {}]", p.m, p.n, p.k), error));
     }
 
+    /// `len` numbers, at most [`PARTS_BYTES`], that hold until the next who asks.
+    pub(crate) fn parts(self: &Arc<Self>, len: usize) -> Slice {
+        assert!(4 * len <= PARTS_BYTES, "{len} numbers of parts");
+        let (address, _) = *lock(&self.blas).parts.get_or_insert_with(|| kept(self, PARTS_BYTES));
+        Slice { address, kind: Kind::F32, len, master: None, scales: None }
+    }
+
     /// Odd widths, as only tiny models have them.
     fn plain_product(&self, p: &Product) {
+        assert!(p.parts == 1, "a product in parts has widths that cuBLASLt takes");
         let name = format!("product_{}_{}", p.a.name(), p.c.name());
         let launch = self.kernel(&ELEMENTWISE, &name).arg(p.a).arg(p.b).arg(p.c).arg(p.bias);
         let launch = launch.arg(p.m).arg(p.n).arg(p.k);
@@ -163,18 +179,7 @@ impl Blas {
     }
 
     fn workspace(&mut self, cuda: &Arc<Cuda>) -> u64 {
-        self.workspace
-            .get_or_insert_with(|| {
-                let block = Block::new(cuda, WORKSPACE_BYTES);
-                let block = block.unwrap_or_else(|error| {
-                    error::fail(CudaError::told("workspace of cuBLASLt", error, Code::OutOfMemory))
-                });
-                let address = block.address;
-                // It lives as long as the context, which cannot hold what holds the context.
-                block.leak();
-                (address, WORKSPACE_BYTES)
-            })
-            .0
+        self.workspace.get_or_insert_with(|| kept(cuda, WORKSPACE_BYTES)).0
     }
 
     fn prepare(&mut self, shape: Shape, columns: Columns) -> &Ready {
@@ -210,11 +215,22 @@ impl Blas {
             // SAFETY: nothing uses the handle any more.
             let _ = unsafe { result::destroy_handle(handle) };
         }
-        if let Some((address, _)) = self.workspace.take() {
-            // SAFETY: the block was leaked by `workspace` and is freed here once.
+        for (address, _) in self.workspace.take().into_iter().chain(self.parts.take()) {
+            // SAFETY: the block was leaked by `kept` and is freed here once.
             let _ = unsafe { cudarc::driver::result::free_sync(address) };
         }
     }
+}
+
+/// Memory that lives as long as the context, which cannot hold what holds the context.
+fn kept(cuda: &Arc<Cuda>, n_bytes: usize) -> (u64, usize) {
+    let block = Block::new(cuda, n_bytes);
+    let block = block.unwrap_or_else(|error| {
+        error::fail(CudaError::told("workspace of products", error, Code::OutOfMemory))
+    });
+    let address = block.address;
+    block.leak();
+    (address, n_bytes)
 }
 
 /// What cuBLASLt does not do: after a lost device, anything.
@@ -264,15 +280,38 @@ impl Ready {
             );
             set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type(shape.kinds.2));
         }
-        let layout = |kind, rows: usize, columns: usize| {
-            result::create_matrix_layout(data_type(kind), rows as u64, columns as u64, rows as i64)
-                .unwrap_or_else(fail)
+        // A matrix [rows, columns], of which a part has `taken` rows and lies `apart` from the one before.
+        let layout = |kind, rows: usize, columns: usize, taken: usize, apart: usize| {
+            let layout =
+                result::create_matrix_layout(data_type(kind), taken as u64, columns as u64, rows as i64)
+                    .unwrap_or_else(fail);
+            let set = |attribute, value: *const std::ffi::c_void, n_bytes| {
+                // SAFETY: the layout lives; the value has the size said, and is copied.
+                unsafe { result::set_matrix_layout_attribute(layout, attribute, value, n_bytes) }
+                    .unwrap_or_else(fail);
+            };
+            use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+            let (n_parts, apart) = (shape.parts as i32, apart as i64);
+            if n_parts > 1 {
+                set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const n_parts).cast(), 4);
+                set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const apart).cast(), 8);
+            }
+            layout
         };
         let Shape { m, n, k, .. } = shape;
+        let part = k / shape.parts;
         let layouts = [
-            if shape.transposed.0 { layout(shape.kinds.0, k, m) } else { layout(shape.kinds.0, m, k) },
-            if shape.transposed.1 { layout(shape.kinds.1, n, k) } else { layout(shape.kinds.1, k, n) },
-            layout(shape.kinds.2, m, n),
+            if shape.transposed.0 {
+                layout(shape.kinds.0, k, m, part, part)
+            } else {
+                layout(shape.kinds.0, m, part, m, m * part)
+            },
+            if shape.transposed.1 {
+                layout(shape.kinds.1, n, part, n, n * part)
+            } else {
+                layout(shape.kinds.1, k, n, part, part)
+            },
+            layout(shape.kinds.2, m, n, m, m * n),
         ];
         Ready { description, layouts, algorithm: None }
     }

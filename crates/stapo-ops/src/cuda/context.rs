@@ -1,17 +1,15 @@
 //! One GPU at work: its stream, its memory, its kernels.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::result::{
-    self, DriverError, ctx, device, function, mem_pool, module, primary_ctx, stream,
-};
+use cudarc::driver::result::{self, DriverError, ctx, device, mem_pool, module, primary_ctx, stream};
 use cudarc::driver::sys;
 
 use super::blas::Blas;
 use super::error::{CudaError, OrPanic, fail};
 use super::kernels::{SOURCES, Scope, Source, compile_cached};
+use super::launch::n_arguments;
 use super::probe::{Gpu, gpu, probe};
 use super::transfer::Pinned;
 use crate::OutOfMemory;
@@ -64,10 +62,10 @@ pub(crate) struct Cuda {
 }
 
 #[derive(Clone, Copy)]
-struct Function {
-    handle: sys::CUfunction,
+pub(super) struct Function {
+    pub handle: sys::CUfunction,
     /// Arguments it takes: the driver reads as many, given or not.
-    n_arguments: usize,
+    pub n_arguments: usize,
 }
 
 // SAFETY: handles of the driver, which it lets any thread use; what is ours is behind mutexes.
@@ -156,7 +154,7 @@ impl Cuda {
     }
 
     /// A kernel by its name; `head_dim` is 0 where it does not depend on it.
-    fn function(&self, source: &Source, name: &str, head_dim: usize) -> Function {
+    pub(super) fn function(&self, source: &Source, name: &str, head_dim: usize) -> Function {
         let head_dim = if source.scope.has_width() { head_dim } else { 0 };
         let key = (name.to_owned(), head_dim);
         if let Some(function) = lock(&self.functions).get(&key) {
@@ -189,11 +187,6 @@ impl Cuda {
         self.make_current();
         result::mem_get_info().or_panic("asking for the GPU's memory")
     }
-
-    /// Begins a launch of `name` in `source`.
-    pub(crate) fn kernel<'a>(&'a self, source: &'static Source, name: &'a str) -> Launch<'a> {
-        Launch { cuda: self, source, name, head_dim: 0, arguments: Vec::with_capacity(16) }
-    }
 }
 
 impl Drop for Cuda {
@@ -211,95 +204,8 @@ impl Drop for Cuda {
     }
 }
 
-/// More arguments than any kernel has.
-const MAX_ARGUMENTS: usize = 64;
-
-/// How many arguments a loaded kernel takes.
-fn n_arguments(function: sys::CUfunction) -> usize {
-    let (mut offset, mut n_bytes) = (0, 0);
-    // SAFETY: the function is loaded; both numbers are written to live integers. Past the last argument the driver says no.
-    let is_there = |index: &usize| unsafe {
-        sys::cuFuncGetParamInfo(function, *index, &raw mut offset, &raw mut n_bytes).result().is_ok()
-    };
-    (0..MAX_ARGUMENTS).take_while(is_there).count()
-}
-
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A kernel with its arguments.
-pub(crate) struct Launch<'a> {
-    cuda: &'a Cuda,
-    source: &'static Source,
-    name: &'a str,
-    head_dim: usize,
-    arguments: Vec<u64>,
-}
-
-/// A kernel's argument as its bits; a kernel that takes fewer reads the low ones.
-pub(crate) trait Argument {
-    fn bits(self) -> u64;
-}
-
-impl Argument for usize {
-    fn bits(self) -> u64 {
-        self as u64
-    }
-}
-impl Argument for u64 {
-    fn bits(self) -> u64 {
-        self
-    }
-}
-impl Argument for f32 {
-    fn bits(self) -> u64 {
-        u64::from(self.to_bits())
-    }
-}
-impl Argument for f64 {
-    fn bits(self) -> u64 {
-        self.to_bits()
-    }
-}
-
-impl Launch<'_> {
-    pub(crate) fn head_dim(mut self, head_dim: usize) -> Self {
-        self.head_dim = head_dim;
-        self
-    }
-
-    pub(crate) fn arg(mut self, argument: impl Argument) -> Self {
-        self.arguments.push(argument.bits());
-        self
-    }
-
-    /// Queues the kernel. A grid without blocks does nothing.
-    pub(crate) fn run(mut self, grid: [usize; 2], threads: usize, shared_bytes: usize) {
-        if grid.contains(&0) {
-            return;
-        }
-        let cuda = self.cuda;
-        cuda.make_current();
-        let Function { handle, n_arguments } = cuda.function(self.source, self.name, self.head_dim);
-        let n_given = self.arguments.len();
-        assert!(n_given == n_arguments, "{}: {n_given} arguments, expected {n_arguments}", self.name);
-        if shared_bytes > 48 << 10 {
-            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function is loaded.
-            unsafe { function::set_function_attribute(handle, attribute, shared_bytes as i32) }
-                .or_panic(self.name);
-        }
-        let mut pointers: Vec<*mut c_void> =
-            self.arguments.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
-        let (grid, block) = ((grid[0] as u32, grid[1] as u32, 1), (threads as u32, 1, 1));
-        // SAFETY: the op gives the arguments that the kernel is declared with, addresses of blocks that live until the
-        // stream has passed this point; the driver copies the arguments before it returns.
-        let launched = unsafe {
-            result::launch_kernel(handle, grid, block, shared_bytes as u32, cuda.stream, &mut pointers)
-        };
-        launched.or_panic(self.name);
-    }
 }
 
 /// Bytes on the GPU, given back when dropped.

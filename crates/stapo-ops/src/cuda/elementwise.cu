@@ -26,6 +26,20 @@ template <class S> __device__ __forceinline__ void add(S* x, const S* delta, u64
 KERNEL residual_add_float(float* x, const float* delta, u64 n) { add(x, delta, n); }
 KERNEL residual_add_bf16(bf16* x, const bf16* delta, u64 n) { add(x, delta, n); }
 
+// y [n] = the sum of parts [n_parts, n], in order; n is a multiple of 8.
+KERNEL sum_of_parts_bf16(const float* parts, bf16* y, u64 n, int n_parts) {
+    u64 at = 8 * element();
+    if (at >= n) return;
+    float sum[8], x[8];
+    load8(parts + at, 0, 8, true, sum);
+    for (int p = 1; p < n_parts; ++p) {
+        load8(parts + p * n + at, 0, 8, true, x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum[i] += x[i];
+    }
+    store8(y + at, 0, 8, true, sum);
+}
+
 // to[j] += the sum over rows of parts [rows, columns], in order.
 KERNEL column_sums_add(const float* parts, float* to, int rows, int columns) {
     int j = element();

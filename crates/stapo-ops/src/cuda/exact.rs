@@ -1,11 +1,13 @@
 //! Bits on the GPU: what decode, chunks and few rows give is what training gives. Without a GPU these tests say so and pass.
 
 use super::parity::{HEADS, attention_case, compute, empty, gpu, numbers};
+use crate::attention::paged::GROUPED_ROWS;
 use crate::attention::{self, Heads, paged};
 use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
+use crate::rope::{Frequencies, HeadNorm, Scaling, Table};
 use crate::testing::{bits, upload, weight};
-use crate::{matmul, swiglu};
+use crate::{View, matmul, swiglu};
 
 /// Prefill in chunks and decode over a paged cache, for the same sequence that is also run packed.
 #[test]
@@ -102,13 +104,15 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
         }
         let contexts: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
         let offsets: Vec<u32> = (0..=members as u32).collect();
-        let ways: [&[u32]; 4] = [
+        let ways: [&[u32]; 5] = [
             &[0, 1, 0, 1, 1, 0, 2, 1, 0, 3, 1, 0, 4, 1, 0],
-            &[0, 5, 2],
+            &[0, 2, 2, 9, 0, 0, 2, 2, 1, 4, 1, 0],
+            &[0, 4, 2, 4, 1, 0],
             &[0, 3, 2, 9, 0, 0, 3, 2, 1],
             &[0, 2, 0, 2, 3, 2],
         ];
-        for groups in ways {
+        let fits = |way: &&[u32]| way.chunks_exact(3).all(|g| g[1] as usize * heads.group() <= GROUPED_ROWS);
+        for groups in ways.into_iter().filter(fits) {
             let [groups, offsets, contexts, tables, slots] =
                 [groups, &offsets, &contexts, &tables, &last_slots].map(|x| upload(device, x));
             let sequences = paged::Sequences {
@@ -123,6 +127,73 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
             assert!(bits(&out.view().to_vec()) == bits(&expected), "{heads:?} {:?}", groups.view().to_vec());
         }
+    }
+}
+
+/// What decode turns by itself against rope and attention one after the other, for short and long sequences.
+#[test]
+fn decode_on_cuda_turns_queries_and_keys_as_rope_does() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    let contexts = [1, 17, 63, 64, 65, 128, 129, 200, 250, 300];
+    let shapes = [(16, 8, 128, 32), (6, 2, 64, 16), (14, 2, 64, 128), (4, 4, 128, 64)];
+    for (is_normed, (query, kv, dim, block_size)) in shapes.into_iter().flat_map(|s| [(true, s), (false, s)])
+    {
+        let heads = Heads { query, kv, dim };
+        let (width, n, per_sequence) = (heads.qkv_width(), contexts.len(), 320_usize.div_ceil(block_size));
+        let frequencies = Frequencies { head_dim: dim, theta: 1e4, scaling: Scaling::None };
+        let table = Table::new(device, &frequencies, 512).unwrap();
+        let (query_weight, key_weight) =
+            (compute(device, &numbers(3, dim)), compute(device, &numbers(4, dim)));
+        let norm = is_normed.then(|| HeadNorm {
+            query_weight: query_weight.view(),
+            key_weight: key_weight.view(),
+            eps: 1e-6,
+        });
+        let dims = paged::CacheDims { blocks: n * per_sequence, block_size, kv_heads: kv, head_dim: dim };
+        let tables: Vec<u32> = (0..(n * per_sequence) as u32).rev().collect();
+        let place = |s: usize, p: usize| {
+            tables[s * per_sequence + p / block_size] * block_size as u32 + (p % block_size) as u32
+        };
+        let before: Vec<u32> = (0..n).flat_map(|s| (0..contexts[s] - 1).map(move |p| place(s, p))).collect();
+        let last: Vec<u32> = (0..n).map(|s| place(s, contexts[s] - 1)).collect();
+        let positions: Vec<u32> = contexts.iter().map(|context| *context as u32 - 1).collect();
+        let lens: Vec<u32> = contexts.iter().map(|context| *context as u32).collect();
+        let (offsets, groups): (Vec<u32>, Vec<u32>) =
+            ((0..=n as u32).collect(), (0..n as u32).flat_map(|s| [s, 1, 0]).collect());
+        let stored = compute(device, &numbers(5, before.len() * width));
+        let raw = compute(device, &numbers(6, n * width));
+        let [tables, before, last, positions, lens, offsets, groups] =
+            [&tables, &before, &last, &positions, &lens, &offsets, &groups].map(|x| upload(device, x));
+        let run = |groups: Option<View<'_, u32>>| {
+            let mut cache = paged::Cache::zeros(device, dims).unwrap();
+            paged::store(device, before.len(), heads, stored.view(), before.view(), &mut cache);
+            let (mut qkv, mut out) = (empty(device, n * width), empty(device, n * heads.out_width()));
+            let mut inv_rms = device.zeros(n * (query + kv)).unwrap();
+            let given = paged::Unturned {
+                table: &table,
+                positions: positions.view(),
+                norm,
+                raw: raw.view(),
+                qkv: qkv.view_mut(),
+                inv_rms: inv_rms.view_mut(),
+            };
+            let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
+            let sequences = paged::Sequences { offsets, contexts, tables, groups };
+            let call = paged::Dims { tokens: n, sequences: n, heads, table_width: per_sequence };
+            paged::rotate_and_forward(
+                device,
+                call,
+                given,
+                last.view(),
+                &mut cache,
+                sequences,
+                out.view_mut(),
+            );
+            out.view().to_vec()
+        };
+        let (together, apart) = (run(Some(groups.view())), run(None));
+        assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| *x != 0.0), "{heads:?}");
+        assert!(bits(&together) == bits(&apart), "{heads:?}, blocks of {block_size}, normed {is_normed}");
     }
 }
 
@@ -151,7 +222,17 @@ fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
 #[test]
 fn rows_of_a_product_on_cuda_do_not_depend_on_their_number() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    for (inputs, outputs) in [(2048, 4096), (6144, 2048), (2048, 12288), (1024, 151_936), (256, 640)] {
+    let shapes = [
+        (2048, 4096),
+        (2048, 2048),
+        (6144, 2048),
+        (4096, 6144),
+        (2048, 12288),
+        (1024, 151_936),
+        (256, 640),
+        (2560, 264),
+    ];
+    for (inputs, outputs) in shapes {
         let w = weight(device, outputs, inputs, &numbers(2, outputs * inputs));
         let rows = 1100;
         let x = numbers(1, rows * inputs);

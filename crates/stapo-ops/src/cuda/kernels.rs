@@ -40,6 +40,8 @@ const ROW: &str = include_str!("../lm_head/row.cu");
 const PULL: &str = include_str!("../attention/pull.cu");
 const WGMMA: &str = include_str!("../attention/wgmma.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
+const TMA: &str = include_str!("tma.cu");
+const HEAD: &str = include_str!("../rope/head.cu");
 
 macro_rules! sources {
     ($($id:ident = $name:literal, $scope:ident, [$($part:expr),*];)*) => {
@@ -54,7 +56,7 @@ sources! {
     ADAMW_8BIT = "adamw_8bit", Once, [include_str!("../adamw/adamw8.cu")];
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
     RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
-    ROPE = "rope", HeadDim, [include_str!("../rope/rope.cu")];
+    ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
     SWIGLU = "swiglu", Once, [include_str!("../swiglu/swiglu.cu")];
     LM_HEAD = "lm_head", Once, [ROW, include_str!("../lm_head/lm_head.cu")];
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
@@ -63,11 +65,11 @@ sources! {
     ATTENTION_BACKWARD = "attention_backward", HeadDim, [MMA, PULL, include_str!("../attention/backward.cu")];
     ATTENTION_HOPPER = "attention_hopper", Hopper, [MMA, WGMMA, include_str!("../attention/forward_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
-        [MMA, WGMMA, include_str!("../attention/decode_hopper.cu")];
+        [HEAD, MMA, WGMMA, TMA, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper", Hopper,
         [MMA, PULL, WGMMA, include_str!("../attention/backward_hopper.cu")];
-    SWIGLU_NARROW = "swiglu_narrow", HopperOnce,
-        ["#define HEAD_DIM 64\n", MMA, WGMMA, include_str!("../swiglu/narrow.cu")];
+    MATMUL_NARROW = "matmul_narrow", HopperOnce,
+        ["#define HEAD_DIM 64\n", MMA, WGMMA, TMA, include_str!("../matmul/narrow.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 

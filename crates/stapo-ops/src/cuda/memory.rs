@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::context::{Argument, Block, Cuda, Precision, Training};
+use super::context::{Block, Cuda, Precision, Training};
 use super::error::{Code, CudaError, OrPanic, fail};
 use super::kernels::{ADAMW_8BIT, ELEMENTWISE};
+use super::launch::Argument;
 use crate::OutOfMemory;
 use crate::dtype::bf16_to_f32;
 

@@ -8,7 +8,9 @@ mod exact;
 mod graph;
 mod grid;
 pub mod kernels;
+mod launch;
 mod libraries;
+mod map;
 mod memory;
 #[cfg(test)]
 mod parity;
@@ -17,13 +19,15 @@ mod probe;
 mod tests;
 mod transfer;
 
-pub(crate) use blas::{Columns, Product};
-pub(crate) use context::{Cuda, Launch};
+pub(crate) use blas::{Columns, PARTS_BYTES, Product};
+pub(crate) use context::Cuda;
 pub use context::{CudaOptions, Precision, Training};
 pub use error::{CudaError, guard, is_failing};
 pub(crate) use graph::Graph;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
+pub(crate) use launch::Launch;
 pub use libraries::{Library, SEARCH_VARIABLE};
+pub(crate) use map::Map;
 pub use memory::Stored;
 pub(crate) use memory::{Kind, Memory, Slice};
 pub use probe::{Found, Gpu, OLDEST_CAPABILITY, Part, probe};

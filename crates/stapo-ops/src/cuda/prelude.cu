@@ -100,4 +100,17 @@ __device__ __forceinline__ float block_sum(float x) {
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
+// A kernel that was started early runs beside the one before it until it waits here; what that one gave is there after.
+__device__ __forceinline__ void after_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// From here on the next kernel may begin, if it is one that is started early.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 #define KERNEL extern "C" __global__ void

@@ -2,13 +2,27 @@
 
 use std::sync::Arc;
 
-use super::Dims;
+use super::{Dims, narrow};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
-use crate::cuda::{Columns, Cuda, Kind, Memory, Product, Slice, add_column_sums, parts_for};
+use crate::cuda::{Columns, Cuda, Kind, Memory, PARTS_BYTES, Product, Slice, add_column_sums, parts_for};
+
+/// Chains that an element of a deep product is the sum of, added up in order. One chain leaves most of a GPU idle where rows
+/// are few and outputs narrow; which products are deep depends on the shape alone, so that rows agree whatever their number.
+const DEEP_CHAINS: usize = 4;
+
+fn is_deep(d: Dims, weight: Slice, bias: Option<Slice>) -> bool {
+    let is_whole = d.inputs.is_multiple_of(128 * DEEP_CHAINS) && d.outputs.is_multiple_of(8);
+    let is_long = d.inputs >= 2048 && d.inputs >= 2 * d.outputs;
+    is_whole && is_long && weight.kind == Kind::Bf16 && bias.is_none()
+}
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
-    cuda.product(&Product {
+    let is_deep = is_deep(d, weight, bias);
+    if bias.is_none() && narrow::product(cuda, d, x, weight, y, is_deep) {
+        return;
+    }
+    let product = Product {
         m: d.outputs,
         n: d.tokens,
         k: d.inputs,
@@ -20,7 +34,22 @@ pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: 
         adds: false,
         bias,
         columns: Columns::Tokens,
-    });
+        parts: 1,
+    };
+    if !is_deep {
+        return cuda.product(&product);
+    }
+    let at_once = PARTS_BYTES / (4 * DEEP_CHAINS * d.outputs);
+    assert!(at_once > 0, "matmul::forward: {} outputs of a deep product", d.outputs);
+    for start in (0..d.tokens).step_by(at_once) {
+        let n = at_once.min(d.tokens - start);
+        let (b, len) = (x.part(start * d.inputs, n * d.inputs), n * d.outputs);
+        let c = cuda.parts(DEEP_CHAINS * len);
+        cuda.product(&Product { n, b, c, parts: DEEP_CHAINS, ..product });
+        let launch =
+            cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(c).arg(y.part(start * d.outputs, len));
+        launch.arg(len).arg(DEEP_CHAINS).run([len.div_ceil(8 * 256), 1], 256, 0);
+    }
 }
 
 pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slice, write: Write, d_x: Slice) {
@@ -36,6 +65,7 @@ pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slic
         adds: write == Write::Add,
         bias: None,
         columns: Columns::Tokens,
+        parts: 1,
     });
 }
 
@@ -55,6 +85,7 @@ pub(crate) fn backward_weight(cuda: &Arc<Cuda>, d: Dims, x: Slice, d_y: Slice, d
         adds: true,
         bias: None,
         columns: Columns::Width,
+        parts: 1,
     });
 }
 

@@ -6,6 +6,7 @@
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod narrow;
 #[cfg(test)]
 mod tests;
 mod weight;

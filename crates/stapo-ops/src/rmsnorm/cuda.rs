@@ -7,6 +7,8 @@ use crate::cuda::{Cuda, Kind, Memory, Slice, add_column_sums, parts_for};
 
 /// Most threads of a row, each with eight columns; a wider row takes several turns.
 const MAX_THREADS: usize = 1024;
+/// So few rows leave room for the next kernel to begin.
+const FEW_ROWS: usize = 64;
 /// Widest row whose gradient a block holds.
 const MAX_WIDTH: usize = 8192;
 
@@ -35,7 +37,12 @@ pub(super) fn forward(
             launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(delta).arg(weight).arg(sum);
         }
     }
-    launch.arg(out).arg(inv_rms).arg(d.width).arg(d.eps as f32).run([d.tokens, 1], threads, 0);
+    let is_early = cuda.is_hopper() && d.tokens <= FEW_ROWS;
+    launch.arg(out).arg(inv_rms).arg(d.width).arg(d.eps as f32).early(is_early).run(
+        [d.tokens, 1],
+        threads,
+        0,
+    );
 }
 
 pub(super) fn backward(

@@ -3,6 +3,8 @@
 template <class S, bool ADD>
 __device__ __forceinline__ void forward(const S* x, const S* delta, const S* weight, S* sum, S* out, float* inv_rms,
                                         int width, float eps) {
+    let_next_begin();
+    after_previous();
     size_t row = (size_t)blockIdx.x * width;
     bool whole = is_whole(width), fits = width <= 8 * blockDim.x;
     const S* from = ADD ? sum + row : x + row;

@@ -96,8 +96,8 @@ pub struct Table<T: Float> {
     head_dim: usize,
     positions: usize,
     /// `[positions, head_dim / 2]`.
-    pub(super) cos: Buffer<T>,
-    pub(super) sin: Buffer<T>,
+    pub(crate) cos: Buffer<T>,
+    pub(crate) sin: Buffer<T>,
 }
 
 impl<T: Float> Table<T> {

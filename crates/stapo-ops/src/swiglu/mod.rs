@@ -37,10 +37,12 @@ pub fn of_product<T: Float>(
 ) {
     if let Backend::Cuda(cuda) = device.backend() {
         let op = "swiglu::of_product";
-        check(op, "weight", weight.shape().outputs, 2 * dims.width);
-        check(op, "x", x.len(), dims.tokens * weight.shape().inputs);
+        let matmul::Shape { outputs, inputs } = weight.shape();
+        check(op, "weight", outputs, 2 * dims.width);
+        check(op, "x", x.len(), dims.tokens * inputs);
         check(op, "out", out.len(), dims.tokens * dims.width);
-        if cuda::of_product(cuda, dims, x.cuda(), weight.view().cuda(), out.cuda()) {
+        let d = matmul::Dims { tokens: dims.tokens, inputs, outputs };
+        if matmul::narrow::swiglu(cuda, d, x.cuda(), weight.view().cuda(), out.cuda()) {
             return;
         }
     }

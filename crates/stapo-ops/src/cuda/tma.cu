@@ -1,0 +1,66 @@
+// Hopper's copy engine: tiles of matrices into shared memory, each arrival counted by a barrier there.
+
+// Where a matrix lies and how it is cut into tiles, as the driver writes it.
+struct alignas(64) Map {
+    u64 words[16];
+};
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// All threads of all blocks of the cluster.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// A barrier turns when `n` have arrived and all bytes it was told to expect are there; one waits for the end of a turn by
+// its parity, the first being 0.
+__device__ __forceinline__ void barrier_init(u64* barrier, int n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n) : "memory");
+}
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_arrive(u64* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u64* barrier, int n_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u64* barrier, int parity) {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again; }" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+
+// The tile at (row, column) of a matrix into this block's shared memory.
+__device__ __forceinline__ void copy_tile(bf16* to, const Map& map, int column, int row, u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+            shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// What ordinary stores wrote, to shared memory or any other, is seen by the copy engine.
+__device__ __forceinline__ void publish_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+__device__ __forceinline__ void prefetch_map(const Map& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Four numbers from the shared memory of another block of the cluster, at the place that `p` has in this one.
+__device__ __forceinline__ float4 load_from(const float* p, u32 rank) {
+    float4 x;
+    asm volatile(
+        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+        : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+        : "r"(shared_address(p)), "r"(rank)
+        : "memory");
+    return x;
+}

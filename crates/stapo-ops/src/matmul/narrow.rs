@@ -1,0 +1,90 @@
+//! Few rows through a matrix, as decode has them: narrow.cu, where the chip and the shape allow it.
+
+use super::Dims;
+use crate::cuda::kernels::MATMUL_NARROW;
+use crate::cuda::{Cuda, Map, Slice};
+
+/// Most rows, the depth of a step, and threads: as in narrow.cu.
+pub(crate) const ROWS: usize = 64;
+const STEP: usize = 128;
+const THREADS: usize = 192;
+/// Blocks of a cluster of a deep product.
+const DEEP_CHAINS: usize = 4;
+
+/// How a kernel cuts its work.
+#[derive(Clone, Copy)]
+struct Tiling {
+    name: &'static str,
+    /// Columns of a block; the matrices it multiplies with at once.
+    columns: usize,
+    matrices: usize,
+    /// Steps of x and of weights on the way.
+    stages: (usize, usize),
+}
+
+const fn tiling(name: &'static str, columns: usize, matrices: usize, stages: (usize, usize)) -> Tiling {
+    Tiling { name, columns, matrices, stages }
+}
+
+/// By rising number of columns.
+const FLAT: [Tiling; 3] = [
+    tiling("product_narrow_16", 16, 1, (5, 8)),
+    tiling("product_narrow_32", 32, 1, (5, 6)),
+    tiling("product_narrow_48", 48, 1, (4, 5)),
+];
+const DEEP: Tiling = tiling("product_narrow_deep", 72, 1, (4, 4));
+const SWIGLU: Tiling = tiling("swiglu_narrow_48", 48, 2, (3, 4));
+
+impl Tiling {
+    /// Tiles from a multiple of 1024 on, and two barriers for each.
+    fn shared_bytes(self) -> usize {
+        let (x, w) = self.stages;
+        2 * STEP * (x * ROWS + w * self.matrices * self.columns) + 16 * (x + w) + 1024
+    }
+
+    fn run(self, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice, width: usize, cluster: usize) {
+        let launch = cuda.kernel(&MATMUL_NARROW, self.name);
+        let launch = launch.map(&Map::new(x, d.tokens, d.inputs, ROWS));
+        let launch = launch.map(&Map::new(weight, d.outputs, d.inputs, self.columns));
+        let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).early(true).cluster(cluster);
+        launch.run([width.div_ceil(self.columns) * cluster, 1], THREADS, self.shared_bytes());
+    }
+}
+
+fn fits(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
+    let rows = 1..=ROWS;
+    let is_whole =
+        d.inputs.is_multiple_of(STEP) && d.outputs.is_multiple_of(8) && y.address.is_multiple_of(16);
+    cuda.is_hopper()
+        && rows.contains(&d.tokens)
+        && is_whole
+        && Map::takes(x, d.inputs)
+        && Map::takes(weight, d.inputs)
+}
+
+/// `y = x W^T`, of as many chains as the product has with any number of rows. False: not for this device or shape, and
+/// nothing was done.
+pub(super) fn product(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice, is_deep: bool) -> bool {
+    if !fits(cuda, d, x, weight, y) {
+        return false;
+    }
+    if is_deep {
+        DEEP.run(cuda, d, x, weight, y, d.outputs, DEEP_CHAINS);
+        return true;
+    }
+    // One block for each multiprocessor; what would need more of them is wide enough for cuBLASLt.
+    let n_blocks = cuda.gpu.multiprocessors as usize;
+    let Some(tiling) = FLAT.iter().find(|t| d.outputs.div_ceil(t.columns) <= n_blocks) else { return false };
+    tiling.run(cuda, d, x, weight, y, d.outputs, 1);
+    true
+}
+
+/// Gate and up in one product and their joining: out `[T, outputs / 2]`.
+pub(crate) fn swiglu(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, out: Slice) -> bool {
+    let width = d.outputs / 2;
+    let is_there = fits(cuda, d, x, weight, out) && width.is_multiple_of(8);
+    if is_there {
+        SWIGLU.run(cuda, d, x, weight, out, width, 1);
+    }
+    is_there
+}
