@@ -4,7 +4,7 @@ use super::layer::{Layer, Rows, norm_dims};
 use super::plan::{Keep, Plan};
 use super::policy::Policy;
 use stapo_ops::rope::{Frequencies, Scaling, Table};
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, embedding, residual, rmsnorm};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, embedding, rmsnorm};
 
 use crate::config::{ModelConfig, RopeKind};
 
@@ -64,19 +64,17 @@ pub fn norm_input<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Arena<T
 fn norm_scored<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Arena<T>, scored: View<'_, u32>) {
     let (device, config, at) = (&policy.device, policy.config(), &plan.head);
     let last = &plan.layers[config.n_layers - 1];
-    let [middle, delta, mut rows, mut norm] = arena.compute.disjoint_mut([
+    let [middle, delta, rows, norm] = arena.compute.disjoint_mut([
         last.middle.clone(),
         plan.delta.clone(),
         at.rows.clone(),
         at.norm.clone(),
     ]);
     let inv_rms = arena.exact.range_mut(at.inv_rms.clone());
-    let gather = embedding::Dims { tokens: plan.n_scored, vocab: plan.n_tokens, width: config.width };
-    embedding::forward(device, gather, scored, middle.into_view(), rows.reborrow());
-    embedding::forward(device, gather, scored, delta.into_view(), norm.reborrow());
-    residual::add(device, rows.reborrow(), norm.view());
     let weight = policy.slot(policy.layout.final_norm);
-    rmsnorm::forward(device, norm_dims(config, plan.n_scored), rows.into_view(), weight, norm, inv_rms);
+    let dims = norm_dims(config, plan.n_scored);
+    let (middle, delta) = (middle.into_view(), delta.into_view());
+    rmsnorm::forward_add_rows(device, dims, scored, middle, delta, weight, rows, norm, inv_rms);
 }
 
 pub fn layer<'a, T: Float>(

@@ -210,7 +210,7 @@ impl Call {
         // Three tiles of keys or values, queries, and weights of 64 keys.
         let shared = swizzled_bytes(heads, paged::GROUPED_ROWS + 3 * KEYS) + 2 * paged::GROUPED_ROWS * KEYS;
         let launch = launch.arg(block_size.ilog2() as usize).early(true);
-        launch.run([heads.kv, groups.len / 3], 128, shared);
+        launch.run([heads.kv, groups.len / 3], 160, shared);
         true
     }
 

@@ -1,11 +1,19 @@
 // Decode: one token of each sequence over a paged cache, with Hopper's matrix instruction; HEAD_DIM is 64 or 128. Steps of
 // 64 keys by absolute position as in forward_hopper.cu, the products turned round (keys and columns of values are the 64
-// rows of the instruction, queries its 16 columns), each element the same chain: the same bits, with a quarter of the
+// rows of the instruction, queries its 8 columns), each element the same chain: the same bits, with an eighth of the
 // work. Sequences that begin with the same blocks are taken together: those are read once.
 
-#define THREADS 128
+#define CONSUMERS 128
+#define THREADS (CONSUMERS + 32)
 #define QUERIES 8
 #define TILE (KEYS * DIM)
+
+// Barriers of the block: among those who multiply, and from them to the one who fetches.
+__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+template <int ID> __device__ __forceinline__ void tell() { asm volatile("bar.arrive %0, 160;" ::"n"(ID) : "memory"); }
+template <int ID> __device__ __forceinline__ void await() { asm volatile("bar.sync %0, 160;" ::"n"(ID) : "memory"); }
+#define COUNTED 2
+#define STORED 3
 
 // d (+)= a b: a by rows of shared memory (TURNED: by columns), b by rows (its transpose is multiplied).
 template <int TURNED> __device__ __forceinline__ void multiply_few(float (&d)[1][4], u64 a, u64 b, bool adds) {
@@ -23,8 +31,8 @@ struct Step {
 
 // Grid: (kv heads, groups). groups [n, 3]: first sequence, how many, and how many steps of 64 keys they have in common.
 // Where there are positions, `raw` is what the product gave: queries and keys are normed (if there are weights) and turned
-// here as rope.cu does it. The tokens' keys and values are stored. Cache: keys and values [blocks, kv heads, 2^shift, HEAD_DIM], in the maps by rows
-// of one head. Shared: three tiles of 64 keys or values, queries [8], weights [8, 64].
+// here as rope.cu does it. The tokens' keys and values are stored. Cache: keys and values [blocks, kv heads, 2^shift,
+// HEAD_DIM], in the maps by rows of one head. Shared: three tiles of 64 keys or values, queries [8], weights [8, 64].
 KERNEL __launch_bounds__(THREADS, 4)
 attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_constant__ Map map_v, bf16* keys, bf16* values,
                              const bf16* raw, const u32* positions, const float* cos, const float* sin,
@@ -34,61 +42,67 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
     bf16 *tiles = aligned_memory(), *queries = tiles + 3 * TILE, *weights = queries + QUERIES * DIM;
     __shared__ float scores[QUERIES][KEYS + 8], scales[QUERIES];
     __shared__ int n_keys_of[QUERIES];
-    __shared__ u64 full[3];
+    __shared__ u64 full[3], empty[3];
     let_next_begin();
     int heads = query / kv, kv_head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first = groups[3 * blockIdx.y], count = groups[3 * blockIdx.y + 1], common = groups[3 * blockIdx.y + 2];
-    int mask = (1 << shift) - 1, at_once = min(KEYS, 1 << shift), n_rows = count * heads;
+    int mask = (1 << shift) - 1, n_rows = count * heads;
     if (count == 0) return;
-    if (threadIdx.x == 0) {
-        for (int b = 0; b < 3; ++b) barrier_init(full + b, 1);
-        barriers_ready();
-    }
-    if (threadIdx.x < count) n_keys_of[threadIdx.x] = contexts[first + threadIdx.x];
-    if (threadIdx.x < QUERIES * KEYS / 8) *(uint4*)(weights + threadIdx.x * 8) = make_uint4(0, 0, 0, 0);
-    if (threadIdx.x < QUERIES) scales[threadIdx.x] = 1.0f;
-    __syncthreads();
-
     auto next_of = [&](Step s) {
         ++s.tile;
         while (s.member < count && s.tile * KEYS >= n_keys_of[s.member]) ++s.member, s.tile = common;
         return s;
     };
-    // Whether a step's keys lie also in its block number `e`.
-    auto has_block = [&](Step s, int e) {
-        return (e == 0 || e << shift < KEYS) && s.tile * KEYS + (e << shift) < n_keys_of[s.member];
-    };
-    // Whether this token's key is among them.
-    auto is_new = [&](Step s) { return s.member < count && (s.tile + 1) * KEYS >= n_keys_of[s.member]; };
-    // The first thread fetches: the blocks of a step in time, and tiles as soon as there is room. Tiles come in the order
-    // keys, values, keys, .., number n into place n % 3.
-    auto look_up = [&](Step s, u32 (&blocks)[4]) {
-        if (threadIdx.x > 0 || s.member >= count) return;
-        const u32* table = tables + (size_t)(first + s.member) * table_width + (s.tile * KEYS >> shift);
+
+    Step now = {0, 0};
+    if (warp == CONSUMERS / 32) {
+        // Fetches tiles as soon as there is room: keys, values, keys, .., number n into place n % 3.
+        int at_once = min(KEYS, 1 << shift);
+        u32 blocks[4] = {};
+        auto look_up = [&](Step s) {
+            int at = s.tile * KEYS >> shift;
+            const u32* table = tables + (size_t)(first + s.member) * table_width;
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            if (has_block(s, e)) blocks[e] = table[e];
-    };
-    auto load = [&](int n, Step s, const u32 (&blocks)[4]) {
-        if (threadIdx.x > 0 || s.member >= count) return;
-        int n_keys = min(KEYS, (n_keys_of[s.member] - s.tile * KEYS + at_once - 1) / at_once * at_once);
-        barrier_expect(full + n % 3, n_keys * HEAD_DIM * 2);
+            for (int e = 0; e < 4; ++e)
+                if (s.member < count && at + e < table_width && (e == 0 || e << shift < KEYS)) blocks[e] = table[at + e];
+        };
+        auto load = [&](int n, Step s) {
+            if (n >= 3) barrier_wait(empty + n % 3, (n / 3 - 1) % 2);
+            if (lane > 0) return;
+            int n_blocks = min(KEYS / at_once, (n_keys_of[s.member] - s.tile * KEYS + at_once - 1) / at_once);
+            barrier_expect(full + n % 3, n_blocks * at_once * HEAD_DIM * 2);
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            if (has_block(s, e))
+            for (int e = 0; e < 4; ++e)
+                if (e < n_blocks)
 #pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-                    copy_tile(tiles + n % 3 * TILE + part * KEYS * 64 + e * at_once * 64, n % 2 ? map_v : map_k, part * 64,
-                              ((blocks[e] * kv + kv_head) << shift) + (s.tile * KEYS & mask), full + n % 3);
-    };
-    Step now = {0, 0}, next = next_of(now), later = next_of(next);
-    u32 of_now[4] = {}, of_next[4] = {}, of_later[4] = {};
-    look_up(now, of_now), look_up(next, of_next), look_up(later, of_later);
-    // What was stored before need not wait for this token, nor for the kernel before this one.
-    bool waits = is_new(now), next_waits = waits || is_new(next);
-    if (!waits) load(0, now, of_now), load(1, now, of_now);
-    if (!next_waits) load(2, next, of_next);
-    for (int i = warp; i < count * (heads + 2); i += THREADS / 32) {
+                    for (int part = 0; part < PARTS; ++part)
+                        copy_tile(tiles + n % 3 * TILE + part * KEYS * 64 + e * at_once * 64, n % 2 ? map_v : map_k, part * 64,
+                                  ((blocks[e] * kv + kv_head) << shift) + (s.tile * KEYS & mask), full + n % 3);
+        };
+        look_up(now);
+        await<COUNTED>();
+        bool are_stored = false;
+        for (int n = 0; now.member < count; n += 2) {
+            // Older keys wait neither for this token's nor for the kernel before this one.
+            bool is_new = (now.tile + 1) * KEYS >= n_keys_of[now.member];
+            if (is_new && !are_stored) await<STORED>(), are_stored = true;
+            load(n, now);
+            load(n + 1, now);
+            __syncwarp();
+            now = next_of(now);
+            look_up(now);
+        }
+        return;
+    }
+    if (threadIdx.x == 0) {
+        for (int b = 0; b < 3; ++b) barrier_init(full + b, 1), barrier_init(empty + b, CONSUMERS / 32);
+        barriers_ready();
+    }
+    if (threadIdx.x < count) n_keys_of[threadIdx.x] = contexts[first + threadIdx.x];
+    tell<COUNTED>();
+    if (threadIdx.x < QUERIES * KEYS / 8) *(uint4*)(weights + threadIdx.x * 8) = make_uint4(0, 0, 0, 0);
+    if (threadIdx.x < QUERIES) scales[threadIdx.x] = 1.0f;
+    for (int i = warp; i < count * (heads + 2); i += CONSUMERS / 32) {
         constexpr int half = HEAD_DIM / 2;
         int member = i / (heads + 2), part = i - member * (heads + 2), row = member * heads + part;
         bool is_query = part < heads, is_value = part > heads;
@@ -116,9 +130,8 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
         }
     }
     publish_all();
-    __syncthreads();
-    if (waits) load(0, now, of_now), load(1, now, of_now);
-    if (next_waits) load(2, next, of_next);
+    tell<STORED>();
+    sync_consumers();
 
     // A warp weighs two rows, 16 lanes each; a lane has four keys of its row.
     int row = warp * 2 + lane / 16, piece = lane % 16 / 4, member = row / heads;
@@ -141,8 +154,8 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
         settle(s);
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[lane % 4 * 2 + i % 2][warp * 16 + lane / 4 + i / 2 * 8] = s[0][i];
-        __syncthreads();
-        load(n + 3, next, of_next);
+        if (lane == 0) barrier_arrive(empty + n % 3);
+        sync_consumers();
         if (warp * 2 < n_rows) {
             // As weigh in forward_hopper.cu, the same sums by other lanes; rows that do not see these keys stay as they are.
             bool sees = row < n_rows && (now.tile < common || member == now.member);
@@ -173,10 +186,10 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
         }
         barrier_wait(full + (n + 1) % 3, (n + 1) / 3 % 2);
         // What lies behind the last key may be anything, and nothing times it must be nothing.
-        for (int i = threadIdx.x; i < (KEYS - n_keys) * DIM / 8; i += THREADS)
+        for (int i = threadIdx.x; i < (KEYS - n_keys) * DIM / 8; i += CONSUMERS)
             *(uint4*)(tile_v + i / 8 % PARTS * KEYS * 64 + (n_keys + i / 8 / PARTS) * 64 + i % 8 * 8) = make_uint4(0, 0, 0, 0);
         publish();
-        __syncthreads();
+        sync_consumers();
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
@@ -193,16 +206,13 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
         group_wait<0>();
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) settle(o[part]);
-        __syncthreads();
-        load(n + 4, later, of_later);
-        now = next, next = later, later = next_of(later);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) of_next[e] = of_later[e];
-        look_up(later, of_later);
+        if (lane == 0) barrier_arrive(empty + (n + 1) % 3);
+        now = next_of(now);
     }
     float total = quad_sum(sum);
+    sync_consumers();
     if (lane % 16 == 0) scales[row] = 1.0f / total;
-    __syncthreads();
+    sync_consumers();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll

@@ -38,19 +38,23 @@ __device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float
     __shared__ Stats warps[32];
     bool whole = is_whole(vocab);
     Stats s = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
+    // The next logits are on their way while these are summed.
+    int first = threadIdx.x / 32 * 256 + 8 * (threadIdx.x % 32);
+    float next[8];
+    if (first < vocab) load8(logits, first, vocab, whole, next);
     for (int start = threadIdx.x / 32 * 256; start < vocab; start += 8 * blockDim.x) {
-        int at = start + 8 * (threadIdx.x % 32);
+        int at = start + 8 * (threadIdx.x % 32), then = at + 8 * blockDim.x;
         float z[8], top = MINUS_INFINITY, part = 0.0f;
         if (at >= vocab) {
             each(start / 256, s.top, part);
             continue;
         }
-        load8(logits, at, vocab, whole, z);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            z[i] = at + i < vocab ? z[i] * inv_temperature : MINUS_INFINITY;
+            z[i] = at + i < vocab ? next[i] * inv_temperature : MINUS_INFINITY;
             top = fmaxf(top, z[i]);
         }
+        if (then < vocab) load8(logits, then, vocab, whole, next);
         if (top > s.top) s = lifted(s, top);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {

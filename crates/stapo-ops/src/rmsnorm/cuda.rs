@@ -12,12 +12,18 @@ const FEW_ROWS: usize = 64;
 /// Widest row whose gradient a block holds.
 const MAX_WIDTH: usize = 8192;
 
-/// `add`: what is added to x first, and where the sum goes.
+/// What is added to x first, of which rows (`None`: all in order), and where the sum goes.
+pub(super) struct Addition {
+    pub delta: Slice,
+    pub rows: Option<Slice>,
+    pub sum: Slice,
+}
+
 pub(super) fn forward(
     cuda: &Cuda,
     d: Dims,
     x: Slice,
-    add: Option<(Slice, Slice)>,
+    add: Option<Addition>,
     weight: Slice,
     out: Slice,
     inv_rms: Slice,
@@ -31,10 +37,10 @@ pub(super) fn forward(
             name = format!("rmsnorm_forward_{kind}");
             launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(weight);
         }
-        Some((delta, sum)) => {
+        Some(Addition { delta, rows, sum }) => {
             name = format!("rmsnorm_forward_add_{kind}");
             let (delta, sum) = (delta.same(x, op), sum.same(x, op));
-            launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(delta).arg(weight).arg(sum);
+            launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(delta).arg(rows).arg(weight).arg(sum);
         }
     }
     let is_early = cuda.is_hopper() && d.tokens <= FEW_ROWS;

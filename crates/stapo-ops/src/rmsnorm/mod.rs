@@ -9,7 +9,7 @@ mod cuda;
 mod tests;
 
 use crate::device::Backend;
-use crate::{Device, Float, View, ViewMut, Write, check};
+use crate::{Device, Float, View, ViewMut, Write, check, embedding, residual};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dims {
@@ -67,10 +67,42 @@ pub fn forward_add<T: Float>(
             cpu::forward(cpu, dims, x.host(), add, weight.host(), out, inv_rms);
         }
         Backend::Cuda(cuda) => {
-            let add = Some((delta.cuda(), sum.cuda()));
+            let add = Some(cuda::Addition { delta: delta.cuda(), rows: None, sum: sum.cuda() });
             cuda::forward(cuda, dims, x.cuda(), add, weight.cuda(), out.cuda(), inv_rms.cuda());
         }
     }
+}
+
+/// As [`forward_add`], of some of the rows: `rows` `[T]` are rows of x and delta, `[n, D]` both.
+pub fn forward_add_rows<T: Float>(
+    device: &Device,
+    dims: Dims,
+    rows: View<'_, u32>,
+    x: View<'_, T>,
+    delta: View<'_, T>,
+    weight: View<'_, T>,
+    mut sum: ViewMut<'_, T>,
+    mut out: ViewMut<'_, T>,
+    inv_rms: ViewMut<'_, T>,
+) {
+    let op = "rmsnorm::forward_add_rows";
+    check(op, "rows", rows.len(), dims.tokens);
+    check(op, "delta", delta.len(), x.len());
+    check(op, "weight", weight.len(), dims.width);
+    check(op, "sum", sum.len(), dims.tokens * dims.width);
+    check(op, "out", out.len(), dims.tokens * dims.width);
+    check(op, "inv_rms", inv_rms.len(), dims.tokens);
+    if let Backend::Cuda(cuda) = device.backend() {
+        let add = Some(cuda::Addition { delta: delta.cuda(), rows: Some(rows.cuda()), sum: sum.cuda() });
+        cuda::forward(cuda, dims, x.cuda(), add, weight.cuda(), out.cuda(), inv_rms.cuda());
+        return;
+    }
+    let vocab = x.len() / dims.width.max(1);
+    let gather = embedding::Dims { tokens: dims.tokens, vocab, width: dims.width };
+    embedding::forward(device, gather, rows, x, sum.reborrow());
+    embedding::forward(device, gather, rows, delta, out.reborrow());
+    residual::add(device, sum.reborrow(), out.view());
+    forward(device, dims, sum.into_view(), weight, out, inv_rms);
 }
 
 /// Shapes: x, d_out, d_x `[T, D]`; weight, d_weight `[D]`; inv_rms `[T]`. Adds into d_weight; sets d_x or adds to it

@@ -1,22 +1,24 @@
 // One block per row, threads stride the row by eights: a row's bits depend on the row alone.
 
+// `rows`: which of x and delta are meant, 0 for all in order.
 template <class S, bool ADD>
-__device__ __forceinline__ void forward(const S* x, const S* delta, const S* weight, S* sum, S* out, float* inv_rms,
-                                        int width, float eps) {
+__device__ __forceinline__ void forward(const S* x, const S* delta, const u32* rows, const S* weight, S* sum, S* out,
+                                        float* inv_rms, int width, float eps) {
     let_next_begin();
+    bool whole = is_whole(width), fits = width <= 8 * blockDim.x, is_there = 8 * threadIdx.x < width;
+    size_t to = (size_t)blockIdx.x * width, of = rows ? (size_t)rows[blockIdx.x] * width : to;
+    const S* from = ADD ? sum + to : x + of;
+    float v[8], w[8], squares = 0.0f;
+    if (fits && is_there) load8(weight, 8 * threadIdx.x, width, whole, w);
     after_previous();
-    size_t row = (size_t)blockIdx.x * width;
-    bool whole = is_whole(width), fits = width <= 8 * blockDim.x;
-    const S* from = ADD ? sum + row : x + row;
-    float v[8], squares = 0.0f;
     for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
-        load8(x + row, at, width, whole, v);
+        load8(x + of, at, width, whole, v);
         if (ADD) {
             float d[8];
-            load8(delta + row, at, width, whole, d);
+            load8(delta + of, at, width, whole, d);
 #pragma unroll
             for (int i = 0; i < 8; ++i) v[i] = widen(narrow<S>(v[i] + d[i]));
-            store8(sum + row, at, width, whole, v);
+            store8(sum + to, at, width, whole, v);
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares);
@@ -24,13 +26,14 @@ __device__ __forceinline__ void forward(const S* x, const S* delta, const S* wei
     float inv = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
     if (threadIdx.x == 0) inv_rms[blockIdx.x] = inv;
     for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
-        float w[8];
         // A thread that has one piece still has it.
-        if (!fits) load8(from, at, width, whole, v);
-        load8(weight, at, width, whole, w);
+        if (!fits) {
+            load8(from, at, width, whole, v);
+            load8(weight, at, width, whole, w);
+        }
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[i] = v[i] * inv * w[i];
-        store8(out + row, at, width, whole, v);
+        store8(out + to, at, width, whole, v);
     }
 }
 
@@ -105,11 +108,11 @@ __device__ __forceinline__ void backward(const S* x, const S* weight, const floa
 
 #define RMSNORM(S)                                                                                                     \
     KERNEL rmsnorm_forward_##S(const S* x, const S* weight, S* out, float* inv_rms, int width, float eps) {            \
-        forward<S, false>(x, 0, weight, 0, out, inv_rms, width, eps);                                                  \
+        forward<S, false>(x, 0, 0, weight, 0, out, inv_rms, width, eps);                                               \
     }                                                                                                                  \
-    KERNEL rmsnorm_forward_add_##S(const S* x, const S* delta, const S* weight, S* sum, S* out, float* inv_rms,        \
-                                   int width, float eps) {                                                             \
-        forward<S, true>(x, delta, weight, sum, out, inv_rms, width, eps);                                             \
+    KERNEL rmsnorm_forward_add_##S(const S* x, const S* delta, const u32* rows, const S* weight, S* sum, S* out,       \
+                                   float* inv_rms, int width, float eps) {                                             \
+        forward<S, true>(x, delta, rows, weight, sum, out, inv_rms, width, eps);                                       \
     }                                                                                                                  \
     KERNEL __launch_bounds__(1024) rmsnorm_backward_set_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
                                     float* parts, int rows, int width) {                                               \
