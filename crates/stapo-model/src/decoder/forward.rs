@@ -4,7 +4,7 @@ use super::layer::{Layer, Rows, norm_dims};
 use super::plan::{Keep, Plan};
 use super::policy::Policy;
 use stapo_ops::rope::{Frequencies, Scaling, Table};
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, embedding, rmsnorm};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, embedding, matmul, rmsnorm};
 
 use crate::config::{ModelConfig, RopeKind};
 
@@ -26,26 +26,24 @@ pub fn forward<T: Float>(
     norm_input(policy, plan, arena, 0);
     for layer in 0..config.n_layers {
         self::layer(policy, plan, rows, layer).forward(arena, |of, arena| attend(layer, of, arena));
-        let Some(next) = plan.layers.get(layer + 1) else { break };
-        let [middle, delta, input, norm] = arena.compute.disjoint_mut([
-            plan.layers[layer].middle.clone(),
+        let (at, matrix) = (&plan.layers[layer], policy.matrix(layout.layers[layer].down));
+        let Some(next) = plan.layers.get(layer + 1) else {
+            let [ffn, delta] = arena.compute.disjoint_mut([at.ffn.clone(), plan.delta.clone()]);
+            matmul::forward(device, plan.n_tokens, ffn.into_view(), matrix, None, delta);
+            break;
+        };
+        let [ffn, middle, delta, input, norm] = arena.compute.disjoint_mut([
+            at.ffn.clone(),
+            at.middle.clone(),
             plan.delta.clone(),
             next.input.clone(),
             next.attention_norm.clone(),
         ]);
         let inv_rms = arena.exact.range_mut(next.attention_inv_rms.clone());
         let weight = policy.slot(layout.layers[layer + 1].attention_norm);
-        let dims = norm_dims(config, plan.n_tokens);
-        rmsnorm::forward_add(
-            device,
-            dims,
-            middle.into_view(),
-            delta.into_view(),
-            weight,
-            input,
-            norm,
-            inv_rms,
-        );
+        let (dims, product) = (norm_dims(config, plan.n_tokens), (ffn.into_view(), matrix));
+        let middle = middle.into_view();
+        rmsnorm::forward_add_product(device, dims, middle, product, delta, weight, input, norm, inv_rms);
     }
     norm_scored(policy, plan, arena, scored);
 }

@@ -38,16 +38,9 @@ pub struct Layer<'a, T: Float> {
 }
 
 impl<T: Float> Layer<'_, T> {
-    /// Forward from `attention_norm` to `delta`, what is to be added to `middle`. `attend` goes from `raw_qkv` to
+    /// Forward from `attention_norm` to `ffn`, which is as far as backward needs it. `attend` goes from `raw_qkv` to
     /// `attention`: see [`Layer::attend`] and [`Layer::attend_unturned`].
     pub fn forward(&self, arena: &mut Arena<T>, attend: impl FnOnce(&Self, &mut Arena<T>)) {
-        self.recompute(arena, attend);
-        let [ffn, delta] = arena.compute.disjoint_mut([self.ranges.ffn.clone(), self.delta.clone()]);
-        self.project(self.slots.down, None, ffn.into_view(), delta);
-    }
-
-    /// Forward as far as backward needs it.
-    pub fn recompute(&self, arena: &mut Arena<T>, attend: impl FnOnce(&Self, &mut Arena<T>)) {
         let at = self.ranges;
         let [x, raw] = arena.compute.disjoint_mut([at.attention_norm.clone(), at.raw_qkv.clone()]);
         self.project(self.slots.qkv, self.slots.qkv_bias, x.into_view(), raw);

@@ -172,7 +172,7 @@ impl<T: Float> Pass<T> {
                 norm_input(policy, plan, arena, index);
             }
             match plan.keep {
-                Keep::LayerInputs => layer.recompute(arena, |layer, arena| {
+                Keep::LayerInputs => layer.forward(arena, |layer, arena| {
                     let dims = attention_dims(policy, plan, batch);
                     layer.attend(arena, |qkv, out, lse| {
                         attention::forward(device, dims, qkv, offsets, out, lse);

@@ -32,7 +32,6 @@ pub(crate) struct Launch<'a> {
     /// All arguments, one after another, and where each begins.
     words: Vec<u64>,
     starts: Vec<usize>,
-    cluster: u32,
     is_early: bool,
 }
 
@@ -66,7 +65,7 @@ impl Cuda {
     /// Begins a launch of `name` in `source`.
     pub(crate) fn kernel<'a>(&'a self, source: &'static Source, name: &'a str) -> Launch<'a> {
         let (words, starts) = (Vec::with_capacity(48), Vec::with_capacity(24));
-        Launch { cuda: self, source, name, head_dim: 0, words, starts, cluster: 1, is_early: false }
+        Launch { cuda: self, source, name, head_dim: 0, words, starts, is_early: false }
     }
 }
 
@@ -85,12 +84,6 @@ impl Launch<'_> {
     pub(crate) fn map(mut self, map: &Map) -> Self {
         self.starts.push(self.words.len());
         self.words.extend(map.words());
-        self
-    }
-
-    /// So many neighbouring blocks run at the same time and see each other's shared memory.
-    pub(crate) fn cluster(mut self, n_blocks: usize) -> Self {
-        self.cluster = n_blocks as u32;
         self
     }
 
@@ -121,7 +114,11 @@ impl Launch<'_> {
         let words = &mut self.words;
         let mut pointers: Vec<*mut c_void> =
             self.starts.iter().map(|start| words[*start..].as_mut_ptr().cast()).collect();
-        let mut attributes = attributes(self.cluster, self.is_early);
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0] as u32,
             gridDimY: grid[1] as u32,
@@ -131,8 +128,8 @@ impl Launch<'_> {
             blockDimZ: 1,
             sharedMemBytes: shared_bytes as u32,
             hStream: cuda.stream,
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
+            attrs: &raw mut early,
+            numAttrs: u32::from(self.is_early),
         };
         // SAFETY: the op gives the arguments that the kernel is declared with, addresses of blocks that live until the
         // stream has passed this point; the driver copies arguments and attributes before it returns.
@@ -142,17 +139,4 @@ impl Launch<'_> {
         };
         launched.or_panic(self.name);
     }
-}
-
-fn attributes(cluster: u32, is_early: bool) -> Vec<sys::CUlaunchAttribute> {
-    use sys::{CUlaunchAttributeID as Id, CUlaunchAttributeValue as Value};
-    let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
-    let size = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
-    let cluster = (cluster > 1)
-        .then(|| attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, Value { clusterDim: size }));
-    let early = is_early.then(|| {
-        let id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute(id, Value { programmaticStreamSerializationAllowed: 1 })
-    });
-    cluster.into_iter().chain(early).collect()
 }

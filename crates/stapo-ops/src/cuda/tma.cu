@@ -5,17 +5,6 @@ struct alignas(64) Map {
     u64 words[16];
 };
 
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// All threads of all blocks of the cluster.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
 // A barrier turns when `n` have arrived and all bytes it was told to expect are there; one waits for the end of a turn by
 // its parity, the first being 0.
 __device__ __forceinline__ void barrier_init(u64* barrier, int n) {
@@ -52,15 +41,4 @@ __device__ __forceinline__ void publish_all() { asm volatile("fence.proxy.async;
 
 __device__ __forceinline__ void prefetch_map(const Map& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
-// Four numbers from the shared memory of another block of the cluster, at the place that `p` has in this one.
-__device__ __forceinline__ float4 load_from(const float* p, u32 rank) {
-    float4 x;
-    asm volatile(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
-        : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-        : "r"(shared_address(p)), "r"(rank)
-        : "memory");
-    return x;
 }

@@ -9,20 +9,30 @@ use crate::cuda::{Columns, Cuda, Kind, Memory, PARTS_BYTES, Product, Slice, add_
 
 /// Chains that an element of a deep product is the sum of, added up in order. One chain leaves most of a GPU idle where rows
 /// are few and outputs narrow; which products are deep depends on the shape alone, so that rows agree whatever their number.
-const DEEP_CHAINS: usize = 4;
+pub(crate) const DEEP_CHAINS: usize = 4;
 
-fn is_deep(d: Dims, weight: Slice, bias: Option<Slice>) -> bool {
+pub(crate) fn is_deep(d: Dims, weight: Slice) -> bool {
     let is_whole = d.inputs.is_multiple_of(128 * DEEP_CHAINS) && d.outputs.is_multiple_of(8);
     let is_long = d.inputs >= 2048 && d.inputs >= 2 * d.outputs;
-    is_whole && is_long && weight.kind == Kind::Bf16 && bias.is_none()
+    is_whole && is_long && weight.kind == Kind::Bf16
 }
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
-    let is_deep = is_deep(d, weight, bias);
-    if bias.is_none() && narrow::product(cuda, d, x, weight, y, is_deep) {
+    if bias.is_none() && is_deep(d, weight) {
+        return for_chains(cuda, d, x, weight, |start, n, parts| {
+            let y = y.part(start * d.outputs, n * d.outputs);
+            let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(parts).arg(y);
+            launch.arg(y.len).arg(DEEP_CHAINS).run([y.len.div_ceil(8 * 256), 1], 256, 0);
+        });
+    }
+    if bias.is_none() && narrow::product(cuda, d, x, weight, y) {
         return;
     }
-    let product = Product {
+    cuda.product(&Product { bias, ..product(d, x, weight, y) });
+}
+
+fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> Product {
+    Product {
         m: d.outputs,
         n: d.tokens,
         k: d.inputs,
@@ -32,23 +42,31 @@ pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: 
         transposed_b: false,
         c: y,
         adds: false,
-        bias,
+        bias: None,
         columns: Columns::Tokens,
         parts: 1,
-    };
-    if !is_deep {
-        return cuda.product(&product);
     }
+}
+
+/// The chains of a deep product, some rows at a time: `each` is given the first row, how many, and their chains
+/// `[DEEP_CHAINS, n, outputs]` in f32, which it must have read before the next call.
+pub(crate) fn for_chains(
+    cuda: &Arc<Cuda>,
+    d: Dims,
+    x: Slice,
+    weight: Slice,
+    mut each: impl FnMut(usize, usize, Slice),
+) {
     let at_once = PARTS_BYTES / (4 * DEEP_CHAINS * d.outputs);
     assert!(at_once > 0, "matmul::forward: {} outputs of a deep product", d.outputs);
     for start in (0..d.tokens).step_by(at_once) {
         let n = at_once.min(d.tokens - start);
-        let (b, len) = (x.part(start * d.inputs, n * d.inputs), n * d.outputs);
-        let c = cuda.parts(DEEP_CHAINS * len);
-        cuda.product(&Product { n, b, c, parts: DEEP_CHAINS, ..product });
-        let launch =
-            cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(c).arg(y.part(start * d.outputs, len));
-        launch.arg(len).arg(DEEP_CHAINS).run([len.div_ceil(8 * 256), 1], 256, 0);
+        let (d, x) = (Dims { tokens: n, ..d }, x.part(start * d.inputs, n * d.inputs));
+        let parts = cuda.parts(DEEP_CHAINS * n * d.outputs);
+        if !narrow::chains(cuda, d, x, weight, parts, DEEP_CHAINS) {
+            cuda.product(&Product { parts: DEEP_CHAINS, ..product(d, x, weight, parts) });
+        }
+        each(start, n, parts);
     }
 }
 

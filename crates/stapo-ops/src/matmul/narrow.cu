@@ -28,15 +28,6 @@ template <> __device__ __forceinline__ void multiply_tile<32>(float (&d)[4][4], 
         "{%16, %17, %18, %19}, %20, p, 1, 1, 0; }"
         : FOUR(0), FOUR(1), FOUR(2), FOUR(3) : OPERANDS);
 }
-template <> __device__ __forceinline__ void multiply_tile<72>(float (&d)[9][4], const u32* a, u64 b, bool adds) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %41, 0; "
-        "wgmma.mma_async.sync.aligned.m64n72k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35}, "
-        "{%36, %37, %38, %39}, %40, p, 1, 1, 0; }"
-        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7), FOUR(8) : OPERANDS);
-}
 template <> __device__ __forceinline__ void multiply_tile<48>(float (&d)[6][4], const u32* a, u64 b, bool adds) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %29, 0; "
@@ -44,6 +35,15 @@ template <> __device__ __forceinline__ void multiply_tile<48>(float (&d)[6][4], 
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23}, {%24, %25, %26, %27}, %28, p, 1, 1, 0; }"
         : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5) : OPERANDS);
+}
+template <> __device__ __forceinline__ void multiply_tile<64>(float (&d)[8][4], const u32* a, u64 b, bool adds) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %37, 0; "
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, 0; }"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7) : OPERANDS);
 }
 
 // Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], barriers. Matrix m's rows are those from
@@ -145,38 +145,21 @@ PRODUCT(16, 5, 8)
 PRODUCT(32, 5, 6)
 PRODUCT(48, 4, 5)
 
-// A deep product is the sum of four chains (see cuda.rs): a cluster has a block for each, and each adds up some rows.
-#define CHAINS 4
+// The chains of a deep product (see cuda.rs), each by itself: parts [gridDim.y, n, outputs].
 KERNEL __launch_bounds__(THREADS, 1)
-product_narrow_deep(const __grid_constant__ Map x, const __grid_constant__ Map w, bf16* y, int n, int outputs, int depth) {
-    constexpr int N = 72, WIDTH = N + 8, SHARE = ROWS / CHAINS;
-    float* sums = (float*)aligned_memory();
-    int part = cluster_rank(), first = blockIdx.x / CHAINS * N, from = depth / CHAINS * part;
-    auto finish = [&](const float (&d)[1][N / 8][4], int row, int column) {
-        // All tiles were read by all warps.
-        asm volatile("bar.sync 1, 128;" ::: "memory");
+product_narrow_deep(const __grid_constant__ Map x, const __grid_constant__ Map w, float* parts, int n, int outputs,
+                    int depth) {
+    int of_chain = depth / gridDim.y;
+    auto finish = [&](const float (&d)[1][8][4], int row, int column) {
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8)
 #pragma unroll
-            for (int j = 0; j < N / 8; ++j)
-                *(float2*)(sums + row * WIDTH + column - first + j * 8) = make_float2(d[0][j][2 * half], d[0][j][2 * half + 1]);
+            for (int j = 0; j < 8; ++j)
+                if (row < n && column + j * 8 < outputs)
+                    *(float2*)(parts + ((size_t)blockIdx.y * n + row) * outputs + column + j * 8) =
+                        make_float2(d[0][j][2 * half], d[0][j][2 * half + 1]);
     };
-    narrow_product<N, 1, 4, 4>(x, w, first, from, depth / CHAINS, 0, finish);
-    __syncwarp();
-    cluster_sync();
-    for (int i = threadIdx.x; i < SHARE * N / 4; i += THREADS) {
-        int row = part * SHARE + i / (N / 4), column = i % (N / 4) * 4;
-        float4 of[CHAINS];
-#pragma unroll
-        for (int p = 0; p < CHAINS; ++p) of[p] = load_from(sums + row * WIDTH + column, p);
-        float4 sum = of[0];
-#pragma unroll
-        for (int p = 1; p < CHAINS; ++p) sum.x += of[p].x, sum.y += of[p].y, sum.z += of[p].z, sum.w += of[p].w;
-        if (row < n && first + column < outputs)
-            *(uint2*)(y + (size_t)row * outputs + first + column) = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
-    }
-    // A block's memory is there until the others have read it.
-    cluster_sync();
+    narrow_product<64, 1, 4, 4>(x, w, blockIdx.x * 64, blockIdx.y * of_chain, of_chain, 0, finish);
 }
 
 // Gate and up and their joining at once: out = silu(g) u with g and u the two halves of x W^T.

@@ -8,8 +8,6 @@ use crate::cuda::{Cuda, Map, Slice};
 pub(crate) const ROWS: usize = 64;
 const STEP: usize = 128;
 const THREADS: usize = 192;
-/// Blocks of a cluster of a deep product.
-const DEEP_CHAINS: usize = 4;
 
 /// How a kernel cuts its work.
 #[derive(Clone, Copy)]
@@ -32,7 +30,7 @@ const FLAT: [Tiling; 3] = [
     tiling("product_narrow_32", 32, 1, (5, 6)),
     tiling("product_narrow_48", 48, 1, (4, 5)),
 ];
-const DEEP: Tiling = tiling("product_narrow_deep", 72, 1, (4, 4));
+const DEEP: Tiling = tiling("product_narrow_deep", 64, 1, (4, 4));
 const SWIGLU: Tiling = tiling("swiglu_narrow_48", 48, 2, (3, 4));
 
 impl Tiling {
@@ -42,12 +40,13 @@ impl Tiling {
         2 * STEP * (x * ROWS + w * self.matrices * self.columns) + 16 * (x + w) + 1024
     }
 
-    fn run(self, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice, width: usize, cluster: usize) {
+    /// `width`: columns of y.
+    fn run(self, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice, width: usize, n_chains: usize) {
         let launch = cuda.kernel(&MATMUL_NARROW, self.name);
         let launch = launch.map(&Map::new(x, d.tokens, d.inputs, ROWS));
         let launch = launch.map(&Map::new(weight, d.outputs, d.inputs, self.columns));
-        let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).early(true).cluster(cluster);
-        launch.run([width.div_ceil(self.columns) * cluster, 1], THREADS, self.shared_bytes());
+        let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).early(true);
+        launch.run([width.div_ceil(self.columns), n_chains], THREADS, self.shared_bytes());
     }
 }
 
@@ -62,21 +61,23 @@ fn fits(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
         && Map::takes(weight, d.inputs)
 }
 
-/// `y = x W^T`, of as many chains as the product has with any number of rows. False: not for this device or shape, and
-/// nothing was done.
-pub(super) fn product(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice, is_deep: bool) -> bool {
-    if !fits(cuda, d, x, weight, y) {
-        return false;
-    }
-    if is_deep {
-        DEEP.run(cuda, d, x, weight, y, d.outputs, DEEP_CHAINS);
-        return true;
-    }
+/// `y = x W^T`. False: not for this device or shape, and nothing was done.
+pub(super) fn product(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
     // One block for each multiprocessor; what would need more of them is wide enough for cuBLASLt.
     let n_blocks = cuda.gpu.multiprocessors as usize;
-    let Some(tiling) = FLAT.iter().find(|t| d.outputs.div_ceil(t.columns) <= n_blocks) else { return false };
+    let tiling = FLAT.iter().find(|tiling| d.outputs.div_ceil(tiling.columns) <= n_blocks);
+    let Some(tiling) = tiling.filter(|_| fits(cuda, d, x, weight, y)) else { return false };
     tiling.run(cuda, d, x, weight, y, d.outputs, 1);
     true
+}
+
+/// The chains of a deep product: parts `[n_chains, T, outputs]`. False: as above.
+pub(super) fn chains(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, parts: Slice, n_chains: usize) -> bool {
+    let is_there = fits(cuda, d, x, weight, parts);
+    if is_there {
+        DEEP.run(cuda, d, x, weight, parts, d.outputs, n_chains);
+    }
+    is_there
 }
 
 /// Gate and up in one product and their joining: out `[T, outputs / 2]`.

@@ -1,9 +1,10 @@
 use std::sync::Arc;
 
 use super::Dims;
-use crate::Write;
 use crate::cuda::kernels::RMSNORM;
 use crate::cuda::{Cuda, Kind, Memory, Slice, add_column_sums, parts_for};
+use crate::matmul::cuda::{DEEP_CHAINS, for_chains, is_deep};
+use crate::{Write, matmul};
 
 /// Most threads of a row, each with eight columns; a wider row takes several turns.
 const MAX_THREADS: usize = 1024;
@@ -14,9 +15,15 @@ const MAX_WIDTH: usize = 8192;
 
 /// What is added to x first, of which rows (`None`: all in order), and where the sum goes.
 pub(super) struct Addition {
-    pub delta: Slice,
+    pub delta: Delta,
     pub rows: Option<Slice>,
     pub sum: Slice,
+}
+
+pub(super) enum Delta {
+    Rows(Slice),
+    /// `[n, T, D]` in f32, to be added up and rounded first.
+    Parts(Slice, usize),
 }
 
 pub(super) fn forward(
@@ -39,8 +46,12 @@ pub(super) fn forward(
         }
         Some(Addition { delta, rows, sum }) => {
             name = format!("rmsnorm_forward_add_{kind}");
-            let (delta, sum) = (delta.same(x, op), sum.same(x, op));
-            launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(delta).arg(rows).arg(weight).arg(sum);
+            let (rows_of_delta, parts, n_parts) = match delta {
+                Delta::Rows(delta) => (Some(delta.same(x, op)), None, 0),
+                Delta::Parts(parts, n) => (None, Some(parts.f32(op)), n),
+            };
+            let begun = cuda.kernel(&RMSNORM, &name).arg(x).arg(rows_of_delta).arg(parts).arg(n_parts);
+            launch = begun.arg(rows).arg(weight).arg(sum.same(x, op));
         }
     }
     let is_early = cuda.is_hopper() && d.tokens <= FEW_ROWS;
@@ -49,6 +60,30 @@ pub(super) fn forward(
         threads,
         0,
     );
+}
+
+/// `sum = x + factor matrix^T`, its norm, without the product in between. False: not a deep product, and nothing was done.
+pub(super) fn forward_add_product(
+    cuda: &Arc<Cuda>,
+    d: Dims,
+    x: Slice,
+    (factor, matrix): (Slice, Slice),
+    weight: Slice,
+    (sum, out, inv_rms): (Slice, Slice, Slice),
+) -> bool {
+    let inputs = matrix.len / d.width.max(1);
+    let product = matmul::Dims { tokens: d.tokens, inputs, outputs: d.width };
+    if !is_deep(product, matrix) {
+        return false;
+    }
+    for_chains(cuda, product, factor, matrix, |start, n, parts| {
+        let rows = |slice: Slice| slice.part(start * d.width, n * d.width);
+        let delta = Delta::Parts(parts, DEEP_CHAINS);
+        let add = Addition { delta, rows: None, sum: rows(sum) };
+        let d = Dims { tokens: n, ..d };
+        forward(cuda, d, rows(x), Some(add), weight, rows(out), inv_rms.part(start, n));
+    });
+    true
 }
 
 pub(super) fn backward(

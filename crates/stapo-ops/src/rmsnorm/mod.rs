@@ -9,7 +9,7 @@ mod cuda;
 mod tests;
 
 use crate::device::Backend;
-use crate::{Device, Float, View, ViewMut, Write, check, embedding, residual};
+use crate::{Device, Float, View, ViewMut, Weight, Write, check, embedding, matmul, residual};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dims {
@@ -67,10 +67,42 @@ pub fn forward_add<T: Float>(
             cpu::forward(cpu, dims, x.host(), add, weight.host(), out, inv_rms);
         }
         Backend::Cuda(cuda) => {
-            let add = Some(cuda::Addition { delta: delta.cuda(), rows: None, sum: sum.cuda() });
+            let add =
+                Some(cuda::Addition { delta: cuda::Delta::Rows(delta.cuda()), rows: None, sum: sum.cuda() });
             cuda::forward(cuda, dims, x.cuda(), add, weight.cuda(), out.cuda(), inv_rms.cuda());
         }
     }
+}
+
+/// [`matmul::forward`] and [`forward_add`], bit for bit, for a caller who needs nothing in between: `sum = x + factor M^T`.
+/// Shapes: factor `[T, inputs]`; matrix `[D, inputs]`; delta `[T, D]`, left holding anything; the others as there.
+pub fn forward_add_product<T: Float>(
+    device: &Device,
+    dims: Dims,
+    x: View<'_, T>,
+    (factor, matrix): (View<'_, T>, &Weight<T>),
+    mut delta: ViewMut<'_, T>,
+    weight: View<'_, T>,
+    sum: ViewMut<'_, T>,
+    out: ViewMut<'_, T>,
+    inv_rms: ViewMut<'_, T>,
+) {
+    if let Backend::Cuda(cuda) = device.backend() {
+        let (op, shape) = ("rmsnorm::forward_add_product", matrix.shape());
+        check(op, "x", x.len(), dims.tokens * dims.width);
+        check(op, "factor", factor.len(), dims.tokens * shape.inputs);
+        check(op, "matrix", shape.outputs, dims.width);
+        check(op, "weight", weight.len(), dims.width);
+        check(op, "sum", sum.len(), dims.tokens * dims.width);
+        check(op, "out", out.len(), dims.tokens * dims.width);
+        check(op, "inv_rms", inv_rms.len(), dims.tokens);
+        let (product, to) = ((factor.cuda(), matrix.view().cuda()), (sum.cuda(), out.cuda(), inv_rms.cuda()));
+        if cuda::forward_add_product(cuda, dims, x.cuda(), product, weight.cuda(), to) {
+            return;
+        }
+    }
+    matmul::forward(device, dims.tokens, factor, matrix, None, delta.reborrow());
+    forward_add(device, dims, x, delta.into_view(), weight, sum, out, inv_rms);
 }
 
 /// As [`forward_add`], of some of the rows: `rows` `[T]` are rows of x and delta, `[n, D]` both.
@@ -93,7 +125,11 @@ pub fn forward_add_rows<T: Float>(
     check(op, "out", out.len(), dims.tokens * dims.width);
     check(op, "inv_rms", inv_rms.len(), dims.tokens);
     if let Backend::Cuda(cuda) = device.backend() {
-        let add = Some(cuda::Addition { delta: delta.cuda(), rows: Some(rows.cuda()), sum: sum.cuda() });
+        let add = Some(cuda::Addition {
+            delta: cuda::Delta::Rows(delta.cuda()),
+            rows: Some(rows.cuda()),
+            sum: sum.cuda(),
+        });
         cuda::forward(cuda, dims, x.cuda(), add, weight.cuda(), out.cuda(), inv_rms.cuda());
         return;
     }

@@ -1,8 +1,9 @@
 // One block per row, threads stride the row by eights: a row's bits depend on the row alone.
 
-// `rows`: which of x and delta are meant, 0 for all in order.
+// `rows`: which of x and delta are meant, 0 for all in order. parts [n_parts, rows, width]: what delta is the sum of, 0
+// where it is there.
 template <class S, bool ADD>
-__device__ __forceinline__ void forward(const S* x, const S* delta, const u32* rows, const S* weight, S* sum, S* out,
+__device__ __forceinline__ void forward(const S* x, const S* delta, const float* parts, int n_parts, const u32* rows, const S* weight, S* sum, S* out,
                                         float* inv_rms, int width, float eps) {
     let_next_begin();
     bool whole = is_whole(width), fits = width <= 8 * blockDim.x, is_there = 8 * threadIdx.x < width;
@@ -15,9 +16,15 @@ __device__ __forceinline__ void forward(const S* x, const S* delta, const u32* r
         load8(x + of, at, width, whole, v);
         if (ADD) {
             float d[8];
-            load8(delta + of, at, width, whole, d);
+            if (!parts) load8(delta + of, at, width, whole, d);
+            for (int p = 0; p < n_parts; ++p) {
+                float part[8];
+                load8(parts + (size_t)p * gridDim.x * width + of, at, width, whole, part);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] = widen(narrow<S>(v[i] + d[i]));
+                for (int i = 0; i < 8; ++i) d[i] = p == 0 ? part[i] : d[i] + part[i];
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] = widen(narrow<S>(v[i] + widen(narrow<S>(d[i]))));
             store8(sum + to, at, width, whole, v);
         }
 #pragma unroll
@@ -108,11 +115,11 @@ __device__ __forceinline__ void backward(const S* x, const S* weight, const floa
 
 #define RMSNORM(S)                                                                                                     \
     KERNEL rmsnorm_forward_##S(const S* x, const S* weight, S* out, float* inv_rms, int width, float eps) {            \
-        forward<S, false>(x, 0, 0, weight, 0, out, inv_rms, width, eps);                                               \
+        forward<S, false>(x, 0, 0, 0, 0, weight, 0, out, inv_rms, width, eps);                                         \
     }                                                                                                                  \
-    KERNEL rmsnorm_forward_add_##S(const S* x, const S* delta, const u32* rows, const S* weight, S* sum, S* out,       \
-                                   float* inv_rms, int width, float eps) {                                             \
-        forward<S, true>(x, delta, rows, weight, sum, out, inv_rms, width, eps);                                       \
+    KERNEL rmsnorm_forward_add_##S(const S* x, const S* delta, const float* parts, int n_parts, const u32* rows,       \
+                                   const S* weight, S* sum, S* out, float* inv_rms, int width, float eps) {            \
+        forward<S, true>(x, delta, parts, n_parts, rows, weight, sum, out, inv_rms, width, eps);                       \
     }                                                                                                                  \
     KERNEL __launch_bounds__(1024) rmsnorm_backward_set_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
                                     float* parts, int rows, int width) {                                               \
