@@ -69,7 +69,7 @@ impl<T: Float> Optimizer<T> {
         gradients: &mut Gradients<T>,
         update: Update,
     ) -> Result<f64, GradientError> {
-        gradients.join_tied();
+        gradients.finish();
         let norm = gradients.sum_squares().sqrt() * update.scale.abs();
         if !norm.is_finite() {
             let not_finite = |(spec, element): (&TensorSpec, usize)| GradientError::NotFinite {

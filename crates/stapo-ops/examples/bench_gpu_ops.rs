@@ -90,7 +90,7 @@ fn products(device: &Device) {
                 let mut d_w = device.zeros(inputs * outputs).unwrap();
                 let dims = matmul::Dims { tokens, inputs, outputs };
                 let seconds = time(device, || {
-                    matmul::backward_weight(device, dims, x.view(), y.view(), d_w.view_mut());
+                    matmul::backward_weight(device, dims, x.view(), y.view(), Write::Add, d_w.view_mut());
                 });
                 line(&format!("product {name} {tokens} weight gradient"), seconds, flop, "TFLOP/s");
             }

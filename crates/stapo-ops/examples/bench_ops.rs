@@ -144,7 +144,7 @@ impl Bench {
             }
             let mut d_w = self.values(outputs * inputs)?;
             self.line("matmul backward_weight", &shape, flops, bytes, || {
-                matmul::backward_weight(&self.device, d, x.view(), y.view(), d_w.view_mut());
+                matmul::backward_weight(&self.device, d, x.view(), y.view(), Write::Add, d_w.view_mut());
             });
             self.line("matmul backward_input", &shape, flops, bytes, || {
                 matmul::backward_input(&self.device, tokens, y.view(), &w, Write::Set, x.view_mut());

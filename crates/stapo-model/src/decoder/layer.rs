@@ -271,7 +271,8 @@ impl<T: Float> Layer<'_, T> {
         let (device, weight) = (&self.policy.device, self.policy.matrix(slot));
         matmul::backward_input(device, tokens, d_y, weight, Write::Set, d_x);
         let dims = matmul::Dims { tokens, inputs: weight.shape().inputs, outputs: weight.shape().outputs };
-        matmul::backward_weight(device, dims, x, d_y, gradients.slot_mut(slot));
+        let (d_weight, write) = gradients.matrix_mut(slot);
+        matmul::backward_weight(device, dims, x, d_y, write, d_weight);
     }
 
     /// Adds the norm's gradient, from `delta`, to the residual stream's.

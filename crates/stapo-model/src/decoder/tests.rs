@@ -71,11 +71,15 @@ fn loss(policy: &Policy<f64>) -> f64 {
 
 fn gradients(policy: &Policy<f64>) -> Gradients<f64> {
     let mut gradients = Gradients::zeros(policy).unwrap();
+    add_gradients(policy, &mut gradients);
+    gradients
+}
+
+fn add_gradients(policy: &Policy<f64>, gradients: &mut Gradients<f64>) {
     let mut pass = Pass::new(policy, Keep::Everything).unwrap();
     let n_scored = pass.forward(policy, &batch(), READING).unwrap().logp.len();
     let (d_logp, d_entropy) = coefficients(n_scored);
-    pass.backward(policy, &d_logp, &d_entropy, &mut gradients).unwrap();
-    gradients
+    pass.backward(policy, &d_logp, &d_entropy, gradients).unwrap();
 }
 
 /// Adds `step` times a random direction to one tensor.
@@ -109,6 +113,22 @@ fn every_gradient_equals_finite_differences() {
             assert!(error < 1e-6, "{family:?} {}: {analytic} against {numeric}", spec.name);
         }
     }
+}
+
+#[test]
+fn cleared_gradients_are_zero_and_take_up_new_ones() {
+    let policy = policy(Family::Qwen3, true);
+    let mut gradients = gradients(&policy);
+    let all = |gradients: &Gradients<f64>| gradients.tensors().map(|(_, values)| values).collect::<Vec<_>>();
+    let first = all(&gradients);
+    gradients.clear();
+    assert!(all(&gradients).iter().flatten().all(|value| *value == 0.0));
+    add_gradients(&policy, &mut gradients);
+    assert_eq!(all(&gradients), first);
+    gradients.clear();
+    gradients.finish();
+    assert!(all(&gradients).iter().flatten().all(|value| *value == 0.0));
+    assert_eq!(gradients.sum_squares(), 0.0);
 }
 
 #[test]

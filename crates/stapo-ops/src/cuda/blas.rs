@@ -92,8 +92,9 @@ pub(super) struct Blas {
 }
 
 const WORKSPACE_BYTES: usize = 32 << 20;
-/// So much stays in the L2 cache until it is read.
-pub(crate) const PARTS_BYTES: usize = 32 << 20;
+/// More at a time make better products, fewer stay in the L2 cache until they are read: 32 MiB and 64 MiB cost half a
+/// percent of a training step.
+pub(crate) const PARTS_BYTES: usize = 128 << 20;
 
 impl Cuda {
     pub(crate) fn product(self: &Arc<Self>, p: &Product) {

@@ -84,7 +84,7 @@ fn matmul_on_cuda_agrees_with_the_cpu() {
             let mut d_w = upload(device, &numbers(5, outputs * inputs));
             let mut d_bias = upload(device, &numbers(6, outputs));
             let dims = matmul::Dims { tokens, inputs, outputs };
-            matmul::backward_weight(device, dims, x.view(), d_y.view(), d_w.view_mut());
+            matmul::backward_weight(device, dims, x.view(), d_y.view(), Write::Add, d_w.view_mut());
             matmul::backward_bias(device, tokens, outputs, d_y.view(), d_bias.view_mut());
             [y, plain, d_x, d_w, d_bias].iter().map(|b| b.view().to_vec()).collect()
         });

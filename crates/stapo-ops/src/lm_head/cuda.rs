@@ -98,6 +98,6 @@ pub(super) fn backward<T: Float>(
         let rows = |slice: Slice| slice.part(start * width, n * width);
         let flat = weight.view().cuda();
         matmul::cuda::backward_input(cuda, chunk, d_logits, flat, Write::Set, rows(d_hidden));
-        matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, d_weight.f32(op));
+        matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, Write::Add, d_weight.f32(op));
     });
 }

@@ -87,8 +87,18 @@ pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slic
     });
 }
 
-pub(crate) fn backward_weight(cuda: &Arc<Cuda>, d: Dims, x: Slice, d_y: Slice, d_weight: Slice) {
+pub(crate) fn backward_weight(
+    cuda: &Arc<Cuda>,
+    d: Dims,
+    x: Slice,
+    d_y: Slice,
+    write: Write,
+    d_weight: Slice,
+) {
     if d.tokens == 0 {
+        if write == Write::Set {
+            cuda.fill(d_weight, 0.0f32);
+        }
         return;
     }
     cuda.product(&Product {
@@ -100,7 +110,7 @@ pub(crate) fn backward_weight(cuda: &Arc<Cuda>, d: Dims, x: Slice, d_y: Slice, d
         b: d_y,
         transposed_b: true,
         c: d_weight,
-        adds: true,
+        adds: write == Write::Add,
         bias: None,
         columns: Columns::Width,
         parts: 1,

@@ -2,7 +2,7 @@
 //!
 //! Law: an element of y is one chain of fused multiply-adds over the inputs in increasing order, starting from 0, the
 //! bias added last. An element of d_x is one chain over the outputs. An element of d_weight is one chain over the
-//! tokens, continuing from the value already there. No result depends on the number of rows or threads.
+//! tokens, continuing from the value already there, or from 0. No result depends on the number of rows or threads.
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;
@@ -74,21 +74,29 @@ pub fn backward_input<T: Float>(
     }
 }
 
-/// `d_weight += d_y^T x`. Shapes: x `[T, inputs]`; d_y `[T, outputs]`; d_weight `[outputs, inputs]`.
+/// `d_weight (+)= d_y^T x`. Shapes: x `[T, inputs]`; d_y `[T, outputs]`; d_weight `[outputs, inputs]`.
 pub fn backward_weight<T: Float>(
     device: &Device,
     dims: Dims,
     x: View<'_, T>,
     d_y: View<'_, T>,
-    d_weight: ViewMut<'_, T>,
+    write: Write,
+    mut d_weight: ViewMut<'_, T>,
 ) {
     let Dims { tokens, inputs, outputs } = dims;
     check("matmul::backward_weight", "x", x.len(), tokens * inputs);
     check("matmul::backward_weight", "d_y", d_y.len(), tokens * outputs);
     check("matmul::backward_weight", "d_weight", d_weight.len(), outputs * inputs);
     match device.backend() {
-        Backend::Cpu(cpu) => cpu::backward_weight(cpu, dims, x.host(), d_y.host(), d_weight.into_host()),
-        Backend::Cuda(cuda) => cuda::backward_weight(cuda, dims, x.cuda(), d_y.cuda(), d_weight.cuda()),
+        Backend::Cpu(cpu) => {
+            if write == Write::Set {
+                d_weight.fill(T::ZERO);
+            }
+            cpu::backward_weight(cpu, dims, x.host(), d_y.host(), d_weight.into_host());
+        }
+        Backend::Cuda(cuda) => {
+            cuda::backward_weight(cuda, dims, x.cuda(), d_y.cuda(), write, d_weight.cuda())
+        }
     }
 }
 

@@ -21,7 +21,7 @@ fn backward_of<T: Float>(device: &Device, d: Dims, x: &[T], w: &[T], d_y: &[T], 
     let mut d_w = upload(device, before);
     let mut d_bias = device.zeros(d.outputs).unwrap();
     backward_input(device, d.tokens, d_y.view(), &w, Write::Set, d_x.view_mut());
-    backward_weight(device, d, x.view(), d_y.view(), d_w.view_mut());
+    backward_weight(device, d, x.view(), d_y.view(), Write::Add, d_w.view_mut());
     backward_bias(device, d.tokens, d.outputs, d_y.view(), d_bias.view_mut());
     vec![d_x.view().to_vec(), d_w.view().to_vec(), d_bias.view().to_vec()]
 }
@@ -111,7 +111,7 @@ fn weight_and_bias_gradients_do_not_depend_on_the_cut_into_micro_batches() {
         for cut in cuts.windows(2) {
             let part = Dims { tokens: cut[1] - cut[0], ..d };
             let (x, d_y) = (x.range(cut[0] * 33..cut[1] * 33), d_y.range(cut[0] * 47..cut[1] * 47));
-            backward_weight(&device, part, x, d_y, d_w.view_mut());
+            backward_weight(&device, part, x, d_y, Write::Add, d_w.view_mut());
             backward_bias(&device, part.tokens, 47, d_y, d_bias.view_mut());
         }
         (bits(&d_w.view().to_vec()), bits(&d_bias.view().to_vec()))
