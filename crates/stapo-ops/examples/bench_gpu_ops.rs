@@ -249,7 +249,16 @@ fn heads(device: &Device) {
     let seconds = time(device, || {
         let (lse, entropy, d) = (out[3].view(), out[1].view(), ones.view());
         let grads = lm_head::ScoreGrads { targets: targets.view(), lse, entropy, d_logp: d, d_entropy: d };
-        lm_head::backward(device, dims, hidden.view(), &w, grads, d_hidden.view_mut(), d_w.view_mut());
+        lm_head::backward(
+            device,
+            dims,
+            hidden.view(),
+            &w,
+            grads,
+            lm_head::LastLogits::default(),
+            d_hidden.view_mut(),
+            d_w.view_mut(),
+        );
     });
     line("lm_head backward 8192 (of 3)", seconds, 3.0 * flop, "TFLOP/s");
     for n in [64, 512] {

@@ -337,7 +337,16 @@ impl Bench {
                     d_entropy: collision.view(),
                 };
                 let (d_hidden, d_weight) = (d_hidden.view_mut(), d_weight.view_mut());
-                lm_head::backward(device, dims, hidden.view(), &w, grads, d_hidden, d_weight);
+                lm_head::backward(
+                    device,
+                    dims,
+                    hidden.view(),
+                    &w,
+                    grads,
+                    lm_head::LastLogits::default(),
+                    d_hidden,
+                    d_weight,
+                );
             });
             if tokens > 256 {
                 continue;

@@ -6,6 +6,7 @@ use super::gradients::Gradients;
 use super::layer::{Rows, heads, norm_dims};
 use super::plan::{Keep, Plan};
 use super::policy::Policy;
+use stapo_ops::lm_head::LastLogits;
 use stapo_ops::rope::Table;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, Write, attention, embedding, lm_head, rmsnorm};
 
@@ -53,6 +54,7 @@ struct Open<T: Float> {
     batch: Uploaded,
     dims: lm_head::Dims,
     numbers: Numbers<T>,
+    logits: LastLogits,
 }
 
 /// `[R]` each: what the head gives for scored rows.
@@ -105,7 +107,8 @@ impl<T: Float> Pass<T> {
         let dims = lm_head::Dims { tokens: plan.n_scored, temperature: reading.temperature };
         let n_alternatives = reading.n_alternatives.min(policy.config().vocabulary);
         let mut numbers = Numbers::zeros(device, plan.n_scored)?;
-        let alternatives = self.read_head(policy, &plan, dims, &uploaded, n_alternatives, &mut numbers)?;
+        let (alternatives, logits) =
+            self.read_head(policy, &plan, dims, &uploaded, n_alternatives, &mut numbers)?;
         let scores = Scores {
             logp: numbers.logp.view().to_vec(),
             entropy: numbers.entropy.view().to_vec(),
@@ -114,12 +117,12 @@ impl<T: Float> Pass<T> {
         };
         if self.keep != Keep::Nothing {
             let n_updates = policy.n_updates();
-            self.open = Some(Open { n_updates, plan, batch: uploaded, dims, numbers });
+            self.open = Some(Open { n_updates, plan, batch: uploaded, dims, numbers, logits });
         }
         Ok(scores)
     }
 
-    /// Fills `numbers` and returns the `n` likeliest tokens of each row.
+    /// Fills `numbers` and returns the `n` likeliest tokens of each row, and what backward can use.
     fn read_head(
         &self,
         policy: &Policy<T>,
@@ -128,7 +131,7 @@ impl<T: Float> Pass<T> {
         batch: &Uploaded,
         n: usize,
         numbers: &mut Numbers<T>,
-    ) -> Result<Vec<Vec<(u32, T)>>, OutOfMemory> {
+    ) -> Result<(Vec<Vec<(u32, T)>>, LastLogits), OutOfMemory> {
         let device = &policy.device;
         let (mut ids, mut logp) = (device.zeros(dims.tokens * n)?, device.zeros(dims.tokens * n)?);
         let best = lm_head::Alternatives { n, ids: ids.view_mut(), logp: logp.view_mut() };
@@ -140,8 +143,8 @@ impl<T: Float> Pass<T> {
         };
         let hidden = self.work.arena.compute.range(plan.head.norm.clone());
         let (head, targets) = (policy.matrix(policy.layout.head), batch.targets.view());
-        lm_head::forward(device, dims, hidden, head, targets, out, (n > 0).then_some(best));
-        Ok(alternatives(n, &ids.view().to_vec(), &logp.view().to_vec()))
+        let logits = lm_head::forward(device, dims, hidden, head, targets, out, (n > 0).then_some(best));
+        Ok((alternatives(n, &ids.view().to_vec(), &logp.view().to_vec()), logits))
     }
 
     /// Adds the gradient of `sum d_logp * logp + d_entropy * entropy` over the last forward's scored tokens.
@@ -156,12 +159,13 @@ impl<T: Float> Pass<T> {
         d_entropy: &[T],
         gradients: &mut Gradients<T>,
     ) -> Result<(), OutOfMemory> {
-        let open = self.open.take().expect("backward: no forward to go back from");
+        let mut open = self.open.take().expect("backward: no forward to go back from");
         assert_eq!(open.n_updates, policy.n_updates(), "backward: the policy was updated since forward");
         if open.plan.n_scored == 0 {
             return Ok(());
         }
-        self.backward_head(policy, &open, d_logp, d_entropy, gradients)?;
+        let logits = std::mem::take(&mut open.logits);
+        self.backward_head(policy, &open, logits, d_logp, d_entropy, gradients)?;
         let (device, plan, batch) = (&policy.device, &open.plan, &open.batch);
         let arena = &mut self.work.arena;
         let rows = rows(batch, &self.work.table, plan.n_tokens);
@@ -195,6 +199,7 @@ impl<T: Float> Pass<T> {
         &mut self,
         policy: &Policy<T>,
         open: &Open<T>,
+        logits: LastLogits,
         d_logp: &[T],
         d_entropy: &[T],
         gradients: &mut Gradients<T>,
@@ -212,7 +217,8 @@ impl<T: Float> Pass<T> {
         let arena = &mut self.work.arena;
         let [hidden, d_hidden] = arena.compute.disjoint_mut([at.norm.clone(), back.head_norm.clone()]);
         let (hidden, head) = (hidden.into_view(), policy.matrix(layout.head));
-        lm_head::backward(device, open.dims, hidden, head, grads, d_hidden, gradients.slot_mut(layout.head));
+        let d_head = gradients.slot_mut(layout.head);
+        lm_head::backward(device, open.dims, hidden, head, grads, logits, d_hidden, d_head);
 
         let inv_rms = arena.exact.range(at.inv_rms.clone());
         let [x, d_norm, mut d_rows, mut d_residual] = arena.compute.disjoint_mut([

@@ -7,7 +7,7 @@ use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::rope::{Frequencies, HeadNorm, Scaling, Table};
 use crate::testing::{bits, upload, weight};
-use crate::{View, matmul, swiglu};
+use crate::{View, lm_head, matmul, swiglu};
 
 /// Prefill in chunks and decode over a paged cache, for the same sequence that is also run packed.
 #[test]
@@ -246,4 +246,42 @@ fn rows_of_a_product_on_cuda_do_not_depend_on_their_number() {
             assert!(bits(&product(n)) == bits(&all[..n * outputs]), "{inputs} to {outputs}: {n} rows differ");
         }
     }
+}
+
+#[test]
+fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    // More than one chunk.
+    let (tokens, width, vocab) = (3000, 64, 520);
+    let w = weight(device, vocab, width, &numbers(2, vocab * width));
+    let hidden = compute(device, &numbers(1, tokens * width));
+    let targets = upload(device, &(0..tokens as u32).map(|t| t % vocab as u32).collect::<Vec<_>>());
+    let [d_logp, d_entropy] = [3, 4].map(|seed| upload(device, &numbers(seed, tokens)));
+    let dims = lm_head::Dims { tokens, temperature: 0.7 };
+    let run = |keeps: bool| {
+        let [mut logp, mut entropy, mut collision, mut lse] =
+            [(); 4].map(|()| device.zeros::<f32>(tokens).unwrap());
+        let scores = lm_head::Scores {
+            logp: logp.view_mut(),
+            entropy: entropy.view_mut(),
+            collision: collision.view_mut(),
+            lse: lse.view_mut(),
+        };
+        let last = lm_head::forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
+        let last = if keeps { last } else { lm_head::LastLogits::default() };
+        let grads = lm_head::ScoreGrads {
+            targets: targets.view(),
+            lse: lse.view(),
+            entropy: entropy.view(),
+            d_logp: d_logp.view(),
+            d_entropy: d_entropy.view(),
+        };
+        let (mut d_hidden, mut d_w) =
+            (empty(device, tokens * width), device.zeros::<f32>(vocab * width).unwrap());
+        lm_head::backward(device, dims, hidden.view(), &w, grads, last, d_hidden.view_mut(), d_w.view_mut());
+        [d_hidden.view().to_vec(), d_w.view().to_vec()].map(|x| bits(&x))
+    };
+    let kept = run(true);
+    assert!(kept.iter().all(|x| x.iter().any(|bits| *bits != 0)));
+    assert!(kept == run(false));
 }

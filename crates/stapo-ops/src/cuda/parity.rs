@@ -286,7 +286,8 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
         lse: lse.view_mut(),
     };
     let alternatives = lm_head::Alternatives { n, ids: best_ids.view_mut(), logp: best.view_mut() };
-    lm_head::forward(device, dims, hidden.view(), &w, targets.view(), numbers_out, Some(alternatives));
+    let (of, to) = (targets.view(), Some(alternatives));
+    let last = lm_head::forward(device, dims, hidden.view(), &w, of, numbers_out, to);
     let (d_logp, d_entropy) = (upload(device, &numbers(4, tokens)), upload(device, &numbers(5, tokens)));
     let (mut d_hidden, mut d_w) = (empty(device, tokens * width), upload(device, &vec![0.0; vocab * width]));
     let grads = lm_head::ScoreGrads {
@@ -296,7 +297,7 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
         d_logp: d_logp.view(),
         d_entropy: d_entropy.view(),
     };
-    lm_head::backward(device, dims, hidden.view(), &w, grads, d_hidden.view_mut(), d_w.view_mut());
+    lm_head::backward(device, dims, hidden.view(), &w, grads, last, d_hidden.view_mut(), d_w.view_mut());
     let mut all: Tensors<f32> = out.iter().map(|b| b.view().to_vec()).collect();
     all.extend([best.view().to_vec(), d_hidden.view().to_vec(), d_w.view().to_vec()]);
     all.push(best_ids.view().to_vec().into_iter().map(|id| id as f32).collect());

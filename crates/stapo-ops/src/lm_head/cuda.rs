@@ -31,25 +31,32 @@ pub(crate) fn for_chunks<T: Float>(
     if tokens == 0 {
         return;
     }
-    let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
+    let vocab = weight.shape().outputs;
     let rows = memory.f32("logits").len / vocab;
     assert!(rows > 0, "logits: memory for {} of a vocabulary of {vocab}", memory.len);
     for start in (0..tokens).step_by(rows) {
         let n = rows.min(tokens - start);
-        let logits = memory.part(0, n * vocab);
-        let dims = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
-        matmul::cuda::forward(
-            cuda,
-            dims,
-            hidden.part(start * width, n * width),
-            weight.view().cuda(),
-            None,
-            logits,
-        );
-        body(start, n, logits);
+        body(start, n, logits(cuda, start, n, hidden, weight, memory));
     }
 }
 
+/// Logits of `n` tokens from `start` on, at the beginning of `memory`.
+fn logits<T: Float>(
+    cuda: &Arc<Cuda>,
+    start: usize,
+    n: usize,
+    hidden: Slice,
+    weight: &Weight<T>,
+    memory: Slice,
+) -> Slice {
+    let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
+    let (dims, to) = (matmul::Dims { tokens: n, inputs: width, outputs: vocab }, memory.part(0, n * vocab));
+    let rows = hidden.part(start * width, n * width);
+    matmul::cuda::forward(cuda, dims, rows, weight.view().cuda(), None, to);
+    to
+}
+
+/// Gives back the logits of the last chunk.
 pub(super) fn forward<T: Float>(
     cuda: &Arc<Cuda>,
     dims: Dims,
@@ -58,7 +65,7 @@ pub(super) fn forward<T: Float>(
     targets: Slice,
     scores: &Scores<'_, T>,
     best: Option<&Alternatives<'_, T>>,
-) {
+) -> Memory {
     let (op, vocab) = ("lm_head::forward", weight.shape().outputs);
     let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
     let memory = Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, Kind::F32);
@@ -72,23 +79,36 @@ pub(super) fn forward<T: Float>(
             .arg(best.map(|best| best.logp.cuda().f32(op).part(start * n_best, n * n_best)));
         launch.arg(vocab).arg((1.0 / dims.temperature) as f32).run([n, 1], ROW_THREADS, 0);
     });
+    memory
 }
 
+/// `last`: as forward gave it.
 pub(super) fn backward<T: Float>(
     cuda: &Arc<Cuda>,
     dims: Dims,
     hidden: Slice,
     weight: &Weight<T>,
     grads: ScoreGrads<'_, T>,
+    last: Option<Memory>,
     d_hidden: Slice,
     d_weight: Slice,
 ) {
     let (op, vocab, width) = ("lm_head::backward", weight.shape().outputs, weight.shape().inputs);
     let numbers = [grads.lse, grads.entropy, grads.d_logp, grads.d_entropy].map(|x| x.cuda().f32(op));
-    let len = chunk_rows(vocab, dims.tokens) * vocab;
-    let (d_logits, memory) = (Memory::scratch(cuda, len, hidden.kind), Memory::scratch(cuda, len, Kind::F32));
+    let at_once = chunk_rows(vocab, dims.tokens);
+    let mut is_there = last.is_some();
+    let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * vocab, Kind::F32));
+    assert!(memory.slice().len == at_once * vocab, "{op}: logits of another forward");
+    let d_logits = Memory::scratch(cuda, at_once * vocab, hidden.kind);
     let name = format!("lm_head_gradient_{}", hidden.name());
-    for_chunks(cuda, dims.tokens, hidden, weight, memory.slice(), |start, n, logits| {
+    // The last chunk first: its logits may still be there.
+    for start in (0..dims.tokens).step_by(at_once.max(1)).rev() {
+        let n = at_once.min(dims.tokens - start);
+        let logits = if std::mem::take(&mut is_there) {
+            memory.slice().part(0, n * vocab)
+        } else {
+            logits(cuda, start, n, hidden, weight, memory.slice())
+        };
         let d_logits = d_logits.slice().part(0, n * vocab);
         let launch = cuda.kernel(&LM_HEAD, &name).arg(logits).arg(grads.targets.cuda().part(start, n));
         let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));
@@ -99,5 +119,5 @@ pub(super) fn backward<T: Float>(
         let flat = weight.view().cuda();
         matmul::cuda::backward_input(cuda, chunk, d_logits, flat, Write::Set, rows(d_hidden));
         matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, Write::Add, d_weight.f32(op));
-    });
+    }
 }

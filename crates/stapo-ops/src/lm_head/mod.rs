@@ -11,6 +11,7 @@ pub(crate) mod row;
 #[cfg(test)]
 mod tests;
 
+use crate::cuda::Memory;
 use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, Weight, check};
 
@@ -43,6 +44,11 @@ pub struct Alternatives<'a, T: Float> {
     pub logp: ViewMut<'a, T>,
 }
 
+/// Logits of the last tokens of a forward on a GPU, which [`backward`] of the same tokens need not compute again. The CPU
+/// keeps none.
+#[derive(Debug, Default)]
+pub struct LastLogits(Option<Memory>);
+
 /// Shapes: hidden `[T, D]`; weight `[vocab, D]`; targets `[T]`.
 pub fn forward<T: Float>(
     device: &Device,
@@ -52,7 +58,7 @@ pub fn forward<T: Float>(
     targets: View<'_, u32>,
     scores: Scores<'_, T>,
     alternatives: Option<Alternatives<'_, T>>,
-) {
+) -> LastLogits {
     let op = "lm_head::forward";
     check_inputs(device, op, dims, hidden, weight, targets);
     check(op, "logp", scores.logp.len(), dims.tokens);
@@ -63,9 +69,11 @@ pub fn forward<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => {
             cpu::forward(cpu, dims, hidden.host(), weight, targets.host(), scores, alternatives);
+            LastLogits(None)
         }
         Backend::Cuda(cuda) => {
-            cuda::forward(cuda, dims, hidden.cuda(), weight, targets.cuda(), &scores, alternatives.as_ref());
+            let best = alternatives.as_ref();
+            LastLogits(Some(cuda::forward(cuda, dims, hidden.cuda(), weight, targets.cuda(), &scores, best)))
         }
     }
 }
@@ -82,14 +90,15 @@ pub struct ScoreGrads<'a, T: Float> {
     pub d_entropy: View<'a, T>,
 }
 
-/// Recomputes the logits. Shapes: hidden, d_hidden `[T, D]`, the latter overwritten; d_weight `[vocab, D]`, added to: one
-/// chain over the tokens.
+/// Recomputes the logits but for the `last`. Shapes: hidden, d_hidden `[T, D]`, the latter overwritten; d_weight
+/// `[vocab, D]`, added to: one chain over the tokens, on a GPU in chunks from the last to the first.
 pub fn backward<T: Float>(
     device: &Device,
     dims: Dims,
     hidden: View<'_, T>,
     weight: &Weight<T>,
     grads: ScoreGrads<'_, T>,
+    last: LastLogits,
     d_hidden: ViewMut<'_, T>,
     d_weight: ViewMut<'_, T>,
 ) {
@@ -107,7 +116,16 @@ pub fn backward<T: Float>(
             cpu::backward(cpu, dims, hidden.host(), weight, grads, d_hidden, d_weight);
         }
         Backend::Cuda(cuda) => {
-            cuda::backward(cuda, dims, hidden.cuda(), weight, grads, d_hidden.cuda(), d_weight.cuda());
+            cuda::backward(
+                cuda,
+                dims,
+                hidden.cuda(),
+                weight,
+                grads,
+                last.0,
+                d_hidden.cuda(),
+                d_weight.cuda(),
+            );
         }
     }
 }

@@ -67,7 +67,7 @@ impl Case {
             d_entropy: d_entropy.view(),
         };
         let (to_hidden, to_weight) = (d_hidden.view_mut(), d_weight.view_mut());
-        backward(device, self.dims(), hidden.view(), &w, grads, to_hidden, to_weight);
+        backward(device, self.dims(), hidden.view(), &w, grads, LastLogits::default(), to_hidden, to_weight);
         vec![d_hidden.view().to_vec(), d_weight.view().to_vec()]
     }
 
