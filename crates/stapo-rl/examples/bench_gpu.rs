@@ -234,18 +234,35 @@ fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
 }
 
 fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
-    // The first run loads kernels and sets products up.
-    generate(policy, &Options::default().with("new", 2).with("kv-gib", options.get("kv-gib", 24)))?;
+    // A short run of the same size first: it loads kernels, sets products up and records steps, as the first rollout of a
+    // training run does for all others.
+    generate(policy, &options.clone().with("new", 4))?;
     let Generated { responses, seconds, decode_rate, .. } = generate(policy, options)?;
     let n: usize = responses.iter().map(|r| r.tokens.len()).sum();
     println!(
-        r#"{{"task": "decode", "sequences": {}, "prompts": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
+        r#"{{"task": "decode", "sequences": {}, "prompts": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "copy_bytes_per_s": {:.3e}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
         responses.len(),
         options.get("prompts", 64),
         n as f64 / seconds,
+        copy_rate(policy.device())?,
         used_gib(policy.device()),
     );
     Ok(())
+}
+
+/// Bytes read and written per second by copies within the GPU's memory: what decode is measured by.
+fn copy_rate(device: &Device) -> Result<f64, Failure> {
+    const LEN: usize = 1 << 30;
+    let (from, mut to) = (device.zeros::<f32>(LEN)?, device.zeros::<f32>(LEN)?);
+    let mut best = f64::INFINITY;
+    for _ in 0..10 {
+        device.synchronize();
+        let clock = Instant::now();
+        to.view_mut().copy_from(from.view());
+        device.synchronize();
+        best = best.min(clock.elapsed().as_secs_f64());
+    }
+    Ok(8.0 * LEN as f64 / best)
 }
 
 fn exact(policy: &Policy, options: &Options) -> Result<(), Failure> {
@@ -326,7 +343,7 @@ fn shape(options: &Options) -> Result<ModelConfig, Failure> {
 }
 
 /// `--key=value` arguments, with their defaults where they are used.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Options(BTreeMap<String, usize>);
 
 impl Options {
