@@ -306,7 +306,7 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
 
 #[test]
 fn lm_head_on_cuda_agrees_with_the_cpu() {
-    for (tokens, width, vocab) in [(1, 8, 5), (33, 40, 257), (300, 64, 3001)] {
+    for (tokens, width, vocab) in [(1, 8, 5), (33, 40, 257), (300, 64, 3001), (7, 128, 520), (9, 2048, 512)] {
         check(&format!("lm_head {tokens} {width} {vocab}"), |device| {
             scores(device, tokens, width, vocab, 0.9)
         });
@@ -367,7 +367,7 @@ fn sampling_on_cuda_draws_what_the_cpu_draws_and_reports_the_bits_of_training() 
     ];
     let rules = filters.map(|filter| sampling::Rule::Draw { temperature: 0.8, filter });
     for rule in rules.into_iter().chain([sampling::Rule::Greedy]) {
-        for size in [(1, 8, 5), (64, 40, 257), (200, 64, 3001)] {
+        for size in [(1, 8, 5), (64, 40, 257), (200, 64, 3001), (64, 128, 520), (5, 2048, 512)] {
             for precision in [Precision::F32, Precision::Bf16] {
                 let Some(gpu) = gpu(precision) else { return };
                 let (expected, numbers) = draw(&cpu(), rule, size);

@@ -2,7 +2,7 @@
 
 use super::Dims;
 use crate::cuda::kernels::MATMUL_NARROW;
-use crate::cuda::{Cuda, Map, Slice};
+use crate::cuda::{Cuda, Kind, Map, Slice};
 
 /// Most rows, the depth of a step, and threads: as in narrow.cu.
 pub(crate) const ROWS: usize = 64;
@@ -50,13 +50,15 @@ impl Tiling {
     }
 }
 
-fn fits(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
+/// `kind`: what the kernel writes; logits, for one, are wanted in f32.
+fn fits(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, (y, kind): (Slice, Kind)) -> bool {
     let rows = 1..=ROWS;
     let is_whole =
         d.inputs.is_multiple_of(STEP) && d.outputs.is_multiple_of(8) && y.address.is_multiple_of(16);
     cuda.is_hopper()
         && rows.contains(&d.tokens)
         && is_whole
+        && y.kind == kind
         && Map::takes(x, d.inputs)
         && Map::takes(weight, d.inputs)
 }
@@ -66,14 +68,14 @@ pub(super) fn product(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -
     // One block for each multiprocessor; what would need more of them is wide enough for cuBLASLt.
     let n_blocks = cuda.gpu.multiprocessors as usize;
     let tiling = FLAT.iter().find(|tiling| d.outputs.div_ceil(tiling.columns) <= n_blocks);
-    let Some(tiling) = tiling.filter(|_| fits(cuda, d, x, weight, y)) else { return false };
+    let Some(tiling) = tiling.filter(|_| fits(cuda, d, x, weight, (y, Kind::Bf16))) else { return false };
     tiling.run(cuda, d, x, weight, y, d.outputs, 1);
     true
 }
 
 /// The chains of a deep product: parts `[n_chains, T, outputs]`. False: as above.
 pub(super) fn chains(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, parts: Slice, n_chains: usize) -> bool {
-    let is_there = fits(cuda, d, x, weight, parts);
+    let is_there = fits(cuda, d, x, weight, (parts, Kind::F32));
     if is_there {
         DEEP.run(cuda, d, x, weight, parts, d.outputs, n_chains);
     }
@@ -83,7 +85,7 @@ pub(super) fn chains(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, parts: Slice
 /// Gate and up in one product and their joining: out `[T, outputs / 2]`.
 pub(crate) fn swiglu(cuda: &Cuda, d: Dims, x: Slice, weight: Slice, out: Slice) -> bool {
     let width = d.outputs / 2;
-    let is_there = fits(cuda, d, x, weight, out) && width.is_multiple_of(8);
+    let is_there = fits(cuda, d, x, weight, (out, Kind::Bf16)) && width.is_multiple_of(8);
     if is_there {
         SWIGLU.run(cuda, d, x, weight, out, width, 1);
     }
