@@ -54,7 +54,6 @@ struct Open<T: Float> {
     batch: Uploaded,
     dims: lm_head::Dims,
     numbers: Numbers<T>,
-    logits: LastLogits,
 }
 
 /// `[R]` each: what the head gives for scored rows.
@@ -64,6 +63,8 @@ struct Numbers<T: Float> {
     entropy: Buffer<T>,
     collision: Buffer<T>,
     lse: Buffer<T>,
+    /// What backward need not compute again.
+    logits: LastLogits,
 }
 
 /// A batch on the device.
@@ -107,8 +108,7 @@ impl<T: Float> Pass<T> {
         let dims = lm_head::Dims { tokens: plan.n_scored, temperature: reading.temperature };
         let n_alternatives = reading.n_alternatives.min(policy.config().vocabulary);
         let mut numbers = Numbers::zeros(device, plan.n_scored)?;
-        let (alternatives, logits) =
-            self.read_head(policy, &plan, dims, &uploaded, n_alternatives, &mut numbers)?;
+        let alternatives = self.read_head(policy, &plan, dims, &uploaded, n_alternatives, &mut numbers)?;
         let scores = Scores {
             logp: numbers.logp.view().to_vec(),
             entropy: numbers.entropy.view().to_vec(),
@@ -117,12 +117,12 @@ impl<T: Float> Pass<T> {
         };
         if self.keep != Keep::Nothing {
             let n_updates = policy.n_updates();
-            self.open = Some(Open { n_updates, plan, batch: uploaded, dims, numbers, logits });
+            self.open = Some(Open { n_updates, plan, batch: uploaded, dims, numbers });
         }
         Ok(scores)
     }
 
-    /// Fills `numbers` and returns the `n` likeliest tokens of each row, and what backward can use.
+    /// Fills `numbers` and returns the `n` likeliest tokens of each row.
     fn read_head(
         &self,
         policy: &Policy<T>,
@@ -131,7 +131,7 @@ impl<T: Float> Pass<T> {
         batch: &Uploaded,
         n: usize,
         numbers: &mut Numbers<T>,
-    ) -> Result<(Vec<Vec<(u32, T)>>, LastLogits), OutOfMemory> {
+    ) -> Result<Vec<Vec<(u32, T)>>, OutOfMemory> {
         let device = &policy.device;
         let (mut ids, mut logp) = (device.zeros(dims.tokens * n)?, device.zeros(dims.tokens * n)?);
         let best = lm_head::Alternatives { n, ids: ids.view_mut(), logp: logp.view_mut() };
@@ -143,8 +143,8 @@ impl<T: Float> Pass<T> {
         };
         let hidden = self.work.arena.compute.range(plan.head.norm.clone());
         let (head, targets) = (policy.matrix(policy.layout.head), batch.targets.view());
-        let logits = lm_head::forward(device, dims, hidden, head, targets, out, (n > 0).then_some(best));
-        Ok((alternatives(n, &ids.view().to_vec(), &logp.view().to_vec()), logits))
+        numbers.logits = lm_head::forward(device, dims, hidden, head, targets, out, (n > 0).then_some(best));
+        Ok(alternatives(n, &ids.view().to_vec(), &logp.view().to_vec()))
     }
 
     /// Adds the gradient of `sum d_logp * logp + d_entropy * entropy` over the last forward's scored tokens.
@@ -164,7 +164,7 @@ impl<T: Float> Pass<T> {
         if open.plan.n_scored == 0 {
             return Ok(());
         }
-        let logits = std::mem::take(&mut open.logits);
+        let logits = std::mem::take(&mut open.numbers.logits);
         self.backward_head(policy, &open, logits, d_logp, d_entropy, gradients)?;
         let (device, plan, batch) = (&policy.device, &open.plan, &open.batch);
         let arena = &mut self.work.arena;
@@ -249,7 +249,8 @@ impl<T: Float> Pass<T> {
 impl<T: Float> Numbers<T> {
     fn zeros(device: &Device, n_scored: usize) -> Result<Self, OutOfMemory> {
         let zeros = || device.zeros(n_scored);
-        Ok(Self { logp: zeros()?, entropy: zeros()?, collision: zeros()?, lse: zeros()? })
+        let logits = LastLogits::default();
+        Ok(Self { logp: zeros()?, entropy: zeros()?, collision: zeros()?, lse: zeros()?, logits })
     }
 }
 

@@ -267,6 +267,7 @@ fn set<T>(description: sys::cublasLtMatmulDesc_t, attribute: sys::cublasLtMatmul
 impl Ready {
     fn describe(shape: Shape) -> Ready {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        use sys::cublasLtMatrixLayoutAttribute_t as Layout;
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let description =
             result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F).unwrap_or_else(fail);
@@ -291,11 +292,10 @@ impl Ready {
                 unsafe { result::set_matrix_layout_attribute(layout, attribute, value, n_bytes) }
                     .unwrap_or_else(fail);
             };
-            use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
             let (n_parts, apart) = (shape.parts as i32, apart as i64);
             if n_parts > 1 {
-                set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const n_parts).cast(), 4);
-                set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const apart).cast(), 8);
+                set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const n_parts).cast(), 4);
+                set(Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const apart).cast(), 8);
             }
             layout
         };

@@ -1,8 +1,9 @@
 //! Linear layers: `y = x W^T (+ bias)`, and both gradients.
 //!
 //! Law: an element of y is one chain of fused multiply-adds over the inputs in increasing order, starting from 0, the
-//! bias added last. An element of d_x is one chain over the outputs. An element of d_weight is one chain over the
-//! tokens, continuing from the value already there, or from 0. No result depends on the number of rows or threads.
+//! bias added last; on a GPU a deep product is the sum of four such chains (see cuda.rs). An element of d_x is one chain
+//! over the outputs. An element of d_weight is one chain over the tokens, continuing from the value already there, or
+//! from 0. No result depends on the number of rows or threads.
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;
@@ -95,7 +96,7 @@ pub fn backward_weight<T: Float>(
             cpu::backward_weight(cpu, dims, x.host(), d_y.host(), d_weight.into_host());
         }
         Backend::Cuda(cuda) => {
-            cuda::backward_weight(cuda, dims, x.cuda(), d_y.cuda(), write, d_weight.cuda())
+            cuda::backward_weight(cuda, dims, x.cuda(), d_y.cuda(), write, d_weight.cuda());
         }
     }
 }
