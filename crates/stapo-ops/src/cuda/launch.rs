@@ -87,9 +87,9 @@ impl Launch<'_> {
         self
     }
 
-    /// Lets the kernel begin before the one in front of it has ended, if `is_on` and if that one says `let_next_begin`. What it reads before it says
-    /// `after_previous` must have been written by a kernel that was not itself followed by early ones only: weights,
-    /// which change between passes, and what a step was given.
+    /// With `is_on` the kernel may begin once all blocks of the one in front of it have said `let_next_begin`. Until it says
+    /// `after_previous` it must write nothing, and read only what no early kernel, nor the one in front of the first of
+    /// them, writes: weights, and what a step was given.
     pub(crate) fn early(mut self, is_on: bool) -> Self {
         self.is_early = is_on;
         self
