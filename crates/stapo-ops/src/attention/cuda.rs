@@ -209,7 +209,8 @@ impl Call {
             launch.arg(self.out.same(qkv, op)).arg(self.dims.table_width).arg(heads.query).arg(heads.kv);
         // Three tiles of keys or values, queries, and weights of 64 keys.
         let shared = swizzled_bytes(heads, paged::GROUPED_ROWS + 3 * KEYS) + 2 * paged::GROUPED_ROWS * KEYS;
-        let launch = launch.arg(block_size.ilog2() as usize).early(true);
+        // Where rows are still to be turned, a product stands in front, and no kernel that writes to the cache.
+        let launch = launch.arg(block_size.ilog2() as usize).early(turning.is_some());
         launch.run([heads.kv, groups.len / 3], 160, shared);
         true
     }
