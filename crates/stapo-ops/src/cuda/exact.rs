@@ -7,7 +7,7 @@ use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::rope::{Frequencies, HeadNorm, Scaling, Table};
 use crate::testing::{bits, upload, weight};
-use crate::{View, lm_head, matmul, swiglu};
+use crate::{View, lm_head, matmul, rmsnorm, swiglu};
 
 /// Prefill in chunks and decode over a paged cache, for the same sequence that is also run packed.
 #[test]
@@ -244,6 +244,58 @@ fn rows_of_a_product_on_cuda_do_not_depend_on_their_number() {
         let all = product(rows);
         for n in [1, 2, 8, 17, 64, 127, 128, 129, 200, 512, 1000] {
             assert!(bits(&product(n)) == bits(&all[..n * outputs]), "{inputs} to {outputs}: {n} rows differ");
+        }
+    }
+}
+
+/// On every device: what an op does at once is what its parts do one after the other.
+#[test]
+fn products_added_and_normed_at_once_give_the_bits_of_one_by_one() {
+    let devices = [Some(crate::testing::device()), gpu(Precision::Bf16)];
+    let (inputs, width) = (2048, 1024);
+    let scaled: Vec<f32> =
+        numbers(2, width * inputs).iter().map(|x| bf16_to_f32(f32_to_bf16(x * 0.02))).collect();
+    for device in devices.iter().flatten() {
+        let matrix = weight(device, width, inputs, &scaled);
+        let norm = compute(device, &numbers(3, width));
+        for tokens in [1, 5, 64, 70] {
+            let n = tokens * width;
+            let dims = rmsnorm::Dims { tokens, width, eps: 1e-6 };
+            let (factor, x) =
+                (compute(device, &numbers(1, tokens * inputs)), compute(device, &numbers(4, n)));
+            let run = |at_once: bool, rows: Option<View<'_, u32>>| {
+                let [mut delta, mut sum, mut out] = [(); 3].map(|()| empty(device, n));
+                let mut inv = device.zeros(tokens).unwrap();
+                let (x, weight, inv_to) = (x.view(), norm.view(), inv.view_mut());
+                let (sum_to, out_to) = (sum.view_mut(), out.view_mut());
+                if at_once {
+                    let product = (factor.view(), &matrix);
+                    let delta = delta.view_mut();
+                    rmsnorm::forward_add_product(
+                        device, dims, x, product, delta, weight, sum_to, out_to, inv_to,
+                    );
+                } else {
+                    matmul::forward(device, tokens, factor.view(), &matrix, None, delta.view_mut());
+                    let delta = delta.view();
+                    match rows {
+                        None => rmsnorm::forward_add(device, dims, x, delta, weight, sum_to, out_to, inv_to),
+                        Some(rows) => {
+                            rmsnorm::forward_add_rows(
+                                device, dims, rows, x, delta, weight, sum_to, out_to, inv_to,
+                            );
+                        }
+                    }
+                }
+                [sum, out, inv].map(|buffer| bits(&buffer.view().to_vec()))
+            };
+            let one_by_one = run(false, None);
+            assert!(run(true, None) == one_by_one, "{tokens} rows with their product");
+            let backwards = upload(device, &(0..tokens as u32).rev().collect::<Vec<_>>());
+            let mut turned = run(false, Some(backwards.view()));
+            for (values, width) in turned.iter_mut().zip([width, width, 1]) {
+                *values = values.chunks_exact(width).rev().flatten().copied().collect();
+            }
+            assert!(turned == one_by_one, "{tokens} rows from the last to the first");
         }
     }
 }
