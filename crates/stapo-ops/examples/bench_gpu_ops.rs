@@ -1,14 +1,17 @@
 //! Times each hot op on a GPU at the shapes of Qwen3-1.7B: microseconds, and the rate against operations or bytes.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
+#![allow(clippy::print_stdout, reason = "a benchmark")]
 
 use stapo_ops::attention::{self, Heads, paged};
 use stapo_ops::cuda::CudaOptions;
 use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, Scaling, Table};
 use stapo_ops::{
-    Buffer, Device, Shape, Weight, Write, adamw, lm_head, matmul, reduce, rmsnorm, rope, sampling, swiglu,
+    Buffer, Device, OutOfMemory, Shape, Weight, Write, adamw, lm_head, matmul, reduce, rmsnorm, rope,
+    sampling, swiglu,
 };
 use std::time::Instant;
+
+type Failure = Box<dyn std::error::Error>;
 
 fn numbers(n: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
@@ -21,14 +24,14 @@ fn numbers(n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-fn compute(device: &Device, n: usize) -> Buffer<f32> {
-    let mut buffer = device.compute_zeros(n).unwrap();
+fn compute(device: &Device, n: usize) -> Result<Buffer<f32>, OutOfMemory> {
+    let mut buffer = device.compute_zeros(n)?;
     let pattern = numbers(n.min(1 << 22));
     for start in (0..n).step_by(pattern.len().max(1)) {
         let end = n.min(start + pattern.len());
         buffer.range_mut(start..end).write(&pattern[..end - start]);
     }
-    buffer
+    Ok(buffer)
 }
 
 /// Best of several batches of calls, in seconds a call.
@@ -53,16 +56,17 @@ fn line(name: &str, seconds: f64, work: f64, unit: &str) {
     println!("{name:<44} {:>10.1} us {:>9.1} {unit}", seconds * 1e6, work / seconds);
 }
 
-fn main() {
-    let device = &Device::cuda(CudaOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+fn main() -> Result<(), Failure> {
+    let device = &Device::cuda(CudaOptions::default())?;
     println!("{}", device.name());
-    products(device);
-    attentions(device);
-    rows(device);
-    heads(device);
+    products(device)?;
+    attentions(device)?;
+    rows(device)?;
+    heads(device)?;
+    Ok(())
 }
 
-fn products(device: &Device) {
+fn products(device: &Device) -> Result<(), OutOfMemory> {
     for (name, inputs, outputs) in [
         ("qkv", 2048, 4096),
         ("output", 2048, 2048),
@@ -70,24 +74,24 @@ fn products(device: &Device) {
         ("down", 6144, 2048),
         ("head", 2048, 151_936),
     ] {
-        let mut w = Weight::zeros(device, Shape { outputs, inputs }).unwrap();
+        let mut w = Weight::zeros(device, Shape { outputs, inputs })?;
         w.update(device, |mut flat| flat.write(&numbers(outputs * inputs)));
         for tokens in [1, 64, 128, 512, 2048, 8192] {
             if name == "head" && tokens > 2048 {
                 continue;
             }
-            let (x, mut y) = (compute(device, tokens * inputs), compute(device, tokens * outputs));
+            let (x, mut y) = (compute(device, tokens * inputs)?, compute(device, tokens * outputs)?);
             let flop = 2e-12 * (tokens * inputs * outputs) as f64;
             let seconds = time(device, || matmul::forward(device, tokens, x.view(), &w, None, y.view_mut()));
             let gb = 2e-12 * (inputs * outputs + tokens * (inputs + outputs)) as f64;
             line(&format!("product {name} {tokens} ({:.2} TB/s)", gb / seconds), seconds, flop, "TFLOP/s");
             if tokens >= 2048 {
-                let mut d_x = compute(device, tokens * inputs);
+                let mut d_x = compute(device, tokens * inputs)?;
                 let seconds = time(device, || {
                     matmul::backward_input(device, tokens, y.view(), &w, Write::Set, d_x.view_mut());
                 });
                 line(&format!("product {name} {tokens} input gradient"), seconds, flop, "TFLOP/s");
-                let mut d_w = device.zeros(inputs * outputs).unwrap();
+                let mut d_w = device.zeros(inputs * outputs)?;
                 let dims = matmul::Dims { tokens, inputs, outputs };
                 let seconds = time(device, || {
                     matmul::backward_weight(device, dims, x.view(), y.view(), Write::Add, d_w.view_mut());
@@ -96,25 +100,26 @@ fn products(device: &Device) {
             }
         }
     }
+    Ok(())
 }
 
-fn attentions(device: &Device) {
+fn attentions(device: &Device) -> Result<(), OutOfMemory> {
     let heads = Heads { query: 16, kv: 8, dim: 128 };
     for (sequences, length) in [(4, 2048), (64, 256), (2, 8192)] {
         let tokens = sequences * length;
         let dims = attention::Dims { tokens, sequences, heads };
         let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
-        let offsets = device.upload(&offsets).unwrap();
+        let offsets = device.upload(&offsets)?;
         let (qkv, mut out) =
-            (compute(device, tokens * heads.qkv_width()), compute(device, tokens * heads.out_width()));
-        let mut lse = device.zeros(tokens * heads.query).unwrap();
+            (compute(device, tokens * heads.qkv_width())?, compute(device, tokens * heads.out_width())?);
+        let mut lse = device.zeros(tokens * heads.query)?;
         let unit = 2e-12 * (sequences * length * length / 2) as f64 * heads.out_width() as f64;
         let seconds = time(device, || {
             attention::forward(device, dims, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());
         });
         line(&format!("attention forward {sequences} x {length}"), seconds, 2.0 * unit, "TFLOP/s");
         let (d_out, mut d_qkv) =
-            (compute(device, tokens * heads.out_width()), compute(device, tokens * heads.qkv_width()));
+            (compute(device, tokens * heads.out_width())?, compute(device, tokens * heads.qkv_width())?);
         let seconds = time(device, || {
             let (q, o) = (qkv.view(), out.view());
             attention::backward(
@@ -133,16 +138,18 @@ fn attentions(device: &Device) {
     for (sequences, context) in [(64, 192), (512, 192), (64, 2048)] {
         let (block_size, width) = (32, context / 32);
         let dims = paged::CacheDims { blocks: sequences * width, block_size, kv_heads: 8, head_dim: 128 };
-        let mut cache = paged::Cache::zeros(device, dims).unwrap();
+        let mut cache = paged::Cache::zeros(device, dims)?;
         let call = paged::Dims { tokens: sequences, sequences, heads, table_width: width };
-        let upload = |x: Vec<u32>| device.upload(&x).unwrap();
-        let offsets = upload((0..=sequences as u32).collect());
-        let contexts = upload(vec![context as u32; sequences]);
-        let tables = upload((0..(sequences * width) as u32).collect());
-        let (qkv, mut out) =
-            (compute(device, sequences * heads.qkv_width()), compute(device, sequences * heads.out_width()));
-        let slots = upload((1..=sequences).map(|s| (s * context - 1) as u32).collect());
-        let groups = upload((0..sequences as u32).flat_map(|s| [s, 1, 0]).collect());
+        let upload = |x: Vec<u32>| device.upload(&x);
+        let offsets = upload((0..=sequences as u32).collect())?;
+        let contexts = upload(vec![context as u32; sequences])?;
+        let tables = upload((0..(sequences * width) as u32).collect())?;
+        let (qkv, mut out) = (
+            compute(device, sequences * heads.qkv_width())?,
+            compute(device, sequences * heads.out_width())?,
+        );
+        let slots = upload((1..=sequences).map(|s| (s * context - 1) as u32).collect())?;
+        let groups = upload((0..sequences as u32).flat_map(|s| [s, 1, 0]).collect())?;
         let seconds = time(device, || {
             let lists = paged::Sequences {
                 offsets: offsets.view(),
@@ -155,43 +162,42 @@ fn attentions(device: &Device) {
         let bytes = 2e-12 * (sequences * context * 2 * 8 * 128) as f64;
         line(&format!("attention decode {sequences} of {context}"), seconds, bytes, "TB/s");
     }
+    Ok(())
 }
 
-fn rows(device: &Device) {
+fn rows(device: &Device) -> Result<(), OutOfMemory> {
     let (tokens, width, ffn) = (8192, 2048, 6144);
     let n = tokens * width;
     let dims = rmsnorm::Dims { tokens, width, eps: 1e-6 };
-    let (x, delta, w) = (compute(device, n), compute(device, n), compute(device, width));
-    let (mut sum, mut out, mut inv) = (compute(device, n), compute(device, n), device.zeros(tokens).unwrap());
+    let (x, delta, w) = (compute(device, n)?, compute(device, n)?, compute(device, width)?);
+    let (mut sum, mut out, mut inv) = (compute(device, n)?, compute(device, n)?, device.zeros(tokens)?);
     let seconds = time(device, || {
         let (s, o, i) = (sum.view_mut(), out.view_mut(), inv.view_mut());
         rmsnorm::forward_add(device, dims, x.view(), delta.view(), w.view(), s, o, i);
     });
     line("rmsnorm forward_add 8192 x 2048", seconds, 2e-12 * (4 * n) as f64, "TB/s");
-    let (mut d_x, mut d_w) = (compute(device, n), device.zeros(width).unwrap());
+    let (mut d_x, mut d_w) = (compute(device, n)?, device.zeros(width)?);
     let seconds = time(device, || {
         let (to, d) = (d_x.view_mut(), d_w.view_mut());
         rmsnorm::backward(device, dims, x.view(), w.view(), inv.view(), delta.view(), Write::Add, to, d);
     });
     line("rmsnorm backward", seconds, 2e-12 * (4 * n) as f64, "TB/s");
     let n = tokens * ffn;
-    let (gate_up, mut out) = (compute(device, 2 * n), compute(device, n));
+    let (gate_up, mut out) = (compute(device, 2 * n)?, compute(device, n)?);
     let dims = swiglu::Dims { tokens, width: ffn };
     let seconds = time(device, || swiglu::forward(device, dims, gate_up.view(), out.view_mut()));
     line("swiglu forward 8192 x 6144", seconds, 2e-12 * (3 * n) as f64, "TB/s");
-    let mut d_gate_up = compute(device, 2 * n);
+    let mut d_gate_up = compute(device, 2 * n)?;
     let seconds =
         time(device, || swiglu::backward(device, dims, gate_up.view(), out.view(), d_gate_up.view_mut()));
     line("swiglu backward", seconds, 2e-12 * (5 * n) as f64, "TB/s");
     let heads = Heads { query: 16, kv: 8, dim: 128 };
     let n = tokens * heads.qkv_width();
-    let table =
-        Table::new(device, &Frequencies { head_dim: 128, theta: 1e6, scaling: Scaling::None }, 2048).unwrap();
-    let positions = device.upload(&(0..tokens as u32).map(|t| t % 2048).collect::<Vec<_>>()).unwrap();
-    let (q, k) = (compute(device, 128), compute(device, 128));
+    let table = Table::new(device, &Frequencies { head_dim: 128, theta: 1e6, scaling: Scaling::None }, 2048)?;
+    let positions = device.upload(&(0..tokens as u32).map(|t| t % 2048).collect::<Vec<_>>())?;
+    let (q, k) = (compute(device, 128)?, compute(device, 128)?);
     let norm = HeadNorm { query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
-    let (raw, mut out, mut inv) =
-        (compute(device, n), compute(device, n), device.zeros(tokens * 24).unwrap());
+    let (raw, mut out, mut inv) = (compute(device, n)?, compute(device, n)?, device.zeros(tokens * 24)?);
     let dims = rope::Dims { tokens, heads };
     let seconds = time(device, || {
         rope::forward(
@@ -205,8 +211,7 @@ fn rows(device: &Device) {
         );
     });
     line("rope + head norm forward 8192 x 4096", seconds, 2e-12 * (2 * n) as f64, "TB/s");
-    let (mut d_q, mut d_k, mut d_raw) =
-        (device.zeros(128).unwrap(), device.zeros(128).unwrap(), compute(device, n));
+    let (mut d_q, mut d_k, mut d_raw) = (device.zeros(128)?, device.zeros(128)?, compute(device, n)?);
     let seconds = time(device, || {
         let (d_query_weight, d_key_weight) = (d_q.view_mut(), d_k.view_mut());
         let grad = HeadNormGrad { norm, raw: raw.view(), inv_rms: inv.view(), d_query_weight, d_key_weight };
@@ -214,8 +219,8 @@ fn rows(device: &Device) {
     });
     line("rope + head norm backward", seconds, 2e-12 * (3 * n) as f64, "TB/s");
     let n = 1 << 28;
-    let mut param = device.weight_zeros::<f32>(n).unwrap();
-    let (grad, mut m, mut v) = (device.zeros(n).unwrap(), device.zeros(n).unwrap(), device.zeros(n).unwrap());
+    let mut param = device.weight_zeros::<f32>(n)?;
+    let (grad, mut m, mut v) = (device.zeros(n)?, device.zeros(n)?, device.zeros(n)?);
     let rule = adamw::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: 1 };
     let seconds = time(device, || {
         adamw::step(device, rule, 1.0, param.view_mut(), grad.view(), m.view_mut(), v.view_mut());
@@ -225,16 +230,17 @@ fn rows(device: &Device) {
         reduce::sum_squares(device, [grad.view()]);
     });
     line("sum of squares 2^28", seconds, 4e-12 * n as f64, "TB/s");
+    Ok(())
 }
 
-fn heads(device: &Device) {
+fn heads(device: &Device) -> Result<(), OutOfMemory> {
     let (tokens, width, vocab) = (8192, 2048, 151_936);
-    let mut w = Weight::zeros(device, Shape { outputs: vocab, inputs: width }).unwrap();
+    let mut w = Weight::zeros(device, Shape { outputs: vocab, inputs: width })?;
     let values: Vec<f32> = numbers(vocab * width).into_iter().map(|x| x * 0.03).collect();
     w.update(device, |mut flat| flat.write(&values));
-    let hidden = compute(device, tokens * width);
-    let targets = device.upload(&(0..tokens as u32).map(|t| t * 17 % 150_000).collect::<Vec<_>>()).unwrap();
-    let mut out: Vec<Buffer<f32>> = (0..4).map(|_| device.zeros(tokens).unwrap()).collect();
+    let hidden = compute(device, tokens * width)?;
+    let targets = device.upload(&(0..tokens as u32).map(|t| t * 17 % 150_000).collect::<Vec<_>>())?;
+    let mut out: Vec<Buffer<f32>> = (0..4).map(|_| device.zeros(tokens)).collect::<Result<_, _>>()?;
     let dims = lm_head::Dims { tokens, temperature: 1.0 };
     let flop = 2e-12 * (tokens * width) as f64 * vocab as f64;
     let seconds = time(device, || {
@@ -244,8 +250,8 @@ fn heads(device: &Device) {
         lm_head::forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
     });
     line("lm_head forward 8192", seconds, flop, "TFLOP/s");
-    let (mut d_hidden, mut d_w) = (compute(device, tokens * width), device.zeros(vocab * width).unwrap());
-    let ones = device.upload(&vec![0.5f32; tokens]).unwrap();
+    let (mut d_hidden, mut d_w) = (compute(device, tokens * width)?, device.zeros(vocab * width)?);
+    let ones = device.upload(&vec![0.5f32; tokens])?;
     let seconds = time(device, || {
         let (lse, entropy, d) = (out[3].view(), out[1].view(), ones.view());
         let grads = lm_head::ScoreGrads { targets: targets.view(), lse, entropy, d_logp: d, d_entropy: d };
@@ -262,11 +268,10 @@ fn heads(device: &Device) {
     });
     line("lm_head backward 8192 (of 3)", seconds, 3.0 * flop, "TFLOP/s");
     for n in [64, 512] {
-        let uniforms = device.upload(&(0..n).map(|i| i as f64 / 600.0).collect::<Vec<f64>>()).unwrap();
-        let (mut ids, mut a, mut b) =
-            (device.zeros::<u32>(n).unwrap(), device.zeros(n).unwrap(), device.zeros(n).unwrap());
+        let uniforms = device.upload(&(0..n).map(|i| i as f64 / 600.0).collect::<Vec<f64>>())?;
+        let (mut ids, mut a, mut b) = (device.zeros::<u32>(n)?, device.zeros(n)?, device.zeros(n)?);
         let rule = sampling::Rule::Draw { temperature: 1.0, filter: sampling::Filter::NONE };
-        let mut logits = sampling::Logits::new(device, vocab, n).unwrap();
+        let mut logits = sampling::Logits::new(device, vocab, n)?;
         let seconds = time(device, || {
             let drawn = sampling::Drawn { ids: ids.view_mut(), logp: a.view_mut(), entropy: b.view_mut() };
             let (rows, uniforms) = (hidden.range(0..n * width), uniforms.view());
@@ -274,4 +279,5 @@ fn heads(device: &Device) {
         });
         line(&format!("sampling {n}"), seconds, 2e-12 * (vocab * width) as f64, "TB/s of weights");
     }
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! What backward adds to and the optimizer takes.
 
-use super::layout::Layout;
+use super::layout::{LayerSlots, Layout};
 use super::policy::Policy;
 use crate::config::TensorSpec;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, ViewMut, Write, reduce, residual};
@@ -29,10 +29,8 @@ impl<T: Float> Gradients<T> {
     }
 
     pub fn clear(&mut self) {
-        for layer in &self.layout.layers {
-            for slot in [layer.qkv, layer.output, layer.gate_up, layer.down] {
-                self.is_blank[slot] = true;
-            }
+        for slot in self.layout.layers.iter().flat_map(LayerSlots::matrices) {
+            self.is_blank[slot] = true;
         }
         let others = self.slots.iter_mut().zip(&self.is_blank).filter(|(_, is_blank)| !**is_blank);
         for buffer in others.map(|(buffer, _)| buffer).chain(&mut self.lookup) {

@@ -12,7 +12,7 @@ use super::plan::{BackwardRanges, LayerRanges, qkv_width};
 use super::policy::Policy;
 use crate::config::ModelConfig;
 use stapo_ops::attention::Heads;
-use stapo_ops::attention::paged::Unturned;
+use stapo_ops::attention::paged::Unrotated;
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, Table};
 use stapo_ops::{Float, View, ViewMut, Write, attention, matmul, rmsnorm, rope, swiglu};
 use std::ops::Range;
@@ -39,7 +39,7 @@ pub struct Layer<'a, T: Float> {
 
 impl<T: Float> Layer<'_, T> {
     /// Forward from `attention_norm` to `ffn`, which is as far as backward needs it. `attend` goes from `raw_qkv` to
-    /// `attention`: see [`Layer::attend`] and [`Layer::attend_unturned`].
+    /// `attention`: see [`Layer::attend`] and [`Layer::attend_unrotated`].
     pub fn forward(&self, arena: &mut Arena<T>, attend: impl FnOnce(&Self, &mut Arena<T>)) {
         let at = self.ranges;
         let [x, raw] = arena.compute.disjoint_mut([at.attention_norm.clone(), at.raw_qkv.clone()]);
@@ -94,17 +94,17 @@ impl<T: Float> Layer<'_, T> {
     }
 
     /// Calls `attend`, which rotates too, with what it goes from and to.
-    pub fn attend_unturned(
+    pub fn attend_unrotated(
         &self,
         arena: &mut Arena<T>,
-        attend: impl FnOnce(Unturned<'_, T>, ViewMut<'_, T>),
+        attend: impl FnOnce(Unrotated<'_, T>, ViewMut<'_, T>),
     ) {
         let at = self.ranges;
         let [raw, qkv, out] =
             arena.compute.disjoint_mut([at.raw_qkv.clone(), at.qkv.clone(), at.attention.clone()]);
         let Rows { table, positions, .. } = *self.rows;
         let (raw, inv_rms) = (raw.into_view(), arena.exact.range_mut(at.head_inv_rms.clone()));
-        attend(Unturned { table, positions, norm: self.head_norm(), raw, qkv, inv_rms }, out);
+        attend(Unrotated { table, positions, norm: self.head_norm(), raw, qkv, inv_rms }, out);
     }
 
     /// From `raw_qkv` to `qkv`.

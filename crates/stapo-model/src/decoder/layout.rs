@@ -46,6 +46,12 @@ pub struct LayerSlots {
     pub down: usize,
 }
 
+impl LayerSlots {
+    pub fn matrices(&self) -> [usize; 4] {
+        [self.qkv, self.output, self.gate_up, self.down]
+    }
+}
+
 impl Layout {
     pub fn new(config: &ModelConfig) -> Self {
         let mut builder = Builder { specs: config.tensors(), slots: Vec::new() };

@@ -278,7 +278,7 @@ impl<'p> Engine<'p> {
         let rows = Rows { n_tokens: n_rows, positions: given.positions, table: &work.table };
         let (arena, tokens) = (&mut work.arena, desk.tokens.range(0..n_rows));
         forward(policy, &plan, arena, &rows, tokens, given.drawing, |index, layer, arena| {
-            layer.attend_unturned(arena, |rows, out| {
+            layer.attend_unrotated(arena, |rows, out| {
                 let (cache, sequences) = (&mut caches[index], given.sequences);
                 paged::rotate_and_forward(device, dims, rows, given.slots, cache, sequences, out);
             });

@@ -145,15 +145,15 @@ pub(super) struct Call {
     out: Slice,
 }
 
-/// How queries and keys are turned: see `rope::forward`.
-pub(super) struct Turning {
+/// How queries and keys are rotated: see `rope::forward`.
+pub(super) struct Rotation {
     positions: Slice,
     cos: Slice,
     sin: Slice,
     norm: Option<(Slice, Slice, f32)>,
 }
 
-impl Turning {
+impl Rotation {
     pub(super) fn new<T: Float>(
         table: &Table<T>,
         positions: View<'_, u32>,
@@ -188,9 +188,9 @@ impl Call {
         }
     }
 
-    /// One token of each sequence, turned if it is not yet, its key and value stored on the way. False: not for this device
+    /// One token of each sequence, rotated if it is not yet, its key and value stored on the way. False: not for this device
     /// or these heads, and nothing was done.
-    pub(super) fn decode(&self, cuda: &Cuda, qkv: Slice, turning: Option<&Turning>) -> bool {
+    pub(super) fn decode(&self, cuda: &Cuda, qkv: Slice, rotation: Option<&Rotation>) -> bool {
         let (op, heads, (keys, values)) = ("attention::paged::forward", self.dims.heads, self.cache);
         let is_mapped = Map::takes(keys, heads.dim) && Map::takes(values, heads.dim);
         let fits = is_hopper(cuda, qkv.kind, heads) && heads.group() <= paged::GROUPED_ROWS && is_mapped;
@@ -200,17 +200,17 @@ impl Call {
         let launch =
             cuda.kernel(&ATTENTION_DECODE_HOPPER, "attention_decode_hopper_bf16").head_dim(heads.dim);
         let launch = launch.map(&map(keys)).map(&map(values)).arg(keys.same(qkv, op)).arg(values).arg(qkv);
-        let norm = turning.and_then(|turning| turning.norm);
-        let launch = launch.arg(turning.map(|t| t.positions)).arg(turning.map(|t| t.cos.f32(op)));
-        let launch = launch.arg(turning.map(|t| t.sin)).arg(norm.map(|(query, _, _)| query.same(qkv, op)));
+        let norm = rotation.and_then(|rotation| rotation.norm);
+        let launch = launch.arg(rotation.map(|t| t.positions)).arg(rotation.map(|t| t.cos.f32(op)));
+        let launch = launch.arg(rotation.map(|t| t.sin)).arg(norm.map(|(query, _, _)| query.same(qkv, op)));
         let launch = launch.arg(norm.map(|(_, key, _)| key)).arg(norm.map_or(0.0, |(_, _, eps)| eps));
         let launch = launch.arg(self.slots).arg(self.contexts).arg(self.tables).arg(groups);
         let launch =
             launch.arg(self.out.same(qkv, op)).arg(self.dims.table_width).arg(heads.query).arg(heads.kv);
         // Three tiles of keys or values, queries, and weights of 64 keys.
         let shared = swizzled_bytes(heads, paged::GROUPED_ROWS + 3 * KEYS) + 2 * paged::GROUPED_ROWS * KEYS;
-        // Where rows are still to be turned, a product stands in front, and no kernel that writes to the cache.
-        let launch = launch.arg(block_size.ilog2() as usize).early(turning.is_some());
+        // Where rows are still to be rotated, a product stands in front, and no kernel that writes to the cache.
+        let launch = launch.arg(block_size.ilog2() as usize).early(rotation.is_some());
         launch.run([heads.kv, groups.len / 3], 160, shared);
         true
     }

@@ -20,7 +20,7 @@ template <int TURNED> __device__ __forceinline__ void multiply_few(float (&d)[1]
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, 0; }"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
+        : FOUR(d, 0)
         : "l"(a), "l"(b), "r"((int)adds), "n"(TURNED));
 }
 

@@ -16,13 +16,6 @@ __device__ __forceinline__ void mma(float* d, const u32* a, const u32* b) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void ldmatrix_at(u32* r, u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address) : "memory");
-}
 __device__ __forceinline__ void ldmatrix(u32* r, const bf16* p) { ldmatrix_at(r, shared_address(p)); }
 
 __device__ __forceinline__ void ldmatrix_transposed(u32* r, const bf16* p) {

@@ -174,12 +174,7 @@ pub fn forward<T: Float>(
     out: ViewMut<'_, T>,
 ) {
     let op = "attention::paged::forward";
-    cache.dims.check(op, dims.heads);
-    check(op, "qkv", qkv.len(), dims.tokens * dims.heads.qkv_width());
-    check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
-    check(op, "contexts", sequences.contexts.len(), dims.sequences);
-    check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);
-    check(op, "offsets", sequences.offsets.len(), dims.sequences + 1);
+    check_shapes(op, dims, cache, ("qkv", qkv.len()), sequences, &out);
     if let Backend::Cuda(cuda) = device.backend() {
         check(op, "slots", slots.len(), dims.tokens);
         let call = cuda::Call::new(dims, slots, cache, sequences, &out);
@@ -215,8 +210,8 @@ pub fn forward<T: Float>(
     forward_cpu(device.as_cpu(), dims, qkv.host(), cache, host, out.into_host());
 }
 
-/// What [`rotate_and_forward`] turns before it attends: see [`rope::forward`].
-pub struct Unturned<'a, T: Float> {
+/// What [`rotate_and_forward`] rotates before it attends: see [`rope::forward`].
+pub struct Unrotated<'a, T: Float> {
     pub table: &'a rope::Table<T>,
     pub positions: View<'a, u32>,
     pub norm: Option<rope::HeadNorm<'a, T>>,
@@ -231,23 +226,20 @@ pub struct Unturned<'a, T: Float> {
 pub fn rotate_and_forward<T: Float>(
     device: &Device,
     dims: Dims,
-    given: Unturned<'_, T>,
+    given: Unrotated<'_, T>,
     slots: View<'_, u32>,
     cache: &mut Cache<T>,
     sequences: Sequences<'_>,
     out: ViewMut<'_, T>,
 ) {
     let op = "attention::paged::rotate_and_forward";
-    let Unturned { table, positions, norm, raw, mut qkv, inv_rms } = given;
+    let Unrotated { table, positions, norm, raw, mut qkv, inv_rms } = given;
     if let Backend::Cuda(cuda) = device.backend() {
-        cache.dims.check(op, dims.heads);
-        check(op, "raw", raw.len(), dims.tokens * dims.heads.qkv_width());
+        check_shapes(op, dims, cache, ("raw", raw.len()), sequences, &out);
         check(op, "positions", positions.len(), dims.tokens);
-        check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
         check(op, "slots", slots.len(), dims.tokens);
-        check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);
         let call = cuda::Call::new(dims, slots, cache, sequences, &out);
-        if call.decode(cuda, raw.cuda(), Some(&cuda::Turning::new(table, positions, norm))) {
+        if call.decode(cuda, raw.cuda(), Some(&cuda::Rotation::new(table, positions, norm))) {
             return;
         }
     }
@@ -255,6 +247,23 @@ pub fn rotate_and_forward<T: Float>(
     let norm = norm.map(|norm| (norm, inv_rms));
     rope::forward(device, of_rope, table, positions, norm, raw, qkv.reborrow());
     forward(device, dims, qkv.into_view(), slots, cache, sequences, out);
+}
+
+#[track_caller]
+fn check_shapes<T: Float>(
+    op: &str,
+    dims: Dims,
+    cache: &Cache<T>,
+    (name, len): (&str, usize),
+    sequences: Sequences<'_>,
+    out: &ViewMut<'_, T>,
+) {
+    cache.dims.check(op, dims.heads);
+    check(op, name, len, dims.tokens * dims.heads.qkv_width());
+    check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
+    check(op, "contexts", sequences.contexts.len(), dims.sequences);
+    check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);
+    check(op, "offsets", sequences.offsets.len(), dims.sequences + 1);
 }
 
 /// [`Sequences`] as slices.

@@ -130,9 +130,9 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     }
 }
 
-/// What decode turns by itself against rope and attention one after the other, for short and long sequences.
+/// What decode rotates by itself against rope and attention one after the other, for short and long sequences.
 #[test]
-fn decode_on_cuda_turns_queries_and_keys_as_rope_does() {
+fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
     let contexts = [1, 17, 63, 64, 65, 128, 129, 200, 250, 300];
     let shapes = [(16, 8, 128, 32), (6, 2, 64, 16), (14, 2, 64, 128), (4, 4, 128, 64)];
@@ -169,7 +169,7 @@ fn decode_on_cuda_turns_queries_and_keys_as_rope_does() {
             paged::store(device, before.len(), heads, stored.view(), before.view(), &mut cache);
             let (mut qkv, mut out) = (empty(device, n * width), empty(device, n * heads.out_width()));
             let mut inv_rms = device.zeros(n * (query + kv)).unwrap();
-            let given = paged::Unturned {
+            let given = paged::Unrotated {
                 table: &table,
                 positions: positions.view(),
                 norm,

@@ -100,6 +100,15 @@ __device__ __forceinline__ float block_sum(float x) {
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
+// Shared memory as instructions address it.
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void ldmatrix_at(u32* r, u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address) : "memory");
+}
+
 // A kernel that was started early runs beside the one before it until it waits here; what that one gave is there after.
 __device__ __forceinline__ void after_previous() {
 #if __CUDA_ARCH__ >= 900

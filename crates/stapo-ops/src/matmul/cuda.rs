@@ -10,7 +10,7 @@ use crate::cuda::{Columns, Cuda, Kind, Memory, PARTS_BYTES, Product, Slice, add_
 /// Chains that an element of a deep product is the sum of, added up in order. One chain leaves most of a GPU idle where rows
 /// are few and outputs narrow; which products are deep depends on the shape alone, so that rows agree whatever their number.
 /// Logits, in f32, and products with a bias are one chain.
-pub(crate) const DEEP_CHAINS: usize = 4;
+const DEEP_CHAINS: usize = 4;
 
 pub(crate) fn is_deep(d: Dims, weight: Slice) -> bool {
     let is_whole = d.inputs.is_multiple_of(128 * DEEP_CHAINS) && d.outputs.is_multiple_of(8);
@@ -20,9 +20,9 @@ pub(crate) fn is_deep(d: Dims, weight: Slice) -> bool {
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
     if bias.is_none() && y.kind == Kind::Bf16 && is_deep(d, weight) {
-        return for_chains(cuda, d, x, weight, |start, n, parts| {
+        return for_chains(cuda, d, x, weight, |start, n, chains| {
             let y = y.part(start * d.outputs, n * d.outputs);
-            let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(parts).arg(y);
+            let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(chains).arg(y);
             launch.arg(y.len).arg(DEEP_CHAINS).run([y.len.div_ceil(8 * 256), 1], 256, 0);
         });
     }

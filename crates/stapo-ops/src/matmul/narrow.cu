@@ -11,14 +11,13 @@
 
 // d (+)= a b, a [64, 16] in registers, b by rows of shared memory.
 template <int N> __device__ __forceinline__ void multiply_tile(float (&d)[N / 8][4], const u32* a, u64 b, bool adds);
-#define FOUR(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define OPERANDS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds)
 template <> __device__ __forceinline__ void multiply_tile<16>(float (&d)[2][4], const u32* a, u64 b, bool adds) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %13, 0; "
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, 0; }"
-        : FOUR(0), FOUR(1) : OPERANDS);
+        : FOUR(d, 0), FOUR(d, 1) : OPERANDS);
 }
 template <> __device__ __forceinline__ void multiply_tile<32>(float (&d)[4][4], const u32* a, u64 b, bool adds) {
     asm volatile(
@@ -26,7 +25,7 @@ template <> __device__ __forceinline__ void multiply_tile<32>(float (&d)[4][4], 
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
         "{%16, %17, %18, %19}, %20, p, 1, 1, 0; }"
-        : FOUR(0), FOUR(1), FOUR(2), FOUR(3) : OPERANDS);
+        : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3) : OPERANDS);
 }
 template <> __device__ __forceinline__ void multiply_tile<48>(float (&d)[6][4], const u32* a, u64 b, bool adds) {
     asm volatile(
@@ -34,7 +33,7 @@ template <> __device__ __forceinline__ void multiply_tile<48>(float (&d)[6][4], 
         "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23}, {%24, %25, %26, %27}, %28, p, 1, 1, 0; }"
-        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5) : OPERANDS);
+        : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3), FOUR(d, 4), FOUR(d, 5) : OPERANDS);
 }
 template <> __device__ __forceinline__ void multiply_tile<64>(float (&d)[8][4], const u32* a, u64 b, bool adds) {
     asm volatile(
@@ -43,7 +42,7 @@ template <> __device__ __forceinline__ void multiply_tile<64>(float (&d)[8][4], 
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
         "{%32, %33, %34, %35}, %36, p, 1, 1, 0; }"
-        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7) : OPERANDS);
+        : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3), FOUR(d, 4), FOUR(d, 5), FOUR(d, 6), FOUR(d, 7) : OPERANDS);
 }
 
 // Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], barriers. Matrix m's rows are those from

@@ -3,13 +3,11 @@ use std::sync::Arc;
 use super::Dims;
 use crate::cuda::kernels::RMSNORM;
 use crate::cuda::{Cuda, Kind, Memory, Slice, add_column_sums, parts_for};
-use crate::matmul::cuda::{DEEP_CHAINS, for_chains, is_deep};
+use crate::matmul::cuda::{for_chains, is_deep};
 use crate::{Write, matmul};
 
 /// Most threads of a row, each with eight columns; a wider row takes several turns.
 const MAX_THREADS: usize = 1024;
-/// So few rows leave room for the next kernel to begin.
-const FEW_ROWS: usize = 64;
 /// Widest row whose gradient a block holds.
 const MAX_WIDTH: usize = 8192;
 
@@ -22,8 +20,8 @@ pub(super) struct Addition {
 
 pub(super) enum Delta {
     Rows(Slice),
-    /// `[n, T, D]` in f32, to be added up and rounded first.
-    Parts(Slice, usize),
+    /// Of a deep product, `[n, T, D]` in f32: to be added up and rounded first.
+    Chains(Slice),
 }
 
 pub(super) fn forward(
@@ -46,20 +44,19 @@ pub(super) fn forward(
         }
         Some(Addition { delta, rows, sum }) => {
             name = format!("rmsnorm_forward_add_{kind}");
-            let (rows_of_delta, parts, n_parts) = match delta {
-                Delta::Rows(delta) => (Some(delta.same(x, op)), None, 0),
-                Delta::Parts(parts, n) => (None, Some(parts.f32(op)), n),
+            let (delta, chains) = match delta {
+                Delta::Rows(delta) => (Some(delta.same(x, op)), None),
+                Delta::Chains(chains) => (None, Some(chains.f32(op))),
             };
-            let begun = cuda.kernel(&RMSNORM, &name).arg(x).arg(rows_of_delta).arg(parts).arg(n_parts);
+            let n_chains = chains.map_or(0, |chains| chains.len / x.len.max(1));
+            let begun = cuda.kernel(&RMSNORM, &name).arg(x).arg(delta).arg(chains).arg(n_chains);
             launch = begun.arg(rows).arg(weight).arg(sum.same(x, op));
         }
     }
-    let is_early = cuda.is_hopper() && d.tokens <= FEW_ROWS;
-    launch.arg(out).arg(inv_rms).arg(d.width).arg(d.eps as f32).early(is_early).run(
-        [d.tokens, 1],
-        threads,
-        0,
-    );
+    // Between products of few rows, which are early too.
+    let is_early = cuda.is_hopper() && d.tokens <= matmul::narrow::ROWS;
+    let launch = launch.arg(out).arg(inv_rms).arg(d.width).arg(d.eps as f32);
+    launch.early(is_early).run([d.tokens, 1], threads, 0);
 }
 
 /// `sum = x + factor matrix^T`, its norm, without the product in between. False: not a deep product, and nothing was done.
@@ -76,10 +73,9 @@ pub(super) fn forward_add_product(
     if !is_deep(product, matrix) {
         return false;
     }
-    for_chains(cuda, product, factor, matrix, |start, n, parts| {
+    for_chains(cuda, product, factor, matrix, |start, n, chains| {
         let rows = |slice: Slice| slice.part(start * d.width, n * d.width);
-        let delta = Delta::Parts(parts, DEEP_CHAINS);
-        let add = Addition { delta, rows: None, sum: rows(sum) };
+        let add = Addition { delta: Delta::Chains(chains), rows: None, sum: rows(sum) };
         let d = Dims { tokens: n, ..d };
         forward(cuda, d, rows(x), Some(add), weight, rows(out), inv_rms.part(start, n));
     });

@@ -10,6 +10,7 @@ mod tests;
 
 use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, Weight, Write, check, embedding, matmul, residual};
+use cuda::{Addition, Delta};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dims {
@@ -27,10 +28,7 @@ pub fn forward<T: Float>(
     out: ViewMut<'_, T>,
     inv_rms: ViewMut<'_, T>,
 ) {
-    check("rmsnorm::forward", "x", x.len(), dims.tokens * dims.width);
-    check("rmsnorm::forward", "weight", weight.len(), dims.width);
-    check("rmsnorm::forward", "out", out.len(), dims.tokens * dims.width);
-    check("rmsnorm::forward", "inv_rms", inv_rms.len(), dims.tokens);
+    check_shapes("rmsnorm::forward", dims, weight, &inv_rms, [("x", x.len()), ("out", out.len())]);
     match device.backend() {
         Backend::Cpu(cpu) => {
             let (out, inv_rms) = (out.into_host(), inv_rms.into_host());
@@ -54,12 +52,8 @@ pub fn forward_add<T: Float>(
     out: ViewMut<'_, T>,
     inv_rms: ViewMut<'_, T>,
 ) {
-    check("rmsnorm::forward_add", "x", x.len(), dims.tokens * dims.width);
-    check("rmsnorm::forward_add", "delta", delta.len(), dims.tokens * dims.width);
-    check("rmsnorm::forward_add", "weight", weight.len(), dims.width);
-    check("rmsnorm::forward_add", "sum", sum.len(), dims.tokens * dims.width);
-    check("rmsnorm::forward_add", "out", out.len(), dims.tokens * dims.width);
-    check("rmsnorm::forward_add", "inv_rms", inv_rms.len(), dims.tokens);
+    let rows = [("x", x.len()), ("delta", delta.len()), ("sum", sum.len()), ("out", out.len())];
+    check_shapes("rmsnorm::forward_add", dims, weight, &inv_rms, rows);
     match device.backend() {
         Backend::Cpu(cpu) => {
             let add = Some((delta.host(), sum.into_host()));
@@ -67,8 +61,7 @@ pub fn forward_add<T: Float>(
             cpu::forward(cpu, dims, x.host(), add, weight.host(), out, inv_rms);
         }
         Backend::Cuda(cuda) => {
-            let add =
-                Some(cuda::Addition { delta: cuda::Delta::Rows(delta.cuda()), rows: None, sum: sum.cuda() });
+            let add = Some(Addition { delta: Delta::Rows(delta.cuda()), rows: None, sum: sum.cuda() });
             cuda::forward(cuda, dims, x.cuda(), add, weight.cuda(), out.cuda(), inv_rms.cuda());
         }
     }
@@ -89,13 +82,10 @@ pub fn forward_add_product<T: Float>(
 ) {
     if let Backend::Cuda(cuda) = device.backend() {
         let (op, shape) = ("rmsnorm::forward_add_product", matrix.shape());
-        check(op, "x", x.len(), dims.tokens * dims.width);
         check(op, "factor", factor.len(), dims.tokens * shape.inputs);
         check(op, "matrix", shape.outputs, dims.width);
-        check(op, "weight", weight.len(), dims.width);
-        check(op, "sum", sum.len(), dims.tokens * dims.width);
-        check(op, "out", out.len(), dims.tokens * dims.width);
-        check(op, "inv_rms", inv_rms.len(), dims.tokens);
+        let rows = [("x", x.len()), ("sum", sum.len()), ("out", out.len())];
+        check_shapes(op, dims, weight, &inv_rms, rows);
         let (product, to) = ((factor.cuda(), matrix.view().cuda()), (sum.cuda(), out.cuda(), inv_rms.cuda()));
         if cuda::forward_add_product(cuda, dims, x.cuda(), product, weight.cuda(), to) {
             return;
@@ -120,16 +110,10 @@ pub fn forward_add_rows<T: Float>(
     let op = "rmsnorm::forward_add_rows";
     check(op, "rows", rows.len(), dims.tokens);
     check(op, "delta", delta.len(), x.len());
-    check(op, "weight", weight.len(), dims.width);
-    check(op, "sum", sum.len(), dims.tokens * dims.width);
-    check(op, "out", out.len(), dims.tokens * dims.width);
-    check(op, "inv_rms", inv_rms.len(), dims.tokens);
+    check_shapes(op, dims, weight, &inv_rms, [("sum", sum.len()), ("out", out.len())]);
     if let Backend::Cuda(cuda) = device.backend() {
-        let add = Some(cuda::Addition {
-            delta: cuda::Delta::Rows(delta.cuda()),
-            rows: Some(rows.cuda()),
-            sum: sum.cuda(),
-        });
+        let delta = Delta::Rows(delta.cuda());
+        let add = Some(Addition { delta, rows: Some(rows.cuda()), sum: sum.cuda() });
         cuda::forward(cuda, dims, x.cuda(), add, weight.cuda(), out.cuda(), inv_rms.cuda());
         return;
     }
@@ -139,6 +123,22 @@ pub fn forward_add_rows<T: Float>(
     embedding::forward(device, gather, rows, delta, out.reborrow());
     residual::add(device, sum.reborrow(), out.view());
     forward(device, dims, sum.into_view(), weight, out, inv_rms);
+}
+
+/// `rows`: buffers `[T, D]` and their lengths.
+#[track_caller]
+fn check_shapes<T: Float, const N: usize>(
+    op: &str,
+    dims: Dims,
+    weight: View<'_, T>,
+    inv_rms: &ViewMut<'_, T>,
+    rows: [(&str, usize); N],
+) {
+    for (name, len) in rows {
+        check(op, name, len, dims.tokens * dims.width);
+    }
+    check(op, "weight", weight.len(), dims.width);
+    check(op, "inv_rms", inv_rms.len(), dims.tokens);
 }
 
 /// Shapes: x, d_out, d_x `[T, D]`; weight, d_weight `[D]`; inv_rms `[T]`. Adds into d_weight; sets d_x or adds to it

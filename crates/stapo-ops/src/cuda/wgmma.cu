@@ -1,0 +1,50 @@
+// Hopper's matrix instruction: four warps together, operands in shared memory as descriptors (or one of them in registers),
+// results in registers once waited for. Tiles lie as parts of 64 columns, in rows of 128 bytes whose 16-byte pieces are
+// swizzled.
+
+// Four results of an instruction.
+#define FOUR(d, j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+
+__device__ __forceinline__ u64 descriptor(const bf16* p, u32 leading_bytes, u32 stride_bytes) {
+    u64 address = (shared_address(p) & 0x3ffff) >> 4;
+    return address | (u64)(leading_bytes >> 4) << 16 | (u64)(stride_bytes >> 4) << 32 | (u64)1 << 62;
+}
+
+// Rows `row`.. of a tile as an operand whose depth is the columns, from `column` on.
+template <int ROWS> __device__ __forceinline__ u64 by_rows(const bf16* tile, int row, int column) {
+    return descriptor(tile + column / 64 * ROWS * 64 + row * 64 + column % 64, 16, 1024);
+}
+
+// All columns of a tile as an operand whose depth is the rows, from `row` on.
+template <int ROWS> __device__ __forceinline__ u64 by_columns(const bf16* tile, int row) {
+    return descriptor(tile + row * 64, ROWS * 128, 1024);
+}
+
+__device__ __forceinline__ void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void group_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void group_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+// What ordinary copies wrote is seen by the matrix unit.
+__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Results stay where they are: nothing that reads them may move above this.
+template <int N> __device__ __forceinline__ void settle(float (&x)[N][4]) {
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(x[j][i])::"memory");
+}
+
+template <int N> __device__ __forceinline__ void clear(float (&x)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[n][i] = 0.0f;
+}
+
+// Shared memory from a multiple of 1024 bytes on, where swizzled tiles must start.
+__device__ __forceinline__ bf16* aligned_memory() {
+    extern __shared__ uint4 memory[];
+    return (bf16*)(((u64)memory + 1023) / 1024 * 1024);
+}
