@@ -1,10 +1,10 @@
-//! Few rows through a matrix, as decode has them: narrow.cu, where the chip and the shape allow it.
+//! Few rows through a matrix, as decode has them: small_m.cu, where the chip and the shape allow it.
 
 use super::Dims;
-use crate::cuda::kernels::MATMUL_NARROW;
+use crate::cuda::kernels::MATMUL_SMALL_M;
 use crate::cuda::{Cuda, Kind, Map, Slice};
 
-/// Most rows, the depth of a step, and threads: as in narrow.cu.
+/// Most rows, the depth of a step, and threads: as in small_m.cu.
 pub(crate) const ROWS: usize = 64;
 const STEP: usize = 128;
 const THREADS: usize = 192;
@@ -26,12 +26,12 @@ const fn tiling(name: &'static str, columns: usize, matrices: usize, stages: (us
 
 /// By rising number of columns.
 const FLAT: [Tiling; 3] = [
-    tiling("product_narrow_16", 16, 1, (5, 8)),
-    tiling("product_narrow_32", 32, 1, (5, 6)),
-    tiling("product_narrow_48", 48, 1, (4, 5)),
+    tiling("product_small_m_16", 16, 1, (5, 8)),
+    tiling("product_small_m_32", 32, 1, (5, 6)),
+    tiling("product_small_m_48", 48, 1, (4, 5)),
 ];
-const DEEP: Tiling = tiling("product_narrow_deep", 64, 1, (4, 4));
-const SWIGLU: Tiling = tiling("swiglu_narrow_48", 48, 2, (3, 4));
+const DEEP: Tiling = tiling("product_small_m_split_k", 64, 1, (4, 4));
+const SWIGLU: Tiling = tiling("swiglu_small_m_48", 48, 2, (3, 4));
 
 impl Tiling {
     /// Tiles from a multiple of 1024 on, and two barriers for each.
@@ -42,7 +42,7 @@ impl Tiling {
 
     /// `width`: columns of y.
     fn run(self, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice, width: usize, n_chains: usize) {
-        let launch = cuda.kernel(&MATMUL_NARROW, self.name);
+        let launch = cuda.kernel(&MATMUL_SMALL_M, self.name);
         let launch = launch.map(&Map::new(x, d.tokens, d.inputs, ROWS));
         let launch = launch.map(&Map::new(weight, d.outputs, d.inputs, self.columns));
         let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).early(true);
