@@ -1,14 +1,14 @@
-//! Products of few rows (a small M), as decode has them: the kernels of narrow.cu, where the GPU and the shape allow them.
+//! Products of few rows (a small M), as decode has them: the kernels of small_m.cu, where the GPU and the shape allow them.
 
 use super::Dims;
-use crate::cuda::kernels::MATMUL_NARROW;
+use crate::cuda::kernels::MATMUL_SMALL_M;
 use crate::cuda::{Cuda, Kind, Map, Slice};
 
-/// The most rows, as in narrow.cu.
+/// The most rows, as in small_m.cu.
 pub(crate) const MAX_ROWS: usize = 64;
-/// Depth that a pipeline stage holds, as in narrow.cu.
+/// Depth that a pipeline stage holds, as in small_m.cu.
 const STEP: usize = 128;
-/// Threads of a block, as in narrow.cu.
+/// Threads of a block, as in small_m.cu.
 const THREADS: usize = 192;
 
 /// What becomes of `x W^T`.
@@ -40,12 +40,12 @@ const fn tiling(name: &'static str, columns: usize, n_matrices: usize, stages: (
 
 /// By rising number of columns.
 const PRODUCT: [Tiling; 3] = [
-    tiling("product_narrow_16", 16, 1, (5, 8)),
-    tiling("product_narrow_32", 32, 1, (5, 6)),
-    tiling("product_narrow_48", 48, 1, (4, 5)),
+    tiling("product_small_m_16", 16, 1, (5, 8)),
+    tiling("product_small_m_32", 32, 1, (5, 6)),
+    tiling("product_small_m_48", 48, 1, (4, 5)),
 ];
-const SPLIT_K: Tiling = tiling("product_narrow_deep", 64, 1, (4, 4));
-const SWIGLU: Tiling = tiling("swiglu_narrow_48", 48, 2, (3, 4));
+const SPLIT_K: Tiling = tiling("product_small_m_split_k", 64, 1, (4, 4));
+const SWIGLU: Tiling = tiling("swiglu_small_m_48", 48, 2, (3, 4));
 
 impl Tiling {
     /// The stages' tiles, two mbarriers for each stage, and room to align the tiles to 1024 bytes.
@@ -103,7 +103,7 @@ pub(crate) fn run(kernel: Kernel, cuda: &Cuda, d: Dims, x: Slice, weight: Slice,
     let tiling = kernel.tiling(cuda, d).expect("small_m::run: a product that fits");
     let n_splits = if let Kernel::SplitK { n_splits } = kernel { n_splits } else { 1 };
     let width = kernel.width(d);
-    let launch = cuda.kernel(&MATMUL_NARROW, tiling.name);
+    let launch = cuda.kernel(&MATMUL_SMALL_M, tiling.name);
     let launch = launch.map(&Map::new(x, d.tokens, d.inputs, MAX_ROWS));
     let launch = launch.map(&Map::new(weight, d.outputs, d.inputs, tiling.columns));
     let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).early(true);
