@@ -21,7 +21,7 @@ pub mod model_files {
 pub mod inference {
     pub use stapo_model::decoder::{Batch, Keep, Pass, Policy, Reading, Scores};
     pub use stapo_model::generate::{
-        Engine, Event, Filter, Request, Response, Rule, Sampled, Settings, Ticket,
+        Engine, Event, Filter, Request, Response, Sampled, SamplingRule, Settings, Ticket,
     };
     pub use stapo_model::{ChatTemplate, Message, Tokenizer};
 }
