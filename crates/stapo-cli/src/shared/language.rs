@@ -4,8 +4,9 @@ use crate::shared::run_folder::{self, Use};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use stapo_rl::model::decoder::Policy;
-use stapo_rl::model::{ChatTemplate, DeviceName, Error, Message, Pretrained, Tokenizer};
+use stapo_rl::device::DeviceName;
+use stapo_rl::inference::{ChatTemplate, Message, Policy, Tokenizer};
+use stapo_rl::model_files::{ModelError, Pretrained};
 use std::io::BufRead;
 use std::path::Path;
 
@@ -13,7 +14,7 @@ use std::path::Path;
 pub struct Language {
     pub policy: Policy,
     /// Why there is none, for models that are only numbers.
-    tokenizer: std::result::Result<Tokenizer, Error>,
+    tokenizer: std::result::Result<Tokenizer, ModelError>,
     template: Option<ChatTemplate>,
 }
 
@@ -51,7 +52,7 @@ impl Language {
         let device = run_folder::device(device, threads, Use::Reading)?;
         let pretrained = Pretrained::open(path).with_context(|| format!("model {}", path.display()))?;
         let tokenizer = match pretrained.tokenizer() {
-            Err(other) if !matches!(other, Error::Missing { .. }) => return Err(other.into()),
+            Err(other) if !matches!(other, ModelError::Missing { .. }) => return Err(other.into()),
             found_or_missing => found_or_missing,
         };
         let template = pretrained.chat_template()?;
@@ -113,9 +114,9 @@ impl Language {
     }
 }
 
-/// Reads each line that is not blank: `read` makes something of a record or refuses it, `take` gets what it made and the
-/// line's number, from 1. A refusal is reported on standard error with its place; an error of `take` ends everything.
-/// Returns how many records were taken and refused.
+/// Reads each line that is not blank: `read` makes something of a record or refuses it, `take` gets what it made and
+/// the line's number, from 1. A refusal is reported on standard error with its place; an error of `take` ends
+/// everything. Returns how many records were taken and refused.
 pub fn for_each_record<R>(
     path: &str,
     mut read: impl FnMut(usize, &Record) -> Result<R>,
