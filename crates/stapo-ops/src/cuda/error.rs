@@ -73,8 +73,8 @@ impl CudaError {
 /// The failure that a panic of this process carries, until [`guard`] takes it.
 static FAILURE: Mutex<Option<CudaError>> = Mutex::new(None);
 
-/// Panics with the error, and [`guard`] turns the panic into that error. Ops return no errors, so a GPU that fails during an
-/// op ends the computation this way.
+/// Panics with the error, and [`guard`] turns the panic into that error. Ops return no errors, so a GPU that fails
+/// during an op ends the computation this way.
 #[track_caller]
 pub(crate) fn fail(error: CudaError) -> ! {
     let text = error.to_string();

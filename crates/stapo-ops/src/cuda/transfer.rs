@@ -38,8 +38,8 @@ impl Cuda {
     pub(super) fn upload<T: Copy>(&self, from: &[T], address: u64) {
         let n_bytes = size_of_val(from);
         if n_bytes > MAX_STAGED_BYTES {
-            // SAFETY: the range on the GPU is the caller's slice. The driver has read pageable host memory before the call
-            // returns.
+            // SAFETY: the range on the GPU is the caller's slice. The driver has read pageable host memory before the
+            // call returns.
             unsafe { result::memcpy_htod_async(address, from, self.stream) }.or_panic("writing to the GPU");
             return;
         }
