@@ -58,7 +58,7 @@ macro_rules! sources {
 
 sources! {
     ELEMENTWISE = "elementwise", Once, [include_str!("elementwise.cu")];
-    ADAMW_8BIT = "adamw_8bit", Once, [include_str!("../adamw/adamw8.cu")];
+    ADAMW = "adamw", Once, [include_str!("../adamw/adamw.cu"), include_str!("../adamw/adamw8.cu")];
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
     RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
     ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];

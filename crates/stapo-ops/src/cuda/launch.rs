@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 
 use super::context::{Cuda, Function};
 use super::error::OrPanic;
+use super::fields::Fields;
 use super::kernels::Source;
 use super::map::Map;
 
@@ -78,6 +79,13 @@ impl Launch<'_> {
     pub(crate) fn arg(mut self, argument: impl Argument) -> Self {
         self.starts.push(self.words.len());
         self.words.push(argument.bits());
+        self
+    }
+
+    /// A struct that the kernel takes by value.
+    pub(crate) fn fields(mut self, fields: &Fields) -> Self {
+        self.starts.push(self.words.len());
+        self.words.extend(fields.words());
         self
     }
 

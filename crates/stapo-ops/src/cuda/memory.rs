@@ -6,7 +6,7 @@ use cudarc::driver::{result, sys};
 
 use super::context::{Block, Cuda, Precision, Training};
 use super::error::{Code, CudaError, OrPanic, fail};
-use super::kernels::{ADAMW_8BIT, ELEMENTWISE};
+use super::kernels::{ADAMW, ELEMENTWISE};
 use super::launch::Argument;
 use crate::OutOfMemory;
 use crate::dtype::bf16_to_f32;
@@ -248,8 +248,7 @@ impl Cuda {
         if let Some(scales) = from.scales {
             let plain = Memory::scratch(self, from.len, Kind::F32);
             let name = format!("decode_{}", from.name());
-            let launch =
-                self.kernel(&ADAMW_8BIT, &name).arg(from).arg(scales).arg(plain.slice()).arg(from.len);
+            let launch = self.kernel(&ADAMW, &name).arg(from).arg(scales).arg(plain.slice()).arg(from.len);
             launch.run([from.len.div_ceil(256), 1], 256, 0);
             return self.read(plain.slice(), to);
         }
@@ -291,7 +290,7 @@ impl Cuda {
             let plain = Memory::scratch(self, to.len, Kind::F32);
             self.write(from, plain.slice());
             let name = format!("encode_{}", to.name());
-            let launch = self.kernel(&ADAMW_8BIT, &name).arg(plain.slice()).arg(to).arg(scales).arg(to.len);
+            let launch = self.kernel(&ADAMW, &name).arg(plain.slice()).arg(to).arg(scales).arg(to.len);
             launch.run([to.len.div_ceil(8 * MOMENT_BLOCK), 1], 256, 0);
             return;
         }

@@ -5,6 +5,7 @@ mod context;
 mod error;
 #[cfg(test)]
 mod exact;
+mod fields;
 mod graph;
 mod grid;
 pub mod kernels;
@@ -23,6 +24,7 @@ pub(crate) use blas::{Columns, PARTS_BYTES, Product};
 pub(crate) use context::Cuda;
 pub use context::{CudaOptions, Precision, Training};
 pub use error::{CudaError, guard, is_failing};
+pub(crate) use fields::Fields;
 pub(crate) use graph::Graph;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub(crate) use launch::Launch;
