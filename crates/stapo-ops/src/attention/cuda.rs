@@ -8,7 +8,7 @@ use crate::cuda::kernels::{
     ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_HOPPER, ATTENTION_DECODE_HOPPER, ATTENTION_HOPPER,
     ATTENTION_PAGED, ATTENTION_PLAIN, ELEMENTWISE, Source,
 };
-use crate::cuda::{Cuda, ElementType, Memory, Slice, TensorMap};
+use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
 use crate::rope::{HeadNorm, Table};
 use crate::{Float, View, ViewMut};
 
@@ -81,18 +81,18 @@ pub(super) fn backward(cuda: &Arc<Cuda>, d: Dims, saved: Saved, offsets: Slice, 
     let is_hopper = is_hopper(cuda, kind, heads);
     let source =
         source(kind, heads, if is_hopper { &ATTENTION_BACKWARD_HOPPER } else { &ATTENTION_BACKWARD });
-    let pull_memory = Memory::scratch(cuda, d.tokens * heads.query, ElementType::F32);
-    let pull = pull_memory.slice();
+    let delta_memory = Memory::scratch(cuda, d.tokens * heads.query, ElementType::F32);
+    let delta = delta_memory.slice();
     let name = format!("attention_delta_{}", kind.name());
     let launch =
-        cuda.kernel(source, &name).head_dim(heads.dim).arg(out).arg(d_out).arg(pull).arg(heads.query);
+        cuda.kernel(source, &name).head_dim(heads.dim).arg(out).arg(d_out).arg(delta).arg(heads.query);
     launch.run([d.tokens, 1], 128, 0);
     let suffix = if is_hopper { "hopper_bf16" } else { kind.name() };
     let queries = format!("attention_backward_queries_{suffix}");
     let keys = format!("attention_backward_keys_{suffix}");
     let launch = |name| {
         let launch = cuda.kernel(source, name).head_dim(heads.dim).arg(qkv).arg(d_out).arg(offsets);
-        let launch = launch.arg(lse.f32(op)).arg(pull).arg(d_qkv);
+        let launch = launch.arg(lse.f32(op)).arg(delta).arg(d_qkv);
         launch.arg(d.sequences).arg(heads.query).arg(heads.kv)
     };
     let pieces = n_pieces(d.tokens, 1, d.sequences, ROWS);
@@ -200,24 +200,31 @@ impl Call {
             |cache: Slice| TensorMap::new(cache, cache.len / heads.dim, heads.dim, block_size.min(KEYS));
         let launch =
             cuda.kernel(&ATTENTION_DECODE_HOPPER, "attention_decode_hopper_bf16").head_dim(heads.dim);
-        let launch = launch
-            .tensor_map(&map(keys))
-            .tensor_map(&map(values))
-            .arg(keys.same(qkv, op))
-            .arg(values)
-            .arg(qkv);
         let norm = rotation.and_then(|rotation| rotation.norm);
-        let launch = launch.arg(rotation.map(|t| t.positions)).arg(rotation.map(|t| t.cos.f32(op)));
-        let launch = launch.arg(rotation.map(|t| t.sin)).arg(norm.map(|(query, _, _)| query.same(qkv, op)));
-        let launch = launch.arg(norm.map(|(_, key, _)| key)).arg(norm.map_or(0.0, |(_, _, eps)| eps));
-        let launch = launch.arg(self.slots).arg(self.contexts).arg(self.tables).arg(groups);
-        let launch =
-            launch.arg(self.out.same(qkv, op)).arg(self.dims.table_width).arg(heads.query).arg(heads.kv);
+        let args = Fields::default()
+            .eight_bytes(keys.same(qkv, op))
+            .eight_bytes(values)
+            .eight_bytes(qkv)
+            .eight_bytes(rotation.map(|rotation| rotation.positions))
+            .eight_bytes(rotation.map(|rotation| rotation.cos.f32(op)))
+            .eight_bytes(rotation.map(|rotation| rotation.sin))
+            .eight_bytes(norm.map(|(query, _, _)| query.same(qkv, op)))
+            .eight_bytes(norm.map(|(_, key, _)| key))
+            .eight_bytes(self.slots)
+            .eight_bytes(self.contexts)
+            .eight_bytes(self.tables)
+            .eight_bytes(groups)
+            .eight_bytes(self.out.same(qkv, op))
+            .four_bytes(norm.map_or(0.0, |(_, _, eps)| eps))
+            .four_bytes(self.dims.table_width)
+            .four_bytes(heads.query)
+            .four_bytes(heads.kv)
+            .four_bytes(block_size.ilog2() as usize);
         // Three tiles of keys or values, queries, and weights of 64 keys.
         let shared = swizzled_bytes(heads, paged::GROUPED_ROWS + 3 * KEYS) + 2 * paged::GROUPED_ROWS * KEYS;
         // Where rows are still to be rotated, a product stands in front, and no kernel that writes to the cache.
-        let launch = launch.arg(block_size.ilog2() as usize).programmatic_launch(rotation.is_some());
-        launch.run([heads.kv, groups.len / 3], 160, shared);
+        let launch = launch.tensor_map(&map(keys)).tensor_map(&map(values)).fields(&args);
+        launch.programmatic_launch(rotation.is_some()).run([heads.kv, groups.len / 3], 160, shared);
         true
     }
 

@@ -5,11 +5,12 @@ use std::ffi::c_void;
 use cudarc::driver::result::function;
 use cudarc::driver::sys;
 
+use super::argument::Argument;
 use super::context::Cuda;
 use super::error::OrPanic;
+use super::fields::Fields;
 use super::kernels::Source;
 use super::module::Function;
-use super::slice::Slice;
 use super::tensor_map::TensorMap;
 
 /// A kernel with its arguments.
@@ -23,43 +24,6 @@ pub(crate) struct Launch<'a> {
     /// The first word of each argument.
     starts: Vec<usize>,
     is_programmatic: bool,
-}
-
-/// The bits of a kernel's argument. A kernel that declares a narrower type reads the low bits.
-pub(crate) trait Argument {
-    fn bits(self) -> u64;
-}
-
-impl Argument for usize {
-    fn bits(self) -> u64 {
-        self as u64
-    }
-}
-impl Argument for u64 {
-    fn bits(self) -> u64 {
-        self
-    }
-}
-impl Argument for f32 {
-    fn bits(self) -> u64 {
-        u64::from(self.to_bits())
-    }
-}
-impl Argument for f64 {
-    fn bits(self) -> u64 {
-        self.to_bits()
-    }
-}
-impl Argument for Slice {
-    fn bits(self) -> u64 {
-        self.address
-    }
-}
-/// `None` is a null pointer.
-impl Argument for Option<Slice> {
-    fn bits(self) -> u64 {
-        self.map_or(0, |slice| slice.address)
-    }
 }
 
 impl Cuda {
@@ -81,6 +45,13 @@ impl Launch<'_> {
     pub(crate) fn arg(mut self, argument: impl Argument) -> Self {
         self.starts.push(self.words.len());
         self.words.push(argument.bits());
+        self
+    }
+
+    /// A struct that the kernel takes by value.
+    pub(crate) fn fields(mut self, fields: &Fields) -> Self {
+        self.starts.push(self.words.len());
+        self.words.extend(fields.words());
         self
     }
 

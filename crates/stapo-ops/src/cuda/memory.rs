@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 use super::allocation::Allocation;
 use super::context::{Cuda, Precision, Training};
 use super::error::{Code, CudaError, OrPanic, fail};
-use super::kernels::{ADAMW_8BIT, ELEMENTWISE};
+use super::kernels::{ADAMW, ELEMENTWISE};
 use super::slice::{ElementType, MOMENT_BLOCK, Slice};
 use crate::dtype::bf16_to_f32;
 use crate::element::Element;
@@ -105,8 +105,7 @@ impl Cuda {
         if let Some(scales) = from.scales {
             let plain = Memory::scratch(self, from.len, ElementType::F32);
             let name = format!("decode_{}", from.name());
-            let launch =
-                self.kernel(&ADAMW_8BIT, &name).arg(from).arg(scales).arg(plain.slice()).arg(from.len);
+            let launch = self.kernel(&ADAMW, &name).arg(from).arg(scales).arg(plain.slice()).arg(from.len);
             launch.run([from.len.div_ceil(256), 1], 256, 0);
             return self.read(plain.slice(), to);
         }
@@ -141,7 +140,7 @@ impl Cuda {
             let plain = Memory::scratch(self, to.len, ElementType::F32);
             self.write(from, plain.slice());
             let name = format!("encode_{}", to.name());
-            let launch = self.kernel(&ADAMW_8BIT, &name).arg(plain.slice()).arg(to).arg(scales).arg(to.len);
+            let launch = self.kernel(&ADAMW, &name).arg(plain.slice()).arg(to).arg(scales).arg(to.len);
             launch.run([to.len.div_ceil(8 * MOMENT_BLOCK), 1], 256, 0);
             return;
         }

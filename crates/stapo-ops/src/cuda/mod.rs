@@ -1,11 +1,13 @@
 //! The GPU. Its libraries are found at run time, and its kernels are compiled at start.
 
 mod allocation;
+mod argument;
 mod blas;
 mod context;
 mod error;
 #[cfg(test)]
 mod exact;
+mod fields;
 mod graph;
 mod grid;
 pub mod kernels;
@@ -28,6 +30,7 @@ pub(crate) use blas::Columns;
 pub(crate) use context::Cuda;
 pub use context::{CudaOptions, Precision, Training};
 pub use error::{CudaError, guard, is_failing};
+pub(crate) use fields::Fields;
 pub(crate) use graph::Graph;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub(crate) use launch::Launch;

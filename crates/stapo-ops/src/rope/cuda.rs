@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::{Dims, HeadNorm, HeadNormGrad, Table};
 use crate::Float;
 use crate::cuda::kernels::ROPE;
-use crate::cuda::{Cuda, ElementType, Memory, Slice, add_column_sums, parts_for};
+use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
 
 const THREADS: usize = 256;
 
@@ -57,8 +57,8 @@ pub(super) fn backward<T: Float>(
         .arg(norm.as_ref().map(|n| n.norm.key_weight.cuda().same(d_out, op)))
         .arg(norm.as_ref().map(|n| n.inv_rms.cuda().f32(op)))
         .arg(parts.as_ref().map(Memory::slice));
-    let launch = launch.arg(d.tokens).arg(heads.query).arg(heads.kv);
-    launch.run([n_parts, 1], THREADS, THREADS / 32 * 2 * heads.dim * 4);
+    let shape = Fields::default().four_bytes(d.tokens).four_bytes(heads.query).four_bytes(heads.kv);
+    launch.fields(&shape).run([n_parts, 1], THREADS, THREADS / 32 * 2 * heads.dim * 4);
     if let Some((norm, parts)) = norm.zip(parts) {
         let sums_memory = Memory::scratch(cuda, 2 * heads.dim, ElementType::F32);
         let sums = sums_memory.slice();

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::{Drawn, Filter, Inputs, SamplingRule};
 use crate::Float;
 use crate::cuda::kernels::SAMPLING;
-use crate::cuda::{Cuda, Slice};
+use crate::cuda::{Cuda, Fields, Slice};
 use crate::lm_head::cuda::{ROW_THREADS, for_chunks};
 
 /// The largest vocabulary whose partial sums fit into shared memory.
@@ -41,8 +41,13 @@ pub(super) fn forward<T: Float>(
             .arg(n_best)
             .arg(best.map(|best| best.ids.cuda().part(start * n_best, n * n_best)))
             .arg(best.map(|best| best.logp.cuda().f32(op).part(start * n_best, n * n_best)));
-        let launch = launch.arg(vocab).arg((1.0 / rule.temperature()) as f32).arg(greedy);
         let top_k = filter.top_k.unwrap_or(vocab).clamp(1, vocab);
-        launch.arg(top_k).arg(filter.top_p).arg(filter.min_p as f32).run([n, 1], ROW_THREADS, 0);
+        let rule = Fields::default()
+            .eight_bytes(filter.top_p)
+            .four_bytes((1.0 / rule.temperature()) as f32)
+            .four_bytes(filter.min_p as f32)
+            .four_bytes(greedy)
+            .four_bytes(top_k);
+        launch.arg(vocab).fields(&rule).run([n, 1], ROW_THREADS, 0);
     });
 }
