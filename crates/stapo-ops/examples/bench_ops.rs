@@ -71,7 +71,9 @@ impl Bench {
         }
         body();
         let clock = if self.device.threads() == 1 { processor_time } else { wall_time };
-        let (start, mut best, mut n) = (clock(), f64::MAX, 0);
+        let start = clock();
+        let mut best = f64::MAX;
+        let mut n = 0;
         while clock() - start < 0.5 || n < 3 {
             let once = clock();
             body();
@@ -179,8 +181,9 @@ impl Bench {
                 residual::add(device, out.view_mut(), addend.view());
             });
             let ids: Vec<u32> = (0..tokens as u32).map(|t| t * 7919 % 256).collect();
-            let (ids, table, mut d_table) =
-                (device.upload(&ids)?, self.values(256 * width)?, self.values(256 * width)?);
+            let ids = device.upload(&ids)?;
+            let table = self.values(256 * width)?;
+            let mut d_table = self.values(256 * width)?;
             let d = embedding::Dims { tokens, vocab: 256, width };
             self.line("embedding forward", &shape, 0.0, 8.0 * n, || {
                 embedding::forward(device, d, ids.view(), table.view(), out.view_mut());
@@ -189,7 +192,8 @@ impl Bench {
                 embedding::backward(device, d, ids.view(), out.view(), d_table.view_mut());
             });
 
-            let (d, n) = (swiglu::Dims { tokens, width: ffn }, (tokens * ffn) as f64);
+            let d = swiglu::Dims { tokens, width: ffn };
+            let n = (tokens * ffn) as f64;
             let shape = format!("T={tokens} F={ffn}");
             let (gate_up, mut d_gate_up) = (self.values(2 * tokens * ffn)?, self.values(2 * tokens * ffn)?);
             let mut out = self.values(tokens * ffn)?;
@@ -304,7 +308,8 @@ impl Bench {
         {
             let shape = format!("T={tokens} D={width} V={vocab}");
             let flops = 2.0 * (tokens * width * vocab) as f64;
-            let (hidden, w) = (self.values(tokens * width)?, self.weight(vocab, width)?);
+            let hidden = self.values(tokens * width)?;
+            let w = self.weight(vocab, width)?;
             let targets: Vec<u32> = (0..tokens).map(|t| (t * 7919 % vocab) as u32).collect();
             let targets = device.upload(&targets)?;
             let [mut logp, mut entropy, mut collision, mut lse] =
@@ -335,7 +340,8 @@ impl Bench {
                 continue;
             }
             let uniforms: Vec<f64> = (0..tokens).map(|t| (t as f64 + 0.5) / tokens as f64).collect();
-            let (uniforms, mut ids) = (device.upload(&uniforms)?, device.zeros(tokens)?);
+            let uniforms = device.upload(&uniforms)?;
+            let mut ids = device.zeros(tokens)?;
             let mut logits = sampling::Logits::new(device, w.shape().outputs, tokens)?;
             let top_p = Filter { top_p: 0.95, ..Filter::NONE };
             for (name, filter) in [("sampling", Filter::NONE), ("sampling (top-p)", top_p)] {

@@ -1,9 +1,10 @@
-// AdamW with states of 8 bits in blocks of 256, each with its largest magnitude (after Dettmers et al., 2022), and weights
-// in bf16 alone, rounded up or down at random so that small steps are not lost on average. A warp has one block.
+// AdamW with moments of 8 bits in blocks of 256, each with its largest magnitude (after Dettmers et al., 2022), and weights
+// in bf16 alone, with stochastic rounding so that small steps are not lost on average. A warp has one block.
 
 #define BLOCK 256
 
-// First moments: sign and square of a 7-bit number. Second moments: fourth power of an 8-bit number, for its root divides.
+// A first moment is a signed 7-bit number squared, with its sign. A second moment is an 8-bit number to the fourth power:
+// the update divides by the second moment's root, so small second moments need the finest steps.
 struct First {
     typedef signed char Code;
     static __device__ __forceinline__ float value(Code c) {
@@ -29,7 +30,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The lane's eight elements of a block, from `at` on; those past n are 0.
+// A lane's eight elements of a block, from `at` on; elements past n are 0.
 template <class M> __device__ __forceinline__ void load_codes(const typename M::Code* codes, float scale, u64 at, u64 n, float* x) {
     typename M::Code c[8] = {};
     if (at + 8 <= n) {
@@ -60,7 +61,7 @@ __device__ __forceinline__ void store_codes(typename M::Code* codes, float* scal
     }
 }
 
-// A hash of place and step: which way a weight is rounded.
+// A hash of element and step: the random bits that decide which way a weight is rounded.
 __device__ __forceinline__ u32 mix(u64 at, u64 step) {
     u64 x = at ^ step * 0x9e3779b97f4a7c15ull;
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
@@ -68,7 +69,7 @@ __device__ __forceinline__ u32 mix(u64 at, u64 step) {
     return (u32)(x >> 32);
 }
 
-__device__ __forceinline__ bf16 round_at_random(float x, u32 random) {
+__device__ __forceinline__ bf16 round_stochastically(float x, u32 random) {
     u32 bits = __float_as_uint(x);
     // Infinity and NaN stay what they are.
     if ((bits & 0x7f800000u) != 0x7f800000u) bits += random & 0xffffu;
@@ -78,8 +79,7 @@ __device__ __forceinline__ bf16 round_at_random(float x, u32 random) {
 }
 
 KERNEL adamw_step_8bit(bf16* param, const float* grad, signed char* m, float* m_scales, unsigned char* v,
-                       float* v_scales, u64 n, u64 step, float grad_scale, float beta1, float beta2, float rest1,
-                       float rest2, float keep, float rate, float root, float eps) {
+                       float* v_scales, u64 n, u64 step, const __grid_constant__ AdamW rule) {
     u64 block = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, at = block * BLOCK + threadIdx.x % 32 * 8;
     if (block * BLOCK >= n) return;
     float a[8], b[8], g[8] = {}, p[8] = {};
@@ -90,11 +90,8 @@ KERNEL adamw_step_8bit(bf16* param, const float* grad, signed char* m, float* m_
     load8(param + at, 0, left, left == 8, p);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        float scaled = g[i] * grad_scale;
-        a[i] = fmaf(a[i], beta1, scaled * rest1);
-        b[i] = fmaf(b[i], beta2, scaled * scaled * rest2);
-        float to = fmaf(a[i] / fmaf(sqrtf(b[i]), root, eps), rate, p[i] * keep);
-        if (i < left) param[at + i] = round_at_random(to, mix(at + i, step));
+        float to = updated(rule, g[i], a[i], b[i], p[i]);
+        if (i < left) param[at + i] = round_stochastically(to, mix(at + i, step));
     }
     store_codes<First>(m, m_scales, block, at, n, a);
     store_codes<Second>(v, v_scales, block, at, n, b);

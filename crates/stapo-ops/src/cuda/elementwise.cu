@@ -100,31 +100,6 @@ KERNEL reduce_first_non_finite(const float* x, u64* first, u64 n) {
     if (i < n && !isfinite(x[i])) atomicMin(first, (u64)i);
 }
 
-// AdamW on the f32 master; `stored` is the rounded copy that the model reads, 0 where the master itself is read.
-KERNEL adamw_step(float* param, bf16* stored, const float* grad, float* m, float* v, u64 n, float grad_scale,
-                  float beta1, float beta2, float rest1, float rest2, float keep, float rate, float root, float eps) {
-    u64 at = 8 * element();
-    if (at >= n) return;
-    bool whole = at + 8 <= n;
-    int left = (int)min((u64)8, n - at);
-    float g[8], p[8], a[8], b[8];
-    load8(grad + at, 0, left, whole, g);
-    load8(param + at, 0, left, whole, p);
-    load8(m + at, 0, left, whole, a);
-    load8(v + at, 0, left, whole, b);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        float scaled = g[i] * grad_scale;
-        a[i] = fmaf(a[i], beta1, scaled * rest1);
-        b[i] = fmaf(b[i], beta2, scaled * scaled * rest2);
-        p[i] = fmaf(a[i] / fmaf(sqrtf(b[i]), root, eps), rate, p[i] * keep);
-    }
-    store8(m + at, 0, left, whole, a);
-    store8(v + at, 0, left, whole, b);
-    store8(param + at, 0, left, whole, p);
-    if (stored) store8(stored + at, 0, left, whole, p);
-}
-
 // c [m, n] (+)= op(a) op(b) in column-major order, for shapes that the library takes no interest in: each element one
 // chain over depth. Grid: (elements of c).
 template <class S, class D>

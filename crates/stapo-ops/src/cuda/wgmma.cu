@@ -36,13 +36,6 @@ template <int N> __device__ __forceinline__ void fence_registers(float (&x)[N][4
         for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(x[j][i])::"memory");
 }
 
-template <int N> __device__ __forceinline__ void clear(float (&x)[N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[n][i] = 0.0f;
-}
-
 // Shared memory from a multiple of 1024 bytes on, where swizzled tiles must start.
 __device__ __forceinline__ bf16* aligned_memory() {
     extern __shared__ uint4 memory[];

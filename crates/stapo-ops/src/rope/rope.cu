@@ -22,15 +22,20 @@ __device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict
     }
 }
 
+struct Shape {
+    int tokens, query, kv;
+};
+
 // Blocks take consecutive tokens. parts [blocks, 2, dim]: each block's gradient of the query and the key norm.
 template <class S>
 __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restrict__ d_raw,
                                          const float* __restrict__ cos, const float* __restrict__ sin,
                                          const u32* __restrict__ positions, const S* __restrict__ raw,
                                          const S* __restrict__ q_weight, const S* __restrict__ k_weight,
-                                         const float* __restrict__ inv_rms, float* parts, int tokens, int query, int kv) {
+                                         const float* __restrict__ inv_rms, float* parts, const Shape& shape) {
     extern __shared__ float sums[];
     constexpr int half = HEAD_DIM / 2, dim = HEAD_DIM;
+    int tokens = shape.tokens, query = shape.query, kv = shape.kv;
     int heads = query + 2 * kv, normed = query + kv, warp = threadIdx.x / 32;
     Head weight_sums[2];
 #pragma unroll
@@ -88,8 +93,8 @@ __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restr
     KERNEL __launch_bounds__(256, 4)                                                                                   \
     rope_backward_##S(const S* d_out, S* d_raw, const float* cos, const float* sin, const u32* positions,              \
                       const S* raw, const S* q_weight, const S* k_weight, const float* inv_rms, float* parts,          \
-                      int tokens, int query, int kv) {                                                                 \
-        backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, tokens, query, kv);    \
+                      const __grid_constant__ Shape shape) {                                                           \
+        backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, shape);                \
     }
 
 ROPE(float)

@@ -148,10 +148,18 @@ KERNEL sampling_look_up(const u32* tokens, const u32* drawn, u32* out, int n, u3
     out[i] = token < DRAWN ? token : drawn[token - DRAWN];
 }
 
-KERNEL __launch_bounds__(1024) sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int n_best,
-                     u32* best_ids, float* best_logp, int vocab, float inv_temperature, int greedy, int top_k,
-                     double top_p, float min_p) {
+// How a token is chosen. Without a filter top_k is the vocabulary, top_p 1 and min_p 0.
+struct SamplingRule {
+    double top_p;
+    float inv_temperature, min_p;
+    int is_greedy, top_k;
+};
+
+KERNEL __launch_bounds__(1024)
+sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int n_best, u32* best_ids,
+              float* best_logp, int vocab, const __grid_constant__ SamplingRule rule) {
     size_t r = blockIdx.x;
+    float inv_temperature = rule.inv_temperature;
     Row row = {logits + r * vocab, vocab, inv_temperature, 0.0f};
     __shared__ float sums[MAX_STRETCHES], tops[MAX_STRETCHES];
     Stats s = row_stats(row.logits, vocab, inv_temperature, [](int stretch, float top, float part) {
@@ -168,14 +176,14 @@ KERNEL __launch_bounds__(1024) sampling_draw(const float* logits, const double* 
     __syncthreads();
     float ln_sum = logf(s.sum);
     u32 id;
-    if (greedy) {
+    if (rule.is_greedy) {
         Candidate first = {__int_as_float(0x7f800000), 0u};
         id = block_best(next_best(row.logits, vocab, first)).id;
     } else {
         Cut cut = {0.0f, 0xffffffffu};
-        if (top_k < vocab) cut = shortened(row, cut, top_k, 0.0);
-        if (top_p < 1.0) cut = shortened(row, cut, 1, top_p * mass_above(row, cut, 0.0f, false, 0).sum);
-        if (min_p > cut.weight) cut = {fminf(min_p, 1.0f), 0xffffffffu};
+        if (rule.top_k < vocab) cut = shortened(row, cut, rule.top_k, 0.0);
+        if (rule.top_p < 1.0) cut = shortened(row, cut, 1, rule.top_p * mass_above(row, cut, 0.0f, false, 0).sum);
+        if (rule.min_p > cut.weight) cut = {fminf(rule.min_p, 1.0f), 0xffffffffu};
         bool is_cut = cut.weight > 0.0f || cut.id != 0xffffffffu;
         id = drawn(row, cut, uniforms[r], sums, is_cut);
     }

@@ -16,6 +16,8 @@ pub(crate) mod tile;
 mod x86;
 #[cfg(target_arch = "x86_64")]
 mod x86_tile;
+#[cfg(target_arch = "x86_64")]
+mod x86_token;
 
 pub use level::{Simd, SimdError};
 pub(crate) use math::{ln_f32, silu_parts};
@@ -33,7 +35,7 @@ mod sealed {
 
 /// A floating-point element type of the ops: `f32`, or `f64` for gradient checks.
 pub trait Float:
-    crate::Element
+    crate::element::Element
     + sealed::Sealed
     + PartialOrd
     + std::fmt::Debug
@@ -55,7 +57,7 @@ pub trait Float:
     #[must_use]
     fn sqrt(self) -> Self;
     fn is_finite(self) -> bool;
-    /// Natural logarithm by our own polynomial in f32, by std in f64.
+    /// Natural logarithm, in f32 by the polynomial of `math.rs`, in f64 by std.
     #[must_use]
     fn ln(self) -> Self;
     #[doc(hidden)]
@@ -64,13 +66,14 @@ pub trait Float:
     fn scratch() -> &'static std::thread::LocalKey<std::cell::RefCell<Vec<Vec<Self>>>>;
 }
 
-/// A piece of work written once for all levels. `run` must be `#[inline(always)]`, as must all it calls.
+/// A kernel, written once for all levels. `run` and every function that it calls must be `#[inline(always)]`, so that
+/// they are compiled with the level's instructions.
 #[doc(hidden)]
 pub trait Kernel<E: Float> {
     fn run<L: Lanes<E = E>>(self, l: L);
 }
 
-/// Sixteen lanes of `E`. A value of an implementing type is the proof that the CPU has its instructions.
+/// Sixteen lanes of `E`. A value of an implementing type proves that the CPU has the instructions that its methods use.
 #[doc(hidden)]
 pub trait Lanes: Copy + Send + Sync + 'static {
     type E: Float;
@@ -96,9 +99,9 @@ pub trait Lanes: Copy + Send + Sync + 'static {
     fn sqrt(self, a: Self::V) -> Self::V;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// `a > b ? a : b`; so `b` if either is NaN.
+    /// `a > b ? a : b`, which is `b` if either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a < b ? a : b`; so `b` if either is NaN.
+    /// `a < b ? a : b`, which is `b` if either is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a < b ? yes : no`, lane by lane.
     fn select_lt(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
@@ -132,10 +135,10 @@ pub trait Lanes: Copy + Send + Sync + 'static {
         unsafe { self.tile_and_fetch(tile, &mut [Ahead::NONE; 2]) }
     }
 
-    /// Asks for the line at `at` to be brought near. Never faults.
+    /// Prefetches the cache line at `at` into the level-1 cache. Never faults.
     #[inline(always)]
     fn prefetch(self, _at: *const Self::E) {}
-    /// The same, but only as near as the level-2 cache.
+    /// Prefetches the cache line at `at` into the level-2 cache. Never faults.
     #[inline(always)]
     fn prefetch_far(self, _at: *const Self::E) {}
     /// The first `n` lanes of `v`, then `fill`.
