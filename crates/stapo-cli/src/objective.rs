@@ -7,7 +7,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use lines::{Line, read_lines};
 use serde::Serialize;
 use stapo_core::diagnostics::{Census, Observed, QuadrantCensus, Thresholds};
-use stapo_core::objective::{Draw, MaskKind, ObjectiveSpec, Response, Tally, TokenEffect, presets};
+use stapo_core::objective::{
+    MaskKind, ObjectiveSpec, ResponseSignals, Tally, TokenEffect, UpdateKey, presets,
+};
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write, stdout};
 use std::path::Path;
@@ -74,8 +76,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if lines.is_empty() {
         bail!("input {}: no responses\nhint: give one JSON object per line", input::name(path));
     }
-    let draw = Draw { step: args.step, pass };
-    let evaluated = evaluate(&spec, &lines, draw, input::name(path))?;
+    let update = UpdateKey { step: args.step, pass };
+    let evaluated = evaluate(&spec, &lines, update, input::name(path))?;
     // Everything is known before the first byte is written.
     write(&evaluated, &lines)?;
     Ok(ExitCode::SUCCESS)
@@ -111,9 +113,10 @@ struct Evaluated {
     has_entropy_bonus: bool,
 }
 
-fn evaluate(spec: &ObjectiveSpec, lines: &[Line], draw: Draw, file: &str) -> Result<Evaluated> {
+fn evaluate(spec: &ObjectiveSpec, lines: &[Line], update: UpdateKey, file: &str) -> Result<Evaluated> {
     let advantages = advantages(spec, lines, file)?;
-    let responses: Vec<Response> = lines.iter().zip(&advantages).map(|(line, &a)| line.response(a)).collect();
+    let responses: Vec<ResponseSignals> =
+        lines.iter().zip(&advantages).map(|(line, &a)| line.response(a)).collect();
     let named = |error: stapo_core::ObjectiveError| match error.response_idx() {
         Some(idx) => {
             let text = error.to_string();
@@ -122,7 +125,7 @@ fn evaluate(spec: &ObjectiveSpec, lines: &[Line], draw: Draw, file: &str) -> Res
         }
         None => anyhow!("{file}: {error}"),
     };
-    let calibration = spec.calibrate(&responses, draw).map_err(named)?;
+    let calibration = spec.calibrate(&responses, update).map_err(named)?;
     let mut tallies = Vec::with_capacity(lines.len());
     let mut effects = Vec::with_capacity(lines.len());
     for (idx, response) in responses.iter().enumerate() {
@@ -244,8 +247,8 @@ fn column<T, C>(tokens: &[T], of: impl Fn(&T) -> C) -> Vec<C> {
 }
 
 impl Line {
-    fn response(&self, advantage: f64) -> Response<'_> {
-        Response {
+    fn response(&self, advantage: f64) -> ResponseSignals<'_> {
+        ResponseSignals {
             advantage,
             logp: &self.logp,
             behavior_logp: &self.behavior_logp,

@@ -5,7 +5,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
 
-use stapo_core::objective::{Draw, ObjectiveSpec, Response as Signals, SequenceTally, TokenEffect};
+use stapo_core::objective::{ObjectiveSpec, ResponseSignals, SequenceTally, TokenEffect, UpdateKey};
 use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Plan, Policy, Reading, Scores};
 use stapo_model::generate::{Engine, Event, Request, Response, Settings};
@@ -152,11 +152,11 @@ impl Lesson {
         if self.sampled.len() < self.n_sequences {
             self.sampled.extend(now.iter().cloned());
         }
-        let responses: Vec<Signals> = (0..self.sampled.len())
+        let responses: Vec<ResponseSignals> = (0..self.sampled.len())
             .map(|s| {
                 let (behavior_logp, behavior_entropy) = &self.sampled[s];
                 let (logp, entropy) = if of.contains(&s) { &now[s - of.start] } else { &self.sampled[s] };
-                Signals {
+                ResponseSignals {
                     advantage: if s % 2 == 0 { 1.0 } else { -1.0 },
                     logp,
                     behavior_logp,
@@ -167,7 +167,7 @@ impl Lesson {
                 }
             })
             .collect();
-        let calibration = self.objective.calibrate(&responses, Draw { step: 0, pass: 0 })?;
+        let calibration = self.objective.calibrate(&responses, UpdateKey { step: 0, pass: 0 })?;
         let mut effects = vec![TokenEffect::default(); scores.logp.len()];
         for (s, effects) in of.zip(effects.chunks_mut(per_sequence)) {
             tallies.push(self.objective.evaluate(&calibration, s, &responses[s], effects)?);

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::run::Counters;
 use stapo_core::batch::pack_in_order;
 use stapo_core::diagnostics::{Census, Observed, Thresholds};
-use stapo_core::objective::{Draw, Response, SequenceTally, Tally};
+use stapo_core::objective::{ResponseSignals, SequenceTally, Tally, UpdateKey};
 use stapo_core::{Finish, Group, Microbatch, Scored, TokenEffect};
 use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading};
 use stapo_model::optimizer::{Optimizer, Update};
@@ -84,9 +84,9 @@ pub fn learn<'a>(
             (m.logp, m.entropy) = (s.logp, s.entropy);
         })?;
     }
-    let draw = Draw { step: counters.n_updates, pass: turn.pass };
-    let responses: Vec<Response> = members.iter().map(Member::response).collect();
-    let calibration = objective.calibrate(&responses, draw).map_err(wrap)?;
+    let update = UpdateKey { step: counters.n_updates, pass: turn.pass };
+    let responses: Vec<ResponseSignals> = members.iter().map(Member::response).collect();
+    let calibration = objective.calibrate(&responses, update).map_err(wrap)?;
 
     let mut pass = Pass::new(learner.policy, plan.keep())?;
     let reading = Reading {
@@ -217,8 +217,8 @@ fn members<'a>(plan: &Plan, groups: &'a [Group], turn: Turn) -> Result<Vec<Membe
 }
 
 impl Member<'_> {
-    fn response(&self) -> Response<'_> {
-        Response {
+    fn response(&self) -> ResponseSignals<'_> {
+        ResponseSignals {
             advantage: self.advantage,
             logp: &self.logp,
             behavior_logp: &self.behavior_logp,

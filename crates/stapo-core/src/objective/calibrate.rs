@@ -1,14 +1,15 @@
 //! What a token's fate takes from the whole mini-batch: quantiles, means, and which tokens a lottery draws.
 
 use super::{
-    Mask, MaskSignals, ObjectiveError, ObjectiveSpec, OffPolicy, QuantileOver, Response, Select, Surrogate,
+    Mask, MaskSignals, ObjectiveError, ObjectiveSpec, OffPolicy, QuantileOver, ResponseSignals, Select,
+    Surrogate,
 };
 use crate::random::Key;
 use crate::stats::quantile_in_place;
 
 /// Which draw of the random masks this is, and which pass over the mini-batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Draw {
+pub struct UpdateKey {
     /// Number of the optimizer step: random masks differ from step to step and repeat when the step is replayed.
     pub step: u64,
     /// 0, or 1 for the second pass of a two-pass objective.
@@ -32,7 +33,7 @@ impl Calibration {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum CalibratedMask {
-    Spurious { logp_below: f64, rule: Rule },
+    Spurious { logp_below: f64, rule: CandidateRule },
     RandomTokens { logp_below: f64, lottery: Lottery },
     TopEntropy { at_least: f64 },
     ClipCov { cov: Covariance, low: f64, high: f64, lottery: Lottery },
@@ -43,7 +44,7 @@ pub(super) enum CalibratedMask {
 
 /// Which candidates are silenced.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Rule {
+pub(super) enum CandidateRule {
     Below(f64),
     Above(f64),
     Lottery(Lottery),
@@ -111,13 +112,17 @@ impl CovCut {
 
 impl ObjectiveSpec {
     /// Checks the signals of a mini-batch and takes from them what the masks need. `minibatch` is the whole optimizer step.
-    pub fn calibrate(&self, minibatch: &[Response], draw: Draw) -> Result<Calibration, ObjectiveError> {
+    pub fn calibrate(
+        &self,
+        minibatch: &[ResponseSignals],
+        update: UpdateKey,
+    ) -> Result<Calibration, ObjectiveError> {
         for (response_idx, response) in minibatch.iter().enumerate() {
             self.check_response(response_idx, response)?;
         }
         let mut tau_h = None;
         let masks = self.masks.iter().enumerate().map(|(mask_idx, mask)| {
-            let (mask, threshold) = self.calibrate_mask(mask_idx, mask, minibatch, draw);
+            let (mask, threshold) = self.calibrate_mask(mask_idx, mask, minibatch, update);
             tau_h = tau_h.or(threshold);
             mask
         });
@@ -133,10 +138,10 @@ impl ObjectiveSpec {
         &self,
         mask_idx: usize,
         mask: &Mask,
-        minibatch: &[Response],
-        draw: Draw,
+        minibatch: &[ResponseSignals],
+        update: UpdateKey,
     ) -> (CalibratedMask, Option<f64>) {
-        let key = |seed: u64| Key::new(seed).with(draw.step).with(mask_idx as u64);
+        let key = |seed: u64| Key::new(seed).with(update.step).with(mask_idx as u64);
         match *mask {
             Mask::Spurious { tau_p, q, select, quantile_over, seed } => {
                 let logp_below = logp_below(tau_p);
@@ -175,7 +180,7 @@ impl ObjectiveSpec {
                 (CalibratedMask::ClipCov { cov, low, high, lottery }, None)
             }
             Mask::LowProbabilityFirst { eta } => {
-                (CalibratedMask::LowProbabilityFirst { logp_below: libm::log(eta), pass: draw.pass }, None)
+                (CalibratedMask::LowProbabilityFirst { logp_below: libm::log(eta), pass: update.pass }, None)
             }
             Mask::ProbabilityWeight { alpha } => (CalibratedMask::ProbabilityWeight { alpha }, None),
             Mask::Taco { a, l } => (CalibratedMask::Taco { ln_a: libm::log(a), l }, None),
@@ -184,22 +189,22 @@ impl ObjectiveSpec {
 
     fn spurious_rule(
         &self,
-        minibatch: &[Response],
+        minibatch: &[ResponseSignals],
         logp_below: f64,
         q: f64,
         select: Select,
         over: QuantileOver,
         key: Key,
-    ) -> (Rule, Option<f64>) {
+    ) -> (CandidateRule, Option<f64>) {
         match select {
-            Select::Full => (Rule::All, None),
+            Select::Full => (CandidateRule::All, None),
             Select::LowEntropy => {
                 let tau_h = self.low_entropy_threshold(minibatch, logp_below, q, over);
-                (tau_h.map_or(Rule::Nothing, Rule::Below), tau_h)
+                (tau_h.map_or(CandidateRule::Nothing, CandidateRule::Below), tau_h)
             }
             Select::HighEntropy => {
                 let tau_h = self.low_entropy_threshold(minibatch, logp_below, 1.0 - q, over);
-                (tau_h.map_or(Rule::Nothing, Rule::Above), tau_h)
+                (tau_h.map_or(CandidateRule::Nothing, CandidateRule::Above), tau_h)
             }
             Select::Random => {
                 let tau_h = self.low_entropy_threshold(minibatch, logp_below, q, over);
@@ -208,7 +213,7 @@ impl ObjectiveSpec {
                     let response = &minibatch[response];
                     is_candidate(response.advantage, self.signals(response).0[token], logp_below)
                 });
-                (Rule::Lottery(Lottery::draw(key, n_winners, candidates)), tau_h)
+                (CandidateRule::Lottery(Lottery::draw(key, n_winners, candidates)), tau_h)
             }
         }
     }
@@ -216,7 +221,7 @@ impl ObjectiveSpec {
     /// The q-quantile of the entropies that count; none where there are none.
     fn low_entropy_threshold(
         &self,
-        minibatch: &[Response],
+        minibatch: &[ResponseSignals],
         logp_below: f64,
         q: f64,
         over: QuantileOver,
@@ -228,19 +233,28 @@ impl ObjectiveSpec {
         quantile_in_place(&mut counted, q)
     }
 
-    fn n_candidates_below(&self, minibatch: &[Response], logp_below: f64, tau_h: Option<f64>) -> usize {
+    fn n_candidates_below(
+        &self,
+        minibatch: &[ResponseSignals],
+        logp_below: f64,
+        tau_h: Option<f64>,
+    ) -> usize {
         let tau_h = tau_h.unwrap_or(f64::NEG_INFINITY);
         self.candidate_entropies(minibatch, logp_below).filter(|&entropy| entropy < tau_h).count()
     }
 
-    fn candidate_entropies(&self, minibatch: &[Response], logp_below: f64) -> impl Iterator<Item = f64> {
+    fn candidate_entropies(
+        &self,
+        minibatch: &[ResponseSignals],
+        logp_below: f64,
+    ) -> impl Iterator<Item = f64> {
         minibatch.iter().filter(|response| response.advantage > 0.0).flat_map(move |response| {
             let (logp, entropy) = self.signals(response);
             logp.iter().zip(entropy).filter(move |(logp, _)| **logp < logp_below).map(|(_, &entropy)| entropy)
         })
     }
 
-    fn covariance(&self, minibatch: &[Response]) -> Covariance {
+    fn covariance(&self, minibatch: &[ResponseSignals]) -> Covariance {
         let n = n_tokens(minibatch).max(1) as f64;
         let advantages: f64 = minibatch.iter().map(|r| r.advantage * r.logp.len() as f64).sum();
         let logps: f64 = minibatch.iter().map(|r| self.signals(r).0.iter().sum::<f64>()).sum();
@@ -271,7 +285,7 @@ impl ObjectiveSpec {
         !self.surrogate.at(point).clipped
     }
 
-    fn cov_cut(&self, minibatch: &[Response], share: f64) -> Option<CovCut> {
+    fn cov_cut(&self, minibatch: &[ResponseSignals], share: f64) -> Option<CovCut> {
         let cov = self.covariance(minibatch);
         let mut ranked: Vec<(f64, usize, usize)> = positions(minibatch)
             .map(|(response_idx, token_idx)| {
@@ -289,7 +303,7 @@ impl ObjectiveSpec {
     }
 
     /// Log-probs and entropies that decide fates. Presence was checked.
-    pub(super) fn signals<'a>(&self, response: &Response<'a>) -> (&'a [f64], &'a [f64]) {
+    pub(super) fn signals<'a>(&self, response: &ResponseSignals<'a>) -> (&'a [f64], &'a [f64]) {
         match self.mask_signals {
             MaskSignals::Current => (response.logp, response.entropy),
             MaskSignals::Behavior => {
@@ -301,7 +315,7 @@ impl ObjectiveSpec {
     pub(super) fn check_response(
         &self,
         response_idx: usize,
-        response: &Response,
+        response: &ResponseSignals,
     ) -> Result<(), ObjectiveError> {
         if !response.advantage.is_finite() {
             return Err(ObjectiveError::Advantage { response_idx, value: response.advantage });
@@ -387,11 +401,11 @@ pub(super) fn is_candidate(advantage: f64, logp: f64, logp_below: f64) -> bool {
     advantage > 0.0 && logp < logp_below
 }
 
-fn n_tokens(minibatch: &[Response]) -> usize {
+fn n_tokens(minibatch: &[ResponseSignals]) -> usize {
     minibatch.iter().map(|response| response.logp.len()).sum()
 }
 
-fn positions(minibatch: &[Response]) -> impl Iterator<Item = (usize, usize)> {
+fn positions(minibatch: &[ResponseSignals]) -> impl Iterator<Item = (usize, usize)> {
     minibatch
         .iter()
         .enumerate()

@@ -1,9 +1,10 @@
 //! The fate and the effect of each token of a response.
 
-use super::calibrate::{CalibratedMask, Calibration, Rule, is_candidate};
+use super::calibrate::{CalibratedMask, Calibration, CandidateRule, is_candidate};
 use super::surrogate::{Point, Valued};
 use super::{
-    Aggregate, Denominator, EntropyBonus, MaskKind, ObjectiveError, ObjectiveSpec, Ratio, Response, Surrogate,
+    Aggregate, Denominator, EntropyBonus, MaskKind, ObjectiveError, ObjectiveSpec, Ratio, ResponseSignals,
+    Surrogate,
 };
 use serde::{Deserialize, Serialize};
 
@@ -70,7 +71,7 @@ impl ObjectiveSpec {
         &self,
         calibration: &Calibration,
         response_idx: usize,
-        response: &Response,
+        response: &ResponseSignals,
         effects: &mut [TokenEffect],
     ) -> Result<SequenceTally, ObjectiveError> {
         let n_tokens = response.logp.len();
@@ -109,7 +110,7 @@ impl ObjectiveSpec {
         &self,
         mask: &CalibratedMask,
         response_idx: usize,
-        response: &Response,
+        response: &ResponseSignals,
         effects: &mut [TokenEffect],
     ) {
         let (logp, entropy) = self.signals(response);
@@ -120,11 +121,11 @@ impl ObjectiveSpec {
             CalibratedMask::Spurious { logp_below, rule } => silence(effects, MaskKind::Spurious, |t| {
                 is_candidate(advantage, logp[t], logp_below)
                     && match rule {
-                        Rule::Below(tau_h) => entropy[t] < tau_h,
-                        Rule::Above(tau_h) => entropy[t] > tau_h,
-                        Rule::Lottery(lottery) => lottery.wins(response_idx, t),
-                        Rule::All => true,
-                        Rule::Nothing => false,
+                        CandidateRule::Below(tau_h) => entropy[t] < tau_h,
+                        CandidateRule::Above(tau_h) => entropy[t] > tau_h,
+                        CandidateRule::Lottery(lottery) => lottery.wins(response_idx, t),
+                        CandidateRule::All => true,
+                        CandidateRule::Nothing => false,
                     }
             }),
             CalibratedMask::RandomTokens { lottery, .. } => {
@@ -153,7 +154,7 @@ impl ObjectiveSpec {
     }
 
     /// Tokens that are a candidate of any S2T mask: of the one with the highest threshold.
-    fn n_candidates(&self, calibration: &Calibration, response: &Response) -> usize {
+    fn n_candidates(&self, calibration: &Calibration, response: &ResponseSignals) -> usize {
         let thresholds = calibration.masks.iter().filter_map(|mask| match *mask {
             CalibratedMask::Spurious { logp_below, .. } | CalibratedMask::RandomTokens { logp_below, .. } => {
                 Some(logp_below)
@@ -173,7 +174,7 @@ impl ObjectiveSpec {
         &self,
         calibration: &Calibration,
         response_idx: usize,
-        response: &Response,
+        response: &ResponseSignals,
         effects: &mut [TokenEffect],
         tally: &mut SequenceTally,
     ) {
@@ -197,7 +198,7 @@ impl ObjectiveSpec {
     fn push_sequence(
         &self,
         ratio: f64,
-        response: &Response,
+        response: &ResponseSignals,
         effects: &mut [TokenEffect],
         tally: &mut SequenceTally,
     ) {
@@ -230,7 +231,7 @@ impl ObjectiveSpec {
         effect: &mut TokenEffect,
         ratio: f64,
         valued: Valued,
-        response: &Response,
+        response: &ResponseSignals,
         token_idx: usize,
         tally: &mut SequenceTally,
     ) -> f64 {
@@ -255,7 +256,12 @@ impl ObjectiveSpec {
     }
 
     /// The terms that have nothing to do with the advantage, on kept tokens.
-    fn add_penalties(&self, response: &Response, effects: &mut [TokenEffect], tally: &mut SequenceTally) {
+    fn add_penalties(
+        &self,
+        response: &ResponseSignals,
+        effects: &mut [TokenEffect],
+        tally: &mut SequenceTally,
+    ) {
         if let (true, Some(reference_logp)) = (self.needs_reference(), response.reference_logp) {
             for (t, effect) in effects.iter_mut().enumerate().filter(|(_, effect)| effect.kept) {
                 let (penalty, slope) = self.kl.penalty(response.logp[t], reference_logp[t]);
@@ -272,7 +278,12 @@ impl ObjectiveSpec {
     }
 
     /// Mean log-ratio over the kept tokens, where the ratio belongs to the whole response.
-    fn sequence_log_ratio(&self, response: &Response, effects: &[TokenEffect], n_kept: usize) -> Option<f64> {
+    fn sequence_log_ratio(
+        &self,
+        response: &ResponseSignals,
+        effects: &[TokenEffect],
+        n_kept: usize,
+    ) -> Option<f64> {
         let clip = match (self.ratio, self.surrogate) {
             (_, Surrogate::Geometric { clip }) => Some(clip),
             (Ratio::Sequence, _) => None,
@@ -353,7 +364,7 @@ fn weigh(effects: &mut [TokenEffect], weight: impl Fn(usize) -> f64) {
 
 /// Names the first token whose numbers overflowed.
 #[cold]
-fn not_finite(response_idx: usize, response: &Response, effects: &[TokenEffect]) -> ObjectiveError {
+fn not_finite(response_idx: usize, response: &ResponseSignals, effects: &[TokenEffect]) -> ObjectiveError {
     let ratio = effects.iter().position(|effect| !effect.ratio.is_finite());
     let loss = effects.iter().position(|effect| !effect.d_logp.is_finite());
     let (token_idx, what) = match (ratio, loss) {

@@ -16,7 +16,7 @@ mod preset;
 mod surrogate;
 
 pub use advantage::Advantage;
-pub use calibrate::{Calibration, Draw, logp_below};
+pub use calibrate::{Calibration, UpdateKey, logp_below};
 pub use evaluate::{SequenceTally, Tally, TokenEffect};
 pub use load::SpecError;
 pub use mask::{Mask, MaskKind, QuantileOver, Select};
@@ -198,7 +198,7 @@ impl Kl {
 
 /// The signals of one response. All slices have one entry per response token; prompt tokens do not exist here.
 #[derive(Debug, Clone, Copy)]
-pub struct Response<'a> {
+pub struct ResponseSignals<'a> {
     pub advantage: f64,
     /// Current policy.
     pub logp: &'a [f64],

@@ -20,7 +20,7 @@ fn drift(spec: &ObjectiveSpec) -> f64 {
 fn check(name: &str, spec: &ObjectiveSpec, samples: &[Sample], pass: usize) -> usize {
     let live: Vec<Vec<f64>> = samples.iter().map(|s| s.logp.clone()).collect();
     let entropy: Vec<Vec<f64>> = samples.iter().map(|s| s.entropy.clone()).collect();
-    let (tally, effects) = run(spec, samples, Draw { step: 0, pass }).unwrap();
+    let (tally, effects) = run(spec, samples, UpdateKey { step: 0, pass }).unwrap();
     let frozen = naive::Frozen::new(spec, samples, pass);
     let naive = naive::loss(spec, samples, &frozen, &live, &entropy);
     assert!((tally.loss - naive).abs() <= 1e-12 * (1.0 + naive.abs()), "{name}: loss {} {naive}", tally.loss);
@@ -88,7 +88,7 @@ fn d_logp_is_the_derivative_on_policy_where_every_ratio_is_one() {
         if !matches!(spec.surrogate, Surrogate::KlCov { .. }) {
             assert!(check(&name, &spec, &samples, 0) > 0, "{name}");
         }
-        let (tally, effects) = run(&spec, &samples, Draw::default()).unwrap();
+        let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
         assert!(effects.iter().flatten().all(|effect| effect.ratio == 1.0), "{name}: ratio");
         assert_eq!(tally.n_clipped, 0, "{name}: nothing clips at ratio 1");
     }
@@ -140,7 +140,7 @@ fn a_ratio_exactly_at_a_clip_edge_takes_the_inner_slope() {
         // behavior_logp such that exp(logp - behavior_logp) is the edge to the last bit, where floats allow.
         let mut sample = Sample::on_policy(advantage, &[-5.0, -1.0], &[0.5, 0.5]);
         sample.behavior_logp[0] = -5.0 - libm::log(edge);
-        let (_, effects) = run(&spec, &[sample.clone()], Draw::default()).unwrap();
+        let (_, effects) = run(&spec, &[sample.clone()], UpdateKey::default()).unwrap();
         let (left, right) = one_sided(&spec, &[sample]);
         let ours = effects[0][0].d_logp;
         let is_a_side = (ours - left).abs() < 1e-5 || (ours - right).abs() < 1e-5;
@@ -166,7 +166,7 @@ fn extreme_log_probs_give_finite_effects_for_every_preset() {
                 Sample::on_policy(1.5, &[logp, -0.5, logp], &[0.0, 0.7, 0.1]),
                 Sample::on_policy(-1.5, &[logp], &[0.0]),
             ];
-            let (tally, effects) = run(&spec, &samples, Draw::default()).unwrap();
+            let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
             assert!(tally.loss.is_finite(), "{name} at logp {logp}");
             assert!(
                 effects.iter().flatten().all(|e| e.d_logp.is_finite() && e.ratio == 1.0),
@@ -186,7 +186,7 @@ fn equal_rewards_push_nothing() {
         assert_eq!(advantages, [0.0; 5], "{name}");
         let samples: Vec<Sample> =
             advantages.iter().map(|&a| Sample::on_policy(a, &[-1.0, -8.0], &[1.0, 0.1])).collect();
-        let (tally, effects) = run(&spec, &samples, Draw::default()).unwrap();
+        let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
         assert_eq!(tally.loss, 0.0, "{name}");
         assert!(effects.iter().flatten().all(|e| e.d_logp == 0.0), "{name}");
     }
@@ -195,7 +195,8 @@ fn equal_rewards_push_nothing() {
 #[test]
 fn silenced_tokens_get_zero_weight() {
     for (name, spec) in all_specs() {
-        let (_, effects) = run(&spec, &random_minibatch(&spec, 4, drift(&spec)), Draw::default()).unwrap();
+        let (_, effects) =
+            run(&spec, &random_minibatch(&spec, 4, drift(&spec)), UpdateKey::default()).unwrap();
         let mut silenced = effects.iter().flatten().filter(|e| !e.kept);
         assert!(silenced.all(|e| e.d_logp == 0.0 && e.d_entropy == 0.0 && e.silenced_by.is_some()), "{name}");
         assert!(effects.iter().flatten().filter(|e| e.kept).all(|e| e.silenced_by.is_none()), "{name}");

@@ -45,7 +45,7 @@ fn losses_and_gradients_agree_with_trl() {
                 ..Sample::on_policy(advantage, &case.logp[i], &case.entropy[i])
             })
             .collect();
-        let (tally, effects) = run(&spec, &samples, Draw::default()).unwrap();
+        let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
         let close = |ours: f64, theirs: f64| (ours - theirs).abs() <= 1e-6 * theirs.abs().max(1e-6);
         assert!(close(tally.loss, case.loss), "{}: loss {} {}", case.name, tally.loss, case.loss);
         let mut n_pushed = 0;

@@ -33,8 +33,8 @@ impl Sample {
         }
     }
 
-    pub fn response(&self) -> Response<'_> {
-        Response {
+    pub fn response(&self) -> ResponseSignals<'_> {
+        ResponseSignals {
             advantage: self.advantage,
             logp: &self.logp,
             behavior_logp: &self.behavior_logp,
@@ -90,10 +90,10 @@ pub(crate) fn random_minibatch(spec: &ObjectiveSpec, case: u64, drift: f64) -> V
 pub(crate) fn run(
     spec: &ObjectiveSpec,
     samples: &[Sample],
-    draw: Draw,
+    update: UpdateKey,
 ) -> Result<(Tally, Vec<Vec<TokenEffect>>), ObjectiveError> {
-    let responses: Vec<Response> = samples.iter().map(Sample::response).collect();
-    let calibration = spec.calibrate(&responses, draw)?;
+    let responses: Vec<ResponseSignals> = samples.iter().map(Sample::response).collect();
+    let calibration = spec.calibrate(&responses, update)?;
     let mut tallies = Vec::new();
     let mut effects = Vec::new();
     for (idx, response) in responses.iter().enumerate() {

@@ -156,7 +156,8 @@ fn off_policy(spec: &ObjectiveSpec, sample: &Sample, t: usize) -> f64 {
 /// `Some(soft weight)` for kept tokens. Random masks are not modelled here: their choice is taken from the implementation, since
 /// no formula says which tokens a lottery draws.
 fn fates(spec: &ObjectiveSpec, samples: &[Sample], pass: usize) -> Vec<Vec<Option<f64>>> {
-    let drawn = run(spec, samples, Draw { step: 0, pass }).map(|(_, effects)| effects).unwrap_or_default();
+    let drawn =
+        run(spec, samples, UpdateKey { step: 0, pass }).map(|(_, effects)| effects).unwrap_or_default();
     let signal = |s: &Sample, t: usize| match spec.mask_signals {
         MaskSignals::Current => (s.logp[t], s.entropy[t]),
         MaskSignals::Behavior => (s.behavior_logp[t], s.behavior_entropy[t]),
