@@ -30,7 +30,7 @@ fn a_plan_resolves_to_itself() {
 
 #[test]
 fn wrong_keys_types_and_values_are_named_with_the_remedy() {
-    let cases: [(&str, &[&str], &str); 15] = [
+    let cases: [(&str, &[&str], &str); 18] = [
         ("stepz = 3", &[], "config.stepz: unknown key `stepz`"),
         ("stepz = 3", &[], "did you mean `steps`?"),
         ("[rollout]\ngroup_sise = 3", &[], "config.rollout.group_sise: unknown key `group_sise`"),
@@ -46,6 +46,17 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
         ("[task]\nkind = \"arithmetics\"", &[], "did you mean `arithmetic`?"),
         ("[model]\nkind = \"path\"", &[], "missing field `path`"),
         ("reference = { kind = \"builtin\" }", &[], "config.reference: given, but the objective has no KL"),
+        (
+            "",
+            &["objective.off_policy={kind=\"tis\"}"],
+            "config.objective.off_policy.kind: tis reads the log-probs of",
+        ),
+        (
+            "",
+            &["objective.off_policy={kind=\"icepop\"}"],
+            "hint: leave it out, or set objective.off_policy.kind=none",
+        ),
+        ("rollout = 3", &[], "config.rollout: invalid type: integer `3`, expected struct Rollout"),
     ];
     for (text, overrides, expected) in cases {
         let said = complaint(text, overrides);
@@ -64,7 +75,7 @@ fn schedules_warm_up_and_come_down() {
     assert!((cosine.factor(10) - 0.1).abs() < 1e-12 && (cosine.factor(1000) - 0.1).abs() < 1e-12);
 }
 
-/// Every file under configs/ but the pretraining one.
+/// The plans of all files in configs/ except base.toml, which is for pretraining.
 fn shipped() -> Vec<(String, Plan)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs");
     let paths =
@@ -91,7 +102,7 @@ fn shipped_configs_are_what_their_names_say() {
     }
 }
 
-/// The values of the paper's recipe, section 5 of the specification.
+/// The values of the STAPO paper's training recipe.
 #[test]
 fn the_papers_recipe_has_the_papers_values() {
     for (name, plan) in shipped().iter().filter(|(name, _)| name.starts_with("qwen3")) {
@@ -133,7 +144,7 @@ fn a_preset_without_what_its_paper_asks_of_the_loop_is_noted() {
 #[test]
 fn every_key_stands_in_the_documentation() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md")).unwrap();
-    let mut config = Config { reference: Some(Model::Builtin), ..Config::default() };
+    let mut config = Config { reference: Some(ModelSource::Builtin), ..Config::default() };
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
     config.evaluation.target_accuracy = Some(0.9);
     for (key, value) in settings::to_table(&config) {

@@ -97,7 +97,7 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
     assert!((paired.difference - 0.3).abs() < 1e-12 && paired.n_better == 3);
     assert!(b.against.is_none() && a.p_adjusted == Some(paired.p_permutation));
     assert!((b.accuracy.value - 2.2 / 3.0).abs() < 1e-12);
-    // (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, one step each.
+    // The mean of (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, which cover one step each.
     let of_seed = |runs: &[(String, u64, Vec<Metrics>)]| summarise(&experiment, runs).unwrap()[0].area.value;
     assert!((of_seed(&[run("b", 0, 0.6, 0.25)]) - 0.55).abs() < 1e-12);
     assert!((b.entropy_stability.value + 0.1).abs() < 1e-12);

@@ -2,11 +2,11 @@
 
 use super::arithmetic::{self, ArithmeticSpec, Mistakes};
 use super::countdown::{self, CountdownSpec};
+use super::drawn::DrawnProblem;
 use super::split::{content_hash, split_of};
 use super::template::Template;
 use super::verdict::Verifier;
 use super::{Split, TaskError};
-use serde_json::{Map, Value};
 use stapo_core::Problem;
 use stapo_core::random::Key;
 use std::collections::HashSet;
@@ -23,14 +23,6 @@ const MAX_HELD_OUT_DRAWS: u64 = 200_000;
 /// After so many draws that only repeat, the held-out problems are taken to be all there are.
 const MAX_DRAWS_WITHOUT_NEW: u64 = 20_000;
 
-/// A drawn problem, before the template. The text is its id: equal ids are equal problems.
-pub(super) struct Drawn {
-    pub(super) problem: String,
-    pub(super) reference: String,
-    /// Further variables of the template.
-    pub(super) fields: Map<String, Value>,
-}
-
 pub(super) enum Generator {
     Arithmetic(ArithmeticSpec),
     Countdown(CountdownSpec),
@@ -38,7 +30,7 @@ pub(super) enum Generator {
 
 impl Generator {
     /// The problem of `key`; `None` where no try in a fair number keeps to the spec.
-    fn draw(&self, key: Key) -> Option<Drawn> {
+    fn draw(&self, key: Key) -> Option<DrawnProblem> {
         let (shape, tries) = (key.with(0), key.with(1));
         (0..MAX_TRIES).find_map(|attempt| match self {
             Self::Arithmetic(spec) => spec.draw(shape, tries.with(attempt)),
@@ -47,14 +39,14 @@ impl Generator {
     }
 }
 
-pub(super) struct Generated {
+pub(super) struct GeneratedTask {
     generator: Generator,
     template: Template,
     held_out_share: f64,
     held_out: Vec<Problem>,
 }
 
-impl Generated {
+impl GeneratedTask {
     pub(super) fn open(
         generator: Generator,
         template: &str,
@@ -111,7 +103,7 @@ impl Generated {
         })
     }
 
-    fn split(&self, drawn: &Drawn) -> Split {
+    fn split(&self, drawn: &DrawnProblem) -> Split {
         split_of(content_hash(&drawn.problem), self.held_out_share)
     }
 
@@ -136,7 +128,7 @@ impl Generated {
         if problems.is_empty() { Err(too_narrow()) } else { Ok(problems) }
     }
 
-    fn render(&self, drawn: Drawn) -> Result<Problem, TaskError> {
+    fn render(&self, drawn: DrawnProblem) -> Result<Problem, TaskError> {
         let prompt = self.template.render(&drawn.problem, &drawn.problem, &drawn.fields)?;
         Ok(Problem { id: drawn.problem, prompt, reference: drawn.reference })
     }

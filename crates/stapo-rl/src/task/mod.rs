@@ -11,24 +11,28 @@
 
 mod arithmetic;
 mod countdown;
+mod drawn;
 mod error;
 mod generated;
+mod judged;
 pub(crate) mod rows;
 mod spec;
 pub(crate) mod split;
 mod template;
 mod verdict;
+mod verifier_spec;
 
 pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
-pub use countdown::{CountdownRule, CountdownSpec, NumberUse};
+pub use countdown::CountdownSpec;
 pub use error::TaskError;
-pub use rows::Census;
-pub use spec::{CommandSpec, MissingAnswers, RowsSpec, RuleSpec, TaskSpec, VerifierSpec};
+pub use judged::Judged;
+pub use rows::FileCensus;
+pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
-pub use verdict::Judged;
+pub use verifier_spec::{CommandSpec, CountdownRule, NumberUse, RuleSpec, VerifierSpec};
 
-use generated::{Generated, Generator};
-use rows::{Format, Rows};
+use generated::{GeneratedTask, Generator};
+use rows::{Format, ProblemRows};
 use stapo_core::Problem;
 use verdict::Verifier;
 
@@ -41,23 +45,23 @@ pub const ALPHABET: &str = " ()*+,-/0123456789:=\\abdeghnorstuwx{}";
 /// Problems are a pure function of seed, split and position; judging keeps the order of the samples. Shared between
 /// threads.
 pub struct Task {
-    source: Source,
+    source: ProblemSource,
     verifier: Verifier,
 }
 
-enum Source {
-    Generated(Box<Generated>),
-    Rows(Rows),
+enum ProblemSource {
+    Generated(Box<GeneratedTask>),
+    Rows(ProblemRows),
 }
 
-impl Source {
+impl ProblemSource {
     fn generated(
         generator: Generator,
         template: &str,
         share: f64,
         n_held_out: usize,
     ) -> Result<Self, TaskError> {
-        Ok(Self::Generated(Box::new(Generated::open(generator, template, share, n_held_out)?)))
+        Ok(Self::Generated(Box::new(GeneratedTask::open(generator, template, share, n_held_out)?)))
     }
 }
 
@@ -69,18 +73,20 @@ impl Task {
                 spec.check()?;
                 let template = spec.template.as_deref().unwrap_or(arithmetic::TEMPLATE);
                 let generator = Generator::Arithmetic(spec.clone());
-                Source::generated(generator, template, spec.held_out_share, spec.n_held_out)?
+                ProblemSource::generated(generator, template, spec.held_out_share, spec.n_held_out)?
             }
             TaskSpec::Countdown(spec) => {
                 spec.check()?;
                 let template = spec.template.as_deref().unwrap_or(countdown::TEMPLATE);
                 let generator = Generator::Countdown(spec.clone());
-                Source::generated(generator, template, spec.held_out_share, spec.n_held_out)?
+                ProblemSource::generated(generator, template, spec.held_out_share, spec.n_held_out)?
             }
-            TaskSpec::Jsonl(spec) => Source::Rows(Rows::open(spec, Format::Jsonl, &verifier)?),
-            TaskSpec::Parquet(spec) => Source::Rows(Rows::open(spec, Format::Parquet, &verifier)?),
+            TaskSpec::Jsonl(spec) => ProblemSource::Rows(ProblemRows::open(spec, Format::Jsonl, &verifier)?),
+            TaskSpec::Parquet(spec) => {
+                ProblemSource::Rows(ProblemRows::open(spec, Format::Parquet, &verifier)?)
+            }
         };
-        if let Source::Generated(task) = &source {
+        if let ProblemSource::Generated(task) = &source {
             task.check_references(&verifier)?;
         }
         Ok(Self { source, verifier })
@@ -90,8 +96,8 @@ impl Task {
     /// keyed by `seed`. `HeldOut`: the fixed set in its order, over and over, whatever the seed.
     pub fn problem(&self, seed: u64, split: Split, position: u64) -> Result<Problem, TaskError> {
         match (split, &self.source) {
-            (Split::Train, Source::Generated(task)) => task.train(seed, position),
-            (Split::Train, Source::Rows(task)) => task.train(seed, position).cloned(),
+            (Split::Train, ProblemSource::Generated(task)) => task.train(seed, position),
+            (Split::Train, ProblemSource::Rows(task)) => task.train(seed, position).cloned(),
             (Split::HeldOut, _) => {
                 let held_out = self.held_out_set();
                 let n = held_out.len().max(1) as u64;
@@ -111,8 +117,8 @@ impl Task {
     /// How many different problems a split has; `None`: without end.
     pub fn n_problems(&self, split: Split) -> Option<u64> {
         match (split, &self.source) {
-            (Split::Train, Source::Generated(_)) => None,
-            (Split::Train, Source::Rows(task)) => Some(task.n_train()),
+            (Split::Train, ProblemSource::Generated(_)) => None,
+            (Split::Train, ProblemSource::Rows(task)) => Some(task.n_train()),
             (Split::HeldOut, _) => Some(self.held_out_set().len() as u64),
         }
     }
@@ -126,8 +132,8 @@ impl Task {
     /// A worked solution with the mistakes asked for: what a base model is pretrained on. Generated tasks only.
     pub fn solution(&self, problem: &Problem, mistakes: &Mistakes) -> Result<String, TaskError> {
         match &self.source {
-            Source::Generated(task) => task.solution(problem, mistakes),
-            Source::Rows(_) => Err(TaskError::NoSolution {
+            ProblemSource::Generated(task) => task.solution(problem, mistakes),
+            ProblemSource::Rows(_) => Err(TaskError::NoSolution {
                 id: problem.id.clone(),
                 problem: "the task is a file".into(),
                 remedy: "arithmetic and countdown write worked solutions; from a file, train on its own texts",
@@ -136,17 +142,17 @@ impl Task {
     }
 
     /// What was found in the task's file; `None` for generated tasks.
-    pub fn census(&self) -> Option<&Census> {
+    pub fn census(&self) -> Option<&FileCensus> {
         match &self.source {
-            Source::Generated(_) => None,
-            Source::Rows(task) => Some(task.census()),
+            ProblemSource::Generated(_) => None,
+            ProblemSource::Rows(task) => Some(task.census()),
         }
     }
 
     fn held_out_set(&self) -> &[Problem] {
         match &self.source {
-            Source::Generated(task) => task.held_out(),
-            Source::Rows(task) => task.held_out(),
+            ProblemSource::Generated(task) => task.held_out(),
+            ProblemSource::Rows(task) => task.held_out(),
         }
     }
 }

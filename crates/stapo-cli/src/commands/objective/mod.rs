@@ -134,10 +134,7 @@ fn evaluate(spec: &ObjectiveSpec, lines: &[Line], update: UpdateKey, file: &str)
         effects.push(own);
     }
     let tally = spec.total(&tallies);
-    for effect in effects.iter_mut().flatten() {
-        effect.d_logp *= tally.scale;
-        effect.d_entropy *= tally.scale;
-    }
+    effects.iter_mut().for_each(|own| tally.scale_effects(own));
     let tau_h = calibration.tau_h();
     let has_entropy_bonus = spec.entropy_bonus != stapo_core::objective::EntropyBonus::None;
     let thresholds = tau_h.map(|tau_h| Thresholds { tau_p: spec.tau_p(), tau_h });

@@ -4,7 +4,7 @@ fn stapo() -> ObjectiveSpec {
     ObjectiveSpec::from_preset("stapo").unwrap()
 }
 
-/// Response 0 is rewarded and has five candidates with entropies 0.5, 0.1, 0.4, 0.2, 0.3; response 1 is not.
+/// Response 0 is rewarded and has five candidates with entropies 0.5, 0.1, 0.4, 0.2, 0.3; response 1 is not rewarded.
 fn five_candidates() -> Vec<Sample> {
     vec![
         Sample::on_policy(1.0, &[-7.0, -7.0, -0.1, -8.0, -9.0, -6.3], &[0.5, 0.1, 0.01, 0.4, 0.2, 0.3]),
@@ -20,12 +20,12 @@ fn silenced(effects: &[Vec<TokenEffect>]) -> Vec<(usize, usize)> {
 #[test]
 fn s2t_silences_candidates_strictly_below_the_quantile_of_their_entropy() {
     let (tally, effects) = run(&stapo(), &five_candidates(), UpdateKey::default()).unwrap();
-    // Sorted 0.1 0.2 0.3 0.4 0.5: the 0.75-quantile is 0.4, and 0.4 itself stays.
+    // Sorted 0.1 0.2 0.3 0.4 0.5: the 0.75-quantile is 0.4, and the token at 0.4 is kept.
     assert_eq!(silenced(&effects), [(0, 1), (0, 4), (0, 5)]);
     assert_eq!((tally.n_tokens, tally.n_kept, tally.n_candidates, tally.n_silenced), (8, 5, 5, 3));
     assert_eq!(tally.scale, 1.0 / 5.0, "N counts the tokens not silenced");
     assert_eq!(effects[0][1].silenced_by, Some(MaskKind::Spurious));
-    assert_eq!(effects[0][1].weight, 1.0, "what it would have pushed with");
+    assert_eq!(effects[0][1].weight, 1.0, "the derivative without the mask");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn ablations_choose_from_the_same_candidates() {
         let spec = stapo().with_overrides(overrides.iter().copied()).unwrap();
         run(&spec, &five_candidates(), UpdateKey::default()).unwrap()
     };
-    // The top 75 %: above the 0.25-quantile 0.2.
+    // The 75 % with the highest entropy: above the 0.25-quantile 0.2.
     assert_eq!(silenced(&of(&["masks.0.select=high_entropy"]).1), [(0, 0), (0, 3), (0, 5)]);
     assert_eq!(silenced(&of(&["masks.0.select=full"]).1), [(0, 0), (0, 1), (0, 3), (0, 4), (0, 5)]);
     assert_eq!(silenced(&of(&["masks.0.q=0.5"]).1), [(0, 1), (0, 4)]);
@@ -192,6 +192,24 @@ fn masks_may_read_the_behavior_policy() {
     let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
     assert_eq!((tally.n_candidates, silenced(&effects)), (5, vec![(0, 1), (0, 4), (0, 5)]));
     assert!(!spec.calibrates_on_current_policy() && stapo().calibrates_on_current_policy());
+    let marked: Vec<usize> = (0..6).filter(|&t| effects[0][t].is_candidate).collect();
+    assert_eq!(marked, [0, 1, 3, 4, 5], "effects are marked by the same signal");
+    let current = run(&stapo(), &samples, UpdateKey::default()).unwrap().1;
+    assert!(current.iter().flatten().all(|effect| !effect.is_candidate));
+}
+
+#[test]
+fn candidates_are_marked_without_a_mask_but_counted_for_s2t_alone() {
+    let marked = |effects: &[Vec<TokenEffect>]| effects.iter().flatten().filter(|e| e.is_candidate).count();
+    let (tally, effects) = run(&stapo(), &five_candidates(), UpdateKey::default()).unwrap();
+    assert_eq!((tally.n_candidates, marked(&effects)), (5, 5));
+    let plain = ObjectiveSpec::from_preset("justrl").unwrap();
+    let (tally, effects) = run(&plain, &five_candidates(), UpdateKey::default()).unwrap();
+    assert_eq!((tally.n_candidates, marked(&effects)), (0, 5));
+    let two = stapo()
+        .with_overrides(["masks=[{kind=\"spurious\",tau_p=1e-5},{kind=\"random_tokens\",tau_p=0.002}]"]);
+    let (tally, effects) = run(&two.unwrap(), &five_candidates(), UpdateKey::default()).unwrap();
+    assert_eq!((tally.n_candidates, marked(&effects)), (5, 5), "the highest threshold counts");
 }
 
 #[test]

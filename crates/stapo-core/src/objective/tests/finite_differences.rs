@@ -1,13 +1,14 @@
 use super::*;
 
-/// A five-point central difference: its truncation error is of fourth order, so a step can be large enough to drown rounding.
+/// A five-point central difference. The truncation error is of fourth order, so the step can be so large that rounding does
+/// not matter.
 fn derivative(f: impl Fn(f64) -> f64) -> f64 {
-    // A power of two: log-probs of any size move by exactly this much.
+    // The step is a power of two, so that adding the step to a log-prob is exact.
     let h = 2f64.powi(-13);
     (8.0 * (f(h) - f(-h)) - (f(2.0 * h) - f(-2.0 * h))) / (12.0 * h)
 }
 
-/// Ratios near a kink are scaled away from it: GSPO's clip is 1000 times narrower than the others'.
+/// The spread of log-ratios that reaches beyond the clip. GSPO's clip is 1000 times narrower than the others'.
 fn drift(spec: &ObjectiveSpec) -> f64 {
     match (spec.ratio, spec.surrogate) {
         (Ratio::Sequence, _) => 2e-3,
@@ -15,8 +16,8 @@ fn drift(spec: &ObjectiveSpec) -> f64 {
     }
 }
 
-/// Loss and d_logp against the naive implementation and its finite differences. Tokens within a step of a kink are left out;
-/// returns how many derivatives were compared.
+/// Compares loss and `d_logp` with the naive implementation and its finite differences. Tokens within a step of a kink are
+/// left out. Returns the number of derivatives compared.
 fn check(name: &str, spec: &ObjectiveSpec, samples: &[Sample], pass: usize) -> usize {
     let live: Vec<Vec<f64>> = samples.iter().map(|s| s.logp.clone()).collect();
     let entropy: Vec<Vec<f64>> = samples.iter().map(|s| s.entropy.clone()).collect();
@@ -35,7 +36,7 @@ fn check(name: &str, spec: &ObjectiveSpec, samples: &[Sample], pass: usize) -> u
                 live
             };
             let at = |delta: f64| naive::loss(spec, samples, &frozen, &moved(delta), &entropy);
-            // A kink inside the stencil shows as two one-sided slopes that disagree.
+            // With a kink inside the stencil the two one-sided slopes differ.
             let (left, right) = ((at(0.0) - at(-3e-4)) / 3e-4, (at(3e-4) - at(0.0)) / 3e-4);
             if (left - right).abs() > 0.1 * (left.abs() + right.abs()) + 1e-9 {
                 continue;
@@ -84,7 +85,7 @@ fn d_logp_is_the_derivative_on_policy_where_every_ratio_is_one() {
         for sample in &mut samples {
             sample.behavior_logp.clone_from(&sample.logp);
         }
-        // |ln r| has its kink at ratio 1: its slope there is 0, between the two sides.
+        // |ln r| has a kink at ratio 1, where the slope is taken as 0, between the slopes of the two sides.
         if !matches!(spec.surrogate, Surrogate::KlCov { .. }) {
             assert!(check(&name, &spec, &samples, 0) > 0, "{name}");
         }
@@ -120,7 +121,7 @@ fn d_logp_is_the_derivative_with_every_other_axis() {
     }
 }
 
-/// Slopes of the loss to both sides of a token's log-prob.
+/// The slopes of the loss on both sides of a token's log-prob.
 fn one_sided(spec: &ObjectiveSpec, samples: &[Sample]) -> (f64, f64) {
     let live: Vec<Vec<f64>> = samples.iter().map(|s| s.logp.clone()).collect();
     let entropy: Vec<Vec<f64>> = samples.iter().map(|s| s.entropy.clone()).collect();
@@ -137,7 +138,7 @@ fn one_sided(spec: &ObjectiveSpec, samples: &[Sample]) -> (f64, f64) {
 fn a_ratio_exactly_at_a_clip_edge_takes_the_inner_slope() {
     let spec = ObjectiveSpec::from_preset("justrl").unwrap();
     for (advantage, edge) in [(1.0, 1.28), (-1.0, 0.8), (-1.0, 10.0)] {
-        // behavior_logp such that exp(logp - behavior_logp) is the edge to the last bit, where floats allow.
+        // `behavior_logp` is such that exp(logp - behavior_logp) is the edge to the last bit, where f64 has such a value.
         let mut sample = Sample::on_policy(advantage, &[-5.0, -1.0], &[0.5, 0.5]);
         sample.behavior_logp[0] = -5.0 - libm::log(edge);
         let (_, effects) = run(&spec, &[sample.clone()], UpdateKey::default()).unwrap();

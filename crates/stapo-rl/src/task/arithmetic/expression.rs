@@ -64,7 +64,7 @@ impl Operator {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Token {
+pub(super) enum Symbol {
     Number(i64),
     Operator(Operator),
     Open,
@@ -82,11 +82,11 @@ pub(super) struct Operation {
 
 /// A well-formed expression over integers. Law: parentheses never hold a lone number.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Expression(Vec<Token>);
+pub(super) struct Expression(Vec<Symbol>);
 
 impl Expression {
     /// Callers hand in well-formed tokens.
-    pub(super) fn new(tokens: Vec<Token>) -> Self {
+    pub(super) fn new(tokens: Vec<Symbol>) -> Self {
         Self(tokens)
     }
 
@@ -96,37 +96,37 @@ impl Expression {
         let mut rest = text;
         let mut depth = 0_u32;
         while let Some(symbol) = rest.chars().next() {
-            let expects_operand = !matches!(tokens.last(), Some(Token::Number(_) | Token::Close));
-            let sign = usize::from(symbol == '-' && matches!(tokens.last(), None | Some(Token::Open)));
+            let expects_operand = !matches!(tokens.last(), Some(Symbol::Number(_) | Symbol::Close));
+            let sign = usize::from(symbol == '-' && matches!(tokens.last(), None | Some(Symbol::Open)));
             let n_digits = rest[sign..].bytes().take_while(u8::is_ascii_digit).count();
             if n_digits > 0 && expects_operand {
                 let (number, after) = rest.split_at(sign + n_digits);
-                tokens.push(Token::Number(number.parse().ok()?));
+                tokens.push(Symbol::Number(number.parse().ok()?));
                 rest = after;
                 continue;
             }
             let token = match symbol {
-                '(' if expects_operand => Token::Open,
-                ')' if !expects_operand => Token::Close,
-                _ if !expects_operand => Token::Operator(Operator::from_symbol(symbol)?),
+                '(' if expects_operand => Symbol::Open,
+                ')' if !expects_operand => Symbol::Close,
+                _ if !expects_operand => Symbol::Operator(Operator::from_symbol(symbol)?),
                 _ => return None,
             };
             depth = match token {
-                Token::Open => depth + 1,
-                Token::Close => depth.checked_sub(1)?,
+                Symbol::Open => depth + 1,
+                Symbol::Close => depth.checked_sub(1)?,
                 _ => depth,
             };
             tokens.push(token);
             rest = &rest[symbol.len_utf8()..];
         }
-        let complete = matches!(tokens.last(), Some(Token::Number(_) | Token::Close)) && depth == 0;
+        let complete = matches!(tokens.last(), Some(Symbol::Number(_) | Symbol::Close)) && depth == 0;
         complete.then(|| Self(tokens).without_lone_parentheses())
     }
 
     /// The value, once no operation is left.
     pub(super) fn number(&self) -> Option<i64> {
         match self.0[..] {
-            [Token::Number(value)] => Some(value),
+            [Symbol::Number(value)] => Some(value),
             _ => None,
         }
     }
@@ -145,13 +145,13 @@ impl Expression {
     pub(super) fn reduce(self, operation: Operation, value: i64) -> Self {
         let at = operation.token_idx;
         let mut tokens = self.0;
-        tokens.splice(at - 1..=at + 1, [Token::Number(value)]);
+        tokens.splice(at - 1..=at + 1, [Symbol::Number(value)]);
         Self(tokens).without_lone_parentheses()
     }
 
     fn operations(&self) -> impl Iterator<Item = Operation> {
         self.0.windows(3).enumerate().filter_map(|(start, window)| match *window {
-            [Token::Number(left), Token::Operator(operator), Token::Number(right)] => {
+            [Symbol::Number(left), Symbol::Operator(operator), Symbol::Number(right)] => {
                 Some(Operation { token_idx: start + 1, operator, left, right })
             }
             _ => None,
@@ -162,8 +162,8 @@ impl Expression {
         let own = operation.operator.precedence();
         let before = operation.token_idx.checked_sub(2).map(|at| self.0[at]);
         let after = self.0.get(operation.token_idx + 2);
-        let left_waits = !matches!(before, Some(Token::Operator(other)) if other.precedence() >= own);
-        let right_waits = !matches!(after, Some(Token::Operator(other)) if other.precedence() > own);
+        let left_waits = !matches!(before, Some(Symbol::Operator(other)) if other.precedence() >= own);
+        let right_waits = !matches!(after, Some(Symbol::Operator(other)) if other.precedence() > own);
         left_waits && right_waits
     }
 
@@ -171,7 +171,7 @@ impl Expression {
         while let Some(at) = self
             .0
             .windows(3)
-            .position(|window| matches!(window, [Token::Open, Token::Number(_), Token::Close]))
+            .position(|window| matches!(window, [Symbol::Open, Symbol::Number(_), Symbol::Close]))
         {
             self.0.remove(at + 2);
             self.0.remove(at);
@@ -186,13 +186,13 @@ impl fmt::Display for Expression {
         let mut comes_first = true;
         for token in &self.0 {
             match *token {
-                Token::Number(value) if value < 0 && !comes_first => write!(f, "({value})")?,
-                Token::Number(value) => write!(f, "{value}")?,
-                Token::Operator(operator) => write!(f, "{}", operator.symbol())?,
-                Token::Open => f.write_str("(")?,
-                Token::Close => f.write_str(")")?,
+                Symbol::Number(value) if value < 0 && !comes_first => write!(f, "({value})")?,
+                Symbol::Number(value) => write!(f, "{value}")?,
+                Symbol::Operator(operator) => write!(f, "{}", operator.symbol())?,
+                Symbol::Open => f.write_str("(")?,
+                Symbol::Close => f.write_str(")")?,
             }
-            comes_first = *token == Token::Open;
+            comes_first = *token == Symbol::Open;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The ladder of difficulties, and specs as files write them.
 
 use super::{ArithmeticSpec, Operator};
-use crate::task::VerifierSpec;
+use crate::task::verifier_spec::VerifierSpec;
 use serde::Deserialize;
 
 pub(super) const DEFAULT: usize = 3;

@@ -10,10 +10,11 @@ mod solution;
 pub use expression::Operator;
 pub use solution::Mistakes;
 
-use super::generated::Drawn;
+use super::TaskError;
+use super::drawn::DrawnProblem;
 use super::split::check_share;
-use super::{TaskError, VerifierSpec};
-use expression::{Expression, Token};
+use super::verifier_spec::VerifierSpec;
+use expression::{Expression, Symbol};
 use level::Written;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
@@ -90,13 +91,17 @@ impl ArithmeticSpec {
 
     /// One try at a problem: `None` where the drawn expression breaks a rule of the spec. The number of operators
     /// and the parentheses hang on `shape` alone, so that tries which fail do not change their shares.
-    pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<Drawn> {
+    pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<DrawnProblem> {
         let choices = (self.max_operators - self.min_operators) as u64 + 1;
         let n_operators = self.min_operators + shape.with(0).below(choices) as usize;
         let has_group = n_operators >= 2 && shape.with(1).uniform() < self.parentheses_share;
         let expression = self.draw_expression(n_operators, has_group, attempt)?;
         let value = self.value(expression.clone())?;
-        Some(Drawn { problem: expression.to_string(), reference: value.to_string(), fields: Map::new() })
+        Some(DrawnProblem {
+            problem: expression.to_string(),
+            reference: value.to_string(),
+            fields: Map::new(),
+        })
     }
 
     fn draw_expression(&self, n_operators: usize, has_group: bool, key: Key) -> Option<Expression> {
@@ -110,14 +115,14 @@ impl ArithmeticSpec {
         let mut tokens = Vec::with_capacity(2 * n_operands + 1);
         for idx in 0..n_operands {
             if idx > 0 {
-                tokens.push(Token::Operator(operators[idx - 1]));
+                tokens.push(Symbol::Operator(operators[idx - 1]));
             }
             if group.is_some_and(|(first, _)| first == idx) {
-                tokens.push(Token::Open);
+                tokens.push(Symbol::Open);
             }
-            tokens.push(Token::Number(operand(idx)));
+            tokens.push(Symbol::Number(operand(idx)));
             if group.is_some_and(|(_, last)| last == idx) {
-                tokens.push(Token::Close);
+                tokens.push(Symbol::Close);
             }
         }
         Some(Expression::new(tokens))

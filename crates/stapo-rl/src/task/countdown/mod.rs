@@ -6,9 +6,10 @@ mod value;
 
 pub(super) use value::judge;
 
-use super::generated::Drawn;
+use super::drawn::DrawnProblem;
 use super::split::check_share;
-use super::{Mistakes, Operator, TaskError, VerifierSpec};
+use super::verifier_spec::{CountdownRule, VerifierSpec};
+use super::{Mistakes, Operator, TaskError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, json};
 use stapo_core::random::Key;
@@ -54,22 +55,6 @@ impl Default for CountdownSpec {
     }
 }
 
-/// How the box is judged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CountdownRule {
-    pub number_use: NumberUse,
-}
-
-/// How often each given number must be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NumberUse {
-    #[default]
-    ExactlyOnce,
-    AtMostOnce,
-}
-
 impl CountdownSpec {
     pub(super) fn check(&self) -> Result<(), TaskError> {
         if self.min_numbers < 2 || self.min_numbers > self.max_numbers || self.max_numbers > MAX_NUMBERS {
@@ -88,7 +73,7 @@ impl CountdownSpec {
 
     /// One try at a problem: numbers, joined at random; `None` where the result is no target. How many numbers hangs
     /// on `shape` alone.
-    pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<Drawn> {
+    pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<DrawnProblem> {
         let choices = (self.max_numbers - self.min_numbers) as u64 + 1;
         let n_numbers = self.min_numbers + shape.with(0).below(choices) as usize;
         let numbers: Vec<i64> = (0..n_numbers as u64)
@@ -103,7 +88,7 @@ impl CountdownSpec {
             [("numbers".to_string(), json!(puzzle.numbers)), ("target".to_string(), json!(target))]
                 .into_iter()
                 .collect();
-        Some(Drawn { problem: puzzle.to_string(), reference: puzzle.to_string(), fields })
+        Some(DrawnProblem { problem: puzzle.to_string(), reference: puzzle.to_string(), fields })
     }
 }
 

@@ -5,11 +5,11 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FieldPath {
     written: String,
-    steps: Vec<Step>,
+    steps: Vec<PathStep>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
+enum PathStep {
     Name(String),
     Element(usize),
     /// `[]`: the message of the user, or the only element.
@@ -24,15 +24,15 @@ impl FieldPath {
             if name.is_empty() {
                 return Err(format!("field path {written:?} has an empty name"));
             }
-            steps.push(Step::Name(name.to_string()));
+            steps.push(PathStep::Name(name.to_string()));
             while !rest.is_empty() {
                 let inside = rest.strip_prefix('[').and_then(|rest| rest.split_once(']'));
                 let Some((element, after)) = inside else {
                     return Err(format!("field path {written:?} has a bracket that is not closed"));
                 };
                 steps.push(match element {
-                    "" => Step::TheOne,
-                    number => Step::Element(number.parse().map_err(|_| {
+                    "" => PathStep::TheOne,
+                    number => PathStep::Element(number.parse().map_err(|_| {
                         format!("field path {written:?} has [{number}], expected [] or a number from 0")
                     })?),
                 });
@@ -53,9 +53,9 @@ impl FieldPath {
             return Ok(value);
         }
         self.steps.iter().try_fold(row, |value, step| match step {
-            Step::Name(name) => value.get(name).ok_or_else(|| format!("no field {name:?}")),
-            Step::Element(idx) => value.get(idx).ok_or_else(|| format!("no element {idx}")),
-            Step::TheOne => the_one(value),
+            PathStep::Name(name) => value.get(name).ok_or_else(|| format!("no field {name:?}")),
+            PathStep::Element(idx) => value.get(idx).ok_or_else(|| format!("no element {idx}")),
+            PathStep::TheOne => the_one(value),
         })
     }
 }

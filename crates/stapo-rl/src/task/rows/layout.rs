@@ -21,7 +21,7 @@ const DAPO_CLOSING: &str = "Remember to put your answer on its own line after \"
 /// Problem and remedy of a refusal.
 pub(super) type Refusal = (String, String);
 
-pub(super) struct Layout {
+pub(super) struct RowLayout {
     problem: FieldPath,
     answer: FieldPath,
     /// `None`: rows are numbered.
@@ -29,14 +29,14 @@ pub(super) struct Layout {
 }
 
 /// A row's texts.
-pub(super) struct Found {
+pub(super) struct RowTexts {
     pub(super) id: String,
     pub(super) problem: String,
     /// A refusal where the row has none.
     pub(super) reference: Result<String, Refusal>,
 }
 
-impl Layout {
+impl RowLayout {
     /// The layout of a file by the spec and its first row.
     pub(super) fn recognise(spec: &RowsSpec, row: &Value) -> Result<Self, Refusal> {
         let choose = |key: &str, given: Option<&str>, known: &[&str]| -> Result<Option<FieldPath>, Refusal> {
@@ -65,7 +65,7 @@ impl Layout {
         Ok(Self { problem, answer, id })
     }
 
-    pub(super) fn read(&self, row: &Value, number: u64, file: &Path) -> Result<Found, Refusal> {
+    pub(super) fn read(&self, row: &Value, number: u64, file: &Path) -> Result<RowTexts, Refusal> {
         let problem = text_at(&self.problem, "problem", row)?;
         let reference = text_at(&self.answer, "reference", row).and_then(|answer| {
             bare_answer(&answer, self.answer.written() == "solution").ok_or_else(|| {
@@ -81,7 +81,7 @@ impl Layout {
             || Ok(format!("{}-{number}", file.file_stem().unwrap_or_default().to_string_lossy())),
             |path| text_at(path, "id", row),
         )?;
-        Ok(Found { id, problem: without_dapo_frame(&problem).to_string(), reference })
+        Ok(RowTexts { id, problem: without_dapo_frame(&problem).to_string(), reference })
     }
 }
 

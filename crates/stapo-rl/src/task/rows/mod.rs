@@ -10,7 +10,7 @@ use super::split::{check_share, content_hash, split_of};
 use super::template::Template;
 use super::verdict::Verifier;
 use super::{MissingAnswers, RowsSpec, Split, TaskError};
-use layout::Layout;
+use layout::RowLayout;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -53,11 +53,11 @@ type AddRow<'a> = dyn FnMut(u64, Map<String, Value>) -> Result<(), TaskError> + 
 
 /// What a file held.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Census {
+pub struct FileCensus {
     pub n_rows: u64,
-    /// Rows left out for want of a reference.
+    /// ProblemRows left out for want of a reference.
     pub n_without_answer: u64,
-    /// Rows whose problem an earlier row has word for word: left out.
+    /// ProblemRows whose problem an earlier row has word for word: left out.
     pub n_duplicates: u64,
     /// Those among them with another reference than the earlier row.
     pub n_conflicts: u64,
@@ -69,13 +69,13 @@ pub struct Census {
     pub first_unreadable: Option<String>,
 }
 
-pub(super) struct Rows {
+pub(super) struct ProblemRows {
     train: Vec<Problem>,
     held_out: Vec<Problem>,
-    census: Census,
+    census: FileCensus,
 }
 
-impl Rows {
+impl ProblemRows {
     pub(super) fn open(spec: &RowsSpec, format: Format, verifier: &Verifier) -> Result<Self, TaskError> {
         check_share("held_out_share", spec.held_out_share)?;
         let mut collected = Collected::new(spec, format)?;
@@ -105,7 +105,7 @@ impl Rows {
         &self.held_out
     }
 
-    pub(super) fn census(&self) -> &Census {
+    pub(super) fn census(&self) -> &FileCensus {
         &self.census
     }
 
@@ -137,17 +137,17 @@ impl Rows {
     }
 }
 
-/// Rows so far.
+/// ProblemRows so far.
 struct Collected<'a> {
     spec: &'a RowsSpec,
     format: Format,
     template: Template,
     /// Recognised at the first row.
-    layout: Option<Layout>,
+    layout: Option<RowLayout>,
     /// Hash of each problem's text to the hash of its reference.
     reference_of: HashMap<u64, u64>,
     row_of_id: HashMap<String, u64>,
-    rows: Rows,
+    rows: ProblemRows,
 }
 
 impl<'a> Collected<'a> {
@@ -159,7 +159,7 @@ impl<'a> Collected<'a> {
             layout: None,
             reference_of: HashMap::new(),
             row_of_id: HashMap::new(),
-            rows: Rows { train: Vec::new(), held_out: Vec::new(), census: Census::default() },
+            rows: ProblemRows { train: Vec::new(), held_out: Vec::new(), census: FileCensus::default() },
         })
     }
 
@@ -173,7 +173,7 @@ impl<'a> Collected<'a> {
         };
         let row = Value::Object(row);
         if self.layout.is_none() {
-            self.layout = Some(Layout::recognise(self.spec, &row).map_err(refuse)?);
+            self.layout = Some(RowLayout::recognise(self.spec, &row).map_err(refuse)?);
         }
         let Some(layout) = &self.layout else { return Ok(()) };
         let found = layout.read(&row, number, &self.spec.path).map_err(refuse)?;
@@ -215,7 +215,7 @@ impl<'a> Collected<'a> {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Rows, TaskError> {
+    fn finish(mut self) -> Result<ProblemRows, TaskError> {
         let refuse = |problem: String, remedy: &str| {
             Err(TaskError::File { path: self.spec.path.clone(), problem, remedy: remedy.into() })
         };

@@ -1,7 +1,8 @@
 //! An external program as verifier: kept running, lines in, lines out, every wait and every buffer bounded.
 
-use super::Judged;
-use crate::task::{CommandSpec, TaskError};
+use crate::task::TaskError;
+use crate::task::judged::Judged;
+use crate::task::verifier_spec::CommandSpec;
 use process::{Process, Silence};
 use serde::{Deserialize, Serialize};
 use stapo_core::{Problem, Verdict};
@@ -135,7 +136,7 @@ impl External {
 }
 
 #[derive(Serialize)]
-struct Request<'a> {
+struct VerifierRequest<'a> {
     sample: u64,
     id: &'a str,
     prompt: &'a str,
@@ -147,7 +148,7 @@ fn requests(samples: &[(&Problem, &str)], first: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (sample, (problem, response)) in (first..).zip(samples) {
         let Problem { id, prompt, reference } = problem;
-        let request = Request { sample, id, prompt, response, reference };
+        let request = VerifierRequest { sample, id, prompt, response, reference };
         serde_json::to_writer(&mut bytes, &request).expect("a number and four strings are always JSON");
         bytes.push(b'\n');
     }
@@ -156,7 +157,7 @@ fn requests(samples: &[(&Problem, &str)], first: u64) -> Vec<u8> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Reply {
+struct VerifierReply {
     sample: Option<u64>,
     verdict: Option<Verdict>,
     reward: Option<f64>,
@@ -166,7 +167,8 @@ struct Reply {
 }
 
 fn read_reply(line: &[u8], id: &str, sample: u64) -> Result<Judged, String> {
-    let reply: Reply = serde_json::from_slice(line).map_err(|e| format!("wrote {}: {e}", shortened(line)))?;
+    let reply: VerifierReply =
+        serde_json::from_slice(line).map_err(|e| format!("wrote {}: {e}", shortened(line)))?;
     if let Some(other) = reply.sample.filter(|&other| other != sample) {
         return Err(format!("answered sample {other} where {sample} was next"));
     }

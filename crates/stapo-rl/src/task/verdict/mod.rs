@@ -2,33 +2,15 @@
 
 mod command;
 
-use super::countdown::{self, CountdownRule};
-use super::{TaskError, VerifierSpec};
+use super::TaskError;
+use super::countdown;
+use super::judged::Judged;
+use super::verifier_spec::CountdownRule;
+use super::verifier_spec::VerifierSpec;
 use command::External;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 use stapo_core::{Problem, Verdict};
 use stapo_verify::{Rules, grade, grade_answer};
-
-/// A verdict and what it rests on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Judged {
-    pub verdict: Verdict,
-    /// The reward an external verifier gave; elsewhere the verdict alone decides.
-    pub reward: Option<f64>,
-    /// The answer as the response writes it.
-    pub answer: Option<String>,
-    /// The answer in one plain notation, where a rule reads it: equal answers vote together.
-    pub canonical: Option<String>,
-    /// One line a person understands.
-    pub reason: String,
-}
-
-impl Judged {
-    pub(super) fn new(verdict: Verdict, answer: Option<String>, reason: String) -> Self {
-        Self { verdict, reward: None, answer, canonical: None, reason }
-    }
-}
 
 pub(super) enum Verifier {
     Rule(Rules),

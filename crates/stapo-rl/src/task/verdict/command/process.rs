@@ -1,6 +1,7 @@
 //! A child process with line-wise, bounded, timed output. Ended and reaped when dropped.
 
-use crate::task::{CommandSpec, TaskError};
+use crate::task::TaskError;
+use crate::task::verifier_spec::CommandSpec;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
