@@ -68,7 +68,7 @@ struct Minibatch<'p, 'a> {
 }
 
 /// What the optimizer did with the gradients of a mini-batch.
-struct Stepped {
+struct OptimizerStep {
     gradient_norm: f64,
     learning_rate: f64,
     unreached: Vec<String>,
@@ -130,7 +130,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     }
 
     /// The optimizer step. A gradient that is not finite is an error that names the micro-batch at fault.
-    fn step(&self, learner: &mut Learner, pass: &mut Pass, tally: &Tally) -> Result<Stepped> {
+    fn step(&self, learner: &mut Learner, pass: &mut Pass, tally: &Tally) -> Result<OptimizerStep> {
         let config = &self.plan.config.update;
         let is_first = self.context.step == 1;
         let unreached = if is_first { unreached(&learner.gradients) } else { Vec::new() };
@@ -145,7 +145,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
             }
         };
         let has_moved = before.is_none_or(|before| before != fingerprint(&learner.model.policy));
-        Ok(Stepped { gradient_norm, learning_rate, unreached, has_moved })
+        Ok(OptimizerStep { gradient_norm, learning_rate, unreached, has_moved })
     }
 
     /// The first micro-batch whose own gradient is not finite, found by computing the gradient of each micro-batch anew;
@@ -169,7 +169,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     }
 
     /// Counts the tokens by quadrant and scales the effects.
-    fn tally(mut self, tally: Tally, stepped: Stepped) -> Learned<'a> {
+    fn tally(mut self, tally: Tally, stepped: OptimizerStep) -> Learned<'a> {
         let tau_h = self.calibration.tau_h();
         let tau_p = self.plan.objective.tau_p();
         let mut census = Census::new(Thresholds { tau_p, tau_h: tau_h.unwrap_or(f64::INFINITY) });
@@ -178,7 +178,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
             tally.scale_effects(&mut member.effects);
         }
         let exactness_max_abs = self.members.iter().map(Member::distance).fold(0.0, f64::max);
-        let Stepped { gradient_norm, learning_rate, unreached, has_moved } = stepped;
+        let OptimizerStep { gradient_norm, learning_rate, unreached, has_moved } = stepped;
         Learned {
             members: self.members,
             tally,

@@ -361,8 +361,8 @@ impl ObjectiveSpec {
         for (field, values, is_logp) in fields {
             let Some(values) = values else { continue };
             if values.len() != response.logp.len() {
-                let (got, expected) = (values.len(), response.logp.len());
-                return Err(ObjectiveError::Length { response_idx, field, got, expected });
+                let expected = response.logp.len();
+                return Err(ObjectiveError::Length { response_idx, field, got: values.len(), expected });
             }
             let (bad, expected) = if is_logp {
                 (first_bad(values, is_logp_value), "a finite log-prob, at most 0")

@@ -173,3 +173,57 @@ fn overrides_reach_into_a_preset() {
     assert!(read(&["objective.masks=[]"]).masks.is_empty());
     assert!(complaint("", &["objective.masks.3.tau_p=1"]).contains("has no entry `3`"));
 }
+
+/// The string literals of Rust source, without those in comments.
+fn string_literals(source: &str) -> Vec<String> {
+    let code =
+        source.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let code = code.replace("\\\\", "").replace("\\\"", "").replace("'\"'", "");
+    code.split('"').skip(1).step_by(2).map(str::to_string).collect()
+}
+
+/// The config keys that a message names, such as `update.recompute`.
+fn named_keys(message: &str, sections: &[&str]) -> Vec<String> {
+    let is_inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '.';
+    let words = message.split(|c: char| !is_inside(c)).map(|word| word.trim_end_matches('.'));
+    let is_key = |word: &&str| word.split_once('.').is_some_and(|(section, _)| sections.contains(&section));
+    words.filter(is_key).map(str::to_string).collect()
+}
+
+#[test]
+fn every_config_key_that_a_message_names_exists() {
+    let sections = ["rollout", "reward", "update", "evaluation", "record", "canaries"];
+    let mut config = Config::default();
+    config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
+    config.evaluation.target_accuracy = Some(0.9);
+    let table = settings::to_table(&config);
+    let exists = |key: &str| {
+        let (section, rest) = key.split_once('.').unwrap();
+        table[section].as_table().unwrap().contains_key(rest)
+    };
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates");
+    let mut folders: Vec<std::path::PathBuf> =
+        ["stapo-rl/src", "stapo-ops/src/cuda", "stapo-cli/src"].map(|folder| root.join(folder)).into();
+    let mut found = std::collections::BTreeSet::new();
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") && !path.to_string_lossy().contains("tests")
+            {
+                for text in string_literals(&std::fs::read_to_string(&path).unwrap()) {
+                    for key in named_keys(&text, &sections) {
+                        assert!(exists(&key), "{}: {key} in {text:?}", path.display());
+                        found.insert(key);
+                    }
+                }
+            }
+        }
+    }
+    assert!(found.len() > 20 && found.contains("update.recompute"), "{found:?}");
+    assert_eq!(
+        named_keys("lower update.keep, or rollout.kv_mib.", &sections),
+        ["update.keep", "rollout.kv_mib"]
+    );
+    assert!(!exists("update.keep"), "a key that does not exist is found");
+}

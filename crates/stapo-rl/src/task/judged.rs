@@ -7,7 +7,7 @@ pub struct Judged {
     pub verdict: Verdict,
     /// The reward that an external verifier gave; absent where the verdict decides the reward.
     pub reward: Option<f64>,
-    /// The answer as the response writes it.
+    /// The answer as written in the response.
     pub answer: Option<String>,
     /// The answer in canonical notation, where a rule can read the answer. maj@k counts equal canonical answers together.
     pub canonical: Option<String>,

@@ -1,4 +1,4 @@
-//! A task is data and a verdict: where problems come from, and what makes an answer right.
+//! A task is data and a verdict: a source of problems, and a verifier of answers.
 //!
 //! ```
 //! use stapo_rl::task::{Mistakes, Split, Task, TaskSpec};
@@ -36,14 +36,14 @@ use rows::{Format, ProblemRows};
 use stapo_core::Problem;
 use verdict::Verifier;
 
-/// Every character that prompts and worked solutions of `arithmetic` and `countdown` hold under their default
-/// templates, in code-point order: what a character-level tokenizer must know.
+/// Every character of the prompts and worked solutions of `arithmetic` and `countdown` with the default templates, in
+/// code-point order. A character-level tokenizer needs these tokens.
 pub const ALPHABET: &str = " ()*+,-/0123456789:=\\abdeghnorstuwx{}";
 
-/// An open task: everything that can be wrong with its spec, file, fields and template has been found.
+/// An open task, whose spec, file, fields and template have been checked.
 ///
-/// Problems are a pure function of seed, split and position; judging keeps the order of the samples. Shared between
-/// threads.
+/// A problem is a pure function of seed, split and position; judging keeps the order of the samples. Threads may share a
+/// task.
 pub struct Task {
     source: ProblemSource,
     verifier: Verifier,
@@ -92,8 +92,8 @@ impl Task {
         Ok(Self { source, verifier })
     }
 
-    /// The problem at `position`. `Train`: generated tasks never end; a file repeats in epochs, each a permutation
-    /// keyed by `seed`. `HeldOut`: the fixed set in its order, over and over, whatever the seed.
+    /// The problem at `position`. `Train`: generated tasks are endless; a file repeats in epochs, each a permutation
+    /// keyed by `seed`. `HeldOut`: the fixed set repeats in its order, for every seed.
     pub fn problem(&self, seed: u64, split: Split, position: u64) -> Result<Problem, TaskError> {
         match (split, &self.source) {
             (Split::Train, ProblemSource::Generated(task)) => task.train(seed, position),
@@ -109,12 +109,12 @@ impl Task {
         }
     }
 
-    /// The first `n` problems of the held-out set, or all where it has fewer.
+    /// The first `n` problems of the held-out set, or all where the set has fewer.
     pub fn held_out(&self, n: usize) -> Vec<Problem> {
         self.held_out_set().iter().take(n).cloned().collect()
     }
 
-    /// How many different problems a split has; `None`: without end.
+    /// The number of different problems of a split; `None` for an endless split.
     pub fn n_problems(&self, split: Split) -> Option<u64> {
         match (split, &self.source) {
             (Split::Train, ProblemSource::Generated(_)) => None,
@@ -123,13 +123,13 @@ impl Task {
         }
     }
 
-    /// Judges responses, each beside its problem; the answers come in the same order. Rules never fail; an external
-    /// verifier may, and then no sample gets a made-up verdict.
+    /// Judges responses, each given with its problem; results are in the order of the samples. Rules never fail. Where an
+    /// external verifier fails, the whole call is an error and no sample gets a verdict.
     pub fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
         self.verifier.judge(samples)
     }
 
-    /// A worked solution with the mistakes asked for: what a base model is pretrained on. Generated tasks only.
+    /// A worked solution with mistakes, as pretraining uses it. Generated tasks only.
     pub fn solution(&self, problem: &Problem, mistakes: &Mistakes) -> Result<String, TaskError> {
         match &self.source {
             ProblemSource::Generated(task) => task.solution(problem, mistakes),
@@ -141,7 +141,7 @@ impl Task {
         }
     }
 
-    /// What was found in the task's file; `None` for generated tasks.
+    /// The counts of the task's file; `None` for generated tasks.
     pub fn census(&self) -> Option<&FileCensus> {
         match &self.source {
             ProblemSource::Generated(_) => None,

@@ -1,4 +1,4 @@
-//! Tasks as a config writes them.
+//! The keys of a task in a config.
 
 use super::arithmetic::ArithmeticSpec;
 use super::countdown::CountdownSpec;
@@ -6,7 +6,7 @@ use super::verifier_spec::VerifierSpec;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Where problems come from and how answers are judged: `kind` and the keys of that kind.
+/// The source of problems and the verifier of answers: `kind` and the keys of that kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum TaskSpec {
@@ -34,15 +34,15 @@ pub struct RowsSpec {
     pub problem_field: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_field: Option<String>,
-    /// `#row` numbers the rows instead: `gsm8k-1`, `gsm8k-2`, ...
+    /// With `#row`, ids are numbers of rows: `gsm8k-1`, `gsm8k-2`, ...
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_field: Option<String>,
     #[serde(default)]
     pub missing_answers: MissingAnswers,
-    /// Share of the problems, by the hash of their text, that training never sees. 1 keeps all of a benchmark.
+    /// The share of problems, chosen by the hash of the text, that are held out of training. 1 holds out all problems.
     #[serde(default = "default_held_out_share")]
     pub held_out_share: f64,
-    /// Jinja over `problem`, `id` and the row's fields.
+    /// A Jinja template over `problem`, `id` and the row's fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
     #[serde(default)]
@@ -50,7 +50,7 @@ pub struct RowsSpec {
 }
 
 impl RowsSpec {
-    /// A file with everything else at its default.
+    /// A file with the default of every other key.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -65,14 +65,14 @@ impl RowsSpec {
     }
 }
 
-/// What becomes of rows without a reference.
+/// How rows without a reference are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingAnswers {
-    /// The file is refused, and the first such row named.
+    /// The file is refused with an error that names the first such row.
     #[default]
     Refuse,
-    /// They are left out and counted.
+    /// Such rows are left out and counted.
     Drop,
 }
 

@@ -1,4 +1,4 @@
-//! Verifiers as a config writes them.
+//! The keys of a verifier in a config.
 
 use serde::{Deserialize, Serialize};
 use stapo_verify::{Fallback, Mode, Order, Rules};
@@ -8,11 +8,11 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum VerifierSpec {
-    /// The math grader, by one of its rules.
+    /// The math grader with one of its rules.
     Rule(RuleSpec),
-    /// An expression over given numbers that reaches a target; references read `2,3,5,7:24`.
+    /// The answer is an expression over given numbers that reaches a target; references have the form `2,3,5,7:24`.
     Countdown(CountdownRule),
-    /// A program that stays running and answers one line of JSON per sample.
+    /// A program that keeps running and writes one line of JSON per sample.
     Command(CommandSpec),
 }
 
@@ -22,7 +22,7 @@ impl Default for VerifierSpec {
     }
 }
 
-/// How the box is judged.
+/// How the expression in the box is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CountdownRule {
@@ -53,24 +53,24 @@ impl From<RuleSpec> for Rules {
     }
 }
 
-/// An external verifier. Per sample it reads `{"sample", "id", "prompt", "response", "reference"}` as one line on
-/// standard input and writes one line, in the same order: `{"verdict": "right"}` (or `wrong`, `no_answer`,
-/// `unparsable`, `over_budget`), or `{"reward": 0.5}`, or both. A reward alone is `right` above 0 and `wrong`
-/// otherwise. `answer` and `reason` may stand beside them, and so may `sample` (a number that counts from 0) and
-/// `id`, which are then compared: a program that repeats `sample` can never be read out of step.
+/// An external verifier. For each sample the program reads one line `{"sample", "id", "prompt", "response", "reference"}`
+/// from standard input and writes one line, in the same order: `{"verdict": "right"}` (or `wrong`, `no_answer`,
+/// `unparsable`, `over_budget`), or `{"reward": 0.5}`, or both. A reward without a verdict means `right` above 0 and
+/// `wrong` otherwise. The line may also hold `answer`, `reason`, `sample` (which counts from 0) and `id`. The last two are
+/// compared with the request, so that a program that repeats `sample` cannot get out of step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandSpec {
     pub program: PathBuf,
     #[serde(default)]
     pub args: Vec<String>,
-    /// The longest silence before the next answer.
+    /// The longest wait for the next line.
     #[serde(default = "default_sample_seconds")]
     pub sample_seconds: f64,
-    /// The longest time for all samples of one call.
+    /// The longest wait for all samples of one call.
     #[serde(default = "default_batch_seconds")]
     pub batch_seconds: f64,
-    /// The longest line it may write.
+    /// The longest line that the program may write.
     #[serde(default = "default_max_line_bytes")]
     pub max_line_bytes: usize,
 }

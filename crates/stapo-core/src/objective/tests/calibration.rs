@@ -65,7 +65,8 @@ fn no_candidate_and_one_candidate_silence_nothing() {
 
 #[test]
 fn stapo_with_nothing_silenced_is_justrl() {
-    let (stapo, justrl) = (stapo(), ObjectiveSpec::from_preset("justrl").unwrap());
+    let stapo = stapo();
+    let justrl = ObjectiveSpec::from_preset("justrl").unwrap();
     let samples: Vec<Sample> = random_minibatch(&stapo, 2, 0.4)
         .into_iter()
         .map(|mut sample| {

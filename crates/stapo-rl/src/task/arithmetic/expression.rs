@@ -1,9 +1,9 @@
-//! Expressions as text: parsed, printed and reduced one operation at a time.
+//! Arithmetic expressions: parsing, printing, and reduction by one operation at a time.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// An operation. Multiplication and division bind tighter; equals go from left to right.
+/// An arithmetic operator. Multiplication and division bind tighter; operators of equal precedence go from left to right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operator {
     #[serde(rename = "+")]
@@ -39,7 +39,7 @@ impl Operator {
         }
     }
 
-    /// The result; `None` where it is no integer or does not fit.
+    /// The result; `None` where the result is not an integer or does not fit.
     pub(in crate::task) fn apply(self, left: i64, right: i64) -> Option<i64> {
         match self {
             Self::Add => left.checked_add(right),
@@ -52,7 +52,7 @@ impl Operator {
         }
     }
 
-    /// The result as someone who has gone astray would write it: quotients lose their rest, and x/0 is 0.
+    /// The result after a mistake, when the exact rules may not apply: quotients are truncated, and x/0 is 0.
     pub(super) fn apply_carelessly(self, left: i64, right: i64) -> i64 {
         match self {
             Self::Add => left.saturating_add(right),
@@ -71,7 +71,7 @@ pub(super) enum Symbol {
     Close,
 }
 
-/// One operation of an expression: where it stands and what it joins.
+/// One operation between two numbers of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Operation {
     token_idx: usize,
@@ -80,17 +80,17 @@ pub(super) struct Operation {
     pub(super) right: i64,
 }
 
-/// A well-formed expression over integers. Law: parentheses never hold a lone number.
+/// A well-formed expression over integers. Law: no pair of parentheses holds a single number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Expression(Vec<Symbol>);
 
 impl Expression {
-    /// Callers hand in well-formed tokens.
+    /// The symbols must form a well-formed expression.
     pub(super) fn new(tokens: Vec<Symbol>) -> Self {
         Self(tokens)
     }
 
-    /// The expression a text writes; `None` where it is none.
+    /// Parses a text; `None` where the text is not an expression.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut tokens = Vec::new();
         let mut rest = text;
@@ -123,7 +123,7 @@ impl Expression {
         complete.then(|| Self(tokens).without_lone_parentheses())
     }
 
-    /// The value, once no operation is left.
+    /// The value of an expression without operations; `None` otherwise.
     pub(super) fn number(&self) -> Option<i64> {
         match self.0[..] {
             [Symbol::Number(value)] => Some(value),
@@ -131,17 +131,17 @@ impl Expression {
         }
     }
 
-    /// The leftmost operation the rules allow next; `None` once no operation is left.
+    /// The leftmost operation that precedence allows next; `None` for an expression without operations.
     pub(super) fn next_operation(&self) -> Option<Operation> {
         self.operations().find(|&operation| self.may_go_next(operation))
     }
 
-    /// Operations between two bare numbers that the rules forbid for now: the ones a careless reader takes.
+    /// Operations between two numbers that precedence does not allow yet.
     pub(super) fn premature_operations(&self) -> Vec<Operation> {
         self.operations().filter(|&operation| !self.may_go_next(operation)).collect()
     }
 
-    /// Puts `value` in the place of an operation of this expression.
+    /// Replaces an operation of this expression by `value`.
     pub(super) fn reduce(self, operation: Operation, value: i64) -> Self {
         let at = operation.token_idx;
         let mut tokens = self.0;
@@ -180,7 +180,7 @@ impl Expression {
     }
 }
 
-/// A negative number stands in parentheses unless it comes first: `7*(-3)`, `-3*7`.
+/// A negative number is written in parentheses except at the start: `7*(-3)`, `-3*7`.
 impl fmt::Display for Expression {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mut comes_first = true;

@@ -1,4 +1,4 @@
-//! Judging countdown: the box is read as an expression and computed exactly. Nothing is executed.
+//! Judges countdown: the box is parsed as an expression and evaluated exactly. No code is executed.
 
 use super::Puzzle;
 use crate::task::Operator;
@@ -7,12 +7,12 @@ use crate::task::verifier_spec::{CountdownRule, NumberUse};
 use stapo_core::Verdict;
 use stapo_verify::{Fallback, Order, extract};
 
-/// The longest expression that is read, in bytes.
+/// The longest expression that is parsed, in bytes.
 const MAX_EXPRESSION_BYTES: usize = 1024;
-/// Parentheses and signs within each other.
+/// The deepest nesting of parentheses and signs.
 const MAX_DEPTH: usize = 32;
 
-/// The verdict on a response to the puzzle in `reference`.
+/// The verdict on a response to the problem in `reference`.
 pub(in crate::task) fn judge(response: &str, reference: &str, rule: CountdownRule) -> Judged {
     let Some(puzzle) = Puzzle::parse(reference) else {
         let reason = format!("reference {reference:?} does not read like 2,3,5,7:24");
@@ -61,7 +61,7 @@ enum NoValue {
 
 struct Computed {
     value: Fraction,
-    /// The numbers as written, in order.
+    /// The numbers of the expression, in order.
     numbers: Vec<i64>,
 }
 
@@ -168,7 +168,7 @@ impl Reader<'_> {
     }
 }
 
-/// Law: in lowest terms, `under` above 0.
+/// A fraction in lowest terms. Law: `under` is above 0.
 #[derive(Debug, Clone, Copy)]
 struct Fraction {
     over: i128,
@@ -198,7 +198,7 @@ impl Fraction {
     }
 }
 
-/// The product, kept so far below the type's limit that signs and sums are safe.
+/// The product; `None` above 2^120. The distance to the limit of `i128` makes negations and sums safe.
 fn product(left: i128, right: i128) -> Option<i128> {
     left.checked_mul(right).filter(|product| product.unsigned_abs() < 1 << 120)
 }

@@ -12,7 +12,7 @@ pub(super) struct FieldPath {
 enum PathStep {
     Name(String),
     Element(usize),
-    /// `[]`: the message of the user, or the only element.
+    /// `[]`: the user's message, or the only element.
     TheOne,
 }
 
@@ -46,9 +46,9 @@ impl FieldPath {
         &self.written
     }
 
-    /// What the path leads to; otherwise what is in the way.
+    /// The value at the path, or the reason why there is none.
     pub(super) fn get<'a>(&self, row: &'a Value) -> Result<&'a Value, String> {
-        // A field whose own name holds a dot or a bracket comes first.
+        // A field whose name is the whole path, dots and brackets included, has precedence.
         if let Some(value) = row.get(&self.written) {
             return Ok(value);
         }

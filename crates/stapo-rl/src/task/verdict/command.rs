@@ -1,4 +1,5 @@
-//! An external program as verifier: kept running, lines in, lines out, every wait and every buffer bounded.
+//! An external program as verifier. The program keeps running; requests and replies are lines; every wait and every buffer
+//! has a limit.
 
 use crate::task::TaskError;
 use crate::task::judged::Judged;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 mod process;
 
-/// The program and, while it works, its process. After a failure the process is gone and the next call starts anew.
+/// An external program and its process. A failure ends the process, and the next call starts another.
 pub(in crate::task) struct External {
     spec: CommandSpec,
     process: Mutex<Option<Process>>,
@@ -40,7 +41,7 @@ impl External {
         Ok(Self { spec: spec.clone(), process: Mutex::new(Some(process)) })
     }
 
-    /// One line out and one line back per sample. Any failure ends the process and names the sample it struck.
+    /// Sends and receives one line per sample. A failure ends the process and is an error that names the sample.
     pub(super) fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
         if samples.is_empty() {
             return Ok(Vec::new());
@@ -84,7 +85,7 @@ impl External {
             judged.push(answer);
         }
         match process.next_line(Instant::now()) {
-            // All verdicts are in; a program that has ended fails the next call.
+            // All verdicts have arrived. A program that has ended by now fails the next call.
             Err(Silence::TimedOut | Silence::Ended) => Ok(judged),
             found => {
                 Err(self.failure(process, format!("after {}", place(samples.len() - 1)), self.surplus(found)))
@@ -92,7 +93,7 @@ impl External {
         }
     }
 
-    /// What to say of a line nobody asked for, which would shift every later verdict by one.
+    /// The problem and the remedy of a surplus line, which would shift every later verdict by one sample.
     fn surplus(&self, found: Result<Vec<u8>, Silence>) -> (String, String) {
         match found {
             Ok(line) => {

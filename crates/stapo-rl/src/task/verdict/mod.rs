@@ -1,4 +1,4 @@
-//! From responses to verdicts.
+//! Verifiers, which turn responses into verdicts.
 
 mod command;
 
@@ -19,7 +19,7 @@ pub(super) enum Verifier {
 }
 
 impl Verifier {
-    /// An external program starts here, so that one that cannot start is found before any sampling.
+    /// Opens a verifier. An external program is started here, so that a failure to start is found before sampling.
     pub(super) fn open(spec: &VerifierSpec) -> Result<Self, TaskError> {
         Ok(match spec {
             VerifierSpec::Rule(rule) => Self::Rule((*rule).into()),
@@ -28,7 +28,7 @@ impl Verifier {
         })
     }
 
-    /// One result per sample, in order; rules use all cores.
+    /// One result per sample, in the order of the samples. Rules run on all cores.
     pub(super) fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
         match self {
             Self::Rule(rules) => {
@@ -42,7 +42,7 @@ impl Verifier {
         }
     }
 
-    /// Whether a reference can ever be matched; why not otherwise.
+    /// Checks that a response can match the reference; the error is the reason why none can.
     pub(super) fn check_reference(&self, reference: &str) -> Result<(), String> {
         match self {
             Self::Rule(rules) => {
@@ -66,7 +66,7 @@ fn by_rule(problem: &Problem, response: &str, rules: Rules) -> Judged {
     }
 }
 
-/// The grader's verdict in the words of records.
+/// The grader's verdict, as records name verdicts.
 fn verdict(found: stapo_verify::Verdict) -> Verdict {
     match found {
         stapo_verify::Verdict::Right => Verdict::Right,
