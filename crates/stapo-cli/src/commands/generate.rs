@@ -8,7 +8,9 @@ use serde::Serialize;
 use serde_json::Value;
 use stapo_rl::LoadedModel;
 use stapo_rl::model::DeviceName;
-use stapo_rl::model::generate::{Engine, Event, Filter, Request, Response, Rule, Sampled, Settings, Ticket};
+use stapo_rl::model::generate::{
+    Engine, Event, Filter, Request, Response, Sampled, SamplingRule, Settings, Ticket,
+};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::PathBuf;
@@ -124,13 +126,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if n_refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-fn rule(args: &Args) -> Rule {
+fn rule(args: &Args) -> SamplingRule {
     if args.greedy {
-        return Rule::Greedy;
+        return SamplingRule::Greedy;
     }
     let top_k = args.top_k.map(|k| k as usize);
     let filter = Filter { top_k, top_p: args.top_p, min_p: args.min_p };
-    Rule::Draw { temperature: args.temperature, filter }
+    SamplingRule::Draw { temperature: args.temperature, filter }
 }
 
 /// What a ticket stands for.

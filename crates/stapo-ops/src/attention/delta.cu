@@ -1,5 +1,5 @@
 // pull[token, head] = sum of d_out out. Grid: tokens; a warp takes the heads in turn.
-KERNEL attention_pull_bf16(const bf16* out, const bf16* d_out, float* pull, int query) {
+KERNEL attention_delta_bf16(const bf16* out, const bf16* d_out, float* pull, int query) {
     for (int head = threadIdx.x / 32; head < query; head += blockDim.x / 32) {
         size_t at = ((size_t)blockIdx.x * query + head) * HEAD_DIM;
         float sum = 0.0f;

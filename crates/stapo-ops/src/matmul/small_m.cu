@@ -48,42 +48,42 @@ template <> __device__ __forceinline__ void multiply_tile<64>(float (&d)[8][4], 
 // Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], barriers. Matrix m's rows are those from
 // m * apart on; `from` is where the depth begins. `finish` gets each thread's results.
 template <int N, int MATRICES, int X_STAGES, int W_STAGES, class Finish>
-__device__ __forceinline__ void narrow_product(const Map& map_x, const Map& map_w, int first, int from, int depth, int apart,
+__device__ __forceinline__ void small_m_product(const TensorMap& map_x, const TensorMap& map_w, int first, int from, int depth, int apart,
                                                Finish finish) {
     constexpr int X_STAGE = ROWS * STEP, W_STAGE = MATRICES * N * STEP;
     bf16 *tiles_x = aligned_memory(), *tiles_w = tiles_x + X_STAGES * X_STAGE;
     u64* full_x = (u64*)(tiles_w + W_STAGES * W_STAGE);
     u64 *empty_x = full_x + X_STAGES, *full_w = empty_x + X_STAGES, *empty_w = full_w + W_STAGES;
     int n_steps = depth / STEP, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    let_next_begin();
+    launch_dependents();
     if (threadIdx.x == CONSUMERS) {
-        prefetch_map(map_x), prefetch_map(map_w);
-        for (int s = 0; s < X_STAGES; ++s) barrier_init(full_x + s, 1), barrier_init(empty_x + s, 4);
-        for (int s = 0; s < W_STAGES; ++s) barrier_init(full_w + s, 1), barrier_init(empty_w + s, 4);
-        barriers_ready();
+        prefetch_tensor_map(map_x), prefetch_tensor_map(map_w);
+        for (int s = 0; s < X_STAGES; ++s) mbarrier_init(full_x + s, 1), mbarrier_init(empty_x + s, 4);
+        for (int s = 0; s < W_STAGES; ++s) mbarrier_init(full_w + s, 1), mbarrier_init(empty_w + s, 4);
+        mbarrier_init_fence();
     }
     __syncthreads();
     if (threadIdx.x == CONSUMERS) {
         for (int step = 0; step < n_steps; ++step) {
             int s = step % W_STAGES;
-            if (step >= W_STAGES) barrier_wait(empty_w + s, (step / W_STAGES - 1) % 2);
-            barrier_expect(full_w + s, 2 * W_STAGE);
+            if (step >= W_STAGES) mbarrier_wait(empty_w + s, (step / W_STAGES - 1) % 2);
+            mbarrier_arrive_expect_bytes(full_w + s, 2 * W_STAGE);
 #pragma unroll
             for (int m = 0; m < MATRICES; ++m)
 #pragma unroll
                 for (int c = 0; c < STEP; c += 64)
-                    copy_tile(tiles_w + s * W_STAGE + m * N * STEP + c * N, map_w, from + step * STEP + c, first + m * apart,
+                    tma_load_tile(tiles_w + s * W_STAGE + m * N * STEP + c * N, map_w, from + step * STEP + c, first + m * apart,
                               full_w + s);
         }
     } else if (threadIdx.x == CONSUMERS + 32) {
-        after_previous();
+        wait_for_previous_kernel();
         for (int step = 0; step < n_steps; ++step) {
             int s = step % X_STAGES;
-            if (step >= X_STAGES) barrier_wait(empty_x + s, (step / X_STAGES - 1) % 2);
-            barrier_expect(full_x + s, 2 * X_STAGE);
+            if (step >= X_STAGES) mbarrier_wait(empty_x + s, (step / X_STAGES - 1) % 2);
+            mbarrier_arrive_expect_bytes(full_x + s, 2 * X_STAGE);
 #pragma unroll
             for (int c = 0; c < STEP; c += 64)
-                copy_tile(tiles_x + s * X_STAGE + c * ROWS, map_x, from + step * STEP + c, 0, full_x + s);
+                tma_load_tile(tiles_x + s * X_STAGE + c * ROWS, map_x, from + step * STEP + c, 0, full_x + s);
         }
     } else if (warp < 4) {
         float d[MATRICES][N / 8][4];
@@ -91,7 +91,7 @@ __device__ __forceinline__ void narrow_product(const Map& map_x, const Map& map_
         int row = warp * 16 + lane % 16;
         u32 of_row = shared_address(tiles_x + row * 64);
         auto load = [&](u32 (&a)[STEP / 16][4], int step) {
-            barrier_wait(full_x + step % X_STAGES, step / X_STAGES % 2);
+            mbarrier_wait(full_x + step % X_STAGES, step / X_STAGES % 2);
             u32 tile = of_row + step % X_STAGES * X_STAGE * 2;
 #pragma unroll
             for (int c = 0; c < STEP / 16; ++c)
@@ -99,31 +99,31 @@ __device__ __forceinline__ void narrow_product(const Map& map_x, const Map& map_
         };
         auto multiply = [&](u32 (&now)[STEP / 16][4], u32 (&next)[STEP / 16][4], int step) {
             if (step >= n_steps) return;
-            barrier_wait(full_w + step % W_STAGES, step / W_STAGES % 2);
+            mbarrier_wait(full_w + step % W_STAGES, step / W_STAGES % 2);
             const bf16* w = tiles_w + step % W_STAGES * W_STAGE;
-            group_begin();
+            wgmma_fence();
 #pragma unroll
             for (int c = 0; c < STEP / 16; ++c)
 #pragma unroll
                 for (int m = 0; m < MATRICES; ++m)
-                    multiply_tile<N>(d[m], now[c], by_rows<N>(w + m * N * STEP, 0, c * 16), step + c > 0);
-            group_end();
-            if (lane == 0) barrier_arrive(empty_x + step % X_STAGES);
-            group_wait<1>();
-            if (step > 0 && lane == 0) barrier_arrive(empty_w + (step - 1) % W_STAGES);
+                    multiply_tile<N>(d[m], now[c], k_major_operand<N>(w + m * N * STEP, 0, c * 16), step + c > 0);
+            wgmma_commit();
+            if (lane == 0) mbarrier_arrive(empty_x + step % X_STAGES);
+            wgmma_wait<1>();
+            if (step > 0 && lane == 0) mbarrier_arrive(empty_w + (step - 1) % W_STAGES);
             if (step + 1 < n_steps) load(next, step + 1);
         };
         load(a[0], 0);
         for (int step = 0; step < n_steps; step += 2) multiply(a[0], a[1], step), multiply(a[1], a[0], step + 1);
-        group_wait<0>();
+        wgmma_wait<0>();
 #pragma unroll
-        for (int m = 0; m < MATRICES; ++m) settle(d[m]);
+        for (int m = 0; m < MATRICES; ++m) fence_registers(d[m]);
         finish(d, warp * 16 + lane / 4, first + lane % 4 * 2);
     }
 }
 
 template <int N, int X_STAGES, int W_STAGES>
-__device__ __forceinline__ void product(const Map& x, const Map& w, bf16* y, int n, int outputs, int depth) {
+__device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, bf16* y, int n, int outputs, int depth) {
     auto finish = [&](const float (&d)[1][N / 8][4], int row, int column) {
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8)
@@ -132,11 +132,11 @@ __device__ __forceinline__ void product(const Map& x, const Map& w, bf16* y, int
                 if (row < n && column + j * 8 < outputs)
                     *(u32*)(y + (size_t)row * outputs + column + j * 8) = pack(d[0][j][2 * half], d[0][j][2 * half + 1]);
     };
-    narrow_product<N, 1, X_STAGES, W_STAGES>(x, w, blockIdx.x * N, 0, depth, 0, finish);
+    small_m_product<N, 1, X_STAGES, W_STAGES>(x, w, blockIdx.x * N, 0, depth, 0, finish);
 }
 
 #define PRODUCT(N, X_STAGES, W_STAGES)                                                                                 \
-    KERNEL __launch_bounds__(THREADS, 1) product_narrow_##N(const __grid_constant__ Map x, const __grid_constant__ Map w, \
+    KERNEL __launch_bounds__(THREADS, 1) product_small_m_##N(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, \
                                                             bf16* y, int n, int outputs, int depth) {                  \
         product<N, X_STAGES, W_STAGES>(x, w, y, n, outputs, depth);                                                    \
     }
@@ -146,7 +146,7 @@ PRODUCT(48, 4, 5)
 
 // The chains of a deep product (see cuda.rs), each by itself: parts [gridDim.y, n, outputs].
 KERNEL __launch_bounds__(THREADS, 1)
-product_narrow_deep(const __grid_constant__ Map x, const __grid_constant__ Map w, float* parts, int n, int outputs,
+product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, float* parts, int n, int outputs,
                     int depth) {
     int of_chain = depth / gridDim.y;
     auto finish = [&](const float (&d)[1][8][4], int row, int column) {
@@ -158,12 +158,12 @@ product_narrow_deep(const __grid_constant__ Map x, const __grid_constant__ Map w
                     *(float2*)(parts + ((size_t)blockIdx.y * n + row) * outputs + column + j * 8) =
                         make_float2(d[0][j][2 * half], d[0][j][2 * half + 1]);
     };
-    narrow_product<64, 1, 4, 4>(x, w, blockIdx.x * 64, blockIdx.y * of_chain, of_chain, 0, finish);
+    small_m_product<64, 1, 4, 4>(x, w, blockIdx.x * 64, blockIdx.y * of_chain, of_chain, 0, finish);
 }
 
 // Gate and up and their joining at once: out = silu(g) u with g and u the two halves of x W^T.
 KERNEL __launch_bounds__(THREADS, 1)
-swiglu_narrow_48(const __grid_constant__ Map x, const __grid_constant__ Map w, bf16* out, int n, int width, int depth) {
+swiglu_small_m_48(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* out, int n, int width, int depth) {
     auto finish = [&](const float (&d)[2][6][4], int row, int column) {
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8)
@@ -172,11 +172,11 @@ swiglu_narrow_48(const __grid_constant__ Map x, const __grid_constant__ Map w, b
                 float y[2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    float g = widen(narrow<bf16>(d[0][j][2 * half + i])), u = widen(narrow<bf16>(d[1][j][2 * half + i]));
+                    float g = widen(round_to<bf16>(d[0][j][2 * half + i])), u = widen(round_to<bf16>(d[1][j][2 * half + i]));
                     y[i] = g * sigmoid(g) * u;
                 }
                 if (row < n && column + j * 8 < width) *(u32*)(out + (size_t)row * width + column + j * 8) = pack(y[0], y[1]);
             }
     };
-    narrow_product<48, 2, 3, 4>(x, w, blockIdx.x * 48, 0, depth, width, finish);
+    small_m_product<48, 2, 3, 4>(x, w, blockIdx.x * 48, 0, depth, width, finish);
 }
