@@ -1,10 +1,12 @@
 //! `stapo generate`: continues prompts.
 
-use crate::shared::language::{Choice, Language, Record, for_each_record};
-use crate::shared::option::{bytes, fraction, positive, share, temperature};
+use crate::shared::option::{fraction, positive, share, temperature};
+use crate::shared::prompts::{Choice, Record, choice, for_each_record, open_model, prompt};
+use crate::shared::units::parse_size;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::Value;
+use stapo_rl::LoadedModel;
 use stapo_rl::device::DeviceName;
 use stapo_rl::inference::{
     Engine, Event, Filter, Request, Response, Sampled, SamplingRule, Settings, Ticket,
@@ -61,8 +63,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0, requires = "json")]
     alternatives: usize,
     /// Memory for keys and values, such as 512M or 4G.
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = bytes)]
-    kv_memory: usize,
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    kv_memory: u64,
     /// cpu, cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     device: DeviceName,
@@ -72,25 +74,25 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let language = Language::open(&args.model, args.device, args.threads)?;
+    let model = open_model(&args.model, args.device, args.threads)?;
     let settings = Settings {
         seed: args.seed,
         rule: rule(args),
         n_alternatives: args.alternatives,
-        kv_bytes: args.kv_memory,
+        kv_bytes: usize::try_from(args.kv_memory)?,
         ..Settings::default()
     };
-    let mut engine = Engine::new(&language.policy, settings)?;
+    let mut engine = Engine::new(&model.policy, settings)?;
     let mut asked = BTreeMap::new();
     let mut submit = |line: usize, record: &Record| -> Result<(Ticket, usize)> {
-        let prompt = language.prompt(record)?;
+        let prompt = prompt(&model, record)?;
         let n_prompt = prompt.len();
         let request = Request {
             problem: line as u64 - 1,
             prompt,
             n_samples: args.n,
             max_tokens: args.max_tokens,
-            stops: language.policy.config().stops.clone(),
+            stops: model.policy.config().stops.clone(),
         };
         Ok((engine.submit(request)?, n_prompt))
     };
@@ -113,8 +115,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let started = Instant::now();
     let is_alone = args.input.is_none() && args.n == 1;
     let (n_responses, n_tokens) = match (args.json, is_alone) {
-        (false, true) => stream_one(&mut engine, &language)?,
-        _ => print_in_order(&mut engine, &language, &asked, args)?,
+        (false, true) => stream_one(&mut engine, &model)?,
+        _ => print_in_order(&mut engine, &model, &asked, args)?,
     };
     if stderr().is_terminal() {
         let seconds = started.elapsed().as_secs_f64();
@@ -145,8 +147,8 @@ fn one_record(args: &Args) -> Record {
 }
 
 /// Text as it comes.
-fn stream_one(engine: &mut Engine<'_>, language: &Language) -> Result<(usize, usize)> {
-    let tokenizer = language.tokenizer()?;
+fn stream_one(engine: &mut Engine<'_>, model: &LoadedModel) -> Result<(usize, usize)> {
+    let tokenizer = model.tokenizer()?;
     let mut stream = tokenizer.stream(&[]);
     let mut out = stdout().lock();
     let mut n_tokens = 0;
@@ -169,7 +171,7 @@ fn stream_one(engine: &mut Engine<'_>, language: &Language) -> Result<(usize, us
 /// Each response when it and all before it are finished: the output does not depend on who finished first.
 fn print_in_order(
     engine: &mut Engine<'_>,
-    language: &Language,
+    model: &LoadedModel,
     asked: &BTreeMap<Ticket, Asked>,
     args: &Args,
 ) -> Result<(usize, usize)> {
@@ -188,9 +190,9 @@ fn print_in_order(
                 order.next();
                 let asked = &asked[&response.ticket];
                 outcome = if args.json {
-                    write_json(&mut out, language, asked, &response)
+                    write_json(&mut out, model, asked, &response)
                 } else {
-                    write_text(&mut out, language, asked, &response)
+                    write_text(&mut out, model, asked, &response)
                 };
                 if outcome.is_err() {
                     break;
@@ -221,17 +223,17 @@ struct Answer<'a> {
     alternatives: Option<Vec<Vec<Choice>>>,
 }
 
-fn write_json(out: &mut impl Write, language: &Language, asked: &Asked, response: &Response) -> Result<()> {
+fn write_json(out: &mut impl Write, model: &LoadedModel, asked: &Asked, response: &Response) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
     let has_alternatives = response.tokens.iter().any(|t| !t.alternatives.is_empty());
     let alternatives =
-        has_alternatives.then(|| response.tokens.iter().map(|t| choices(language, t)).collect::<Result<_>>());
+        has_alternatives.then(|| response.tokens.iter().map(|t| choices(model, t)).collect::<Result<_>>());
     let answer = Answer {
         line: asked.line,
         id: asked.id.as_ref(),
         sample: response.sample,
         prompt_tokens: asked.n_prompt,
-        text: language.text(&tokens)?,
+        text: model.text(&tokens)?,
         tokens,
         logp: response.tokens.iter().map(|t| t.logp).collect(),
         entropy: response.tokens.iter().map(|t| t.entropy).collect(),
@@ -242,13 +244,13 @@ fn write_json(out: &mut impl Write, language: &Language, asked: &Asked, response
     Ok(writeln!(out)?)
 }
 
-fn choices(language: &Language, sampled: &Sampled) -> Result<Vec<Choice>> {
-    sampled.alternatives.iter().map(|choice| language.choice(choice.token, choice.logp)).collect()
+fn choices(model: &LoadedModel, sampled: &Sampled) -> Result<Vec<Choice>> {
+    sampled.alternatives.iter().map(|listed| choice(model, listed.token, listed.logp)).collect()
 }
 
-fn write_text(out: &mut impl Write, language: &Language, asked: &Asked, response: &Response) -> Result<()> {
+fn write_text(out: &mut impl Write, model: &LoadedModel, asked: &Asked, response: &Response) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
-    let text = language.tokenizer()?.decode(&tokens)?;
+    let text = model.tokenizer()?.decode(&tokens)?;
     let (line, sample, n_tokens) = (asked.line, response.sample + 1, tokens.len());
     writeln!(out, "--- prompt {line}, sample {sample}: {n_tokens} tokens, {}", response.finish)?;
     Ok(writeln!(out, "{text}")?)

@@ -1,12 +1,13 @@
 //! `stapo score`: what a model makes of given responses.
 
-use crate::shared::language::{Choice, Language, Record, for_each_record};
 use crate::shared::option::{positive, temperature};
+use crate::shared::prompts::{Choice, Record, choice, for_each_record, open_model, prompt};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
+use stapo_rl::LoadedModel;
 use stapo_rl::device::DeviceName;
-use stapo_rl::inference::{Batch, Keep, Pass, Reading, Scores};
+use stapo_rl::inference::{HeadOptions, PackedBatch, Pass, TokenScores};
 use std::io::{BufWriter, StdoutLock, Write, stdout};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -40,13 +41,12 @@ pub struct Args {
 const BATCH_TOKENS: usize = 4096;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let language = Language::open(&args.model, args.device, args.threads)?;
+    let model = open_model(&args.model, args.device, args.threads)?;
     let reading = Reading { temperature: args.temperature, n_alternatives: args.alternatives };
-    let pass = Pass::new(&language.policy, Keep::Nothing)?;
+    let pass = Pass::new(&model.policy, Keep::Nothing)?;
     let out = BufWriter::new(stdout().lock());
-    let mut scorer =
-        Scorer { language: &language, reading, pass, batch: Batch::new(), asked: Vec::new(), out };
-    let read = |_, record: &Record| tokens(&language, record);
+    let mut scorer = Scorer { model: &model, reading, pass, batch: Batch::new(), asked: Vec::new(), out };
+    let read = |_, record: &Record| tokens(&model, record);
     let take =
         |line, record, (tokens, n_prompt): (Vec<u32>, usize)| scorer.take(line, record, &tokens, n_prompt);
     let (n_scored, n_refused) = for_each_record(&args.input, read, take)?;
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// Gathers records into batches; numbers do not depend on the company a record is in.
 struct Scorer<'a> {
-    language: &'a Language,
+    model: &'a LoadedModel,
     reading: Reading,
     pass: Pass,
     batch: Batch,
@@ -103,7 +103,7 @@ impl Scorer<'_> {
 
     fn flush(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
-        let scores = self.pass.forward(&self.language.policy, &batch, self.reading)?;
+        let scores = self.pass.forward(&self.model.policy, &batch, self.reading)?;
         for asked in std::mem::take(&mut self.asked) {
             self.write(&asked, &batch, &scores)?;
         }
@@ -113,9 +113,10 @@ impl Scorer<'_> {
     fn write(&mut self, asked: &Asked, batch: &Batch, scores: &Scores) -> Result<()> {
         let range = asked.scored.clone();
         let tokens = &batch.targets()[range.clone()];
-        let text = tokens.iter().map(|&token| self.language.token_text(token)).collect::<Result<_>>()?;
+        let text =
+            tokens.iter().map(|&token| self.model.token_text(token)).collect::<stapo_rl::Result<_>>()?;
         let choices = |row: &Vec<(u32, f32)>| {
-            row.iter().map(|&(token, logp)| self.language.choice(token, logp)).collect::<Result<Vec<_>>>()
+            row.iter().map(|&(token, logp)| choice(self.model, token, logp)).collect::<Result<Vec<_>>>()
         };
         let alternatives = (self.reading.n_alternatives > 0)
             .then(|| scores.alternatives[range.clone()].iter().map(choices).collect::<Result<_>>());
@@ -135,15 +136,15 @@ impl Scorer<'_> {
 }
 
 /// A record's tokens and how many of them are prompt.
-fn tokens(language: &Language, record: &Record) -> Result<(Vec<u32>, usize)> {
-    let mut tokens = language.prompt(record)?;
+fn tokens(model: &LoadedModel, record: &Record) -> Result<(Vec<u32>, usize)> {
+    let mut tokens = prompt(model, record)?;
     let n_prompt = match (&record.tokens, &record.response) {
         (Some(_), None) => record.prompt_tokens.context("prompt_tokens is missing")?,
         (Some(_), Some(_)) => bail!("both tokens and response, expected one"),
         (None, None) => bail!("no response to score"),
         (None, Some(response)) => {
             let n_prompt = tokens.len();
-            tokens.extend(language.tokenizer()?.encode_rendered(response)?);
+            tokens.extend(model.tokenizer()?.encode_rendered(response)?);
             n_prompt
         }
     };
@@ -151,7 +152,7 @@ fn tokens(language: &Language, record: &Record) -> Result<(Vec<u32>, usize)> {
         let n_tokens = tokens.len();
         bail!("{n_prompt} prompt tokens of {n_tokens}, expected at least 1 and at most all");
     }
-    let config = language.policy.config();
+    let config = model.policy.config();
     if let Some(token) = tokens.iter().find(|&&token| token as usize >= config.vocabulary) {
         bail!("token {token} is outside the vocabulary of {}", config.vocabulary);
     }

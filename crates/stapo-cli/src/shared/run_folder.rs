@@ -1,13 +1,14 @@
 //! What commands on a run folder share.
 
 use anyhow::{Context, Result, bail};
+use stapo_core::ObjectiveSpec;
 use stapo_core::record::{self, FileHash, Record, ResponseRecord};
-use stapo_rl::config::{Model, States};
+use stapo_rl::config::{ModelSource, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
 use stapo_rl::run::{Checkpoint, sha256_hex};
 use stapo_rl::train::{Trainer, base_folder};
-use stapo_rl::{Config, Plan, Student};
+use stapo_rl::{Config, LoadedModel, Plan};
 use std::path::{Path, PathBuf};
 
 /// A config as written, the built-in one where none is given, and what it means.
@@ -47,7 +48,7 @@ pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
 /// A trainer with the state of a checkpoint.
 pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<Trainer> {
     let mut trainer = Trainer::new(plan, &base_folder(run, plan), device)?;
-    trainer.restore(checkpoint)?;
+    trainer.learner.restore(checkpoint)?;
     Ok(trainer)
 }
 
@@ -115,9 +116,12 @@ pub fn records_of_file<R: Record>(path: &Path) -> Result<Vec<R>> {
     Ok(record::parse_lines(&text).with_context(|| format!("file {}", path.display()))?.records)
 }
 
-/// The responses of a file, their columns checked.
-pub fn responses_of_file(path: &Path) -> Result<Vec<ResponseRecord>> {
-    let responses = records_of_file(path)?;
+/// The responses of a file of a run with that objective, with all columns checked.
+pub fn responses_of_file(path: &Path, objective: &ObjectiveSpec) -> Result<Vec<ResponseRecord>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("file {}", path.display()))?;
+    let responses = record::parse_responses(&text, objective)
+        .with_context(|| format!("file {}", path.display()))?
+        .records;
     for (idx, response) in responses.iter().enumerate() {
         check_columns(response).with_context(|| format!("file {}: response {}", path.display(), idx + 1))?;
     }
@@ -138,6 +142,7 @@ fn check_columns(response: &ResponseRecord) -> Result<()> {
         ("kept", tokens.kept.len()),
         ("silenced_by", tokens.silenced_by.len()),
         ("clipped", tokens.clipped.len()),
+        ("is_candidate", tokens.is_candidate.len()),
     ];
     let optional = [("weight", tokens.weight.len()), ("alternatives", tokens.alternatives.len())];
     for (column, len) in columns.into_iter().chain(optional.into_iter().filter(|(_, len)| *len > 0)) {
@@ -164,22 +169,22 @@ pub fn hash_weights(model: &Path) -> Result<Vec<FileHash>> {
 
 /// A model by folder, GGUF file, run or the word `builtin`, the hashes of its weights, and the training steps it has
 /// seen.
-pub fn open_model(model: &str, device: &Device) -> Result<(Student, Vec<FileHash>, Option<u64>)> {
-    let path = Path::new(model);
-    if model == "builtin" {
+pub fn open_model(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
+    let path = Path::new(name);
+    if name == "builtin" {
         let scratch = tempfile::tempdir().context("temporary folder")?;
-        let student = Student::open(&Model::Builtin, scratch.path(), device)?;
-        return Ok((student, vec![hash_bytes("weights", stapo_rl::builtin_weights())], None));
+        let model = LoadedModel::open(&ModelSource::Builtin, scratch.path(), device)?;
+        return Ok((model, vec![hash_bytes("weights", stapo_rl::builtin_weights())], None));
     }
     if path.join("plan.toml").is_file() {
         let plan = plan(path)?;
         let checkpoint = newest_checkpoint(path)?;
         let trainer = trainer_at(path, &plan, &checkpoint, device)?;
         let weights = hash_weights(&checkpoint.path)?;
-        return Ok((trainer.student, weights, Some(checkpoint.counters.step)));
+        return Ok((trainer.learner.model, weights, Some(checkpoint.counters.step)));
     }
-    let student = Student::open_path(path, device)?;
-    Ok((student, hash_weights(path)?, None))
+    let model = LoadedModel::open_path(path, device)?;
+    Ok((model, hash_weights(path)?, None))
 }
 
 /// The file itself, or the weights of a folder.

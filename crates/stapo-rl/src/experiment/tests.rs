@@ -100,7 +100,7 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
     assert!((paired.difference - 0.3).abs() < 1e-12 && paired.n_better == 3);
     assert!(b.against.is_none() && a.p_adjusted == Some(paired.p_permutation));
     assert!((b.accuracy.value - 2.2 / 3.0).abs() < 1e-12);
-    // (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, one step each.
+    // The mean of (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, which cover one step each.
     let lone = [arm("b", &runs_b[2..], &canaries)];
     assert!((summarise(&lone, None).unwrap().arms[0].area.value - 0.55).abs() < 1e-12);
     assert!((b.entropy_stability.value + 0.1).abs() < 1e-12);

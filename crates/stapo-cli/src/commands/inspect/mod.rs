@@ -76,7 +76,7 @@ impl Inspected {
             let known: Vec<String> = steps.iter().map(u64::to_string).collect();
             bail!("--step {step}: no responses are recorded for it\nhint: steps {}", known.join(", "));
         };
-        let responses = run_folder::responses_of_file(path)?;
+        let responses = run_folder::responses_of_file(path, &plan.objective)?;
         let metrics: Vec<Metrics> = Run::read_metrics(run)?;
         Ok(Inspected {
             run: run.file_name().map_or(plan.config.name.clone(), |name| name.to_string_lossy().into_owned()),
@@ -104,13 +104,13 @@ pub enum Fate {
 }
 
 /// The recorded fate.
-pub fn fate(response: &ResponseRecord, t: usize, ln_tau_p: f64) -> Fate {
+pub fn fate(response: &ResponseRecord, t: usize) -> Fate {
     let tokens = &response.tokens;
     if tokens.silenced_by[t].is_some() {
         Fate::Silenced
     } else if tokens.clipped[t] {
         Fate::Clipped
-    } else if response.advantage > 0.0 && tokens.logp[t] < ln_tau_p {
+    } else if tokens.is_candidate[t] {
         Fate::Candidate
     } else {
         Fate::Kept

@@ -3,7 +3,6 @@
 use super::{Fate, Inspected, fate, gradient_norm};
 use crate::shared::chart::number;
 use anyhow::Result;
-use stapo_core::objective::logp_below;
 use stapo_core::record::ResponseRecord;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write, stdout};
@@ -28,7 +27,6 @@ pub fn print(inspected: &Inspected, by: By) -> Result<()> {
 }
 
 fn rendered(inspected: &Inspected, by: By, colored: bool) -> String {
-    let ln_tau_p = logp_below(inspected.plan.objective.tau_p());
     let mut out = format!("{}, step {}: {}\n", plain(&inspected.run), inspected.step, legend(by, colored));
     for response in &inspected.responses {
         let _ = write!(
@@ -47,11 +45,11 @@ fn rendered(inspected: &Inspected, by: By, colored: bool) -> String {
             plain(&response.reference)
         );
         for t in 0..response.tokens.id.len() {
-            out.push_str(&token(response, t, by, ln_tau_p, colored));
+            out.push_str(&token(response, t, by, colored));
         }
         out.push('\n');
-        for t in (0..response.tokens.id.len()).filter(|&t| fate(response, t, ln_tau_p) != Fate::Kept) {
-            out.push_str(&told(response, t, ln_tau_p));
+        for t in (0..response.tokens.id.len()).filter(|&t| fate(response, t) != Fate::Kept) {
+            out.push_str(&told(response, t));
         }
     }
     out
@@ -70,9 +68,9 @@ fn legend(by: By, colored: bool) -> String {
     }
 }
 
-fn token(response: &ResponseRecord, t: usize, by: By, ln_tau_p: f64, colored: bool) -> String {
+fn token(response: &ResponseRecord, t: usize, by: By, colored: bool) -> String {
     let text = plain(&response.tokens.text[t]);
-    let fate = fate(response, t, ln_tau_p);
+    let fate = fate(response, t);
     if !colored {
         return match fate {
             Fate::Kept => text,
@@ -111,9 +109,9 @@ fn painted(text: &str, (r, g, b): (u8, u8, u8), struck: bool) -> String {
 }
 
 /// A line with the numbers of a token that stands out.
-fn told(response: &ResponseRecord, t: usize, ln_tau_p: f64) -> String {
+fn told(response: &ResponseRecord, t: usize) -> String {
     let tokens = &response.tokens;
-    let name = match fate(response, t, ln_tau_p) {
+    let name = match fate(response, t) {
         Fate::Kept => "kept",
         Fate::Candidate => "candidate, kept",
         Fate::Clipped => "clipped",

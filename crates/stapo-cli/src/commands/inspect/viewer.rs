@@ -53,6 +53,7 @@ struct Shown<'a> {
     norm: Option<Vec<f64>>,
     silenced_by: &'a [Option<MaskKind>],
     clipped: &'a [bool],
+    is_candidate: &'a [bool],
     alternatives: Vec<Vec<(&'a str, f64)>>,
 }
 
@@ -126,6 +127,7 @@ fn shown(response: &ResponseRecord) -> Shown<'_> {
         norm: (0..n).map(|t| gradient_norm(response, t)).collect(),
         silenced_by: &tokens.silenced_by,
         clipped: &tokens.clipped,
+        is_candidate: &tokens.is_candidate,
         alternatives: tokens
             .alternatives
             .iter()

@@ -6,6 +6,7 @@ use crate::shared::html::visible;
 use anyhow::Result;
 use stapo_core::diagnostics::Quadrant;
 use stapo_core::diagnostics::theory::gradient_norm_squared;
+use stapo_core::objective::{is_improbable, logp_below};
 use stapo_core::record::{EntropyChange, ResponseRecord};
 use stapo_core::stats::{Resampling, bootstrap, mean_estimate, quantile};
 
@@ -55,13 +56,15 @@ pub fn scatter(study: &Study) -> Result<std::result::Result<Figure, String>> {
     }
     let tau_p = run.plan.objective.tau_p();
     let n_all = tokens.len();
-    // The rare ones are the point of the picture: only probable tokens are thinned.
-    let n_rare = tokens.iter().filter(|token| token.logp < tau_p.ln()).count();
+    // The picture is about the improbable tokens, so only probable tokens are thinned.
+    let threshold = logp_below(tau_p);
+    let is_rare = |token: &Seen| is_improbable(token.logp, threshold);
+    let n_rare = tokens.iter().filter(|token| is_rare(token)).count();
     let every = (n_all - n_rare).div_ceil(MAX_DOTS).max(1);
     let mut place = 0;
     tokens.retain(|token| {
-        place += usize::from(token.logp >= tau_p.ln());
-        token.logp < tau_p.ln() || place % every == 0
+        place += usize::from(!is_rare(token));
+        is_rare(token) || place % every == 0
     });
     let norms: Vec<f64> = tokens.iter().filter_map(|token| token.norm).collect();
     let hottest = quantile(&norms, 0.99)?.max(1e-9);
