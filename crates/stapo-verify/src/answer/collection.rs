@@ -3,7 +3,7 @@
 use super::Answer;
 use super::parts::split;
 use super::region::{End, Interval, Region};
-use crate::budget::{Budget, MAX_ELEMENTS, Step, unreadable};
+use crate::budget::{Bounded, Budget, MAX_ELEMENTS, unreadable};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::parse;
@@ -32,7 +32,7 @@ pub(super) fn spread_signs(items: Vec<Answer>, open: Bracket, close: Bracket) ->
 }
 
 /// Adds one part of a union `A ∪ B`, which may name the variable: `x ∈ A ∪ B`.
-pub(super) fn add_to_union(region: &mut Region, part: Answer) -> Step<()> {
+pub(super) fn add_to_union(region: &mut Region, part: Answer) -> Bounded<()> {
     let part = match part {
         Answer::Named { name, value, .. } => {
             region.variable = Some(name);
@@ -93,7 +93,7 @@ pub(super) fn member(name: Option<String>, set: Answer) -> Answer {
 }
 
 /// `ℝ \ {1}`: the real line without one point.
-pub(super) fn without_point(whole: &Answer, points: &Answer) -> Step<Answer> {
+pub(super) fn without_point(whole: &Answer, points: &Answer) -> Bounded<Answer> {
     let (Answer::Region(region), Answer::Set(items)) = (whole, points) else {
         return unreadable("a difference of sets");
     };
@@ -112,7 +112,7 @@ pub(super) fn matrix(
     tokens: &[Token],
     depths: &[u32],
     budget: &mut Budget,
-) -> Step<Answer> {
+) -> Bounded<Answer> {
     let [Token { tok: Tok::Begin, .. }, inside @ .., Token { tok: Tok::End, .. }] = tokens else {
         return unreadable("something behind a matrix");
     };

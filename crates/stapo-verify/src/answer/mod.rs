@@ -12,7 +12,7 @@ mod relation;
 
 pub(crate) use collection::as_region;
 
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel};
 use crate::lex::{Commas, tokens};
@@ -58,7 +58,7 @@ pub(crate) enum Answer {
 }
 
 /// Reads `text`; only a limit makes this fail.
-pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Step<Answer> {
+pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Bounded<Answer> {
     let cleaned = clean::cleaned(text);
     if let Some(answer) = phrase(cleaned) {
         return Ok(answer);

@@ -1,6 +1,6 @@
 //! Brackets and separators: where the parts of an answer begin and end.
 
-use crate::budget::{Step, unreadable};
+use crate::budget::{Bounded, unreadable};
 use crate::lex::token::{Bracket, Tok, Token};
 
 /// Without braces around everything and punctuation at the end.
@@ -51,7 +51,7 @@ fn has_top_comma(tokens: &[Token]) -> bool {
 }
 
 /// How many brackets are open around each token; a bracket itself counts as outside.
-pub(super) fn depths(tokens: &[Token]) -> Step<Vec<u32>> {
+pub(super) fn depths(tokens: &[Token]) -> Bounded<Vec<u32>> {
     let mut stack: Vec<Bracket> = Vec::new();
     let mut n_matrices = 0u32;
     let mut depths = Vec::with_capacity(tokens.len());

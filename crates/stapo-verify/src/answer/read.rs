@@ -8,7 +8,7 @@ use super::prose::{is_joint, is_prose, words};
 use super::quantity::{Quantity, quantity};
 use super::region::Region;
 use super::relation::{Joint, inequalities, joined, name_of};
-use crate::budget::{Budget, MAX_ELEMENTS, Step, Stop, unreadable};
+use crate::budget::{Bounded, Budget, MAX_ELEMENTS, Stop, unreadable};
 use crate::expr::{Expr, Sign};
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::{parse, units};
@@ -17,7 +17,7 @@ use crate::{parse, units};
 const MAX_NESTING: usize = 12;
 
 /// Reads `tokens` as one answer, `nesting` levels inside another.
-pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> Step<Answer> {
+pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
     budget.spend(10 + tokens.len() as u64)?;
     if nesting > MAX_NESTING {
         return Err(Stop::OverBudget("collections nested too deep"));
@@ -82,7 +82,7 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> S
 }
 
 /// The value behind a multiple-choice letter; one that cannot be read is left out.
-fn behind_letter(rest: &[Token], nesting: usize, budget: &mut Budget) -> Step<Option<Box<Answer>>> {
+fn behind_letter(rest: &[Token], nesting: usize, budget: &mut Budget) -> Bounded<Option<Box<Answer>>> {
     if rest.is_empty() {
         return Ok(None);
     }
@@ -94,7 +94,7 @@ fn behind_letter(rest: &[Token], nesting: usize, budget: &mut Budget) -> Step<Op
 }
 
 /// Elements with commas, semicolons, `and` or `or` between them.
-fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
+fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
     let says = |wanted: &str| {
         tokens.iter().zip(depths).any(|(token, depth)| {
             *depth == 0 && matches!(&token.tok, Tok::Word(word) if word.eq_ignore_ascii_case(wanted))
@@ -113,7 +113,7 @@ fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -
 }
 
 /// The elements of a list, with ± written out.
-fn items(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Vec<Answer>> {
+fn items(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Vec<Answer>> {
     let parts =
         split(tokens, depths, |token| matches!(token.tok, Tok::Comma | Tok::Semicolon) || is_joint(token));
     let mut items = Vec::new();
@@ -141,7 +141,7 @@ fn bracketed(
     close: Bracket,
     nesting: usize,
     budget: &mut Budget,
-) -> Step<Option<Answer>> {
+) -> Bounded<Option<Answer>> {
     let depths = depths(inside)?;
     let is_set = open == Bracket::Set || open == Bracket::Brace;
     if inside.is_empty() {
@@ -182,7 +182,7 @@ fn bracketed(
 }
 
 /// Parts with ∪ between them.
-fn union(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
+fn union(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
     let mut region = Region { variable: None, pieces: Vec::new() };
     for part in split(tokens, depths, |token| token.tok == Tok::Cup) {
         add_to_union(&mut region, answer(part, nesting + 1, budget)?)?;
@@ -191,7 +191,7 @@ fn union(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) 
 }
 
 /// Tokens with at least one relation outside brackets.
-fn related(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
+fn related(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
     let rels: Vec<Rel> = tokens
         .iter()
         .zip(depths)
@@ -208,7 +208,7 @@ fn related(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget
 }
 
 /// A chain of equalities. `x = 2 + 3 = 5` is x, five; `2/3 ≈ 0.67` is two thirds.
-fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budget) -> Step<Answer> {
+fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
     if parts.iter().any(|part| part.is_empty()) {
         return unreadable("a relation with nothing on one side");
     }
@@ -249,7 +249,7 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
 }
 
 /// Parts with colons between them.
-fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Step<Answer> {
+fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Bounded<Answer> {
     let mut parts = Vec::new();
     for part in split(tokens, depths, |token| token.tok == Tok::Colon) {
         // 3:05 is a time of day.
@@ -267,7 +267,7 @@ fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Step<Answer> 
     Ok(Answer::Ratio(parts))
 }
 
-fn scalar(tokens: &[Token], budget: &mut Budget) -> Step<Answer> {
+fn scalar(tokens: &[Token], budget: &mut Budget) -> Bounded<Answer> {
     let value = quantity(tokens, budget)?;
     let choices = sign_choices(&value.expr)?;
     if choices.len() == 1 {
@@ -278,7 +278,7 @@ fn scalar(tokens: &[Token], budget: &mut Budget) -> Step<Answer> {
 }
 
 /// Every value an expression with ± stands for; ± and ∓ together go by one choice, several ± are independent.
-fn sign_choices(expr: &Expr) -> Step<Vec<Expr>> {
+fn sign_choices(expr: &Expr) -> Bounded<Vec<Expr>> {
     let mut n_signs = 0;
     let mut has_opposite = false;
     expr.walk(&mut |node| {

@@ -2,7 +2,7 @@
 
 use super::region::{Interval, Region};
 use super::{Answer, quantity::quantity};
-use crate::budget::{Budget, Step, unreadable};
+use crate::budget::{Bounded, Budget, unreadable};
 use crate::equal::value::sign_of;
 use crate::exact_form::affordable_form;
 use crate::expr::Expr;
@@ -12,7 +12,7 @@ use dashu_ratio::RBig;
 use std::cmp::Ordering;
 
 /// One inequality, or two in a chain `a < x < b`, with the tokens on each side of the relations.
-pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget) -> Step<Answer> {
+pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget) -> Bounded<Answer> {
     match (parts, rels) {
         ([left, right], [rel]) => inequality(left, *rel, right, budget),
         ([low, middle, high], [first, second]) if first.is_order() && second.is_order() => {
@@ -29,7 +29,7 @@ pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget
     }
 }
 
-fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) -> Step<Answer> {
+fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) -> Bounded<Answer> {
     let left = quantity(left, budget)?.expr;
     let right = quantity(right, budget)?.expr;
     if let Some(region) = solved(&left, rel, &right, budget)? {
@@ -39,7 +39,7 @@ fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) ->
 }
 
 /// The half-line a linear inequality in one variable describes.
-fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Step<Option<Region>> {
+fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<Option<Region>> {
     let lefts = left.variables();
     let rights = right.variables();
     match (left, right) {
@@ -140,7 +140,7 @@ pub(super) enum Joint {
 }
 
 /// What the parts of a list say together: solutions of one unknown, a region, or just a list.
-pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> Step<Answer> {
+pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> Bounded<Answer> {
     if let Some(region) = joined_region(&items, joint, budget)? {
         return Ok(Answer::Region(region));
     }
@@ -169,7 +169,7 @@ pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> S
 }
 
 /// `x < 1 or x > 2` is a union; `x > 1 and x < 2` is what both allow; `x > 1, x < 2` is so too if anything is left.
-fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Step<Option<Region>> {
+fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Bounded<Option<Region>> {
     let mut region: Option<Region> = None;
     let mut has_inequality = false;
     for item in items {
