@@ -24,11 +24,11 @@ pub struct Pretrained {
     pub weights: Weights,
     /// Tensors in the files that the model has no use for.
     pub ignored: Vec<String>,
-    source: Source,
+    origin: Origin,
 }
 
 #[derive(Debug)]
-enum Source {
+enum Origin {
     Folder(PathBuf),
     Gguf(Gguf),
 }
@@ -42,35 +42,35 @@ impl Pretrained {
     /// Opens a Hugging Face folder, a safetensors file in one, a GGUF file, or a folder that holds one GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
-        let source = if metadata.is_file() && Gguf::is_magic(path) {
-            Source::Gguf(Gguf::open(path)?)
+        let origin = if metadata.is_file() && Gguf::is_magic(path) {
+            Origin::Gguf(Gguf::open(path)?)
         } else if metadata.is_dir() && !path.join("config.json").exists() {
-            Source::Gguf(Gguf::open(&only_gguf(path)?)?)
+            Origin::Gguf(Gguf::open(&only_gguf(path)?)?)
         } else if metadata.is_dir() {
-            Source::Folder(path.to_owned())
+            Origin::Folder(path.to_owned())
         } else if path.extension().is_some_and(|extension| extension == "safetensors") {
-            Source::Folder(path.parent().unwrap_or(Path::new("")).to_owned())
+            Origin::Folder(path.parent().unwrap_or(Path::new("")).to_owned())
         } else {
             let hint = "expected a Hugging Face folder, a .safetensors file in one, or a GGUF file";
             return Err(Error::unsupported(path.display(), "is not a model that can be read", hint));
         };
-        let (config, weights) = match &source {
-            Source::Gguf(gguf) => {
+        let (config, weights) = match &origin {
+            Origin::Gguf(gguf) => {
                 let config = gguf.config()?;
                 let weights = gguf.weights(&config)?;
                 (config, weights)
             }
-            Source::Folder(folder) => (folder_config(folder)?, Weights::open(path)?),
+            Origin::Folder(folder) => (folder_config(folder)?, Weights::open(path)?),
         };
         let ignored = weights.check(&config)?;
-        Ok(Self { config, weights, ignored, source })
+        Ok(Self { config, weights, ignored, origin })
     }
 
     /// The tokenizer, refused if it has ids that the model does not.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        let (place, tokenizer) = match &self.source {
-            Source::Gguf(gguf) => (gguf.place().to_owned(), gguf.tokenizer()?),
-            Source::Folder(folder) => {
+        let (place, tokenizer) = match &self.origin {
+            Origin::Gguf(gguf) => (gguf.place().to_owned(), gguf.tokenizer()?),
+            Origin::Folder(folder) => {
                 let path = folder.join("tokenizer.json");
                 if !path.is_file() {
                     let hint = "a tokenizer.model alone is not read; save the tokenizer with transformers' fast tokenizer";
@@ -87,9 +87,9 @@ impl Pretrained {
 
     /// The chat template; `None` for models without one.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
-        let (source, special_tokens) = match &self.source {
-            Source::Gguf(gguf) => (gguf.chat_template()?.map(str::to_owned), gguf.special_tokens()?),
-            Source::Folder(folder) => {
+        let (source, special_tokens) = match &self.origin {
+            Origin::Gguf(gguf) => (gguf.chat_template()?.map(str::to_owned), gguf.special_tokens()?),
+            Origin::Folder(folder) => {
                 let keys = tokenizer_config(folder)?;
                 (folder_template(folder, &keys)?, special_tokens(&keys))
             }
@@ -132,24 +132,24 @@ impl Pretrained {
 
     /// The folder, if the model is one; its tokenizer files can be taken over as they are.
     pub(crate) fn folder(&self) -> Option<&Path> {
-        match &self.source {
-            Source::Folder(folder) => Some(folder),
-            Source::Gguf(_) => None,
+        match &self.origin {
+            Origin::Folder(folder) => Some(folder),
+            Origin::Gguf(_) => None,
         }
     }
 
     pub(crate) fn special_tokens(&self) -> Result<SpecialTokens> {
-        match &self.source {
-            Source::Gguf(gguf) => gguf.special_tokens(),
-            Source::Folder(folder) => Ok(special_tokens(&tokenizer_config(folder)?)),
+        match &self.origin {
+            Origin::Gguf(gguf) => gguf.special_tokens(),
+            Origin::Folder(folder) => Ok(special_tokens(&tokenizer_config(folder)?)),
         }
     }
 
     /// `Hugging Face` or `GGUF`.
     pub fn format(&self) -> &'static str {
-        match &self.source {
-            Source::Folder(_) => "Hugging Face",
-            Source::Gguf(_) => "GGUF",
+        match &self.origin {
+            Origin::Folder(_) => "Hugging Face",
+            Origin::Gguf(_) => "GGUF",
         }
     }
 }

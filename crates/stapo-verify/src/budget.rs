@@ -28,7 +28,8 @@ pub(crate) enum Stop {
     Undefined(&'static str),
 }
 
-pub(crate) type Step<T> = Result<T, Stop>;
+/// The result of work under a budget: a value, or why the work ended early.
+pub(crate) type Bounded<T> = Result<T, Stop>;
 
 /// What is left of one grading's allowance.
 #[derive(Debug)]
@@ -46,14 +47,14 @@ impl Budget {
     }
 
     /// Takes `steps` off the allowance.
-    pub(crate) fn spend(&mut self, steps: u64) -> Step<()> {
+    pub(crate) fn spend(&mut self, steps: u64) -> Bounded<()> {
         let left = self.steps_left.checked_sub(steps);
         self.steps_left = left.unwrap_or(0);
         if left.is_some() { Ok(()) } else { Err(Stop::OverBudget("the steps ran out")) }
     }
 
     /// Runs `work` on a quarter of what is left, so that a failed attempt leaves something for another.
-    pub(crate) fn attempt<T>(&mut self, work: impl FnOnce(&mut Self) -> Step<T>) -> Step<T> {
+    pub(crate) fn attempt<T>(&mut self, work: impl FnOnce(&mut Self) -> Bounded<T>) -> Bounded<T> {
         let mut part = Self { steps_left: self.steps_left / 4 };
         let result = work(&mut part);
         self.steps_left -= self.steps_left / 4 - part.steps_left;
@@ -61,7 +62,7 @@ impl Budget {
     }
 
     /// Takes the price of one multiplication or division of numbers of these sizes.
-    pub(crate) fn spend_product(&mut self, bits_a: usize, bits_b: usize) -> Step<()> {
+    pub(crate) fn spend_product(&mut self, bits_a: usize, bits_b: usize) -> Bounded<()> {
         if bits_a.max(bits_b) > MAX_BITS || bits_a + bits_b > 2 * MAX_BITS {
             return Err(Stop::OverBudget("a number grows past 20,000 digits"));
         }
@@ -70,6 +71,6 @@ impl Budget {
     }
 }
 
-pub(crate) fn unreadable<T>(why: impl Into<String>) -> Step<T> {
+pub(crate) fn unreadable<T>(why: impl Into<String>) -> Bounded<T> {
     Err(Stop::Unreadable(why.into()))
 }

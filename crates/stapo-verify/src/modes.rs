@@ -7,7 +7,7 @@ mod math;
 #[cfg(test)]
 mod tests;
 
-use crate::extract::{self, Found, answer_line, extract, last_box};
+use crate::extract::{self, LastBox, answer_line, extract, last_box};
 use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show};
 
 /// How much of the end of a response the `JustRL` rule looks at, and where in it the box must be.
@@ -61,11 +61,11 @@ fn last_chars(text: &str, n: usize) -> &str {
 fn why_nothing(response: &str, mode: Mode) -> String {
     match (mode, last_box(response)) {
         (Mode::Dapo, _) => "the response has no line with \"Answer:\"".into(),
-        (Mode::BoxedExact, Found::Answer(_)) => {
+        (Mode::BoxedExact, LastBox::Answer(_)) => {
             "the last box does not fit into the last 100 characters".into()
         }
-        (_, Found::Broken) => "the last \\boxed is never closed".into(),
-        (Mode::BoxedExact, Found::Nothing) => "the response has no \\boxed{}".into(),
+        (_, LastBox::Unclosed) => "the last \\boxed is never closed".into(),
+        (Mode::BoxedExact, LastBox::Missing) => "the response has no \\boxed{}".into(),
         _ => "the response marks no answer: no \\boxed{}, no \"Answer:\" line, no \"the answer is\"".into(),
     }
 }

@@ -3,7 +3,7 @@
 //! Such a form is unique (roots of different square-free products are independent over the fractions), so two
 //! answers that both have one are equal exactly when the forms are the same.
 
-use crate::budget::{Budget, MAX_TERMS, Step, Stop};
+use crate::budget::{Bounded, Budget, MAX_TERMS, Stop};
 use crate::number::exact;
 use dashu_base::BitTest;
 use dashu_int::{IBig, UBig};
@@ -85,7 +85,7 @@ impl Poly {
         }
     }
 
-    pub(crate) fn add(&mut self, other: Self, budget: &mut Budget) -> Step<()> {
+    pub(crate) fn add(&mut self, other: Self, budget: &mut Budget) -> Bounded<()> {
         for (monomial, value) in other.terms {
             add_term(&mut self.terms, monomial, &value, budget)?;
         }
@@ -103,7 +103,7 @@ impl Poly {
     }
 
     /// `None` when a power does not fit.
-    pub(crate) fn mul(&self, other: &Self, budget: &mut Budget) -> Step<Option<Self>> {
+    pub(crate) fn mul(&self, other: &Self, budget: &mut Budget) -> Bounded<Option<Self>> {
         if let (Some(a), Some(b)) = (self.as_ratio(), other.as_ratio()) {
             return Ok(Some(Self::constant(exact::mul(&a, &b, budget)?)));
         }
@@ -123,7 +123,7 @@ impl Poly {
     }
 
     /// Whole power; `None` when the result has no such form (the inverse of a sum) or is too long.
-    pub(crate) fn powi(&self, power: i64, budget: &mut Budget) -> Step<Option<Self>> {
+    pub(crate) fn powi(&self, power: i64, budget: &mut Budget) -> Bounded<Option<Self>> {
         if let Some(value) = self.as_ratio() {
             return Ok(Some(Self::constant(exact::powi(&value, power, budget)?)));
         }
@@ -144,7 +144,7 @@ impl Poly {
     }
 
     /// Fractional power of a single term.
-    pub(crate) fn powq(&self, power: Power, budget: &mut Budget) -> Step<Option<Self>> {
+    pub(crate) fn powq(&self, power: Power, budget: &mut Budget) -> Bounded<Option<Self>> {
         if power.d == 1 {
             return self.powi(power.n, budget);
         }
@@ -158,7 +158,7 @@ impl Poly {
         self.pow_term(power, budget)
     }
 
-    fn pow_term(&self, power: Power, budget: &mut Budget) -> Step<Option<Self>> {
+    fn pow_term(&self, power: Power, budget: &mut Budget) -> Bounded<Option<Self>> {
         let mut terms = self.terms.iter();
         let (Some((monomial, value)), None) = (terms.next(), terms.next()) else { return Ok(None) };
         let mut raised = Monomial::new();
@@ -181,7 +181,7 @@ impl Poly {
     }
 
     /// The factor `c` with `self = c · other`, if there is one.
-    pub(crate) fn ratio_to(&self, other: &Self, budget: &mut Budget) -> Step<Option<RBig>> {
+    pub(crate) fn ratio_to(&self, other: &Self, budget: &mut Budget) -> Bounded<Option<RBig>> {
         let (Some((monomial, a)), Some(b)) =
             (self.terms.iter().next(), self.terms.keys().next().and_then(|m| other.terms.get(m)))
         else {
@@ -207,7 +207,7 @@ fn add_term(
     monomial: Monomial,
     value: &RBig,
     budget: &mut Budget,
-) -> Step<()> {
+) -> Bounded<()> {
     budget.spend(10)?;
     let sum = match terms.get(&monomial) {
         Some(old) => exact::add(old, value, budget)?,
@@ -222,7 +222,7 @@ fn add_term(
 }
 
 /// The product of two monomials, and the fraction that whole powers of primes and of i leave behind.
-fn merged(a: &Monomial, b: &Monomial, budget: &mut Budget) -> Step<Option<(Monomial, RBig)>> {
+fn merged(a: &Monomial, b: &Monomial, budget: &mut Budget) -> Bounded<Option<(Monomial, RBig)>> {
     let mut powers: BTreeMap<Atom, Power> = a.iter().cloned().collect();
     for (atom, power) in b {
         let sum = match powers.get(atom) {
@@ -237,7 +237,7 @@ fn merged(a: &Monomial, b: &Monomial, budget: &mut Budget) -> Step<Option<(Monom
     normalised(powers.into_iter().collect(), budget)
 }
 
-fn normalised(powers: Monomial, budget: &mut Budget) -> Step<Option<(Monomial, RBig)>> {
+fn normalised(powers: Monomial, budget: &mut Budget) -> Bounded<Option<(Monomial, RBig)>> {
     let mut factor = RBig::ONE;
     let mut kept = Monomial::new();
     for (atom, power) in powers {
@@ -270,7 +270,7 @@ fn normalised(powers: Monomial, budget: &mut Budget) -> Step<Option<(Monomial, R
 
 /// `value ^ power` for a fraction: whole part times roots of primes; a negative number has an imaginary square root
 /// and a negative odd root.
-fn root_of_ratio(value: &RBig, power: Power, budget: &mut Budget) -> Step<Option<Poly>> {
+fn root_of_ratio(value: &RBig, power: Power, budget: &mut Budget) -> Bounded<Option<Poly>> {
     if power.d == 1 {
         return Ok(Some(Poly::constant(exact::powi(value, power.n, budget)?)));
     }
@@ -299,7 +299,7 @@ fn root_of_ratio(value: &RBig, power: Power, budget: &mut Budget) -> Step<Option
 }
 
 /// Prime factors with their counts, or `None` when trial division does not finish the job.
-fn factored(mut n: UBig, budget: &mut Budget) -> Step<Option<Vec<(u64, i64)>>> {
+fn factored(mut n: UBig, budget: &mut Budget) -> Bounded<Option<Vec<(u64, i64)>>> {
     let mut primes = Vec::new();
     let mut p = 2u32;
     while !n.is_one() && p < MAX_TRIAL {

@@ -10,7 +10,7 @@ impl ModelConfig {
     /// `transformers` gives them. Refused by name: other families, mixtures of experts, sliding windows in use,
     /// biases outside q, k and v, other activations, quantised checkpoints, rotary kinds not in [`RopeKind`].
     pub fn from_hugging_face(place: &str, keys: &Map<String, Value>) -> Result<Self> {
-        let keys = Section { place, prefix: "", keys };
+        let keys = ObjectReader { place, prefix: "", keys };
         let family = family(&keys)?;
         refuse_what_is_not_built(&keys)?;
         let n_layers = keys.whole("num_hidden_layers")?;
@@ -112,7 +112,7 @@ pub(crate) fn token_ids(place: &str, key: &str, value: Option<&Value>) -> Result
     }
 }
 
-fn family(keys: &Section) -> Result<Family> {
+fn family(keys: &ObjectReader) -> Result<Family> {
     let supported =
         "supported: Qwen3, Qwen2 and 2.5, Llama 2 and 3, SmolLM2, TinyLlama (model_type qwen3, qwen2, llama)";
     let place = |key: &str| format!("{}: {key}", keys.place);
@@ -137,7 +137,7 @@ fn family(keys: &Section) -> Result<Family> {
     Ok(family)
 }
 
-fn refuse_what_is_not_built(keys: &Section) -> Result<()> {
+fn refuse_what_is_not_built(keys: &ObjectReader) -> Result<()> {
     let refuse = |key: &str, value: &Value, hint: &str| {
         let problem = format!("{} is not supported", abbreviated(value));
         Err(Error::unsupported(format!("{}: {key}", keys.place), problem, hint))
@@ -166,7 +166,7 @@ fn refuse_what_is_not_built(keys: &Section) -> Result<()> {
     Ok(())
 }
 
-fn refuse_sliding_window(keys: &Section, family: Family, n_layers: usize) -> Result<()> {
+fn refuse_sliding_window(keys: &ObjectReader, family: Family, n_layers: usize) -> Result<()> {
     let hint = "only full attention is built; a window would silently change the log-probs of long sequences";
     if let Some(Value::Array(types)) = keys.get("layer_types") {
         if let Some(other) = types.iter().find(|t| *t != "full_attention") {
@@ -186,7 +186,7 @@ fn refuse_sliding_window(keys: &Section, family: Family, n_layers: usize) -> Res
     Ok(())
 }
 
-fn rope(keys: &Section, max_positions: usize) -> Result<Rope> {
+fn rope(keys: &ObjectReader, max_positions: usize) -> Result<Rope> {
     let (name, table) = match (keys.get("rope_scaling"), keys.get("rope_parameters")) {
         (Some(table), _) => ("rope_scaling", table),
         (None, Some(table)) => ("rope_parameters", table),
@@ -200,7 +200,7 @@ fn rope(keys: &Section, max_positions: usize) -> Result<Rope> {
         let hint = "expected one set of parameters for the whole model";
         return Err(Error::unsupported(place, "rotary parameters by layer type are not supported", hint));
     }
-    let rope = Section { place: keys.place, prefix: name, keys: table };
+    let rope = ObjectReader { place: keys.place, prefix: name, keys: table };
     if let Some(value) = rope.get("partial_rotary_factor").filter(|v| v.as_f64() != Some(1.0)) {
         let problem = format!("partial_rotary_factor {value} is not supported");
         return Err(Error::unsupported(place, problem, "expected rotary positions over the whole head"));
@@ -232,12 +232,12 @@ fn rope(keys: &Section, max_positions: usize) -> Result<Rope> {
     Ok(Rope { theta, kind })
 }
 
-fn top_level_theta(keys: &Section) -> Result<f64> {
+fn top_level_theta(keys: &ObjectReader) -> Result<f64> {
     Ok(keys.optional_number("rope_theta")?.unwrap_or(10_000.0))
 }
 
 /// `YaRN` with the attention factor worked out: given, or from the two `mscale`s, or 0.1 ln(factor) + 1.
-fn yarn(rope: &Section, max_positions: usize, original_positions: usize) -> Result<RopeKind> {
+fn yarn(rope: &ObjectReader, max_positions: usize, original_positions: usize) -> Result<RopeKind> {
     let factor =
         rope.optional_number("factor")?.unwrap_or(max_positions as f64 / original_positions.max(1) as f64);
     let magnitude = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
@@ -305,13 +305,13 @@ fn abbreviated(value: &Value) -> String {
 }
 
 /// Typed reading of one object; null counts as absent, and errors name the key and the value.
-struct Section<'a> {
+struct ObjectReader<'a> {
     place: &'a str,
     prefix: &'a str,
     keys: &'a Map<String, Value>,
 }
 
-impl<'a> Section<'a> {
+impl<'a> ObjectReader<'a> {
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.keys.get(key).filter(|value| !value.is_null())
     }

@@ -1,6 +1,6 @@
 //! A position in a byte string; every step forward is checked against the end.
 
-use super::fields::{Field, Kind};
+use super::field::{Field, FieldType};
 use crate::error::{Error, Result};
 
 /// Arrays inside arrays deeper than this are refused.
@@ -63,17 +63,17 @@ impl<'a> Bytes<'a> {
         Ok(Field { kind, bytes: start..self.at })
     }
 
-    pub fn kind(&mut self, key: &str) -> Result<Kind> {
+    pub fn kind(&mut self, key: &str) -> Result<FieldType> {
         let number = self.u32(key)?;
-        Kind::from_number(number).ok_or_else(|| {
+        FieldType::from_number(number).ok_or_else(|| {
             Error::malformed(self.place, format!("metadata key {key:?} has unknown type {number}"))
         })
     }
 
-    fn skip(&mut self, kind: Kind, key: &str, depth: usize) -> Result<()> {
+    fn skip(&mut self, kind: FieldType, key: &str, depth: usize) -> Result<()> {
         match kind {
-            Kind::String => self.u64(key).and_then(|n| self.take(n, key)).map(|_| ()),
-            Kind::Array => {
+            FieldType::String => self.u64(key).and_then(|n| self.take(n, key)).map(|_| ()),
+            FieldType::Array => {
                 let (kind, n) = (self.kind(key)?, self.u64(key)?);
                 if let Some(size) = kind.size() {
                     // An overflowing product is more than any file holds, and is refused as that.

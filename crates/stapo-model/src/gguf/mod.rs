@@ -3,7 +3,8 @@
 
 mod bytes;
 mod config;
-mod fields;
+mod field;
+mod metadata;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -11,9 +12,9 @@ mod tokenizer;
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::weights::{Encoding, Stored, Weights};
+use crate::weights::{Encoding, StoredTensor, Weights};
 use bytes::Bytes;
-use fields::Field;
+use field::Field;
 use stapo_ops::mapped::MappedFile;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +30,7 @@ pub struct Gguf {
     place: String,
     file: Arc<MappedFile>,
     fields: BTreeMap<String, Field>,
-    tensors: BTreeMap<String, Stored>,
+    tensors: BTreeMap<String, StoredTensor>,
 }
 
 impl Gguf {
@@ -107,7 +108,7 @@ fn alignment(place: &str, file: &[u8], fields: &BTreeMap<String, Field>) -> Resu
 }
 
 /// The tensor table. Ranges are relative to the numbers and unchecked until [`place_tensors`].
-fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeMap<String, Stored>> {
+fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeMap<String, StoredTensor>> {
     let mut tensors = BTreeMap::new();
     for _ in 0..n_tensors {
         let name = bytes.string("tensor name")?.to_owned();
@@ -135,7 +136,7 @@ fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeM
             let problem = format!("shape {shape:?} as {} at offset {offset} is impossible", encoding.name());
             return Err(Error::malformed(place, problem));
         };
-        let stored = Stored::as_named(range, shape, encoding);
+        let stored = StoredTensor::as_named(range, shape, encoding);
         if tensors.insert(name, stored).is_some() {
             return Err(Error::malformed(place, "appears twice"));
         }
@@ -146,7 +147,7 @@ fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeM
 /// Makes the ranges absolute; refuses those that leave the file, overlap, or are not aligned.
 fn place_tensors(
     place: &str,
-    tensors: &mut BTreeMap<String, Stored>,
+    tensors: &mut BTreeMap<String, StoredTensor>,
     start: usize,
     alignment: usize,
     file_len: usize,

@@ -2,15 +2,15 @@
 
 use crate::config::{Family, ModelConfig};
 use crate::error::{Error, Result};
-use crate::weights::{RowOrder, Stored};
+use crate::weights::{RowOrder, StoredTensor};
 use std::collections::BTreeMap;
 
 /// The table under Hugging Face names. Names without a counterpart stay as they are, for `Weights::check` to judge.
 pub(super) fn renamed(
     place: &str,
-    tensors: &BTreeMap<String, Stored>,
+    tensors: &BTreeMap<String, StoredTensor>,
     config: &ModelConfig,
-) -> Result<BTreeMap<String, Stored>> {
+) -> Result<BTreeMap<String, StoredTensor>> {
     let mut renamed = BTreeMap::new();
     for (name, stored) in tensors {
         let mut stored = stored.clone();

@@ -34,7 +34,7 @@ enum TokenType {
 
 /// How text is cut into words before the merges, in `gpt2` vocabularies.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Words {
+enum PreTokenizer {
     Gpt2,
     Qwen2,
     Llama3,
@@ -111,7 +111,7 @@ impl Gguf {
 
     /// GPT-2's kind: bytes spelled as characters, merges listed in order. Returns also whether it starts with bos.
     fn byte_level(&self, tokens: &Tokens) -> Result<(Inner, bool)> {
-        let words = self.words()?;
+        let pre_tokenizer = self.pre_tokenizer()?;
         let merges =
             self.strings("tokenizer.ggml.merges")?.ok_or_else(|| self.absent("tokenizer.ggml.merges"))?;
         let merges: Option<Vec<_>> = merges
@@ -120,41 +120,42 @@ impl Gguf {
             .collect();
         let merges = merges.ok_or_else(|| self.wrong("merges", "has an entry that is not two tokens"))?;
         let vocabulary = tokens.vocabulary().map_err(|problem| self.wrong("tokens", &problem))?;
-        let builder =
-            BPE::builder().vocab_and_merges(vocabulary, merges).ignore_merges(words == Words::Llama3);
+        let builder = BPE::builder()
+            .vocab_and_merges(vocabulary, merges)
+            .ignore_merges(pre_tokenizer == PreTokenizer::Llama3);
         let mut inner = Inner::new(builder.build().map_err(|e| self.wrong("merges", &e.to_string()))?);
         let split = |pattern: &str| {
             Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false)
                 .expect("the patterns above are valid")
         };
         let bytes = ByteLevel::new(false, false, false);
-        match words {
-            Words::Gpt2 => inner.with_pre_tokenizer(Some(ByteLevel::new(false, false, true))),
-            Words::SmolLm => inner.with_pre_tokenizer(Some(in_sequence(vec![
+        match pre_tokenizer {
+            PreTokenizer::Gpt2 => inner.with_pre_tokenizer(Some(ByteLevel::new(false, false, true))),
+            PreTokenizer::SmolLm => inner.with_pre_tokenizer(Some(in_sequence(vec![
                 Digits::new(true).into(),
                 ByteLevel::new(false, false, true).into(),
             ]))),
-            Words::Qwen2 => {
+            PreTokenizer::Qwen2 => {
                 inner.with_normalizer(Some(NFC)).map_err(|e| self.wrong("pre", &e.to_string()))?;
                 inner.with_pre_tokenizer(Some(in_sequence(vec![split(QWEN2).into(), bytes.into()])))
             }
-            Words::Llama3 => {
+            PreTokenizer::Llama3 => {
                 inner.with_pre_tokenizer(Some(in_sequence(vec![split(LLAMA3).into(), bytes.into()])))
             }
         };
         inner.with_decoder(Some(bytes));
-        Ok((inner, words == Words::Llama3))
+        Ok((inner, pre_tokenizer == PreTokenizer::Llama3))
     }
 
-    fn words(&self) -> Result<Words> {
+    fn pre_tokenizer(&self) -> Result<PreTokenizer> {
         let architecture = self.text("general.architecture")?.unwrap_or_default();
         match self.text("tokenizer.ggml.pre")?.unwrap_or("default") {
-            "qwen2" | "deepseek-r1-qwen" => Ok(Words::Qwen2),
-            "llama-bpe" | "llama3" | "llama-v3" => Ok(Words::Llama3),
-            "smollm" => Ok(Words::SmolLm),
+            "qwen2" | "deepseek-r1-qwen" => Ok(PreTokenizer::Qwen2),
+            "llama-bpe" | "llama3" | "llama-v3" => Ok(PreTokenizer::Llama3),
+            "smollm" => Ok(PreTokenizer::SmolLm),
             // Files from before the key was written, or by a converter that did not know the model.
-            "default" if architecture.starts_with("qwen") => Ok(Words::Qwen2),
-            "default" | "gpt-2" => Ok(Words::Gpt2),
+            "default" if architecture.starts_with("qwen") => Ok(PreTokenizer::Qwen2),
+            "default" | "gpt-2" => Ok(PreTokenizer::Gpt2),
             other => {
                 let place = format!("{}: tokenizer.ggml.pre", self.place);
                 let hint =

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 /// The parts that are looked at; the rest is only checked to be JSON.
 #[derive(Deserialize)]
-struct Parts {
-    model: Model,
+struct TokenizerFile {
+    model: MergeModel,
     #[serde(default)]
     decoder: Value,
     #[serde(default)]
@@ -15,7 +15,7 @@ struct Parts {
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct MergeModel {
     r#type: Option<String>,
     continuing_subword_prefix: Option<String>,
 }
@@ -23,7 +23,7 @@ struct Model {
 /// Refuses a file that the crate would accept and later trip over, or could not read without tripping.
 pub(super) fn vet(place: &str, bytes: &[u8]) -> Result<()> {
     let malformed = |problem: String| Err(Error::malformed(place, problem));
-    let Parts { model, decoder, post_processor } = serde_json::from_slice(bytes)
+    let TokenizerFile { model, decoder, post_processor } = serde_json::from_slice(bytes)
         .map_err(|e| Error::malformed(place, format!("is not a tokenizer.json: {e}")))?;
     if let Some(kind) = model.r#type.filter(|kind| kind != "BPE") {
         let hint = "supported: BPE, the kind of Qwen, Llama and SmolLM";

@@ -23,12 +23,12 @@ pub struct Weights {
     /// The folder or file, for messages.
     place: String,
     files: Vec<Arc<MappedFile>>,
-    tensors: BTreeMap<String, Stored>,
+    tensors: BTreeMap<String, StoredTensor>,
 }
 
 /// Where a tensor lies and how. The range is inside its file and as long as shape and encoding ask: checked on entry.
 #[derive(Debug, Clone)]
-pub(crate) struct Stored {
+pub(crate) struct StoredTensor {
     pub file: usize,
     pub bytes: Range<usize>,
     pub shape: Vec<usize>,
@@ -46,7 +46,7 @@ pub(crate) enum RowOrder {
     },
 }
 
-impl Stored {
+impl StoredTensor {
     pub fn as_named(bytes: Range<usize>, shape: Vec<usize>, encoding: Encoding) -> Self {
         Self { file: 0, bytes, shape, encoding, rows: RowOrder::AsNamed }
     }
@@ -59,7 +59,11 @@ impl Weights {
         safetensors::open(path)
     }
 
-    pub(crate) fn new(place: String, files: Vec<Arc<MappedFile>>, tensors: BTreeMap<String, Stored>) -> Self {
+    pub(crate) fn new(
+        place: String,
+        files: Vec<Arc<MappedFile>>,
+        tensors: BTreeMap<String, StoredTensor>,
+    ) -> Self {
         Self { place, files, tensors }
     }
 
@@ -142,7 +146,7 @@ impl Weights {
         Ok(ignored)
     }
 
-    fn find(&self, name: &str, shape: &[usize]) -> Result<&Stored> {
+    fn find(&self, name: &str, shape: &[usize]) -> Result<&StoredTensor> {
         let stored = self.tensors.get(name).ok_or_else(|| {
             let hint = format!(
                 "the files hold {} tensors; is the config that of another model?",
@@ -163,7 +167,7 @@ impl Weights {
 }
 
 /// Rows stored as (0, h/2, 1, h/2 + 1, ..) within each head of h rows, written to their named places.
-fn decode_rotary_pairs(stored: &Stored, n_heads: usize, bytes: &[u8], out: &mut [f32]) {
+fn decode_rotary_pairs(stored: &StoredTensor, n_heads: usize, bytes: &[u8], out: &mut [f32]) {
     let n_rows = stored.shape[0];
     let (head_rows, row_len, row_bytes) = (n_rows / n_heads, out.len() / n_rows, bytes.len() / n_rows);
     for (stored_row, row) in bytes.chunks_exact(row_bytes).enumerate() {

@@ -2,7 +2,7 @@
 //! by its crate so that every refusal names the tensor, a name given twice is refused, and a shard is written
 //! while it is computed.
 
-use super::{Encoding, Stored, Weights};
+use super::{Encoding, StoredTensor, Weights};
 use crate::error::{Error, Result};
 use crate::json;
 use serde_json::{Map, Value};
@@ -95,7 +95,7 @@ fn open_shards(place: String, shards: &[Shard]) -> Result<Weights> {
 }
 
 /// The table of one file. The ranges are in bounds, in order, without gap or overlap.
-fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, Stored>> {
+fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, StoredTensor>> {
     let malformed = |problem: String| Error::malformed(place, problem);
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(malformed(format!("{} bytes, too short for a safetensors file", file.len())));
@@ -137,7 +137,7 @@ fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, S
         )));
     }
     let start = file.len() - numbers.len();
-    let placed = |entry: Stored| Stored {
+    let placed = |entry: StoredTensor| StoredTensor {
         file: file_idx,
         bytes: entry.bytes.start + start..entry.bytes.end + start,
         ..entry
@@ -146,7 +146,7 @@ fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, S
 }
 
 /// One tensor of the header, its range relative to the numbers and consistent with its shape.
-fn entry_of(place: &str, entry: &Value) -> Result<Stored> {
+fn entry_of(place: &str, entry: &Value) -> Result<StoredTensor> {
     let malformed = |problem: String| Error::malformed(place, problem);
     let empty = Map::new();
     let keys = entry.as_object().unwrap_or(&empty);
@@ -178,5 +178,5 @@ fn entry_of(place: &str, entry: &Value) -> Result<Stored> {
             "shape {shape:?} as {encoding:?} does not fill bytes {start} to {end}"
         )));
     }
-    Ok(Stored::as_named(start..end, shape, encoding))
+    Ok(StoredTensor::as_named(start..end, shape, encoding))
 }

@@ -3,6 +3,8 @@
 mod choice;
 pub(crate) mod clean;
 mod collection;
+mod parts;
+mod prose;
 pub(crate) mod quantity;
 mod read;
 pub(crate) mod region;
@@ -10,7 +12,7 @@ mod relation;
 
 pub(crate) use collection::as_region;
 
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel};
 use crate::lex::{Commas, tokens};
@@ -56,7 +58,7 @@ pub(crate) enum Answer {
 }
 
 /// Reads `text`; only a limit makes this fail.
-pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Step<Answer> {
+pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Bounded<Answer> {
     let cleaned = clean::cleaned(text);
     if let Some(answer) = phrase(cleaned) {
         return Ok(answer);
@@ -67,13 +69,13 @@ pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Step<Answ
         Err(Stop::Unreadable(why)) => return Ok(words(Some(why))),
         Err(stop) => return Err(stop),
     };
-    if read::is_prose(&tokens) {
+    if prose::is_prose(&tokens) {
         return Ok(words(None));
     }
     match read::answer(&tokens, 0, budget) {
         Ok(answer) => Ok(answer),
         Err(Stop::OverBudget(why)) => Err(Stop::OverBudget(why)),
-        Err(Stop::Unreadable(why)) => Ok(words((!read::is_wordy(&tokens)).then_some(why))),
+        Err(Stop::Unreadable(why)) => Ok(words((!prose::is_wordy(&tokens)).then_some(why))),
         Err(Stop::Undefined(why)) => Ok(words(Some(why.into()))),
     }
 }

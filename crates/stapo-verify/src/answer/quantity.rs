@@ -1,6 +1,6 @@
 //! A value and the unit behind it.
 
-use crate::budget::{Budget, Step, unreadable};
+use crate::budget::{Bounded, Budget, unreadable};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Tok, Token};
 use crate::parse;
@@ -61,7 +61,7 @@ fn drop_signs(expr: &Expr, inside: fn(&Expr) -> Option<&Expr>) -> Option<Expr> {
 }
 
 /// Reads a value with an optional currency sign before it and an optional unit behind it.
-pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Step<Quantity> {
+pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantity> {
     let mut money = None;
     let kept: Vec<Token> = tokens
         .iter()
@@ -134,7 +134,7 @@ fn scale_word(tail: &[Token]) -> (Option<RBig>, &[Token]) {
     (Some(RBig::from(10u8).pow(power)), &tail[1..])
 }
 
-fn unit(tail: &[Token]) -> Step<Option<Unit>> {
+fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
     let mut unit = Unit::one();
     let mut prefix_power = 1;
     let mut direction = 1;
@@ -176,7 +176,7 @@ fn unit(tail: &[Token]) -> Step<Option<Unit>> {
 }
 
 /// The power behind a unit: `^2`, `^{2}`, `^{-1}`.
-fn unit_power(tail: &[Token], mut pos: usize) -> Step<(i32, usize)> {
+fn unit_power(tail: &[Token], mut pos: usize) -> Bounded<(i32, usize)> {
     if tail.get(pos).map(|token| &token.tok) != Some(&Tok::Caret) {
         return Ok((1, pos));
     }

@@ -2,7 +2,7 @@
 
 use super::value::{Match, compare, points, sample};
 use crate::approx::{Domain, LogBase, Point, evaluate};
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::affordable_form;
 use crate::expr::Expr;
 use crate::lex::token::Rel;
@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 /// Whether `left = right` says the same in both.
-pub(crate) fn same_equation(a: (&Expr, &Expr), b: (&Expr, &Expr), budget: &mut Budget) -> Step<bool> {
+pub(crate) fn same_equation(a: (&Expr, &Expr), b: (&Expr, &Expr), budget: &mut Budget) -> Bounded<bool> {
     Ok(factor(&difference(a), &difference(b), Clear::Denominators, budget)?.is_some())
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn same_inequality(
     a: (&Expr, Rel, &Expr),
     b: (&Expr, Rel, &Expr),
     budget: &mut Budget,
-) -> Step<bool> {
+) -> Bounded<bool> {
     let sign = factor(&difference((a.0, a.2)), &difference((b.0, b.2)), Clear::Nothing, budget)?;
     Ok(match sign {
         Some(Ordering::Greater) => a.1 == b.1,
@@ -44,7 +44,7 @@ enum Clear {
 }
 
 /// The sign of the constant `c` with `a = c · b`, if there is one.
-fn factor(a: &Expr, b: &Expr, clear: Clear, budget: &mut Budget) -> Step<Option<Ordering>> {
+fn factor(a: &Expr, b: &Expr, clear: Clear, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     if let (Some(fa), Some(fb)) = (affordable_form(a, budget)?, affordable_form(b, budget)?) {
         if fa.is_zero() || fb.is_zero() {
             return Ok((fa.is_zero() && fb.is_zero()).then_some(Ordering::Greater));
@@ -63,7 +63,7 @@ fn factor(a: &Expr, b: &Expr, clear: Clear, budget: &mut Budget) -> Step<Option<
 }
 
 /// `form` times the powers of variables that no longer leave any in a denominator.
-fn cleared(form: &Poly, budget: &mut Budget) -> Step<Option<Poly>> {
+fn cleared(form: &Poly, budget: &mut Budget) -> Bounded<Option<Poly>> {
     let mut lowest: BTreeMap<Atom, Power> = BTreeMap::new();
     for (atom, power) in form.terms.keys().flatten() {
         if matches!(atom, Atom::Var(_)) && power.n < lowest.get(atom).map_or(0, |old| old.n) {
@@ -75,7 +75,7 @@ fn cleared(form: &Poly, budget: &mut Budget) -> Step<Option<Poly>> {
 }
 
 /// Evaluates the quotient at sample points and looks whether it stays the same.
-fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Option<Ordering>> {
+fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     let mut names = [a.variables(), b.variables()].concat();
     names.sort_unstable();
     names.dedup();
@@ -113,7 +113,7 @@ fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Option<Orderi
 }
 
 /// Whether the parts of two ratios stand in the same proportion.
-pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Step<bool> {
+pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Bounded<bool> {
     if a.len() != b.len() {
         return Ok(false);
     }

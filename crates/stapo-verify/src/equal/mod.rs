@@ -8,7 +8,7 @@ pub(crate) mod value;
 use crate::answer::quantity::Quantity;
 use crate::answer::region::Region;
 use crate::answer::{Answer, as_region};
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::Expr;
 use crate::lex::token::Bracket;
 use equation::{same_equation, same_inequality, same_ratio};
@@ -17,7 +17,7 @@ use region::same_region;
 use std::cmp::Ordering;
 
 /// Whether `answer` is `reference`. Not symmetric: the reference decides what a pair, a unit or a letter means.
-pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     budget.spend(10)?;
     if answer == reference {
         return Ok(true);
@@ -69,7 +69,7 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
 }
 
 /// Right when the letters agree, or when the value behind the letter is the other side.
-fn same_choice(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+fn same_choice(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     match (answer, reference) {
         (Answer::Choice { letter: a, .. }, Answer::Choice { letter: r, .. }) => Ok(a == r),
         (Answer::Choice { letter, rest: None }, other) => same(&letter_value(*letter), other, budget),
@@ -85,7 +85,7 @@ fn letter_value(letter: char) -> Answer {
 }
 
 /// `x = 5` is 5 unless the other side says which name it means.
-fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     match (answer, reference) {
         (Answer::Named { name: a, left: al, value: av }, Answer::Named { name: r, left: rl, value: rv }) => {
             if is_same_name(a, r) && same(av, rv, budget)? {
@@ -142,7 +142,7 @@ fn starts_with_number(expr: &Expr) -> bool {
     }
 }
 
-fn against_region(other: &Answer, region: &Region, budget: &mut Budget) -> Step<bool> {
+fn against_region(other: &Answer, region: &Region, budget: &mut Budget) -> Bounded<bool> {
     match as_region(other) {
         Some(other) => same_region(&other, region, budget),
         None => match (other, region.pieces.as_slice()) {
@@ -173,7 +173,7 @@ fn by_name(items: &[Answer]) -> Vec<Answer> {
     sorted
 }
 
-fn same_in_order(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
+fn same_in_order(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Bounded<bool> {
     if a.len() != r.len() {
         return Ok(false);
     }
@@ -186,7 +186,7 @@ fn same_in_order(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> 
 }
 
 /// Lists hold the same elements equally often; names with values also match a plain list in the names' order.
-fn same_list(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
+fn same_list(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Bounded<bool> {
     if a.len() != r.len() {
         return Ok(false);
     }
@@ -204,7 +204,7 @@ fn same_list(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
 }
 
 /// Sets hold the same elements, however often each is written.
-fn same_set(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
+fn same_set(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Bounded<bool> {
     for (these, those) in [(a, r), (r, a)] {
         'items: for item in these {
             for other in those {
@@ -223,7 +223,7 @@ fn same_set(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
     Ok(true)
 }
 
-fn same_matrix(a: &[Vec<Expr>], r: &[Vec<Expr>], budget: &mut Budget) -> Step<bool> {
+fn same_matrix(a: &[Vec<Expr>], r: &[Vec<Expr>], budget: &mut Budget) -> Bounded<bool> {
     if a.len() != r.len() || a[0].len() != r[0].len() {
         return Ok(false);
     }
@@ -246,7 +246,7 @@ fn quotient(parts: &[Expr]) -> Quantity {
 }
 
 /// `Undefined` is no failure of the grader: such a value is equal to nothing.
-pub(crate) fn is_same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+pub(crate) fn is_same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     match same(answer, reference, budget) {
         Err(Stop::Undefined(_)) => Ok(false),
         other => other,

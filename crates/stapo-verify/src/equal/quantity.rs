@@ -2,14 +2,14 @@
 
 use super::value::{compare, sign_of};
 use crate::answer::quantity::Quantity;
-use crate::budget::{Budget, Step};
+use crate::budget::{Bounded, Budget};
 use crate::expr::Expr;
 use crate::units::{self, Unit};
 use dashu_ratio::RBig;
 use std::cmp::Ordering;
 
 /// Whether two quantities are equal: by value, with units converted, a unit on one side only left out.
-pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<bool> {
+pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {
     if let Some(is_same) = same_measure(a, r, budget)? {
         return Ok(is_same);
     }
@@ -34,7 +34,7 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
 }
 
 /// `5 m` beside metres is a length; beside a bare number, too.
-fn same_measure(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<Option<bool>> {
+fn same_measure(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<Option<bool>> {
     let measured = |quantity: &Quantity| {
         let (expr, unit) = quantity.as_measure.clone()?;
         Some(Quantity { expr: *expr, unit: Some(unit), as_measure: None })
@@ -78,7 +78,7 @@ fn share_a_word(a: &Unit, b: &Unit) -> bool {
     is_unknown(a) && is_unknown(b) && a.powers.keys().any(|word| b.powers.contains_key(word))
 }
 
-fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<bool> {
+fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {
     if compare(&bare(a), &bare(r), budget)?.is_equal() {
         return Ok(true);
     }
@@ -96,7 +96,7 @@ fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<bool> {
     }
 }
 
-fn is_at_least_one(expr: &Expr, budget: &mut Budget) -> Step<bool> {
+fn is_at_least_one(expr: &Expr, budget: &mut Budget) -> Bounded<bool> {
     if !expr.variables().is_empty() {
         return Ok(true);
     }

@@ -1,7 +1,7 @@
 //! When two expressions are the same value: exactly, by rounding, or at every sample point.
 
 use crate::approx::{Domain, LogBase, Point, evaluate};
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::affordable_form;
 use crate::expr::{Expr, Func};
 use crate::number::complex::Complex;
@@ -40,7 +40,7 @@ const ENOUGH_POINTS: usize = 6;
 /// Bits two values must share to count as equal.
 const AGREEING_BITS: i64 = 100;
 
-pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Match> {
+pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Match> {
     if a == b {
         return Ok(Match::Exact);
     }
@@ -111,7 +111,7 @@ pub(crate) fn agree_to_six_decimals(a: &RBig, b: &RBig) -> bool {
 }
 
 /// The sign of a constant real expression, if it can be told.
-pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Step<Option<Ordering>> {
+pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     if let Some(ratio) = affordable_form(expr, budget)?.and_then(|form| form.as_ratio()) {
         return Ok(Some(ratio.cmp(&RBig::ZERO)));
     }
@@ -127,23 +127,23 @@ pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Step<Option<Ordering>
 }
 
 /// Values of the variables at sample point `k`.
-pub(crate) fn sample<'a>(names: &[&'a str], k: u64, kind: Sample) -> Vec<(&'a str, RBig)> {
+pub(crate) fn sample<'a>(names: &[&'a str], k: u64, kind: SampleKind) -> Vec<(&'a str, RBig)> {
     let value = |j: usize| {
         let random = scrambled(k.wrapping_mul(1_000_003).wrapping_add(j as u64 + 17));
         match kind {
-            Sample::Positive => RBig::from_parts((230 + random % 2400).into(), 1024u32.into()),
-            Sample::Signed => {
+            SampleKind::Positive => RBig::from_parts((230 + random % 2400).into(), 1024u32.into()),
+            SampleKind::Signed => {
                 let size = RBig::from_parts((230 + random % 2400).into(), 1024u32.into());
                 if (random >> 40) & 1 == 0 || k == 0 { -size } else { size }
             }
-            Sample::Whole => RBig::from(1 + random % 11),
+            SampleKind::Whole => RBig::from(1 + random % 11),
         }
     };
     names.iter().enumerate().map(|(j, name)| (*name, value(j))).collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sample {
+pub(crate) enum SampleKind {
     Positive,
     Signed,
     Whole,
@@ -158,31 +158,38 @@ fn scrambled(x: u64) -> u64 {
 }
 
 /// Names of the variables of both, and the sample points the two deserve.
-pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(Sample, u64)> {
+pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(SampleKind, u64)> {
     let rounds = |node: &Expr| matches!(node, Expr::Call(Func::Floor | Func::Ceil, args) if !args[0].variables().is_empty());
     let is_discrete = |node: &Expr| matches!(node, Expr::Call(func, _) if func.is_discrete());
     if a.any(is_discrete) || b.any(is_discrete) || (a.any(rounds) && b.any(rounds)) {
-        return (0..N_WHOLE).map(|k| (Sample::Whole, k)).collect();
+        return (0..N_WHOLE).map(|k| (SampleKind::Whole, k)).collect();
     }
-    let positive = (0..N_POSITIVE).map(|k| (Sample::Positive, k));
-    positive.chain((0..N_SIGNED).map(|k| (Sample::Signed, k))).collect()
+    let positive = (0..N_POSITIVE).map(|k| (SampleKind::Positive, k));
+    positive.chain((0..N_SIGNED).map(|k| (SampleKind::Signed, k))).collect()
 }
 
-fn at_points(a: &Expr, b: &Expr, log_base: LogBase, has_decimal: bool, budget: &mut Budget) -> Step<Match> {
+fn at_points(
+    a: &Expr,
+    b: &Expr,
+    log_base: LogBase,
+    has_decimal: bool,
+    budget: &mut Budget,
+) -> Bounded<Match> {
     let mut names = [a.variables(), b.variables()].concat();
     names.sort_unstable();
     names.dedup();
     if names.is_empty() {
-        let place = Place { values: &[], log_base, domain: Domain::Complex };
-        return at_point(a, b, &place, has_decimal, budget)?
+        let point = Point { values: &[], log_base, bits: LOW_BITS, domain: Domain::Complex };
+        return at_point(a, b, &point, has_decimal, budget)?
             .ok_or(Stop::Undefined("an expression without a value"));
     }
     let mut n_agreeing = 0;
     let mut is_rounded = false;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
-        let domain = if kind == Sample::Signed { Domain::Real } else { Domain::Complex };
-        match at_point(a, b, &Place { values: &values, log_base, domain }, has_decimal, budget)? {
+        let domain = if kind == SampleKind::Signed { Domain::Real } else { Domain::Complex };
+        let point = Point { values: &values, log_base, bits: LOW_BITS, domain };
+        match at_point(a, b, &point, has_decimal, budget)? {
             Some(Match::No) => return Ok(Match::No),
             Some(found) => {
                 is_rounded |= found == Match::Rounded;
@@ -190,7 +197,7 @@ fn at_points(a: &Expr, b: &Expr, log_base: LogBase, has_decimal: bool, budget: &
             }
             None => {}
         }
-        if kind == Sample::Whole && n_agreeing >= ENOUGH_POINTS {
+        if kind == SampleKind::Whole && n_agreeing >= ENOUGH_POINTS {
             break;
         }
     }
@@ -200,23 +207,16 @@ fn at_points(a: &Expr, b: &Expr, log_base: LogBase, has_decimal: bool, budget: &
     Ok(if is_rounded { Match::Rounded } else { Match::Numeric })
 }
 
-/// A sample point, whatever the precision.
-struct Place<'a> {
-    values: &'a [(&'a str, RBig)],
-    log_base: LogBase,
-    domain: Domain,
-}
-
-/// Compares at one point; `None` when a side has no value there.
+/// Compares at `point`, at its precision and then at the higher one; `None` when a side has no value there.
 fn at_point(
     a: &Expr,
     b: &Expr,
-    place: &Place,
+    point: &Point,
     has_decimal: bool,
     budget: &mut Budget,
-) -> Step<Option<Match>> {
-    for bits in [LOW_BITS, HIGH_BITS] {
-        let point = Point { values: place.values, log_base: place.log_base, bits, domain: place.domain };
+) -> Bounded<Option<Match>> {
+    for bits in [point.bits, HIGH_BITS] {
+        let point = Point { bits, ..*point };
         let (x, y) = match (evaluate(a, &point, budget), evaluate(b, &point, budget)) {
             (Ok(x), Ok(y)) => (x, y),
             (Err(Stop::Undefined(_)), _) | (_, Err(Stop::Undefined(_))) => return Ok(None),
@@ -246,7 +246,7 @@ fn is_zero(gap: &Real, size: i64) -> Option<bool> {
     }
 }
 
-fn near(x: &Complex, y: &Complex, bits: usize) -> Step<bool> {
+fn near(x: &Complex, y: &Complex, bits: usize) -> Bounded<bool> {
     let million = Real::from_ratio(&RBig::from(1_000_000), bits)?;
     let thousandth = Real::from_ratio(&(RBig::ONE / RBig::from(1000)), bits)?;
     for (a, b) in [(&x.re, &y.re), (&x.im, &y.im)] {

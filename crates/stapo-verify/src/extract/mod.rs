@@ -33,9 +33,9 @@ pub enum Fallback {
 pub fn extract(response: &str, order: Order, fallback: Fallback) -> Option<&str> {
     let marked = match order {
         Order::BoxFirst => match last_box(response) {
-            Found::Answer(answer) => Some(answer),
-            Found::Broken => return None,
-            Found::Nothing => stated(response),
+            LastBox::Answer(answer) => Some(answer),
+            LastBox::Unclosed => return None,
+            LastBox::Missing => stated(response),
         },
         Order::LineFirst => stated(response).or_else(|| last_box(response).answer()),
     };
@@ -47,15 +47,16 @@ pub fn extract(response: &str, order: Order, fallback: Fallback) -> Option<&str>
     found.map(str::trim).filter(|answer| !answer.is_empty())
 }
 
+/// What [`last_box`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found<'a> {
+pub(crate) enum LastBox<'a> {
     Answer(&'a str),
-    /// A mark is there, but it is cut off.
-    Broken,
-    Nothing,
+    /// The last box has no closing brace, or no content.
+    Unclosed,
+    Missing,
 }
 
-impl<'a> Found<'a> {
+impl<'a> LastBox<'a> {
     fn answer(self) -> Option<&'a str> {
         match self {
             Self::Answer(answer) => Some(answer),
@@ -65,20 +66,20 @@ impl<'a> Found<'a> {
 }
 
 /// What the last `\boxed` or `\fbox` holds.
-pub(crate) fn last_box(text: &str) -> Found<'_> {
+pub(crate) fn last_box(text: &str) -> LastBox<'_> {
     let start =
         ["\\boxed", "\\fbox"].iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max();
-    let Some(start) = start else { return Found::Nothing };
+    let Some(start) = start else { return LastBox::Missing };
     let rest = text[start..].trim_start_matches([' ', '\t']);
     if let Some(inside) = rest.strip_prefix('{') {
-        return closing_brace(inside).map_or(Found::Broken, |end| Found::Answer(&inside[..end]));
+        return closing_brace(inside).map_or(LastBox::Unclosed, |end| LastBox::Answer(&inside[..end]));
     }
     // \boxed 5$ and \boxed5: one word, up to the end of the formula.
     let end = rest.find(|c: char| c.is_whitespace() || c == '$').unwrap_or(rest.len());
     if end == 0 || rest.starts_with(|c: char| c.is_ascii_alphabetic()) {
-        return Found::Broken;
+        return LastBox::Unclosed;
     }
-    Found::Answer(&rest[..end])
+    LastBox::Answer(&rest[..end])
 }
 
 /// Where the group that was opened before `text` ends, escaped braces not counting.

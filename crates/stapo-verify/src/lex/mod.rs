@@ -5,7 +5,7 @@ pub(crate) mod symbols;
 pub(crate) mod token;
 mod words;
 
-use crate::budget::{MAX_ANSWER_BYTES, Step, Stop, unreadable};
+use crate::budget::{Bounded, MAX_ANSWER_BYTES, Stop, unreadable};
 use crate::expr::Func;
 use numeral::Numeral;
 use symbols::Macro;
@@ -21,7 +21,7 @@ pub(crate) enum Commas {
 }
 
 /// Cuts `text` into tokens. Braces and brackets need not match yet, except those of text macros.
-pub(crate) fn tokens(text: &str, commas: Commas) -> Step<Vec<Token>> {
+pub(crate) fn tokens(text: &str, commas: Commas) -> Bounded<Vec<Token>> {
     if text.len() > MAX_ANSWER_BYTES {
         return Err(Stop::OverBudget("an answer of more than 16 KiB"));
     }
@@ -40,7 +40,7 @@ pub(crate) fn tokens(text: &str, commas: Commas) -> Step<Vec<Token>> {
     while lexer.pos < chars.len() {
         lexer.step()?;
     }
-    if lexer.groups.iter().any(|group| *group != Group::Math) {
+    if lexer.groups.iter().any(|group| *group != GroupKind::Math) {
         return unreadable("a text group that is never closed");
     }
     words::settle(&mut lexer.out);
@@ -49,7 +49,7 @@ pub(crate) fn tokens(text: &str, commas: Commas) -> Step<Vec<Token>> {
 
 /// What an open brace has opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Group {
+enum GroupKind {
     Math,
     Text,
     Upright,
@@ -60,7 +60,7 @@ struct Lexer<'a> {
     chars: &'a [char],
     pos: usize,
     out: Vec<Token>,
-    groups: Vec<Group>,
+    groups: Vec<GroupKind>,
     is_spaced: bool,
     /// Open brackets other than braces.
     n_brackets: usize,
@@ -69,7 +69,7 @@ struct Lexer<'a> {
 }
 
 impl Lexer<'_> {
-    fn step(&mut self) -> Step<()> {
+    fn step(&mut self) -> Bounded<()> {
         let c = self.chars[self.pos];
         if c.is_whitespace()
             || matches!(c, '~' | '\u{200b}' | '\u{feff}' | '\u{200c}' | '\u{200d}' | '\u{2060}')
@@ -108,7 +108,7 @@ impl Lexer<'_> {
             }
             _ => {}
         }
-        let is_text = matches!(self.groups.last(), Some(Group::Text | Group::Upright));
+        let is_text = matches!(self.groups.last(), Some(GroupKind::Text | GroupKind::Upright));
         self.out.push(Token { tok, is_spaced: std::mem::take(&mut self.is_spaced), is_text });
     }
 
@@ -167,17 +167,17 @@ impl Lexer<'_> {
         }
     }
 
-    fn brace(&mut self, c: char) -> Step<()> {
+    fn brace(&mut self, c: char) -> Bounded<()> {
         self.pos += 1;
         if c == '{' {
-            self.groups.push(Group::Math);
+            self.groups.push(GroupKind::Math);
             self.push(Tok::Open(Bracket::Brace));
             return Ok(());
         }
         match self.groups.pop() {
-            Some(Group::Math) => self.push(Tok::Close(Bracket::Brace)),
-            Some(Group::Text | Group::Upright) => self.is_spaced = true,
-            Some(Group::Transparent) => {}
+            Some(GroupKind::Math) => self.push(Tok::Close(Bracket::Brace)),
+            Some(GroupKind::Text | GroupKind::Upright) => self.is_spaced = true,
+            Some(GroupKind::Transparent) => {}
             None => return unreadable("a closing brace without an opening one"),
         }
         Ok(())
@@ -237,7 +237,7 @@ impl Lexer<'_> {
         self.pos = self.pos.min(self.chars.len());
     }
 
-    fn escape(&mut self) -> Step<()> {
+    fn escape(&mut self) -> Bounded<()> {
         let start = self.pos + 1;
         let mut end = start;
         while self.chars.get(end).is_some_and(char::is_ascii_alphabetic) {
@@ -271,9 +271,9 @@ impl Lexer<'_> {
             Macro::Token(tok) => self.push(tok),
             Macro::Space => self.is_spaced = true,
             Macro::Nothing => {}
-            Macro::Text => self.group(Group::Text),
-            Macro::Upright => self.group(Group::Upright),
-            Macro::Transparent => self.group(Group::Transparent),
+            Macro::Text => self.group(GroupKind::Text),
+            Macro::Upright => self.group(GroupKind::Upright),
+            Macro::Transparent => self.group(GroupKind::Transparent),
             Macro::Discard => self.discard_group()?,
             Macro::Sized => {
                 while self.chars.get(self.pos).is_some_and(|c| c.is_whitespace()) {
@@ -303,20 +303,20 @@ impl Lexer<'_> {
         self.push(Tok::Word(word.into()));
     }
 
-    fn group(&mut self, group: Group) {
+    fn group(&mut self, group: GroupKind) {
         while self.chars.get(self.pos).is_some_and(|c| c.is_whitespace()) {
             self.pos += 1;
         }
         if self.chars.get(self.pos) == Some(&'{') {
             self.pos += 1;
             self.groups.push(group);
-            if group == Group::Text {
+            if group == GroupKind::Text {
                 self.is_spaced = true;
             }
         }
     }
 
-    fn discard_group(&mut self) -> Step<()> {
+    fn discard_group(&mut self) -> Bounded<()> {
         if self.chars.get(self.pos) != Some(&'{') {
             return Ok(());
         }
@@ -328,7 +328,7 @@ impl Lexer<'_> {
     }
 
     /// `\begin{pmatrix}` and its kin become brackets around rows; column formats are thrown away.
-    fn environment(&mut self, word: &str) -> Step<()> {
+    fn environment(&mut self, word: &str) -> Bounded<()> {
         let Some(length) = self.chars[self.pos..].iter().take(24).position(|c| *c == '}') else {
             return unreadable("an environment without a name");
         };
@@ -354,7 +354,7 @@ impl Lexer<'_> {
         Ok(())
     }
 
-    fn other_sign(&mut self, c: char) -> Step<()> {
+    fn other_sign(&mut self, c: char) -> Bounded<()> {
         self.pos += 1;
         if let Some((numerator, denominator)) = symbols::vulgar_fraction(c) {
             self.push(Tok::Frac);
@@ -407,7 +407,7 @@ impl Lexer<'_> {
     }
 
     /// Raised or lowered characters as a group: `x²³` is `x^{23}`.
-    fn script(&mut self, first: char, opening: Tok, plain: fn(char) -> Option<char>) -> Step<()> {
+    fn script(&mut self, first: char, opening: Tok, plain: fn(char) -> Option<char>) -> Bounded<()> {
         let mut inner = String::from(plain(first).unwrap_or(first));
         while let Some(c) = self.chars.get(self.pos).and_then(|c| plain(*c)) {
             inner.push(c);

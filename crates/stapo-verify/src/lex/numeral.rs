@@ -1,6 +1,6 @@
 //! Numbers as printed: digits, separators, a fraction, a repeating block, a power of ten.
 
-use crate::budget::{Step, Stop};
+use crate::budget::{Bounded, Stop};
 use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
 
@@ -35,7 +35,7 @@ impl Numeral {
             || self.power_of_ten != 0
     }
 
-    pub(crate) fn value(&self) -> Step<RBig> {
+    pub(crate) fn value(&self) -> Bounded<RBig> {
         let fraction = self.fraction.as_deref().unwrap_or("");
         let repeating = self.repeating.as_deref().unwrap_or("");
         if self.whole.len() + fraction.len() + repeating.len() > MAX_DIGITS {
@@ -61,7 +61,7 @@ impl Numeral {
     }
 
     /// The same digits read in another base.
-    pub(crate) fn in_base(&self, base: u32) -> Step<RBig> {
+    pub(crate) fn in_base(&self, base: u32) -> Bounded<RBig> {
         if self.whole.len() > MAX_DIGITS {
             return Err(Stop::OverBudget("a number of more than 19,000 digits"));
         }
@@ -76,7 +76,7 @@ impl Numeral {
     }
 }
 
-fn based(text: &str, base: u32) -> Step<RBig> {
+fn based(text: &str, base: u32) -> Bounded<RBig> {
     let bad = || Stop::Unreadable(format!("{text} is not a number in base {base}"));
     if !(2..=36).contains(&base) || text.is_empty() {
         return Err(bad());
@@ -84,7 +84,7 @@ fn based(text: &str, base: u32) -> Step<RBig> {
     UBig::from_str_radix(text, base).map(RBig::from).map_err(|_| bad())
 }
 
-fn digits(parts: &[&str]) -> Step<IBig> {
+fn digits(parts: &[&str]) -> Bounded<IBig> {
     let text: String = parts.concat();
     if text.len() <= 18 {
         return Ok(IBig::from(text.bytes().fold(0u64, |n, digit| n * 10 + u64::from(digit - b'0'))));

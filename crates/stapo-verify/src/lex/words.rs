@@ -1,7 +1,7 @@
 //! Runs of letters.
 
 use super::token::{Bracket, Tok, Token};
-use super::{Group, Lexer};
+use super::{GroupKind, Lexer};
 use crate::expr::Func;
 use crate::units;
 
@@ -18,13 +18,13 @@ impl Lexer<'_> {
             self.pos += 1;
             return;
         }
-        let group = self.groups.last().copied().unwrap_or(Group::Math);
-        if group == Group::Upright
+        let group = self.groups.last().copied().unwrap_or(GroupKind::Math);
+        if group == GroupKind::Upright
             && let Some(tok) = upright(&run)
         {
             return self.push(tok);
         }
-        if matches!(group, Group::Text | Group::Upright) {
+        if matches!(group, GroupKind::Text | GroupKind::Upright) {
             return self.push(if run == "percent" { Tok::Percent } else { Tok::Word(run) });
         }
         match run.as_str() {

@@ -3,7 +3,7 @@
 use super::plain;
 use crate::answer::clean::cleaned;
 use crate::answer::{Answer, read};
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::equal::is_same;
 use crate::lex::Commas;
 use crate::{Graded, Verdict, reason, show};
@@ -32,7 +32,7 @@ struct Decision {
     reference: Answer,
 }
 
-fn decide(answer: &str, reference: &str, budget: &mut Budget) -> Step<Decision> {
+fn decide(answer: &str, reference: &str, budget: &mut Budget) -> Bounded<Decision> {
     let read_reference = read(reference, Commas::Thousands, budget)?;
     let read_answer = read(answer, Commas::Thousands, budget)?;
     let is_right = is_same(&read_answer, &read_reference, budget)?;

@@ -1,7 +1,7 @@
 //! Exponential, logarithm, sine, cosine and arc tangent in fixed point, each with its error.
 
 use super::real::{Real, joined};
-use crate::budget::{Step, Stop};
+use crate::budget::{Bounded, Stop};
 use dashu_base::{BitTest, SquareRoot};
 use dashu_int::IBig;
 use std::cmp::Ordering;
@@ -14,12 +14,12 @@ const GUARD_BITS: usize = 48;
 /// Arguments beyond `2^this` are refused: the constants have no bits left to reduce them with.
 const MAX_ARGUMENT_TOP: i64 = 64;
 
-pub(crate) fn pi(bits: usize) -> Step<Real> {
+pub(crate) fn pi(bits: usize) -> Bounded<Real> {
     let fraction_bits = bits + GUARD_BITS;
     Real::from_fixed(pi_fixed(fraction_bits), fraction_bits, -(fraction_bits as i64) + 1, bits)
 }
 
-pub(crate) fn exp(x: &Real, bits: usize) -> Step<Real> {
+pub(crate) fn exp(x: &Real, bits: usize) -> Bounded<Real> {
     if x.is_exact_zero() {
         return Real::from_int(&IBig::ONE, bits);
     }
@@ -57,7 +57,7 @@ pub(crate) fn exp(x: &Real, bits: usize) -> Step<Real> {
 }
 
 /// Natural logarithm of a number known to be positive.
-pub(crate) fn ln(x: &Real, bits: usize) -> Step<Real> {
+pub(crate) fn ln(x: &Real, bits: usize) -> Bounded<Real> {
     if x.sign() != Some(Ordering::Greater) {
         return Err(Stop::Undefined("a logarithm of something not known to be positive"));
     }
@@ -81,7 +81,7 @@ pub(crate) fn ln(x: &Real, bits: usize) -> Step<Real> {
 }
 
 /// Sine and cosine.
-pub(crate) fn sin_cos(x: &Real, bits: usize) -> Step<(Real, Real)> {
+pub(crate) fn sin_cos(x: &Real, bits: usize) -> Bounded<(Real, Real)> {
     if x.is_exact_zero() {
         return Ok((Real::zero(), Real::from_int(&IBig::ONE, bits)?));
     }
@@ -117,7 +117,7 @@ pub(crate) fn sin_cos(x: &Real, bits: usize) -> Step<(Real, Real)> {
 }
 
 /// Arc tangent, in (-π/2, π/2).
-pub(crate) fn atan(x: &Real, bits: usize) -> Step<Real> {
+pub(crate) fn atan(x: &Real, bits: usize) -> Bounded<Real> {
     if x.is_exact_zero() {
         return Ok(Real::zero());
     }

@@ -3,7 +3,7 @@
 //! Integer arithmetic only, so a value has the same bits on every machine.
 
 use super::PRECISION_SLACK;
-use crate::budget::{Step, Stop};
+use crate::budget::{Bounded, Stop};
 use dashu_base::{Abs, BitTest, SquareRootRem};
 use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
@@ -27,11 +27,11 @@ impl Real {
         Self { mant: IBig::ZERO, exp: 0, err: EXACT }
     }
 
-    pub(crate) fn from_int(value: &IBig, bits: usize) -> Step<Self> {
+    pub(crate) fn from_int(value: &IBig, bits: usize) -> Bounded<Self> {
         Self { mant: value.clone(), exp: 0, err: EXACT }.rounded(bits)
     }
 
-    pub(crate) fn from_ratio(value: &RBig, bits: usize) -> Step<Self> {
+    pub(crate) fn from_ratio(value: &RBig, bits: usize) -> Bounded<Self> {
         let numerator = Self::from_int(value.numerator(), bits)?;
         if value.is_int() {
             return Ok(numerator);
@@ -41,12 +41,12 @@ impl Real {
     }
 
     /// A value from fixed point: `fixed / 2^fraction_bits`, off by less than `2^err`.
-    pub(super) fn from_fixed(fixed: IBig, fraction_bits: usize, err: i64, bits: usize) -> Step<Self> {
+    pub(super) fn from_fixed(fixed: IBig, fraction_bits: usize, err: i64, bits: usize) -> Bounded<Self> {
         Self { mant: fixed, exp: -(fraction_bits as i64), err }.rounded(bits)
     }
 
     /// The value in fixed point with `fraction_bits` bits after the point, rounded down.
-    pub(super) fn to_fixed(&self, fraction_bits: usize) -> Step<IBig> {
+    pub(super) fn to_fixed(&self, fraction_bits: usize) -> Bounded<IBig> {
         let shift = self.exp + fraction_bits as i64;
         if shift > 1 << 14 {
             return Err(Stop::OverBudget("a function's argument is too large"));
@@ -101,7 +101,7 @@ impl Real {
         Self { mant: self.mant.clone().abs(), exp: self.exp, err: self.err }
     }
 
-    pub(crate) fn add(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn add(&self, other: &Self, bits: usize) -> Bounded<Self> {
         let (large, small) = if self.top() >= other.top() { (self, other) } else { (other, self) };
         if small.is_exact_zero() {
             return Ok(large.clone());
@@ -115,11 +115,11 @@ impl Real {
         Self { mant, exp, err: joined(large.err, small.err) }.rounded(bits)
     }
 
-    pub(crate) fn sub(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn sub(&self, other: &Self, bits: usize) -> Bounded<Self> {
         self.add(&other.neg(), bits)
     }
 
-    pub(crate) fn mul(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn mul(&self, other: &Self, bits: usize) -> Bounded<Self> {
         if self.is_exact_zero() || other.is_exact_zero() {
             return Ok(Self::zero());
         }
@@ -130,7 +130,7 @@ impl Real {
         Self { mant: &self.mant * &other.mant, exp: self.exp + other.exp, err }.rounded(bits)
     }
 
-    pub(crate) fn div(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn div(&self, other: &Self, bits: usize) -> Bounded<Self> {
         if other.is_exact_zero() {
             return Err(Stop::Undefined("a division by zero"));
         }
@@ -156,7 +156,7 @@ impl Real {
     }
 
     /// Square root of a value whose sign is not negative, or not known to be.
-    pub(crate) fn sqrt(&self, bits: usize) -> Step<Self> {
+    pub(crate) fn sqrt(&self, bits: usize) -> Bounded<Self> {
         if self.is_exact_zero() {
             return Ok(Self::zero());
         }
@@ -192,7 +192,7 @@ impl Real {
     }
 
     /// Greatest whole number not above the value, when the error does not leave two candidates.
-    pub(crate) fn floor(&self) -> Step<IBig> {
+    pub(crate) fn floor(&self) -> Bounded<IBig> {
         if self.top() > 1 << 12 {
             return Err(Stop::OverBudget("a rounding of a huge number"));
         }
@@ -240,7 +240,7 @@ impl Real {
         (shifted(&self.mant, self.exp + 1) + IBig::ONE) >> 1
     }
 
-    fn rounded(mut self, bits: usize) -> Step<Self> {
+    fn rounded(mut self, bits: usize) -> Bounded<Self> {
         let length = self.mant.bit_len();
         if length > bits {
             let cut = length - bits;

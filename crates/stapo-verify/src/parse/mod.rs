@@ -2,12 +2,12 @@
 
 mod operand;
 
-use crate::budget::{Budget, MAX_DEPTH, Step, Stop, unreadable};
+use crate::budget::{Bounded, Budget, MAX_DEPTH, Stop, unreadable};
 use crate::expr::{Expr, Func, Sign};
 use crate::lex::token::{Bracket, Tok, Token};
 
 /// Reads all of `tokens` as one expression.
-pub(crate) fn expression(tokens: &[Token], budget: &mut Budget) -> Step<Expr> {
+pub(crate) fn expression(tokens: &[Token], budget: &mut Budget) -> Bounded<Expr> {
     let mut parser = Parser { tokens: tokens.to_vec(), pos: 0, depth: 0, n_bars: 0, budget };
     let mut expr = parser.sum()?;
     if parser.take(&Tok::Choose) {
@@ -47,7 +47,7 @@ impl Parser<'_> {
     }
 
     /// Runs `read` one level deeper.
-    fn deeper<T>(&mut self, read: impl FnOnce(&mut Self) -> Step<T>) -> Step<T> {
+    fn deeper<T>(&mut self, read: impl FnOnce(&mut Self) -> Bounded<T>) -> Bounded<T> {
         self.budget.spend(5)?;
         self.depth += 1;
         if self.depth > MAX_DEPTH {
@@ -59,7 +59,7 @@ impl Parser<'_> {
     }
 
     /// A sum of signed products.
-    fn sum(&mut self) -> Step<Expr> {
+    fn sum(&mut self) -> Bounded<Expr> {
         let mut terms = Vec::new();
         loop {
             self.budget.spend(5)?;
@@ -96,7 +96,7 @@ impl Parser<'_> {
     }
 
     /// Factors side by side or joined by signs; division applies to the next factor alone.
-    fn product(&mut self) -> Step<Expr> {
+    fn product(&mut self) -> Bounded<Expr> {
         let mut factors = vec![self.mixed_number_or_power()?];
         loop {
             self.budget.spend(5)?;
@@ -150,7 +150,7 @@ impl Parser<'_> {
     }
 
     /// A factor after a sign of multiplication or division may carry its own minus: `2 · -3`.
-    fn signed_power(&mut self) -> Step<Expr> {
+    fn signed_power(&mut self) -> Bounded<Expr> {
         let mut is_negative = false;
         let mut either: Option<Sign> = None;
         loop {
@@ -173,7 +173,7 @@ impl Parser<'_> {
     }
 
     /// `3\frac{1}{2}` and `3 1/2` are three and a half; anything else is a power.
-    fn mixed_number_or_power(&mut self) -> Step<Expr> {
+    fn mixed_number_or_power(&mut self) -> Bounded<Expr> {
         let Some(Tok::Num(whole)) = self.peek() else { return self.power() };
         if !whole.is_plain_whole() {
             return self.power();
@@ -196,13 +196,13 @@ impl Parser<'_> {
     }
 
     /// A base and what is raised over it, right to left.
-    fn power(&mut self) -> Step<Expr> {
+    fn power(&mut self) -> Bounded<Expr> {
         let base = self.operand()?;
         let base = self.postfixed(base)?;
         self.raised(base)
     }
 
-    fn raised(&mut self, base: Expr) -> Step<Expr> {
+    fn raised(&mut self, base: Expr) -> Bounded<Expr> {
         if !self.take(&Tok::Caret) {
             return Ok(base);
         }
@@ -213,7 +213,7 @@ impl Parser<'_> {
         if self.peek() == Some(&Tok::Caret) { self.deeper(|parser| parser.raised(power)) } else { Ok(power) }
     }
 
-    fn exponent(&mut self) -> Step<Expr> {
+    fn exponent(&mut self) -> Bounded<Expr> {
         let mut is_negative = false;
         while let Some(Tok::Plus | Tok::Minus) = self.peek() {
             is_negative ^= self.peek() == Some(&Tok::Minus);
@@ -231,7 +231,7 @@ impl Parser<'_> {
     }
 
     /// Signs behind an operand: factorial, percent, degree.
-    fn postfixed(&mut self, mut value: Expr) -> Step<Expr> {
+    fn postfixed(&mut self, mut value: Expr) -> Bounded<Expr> {
         let mut n_signs = 0;
         loop {
             value = match self.peek() {

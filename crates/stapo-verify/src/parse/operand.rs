@@ -1,7 +1,7 @@
 //! The parts an expression is made of: numbers, names, groups, fractions, roots, functions.
 
 use super::Parser;
-use crate::budget::{Step, Stop, unreadable};
+use crate::budget::{Bounded, Stop, unreadable};
 use crate::expr::{Expr, Func};
 use crate::lex::numeral::Numeral;
 use crate::lex::token::{Bracket, Rel, Tok};
@@ -17,11 +17,11 @@ pub(super) fn splits(run: &str) -> bool {
 }
 
 impl Parser<'_> {
-    pub(super) fn operand(&mut self) -> Step<Expr> {
+    pub(super) fn operand(&mut self) -> Bounded<Expr> {
         self.deeper(Self::operand_here)
     }
 
-    fn operand_here(&mut self) -> Step<Expr> {
+    fn operand_here(&mut self) -> Bounded<Expr> {
         let Some(token) = self.tokens.get(self.pos).cloned() else {
             return unreadable("something is missing at the end");
         };
@@ -66,7 +66,7 @@ impl Parser<'_> {
     }
 
     /// A number, and the base written under it: `101_2`.
-    fn number(&mut self, numeral: &Numeral) -> Step<Expr> {
+    fn number(&mut self, numeral: &Numeral) -> Bounded<Expr> {
         if self.peek() != Some(&Tok::Under) {
             return Ok(Expr::Num { value: numeral.value()?, is_decimal: numeral.is_decimal() });
         }
@@ -75,7 +75,7 @@ impl Parser<'_> {
         Ok(Expr::Num { value: numeral.in_base(base)?, is_decimal: false })
     }
 
-    fn base(&mut self) -> Step<u32> {
+    fn base(&mut self) -> Bounded<u32> {
         let is_group = self.take(&Tok::Open(Bracket::Brace));
         if matches!(self.peek(), Some(Tok::Word(word)) if word == "base") {
             self.pos += 1;
@@ -93,7 +93,7 @@ impl Parser<'_> {
     }
 
     /// A name with its subscripts and primes; `f(x)` is one name, `x(x+1)` is a product.
-    fn variable(&mut self, mut name: String) -> Step<Expr> {
+    fn variable(&mut self, mut name: String) -> Bounded<Expr> {
         let mut n_parts = 0;
         loop {
             match self.peek() {
@@ -138,7 +138,7 @@ impl Parser<'_> {
         Some(format!("({text})"))
     }
 
-    fn letters(&mut self, run: &str) -> Step<Expr> {
+    fn letters(&mut self, run: &str) -> Bounded<Expr> {
         let mut factors = Vec::new();
         let n_letters = run.len();
         for (i, letter) in run.chars().enumerate() {
@@ -159,7 +159,7 @@ impl Parser<'_> {
     }
 
     /// A macro's argument: a group, or one digit or sign.
-    fn argument(&mut self) -> Step<Expr> {
+    fn argument(&mut self) -> Bounded<Expr> {
         if let Some(Tok::Num(numeral)) = self.peek()
             && numeral.is_plain_whole()
             && numeral.whole.len() > 1
@@ -185,7 +185,7 @@ impl Parser<'_> {
     }
 
     /// A subscript as text.
-    fn raw_argument(&mut self) -> Step<String> {
+    fn raw_argument(&mut self) -> Bounded<String> {
         if !self.take(&Tok::Open(Bracket::Brace)) {
             let text = self.peek().map(raw);
             self.pos += 1;
@@ -207,7 +207,7 @@ impl Parser<'_> {
         unreadable("a subscript that is never closed")
     }
 
-    fn root(&mut self) -> Step<Expr> {
+    fn root(&mut self) -> Bounded<Expr> {
         let degree = if self.take(&Tok::Open(Bracket::Square)) {
             let degree = self.sum()?;
             if !self.take(&Tok::Close(Bracket::Square)) {
@@ -221,7 +221,7 @@ impl Parser<'_> {
         Ok(Expr::Root(Box::new(radicand), Box::new(degree)))
     }
 
-    fn group(&mut self, bracket: Bracket) -> Step<Expr> {
+    fn group(&mut self, bracket: Bracket) -> Bounded<Expr> {
         let n_bars = std::mem::take(&mut self.n_bars);
         let mut inside = self.sum()?;
         self.n_bars = n_bars;
@@ -240,7 +240,7 @@ impl Parser<'_> {
     }
 
     /// A function with its power, base and argument: `\sin^2 x`, `\log_2 8`, `\max(1, 2)`.
-    fn function(&mut self, mut func: Func) -> Step<Expr> {
+    fn function(&mut self, mut func: Func) -> Bounded<Expr> {
         let mut power = None;
         let mut base = None;
         loop {
@@ -284,11 +284,11 @@ impl Parser<'_> {
     }
 
     /// A subscript that takes a whole number: `\log_10 x` means base ten.
-    fn argument_whole(&mut self) -> Step<Expr> {
+    fn argument_whole(&mut self) -> Bounded<Expr> {
         self.operand()
     }
 
-    fn arguments(&mut self, func: Func) -> Step<Vec<Expr>> {
+    fn arguments(&mut self, func: Func) -> Bounded<Vec<Expr>> {
         for (open, close) in [
             (Tok::Open(Bracket::Round), Tok::Close(Bracket::Round)),
             (Tok::Open(Bracket::Brace), Tok::Close(Bracket::Brace)),
@@ -334,7 +334,7 @@ impl Parser<'_> {
         Ok(vec![if is_negative { argument.negated() } else { argument }])
     }
 
-    fn accented(&mut self, mark: &str) -> Step<Expr> {
+    fn accented(&mut self, mark: &str) -> Bounded<Expr> {
         let name = self.raw_argument()?;
         if mark == "over" {
             return unreadable("a sign set over another");
@@ -343,7 +343,7 @@ impl Parser<'_> {
     }
 
     /// `\sum_{k=1}^{10} k^2` with whole bounds, written out.
-    fn series(&mut self, is_sum: bool) -> Step<Expr> {
+    fn series(&mut self, is_sum: bool) -> Bounded<Expr> {
         let unclear = || Stop::Unreadable("a sum without whole bounds".into());
         let (mut lower, mut upper, mut name) = (None, None, None);
         for _ in 0..2 {
