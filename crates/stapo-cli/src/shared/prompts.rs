@@ -5,7 +5,9 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stapo_rl::LoadedModel;
-use stapo_rl::model::{DeviceName, Message, Pretrained};
+use stapo_rl::device::DeviceName;
+use stapo_rl::inference::Message;
+use stapo_rl::model_files::Pretrained;
 use std::io::BufRead;
 use std::path::Path;
 
