@@ -1,7 +1,7 @@
-//! Experiments: a matrix of runs from one file, and what their numbers say together.
+//! Experiments: a matrix of runs from one file, and the summary of the runs.
 //!
-//! Arms differ by the settings they name and by nothing else: an arm and its baselines see the same problems in the same
-//! order and draw from the same random numbers, seed by seed.
+//! Arms differ only by the settings that the file gives to them: for the same seed, all arms see the same problems in the
+//! same order and sample with the same random numbers.
 
 mod summary;
 
@@ -20,16 +20,16 @@ use toml::{Table, Value};
 pub struct ExperimentSpec {
     pub name: String,
     pub seeds: Vec<u64>,
-    /// The arm that is proposed, against which the others are compared; the first where absent.
+    /// The name of the proposed arm, with which the others are compared; the first arm where absent.
     pub method: Option<String>,
-    /// What all arms share: a training config.
+    /// The training config that all arms share.
     #[serde(default)]
     pub config: Table,
     pub arms: Vec<ArmSpec>,
-    /// Keys with a list of values each: every arm with every combination.
+    /// Keys with a list of values each. Every arm runs with every combination of values.
     #[serde(default)]
     pub matrix: Table,
-    /// `KEY=VALUE` each, for all arms; what an arm sets itself comes after.
+    /// `KEY=VALUE` each, for all arms; an arm's own settings are applied after these.
     #[serde(skip)]
     pub overrides: Vec<String>,
 }
@@ -62,12 +62,12 @@ impl ExperimentSpec {
         Ok(spec)
     }
 
-    /// The config all arms start from, as TOML.
+    /// The config that all arms share, as TOML.
     pub fn config_text(&self) -> String {
         self.config.to_string()
     }
 
-    /// Every arm with every seed, each checked: a wrong value is found before the first run.
+    /// Every arm with every seed. The config of each is checked, so that a wrong value is found before the first run.
     pub fn expand(&self) -> Result<Experiment> {
         let mut arms = Vec::new();
         for arm in &self.arms {

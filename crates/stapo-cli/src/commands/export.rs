@@ -31,8 +31,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
     let precision = if args.f32 { Precision::F32 } else { Precision::Bf16 };
     let options = ExportOptions { precision, existing: Existing::Refuse, ..ExportOptions::default() };
-    let student = &trainer.student;
-    let exported = export_policy(&args.to, &student.policy, &student.companions, &options)?;
+    let model = &trainer.learner.model;
+    let exported = export_policy(&args.to, &model.policy, &model.companions, &options)?;
     println!(
         "{}: step {}, {} parameters, {} bytes of weights",
         args.to.display(),

@@ -66,18 +66,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     pretrain(&config, &mut run, &mut pretrainer, &mut view)?;
     let folder = run.folder().display();
-    if pretrainer.counters.step < config.steps {
+    if pretrainer.learner.counters.step < config.steps {
         eprintln!(
             "stopped after {} steps; go on with stapo pretrain --resume {folder}",
-            pretrainer.counters.step
+            pretrainer.learner.counters.step
         );
         return Ok(ExitCode::from(130));
     }
     let options =
         ExportOptions { precision: Precision::Bf16, existing: Existing::Replace, ..ExportOptions::default() };
     let model = run.folder().join("model");
-    let student = &pretrainer.student;
-    export_policy(&model, &student.policy, &student.companions, &options)?;
+    let trained = &pretrainer.learner.model;
+    export_policy(&model, &trained.policy, &trained.companions, &options)?;
     let weights = model.join("model.safetensors");
     let bytes = std::fs::read(&weights).with_context(|| format!("weights {}", weights.display()))?;
     eprintln!("model {}: {} bytes of weights, sha256 {}", model.display(), bytes.len(), sha256_hex(&bytes));
@@ -102,7 +102,7 @@ fn reopen(folder: &Path, device: &Device) -> Result<(PretrainConfig, Run, Pretra
     let config = PretrainConfig::from_toml(&run_folder::plan_text(folder)?, [])?;
     let checkpoint = run_folder::newest_checkpoint(folder)?;
     let mut pretrainer = Pretrainer::new(&config, &folder.join("start"), device)?;
-    pretrainer.restore(&checkpoint)?;
+    pretrainer.learner.restore(&checkpoint)?;
     Ok((config, Run::reopen::<PretrainMetrics>(folder, checkpoint.counters.step)?, pretrainer))
 }
 

@@ -36,13 +36,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
     println!("replaying from step {}", checkpoint.counters.step);
     for _ in 0..args.steps {
-        if trainer.counters.step >= last {
+        if trainer.learner.counters.step >= last {
             break;
         }
         let rolled = trainer.roll_out(&plan)?;
         trainer.learn(&plan, &rolled)?;
-        let step = trainer.counters.step;
-        let found = trainer.state_hash();
+        let step = trainer.learner.counters.step;
+        let found = trainer.learner.state_hash();
         match recorded(step) {
             Some(hash) if hash == found => println!("step {step}: the same, {found}"),
             Some(hash) => {

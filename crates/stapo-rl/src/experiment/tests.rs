@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::Canaries;
+use crate::config::CanaryConfig;
 use serde_json::json;
 use stapo_core::record::Metrics;
 
@@ -81,7 +81,7 @@ fn three_steps((seed, last, entropy): (u64, f64, f64)) -> (u64, Vec<Metrics>) {
     (seed, vec![metrics(1, 0.4, 0.3), metrics(2, 0.6, 0.2), metrics(3, last, entropy)])
 }
 
-fn arm<'a>(name: &'a str, runs: &'a [(u64, Vec<Metrics>)], canaries: &'a Canaries) -> ArmRuns<'a> {
+fn arm<'a>(name: &'a str, runs: &'a [(u64, Vec<Metrics>)], canaries: &'a CanaryConfig) -> ArmRuns<'a> {
     let run = |(seed, metrics): &'a (u64, Vec<Metrics>)| SeedRun { seed: *seed, metrics, canaries };
     ArmRuns { name, runs: runs.iter().map(run).collect() }
 }
@@ -100,7 +100,7 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
     assert!((paired.difference - 0.3).abs() < 1e-12 && paired.n_better == 3);
     assert!(b.against.is_none() && a.p_adjusted == Some(paired.p_permutation));
     assert!((b.accuracy.value - 2.2 / 3.0).abs() < 1e-12);
-    // (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, one step each.
+    // The mean of (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, which cover one step each.
     let lone = [arm("b", &runs_b[2..], &canaries)];
     assert!((summarise(&lone, None).unwrap().arms[0].area.value - 0.55).abs() < 1e-12);
     assert!((b.entropy_stability.value + 0.1).abs() < 1e-12);
@@ -110,7 +110,7 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
 /// The canary of a run, the experiment and the report read one definition: any step below the plan's share of the first one.
 #[test]
 fn an_entropy_that_recovers_has_collapsed_all_the_same() {
-    let canaries = Canaries { entropy_collapse_factor: 0.5, ..Config::default().canaries };
+    let canaries = CanaryConfig { entropy_collapse_factor: 0.5, ..Config::default().canaries };
     let runs = [(0, vec![metrics(1, 0.4, 0.3), metrics(2, 0.4, 0.14), metrics(3, 0.4, 0.3)])];
     assert_eq!(summarise(&[arm("a", &runs, &canaries)], None).unwrap().arms[0].n_collapsed, 1);
     assert_eq!(

@@ -8,7 +8,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use lines::{ResponseInput, read_lines};
 use serde::Serialize;
 use stapo_core::diagnostics::{Census, Observed, QuadrantCensus, Thresholds};
-use stapo_core::objective::{Draw, MaskKind, ObjectiveSpec, Response, Tally, TokenEffect, presets};
+use stapo_core::objective::{
+    MaskKind, ObjectiveSpec, ResponseSignals, Tally, TokenEffect, UpdateKey, presets,
+};
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write, stdout};
 use std::path::Path;
@@ -75,8 +77,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if lines.is_empty() {
         bail!("input {}: no responses\nhint: give one JSON object per line", input::name(path));
     }
-    let draw = Draw { step: args.step, pass };
-    let evaluated = evaluate(&spec, &lines, draw, input::name(path))?;
+    let update = UpdateKey { step: args.step, pass };
+    let evaluated = evaluate(&spec, &lines, update, input::name(path))?;
     // All of the batch is evaluated before the first byte is written: an error leaves no partial output.
     write(&evaluated, &lines)?;
     Ok(ExitCode::SUCCESS)
@@ -112,9 +114,15 @@ struct Evaluated {
     has_entropy_bonus: bool,
 }
 
-fn evaluate(spec: &ObjectiveSpec, lines: &[ResponseInput], draw: Draw, file: &str) -> Result<Evaluated> {
+fn evaluate(
+    spec: &ObjectiveSpec,
+    lines: &[ResponseInput],
+    update: UpdateKey,
+    file: &str,
+) -> Result<Evaluated> {
     let advantages = advantages(spec, lines, file)?;
-    let responses: Vec<Response> = lines.iter().zip(&advantages).map(|(line, &a)| line.response(a)).collect();
+    let responses: Vec<ResponseSignals> =
+        lines.iter().zip(&advantages).map(|(line, &a)| line.response(a)).collect();
     let named = |error: stapo_core::ObjectiveError| match error.response_idx() {
         Some(idx) => {
             let text = error.to_string();
@@ -123,7 +131,7 @@ fn evaluate(spec: &ObjectiveSpec, lines: &[ResponseInput], draw: Draw, file: &st
         }
         None => anyhow!("{file}: {error}"),
     };
-    let calibration = spec.calibrate(&responses, draw).map_err(named)?;
+    let calibration = spec.calibrate(&responses, update).map_err(named)?;
     let mut tallies = Vec::with_capacity(lines.len());
     let mut effects = Vec::with_capacity(lines.len());
     for (idx, response) in responses.iter().enumerate() {
@@ -132,9 +140,8 @@ fn evaluate(spec: &ObjectiveSpec, lines: &[ResponseInput], draw: Draw, file: &st
         effects.push(own);
     }
     let tally = spec.total(&tallies);
-    for effect in effects.iter_mut().flatten() {
-        effect.d_logp *= tally.scale;
-        effect.d_entropy *= tally.scale;
+    for own in &mut effects {
+        tally.scale_effects(own);
     }
     let tau_h = calibration.tau_h();
     let has_entropy_bonus = spec.entropy_bonus != stapo_core::objective::EntropyBonus::None;
@@ -245,8 +252,8 @@ fn column<T, C>(tokens: &[T], of: impl Fn(&T) -> C) -> Vec<C> {
 }
 
 impl ResponseInput {
-    fn response(&self, advantage: f64) -> Response<'_> {
-        Response {
+    fn response(&self, advantage: f64) -> ResponseSignals<'_> {
+        ResponseSignals {
             advantage,
             logp: &self.logp,
             behavior_logp: &self.behavior_logp,

@@ -174,7 +174,7 @@ impl RunData {
     pub fn responses(&self) -> Result<Vec<ResponseRecord>> {
         let files = run_folder::part_files(&self.folder, "rollouts")?;
         let responses: Result<Vec<_>> =
-            files.iter().map(|path| run_folder::responses_of_file(path)).collect();
+            files.iter().map(|path| run_folder::responses_of_file(path, &self.plan.objective)).collect();
         Ok(responses?.into_iter().flatten().collect())
     }
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use screen::Screen;
 use stapo_core::record::{Extra, Manifest, Metrics, SCHEMA};
 use stapo_rl::Plan;
-use stapo_rl::config::Model;
+use stapo_rl::config::ModelSource;
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::run::Run;
 use stapo_rl::task::TaskSpec;
@@ -116,8 +116,8 @@ pub fn manifest(config: &str, plan: &Plan) -> Result<Manifest> {
         inputs.push(hash_file("data", &rows.path)?);
     }
     match &plan.config.model {
-        Model::Builtin => inputs.push(hash_bytes("weights", stapo_rl::builtin_weights())),
-        Model::Path { path } => inputs.extend(run_folder::hash_weights(Path::new(path))?),
+        ModelSource::Builtin => inputs.push(hash_bytes("weights", stapo_rl::builtin_weights())),
+        ModelSource::Path { path } => inputs.extend(run_folder::hash_weights(Path::new(path))?),
     }
     Ok(Manifest { schema: SCHEMA, inputs, steps: Vec::new(), extra: Extra::new() })
 }
