@@ -33,7 +33,6 @@ const MAX_KERNEL_PARAMETERS: usize = 12;
 const EXCEPTIONS: &[(&str, &str)] = &[
     ("crates/stapo-ops/src/attention/cpu_backward.rs score_gradient", "to be cut into named parts"),
     ("crates/stapo-ops/src/attention/mod.rs backward", "to be cut into named parts"),
-    ("crates/stapo-rl/src/update.rs learn", "to be cut into named parts"),
     ("crates/stapo-verify/src/lex/symbols.rs macro_named", "to be cut into named parts"),
     ("crates/stapo-verify/tests/hostile/inputs.rs hostile_inputs", "to be cut into named parts"),
     (
@@ -93,8 +92,6 @@ const EXCEPTIONS: &[(&str, &str)] = &[
         "to be untangled",
     ),
     ("stapo-ops simd::x86, simd::x86_tile", "to be untangled"),
-    ("stapo-rl estimate, train", "to be untangled"),
-    ("stapo-rl task::arithmetic, task::countdown, task::generated, task::verdict", "to be untangled"),
     ("stapo-verify answer::choice, answer::collection, answer::read, answer::relation", "to be untangled"),
 ];
 
