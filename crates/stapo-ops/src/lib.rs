@@ -9,10 +9,10 @@
 //! lengths.
 
 mod buffer;
+mod cpu;
 mod device;
-mod gemm;
-mod pool;
-mod simd;
+mod element;
+mod memory;
 
 pub mod adamw;
 pub mod attention;
@@ -23,7 +23,6 @@ pub mod fused;
 pub mod lm_head;
 pub mod mapped;
 pub mod matmul;
-pub mod peak;
 pub mod reduce;
 pub mod residual;
 pub mod rmsnorm;
@@ -34,10 +33,13 @@ pub mod swiglu;
 #[cfg(test)]
 mod testing;
 
-pub use buffer::{Arriving, Buffer, Element, Moment, OutOfMemory, View, ViewMut};
+pub use buffer::{Buffer, Moment, PendingDownload, View, ViewMut};
+pub use cpu::peak;
+pub use cpu::simd::{Float, Simd, SimdError};
 pub use device::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError, Recording};
+pub use element::Element;
 pub use matmul::{Shape, Weight};
-pub use simd::{Float, Simd, SimdError};
+pub use memory::OutOfMemory;
 
 /// What a gradient does to its destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -70,7 +70,7 @@ impl<'p> Engine<'p> {
         let n_blocks = settings.kv_bytes / block_bytes(device, config);
         let dims = CacheDims {
             // One more than the scheduler knows of: for rows that fill a recorded step up.
-            blocks: n_blocks + usize::from(device.works_alone()),
+            blocks: n_blocks + usize::from(device.is_async()),
             block_size: CacheDims::best_block_size(device),
             kv_heads: config.n_kv_heads,
             head_dim: config.head_dim,
@@ -91,7 +91,7 @@ impl<'p> Engine<'p> {
             key: RngKey::new(settings.seed),
             scheduler: Scheduler::new(capacity),
             room: Lent::new(policy, size, settings.rule)?,
-            plans_ahead: device.works_alone(),
+            plans_ahead: device.is_async(),
             queued: None,
             n_submitted: 0,
         })
@@ -194,7 +194,7 @@ impl<'p> Engine<'p> {
             return Ok(None);
         }
         let mut rows = StepRows::new(&step, self.scheduler.running(), self.room.caches[0].dims().block_size);
-        let is_recorded = self.policy.device().works_alone() && rows.is_decode();
+        let is_recorded = self.policy.device().is_async() && rows.is_decode();
         if is_recorded {
             rows.group(self.max_members(rows.extent().rows));
             let Extent { rows: n, groups, table_width, .. } = rows.extent();

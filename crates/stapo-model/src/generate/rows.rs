@@ -5,7 +5,7 @@ use super::sequence::Sequence;
 use super::{Alternative, Sampled, Ticket};
 use crate::decoder::alternatives;
 use stapo_ops::attention::paged::{self, GROUPED_KEYS};
-use stapo_ops::{Arriving, Buffer, Device, OutOfMemory, View};
+use stapo_ops::{Buffer, Device, OutOfMemory, PendingDownload, View};
 
 /// Rows of a step, sequence after sequence.
 #[derive(Debug, Default)]
@@ -157,11 +157,11 @@ pub struct Desk {
 /// Numbers of the tokens drawn, on their way.
 #[derive(Debug)]
 pub struct Numbers {
-    ids: Arriving<u32>,
-    logp: Arriving<f32>,
-    entropy: Arriving<f32>,
-    best_ids: Arriving<u32>,
-    best_logp: Arriving<f32>,
+    ids: PendingDownload<u32>,
+    logp: PendingDownload<f32>,
+    entropy: PendingDownload<f32>,
+    best_ids: PendingDownload<u32>,
+    best_logp: PendingDownload<f32>,
 }
 
 impl Numbers {

@@ -1,7 +1,7 @@
 use super::AdamW;
 use crate::Float;
-use crate::device::{Cpu, Shared};
-use crate::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared};
 
 pub(super) fn step<E: Float>(
     cpu: &Cpu,

@@ -1,6 +1,6 @@
 use super::AdamW;
 use crate::cuda::kernels::ADAMW;
-use crate::cuda::{Cuda, Fields, Kind, Launch, Slice};
+use crate::cuda::{Cuda, ElementType, Fields, Launch, Slice};
 
 /// Moves the f32 master and rounds the copy that the model reads; with moments of 8 bits, the bf16 weights themselves.
 pub(super) fn step(
@@ -14,12 +14,12 @@ pub(super) fn step(
     let op = "adamw::step";
     let steps = rule.step as f64;
     let launch = match (param.kind, param.master, m.scales.zip(v.scales)) {
-        (Kind::Bf16, None, Some((m_scales, v_scales))) => {
+        (ElementType::Bf16, None, Some((m_scales, v_scales))) => {
             let launch = cuda.kernel(&ADAMW, "adamw_step_8bit").arg(param).arg(grad.f32(op));
             launch.arg(m).arg(m_scales).arg(v).arg(v_scales).arg(param.len).arg(rule.step)
         }
-        (Kind::Bf16, Some(master), None) => f32_states(cuda, (master, param.address), grad, (m, v)),
-        (Kind::F32, None, None) => f32_states(cuda, (param.address, 0), grad, (m, v)),
+        (ElementType::Bf16, Some(master), None) => f32_states(cuda, (master, param.address), grad, (m, v)),
+        (ElementType::F32, None, None) => f32_states(cuda, (param.address, 0), grad, (m, v)),
         _ => panic!("{op}: these weights have no f32 master\nhint: make the device for training"),
     };
     let factors = [

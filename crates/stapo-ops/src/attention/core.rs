@@ -2,8 +2,8 @@
 
 use super::Heads;
 use crate::Float;
-use crate::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
-use crate::simd::{Lanes, WIDTH};
+use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
+use crate::cpu::simd::{Lanes, WIDTH};
 
 /// Query rows handled together: one row per token and query head of the group, token by token.
 pub(super) const MAX_ROWS: usize = 56;
@@ -86,8 +86,8 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
     keys: &K,
     qkv: &[L::E],
     scratch: &mut Scratch<'_, L::E>,
-    out: crate::device::Shared<'_, L::E>,
-    lse: Option<crate::device::Shared<'_, L::E>>,
+    out: crate::cpu::Shared<'_, L::E>,
+    lse: Option<crate::cpu::Shared<'_, L::E>>,
 ) {
     let (heads, rows) = (block.heads, block.rows());
     let scale = L::E::from_f64(heads.scale());

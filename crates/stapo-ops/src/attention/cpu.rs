@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::core::{Block, Keys, MAX_ROWS, Scratch, forward_rows, padded};
 use super::{Dims, Heads};
 use crate::Float;
-use crate::device::{Cpu, Shared, with_scratch};
-use crate::gemm::{PANEL, transpose};
-use crate::simd::tile::DEPTH;
-use crate::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::gemm::{PANEL, transpose};
+use crate::cpu::simd::tile::DEPTH;
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared, with_scratch};
 
 pub(super) fn forward<E: Float>(
     cpu: &Cpu,

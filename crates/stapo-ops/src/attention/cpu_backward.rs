@@ -11,10 +11,10 @@ use super::cpu::{
 };
 use super::{Dims, Heads};
 use crate::Float;
-use crate::device::{Cpu, Shared, with_scratch};
+use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::rmsnorm::cpu::dot;
-use crate::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
-use crate::simd::{Kernel, Lanes, WIDTH};
 
 /// What forward left.
 #[derive(Clone, Copy)]

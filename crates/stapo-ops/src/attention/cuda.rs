@@ -8,7 +8,7 @@ use crate::cuda::kernels::{
     ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_HOPPER, ATTENTION_DECODE_HOPPER, ATTENTION_HOPPER,
     ATTENTION_PAGED, ATTENTION_PLAIN, ELEMENTWISE, Source,
 };
-use crate::cuda::{Cuda, Fields, Kind, Map, Memory, Slice};
+use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
 use crate::rope::{HeadNorm, Table};
 use crate::{Float, View, ViewMut};
 
@@ -24,18 +24,18 @@ fn tile_bytes(heads: Heads, rows: usize) -> usize {
 }
 
 /// The kernels for buffers stored as `kind`, and how they are named.
-fn source(kind: Kind, heads: Heads, matrix: &'static Source) -> &'static Source {
+fn source(kind: ElementType, heads: Heads, matrix: &'static Source) -> &'static Source {
     assert!(
         heads.dim <= MAX_DIM && heads.dim.is_multiple_of(2),
         "attention: heads of {}, on a GPU even and at most {MAX_DIM}",
         heads.dim
     );
-    if kind == Kind::Bf16 { matrix } else { &ATTENTION_PLAIN }
+    if kind == ElementType::Bf16 { matrix } else { &ATTENTION_PLAIN }
 }
 
 /// Whether Hopper's matrix instruction is used. Training and generation must agree on it: their bits do then.
-fn is_hopper(cuda: &Cuda, kind: Kind, heads: Heads) -> bool {
-    cuda.is_hopper() && kind == Kind::Bf16 && [64, 128].contains(&heads.dim)
+fn is_hopper(cuda: &Cuda, kind: ElementType, heads: Heads) -> bool {
+    cuda.is_hopper() && kind == ElementType::Bf16 && [64, 128].contains(&heads.dim)
 }
 
 /// Bytes of swizzled tiles of `rows` rows together, which start at a multiple of 1024.
@@ -58,7 +58,7 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Sli
     let launch = launch.arg(qkv).arg(offsets).arg(out).arg(lse.f32(op));
     let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
     let pieces = [heads.query, n_pieces(d.tokens, 1, d.sequences, ROWS)];
-    if kind != Kind::Bf16 {
+    if kind != ElementType::Bf16 {
         launch.run([d.tokens, heads.query], 32, 0);
     } else if is_hopper {
         launch.run(pieces, 256, swizzled_bytes(heads, ROWS + 4 * KEYS));
@@ -81,7 +81,7 @@ pub(super) fn backward(cuda: &Arc<Cuda>, d: Dims, saved: Saved, offsets: Slice, 
     let is_hopper = is_hopper(cuda, kind, heads);
     let source =
         source(kind, heads, if is_hopper { &ATTENTION_BACKWARD_HOPPER } else { &ATTENTION_BACKWARD });
-    let delta_memory = Memory::scratch(cuda, d.tokens * heads.query, Kind::F32);
+    let delta_memory = Memory::scratch(cuda, d.tokens * heads.query, ElementType::F32);
     let delta = delta_memory.slice();
     let name = format!("attention_delta_{}", kind.name());
     let launch =
@@ -96,7 +96,7 @@ pub(super) fn backward(cuda: &Arc<Cuda>, d: Dims, saved: Saved, offsets: Slice, 
         launch.arg(d.sequences).arg(heads.query).arg(heads.kv)
     };
     let pieces = n_pieces(d.tokens, 1, d.sequences, ROWS);
-    if kind != Kind::Bf16 {
+    if kind != ElementType::Bf16 {
         launch(&queries).run([d.tokens, heads.query], 32, 0);
         launch(&keys).run([d.tokens, heads.kv], 32, 0);
     } else if is_hopper {
@@ -192,11 +192,12 @@ impl Call {
     /// or these heads, and nothing was done.
     pub(super) fn decode(&self, cuda: &Cuda, qkv: Slice, rotation: Option<&Rotation>) -> bool {
         let (op, heads, (keys, values)) = ("attention::paged::forward", self.dims.heads, self.cache);
-        let is_mapped = Map::takes(keys, heads.dim) && Map::takes(values, heads.dim);
+        let is_mapped = TensorMap::fits(keys, heads.dim) && TensorMap::fits(values, heads.dim);
         let fits = is_hopper(cuda, qkv.kind, heads) && heads.group() <= paged::GROUPED_ROWS && is_mapped;
         let Some(groups) = self.groups.filter(|_| fits) else { return false };
         let block_size = self.cache_dims.block_size;
-        let map = |cache: Slice| Map::new(cache, cache.len / heads.dim, heads.dim, block_size.min(KEYS));
+        let map =
+            |cache: Slice| TensorMap::new(cache, cache.len / heads.dim, heads.dim, block_size.min(KEYS));
         let launch =
             cuda.kernel(&ATTENTION_DECODE_HOPPER, "attention_decode_hopper_bf16").head_dim(heads.dim);
         let norm = rotation.and_then(|rotation| rotation.norm);
@@ -222,8 +223,8 @@ impl Call {
         // Three tiles of keys or values, queries, and weights of 64 keys.
         let shared = swizzled_bytes(heads, paged::GROUPED_ROWS + 3 * KEYS) + 2 * paged::GROUPED_ROWS * KEYS;
         // Where rows are still to be rotated, a product stands in front, and no kernel that writes to the cache.
-        let launch = launch.map(&map(keys)).map(&map(values)).fields(&args);
-        launch.early(rotation.is_some()).run([heads.kv, groups.len / 3], 160, shared);
+        let launch = launch.tensor_map(&map(keys)).tensor_map(&map(values)).fields(&args);
+        launch.programmatic_launch(rotation.is_some()).run([heads.kv, groups.len / 3], 160, shared);
         true
     }
 
@@ -236,7 +237,7 @@ impl Call {
         let name = format!("attention_paged_{suffix}");
         // Block sizes are powers of 2, and the kernels of matrix instructions shift.
         let block_size = self.cache_dims.block_size;
-        let shift = if kind == Kind::Bf16 { block_size.ilog2() as usize } else { block_size };
+        let shift = if kind == ElementType::Bf16 { block_size.ilog2() as usize } else { block_size };
         let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_PAGED });
         let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
         let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
@@ -244,7 +245,7 @@ impl Call {
         // Query rows of a block: the height of the matrix instruction.
         let height = if is_hopper { 64 } else { 16 };
         let pieces = [heads.kv, n_pieces(d.tokens, heads.group(), d.sequences, height)];
-        if kind != Kind::Bf16 {
+        if kind != ElementType::Bf16 {
             launch.run([d.tokens, heads.query], 32, 0);
         } else if is_hopper {
             launch.run(pieces, 128, swizzled_bytes(heads, height + 2 * KEYS));

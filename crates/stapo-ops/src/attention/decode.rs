@@ -11,9 +11,9 @@ use super::core::{padded, scores_len, softmax_row};
 use super::cpu::columns;
 use super::paged::CacheDims;
 use crate::Float;
-use crate::device::{Cpu, Shared, with_scratch};
-use crate::simd::tile::{DEPTH, ROW_STRIDE};
-use crate::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::tile::{DEPTH, ROW_STRIDE};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared, with_scratch};
 
 /// Query heads per key head up to which this is used; more fill a tile.
 pub(super) const MAX_GROUP: usize = 4;

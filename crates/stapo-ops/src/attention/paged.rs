@@ -10,9 +10,10 @@ use super::Heads;
 use super::core::{Block, Keys, Scratch, forward_rows, padded};
 use super::cpu::{block_tokens, columns};
 use super::{cuda, decode};
-use crate::device::{Backend, Cpu, Shared, with_scratch};
-use crate::simd::tile::DEPTH;
-use crate::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::tile::DEPTH;
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared, with_scratch};
+use crate::device::Backend;
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check, rope};
 
 /// The shape of one layer's cache.

@@ -1,6 +1,6 @@
 use super::{Alternatives, Dims, HeadGrads, HeadScores, ScoreGrads, row};
-use crate::device::{Cpu, Shared, with_scratch};
-use crate::simd::{Kernel, Lanes};
+use crate::cpu::simd::{Kernel, Lanes};
+use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::{Float, Weight, Write, matmul};
 
 /// Elements of logits held at once, as far as [`MIN_CHUNK`] and [`MAX_CHUNK`] let it.

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::{Alternatives, Dims, HeadGrads, HeadScores, ScoreGrads};
 use crate::cuda::kernels::LM_HEAD;
-use crate::cuda::{Cuda, Kind, Memory, Slice};
+use crate::cuda::{Cuda, ElementType, Memory, Slice};
 use crate::{Float, Weight, Write, matmul};
 
 /// Bytes of f32 logits held at once.
@@ -68,7 +68,7 @@ pub(super) fn forward<T: Float>(
 ) -> Memory {
     let (op, vocab) = ("lm_head::forward", weight.shape().outputs);
     let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
-    let memory = Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, Kind::F32);
+    let memory = Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, ElementType::F32);
     for_chunks(cuda, dims.tokens, hidden, weight, memory.slice(), |start, n, logits| {
         let launch = cuda.kernel(&LM_HEAD, "lm_head_score").arg(logits).arg(targets.part(start, n));
         let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));
@@ -96,7 +96,7 @@ pub(super) fn backward<T: Float>(
     let numbers = [grads.lse, grads.entropy, grads.d_logp, grads.d_entropy].map(|x| x.cuda().f32(op));
     let at_once = chunk_rows(vocab, dims.tokens);
     let mut is_there = last.is_some();
-    let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * vocab, Kind::F32));
+    let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * vocab, ElementType::F32));
     assert!(memory.slice().len == at_once * vocab, "{op}: logits of another forward");
     let d_logits = Memory::scratch(cuda, at_once * vocab, hidden.kind);
     let name = format!("lm_head_gradient_{}", hidden.name());

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use crate::Float;
-use crate::simd::{Lanes, WIDTH};
+use crate::cpu::simd::{Lanes, WIDTH};
 
 /// Stands for the logarithm of a probability of 0 where it is multiplied by that 0.
 const FLOOR: f64 = -1e30;

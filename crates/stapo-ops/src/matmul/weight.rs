@@ -1,5 +1,5 @@
+use crate::cpu::gemm::{pack_panels, panels_len};
 use crate::device::Backend;
-use crate::gemm::{pack_panels, panels_len};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::Float;
-use crate::device::{Cpu, Shared};
+use crate::cpu::simd::{Kernel, Lanes};
+use crate::cpu::{Cpu, Shared};
 use crate::rmsnorm::cpu::dot;
-use crate::simd::{Kernel, Lanes};
 
 const BLOCK: usize = 4096;
 

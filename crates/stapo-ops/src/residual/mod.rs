@@ -4,7 +4,8 @@ pub(crate) mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::device::{Backend, Cpu, Shared};
+use crate::cpu::{Cpu, Shared};
+use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, check};
 
 /// `x += delta`. Its gradient is the identity for both.

@@ -1,6 +1,6 @@
 use super::{Dims, Out, Saved};
-use crate::device::{Cpu, Shared};
-use crate::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared};
 use crate::{Float, Write};
 
 pub(super) fn forward<E: Float>(

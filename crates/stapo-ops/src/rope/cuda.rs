@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::{Dims, HeadNorm, HeadNormGrad, Table};
 use crate::Float;
 use crate::cuda::kernels::ROPE;
-use crate::cuda::{Cuda, Fields, Kind, Memory, Slice, add_column_sums, parts_for};
+use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
 
 const THREADS: usize = 256;
 
@@ -40,7 +40,7 @@ pub(super) fn backward<T: Float>(
 ) {
     let (op, heads) = ("rope::backward", d.heads);
     let n_parts = parts_for(cuda, d.tokens);
-    let parts = norm.is_some().then(|| Memory::scratch(cuda, n_parts * 2 * heads.dim, Kind::F32));
+    let parts = norm.is_some().then(|| Memory::scratch(cuda, n_parts * 2 * heads.dim, ElementType::F32));
     let name = format!("rope_backward_{}", d_raw.same(d_out, op).name());
     let launch = cuda
         .kernel(&ROPE, &name)
@@ -58,7 +58,7 @@ pub(super) fn backward<T: Float>(
     let shape = Fields::default().four_bytes(d.tokens).four_bytes(heads.query).four_bytes(heads.kv);
     launch.fields(&shape).run([n_parts, 1], THREADS, THREADS / 32 * 2 * heads.dim * 4);
     if let Some((norm, parts)) = norm.zip(parts) {
-        let sums_memory = Memory::scratch(cuda, 2 * heads.dim, Kind::F32);
+        let sums_memory = Memory::scratch(cuda, 2 * heads.dim, ElementType::F32);
         let sums = sums_memory.slice();
         cuda.fill(sums, 0.0f32);
         add_column_sums(cuda, parts.slice(), n_parts, sums);

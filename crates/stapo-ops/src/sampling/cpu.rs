@@ -1,8 +1,8 @@
 use super::{Drawn, Inputs, SamplingRule, filter};
 use crate::Float;
-use crate::device::{Cpu, Shared, with_scratch};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::lm_head::{cpu::for_chunks, row};
-use crate::simd::{Kernel, Lanes, WIDTH};
 
 pub(super) fn forward<E: Float>(cpu: &Cpu, rule: SamplingRule, from: Inputs<'_, E>, drawn: Drawn<'_, E>) {
     let tokens = drawn.ids.len();

@@ -5,8 +5,8 @@
 
 use super::Filter;
 use crate::Float;
+use crate::cpu::simd::{Lanes, WIDTH};
 use crate::lm_head::row::Stats;
-use crate::simd::{Lanes, WIDTH};
 
 /// The tokens that may be drawn, in the order of their ids, with their weights.
 pub(super) struct Kept {

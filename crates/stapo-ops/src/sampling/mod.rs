@@ -97,7 +97,7 @@ pub struct Logits<T: Float>(Buffer<T>);
 impl<T: Float> Logits<T> {
     /// For calls of up to `tokens` tokens; more are taken in pieces.
     pub fn new(device: &Device, vocab: usize, tokens: usize) -> Result<Self, OutOfMemory> {
-        let n_rows = if device.works_alone() { chunk_rows(vocab, tokens) } else { 0 };
+        let n_rows = if device.is_async() { chunk_rows(vocab, tokens) } else { 0 };
         Ok(Logits(device.zeros(n_rows * vocab)?))
     }
 }

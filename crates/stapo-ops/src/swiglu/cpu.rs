@@ -1,7 +1,7 @@
 use super::Dims;
 use crate::Float;
-use crate::device::{Cpu, Shared};
-use crate::simd::{Kernel, Lanes, WIDTH, silu_parts};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH, silu_parts};
+use crate::cpu::{Cpu, Shared};
 
 pub(super) fn forward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], out: &mut [E]) {
     let out = Shared::new(out);

@@ -4,31 +4,11 @@
 use std::arch::x86_64::*;
 
 use super::tile::{self, Fetch, Tile, run_tile};
-use super::{Kernel, Lanes, WIDTH, math, x86_tile};
-
-/// Exists only inside [`run_avx2`].
-#[derive(Clone, Copy)]
-pub struct Avx2(());
-/// Exists only inside [`run_avx512`].
-#[derive(Clone, Copy)]
-pub struct Avx512(());
+use super::x86_token::{Avx2, Avx512};
+use super::{Lanes, WIDTH, math, x86_tile};
 
 #[derive(Clone, Copy)]
 pub struct V2(__m256, __m256);
-
-/// # Safety
-/// The CPU must have AVX2 and FMA.
-#[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn run_avx2<K: Kernel<f32>>(kernel: K) {
-    kernel.run(Avx2(()));
-}
-
-/// # Safety
-/// The CPU must have AVX2, FMA and AVX-512F.
-#[target_feature(enable = "avx2,fma,avx512f")]
-pub(super) unsafe fn run_avx512<K: Kernel<f32>>(kernel: K) {
-    kernel.run(Avx512(()));
-}
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile_avx2(l: Avx2, tile: &Tile<f32>, fetch: &mut Fetch<f32>) {

@@ -16,6 +16,8 @@ pub(crate) mod tile;
 mod x86;
 #[cfg(target_arch = "x86_64")]
 mod x86_tile;
+#[cfg(target_arch = "x86_64")]
+mod x86_token;
 
 pub use level::{Simd, SimdError};
 pub(crate) use math::{ln_f32, silu_parts};
@@ -33,7 +35,7 @@ mod sealed {
 
 /// A floating-point element type of the ops: `f32`, or `f64` for gradient checks.
 pub trait Float:
-    crate::Element
+    crate::element::Element
     + sealed::Sealed
     + PartialOrd
     + std::fmt::Debug

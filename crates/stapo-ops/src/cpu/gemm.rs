@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
-use crate::device::{Cpu, Shared, with_scratch};
-use crate::simd::tile::{Ahead, COLUMN_STRIDE, DEPTH, Fetch, Layout, ROW_STRIDE, Start, Tile};
-use crate::simd::{Float, Kernel, Lanes, WIDTH};
+use crate::cpu::simd::tile::{Ahead, COLUMN_STRIDE, DEPTH, Fetch, Layout, ROW_STRIDE, Start, Tile};
+use crate::cpu::simd::{Float, Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared, with_scratch};
 
 /// Columns of a panel of B.
 pub(crate) const PANEL: usize = 2 * WIDTH;
@@ -77,7 +77,7 @@ impl<E: Float> Gemm<'_, E> {
             with_scratch(a_len + b_len + block * PANEL, |scratch| {
                 let (a, scratch) = scratch.split_at_mut(a_len);
                 let (b, edge) = scratch.split_at_mut(b_len);
-                cpu.dispatch(Task { gemm: self, all_rows: rows, block, rows: 0..0, panels, a, b, edge });
+                cpu.dispatch(GemmTask { gemm: self, all_rows: rows, block, rows: 0..0, panels, a, b, edge });
             });
         });
     }
@@ -105,7 +105,7 @@ impl<E: Float> Gemm<'_, E> {
 }
 
 /// A part of C, done in blocks of rows and of depth.
-struct Task<'a, 'g, E> {
+struct GemmTask<'a, 'g, E> {
     gemm: &'a Gemm<'g, E>,
     all_rows: Range<usize>,
     /// Rows per block.
@@ -118,7 +118,7 @@ struct Task<'a, 'g, E> {
     edge: &'a mut [E],
 }
 
-impl<E: Float> Kernel<E> for Task<'_, '_, E> {
+impl<E: Float> Kernel<E> for GemmTask<'_, '_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
         for start in self.all_rows.clone().step_by(self.block) {
@@ -137,7 +137,7 @@ impl<E: Float> Kernel<E> for Task<'_, '_, E> {
     }
 }
 
-impl<E: Float> Task<'_, '_, E> {
+impl<E: Float> GemmTask<'_, '_, E> {
     #[inline(always)]
     fn depth_block<L: Lanes<E = E>>(&mut self, l: L, k: usize, depth: usize) {
         let g = self.gemm;

@@ -10,7 +10,7 @@ use std::arch::x86_64::_mm512_setzero_ps;
 
 use super::WIDTH;
 use super::tile::{self, Fetch, Tile, fetch_all, load_c, store_c};
-use super::x86::Avx512;
+use super::x86_token::Avx512;
 
 pub(super) const ROWS: usize = 14;
 pub(super) const VECTORS: usize = 2;

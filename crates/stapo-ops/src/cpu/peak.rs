@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::Device;
-use crate::simd::{Float, Kernel, Lanes};
+use crate::cpu::simd::{Float, Kernel, Lanes};
 
 /// Fused multiply-adds per second times two, in f32, on all the device's threads: independent chains in registers, the
 /// best of several tries.
@@ -13,7 +13,7 @@ pub fn flops(device: &Device) -> f64 {
         let start = Instant::now();
         let n_tasks = 4 * cpu.threads();
         cpu.tasks(n_tasks, |_| cpu.dispatch::<f32, _>(Burn));
-        (n_tasks * CHAINS * STEPS * crate::simd::WIDTH * 2) as f64 / start.elapsed().as_secs_f64()
+        (n_tasks * CHAINS * STEPS * crate::cpu::simd::WIDTH * 2) as f64 / start.elapsed().as_secs_f64()
     };
     (0..20).map(|_| one()).fold(0.0, f64::max)
 }

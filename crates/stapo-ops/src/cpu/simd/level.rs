@@ -75,10 +75,10 @@ pub(super) fn run<K: Kernel<f32>>(simd: Simd, kernel: K) {
         Simd::Scalar => kernel.run(scalar::Wide32),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Cpu::new` refuses levels that are not supported.
-        Simd::Avx2 => unsafe { super::x86::run_avx2(kernel) },
+        Simd::Avx2 => unsafe { super::x86_token::run_avx2(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Simd::Avx512 => unsafe { super::x86::run_avx512(kernel) },
+        Simd::Avx512 => unsafe { super::x86_token::run_avx512(kernel) },
         #[cfg(target_arch = "aarch64")]
         Simd::Neon => kernel.run(super::neon::Neon),
         #[allow(unreachable_patterns)]

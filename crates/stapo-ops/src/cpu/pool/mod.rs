@@ -16,13 +16,13 @@ use std::thread::JoinHandle;
 type Body<'a> = &'a (dyn Fn(usize) + Sync + 'a);
 
 pub(crate) struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
     /// One call at a time.
     turn: Mutex<()>,
 }
 
-struct Shared {
+struct PoolState {
     /// Epoch in the high half; [`OPEN`] while workers may join; below it the number of workers inside the job.
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
@@ -47,9 +47,9 @@ struct Job {
 
 // SAFETY: `job` is written only while the state is closed and nobody is inside, and read only by workers that joined
 // after it was opened; everything else is atomic or locked.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolState {}
 // SAFETY: the job's pointer is to a `Sync` closure, used only while its owner waits in `Pool::run`.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolState {}
 
 const OPEN: u64 = 1 << 31;
 const COUNT: u64 = OPEN - 1;
@@ -62,7 +62,7 @@ thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
 impl Pool {
     /// A pool of `threads` threads, of which the caller of [`Pool::run`] is one.
     pub(crate) fn new(threads: usize) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             shares: (0..threads.max(1)).map(|_| Share(AtomicUsize::new(0))).collect(),
@@ -126,7 +126,7 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl PoolState {
     fn open(&self, job: Job) {
         // SAFETY: the state is closed and nobody is inside: `close` waited for that.
         unsafe { *self.job.get() = Some(job) };
