@@ -1,7 +1,8 @@
 // The rule of AdamW, and its step on f32 master weights with f32 moments.
 
-// The numbers of a step: see cuda.rs. `gain1` and `gain2` are 1 - beta1 and 1 - beta2, `decay` multiplies the parameter,
-// `rate` is the negative learning rate with the correction of the first moment, `root` that of the root of the second.
+// The numbers of a step: see cuda.rs. `gain1` and `gain2` are 1 - beta1 and 1 - beta2, `decay` multiplies the
+// parameter, `rate` is the negative learning rate with the correction of the first moment, `root` that of the root of
+// the second.
 struct AdamW {
     float grad_scale, beta1, beta2, gain1, gain2, decay, rate, root, eps;
 };
@@ -14,7 +15,8 @@ __device__ __forceinline__ float updated(const AdamW& rule, float grad, float& m
     return fmaf(m / fmaf(sqrtf(v), rule.root, rule.eps), rule.rate, param * rule.decay);
 }
 
-// Eight elements a thread. `stored` is the rounded copy that the model reads, 0 where the model reads the master itself.
+// Eight elements a thread. `stored` is the rounded copy that the model reads, 0 where the model reads the master
+// itself.
 KERNEL adamw_step(float* param, bf16* stored, const float* grad, float* m, float* v, u64 n,
                   const __grid_constant__ AdamW rule) {
     u64 at = 8 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);

@@ -1,19 +1,17 @@
-// AdamW with moments of 8 bits in blocks of 256, each with its largest magnitude (after Dettmers et al., 2022), and weights
-// in bf16 alone, with stochastic rounding so that small steps are not lost on average. A warp has one block.
+// AdamW with moments of 8 bits in blocks of 256, each with its largest magnitude (after Dettmers et al., 2022), and
+// weights in bf16 alone, with stochastic rounding so that small steps are not lost on average. A warp has one block.
 
 #define BLOCK 256
 
-// A first moment is a signed 7-bit number squared, with its sign. A second moment is an 8-bit number to the fourth power:
-// the update divides by the second moment's root, so small second moments need the finest steps.
+// A first moment is a signed 7-bit number squared, with its sign. A second moment is an 8-bit number to the fourth
+// power: the update divides by the second moment's root, so small second moments need the finest steps.
 struct First {
     typedef signed char Code;
     static __device__ __forceinline__ float value(Code c) {
         float x = (float)c / 127.0f;
         return x * fabsf(x);
     }
-    static __device__ __forceinline__ Code code(float x) {
-        return (Code)rintf(copysignf(sqrtf(fabsf(x)), x) * 127.0f);
-    }
+    static __device__ __forceinline__ Code code(float x) { return (Code)rintf(copysignf(sqrtf(fabsf(x)), x) * 127.0f); }
 };
 struct Second {
     typedef unsigned char Code;
@@ -31,7 +29,8 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 // A lane's eight elements of a block, from `at` on; elements past n are 0.
-template <class M> __device__ __forceinline__ void load_codes(const typename M::Code* codes, float scale, u64 at, u64 n, float* x) {
+template <class M>
+__device__ __forceinline__ void load_codes(const typename M::Code* codes, float scale, u64 at, u64 n, float* x) {
     typename M::Code c[8] = {};
     if (at + 8 <= n) {
         *(uint2*)c = *(const uint2*)(codes + at);
@@ -43,8 +42,8 @@ template <class M> __device__ __forceinline__ void load_codes(const typename M::
     for (int i = 0; i < 8; ++i) x[i] = M::value(c[i]) * scale;
 }
 
-template <class M>
-__device__ __forceinline__ void store_codes(typename M::Code* codes, float* scales, u64 block, u64 at, u64 n, const float* x) {
+template <class M> __device__ __forceinline__ void store_codes(typename M::Code* codes, float* scales, u64 block,
+                                                               u64 at, u64 n, const float* x) {
     float top = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(x[i]));
@@ -97,7 +96,8 @@ KERNEL adamw_step_8bit(bf16* param, const float* grad, signed char* m, float* m_
     store_codes<Second>(v, v_scales, block, at, n, b);
 }
 
-template <class M> __device__ __forceinline__ void encode(const float* x, typename M::Code* codes, float* scales, u64 n) {
+template <class M>
+__device__ __forceinline__ void encode(const float* x, typename M::Code* codes, float* scales, u64 n) {
     u64 block = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, at = block * BLOCK + threadIdx.x % 32 * 8;
     if (block * BLOCK >= n) return;
     float y[8] = {};
@@ -106,14 +106,19 @@ template <class M> __device__ __forceinline__ void encode(const float* x, typena
     store_codes<M>(codes, scales, block, at, n, y);
 }
 
-template <class M> __device__ __forceinline__ void decode(const typename M::Code* codes, const float* scales, float* x, u64 n) {
+template <class M>
+__device__ __forceinline__ void decode(const typename M::Code* codes, const float* scales, float* x, u64 n) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] = M::value(codes[i]) * scales[i / BLOCK];
 }
 
 KERNEL encode_first(const float* x, signed char* codes, float* scales, u64 n) { encode<First>(x, codes, scales, n); }
-KERNEL encode_second(const float* x, unsigned char* codes, float* scales, u64 n) { encode<Second>(x, codes, scales, n); }
-KERNEL decode_first(const signed char* codes, const float* scales, float* x, u64 n) { decode<First>(codes, scales, x, n); }
+KERNEL encode_second(const float* x, unsigned char* codes, float* scales, u64 n) {
+    encode<Second>(x, codes, scales, n);
+}
+KERNEL decode_first(const signed char* codes, const float* scales, float* x, u64 n) {
+    decode<First>(codes, scales, x, n);
+}
 KERNEL decode_second(const unsigned char* codes, const float* scales, float* x, u64 n) {
     decode<Second>(codes, scales, x, n);
 }

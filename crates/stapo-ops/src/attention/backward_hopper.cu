@@ -1,5 +1,5 @@
-// Packed sequences, backward, as in backward.cu but with Hopper's matrix instruction. A block has two warpgroups, each with
-// 64 of the block's 128 rows; steps of 64 rows.
+// Packed sequences, backward, as in backward.cu but with Hopper's matrix instruction. A block has two warpgroups, each
+// with 64 of the block's 128 rows; steps of 64 rows.
 
 #define ROWS 128
 #define STEP 64
@@ -20,8 +20,8 @@ __device__ __forceinline__ void weights_of_queries(float (&s)[STEP / 8][4], cons
 
 // Grid: (query heads, tiles of 128 tokens). Shared: queries and d_out [128], keys and values [2][64].
 KERNEL __launch_bounds__(THREADS, 1)
-attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
-                                       const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
+    attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
+                                           const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
     bf16 *queries = aligned_memory(), *d_outs = queries + ROWS * DIM;
     QueryTile t;
     if (!find_query_tile<ROWS>(qkv, offsets, sequences, query, kv, &t)) return;
@@ -62,8 +62,8 @@ attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const
 }
 
 // Scores become weights; keys hidden from a query get weight 0. `key` is the position of the lane's first key.
-__device__ __forceinline__ void weights_of_keys(float (&s)[STEP / 8][4], const float* lse_log2, int first_query, int key,
-                                                bool hides_keys) {
+__device__ __forceinline__ void weights_of_keys(float (&s)[STEP / 8][4], const float* lse_log2, int first_query,
+                                                int key, bool hides_keys) {
     float factor = score_factor();
 #pragma unroll
     for (int j = 0; j < STEP / 8; ++j) {
@@ -90,8 +90,8 @@ __device__ __forceinline__ void key_score_gradient(float (&d)[STEP / 8][4], cons
 // Grid: (kv heads, tiles of 128 tokens). Queries come head by head, in order.
 // Shared: keys and values [128], queries and d_out [2][64], their log-sum-exp and delta [2][64].
 KERNEL __launch_bounds__(THREADS, 1)
-attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
-                                    const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
+    attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
+                                        const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
     bf16 *keys = aligned_memory(), *values = keys + ROWS * DIM;
     KeyTile t;
     if (!find_key_tile<ROWS>(offsets, sequences, query, kv, &t)) return;

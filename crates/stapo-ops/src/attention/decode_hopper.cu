@@ -1,7 +1,8 @@
 // Decode: one token of each sequence over a paged cache, with Hopper's matrix instruction. Steps of 64 keys by absolute
-// position as in forward_hopper.cu, with the operands of each product exchanged (keys and columns of values are the 64 rows
-// of the instruction, queries its 8 columns). Each element is the same chain of sums: the same bits, with an eighth of the
-// work. The sequences of a group begin with the same blocks (prefix sharing), which are read once for all of them.
+// position as in forward_hopper.cu, with the operands of each product exchanged (keys and columns of values are the 64
+// rows of the instruction, queries its 8 columns). Each element is the same chain of sums: the same bits, with an
+// eighth of the work. The sequences of a group begin with the same blocks (prefix sharing), which are read once for all
+// of them.
 //
 // One warp, the producer, copies tiles of keys and values by TMA; four warps, the consumers, multiply.
 
@@ -11,9 +12,9 @@
 #define STAGES 3
 #define TILE (KEYS * DIM)
 
-// Grid: (kv heads, groups). Where there are positions, qkv is what the product gave: queries and keys are normed (if there
-// are weights) and rotated here as rope.cu does it. The tokens' keys and values are stored in the cache [blocks, kv heads,
-// 2^shift, HEAD_DIM].
+// Grid: (kv heads, groups). Where there are positions, qkv is what the product gave: queries and keys are normed (if
+// there are weights) and rotated here as rope.cu does it. The tokens' keys and values are stored in the cache [blocks,
+// kv heads, 2^shift, HEAD_DIM].
 struct DecodeArgs {
     bf16 *keys, *values;
     const bf16* qkv;
@@ -80,7 +81,8 @@ __device__ __forceinline__ void look_up_blocks(u32 (&blocks)[4], Step s, const G
     const u32* table = args.tables + (size_t)(g.first + s.member) * args.table_width;
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-        if (s.member < g.count && at + e < args.table_width && (e == 0 || e << args.shift < KEYS)) blocks[e] = table[at + e];
+        if (s.member < g.count && at + e < args.table_width && (e == 0 || e << args.shift < KEYS))
+            blocks[e] = table[at + e];
 }
 
 // Copies a tile of keys or values into stage n % STAGES once the consumers have left it.
@@ -97,20 +99,21 @@ __device__ __forceinline__ void load_tile(int n, Step s, const u32 (&blocks)[4],
 #pragma unroll
             for (int part = 0; part < PARTS; ++part)
                 tma_load_tile(tiles + stage * TILE + part * KEYS * 64 + e * at_once * 64, map, part * 64,
-                              ((blocks[e] * args.kv + g.kv_head) << args.shift) + (s.tile * KEYS & mask), shared.full + stage);
+                              ((blocks[e] * args.kv + g.kv_head) << args.shift) + (s.tile * KEYS & mask),
+                              shared.full + stage);
 }
 
 // The producer's loop: tiles of keys, values, keys, .., number n into stage n % STAGES.
-__device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap& map_v, const Group& g, const DecodeArgs& args,
-                                        DecodeShared& shared, bf16* tiles) {
+__device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap& map_v, const Group& g,
+                                        const DecodeArgs& args, DecodeShared& shared, bf16* tiles) {
     Step now = {0, 0};
     u32 blocks[4] = {};
     look_up_blocks(blocks, now, g, args);
     named_barrier_wait<COUNTED>();
     bool are_stored = false;
     for (int n = 0; now.member < g.count; n += 2) {
-        // Only the last step of a sequence has the key of this call's token. The steps before it wait neither for that key
-        // nor for the kernel in front of this one.
+        // Only the last step of a sequence has the key of this call's token. The steps before it wait neither for that
+        // key nor for the kernel in front of this one.
         bool has_new_key = (now.tile + 1) * KEYS >= shared.n_keys[now.member];
         if (has_new_key && !are_stored) named_barrier_wait<STORED>(), are_stored = true;
         load_tile(n, now, blocks, map_k, g, args, shared, tiles);
@@ -121,7 +124,8 @@ __device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap&
     }
 }
 
-__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args, DecodeShared& shared, bf16* weights) {
+__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args, DecodeShared& shared,
+                                                bf16* weights) {
     if (threadIdx.x == 0) {
         for (int b = 0; b < STAGES; ++b)
             mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, CONSUMERS / 32);
@@ -143,15 +147,15 @@ __device__ __forceinline__ void store_query(bf16* queries, int row, const Head& 
     if (column < half) *at(column) = pack(h.low[0], h.low[1]), *at(column + half) = pack(h.high[0], h.high[1]);
 }
 
-// Rotates the tokens' queries and keys; queries go to shared memory, keys and values to the cache. A warp takes one head of
-// one token at a time: the group's query heads, then the key, then the value. What does not depend on the kernel in front
-// of this one is read before that kernel is waited for.
+// Rotates the tokens' queries and keys; queries go to shared memory, keys and values to the cache. A warp takes one
+// head of one token at a time: the group's query heads, then the key, then the value. What does not depend on the
+// kernel in front of this one is read before that kernel is waited for.
 __device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArgs& args, bf16* queries) {
     constexpr int half = HEAD_DIM / 2;
     int query = args.query, kv = args.kv, per_token = g.heads + 2;
     for (int i = threadIdx.x / 32; i < g.count * per_token; i += CONSUMERS / 32) {
         int member = i / per_token, part = i - member * per_token;
-        bool is_query = part < g.heads, is_value = part > g.heads;
+        bool is_query = part<g.heads, is_value = part> g.heads;
         int head = is_query ? g.kv_head * g.heads + part : is_value ? query + kv + g.kv_head : query + g.kv_head;
         u32 slot = args.slots[g.first + member];
         Rotation rotation = {};
@@ -194,10 +198,10 @@ struct DecodeRow {
     float top, sum;
 };
 
-// As online_softmax_step in softmax.cu, the same sums by other lanes, for the first n_keys keys of a step. Rows that do not
-// see the keys of this step stay as they are.
-__device__ __forceinline__ void online_softmax_step(DecodeRow& r, Step now, int n_keys, const Group& g, DecodeShared& shared,
-                                                    bf16* weights, float factor) {
+// As online_softmax_step in softmax.cu, the same sums by other lanes, for the first n_keys keys of a step. Rows that do
+// not see the keys of this step stay as they are.
+__device__ __forceinline__ void online_softmax_step(DecodeRow& r, Step now, int n_keys, const Group& g,
+                                                    DecodeShared& shared, bf16* weights, float factor) {
     int lane = threadIdx.x % 32;
     bool sees = r.row < g.n_rows() && (now.tile < g.common || r.member == now.member);
     float p[4], scale = 1.0f, top = r.top;
@@ -230,7 +234,8 @@ __device__ __forceinline__ void online_softmax_step(DecodeRow& r, Step now, int 
 // Zeros V past the last key: memory there may hold NaN, and 0 * NaN is NaN.
 __device__ __forceinline__ void zero_hidden_values(bf16* values, int n_keys) {
     for (int i = threadIdx.x; i < (KEYS - n_keys) * DIM / 8; i += CONSUMERS)
-        *(uint4*)(values + i / 8 % PARTS * KEYS * 64 + (n_keys + i / 8 / PARTS) * 64 + i % 8 * 8) = make_uint4(0, 0, 0, 0);
+        *(uint4*)(values + i / 8 % PARTS * KEYS * 64 + (n_keys + i / 8 / PARTS) * 64 + i % 8 * 8) =
+            make_uint4(0, 0, 0, 0);
 }
 
 // o = o scale + (p v)^T.
@@ -256,8 +261,8 @@ __device__ __forceinline__ void multiply_pv(float (&o)[PARTS][1][4], const bf16*
 }
 
 // The consumers' loop.
-__device__ __forceinline__ void consume(const Group& g, DecodeShared& shared, bf16* tiles, const bf16* queries, bf16* weights,
-                                        DecodeRow& r, float (&o)[PARTS][1][4]) {
+__device__ __forceinline__ void consume(const Group& g, DecodeShared& shared, bf16* tiles, const bf16* queries,
+                                        bf16* weights, DecodeRow& r, float (&o)[PARTS][1][4]) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float factor = score_factor();
     Step now = {0, 0};
@@ -279,8 +284,8 @@ __device__ __forceinline__ void consume(const Group& g, DecodeShared& shared, bf
     }
 }
 
-__device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& args, DecodeShared& shared, const DecodeRow& r,
-                                           const float (&o)[PARTS][1][4]) {
+__device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& args, DecodeShared& shared,
+                                           const DecodeRow& r, const float (&o)[PARTS][1][4]) {
     float total = quad_sum(r.sum);
     sync_consumers();
     if (threadIdx.x % 16 == 0) shared.scales[r.row] = 1.0f / total;
@@ -293,14 +298,15 @@ __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& arg
             size_t token = g.first + row / g.heads;
             int head = g.kv_head * g.heads + row % g.heads;
             if (row < g.n_rows())
-                args.out[(token * args.query + head) * HEAD_DIM + column] = round_to<bf16>(o[part][0][i] * shared.scales[row]);
+                args.out[(token * args.query + head) * HEAD_DIM + column] =
+                    round_to<bf16>(o[part][0][i] * shared.scales[row]);
         }
 }
 
 // Maps: keys and values by rows of one head.
 KERNEL __launch_bounds__(THREADS, 4)
-attention_decode_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,
-                             const __grid_constant__ DecodeArgs args) {
+    attention_decode_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,
+                                 const __grid_constant__ DecodeArgs args) {
     bf16 *tiles = aligned_memory(), *queries = tiles + STAGES * TILE, *weights = queries + QUERIES * DIM;
     __shared__ DecodeShared shared;
     launch_dependents();

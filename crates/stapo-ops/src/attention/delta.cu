@@ -1,5 +1,5 @@
-// delta [T, query heads] = sum over a head's columns of d_out * out: FlashAttention's D, which the derivative of the softmax
-// subtracts. Grid: tokens; a warp takes every fourth head.
+// delta [T, query heads] = sum over a head's columns of d_out * out: FlashAttention's D, which the derivative of the
+// softmax subtracts. Grid: tokens; a warp takes every fourth head.
 KERNEL attention_delta_bf16(const bf16* out, const bf16* d_out, float* delta, int query) {
     for (int head = threadIdx.x / 32; head < query; head += blockDim.x / 32) {
         size_t at = ((size_t)blockIdx.x * query + head) * HEAD_DIM;

@@ -1,8 +1,8 @@
-// Feeds bring the keys and values of a sequence into shared memory, step by step, for the forward kernels. Both feeds are
-// used alike: wait_keys, read the keys, keys_are_read, wait_values, read the values, values_are_read, next step.
+// Feeds bring the keys and values of a sequence into shared memory, step by step, for the forward kernels. Both feeds
+// are used alike: wait_keys, read the keys, keys_are_read, wait_values, read the values, values_are_read, next step.
 
-// Keys and values of a packed batch. Two steps of each lie in shared memory, and a step is copied while the step before it
-// is multiplied.
+// Keys and values of a packed batch. Two steps of each lie in shared memory, and a step is copied while the step before
+// it is multiplied.
 template <class Tile, int THREADS> struct PackedFeed {
     static constexpr int SIZE = KEYS * Tile::WIDTH;
     // Shared memory: [2][KEYS] rows each.
@@ -63,9 +63,9 @@ struct PagedTile {
 };
 
 // The tile of block (kv head, index); false where there are fewer tiles.
-template <int ROWS>
-__device__ __forceinline__ bool find_paged_tile(const u32* offsets, const u32* contexts, const u32* tables, int sequences,
-                                                int table_width, int query, int kv, PagedTile* t) {
+template <int ROWS> __device__ __forceinline__ bool find_paged_tile(const u32* offsets, const u32* contexts,
+                                                                    const u32* tables, int sequences, int table_width,
+                                                                    int query, int kv, PagedTile* t) {
     WorkTile work;
     t->heads = query / kv;
     t->kv_head = blockIdx.x;
@@ -80,8 +80,8 @@ __device__ __forceinline__ bool find_paged_tile(const u32* offsets, const u32* c
     return true;
 }
 
-// Keys and values of a paged cache [blocks, kv heads, 2^shift, HEAD_DIM]. One step of each lies in shared memory; the copy
-// of the next step starts when all threads have read the current one.
+// Keys and values of a paged cache [blocks, kv heads, 2^shift, HEAD_DIM]. One step of each lies in shared memory; the
+// copy of the next step starts when all threads have read the current one.
 template <class Tile, int THREADS> struct PagedFeed {
     // Shared memory: [KEYS] rows each.
     bf16 *keys, *values;
@@ -89,9 +89,18 @@ template <class Tile, int THREADS> struct PagedFeed {
     const u32* table;
     int n_keys, n_steps, shift, kv, kv_head;
 
-    __device__ __forceinline__ PagedFeed(const PagedTile& t, bf16* memory, const bf16* k, const bf16* v, int shift, int kv)
-        : keys(memory), values(memory + KEYS * Tile::WIDTH), k(k), v(v), table(t.table), n_keys(t.n_keys),
-          n_steps((t.n_keys + KEYS - 1) / KEYS), shift(shift), kv(kv), kv_head(t.kv_head) {}
+    __device__ __forceinline__ PagedFeed(const PagedTile& t, bf16* memory, const bf16* k, const bf16* v, int shift,
+                                         int kv)
+        : keys(memory),
+          values(memory + KEYS * Tile::WIDTH),
+          k(k),
+          v(v),
+          table(t.table),
+          n_keys(t.n_keys),
+          n_steps((t.n_keys + KEYS - 1) / KEYS),
+          shift(shift),
+          kv(kv),
+          kv_head(t.kv_head) {}
 
     // Reads the block table from shared memory where its first entries fit there. All threads of the block take part.
     __device__ __forceinline__ void stage_table(u32 (&memory)[TABLE]) {

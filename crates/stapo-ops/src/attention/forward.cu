@@ -1,11 +1,12 @@
-// Packed sequences, forward: a block has 128 queries of one head, a warp 32 of them as two fragments of 16 rows. paged.cu
-// takes the same steps in the same order.
+// Packed sequences, forward: a block has 128 queries of one head, a warp 32 of them as two fragments of 16 rows.
+// paged.cu takes the same steps in the same order.
 
 #define ROWS 128
 #define THREADS 128
 
 // s = q k^T for the warp's 32 queries from `row` on.
-__device__ __forceinline__ void multiply_qk(float (&s)[2][KEYS / 8][4], const bf16* queries, int row, const bf16* keys) {
+__device__ __forceinline__ void multiply_qk(float (&s)[2][KEYS / 8][4], const bf16* queries, int row,
+                                            const bf16* keys) {
     clear(s[0]);
     clear(s[1]);
 #pragma unroll
@@ -43,8 +44,8 @@ __device__ __forceinline__ void multiply_pv(RowState (&rows)[2], const u32 (&p)[
 }
 
 // Grid: (query heads, tiles of 128 tokens). Shared: queries [128], keys and values [2][64].
-KERNEL __launch_bounds__(THREADS, 2)
-attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* lse, int sequences, int query, int kv) {
+KERNEL __launch_bounds__(THREADS, 2) attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* lse,
+                                                            int sequences, int query, int kv) {
     extern __shared__ uint4 memory[];
     bf16* queries = (bf16*)memory;
     QueryTile t;
@@ -79,6 +80,5 @@ attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* ls
         multiply_pv(rows, p, feed.values_of(step));
     }
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
-        store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, out, lse);
+    for (int m = 0; m < 2; ++m) store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, out, lse);
 }

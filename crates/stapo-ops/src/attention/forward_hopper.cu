@@ -7,11 +7,11 @@ struct LastKeys {
     int of_row[2], lowest, highest;
 };
 
-// Takes all steps for 64 rows of a tile of ROWS queries, from `row` on. With SKIPS a step whose keys none of the rows sees
-// is not computed; it would change nothing.
+// Takes all steps for 64 rows of a tile of ROWS queries, from `row` on. With SKIPS a step whose keys none of the rows
+// sees is not computed; it would change nothing.
 template <int ROWS, bool SKIPS, class Feed>
-__device__ __forceinline__ void attend(const bf16* queries, int row, const Feed& feed, const LastKeys& last, float factor,
-                                       RowState& rows) {
+__device__ __forceinline__ void attend(const bf16* queries, int row, const Feed& feed, const LastKeys& last,
+                                       float factor, RowState& rows) {
     for (int step = 0; step < feed.n_steps; ++step) {
         float s[KEYS / 8][4];
         u32 p[KEYS / 16][4];
@@ -43,9 +43,8 @@ __device__ __forceinline__ void attend(const bf16* queries, int row, const Feed&
 #define THREADS 256
 
 // Grid: (query heads, tiles of 128 tokens); a warpgroup has 64 queries. Shared: queries [128], keys and values [2][64].
-KERNEL __launch_bounds__(THREADS, 2)
-attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* lse, int sequences, int query,
-                              int kv) {
+KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out,
+                                                                   float* lse, int sequences, int query, int kv) {
     bf16* queries = aligned_memory();
     QueryTile t;
     if (!find_query_tile<ROWS>(qkv, offsets, sequences, query, kv, &t)) return;
@@ -65,12 +64,12 @@ attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, fl
 #define PAGED_ROWS 64
 #define PAGED_THREADS 128
 
-// Grid: (kv heads, tiles of 64 rows); a row is a token and one of its group's query heads. Shared: queries, keys and values
-// [64] each.
+// Grid: (kv heads, tiles of 64 rows); a row is a token and one of its group's query heads. Shared: queries, keys and
+// values [64] each.
 KERNEL __launch_bounds__(PAGED_THREADS)
-attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets,
-                            const u32* contexts, const u32* tables, bf16* out, int sequences, int table_width,
-                            int query, int kv, int block_shift) {
+    attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets,
+                                const u32* contexts, const u32* tables, bf16* out, int sequences, int table_width,
+                                int query, int kv, int block_shift) {
     __shared__ u32 table[TABLE];
     bf16* queries = aligned_memory();
     PagedTile t;

@@ -9,8 +9,10 @@ struct SwizzledTile {
     // wgmma reads through the async proxy: it sees what cp.async wrote after this fence.
     static __device__ __forceinline__ void fence() { fence_async_proxy_shared(); }
 
-    // As PaddedTile::load. A thread keeps to one column, and so to one chunk of the swizzle, which repeats every eight rows.
-    template <int ROWS, int THREADS, class Row> static __device__ __forceinline__ void load(bf16* tile, int n, Row row) {
+    // As PaddedTile::load. A thread keeps to one column, and so to one chunk of the swizzle, which repeats every eight
+    // rows.
+    template <int ROWS, int THREADS, class Row>
+    static __device__ __forceinline__ void load(bf16* tile, int n, Row row) {
         constexpr int CHUNKS = DIM / 8, AT_ONCE = THREADS / CHUNKS;
         static_assert(AT_ONCE % 8 == 0 && ROWS % AT_ONCE == 0, "whole periods of the swizzle");
         int r = threadIdx.x / CHUNKS, c = threadIdx.x % CHUNKS;
@@ -53,8 +55,8 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[16][4], const u32* a,
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
         "{%64, %65, %66, %67}, %68, p, 1, 1, 1; }"
-        : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3), FOUR(d, 4), FOUR(d, 5), FOUR(d, 6), FOUR(d, 7),
-          FOUR(d, 8), FOUR(d, 9), FOUR(d, 10), FOUR(d, 11), FOUR(d, 12), FOUR(d, 13), FOUR(d, 14), FOUR(d, 15)
+        : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3), FOUR(d, 4), FOUR(d, 5), FOUR(d, 6), FOUR(d, 7), FOUR(d, 8),
+          FOUR(d, 9), FOUR(d, 10), FOUR(d, 11), FOUR(d, 12), FOUR(d, 13), FOUR(d, 14), FOUR(d, 15)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 

@@ -20,8 +20,8 @@ KERNEL attention_store_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16*
     }
 }
 
-// The four warps of a block share each step: warp w scores the keys 16w.. and multiplies the weights of all 64 keys with
-// its own columns of the values, so that every sum keeps the order of forward.cu. This is what the warps exchange.
+// The four warps of a block share each step: warp w scores the keys 16w.. and multiplies the weights of all 64 keys
+// with its own columns of the values, so that every sum keeps the order of forward.cu. This is what the warps exchange.
 struct Exchange {
     // Each warp's largest score of a row, and its lanes' sums of a row's weights.
     float tops[4][ROWS], parts[4][ROWS][4];
@@ -56,14 +56,14 @@ __device__ __forceinline__ void share_tops(const float (&s)[2][4], Exchange& sha
     }
 }
 
-// Turns the warp's scores into weights relative to the largest score so far, of all warps, and shares them; `scale` is what
-// the sums and outputs so far shrink by.
-__device__ __forceinline__ void share_weights(float (&s)[2][4], WarpState& rows, Exchange& shared, int warp, float factor,
-                                              float (&scale)[2]) {
+// Turns the warp's scores into weights relative to the largest score so far, of all warps, and shares them; `scale` is
+// what the sums and outputs so far shrink by.
+__device__ __forceinline__ void share_weights(float (&s)[2][4], WarpState& rows, Exchange& shared, int warp,
+                                              float factor, float (&scale)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         int row = fragment_row(2 * h);
-        const float(&tops)[4][ROWS] = shared.tops;
+        const float (&tops)[4][ROWS] = shared.tops;
         float top = fmaxf(rows.top[h], fmaxf(fmaxf(tops[0][row], tops[1][row]), fmaxf(tops[2][row], tops[3][row])));
         scale[h] = exp2_fast((rows.top[h] - top) * factor);
         rows.top[h] = top;
@@ -72,9 +72,11 @@ __device__ __forceinline__ void share_weights(float (&s)[2][4], WarpState& rows,
         for (int j = 0; j < 2; ++j) {
 #pragma unroll
             for (int i = 2 * h; i < 2 * h + 2; ++i) s[j][i] = exp2_fast(fmaf(s[j][i], factor, -shift));
-            *(u32*)(shared.weights + row * WEIGHTS + warp * 16 + fragment_column(j, 0)) = pack(s[j][2 * h], s[j][2 * h + 1]);
+            *(u32*)(shared.weights + row * WEIGHTS + warp * 16 + fragment_column(j, 0)) =
+                pack(s[j][2 * h], s[j][2 * h + 1]);
         }
-        shared.parts[warp][row][threadIdx.x % 4] = sum_of_four(s[0][2 * h], s[0][2 * h + 1], s[1][2 * h], s[1][2 * h + 1]);
+        shared.parts[warp][row][threadIdx.x % 4] =
+            sum_of_four(s[0][2 * h], s[0][2 * h + 1], s[1][2 * h], s[1][2 * h + 1]);
     }
 }
 
@@ -82,9 +84,10 @@ __device__ __forceinline__ void add_sums(WarpState& rows, const Exchange& shared
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         int row = fragment_row(2 * h), part = threadIdx.x % 4;
-        const float(&parts)[4][ROWS][4] = shared.parts;
-        rows.sum[h] = fmaf(rows.sum[h], scale[h],
-                           sum_of_four(parts[0][row][part], parts[1][row][part], parts[2][row][part], parts[3][row][part]));
+        const float (&parts)[4][ROWS][4] = shared.parts;
+        rows.sum[h] =
+            fmaf(rows.sum[h], scale[h],
+                 sum_of_four(parts[0][row][part], parts[1][row][part], parts[2][row][part], parts[3][row][part]));
     }
 }
 
@@ -95,7 +98,7 @@ __device__ __forceinline__ void multiply_pv(WarpState& rows, const bf16* weights
     for (int j = 0; j < FRAGMENTS; ++j) {
         int column = (warp + 4 * j) * 16;
         if (column >= DIM) continue;
-        float(&o)[2][4] = rows.o[j];
+        float (&o)[2][4] = rows.o[j];
 #pragma unroll
         for (int i = 0; i < 4; ++i) o[0][i] *= scale[i / 2], o[1][i] *= scale[i / 2];
 #pragma unroll
@@ -120,17 +123,18 @@ __device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& 
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 int column = (warp + 4 * j) * 16 + fragment_column(e, 0);
-                const float(&o)[4] = rows.o[j][e];
+                const float (&o)[4] = rows.o[j][e];
                 if (column < HEAD_DIM) *(u32*)(to + column) = pack(o[2 * h] * inv, o[2 * h + 1] * inv);
             }
     }
 }
 
-// Grid: (kv heads, tiles of 16 rows); a row is a token and one of its group's query heads. Shared: queries [16], keys and
-// values [64].
+// Grid: (kv heads, tiles of 16 rows); a row is a token and one of its group's query heads. Shared: queries [16], keys
+// and values [64].
 KERNEL __launch_bounds__(THREADS)
-attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
-                     const u32* tables, bf16* out, int sequences, int table_width, int query, int kv, int block_shift) {
+    attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
+                         const u32* tables, bf16* out, int sequences, int table_width, int query, int kv,
+                         int block_shift) {
     extern __shared__ uint4 memory[];
     __shared__ u32 table[TABLE];
     __shared__ Exchange shared;

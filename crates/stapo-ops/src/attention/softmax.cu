@@ -1,6 +1,6 @@
 // The online softmax of FlashAttention (Dao, 2023), for the two rows whose results a lane holds. A row's result is a
-// function of its query and the keys before it: keys come in steps of KEYS by position, in which hidden keys have weight 0
-// and change nothing, and every sum has one order, whatever kernel takes the steps.
+// function of its query and the keys before it: keys come in steps of KEYS by position, in which hidden keys have
+// weight 0 and change nothing, and every sum has one order, whatever kernel takes the steps.
 
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
@@ -18,7 +18,8 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// The order of a row's sum: four keys of a lane within 16, then the four sixteens of a step, then the four lanes of a quad.
+// The order of a row's sum: four keys of a lane within 16, then the four sixteens of a step, then the four lanes of a
+// quad.
 __device__ __forceinline__ float sum_of_four(float a, float b, float c, float d) { return (a + b) + (c + d); }
 
 // The logarithm of a row's sum of exponentials; `factor` is the scale of the scores times log2(e).
@@ -28,8 +29,8 @@ __device__ __forceinline__ float log_sum_exp(float top, float sum, float factor)
 
 __device__ __forceinline__ float score_factor() { return rsqrtf((float)HEAD_DIM) * LOG2_E; }
 
-// What a lane keeps of its two rows: the largest score so far, its part of the sum of exponentials relative to that score,
-// and its part of the output, not yet divided by the sum.
+// What a lane keeps of its two rows: the largest score so far, its part of the sum of exponentials relative to that
+// score, and its part of the output, not yet divided by the sum.
 struct RowState {
     float top[2], sum[2], o[DIM / 8][4];
 };

@@ -1,6 +1,6 @@
 // Streams bring the rows of the other side into shared memory for the backward kernels, in steps of STEP rows: keys and
-// values for the gradients of the queries, queries and d_out for the gradients of keys and values. Two steps lie in shared
-// memory, and a step is copied while the step before it is multiplied.
+// values for the gradients of the queries, queries and d_out for the gradients of keys and values. Two steps lie in
+// shared memory, and a step is copied while the step before it is multiplied.
 
 template <class Tile, int STEP, int THREADS> struct KeyStream {
     static constexpr int SIZE = STEP * Tile::WIDTH;
@@ -67,8 +67,15 @@ template <class Tile, int STEP, int THREADS> struct QueryStream {
 
     __device__ __forceinline__ QueryStream(const bf16* qkv, const bf16* d_out, const float* lse, const float* delta,
                                            const KeyTile& t, int query, int kv)
-        : qkv(qkv), d_out(d_out), lse(lse), delta(delta), t(t), query(query), heads(query / kv),
-          n_tiles((t.rows - t.first + STEP - 1) / STEP), n_steps(n_tiles * heads) {}
+        : qkv(qkv),
+          d_out(d_out),
+          lse(lse),
+          delta(delta),
+          t(t),
+          query(query),
+          heads(query / kv),
+          n_tiles((t.rows - t.first + STEP - 1) / STEP),
+          n_steps(n_tiles * heads) {}
 
     __device__ __forceinline__ void use(bf16* memory) {
         queries = memory;
@@ -115,8 +122,8 @@ struct RowNumbers {
     float lse_log2[2], delta[2];
 };
 
-__device__ __forceinline__ RowNumbers load_row_numbers(const QueryTile& t, int row, const float* lse, const float* delta,
-                                                       int query) {
+__device__ __forceinline__ RowNumbers load_row_numbers(const QueryTile& t, int row, const float* lse,
+                                                       const float* delta, int query) {
     RowNumbers numbers;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -142,7 +149,8 @@ __device__ __forceinline__ void store_key_rows(const KeyTile& t, bf16* d_qkv, in
 }
 
 // Writes the gradients of the two queries from `row` on.
-__device__ __forceinline__ void store_query_rows(const QueryTile& t, bf16* d_qkv, int row, const float (&d_q)[DIM / 8][4]) {
+__device__ __forceinline__ void store_query_rows(const QueryTile& t, bf16* d_qkv, int row,
+                                                 const float (&d_q)[DIM / 8][4]) {
     float scale = rsqrtf((float)HEAD_DIM);
 #pragma unroll
     for (int h = 0; h < 2; ++h)

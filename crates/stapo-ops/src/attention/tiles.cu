@@ -1,6 +1,6 @@
-// What the attention kernels in bf16 share: where rows lie in memory, how a block finds its rows, and how results are spread
-// over the lanes of a warp. HEAD_DIM, the width of a head, is given when compiling; DIM is HEAD_DIM rounded up to whole
-// matrix instructions, the columns past HEAD_DIM being 0.
+// What the attention kernels in bf16 share: where rows lie in memory, how a block finds its rows, and how results are
+// spread over the lanes of a warp. HEAD_DIM, the width of a head, is given when compiling; DIM is HEAD_DIM rounded up
+// to whole matrix instructions, the columns past HEAD_DIM being 0.
 
 #define DIM ((HEAD_DIM + 15) / 16 * 16)
 // Keys per step, by absolute position: training and generation cut the keys in the same places.
@@ -12,7 +12,8 @@
 
 // Copies sixteen bytes; where `is_there` is false nothing is read and zeros are written.
 __device__ __forceinline__ void cp_async(u32 to, const bf16* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void cp_async_wait() {
@@ -40,8 +41,8 @@ struct Pages {
     }
 };
 
-// Queries of the `heads` query heads that share one key/value head, from row `first` on: row r is token r / heads of the
-// sequence and query head r % heads of the group.
+// Queries of the `heads` query heads that share one key/value head, from row `first` on: row r is token r / heads of
+// the sequence and query head r % heads of the group.
 struct GroupedQueries {
     const bf16* base;
     size_t width;
@@ -52,14 +53,15 @@ struct GroupedQueries {
     }
 };
 
-// A tile of the rows of one sequence: which sequence, the tile's first row within it, and the rows of the whole sequence.
+// A tile of the rows of one sequence: which sequence, the tile's first row within it, and the rows of the whole
+// sequence.
 struct WorkTile {
     int sequence, first, rows;
 };
 
-// Cuts each sequence's (tokens * per_token) rows into tiles of `height` and finds tile number `index`. Tiles are numbered
-// by falling position within their sequence, whatever the sequence: the tiles whose rows see most keys start first, so
-// that no long tile is left running alone at the end. False: there are fewer tiles.
+// Cuts each sequence's (tokens * per_token) rows into tiles of `height` and finds tile number `index`. Tiles are
+// numbered by falling position within their sequence, whatever the sequence: the tiles whose rows see most keys start
+// first, so that no long tile is left running alone at the end. False: there are fewer tiles.
 __device__ __forceinline__ bool find_work_tile(const u32* offsets, int sequences, int per_token, int height, int index,
                                                WorkTile* work) {
     int lane = threadIdx.x % 32, most = 0;
@@ -94,9 +96,8 @@ struct QueryTile {
 };
 
 // The tile of block (head, index); false where there are fewer tiles.
-template <int ROWS>
-__device__ __forceinline__ bool find_query_tile(const bf16* qkv, const u32* offsets, int sequences, int query, int kv,
-                                                QueryTile* t) {
+template <int ROWS> __device__ __forceinline__ bool find_query_tile(const bf16* qkv, const u32* offsets, int sequences,
+                                                                    int query, int kv, QueryTile* t) {
     WorkTile work;
     if (!find_work_tile(offsets, sequences, 1, ROWS, blockIdx.y, &work)) return false;
     size_t start = offsets[work.sequence];
@@ -132,8 +133,7 @@ template <int N> __device__ __forceinline__ void pack_operands(u32 (&a)[N / 2][4
 }
 
 // Writes row fragment_row(2 * half) of the results as bf16, times `scale`.
-template <int N>
-__device__ __forceinline__ void store_row(bf16* to, const float (&x)[N][4], int half, float scale) {
+template <int N> __device__ __forceinline__ void store_row(bf16* to, const float (&x)[N][4], int half, float scale) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
         int column = fragment_column(j, 0);

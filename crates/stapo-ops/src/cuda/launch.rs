@@ -5,10 +5,9 @@ use std::ffi::c_void;
 use cudarc::driver::result::function;
 use cudarc::driver::sys;
 
-use super::argument::Argument;
+use super::arguments::{Argument, Fields};
 use super::context::Cuda;
 use super::error::OrPanic;
-use super::fields::Fields;
 use super::kernels::Source;
 use super::module::Function;
 use super::tensor_map::TensorMap;
