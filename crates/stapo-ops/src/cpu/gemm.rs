@@ -1,4 +1,4 @@
-//! Blocked matrix product `C (+)= A B` on all cores. It packs blocks of A and B and calls the register tile on them.
+//! Blocked matrix product `C (+)= A B` on all cores: packs blocks of A and B and calls the register tile on each pair.
 //!
 //! Every element of C is one chain over the depth in increasing order (see `simd::tile`). Tasks divide C, never the
 //! depth.
