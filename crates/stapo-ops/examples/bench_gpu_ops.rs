@@ -1,4 +1,4 @@
-//! Times each hot op on a GPU at the shapes of Qwen3-1.7B: microseconds, and the rate against operations or bytes.
+//! Times each hot op on a GPU at the shapes of Qwen3-1.7B and prints microseconds and the rate in operations or bytes.
 
 #![allow(clippy::print_stdout, reason = "a benchmark")]
 
@@ -34,7 +34,7 @@ fn compute(device: &Device, n: usize) -> Result<Buffer<f32>, OutOfMemory> {
     Ok(buffer)
 }
 
-/// Best of several batches of calls, in seconds a call.
+/// Seconds a call takes, in the best of several batches of calls.
 fn time(device: &Device, mut call: impl FnMut()) -> f64 {
     call();
     device.synchronize();

@@ -1,7 +1,7 @@
 //! Times every op at the shapes of two small models and prints time, rate and share of the measured peak.
 //!
 //! `cargo run --release -p stapo-ops --example bench_ops [NAME-PART]`; `STAPO_SIMD` and `STAPO_THREADS` apply. With one
-//! thread the clock is the thread's processor time, which a busy machine does not disturb; else it is the wall's.
+//! thread the clock is the thread's processor time, which a busy machine does not disturb; otherwise it is wall time.
 #![allow(clippy::print_stdout)]
 
 use stapo_ops::attention::paged::{Cache, CacheDims, Sequences};
@@ -44,7 +44,7 @@ fn wall_time() -> f64 {
     START.elapsed().as_secs_f64()
 }
 
-/// Seconds this thread has run.
+/// Seconds that this thread has run.
 fn processor_time() -> f64 {
     #[repr(C)]
     struct Timespec {
@@ -56,7 +56,7 @@ fn processor_time() -> f64 {
     }
     const CLOCK_THREAD_CPUTIME_ID: i32 = 3;
     let mut time = Timespec { seconds: 0, nanoseconds: 0 };
-    // SAFETY: the pointer is to a struct of the C library's layout on 64-bit Linux.
+    // SAFETY: the struct has the layout of the C library on 64-bit Linux.
     unsafe { clock_gettime(CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.seconds as f64 + time.nanoseconds as f64 * 1e-9
 }
@@ -90,7 +90,7 @@ impl Bench {
     }
 
     fn values(&self, n: usize) -> Result<Buffer<f32>, stapo_ops::OutOfMemory> {
-        // Weyl's sequence: equally spread over (-1/2, 1/2).
+        // A Weyl sequence, equally spread over (-1/2, 1/2).
         let x: Vec<f32> =
             (0..n as u32).map(|i| i.wrapping_mul(0x9e37_79b9) as f32 / u32::MAX as f32 - 0.5).collect();
         self.device.upload(&x)
@@ -104,7 +104,7 @@ impl Bench {
         )
     }
 
-    /// What an op costs that has almost nothing to do, alone and right after another.
+    /// The cost of an op that has almost nothing to do.
     fn dispatch(&self) -> Outcome {
         let w = self.weight(256, 256)?;
         let (x, mut y) = (self.values(256)?, self.values(256)?);
@@ -246,7 +246,7 @@ impl Bench {
             let d = attention::Dims { tokens, sequences, heads };
             let mut out = self.values(tokens * heads.out_width())?;
             let mut lse = self.values(tokens * heads.query)?;
-            // Multiply-adds the causal half needs.
+            // Multiply-adds that the causal half needs.
             let flops = 2.0 * (tokens * (len + 1)) as f64 * (heads.query * heads.dim) as f64;
             self.line("attention forward", &shape, flops, 0.0, || {
                 attention::forward(device, d, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());

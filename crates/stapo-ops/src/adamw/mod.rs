@@ -16,7 +16,7 @@ pub struct AdamW {
     pub beta2: f64,
     pub eps: f64,
     pub weight_decay: f64,
-    /// Updates made, this one included: 1 for the first.
+    /// The number of this update, counted from 1.
     pub step: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Blocked matrix product `C (+)= A B` on all cores. It packs blocks of A and B and calls the register tile on them.
+//! Blocked matrix product `C (+)= A B` on all cores: packs blocks of A and B and calls the register tile on each pair.
 //!
 //! Every element of C is one chain over the depth in increasing order (see `simd::tile`). Tasks divide C, never the
 //! depth.
@@ -16,7 +16,7 @@ const MAX_BLOCK_ROWS: usize = 504;
 /// The fewest rows of C for a task of their own: with fewer, a panel of B is used too seldom for the cost of reading
 /// it.
 const MIN_BLOCK_ROWS: usize = 56;
-/// Rows of the largest register tile; the rows of a task are a multiple.
+/// Rows of the largest register tile; a task has a multiple of it.
 const ROW_UNIT: usize = 14;
 /// Multiply-adds below which a second thread is not worth waking.
 const SMALL: usize = 64 * 1024;

@@ -5,10 +5,9 @@ use std::ffi::c_void;
 use cudarc::driver::result::function;
 use cudarc::driver::sys;
 
-use super::argument::Argument;
+use super::arguments::{Argument, Fields};
 use super::context::Cuda;
 use super::error::OrPanic;
-use super::fields::Fields;
 use super::kernels::Source;
 use super::module::Function;
 use super::tensor_map::TensorMap;
@@ -67,7 +66,7 @@ impl Launch<'_> {
     ///
     /// In return the kernel must call `wait_for_previous_kernel` before its first write, and before it reads anything
     /// that a kernel of the chain of programmatic launches writes, or the kernel in front of that chain. Before that
-    /// call it may read weights and the inputs of a step.
+    /// call the kernel may read weights and the inputs of a step.
     pub(crate) fn programmatic_launch(mut self, is_on: bool) -> Self {
         self.is_programmatic = is_on;
         self

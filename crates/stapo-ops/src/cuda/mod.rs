@@ -1,13 +1,12 @@
 //! The GPU. Its libraries are found at run time, and its kernels are compiled at start.
 
 mod allocation;
-mod argument;
+mod arguments;
 mod blas;
 mod context;
 mod error;
 #[cfg(test)]
 mod exact;
-mod fields;
 mod graph;
 mod grid;
 pub mod kernels;
@@ -26,11 +25,11 @@ mod tensor_map;
 mod tests;
 mod transfer;
 
+pub(crate) use arguments::Fields;
 pub(crate) use blas::Columns;
 pub(crate) use context::Cuda;
 pub use context::{CudaOptions, Precision, Training};
 pub use error::{CudaError, guard, is_failing};
-pub(crate) use fields::Fields;
 pub(crate) use graph::Graph;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub(crate) use launch::Launch;

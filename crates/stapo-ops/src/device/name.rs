@@ -8,7 +8,7 @@ use std::str::FromStr;
 pub enum DeviceName {
     #[default]
     Cpu,
-    /// The GPU with this number of the driver.
+    /// The GPU that the driver numbers `ordinal`.
     Cuda { ordinal: usize },
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A kernel is written once over [`Lanes`] and run through [`Float::dispatch`]. Every level executes the same IEEE
 //! operations (add, sub, mul, div, fused multiply-add, sqrt, compare) on the same sixteen lanes, so all levels give
-//! the same bits. f64, used by gradient checks, is one more instantiation of the same source.
+//! the same bits. The same source is instantiated for f64, which gradient checks use.
 
 mod level;
 mod math;

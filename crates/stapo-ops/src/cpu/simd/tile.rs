@@ -7,7 +7,7 @@ use super::{Lanes, WIDTH};
 
 /// Depth of a block. A panel of B of this depth and 32 columns takes 32 KiB, as much as a level-1 cache holds.
 pub(crate) const DEPTH: usize = 256;
-/// Distance of the rows of A in [`Layout::Rows`]. It is one cache line more than the depth of a block, so that rows do
+/// Distance of the rows of A in [`Layout::Rows`]: one cache line more than the depth of a block, so that rows do
 /// not fall into the same cache set, and a constant, so that the tile's addresses need no registers.
 pub(crate) const ROW_STRIDE: usize = DEPTH + WIDTH;
 /// Distance between consecutive depths in [`Layout::Columns`].

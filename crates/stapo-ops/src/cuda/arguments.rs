@@ -1,9 +1,46 @@
-//! A struct that a kernel takes by value.
+//! What kernels take: numbers, addresses, and structs of them by value.
 
-use super::argument::Argument;
+use super::slice::Slice;
 
-/// The fields of a kernel's struct in their order, laid out as C does it: a field of 8 bytes starts at a multiple of 8, a
-/// field of 4 bytes at a multiple of 4.
+/// The bits of a kernel's argument. A kernel that declares a narrower type reads the low bits.
+pub(crate) trait Argument {
+    fn bits(self) -> u64;
+}
+
+impl Argument for usize {
+    fn bits(self) -> u64 {
+        self as u64
+    }
+}
+impl Argument for u64 {
+    fn bits(self) -> u64 {
+        self
+    }
+}
+impl Argument for f32 {
+    fn bits(self) -> u64 {
+        u64::from(self.to_bits())
+    }
+}
+impl Argument for f64 {
+    fn bits(self) -> u64 {
+        self.to_bits()
+    }
+}
+impl Argument for Slice {
+    fn bits(self) -> u64 {
+        self.address
+    }
+}
+/// `None` is a null pointer.
+impl Argument for Option<Slice> {
+    fn bits(self) -> u64 {
+        self.map_or(0, |slice| slice.address)
+    }
+}
+
+/// The fields of a kernel's struct in their order, laid out as C does it: a field of 8 bytes starts at a multiple of 8,
+/// a field of 4 bytes at a multiple of 4.
 #[derive(Default)]
 pub(crate) struct Fields {
     words: Vec<u64>,
