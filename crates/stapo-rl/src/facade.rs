@@ -17,12 +17,12 @@ pub mod model_files {
     pub use stapo_model::{Error as ModelError, ModelConfig, Pretrained, RopeKind};
 }
 
-/// Models in memory: text to tokens and back, generation, and scoring of given tokens.
+/// Models in memory: generation, and scoring of given tokens.
 pub mod inference {
     pub use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, TokenScores};
     pub use stapo_model::generate::{
         Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
         Ticket,
     };
-    pub use stapo_model::{ChatTemplate, Message, Tokenizer};
+    pub use stapo_model::Message;
 }

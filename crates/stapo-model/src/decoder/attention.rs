@@ -9,7 +9,8 @@ use super::gradients::Gradient;
 use super::layer::{LayerPass, heads};
 use super::linear::ResidualNorm;
 use super::weights::LayerWeights;
-use stapo_ops::attention::paged::{self, Cache, Unrotated};
+use stapo_ops::attention::paged::{self, Cache};
+use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad};
 use stapo_ops::{Float, View, Write, attention, rmsnorm, rope};
 
@@ -65,7 +66,7 @@ pub fn forward<T: Float>(
             };
             let cache = &mut paged.caches[layer.index];
             let out = views.attended.reborrow();
-            paged::rotate_and_forward(
+            rope_paged_attention::forward(
                 device,
                 paged.dims,
                 unrotated,
@@ -120,13 +121,12 @@ pub fn backward<T: Float>(
         views.d_attended.reborrow(),
         &mut gradients.output,
     );
+    let saved = attention::Saved { qkv: views.qkv, out: views.attended, lse: views.lse };
     attention::backward(
         device,
         packed.dims(layer),
-        views.qkv,
+        saved,
         packed.offsets,
-        views.attended,
-        views.lse,
         views.d_attended.view(),
         views.d_qkv.reborrow(),
     );
