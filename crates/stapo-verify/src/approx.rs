@@ -11,7 +11,7 @@ use dashu_int::IBig;
 use dashu_ratio::RBig;
 use std::cmp::Ordering;
 
-/// What a logarithm without a base means; both customs exist, and one holds throughout a comparison.
+/// The base of a logarithm that is written without one. Both conventions exist; one base holds throughout a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogBase {
     Ten,
@@ -26,7 +26,7 @@ pub(crate) struct Point<'a> {
     pub(crate) domain: Domain,
 }
 
-/// Which values may come up on the way.
+/// Which intermediate values are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Domain {
     Complex,
@@ -34,7 +34,7 @@ pub(crate) enum Domain {
     Real,
 }
 
-/// The value of `expr` at `point`, principal where there are several.
+/// The value of `expr` at `point`; the principal value where there are several.
 pub(crate) fn evaluate(expr: &Expr, point: &Point, budget: &mut Budget) -> Bounded<Complex> {
     let value = evaluate_node(expr, point, budget)?;
     if point.domain == Domain::Real && !value.is_real() {
@@ -166,8 +166,10 @@ fn call(func: Func, args: &[Complex], point: &Point, budget: &mut Budget) -> Bou
         }
         (Func::Atan, [x]) => x.atan(bits),
         (Func::Sinh | Func::Cosh | Func::Tanh, [x]) => {
-            let (up, down) = (x.exp(bits)?, x.neg().exp(bits)?);
-            let (sine, cosine) = (up.sub(&down, bits)?, up.add(&down, bits)?);
+            let up = x.exp(bits)?;
+            let down = x.neg().exp(bits)?;
+            let sine = up.sub(&down, bits)?;
+            let cosine = up.add(&down, bits)?;
             match func {
                 Func::Sinh => sine.div(&two, bits),
                 Func::Cosh => cosine.div(&two, bits),

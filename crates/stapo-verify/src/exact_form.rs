@@ -1,4 +1,4 @@
-//! From a tree to its exact form, where it has one.
+//! The exact form of an expression, where it has one.
 
 use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::{Expr, Func};
@@ -8,7 +8,8 @@ use dashu_base::Abs;
 use dashu_int::IBig;
 use dashu_ratio::RBig;
 
-/// The exact form of `expr`; `None` when it has none (a sine, a sum under a root) and numerics must decide.
+/// The exact form of `expr`; `None` for an expression without one (a sine, a sum under a root), which must be evaluated
+/// numerically.
 pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Poly>> {
     budget.spend(4)?;
     Ok(match expr {
@@ -75,7 +76,7 @@ pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Pol
     })
 }
 
-/// The exact form, or nothing where exactness is too expensive: numerics may still decide.
+/// [`exact_form`], but `None` where the exact form is too expensive: numerical evaluation may still decide.
 pub(crate) fn affordable_form(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Poly>> {
     match budget.attempt(|budget| exact_form(expr, budget)) {
         Err(Stop::OverBudget(_)) => Ok(None),
@@ -83,7 +84,7 @@ pub(crate) fn affordable_form(expr: &Expr, budget: &mut Budget) -> Bounded<Optio
     }
 }
 
-/// The fraction an expression is, if it is one.
+/// The fraction that `expr` equals, if any.
 pub(crate) fn ratio_of(expr: &Expr, budget: &mut Budget) -> Bounded<Option<RBig>> {
     Ok(exact_form(expr, budget)?.and_then(|form| form.as_ratio()))
 }

@@ -10,7 +10,8 @@ use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
 use std::collections::BTreeMap;
 
-/// Largest prime looked for under a root; what is left above its square is one prime or is left to numerics.
+/// Limit of trial division of a number under a root. A cofactor below the square of this limit is a prime; a larger
+/// cofactor leaves the root to numerical evaluation.
 const MAX_TRIAL: u32 = 1 << 14;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,7 +77,7 @@ impl Poly {
         self.terms.is_empty()
     }
 
-    /// The fraction this is, if it is one.
+    /// The fraction that the polynomial equals, if any.
     pub(crate) fn as_ratio(&self) -> Option<RBig> {
         match self.terms.len() {
             0 => Some(RBig::ZERO),
@@ -182,12 +183,8 @@ impl Poly {
 
     /// The factor `c` with `self = c · other`, if there is one.
     pub(crate) fn ratio_to(&self, other: &Self, budget: &mut Budget) -> Bounded<Option<RBig>> {
-        let (Some((monomial, a)), Some(b)) =
-            (self.terms.iter().next(), self.terms.keys().next().and_then(|m| other.terms.get(m)))
-        else {
-            return Ok(None);
-        };
-        debug_assert!(self.terms.contains_key(monomial));
+        let Some((monomial, a)) = self.terms.iter().next() else { return Ok(None) };
+        let Some(b) = other.terms.get(monomial) else { return Ok(None) };
         let factor = exact::mul(a, &exact::inverse(b)?, budget)?;
         if self.terms.len() != other.terms.len() {
             return Ok(None);
@@ -221,7 +218,7 @@ fn add_term(
     Ok(())
 }
 
-/// The product of two monomials, and the fraction that whole powers of primes and of i leave behind.
+/// The product of two monomials, and the fraction that whole powers of primes and of i amount to.
 fn merged(a: &Monomial, b: &Monomial, budget: &mut Budget) -> Bounded<Option<(Monomial, RBig)>> {
     let mut powers: BTreeMap<Atom, Power> = a.iter().cloned().collect();
     for (atom, power) in b {
@@ -298,7 +295,7 @@ fn root_of_ratio(value: &RBig, power: Power, budget: &mut Budget) -> Bounded<Opt
     Ok(Some(Poly { terms: BTreeMap::from([(monomial, factor)]) }))
 }
 
-/// Prime factors with their counts, or `None` when trial division does not finish the job.
+/// Prime factors with their counts, or `None` where trial division does not find all of them.
 fn factored(mut n: UBig, budget: &mut Budget) -> Bounded<Option<Vec<(u64, i64)>>> {
     let mut primes = Vec::new();
     let mut p = 2u32;

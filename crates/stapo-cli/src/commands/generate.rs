@@ -9,7 +9,8 @@ use serde_json::Value;
 use stapo_rl::LoadedModel;
 use stapo_rl::device::DeviceName;
 use stapo_rl::inference::{
-    Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule, Ticket,
+    Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
+    Ticket,
 };
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr, stdout};

@@ -45,7 +45,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let options = HeadOptions { temperature: args.temperature, n_alternatives: args.alternatives };
     let pass = Pass::scoring(&model.policy)?;
     let out = BufWriter::new(stdout().lock());
-    let mut scorer = Scorer { model: &model, options, pass, batch: PackedBatch::new(), records: Vec::new(), out };
+    let mut scorer =
+        Scorer { model: &model, options, pass, batch: PackedBatch::new(), records: Vec::new(), out };
     let read = |_, record: &PromptRecord| tokens(&model, record);
     let take =
         |line, record, (tokens, n_prompt): (Vec<u32>, usize)| scorer.take(line, record, &tokens, n_prompt);

@@ -15,7 +15,8 @@ impl ModelConfig {
         refuse_what_is_not_built(&keys)?;
         let n_layers = keys.whole("num_hidden_layers")?;
         refuse_sliding_window(&keys, family, n_layers)?;
-        let (width, n_heads) = (keys.whole("hidden_size")?, keys.whole("num_attention_heads")?);
+        let width = keys.whole("hidden_size")?;
+        let n_heads = keys.whole("num_attention_heads")?;
         let head_dim = match (keys.optional_whole("head_dim")?, family) {
             (Some(head_dim), _) => head_dim,
             (None, Family::Qwen3) => 128,
@@ -52,7 +53,7 @@ impl ModelConfig {
     }
 
     /// The `config.json` that `transformers` 5 loads; older versions find `rope_theta` and `rope_scaling` too.
-    /// `dtype` is its name for the type of the weights, such as `bfloat16`.
+    /// `dtype` is the name that `transformers` has for the type of the weights, such as `bfloat16`.
     pub fn to_hugging_face(&self, dtype: &str) -> Map<String, Value> {
         let stops = match self.stops.as_slice() {
             [] => Value::Null,
@@ -82,7 +83,7 @@ impl ModelConfig {
             "rope_scaling": if self.rope.kind == RopeKind::Default { Value::Null } else { json!(scaling) },
             "dtype": dtype,
             "use_cache": true,
-            // The version whose layout this is; without it the tokenizer is suspected of an old fault, loudly.
+            // The version whose layout this is. Without the key, transformers warns of a known fault in old tokenizers.
             "transformers_version": "5.0.0",
         });
         let Value::Object(mut keys) = value else { unreachable!("json! was given an object") };
@@ -154,7 +155,7 @@ fn refuse_what_is_not_built(keys: &ObjectReader) -> Result<()> {
         return refuse("hidden_act", value, "expected \"silu\"");
     }
     for key in ["attention_bias", "mlp_bias"] {
-        // Qwen2 has its q, k and v biases always; `transformers` does not read this key for it.
+        // Qwen2 always has biases on q, k and v; `transformers` does not read this key for Qwen2.
         let is_qwen2 = keys.get("model_type").is_some_and(|v| v == "qwen2");
         if keys.flag(key)? == Some(true) && !is_qwen2 {
             return refuse(key, &json!(true), "biases outside Qwen2's q, k and v are not built");
@@ -236,7 +237,7 @@ fn top_level_theta(keys: &ObjectReader) -> Result<f64> {
     Ok(keys.optional_number("rope_theta")?.unwrap_or(10_000.0))
 }
 
-/// `YaRN` with the attention factor worked out: given, or from the two `mscale`s, or 0.1 ln(factor) + 1.
+/// `YaRN` with its attention factor: as given, or from the two `mscale` keys, or 0.1 ln(factor) + 1.
 fn yarn(rope: &ObjectReader, max_positions: usize, original_positions: usize) -> Result<RopeKind> {
     let factor =
         rope.optional_number("factor")?.unwrap_or(max_positions as f64 / original_positions.max(1) as f64);
@@ -298,13 +299,13 @@ fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// A value for a message: long ones by kind.
+/// A value for a message; a long value is named by its kind.
 fn abbreviated(value: &Value) -> String {
     let text = value.to_string();
     if text.len() <= 60 { text } else { json::kind(value).to_owned() }
 }
 
-/// Typed reading of one object; null counts as absent, and errors name the key and the value.
+/// Reads typed values from one JSON object. null counts as absent; errors name the key and the value.
 struct ObjectReader<'a> {
     place: &'a str,
     prefix: &'a str,

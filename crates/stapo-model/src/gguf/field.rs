@@ -1,4 +1,4 @@
-//! One metadata value: its type and where it lies.
+//! One metadata value: its type and its place in the file.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(super) enum FieldType {
     F64,
 }
 
-/// The type of a value and where it lies in the file; within bounds.
+/// The type of a value and its range of bytes, which lies within the file.
 #[derive(Debug, Clone)]
 pub(super) struct Field {
     pub kind: FieldType,
@@ -34,7 +34,7 @@ impl FieldType {
         all.get(number as usize).copied()
     }
 
-    /// Bytes of a value, where they are always as many.
+    /// Bytes of a value; `None` for types without a fixed size.
     pub fn size(self) -> Option<u64> {
         match self {
             Self::U8 | Self::I8 | Self::Bool => Some(1),

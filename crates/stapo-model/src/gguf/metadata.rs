@@ -1,11 +1,11 @@
-//! Metadata values, decoded from the mapped file when asked for.
+//! Metadata values by key, decoded from the mapped file on request.
 
 use super::Gguf;
 use super::bytes::Bytes;
 use super::field::FieldType;
 use crate::error::{Error, Result};
 
-/// Typed reading; `None` is an absent key, a value of the wrong type an error that names it.
+/// Typed reading: `None` for an absent key, an error that names the key for a value of the wrong type.
 impl Gguf {
     pub(super) fn unsigned(&self, key: &str) -> Result<Option<u64>> {
         self.typed(key, "a whole number", FieldType::unsigned)
@@ -68,14 +68,15 @@ impl Gguf {
         Error::missing(format!("{}: {key}", self.place), "is missing from the metadata", "")
     }
 
-    /// An array's bytes after its head, the kind of its elements and their number.
+    /// The bytes of an array's elements, the type of the elements and their number.
     fn array(&self, key: &str) -> Result<Option<(Bytes<'_>, FieldType, u64)>> {
         let Some(field) = self.fields.get(key) else { return Ok(None) };
         if field.kind != FieldType::Array {
             return Err(self.wrong_type(key, "a list"));
         }
         let mut bytes = Bytes::new(&self.place, &self.file[field.bytes.clone()]);
-        let (kind, n) = (bytes.kind(key)?, bytes.u64(key)?);
+        let kind = bytes.kind(key)?;
+        let n = bytes.u64(key)?;
         Ok(Some((bytes, kind, n)))
     }
 

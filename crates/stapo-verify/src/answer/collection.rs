@@ -8,7 +8,7 @@ use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::parse;
 
-/// Most values the signs ± of one answer stand for.
+/// Most values that the signs ± of one answer may stand for.
 pub(super) const MAX_SIGN_CHOICES: usize = 16;
 
 /// `(±1, 2)` is the set of (1, 2) and (-1, 2).
@@ -48,7 +48,7 @@ pub(super) fn add_to_union(region: &mut Region, part: Answer) -> Bounded<()> {
     Ok(())
 }
 
-/// `answer` as part of the real line, if it can be one.
+/// `answer` as a part of the real line, if `answer` can be read as one.
 pub(crate) fn as_region(answer: &Answer) -> Option<Region> {
     match answer {
         Answer::Region(region) => Some(region.clone()),

@@ -3,7 +3,7 @@
 use crate::budget::{Bounded, unreadable};
 use crate::lex::token::{Bracket, Tok, Token};
 
-/// Without braces around everything and punctuation at the end.
+/// `tokens` without the braces around all of them and without punctuation at the end.
 pub(super) fn trimmed(tokens: &[Token]) -> &[Token] {
     let mut end = tokens.len();
     while end > 0
@@ -17,7 +17,7 @@ pub(super) fn trimmed(tokens: &[Token]) -> &[Token] {
     }
     let tokens = &tokens[..end];
     let n_layers = n_brace_layers(tokens);
-    // The innermost layer stays when it separates elements: {1, 2} is a set.
+    // The innermost braces stay where commas separate elements inside them: {1, 2} is a set.
     let inside = &tokens[n_layers..tokens.len() - n_layers];
     let keeps_one = n_layers > 0 && (inside.is_empty() || has_top_comma(inside));
     let n_peeled = n_layers - usize::from(keeps_one);
@@ -30,9 +30,11 @@ fn n_brace_layers(tokens: &[Token]) -> usize {
     if n_leading == 0 {
         return 0;
     }
-    // The lowest depth between the leading braces and the closing ones at the end bounds the layers.
+    // A pair encloses everything if it stays open over all tokens in the middle, so the lowest depth reached there
+    // bounds the number of such pairs.
     let n_trailing = tokens.iter().rev().take_while(|token| token.tok == Tok::Close(Bracket::Brace)).count();
-    let (mut depth, mut lowest) = (n_leading, n_leading);
+    let mut depth = n_leading;
+    let mut lowest = n_leading;
     let middle = tokens.get(n_leading..tokens.len().saturating_sub(n_trailing)).unwrap_or(&[]);
     for token in middle {
         match token.tok {
@@ -50,7 +52,7 @@ fn has_top_comma(tokens: &[Token]) -> bool {
         .is_ok_and(|depths| tokens.iter().zip(depths).any(|(token, d)| d == 0 && token.tok == Tok::Comma))
 }
 
-/// How many brackets are open around each token; a bracket itself counts as outside.
+/// How many brackets are open around each token. A bracket is not counted as being inside its own pair.
 pub(super) fn depths(tokens: &[Token]) -> Bounded<Vec<u32>> {
     let mut stack: Vec<Bracket> = Vec::new();
     let mut n_matrices = 0u32;
@@ -77,7 +79,7 @@ pub(super) fn depths(tokens: &[Token]) -> Bounded<Vec<u32>> {
     Ok(depths)
 }
 
-/// Round and square brackets may close each other: half-open intervals.
+/// Round and square brackets may close each other, as in half-open intervals.
 fn matches(open: Bracket, close: Bracket) -> bool {
     let is_loose = |b| matches!(b, Bracket::Round | Bracket::Square);
     open == close || (is_loose(open) && is_loose(close))

@@ -2,7 +2,7 @@
 
 use crate::lex::token::{Bracket, Tok, Token};
 
-/// Whether the text is words and nothing else.
+/// Whether the tokens are words and nothing else.
 pub(super) fn is_prose(tokens: &[Token]) -> bool {
     if let [Token { tok: Tok::Word(first), .. }, _] = tokens
         && matches!(first.to_lowercase().as_str(), "choice" | "option")
@@ -26,7 +26,7 @@ pub(super) fn is_prose(tokens: &[Token]) -> bool {
         && !is_single_letter(tokens)
 }
 
-/// Whether a text that is no mathematics is at least mostly words, and so a plain wrong answer.
+/// Whether tokens that cannot be read as mathematics are mostly words, so that the answer is wrong and not unparsable.
 pub(super) fn is_wordy(tokens: &[Token]) -> bool {
     tokens.iter().any(|token| matches!(&token.tok, Tok::Word(word) if word.len() > 1))
         && tokens.iter().all(|token| {
@@ -56,6 +56,7 @@ fn is_single_letter(tokens: &[Token]) -> bool {
     matches!(tokens, [Token { tok: Tok::Word(word), .. }] if word.chars().count() == 1)
 }
 
+/// Whether the token is the word `and` or `or`.
 pub(super) fn is_joint(token: &Token) -> bool {
     matches!(&token.tok, Tok::Word(word) if matches!(word.to_lowercase().as_str(), "and" | "or"))
 }

@@ -13,7 +13,7 @@ use crate::expr::{Expr, Sign};
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::{parse, units};
 
-/// Deepest nesting of tuples in sets in tuples.
+/// Deepest nesting of collections, such as tuples in sets in tuples.
 const MAX_NESTING: usize = 12;
 
 /// Reads `tokens` as one answer, `nesting` levels inside another.
@@ -81,7 +81,7 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     scalar(tokens, budget)
 }
 
-/// The value behind a multiple-choice letter; one that cannot be read is left out.
+/// The value behind a multiple-choice letter; `None` for no value or one that cannot be read.
 fn behind_letter(rest: &[Token], nesting: usize, budget: &mut Budget) -> Bounded<Option<Box<Answer>>> {
     if rest.is_empty() {
         return Ok(None);
@@ -134,7 +134,7 @@ fn items(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) 
     Ok(items)
 }
 
-/// What brackets around everything hold; `None` where they only group a value.
+/// The answer that brackets around all tokens make; `None` where the brackets only group a value.
 fn bracketed(
     open: Bracket,
     inside: &[Token],
@@ -207,16 +207,17 @@ fn related(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget
     inequalities(&parts, &rels, budget)
 }
 
-/// A chain of equalities. `x = 2 + 3 = 5` is x, five; `2/3 ≈ 0.67` is two thirds.
+/// A chain of equalities: `x = 2 + 3 = 5` names five x, `2/3 ≈ 0.67` is two thirds.
 fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
     if parts.iter().any(|part| part.is_empty()) {
         return unreadable("a relation with nothing on one side");
     }
-    // What follows an approximation sign is a rounding of what stands before it.
+    // The side behind an approximation sign is a rounding of the side before it.
     let n_exact = rels.iter().position(|rel| *rel == Rel::Approx).unwrap_or(rels.len()) + 1;
     let is_name_only = n_exact == 1 && name_of(parts[0]).is_some();
     let parts = if is_name_only { parts } else { &parts[..n_exact] };
-    let (first, last) = (parts[0], parts[parts.len() - 1]);
+    let first = parts[0];
+    let last = parts[parts.len() - 1];
     if parts.len() == 1 {
         return answer(first, nesting + 1, budget);
     }
@@ -252,7 +253,7 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
 fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Bounded<Answer> {
     let mut parts = Vec::new();
     for part in split(tokens, depths, |token| token.tok == Tok::Colon) {
-        // 3:05 is a time of day.
+        // A leading zero makes a time of day: 3:05.
         if let [Token { tok: Tok::Num(numeral), .. }] = part
             && numeral.whole.len() > 1
             && numeral.whole.starts_with('0')
@@ -277,7 +278,8 @@ fn scalar(tokens: &[Token], budget: &mut Budget) -> Bounded<Answer> {
     Ok(Answer::Set(choices.into_iter().map(with_sign).collect()))
 }
 
-/// Every value an expression with ± stands for; ± and ∓ together go by one choice, several ± are independent.
+/// Every value that an expression with ± stands for. Several ± are independent; where ∓ occurs, one choice decides all
+/// the signs.
 fn sign_choices(expr: &Expr) -> Bounded<Vec<Expr>> {
     let mut n_signs = 0;
     let mut has_opposite = false;

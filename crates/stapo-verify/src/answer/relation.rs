@@ -1,4 +1,4 @@
-//! Equations, inequalities and what a list of them means together.
+//! Inequalities, names of values, and what a list of relations means together.
 
 use super::region::{Interval, Region};
 use super::{Answer, quantity::quantity};
@@ -38,7 +38,7 @@ fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) ->
     Ok(Answer::Inequality(left, rel, right))
 }
 
-/// The half-line a linear inequality in one variable describes.
+/// The half-line that a linear inequality in one variable describes; `None` for other inequalities.
 fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<Option<Region>> {
     let lefts = left.variables();
     let rights = right.variables();
@@ -71,10 +71,10 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<O
     Ok(Some(Region::half_line(name, rel, &bound)))
 }
 
-/// The name that tokens on one side of a relation are: `x`, `f(x)`, `AB`, `\angle BEA_1`, `P(A)`, a phrase.
+/// The name that `tokens` spell: `x`, `f(x)`, `AB`, `\angle BEA_1`, `P(A)`, a phrase; `None` if they spell none.
 pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
     let mut depth = 0usize;
-    // Where numbers may stand: in a subscript, in a call's parentheses.
+    // The depth from which numbers belong to the name: inside a subscript or the parentheses of a call.
     let mut numbered_depth = usize::MAX;
     let mut name = String::new();
     for (i, token) in tokens.iter().enumerate() {
@@ -131,7 +131,7 @@ fn is_inverse(tokens: &[Token]) -> bool {
     )
 }
 
-/// What stands between the parts of a list.
+/// The separator between the parts of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Joint {
     And,
@@ -139,7 +139,7 @@ pub(super) enum Joint {
     Comma,
 }
 
-/// What the parts of a list say together: solutions of one unknown, a region, or just a list.
+/// What the parts of a list mean together: values of one unknown, a region, or a plain list.
 pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> Bounded<Answer> {
     if let Some(region) = joined_region(&items, joint, budget)? {
         return Ok(Answer::Region(region));
@@ -168,7 +168,8 @@ pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> B
     Ok(Answer::Named { name, left, value: Box::new(Answer::List(values)) })
 }
 
-/// `x < 1 or x > 2` is a union; `x > 1 and x < 2` is what both allow; `x > 1, x < 2` is so too if anything is left.
+/// `x < 1 or x > 2` is a union, `x > 1 and x < 2` an intersection. `x > 1, x < 2` is an intersection where the
+/// intersection has a positive length, else a union.
 fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Bounded<Option<Region>> {
     let mut region: Option<Region> = None;
     let mut has_inequality = false;

@@ -1,4 +1,4 @@
-//! Equations and inequalities: the same up to rearrangement and scaling.
+//! Equations, inequalities and ratios, equal up to rearrangement and scaling.
 
 use super::value::{Match, compare, points, sample};
 use crate::approx::{Domain, LogBase, Point, evaluate};
@@ -13,12 +13,12 @@ use dashu_ratio::RBig;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-/// Whether `left = right` says the same in both.
+/// Whether two equations `left = right` agree up to a constant factor and denominators.
 pub(crate) fn same_equation(a: (&Expr, &Expr), b: (&Expr, &Expr), budget: &mut Budget) -> Bounded<bool> {
     Ok(factor(&difference(a), &difference(b), Clear::Denominators, budget)?.is_some())
 }
 
-/// Whether two inequalities say the same; scaling by a negative number turns them around.
+/// Whether two inequalities agree up to a constant factor; a negative factor reverses the relation.
 pub(crate) fn same_inequality(
     a: (&Expr, Rel, &Expr),
     b: (&Expr, Rel, &Expr),
@@ -62,7 +62,7 @@ fn factor(a: &Expr, b: &Expr, clear: Clear, budget: &mut Budget) -> Bounded<Opti
     constant_ratio(a, b, budget)
 }
 
-/// `form` times the powers of variables that no longer leave any in a denominator.
+/// `form` multiplied by powers of its variables, so that no variable is left in a denominator.
 fn cleared(form: &Poly, budget: &mut Budget) -> Bounded<Option<Poly>> {
     let mut lowest: BTreeMap<Atom, Power> = BTreeMap::new();
     for (atom, power) in form.terms.keys().flatten() {
@@ -74,7 +74,7 @@ fn cleared(form: &Poly, budget: &mut Budget) -> Bounded<Option<Poly>> {
     form.mul(&Poly { terms: BTreeMap::from([(raising, RBig::ONE)]) }, budget)
 }
 
-/// Evaluates the quotient at sample points and looks whether it stays the same.
+/// The sign of the quotient `a / b`, if the quotient has the same value at every sample point.
 fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     let mut names = [a.variables(), b.variables()].concat();
     names.sort_unstable();
@@ -124,7 +124,7 @@ pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Bounded
             return Ok(false);
         }
     }
-    // 0:0 is in proportion to everything, and says nothing.
+    // 0:0 is in proportion to every ratio, so ratios that begin with zero are equal to none.
     Ok(compare(&a[0], &Expr::int(0), budget)? == Match::No
         && compare(&b[0], &Expr::int(0), budget)? == Match::No)
 }

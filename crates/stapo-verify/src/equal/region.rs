@@ -6,15 +6,14 @@ use crate::budget::{Bounded, Budget};
 use crate::expr::Expr;
 use std::cmp::Ordering;
 
-/// Whether two regions hold the same points. Two that name different variables differ.
+/// Whether two regions hold the same points. Regions that name different variables differ.
 pub(crate) fn same_region(a: &Region, b: &Region, budget: &mut Budget) -> Bounded<bool> {
     if let (Some(x), Some(y)) = (&a.variable, &b.variable)
         && x != y
     {
         return Ok(false);
     }
-    let (left, right) = (merged(&a.pieces, budget)?, merged(&b.pieces, budget)?);
-    let (left, right) = match (left, right) {
+    let (left, right) = match (merged(&a.pieces, budget)?, merged(&b.pieces, budget)?) {
         (Some(left), Some(right)) => (left, right),
         _ => (a.pieces.clone(), b.pieces.clone()),
     };
@@ -43,7 +42,7 @@ fn same_end(a: &End, b: &End, budget: &mut Budget) -> Bounded<bool> {
     Ok((a.is_closed == b.is_closed || is_infinite) && compare(&a.at, &b.at, budget)?.is_equal())
 }
 
-/// The pieces in order, touching ones joined and empty ones left out; `None` when an end has no place on the line.
+/// The pieces in order, with touching pieces joined and empty pieces left out; `None` when two ends cannot be ordered.
 fn merged(pieces: &[Interval], budget: &mut Budget) -> Bounded<Option<Vec<Interval>>> {
     let mut sorted: Vec<Interval> = Vec::new();
     for piece in pieces {
@@ -83,7 +82,7 @@ fn merged(pieces: &[Interval], budget: &mut Budget) -> Bounded<Option<Vec<Interv
     Ok(Some(result))
 }
 
-/// A closed end starts before an open one at the same place.
+/// The order of two lower ends; at the same place a closed end comes before an open one.
 fn order_of_lows(a: &End, b: &End, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     Ok(order(&a.at, &b.at, budget)?.map(|found| found.then(b.is_closed.cmp(&a.is_closed))))
 }

@@ -1,4 +1,4 @@
-//! When two expressions are the same value: exactly, by rounding, or at every sample point.
+//! Whether two expressions have the same value: exactly, up to rounding, or at every sample point.
 
 use crate::approx::{Domain, LogBase, Point, evaluate};
 use crate::budget::{Bounded, Budget, Stop};
@@ -29,7 +29,7 @@ impl Match {
     }
 }
 
-/// Points with positive values, points with values of either sign, points with whole values.
+/// Sample points with positive values, with values of either sign, with whole values.
 const N_POSITIVE: u64 = 3;
 const N_SIGNED: u64 = 3;
 const N_WHOLE: u64 = 40;
@@ -40,6 +40,7 @@ const ENOUGH_POINTS: usize = 6;
 /// Bits two values must share to count as equal.
 const AGREEING_BITS: i64 = 100;
 
+/// Compares two expressions: exact forms first, then values at sample points.
 pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Match> {
     if a == b {
         return Ok(Match::Exact);
@@ -101,7 +102,7 @@ fn near_forms(a: &Poly, b: &Poly) -> Option<bool> {
     Some(a.terms.values().zip(b.terms.values()).all(|(a, b)| agree_to_six_decimals(a, b)))
 }
 
-/// Six decimals for ordinary numbers, six significant digits below one thousandth.
+/// Whether two numbers agree to six decimals, or to six significant digits below one thousandth.
 pub(crate) fn agree_to_six_decimals(a: &RBig, b: &RBig) -> bool {
     let gap = (a - b).abs();
     let size = a.clone().abs().max(b.clone().abs());
@@ -110,7 +111,7 @@ pub(crate) fn agree_to_six_decimals(a: &RBig, b: &RBig) -> bool {
     gap * million < scale
 }
 
-/// The sign of a constant real expression, if it can be told.
+/// The sign of a constant real expression, if the sign can be told.
 pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     if let Some(ratio) = affordable_form(expr, budget)?.and_then(|form| form.as_ratio()) {
         return Ok(Some(ratio.cmp(&RBig::ZERO)));
@@ -118,7 +119,7 @@ pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Orderi
     let point = Point { values: &[], log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
     match evaluate(expr, &point, budget) {
         Ok(value) if value.is_real() => Ok(value.re.sign().or_else(|| {
-            // Zero to seventy digits is zero.
+            // A value known to be below 2^-AGREEING_BITS counts as zero.
             (value.re.error_bound() < -AGREEING_BITS).then_some(Ordering::Equal)
         })),
         Ok(_) | Err(Stop::Undefined(_)) => Ok(None),
@@ -157,7 +158,7 @@ fn scrambled(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Names of the variables of both, and the sample points the two deserve.
+/// The sample points for `a` against `b`: whole values where a function takes integers only or where both sides round.
 pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(SampleKind, u64)> {
     let rounds = |node: &Expr| matches!(node, Expr::Call(Func::Floor | Func::Ceil, args) if !args[0].variables().is_empty());
     let is_discrete = |node: &Expr| matches!(node, Expr::Call(func, _) if func.is_discrete());
@@ -207,7 +208,7 @@ fn at_points(
     Ok(if is_rounded { Match::Rounded } else { Match::Numeric })
 }
 
-/// Compares at `point`, at its precision and then at the higher one; `None` when a side has no value there.
+/// Compares at `point`, first with its precision and then with [`HIGH_BITS`]; `None` when a side has no value there.
 fn at_point(
     a: &Expr,
     b: &Expr,
@@ -236,7 +237,8 @@ fn at_point(
     Err(Stop::OverBudget("two values too close to tell apart"))
 }
 
-/// Whether a difference is zero: certainly not, as far as a hundred bits can show, or unclear.
+/// Whether a difference of values below `2^size` is zero: `Some(false)` if certainly not, `Some(true)` if zero to
+/// [`AGREEING_BITS`], `None` if the error is too large to tell.
 fn is_zero(gap: &Real, size: i64) -> Option<bool> {
     match gap.sign() {
         Some(Ordering::Equal) => Some(true),

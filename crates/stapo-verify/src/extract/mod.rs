@@ -1,4 +1,4 @@
-//! From a response to the answer in it.
+//! Finds the answer in a response.
 
 #[cfg(test)]
 mod tests;
@@ -74,7 +74,7 @@ pub(crate) fn last_box(text: &str) -> LastBox<'_> {
     if let Some(inside) = rest.strip_prefix('{') {
         return closing_brace(inside).map_or(LastBox::Unclosed, |end| LastBox::Answer(&inside[..end]));
     }
-    // \boxed 5$ and \boxed5: one word, up to the end of the formula.
+    // \boxed 5$ and \boxed5 hold one word, up to the end of the formula.
     let end = rest.find(|c: char| c.is_whitespace() || c == '$').unwrap_or(rest.len());
     if end == 0 || rest.starts_with(|c: char| c.is_ascii_alphabetic()) {
         return LastBox::Unclosed;
@@ -103,12 +103,12 @@ pub(crate) fn closing_brace(text: &str) -> Option<usize> {
     None
 }
 
-/// An answer said in words: an `Answer:` line, a `####` line, or "the answer is".
+/// An answer stated in words: an `Answer:` line, a `####` line, or "the answer is".
 fn stated(text: &str) -> Option<&str> {
     answer_line(text).or_else(|| said(text))
 }
 
-/// What the last `Answer:` or `####` line holds; an empty one means the next line.
+/// The text of the last `Answer:` or `####` line; where that is empty, of the next line that is not.
 pub(crate) fn answer_line(text: &str) -> Option<&str> {
     let start = line_marks(text).last()?;
     let rest = &text[start..];
@@ -144,7 +144,7 @@ fn said(text: &str) -> Option<&str> {
         if let Some(inside) = rest.strip_prefix(open)
             && let Some(end) = inside.find(close)
         {
-            // A unit may follow the formula; a new sentence may not.
+            // A unit may follow the formula in the same sentence.
             let behind = sentence(&inside[end + close.len()..]);
             return Some(if behind.len() <= 24 {
                 &rest[..open.len() + end + close.len() + behind.len()]
@@ -169,8 +169,8 @@ fn sentence(text: &str) -> &str {
 
 /// Where each occurrence of `phrase` (lower-case ASCII) ends, whatever its case in `text`.
 fn ends_of<'a>(text: &'a str, phrase: &'a str) -> impl Iterator<Item = usize> + 'a {
-    let (haystack, needle) = (text.as_bytes(), phrase.as_bytes());
-    haystack
+    let needle = phrase.as_bytes();
+    text.as_bytes()
         .windows(needle.len().max(1))
         .enumerate()
         .filter(move |(_, window)| window[0] | 0x20 == needle[0] && window.eq_ignore_ascii_case(needle))
@@ -191,7 +191,7 @@ fn last_number(text: &str) -> Option<&str> {
     while start > 0 && is_inner(start - 1) {
         start -= 1;
     }
-    // A fraction or a sign in front belongs to it.
+    // A numerator or a sign in front belongs to the number.
     if start > 1 && bytes[start - 1] == b'/' && bytes[start - 2].is_ascii_digit() {
         start -= 1;
         while start > 0 && is_inner(start - 1) {

@@ -1,17 +1,16 @@
 //! From the text of an answer to tokens: LaTeX, plain text and unicode signs come out the same.
 
+mod macros;
 pub(crate) mod numeral;
 pub(crate) mod symbols;
 pub(crate) mod token;
 mod words;
 
 use crate::budget::{Bounded, MAX_ANSWER_BYTES, Stop, unreadable};
-use crate::expr::Func;
 use numeral::Numeral;
-use symbols::Macro;
 use token::{Bracket, Rel, Tok, Token};
 
-/// What a plain comma between digits, outside brackets, is taken for.
+/// The meaning of a plain comma between digits, outside brackets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Commas {
     /// `1,000` is one thousand.
@@ -43,11 +42,11 @@ pub(crate) fn tokens(text: &str, commas: Commas) -> Bounded<Vec<Token>> {
     if lexer.groups.iter().any(|group| *group != GroupKind::Math) {
         return unreadable("a text group that is never closed");
     }
-    words::settle(&mut lexer.out);
+    words::resolve_letters(&mut lexer.out);
     Ok(lexer.out)
 }
 
-/// What an open brace has opened.
+/// The kind of group that an open brace has started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GroupKind {
     Math,
@@ -183,7 +182,7 @@ impl Lexer<'_> {
         Ok(())
     }
 
-    /// `^\circ` and `^\prime` are signs of their own.
+    /// A caret; `^\circ` and `^\prime` are one sign each.
     fn raised(&mut self) {
         let rest: String =
             self.chars[self.pos + 1..].iter().take(32).filter(|c| !c.is_whitespace()).collect();
@@ -222,7 +221,7 @@ impl Lexer<'_> {
         self.push(Tok::Caret);
     }
 
-    /// Moves behind the next `sign`, and behind a closing brace if one follows.
+    /// Moves behind the next `sign`, and with `and_brace` behind the next closing brace.
     fn skip_past(&mut self, sign: &str, and_brace: bool) {
         while self.pos < self.chars.len() && !self.at(sign) {
             self.pos += 1;
@@ -235,123 +234,6 @@ impl Lexer<'_> {
             self.pos += 1;
         }
         self.pos = self.pos.min(self.chars.len());
-    }
-
-    fn escape(&mut self) -> Bounded<()> {
-        let start = self.pos + 1;
-        let mut end = start;
-        while self.chars.get(end).is_some_and(char::is_ascii_alphabetic) {
-            end += 1;
-        }
-        if end == start {
-            end = (start + 1).min(self.chars.len());
-        }
-        let name: String = self.chars[start..end].iter().collect();
-        self.pos = end;
-        match name.as_str() {
-            "begin" | "end" => return self.environment(&name),
-            "mathbb" | "Bbb" => {
-                self.number_set();
-                return Ok(());
-            }
-            "lg" => {
-                self.push(Tok::Func(Func::Log));
-                self.push(Tok::Under);
-                self.push(Tok::Num(Numeral { whole: "10".into(), ..Numeral::default() }));
-                return Ok(());
-            }
-            "not" if self.at("=") => {
-                self.pos += 1;
-                self.push(Tok::Rel(Rel::Ne));
-                return Ok(());
-            }
-            _ => {}
-        }
-        match symbols::macro_named(&name) {
-            Macro::Token(tok) => self.push(tok),
-            Macro::Space => self.is_spaced = true,
-            Macro::Nothing => {}
-            Macro::Text => self.group(GroupKind::Text),
-            Macro::Upright => self.group(GroupKind::Upright),
-            Macro::Transparent => self.group(GroupKind::Transparent),
-            Macro::Discard => self.discard_group()?,
-            Macro::Sized => {
-                while self.chars.get(self.pos).is_some_and(|c| c.is_whitespace()) {
-                    self.pos += 1;
-                }
-                if self.chars.get(self.pos) == Some(&'.') {
-                    self.pos += 1;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// `\mathbb{R}` by its word.
-    fn number_set(&mut self) {
-        let rest: String = self.chars[self.pos..].iter().take(8).filter(|c| !c.is_whitespace()).collect();
-        let letter = rest.trim_start_matches('{').chars().next().unwrap_or(' ');
-        let word = match letter {
-            'R' => "reals",
-            'Z' => "integers",
-            'Q' => "rationals",
-            'N' => "naturals",
-            'C' => "complexes",
-            _ => return,
-        };
-        self.skip_past(&letter.to_string(), rest.starts_with('{'));
-        self.push(Tok::Word(word.into()));
-    }
-
-    fn group(&mut self, group: GroupKind) {
-        while self.chars.get(self.pos).is_some_and(|c| c.is_whitespace()) {
-            self.pos += 1;
-        }
-        if self.chars.get(self.pos) == Some(&'{') {
-            self.pos += 1;
-            self.groups.push(group);
-            if group == GroupKind::Text {
-                self.is_spaced = true;
-            }
-        }
-    }
-
-    fn discard_group(&mut self) -> Bounded<()> {
-        if self.chars.get(self.pos) != Some(&'{') {
-            return Ok(());
-        }
-        match self.chars[self.pos..].iter().position(|c| *c == '}') {
-            Some(length) => self.pos += length + 1,
-            None => return unreadable("a group that is never closed"),
-        }
-        Ok(())
-    }
-
-    /// `\begin{pmatrix}` and its kin become brackets around rows; column formats are thrown away.
-    fn environment(&mut self, word: &str) -> Bounded<()> {
-        let Some(length) = self.chars[self.pos..].iter().take(24).position(|c| *c == '}') else {
-            return unreadable("an environment without a name");
-        };
-        let name: String =
-            self.chars[self.pos..self.pos + length].iter().filter(|c| c.is_alphabetic()).collect();
-        self.pos += length + 1;
-        let is_matrix = name.ends_with("matrix") || matches!(name.as_str(), "array" | "vmatrix");
-        if !is_matrix {
-            return if matches!(
-                name.as_str(),
-                "aligned" | "align" | "equation" | "gathered" | "cases" | "split"
-            ) {
-                self.push(Tok::Other(format!("\\{word}{{{name}}}")));
-                Ok(())
-            } else {
-                unreadable(format!("the environment {name}"))
-            };
-        }
-        if word == "begin" && name == "array" && self.chars.get(self.pos) == Some(&'{') {
-            self.discard_group()?;
-        }
-        self.push(if word == "begin" { Tok::Begin } else { Tok::End });
-        Ok(())
     }
 
     fn other_sign(&mut self, c: char) -> Bounded<()> {

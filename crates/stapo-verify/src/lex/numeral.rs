@@ -15,12 +15,12 @@ pub(crate) struct Numeral {
     pub(crate) whole: String,
     /// Digits after the point, if there is a point.
     pub(crate) fraction: Option<String>,
-    /// The block that repeats forever after them.
+    /// The block of digits that repeats after `fraction`.
     pub(crate) repeating: Option<String>,
     pub(crate) power_of_ten: i64,
-    /// Thousands were set off by plain commas, which could also separate a list.
+    /// Plain commas group the thousands; such commas could also separate a list.
     pub(crate) has_commas: bool,
-    /// Digits with letters and the base they are written in.
+    /// The base of a number whose digits include letters.
     pub(crate) base: Option<u32>,
 }
 
@@ -29,7 +29,7 @@ impl Numeral {
         self.fraction.is_none() && self.power_of_ten == 0 && self.base.is_none()
     }
 
-    /// Whether it is printed with a point or a power of ten, and so may be a rounded number.
+    /// Whether the number is printed with a point or a power of ten, and so may be rounded.
     pub(crate) fn is_decimal(&self) -> bool {
         (self.fraction.as_ref().is_some_and(|digits| !digits.is_empty()) && self.repeating.is_none())
             || self.power_of_ten != 0
@@ -150,7 +150,7 @@ fn starts(chars: &[char], at: usize, text: &str) -> bool {
     text.chars().enumerate().all(|(i, c)| chars.get(at + i) == Some(&c))
 }
 
-/// Thousands separators that are never anything else, longest first.
+/// Separators that only ever group thousands, longest first.
 const FIRM_SEPARATORS: [&str; 10] =
     ["{,}\\!", ",\\!\\!", ",\\!", "{,}", "\\,", "\\;", "\\ ", "~", "\u{2009}", "\u{202f}"];
 
@@ -182,7 +182,7 @@ fn take_groups(chars: &[char], start: usize, commas_group: bool, numeral: &mut N
         digits.push_str(&group);
         pos = end;
     }
-    // A comma and digits after the last group: this is a list, not a number.
+    // A comma and digits after the last group make the whole a list and not a number.
     let list_follows = separator == Some(",")
         && chars.get(pos) == Some(&',')
         && chars.get(pos + 1).is_some_and(char::is_ascii_digit);

@@ -75,7 +75,7 @@ pub(crate) fn narrow(c: char) -> char {
     }
 }
 
-/// A raised or lowered digit or sign as the plain one.
+/// A raised digit or sign as the plain one.
 pub(crate) fn superscript(c: char) -> Option<char> {
     Some(match c {
         '⁰' => '0',
@@ -99,6 +99,7 @@ pub(crate) fn superscript(c: char) -> Option<char> {
     })
 }
 
+/// A lowered digit or sign as the plain one.
 pub(crate) fn subscript(c: char) -> Option<char> {
     Some(match c {
         '₀'..='₉' => char::from(b'0' + (c as u32 - '₀' as u32) as u8),
@@ -174,17 +175,17 @@ pub(crate) enum Macro {
     Token(Tok),
     /// White space.
     Space,
-    /// Nothing at all, and it does not count as white space.
+    /// No effect, not even as white space.
     Nothing,
-    /// The group after it is text.
+    /// The group after the macro is text.
     Text,
-    /// The group after it is upright mathematics: a unit, a function or a letter.
+    /// The group after the macro is upright mathematics: a unit, a function or a letter.
     Upright,
-    /// The group after it stands as if the macro were not there.
+    /// The group after the macro is read as if the macro were not there.
     Transparent,
-    /// The group after it is thrown away.
+    /// The group after the macro is dropped.
     Discard,
-    /// A bracket follows whose size is set here; a full stop is no bracket.
+    /// The macro sets the size of the bracket after it; a full stop stands for an invisible bracket.
     Sized,
 }
 
@@ -296,7 +297,7 @@ fn sign_macro(name: &str) -> Option<Tok> {
     })
 }
 
-/// Macros of mathematics this crate does not read, and TeX commands.
+/// Macros of mathematics that this crate does not read, and TeX commands.
 fn is_unread(name: &str) -> bool {
     matches!(
         name,

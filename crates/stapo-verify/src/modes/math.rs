@@ -40,7 +40,7 @@ fn decide(answer: &str, reference: &str, budget: &mut Budget) -> Bounded<Decisio
     if is_right || !(answer.contains(',') || reference.contains(',')) {
         return Ok(decision);
     }
-    // 1,234 beside a list is a list.
+    // Where the other side is a collection, 1,234 may be a list too.
     if is_collection(&decision.reference) && answer.contains(',') {
         let listed = read(answer, Commas::Separate, budget)?;
         if is_same(&listed, &decision.reference, budget)? {
@@ -113,7 +113,8 @@ fn by_digits(answer: &str, a: &(bool, String), r: &(bool, String)) -> Graded {
         let digits = if digits.is_empty() { "0" } else { digits };
         show::shortened(&format!("{}{digits}", if *is_negative { "-" } else { "" }))
     };
-    let (ours, wanted) = (shown(a), shown(r));
+    let ours = shown(a);
+    let wanted = shown(r);
     Graded {
         verdict: if is_right { Verdict::Right } else { Verdict::Wrong },
         extracted: Some(answer.to_owned()),

@@ -1,4 +1,4 @@
-//! Exact integer and fraction arithmetic that asks the budget first.
+//! Exact arithmetic on integers and fractions; every operation is paid from the budget first.
 
 use crate::budget::{Bounded, Budget, MAX_BITS, Stop};
 use dashu_base::{BitTest, Gcd};
@@ -73,7 +73,7 @@ pub(crate) fn binomial(n: &IBig, k: u32, budget: &mut Budget) -> Bounded<IBig> {
         if factor.is_zero() {
             return Ok(IBig::ZERO);
         }
-        // Any j numbers in a row hold a multiple of j!, so the division is exact.
+        // The product of any j consecutive integers is a multiple of j!, so the division is exact.
         budget.spend_product(value.bit_len(), factor.bit_len() + 64)?;
         value = value * &factor / IBig::from(j);
         factor -= IBig::ONE;

@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 
 /// `err` of a value without error.
 const EXACT: i64 = i64::MIN;
-/// Exponents beyond this are refused, long before they could overflow.
+/// Largest exponent; larger ones are refused long before they could overflow.
 const MAX_EXPONENT: i64 = 1 << 50;
 
 /// The number `mant · 2^exp`, known to within `2^err`.
@@ -54,7 +54,7 @@ impl Real {
         Ok(shifted(&self.mant, shift))
     }
 
-    /// Error of the value itself, for a caller that rounds it to `2^-fraction_bits`.
+    /// The exponent of the error once the value is rounded to `2^-fraction_bits`.
     pub(super) fn err_at(&self, fraction_bits: usize) -> i64 {
         joined(self.err, -(fraction_bits as i64))
     }
@@ -78,7 +78,7 @@ impl Real {
         Some(if self.mant > IBig::ZERO { Ordering::Greater } else { Ordering::Less })
     }
 
-    /// `t` with |mant · 2^exp| < 2^t; for zero the error takes its place.
+    /// `t` with |mant · 2^exp| < 2^t; for a mantissa of zero, the exponent of the error.
     pub(super) fn top(&self) -> i64 {
         if self.mant.is_zero() { self.err.max(-MAX_EXPONENT) } else { self.mant.bit_len() as i64 + self.exp }
     }
@@ -155,7 +155,7 @@ impl Real {
         Self { mant: quotient, exp, err }.rounded(bits)
     }
 
-    /// Square root of a value whose sign is not negative, or not known to be.
+    /// Square root of a value that is not known to be negative.
     pub(crate) fn sqrt(&self, bits: usize) -> Bounded<Self> {
         if self.is_exact_zero() {
             return Ok(Self::zero());
@@ -180,7 +180,7 @@ impl Real {
         Self { mant: root.into(), exp, err }.rounded(bits)
     }
 
-    /// The whole number this value is, when its error says it can be no other and it is within `2^-20` of it.
+    /// The integer that the value equals: an exact integer, or the integer within an error of at most `2^-20`.
     pub(crate) fn as_whole(&self) -> Option<IBig> {
         if self.top() > 1 << 10 || (self.err != EXACT && self.err > -20) {
             return None;
@@ -204,7 +204,7 @@ impl Real {
         match gap.sign() {
             Some(Ordering::Less) => Ok(nearest - IBig::ONE),
             Some(_) => Ok(nearest),
-            // The value sits on a whole number as far as anyone can see: it is one.
+            // The value cannot be told apart from an integer, so it counts as that integer.
             None if self.err < -100 => Ok(nearest),
             None => Err(Stop::Undefined("a rounding too close to call")),
         }
@@ -218,7 +218,7 @@ impl Real {
         if self.top().abs() > 4096 {
             return None;
         }
-        // log10(2) is about 1233/4096; one digit off is mended below.
+        // log10(2) is about 1233/4096; an estimate that is one digit off is corrected below.
         let guess = self.top() * 1233 / 4096;
         let shift = n_digits as i64 + 3 - guess;
         let ten = UBig::from(10u8).pow(shift.unsigned_abs() as usize);

@@ -1,5 +1,6 @@
 //! From tokens to one scalar expression: precedence climbing with a depth limit.
 
+mod function;
 mod operand;
 
 use crate::budget::{Bounded, Budget, MAX_DEPTH, Stop, unreadable};
@@ -20,11 +21,11 @@ pub(crate) fn expression(tokens: &[Token], budget: &mut Budget) -> Bounded<Expr>
 }
 
 pub(crate) struct Parser<'a> {
-    /// Owned, because `\frac12` takes one digit of a number and leaves the other.
+    /// Owned by the parser, because `\frac12` takes one digit of a number and leaves the other.
     tokens: Vec<Token>,
     pos: usize,
     depth: usize,
-    /// Open bars: inside them a bar closes.
+    /// Number of open bars `|`. While a bar is open, the next bar closes it.
     n_bars: usize,
     budget: &'a mut Budget,
 }
@@ -195,7 +196,7 @@ impl Parser<'_> {
         self.postfixed(Expr::Num { value, is_decimal: false })
     }
 
-    /// A base and what is raised over it, right to left.
+    /// A base and its exponents; a tower of exponents is read from right to left.
     fn power(&mut self) -> Bounded<Expr> {
         let base = self.operand()?;
         let base = self.postfixed(base)?;
@@ -209,7 +210,7 @@ impl Parser<'_> {
         let exponent = self.deeper(Self::exponent)?;
         let power = Expr::Pow(Box::new(base), Box::new(exponent));
         let power = self.postfixed(power)?;
-        // {a^b}^c, and a^{b}^{c} by the same token: the plain tower a^b^c was read by `exponent`.
+        // A further caret raises the whole power, as in {a^b}^c; `exponent` has read the plain tower a^b^c.
         if self.peek() == Some(&Tok::Caret) { self.deeper(|parser| parser.raised(power)) } else { Ok(power) }
     }
 
@@ -230,7 +231,7 @@ impl Parser<'_> {
         Ok(if is_negative { exponent.negated() } else { exponent })
     }
 
-    /// Signs behind an operand: factorial, percent, degree.
+    /// Postfix signs behind an operand: factorial, percent, degree.
     fn postfixed(&mut self, mut value: Expr) -> Bounded<Expr> {
         let mut n_signs = 0;
         loop {
