@@ -36,31 +36,17 @@ fn smollm2_from_gguf_agrees_with_transformers() {
         assert!((f64::from(*ours) - theirs).abs() <= TOLERANCE, "token {i}: {ours} against {theirs}");
     }
 
-<<<<<<< HEAD
-    let (wanted, gaps) = (ids("continuation"), numbers("gaps"));
-    let mut memory = EngineMemory::new();
-    let mut engine = Engine::new(
-        &policy,
-        &mut memory,
-        EngineSettings { rule: SamplingRule::Greedy, ..EngineSettings::default() },
-    )
-    .unwrap();
-=======
     let wanted = ids("continuation");
     let gaps = numbers("gaps");
-    let mut engine = Engine::new(&policy, Settings { rule: Rule::Greedy, ..Settings::default() }).unwrap();
->>>>>>> origin/files
+    let settings = EngineSettings { rule: SamplingRule::Greedy, ..EngineSettings::default() };
+    let mut memory = EngineMemory::new();
+    let mut engine = Engine::new(&policy, &mut memory, settings).unwrap();
     let n = wanted.len();
     engine
         .submit(Request { problem: 0, prompt: tokens, n_samples: 1, max_tokens: n, stops: vec![] })
         .unwrap();
-<<<<<<< HEAD
     let made: Vec<u32> = engine.generate().unwrap()[0].tokens.iter().map(|t| t.token).collect();
-    // After a choice that is too close to call the two may go different ways.
-=======
-    let made: Vec<u32> = engine.finish().unwrap()[0].tokens.iter().map(|t| t.token).collect();
     // Where two tokens are almost equally likely, the two implementations may choose differently from there on.
->>>>>>> origin/files
     let n_clear = gaps.iter().take_while(|gap| **gap > TOLERANCE).count();
     assert_eq!(made[..n_clear], wanted[..n_clear]);
 }

@@ -1,6 +1,6 @@
 //! A config with all presets resolved and all values checked.
 
-use super::{Config, Recompute, States};
+use super::{Config, States};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;

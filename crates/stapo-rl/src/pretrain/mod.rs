@@ -11,12 +11,14 @@ pub use texts::TextsSpec;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
+use crate::rollout::held_out_accuracy;
 use crate::run::{Counters, Run, is_due};
 use crate::task::Task;
 use stapo_core::batch::pack_in_order;
 use stapo_core::record::{Extra, PretrainMetrics, SCHEMA};
 use stapo_model::Device;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Recompute};
+use stapo_model::generate::EngineMemory;
 use stapo_model::optimizer::Update;
 use std::path::Path;
 use std::time::Instant;
@@ -144,14 +146,15 @@ pub fn pretrain(
     watch: &mut dyn WatchPretrain,
 ) -> Result<()> {
     let task = config.evaluation_task()?.map(|task| Task::open(&task)).transpose()?;
+    let mut memory = EngineMemory::new();
     while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;
         let step = metrics.step;
         let is_last = step == config.steps;
         if let Some(task) = task.as_ref().filter(|_| is_last || is_due(step, config.evaluation_every_steps)) {
             let plan = config.evaluation_plan()?;
-            metrics.eval_accuracy =
-                Some(crate::rollout::held_out_accuracy(&pretrainer.learner.model, task, &plan, step)?);
+            let model = &pretrainer.learner.model;
+            metrics.eval_accuracy = Some(held_out_accuracy(model, &mut memory, task, &plan, step)?);
         }
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);
