@@ -2,36 +2,14 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
-mod chart;
-mod clock;
-mod doctor;
-mod eval;
-mod experiment;
-mod export;
-mod fetch;
-mod generate;
-mod grade;
-mod input;
-mod inspect;
-mod language;
-mod machine;
-mod model;
-mod objective;
-mod option;
-mod page;
-mod plan;
-mod pretrain;
-mod problems;
-mod report;
-mod run_folder;
-mod runs;
-mod score;
-mod stop;
-mod train;
-mod units;
-mod verify_run;
+mod commands;
+mod shared;
 
 use clap::{Parser, Subcommand};
+use commands::{
+    doctor, eval, experiment, export, fetch, generate, grade, inspect, model, objective, plan, pretrain,
+    problems, report, runs, score, train, verify_run,
+};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 

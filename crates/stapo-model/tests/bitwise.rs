@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading, Scores};
-use stapo_model::generate::{Engine, Filter, Request, Response, Rule, Settings, Ticket};
+use stapo_model::generate::{Engine, Filter, Request, Response, SamplingRule, Settings, Ticket};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind, Simd};
 
@@ -62,7 +62,7 @@ fn settings() -> Settings {
     let filter = Filter { top_k: Some(60), top_p: 0.95, min_p: 0.001 };
     Settings {
         seed: 3,
-        rule: Rule::Draw { temperature: 1.2, filter },
+        rule: SamplingRule::Draw { temperature: 1.2, filter },
         kv_bytes: 8 << 20,
         ..Settings::default()
     }
@@ -199,7 +199,7 @@ fn an_engine_in_the_memory_of_another_gives_the_same() {
     let policy = policy(Family::Qwen2);
     let (first, _) = generate(&policy, settings(), &requests());
     // Another engine of the same size with other work, one of another size, and one of the same once more.
-    let others = Settings { seed: 9, rule: Rule::Greedy, ..settings() };
+    let others = Settings { seed: 9, rule: SamplingRule::Greedy, ..settings() };
     let (greedy, _) = generate(&policy, others, &requests()[1..]);
     let (small, _) = generate(&policy, Settings { kv_bytes: 400_000, ..settings() }, &requests());
     assert_eq!(small, first);

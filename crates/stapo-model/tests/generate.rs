@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use stapo_model::decoder::Policy;
-use stapo_model::generate::{Engine, Event, Finish, Request, RequestError, Rule, Settings};
+use stapo_model::generate::{Engine, Event, Finish, Request, RequestError, SamplingRule, Settings};
 use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
 
 fn policy() -> Policy {
@@ -35,7 +35,7 @@ fn request(prompt: &[u32], max_tokens: usize) -> Request {
 #[test]
 fn greedy_takes_the_first_alternative_every_time() {
     let policy = policy();
-    let settings = Settings { rule: Rule::Greedy, n_alternatives: 4, ..Settings::default() };
+    let settings = Settings { rule: SamplingRule::Greedy, n_alternatives: 4, ..Settings::default() };
     let mut engine = Engine::new(&policy, settings).unwrap();
     engine.submit(Request { n_samples: 2, ..request(&[1, 2, 3], 30) }).unwrap();
     let responses = engine.finish().unwrap();

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 use stapo_model::decoder::{Batch, Keep, Pass, Policy, Reading};
-use stapo_model::generate::{Engine, Request, Rule, Settings};
+use stapo_model::generate::{Engine, Request, SamplingRule, Settings};
 use stapo_model::{CpuOptions, Device, Pretrained};
 use std::path::Path;
 
@@ -39,7 +39,8 @@ fn smollm2_from_gguf_agrees_with_transformers() {
 
     let wanted = ids("continuation");
     let gaps = numbers("gaps");
-    let mut engine = Engine::new(&policy, Settings { rule: Rule::Greedy, ..Settings::default() }).unwrap();
+    let mut engine =
+        Engine::new(&policy, Settings { rule: SamplingRule::Greedy, ..Settings::default() }).unwrap();
     let n = wanted.len();
     engine
         .submit(Request { problem: 0, prompt: tokens, n_samples: 1, max_tokens: n, stops: vec![] })

@@ -169,17 +169,18 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
     let (tokens, width, ffn) = (8192, 2048, 6144);
     let n = tokens * width;
     let dims = rmsnorm::Dims { tokens, width, eps: 1e-6 };
-    let (x, delta, w) = (compute(device, n)?, compute(device, n)?, compute(device, width)?);
+    let (x, addend, w) = (compute(device, n)?, compute(device, n)?, compute(device, width)?);
     let (mut sum, mut out, mut inv) = (compute(device, n)?, compute(device, n)?, device.zeros(tokens)?);
     let seconds = time(device, || {
-        let (s, o, i) = (sum.view_mut(), out.view_mut(), inv.view_mut());
-        rmsnorm::forward_add(device, dims, x.view(), delta.view(), w.view(), s, o, i);
+        let residual = rmsnorm::Residual { stream: x.view(), addend: addend.view() };
+        let to = rmsnorm::Out { normed: out.view_mut(), inv_rms: inv.view_mut() };
+        rmsnorm::forward_add(device, dims, residual, w.view(), sum.view_mut(), to);
     });
     line("rmsnorm forward_add 8192 x 2048", seconds, 2e-12 * (4 * n) as f64, "TB/s");
     let (mut d_x, mut d_w) = (compute(device, n)?, device.zeros(width)?);
     let seconds = time(device, || {
-        let (to, d) = (d_x.view_mut(), d_w.view_mut());
-        rmsnorm::backward(device, dims, x.view(), w.view(), inv.view(), delta.view(), Write::Add, to, d);
+        let saved = rmsnorm::Saved { x: x.view(), weight: w.view(), inv_rms: inv.view() };
+        rmsnorm::backward(device, dims, saved, addend.view(), Write::Add, d_x.view_mut(), d_w.view_mut());
     });
     line("rmsnorm backward", seconds, 2e-12 * (4 * n) as f64, "TB/s");
     let n = tokens * ffn;
@@ -246,7 +247,7 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
     let seconds = time(device, || {
         let [a, b, c, d] = &mut out[..] else { unreachable!() };
         let (logp, entropy, collision, lse) = (a.view_mut(), b.view_mut(), c.view_mut(), d.view_mut());
-        let scores = lm_head::Scores { logp, entropy, collision, lse };
+        let scores = lm_head::HeadScores { logp, entropy, collision, lse };
         lm_head::forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
     });
     line("lm_head forward 8192", seconds, flop, "TFLOP/s");
@@ -255,27 +256,25 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
     let seconds = time(device, || {
         let (lse, entropy, d) = (out[3].view(), out[1].view(), ones.view());
         let grads = lm_head::ScoreGrads { targets: targets.view(), lse, entropy, d_logp: d, d_entropy: d };
-        lm_head::backward(
-            device,
-            dims,
-            hidden.view(),
-            &w,
-            grads,
-            lm_head::LastLogits::default(),
-            d_hidden.view_mut(),
-            d_w.view_mut(),
-        );
+        let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_w.view_mut() };
+        lm_head::backward(device, dims, hidden.view(), &w, grads, lm_head::LastLogits::default(), to);
     });
     line("lm_head backward 8192 (of 3)", seconds, 3.0 * flop, "TFLOP/s");
     for n in [64, 512] {
         let uniforms = device.upload(&(0..n).map(|i| i as f64 / 600.0).collect::<Vec<f64>>())?;
         let (mut ids, mut a, mut b) = (device.zeros::<u32>(n)?, device.zeros(n)?, device.zeros(n)?);
-        let rule = sampling::Rule::Draw { temperature: 1.0, filter: sampling::Filter::NONE };
+        let rule = sampling::SamplingRule::Draw { temperature: 1.0, filter: sampling::Filter::NONE };
         let mut logits = sampling::Logits::new(device, vocab, n)?;
         let seconds = time(device, || {
-            let drawn = sampling::Drawn { ids: ids.view_mut(), logp: a.view_mut(), entropy: b.view_mut() };
-            let (rows, uniforms) = (hidden.range(0..n * width), uniforms.view());
-            sampling::forward(device, n, rule, rows, &w, uniforms, drawn, None, &mut logits);
+            let drawn = sampling::Drawn {
+                ids: ids.view_mut(),
+                logp: a.view_mut(),
+                entropy: b.view_mut(),
+                alternatives: None,
+            };
+            let hidden = hidden.range(0..n * width);
+            let from = sampling::Inputs { hidden, head: &w, uniforms: uniforms.view() };
+            sampling::forward(device, rule, from, drawn, &mut logits);
         });
         line(&format!("sampling {n}"), seconds, 2e-12 * (vocab * width) as f64, "TB/s of weights");
     }

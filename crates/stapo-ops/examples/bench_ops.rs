@@ -6,7 +6,7 @@
 
 use stapo_ops::attention::paged::{Cache, CacheDims, Sequences};
 use stapo_ops::attention::{self, Heads, paged};
-use stapo_ops::sampling::{Drawn, Filter, Rule};
+use stapo_ops::sampling::{Drawn, Filter, SamplingRule};
 use stapo_ops::{
     Buffer, CpuOptions, Device, Shape, Weight, Write, adamw, embedding, lm_head, matmul, peak, reduce,
     residual, rmsnorm, rope, sampling, swiglu,
@@ -160,31 +160,23 @@ impl Bench {
         for (tokens, width, ffn) in [(6144, 256, 768), (2048, 512, 1536), (256, 256, 768)] {
             let n = (tokens * width) as f64;
             let shape = format!("T={tokens} D={width}");
-            let (x, delta, w) =
+            let (x, addend, w) =
                 (self.values(tokens * width)?, self.values(tokens * width)?, self.values(width)?);
             let (mut sum, mut out) = (self.values(tokens * width)?, self.values(tokens * width)?);
             let (mut inv_rms, mut d_w) = (self.values(tokens)?, self.values(width)?);
             let d = rmsnorm::Dims { tokens, width, eps: 1e-6 };
             self.line("rmsnorm forward_add", &shape, 6.0 * n, 16.0 * n, || {
-                let (sum, out, inv) = (sum.view_mut(), out.view_mut(), inv_rms.view_mut());
-                rmsnorm::forward_add(device, d, x.view(), delta.view(), w.view(), sum, out, inv);
+                let residual = rmsnorm::Residual { stream: x.view(), addend: addend.view() };
+                let to = rmsnorm::Out { normed: out.view_mut(), inv_rms: inv_rms.view_mut() };
+                rmsnorm::forward_add(device, d, residual, w.view(), sum.view_mut(), to);
             });
             self.line("rmsnorm backward", &shape, 12.0 * n, 24.0 * n, || {
-                let (d_x, d_w) = (out.view_mut(), d_w.view_mut());
-                rmsnorm::backward(
-                    device,
-                    d,
-                    x.view(),
-                    w.view(),
-                    inv_rms.view(),
-                    delta.view(),
-                    Write::Add,
-                    d_x,
-                    d_w,
-                );
+                let saved = rmsnorm::Saved { x: x.view(), weight: w.view(), inv_rms: inv_rms.view() };
+                let d_out = addend.view();
+                rmsnorm::backward(device, d, saved, d_out, Write::Add, out.view_mut(), d_w.view_mut());
             });
             self.line("residual add", &shape, n, 12.0 * n, || {
-                residual::add(device, out.view_mut(), delta.view());
+                residual::add(device, out.view_mut(), addend.view());
             });
             let ids: Vec<u32> = (0..tokens as u32).map(|t| t * 7919 % 256).collect();
             let (ids, table, mut d_table) =
@@ -319,7 +311,7 @@ impl Bench {
                 [self.values(tokens)?, self.values(tokens)?, self.values(tokens)?, self.values(tokens)?];
             let dims = lm_head::Dims { tokens, temperature: 1.0 };
             self.line("lm_head forward", &shape, flops, 0.0, || {
-                let scores = lm_head::Scores {
+                let scores = lm_head::HeadScores {
                     logp: logp.view_mut(),
                     entropy: entropy.view_mut(),
                     collision: collision.view_mut(),
@@ -336,17 +328,8 @@ impl Bench {
                     d_logp: logp.view(),
                     d_entropy: collision.view(),
                 };
-                let (d_hidden, d_weight) = (d_hidden.view_mut(), d_weight.view_mut());
-                lm_head::backward(
-                    device,
-                    dims,
-                    hidden.view(),
-                    &w,
-                    grads,
-                    lm_head::LastLogits::default(),
-                    d_hidden,
-                    d_weight,
-                );
+                let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_weight.view_mut() };
+                lm_head::backward(device, dims, hidden.view(), &w, grads, lm_head::LastLogits::default(), to);
             });
             if tokens > 256 {
                 continue;
@@ -357,11 +340,16 @@ impl Bench {
             let top_p = Filter { top_p: 0.95, ..Filter::NONE };
             for (name, filter) in [("sampling", Filter::NONE), ("sampling (top-p)", top_p)] {
                 self.line(name, &shape, flops, 0.0, || {
-                    let drawn =
-                        Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() };
-                    let rule = Rule::Draw { temperature: 1.0, filter };
-                    let (hidden, uniforms) = (hidden.view(), uniforms.view());
-                    sampling::forward(device, tokens, rule, hidden, &w, uniforms, drawn, None, &mut logits);
+                    let drawn = Drawn {
+                        ids: ids.view_mut(),
+                        logp: logp.view_mut(),
+                        entropy: entropy.view_mut(),
+                        alternatives: None,
+                    };
+                    let rule = SamplingRule::Draw { temperature: 1.0, filter };
+                    let from =
+                        sampling::Inputs { hidden: hidden.view(), head: &w, uniforms: uniforms.view() };
+                    sampling::forward(device, rule, from, drawn, &mut logits);
                 });
             }
         }

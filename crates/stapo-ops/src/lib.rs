@@ -19,6 +19,7 @@ pub mod attention;
 pub mod cuda;
 pub mod dtype;
 pub mod embedding;
+pub mod fused;
 pub mod lm_head;
 pub mod mapped;
 pub mod matmul;

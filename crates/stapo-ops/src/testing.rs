@@ -1,6 +1,6 @@
 //! What the ops' tests share: reproducible numbers, finite differences, comparison of devices and precisions.
 
-use crate::rng::Key;
+use crate::rng::RngKey;
 use crate::{Buffer, CpuOptions, Device, Element, Float, Shape, Simd, Weight};
 
 /// Tensors in and out of a test's function.
@@ -8,13 +8,13 @@ pub(crate) type Tensors<T> = Vec<Vec<T>>;
 
 /// `n` normal numbers; the same for f32 and f64 up to rounding to f32, so that both precisions start from equal inputs.
 pub(crate) fn values<T: Float>(seed: u64, n: usize) -> Vec<T> {
-    let key = Key::new(seed);
+    let key = RngKey::new(seed);
     (0..n as u64).map(|idx| T::from_f64(f64::from(key.normal(idx) as f32))).collect()
 }
 
 /// `n` ids below `vocab`.
 pub(crate) fn ids(seed: u64, n: usize, vocab: usize) -> Vec<u32> {
-    let key = Key::new(seed);
+    let key = RngKey::new(seed);
     (0..n).map(|idx| (key.uniform(0, 0, idx as u32) * vocab as f64) as u32).collect()
 }
 

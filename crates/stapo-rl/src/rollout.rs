@@ -6,7 +6,7 @@ use crate::policy::Student;
 use crate::task::{Judged, Split, Task};
 use stapo_core::random::Key;
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored};
-use stapo_model::generate::{self, Engine, Filter, Request, Rule, Settings};
+use stapo_model::generate::{self, Engine, Filter, Request, SamplingRule, Settings};
 
 /// How a set of problems is sampled.
 #[derive(Debug, Clone, Copy)]
@@ -103,7 +103,7 @@ fn sample(
     let limits = &plan.config.rollout;
     let settings = Settings {
         seed: sampling.key.bits(),
-        rule: Rule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
+        rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
         kv_bytes: limits.kv_mib << 20,
         ..Settings::default()
     };

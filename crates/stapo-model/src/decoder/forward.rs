@@ -3,6 +3,7 @@
 use super::layer::{Layer, Rows, norm_dims};
 use super::plan::{Keep, Plan};
 use super::policy::Policy;
+use stapo_ops::fused::matmul_add_rmsnorm;
 use stapo_ops::rope::{Frequencies, Scaling, Table};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, embedding, matmul, rmsnorm};
 
@@ -41,9 +42,10 @@ pub fn forward<T: Float>(
         ]);
         let inv_rms = arena.exact.range_mut(next.attention_inv_rms.clone());
         let weight = policy.slot(layout.layers[layer + 1].attention_norm);
-        let (dims, product) = (norm_dims(config, plan.n_tokens), (ffn.into_view(), matrix));
-        let middle = middle.into_view();
-        rmsnorm::forward_add_product(device, dims, middle, product, delta, weight, input, norm, inv_rms);
+        let dims = norm_dims(config, plan.n_tokens);
+        let product = matmul_add_rmsnorm::Product { x: ffn.into_view(), weight: matrix, y: delta };
+        let to = rmsnorm::Out { normed: norm, inv_rms };
+        matmul_add_rmsnorm::forward(device, dims, middle.into_view(), product, weight, input, to);
     }
     norm_scored(policy, plan, arena, scored);
 }
@@ -55,7 +57,8 @@ pub fn norm_input<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Arena<T
     let inv_rms = arena.exact.range_mut(at.attention_inv_rms.clone());
     let weight = policy.slot(policy.layout.layers[layer].attention_norm);
     let dims = norm_dims(policy.config(), plan.n_tokens);
-    rmsnorm::forward(&policy.device, dims, input.into_view(), weight, norm, inv_rms);
+    let to = rmsnorm::Out { normed: norm, inv_rms };
+    rmsnorm::forward(&policy.device, dims, input.into_view(), weight, to);
 }
 
 /// The last layer's output exists for scored rows only.
@@ -71,8 +74,9 @@ fn norm_scored<T: Float>(policy: &Policy<T>, plan: &Plan, arena: &mut Arena<T>, 
     let inv_rms = arena.exact.range_mut(at.inv_rms.clone());
     let weight = policy.slot(policy.layout.final_norm);
     let dims = norm_dims(config, plan.n_scored);
-    let (middle, delta) = (middle.into_view(), delta.into_view());
-    rmsnorm::forward_add_rows(device, dims, scored, middle, delta, weight, rows, norm, inv_rms);
+    let residual = rmsnorm::Residual { stream: middle.into_view(), addend: delta.into_view() };
+    let to = rmsnorm::Out { normed: norm, inv_rms };
+    rmsnorm::forward_add_rows(device, dims, scored, residual, weight, rows, to);
 }
 
 pub fn layer<'a, T: Float>(

@@ -13,6 +13,7 @@ use super::policy::Policy;
 use crate::config::ModelConfig;
 use stapo_ops::attention::Heads;
 use stapo_ops::attention::paged::Unrotated;
+use stapo_ops::fused::matmul_swiglu;
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, Table};
 use stapo_ops::{Float, View, ViewMut, Write, attention, matmul, rmsnorm, rope, swiglu};
 use std::ops::Range;
@@ -58,17 +59,9 @@ impl<T: Float> Layer<'_, T> {
         ]);
         let inv_rms = arena.exact.range_mut(at.ffn_inv_rms.clone());
         let weight = self.policy.slot(self.slots.ffn_norm);
-        let (input, delta) = (input.into_view(), delta.into_view());
-        rmsnorm::forward_add(
-            &self.policy.device,
-            self.norm_dims(),
-            input,
-            delta,
-            weight,
-            middle,
-            norm,
-            inv_rms,
-        );
+        let residual = rmsnorm::Residual { stream: input.into_view(), addend: delta.into_view() };
+        let to = rmsnorm::Out { normed: norm, inv_rms };
+        rmsnorm::forward_add(&self.policy.device, self.norm_dims(), residual, weight, middle, to);
 
         let [norm, gate_up, ffn] =
             arena.compute.disjoint_mut([at.ffn_norm.clone(), at.gate_up.clone(), at.ffn.clone()]);
@@ -78,7 +71,7 @@ impl<T: Float> Layer<'_, T> {
         } else {
             let weight = self.policy.matrix(self.slots.gate_up);
             let (device, dims) = (&self.policy.device, self.swiglu_dims());
-            swiglu::of_product(device, dims, norm.into_view(), weight, gate_up, ffn);
+            matmul_swiglu::forward(device, dims, norm.into_view(), weight, gate_up, ffn);
         }
     }
 
@@ -131,7 +124,8 @@ impl<T: Float> Layer<'_, T> {
         let [middle, norm] = arena.compute.disjoint_mut([at.middle.clone(), at.ffn_norm.clone()]);
         let inv_rms = arena.exact.range_mut(at.ffn_inv_rms.clone());
         let weight = self.policy.slot(self.slots.ffn_norm);
-        rmsnorm::forward(&self.policy.device, self.norm_dims(), middle.into_view(), weight, norm, inv_rms);
+        let to = rmsnorm::Out { normed: norm, inv_rms };
+        rmsnorm::forward(&self.policy.device, self.norm_dims(), middle.into_view(), weight, to);
         self.activate(arena);
     }
 
@@ -292,9 +286,7 @@ impl<T: Float> Layer<'_, T> {
         rmsnorm::backward(
             &self.policy.device,
             self.norm_dims(),
-            x.into_view(),
-            weight,
-            inv_rms,
+            rmsnorm::Saved { x: x.into_view(), weight, inv_rms },
             d_norm.into_view(),
             Write::Add,
             d_residual,

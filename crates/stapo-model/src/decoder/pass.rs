@@ -135,7 +135,7 @@ impl<T: Float> Pass<T> {
         let device = &policy.device;
         let (mut ids, mut logp) = (device.zeros(dims.tokens * n)?, device.zeros(dims.tokens * n)?);
         let best = lm_head::Alternatives { n, ids: ids.view_mut(), logp: logp.view_mut() };
-        let out = lm_head::Scores {
+        let out = lm_head::HeadScores {
             logp: numbers.logp.view_mut(),
             entropy: numbers.entropy.view_mut(),
             collision: numbers.collision.view_mut(),
@@ -217,8 +217,8 @@ impl<T: Float> Pass<T> {
         let arena = &mut self.work.arena;
         let [hidden, d_hidden] = arena.compute.disjoint_mut([at.norm.clone(), back.head_norm.clone()]);
         let (hidden, head) = (hidden.into_view(), policy.matrix(layout.head));
-        let d_head = gradients.slot_mut(layout.head);
-        lm_head::backward(device, open.dims, hidden, head, grads, logits, d_hidden, d_head);
+        let to = lm_head::HeadGrads { d_hidden, d_weight: gradients.slot_mut(layout.head) };
+        lm_head::backward(device, open.dims, hidden, head, grads, logits, to);
 
         let inv_rms = arena.exact.range(at.inv_rms.clone());
         let [x, d_norm, mut d_rows, mut d_residual] = arena.compute.disjoint_mut([
@@ -230,9 +230,7 @@ impl<T: Float> Pass<T> {
         rmsnorm::backward(
             device,
             norm_dims(policy.config(), plan.n_scored),
-            x.into_view(),
-            policy.slot(layout.final_norm),
-            inv_rms,
+            rmsnorm::Saved { x: x.into_view(), weight: policy.slot(layout.final_norm), inv_rms },
             d_norm.into_view(),
             Write::Set,
             d_rows.reborrow(),

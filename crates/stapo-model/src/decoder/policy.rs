@@ -5,7 +5,7 @@ use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
 use crate::generate::room::Room;
 use crate::weights::Weights;
-use stapo_ops::rng::Key;
+use stapo_ops::rng::RngKey;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
 use std::sync::Mutex;
 
@@ -76,7 +76,7 @@ impl<T: Float> Policy<T> {
         let mut policy = Self::zeros(device, config)?;
         let residual_deviation = deviation / (2.0 * config.n_layers as f64).sqrt();
         policy.fill(|spec, values| {
-            let key = spec.name.bytes().fold(Key::new(seed), |key, byte| key.derive(byte.into()));
+            let key = spec.name.bytes().fold(RngKey::new(seed), |key, byte| key.derive(byte.into()));
             let writes_residual =
                 spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
             let deviation = if writes_residual { residual_deviation } else { deviation };

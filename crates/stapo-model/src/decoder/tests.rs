@@ -2,7 +2,7 @@
 
 use super::{Batch, Gradients, Keep, Pass, Policy, Reading};
 use crate::config::{Family, ModelConfig, Rope, RopeKind};
-use stapo_ops::rng::Key;
+use stapo_ops::rng::RngKey;
 use stapo_ops::{CpuOptions, Device};
 
 fn config(family: Family, tied: bool) -> ModelConfig {
@@ -27,7 +27,7 @@ fn config(family: Family, tied: bool) -> ModelConfig {
 }
 
 fn noise(stream: u64) -> impl Fn(usize) -> f64 {
-    let key = Key::new(5).derive(stream);
+    let key = RngKey::new(5).derive(stream);
     move |i| key.normal(i as u64)
 }
 

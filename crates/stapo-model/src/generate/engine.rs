@@ -5,14 +5,14 @@ use super::room::{Lent, Room, Size};
 use super::rows::{Desk, Extent, Given, Numbers, StepRows};
 use super::scheduler::{Capacity, Draw, Scheduler};
 use super::sequence::Sequence;
-use super::{Event, Finish, Request, RequestError, Response, Rule, Ticket};
+use super::{Event, Finish, Request, RequestError, Response, SamplingRule, Ticket};
 use crate::config::ModelConfig;
 use crate::decoder::Policy;
 use crate::decoder::forward::forward;
 use crate::decoder::layer::{Rows, heads};
 use crate::decoder::plan::{Keep, Plan};
 use stapo_ops::attention::paged::{self, CacheDims, GROUPED_ROWS};
-use stapo_ops::rng::Key;
+use stapo_ops::rng::RngKey;
 use stapo_ops::{Device, OutOfMemory, Recording, lm_head, sampling};
 use std::collections::HashSet;
 
@@ -20,7 +20,7 @@ use std::collections::HashSet;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
     pub seed: u64,
-    pub rule: Rule,
+    pub rule: SamplingRule,
     /// Likeliest tokens to list with each sampled one.
     pub n_alternatives: usize,
     /// For keys and values.
@@ -35,7 +35,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             seed: 0,
-            rule: Rule::Draw { temperature: 1.0, filter: sampling::Filter::NONE },
+            rule: SamplingRule::Draw { temperature: 1.0, filter: sampling::Filter::NONE },
             n_alternatives: 0,
             kv_bytes: 1 << 30,
             max_rows: 1024,
@@ -48,7 +48,7 @@ impl Default for Settings {
 pub struct Engine<'p> {
     policy: &'p Policy,
     settings: Settings,
-    key: Key,
+    key: RngKey,
     scheduler: Scheduler,
     room: Lent<'p>,
     plans_ahead: bool,
@@ -88,7 +88,7 @@ impl<'p> Engine<'p> {
         Ok(Self {
             policy,
             settings,
-            key: Key::new(settings.seed),
+            key: RngKey::new(settings.seed),
             scheduler: Scheduler::new(capacity),
             room: Lent::new(policy, size, settings.rule)?,
             plans_ahead: device.works_alone(),
@@ -297,17 +297,18 @@ impl<'p> Engine<'p> {
         };
         sampling::forward(
             self.policy.device(),
-            n_drawn,
             self.settings.rule,
-            work.arena.compute.range(plan.head.norm.clone()),
-            self.policy.matrix(self.policy.layout.head),
-            uniforms.range(0..n_drawn),
+            sampling::Inputs {
+                hidden: work.arena.compute.range(plan.head.norm.clone()),
+                head: self.policy.matrix(self.policy.layout.head),
+                uniforms: uniforms.range(0..n_drawn),
+            },
             sampling::Drawn {
                 ids: ids.range_mut(0..n_drawn),
                 logp: logp.range_mut(0..n_drawn),
                 entropy: entropy.range_mut(0..n_drawn),
+                alternatives: (n > 0).then_some(best),
             },
-            (n > 0).then_some(best),
             logits,
         );
     }

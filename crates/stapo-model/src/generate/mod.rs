@@ -15,7 +15,7 @@ mod sequence;
 mod tests;
 
 pub use engine::{Engine, Settings};
-pub use stapo_ops::sampling::{Filter, Rule};
+pub use stapo_ops::sampling::{Filter, SamplingRule};
 
 use std::fmt;
 

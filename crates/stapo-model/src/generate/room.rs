@@ -1,7 +1,7 @@
 //! The memory an engine works in. The policy keeps it from one engine to the next: fresh memory is slow to touch, and what
 //! a device has recorded holds as long as everything stays in its place.
 
-use super::Rule;
+use super::SamplingRule;
 use super::rows::{Desk, Extent};
 use crate::decoder::Policy;
 use crate::decoder::forward::Workspace;
@@ -33,11 +33,11 @@ pub struct Room {
     /// Decode steps by their extent, where the device records: `None` of one that ran once.
     pub recordings: BTreeMap<Extent, Option<Recording>>,
     /// By which the recorded steps draw.
-    rule: Rule,
+    rule: SamplingRule,
 }
 
 impl Room {
-    fn new(policy: &Policy, size: Size, rule: Rule) -> Result<Self, OutOfMemory> {
+    fn new(policy: &Policy, size: Size, rule: SamplingRule) -> Result<Self, OutOfMemory> {
         let (device, config) = (policy.device(), policy.config());
         let Size { cache, max_rows, max_drawn, n_alternatives } = size;
         let mut work = Workspace::new(device, config)?;
@@ -62,7 +62,7 @@ pub struct Lent<'p> {
 
 impl<'p> Lent<'p> {
     /// The room the policy keeps, if it is of this size, or a new one. The old one is given up first: both need not fit.
-    pub fn new(policy: &'p Policy, size: Size, rule: Rule) -> Result<Self, OutOfMemory> {
+    pub fn new(policy: &'p Policy, size: Size, rule: SamplingRule) -> Result<Self, OutOfMemory> {
         let kept = policy.room.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut room = match kept.filter(|room| room.size == size) {
             Some(room) => room,

@@ -30,8 +30,8 @@ attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const u32* o
     extern __shared__ uint4 memory[];
     bf16 *tile_q = (bf16*)memory, *tile_d = tile_q + Q_ROWS * STRIDE, *keys = tile_d + Q_ROWS * STRIDE;
     bf16* values = keys + 2 * Q_KEYS * STRIDE;
-    Piece piece;
-    if (!find_piece(offsets, sequences, 1, Q_ROWS, blockIdx.y, &piece)) return;
+    WorkTile piece;
+    if (!find_work_tile(offsets, sequences, 1, Q_ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
     int head = blockIdx.x, kv_head = head / (query / kv), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     size_t first = start + piece.first;
@@ -43,7 +43,7 @@ attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const u32* o
         int from = step * Q_KEYS, n = min(Q_KEYS, n_keys - from), at = step % 2 * Q_KEYS * STRIDE;
         load_rows<Q_KEYS, 128>(keys + at, n, Strided{k + (size_t)from * width, width});
         load_rows<Q_KEYS, 128>(values + at, n, Strided{v + (size_t)from * width, width});
-        commit();
+        cp_async_commit();
     };
     load_rows<Q_ROWS, 128>(tile_q, n_rows, Strided{qkv + first * width + head * HEAD_DIM, width});
     load_rows<Q_ROWS, 128>(tile_d, n_rows, Strided{d_out + (first * query + head) * HEAD_DIM, (size_t)query * HEAD_DIM});
@@ -63,7 +63,7 @@ attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const u32* o
     clear(d_q);
     for (int step = 0; step < n_steps; ++step) {
         const bf16 *tile_k = keys + step % 2 * Q_KEYS * STRIDE, *tile_v = values + step % 2 * Q_KEYS * STRIDE;
-        wait<0>();
+        cp_async_wait<0>();
         __syncthreads();
         if (step + 1 < n_steps) load_step(step + 1);
         float s[2][Q_KEYS / 8][4], d[2][Q_KEYS / 8][4];
@@ -147,8 +147,8 @@ attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offs
     bf16 *tile_k = (bf16*)memory, *tile_v = tile_k + K_ROWS * STRIDE, *queries = tile_v + K_ROWS * STRIDE;
     bf16* d_outs = queries + 2 * K_QUERIES * STRIDE;
     float *shifts = (float*)(d_outs + 2 * K_QUERIES * STRIDE), *drags = shifts + 2 * K_QUERIES;
-    Piece piece;
-    if (!find_piece(offsets, sequences, 1, K_ROWS, blockIdx.y, &piece)) return;
+    WorkTile piece;
+    if (!find_work_tile(offsets, sequences, 1, K_ROWS, blockIdx.y, &piece)) return;
     // The first keys are seen by most queries: they go first.
     piece.first = (piece.rows - 1) / K_ROWS * K_ROWS - piece.first;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
@@ -170,7 +170,7 @@ attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offs
             shifts[at + r] = r < n ? lse[place] * LOG2_E : __int_as_float(0x7f800000);
             drags[at + r] = r < n ? pull[place] : 0.0f;
         }
-        commit();
+        cp_async_commit();
     };
     const bf16* k = qkv + first * width + (query + kv_head) * HEAD_DIM;
     load_rows<K_ROWS, 256>(tile_k, n_rows, Strided{k, width});
@@ -184,7 +184,7 @@ attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offs
     for (int step = 0; step < n_steps; ++step) {
         int at = step % 2 * K_QUERIES;
         const bf16 *tile_q = queries + at * STRIDE, *tile_d = d_outs + at * STRIDE;
-        wait<0>();
+        cp_async_wait<0>();
         __syncthreads();
         if (step + 1 < n_steps) load_step(step + 1);
         int key = piece.first + warp * 16, from = piece.first + step % n_tiles * K_QUERIES;

@@ -11,8 +11,8 @@ attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const
                                        const float* pull, bf16* d_qkv, int sequences, int query, int kv) {
     bf16 *tile_q = aligned_memory(), *tile_d = tile_q + ROWS * DIM, *keys = tile_d + ROWS * DIM;
     bf16* values = keys + 2 * STEP * DIM;
-    Piece piece;
-    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
+    WorkTile piece;
+    if (!find_work_tile(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
     int head = blockIdx.x, kv_head = head / (query / kv), lane = threadIdx.x % 32;
     int group = threadIdx.x / 128, row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -25,7 +25,7 @@ attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const
         int from = step * STEP, n = min(STEP, n_keys - from), at = step % 2 * STEP * DIM;
         load_swizzled<STEP, THREADS>(keys + at, n, Strided{k + (size_t)from * width, width});
         load_swizzled<STEP, THREADS>(values + at, n, Strided{v + (size_t)from * width, width});
-        commit();
+        cp_async_commit();
     };
     load_swizzled<ROWS, THREADS>(tile_q, n_rows, Strided{qkv + first * width + head * HEAD_DIM, width});
     load_swizzled<ROWS, THREADS>(tile_d, n_rows, Strided{d_out + (first * query + head) * HEAD_DIM, (size_t)query * HEAD_DIM});
@@ -43,25 +43,25 @@ attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const
     clear(d_q);
     for (int step = 0; step < n_steps; ++step) {
         const bf16 *tile_k = keys + step % 2 * STEP * DIM, *tile_v = values + step % 2 * STEP * DIM;
-        wait<0>();
-        publish();
+        cp_async_wait<0>();
+        fence_async_proxy_shared();
         __syncthreads();
         if (step + 1 < n_steps) load_step(step + 1);
         int top_row = piece.first + group * 64;
         // Keys that none of this group's queries sees.
         if (step * STEP > top_row + 63) continue;
         float s[STEP / 8][4], d[STEP / 8][4];
-        group_begin();
+        wgmma_fence();
 #pragma unroll
         for (int c = 0; c < DIM; c += 16)
-            multiply_rows(s, by_rows<ROWS>(tile_q, group * 64, c), by_rows<STEP>(tile_k, 0, c), c > 0);
-        group_end();
+            multiply_rows(s, k_major_operand<ROWS>(tile_q, group * 64, c), k_major_operand<STEP>(tile_k, 0, c), c > 0);
+        wgmma_commit();
 #pragma unroll
         for (int c = 0; c < DIM; c += 16)
-            multiply_rows(d, by_rows<ROWS>(tile_d, group * 64, c), by_rows<STEP>(tile_v, 0, c), c > 0);
-        group_end();
-        group_wait<1>();
-        settle(s);
+            multiply_rows(d, k_major_operand<ROWS>(tile_d, group * 64, c), k_major_operand<STEP>(tile_v, 0, c), c > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        fence_registers(s);
         bool hides = step * STEP + STEP > top_row;
 #pragma unroll
         for (int j = 0; j < STEP / 8; ++j)
@@ -71,21 +71,21 @@ attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const
                 float p = exp2_fast(fmaf(s[j][i], factor, -shift[i / 2]));
                 s[j][i] = hides && key > piece.first + row + i / 2 * 8 ? 0.0f : p;
             }
-        group_wait<0>();
-        settle(d);
+        wgmma_wait<0>();
+        fence_registers(d);
 #pragma unroll
         for (int j = 0; j < STEP / 8; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) d[j][i] = s[j][i] * (d[j][i] - drag[i / 2]);
         u32 a[STEP / 16][4];
         pack_operands(a, d);
-        settle(d_q);
-        group_begin();
+        fence_registers(d_q);
+        wgmma_fence();
 #pragma unroll
-        for (int c = 0; c < STEP / 16; ++c) multiply_columns(d_q, a[c], by_columns<STEP>(tile_k, c * 16), true);
-        group_end();
-        group_wait<0>();
-        settle(d_q);
+        for (int c = 0; c < STEP / 16; ++c) multiply_columns(d_q, a[c], mn_major_operand<STEP>(tile_k, c * 16), true);
+        wgmma_commit();
+        wgmma_wait<0>();
+        fence_registers(d_q);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -101,8 +101,8 @@ attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u3
     bf16 *tile_k = aligned_memory(), *tile_v = tile_k + ROWS * DIM, *queries = tile_v + ROWS * DIM;
     bf16* d_outs = queries + 2 * STEP * DIM;
     float *shifts = (float*)(d_outs + 2 * STEP * DIM), *drags = shifts + 2 * STEP;
-    Piece piece;
-    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
+    WorkTile piece;
+    if (!find_work_tile(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
     // The first keys are seen by most queries: they go first.
     piece.first = (piece.rows - 1) / ROWS * ROWS - piece.first;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
@@ -125,7 +125,7 @@ attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u3
             shifts[at + r] = r < n ? lse[place] * LOG2_E : __int_as_float(0x7f800000);
             drags[at + r] = r < n ? pull[place] : 0.0f;
         }
-        commit();
+        cp_async_commit();
     };
     const bf16* k = qkv + first * width + (query + kv_head) * HEAD_DIM;
     load_swizzled<ROWS, THREADS>(tile_k, n_rows, Strided{k, width});
@@ -139,25 +139,25 @@ attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u3
     for (int step = 0; step < n_steps; ++step) {
         int at = step % 2 * STEP, from = piece.first + step % n_tiles * STEP;
         const bf16 *tile_q = queries + at * DIM, *tile_d = d_outs + at * DIM;
-        wait<0>();
-        publish();
+        cp_async_wait<0>();
+        fence_async_proxy_shared();
         __syncthreads();
         if (step + 1 < n_steps) load_step(step + 1);
         int key = piece.first + group * 64;
         // Queries that see none of this group's keys.
         if (from + STEP <= key) continue;
         float s[STEP / 8][4], d[STEP / 8][4];
-        group_begin();
+        wgmma_fence();
 #pragma unroll
         for (int c = 0; c < DIM; c += 16)
-            multiply_rows(s, by_rows<ROWS>(tile_k, group * 64, c), by_rows<STEP>(tile_q, 0, c), c > 0);
-        group_end();
+            multiply_rows(s, k_major_operand<ROWS>(tile_k, group * 64, c), k_major_operand<STEP>(tile_q, 0, c), c > 0);
+        wgmma_commit();
 #pragma unroll
         for (int c = 0; c < DIM; c += 16)
-            multiply_rows(d, by_rows<ROWS>(tile_v, group * 64, c), by_rows<STEP>(tile_d, 0, c), c > 0);
-        group_end();
-        group_wait<1>();
-        settle(s);
+            multiply_rows(d, k_major_operand<ROWS>(tile_v, group * 64, c), k_major_operand<STEP>(tile_d, 0, c), c > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        fence_registers(s);
         bool hides = from < key + 64;
 #pragma unroll
         for (int j = 0; j < STEP / 8; ++j) {
@@ -171,13 +171,13 @@ attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u3
         }
         u32 a[STEP / 16][4], e[STEP / 16][4];
         pack_operands(a, s);
-        settle(d_v);
-        group_begin();
+        fence_registers(d_v);
+        wgmma_fence();
 #pragma unroll
-        for (int c = 0; c < STEP / 16; ++c) multiply_columns(d_v, a[c], by_columns<STEP>(tile_d, c * 16), true);
-        group_end();
-        group_wait<1>();
-        settle(d);
+        for (int c = 0; c < STEP / 16; ++c) multiply_columns(d_v, a[c], mn_major_operand<STEP>(tile_d, c * 16), true);
+        wgmma_commit();
+        wgmma_wait<1>();
+        fence_registers(d);
 #pragma unroll
         for (int j = 0; j < STEP / 8; ++j) {
             float2 drag = *(const float2*)(drags + at + j * 8 + lane % 4 * 2);
@@ -185,14 +185,14 @@ attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u3
             for (int i = 0; i < 4; ++i) d[j][i] = s[j][i] * (d[j][i] - (i % 2 ? drag.y : drag.x));
         }
         pack_operands(e, d);
-        settle(d_k);
-        group_begin();
+        fence_registers(d_k);
+        wgmma_fence();
 #pragma unroll
-        for (int c = 0; c < STEP / 16; ++c) multiply_columns(d_k, e[c], by_columns<STEP>(tile_q, c * 16), true);
-        group_end();
-        group_wait<0>();
-        settle(d_v);
-        settle(d_k);
+        for (int c = 0; c < STEP / 16; ++c) multiply_columns(d_k, e[c], mn_major_operand<STEP>(tile_q, c * 16), true);
+        wgmma_commit();
+        wgmma_wait<0>();
+        fence_registers(d_v);
+        fence_registers(d_k);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -83,7 +83,7 @@ pub(super) fn backward(cuda: &Arc<Cuda>, d: Dims, saved: Saved, offsets: Slice, 
         source(kind, heads, if is_hopper { &ATTENTION_BACKWARD_HOPPER } else { &ATTENTION_BACKWARD });
     let pull_memory = Memory::scratch(cuda, d.tokens * heads.query, Kind::F32);
     let pull = pull_memory.slice();
-    let name = format!("attention_pull_{}", kind.name());
+    let name = format!("attention_delta_{}", kind.name());
     let launch =
         cuda.kernel(source, &name).head_dim(heads.dim).arg(out).arg(d_out).arg(pull).arg(heads.query);
     launch.run([d.tokens, 1], 128, 0);

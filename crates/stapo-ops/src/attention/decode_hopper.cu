@@ -10,8 +10,8 @@
 
 // Barriers of the block: among those who multiply, and from them to the one who fetches.
 __device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
-template <int ID> __device__ __forceinline__ void tell() { asm volatile("bar.arrive %0, 160;" ::"n"(ID) : "memory"); }
-template <int ID> __device__ __forceinline__ void await() { asm volatile("bar.sync %0, 160;" ::"n"(ID) : "memory"); }
+template <int ID> __device__ __forceinline__ void named_barrier_arrive() { asm volatile("bar.arrive %0, 160;" ::"n"(ID) : "memory"); }
+template <int ID> __device__ __forceinline__ void named_barrier_wait() { asm volatile("bar.sync %0, 160;" ::"n"(ID) : "memory"); }
 #define COUNTED 2
 #define STORED 3
 
@@ -34,7 +34,7 @@ struct Step {
 // here as rope.cu does it. The tokens' keys and values are stored. Cache: keys and values [blocks, kv heads, 2^shift,
 // HEAD_DIM], in the maps by rows of one head. Shared: three tiles of 64 keys or values, queries [8], weights [8, 64].
 KERNEL __launch_bounds__(THREADS, 4)
-attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_constant__ Map map_v, bf16* keys, bf16* values,
+attention_decode_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v, bf16* keys, bf16* values,
                              const bf16* raw, const u32* positions, const float* cos, const float* sin,
                              const bf16* q_norm, const bf16* k_norm, float eps, const u32* slots, const u32* contexts,
                              const u32* tables, const u32* groups, bf16* out, int table_width, int query, int kv,
@@ -43,7 +43,7 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
     __shared__ float scores[QUERIES][KEYS + 8], scales[QUERIES];
     __shared__ int n_keys_of[QUERIES];
     __shared__ u64 full[3], empty[3];
-    let_next_begin();
+    launch_dependents();
     int heads = query / kv, kv_head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first = groups[3 * blockIdx.y], count = groups[3 * blockIdx.y + 1], common = groups[3 * blockIdx.y + 2];
     int mask = (1 << shift) - 1, n_rows = count * heads;
@@ -67,25 +67,25 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
                 if (s.member < count && at + e < table_width && (e == 0 || e << shift < KEYS)) blocks[e] = table[at + e];
         };
         auto load = [&](int n, Step s) {
-            if (n >= 3) barrier_wait(empty + n % 3, (n / 3 - 1) % 2);
+            if (n >= 3) mbarrier_wait(empty + n % 3, (n / 3 - 1) % 2);
             if (lane > 0) return;
             int n_blocks = min(KEYS / at_once, (n_keys_of[s.member] - s.tile * KEYS + at_once - 1) / at_once);
-            barrier_expect(full + n % 3, n_blocks * at_once * HEAD_DIM * 2);
+            mbarrier_arrive_expect_bytes(full + n % 3, n_blocks * at_once * HEAD_DIM * 2);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 if (e < n_blocks)
 #pragma unroll
                     for (int part = 0; part < PARTS; ++part)
-                        copy_tile(tiles + n % 3 * TILE + part * KEYS * 64 + e * at_once * 64, n % 2 ? map_v : map_k, part * 64,
+                        tma_load_tile(tiles + n % 3 * TILE + part * KEYS * 64 + e * at_once * 64, n % 2 ? map_v : map_k, part * 64,
                                   ((blocks[e] * kv + kv_head) << shift) + (s.tile * KEYS & mask), full + n % 3);
         };
         look_up(now);
-        await<COUNTED>();
+        named_barrier_wait<COUNTED>();
         bool are_stored = false;
         for (int n = 0; now.member < count; n += 2) {
             // Older keys wait neither for this token's nor for the kernel before this one.
             bool is_new = (now.tile + 1) * KEYS >= n_keys_of[now.member];
-            if (is_new && !are_stored) await<STORED>(), are_stored = true;
+            if (is_new && !are_stored) named_barrier_wait<STORED>(), are_stored = true;
             load(n, now);
             load(n + 1, now);
             __syncwarp();
@@ -95,11 +95,11 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
         return;
     }
     if (threadIdx.x == 0) {
-        for (int b = 0; b < 3; ++b) barrier_init(full + b, 1), barrier_init(empty + b, CONSUMERS / 32);
-        barriers_ready();
+        for (int b = 0; b < 3; ++b) mbarrier_init(full + b, 1), mbarrier_init(empty + b, CONSUMERS / 32);
+        mbarrier_init_fence();
     }
     if (threadIdx.x < count) n_keys_of[threadIdx.x] = contexts[first + threadIdx.x];
-    tell<COUNTED>();
+    named_barrier_arrive<COUNTED>();
     if (threadIdx.x < QUERIES * KEYS / 8) *(uint4*)(weights + threadIdx.x * 8) = make_uint4(0, 0, 0, 0);
     if (threadIdx.x < QUERIES) scales[threadIdx.x] = 1.0f;
     for (int i = warp; i < count * (heads + 2); i += CONSUMERS / 32) {
@@ -108,16 +108,16 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
         bool is_query = part < heads, is_value = part > heads;
         int head = is_query ? kv_head * heads + part : is_value ? query + kv + kv_head : query + kv_head;
         u32 slot = slots[first + member];
-        Turn angles = {};
+        Rotation rotation = {};
         Head weight = {};
         if (positions && !is_value) {
             size_t place = (size_t)positions[first + member] * half;
-            angles = load_turn(cos + place, sin + place, half);
+            rotation = load_rotation(cos + place, sin + place, half);
         }
         if (q_norm && !is_value) weight = load_head(is_query ? q_norm : k_norm, half);
-        after_previous();
+        wait_for_previous_kernel();
         Head h = load_head(raw + ((size_t)(first + member) * (query + 2 * kv) + head) * HEAD_DIM, half);
-        if (positions && !is_value) rotate(h, q_norm, weight, eps, angles);
+        if (positions && !is_value) norm_and_rotate(h, q_norm, weight, eps, rotation);
         if (is_query) {
             auto at = [&](int c) {
                 return (u32*)(queries + c / 64 * QUERIES * 64 + row * 64 + (c % 64 / 8 ^ row % 8) * 8 + c % 8);
@@ -129,8 +129,8 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
             store_head((is_value ? values : keys) + to * HEAD_DIM, half, h);
         }
     }
-    publish_all();
-    tell<STORED>();
+    fence_async_proxy();
+    named_barrier_arrive<STORED>();
     sync_consumers();
 
     // A warp weighs two rows, 16 lanes each; a lane has four keys of its row.
@@ -143,18 +143,18 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
         int n_keys = n_keys_of[now.member] - now.tile * KEYS;
         const bf16* tile_k = tiles + n % 3 * TILE;
         bf16* tile_v = tiles + (n + 1) % 3 * TILE;
-        barrier_wait(full + n % 3, n / 3 % 2);
+        mbarrier_wait(full + n % 3, n / 3 % 2);
         float s[1][4];
-        group_begin();
+        wgmma_fence();
 #pragma unroll
         for (int c = 0; c < DIM; c += 16)
-            multiply_few<0>(s, by_rows<KEYS>(tile_k, 0, c), by_rows<QUERIES>(queries, 0, c), c > 0);
-        group_end();
-        group_wait<0>();
-        settle(s);
+            multiply_few<0>(s, k_major_operand<KEYS>(tile_k, 0, c), k_major_operand<QUERIES>(queries, 0, c), c > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        fence_registers(s);
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[lane % 4 * 2 + i % 2][warp * 16 + lane / 4 + i / 2 * 8] = s[0][i];
-        if (lane == 0) barrier_arrive(empty + n % 3);
+        if (lane == 0) mbarrier_arrive(empty + n % 3);
         sync_consumers();
         if (warp * 2 < n_rows) {
             // As weigh in forward_hopper.cu, the same sums by other lanes; rows that do not see these keys stay as they are.
@@ -184,29 +184,29 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
                 *(u32*)(weights + row * 64 + (piece * 2 + i ^ row) * 8 + lane % 4 * 2) = sees ? pack(p[2 * i], p[2 * i + 1]) : 0;
             if (lane % 16 == 0) scales[row] = scale;
         }
-        barrier_wait(full + (n + 1) % 3, (n + 1) / 3 % 2);
+        mbarrier_wait(full + (n + 1) % 3, (n + 1) / 3 % 2);
         // What lies behind the last key may be anything, and nothing times it must be nothing.
         for (int i = threadIdx.x; i < (KEYS - n_keys) * DIM / 8; i += CONSUMERS)
             *(uint4*)(tile_v + i / 8 % PARTS * KEYS * 64 + (n_keys + i / 8 / PARTS) * 64 + i % 8 * 8) = make_uint4(0, 0, 0, 0);
-        publish();
+        fence_async_proxy_shared();
         sync_consumers();
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) o[part][0][i] *= scales[lane % 4 * 2 + i % 2];
-            settle(o[part]);
+            fence_registers(o[part]);
         }
-        group_begin();
+        wgmma_fence();
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
 #pragma unroll
             for (int c = 0; c < KEYS; c += 16)
-                multiply_few<1>(o[part], by_columns<KEYS>(tile_v + part * KEYS * 64, c), by_rows<QUERIES>(weights, 0, c), true);
-        group_end();
-        group_wait<0>();
+                multiply_few<1>(o[part], mn_major_operand<KEYS>(tile_v + part * KEYS * 64, c), k_major_operand<QUERIES>(weights, 0, c), true);
+        wgmma_commit();
+        wgmma_wait<0>();
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part) settle(o[part]);
-        if (lane == 0) barrier_arrive(empty + (n + 1) % 3);
+        for (int part = 0; part < PARTS; ++part) fence_registers(o[part]);
+        if (lane == 0) mbarrier_arrive(empty + (n + 1) % 3);
         now = next_of(now);
     }
     float total = quad_sum(sum);
@@ -220,6 +220,6 @@ attention_decode_hopper_bf16(const __grid_constant__ Map map_k, const __grid_con
             int r = lane % 4 * 2 + i % 2, column = part * 64 + warp * 16 + lane / 4 + i / 2 * 8;
             if (r < n_rows)
                 out[((size_t)(first + r / heads) * query + kv_head * heads + r % heads) * HEAD_DIM + column] =
-                    narrow<bf16>(o[part][0][i] * scales[r]);
+                    round_to<bf16>(o[part][0][i] * scales[r]);
         }
 }

@@ -10,8 +10,8 @@ KERNEL __launch_bounds__(THREADS, 2)
 attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* lse, int sequences, int query, int kv) {
     extern __shared__ uint4 memory[];
     bf16 *queries = (bf16*)memory, *keys = queries + ROWS * STRIDE, *values = keys + 2 * KEYS * STRIDE;
-    Piece piece;
-    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
+    WorkTile piece;
+    if (!find_work_tile(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
     int head = blockIdx.x, kv_head = head / (query / kv), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bf16* q = qkv + (start + piece.first) * width + head * HEAD_DIM;
@@ -23,9 +23,9 @@ attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* ls
     auto load_step = [&](int step) {
         int first = step * KEYS, n = min(KEYS, n_keys - first), at = step % 2 * KEYS * STRIDE;
         load_rows<KEYS, THREADS>(keys + at, n, Strided{k + (size_t)first * width, width});
-        commit();
+        cp_async_commit();
         load_rows<KEYS, THREADS>(values + at, n, Strided{v + (size_t)first * width, width});
-        commit();
+        cp_async_commit();
     };
     load_rows<ROWS, THREADS>(queries, n_rows, Strided{q, width});
     load_step(0);
@@ -43,7 +43,7 @@ attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* ls
     }
     for (int step = 0; step < n_steps; ++step) {
         const bf16 *tile_k = keys + step % 2 * KEYS * STRIDE, *tile_v = values + step % 2 * KEYS * STRIDE;
-        wait<1>();
+        cp_async_wait<1>();
         __syncthreads();
         float s[2][KEYS / 8][4];
 #pragma unroll
@@ -116,7 +116,7 @@ attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* ls
                 p[m][c][3] = pack(s[m][2 * c + 1][2], s[m][2 * c + 1][3]);
             }
         }
-        wait<0>();
+        cp_async_wait<0>();
         __syncthreads();
         if (step + 1 < n_steps) load_step(step + 1);
 #pragma unroll

@@ -3,7 +3,7 @@
 // both give the same bits, whatever rows are beside it.
 
 // Turns 64 scores of each row into weights relative to the largest so far; `scale` is what earlier sums shrink by.
-__device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&top)[2], float (&sum)[2], float (&scale)[2],
+__device__ __forceinline__ void online_softmax_step(float (&s)[KEYS / 8][4], float (&top)[2], float (&sum)[2], float (&scale)[2],
                                       float factor) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&top)[2], 
     }
 }
 
-__device__ __forceinline__ void shrink(float (&o)[DIM / 8][4], const float (&scale)[2]) {
+__device__ __forceinline__ void rescale(float (&o)[DIM / 8][4], const float (&scale)[2]) {
 #pragma unroll
     for (int j = 0; j < DIM / 8; ++j)
 #pragma unroll
@@ -40,8 +40,8 @@ KERNEL __launch_bounds__(THREADS, 2)
 attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* lse, int sequences, int query,
                               int kv) {
     bf16 *queries = aligned_memory(), *keys = queries + ROWS * DIM, *values = keys + 2 * KEYS * DIM;
-    Piece piece;
-    if (!find_piece(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
+    WorkTile piece;
+    if (!find_work_tile(offsets, sequences, 1, ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
     int head = blockIdx.x, kv_head = head / (query / kv), lane = threadIdx.x % 32;
     int group = threadIdx.x / 128, row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -53,9 +53,9 @@ attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, fl
     auto load_step = [&](int step) {
         int first = step * KEYS, n = min(KEYS, n_keys - first), at = step % 2 * KEYS * DIM;
         load_swizzled<KEYS, THREADS>(keys + at, n, Strided{k + (size_t)first * width, width});
-        commit();
+        cp_async_commit();
         load_swizzled<KEYS, THREADS>(values + at, n, Strided{v + (size_t)first * width, width});
-        commit();
+        cp_async_commit();
     };
     load_swizzled<ROWS, THREADS>(queries, n_rows, Strided{q, width});
     load_step(0);
@@ -65,21 +65,21 @@ attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, fl
     clear(o);
     for (int step = 0; step < n_steps; ++step) {
         const bf16 *tile_k = keys + step % 2 * KEYS * DIM, *tile_v = values + step % 2 * KEYS * DIM;
-        wait<1>();
-        publish();
+        cp_async_wait<1>();
+        fence_async_proxy_shared();
         __syncthreads();
         float s[KEYS / 8][4], scale[2];
         u32 p[KEYS / 16][4];
         // Keys that none of this group's queries sees change nothing.
         bool is_seen = step * KEYS <= piece.first + group * 64 + 63;
         if (is_seen) {
-            group_begin();
+            wgmma_fence();
 #pragma unroll
             for (int c = 0; c < DIM; c += 16)
-                multiply_rows(s, by_rows<ROWS>(queries, group * 64, c), by_rows<KEYS>(tile_k, 0, c), c > 0);
-            group_end();
-            group_wait<0>();
-            settle(s);
+                multiply_rows(s, k_major_operand<ROWS>(queries, group * 64, c), k_major_operand<KEYS>(tile_k, 0, c), c > 0);
+            wgmma_commit();
+            wgmma_wait<0>();
+            fence_registers(s);
             if (step * KEYS + KEYS > piece.first + group * 64) {
 #pragma unroll
                 for (int j = 0; j < KEYS / 8; ++j)
@@ -88,22 +88,22 @@ attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out, fl
                         if (step * KEYS + j * 8 + lane % 4 * 2 + i % 2 > piece.first + row + i / 2 * 8)
                             s[j][i] = MINUS_INFINITY;
             }
-            weigh(s, top, sum, scale, factor);
+            online_softmax_step(s, top, sum, scale, factor);
             pack_operands(p, s);
-            shrink(o, scale);
+            rescale(o, scale);
         }
-        wait<0>();
-        publish();
+        cp_async_wait<0>();
+        fence_async_proxy_shared();
         __syncthreads();
         if (step + 1 < n_steps) load_step(step + 1);
         if (is_seen) {
-            settle(o);
-            group_begin();
+            fence_registers(o);
+            wgmma_fence();
 #pragma unroll
-            for (int c = 0; c < KEYS / 16; ++c) multiply_columns(o, p[c], by_columns<KEYS>(tile_v, c * 16), true);
-            group_end();
-            group_wait<0>();
-            settle(o);
+            for (int c = 0; c < KEYS / 16; ++c) multiply_columns(o, p[c], mn_major_operand<KEYS>(tile_v, c * 16), true);
+            wgmma_commit();
+            wgmma_wait<0>();
+            fence_registers(o);
         }
     }
 #pragma unroll
@@ -131,8 +131,8 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
     bf16 *queries = aligned_memory(), *tile_k = queries + PAGED_ROWS * DIM, *tile_v = tile_k + KEYS * DIM;
     __shared__ u32 near_blocks[TABLE];
     int heads = query / kv, kv_head = blockIdx.x, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
-    Piece piece;
-    if (!find_piece(offsets, sequences, heads, PAGED_ROWS, blockIdx.y, &piece)) return;
+    WorkTile piece;
+    if (!find_work_tile(offsets, sequences, heads, PAGED_ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
     int position = (int)contexts[piece.sequence] - piece.rows / heads;
     const u32* table = tables + (size_t)piece.sequence * table_width;
@@ -147,7 +147,7 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
     auto load_step = [&](int step, bf16* tile, const bf16* from) {
         int first = step * KEYS, n = min(KEYS, n_keys - first);
         if (n > 0) load_swizzled<KEYS, PAGED_THREADS>(tile, n, Pages{from, blocks, first, block_shift, kv, kv_head});
-        commit();
+        cp_async_commit();
     };
     load_swizzled<PAGED_ROWS, PAGED_THREADS>(queries, n_rows, [&](int r) {
         int at = piece.first + r;
@@ -163,18 +163,18 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
     for (int h = 0; h < 2; ++h) last_key[h] = position + (piece.first + row + h * 8) / heads;
     clear(o);
     for (int step = 0; step < n_steps; ++step) {
-        wait<1>();
-        publish();
+        cp_async_wait<1>();
+        fence_async_proxy_shared();
         __syncthreads();
         float s[KEYS / 8][4], scale[2];
         u32 p[KEYS / 16][4];
-        group_begin();
+        wgmma_fence();
 #pragma unroll
         for (int c = 0; c < DIM; c += 16)
-            multiply_rows(s, by_rows<PAGED_ROWS>(queries, 0, c), by_rows<KEYS>(tile_k, 0, c), c > 0);
-        group_end();
-        group_wait<0>();
-        settle(s);
+            multiply_rows(s, k_major_operand<PAGED_ROWS>(queries, 0, c), k_major_operand<KEYS>(tile_k, 0, c), c > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        fence_registers(s);
         __syncthreads();
         load_step(step + 1, tile_k, keys);
         if (step * KEYS + KEYS > n_keys - (n_rows - 1) / heads - 1) {
@@ -184,19 +184,19 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
                 for (int i = 0; i < 4; ++i)
                     if (step * KEYS + j * 8 + lane % 4 * 2 + i % 2 > last_key[i / 2]) s[j][i] = MINUS_INFINITY;
         }
-        weigh(s, top, sum, scale, factor);
+        online_softmax_step(s, top, sum, scale, factor);
         pack_operands(p, s);
-        shrink(o, scale);
-        wait<1>();
-        publish();
+        rescale(o, scale);
+        cp_async_wait<1>();
+        fence_async_proxy_shared();
         __syncthreads();
-        settle(o);
-        group_begin();
+        fence_registers(o);
+        wgmma_fence();
 #pragma unroll
-        for (int c = 0; c < KEYS / 16; ++c) multiply_columns(o, p[c], by_columns<KEYS>(tile_v, c * 16), true);
-        group_end();
-        group_wait<0>();
-        settle(o);
+        for (int c = 0; c < KEYS / 16; ++c) multiply_columns(o, p[c], mn_major_operand<KEYS>(tile_v, c * 16), true);
+        wgmma_commit();
+        wgmma_wait<0>();
+        fence_registers(o);
         __syncthreads();
         load_step(step + 1, tile_v, values);
     }

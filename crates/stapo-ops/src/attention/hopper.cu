@@ -9,7 +9,7 @@ template <int ROWS, int THREADS, class Row> __device__ __forceinline__ void load
     int r = threadIdx.x / CHUNKS, c = threadIdx.x % CHUNKS;
     u32 to = shared_address(tile + c / 8 * ROWS * 64 + r * 64 + ((c % 8) ^ (r % 8)) * 8);
 #pragma unroll
-    for (int k = 0; k < ROWS; k += AT_ONCE) copy_async(to + k * 128, row(r + k) + c * 8, r + k < n);
+    for (int k = 0; k < ROWS; k += AT_ONCE) cp_async(to + k * 128, row(r + k) + c * 8, r + k < n);
 }
 
 // d (+)= a b, a by rows of shared memory, b by rows (its transpose is multiplied).

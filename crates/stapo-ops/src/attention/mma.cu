@@ -43,11 +43,11 @@ __device__ __forceinline__ void load_b_columns(u32* b, const bf16* tile, int row
 }
 
 // Sixteen bytes; zeros where `is_there` is false, and then nothing is read.
-__device__ __forceinline__ void copy_async(u32 to, const bf16* from, bool is_there) {
+__device__ __forceinline__ void cp_async(u32 to, const bf16* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // Rows of a matrix, `stride` elements apart.
 struct Strided {
@@ -66,7 +66,7 @@ template <int ROWS, int THREADS, class Row> __device__ __forceinline__ void load
         u32 to = shared_address(tile + r * STRIDE + column);
 #pragma unroll
         for (int k = 0; k < ROWS; k += AT_ONCE)
-            copy_async(to + k * STRIDE * 2, row(r + k) + column, r + k < n);
+            cp_async(to + k * STRIDE * 2, row(r + k) + column, r + k < n);
     } else {
         for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
             int r = i / CHUNKS, column = i % CHUNKS * 8;
@@ -74,7 +74,7 @@ template <int ROWS, int THREADS, class Row> __device__ __forceinline__ void load
             bool is_there = r < n && column < HEAD_DIM;
             const bf16* from = row(is_there ? r : 0) + (is_there ? column : 0);
             if (HEAD_DIM % 8 == 0) {
-                copy_async(shared_address(to), from, is_there);
+                cp_async(shared_address(to), from, is_there);
             } else {
                 for (int k = 0; k < 8; ++k) {
                     bf16 zero = {0};
@@ -121,15 +121,15 @@ __device__ __forceinline__ float log_sum(float top, float sum, float factor) {
 }
 
 // A piece of the rows of one sequence: which sequence, the first row within it, and the sequence's rows.
-struct Piece {
+struct WorkTile {
     int sequence, first, rows;
 };
 
 // Cuts each sequence's (tokens * per_token) rows into pieces of `height` and finds piece number `index` in the order of
 // falling weight, a piece's weight being its place in its sequence: what sees most keys is begun first, whatever sequence
 // it belongs to. False: there are fewer pieces.
-__device__ __forceinline__ bool find_piece(const u32* offsets, int sequences, int per_token, int height, int index,
-                                           Piece* piece) {
+__device__ __forceinline__ bool find_work_tile(const u32* offsets, int sequences, int per_token, int height, int index,
+                                           WorkTile* piece) {
     int lane = threadIdx.x % 32, most = 0;
     auto rows_of = [&](int s) { return s < sequences ? (int)(offsets[s + 1] - offsets[s]) * per_token : 0; };
     for (int s = lane; s < sequences; s += 32) most = max(most, (rows_of(s) + height - 1) / height);

@@ -31,8 +31,8 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
     __shared__ float tops[4][ROWS], parts[4][ROWS][4];
     __shared__ alignas(16) bf16 weights[ROWS * (KEYS + 8)];
     int group = query / kv, kv_head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Piece piece;
-    if (!find_piece(offsets, sequences, group, ROWS, blockIdx.y, &piece)) return;
+    WorkTile piece;
+    if (!find_work_tile(offsets, sequences, group, ROWS, blockIdx.y, &piece)) return;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
     int context = contexts[piece.sequence], position = context - piece.rows / group;
     const u32* table = tables + (size_t)piece.sequence * table_width;
@@ -48,7 +48,7 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
     auto load_step = [&](int step, bf16* tile, const bf16* from) {
         int first = step * KEYS, n = min(KEYS, n_keys - first);
         if (n > 0) load_rows<KEYS, THREADS>(tile, n, Pages{from, blocks, first, block_shift, kv, kv_head});
-        commit();
+        cp_async_commit();
     };
     load_rows<ROWS, THREADS>(queries, n_rows, [&](int r) {
         int row = piece.first + r;
@@ -65,7 +65,7 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
 #pragma unroll
         for (int i = 0; i < 4; ++i) o[j][0][i] = o[j][1][i] = 0.0f;
     for (int step = 0; step < n_steps; ++step) {
-        wait<1>();
+        cp_async_wait<1>();
         __syncthreads();
         float s[2][4] = {};
 #pragma unroll
@@ -109,7 +109,7 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
             parts[warp][row][lane % 4] =
                 sum_of_four(s[0][2 * h], s[0][2 * h + 1], s[1][2 * h], s[1][2 * h + 1]);
         }
-        wait<1>();
+        cp_async_wait<1>();
         __syncthreads();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {

@@ -84,7 +84,7 @@ KERNEL attention_paged_float(const float* qkv, const float* keys, const float* v
         [&](int j) { return values + place(j); }, out + (token * query + head) * HEAD_DIM, 0);
 }
 
-KERNEL attention_pull_float(const float* out, const float* d_out, float* pull, int query) {
+KERNEL attention_delta_float(const float* out, const float* d_out, float* pull, int query) {
     for (int head = threadIdx.x / 32; head < query; head += blockDim.x / 32) {
         size_t at = ((size_t)blockIdx.x * query + head) * HEAD_DIM;
         if (threadIdx.x % 32 == 0) pull[(size_t)blockIdx.x * query + head] = dot(out + at, d_out + at);

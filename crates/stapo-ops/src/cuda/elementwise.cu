@@ -4,7 +4,7 @@ __device__ __forceinline__ size_t element() { return (size_t)blockIdx.x * blockD
 
 template <class S, class D> __device__ __forceinline__ void convert(const S* from, D* to, u64 n) {
     size_t i = element();
-    if (i < n) to[i] = narrow<D>(widen(from[i]));
+    if (i < n) to[i] = round_to<D>(widen(from[i]));
 }
 
 KERNEL convert_float_bf16(const float* from, bf16* to, u64 n) { convert(from, to, n); }
@@ -139,7 +139,7 @@ __device__ __forceinline__ void product(const S* a, const S* b, D* c, const D* b
     for (int d = 0; d < k; ++d) sum = fmaf(widen(a[a_start + d * a_step]), widen(b[b_start + d * b_step]), sum);
     if (bias) sum += widen(bias[i]);
     if (adds) sum += widen(c[at]);
-    c[at] = narrow<D>(sum);
+    c[at] = round_to<D>(sum);
 }
 
 #define PRODUCT(S, D)                                                                                                  \

@@ -5,6 +5,7 @@ use crate::attention::paged::GROUPED_ROWS;
 use crate::attention::{self, Heads, paged};
 use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
+use crate::fused::{matmul_add_rmsnorm, matmul_swiglu};
 use crate::rope::{Frequencies, HeadNorm, Scaling, Table};
 use crate::testing::{bits, upload, weight};
 use crate::{View, lm_head, matmul, rmsnorm, swiglu};
@@ -209,7 +210,8 @@ fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
         let project = |n: usize| {
             let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
             let dims = swiglu::Dims { tokens: n, width };
-            swiglu::of_product(device, dims, x.range(0..n * inputs), &w, gate_up.view_mut(), out.view_mut());
+            let x = x.range(0..n * inputs);
+            matmul_swiglu::forward(device, dims, x, &w, gate_up.view_mut(), out.view_mut());
             out.view().to_vec()
         };
         let all = project(rows);
@@ -261,28 +263,24 @@ fn products_added_and_normed_at_once_give_the_bits_of_one_by_one() {
         for tokens in [1, 5, 64, 70] {
             let n = tokens * width;
             let dims = rmsnorm::Dims { tokens, width, eps: 1e-6 };
-            let (factor, x) =
-                (compute(device, &numbers(1, tokens * inputs)), compute(device, &numbers(4, n)));
-            let run = |at_once: bool, rows: Option<View<'_, u32>>| {
-                let [mut delta, mut sum, mut out] = [(); 3].map(|()| empty(device, n));
+            let x = compute(device, &numbers(1, tokens * inputs));
+            let stream = compute(device, &numbers(4, n));
+            let run = |is_fused: bool, rows: Option<View<'_, u32>>| {
+                let [mut y, mut sum, mut out] = [(); 3].map(|()| empty(device, n));
                 let mut inv = device.zeros(tokens).unwrap();
-                let (x, weight, inv_to) = (x.view(), norm.view(), inv.view_mut());
-                let (sum_to, out_to) = (sum.view_mut(), out.view_mut());
-                if at_once {
-                    let product = (factor.view(), &matrix);
-                    let delta = delta.view_mut();
-                    rmsnorm::forward_add_product(
-                        device, dims, x, product, delta, weight, sum_to, out_to, inv_to,
-                    );
+                let to = rmsnorm::Out { normed: out.view_mut(), inv_rms: inv.view_mut() };
+                let (stream, weight, sum_to) = (stream.view(), norm.view(), sum.view_mut());
+                if is_fused {
+                    let product =
+                        matmul_add_rmsnorm::Product { x: x.view(), weight: &matrix, y: y.view_mut() };
+                    matmul_add_rmsnorm::forward(device, dims, stream, product, weight, sum_to, to);
                 } else {
-                    matmul::forward(device, tokens, factor.view(), &matrix, None, delta.view_mut());
-                    let delta = delta.view();
+                    matmul::forward(device, tokens, x.view(), &matrix, None, y.view_mut());
+                    let residual = rmsnorm::Residual { stream, addend: y.view() };
                     match rows {
-                        None => rmsnorm::forward_add(device, dims, x, delta, weight, sum_to, out_to, inv_to),
+                        None => rmsnorm::forward_add(device, dims, residual, weight, sum_to, to),
                         Some(rows) => {
-                            rmsnorm::forward_add_rows(
-                                device, dims, rows, x, delta, weight, sum_to, out_to, inv_to,
-                            );
+                            rmsnorm::forward_add_rows(device, dims, rows, residual, weight, sum_to, to);
                         }
                     }
                 }
@@ -313,7 +311,7 @@ fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
     let run = |keeps: bool| {
         let [mut logp, mut entropy, mut collision, mut lse] =
             [(); 4].map(|()| device.zeros::<f32>(tokens).unwrap());
-        let scores = lm_head::Scores {
+        let scores = lm_head::HeadScores {
             logp: logp.view_mut(),
             entropy: entropy.view_mut(),
             collision: collision.view_mut(),
@@ -330,7 +328,8 @@ fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
         };
         let (mut d_hidden, mut d_w) =
             (empty(device, tokens * width), device.zeros::<f32>(vocab * width).unwrap());
-        lm_head::backward(device, dims, hidden.view(), &w, grads, last, d_hidden.view_mut(), d_w.view_mut());
+        let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_w.view_mut() };
+        lm_head::backward(device, dims, hidden.view(), &w, grads, last, to);
         [d_hidden.view().to_vec(), d_w.view().to_vec()].map(|x| bits(&x))
     };
     let kept = run(true);

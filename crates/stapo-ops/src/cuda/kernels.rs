@@ -37,7 +37,7 @@ impl Scope {
 
 const PRELUDE: &str = include_str!("prelude.cu");
 const ROW: &str = include_str!("../lm_head/row.cu");
-const PULL: &str = include_str!("../attention/pull.cu");
+const DELTA: &str = include_str!("../attention/delta.cu");
 const HOPPER: &str = include_str!("../attention/hopper.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
 const WGMMA: &str = include_str!("wgmma.cu");
@@ -63,13 +63,13 @@ sources! {
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
     ATTENTION = "attention", HeadDim, [MMA, include_str!("../attention/forward.cu")];
     ATTENTION_PAGED = "attention_paged", HeadDim, [MMA, include_str!("../attention/paged.cu")];
-    ATTENTION_BACKWARD = "attention_backward", HeadDim, [MMA, PULL, include_str!("../attention/backward.cu")];
+    ATTENTION_BACKWARD = "attention_backward", HeadDim, [MMA, DELTA, include_str!("../attention/backward.cu")];
     ATTENTION_HOPPER = "attention_hopper", Hopper, [MMA, WGMMA, HOPPER, include_str!("../attention/forward_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
         [HEAD, MMA, WGMMA, HOPPER, TMA, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper", Hopper,
-        [MMA, PULL, WGMMA, HOPPER, include_str!("../attention/backward_hopper.cu")];
-    MATMUL_NARROW = "matmul_narrow", HopperOnce, [WGMMA, TMA, include_str!("../matmul/narrow.cu")];
+        [MMA, DELTA, WGMMA, HOPPER, include_str!("../attention/backward_hopper.cu")];
+    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, include_str!("../matmul/small_m.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 

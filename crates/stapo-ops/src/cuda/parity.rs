@@ -97,36 +97,21 @@ fn rmsnorm_and_residual_on_cuda_agree_with_the_cpu() {
         check(&format!("rmsnorm {tokens} {width}"), |device| {
             let dims = rmsnorm::Dims { tokens, width, eps: 1e-6 };
             let n = tokens * width;
-            let (x, delta) = (compute(device, &numbers(1, n)), compute(device, &numbers(2, n)));
+            let (x, addend) = (compute(device, &numbers(1, n)), compute(device, &numbers(2, n)));
             let w = compute(device, &numbers(3, width));
             let (mut sum, mut out, mut inv) =
                 (empty(device, n), empty(device, n), device.zeros(tokens).unwrap());
-            rmsnorm::forward_add(
-                device,
-                dims,
-                x.view(),
-                delta.view(),
-                w.view(),
-                sum.view_mut(),
-                out.view_mut(),
-                inv.view_mut(),
-            );
+            let residual = rmsnorm::Residual { stream: x.view(), addend: addend.view() };
+            let to = rmsnorm::Out { normed: out.view_mut(), inv_rms: inv.view_mut() };
+            rmsnorm::forward_add(device, dims, residual, w.view(), sum.view_mut(), to);
             let (mut plain, mut plain_inv) = (empty(device, n), device.zeros(tokens).unwrap());
-            rmsnorm::forward(device, dims, x.view(), w.view(), plain.view_mut(), plain_inv.view_mut());
+            let to = rmsnorm::Out { normed: plain.view_mut(), inv_rms: plain_inv.view_mut() };
+            rmsnorm::forward(device, dims, x.view(), w.view(), to);
             let (d_out, mut d_x) = (compute(device, &numbers(4, n)), compute(device, &numbers(5, n)));
             let (mut d_set, mut d_w) = (empty(device, n), upload(device, &numbers(6, width)));
             for (write, to) in [(Write::Add, &mut d_x), (Write::Set, &mut d_set)] {
-                rmsnorm::backward(
-                    device,
-                    dims,
-                    x.view(),
-                    w.view(),
-                    plain_inv.view(),
-                    d_out.view(),
-                    write,
-                    to.view_mut(),
-                    d_w.view_mut(),
-                );
+                let saved = rmsnorm::Saved { x: x.view(), weight: w.view(), inv_rms: plain_inv.view() };
+                rmsnorm::backward(device, dims, saved, d_out.view(), write, to.view_mut(), d_w.view_mut());
             }
             let mut added = compute(device, &numbers(7, n));
             residual::add(device, added.view_mut(), x.view());
@@ -279,7 +264,7 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
     let (mut best_ids, mut best) =
         (device.zeros::<u32>(tokens * n).unwrap(), device.zeros(tokens * n).unwrap());
     let [logp, entropy, collision, lse] = &mut out[..] else { unreachable!() };
-    let numbers_out = lm_head::Scores {
+    let numbers_out = lm_head::HeadScores {
         logp: logp.view_mut(),
         entropy: entropy.view_mut(),
         collision: collision.view_mut(),
@@ -297,7 +282,8 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
         d_logp: d_logp.view(),
         d_entropy: d_entropy.view(),
     };
-    lm_head::backward(device, dims, hidden.view(), &w, grads, last, d_hidden.view_mut(), d_w.view_mut());
+    let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_w.view_mut() };
+    lm_head::backward(device, dims, hidden.view(), &w, grads, last, to);
     let mut all: Tensors<f32> = out.iter().map(|b| b.view().to_vec()).collect();
     all.extend([best.view().to_vec(), d_hidden.view().to_vec(), d_w.view().to_vec()]);
     all.push(best_ids.view().to_vec().into_iter().map(|id| id as f32).collect());
@@ -315,25 +301,31 @@ fn lm_head_on_cuda_agrees_with_the_cpu() {
 
 fn draw(
     device: &Device,
-    rule: sampling::Rule,
+    rule: sampling::SamplingRule,
     (tokens, width, vocab): (usize, usize, usize),
 ) -> (Vec<u32>, Tensors<f32>) {
     let hidden = compute(device, &numbers(1, tokens * width));
     let w: Vec<f32> = numbers(2, vocab * width).iter().map(|x| bf16_to_f32(f32_to_bf16(x * 0.3))).collect();
     let w = weight(device, vocab, width, &w);
-    let key = crate::rng::Key::new(8);
+    let key = crate::rng::RngKey::new(8);
     let uniforms: Vec<f64> = (0..tokens).map(|t| key.uniform(1, 2, t as u32)).collect();
     let mut drawn = device.zeros::<u32>(tokens).unwrap();
     let (mut logp, mut entropy) = (device.zeros(tokens).unwrap(), device.zeros(tokens).unwrap());
-    let to = sampling::Drawn { ids: drawn.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() };
-    let (uniforms, mut logits) =
-        (upload(device, &uniforms), sampling::Logits::new(device, vocab, tokens).unwrap());
-    sampling::forward(device, tokens, rule, hidden.view(), &w, uniforms.view(), to, None, &mut logits);
+    let to = sampling::Drawn {
+        ids: drawn.view_mut(),
+        logp: logp.view_mut(),
+        entropy: entropy.view_mut(),
+        alternatives: None,
+    };
+    let uniforms = upload(device, &uniforms);
+    let mut logits = sampling::Logits::new(device, vocab, tokens).unwrap();
+    let from = sampling::Inputs { hidden: hidden.view(), head: &w, uniforms: uniforms.view() };
+    sampling::forward(device, rule, from, to, &mut logits);
     let drawn_ids = drawn.view().to_vec();
     // What training says about the drawn tokens.
     let mut out: Vec<Buffer<f32>> = (0..4).map(|_| device.zeros(tokens).unwrap()).collect();
     let [a, b, c, d] = &mut out[..] else { unreachable!() };
-    let scored = lm_head::Scores {
+    let scored = lm_head::HeadScores {
         logp: a.view_mut(),
         entropy: b.view_mut(),
         collision: c.view_mut(),
@@ -365,8 +357,8 @@ fn sampling_on_cuda_draws_what_the_cpu_draws_and_reports_the_bits_of_training() 
         filter(Some(40), 0.8, 0.05),
         filter(Some(1), 1.0, 0.0),
     ];
-    let rules = filters.map(|filter| sampling::Rule::Draw { temperature: 0.8, filter });
-    for rule in rules.into_iter().chain([sampling::Rule::Greedy]) {
+    let rules = filters.map(|filter| sampling::SamplingRule::Draw { temperature: 0.8, filter });
+    for rule in rules.into_iter().chain([sampling::SamplingRule::Greedy]) {
         for size in [(1, 8, 5), (64, 40, 257), (200, 64, 3001), (64, 128, 520), (5, 2048, 512)] {
             for precision in [Precision::F32, Precision::Bf16] {
                 let Some(gpu) = gpu(precision) else { return };

@@ -21,9 +21,9 @@ __device__ __forceinline__ u32 pack(float low, float high) {
     return both;
 }
 
-template <class S> __device__ __forceinline__ S narrow(float x);
-template <> __device__ __forceinline__ float narrow<float>(float x) { return x; }
-template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) {
+template <class S> __device__ __forceinline__ S round_to(float x);
+template <> __device__ __forceinline__ float round_to<float>(float x) { return x; }
+template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) {
     bf16 y;
     y.bits = (u16)pack(x, 0.0f);
     return y;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void store8(bf16* row, int at, int n, bool whole, con
     } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            if (at + i < n) row[at + i] = narrow<bf16>(x[i]);
+            if (at + i < n) row[at + i] = round_to<bf16>(x[i]);
     }
 }
 
@@ -110,13 +110,13 @@ __device__ __forceinline__ void ldmatrix_at(u32* r, u32 address) {
 }
 
 // A kernel that was started early runs beside the one before it until it waits here; what that one gave is there after.
-__device__ __forceinline__ void after_previous() {
+__device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 // From here on the next kernel may begin, if it is one that is started early.
-__device__ __forceinline__ void let_next_begin() {
+__device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

@@ -1,24 +1,24 @@
 // Hopper's copy engine: tiles of matrices into shared memory, each arrival counted by a barrier there.
 
 // Where a matrix lies and how it is cut into tiles, as the driver writes it.
-struct alignas(64) Map {
+struct alignas(64) TensorMap {
     u64 words[16];
 };
 
 // A barrier turns when `n` have arrived and all bytes it was told to expect are there; one waits for the end of a turn by
 // its parity, the first being 0.
-__device__ __forceinline__ void barrier_init(u64* barrier, int n) {
+__device__ __forceinline__ void mbarrier_init(u64* barrier, int n) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n) : "memory");
 }
-__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void barrier_arrive(u64* barrier) {
+__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-__device__ __forceinline__ void barrier_expect(u64* barrier, int n_bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_bytes(u64* barrier, int n_bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_bytes)
                  : "memory");
 }
-__device__ __forceinline__ void barrier_wait(u64* barrier, int parity) {
+__device__ __forceinline__ void mbarrier_wait(u64* barrier, int parity) {
     asm volatile(
         "{ .reg .pred done;\n"
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -28,7 +28,7 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, int parity) {
 }
 
 // The tile at (row, column) of a matrix into this block's shared memory.
-__device__ __forceinline__ void copy_tile(bf16* to, const Map& map, int column, int row, u64* barrier) {
+__device__ __forceinline__ void tma_load_tile(bf16* to, const TensorMap& map, int column, int row, u64* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
             shared_address(to)),
@@ -37,8 +37,8 @@ __device__ __forceinline__ void copy_tile(bf16* to, const Map& map, int column, 
 }
 
 // What ordinary stores wrote, to shared memory or any other, is seen by the copy engine.
-__device__ __forceinline__ void publish_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-__device__ __forceinline__ void prefetch_map(const Map& map) {
+__device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

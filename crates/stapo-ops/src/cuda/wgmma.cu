@@ -11,25 +11,25 @@ __device__ __forceinline__ u64 descriptor(const bf16* p, u32 leading_bytes, u32 
 }
 
 // Rows `row`.. of a tile as an operand whose depth is the columns, from `column` on.
-template <int ROWS> __device__ __forceinline__ u64 by_rows(const bf16* tile, int row, int column) {
+template <int ROWS> __device__ __forceinline__ u64 k_major_operand(const bf16* tile, int row, int column) {
     return descriptor(tile + column / 64 * ROWS * 64 + row * 64 + column % 64, 16, 1024);
 }
 
 // All columns of a tile as an operand whose depth is the rows, from `row` on.
-template <int ROWS> __device__ __forceinline__ u64 by_columns(const bf16* tile, int row) {
+template <int ROWS> __device__ __forceinline__ u64 mn_major_operand(const bf16* tile, int row) {
     return descriptor(tile + row * 64, ROWS * 128, 1024);
 }
 
-__device__ __forceinline__ void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void group_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void group_wait() {
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 // What ordinary copies wrote is seen by the matrix unit.
-__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_async_proxy_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Results stay where they are: nothing that reads them may move above this.
-template <int N> __device__ __forceinline__ void settle(float (&x)[N][4]) {
+template <int N> __device__ __forceinline__ void fence_registers(float (&x)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; ++j)
 #pragma unroll

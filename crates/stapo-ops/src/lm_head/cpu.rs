@@ -1,4 +1,4 @@
-use super::{Alternatives, Dims, ScoreGrads, Scores, row};
+use super::{Alternatives, Dims, HeadGrads, HeadScores, ScoreGrads, row};
 use crate::device::{Cpu, Shared, with_scratch};
 use crate::simd::{Kernel, Lanes};
 use crate::{Float, Weight, Write, matmul};
@@ -37,7 +37,7 @@ pub(super) fn forward<E: Float>(
     hidden: &[E],
     weight: &Weight<E>,
     targets: &[u32],
-    scores: Scores<'_, E>,
+    scores: HeadScores<'_, E>,
     alternatives: Option<Alternatives<'_, E>>,
 ) {
     let vocab = weight.shape().outputs;
@@ -93,9 +93,9 @@ pub(super) fn backward<E: Float>(
     hidden: &[E],
     weight: &Weight<E>,
     grads: ScoreGrads<'_, E>,
-    d_hidden: &mut [E],
-    d_weight: &mut [E],
+    to: HeadGrads<'_, E>,
 ) {
+    let (d_hidden, d_weight) = (to.d_hidden.into_host(), to.d_weight.into_host());
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let inv_temperature = E::from_f64(1.0 / dims.temperature);
     let (targets, lse, entropy) = (grads.targets.host(), grads.lse.host(), grads.entropy.host());

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::{Alternatives, Dims, ScoreGrads, Scores};
+use super::{Alternatives, Dims, HeadGrads, HeadScores, ScoreGrads};
 use crate::cuda::kernels::LM_HEAD;
 use crate::cuda::{Cuda, Kind, Memory, Slice};
 use crate::{Float, Weight, Write, matmul};
@@ -63,7 +63,7 @@ pub(super) fn forward<T: Float>(
     hidden: Slice,
     weight: &Weight<T>,
     targets: Slice,
-    scores: &Scores<'_, T>,
+    scores: &HeadScores<'_, T>,
     best: Option<&Alternatives<'_, T>>,
 ) -> Memory {
     let (op, vocab) = ("lm_head::forward", weight.shape().outputs);
@@ -90,8 +90,7 @@ pub(super) fn backward<T: Float>(
     weight: &Weight<T>,
     grads: ScoreGrads<'_, T>,
     last: Option<Memory>,
-    d_hidden: Slice,
-    d_weight: Slice,
+    to: &HeadGrads<'_, T>,
 ) {
     let (op, vocab, width) = ("lm_head::backward", weight.shape().outputs, weight.shape().inputs);
     let numbers = [grads.lse, grads.entropy, grads.d_logp, grads.d_entropy].map(|x| x.cuda().f32(op));
@@ -117,7 +116,8 @@ pub(super) fn backward<T: Float>(
         let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
         let rows = |slice: Slice| slice.part(start * width, n * width);
         let flat = weight.view().cuda();
-        matmul::cuda::backward_input(cuda, chunk, d_logits, flat, Write::Set, rows(d_hidden));
-        matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, Write::Add, d_weight.f32(op));
+        matmul::cuda::backward_input(cuda, chunk, d_logits, flat, Write::Set, rows(to.d_hidden.cuda()));
+        let d_weight = to.d_weight.cuda().f32(op);
+        matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, Write::Add, d_weight);
     }
 }

@@ -23,7 +23,7 @@ pub struct Dims {
 }
 
 /// Numbers per token, each `[T]`.
-pub struct Scores<'a, T: Float> {
+pub struct HeadScores<'a, T: Float> {
     /// Log-probability of the target.
     pub logp: ViewMut<'a, T>,
     /// `-sum p ln p`.
@@ -56,7 +56,7 @@ pub fn forward<T: Float>(
     hidden: View<'_, T>,
     weight: &Weight<T>,
     targets: View<'_, u32>,
-    scores: Scores<'_, T>,
+    scores: HeadScores<'_, T>,
     alternatives: Option<Alternatives<'_, T>>,
 ) -> LastLogits {
     let op = "lm_head::forward";
@@ -90,17 +90,24 @@ pub struct ScoreGrads<'a, T: Float> {
     pub d_entropy: View<'a, T>,
 }
 
-/// Recomputes the logits but for the `last`. Shapes: hidden, d_hidden `[T, D]`, the latter overwritten; d_weight
-/// `[vocab, D]`, added to: one chain over the tokens, on a GPU in chunks from the last to the first.
+/// What [`backward`] writes.
+pub struct HeadGrads<'a, T: Float> {
+    /// `[T, D]`, overwritten.
+    pub d_hidden: ViewMut<'a, T>,
+    /// `[vocab, D]`, added to: one chain over the tokens, on a GPU in chunks from the last to the first.
+    pub d_weight: ViewMut<'a, T>,
+}
+
+/// Recomputes all logits but those of the last chunk, which `logits` may hold. Shapes: hidden `[T, D]`; weight
+/// `[vocab, D]`.
 pub fn backward<T: Float>(
     device: &Device,
     dims: Dims,
     hidden: View<'_, T>,
     weight: &Weight<T>,
     grads: ScoreGrads<'_, T>,
-    last: LastLogits,
-    d_hidden: ViewMut<'_, T>,
-    d_weight: ViewMut<'_, T>,
+    logits: LastLogits,
+    to: HeadGrads<'_, T>,
 ) {
     let op = "lm_head::backward";
     check_inputs(device, op, dims, hidden, weight, grads.targets);
@@ -108,25 +115,11 @@ pub fn backward<T: Float>(
     check(op, "entropy", grads.entropy.len(), dims.tokens);
     check(op, "d_logp", grads.d_logp.len(), dims.tokens);
     check(op, "d_entropy", grads.d_entropy.len(), dims.tokens);
-    check(op, "d_hidden", d_hidden.len(), hidden.len());
-    check(op, "d_weight", d_weight.len(), weight.shape().len());
+    check(op, "d_hidden", to.d_hidden.len(), hidden.len());
+    check(op, "d_weight", to.d_weight.len(), weight.shape().len());
     match device.backend() {
-        Backend::Cpu(cpu) => {
-            let (d_hidden, d_weight) = (d_hidden.into_host(), d_weight.into_host());
-            cpu::backward(cpu, dims, hidden.host(), weight, grads, d_hidden, d_weight);
-        }
-        Backend::Cuda(cuda) => {
-            cuda::backward(
-                cuda,
-                dims,
-                hidden.cuda(),
-                weight,
-                grads,
-                last.0,
-                d_hidden.cuda(),
-                d_weight.cuda(),
-            );
-        }
+        Backend::Cpu(cpu) => cpu::backward(cpu, dims, hidden.host(), weight, grads, to),
+        Backend::Cuda(cuda) => cuda::backward(cuda, dims, hidden.cuda(), weight, grads, logits.0, &to),
     }
 }
 

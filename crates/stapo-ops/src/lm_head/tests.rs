@@ -33,7 +33,7 @@ impl Case {
         let (hidden, w) = (upload(device, hidden), weight(device, self.vocab, self.width, w));
         let targets = upload(device, &ids(3, self.tokens, self.vocab)[..tokens]);
         let [mut logp, mut entropy, mut collision, mut lse] = [(); 4].map(|()| device.zeros(tokens).unwrap());
-        let scores = Scores {
+        let scores = HeadScores {
             logp: logp.view_mut(),
             entropy: entropy.view_mut(),
             collision: collision.view_mut(),
@@ -66,8 +66,8 @@ impl Case {
             d_logp: d_logp.view(),
             d_entropy: d_entropy.view(),
         };
-        let (to_hidden, to_weight) = (d_hidden.view_mut(), d_weight.view_mut());
-        backward(device, self.dims(), hidden.view(), &w, grads, LastLogits::default(), to_hidden, to_weight);
+        let to = HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_weight.view_mut() };
+        backward(device, self.dims(), hidden.view(), &w, grads, LastLogits::default(), to);
         vec![d_hidden.view().to_vec(), d_weight.view().to_vec()]
     }
 
@@ -141,7 +141,7 @@ fn alternatives_are_the_best_tokens_best_first() {
     let [mut logp, mut entropy, mut collision, mut lse] =
         [(); 4].map(|()| device.zeros(case.tokens).unwrap());
     let (mut best_ids, mut best_logp) = (device.zeros(5 * n).unwrap(), device.zeros(5 * n).unwrap());
-    let scores = Scores {
+    let scores = HeadScores {
         logp: logp.view_mut(),
         entropy: entropy.view_mut(),
         collision: collision.view_mut(),

@@ -2,34 +2,36 @@
 
 use std::sync::Arc;
 
-use super::{Dims, narrow};
+use super::Dims;
+use super::small_m::{self, Kernel};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{Columns, Cuda, Kind, Memory, PARTS_BYTES, Product, Slice, add_column_sums, parts_for};
 
-/// Chains that an element of a deep product is the sum of, added up in order. One chain leaves most of a GPU idle where rows
-/// are few and outputs narrow; which products are deep depends on the shape alone, so that rows agree whatever their number.
-/// Logits, in f32, and products with a bias are one chain.
-const DEEP_CHAINS: usize = 4;
+/// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in order.
+const SPLIT_K: usize = 4;
 
-pub(crate) fn is_deep(d: Dims, weight: Slice) -> bool {
-    let is_whole = d.inputs.is_multiple_of(128 * DEEP_CHAINS) && d.outputs.is_multiple_of(8);
+/// A product with many inputs and few outputs leaves most of a GPU idle when its rows are few, so such a product uses
+/// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits in
+/// every batch. Logits, in f32, and products with a bias never use split-K.
+pub(crate) fn uses_split_k(d: Dims, weight: Slice) -> bool {
+    let is_whole = d.inputs.is_multiple_of(128 * SPLIT_K) && d.outputs.is_multiple_of(8);
     let is_long = d.inputs >= 2048 && d.inputs >= 2 * d.outputs;
     is_whole && is_long && weight.kind == Kind::Bf16
 }
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
-    if bias.is_none() && y.kind == Kind::Bf16 && is_deep(d, weight) {
-        return for_chains(cuda, d, x, weight, |start, n, chains| {
+    if bias.is_none() && y.kind == Kind::Bf16 && uses_split_k(d, weight) {
+        for_each_split(cuda, d, x, weight, |start, n, partials| {
             let y = y.part(start * d.outputs, n * d.outputs);
-            let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(chains).arg(y);
-            launch.arg(y.len).arg(DEEP_CHAINS).run([y.len.div_ceil(8 * 256), 1], 256, 0);
+            let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(partials).arg(y);
+            launch.arg(y.len).arg(SPLIT_K).run([y.len.div_ceil(8 * 256), 1], 256, 0);
         });
+    } else if bias.is_none() && small_m::fits(Kernel::Product, cuda, d, x, weight, y) {
+        small_m::run(Kernel::Product, cuda, d, x, weight, y);
+    } else {
+        cuda.product(&Product { bias, ..product(d, x, weight, y) });
     }
-    if bias.is_none() && narrow::product(cuda, d, x, weight, y) {
-        return;
-    }
-    cuda.product(&Product { bias, ..product(d, x, weight, y) });
 }
 
 fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> Product {
@@ -49,25 +51,30 @@ fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> Product {
     }
 }
 
-/// The chains of a deep product, some rows at a time: `each` is given the first row, how many, and their chains
-/// `[DEEP_CHAINS, n, outputs]` in f32, which it must have read before the next call.
-pub(crate) fn for_chains(
+/// Computes the partial sums of a split-K product, some rows at a time. `each` is given the first row, the number of rows
+/// n and the partial sums `[SPLIT_K, n, outputs]` in f32, and must have queued the kernel that reads them when it returns:
+/// the next rows' partial sums overwrite the memory.
+pub(crate) fn for_each_split(
     cuda: &Arc<Cuda>,
     d: Dims,
     x: Slice,
     weight: Slice,
     mut each: impl FnMut(usize, usize, Slice),
 ) {
-    let at_once = PARTS_BYTES / (4 * DEEP_CHAINS * d.outputs);
+    let at_once = PARTS_BYTES / (4 * SPLIT_K * d.outputs);
     assert!(at_once > 0, "matmul::forward: {} outputs of a deep product", d.outputs);
     for start in (0..d.tokens).step_by(at_once) {
         let n = at_once.min(d.tokens - start);
-        let (d, x) = (Dims { tokens: n, ..d }, x.part(start * d.inputs, n * d.inputs));
-        let parts = cuda.parts(DEEP_CHAINS * n * d.outputs);
-        if !narrow::chains(cuda, d, x, weight, parts, DEEP_CHAINS) {
-            cuda.product(&Product { parts: DEEP_CHAINS, ..product(d, x, weight, parts) });
+        let x = x.part(start * d.inputs, n * d.inputs);
+        let d = Dims { tokens: n, ..d };
+        let partials = cuda.parts(SPLIT_K * n * d.outputs);
+        let kernel = Kernel::SplitK { n_splits: SPLIT_K };
+        if small_m::fits(kernel, cuda, d, x, weight, partials) {
+            small_m::run(kernel, cuda, d, x, weight, partials);
+        } else {
+            cuda.product(&Product { parts: SPLIT_K, ..product(d, x, weight, partials) });
         }
-        each(start, n, parts);
+        each(start, n, partials);
     }
 }
 

@@ -1,4 +1,4 @@
-use super::Dims;
+use super::{Dims, Out, Saved};
 use crate::device::{Cpu, Shared};
 use crate::simd::{Kernel, Lanes, WIDTH};
 use crate::{Float, Write};
@@ -9,19 +9,19 @@ pub(super) fn forward<E: Float>(
     x: &[E],
     add: Option<(&[E], &mut [E])>,
     weight: &[E],
-    out: &mut [E],
-    inv_rms: &mut [E],
+    to: Out<'_, E>,
 ) {
-    let (out, inv_rms) = (Shared::new(out), Shared::new(inv_rms));
-    let add = add.map(|(delta, sum)| (delta, Shared::new(sum)));
+    let normed = Shared::new(to.normed.into_host());
+    let inv_rms = Shared::new(to.inv_rms.into_host());
+    let add = add.map(|(addend, sum)| (addend, Shared::new(sum)));
     cpu.rows(d.tokens, 4 * d.width, |rows| {
         let wide = rows.start * d.width..rows.end * d.width;
         // SAFETY: each task has its own rows, of all outputs.
-        let (out, inv_rms, add) = unsafe {
-            let add = add.map(|(delta, sum)| (&delta[wide.clone()], sum.range(wide.clone())));
-            (out.range(wide.clone()), inv_rms.range(rows.clone()), add)
+        let (normed, inv_rms, add) = unsafe {
+            let add = add.map(|(addend, sum)| (&addend[wide.clone()], sum.range(wide.clone())));
+            (normed.range(wide.clone()), inv_rms.range(rows.clone()), add)
         };
-        cpu.dispatch(Forward { d, x: &x[wide], add, weight, out, inv_rms });
+        cpu.dispatch(Forward { d, x: &x[wide], add, weight, normed, inv_rms });
     });
 }
 
@@ -30,7 +30,7 @@ struct Forward<'a, E> {
     x: &'a [E],
     add: Option<(&'a [E], &'a mut [E])>,
     weight: &'a [E],
-    out: &'a mut [E],
+    normed: &'a mut [E],
     inv_rms: &'a mut [E],
 }
 
@@ -44,16 +44,17 @@ impl<E: Float> Kernel<E> for Forward<'_, E> {
             let x = &self.x[wide.clone()];
             let x = match &mut self.add {
                 None => x,
-                Some((delta, sum)) => {
-                    let (delta, sum) = (&delta[wide.clone()], &mut sum[wide.clone()]);
+                Some((addend, sum)) => {
+                    let addend = &addend[wide.clone()];
+                    let sum = &mut sum[wide.clone()];
                     for at in (0..width).step_by(WIDTH) {
-                        l.put(sum, at, l.add(l.get(x, at, E::ZERO), l.get(delta, at, E::ZERO)));
+                        l.put(sum, at, l.add(l.get(x, at, E::ZERO), l.get(addend, at, E::ZERO)));
                     }
                     sum
                 }
             };
             *inv_rms = inverse_rms(l, x, eps);
-            scale_row(l, x, *inv_rms, self.weight, &mut self.out[wide]);
+            scale_row(l, x, *inv_rms, self.weight, &mut self.normed[wide]);
         }
     }
 }
@@ -88,13 +89,12 @@ pub(crate) fn dot<L: Lanes>(l: L, a: &[L::E], b: &[L::E]) -> L::E {
 pub(super) fn backward_input<E: Float>(
     cpu: &Cpu,
     d: Dims,
-    x: &[E],
-    weight: &[E],
-    inv_rms: &[E],
+    saved: Saved<'_, E>,
     d_out: &[E],
     write: Write,
     d_x: &mut [E],
 ) {
+    let (x, weight, inv_rms) = (saved.x.host(), saved.weight.host(), saved.inv_rms.host());
     let d_x = Shared::new(d_x);
     cpu.rows(d.tokens, 4 * d.width, |rows| {
         let wide = rows.start * d.width..rows.end * d.width;
@@ -194,11 +194,11 @@ fn pulled<L: Lanes>(
 pub(super) fn backward_weight<E: Float>(
     cpu: &Cpu,
     d: Dims,
-    x: &[E],
-    inv_rms: &[E],
+    saved: Saved<'_, E>,
     d_out: &[E],
     d_weight: &mut [E],
 ) {
+    let (x, inv_rms) = (saved.x.host(), saved.inv_rms.host());
     let d_weight = Shared::new(d_weight);
     cpu.rows(d.width.div_ceil(WIDTH), 2 * WIDTH * d.tokens, |vectors| {
         let start = vectors.start * WIDTH;

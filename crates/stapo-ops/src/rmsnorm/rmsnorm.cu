@@ -5,13 +5,13 @@
 template <class S, bool ADD>
 __device__ __forceinline__ void forward(const S* x, const S* delta, const float* parts, int n_parts, const u32* rows, const S* weight, S* sum, S* out,
                                         float* inv_rms, int width, float eps) {
-    let_next_begin();
+    launch_dependents();
     bool whole = is_whole(width), fits = width <= 8 * blockDim.x, is_there = 8 * threadIdx.x < width;
     size_t to = (size_t)blockIdx.x * width, of = rows ? (size_t)rows[blockIdx.x] * width : to;
     const S* from = ADD ? sum + to : x + of;
     float v[8], w[8], squares = 0.0f;
     if (fits && is_there) load8(weight, 8 * threadIdx.x, width, whole, w);
-    after_previous();
+    wait_for_previous_kernel();
     for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
         load8(x + of, at, width, whole, v);
         if (ADD) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void forward(const S* x, const S* delta, const float*
                 for (int i = 0; i < 8; ++i) d[i] = p == 0 ? part[i] : d[i] + part[i];
             }
 #pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] = widen(narrow<S>(v[i] + widen(narrow<S>(d[i]))));
+            for (int i = 0; i < 8; ++i) v[i] = widen(round_to<S>(v[i] + widen(round_to<S>(d[i]))));
             store8(sum + to, at, width, whole, v);
         }
 #pragma unroll

@@ -9,7 +9,8 @@ fn dims(tokens: usize, width: usize) -> Dims {
 fn forward_of<T: Float>(device: &Device, d: Dims, x: &[T], weight: &[T]) -> Tensors<T> {
     let (x, weight) = (upload(device, x), upload(device, weight));
     let (mut out, mut inv_rms) = (device.zeros(x.len()).unwrap(), device.zeros(d.tokens).unwrap());
-    forward(device, d, x.view(), weight.view(), out.view_mut(), inv_rms.view_mut());
+    let to = Out { normed: out.view_mut(), inv_rms: inv_rms.view_mut() };
+    forward(device, d, x.view(), weight.view(), to);
     vec![out.view().to_vec(), inv_rms.view().to_vec()]
 }
 
@@ -25,18 +26,8 @@ fn backward_of<T: Float>(
     let inv_rms = upload(device, &forward_of(device, d, x, weight)[1]);
     let (x, weight, d_out) = (upload(device, x), upload(device, weight), upload(device, d_out));
     let (mut d_x, mut d_weight) = (device.zeros(x.len()).unwrap(), upload(device, before));
-    let (d_x_to, d_weight_to) = (d_x.view_mut(), d_weight.view_mut());
-    backward(
-        device,
-        d,
-        x.view(),
-        weight.view(),
-        inv_rms.view(),
-        d_out.view(),
-        Write::Set,
-        d_x_to,
-        d_weight_to,
-    );
+    let saved = Saved { x: x.view(), weight: weight.view(), inv_rms: inv_rms.view() };
+    backward(device, d, saved, d_out.view(), Write::Set, d_x.view_mut(), d_weight.view_mut());
     vec![d_x.view().to_vec(), d_weight.view().to_vec()]
 }
 
@@ -98,15 +89,17 @@ fn weight_gradient_does_not_depend_on_the_cut_into_micro_batches() {
 #[test]
 fn fused_addition_equals_addition_then_norm() {
     let (device, d) = (device(), dims(9, 33));
-    let (x, delta, weight) = (values::<f32>(1, 9 * 33), values::<f32>(2, 9 * 33), values::<f32>(3, 33));
-    let added: Vec<f32> = x.iter().zip(&delta).map(|(x, d)| x + d).collect();
+    let [x, addend] = [1, 2].map(|seed| values::<f32>(seed, 9 * 33));
+    let weight = values::<f32>(3, 33);
+    let added: Vec<f32> = x.iter().zip(&addend).map(|(x, d)| x + d).collect();
     let expected = forward_of(&device, d, &added, &weight);
-    let [x, delta] = [x, delta].map(|x| upload(&device, &x));
+    let [x, addend] = [x, addend].map(|x| upload(&device, &x));
     let [mut sum, mut out] = [(); 2].map(|()| device.zeros(9 * 33).unwrap());
     let mut inv_rms = device.zeros(9).unwrap();
     let weight = upload(&device, &weight);
-    let (sum_to, out_to) = (sum.view_mut(), out.view_mut());
-    forward_add(&device, d, x.view(), delta.view(), weight.view(), sum_to, out_to, inv_rms.view_mut());
+    let residual = Residual { stream: x.view(), addend: addend.view() };
+    let to = Out { normed: out.view_mut(), inv_rms: inv_rms.view_mut() };
+    forward_add(&device, d, residual, weight.view(), sum.view_mut(), to);
     assert_eq!(bits(&sum.view().to_vec()), bits(&added));
     assert_eq!(bits(&out.view().to_vec()), bits(&expected[0]));
     assert_eq!(bits(&inv_rms.view().to_vec()), bits(&expected[1]));
@@ -120,7 +113,7 @@ fn input_gradient_adds_to_the_residuals() {
     let inv_rms = upload(&device, &forward_of(&device, d, &x, &weight)[1]);
     let [x, weight, d_out] = [x, weight, d_out].map(|x| upload(&device, &x));
     let (mut d_x, mut d_weight) = (upload(&device, &[1.0; 10]), device.zeros(5).unwrap());
-    let (to, d_weight) = (d_x.view_mut(), d_weight.view_mut());
-    backward(&device, d, x.view(), weight.view(), inv_rms.view(), d_out.view(), Write::Add, to, d_weight);
+    let saved = Saved { x: x.view(), weight: weight.view(), inv_rms: inv_rms.view() };
+    backward(&device, d, saved, d_out.view(), Write::Add, d_x.view_mut(), d_weight.view_mut());
     assert!(d_x.view().to_vec().iter().zip(set).all(|(a, b)| (a - 1.0 - b).abs() < 1e-12));
 }

@@ -8,20 +8,20 @@ mod tests;
 
 /// Who draws: the two words of the Philox key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Key(u64);
+pub struct RngKey(u64);
 
-impl Key {
-    pub fn new(seed: u64) -> Key {
-        Key(seed)
+impl RngKey {
+    pub fn new(seed: u64) -> RngKey {
+        RngKey(seed)
     }
 
     /// An independent key for a purpose or a step: the 64-bit finaliser of MurmurHash3 over key and `stream`.
     #[must_use]
-    pub fn derive(self, stream: u64) -> Key {
+    pub fn derive(self, stream: u64) -> RngKey {
         let mut x = self.0 ^ stream.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
         x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-        Key(x ^ (x >> 33))
+        RngKey(x ^ (x >> 33))
     }
 
     /// Uniform in `[0, 1)`, a multiple of 2^-53, for token `position` of sample `sample` of problem `problem`.

@@ -1,18 +1,18 @@
-use super::Key;
+use super::RngKey;
 
 #[test]
 fn philox_matches_the_published_vectors() {
     // Known-answer vectors of Random123 for philox4x32-10.
-    assert_eq!(Key::new(0).block([0; 4]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
-    assert_eq!(Key::new(u64::MAX).block([u32::MAX; 4]), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
-    let key = Key::new(0x299f31d0_a4093822);
+    assert_eq!(RngKey::new(0).block([0; 4]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
+    assert_eq!(RngKey::new(u64::MAX).block([u32::MAX; 4]), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
+    let key = RngKey::new(0x299f31d0_a4093822);
     let counter = [0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344];
     assert_eq!(key.block(counter), [0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1]);
 }
 
 #[test]
 fn uniforms_fill_the_unit_interval_evenly() {
-    let key = Key::new(7).derive(3);
+    let key = RngKey::new(7).derive(3);
     let mut bins = [0; 10];
     for position in 0..20_000 {
         let u = key.uniform(11, 2, position);
@@ -27,7 +27,7 @@ fn uniforms_fill_the_unit_interval_evenly() {
 #[test]
 fn every_coordinate_of_the_place_changes_the_number() {
     let u = |seed, stream, problem, sample, position| {
-        Key::new(seed).derive(stream).uniform(problem, sample, position)
+        RngKey::new(seed).derive(stream).uniform(problem, sample, position)
     };
     let base = u(1, 2, 3, 4, 5);
     let others = [
@@ -43,7 +43,7 @@ fn every_coordinate_of_the_place_changes_the_number() {
 
 #[test]
 fn normals_have_mean_zero_and_variance_one() {
-    let key = Key::new(5);
+    let key = RngKey::new(5);
     let n = 20_000;
     let draws: Vec<f64> = (0..n).map(|idx| key.normal(idx)).collect();
     let mean = draws.iter().sum::<f64>() / n as f64;

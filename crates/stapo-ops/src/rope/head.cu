@@ -48,7 +48,7 @@ template <class S> __device__ __forceinline__ void store_head(S* x, int half, co
         } else {
 #pragma unroll
             for (int q = p; q < p + 2; ++q, ++i)
-                if (i < half) x[i] = narrow<S>(h.low[q]), x[i + half] = narrow<S>(h.high[q]);
+                if (i < half) x[i] = round_to<S>(h.low[q]), x[i + half] = round_to<S>(h.high[q]);
         }
     }
 }
@@ -61,12 +61,12 @@ __device__ __forceinline__ float dot(const Head& a, const Head& b) {
 }
 
 // cos and sin of a position: the same for all its heads.
-struct Turn {
+struct Rotation {
     float cos[PAIRS], sin[PAIRS];
 };
 
-__device__ __forceinline__ Turn load_turn(const float* cos, const float* sin, int half) {
-    Turn t;
+__device__ __forceinline__ Rotation load_rotation(const float* cos, const float* sin, int half) {
+    Rotation t;
 #pragma unroll
     for (int p = 0; p < PAIRS; ++p) {
         int i = pair_of(p);
@@ -77,7 +77,7 @@ __device__ __forceinline__ Turn load_turn(const float* cos, const float* sin, in
 }
 
 // Rotates every pair by its angle; `sign` -1 rotates back.
-__device__ __forceinline__ void turn(Head& h, const Turn& t, float sign) {
+__device__ __forceinline__ void rotate(Head& h, const Rotation& t, float sign) {
 #pragma unroll
     for (int p = 0; p < PAIRS; ++p) {
         float low = h.low[p], high = h.high[p], s = sign * t.sin[p];
@@ -87,7 +87,7 @@ __device__ __forceinline__ void turn(Head& h, const Turn& t, float sign) {
 }
 
 // What becomes of a query or a key: normed where its kind is (`weight`), by the factor given back, and turned.
-__device__ __forceinline__ float rotate(Head& h, bool is_normed, const Head& weight, float eps, const Turn& angles) {
+__device__ __forceinline__ float norm_and_rotate(Head& h, bool is_normed, const Head& weight, float eps, const Rotation& rotation) {
     float inv = 1.0f;
     if (is_normed) {
         inv = 1.0f / sqrtf(dot(h, h) / (float)HEAD_DIM + eps);
@@ -97,6 +97,6 @@ __device__ __forceinline__ float rotate(Head& h, bool is_normed, const Head& wei
             h.high[p] = h.high[p] * inv * weight.high[p];
         }
     }
-    turn(h, angles, 1.0f);
+    rotate(h, rotation, 1.0f);
     return inv;
 }

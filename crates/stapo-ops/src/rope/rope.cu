@@ -8,14 +8,14 @@ __device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict
     int heads = query + 2 * kv, normed = query + kv;
     size_t token = blockIdx.x, row = token * heads * dim;
     size_t place = (size_t)positions[token] * half;
-    Turn angles = load_turn(cos + place, sin + place, half);
+    Rotation rotation = load_rotation(cos + place, sin + place, half);
 #pragma unroll 4
     for (int head = threadIdx.x / 32; head < heads; head += blockDim.x / 32) {
         Head h = load_head(raw + row + head * dim, half);
         if (head < normed) {
             Head weight = {};
             if (q_weight) weight = load_head(head < query ? q_weight : k_weight, half);
-            float inv = rotate(h, q_weight, weight, eps, angles);
+            float inv = norm_and_rotate(h, q_weight, weight, eps, rotation);
             if (q_weight && threadIdx.x % 32 == 0) inv_rms[token * normed + head] = inv;
         }
         store_head(out + row + head * dim, half, h);
@@ -41,11 +41,11 @@ __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restr
     for (int token = blockIdx.x * per_block; token < end; ++token) {
         size_t row = (size_t)token * heads * dim;
         size_t place = (size_t)positions[token] * half;
-        Turn angles = load_turn(cos + place, sin + place, half);
+        Rotation rotation = load_rotation(cos + place, sin + place, half);
         for (int head = warp; head < heads; head += blockDim.x / 32) {
             Head d = load_head(d_out + row + head * dim, half);
             if (head < normed) {
-                turn(d, angles, -1.0f);
+                rotate(d, rotation, -1.0f);
                 if (q_weight) {
                     float inv = inv_rms[(size_t)token * normed + head];
                     Head x = load_head(raw + row + head * dim, half);

@@ -1,24 +1,18 @@
-use super::{Drawn, Rule, filter};
+use super::{Drawn, Inputs, SamplingRule, filter};
+use crate::Float;
 use crate::device::{Cpu, Shared, with_scratch};
-use crate::lm_head::{Alternatives, cpu::for_chunks, row};
+use crate::lm_head::{cpu::for_chunks, row};
 use crate::simd::{Kernel, Lanes, WIDTH};
-use crate::{Float, Weight};
 
-pub(super) fn forward<E: Float>(
-    cpu: &Cpu,
-    tokens: usize,
-    rule: Rule,
-    hidden: &[E],
-    weight: &Weight<E>,
-    uniforms: &[f64],
-    drawn: Drawn<'_, E>,
-    alternatives: Option<Alternatives<'_, E>>,
-) {
-    let vocab = weight.shape().outputs;
+pub(super) fn forward<E: Float>(cpu: &Cpu, rule: SamplingRule, from: Inputs<'_, E>, drawn: Drawn<'_, E>) {
+    let tokens = drawn.ids.len();
+    let vocab = from.head.shape().outputs;
+    let uniforms = from.uniforms.host();
     let ids = Shared::new(drawn.ids.into_host());
     let numbers = [drawn.logp, drawn.entropy].map(|x| Shared::new(x.into_host()));
-    let best = alternatives.map(|a| (a.n, Shared::new(a.ids.into_host()), Shared::new(a.logp.into_host())));
-    for_chunks(cpu, tokens, hidden, weight, |start, n, logits| {
+    let best =
+        drawn.alternatives.map(|a| (a.n, Shared::new(a.ids.into_host()), Shared::new(a.logp.into_host())));
+    for_chunks(cpu, tokens, from.hidden.host(), from.head, |start, n, logits| {
         let logits = Shared::new(logits);
         cpu.rows(n, 8 * vocab, |rows| {
             with_scratch(vocab, |weights| {
@@ -49,7 +43,7 @@ struct Draw<'a, E> {
     logits: &'a [E],
     /// Scratch.
     weights: &'a mut [E],
-    rule: Rule,
+    rule: SamplingRule,
     uniform: f64,
     id: &'a mut u32,
     /// logp, entropy.
@@ -66,8 +60,8 @@ impl<E: Float> Kernel<E> for Draw<'_, E> {
             row::best(self.logits, &stats, inv_temperature, ids, logp);
         }
         let id = match self.rule {
-            Rule::Greedy => first_largest(self.logits),
-            Rule::Draw { filter, .. } => {
+            SamplingRule::Greedy => first_largest(self.logits),
+            SamplingRule::Draw { filter, .. } => {
                 match filter::keep(l, self.logits, self.weights, &stats, inv_temperature, filter) {
                     None => draw_all(l, self.logits, &stats, inv_temperature, self.uniform),
                     Some(kept) => kept.draw(self.uniform),

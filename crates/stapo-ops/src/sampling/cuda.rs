@@ -1,11 +1,10 @@
 use std::sync::Arc;
 
-use super::{Drawn, Filter, Rule};
+use super::{Drawn, Filter, Inputs, SamplingRule};
+use crate::Float;
 use crate::cuda::kernels::SAMPLING;
 use crate::cuda::{Cuda, Slice};
-use crate::lm_head::Alternatives;
 use crate::lm_head::cuda::{ROW_THREADS, for_chunks};
-use crate::{Float, Weight};
 
 /// Largest vocabulary whose cumulative sums fit beside each other.
 const MAX_VOCAB: usize = 1 << 20;
@@ -17,24 +16,23 @@ pub(super) fn look_up(cuda: &Cuda, tokens: Slice, ids: Slice, out: Slice) {
 
 pub(super) fn forward<T: Float>(
     cuda: &Arc<Cuda>,
-    tokens: usize,
-    rule: Rule,
-    hidden: Slice,
-    weight: &Weight<T>,
-    uniforms: Slice,
+    rule: SamplingRule,
+    from: Inputs<'_, T>,
     drawn: &Drawn<'_, T>,
-    best: Option<&Alternatives<'_, T>>,
     logits: Slice,
 ) {
-    let (op, vocab) = ("sampling::forward", weight.shape().outputs);
+    let op = "sampling::forward";
+    let vocab = from.head.shape().outputs;
     assert!(vocab <= MAX_VOCAB, "{op}: vocabulary of {vocab}, at most {MAX_VOCAB} on a GPU");
     let (greedy, filter) = match rule {
-        Rule::Greedy => (1usize, Filter::NONE),
-        Rule::Draw { filter, .. } => (0, filter),
+        SamplingRule::Greedy => (1usize, Filter::NONE),
+        SamplingRule::Draw { filter, .. } => (0, filter),
     };
     let (ids, logp, entropy) = (drawn.ids.cuda(), drawn.logp.cuda().f32(op), drawn.entropy.cuda().f32(op));
+    let (hidden, uniforms) = (from.hidden.cuda(), from.uniforms.cuda());
+    let best = drawn.alternatives.as_ref();
     let n_best = best.map_or(0, |best| best.n);
-    for_chunks(cuda, tokens, hidden, weight, logits, |start, n, logits| {
+    for_chunks(cuda, ids.len, hidden, from.head, logits, |start, n, logits| {
         let launch = cuda.kernel(&SAMPLING, "sampling_draw").arg(logits).arg(uniforms.part(start, n));
         let launch = launch.arg(ids.part(start, n)).arg(logp.part(start, n)).arg(entropy.part(start, n));
         let launch = launch

@@ -16,7 +16,7 @@ use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Weight, check};
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Rule {
+pub enum SamplingRule {
     /// The most probable token, the lowest id among equals; numbers are those of temperature 1.
     Greedy,
     /// By inverse transform, in the order of the ids, among the tokens the filters leave.
@@ -38,21 +38,36 @@ impl Filter {
     pub const NONE: Filter = Filter { top_k: None, top_p: 1.0, min_p: 0.0 };
 }
 
-impl Rule {
+impl SamplingRule {
     /// The temperature of the reported numbers.
     pub fn temperature(&self) -> f64 {
         match self {
-            Rule::Greedy => 1.0,
-            Rule::Draw { temperature, .. } => *temperature,
+            SamplingRule::Greedy => 1.0,
+            SamplingRule::Draw { temperature, .. } => *temperature,
         }
     }
 }
 
-/// What was drawn, each `[T]`.
+/// What tokens are drawn from.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a, T: Float> {
+    /// `[T, D]`.
+    pub hidden: View<'a, T>,
+    /// `[vocab, D]`.
+    pub head: &'a Weight<T>,
+    /// `[T]` in `[0, 1)`, see `rng::RngKey::uniform`; unused when greedy.
+    pub uniforms: View<'a, f64>,
+}
+
+/// What [`forward`] writes.
 pub struct Drawn<'a, T: Float> {
+    /// `[T]`.
     pub ids: ViewMut<'a, u32>,
+    /// `[T]`.
     pub logp: ViewMut<'a, T>,
+    /// `[T]`.
     pub entropy: ViewMut<'a, T>,
+    pub alternatives: Option<Alternatives<'a, T>>,
 }
 
 /// Stands for a token by the number of its draw in the last call of [`forward`], which the host has not read yet.
@@ -87,36 +102,25 @@ impl<T: Float> Logits<T> {
     }
 }
 
-/// Shapes: hidden `[T, D]`; weight `[vocab, D]`; uniforms `[T]` in `[0, 1)`, see `rng::Key::uniform` (unused when
-/// greedy).
+/// Draws a token for each row of `from.hidden`.
 pub fn forward<T: Float>(
     device: &Device,
-    tokens: usize,
-    rule: Rule,
-    hidden: View<'_, T>,
-    weight: &Weight<T>,
-    uniforms: View<'_, f64>,
+    rule: SamplingRule,
+    from: Inputs<'_, T>,
     drawn: Drawn<'_, T>,
-    alternatives: Option<Alternatives<'_, T>>,
     logits: &mut Logits<T>,
 ) {
     let op = "sampling::forward";
+    let tokens = drawn.ids.len();
     assert!(rule.temperature() > 0.0, "{op}: temperature {} is not positive", rule.temperature());
-    assert!(weight.shape().outputs > 0, "{op}: the vocabulary is empty");
-    check(op, "hidden", hidden.len(), tokens * weight.shape().inputs);
-    check(op, "uniforms", uniforms.len(), tokens);
-    check(op, "ids", drawn.ids.len(), tokens);
+    assert!(from.head.shape().outputs > 0, "{op}: the vocabulary is empty");
+    check(op, "hidden", from.hidden.len(), tokens * from.head.shape().inputs);
+    check(op, "uniforms", from.uniforms.len(), tokens);
     check(op, "logp", drawn.logp.len(), tokens);
     check(op, "entropy", drawn.entropy.len(), tokens);
-    check_alternatives(op, tokens, alternatives.as_ref());
+    check_alternatives(op, tokens, drawn.alternatives.as_ref());
     match device.backend() {
-        Backend::Cpu(cpu) => {
-            cpu::forward(cpu, tokens, rule, hidden.host(), weight, uniforms.host(), drawn, alternatives);
-        }
-        Backend::Cuda(cuda) => {
-            let (uniforms, best) = (uniforms.cuda(), alternatives.as_ref());
-            let logits = logits.0.view_mut().cuda();
-            cuda::forward(cuda, tokens, rule, hidden.cuda(), weight, uniforms, &drawn, best, logits);
-        }
+        Backend::Cpu(cpu) => cpu::forward(cpu, rule, from, drawn),
+        Backend::Cuda(cuda) => cuda::forward(cuda, rule, from, &drawn, logits.0.view_mut().cuda()),
     }
 }

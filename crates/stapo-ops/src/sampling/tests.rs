@@ -1,6 +1,6 @@
 use super::*;
 use crate::lm_head;
-use crate::rng::Key;
+use crate::rng::RngKey;
 use crate::testing::*;
 
 /// A head whose logits are the hidden state itself.
@@ -10,24 +10,32 @@ fn identity(device: &Device, vocab: usize) -> Weight<f32> {
 }
 
 /// Draws once per uniform from the same logits.
-fn draws(device: &Device, rule: Rule, logits: &[f32], uniforms: &[f64]) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
+fn draws(
+    device: &Device,
+    rule: SamplingRule,
+    logits: &[f32],
+    uniforms: &[f64],
+) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
     let (tokens, vocab) = (uniforms.len(), logits.len());
     let hidden = upload(device, &logits.repeat(tokens));
     let mut ids = device.zeros(tokens).unwrap();
     let [mut logp, mut entropy] = [(); 2].map(|()| device.zeros(tokens).unwrap());
-    let drawn = Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() };
+    let drawn =
+        Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut(), alternatives: None };
     let uniforms = upload(device, uniforms);
-    let (head, mut logits) = (identity(device, vocab), Logits::new(device, vocab, tokens).unwrap());
-    forward(device, tokens, rule, hidden.view(), &head, uniforms.view(), drawn, None, &mut logits);
+    let head = identity(device, vocab);
+    let mut logits = Logits::new(device, vocab, tokens).unwrap();
+    let from = Inputs { hidden: hidden.view(), head: &head, uniforms: uniforms.view() };
+    forward(device, rule, from, drawn, &mut logits);
     (ids.view().to_vec(), logp.view().to_vec(), entropy.view().to_vec())
 }
 
 fn uniforms(n: u32) -> Vec<f64> {
-    (0..n).map(|i| Key::new(3).uniform(0, 0, i)).collect()
+    (0..n).map(|i| RngKey::new(3).uniform(0, 0, i)).collect()
 }
 
-fn draw(temperature: f64, filter: Filter) -> Rule {
-    Rule::Draw { temperature, filter }
+fn draw(temperature: f64, filter: Filter) -> SamplingRule {
+    SamplingRule::Draw { temperature, filter }
 }
 
 fn kept(filter: Filter, logits: &[f32]) -> Vec<u32> {
@@ -70,19 +78,25 @@ fn numbers_are_those_of_training_bit_for_bit() {
     let hidden = upload(&device, &values::<f32>(1, tokens * width));
     let w = weight(&device, vocab, width, &values::<f32>(2, vocab * width));
     for rule in [
-        Rule::Greedy,
+        SamplingRule::Greedy,
         draw(0.6, Filter::NONE),
         draw(1.0, Filter { top_k: Some(20), top_p: 0.9, min_p: 0.01 }),
     ] {
         let mut ids = device.zeros(tokens).unwrap();
         let [mut logp, mut entropy] = [(); 2].map(|()| device.zeros(tokens).unwrap());
-        let drawn = Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut() };
+        let drawn = Drawn {
+            ids: ids.view_mut(),
+            logp: logp.view_mut(),
+            entropy: entropy.view_mut(),
+            alternatives: None,
+        };
         let uniforms = upload(&device, &uniforms(tokens as u32));
         let mut logits = Logits::new(&device, w.shape().outputs, tokens).unwrap();
-        forward(&device, tokens, rule, hidden.view(), &w, uniforms.view(), drawn, None, &mut logits);
+        let from = Inputs { hidden: hidden.view(), head: &w, uniforms: uniforms.view() };
+        forward(&device, rule, from, drawn, &mut logits);
         let [mut t_logp, mut t_entropy, mut collision, mut lse] =
             [(); 4].map(|()| device.zeros(tokens).unwrap());
-        let scores = lm_head::Scores {
+        let scores = lm_head::HeadScores {
             logp: t_logp.view_mut(),
             entropy: t_entropy.view_mut(),
             collision: collision.view_mut(),
@@ -97,7 +111,7 @@ fn numbers_are_those_of_training_bit_for_bit() {
 
 #[test]
 fn greedy_takes_the_largest_and_the_lowest_id_among_equals() {
-    let (ids, ..) = draws(&device(), Rule::Greedy, &[0.0, 3.0, 3.0, 1.0], &[0.9]);
+    let (ids, ..) = draws(&device(), SamplingRule::Greedy, &[0.0, 3.0, 3.0, 1.0], &[0.9]);
     assert_eq!(ids, [1]);
 }
 

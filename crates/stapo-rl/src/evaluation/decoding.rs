@@ -1,12 +1,12 @@
 //! Decodings by name.
 
-use stapo_model::generate::{Filter, Rule};
+use stapo_model::generate::{Filter, SamplingRule};
 
 /// A way to draw tokens. Its name stands in every record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decoding {
     pub name: String,
-    pub rule: Rule,
+    pub rule: SamplingRule,
 }
 
 impl Decoding {
@@ -14,7 +14,7 @@ impl Decoding {
     pub fn parse(text: &str) -> Result<Vec<Self>, String> {
         match text {
             "paper" => Ok(vec![Self::drawn(1.0, 1.0), Self::drawn(0.7, 0.9)]),
-            "greedy" => Ok(vec![Self { name: "greedy".into(), rule: Rule::Greedy }]),
+            "greedy" => Ok(vec![Self { name: "greedy".into(), rule: SamplingRule::Greedy }]),
             _ => {
                 let (temperature, top_p) = text.split_once(':').unwrap_or((text, "1"));
                 let number = |text: &str| text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
@@ -28,7 +28,7 @@ impl Decoding {
     }
 
     fn drawn(temperature: f64, top_p: f64) -> Self {
-        let rule = Rule::Draw { temperature, filter: Filter { top_p, ..Filter::NONE } };
+        let rule = SamplingRule::Draw { temperature, filter: Filter { top_p, ..Filter::NONE } };
         Self { name: format!("T={temperature:?} p={top_p:?}"), rule }
     }
 }

@@ -1,0 +1,161 @@
+//! `stapo doctor`
+
+use crate::shared::machine;
+use crate::shared::units::size;
+use anyhow::Result;
+use serde_json::json;
+use stapo_rl::model::cuda::{self, Found, Part};
+use stapo_rl::model::{CpuOptions, Simd};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Says what this machine offers, what is missing and what brings it.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Where runs go.
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    out: PathBuf,
+
+    /// One JSON object, sizes in bytes.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Below this a run of the built-in model with its checkpoints gets tight.
+const LITTLE_DISK: u64 = 1 << 30;
+
+/// One line of the report.
+struct Finding {
+    name: &'static str,
+    mark: Mark,
+    text: String,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Mark {
+    Good,
+    /// Works, but look.
+    Look,
+    /// Not there; only what needs it is out of reach.
+    Absent,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let (options, found) = (CpuOptions::from_env()?, cuda::probe());
+    if args.json {
+        println!("{:#}", as_json(args, options, &found));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut findings = vec![processor(options), memory(), disk(&args.out)];
+    findings.extend(gpus(&found));
+    for Finding { name, mark, text } in findings {
+        let mark = match mark {
+            Mark::Good => "ok",
+            Mark::Look => "look",
+            Mark::Absent => "none",
+        };
+        println!("{name:<9} {mark:<5} {}", text.replace('\n', &format!("\n{:<15} ", "")));
+    }
+    println!("\nThe CPU is enough for the built-in run: stapo train");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn processor(options: CpuOptions) -> Finding {
+    let name = machine::processor().unwrap_or_else(|| std::env::consts::ARCH.to_string());
+    let levels: Vec<&str> = Simd::available().into_iter().map(Simd::name).collect();
+    let threads =
+        if options.threads == 1 { "1 thread".to_string() } else { format!("{} threads", options.threads) };
+    let text =
+        format!("{name}, {threads}\ninstructions: {} (in use: {})", levels.join(", "), options.simd.name());
+    let is_slow = options.simd == Simd::Scalar;
+    let mark = if is_slow { Mark::Look } else { Mark::Good };
+    Finding {
+        name: "cpu",
+        mark,
+        text: if is_slow { format!("{text}\nno vector instructions in use: training is slow") } else { text },
+    }
+}
+
+fn memory() -> Finding {
+    let text = machine::memory().map_or("not told by this system".to_string(), |memory| {
+        format!("{} of {} available", size(memory.available), size(memory.total))
+    });
+    Finding { name: "memory", mark: Mark::Good, text }
+}
+
+fn disk(out: &Path) -> Finding {
+    let name = "disk";
+    match machine::free_disk(out) {
+        Some(free) if free < LITTLE_DISK => {
+            let text = format!(
+                "{} free for {}\na run keeps checkpoints: free some space",
+                size(free),
+                out.display()
+            );
+            Finding { name, mark: Mark::Look, text }
+        }
+        Some(free) => {
+            Finding { name, mark: Mark::Good, text: format!("{} free for {}", size(free), out.display()) }
+        }
+        None => Finding { name, mark: Mark::Look, text: format!("not told for {}", out.display()) },
+    }
+}
+
+fn gpus(found: &Found) -> Vec<Finding> {
+    let mut lines: Vec<Finding> = found
+        .gpus
+        .iter()
+        .map(|gpu| {
+            let (major, minor) = gpu.compute_capability;
+            let text = format!(
+                "{}, {}, compute capability {major}.{minor}, {} multiprocessors",
+                gpu.name,
+                size(gpu.memory_bytes as u64),
+                gpu.multiprocessors
+            );
+            Finding { name: "gpu", mark: Mark::Good, text }
+        })
+        .collect();
+    if let Some((major, minor)) = found.driver {
+        lines.push(Finding { name: "driver", mark: Mark::Good, text: format!("CUDA {major}.{minor}") });
+    }
+    for (name, part) in [("nvrtc", &found.nvrtc), ("cublaslt", &found.cublaslt)] {
+        lines.push(match part {
+            Part::Version(version) => Finding { name, mark: Mark::Good, text: version.clone() },
+            Part::Missing { package } => {
+                Finding { name, mark: Mark::Absent, text: format!("pip install '{package}' brings it") }
+            }
+        });
+    }
+    if let Some(obstacle) = found.obstacle() {
+        lines.push(Finding { name: "gpu", mark: Mark::Absent, text: obstacle });
+    }
+    lines
+}
+
+fn as_json(args: &Args, options: CpuOptions, found: &Found) -> serde_json::Value {
+    let part = |part: &Part| match part {
+        Part::Version(version) => json!({"version": version}),
+        Part::Missing { package } => json!({"package": package}),
+    };
+    let memory = machine::memory();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "processor": machine::processor(),
+        "threads": options.threads,
+        "simd": options.simd.name(),
+        "memory_bytes": memory.map(|m| m.total),
+        "memory_available_bytes": memory.map(|m| m.available),
+        "disk_free_bytes": machine::free_disk(&args.out),
+        "driver": found.driver.map(|(major, minor)| format!("{major}.{minor}")),
+        "gpus": found.gpus.iter().map(|gpu| json!({
+            "name": gpu.name,
+            "memory_bytes": gpu.memory_bytes,
+            "compute_capability": format!("{}.{}", gpu.compute_capability.0, gpu.compute_capability.1),
+            "multiprocessors": gpu.multiprocessors,
+        })).collect::<Vec<_>>(),
+        "nvrtc": part(&found.nvrtc),
+        "cublaslt": part(&found.cublaslt),
+        "gpu_obstacle": found.obstacle(),
+    })
+}

@@ -1,0 +1,245 @@
+//! `stapo eval` and `stapo compare`
+
+mod show;
+
+use crate::shared::run_folder::{self, Use};
+use crate::shared::stop;
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use stapo_core::record::{EvalRecord, SCHEMA};
+use stapo_rl::Student;
+use stapo_rl::evaluation::{
+    Benchmark, Decoding, Done, EvalFolder, EvalPlan, Row, SIX, Sampling, compare, evaluate, rows,
+};
+use stapo_rl::model::{Device, DeviceName};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+/// Evaluates a model on benchmarks: avg@k, pass@k and maj@k with intervals clustered by question.
+///
+/// Ctrl-C saves what is there; --resume goes on, to the same table as if it had not been interrupted.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), or `builtin`.
+    #[arg(long, default_value = "builtin")]
+    model: String,
+
+    /// `all` (the six of the paper), or names and files: aime24, aime25, amc23, math500, minerva, olympiad, gsm8k, math,
+    /// arithmetic, countdown, questions.jsonl, questions.parquet.
+    #[arg(long, value_delimiter = ',', default_value = "arithmetic")]
+    benchmarks: Vec<String>,
+
+    /// Where benchmark files are, as NAME.jsonl or NAME.parquet.
+    #[arg(long, default_value = "data")]
+    data: PathBuf,
+
+    /// `paper` (1:1 and 0.7:0.9), `greedy`, or TEMPERATURE:TOP_P.
+    #[arg(long, value_delimiter = ',', default_value = "1:1")]
+    decoding: Vec<String>,
+
+    /// Samples per question; by default the paper's 32 (AIME, AMC) and 4.
+    #[arg(long)]
+    samples: Option<usize>,
+
+    /// Only the first so many questions of each benchmark.
+    #[arg(long)]
+    limit: Option<usize>,
+
+    /// Longest response; the model's own limit may end it sooner.
+    #[arg(long, default_value_t = 20480)]
+    max_tokens: usize,
+
+    /// Prompt as a Jinja template over `problem`; by default the problem and the paper's instruction.
+    #[arg(long)]
+    template: Option<String>,
+
+    /// Render prompts with the model's chat template.
+    #[arg(long)]
+    chat: bool,
+
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Memory for keys and values, MiB.
+    #[arg(long, default_value_t = 1024)]
+    kv_mib: usize,
+
+    /// The folder to write; by default evals/<time>.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
+    /// Goes on with an interrupted evaluation; everything else comes from its folder.
+    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    resume: Option<PathBuf>,
+
+    /// The table as one JSON array on standard output.
+    #[arg(long)]
+    json: bool,
+
+    /// cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+/// Compares two evaluations question by question.
+#[derive(clap::Args)]
+pub struct CompareArgs {
+    /// Folder of the first, the baseline.
+    a: PathBuf,
+    /// Folder of the second.
+    b: PathBuf,
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let device = run_folder::device(args.device, args.threads, Use::Reading)?;
+    let (mut folder, plan, done, student, step) = match &args.resume {
+        Some(path) => reopen(path, &device)?,
+        None => begin(args, &device)?,
+    };
+    let benchmarks = open_benchmarks(&plan)?;
+    let decodings = decodings(&plan.decodings)?;
+    let sampling = Sampling {
+        seed: plan.seed,
+        max_tokens: plan.max_tokens,
+        chat: plan.chat,
+        kv_bytes: plan.kv_mib << 20,
+        step,
+    };
+    let n_all: usize =
+        decodings.len() * benchmarks.iter().map(|b| b.problems.len() * b.n_samples).sum::<usize>();
+    let bar = bar(n_all, done.len(), args.json);
+    let stop = stop::on_ctrl_c()?;
+    let mut n_right = 0;
+    evaluate(&student, &benchmarks, &decodings, sampling, &done, |record| {
+        folder.add(&record)?;
+        n_right += usize::from(record.verdict == stapo_core::Verdict::Right);
+        bar.set_message(format!("{n_right} right"));
+        bar.inc(1);
+        Ok(!stop.load(Ordering::Relaxed))
+    })?;
+    bar.finish_and_clear();
+    if stop.load(Ordering::Relaxed) {
+        let at = folder.folder().display();
+        eprintln!("stopped; go on with: stapo eval --resume {at}");
+        return Ok(ExitCode::from(130));
+    }
+    let mut rows = rows(&EvalFolder::read_samples(folder.folder())?)?;
+    let place = |row: &Row| {
+        let benchmark = benchmarks.iter().position(|benchmark| benchmark.name == row.benchmark);
+        (decodings.iter().position(|decoding| decoding.name == row.decoding), benchmark)
+    };
+    rows.sort_by_key(place);
+    folder.write_table(&rows)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+    } else {
+        show::table(&rows);
+        println!("\nsamples and verdicts: {}", folder.folder().display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+type Opened = (EvalFolder, EvalPlan, Done, Student, Option<u64>);
+
+fn begin(args: &Args, device: &Device) -> Result<Opened> {
+    let (student, weights, step) = run_folder::open_model(&args.model, device)?;
+    if args.chat && student.template.is_none() {
+        bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
+    }
+    let names = |name: &String| -> Vec<String> {
+        if name == "all" { SIX.map(String::from).to_vec() } else { vec![name.clone()] }
+    };
+    let plan = EvalPlan {
+        schema: SCHEMA,
+        model: args.model.clone(),
+        weights,
+        benchmarks: args.benchmarks.iter().flat_map(names).collect(),
+        data: args.data.clone(),
+        decodings: args.decoding.clone(),
+        n_samples: args.samples,
+        limit: args.limit,
+        max_tokens: args.max_tokens,
+        template: args.template.clone(),
+        chat: args.chat,
+        seed: args.seed,
+        kv_mib: args.kv_mib,
+    };
+    // Everything is opened before the folder is made: a bad name leaves nothing behind.
+    decodings(&plan.decodings)?;
+    open_benchmarks(&plan)?;
+    let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));
+    let folder = EvalFolder::create(&args.out.clone().unwrap_or_else(stamp), &plan)?;
+    Ok((folder, plan, Done::new(), student, step))
+}
+
+fn reopen(path: &Path, device: &Device) -> Result<Opened> {
+    let (folder, plan, done) = EvalFolder::reopen(path)?;
+    let (student, weights, step) = run_folder::open_model(&plan.model, device)?;
+    if weights != plan.weights {
+        bail!(
+            "evaluation {}: the model {} has changed since it began\nhint: evaluate the new one with another --out",
+            path.display(),
+            plan.model
+        );
+    }
+    Ok((folder, plan, done, student, step))
+}
+
+fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
+    let parsed = texts.iter().map(|text| Decoding::parse(text).map_err(anyhow::Error::msg));
+    Ok(parsed.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+}
+
+fn open_benchmarks(plan: &EvalPlan) -> Result<Vec<Benchmark>> {
+    plan.benchmarks
+        .iter()
+        .map(|name| {
+            let mut benchmark = Benchmark::open(name, &plan.data, plan.template.as_deref())?;
+            benchmark.problems.truncate(plan.limit.unwrap_or(usize::MAX));
+            benchmark.n_samples = plan.n_samples.unwrap_or(benchmark.n_samples);
+            if benchmark.problems.is_empty() || benchmark.n_samples == 0 {
+                bail!("benchmark {name}: nothing to ask\nhint: --limit and --samples are at least 1");
+            }
+            Ok(benchmark)
+        })
+        .collect()
+}
+
+fn bar(n_all: usize, n_done: usize, json: bool) -> ProgressBar {
+    if json {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(n_all as u64).with_position(n_done as u64);
+    let template = "{bar:30} {pos}/{len} samples  {per_sec}  {eta} left  {msg}";
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.reset_eta();
+    bar
+}
+
+pub fn run_compare(args: &CompareArgs) -> Result<ExitCode> {
+    let read = |folder: &Path| -> Result<Vec<EvalRecord>> {
+        EvalFolder::read_plan(folder)?;
+        EvalFolder::read_samples(folder).with_context(|| format!("evaluation {}", folder.display()))
+    };
+    let compared = compare(&read(&args.a)?, &read(&args.b)?)?;
+    if compared.is_empty() {
+        bail!(
+            "{} and {} share no benchmark with two questions under one decoding\nhint: evaluate both with the same --benchmarks and --decoding",
+            args.a.display(),
+            args.b.display()
+        );
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&compared)?);
+    } else {
+        show::comparison(&args.a, &args.b, &compared);
+    }
+    Ok(ExitCode::SUCCESS)
+}

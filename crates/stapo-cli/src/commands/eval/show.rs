@@ -1,0 +1,108 @@
+//! Tables for people.
+
+use crate::shared::units::percent;
+use stapo_rl::evaluation::{Compared, Row, SIX, average};
+use std::path::Path;
+
+/// Benchmarks down, numbers across, one block per decoding.
+pub fn table(rows: &[Row]) {
+    let mut decodings: Vec<&str> = Vec::new();
+    for row in rows {
+        if !decodings.contains(&row.decoding.as_str()) {
+            decodings.push(&row.decoding);
+        }
+    }
+    for decoding in decodings {
+        let rows: Vec<&Row> = rows.iter().filter(|row| row.decoding == decoding).collect();
+        println!("\n{decoding}   (percent; 95 % intervals clustered by question)");
+        println!(
+            "{:<12} {:>9} {:>4}  {:<21} {:<22} {:<21} {:>9} {:>9} {:>8} {:>8}",
+            "benchmark",
+            "questions",
+            "k",
+            "avg@k",
+            "pass@k",
+            "maj@k",
+            "truncated",
+            "no answer",
+            "unjudged",
+            "tokens"
+        );
+        for row in &rows {
+            println!(
+                "{:<12} {:>9} {:>4}  {:<21} {:<22} {:<21} {:>9} {:>9} {:>8} {:>8.0}",
+                row.benchmark,
+                row.n_questions,
+                row.n_samples,
+                percent(&row.avg),
+                passes(row),
+                percent(&row.maj),
+                share(row.truncated_share),
+                share(row.no_answer_share),
+                share(row.unjudged_share),
+                row.response_tokens_mean
+            );
+        }
+        let six: Vec<&Row> =
+            SIX.iter().filter_map(|name| rows.iter().find(|row| row.benchmark == *name).copied()).collect();
+        if let Some(mean) = average(&six).filter(|_| six.len() == SIX.len()) {
+            println!("{:<12} {:>9} {:>4}  {}", "mean of six", mean.n_questions, "", percent(&mean));
+        }
+    }
+}
+
+/// `4: 40.1  32: 61.0`: a middle and the largest k; pass@1 is avg.
+fn passes(row: &Row) -> String {
+    let listed = row.pass.iter().filter(|(k, _)| *k > 1);
+    let chosen: Vec<_> = listed.clone().filter(|(k, _)| *k == 4 || *k == row.n_samples.max(2)).collect();
+    let shown = if chosen.is_empty() { listed.collect() } else { chosen };
+    let text: Vec<String> = shown.iter().map(|(k, pass)| format!("{k}: {:.1}", 100.0 * pass.value)).collect();
+    if text.is_empty() { "-".into() } else { text.join("  ") }
+}
+
+fn share(value: f64) -> String {
+    format!("{:.1} %", 100.0 * value)
+}
+
+/// One line per benchmark and what it means.
+pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
+    println!("A {}\nB {}\n", a.display(), b.display());
+    println!(
+        "{:<12} {:<14} {:>9} {:>7} {:>7}  {:<22} {:>8} {:>8} {:>10}  ",
+        "benchmark", "decoding", "questions", "A %", "B %", "B - A, points", "p", "p Holm", "detectable"
+    );
+    for row in compared {
+        let paired = &row.paired;
+        let verdict = if !row.is_detectable() {
+            "no detectable difference"
+        } else if paired.difference > 0.0 {
+            "B is better"
+        } else {
+            "A is better"
+        };
+        println!(
+            "{:<12} {:<14} {:>9} {:>7.1} {:>7.1}  {:<22} {:>8.4} {:>8.4} {:>10}  {verdict}",
+            row.benchmark,
+            row.decoding,
+            paired.n_questions,
+            100.0 * row.a,
+            100.0 * row.b,
+            format!(
+                "{:+.1} [{:+.1}, {:+.1}]",
+                100.0 * paired.difference,
+                100.0 * paired.interval.low,
+                100.0 * paired.interval.high
+            ),
+            paired.p_permutation,
+            row.p_adjusted,
+            format!("{:.1}", 100.0 * paired.minimum_detectable_effect),
+        );
+        if row.n_unshared > 0 {
+            println!("{:<12} {} questions are in only one of the two and were left out", "", row.n_unshared);
+        }
+    }
+    println!(
+        "\np: paired permutation of questions; Holm over {} rows. detectable: the difference, in points, these questions and samples\nfind in 80 % of repetitions.",
+        compared.len()
+    );
+}

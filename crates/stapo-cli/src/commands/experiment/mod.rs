@@ -1,0 +1,169 @@
+//! `stapo experiment`
+
+mod child;
+mod show;
+
+use crate::shared::stop;
+use anyhow::{Context, Result, bail};
+use child::{Finished, Job};
+use stapo_core::record::{Arm, Experiment, Metrics, Record};
+use stapo_rl::experiment::{ExperimentSpec, summarise};
+use stapo_rl::run::{Run, write_whole};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Runs a matrix of training runs from one file: arms x seeds x settings, everything else equal.
+///
+/// Started again on the same folder it goes on where it was: finished runs are kept, interrupted ones resumed. An arm that
+/// fails is named and the others go on. Without a file it lists the shipped experiments.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A TOML file, or the name of a shipped experiment.
+    file: Option<String>,
+
+    /// The folder for all runs; by default experiments/<name>.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
+    /// Changes a value for all arms, as in steps=20; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+
+    /// Instead of the file's seeds.
+    #[arg(long, value_delimiter = ',')]
+    seeds: Option<Vec<u64>>,
+
+    /// Runs at the same time; the threads are shared out.
+    #[arg(long, default_value_t = 1)]
+    jobs: usize,
+
+    /// The summary as JSON on standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+const SHIPPED: [(&str, &str); 6] = [
+    ("main-quick", include_str!("../../../../../experiments/main-quick.toml")),
+    ("main", include_str!("../../../../../experiments/main.toml")),
+    ("ablation-mask", include_str!("../../../../../experiments/ablation-mask.toml")),
+    ("ablation-tau", include_str!("../../../../../experiments/ablation-tau.toml")),
+    ("falsify", include_str!("../../../../../experiments/falsify.toml")),
+    ("transfer", include_str!("../../../../../experiments/transfer.toml")),
+];
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let Some(file) = &args.file else {
+        for (name, text) in SHIPPED {
+            println!("{name:<14} {}", text.lines().next().unwrap_or_default().trim_start_matches("# "));
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let spec = read_spec(file, args)?;
+    let experiment = spec.expand()?;
+    let folder = args.out.clone().unwrap_or_else(|| Path::new("experiments").join(&experiment.name));
+    prepare(&folder, &spec, &experiment)?;
+    let stop = stop::on_ctrl_c()?;
+    let failures = run_arms(&folder, &experiment, args.jobs, &stop);
+    let mut experiment = experiment;
+    for (arm, error) in failures {
+        experiment.arms[arm].error = Some(error);
+    }
+    write_whole(&folder.join("experiment.json"), experiment.to_line().as_bytes())?;
+    if stop.load(Ordering::Relaxed) {
+        eprintln!("stopped; go on with the same command");
+        return Ok(ExitCode::from(130));
+    }
+    let summary = summarise(&experiment, &finished_runs(&folder, &experiment))?;
+    let text = serde_json::to_string_pretty(&summary)?;
+    write_whole(&folder.join("summary.json"), format!("{text}\n").as_bytes())?;
+    if args.json {
+        println!("{text}");
+    } else {
+        show::summary(&experiment, &summary);
+        println!("\nruns: {}\nreport: stapo report {}", folder.display(), folder.display());
+    }
+    let any_failed = experiment.arms.iter().any(|arm| arm.error.is_some());
+    Ok(if any_failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
+    let text = match SHIPPED.iter().find(|(name, _)| *name == file) {
+        Some((_, text)) => (*text).to_string(),
+        None => std::fs::read_to_string(file).with_context(|| {
+            let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
+            format!("experiment {file}: neither a file nor one of {}", names.join(", "))
+        })?,
+    };
+    let mut spec = ExperimentSpec::from_toml(&text)?;
+    spec.overrides.clone_from(&args.set);
+    spec.seeds = args.seeds.clone().unwrap_or(spec.seeds);
+    Ok(spec)
+}
+
+/// Makes the folder, or checks that it is of the same experiment.
+fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<()> {
+    let path = folder.join("experiment.json");
+    if path.exists() {
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let before: Experiment = stapo_core::record::parse(&text).context(path.display().to_string())?;
+        let settings = |arms: &[Arm]| arms.iter().map(|arm| arm.settings.clone()).collect::<Vec<_>>();
+        let config = std::fs::read_to_string(folder.join("config.toml")).unwrap_or_default();
+        if settings(&before.arms) != settings(&experiment.arms) || config != spec.config_text() {
+            bail!("folder {}: holds another experiment\nhint: choose another with --out", folder.display());
+        }
+        return Ok(());
+    }
+    if folder.exists() && std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
+        bail!(
+            "folder {}: is not empty and holds no experiment\nhint: choose another with --out",
+            folder.display()
+        );
+    }
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    write_whole(&folder.join("config.toml"), spec.config_text().as_bytes())?;
+    write_whole(&path, experiment.to_line().as_bytes())?;
+    Ok(())
+}
+
+/// Runs every arm that is not finished; which failed, and why.
+fn run_arms(folder: &Path, experiment: &Experiment, jobs: usize, stop: &AtomicBool) -> Vec<(usize, String)> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(jobs.max(1)).max(1);
+    let (next, failures) = (Mutex::new(0..experiment.arms.len()), Mutex::new(Vec::new()));
+    let view = show::Progress::new(experiment);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let Some(place) = next.lock().ok().and_then(|mut range| range.next()) else { return };
+                    let arm = &experiment.arms[place];
+                    let job = Job { folder, arm, threads };
+                    let finished = job.run(&view);
+                    match finished {
+                        Ok(Finished::Done) => view.done(arm),
+                        Ok(Finished::Stopped) => return,
+                        Err(error) => {
+                            view.failed(arm, &error);
+                            if let Ok(mut failures) = failures.lock() {
+                                failures.push((place, format!("{error:#}")));
+                            }
+                        }
+                    }
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    view.finish();
+    failures.into_inner().unwrap_or_default()
+}
+
+/// The runs of an experiment whose metrics can be read.
+fn finished_runs(folder: &Path, experiment: &Experiment) -> Vec<(String, u64, Vec<Metrics>)> {
+    let arms = experiment.arms.iter().filter(|arm| arm.error.is_none());
+    arms.filter_map(|arm| Some((arm.name.clone(), arm.seed, Run::read_metrics(&folder.join(&arm.run)).ok()?)))
+        .collect()
+}

@@ -1,0 +1,119 @@
+//! What a person sees of an experiment.
+
+use crate::shared::units::percent;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use stapo_core::record::{Arm, Experiment, Metrics};
+use stapo_rl::experiment::ArmSummary;
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// One line for the whole, one for each run under way.
+pub struct Progress {
+    bars: MultiProgress,
+    whole: ProgressBar,
+    runs: Mutex<HashMap<String, ProgressBar>>,
+}
+
+impl Progress {
+    pub fn new(experiment: &Experiment) -> Self {
+        let bars = MultiProgress::new();
+        let whole = bars.add(ProgressBar::new(experiment.arms.len() as u64));
+        whole.set_style(style("{bar:20} {pos}/{len} runs  {elapsed} so far  {eta} left"));
+        whole.tick();
+        Self { bars, whole, runs: Mutex::new(HashMap::new()) }
+    }
+
+    pub fn stepped(&self, arm: &Arm, metrics: &Metrics) {
+        let Ok(mut runs) = self.runs.lock() else { return };
+        let bar = runs.entry(arm.run.clone()).or_insert_with(|| {
+            let bar = self.bars.add(ProgressBar::new_spinner());
+            bar.set_style(style("{spinner} {msg}"));
+            bar
+        });
+        bar.set_message(format!(
+            "{} step {}  accuracy {:.1} %  entropy {:.3} nats",
+            arm.run,
+            metrics.step,
+            100.0 * metrics.accuracy,
+            metrics.entropy_mean
+        ));
+        bar.tick();
+    }
+
+    pub fn done(&self, arm: &Arm) {
+        self.end(arm);
+        self.whole.inc(1);
+        if self.bars.is_hidden() {
+            eprintln!("{} done", arm.run);
+        }
+    }
+
+    pub fn failed(&self, arm: &Arm, error: &anyhow::Error) {
+        self.end(arm);
+        self.whole.inc(1);
+        let text = format!("{} failed: {error:#}", arm.run);
+        if self.bars.is_hidden() {
+            eprintln!("{text}");
+        } else {
+            self.whole.println(text);
+        }
+    }
+
+    fn end(&self, arm: &Arm) {
+        if let Some(bar) = self.runs.lock().ok().and_then(|mut runs| runs.remove(&arm.run)) {
+            bar.finish_and_clear();
+        }
+    }
+
+    pub fn finish(&self) {
+        self.whole.finish_and_clear();
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// The table at the end.
+pub fn summary(experiment: &Experiment, arms: &[ArmSummary]) {
+    println!(
+        "{:<24} {:>5}  {:<22} {:<22} {:>9} {:>9} {:>9} {:>9}",
+        "arm",
+        "seeds",
+        "held-out accuracy, %",
+        "method - arm, points",
+        "p Holm",
+        "area, %",
+        "-max|dH|",
+        "silenced"
+    );
+    for arm in arms {
+        let difference = arm.against.as_ref().map_or("-".to_string(), |paired| {
+            format!(
+                "{:+.1} [{:+.1}, {:+.1}]",
+                100.0 * paired.difference,
+                100.0 * paired.interval.low,
+                100.0 * paired.interval.high
+            )
+        });
+        println!(
+            "{:<24} {:>5}  {:<22} {:<22} {:>9} {:>9.1} {:>9.3} {:>9.1e}{}",
+            arm.name,
+            arm.n_runs,
+            percent(&arm.accuracy),
+            difference,
+            arm.p_adjusted.map_or("-".to_string(), |p| format!("{p:.3}")),
+            100.0 * arm.area.value,
+            arm.entropy_stability.value,
+            arm.silenced_share.value,
+            if arm.n_collapsed > 0 { format!("  {} collapsed", arm.n_collapsed) } else { String::new() }
+        );
+    }
+    let undecided = arms.iter().filter(|arm| arm.p_adjusted.is_some_and(|p| p >= 0.05)).count();
+    if undecided > 0 {
+        println!("no detectable difference from the method at 5 %: {undecided} arms");
+    }
+    for arm in experiment.arms.iter().filter(|arm| arm.error.is_some()) {
+        println!("failed: {} {}", arm.run, arm.error.as_deref().unwrap_or_default());
+    }
+}

@@ -1,0 +1,44 @@
+//! `stapo export`
+
+use crate::shared::run_folder::{self, Use};
+use anyhow::Result;
+use stapo_rl::model::DeviceName;
+use stapo_rl::model::export::{Existing, ExportOptions, Precision};
+use stapo_rl::pretrain::export_policy;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Writes a run's newest checkpoint as a Hugging Face folder.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The run folder.
+    run: PathBuf,
+
+    /// The folder to make.
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+
+    /// Keeps f32; bf16 by default.
+    #[arg(long)]
+    f32: bool,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let plan = run_folder::plan(&args.run)?;
+    let checkpoint = run_folder::newest_checkpoint(&args.run)?;
+    // The weights of a checkpoint are f32, wherever they were trained.
+    let device = run_folder::device(DeviceName::Cpu, None, Use::Reading)?;
+    let trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
+    let precision = if args.f32 { Precision::F32 } else { Precision::Bf16 };
+    let options = ExportOptions { precision, existing: Existing::Refuse, ..ExportOptions::default() };
+    let student = &trainer.student;
+    let exported = export_policy(&args.to, &student.policy, &student.companions, &options)?;
+    println!(
+        "{}: step {}, {} parameters, {} bytes of weights",
+        args.to.display(),
+        checkpoint.counters.step,
+        exported.n_parameters,
+        exported.bytes
+    );
+    Ok(ExitCode::SUCCESS)
+}

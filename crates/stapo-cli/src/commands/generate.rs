@@ -1,0 +1,255 @@
+//! `stapo generate`: continues prompts.
+
+use crate::shared::language::{Choice, Language, Record, for_each_record};
+use crate::shared::option::{bytes, fraction, positive, share, temperature};
+use anyhow::{Result, bail};
+use serde::Serialize;
+use serde_json::Value;
+use stapo_rl::model::DeviceName;
+use stapo_rl::model::generate::{
+    Engine, Event, Filter, Request, Response, Sampled, SamplingRule, Settings, Ticket,
+};
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write, stderr, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Continues prompts, many at a time; the same seed gives the same responses in any company.
+#[derive(clap::Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["prompt", "chat", "input"]))]
+pub struct Args {
+    /// Hugging Face folder or GGUF file.
+    #[arg(long, value_name = "DIR|FILE")]
+    model: PathBuf,
+    /// Text to continue as it is.
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// What a user says; the model's chat template makes the prompt.
+    #[arg(long, value_name = "TEXT")]
+    chat: Option<String>,
+    /// JSON lines with `prompt`, `chat`, `messages` or `tokens`, and `id` if you like; `-` = standard input.
+    #[arg(long, value_name = "FILE")]
+    input: Option<String>,
+    /// Responses to each prompt.
+    #[arg(short, long = "samples", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    n: u32,
+    /// Divides the logits before sampling.
+    #[arg(long, default_value_t = 1.0, value_parser = temperature)]
+    temperature: f64,
+    /// Sample among the likeliest tokens that together have this probability.
+    #[arg(long, default_value_t = 1.0, value_parser = fraction)]
+    top_p: f64,
+    /// Sample among this many likeliest tokens; all, if not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    top_k: Option<u32>,
+    /// Sample among tokens at least this likely relative to the likeliest.
+    #[arg(long, default_value_t = 0.0, value_parser = share)]
+    min_p: f64,
+    /// Take the likeliest token each time.
+    #[arg(long, conflicts_with_all = ["temperature", "top_p", "top_k", "min_p"])]
+    greedy: bool,
+    /// Longest response.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive)]
+    max_tokens: usize,
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// One JSON object per response: tokens, text, logp, entropy, finish.
+    #[arg(long)]
+    json: bool,
+    /// Likeliest tokens to list in each place, with --json.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "json")]
+    alternatives: usize,
+    /// Memory for keys and values, such as 512M or 4G.
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = bytes)]
+    kv_memory: usize,
+    /// cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+    /// CPU threads; all cores, if not given.
+    #[arg(long, value_parser = positive)]
+    threads: Option<usize>,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let language = Language::open(&args.model, args.device, args.threads)?;
+    let settings = Settings {
+        seed: args.seed,
+        rule: rule(args),
+        n_alternatives: args.alternatives,
+        kv_bytes: args.kv_memory,
+        ..Settings::default()
+    };
+    let mut engine = Engine::new(&language.policy, settings)?;
+    let mut asked = BTreeMap::new();
+    let mut submit = |line: usize, record: &Record| -> Result<(Ticket, usize)> {
+        let prompt = language.prompt(record)?;
+        let n_prompt = prompt.len();
+        let request = Request {
+            problem: line as u64 - 1,
+            prompt,
+            n_samples: args.n,
+            max_tokens: args.max_tokens,
+            stops: language.policy.config().stops.clone(),
+        };
+        Ok((engine.submit(request)?, n_prompt))
+    };
+    let mut remember = |line, record: Record, (ticket, n_prompt)| {
+        asked.insert(ticket, Asked { line, id: record.id, n_prompt });
+        Ok(())
+    };
+    let mut n_refused = 0;
+    if let Some(path) = &args.input {
+        let n_taken;
+        (n_taken, n_refused) = for_each_record(path, &mut submit, &mut remember)?;
+        if n_taken == 0 {
+            bail!("input {}: no prompt to continue", crate::shared::input::name(path));
+        }
+    } else {
+        let record = one_record(args);
+        let made = submit(1, &record)?;
+        remember(1, record, made)?;
+    }
+    let started = Instant::now();
+    let is_alone = args.input.is_none() && args.n == 1;
+    let (n_responses, n_tokens) = match (args.json, is_alone) {
+        (false, true) => stream_one(&mut engine, &language)?,
+        _ => print_in_order(&mut engine, &language, &asked, args)?,
+    };
+    if stderr().is_terminal() {
+        let seconds = started.elapsed().as_secs_f64();
+        let rate = n_tokens as f64 / seconds;
+        eprintln!("{n_responses} responses, {n_tokens} tokens, {seconds:.1} s, {rate:.0} tokens/s");
+    }
+    Ok(if n_refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn rule(args: &Args) -> SamplingRule {
+    if args.greedy {
+        return SamplingRule::Greedy;
+    }
+    let top_k = args.top_k.map(|k| k as usize);
+    let filter = Filter { top_k, top_p: args.top_p, min_p: args.min_p };
+    SamplingRule::Draw { temperature: args.temperature, filter }
+}
+
+/// What a ticket stands for.
+struct Asked {
+    line: usize,
+    id: Option<Value>,
+    n_prompt: usize,
+}
+
+fn one_record(args: &Args) -> Record {
+    Record { prompt: args.prompt.clone(), chat: args.chat.clone(), ..Record::default() }
+}
+
+/// Text as it comes.
+fn stream_one(engine: &mut Engine<'_>, language: &Language) -> Result<(usize, usize)> {
+    let tokenizer = language.tokenizer()?;
+    let mut stream = tokenizer.stream(&[]);
+    let mut out = stdout().lock();
+    let mut n_tokens = 0;
+    let mut outcome = Ok(());
+    engine.run(|event| {
+        if let Event::Token { sampled, .. } = event {
+            n_tokens += 1;
+            outcome = stream.push(sampled.token).map_err(anyhow::Error::from).and_then(|text| {
+                out.write_all(text.as_bytes())?;
+                Ok(out.flush()?)
+            });
+        }
+        outcome.is_ok()
+    })?;
+    outcome?;
+    writeln!(out, "{}", stream.finish()?)?;
+    Ok((1, n_tokens))
+}
+
+/// Each response when it and all before it are finished: the output does not depend on who finished first.
+fn print_in_order(
+    engine: &mut Engine<'_>,
+    language: &Language,
+    asked: &BTreeMap<Ticket, Asked>,
+    args: &Args,
+) -> Result<(usize, usize)> {
+    let mut order =
+        asked.keys().flat_map(|&ticket| (0..args.n).map(move |sample| (ticket, sample))).peekable();
+    let mut finished: BTreeMap<(Ticket, u32), Response> = BTreeMap::new();
+    let (mut n_responses, mut n_tokens) = (0, 0);
+    let mut outcome = Ok(());
+    let mut out = stdout().lock();
+    engine.run(|event| {
+        if let Event::Finished(response) = event {
+            n_responses += 1;
+            n_tokens += response.tokens.len();
+            finished.insert((response.ticket, response.sample), response);
+            while let Some(response) = order.peek().and_then(|next| finished.remove(next)) {
+                order.next();
+                let asked = &asked[&response.ticket];
+                outcome = if args.json {
+                    write_json(&mut out, language, asked, &response)
+                } else {
+                    write_text(&mut out, language, asked, &response)
+                };
+                if outcome.is_err() {
+                    break;
+                }
+            }
+        }
+        outcome.is_ok()
+    })?;
+    outcome?;
+    Ok((n_responses, n_tokens))
+}
+
+/// One line of `--json`.
+#[derive(Serialize)]
+struct Answer<'a> {
+    line: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a Value>,
+    sample: u32,
+    prompt_tokens: usize,
+    tokens: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    logp: Vec<f32>,
+    entropy: Vec<f32>,
+    finish: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alternatives: Option<Vec<Vec<Choice>>>,
+}
+
+fn write_json(out: &mut impl Write, language: &Language, asked: &Asked, response: &Response) -> Result<()> {
+    let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
+    let has_alternatives = response.tokens.iter().any(|t| !t.alternatives.is_empty());
+    let alternatives =
+        has_alternatives.then(|| response.tokens.iter().map(|t| choices(language, t)).collect::<Result<_>>());
+    let answer = Answer {
+        line: asked.line,
+        id: asked.id.as_ref(),
+        sample: response.sample,
+        prompt_tokens: asked.n_prompt,
+        text: language.text(&tokens)?,
+        tokens,
+        logp: response.tokens.iter().map(|t| t.logp).collect(),
+        entropy: response.tokens.iter().map(|t| t.entropy).collect(),
+        finish: response.finish.to_string(),
+        alternatives: alternatives.transpose()?,
+    };
+    serde_json::to_writer(&mut *out, &answer)?;
+    Ok(writeln!(out)?)
+}
+
+fn choices(language: &Language, sampled: &Sampled) -> Result<Vec<Choice>> {
+    sampled.alternatives.iter().map(|choice| language.choice(choice.token, choice.logp)).collect()
+}
+
+fn write_text(out: &mut impl Write, language: &Language, asked: &Asked, response: &Response) -> Result<()> {
+    let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
+    let text = language.tokenizer()?.decode(&tokens)?;
+    let (line, sample, n_tokens) = (asked.line, response.sample + 1, tokens.len());
+    writeln!(out, "--- prompt {line}, sample {sample}: {n_tokens} tokens, {}", response.finish)?;
+    Ok(writeln!(out, "{text}")?)
+}

@@ -1,0 +1,267 @@
+//! `stapo grade`: responses or answers against references, as JSON lines.
+
+use anyhow::{Context, Result};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use stapo_verify::{Fallback, Graded, Mode, Order, Rules, Verdict, grade, grade_answer};
+use std::io::{BufRead, BufWriter, Write};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Lines and bytes read before a batch is graded: the memory a run needs, whatever the input's length.
+const BATCH_LINES: usize = 4096;
+const BATCH_BYTES: usize = 16 << 20;
+/// Longest line read whole; the rest of a longer one is skipped.
+const MAX_LINE_BYTES: usize = 8 << 20;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// JSON lines {"response" or "answer", "reference"}; `-` = standard input.
+    input: String,
+    /// How answers are compared: math, boxed-exact, dapo, multiple-choice, exact.
+    #[arg(long, default_value = "math")]
+    mode: Mode,
+    /// Which mark of an answer is looked for first in a response.
+    #[arg(long, value_enum, default_value = "box-first")]
+    order: OrderArg,
+    /// What to take from a response that marks no answer.
+    #[arg(long, value_enum, default_value = "nothing")]
+    fallback: FallbackArg,
+    /// Also print both canonical forms, as `canonical_answer` and `canonical_reference`.
+    #[arg(long)]
+    canonical: bool,
+    /// Threads; 0 = one per core.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum OrderArg {
+    BoxFirst,
+    LineFirst,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum FallbackArg {
+    Nothing,
+    LastNumber,
+    LastFormula,
+}
+
+/// One input line. Other keys are allowed and ignored, so that records of other tools can be graded as they are.
+#[derive(Deserialize)]
+struct Record {
+    response: Option<String>,
+    answer: Option<String>,
+    reference: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    verdict: Verdict,
+    extracted: Option<&'a str>,
+    reference: &'a str,
+    reason: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    canonical_answer: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    canonical_reference: Option<&'a str>,
+    micros: u64,
+}
+
+#[derive(Serialize)]
+struct BadLine<'a> {
+    error: &'a str,
+    line: u64,
+}
+
+/// Counts of a run, for the summary.
+#[derive(Default)]
+struct Tally {
+    lines: u64,
+    malformed: u64,
+    /// In the order of the verdicts' declaration.
+    by_verdict: [u64; 5],
+}
+
+const VERDICTS: [(Verdict, &str); 5] = [
+    (Verdict::Right, "right"),
+    (Verdict::Wrong, "wrong"),
+    (Verdict::NoAnswer, "no answer"),
+    (Verdict::Unparsable, "unparsable"),
+    (Verdict::OverBudget, "over budget"),
+];
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let mut input = crate::shared::input::open(&args.input)?;
+    let name = crate::shared::input::name(&args.input);
+    let pool =
+        rayon::ThreadPoolBuilder::new().num_threads(args.threads).build().context("starting threads")?;
+    let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
+    let start = Instant::now();
+    let mut tally = Tally::default();
+    loop {
+        let batch =
+            read_batch(&mut *input).with_context(|| format!("input {name}, after line {}", tally.lines))?;
+        if batch.is_empty() {
+            break;
+        }
+        let first_line = tally.lines + 1;
+        let graded: Vec<Outcome> = pool.install(|| {
+            batch
+                .par_iter()
+                .enumerate()
+                .map(|(i, line)| grade_line(line, first_line + i as u64, args))
+                .collect()
+        });
+        for outcome in graded {
+            tally.count(&outcome);
+            if let Outcome::Graded(text, _) | Outcome::Malformed(text) = outcome {
+                out.write_all(text.as_bytes())
+                    .and_then(|()| out.write_all(b"\n"))
+                    .context("standard output")?;
+            }
+        }
+        out.flush().context("standard output")?;
+    }
+    tally.print(start.elapsed().as_secs_f64());
+    Ok(if tally.malformed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// A line of input: its bytes, or that it was too long.
+enum Raw {
+    Text(Vec<u8>),
+    TooLong,
+}
+
+/// Reads the next batch of lines; none at the end of the input.
+fn read_batch(input: &mut dyn BufRead) -> std::io::Result<Vec<Raw>> {
+    let mut batch = Vec::new();
+    let mut n_bytes = 0;
+    while batch.len() < BATCH_LINES && n_bytes < BATCH_BYTES {
+        let Some(line) = read_line(input)? else { break };
+        if let Raw::Text(bytes) = &line {
+            n_bytes += bytes.len();
+        }
+        batch.push(line);
+    }
+    Ok(batch)
+}
+
+fn read_line(input: &mut dyn BufRead) -> std::io::Result<Option<Raw>> {
+    let mut line = Vec::new();
+    let mut is_too_long = false;
+    loop {
+        let available = input.fill_buf()?;
+        if available.is_empty() {
+            let is_end = line.is_empty() && !is_too_long;
+            return Ok((!is_end).then_some(if is_too_long { Raw::TooLong } else { Raw::Text(line) }));
+        }
+        let newline = available.iter().position(|b| *b == b'\n');
+        let length = newline.unwrap_or(available.len());
+        is_too_long |= line.len() + length > MAX_LINE_BYTES;
+        if !is_too_long {
+            line.extend_from_slice(&available[..length]);
+        }
+        input.consume(length + usize::from(newline.is_some()));
+        if newline.is_some() {
+            return Ok(Some(if is_too_long { Raw::TooLong } else { Raw::Text(line) }));
+        }
+    }
+}
+
+/// What became of a line: its output, and its verdict if it had one.
+enum Outcome {
+    Graded(String, Verdict),
+    Malformed(String),
+    Blank,
+}
+
+fn grade_line(line: &Raw, number: u64, args: &Args) -> Outcome {
+    let text = match line {
+        Raw::Text(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => return Outcome::Blank,
+        Raw::Text(bytes) => bytes,
+        Raw::TooLong => {
+            return bad_line(&format!("the line is longer than {} MiB", MAX_LINE_BYTES >> 20), number);
+        }
+    };
+    let record = match serde_json::from_slice::<Record>(text) {
+        Ok(record) => record,
+        Err(error) => return bad_line(&format!("not a JSON record: {error}"), number),
+    };
+    let Some(reference) = record.reference else {
+        return bad_line("\"reference\" is missing or null, expected a string", number);
+    };
+    let start = Instant::now();
+    let graded = match (&record.response, &record.answer) {
+        (Some(_), Some(_)) => {
+            return bad_line("both \"response\" and \"answer\" are there, expected one", number);
+        }
+        (None, None) => {
+            return bad_line("\"response\" or \"answer\" is missing, expected one string", number);
+        }
+        (Some(response), None) => grade(response, &reference, rules(args)),
+        (None, Some(answer)) => grade_answer(answer, &reference, args.mode),
+    };
+    let micros = start.elapsed().as_micros() as u64;
+    Outcome::Graded(shown(&graded, &reference, args.canonical, micros), graded.verdict)
+}
+
+fn rules(args: &Args) -> Rules {
+    let order = match args.order {
+        OrderArg::BoxFirst => Order::BoxFirst,
+        OrderArg::LineFirst => Order::LineFirst,
+    };
+    let fallback = match args.fallback {
+        FallbackArg::Nothing => Fallback::Nothing,
+        FallbackArg::LastNumber => Fallback::LastNumber,
+        FallbackArg::LastFormula => Fallback::LastFormula,
+    };
+    Rules { mode: args.mode, order, fallback }
+}
+
+fn shown(graded: &Graded, reference: &str, with_canonical: bool, micros: u64) -> String {
+    let line = Line {
+        verdict: graded.verdict,
+        extracted: graded.extracted.as_deref(),
+        reference,
+        reason: &graded.reason,
+        canonical_answer: graded.answer.as_deref().filter(|_| with_canonical),
+        canonical_reference: with_canonical.then_some(graded.reference.as_str()),
+        micros,
+    };
+    serde_json::to_string(&line).expect("strings and numbers serialise")
+}
+
+fn bad_line(error: &str, line: u64) -> Outcome {
+    Outcome::Malformed(
+        serde_json::to_string(&BadLine { error, line }).expect("strings and numbers serialise"),
+    )
+}
+
+impl Tally {
+    fn count(&mut self, outcome: &Outcome) {
+        self.lines += 1;
+        match outcome {
+            Outcome::Blank => {}
+            Outcome::Malformed(_) => self.malformed += 1,
+            Outcome::Graded(_, verdict) => {
+                for (n, (listed, _)) in self.by_verdict.iter_mut().zip(VERDICTS) {
+                    *n += u64::from(listed == *verdict);
+                }
+            }
+        }
+    }
+
+    fn print(&self, seconds: f64) {
+        let n_graded: u64 = self.by_verdict.iter().sum();
+        let parts: Vec<String> =
+            VERDICTS.iter().zip(self.by_verdict).map(|((_, name), n)| format!("{n} {name}")).collect();
+        let share = 100.0 * self.by_verdict[0] as f64 / n_graded.max(1) as f64;
+        eprintln!(
+            "{n_graded} graded in {seconds:.2} s: {}; {share:.1} % right; {} malformed lines",
+            parts.join(", "),
+            self.malformed
+        );
+    }
+}

@@ -1,0 +1,157 @@
+//! The same in a terminal: tokens with a background by one of their numbers, or plain signs where there are no colours.
+
+use super::{Fate, Inspected, fate, gradient_norm};
+use crate::shared::chart::number;
+use anyhow::Result;
+use stapo_core::objective::logp_below;
+use stapo_core::record::ResponseRecord;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write, stdout};
+
+/// What a colour means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum By {
+    Fate,
+    Probability,
+    Entropy,
+    Advantage,
+    Ratio,
+    GradientNorm,
+}
+
+pub fn print(inspected: &Inspected, by: By) -> Result<()> {
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let forced = std::env::var_os("CLICOLOR_FORCE").is_some_and(|value| value != "0");
+    let colored = !no_color && (forced || stdout().is_terminal());
+    let text = rendered(inspected, by, colored);
+    Ok(stdout().lock().write_all(text.as_bytes())?)
+}
+
+fn rendered(inspected: &Inspected, by: By, colored: bool) -> String {
+    let ln_tau_p = logp_below(inspected.plan.objective.tau_p());
+    let mut out = format!("{}, step {}: {}\n", plain(&inspected.run), inspected.step, legend(by, colored));
+    for response in &inspected.responses {
+        let _ = write!(
+            out,
+            "\n{} #{}  {}  A {:+.4}  {} tokens\n  {}  [reference {}]\n  ",
+            plain(&response.problem_id),
+            response.sample_idx,
+            serde_json::to_value(response.verdict)
+                .unwrap_or_default()
+                .as_str()
+                .unwrap_or("?")
+                .replace('_', " "),
+            response.advantage,
+            response.tokens.id.len(),
+            plain(&response.prompt),
+            plain(&response.reference)
+        );
+        for t in 0..response.tokens.id.len() {
+            out.push_str(&token(response, t, by, ln_tau_p, colored));
+        }
+        out.push('\n');
+        for t in (0..response.tokens.id.len()).filter(|&t| fate(response, t, ln_tau_p) != Fate::Kept) {
+            out.push_str(&told(response, t, ln_tau_p));
+        }
+    }
+    out
+}
+
+fn legend(by: By, colored: bool) -> String {
+    match (by, colored) {
+        (By::Fate, true) => format!(
+            "{} {} {}",
+            painted("silenced", (160, 70, 0), true),
+            painted("candidate, kept", (120, 90, 0), false),
+            painted("clipped", (110, 50, 95), false)
+        ),
+        (_, true) => format!("background by {by:?}, little to much"),
+        (_, false) => "[-silenced-] [?candidate, kept?] [~clipped~]".to_string(),
+    }
+}
+
+fn token(response: &ResponseRecord, t: usize, by: By, ln_tau_p: f64, colored: bool) -> String {
+    let text = plain(&response.tokens.text[t]);
+    let fate = fate(response, t, ln_tau_p);
+    if !colored {
+        return match fate {
+            Fate::Kept => text,
+            Fate::Silenced => format!("[-{text}-]"),
+            Fate::Candidate => format!("[?{text}?]"),
+            Fate::Clipped => format!("[~{text}~]"),
+        };
+    }
+    let tokens = &response.tokens;
+    // Even steps from the terminal's own black; white text stays readable on all of them.
+    let shade = |part: f64, (r, g, b): (f64, f64, f64)| {
+        let part = part.clamp(0.0, 1.0);
+        ((r * part) as u8, (g * part) as u8, (b * part) as u8)
+    };
+    let (warm, cold) = ((170.0, 70.0, 0.0), (0.0, 90.0, 160.0));
+    let signed = |value: f64, end: f64| shade(value.abs() / end, if value < 0.0 { warm } else { cold });
+    let color = match by {
+        By::Fate => match fate {
+            Fate::Kept => return text,
+            Fate::Silenced => (160, 70, 0),
+            Fate::Candidate => (120, 90, 0),
+            Fate::Clipped => (110, 50, 95),
+        },
+        By::Probability => shade(-tokens.logp[t] / 1e4f64.ln(), warm),
+        By::Entropy => shade(tokens.entropy[t] / 2.0, cold),
+        By::Advantage => signed(response.advantage, 2.5),
+        By::Ratio => signed(tokens.ratio[t].ln(), 0.25),
+        By::GradientNorm => shade(gradient_norm(response, t).unwrap_or(0.0) / 2.0, (130.0, 50.0, 110.0)),
+    };
+    painted(&text, color, fate == Fate::Silenced)
+}
+
+fn painted(text: &str, (r, g, b): (u8, u8, u8), struck: bool) -> String {
+    let strike = if struck { ";9" } else { "" };
+    format!("\x1b[38;2;255;255;255;48;2;{r};{g};{b}{strike}m{text}\x1b[0m")
+}
+
+/// A line with the numbers of a token that stands out.
+fn told(response: &ResponseRecord, t: usize, ln_tau_p: f64) -> String {
+    let tokens = &response.tokens;
+    let name = match fate(response, t, ln_tau_p) {
+        Fate::Kept => "kept",
+        Fate::Candidate => "candidate, kept",
+        Fate::Clipped => "clipped",
+        Fate::Silenced => "silenced",
+    };
+    let preferred = tokens.alternatives.get(t).and_then(|list| list.first()).map_or(String::new(), |first| {
+        format!("  preferred “{}” {} %", plain(&first.text), number(100.0 * first.logp.exp()))
+    });
+    let norm =
+        gradient_norm(response, t).map_or(String::new(), |norm| format!("  gradient norm {}", number(norm)));
+    format!(
+        "    {t:>4} “{}”  {name}  p {} %  H {} nats  ratio {}{norm}{preferred}\n",
+        plain(&tokens.text[t]),
+        number(100.0 * tokens.logp[t].exp()),
+        number(tokens.entropy[t]),
+        number(tokens.ratio[t])
+    )
+}
+
+/// Text without control characters: what a model writes must not steer a terminal.
+fn plain(text: &str) -> String {
+    let sign = |c: char| match c {
+        '\n' => '⏎',
+        '\t' => '⇥',
+        '\u{0}'..='\u{1f}' => char::from_u32(0x2400 + c as u32).unwrap_or('\u{fffd}'),
+        '\u{7f}'..='\u{9f}' => '\u{fffd}',
+        c => c,
+    };
+    text.chars().map(sign).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_response_cannot_steer_the_terminal() {
+        assert_eq!(plain("a\u{1b}[2J\u{9b}\n"), "a␛[2J\u{fffd}⏎");
+        assert_eq!(painted("x", (1, 2, 3), true), "\x1b[38;2;255;255;255;48;2;1;2;3;9mx\x1b[0m");
+    }
+}

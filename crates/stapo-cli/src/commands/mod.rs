@@ -1,0 +1,20 @@
+//! The commands of the binary: each has one file or folder with an `Args` and a `run`.
+
+pub mod doctor;
+pub mod eval;
+pub mod experiment;
+pub mod export;
+pub mod fetch;
+pub mod generate;
+pub mod grade;
+pub mod inspect;
+pub mod model;
+pub mod objective;
+pub mod plan;
+pub mod pretrain;
+pub mod problems;
+pub mod report;
+pub mod runs;
+pub mod score;
+pub mod train;
+pub mod verify_run;

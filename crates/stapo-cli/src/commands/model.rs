@@ -1,0 +1,237 @@
+//! `stapo model`: what a model is, and into which form to put it.
+
+use crate::shared::units::{grouped, parse_size, short, size};
+use anyhow::{Result, bail};
+use serde_json::json;
+use stapo_rl::model::export::{Existing, ExportOptions, Precision, export};
+use stapo_rl::model::{Pretrained, RopeKind};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Family, sizes, parameters, and the memory it takes to run and to train.
+    Info(InfoArgs),
+    /// GGUF or safetensors to a Hugging Face folder that transformers loads.
+    Convert(ConvertArgs),
+}
+
+#[derive(clap::Args)]
+struct InfoArgs {
+    /// A Hugging Face folder or a GGUF file.
+    model: PathBuf,
+    /// One JSON object, sizes in bytes.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct ConvertArgs {
+    /// A Hugging Face folder or a GGUF file.
+    input: PathBuf,
+    /// The folder to create.
+    output: PathBuf,
+    /// Type of the weights written. Quantised blocks are decoded exactly only by f32.
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    dtype: Dtype,
+    /// Largest file of weights, such as 5GB or 500MB.
+    #[arg(long, default_value = "5GB", value_parser = parse_size)]
+    max_shard: u64,
+    /// One matrix for embedding and head, the finer of the two: for GGUF files of a model that was tied before its
+    /// quantiser kept two copies.
+    #[arg(long)]
+    tie_embeddings: bool,
+    /// Replace the output folder if it holds a model.
+    #[arg(long)]
+    replace: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Dtype {
+    F32,
+    Bf16,
+    F16,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    match &args.command {
+        Command::Info(args) => describe(args),
+        Command::Convert(args) => convert(args),
+    }
+}
+
+fn convert(args: &ConvertArgs) -> Result<ExitCode> {
+    let mut model = Pretrained::open(&args.input)?;
+    if args.tie_embeddings {
+        model.tie_embeddings()?;
+    }
+    if same_folder(&args.input, &args.output) {
+        bail!("output {}: is the model being read", args.output.display());
+    }
+    let options = ExportOptions {
+        precision: match args.dtype {
+            Dtype::F32 => Precision::F32,
+            Dtype::Bf16 => Precision::Bf16,
+            Dtype::F16 => Precision::F16,
+        },
+        max_shard_bytes: args.max_shard,
+        existing: if args.replace { Existing::Replace } else { Existing::Refuse },
+    };
+    let written = export(&args.output, &model.config, &model.companions()?, &options, |spec, out| {
+        model.weights.read_f32(&spec.name, &spec.shape, out)
+    })
+    .map_err(|error| match &error {
+        stapo_rl::model::Error::Exists { .. } => anyhow::anyhow!("{error}\nhint: --replace writes over it"),
+        _ => error.into(),
+    })?;
+    println!(
+        "{}: {} tensors, {} parameters, {} of {} in {} file{}",
+        args.output.display(),
+        written.n_tensors,
+        grouped(written.n_parameters),
+        size(written.bytes),
+        options.precision.encoding().name(),
+        written.n_shards,
+        if written.n_shards == 1 { "" } else { "s" },
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn same_folder(input: &Path, output: &Path) -> bool {
+    let folder = if input.is_dir() { Some(input) } else { input.parent() };
+    let real = |path: &Path| path.canonicalize().ok();
+    real(output).is_some() && folder.and_then(real) == real(output)
+}
+
+fn describe(args: &InfoArgs) -> Result<ExitCode> {
+    let model = Pretrained::open(&args.model)?;
+    if args.json {
+        println!("{:#}", as_json(&args.model, &model));
+    } else {
+        print_lines(&args.model, &model);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Bytes by encoding, over the tensors that the model uses.
+fn stored(model: &Pretrained) -> BTreeMap<&'static str, u64> {
+    let mut by_encoding = BTreeMap::new();
+    for spec in model.config.tensors() {
+        let encoding = model.weights.encoding(&spec.name);
+        if let Some((encoding, bytes)) = encoding.zip(model.weights.stored_bytes(&spec.name)) {
+            *by_encoding.entry(encoding.name()).or_insert(0) += bytes as u64;
+        }
+    }
+    by_encoding
+}
+
+fn as_json(path: &Path, model: &Pretrained) -> serde_json::Value {
+    let (config, n) = (&model.config, model.config.n_parameters());
+    json!({
+        "path": path.display().to_string(),
+        "format": model.format(),
+        "family": config.family.name(),
+        "architecture": config.family.architecture(),
+        "parameters": n,
+        "layers": config.n_layers,
+        "width": config.width,
+        "heads": config.n_heads,
+        "kv_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "ffn_width": config.ffn_width,
+        "vocabulary": config.vocabulary,
+        "max_positions": config.max_positions,
+        "tied_embeddings": config.tied_embeddings,
+        "qk_norm": config.qk_norm,
+        "qkv_bias": config.qkv_bias,
+        "norm_eps": config.norm_eps,
+        "rope": { "theta": config.rope.theta, "kind": rope_name(&config.rope.kind) },
+        "bos": config.bos,
+        "stops": config.stops,
+        "stored_bytes": stored(model),
+        "ignored_tensors": model.ignored,
+        "bytes": {
+            "weights_f32": 4 * n,
+            "weights_bf16": 2 * n,
+            "training_f32": TRAINING_BYTES * n,
+            "kv_per_token_f32": 4 * config.kv_numbers_per_token(),
+            "kv_per_token_bf16": 2 * config.kv_numbers_per_token(),
+        },
+    })
+}
+
+/// f32 weights, gradients, and Adam's two moments.
+const TRAINING_BYTES: u64 = 16;
+
+fn print_lines(path: &Path, model: &Pretrained) {
+    let (config, n) = (&model.config, model.config.n_parameters());
+    let kv = config.kv_numbers_per_token();
+    let files: Vec<_> =
+        stored(model).iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
+    let embeddings = if config.tied_embeddings { "head tied to embedding" } else { "head of its own" };
+    let switches = match (config.qk_norm, config.qkv_bias) {
+        (true, _) => ", q/k norm",
+        (_, true) => ", q/k/v bias",
+        _ => "",
+    };
+    let ids = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let mut lines = vec![
+        ("model", format!("{} ({})", path.display(), model.format())),
+        ("family", format!("{} ({})", config.family.name(), config.family.architecture())),
+        ("parameters", format!("{} ({})", grouped(n), short(n))),
+        (
+            "layers",
+            format!("{} of width {}, feed-forward {}", config.n_layers, config.width, config.ffn_width),
+        ),
+        (
+            "attention",
+            format!(
+                "{} heads on {} key-value heads of {}{switches}",
+                config.n_heads, config.n_kv_heads, config.head_dim
+            ),
+        ),
+        ("vocabulary", format!("{}, {embeddings}", grouped(config.vocabulary as u64))),
+        (
+            "positions",
+            format!(
+                "{}, rope {} theta {}",
+                grouped(config.max_positions as u64),
+                rope_name(&config.rope.kind),
+                config.rope.theta
+            ),
+        ),
+        ("stop tokens", if config.stops.is_empty() { "none".into() } else { ids(&config.stops) }),
+        ("stored as", files.join(", ")),
+        ("weights", format!("{} in f32, {} in bf16", size(4 * n), size(2 * n))),
+        (
+            "training",
+            format!(
+                "{} in f32 (weights, gradients, two Adam states; activations apart)",
+                size(TRAINING_BYTES * n)
+            ),
+        ),
+        ("KV cache", format!("{} a token in f32, {} in bf16", size(4 * kv), size(2 * kv))),
+    ];
+    if !model.ignored.is_empty() {
+        lines.push(("ignored", model.ignored.join(", ")));
+    }
+    for (name, value) in lines {
+        println!("{name:<12} {value}");
+    }
+}
+
+fn rope_name(kind: &RopeKind) -> &'static str {
+    match kind {
+        RopeKind::Default => "default",
+        RopeKind::Linear { .. } => "linear",
+        RopeKind::Llama3 { .. } => "llama3",
+        RopeKind::Yarn { .. } => "yarn",
+    }
+}

@@ -1,0 +1,201 @@
+//! Benchmarks from evaluation records: avg@k with intervals clustered by question.
+
+use super::headline::Standings;
+use super::study::{RunData, Study};
+use super::table::{Table, text};
+use crate::shared::chart::{Bar, BarGroup, Bars, Figure, Ink};
+use anyhow::Result;
+use stapo_core::Verdict;
+use stapo_core::record::EvalRecord;
+use stapo_core::rollout::Finish;
+use stapo_core::stats::{Estimate, QuestionCount, avg_at_k};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Results of one arm on one benchmark under one decoding.
+#[derive(Debug)]
+pub struct Score {
+    pub arm: usize,
+    pub decoding: String,
+    pub benchmark: String,
+    pub avg: Estimate,
+    /// Samples of a question in one run; the fewest where they differ.
+    pub k: usize,
+    pub truncated: f64,
+    pub no_answer: f64,
+    pub unparsable: f64,
+    pub n_tokens_mean: f64,
+}
+
+/// The samples of an arm: its runs' last evaluations. A sample told twice (an evaluation that was resumed) counts once.
+fn samples(runs: &[RunData]) -> BTreeMap<(usize, &str, &str, &str, usize), &EvalRecord> {
+    let mut samples = BTreeMap::new();
+    for (idx, run) in runs.iter().enumerate() {
+        let mut newest: BTreeMap<(&str, &str), Option<u64>> = BTreeMap::new();
+        for e in &run.evals {
+            let step = newest.entry((&e.decoding, &e.benchmark)).or_default();
+            *step = (*step).max(e.step);
+        }
+        for e in run.evals.iter().filter(|e| e.step == newest[&(e.decoding.as_str(), e.benchmark.as_str())]) {
+            samples.insert(
+                (idx, e.decoding.as_str(), e.benchmark.as_str(), e.problem_id.as_str(), e.sample_idx),
+                e,
+            );
+        }
+    }
+    samples
+}
+
+/// One score per arm, decoding and benchmark. Seeds of an arm add samples to its questions: the question stays the unit of chance.
+pub fn scores(study: &Study) -> Result<Vec<Score>> {
+    let mut scores = Vec::new();
+    for (arm_idx, arm) in study.arms.iter().enumerate() {
+        let mut grouped: BTreeMap<(&str, &str), Vec<(usize, &EvalRecord)>> = BTreeMap::new();
+        for ((run, decoding, benchmark, _, _), record) in samples(&arm.runs) {
+            grouped.entry((decoding, benchmark)).or_default().push((run, record));
+        }
+        for ((decoding, benchmark), records) in grouped {
+            scores.push(score(arm_idx, decoding, benchmark, &records)?);
+        }
+    }
+    Ok(scores)
+}
+
+fn score(arm: usize, decoding: &str, benchmark: &str, told: &[(usize, &EvalRecord)]) -> Result<Score> {
+    let mut questions: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    let mut of_run: BTreeMap<(usize, &str), usize> = BTreeMap::new();
+    let records: Vec<&EvalRecord> = told.iter().map(|(_, record)| *record).collect();
+    for (run, record) in told {
+        *of_run.entry((*run, &record.problem_id)).or_default() += 1;
+    }
+    for record in &records {
+        let (n, n_right) = questions.entry(&record.problem_id).or_default();
+        *n += 1;
+        *n_right += usize::from(record.verdict == Verdict::Right);
+    }
+    let counts: Vec<QuestionCount> =
+        questions.values().map(|&(n, n_right)| QuestionCount::new(n, n_right)).collect::<Result<_, _>>()?;
+    let share = |is: &dyn Fn(&EvalRecord) -> bool| {
+        records.iter().filter(|r| is(r)).count() as f64 / records.len().max(1) as f64
+    };
+    Ok(Score {
+        arm,
+        decoding: decoding.to_string(),
+        benchmark: benchmark.to_string(),
+        avg: avg_at_k(&counts)?,
+        k: of_run.values().copied().min().unwrap_or(0),
+        truncated: share(&|r| r.finish == Finish::LengthLimit),
+        no_answer: share(&|r| r.verdict == Verdict::NoAnswer),
+        unparsable: share(&|r| r.verdict == Verdict::Unparsable),
+        n_tokens_mean: records.iter().map(|r| r.n_tokens as f64).sum::<f64>() / records.len().max(1) as f64,
+    })
+}
+
+fn names(scores: &[Score], of: fn(&Score) -> &str) -> Vec<String> {
+    let names: BTreeSet<&str> = scores.iter().map(of).collect();
+    names.into_iter().map(String::from).collect()
+}
+
+/// One figure of bars per decoding.
+pub fn figures(study: &Study, scores: &[Score]) -> Vec<Figure> {
+    let benchmarks = names(scores, |s| &s.benchmark);
+    let figure = |decoding: String| {
+        let arms: Vec<usize> = (0..study.arms.len())
+            .filter(|arm| scores.iter().any(|s| s.arm == *arm && s.decoding == decoding))
+            .collect();
+        let bar = |benchmark: &str, arm: usize| {
+            let found =
+                scores.iter().find(|s| s.arm == arm && s.decoding == decoding && s.benchmark == benchmark)?;
+            let percent = |value: f64| 100.0 * value;
+            let hover = format!(
+                "{}, {benchmark}\navg@{} {:.1} %, {} questions\n{}",
+                study.arms[arm].name,
+                found.k,
+                percent(found.avg.value),
+                found.avg.n_questions,
+                found.avg.interval.map_or("one question has no interval".to_string(), |i| format!(
+                    "95 %: {:.1} to {:.1}",
+                    percent(i.low),
+                    percent(i.high)
+                ))
+            );
+            let interval = found.avg.interval.map(|i| (percent(i.low), percent(i.high)));
+            Some(Bar { value: percent(found.avg.value), interval, hover })
+        };
+        let group = |benchmark: &String| BarGroup {
+            label: benchmark.clone(),
+            bars: arms.iter().map(|&arm| bar(benchmark, arm)).collect(),
+        };
+        let series = arms
+            .iter()
+            .map(|&arm| (study.arms[arm].name.clone(), Ink::Series(study.arms[arm].series)))
+            .collect();
+        Figure {
+            name: format!("benchmarks-{}", super::curves::slug(&decoding)),
+            title: format!("Benchmarks, {decoding}"),
+            note: "avg@k, % · 95 % interval clustered by question".into(),
+            scene: Bars { series, groups: benchmarks.iter().map(group).collect() }.draw(),
+        }
+    };
+    names(scores, |s| &s.decoding).into_iter().map(figure).collect()
+}
+
+pub fn table(study: &Study, scores: &[Score]) -> Table {
+    let titles = [
+        "decoding",
+        "benchmark",
+        "arm",
+        "#questions",
+        "#k",
+        "#avg@k, % (95 % interval)",
+        "#truncated, %",
+        "#no answer, %",
+        "#unparsable, %",
+        "#response tokens",
+    ];
+    let mut table = Table::new("benchmarks", &titles);
+    for s in scores {
+        let percent = |share: f64| text(format!("{:.1}", 100.0 * share));
+        let interval = s
+            .avg
+            .interval
+            .map_or(String::new(), |i| format!(" ({:.1} to {:.1})", 100.0 * i.low, 100.0 * i.high));
+        table.push(vec![
+            text(&s.decoding),
+            text(&s.benchmark),
+            text(&study.arms[s.arm].name),
+            text(s.avg.n_questions.to_string()),
+            text(s.k.to_string()),
+            text(format!("{:.1}{interval}", 100.0 * s.avg.value)),
+            percent(s.truncated),
+            percent(s.no_answer),
+            percent(s.unparsable),
+            text(format!("{:.0}", s.n_tokens_mean)),
+        ]);
+    }
+    table
+}
+
+/// Averages over benchmarks by decoding, where there is a method and every arm has every benchmark.
+pub fn standings(study: &Study, scores: &[Score]) -> Option<Standings> {
+    let method = study.method?;
+    let benchmarks = names(scores, |s| &s.benchmark);
+    let average = |decoding: &str, arm: usize| {
+        let own = scores.iter().filter(|s| s.arm == arm && s.decoding == decoding);
+        let values: Vec<f64> = own.map(|s| 100.0 * s.avg.value).collect();
+        (values.len() == benchmarks.len()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    };
+    let rows: Option<Vec<(String, Vec<f64>)>> = names(scores, |s| &s.decoding)
+        .into_iter()
+        .map(|decoding| {
+            let averages: Option<Vec<f64>> =
+                (0..study.arms.len()).map(|arm| average(&decoding, arm)).collect();
+            averages.map(|averages| (decoding, averages))
+        })
+        .collect();
+    let methods = study.arms.iter().map(|arm| arm.name.clone()).collect();
+    rows.filter(|rows| !rows.is_empty() && study.arms.len() > 1).map(|rows| Standings {
+        methods,
+        method,
+        rows,
+    })
+}

@@ -1,0 +1,326 @@
+//! What a report says, in order; a page, pictures and tables are made from the same contents.
+
+use super::study::{RunData, Study};
+use super::table::{Table, text};
+use super::{benchmarks, curves, headline, quadrants, summary, tokens};
+use crate::shared::chart::Figure;
+use crate::shared::page::{self, THEME_BUTTON, escape};
+use anyhow::Result;
+use std::fmt::Write;
+
+pub struct Contents {
+    title: String,
+    subtitle: String,
+    sections: Vec<Section>,
+}
+
+struct Section {
+    id: &'static str,
+    title: &'static str,
+    blocks: Vec<Block>,
+}
+
+/// Longer tables are folded where figures show the same.
+const MAX_OPEN_ROWS: usize = 12;
+
+enum Block {
+    /// Plain text.
+    Note(String),
+    /// What is not there, and why.
+    Missing(String),
+    Figures(Vec<Figure>),
+    Table(&'static str, Table),
+    /// A table that opens when it is asked for.
+    Folded(&'static str, Table),
+    /// Markup, with everything from the run escaped already.
+    Markup(String),
+}
+
+impl Contents {
+    pub fn of(study: &Study) -> Result<Self> {
+        let sections = vec![
+            headline_section(study)?,
+            benchmark_section(study)?,
+            curve_section(study),
+            quadrant_section(study)?,
+            token_section(study),
+            origin_section(study),
+        ];
+        let kind = if study.is_experiment { "experiment" } else { "run" };
+        let n_runs = study.runs().count();
+        let n_steps = study.runs().map(|(_, run)| run.metrics.len()).max().unwrap_or(0);
+        let of_runs = if study.is_experiment {
+            format!("{} arms, {n_runs} runs of up to {n_steps} steps", study.arms.len())
+        } else {
+            let config = &study.arms[0].runs[0].plan.config;
+            format!("{n_steps} of {} steps, seed {}", config.steps, config.seed)
+        };
+        Ok(Contents {
+            title: study.name.clone(),
+            subtitle: format!("STAPO {kind} report · {of_runs}"),
+            sections,
+        })
+    }
+
+    pub fn figures(&self) -> impl Iterator<Item = &Figure> {
+        let blocks = self.sections.iter().flat_map(|section| &section.blocks);
+        blocks
+            .filter_map(|block| if let Block::Figures(figures) = block { Some(figures) } else { None })
+            .flatten()
+    }
+
+    pub fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.sections.iter().flat_map(|section| &section.blocks).filter_map(|block| match block {
+            Block::Table(_, table) | Block::Folded(_, table) => Some(table),
+            _ => None,
+        })
+    }
+
+    pub fn to_html(&self) -> String {
+        let mut body = format!(
+            "<header><h1>{}</h1><p>{}</p>{THEME_BUTTON}</header><nav>",
+            escape(&self.title),
+            escape(&self.subtitle)
+        );
+        for section in &self.sections {
+            let _ = write!(body, "<a href=\"#{}\">{}</a>", section.id, section.title);
+        }
+        body.push_str("</nav><main>");
+        for section in &self.sections {
+            let _ = write!(body, "<section><h2 id=\"{}\">{}</h2>", section.id, section.title);
+            section.blocks.iter().for_each(|block| body.push_str(&block.to_html()));
+            body.push_str("</section>\n");
+        }
+        body.push_str("</main>");
+        page::page(&format!("{} – STAPO report", self.title), "", &body, "")
+    }
+}
+
+impl Block {
+    fn to_html(&self) -> String {
+        match self {
+            Block::Note(text) => format!("<p class=\"note\">{}</p>", escape(text)),
+            Block::Missing(text) => format!("<p class=\"missing\">{}</p>", escape(text)),
+            Block::Figures(figures) => {
+                format!(
+                    "<div class=\"figures\">{}</div>",
+                    figures.iter().map(page::figure).collect::<String>()
+                )
+            }
+            Block::Table("", table) => table.to_html(),
+            Block::Table(title, table) => format!("<h3>{}</h3>{}", escape(title), table.to_html()),
+            Block::Folded(title, table) => {
+                format!("<details><summary>{}</summary>{}</details>", escape(title), table.to_html())
+            }
+            Block::Markup(markup) => markup.clone(),
+        }
+    }
+}
+
+/// A figure, or the line that says why there is none.
+fn figure_or_reason(
+    found: std::result::Result<Figure, String>,
+    blocks: &mut Vec<Block>,
+    figures: &mut Vec<Figure>,
+) {
+    match found {
+        Ok(figure) => figures.push(figure),
+        Err(reason) => blocks.push(Block::Missing(reason)),
+    }
+}
+
+fn headline_section(study: &Study) -> Result<Section> {
+    let mut blocks = Vec::new();
+    if study.is_experiment {
+        blocks.push(Block::Table("", summary::arms_table(study)));
+        let measure = summary::Measure::of(study).name();
+        blocks.push(Block::Note(format!(
+            "Means over seeds; in brackets the 95 % interval of the mean (Student's t). {}: {}. A seed has collapsed when its mean entropy falls under the plan's share of the first step's.",
+            capital(measure),
+            match summary::Measure::of(study) {
+                summary::Measure::HeldOut => "the last evaluation of a run",
+                summary::Measure::Training => "mean of the last tenth of the steps, since not every run was evaluated",
+            }
+        )));
+        match summary::paired_table(study)? {
+            Some(table) => {
+                blocks.push(Block::Table("Paired by seed", table));
+                blocks.push(Block::Note(
+                    "Difference is the method minus the arm of the row, seed by seed; few seeds can only show large differences: with n seeds no permutation p is below 2 / 2ⁿ.".into(),
+                ));
+            }
+            None => blocks.push(Block::Missing(
+                "Paired by seed: needs experiment.json to name a method, and two seeds that it shares with another arm.".into(),
+            )),
+        }
+        for line in &study.failed {
+            blocks.push(Block::Missing(format!("No result: {line}")));
+        }
+    } else if study.arms[0].runs[0].metrics.is_empty() {
+        blocks.push(Block::Missing("No step has been finished yet.".into()));
+    } else {
+        blocks.push(Block::Markup(summary::cards(&study.arms[0].runs[0])));
+    }
+    Ok(Section { id: "headline", title: "Headline", blocks })
+}
+
+fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
+}
+
+fn benchmark_section(study: &Study) -> Result<Section> {
+    let scores = benchmarks::scores(study)?;
+    let mut blocks = Vec::new();
+    if scores.is_empty() {
+        blocks.push(Block::Missing("No evaluation records (eval/) in these runs.".into()));
+    } else {
+        blocks.push(Block::Figures(benchmarks::figures(study, &scores)));
+        let table = benchmarks::table(study, &scores);
+        blocks.push(if table.rows.len() > MAX_OPEN_ROWS {
+            Block::Folded("All benchmark results", table)
+        } else {
+            Block::Table("", table)
+        });
+    }
+    if let Some(standings) = benchmarks::standings(study, &scores) {
+        blocks.push(Block::Table("Average over benchmarks, %", standings.table("standings")?));
+    }
+    let mut published = String::from(
+        "<details><summary>The paper's averages of six benchmarks, and its headline recomputed</summary>",
+    );
+    for (decoding, standings) in headline::published() {
+        let _ = write!(published, "<h3>{}</h3>{}", escape(decoding), standings.table("published")?.to_html());
+    }
+    published.push_str("<p class=\"note\">arXiv 2602.15620: relative gain over the best baseline at each size, averaged over the sizes.</p></details>");
+    blocks.push(Block::Markup(published));
+    Ok(Section { id: "benchmarks", title: "Benchmarks", blocks })
+}
+
+fn curve_section(study: &Study) -> Section {
+    if study.runs().all(|(_, run)| run.metrics.is_empty()) {
+        let blocks = vec![Block::Missing("No step has been finished yet.".into())];
+        return Section { id: "curves", title: "Training", blocks };
+    }
+    let (figures, missing) = curves::curves(study);
+    let mut blocks = vec![Block::Figures(figures)];
+    blocks.extend(missing.into_iter().map(Block::Missing));
+    Section { id: "curves", title: "Training", blocks }
+}
+
+fn quadrant_section(study: &Study) -> Result<Section> {
+    let (mut blocks, mut figures) = (Vec::new(), Vec::new());
+    figure_or_reason(quadrants::scatter(study)?, &mut blocks, &mut figures);
+    figure_or_reason(quadrants::gradient_norms(study), &mut blocks, &mut figures);
+    figure_or_reason(quadrants::entropy_change(study), &mut blocks, &mut figures);
+    if !figures.is_empty() {
+        blocks.insert(0, Block::Figures(figures));
+    }
+    Ok(Section { id: "quadrants", title: "Tokens: how hard they push", blocks })
+}
+
+fn token_section(study: &Study) -> Section {
+    let mut blocks = Vec::new();
+    let n_silenced = tokens::silenced(study).len();
+    match tokens::by_text("most-silenced", study, tokens::silenced) {
+        Some(table) => {
+            blocks.push(Block::Table("Most silenced", table));
+            blocks.push(Block::Note(format!(
+                "Of {n_silenced} silenced tokens, all steps and runs of this report."
+            )));
+        }
+        None => blocks.push(Block::Missing("Most silenced: no token was silenced.".into())),
+    }
+    match tokens::by_text("most-explored", study, tokens::explored) {
+        Some(table) => {
+            blocks.push(Block::Table("Exploratory tokens, kept", table));
+            blocks.push(Block::Note(format!(
+                "Of {} rewarded tokens below τp that stayed in the update: under S2T those whose entropy is not below its threshold.",
+                tokens::explored(study).len()
+            )));
+        }
+        None => blocks.push(Block::Missing(
+            "Exploratory tokens, kept: none recorded (no rewarded token below τp was kept, or the run is older than these records).".into(),
+        )),
+    }
+    match tokens::spurious(study) {
+        Some(table) => {
+            let n = table.rows.len();
+            blocks.push(Block::Table("Spurious tokens", table));
+            blocks.push(Block::Note(format!(
+                "The {n} least likely of {n_silenced}; ␣ is a space, ⏎ a line break."
+            )));
+        }
+        None => blocks.push(Block::Missing("Spurious tokens: none was silenced.".into())),
+    }
+    Section { id: "tokens", title: "Tokens: what was silenced", blocks }
+}
+
+fn origin_section(study: &Study) -> Section {
+    let mut blocks = Vec::new();
+    let mut commands = String::new();
+    for (_, run) in study.runs() {
+        let folder = run.folder.display().to_string();
+        let quoted = shell_quoted(&format!("{folder}/plan.toml"));
+        let _ = writeln!(commands, "stapo train {quoted} --out {}", shell_quoted(&format!("{folder}-again")));
+    }
+    let (_, first) = study.shown();
+    let check = shell_quoted(&first.folder.display().to_string());
+    let _ = writeln!(commands, "stapo verify-run {check}   # replays the last steps and compares hashes");
+    blocks
+        .push(Block::Markup(format!("<h3>To get the same bits again</h3><pre>{}</pre>", escape(&commands))));
+    if study.is_experiment {
+        let mut table = Table::new(
+            "runs",
+            &["arm", "#seed", "run", "settings", "#steps", "state after the last step (SHA-256)"],
+        );
+        for (arm, run) in study.runs() {
+            table.push(vec![
+                text(&arm.name),
+                text(run.seed.to_string()),
+                text(run.folder.strip_prefix(&study.folder).unwrap_or(&run.folder).display().to_string()),
+                text(run.settings.join(" ")),
+                text(run.metrics.len().to_string()),
+                text(last_hash(run)),
+            ]);
+        }
+        blocks.push(Block::Table("Runs", table));
+    }
+    blocks.push(Block::Table("What went in", inputs(first)));
+    let plan = escape(&first.plan_text);
+    let open = if study.is_experiment { "" } else { " open" };
+    let whose = escape(&first.folder.display().to_string());
+    blocks.push(Block::Markup(format!(
+        "<details{open}><summary>Plan of {whose}, resolved</summary><pre>{plan}</pre></details>"
+    )));
+    Section { id: "origin", title: "Plan, hashes, reproduction", blocks }
+}
+
+fn last_hash(run: &RunData) -> String {
+    let last = run.manifest.as_ref().and_then(|manifest| manifest.steps.last());
+    last.map_or("–".to_string(), |hash| hash.sha256.clone())
+}
+
+fn inputs(run: &RunData) -> Table {
+    let mut table = Table::new("inputs", &["what", "#bytes", "SHA-256"]);
+    for input in run.manifest.iter().flat_map(|manifest| &manifest.inputs) {
+        table.push(vec![text(&input.name), text(input.n_bytes.to_string()), text(&input.sha256)]);
+    }
+    let step = run.metrics.last().map_or(0, |m| m.step);
+    table.push(vec![text(format!("state after step {step}")), text(""), text(last_hash(run))]);
+    if let Some(build) = &run.build {
+        let machine = format!("stapo {}, {}, {} threads", build.version, build.target, build.n_threads);
+        table.push(vec![text("program"), text(""), text(machine)]);
+    }
+    table
+}
+
+/// As a shell reads it back.
+fn shell_quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_string()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}

@@ -1,0 +1,315 @@
+//! Curves over training: one line per arm, the mean of its seeds with the interval of that mean.
+
+use super::study::{ArmData, RunData, Study};
+use super::summary::{Measure, interval_of};
+use crate::shared::chart::{Band, Curves, Figure, Line, Point, Scale};
+use stapo_core::record::Metrics;
+use stapo_core::stats::mean_estimate;
+
+/// One quantity of a step.
+struct Quantity {
+    name: &'static str,
+    title: &'static str,
+    what: &'static str,
+    unit: &'static str,
+    axis: Axis,
+    of: fn(&Metrics) -> Option<f64>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Axis {
+    Linear,
+    /// Percent: intervals end at 0 and 100.
+    Share,
+    LogOrZero,
+}
+
+const QUANTITIES: [Quantity; 8] = [
+    Quantity {
+        name: "training-accuracy",
+        title: "Training accuracy",
+        what: "share of sampled responses judged right, %",
+        unit: "%",
+        axis: Axis::Share,
+        of: |m| Some(100.0 * m.accuracy),
+    },
+    Quantity {
+        name: "reward",
+        title: "Reward",
+        what: "mean reward of sampled responses",
+        unit: "",
+        axis: Axis::Linear,
+        of: |m| Some(m.reward_mean),
+    },
+    Quantity {
+        name: "entropy",
+        title: "Entropy",
+        what: "mean over response tokens, nats",
+        unit: "nats",
+        axis: Axis::Linear,
+        of: |m| Some(m.entropy_mean),
+    },
+    Quantity {
+        name: "silenced-share",
+        title: "Silenced share",
+        what: "silenced tokens among response tokens; logarithmic, with a place for steps that silenced none",
+        unit: "",
+        axis: Axis::LogOrZero,
+        of: |m| (m.n_tokens > 0).then(|| m.n_silenced as f64 / m.n_tokens as f64),
+    },
+    Quantity {
+        name: "gradient-norm",
+        title: "Gradient norm",
+        what: "of all weights, before clipping, mean over the optimizer steps of a step",
+        unit: "",
+        axis: Axis::Linear,
+        of: |m| Some(m.gradient_norm),
+    },
+    Quantity {
+        name: "response-length",
+        title: "Response length",
+        what: "mean, tokens",
+        unit: "tokens",
+        axis: Axis::Linear,
+        of: |m| Some(m.response_tokens_mean),
+    },
+    Quantity {
+        name: "truncated-share",
+        title: "Truncated responses",
+        what: "share of responses that the length limit cut, %",
+        unit: "%",
+        axis: Axis::Share,
+        of: |m| Some(100.0 * m.truncated_share),
+    },
+    Quantity {
+        name: "silenced-gradient-share",
+        title: "Gradient taken out by silencing",
+        what: "share of the summed squared gradient norm at the logits, %",
+        unit: "%",
+        axis: Axis::Share,
+        of: |m| Some(100.0 * m.silenced_gradient_share),
+    },
+];
+
+/// All curves that have something to show, and a line for each that has not.
+pub fn curves(study: &Study) -> (Vec<Figure>, Vec<String>) {
+    let mut figures = Vec::new();
+    let mut missing = Vec::new();
+    match held_out(study) {
+        Some(figure) => figures.push(figure),
+        None => missing.push("Held-out accuracy: no step of these runs was evaluated.".to_string()),
+    }
+    for quantity in &QUANTITIES {
+        let silences = matches!(quantity.name, "silenced-share" | "silenced-gradient-share");
+        if silences && study.runs().all(|(_, run)| run.n_silenced() == 0) {
+            if quantity.axis == Axis::LogOrZero {
+                let n: usize = study.runs().map(|(_, run)| run.n_candidates()).sum();
+                missing.push(format!("Silenced share: no token was silenced; there were {n} candidates."));
+            }
+            continue;
+        }
+        if quantity.name == "truncated-share"
+            && study.runs().all(|(_, run)| run.metrics.iter().all(|m| m.truncated_share == 0.0))
+        {
+            missing.push("Truncated responses: none.".to_string());
+            continue;
+        }
+        figures.push(figure(study, quantity));
+        if quantity.name == "entropy" {
+            figures.extend(study.arms.iter().map(|arm| quantiles(study, arm)));
+        }
+    }
+    (figures, missing)
+}
+
+fn figure(study: &Study, quantity: &Quantity) -> Figure {
+    let line = |arm: &ArmData| {
+        let curves = arm.runs.iter().map(|run| values(run, quantity.of)).collect::<Vec<_>>();
+        Line {
+            label: arm.name.clone(),
+            series: arm.series,
+            points: band_over(&curves, quantity.axis == Axis::Share),
+        }
+    };
+    let lines: Vec<Line> = study.arms.iter().map(line).collect();
+    let y = match quantity.axis {
+        Axis::LogOrZero => Scale::log_or_zero(extent(&lines)),
+        _ => None,
+    };
+    let y = y.unwrap_or_else(|| Scale::around(extent(&lines)));
+    Figure {
+        name: quantity.name.to_string(),
+        title: quantity.title.to_string(),
+        note: noted(study, quantity.what),
+        scene: Curves { x_label: "training step".into(), unit: quantity.unit, y, bands: Vec::new(), lines }
+            .draw(),
+    }
+}
+
+/// Says over what means and intervals are.
+fn noted(study: &Study, what: &str) -> String {
+    match study.n_seeds() {
+        0 | 1 => what.to_string(),
+        n => format!("{what} · mean and 95 % interval over {n} seeds"),
+    }
+}
+
+fn values(run: &RunData, of: fn(&Metrics) -> Option<f64>) -> Vec<(f64, f64)> {
+    run.metrics.iter().filter_map(|m| of(m).map(|value| (m.step as f64, value))).collect()
+}
+
+/// Mean over curves at each x that all of them have; one curve alone has no interval.
+pub fn band_over(curves: &[Vec<(f64, f64)>], is_share: bool) -> Vec<Point> {
+    let Some((first, others)) = curves.split_first() else { return Vec::new() };
+    let mut places = vec![0; others.len()];
+    let mut points = Vec::new();
+    for &(x, y) in first {
+        let mut values = vec![y];
+        for (curve, place) in others.iter().zip(&mut places) {
+            while curve.get(*place).is_some_and(|(other, _)| *other < x) {
+                *place += 1;
+            }
+            values.extend(curve.get(*place).filter(|(other, _)| *other == x).map(|(_, value)| *value));
+        }
+        if values.len() < curves.len() {
+            continue;
+        }
+        let Ok(estimate) = mean_estimate(&values) else { continue };
+        let interval = estimate.interval.map(|i| if is_share { i.within(0.0, 100.0) } else { i });
+        points.push(Point { x, y: estimate.value, interval: interval.map(|i| (i.low, i.high)) });
+    }
+    points
+}
+
+/// What an axis must hold: all means, and of their intervals no more than as much again on each side. Two seeds have intervals that
+/// would leave nothing of the curves; such bands run off the picture.
+fn extent(lines: &[Line]) -> Vec<f64> {
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let low = points().map(|p| p.y).fold(f64::INFINITY, f64::min);
+    let high = points().map(|p| p.y).fold(f64::NEG_INFINITY, f64::max);
+    let room = (high - low).max(0.25 * high.abs());
+    let ends = points().filter_map(|p| p.interval).flat_map(|(a, b)| [a.max(low - room), b.min(high + room)]);
+    points().map(|p| p.y).chain(ends).collect()
+}
+
+/// Over problems for one run, over seeds for several.
+fn held_out(study: &Study) -> Option<Figure> {
+    if study.runs().any(|(_, run)| run.held_out().is_empty()) {
+        return None;
+    }
+    let line = |arm: &ArmData| {
+        let curves: Vec<Vec<(f64, f64)>> = arm
+            .runs
+            .iter()
+            .map(|r| r.held_out().into_iter().map(|(x, y)| (x, 100.0 * y)).collect())
+            .collect();
+        let mut points = band_over(&curves, true);
+        if let [run] = arm.runs.as_slice() {
+            for point in &mut points {
+                let interval = interval_of(run, point.y / 100.0);
+                point.interval = interval.map(|(low, high)| (100.0 * low, 100.0 * high));
+            }
+        }
+        Line { label: arm.name.clone(), series: arm.series, points }
+    };
+    let lines: Vec<Line> = study.arms.iter().map(line).collect();
+    let y = Scale::around(extent(&lines));
+    let what = "held-out problems answered right, %";
+    let note = match study.n_seeds() {
+        0 | 1 => format!("{what} · 95 % interval over the problems (Wilson)"),
+        _ => noted(study, what),
+    };
+    let scene = Curves { x_label: "training step".into(), unit: "%", y, bands: Vec::new(), lines }.draw();
+    Some(Figure { name: "held-out-accuracy".into(), title: "Held-out accuracy".into(), note, scene })
+}
+
+/// The spread of token entropies in one arm.
+fn quantiles(study: &Study, arm: &ArmData) -> Figure {
+    let series = arm.series;
+    let mean = |of: fn(&Metrics) -> Option<f64>| {
+        band_over(&arm.runs.iter().map(|run| values(run, of)).collect::<Vec<_>>(), false)
+    };
+    let band = |label: &str, low: Vec<Point>, high: Vec<Point>, opacity: f64| Band {
+        label: label.to_string(),
+        series,
+        points: low.iter().zip(&high).map(|(l, h)| (l.x, l.y, h.y)).collect(),
+        opacity,
+    };
+    let bands = vec![
+        band(
+            "5 to 95 %",
+            mean(|m| Some(m.entropy_quantiles.q05)),
+            mean(|m| Some(m.entropy_quantiles.q95)),
+            0.16,
+        ),
+        band(
+            "25 to 75 %",
+            mean(|m| Some(m.entropy_quantiles.q25)),
+            mean(|m| Some(m.entropy_quantiles.q75)),
+            0.3,
+        ),
+    ];
+    let median = mean(|m| Some(m.entropy_quantiles.q50));
+    let points = median.iter().map(|p| Point { interval: None, ..*p }).collect();
+    let y = Scale::around(bands[0].points.iter().flat_map(|&(_, low, high)| [low, high]));
+    let lines = vec![Line { label: "median".into(), series, points }];
+    let (suffix, title) = if study.arms.len() > 1 {
+        (format!("-{}", slug(&arm.name)), format!("Entropy quantiles: {}", arm.name))
+    } else {
+        (String::new(), "Entropy quantiles".to_string())
+    };
+    let what = "over the response tokens of a step, nats";
+    let note = match arm.runs.len() {
+        1 => what.to_string(),
+        n => format!("{what} · mean of {n} seeds"),
+    };
+    Figure {
+        name: format!("entropy-quantiles{suffix}"),
+        title,
+        note,
+        scene: Curves { x_label: "training step".into(), unit: "nats", y, bands, lines }.draw(),
+    }
+}
+
+/// A name that may be a file's.
+pub fn slug(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect()
+}
+
+/// What the picture of a whole study shows: accuracy and entropy.
+pub fn overview(figures: &[Figure], study: &Study) -> Vec<Figure> {
+    let accuracy = match Measure::of(study) {
+        Measure::HeldOut => "held-out-accuracy",
+        Measure::Training => "training-accuracy",
+    };
+    [accuracy, "entropy"]
+        .iter()
+        .filter_map(|name| figures.iter().find(|figure| figure.name == *name).cloned())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_make_a_band_where_all_of_them_have_a_step() {
+        let curves = [vec![(1.0, 1.0), (2.0, 4.0), (3.0, 5.0)], vec![(1.0, 3.0), (3.0, 5.0), (4.0, 0.0)]];
+        let points = band_over(&curves, false);
+        assert_eq!(points.iter().map(|p| (p.x, p.y)).collect::<Vec<_>>(), [(1.0, 2.0), (3.0, 5.0)]);
+        // Two values 1 and 3: standard error 1, t at 0.975 with one degree of freedom 12.706.
+        let (low, high) = points[0].interval.unwrap();
+        assert!((low - (2.0 - 12.7062)).abs() < 1e-3 && (high - 14.7062).abs() < 1e-3, "{low} {high}");
+        let share = band_over(&curves, true)[0].interval.unwrap();
+        assert_eq!(share.0, 0.0);
+        assert_eq!(band_over(&curves[..1], false)[0].interval, None);
+    }
+
+    #[test]
+    fn an_axis_holds_every_mean_and_no_runaway_interval() {
+        let point = |y: f64, interval| Point { x: 0.0, y, interval };
+        let points = vec![point(2e-5, None), point(1e-3, Some((-9.0, 9.0)))];
+        let extent = extent(&[Line { label: String::new(), series: 0, points }]);
+        assert!(extent.contains(&2e-5) && extent.iter().all(|value| value.abs() < 0.01), "{extent:?}");
+    }
+}

@@ -1,0 +1,144 @@
+//! `stapo report`: from run folders to a page, pictures, tables and event files.
+
+mod benchmarks;
+mod contents;
+mod curves;
+mod headline;
+mod quadrants;
+mod study;
+mod summary;
+mod table;
+mod tensorboard;
+mod tokens;
+
+use crate::shared::chart::{Figure, write_png};
+use anyhow::{Context, Result, bail};
+use contents::Contents;
+use stapo_core::record::Metrics;
+use stapo_rl::run::write_whole;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use study::Study;
+use table::csv_line;
+
+/// Writes a report on a run or an experiment: one HTML file that needs nothing else.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The run folder, or an experiment's (a folder with experiment.json).
+    #[arg(value_name = "RUN|EXPERIMENT")]
+    folder: PathBuf,
+
+    /// The page; by default report.html in the folder.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Writes every table, and the metrics of every run, as CSV files into this folder.
+    #[arg(long, value_name = "DIR")]
+    csv: Option<PathBuf>,
+
+    /// Writes every figure as a PNG file into this folder; a name that ends in .png gets the one of --figure.
+    #[arg(long, value_name = "DIR|FILE.png")]
+    png: Option<PathBuf>,
+
+    /// Which figure a single PNG file shows; `overview` is accuracy beside entropy.
+    #[arg(long, value_name = "NAME", default_value = "overview", requires = "png")]
+    figure: String,
+
+    /// Writes TensorBoard event files into this folder, one folder per run.
+    #[arg(long, value_name = "DIR")]
+    tensorboard: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let study = Study::open(&args.folder)?;
+    let contents = Contents::of(&study)?;
+    let page = args.output.clone().unwrap_or_else(|| args.folder.join("report.html"));
+    write_whole(&page, contents.to_html().as_bytes())?;
+    println!("{}", page.display());
+    if let Some(folder) = &args.csv {
+        write_csv(folder, &study, &contents)?;
+        println!("{}", folder.display());
+    }
+    if let Some(path) = &args.png {
+        write_figures(path, &args.figure, &study, &contents)?;
+        println!("{}", path.display());
+    }
+    if let Some(folder) = &args.tensorboard {
+        tensorboard::write(folder, &study)?;
+        println!("{}", folder.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn make_folder(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("folder {}", folder.display()))
+}
+
+fn write_figures(path: &Path, name: &str, study: &Study, contents: &Contents) -> Result<()> {
+    let figures: Vec<Figure> = contents.figures().cloned().collect();
+    let overview = curves::overview(&figures, study);
+    if path.extension().is_some_and(|e| e == "png") {
+        let chosen: Vec<&Figure> = match name {
+            "overview" => overview.iter().collect(),
+            name => figures.iter().filter(|figure| figure.name == name).collect(),
+        };
+        if chosen.is_empty() {
+            let names: Vec<&str> = figures.iter().map(|figure| figure.name.as_str()).collect();
+            bail!("--figure {name}: no such figure here\nhint: overview, {}", names.join(", "));
+        }
+        return write_png(path, &chosen);
+    }
+    make_folder(path)?;
+    if !overview.is_empty() {
+        write_png(&path.join("overview.png"), &overview.iter().collect::<Vec<_>>())?;
+    }
+    figures.iter().try_for_each(|figure| write_png(&path.join(format!("{}.png", figure.name)), &[figure]))
+}
+
+fn write_csv(folder: &Path, study: &Study, contents: &Contents) -> Result<()> {
+    make_folder(folder)?;
+    for table in contents.tables() {
+        write_whole(&folder.join(format!("{}.csv", table.name)), table.to_csv().as_bytes())?;
+    }
+    let head = ["arm", "seed"].into_iter().chain(METRICS.iter().map(|(name, _)| *name));
+    let mut text = csv_line(&head.map(String::from).collect::<Vec<_>>());
+    for (arm, run) in study.runs() {
+        for metrics in &run.metrics {
+            let values =
+                METRICS.iter().map(|(_, of)| of(metrics).map_or(String::new(), |value| value.to_string()));
+            let cells = [arm.name.clone(), run.seed.to_string()].into_iter().chain(values);
+            text.push_str(&csv_line(&cells.collect::<Vec<_>>()));
+        }
+    }
+    Ok(write_whole(&folder.join("metrics.csv"), text.as_bytes())?)
+}
+
+type Value = fn(&Metrics) -> Option<f64>;
+
+/// Columns of `metrics.csv`, under the names that records use.
+const METRICS: [(&str, Value); 24] = [
+    ("step", |m| Some(m.step as f64)),
+    ("accuracy", |m| Some(m.accuracy)),
+    ("eval_accuracy", |m| m.eval_accuracy),
+    ("eval_accuracy_before", |m| m.eval_accuracy_before),
+    ("reward_mean", |m| Some(m.reward_mean)),
+    ("response_tokens_mean", |m| Some(m.response_tokens_mean)),
+    ("truncated_share", |m| Some(m.truncated_share)),
+    ("entropy_mean", |m| Some(m.entropy_mean)),
+    ("entropy_q05", |m| Some(m.entropy_quantiles.q05)),
+    ("entropy_q25", |m| Some(m.entropy_quantiles.q25)),
+    ("entropy_q50", |m| Some(m.entropy_quantiles.q50)),
+    ("entropy_q75", |m| Some(m.entropy_quantiles.q75)),
+    ("entropy_q95", |m| Some(m.entropy_quantiles.q95)),
+    ("n_tokens", |m| Some(m.n_tokens as f64)),
+    ("n_kept", |m| Some(m.n_kept as f64)),
+    ("n_candidates", |m| Some(m.n_candidates as f64)),
+    ("n_silenced", |m| Some(m.n_silenced as f64)),
+    ("tau_h", |m| m.tau_h),
+    ("clip_fraction", |m| Some(m.clip_fraction)),
+    ("loss", |m| Some(m.loss)),
+    ("learning_rate", |m| Some(m.learning_rate)),
+    ("gradient_norm", |m| Some(m.gradient_norm)),
+    ("entropy_change_predicted", |m| m.entropy_change.map(|change| change.predicted)),
+    ("entropy_change_measured", |m| m.entropy_change.map(|change| change.measured)),
+];

@@ -1,0 +1,202 @@
+//! What a report is about: one run, or the runs of an experiment by arm and seed.
+
+use crate::shared::run_folder;
+use anyhow::{Context, Result, bail};
+use stapo_core::record::{
+    self, BuildRecord, EvalRecord, Experiment, Manifest, Metrics, ResponseRecord, TokenRecord,
+};
+use stapo_rl::Plan;
+use stapo_rl::run::Run;
+use std::path::{Component, Path, PathBuf};
+
+/// Arms with their runs.
+#[derive(Debug)]
+pub struct Study {
+    pub name: String,
+    pub folder: PathBuf,
+    pub is_experiment: bool,
+    /// The arm the others are baselines for.
+    pub method: Option<usize>,
+    pub arms: Vec<ArmData>,
+    /// Runs without a result: which, and why.
+    pub failed: Vec<String>,
+}
+
+#[derive(Debug)]
+pub struct ArmData {
+    pub name: String,
+    /// Its colour: the first for the method, then in order.
+    pub series: usize,
+    pub runs: Vec<RunData>,
+}
+
+/// What a report reads of a run folder; responses are read when they are needed.
+#[derive(Debug)]
+pub struct RunData {
+    pub folder: PathBuf,
+    pub seed: u64,
+    pub settings: Vec<String>,
+    pub plan: Plan,
+    pub plan_text: String,
+    pub metrics: Vec<Metrics>,
+    pub silenced: Vec<TokenRecord>,
+    pub explored: Vec<TokenRecord>,
+    pub evals: Vec<EvalRecord>,
+    pub manifest: Option<Manifest>,
+    pub build: Option<BuildRecord>,
+}
+
+impl Study {
+    /// A folder with `experiment.json` is an experiment, every other one a run.
+    pub fn open(folder: &Path) -> Result<Self> {
+        if !folder.is_dir() {
+            bail!("run {}: no such folder\nhint: `stapo runs` lists the runs here", folder.display());
+        }
+        let summary = folder.join("experiment.json");
+        if summary.is_file() {
+            let text =
+                std::fs::read_to_string(&summary).with_context(|| format!("file {}", summary.display()))?;
+            let experiment = record::parse(&text).with_context(|| format!("file {}", summary.display()))?;
+            return Self::of_experiment(folder, &experiment);
+        }
+        let run = RunData::open(folder, Vec::new())?;
+        let name =
+            folder.file_name().map_or(run.plan.config.name.clone(), |n| n.to_string_lossy().into_owned());
+        let arms = vec![ArmData { name: run.plan.config.name.clone(), series: 0, runs: vec![run] }];
+        let (folder, failed) = (folder.to_owned(), Vec::new());
+        Ok(Study { name, folder, is_experiment: false, method: None, arms, failed })
+    }
+
+    fn of_experiment(folder: &Path, experiment: &Experiment) -> Result<Self> {
+        let mut arms: Vec<ArmData> = Vec::new();
+        let mut failed = Vec::new();
+        for name in experiment.arm_names() {
+            let mut runs = Vec::new();
+            for arm in experiment.arms.iter().filter(|arm| arm.name == name) {
+                let what = format!("{name}, seed {}", arm.seed);
+                let below = Path::new(&arm.run);
+                if !below.components().all(|part| matches!(part, Component::Normal(_))) {
+                    bail!(
+                        "experiment {}: {what}: run {:?} is not a folder below it",
+                        folder.display(),
+                        arm.run
+                    );
+                }
+                if let Some(error) = &arm.error {
+                    failed.push(format!("{what}: {error}"));
+                    continue;
+                }
+                match RunData::open(&folder.join(below), arm.settings.clone()) {
+                    Ok(run) if run.metrics.is_empty() => failed.push(format!("{what}: no step yet")),
+                    Ok(run) => runs.push(RunData { seed: arm.seed, ..run }),
+                    Err(error) => failed.push(format!("{what}: {error:#}")),
+                }
+            }
+            if !runs.is_empty() {
+                arms.push(ArmData { name: name.to_string(), series: arms.len(), runs });
+            }
+        }
+        if arms.is_empty() {
+            bail!("experiment {}: no run has a result\n{}", folder.display(), failed.join("\n"));
+        }
+        let method = experiment.method.as_ref().and_then(|m| arms.iter().position(|arm| arm.name == *m));
+        if let Some(method) = method {
+            arms[..method].iter_mut().for_each(|arm| arm.series += 1);
+            arms[method].series = 0;
+        }
+        let (name, folder) = (experiment.name.clone(), folder.to_owned());
+        Ok(Study { name, folder, is_experiment: true, method, arms, failed })
+    }
+
+    /// The run whose tokens are shown: the first of the method, else of the first arm.
+    pub fn shown(&self) -> (&ArmData, &RunData) {
+        let arm = &self.arms[self.method.unwrap_or(0)];
+        (arm, &arm.runs[0])
+    }
+
+    pub fn runs(&self) -> impl Iterator<Item = (&ArmData, &RunData)> {
+        self.arms.iter().flat_map(|arm| arm.runs.iter().map(move |run| (arm, run)))
+    }
+
+    /// The most seeds an arm has.
+    pub fn n_seeds(&self) -> usize {
+        self.arms.iter().map(|arm| arm.runs.len()).max().unwrap_or(0)
+    }
+}
+
+impl RunData {
+    fn open(folder: &Path, settings: Vec<String>) -> Result<Self> {
+        let plan_text = run_folder::plan_text(folder)?;
+        let plan = run_folder::plan(folder)
+            .with_context(|| format!("run {}: is it a training run?", folder.display()))?;
+        let metrics: Vec<Metrics> =
+            if folder.join("metrics.jsonl").exists() { Run::read_metrics(folder)? } else { Vec::new() };
+        let build = folder.join("build.json");
+        let build = std::fs::read_to_string(build).ok().and_then(|text| record::parse(&text).ok());
+        Ok(RunData {
+            folder: folder.to_owned(),
+            seed: plan.config.seed,
+            settings,
+            plan,
+            plan_text,
+            metrics,
+            silenced: run_folder::records(folder, "tokens")?,
+            explored: run_folder::records(folder, "explored")?,
+            evals: evals(folder)?,
+            manifest: Run::read_manifest(folder).ok(),
+            build,
+        })
+    }
+
+    /// Recorded responses of all steps.
+    pub fn responses(&self) -> Result<Vec<ResponseRecord>> {
+        let files = run_folder::part_files(&self.folder, "rollouts")?;
+        let responses: Result<Vec<_>> =
+            files.iter().map(|path| run_folder::responses_of_file(path)).collect();
+        Ok(responses?.into_iter().flatten().collect())
+    }
+
+    /// Held-out accuracies by step, 0 being before training.
+    pub fn held_out(&self) -> Vec<(f64, f64)> {
+        let before =
+            self.metrics.first().and_then(|m| m.eval_accuracy_before).map(|accuracy| (0.0, accuracy));
+        let later =
+            self.metrics.iter().filter_map(|m| m.eval_accuracy.map(|accuracy| (m.step as f64, accuracy)));
+        before.into_iter().chain(later).collect()
+    }
+
+    pub fn n_silenced(&self) -> usize {
+        self.metrics.iter().map(|m| m.n_silenced).sum()
+    }
+
+    pub fn n_candidates(&self) -> usize {
+        self.metrics.iter().map(|m| m.n_candidates).sum()
+    }
+
+    pub fn n_tokens(&self) -> usize {
+        self.metrics.iter().map(|m| m.n_tokens).sum()
+    }
+
+    /// The first step whose mean entropy fell under the plan's share of the first step's.
+    pub fn collapsed_at(&self) -> Option<u64> {
+        let floor = self.metrics.first()?.entropy_mean * self.plan.config.canaries.entropy_collapse_factor;
+        self.metrics.iter().find(|m| m.entropy_mean < floor).map(|m| m.step)
+    }
+}
+
+/// Samples of `stapo eval --out RUN/eval` and of `--out RUN/eval/NAME`.
+fn evals(run: &Path) -> Result<Vec<EvalRecord>> {
+    let mut found = run_folder::records(run, "eval")?;
+    let folder = run.join("eval");
+    let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(found) };
+    let mut names: Vec<_> = entries
+        .filter_map(std::result::Result::ok)
+        .filter(|e| e.path().is_dir())
+        .map(|e| e.file_name())
+        .collect();
+    names.sort();
+    for name in names {
+        found.extend(run_folder::records(&folder, &name.to_string_lossy())?);
+    }
+    Ok(found)
+}

@@ -1,0 +1,162 @@
+//! `stapo score`: what a model makes of given responses.
+
+use crate::shared::language::{Choice, Language, Record, for_each_record};
+use crate::shared::option::{positive, temperature};
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde_json::Value;
+use stapo_rl::model::DeviceName;
+use stapo_rl::model::decoder::{Batch, Keep, Pass, Reading, Scores};
+use std::io::{BufWriter, StdoutLock, Write, stdout};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Log-probability, entropy and collision of every response token, as JSON lines.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Hugging Face folder or GGUF file.
+    #[arg(long, value_name = "DIR|FILE")]
+    model: PathBuf,
+    /// JSON lines: `{"tokens": [..], "prompt_tokens": n}`, or a prompt (`prompt`, `chat` or `messages`) and a
+    /// `response`; `id` comes back. `-` = standard input.
+    #[arg(long, value_name = "FILE")]
+    input: String,
+    /// Likeliest tokens to list in each response token's place.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    alternatives: usize,
+    /// Divides the logits.
+    #[arg(long, default_value_t = 1.0, value_parser = temperature)]
+    temperature: f64,
+    /// cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+    /// CPU threads; all cores, if not given.
+    #[arg(long, value_parser = positive)]
+    threads: Option<usize>,
+}
+
+/// Tokens run through the model at once, unless one record has more.
+const BATCH_TOKENS: usize = 4096;
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let language = Language::open(&args.model, args.device, args.threads)?;
+    let reading = Reading { temperature: args.temperature, n_alternatives: args.alternatives };
+    let pass = Pass::new(&language.policy, Keep::Nothing)?;
+    let out = BufWriter::new(stdout().lock());
+    let mut scorer =
+        Scorer { language: &language, reading, pass, batch: Batch::new(), asked: Vec::new(), out };
+    let read = |_, record: &Record| tokens(&language, record);
+    let take =
+        |line, record, (tokens, n_prompt): (Vec<u32>, usize)| scorer.take(line, record, &tokens, n_prompt);
+    let (n_scored, n_refused) = for_each_record(&args.input, read, take)?;
+    scorer.flush()?;
+    if n_scored == 0 {
+        bail!("input {}: no record to score", crate::shared::input::name(&args.input));
+    }
+    Ok(if n_refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Gathers records into batches; numbers do not depend on the company a record is in.
+struct Scorer<'a> {
+    language: &'a Language,
+    reading: Reading,
+    pass: Pass,
+    batch: Batch,
+    asked: Vec<Asked>,
+    out: BufWriter<StdoutLock<'static>>,
+}
+
+/// A record of the batch and which of its scored tokens are its own.
+struct Asked {
+    line: usize,
+    id: Option<Value>,
+    scored: Range<usize>,
+}
+
+/// One line of output; all lists have one entry per response token.
+#[derive(Serialize)]
+struct Answer<'a> {
+    line: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: &'a Option<Value>,
+    tokens: &'a [u32],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<Vec<String>>,
+    logp: &'a [f32],
+    entropy: &'a [f32],
+    collision: &'a [f32],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alternatives: Option<Vec<Vec<Choice>>>,
+}
+
+impl Scorer<'_> {
+    fn take(&mut self, line: usize, record: Record, tokens: &[u32], n_prompt: usize) -> Result<()> {
+        if self.batch.n_tokens() + tokens.len() > BATCH_TOKENS {
+            self.flush()?;
+        }
+        let start = self.batch.n_scored();
+        self.batch.push(tokens, n_prompt);
+        self.asked.push(Asked { line, id: record.id, scored: start..self.batch.n_scored() });
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let batch = std::mem::take(&mut self.batch);
+        let scores = self.pass.forward(&self.language.policy, &batch, self.reading)?;
+        for asked in std::mem::take(&mut self.asked) {
+            self.write(&asked, &batch, &scores)?;
+        }
+        Ok(self.out.flush()?)
+    }
+
+    fn write(&mut self, asked: &Asked, batch: &Batch, scores: &Scores) -> Result<()> {
+        let range = asked.scored.clone();
+        let tokens = &batch.targets()[range.clone()];
+        let text = tokens.iter().map(|&token| self.language.token_text(token)).collect::<Result<_>>()?;
+        let choices = |row: &Vec<(u32, f32)>| {
+            row.iter().map(|&(token, logp)| self.language.choice(token, logp)).collect::<Result<Vec<_>>>()
+        };
+        let alternatives = (self.reading.n_alternatives > 0)
+            .then(|| scores.alternatives[range.clone()].iter().map(choices).collect::<Result<_>>());
+        let answer = Answer {
+            line: asked.line,
+            id: &asked.id,
+            tokens,
+            text,
+            logp: &scores.logp[range.clone()],
+            entropy: &scores.entropy[range.clone()],
+            collision: &scores.collision[range],
+            alternatives: alternatives.transpose()?,
+        };
+        serde_json::to_writer(&mut self.out, &answer)?;
+        Ok(writeln!(self.out)?)
+    }
+}
+
+/// A record's tokens and how many of them are prompt.
+fn tokens(language: &Language, record: &Record) -> Result<(Vec<u32>, usize)> {
+    let mut tokens = language.prompt(record)?;
+    let n_prompt = match (&record.tokens, &record.response) {
+        (Some(_), None) => record.prompt_tokens.context("prompt_tokens is missing")?,
+        (Some(_), Some(_)) => bail!("both tokens and response, expected one"),
+        (None, None) => bail!("no response to score"),
+        (None, Some(response)) => {
+            let n_prompt = tokens.len();
+            tokens.extend(language.tokenizer()?.encode_rendered(response)?);
+            n_prompt
+        }
+    };
+    if n_prompt == 0 || n_prompt > tokens.len() {
+        let n_tokens = tokens.len();
+        bail!("{n_prompt} prompt tokens of {n_tokens}, expected at least 1 and at most all");
+    }
+    let config = language.policy.config();
+    if let Some(token) = tokens.iter().find(|&&token| token as usize >= config.vocabulary) {
+        bail!("token {token} is outside the vocabulary of {}", config.vocabulary);
+    }
+    if tokens.len() > config.max_positions {
+        bail!("{} tokens, the model takes {}", tokens.len(), config.max_positions);
+    }
+    Ok((tokens, n_prompt))
+}

@@ -1,0 +1,145 @@
+//! What `generate` and `score` share: a model opened for running, and lines of JSON turned into its tokens.
+
+use crate::shared::run_folder::{self, Use};
+use anyhow::{Context, Result, anyhow, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use stapo_rl::model::decoder::Policy;
+use stapo_rl::model::{ChatTemplate, DeviceName, Error, Message, Pretrained, Tokenizer};
+use std::io::BufRead;
+use std::path::Path;
+
+/// A model in memory with its tokenizer.
+pub struct Language {
+    pub policy: Policy,
+    /// Why there is none, for models that are only numbers.
+    tokenizer: std::result::Result<Tokenizer, Error>,
+    template: Option<ChatTemplate>,
+}
+
+/// A record as users write it; which fields it needs depends on the command.
+#[derive(Deserialize, Default)]
+pub struct Record {
+    /// Comes back with the answer.
+    pub id: Option<Value>,
+    pub prompt: Option<String>,
+    pub chat: Option<String>,
+    pub messages: Option<Vec<Turn>>,
+    pub tokens: Option<Vec<u32>>,
+    pub prompt_tokens: Option<usize>,
+    pub response: Option<String>,
+}
+
+/// A token that could have been, as records show it.
+#[derive(Serialize)]
+pub struct Choice {
+    token: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    logp: f32,
+}
+
+#[derive(Deserialize)]
+pub struct Turn {
+    role: String,
+    content: String,
+}
+
+impl Language {
+    /// `threads` overrides the environment's and the machine's number.
+    pub fn open(path: &Path, device: DeviceName, threads: Option<usize>) -> Result<Self> {
+        let device = run_folder::device(device, threads, Use::Reading)?;
+        let pretrained = Pretrained::open(path).with_context(|| format!("model {}", path.display()))?;
+        let tokenizer = match pretrained.tokenizer() {
+            Err(other) if !matches!(other, Error::Missing { .. }) => return Err(other.into()),
+            found_or_missing => found_or_missing,
+        };
+        let template = pretrained.chat_template()?;
+        let policy = Policy::load(&device, &pretrained.config, &pretrained.weights)?;
+        Ok(Self { policy, tokenizer, template })
+    }
+
+    /// For text in or out.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().map_err(|missing| anyhow!("{missing}"))
+    }
+
+    /// The text of tokens, special ones left out; `None` without a tokenizer.
+    pub fn text(&self, tokens: &[u32]) -> Result<Option<String>> {
+        Ok(self.tokenizer.as_ref().ok().map(|tokenizer| tokenizer.decode(tokens)).transpose()?)
+    }
+
+    /// One token as text, special or not; `None` without a tokenizer.
+    pub fn token_text(&self, token: u32) -> Result<Option<String>> {
+        Ok(self.tokenizer.as_ref().ok().map(|tokenizer| tokenizer.decode_all(&[token])).transpose()?)
+    }
+
+    pub fn choice(&self, token: u32, logp: f32) -> Result<Choice> {
+        Ok(Choice { token, text: self.token_text(token)?, logp })
+    }
+
+    /// The tokens of a record's prompt, from whichever field gives one.
+    pub fn prompt(&self, record: &Record) -> Result<Vec<u32>> {
+        let given = [
+            record.prompt.is_some(),
+            record.chat.is_some(),
+            record.messages.is_some(),
+            record.tokens.is_some(),
+        ];
+        match given.into_iter().filter(|&is_given| is_given).count() {
+            0 => bail!("no prompt\nhint: give one of prompt, chat, messages, tokens"),
+            1 => {}
+            n => bail!("{n} prompts, expected one of prompt, chat, messages, tokens"),
+        }
+        if let Some(text) = &record.prompt {
+            return Ok(self.tokenizer()?.encode(text)?);
+        }
+        if let Some(text) = &record.chat {
+            return self.chat(&[Message { role: "user".into(), content: text.clone() }]);
+        }
+        if let Some(turns) = &record.messages {
+            let message = |turn: &Turn| Message { role: turn.role.clone(), content: turn.content.clone() };
+            return self.chat(&turns.iter().map(message).collect::<Vec<_>>());
+        }
+        Ok(record.tokens.clone().unwrap_or_default())
+    }
+
+    fn chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        let Some(template) = &self.template else {
+            bail!("the model has no chat template\nhint: give the whole text as prompt");
+        };
+        let text = template.prompt(messages, &Map::new())?;
+        Ok(self.tokenizer()?.encode_rendered(&text)?)
+    }
+}
+
+/// Reads each line that is not blank: `read` makes something of a record or refuses it, `take` gets what it made and the
+/// line's number, from 1. A refusal is reported on standard error with its place; an error of `take` ends everything.
+/// Returns how many records were taken and refused.
+pub fn for_each_record<R>(
+    path: &str,
+    mut read: impl FnMut(usize, &Record) -> Result<R>,
+    mut take: impl FnMut(usize, Record, R) -> Result<()>,
+) -> Result<(usize, usize)> {
+    let name = crate::shared::input::name(path);
+    let (mut n_taken, mut n_refused) = (0, 0);
+    for (index, line) in crate::shared::input::open(path)?.split(b'\n').enumerate() {
+        let line = line.with_context(|| format!("input {name}"))?;
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let number = index + 1;
+        let record: Result<Record> = serde_json::from_slice(&line).context("not a record in JSON");
+        match record.and_then(|record| read(number, &record).map(|made| (record, made))) {
+            Ok((record, made)) => {
+                n_taken += 1;
+                take(number, record, made)?;
+            }
+            Err(error) => {
+                n_refused += 1;
+                eprintln!("error: {name}:{number}: {error:#}");
+            }
+        }
+    }
+    Ok((n_taken, n_refused))
+}

@@ -1,0 +1,195 @@
+//! What commands on a run folder share.
+
+use anyhow::{Context, Result, bail};
+use stapo_core::record::{self, FileHash, Record, ResponseRecord};
+use stapo_rl::config::{Model, States};
+use stapo_rl::model::cuda::{CudaOptions, Training};
+use stapo_rl::model::{CpuOptions, Device, DeviceName};
+use stapo_rl::run::{Checkpoint, sha256_hex};
+use stapo_rl::train::{Trainer, base_folder};
+use stapo_rl::{Config, Plan, Student};
+use std::path::{Path, PathBuf};
+
+/// A config as written, the built-in one where none is given, and what it means.
+pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
+    let text = match config {
+        Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
+        None => include_str!("../../../../configs/stapo.toml").to_string(),
+    };
+    let config = Config::from_toml(&text, overrides.iter().map(String::as_str))?;
+    Ok((text, Plan::resolve(config)?))
+}
+
+/// The resolved plan of a run.
+pub fn plan(run: &Path) -> Result<Plan> {
+    let text = plan_text(run)?;
+    Ok(Plan::resolve(Config::from_toml(&text, [])?)?)
+}
+
+/// `plan.toml` as it stands.
+pub fn plan_text(run: &Path) -> Result<String> {
+    std::fs::read_to_string(run.join("plan.toml"))
+        .with_context(|| format!("run {}: no plan.toml, so this is no run folder", run.display()))
+}
+
+/// The newest checkpoint whose hashes are right; newer ones that were refused are named on standard error.
+pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
+    let (checkpoint, refused) = Checkpoint::newest(run)?;
+    for error in refused {
+        eprintln!("warning: {error}; taking the checkpoint before");
+    }
+    match checkpoint {
+        Some(checkpoint) => Ok(checkpoint),
+        None => bail!("run {}: no good checkpoint", run.display()),
+    }
+}
+
+/// A trainer with the state of a checkpoint.
+pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<Trainer> {
+    let mut trainer = Trainer::new(plan, &base_folder(run, plan), device)?;
+    trainer.restore(checkpoint)?;
+    Ok(trainer)
+}
+
+/// What a device is opened for: weights that are trained take more memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    Training,
+    /// With `update.states = "8bit"`.
+    TrainingIn8Bits,
+    Reading,
+}
+
+impl Use {
+    pub fn of(plan: &Plan) -> Self {
+        match plan.config.update.states {
+            States::F32 => Use::Training,
+            States::EightBit => Use::TrainingIn8Bits,
+        }
+    }
+}
+
+/// A GPU; or the CPU, with as many threads as asked for, else as the environment or the machine says.
+pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<Device> {
+    match name {
+        DeviceName::Cpu => {
+            let mut options = CpuOptions::from_env()?;
+            options.threads = threads.unwrap_or(options.threads);
+            Ok(Device::cpu(options))
+        }
+        DeviceName::Cuda { ordinal } => {
+            let training = match for_use {
+                Use::Reading => Training::None,
+                Use::Training => Training::F32,
+                Use::TrainingIn8Bits => Training::EightBit,
+            };
+            Ok(Device::cuda(CudaOptions { ordinal, training, ..CudaOptions::default() })?)
+        }
+    }
+}
+
+/// The records of one part of a run (`rollouts`, `tokens`, ..), file by file; none where the part is absent.
+pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
+    let mut found = Vec::new();
+    for path in part_files(run, part)? {
+        found.extend(records_of_file(&path)?);
+    }
+    Ok(found)
+}
+
+/// The files of a part, in order of their names.
+pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
+    let folder = run.join(part);
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("folder {}", folder.display()))?;
+    let is_lines = |path: &PathBuf| path.extension().is_some_and(|e| e == "jsonl");
+    let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_lines).collect();
+    files.sort();
+    Ok(files)
+}
+
+pub fn records_of_file<R: Record>(path: &Path) -> Result<Vec<R>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("file {}", path.display()))?;
+    Ok(record::parse_lines(&text).with_context(|| format!("file {}", path.display()))?.records)
+}
+
+/// The responses of a file, their columns checked.
+pub fn responses_of_file(path: &Path) -> Result<Vec<ResponseRecord>> {
+    let responses = records_of_file(path)?;
+    for (idx, response) in responses.iter().enumerate() {
+        check_columns(response).with_context(|| format!("file {}: response {}", path.display(), idx + 1))?;
+    }
+    Ok(responses)
+}
+
+/// Columns of one length: who looks indexes them freely.
+fn check_columns(response: &ResponseRecord) -> Result<()> {
+    let tokens = &response.tokens;
+    let n = tokens.id.len();
+    let columns = [
+        ("text", tokens.text.len()),
+        ("logp", tokens.logp.len()),
+        ("behavior_logp", tokens.behavior_logp.len()),
+        ("entropy", tokens.entropy.len()),
+        ("collision", tokens.collision.len()),
+        ("ratio", tokens.ratio.len()),
+        ("kept", tokens.kept.len()),
+        ("silenced_by", tokens.silenced_by.len()),
+        ("clipped", tokens.clipped.len()),
+    ];
+    let optional = [("weight", tokens.weight.len()), ("alternatives", tokens.alternatives.len())];
+    for (column, len) in columns.into_iter().chain(optional.into_iter().filter(|(_, len)| *len > 0)) {
+        if len != n {
+            bail!("column {column} has {len} entries, id has {n}");
+        }
+    }
+    Ok(())
+}
+
+pub fn hash_bytes(name: &str, bytes: &[u8]) -> FileHash {
+    FileHash { name: name.to_string(), n_bytes: bytes.len() as u64, sha256: sha256_hex(bytes) }
+}
+
+pub fn hash_file(name: &str, path: &Path) -> Result<FileHash> {
+    let bytes = std::fs::read(path).with_context(|| format!("{name} {}", path.display()))?;
+    Ok(hash_bytes(name, &bytes))
+}
+
+/// The files of a model's weights.
+pub fn hash_weights(model: &Path) -> Result<Vec<FileHash>> {
+    weight_files(model)?.iter().map(|path| hash_file("weights", path)).collect()
+}
+
+/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its weights, and the training steps it has seen.
+pub fn open_model(model: &str, device: &Device) -> Result<(Student, Vec<FileHash>, Option<u64>)> {
+    let path = Path::new(model);
+    if model == "builtin" {
+        let scratch = tempfile::tempdir().context("temporary folder")?;
+        let student = Student::open(&Model::Builtin, scratch.path(), device)?;
+        return Ok((student, vec![hash_bytes("weights", stapo_rl::builtin_weights())], None));
+    }
+    if path.join("plan.toml").is_file() {
+        let plan = plan(path)?;
+        let checkpoint = newest_checkpoint(path)?;
+        let trainer = trainer_at(path, &plan, &checkpoint, device)?;
+        let weights = hash_weights(&checkpoint.path)?;
+        return Ok((trainer.student, weights, Some(checkpoint.counters.step)));
+    }
+    let student = Student::open_path(path, device)?;
+    Ok((student, hash_weights(path)?, None))
+}
+
+/// The file itself, or the weights of a folder.
+fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = std::fs::read_dir(path).with_context(|| format!("model {}", path.display()))?;
+    let is_weights = |path: &PathBuf| path.extension().is_some_and(|e| e == "safetensors" || e == "gguf");
+    let mut files: Vec<PathBuf> =
+        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_weights).collect();
+    files.sort();
+    Ok(files)
+}

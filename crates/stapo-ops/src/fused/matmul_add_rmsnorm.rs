@@ -1,0 +1,78 @@
+//! `matmul::forward`, then `rmsnorm::forward_add`: a product that joins the residual stream, and the norm behind it. The
+//! norm's kernel adds up the split-K partial sums itself, so the product is never written.
+
+use std::sync::Arc;
+
+use crate::cuda::{Cuda, Slice};
+use crate::device::Backend;
+use crate::matmul::cuda::{for_each_split, uses_split_k};
+use crate::rmsnorm::cuda::{Addend, Addition};
+use crate::{Device, Float, View, ViewMut, Weight, check, matmul, rmsnorm};
+
+/// `y = x W^T`. Shapes: x `[T, inputs]`; weight `[D, inputs]`; y `[T, D]`, scratch that is left holding anything.
+pub struct Product<'a, T: Float> {
+    pub x: View<'a, T>,
+    pub weight: &'a Weight<T>,
+    pub y: ViewMut<'a, T>,
+}
+
+/// `sum = stream + product`, and its norm. Shapes: stream, sum `[T, D]`; norm_weight `[D]`.
+pub fn forward<T: Float>(
+    device: &Device,
+    dims: rmsnorm::Dims,
+    stream: View<'_, T>,
+    product: Product<'_, T>,
+    norm_weight: View<'_, T>,
+    sum: ViewMut<'_, T>,
+    to: rmsnorm::Out<'_, T>,
+) {
+    let op = "fused::matmul_add_rmsnorm";
+    let Product { x, weight, mut y } = product;
+    let matmul::Shape { outputs, inputs } = weight.shape();
+    check(op, "x", x.len(), dims.tokens * inputs);
+    check(op, "weight", outputs, dims.width);
+    check(op, "stream", stream.len(), dims.tokens * dims.width);
+    check(op, "sum", sum.len(), dims.tokens * dims.width);
+    rmsnorm::check_out(op, dims, norm_weight, &to);
+    if let Backend::Cuda(cuda) = device.backend() {
+        let split = SplitProduct {
+            dims: matmul::Dims { tokens: dims.tokens, inputs, outputs },
+            x: x.cuda(),
+            weight: weight.view().cuda(),
+        };
+        if fits(&split) {
+            let to = (sum.cuda(), to.normed.cuda(), to.inv_rms.cuda());
+            return run(cuda, dims, stream.cuda(), &split, norm_weight.cuda(), to);
+        }
+    }
+    matmul::forward(device, dims.tokens, x, weight, None, y.reborrow());
+    let residual = rmsnorm::Residual { stream, addend: y.into_view() };
+    rmsnorm::forward_add(device, dims, residual, norm_weight, sum, to);
+}
+
+struct SplitProduct {
+    dims: matmul::Dims,
+    x: Slice,
+    weight: Slice,
+}
+
+fn fits(product: &SplitProduct) -> bool {
+    uses_split_k(product.dims, product.weight)
+}
+
+fn run(
+    cuda: &Arc<Cuda>,
+    dims: rmsnorm::Dims,
+    stream: Slice,
+    product: &SplitProduct,
+    norm_weight: Slice,
+    (sum, normed, inv_rms): (Slice, Slice, Slice),
+) {
+    for_each_split(cuda, product.dims, product.x, product.weight, |start, n, partials| {
+        let rows = |slice: Slice| slice.part(start * dims.width, n * dims.width);
+        let add = Addition { addend: Addend::SplitK(partials), rows: None, sum: rows(sum) };
+        let dims = rmsnorm::Dims { tokens: n, ..dims };
+        let inv_rms = inv_rms.part(start, n);
+        rmsnorm::cuda::forward(cuda, dims, rows(stream), Some(add), norm_weight, rows(normed), inv_rms);
+    });
+}

@@ -1,0 +1,40 @@
+//! `matmul::forward` with gate and up stacked, then `swiglu::forward`: the feed-forward's first half in one kernel.
+
+use crate::cuda::{Cuda, Slice};
+use crate::device::Backend;
+use crate::matmul::small_m::{self, Kernel};
+use crate::{Device, Float, View, ViewMut, Weight, check, matmul, swiglu};
+
+/// `out = swiglu(x W^T)`. Shapes: x `[T, D]`; weight `[2 width, D]`; gate_up `[T, 2 width]`, scratch that is left holding
+/// anything; out `[T, width]`, overwritten.
+pub fn forward<T: Float>(
+    device: &Device,
+    dims: swiglu::Dims,
+    x: View<'_, T>,
+    weight: &Weight<T>,
+    mut gate_up: ViewMut<'_, T>,
+    out: ViewMut<'_, T>,
+) {
+    let op = "fused::matmul_swiglu";
+    let matmul::Shape { outputs, inputs } = weight.shape();
+    check(op, "weight", outputs, 2 * dims.width);
+    check(op, "x", x.len(), dims.tokens * inputs);
+    check(op, "out", out.len(), dims.tokens * dims.width);
+    if let Backend::Cuda(cuda) = device.backend() {
+        let product = matmul::Dims { tokens: dims.tokens, inputs, outputs };
+        let weight = weight.view().cuda();
+        if fits(cuda, product, x.cuda(), weight, out.cuda()) {
+            return run(cuda, product, x.cuda(), weight, out.cuda());
+        }
+    }
+    matmul::forward(device, dims.tokens, x, weight, None, gate_up.reborrow());
+    swiglu::forward(device, dims, gate_up.into_view(), out);
+}
+
+fn fits(cuda: &Cuda, product: matmul::Dims, x: Slice, weight: Slice, out: Slice) -> bool {
+    small_m::fits(Kernel::Swiglu, cuda, product, x, weight, out)
+}
+
+fn run(cuda: &Cuda, product: matmul::Dims, x: Slice, weight: Slice, out: Slice) {
+    small_m::run(Kernel::Swiglu, cuda, product, x, weight, out);
+}

@@ -1,0 +1,111 @@
+//! Products of few rows (a small M), as decode has them: the kernels of small_m.cu, where the GPU and the shape allow them.
+
+use super::Dims;
+use crate::cuda::kernels::MATMUL_SMALL_M;
+use crate::cuda::{Cuda, Kind, Map, Slice};
+
+/// The most rows, as in small_m.cu.
+pub(crate) const MAX_ROWS: usize = 64;
+/// Depth that a pipeline stage holds, as in small_m.cu.
+const STEP: usize = 128;
+/// Threads of a block, as in small_m.cu.
+const THREADS: usize = 192;
+
+/// What becomes of `x W^T`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// y `[T, outputs]` in bf16.
+    Product,
+    /// y `[n_splits, T, outputs]` in f32: the partial sum of each part of the depth.
+    SplitK { n_splits: usize },
+    /// y `[T, outputs / 2]` in bf16: `swiglu` of gate and up, whose weights are stacked.
+    Swiglu,
+}
+
+/// How a kernel divides its work.
+#[derive(Clone, Copy)]
+struct Tiling {
+    name: &'static str,
+    /// Columns of y that a block computes.
+    columns: usize,
+    /// Weight matrices that a block multiplies with at once.
+    n_matrices: usize,
+    /// Pipeline stages of x and of the weights.
+    stages: (usize, usize),
+}
+
+const fn tiling(name: &'static str, columns: usize, n_matrices: usize, stages: (usize, usize)) -> Tiling {
+    Tiling { name, columns, n_matrices, stages }
+}
+
+/// By rising number of columns.
+const PRODUCT: [Tiling; 3] = [
+    tiling("product_small_m_16", 16, 1, (5, 8)),
+    tiling("product_small_m_32", 32, 1, (5, 6)),
+    tiling("product_small_m_48", 48, 1, (4, 5)),
+];
+const SPLIT_K: Tiling = tiling("product_small_m_split_k", 64, 1, (4, 4));
+const SWIGLU: Tiling = tiling("swiglu_small_m_48", 48, 2, (3, 4));
+
+impl Tiling {
+    /// The stages' tiles, two mbarriers for each stage, and room to align the tiles to 1024 bytes.
+    fn shared_bytes(self) -> usize {
+        let (x, w) = self.stages;
+        2 * STEP * (x * MAX_ROWS + w * self.n_matrices * self.columns) + 16 * (x + w) + 1024
+    }
+}
+
+impl Kernel {
+    /// `None`: the product has so many outputs that cuBLASLt fills the GPU as well.
+    fn tiling(self, cuda: &Cuda, d: Dims) -> Option<Tiling> {
+        let n_blocks = cuda.gpu.multiprocessors as usize;
+        match self {
+            Kernel::Product => PRODUCT.into_iter().find(|t| d.outputs.div_ceil(t.columns) <= n_blocks),
+            Kernel::SplitK { .. } => Some(SPLIT_K),
+            Kernel::Swiglu => Some(SWIGLU),
+        }
+    }
+
+    /// The type of y: logits, for one, are wanted in f32, which [`Kernel::Product`] does not write.
+    fn kind(self) -> Kind {
+        match self {
+            Kernel::SplitK { .. } => Kind::F32,
+            Kernel::Product | Kernel::Swiglu => Kind::Bf16,
+        }
+    }
+
+    /// Columns of y.
+    fn width(self, d: Dims) -> usize {
+        match self {
+            Kernel::Swiglu => d.outputs / 2,
+            Kernel::Product | Kernel::SplitK { .. } => d.outputs,
+        }
+    }
+}
+
+/// Whether [`run`] may be called with the same arguments.
+pub(crate) fn fits(kernel: Kernel, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
+    let is_whole = d.inputs.is_multiple_of(STEP)
+        && d.outputs.is_multiple_of(8)
+        && kernel.width(d).is_multiple_of(8)
+        && y.address.is_multiple_of(16);
+    cuda.is_hopper()
+        && (1..=MAX_ROWS).contains(&d.tokens)
+        && is_whole
+        && y.kind == kernel.kind()
+        && Map::takes(x, d.inputs)
+        && Map::takes(weight, d.inputs)
+        && kernel.tiling(cuda, d).is_some()
+}
+
+/// Shapes: x `[T, inputs]`; weight `[outputs, inputs]`; y as [`Kernel`] says, overwritten.
+pub(crate) fn run(kernel: Kernel, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) {
+    let tiling = kernel.tiling(cuda, d).expect("small_m::run: a product that fits");
+    let n_splits = if let Kernel::SplitK { n_splits } = kernel { n_splits } else { 1 };
+    let width = kernel.width(d);
+    let launch = cuda.kernel(&MATMUL_SMALL_M, tiling.name);
+    let launch = launch.map(&Map::new(x, d.tokens, d.inputs, MAX_ROWS));
+    let launch = launch.map(&Map::new(weight, d.outputs, d.inputs, tiling.columns));
+    let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).early(true);
+    launch.run([width.div_ceil(tiling.columns), n_splits], THREADS, tiling.shared_bytes());
+}
