@@ -12,7 +12,8 @@ const N_RESPONSES: usize = 512;
 const N_TOKENS: usize = 2048;
 const N_ROUNDS: usize = 7;
 
-/// Most tokens are likely, some improbable, as in a rollout; half of the tokens have moved since they were sampled.
+/// A response as in a rollout: most tokens are likely, a few are improbable. The log-probs of every second token differ
+/// from the behavior policy's.
 struct Sample {
     advantage: f64,
     logp: Vec<f64>,

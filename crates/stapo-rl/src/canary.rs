@@ -86,7 +86,7 @@ pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: 
     }
     if let Some(first) = first {
         let canaries = &plan.config.canaries;
-        if metrics.entropy_mean < canaries.entropy_collapse_factor * first.entropy_mean {
+        if canaries.is_collapse(first.entropy_mean, metrics.entropy_mean) {
             said.push(format!(
                 "step {}: entropy fell from {:.3} to {:.3} nats; likely a learning rate too high or masks that remove exploration",
                 metrics.step, first.entropy_mean, metrics.entropy_mean

@@ -7,6 +7,7 @@ mod error;
 pub mod estimate;
 pub mod evaluation;
 pub mod experiment;
+mod facade;
 mod learner;
 mod loaded_model;
 pub mod memory;
@@ -21,8 +22,6 @@ mod update;
 pub use builtin::{unpack as unpack_builtin, weights as builtin_weights};
 pub use config::{Config, Plan};
 pub use error::{Error, Result};
+pub use facade::{device, inference, model_files};
 pub use learner::Learner;
 pub use loaded_model::LoadedModel;
-
-/// The command line reaches the model through the system.
-pub use stapo_model as model;

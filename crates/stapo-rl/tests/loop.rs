@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use stapo_core::record::{
     Extra, Manifest, Metrics, Record, ResponseRecord, SCHEMA, TokenRecord, parse_lines, parse_responses,
 };
-use stapo_rl::model::{CpuOptions, Device};
+use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::run::{Checkpoint, Run};
 use stapo_rl::train::{Outcome, Trainer, Watch, resume, train};
 use stapo_rl::{Config, Plan};

@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::Value;
 use stapo_rl::LoadedModel;
-use stapo_rl::model::DeviceName;
-use stapo_rl::model::generate::{
+use stapo_rl::device::DeviceName;
+use stapo_rl::inference::{
     Engine, Event, Filter, Request, Response, Sampled, SamplingRule, Settings, Ticket,
 };
 use std::collections::BTreeMap;

@@ -7,9 +7,10 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use stapo_rl::Plan;
 use stapo_rl::config::{ModelSource, Recompute};
+use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::estimate::{self, Pace};
 use stapo_rl::memory::{self, MemoryPart};
-use stapo_rl::model::{DeviceName, ModelConfig, Pretrained, cuda};
+use stapo_rl::model_files::{ModelConfig, Pretrained};
 use stapo_rl::train::Trainer;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -71,7 +72,7 @@ fn shape(model: &ModelSource, scratch: &Path) -> Result<ModelConfig> {
     })
 }
 
-/// Response tokens of the whole run if every response is as long as it may be.
+/// Response tokens of the whole run if every response has the greatest length.
 fn most_tokens(plan: &Plan) -> u64 {
     let rollout = &plan.config.rollout;
     let per_step = rollout.problems_per_step * rollout.group_size * rollout.max_response_tokens;
@@ -102,7 +103,7 @@ fn as_json(plan: &Plan, model: &ModelConfig, memory: &[MemoryPart], pace: Option
     })
 }
 
-/// Bytes the plan's device has to offer, where this machine has it: free main memory, or all of a GPU's.
+/// Available main memory, or all memory of the plan's GPU, in bytes; `None` if this machine lacks the device.
 fn available(plan: &Plan) -> Option<u64> {
     match plan.device() {
         DeviceName::Cpu => machine::memory().map(|memory| memory.available),
@@ -115,7 +116,8 @@ fn total(memory: &[MemoryPart]) -> u64 {
 }
 
 fn print_lines(plan: &Plan, model: &ModelConfig, memory: &[MemoryPart], pace: Option<Pace>) {
-    let (config, rollout) = (&plan.config, &plan.config.rollout);
+    let config = &plan.config;
+    let rollout = &config.rollout;
     let source = match &config.model {
         ModelSource::Builtin => "built in".to_string(),
         ModelSource::Path { path } => path.clone(),

@@ -1,7 +1,8 @@
-//! What two or more commands share.
+//! Modules that two or more commands use.
 
 pub mod chart;
 pub mod clock;
+pub mod html;
 pub mod input;
 pub mod machine;
 pub mod option;

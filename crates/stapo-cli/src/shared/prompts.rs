@@ -5,7 +5,9 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stapo_rl::LoadedModel;
-use stapo_rl::model::{DeviceName, Message, Pretrained};
+use stapo_rl::device::DeviceName;
+use stapo_rl::inference::Message;
+use stapo_rl::model_files::Pretrained;
 use std::io::BufRead;
 use std::path::Path;
 
@@ -37,8 +39,8 @@ pub struct Turn {
     content: String,
 }
 
-/// Opens a model, with or without a tokenizer. `threads` overrides the number of CPU threads that the environment or the
-/// machine gives.
+/// Opens a model, with or without a tokenizer. `threads` overrides the number of CPU threads that the environment or
+/// the machine gives.
 pub fn open_model(path: &Path, device: DeviceName, threads: Option<usize>) -> Result<LoadedModel> {
     let device = run_folder::device(device, threads, Use::Reading)?;
     let pretrained = Pretrained::open(path).with_context(|| format!("model {}", path.display()))?;
@@ -78,9 +80,9 @@ fn chat(model: &LoadedModel, messages: &[Message]) -> Result<Vec<u32>> {
     }
 }
 
-/// Reads each line that is not blank: `read` makes something of a record or refuses it, `take` gets what it made and the
-/// line's number, from 1. A refusal is reported on standard error with its place; an error of `take` ends everything.
-/// Returns how many records were taken and refused.
+/// Reads each line that is not blank: `read` makes something of a record or refuses it, `take` gets what it made and
+/// the line's number, from 1. A refusal is reported on standard error with its place; an error of `take` ends
+/// everything. Returns how many records were taken and refused.
 pub fn for_each_record<R>(
     path: &str,
     mut read: impl FnMut(usize, &Record) -> Result<R>,

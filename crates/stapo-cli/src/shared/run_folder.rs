@@ -4,8 +4,8 @@ use anyhow::{Context, Result, bail};
 use stapo_core::ObjectiveSpec;
 use stapo_core::record::{self, FileHash, Record, ResponseRecord};
 use stapo_rl::config::{ModelSource, States};
-use stapo_rl::model::cuda::{CudaOptions, Training};
-use stapo_rl::model::{CpuOptions, Device, DeviceName};
+use stapo_rl::device::cuda::{CudaOptions, Training};
+use stapo_rl::device::{CpuOptions, Device, DeviceName};
 use stapo_rl::run::{Checkpoint, sha256_hex};
 use stapo_rl::train::{Trainer, base_folder};
 use stapo_rl::{Config, LoadedModel, Plan};
@@ -167,7 +167,8 @@ pub fn hash_weights(model: &Path) -> Result<Vec<FileHash>> {
     weight_files(model)?.iter().map(|path| hash_file("weights", path)).collect()
 }
 
-/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its weights, and the training steps it has seen.
+/// A model by folder, GGUF file, run or the word `builtin`, with the hashes of the weights and the number of
+/// training steps.
 pub fn open_model(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
     let path = Path::new(name);
     if name == "builtin" {

@@ -29,7 +29,8 @@ pub fn short(n: u64) -> String {
 /// Bytes in the binary unit that fits.
 pub fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut value, mut unit) = (bytes as f64, 0);
+    let mut value = bytes as f64;
+    let mut unit = 0;
     while value >= 1024.0 && unit + 1 < units.len() {
         value /= 1024.0;
         unit += 1;

@@ -180,6 +180,13 @@ pub struct CanaryConfig {
     pub entropy_explosion_factor: f64,
 }
 
+impl Canaries {
+    /// Whether a step's mean entropy has collapsed, given that of the run's first step.
+    pub fn is_collapse(&self, first_entropy: f64, entropy: f64) -> bool {
+        entropy < self.entropy_collapse_factor * first_entropy
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         let kind = |kind: &str| Table::from_iter([("kind".to_string(), Value::String(kind.to_string()))]);

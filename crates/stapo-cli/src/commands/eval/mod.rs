@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{EvalRecord, SCHEMA};
 use stapo_rl::LoadedModel;
+use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
     Benchmark, Decoding, Done, EvalFolder, EvalPlan, EvalRow, EvalSampling, SIX, compare, evaluate, rows,
 };
-use stapo_rl::model::{Device, DeviceName};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -26,8 +26,8 @@ pub struct Args {
     #[arg(long, default_value = "builtin")]
     model: String,
 
-    /// `all` (the six of the paper), or names and files: aime24, aime25, amc23, math500, minerva, olympiad, gsm8k, math,
-    /// arithmetic, countdown, questions.jsonl, questions.parquet.
+    /// `all` (the six of the paper), or names and files: aime24, aime25, amc23, math500, minerva, olympiad, gsm8k,
+    /// math, arithmetic, countdown, questions.jsonl, questions.parquet.
     #[arg(long, value_delimiter = ',', default_value = "arithmetic")]
     benchmarks: Vec<String>,
 

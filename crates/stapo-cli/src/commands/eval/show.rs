@@ -1,10 +1,10 @@
-//! Tables for people.
+//! The tables of `stapo eval` and `stapo compare` on a terminal.
 
 use crate::shared::units::percent;
 use stapo_rl::evaluation::{Compared, EvalRow, SIX, average};
 use std::path::Path;
 
-/// Benchmarks down, numbers across, one block per decoding.
+/// One table per decoding, one row per benchmark.
 pub fn table(rows: &[EvalRow]) {
     let mut decodings: Vec<&str> = Vec::new();
     for row in rows {
@@ -51,7 +51,7 @@ pub fn table(rows: &[EvalRow]) {
     }
 }
 
-/// `4: 40.1  32: 61.0`: a middle and the largest k; pass@1 is avg.
+/// pass@k for k = 4 and the largest k, as `4: 40.1  32: 61.0`; pass@1 equals avg@k and is left out.
 fn passes(row: &EvalRow) -> String {
     let listed = row.pass.iter().filter(|(k, _)| *k > 1);
     let chosen: Vec<_> = listed.clone().filter(|(k, _)| *k == 4 || *k == row.n_samples.max(2)).collect();
@@ -64,7 +64,7 @@ fn share(value: f64) -> String {
     format!("{:.1} %", 100.0 * value)
 }
 
-/// One line per benchmark and what it means.
+/// One row per benchmark and decoding, with a reading of its difference.
 pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
     println!("A {}\nB {}\n", a.display(), b.display());
     println!(

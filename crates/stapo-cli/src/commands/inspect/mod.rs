@@ -1,4 +1,5 @@
-//! `stapo inspect`: every token of recorded responses, with its numbers, its fate, and what its fate would be under other settings.
+//! `stapo inspect`: every token of recorded responses, with its numbers, its fate, and what its fate would be under
+//! other settings.
 
 mod terminal;
 mod viewer;

@@ -1,7 +1,8 @@
 //! The page: numbers of every token as JSON, and a script that draws and filters them and decides fates anew.
 
 use super::{Inspected, gradient_norm};
-use crate::shared::page::{self, THEME_BUTTON, escape, script_json};
+use crate::shared::html::{escape, script_json};
+use crate::shared::page::{self, THEME_BUTTON};
 use serde::Serialize;
 use stapo_core::objective::{Mask, MaskKind, MaskSignals, QuantileOver, Select, logp_below};
 use stapo_core::record::ResponseRecord;

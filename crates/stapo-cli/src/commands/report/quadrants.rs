@@ -2,7 +2,7 @@
 
 use super::study::Study;
 use crate::shared::chart::{Bar, BarGroup, Bars, Dot, Figure, Guide, Ink, Scale, Scatter, number};
-use crate::shared::page::visible;
+use crate::shared::html::visible;
 use anyhow::Result;
 use stapo_core::diagnostics::Quadrant;
 use stapo_core::diagnostics::theory::gradient_norm_squared;
