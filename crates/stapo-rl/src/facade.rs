@@ -17,7 +17,7 @@ pub mod model_files {
     pub use stapo_model::{Error as ModelError, ModelConfig, Pretrained, RopeKind};
 }
 
-/// Models in memory: text to tokens and back, generation, and scoring of given tokens.
+/// Models in memory: generation, and scoring of given tokens.
 pub mod inference {
     pub use stapo_model::Message;
     pub use stapo_model::decoder::{Batch, Keep, Pass, Reading, Scores};

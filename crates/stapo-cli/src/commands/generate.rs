@@ -1,7 +1,7 @@
 //! `stapo generate`: continues prompts.
 
 use crate::shared::option::{fraction, positive, share, temperature};
-use crate::shared::prompts::{Choice, Record, choice, for_each_record, open_model, prompt};
+use crate::shared::prompts::{Choice, PromptRecord, choice, for_each_record, open_model, prompt};
 use crate::shared::units::parse_size;
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -83,8 +83,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ..Settings::default()
     };
     let mut engine = Engine::new(&model.policy, settings)?;
-    let mut asked = BTreeMap::new();
-    let mut submit = |line: usize, record: &Record| -> Result<(Ticket, usize)> {
+    let mut submitted = BTreeMap::new();
+    let mut submit = |line: usize, record: &PromptRecord| -> Result<(Ticket, usize)> {
         let prompt = prompt(&model, record)?;
         let n_prompt = prompt.len();
         let request = Request {
@@ -96,8 +96,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         };
         Ok((engine.submit(request)?, n_prompt))
     };
-    let mut remember = |line, record: Record, (ticket, n_prompt)| {
-        asked.insert(ticket, Asked { line, id: record.id, n_prompt });
+    let mut remember = |line, record: PromptRecord, (ticket, n_prompt)| {
+        submitted.insert(ticket, SubmittedPrompt { line, id: record.id, n_prompt });
         Ok(())
     };
     let mut n_refused = 0;
@@ -116,7 +116,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let is_alone = args.input.is_none() && args.n == 1;
     let (n_responses, n_tokens) = match (args.json, is_alone) {
         (false, true) => stream_one(&mut engine, &model)?,
-        _ => print_in_order(&mut engine, &model, &asked, args)?,
+        _ => print_in_order(&mut engine, &model, &submitted, args)?,
     };
     if stderr().is_terminal() {
         let seconds = started.elapsed().as_secs_f64();
@@ -135,18 +135,18 @@ fn rule(args: &Args) -> SamplingRule {
     SamplingRule::Draw { temperature: args.temperature, filter }
 }
 
-/// What a ticket stands for.
-struct Asked {
+/// The prompt behind a ticket.
+struct SubmittedPrompt {
     line: usize,
     id: Option<Value>,
     n_prompt: usize,
 }
 
-fn one_record(args: &Args) -> Record {
-    Record { prompt: args.prompt.clone(), chat: args.chat.clone(), ..Record::default() }
+fn one_record(args: &Args) -> PromptRecord {
+    PromptRecord { prompt: args.prompt.clone(), chat: args.chat.clone(), ..PromptRecord::default() }
 }
 
-/// Text as it comes.
+/// Prints the text of one response as its tokens are sampled; returns the numbers of responses and tokens.
 fn stream_one(engine: &mut Engine<'_>, model: &LoadedModel) -> Result<(usize, usize)> {
     let tokenizer = model.tokenizer()?;
     let mut stream = tokenizer.stream(&[]);
@@ -168,15 +168,16 @@ fn stream_one(engine: &mut Engine<'_>, model: &LoadedModel) -> Result<(usize, us
     Ok((1, n_tokens))
 }
 
-/// Each response when it and all before it are finished: the output does not depend on who finished first.
+/// Prints each response once it and all responses before it are finished, so that the output does not depend on the
+/// order in which they finish. Returns the numbers of responses and tokens.
 fn print_in_order(
     engine: &mut Engine<'_>,
     model: &LoadedModel,
-    asked: &BTreeMap<Ticket, Asked>,
+    submitted: &BTreeMap<Ticket, SubmittedPrompt>,
     args: &Args,
 ) -> Result<(usize, usize)> {
     let mut order =
-        asked.keys().flat_map(|&ticket| (0..args.n).map(move |sample| (ticket, sample))).peekable();
+        submitted.keys().flat_map(|&ticket| (0..args.n).map(move |sample| (ticket, sample))).peekable();
     let mut finished: BTreeMap<(Ticket, u32), Response> = BTreeMap::new();
     let (mut n_responses, mut n_tokens) = (0, 0);
     let mut outcome = Ok(());
@@ -188,11 +189,11 @@ fn print_in_order(
             finished.insert((response.ticket, response.sample), response);
             while let Some(response) = order.peek().and_then(|next| finished.remove(next)) {
                 order.next();
-                let asked = &asked[&response.ticket];
+                let submitted = &submitted[&response.ticket];
                 outcome = if args.json {
-                    write_json(&mut out, model, asked, &response)
+                    write_json(&mut out, model, submitted, &response)
                 } else {
-                    write_text(&mut out, model, asked, &response)
+                    write_text(&mut out, model, submitted, &response)
                 };
                 if outcome.is_err() {
                     break;
@@ -207,7 +208,7 @@ fn print_in_order(
 
 /// One line of `--json`.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct GeneratedLine<'a> {
     line: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a Value>,
@@ -223,16 +224,21 @@ struct Answer<'a> {
     alternatives: Option<Vec<Vec<Choice>>>,
 }
 
-fn write_json(out: &mut impl Write, model: &LoadedModel, asked: &Asked, response: &Response) -> Result<()> {
+fn write_json(
+    out: &mut impl Write,
+    model: &LoadedModel,
+    submitted: &SubmittedPrompt,
+    response: &Response,
+) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
     let has_alternatives = response.tokens.iter().any(|t| !t.alternatives.is_empty());
     let alternatives =
         has_alternatives.then(|| response.tokens.iter().map(|t| choices(model, t)).collect::<Result<_>>());
-    let answer = Answer {
-        line: asked.line,
-        id: asked.id.as_ref(),
+    let line = GeneratedLine {
+        line: submitted.line,
+        id: submitted.id.as_ref(),
         sample: response.sample,
-        prompt_tokens: asked.n_prompt,
+        prompt_tokens: submitted.n_prompt,
         text: model.text(&tokens)?,
         tokens,
         logp: response.tokens.iter().map(|t| t.logp).collect(),
@@ -240,7 +246,7 @@ fn write_json(out: &mut impl Write, model: &LoadedModel, asked: &Asked, response
         finish: response.finish.to_string(),
         alternatives: alternatives.transpose()?,
     };
-    serde_json::to_writer(&mut *out, &answer)?;
+    serde_json::to_writer(&mut *out, &line)?;
     Ok(writeln!(out)?)
 }
 
@@ -248,10 +254,16 @@ fn choices(model: &LoadedModel, sampled: &Sampled) -> Result<Vec<Choice>> {
     sampled.alternatives.iter().map(|listed| choice(model, listed.token, listed.logp)).collect()
 }
 
-fn write_text(out: &mut impl Write, model: &LoadedModel, asked: &Asked, response: &Response) -> Result<()> {
+fn write_text(
+    out: &mut impl Write,
+    model: &LoadedModel,
+    submitted: &SubmittedPrompt,
+    response: &Response,
+) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
     let text = model.tokenizer()?.decode(&tokens)?;
-    let (line, sample, n_tokens) = (asked.line, response.sample + 1, tokens.len());
-    writeln!(out, "--- prompt {line}, sample {sample}: {n_tokens} tokens, {}", response.finish)?;
+    let line = submitted.line;
+    let sample = response.sample + 1;
+    writeln!(out, "--- prompt {line}, sample {sample}: {} tokens, {}", tokens.len(), response.finish)?;
     Ok(writeln!(out, "{text}")?)
 }

@@ -1,7 +1,7 @@
-//! `stapo score`: what a model makes of given responses.
+//! `stapo score`: log-probs, entropies and collisions of given responses.
 
 use crate::shared::option::{positive, temperature};
-use crate::shared::prompts::{Choice, Record, choice, for_each_record, open_model, prompt};
+use crate::shared::prompts::{Choice, PromptRecord, choice, for_each_record, open_model, prompt};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
@@ -37,7 +37,7 @@ pub struct Args {
     threads: Option<usize>,
 }
 
-/// Tokens run through the model at once, unless one record has more.
+/// Tokens per forward pass; a longer record gets a pass of its own.
 const BATCH_TOKENS: usize = 4096;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -45,8 +45,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let reading = Reading { temperature: args.temperature, n_alternatives: args.alternatives };
     let pass = Pass::new(&model.policy, Keep::Nothing)?;
     let out = BufWriter::new(stdout().lock());
-    let mut scorer = Scorer { model: &model, reading, pass, batch: Batch::new(), asked: Vec::new(), out };
-    let read = |_, record: &Record| tokens(&model, record);
+    let mut scorer = Scorer { model: &model, reading, pass, batch: Batch::new(), records: Vec::new(), out };
+    let read = |_, record: &PromptRecord| tokens(&model, record);
     let take =
         |line, record, (tokens, n_prompt): (Vec<u32>, usize)| scorer.take(line, record, &tokens, n_prompt);
     let (n_scored, n_refused) = for_each_record(&args.input, read, take)?;
@@ -57,26 +57,26 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if n_refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Gathers records into batches; numbers do not depend on the company a record is in.
+/// Gathers records into batches. A record's numbers do not depend on the other records of its batch.
 struct Scorer<'a> {
     model: &'a LoadedModel,
     reading: Reading,
     pass: Pass,
     batch: Batch,
-    asked: Vec<Asked>,
+    records: Vec<BatchedRecord>,
     out: BufWriter<StdoutLock<'static>>,
 }
 
-/// A record of the batch and which of its scored tokens are its own.
-struct Asked {
+/// A record of the batch, and the range of its tokens among the scored tokens of the batch.
+struct BatchedRecord {
     line: usize,
     id: Option<Value>,
     scored: Range<usize>,
 }
 
-/// One line of output; all lists have one entry per response token.
+/// One line of output. Every list has one entry per response token.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct ScoredLine<'a> {
     line: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: &'a Option<Value>,
@@ -91,27 +91,27 @@ struct Answer<'a> {
 }
 
 impl Scorer<'_> {
-    fn take(&mut self, line: usize, record: Record, tokens: &[u32], n_prompt: usize) -> Result<()> {
+    fn take(&mut self, line: usize, record: PromptRecord, tokens: &[u32], n_prompt: usize) -> Result<()> {
         if self.batch.n_tokens() + tokens.len() > BATCH_TOKENS {
             self.flush()?;
         }
         let start = self.batch.n_scored();
         self.batch.push(tokens, n_prompt);
-        self.asked.push(Asked { line, id: record.id, scored: start..self.batch.n_scored() });
+        self.records.push(BatchedRecord { line, id: record.id, scored: start..self.batch.n_scored() });
         Ok(())
     }
 
     fn flush(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
         let scores = self.pass.forward(&self.model.policy, &batch, self.reading)?;
-        for asked in std::mem::take(&mut self.asked) {
-            self.write(&asked, &batch, &scores)?;
+        for record in std::mem::take(&mut self.records) {
+            self.write(&record, &batch, &scores)?;
         }
         Ok(self.out.flush()?)
     }
 
-    fn write(&mut self, asked: &Asked, batch: &Batch, scores: &Scores) -> Result<()> {
-        let range = asked.scored.clone();
+    fn write(&mut self, record: &BatchedRecord, batch: &Batch, scores: &Scores) -> Result<()> {
+        let range = record.scored.clone();
         let tokens = &batch.targets()[range.clone()];
         let text =
             tokens.iter().map(|&token| self.model.token_text(token)).collect::<stapo_rl::Result<_>>()?;
@@ -120,9 +120,9 @@ impl Scorer<'_> {
         };
         let alternatives = (self.reading.n_alternatives > 0)
             .then(|| scores.alternatives[range.clone()].iter().map(choices).collect::<Result<_>>());
-        let answer = Answer {
-            line: asked.line,
-            id: &asked.id,
+        let line = ScoredLine {
+            line: record.line,
+            id: &record.id,
             tokens,
             text,
             logp: &scores.logp[range.clone()],
@@ -130,13 +130,13 @@ impl Scorer<'_> {
             collision: &scores.collision[range],
             alternatives: alternatives.transpose()?,
         };
-        serde_json::to_writer(&mut self.out, &answer)?;
+        serde_json::to_writer(&mut self.out, &line)?;
         Ok(writeln!(self.out)?)
     }
 }
 
-/// A record's tokens and how many of them are prompt.
-fn tokens(model: &LoadedModel, record: &Record) -> Result<(Vec<u32>, usize)> {
+/// A record's tokens, and how many of them are the prompt's.
+fn tokens(model: &LoadedModel, record: &PromptRecord) -> Result<(Vec<u32>, usize)> {
     let mut tokens = prompt(model, record)?;
     let n_prompt = match (&record.tokens, &record.response) {
         (Some(_), None) => record.prompt_tokens.context("prompt_tokens is missing")?,

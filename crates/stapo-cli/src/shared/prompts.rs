@@ -1,4 +1,4 @@
-//! What `generate` and `score` share: a model opened without training, and lines of JSON turned into tokens.
+//! The input of `generate` and `score`: a model opened without training, and JSON lines turned into tokens.
 
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Context, Result, bail};
@@ -11,20 +11,20 @@ use stapo_rl::model_files::Pretrained;
 use std::io::BufRead;
 use std::path::Path;
 
-/// A record as users write it; which fields it needs depends on the command.
+/// A record of the input. Which fields must be there depends on the command.
 #[derive(Deserialize, Default)]
-pub struct Record {
-    /// Comes back with the answer.
+pub struct PromptRecord {
+    /// Copied to the output.
     pub id: Option<Value>,
     pub prompt: Option<String>,
     pub chat: Option<String>,
-    pub messages: Option<Vec<Turn>>,
+    pub messages: Option<Vec<ChatMessage>>,
     pub tokens: Option<Vec<u32>>,
     pub prompt_tokens: Option<usize>,
     pub response: Option<String>,
 }
 
-/// A token that could have been, as records show it.
+/// An alternative token in the output.
 #[derive(Serialize)]
 pub struct Choice {
     token: u32,
@@ -34,7 +34,7 @@ pub struct Choice {
 }
 
 #[derive(Deserialize)]
-pub struct Turn {
+pub struct ChatMessage {
     role: String,
     content: String,
 }
@@ -51,8 +51,8 @@ pub fn choice(model: &LoadedModel, token: u32, logp: f32) -> Result<Choice> {
     Ok(Choice { token, text: model.token_text(token)?, logp })
 }
 
-/// The tokens of a record's prompt, from whichever field gives one.
-pub fn prompt(model: &LoadedModel, record: &Record) -> Result<Vec<u32>> {
+/// The tokens of a record's prompt, from the one field that gives it.
+pub fn prompt(model: &LoadedModel, record: &PromptRecord) -> Result<Vec<u32>> {
     let given =
         [record.prompt.is_some(), record.chat.is_some(), record.messages.is_some(), record.tokens.is_some()];
     match given.into_iter().filter(|&is_given| is_given).count() {
@@ -66,9 +66,9 @@ pub fn prompt(model: &LoadedModel, record: &Record) -> Result<Vec<u32>> {
     if let Some(text) = &record.chat {
         return chat(model, &[Message { role: "user".into(), content: text.clone() }]);
     }
-    if let Some(turns) = &record.messages {
-        let message = |turn: &Turn| Message { role: turn.role.clone(), content: turn.content.clone() };
-        return chat(model, &turns.iter().map(message).collect::<Vec<_>>());
+    if let Some(messages) = &record.messages {
+        let plain = |m: &ChatMessage| Message { role: m.role.clone(), content: m.content.clone() };
+        return chat(model, &messages.iter().map(plain).collect::<Vec<_>>());
     }
     Ok(record.tokens.clone().unwrap_or_default())
 }
@@ -80,13 +80,14 @@ fn chat(model: &LoadedModel, messages: &[Message]) -> Result<Vec<u32>> {
     }
 }
 
-/// Reads each line that is not blank: `read` makes something of a record or refuses it, `take` gets what it made and
-/// the line's number, from 1. A refusal is reported on standard error with its place; an error of `take` ends
-/// everything. Returns how many records were taken and refused.
+/// Reads the input line by line; blank lines are skipped. `read` turns a record into a value or refuses the record;
+/// `take` gets the line's number, from 1, the record and the value. A refusal is reported on standard error with file
+/// and line, and reading continues; an error of `take` ends the command. Returns how many records were taken and
+/// refused.
 pub fn for_each_record<R>(
     path: &str,
-    mut read: impl FnMut(usize, &Record) -> Result<R>,
-    mut take: impl FnMut(usize, Record, R) -> Result<()>,
+    mut read: impl FnMut(usize, &PromptRecord) -> Result<R>,
+    mut take: impl FnMut(usize, PromptRecord, R) -> Result<()>,
 ) -> Result<(usize, usize)> {
     let name = crate::shared::input::name(path);
     let (mut n_taken, mut n_refused) = (0, 0);
@@ -96,7 +97,7 @@ pub fn for_each_record<R>(
             continue;
         }
         let number = index + 1;
-        let record: Result<Record> = serde_json::from_slice(&line).context("not a record in JSON");
+        let record: Result<PromptRecord> = serde_json::from_slice(&line).context("not a record in JSON");
         match record.and_then(|record| read(number, &record).map(|made| (record, made))) {
             Ok((record, made)) => {
                 n_taken += 1;

@@ -1,4 +1,4 @@
-//! What commands on a run folder share.
+//! Reading run folders: plans, checkpoints, records, hashes; and opening devices and models.
 
 use anyhow::{Context, Result, bail};
 use stapo_core::ObjectiveSpec;
@@ -11,7 +11,7 @@ use stapo_rl::train::{Trainer, base_folder};
 use stapo_rl::{Config, LoadedModel, Plan};
 use std::path::{Path, PathBuf};
 
-/// A config as written, the built-in one where none is given, and what it means.
+/// The text of a config, of the built-in config if none is given, and its resolved plan.
 pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
     let text = match config {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
@@ -27,13 +27,13 @@ pub fn plan(run: &Path) -> Result<Plan> {
     Ok(Plan::resolve(Config::from_toml(&text, [])?)?)
 }
 
-/// `plan.toml` as it stands.
+/// The text of `plan.toml`.
 pub fn plan_text(run: &Path) -> Result<String> {
     std::fs::read_to_string(run.join("plan.toml"))
         .with_context(|| format!("run {}: no plan.toml, so this is no run folder", run.display()))
 }
 
-/// The newest checkpoint whose hashes are right; newer ones that were refused are named on standard error.
+/// The newest checkpoint whose hashes are right; newer checkpoints that were refused are reported on standard error.
 pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
     let (checkpoint, refused) = Checkpoint::newest(run)?;
     for error in refused {
@@ -52,7 +52,7 @@ pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint, device: &Dev
     Ok(trainer)
 }
 
-/// What a device is opened for: weights that are trained take more memory.
+/// The purpose a device is opened for: trained weights need gradients and optimizer states besides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     Training,
@@ -70,7 +70,7 @@ impl Use {
     }
 }
 
-/// A GPU; or the CPU, with as many threads as asked for, else as the environment or the machine says.
+/// Opens a GPU, or the CPU with `threads` threads; without `threads` the environment or the machine gives the number.
 pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<Device> {
     match name {
         DeviceName::Cpu => {
@@ -89,7 +89,7 @@ pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<
     }
 }
 
-/// The records of one part of a run (`rollouts`, `tokens`, ..), file by file; none where the part is absent.
+/// The records of one part of a run (`rollouts`, `tokens`, ..) in order of its files; empty if the part is absent.
 pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
     let mut found = Vec::new();
     for path in part_files(run, part)? {
@@ -98,7 +98,7 @@ pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
     Ok(found)
 }
 
-/// The files of a part, in order of their names.
+/// The JSON lines files of a part, in order of their names.
 pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
     let folder = run.join(part);
     if !folder.is_dir() {
@@ -128,7 +128,7 @@ pub fn responses_of_file(path: &Path, objective: &ObjectiveSpec) -> Result<Vec<R
     Ok(responses)
 }
 
-/// Columns of one length: who looks indexes them freely.
+/// Checks that all columns have one length, so that every token index is valid in every column.
 fn check_columns(response: &ResponseRecord) -> Result<()> {
     let tokens = &response.tokens;
     let n = tokens.id.len();
@@ -162,13 +162,13 @@ pub fn hash_file(name: &str, path: &Path) -> Result<FileHash> {
     Ok(hash_bytes(name, &bytes))
 }
 
-/// The files of a model's weights.
+/// The hashes of a model's weight files.
 pub fn hash_weights(model: &Path) -> Result<Vec<FileHash>> {
     weight_files(model)?.iter().map(|path| hash_file("weights", path)).collect()
 }
 
-/// A model by folder, GGUF file, run or the word `builtin`, with the hashes of the weights and the number of
-/// training steps.
+/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its weights, and the training steps it has
+/// seen.
 pub fn open_model(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
     let path = Path::new(name);
     if name == "builtin" {
@@ -187,7 +187,7 @@ pub fn open_model(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileH
     Ok((model, hash_weights(path)?, None))
 }
 
-/// The file itself, or the weights of a folder.
+/// The path itself if it is a file, else the weight files of the folder.
 fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_owned()]);

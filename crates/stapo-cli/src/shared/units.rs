@@ -1,9 +1,9 @@
-//! Numbers as people read them.
+//! Formatting of numbers for people, and parsing of sizes.
 
 use anyhow::{Context, Result, bail};
 use stapo_core::stats::Estimate;
 
-/// 1234567 as 1,234,567.
+/// 1234567 as `1,234,567`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -16,7 +16,7 @@ pub fn grouped(n: u64) -> String {
     out
 }
 
-/// 494032768 as 494M.
+/// 494032768 as `494.0M`.
 pub fn short(n: u64) -> String {
     match n {
         0..1_000 => n.to_string(),

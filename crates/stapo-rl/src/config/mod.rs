@@ -180,7 +180,7 @@ pub struct CanaryConfig {
     pub entropy_explosion_factor: f64,
 }
 
-impl Canaries {
+impl CanaryConfig {
     /// Whether a step's mean entropy has collapsed, given that of the run's first step.
     pub fn is_collapse(&self, first_entropy: f64, entropy: f64) -> bool {
         entropy < self.entropy_collapse_factor * first_entropy

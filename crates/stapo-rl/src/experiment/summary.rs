@@ -1,7 +1,7 @@
 //! What the runs of an experiment say together: means over seeds, and the method paired with each baseline by seed.
 //! `stapo experiment` and `stapo report` show the same [`ExperimentSummary`].
 
-use crate::config::Canaries;
+use crate::config::CanaryConfig;
 use serde::Serialize;
 use stapo_core::record::Metrics;
 use stapo_core::stats::{
@@ -22,7 +22,7 @@ pub struct ArmRuns<'a> {
 pub struct SeedRun<'a> {
     pub seed: u64,
     pub metrics: &'a [Metrics],
-    pub canaries: &'a Canaries,
+    pub canaries: &'a CanaryConfig,
 }
 
 /// Which accuracy the runs are compared by.
@@ -95,7 +95,7 @@ pub struct ArmSummary {
     pub entropy_stability: Estimate,
     pub entropy_last: Estimate,
     pub silenced_share: Estimate,
-    /// Seeds whose mean entropy collapsed in some step ([`Canaries::is_collapse`]).
+    /// Seeds whose mean entropy collapsed in some step ([`CanaryConfig::is_collapse`]).
     pub n_collapsed: usize,
     /// The method minus this arm in last accuracy, paired by seed; absent for the method itself and below two seeds.
     pub against: Option<PairedComparison>,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::Canaries;
+use crate::config::CanaryConfig;
 use serde_json::json;
 use stapo_core::record::Metrics;
 
@@ -81,7 +81,7 @@ fn three_steps((seed, last, entropy): (u64, f64, f64)) -> (u64, Vec<Metrics>) {
     (seed, vec![metrics(1, 0.4, 0.3), metrics(2, 0.6, 0.2), metrics(3, last, entropy)])
 }
 
-fn arm<'a>(name: &'a str, runs: &'a [(u64, Vec<Metrics>)], canaries: &'a Canaries) -> ArmRuns<'a> {
+fn arm<'a>(name: &'a str, runs: &'a [(u64, Vec<Metrics>)], canaries: &'a CanaryConfig) -> ArmRuns<'a> {
     let run = |(seed, metrics): &'a (u64, Vec<Metrics>)| SeedRun { seed: *seed, metrics, canaries };
     ArmRuns { name, runs: runs.iter().map(run).collect() }
 }
@@ -110,7 +110,7 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
 /// The canary of a run, the experiment and the report read one definition: any step below the plan's share of the first one.
 #[test]
 fn an_entropy_that_recovers_has_collapsed_all_the_same() {
-    let canaries = Canaries { entropy_collapse_factor: 0.5, ..Config::default().canaries };
+    let canaries = CanaryConfig { entropy_collapse_factor: 0.5, ..Config::default().canaries };
     let runs = [(0, vec![metrics(1, 0.4, 0.3), metrics(2, 0.4, 0.14), metrics(3, 0.4, 0.3)])];
     assert_eq!(summarise(&[arm("a", &runs, &canaries)], None).unwrap().arms[0].n_collapsed, 1);
     assert_eq!(

@@ -171,7 +171,7 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         seed: args.seed,
         kv_mib: args.kv_mib,
     };
-    // Everything is opened before the folder is made: a bad name leaves nothing behind.
+    // Benchmarks and decodings are checked before the folder is made, so that a bad name leaves no folder behind.
     decodings(&plan.decodings)?;
     open_benchmarks(&plan)?;
     let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));

@@ -7,7 +7,7 @@ use crate::shared::{run_folder, stop};
 use anyhow::{Context, Result, bail};
 use child::{Finished, Job};
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
-use stapo_rl::config::Canaries;
+use stapo_rl::config::CanaryConfig;
 use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, summarise};
 use stapo_rl::run::{Run, write_whole};
 use std::path::{Path, PathBuf};
@@ -182,7 +182,7 @@ fn summary(folder: &Path, experiment: &Experiment) -> Result<ExperimentSummary> 
 struct FinishedRun<'a> {
     arm: &'a Arm,
     metrics: Vec<Metrics>,
-    canaries: Canaries,
+    canaries: CanaryConfig,
 }
 
 impl<'a> FinishedRun<'a> {

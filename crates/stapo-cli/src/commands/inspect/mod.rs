@@ -36,7 +36,7 @@ pub struct Args {
     by: By,
 }
 
-/// What is shown: the recorded responses of one step.
+/// The recorded responses of one step, with the step's metrics and the run's plan.
 pub struct Inspected {
     pub run: String,
     pub plan: Plan,
@@ -93,17 +93,17 @@ fn step_of(path: &Path) -> Option<u64> {
     path.file_stem()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }
 
-/// What became of a token.
+/// The fate of a token in the update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Kept,
-    /// Rewarded and less likely than τp, yet kept.
+    /// A candidate that no mask silenced: its advantage is positive and its probability below τp.
     Candidate,
     Clipped,
     Silenced,
 }
 
-/// The recorded fate.
+/// The fate of token `t` as the run recorded it.
 pub fn fate(response: &ResponseRecord, t: usize) -> Fate {
     let tokens = &response.tokens;
     if tokens.silenced_by[t].is_some() {
@@ -117,7 +117,7 @@ pub fn fate(response: &ResponseRecord, t: usize) -> Fate {
     }
 }
 
-/// Gradient norm of a token at the logits, as if no mask were there; none where the run recorded no weights.
+/// Gradient norm of a token at the logits, computed as if no mask silenced it; `None` if the run recorded no weights.
 pub fn gradient_norm(response: &ResponseRecord, t: usize) -> Option<f64> {
     let tokens = &response.tokens;
     let weight = *tokens.weight.get(t)?;

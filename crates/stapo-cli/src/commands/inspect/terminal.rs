@@ -1,4 +1,4 @@
-//! The same in a terminal: tokens with a background by one of their numbers, or plain signs where there are no colours.
+//! Responses on a terminal: a background colour per token, or signs around tokens on terminals without colours.
 
 use super::{Fate, Inspected, fate, gradient_norm};
 use crate::shared::chart::number;
@@ -7,7 +7,7 @@ use stapo_core::record::ResponseRecord;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write, stdout};
 
-/// What a colour means.
+/// The quantity that background colours show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum By {
     Fate,
@@ -80,7 +80,7 @@ fn token(response: &ResponseRecord, t: usize, by: By, colored: bool) -> String {
         };
     }
     let tokens = &response.tokens;
-    // Even steps from the terminal's own black; white text stays readable on all of them.
+    // Shades go from black to a dark colour, so that white text stays readable on all of them.
     let shade = |part: f64, (r, g, b): (f64, f64, f64)| {
         let part = part.clamp(0.0, 1.0);
         ((r * part) as u8, (g * part) as u8, (b * part) as u8)
@@ -108,7 +108,7 @@ fn painted(text: &str, (r, g, b): (u8, u8, u8), struck: bool) -> String {
     format!("\x1b[38;2;255;255;255;48;2;{r};{g};{b}{strike}m{text}\x1b[0m")
 }
 
-/// A line with the numbers of a token that stands out.
+/// A line with the numbers of a token that is a candidate, clipped or silenced.
 fn told(response: &ResponseRecord, t: usize) -> String {
     let tokens = &response.tokens;
     let name = match fate(response, t) {
@@ -131,7 +131,7 @@ fn told(response: &ResponseRecord, t: usize) -> String {
     )
 }
 
-/// Text without control characters: what a model writes must not steer a terminal.
+/// Replaces control characters by visible signs, so that a response cannot send commands to the terminal.
 fn plain(text: &str) -> String {
     let sign = |c: char| match c {
         '\n' => '⏎',

@@ -2,11 +2,11 @@
   const recorded = JSON.parse(document.getElementById("recorded").textContent);
   const responses = recorded.responses;
   const at = (id) => document.getElementById(id);
-  // More tokens than this at once make a page slow; the rest waits for a press.
+  // Tokens drawn at once; more make the page slow. The button "show more responses" adds as many again.
   const MAX_TOKENS = 30000;
   const state = { by: "fate", only: "all", find: "", sort: "silenced", whatIf: false, budget: MAX_TOKENS };
 
-  // The quantile of stapo_core::stats: place q (n - 1), interpolated from the nearer end.
+  // The quantile of stapo_core::stats: position q (n - 1), interpolated from the nearer end.
   const quantile = (values, q) => {
     if (values.length === 0) return null;
     const sorted = Float64Array.from(values).sort();

@@ -140,7 +140,9 @@ fn evaluate(
         effects.push(own);
     }
     let tally = spec.total(&tallies);
-    effects.iter_mut().for_each(|own| tally.scale_effects(own));
+    for own in &mut effects {
+        tally.scale_effects(own);
+    }
     let tau_h = calibration.tau_h();
     let has_entropy_bonus = spec.entropy_bonus != stapo_core::objective::EntropyBonus::None;
     let thresholds = tau_h.map(|tau_h| Thresholds { tau_p: spec.tau_p(), tau_h });
