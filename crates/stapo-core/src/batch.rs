@@ -1,4 +1,5 @@
-//! From groups to micro-batches: a `Batch` is the result of one rollout phase, a `Microbatch` the input of one forward pass.
+//! From groups to micro-batches: a `Batch` is the result of one rollout phase, a `Microbatch` the input of one forward
+//! pass.
 
 use crate::rollout::{Group, Scored};
 use serde::{Deserialize, Serialize};
@@ -39,9 +40,9 @@ pub struct SequenceTooLong {
     pub budget_tokens: usize,
 }
 
-/// Packs sequences in the order given into micro-batches of at most `budget_tokens`, and opens a micro-batch when the next
-/// sequence does not fit. Among packings that keep the order this one has the fewest micro-batches. Gradients are sums over
-/// tokens in sequence order, and every budget gives the same order, so the budget changes no bit.
+/// Packs sequences in the order given into micro-batches of at most `budget_tokens`, and opens a micro-batch when the
+/// next sequence does not fit. Among packings that keep the order this one has the fewest micro-batches. Gradients are
+/// sums over tokens in sequence order, and every budget gives the same order, so the budget changes no bit.
 pub fn pack_in_order(lengths: &[usize], budget_tokens: usize) -> Result<Vec<Microbatch>, SequenceTooLong> {
     if let Some(sequence_idx) = lengths.iter().position(|&len| len > budget_tokens) {
         return Err(SequenceTooLong { sequence_idx, n_tokens: lengths[sequence_idx], budget_tokens });

@@ -1,5 +1,5 @@
-//! One type per stage: `Problem` -> `Rollout` -> `Scored` -> `Group`. A stage adds its values as a new type, not by filling
-//! `Option` fields.
+//! One type per stage: `Problem` -> `Rollout` -> `Scored` -> `Group`. A stage adds its values as a new type, not by
+//! filling `Option` fields.
 
 use serde::{Deserialize, Serialize};
 

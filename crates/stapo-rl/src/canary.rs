@@ -6,8 +6,8 @@ use crate::update::Learned;
 use stapo_core::record::Metrics;
 use stapo_core::{Batch, Verdict};
 
-/// Stops a run whose update is broken: log-probs of sampling and training differ, a tensor has no gradient, or no weight
-/// has changed.
+/// Stops a run whose update is broken: log-probs of sampling and training differ, a tensor has no gradient, or no
+/// weight has changed.
 pub fn check_learned(plan: &Plan, step: u64, is_on_policy: bool, learned: &Learned) -> Result<()> {
     if !plan.config.canaries.enabled {
         return Ok(());

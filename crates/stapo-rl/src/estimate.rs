@@ -13,7 +13,8 @@ pub struct Pace {
     pub rollout_rate: f64,
     pub update_rate: f64,
     pub response_tokens_mean: f64,
-    /// Share of the measured step's responses that reached the length limit. Above 0, `response_tokens_mean` is a lower bound.
+    /// Share of the measured step's responses that reached the length limit. Above 0, `response_tokens_mean` is a lower
+    /// bound.
     pub truncated_share: f64,
     /// Problems of the measured step.
     pub n_problems: usize,
@@ -43,8 +44,8 @@ const FIRST_TOKENS: usize = 64;
 /// A measurement that takes longer is the last: the next would have four times as many problems.
 const LONG_SECONDS: f64 = 3.0;
 
-/// Measures the pace with growing steps, up to a step of full size, until a step takes longer than [`LONG_SECONDS`]. Measuring
-/// trains, so the trainer is consumed.
+/// Measures the pace with growing steps, up to a step of full size, until a step takes longer than [`LONG_SECONDS`].
+/// Measuring trains, so the trainer is consumed.
 pub fn measure(plan: &Plan, mut trainer: Trainer) -> Result<Pace> {
     let full = plan.config.rollout.problems_per_step;
     let mut n_problems = FIRST_PROBLEMS.min(full);

@@ -1,7 +1,7 @@
 //! Experiments: a matrix of runs from one file, and the summary of the runs.
 //!
-//! Arms differ only by the settings that the file gives to them: for the same seed, all arms see the same problems in the
-//! same order and sample with the same random numbers.
+//! Arms differ only by the settings that the file gives to them: for the same seed, all arms see the same problems in
+//! the same order and sample with the same random numbers.
 
 mod summary;
 

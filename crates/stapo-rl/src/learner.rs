@@ -44,8 +44,8 @@ impl Learner {
         run.write_manifest()
     }
 
-    /// One optimizer step with the accumulated gradients, which are cleared. Returns the global gradient norm before clipping.
-    /// No weight changes where a gradient is not finite.
+    /// One optimizer step with the accumulated gradients, which are cleared. Returns the global gradient norm before
+    /// clipping. No weight changes where a gradient is not finite.
     pub(crate) fn step(&mut self, update: Update) -> std::result::Result<f64, GradientError> {
         let gradient_norm = self.optimizer.step(&mut self.model.policy, &mut self.gradients, update)?;
         self.counters.n_updates += 1;

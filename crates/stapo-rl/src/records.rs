@@ -93,8 +93,8 @@ fn quantiles(sorted: &[f64]) -> EntropyQuantiles {
     EntropyQuantiles { q05: at(0.05), q25: at(0.25), q50: at(0.5), q75: at(0.75), q95: at(0.95) }
 }
 
-/// Predicted and measured entropy change by all optimizer steps of a training step but the last; `None` for a step with a
-/// single optimizer step.
+/// Predicted and measured entropy change by all optimizer steps of a training step but the last; `None` for a step with
+/// a single optimizer step.
 fn entropy_change(learned: &[Learned]) -> Option<EntropyChange> {
     let (last, before) = learned.split_last().filter(|(_, before)| !before.is_empty())?;
     let predicted = before.iter().map(|update| {

@@ -96,7 +96,8 @@ pub fn sample_and_score(
     Ok(groups)
 }
 
-/// The reward of an external verifier, or else the verdict's, plus the shaping of long responses where the plan has one.
+/// The reward of an external verifier, or else the verdict's, plus the shaping of long responses where the plan has
+/// one.
 fn reward(plan: &Plan, judged: &Judged, n_tokens: usize) -> f64 {
     let rewards = plan.config.reward;
     let by_verdict = if judged.verdict == stapo_core::Verdict::Right { rewards.right } else { rewards.wrong };

@@ -173,7 +173,8 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
     Ok(Outcome::Done)
 }
 
-/// The trainer of an interrupted run at the newest good checkpoint, and the errors of newer checkpoints that were refused.
+/// The trainer of an interrupted run at the newest good checkpoint, and the errors of newer checkpoints that were
+/// refused.
 pub fn resume(folder: &Path, plan: &Plan, device: &Device) -> Result<(Run, Trainer, Vec<Error>)> {
     let (checkpoint, refused) = Checkpoint::newest(folder)?;
     let Some(checkpoint) = checkpoint else {

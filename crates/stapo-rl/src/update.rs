@@ -1,4 +1,5 @@
-//! Steps 4 to 7 of a training step: advantages, calibration, forward, effects, backward, one optimizer step per mini-batch.
+//! Steps 4 to 7 of a training step: advantages, calibration, forward, effects, backward, one optimizer step per
+//! mini-batch.
 
 mod member;
 
@@ -148,8 +149,8 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         Ok(OptimizerStep { gradient_norm, learning_rate, unreached, has_moved })
     }
 
-    /// The first micro-batch whose own gradient is not finite, found by computing the gradient of each micro-batch anew;
-    /// `None` where every gradient is finite and only their sum is not. Clears the gradients.
+    /// The first micro-batch whose own gradient is not finite, found by computing the gradient of each micro-batch
+    /// anew; `None` where every gradient is finite and only their sum is not. Clears the gradients.
     fn find_bad_microbatch(&self, learner: &mut Learner, pass: &mut Pass) -> Result<Option<usize>> {
         let is_finite = |values: Vec<f32>| values.iter().all(|value| value.is_finite());
         let mut found = None;

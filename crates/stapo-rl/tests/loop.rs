@@ -1,9 +1,12 @@
-//! The training loop on a tiny model: the result has the same bits for all interruptions, micro-batches and thread counts.
+//! The training loop on a tiny model: the result has the same bits for all interruptions, micro-batches and thread
+//! counts.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use serde_json::{Map, Value, json};
-use stapo_core::record::{Extra, Manifest, Metrics, SCHEMA};
+use stapo_core::record::{
+    Extra, Manifest, Metrics, Record, ResponseRecord, SCHEMA, TokenRecord, parse_lines, parse_responses,
+};
 use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::run::{Checkpoint, Run};
 use stapo_rl::train::{Outcome, Trainer, Watch, resume, train};
@@ -171,8 +174,8 @@ fn curve(plan: &Plan) -> Value {
     json!({ "steps": steps, "state": state })
 }
 
-/// The committed curves hold to the last bit on every machine. After a change that is meant to change results, write the
-/// curves anew: `STAPO_WRITE_CURVES=1 cargo test -p stapo-rl --test loop along`.
+/// The committed curves hold to the last bit on every machine. After a change that is meant to change results, write
+/// the curves anew: `STAPO_WRITE_CURVES=1 cargo test -p stapo-rl --test loop along`.
 #[test]
 fn every_preset_trains_along_its_committed_curve() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/curves.json");
@@ -196,6 +199,38 @@ fn complaint(plan: &Plan) -> String {
     let folder = tempfile::tempdir().unwrap();
     let (mut run, mut trainer) = start(&folder.path().join("run"), plan);
     train(plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap_err().to_string()
+}
+
+/// Metrics, token records and response records have the same candidates, whichever policy's signals the masks read.
+#[test]
+fn candidates_agree_in_every_record() {
+    for signals in ["current", "behavior"] {
+        let plan = plan(&[
+            &format!("objective.mask_signals={signals}"),
+            "objective.masks.0.tau_p=0.3",
+            "update.learning_rate=1e-3",
+            "record.responses=1000",
+            "record.responses_every_steps=1",
+        ]);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        let (mut run, mut trainer) = start(&path, &plan);
+        train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
+        for metrics in Run::read_metrics::<Metrics>(&path).unwrap() {
+            let file = |part: &str| path.join(part).join(format!("step-{:06}.jsonl", metrics.step));
+            let read = |part: &str| fs::read_to_string(file(part)).unwrap_or_default();
+            let n_tokens = |part| parse_lines::<TokenRecord>(&read(part)).unwrap().records.len();
+            assert_eq!(n_tokens("tokens") + n_tokens("explored"), metrics.n_candidates, "{signals}");
+            let mut responses = parse_lines::<ResponseRecord>(&read("rollouts")).unwrap().records;
+            let marked: Vec<Vec<bool>> = responses.iter().map(|r| r.tokens.is_candidate.clone()).collect();
+            assert_eq!(marked.iter().flatten().filter(|&&is| is).count(), metrics.n_candidates, "{signals}");
+            responses.iter_mut().for_each(|response| response.tokens.is_candidate.clear());
+            let without: String = responses.iter().map(Record::to_line).collect();
+            assert!(!without.contains("is_candidate"));
+            let derived = parse_responses(&without, &plan.objective).unwrap().records;
+            assert!(derived.iter().zip(&marked).all(|(response, own)| response.tokens.is_candidate == *own));
+        }
+    }
 }
 
 #[test]

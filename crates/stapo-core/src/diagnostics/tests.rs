@@ -11,7 +11,8 @@ fn uniform(key: u64, counter: &[u64]) -> f64 {
     counter.iter().fold(Key::new(key), |key, &word| key.with(word)).uniform()
 }
 
-/// A softmax over `v` random logits. A small `spread` gives a nearly uniform, a large one a nearly one-hot distribution.
+/// A softmax over `v` random logits. A small `spread` gives a nearly uniform, a large one a nearly one-hot
+/// distribution.
 fn distribution(case: u64, v: usize, spread: f64) -> Vec<f64> {
     let logits: Vec<f64> = (0..v as u64).map(|i| spread * (uniform(7, &[case, i]) - 0.5)).collect();
     softmax(&logits)

@@ -114,8 +114,8 @@ impl CovCut {
 }
 
 impl ObjectiveSpec {
-    /// Checks the signals of a mini-batch and derives the thresholds of the masks. `minibatch` holds all responses of the
-    /// optimizer step.
+    /// Checks the signals of a mini-batch and derives the thresholds of the masks. `minibatch` holds all responses of
+    /// the optimizer step.
     pub fn calibrate(
         &self,
         minibatch: &[ResponseSignals],
@@ -389,8 +389,8 @@ fn is_entropy_value(x: f64) -> bool {
     (-ROUNDING..f64::INFINITY).contains(&x)
 }
 
-/// The first value that is not good. The check of all values has no branch per value, so that it vectorises; the position
-/// is searched only after the check has failed.
+/// The first value that is not good. The check of all values has no branch per value, so that it vectorises; the
+/// position is searched only after the check has failed.
 fn first_bad(values: &[f64], is_good: impl Fn(f64) -> bool) -> Option<usize> {
     let all_good = values.iter().fold(true, |good, &x| good & is_good(x));
     if all_good { None } else { values.iter().position(|&x| !is_good(x)) }

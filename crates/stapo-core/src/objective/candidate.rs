@@ -3,8 +3,8 @@
 
 use super::{Mask, MaskSignals, ObjectiveSpec, mask};
 
-/// The log-prob below which a token is less likely than `tau_p`. Thresholds are compared as logarithms, and the logarithm
-/// is `libm`'s, so a comparison has the same result on every machine.
+/// The log-prob below which a token is less likely than `tau_p`. Thresholds are compared as logarithms, and the
+/// logarithm is `libm`'s, so a comparison has the same result on every machine.
 pub fn logp_below(tau_p: f64) -> f64 {
     libm::log(tau_p)
 }

@@ -17,15 +17,15 @@ pub struct TokenEffect {
     pub kept: bool,
     /// The first mask that silenced the token.
     pub silenced_by: Option<MaskKind>,
-    /// True for a rewarded and improbable token: `advantage > 0` and `logp < ln tau_p`, with the log-prob that the masks
-    /// read and the threshold of [`ObjectiveSpec::tau_p`].
+    /// True for a rewarded and improbable token: `advantage > 0` and `logp < ln tau_p`, with the log-prob that the
+    /// masks read and the threshold of [`ObjectiveSpec::tau_p`].
     pub is_candidate: bool,
     /// True where the trust region of the surrogate is active.
     pub clipped: bool,
     /// Current over behavior probability, of the token or of the whole response as [`Ratio`] says.
     pub ratio: f64,
-    /// Derivative of the surrogate by this token's log-prob before masks: `ratio * A` where nothing clips. For a silenced
-    /// token, the derivative that the token would have had.
+    /// Derivative of the surrogate by this token's log-prob before masks: `ratio * A` where nothing clips. For a
+    /// silenced token, the derivative that the token would have had.
     pub weight: f64,
     /// Derivative of the loss, which is minimised, by this token's log-prob.
     pub d_logp: f64,
@@ -80,8 +80,8 @@ impl Tally {
 }
 
 impl ObjectiveSpec {
-    /// Writes the effect of each token of one response of a calibrated mini-batch to `effects`. `response_idx` is the index
-    /// of the response in the mini-batch.
+    /// Writes the effect of each token of one response of a calibrated mini-batch to `effects`. `response_idx` is the
+    /// index of the response in the mini-batch.
     pub fn evaluate(
         &self,
         calibration: &Calibration,
@@ -127,8 +127,8 @@ impl ObjectiveSpec {
         if finite { Ok(tally) } else { Err(not_finite(response_idx, response, effects)) }
     }
 
-    /// Silences tokens, or multiplies the soft weight of tokens. Until [`Self::record`] runs, `weight` holds the product of
-    /// the soft weights.
+    /// Silences tokens, or multiplies the soft weight of tokens. Until [`Self::record`] runs, `weight` holds the
+    /// product of the soft weights.
     fn apply(
         &self,
         mask: &CalibratedMask,
@@ -200,8 +200,9 @@ impl ObjectiveSpec {
         }
     }
 
-    /// Applies a surrogate in which the response has one ratio. The ratio depends on the log-prob of every kept token alike,
-    /// so every kept token gets the same derivative, except tokens that the geometric mean clips, which get none.
+    /// Applies a surrogate in which the response has one ratio. The ratio depends on the log-prob of every kept token
+    /// alike, so every kept token gets the same derivative, except tokens that the geometric mean clips, which get
+    /// none.
     fn push_sequence(
         &self,
         ratio: f64,

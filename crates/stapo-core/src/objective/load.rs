@@ -35,7 +35,8 @@ impl ObjectiveSpec {
         Ok(spec)
     }
 
-    /// A spec from TOML. In a file with an `[objective]` table that table is read, so the plan of a run is a valid input.
+    /// A spec from TOML. In a file with an `[objective]` table that table is read, so the plan of a run is a valid
+    /// input.
     pub fn from_toml(text: &str) -> Result<Self, SpecError> {
         let mut table = settings::parse(text)?;
         if let Some(Value::Table(inner)) = table.remove("objective") {

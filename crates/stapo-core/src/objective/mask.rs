@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Mask {
-    /// S2T and its ablations. Candidates are tokens with A > 0 and p < `tau_p`; `select` says which of them are silenced.
+    /// S2T and its ablations. Candidates are tokens with A > 0 and p < `tau_p`; `select` says which of them are
+    /// silenced.
     Spurious {
         #[serde(default = "default_tau_p")]
         tau_p: f64,
@@ -31,14 +32,14 @@ pub enum Mask {
         #[serde(default)]
         seed: u64,
     },
-    /// Keeps the `share` of tokens with the highest entropy: tokens at or above the (1 - share)-quantile of the mini-batch
-    /// (Wang et al. 2025, "80/20").
+    /// Keeps the `share` of tokens with the highest entropy: tokens at or above the (1 - share)-quantile of the
+    /// mini-batch (Wang et al. 2025, "80/20").
     TopEntropy {
         #[serde(default = "default_top_share")]
         share: f64,
     },
-    /// Of the unclipped tokens with `low` < cov < `high`, where cov = (A - mean A)(logp - mean logp) over the mini-batch,
-    /// silences a random `share` of all tokens, at least one (Cui et al. 2025).
+    /// Of the unclipped tokens with `low` < cov < `high`, where cov = (A - mean A)(logp - mean logp) over the
+    /// mini-batch, silences a random `share` of all tokens, at least one (Cui et al. 2025).
     ClipCov {
         #[serde(default = "default_cov_share")]
         share: f64,
@@ -49,8 +50,8 @@ pub enum Mask {
         #[serde(default)]
         seed: u64,
     },
-    /// Two updates per mini-batch: first with the tokens of behavior probability below `eta`, then with the other tokens
-    /// (Lopti, Yang et al. 2025).
+    /// Two updates per mini-batch: first with the tokens of behavior probability below `eta`, then with the other
+    /// tokens (Lopti, Yang et al. 2025).
     LowProbabilityFirst {
         #[serde(default = "default_eta")]
         eta: f64,

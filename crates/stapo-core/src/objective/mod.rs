@@ -1,10 +1,10 @@
 //! One algorithm = one value. An [`ObjectiveSpec`] says how a mini-batch of responses turns into a number per token.
 //!
-//! Every objective of the family reaches the network only through the log-prob (and, for an entropy bonus, the entropy) of
-//! the sampled token, so an objective is a pure function: [`ObjectiveSpec::calibrate`] reads a whole mini-batch once,
-//! [`ObjectiveSpec::evaluate`] then gives each token its [`TokenEffect`], response by response, un-normalised;
-//! [`Tally`] holds the one scale that turns sums into the mean. Evaluating a response depends on the calibration and that
-//! response alone, so cutting a mini-batch into micro-batches in another way changes no bit.
+//! Every objective of the family reaches the network only through the log-prob (and, for an entropy bonus, the entropy)
+//! of the sampled token, so an objective is a pure function: [`ObjectiveSpec::calibrate`] reads a whole mini-batch
+//! once, [`ObjectiveSpec::evaluate`] then gives each token its [`TokenEffect`], response by response, un-normalised;
+//! [`Tally`] holds the one scale that turns sums into the mean. Evaluating a response depends on the calibration and
+//! that response alone, so cutting a mini-batch into micro-batches in another way changes no bit.
 
 mod advantage;
 mod calibrate;
@@ -68,8 +68,8 @@ pub struct ObjectiveSpec {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MaskSignals {
-    /// The policy being updated. Calibration then needs this policy's log-probs for the whole mini-batch before the first
-    /// backward pass.
+    /// The policy being updated. Calibration then needs this policy's log-probs for the whole mini-batch before the
+    /// first backward pass.
     #[default]
     Current,
     /// The policy that sampled. The rollout holds these values already, so no scoring pass is needed.
@@ -138,8 +138,8 @@ pub enum EntropyBonus {
     },
 }
 
-/// Constant weight on the surrogate from `w = exp(behavior_logp - sampler_logp)`: the ratio between our probability of a
-/// token and the probability that the sampling engine reported for the same weights.
+/// Constant weight on the surrogate from `w = exp(behavior_logp - sampler_logp)`: the ratio between our probability of
+/// a token and the probability that the sampling engine reported for the same weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum OffPolicy {
@@ -261,8 +261,8 @@ impl ObjectiveSpec {
         if self.masks.iter().any(|mask| matches!(mask, Mask::LowProbabilityFirst { .. })) { 2 } else { 1 }
     }
 
-    /// True where [`Self::calibrate`] reads log-probs or entropies of the current policy. Mini-batches after the first of a
-    /// rollout batch then need a scoring pass.
+    /// True where [`Self::calibrate`] reads log-probs or entropies of the current policy. Mini-batches after the first
+    /// of a rollout batch then need a scoring pass.
     pub fn calibrates_on_current_policy(&self) -> bool {
         let over_the_minibatch = self.masks.iter().any(Mask::needs_calibration)
             || matches!(self.surrogate, Surrogate::KlCov { .. });

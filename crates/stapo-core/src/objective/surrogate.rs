@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The value of a token. `r` is the ratio, `A` the advantage; the slope is the derivative by `ln r`, which is that by `logp`.
+/// The value of a token. `r` is the ratio, `A` the advantage; the slope is the derivative by `ln r`, which is that by
+/// `logp`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Surrogate {
@@ -54,8 +55,8 @@ pub(crate) struct Point {
 }
 
 impl Surrogate {
-    /// Value and slope at a token. At a kink the slope is that of the inner side, as in `torch.clamp`: a ratio exactly at
-    /// a clip edge is not clipped.
+    /// Value and slope at a token. At a kink the slope is that of the inner side, as in `torch.clamp`: a ratio exactly
+    /// at a clip edge is not clipped.
     #[expect(
         clippy::inline_always,
         reason = "this function runs once per token, and a call costs more than the body"

@@ -55,9 +55,9 @@ pub struct Metrics {
 /// The entropy change by all optimizer steps of a training step but the last. Nats per token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct EntropyChange {
-    /// The first-order prediction, summed over the optimizer steps: the mean over kept tokens of
-    /// `-lr p (ln p + H) (1 - p) w`, which takes the learning rate as a step size at the logits. Adam rescales the step, so
-    /// the sign and the proportion can be compared with `measured`, but not the size.
+    /// The first-order prediction, summed over the optimizer steps: the mean over kept tokens of `-lr p (ln p + H) (1 -
+    /// p) w`, which takes the learning rate as a step size at the logits. Adam rescales the step, so the sign and the
+    /// proportion can be compared with `measured`, but not the size.
     pub predicted: f64,
     /// Mean over the tokens of the last mini-batch of the entropy at the update minus the entropy at sampling.
     pub measured: f64,

@@ -1,8 +1,8 @@
 //! Line formats of the run directory, which the trainer writes and every other command reads.
 //!
-//! Every record carries `schema`. Within a schema, keys are only ever added: a reader keeps unknown keys in `extra` and writes
-//! these keys back, so older programs read and copy newer files. A change that breaks this rule raises [`SCHEMA`], and a
-//! reader refuses records with a higher schema than [`SCHEMA`].
+//! Every record carries `schema`. Within a schema, keys are only ever added: a reader keeps unknown keys in `extra` and
+//! writes these keys back, so older programs read and copy newer files. A change that breaks this rule raises
+//! [`SCHEMA`], and a reader refuses records with a higher schema than [`SCHEMA`].
 
 mod experiment;
 mod manifest;

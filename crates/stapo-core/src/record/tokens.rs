@@ -56,12 +56,12 @@ pub struct TokenColumns {
     pub kept: Vec<bool>,
     pub silenced_by: Vec<Option<MaskKind>>,
     pub clipped: Vec<bool>,
-    /// True for rewarded and improbable tokens, as [`ObjectiveSpec::candidates`] decides. Empty in files written without
-    /// this column; [`super::parse_responses`] fills the column.
+    /// True for rewarded and improbable tokens, as [`ObjectiveSpec::candidates`] decides. Empty in files written
+    /// without this column; [`super::parse_responses`] fills the column.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub is_candidate: Vec<bool>,
-    /// Derivative of the surrogate by `logp` before masks: `ratio * A` where nothing clips. Empty in files written without
-    /// this column.
+    /// Derivative of the surrogate by `logp` before masks: `ratio * A` where nothing clips. Empty in files written
+    /// without this column.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weight: Vec<f64>,
     /// Derivative of the normalised loss by `logp`.

@@ -271,8 +271,8 @@ impl Default for CanaryConfig {
 }
 
 impl Config {
-    /// Reads a config and applies `key=value` overrides. Absent keys have their defaults; a `task` or `objective` of another
-    /// kind or preset replaces the default table as a whole.
+    /// Reads a config and applies `key=value` overrides. Absent keys have their defaults; a `task` or `objective` of
+    /// another kind or preset replaces the default table as a whole.
     pub fn from_toml<'a>(
         text: &str,
         overrides: impl IntoIterator<Item = &'a str>,
@@ -291,7 +291,8 @@ impl Config {
 }
 
 /// Replaces a preset's name by the preset's values where an override changes one of these, as in
-/// `objective.masks.0.tau_p=0.001`. An objective that cannot be read stays unchanged, and resolving the plan reports the error.
+/// `objective.masks.0.tau_p=0.001`. An objective that cannot be read stays unchanged, and resolving the plan reports
+/// the error.
 fn spell_out_objective(table: &mut Table, text: &str) {
     let Some(Value::Table(objective)) = table.get_mut("objective") else { return };
     let key = text.strip_prefix("objective.").and_then(|rest| rest.split(['.', '=']).next());

@@ -42,8 +42,8 @@ pub struct Benchmark {
 }
 
 impl Benchmark {
-    /// `name` is one of [`KNOWN`], whose file is in the folder `data`; or `arithmetic` or `countdown`, for the held-out problems
-    /// of these tasks; or a .jsonl or .parquet file. `template` replaces the paper's instruction.
+    /// `name` is one of [`KNOWN`], whose file is in the folder `data`; or `arithmetic` or `countdown`, for the held-out
+    /// problems of these tasks; or a .jsonl or .parquet file. `template` replaces the paper's instruction.
     pub fn open(name: &str, data: &Path, template: Option<&str>) -> Result<Self> {
         let known = KNOWN.iter().find(|known| known.name == name);
         let rows = |path: PathBuf| RowsSpec {

@@ -10,7 +10,8 @@ pub struct Decoding {
 }
 
 impl Decoding {
-    /// Reads `greedy`, `TEMPERATURE`, `TEMPERATURE:TOP_P`, or `paper` for the two decodings of the paper, 1:1 and 0.7:0.9.
+    /// Reads `greedy`, `TEMPERATURE`, `TEMPERATURE:TOP_P`, or `paper` for the two decodings of the paper, 1:1 and
+    /// 0.7:0.9.
     pub fn parse(text: &str) -> Result<Vec<Self>, String> {
         match text {
             "paper" => Ok(vec![Self::drawn(1.0, 1.0), Self::drawn(0.7, 0.9)]),

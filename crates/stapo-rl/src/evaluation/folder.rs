@@ -1,4 +1,5 @@
-//! The folder of an evaluation: `eval.json` (the settings), `samples.jsonl` (the judged samples), `table.json` (the results).
+//! The folder of an evaluation: `eval.json` (the settings), `samples.jsonl` (the judged samples), `table.json` (the
+//! results).
 
 use super::{Done, place};
 use crate::error::{Error, Result};

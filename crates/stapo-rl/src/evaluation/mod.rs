@@ -46,9 +46,9 @@ pub fn place(record: &EvalRecord) -> (String, String, String, usize) {
 }
 
 /// Samples every question of every benchmark with every decoding, all questions of a decoding in one batch, and hands
-/// each judged sample to `take` when the sample is finished; `false` from `take` ends the evaluation. A sample depends on the
-/// seed, the decoding, the benchmark, the question and its own number alone, so an interrupted and resumed evaluation has
-/// the samples of an uninterrupted one.
+/// each judged sample to `take` when the sample is finished; `false` from `take` ends the evaluation. A sample depends
+/// on the seed, the decoding, the benchmark, the question and its own number alone, so an interrupted and resumed
+/// evaluation has the samples of an uninterrupted one.
 pub fn evaluate(
     model: &LoadedModel,
     benchmarks: &[Benchmark],

@@ -98,10 +98,12 @@ pub fn average(rows: &[&EvalRow]) -> Option<Estimate> {
     let n = rows.len() as f64;
     let variance: Option<f64> = rows.iter().map(|row| row.avg.standard_error.map(|e| e * e)).sum();
     let base = mean_estimate(&values).ok()?;
-    // Where all samples are right or all are wrong the variance is 0, which does not mean certainty: then there is no interval.
+    // Where all samples are right or all are wrong the variance is 0, which does not mean certainty: then there is no
+    // interval.
     let standard_error = variance.filter(|v| *v > 0.0).map(|v| v.sqrt() / n);
     let interval = standard_error.and_then(|error| {
-        // The degrees of freedom are those of the questions. With dozens of questions, t is close to the normal distribution.
+        // The degrees of freedom are those of the questions. With dozens of questions, t is close to the normal
+        // distribution.
         let freedom = rows.iter().map(|row| row.n_questions.saturating_sub(1)).sum::<usize>().max(1) as f64;
         stapo_core::stats::t_interval(base.value, error, freedom, stapo_core::stats::LEVEL).ok()
     });

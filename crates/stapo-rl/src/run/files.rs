@@ -6,7 +6,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-/// Writes a temporary file beside `path`, syncs and renames the file: a reader sees the old or the new file, never a part.
+/// Writes a temporary file beside `path`, syncs and renames the file: a reader sees the old or the new file, never a
+/// part.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let io = |e| Error::io(path, e);
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -16,8 +17,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         file.sync_all()
     });
     if let Err(error) = written {
-        // The disk may be full, so the partial file is removed. A failure of the removal is not reported: the caller learns of
-        // the failed write.
+        // The disk may be full, so the partial file is removed. A failure of the removal is not reported: the caller
+        // learns of the failed write.
         let _ = fs::remove_file(&beside);
         return Err(io(error));
     }

@@ -1,9 +1,9 @@
 //! The run directory: the interface between the trainer and every other command.
 //!
-//! `config.toml` as written · `plan.toml` resolved · `build.json` · `metrics.jsonl` · `rollouts/` · `tokens/` (silenced) ·
-//! `explored/` (kept candidates) · `checkpoints/` · `manifest.json`.
-//! Every file but `metrics.jsonl` is written atomically (temporary file, fsync, rename). A line of `metrics.jsonl` is one
-//! write, and a resume removes a torn last line.
+//! `config.toml` as written · `plan.toml` resolved · `build.json` · `metrics.jsonl` · `rollouts/` · `tokens/`
+//! (silenced) · `explored/` (kept candidates) · `checkpoints/` · `manifest.json`. Every file but `metrics.jsonl` is
+//! written atomically (temporary file, fsync, rename). A line of `metrics.jsonl` is one write, and a resume removes a
+//! torn last line.
 
 mod checkpoint;
 mod files;

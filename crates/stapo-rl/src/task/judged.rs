@@ -9,7 +9,8 @@ pub struct Judged {
     pub reward: Option<f64>,
     /// The answer as written in the response.
     pub answer: Option<String>,
-    /// The answer in canonical notation, where a rule can read the answer. maj@k counts equal canonical answers together.
+    /// The answer in canonical notation, where a rule can read the answer. maj@k counts equal canonical answers
+    /// together.
     pub canonical: Option<String>,
     /// The reason for the verdict, in one line.
     pub reason: String,

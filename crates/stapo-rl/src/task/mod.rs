@@ -42,8 +42,8 @@ pub const ALPHABET: &str = " ()*+,-/0123456789:=\\abdeghnorstuwx{}";
 
 /// An open task, whose spec, file, fields and template have been checked.
 ///
-/// A problem is a pure function of seed, split and position; judging keeps the order of the samples. Threads may share a
-/// task.
+/// A problem is a pure function of seed, split and position; judging keeps the order of the samples. Threads may share
+/// a task.
 pub struct Task {
     source: ProblemSource,
     verifier: Verifier,
@@ -123,8 +123,8 @@ impl Task {
         }
     }
 
-    /// Judges responses, each given with its problem; results are in the order of the samples. Rules never fail. Where an
-    /// external verifier fails, the whole call is an error and no sample gets a verdict.
+    /// Judges responses, each given with its problem; results are in the order of the samples. Rules never fail. Where
+    /// an external verifier fails, the whole call is an error and no sample gets a verdict.
     pub fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
         self.verifier.judge(samples)
     }

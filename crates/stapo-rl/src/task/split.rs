@@ -19,8 +19,8 @@ impl Split {
     }
 }
 
-/// A 64-bit hash (FNV-1a) of a text's words. White space does not count, so copies of a problem that differ in white space are
-/// on the same side of the split.
+/// A 64-bit hash (FNV-1a) of a text's words. White space does not count, so copies of a problem that differ in white
+/// space are on the same side of the split.
 pub(crate) fn content_hash(text: &str) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;

@@ -53,11 +53,11 @@ impl From<RuleSpec> for Rules {
     }
 }
 
-/// An external verifier. For each sample the program reads one line `{"sample", "id", "prompt", "response", "reference"}`
-/// from standard input and writes one line, in the same order: `{"verdict": "right"}` (or `wrong`, `no_answer`,
-/// `unparsable`, `over_budget`), or `{"reward": 0.5}`, or both. A reward without a verdict means `right` above 0 and
-/// `wrong` otherwise. The line may also hold `answer`, `reason`, `sample` (which counts from 0) and `id`. The last two are
-/// compared with the request, so that a program that repeats `sample` cannot get out of step.
+/// An external verifier. For each sample the program reads one line `{"sample", "id", "prompt", "response",
+/// "reference"}` from standard input and writes one line, in the same order: `{"verdict": "right"}` (or `wrong`,
+/// `no_answer`, `unparsable`, `over_budget`), or `{"reward": 0.5}`, or both. A reward without a verdict means `right`
+/// above 0 and `wrong` otherwise. The line may also hold `answer`, `reason`, `sample` (which counts from 0) and `id`.
+/// The last two are compared with the request, so that a program that repeats `sample` cannot get out of step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandSpec {

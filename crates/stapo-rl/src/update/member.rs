@@ -6,7 +6,8 @@ use stapo_core::objective::ResponseSignals;
 use stapo_core::{Finish, Group, Microbatch, ObjectiveError, Scored, TokenEffect};
 use stapo_model::decoder::{PackedBatch, TokenScores};
 
-/// One response of a mini-batch with its signals. The model's f32 values are widened to the objective's f64, which is exact.
+/// One response of a mini-batch with its signals. The model's f32 values are widened to the objective's f64, which is
+/// exact.
 pub struct Member<'a> {
     pub group: &'a Group,
     pub scored: &'a Scored,

@@ -160,7 +160,8 @@ fn clip_cov_silences_at_least_one_token_of_high_covariance_and_keeps_the_denomin
         Sample::on_policy(-2.0, &[-0.1, -4.0], &[1.0; 2]),
     ];
     let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
-    // Mean A 0.4, mean logp -1.68: cov is 2.5 and 2.4 for the likely rewarded tokens, 5.6 for the unlikely unrewarded one.
+    // Mean A 0.4, mean logp -1.68: cov is 2.5 and 2.4 for the likely rewarded tokens, 5.6 for the unlikely unrewarded
+    // one.
     assert_eq!(silenced(&effects).len(), 1);
     assert!(matches!(silenced(&effects)[0], (0, 0 | 2)));
     assert_eq!(tally.scale, 1.0 / 5.0);

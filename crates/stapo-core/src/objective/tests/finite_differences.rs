@@ -1,7 +1,7 @@
 use super::*;
 
-/// A five-point central difference. The truncation error is of fourth order, so the step can be so large that rounding does
-/// not matter.
+/// A five-point central difference. The truncation error is of fourth order, so the step can be so large that rounding
+/// does not matter.
 fn derivative(f: impl Fn(f64) -> f64) -> f64 {
     // The step is a power of two, so that adding the step to a log-prob is exact.
     let h = 2f64.powi(-13);
@@ -16,8 +16,8 @@ fn drift(spec: &ObjectiveSpec) -> f64 {
     }
 }
 
-/// Compares loss and `d_logp` with the naive implementation and its finite differences. Tokens within a step of a kink are
-/// left out. Returns the number of derivatives compared.
+/// Compares loss and `d_logp` with the naive implementation and its finite differences. Tokens within a step of a kink
+/// are left out. Returns the number of derivatives compared.
 fn check(name: &str, spec: &ObjectiveSpec, samples: &[Sample], pass: usize) -> usize {
     let live: Vec<Vec<f64>> = samples.iter().map(|s| s.logp.clone()).collect();
     let entropy: Vec<Vec<f64>> = samples.iter().map(|s| s.entropy.clone()).collect();
@@ -138,7 +138,8 @@ fn one_sided(spec: &ObjectiveSpec, samples: &[Sample]) -> (f64, f64) {
 fn a_ratio_exactly_at_a_clip_edge_takes_the_inner_slope() {
     let spec = ObjectiveSpec::from_preset("justrl").unwrap();
     for (advantage, edge) in [(1.0, 1.28), (-1.0, 0.8), (-1.0, 10.0)] {
-        // `behavior_logp` is such that exp(logp - behavior_logp) is the edge to the last bit, where f64 has such a value.
+        // `behavior_logp` is such that exp(logp - behavior_logp) is the edge to the last bit, where f64 has such a
+        // value.
         let mut sample = Sample::on_policy(advantage, &[-5.0, -1.0], &[0.5, 0.5]);
         sample.behavior_logp[0] = -5.0 - libm::log(edge);
         let (_, effects) = run(&spec, &[sample.clone()], UpdateKey::default()).unwrap();

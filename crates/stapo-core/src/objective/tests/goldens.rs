@@ -18,8 +18,8 @@ struct Case {
     d_logp: Vec<Vec<f64>>,
 }
 
-/// Our preset with TRL's settings: TRL adds 1e-4 to the deviation; TRL's Dr. GRPO divides by the configured completion length
-/// (16 in the goldens); TRL's top-entropy mask divides by all response tokens instead of the kept tokens.
+/// Our preset with TRL's settings: TRL adds 1e-4 to the deviation; TRL's Dr. GRPO divides by the configured completion
+/// length (16 in the goldens); TRL's top-entropy mask divides by all response tokens instead of the kept tokens.
 fn as_trl(name: &str) -> ObjectiveSpec {
     let overrides: &[&str] = match name {
         "dr-grpo" => &["denominator.length=16.0"],

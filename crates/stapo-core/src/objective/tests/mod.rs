@@ -54,8 +54,8 @@ pub(crate) fn uniform(key: u64, counter: &[u64]) -> f64 {
     counter.iter().fold(Key::new(key), |key, &word| key.with(word)).uniform()
 }
 
-/// A mini-batch of 3 groups of 4 responses of 1 to 12 tokens. About a third of the tokens are improbable; log-ratios are
-/// spread over `-drift..drift`.
+/// A mini-batch of 3 groups of 4 responses of 1 to 12 tokens. About a third of the tokens are improbable; log-ratios
+/// are spread over `-drift..drift`.
 pub(crate) fn random_minibatch(spec: &ObjectiveSpec, case: u64, drift: f64) -> Vec<Sample> {
     let mut samples = Vec::new();
     for group in 0..3u64 {

@@ -1,6 +1,6 @@
 //! A second implementation of every objective, written from the papers' formulas without regard for speed. The
-//! finite-difference tests compare against this implementation. `live` holds the log-probs that are differentiated; every term
-//! with a stop-gradient (fates, soft weights, CISPO's weight) reads the frozen log-probs in `samples`.
+//! finite-difference tests compare against this implementation. `live` holds the log-probs that are differentiated;
+//! every term with a stop-gradient (fates, soft weights, CISPO's weight) reads the frozen log-probs in `samples`.
 
 use super::*;
 

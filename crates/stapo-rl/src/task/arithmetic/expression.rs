@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// An arithmetic operator. Multiplication and division bind tighter; operators of equal precedence go from left to right.
+/// An arithmetic operator. Multiplication and division bind tighter; operators of equal precedence go from left to
+/// right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operator {
     #[serde(rename = "+")]

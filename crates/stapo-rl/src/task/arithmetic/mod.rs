@@ -1,7 +1,7 @@
 //! Multi-step integer arithmetic: the answer to `(8-3)*4+7=` is `so 5*4+7, then 20+7, thus \boxed{27}`.
 //!
-//! Each step writes the whole remaining expression, so that the next step depends on the step before it alone. A model of a
-//! few million parameters learns this by copying, and the steps after a mistake are consistent with the mistake.
+//! Each step writes the whole remaining expression, so that the next step depends on the step before it alone. A model
+//! of a few million parameters learns this by copying, and the steps after a mistake are consistent with the mistake.
 
 mod expression;
 mod level;
@@ -26,8 +26,8 @@ const MAX_OPERATORS: usize = 20;
 /// The largest operand and intermediate value, so that no product overflows.
 const MAX_VALUE: i64 = 1_000_000_000;
 
-/// The form of the expressions. In a config, `level` (1 to 6, [`ArithmeticSpec::at_level`]) sets all values and the other
-/// keys override single values.
+/// The form of the expressions. In a config, `level` (1 to 6, [`ArithmeticSpec::at_level`]) sets all values and the
+/// other keys override single values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written")]
 pub struct ArithmeticSpec {
@@ -90,8 +90,8 @@ impl ArithmeticSpec {
         check_share("held_out_share", self.held_out_share)
     }
 
-    /// One attempt at a problem: `None` where the drawn expression breaks a rule of the spec. The number of operators and the
-    /// parentheses depend on `shape` alone, so that failed attempts do not change the shares of shapes.
+    /// One attempt at a problem: `None` where the drawn expression breaks a rule of the spec. The number of operators
+    /// and the parentheses depend on `shape` alone, so that failed attempts do not change the shares of shapes.
     pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<DrawnProblem> {
         let choices = (self.max_operators - self.min_operators) as u64 + 1;
         let n_operators = self.min_operators + shape.with(0).below(choices) as usize;

@@ -6,8 +6,8 @@ use crate::task::split::check_share;
 use serde::{Deserialize, Serialize};
 use stapo_core::random::Key;
 
-/// The frequency of mistakes in worked solutions. Shares are per step; the steps after a mistake are consistent with the
-/// mistake. The solution of a problem is a function of these values; another `seed` gives another solution.
+/// The frequency of mistakes in worked solutions. Shares are per step; the steps after a mistake are consistent with
+/// the mistake. The solution of a problem is a function of these values; another `seed` gives another solution.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mistakes {
@@ -21,8 +21,8 @@ pub struct Mistakes {
     pub skipped_step_share: f64,
     /// The share of wrong results among the operations that are not written down.
     pub skipped_wrong_share: f64,
-    /// The share of letters, in the words between steps, that are replaced by another letter. A typo is improbable, has low
-    /// entropy and does not change the answer. In arithmetic only.
+    /// The share of letters, in the words between steps, that are replaced by another letter. A typo is improbable, has
+    /// low entropy and does not change the answer. In arithmetic only.
     pub typo_share: f64,
 }
 
@@ -60,8 +60,8 @@ impl Mistakes {
     }
 }
 
-/// The words before a step. The choice of a word has no bearing on the answer, so a policy can lose its mistakes and keep
-/// the entropy of this choice.
+/// The words before a step. The choice of a word has no bearing on the answer, so a policy can lose its mistakes and
+/// keep the entropy of this choice.
 const WORDS: [&str; 8] = ["so", "now", "then", "next", "thus", "and", "get", "or"];
 /// The letters of the words and of `\boxed`, in code-point order. A typo is one of these.
 const LETTERS: &[u8] = b"abdeghnorstuwx";

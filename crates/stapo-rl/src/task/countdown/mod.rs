@@ -20,8 +20,8 @@ pub(super) const TEMPLATE: &str = "{{ problem }}=";
 const MAX_NUMBERS: usize = 6;
 const MAX_VALUE: i64 = 1_000_000;
 
-/// The form of the problems. Every problem has a solution that uses all numbers and has no fraction or negative number as an
-/// intermediate result. Template variables beside `problem`: `numbers` and `target`.
+/// The form of the problems. Every problem has a solution that uses all numbers and has no fraction or negative number
+/// as an intermediate result. Template variables beside `problem`: `numbers` and `target`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CountdownSpec {
@@ -71,8 +71,8 @@ impl CountdownSpec {
         check_share("held_out_share", self.held_out_share)
     }
 
-    /// One attempt at a problem: random numbers, joined at random; `None` where the result is not a valid target. The count of
-    /// numbers depends on `shape` alone.
+    /// One attempt at a problem: random numbers, joined at random; `None` where the result is not a valid target. The
+    /// count of numbers depends on `shape` alone.
     pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<DrawnProblem> {
         let choices = (self.max_numbers - self.min_numbers) as u64 + 1;
         let n_numbers = self.min_numbers + shape.with(0).below(choices) as usize;

@@ -6,15 +6,16 @@ use serde_json::Value;
 use stapo_verify::{Fallback, Order, extract};
 use std::path::Path;
 
-/// Names in the order of search. `prompt[].content` and `reward_model.ground_truth` are those of verl and DAPO-Math-17k.
+/// Names in the order of search. `prompt[].content` and `reward_model.ground_truth` are those of verl and
+/// DAPO-Math-17k.
 const PROBLEM_FIELDS: [&str; 4] = ["problem", "question", "prompt[].content", "prompt"];
 const ANSWER_FIELDS: [&str; 4] = ["answer", "reward_model.ground_truth", "ground_truth", "solution"];
 const ID_FIELDS: [&str; 3] = ["id", "unique_id", "extra_info.index"];
 /// The value of `id_field` for ids that are numbers of rows.
 const ROW_NUMBER: &str = "#row";
 
-/// The instruction that DAPO-Math-17k has around each problem. The instruction is removed, because the task's template adds
-/// its own.
+/// The instruction that DAPO-Math-17k has around each problem. The instruction is removed, because the task's template
+/// adds its own.
 const DAPO_OPENING: &str =
     "Solve the following math problem step by step. The last line of your response should be";
 const DAPO_CLOSING: &str = "Remember to put your answer on its own line after \"Answer:\".";

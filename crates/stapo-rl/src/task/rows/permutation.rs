@@ -4,8 +4,8 @@ use stapo_core::random::Key;
 
 const N_ROUNDS: u64 = 6;
 
-/// The image of `position`, which is below `n`, under a permutation of 0..n that `key` selects: a Feistel network over an
-/// even number of bits, applied until the result is below `n` (cycle walking, Black and Rogaway 2002).
+/// The image of `position`, which is below `n`, under a permutation of 0..n that `key` selects: a Feistel network over
+/// an even number of bits, applied until the result is below `n` (cycle walking, Black and Rogaway 2002).
 pub(crate) fn image(position: u64, n: u64, key: Key) -> u64 {
     debug_assert!(position < n, "permutation of {n} asked for {position}");
     let bits = u64::BITS - (n - 1).leading_zeros();

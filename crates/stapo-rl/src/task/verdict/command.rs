@@ -1,5 +1,5 @@
-//! An external program as verifier. The program keeps running; requests and replies are lines; every wait and every buffer
-//! has a limit.
+//! An external program as verifier. The program keeps running; requests and replies are lines; every wait and every
+//! buffer has a limit.
 
 use crate::task::TaskError;
 use crate::task::judged::Judged;

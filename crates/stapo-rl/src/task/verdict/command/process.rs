@@ -1,4 +1,5 @@
-//! A child process whose output is read by line, with limits on time and memory. Dropping the process ends and reaps it.
+//! A child process whose output is read by line, with limits on time and memory. Dropping the process ends and reaps
+//! it.
 
 use crate::task::TaskError;
 use crate::task::verifier_spec::CommandSpec;
@@ -24,7 +25,8 @@ pub(super) enum Silence {
 
 pub(super) struct Process {
     child: Child,
-    /// The requests of whole calls. A thread writes the requests, so that full pipes in both directions cannot deadlock.
+    /// The requests of whole calls. A thread writes the requests, so that full pipes in both directions cannot
+    /// deadlock.
     requests: Sender<Vec<u8>>,
     lines: Receiver<Result<Vec<u8>, Silence>>,
     output_has_ended: bool,
@@ -38,8 +40,8 @@ impl Process {
     pub(super) fn start(spec: &CommandSpec) -> Result<Self, TaskError> {
         let mut command = Command::new(&spec.program);
         command.args(&spec.args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // The program has its own process group. Ctrl-C then does not end the program, whose verdicts the trainer may still
-        // need, and one signal to the group ends the program with all its children.
+        // The program has its own process group. Ctrl-C then does not end the program, whose verdicts the trainer may
+        // still need, and one signal to the group ends the program with all its children.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = command.spawn().map_err(|error| TaskError::Verifier {
@@ -54,8 +56,8 @@ impl Process {
         let (requests, request_queue) = channel();
         let (line_queue, lines) = sync_channel(MAX_WAITING_LINES);
         let complaint = Arc::new(Mutex::new(Vec::new()));
-        // The threads end when the pipes close. The threads are not joined, because a descendant of the program may keep a
-        // pipe open.
+        // The threads end when the pipes close. The threads are not joined, because a descendant of the program may
+        // keep a pipe open.
         if let Some(stdin) = stdin {
             thread::spawn(move || write_requests(stdin, &request_queue));
         }
@@ -87,11 +89,12 @@ impl Process {
         }
     }
 
-    /// Ends the process. Returns the exit status, if the process had ended by itself, and the end of its standard error.
+    /// Ends the process. Returns the exit status, if the process had ended by itself, and the end of its standard
+    /// error.
     pub(super) fn end(&mut self) -> String {
         let mut status = None;
-        // The output of a process that exits closes a moment before the exit. Waiting distinguishes an exit from a program that
-        // only closed its output.
+        // The output of a process that exits closes a moment before the exit. Waiting distinguishes an exit from a
+        // program that only closed its output.
         wait_until(self.output_has_ended, || {
             status = self.child.try_wait().ok().flatten();
             status.is_some()
