@@ -121,17 +121,8 @@ fn attentions(device: &Device) -> Result<(), OutOfMemory> {
         let d_out = compute(device, tokens * heads.out_width())?;
         let mut d_qkv = compute(device, tokens * heads.qkv_width())?;
         let seconds = time(device, || {
-            let (q, o) = (qkv.view(), out.view());
-            attention::backward(
-                device,
-                dims,
-                q,
-                offsets.view(),
-                o,
-                lse.view(),
-                d_out.view(),
-                d_qkv.view_mut(),
-            );
+            let saved = attention::Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
+            attention::backward(device, dims, saved, offsets.view(), d_out.view(), d_qkv.view_mut());
         });
         line(&format!("attention backward {sequences} x {length} (of 5)"), seconds, 5.0 * unit, "TFLOP/s");
     }

@@ -253,8 +253,8 @@ impl Bench {
             });
             let d_out = self.values(out.len())?;
             self.line("attention backward", &shape, 2.5 * flops, 0.0, || {
-                let (out, lse, d_out) = (out.view(), lse.view(), d_out.view());
-                attention::backward(device, d, qkv.view(), offsets.view(), out, lse, d_out, d_raw.view_mut());
+                let saved = attention::Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
+                attention::backward(device, d, saved, offsets.view(), d_out.view(), d_raw.view_mut());
             });
         }
         Ok(())

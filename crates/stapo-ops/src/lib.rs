@@ -13,6 +13,7 @@ mod buffer;
 mod cpu;
 mod device;
 mod element;
+mod heads;
 mod memory;
 
 pub mod adamw;

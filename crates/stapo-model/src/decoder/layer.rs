@@ -12,8 +12,8 @@ use super::plan::{BackwardRanges, LayerRanges, qkv_width};
 use super::policy::Policy;
 use crate::config::ModelConfig;
 use stapo_ops::attention::Heads;
-use stapo_ops::attention::paged::Unrotated;
 use stapo_ops::fused::matmul_swiglu;
+use stapo_ops::fused::rope_paged_attention::Unrotated;
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, Table};
 use stapo_ops::{Float, View, ViewMut, Write, attention, matmul, rmsnorm, rope, swiglu};
 use std::ops::Range;
@@ -213,8 +213,8 @@ impl<T: Float> Layer<'_, T> {
             sequences: n_sequences,
             heads: heads(self.config()),
         };
-        let (qkv, out, lse, d_out) = (qkv.into_view(), out.into_view(), lse, d_out.into_view());
-        attention::backward(device, dims, qkv, offsets, out, lse, d_out, d_qkv);
+        let saved = attention::Saved { qkv: qkv.into_view(), out: out.into_view(), lse };
+        attention::backward(device, dims, saved, offsets, d_out.into_view(), d_qkv);
 
         let [raw, d_qkv, d_raw] =
             arena.compute.disjoint_mut([at.raw_qkv.clone(), back.qkv.clone(), back.raw_qkv.clone()]);

@@ -12,6 +12,7 @@ use crate::decoder::forward::forward;
 use crate::decoder::layer::{Rows, heads};
 use crate::decoder::plan::{Keep, Plan};
 use stapo_ops::attention::paged::{self, CacheDims, GROUPED_ROWS};
+use stapo_ops::fused::rope_paged_attention;
 use stapo_ops::rng::RngKey;
 use stapo_ops::{Device, OutOfMemory, Recording, lm_head, sampling};
 use std::collections::HashSet;
@@ -280,7 +281,7 @@ impl<'p> Engine<'p> {
         forward(policy, &plan, arena, &rows, tokens, given.drawing, |index, layer, arena| {
             layer.attend_unrotated(arena, |rows, out| {
                 let (cache, sequences) = (&mut caches[index], given.sequences);
-                paged::rotate_and_forward(device, dims, rows, given.slots, cache, sequences, out);
+                rope_paged_attention::forward(device, dims, rows, given.slots, cache, sequences, out);
             });
         });
         self.draw(&plan);

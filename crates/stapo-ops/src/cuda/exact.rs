@@ -6,7 +6,7 @@ use crate::attention::paged::GROUPED_ROWS;
 use crate::attention::{self, Heads, paged};
 use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
-use crate::fused::{matmul_add_rmsnorm, matmul_swiglu};
+use crate::fused::{matmul_add_rmsnorm, matmul_swiglu, rope_paged_attention};
 use crate::rope::{Frequencies, HeadNorm, Scaling, Table};
 use crate::testing::{bits, upload, weight};
 use crate::{View, lm_head, matmul, rmsnorm, swiglu};
@@ -181,7 +181,7 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             let mut qkv = empty(device, n * width);
             let mut out = empty(device, n * heads.out_width());
             let mut inv_rms = device.zeros(n * (query + kv)).unwrap();
-            let given = paged::Unrotated {
+            let given = rope_paged_attention::Unrotated {
                 table: &table,
                 positions: positions.view(),
                 norm,
@@ -192,7 +192,7 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
             let sequences = paged::Sequences { offsets, contexts, tables, groups };
             let call = paged::Dims { tokens: n, sequences: n, heads, table_width: per_sequence };
-            paged::rotate_and_forward(
+            rope_paged_attention::forward(
                 device,
                 call,
                 given,

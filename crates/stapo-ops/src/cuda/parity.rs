@@ -244,9 +244,8 @@ pub(super) fn attention_case(device: &Device, heads: Heads, lengths: &[usize]) -
     attention::forward(device, dims, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());
     let d_out = compute(device, &numbers(2, tokens * heads.out_width()));
     let mut d_qkv = empty(device, tokens * heads.qkv_width());
-    let views = (qkv.view(), out.view(), lse.view());
-    let d = d_out.view();
-    attention::backward(device, dims, views.0, offsets.view(), views.1, views.2, d, d_qkv.view_mut());
+    let saved = attention::Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
+    attention::backward(device, dims, saved, offsets.view(), d_out.view(), d_qkv.view_mut());
     [out, lse, d_qkv].iter().map(|b| b.view().to_vec()).collect()
 }
 

@@ -6,3 +6,4 @@
 
 pub mod matmul_add_rmsnorm;
 pub mod matmul_swiglu;
+pub mod rope_paged_attention;

@@ -9,8 +9,8 @@ mod tests;
 
 pub use table::{Frequencies, Scaling, Table};
 
-use crate::attention::Heads;
 use crate::device::Backend;
+use crate::heads::Heads;
 use crate::{Device, Float, View, ViewMut, check};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

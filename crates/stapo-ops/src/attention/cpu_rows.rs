@@ -1,23 +1,24 @@
-//! The forward pass of a block of query rows against all keys before them.
+//! Attention of a block of query rows against all keys before them, on the CPU: packed and paged forward share it, and
+//! backward uses its products.
 
-use super::Heads;
 use crate::Float;
 use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
 use crate::cpu::simd::{Lanes, WIDTH};
+use crate::heads::Heads;
 
 /// Query rows handled together: one row per token and query head of the group, token by token.
 pub(super) const MAX_ROWS: usize = 56;
 
 /// Where keys and values of one sequence and one key/value head lie.
 pub(super) trait Keys<E> {
-    /// Keys from `key` on that lie in one piece: the transposed piece `[head_dim, n]`, its row stride, and n, a multiple
-    /// of 16 at most `DEPTH - key % DEPTH`.
-    fn key_piece(&self, key: usize, dim: usize) -> (*const E, usize, usize);
-    /// Values from `key` on that lie in one piece: `[n, value_width]` and n, at most `DEPTH - key % DEPTH`.
-    fn value_piece(&self, key: usize) -> (*const E, usize);
+    /// Keys from `key` on that lie together: their transpose `[head_dim, n]`, its row stride, and n, a multiple of 16 that
+    /// is at most `DEPTH - key % DEPTH`.
+    fn keys_at(&self, key: usize, dim: usize) -> (*const E, usize, usize);
+    /// Values from `key` on that lie together: `[n, value_width]` and n, at most `DEPTH - key % DEPTH`.
+    fn values_at(&self, key: usize) -> (*const E, usize);
 }
 
-/// The head's width padded to whole vectors.
+/// The width of a head, padded to whole vectors.
 pub(super) fn padded(dim: usize) -> usize {
     dim.next_multiple_of(WIDTH)
 }
@@ -28,15 +29,16 @@ pub(super) fn scores_len(rows: usize, n_keys: usize) -> usize {
 }
 
 /// Scratch of [`forward_rows`].
-pub(super) struct Scratch<'a, E> {
-    /// `[head_dim / DEPTH, rows, ROW_STRIDE]`.
+pub(super) struct ForwardScratch<'a, E> {
+    /// `[head_dim / DEPTH, rows, ROW_STRIDE]`
     pub queries: &'a mut [E],
+    /// [`scores_len`] elements.
     pub scores: &'a mut [E],
-    /// `[rows, padded(head_dim)]`.
+    /// `[rows, padded(head_dim)]`
     pub out: &'a mut [E],
 }
 
-impl<'a, E> Scratch<'a, E> {
+impl<'a, E> ForwardScratch<'a, E> {
     pub(super) fn len(heads: Heads, rows: usize, n_keys: usize) -> usize {
         scores_len(rows, heads.dim) + scores_len(rows, n_keys) + rows * padded(heads.dim)
     }
@@ -44,23 +46,23 @@ impl<'a, E> Scratch<'a, E> {
     pub(super) fn split(memory: &'a mut [E], heads: Heads, rows: usize, n_keys: usize) -> Self {
         let (queries, memory) = memory.split_at_mut(scores_len(rows, heads.dim));
         let (scores, memory) = memory.split_at_mut(scores_len(rows, n_keys));
-        Scratch { queries, scores, out: &mut memory[..rows * padded(heads.dim)] }
+        ForwardScratch { queries, scores, out: &mut memory[..rows * padded(heads.dim)] }
     }
 }
 
-/// The rows of one block: `tokens` tokens from `token` on, each with the `group` query heads of `kv_head`.
+/// A block of query rows: `tokens` tokens from `token` on, each with the query heads that read `kv_head`.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct QueryBlock {
     pub heads: Heads,
     pub kv_head: usize,
     /// First token, as a row of qkv and out.
     pub token: usize,
     pub tokens: usize,
-    /// Position of the first token in its sequence: it sees the keys `0..=position`.
+    /// Position of the first token in its sequence: that token sees the keys `0..=position`.
     pub position: usize,
 }
 
-impl Block {
+impl QueryBlock {
     pub(super) fn rows(&self) -> usize {
         self.tokens * self.heads.group()
     }
@@ -78,18 +80,19 @@ impl Block {
     }
 }
 
-/// Writes the block's rows of `out` `[T, out_width]` (through `put`) and of lse.
+/// Writes the block's rows of out `[T, out_width]` and of lse `[T, query heads]`.
 #[inline(always)]
 pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
     l: L,
-    block: Block,
+    block: QueryBlock,
     keys: &K,
     qkv: &[L::E],
-    scratch: &mut Scratch<'_, L::E>,
+    scratch: &mut ForwardScratch<'_, L::E>,
     out: crate::cpu::Shared<'_, L::E>,
     lse: Option<crate::cpu::Shared<'_, L::E>>,
 ) {
-    let (heads, rows) = (block.heads, block.rows());
+    let heads = block.heads;
+    let rows = block.rows();
     let scale = L::E::from_f64(heads.scale());
     pack_rows(l, scratch.queries, rows, heads.dim, |r| {
         let (token, head) = block.row(r);
@@ -101,7 +104,7 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
         let (token, _) = block.row(r);
         *sum = softmax_row(l, scratch.scores, rows, r, block.position + token + 1, block.n_keys(), scale);
     }
-    weigh_values(l, rows, heads.dim, block.n_keys(), scratch.scores, keys, scratch.out);
+    weights_times_values(l, rows, heads.dim, block.n_keys(), scratch.scores, keys, scratch.out);
     for (r, (top, sum)) in sums[..rows].iter().enumerate() {
         let (token, head) = block.row(r);
         let token = block.token + token;
@@ -115,14 +118,14 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
         }
         if let Some(lse) = lse {
             let at = token * heads.query + head;
-            // SAFETY: as above.
+            // SAFETY: the block's tokens and heads belong to this task.
             let lse = unsafe { lse.range(at..at + 1) };
             lse[0] = *top + sum.ln();
         }
     }
 }
 
-/// A copy of a short row, without the call that `copy_from_slice` makes.
+/// Copies a short row. `copy_from_slice` would call `memcpy`, which takes longer than the copy.
 #[inline(always)]
 pub(super) fn copy<L: Lanes>(l: L, from: &[L::E], to: &mut [L::E]) {
     for at in (0..from.len()).step_by(WIDTH) {
@@ -159,7 +162,7 @@ pub(super) fn score_rows<L: Lanes, K: Keys<L::E>>(
 ) {
     let mut key = 0;
     while key < n_keys {
-        let (b, b_stride, n) = keys.key_piece(key, dim);
+        let (b, b_stride, n) = keys.keys_at(key, dim);
         let vectors = n.min(n_keys - key).div_ceil(WIDTH);
         let c = scores[(key / DEPTH * rows) * ROW_STRIDE + key % DEPTH..].as_mut_ptr();
         for from in (0..dim).step_by(DEPTH) {
@@ -179,15 +182,15 @@ pub(super) fn score_rows<L: Lanes, K: Keys<L::E>>(
                 c_stride: ROW_STRIDE,
                 start,
             };
-            // SAFETY: a and scores are laid out for `rows` rows; the piece of keys is as `Keys` promises.
+            // SAFETY: a and scores are laid out for `rows` rows; the keys lie as `Keys` promises.
             unsafe { l.tile(&tile) };
         }
         key += n;
     }
 }
 
-/// Turns row r's scores into `exp(scale score - top)` for its first `visible` keys and 0 up to `n_keys`; returns top and
-/// the sum.
+/// Turns row r's scores into `exp(scale score - top)` for the first `visible` keys and 0 up to `n_keys`; returns top, the
+/// largest scaled score, and the sum.
 #[inline(always)]
 pub(super) fn softmax_row<L: Lanes>(
     l: L,
@@ -200,7 +203,7 @@ pub(super) fn softmax_row<L: Lanes>(
 ) -> (L::E, L::E) {
     let low = L::E::NEG_INFINITY;
     let at = |key: usize| (key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH;
-    // Keys of whole visible vectors, then of the vector that is visible in part.
+    // Vectors of keys that are visible as a whole, then the vector that is visible in part.
     let whole = visible / WIDTH * WIDTH;
     let mut top = l.splat(low);
     for key in (0..whole).step_by(WIDTH) {
@@ -210,7 +213,9 @@ pub(super) fn softmax_row<L: Lanes>(
         top = l.max(top, l.first(l.get(scores, at(whole), low), visible - whole, low));
     }
     let top = l.max_lane(top) * scale;
-    let (mut sum, wide_top, wide_scale) = (l.zero(), l.splat(top), l.splat(scale));
+    let mut sum = l.zero();
+    let wide_top = l.splat(top);
+    let wide_scale = l.splat(scale);
     for key in (0..whole).step_by(WIDTH) {
         let weight = l.exp(l.sub(l.mul(l.get(scores, at(key), low), wide_scale), wide_top));
         l.put(scores, at(key), weight);
@@ -230,7 +235,7 @@ pub(super) fn softmax_row<L: Lanes>(
 
 /// `out = weights values`: one chain over the keys.
 #[inline(always)]
-pub(super) fn weigh_values<L: Lanes, K: Keys<L::E>>(
+pub(super) fn weights_times_values<L: Lanes, K: Keys<L::E>>(
     l: L,
     rows: usize,
     dim: usize,
@@ -242,7 +247,7 @@ pub(super) fn weigh_values<L: Lanes, K: Keys<L::E>>(
     let width = padded(dim);
     let mut key = 0;
     while key < n_keys {
-        let (b, n) = keys.value_piece(key);
+        let (b, n) = keys.values_at(key);
         let tile = Tile {
             rows,
             depth: n.min(n_keys - key),
@@ -255,7 +260,7 @@ pub(super) fn weigh_values<L: Lanes, K: Keys<L::E>>(
             c_stride: width,
             start: if key == 0 { Start::Zero } else { Start::Continue },
         };
-        // SAFETY: weights and out are laid out for `rows` rows; the piece of values is as `Keys` promises.
+        // SAFETY: weights and out are laid out for `rows` rows; the values lie as `Keys` promises.
         unsafe { l.tile(&tile) };
         key += n;
     }

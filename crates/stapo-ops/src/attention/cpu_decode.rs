@@ -1,28 +1,29 @@
-//! One query token per sequence: its key and value go into the cache, its queries against all keys there.
+//! Decode on the CPU: one query token per sequence, whose key and value go into the cache and whose queries attend to all
+//! keys there.
 //!
-//! What this reads comes from memory, once. So a unit of work is small (a pair of key/value heads of a sequence), and while
-//! one is computed the next is fetched, piece by piece. Two heads at once, because the chain over the keys of one leaves
-//! the arithmetic units waiting for each other.
+//! Every key and value is read from memory once, so decode is bound by memory. A unit of work is small (a pair of key/value
+//! heads of a sequence), and while one unit is computed the next is prefetched. A unit has two heads because the chain over
+//! the keys of one head is latency-bound: two independent chains keep the arithmetic units busy.
 
 use std::ops::Range;
 
-use super::Heads;
-use super::core::{padded, scores_len, softmax_row};
-use super::cpu::columns;
-use super::paged::CacheDims;
+use super::cache::CacheDims;
+use super::cpu_forward::columns;
+use super::cpu_rows::{padded, scores_len, softmax_row};
 use crate::Float;
 use crate::cpu::simd::tile::{DEPTH, ROW_STRIDE};
 use crate::cpu::simd::{Kernel, Lanes, WIDTH};
 use crate::cpu::{Cpu, Shared, with_scratch};
+use crate::heads::Heads;
 
-/// Query heads per key head up to which this is used; more fill a tile.
+/// The most query heads per key head for which decode is used: more of them fill a tile of matrix rows, which is faster.
 pub(super) const MAX_GROUP: usize = 4;
 /// Key/value heads of a unit.
 const PAIR: usize = 2;
 /// Vectors of keys scored at once.
 const VECTORS: usize = 4;
 
-/// The last key of every sequence is that of its token, `table[(context - 1) / block_size]` is a block that no other
+/// A decode call. The last key of every sequence is that of its token, `table[(context - 1) / block_size]` is a block that no other
 /// sequence reads, and no sequence is empty.
 pub(super) struct Decode<'a, E> {
     pub heads: Heads,
@@ -51,7 +52,8 @@ impl<E: Float> Decode<'_, E> {
 
     fn unit(&self, unit: usize) -> Unit<'_> {
         let per_sequence = self.heads.kv.div_ceil(PAIR);
-        let (sequence, first) = (unit / per_sequence, unit % per_sequence * PAIR);
+        let sequence = unit / per_sequence;
+        let first = unit % per_sequence * PAIR;
         Unit {
             sequence,
             kv_heads: first..(first + PAIR).min(self.heads.kv),
@@ -63,17 +65,19 @@ impl<E: Float> Decode<'_, E> {
     /// Sixteen keys from `key` on: `[head_dim, block_size]` from here.
     #[inline(always)]
     fn key_vector(&self, unit: &Unit<'_>, kv_head: usize, key: usize) -> *const E {
-        let (size, dim) = (self.dims.block_size, self.heads.dim);
-        let piece = unit.table[key / size] as usize * self.heads.kv + kv_head;
-        self.keys.at(piece * dim * size + key % size)
+        let size = self.dims.block_size;
+        let dim = self.heads.dim;
+        let index = unit.table[key / size] as usize * self.heads.kv + kv_head;
+        self.keys.at(index * dim * size + key % size)
     }
 
     /// Values from `key` on, to the end of their block: `[_, padded head_dim]`.
     #[inline(always)]
     fn value_rows(&self, unit: &Unit<'_>, kv_head: usize, key: usize) -> *const E {
-        let (size, width) = (self.dims.block_size, padded(self.heads.dim));
-        let piece = unit.table[key / size] as usize * self.heads.kv + kv_head;
-        self.values.at((piece * size + key % size) * width)
+        let size = self.dims.block_size;
+        let width = padded(self.heads.dim);
+        let index = unit.table[key / size] as usize * self.heads.kv + kv_head;
+        self.values.at((index * size + key % size) * width)
     }
 }
 
@@ -115,12 +119,14 @@ impl<E: Float> Units<'_, '_, E> {
     #[inline(always)]
     fn store(&mut self, unit: &Unit<'_>, kv_head: usize) {
         let call = self.call;
-        let (heads, size) = (call.heads, call.dims.block_size);
+        let heads = call.heads;
+        let size = call.dims.block_size;
         let row = &call.qkv[unit.sequence * heads.qkv_width()..][..heads.qkv_width()];
         let (key_at, value_at) = columns(heads, kv_head);
         let at = unit.n_keys - 1;
-        let (key, value) = (call.key_vector(unit, kv_head, at), call.value_rows(unit, kv_head, at));
-        // SAFETY: the place is inside the cache, and this unit alone touches its block's pieces of this head.
+        let key = call.key_vector(unit, kv_head, at);
+        let value = call.value_rows(unit, kv_head, at);
+        // SAFETY: both addresses are inside the cache, and this unit alone touches this head in its last block.
         unsafe {
             for (d, x) in row[key_at..key_at + heads.dim].iter().enumerate() {
                 *key.cast_mut().add(d * size) = *x;
@@ -135,8 +141,10 @@ impl<E: Float> Units<'_, '_, E> {
     #[inline(always)]
     fn heads<L: Lanes<E = E>, const R: usize>(&mut self, l: L, unit: &Unit<'_>, next: &Unit<'_>, row: usize) {
         let call = self.call;
-        let (heads, n) = (call.heads, unit.kv_heads.len());
-        let (scale, rows) = (E::from_f64(heads.scale()), heads.group());
+        let heads = call.heads;
+        let n = unit.kv_heads.len();
+        let scale = E::from_f64(heads.scale());
+        let rows = heads.group();
         let mut sums = [[E::ONE; R]; PAIR];
         for (h, sums) in sums[..n].iter_mut().enumerate() {
             let kv_head = unit.kv_heads.start + h;
@@ -149,10 +157,10 @@ impl<E: Float> Units<'_, '_, E> {
         let vectors = padded(heads.dim) / WIDTH;
         for v in (0..vectors).step_by(2) {
             match (n, v + 1 < vectors) {
-                (PAIR, true) => self.weigh::<L, PAIR, R, 2>(l, unit, next, row, v, &sums),
-                (PAIR, false) => self.weigh::<L, PAIR, R, 1>(l, unit, next, row, v, &sums),
-                (_, true) => self.weigh::<L, 1, R, 2>(l, unit, next, row, v, &sums),
-                (_, false) => self.weigh::<L, 1, R, 1>(l, unit, next, row, v, &sums),
+                (PAIR, true) => self.weigh_values::<L, PAIR, R, 2>(l, unit, next, row, v, &sums),
+                (PAIR, false) => self.weigh_values::<L, PAIR, R, 1>(l, unit, next, row, v, &sums),
+                (_, true) => self.weigh_values::<L, 1, R, 2>(l, unit, next, row, v, &sums),
+                (_, false) => self.weigh_values::<L, 1, R, 1>(l, unit, next, row, v, &sums),
             }
         }
     }
@@ -168,15 +176,16 @@ impl<E: Float> Units<'_, '_, E> {
         row: usize,
     ) {
         let call = self.call;
-        let (heads, rows) = (call.heads, call.heads.group());
+        let heads = call.heads;
+        let rows = heads.group();
         let first = kv_head * rows + row;
         let queries = &call.qkv[unit.sequence * heads.qkv_width() + first * heads.dim..][..R * heads.dim];
         let scores = &mut self.scores[h * scores_len(rows, unit.n_keys)..];
         let next_head = next.kv_heads.start + h.min(next.kv_heads.len() - 1);
         for key in (0..unit.n_keys).step_by(VECTORS * WIDTH) {
             let left = (unit.n_keys - key).div_ceil(WIDTH).min(VECTORS);
-            // Vectors past the last are the last once more.
-            let pieces: [_; VECTORS] =
+            // Vectors past the last repeat the last, and their scores are not stored.
+            let vectors: [_; VECTORS] =
                 std::array::from_fn(|v| call.key_vector(unit, kv_head, key + v.min(left - 1) * WIDTH));
             if row == 0 {
                 for key in (key..next.n_keys.min(key + VECTORS * WIDTH)).step_by(WIDTH) {
@@ -190,14 +199,19 @@ impl<E: Float> Units<'_, '_, E> {
                 let key = key + v * WIDTH;
                 l.put(scores, (key / DEPTH * rows + row + r) * ROW_STRIDE + key % DEPTH, x);
             };
-            // SAFETY: the pieces hold sixteen keys of every dimension.
+            // SAFETY: each vector has sixteen keys of every dimension.
             unsafe {
                 if left > 2 {
-                    let sums = dots::<L, R, VECTORS>(l, queries, heads.dim, pieces, call.dims.block_size);
+                    let sums = dots::<L, R, VECTORS>(l, queries, heads.dim, vectors, call.dims.block_size);
                     sums.iter().enumerate().for_each(|(r, x)| (0..left).for_each(|v| put(v, r, x[v])));
                 } else {
-                    let sums =
-                        dots::<L, R, 2>(l, queries, heads.dim, [pieces[0], pieces[1]], call.dims.block_size);
+                    let sums = dots::<L, R, 2>(
+                        l,
+                        queries,
+                        heads.dim,
+                        [vectors[0], vectors[1]],
+                        call.dims.block_size,
+                    );
                     sums.iter().enumerate().for_each(|(r, x)| (0..left).for_each(|v| put(v, r, x[v])));
                 }
             }
@@ -206,7 +220,7 @@ impl<E: Float> Units<'_, '_, E> {
 
     /// `V` vectors of the output of `H` key heads: chains over the keys.
     #[inline(always)]
-    fn weigh<L: Lanes<E = E>, const H: usize, const R: usize, const V: usize>(
+    fn weigh_values<L: Lanes<E = E>, const H: usize, const R: usize, const V: usize>(
         &mut self,
         l: L,
         unit: &Unit<'_>,
@@ -216,8 +230,11 @@ impl<E: Float> Units<'_, '_, E> {
         sums: &[[E; R]; PAIR],
     ) {
         let call = self.call;
-        let (heads, rows, size) = (call.heads, call.heads.group(), call.dims.block_size);
-        let (width, len) = (padded(heads.dim), scores_len(rows, unit.n_keys));
+        let heads = call.heads;
+        let rows = heads.group();
+        let size = call.dims.block_size;
+        let width = padded(heads.dim);
+        let len = scores_len(rows, unit.n_keys);
         let mut acc = [[[l.zero(); V]; R]; H];
         for key in (0..unit.n_keys).step_by(size) {
             let n = size.min(unit.n_keys - key);
@@ -239,7 +256,7 @@ impl<E: Float> Units<'_, '_, E> {
                 })
             });
             // SAFETY: the weights were sliced; the values are n rows of a block.
-            unsafe { weigh_piece(l, n, weights, values, width, &mut acc) };
+            unsafe { add_weighted_values(l, n, weights, values, width, &mut acc) };
         }
         for h in 0..H {
             for r in 0..R {
@@ -259,20 +276,20 @@ impl<E: Float> Units<'_, '_, E> {
 /// Each of `R` queries against `N` vectors of keys.
 ///
 /// # Safety
-/// Each piece holds sixteen keys of `dim` dimensions, `stride` apart.
+/// Each of `keys` points to sixteen keys of `dim` dimensions, `stride` apart.
 #[inline(always)]
 unsafe fn dots<L: Lanes, const R: usize, const N: usize>(
     l: L,
     queries: &[L::E],
     dim: usize,
-    pieces: [*const L::E; N],
+    keys: [*const L::E; N],
     stride: usize,
 ) -> [[L::V; N]; R] {
     let mut sums = [[l.zero(); N]; R];
     let queries: [&[L::E]; R] = std::array::from_fn(|r| &queries[r * dim..(r + 1) * dim]);
     for d in 0..dim {
         // SAFETY: the caller vouches for dimension d.
-        let keys = pieces.map(|piece| unsafe { l.load_ptr(piece.add(d * stride)) });
+        let keys = keys.map(|vector| unsafe { l.load_ptr(vector.add(d * stride)) });
         for (sums, query) in sums.iter_mut().zip(queries) {
             let x = l.splat(query[d]);
             for (sum, key) in sums.iter_mut().zip(keys) {
@@ -283,10 +300,12 @@ unsafe fn dots<L: Lanes, const R: usize, const N: usize>(
     sums
 }
 
+/// Adds `n` values times their weights.
+///
 /// # Safety
 /// `n` weights of every row and `n` rows of `V` vectors, `width` apart, of every head are readable.
 #[inline(always)]
-unsafe fn weigh_piece<L: Lanes, const H: usize, const R: usize, const V: usize>(
+unsafe fn add_weighted_values<L: Lanes, const H: usize, const R: usize, const V: usize>(
     l: L,
     n: usize,
     weights: [[*const L::E; R]; H],

@@ -1,14 +1,15 @@
-//! Packed sequences, forward. A task is one sequence and one or all key/value heads.
+//! Packed sequences, forward, on the CPU. A task is one sequence and one or all key/value heads.
 
 use std::ops::Range;
 
-use super::core::{Block, Keys, MAX_ROWS, Scratch, forward_rows, padded};
-use super::{Dims, Heads};
+use super::Dims;
+use super::cpu_rows::{ForwardScratch, Keys, MAX_ROWS, QueryBlock, forward_rows, padded};
 use crate::Float;
 use crate::cpu::gemm::{PANEL, transpose};
 use crate::cpu::simd::tile::DEPTH;
 use crate::cpu::simd::{Kernel, Lanes, WIDTH};
 use crate::cpu::{Cpu, Shared, with_scratch};
+use crate::heads::Heads;
 
 pub(super) fn forward<E: Float>(
     cpu: &Cpu,
@@ -18,7 +19,8 @@ pub(super) fn forward<E: Float>(
     out: &mut [E],
     lse: &mut [E],
 ) {
-    let (out, lse) = (Shared::new(out), Shared::new(lse));
+    let out = Shared::new(out);
+    let lse = Shared::new(lse);
     for_tasks(cpu, d, |sequence, kv_heads| {
         let (start, end) = (offsets[sequence] as usize, offsets[sequence + 1] as usize);
         let len = end - start;
@@ -26,19 +28,31 @@ pub(super) fn forward<E: Float>(
             return;
         }
         let rows = block_tokens(d.heads) * d.heads.group();
-        let (keys_len, values_len) = (keys_len(d.heads, len), values_len(d.heads, len));
-        let total = keys_len + values_len + Scratch::<E>::len(d.heads, rows, len);
+        let keys_len = keys_len(d.heads, len);
+        let values_len = values_len(d.heads, len);
+        let total = keys_len + values_len + ForwardScratch::<E>::len(d.heads, rows, len);
         with_scratch(total, |memory| {
             let (keys, memory) = memory.split_at_mut(keys_len);
             let (values, memory) = memory.split_at_mut(values_len);
-            let scratch = Scratch::split(memory, d.heads, rows, len);
-            cpu.dispatch(Task { heads: d.heads, kv_heads, start, len, qkv, keys, values, scratch, out, lse });
+            let scratch = ForwardScratch::split(memory, d.heads, rows, len);
+            cpu.dispatch(ForwardTask {
+                heads: d.heads,
+                kv_heads,
+                start,
+                len,
+                qkv,
+                keys,
+                values,
+                scratch,
+                out,
+                lse,
+            });
         });
     });
 }
 
-/// Calls `body` with every sequence and its heads: all of them where sequences alone keep the threads busy, so that a
-/// task can fetch the next head while it computes one; else one by one.
+/// Calls `body` with every sequence and its key/value heads. Where the sequences alone keep the threads busy, a task has all
+/// heads of a sequence, so that it can prefetch the next head while it computes one; else a task has one head.
 pub(super) fn for_tasks(cpu: &Cpu, d: Dims, body: impl Fn(usize, Range<usize>) + Sync) {
     let at_once = if d.sequences >= 4 * cpu.threads() { d.heads.kv } else { 1 };
     let per_sequence = d.heads.kv / at_once;
@@ -48,9 +62,9 @@ pub(super) fn for_tasks(cpu: &Cpu, d: Dims, body: impl Fn(usize, Range<usize>) +
     });
 }
 
-/// Asks for `len` columns from `at` on of each row.
+/// Prefetches `len` columns from `at` on of each row.
 #[inline(always)]
-pub(super) fn fetch_columns<L: Lanes>(l: L, rows: &[L::E], width: usize, at: usize, len: usize) {
+pub(super) fn prefetch_columns<L: Lanes>(l: L, rows: &[L::E], width: usize, at: usize, len: usize) {
     for row in rows.chunks_exact(width) {
         for line in (at..at + len).step_by(WIDTH) {
             l.prefetch(row[line..].as_ptr());
@@ -58,14 +72,15 @@ pub(super) fn fetch_columns<L: Lanes>(l: L, rows: &[L::E], width: usize, at: usi
     }
 }
 
-/// Asks for the queries, keys and values of `kv_head`'s group in `rows` of qkv.
+/// Prefetches the queries, keys and values of `kv_head`'s group in `rows` of qkv.
 #[inline(always)]
-pub(super) fn fetch_head<L: Lanes>(l: L, heads: Heads, rows: &[L::E], kv_head: usize) {
-    let (width, group) = (heads.qkv_width(), heads.group() * heads.dim);
+pub(super) fn prefetch_head<L: Lanes>(l: L, heads: Heads, rows: &[L::E], kv_head: usize) {
+    let width = heads.qkv_width();
+    let group = heads.group() * heads.dim;
     let (key_at, value_at) = columns(heads, kv_head);
-    fetch_columns(l, rows, width, kv_head * group, group);
-    fetch_columns(l, rows, width, key_at, heads.dim);
-    fetch_columns(l, rows, width, value_at, heads.dim);
+    prefetch_columns(l, rows, width, kv_head * group, group);
+    prefetch_columns(l, rows, width, key_at, heads.dim);
+    prefetch_columns(l, rows, width, value_at, heads.dim);
 }
 
 /// Tokens per block of query rows.
@@ -83,11 +98,12 @@ pub(super) fn keys_len(heads: Heads, len: usize) -> usize {
     len.next_multiple_of(PANEL) * heads.dim
 }
 
+/// Elements of the values as padded rows.
 pub(super) fn values_len(heads: Heads, len: usize) -> usize {
     len * padded(heads.dim)
 }
 
-struct Task<'a, E> {
+struct ForwardTask<'a, E> {
     heads: Heads,
     kv_heads: Range<usize>,
     start: usize,
@@ -95,17 +111,18 @@ struct Task<'a, E> {
     qkv: &'a [E],
     keys: &'a mut [E],
     values: &'a mut [E],
-    scratch: Scratch<'a, E>,
+    scratch: ForwardScratch<'a, E>,
     out: Shared<'a, E>,
     lse: Shared<'a, E>,
 }
 
-impl<E: Float> Kernel<E> for Task<'_, E> {
+impl<E: Float> Kernel<E> for ForwardTask<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
-        let (heads, width) = (self.heads, self.heads.qkv_width());
+        let heads = self.heads;
+        let width = heads.qkv_width();
         let rows = &self.qkv[self.start * width..(self.start + self.len) * width];
-        fetch_head(l, heads, rows, self.kv_heads.start);
+        prefetch_head(l, heads, rows, self.kv_heads.start);
         let step = block_tokens(heads);
         for kv_head in self.kv_heads.clone() {
             let (key_at, value_at) = columns(heads, kv_head);
@@ -115,9 +132,14 @@ impl<E: Float> Kernel<E> for Task<'_, E> {
             for position in (0..self.len).step_by(step) {
                 let tokens = step.min(self.len - position);
                 if kv_head + 1 < self.kv_heads.end {
-                    fetch_head(l, heads, &rows[position * width..(position + tokens) * width], kv_head + 1);
+                    prefetch_head(
+                        l,
+                        heads,
+                        &rows[position * width..(position + tokens) * width],
+                        kv_head + 1,
+                    );
                 }
-                let block = Block { heads, kv_head, token: self.start + position, tokens, position };
+                let block = QueryBlock { heads, kv_head, token: self.start + position, tokens, position };
                 forward_rows(l, block, &keys, self.qkv, &mut self.scratch, self.out, Some(self.lse));
             }
         }
@@ -164,12 +186,12 @@ pub(super) struct PackedKeys<'a, E> {
 
 impl<E> Keys<E> for PackedKeys<'_, E> {
     #[inline(always)]
-    fn key_piece(&self, key: usize, dim: usize) -> (*const E, usize, usize) {
+    fn keys_at(&self, key: usize, dim: usize) -> (*const E, usize, usize) {
         (self.keys[key / PANEL * PANEL * dim..].as_ptr(), PANEL, PANEL)
     }
 
     #[inline(always)]
-    fn value_piece(&self, key: usize) -> (*const E, usize) {
+    fn values_at(&self, key: usize) -> (*const E, usize) {
         (self.values[key * padded(self.dim)..].as_ptr(), DEPTH)
     }
 }
