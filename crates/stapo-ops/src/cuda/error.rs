@@ -37,7 +37,7 @@ pub enum Code {
 fn remedy(code: Code) -> &'static str {
     match code {
         Code::OutOfMemory => {
-            "free the GPU's memory, or lower update.microbatch_tokens or rollout.kv_mib, or keep less for backward (update.recompute = \"layers\")"
+            "free the GPU's memory, lower update.microbatch_tokens or rollout.kv_mib, or set update.recompute = \"layers\""
         }
         Code::Lost => {
             "what was on the GPU is lost; start the command again: a run goes on from its last checkpoint. If it comes back, see nvidia-smi and the kernel log"
