@@ -1,4 +1,4 @@
-//! The types that buffers hold.
+//! The element types of buffers.
 
 /// A type that buffers can hold, as the host sees it.
 pub trait Element: Copy + Default + PartialEq + Send + Sync + 'static {

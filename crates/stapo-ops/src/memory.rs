@@ -2,7 +2,7 @@
 
 use crate::element::Element;
 
-/// Memory that could not be had.
+/// Memory that could not be allocated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("out of memory: {bytes} bytes could not be allocated on {device}")]
 pub struct OutOfMemory {
@@ -39,14 +39,15 @@ impl<T: Element> Aligned<T> {
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
-/// Zeros straight from the operating system, touched only when used; `None` when they cannot be had.
+/// Zeros straight from the operating system, which provides a page when it is first touched; `None` if there is no
+/// memory.
 pub(crate) fn zeroed_vec<T: Element>(len: usize) -> Option<Vec<T>> {
     let layout = std::alloc::Layout::array::<T>(len).ok()?;
     if layout.size() == 0 {
         return Some(Vec::new());
     }
-    // SAFETY: the layout has a size; all elements are numbers, for which zero bytes are a value; pointer and length are
-    // those of this one allocation by the global allocator.
+    // SAFETY: the layout has a size; an element is a number, for which zero bytes are a value; pointer and length are
+    // those of one allocation by the global allocator.
     unsafe {
         let memory = std::alloc::alloc_zeroed(layout).cast::<T>();
         advise_huge_pages(memory.cast(), layout.size());
@@ -54,14 +55,15 @@ pub(crate) fn zeroed_vec<T: Element>(len: usize) -> Option<Vec<T>> {
     }
 }
 
-/// Asks for huge pages for a large block: matrix kernels step through many rows at once, each on a page of its own.
+/// Asks for huge pages for a large allocation: matrix kernels step through many rows at once, and with small pages each
+/// row lies on another page.
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(memory: *mut u8, bytes: usize) {
     const HUGE: usize = 2 << 20;
     let start = memory.align_offset(HUGE);
     if !memory.is_null() && bytes >= 2 * HUGE {
         let len = (bytes - start) / HUGE * HUGE;
-        // SAFETY: the range lies inside the block; the advice changes no content. Refusal only costs speed.
+        // SAFETY: the range lies inside the allocation; the advice changes no content. A refusal only costs speed.
         unsafe { libc::madvise(memory.add(start).cast(), len, libc::MADV_HUGEPAGE) };
     }
 }

@@ -2,7 +2,8 @@ use super::AdamW;
 use crate::cuda::kernels::ADAMW;
 use crate::cuda::{Cuda, ElementType, Fields, Launch, Slice};
 
-/// Moves the f32 master and rounds the copy that the model reads; with moments of 8 bits, the bf16 weights themselves.
+/// Updates the f32 master weights and rounds them to the copy that ops read. With 8-bit moments there are no master
+/// weights: the bf16 weights are updated with stochastic rounding.
 pub(super) fn step(
     cuda: &Cuda,
     rule: AdamW,
@@ -37,7 +38,7 @@ pub(super) fn step(
     launch.fields(&rule).run([param.len.div_ceil(8 * 256), 1], 256, 0);
 }
 
-/// `stored`: the address of the rounded copy, or 0.
+/// `stored`: the address of the rounded copy, or 0 where the weights are f32.
 fn f32_states(cuda: &Cuda, (master, stored): (u64, u64), grad: Slice, (m, v): (Slice, Slice)) -> Launch<'_> {
     let op = "adamw::step";
     let launch = cuda.kernel(&ADAMW, "adamw_step").arg(master).arg(stored);

@@ -1,7 +1,7 @@
 //! Memory that ops read and write.
 //!
-//! The element type of a `Buffer<T>` is the one the host sees when it uploads or downloads. Where the numbers live, and
-//! in which precision they are stored there, is the buffer's own affair: callers hold buffers and views, never slices.
+//! The element type of a `Buffer<T>` is the one the host sees when it uploads or downloads. Callers hold buffers and
+//! views, never slices: only the buffer knows on which device the elements live and in which precision they are stored.
 
 #[cfg(test)]
 mod tests;
@@ -14,14 +14,16 @@ use crate::device::{Backend, Device};
 use crate::element::Element;
 use crate::memory::{Aligned, OutOfMemory};
 
-/// The averages that Adam keeps of each gradient: of itself and of its square.
+/// Adam's moving averages of each gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
+    /// Of the gradient.
     First,
+    /// Of the square of the gradient.
     Second,
 }
 
-/// A block of `len` elements on a device.
+/// Elements on a device.
 #[derive(Debug)]
 pub struct Buffer<T: Element>(Storage<T>);
 
@@ -51,7 +53,7 @@ enum ElementsMut<'a, T> {
     Cuda(DeviceRange<'a>),
 }
 
-/// A range of a buffer on the GPU, which lives as long as this.
+/// A range of a buffer on the GPU.
 #[derive(Debug, Clone, Copy)]
 struct DeviceRange<'a> {
     memory: &'a Memory,
@@ -115,8 +117,8 @@ impl<T: Element> Buffer<T> {
         self.view_mut().into_range(range)
     }
 
-    /// Several ranges of one buffer at once, none overlapping another: the parts of an arena that one op reads and
-    /// writes. What is only read becomes a [`View`] by [`ViewMut::into_view`].
+    /// Several ranges of one buffer that do not overlap, such as the parts of an arena that one op reads and writes. A
+    /// range that is only read becomes a [`View`] by [`ViewMut::into_view`].
     pub fn disjoint_mut<const N: usize>(&mut self, ranges: [Range<usize>; N]) -> [ViewMut<'_, T>; N] {
         self.view_mut().disjoint(ranges)
     }
@@ -146,7 +148,7 @@ impl<T: Element> PendingDownload<T> {
     }
 }
 
-/// A programmer's fault: an op of one device was given memory of the other.
+/// Panics: the caller gave an op of one device the memory of another.
 #[track_caller]
 fn elsewhere(place: &str) -> ! {
     panic!("this buffer does not live on {place}: ops take buffers of their own device")
@@ -214,7 +216,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
         self.view().len()
     }
 
-    /// The same range, for reading, while this view rests.
+    /// The same range for reading; this view cannot be written meanwhile.
     pub fn view(&self) -> View<'_, T> {
         View(match &self.0 {
             ElementsMut::Host(slice) => Elements::Host(slice),
@@ -222,7 +224,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
         })
     }
 
-    /// The same range, for one more call.
+    /// The same range for one call; this view can be used again afterwards.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
         ViewMut(match &mut self.0 {
             ElementsMut::Host(slice) => ElementsMut::Host(slice),
@@ -324,8 +326,8 @@ impl Device {
         }
     }
 
-    /// `len` zeros for weights: what ops read is in compute precision; what the host and the optimizer see is exact where
-    /// the device trains.
+    /// `len` zeros for weights. Ops read the weights in compute precision; on a device for training the host and the
+    /// optimizer see exact master weights.
     pub fn weight_zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>, OutOfMemory> {
         match self.backend() {
             Backend::Cpu(_) => Buffer::host_zeros(len),
@@ -333,7 +335,7 @@ impl Device {
         }
     }
 
-    /// `len` zeros for an optimizer's moments: f32, or 8 bits where the device was made so.
+    /// `len` zeros for an optimizer's moments: f32, or 8 bits on a device made with `Training::EightBit`.
     pub fn moment_zeros<T: Element>(&self, len: usize, moment: Moment) -> Result<Buffer<T>, OutOfMemory> {
         match self.backend() {
             Backend::Cpu(_) => Buffer::host_zeros(len),

@@ -6,15 +6,15 @@ use super::pool::Pool;
 use super::simd::{Float, Kernel, Simd};
 use crate::memory::{LINE, zeroed_vec};
 
-/// The CPU backend's context: threads and instruction set.
+/// The threads and the instruction set that ops use.
 pub(crate) struct Cpu {
     pool: Pool,
     pub(crate) simd: Simd,
 }
 
-/// Rows of a feed-forward that a CPU's cache holds.
+/// Rows of a feed-forward whose activations stay in the cache.
 pub(crate) const CACHED_ROWS: usize = 504;
-/// Elements an elementwise op must touch before a second thread pays for its waking.
+/// Elements that an elementwise op must touch before a second thread is worth waking.
 const GRAIN: usize = 16 * 1024;
 
 impl Cpu {
@@ -34,7 +34,8 @@ impl Cpu {
         self.pool.run(n_tasks, &body);
     }
 
-    /// Cuts `0..rows` into ranges, one call each; `row_cost` is the number of elements a row touches.
+    /// Divides `0..rows` into ranges and calls `body` once for each; `row_cost` is the number of elements that a row
+    /// touches.
     pub(crate) fn rows(&self, rows: usize, row_cost: usize, body: impl Fn(Range<usize>) + Sync) {
         let worth = (rows * row_cost.max(1)).div_ceil(GRAIN);
         let n_tasks = worth.min(4 * self.threads()).min(rows).max(1);
@@ -48,7 +49,7 @@ impl Cpu {
     }
 }
 
-/// Lends `len` elements of scratch memory of this thread, aligned to a cache line, holding anything.
+/// Calls `body` with `len` elements of this thread's scratch memory, aligned to a cache line and holding anything.
 pub(crate) fn with_scratch<T: Float, R>(len: usize, body: impl FnOnce(&mut [T]) -> R) -> R {
     let padded = len + LINE / size_of::<T>();
     let mut memory = T::scratch().with_borrow_mut(Vec::pop).unwrap_or_default();
@@ -62,7 +63,7 @@ pub(crate) fn with_scratch<T: Float, R>(len: usize, body: impl FnOnce(&mut [T]) 
     result
 }
 
-/// A slice that tasks write in disjoint parts.
+/// A slice that several tasks write at once, each its own disjoint part.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<'a, T> {
     start: *mut T,
@@ -70,7 +71,7 @@ pub(crate) struct Shared<'a, T> {
     lifetime: std::marker::PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: tasks reach the elements only through the unsafe methods, whose callers keep them disjoint.
+// SAFETY: tasks reach the elements only through `range` and `at`, whose callers keep the parts disjoint.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
@@ -85,7 +86,7 @@ impl<'a, T> Shared<'a, T> {
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn range(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "task range {range:?} of {}", self.len);
-        // SAFETY: inside the slice by the assertion; alone by the caller's word.
+        // SAFETY: the range lies inside the slice by the assertion, and no other task holds it by the caller's word.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 

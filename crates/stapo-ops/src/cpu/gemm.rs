@@ -1,6 +1,7 @@
-//! Blocked matrix product `C (+)= A B` on all cores: the driver above the register tile.
+//! Blocked matrix product `C (+)= A B` on all cores: packs blocks of A and B and calls the register tile on each pair.
 //!
-//! Every element of C is one chain over depth in increasing order (see `simd::tile`). Tasks split C, never depth.
+//! Every element of C is one chain over the depth in increasing order (see `simd::tile`). Tasks divide C, never the
+//! depth.
 
 use std::ops::Range;
 
@@ -10,23 +11,25 @@ use crate::cpu::{Cpu, Shared, with_scratch};
 
 /// Columns of a panel of B.
 pub(crate) const PANEL: usize = 2 * WIDTH;
-/// Rows of C that share a packed block of A: it stays in the level-2 cache.
+/// Rows of C that share a packed block of A, which stays in the level-2 cache.
 const MAX_BLOCK_ROWS: usize = 504;
-/// Rows of C that are worth a thread of their own: fewer use a panel of B too seldom.
+/// The fewest rows of C for a task of their own: with fewer, a panel of B is used too seldom for the cost of reading
+/// it.
 const MIN_BLOCK_ROWS: usize = 56;
-/// Rows of the largest register tile: task heights are multiples of it.
+/// Rows of the largest register tile; a task has a multiple of it.
 const ROW_UNIT: usize = 14;
-/// Multiply-adds below which a second thread does not pay.
+/// Multiply-adds below which a second thread is not worth waking.
 const SMALL: usize = 64 * 1024;
-/// Multiply-adds, and panels of B, of a task that pay for packing its rows.
+/// The fewest multiply-adds of a task that make up for packing its rows.
 const WORTHWHILE: usize = 2 << 20;
+/// The fewest panels of B of a task that make up for packing its rows.
 const MIN_PANELS: usize = 8;
 
 #[derive(Clone, Copy)]
 pub(crate) enum A<'a, E> {
     /// `[rows, depth]`.
     Rows(&'a [E]),
-    /// `[depth, rows]`: the product uses the transpose.
+    /// `[depth, rows]`: the transpose of A.
     Columns(&'a [E]),
 }
 
@@ -44,7 +47,7 @@ pub(crate) struct Gemm<'a, E> {
     pub columns: usize,
     pub a: A<'a, E>,
     pub b: B<'a, E>,
-    /// Added to every row after the chain.
+    /// `[columns]`, added to every row after the chain.
     pub bias: Option<&'a [E]>,
     /// `[rows, columns]`.
     pub c: Shared<'a, E>,
@@ -62,7 +65,8 @@ impl<E: Float> Gemm<'_, E> {
         let n_panels = self.columns.div_ceil(PANEL);
         let panel_step = n_panels.div_ceil(n_column);
         cpu.tasks(n_row * n_column, |task| {
-            let (i, j) = (task / n_column, task % n_column);
+            let i = task / n_column;
+            let j = task % n_column;
             let rows = first_row(i)..first_row(i + 1);
             let panels = j * panel_step..((j + 1) * panel_step).min(n_panels);
             if rows.is_empty() || panels.is_empty() {
@@ -82,7 +86,7 @@ impl<E: Float> Gemm<'_, E> {
         });
     }
 
-    /// How many parts rows and columns are cut into.
+    /// The number of parts that rows and columns are divided into.
     fn grid(&self, threads: usize) -> (usize, usize) {
         let n_blocks = self.rows.div_ceil(MAX_BLOCK_ROWS);
         let n_blocks = if self.rows >= threads * MIN_BLOCK_ROWS { n_blocks.max(threads) } else { n_blocks };
@@ -92,8 +96,8 @@ impl<E: Float> Gemm<'_, E> {
             (1, 1)
         } else if n_blocks >= threads {
             let n_blocks = n_blocks.next_multiple_of(threads);
-            // Cores are not equally fast at all times: tasks that can change hands even that out. Columns are cut, because
-            // rows of A are packed more cheaply than panels of B.
+            // Cores are not equally fast at all times, and more tasks than threads let a fast core take some of a slow
+            // one's. Columns are divided rather than rows, because rows of A are packed more cheaply than panels of B.
             let worth = (work / WORTHWHILE).min(4 * threads) / n_blocks;
             let n_column =
                 if matches!(self.a, A::Rows(_)) { worth.min(n_panels / MIN_PANELS).max(1) } else { 1 };
@@ -104,17 +108,21 @@ impl<E: Float> Gemm<'_, E> {
     }
 }
 
-/// A part of C, done in blocks of rows and of depth.
+/// A part of C, computed in blocks of rows and of depth.
 struct GemmTask<'a, 'g, E> {
     gemm: &'a Gemm<'g, E>,
+    /// The rows of the task.
     all_rows: Range<usize>,
     /// Rows per block.
     block: usize,
-    /// The block at work.
+    /// The rows of the current block.
     rows: Range<usize>,
     panels: Range<usize>,
+    /// The packed block of A.
     a: &'a mut [E],
+    /// The packed panel of B.
     b: &'a mut [E],
+    /// `[block, PANEL]`: the block of C in a last panel with fewer columns.
     edge: &'a mut [E],
 }
 
@@ -142,7 +150,7 @@ impl<E: Float> GemmTask<'_, '_, E> {
     fn depth_block<L: Lanes<E = E>>(&mut self, l: L, k: usize, depth: usize) {
         let g = self.gemm;
         self.pack_a(l, k, depth);
-        // Steps, of sixteen depths each, that a panel takes.
+        // Steps that a panel takes, sixteen depths each.
         let steps = self.rows.len().div_ceil(L::TILE_ROWS) * (depth / WIDTH);
         let mut fetch = [self.next_a(k + depth, steps * self.panels.len()), Ahead::NONE];
         for p in self.panels.clone() {
@@ -167,12 +175,13 @@ impl<E: Float> GemmTask<'_, '_, E> {
         }
     }
 
-    /// The block of A that comes after depth `k` of these rows: their next depths, or the next rows.
+    /// The block of A that follows depth `k` of the current rows: the next depths of the same rows, or the next rows.
     #[inline(always)]
     fn next_a(&self, k: usize, steps: usize) -> Ahead<E> {
         let g = self.gemm;
         let (row, k) = if k < g.depth { (self.rows.start, k) } else { (self.rows.end, 0) };
-        let (rows, depth) = (self.block.min(self.all_rows.end - row), DEPTH.min(g.depth - k));
+        let rows = self.block.min(self.all_rows.end - row);
+        let depth = DEPTH.min(g.depth - k);
         match g.a {
             _ if rows == 0 => Ahead::NONE,
             A::Rows(a) => Ahead::new(a[row * g.depth + k..].as_ptr(), rows, depth, g.depth, steps),
@@ -190,12 +199,12 @@ impl<E: Float> GemmTask<'_, '_, E> {
                 }
             }
             A::Columns(a) => {
-                // Sixteen depths at a time: what is read and what is written both stay in the first cache.
+                // Sixteen depths at a time, so that what is read and what is written both stay in the level-1 cache.
                 for d0 in (0..depth).step_by(WIDTH) {
                     let groups = self.a.chunks_exact_mut(DEPTH * COLUMN_STRIDE);
                     for (row, group) in self.rows.clone().step_by(L::TILE_ROWS).zip(groups) {
                         for d in d0..(d0 + WIDTH).min(depth) {
-                            // A group takes TILE_ROWS of the sixteen; the others are not read.
+                            // The tile reads TILE_ROWS of the sixteen elements that are written.
                             let from = l.get(a, (k + d) * g.rows + row, E::ZERO);
                             l.put(group, d * COLUMN_STRIDE, from);
                         }
@@ -238,24 +247,28 @@ impl<E: Float> GemmTask<'_, '_, E> {
         let layout = if matches!(g.a, A::Rows(_)) { Layout::Rows } else { Layout::Columns };
         let width = PANEL.min(g.columns - p * PANEL);
         let c = g.c.at(self.rows.start * g.columns + p * PANEL);
-        let (a, rows) = (self.a.as_ptr(), self.rows.len());
+        let a = self.a.as_ptr();
+        let rows = self.rows.len();
         let mut tile =
             Tile { rows, depth, vectors: 2, layout, a, b, b_stride: PANEL, c, c_stride: g.columns, start };
         if width == PANEL {
-            // SAFETY: A and B were packed for this block; the block of C belongs to this task and is complete.
+            // SAFETY: A and B were packed for this block; the block of C belongs to this task and is PANEL columns
+            // wide.
             unsafe { l.tile_and_fetch(&tile, fetch) };
             return;
         }
-        // The last, narrow panel goes through a padded copy of its block of C.
+        // The last panel has fewer columns than the tile writes, so the tile works on a padded copy of the block of C.
         if start == Start::Continue {
             self.move_edge(p, width, |edge, c| edge.copy_from_slice(c));
         }
-        (tile.c, tile.c_stride) = (self.edge.as_mut_ptr(), PANEL);
-        // SAFETY: as above; the edge block holds `rows` rows of a whole panel.
+        tile.c = self.edge.as_mut_ptr();
+        tile.c_stride = PANEL;
+        // SAFETY: as above; `edge` holds `rows` rows of PANEL columns.
         unsafe { l.tile_and_fetch(&tile, fetch) };
         self.move_edge(p, width, |edge, c| c.copy_from_slice(edge));
     }
 
+    /// Copies between `edge` and the block of C in panel `p`, which has `width` columns.
     #[inline(always)]
     fn move_edge(&mut self, p: usize, width: usize, copy: impl Fn(&mut [E], &mut [E])) {
         let g = self.gemm;
@@ -312,7 +325,7 @@ impl<E: Float> Kernel<E> for PackPanel<'_, E> {
     }
 }
 
-/// One panel: `panel[d, j] = rows[j, columns.start + d]` for the at most 32 rows, `stride` apart; zero for the others.
+/// Packs one panel: `panel[d, j] = rows[j, columns.start + d]` for up to 32 rows, `stride` apart; 0 for missing rows.
 #[inline(always)]
 pub(crate) fn transpose<L: Lanes>(
     l: L,

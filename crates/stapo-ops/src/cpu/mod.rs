@@ -1,4 +1,4 @@
-//! The CPU: threads, instruction sets and the matrix product that the ops' `cpu.rs` files share.
+//! The CPU: threads, instruction sets, and the matrix product that the `cpu.rs` files of the ops share.
 
 mod context;
 pub(crate) mod gemm;

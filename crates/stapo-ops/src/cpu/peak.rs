@@ -1,12 +1,12 @@
-//! The machine's measured arithmetic peak: the yardstick of benchmarks.
+//! The measured arithmetic peak of the CPU, which benchmarks compare with.
 
 use std::time::Instant;
 
 use crate::Device;
 use crate::cpu::simd::{Float, Kernel, Lanes};
 
-/// Fused multiply-adds per second times two, in f32, on all the device's threads: independent chains in registers, the
-/// best of several tries.
+/// Floating-point operations per second in f32 on all threads of the device, a fused multiply-add counted as two:
+/// independent chains in registers, the best of several tries.
 pub fn flops(device: &Device) -> f64 {
     let cpu = device.as_cpu();
     let one = || {
@@ -18,7 +18,8 @@ pub fn flops(device: &Device) -> f64 {
     (0..20).map(|_| one()).fold(0.0, f64::max)
 }
 
-/// Enough to hide the latency of two units at four cycles, few enough for sixteen registers of half width.
+/// Chains of each half: enough to hide the latency of two arithmetic units at four cycles, and few enough for AVX2,
+/// where sixteen lanes take two of the sixteen registers.
 const CHAINS: usize = 6;
 const STEPS: usize = 400_000;
 

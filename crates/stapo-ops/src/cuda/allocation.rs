@@ -80,9 +80,9 @@ impl Drop for Allocation {
         if self.address == 0 {
             return;
         }
-        // SAFETY: the address is this allocation's own. Queued kernels finish first, because memory of the pool is freed in
-        // the stream's order and `free_sync` waits for the whole stream. A failure means that the device is lost, and the
-        // memory with it.
+        // SAFETY: the address is this allocation's own. Queued kernels finish first, because memory of the pool is
+        // freed in the stream's order and `free_sync` waits for the whole stream. A failure means that the device is
+        // lost, and the memory with it.
         unsafe {
             let _ = ctx::set_current(self.cuda.context);
             let _ = if self.is_pooled {

@@ -39,8 +39,8 @@ impl Argument for Option<Slice> {
     }
 }
 
-/// The fields of a kernel's struct in their order, laid out as C does it: a field of 8 bytes starts at a multiple of 8, a
-/// field of 4 bytes at a multiple of 4.
+/// The fields of a kernel's struct in their order, laid out as C does it: a field of 8 bytes starts at a multiple of 8,
+/// a field of 4 bytes at a multiple of 4.
 #[derive(Default)]
 pub(crate) struct Fields {
     words: Vec<u64>,

@@ -1,8 +1,8 @@
 //! cuBLASLt: which of its algorithms computes a product.
 //!
-//! The library may not split the depth by itself, so an element is one chain over the depth and a row's bits do not depend
-//! on the number of rows. The library may choose another tile for another number of rows; that all tiles give the same bits
-//! is measured (docs/numerics.md) and checked by every training run.
+//! The library may not split the depth by itself, so an element is one chain over the depth and a row's bits do not
+//! depend on the number of rows. The library may choose another tile for another number of rows; that all tiles give
+//! the same bits is measured (docs/numerics.md) and checked by every training run.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -37,8 +37,8 @@ pub(super) struct ProductShape {
 }
 
 impl ProductShape {
-    /// A product of fewer columns takes the algorithm of this many: without a split of the depth the library's choice for
-    /// fewer columns is slow, the more so the deeper the product is.
+    /// A product of fewer columns takes the algorithm of this many: without a split of the depth the library's choice
+    /// for fewer columns is slow, the more so the deeper the product is.
     fn fewest_columns(self) -> usize {
         if self.k > self.m { 128 } else { 64 }
     }
@@ -180,8 +180,8 @@ impl Prepared {
             );
             set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type(shape.kinds.2));
         }
-        // A column-major matrix [rows, columns] with `stride` elements from column to column. With split-K it is one of a
-        // batch, whose matrices lie `apart` elements from each other.
+        // A column-major matrix [rows, columns] with `stride` elements from column to column. With split-K it is one of
+        // a batch, whose matrices lie `apart` elements from each other.
         let layout = |kind, stride: usize, columns: usize, rows: usize, apart: usize| {
             let layout =
                 result::create_matrix_layout(data_type(kind), rows as u64, columns as u64, stride as i64)

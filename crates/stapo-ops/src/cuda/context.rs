@@ -113,7 +113,8 @@ impl Cuda {
         })
     }
 
-    /// Compiles, or reads from the cache, all kernels that do not depend on the model, each file on a thread of its own.
+    /// Compiles, or reads from the cache, all kernels that do not depend on the model, each file on a thread of its
+    /// own.
     fn warm_up(&self) -> Result<(), CudaError> {
         std::thread::scope(|scope| {
             let shared = SOURCES.iter().filter(|source| source.scope == Scope::Once);
@@ -168,8 +169,8 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // SAFETY: nothing uses the stream or the context afterwards. Each allocation holds a reference to the `Cuda`, so all
-        // of them are freed. There is nobody to report a failure to.
+        // SAFETY: nothing uses the stream or the context afterwards. Each allocation holds a reference to the `Cuda`,
+        // so all of them are freed. There is nobody to report a failure to.
         unsafe {
             let _ = ctx::set_current(self.context);
             let _ = stream::synchronize(self.stream);

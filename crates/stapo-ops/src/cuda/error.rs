@@ -37,7 +37,7 @@ pub enum Code {
 fn remedy(code: Code) -> &'static str {
     match code {
         Code::OutOfMemory => {
-            "free the GPU's memory, or lower microbatch_tokens, kv memory, or keep less for backward (keep = \"layer_inputs\")"
+            "free the GPU's memory, lower update.microbatch_tokens or rollout.kv_mib, or set update.recompute = \"layers\""
         }
         Code::Lost => {
             "what was on the GPU is lost; start the command again: a run goes on from its last checkpoint. If it comes back, see nvidia-smi and the kernel log"
@@ -73,8 +73,8 @@ impl CudaError {
 /// The failure that a panic of this process carries, until [`guard`] takes it.
 static FAILURE: Mutex<Option<CudaError>> = Mutex::new(None);
 
-/// Panics with the error, and [`guard`] turns the panic into that error. Ops return no errors, so a GPU that fails during an
-/// op ends the computation this way.
+/// Panics with the error, and [`guard`] turns the panic into that error. Ops return no errors, so a GPU that fails
+/// during an op ends the computation this way.
 #[track_caller]
 pub(crate) fn fail(error: CudaError) -> ! {
     let text = error.to_string();

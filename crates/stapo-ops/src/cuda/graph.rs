@@ -1,5 +1,5 @@
-//! CUDA graphs: kernels recorded once and replayed as a whole, so that the driver starts hundreds of small kernels without
-//! the host.
+//! CUDA graphs: kernels recorded once and replayed as a whole, so that the driver starts hundreds of small kernels
+//! without the host.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ impl Cuda {
     /// Records what `body` queues. Nothing of it runs before the graph is replayed.
     pub(crate) fn record(self: &Arc<Self>, body: impl FnOnce()) -> Graph {
         self.make_current();
-        // In relaxed mode the driver does not refuse calls that are unsafe during a capture. The body makes none: it only
-        // queues kernels that ran before, so no module is loaded and no memory allocated.
+        // In relaxed mode the driver does not refuse calls that are unsafe during a capture. The body makes none: it
+        // only queues kernels that ran before, so no module is loaded and no memory allocated.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is alive, and the capture ends below. If the body panics, the stream answers all later work
-        // with an error.
+        // SAFETY: the stream is alive, and the capture ends below. If the body panics, the stream answers all later
+        // work with an error.
         unsafe { result::stream::begin_capture(self.stream, mode) }.or_panic("recording work");
         body();
         // SAFETY: the capture began above; the graph is destroyed once, after it was instantiated.
@@ -56,8 +56,8 @@ impl std::fmt::Debug for Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: `record` made the handle, and it is destroyed once; the driver waits for replays under way. A failure means
-        // that the device is lost, and the graph with it.
+        // SAFETY: `record` made the handle, and it is destroyed once; the driver waits for replays under way. A failure
+        // means that the device is lost, and the graph with it.
         unsafe {
             let _ = result::ctx::set_current(self.cuda.context);
             let _ = result::graph::exec_destroy(self.handle);

@@ -60,13 +60,13 @@ impl Launch<'_> {
         self
     }
 
-    /// Programmatic dependent launch: with `is_on` the GPU may start the kernel before the previous kernel of the stream has
-    /// ended, as soon as every block of that one has called `launch_dependents` or ended. The start of the kernel then
-    /// overlaps with the end of the previous one.
+    /// Programmatic dependent launch: with `is_on` the GPU may start the kernel before the previous kernel of the
+    /// stream has ended, as soon as every block of that one has called `launch_dependents` or ended. The start of the
+    /// kernel then overlaps with the end of the previous one.
     ///
-    /// In return the kernel must call `wait_for_previous_kernel` before its first write, and before it reads anything that a
-    /// kernel of the chain of programmatic launches writes, or the kernel in front of that chain. Before that call it may
-    /// read weights and the inputs of a step.
+    /// In return the kernel must call `wait_for_previous_kernel` before its first write, and before it reads anything
+    /// that a kernel of the chain of programmatic launches writes, or the kernel in front of that chain. Before that
+    /// call the kernel may read weights and the inputs of a step.
     pub(crate) fn programmatic_launch(mut self, is_on: bool) -> Self {
         self.is_programmatic = is_on;
         self

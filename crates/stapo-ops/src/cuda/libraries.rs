@@ -1,6 +1,6 @@
 //! Where the CUDA libraries are found: in the folders of an environment variable, on the loader's own path, then in the
-//! folders in which toolkits and Python packages install them. A library in a folder is opened once by its full path; the
-//! loader then gives the same library to everyone who asks for its short name.
+//! folders in which toolkits and Python packages install them. A library in a folder is opened once by its full path;
+//! the loader then gives the same library to everyone who asks for its short name.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};

@@ -19,8 +19,8 @@ pub(crate) struct Memory {
     elements: Allocation,
     kind: ElementType,
     len: usize,
-    /// f32 master weights, of which `elements` holds the rounded copy. The optimizer updates them, files store them, and the
-    /// host reads them.
+    /// f32 master weights, of which `elements` holds the rounded copy. The optimizer updates them, files store them,
+    /// and the host reads them.
     master: Option<Allocation>,
     /// The scales of 8-bit moments: one f32 for each [`MOMENT_BLOCK`] elements.
     scales: Option<Allocation>,

@@ -29,8 +29,8 @@ pub(super) fn load(
         unsafe { module::load_data(code.as_ptr().cast()) }.map_err(failed)
     })?;
     let mut n_functions = 0;
-    // SAFETY: the module stays loaded; the driver fills as many handles as it says the module has, and the names live as
-    // long as the module.
+    // SAFETY: the module stays loaded; the driver fills as many handles as it says the module has, and the names live
+    // as long as the module.
     unsafe {
         sys::cuModuleGetFunctionCount(&raw mut n_functions, module).result().map_err(failed)?;
         let mut handles = vec![std::ptr::null_mut(); n_functions as usize];
@@ -53,8 +53,8 @@ const MAX_ARGUMENTS: usize = 64;
 fn n_arguments(function: sys::CUfunction) -> usize {
     let mut offset = 0;
     let mut n_bytes = 0;
-    // SAFETY: the function is loaded, and both numbers are written to live integers. The driver answers an index past the
-    // last argument with an error.
+    // SAFETY: the function is loaded, and both numbers are written to live integers. The driver answers an index past
+    // the last argument with an error.
     let exists = |index: &usize| unsafe {
         sys::cuFuncGetParamInfo(function, *index, &raw mut offset, &raw mut n_bytes).result().is_ok()
     };

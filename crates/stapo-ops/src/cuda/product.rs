@@ -11,8 +11,8 @@ use super::error::{self, Code, CudaError};
 use super::kernels::ELEMENTWISE;
 use super::slice::{ElementType, Slice};
 
-/// `c (+)= op(a) op(b)` in column-major order: op(a) `[m, k]`, op(b) `[k, n]`, c `[m, n]`. In forward and in the input's
-/// gradient n is the number of tokens.
+/// `c (+)= op(a) op(b)` in column-major order: op(a) `[m, k]`, op(b) `[k, n]`, c `[m, n]`. In forward and in the
+/// input's gradient n is the number of tokens.
 pub(crate) struct MatrixProduct {
     pub m: usize,
     pub n: usize,
@@ -31,8 +31,8 @@ pub(crate) struct MatrixProduct {
 }
 
 /// Bytes of the workspace that holds the partial sums of split-K. A larger workspace takes more rows at a time, which
-/// makes faster products; a smaller one would stay in the L2 cache until it is read. 16 MiB cost 0.5 % of a training step,
-/// 32 MiB 0.3 %.
+/// makes faster products; a smaller one would stay in the L2 cache until it is read. 16 MiB cost 0.5 % of a training
+/// step, 32 MiB 0.3 %.
 pub(crate) const SPLIT_K_BYTES: usize = 128 << 20;
 
 impl Cuda {

@@ -1,5 +1,5 @@
-//! Copies between host and GPU that the host does not wait for. They go through pinned host memory; each pinned block
-//! carries an event that tells when its last copy is done and the block may be used again.
+//! Copies between host and GPU that the host does not wait for. The copies go through pinned host memory; each pinned
+//! block carries an event that tells when its last copy is done and the block may be used again.
 
 use std::sync::Arc;
 
@@ -38,8 +38,8 @@ impl Cuda {
     pub(super) fn upload<T: Copy>(&self, from: &[T], address: u64) {
         let n_bytes = size_of_val(from);
         if n_bytes > MAX_STAGED_BYTES {
-            // SAFETY: the range on the GPU is the caller's slice. The driver has read pageable host memory before the call
-            // returns.
+            // SAFETY: the range on the GPU is the caller's slice. The driver has read pageable host memory before the
+            // call returns.
             unsafe { result::memcpy_htod_async(address, from, self.stream) }.or_panic("writing to the GPU");
             return;
         }

@@ -1,4 +1,4 @@
-//! Where ops run.
+//! The device that buffers live on and ops run on.
 
 mod name;
 #[cfg(test)]
@@ -12,7 +12,7 @@ use crate::cpu::simd::{Simd, SimdError};
 use crate::cpu::{CACHED_ROWS, Cpu};
 use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, Precision};
 
-/// The place buffers live and ops run. Cheap to clone.
+/// A CPU or a GPU: buffers live on it, and ops run on it. Cheap to clone.
 #[derive(Clone)]
 pub struct Device(Arc<Backend>);
 
@@ -22,14 +22,14 @@ pub(crate) enum Backend {
     Cuda(Arc<Cuda>),
 }
 
-/// How the CPU is used. Neither setting changes a bit of any result.
+/// How the CPU is used. No setting changes a bit of any result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuOptions {
     pub threads: usize,
     pub simd: Simd,
 }
 
-/// An environment variable that cannot be followed.
+/// An environment variable with a value that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     #[error("environment variable STAPO_SIMD: {0}")]
@@ -41,7 +41,7 @@ pub enum OptionError {
 const MAX_THREADS: usize = 1024;
 
 impl Default for CpuOptions {
-    /// All cores, the best level.
+    /// All cores, the fastest instruction set.
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         CpuOptions { threads: threads.min(MAX_THREADS), simd: Simd::best() }
@@ -70,18 +70,18 @@ impl CpuOptions {
 }
 
 impl Device {
-    /// Panics if the level is not supported by this CPU; [`Simd::parse`] and [`Simd::best`] give only such levels.
+    /// Panics if this CPU does not support the level; [`Simd::parse`] and [`Simd::best`] give only supported levels.
     pub fn cpu(options: CpuOptions) -> Device {
         assert!(options.simd.is_supported(), "cpu: simd level {} is not supported here", options.simd.name());
         Device(Arc::new(Backend::Cpu(Cpu::new(options.threads.clamp(1, MAX_THREADS), options.simd))))
     }
 
-    /// A GPU, its libraries loaded and its kernels compiled (or found in the cache).
+    /// Opens a GPU: loads its libraries, and compiles its kernels or reads them from the cache.
     pub fn cuda(options: CudaOptions) -> Result<Device, CudaError> {
         Ok(Device(Arc::new(Backend::Cuda(Cuda::new(options)?))))
     }
 
-    /// Threads that share an op's work on the CPU; on a GPU, 1.
+    /// Threads that share the work of an op on a CPU; 1 on a GPU.
     pub fn threads(&self) -> usize {
         match self.backend() {
             Backend::Cpu(cpu) => cpu.threads(),
@@ -89,12 +89,12 @@ impl Device {
         }
     }
 
-    /// The level of a CPU.
+    /// The instruction set of a CPU. Panics on a GPU.
     pub fn simd(&self) -> Simd {
         self.as_cpu().simd
     }
 
-    /// The device in words: for records and screens.
+    /// The device in words, for records and screens.
     pub fn name(&self) -> String {
         match self.backend() {
             Backend::Cpu(cpu) => format!("cpu ({}, {} threads)", cpu.simd.name(), cpu.threads()),
@@ -110,7 +110,7 @@ impl Device {
         }
     }
 
-    /// Rows that are best taken through several ops before the next ones: those that stay in a CPU's cache; on a GPU, all.
+    /// Rows to take through several ops before the next rows: as many as stay in a CPU's cache; on a GPU, all.
     pub fn cached_rows(&self) -> usize {
         match self.backend() {
             Backend::Cpu(_) => CACHED_ROWS,
@@ -126,20 +126,20 @@ impl Device {
         }
     }
 
-    /// Waits until everything asked of the device is done.
+    /// Waits until all queued ops are done.
     pub fn synchronize(&self) {
         if let Backend::Cuda(cuda) = self.backend() {
             cuda.synchronize();
         }
     }
 
-    /// Whether ops are queued and done later: the caller may think ahead.
+    /// Whether ops are queued and run asynchronously, so that the host can prepare the next ops meanwhile.
     pub fn is_async(&self) -> bool {
         matches!(self.backend(), Backend::Cuda(_))
     }
 
-    /// Records the ops that `body` asks for instead of doing them, on a device that works alone; `None` on others, which
-    /// have nothing to gain. Each op must have run before at the same sizes, and none may need memory of its own.
+    /// Records the ops that `body` calls as a CUDA graph instead of running them; `None` on a CPU. Each op must have
+    /// run before at the same sizes, so that its kernels are loaded, and may not allocate memory.
     pub fn record(&self, body: impl FnOnce()) -> Option<Recording> {
         match self.backend() {
             Backend::Cpu(_) => None,
@@ -160,11 +160,13 @@ impl Device {
     }
 }
 
-/// Ops with their operands, to be done again and again. Whoever repeats it keeps every buffer in it alive and in place.
+/// A CUDA graph: recorded ops with the addresses of their operands. The caller keeps every buffer of these ops alive as
+/// long as the recording is replayed.
 #[derive(Debug)]
 pub struct Recording(Graph);
 
 impl Recording {
+    /// Queues the recorded ops.
     pub fn replay(&self) {
         self.0.replay();
     }

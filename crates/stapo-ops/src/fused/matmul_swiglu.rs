@@ -1,12 +1,12 @@
-//! `matmul::forward` with gate and up stacked, then `swiglu::forward`: the feed-forward's first half in one kernel.
+//! `matmul::forward` with the weights of gate and up stacked, then `swiglu::forward`.
 
 use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
 use crate::matmul::small_m::{self, Output};
 use crate::{Device, Float, View, ViewMut, Weight, check, matmul, swiglu};
 
-/// `out = swiglu(x W^T)`. Shapes: x `[T, D]`; weight `[2 width, D]`; gate_up `[T, 2 width]`, scratch that is left holding
-/// anything; out `[T, width]`, overwritten.
+/// `out = swiglu(x W^T)`. Shapes: x `[T, D]`; weight `[2 width, D]`; gate_up `[T, 2 width]`, scratch that is left
+/// holding anything; out `[T, width]`, overwritten.
 pub fn forward<T: Float>(
     device: &Device,
     dims: swiglu::Dims,

@@ -1,4 +1,5 @@
-//! Row-major matrices are column-major ones transposed: `y = x W^T` is computed as `y^T = W x^T`.
+//! cuBLASLt takes column-major matrices. A row-major matrix is the transpose of a column-major one, so `y = x W^T` is
+//! computed as `y^T = W x^T`.
 
 use std::sync::Arc;
 
@@ -10,12 +11,13 @@ use crate::cuda::{
     Columns, Cuda, ElementType, MatrixProduct, Memory, SPLIT_K_BYTES, Slice, add_column_sums, parts_for,
 };
 
-/// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in order.
+/// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in
+/// order.
 const SPLIT_K: usize = 4;
 
 /// A product with many inputs and few outputs leaves most of a GPU idle when its rows are few, so such a product uses
-/// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits in
-/// every batch. Logits, in f32, and products with a bias never use split-K.
+/// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits
+/// in every batch. Logits, in f32, and products with a bias never use split-K.
 pub(crate) fn uses_split_k(d: Dims, weight: Slice) -> bool {
     let is_whole = d.inputs.is_multiple_of(128 * SPLIT_K) && d.outputs.is_multiple_of(8);
     let is_long = d.inputs >= 2048 && d.inputs >= 2 * d.outputs;
@@ -53,9 +55,9 @@ fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProduct {
     }
 }
 
-/// Computes the partial sums of a split-K product, some rows at a time. `each` is given the first row, the number of rows
-/// n and the partial sums `[SPLIT_K, n, outputs]` in f32, and must have queued the kernel that reads them when it returns:
-/// the next rows' partial sums overwrite the memory.
+/// Computes the partial sums of a split-K product, some rows at a time. `each` is given the first row, the number of
+/// rows n and the partial sums `[SPLIT_K, n, outputs]` in f32. `each` must queue the kernel that reads the partial sums
+/// before it returns, because those of the next rows overwrite the memory.
 pub(crate) fn for_each_split(
     cuda: &Arc<Cuda>,
     d: Dims,

@@ -1,4 +1,5 @@
-//! Products of few rows (a small M), as decode has them: the kernels of small_m.cu, where the GPU and the shape allow them.
+//! Products of few rows (a small M), as decode has them, by the kernels of small_m.cu: on Hopper, for bf16 and whole
+//! tiles.
 
 use super::Dims;
 use crate::cuda::kernels::MATMUL_SMALL_M;
@@ -56,7 +57,7 @@ impl Tiling {
 }
 
 impl Output {
-    /// `None`: the product has so many outputs that cuBLASLt fills the GPU as well.
+    /// `None` for a product with so many outputs that cuBLASLt fills the GPU as well.
     fn tiling(self, cuda: &Cuda, d: Dims) -> Option<Tiling> {
         let n_blocks = cuda.gpu.multiprocessors as usize;
         match self {
@@ -66,7 +67,7 @@ impl Output {
         }
     }
 
-    /// The type of y: logits, for one, are wanted in f32, which [`Output::Product`] does not write.
+    /// The element type of y. [`Output::Product`] does not fit a y in f32, such as logits.
     fn kind(self) -> ElementType {
         match self {
             Output::SplitK { .. } => ElementType::F32,

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{Cuda, ElementType, Memory, Slice};
 
-/// Elements whose squares one block adds.
+/// Elements whose squares one block of threads adds.
 const BLOCK: usize = 16384;
 
-/// One wait for all buffers.
+/// Waits once for all buffers.
 pub(super) fn sum_squares(cuda: &Arc<Cuda>, buffers: &[Slice]) -> f64 {
     let n_parts: usize = buffers.iter().map(|x| x.len.div_ceil(BLOCK)).sum();
     let parts_memory = Memory::scratch(cuda, n_parts, ElementType::F64);

@@ -11,6 +11,7 @@ struct Rotation<'a, E> {
     sin: &'a [E],
 }
 
+/// The rotations of all tokens.
 #[derive(Clone, Copy)]
 struct Rotations<'a, E> {
     cos: &'a [E],
@@ -60,7 +61,7 @@ pub(super) fn forward<E: Float>(
     });
 }
 
-/// One token.
+/// Rotates one token.
 struct Forward<'a, E: Float> {
     d: Dims,
     rotation: Rotation<'a, E>,
@@ -136,7 +137,8 @@ fn rotate_back<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, d: &[L::E], out: &m
 fn rotate_pair_back<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, d: &[L::E], at: usize) -> (L::V, L::V) {
     let zero = L::E::ZERO;
     let (d_low, d_high) = d.split_at(d.len() / 2);
-    let (cos, sin) = (l.get(rotation.cos, at, zero), l.sub(l.zero(), l.get(rotation.sin, at, zero)));
+    let cos = l.get(rotation.cos, at, zero);
+    let sin = l.sub(l.zero(), l.get(rotation.sin, at, zero));
     rotate_pair(l, cos, sin, l.get(d_low, at, zero), l.get(d_high, at, zero))
 }
 
@@ -170,7 +172,7 @@ pub(super) fn backward<E: Float>(
     }
 }
 
-/// One token.
+/// The gradient of one token.
 struct Backward<'a, E: Float> {
     d: Dims,
     rotation: Rotation<'a, E>,
@@ -198,7 +200,8 @@ impl<E: Float> Kernel<E> for Backward<'_, E> {
     }
 }
 
-/// Tasks: the vectors of half a head, for queries and for keys. A task owns its pairs of columns.
+/// The gradient of the norm's weights. A task has sixteen columns of the lower half of a head and the sixteen that they
+/// are rotated with, of all query heads or of all key heads.
 fn backward_weight<E: Float>(
     cpu: &Cpu,
     d: Dims,
@@ -212,7 +215,8 @@ fn backward_weight<E: Float>(
     let d_weights =
         [Shared::new(grad.d_query_weight.into_host()), Shared::new(grad.d_key_weight.into_host())];
     cpu.tasks(2 * vectors, |task| {
-        let (is_key, at) = (task / vectors, task % vectors * WIDTH);
+        let is_key = task / vectors;
+        let at = task % vectors * WIDTH;
         let end = (at + WIDTH).min(half);
         // SAFETY: each task has its own columns.
         let (low, high) =
@@ -238,7 +242,8 @@ struct BackwardWeight<'a, E> {
 impl<E: Float> Kernel<E> for BackwardWeight<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(self, l: L) {
-        let (heads, zero) = (self.d.heads, E::ZERO);
+        let heads = self.d.heads;
+        let zero = E::ZERO;
         let (mut low, mut high) = (l.get(self.low, 0, zero), l.get(self.high, 0, zero));
         for token in 0..self.d.tokens {
             let rotation = self.rotations.of(token);

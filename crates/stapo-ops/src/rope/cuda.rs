@@ -16,7 +16,8 @@ pub(super) fn forward<T: Float>(
     raw: Slice,
     out: Slice,
 ) {
-    let (op, heads) = ("rope::forward", d.heads);
+    let op = "rope::forward";
+    let heads = d.heads;
     let name = format!("rope_forward_{}", out.same(raw, op).name());
     let launch =
         cuda.kernel(&ROPE, &name).head_dim(heads.dim).arg(raw).arg(out).arg(table.cos.view().cuda().f32(op));
@@ -38,7 +39,8 @@ pub(super) fn backward<T: Float>(
     d_out: Slice,
     d_raw: Slice,
 ) {
-    let (op, heads) = ("rope::backward", d.heads);
+    let op = "rope::backward";
+    let heads = d.heads;
     let n_parts = parts_for(cuda, d.tokens);
     let parts = norm.is_some().then(|| Memory::scratch(cuda, n_parts * 2 * heads.dim, ElementType::F32));
     let name = format!("rope_backward_{}", d_raw.same(d_out, op).name());

@@ -6,7 +6,7 @@ use crate::cuda::kernels::SAMPLING;
 use crate::cuda::{Cuda, Fields, Slice};
 use crate::lm_head::cuda::{ROW_THREADS, for_chunks};
 
-/// Largest vocabulary whose cumulative sums fit beside each other.
+/// The largest vocabulary whose partial sums fit into shared memory.
 const MAX_VOCAB: usize = 1 << 20;
 
 pub(super) fn look_up(cuda: &Cuda, tokens: Slice, ids: Slice, out: Slice) {
@@ -28,7 +28,9 @@ pub(super) fn forward<T: Float>(
         SamplingRule::Greedy => (1usize, Filter::NONE),
         SamplingRule::Draw { filter, .. } => (0, filter),
     };
-    let (ids, logp, entropy) = (drawn.ids.cuda(), drawn.logp.cuda().f32(op), drawn.entropy.cuda().f32(op));
+    let ids = drawn.ids.cuda();
+    let logp = drawn.logp.cuda().f32(op);
+    let entropy = drawn.entropy.cuda().f32(op);
     let (hidden, uniforms) = (from.hidden.cuda(), from.uniforms.cuda());
     let best = drawn.alternatives.as_ref();
     let n_best = best.map_or(0, |best| best.n);

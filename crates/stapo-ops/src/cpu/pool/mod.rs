@@ -1,8 +1,9 @@
 //! A persistent pool of threads that share the tasks of one call.
 //!
-//! Every thread begins with its own share of the tasks, the same in every call: so the rows that an op leaves in a core's
-//! cache are read there by the next one. Who is done helps the others. Nothing about the result may depend on which thread
-//! ran a task: ops write each output from exactly one task. The caller works too.
+//! A thread begins with its own share of the tasks. The share is the same in every call, so the next op reads the rows
+//! that an op left in a core's cache on the same core. A thread that has finished its share takes tasks from the
+//! others' shares. The calling thread works too. No result depends on which thread ran a task: each output is written
+//! by exactly one task.
 
 #[cfg(test)]
 mod tests;
@@ -16,17 +17,18 @@ use std::thread::JoinHandle;
 type Body<'a> = &'a (dyn Fn(usize) + Sync + 'a);
 
 pub(crate) struct Pool {
-    shared: Arc<PoolState>,
+    state: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
-    /// One call at a time.
+    /// Held during a call: the pool runs one call at a time.
     turn: Mutex<()>,
 }
 
 struct PoolState {
-    /// Epoch in the high half; [`OPEN`] while workers may join; below it the number of workers inside the job.
+    /// The number of the call (epoch) in the high half; the bit [`OPEN`] while workers may join the call; in the bits
+    /// below, the number of workers that have joined.
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    /// One for each thread.
+    /// One share for each thread.
     shares: Vec<Share>,
     panicked: AtomicBool,
     stop: AtomicBool,
@@ -35,7 +37,7 @@ struct PoolState {
     wake: Condvar,
 }
 
-/// The next task of a thread's share, on a cache line of its own.
+/// The next task of a thread's share. Each lies on its own cache line, so that threads do not slow each other down.
 #[repr(align(128))]
 struct Share(AtomicUsize);
 
@@ -45,16 +47,16 @@ struct Job {
     n_tasks: usize,
 }
 
-// SAFETY: `job` is written only while the state is closed and nobody is inside, and read only by workers that joined
-// after it was opened; everything else is atomic or locked.
+// SAFETY: `job` is written only while the call is closed and no worker has joined it, and read only by workers that
+// joined after it was opened; everything else is atomic or locked.
 unsafe impl Sync for PoolState {}
-// SAFETY: the job's pointer is to a `Sync` closure, used only while its owner waits in `Pool::run`.
+// SAFETY: the job points to a `Sync` closure, which is used only while its owner waits in `Pool::run`.
 unsafe impl Send for PoolState {}
 
 const OPEN: u64 = 1 << 31;
 const COUNT: u64 = OPEN - 1;
 const EPOCH: u64 = 1 << 32;
-/// How often an idle worker looks for work before it sleeps: some tens of microseconds, the gap between two ops.
+/// How often an idle worker looks for work before it sleeps: tens of microseconds, longer than the gap between two ops.
 const IDLE_SPINS: usize = 4000;
 
 thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
@@ -62,7 +64,7 @@ thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
 impl Pool {
     /// A pool of `threads` threads, of which the caller of [`Pool::run`] is one.
     pub(crate) fn new(threads: usize) -> Self {
-        let shared = Arc::new(PoolState {
+        let state = Arc::new(PoolState {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             shares: (0..threads.max(1)).map(|_| Share(AtomicUsize::new(0))).collect(),
@@ -73,38 +75,39 @@ impl Pool {
             wake: Condvar::new(),
         });
         let spawn = |idx: usize| {
-            let shared = Arc::clone(&shared);
+            let state = Arc::clone(&state);
             let thread = std::thread::Builder::new().name(format!("stapo-{idx}"));
-            // A machine that refuses a thread still computes, with those it granted.
-            thread.spawn(move || shared.work(idx)).ok()
+            // If the machine refuses a thread, the pool runs with the threads it got.
+            thread.spawn(move || state.work(idx)).ok()
         };
         let workers = (1..threads.max(1)).map_while(spawn).collect();
-        Pool { shared, workers, turn: Mutex::new(()) }
+        Pool { state, workers, turn: Mutex::new(()) }
     }
 
     pub(crate) fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `body` once for every index below `n_tasks`, on all threads. A call from inside a task runs in place.
+    /// Calls `body` once for every index below `n_tasks`, on all threads. A call from inside of a task runs on that
+    /// task's thread alone.
     pub(crate) fn run(&self, n_tasks: usize, body: Body<'_>) {
         if n_tasks <= 1 || self.workers.is_empty() || INSIDE.get() {
             (0..n_tasks).for_each(body);
             return;
         }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: only the lifetime is erased; `shared.close` waits for every worker before this function returns.
+        // SAFETY: only the lifetime is erased; `close` waits for every worker before this function returns.
         let body: *const (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(body) };
-        let shared = &*self.shared;
-        shared.open(Job { body, n_tasks });
+        let state = &*self.state;
+        state.open(Job { body, n_tasks });
         INSIDE.set(true);
-        let outcome = catch_unwind(AssertUnwindSafe(|| shared.take_tasks(0, Job { body, n_tasks })));
+        let outcome = catch_unwind(AssertUnwindSafe(|| state.take_tasks(0, Job { body, n_tasks })));
         INSIDE.set(false);
         if outcome.is_err() {
-            shared.shares.iter().for_each(|share| share.0.store(n_tasks, Ordering::Relaxed));
+            state.shares.iter().for_each(|share| share.0.store(n_tasks, Ordering::Relaxed));
         }
-        shared.close();
-        let worker_panicked = shared.panicked.swap(false, Ordering::AcqRel);
+        state.close();
+        let worker_panicked = state.panicked.swap(false, Ordering::AcqRel);
         drop(turn);
         match outcome {
             Err(payload) => resume_unwind(payload),
@@ -116,11 +119,11 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        drop(self.shared.sleep.lock().unwrap_or_else(PoisonError::into_inner));
-        self.shared.wake.notify_all();
+        self.state.stop.store(true, Ordering::SeqCst);
+        drop(self.state.sleep.lock().unwrap_or_else(PoisonError::into_inner));
+        self.state.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker catches its tasks' panics, so joining cannot fail; if it did, there is nobody to tell.
+            // A worker catches the panics of its tasks, so joining cannot fail.
             drop(worker.join());
         }
     }
@@ -128,7 +131,7 @@ impl Drop for Pool {
 
 impl PoolState {
     fn open(&self, job: Job) {
-        // SAFETY: the state is closed and nobody is inside: `close` waited for that.
+        // SAFETY: the call is closed and all workers have left it: `close` waited for that.
         unsafe { *self.job.get() = Some(job) };
         for (thread, share) in self.shares.iter().enumerate() {
             share.0.store(self.first_task(thread, job.n_tasks), Ordering::Relaxed);
@@ -141,7 +144,7 @@ impl PoolState {
         }
     }
 
-    /// Lets nobody else in and waits until everybody is out.
+    /// Lets no more workers join, and waits until those that joined have left.
     fn close(&self) {
         self.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0;
@@ -155,12 +158,12 @@ impl PoolState {
         }
     }
 
-    /// Where the share of `thread` begins, and that of the thread before it ends.
+    /// The first task of the share of `thread`; the share of the thread before ends here.
     fn first_task(&self, thread: usize, n_tasks: usize) -> usize {
         thread * n_tasks / self.shares.len()
     }
 
-    /// The tasks of `thread`'s own share, then what is left of the others'.
+    /// Runs the tasks of the share of `thread`, then what is left of the other shares.
     fn take_tasks(&self, thread: usize, job: Job) {
         let n_threads = self.shares.len();
         for owner in (thread..n_threads).chain(0..thread) {
@@ -170,7 +173,7 @@ impl PoolState {
                 if task >= end {
                     break;
                 }
-                // SAFETY: the closure lives until `close` has seen everybody out.
+                // SAFETY: the closure lives until `close` has waited for all workers.
                 unsafe { (*job.body)(task) };
             }
         }
@@ -181,7 +184,7 @@ impl PoolState {
         let mut last_epoch = 0;
         while let Some(epoch) = self.join(last_epoch) {
             last_epoch = epoch;
-            // SAFETY: this worker is inside, so the job is not written.
+            // SAFETY: this worker has joined the call, so nobody writes the job.
             let job = unsafe { *self.job.get() };
             let outcome = catch_unwind(AssertUnwindSafe(|| job.map(|job| self.take_tasks(thread, job))));
             if outcome.is_err() {
@@ -191,7 +194,7 @@ impl PoolState {
         }
     }
 
-    /// Waits for an open job newer than `last_epoch` and enters it; `None` when the pool ends.
+    /// Waits for an open call newer than `last_epoch` and joins it; returns its epoch, or `None` when the pool ends.
     fn join(&self, last_epoch: u64) -> Option<u64> {
         let is_new = |state: u64| state & OPEN != 0 && state / EPOCH != last_epoch;
         let mut spins = 0;

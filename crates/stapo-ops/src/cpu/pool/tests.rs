@@ -27,7 +27,7 @@ fn many_short_calls_in_a_row_and_after_a_rest_all_complete() {
             });
         }
         assert_eq!(sum.load(Ordering::Relaxed), (round + 1) * 5000 * 10);
-        // Long enough for the workers to fall asleep.
+        // The workers fall asleep meanwhile.
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }

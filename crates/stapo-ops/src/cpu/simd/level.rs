@@ -15,7 +15,7 @@ pub enum Simd {
     Neon,
 }
 
-/// A level that was asked for by name and cannot be had.
+/// A name that is no level, or a level that this CPU lacks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SimdError {
     #[error("simd level {0:?} is unknown\nhint: use scalar, avx2, avx512 or neon")]
@@ -67,14 +67,14 @@ impl Simd {
     }
 }
 
-/// Runs the kernel at the level. A level this CPU lacks is a programmer's fault: levels come from [`Simd::best`] or
-/// [`Simd::parse`], and `Cpu` checks them once more.
+/// Runs the kernel at the level, which the CPU must support: levels come from [`Simd::best`] or [`Simd::parse`], and
+/// `Device::cpu` checks them again.
 #[inline]
 pub(super) fn run<K: Kernel<f32>>(simd: Simd, kernel: K) {
     match simd {
         Simd::Scalar => kernel.run(scalar::Wide32),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Cpu::new` refuses levels that are not supported.
+        // SAFETY: `Device::cpu` refuses levels that are not supported.
         Simd::Avx2 => unsafe { super::x86_token::run_avx2(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.

@@ -13,15 +13,15 @@ pub(super) fn scale2(p: f32, shifted: f32) -> f32 {
     f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// 1.5 * 2^23: adding it rounds to an integer and leaves that integer in the low mantissa bits.
+/// 1.5 * 2^23: adding this number rounds to an integer and leaves the integer in the low mantissa bits.
 const SHIFT: f32 = 12582912.0;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts; the first has few bits, so that its multiples up to 127 are exact.
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
-/// Below this the result would be subnormal: it is 0.
+/// Below this argument the result would be subnormal and is set to 0.
 const EXP_LOW: f32 = -87.33;
-/// Above this the result saturates at about 2^127.5.
+/// Above this argument the result saturates at about 2^127.5.
 const EXP_HIGH: f32 = 88.37;
 /// `exp(r) = 1 + r + r^2 q(r)` on `|r| <= ln 2 / 2`; weighted least squares driven to equal ripple, error 3e-9.
 const EXP_Q: [f32; 5] = [0.499_999_94, 0.166_665_21, 0.041_668_393, 0.008_368_745, 0.001_381_453_5];
@@ -78,9 +78,9 @@ pub(crate) fn ln_f32(x: f32) -> f32 {
             f32::NAN
         };
     }
-    // Subnormal arguments are first made normal by an exact factor 2^24.
+    // The exact factor 2^24 makes a subnormal argument normal.
     let (x, bias) = if x < f32::MIN_POSITIVE { (x * 16777216.0, 24) } else { (x, 0) };
-    // Exponent and mantissa split so that the mantissa lies in [sqrt 1/2, sqrt 2).
+    // The exponent is chosen so that the mantissa lies in [sqrt 1/2, sqrt 2).
     let offset = x.to_bits().wrapping_sub(0x3f35_04f3);
     let exponent = (offset as i32) >> 23;
     let mantissa = f32::from_bits((offset & 0x007f_ffff).wrapping_add(0x3f35_04f3));

@@ -2,7 +2,7 @@
 //!
 //! A kernel is written once over [`Lanes`] and run through [`Float::dispatch`]. Every level executes the same IEEE
 //! operations (add, sub, mul, div, fused multiply-add, sqrt, compare) on the same sixteen lanes, so all levels give
-//! the same bits. f64, used by gradient checks, is one more instantiation of the same source.
+//! the same bits. The same source is instantiated for f64, which gradient checks use.
 
 mod level;
 mod math;
@@ -57,7 +57,7 @@ pub trait Float:
     #[must_use]
     fn sqrt(self) -> Self;
     fn is_finite(self) -> bool;
-    /// Natural logarithm by our own polynomial in f32, by std in f64.
+    /// Natural logarithm, in f32 by the polynomial of `math.rs`, in f64 by std.
     #[must_use]
     fn ln(self) -> Self;
     #[doc(hidden)]
@@ -66,13 +66,14 @@ pub trait Float:
     fn scratch() -> &'static std::thread::LocalKey<std::cell::RefCell<Vec<Vec<Self>>>>;
 }
 
-/// A piece of work written once for all levels. `run` must be `#[inline(always)]`, as must all it calls.
+/// A kernel, written once for all levels. `run` and every function that it calls must be `#[inline(always)]`, so that
+/// they are compiled with the level's instructions.
 #[doc(hidden)]
 pub trait Kernel<E: Float> {
     fn run<L: Lanes<E = E>>(self, l: L);
 }
 
-/// Sixteen lanes of `E`. A value of an implementing type is the proof that the CPU has its instructions.
+/// Sixteen lanes of `E`. A value of an implementing type proves that the CPU has the instructions that its methods use.
 #[doc(hidden)]
 pub trait Lanes: Copy + Send + Sync + 'static {
     type E: Float;
@@ -98,9 +99,9 @@ pub trait Lanes: Copy + Send + Sync + 'static {
     fn sqrt(self, a: Self::V) -> Self::V;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// `a > b ? a : b`; so `b` if either is NaN.
+    /// `a > b ? a : b`, which is `b` if either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a < b ? a : b`; so `b` if either is NaN.
+    /// `a < b ? a : b`, which is `b` if either is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a < b ? yes : no`, lane by lane.
     fn select_lt(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
@@ -134,10 +135,10 @@ pub trait Lanes: Copy + Send + Sync + 'static {
         unsafe { self.tile_and_fetch(tile, &mut [Ahead::NONE; 2]) }
     }
 
-    /// Asks for the line at `at` to be brought near. Never faults.
+    /// Prefetches the cache line at `at` into the level-1 cache. Never faults.
     #[inline(always)]
     fn prefetch(self, _at: *const Self::E) {}
-    /// The same, but only as near as the level-2 cache.
+    /// Prefetches the cache line at `at` into the level-2 cache. Never faults.
     #[inline(always)]
     fn prefetch_far(self, _at: *const Self::E) {}
     /// The first `n` lanes of `v`, then `fill`.

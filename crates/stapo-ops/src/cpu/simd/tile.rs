@@ -5,10 +5,10 @@
 
 use super::{Lanes, WIDTH};
 
-/// Depth of a block of A: with a panel of 32 columns of B, 32 KiB, what level-1 caches hold.
+/// Depth of a block. A panel of B of this depth and 32 columns takes 32 KiB, as much as a level-1 cache holds.
 pub(crate) const DEPTH: usize = 256;
-/// Distance of A's rows in [`Layout::Rows`]: a block's depth and one cache line, so that rows of a power-of-two width
-/// do not fall into the same cache set, and a constant, so that the tile's addresses need no registers.
+/// Distance of the rows of A in [`Layout::Rows`]: one cache line more than the depth of a block, so that rows do
+/// not fall into the same cache set, and a constant, so that the tile's addresses need no registers.
 pub(crate) const ROW_STRIDE: usize = DEPTH + WIDTH;
 /// Distance between consecutive depths in [`Layout::Columns`].
 pub(crate) const COLUMN_STRIDE: usize = WIDTH;
@@ -24,41 +24,44 @@ pub(crate) enum Layout {
     RowsTransposed,
 }
 
-/// Where the accumulators start.
+/// What the accumulators start from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
     Zero,
+    /// The value in C.
     Continue,
 }
 
-/// Lines fetched per sixteen steps of depth at most: more delay the arithmetic.
+/// The most cache lines prefetched per sixteen steps of depth: more would delay the arithmetic.
 const MAX_RATE: usize = 8;
 
-/// Cache lines that a tile fetches for whoever comes next, a few per sixteen steps of depth.
+/// Rows of memory that a tile prefetches for a later tile, a few cache lines per sixteen steps of depth.
 #[derive(Clone, Copy)]
 pub struct Ahead<E> {
     at: *const E,
-    /// Lines left in the current row, and lines per row.
+    /// Cache lines left in the current row.
     left: usize,
+    /// Cache lines per row.
     lines: usize,
     /// From the end of a row to the start of the next.
     gap: usize,
+    /// Rows left, the current one included.
     rows: usize,
-    /// Lines per sixteen steps of depth.
+    /// Cache lines per sixteen steps of depth.
     rate: usize,
 }
 
 impl<E> Ahead<E> {
     pub(crate) const NONE: Self = Ahead { at: std::ptr::null(), left: 0, lines: 0, gap: 0, rows: 0, rate: 0 };
 
-    /// `rows` rows of `width` elements, `stride` apart, to be fetched within `steps` times sixteen steps of depth.
+    /// `rows` rows of `width` elements, `stride` apart, to be prefetched within `steps` times sixteen steps of depth.
     pub(crate) fn new(at: *const E, rows: usize, width: usize, stride: usize, steps: usize) -> Self {
         let lines = width.div_ceil(WIDTH);
         let rate = (rows * lines).div_ceil(steps.max(1)).min(MAX_RATE);
         Ahead { at, left: lines, lines, gap: stride.wrapping_sub(lines * WIDTH), rows, rate }
     }
 
-    /// Fetches the next lines. A fetch never faults, wherever it points.
+    /// Prefetches the next lines. A prefetch never faults, wherever it points.
     #[inline(always)]
     fn fetch<L: Lanes<E = E>>(&mut self, l: L) {
         for _ in 0..self.rate {
@@ -101,7 +104,7 @@ pub struct Tile<E> {
     pub(crate) start: Start,
 }
 
-/// What the tile fetches while it computes: the next block of A, the next panel of B.
+/// What the tile prefetches while it computes: the next block of A and the next panel of B.
 pub(crate) type Fetch<E> = [Ahead<E>; 2];
 
 /// # Safety
@@ -153,7 +156,7 @@ unsafe fn all_rows<L: Lanes, const R: usize, const V: usize, const AR: usize, co
     }
 }
 
-/// The largest tile that fits into `left` rows; returns its height.
+/// Computes the largest tile that fits into `left` rows and returns its height.
 #[inline(always)]
 unsafe fn some_rows<L: Lanes, const R: usize, const V: usize, const AR: usize, const AD: usize>(
     l: L,
@@ -185,7 +188,7 @@ unsafe fn some_rows<L: Lanes, const R: usize, const V: usize, const AR: usize, c
     }
 }
 
-/// One register tile; [`Lanes::block`] comes here.
+/// Computes one register tile: the default of [`Lanes::block`].
 ///
 /// # Safety
 /// See [`Tile`]; `a`, `b` and `c` are where this tile starts.
@@ -199,7 +202,7 @@ pub(super) unsafe fn block<L: Lanes, const R: usize, const V: usize, const AR: u
     fetch: &mut Fetch<L::E>,
 ) {
     let mut acc = [[l.zero(); V]; R];
-    // SAFETY: all addresses lie inside the blocks described by `Tile`; fetched ones may lie anywhere.
+    // SAFETY: all addresses lie inside the blocks described by `Tile`; prefetched ones may lie anywhere.
     unsafe {
         load_c(l, t, c, &mut acc);
         let mut next_c = c.wrapping_add(R * t.c_stride);
@@ -222,7 +225,7 @@ pub(super) unsafe fn block<L: Lanes, const R: usize, const V: usize, const AR: u
     }
 }
 
-/// What is fetched before sixteen steps of depth: the lines ahead, and a row of the next tile of C.
+/// Prefetches, before sixteen steps of depth, some lines of the next A and B and a row of the next tile of C.
 #[inline(always)]
 pub(super) fn fetch_all<L: Lanes>(l: L, fetch: &mut Fetch<L::E>, next_c: &mut *mut L::E, c_stride: usize) {
     fetch[0].fetch(l);

@@ -22,7 +22,7 @@ unsafe fn tile_avx512(l: Avx512, tile: &Tile<f32>, fetch: &mut Fetch<f32>) {
     unsafe { run_tile::<_, 14, 2>(l, tile, fetch) }
 }
 
-/// The tree's last steps: lane i + lane i+4, then +2, +1.
+/// The last steps of the summation tree: lane i + lane i+4, then +2, +1.
 #[inline(always)]
 unsafe fn sum8(v: __m256) -> f32 {
     // SAFETY: callers hold a token, which proves AVX2.
@@ -260,7 +260,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn transpose(self, r: [__m512; WIDTH]) -> [__m512; WIDTH] {
-        // Pairs of rows, then pairs of pairs, within 128-bit quarters; then the quarters change places.
+        // Interleaves pairs of rows, then pairs of pairs, within 128-bit quarters; then exchanges the quarters.
         let mut x = r;
         // SAFETY: the token proves AVX-512F.
         unsafe {

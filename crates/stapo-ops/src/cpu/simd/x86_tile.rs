@@ -1,9 +1,9 @@
 //! Sixteen steps of depth of the largest AVX-512 tile, instruction by instruction.
 //!
-//! The compiler broadcasts every element of A into a register: 44 operations for 28 multiply-adds. Where a core is shared
-//! with another hardware thread, that is more than its half of the front end takes in the time of the arithmetic. Here every
-//! second row is broadcast by the multiply-adds themselves, from an address without an index, so that load and arithmetic
-//! stay one operation: 37 for 28.
+//! The compiler broadcasts every element of A into a register: 44 operations for 28 multiply-adds. Where two hardware
+//! threads share a core, one thread's half of the front end cannot issue so many in the time of the arithmetic. In this
+//! code every second row is broadcast by the multiply-adds themselves, from an address without an index register, so
+//! that load and arithmetic stay one operation: 37 operations for 28 multiply-adds.
 
 use std::arch::asm;
 use std::arch::x86_64::_mm512_setzero_ps;
@@ -15,7 +15,7 @@ use super::x86_token::Avx512;
 pub(super) const ROWS: usize = 14;
 pub(super) const VECTORS: usize = 2;
 
-/// A row's two multiply-adds, its element of A broadcast to a register first.
+/// The two multiply-adds of a row, with its element of A broadcast to a register first.
 macro_rules! by_register {
     ($step:literal, $row:literal, $low:literal, $high:literal) => {
         concat!(
@@ -34,7 +34,7 @@ macro_rules! by_register {
     };
 }
 
-/// The same, broadcast by the multiply-adds.
+/// The two multiply-adds of a row, which broadcast its element of A from memory themselves.
 macro_rules! by_memory {
     ($step:literal, $row:literal, $low:literal, $high:literal) => {
         concat!(
@@ -56,6 +56,7 @@ macro_rules! by_memory {
     };
 }
 
+/// One step of depth.
 macro_rules! step {
     ($step:literal) => {
         concat!(
@@ -80,10 +81,10 @@ macro_rules! step {
     };
 }
 
-/// See `tile::block`.
+/// `tile::block` for 14 rows of 2 vectors.
 ///
 /// # Safety
-/// The CPU has AVX-512F; the rest as there.
+/// As for `tile::block`; and the CPU must have AVX-512F.
 #[target_feature(enable = "avx2,fma,avx512f")]
 pub(super) unsafe fn block<const AR: usize, const AD: usize>(
     l: Avx512,
@@ -94,8 +95,8 @@ pub(super) unsafe fn block<const AR: usize, const AD: usize>(
     fetch: &mut Fetch<f32>,
 ) {
     let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-    // SAFETY: all addresses lie inside the blocks described by `Tile`; fetched ones may lie anywhere. The instructions
-    // read A and B and change nothing but their operands.
+    // SAFETY: all addresses lie inside the blocks described by `Tile`; prefetched ones may lie anywhere. The
+    // instructions read A and B and change nothing but their operands.
     unsafe {
         load_c(l, t, c, &mut acc);
         let mut next_c = c.wrapping_add(ROWS * t.c_stride);

@@ -1,11 +1,11 @@
-//! Proofs that the CPU has an instruction set: a kernel that holds a token may use the instructions.
+//! Tokens that prove that the CPU has an instruction set: a function that is given a token may use the instructions.
 
 use super::Kernel;
 
-/// Exists only inside [`run_avx2`].
+/// Proof of AVX2 and FMA: only [`run_avx2`] makes it.
 #[derive(Clone, Copy)]
 pub struct Avx2(());
-/// Exists only inside [`run_avx512`].
+/// Proof of AVX-512F, AVX2 and FMA: only [`run_avx512`] makes it.
 #[derive(Clone, Copy)]
 pub struct Avx512(());
 

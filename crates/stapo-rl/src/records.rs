@@ -1,21 +1,22 @@
-//! What a step tells: metrics, sampled responses, silenced tokens.
+//! The records of a training step: metrics, sampled responses, silenced and explored tokens.
 
 use crate::error::Result;
-use crate::policy::Student;
+use crate::loaded_model::LoadedModel;
 use crate::rollout::{RolledOut, accuracy};
 use crate::update::{Learned, Member};
-use stapo_core::Finish;
+use stapo_core::diagnostics::QuadrantCensus;
 use stapo_core::diagnostics::theory::entropy_change_of_sample;
-use stapo_core::diagnostics::{Quadrant, QuadrantCensus};
 use stapo_core::objective::MaskKind;
 use stapo_core::record::{
     Alternative, EntropyChange, EntropyQuantiles, Extra, Metrics, ResponseRecord, SCHEMA, TokenColumns,
     TokenRecord, TokensPerSecond,
 };
 use stapo_core::stats::quantile_sorted;
+use stapo_core::{Finish, TokenEffect};
+use stapo_model::Tokenizer;
 use std::time::Instant;
 
-/// How long each phase of a step took.
+/// Tokens per second of each phase of a step.
 pub struct Phases {
     at: Instant,
     rollout_rate: f64,
@@ -42,7 +43,7 @@ impl Phases {
     }
 }
 
-/// The line of a step.
+/// The metrics of a step.
 pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phases) -> Metrics {
     let responses: Vec<_> = rolled.batch.responses().collect();
     let n_responses = responses.len().max(1) as f64;
@@ -92,7 +93,8 @@ fn quantiles(sorted: &[f64]) -> EntropyQuantiles {
     EntropyQuantiles { q05: at(0.05), q25: at(0.25), q50: at(0.5), q75: at(0.75), q95: at(0.95) }
 }
 
-/// All updates but the last against the entropy they left for the last mini-batch.
+/// Predicted and measured entropy change by all optimizer steps of a training step but the last; `None` for a step with a
+/// single optimizer step.
 fn entropy_change(learned: &[Learned]) -> Option<EntropyChange> {
     let (last, before) = learned.split_last().filter(|(_, before)| !before.is_empty())?;
     let predicted = before.iter().map(|update| {
@@ -103,27 +105,29 @@ fn entropy_change(learned: &[Learned]) -> Option<EntropyChange> {
         changes.sum::<f64>() / update.tally.n_kept.max(1) as f64
     });
     let pairs = last.members.iter().flat_map(|member| member.entropy.iter().zip(&member.behavior_entropy));
-    let measured = pairs.map(|(now, then)| now - then).sum::<f64>() / last.tally.n_tokens.max(1) as f64;
+    let measured =
+        pairs.map(|(current, behavior)| current - behavior).sum::<f64>() / last.tally.n_tokens.max(1) as f64;
     Some(EntropyChange { predicted: predicted.sum(), measured })
 }
 
-/// `n` responses spread evenly over the step, and those in which a token was silenced, with every token.
+/// `n` responses spread evenly over the step, and all responses with a silenced token.
 pub fn response_records(
     step: u64,
-    student: &Student,
+    model: &LoadedModel,
     learned: &[Learned],
     n: usize,
 ) -> Result<Vec<ResponseRecord>> {
+    let tokenizer = model.tokenizer()?;
     let numbered = learned.iter().enumerate();
     let members: Vec<_> =
         numbered.flat_map(|(idx, update)| update.members.iter().map(move |m| (idx, update, m))).collect();
-    let is_in_turn = |place: usize| place * n / members.len() != (place + 1) * n / members.len();
+    let is_sampled = |place: usize| place * n / members.len() != (place + 1) * n / members.len();
     let has_silenced =
         |member: &Member| member.effects.iter().any(|e| e.silenced_by.is_some_and(singles_out));
     members
         .iter()
         .enumerate()
-        .filter(|(place, (_, _, member))| is_in_turn(*place) || (n > 0 && has_silenced(member)))
+        .filter(|(place, (_, _, member))| is_sampled(*place) || (n > 0 && has_silenced(member)))
         .map(|(_, &(update_idx, update, member))| {
             let rollout = &member.scored.rollout;
             Ok(ResponseRecord {
@@ -133,25 +137,25 @@ pub fn response_records(
                 sample_idx: rollout.sample_idx,
                 prompt: member.group.problem.prompt.clone(),
                 reference: member.group.problem.reference.clone(),
-                text: student.tokenizer.decode(&rollout.tokens)?,
+                text: tokenizer.decode(&rollout.tokens)?,
                 verdict: member.scored.verdict,
                 reward: member.scored.reward,
                 advantage: member.advantage,
                 finish: rollout.finish,
                 update_idx,
                 tau_h: update.tau_h,
-                tokens: columns(student, member)?,
+                tokens: columns(tokenizer, member)?,
                 extra: Extra::new(),
             })
         })
         .collect()
 }
 
-fn columns(student: &Student, member: &Member) -> Result<TokenColumns> {
+fn columns(tokenizer: &Tokenizer, member: &Member) -> Result<TokenColumns> {
     let tokens = &member.scored.rollout.tokens;
     Ok(TokenColumns {
         id: tokens.clone(),
-        text: tokens.iter().map(|&id| Ok(student.tokenizer.decode_all(&[id])?)).collect::<Result<_>>()?,
+        text: tokens.iter().map(|&id| Ok(tokenizer.decode_all(&[id])?)).collect::<Result<_>>()?,
         logp: member.logp.clone(),
         behavior_logp: member.behavior_logp.clone(),
         entropy: member.entropy.clone(),
@@ -160,57 +164,50 @@ fn columns(student: &Student, member: &Member) -> Result<TokenColumns> {
         kept: member.effects.iter().map(|effect| effect.kept).collect(),
         silenced_by: member.effects.iter().map(|effect| effect.silenced_by).collect(),
         clipped: member.effects.iter().map(|effect| effect.clipped).collect(),
+        is_candidate: member.effects.iter().map(|effect| effect.is_candidate).collect(),
         weight: member.effects.iter().map(|effect| effect.weight).collect(),
         d_logp: member.effects.iter().map(|effect| effect.d_logp).collect(),
-        alternatives: (0..tokens.len()).map(|t| alternatives(student, member, t)).collect::<Result<_>>()?,
+        alternatives: (0..tokens.len()).map(|t| alternatives(tokenizer, member, t)).collect::<Result<_>>()?,
     })
 }
 
-fn alternatives(student: &Student, member: &Member, token_idx: usize) -> Result<Vec<Alternative>> {
+fn alternatives(tokenizer: &Tokenizer, member: &Member, token_idx: usize) -> Result<Vec<Alternative>> {
     let listed = member.alternatives.get(token_idx).into_iter().flatten();
     listed
-        .map(|&(id, logp)| {
-            Ok(Alternative { id, text: student.tokenizer.decode_all(&[id])?, logp: f64::from(logp) })
-        })
+        .map(|&(id, logp)| Ok(Alternative { id, text: tokenizer.decode_all(&[id])?, logp: f64::from(logp) }))
         .collect()
 }
 
-/// Tokens of context on each side of a silenced one.
+/// Tokens of context on each side of a recorded token.
 const CONTEXT_TOKENS: usize = 12;
 
-/// Every silenced token with its context. Masks that keep a chosen share (top entropy, Lopti's passes) are told by counts alone.
-pub fn silenced_records(step: u64, student: &Student, learned: &[Learned]) -> Result<Vec<TokenRecord>> {
-    token_records(step, student, learned, |_, member, t| {
-        member.effects[t].silenced_by.is_some_and(singles_out)
-    })
+/// Every silenced token with its context. Tokens silenced by masks that keep a chosen share of all tokens (top entropy,
+/// Lopti's passes) are only counted.
+pub fn silenced_records(step: u64, model: &LoadedModel, learned: &[Learned]) -> Result<Vec<TokenRecord>> {
+    token_records(step, model, learned, |effect| effect.silenced_by.is_some_and(singles_out))
 }
 
-/// Whether a mask picks single tokens out, instead of keeping a chosen share of all.
+/// True for a mask that picks out single tokens; false for a mask that keeps a chosen share of all tokens.
 fn singles_out(kind: MaskKind) -> bool {
     !matches!(kind, MaskKind::TopEntropy | MaskKind::LowProbabilityFirst)
 }
 
-/// Every S2T candidate that stayed in the update: rewarded, improbable, kept.
-pub fn explored_records(step: u64, student: &Student, learned: &[Learned]) -> Result<Vec<TokenRecord>> {
-    token_records(step, student, learned, |update, member, t| {
-        let quadrant = Quadrant::of(member.logp[t], member.entropy[t], update.census.thresholds);
-        let is_improbable =
-            matches!(quadrant, Quadrant::ImprobableHighEntropy | Quadrant::ImprobableLowEntropy);
-        member.effects[t].kept && member.advantage > 0.0 && is_improbable
-    })
+/// Every candidate that was kept.
+pub fn explored_records(step: u64, model: &LoadedModel, learned: &[Learned]) -> Result<Vec<TokenRecord>> {
+    token_records(step, model, learned, |effect| effect.kept && effect.is_candidate)
 }
 
 fn token_records(
     step: u64,
-    student: &Student,
+    model: &LoadedModel,
     learned: &[Learned],
-    is_told: impl Fn(&Learned, &Member, usize) -> bool,
+    is_recorded: impl Fn(&TokenEffect) -> bool,
 ) -> Result<Vec<TokenRecord>> {
+    let tokenizer = model.tokenizer()?;
     let mut records = Vec::new();
-    for (update, member) in learned.iter().flat_map(|update| update.members.iter().map(move |m| (update, m)))
-    {
+    for member in learned.iter().flat_map(|update| &update.members) {
         let observed = member.observed();
-        for token_idx in (0..observed.len()).filter(|&t| is_told(update, member, t)) {
+        for token_idx in (0..observed.len()).filter(|&t| is_recorded(&member.effects[t])) {
             let rollout = &member.scored.rollout;
             let tokens = &rollout.tokens;
             let before = token_idx.saturating_sub(CONTEXT_TOKENS)..token_idx;
@@ -222,15 +219,15 @@ fn token_records(
                 sample_idx: rollout.sample_idx,
                 token_idx,
                 id: tokens[token_idx],
-                text: student.tokenizer.decode_all(&tokens[token_idx..=token_idx])?,
+                text: tokenizer.decode_all(&tokens[token_idx..=token_idx])?,
                 silenced_by: member.effects[token_idx].silenced_by,
                 logp: member.logp[token_idx],
                 entropy: member.entropy[token_idx],
                 advantage: member.advantage,
                 gradient_norm: observed[token_idx].gradient_norm_squared().sqrt(),
-                context_before: student.tokenizer.decode_all(&tokens[before])?,
-                context_after: student.tokenizer.decode_all(&tokens[after])?,
-                alternatives: alternatives(student, member, token_idx)?,
+                context_before: tokenizer.decode_all(&tokens[before])?,
+                context_after: tokenizer.decode_all(&tokens[after])?,
+                alternatives: alternatives(tokenizer, member, token_idx)?,
                 extra: Extra::new(),
             });
         }

@@ -1,8 +1,8 @@
-//! A step's rows as the ops take them, and the buffers they lie in.
+//! A step's rows as the ops take them, and the buffers that hold them.
 
-use super::scheduler::{Run, Step};
+use super::scheduler::{ScheduledRows, ScheduledStep};
 use super::sequence::Sequence;
-use super::{Alternative, Sampled, Ticket};
+use super::{Alternative, SampledToken, Ticket};
 use crate::decoder::alternatives;
 use stapo_ops::attention::paged::{self, GROUPED_KEYS};
 use stapo_ops::{Buffer, Device, OutOfMemory, PendingDownload, View};
@@ -10,7 +10,7 @@ use stapo_ops::{Buffer, Device, OutOfMemory, PendingDownload, View};
 /// Rows of a step, sequence after sequence.
 #[derive(Debug, Default)]
 pub struct StepRows {
-    /// `[T]` each: token (or the number of its draw), position, and place in the cache.
+    /// `[T]` each: token (or the number of its draw, see `sampling::drawn`), position, and slot in the cache.
     tokens: Vec<u32>,
     positions: Vec<u32>,
     slots: Vec<u32>,
@@ -18,22 +18,22 @@ pub struct StepRows {
     offsets: Vec<u32>,
     contexts: Vec<u32>,
     tables: Vec<u32>,
-    /// `[n, 3]` of a decode step: see `paged::Sequences`.
+    /// `[n, 3]` in a decode step: see `paged::Sequences`.
     groups: Vec<u32>,
-    /// `[R]`: the rows that predict a token to draw, some of them several times.
+    /// `[R]`: the rows that predict a token to draw. A row that completes a prompt is listed once for each sample.
     drawing: Vec<u32>,
-    /// Of each of these its request, its sample, and the position in the response.
-    pub places: Vec<(Ticket, u32, u32)>,
-    pub table_width: usize,
+    /// `[R]`: the request, the sample and the position in the response of each token to draw.
+    pub draws: Vec<(Ticket, u32, u32)>,
+    table_width: usize,
     /// One more than the largest position.
     pub n_positions: usize,
     /// Positions in a block of the cache.
     block_tokens: usize,
 }
 
-/// How many of each: what decides where the numbers of a step lie.
+/// The sizes that decide where the numbers of a step lie: two steps of one shape can share a recorded CUDA graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Extent {
+pub struct StepShape {
     pub rows: usize,
     pub sequences: usize,
     pub table_width: usize,
@@ -42,18 +42,18 @@ pub struct Extent {
 }
 
 impl StepRows {
-    pub fn new(step: &Step, running: &[Sequence], block_tokens: usize) -> Self {
-        let blocks_of = |run: &Run| running[run.slot].blocks.len();
-        let table_width = step.runs.iter().map(blocks_of).max().unwrap_or(0);
+    pub fn new(step: &ScheduledStep, running: &[Sequence], block_tokens: usize) -> Self {
+        let n_blocks = |scheduled: &ScheduledRows| running[scheduled.running_idx].blocks.len();
+        let table_width = step.rows.iter().map(n_blocks).max().unwrap_or(0);
         let mut rows = Self { offsets: vec![0], table_width, block_tokens, ..Self::default() };
-        for run in &step.runs {
-            rows.push(&running[run.slot], run);
+        for scheduled in &step.rows {
+            rows.push(&running[scheduled.running_idx], scheduled);
         }
         rows
     }
 
-    fn push(&mut self, sequence: &Sequence, run: &Run) {
-        let context = sequence.n_cached + run.n_rows;
+    fn push(&mut self, sequence: &Sequence, scheduled: &ScheduledRows) {
+        let context = sequence.n_cached + scheduled.n_rows;
         for position in sequence.n_cached..context {
             let block = sequence.blocks[position / self.block_tokens].0 as usize;
             self.slots.push((block * self.block_tokens + position % self.block_tokens) as u32);
@@ -66,16 +66,16 @@ impl StepRows {
         self.tables.extend(sequence.blocks.iter().map(|block| block.0));
         self.tables.resize(self.contexts.len() * self.table_width, 0);
         let row = self.tokens.len() as u32 - 1;
-        if run.draws {
+        if scheduled.draws {
             self.drawing.push(row);
-            self.places.push((sequence.ticket, sequence.sample, sequence.n_drawn as u32));
+            self.draws.push((sequence.ticket, sequence.sample, sequence.n_drawn as u32));
         }
-        self.drawing.extend(run.others.iter().map(|_| row));
-        self.places.extend(run.others.iter().map(|sample| (sequence.ticket, *sample, 0)));
+        self.drawing.extend(scheduled.siblings.iter().map(|_| row));
+        self.draws.extend(scheduled.siblings.iter().map(|sample| (sequence.ticket, *sample, 0)));
     }
 
-    pub fn extent(&self) -> Extent {
-        Extent {
+    pub fn shape(&self) -> StepShape {
+        StepShape {
             rows: self.tokens.len(),
             sequences: self.contexts.len(),
             table_width: self.table_width,
@@ -84,27 +84,30 @@ impl StepRows {
         }
     }
 
-    /// Every sequence has one row, and draws.
+    /// Whether every sequence has one row and draws one token.
     pub fn is_decode(&self) -> bool {
-        let Extent { rows, sequences, drawn, .. } = self.extent();
+        let StepShape { rows, sequences, drawn, .. } = self.shape();
         rows > 0 && rows == sequences && rows == drawn
     }
 
-    /// Finds neighbours in a decode step that begin with the same blocks, and takes up to `max_members` of them together.
+    /// Prefix sharing in a decode step: neighbours whose tables begin with the same blocks form a group of up to
+    /// `max_members`, for which attention reads the common keys and values once.
     pub fn group(&mut self, max_members: usize) {
         assert!(self.is_decode(), "group");
-        let in_common = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        let n_common = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
         let tables: Vec<&[u32]> = self.tables.chunks_exact(self.table_width).collect();
         let mut start = 0;
         while start < tables.len() {
-            let (mut count, mut common) = (1, tables[start].len());
+            let mut count = 1;
+            let mut common = tables[start].len();
             while count < max_members && start + count < tables.len() {
-                let with_next = common.min(in_common(tables[start], tables[start + count]));
-                // One who shares less than the others would take theirs away.
+                let with_next = common.min(n_common(tables[start], tables[start + count]));
+                // Adding a sequence with a shorter common prefix would shrink the prefix the whole group shares.
                 if with_next * self.block_tokens < GROUPED_KEYS || (count > 1 && with_next < common) {
                     break;
                 }
-                (count, common) = (count + 1, with_next);
+                count += 1;
+                common = with_next;
             }
             let common = if count > 1 { common * self.block_tokens / GROUPED_KEYS } else { 0 };
             self.groups.extend([start, count, common].map(|x| x as u32));
@@ -112,8 +115,8 @@ impl StepRows {
         }
     }
 
-    /// Adds rows that nobody reads, of a sequence of one token in `spare_block`, until there are `n_rows`, and columns
-    /// to the tables until they have `table_width`, and empty groups: steps of about the same size then have the same extent.
+    /// Pads a decode step to `n_rows` rows, `n_groups` groups and tables of `table_width`, so that steps of about the
+    /// same size have the same shape. A padding row is a sequence of one token in `spare_block`; nobody reads its result.
     pub fn pad(&mut self, n_rows: usize, n_groups: usize, table_width: usize, spare_block: usize) {
         assert!(self.is_decode() && n_rows >= self.tokens.len() && table_width >= self.table_width, "pad");
         let rows = std::mem::take(&mut self.tables);
@@ -140,23 +143,24 @@ impl StepRows {
 
 /// What a step reads and writes beside activations and caches, at addresses that stay.
 #[derive(Debug)]
-pub struct Desk {
-    /// All of [`StepRows`], one after another: see [`Given::of`].
-    pub given: Buffer<u32>,
+pub struct StepBuffers {
+    /// All of [`StepRows`], one after another: see [`StepInputs::of`].
+    pub inputs: Buffer<u32>,
     pub uniforms: Buffer<f64>,
-    /// The rows' tokens, drawn ones looked up.
+    /// `[T]`: the rows' tokens, numbers of draws replaced by the tokens drawn.
     pub tokens: Buffer<u32>,
-    /// Of the tokens drawn, those of the step before until they are overwritten.
+    /// `[R]` each: the tokens drawn by the last step and their numbers.
     pub ids: Buffer<u32>,
     pub logp: Buffer<f32>,
     pub entropy: Buffer<f32>,
+    /// `[R, n_alternatives]` each
     pub best_ids: Buffer<u32>,
     pub best_logp: Buffer<f32>,
 }
 
-/// Numbers of the tokens drawn, on their way.
+/// The tokens that a step draws and their numbers, on their way to the host.
 #[derive(Debug)]
-pub struct Numbers {
+pub struct PendingTokens {
     ids: PendingDownload<u32>,
     logp: PendingDownload<f32>,
     entropy: PendingDownload<f32>,
@@ -164,23 +168,25 @@ pub struct Numbers {
     best_logp: PendingDownload<f32>,
 }
 
-impl Numbers {
-    /// Waits for them.
-    pub fn wait(self, n_alternatives: usize) -> impl Iterator<Item = Sampled> {
-        let (ids, logp, entropy) = (self.ids.wait(), self.logp.wait(), self.entropy.wait());
+impl PendingTokens {
+    /// Waits for the tokens.
+    pub fn wait(self, n_alternatives: usize) -> impl Iterator<Item = SampledToken> {
+        let ids = self.ids.wait();
+        let logp = self.logp.wait();
+        let entropy = self.entropy.wait();
         let mut best =
             alternatives(n_alternatives, &self.best_ids.wait(), &self.best_logp.wait()).into_iter();
         ids.into_iter().zip(logp).zip(entropy).map(move |((token, logp), entropy)| {
             let alternatives = best.next().unwrap_or_default().into_iter();
             let alternatives = alternatives.map(|(token, logp)| Alternative { token, logp }).collect();
-            Sampled { token, logp, entropy, alternatives }
+            SampledToken { token, logp, entropy, alternatives }
         })
     }
 }
 
 /// [`StepRows`] on the device.
 #[derive(Debug, Clone, Copy)]
-pub struct Given<'a> {
+pub struct StepInputs<'a> {
     pub tokens: View<'a, u32>,
     pub positions: View<'a, u32>,
     pub slots: View<'a, u32>,
@@ -188,10 +194,10 @@ pub struct Given<'a> {
     pub drawing: View<'a, u32>,
 }
 
-impl<'a> Given<'a> {
-    /// The rows that were written to `buffer`, which had this extent.
-    pub fn of(buffer: &'a Buffer<u32>, extent: Extent) -> Self {
-        let Extent { rows, sequences, table_width, groups, drawn } = extent;
+impl<'a> StepInputs<'a> {
+    /// The rows that were written to `buffer` by a step of this shape.
+    pub fn of(buffer: &'a Buffer<u32>, shape: StepShape) -> Self {
+        let StepShape { rows, sequences, table_width, groups, drawn } = shape;
         let lens = [rows, rows, rows, sequences + 1, sequences, sequences * table_width, 3 * groups, drawn];
         let mut start = 0;
         let [tokens, positions, slots, offsets, contexts, tables, groups, drawing] = lens.map(|len| {
@@ -200,11 +206,11 @@ impl<'a> Given<'a> {
         });
         let groups = (groups.len() > 0).then_some(groups);
         let sequences = paged::Sequences { offsets, contexts, tables, groups };
-        Given { tokens, positions, slots, sequences, drawing }
+        StepInputs { tokens, positions, slots, sequences, drawing }
     }
 }
 
-impl Desk {
+impl StepBuffers {
     pub fn new(
         device: &Device,
         max_rows: usize,
@@ -212,7 +218,7 @@ impl Desk {
         n_alternatives: usize,
     ) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            given: device.zeros(0)?,
+            inputs: device.zeros(0)?,
             uniforms: device.zeros(max_drawn)?,
             tokens: device.zeros(max_rows)?,
             ids: device.zeros(max_drawn)?,
@@ -223,22 +229,22 @@ impl Desk {
         })
     }
 
-    /// Writes the rows; true if what was there before has moved.
+    /// Writes the rows; true if the inputs' buffer had to grow and has moved.
     pub fn write(&mut self, device: &Device, rows: &StepRows, uniforms: &[f64]) -> Result<bool, OutOfMemory> {
-        let given = rows.parts().concat();
-        let moves = given.len() > self.given.len();
+        let inputs = rows.parts().concat();
+        let moves = inputs.len() > self.inputs.len();
         if moves {
-            self.given = device.zeros(given.len().next_power_of_two())?;
+            self.inputs = device.zeros(inputs.len().next_power_of_two())?;
         }
-        self.given.range_mut(0..given.len()).write(&given);
+        self.inputs.range_mut(0..inputs.len()).write(&inputs);
         self.uniforms.range_mut(0..uniforms.len()).write(uniforms);
         Ok(moves)
     }
 
-    /// Starts the way back of the first `n` drawn.
-    pub fn fetch(&self, n: usize, n_alternatives: usize) -> Numbers {
+    /// Starts the download of the first `n` tokens drawn.
+    pub fn fetch(&self, n: usize, n_alternatives: usize) -> PendingTokens {
         let n_best = n * n_alternatives;
-        Numbers {
+        PendingTokens {
             ids: self.ids.range(0..n).fetch(),
             logp: self.logp.range(0..n).fetch(),
             entropy: self.entropy.range(0..n).fetch(),
