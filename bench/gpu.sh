@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The engine on one GPU: is it right, is it exact, how fast. Needs built programs, Python with PyTorch and transformers for
-# the peer, and no Rust toolchain:
+# Correctness, exactness and speed of the engine on one GPU. The script needs built programs, and Python with PyTorch
+# and transformers for the comparison, but no Rust toolchain:
 #   cargo build --release -p stapo-rl --example bench_gpu
 #   cargo test -p stapo-ops --lib --no-run; cargo test -p stapo-model --test goldens --test cuda --test cuda_lost --no-run
 #   bench/gpu.sh --bench target/release/examples/bench_gpu --tests "target/debug/deps/stapo_ops-HASH cuda" ..
 # Options: --bench FILE; --tests "FILE [FILTER]" (may be repeated); --quick leaves out PyTorch and the 8B shape; --out DIR
-# keeps logs.
+# keeps the logs in DIR.
 set -u
 bench='' quick=0 out=$(mktemp -d) tests=()
 while [ $# -gt 0 ]; do
@@ -24,7 +24,7 @@ mkdir -p "$out"
 cache=$(mktemp -d)
 export STAPO_KERNEL_CACHE=$cache
 
-# Runs a command with a limit, keeps its log, and its JSON lines for the table.
+# run NAME SECONDS COMMAND..: runs a command with a time limit, keeps its log, and adds its JSON lines to the results.
 run() {
     local name=$1 limit=$2
     shift 2

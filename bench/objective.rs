@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its table")]
 
-use stapo_core::objective::{Draw, ObjectiveError, Response, TokenEffect, presets};
+use stapo_core::objective::{ObjectiveError, ResponseSignals, TokenEffect, UpdateKey, presets};
 use stapo_core::random::Key;
 use std::time::Instant;
 
@@ -12,7 +12,8 @@ const N_RESPONSES: usize = 512;
 const N_TOKENS: usize = 2048;
 const N_ROUNDS: usize = 7;
 
-/// Most tokens are likely, some improbable, as in a rollout; half of the tokens have moved since they were sampled.
+/// A response as in a rollout: most tokens are likely, a few are improbable. The log-probs of every second token differ
+/// from the behavior policy's.
 struct Sample {
     advantage: f64,
     logp: Vec<f64>,
@@ -38,9 +39,9 @@ fn sample(idx: u64) -> Sample {
 
 fn main() -> Result<(), ObjectiveError> {
     let samples: Vec<Sample> = (0..N_RESPONSES as u64).map(sample).collect();
-    let responses: Vec<Response> = samples
+    let responses: Vec<ResponseSignals> = samples
         .iter()
-        .map(|s| Response {
+        .map(|s| ResponseSignals {
             advantage: s.advantage,
             logp: &s.logp,
             behavior_logp: &s.behavior_logp,
@@ -59,7 +60,7 @@ fn main() -> Result<(), ObjectiveError> {
         let mut best = f64::INFINITY;
         for step in 0..N_ROUNDS as u64 {
             let start = Instant::now();
-            let calibration = spec.calibrate(&responses, Draw { step, pass: 0 })?;
+            let calibration = spec.calibrate(&responses, UpdateKey { step, pass: 0 })?;
             let mut tallies = Vec::with_capacity(responses.len());
             for (idx, response) in responses.iter().enumerate() {
                 tallies.push(spec.evaluate(&calibration, idx, response, &mut effects)?);

@@ -3,12 +3,12 @@
 
     python bench/engine/speed.py [--shape small large] [--task train generate] [--rounds 3] [--threads 2] [--skip-peer]
 
-Needs torch and transformers in the Python that runs this, and a Rust toolchain. Both sides get the same shapes and
-the same number of threads, alternate round by round, and the best round of each counts: what else the machine does
-meanwhile hurts both alike. The peak is that of fused multiply-adds in registers, same threads.
+Needs torch and transformers in the Python that runs this script, and a Rust toolchain. Both sides get the same shapes and
+the same number of threads. They alternate round by round and the best round of each counts, so that other load on the
+machine affects both alike. The peak is that of fused multiply-adds in registers with the same threads.
 
-Rates count 6 (training) or 2 (generation) floating-point operations per parameter and token, nothing for attention
-or for what a side computes twice.
+Rates count 6 (training) or 2 (generation) floating-point operations per parameter and token. Attention and recomputation
+are not counted.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SHAPES = {
     "small": dict(vocab=256, width=256, layers=6, heads=8, kv_heads=4, head_dim=32, ffn=768, batch=64, length=96),
     "large": dict(vocab=32000, width=512, layers=8, heads=8, kv_heads=4, head_dim=64, ffn=1536, batch=8, length=256),
 }
-GENERATE = dict(prompts=32, samples=8, prompt=16)  # 256 sequences, as RL draws them
+GENERATE = dict(prompts=32, samples=8, prompt=16)  # 256 sequences in groups of 8, as RL samples them
 NEW_TOKENS = {"small": 80, "large": 48}
 TRAIN_STEPS = {"small": 3, "large": 2}
 
@@ -65,7 +65,7 @@ def peer_train(shape, steps):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step > 0:  # the first allocates
+        if step > 0:  # the first step allocates memory
             best = min(best, time.perf_counter() - start)
     return best
 

@@ -1,4 +1,4 @@
-"""One table of bench/gpu.sh's results: what was measured beside what was asked for."""
+"""Prints the results of bench/gpu.sh as one table: each measurement beside its target."""
 
 import json
 import sys
@@ -6,12 +6,13 @@ import sys
 PEAK = 790e12  # bf16 products of 8192^3 on random data, measured on an H200
 PARAMETERS = 1_720_574_976
 WEIGHT_BYTES = 2 * PARAMETERS
-# A token's keys and values in all layers; counted for every sequence, though a common prompt is read once for several.
+# Bytes of a token's keys and values in all layers. They are counted for every sequence, although the keys and values of
+# a shared prompt are read once for several sequences.
 KV_BYTES = 2 * 2 * 8 * 128 * 28
 
 
 def step_flops(tokens, length):
-    """Forward, backward and the head's recomputation are not counted twice: 6 per weight and token, and attention."""
+    """FLOPs of a step: 6 per weight and token plus attention; recomputation of the head is not counted."""
     attention = 3.5 * 4 * (length / 2) * 16 * 128 * 28
     return tokens * (6 * PARAMETERS + attention)
 
@@ -39,7 +40,7 @@ def rows(results):
             yield "sampled against training log-probs", text, "0", r["differ"] == 0
         elif name.startswith("decode") and "8b" not in name:
             n = r["sequences"]
-            # Bytes read and written by a copy in the same run.
+            # The bandwidth of a device copy, reads and writes counted, measured in the same run.
             copy = r["copy_bytes_per_s"]
             bound = n / ((WEIGHT_BYTES + n * KV_BYTES * 192) / copy)
             share = r["decode_tokens_per_s"] / bound

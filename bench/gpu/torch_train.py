@@ -1,6 +1,9 @@
-"""The peer of bench_gpu train: PyTorch and transformers, Qwen3-1.7B shape, 8 x 2048 tokens in two micro-batches; log-prob and
-entropy of every token (the head in chunks, recomputed in backward), the clipped surrogate without spurious tokens, clip,
-fused AdamW with f32 master and states."""
+"""The training step of `bench_gpu train` in PyTorch and transformers.
+
+Qwen3-1.7B shape, 8 x 2048 tokens in two micro-batches. A step computes log-prob and entropy of every token (the head in
+chunks, recomputed in backward) and the clipped surrogate without spurious tokens, clips the gradient, and applies fused AdamW
+with f32 master weights and states.
+"""
 
 import json
 import math
@@ -46,7 +49,7 @@ def main():
     tokens = torch.randint(0, 151936, (SEQUENCES, LENGTH), device="cuda")
     n = SEQUENCES * (LENGTH - 1)
     advantage = torch.tensor([1.0, -1.0], device="cuda").repeat(MICRO // 2).repeat_interleave(LENGTH - 1)
-    sampled = {}  # of each micro-batch, from the first step
+    sampled = {}  # the log-probs of each micro-batch in the first step
     best = float("inf")
     for step in range(4):
         torch.cuda.synchronize()

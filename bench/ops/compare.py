@@ -55,7 +55,7 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     threads = parser.parse_args().threads
     torch.set_num_threads(threads)
-    # As bench_ops: one thread is timed by its processor time, which a busy machine does not disturb.
+    # As in bench_ops, one thread is timed by its processor time, which other load on the machine does not change.
     clock = time.thread_time if threads == 1 else time.perf_counter
     times, peak = ours(threads)
     print(f"{threads} threads, measured peak {peak / 1e9:.0f} GFLOP/s, torch {torch.__version__}")

@@ -3,9 +3,10 @@
     python bench/train/beside_trl.py --stapo target/release/stapo --steps 20 --out trl.json --plot trl.png
 
 A step is one rollout batch (32 problems x 8 responses), its scoring, and two optimizer steps of 16 problems each, without
-a KL penalty: `justrl` here, `loss_type="dapo"` with `beta=0` there (the same loss as long as no ratio leaves the dual clip).
-Ours also records tokens, state hashes and checkpoints as always. Problems come in the same order for both. The reward of
-TRL's side is the cheapest there is, a regular expression. Both are measured on the held-out problems before and after.
+a KL penalty: preset `justrl` in stapo, `loss_type="dapo"` with `beta=0` in TRL (the same loss as long as no ratio leaves the
+dual clip). stapo also records tokens, state hashes and checkpoints, as it always does. Both see the problems in the same
+order. TRL's reward function is a regular expression, the cheapest possible. Both are evaluated on the held-out problems
+before and after.
 Needs torch, transformers, trl, datasets; matplotlib for --plot.
 """
 
@@ -44,7 +45,7 @@ def ours(stapo, steps, threads):
             held_out += [record[key] for key in ("eval_accuracy_before", "eval_accuracy") if record.get(key) is not None]
         if process.wait() != 0:
             raise SystemExit("stapo train failed")
-        # The last step carries the held-out evaluation.
+        # The time of the last step includes the held-out evaluation, so it is left out.
         return {"seconds": times[:-1], "accuracy": accuracy, "held_out": held_out}
 
 

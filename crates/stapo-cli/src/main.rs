@@ -1,4 +1,5 @@
-//! `stapo`: parse, resolve, run. Each command is one file with an `Args` and a `run`.
+//! `stapo`: parses the command line and runs one command. Each command is a file or folder of `commands/` with an
+//! `Args` and a `run`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
@@ -10,6 +11,7 @@ use commands::{
     doctor, eval, experiment, export, fetch, generate, grade, inspect, model, objective, plan, pretrain,
     problems, report, runs, score, train, verify_run,
 };
+use stapo_rl::device::cuda;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -53,8 +55,9 @@ enum Command {
 fn main() -> ExitCode {
     set_panic_hook();
     let command = Cli::parse().command;
-    // A GPU that fails under way is an error as any other; what is on disk stays as it is.
-    let outcome = stapo_rl::model::cuda::guard(|| run(command)).unwrap_or_else(|lost| Err(lost.into()));
+    // A GPU that fails in the middle of a command unwinds to this guard and becomes an ordinary error; files already
+    // written stay.
+    let outcome = cuda::guard(|| run(command)).unwrap_or_else(|lost| Err(lost.into()));
     outcome.unwrap_or_else(|error| complain(&error))
 }
 
@@ -82,8 +85,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// `println!` panics when standard output cannot be written; a reader that went away (`stapo plan | head`) is no error.
-/// A GPU's failure unwinds silently: it is told as an error.
+/// Silences two panics. `println!` panics when standard output is closed (`stapo plan | head`), which is no error. A
+/// failing GPU unwinds to the guard in `main`, which reports the failure as an error.
 fn set_panic_hook() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -91,13 +94,13 @@ fn set_panic_hook() {
         if message.starts_with("failed printing to stdout") && message.contains("Broken pipe") {
             std::process::exit(0);
         }
-        if !stapo_rl::model::cuda::is_failing() {
+        if !cuda::is_failing() {
             usual(panic);
         }
     }));
 }
 
-/// The error and its causes, leaving out causes that an error before them already tells.
+/// The error and its causes, without causes whose text an earlier one already contains.
 fn told_once(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -108,7 +111,7 @@ fn told_once(error: &anyhow::Error) -> String {
     text
 }
 
-/// Prints the error as `error: …` with its causes and hints. A reader that went away (`stapo … | head`) is no error.
+/// Prints the error as `error: …` with its causes and hints. A closed standard output (`stapo … | head`) is no error.
 fn complain(error: &anyhow::Error) -> ExitCode {
     let reader_left = error
         .chain()
@@ -116,7 +119,7 @@ fn complain(error: &anyhow::Error) -> ExitCode {
     if reader_left {
         return ExitCode::SUCCESS;
     }
-    // Standard error may be closed too; there is nobody left to tell.
+    // A failed write is ignored: standard error may be closed too.
     let _ = writeln!(std::io::stderr(), "error: {}", told_once(error));
     ExitCode::from(2)
 }

@@ -1,4 +1,4 @@
-//! `stapo eval`, `compare` and `experiment` as their users see them.
+//! `stapo eval`, `compare` and `experiment` from the outside.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -106,7 +106,7 @@ fn the_main_experiment_runs_end_to_end_and_goes_on_where_it_was() {
     assert!(first[0]["against"]["n_questions"] == 2 && first[3]["against"].is_null());
     let run = at.join("experiments/main-quick/stapo/seed-1");
     assert!(run.join("metrics.jsonl").is_file());
-    // One run loses its last step, another everything: both come back, to the same summary.
+    // One run loses its last step and another its whole folder; running again restores both and gives the same summary.
     std::fs::remove_dir_all(run.join("checkpoints/step-000002")).unwrap();
     std::fs::remove_dir_all(at.join("experiments/main-quick/grpo/seed-0")).unwrap();
     let again: Value = serde_json::from_str(&ok(&stapo(at, &args))).unwrap();

@@ -1,4 +1,4 @@
-//! `stapo fetch` against a server on this machine that speaks the hub's protocol, and misbehaves on request.
+//! `stapo fetch` against a local server that speaks the hub's protocol and can be told to misbehave.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -13,21 +13,21 @@ use std::sync::{Arc, Mutex};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the server holds and how it behaves.
+/// The server's files and its faults.
 #[derive(Clone, Default)]
 struct Served {
     /// Repository, file, content.
     files: Vec<(&'static str, &'static str, Vec<u8>)>,
-    /// Sends so many bytes of a body, then hangs up; the next request is answered in full.
+    /// The first body is cut after this many bytes; later requests are answered in full.
     cut_after: Option<usize>,
-    /// Names another hash than the content's.
+    /// States a hash that is not the content's.
     lies: bool,
     needs_token: bool,
 }
 
 struct Server {
     address: String,
-    /// `GET /path` and the range asked for.
+    /// One line per request: method, path and start of the range.
     asked: Arc<Mutex<Vec<String>>>,
 }
 
@@ -35,10 +35,11 @@ fn serve(served: Served) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let asked = Arc::new(Mutex::new(Vec::new()));
-    let (log, state) = (asked.clone(), Arc::new(Mutex::new(served)));
+    let log = asked.clone();
+    let state = Arc::new(Mutex::new(served));
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            // One request a connection: simple, and what a hub behind a proxy may do.
+            // One request per connection, as a hub behind a proxy may do.
             let _ = answer(&stream.unwrap(), &state, &log);
         }
     });
@@ -48,7 +49,8 @@ fn serve(served: Served) -> Server {
 fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let request = lines.next().unwrap_or(Ok(String::new()))?;
-    let (mut start, mut has_token) = (0, false);
+    let mut start = 0;
+    let mut has_token = false;
     for line in lines {
         let line = line?.to_ascii_lowercase();
         if let Some(range) = line.strip_prefix("range: bytes=") {
@@ -60,7 +62,8 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
         }
     }
     let mut words = request.split(' ');
-    let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+    let method = words.next().unwrap_or("");
+    let path = words.next().unwrap_or("");
     log.lock().unwrap().push(format!("{method} {path} from {start}"));
     let mut served = state.lock().unwrap();
     if served.needs_token && !has_token {
@@ -163,7 +166,8 @@ fn an_interrupted_transfer_goes_on_and_lands_in_the_usual_cache() {
     assert_eq!(server.asked.lock().unwrap().len(), n + 1, "what is there is not fetched again");
 }
 
-/// A process that died in the middle left half a file: the next one asks for the other half.
+/// A process that was killed in the middle of a transfer leaves a partial file; the next process requests only the
+/// rest.
 #[test]
 fn half_a_file_on_disk_is_completed() {
     let folder = tempfile::tempdir().unwrap();

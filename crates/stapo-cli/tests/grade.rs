@@ -1,4 +1,4 @@
-//! `stapo grade` as a user runs it.
+//! `stapo grade` from the outside.
 
 #![allow(clippy::unwrap_used, clippy::format_collect, reason = "a test stops at the first surprise")]
 
@@ -17,7 +17,7 @@ fn stapo(args: &[&str], input: &[u8]) -> Output {
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
     let writer = std::thread::spawn(move || {
-        // The command may refuse its arguments and never read.
+        // A failed write is ignored: the command may refuse its arguments without reading its input.
         let _ = stdin.write_all(&input);
     });
     let output = child.wait_with_output().unwrap();

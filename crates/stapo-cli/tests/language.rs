@@ -1,4 +1,4 @@
-//! `stapo generate` and `stapo score` as a user runs them, on folders that `transformers` saved.
+//! `stapo generate` and `stapo score` from the outside, on folders that `transformers` saved.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -18,7 +18,7 @@ const CASES: [&str; 8] = [
     "llama3-untied-gqa1",
     "llama-yarn-gqa2",
 ];
-/// One with a tokenizer and a chat template; it knows letters, digits and a few signs.
+/// A model with a chat template and a tokenizer of letters, digits and a few signs.
 const TALKING: &str = "qwen3-tied-gqa2";
 
 fn folder(case: &str) -> PathBuf {
@@ -37,7 +37,7 @@ fn input(lines: &[String]) -> tempfile::NamedTempFile {
     file
 }
 
-/// Runs with the lines as `--input`.
+/// Runs the program with the lines as `--input`.
 fn with_lines(command: &str, case: &str, lines: &[String], arguments: &[&str]) -> Output {
     let file = input(lines);
     let mut all = vec!["--input", file.path().to_str().unwrap()];
@@ -81,7 +81,9 @@ fn score_agrees_with_transformers() {
         let floats = |name: &str| {
             words(name).into_iter().map(|word| f64::from(f32::from_le_bytes(word))).collect::<Vec<_>>()
         };
-        let (tokens, mut start, mut lines) = (ints("tokens"), 0, Vec::new());
+        let tokens = ints("tokens");
+        let mut start = 0;
+        let mut lines = Vec::new();
         for (length, n_prompt) in ints("lengths").into_iter().zip(ints("prompt_lengths")) {
             let end = start + length as usize;
             lines.push(json!({"tokens": tokens[start..end], "prompt_tokens": n_prompt}).to_string());
@@ -207,7 +209,7 @@ fn responses_end_at_a_stop_token_or_a_limit() {
             assert_eq!(tokens.last().unwrap(), &json!(0));
         } else {
             n_limits += 1;
-            // The model takes 64 with the prompt.
+            // The model takes 64 tokens, the prompt included.
             assert_eq!(tokens.len(), 64 - n_prompt);
         }
         assert!(!tokens[..tokens.len() - 1].contains(&json!(0)), "nothing follows a stop token");

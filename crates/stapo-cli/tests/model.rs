@@ -1,4 +1,4 @@
-//! `stapo model` as a user meets it.
+//! `stapo model` from the outside.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +13,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A tiny GGUF model of the model crate's tests.
+/// A tiny GGUF model from the tests of `stapo-model`.
 fn tiny(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../stapo-model/tests/data/formats").join(name);
     path.display().to_string()

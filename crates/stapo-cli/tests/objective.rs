@@ -1,4 +1,4 @@
-//! `stapo objective` as its users see it.
+//! `stapo objective` from the outside.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -15,7 +15,7 @@ fn stapo(args: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // The program may refuse its arguments before it reads.
+    // A failed write is ignored: the program may refuse its arguments without reading its input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -25,7 +25,7 @@ fn lines(output: &Output) -> Vec<Value> {
     String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The complaint of a refused call, which must have written nothing.
+/// The standard error of a refused call, which must have written nothing to standard output.
 fn complaint(args: &[&str], input: &str) -> String {
     let output = stapo(args, input);
     assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -37,7 +37,7 @@ fn response(group: &str, reward: f64, logp: &[f64], entropy: &[f64]) -> Value {
     json!({"group": group, "reward": reward, "logp": logp, "behavior_logp": logp, "entropy": entropy})
 }
 
-/// Two groups whose lines interleave.
+/// Two groups with interleaved lines.
 fn minibatch() -> Vec<Value> {
     vec![
         response("a", 1.0, &[-7.0, -7.5, -0.1], &[0.1, 0.5, 0.3]),
@@ -57,7 +57,7 @@ fn prints_one_line_per_response_in_order_then_the_totals() {
     assert_eq!(out.len(), 5);
     let groups: Vec<_> = out[..4].iter().map(|line| line["group"].as_str().unwrap()).collect();
     assert_eq!(groups, ["a", "b", "a", "b"]);
-    // Candidates -7, -7.5 and -8 with entropies 0.1, 0.5, 0.2: the 0.75-quantile is 0.35.
+    // The candidates -7, -7.5 and -8 have entropies 0.1, 0.5 and 0.2, whose 0.75-quantile is 0.35.
     assert_eq!(out[0]["kept"], json!([false, true, true]));
     assert_eq!(out[0]["silenced_by"], json!(["spurious", null, null]));
     assert_eq!(out[2]["kept"], json!([true, true]), "an unrewarded response is never silenced");

@@ -31,7 +31,7 @@ fn complaint(folder: &Path, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A run with every response recorded and a τp that the small model reaches.
+/// Trains a run that records every response. Its τp is high enough that the small model has candidates.
 fn train(folder: &Path, out: &str, objective: &str, seed: u64) {
     let objective = format!("objective={objective}");
     let seed = format!("seed={seed}");
@@ -53,7 +53,7 @@ fn train(folder: &Path, out: &str, objective: &str, seed: u64) {
 
 const STAPO: &str = r#"{preset="stapo", masks=[{kind="spurious", tau_p=0.2}]}"#;
 
-/// One run that several tests look at and none changes.
+/// One run that several tests read and none changes.
 static RUN: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     train(folder.path(), "run", STAPO, 0);
@@ -72,14 +72,14 @@ fn lines(path: impl AsRef<Path>) -> Vec<Value> {
     read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Nothing in a page asks for anything outside it.
+/// Fails if a page refers to anything outside itself.
 fn assert_self_contained(html: &str) {
     for reach in ["http://", "https://", "src=", "@import", "url(", "fetch(", "XMLHttpRequest"] {
         assert!(!html.contains(reach), "the page has {reach}");
     }
 }
 
-/// Every figure has a drawn curve, and every word of it is inside the picture.
+/// A script that finds figures without a drawn mark (`empty`) and texts outside their figure (`outside`).
 const DRAWN: &str = "(()=>{const figures=[...document.querySelectorAll('figure')];return{\
     names:figures.map(f=>f.id),width:innerWidth,overflow:document.documentElement.scrollWidth-innerWidth,\
     empty:figures.filter(f=>![...f.querySelectorAll('svg path[d],svg circle,svg rect[data-t]')].some(m=>m.getBoundingClientRect().width>0)).map(f=>f.id),\
@@ -152,7 +152,7 @@ fn the_theme_button_goes_round() {
     assert_eq!(found[2][0], "theme: system");
 }
 
-/// What `stapo objective` counts for the recorded responses, mini-batch by mini-batch.
+/// Candidates and silenced tokens that `stapo objective` counts for the recorded responses, mini-batch by mini-batch.
 fn objective_counts(folder: &Path, responses: &[Value], settings: &[String]) -> (u64, u64) {
     let n_updates = 1 + responses.iter().map(|r| r["update_idx"].as_u64().unwrap()).max().unwrap();
     let mut counts = (0, 0);
@@ -216,7 +216,7 @@ fn sliders_give_the_counts_of_the_objective() {
         n_distinct.insert((n_candidates, n_silenced));
     }
     assert!(n_distinct.len() >= 5, "settings that all count the same show nothing: {n_distinct:?}");
-    // Every token of the step is recorded, so the run's own settings give what training counted.
+    // Every token of the step is recorded, so the run's own settings give the counts of training.
     let trained = lines(at.join("run/metrics.jsonl"))[1].clone();
     assert_eq!((&found[0][0], &found[0][1]), (&trained["n_candidates"], &trained["n_silenced"]));
 }
@@ -259,7 +259,7 @@ fn the_viewer_filters_finds_sorts_and_tells() {
     assert!(found["overflow"].as_i64().unwrap() <= 0, "{found}");
 }
 
-/// The same run with texts that try to leave their place.
+/// Trains a run and replaces its texts by markup and control characters.
 fn hostile(folder: &Path) {
     train(folder, "bad", STAPO, 1);
     let evil = "</script><script>problems.push('ran')</script><img src=x onerror=problems.push('ran')>\"'&\u{2028}\u{1b}[2J";
@@ -302,7 +302,7 @@ fn a_response_with_markup_in_it_is_only_text() {
     let count = "[document.querySelectorAll('img').length,document.querySelectorAll('script').length,\
         document.querySelectorAll('[data-at]').length]";
     let Some(found) = probe(&at.join("report.html"), 1200, count) else { return };
-    // The page's own script, the watcher and the probe.
+    // The scripts are the page's own, the one that collects errors, and the probe.
     assert_eq!(found, json!([0, 3, 0]));
     let found = probe(&at.join("inspect.html"), 1200, count).unwrap();
     assert_eq!((&found[0], &found[1]), (&json!(0), &json!(4)));
@@ -325,7 +325,7 @@ fn the_terminal_has_colours_only_where_they_are_wanted() {
     assert!(!run("NO_COLOR", "fate").contains('\u{1b}'));
 }
 
-/// Two arms, two seeds, made-up benchmark results, and an arm that failed.
+/// An experiment of two arms with two seeds each, invented benchmark results, and an arm that failed.
 fn experiment(at: &Path) {
     let mut arms = Vec::new();
     for (name, objective) in [("stapo", STAPO), ("justrl", r#"{preset="justrl"}"#)] {
@@ -334,7 +334,7 @@ fn experiment(at: &Path) {
             train(at, &format!("exp/{run}"), objective, seed);
             arms.push(json!({"name": name, "seed": seed, "run": run, "settings": [format!("seed={seed}")]}));
             let sample = |question: usize, sample: u64| {
-                // Right in one of two samples on half the questions; the method on all of them.
+                // One of two samples is right: on every question for the method, on every second one for the baseline.
                 let is_right = sample == 0 && (name == "stapo" || question.is_multiple_of(2));
                 json!({"schema": 1, "benchmark": "amc23", "decoding": "T = 1.0", "problem_id": format!("q{question}"),
                     "sample_idx": sample, "text": "x", "n_tokens": 10, "finish": {"kind": "stop", "token": 2}, "answer": null,
@@ -344,7 +344,7 @@ fn experiment(at: &Path) {
             let eval = json_lines(places.map(|(question, idx)| sample(question, idx)));
             let folder = at.join("exp").join(&run).join(if seed == 0 { "eval" } else { "eval/later" });
             std::fs::create_dir_all(&folder).unwrap();
-            // A sample told twice counts once.
+            // The first sample is written twice and must count once.
             std::fs::write(folder.join("samples.jsonl"), eval.clone() + eval.lines().next().unwrap())
                 .unwrap();
         }
@@ -415,7 +415,8 @@ fn what_a_step_tells_follows_from_its_tokens() {
     let one = |update| summed(&responses, update, &|_, _| 1.0);
     let entropy = |update| summed(&responses, update, &|r, t| number(r, "entropy", t));
     let is_kept = |r: &Value, t: usize| f64::from(u8::from(r["tokens"]["kept"][t].as_bool().unwrap()));
-    // The first mini-batch is on policy, so the mean over the rollout leaves what the second one had when it was sampled.
+    // The first mini-batch is on policy: the rollout's entropy sum less the first mini-batch's is the second one's when
+    // sampled.
     let n_tokens = metrics["n_tokens"].as_f64().unwrap();
     assert_eq!(one(0) + one(1), n_tokens);
     let sampled = metrics["entropy_mean"].as_f64().unwrap() * n_tokens - entropy(0);
@@ -423,10 +424,11 @@ fn what_a_step_tells_follows_from_its_tokens() {
     let told = &metrics["entropy_change"];
     assert!((told["measured"].as_f64().unwrap() - measured).abs() < 1e-9, "{told} against {measured}");
     let pushed = summed(&responses, 0, &|r, t| {
-        let (logp, h, weight) = (number(r, "logp", t), number(r, "entropy", t), number(r, "weight", t));
-        is_kept(r, t) * -logp.exp() * (logp + h) * (1.0 - logp.exp()) * weight
+        let logp = number(r, "logp", t);
+        let entropy = number(r, "entropy", t);
+        is_kept(r, t) * -logp.exp() * (logp + entropy) * (1.0 - logp.exp()) * number(r, "weight", t)
     });
-    // Warm-up is over by then: both optimizer steps have the same learning rate.
+    // Warm-up has ended before this step, so both optimizer steps have the same learning rate.
     let predicted = metrics["learning_rate"].as_f64().unwrap() * pushed / summed(&responses, 0, &is_kept);
     assert!(
         (told["predicted"].as_f64().unwrap() / predicted - 1.0).abs() < 1e-6,

@@ -1,4 +1,4 @@
-//! `stapo train` as its users see it: killed, resumed, checked, exported, misused.
+//! `stapo train` from the outside: killed, resumed, verified, exported, misused.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -67,7 +67,7 @@ fn killed_three_times_and_resumed_is_the_uninterrupted_run() {
     assert!(at.join("model/model.safetensors").is_file() && at.join("model/tokenizer.json").is_file());
 }
 
-/// What a user would do next: go on where there is a checkpoint, else start over.
+/// Resumes the run if it has a checkpoint, else starts it over, as a user would.
 fn start_or_resume(at: &Path) -> Vec<&'static str> {
     let has_checkpoint = std::fs::read_dir(at.join("cut/checkpoints")).is_ok_and(|entries| {
         entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("step-"))
@@ -124,7 +124,7 @@ fn bad_input_is_one_paragraph_with_the_remedy_and_leaves_nothing_behind() {
     assert!(long.contains("the limit is 2\nhint: raise rollout.max_prompt_tokens"), "{long}");
 }
 
-/// The built-in model with a tokenizer that knows a token more than the model does.
+/// The built-in model with a tokenizer that has one token more than the model's vocabulary.
 fn mismatched_model(folder: &Path) {
     let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/base");
     std::fs::create_dir(folder).unwrap();
@@ -157,7 +157,7 @@ fn a_folder_that_cannot_be_written_is_refused_by_name() {
     assert!(said.contains("locked/run") && said.contains("choose a folder you may write to"), "{said}");
 }
 
-/// As above for users who may write anywhere: a file system mounted for reading only.
+/// A file system mounted read-only refuses even the root user, to whom file permissions do not apply.
 #[test]
 fn a_read_only_disk_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -176,7 +176,7 @@ fn a_read_only_disk_is_refused_by_name() {
     assert!(said.contains("disk/run") && said.contains("choose a folder you may write to"), "{said}");
 }
 
-/// A disk of a few MiB: the run fills it, says so, and goes on once there is room, to the same bits.
+/// On a disk of a few MiB the run fills the disk, reports it, and resumes to the same bits once there is space.
 #[test]
 fn a_full_disk_stops_with_a_valid_run() {
     let folder = tempfile::tempdir().unwrap();
@@ -257,7 +257,7 @@ fn ctrl_c_finishes_the_step_saves_and_says_how_to_go_on() {
     assert!(at.join(format!("cut/checkpoints/step-{n_steps:06}")).is_dir());
 }
 
-/// Supervised fine-tuning of the built-in model on a file: the loss on its responses falls, and the result is a model.
+/// Supervised fine-tuning of the built-in model on a file lowers the loss on the responses and writes a model.
 #[test]
 fn pretrain_fine_tunes_on_given_responses() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,15 +1,16 @@
-//! One type per stage: `Problem` -> `Rollout` -> `Scored` -> `Group`. Nothing appears later as an `Option`.
+//! One type per stage: `Problem` -> `Rollout` -> `Scored` -> `Group`. A stage adds its values as a new type, not by filling
+//! `Option` fields.
 
 use serde::{Deserialize, Serialize};
 
 /// A question with a known answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// Unique within its data set; names the problem in records and messages.
+    /// Unique within the data set; names the problem in records and messages.
     pub id: String,
-    /// What the model reads, after the template.
+    /// The text that the model reads, rendered by the task's template.
     pub prompt: String,
-    /// What the verifier compares with.
+    /// The answer that the verifier compares with.
     pub reference: String,
 }
 
@@ -17,9 +18,9 @@ pub struct Problem {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Finish {
-    /// The model sampled this stop token; it is the last token of the response.
+    /// The model sampled this stop token, which is the last token of the response.
     Stop { token: u32 },
-    /// The length limit cut the response.
+    /// The response reached the length limit.
     LengthLimit,
 }
 
@@ -29,7 +30,7 @@ pub enum Finish {
 pub struct Rollout {
     /// Index of the problem in its batch.
     pub problem_idx: usize,
-    /// Which of the group's samples this is.
+    /// Index of the sample in its group.
     pub sample_idx: usize,
     pub prompt_tokens: Vec<u32>,
     pub tokens: Vec<u32>,
@@ -38,18 +39,18 @@ pub struct Rollout {
     /// Entropy in nats over the whole vocabulary, at the sampling temperature.
     pub entropy: Vec<f32>,
     pub finish: Finish,
-    /// Optimizer steps the behavior policy had seen.
+    /// Training steps that the behavior policy had made.
     pub policy_version: u64,
 }
 
 impl Rollout {
-    /// Tokens the model runs over: prompt and response.
+    /// Number of tokens of prompt and response together.
     pub fn sequence_len(&self) -> usize {
         self.prompt_tokens.len() + self.tokens.len()
     }
 }
 
-/// What the verifier found, in the words that records use.
+/// The verifier's result, as records name the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -68,7 +69,7 @@ pub struct Scored {
     pub reward: f64,
 }
 
-/// All samples of one problem: what a group-relative advantage is taken over.
+/// All samples of one problem. Advantages are relative to the rewards of the group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     pub problem: Problem,
@@ -80,7 +81,7 @@ impl Group {
         self.members.iter().map(|member| member.reward).collect()
     }
 
-    /// True where every member has the same reward: such a group teaches nothing (all advantages are 0).
+    /// True where all members have the same reward, so that all advantages are 0 and the update learns nothing.
     pub fn is_unanimous(&self) -> bool {
         self.members.windows(2).all(|pair| pair[0].reward == pair[1].reward)
     }
@@ -96,7 +97,7 @@ pub struct OverlongShaping {
 }
 
 impl OverlongShaping {
-    /// What is added to the reward of a response of `n_tokens`.
+    /// The number that is added to the reward of a response of `n_tokens`.
     pub fn penalty(self, n_tokens: usize) -> f64 {
         let free = self.max_tokens.saturating_sub(self.buffer_tokens);
         if n_tokens <= free {

@@ -1,14 +1,16 @@
-//! The engine on a GPU at the shapes of Qwen3: `bench_gpu TASK --key=value ..`; `bench/gpu.sh` puts the results beside
+//! A benchmark on a GPU at the shapes of Qwen3: `bench_gpu TASK --key=value ..`; `bench/gpu.sh` compares the results with
 //! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, the objective of STAPO, backward, clip,
-//! `AdamW`), `decode`, `exact` (every sampled token's log-prob against the packed training forward). Each prints one JSON
-//! object.
+//! `AdamW`), `decode`, `exact` (compares every sampled token's log-prob with the packed training forward). Each task prints
+//! one JSON object.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
 
-use stapo_core::objective::{Draw, ObjectiveSpec, Response as Signals, SequenceTally, TokenEffect};
+use stapo_core::objective::{ObjectiveSpec, ResponseSignals, SequenceTally, TokenEffect, UpdateKey};
 use stapo_model::cuda::{CudaOptions, Training};
-use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Plan, Policy, Reading, Scores};
-use stapo_model::generate::{Engine, Event, Request, Response, Settings};
+use stapo_model::decoder::{
+    ArenaLayout, Gradients, HeadOptions, PackedBatch, Pass, Policy, Purpose, Recompute, TokenScores,
+};
+use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{Device, Family, ModelConfig, Rope, RopeKind};
 use std::collections::{BTreeMap, HashSet};
@@ -45,43 +47,46 @@ fn used_gib(device: &Device) -> f64 {
     device.memory().map_or(0.0, |(free, total)| (total - free) as f64 / f64::from(1 << 30))
 }
 
-/// What the memory should come to: weights, gradients, states, activations, logits and their gradient, libraries.
-fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, keep: Keep) -> f64 {
+/// The expected memory: weights, gradients, optimizer states, activations, logits and their gradient, libraries.
+fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, recompute: Recompute) -> f64 {
     let n = config.n_parameters() as usize;
     let lookup = if config.tied_embeddings { config.vocabulary * config.width } else { 0 };
     let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
-    let arena = Plan::new(config, n_tokens, n_tokens, keep).bytes(2);
+    let arena = ArenaLayout::new(config, n_tokens, n_tokens, Purpose::Training(recompute)).bytes(2);
     let logits = n_tokens.min(2048) * config.vocabulary * 6;
     (trained + 4 * (n + lookup) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
 }
 
-/// Steps over `sequences` x `length` tokens in micro-batches of at most `microbatch` tokens.
+/// Measures optimizer steps over `sequences` x `length` tokens in micro-batches of at most `microbatch` tokens.
 fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Failure> {
     let device = policy.device().clone();
-    let keep = [Keep::LayerInputs, Keep::Products, Keep::Everything][options.get("keep", 2).min(2)];
+    let recompute = [Recompute::Layers, Recompute::Inputs, Recompute::Nothing][options.get("keep", 2).min(2)];
     let mut optimizer =
         Optimizer::new(&policy, AdamWSettings { weight_decay: 0.01, ..AdamWSettings::default() })?;
     let mut gradients = Gradients::zeros(&policy)?;
-    let mut pass = Pass::new(&policy, keep)?;
-    let (n_sequences, length) = (options.get("sequences", 8), options.get("length", 2048));
+    let mut pass = Pass::training(&policy, recompute)?;
+    let n_sequences = options.get("sequences", 8);
+    let length = options.get("length", 2048);
     let per_batch = (options.get("microbatch", 8192) / length).max(1);
     let vocabulary = policy.config().vocabulary;
     let sequences: Vec<Vec<u32>> = (0..n_sequences).map(|s| tokens(s, length, vocabulary)).collect();
     let mut lesson = Lesson::new(n_sequences);
-    let planned = planned_gib(policy.config(), options, per_batch * length, keep);
-    let (mut best, mut parts, mut peak) = (f64::INFINITY, [0.0; 4], 0.0f64);
+    let planned = planned_gib(policy.config(), options, per_batch * length, recompute);
+    let mut best = f64::INFINITY;
+    let mut parts = [0.0; 4];
+    let mut peak = 0.0f64;
     let mut first = 0.0;
     for step in 0..=options.get("steps", 3) {
         let start = Instant::now();
         let mut times = [0.0; 4];
         let mut tallies = Vec::new();
         for (place, part) in sequences.chunks(per_batch).enumerate() {
-            let mut batch = Batch::new();
+            let mut batch = PackedBatch::new();
             for sequence in part {
                 batch.push(sequence, 1);
             }
             let clock = Instant::now();
-            let scores = pass.forward(&policy, &batch, Reading::default())?;
+            let scores = pass.forward(&policy, &batch, HeadOptions::default())?;
             times[0] += clock.elapsed().as_secs_f64();
             let clock = Instant::now();
             let of = place * per_batch..place * per_batch + part.len();
@@ -120,8 +125,8 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
     Ok(())
 }
 
-/// What the objective knows of each sequence: half of them are rewarded. What the first step gives counts as what was
-/// sampled.
+/// The inputs of the objective. Half of the sequences are rewarded; the log-probs and entropies of the first step serve as
+/// those of the behavior policy.
 struct Lesson {
     objective: ObjectiveSpec,
     sampled: Vec<(Vec<f64>, Vec<f64>)>,
@@ -134,11 +139,11 @@ impl Lesson {
         Self { objective, sampled: Vec::new(), n_sequences }
     }
 
-    /// What backward starts from, for the sequences `of`.
+    /// The derivatives by log-prob and entropy of the tokens of the sequences `of`.
     fn evaluate(
         &mut self,
         of: Range<usize>,
-        scores: &Scores,
+        scores: &TokenScores,
         tallies: &mut Vec<SequenceTally>,
     ) -> Result<(Vec<f32>, Vec<f32>), Failure> {
         let per_sequence = scores.logp.len() / of.len();
@@ -152,11 +157,11 @@ impl Lesson {
         if self.sampled.len() < self.n_sequences {
             self.sampled.extend(now.iter().cloned());
         }
-        let responses: Vec<Signals> = (0..self.sampled.len())
+        let responses: Vec<ResponseSignals> = (0..self.sampled.len())
             .map(|s| {
                 let (behavior_logp, behavior_entropy) = &self.sampled[s];
                 let (logp, entropy) = if of.contains(&s) { &now[s - of.start] } else { &self.sampled[s] };
-                Signals {
+                ResponseSignals {
                     advantage: if s % 2 == 0 { 1.0 } else { -1.0 },
                     logp,
                     behavior_logp,
@@ -167,7 +172,7 @@ impl Lesson {
                 }
             })
             .collect();
-        let calibration = self.objective.calibrate(&responses, Draw { step: 0, pass: 0 })?;
+        let calibration = self.objective.calibrate(&responses, UpdateKey { step: 0, pass: 0 })?;
         let mut effects = vec![TokenEffect::default(); scores.logp.len()];
         for (s, effects) in of.zip(effects.chunks_mut(per_sequence)) {
             tallies.push(self.objective.evaluate(&calibration, s, &responses[s], effects)?);
@@ -179,27 +184,27 @@ impl Lesson {
     }
 }
 
-fn settings(options: &Options) -> Settings {
+fn settings(options: &Options) -> EngineSettings {
     let sequences = options.get("prompts", 64) * options.get("samples", 8);
-    Settings {
+    EngineSettings {
         kv_bytes: options.get("kv-gib", 24) << 30,
         max_rows: options.get("rows", 4096),
         max_sequences: sequences,
-        ..Settings::default()
+        ..EngineSettings::default()
     }
 }
 
-/// A rollout batch and the seconds it took.
+/// A rollout batch with its duration.
 struct Generated {
     prompts: Vec<Vec<u32>>,
-    responses: Vec<Response>,
+    responses: Vec<Completion>,
     seconds: f64,
-    /// Tokens per second from the moment on that every sequence has its first.
+    /// Tokens per second after every sequence has got its first token.
     decode_rate: f64,
 }
 
-fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
-    let mut engine = Engine::new(policy, settings(options))?;
+fn generate(policy: &Policy, memory: &mut EngineMemory, options: &Options) -> Result<Generated, Failure> {
+    let mut engine = Engine::new(policy, memory, settings(options))?;
     let vocabulary = policy.config().vocabulary;
     let prompts: Vec<Vec<u32>> =
         (0..options.get("prompts", 64)).map(|p| tokens(p, options.get("prompt", 128), vocabulary)).collect();
@@ -213,14 +218,17 @@ fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
         })?;
     }
     let n_sequences = options.get("prompts", 64) * options.get("samples", 8);
-    let (mut responses, mut told, mut n_tokens, mut n_before) = (Vec::new(), HashSet::new(), 0usize, 0);
+    let mut responses = Vec::new();
+    let mut started = HashSet::new();
+    let mut n_tokens = 0usize;
+    let mut n_before = 0;
     let start = Instant::now();
     let mut begun = start;
     engine.run(|event| {
         match event {
             Event::Token { ticket, sample, .. } => {
                 n_tokens += 1;
-                if told.len() < n_sequences && told.insert((ticket, sample)) {
+                if started.len() < n_sequences && started.insert((ticket, sample)) {
                     (begun, n_before) = (Instant::now(), n_tokens);
                 }
             }
@@ -228,16 +236,17 @@ fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
         }
         true
     })?;
-    let (seconds, decoding) = (start.elapsed().as_secs_f64(), begun.elapsed().as_secs_f64());
-    let decode_rate = (n_tokens - n_before) as f64 / decoding;
+    let seconds = start.elapsed().as_secs_f64();
+    let decode_rate = (n_tokens - n_before) as f64 / begun.elapsed().as_secs_f64();
     Ok(Generated { prompts, responses, seconds, decode_rate })
 }
 
 fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
-    // A short run of the same size first: it loads kernels, sets products up and records steps, as the first rollout of a
-    // training run does for all others.
-    generate(policy, &options.clone().with("new", 4))?;
-    let Generated { responses, seconds, decode_rate, .. } = generate(policy, options)?;
+    // A short run of the same size comes first, which loads kernels, prepares matrix products and records CUDA graphs. In
+    // training, the first rollout does this for all others.
+    let mut memory = EngineMemory::new();
+    generate(policy, &mut memory, &options.clone().with("new", 4))?;
+    let Generated { responses, seconds, decode_rate, .. } = generate(policy, &mut memory, options)?;
     let n: usize = responses.iter().map(|r| r.tokens.len()).sum();
     println!(
         r#"{{"task": "decode", "sequences": {}, "prompts": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "copy_bytes_per_s": {:.3e}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
@@ -250,7 +259,7 @@ fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Bytes read and written per second by copies within the GPU's memory: what decode is measured by.
+/// Bytes read and written per second by copies within the GPU's memory, as the bandwidth to compare decode with.
 fn copy_rate(device: &Device) -> Result<f64, Failure> {
     const LEN: usize = 1 << 30;
     let (from, mut to) = (device.zeros::<f32>(LEN)?, device.zeros::<f32>(LEN)?);
@@ -266,22 +275,26 @@ fn copy_rate(device: &Device) -> Result<f64, Failure> {
 }
 
 fn exact(policy: &Policy, options: &Options) -> Result<(), Failure> {
-    let Generated { prompts, responses, .. } = generate(policy, options)?;
-    let mut pass = Pass::new(policy, Keep::Nothing)?;
-    let (mut n, mut n_off, mut worst) = (0usize, 0usize, 0.0f32);
+    let Generated { prompts, responses, .. } = generate(policy, &mut EngineMemory::new(), options)?;
+    let mut pass = Pass::scoring(policy)?;
+    let mut n = 0usize;
+    let mut n_off = 0usize;
+    let mut worst = 0.0f32;
     for part in responses.chunks(options.get("together", 24)) {
-        let mut batch = Batch::new();
+        let mut batch = PackedBatch::new();
         for response in part {
             let prompt = &prompts[response.ticket.0 as usize];
             let all: Vec<u32> =
                 prompt.iter().copied().chain(response.tokens.iter().map(|t| t.token)).collect();
             batch.push(&all, prompt.len());
         }
-        let scores = pass.forward(policy, &batch, Reading::default())?;
+        let scores = pass.forward(policy, &batch, HeadOptions::default())?;
         let sampled = part.iter().flat_map(|response| &response.tokens);
         for ((token, logp), entropy) in sampled.zip(&scores.logp).zip(&scores.entropy) {
             let off = (token.logp - logp).abs().max((token.entropy - entropy).abs());
-            (n, n_off, worst) = (n + 1, n_off + usize::from(off != 0.0), worst.max(off));
+            n += 1;
+            n_off += usize::from(off != 0.0);
+            worst = worst.max(off);
             assert!(!off.is_nan(), "a log-prob is not a number");
         }
     }
@@ -293,7 +306,8 @@ fn tokens(sequence: usize, n: usize, vocabulary: usize) -> Vec<u32> {
     (0..n).map(|i| ((sequence * 7919 + i * 104_729) % vocabulary) as u32).collect()
 }
 
-/// Uniform weights of the usual deviation, quickly: one long pattern of a prime length over and over; norms one.
+/// Fills matrices with uniform weights of deviation 0.02 and norms with 1. For speed, the values repeat a pattern of prime
+/// length.
 fn fill(policy: &mut Policy) {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut next = || {
@@ -342,7 +356,7 @@ fn shape(options: &Options) -> Result<ModelConfig, Failure> {
     Ok(config)
 }
 
-/// `--key=value` arguments, with their defaults where they are used.
+/// `--key=value` arguments. Defaults are given where a value is read.
 #[derive(Clone, Default)]
 struct Options(BTreeMap<String, usize>);
 

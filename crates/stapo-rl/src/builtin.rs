@@ -1,4 +1,4 @@
-//! The small base model inside the program. How it was made stands in `models/base/PROVENANCE.md`.
+//! The small base model inside the program. `models/base/PROVENANCE.md` says how the model was made.
 
 use crate::error::{Error, Result};
 use crate::run::write_whole;
@@ -20,7 +20,7 @@ pub fn unpack(folder: &Path) -> Result<()> {
     FILES.iter().try_for_each(|(name, bytes)| write_whole(&folder.join(name), bytes))
 }
 
-/// The bytes of its safetensors file.
+/// The bytes of the model's safetensors file.
 pub fn weights() -> &'static [u8] {
     WEIGHTS
 }

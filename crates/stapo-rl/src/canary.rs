@@ -1,4 +1,4 @@
-//! Checks that run beside every step: what must be true, and what should make one look.
+//! Checks of every step: conditions that stop a run, and conditions that warn.
 
 use crate::config::Plan;
 use crate::error::{Error, Result};
@@ -6,18 +6,19 @@ use crate::update::Learned;
 use stapo_core::record::Metrics;
 use stapo_core::{Batch, Verdict};
 
-/// A broken run stops here, before it wastes a night.
+/// Stops a run whose update is broken: log-probs of sampling and training differ, a tensor has no gradient, or no weight
+/// has changed.
 pub fn check_learned(plan: &Plan, step: u64, is_on_policy: bool, learned: &Learned) -> Result<()> {
     if !plan.config.canaries.enabled {
         return Ok(());
     }
     let stop = |canary, problem, remedy| Err(Error::Canary { step, canary, problem, remedy });
     if is_on_policy && learned.exactness_max_abs != 0.0 {
-        let places = learned.members.iter().flat_map(|m| {
-            let apart = |&t: &usize| m.logp[t] != m.behavior_logp[t];
-            (0..m.logp.len()).filter(apart).map(move |t| (m, t))
+        let different = learned.members.iter().flat_map(|m| {
+            let differs = |&t: &usize| m.logp[t] != m.behavior_logp[t];
+            (0..m.logp.len()).filter(differs).map(move |t| (m, t))
         });
-        let (member, token) = places.into_iter().next().expect("a distance above 0 has a place");
+        let (member, token) = different.into_iter().next().expect("a maximum above 0 has a token");
         return stop(
             "exactness",
             format!(
@@ -50,7 +51,7 @@ pub fn check_learned(plan: &Plan, step: u64, is_on_policy: bool, learned: &Learn
     Ok(())
 }
 
-/// Stops where the verifier cannot do its work.
+/// Stops a run in which the verifier cannot judge too many responses.
 pub fn check_verdicts(plan: &Plan, step: u64, batch: &Batch) -> Result<()> {
     let limit = plan.config.canaries.max_unjudged_share;
     let n = batch.responses().count().max(1) as f64;
@@ -71,7 +72,7 @@ pub fn check_verdicts(plan: &Plan, step: u64, batch: &Batch) -> Result<()> {
     Ok(())
 }
 
-/// What a person should know about this step.
+/// Warnings about a step: no contrast between rewards, or an entropy far from that of the `first` step.
 pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: &Batch) -> Vec<String> {
     let mut said = Vec::new();
     if !plan.config.canaries.enabled {
@@ -85,7 +86,7 @@ pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: 
     }
     if let Some(first) = first {
         let canaries = &plan.config.canaries;
-        if metrics.entropy_mean < canaries.entropy_collapse_factor * first.entropy_mean {
+        if canaries.is_collapse(first.entropy_mean, metrics.entropy_mean) {
             said.push(format!(
                 "step {}: entropy fell from {:.3} to {:.3} nats; likely a learning rate too high or masks that remove exploration",
                 metrics.step, first.entropy_mean, metrics.entropy_mean

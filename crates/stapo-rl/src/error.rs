@@ -1,4 +1,4 @@
-//! What can go wrong in a run that is nobody's programming mistake.
+//! The errors of a run that come from inputs, files and devices. Programming mistakes panic instead.
 
 use crate::config::PlanError;
 use crate::task::TaskError;
@@ -35,6 +35,8 @@ pub enum Error {
     Task(#[from] TaskError),
     #[error(transparent)]
     Model(#[from] stapo_model::Error),
+    #[error("{reason}")]
+    NoTokenizer { reason: String },
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
     #[error(

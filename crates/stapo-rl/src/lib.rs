@@ -1,4 +1,4 @@
-//! The system: config -> plan, rollouts, tasks, the loop, records.
+//! The training system: config and plan, tasks, rollouts, updates, the loop, evaluation, records.
 
 mod builtin;
 mod canary;
@@ -7,19 +7,21 @@ mod error;
 pub mod estimate;
 pub mod evaluation;
 pub mod experiment;
-mod policy;
+mod facade;
+mod learner;
+mod loaded_model;
+pub mod memory;
 pub mod pretrain;
+mod records;
 pub mod rollout;
 pub mod run;
 pub mod task;
-mod telling;
 pub mod train;
 mod update;
 
 pub use builtin::{unpack as unpack_builtin, weights as builtin_weights};
 pub use config::{Config, Plan};
 pub use error::{Error, Result};
-pub use policy::Student;
-
-/// The command line reaches the model through the system.
-pub use stapo_model as model;
+pub use facade::{device, inference, model_files};
+pub use learner::Learner;
+pub use loaded_model::LoadedModel;

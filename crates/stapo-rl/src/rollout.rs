@@ -2,32 +2,41 @@
 
 use crate::config::Plan;
 use crate::error::{Error, Result};
-use crate::policy::Student;
+use crate::loaded_model::LoadedModel;
 use crate::task::{Judged, Split, Task};
 use stapo_core::random::Key;
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored};
-use stapo_model::generate::{self, Engine, Filter, Request, SamplingRule, Settings};
+use stapo_model::generate::{
+    Engine, EngineMemory, EngineSettings, Filter, FinishReason, Request, SamplingRule,
+};
 
-/// How a set of problems is sampled.
+/// How the group of each problem is sampled.
 #[derive(Debug, Clone, Copy)]
-pub struct Sampling {
+pub struct GroupSampling {
     pub key: Key,
     pub n_samples: usize,
     pub temperature: f64,
 }
 
-/// What a rollout phase gave.
+/// The result of a rollout phase.
 #[derive(Debug)]
 pub struct RolledOut {
     pub batch: Batch,
-    /// Problems drawn for it: more than it holds where groups were redrawn.
+    /// Problems drawn, including those whose groups were replaced.
     pub n_drawn: u64,
-    /// Response tokens sampled, redrawn ones included.
+    /// Response tokens sampled, including those of replaced groups.
     pub n_sampled: usize,
 }
 
-/// Samples one rollout batch from the problems at `position` on.
-pub fn roll_out(student: &Student, task: &Task, plan: &Plan, step: u64, position: u64) -> Result<RolledOut> {
+/// Samples one rollout batch, with problems from `position` on.
+pub fn roll_out(
+    model: &LoadedModel,
+    memory: &mut EngineMemory,
+    task: &Task,
+    plan: &Plan,
+    step: u64,
+    position: u64,
+) -> Result<RolledOut> {
     let config = &plan.config;
     let wanted = config.rollout.problems_per_step;
     let mut kept: Vec<Group> = Vec::new();
@@ -38,12 +47,12 @@ pub fn roll_out(student: &Student, task: &Task, plan: &Plan, step: u64, position
             .map(|i| Ok(task.problem(config.seed, Split::Train, position + out.n_drawn + i)?))
             .collect::<Result<_>>()?;
         out.n_drawn += missing as u64;
-        let sampling = Sampling {
+        let sampling = GroupSampling {
             key: Key::new(config.seed).with(step).with(draw),
             n_samples: config.rollout.group_size,
             temperature: config.rollout.temperature,
         };
-        let groups = sample_and_score(student, task, plan, &problems, sampling, step - 1)?;
+        let groups = sample_and_score(model, memory, task, plan, &problems, sampling, step - 1)?;
         out.n_sampled +=
             groups.iter().flat_map(|group| &group.members).map(|m| m.rollout.tokens.len()).sum::<usize>();
         let is_last = draw == config.rollout.max_redraws as u64;
@@ -56,19 +65,21 @@ pub fn roll_out(student: &Student, task: &Task, plan: &Plan, step: u64, position
     Ok(out)
 }
 
-/// Responses to each problem, judged and rewarded.
+/// Samples responses to each problem, with verdicts and rewards.
 pub fn sample_and_score(
-    student: &Student,
+    model: &LoadedModel,
+    memory: &mut EngineMemory,
     task: &Task,
     plan: &Plan,
     problems: &[Problem],
-    sampling: Sampling,
+    sampling: GroupSampling,
     policy_version: u64,
 ) -> Result<Vec<Group>> {
-    let rollouts = sample(student, plan, problems, sampling, policy_version)?;
+    let rollouts = sample(model, memory, plan, problems, sampling, policy_version)?;
+    let tokenizer = model.tokenizer()?;
     let texts = rollouts
         .iter()
-        .map(|rollout| Ok(student.tokenizer.decode(&rollout.tokens)?))
+        .map(|rollout| Ok(tokenizer.decode(&rollout.tokens)?))
         .collect::<Result<Vec<String>>>()?;
     let pairs: Vec<(&Problem, &str)> = rollouts
         .iter()
@@ -85,7 +96,7 @@ pub fn sample_and_score(
     Ok(groups)
 }
 
-/// What an external verifier gave, else by verdict; shaped by length where the plan says so.
+/// The reward of an external verifier, or else the verdict's, plus the shaping of long responses where the plan has one.
 fn reward(plan: &Plan, judged: &Judged, n_tokens: usize) -> f64 {
     let rewards = plan.config.reward;
     let by_verdict = if judged.verdict == stapo_core::Verdict::Right { rewards.right } else { rewards.wrong };
@@ -94,23 +105,24 @@ fn reward(plan: &Plan, judged: &Judged, n_tokens: usize) -> f64 {
 }
 
 fn sample(
-    student: &Student,
+    model: &LoadedModel,
+    memory: &mut EngineMemory,
     plan: &Plan,
     problems: &[Problem],
-    sampling: Sampling,
+    sampling: GroupSampling,
     policy_version: u64,
 ) -> Result<Vec<Rollout>> {
     let limits = &plan.config.rollout;
-    let settings = Settings {
+    let settings = EngineSettings {
         seed: sampling.key.bits(),
         rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
         kv_bytes: limits.kv_mib << 20,
-        ..Settings::default()
+        ..EngineSettings::default()
     };
-    let mut engine = Engine::new(&student.policy, settings)?;
+    let mut engine = Engine::new(&model.policy, memory, settings)?;
     let mut prompts = Vec::with_capacity(problems.len());
     for (idx, problem) in problems.iter().enumerate() {
-        let prompt = student.encode(&problem.prompt, limits.chat)?;
+        let prompt = model.encode(&problem.prompt, limits.chat)?;
         if prompt.len() > limits.max_prompt_tokens {
             return Err(Error::PromptTooLong {
                 problem_id: problem.id.clone(),
@@ -123,12 +135,12 @@ fn sample(
             prompt: prompt.clone(),
             n_samples: sampling.n_samples as u32,
             max_tokens: limits.max_response_tokens,
-            stops: student.stops.clone(),
+            stops: model.stops.clone(),
         };
         engine.submit(request).map_err(|source| Error::Request { problem_id: problem.id.clone(), source })?;
         prompts.push(prompt);
     }
-    let responses = engine.finish()?;
+    let responses = engine.generate()?;
     Ok(responses
         .into_iter()
         .map(|response| {
@@ -140,27 +152,38 @@ fn sample(
                 tokens: response.tokens.iter().map(|t| t.token).collect(),
                 logp: response.tokens.iter().map(|t| t.logp).collect(),
                 entropy: response.tokens.iter().map(|t| t.entropy).collect(),
-                finish: match response.finish {
-                    generate::Finish::Stop(token) => Finish::Stop { token },
-                    generate::Finish::LengthLimit => Finish::LengthLimit,
-                },
+                finish: finish(response.finish),
                 policy_version,
             }
         })
         .collect())
 }
 
+/// The engine's reason for the end of a response, as records name the reason.
+pub(crate) fn finish(reason: FinishReason) -> Finish {
+    match reason {
+        FinishReason::Stop(token) => Finish::Stop { token },
+        FinishReason::LengthLimit => Finish::LengthLimit,
+    }
+}
+
 /// Share of right answers on held-out problems.
-pub fn held_out_accuracy(student: &Student, task: &Task, plan: &Plan, policy_version: u64) -> Result<f64> {
+pub fn held_out_accuracy(
+    model: &LoadedModel,
+    memory: &mut EngineMemory,
+    task: &Task,
+    plan: &Plan,
+    policy_version: u64,
+) -> Result<f64> {
     let evaluation = &plan.config.evaluation;
     let problems = task.held_out(evaluation.problems);
-    // One key for the whole run: evaluations differ by the policy alone.
-    let sampling = Sampling {
+    // All evaluations of a run sample with the same key, so that two evaluations differ by the policy alone.
+    let sampling = GroupSampling {
         key: Key::new(plan.config.seed).with(u64::MAX),
         n_samples: evaluation.samples,
         temperature: plan.config.rollout.temperature,
     };
-    let groups = sample_and_score(student, task, plan, &problems, sampling, policy_version)?;
+    let groups = sample_and_score(model, memory, task, plan, &problems, sampling, policy_version)?;
     Ok(accuracy(&Batch { groups }))
 }
 

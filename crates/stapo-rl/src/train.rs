@@ -1,28 +1,29 @@
-//! The loop.
+//! The training loop.
 
 use crate::canary;
-use crate::config::{Model, Plan};
+use crate::config::{ModelSource, Plan};
 use crate::error::{Error, Result};
-use crate::estimate;
-use crate::policy::Student;
+use crate::learner::Learner;
+use crate::loaded_model::LoadedModel;
+use crate::memory;
+use crate::records::{Phases, explored_records, metrics, response_records, silenced_records};
 use crate::rollout::{RolledOut, held_out_accuracy, roll_out};
-use crate::run::{Checkpoint, Counters, Run, is_due, state_hash};
+use crate::run::{Checkpoint, Run, is_due};
 use crate::task::Task;
-use crate::telling::{Phases, explored_records, metrics, response_records, silenced_records};
-use crate::update::{Learned, Learner, Turn, learn};
+use crate::update::{Learned, MinibatchContext, learn};
 use stapo_core::record::Metrics;
-use stapo_model::decoder::{Gradients, Policy};
-use stapo_model::optimizer::Optimizer;
+use stapo_model::decoder::Policy;
+use stapo_model::generate::EngineMemory;
 use stapo_model::{Device, Pretrained};
 use std::path::Path;
 
-/// Whoever looks at a run while it goes, and may end it.
+/// Observes a run step by step, and may end the run.
 pub trait Watch {
-    /// Held-out accuracy before the first step.
+    /// Receives the held-out accuracy before the first step.
     fn started(&mut self, accuracy: f64);
     fn stepped(&mut self, metrics: &Metrics);
     fn warned(&mut self, text: &str);
-    /// Asked after every step; the run is saved when this says true.
+    /// Called after every step; true saves and ends the run.
     fn wants_stop(&mut self) -> bool;
 }
 
@@ -33,97 +34,76 @@ pub enum Outcome {
     Done,
     /// The target accuracy was reached.
     TargetReached,
-    /// It was asked to stop, and can go on.
+    /// The observer ended the run, which can be resumed.
     Stopped,
 }
 
-/// Everything that changes in a run.
+/// The state of a run.
 pub struct Trainer {
-    pub student: Student,
+    pub learner: Learner,
     pub task: Task,
-    optimizer: Optimizer,
-    gradients: Gradients,
+    /// The frozen policy of a KL penalty.
     reference: Option<Policy>,
-    pub counters: Counters,
+    /// The rollout engine's memory, kept from one rollout to the next.
+    engine_memory: EngineMemory,
 }
 
 impl Trainer {
-    /// The state before the first step. `base` is where a built-in model is unpacked.
+    /// The state before the first step. `base` is the folder to which a built-in model is unpacked.
     pub fn new(plan: &Plan, base: &Path, device: &Device) -> Result<Self> {
-        if let Model::Path { path } = &plan.config.model {
-            estimate::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
+        if let ModelSource::Path { path } = &plan.config.model {
+            memory::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
         }
-        let student = Student::open(&plan.config.model, base, device)?;
-        student.check(plan)?;
-        let reference = reference(plan, &student, base, device)?;
-        Ok(Self {
-            optimizer: Optimizer::new(&student.policy, plan.optimizer())?,
-            gradients: Gradients::zeros(&student.policy)?,
-            task: Task::open(&plan.task)?,
-            student,
-            reference,
-            counters: Counters::default(),
-        })
-    }
-
-    /// The state of a checkpoint.
-    pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        checkpoint.restore(&mut self.student.policy, &mut self.optimizer)?;
-        self.counters = checkpoint.counters;
-        Ok(())
-    }
-
-    /// Hash of weights, optimizer state and counters.
-    pub fn state_hash(&self) -> String {
-        state_hash(self.counters, &self.student.policy, &self.optimizer)
-    }
-
-    fn save(&self, plan: &Plan, run: &Run) -> Result<()> {
-        let keep = plan.config.record.keep_checkpoints;
-        Checkpoint::save(run.folder(), self.counters, &self.student.policy, &self.optimizer, keep)?;
-        run.write_manifest()
+        let model = LoadedModel::open(&plan.config.model, base, device)?;
+        model.check(plan)?;
+        let reference = reference(plan, &model, base, device)?;
+        let learner = Learner::new(model, plan.optimizer())?;
+        Ok(Self { learner, task: Task::open(&plan.task)?, reference, engine_memory: EngineMemory::new() })
     }
 
     /// Samples the rollout batch of the next step.
-    pub fn roll_out(&self, plan: &Plan) -> Result<RolledOut> {
-        let step = self.counters.step + 1;
-        let rolled = roll_out(&self.student, &self.task, plan, step, self.counters.position)?;
+    pub fn roll_out(&mut self, plan: &Plan) -> Result<RolledOut> {
+        let Learner { model, counters, .. } = &self.learner;
+        let step = counters.step + 1;
+        let memory = &mut self.engine_memory;
+        let rolled = roll_out(model, memory, &self.task, plan, step, counters.position)?;
         canary::check_verdicts(plan, step, &rolled.batch)?;
         Ok(rolled)
     }
 
-    /// All optimizer steps of one rollout batch: the step is done.
+    /// Share of right answers on held-out problems with the present weights.
+    fn held_out_accuracy(&mut self, plan: &Plan) -> Result<f64> {
+        let Learner { model, counters, .. } = &self.learner;
+        held_out_accuracy(model, &mut self.engine_memory, &self.task, plan, counters.step)
+    }
+
+    /// Makes all optimizer steps of one rollout batch, which completes the training step.
     pub fn learn<'a>(&mut self, plan: &Plan, rolled: &'a RolledOut) -> Result<Vec<Learned<'a>>> {
-        let step = self.counters.step + 1;
+        let step = self.learner.counters.step + 1;
         let mut learned = Vec::new();
         for groups in rolled.batch.minibatches(plan.config.update.problems_per_minibatch) {
             for pass in 0..plan.objective.n_passes() {
-                let turn = Turn { step, is_on_policy: learned.is_empty(), pass };
-                let mut learner = Learner {
-                    policy: &mut self.student.policy,
-                    optimizer: &mut self.optimizer,
-                    gradients: &mut self.gradients,
-                    reference: self.reference.as_ref(),
-                };
-                let update = learn(&mut learner, plan, groups, turn, &mut self.counters)?;
-                canary::check_learned(plan, step, turn.is_on_policy, &update)?;
+                let context = MinibatchContext { step, is_on_policy: learned.is_empty(), pass };
+                let update = learn(&mut self.learner, self.reference.as_ref(), plan, groups, context)?;
+                canary::check_learned(plan, step, context.is_on_policy, &update)?;
                 learned.push(update);
             }
         }
-        self.counters.step = step;
-        self.counters.position += rolled.n_drawn;
+        self.learner.counters.step = step;
+        self.learner.counters.position += rolled.n_drawn;
         Ok(learned)
     }
 }
 
-/// The frozen policy of a KL penalty, where the objective has one.
-fn reference(plan: &Plan, student: &Student, base: &Path, device: &Device) -> Result<Option<Policy>> {
+/// The frozen policy of a KL penalty; `None` for an objective without one.
+fn reference(plan: &Plan, model: &LoadedModel, base: &Path, device: &Device) -> Result<Option<Policy>> {
     if !plan.objective.needs_reference() {
         return Ok(None);
     }
-    let model = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
-    let policy = Student::open(model, base, device)?.policy;
-    let (own, other) = (student.policy.config().vocabulary, policy.config().vocabulary);
+    let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
+    let policy = LoadedModel::open(source, base, device)?.policy;
+    let own = model.policy.config().vocabulary;
+    let other = policy.config().vocabulary;
     if own != other {
         return Err(Error::Misfit {
             key: "reference",
@@ -134,37 +114,39 @@ fn reference(plan: &Plan, student: &Student, base: &Path, device: &Device) -> Re
     Ok(Some(policy))
 }
 
-/// Trains from where `trainer` is to the end of the plan.
+/// Trains from the trainer's step to the plan's last step.
 pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let mut first = Run::read_metrics::<Metrics>(run.folder())?.into_iter().next();
     let mut accuracy_before = None;
-    if trainer.counters.step == 0 {
-        let accuracy = held_out_accuracy(&trainer.student, &trainer.task, plan, 0)?;
+    let n_kept = plan.config.record.keep_checkpoints;
+    if trainer.learner.counters.step == 0 {
+        let accuracy = trainer.held_out_accuracy(plan)?;
         accuracy_before = Some(accuracy);
         watch.started(accuracy);
-        trainer.save(plan, run)?;
+        trainer.learner.save(run, n_kept)?;
     }
-    while trainer.counters.step < plan.config.steps {
+    while trainer.learner.counters.step < plan.config.steps {
         let mut phases = Phases::start();
         let rolled = trainer.roll_out(plan)?;
         phases.rolled_out(rolled.n_sampled);
         let learned = trainer.learn(plan, &rolled)?;
         phases.updated(&learned);
-        let step = trainer.counters.step;
+        let step = trainer.learner.counters.step;
 
         let mut metrics = metrics(step, &rolled, &learned, &phases);
         metrics.eval_accuracy_before = accuracy_before.take();
         if is_due(step, plan.config.evaluation.every_steps) || step == plan.config.steps {
-            metrics.eval_accuracy = Some(held_out_accuracy(&trainer.student, &trainer.task, plan, step)?);
+            metrics.eval_accuracy = Some(trainer.held_out_accuracy(plan)?);
         }
-        run.write_silenced(step, &silenced_records(step, &trainer.student, &learned)?)?;
-        run.write_explored(step, &explored_records(step, &trainer.student, &learned)?)?;
+        let model = &trainer.learner.model;
+        run.write_silenced(step, &silenced_records(step, model, &learned)?)?;
+        run.write_explored(step, &explored_records(step, model, &learned)?)?;
         if step == 1 || is_due(step, plan.config.record.responses_every_steps) {
             let n = plan.config.record.responses;
-            run.write_responses(step, &response_records(step, &trainer.student, &learned, n)?)?;
+            run.write_responses(step, &response_records(step, model, &learned, n)?)?;
         }
         if is_due(step, plan.config.record.state_hash_every_steps) {
-            run.add_state_hash(step, trainer.state_hash());
+            run.add_state_hash(step, trainer.learner.state_hash());
         }
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);
@@ -178,7 +160,7 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
         let is_stopped = watch.wants_stop();
         let is_last = step == plan.config.steps;
         if is_reached || is_stopped || is_last || is_due(step, plan.config.record.checkpoint_every_steps) {
-            trainer.save(plan, run)?;
+            trainer.learner.save(run, n_kept)?;
         }
         first = first.or(Some(metrics));
         if is_reached {
@@ -191,7 +173,7 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
     Ok(Outcome::Done)
 }
 
-/// The trainer of a run that was interrupted, and why newer checkpoints than its own were refused.
+/// The trainer of an interrupted run at the newest good checkpoint, and the errors of newer checkpoints that were refused.
 pub fn resume(folder: &Path, plan: &Plan, device: &Device) -> Result<(Run, Trainer, Vec<Error>)> {
     let (checkpoint, refused) = Checkpoint::newest(folder)?;
     let Some(checkpoint) = checkpoint else {
@@ -203,14 +185,14 @@ pub fn resume(folder: &Path, plan: &Plan, device: &Device) -> Result<(Run, Train
         return Err(Error::NoRun { folder: folder.to_owned(), problem, remedy });
     };
     let mut trainer = Trainer::new(plan, &base_folder(folder, plan), device)?;
-    trainer.restore(&checkpoint)?;
+    trainer.learner.restore(&checkpoint)?;
     Ok((Run::reopen::<Metrics>(folder, checkpoint.counters.step)?, trainer, refused))
 }
 
-/// Where a run keeps the built-in model it started from.
+/// The folder in which a run keeps the built-in model.
 pub fn base_folder(run: &Path, plan: &Plan) -> std::path::PathBuf {
     match plan.config.model {
-        Model::Builtin => run.join("base"),
-        Model::Path { .. } => run.to_owned(),
+        ModelSource::Builtin => run.join("base"),
+        ModelSource::Path { .. } => run.to_owned(),
     }
 }

@@ -1,17 +1,17 @@
-//! The loop as a whole, on a tiny model: the same bits whatever the interruptions, micro-batches and threads.
+//! The training loop on a tiny model: the result has the same bits for all interruptions, micro-batches and thread counts.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use serde_json::{Map, Value, json};
 use stapo_core::record::{Extra, Manifest, Metrics, SCHEMA};
-use stapo_rl::model::{CpuOptions, Device};
+use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::run::{Checkpoint, Run};
 use stapo_rl::train::{Outcome, Trainer, Watch, resume, train};
 use stapo_rl::{Config, Plan};
 use std::fs;
 use std::path::Path;
 
-/// Stops after so many steps, as Ctrl-C would.
+/// An observer that ends the run after `stop_after`, as Ctrl-C would.
 struct Quiet {
     stop_after: Option<u64>,
     step: u64,
@@ -34,7 +34,7 @@ impl Watch for Quiet {
     }
 }
 
-/// Small enough for tests: 4 problems x 4 responses.
+/// A plan with 4 problems of 4 responses per step.
 fn plan(overrides: &[&str]) -> Plan {
     let small = [
         "steps=4",
@@ -66,10 +66,10 @@ fn whole_run(plan: &Plan) -> (String, Vec<Metrics>) {
     let path = folder.path().join("run");
     let (mut run, mut trainer) = start(&path, plan);
     assert_eq!(train(plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap(), Outcome::Done);
-    (trainer.state_hash(), Run::read_metrics(&path).unwrap())
+    (trainer.learner.state_hash(), Run::read_metrics(&path).unwrap())
 }
 
-/// Metrics without what depends on the clock.
+/// The metrics without the values that depend on the clock.
 fn timeless(mut metrics: Vec<Metrics>) -> Vec<Metrics> {
     for m in &mut metrics {
         m.tokens_per_second.rollout = 0.0;
@@ -100,9 +100,9 @@ fn stopped_and_resumed_is_the_uninterrupted_run() {
         assert_eq!(train(&plan, &mut run, &mut trainer, &mut quiet).unwrap(), Outcome::Stopped);
         drop((run, trainer));
         let (mut run, mut trainer, refused) = resume(&path, &plan, &device(1)).unwrap();
-        assert!(refused.is_empty() && trainer.counters.step == stop_after);
+        assert!(refused.is_empty() && trainer.learner.counters.step == stop_after);
         train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
-        assert_eq!(trainer.state_hash(), hash, "stopped after {stop_after}");
+        assert_eq!(trainer.learner.state_hash(), hash, "stopped after {stop_after}");
         assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics.clone()));
     }
 }
@@ -122,15 +122,15 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&state, bytes).unwrap();
-    // A killed writer's half line.
+    // Cut the last line, as a killed writer would leave the file.
     let metrics = path.join("metrics.jsonl");
     let text = fs::read_to_string(&metrics).unwrap();
     fs::write(&metrics, &text[..text.len() - 30]).unwrap();
     let (mut run, mut trainer, refused) = resume(&path, &plan, &device(2)).unwrap();
     assert!(refused[0].to_string().contains("step-000003") && refused[0].to_string().contains("damaged"));
-    assert_eq!(trainer.counters.step, 2);
+    assert_eq!(trainer.learner.counters.step, 2);
     train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
-    assert_eq!(trainer.state_hash(), hash);
+    assert_eq!(trainer.learner.state_hash(), hash);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn the_microbatch_budget_changes_no_bit() {
     }
 }
 
-/// The curve of a run: what it did, without the clock.
+/// The curve of a run: the metrics that do not depend on the clock, and the final state hash.
 fn curve(plan: &Plan) -> Value {
     const KEYS: [&str; 11] = [
         "step",
@@ -171,8 +171,8 @@ fn curve(plan: &Plan) -> Value {
     json!({ "steps": steps, "state": state })
 }
 
-/// To the last bit, on every machine. After a change that means to move the numbers:
-/// `STAPO_WRITE_CURVES=1 cargo test -p stapo-rl --test loop along`
+/// The committed curves hold to the last bit on every machine. After a change that is meant to change results, write the
+/// curves anew: `STAPO_WRITE_CURVES=1 cargo test -p stapo-rl --test loop along`.
 #[test]
 fn every_preset_trains_along_its_committed_curve() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/curves.json");
@@ -191,7 +191,7 @@ fn every_preset_trains_along_its_committed_curve() {
     assert_eq!(found.len(), committed.len());
 }
 
-/// What a run that cannot go on says.
+/// The error message of a run that stops.
 fn complaint(plan: &Plan) -> String {
     let folder = tempfile::tempdir().unwrap();
     let (mut run, mut trainer) = start(&folder.path().join("run"), plan);
@@ -210,23 +210,23 @@ fn a_gradient_that_is_not_finite_names_step_microbatch_and_tensor_and_changes_no
     let plan = plan(&["reward.right=1e38", "objective.preset=rloo", "update.microbatch_tokens=160"]);
     let folder = tempfile::tempdir().unwrap();
     let (mut run, mut trainer) = start(&folder.path().join("run"), &plan);
-    let fresh = trainer.state_hash();
+    let fresh = trainer.learner.state_hash();
     let said = train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap_err().to_string();
     assert!(said.contains(", micro-batch ") && said.contains("gradient of "), "{said}");
-    let n_done = trainer.counters.step;
+    let n_done = trainer.learner.counters.step;
     assert!(said.starts_with(&format!("step {}", n_done + 1)), "{said}");
     let before = if n_done == 0 {
         fresh
     } else {
         whole_run(&Plan { config: Config { steps: n_done, ..plan.config.clone() }, ..plan }).0
     };
-    assert_eq!(trainer.state_hash(), before);
+    assert_eq!(trainer.learner.state_hash(), before);
 }
 
 #[test]
 fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
     let redrawn = plan(&["rollout.max_redraws=8", "rollout.group_size=2"]);
-    let trainer = Trainer::new(&redrawn, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let mut trainer = Trainer::new(&redrawn, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
     let rolled = trainer.roll_out(&redrawn).unwrap();
     assert!(rolled.n_drawn > 4, "with two responses each, some groups agree");
     assert_eq!(rolled.batch.groups.len(), 4);
@@ -240,7 +240,7 @@ fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
 #[test]
 fn long_responses_lose_reward_where_shaping_is_on() {
     let shaped = plan(&["rollout.overlong={max_tokens=96,buffer_tokens=90}"]);
-    let trainer = Trainer::new(&shaped, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let mut trainer = Trainer::new(&shaped, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
     for scored in trainer.roll_out(&shaped).unwrap().batch.responses() {
         let verdict = if scored.verdict == stapo_core::Verdict::Right { 1.0 } else { -1.0 };
         let over = (scored.rollout.tokens.len() as f64 - 6.0).max(0.0) / 90.0;
@@ -248,7 +248,7 @@ fn long_responses_lose_reward_where_shaping_is_on() {
     }
 }
 
-/// The KL penalty holds the policy near its reference, and the reference is the model of the start even after a resume.
+/// The reference of a KL penalty is the model at the start of the run, after a resume too.
 #[test]
 fn the_reference_is_frozen() {
     let free = plan(&["objective.preset=grpo", "objective.kl={kind=\"none\"}", "update.learning_rate=1e-3"]);
@@ -263,7 +263,7 @@ fn the_reference_is_frozen() {
     train(&held, &mut run, &mut trainer, &mut Quiet { stop_after: Some(2), step: 0 }).unwrap();
     let (mut run, mut trainer, _) = resume(&path, &held, &device(2)).unwrap();
     train(&held, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
-    assert_eq!(trainer.state_hash(), held_hash);
+    assert_eq!(trainer.learner.state_hash(), held_hash);
     assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics));
 }
 
@@ -271,7 +271,7 @@ fn the_reference_is_frozen() {
 fn an_external_reward_is_the_reward() {
     let verifier = "task.verifier={kind=\"command\",program=\"sh\",args=[\"-c\",\"while read -r line; do echo '{\\\"reward\\\":0.25}'; done\"]}";
     let external = plan(&[verifier]);
-    let trainer = Trainer::new(&external, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let mut trainer = Trainer::new(&external, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
     let rolled = trainer.roll_out(&external).unwrap();
     assert!(rolled.batch.responses().all(|scored| scored.reward == 0.25));
 }

@@ -4,8 +4,8 @@ use crate::shared::machine;
 use crate::shared::units::size;
 use anyhow::Result;
 use serde_json::json;
-use stapo_rl::model::cuda::{self, Found, Part};
-use stapo_rl::model::{CpuOptions, Simd};
+use stapo_rl::device::cuda::{self, Found, FoundLibrary};
+use stapo_rl::device::{CpuOptions, Simd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -21,18 +21,18 @@ pub struct Args {
     json: bool,
 }
 
-/// Below this a run of the built-in model with its checkpoints gets tight.
+/// Free disk, in bytes, below which doctor warns: a run keeps checkpoints.
 const LITTLE_DISK: u64 = 1 << 30;
 
 /// One line of the report.
 struct Finding {
     name: &'static str,
-    mark: Mark,
+    status: Status,
     text: String,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Mark {
+enum Status {
     Good,
     /// Works, but look.
     Look,
@@ -41,20 +41,21 @@ enum Mark {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let (options, found) = (CpuOptions::from_env()?, cuda::probe());
+    let options = CpuOptions::from_env()?;
+    let found = cuda::probe();
     if args.json {
         println!("{:#}", as_json(args, options, &found));
         return Ok(ExitCode::SUCCESS);
     }
     let mut findings = vec![processor(options), memory(), disk(&args.out)];
     findings.extend(gpus(&found));
-    for Finding { name, mark, text } in findings {
-        let mark = match mark {
-            Mark::Good => "ok",
-            Mark::Look => "look",
-            Mark::Absent => "none",
+    for Finding { name, status, text } in findings {
+        let status = match status {
+            Status::Good => "ok",
+            Status::Look => "look",
+            Status::Absent => "none",
         };
-        println!("{name:<9} {mark:<5} {}", text.replace('\n', &format!("\n{:<15} ", "")));
+        println!("{name:<9} {status:<5} {}", text.replace('\n', &format!("\n{:<15} ", "")));
     }
     println!("\nThe CPU is enough for the built-in run: stapo train");
     Ok(ExitCode::SUCCESS)
@@ -68,10 +69,10 @@ fn processor(options: CpuOptions) -> Finding {
     let text =
         format!("{name}, {threads}\ninstructions: {} (in use: {})", levels.join(", "), options.simd.name());
     let is_slow = options.simd == Simd::Scalar;
-    let mark = if is_slow { Mark::Look } else { Mark::Good };
+    let status = if is_slow { Status::Look } else { Status::Good };
     Finding {
         name: "cpu",
-        mark,
+        status,
         text: if is_slow { format!("{text}\nno vector instructions in use: training is slow") } else { text },
     }
 }
@@ -80,7 +81,7 @@ fn memory() -> Finding {
     let text = machine::memory().map_or("not told by this system".to_string(), |memory| {
         format!("{} of {} available", size(memory.available), size(memory.total))
     });
-    Finding { name: "memory", mark: Mark::Good, text }
+    Finding { name: "memory", status: Status::Good, text }
 }
 
 fn disk(out: &Path) -> Finding {
@@ -92,12 +93,12 @@ fn disk(out: &Path) -> Finding {
                 size(free),
                 out.display()
             );
-            Finding { name, mark: Mark::Look, text }
+            Finding { name, status: Status::Look, text }
         }
         Some(free) => {
-            Finding { name, mark: Mark::Good, text: format!("{} free for {}", size(free), out.display()) }
+            Finding { name, status: Status::Good, text: format!("{} free for {}", size(free), out.display()) }
         }
-        None => Finding { name, mark: Mark::Look, text: format!("not told for {}", out.display()) },
+        None => Finding { name, status: Status::Look, text: format!("not told for {}", out.display()) },
     }
 }
 
@@ -113,30 +114,30 @@ fn gpus(found: &Found) -> Vec<Finding> {
                 size(gpu.memory_bytes as u64),
                 gpu.multiprocessors
             );
-            Finding { name: "gpu", mark: Mark::Good, text }
+            Finding { name: "gpu", status: Status::Good, text }
         })
         .collect();
     if let Some((major, minor)) = found.driver {
-        lines.push(Finding { name: "driver", mark: Mark::Good, text: format!("CUDA {major}.{minor}") });
+        lines.push(Finding { name: "driver", status: Status::Good, text: format!("CUDA {major}.{minor}") });
     }
     for (name, part) in [("nvrtc", &found.nvrtc), ("cublaslt", &found.cublaslt)] {
         lines.push(match part {
-            Part::Version(version) => Finding { name, mark: Mark::Good, text: version.clone() },
-            Part::Missing { package } => {
-                Finding { name, mark: Mark::Absent, text: format!("pip install '{package}' brings it") }
+            FoundLibrary::Version(version) => Finding { name, status: Status::Good, text: version.clone() },
+            FoundLibrary::Missing { package } => {
+                Finding { name, status: Status::Absent, text: format!("pip install '{package}' brings it") }
             }
         });
     }
     if let Some(obstacle) = found.obstacle() {
-        lines.push(Finding { name: "gpu", mark: Mark::Absent, text: obstacle });
+        lines.push(Finding { name: "gpu", status: Status::Absent, text: obstacle });
     }
     lines
 }
 
 fn as_json(args: &Args, options: CpuOptions, found: &Found) -> serde_json::Value {
-    let part = |part: &Part| match part {
-        Part::Version(version) => json!({"version": version}),
-        Part::Missing { package } => json!({"package": package}),
+    let part = |part: &FoundLibrary| match part {
+        FoundLibrary::Version(version) => json!({"version": version}),
+        FoundLibrary::Missing { package } => json!({"package": package}),
     };
     let memory = machine::memory();
     json!({

@@ -2,8 +2,8 @@
 
 use crate::shared::run_folder::{self, Use};
 use anyhow::Result;
-use stapo_rl::model::DeviceName;
-use stapo_rl::model::export::{Existing, ExportOptions, Precision};
+use stapo_rl::device::DeviceName;
+use stapo_rl::model_files::{Existing, ExportOptions, Precision};
 use stapo_rl::pretrain::export_policy;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,13 +26,13 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let plan = run_folder::plan(&args.run)?;
     let checkpoint = run_folder::newest_checkpoint(&args.run)?;
-    // The weights of a checkpoint are f32, wherever they were trained.
+    // Checkpoints hold f32 weights whatever device trained them, so the CPU can export every run.
     let device = run_folder::device(DeviceName::Cpu, None, Use::Reading)?;
     let trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
     let precision = if args.f32 { Precision::F32 } else { Precision::Bf16 };
     let options = ExportOptions { precision, existing: Existing::Refuse, ..ExportOptions::default() };
-    let student = &trainer.student;
-    let exported = export_policy(&args.to, &student.policy, &student.companions, &options)?;
+    let model = &trainer.learner.model;
+    let exported = export_policy(&args.to, &model.policy, &model.companions, &options)?;
     println!(
         "{}: step {}, {} parameters, {} bytes of weights",
         args.to.display(),

@@ -1,13 +1,16 @@
 //! `stapo generate`: continues prompts.
 
-use crate::shared::language::{Choice, Language, Record, for_each_record};
-use crate::shared::option::{bytes, fraction, positive, share, temperature};
+use crate::shared::option::{fraction, positive, share, temperature};
+use crate::shared::prompts::{Choice, PromptRecord, choice, for_each_record, open_model, prompt};
+use crate::shared::units::parse_size;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::Value;
-use stapo_rl::model::DeviceName;
-use stapo_rl::model::generate::{
-    Engine, Event, Filter, Request, Response, Sampled, SamplingRule, Settings, Ticket,
+use stapo_rl::LoadedModel;
+use stapo_rl::device::DeviceName;
+use stapo_rl::inference::{
+    Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
+    Ticket,
 };
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr, stdout};
@@ -61,8 +64,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0, requires = "json")]
     alternatives: usize,
     /// Memory for keys and values, such as 512M or 4G.
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = bytes)]
-    kv_memory: usize,
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    kv_memory: u64,
     /// cpu, cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     device: DeviceName,
@@ -72,30 +75,31 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let language = Language::open(&args.model, args.device, args.threads)?;
-    let settings = Settings {
+    let model = open_model(&args.model, args.device, args.threads)?;
+    let settings = EngineSettings {
         seed: args.seed,
         rule: rule(args),
         n_alternatives: args.alternatives,
-        kv_bytes: args.kv_memory,
-        ..Settings::default()
+        kv_bytes: usize::try_from(args.kv_memory)?,
+        ..EngineSettings::default()
     };
-    let mut engine = Engine::new(&language.policy, settings)?;
-    let mut asked = BTreeMap::new();
-    let mut submit = |line: usize, record: &Record| -> Result<(Ticket, usize)> {
-        let prompt = language.prompt(record)?;
+    let mut memory = EngineMemory::new();
+    let mut engine = Engine::new(&model.policy, &mut memory, settings)?;
+    let mut submitted = BTreeMap::new();
+    let mut submit = |line: usize, record: &PromptRecord| -> Result<(Ticket, usize)> {
+        let prompt = prompt(&model, record)?;
         let n_prompt = prompt.len();
         let request = Request {
             problem: line as u64 - 1,
             prompt,
             n_samples: args.n,
             max_tokens: args.max_tokens,
-            stops: language.policy.config().stops.clone(),
+            stops: model.policy.config().stops.clone(),
         };
         Ok((engine.submit(request)?, n_prompt))
     };
-    let mut remember = |line, record: Record, (ticket, n_prompt)| {
-        asked.insert(ticket, Asked { line, id: record.id, n_prompt });
+    let mut remember = |line, record: PromptRecord, (ticket, n_prompt)| {
+        submitted.insert(ticket, SubmittedPrompt { line, id: record.id, n_prompt });
         Ok(())
     };
     let mut n_refused = 0;
@@ -113,8 +117,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let started = Instant::now();
     let is_alone = args.input.is_none() && args.n == 1;
     let (n_responses, n_tokens) = match (args.json, is_alone) {
-        (false, true) => stream_one(&mut engine, &language)?,
-        _ => print_in_order(&mut engine, &language, &asked, args)?,
+        (false, true) => stream_one(&mut engine, &model)?,
+        _ => print_in_order(&mut engine, &model, &submitted, args)?,
     };
     if stderr().is_terminal() {
         let seconds = started.elapsed().as_secs_f64();
@@ -133,20 +137,20 @@ fn rule(args: &Args) -> SamplingRule {
     SamplingRule::Draw { temperature: args.temperature, filter }
 }
 
-/// What a ticket stands for.
-struct Asked {
+/// The prompt behind a ticket.
+struct SubmittedPrompt {
     line: usize,
     id: Option<Value>,
     n_prompt: usize,
 }
 
-fn one_record(args: &Args) -> Record {
-    Record { prompt: args.prompt.clone(), chat: args.chat.clone(), ..Record::default() }
+fn one_record(args: &Args) -> PromptRecord {
+    PromptRecord { prompt: args.prompt.clone(), chat: args.chat.clone(), ..PromptRecord::default() }
 }
 
-/// Text as it comes.
-fn stream_one(engine: &mut Engine<'_>, language: &Language) -> Result<(usize, usize)> {
-    let tokenizer = language.tokenizer()?;
+/// Prints the text of one response as its tokens are sampled; returns the numbers of responses and tokens.
+fn stream_one(engine: &mut Engine<'_>, model: &LoadedModel) -> Result<(usize, usize)> {
+    let tokenizer = model.tokenizer()?;
     let mut stream = tokenizer.stream(&[]);
     let mut out = stdout().lock();
     let mut n_tokens = 0;
@@ -166,16 +170,17 @@ fn stream_one(engine: &mut Engine<'_>, language: &Language) -> Result<(usize, us
     Ok((1, n_tokens))
 }
 
-/// Each response when it and all before it are finished: the output does not depend on who finished first.
+/// Prints each response once it and all responses before it are finished, so that the output does not depend on the
+/// order in which they finish. Returns the numbers of responses and tokens.
 fn print_in_order(
     engine: &mut Engine<'_>,
-    language: &Language,
-    asked: &BTreeMap<Ticket, Asked>,
+    model: &LoadedModel,
+    submitted: &BTreeMap<Ticket, SubmittedPrompt>,
     args: &Args,
 ) -> Result<(usize, usize)> {
     let mut order =
-        asked.keys().flat_map(|&ticket| (0..args.n).map(move |sample| (ticket, sample))).peekable();
-    let mut finished: BTreeMap<(Ticket, u32), Response> = BTreeMap::new();
+        submitted.keys().flat_map(|&ticket| (0..args.n).map(move |sample| (ticket, sample))).peekable();
+    let mut finished: BTreeMap<(Ticket, u32), Completion> = BTreeMap::new();
     let (mut n_responses, mut n_tokens) = (0, 0);
     let mut outcome = Ok(());
     let mut out = stdout().lock();
@@ -186,11 +191,11 @@ fn print_in_order(
             finished.insert((response.ticket, response.sample), response);
             while let Some(response) = order.peek().and_then(|next| finished.remove(next)) {
                 order.next();
-                let asked = &asked[&response.ticket];
+                let submitted = &submitted[&response.ticket];
                 outcome = if args.json {
-                    write_json(&mut out, language, asked, &response)
+                    write_json(&mut out, model, submitted, &response)
                 } else {
-                    write_text(&mut out, language, asked, &response)
+                    write_text(&mut out, model, submitted, &response)
                 };
                 if outcome.is_err() {
                     break;
@@ -205,7 +210,7 @@ fn print_in_order(
 
 /// One line of `--json`.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct GeneratedLine<'a> {
     line: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a Value>,
@@ -221,35 +226,46 @@ struct Answer<'a> {
     alternatives: Option<Vec<Vec<Choice>>>,
 }
 
-fn write_json(out: &mut impl Write, language: &Language, asked: &Asked, response: &Response) -> Result<()> {
+fn write_json(
+    out: &mut impl Write,
+    model: &LoadedModel,
+    submitted: &SubmittedPrompt,
+    response: &Completion,
+) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
     let has_alternatives = response.tokens.iter().any(|t| !t.alternatives.is_empty());
     let alternatives =
-        has_alternatives.then(|| response.tokens.iter().map(|t| choices(language, t)).collect::<Result<_>>());
-    let answer = Answer {
-        line: asked.line,
-        id: asked.id.as_ref(),
+        has_alternatives.then(|| response.tokens.iter().map(|t| choices(model, t)).collect::<Result<_>>());
+    let line = GeneratedLine {
+        line: submitted.line,
+        id: submitted.id.as_ref(),
         sample: response.sample,
-        prompt_tokens: asked.n_prompt,
-        text: language.text(&tokens)?,
+        prompt_tokens: submitted.n_prompt,
+        text: model.text(&tokens)?,
         tokens,
         logp: response.tokens.iter().map(|t| t.logp).collect(),
         entropy: response.tokens.iter().map(|t| t.entropy).collect(),
         finish: response.finish.to_string(),
         alternatives: alternatives.transpose()?,
     };
-    serde_json::to_writer(&mut *out, &answer)?;
+    serde_json::to_writer(&mut *out, &line)?;
     Ok(writeln!(out)?)
 }
 
-fn choices(language: &Language, sampled: &Sampled) -> Result<Vec<Choice>> {
-    sampled.alternatives.iter().map(|choice| language.choice(choice.token, choice.logp)).collect()
+fn choices(model: &LoadedModel, sampled: &SampledToken) -> Result<Vec<Choice>> {
+    sampled.alternatives.iter().map(|listed| choice(model, listed.token, listed.logp)).collect()
 }
 
-fn write_text(out: &mut impl Write, language: &Language, asked: &Asked, response: &Response) -> Result<()> {
+fn write_text(
+    out: &mut impl Write,
+    model: &LoadedModel,
+    submitted: &SubmittedPrompt,
+    response: &Completion,
+) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
-    let text = language.tokenizer()?.decode(&tokens)?;
-    let (line, sample, n_tokens) = (asked.line, response.sample + 1, tokens.len());
-    writeln!(out, "--- prompt {line}, sample {sample}: {n_tokens} tokens, {}", response.finish)?;
+    let text = model.tokenizer()?.decode(&tokens)?;
+    let line = submitted.line;
+    let sample = response.sample + 1;
+    writeln!(out, "--- prompt {line}, sample {sample}: {} tokens, {}", tokens.len(), response.finish)?;
     Ok(writeln!(out, "{text}")?)
 }

@@ -8,10 +8,10 @@ use std::io::{BufRead, BufWriter, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Lines and bytes read before a batch is graded: the memory a run needs, whatever the input's length.
+/// Lines and bytes of a batch: they bound the memory whatever the input's length.
 const BATCH_LINES: usize = 4096;
 const BATCH_BYTES: usize = 16 << 20;
-/// Longest line read whole; the rest of a longer one is skipped.
+/// Longest line that is read; a longer line is reported as bad.
 const MAX_LINE_BYTES: usize = 8 << 20;
 
 #[derive(clap::Args)]
@@ -50,14 +50,14 @@ enum FallbackArg {
 
 /// One input line. Other keys are allowed and ignored, so that records of other tools can be graded as they are.
 #[derive(Deserialize)]
-struct Record {
+struct GradeInput {
     response: Option<String>,
     answer: Option<String>,
     reference: Option<String>,
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct GradedLine<'a> {
     verdict: Verdict,
     extracted: Option<&'a str>,
     reference: &'a str,
@@ -75,9 +75,9 @@ struct BadLine<'a> {
     line: u64,
 }
 
-/// Counts of a run, for the summary.
+/// Lines and verdicts so far, for the summary at the end.
 #[derive(Default)]
-struct Tally {
+struct VerdictCounts {
     lines: u64,
     malformed: u64,
     /// In the order of the verdicts' declaration.
@@ -99,24 +99,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         rayon::ThreadPoolBuilder::new().num_threads(args.threads).build().context("starting threads")?;
     let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
     let start = Instant::now();
-    let mut tally = Tally::default();
+    let mut counts = VerdictCounts::default();
     loop {
         let batch =
-            read_batch(&mut *input).with_context(|| format!("input {name}, after line {}", tally.lines))?;
+            read_batch(&mut *input).with_context(|| format!("input {name}, after line {}", counts.lines))?;
         if batch.is_empty() {
             break;
         }
-        let first_line = tally.lines + 1;
-        let graded: Vec<Outcome> = pool.install(|| {
+        let first_line = counts.lines + 1;
+        let graded: Vec<LineOutcome> = pool.install(|| {
             batch
                 .par_iter()
                 .enumerate()
                 .map(|(i, line)| grade_line(line, first_line + i as u64, args))
                 .collect()
         });
-        for outcome in graded {
-            tally.count(&outcome);
-            if let Outcome::Graded(text, _) | Outcome::Malformed(text) = outcome {
+        for line in graded {
+            counts.count(&line);
+            if let LineOutcome::Graded(text, _) | LineOutcome::Malformed(text) = line {
                 out.write_all(text.as_bytes())
                     .and_then(|()| out.write_all(b"\n"))
                     .context("standard output")?;
@@ -124,17 +124,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         out.flush().context("standard output")?;
     }
-    tally.print(start.elapsed().as_secs_f64());
-    Ok(if tally.malformed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    counts.print(start.elapsed().as_secs_f64());
+    Ok(if counts.malformed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// A line of input: its bytes, or that it was too long.
+/// A line of input.
 enum Raw {
     Text(Vec<u8>),
     TooLong,
 }
 
-/// Reads the next batch of lines; none at the end of the input.
+/// Reads the next batch of lines; empty at the end of the input.
 fn read_batch(input: &mut dyn BufRead) -> std::io::Result<Vec<Raw>> {
     let mut batch = Vec::new();
     let mut n_bytes = 0;
@@ -170,22 +170,22 @@ fn read_line(input: &mut dyn BufRead) -> std::io::Result<Option<Raw>> {
     }
 }
 
-/// What became of a line: its output, and its verdict if it had one.
-enum Outcome {
+/// The output for one line of input.
+enum LineOutcome {
     Graded(String, Verdict),
     Malformed(String),
     Blank,
 }
 
-fn grade_line(line: &Raw, number: u64, args: &Args) -> Outcome {
+fn grade_line(line: &Raw, number: u64, args: &Args) -> LineOutcome {
     let text = match line {
-        Raw::Text(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => return Outcome::Blank,
+        Raw::Text(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => return LineOutcome::Blank,
         Raw::Text(bytes) => bytes,
         Raw::TooLong => {
             return bad_line(&format!("the line is longer than {} MiB", MAX_LINE_BYTES >> 20), number);
         }
     };
-    let record = match serde_json::from_slice::<Record>(text) {
+    let record = match serde_json::from_slice::<GradeInput>(text) {
         Ok(record) => record,
         Err(error) => return bad_line(&format!("not a JSON record: {error}"), number),
     };
@@ -204,7 +204,7 @@ fn grade_line(line: &Raw, number: u64, args: &Args) -> Outcome {
         (None, Some(answer)) => grade_answer(answer, &reference, args.mode),
     };
     let micros = start.elapsed().as_micros() as u64;
-    Outcome::Graded(shown(&graded, &reference, args.canonical, micros), graded.verdict)
+    LineOutcome::Graded(shown(&graded, &reference, args.canonical, micros), graded.verdict)
 }
 
 fn rules(args: &Args) -> Rules {
@@ -221,7 +221,7 @@ fn rules(args: &Args) -> Rules {
 }
 
 fn shown(graded: &Graded, reference: &str, with_canonical: bool, micros: u64) -> String {
-    let line = Line {
+    let line = GradedLine {
         verdict: graded.verdict,
         extracted: graded.extracted.as_deref(),
         reference,
@@ -233,19 +233,19 @@ fn shown(graded: &Graded, reference: &str, with_canonical: bool, micros: u64) ->
     serde_json::to_string(&line).expect("strings and numbers serialise")
 }
 
-fn bad_line(error: &str, line: u64) -> Outcome {
-    Outcome::Malformed(
+fn bad_line(error: &str, line: u64) -> LineOutcome {
+    LineOutcome::Malformed(
         serde_json::to_string(&BadLine { error, line }).expect("strings and numbers serialise"),
     )
 }
 
-impl Tally {
-    fn count(&mut self, outcome: &Outcome) {
+impl VerdictCounts {
+    fn count(&mut self, line: &LineOutcome) {
         self.lines += 1;
-        match outcome {
-            Outcome::Blank => {}
-            Outcome::Malformed(_) => self.malformed += 1,
-            Outcome::Graded(_, verdict) => {
+        match line {
+            LineOutcome::Blank => {}
+            LineOutcome::Malformed(_) => self.malformed += 1,
+            LineOutcome::Graded(_, verdict) => {
                 for (n, (listed, _)) in self.by_verdict.iter_mut().zip(VERDICTS) {
                     *n += u64::from(listed == *verdict);
                 }

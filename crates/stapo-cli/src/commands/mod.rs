@@ -1,4 +1,4 @@
-//! The commands of the binary: each has one file or folder with an `Args` and a `run`.
+//! The commands of the binary: each is a file or folder with an `Args` and a `run`.
 
 pub mod doctor;
 pub mod eval;

@@ -1,10 +1,9 @@
-//! `stapo model`: what a model is, and into which form to put it.
+//! `stapo model`: describes a model, or converts it to a Hugging Face folder.
 
 use crate::shared::units::{grouped, parse_size, short, size};
 use anyhow::{Result, bail};
 use serde_json::json;
-use stapo_rl::model::export::{Existing, ExportOptions, Precision, export};
-use stapo_rl::model::{Pretrained, RopeKind};
+use stapo_rl::model_files::{Existing, ExportOptions, ModelError, Precision, Pretrained, RopeKind, export};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,11 +11,11 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: ModelCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum ModelCommand {
     /// Family, sizes, parameters, and the memory it takes to run and to train.
     Info(InfoArgs),
     /// GGUF or safetensors to a Hugging Face folder that transformers loads.
@@ -62,8 +61,8 @@ enum Dtype {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.command {
-        Command::Info(args) => describe(args),
-        Command::Convert(args) => convert(args),
+        ModelCommand::Info(args) => describe(args),
+        ModelCommand::Convert(args) => convert(args),
     }
 }
 
@@ -88,7 +87,7 @@ fn convert(args: &ConvertArgs) -> Result<ExitCode> {
         model.weights.read_f32(&spec.name, &spec.shape, out)
     })
     .map_err(|error| match &error {
-        stapo_rl::model::Error::Exists { .. } => anyhow::anyhow!("{error}\nhint: --replace writes over it"),
+        ModelError::Exists { .. } => anyhow::anyhow!("{error}\nhint: --replace writes over it"),
         _ => error.into(),
     })?;
     println!(
@@ -133,7 +132,8 @@ fn stored(model: &Pretrained) -> BTreeMap<&'static str, u64> {
 }
 
 fn as_json(path: &Path, model: &Pretrained) -> serde_json::Value {
-    let (config, n) = (&model.config, model.config.n_parameters());
+    let config = &model.config;
+    let n = config.n_parameters();
     json!({
         "path": path.display().to_string(),
         "format": model.format(),
@@ -167,11 +167,12 @@ fn as_json(path: &Path, model: &Pretrained) -> serde_json::Value {
     })
 }
 
-/// f32 weights, gradients, and Adam's two moments.
+/// Bytes per parameter: f32 weight, gradient, and Adam's two moments.
 const TRAINING_BYTES: u64 = 16;
 
 fn print_lines(path: &Path, model: &Pretrained) {
-    let (config, n) = (&model.config, model.config.n_parameters());
+    let config = &model.config;
+    let n = config.n_parameters();
     let kv = config.kv_numbers_per_token();
     let files: Vec<_> =
         stored(model).iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();

@@ -6,9 +6,11 @@ use crate::shared::{clock, machine, run_folder};
 use anyhow::Result;
 use serde_json::{Value, json};
 use stapo_rl::Plan;
-use stapo_rl::config::{Model, Recompute};
-use stapo_rl::estimate::{self, Pace, Part};
-use stapo_rl::model::{DeviceName, ModelConfig, Pretrained, cuda};
+use stapo_rl::config::{ModelSource, Recompute};
+use stapo_rl::device::{DeviceName, cuda};
+use stapo_rl::estimate::{self, Pace};
+use stapo_rl::memory::{self, MemoryPart};
+use stapo_rl::model_files::{ModelConfig, Pretrained};
 use stapo_rl::train::Trainer;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -44,7 +46,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let reference = plan.objective.needs_reference().then_some(plan.config.reference.as_ref());
     let reference =
         reference.map(|given| given.map_or(Ok(model.clone()), |m| shape(m, scratch.path()))).transpose()?;
-    let memory = estimate::memory(&plan, &model, reference.as_ref());
+    let memory = memory::parts(&plan, &model, reference.as_ref());
     let pace = if args.no_measure {
         None
     } else {
@@ -60,24 +62,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The shape of a model, without its weights.
-fn shape(model: &Model, scratch: &Path) -> Result<ModelConfig> {
+fn shape(model: &ModelSource, scratch: &Path) -> Result<ModelConfig> {
     Ok(match model {
-        Model::Builtin => {
+        ModelSource::Builtin => {
             stapo_rl::unpack_builtin(scratch)?;
             Pretrained::open(scratch)?.config
         }
-        Model::Path { path } => Pretrained::read_config(Path::new(path))?,
+        ModelSource::Path { path } => Pretrained::read_config(Path::new(path))?,
     })
 }
 
-/// Response tokens of the whole run if every response is as long as it may be.
+/// Response tokens of the whole run if every response has the greatest length.
 fn most_tokens(plan: &Plan) -> u64 {
     let rollout = &plan.config.rollout;
     let per_step = rollout.problems_per_step * rollout.group_size * rollout.max_response_tokens;
     plan.config.steps * per_step as u64
 }
 
-fn as_json(plan: &Plan, model: &ModelConfig, memory: &[Part], pace: Option<Pace>) -> Value {
+fn as_json(plan: &Plan, model: &ModelConfig, memory: &[MemoryPart], pace: Option<Pace>) -> Value {
     let parts: serde_json::Map<String, Value> =
         memory.iter().map(|part| (part.name.to_string(), json!(part.bytes))).collect();
     json!({
@@ -101,7 +103,7 @@ fn as_json(plan: &Plan, model: &ModelConfig, memory: &[Part], pace: Option<Pace>
     })
 }
 
-/// Bytes the plan's device has to offer, where this machine has it: free main memory, or all of a GPU's.
+/// Available main memory, or all memory of the plan's GPU, in bytes; `None` if this machine lacks the device.
 fn available(plan: &Plan) -> Option<u64> {
     match plan.device() {
         DeviceName::Cpu => machine::memory().map(|memory| memory.available),
@@ -109,15 +111,16 @@ fn available(plan: &Plan) -> Option<u64> {
     }
 }
 
-fn total(memory: &[Part]) -> u64 {
+fn total(memory: &[MemoryPart]) -> u64 {
     memory.iter().map(|part| part.bytes).sum()
 }
 
-fn print_lines(plan: &Plan, model: &ModelConfig, memory: &[Part], pace: Option<Pace>) {
-    let (config, rollout) = (&plan.config, &plan.config.rollout);
+fn print_lines(plan: &Plan, model: &ModelConfig, memory: &[MemoryPart], pace: Option<Pace>) {
+    let config = &plan.config;
+    let rollout = &config.rollout;
     let source = match &config.model {
-        Model::Builtin => "built in".to_string(),
-        Model::Path { path } => path.clone(),
+        ModelSource::Builtin => "built in".to_string(),
+        ModelSource::Path { path } => path.clone(),
     };
     let kind = |table: &toml::Table, key: &str| {
         table.get(key).and_then(toml::Value::as_str).unwrap_or("own").to_string()

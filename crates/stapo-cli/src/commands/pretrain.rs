@@ -4,8 +4,8 @@ use crate::shared::run_folder::Use;
 use crate::shared::{clock, run_folder, stop};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{Extra, Manifest, PretrainMetrics, Record, SCHEMA};
-use stapo_rl::model::export::{Existing, ExportOptions, Precision};
-use stapo_rl::model::{Device, DeviceName};
+use stapo_rl::device::{Device, DeviceName};
+use stapo_rl::model_files::{Existing, ExportOptions, Precision};
 use stapo_rl::pretrain::{PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain};
 use stapo_rl::run::{Run, sha256_hex};
 use std::io::{Write, stderr, stdout};
@@ -17,9 +17,9 @@ use std::time::Instant;
 
 /// Trains a model on texts, next token by next token.
 ///
-/// Without a config it makes the built-in base model anew: a small Qwen3-shaped model learns worked solutions that are wrong now and then.
-/// With `loss_on = "response"` and a model to start from, this is supervised fine-tuning. The trained model ends up in RUN/model, a Hugging
-/// Face folder.
+/// Without a config it makes the built-in base model anew: a small Qwen3-shaped model learns worked solutions that are
+/// wrong now and then. With `loss_on = "response"` and a model to start from, this is supervised fine-tuning. The
+/// trained model ends up in RUN/model, a Hugging Face folder.
 #[derive(clap::Args)]
 pub struct Args {
     /// What to train on what, as TOML.
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         (None, Some(folder)) => begin(args, folder, &device)?,
         (None, None) => bail!("no run folder\nhint: name one with --out"),
     };
-    let mut view = Lines {
+    let mut view = PretrainView {
         json: args.json,
         steps: config.steps,
         started: Instant::now(),
@@ -66,18 +66,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     pretrain(&config, &mut run, &mut pretrainer, &mut view)?;
     let folder = run.folder().display();
-    if pretrainer.counters.step < config.steps {
+    if pretrainer.learner.counters.step < config.steps {
         eprintln!(
             "stopped after {} steps; go on with stapo pretrain --resume {folder}",
-            pretrainer.counters.step
+            pretrainer.learner.counters.step
         );
         return Ok(ExitCode::from(130));
     }
     let options =
         ExportOptions { precision: Precision::Bf16, existing: Existing::Replace, ..ExportOptions::default() };
     let model = run.folder().join("model");
-    let student = &pretrainer.student;
-    export_policy(&model, &student.policy, &student.companions, &options)?;
+    let trained = &pretrainer.learner.model;
+    export_policy(&model, &trained.policy, &trained.companions, &options)?;
     let weights = model.join("model.safetensors");
     let bytes = std::fs::read(&weights).with_context(|| format!("weights {}", weights.display()))?;
     eprintln!("model {}: {} bytes of weights, sha256 {}", model.display(), bytes.len(), sha256_hex(&bytes));
@@ -102,11 +102,11 @@ fn reopen(folder: &Path, device: &Device) -> Result<(PretrainConfig, Run, Pretra
     let config = PretrainConfig::from_toml(&run_folder::plan_text(folder)?, [])?;
     let checkpoint = run_folder::newest_checkpoint(folder)?;
     let mut pretrainer = Pretrainer::new(&config, &folder.join("start"), device)?;
-    pretrainer.restore(&checkpoint)?;
+    pretrainer.learner.restore(&checkpoint)?;
     Ok((config, Run::reopen::<PretrainMetrics>(folder, checkpoint.counters.step)?, pretrainer))
 }
 
-struct Lines {
+struct PretrainView {
     json: bool,
     steps: u64,
     started: Instant,
@@ -114,11 +114,11 @@ struct Lines {
     stop: Arc<AtomicBool>,
 }
 
-impl WatchPretrain for Lines {
+impl WatchPretrain for PretrainView {
     fn stepped(&mut self, metrics: &PretrainMetrics) {
         self.n_seen += 1;
         if self.json {
-            // A reader that went away does not end a training run.
+            // A failed write is ignored: a closed standard output must not end the run.
             let _ = stdout().write_all(metrics.to_line().as_bytes());
             return;
         }

@@ -1,12 +1,13 @@
-//! `stapo score`: what a model makes of given responses.
+//! `stapo score`: log-probs, entropies and collisions of given responses.
 
-use crate::shared::language::{Choice, Language, Record, for_each_record};
 use crate::shared::option::{positive, temperature};
+use crate::shared::prompts::{Choice, PromptRecord, choice, for_each_record, open_model, prompt};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
-use stapo_rl::model::DeviceName;
-use stapo_rl::model::decoder::{Batch, Keep, Pass, Reading, Scores};
+use stapo_rl::LoadedModel;
+use stapo_rl::device::DeviceName;
+use stapo_rl::inference::{HeadOptions, PackedBatch, Pass, TokenScores};
 use std::io::{BufWriter, StdoutLock, Write, stdout};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -36,17 +37,17 @@ pub struct Args {
     threads: Option<usize>,
 }
 
-/// Tokens run through the model at once, unless one record has more.
+/// Tokens per forward pass; a longer record gets a pass of its own.
 const BATCH_TOKENS: usize = 4096;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let language = Language::open(&args.model, args.device, args.threads)?;
-    let reading = Reading { temperature: args.temperature, n_alternatives: args.alternatives };
-    let pass = Pass::new(&language.policy, Keep::Nothing)?;
+    let model = open_model(&args.model, args.device, args.threads)?;
+    let options = HeadOptions { temperature: args.temperature, n_alternatives: args.alternatives };
+    let pass = Pass::scoring(&model.policy)?;
     let out = BufWriter::new(stdout().lock());
     let mut scorer =
-        Scorer { language: &language, reading, pass, batch: Batch::new(), asked: Vec::new(), out };
-    let read = |_, record: &Record| tokens(&language, record);
+        Scorer { model: &model, options, pass, batch: PackedBatch::new(), records: Vec::new(), out };
+    let read = |_, record: &PromptRecord| tokens(&model, record);
     let take =
         |line, record, (tokens, n_prompt): (Vec<u32>, usize)| scorer.take(line, record, &tokens, n_prompt);
     let (n_scored, n_refused) = for_each_record(&args.input, read, take)?;
@@ -57,26 +58,26 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if n_refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Gathers records into batches; numbers do not depend on the company a record is in.
+/// Gathers records into batches. A record's numbers do not depend on the other records of its batch.
 struct Scorer<'a> {
-    language: &'a Language,
-    reading: Reading,
+    model: &'a LoadedModel,
+    options: HeadOptions,
     pass: Pass,
-    batch: Batch,
-    asked: Vec<Asked>,
+    batch: PackedBatch,
+    records: Vec<BatchedRecord>,
     out: BufWriter<StdoutLock<'static>>,
 }
 
-/// A record of the batch and which of its scored tokens are its own.
-struct Asked {
+/// A record of the batch, and the range of its tokens among the scored tokens of the batch.
+struct BatchedRecord {
     line: usize,
     id: Option<Value>,
     scored: Range<usize>,
 }
 
-/// One line of output; all lists have one entry per response token.
+/// One line of output. Every list has one entry per response token.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct ScoredLine<'a> {
     line: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: &'a Option<Value>,
@@ -91,37 +92,38 @@ struct Answer<'a> {
 }
 
 impl Scorer<'_> {
-    fn take(&mut self, line: usize, record: Record, tokens: &[u32], n_prompt: usize) -> Result<()> {
+    fn take(&mut self, line: usize, record: PromptRecord, tokens: &[u32], n_prompt: usize) -> Result<()> {
         if self.batch.n_tokens() + tokens.len() > BATCH_TOKENS {
             self.flush()?;
         }
         let start = self.batch.n_scored();
         self.batch.push(tokens, n_prompt);
-        self.asked.push(Asked { line, id: record.id, scored: start..self.batch.n_scored() });
+        self.records.push(BatchedRecord { line, id: record.id, scored: start..self.batch.n_scored() });
         Ok(())
     }
 
     fn flush(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
-        let scores = self.pass.forward(&self.language.policy, &batch, self.reading)?;
-        for asked in std::mem::take(&mut self.asked) {
-            self.write(&asked, &batch, &scores)?;
+        let scores = self.pass.forward(&self.model.policy, &batch, self.options)?;
+        for record in std::mem::take(&mut self.records) {
+            self.write(&record, &batch, &scores)?;
         }
         Ok(self.out.flush()?)
     }
 
-    fn write(&mut self, asked: &Asked, batch: &Batch, scores: &Scores) -> Result<()> {
-        let range = asked.scored.clone();
+    fn write(&mut self, record: &BatchedRecord, batch: &PackedBatch, scores: &TokenScores) -> Result<()> {
+        let range = record.scored.clone();
         let tokens = &batch.targets()[range.clone()];
-        let text = tokens.iter().map(|&token| self.language.token_text(token)).collect::<Result<_>>()?;
+        let text =
+            tokens.iter().map(|&token| self.model.token_text(token)).collect::<stapo_rl::Result<_>>()?;
         let choices = |row: &Vec<(u32, f32)>| {
-            row.iter().map(|&(token, logp)| self.language.choice(token, logp)).collect::<Result<Vec<_>>>()
+            row.iter().map(|&(token, logp)| choice(self.model, token, logp)).collect::<Result<Vec<_>>>()
         };
-        let alternatives = (self.reading.n_alternatives > 0)
+        let alternatives = (self.options.n_alternatives > 0)
             .then(|| scores.alternatives[range.clone()].iter().map(choices).collect::<Result<_>>());
-        let answer = Answer {
-            line: asked.line,
-            id: &asked.id,
+        let line = ScoredLine {
+            line: record.line,
+            id: &record.id,
             tokens,
             text,
             logp: &scores.logp[range.clone()],
@@ -129,21 +131,21 @@ impl Scorer<'_> {
             collision: &scores.collision[range],
             alternatives: alternatives.transpose()?,
         };
-        serde_json::to_writer(&mut self.out, &answer)?;
+        serde_json::to_writer(&mut self.out, &line)?;
         Ok(writeln!(self.out)?)
     }
 }
 
-/// A record's tokens and how many of them are prompt.
-fn tokens(language: &Language, record: &Record) -> Result<(Vec<u32>, usize)> {
-    let mut tokens = language.prompt(record)?;
+/// A record's tokens, and how many of them are the prompt's.
+fn tokens(model: &LoadedModel, record: &PromptRecord) -> Result<(Vec<u32>, usize)> {
+    let mut tokens = prompt(model, record)?;
     let n_prompt = match (&record.tokens, &record.response) {
         (Some(_), None) => record.prompt_tokens.context("prompt_tokens is missing")?,
         (Some(_), Some(_)) => bail!("both tokens and response, expected one"),
         (None, None) => bail!("no response to score"),
         (None, Some(response)) => {
             let n_prompt = tokens.len();
-            tokens.extend(language.tokenizer()?.encode_rendered(response)?);
+            tokens.extend(model.tokenizer()?.encode_rendered(response)?);
             n_prompt
         }
     };
@@ -151,7 +153,7 @@ fn tokens(language: &Language, record: &Record) -> Result<(Vec<u32>, usize)> {
         let n_tokens = tokens.len();
         bail!("{n_prompt} prompt tokens of {n_tokens}, expected at least 1 and at most all");
     }
-    let config = language.policy.config();
+    let config = model.policy.config();
     if let Some(token) = tokens.iter().find(|&&token| token as usize >= config.vocabulary) {
         bail!("token {token} is outside the vocabulary of {}", config.vocabulary);
     }

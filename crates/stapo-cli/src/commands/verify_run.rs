@@ -36,13 +36,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
     println!("replaying from step {}", checkpoint.counters.step);
     for _ in 0..args.steps {
-        if trainer.counters.step >= last {
+        if trainer.learner.counters.step >= last {
             break;
         }
         let rolled = trainer.roll_out(&plan)?;
         trainer.learn(&plan, &rolled)?;
-        let step = trainer.counters.step;
-        let found = trainer.state_hash();
+        let step = trainer.learner.counters.step;
+        let found = trainer.learner.state_hash();
         match recorded(step) {
             Some(hash) if hash == found => println!("step {step}: the same, {found}"),
             Some(hash) => {
@@ -55,8 +55,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if n_different == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Compares what went into the run with what is here now, by content; how many are not the same. Another build of the
-/// program is no difference in itself: its steps are compared.
+/// Compares the inputs that the manifest recorded with those on disk, by hash, and returns how many differ. Another
+/// build of the program does not count as a difference: the replayed steps are compared.
 fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest) -> usize {
     let now = std::fs::read_to_string(run.join("config.toml")).map_err(anyhow::Error::from);
     let now = match now.and_then(|config| train::manifest(&config, plan)) {

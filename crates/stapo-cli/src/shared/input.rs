@@ -16,7 +16,7 @@ pub fn open(path: &str) -> Result<Box<dyn BufRead + Send>> {
     Ok(Box::new(BufReader::with_capacity(1 << 20, file)))
 }
 
-/// How messages name the input.
+/// The name of the input in messages.
 pub fn name(path: &str) -> &str {
     if path == "-" { "<stdin>" } else { path }
 }

@@ -1,25 +1,25 @@
-//! What this machine has.
+//! Memory, disk and processor of this machine.
 
 use std::path::Path;
 
 /// Main memory in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct MainMemory {
     pub total: u64,
     pub available: u64,
 }
 
-/// `None` where the system does not tell by /proc/meminfo.
-pub fn memory() -> Option<Memory> {
+/// `None` on systems without /proc/meminfo.
+pub fn memory() -> Option<MainMemory> {
     parse_memory(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-fn parse_memory(text: &str) -> Option<Memory> {
+fn parse_memory(text: &str) -> Option<MainMemory> {
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         Some(1024 * line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?)
     };
-    Some(Memory { total: field("MemTotal")?, available: field("MemAvailable")? })
+    Some(MainMemory { total: field("MemTotal")?, available: field("MemAvailable")? })
 }
 
 /// Bytes free for this user on the disk of `path` or of the nearest folder above it that exists.
@@ -30,7 +30,7 @@ pub fn free_disk(path: &Path) -> Option<u64> {
     Some(disk.f_bavail * disk.f_frsize)
 }
 
-/// The processor's name; `None` where the system does not tell by /proc/cpuinfo.
+/// The processor's name; `None` on systems without /proc/cpuinfo.
 pub fn processor() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn memory_is_read_in_bytes() {
         let text = "MemTotal:       24620032 kB\nMemFree:         111 kB\nMemAvailable:   20000000 kB\n";
-        assert_eq!(parse_memory(text), Some(Memory { total: 24620032 << 10, available: 20000000 << 10 }));
+        assert_eq!(parse_memory(text), Some(MainMemory { total: 24620032 << 10, available: 20000000 << 10 }));
         assert_eq!(parse_memory("MemTotal: many kB\n"), None);
     }
 

@@ -1,12 +1,13 @@
-//! What two or more commands share.
+//! Modules that two or more commands use.
 
 pub mod chart;
 pub mod clock;
+pub mod html;
 pub mod input;
-pub mod language;
 pub mod machine;
 pub mod option;
 pub mod page;
+pub mod prompts;
 pub mod run_folder;
 pub mod stop;
 pub mod units;

@@ -1,16 +1,17 @@
-//! What commands on a run folder share.
+//! Reading run folders: plans, checkpoints, records, hashes; and opening devices and models.
 
 use anyhow::{Context, Result, bail};
+use stapo_core::ObjectiveSpec;
 use stapo_core::record::{self, FileHash, Record, ResponseRecord};
-use stapo_rl::config::{Model, States};
-use stapo_rl::model::cuda::{CudaOptions, Training};
-use stapo_rl::model::{CpuOptions, Device, DeviceName};
+use stapo_rl::config::{ModelSource, States};
+use stapo_rl::device::cuda::{CudaOptions, Training};
+use stapo_rl::device::{CpuOptions, Device, DeviceName};
 use stapo_rl::run::{Checkpoint, sha256_hex};
 use stapo_rl::train::{Trainer, base_folder};
-use stapo_rl::{Config, Plan, Student};
+use stapo_rl::{Config, LoadedModel, Plan};
 use std::path::{Path, PathBuf};
 
-/// A config as written, the built-in one where none is given, and what it means.
+/// The text of a config, of the built-in config if none is given, and its resolved plan.
 pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
     let text = match config {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
@@ -26,13 +27,13 @@ pub fn plan(run: &Path) -> Result<Plan> {
     Ok(Plan::resolve(Config::from_toml(&text, [])?)?)
 }
 
-/// `plan.toml` as it stands.
+/// The text of `plan.toml`.
 pub fn plan_text(run: &Path) -> Result<String> {
     std::fs::read_to_string(run.join("plan.toml"))
         .with_context(|| format!("run {}: no plan.toml, so this is no run folder", run.display()))
 }
 
-/// The newest checkpoint whose hashes are right; newer ones that were refused are named on standard error.
+/// The newest checkpoint whose hashes are right; newer checkpoints that were refused are reported on standard error.
 pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
     let (checkpoint, refused) = Checkpoint::newest(run)?;
     for error in refused {
@@ -47,11 +48,11 @@ pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
 /// A trainer with the state of a checkpoint.
 pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<Trainer> {
     let mut trainer = Trainer::new(plan, &base_folder(run, plan), device)?;
-    trainer.restore(checkpoint)?;
+    trainer.learner.restore(checkpoint)?;
     Ok(trainer)
 }
 
-/// What a device is opened for: weights that are trained take more memory.
+/// The purpose a device is opened for: trained weights need gradients and optimizer states besides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     Training,
@@ -69,7 +70,7 @@ impl Use {
     }
 }
 
-/// A GPU; or the CPU, with as many threads as asked for, else as the environment or the machine says.
+/// Opens a GPU, or the CPU with `threads` threads; without `threads` the environment or the machine gives the number.
 pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<Device> {
     match name {
         DeviceName::Cpu => {
@@ -88,7 +89,7 @@ pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<
     }
 }
 
-/// The records of one part of a run (`rollouts`, `tokens`, ..), file by file; none where the part is absent.
+/// The records of one part of a run (`rollouts`, `tokens`, ..) in order of its files; empty if the part is absent.
 pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
     let mut found = Vec::new();
     for path in part_files(run, part)? {
@@ -97,7 +98,7 @@ pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
     Ok(found)
 }
 
-/// The files of a part, in order of their names.
+/// The JSON lines files of a part, in order of their names.
 pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
     let folder = run.join(part);
     if !folder.is_dir() {
@@ -115,16 +116,19 @@ pub fn records_of_file<R: Record>(path: &Path) -> Result<Vec<R>> {
     Ok(record::parse_lines(&text).with_context(|| format!("file {}", path.display()))?.records)
 }
 
-/// The responses of a file, their columns checked.
-pub fn responses_of_file(path: &Path) -> Result<Vec<ResponseRecord>> {
-    let responses = records_of_file(path)?;
+/// The responses of a file of a run with that objective, with all columns checked.
+pub fn responses_of_file(path: &Path, objective: &ObjectiveSpec) -> Result<Vec<ResponseRecord>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("file {}", path.display()))?;
+    let responses = record::parse_responses(&text, objective)
+        .with_context(|| format!("file {}", path.display()))?
+        .records;
     for (idx, response) in responses.iter().enumerate() {
         check_columns(response).with_context(|| format!("file {}: response {}", path.display(), idx + 1))?;
     }
     Ok(responses)
 }
 
-/// Columns of one length: who looks indexes them freely.
+/// Checks that all columns have one length, so that every token index is valid in every column.
 fn check_columns(response: &ResponseRecord) -> Result<()> {
     let tokens = &response.tokens;
     let n = tokens.id.len();
@@ -138,6 +142,7 @@ fn check_columns(response: &ResponseRecord) -> Result<()> {
         ("kept", tokens.kept.len()),
         ("silenced_by", tokens.silenced_by.len()),
         ("clipped", tokens.clipped.len()),
+        ("is_candidate", tokens.is_candidate.len()),
     ];
     let optional = [("weight", tokens.weight.len()), ("alternatives", tokens.alternatives.len())];
     for (column, len) in columns.into_iter().chain(optional.into_iter().filter(|(_, len)| *len > 0)) {
@@ -157,31 +162,32 @@ pub fn hash_file(name: &str, path: &Path) -> Result<FileHash> {
     Ok(hash_bytes(name, &bytes))
 }
 
-/// The files of a model's weights.
+/// The hashes of a model's weight files.
 pub fn hash_weights(model: &Path) -> Result<Vec<FileHash>> {
     weight_files(model)?.iter().map(|path| hash_file("weights", path)).collect()
 }
 
-/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its weights, and the training steps it has seen.
-pub fn open_model(model: &str, device: &Device) -> Result<(Student, Vec<FileHash>, Option<u64>)> {
-    let path = Path::new(model);
-    if model == "builtin" {
+/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its weights, and the training steps it has
+/// seen.
+pub fn open_model(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
+    let path = Path::new(name);
+    if name == "builtin" {
         let scratch = tempfile::tempdir().context("temporary folder")?;
-        let student = Student::open(&Model::Builtin, scratch.path(), device)?;
-        return Ok((student, vec![hash_bytes("weights", stapo_rl::builtin_weights())], None));
+        let model = LoadedModel::open(&ModelSource::Builtin, scratch.path(), device)?;
+        return Ok((model, vec![hash_bytes("weights", stapo_rl::builtin_weights())], None));
     }
     if path.join("plan.toml").is_file() {
         let plan = plan(path)?;
         let checkpoint = newest_checkpoint(path)?;
         let trainer = trainer_at(path, &plan, &checkpoint, device)?;
         let weights = hash_weights(&checkpoint.path)?;
-        return Ok((trainer.student, weights, Some(checkpoint.counters.step)));
+        return Ok((trainer.learner.model, weights, Some(checkpoint.counters.step)));
     }
-    let student = Student::open_path(path, device)?;
-    Ok((student, hash_weights(path)?, None))
+    let model = LoadedModel::open_path(path, device)?;
+    Ok((model, hash_weights(path)?, None))
 }
 
-/// The file itself, or the weights of a folder.
+/// The path itself if it is a file, else the weight files of the folder.
 fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_owned()]);

@@ -1,9 +1,9 @@
-//! Numbers as people read them.
+//! Formatting of numbers for people, and parsing of sizes.
 
 use anyhow::{Context, Result, bail};
 use stapo_core::stats::Estimate;
 
-/// 1234567 as 1,234,567.
+/// 1234567 as `1,234,567`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -16,7 +16,7 @@ pub fn grouped(n: u64) -> String {
     out
 }
 
-/// 494032768 as 494M.
+/// 494032768 as `494.0M`.
 pub fn short(n: u64) -> String {
     match n {
         0..1_000 => n.to_string(),
@@ -29,7 +29,8 @@ pub fn short(n: u64) -> String {
 /// Bytes in the binary unit that fits.
 pub fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut value, mut unit) = (bytes as f64, 0);
+    let mut value = bytes as f64;
+    let mut unit = 0;
     while value >= 1024.0 && unit + 1 < units.len() {
         value /= 1024.0;
         unit += 1;
@@ -37,7 +38,7 @@ pub fn size(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
 }
 
-/// `5GB`, `500MB`, `1GiB` or a plain number of bytes.
+/// A size in bytes: `5GB` counts in powers of 1000, `4GiB` and `4G` in powers of 1024, a plain number in bytes.
 pub fn parse_size(text: &str) -> Result<u64> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -46,10 +47,12 @@ pub fn parse_size(text: &str) -> Result<u64> {
         "kb" => 1_000,
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
-        "kib" => 1 << 10,
-        "mib" => 1 << 20,
-        "gib" => 1 << 30,
-        other => bail!("unit {other:?}, expected B, KB, MB, GB, KiB, MiB or GiB"),
+        "tb" => 1_000_000_000_000,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        other => bail!("unit {other:?}, expected B, KB, MB, GB, TB, KiB, MiB, GiB, TiB or K, M, G, T"),
     };
     let number: u64 = number.parse().context("expected a number and a unit, such as 5GB")?;
     number.checked_mul(unit).filter(|&bytes| bytes > 0).context("expected a size above 0 that fits 64 bits")
@@ -62,4 +65,29 @@ pub fn percent(estimate: &Estimate) -> String {
         let interval = interval.within(0.0, 1.0);
         format!("{value} [{:.1}, {:.1}]", 100.0 * interval.low, 100.0 * interval.high)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_means_the_same_in_every_option() {
+        let sizes = [
+            ("7", 7),
+            ("7B", 7),
+            ("2kb", 2000),
+            ("5GB", 5_000_000_000),
+            ("512M", 512 << 20),
+            ("4G", 4 << 30),
+            ("4GiB", 4 << 30),
+            ("1T", 1 << 40),
+        ];
+        for (text, bytes) in sizes {
+            assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
+        }
+        for bad in ["", "M", "1.5G", "-1G", "0", "9X", "99999999999T"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! A page opened in headless Chromium, and what a script finds in it.
+//! Opens a page in headless Chromium and evaluates a script in it.
 
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Chromium, where there is one: `$CHROMIUM`, else the usual names.
+/// The Chromium to use: `$CHROMIUM`, else the first of the usual names on the PATH.
 pub fn chromium() -> Option<PathBuf> {
     let named = std::env::var_os("CHROMIUM").map(PathBuf::from);
     let usual = ["chromium", "chromium-browser", "google-chrome"];
@@ -16,18 +16,18 @@ pub fn chromium() -> Option<PathBuf> {
     named.into_iter().chain(on_path).find(|path| path.is_file())
 }
 
-/// Collects what goes wrong from the first line on.
+/// Collects errors and warnings of the page from its first line on.
 const WATCH: &str = "<script>window.problems=[];\
     addEventListener('error',e=>problems.push(String(e.message)));\
     addEventListener('unhandledrejection',e=>problems.push(String(e.reason)));\
     addEventListener('securitypolicyviolation',e=>problems.push('blocked '+e.blockedURI));\
     console.error=(...a)=>problems.push(a.join(' '));console.warn=console.error;</script>";
 
-/// Opens a copy of `page` from a file, runs `probe` (an expression) in it, and returns its value. Fails on any error or warning of
-/// the page. None, with a printed reason, where there is no browser.
+/// Opens a copy of `page` from a file, evaluates the expression `probe` in the page, and returns its value. Fails on
+/// any error or warning of the page. Returns `None`, and prints the reason, on machines without a browser.
 pub fn probe(page: &Path, width: u32, probe: &str) -> Option<Value> {
     let Some(chromium) = chromium() else {
-        // Past the capture of the test harness: a skipped test must be seen.
+        // Written to standard error directly, which the test harness does not capture: a skipped test must be visible.
         let _ = writeln!(std::io::stderr(), "skipped, page not opened: no chromium on PATH and no $CHROMIUM");
         return None;
     };
@@ -51,7 +51,7 @@ pub fn probe(page: &Path, width: u32, probe: &str) -> Option<Value> {
     Some(answer["found"].clone())
 }
 
-/// Chromium opens no window narrower than this, so a telephone is a frame of its width.
+/// Chromium opens no narrower window; a telephone is tested as a frame of its width.
 const MIN_WINDOW: u32 = 500;
 
 fn framed(html: &str, width: u32) -> String {
@@ -61,7 +61,7 @@ fn framed(html: &str, width: u32) -> String {
     )
 }
 
-/// The document after its scripts ran, and the browser's log.
+/// The document after its scripts have run, and the browser's log.
 fn dump_dom(chromium: &Path, page: &Path, folder: &Path, width: u32) -> (String, String) {
     let mut child = Command::new(chromium)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])

@@ -1,4 +1,4 @@
-//! How tests call the program.
+//! Calls of the program in tests.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -7,13 +7,13 @@ pub fn stapo(folder: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_stapo")).current_dir(folder).args(args).output().unwrap()
 }
 
-/// What a call that must succeed printed.
+/// The standard output of a call that must succeed.
 pub fn ok(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The complaint of a refused call.
+/// The standard error of a call that must be refused with exit status 2.
 pub fn complaint(folder: &Path, args: &[&str]) -> String {
     let output = stapo(folder, args);
     assert_eq!(output.status.code(), Some(2), "{args:?}");

@@ -1,10 +1,10 @@
-//! Who is in a batch, and who pushes how hard.
+//! The tokens of a batch by quadrant, with their gradient norms.
 
 use super::theory::{Quadrant, Thresholds, gradient_norm_squared};
 use crate::objective::TokenEffect;
 use serde::{Deserialize, Serialize};
 
-/// One token as the census sees it.
+/// What the census reads of one token.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed {
     pub logp: f64,
@@ -15,13 +15,14 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Squared gradient norm at the logits, as if no mask were there.
+    /// Squared gradient norm at the logits, without masks.
     pub fn gradient_norm_squared(&self) -> f64 {
         gradient_norm_squared(libm::exp(self.logp), self.collision, self.effect.weight)
     }
 }
 
-/// The tokens of a batch by quadrant. Add them in a fixed order: sums are floating-point.
+/// Counts and gradient norms of a batch by quadrant. The sums are floating-point, so the order of [`Census::add`] calls
+/// must be fixed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Census {
     pub thresholds: Thresholds,
@@ -52,7 +53,7 @@ pub struct QuadrantCensus {
     pub n_tokens: usize,
     /// 0 where there are no tokens.
     pub mean_gradient_norm: f64,
-    /// Of the summed squared norm of the batch.
+    /// Share of the batch's summed squared norm.
     pub gradient_share: f64,
 }
 
@@ -86,12 +87,12 @@ impl Census {
         })
     }
 
-    /// Silenced tokens among all.
+    /// Silenced tokens as a share of all tokens.
     pub fn silenced_share(&self) -> f64 {
         ratio(self.silenced.n_tokens as f64, self.n_tokens() as f64)
     }
 
-    /// What the silenced tokens would have added to the summed squared norm.
+    /// The silenced tokens' share of the summed squared norm, without masks.
     pub fn silenced_gradient_share(&self) -> f64 {
         ratio(self.silenced.norm_squared, self.norm_squared())
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Equal bins over `[low, high)`; what falls outside is counted at the ends it missed.
+/// Equal bins over `[low, high)`; values outside are counted in `n_below` and `n_above`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Histogram {
     pub low: f64,
@@ -13,7 +13,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Panics unless `low < high` and there is a bin.
+    /// Panics unless `low < high` and `n_bins > 0`.
     pub fn new(low: f64, high: f64, n_bins: usize) -> Self {
         assert!(low < high && n_bins > 0, "histogram: {n_bins} bins over [{low}, {high})");
         Histogram { low, high, counts: vec![0; n_bins], n_below: 0, n_above: 0 }

@@ -1,4 +1,4 @@
-//! What theory says about one token, and a census of a batch.
+//! The theory of one token, and the census of a batch.
 
 mod census;
 mod histogram;

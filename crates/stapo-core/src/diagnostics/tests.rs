@@ -11,7 +11,7 @@ fn uniform(key: u64, counter: &[u64]) -> f64 {
     counter.iter().fold(Key::new(key), |key, &word| key.with(word)).uniform()
 }
 
-/// A softmax over `v` random logits of that spread; the spread takes it from near uniform to near one-hot.
+/// A softmax over `v` random logits. A small `spread` gives a nearly uniform, a large one a nearly one-hot distribution.
 fn distribution(case: u64, v: usize, spread: f64) -> Vec<f64> {
     let logits: Vec<f64> = (0..v as u64).map(|i| spread * (uniform(7, &[case, i]) - 0.5)).collect();
     softmax(&logits)
@@ -68,7 +68,7 @@ fn bounds_are_tight_for_uniform_and_one_hot_and_loose_between() {
         let (low, high) = gradient_norm_squared_bounds(p[0], entropy(&p), 1.0, v);
         assert!((exact - low).abs() < 1e-12 && (exact - high).abs() < 1e-12, "uniform over {v}");
     }
-    // One-hot, the improbable token sampled: the norm is sqrt 2, its largest value.
+    // One-hot, with the improbable token sampled: the norm has its largest value, sqrt 2.
     assert_eq!(gradient_norm_squared(0.0, 1.0, 1.0), 2.0);
     assert_eq!(gradient_norm_squared_bounds(0.0, 0.0, 1.0, 100), (2.0, 2.0));
     assert_eq!(gradient_norm_squared(1.0, 1.0, 1.0), 0.0);

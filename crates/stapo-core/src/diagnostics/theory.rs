@@ -3,16 +3,17 @@
 //! One position with logits a, softmax p over V tokens, sampled token with probability p and weight w = ratio * A
 //! (0 where the clip is active).
 
+use crate::objective::{is_improbable, logp_below};
 use serde::{Deserialize, Serialize};
 
 /// `||dJ/da||^2 = w^2 (1 - 2p + sum_v p_v^2)`, exact. `collision` is the sum of squared probabilities.
 pub fn gradient_norm_squared(p: f64, collision: f64, weight: f64) -> f64 {
-    // At p = 1 the bracket is 0; rounding must not make it negative.
+    // At p = 1 the bracket is 0, and rounding could make the bracket negative.
     weight * weight * (1.0 - 2.0 * p + collision).max(0.0)
 }
 
-/// The bounds of [`gradient_norm_squared`] that need the entropy only: `w^2 (1 - 2p + e^-H)` below,
-/// `w^2 (2 - 2p - C H^2)` with `C = (V - 1) / (V ln^2 V)` above. Both are tight for uniform distributions.
+/// The lower and upper bound of [`gradient_norm_squared`] that need the entropy alone: `w^2 (1 - 2p + e^-H)` and
+/// `w^2 (2 - 2p - C H^2)` with `C = (V - 1) / (V ln^2 V)`. Both are tight for uniform distributions.
 pub fn gradient_norm_squared_bounds(p: f64, entropy: f64, weight: f64, vocabulary: usize) -> (f64, f64) {
     let v = vocabulary as f64;
     let c = if vocabulary > 1 { (v - 1.0) / (v * libm::pow(libm::log(v), 2.0)) } else { 0.0 };
@@ -23,8 +24,8 @@ pub fn gradient_norm_squared_bounds(p: f64, entropy: f64, weight: f64, vocabular
     )
 }
 
-/// First-order change of the entropy by one update of step size `eta`:
-/// `-eta p (ln p - E ln p)(A - E A)`, expectations over the vocabulary at that position (`E ln p = -H`).
+/// First-order change of the entropy at one position by an update of step size `eta`:
+/// `-eta p (ln p - E ln p)(A - E A)`, with expectations over the vocabulary (`E ln p = -H`).
 pub fn entropy_change(eta: f64, logp: f64, entropy: f64, advantage: f64, mean_advantage: f64) -> f64 {
     -eta * libm::exp(logp) * (logp + entropy) * (advantage - mean_advantage)
 }
@@ -34,7 +35,7 @@ pub fn entropy_change_of_sample(eta: f64, logp: f64, entropy: f64, advantage: f6
     entropy_change(eta, logp, entropy, advantage, libm::exp(logp) * advantage)
 }
 
-/// Where probable ends and high entropy begins.
+/// The borders between probable and improbable, and between low and high entropy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Thresholds {
     pub tau_p: f64,
@@ -42,14 +43,14 @@ pub struct Thresholds {
     pub tau_h: f64,
 }
 
-/// The four kinds of token.
+/// The four kinds of token by probability and entropy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quadrant {
     ProbableHighEntropy,
     ProbableLowEntropy,
     ImprobableHighEntropy,
-    /// Spurious, where the response was rewarded.
+    /// In a rewarded response, the tokens that S2T calls spurious.
     ImprobableLowEntropy,
 }
 
@@ -62,7 +63,7 @@ pub enum Risk {
     High,
 }
 
-/// Which way a rewarded token moves the entropy.
+/// The direction in which a rewarded token moves the entropy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EntropyMove {
@@ -78,9 +79,9 @@ impl Quadrant {
         Quadrant::ImprobableLowEntropy,
     ];
 
-    /// Strict below both thresholds, as the S2T mask is.
+    /// Both comparisons are strict, as in the S2T mask.
     pub fn of(logp: f64, entropy: f64, thresholds: Thresholds) -> Self {
-        match (logp < libm::log(thresholds.tau_p), entropy < thresholds.tau_h) {
+        match (is_improbable(logp, logp_below(thresholds.tau_p)), entropy < thresholds.tau_h) {
             (false, false) => Quadrant::ProbableHighEntropy,
             (false, true) => Quadrant::ProbableLowEntropy,
             (true, false) => Quadrant::ImprobableHighEntropy,
@@ -96,7 +97,7 @@ impl Quadrant {
         }
     }
 
-    /// For a rewarded token, as the paper's table has it.
+    /// The direction for a rewarded token, from the paper's table.
     pub fn entropy_move(self) -> EntropyMove {
         match self {
             Quadrant::ProbableHighEntropy | Quadrant::ProbableLowEntropy => EntropyMove::Down,

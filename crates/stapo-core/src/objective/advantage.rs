@@ -1,4 +1,4 @@
-//! From the rewards of a group to one advantage per response.
+//! How the rewards of a group become one advantage per response.
 
 use super::ObjectiveError;
 use serde::{Deserialize, Serialize};
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Advantage {
-    /// `(R - mean) / (std + epsilon)`; a group whose rewards are all equal has 0.
-    /// `ddof` 1 is the sample deviation, which reproduces the advantages STAPO prints.
+    /// `(R - mean) / (std + epsilon)`; 0 in a group whose rewards are all equal.
+    /// `ddof` 1 is the sample deviation, with which the advantages printed in the STAPO paper come out.
     GroupZScore {
         #[serde(default = "one")]
         ddof: u8,
@@ -17,7 +17,7 @@ pub enum Advantage {
     },
     /// `R - mean` (Dr. GRPO).
     GroupMean,
-    /// `R` minus the mean of the others (RLOO).
+    /// `R` minus the mean reward of the group's other responses (RLOO).
     LeaveOneOut,
 }
 
@@ -32,7 +32,7 @@ impl Default for Advantage {
 }
 
 impl Advantage {
-    /// Advantages of one group, in the order of its rewards.
+    /// The advantages of one group, in the order of `rewards`.
     pub fn of_group(self, rewards: &[f64]) -> Result<Vec<f64>, ObjectiveError> {
         if let Some(reward_idx) = rewards.iter().position(|r| !r.is_finite()) {
             return Err(ObjectiveError::Reward { reward_idx, value: rewards[reward_idx] });
@@ -41,7 +41,7 @@ impl Advantage {
         if self == Advantage::LeaveOneOut && rewards.len() == 1 {
             return Err(ObjectiveError::LoneResponse);
         }
-        // Rounding in the mean must not turn equal rewards into advantages.
+        // The rounded mean of equal rewards can differ from the rewards, which would give advantages other than 0.
         if rewards.windows(2).all(|pair| pair[0] == pair[1]) {
             return Ok(vec![0.0; rewards.len()]);
         }

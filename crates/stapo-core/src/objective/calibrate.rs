@@ -1,21 +1,23 @@
-//! What a token's fate takes from the whole mini-batch: quantiles, means, and which tokens a lottery draws.
+//! What the masks read from the whole mini-batch: quantiles, means, and the tokens that random masks draw.
 
+use super::candidate::{is_candidate, logp_below};
 use super::{
-    Mask, MaskSignals, ObjectiveError, ObjectiveSpec, OffPolicy, QuantileOver, Response, Select, Surrogate,
+    Mask, MaskSignals, ObjectiveError, ObjectiveSpec, OffPolicy, QuantileOver, ResponseSignals, Select,
+    Surrogate,
 };
 use crate::random::Key;
 use crate::stats::quantile_in_place;
 
-/// Which draw of the random masks this is, and which pass over the mini-batch.
+/// Names an optimizer step: keys the random masks, and says which pass over the mini-batch is meant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Draw {
-    /// Number of the optimizer step: random masks differ from step to step and repeat when the step is replayed.
+pub struct UpdateKey {
+    /// Number of the optimizer step. Random masks differ from step to step and are the same when a step is replayed.
     pub step: u64,
-    /// 0, or 1 for the second pass of a two-pass objective.
+    /// 0, or 1 for the second pass of an objective with two passes.
     pub pass: usize,
 }
 
-/// Thresholds of one mini-batch; with them the fate of a token depends on its response alone.
+/// The thresholds of one mini-batch. Given these, the fate of a token depends on the token's own response alone.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calibration {
     pub(super) masks: Vec<CalibratedMask>,
@@ -32,8 +34,8 @@ impl Calibration {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum CalibratedMask {
-    Spurious { logp_below: f64, rule: Rule },
-    RandomTokens { logp_below: f64, lottery: Lottery },
+    Spurious { logp_below: f64, rule: CandidateRule },
+    RandomTokens { lottery: Lottery },
     TopEntropy { at_least: f64 },
     ClipCov { cov: Covariance, low: f64, high: f64, lottery: Lottery },
     LowProbabilityFirst { logp_below: f64, pass: usize },
@@ -43,7 +45,7 @@ pub(super) enum CalibratedMask {
 
 /// Which candidates are silenced.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Rule {
+pub(super) enum CandidateRule {
     Below(f64),
     Above(f64),
     Lottery(Lottery),
@@ -51,11 +53,12 @@ pub(super) enum Rule {
     Nothing,
 }
 
-/// Draws the tokens whose hash is among the lowest: a subset of exact size that each token can check by itself.
+/// A random subset of exact size: the tokens with the lowest hashes. Whether a token is in the subset follows from the
+/// token's own hash and `cut`, without looking at other tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lottery {
     key: Key,
-    /// Highest hash that wins; none wins where absent.
+    /// The highest hash in the subset; absent for an empty subset.
     cut: Option<u64>,
 }
 
@@ -64,7 +67,7 @@ impl Lottery {
         key.with(response_idx as u64).with(token_idx as u64).bits()
     }
 
-    /// `n_winners` of the eligible tokens, given as (response, token).
+    /// Draws `n_winners` of the eligible tokens, which are given as (response, token).
     fn draw(key: Key, n_winners: usize, eligible: impl Iterator<Item = (usize, usize)>) -> Self {
         if n_winners == 0 {
             return Lottery { key, cut: None };
@@ -94,10 +97,11 @@ impl Covariance {
     }
 }
 
-/// The tokens with the highest covariance; among equals the earlier ones.
+/// The set of tokens with the highest covariance; among equal covariances the earlier tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct CovCut {
     cov: Covariance,
+    /// The lowest-ranked token of the set: covariance, response, token.
     last: (f64, usize, usize),
 }
 
@@ -110,14 +114,19 @@ impl CovCut {
 }
 
 impl ObjectiveSpec {
-    /// Checks the signals of a mini-batch and takes from them what the masks need. `minibatch` is the whole optimizer step.
-    pub fn calibrate(&self, minibatch: &[Response], draw: Draw) -> Result<Calibration, ObjectiveError> {
+    /// Checks the signals of a mini-batch and derives the thresholds of the masks. `minibatch` holds all responses of the
+    /// optimizer step.
+    pub fn calibrate(
+        &self,
+        minibatch: &[ResponseSignals],
+        update: UpdateKey,
+    ) -> Result<Calibration, ObjectiveError> {
         for (response_idx, response) in minibatch.iter().enumerate() {
             self.check_response(response_idx, response)?;
         }
         let mut tau_h = None;
         let masks = self.masks.iter().enumerate().map(|(mask_idx, mask)| {
-            let (mask, threshold) = self.calibrate_mask(mask_idx, mask, minibatch, draw);
+            let (mask, threshold) = self.calibrate_mask(mask_idx, mask, minibatch, update);
             tau_h = tau_h.or(threshold);
             mask
         });
@@ -133,10 +142,10 @@ impl ObjectiveSpec {
         &self,
         mask_idx: usize,
         mask: &Mask,
-        minibatch: &[Response],
-        draw: Draw,
+        minibatch: &[ResponseSignals],
+        update: UpdateKey,
     ) -> (CalibratedMask, Option<f64>) {
-        let key = |seed: u64| Key::new(seed).with(draw.step).with(mask_idx as u64);
+        let key = |seed: u64| Key::new(seed).with(update.step).with(mask_idx as u64);
         match *mask {
             Mask::Spurious { tau_p, q, select, quantile_over, seed } => {
                 let logp_below = logp_below(tau_p);
@@ -149,7 +158,7 @@ impl ObjectiveSpec {
                 let tau_h = self.low_entropy_threshold(minibatch, logp_below, q, QuantileOver::Candidates);
                 let n_winners = self.n_candidates_below(minibatch, logp_below, tau_h);
                 let lottery = Lottery::draw(key(seed), n_winners, positions(minibatch));
-                (CalibratedMask::RandomTokens { logp_below, lottery }, tau_h)
+                (CalibratedMask::RandomTokens { lottery }, tau_h)
             }
             Mask::TopEntropy { share } => {
                 let mut all: Vec<f64> = minibatch.iter().flat_map(|r| self.signals(r).1).copied().collect();
@@ -175,7 +184,7 @@ impl ObjectiveSpec {
                 (CalibratedMask::ClipCov { cov, low, high, lottery }, None)
             }
             Mask::LowProbabilityFirst { eta } => {
-                (CalibratedMask::LowProbabilityFirst { logp_below: libm::log(eta), pass: draw.pass }, None)
+                (CalibratedMask::LowProbabilityFirst { logp_below: logp_below(eta), pass: update.pass }, None)
             }
             Mask::ProbabilityWeight { alpha } => (CalibratedMask::ProbabilityWeight { alpha }, None),
             Mask::Taco { a, l } => (CalibratedMask::Taco { ln_a: libm::log(a), l }, None),
@@ -184,22 +193,22 @@ impl ObjectiveSpec {
 
     fn spurious_rule(
         &self,
-        minibatch: &[Response],
+        minibatch: &[ResponseSignals],
         logp_below: f64,
         q: f64,
         select: Select,
         over: QuantileOver,
         key: Key,
-    ) -> (Rule, Option<f64>) {
+    ) -> (CandidateRule, Option<f64>) {
         match select {
-            Select::Full => (Rule::All, None),
+            Select::Full => (CandidateRule::All, None),
             Select::LowEntropy => {
                 let tau_h = self.low_entropy_threshold(minibatch, logp_below, q, over);
-                (tau_h.map_or(Rule::Nothing, Rule::Below), tau_h)
+                (tau_h.map_or(CandidateRule::Nothing, CandidateRule::Below), tau_h)
             }
             Select::HighEntropy => {
                 let tau_h = self.low_entropy_threshold(minibatch, logp_below, 1.0 - q, over);
-                (tau_h.map_or(Rule::Nothing, Rule::Above), tau_h)
+                (tau_h.map_or(CandidateRule::Nothing, CandidateRule::Above), tau_h)
             }
             Select::Random => {
                 let tau_h = self.low_entropy_threshold(minibatch, logp_below, q, over);
@@ -208,15 +217,15 @@ impl ObjectiveSpec {
                     let response = &minibatch[response];
                     is_candidate(response.advantage, self.signals(response).0[token], logp_below)
                 });
-                (Rule::Lottery(Lottery::draw(key, n_winners, candidates)), tau_h)
+                (CandidateRule::Lottery(Lottery::draw(key, n_winners, candidates)), tau_h)
             }
         }
     }
 
-    /// The q-quantile of the entropies that count; none where there are none.
+    /// The q-quantile of the entropies that `over` selects; absent where `over` selects none.
     fn low_entropy_threshold(
         &self,
-        minibatch: &[Response],
+        minibatch: &[ResponseSignals],
         logp_below: f64,
         q: f64,
         over: QuantileOver,
@@ -228,26 +237,36 @@ impl ObjectiveSpec {
         quantile_in_place(&mut counted, q)
     }
 
-    fn n_candidates_below(&self, minibatch: &[Response], logp_below: f64, tau_h: Option<f64>) -> usize {
+    fn n_candidates_below(
+        &self,
+        minibatch: &[ResponseSignals],
+        logp_below: f64,
+        tau_h: Option<f64>,
+    ) -> usize {
         let tau_h = tau_h.unwrap_or(f64::NEG_INFINITY);
         self.candidate_entropies(minibatch, logp_below).filter(|&entropy| entropy < tau_h).count()
     }
 
-    fn candidate_entropies(&self, minibatch: &[Response], logp_below: f64) -> impl Iterator<Item = f64> {
-        minibatch.iter().filter(|response| response.advantage > 0.0).flat_map(move |response| {
+    fn candidate_entropies(
+        &self,
+        minibatch: &[ResponseSignals],
+        logp_below: f64,
+    ) -> impl Iterator<Item = f64> {
+        minibatch.iter().flat_map(move |response| {
             let (logp, entropy) = self.signals(response);
-            logp.iter().zip(entropy).filter(move |(logp, _)| **logp < logp_below).map(|(_, &entropy)| entropy)
+            let is_own = move |logp: f64| is_candidate(response.advantage, logp, logp_below);
+            logp.iter().zip(entropy).filter(move |(logp, _)| is_own(**logp)).map(|(_, &entropy)| entropy)
         })
     }
 
-    fn covariance(&self, minibatch: &[Response]) -> Covariance {
+    fn covariance(&self, minibatch: &[ResponseSignals]) -> Covariance {
         let n = n_tokens(minibatch).max(1) as f64;
         let advantages: f64 = minibatch.iter().map(|r| r.advantage * r.logp.len() as f64).sum();
         let logps: f64 = minibatch.iter().map(|r| self.signals(r).0.iter().sum::<f64>()).sum();
         Covariance { mean_advantage: advantages / n, mean_logp: logps / n }
     }
 
-    /// Clip-Cov draws among tokens of high covariance that the ratio clip leaves alone.
+    /// True for the tokens that Clip-Cov draws from: covariance within the bounds, ratio not clipped.
     pub(super) fn is_cov_candidate(
         &self,
         cov: Covariance,
@@ -271,7 +290,7 @@ impl ObjectiveSpec {
         !self.surrogate.at(point).clipped
     }
 
-    fn cov_cut(&self, minibatch: &[Response], share: f64) -> Option<CovCut> {
+    fn cov_cut(&self, minibatch: &[ResponseSignals], share: f64) -> Option<CovCut> {
         let cov = self.covariance(minibatch);
         let mut ranked: Vec<(f64, usize, usize)> = positions(minibatch)
             .map(|(response_idx, token_idx)| {
@@ -288,20 +307,19 @@ impl ObjectiveSpec {
         Some(CovCut { cov, last })
     }
 
-    /// Log-probs and entropies that decide fates. Presence was checked.
-    pub(super) fn signals<'a>(&self, response: &Response<'a>) -> (&'a [f64], &'a [f64]) {
-        match self.mask_signals {
-            MaskSignals::Current => (response.logp, response.entropy),
-            MaskSignals::Behavior => {
-                (response.behavior_logp, response.behavior_entropy.unwrap_or(response.entropy))
-            }
-        }
+    /// The log-probs and entropies that the masks read. [`Self::check_response`] has checked that these are present.
+    pub(super) fn signals<'a>(&self, response: &ResponseSignals<'a>) -> (&'a [f64], &'a [f64]) {
+        let entropy = match self.mask_signals {
+            MaskSignals::Current => response.entropy,
+            MaskSignals::Behavior => response.behavior_entropy.unwrap_or(response.entropy),
+        };
+        (self.signal_logp(response.logp, response.behavior_logp), entropy)
     }
 
     pub(super) fn check_response(
         &self,
         response_idx: usize,
-        response: &Response,
+        response: &ResponseSignals,
     ) -> Result<(), ObjectiveError> {
         if !response.advantage.is_finite() {
             return Err(ObjectiveError::Advantage { response_idx, value: response.advantage });
@@ -343,8 +361,8 @@ impl ObjectiveSpec {
         for (field, values, is_logp) in fields {
             let Some(values) = values else { continue };
             if values.len() != response.logp.len() {
-                let (got, expected) = (values.len(), response.logp.len());
-                return Err(ObjectiveError::Length { response_idx, field, got, expected });
+                let expected = response.logp.len();
+                return Err(ObjectiveError::Length { response_idx, field, got: values.len(), expected });
             }
             let (bad, expected) = if is_logp {
                 (first_bad(values, is_logp_value), "a finite log-prob, at most 0")
@@ -360,7 +378,7 @@ impl ObjectiveSpec {
     }
 }
 
-/// Log-probs and entropies computed in f32 may leave their range by rounding.
+/// How far log-probs and entropies computed in f32 may leave their range by rounding.
 const ROUNDING: f64 = 1e-3;
 
 fn is_logp_value(x: f64) -> bool {
@@ -371,34 +389,25 @@ fn is_entropy_value(x: f64) -> bool {
     (-ROUNDING..f64::INFINITY).contains(&x)
 }
 
-/// Looks at all values without a branch, which is fast where all are good.
+/// The first value that is not good. The check of all values has no branch per value, so that it vectorises; the position
+/// is searched only after the check has failed.
 fn first_bad(values: &[f64], is_good: impl Fn(f64) -> bool) -> Option<usize> {
     let all_good = values.iter().fold(true, |good, &x| good & is_good(x));
     if all_good { None } else { values.iter().position(|&x| !is_good(x)) }
 }
 
-/// The threshold of a probability as masks compare it: `logp < ln tau`, with the same logarithm on every machine.
-pub fn logp_below(tau: f64) -> f64 {
-    libm::log(tau)
-}
-
-/// S2T's candidate: rewarded and improbable.
-pub(super) fn is_candidate(advantage: f64, logp: f64, logp_below: f64) -> bool {
-    advantage > 0.0 && logp < logp_below
-}
-
-fn n_tokens(minibatch: &[Response]) -> usize {
+fn n_tokens(minibatch: &[ResponseSignals]) -> usize {
     minibatch.iter().map(|response| response.logp.len()).sum()
 }
 
-fn positions(minibatch: &[Response]) -> impl Iterator<Item = (usize, usize)> {
+fn positions(minibatch: &[ResponseSignals]) -> impl Iterator<Item = (usize, usize)> {
     minibatch
         .iter()
         .enumerate()
         .flat_map(|(idx, response)| (0..response.logp.len()).map(move |token| (idx, token)))
 }
 
-/// `share` of `n`, rounded down but not to nothing, as the authors' code counts.
+/// `share` of `n`, rounded down, and at least 1, as the authors' code of Clip-Cov and KL-Cov counts.
 fn at_least_one(share: f64, n: usize) -> usize {
     ((share * n as f64) as usize).max(1)
 }

@@ -1,4 +1,4 @@
-//! Impossible or meaningless specs are refused with the reason, before anything runs.
+//! Refuses impossible and meaningless specs before a run starts, with the reason.
 
 use super::{Advantage, MaskKind, load::SpecError};
 use super::{

@@ -1,29 +1,35 @@
-//! The fate and the effect of each token of a response.
+//! The effect of the objective on each token of a response.
 
-use super::calibrate::{CalibratedMask, Calibration, Rule, is_candidate};
+use super::calibrate::{CalibratedMask, Calibration, CandidateRule};
+use super::candidate::is_candidate;
 use super::surrogate::{Point, Valued};
 use super::{
-    Aggregate, Denominator, EntropyBonus, MaskKind, ObjectiveError, ObjectiveSpec, Ratio, Response, Surrogate,
+    Aggregate, Denominator, EntropyBonus, MaskKind, ObjectiveError, ObjectiveSpec, Ratio, ResponseSignals,
+    Surrogate,
 };
 use serde::{Deserialize, Serialize};
 
-/// What the objective does to one token. Derivatives are of the un-normalised loss: [`Tally::scale`] makes them the mean's.
+/// What the objective does to one token. Derivatives are those of the un-normalised loss until [`Tally::scale_effects`]
+/// makes them those of the mean.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct TokenEffect {
-    /// In the loss: no mask silenced it.
+    /// True where no mask silenced the token, so that the token is part of the loss.
     pub kept: bool,
-    /// The first mask that silenced it.
+    /// The first mask that silenced the token.
     pub silenced_by: Option<MaskKind>,
-    /// The surrogate's trust region is active.
+    /// True for a rewarded and improbable token: `advantage > 0` and `logp < ln tau_p`, with the log-prob that the masks
+    /// read and the threshold of [`ObjectiveSpec::tau_p`].
+    pub is_candidate: bool,
+    /// True where the trust region of the surrogate is active.
     pub clipped: bool,
-    /// Current over behavior probability, at the spec's level.
+    /// Current over behavior probability, of the token or of the whole response as [`Ratio`] says.
     pub ratio: f64,
-    /// Slope of the surrogate by this token's log-prob before masks: `ratio * A` where nothing clips. For a silenced
-    /// token, what it would have pushed with.
+    /// Derivative of the surrogate by this token's log-prob before masks: `ratio * A` where nothing clips. For a silenced
+    /// token, the derivative that the token would have had.
     pub weight: f64,
-    /// Derivative of the un-normalised loss (which is minimised) by this token's log-prob.
+    /// Derivative of the loss, which is minimised, by this token's log-prob.
     pub d_logp: f64,
-    /// The same by its entropy.
+    /// Derivative of the loss by the entropy at this token's position.
     pub d_entropy: f64,
 }
 
@@ -32,10 +38,10 @@ pub struct TokenEffect {
 pub struct SequenceTally {
     pub n_tokens: usize,
     pub n_kept: usize,
-    /// Tokens with A > 0 and p < `tau_p` of the S2T masks.
+    /// Tokens with `is_candidate`; 0 for an objective without an S2T mask.
     pub n_candidates: usize,
     pub n_silenced: usize,
-    /// Among the kept tokens.
+    /// Kept tokens whose surrogate is clipped.
     pub n_clipped: usize,
     /// Un-normalised loss.
     pub loss: f64,
@@ -43,12 +49,12 @@ pub struct SequenceTally {
     pub ratio_max: f64,
 }
 
-/// A mini-batch summed up.
+/// The totals of a mini-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Tally {
     /// The loss that is minimised, normalised.
     pub loss: f64,
-    /// Multiplies every un-normalised derivative: 1/N, or 0 for a mini-batch without kept tokens.
+    /// 1/N, by which every un-normalised derivative is multiplied; 0 for a mini-batch without kept tokens.
     pub scale: f64,
     pub n_sequences: usize,
     pub n_tokens: usize,
@@ -56,34 +62,51 @@ pub struct Tally {
     pub n_candidates: usize,
     pub n_silenced: usize,
     pub n_clipped: usize,
-    /// Share of the kept tokens.
+    /// Clipped tokens as a share of the kept tokens.
     pub clip_fraction: f64,
     /// Over the kept tokens; 1 where there are none.
     pub ratio_min: f64,
     pub ratio_max: f64,
 }
 
+impl Tally {
+    /// Turns derivatives of the un-normalised loss into derivatives of the loss. This is the only division by N.
+    pub fn scale_effects(&self, effects: &mut [TokenEffect]) {
+        for effect in effects {
+            effect.d_logp *= self.scale;
+            effect.d_entropy *= self.scale;
+        }
+    }
+}
+
 impl ObjectiveSpec {
-    /// Effects of one response of a calibrated mini-batch, one per token into `effects`. `response_idx` is its place in the
-    /// mini-batch.
+    /// Writes the effect of each token of one response of a calibrated mini-batch to `effects`. `response_idx` is the index
+    /// of the response in the mini-batch.
     pub fn evaluate(
         &self,
         calibration: &Calibration,
         response_idx: usize,
-        response: &Response,
+        response: &ResponseSignals,
         effects: &mut [TokenEffect],
     ) -> Result<SequenceTally, ObjectiveError> {
         let n_tokens = response.logp.len();
         assert_eq!(effects.len(), n_tokens, "evaluate: one effect per token");
-        effects.fill(TokenEffect { kept: true, weight: 1.0, ..TokenEffect::default() });
+        let candidates = self.candidates(response.advantage, response.logp, response.behavior_logp);
+        for (effect, is_candidate) in effects.iter_mut().zip(candidates) {
+            *effect = TokenEffect { kept: true, is_candidate, weight: 1.0, ..TokenEffect::default() };
+        }
         for mask in &calibration.masks {
             self.apply(mask, response_idx, response, effects);
         }
-        let n_kept = effects.iter().filter(|effect| effect.kept).count();
+        let n_kept = count(effects, |effect| effect.kept);
         let mut tally = SequenceTally {
             n_tokens,
             n_kept,
-            n_candidates: self.n_candidates(calibration, response),
+            n_candidates: if self.has_candidate_mask() {
+                count(effects, |effect| effect.is_candidate)
+            } else {
+                0
+            },
             n_silenced: n_tokens - n_kept,
             ratio_min: f64::INFINITY,
             ..SequenceTally::default()
@@ -104,12 +127,13 @@ impl ObjectiveSpec {
         if finite { Ok(tally) } else { Err(not_finite(response_idx, response, effects)) }
     }
 
-    /// Silences tokens, or multiplies the soft weight that stands in `weight` for now.
+    /// Silences tokens, or multiplies the soft weight of tokens. Until [`Self::record`] runs, `weight` holds the product of
+    /// the soft weights.
     fn apply(
         &self,
         mask: &CalibratedMask,
         response_idx: usize,
-        response: &Response,
+        response: &ResponseSignals,
         effects: &mut [TokenEffect],
     ) {
         let (logp, entropy) = self.signals(response);
@@ -120,11 +144,11 @@ impl ObjectiveSpec {
             CalibratedMask::Spurious { logp_below, rule } => silence(effects, MaskKind::Spurious, |t| {
                 is_candidate(advantage, logp[t], logp_below)
                     && match rule {
-                        Rule::Below(tau_h) => entropy[t] < tau_h,
-                        Rule::Above(tau_h) => entropy[t] > tau_h,
-                        Rule::Lottery(lottery) => lottery.wins(response_idx, t),
-                        Rule::All => true,
-                        Rule::Nothing => false,
+                        CandidateRule::Below(tau_h) => entropy[t] < tau_h,
+                        CandidateRule::Above(tau_h) => entropy[t] > tau_h,
+                        CandidateRule::Lottery(lottery) => lottery.wins(response_idx, t),
+                        CandidateRule::All => true,
+                        CandidateRule::Nothing => false,
                     }
             }),
             CalibratedMask::RandomTokens { lottery, .. } => {
@@ -152,28 +176,12 @@ impl ObjectiveSpec {
         }
     }
 
-    /// Tokens that are a candidate of any S2T mask: of the one with the highest threshold.
-    fn n_candidates(&self, calibration: &Calibration, response: &Response) -> usize {
-        let thresholds = calibration.masks.iter().filter_map(|mask| match *mask {
-            CalibratedMask::Spurious { logp_below, .. } | CalibratedMask::RandomTokens { logp_below, .. } => {
-                Some(logp_below)
-            }
-            _ => None,
-        });
-        let logp_below = thresholds.fold(f64::NEG_INFINITY, f64::max);
-        self.signals(response)
-            .0
-            .iter()
-            .filter(|&&logp| is_candidate(response.advantage, logp, logp_below))
-            .count()
-    }
-
-    /// The surrogate where every token has its own ratio.
+    /// Applies a surrogate in which every token has an own ratio.
     fn push_tokens(
         &self,
         calibration: &Calibration,
         response_idx: usize,
-        response: &Response,
+        response: &ResponseSignals,
         effects: &mut [TokenEffect],
         tally: &mut SequenceTally,
     ) {
@@ -192,12 +200,12 @@ impl ObjectiveSpec {
         }
     }
 
-    /// The surrogate where a response has one ratio, which moves with the log-prob of every kept token alike; those that a geometric
-    /// mean clips are held.
+    /// Applies a surrogate in which the response has one ratio. The ratio depends on the log-prob of every kept token alike,
+    /// so every kept token gets the same derivative, except tokens that the geometric mean clips, which get none.
     fn push_sequence(
         &self,
         ratio: f64,
-        response: &Response,
+        response: &ResponseSignals,
         effects: &mut [TokenEffect],
         tally: &mut SequenceTally,
     ) {
@@ -223,14 +231,14 @@ impl ObjectiveSpec {
         }
     }
 
-    /// Writes what the surrogate found for a token and returns what a kept token pushes with.
+    /// Writes what the surrogate gave for a token, and returns the token's weighted derivative; 0 for a silenced token.
     #[inline]
     fn record(
         &self,
         effect: &mut TokenEffect,
         ratio: f64,
         valued: Valued,
-        response: &Response,
+        response: &ResponseSignals,
         token_idx: usize,
         tally: &mut SequenceTally,
     ) -> f64 {
@@ -254,8 +262,13 @@ impl ObjectiveSpec {
         weight * valued.slope
     }
 
-    /// The terms that have nothing to do with the advantage, on kept tokens.
-    fn add_penalties(&self, response: &Response, effects: &mut [TokenEffect], tally: &mut SequenceTally) {
+    /// Adds the terms that do not depend on the advantage, for kept tokens.
+    fn add_penalties(
+        &self,
+        response: &ResponseSignals,
+        effects: &mut [TokenEffect],
+        tally: &mut SequenceTally,
+    ) {
         if let (true, Some(reference_logp)) = (self.needs_reference(), response.reference_logp) {
             for (t, effect) in effects.iter_mut().enumerate().filter(|(_, effect)| effect.kept) {
                 let (penalty, slope) = self.kl.penalty(response.logp[t], reference_logp[t]);
@@ -271,8 +284,13 @@ impl ObjectiveSpec {
         }
     }
 
-    /// Mean log-ratio over the kept tokens, where the ratio belongs to the whole response.
-    fn sequence_log_ratio(&self, response: &Response, effects: &[TokenEffect], n_kept: usize) -> Option<f64> {
+    /// Mean log-ratio over the kept tokens; absent where every token has an own ratio.
+    fn sequence_log_ratio(
+        &self,
+        response: &ResponseSignals,
+        effects: &[TokenEffect],
+        n_kept: usize,
+    ) -> Option<f64> {
         let clip = match (self.ratio, self.surrogate) {
             (_, Surrogate::Geometric { clip }) => Some(clip),
             (Ratio::Sequence, _) => None,
@@ -286,7 +304,7 @@ impl ObjectiveSpec {
         Some(kept.sum::<f64>() / n_kept.max(1) as f64)
     }
 
-    /// Factor of every token of a response before the division by N.
+    /// The factor on every token of a response before the division by N.
     fn token_share(&self, tally: &SequenceTally) -> f64 {
         match (self.aggregate, self.denominator) {
             (Aggregate::SequenceMeanOfTokenMean, Denominator::AllTokens) => {
@@ -297,11 +315,12 @@ impl ObjectiveSpec {
         }
     }
 
-    /// Sums the tallies of a whole mini-batch, given in the order of its responses.
+    /// Sums the tallies of a whole mini-batch. `sequences` is in the order of the mini-batch's responses.
     pub fn total(&self, sequences: &[SequenceTally]) -> Tally {
         let count = |of: fn(&SequenceTally) -> usize| sequences.iter().map(of).sum::<usize>();
-        let (n_tokens, n_kept, n_clipped) =
-            (count(|s| s.n_tokens), count(|s| s.n_kept), count(|s| s.n_clipped));
+        let n_tokens = count(|s| s.n_tokens);
+        let n_kept = count(|s| s.n_kept);
+        let n_clipped = count(|s| s.n_clipped);
         let n_sequences = sequences.len();
         let n_sequences_kept = count(|s| usize::from(s.n_kept > 0));
         let n = match (self.aggregate, self.denominator) {
@@ -331,9 +350,13 @@ impl ObjectiveSpec {
     }
 }
 
-/// True where GMPO holds a token: its log-ratio has left the clip in the direction the advantage rewards.
+/// True where GMPO clips a token: the log-ratio is beyond the clip in the direction that the advantage rewards.
 fn geometric_clips(log_ratio: f64, advantage: f64, clip: f64) -> bool {
     (advantage > 0.0 && log_ratio > clip) || (advantage < 0.0 && log_ratio < -clip)
+}
+
+fn count(effects: &[TokenEffect], is_counted: impl Fn(&TokenEffect) -> bool) -> usize {
+    effects.iter().filter(|effect| is_counted(effect)).count()
 }
 
 fn silence(effects: &mut [TokenEffect], by: MaskKind, is_silenced: impl Fn(usize) -> bool) {
@@ -351,9 +374,9 @@ fn weigh(effects: &mut [TokenEffect], weight: impl Fn(usize) -> f64) {
     }
 }
 
-/// Names the first token whose numbers overflowed.
+/// The error that names the first token with a ratio or derivative that is not finite.
 #[cold]
-fn not_finite(response_idx: usize, response: &Response, effects: &[TokenEffect]) -> ObjectiveError {
+fn not_finite(response_idx: usize, response: &ResponseSignals, effects: &[TokenEffect]) -> ObjectiveError {
     let ratio = effects.iter().position(|effect| !effect.ratio.is_finite());
     let loss = effects.iter().position(|effect| !effect.d_logp.is_finite());
     let (token_idx, what) = match (ratio, loss) {

@@ -1,4 +1,4 @@
-//! Objectives from preset names, TOML and `key=value` overrides.
+//! Reads objectives from preset names, TOML and `key=value` overrides.
 
 use super::{Mask, ObjectiveSpec, preset, presets};
 use crate::settings::{self, SettingsError, hint};
@@ -17,7 +17,7 @@ pub enum SpecError {
 }
 
 impl ObjectiveSpec {
-    /// The preset of that name; `NAME+spurious` adds S2T to it.
+    /// The preset of that name; `NAME+spurious` is the preset with S2T added.
     pub fn from_preset(name: &str) -> Result<Self, SpecError> {
         let (base, adds_s2t) = match name.strip_suffix("+spurious") {
             Some(base) => (base, true),
@@ -35,7 +35,7 @@ impl ObjectiveSpec {
         Ok(spec)
     }
 
-    /// A spec from TOML. A file with an `[objective]` table is read from there, so a plan is a spec too.
+    /// A spec from TOML. In a file with an `[objective]` table that table is read, so the plan of a run is a valid input.
     pub fn from_toml(text: &str) -> Result<Self, SpecError> {
         let mut table = settings::parse(text)?;
         if let Some(Value::Table(inner)) = table.remove("objective") {
@@ -44,7 +44,7 @@ impl ObjectiveSpec {
         Self::from_table(table)
     }
 
-    /// A spec from its table: the axes as keys, on top of `preset = "NAME"` where given.
+    /// A spec from a table of axes. With `preset = "NAME"` the axes override those of the preset.
     pub fn from_table(mut table: Table) -> Result<Self, SpecError> {
         let base = match table.remove("preset") {
             Some(Value::String(name)) => settings::to_table(&Self::from_preset(&name)?),

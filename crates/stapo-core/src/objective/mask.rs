@@ -1,9 +1,9 @@
-//! Which tokens take no part in the update, or a smaller one.
+//! Rules that take tokens out of the update or reduce their weight.
 
 use serde::{Deserialize, Serialize};
 
-/// A rule over tokens. A hard mask silences a token (it leaves the loss), a soft one weighs its advantage down.
-/// Masks are constants: no gradient flows through them.
+/// A rule over tokens. A hard mask silences tokens: a silenced token is not part of the loss. A soft mask multiplies a
+/// token's advantage by a weight. Masks are constants: no gradient flows through a mask.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Mask {
@@ -11,7 +11,7 @@ pub enum Mask {
     Spurious {
         #[serde(default = "default_tau_p")]
         tau_p: f64,
-        /// Quantile of the candidates' entropy below which they are silenced; for the ablations the silenced share.
+        /// Candidates with an entropy below this quantile are silenced; for the ablations, the share that is silenced.
         #[serde(default = "default_q")]
         q: f64,
         #[serde(default)]
@@ -31,7 +31,7 @@ pub enum Mask {
         #[serde(default)]
         seed: u64,
     },
-    /// Keeps the `share` of tokens with the highest entropy: those at or above the (1 - share)-quantile of the mini-batch
+    /// Keeps the `share` of tokens with the highest entropy: tokens at or above the (1 - share)-quantile of the mini-batch
     /// (Wang et al. 2025, "80/20").
     TopEntropy {
         #[serde(default = "default_top_share")]
@@ -49,7 +49,8 @@ pub enum Mask {
         #[serde(default)]
         seed: u64,
     },
-    /// Two updates per mini-batch: tokens with behavior probability below `eta` first, then the rest (Lopti, Yang et al. 2025).
+    /// Two updates per mini-batch: first with the tokens of behavior probability below `eta`, then with the other tokens
+    /// (Lopti, Yang et al. 2025).
     LowProbabilityFirst {
         #[serde(default = "default_eta")]
         eta: f64,
@@ -79,7 +80,7 @@ pub enum Select {
     HighEntropy,
     /// A random subset, as many as `low_entropy` would silence.
     Random,
-    /// All of them; `q` is not used.
+    /// All candidates; `q` is not used.
     Full,
 }
 
@@ -130,7 +131,7 @@ impl Mask {
         }
     }
 
-    /// True where the mask depends on the other tokens of the mini-batch.
+    /// True for a mask whose decision on a token depends on other tokens of the mini-batch.
     pub fn needs_calibration(&self) -> bool {
         match self {
             Mask::Spurious { select, .. } => *select != Select::Full,
@@ -139,7 +140,7 @@ impl Mask {
         }
     }
 
-    /// True where the mask reads entropies.
+    /// True for a mask that reads entropies.
     pub fn reads_entropy(&self) -> bool {
         match self {
             Mask::Spurious { select, .. } => *select != Select::Full,
@@ -149,7 +150,7 @@ impl Mask {
     }
 }
 
-/// STAPO's.
+/// The `tau_p` of STAPO.
 pub(crate) const PUBLISHED_TAU_P: f64 = 0.002;
 
 fn default_tau_p() -> f64 {

@@ -1,13 +1,14 @@
 //! One algorithm = one value. An [`ObjectiveSpec`] says how a mini-batch of responses turns into a number per token.
 //!
-//! Every objective of the family reaches the network only through the log-prob (and, for an entropy bonus, the
-//! entropy) of the sampled token, so it is a pure function: [`ObjectiveSpec::calibrate`] looks once at a whole mini-batch,
+//! Every objective of the family reaches the network only through the log-prob (and, for an entropy bonus, the entropy) of
+//! the sampled token, so an objective is a pure function: [`ObjectiveSpec::calibrate`] reads a whole mini-batch once,
 //! [`ObjectiveSpec::evaluate`] then gives each token its [`TokenEffect`], response by response, un-normalised;
-//! [`Tally`] holds the one scale that turns sums into the mean. Evaluation of a response depends on the calibration
-//! and that response alone: no way of cutting a mini-batch into micro-batches can change a bit.
+//! [`Tally`] holds the one scale that turns sums into the mean. Evaluating a response depends on the calibration and that
+//! response alone, so cutting a mini-batch into micro-batches in another way changes no bit.
 
 mod advantage;
 mod calibrate;
+mod candidate;
 mod check;
 mod evaluate;
 mod load;
@@ -16,7 +17,8 @@ mod preset;
 mod surrogate;
 
 pub use advantage::Advantage;
-pub use calibrate::{Calibration, Draw, logp_below};
+pub use calibrate::{Calibration, UpdateKey};
+pub use candidate::{is_improbable, logp_below};
 pub use evaluate::{SequenceTally, Tally, TokenEffect};
 pub use load::SpecError;
 pub use mask::{Mask, MaskKind, QuantileOver, Select};
@@ -26,25 +28,26 @@ pub use surrogate::Surrogate;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// An algorithm of the family as a value. Every axis is a closed set, tagged by `kind`; [`preset`] holds the papers' values.
+/// An algorithm of the family as a value. Every axis is a closed set, tagged by `kind`; [`preset`] gives the published
+/// values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectiveSpec {
-    /// From the rewards of a group to one advantage per response.
+    /// How the rewards of a group become one advantage per response.
     #[serde(default)]
     pub advantage: Advantage,
-    /// Which tokens are silenced or weighed down. They compose: a token is kept if every mask keeps it.
+    /// Which tokens are silenced or weighed down. A token is kept if every mask keeps the token.
     #[serde(default)]
     pub masks: Vec<Mask>,
     /// Whose log-probs and entropies decide a token's fate.
     #[serde(default)]
     pub mask_signals: MaskSignals,
-    /// At which level current and behavior policy are compared.
+    /// Whether current and behavior policy are compared per token or per response.
     #[serde(default)]
     pub ratio: Ratio,
-    /// From ratio and advantage to the value that is maximised.
+    /// How ratio and advantage become the value that is maximised.
     pub surrogate: Surrogate,
-    /// How token values become one number.
+    /// How the values of all tokens become one number.
     #[serde(default)]
     pub aggregate: Aggregate,
     /// What the means divide by.
@@ -61,14 +64,15 @@ pub struct ObjectiveSpec {
     pub off_policy: OffPolicy,
 }
 
-/// Whose log-probs and entropies decide a token's fate (masks, and the choice of tokens in `kl_cov`).
+/// Whose log-probs and entropies decide a token's fate, in masks and in the choice of tokens of `kl_cov`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MaskSignals {
-    /// The policy being updated: needs its log-probs for the whole mini-batch before the first backward.
+    /// The policy being updated. Calibration then needs this policy's log-probs for the whole mini-batch before the first
+    /// backward pass.
     #[default]
     Current,
-    /// The policy that sampled: known from the rollout, free.
+    /// The policy that sampled. The rollout holds these values already, so no scoring pass is needed.
     Behavior,
 }
 
@@ -83,11 +87,11 @@ pub enum Ratio {
     Sequence,
 }
 
-/// How token values become one number.
+/// How the values of all tokens become one number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Aggregate {
-    /// Sum over all tokens of the mini-batch, divided once.
+    /// Sum over all tokens of the mini-batch, divided once by the number of tokens.
     #[default]
     TokenMean,
     /// Mean over the tokens of a response, then over responses.
@@ -100,7 +104,7 @@ pub enum Aggregate {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Denominator {
-    /// Tokens that no mask silenced (and, over responses, those with such a token).
+    /// Tokens that no mask silenced; a mean over responses counts the responses with at least one such token.
     #[default]
     KeptTokens,
     /// All response tokens.
@@ -123,7 +127,7 @@ pub enum Kl {
     K3 { beta: f64 },
 }
 
-/// Reward for entropy: `coefficient * entropy` per kept token is added to the objective.
+/// Reward for entropy: the objective gains `coefficient * entropy` per kept token.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum EntropyBonus {
@@ -134,8 +138,8 @@ pub enum EntropyBonus {
     },
 }
 
-/// Constant weight on the surrogate from `w = exp(behavior_logp - sampler_logp)`: how far the sampling engine's
-/// log-prob is from ours for the same weights.
+/// Constant weight on the surrogate from `w = exp(behavior_logp - sampler_logp)`: the ratio between our probability of a
+/// token and the probability that the sampling engine reported for the same weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum OffPolicy {
@@ -166,7 +170,7 @@ fn five() -> f64 {
 }
 
 impl OffPolicy {
-    /// The constant weight of a token.
+    /// The constant weight of a token's surrogate.
     pub(crate) fn weight(self, behavior_logp: f64, sampler_logp: f64) -> f64 {
         let w = || libm::exp(behavior_logp - sampler_logp);
         match self {
@@ -181,7 +185,7 @@ impl OffPolicy {
 }
 
 impl Kl {
-    /// Penalty and its derivative by `logp`.
+    /// The penalty and the penalty's derivative by `logp`.
     pub(crate) fn penalty(self, logp: f64, reference_logp: f64) -> (f64, f64) {
         let d = reference_logp - logp;
         match self {
@@ -196,21 +200,21 @@ impl Kl {
     }
 }
 
-/// The signals of one response. All slices have one entry per response token; prompt tokens do not exist here.
+/// What the objective reads of one response. All slices have one entry per response token; prompt tokens have none.
 #[derive(Debug, Clone, Copy)]
-pub struct Response<'a> {
+pub struct ResponseSignals<'a> {
     pub advantage: f64,
-    /// Current policy.
+    /// Under the current policy.
     pub logp: &'a [f64],
-    /// Policy that sampled.
+    /// Under the policy that sampled.
     pub behavior_logp: &'a [f64],
-    /// Current policy, nats.
+    /// Under the current policy, nats.
     pub entropy: &'a [f64],
-    /// Policy that sampled, nats; read by masks under [`MaskSignals::Behavior`].
+    /// Under the policy that sampled, nats; read by masks under [`MaskSignals::Behavior`].
     pub behavior_entropy: Option<&'a [f64]>,
-    /// Frozen reference; read by [`Kl`].
+    /// Under the frozen reference policy; read by [`Kl`].
     pub reference_logp: Option<&'a [f64]>,
-    /// What a foreign sampler reported; read by [`OffPolicy`].
+    /// As another sampling engine reported them; read by [`OffPolicy`].
     pub sampler_logp: Option<&'a [f64]>,
 }
 
@@ -238,7 +242,7 @@ pub enum ObjectiveError {
 }
 
 impl ObjectiveError {
-    /// The response at fault, where there is one.
+    /// The response at fault; absent for faults of a whole group.
     pub fn response_idx(&self) -> Option<usize> {
         match *self {
             Self::Length { response_idx, .. }
@@ -252,29 +256,20 @@ impl ObjectiveError {
 }
 
 impl ObjectiveSpec {
-    /// Optimizer steps that one mini-batch gives: 2 for objectives that update in two passes (Lopti), else 1.
+    /// Optimizer steps per mini-batch: 2 for objectives that update in two passes (Lopti), else 1.
     pub fn n_passes(&self) -> usize {
         if self.masks.iter().any(|mask| matches!(mask, Mask::LowProbabilityFirst { .. })) { 2 } else { 1 }
     }
 
-    /// True where [`Self::calibrate`] reads log-probs or entropies of the current policy, so that mini-batches after the first
-    /// of a rollout batch need a scoring pass.
+    /// True where [`Self::calibrate`] reads log-probs or entropies of the current policy. Mini-batches after the first of a
+    /// rollout batch then need a scoring pass.
     pub fn calibrates_on_current_policy(&self) -> bool {
         let over_the_minibatch = self.masks.iter().any(Mask::needs_calibration)
             || matches!(self.surrogate, Surrogate::KlCov { .. });
         self.mask_signals == MaskSignals::Current && over_the_minibatch
     }
 
-    /// Below which probability a token counts as improbable: that of the first S2T mask, else the published one.
-    pub fn tau_p(&self) -> f64 {
-        let of_mask = self.masks.iter().find_map(|mask| match *mask {
-            Mask::Spurious { tau_p, .. } | Mask::RandomTokens { tau_p, .. } => Some(tau_p),
-            _ => None,
-        });
-        of_mask.unwrap_or(mask::PUBLISHED_TAU_P)
-    }
-
-    /// True where a frozen reference policy is needed.
+    /// True where the objective reads a frozen reference policy.
     pub fn needs_reference(&self) -> bool {
         self.kl != Kl::None
     }

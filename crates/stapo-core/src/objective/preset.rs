@@ -1,4 +1,4 @@
-//! The papers' values, by name.
+//! Published algorithms by name.
 
 use super::{
     Advantage, Aggregate, Denominator, EntropyBonus, Kl, Mask, MaskSignals, ObjectiveSpec, OffPolicy,
@@ -7,24 +7,24 @@ use super::{
 use crate::rollout::OverlongShaping;
 use serde::Serialize;
 
-/// A published algorithm: its objective, and what it asks of the loop around it.
+/// A published algorithm: the objective, and the settings of the training loop that the paper uses with the objective.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Preset {
     pub name: &'static str,
-    /// arXiv number of its paper, where it has one.
+    /// The paper's arXiv number; empty for an algorithm without a paper of its own.
     pub paper: &'static str,
-    /// What sets it apart.
+    /// What distinguishes the algorithm, in a few words.
     pub summary: &'static str,
     pub objective: ObjectiveSpec,
     pub rollout: RolloutSettings,
 }
 
-/// What an algorithm asks of the loop: settings that are no part of the loss.
+/// Settings of the training loop that a paper uses and that are not part of the loss.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RolloutSettings {
     /// Responses per problem.
     pub group_size: usize,
-    /// Redraw groups whose rewards are all equal.
+    /// Groups with equal rewards are replaced by groups of other problems.
     pub dynamic_sampling: bool,
     pub overlong: Option<OverlongShaping>,
 }
@@ -46,7 +46,7 @@ fn entry(name: &'static str, paper: &'static str, summary: &'static str, objecti
     Preset { name, paper, summary, objective, rollout }
 }
 
-/// STAPO and the other algorithms that choose tokens.
+/// STAPO and the other algorithms with a mask.
 fn masked_presets() -> Vec<Preset> {
     let with = |mask: Mask, objective: ObjectiveSpec| ObjectiveSpec { masks: vec![mask], ..objective };
     let v1 = Mask::Spurious {
@@ -103,7 +103,7 @@ fn masked_presets() -> Vec<Preset> {
     ]
 }
 
-/// The algorithms that treat all tokens alike.
+/// The algorithms without a mask.
 fn unmasked_presets() -> Vec<Preset> {
     let by_sequence = |objective: ObjectiveSpec| ObjectiveSpec {
         aggregate: Aggregate::SequenceMeanOfTokenMean,
@@ -174,7 +174,7 @@ fn dapo() -> Preset {
     }
 }
 
-/// Token-mean objective with that surrogate, everything else off.
+/// A token-mean objective with that surrogate and no further term.
 fn plain(surrogate: Surrogate) -> ObjectiveSpec {
     ObjectiveSpec {
         advantage: Advantage::default(),

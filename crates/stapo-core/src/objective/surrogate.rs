@@ -1,8 +1,8 @@
-//! From ratio and advantage to the value that is maximised, and its slope.
+//! How ratio and advantage become the value that is maximised, and the derivative of that value.
 
 use serde::{Deserialize, Serialize};
 
-/// The value of a token. `r` is the ratio, `A` the advantage; the slope is the derivative by `ln r`, that is by `logp`.
+/// The value of a token. `r` is the ratio, `A` the advantage; the slope is the derivative by `ln r`, which is that by `logp`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Surrogate {
@@ -33,7 +33,7 @@ pub enum Surrogate {
     TotalVariation { delta: f64 },
 }
 
-/// What a surrogate gives for one token.
+/// The value of a surrogate at one token, with the derivative.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Valued {
     pub value: f64,
@@ -42,21 +42,24 @@ pub(crate) struct Valued {
     pub clipped: bool,
 }
 
-/// What a token brings to its surrogate.
+/// What a surrogate reads of one token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Point {
     pub ratio: f64,
     pub advantage: f64,
     pub logp: f64,
     pub behavior_logp: f64,
-    /// KL-Cov's choice of this token.
+    /// True where KL-Cov penalises this token.
     pub penalised: bool,
 }
 
 impl Surrogate {
-    /// `r A` with the trust region of the surrogate. A kink takes the slope of its inner side, as `torch.clamp` does:
-    /// a ratio exactly at a clip edge is not clipped.
-    #[expect(clippy::inline_always, reason = "called once per token; as a call it costs more than its work")]
+    /// Value and slope at a token. At a kink the slope is that of the inner side, as in `torch.clamp`: a ratio exactly at
+    /// a clip edge is not clipped.
+    #[expect(
+        clippy::inline_always,
+        reason = "this function runs once per token, and a call costs more than the body"
+    )]
     #[inline(always)]
     pub(crate) fn at(&self, point: Point) -> Valued {
         let Point { ratio, advantage, logp, behavior_logp, penalised } = point;
@@ -89,7 +92,7 @@ impl Surrogate {
                     clipped: false,
                 }
             }
-            // The clip sits inside the mean of the logs: by here the ratio is the clipped geometric mean.
+            // GMPO clips the log-ratios inside the mean, so `ratio` is the clipped geometric mean already.
             Surrogate::Geometric { .. } => linear,
             Surrogate::TotalVariation { delta } => {
                 let moved = libm::exp(logp) - libm::exp(behavior_logp);

@@ -1,17 +1,17 @@
-//! `experiment.json`: which runs belong together.
+//! `experiment.json`: the runs of an experiment.
 
 use super::Extra;
 use serde::{Deserialize, Serialize};
 
-/// A matrix of runs: every arm once per seed, each in a run folder of its own.
+/// A matrix of runs: one run per arm and seed, each in its own run folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Experiment {
     pub schema: u32,
     pub name: String,
-    /// The arm that is proposed; the others are its baselines. Absent where none is.
+    /// The name of the proposed arm; the other arms are baselines. Absent where the experiment names no such arm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
-    /// In the order of the file that asked for them; runs of one arm share its name.
+    /// In the order of the experiment's file; all runs of an arm have the arm's name.
     pub arms: Vec<Arm>,
     #[serde(flatten)]
     pub extra: Extra,
@@ -22,17 +22,17 @@ pub struct Experiment {
 pub struct Arm {
     pub name: String,
     pub seed: u64,
-    /// Folder of its run, below the experiment's.
+    /// The run's folder, relative to the experiment's folder.
     pub run: String,
-    /// What it changes, `KEY=VALUE` each as `stapo train --set` takes them.
+    /// The arm's settings, each as `KEY=VALUE` in the form that `stapo train --set` takes.
     pub settings: Vec<String>,
-    /// Why it has no result, where it failed.
+    /// The error of a run that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
 impl Experiment {
-    /// The names of the arms, each once, in order.
+    /// The distinct names of the arms, in order of first appearance.
     pub fn arm_names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for arm in &self.arms {

@@ -1,9 +1,9 @@
-//! `manifest.json` and `build.json`: what a third party needs to check a run.
+//! `manifest.json` and `build.json`: the hashes and the build with which a third party can check a run.
 
 use super::Extra;
 use serde::{Deserialize, Serialize};
 
-/// What went into a run, and the state it had after each step.
+/// The hashes of a run's inputs and of the state after each step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     pub schema: u32,
@@ -13,7 +13,7 @@ pub struct Manifest {
     pub extra: Extra,
 }
 
-/// A file or part of the program by content.
+/// The hash of a file, or of a part of the program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileHash {
     pub name: String,
@@ -29,7 +29,7 @@ pub struct StepHash {
     pub sha256: String,
 }
 
-/// Which program on which machine.
+/// The program and the machine of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BuildRecord {
     pub schema: u32,

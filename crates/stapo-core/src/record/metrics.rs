@@ -4,7 +4,7 @@ use super::Extra;
 use crate::diagnostics::QuadrantCensus;
 use serde::{Deserialize, Serialize};
 
-/// What happened in one step.
+/// The metrics of one training step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     pub schema: u32,
@@ -15,12 +15,12 @@ pub struct Metrics {
     /// Held-out accuracy, in steps that evaluate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
-    /// Held-out accuracy before the first step, told with it.
+    /// Held-out accuracy before the first step; present in the first step's record only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_accuracy_before: Option<f64>,
     /// Tokens.
     pub response_tokens_mean: f64,
-    /// Share of the responses that the length limit cut.
+    /// Share of the responses that reached the length limit.
     pub truncated_share: f64,
     /// Nats, over all response tokens.
     pub entropy_mean: f64,
@@ -29,7 +29,7 @@ pub struct Metrics {
     pub n_kept: usize,
     pub n_candidates: usize,
     pub n_silenced: usize,
-    /// Nats; absent where nothing was calibrated.
+    /// Entropy threshold of the first mini-batch, nats; absent where no mask had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tau_h: Option<f64>,
     pub clip_fraction: f64,
@@ -39,10 +39,10 @@ pub struct Metrics {
     pub learning_rate: f64,
     /// Global, before clipping.
     pub gradient_norm: f64,
-    /// Share of the summed squared logit-gradient norm that silencing took out.
+    /// The silenced tokens' share of the summed squared gradient norm at the logits.
     pub silenced_gradient_share: f64,
     pub quadrants: Vec<QuadrantCensus>,
-    /// Absent where a step has one optimizer step only.
+    /// Absent in steps with a single optimizer step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entropy_change: Option<EntropyChange>,
     /// max |logp - behavior_logp| over the first mini-batch: 0 where rollout and training agree to the bit.
@@ -52,14 +52,14 @@ pub struct Metrics {
     pub extra: Extra,
 }
 
-/// What all but the last optimizer step of a step did to the entropy. Nats per token.
+/// The entropy change by all optimizer steps of a training step but the last. Nats per token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct EntropyChange {
-    /// First order, summed over those optimizer steps: the mean over their kept tokens of
-    /// `-lr p (ln p + H) (1 - p) w`, as if the learning rate were a step at the logits. Adam rescales that step, so sign and
-    /// proportion can be compared with `measured`, not size.
+    /// The first-order prediction, summed over the optimizer steps: the mean over kept tokens of
+    /// `-lr p (ln p + H) (1 - p) w`, which takes the learning rate as a step size at the logits. Adam rescales the step, so
+    /// the sign and the proportion can be compared with `measured`, but not the size.
     pub predicted: f64,
-    /// Mean over the last mini-batch of its entropy then minus its entropy when it was sampled: the same positions twice.
+    /// Mean over the tokens of the last mini-batch of the entropy at the update minus the entropy at sampling.
     pub measured: f64,
 }
 
@@ -73,14 +73,14 @@ pub struct EntropyQuantiles {
     pub q95: f64,
 }
 
-/// By phase of the step.
+/// Response tokens per second by phase of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TokensPerSecond {
     pub rollout: f64,
     pub update: f64,
 }
 
-/// What happened in one step of pretraining.
+/// The metrics of one pretraining step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PretrainMetrics {
     pub schema: u32,
@@ -90,7 +90,7 @@ pub struct PretrainMetrics {
     /// Nats.
     pub entropy_mean: f64,
     pub n_tokens: usize,
-    /// Tokens that were learned.
+    /// Tokens with a loss.
     pub n_scored: usize,
     pub learning_rate: f64,
     /// Global, before clipping.

@@ -1,8 +1,8 @@
-//! Line formats of the run directory: what the trainer writes and everybody else reads.
+//! Line formats of the run directory, which the trainer writes and every other command reads.
 //!
-//! Every record carries `schema`. Within a schema, keys are only ever added: a reader keeps keys it does not know in `extra` and
-//! writes them back, so older programs read (and copy) newer files. A change that breaks this raises [`SCHEMA`], and a
-//! reader refuses a schema above its own.
+//! Every record carries `schema`. Within a schema, keys are only ever added: a reader keeps unknown keys in `extra` and writes
+//! these keys back, so older programs read and copy newer files. A change that breaks this rule raises [`SCHEMA`], and a
+//! reader refuses records with a higher schema than [`SCHEMA`].
 
 mod experiment;
 mod manifest;
@@ -14,15 +14,16 @@ pub use manifest::{BuildRecord, FileHash, Manifest, StepHash};
 pub use metrics::{EntropyChange, EntropyQuantiles, Metrics, PretrainMetrics, TokensPerSecond};
 pub use tokens::{Alternative, EvalRecord, ResponseRecord, TokenColumns, TokenRecord};
 
+use crate::objective::ObjectiveSpec;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-/// The schema this program writes, and the highest it reads.
+/// The schema that this program writes, and the highest that this program reads.
 pub const SCHEMA: u32 = 1;
 
-/// Keys of a newer program, carried along.
+/// Keys that this program does not know, which are written back unchanged.
 pub type Extra = Map<String, Value>;
 
 /// Why a record could not be read. `line` counts from 1.
@@ -42,7 +43,7 @@ pub enum RecordError {
 
 /// A record of the run directory.
 pub trait Record: Serialize + DeserializeOwned {
-    /// The record as one line, with its newline.
+    /// The record as one line of JSON that ends in a newline.
     fn to_line(&self) -> String {
         let mut line = serde_json::to_string(self).expect("records hold only what JSON can");
         line.push('\n');
@@ -76,11 +77,11 @@ impl Stepped for PretrainMetrics {
     }
 }
 
-/// The records of a file that is written line by line.
+/// The records of a file with one record per line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lines<R> {
     pub records: Vec<R>,
-    /// True where the file ends in part of a line: its writer was killed. That part is not a record.
+    /// True where the file ends in part of a line, because the writer was killed. `records` does not hold that part.
     pub torn: bool,
 }
 
@@ -89,7 +90,7 @@ pub fn parse<R: Record>(text: &str) -> Result<R, RecordError> {
     parse_line(1, text)
 }
 
-/// Reads all records of a file. Blank lines are passed over; a last line without its newline that does not parse is torn.
+/// Reads all records of a file. Blank lines are skipped; a last line that has no newline and does not parse is torn.
 pub fn parse_lines<R: Record>(text: &str) -> Result<Lines<R>, RecordError> {
     let mut records = Vec::new();
     for (idx, line) in text.split_inclusive('\n').enumerate() {
@@ -105,6 +106,14 @@ pub fn parse_lines<R: Record>(text: &str) -> Result<Lines<R>, RecordError> {
         }
     }
     Ok(Lines { records, torn: false })
+}
+
+/// Reads the responses of a file of `rollouts/`. `objective` is the run's: in files written without the column
+/// `is_candidate`, the column is derived from the objective.
+pub fn parse_responses(text: &str, objective: &ObjectiveSpec) -> Result<Lines<ResponseRecord>, RecordError> {
+    let mut lines = parse_lines::<ResponseRecord>(text)?;
+    lines.records.iter_mut().for_each(|response| response.derive_candidates(objective));
+    Ok(lines)
 }
 
 fn parse_line<R: Record>(line: usize, text: &str) -> Result<R, RecordError> {

@@ -118,6 +118,28 @@ fn records_of_older_runs_still_read() {
 }
 
 #[test]
+fn candidates_of_older_runs_are_derived_by_the_signal_that_the_masks_read() {
+    let response = json!({
+        "schema": 1, "step": 1, "problem_id": "p", "sample_idx": 0, "prompt": "1+1", "reference": "2", "text": "22",
+        "verdict": "right", "reward": 1.0, "advantage": 0.5, "finish": {"kind": "length_limit"},
+        "tokens": {"id": [7, 8], "text": ["2", "2"], "logp": [-9.0, -0.1], "behavior_logp": [-0.1, -9.0],
+            "entropy": [0.2, 0.2], "collision": [0.9, 0.9], "ratio": [1.0, 1.0], "kept": [true, true],
+            "silenced_by": [null, null], "clipped": [false, false], "d_logp": [0.0, 0.0]}
+    });
+    let candidates = |text: &str, mask_signals: &str| {
+        let objective = ObjectiveSpec::from_preset("stapo").unwrap();
+        let objective = objective.with_overrides([mask_signals]).unwrap();
+        parse_responses(text, &objective).unwrap().records.remove(0).tokens.is_candidate
+    };
+    let old = response.to_string();
+    assert_eq!(candidates(&old, "mask_signals=current"), [true, false]);
+    assert_eq!(candidates(&old, "mask_signals=behavior"), [false, true]);
+    let mut recorded = response;
+    recorded["tokens"]["is_candidate"] = json!([true, true]);
+    assert_eq!(candidates(&recorded.to_string(), "mask_signals=current"), [true, true], "the record decides");
+}
+
+#[test]
 fn an_experiment_names_each_arm_once_and_in_order() {
     let arm = |name: &str, seed: u64| Arm {
         name: name.into(),

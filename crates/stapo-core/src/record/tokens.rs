@@ -1,7 +1,7 @@
 //! Records of responses and tokens: `rollouts/`, `tokens/`, `eval/`.
 
 use super::Extra;
-use crate::objective::MaskKind;
+use crate::objective::{MaskKind, ObjectiveSpec};
 use crate::rollout::{Finish, Verdict};
 use serde::{Deserialize, Serialize};
 
@@ -19,10 +19,10 @@ pub struct ResponseRecord {
     pub reward: f64,
     pub advantage: f64,
     pub finish: Finish,
-    /// Which optimizer step of the training step learned from it, from 0: its mini-batch.
+    /// Index, from 0, of the mini-batch that the response was in, among the optimizer steps of the training step.
     #[serde(default)]
     pub update_idx: usize,
-    /// The entropy threshold of that mini-batch, nats; absent where there was none.
+    /// The entropy threshold of that mini-batch, nats; absent where no mask had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tau_h: Option<f64>,
     pub tokens: TokenColumns,
@@ -30,7 +30,18 @@ pub struct ResponseRecord {
     pub extra: Extra,
 }
 
-/// Per-token columns of one length.
+impl ResponseRecord {
+    /// Fills the column `is_candidate` of a record that was written without that column. `objective` is the run's.
+    pub(super) fn derive_candidates(&mut self, objective: &ObjectiveSpec) {
+        let tokens = &mut self.tokens;
+        if tokens.is_candidate.is_empty() {
+            tokens.is_candidate =
+                objective.candidates(self.advantage, &tokens.logp, &tokens.behavior_logp).collect();
+        }
+    }
+}
+
+/// Columns with one entry per token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TokenColumns {
     pub id: Vec<u32>,
@@ -39,23 +50,28 @@ pub struct TokenColumns {
     pub behavior_logp: Vec<f64>,
     /// Nats.
     pub entropy: Vec<f64>,
-    /// Sum of squared probabilities.
+    /// Sum of squared probabilities at the position.
     pub collision: Vec<f64>,
     pub ratio: Vec<f64>,
     pub kept: Vec<bool>,
     pub silenced_by: Vec<Option<MaskKind>>,
     pub clipped: Vec<bool>,
-    /// Slope of the surrogate before masks: `ratio * A` where nothing clips. Empty in runs older than this column.
+    /// True for rewarded and improbable tokens, as [`ObjectiveSpec::candidates`] decides. Empty in files written without
+    /// this column; [`super::parse_responses`] fills the column.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub is_candidate: Vec<bool>,
+    /// Derivative of the surrogate by `logp` before masks: `ratio * A` where nothing clips. Empty in files written without
+    /// this column.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weight: Vec<f64>,
-    /// Of the normalised loss.
+    /// Derivative of the normalised loss by `logp`.
     pub d_logp: Vec<f64>,
-    /// The likeliest tokens, where they were asked for.
+    /// The likeliest tokens at each position; empty where `record.alternatives` is 0.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alternatives: Vec<Vec<Alternative>>,
 }
 
-/// What the model could have said.
+/// One of the likeliest tokens at a position.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Alternative {
     pub id: u32,
@@ -63,14 +79,14 @@ pub struct Alternative {
     pub logp: f64,
 }
 
-/// One token with its surroundings: in `tokens/` one that was silenced, in `explored/` a rewarded improbable one that was kept.
+/// One token with the text around it: in `tokens/` a silenced token, in `explored/` a candidate that was kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenRecord {
     pub schema: u32,
     pub step: u64,
     pub problem_id: String,
     pub sample_idx: usize,
-    /// Place in the response, from 0.
+    /// Index in the response, from 0.
     pub token_idx: usize,
     pub id: u32,
     pub text: String,
@@ -81,7 +97,7 @@ pub struct TokenRecord {
     /// Nats.
     pub entropy: f64,
     pub advantage: f64,
-    /// At the logits, as if no mask were there.
+    /// At the logits, without masks.
     pub gradient_norm: f64,
     pub context_before: String,
     pub context_after: String,
@@ -96,24 +112,24 @@ pub struct EvalRecord {
     pub schema: u32,
     pub benchmark: String,
     pub decoding: String,
-    /// Training steps the policy had seen; absent for a model that comes from no run.
+    /// Training steps that the policy had made; absent for a model that is not from a run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
     pub problem_id: String,
     pub sample_idx: usize,
-    /// What the verifier compared with.
+    /// The answer that the verifier compared with.
     #[serde(default)]
     pub reference: String,
     pub text: String,
-    /// Ids of the response. Empty in evaluations older than this column.
+    /// Token ids of the response. Empty in files written without this column.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<u32>,
     pub n_tokens: usize,
     pub finish: Finish,
-    /// The answer in canonical form, where there was one.
+    /// The answer in canonical form; absent where the response has no answer.
     pub answer: Option<String>,
     pub verdict: Verdict,
-    /// Why, in one line.
+    /// The reason for the verdict, in one line.
     pub reason: String,
     #[serde(flatten)]
     pub extra: Extra,

@@ -1,4 +1,4 @@
-//! A run as it is written down: TOML -> [`Config`] (what was written) -> [`Plan`] (what it means, checked, immutable).
+//! The config of a run: TOML -> [`Config`] (as written) -> [`Plan`] (resolved, checked, immutable).
 
 mod plan;
 
@@ -10,7 +10,7 @@ use stapo_core::rollout::OverlongShaping;
 use stapo_core::settings::{self, SettingsError};
 use toml::{Table, Value};
 
-/// A run as written. Everything has a default; the defaults are the built-in run.
+/// A config as written. Every key has a default; the defaults are the built-in run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -21,26 +21,31 @@ pub struct Config {
     pub steps: u64,
     /// `cpu`, `cuda` or `cuda:N`.
     pub device: String,
-    pub model: Model,
-    /// Frozen, for objectives with a KL penalty; the model as it was at the start where absent.
+    pub model: ModelSource,
+    /// The frozen reference model of a KL penalty; the model at the start of the run where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reference: Option<Model>,
+    pub reference: Option<ModelSource>,
     /// See `stapo_rl::task::TaskSpec`.
     pub task: Table,
-    /// See `stapo_core::ObjectiveSpec`; `preset` names where it starts.
+    /// See `stapo_core::ObjectiveSpec`; `preset` names the preset that the other keys override.
     pub objective: Table,
-    pub rollout: Rollout,
-    pub reward: Reward,
-    pub update: Update,
-    pub evaluation: Evaluation,
-    pub record: Record,
-    pub canaries: Canaries,
+    pub rollout: RolloutConfig,
+    pub reward: RewardConfig,
+    pub update: UpdateConfig,
+    pub evaluation: EvaluationConfig,
+    pub record: RecordConfig,
+    pub canaries: CanaryConfig,
 }
 
-/// Where the policy comes from.
+/// The origin of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Model {
+#[serde(
+    tag = "kind",
+    rename_all = "snake_case",
+    deny_unknown_fields,
+    expecting = "internally tagged enum Model"
+)]
+pub enum ModelSource {
     /// The small model inside the program.
     #[default]
     Builtin,
@@ -50,21 +55,21 @@ pub enum Model {
 
 /// How responses are sampled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Rollout {
+#[serde(default, deny_unknown_fields, expecting = "struct Rollout")]
+pub struct RolloutConfig {
     pub problems_per_step: usize,
     /// Responses per problem.
     pub group_size: usize,
     pub temperature: f64,
     pub max_prompt_tokens: usize,
     pub max_response_tokens: usize,
-    /// For keys and values, MiB.
+    /// Memory for keys and values, MiB.
     pub kv_mib: usize,
-    /// Render prompts with the model's chat template.
+    /// Renders prompts with the model's chat template.
     pub chat: bool,
-    /// What becomes of responses that the length limit cut.
+    /// How the update treats responses that reached the length limit.
     pub truncated: Truncated,
-    /// Redraw groups whose rewards are all equal, this many times at the most.
+    /// How often groups with equal rewards are replaced by groups of other problems, at most.
     pub max_redraws: usize,
     /// Reward shaping for long responses; none where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,17 +79,17 @@ pub struct Rollout {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncated {
-    /// They are responses like others, as in JustRL.
+    /// Such responses are treated like all others, as in JustRL.
     #[default]
     Keep,
-    /// They count for their group's rewards but take no part in the update.
+    /// Such responses count for the rewards of their group but take no part in the update.
     Drop,
 }
 
 /// Rewards by verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Reward {
+#[serde(default, deny_unknown_fields, expecting = "struct Reward")]
+pub struct RewardConfig {
     pub right: f64,
     /// For every other verdict.
     pub wrong: f64,
@@ -92,9 +97,9 @@ pub struct Reward {
 
 /// How the policy is updated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Update {
-    /// Problems in one optimizer step; a rollout batch gives several steps where it has more.
+#[serde(default, deny_unknown_fields, expecting = "struct Update")]
+pub struct UpdateConfig {
+    /// Problems in one optimizer step. A rollout batch with more problems gives several optimizer steps.
     pub problems_per_minibatch: usize,
     /// Prompt and response tokens in one forward and backward pass.
     pub microbatch_tokens: usize,
@@ -106,72 +111,70 @@ pub struct Update {
     pub beta1: f64,
     pub beta2: f64,
     pub epsilon: f64,
-    /// Longest gradient (global norm).
+    /// Gradients with a larger global norm are clipped to this norm.
     pub max_gradient_norm: f64,
 }
 
-/// What backward computes once more instead of keeping it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Recompute {
-    #[default]
-    Nothing,
-    /// What attention and feed-forward take in: norms, rope, swiglu. No product is computed twice.
-    Inputs,
-    /// All of a layer but its input.
-    Layers,
-}
+pub use stapo_model::decoder::Recompute;
 
-/// What the optimizer keeps of each weight.
+/// The optimizer's state for each weight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum States {
-    /// Two moments in f32, and on a GPU an f32 master of the bf16 weight.
+    /// Two moments in f32, and on a GPU an f32 master copy of the bf16 weight.
     #[default]
     #[serde(rename = "f32")]
     F32,
-    /// On a GPU only: two moments in 8 bits; the bf16 weight is rounded at random.
+    /// On a GPU only: two moments in 8 bits, and bf16 weights with stochastic rounding.
     #[serde(rename = "8bit")]
     EightBit,
 }
 
 /// Held-out evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Evaluation {
-    /// 0: only before the first and after the last step.
+#[serde(default, deny_unknown_fields, expecting = "struct Evaluation")]
+pub struct EvaluationConfig {
+    /// 0 evaluates only before the first and after the last step.
     pub every_steps: u64,
     pub problems: usize,
     pub samples: usize,
-    /// Ends the run early once reached.
+    /// A held-out accuracy that ends the run early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_accuracy: Option<f64>,
 }
 
-/// What is kept of the run.
+/// What a run writes to its folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Record {
+#[serde(default, deny_unknown_fields, expecting = "struct Record")]
+pub struct RecordConfig {
     pub checkpoint_every_steps: u64,
     pub keep_checkpoints: usize,
-    /// Responses with full token records in such a step, beside those with a silenced token.
+    /// Responses with full token records in a recorded step, in addition to all responses with a silenced token.
     pub responses: usize,
     pub responses_every_steps: u64,
-    /// Likeliest tokens kept beside each recorded one.
+    /// Likeliest tokens recorded for each position.
     pub alternatives: usize,
-    /// Hash of weights and optimizer state, for `stapo verify-run`; 0: never.
+    /// Steps between hashes of weights and optimizer state, for `stapo verify-run`; 0 writes none.
     pub state_hash_every_steps: u64,
 }
 
-/// Checks that stop or warn.
+/// Checks that stop a run or warn.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Canaries {
+#[serde(default, deny_unknown_fields, expecting = "struct Canaries")]
+pub struct CanaryConfig {
     pub enabled: bool,
-    /// Share of responses the verifier could not judge (unparsable, over budget) that stops the run.
+    /// The share of responses without a judgement (unparsable, over budget) above which the run stops.
     pub max_unjudged_share: f64,
-    /// Mean entropy, nats: below warns of collapse, above of explosion relative to the first step.
+    /// Mean entropy relative to the first step's: a step below this factor warns of collapse, a step above
+    /// `entropy_explosion_factor` of explosion.
     pub entropy_collapse_factor: f64,
     pub entropy_explosion_factor: f64,
+}
+
+impl CanaryConfig {
+    /// Whether a step's mean entropy has collapsed, given that of the run's first step.
+    pub fn is_collapse(&self, first_entropy: f64, entropy: f64) -> bool {
+        entropy < self.entropy_collapse_factor * first_entropy
+    }
 }
 
 impl Default for Config {
@@ -182,23 +185,23 @@ impl Default for Config {
             seed: 0,
             steps: 80,
             device: "cpu".to_string(),
-            model: Model::Builtin,
+            model: ModelSource::Builtin,
             reference: None,
             task: kind("arithmetic"),
             objective: Table::from_iter([("preset".to_string(), Value::String("stapo".to_string()))]),
-            rollout: Rollout::default(),
-            reward: Reward::default(),
-            update: Update::default(),
-            evaluation: Evaluation::default(),
-            record: Record::default(),
-            canaries: Canaries::default(),
+            rollout: RolloutConfig::default(),
+            reward: RewardConfig::default(),
+            update: UpdateConfig::default(),
+            evaluation: EvaluationConfig::default(),
+            record: RecordConfig::default(),
+            canaries: CanaryConfig::default(),
         }
     }
 }
 
-impl Default for Rollout {
+impl Default for RolloutConfig {
     fn default() -> Self {
-        Rollout {
+        RolloutConfig {
             problems_per_step: 32,
             group_size: 8,
             temperature: 1.0,
@@ -213,15 +216,15 @@ impl Default for Rollout {
     }
 }
 
-impl Default for Reward {
+impl Default for RewardConfig {
     fn default() -> Self {
-        Reward { right: 1.0, wrong: -1.0 }
+        RewardConfig { right: 1.0, wrong: -1.0 }
     }
 }
 
-impl Default for Update {
+impl Default for UpdateConfig {
     fn default() -> Self {
-        Update {
+        UpdateConfig {
             problems_per_minibatch: 16,
             microbatch_tokens: 8192,
             recompute: Recompute::Nothing,
@@ -237,15 +240,15 @@ impl Default for Update {
     }
 }
 
-impl Default for Evaluation {
+impl Default for EvaluationConfig {
     fn default() -> Self {
-        Evaluation { every_steps: 10, problems: 256, samples: 1, target_accuracy: None }
+        EvaluationConfig { every_steps: 10, problems: 256, samples: 1, target_accuracy: None }
     }
 }
 
-impl Default for Record {
+impl Default for RecordConfig {
     fn default() -> Self {
-        Record {
+        RecordConfig {
             checkpoint_every_steps: 20,
             keep_checkpoints: 2,
             responses: 32,
@@ -256,9 +259,9 @@ impl Default for Record {
     }
 }
 
-impl Default for Canaries {
+impl Default for CanaryConfig {
     fn default() -> Self {
-        Canaries {
+        CanaryConfig {
             enabled: true,
             max_unjudged_share: 0.5,
             entropy_collapse_factor: 0.1,
@@ -268,8 +271,8 @@ impl Default for Canaries {
 }
 
 impl Config {
-    /// Reads a config and applies `key=value` overrides. Absent keys keep their defaults; a `task` or `objective` of another kind or
-    /// preset starts anew.
+    /// Reads a config and applies `key=value` overrides. Absent keys have their defaults; a `task` or `objective` of another
+    /// kind or preset replaces the default table as a whole.
     pub fn from_toml<'a>(
         text: &str,
         overrides: impl IntoIterator<Item = &'a str>,
@@ -287,8 +290,8 @@ impl Config {
     }
 }
 
-/// Writes a preset out where an override reaches into it, as in `objective.masks.0.tau_p=0.001`. A preset that cannot be
-/// read is left as it is: resolving the plan says what is wrong with it.
+/// Replaces a preset's name by the preset's values where an override changes one of these, as in
+/// `objective.masks.0.tau_p=0.001`. An objective that cannot be read stays unchanged, and resolving the plan reports the error.
 fn spell_out_objective(table: &mut Table, text: &str) {
     let Some(Value::Table(objective)) = table.get_mut("objective") else { return };
     let key = text.strip_prefix("objective.").and_then(|rest| rest.split(['.', '=']).next());

@@ -1,17 +1,16 @@
-//! What a config means.
+//! A config with all presets resolved and all values checked.
 
-use super::{Config, Recompute, States};
+use super::{Config, States};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
-use stapo_core::objective::{SpecError, preset};
+use stapo_core::objective::{OffPolicy, SpecError, preset};
 use stapo_core::settings::{self, SettingsError, hint};
 use stapo_model::DeviceName;
-use stapo_model::decoder::Keep;
 use stapo_model::optimizer::AdamWSettings;
 use thiserror::Error;
 
-/// A run that can start: every value checked, every preset resolved. It never changes after the start.
+/// A run that can start: every value is checked and every preset resolved. A plan does not change after the start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub config: Config,
@@ -19,7 +18,7 @@ pub struct Plan {
     pub objective: ObjectiveSpec,
 }
 
-/// Learning rate over optimizer steps, as a factor.
+/// The factor on the learning rate over the optimizer steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Schedule {
@@ -30,7 +29,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// Factor of the learning rate in optimizer step `step`, from 0.
+    /// The factor on the learning rate in optimizer step `step`, counted from 0.
     pub fn factor(self, step: u64) -> f64 {
         let (Schedule::Constant { warmup_steps } | Schedule::Cosine { warmup_steps, .. }) = self;
         if step < warmup_steps {
@@ -48,7 +47,7 @@ impl Schedule {
     }
 }
 
-/// Why a config is no plan.
+/// Why a config was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanError {
     #[error(transparent)]
@@ -69,7 +68,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The plan with nothing left open, as TOML: it resolves to itself.
+    /// The plan as TOML with presets written out. As a config, this TOML resolves to the same plan.
     pub fn to_toml(&self) -> String {
         let mut config = self.config.clone();
         config.task = settings::to_table(&self.task);
@@ -88,16 +87,7 @@ impl Plan {
     }
 
     pub fn device(&self) -> DeviceName {
-        self.config.device.parse().expect("resolve checked it")
-    }
-
-    /// What a training forward keeps.
-    pub fn keep(&self) -> Keep {
-        match self.config.update.recompute {
-            Recompute::Nothing => Keep::Everything,
-            Recompute::Inputs => Keep::Products,
-            Recompute::Layers => Keep::LayerInputs,
-        }
+        self.config.device.parse().expect("`resolve` checked the device name")
     }
 
     /// Optimizer steps of one rollout batch.
@@ -106,7 +96,7 @@ impl Plan {
         rollout.div_ceil(self.config.update.problems_per_minibatch) * self.objective.n_passes()
     }
 
-    /// What a reader of the config might not expect: what the preset's paper asks of the loop and the config does not do.
+    /// Settings of the training loop that the preset's paper uses and the config does not set.
     pub fn notes(&self) -> Vec<String> {
         let name = self.config.objective.get("preset").and_then(toml::Value::as_str).unwrap_or_default();
         let Some(preset) = preset(name) else { return Vec::new() };
@@ -123,7 +113,6 @@ impl Plan {
 
     fn check(&self) -> Result<(), PlanError> {
         let config = &self.config;
-        let (rollout, update, evaluation) = (&config.rollout, &config.update, &config.evaluation);
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let named =
             !config.name.is_empty() && config.name.chars().all(plain) && !config.name.starts_with('.');
@@ -132,17 +121,49 @@ impl Plan {
         let device = config.device.parse::<DeviceName>();
         require(device.is_ok(), "device", &config.device, "expected cpu, cuda, or cuda:N", "")?;
         require(
-            update.states == States::F32 || device != Ok(DeviceName::Cpu),
+            config.update.states == States::F32 || device != Ok(DeviceName::Cpu),
             "update.states",
             "8bit",
             "the CPU keeps f32 states",
             "leave it out, or set device=cuda",
         )?;
-        if config.reference.is_some() && !self.objective.needs_reference() {
+        self.check_objective()?;
+        self.check_rollout()?;
+        self.check_update()?;
+        let contrast = config.reward.right.is_finite()
+            && config.reward.wrong.is_finite()
+            && config.reward.right > config.reward.wrong;
+        require(contrast, "reward.right", config.reward.right, "expected a number above reward.wrong", "")?;
+        at_least_one("evaluation.problems", config.evaluation.problems as u64)?;
+        at_least_one("evaluation.samples", config.evaluation.samples as u64)?;
+        at_least_one("record.checkpoint_every_steps", config.record.checkpoint_every_steps)?;
+        at_least_one("record.keep_checkpoints", config.record.keep_checkpoints as u64)?;
+        at_least_one("record.responses_every_steps", config.record.responses_every_steps)
+    }
+
+    /// Refuses an objective that the training loop has no inputs for.
+    fn check_objective(&self) -> Result<(), PlanError> {
+        if self.config.reference.is_some() && !self.objective.needs_reference() {
             let problem = "given, but the objective has no KL penalty".to_string();
             let remedy = "leave it out, or add one: objective.kl = { kind = \"k3\", beta = 0.04 }";
             return Err(PlanError::Refused { key: "reference", problem, remedy });
         }
+        let kind = match self.objective.off_policy {
+            OffPolicy::None => return Ok(()),
+            OffPolicy::Tis { .. } => "tis",
+            OffPolicy::Icepop { .. } => "icepop",
+        };
+        require(
+            false,
+            "objective.off_policy.kind",
+            kind,
+            "reads the log-probs of another sampling engine, and the rollouts of a run have none",
+            "leave it out, or set objective.off_policy.kind=none",
+        )
+    }
+
+    fn check_rollout(&self) -> Result<(), PlanError> {
+        let rollout = &self.config.rollout;
         at_least_one("rollout.problems_per_step", rollout.problems_per_step as u64)?;
         require(
             rollout.group_size >= 2,
@@ -154,7 +175,12 @@ impl Plan {
         positive("rollout.temperature", rollout.temperature)?;
         at_least_one("rollout.max_prompt_tokens", rollout.max_prompt_tokens as u64)?;
         at_least_one("rollout.max_response_tokens", rollout.max_response_tokens as u64)?;
-        at_least_one("rollout.kv_mib", rollout.kv_mib as u64)?;
+        at_least_one("rollout.kv_mib", rollout.kv_mib as u64)
+    }
+
+    fn check_update(&self) -> Result<(), PlanError> {
+        let rollout = &self.config.rollout;
+        let update = &self.config.update;
         at_least_one("update.problems_per_minibatch", update.problems_per_minibatch as u64)?;
         require(
             update.problems_per_minibatch <= rollout.problems_per_step,
@@ -177,16 +203,7 @@ impl Plan {
         in_unit("update.beta1", update.beta1)?;
         in_unit("update.beta2", update.beta2)?;
         let decays = update.weight_decay.is_finite() && update.weight_decay >= 0.0;
-        require(decays, "update.weight_decay", update.weight_decay, "expected at least 0", "")?;
-        let rewards = config.reward;
-        let contrast =
-            rewards.right.is_finite() && rewards.wrong.is_finite() && rewards.right > rewards.wrong;
-        require(contrast, "reward.right", rewards.right, "expected a number above reward.wrong", "")?;
-        at_least_one("evaluation.problems", evaluation.problems as u64)?;
-        at_least_one("evaluation.samples", evaluation.samples as u64)?;
-        at_least_one("record.checkpoint_every_steps", config.record.checkpoint_every_steps)?;
-        at_least_one("record.keep_checkpoints", config.record.keep_checkpoints as u64)?;
-        at_least_one("record.responses_every_steps", config.record.responses_every_steps)
+        require(decays, "update.weight_decay", update.weight_decay, "expected at least 0", "")
     }
 }
 

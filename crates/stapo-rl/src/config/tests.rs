@@ -30,7 +30,7 @@ fn a_plan_resolves_to_itself() {
 
 #[test]
 fn wrong_keys_types_and_values_are_named_with_the_remedy() {
-    let cases: [(&str, &[&str], &str); 15] = [
+    let cases: [(&str, &[&str], &str); 18] = [
         ("stepz = 3", &[], "config.stepz: unknown key `stepz`"),
         ("stepz = 3", &[], "did you mean `steps`?"),
         ("[rollout]\ngroup_sise = 3", &[], "config.rollout.group_sise: unknown key `group_sise`"),
@@ -46,6 +46,17 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
         ("[task]\nkind = \"arithmetics\"", &[], "did you mean `arithmetic`?"),
         ("[model]\nkind = \"path\"", &[], "missing field `path`"),
         ("reference = { kind = \"builtin\" }", &[], "config.reference: given, but the objective has no KL"),
+        (
+            "",
+            &["objective.off_policy={kind=\"tis\"}"],
+            "config.objective.off_policy.kind: tis reads the log-probs of",
+        ),
+        (
+            "",
+            &["objective.off_policy={kind=\"icepop\"}"],
+            "hint: leave it out, or set objective.off_policy.kind=none",
+        ),
+        ("rollout = 3", &[], "config.rollout: invalid type: integer `3`, expected struct Rollout"),
     ];
     for (text, overrides, expected) in cases {
         let said = complaint(text, overrides);
@@ -64,7 +75,7 @@ fn schedules_warm_up_and_come_down() {
     assert!((cosine.factor(10) - 0.1).abs() < 1e-12 && (cosine.factor(1000) - 0.1).abs() < 1e-12);
 }
 
-/// Every file under configs/ but the pretraining one.
+/// The plans of all files in configs/ except base.toml, which is for pretraining.
 fn shipped() -> Vec<(String, Plan)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs");
     let paths =
@@ -91,7 +102,7 @@ fn shipped_configs_are_what_their_names_say() {
     }
 }
 
-/// The values of the paper's recipe, section 5 of the specification.
+/// The values of the STAPO paper's training recipe.
 #[test]
 fn the_papers_recipe_has_the_papers_values() {
     for (name, plan) in shipped().iter().filter(|(name, _)| name.starts_with("qwen3")) {
@@ -133,7 +144,7 @@ fn a_preset_without_what_its_paper_asks_of_the_loop_is_noted() {
 #[test]
 fn every_key_stands_in_the_documentation() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md")).unwrap();
-    let mut config = Config { reference: Some(Model::Builtin), ..Config::default() };
+    let mut config = Config { reference: Some(ModelSource::Builtin), ..Config::default() };
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
     config.evaluation.target_accuracy = Some(0.9);
     for (key, value) in settings::to_table(&config) {
@@ -161,4 +172,58 @@ fn overrides_reach_into_a_preset() {
     assert_eq!(read(&["objective.preset=stapo", "objective.masks.0.tau_p=0.001"]), expected);
     assert!(read(&["objective.masks=[]"]).masks.is_empty());
     assert!(complaint("", &["objective.masks.3.tau_p=1"]).contains("has no entry `3`"));
+}
+
+/// The string literals of Rust source, without those in comments.
+fn string_literals(source: &str) -> Vec<String> {
+    let code =
+        source.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let code = code.replace("\\\\", "").replace("\\\"", "").replace("'\"'", "");
+    code.split('"').skip(1).step_by(2).map(str::to_string).collect()
+}
+
+/// The config keys that a message names, such as `update.recompute`.
+fn named_keys(message: &str, sections: &[&str]) -> Vec<String> {
+    let is_inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '.';
+    let words = message.split(|c: char| !is_inside(c)).map(|word| word.trim_end_matches('.'));
+    let is_key = |word: &&str| word.split_once('.').is_some_and(|(section, _)| sections.contains(&section));
+    words.filter(is_key).map(str::to_string).collect()
+}
+
+#[test]
+fn every_config_key_that_a_message_names_exists() {
+    let sections = ["rollout", "reward", "update", "evaluation", "record", "canaries"];
+    let mut config = Config::default();
+    config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
+    config.evaluation.target_accuracy = Some(0.9);
+    let table = settings::to_table(&config);
+    let exists = |key: &str| {
+        let (section, rest) = key.split_once('.').unwrap();
+        table[section].as_table().unwrap().contains_key(rest)
+    };
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates");
+    let mut folders: Vec<std::path::PathBuf> =
+        ["stapo-rl/src", "stapo-ops/src/cuda", "stapo-cli/src"].map(|folder| root.join(folder)).into();
+    let mut found = std::collections::BTreeSet::new();
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") && !path.to_string_lossy().contains("tests")
+            {
+                for text in string_literals(&std::fs::read_to_string(&path).unwrap()) {
+                    for key in named_keys(&text, &sections) {
+                        assert!(exists(&key), "{}: {key} in {text:?}", path.display());
+                        found.insert(key);
+                    }
+                }
+            }
+        }
+    }
+    assert!(found.len() > 20 && found.contains("update.recompute"), "{found:?}");
+    assert_eq!(
+        named_keys("lower update.keep, or rollout.kv_mib.", &sections),
+        ["update.keep", "rollout.kv_mib"]
+    );
+    assert!(!exists("update.keep"), "a key that does not exist is found");
 }

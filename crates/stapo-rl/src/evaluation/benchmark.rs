@@ -5,10 +5,10 @@ use crate::task::{Judged, RowsSpec, Task, TaskSpec};
 use stapo_core::Problem;
 use std::path::{Path, PathBuf};
 
-/// The six of the paper, in its order.
+/// The six benchmarks of the STAPO paper, in the paper's order.
 pub const SIX: [&str; 6] = ["aime24", "aime25", "amc23", "math500", "minerva", "olympiad"];
 
-/// Names that are known: samples per question, and where `stapo fetch` finds the questions.
+/// The benchmarks with a name.
 pub const KNOWN: [Known; 8] = [
     Known { name: "aime24", n_samples: 32, n_questions: 30, repository: "math-ai/aime24" },
     Known { name: "aime25", n_samples: 32, n_questions: 30, repository: "math-ai/aime25" },
@@ -26,14 +26,14 @@ pub struct Known {
     /// The k of avg@k in the paper.
     pub n_samples: usize,
     pub n_questions: usize,
-    /// Data set on the Hugging Face hub.
+    /// The data set on the Hugging Face hub from which `stapo fetch` gets the questions.
     pub repository: &'static str,
 }
 
-/// Samples per question of a set the paper does not name.
+/// Samples per question of a benchmark that is not in the paper.
 const OTHER_SAMPLES: usize = 4;
 
-/// Questions with the rule that judges their answers.
+/// Questions, and the task that judges the answers.
 pub struct Benchmark {
     pub name: String,
     pub problems: Vec<Problem>,
@@ -42,8 +42,8 @@ pub struct Benchmark {
 }
 
 impl Benchmark {
-    /// `name` is a known benchmark, found in `data`; or `arithmetic` or `countdown`, the held-out problems of these
-    /// tasks; or a .jsonl or .parquet file. `template` takes the place of the paper's instruction.
+    /// `name` is one of [`KNOWN`], whose file is in the folder `data`; or `arithmetic` or `countdown`, for the held-out problems
+    /// of these tasks; or a .jsonl or .parquet file. `template` replaces the paper's instruction.
     pub fn open(name: &str, data: &Path, template: Option<&str>) -> Result<Self> {
         let known = KNOWN.iter().find(|known| known.name == name);
         let rows = |path: PathBuf| RowsSpec {
@@ -96,7 +96,7 @@ fn generated(name: &str, template: Option<&str>) -> TaskSpec {
     }
 }
 
-/// `DATA/NAME.jsonl` or .parquet, or the same under `DATA/benchmarks`.
+/// The path `DATA/NAME.jsonl` or `DATA/NAME.parquet`, or the same in `DATA/benchmarks`.
 fn find(name: &str, data: &Path) -> Result<PathBuf> {
     let folders = [data.to_owned(), data.join("benchmarks")];
     let paths = folders

@@ -1,4 +1,4 @@
-//! Two evaluations of the same questions.
+//! The comparison of two evaluations of the same questions.
 
 use super::table::by_question;
 use serde::Serialize;
@@ -7,35 +7,37 @@ use stapo_core::record::EvalRecord;
 use stapo_core::stats::{PairedComparison, Resampling, StatsError, compare_paired, holm};
 use std::collections::BTreeMap;
 
-/// B against A on one benchmark under one decoding.
+/// The comparison of evaluation B with evaluation A on one benchmark under one decoding.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Compared {
     pub benchmark: String,
     pub decoding: String,
-    /// avg@k of each over the questions they share.
+    /// avg@k of A and B over the shared questions.
     pub a: f64,
     pub b: f64,
     pub paired: PairedComparison,
     /// The permutation p value, adjusted over all rows (Holm).
     pub p_adjusted: f64,
-    /// Questions that only one of the two has.
+    /// Questions that only one of the evaluations has.
     pub n_unshared: usize,
 }
 
 impl Compared {
-    /// Whether a difference is there at the usual 5 %, after adjustment.
+    /// True where the adjusted p value is below 5 %.
     pub fn is_detectable(&self) -> bool {
         self.p_adjusted < 0.05
     }
 }
 
-/// Pairs by question; benchmarks with fewer than two shared questions are left out.
+/// Compares by question; benchmarks with fewer than two shared questions are left out.
 pub fn compare(a: &[EvalRecord], b: &[EvalRecord]) -> Result<Vec<Compared>, StatsError> {
-    let (a, b) = (by_benchmark(a), by_benchmark(b));
+    let a = by_benchmark(a);
+    let b = by_benchmark(b);
     let mut found = Vec::new();
     for (key, of_a) in &a {
         let Some(of_b) = b.get(key) else { continue };
-        let (of_a, of_b) = (shares(of_a), shares(of_b));
+        let of_a = shares(of_a);
+        let of_b = shares(of_b);
         let shared: Vec<(f64, f64)> =
             of_a.iter().filter_map(|(id, &x)| of_b.get(id).map(|&y| (x, y))).collect();
         if shared.len() < 2 {
@@ -70,7 +72,7 @@ fn by_benchmark(records: &[EvalRecord]) -> BTreeMap<(&str, &str), Vec<&EvalRecor
     groups
 }
 
-/// Share of right samples of each question.
+/// The share of right samples by question.
 fn shares<'a>(records: &[&'a EvalRecord]) -> BTreeMap<&'a str, f64> {
     let share = |samples: Vec<&EvalRecord>| {
         samples.iter().filter(|r| r.verdict == Verdict::Right).count() as f64 / samples.len() as f64

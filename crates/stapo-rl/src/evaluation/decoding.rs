@@ -1,8 +1,8 @@
-//! Decodings by name.
+//! Sampling rules by name.
 
 use stapo_model::generate::{Filter, SamplingRule};
 
-/// A way to draw tokens. Its name stands in every record.
+/// A sampling rule with the name that records use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decoding {
     pub name: String,
@@ -10,7 +10,7 @@ pub struct Decoding {
 }
 
 impl Decoding {
-    /// `greedy`, `TEMPERATURE`, `TEMPERATURE:TOP_P`, or `paper` for the paper's two, 1:1 and 0.7:0.9.
+    /// Reads `greedy`, `TEMPERATURE`, `TEMPERATURE:TOP_P`, or `paper` for the two decodings of the paper, 1:1 and 0.7:0.9.
     pub fn parse(text: &str) -> Result<Vec<Self>, String> {
         match text {
             "paper" => Ok(vec![Self::drawn(1.0, 1.0), Self::drawn(0.7, 0.9)]),
@@ -18,8 +18,8 @@ impl Decoding {
             _ => {
                 let (temperature, top_p) = text.split_once(':').unwrap_or((text, "1"));
                 let number = |text: &str| text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
-                let (temperature, top_p) = (number(temperature), number(top_p).filter(|p| *p <= 1.0));
-                let drawn = temperature.zip(top_p).map(|(t, p)| vec![Self::drawn(t, p)]);
+                let top_p = number(top_p).filter(|p| *p <= 1.0);
+                let drawn = number(temperature).zip(top_p).map(|(t, p)| vec![Self::drawn(t, p)]);
                 drawn.ok_or_else(|| {
                     format!("decoding {text:?}: expected paper, greedy, or TEMPERATURE:TOP_P such as 0.7:0.9")
                 })

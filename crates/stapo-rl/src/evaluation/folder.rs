@@ -1,4 +1,4 @@
-//! An evaluation on disk: `eval.json` (what is asked), `samples.jsonl` (what came), `table.json` (what it means).
+//! The folder of an evaluation: `eval.json` (the settings), `samples.jsonl` (the judged samples), `table.json` (the results).
 
 use super::{Done, place};
 use crate::error::{Error, Result};
@@ -9,19 +9,19 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Everything a sample depends on.
+/// The settings of an evaluation: everything that a sample depends on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalPlan {
     pub schema: u32,
-    /// As given on the command line.
+    /// The model as named on the command line.
     pub model: String,
     pub weights: Vec<FileHash>,
     pub benchmarks: Vec<String>,
     pub data: PathBuf,
     pub decodings: Vec<String>,
-    /// Instead of each benchmark's own number.
+    /// Samples per question, instead of each benchmark's own number.
     pub n_samples: Option<usize>,
-    /// The first so many questions of each benchmark only.
+    /// Only this many questions of each benchmark, from the first on.
     pub limit: Option<usize>,
     pub max_tokens: usize,
     pub template: Option<String>,
@@ -30,7 +30,7 @@ pub struct EvalPlan {
     pub kv_mib: usize,
 }
 
-/// An open evaluation.
+/// The open folder of an evaluation.
 #[derive(Debug)]
 pub struct EvalFolder {
     folder: PathBuf,
@@ -38,7 +38,7 @@ pub struct EvalFolder {
 }
 
 impl EvalFolder {
-    /// Makes a folder; one that exists is refused.
+    /// Creates the folder. A folder that exists is refused.
     pub fn create(folder: &Path, plan: &EvalPlan) -> Result<Self> {
         if folder.exists() {
             return Err(Error::RunExists { folder: folder.to_owned() });
@@ -49,7 +49,7 @@ impl EvalFolder {
         Ok(Self { folder: folder.to_owned(), samples: open_samples(folder)? })
     }
 
-    /// Opens a folder to go on: a torn last sample is cut away.
+    /// Opens the folder of an interrupted evaluation, and removes a torn last line.
     pub fn reopen(folder: &Path) -> Result<(Self, EvalPlan, Done)> {
         let plan = Self::read_plan(folder)?;
         let records = Self::read_samples(folder)?;
@@ -74,7 +74,7 @@ impl EvalFolder {
         Ok(plan)
     }
 
-    /// All samples so far, a torn last line aside.
+    /// All samples so far, without a torn last line.
     pub fn read_samples(folder: &Path) -> Result<Vec<EvalRecord>> {
         let path = folder.join("samples.jsonl");
         let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
@@ -91,7 +91,7 @@ impl EvalFolder {
     }
 
     /// Writes the table as JSON.
-    pub fn write_table(&self, rows: &[super::Row]) -> Result<()> {
+    pub fn write_table(&self, rows: &[super::EvalRow]) -> Result<()> {
         let text = serde_json::to_string_pretty(rows).expect("numbers and names are JSON");
         write_whole(&self.folder.join("table.json"), format!("{text}\n").as_bytes())
     }

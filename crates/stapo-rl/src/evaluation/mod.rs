@@ -1,4 +1,4 @@
-//! Evaluation: questions -> samples -> verdicts -> a table with honest errors.
+//! Evaluation: questions -> samples -> verdicts -> a table with intervals.
 
 mod benchmark;
 mod comparison;
@@ -10,79 +10,85 @@ pub use benchmark::{Benchmark, KNOWN, SIX};
 pub use comparison::{Compared, compare};
 pub use decoding::Decoding;
 pub use folder::{EvalFolder, EvalPlan};
-pub use table::{Row, average, rows};
+pub use table::{EvalRow, average, rows};
 
 use crate::error::{Error, Result};
-use crate::policy::Student;
+use crate::loaded_model::LoadedModel;
+use crate::rollout::finish;
 use crate::task::split::content_hash;
 use stapo_core::Finish;
 use stapo_core::Problem;
 use stapo_core::Verdict;
 use stapo_core::random::Key;
 use stapo_core::record::{EvalRecord, Extra, SCHEMA};
-use stapo_model::generate::{self, Engine, Event, Request, RequestError, Settings};
+use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request, RequestError};
 use std::collections::HashSet;
 
 /// How samples are taken.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampling {
+pub struct EvalSampling {
     pub seed: u64,
-    /// Longest response; the model's own limit may end it sooner.
+    /// Longest response; the model's own limit may end a response sooner.
     pub max_tokens: usize,
     /// Render prompts with the model's chat template.
     pub chat: bool,
     pub kv_bytes: usize,
-    /// Training steps the policy has seen, where it comes from a run.
+    /// Training steps that the policy has made; absent for a model that is not from a run.
     pub step: Option<u64>,
 }
 
-/// Samples that are there already, from an evaluation that was interrupted.
+/// The samples that an interrupted evaluation has already.
 pub type Done = HashSet<(String, String, String, usize)>;
 
-/// Which sample a record is of.
+/// The benchmark, decoding, question and sample number of a record.
 pub fn place(record: &EvalRecord) -> (String, String, String, usize) {
     (record.benchmark.clone(), record.decoding.clone(), record.problem_id.clone(), record.sample_idx)
 }
 
 /// Samples every question of every benchmark with every decoding, all questions of a decoding in one batch, and hands
-/// each judged sample to `take` as it is finished; `false` from it ends the work. A sample depends on the seed, the
-/// decoding, the benchmark, the question and its own number alone, so what is left of an interrupted evaluation comes
-/// out as it would have.
+/// each judged sample to `take` when the sample is finished; `false` from `take` ends the evaluation. A sample depends on the
+/// seed, the decoding, the benchmark, the question and its own number alone, so an interrupted and resumed evaluation has
+/// the samples of an uninterrupted one.
 pub fn evaluate(
-    student: &Student,
+    model: &LoadedModel,
     benchmarks: &[Benchmark],
     decodings: &[Decoding],
-    sampling: Sampling,
+    sampling: EvalSampling,
     done: &Done,
     mut take: impl FnMut(EvalRecord) -> Result<bool>,
 ) -> Result<()> {
+    let mut memory = EngineMemory::new();
     for decoding in decodings {
-        let work = Work { student, benchmarks, decoding, sampling, done };
-        if !work.run(&mut take)? {
+        let work = Work { model, benchmarks, decoding, sampling, done };
+        if !work.run(&mut memory, &mut take)? {
             break;
         }
     }
     Ok(())
 }
 
-/// One decoding over all questions.
+/// The evaluation of all questions under one decoding.
 struct Work<'a> {
-    student: &'a Student,
+    model: &'a LoadedModel,
     benchmarks: &'a [Benchmark],
     decoding: &'a Decoding,
-    sampling: Sampling,
+    sampling: EvalSampling,
     done: &'a Done,
 }
 
 impl Work<'_> {
-    fn run(&self, take: &mut impl FnMut(EvalRecord) -> Result<bool>) -> Result<bool> {
-        let settings = Settings {
+    fn run(
+        &self,
+        memory: &mut EngineMemory,
+        take: &mut impl FnMut(EvalRecord) -> Result<bool>,
+    ) -> Result<bool> {
+        let settings = EngineSettings {
             seed: Key::new(self.sampling.seed).with(content_hash(&self.decoding.name)).bits(),
             rule: self.decoding.rule,
             kv_bytes: self.sampling.kv_bytes,
-            ..Settings::default()
+            ..EngineSettings::default()
         };
-        let mut engine = Engine::new(&self.student.policy, settings)?;
+        let mut engine = Engine::new(&self.model.policy, memory, settings)?;
         let mut asked = Vec::new();
         for benchmark in self.benchmarks {
             for problem in &benchmark.problems {
@@ -127,14 +133,14 @@ impl Work<'_> {
         let key = Key::new(content_hash(&benchmark.name)).with(content_hash(&problem.id));
         Ok(Request {
             problem: key.bits(),
-            prompt: self.student.encode(&problem.prompt, self.sampling.chat)?,
+            prompt: self.model.encode(&problem.prompt, self.sampling.chat)?,
             n_samples: benchmark.n_samples as u32,
             max_tokens: self.sampling.max_tokens,
-            stops: self.student.stops.clone(),
+            stops: self.model.stops.clone(),
         })
     }
 
-    /// A question the model has no room for counts as not answered, and says so.
+    /// Records a question whose prompt is empty or too long for the model as not answered, with the reason.
     fn refuse(
         &self,
         benchmark: &Benchmark,
@@ -153,28 +159,25 @@ impl Work<'_> {
         Ok(true)
     }
 
-    /// The record of a sample, unless it is there already.
+    /// The record of a sample; `None` for a sample in `done`.
     fn judge(
         &self,
         benchmark: &Benchmark,
         problem: &Problem,
-        response: &generate::Response,
+        response: &Completion,
     ) -> Result<Option<EvalRecord>> {
         let sample = response.sample as usize;
         if self.has(benchmark, problem, sample) {
             return Ok(None);
         }
         let tokens: Vec<u32> = response.tokens.iter().map(|sampled| sampled.token).collect();
-        let text = self.student.tokenizer.decode(&tokens)?;
+        let text = self.model.tokenizer()?.decode(&tokens)?;
         let judged = benchmark.judge(problem, &text)?;
         Ok(Some(EvalRecord {
             text,
             n_tokens: tokens.len(),
             tokens,
-            finish: match response.finish {
-                generate::Finish::Stop(token) => Finish::Stop { token },
-                generate::Finish::LengthLimit => Finish::LengthLimit,
-            },
+            finish: finish(response.finish),
             answer: judged.canonical.or(judged.answer),
             verdict: judged.verdict,
             reason: judged.reason,

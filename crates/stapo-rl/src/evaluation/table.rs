@@ -1,4 +1,4 @@
-//! Records to numbers.
+//! The results of an evaluation, from its records.
 
 use serde::Serialize;
 use stapo_core::record::EvalRecord;
@@ -8,29 +8,29 @@ use stapo_core::stats::{
 use stapo_core::{Finish, Verdict};
 use std::collections::BTreeMap;
 
-/// What one benchmark gave under one decoding.
+/// The results of one benchmark under one decoding.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct EvalRow {
     pub benchmark: String,
     pub decoding: String,
     pub n_questions: usize,
-    /// Samples of the question that has the fewest.
+    /// Samples per question; the lowest number where questions differ.
     pub n_samples: usize,
-    /// Mean share of right samples, the interval clustered by question.
+    /// avg@k: the mean share of right samples, with an interval clustered by question.
     pub avg: Estimate,
-    /// (k, pass@k) for powers of two up to `n_samples`.
+    /// (k, pass@k) for the powers of two up to `n_samples`.
     pub pass: Vec<(usize, Estimate)>,
-    /// The majority of all samples.
+    /// maj@k over all samples of a question.
     pub maj: Estimate,
     pub truncated_share: f64,
     pub no_answer_share: f64,
-    /// Unparsable, or too costly to judge.
+    /// Share of responses with the verdict unparsable or over budget.
     pub unjudged_share: f64,
     pub response_tokens_mean: f64,
 }
 
-/// A row per decoding and benchmark, in the order they first appear.
-pub fn rows(records: &[EvalRecord]) -> Result<Vec<Row>, StatsError> {
+/// One row per decoding and benchmark, in order of first appearance.
+pub fn rows(records: &[EvalRecord]) -> Result<Vec<EvalRow>, StatsError> {
     let mut order: Vec<(&str, &str)> = Vec::new();
     let mut groups: BTreeMap<(&str, &str), Vec<&EvalRecord>> = BTreeMap::new();
     for record in records {
@@ -46,7 +46,7 @@ pub fn rows(records: &[EvalRecord]) -> Result<Vec<Row>, StatsError> {
     order.iter().map(|key| row(&groups[key])).collect()
 }
 
-/// Samples by question, in the order of question ids: the same whatever the order of the records.
+/// Samples by question, sorted by question id, so that results do not depend on the order of the records.
 pub fn by_question<'a>(records: &[&'a EvalRecord]) -> BTreeMap<&'a str, Vec<&'a EvalRecord>> {
     let mut questions: BTreeMap<&str, Vec<&EvalRecord>> = BTreeMap::new();
     for &record in records {
@@ -55,7 +55,7 @@ pub fn by_question<'a>(records: &[&'a EvalRecord]) -> BTreeMap<&'a str, Vec<&'a 
     questions
 }
 
-fn row(records: &[&EvalRecord]) -> Result<Row, StatsError> {
+fn row(records: &[&EvalRecord]) -> Result<EvalRow, StatsError> {
     let questions = by_question(records);
     let is_right = |record: &&EvalRecord| record.verdict == Verdict::Right;
     let counts: Vec<QuestionCount> = questions
@@ -76,7 +76,7 @@ fn row(records: &[&EvalRecord]) -> Result<Row, StatsError> {
         records.iter().filter(|record| is(record)).count() as f64 / records.len() as f64
     };
     let lengths: Vec<f64> = records.iter().map(|record| record.n_tokens as f64).collect();
-    Ok(Row {
+    Ok(EvalRow {
         benchmark: records[0].benchmark.clone(),
         decoding: records[0].decoding.clone(),
         n_questions: counts.len(),
@@ -91,16 +91,17 @@ fn row(records: &[&EvalRecord]) -> Result<Row, StatsError> {
     })
 }
 
-/// The mean of several benchmarks' avg@k, with the error that follows from theirs (questions are independent).
-pub fn average(rows: &[&Row]) -> Option<Estimate> {
+/// The mean of several benchmarks' avg@k. The standard error follows from the benchmarks' errors, because questions are
+/// independent.
+pub fn average(rows: &[&EvalRow]) -> Option<Estimate> {
     let values: Vec<f64> = rows.iter().map(|row| row.avg.value).collect();
     let n = rows.len() as f64;
     let variance: Option<f64> = rows.iter().map(|row| row.avg.standard_error.map(|e| e * e)).sum();
     let base = mean_estimate(&values).ok()?;
-    // All right or all wrong everywhere shows no spread, which is not the same as being certain.
+    // Where all samples are right or all are wrong the variance is 0, which does not mean certainty: then there is no interval.
     let standard_error = variance.filter(|v| *v > 0.0).map(|v| v.sqrt() / n);
     let interval = standard_error.and_then(|error| {
-        // As many degrees of freedom as questions: with dozens of them, a normal in all but name.
+        // The degrees of freedom are those of the questions. With dozens of questions, t is close to the normal distribution.
         let freedom = rows.iter().map(|row| row.n_questions.saturating_sub(1)).sum::<usize>().max(1) as f64;
         stapo_core::stats::t_interval(base.value, error, freedom, stapo_core::stats::LEVEL).ok()
     });

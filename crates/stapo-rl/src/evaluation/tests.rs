@@ -1,10 +1,10 @@
 use super::*;
 use stapo_model::{CpuOptions, Device};
 
-fn student() -> Student {
+fn builtin() -> LoadedModel {
     let folder = tempfile::tempdir().unwrap();
     let device = Device::cpu(CpuOptions { threads: 2, ..CpuOptions::from_env().unwrap() });
-    Student::open(&crate::config::Model::Builtin, folder.path(), &device).unwrap()
+    LoadedModel::open(&crate::config::ModelSource::Builtin, folder.path(), &device).unwrap()
 }
 
 fn slice(name: &str, n_questions: usize, n_samples: usize) -> Benchmark {
@@ -14,12 +14,13 @@ fn slice(name: &str, n_questions: usize, n_samples: usize) -> Benchmark {
     benchmark
 }
 
-const SAMPLING: Sampling = Sampling { seed: 0, max_tokens: 64, chat: false, kv_bytes: 32 << 20, step: None };
+const SAMPLING: EvalSampling =
+    EvalSampling { seed: 0, max_tokens: 64, chat: false, kv_bytes: 32 << 20, step: None };
 
-fn all(student: &Student, benchmarks: &[Benchmark], decoding: &str, done: &Done) -> Vec<EvalRecord> {
+fn all(model: &LoadedModel, benchmarks: &[Benchmark], decoding: &str, done: &Done) -> Vec<EvalRecord> {
     let mut records = Vec::new();
     let decodings = Decoding::parse(decoding).unwrap();
-    evaluate(student, benchmarks, &decodings, SAMPLING, done, |record| {
+    evaluate(model, benchmarks, &decodings, SAMPLING, done, |record| {
         records.push(record);
         Ok(true)
     })
@@ -30,27 +31,27 @@ fn all(student: &Student, benchmarks: &[Benchmark], decoding: &str, done: &Done)
 
 #[test]
 fn samples_do_not_depend_on_company_or_interruption() {
-    let student = student();
+    let model = builtin();
     let both = [slice("arithmetic", 6, 3), slice("countdown", 4, 2)];
-    let whole = all(&student, &both, "paper", &Done::new());
+    let whole = all(&model, &both, "paper", &Done::new());
     assert_eq!(whole.len(), 2 * (6 * 3 + 4 * 2));
-    let alone = all(&student, &both[1..], "0.7:0.9", &Done::new());
+    let alone = all(&model, &both[1..], "0.7:0.9", &Done::new());
     let same: Vec<EvalRecord> =
         whole.iter().filter(|r| r.benchmark == "countdown" && r.decoding == "T=0.7 p=0.9").cloned().collect();
     assert_eq!(alone, same);
-    // Every third sample is there already.
+    // Every third sample is done.
     let done: Done = whole.iter().step_by(3).map(place).collect();
-    let rest = all(&student, &both, "paper", &done);
+    let rest = all(&model, &both, "paper", &done);
     let missing: Vec<EvalRecord> = whole.iter().filter(|r| !done.contains(&place(r))).cloned().collect();
     assert_eq!(rest, missing);
 }
 
 #[test]
 fn a_question_without_room_is_not_answered_and_says_why() {
-    let student = student();
+    let model = builtin();
     let mut benchmark = slice("arithmetic", 1, 2);
     benchmark.problems[0].prompt = "1+".repeat(200);
-    let records = all(&student, &[benchmark], "greedy", &Done::new());
+    let records = all(&model, &[benchmark], "greedy", &Done::new());
     assert_eq!(records.len(), 2);
     assert!(
         records.iter().all(|r| r.verdict == Verdict::NoAnswer && r.reason.contains("400 tokens")),

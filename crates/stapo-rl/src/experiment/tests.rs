@@ -1,5 +1,7 @@
 use super::*;
+use crate::config::CanaryConfig;
 use serde_json::json;
+use stapo_core::record::Metrics;
 
 fn shipped() -> Vec<(String, String)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../experiments");
@@ -74,32 +76,57 @@ fn metrics(step: u64, eval_accuracy: f64, entropy_mean: f64) -> Metrics {
     .unwrap()
 }
 
+/// A run of three steps: seed, last accuracy, last entropy.
+fn three_steps((seed, last, entropy): (u64, f64, f64)) -> (u64, Vec<Metrics>) {
+    (seed, vec![metrics(1, 0.4, 0.3), metrics(2, 0.6, 0.2), metrics(3, last, entropy)])
+}
+
+fn arm<'a>(name: &'a str, runs: &'a [(u64, Vec<Metrics>)], canaries: &'a CanaryConfig) -> ArmRuns<'a> {
+    let run = |(seed, metrics): &'a (u64, Vec<Metrics>)| SeedRun { seed: *seed, metrics, canaries };
+    ArmRuns { name, runs: runs.iter().map(run).collect() }
+}
+
 #[test]
 fn a_summary_compares_by_seed_and_sees_collapse() {
-    let text =
-        "name = \"m\"\nseeds = [0, 1, 2]\nmethod = \"b\"\n[[arms]]\nname = \"a\"\n[[arms]]\nname = \"b\"";
-    let experiment = ExperimentSpec::from_toml(text).unwrap().expand().unwrap();
-    let run = |arm: &str, seed: u64, last: f64, entropy: f64| {
-        (arm.to_string(), seed, vec![metrics(1, 0.4, 0.3), metrics(2, 0.6, 0.2), metrics(3, last, entropy)])
-    };
-    let runs = [
-        run("a", 0, 0.5, 0.25),
-        run("a", 1, 0.6, 0.25),
-        run("a", 2, 0.2, 0.01),
-        run("b", 2, 0.9, 0.25),
-        run("b", 1, 0.7, 0.25),
-        run("b", 0, 0.6, 0.25),
-    ];
-    let summary = summarise(&experiment, &runs).unwrap();
-    let (a, b) = (&summary[0], &summary[1]);
+    let canaries = Config::default().canaries;
+    let runs_a = [(0, 0.5, 0.25), (1, 0.6, 0.25), (2, 0.2, 0.01)].map(three_steps);
+    let runs_b = [(2, 0.9, 0.25), (1, 0.7, 0.25), (0, 0.6, 0.25)].map(three_steps);
+    let arms = [arm("a", &runs_a, &canaries), arm("b", &runs_b, &canaries)];
+    let summary = summarise(&arms, Some(1)).unwrap();
+    assert_eq!(summary.measure, Measure::HeldOut);
+    let (a, b) = (&summary.arms[0], &summary.arms[1]);
     assert_eq!((a.n_collapsed, b.n_collapsed, a.n_runs), (1, 0, 3));
     let paired = a.against.as_ref().unwrap();
     assert!((paired.difference - 0.3).abs() < 1e-12 && paired.n_better == 3);
     assert!(b.against.is_none() && a.p_adjusted == Some(paired.p_permutation));
     assert!((b.accuracy.value - 2.2 / 3.0).abs() < 1e-12);
-    // (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, one step each.
-    let of_seed = |runs: &[(String, u64, Vec<Metrics>)]| summarise(&experiment, runs).unwrap()[0].area.value;
-    assert!((of_seed(&[run("b", 0, 0.6, 0.25)]) - 0.55).abs() < 1e-12);
+    // The mean of (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, which cover one step each.
+    let lone = [arm("b", &runs_b[2..], &canaries)];
+    assert!((summarise(&lone, None).unwrap().arms[0].area.value - 0.55).abs() < 1e-12);
     assert!((b.entropy_stability.value + 0.1).abs() < 1e-12);
     assert!((a.silenced_share.value - 1e-3).abs() < 1e-12);
+}
+
+/// The canary of a run, the experiment and the report read one definition: any step below the plan's share of the first one.
+#[test]
+fn an_entropy_that_recovers_has_collapsed_all_the_same() {
+    let canaries = CanaryConfig { entropy_collapse_factor: 0.5, ..Config::default().canaries };
+    let runs = [(0, vec![metrics(1, 0.4, 0.3), metrics(2, 0.4, 0.14), metrics(3, 0.4, 0.3)])];
+    assert_eq!(summarise(&[arm("a", &runs, &canaries)], None).unwrap().arms[0].n_collapsed, 1);
+    assert_eq!(
+        summarise(&[arm("a", &runs, &Config::default().canaries)], None).unwrap().arms[0].n_collapsed,
+        0
+    );
+}
+
+#[test]
+fn without_evaluations_training_accuracy_is_compared() {
+    let canaries = Config::default().canaries;
+    let mut steps = vec![metrics(1, 0.0, 0.3), metrics(2, 0.0, 0.3)];
+    for m in &mut steps {
+        m.eval_accuracy = None;
+    }
+    let runs = [(0, steps)];
+    let summary = summarise(&[arm("a", &runs, &canaries)], None).unwrap();
+    assert_eq!((summary.measure, summary.arms[0].accuracy.value), (Measure::Training, 0.5));
 }

@@ -1,4 +1,4 @@
-//! A pretraining run as it is written down.
+//! The config of a pretraining run.
 
 use super::fresh::Shape;
 use super::texts::TextsSpec;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use stapo_core::settings::{self, SettingsError};
 use stapo_model::optimizer::AdamWSettings;
 
-/// Everything has a default; the defaults make the built-in model.
+/// A pretraining config. Every key has a default; the defaults make the built-in model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PretrainConfig {
@@ -18,7 +18,7 @@ pub struct PretrainConfig {
     pub start: Start,
     pub texts: TextsSpec,
     pub loss_on: LossOn,
-    /// Tokens of one optimizer step; the last example may pass it.
+    /// Tokens of one optimizer step, at least: an optimizer step takes whole examples until this number is reached.
     pub batch_tokens: usize,
     /// Tokens of one forward and backward pass.
     pub microbatch_tokens: usize,
@@ -28,13 +28,13 @@ pub struct PretrainConfig {
     pub beta1: f64,
     pub beta2: f64,
     pub max_gradient_norm: f64,
-    /// Held-out accuracy on the task the texts come from; 0: only at the end.
+    /// Steps between measurements of the held-out accuracy on the task of the texts; 0 measures only at the end.
     pub evaluation_every_steps: u64,
     pub evaluation_problems: usize,
     pub checkpoint_every_steps: u64,
 }
 
-/// What is trained.
+/// The model that is trained.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Start {
@@ -44,11 +44,11 @@ pub enum Start {
     Path { path: String },
 }
 
-/// Which tokens are learned.
+/// Which tokens have a loss.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossOn {
-    /// The prompt is given.
+    /// The tokens of the response.
     #[default]
     Response,
     Everything,
@@ -98,12 +98,12 @@ impl PretrainConfig {
         AdamWSettings { beta1: self.beta1, beta2: self.beta2, eps: 1e-8, weight_decay: self.weight_decay }
     }
 
-    /// The task to measure progress by, where the texts come from one.
+    /// The task on which progress is measured; `None` where the texts are not from a task.
     pub(super) fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
         self.texts.task().map(|task| Ok(settings::read("texts.task", task.clone())?)).transpose()
     }
 
-    /// How the evaluation samples: as a training run on that task would.
+    /// The plan of the held-out evaluation: that of a training run on the same task.
     pub(super) fn evaluation_plan(&self) -> Result<Plan, PlanError> {
         let Some(task) = self.texts.task() else { return Plan::resolve(Config::default()) };
         let mut config = Config { task: task.clone(), seed: self.seed, ..Config::default() };

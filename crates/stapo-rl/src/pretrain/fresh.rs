@@ -1,4 +1,4 @@
-//! A new model: random weights and a tokenizer of single characters, as a Hugging Face folder.
+//! New models: random weights and a tokenizer of single characters, written as a Hugging Face folder.
 
 use crate::error::Result;
 use crate::run::write_whole;
@@ -76,7 +76,7 @@ pub fn write(folder: &Path, shape: &Shape, seed: u64, device: &Device) -> Result
     write_whole(&folder.join("generation_config.json"), format!("{keys:#}\n").as_bytes())
 }
 
-/// The weights of a policy out to a folder.
+/// Exports the weights of a policy to a folder.
 pub fn export_policy(
     folder: &Path,
     policy: &Policy,
@@ -92,7 +92,7 @@ pub fn export_policy(
     })?)
 }
 
-/// Byte-pair encoding without a single merge: every character is a token.
+/// A byte-pair encoding without merges, in which every character is a token.
 fn tokenizer_json(end: u32) -> Value {
     let vocabulary: Map<String, Value> =
         ALPHABET.chars().enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();

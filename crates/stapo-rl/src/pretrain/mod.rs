@@ -1,4 +1,4 @@
-//! Supervised next-token training: makes base models from worked solutions, and fine-tunes on given texts.
+//! Supervised next-token training, which makes base models from worked solutions and fine-tunes on given texts.
 
 mod config;
 mod fresh;
@@ -9,98 +9,89 @@ pub use fresh::export_policy;
 pub use texts::TextsSpec;
 
 use crate::error::{Error, Result};
-use crate::policy::Student;
-use crate::run::{Checkpoint, Counters, Run, is_due, state_hash};
+use crate::learner::Learner;
+use crate::loaded_model::LoadedModel;
+use crate::rollout::held_out_accuracy;
+use crate::run::{Counters, Run, is_due};
 use crate::task::Task;
 use stapo_core::batch::pack_in_order;
 use stapo_core::record::{Extra, PretrainMetrics, SCHEMA};
 use stapo_model::Device;
-use stapo_model::decoder::{Batch, Gradients, Pass, Reading};
-use stapo_model::optimizer::{Optimizer, Update};
+use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Recompute};
+use stapo_model::generate::EngineMemory;
+use stapo_model::optimizer::Update;
 use std::path::Path;
 use std::time::Instant;
 use texts::{Example, Texts};
 
-/// Whoever looks at a pretraining run, and may end it.
+/// Observes a pretraining run step by step, and may end the run.
 pub trait WatchPretrain {
     fn stepped(&mut self, metrics: &PretrainMetrics);
-    /// Asked after every step; the run is saved when this says true.
+    /// Called after every step; true saves and ends the run.
     fn wants_stop(&mut self) -> bool;
 }
 
-/// Everything that changes in a pretraining run.
+/// Checkpoints that a pretraining run keeps.
+const KEPT_CHECKPOINTS: usize = 2;
+
+/// The state of a pretraining run.
 pub struct Pretrainer {
-    pub student: Student,
+    pub learner: Learner,
     texts: Texts,
-    optimizer: Optimizer,
-    gradients: Gradients,
     pass: Pass,
-    pub counters: Counters,
 }
 
 impl Pretrainer {
-    /// The state before the first step; a fresh model is written to `start` first.
+    /// The state before the first step. A fresh model is written to the folder `start` first.
     pub fn new(config: &PretrainConfig, start: &Path, device: &Device) -> Result<Self> {
-        let student = match &config.start {
+        let model = match &config.start {
             Start::Fresh(shape) => {
                 fresh::write(start, shape, config.seed, device)?;
-                Student::open_path(start, device)?
+                LoadedModel::open_path(start, device)?
             }
-            Start::Path { path } => Student::open_path(Path::new(path), device)?,
+            Start::Path { path } => LoadedModel::open_path(Path::new(path), device)?,
         };
-        Ok(Self {
-            texts: Texts::open(&config.texts)?,
-            optimizer: Optimizer::new(&student.policy, config.optimizer())?,
-            gradients: Gradients::zeros(&student.policy)?,
-            pass: Pass::new(&student.policy, stapo_model::decoder::Keep::Everything)?,
-            student,
-            counters: Counters::default(),
-        })
+        let texts = Texts::open(&config.texts)?;
+        let learner = Learner::new(model, config.optimizer())?;
+        let pass = Pass::training(&learner.model.policy, Recompute::Nothing)?;
+        Ok(Self { learner, texts, pass })
     }
 
-    pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        checkpoint.restore(&mut self.student.policy, &mut self.optimizer)?;
-        self.counters = checkpoint.counters;
-        Ok(())
-    }
-
-    pub fn state_hash(&self) -> String {
-        state_hash(self.counters, &self.student.policy, &self.optimizer)
-    }
-
+    /// Writes a checkpoint and the manifest.
     pub fn save(&self, run: &Run) -> Result<()> {
-        Checkpoint::save(run.folder(), self.counters, &self.student.policy, &self.optimizer, 2)?;
-        run.write_manifest()
+        self.learner.save(run, KEPT_CHECKPOINTS)
     }
 
-    /// One optimizer step over the next examples, as many as fill `batch_tokens`.
+    /// One optimizer step over the next examples, until these have `batch_tokens` tokens.
     pub fn step(&mut self, config: &PretrainConfig) -> Result<PretrainMetrics> {
         let start = Instant::now();
         let sequences = self.next_sequences(config)?;
         let lengths: Vec<usize> = sequences.iter().map(|(tokens, _)| tokens.len()).collect();
-        let (mut loss, mut n_scored, mut entropy) = (0.0, 0usize, 0.0);
+        let learner = &mut self.learner;
+        let mut loss = 0.0;
+        let mut entropy = 0.0;
+        let mut n_scored = 0usize;
         for microbatch in pack_in_order(&lengths, config.microbatch_tokens)? {
-            let mut batch = Batch::new();
+            let mut batch = PackedBatch::new();
             for &idx in &microbatch.sequences {
                 batch.push(&sequences[idx].0, sequences[idx].1);
             }
-            let scores = self.pass.forward(&self.student.policy, &batch, Reading::default())?;
+            let scores = self.pass.forward(&learner.model.policy, &batch, HeadOptions::default())?;
             let n = scores.logp.len();
             loss -= scores.logp.iter().map(|&logp| f64::from(logp)).sum::<f64>();
             entropy += scores.entropy.iter().map(|&entropy| f64::from(entropy)).sum::<f64>();
             n_scored += n;
-            self.pass.backward(&self.student.policy, &vec![-1.0; n], &vec![0.0; n], &mut self.gradients)?;
+            let (d_logp, d_entropy) = (vec![-1.0; n], vec![0.0; n]);
+            self.pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
         }
-        let step = self.counters.step + 1;
-        let learning_rate = config.learning_rate * config.schedule.factor(self.counters.n_updates);
+        let step = learner.counters.step + 1;
+        let learning_rate = config.learning_rate * config.schedule.factor(learner.counters.n_updates);
         let scale = 1.0 / n_scored.max(1) as f64;
         let update = Update { lr: learning_rate, scale, max_norm: config.max_gradient_norm };
-        let gradient_norm = self
-            .optimizer
-            .step(&mut self.student.policy, &mut self.gradients, update)
-            .map_err(|source| Error::Gradient { step, microbatch: None, source })?;
-        let position = self.counters.position + sequences.len() as u64;
-        self.counters = Counters { step, position, n_updates: self.counters.n_updates + 1 };
+        let gradient_norm =
+            learner.step(update).map_err(|source| Error::Gradient { step, microbatch: None, source })?;
+        let position = learner.counters.position + sequences.len() as u64;
+        learner.counters = Counters { step, position, ..learner.counters };
         let n_tokens: usize = lengths.iter().sum();
         Ok(PretrainMetrics {
             schema: SCHEMA,
@@ -117,17 +108,18 @@ impl Pretrainer {
         })
     }
 
-    /// Token sequences with the number of tokens that are given, not learned.
+    /// The next token sequences, each with the number of leading tokens that have no loss.
     fn next_sequences(&self, config: &PretrainConfig) -> Result<Vec<(Vec<u32>, usize)>> {
+        let tokenizer = self.learner.model.tokenizer()?;
         let mut sequences = Vec::new();
         let mut n_tokens = 0;
         while n_tokens < config.batch_tokens {
-            let position = self.counters.position + sequences.len() as u64;
+            let position = self.learner.counters.position + sequences.len() as u64;
             let Example { prompt, response } = self.texts.example(config.seed, position)?;
-            let mut tokens = self.student.tokenizer.encode(&prompt)?;
+            let mut tokens = tokenizer.encode(&prompt)?;
             let n_prompt = tokens.len().max(1);
-            tokens.extend(self.student.tokenizer.encode(&response)?);
-            tokens.extend(self.student.stops.first());
+            tokens.extend(tokenizer.encode(&response)?);
+            tokens.extend(self.learner.model.stops.first());
             if tokens.len() < 2 || tokens.len() > config.microbatch_tokens {
                 return Err(Error::BadExample {
                     position,
@@ -146,7 +138,7 @@ impl Pretrainer {
     }
 }
 
-/// Trains from where `pretrainer` is to the end of the config.
+/// Trains from the pretrainer's step to the config's last step.
 pub fn pretrain(
     config: &PretrainConfig,
     run: &mut Run,
@@ -154,19 +146,21 @@ pub fn pretrain(
     watch: &mut dyn WatchPretrain,
 ) -> Result<()> {
     let task = config.evaluation_task()?.map(|task| Task::open(&task)).transpose()?;
-    while pretrainer.counters.step < config.steps {
+    let mut memory = EngineMemory::new();
+    while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;
-        let (step, is_last) = (metrics.step, metrics.step == config.steps);
+        let step = metrics.step;
+        let is_last = step == config.steps;
         if let Some(task) = task.as_ref().filter(|_| is_last || is_due(step, config.evaluation_every_steps)) {
             let plan = config.evaluation_plan()?;
-            metrics.eval_accuracy =
-                Some(crate::rollout::held_out_accuracy(&pretrainer.student, task, &plan, step)?);
+            let model = &pretrainer.learner.model;
+            metrics.eval_accuracy = Some(held_out_accuracy(model, &mut memory, task, &plan, step)?);
         }
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);
         let stops = watch.wants_stop();
         if stops || is_last || is_due(step, config.checkpoint_every_steps) {
-            run.add_state_hash(step, pretrainer.state_hash());
+            run.add_state_hash(step, pretrainer.learner.state_hash());
             pretrainer.save(run)?;
         }
         if stops {

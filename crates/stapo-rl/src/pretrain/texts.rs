@@ -1,4 +1,4 @@
-//! What is learned from: worked solutions of a task, or a file.
+//! The texts of pretraining: worked solutions of a task, or the lines of a file.
 
 use crate::error::{Error, Result};
 use crate::task::{Mistakes, Split, Task, TaskSpec};
@@ -9,26 +9,26 @@ use std::fs;
 use std::path::PathBuf;
 use toml::{Table, Value};
 
-/// Where texts come from.
+/// The source of the texts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum TextsSpec {
-    /// Worked solutions of generated problems, with the mistakes asked for.
+    /// Worked solutions of generated problems, with mistakes.
     Solutions {
         task: Table,
         #[serde(default)]
         mistakes: Mistakes,
     },
-    /// One JSON object per line: a prompt and a response, or a text under `response_field` alone.
+    /// One JSON object per line, with a prompt and a response, or with a text in `response_field` alone.
     Jsonl { path: PathBuf, prompt_field: Option<String>, response_field: String },
-    /// Several of these, each drawn in its share.
+    /// Several sources, each with a share of the examples.
     Mixture { parts: Vec<PartSpec> },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartSpec {
-    /// Of all examples, relative to the other parts' shares.
+    /// The part's share of all examples, relative to the shares of the other parts.
     pub share: f64,
     pub texts: TextsSpec,
 }
@@ -41,7 +41,7 @@ impl Default for TextsSpec {
 }
 
 impl TextsSpec {
-    /// The task of the texts, or of the first part that has one.
+    /// The task of the texts; in a mixture, that of the first part with a task.
     pub(super) fn task(&self) -> Option<&Table> {
         match self {
             TextsSpec::Solutions { task, .. } => Some(task),
@@ -51,24 +51,24 @@ impl TextsSpec {
     }
 }
 
-/// Keys which part an example comes from.
+/// The random stream that chooses the part of an example.
 const MIXTURE_STREAM: u64 = 3;
 
-/// One text, in the part that is given and the part that is learned.
+/// One text: a prompt, and the response that has a loss.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
     pub prompt: String,
     pub response: String,
 }
 
-/// Opened texts; an example is a pure function of seed and position.
+/// Open texts. An example is a pure function of seed and position.
 pub enum Texts {
     Solutions {
         task: Box<Task>,
         mistakes: Mistakes,
     },
     Lines(Vec<Example>),
-    /// With the sum of shares up to and including each part.
+    /// Each part with the sum of the shares up to and including the part.
     Mixture(Vec<(f64, Texts)>),
 }
 
@@ -114,7 +114,7 @@ impl Texts {
         }
     }
 
-    /// The example at `position`; a file repeats in epochs, each in its own order.
+    /// The example at `position`. A file repeats in epochs, each in an own order.
     pub fn example(&self, seed: u64, position: u64) -> Result<Example> {
         match self {
             Texts::Solutions { task, mistakes } => {

@@ -11,18 +11,18 @@ use stapo_model::optimizer::Optimizer;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// Steps done.
+    /// Training steps made.
     pub step: u64,
     /// Problems drawn.
     pub position: u64,
-    /// Optimizer steps done.
+    /// Optimizer steps made.
     pub n_updates: u64,
 }
 
-/// A checkpoint on disk whose hashes are right.
+/// A checkpoint whose hashes have been checked.
 #[derive(Debug)]
 pub struct Checkpoint {
     pub path: PathBuf,
@@ -35,23 +35,23 @@ struct Sealed {
     schema: u32,
     counters: Counters,
     state_sha256: String,
-    /// Over the other fields: a changed counter is as bad as a changed weight.
+    /// A hash of the other fields, so that a changed counter is found like a changed weight.
     seal: String,
 }
 
 const STATE: &str = "state.safetensors";
 const SEALED: &str = "checkpoint.json";
-/// Weights and the optimizer's two moments, as name prefixes.
+/// Prefixes of tensor names: the weights and the optimizer's two moments.
 const PARTS: [&str; 3] = ["weight", "moment1", "moment2"];
 
 impl Checkpoint {
-    /// Writes the state after `counters.step` and removes all but the newest `keep`.
+    /// Writes the state after `counters.step` and removes all but the newest `n_kept` checkpoints.
     pub fn save(
         run: &Path,
         counters: Counters,
         policy: &Policy,
         optimizer: &Optimizer,
-        keep: usize,
+        n_kept: usize,
     ) -> Result<PathBuf> {
         let folder = run.join("checkpoints");
         let path = folder.join(format!("step-{:06}", counters.step));
@@ -77,7 +77,7 @@ impl Checkpoint {
             let _ = fs::remove_dir_all(&beside);
         }
         written?;
-        for old in Self::list(run)?.into_iter().rev().skip(keep) {
+        for old in Self::list(run)?.into_iter().rev().skip(n_kept) {
             fs::remove_dir_all(&old).map_err(|e| Error::io(&old, e))?;
         }
         Ok(path)
@@ -95,7 +95,7 @@ impl Checkpoint {
         Ok(found)
     }
 
-    /// The newest good checkpoint, and why each newer one was refused.
+    /// The newest good checkpoint, and the errors of newer checkpoints that were refused.
     pub fn newest(run: &Path) -> Result<(Option<Self>, Vec<Error>)> {
         let mut refused = Vec::new();
         for path in Self::list(run)?.into_iter().rev() {
@@ -107,7 +107,7 @@ impl Checkpoint {
         Ok((None, refused))
     }
 
-    /// Reads a checkpoint and checks its hashes.
+    /// Reads a checkpoint and checks the hashes.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
         let read = |name: &str| fs::read(path.join(name)).map_err(|e| refuse(format!("{name}: {e}")));
@@ -126,7 +126,7 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), counters: sealed.counters, state })
     }
 
-    /// Puts the state back into a policy and optimizer of the same shape.
+    /// Copies the state to a policy and an optimizer of the same shape.
     pub fn restore(&self, policy: &mut Policy, optimizer: &mut Optimizer) -> Result<()> {
         let refuse = |problem: String| Error::Checkpoint { path: self.path.clone(), problem };
         let tensors = SafeTensors::deserialize(&self.state).map_err(|e| refuse(e.to_string()))?;
@@ -156,7 +156,7 @@ impl Checkpoint {
     }
 }
 
-/// Weights, optimizer state and counters as one hash.
+/// One hash of weights, optimizer state and counters.
 pub(crate) fn state_hash(counters: Counters, policy: &Policy, optimizer: &Optimizer) -> String {
     let mut hash = Sha256::new();
     let mut add = |values: &[f32]| hash.update(bytes_of(values));

@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all.
+//! Atomic writes: a file appears as a whole or not at all.
 
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-/// Writes beside `path`, syncs, and renames: a reader sees the old file or the new one, never a part.
+/// Writes a temporary file beside `path`, syncs and renames the file: a reader sees the old or the new file, never a part.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let io = |e| Error::io(path, e);
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -16,7 +16,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         file.sync_all()
     });
     if let Err(error) = written {
-        // The disk may be full: leave no half file behind. A failure to clean up changes nothing for the caller.
+        // The disk may be full, so the partial file is removed. A failure of the removal is not reported: the caller learns of
+        // the failed write.
         let _ = fs::remove_file(&beside);
         return Err(io(error));
     }
@@ -24,14 +25,14 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     sync_folder(path)
 }
 
-/// Makes a rename in the folder of `path` last.
+/// Syncs the folder of `path`, so that a rename in the folder survives a crash.
 pub(super) fn sync_folder(path: &Path) -> Result<()> {
-    // The parent of a bare name is the empty path, which nothing opens.
+    // The parent of a bare file name is the empty path, which cannot be opened.
     let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(|e| Error::io(folder, e))
 }
 
-/// Lower-case hexadecimal.
+/// The SHA-256 of the bytes in lower-case hexadecimal.
 pub fn sha256_hex(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }

@@ -1,8 +1,9 @@
-//! The run directory: the interface between the trainer and everybody who looks.
+//! The run directory: the interface between the trainer and every other command.
 //!
 //! `config.toml` as written · `plan.toml` resolved · `build.json` · `metrics.jsonl` · `rollouts/` · `tokens/` (silenced) ·
 //! `explored/` (kept candidates) · `checkpoints/` · `manifest.json`.
-//! Every file but `metrics.jsonl` appears whole (temp + fsync + rename); a line of that is one write, and a torn last one is cut on resume.
+//! Every file but `metrics.jsonl` is written atomically (temporary file, fsync, rename). A line of `metrics.jsonl` is one
+//! write, and a resume removes a torn last line.
 
 mod checkpoint;
 mod files;
@@ -27,7 +28,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Makes the folder of a new run. One that exists is refused.
+    /// Creates the folder of a new run. A folder that exists is refused.
     pub fn create(folder: &Path, config_text: &str, plan_text: &str, manifest: Manifest) -> Result<Self> {
         if folder.exists() {
             return Err(Error::RunExists { folder: folder.to_owned() });
@@ -52,7 +53,7 @@ impl Run {
         Ok(run)
     }
 
-    /// Opens a run to go on from `step`: what was written after it is cut away.
+    /// Opens a run to continue after `step`; metrics and hashes of later steps are removed.
     pub fn reopen<M: Stepped>(folder: &Path, step: u64) -> Result<Self> {
         let mut kept: Vec<M> = Self::read_metrics(folder)?;
         kept.retain(|metrics| metrics.step() <= step);
@@ -69,7 +70,7 @@ impl Run {
         &self.folder
     }
 
-    /// All steps so far, a torn last line aside.
+    /// The metrics of all steps so far, without a torn last line.
     pub fn read_metrics<M: Stepped>(folder: &Path) -> Result<Vec<M>> {
         let path = folder.join("metrics.jsonl");
         let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
@@ -82,7 +83,7 @@ impl Run {
         record::parse(&text).map_err(|e| Error::record(&path, &e))
     }
 
-    /// Adds a step. The line is on disk when this returns.
+    /// Adds the metrics of a step. The line is on disk when the function returns.
     pub fn add_metrics(&mut self, metrics: &impl Stepped) -> Result<()> {
         let path = self.folder.join("metrics.jsonl");
         let line = metrics.to_line();
@@ -125,7 +126,7 @@ fn open_metrics(folder: &Path) -> Result<File> {
     OpenOptions::new().create(true).append(true).open(&path).map_err(|e| Error::io(&path, e))
 }
 
-/// True every so many steps; never for 0.
+/// True in every `every`-th step; never where `every` is 0.
 pub(crate) fn is_due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }

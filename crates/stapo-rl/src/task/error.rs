@@ -1,13 +1,13 @@
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// Why a task cannot be opened, asked or judged. Each names the thing, its value and the remedy.
+/// Why a task cannot be opened, gives no problem or cannot judge. Each error names the thing, the value and the remedy.
 #[derive(Debug, Error)]
 pub enum TaskError {
-    /// A value of the spec that cannot work.
+    /// A value of the spec that is refused.
     #[error("task {key}: {problem}\nhint: {remedy}")]
     Setting { key: &'static str, problem: String, remedy: String },
-    /// A file that cannot be read, or holds nothing usable.
+    /// A file that cannot be read, or that holds no problem.
     #[error("task file {}: {problem}\nhint: {remedy}", path.display())]
     File { path: PathBuf, problem: String, remedy: String },
     /// A row of a file that is not a problem. Lines and rows count from 1.
@@ -16,7 +16,7 @@ pub enum TaskError {
     /// A prompt template that does not compile, or fails on a problem.
     #[error("task template {template:?}: {problem}\nhint: {remedy}")]
     Template { template: String, problem: String, remedy: String },
-    /// A split without problems was asked for one.
+    /// A problem was requested from a split without problems.
     #[error("task: the {split} split holds no problem\nhint: {remedy}")]
     EmptySplit { split: &'static str, remedy: &'static str },
     /// Worked solutions exist for generated problems of the same task only.

@@ -1,35 +1,27 @@
-//! Tasks without end: problems drawn by key, the held-out ones set aside by the hash of their text.
+//! Endless tasks: problems are drawn by key, and the hash of a problem's text decides whether the problem is held out.
 
 use super::arithmetic::{self, ArithmeticSpec, Mistakes};
 use super::countdown::{self, CountdownSpec};
+use super::drawn::DrawnProblem;
 use super::split::{content_hash, split_of};
 use super::template::Template;
 use super::verdict::Verifier;
 use super::{Split, TaskError};
-use serde_json::{Map, Value};
 use stapo_core::Problem;
 use stapo_core::random::Key;
 use std::collections::HashSet;
 
-/// The streams a task draws from.
+/// The random streams of training and held-out problems.
 const TRAIN_STREAM: u64 = 1;
 const HELD_OUT_SEED: u64 = 0x68656c64;
-/// Tries at one problem of a given shape.
+/// Attempts at drawing one problem of a given shape.
 const MAX_TRIES: u64 = 256;
-/// Problems drawn until one must have come up that belongs to training.
+/// Problems drawn in search of one that belongs to training, at most.
 const MAX_DRAWS: u64 = 100;
-/// Problems drawn for the whole held-out set: a second or two at most.
+/// Problems drawn for the whole held-out set, at most; this many draws take one or two seconds.
 const MAX_HELD_OUT_DRAWS: u64 = 200_000;
-/// After so many draws that only repeat, the held-out problems are taken to be all there are.
+/// After this many draws without a new problem, the held-out set is taken to be complete.
 const MAX_DRAWS_WITHOUT_NEW: u64 = 20_000;
-
-/// A drawn problem, before the template. The text is its id: equal ids are equal problems.
-pub(super) struct Drawn {
-    pub(super) problem: String,
-    pub(super) reference: String,
-    /// Further variables of the template.
-    pub(super) fields: Map<String, Value>,
-}
 
 pub(super) enum Generator {
     Arithmetic(ArithmeticSpec),
@@ -37,9 +29,10 @@ pub(super) enum Generator {
 }
 
 impl Generator {
-    /// The problem of `key`; `None` where no try in a fair number keeps to the spec.
-    fn draw(&self, key: Key) -> Option<Drawn> {
-        let (shape, tries) = (key.with(0), key.with(1));
+    /// The problem of `key`; `None` where none of [`MAX_TRIES`] attempts meets the spec.
+    fn draw(&self, key: Key) -> Option<DrawnProblem> {
+        let shape = key.with(0);
+        let tries = key.with(1);
         (0..MAX_TRIES).find_map(|attempt| match self {
             Self::Arithmetic(spec) => spec.draw(shape, tries.with(attempt)),
             Self::Countdown(spec) => spec.draw(shape, tries.with(attempt)),
@@ -47,14 +40,14 @@ impl Generator {
     }
 }
 
-pub(super) struct Generated {
+pub(super) struct GeneratedTask {
     generator: Generator,
     template: Template,
     held_out_share: f64,
     held_out: Vec<Problem>,
 }
 
-impl Generated {
+impl GeneratedTask {
     pub(super) fn open(
         generator: Generator,
         template: &str,
@@ -75,7 +68,7 @@ impl Generated {
         Ok(task)
     }
 
-    /// Whether the verifier can read this task's references; they are all of one form.
+    /// Checks that the verifier can read the task's references. All references have one form, so one is checked.
     pub(super) fn check_references(&self, verifier: &Verifier) -> Result<(), TaskError> {
         let problem = self.held_out.first().cloned().map_or_else(|| self.train(0, 0), Ok)?;
         verifier.check_reference(&problem.reference).map_err(|why| {
@@ -111,11 +104,11 @@ impl Generated {
         })
     }
 
-    fn split(&self, drawn: &Drawn) -> Split {
+    fn split(&self, drawn: &DrawnProblem) -> Split {
         split_of(content_hash(&drawn.problem), self.held_out_share)
     }
 
-    /// The first `n` distinct held-out problems of a stream of their own, or as many as come up.
+    /// The first `n` distinct held-out problems of the held-out stream, or fewer where the draws find fewer.
     fn draw_held_out(&self, n: usize) -> Result<Vec<Problem>, TaskError> {
         if self.held_out_share == 0.0 || n == 0 {
             return Ok(Vec::new());
@@ -136,7 +129,7 @@ impl Generated {
         if problems.is_empty() { Err(too_narrow()) } else { Ok(problems) }
     }
 
-    fn render(&self, drawn: Drawn) -> Result<Problem, TaskError> {
+    fn render(&self, drawn: DrawnProblem) -> Result<Problem, TaskError> {
         let prompt = self.template.render(&drawn.problem, &drawn.problem, &drawn.fields)?;
         Ok(Problem { id: drawn.problem, prompt, reference: drawn.reference })
     }

@@ -1,4 +1,4 @@
-//! A task is data and a verdict: where problems come from, and what makes an answer right.
+//! A task is data and a verdict: a source of problems, and a verifier of answers.
 //!
 //! ```
 //! use stapo_rl::task::{Mistakes, Split, Task, TaskSpec};
@@ -11,53 +11,57 @@
 
 mod arithmetic;
 mod countdown;
+mod drawn;
 mod error;
 mod generated;
+mod judged;
 pub(crate) mod rows;
 mod spec;
 pub(crate) mod split;
 mod template;
 mod verdict;
+mod verifier_spec;
 
 pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
-pub use countdown::{CountdownRule, CountdownSpec, NumberUse};
+pub use countdown::CountdownSpec;
 pub use error::TaskError;
-pub use rows::Census;
-pub use spec::{CommandSpec, MissingAnswers, RowsSpec, RuleSpec, TaskSpec, VerifierSpec};
+pub use judged::Judged;
+pub use rows::FileCensus;
+pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
-pub use verdict::Judged;
+pub use verifier_spec::{CommandSpec, CountdownRule, NumberUse, RuleSpec, VerifierSpec};
 
-use generated::{Generated, Generator};
-use rows::{Format, Rows};
+use generated::{GeneratedTask, Generator};
+use rows::{Format, ProblemRows};
 use stapo_core::Problem;
 use verdict::Verifier;
 
-/// Every character that prompts and worked solutions of `arithmetic` and `countdown` hold under their default
-/// templates, in code-point order: what a character-level tokenizer must know.
+/// Every character of the prompts and worked solutions of `arithmetic` and `countdown` with the default templates, in
+/// code-point order. A character-level tokenizer needs these tokens.
 pub const ALPHABET: &str = " ()*+,-/0123456789:=\\abdeghnorstuwx{}";
 
-/// An open task: everything that can be wrong with its spec, file, fields and template has been found.
+/// An open task, whose spec, file, fields and template have been checked.
 ///
-/// Problems are a pure function of seed, split and position; judging keeps the order of the samples. Shared between
-/// threads.
+/// A problem is a pure function of seed, split and position; judging keeps the order of the samples. Threads may share a
+/// task.
 pub struct Task {
-    source: Source,
+    source: ProblemSource,
     verifier: Verifier,
 }
 
-enum Source {
-    Generated(Box<Generated>),
-    Rows(Rows),
+enum ProblemSource {
+    Generated(Box<GeneratedTask>),
+    Rows(ProblemRows),
 }
 
-impl Source {
+impl ProblemSource {
     fn generated(
         generator: Generator,
         template: &str,
         share: f64,
         n_held_out: usize,
     ) -> Result<Self, TaskError> {
-        Ok(Self::Generated(Box::new(Generated::open(generator, template, share, n_held_out)?)))
+        Ok(Self::Generated(Box::new(GeneratedTask::open(generator, template, share, n_held_out)?)))
     }
 }
 
@@ -69,29 +73,31 @@ impl Task {
                 spec.check()?;
                 let template = spec.template.as_deref().unwrap_or(arithmetic::TEMPLATE);
                 let generator = Generator::Arithmetic(spec.clone());
-                Source::generated(generator, template, spec.held_out_share, spec.n_held_out)?
+                ProblemSource::generated(generator, template, spec.held_out_share, spec.n_held_out)?
             }
             TaskSpec::Countdown(spec) => {
                 spec.check()?;
                 let template = spec.template.as_deref().unwrap_or(countdown::TEMPLATE);
                 let generator = Generator::Countdown(spec.clone());
-                Source::generated(generator, template, spec.held_out_share, spec.n_held_out)?
+                ProblemSource::generated(generator, template, spec.held_out_share, spec.n_held_out)?
             }
-            TaskSpec::Jsonl(spec) => Source::Rows(Rows::open(spec, Format::Jsonl, &verifier)?),
-            TaskSpec::Parquet(spec) => Source::Rows(Rows::open(spec, Format::Parquet, &verifier)?),
+            TaskSpec::Jsonl(spec) => ProblemSource::Rows(ProblemRows::open(spec, Format::Jsonl, &verifier)?),
+            TaskSpec::Parquet(spec) => {
+                ProblemSource::Rows(ProblemRows::open(spec, Format::Parquet, &verifier)?)
+            }
         };
-        if let Source::Generated(task) = &source {
+        if let ProblemSource::Generated(task) = &source {
             task.check_references(&verifier)?;
         }
         Ok(Self { source, verifier })
     }
 
-    /// The problem at `position`. `Train`: generated tasks never end; a file repeats in epochs, each a permutation
-    /// keyed by `seed`. `HeldOut`: the fixed set in its order, over and over, whatever the seed.
+    /// The problem at `position`. `Train`: generated tasks are endless; a file repeats in epochs, each a permutation
+    /// keyed by `seed`. `HeldOut`: the fixed set repeats in its order, for every seed.
     pub fn problem(&self, seed: u64, split: Split, position: u64) -> Result<Problem, TaskError> {
         match (split, &self.source) {
-            (Split::Train, Source::Generated(task)) => task.train(seed, position),
-            (Split::Train, Source::Rows(task)) => task.train(seed, position).cloned(),
+            (Split::Train, ProblemSource::Generated(task)) => task.train(seed, position),
+            (Split::Train, ProblemSource::Rows(task)) => task.train(seed, position).cloned(),
             (Split::HeldOut, _) => {
                 let held_out = self.held_out_set();
                 let n = held_out.len().max(1) as u64;
@@ -103,31 +109,31 @@ impl Task {
         }
     }
 
-    /// The first `n` problems of the held-out set, or all where it has fewer.
+    /// The first `n` problems of the held-out set, or all where the set has fewer.
     pub fn held_out(&self, n: usize) -> Vec<Problem> {
         self.held_out_set().iter().take(n).cloned().collect()
     }
 
-    /// How many different problems a split has; `None`: without end.
+    /// The number of different problems of a split; `None` for an endless split.
     pub fn n_problems(&self, split: Split) -> Option<u64> {
         match (split, &self.source) {
-            (Split::Train, Source::Generated(_)) => None,
-            (Split::Train, Source::Rows(task)) => Some(task.n_train()),
+            (Split::Train, ProblemSource::Generated(_)) => None,
+            (Split::Train, ProblemSource::Rows(task)) => Some(task.n_train()),
             (Split::HeldOut, _) => Some(self.held_out_set().len() as u64),
         }
     }
 
-    /// Judges responses, each beside its problem; the answers come in the same order. Rules never fail; an external
-    /// verifier may, and then no sample gets a made-up verdict.
+    /// Judges responses, each given with its problem; results are in the order of the samples. Rules never fail. Where an
+    /// external verifier fails, the whole call is an error and no sample gets a verdict.
     pub fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
         self.verifier.judge(samples)
     }
 
-    /// A worked solution with the mistakes asked for: what a base model is pretrained on. Generated tasks only.
+    /// A worked solution with mistakes, as pretraining uses it. Generated tasks only.
     pub fn solution(&self, problem: &Problem, mistakes: &Mistakes) -> Result<String, TaskError> {
         match &self.source {
-            Source::Generated(task) => task.solution(problem, mistakes),
-            Source::Rows(_) => Err(TaskError::NoSolution {
+            ProblemSource::Generated(task) => task.solution(problem, mistakes),
+            ProblemSource::Rows(_) => Err(TaskError::NoSolution {
                 id: problem.id.clone(),
                 problem: "the task is a file".into(),
                 remedy: "arithmetic and countdown write worked solutions; from a file, train on its own texts",
@@ -135,18 +141,18 @@ impl Task {
         }
     }
 
-    /// What was found in the task's file; `None` for generated tasks.
-    pub fn census(&self) -> Option<&Census> {
+    /// The counts of the task's file; `None` for generated tasks.
+    pub fn census(&self) -> Option<&FileCensus> {
         match &self.source {
-            Source::Generated(_) => None,
-            Source::Rows(task) => Some(task.census()),
+            ProblemSource::Generated(_) => None,
+            ProblemSource::Rows(task) => Some(task.census()),
         }
     }
 
     fn held_out_set(&self) -> &[Problem] {
         match &self.source {
-            Source::Generated(task) => task.held_out(),
-            Source::Rows(task) => task.held_out(),
+            ProblemSource::Generated(task) => task.held_out(),
+            ProblemSource::Rows(task) => task.held_out(),
         }
     }
 }

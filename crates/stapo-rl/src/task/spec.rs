@@ -1,12 +1,12 @@
-//! Tasks as a config writes them.
+//! The keys of a task in a config.
 
 use super::arithmetic::ArithmeticSpec;
-use super::countdown::{CountdownRule, CountdownSpec};
+use super::countdown::CountdownSpec;
+use super::verifier_spec::VerifierSpec;
 use serde::{Deserialize, Serialize};
-use stapo_verify::{Fallback, Mode, Order, Rules};
 use std::path::PathBuf;
 
-/// Where problems come from and how answers are judged: `kind` and the keys of that kind.
+/// The source of problems and the verifier of answers: `kind` and the keys of that kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum TaskSpec {
@@ -34,15 +34,15 @@ pub struct RowsSpec {
     pub problem_field: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_field: Option<String>,
-    /// `#row` numbers the rows instead: `gsm8k-1`, `gsm8k-2`, ...
+    /// With `#row`, ids are numbers of rows: `gsm8k-1`, `gsm8k-2`, ...
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_field: Option<String>,
     #[serde(default)]
     pub missing_answers: MissingAnswers,
-    /// Share of the problems, by the hash of their text, that training never sees. 1 keeps all of a benchmark.
+    /// The share of problems, chosen by the hash of the text, that are held out of training. 1 holds out all problems.
     #[serde(default = "default_held_out_share")]
     pub held_out_share: f64,
-    /// Jinja over `problem`, `id` and the row's fields.
+    /// A Jinja template over `problem`, `id` and the row's fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
     #[serde(default)]
@@ -50,7 +50,7 @@ pub struct RowsSpec {
 }
 
 impl RowsSpec {
-    /// A file with everything else at its default.
+    /// A file with the default of every other key.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -65,97 +65,17 @@ impl RowsSpec {
     }
 }
 
-/// What becomes of rows without a reference.
+/// How rows without a reference are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingAnswers {
-    /// The file is refused, and the first such row named.
+    /// The file is refused with an error that names the first such row.
     #[default]
     Refuse,
-    /// They are left out and counted.
+    /// Such rows are left out and counted.
     Drop,
 }
 
 fn default_held_out_share() -> f64 {
     0.05
-}
-
-/// How a response becomes a verdict.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum VerifierSpec {
-    /// The math grader, by one of its rules.
-    Rule(RuleSpec),
-    /// An expression over given numbers that reaches a target; references read `2,3,5,7:24`.
-    Countdown(CountdownRule),
-    /// A program that stays running and answers one line of JSON per sample.
-    Command(CommandSpec),
-}
-
-impl Default for VerifierSpec {
-    fn default() -> Self {
-        Self::Rule(RuleSpec::default())
-    }
-}
-
-/// The grader's settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RuleSpec {
-    pub mode: Mode,
-    pub order: Order,
-    pub fallback: Fallback,
-}
-
-impl From<RuleSpec> for Rules {
-    fn from(spec: RuleSpec) -> Self {
-        Self { mode: spec.mode, order: spec.order, fallback: spec.fallback }
-    }
-}
-
-/// An external verifier. Per sample it reads `{"sample", "id", "prompt", "response", "reference"}` as one line on
-/// standard input and writes one line, in the same order: `{"verdict": "right"}` (or `wrong`, `no_answer`,
-/// `unparsable`, `over_budget`), or `{"reward": 0.5}`, or both. A reward alone is `right` above 0 and `wrong`
-/// otherwise. `answer` and `reason` may stand beside them, and so may `sample` (a number that counts from 0) and
-/// `id`, which are then compared: a program that repeats `sample` can never be read out of step.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CommandSpec {
-    pub program: PathBuf,
-    #[serde(default)]
-    pub args: Vec<String>,
-    /// The longest silence before the next answer.
-    #[serde(default = "default_sample_seconds")]
-    pub sample_seconds: f64,
-    /// The longest time for all samples of one call.
-    #[serde(default = "default_batch_seconds")]
-    pub batch_seconds: f64,
-    /// The longest line it may write.
-    #[serde(default = "default_max_line_bytes")]
-    pub max_line_bytes: usize,
-}
-
-impl CommandSpec {
-    /// A program with default limits.
-    pub fn new(program: impl Into<PathBuf>) -> Self {
-        Self {
-            program: program.into(),
-            args: Vec::new(),
-            sample_seconds: default_sample_seconds(),
-            batch_seconds: default_batch_seconds(),
-            max_line_bytes: default_max_line_bytes(),
-        }
-    }
-}
-
-fn default_sample_seconds() -> f64 {
-    30.0
-}
-
-fn default_batch_seconds() -> f64 {
-    600.0
-}
-
-fn default_max_line_bytes() -> usize {
-    1 << 20
 }

@@ -1,9 +1,9 @@
-//! Which problems are for training and which are held out: a function of the problem's text alone.
+//! The split into training and held-out problems, a function of the problem's text alone.
 
 use super::TaskError;
 use stapo_core::random::Key;
 
-/// The side of the split a problem is on.
+/// The two sides of the split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Split {
     Train,
@@ -19,7 +19,8 @@ impl Split {
     }
 }
 
-/// 64 bits of a text (FNV-1a) that ignore how its words are spaced, so that copies of a problem share a side.
+/// A 64-bit hash (FNV-1a) of a text's words. White space does not count, so copies of a problem that differ in white space are
+/// on the same side of the split.
 pub(crate) fn content_hash(text: &str) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
@@ -31,7 +32,7 @@ pub(crate) fn content_hash(text: &str) -> u64 {
     hash
 }
 
-/// The side of the problem whose text hashes to `hash`. No seed takes part: every run agrees.
+/// The side of the problem whose text has this hash. The side does not depend on a run's seed.
 pub(super) fn split_of(hash: u64, held_out_share: f64) -> Split {
     if Key::new(hash).uniform() < held_out_share { Split::HeldOut } else { Split::Train }
 }

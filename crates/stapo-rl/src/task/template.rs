@@ -1,4 +1,4 @@
-//! Prompts from templates: Jinja, with `problem`, `id` and the fields of the row.
+//! Prompt templates: Jinja with the variables `problem`, `id` and the fields of the row.
 
 use super::TaskError;
 use minijinja::syntax::SyntaxConfig;
@@ -8,12 +8,12 @@ use serde_json::Map;
 use std::collections::BTreeMap;
 
 const NAME: &str = "prompt";
-/// Instructions one prompt may take; a loop over a few thousand items fits.
+/// The most template instructions per prompt; a loop over a few thousand items fits.
 const FUEL: u64 = 200_000;
-/// The longest prompt a template may write.
+/// The longest prompt that a template may write.
 const MAX_PROMPT_BYTES: usize = 4 << 20;
 
-/// A compiled prompt template. An unknown variable is an error, never an empty text.
+/// A compiled prompt template. An unknown variable is an error.
 pub(super) struct Template {
     environment: Environment<'static>,
     source: String,
@@ -34,7 +34,7 @@ impl Template {
         Ok(Self { environment, source: source.to_string() })
     }
 
-    /// The prompt of one problem; `fields` are the further variables.
+    /// The prompt of one problem; `fields` holds the variables beside `id` and `problem`.
     pub(super) fn render(
         &self,
         id: &str,

@@ -7,11 +7,11 @@ use crate::shared::stop;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{EvalRecord, SCHEMA};
-use stapo_rl::Student;
+use stapo_rl::LoadedModel;
+use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
-    Benchmark, Decoding, Done, EvalFolder, EvalPlan, Row, SIX, Sampling, compare, evaluate, rows,
+    Benchmark, Decoding, Done, EvalFolder, EvalPlan, EvalRow, EvalSampling, SIX, compare, evaluate, rows,
 };
-use stapo_rl::model::{Device, DeviceName};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -26,8 +26,8 @@ pub struct Args {
     #[arg(long, default_value = "builtin")]
     model: String,
 
-    /// `all` (the six of the paper), or names and files: aime24, aime25, amc23, math500, minerva, olympiad, gsm8k, math,
-    /// arithmetic, countdown, questions.jsonl, questions.parquet.
+    /// `all` (the six of the paper), or names and files: aime24, aime25, amc23, math500, minerva, olympiad, gsm8k,
+    /// math, arithmetic, countdown, questions.jsonl, questions.parquet.
     #[arg(long, value_delimiter = ',', default_value = "arithmetic")]
     benchmarks: Vec<String>,
 
@@ -99,13 +99,13 @@ pub struct CompareArgs {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = run_folder::device(args.device, args.threads, Use::Reading)?;
-    let (mut folder, plan, done, student, step) = match &args.resume {
+    let (mut folder, plan, done, model, step) = match &args.resume {
         Some(path) => reopen(path, &device)?,
         None => begin(args, &device)?,
     };
     let benchmarks = open_benchmarks(&plan)?;
     let decodings = decodings(&plan.decodings)?;
-    let sampling = Sampling {
+    let sampling = EvalSampling {
         seed: plan.seed,
         max_tokens: plan.max_tokens,
         chat: plan.chat,
@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let bar = bar(n_all, done.len(), args.json);
     let stop = stop::on_ctrl_c()?;
     let mut n_right = 0;
-    evaluate(&student, &benchmarks, &decodings, sampling, &done, |record| {
+    evaluate(&model, &benchmarks, &decodings, sampling, &done, |record| {
         folder.add(&record)?;
         n_right += usize::from(record.verdict == stapo_core::Verdict::Right);
         bar.set_message(format!("{n_right} right"));
@@ -131,7 +131,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::from(130));
     }
     let mut rows = rows(&EvalFolder::read_samples(folder.folder())?)?;
-    let place = |row: &Row| {
+    let place = |row: &EvalRow| {
         let benchmark = benchmarks.iter().position(|benchmark| benchmark.name == row.benchmark);
         (decodings.iter().position(|decoding| decoding.name == row.decoding), benchmark)
     };
@@ -146,11 +146,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-type Opened = (EvalFolder, EvalPlan, Done, Student, Option<u64>);
+type Opened = (EvalFolder, EvalPlan, Done, LoadedModel, Option<u64>);
 
 fn begin(args: &Args, device: &Device) -> Result<Opened> {
-    let (student, weights, step) = run_folder::open_model(&args.model, device)?;
-    if args.chat && student.template.is_none() {
+    let (model, weights, step) = run_folder::open_model(&args.model, device)?;
+    if args.chat && model.template.is_none() {
         bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
     }
     let names = |name: &String| -> Vec<String> {
@@ -171,17 +171,17 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         seed: args.seed,
         kv_mib: args.kv_mib,
     };
-    // Everything is opened before the folder is made: a bad name leaves nothing behind.
+    // Benchmarks and decodings are checked before the folder is made, so that a bad name leaves no folder behind.
     decodings(&plan.decodings)?;
     open_benchmarks(&plan)?;
     let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));
     let folder = EvalFolder::create(&args.out.clone().unwrap_or_else(stamp), &plan)?;
-    Ok((folder, plan, Done::new(), student, step))
+    Ok((folder, plan, Done::new(), model, step))
 }
 
 fn reopen(path: &Path, device: &Device) -> Result<Opened> {
     let (folder, plan, done) = EvalFolder::reopen(path)?;
-    let (student, weights, step) = run_folder::open_model(&plan.model, device)?;
+    let (model, weights, step) = run_folder::open_model(&plan.model, device)?;
     if weights != plan.weights {
         bail!(
             "evaluation {}: the model {} has changed since it began\nhint: evaluate the new one with another --out",
@@ -189,7 +189,7 @@ fn reopen(path: &Path, device: &Device) -> Result<Opened> {
             plan.model
         );
     }
-    Ok((folder, plan, done, student, step))
+    Ok((folder, plan, done, model, step))
 }
 
 fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {

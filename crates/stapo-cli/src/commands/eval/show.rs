@@ -1,11 +1,11 @@
-//! Tables for people.
+//! The tables of `stapo eval` and `stapo compare` on a terminal.
 
 use crate::shared::units::percent;
-use stapo_rl::evaluation::{Compared, Row, SIX, average};
+use stapo_rl::evaluation::{Compared, EvalRow, SIX, average};
 use std::path::Path;
 
-/// Benchmarks down, numbers across, one block per decoding.
-pub fn table(rows: &[Row]) {
+/// One table per decoding, one row per benchmark.
+pub fn table(rows: &[EvalRow]) {
     let mut decodings: Vec<&str> = Vec::new();
     for row in rows {
         if !decodings.contains(&row.decoding.as_str()) {
@@ -13,7 +13,7 @@ pub fn table(rows: &[Row]) {
         }
     }
     for decoding in decodings {
-        let rows: Vec<&Row> = rows.iter().filter(|row| row.decoding == decoding).collect();
+        let rows: Vec<&EvalRow> = rows.iter().filter(|row| row.decoding == decoding).collect();
         println!("\n{decoding}   (percent; 95 % intervals clustered by question)");
         println!(
             "{:<12} {:>9} {:>4}  {:<21} {:<22} {:<21} {:>9} {:>9} {:>8} {:>8}",
@@ -43,7 +43,7 @@ pub fn table(rows: &[Row]) {
                 row.response_tokens_mean
             );
         }
-        let six: Vec<&Row> =
+        let six: Vec<&EvalRow> =
             SIX.iter().filter_map(|name| rows.iter().find(|row| row.benchmark == *name).copied()).collect();
         if let Some(mean) = average(&six).filter(|_| six.len() == SIX.len()) {
             println!("{:<12} {:>9} {:>4}  {}", "mean of six", mean.n_questions, "", percent(&mean));
@@ -51,8 +51,8 @@ pub fn table(rows: &[Row]) {
     }
 }
 
-/// `4: 40.1  32: 61.0`: a middle and the largest k; pass@1 is avg.
-fn passes(row: &Row) -> String {
+/// pass@k for k = 4 and the largest k, as `4: 40.1  32: 61.0`; pass@1 equals avg@k and is left out.
+fn passes(row: &EvalRow) -> String {
     let listed = row.pass.iter().filter(|(k, _)| *k > 1);
     let chosen: Vec<_> = listed.clone().filter(|(k, _)| *k == 4 || *k == row.n_samples.max(2)).collect();
     let shown = if chosen.is_empty() { listed.collect() } else { chosen };
@@ -64,7 +64,7 @@ fn share(value: f64) -> String {
     format!("{:.1} %", 100.0 * value)
 }
 
-/// One line per benchmark and what it means.
+/// One row per benchmark and decoding, with a reading of its difference.
 pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
     println!("A {}\nB {}\n", a.display(), b.display());
     println!(

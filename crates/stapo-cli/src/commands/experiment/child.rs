@@ -1,4 +1,4 @@
-//! One run of an experiment, in a process of its own: whatever happens to it, the others go on.
+//! One run of an experiment as a process of its own, so that a crash of one run leaves the others alone.
 
 use super::show::Progress;
 use crate::shared::run_folder;
@@ -17,7 +17,7 @@ pub struct Job<'a> {
 
 pub enum Finished {
     Done,
-    /// It was asked to stop and has saved.
+    /// The run was interrupted and has saved a checkpoint.
     Stopped,
 }
 
@@ -36,7 +36,7 @@ impl Job<'_> {
         if Checkpoint::newest(&out).is_ok_and(|(checkpoint, _)| checkpoint.is_some()) {
             command.arg("--resume").arg(&out);
         } else {
-            // What an interrupted start left behind holds nothing that is worth keeping.
+            // A folder without a checkpoint holds no finished step: the run starts anew.
             if out.exists() {
                 std::fs::remove_dir_all(&out).with_context(|| out.display().to_string())?;
             }
@@ -46,7 +46,8 @@ impl Job<'_> {
         command.args(["--json", "--threads", &self.threads.to_string()]);
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("starting the run")?;
-        // Errors are one paragraph; they are read to the end beside the metrics so that neither pipe fills up.
+        // A thread drains standard error while this one reads the metrics, so that neither pipe fills up and blocks the
+        // run.
         let stderr = child.stderr.take().context("the run's standard error")?;
         let said = std::thread::spawn(move || {
             let mut text = String::new();
@@ -72,7 +73,7 @@ impl Job<'_> {
     }
 }
 
-/// All steps are there, or the target ended it.
+/// Whether the run has all steps of its plan, or reached its target accuracy, and its last step is saved.
 fn is_complete(run: &Path) -> bool {
     let Ok(plan) = run_folder::plan(run) else { return false };
     let metrics: Vec<Metrics> = Run::read_metrics(run).unwrap_or_default();

@@ -3,11 +3,12 @@
 mod child;
 mod show;
 
-use crate::shared::stop;
+use crate::shared::{run_folder, stop};
 use anyhow::{Context, Result, bail};
 use child::{Finished, Job};
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
-use stapo_rl::experiment::{ExperimentSpec, summarise};
+use stapo_rl::config::CanaryConfig;
+use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, summarise};
 use stapo_rl::run::{Run, write_whole};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,8 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Runs a matrix of training runs from one file: arms x seeds x settings, everything else equal.
 ///
-/// Started again on the same folder it goes on where it was: finished runs are kept, interrupted ones resumed. An arm that
-/// fails is named and the others go on. Without a file it lists the shipped experiments.
+/// Started again on the same folder it goes on where it was: finished runs are kept, interrupted ones resumed. An arm
+/// that fails is named and the others go on. Without a file it lists the shipped experiments.
 #[derive(clap::Args)]
 pub struct Args {
     /// A TOML file, or the name of a shipped experiment.
@@ -75,8 +76,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("stopped; go on with the same command");
         return Ok(ExitCode::from(130));
     }
-    let summary = summarise(&experiment, &finished_runs(&folder, &experiment))?;
-    let text = serde_json::to_string_pretty(&summary)?;
+    let summary = summary(&folder, &experiment)?;
+    let text = serde_json::to_string_pretty(&summary.arms)?;
     write_whole(&folder.join("summary.json"), format!("{text}\n").as_bytes())?;
     if args.json {
         println!("{text}");
@@ -102,7 +103,7 @@ fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
     Ok(spec)
 }
 
-/// Makes the folder, or checks that it is of the same experiment.
+/// Makes the folder, or checks that an existing one holds the same experiment.
 fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<()> {
     let path = folder.join("experiment.json");
     if path.exists() {
@@ -127,10 +128,11 @@ fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Res
     Ok(())
 }
 
-/// Runs every arm that is not finished; which failed, and why.
+/// Runs every arm that is not finished; returns the arms that failed with their errors.
 fn run_arms(folder: &Path, experiment: &Experiment, jobs: usize, stop: &AtomicBool) -> Vec<(usize, String)> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(jobs.max(1)).max(1);
-    let (next, failures) = (Mutex::new(0..experiment.arms.len()), Mutex::new(Vec::new()));
+    let next = Mutex::new(0..experiment.arms.len());
+    let failures = Mutex::new(Vec::new());
     let view = show::Progress::new(experiment);
     std::thread::scope(|scope| {
         for _ in 0..jobs.max(1) {
@@ -161,9 +163,38 @@ fn run_arms(folder: &Path, experiment: &Experiment, jobs: usize, stop: &AtomicBo
     failures.into_inner().unwrap_or_default()
 }
 
-/// The runs of an experiment whose metrics can be read.
-fn finished_runs(folder: &Path, experiment: &Experiment) -> Vec<(String, u64, Vec<Metrics>)> {
-    let arms = experiment.arms.iter().filter(|arm| arm.error.is_none());
-    arms.filter_map(|arm| Some((arm.name.clone(), arm.seed, Run::read_metrics(&folder.join(&arm.run)).ok()?)))
-        .collect()
+/// The summary of the runs that have metrics; the first arm is the method where none is named.
+fn summary(folder: &Path, experiment: &Experiment) -> Result<ExperimentSummary> {
+    let finished: Vec<FinishedRun> =
+        experiment.arms.iter().filter_map(|arm| FinishedRun::read(folder, arm)).collect();
+    let mut arms: Vec<ArmRuns> =
+        experiment.arm_names().into_iter().map(|name| ArmRuns { name, runs: Vec::new() }).collect();
+    for arm in &mut arms {
+        arm.runs.extend(finished.iter().filter(|run| run.arm.name == arm.name).map(FinishedRun::of_seed));
+    }
+    let method = experiment.method.as_deref().or(arms.first().map(|arm| arm.name));
+    arms.retain(|arm| !arm.runs.is_empty());
+    let method = arms.iter().position(|arm| Some(arm.name) == method);
+    Ok(summarise(&arms, method)?)
+}
+
+/// What the summary reads of a run.
+struct FinishedRun<'a> {
+    arm: &'a Arm,
+    metrics: Vec<Metrics>,
+    canaries: CanaryConfig,
+}
+
+impl<'a> FinishedRun<'a> {
+    /// None for a run that failed, has no step, or cannot be read.
+    fn read(folder: &Path, arm: &'a Arm) -> Option<Self> {
+        let folder = folder.join(&arm.run);
+        let metrics: Vec<Metrics> = Run::read_metrics(&folder).ok()?;
+        let canaries = run_folder::plan(&folder).ok()?.config.canaries;
+        (arm.error.is_none() && !metrics.is_empty()).then_some(FinishedRun { arm, metrics, canaries })
+    }
+
+    fn of_seed(&self) -> SeedRun<'_> {
+        SeedRun { seed: self.arm.seed, metrics: &self.metrics, canaries: &self.canaries }
+    }
 }

@@ -1,13 +1,13 @@
-//! What a person sees of an experiment.
+//! Progress and summary of an experiment on a terminal.
 
 use crate::shared::units::percent;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use stapo_core::record::{Arm, Experiment, Metrics};
-use stapo_rl::experiment::ArmSummary;
+use stapo_rl::experiment::ExperimentSummary;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// One line for the whole, one for each run under way.
+/// One progress line for the experiment, and one for each run in progress.
 pub struct Progress {
     bars: MultiProgress,
     whole: ProgressBar,
@@ -75,12 +75,13 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 /// The table at the end.
-pub fn summary(experiment: &Experiment, arms: &[ArmSummary]) {
+pub fn summary(experiment: &Experiment, summary: &ExperimentSummary) {
+    let arms = &summary.arms;
     println!(
         "{:<24} {:>5}  {:<22} {:<22} {:>9} {:>9} {:>9} {:>9}",
         "arm",
         "seeds",
-        "held-out accuracy, %",
+        format!("{}, %", summary.measure.name()),
         "method - arm, points",
         "p Holm",
         "area, %",

@@ -1,8 +1,8 @@
-//! The Hugging Face hub, as far as fetching files needs it.
+//! Listing and fetching files of the Hugging Face hub.
 //!
-//! Written here on a plain HTTP client instead of with the `hf-hub` crate: that one takes cache paths from what the server
-//! says (hash, file names) unchecked and never compares a file with its hash. The cache on disk is the usual one, shared with
-//! Python's `huggingface_hub`.
+//! This module uses a plain HTTP client instead of the `hf-hub` crate: `hf-hub` builds cache paths from hashes and file
+//! names that the server sends, without checking them, and never compares a file with its hash. The cache on disk has
+//! the layout of Python's `huggingface_hub`, so the two share files.
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -27,39 +27,39 @@ pub struct Hub {
 /// A repository at a revision.
 #[derive(Debug, Clone)]
 pub struct Repo {
-    pub kind: Kind,
+    pub kind: RepoKind,
     pub id: String,
     pub revision: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RepoKind {
     Model,
     Dataset,
 }
 
-/// What a repository holds.
+/// The files of a repository at a commit.
 #[derive(Debug)]
 pub struct Listing {
     pub commit: String,
     pub files: Vec<String>,
 }
 
-/// What a file's content must hash to, as the hub names it.
+/// The hash that the hub states for a file's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Hash {
-    /// Large files.
+    /// SHA-256 of the content, for large files.
     Sha256(String),
-    /// Small ones: git's hash of a blob.
+    /// git's blob hash (SHA-1 with a header), for small files.
     Git(String),
 }
 
-/// Tries for one file before giving up; each goes on where the last one broke off.
+/// Attempts per file; each attempt resumes where the last one broke off.
 const TRIES: usize = 5;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Hub {
-    /// By `HF_ENDPOINT`, `HF_TOKEN` (or the token that `hf auth login` keeps), `HF_HUB_CACHE` and `HF_HOME`.
+    /// Reads `HF_ENDPOINT`, `HF_TOKEN` (or the token that `hf auth login` stores), `HF_HUB_CACHE` and `HF_HOME`.
     pub fn from_env() -> Result<Self> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_string());
@@ -88,7 +88,7 @@ impl Hub {
     /// The files of a repository.
     pub fn list(&self, repo: &Repo) -> Result<Listing> {
         #[derive(Deserialize)]
-        struct Told {
+        struct RepoInfo {
             sha: String,
             siblings: Vec<Sibling>,
         }
@@ -101,19 +101,25 @@ impl Hub {
             format!("{}/api/{}/{}/revision/{}", self.endpoint, repo.kind.plural(), repo.id, repo.revision);
         let mut response = self.get(&url, None)?;
         self.check(&repo.id, response.status())?;
-        let told: Told =
+        let info: RepoInfo =
             response.body_mut().read_json().with_context(|| format!("{}: the hub's answer", repo.id))?;
-        if !is_hex(&told.sha, 40) {
-            bail!("{}: the hub names the commit {:?}, expected 40 hexadecimal digits", repo.id, told.sha);
+        if !is_hex(&info.sha, 40) {
+            bail!("{}: the hub names the commit {:?}, expected 40 hexadecimal digits", repo.id, info.sha);
         }
         Ok(Listing {
-            commit: told.sha,
-            files: told.siblings.into_iter().map(|file| file.rfilename).collect(),
+            commit: info.sha,
+            files: info.siblings.into_iter().map(|file| file.rfilename).collect(),
         })
     }
 
-    /// A file's path in the cache, fetched if it is not there. `told` hears (bytes there, bytes in all).
-    pub fn fetch(&self, repo: &Repo, commit: &str, file: &str, told: &dyn Fn(u64, u64)) -> Result<PathBuf> {
+    /// A file's path in the cache; the file is fetched if it is missing. `progress` gets (bytes so far, bytes in all).
+    pub fn fetch(
+        &self,
+        repo: &Repo,
+        commit: &str,
+        file: &str,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<PathBuf> {
         let place = format!("{} {file}", repo.id);
         if !Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
             bail!("{place}: the hub names a file outside its repository");
@@ -129,7 +135,7 @@ impl Hub {
         if !blob.is_file() {
             fs::create_dir_all(root.join("blobs")).with_context(|| root.display().to_string())?;
             let partial = blob.with_extension("incomplete");
-            self.download(&place, &url, &partial, size, told)?;
+            self.download(&place, &url, &partial, size, progress)?;
             if hash.of_file(&partial)? != hash {
                 fs::remove_file(&partial).with_context(|| partial.display().to_string())?;
                 bail!(
@@ -171,14 +177,14 @@ impl Hub {
         Ok((hash, size.with_context(|| format!("{place}: the hub names no size for it"))?))
     }
 
-    /// Brings `partial` to its full size, from where it is.
+    /// Downloads the rest of `partial` until it has `size` bytes.
     fn download(
         &self,
         place: &str,
         url: &str,
         partial: &Path,
         size: u64,
-        told: &dyn Fn(u64, u64),
+        progress: &dyn Fn(u64, u64),
     ) -> Result<()> {
         let mut last = None;
         for _ in 0..TRIES {
@@ -190,7 +196,7 @@ impl Hub {
             if start == size && size > 0 {
                 return Ok(());
             }
-            match self.download_from(place, url, partial, start, size, told)? {
+            match self.download_from(place, url, partial, start, size, progress)? {
                 None => return Ok(()),
                 Some(broken) => last = Some(broken),
             }
@@ -202,7 +208,7 @@ impl Hub {
         )
     }
 
-    /// One try. `Some` is a transfer that broke and can go on; `Err` one that cannot.
+    /// One attempt. `Some` is a broken transfer that can be resumed; `Err` is an error that cannot.
     fn download_from(
         &self,
         place: &str,
@@ -210,7 +216,7 @@ impl Hub {
         partial: &Path,
         start: u64,
         size: u64,
-        told: &dyn Fn(u64, u64),
+        progress: &dyn Fn(u64, u64),
     ) -> Result<Option<std::io::Error>> {
         let response = self.get(url, Some(start).filter(|start| *start > 0))?;
         self.check(place, response.status())?;
@@ -231,7 +237,7 @@ impl Hub {
                     if have > size {
                         bail!("{place}: longer than the {size} bytes the hub names\nhint: fetch it again");
                     }
-                    told(have, size);
+                    progress(have, size);
                 }
                 Err(error) => return Ok(Some(error)),
             }
@@ -256,7 +262,7 @@ impl Hub {
         )
     }
 
-    /// What a status means to a person.
+    /// Turns an HTTP status into an error with a hint.
     fn check(&self, place: &str, status: StatusCode) -> Result<()> {
         let has_token =
             if self.token.is_some() { "the token in HF_TOKEN is not accepted" } else { "no token was given" };
@@ -275,24 +281,24 @@ impl Hub {
 }
 
 impl Repo {
-    /// Its folder in the cache.
+    /// The repository's folder in the cache.
     fn folder(&self) -> String {
         format!("{}--{}", self.kind.plural(), self.id.replace('/', "--"))
     }
 }
 
-impl Kind {
+impl RepoKind {
     fn plural(self) -> &'static str {
         match self {
-            Kind::Model => "models",
-            Kind::Dataset => "datasets",
+            RepoKind::Model => "models",
+            RepoKind::Dataset => "datasets",
         }
     }
 
     fn prefix(self) -> &'static str {
         match self {
-            Kind::Model => "",
-            Kind::Dataset => "datasets/",
+            RepoKind::Model => "",
+            RepoKind::Dataset => "datasets/",
         }
     }
 }
@@ -304,7 +310,7 @@ impl Hash {
         }
     }
 
-    /// The same kind of hash of a file.
+    /// The hash of a file, of the same kind as `self`.
     fn of_file(&self, path: &Path) -> Result<Self> {
         let at = || path.display().to_string();
         let mut file = File::open(path).with_context(at)?;
@@ -340,7 +346,7 @@ fn is_hex(text: &str, len: usize) -> bool {
     text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Puts the blob into a snapshot, as the usual cache does: a relative link, or a copy where there are no links.
+/// Links the blob into a snapshot folder with a relative symbolic link; copies it on systems without links.
 fn link(blob: &Path, pointer: &Path) -> Result<()> {
     let folder = pointer.parent().context("a file in a snapshot has a folder")?;
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;

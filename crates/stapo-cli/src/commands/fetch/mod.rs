@@ -3,7 +3,7 @@
 mod hub;
 
 use anyhow::{Context, Result, bail};
-use hub::{Hub, Kind, Listing, Repo};
+use hub::{Hub, Listing, Repo, RepoKind};
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_rl::evaluation::{Benchmark, KNOWN};
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use std::process::ExitCode;
 
 /// Fetches benchmarks, data sets and models from the Hugging Face hub.
 ///
-/// Honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_CACHE; files land in the usual cache. A transfer that breaks off goes on
-/// from there; a file whose content does not have the hash the hub names is thrown away.
+/// Honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_CACHE; files land in the usual cache. A transfer that breaks off
+/// goes on from there; a file whose content does not have the hash the hub names is thrown away.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -51,12 +51,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Benchmarks { names, to } => benchmarks(&hub, names, to)?,
         What::Dataset(args) => {
-            for path in fetch(&hub, Kind::Dataset, args, is_rows)? {
+            for path in fetch(&hub, RepoKind::Dataset, args, is_rows)? {
                 println!("{}", path.display());
             }
         }
         What::Model(args) => {
-            let paths = fetch(&hub, Kind::Model, args, is_model_file)?;
+            let paths = fetch(&hub, RepoKind::Model, args, is_model_file)?;
             let config = paths.iter().find(|path| path.file_name().is_some_and(|name| name == "config.json"));
             let shown = config.and_then(|path| path.parent()).or(paths.first().map(PathBuf::as_path));
             println!("{}", shown.context("nothing was fetched")?.display());
@@ -69,7 +69,7 @@ fn is_rows(file: &str) -> bool {
     [".jsonl", ".parquet"].iter().any(|end| file.ends_with(end))
 }
 
-/// What a model needs and nothing that can be executed: no pickles, no code.
+/// Weights, config and tokenizer files. Pickles and Python files are left out, since loading them would execute code.
 fn is_model_file(file: &str) -> bool {
     let names = [
         "config.json",
@@ -82,7 +82,7 @@ fn is_model_file(file: &str) -> bool {
     names.contains(&file) || (file.ends_with(".safetensors") && !file.contains('/'))
 }
 
-fn fetch(hub: &Hub, kind: Kind, args: &RepoArgs, is_wanted: fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+fn fetch(hub: &Hub, kind: RepoKind, args: &RepoArgs, is_wanted: fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let repo = Repo { kind, id: args.id.clone(), revision: args.revision.clone() };
     let listing = hub.list(&repo)?;
     let wanted: Vec<String> = if args.file.is_empty() {
@@ -126,7 +126,8 @@ fn benchmarks(hub: &Hub, names: &[String], to: &Path) -> Result<()> {
     let is_asked = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
     std::fs::create_dir_all(to).with_context(|| to.display().to_string())?;
     for known in KNOWN.iter().filter(|known| is_asked(known.name)) {
-        let repo = Repo { kind: Kind::Dataset, id: known.repository.to_string(), revision: "main".into() };
+        let repo =
+            Repo { kind: RepoKind::Dataset, id: known.repository.to_string(), revision: "main".into() };
         let listing = hub.list(&repo)?;
         let file = questions_file(&listing.files).with_context(|| {
             format!("{}: no file of test questions among {}", repo.id, listing.files.join(", "))
@@ -146,7 +147,7 @@ fn benchmarks(hub: &Hub, names: &[String], to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The rows to evaluate on: test before anything else, the first of several.
+/// The file of questions to evaluate on: the first whose name contains `test`, else the first file of rows.
 fn questions_file(files: &[String]) -> Option<&String> {
     let rows = || files.iter().filter(|file| is_rows(file));
     rows().find(|file| file.contains("test")).or_else(|| rows().next())

@@ -1,4 +1,5 @@
-//! `stapo inspect`: every token of recorded responses, with its numbers, its fate, and what its fate would be under other settings.
+//! `stapo inspect`: every token of recorded responses, with its numbers, its fate, and what its fate would be under
+//! other settings.
 
 mod terminal;
 mod viewer;
@@ -35,7 +36,7 @@ pub struct Args {
     by: By,
 }
 
-/// What is shown: the recorded responses of one step.
+/// The recorded responses of one step, with the step's metrics and the run's plan.
 pub struct Inspected {
     pub run: String,
     pub plan: Plan,
@@ -75,7 +76,7 @@ impl Inspected {
             let known: Vec<String> = steps.iter().map(u64::to_string).collect();
             bail!("--step {step}: no responses are recorded for it\nhint: steps {}", known.join(", "));
         };
-        let responses = run_folder::responses_of_file(path)?;
+        let responses = run_folder::responses_of_file(path, &plan.objective)?;
         let metrics: Vec<Metrics> = Run::read_metrics(run)?;
         Ok(Inspected {
             run: run.file_name().map_or(plan.config.name.clone(), |name| name.to_string_lossy().into_owned()),
@@ -92,31 +93,31 @@ fn step_of(path: &Path) -> Option<u64> {
     path.file_stem()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }
 
-/// What became of a token.
+/// The fate of a token in the update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Kept,
-    /// Rewarded and less likely than τp, yet kept.
+    /// A candidate that no mask silenced: its advantage is positive and its probability below τp.
     Candidate,
     Clipped,
     Silenced,
 }
 
-/// The recorded fate.
-pub fn fate(response: &ResponseRecord, t: usize, ln_tau_p: f64) -> Fate {
+/// The fate of token `t` as the run recorded it.
+pub fn fate(response: &ResponseRecord, t: usize) -> Fate {
     let tokens = &response.tokens;
     if tokens.silenced_by[t].is_some() {
         Fate::Silenced
     } else if tokens.clipped[t] {
         Fate::Clipped
-    } else if response.advantage > 0.0 && tokens.logp[t] < ln_tau_p {
+    } else if tokens.is_candidate[t] {
         Fate::Candidate
     } else {
         Fate::Kept
     }
 }
 
-/// Gradient norm of a token at the logits, as if no mask were there; none where the run recorded no weights.
+/// Gradient norm of a token at the logits, computed as if no mask silenced it; `None` if the run recorded no weights.
 pub fn gradient_norm(response: &ResponseRecord, t: usize) -> Option<f64> {
     let tokens = &response.tokens;
     let weight = *tokens.weight.get(t)?;

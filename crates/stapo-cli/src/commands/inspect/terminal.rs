@@ -1,14 +1,13 @@
-//! The same in a terminal: tokens with a background by one of their numbers, or plain signs where there are no colours.
+//! Responses on a terminal: a background colour per token, or signs around tokens on terminals without colours.
 
 use super::{Fate, Inspected, fate, gradient_norm};
 use crate::shared::chart::number;
 use anyhow::Result;
-use stapo_core::objective::logp_below;
 use stapo_core::record::ResponseRecord;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write, stdout};
 
-/// What a colour means.
+/// The quantity that background colours show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum By {
     Fate,
@@ -28,7 +27,6 @@ pub fn print(inspected: &Inspected, by: By) -> Result<()> {
 }
 
 fn rendered(inspected: &Inspected, by: By, colored: bool) -> String {
-    let ln_tau_p = logp_below(inspected.plan.objective.tau_p());
     let mut out = format!("{}, step {}: {}\n", plain(&inspected.run), inspected.step, legend(by, colored));
     for response in &inspected.responses {
         let _ = write!(
@@ -47,11 +45,11 @@ fn rendered(inspected: &Inspected, by: By, colored: bool) -> String {
             plain(&response.reference)
         );
         for t in 0..response.tokens.id.len() {
-            out.push_str(&token(response, t, by, ln_tau_p, colored));
+            out.push_str(&token(response, t, by, colored));
         }
         out.push('\n');
-        for t in (0..response.tokens.id.len()).filter(|&t| fate(response, t, ln_tau_p) != Fate::Kept) {
-            out.push_str(&told(response, t, ln_tau_p));
+        for t in (0..response.tokens.id.len()).filter(|&t| fate(response, t) != Fate::Kept) {
+            out.push_str(&told(response, t));
         }
     }
     out
@@ -70,9 +68,9 @@ fn legend(by: By, colored: bool) -> String {
     }
 }
 
-fn token(response: &ResponseRecord, t: usize, by: By, ln_tau_p: f64, colored: bool) -> String {
+fn token(response: &ResponseRecord, t: usize, by: By, colored: bool) -> String {
     let text = plain(&response.tokens.text[t]);
-    let fate = fate(response, t, ln_tau_p);
+    let fate = fate(response, t);
     if !colored {
         return match fate {
             Fate::Kept => text,
@@ -82,7 +80,7 @@ fn token(response: &ResponseRecord, t: usize, by: By, ln_tau_p: f64, colored: bo
         };
     }
     let tokens = &response.tokens;
-    // Even steps from the terminal's own black; white text stays readable on all of them.
+    // Shades go from black to a dark colour, so that white text stays readable on all of them.
     let shade = |part: f64, (r, g, b): (f64, f64, f64)| {
         let part = part.clamp(0.0, 1.0);
         ((r * part) as u8, (g * part) as u8, (b * part) as u8)
@@ -110,10 +108,10 @@ fn painted(text: &str, (r, g, b): (u8, u8, u8), struck: bool) -> String {
     format!("\x1b[38;2;255;255;255;48;2;{r};{g};{b}{strike}m{text}\x1b[0m")
 }
 
-/// A line with the numbers of a token that stands out.
-fn told(response: &ResponseRecord, t: usize, ln_tau_p: f64) -> String {
+/// A line with the numbers of a token that is a candidate, clipped or silenced.
+fn told(response: &ResponseRecord, t: usize) -> String {
     let tokens = &response.tokens;
-    let name = match fate(response, t, ln_tau_p) {
+    let name = match fate(response, t) {
         Fate::Kept => "kept",
         Fate::Candidate => "candidate, kept",
         Fate::Clipped => "clipped",
@@ -133,7 +131,7 @@ fn told(response: &ResponseRecord, t: usize, ln_tau_p: f64) -> String {
     )
 }
 
-/// Text without control characters: what a model writes must not steer a terminal.
+/// Replaces control characters by visible signs, so that a response cannot send commands to the terminal.
 fn plain(text: &str) -> String {
     let sign = |c: char| match c {
         '\n' => '⏎',

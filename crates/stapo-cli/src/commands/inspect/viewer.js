@@ -2,11 +2,11 @@
   const recorded = JSON.parse(document.getElementById("recorded").textContent);
   const responses = recorded.responses;
   const at = (id) => document.getElementById(id);
-  // More tokens than this at once make a page slow; the rest waits for a press.
+  // Tokens drawn at once; more make the page slow. The button "show more responses" adds as many again.
   const MAX_TOKENS = 30000;
   const state = { by: "fate", only: "all", find: "", sort: "silenced", whatIf: false, budget: MAX_TOKENS };
 
-  // The quantile of stapo_core::stats: place q (n - 1), interpolated from the nearer end.
+  // The quantile of stapo_core::stats: position q (n - 1), interpolated from the nearer end.
   const quantile = (values, q) => {
     if (values.length === 0) return null;
     const sorted = Float64Array.from(values).sort();
@@ -19,32 +19,33 @@
     return part < 0.5 ? low + (high - low) * part : high - (high - low) * (1 - part);
   };
 
-  const isCandidate = (r, t, lnTau) => r.advantage > 0 && r.logp[t] < lnTau;
-
-  // Fates under settings, mini-batch by mini-batch, as S2T decides them: all comparisons strict.
+  // What S2T would decide under the settings of the sliders, mini-batch by mini-batch, from the recorded numbers. This is the
+  // only place of the page that evaluates S2T's rule (all comparisons strict); fates as trained are read from the record.
   const decide = ({ lnTau, q, select, over }) => {
     const updates = new Map();
     for (const r of responses) {
       if (!updates.has(r.update)) updates.set(r.update, []);
       updates.get(r.update).push(r);
     }
-    const outcome = { nTokens: 0, nCandidates: 0, nSilenced: 0, tauH: [], silenced: new Map() };
+    const isCandidateHere = (r, t) => r.advantage > 0 && r.logp[t] < lnTau;
+    const outcome = { nTokens: 0, nCandidates: 0, nSilenced: 0, tauH: [], candidates: new Map(), silenced: new Map() };
     for (const members of updates.values()) {
       const counted = [];
-      for (const r of members) r.logp.forEach((_, t) => { if (over === "all_tokens" || isCandidate(r, t, lnTau)) counted.push(r.entropy[t]); });
+      for (const r of members) r.logp.forEach((_, t) => { if (over === "all_tokens" || isCandidateHere(r, t)) counted.push(r.entropy[t]); });
       const tauH = select === "full" ? null : quantile(counted, select === "high_entropy" ? 1 - q : q);
       if (tauH !== null) outcome.tauH.push(tauH);
       for (const r of members) {
-        const silenced = r.logp.map((_, t) => {
-          const candidate = isCandidate(r, t, lnTau);
-          outcome.nTokens += 1;
-          outcome.nCandidates += candidate ? 1 : 0;
+        const candidates = r.logp.map((_, t) => isCandidateHere(r, t));
+        const silenced = candidates.map((candidate, t) => {
           if (!candidate) return false;
           if (select === "full") return true;
           if (tauH === null) return false;
           return select === "high_entropy" ? r.entropy[t] > tauH : r.entropy[t] < tauH;
         });
+        outcome.nTokens += candidates.length;
+        outcome.nCandidates += candidates.filter(Boolean).length;
         outcome.nSilenced += silenced.filter(Boolean).length;
+        outcome.candidates.set(r, candidates);
         outcome.silenced.set(r, silenced);
       }
     }
@@ -60,13 +61,13 @@
   });
 
   let outcome = null;
+  const isCandidate = (r, t) => state.whatIf ? outcome.candidates.get(r)[t] : r.is_candidate[t];
   const fate = (r, t) => {
     const silenced = state.whatIf ? outcome.silenced.get(r)[t] : r.silenced_by[t] !== null;
     if (silenced) return "silenced";
     if (r.clipped[t]) return "clipped";
-    return isCandidate(r, t, settingsNow.lnTau) ? "candidate" : "kept";
+    return isCandidate(r, t) ? "candidate" : "kept";
   };
-  let settingsNow = null;
 
   const short = (x) => {
     if (x === 0) return "0";
@@ -133,7 +134,7 @@
   const matches = (r, t) => {
     if (state.only === "silenced" && fate(r, t) !== "silenced") return false;
     if (state.only === "clipped" && !r.clipped[t]) return false;
-    if (state.only === "candidates" && !isCandidate(r, t, settingsNow.lnTau)) return false;
+    if (state.only === "candidates" && !isCandidate(r, t)) return false;
     return state.find === "" || r.text[t].toLowerCase().includes(state.find);
   };
 
@@ -174,7 +175,7 @@
   };
 
   const draw = () => {
-    settingsNow = settings();
+    const settingsNow = settings();
     outcome = decide(settingsNow);
     at("tau-now").textContent = short(settingsNow.tauP);
     at("q-now").textContent = settingsNow.q.toFixed(2);

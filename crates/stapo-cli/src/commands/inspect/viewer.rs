@@ -1,7 +1,9 @@
-//! The page: numbers of every token as JSON, and a script that draws and filters them and decides fates anew.
+//! The viewer page: the numbers of every token as JSON, and a script that draws, filters and evaluates what-if
+//! settings.
 
 use super::{Inspected, gradient_norm};
-use crate::shared::page::{self, THEME_BUTTON, escape, script_json};
+use crate::shared::html::{escape, script_json};
+use crate::shared::page::{self, THEME_BUTTON};
 use serde::Serialize;
 use stapo_core::objective::{Mask, MaskKind, MaskSignals, QuantileOver, Select, logp_below};
 use stapo_core::record::ResponseRecord;
@@ -15,20 +17,20 @@ const BODY: &str = include_str!("viewer.html");
 struct Page<'a> {
     step: u64,
     n_step_tokens: Option<usize>,
-    settings: Settings,
-    /// Values of the slider as (τp, ln τp): the logarithms are the core's own.
+    settings: S2tSettings,
+    /// The slider's values as (τp, ln τp), with the logarithms of `stapo-core`.
     tau_p: Vec<(f64, f64)>,
     responses: Vec<Shown<'a>>,
 }
 
-/// S2T as the run had it, or as published where it had none.
+/// The settings of the run's S2T mask, or the published settings if the run has none.
 #[derive(Serialize)]
-struct Settings {
+struct S2tSettings {
     tau_p: f64,
     q: f64,
     select: Select,
     over: QuantileOver,
-    /// False where the run has no such mask.
+    /// False if the run has no S2T mask.
     in_force: bool,
     signals: MaskSignals,
 }
@@ -52,6 +54,7 @@ struct Shown<'a> {
     norm: Option<Vec<f64>>,
     silenced_by: &'a [Option<MaskKind>],
     clipped: &'a [bool],
+    is_candidate: &'a [bool],
     alternatives: Vec<Vec<(&'a str, f64)>>,
 }
 
@@ -75,12 +78,12 @@ pub fn to_html(inspected: &Inspected) -> String {
     page::page(&format!("{title} – STAPO tokens"), STYLE, &body, SCRIPT)
 }
 
-fn settings(inspected: &Inspected) -> Settings {
+fn settings(inspected: &Inspected) -> S2tSettings {
     let objective = &inspected.plan.objective;
     let own = objective.masks.iter().find_map(s2t);
     let published = || s2t(&Mask::spurious()).expect("the published mask is S2T");
     let (tau_p, q, select, over) = own.unwrap_or_else(published);
-    Settings { tau_p, q, select, over, in_force: own.is_some(), signals: objective.mask_signals }
+    S2tSettings { tau_p, q, select, over, in_force: own.is_some(), signals: objective.mask_signals }
 }
 
 fn s2t(mask: &Mask) -> Option<(f64, f64, Select, QuantileOver)> {
@@ -90,7 +93,7 @@ fn s2t(mask: &Mask) -> Option<(f64, f64, Select, QuantileOver)> {
     }
 }
 
-/// 1e-5 to 0.9 in round steps, and the run's own value.
+/// Round values from 1e-5 to 0.8, and the run's own value.
 fn slider(own: f64) -> Vec<(f64, f64)> {
     let rounds = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0];
     let decades = ["e-5", "e-4", "e-3", "e-2", "e-1"];
@@ -125,6 +128,7 @@ fn shown(response: &ResponseRecord) -> Shown<'_> {
         norm: (0..n).map(|t| gradient_norm(response, t)).collect(),
         silenced_by: &tokens.silenced_by,
         clipped: &tokens.clipped,
+        is_candidate: &tokens.is_candidate,
         alternatives: tokens
             .alternatives
             .iter()

@@ -1,13 +1,13 @@
-//! The input of `stapo objective`, line by line; what is wrong is named by file, line and field.
+//! The input of `stapo objective`, line by line; errors name file, line and field.
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
 use std::io::BufRead;
 
-/// One response.
+/// One response of the input.
 #[derive(Debug)]
-pub struct Line {
-    /// From 1.
+pub struct ResponseInput {
+    /// Line number, from 1.
     pub number: usize,
     pub group: String,
     pub reward: f64,
@@ -23,7 +23,7 @@ pub struct Line {
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct Fields {
-    group: Group,
+    group: GroupId,
     reward: f64,
     logp: Vec<f64>,
     behavior_logp: Vec<f64>,
@@ -36,18 +36,18 @@ struct Fields {
     others: serde_json::Map<String, serde_json::Value>,
 }
 
-/// An identifier, in quotes or a whole number.
+/// A group's identifier: a string or a whole number.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a string or a whole number")]
-enum Group {
+enum GroupId {
     Text(String),
     Number(i64),
 }
 
 const OPTIONAL: [&str; 4] = ["reference_logp", "behavior_entropy", "sampler_logp", "collision"];
 
-/// All lines, or the first that is wrong. Blank lines are passed over.
-pub fn read_lines(input: impl BufRead, file: &str) -> Result<Vec<Line>> {
+/// All responses, or the error of the first bad line. Blank lines are skipped.
+pub fn read_lines(input: impl BufRead, file: &str) -> Result<Vec<ResponseInput>> {
     let mut lines = Vec::new();
     for (idx, text) in input.lines().enumerate() {
         let number = idx + 1;
@@ -59,7 +59,7 @@ pub fn read_lines(input: impl BufRead, file: &str) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-fn parse(number: usize, text: &str) -> Result<Line> {
+fn parse(number: usize, text: &str) -> Result<ResponseInput> {
     let mut json = serde_json::Deserializer::from_str(text);
     let fields: Fields = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
@@ -68,8 +68,8 @@ fn parse(number: usize, text: &str) -> Result<Line> {
     json.end().map_err(|error| anyhow!("more than one JSON object: {error}"))?;
     check_others(&fields)?;
     let group = match fields.group {
-        Group::Text(text) => text,
-        Group::Number(number) => number.to_string(),
+        GroupId::Text(text) => text,
+        GroupId::Number(number) => number.to_string(),
     };
     if let Some(collision) = &fields.collision {
         if collision.len() != fields.logp.len() {
@@ -79,7 +79,7 @@ fn parse(number: usize, text: &str) -> Result<Line> {
             bail!("collision[{at}] is {}, expected a sum of squared probabilities in [0, 1]", collision[at]);
         }
     }
-    Ok(Line {
+    Ok(ResponseInput {
         number,
         group,
         reward: fields.reward,
@@ -93,7 +93,7 @@ fn parse(number: usize, text: &str) -> Result<Line> {
     })
 }
 
-/// Other keys are the user's own, unless one is an optional key misspelt: that must not be passed over in silence.
+/// Unknown keys belong to the user and are ignored, except a misspelt optional key, which is refused.
 fn check_others(fields: &Fields) -> Result<()> {
     for key in fields.others.keys() {
         if let Some(meant) = OPTIONAL.iter().find(|known| strsim::damerau_levenshtein(key, known) <= 2) {
@@ -103,7 +103,7 @@ fn check_others(fields: &Fields) -> Result<()> {
     Ok(())
 }
 
-/// serde's complaint with the field, and in plain words where the cause is a number that JSON does not have.
+/// serde's error with the field's path; NaN and infinities, which JSON does not have, are named as such.
 fn explain(text: &str, path: &str, error: &serde_json::Error) -> anyhow::Error {
     let before = text.get(..error.column().saturating_sub(1)).unwrap_or(text);
     let start = before.rfind([',', '[', ':', ' ']).map_or(0, |at| at + 1);

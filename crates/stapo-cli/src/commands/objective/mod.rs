@@ -1,13 +1,16 @@
-//! `stapo objective`: what an objective does to each token of a mini-batch, so that anyone can check our numbers against their trainer.
+//! `stapo objective`: what an objective does to each token of a mini-batch, so that users can compare these numbers
+//! with those of another trainer.
 
 mod lines;
 
 use crate::shared::input;
 use anyhow::{Context, Result, anyhow, bail};
-use lines::{Line, read_lines};
+use lines::{ResponseInput, read_lines};
 use serde::Serialize;
 use stapo_core::diagnostics::{Census, Observed, QuadrantCensus, Thresholds};
-use stapo_core::objective::{Draw, MaskKind, ObjectiveSpec, Response, Tally, TokenEffect, presets};
+use stapo_core::objective::{
+    MaskKind, ObjectiveSpec, ResponseSignals, Tally, TokenEffect, UpdateKey, presets,
+};
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write, stdout};
 use std::path::Path;
@@ -74,9 +77,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if lines.is_empty() {
         bail!("input {}: no responses\nhint: give one JSON object per line", input::name(path));
     }
-    let draw = Draw { step: args.step, pass };
-    let evaluated = evaluate(&spec, &lines, draw, input::name(path))?;
-    // Everything is known before the first byte is written.
+    let update = UpdateKey { step: args.step, pass };
+    let evaluated = evaluate(&spec, &lines, update, input::name(path))?;
+    // All of the batch is evaluated before the first byte is written: an error leaves no partial output.
     write(&evaluated, &lines)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -91,7 +94,7 @@ fn list_presets() -> Result<()> {
     Ok(())
 }
 
-/// A file where there is one or the name looks like one, else a preset.
+/// A TOML file if `name` is a file or ends in `.toml`, else a preset.
 fn load(name: &str) -> Result<ObjectiveSpec> {
     let path = Path::new(name);
     if path.is_file() || path.extension().is_some_and(|e| e == "toml") {
@@ -101,7 +104,7 @@ fn load(name: &str) -> Result<ObjectiveSpec> {
     Ok(ObjectiveSpec::from_preset(name)?)
 }
 
-/// A mini-batch with its effects, scaled.
+/// A mini-batch with its effects, scaled by 1/N.
 struct Evaluated {
     advantages: Vec<f64>,
     effects: Vec<Vec<TokenEffect>>,
@@ -111,9 +114,15 @@ struct Evaluated {
     has_entropy_bonus: bool,
 }
 
-fn evaluate(spec: &ObjectiveSpec, lines: &[Line], draw: Draw, file: &str) -> Result<Evaluated> {
+fn evaluate(
+    spec: &ObjectiveSpec,
+    lines: &[ResponseInput],
+    update: UpdateKey,
+    file: &str,
+) -> Result<Evaluated> {
     let advantages = advantages(spec, lines, file)?;
-    let responses: Vec<Response> = lines.iter().zip(&advantages).map(|(line, &a)| line.response(a)).collect();
+    let responses: Vec<ResponseSignals> =
+        lines.iter().zip(&advantages).map(|(line, &a)| line.response(a)).collect();
     let named = |error: stapo_core::ObjectiveError| match error.response_idx() {
         Some(idx) => {
             let text = error.to_string();
@@ -122,7 +131,7 @@ fn evaluate(spec: &ObjectiveSpec, lines: &[Line], draw: Draw, file: &str) -> Res
         }
         None => anyhow!("{file}: {error}"),
     };
-    let calibration = spec.calibrate(&responses, draw).map_err(named)?;
+    let calibration = spec.calibrate(&responses, update).map_err(named)?;
     let mut tallies = Vec::with_capacity(lines.len());
     let mut effects = Vec::with_capacity(lines.len());
     for (idx, response) in responses.iter().enumerate() {
@@ -131,9 +140,8 @@ fn evaluate(spec: &ObjectiveSpec, lines: &[Line], draw: Draw, file: &str) -> Res
         effects.push(own);
     }
     let tally = spec.total(&tallies);
-    for effect in effects.iter_mut().flatten() {
-        effect.d_logp *= tally.scale;
-        effect.d_entropy *= tally.scale;
+    for own in &mut effects {
+        tally.scale_effects(own);
     }
     let tau_h = calibration.tau_h();
     let has_entropy_bonus = spec.entropy_bonus != stapo_core::objective::EntropyBonus::None;
@@ -141,8 +149,8 @@ fn evaluate(spec: &ObjectiveSpec, lines: &[Line], draw: Draw, file: &str) -> Res
     Ok(Evaluated { advantages, effects, tally, tau_h, thresholds, has_entropy_bonus })
 }
 
-/// Advantages in the order of the lines; a group's lines need not stand together.
-fn advantages(spec: &ObjectiveSpec, lines: &[Line], file: &str) -> Result<Vec<f64>> {
+/// Advantages in the order of the lines; the lines of a group need not be adjacent.
+fn advantages(spec: &ObjectiveSpec, lines: &[ResponseInput], file: &str) -> Result<Vec<f64>> {
     let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (idx, line) in lines.iter().enumerate() {
         members.entry(&line.group).or_default().push(idx);
@@ -194,7 +202,7 @@ struct TotalLine {
     silenced_gradient_share: Option<f64>,
 }
 
-fn write(evaluated: &Evaluated, lines: &[Line]) -> Result<()> {
+fn write(evaluated: &Evaluated, lines: &[ResponseInput]) -> Result<()> {
     let mut out = BufWriter::new(stdout().lock());
     let has_collision = lines.iter().all(|line| line.collision.is_some());
     let mut census = evaluated.thresholds.filter(|_| has_collision).map(Census::new);
@@ -243,9 +251,9 @@ fn column<T, C>(tokens: &[T], of: impl Fn(&T) -> C) -> Vec<C> {
     tokens.iter().map(of).collect()
 }
 
-impl Line {
-    fn response(&self, advantage: f64) -> Response<'_> {
-        Response {
+impl ResponseInput {
+    fn response(&self, advantage: f64) -> ResponseSignals<'_> {
+        ResponseSignals {
             advantage,
             logp: &self.logp,
             behavior_logp: &self.behavior_logp,

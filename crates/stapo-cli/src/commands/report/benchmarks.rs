@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Results of one arm on one benchmark under one decoding.
 #[derive(Debug)]
-pub struct Score {
+pub struct BenchmarkScore {
     pub arm: usize,
     pub decoding: String,
     pub benchmark: String,
     pub avg: Estimate,
-    /// Samples of a question in one run; the fewest where they differ.
+    /// Samples per question in one run; the smallest number if questions differ.
     pub k: usize,
     pub truncated: f64,
     pub no_answer: f64,
@@ -26,7 +26,8 @@ pub struct Score {
     pub n_tokens_mean: f64,
 }
 
-/// The samples of an arm: its runs' last evaluations. A sample told twice (an evaluation that was resumed) counts once.
+/// The samples of an arm: the last evaluation of each run. A sample that is recorded twice, by an evaluation that was
+/// resumed, counts once.
 fn samples(runs: &[RunData]) -> BTreeMap<(usize, &str, &str, &str, usize), &EvalRecord> {
     let mut samples = BTreeMap::new();
     for (idx, run) in runs.iter().enumerate() {
@@ -45,8 +46,9 @@ fn samples(runs: &[RunData]) -> BTreeMap<(usize, &str, &str, &str, usize), &Eval
     samples
 }
 
-/// One score per arm, decoding and benchmark. Seeds of an arm add samples to its questions: the question stays the unit of chance.
-pub fn scores(study: &Study) -> Result<Vec<Score>> {
+/// One score per arm, decoding and benchmark. The seeds of an arm add samples to its questions; intervals are clustered
+/// by question.
+pub fn scores(study: &Study) -> Result<Vec<BenchmarkScore>> {
     let mut scores = Vec::new();
     for (arm_idx, arm) in study.arms.iter().enumerate() {
         let mut grouped: BTreeMap<(&str, &str), Vec<(usize, &EvalRecord)>> = BTreeMap::new();
@@ -60,7 +62,12 @@ pub fn scores(study: &Study) -> Result<Vec<Score>> {
     Ok(scores)
 }
 
-fn score(arm: usize, decoding: &str, benchmark: &str, told: &[(usize, &EvalRecord)]) -> Result<Score> {
+fn score(
+    arm: usize,
+    decoding: &str,
+    benchmark: &str,
+    told: &[(usize, &EvalRecord)],
+) -> Result<BenchmarkScore> {
     let mut questions: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     let mut of_run: BTreeMap<(usize, &str), usize> = BTreeMap::new();
     let records: Vec<&EvalRecord> = told.iter().map(|(_, record)| *record).collect();
@@ -77,7 +84,7 @@ fn score(arm: usize, decoding: &str, benchmark: &str, told: &[(usize, &EvalRecor
     let share = |is: &dyn Fn(&EvalRecord) -> bool| {
         records.iter().filter(|r| is(r)).count() as f64 / records.len().max(1) as f64
     };
-    Ok(Score {
+    Ok(BenchmarkScore {
         arm,
         decoding: decoding.to_string(),
         benchmark: benchmark.to_string(),
@@ -90,13 +97,13 @@ fn score(arm: usize, decoding: &str, benchmark: &str, told: &[(usize, &EvalRecor
     })
 }
 
-fn names(scores: &[Score], of: fn(&Score) -> &str) -> Vec<String> {
+fn names(scores: &[BenchmarkScore], of: fn(&BenchmarkScore) -> &str) -> Vec<String> {
     let names: BTreeSet<&str> = scores.iter().map(of).collect();
     names.into_iter().map(String::from).collect()
 }
 
 /// One figure of bars per decoding.
-pub fn figures(study: &Study, scores: &[Score]) -> Vec<Figure> {
+pub fn figures(study: &Study, scores: &[BenchmarkScore]) -> Vec<Figure> {
     let benchmarks = names(scores, |s| &s.benchmark);
     let figure = |decoding: String| {
         let arms: Vec<usize> = (0..study.arms.len())
@@ -139,7 +146,7 @@ pub fn figures(study: &Study, scores: &[Score]) -> Vec<Figure> {
     names(scores, |s| &s.decoding).into_iter().map(figure).collect()
 }
 
-pub fn table(study: &Study, scores: &[Score]) -> Table {
+pub fn table(study: &Study, scores: &[BenchmarkScore]) -> Table {
     let titles = [
         "decoding",
         "benchmark",
@@ -175,8 +182,8 @@ pub fn table(study: &Study, scores: &[Score]) -> Table {
     table
 }
 
-/// Averages over benchmarks by decoding, where there is a method and every arm has every benchmark.
-pub fn standings(study: &Study, scores: &[Score]) -> Option<Standings> {
+/// Averages over benchmarks by decoding; `None` unless the study has a method and every arm has every benchmark.
+pub fn standings(study: &Study, scores: &[BenchmarkScore]) -> Option<Standings> {
     let method = study.method?;
     let benchmarks = names(scores, |s| &s.benchmark);
     let average = |decoding: &str, arm: usize| {

@@ -1,38 +1,40 @@
-//! What a report says, in order; a page, pictures and tables are made from the same contents.
+//! The contents of a report in order. The page, the PNG files and the CSV files are written from the same contents.
 
 use super::study::{RunData, Study};
 use super::table::{Table, text};
 use super::{benchmarks, curves, headline, quadrants, summary, tokens};
 use crate::shared::chart::Figure;
-use crate::shared::page::{self, THEME_BUTTON, escape};
+use crate::shared::html::escape;
+use crate::shared::page::{self, THEME_BUTTON};
 use anyhow::Result;
+use stapo_rl::experiment::Measure;
 use std::fmt::Write;
 
 pub struct Contents {
     title: String,
     subtitle: String,
-    sections: Vec<Section>,
+    sections: Vec<ReportSection>,
 }
 
-struct Section {
+struct ReportSection {
     id: &'static str,
     title: &'static str,
-    blocks: Vec<Block>,
+    blocks: Vec<ContentBlock>,
 }
 
-/// Longer tables are folded where figures show the same.
+/// Tables with more rows start folded if a figure shows the same numbers.
 const MAX_OPEN_ROWS: usize = 12;
 
-enum Block {
+enum ContentBlock {
     /// Plain text.
     Note(String),
-    /// What is not there, and why.
+    /// The reason why something is absent.
     Missing(String),
     Figures(Vec<Figure>),
     Table(&'static str, Table),
-    /// A table that opens when it is asked for.
+    /// A table inside a closed `<details>` element.
     Folded(&'static str, Table),
-    /// Markup, with everything from the run escaped already.
+    /// HTML in which all texts of the run are escaped.
     Markup(String),
 }
 
@@ -65,13 +67,13 @@ impl Contents {
     pub fn figures(&self) -> impl Iterator<Item = &Figure> {
         let blocks = self.sections.iter().flat_map(|section| &section.blocks);
         blocks
-            .filter_map(|block| if let Block::Figures(figures) = block { Some(figures) } else { None })
+            .filter_map(|block| if let ContentBlock::Figures(figures) = block { Some(figures) } else { None })
             .flatten()
     }
 
     pub fn tables(&self) -> impl Iterator<Item = &Table> {
         self.sections.iter().flat_map(|section| &section.blocks).filter_map(|block| match block {
-            Block::Table(_, table) | Block::Folded(_, table) => Some(table),
+            ContentBlock::Table(_, table) | ContentBlock::Folded(_, table) => Some(table),
             _ => None,
         })
     }
@@ -96,72 +98,72 @@ impl Contents {
     }
 }
 
-impl Block {
+impl ContentBlock {
     fn to_html(&self) -> String {
         match self {
-            Block::Note(text) => format!("<p class=\"note\">{}</p>", escape(text)),
-            Block::Missing(text) => format!("<p class=\"missing\">{}</p>", escape(text)),
-            Block::Figures(figures) => {
+            ContentBlock::Note(text) => format!("<p class=\"note\">{}</p>", escape(text)),
+            ContentBlock::Missing(text) => format!("<p class=\"missing\">{}</p>", escape(text)),
+            ContentBlock::Figures(figures) => {
                 format!(
                     "<div class=\"figures\">{}</div>",
                     figures.iter().map(page::figure).collect::<String>()
                 )
             }
-            Block::Table("", table) => table.to_html(),
-            Block::Table(title, table) => format!("<h3>{}</h3>{}", escape(title), table.to_html()),
-            Block::Folded(title, table) => {
+            ContentBlock::Table("", table) => table.to_html(),
+            ContentBlock::Table(title, table) => format!("<h3>{}</h3>{}", escape(title), table.to_html()),
+            ContentBlock::Folded(title, table) => {
                 format!("<details><summary>{}</summary>{}</details>", escape(title), table.to_html())
             }
-            Block::Markup(markup) => markup.clone(),
+            ContentBlock::Markup(markup) => markup.clone(),
         }
     }
 }
 
-/// A figure, or the line that says why there is none.
+/// Adds a figure, or the reason for its absence.
 fn figure_or_reason(
     found: std::result::Result<Figure, String>,
-    blocks: &mut Vec<Block>,
+    blocks: &mut Vec<ContentBlock>,
     figures: &mut Vec<Figure>,
 ) {
     match found {
         Ok(figure) => figures.push(figure),
-        Err(reason) => blocks.push(Block::Missing(reason)),
+        Err(reason) => blocks.push(ContentBlock::Missing(reason)),
     }
 }
 
-fn headline_section(study: &Study) -> Result<Section> {
+fn headline_section(study: &Study) -> Result<ReportSection> {
     let mut blocks = Vec::new();
     if study.is_experiment {
-        blocks.push(Block::Table("", summary::arms_table(study)));
-        let measure = summary::Measure::of(study).name();
-        blocks.push(Block::Note(format!(
+        let summary = study.summary()?;
+        blocks.push(ContentBlock::Table("", summary::arms_table(study, &summary)));
+        blocks.push(ContentBlock::Note(format!(
             "Means over seeds; in brackets the 95 % interval of the mean (Student's t). {}: {}. A seed has collapsed when its mean entropy falls under the plan's share of the first step's.",
-            capital(measure),
-            match summary::Measure::of(study) {
-                summary::Measure::HeldOut => "the last evaluation of a run",
-                summary::Measure::Training => "mean of the last tenth of the steps, since not every run was evaluated",
+            capital(summary.measure.name()),
+            match summary.measure {
+                Measure::HeldOut => "the last evaluation of a run",
+                Measure::Training => "mean of the last tenth of the steps, since not every run was evaluated",
             }
         )));
-        match summary::paired_table(study)? {
+        match summary::paired_table(&summary) {
             Some(table) => {
-                blocks.push(Block::Table("Paired by seed", table));
-                blocks.push(Block::Note(
+                blocks.push(ContentBlock::Table("Paired by seed", table));
+                blocks.push(ContentBlock::Note(
                     "Difference is the method minus the arm of the row, seed by seed; few seeds can only show large differences: with n seeds no permutation p is below 2 / 2ⁿ.".into(),
                 ));
             }
-            None => blocks.push(Block::Missing(
+            None => blocks.push(ContentBlock::Missing(
                 "Paired by seed: needs experiment.json to name a method, and two seeds that it shares with another arm.".into(),
             )),
         }
         for line in &study.failed {
-            blocks.push(Block::Missing(format!("No result: {line}")));
+            blocks.push(ContentBlock::Missing(format!("No result: {line}")));
         }
     } else if study.arms[0].runs[0].metrics.is_empty() {
-        blocks.push(Block::Missing("No step has been finished yet.".into()));
+        blocks.push(ContentBlock::Missing("No step has been finished yet.".into()));
     } else {
-        blocks.push(Block::Markup(summary::cards(&study.arms[0].runs[0])));
+        blocks.push(ContentBlock::Markup(summary::cards(&study.arms[0].runs[0])));
     }
-    Ok(Section { id: "headline", title: "Headline", blocks })
+    Ok(ReportSection { id: "headline", title: "Headline", blocks })
 }
 
 fn capital(text: &str) -> String {
@@ -169,22 +171,22 @@ fn capital(text: &str) -> String {
     chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
 
-fn benchmark_section(study: &Study) -> Result<Section> {
+fn benchmark_section(study: &Study) -> Result<ReportSection> {
     let scores = benchmarks::scores(study)?;
     let mut blocks = Vec::new();
     if scores.is_empty() {
-        blocks.push(Block::Missing("No evaluation records (eval/) in these runs.".into()));
+        blocks.push(ContentBlock::Missing("No evaluation records (eval/) in these runs.".into()));
     } else {
-        blocks.push(Block::Figures(benchmarks::figures(study, &scores)));
+        blocks.push(ContentBlock::Figures(benchmarks::figures(study, &scores)));
         let table = benchmarks::table(study, &scores);
         blocks.push(if table.rows.len() > MAX_OPEN_ROWS {
-            Block::Folded("All benchmark results", table)
+            ContentBlock::Folded("All benchmark results", table)
         } else {
-            Block::Table("", table)
+            ContentBlock::Table("", table)
         });
     }
     if let Some(standings) = benchmarks::standings(study, &scores) {
-        blocks.push(Block::Table("Average over benchmarks, %", standings.table("standings")?));
+        blocks.push(ContentBlock::Table("Average over benchmarks, %", standings.table("standings")?));
     }
     let mut published = String::from(
         "<details><summary>The paper's averages of six benchmarks, and its headline recomputed</summary>",
@@ -193,70 +195,71 @@ fn benchmark_section(study: &Study) -> Result<Section> {
         let _ = write!(published, "<h3>{}</h3>{}", escape(decoding), standings.table("published")?.to_html());
     }
     published.push_str("<p class=\"note\">arXiv 2602.15620: relative gain over the best baseline at each size, averaged over the sizes.</p></details>");
-    blocks.push(Block::Markup(published));
-    Ok(Section { id: "benchmarks", title: "Benchmarks", blocks })
+    blocks.push(ContentBlock::Markup(published));
+    Ok(ReportSection { id: "benchmarks", title: "Benchmarks", blocks })
 }
 
-fn curve_section(study: &Study) -> Section {
+fn curve_section(study: &Study) -> ReportSection {
     if study.runs().all(|(_, run)| run.metrics.is_empty()) {
-        let blocks = vec![Block::Missing("No step has been finished yet.".into())];
-        return Section { id: "curves", title: "Training", blocks };
+        let blocks = vec![ContentBlock::Missing("No step has been finished yet.".into())];
+        return ReportSection { id: "curves", title: "Training", blocks };
     }
     let (figures, missing) = curves::curves(study);
-    let mut blocks = vec![Block::Figures(figures)];
-    blocks.extend(missing.into_iter().map(Block::Missing));
-    Section { id: "curves", title: "Training", blocks }
+    let mut blocks = vec![ContentBlock::Figures(figures)];
+    blocks.extend(missing.into_iter().map(ContentBlock::Missing));
+    ReportSection { id: "curves", title: "Training", blocks }
 }
 
-fn quadrant_section(study: &Study) -> Result<Section> {
-    let (mut blocks, mut figures) = (Vec::new(), Vec::new());
+fn quadrant_section(study: &Study) -> Result<ReportSection> {
+    let mut blocks = Vec::new();
+    let mut figures = Vec::new();
     figure_or_reason(quadrants::scatter(study)?, &mut blocks, &mut figures);
     figure_or_reason(quadrants::gradient_norms(study), &mut blocks, &mut figures);
     figure_or_reason(quadrants::entropy_change(study), &mut blocks, &mut figures);
     if !figures.is_empty() {
-        blocks.insert(0, Block::Figures(figures));
+        blocks.insert(0, ContentBlock::Figures(figures));
     }
-    Ok(Section { id: "quadrants", title: "Tokens: how hard they push", blocks })
+    Ok(ReportSection { id: "quadrants", title: "Tokens: how hard they push", blocks })
 }
 
-fn token_section(study: &Study) -> Section {
+fn token_section(study: &Study) -> ReportSection {
     let mut blocks = Vec::new();
     let n_silenced = tokens::silenced(study).len();
     match tokens::by_text("most-silenced", study, tokens::silenced) {
         Some(table) => {
-            blocks.push(Block::Table("Most silenced", table));
-            blocks.push(Block::Note(format!(
+            blocks.push(ContentBlock::Table("Most silenced", table));
+            blocks.push(ContentBlock::Note(format!(
                 "Of {n_silenced} silenced tokens, all steps and runs of this report."
             )));
         }
-        None => blocks.push(Block::Missing("Most silenced: no token was silenced.".into())),
+        None => blocks.push(ContentBlock::Missing("Most silenced: no token was silenced.".into())),
     }
     match tokens::by_text("most-explored", study, tokens::explored) {
         Some(table) => {
-            blocks.push(Block::Table("Exploratory tokens, kept", table));
-            blocks.push(Block::Note(format!(
+            blocks.push(ContentBlock::Table("Exploratory tokens, kept", table));
+            blocks.push(ContentBlock::Note(format!(
                 "Of {} rewarded tokens below τp that stayed in the update: under S2T those whose entropy is not below its threshold.",
                 tokens::explored(study).len()
             )));
         }
-        None => blocks.push(Block::Missing(
+        None => blocks.push(ContentBlock::Missing(
             "Exploratory tokens, kept: none recorded (no rewarded token below τp was kept, or the run is older than these records).".into(),
         )),
     }
     match tokens::spurious(study) {
         Some(table) => {
             let n = table.rows.len();
-            blocks.push(Block::Table("Spurious tokens", table));
-            blocks.push(Block::Note(format!(
+            blocks.push(ContentBlock::Table("Spurious tokens", table));
+            blocks.push(ContentBlock::Note(format!(
                 "The {n} least likely of {n_silenced}; ␣ is a space, ⏎ a line break."
             )));
         }
-        None => blocks.push(Block::Missing("Spurious tokens: none was silenced.".into())),
+        None => blocks.push(ContentBlock::Missing("Spurious tokens: none was silenced.".into())),
     }
-    Section { id: "tokens", title: "Tokens: what was silenced", blocks }
+    ReportSection { id: "tokens", title: "Tokens: what was silenced", blocks }
 }
 
-fn origin_section(study: &Study) -> Section {
+fn origin_section(study: &Study) -> ReportSection {
     let mut blocks = Vec::new();
     let mut commands = String::new();
     for (_, run) in study.runs() {
@@ -267,8 +270,10 @@ fn origin_section(study: &Study) -> Section {
     let (_, first) = study.shown();
     let check = shell_quoted(&first.folder.display().to_string());
     let _ = writeln!(commands, "stapo verify-run {check}   # replays the last steps and compares hashes");
-    blocks
-        .push(Block::Markup(format!("<h3>To get the same bits again</h3><pre>{}</pre>", escape(&commands))));
+    blocks.push(ContentBlock::Markup(format!(
+        "<h3>To get the same bits again</h3><pre>{}</pre>",
+        escape(&commands)
+    )));
     if study.is_experiment {
         let mut table = Table::new(
             "runs",
@@ -284,16 +289,16 @@ fn origin_section(study: &Study) -> Section {
                 text(last_hash(run)),
             ]);
         }
-        blocks.push(Block::Table("Runs", table));
+        blocks.push(ContentBlock::Table("Runs", table));
     }
-    blocks.push(Block::Table("What went in", inputs(first)));
+    blocks.push(ContentBlock::Table("What went in", inputs(first)));
     let plan = escape(&first.plan_text);
     let open = if study.is_experiment { "" } else { " open" };
     let whose = escape(&first.folder.display().to_string());
-    blocks.push(Block::Markup(format!(
+    blocks.push(ContentBlock::Markup(format!(
         "<details{open}><summary>Plan of {whose}, resolved</summary><pre>{plan}</pre></details>"
     )));
-    Section { id: "origin", title: "Plan, hashes, reproduction", blocks }
+    ReportSection { id: "origin", title: "Plan, hashes, reproduction", blocks }
 }
 
 fn last_hash(run: &RunData) -> String {
@@ -315,7 +320,7 @@ fn inputs(run: &RunData) -> Table {
     table
 }
 
-/// As a shell reads it back.
+/// Quotes a text for a shell.
 fn shell_quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

@@ -1,20 +1,45 @@
 //! Curves over training: one line per arm, the mean of its seeds with the interval of that mean.
 
 use super::study::{ArmData, RunData, Study};
-use super::summary::{Measure, interval_of};
-use crate::shared::chart::{Band, Curves, Figure, Line, Point, Scale};
+use super::summary::interval_of;
+use crate::shared::chart::{Band, Curve, CurvePoint, Curves, Figure, Scale};
 use stapo_core::record::Metrics;
 use stapo_core::stats::mean_estimate;
+use stapo_rl::experiment::Measure;
 
-/// One quantity of a step.
-struct Quantity {
+/// A quantity of a training step and how its curve is drawn.
+struct StepQuantity {
     name: &'static str,
     title: &'static str,
     what: &'static str,
     unit: &'static str,
     axis: Axis,
     of: fn(&Metrics) -> Option<f64>,
+    /// Whether a study has something to draw.
+    presence: fn(&Study) -> Presence,
+    /// Further figures, placed after the curve.
+    details: fn(&Study) -> Vec<Figure>,
 }
+
+enum Presence {
+    Drawn,
+    /// No figure; the text gives the reason.
+    Missing(String),
+    /// No figure; the text of another quantity gives the reason.
+    Omitted,
+}
+
+/// A curve that every study has, without further figures.
+const PLAIN: StepQuantity = StepQuantity {
+    name: "",
+    title: "",
+    what: "",
+    unit: "",
+    axis: Axis::Linear,
+    of: |_| None,
+    presence: |_| Presence::Drawn,
+    details: |_| Vec::new(),
+};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Axis {
@@ -24,74 +49,79 @@ enum Axis {
     LogOrZero,
 }
 
-const QUANTITIES: [Quantity; 8] = [
-    Quantity {
+const QUANTITIES: [StepQuantity; 8] = [
+    StepQuantity {
         name: "training-accuracy",
         title: "Training accuracy",
         what: "share of sampled responses judged right, %",
         unit: "%",
         axis: Axis::Share,
         of: |m| Some(100.0 * m.accuracy),
+        ..PLAIN
     },
-    Quantity {
+    StepQuantity {
         name: "reward",
         title: "Reward",
         what: "mean reward of sampled responses",
-        unit: "",
-        axis: Axis::Linear,
         of: |m| Some(m.reward_mean),
+        ..PLAIN
     },
-    Quantity {
+    StepQuantity {
         name: "entropy",
         title: "Entropy",
         what: "mean over response tokens, nats",
         unit: "nats",
-        axis: Axis::Linear,
         of: |m| Some(m.entropy_mean),
+        details: |study| study.arms.iter().map(|arm| quantiles(study, arm)).collect(),
+        ..PLAIN
     },
-    Quantity {
+    StepQuantity {
         name: "silenced-share",
         title: "Silenced share",
         what: "silenced tokens among response tokens; logarithmic, with a place for steps that silenced none",
-        unit: "",
         axis: Axis::LogOrZero,
         of: |m| (m.n_tokens > 0).then(|| m.n_silenced as f64 / m.n_tokens as f64),
+        presence: silenced_share_presence,
+        ..PLAIN
     },
-    Quantity {
+    StepQuantity {
         name: "gradient-norm",
         title: "Gradient norm",
         what: "of all weights, before clipping, mean over the optimizer steps of a step",
-        unit: "",
-        axis: Axis::Linear,
         of: |m| Some(m.gradient_norm),
+        ..PLAIN
     },
-    Quantity {
+    StepQuantity {
         name: "response-length",
         title: "Response length",
         what: "mean, tokens",
         unit: "tokens",
-        axis: Axis::Linear,
         of: |m| Some(m.response_tokens_mean),
+        ..PLAIN
     },
-    Quantity {
+    StepQuantity {
         name: "truncated-share",
         title: "Truncated responses",
         what: "share of responses that the length limit cut, %",
         unit: "%",
         axis: Axis::Share,
         of: |m| Some(100.0 * m.truncated_share),
+        presence: truncated_presence,
+        ..PLAIN
     },
-    Quantity {
+    StepQuantity {
         name: "silenced-gradient-share",
         title: "Gradient taken out by silencing",
         what: "share of the summed squared gradient norm at the logits, %",
         unit: "%",
         axis: Axis::Share,
         of: |m| Some(100.0 * m.silenced_gradient_share),
+        presence: |study| if is_silencing(study) { Presence::Drawn } else { Presence::Omitted },
+        ..PLAIN
     },
 ];
 
-/// All curves that have something to show, and a line for each that has not.
+/// The figures of all quantities that a study has, and the reason for each absent one.
 pub fn curves(study: &Study) -> (Vec<Figure>, Vec<String>) {
     let mut figures = Vec::new();
     let mut missing = Vec::new();
@@ -100,38 +130,48 @@ pub fn curves(study: &Study) -> (Vec<Figure>, Vec<String>) {
         None => missing.push("Held-out accuracy: no step of these runs was evaluated.".to_string()),
     }
     for quantity in &QUANTITIES {
-        let silences = matches!(quantity.name, "silenced-share" | "silenced-gradient-share");
-        if silences && study.runs().all(|(_, run)| run.n_silenced() == 0) {
-            if quantity.axis == Axis::LogOrZero {
-                let n: usize = study.runs().map(|(_, run)| run.n_candidates()).sum();
-                missing.push(format!("Silenced share: no token was silenced; there were {n} candidates."));
+        match (quantity.presence)(study) {
+            Presence::Drawn => {
+                figures.push(figure(study, quantity));
+                figures.extend((quantity.details)(study));
             }
-            continue;
-        }
-        if quantity.name == "truncated-share"
-            && study.runs().all(|(_, run)| run.metrics.iter().all(|m| m.truncated_share == 0.0))
-        {
-            missing.push("Truncated responses: none.".to_string());
-            continue;
-        }
-        figures.push(figure(study, quantity));
-        if quantity.name == "entropy" {
-            figures.extend(study.arms.iter().map(|arm| quantiles(study, arm)));
+            Presence::Missing(line) => missing.push(line),
+            Presence::Omitted => {}
         }
     }
     (figures, missing)
 }
 
-fn figure(study: &Study, quantity: &Quantity) -> Figure {
+fn is_silencing(study: &Study) -> bool {
+    study.runs().any(|(_, run)| run.n_silenced() > 0)
+}
+
+fn silenced_share_presence(study: &Study) -> Presence {
+    if is_silencing(study) {
+        return Presence::Drawn;
+    }
+    let n: usize = study.runs().map(|(_, run)| run.n_candidates()).sum();
+    Presence::Missing(format!("Silenced share: no token was silenced; there were {n} candidates."))
+}
+
+fn truncated_presence(study: &Study) -> Presence {
+    if study.runs().any(|(_, run)| run.metrics.iter().any(|m| m.truncated_share != 0.0)) {
+        Presence::Drawn
+    } else {
+        Presence::Missing("Truncated responses: none.".to_string())
+    }
+}
+
+fn figure(study: &Study, quantity: &StepQuantity) -> Figure {
     let line = |arm: &ArmData| {
         let curves = arm.runs.iter().map(|run| values(run, quantity.of)).collect::<Vec<_>>();
-        Line {
+        Curve {
             label: arm.name.clone(),
             series: arm.series,
             points: band_over(&curves, quantity.axis == Axis::Share),
         }
     };
-    let lines: Vec<Line> = study.arms.iter().map(line).collect();
+    let lines: Vec<Curve> = study.arms.iter().map(line).collect();
     let y = match quantity.axis {
         Axis::LogOrZero => Scale::log_or_zero(extent(&lines)),
         _ => None,
@@ -146,7 +186,7 @@ fn figure(study: &Study, quantity: &Quantity) -> Figure {
     }
 }
 
-/// Says over what means and intervals are.
+/// The note of a figure: for several seeds it names what the means and intervals are over.
 fn noted(study: &Study, what: &str) -> String {
     match study.n_seeds() {
         0 | 1 => what.to_string(),
@@ -158,8 +198,8 @@ fn values(run: &RunData, of: fn(&Metrics) -> Option<f64>) -> Vec<(f64, f64)> {
     run.metrics.iter().filter_map(|m| of(m).map(|value| (m.step as f64, value))).collect()
 }
 
-/// Mean over curves at each x that all of them have; one curve alone has no interval.
-pub fn band_over(curves: &[Vec<(f64, f64)>], is_share: bool) -> Vec<Point> {
+/// Mean over curves at each x that all of them have; a single curve has no intervals.
+pub fn band_over(curves: &[Vec<(f64, f64)>], is_share: bool) -> Vec<CurvePoint> {
     let Some((first, others)) = curves.split_first() else { return Vec::new() };
     let mut places = vec![0; others.len()];
     let mut points = Vec::new();
@@ -176,14 +216,14 @@ pub fn band_over(curves: &[Vec<(f64, f64)>], is_share: bool) -> Vec<Point> {
         }
         let Ok(estimate) = mean_estimate(&values) else { continue };
         let interval = estimate.interval.map(|i| if is_share { i.within(0.0, 100.0) } else { i });
-        points.push(Point { x, y: estimate.value, interval: interval.map(|i| (i.low, i.high)) });
+        points.push(CurvePoint { x, y: estimate.value, interval: interval.map(|i| (i.low, i.high)) });
     }
     points
 }
 
-/// What an axis must hold: all means, and of their intervals no more than as much again on each side. Two seeds have intervals that
-/// would leave nothing of the curves; such bands run off the picture.
-fn extent(lines: &[Line]) -> Vec<f64> {
+/// The values that the y axis must include: all means, and each interval up to one range of the means beyond them.
+/// Intervals of two seeds are so wide that an axis for them would flatten the curves; such bands are cut at the frame.
+fn extent(lines: &[Curve]) -> Vec<f64> {
     let points = || lines.iter().flat_map(|line| &line.points);
     let low = points().map(|p| p.y).fold(f64::INFINITY, f64::min);
     let high = points().map(|p| p.y).fold(f64::NEG_INFINITY, f64::max);
@@ -192,7 +232,7 @@ fn extent(lines: &[Line]) -> Vec<f64> {
     points().map(|p| p.y).chain(ends).collect()
 }
 
-/// Over problems for one run, over seeds for several.
+/// Held-out accuracy, with intervals over the problems for one run and over the seeds for several.
 fn held_out(study: &Study) -> Option<Figure> {
     if study.runs().any(|(_, run)| run.held_out().is_empty()) {
         return None;
@@ -210,9 +250,9 @@ fn held_out(study: &Study) -> Option<Figure> {
                 point.interval = interval.map(|(low, high)| (100.0 * low, 100.0 * high));
             }
         }
-        Line { label: arm.name.clone(), series: arm.series, points }
+        Curve { label: arm.name.clone(), series: arm.series, points }
     };
-    let lines: Vec<Line> = study.arms.iter().map(line).collect();
+    let lines: Vec<Curve> = study.arms.iter().map(line).collect();
     let y = Scale::around(extent(&lines));
     let what = "held-out problems answered right, %";
     let note = match study.n_seeds() {
@@ -223,13 +263,13 @@ fn held_out(study: &Study) -> Option<Figure> {
     Some(Figure { name: "held-out-accuracy".into(), title: "Held-out accuracy".into(), note, scene })
 }
 
-/// The spread of token entropies in one arm.
+/// Quantiles of the token entropies in one arm.
 fn quantiles(study: &Study, arm: &ArmData) -> Figure {
     let series = arm.series;
     let mean = |of: fn(&Metrics) -> Option<f64>| {
         band_over(&arm.runs.iter().map(|run| values(run, of)).collect::<Vec<_>>(), false)
     };
-    let band = |label: &str, low: Vec<Point>, high: Vec<Point>, opacity: f64| Band {
+    let band = |label: &str, low: Vec<CurvePoint>, high: Vec<CurvePoint>, opacity: f64| Band {
         label: label.to_string(),
         series,
         points: low.iter().zip(&high).map(|(l, h)| (l.x, l.y, h.y)).collect(),
@@ -250,9 +290,9 @@ fn quantiles(study: &Study, arm: &ArmData) -> Figure {
         ),
     ];
     let median = mean(|m| Some(m.entropy_quantiles.q50));
-    let points = median.iter().map(|p| Point { interval: None, ..*p }).collect();
+    let points = median.iter().map(|p| CurvePoint { interval: None, ..*p }).collect();
     let y = Scale::around(bands[0].points.iter().flat_map(|&(_, low, high)| [low, high]));
-    let lines = vec![Line { label: "median".into(), series, points }];
+    let lines = vec![Curve { label: "median".into(), series, points }];
     let (suffix, title) = if study.arms.len() > 1 {
         (format!("-{}", slug(&arm.name)), format!("Entropy quantiles: {}", arm.name))
     } else {
@@ -271,14 +311,14 @@ fn quantiles(study: &Study, arm: &ArmData) -> Figure {
     }
 }
 
-/// A name that may be a file's.
+/// A name in lower case with `-` for every character that is not alphanumeric in ASCII, for file names.
 pub fn slug(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect()
 }
 
-/// What the picture of a whole study shows: accuracy and entropy.
+/// The figures of `--figure overview`: accuracy and entropy.
 pub fn overview(figures: &[Figure], study: &Study) -> Vec<Figure> {
-    let accuracy = match Measure::of(study) {
+    let accuracy = match study.measure() {
         Measure::HeldOut => "held-out-accuracy",
         Measure::Training => "training-accuracy",
     };
@@ -307,9 +347,9 @@ mod tests {
 
     #[test]
     fn an_axis_holds_every_mean_and_no_runaway_interval() {
-        let point = |y: f64, interval| Point { x: 0.0, y, interval };
+        let point = |y: f64, interval| CurvePoint { x: 0.0, y, interval };
         let points = vec![point(2e-5, None), point(1e-3, Some((-9.0, 9.0)))];
-        let extent = extent(&[Line { label: String::new(), series: 0, points }]);
+        let extent = extent(&[Curve { label: String::new(), series: 0, points }]);
         assert!(extent.contains(&2e-5) && extent.iter().all(|value| value.abs() < 0.01), "{extent:?}");
     }
 }

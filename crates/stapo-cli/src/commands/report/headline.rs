@@ -1,4 +1,4 @@
-//! The table of methods by setting with the one figure of an abstract: the relative gain over the best baseline.
+//! The table of methods by setting, with the relative gain over the best baseline that abstracts quote.
 
 use super::table::{Cell, RowKind, Table, text};
 use stapo_core::stats::{Contest, StatsError, headline_gain};
@@ -7,9 +7,9 @@ use stapo_core::stats::{Contest, StatsError, headline_gain};
 #[derive(Debug, Clone)]
 pub struct Standings {
     pub methods: Vec<String>,
-    /// Which of them is proposed.
+    /// Index of the proposed method in `methods`.
     pub method: usize,
-    /// A setting with one average per method.
+    /// Each setting with one average per method.
     pub rows: Vec<(String, Vec<f64>)>,
 }
 

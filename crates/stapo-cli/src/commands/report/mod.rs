@@ -113,10 +113,10 @@ fn write_csv(folder: &Path, study: &Study, contents: &Contents) -> Result<()> {
     Ok(write_whole(&folder.join("metrics.csv"), text.as_bytes())?)
 }
 
-type Value = fn(&Metrics) -> Option<f64>;
+type MetricOf = fn(&Metrics) -> Option<f64>;
 
 /// Columns of `metrics.csv`, under the names that records use.
-const METRICS: [(&str, Value); 24] = [
+const METRICS: [(&str, MetricOf); 24] = [
     ("step", |m| Some(m.step as f64)),
     ("accuracy", |m| Some(m.accuracy)),
     ("eval_accuracy", |m| m.eval_accuracy),

@@ -1,15 +1,16 @@
-//! Where tokens are in probability and entropy, how hard they push, and what that did to the entropy.
+//! Tokens by probability and entropy, their gradient norms by quadrant, and the entropy change of a step.
 
 use super::study::Study;
 use crate::shared::chart::{Bar, BarGroup, Bars, Dot, Figure, Guide, Ink, Scale, Scatter, number};
-use crate::shared::page::visible;
+use crate::shared::html::visible;
 use anyhow::Result;
 use stapo_core::diagnostics::Quadrant;
 use stapo_core::diagnostics::theory::gradient_norm_squared;
+use stapo_core::objective::{is_improbable, logp_below};
 use stapo_core::record::{EntropyChange, ResponseRecord};
 use stapo_core::stats::{Resampling, bootstrap, mean_estimate, quantile};
 
-/// More dots than this are a blot.
+/// Probable tokens drawn at most; more dots would overlap too much to be told apart.
 const MAX_DOTS: usize = 2500;
 
 struct Seen<'a> {
@@ -55,13 +56,15 @@ pub fn scatter(study: &Study) -> Result<std::result::Result<Figure, String>> {
     }
     let tau_p = run.plan.objective.tau_p();
     let n_all = tokens.len();
-    // The rare ones are the point of the picture: only probable tokens are thinned.
-    let n_rare = tokens.iter().filter(|token| token.logp < tau_p.ln()).count();
+    // The picture is about the improbable tokens, so only probable tokens are thinned.
+    let threshold = logp_below(tau_p);
+    let is_rare = |token: &Seen| is_improbable(token.logp, threshold);
+    let n_rare = tokens.iter().filter(|token| is_rare(token)).count();
     let every = (n_all - n_rare).div_ceil(MAX_DOTS).max(1);
     let mut place = 0;
     tokens.retain(|token| {
-        place += usize::from(token.logp >= tau_p.ln());
-        token.logp < tau_p.ln() || place % every == 0
+        place += usize::from(!is_rare(token));
+        is_rare(token) || place % every == 0
     });
     let norms: Vec<f64> = tokens.iter().filter_map(|token| token.norm).collect();
     let hottest = quantile(&norms, 0.99)?.max(1e-9);
@@ -129,12 +132,12 @@ pub fn quadrant_name(quadrant: Quadrant) -> &'static str {
     }
 }
 
-/// Mean gradient norm by quadrant and arm beside the paper's.
+/// Mean gradient norm by quadrant and arm, beside the paper's numbers.
 pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
     let mut series: Vec<(String, Ink)> = Vec::new();
     let mut columns: Vec<Vec<Option<Bar>>> = Vec::new();
     for arm in &study.arms {
-        // Without candidates there is no entropy threshold, and so no quadrant.
+        // Steps without candidates have no entropy threshold, and so no quadrants.
         let steps: Vec<_> =
             arm.runs.iter().flat_map(|run| &run.metrics).filter(|m| m.tau_h.is_some()).collect();
         if steps.is_empty() {
@@ -182,7 +185,7 @@ pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
     })
 }
 
-/// Steps by the entropy change that first-order theory predicts and the one that was measured.
+/// The entropy change of each step, as first-order theory predicts it and as measured.
 pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
     let (arm, run) = study.shown();
     let steps: Vec<(u64, EntropyChange)> =

@@ -1,4 +1,4 @@
-//! What a report is about: one run, or the runs of an experiment by arm and seed.
+//! The subject of a report: one run, or the runs of an experiment by arm and seed.
 
 use crate::shared::run_folder;
 use anyhow::{Context, Result, bail};
@@ -6,6 +6,7 @@ use stapo_core::record::{
     self, BuildRecord, EvalRecord, Experiment, Manifest, Metrics, ResponseRecord, TokenRecord,
 };
 use stapo_rl::Plan;
+use stapo_rl::experiment::{ArmRuns, ExperimentSummary, Measure, SeedRun, held_out, summarise};
 use stapo_rl::run::Run;
 use std::path::{Component, Path, PathBuf};
 
@@ -15,17 +16,17 @@ pub struct Study {
     pub name: String,
     pub folder: PathBuf,
     pub is_experiment: bool,
-    /// The arm the others are baselines for.
+    /// The arm that the others are baselines for.
     pub method: Option<usize>,
     pub arms: Vec<ArmData>,
-    /// Runs without a result: which, and why.
+    /// Runs without a result, each with its reason.
     pub failed: Vec<String>,
 }
 
 #[derive(Debug)]
 pub struct ArmData {
     pub name: String,
-    /// Its colour: the first for the method, then in order.
+    /// Number of the arm's colour: 0 for the method, the others in order.
     pub series: usize,
     pub runs: Vec<RunData>,
 }
@@ -63,8 +64,8 @@ impl Study {
         let name =
             folder.file_name().map_or(run.plan.config.name.clone(), |n| n.to_string_lossy().into_owned());
         let arms = vec![ArmData { name: run.plan.config.name.clone(), series: 0, runs: vec![run] }];
-        let (folder, failed) = (folder.to_owned(), Vec::new());
-        Ok(Study { name, folder, is_experiment: false, method: None, arms, failed })
+        let folder = folder.to_owned();
+        Ok(Study { name, folder, is_experiment: false, method: None, arms, failed: Vec::new() })
     }
 
     fn of_experiment(folder: &Path, experiment: &Experiment) -> Result<Self> {
@@ -104,8 +105,8 @@ impl Study {
             arms[..method].iter_mut().for_each(|arm| arm.series += 1);
             arms[method].series = 0;
         }
-        let (name, folder) = (experiment.name.clone(), folder.to_owned());
-        Ok(Study { name, folder, is_experiment: true, method, arms, failed })
+        let name = experiment.name.clone();
+        Ok(Study { name, folder: folder.to_owned(), is_experiment: true, method, arms, failed })
     }
 
     /// The run whose tokens are shown: the first of the method, else of the first arm.
@@ -118,9 +119,26 @@ impl Study {
         self.arms.iter().flat_map(|arm| arm.runs.iter().map(move |run| (arm, run)))
     }
 
-    /// The most seeds an arm has.
+    /// The accuracy that the runs are compared by.
+    pub fn measure(&self) -> Measure {
+        Measure::of(self.runs().map(|(_, run)| run.metrics.as_slice()))
+    }
+
+    /// What the arms say together. Only a method that the experiment names is compared with the others.
+    pub fn summary(&self) -> Result<ExperimentSummary> {
+        let arms: Vec<ArmRuns> = self.arms.iter().map(ArmData::of_seeds).collect();
+        Ok(summarise(&arms, self.method)?)
+    }
+
+    /// The largest number of seeds of any arm.
     pub fn n_seeds(&self) -> usize {
         self.arms.iter().map(|arm| arm.runs.len()).max().unwrap_or(0)
+    }
+}
+
+impl ArmData {
+    fn of_seeds(&self) -> ArmRuns<'_> {
+        ArmRuns { name: &self.name, runs: self.runs.iter().map(RunData::of_seed).collect() }
     }
 }
 
@@ -148,21 +166,21 @@ impl RunData {
         })
     }
 
+    fn of_seed(&self) -> SeedRun<'_> {
+        SeedRun { seed: self.seed, metrics: &self.metrics, canaries: &self.plan.config.canaries }
+    }
+
     /// Recorded responses of all steps.
     pub fn responses(&self) -> Result<Vec<ResponseRecord>> {
         let files = run_folder::part_files(&self.folder, "rollouts")?;
         let responses: Result<Vec<_>> =
-            files.iter().map(|path| run_folder::responses_of_file(path)).collect();
+            files.iter().map(|path| run_folder::responses_of_file(path, &self.plan.objective)).collect();
         Ok(responses?.into_iter().flatten().collect())
     }
 
-    /// Held-out accuracies by step, 0 being before training.
+    /// Held-out accuracies by step; step 0 is before training.
     pub fn held_out(&self) -> Vec<(f64, f64)> {
-        let before =
-            self.metrics.first().and_then(|m| m.eval_accuracy_before).map(|accuracy| (0.0, accuracy));
-        let later =
-            self.metrics.iter().filter_map(|m| m.eval_accuracy.map(|accuracy| (m.step as f64, accuracy)));
-        before.into_iter().chain(later).collect()
+        held_out(&self.metrics)
     }
 
     pub fn n_silenced(&self) -> usize {
@@ -175,12 +193,6 @@ impl RunData {
 
     pub fn n_tokens(&self) -> usize {
         self.metrics.iter().map(|m| m.n_tokens).sum()
-    }
-
-    /// The first step whose mean entropy fell under the plan's share of the first step's.
-    pub fn collapsed_at(&self) -> Option<u64> {
-        let floor = self.metrics.first()?.entropy_mean * self.plan.config.canaries.entropy_collapse_factor;
-        self.metrics.iter().find(|m| m.entropy_mean < floor).map(|m| m.step)
     }
 }
 

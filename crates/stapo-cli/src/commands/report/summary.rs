@@ -1,70 +1,11 @@
-//! The top of a report: what came out, with intervals and paired tests over seeds.
+//! The headline of a report: results with intervals, and paired tests over seeds.
 
-use super::study::{ArmData, RunData, Study};
+use super::study::{RunData, Study};
 use super::table::{RowKind, Table, text};
 use crate::shared::chart::number;
-use crate::shared::page::escape;
-use anyhow::Result;
-use stapo_core::stats::{
-    AgainstArm, Estimate, LEVEL, Resampling, area_under_curve, compare_by_seed, entropy_stability,
-    mean_estimate, wilson,
-};
-
-/// Whether results are held-out accuracies or, where a run has none, those of its last steps of training.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Measure {
-    HeldOut,
-    Training,
-}
-
-impl Measure {
-    pub fn of(study: &Study) -> Self {
-        if study.runs().all(|(_, run)| run.metrics.iter().any(|m| m.eval_accuracy.is_some())) {
-            Measure::HeldOut
-        } else {
-            Measure::Training
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Measure::HeldOut => "held-out accuracy",
-            Measure::Training => "training accuracy",
-        }
-    }
-
-    /// The curve of a run.
-    pub fn curve(self, run: &RunData) -> Vec<(f64, f64)> {
-        match self {
-            Measure::HeldOut => run.held_out(),
-            Measure::Training => run.metrics.iter().map(|m| (m.step as f64, m.accuracy)).collect(),
-        }
-    }
-
-    /// Where a run ended: its last evaluation, or the mean of the last tenth of its steps.
-    pub fn result(self, run: &RunData) -> f64 {
-        let curve = self.curve(run);
-        let n = match self {
-            Measure::HeldOut => 1,
-            Measure::Training => curve.len().div_ceil(10).max(1),
-        };
-        let last = &curve[curve.len().saturating_sub(n)..];
-        last.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / last.len().max(1) as f64
-    }
-
-    /// Mean height of the curve: its area by steps.
-    fn mean_height(self, run: &RunData) -> Option<f64> {
-        let (x, y): (Vec<f64>, Vec<f64>) = self.curve(run).into_iter().unzip();
-        let span = x.last()? - x.first()?;
-        let area = area_under_curve(&x, &y).ok()?;
-        (span > 0.0).then(|| area / span)
-    }
-}
-
-fn stability(run: &RunData) -> Option<f64> {
-    let entropies: Vec<f64> = run.metrics.iter().map(|m| m.entropy_mean).collect();
-    entropy_stability(&entropies).ok()
-}
+use crate::shared::html::escape;
+use stapo_core::stats::{Estimate, LEVEL, entropy_stability, wilson};
+use stapo_rl::experiment::ExperimentSummary;
 
 /// `55.9 (49.8 to 61.8)`.
 fn shown(estimate: &Estimate, factor: f64, decimals: usize) -> String {
@@ -77,21 +18,14 @@ fn shown(estimate: &Estimate, factor: f64, decimals: usize) -> String {
     }
 }
 
-fn over_seeds(arm: &ArmData, of: impl Fn(&RunData) -> Option<f64>) -> Option<Estimate> {
-    let values: Option<Vec<f64>> = arm.runs.iter().map(of).collect();
-    mean_estimate(&values?).ok()
-}
-
-/// [`over_seeds`] of a share: its interval ends at 0 and 1.
-fn share_over_seeds(arm: &ArmData, of: impl Fn(&RunData) -> Option<f64>) -> Option<Estimate> {
-    let estimate = over_seeds(arm, of)?;
-    Some(Estimate { interval: estimate.interval.map(|i| i.within(0.0, 1.0)), ..estimate })
+/// A share and its interval in percent; the interval ends at 0 and 100.
+fn percent_shown(share: &Estimate) -> String {
+    shown(&Estimate { interval: share.interval.map(|i| i.within(0.0, 1.0)), ..*share }, 100.0, 1)
 }
 
 /// One row per arm.
-pub fn arms_table(study: &Study) -> Table {
-    let measure = Measure::of(study);
-    let accuracy = format!("#{}, %", measure.name());
+pub fn arms_table(study: &Study, summary: &ExperimentSummary) -> Table {
+    let accuracy = format!("#{}, %", summary.measure.name());
     let titles = [
         "arm",
         "#seeds",
@@ -103,47 +37,30 @@ pub fn arms_table(study: &Study) -> Table {
         "#collapsed seeds",
     ];
     let mut table = Table::new("arms", &titles);
-    for (idx, arm) in study.arms.iter().enumerate() {
-        let cell = |estimate: Option<Estimate>, factor: f64, decimals: usize| {
-            text(estimate.map_or("–".to_string(), |e| shown(&e, factor, decimals)))
-        };
-        let silenced = over_seeds(arm, |run| Some(run.n_silenced() as f64 / run.n_tokens().max(1) as f64));
-        let n_collapsed = arm.runs.iter().filter(|run| run.collapsed_at().is_some()).count();
+    for (idx, arm) in summary.arms.iter().enumerate() {
         let kind = if study.method == Some(idx) { RowKind::Best } else { RowKind::Plain };
         table.push_as(
             kind,
             vec![
                 text(&arm.name),
-                text(arm.runs.len().to_string()),
-                cell(
-                    share_over_seeds(arm, |run| Some(measure.result(run)).filter(|r| r.is_finite())),
-                    100.0,
-                    1,
-                ),
-                cell(share_over_seeds(arm, |run| measure.mean_height(run)), 100.0, 1),
-                cell(over_seeds(arm, |run| run.metrics.last().map(|m| m.entropy_mean)), 1.0, 3),
-                cell(over_seeds(arm, stability), 1.0, 3),
-                text(silenced.map_or("–".to_string(), |e| number(e.value))),
-                text(format!("{n_collapsed} of {}", arm.runs.len())),
+                text(arm.n_runs.to_string()),
+                text(percent_shown(&arm.accuracy)),
+                text(percent_shown(&arm.area)),
+                text(shown(&arm.entropy_last, 1.0, 3)),
+                text(shown(&arm.entropy_stability, 1.0, 3)),
+                text(number(arm.silenced_share.value)),
+                text(format!("{} of {}", arm.n_collapsed, arm.n_runs)),
             ],
         );
     }
     table
 }
 
-/// The method against each baseline, paired by seed, p values adjusted over the baselines (Holm).
-pub fn paired_table(study: &Study) -> Result<Option<Table>> {
-    let Some(method) = study.method else { return Ok(None) };
-    let measure = Measure::of(study);
-    let results = |arm: &ArmData| -> Vec<(u64, f64)> {
-        arm.runs.iter().map(|run| (run.seed, measure.result(run))).collect()
-    };
-    let others: Vec<&ArmData> =
-        study.arms.iter().enumerate().filter(|(idx, _)| *idx != method).map(|(_, arm)| arm).collect();
-    let arms: Vec<Vec<(u64, f64)>> = others.iter().map(|arm| results(arm)).collect();
-    let compared = compare_by_seed(&results(&study.arms[method]), &arms, &Resampling::default())?;
-    if compared.iter().all(Option::is_none) {
-        return Ok(None);
+/// The method against each baseline, paired by seed, p values adjusted over the baselines (Holm). `None` without a
+/// pair.
+pub fn paired_table(summary: &ExperimentSummary) -> Option<Table> {
+    if summary.arms.iter().all(|arm| arm.against.is_none()) {
+        return None;
     }
     let titles = [
         "against",
@@ -155,13 +72,14 @@ pub fn paired_table(study: &Study) -> Result<Option<Table>> {
         "reading",
     ];
     let mut table = Table::new("paired", &titles);
-    for (arm, against) in others.iter().zip(&compared) {
-        let Some(AgainstArm { paired, p_adjusted: p }) = against else { continue };
+    for arm in &summary.arms {
+        let Some((paired, p)) = arm.against.as_ref().zip(arm.p_adjusted) else { continue };
         let points = |value: f64| format!("{:+.1}", 100.0 * value).replacen('-', "−", 1);
-        let (low, high) = (points(paired.interval.low), points(paired.interval.high));
-        // The smallest p that so many signs can give; adjusting it for the other baselines only raises it.
+        let low = points(paired.interval.low);
+        let high = points(paired.interval.high);
+        // The smallest p value of a sign permutation over n seeds is 2 / 2^n; Holm's adjustment can only raise it.
         let least = 0.5f64.powi(paired.n_questions as i32 - 1);
-        let reading = match (*p < 0.05, paired.difference > 0.0) {
+        let reading = match (p < 0.05, paired.difference > 0.0) {
             (true, true) => "better",
             (true, false) => "worse",
             (false, _) if least >= 0.05 => "too few seeds to say",
@@ -172,15 +90,15 @@ pub fn paired_table(study: &Study) -> Result<Option<Table>> {
             text(paired.n_questions.to_string()),
             text(format!("{} ({low} to {high})", points(paired.difference))),
             text(number(paired.p_permutation)),
-            text(number(*p)),
+            text(number(p)),
             text(format!("{:.1}", 100.0 * paired.minimum_detectable_effect)),
             text(reading),
         ]);
     }
-    Ok(Some(table))
+    Some(table)
 }
 
-/// The figures of one run, as cards.
+/// The headline numbers of one run, as cards.
 pub fn cards(run: &RunData) -> String {
     let (Some(first), Some(last)) = (run.metrics.first(), run.metrics.last()) else { return String::new() };
     let percent = |value: f64| format!("{:.1} %", 100.0 * value);
@@ -203,10 +121,11 @@ pub fn cards(run: &RunData) -> String {
         "training accuracy",
         format!("first and last of {} steps", run.metrics.len()),
     ));
+    let entropies: Vec<f64> = run.metrics.iter().map(|m| m.entropy_mean).collect();
     cards.push((
         format!("{} → {}", number(first.entropy_mean), number(last.entropy_mean)),
         "mean entropy, nats per token",
-        stability(run)
+        entropy_stability(&entropies)
             .map_or(String::new(), |s| format!("stability −max|ΔH| = {}", number(s).replacen('-', "−", 1))),
     ));
     let share = run.n_silenced() as f64 / run.n_tokens().max(1) as f64;
@@ -232,7 +151,7 @@ pub fn cards(run: &RunData) -> String {
     format!("<div class=\"cards\">{}</div>", cards.iter().map(card).collect::<String>())
 }
 
-/// Wilson's interval of a held-out accuracy; it needs one sample per problem, since samples of a problem are alike.
+/// Wilson's interval of a held-out accuracy. It assumes independent samples, so it needs one sample per problem.
 pub fn interval_of(run: &RunData, accuracy: f64) -> Option<(f64, f64)> {
     let evaluation = &run.plan.config.evaluation;
     let n = evaluation.problems;

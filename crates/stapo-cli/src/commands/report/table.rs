@@ -1,14 +1,14 @@
-//! Tables that are drawn in the page and written as CSV from the same cells.
+//! Tables, written as HTML and as CSV from the same cells.
 
-use crate::shared::page::{escape, visible};
+use crate::shared::html::{escape, visible};
 use std::fmt::Write;
 
 #[derive(Debug, Clone)]
 pub struct Table {
-    /// Names its file.
+    /// The stem of the CSV file's name.
     pub name: &'static str,
     pub head: Vec<Column>,
-    pub rows: Vec<Row>,
+    pub rows: Vec<TableRow>,
 }
 
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ pub struct Column {
 }
 
 #[derive(Debug, Clone)]
-pub struct Row {
+pub struct TableRow {
     pub cells: Vec<Cell>,
     pub kind: RowKind,
 }
@@ -34,9 +34,9 @@ pub enum RowKind {
 #[derive(Debug, Clone)]
 pub enum Cell {
     Text(String),
-    /// Tokens with what is said about each.
+    /// Tokens, each with a note.
     Tokens(Vec<(String, String)>),
-    /// Before, the token itself, after.
+    /// Text before the token, the token, text after the token.
     Context(String, String, String),
 }
 
@@ -49,7 +49,7 @@ pub fn token(value: &str) -> Cell {
 }
 
 impl Table {
-    /// Titles that begin with `#` head columns of numbers.
+    /// A title that begins with `#` marks a column of numbers; the `#` is not shown.
     pub fn new(name: &'static str, titles: &[&str]) -> Self {
         let column = |title: &&str| match title.strip_prefix('#') {
             Some(rest) => Column { title: rest.to_string(), is_number: true },
@@ -63,7 +63,7 @@ impl Table {
     }
 
     pub fn push_as(&mut self, kind: RowKind, cells: Vec<Cell>) {
-        self.rows.push(Row { cells, kind });
+        self.rows.push(TableRow { cells, kind });
     }
 
     pub fn to_html(&self) -> String {

@@ -17,14 +17,14 @@ pub fn write(folder: &Path, study: &Study) -> Result<()> {
     Ok(())
 }
 
-/// When the run was last written to, seconds since 1970.
+/// When `metrics.jsonl` was last written, in seconds since 1970.
 fn end_of(run: &RunData) -> f64 {
     let modified = std::fs::metadata(run.folder.join("metrics.jsonl")).and_then(|m| m.modified());
     let since = modified.ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     since.map_or(0.0, |time| time.as_secs_f64().floor())
 }
 
-/// Seconds of a step by its token rates: runs record no clock.
+/// Seconds of a step, derived from its token rates: runs record no times.
 fn seconds(metrics: &Metrics) -> f64 {
     let n = metrics.n_tokens as f64;
     n / metrics.tokens_per_second.rollout.max(1.0) + n / metrics.tokens_per_second.update.max(1.0)
@@ -129,7 +129,7 @@ fn framed(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A checksum that may itself stand in checksummed bytes.
+/// TFRecord's masked checksum, for data that contains checksums itself.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -157,7 +157,8 @@ mod tests {
     fn fields(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
         let mut found = Vec::new();
         let varint = |bytes: &mut &[u8]| {
-            let (mut value, mut shift) = (0u64, 0);
+            let mut value = 0u64;
+            let mut shift = 0;
             loop {
                 let byte = bytes[0];
                 *bytes = &bytes[1..];

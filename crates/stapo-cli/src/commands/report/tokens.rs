@@ -1,4 +1,4 @@
-//! Tables of tokens: what is silenced most, what is kept, and each case with its surroundings.
+//! Tables of tokens: most silenced, kept although improbable, and single cases with their context.
 
 use super::study::Study;
 use super::table::{Cell, Table, text, token};
@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 const MAX_KINDS: usize = 20;
 const MAX_CASES: usize = 40;
 
-/// Tokens of one text, most frequent first: how often, how likely, what the model preferred.
+/// Tokens grouped by text, most frequent first, with mean probability, entropy and gradient norm, and the preferred
+/// token.
 pub fn by_text(name: &'static str, study: &Study, of: impl Fn(&Study) -> Vec<&TokenRecord>) -> Option<Table> {
     let records = of(study);
     let mut kinds: BTreeMap<&str, Vec<&TokenRecord>> = BTreeMap::new();
@@ -43,7 +44,7 @@ pub fn by_text(name: &'static str, study: &Study, of: impl Fn(&Study) -> Vec<&To
     (!table.rows.is_empty()).then_some(table)
 }
 
-/// The first alternative of most of these.
+/// The most frequent first alternative.
 fn preferred(list: &[&TokenRecord]) -> Cell {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for first in list.iter().filter_map(|record| record.alternatives.first()) {
@@ -63,7 +64,7 @@ pub fn explored(study: &Study) -> Vec<&TokenRecord> {
     study.runs().flat_map(|(_, run)| &run.explored).collect()
 }
 
-/// The table of the paper: token, probability, advantage, what the model preferred, context. Least likely first.
+/// Single silenced tokens, least likely first, with the columns of the paper's table and more.
 pub fn spurious(study: &Study) -> Option<Table> {
     let mut records = silenced(study);
     records.sort_by(|a, b| a.logp.total_cmp(&b.logp));

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use screen::Screen;
 use stapo_core::record::{Extra, Manifest, Metrics, SCHEMA};
 use stapo_rl::Plan;
-use stapo_rl::config::Model;
-use stapo_rl::model::{Device, DeviceName};
+use stapo_rl::config::ModelSource;
+use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::run::Run;
 use stapo_rl::task::TaskSpec;
 use stapo_rl::train::{Outcome, Trainer, resume, train};
@@ -19,8 +19,8 @@ use std::time::SystemTime;
 
 /// Trains a policy by reinforcement learning.
 ///
-/// Without a config it runs STAPO on the built-in model and task, on the CPU, in minutes. Ctrl-C finishes the step, saves, and says how
-/// to go on; a second one ends at once, and the run can still go on from its last checkpoint.
+/// Without a config it runs STAPO on the built-in model and task, on the CPU, in minutes. Ctrl-C finishes the step,
+/// saves, and says how to go on; a second one ends at once, and the run can still go on from its last checkpoint.
 #[derive(clap::Args)]
 pub struct Args {
     /// What to run, as TOML; absent keys keep the defaults of the built-in run.
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if outcome == Outcome::Stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-/// The device of the plan, or of the command line.
+/// The device that `--device` names, else the plan's.
 fn device(args: &Args, plan: &Plan) -> Result<Device> {
     run_folder::device(args.device.unwrap_or(plan.device()), args.threads, Use::of(plan))
 }
@@ -79,7 +79,7 @@ fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
     for note in plan.notes() {
         eprintln!("note: {note}");
     }
-    // The model and the task are opened before the folder is made: a bad config leaves nothing behind.
+    // The model and the task are opened before the run folder is made, so that a bad config leaves no folder behind.
     let scratch = tempfile::tempdir().context("temporary folder")?;
     let trainer = Trainer::new(&plan, scratch.path(), &device(args, &plan)?)?;
     let run = Run::create(&folder, &text, &plan.to_toml(), manifest(&text, &plan)?)?;
@@ -95,7 +95,7 @@ fn reopen(args: &Args, folder: &Path) -> Result<(Plan, Run, Trainer)> {
     Ok((plan, run, trainer))
 }
 
-/// runs/<UTC time>-<name>, with a number where that exists.
+/// `runs/<UTC time>-<name>`, with a number appended if that folder exists.
 fn default_folder(name: &str) -> PathBuf {
     let stem = format!("{}-{name}", crate::shared::clock::stamp(SystemTime::now()));
     let numbered = (2..).map(|n| Path::new("runs").join(format!("{stem}-{n}")));
@@ -105,7 +105,7 @@ fn default_folder(name: &str) -> PathBuf {
         .unwrap_or_default()
 }
 
-/// What goes into the run, by content.
+/// The manifest of a new run: the hashes of its config, plan, program, data and weights.
 pub fn manifest(config: &str, plan: &Plan) -> Result<Manifest> {
     let mut inputs =
         vec![hash_bytes("config", config.as_bytes()), hash_bytes("plan", plan.to_toml().as_bytes())];
@@ -116,8 +116,8 @@ pub fn manifest(config: &str, plan: &Plan) -> Result<Manifest> {
         inputs.push(hash_file("data", &rows.path)?);
     }
     match &plan.config.model {
-        Model::Builtin => inputs.push(hash_bytes("weights", stapo_rl::builtin_weights())),
-        Model::Path { path } => inputs.extend(run_folder::hash_weights(Path::new(path))?),
+        ModelSource::Builtin => inputs.push(hash_bytes("weights", stapo_rl::builtin_weights())),
+        ModelSource::Path { path } => inputs.extend(run_folder::hash_weights(Path::new(path))?),
     }
     Ok(Manifest { schema: SCHEMA, inputs, steps: Vec::new(), extra: Extra::new() })
 }

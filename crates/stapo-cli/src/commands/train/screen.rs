@@ -1,4 +1,4 @@
-//! What a person sees of a run: a live view on a terminal, plain lines elsewhere, or JSON lines.
+//! Progress of a training run: a live view on a terminal, plain lines elsewhere, or JSON lines.
 
 use crate::shared::clock::span;
 use anyhow::Result;
@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// The view of one run.
+/// Shows the progress of one run.
 pub struct Screen {
-    view: View,
+    mode: ScreenMode,
     stop: Arc<AtomicBool>,
     folder: PathBuf,
     steps: u64,
@@ -28,7 +28,7 @@ pub struct Screen {
     n_tokens: usize,
 }
 
-enum View {
+enum ScreenMode {
     Live(ProgressBar),
     Lines,
     Json,
@@ -37,13 +37,13 @@ enum View {
 impl Screen {
     pub fn new(plan: &Plan, folder: &Path, history: &[Metrics], json: bool, stop: Arc<AtomicBool>) -> Self {
         let steps = plan.config.steps;
-        let view = match (json, stderr().is_terminal()) {
-            (true, _) => View::Json,
-            (false, true) => View::Live(bar(steps, history.len() as u64)),
-            (false, false) => View::Lines,
+        let mode = match (json, stderr().is_terminal()) {
+            (true, _) => ScreenMode::Json,
+            (false, true) => ScreenMode::Live(bar(steps, history.len() as u64)),
+            (false, false) => ScreenMode::Lines,
         };
         let mut screen = Screen {
-            view,
+            mode,
             stop,
             folder: folder.to_owned(),
             steps,
@@ -64,10 +64,10 @@ impl Screen {
     }
 
     fn say(&self, text: &str) {
-        match &self.view {
-            View::Live(bar) => bar.println(text),
-            View::Lines | View::Json => {
-                // Standard error may be closed; the run goes on all the same.
+        match &self.mode {
+            ScreenMode::Live(bar) => bar.println(text),
+            ScreenMode::Lines | ScreenMode::Json => {
+                // A failed write is ignored: a closed standard error must not end the run.
                 let _ = writeln!(stderr(), "{text}");
             }
         }
@@ -100,15 +100,15 @@ impl Screen {
         )
     }
 
-    /// Time to the end at the pace so far.
+    /// Time left at the mean pace since this process started.
     fn left(&self, step: u64) -> std::time::Duration {
         let done = step.saturating_sub(self.first_step).max(1) as u32;
         self.started.elapsed() / done * (self.steps - step.min(self.steps)) as u32
     }
 
-    /// The short table at the end.
+    /// Prints the summary of the run.
     pub fn finish(&self, outcome: Outcome) -> Result<()> {
-        if let View::Live(bar) = &self.view {
+        if let ScreenMode::Live(bar) = &self.mode {
             bar.finish_and_clear();
         }
         let folder = self.folder.display();
@@ -138,9 +138,9 @@ impl Screen {
             next,
         ];
         let said = format!("{headline}\n  {}\n", rows.join("\n  "));
-        match self.view {
-            View::Json => stderr().write_all(said.as_bytes())?,
-            View::Live(_) | View::Lines => stdout().write_all(said.as_bytes())?,
+        match self.mode {
+            ScreenMode::Json => stderr().write_all(said.as_bytes())?,
+            ScreenMode::Live(_) | ScreenMode::Lines => stdout().write_all(said.as_bytes())?,
         }
         Ok(())
     }
@@ -154,13 +154,13 @@ impl Watch for Screen {
 
     fn stepped(&mut self, metrics: &Metrics) {
         self.take(metrics);
-        match &self.view {
-            View::Json => {
-                // A reader that went away does not end a training run.
+        match &self.mode {
+            ScreenMode::Json => {
+                // A failed write is ignored: a closed standard output must not end the run.
                 let _ = stdout().write_all(metrics.to_line().as_bytes());
             }
-            View::Lines => self.say(&self.line(metrics)),
-            View::Live(bar) => {
+            ScreenMode::Lines => self.say(&self.line(metrics)),
+            ScreenMode::Live(bar) => {
                 bar.set_position(metrics.step);
                 let curves = format!(
                     "accuracy {}\nentropy  {}\nheld-out {}\n{}",

@@ -3,7 +3,7 @@
 use super::png::text_width;
 use super::scale::number;
 use super::{
-    Anchor, BROWSER, Dash, Frame, Ink, Key, LABEL, Mark, Scale, Scene, WIDTH, draw_legend, rule, text,
+    Anchor, BROWSER, Dash, Frame, Ink, LABEL, LegendKey, Mark, Scale, Scene, WIDTH, draw_legend, rule, text,
 };
 
 #[derive(Debug, Clone)]
@@ -13,7 +13,7 @@ pub struct Bar {
     pub hover: String,
 }
 
-/// Bars side by side over one label, one per series; absent ones leave their place empty.
+/// Bars beside one label, one per series; the place of an absent bar stays empty.
 #[derive(Debug, Clone)]
 pub struct BarGroup {
     pub label: String,
@@ -31,11 +31,11 @@ const ROW: f64 = 15.0;
 const GROUP_GAP: f64 = 14.0;
 
 impl Bars {
-    /// Horizontal: long names and many groups then need no turned text.
+    /// Draws horizontal bars, so that long names need no rotated text.
     pub fn draw(&self) -> Scene {
         let mut marks = Vec::new();
-        let legend: Vec<(Key, &str)> =
-            self.series.iter().map(|(name, ink)| (Key::Patch(*ink, 0.9), name.as_str())).collect();
+        let legend: Vec<(LegendKey, &str)> =
+            self.series.iter().map(|(name, ink)| (LegendKey::Patch(*ink, 0.9), name.as_str())).collect();
         let top = if legend.len() > 1 { draw_legend(&mut marks, &legend) } else { 4.0 } + 2.0;
         let group_height = ROW * self.series.len().max(1) as f64 + GROUP_GAP;
         let widest = self.groups.iter().map(|g| text_width(&g.label, LABEL)).fold(0.0, f64::max);

@@ -1,21 +1,21 @@
-//! Lines over steps, with bands.
+//! Line charts over training steps, with bands.
 
 use super::scale::number;
-use super::{Anchor, Dash, Frame, Ink, Key, Mark, Scale, Scene, WIDTH, draw_legend};
+use super::{Anchor, Dash, Frame, Ink, LegendKey, Mark, Scale, Scene, WIDTH, draw_legend};
 
-/// A value with its interval, where it has one.
+/// A value with its interval; a lone run's values have none.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Point {
+pub struct CurvePoint {
     pub x: f64,
     pub y: f64,
     pub interval: Option<(f64, f64)>,
 }
 
 #[derive(Debug, Clone)]
-pub struct Line {
+pub struct Curve {
     pub label: String,
     pub series: usize,
-    pub points: Vec<Point>,
+    pub points: Vec<CurvePoint>,
 }
 
 /// A filled range between two curves.
@@ -28,20 +28,20 @@ pub struct Band {
     pub opacity: f64,
 }
 
-/// A chart of lines. The y axis is `y`; values are told with `unit`.
+/// A line chart. `unit` follows each value in the text under the pointer.
 #[derive(Debug, Clone)]
 pub struct Curves {
     pub x_label: String,
     pub unit: &'static str,
     pub y: Scale,
     pub bands: Vec<Band>,
-    pub lines: Vec<Line>,
+    pub lines: Vec<Curve>,
 }
 
 const HEIGHT: f64 = 190.0;
-/// More places than this along x answer the pointer for their neighbours too.
+/// Areas under the pointer along x; of more x values than this only every n-th gets an area.
 const MAX_STRIPS: usize = 240;
-/// Up to so many points are drawn as dots as well: few points are not a curve.
+/// Curves with at most this many points also get dots, so that single points are visible.
 const MAX_DOTS: usize = 24;
 
 impl Curves {
@@ -64,7 +64,7 @@ impl Curves {
         for band in &self.bands {
             draw_band(&mut marks, &frame, band);
         }
-        // Many bands over each other would only be mud.
+        // Overlapping bands of many lines add up: each is drawn fainter.
         let opacity = if self.lines.len() > 2 { 0.09 } else { 0.18 };
         for line in &self.lines {
             let points = line.points.iter().filter_map(|p| p.interval.map(|(low, high)| (p.x, low, high)));
@@ -78,15 +78,15 @@ impl Curves {
         Scene { width: WIDTH, height: top + HEIGHT + 42.0, marks }
     }
 
-    /// A lone line needs no legend, unless bands do.
-    fn legend(&self) -> Vec<(Key, &str)> {
+    /// One line without bands needs no legend.
+    fn legend(&self) -> Vec<(LegendKey, &str)> {
         if self.lines.len() + self.bands.len() < 2 {
             return Vec::new();
         }
-        let line = |line: &Line| Key::Line(Ink::Series(line.series), Dash::of(line.series));
+        let line = |line: &Curve| LegendKey::Line(Ink::Series(line.series), Dash::of(line.series));
         let lines = self.lines.iter().map(|l| (line(l), l.label.as_str()));
         let bands =
-            self.bands.iter().map(|b| (Key::Patch(Ink::Series(b.series), b.opacity), b.label.as_str()));
+            self.bands.iter().map(|b| (LegendKey::Patch(Ink::Series(b.series), b.opacity), b.label.as_str()));
         lines.chain(bands).collect()
     }
 
@@ -99,7 +99,7 @@ impl Curves {
         xs
     }
 
-    /// One strip per x, wide enough to leave no gap, that tells all values there.
+    /// One area under the pointer per x, without gaps between them, that lists all values at this x.
     fn draw_strips(&self, marks: &mut Vec<Mark>, frame: &Frame, xs: &[f64]) {
         let chosen: Vec<f64> = xs.iter().copied().step_by(xs.len() / MAX_STRIPS + 1).collect();
         for (idx, &x) in chosen.iter().enumerate() {
@@ -141,7 +141,7 @@ fn draw_band(marks: &mut Vec<Mark>, frame: &Frame, band: &Band) {
     marks.push(Mark::Area { points, ink: Ink::Series(band.series), opacity: band.opacity });
 }
 
-fn draw_line(marks: &mut Vec<Mark>, frame: &Frame, line: &Line) {
+fn draw_line(marks: &mut Vec<Mark>, frame: &Frame, line: &Curve) {
     let ink = Ink::Series(line.series);
     let points: Vec<(f64, f64)> = line.points.iter().map(|p| frame.at(p.x, p.y)).collect();
     if points.len() <= MAX_DOTS {
@@ -152,7 +152,7 @@ fn draw_line(marks: &mut Vec<Mark>, frame: &Frame, line: &Line) {
     marks.push(Mark::Line { points, ink, width: 1.9, dash: Dash::of(line.series) });
 }
 
-/// A sentence in the middle of nothing is not a chart; figures that lack data are left out instead.
+/// A small muted caption.
 pub(super) fn caption(at: (f64, f64), text: &str) -> Mark {
     super::text(at, text, super::SMALL, Ink::Muted, Anchor::Start)
 }

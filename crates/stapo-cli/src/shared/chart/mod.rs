@@ -8,24 +8,24 @@ mod scatter;
 mod svg;
 
 pub use bars::{Bar, BarGroup, Bars};
-pub use curves::{Band, Curves, Line, Point};
+pub use curves::{Band, Curve, CurvePoint, Curves};
 pub use png::write_png;
 pub use scale::{Scale, number, significant};
 pub use scatter::{Dot, Guide, Scatter};
 pub use svg::to_svg;
 
-/// A picture with the words around it.
+/// A drawing with its title and note.
 #[derive(Debug, Clone)]
 pub struct Figure {
-    /// Names its file and its place in the page.
+    /// The file name of the PNG and the element's id in the page.
     pub name: String,
     pub title: String,
-    /// What is drawn, in which unit, over what.
+    /// States what is drawn, in which unit, over which samples.
     pub note: String,
     pub scene: Scene,
 }
 
-/// Marks in drawing order, in units that are pixels at natural size; y grows downwards.
+/// Marks in drawing order. One unit is one pixel at natural size; y grows downwards.
 #[derive(Debug, Clone)]
 pub struct Scene {
     pub width: f64,
@@ -70,13 +70,13 @@ pub enum Mark {
         ink: Ink,
         anchor: Anchor,
     },
-    /// Text over marks: it has a rim of paper.
+    /// Text over marks, outlined in the background colour so that it stays readable.
     Label {
         at: (f64, f64),
         text: String,
         anchor: Anchor,
     },
-    /// A part of the picture that answers the pointer; only pages have one.
+    /// An invisible area that shows `text` under the pointer; PNG files leave it out.
     Hover {
         corner: (f64, f64),
         size: (f64, f64),
@@ -84,15 +84,16 @@ pub enum Mark {
     },
 }
 
-/// A role, not a colour: pages give it one per theme.
+/// The role of a colour; a page maps each role to one colour per theme.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ink {
     Text,
     Muted,
     Grid,
-    /// Colours that stay apart for colour-blind readers, counted from 0; they repeat after [`SERIES`].
+    /// A series by number, from 0. The colours of [`SERIES`] are distinct for colour-blind readers and repeat after the
+    /// last.
     Series(usize),
-    /// From 0, little, to 1, much.
+    /// A place on the heat scale, from 0 (low) to 1 (high).
     Heat(f64),
 }
 
@@ -104,7 +105,7 @@ pub enum Dash {
 }
 
 impl Dash {
-    /// Lines of neighbouring series differ in more than colour.
+    /// Series that share a colour, because colours repeat, differ in their dashes.
     pub fn of(series: usize) -> Self {
         match series / SERIES.len() {
             0 => Dash::Solid,
@@ -129,7 +130,7 @@ pub enum Anchor {
     End,
 }
 
-/// Series colours as (light theme, dark theme), after Okabe and Ito (2008), lightened for the dark one.
+/// Series colours as (light theme, dark theme), after Okabe and Ito (2008), lightened for the dark theme.
 pub const SERIES: [(&str, &str); 6] = [
     ("#0072b2", "#5ab4f0"),
     ("#d55e00", "#ff9350"),
@@ -153,7 +154,7 @@ pub fn heat_rgb(heat: f64) -> (u8, u8, u8) {
     (mix(a.0, b.0), mix(a.1, b.1), mix(a.2, b.2))
 }
 
-/// Room for the data inside a scene, and the way into it.
+/// The rectangle of a scene that holds the data, and the scales that map values into the rectangle.
 #[derive(Debug, Clone)]
 pub struct Frame {
     pub left: f64,
@@ -164,7 +165,7 @@ pub struct Frame {
     pub y: Scale,
 }
 
-/// The fonts of browsers are up to so much wider than the one that measures here.
+/// Upper bound on how much wider a browser's font is than the font that `text_width` measures with.
 const BROWSER: f64 = 1.15;
 const LABEL: f64 = 12.0;
 const SMALL: f64 = 11.0;
@@ -208,7 +209,7 @@ impl Frame {
         marks.push(text((middle, bottom + 34.0), label, LABEL, Ink::Muted, Anchor::Middle));
     }
 
-    /// Room left of the axis for its widest label.
+    /// Width left of the y axis for its widest label.
     fn margin(y: &Scale) -> f64 {
         let widest = y.ticks(5).iter().map(|tick| png::text_width(&tick.label, LABEL)).fold(0.0, f64::max);
         (BROWSER * widest + 12.0).clamp(28.0, 90.0)
@@ -223,15 +224,15 @@ fn text(at: (f64, f64), text: &str, size: f64, ink: Ink, anchor: Anchor) -> Mark
     Mark::Text { at, text: text.to_string(), size, ink, anchor }
 }
 
-/// What a legend shows beside a name.
+/// The sign beside a name in a legend.
 #[derive(Debug, Clone, Copy)]
-enum Key {
+enum LegendKey {
     Line(Ink, Dash),
     Patch(Ink, f64),
 }
 
-/// Draws a legend in as many rows as it needs and says how high it is.
-fn draw_legend(marks: &mut Vec<Mark>, entries: &[(Key, &str)]) -> f64 {
+/// Draws a legend in as many rows as it needs and returns its height.
+fn draw_legend(marks: &mut Vec<Mark>, entries: &[(LegendKey, &str)]) -> f64 {
     if entries.is_empty() {
         return 4.0;
     }
@@ -242,10 +243,10 @@ fn draw_legend(marks: &mut Vec<Mark>, entries: &[(Key, &str)]) -> f64 {
             (x, y) = (0.0, y + LEGEND_LINE);
         }
         marks.push(match *key {
-            Key::Line(ink, dash) => {
+            LegendKey::Line(ink, dash) => {
                 Mark::Line { points: vec![(x, y - 4.0), (x + 18.0, y - 4.0)], ink, width: 2.5, dash }
             }
-            Key::Patch(ink, opacity) => {
+            LegendKey::Patch(ink, opacity) => {
                 Mark::Box { corner: (x, y - 10.0), size: (18.0, 12.0), ink, opacity, hover: None }
             }
         });

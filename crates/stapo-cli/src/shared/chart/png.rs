@@ -1,4 +1,4 @@
-//! A figure as PNG: the same marks on a white sheet, text as glyph outlines of a font inside the program.
+//! A figure as PNG: the marks of its scene on white, text as glyph outlines of a font embedded in the program.
 
 use super::{Anchor, Figure, Ink, Mark, SERIES, SMALL, Scene, heat_rgb};
 use anyhow::{Context, Result};
@@ -8,7 +8,7 @@ use tiny_skia::{
 };
 use ttf_parser::{Face, OutlineBuilder};
 
-/// Pixels per unit of the scene: sharp on dense screens.
+/// Pixels per unit of the scene; 2 keeps figures sharp on high-density screens.
 const SCALE: f32 = 2.0;
 const MARGIN: f64 = 16.0;
 const GAP: f64 = 36.0;
@@ -49,7 +49,7 @@ pub fn write_png(path: &std::path::Path, figures: &[&Figure]) -> Result<()> {
     std::fs::write(path, bytes).with_context(|| format!("picture {}", path.display()))
 }
 
-/// How wide a text is. The fonts of pages differ a little from ours.
+/// The width of a text in the embedded font. A browser's font may be wider (`BROWSER`).
 pub fn text_width(text: &str, size: f64) -> f64 {
     let units: u32 = text.chars().map(advance).sum();
     f64::from(units) * size / f64::from(FACE.units_per_em())
@@ -75,7 +75,7 @@ fn wrapped(text: &str, size: f64, width: f64) -> Vec<String> {
     lines
 }
 
-/// Where marks land, shifted and scaled.
+/// The picture under construction, and the place of the scene's origin in it.
 struct Sheet {
     pixmap: Pixmap,
     at: (f64, f64),
@@ -139,7 +139,7 @@ impl Sheet {
         let Some(path) = outline(at, text, size, anchor) else { return };
         let paint = paint(ink, 1.0);
         self.pixmap.fill_path(&path, &paint, FillRule::Winding, self.place(), None);
-        // The font is a light one; a hair around each glyph brings it to text weight.
+        // The embedded font is light; a thin stroke around each glyph brings it to regular weight.
         let hair = Stroke { width: (size * 0.025) as f32, ..Stroke::default() };
         self.pixmap.stroke_path(&path, &paint, &hair, self.place(), None);
     }
@@ -155,7 +155,7 @@ impl Sheet {
     }
 }
 
-/// The glyphs of a text as one path; none where there is nothing to draw.
+/// The glyphs of a text as one path; `None` for text without outlines.
 fn outline(at: (f64, f64), text: &str, size: f64, anchor: Anchor) -> Option<tiny_skia::Path> {
     let shift = match anchor {
         Anchor::Start => 0.0,
@@ -188,7 +188,7 @@ fn polygon(points: &[(f64, f64)]) -> PathBuilder {
     builder
 }
 
-/// Glyph outlines, moved to where the text is.
+/// Collects glyph outlines at the place of their text.
 struct Outline {
     builder: PathBuilder,
     x: f32,
@@ -212,11 +212,14 @@ impl OutlineBuilder for Outline {
         self.builder.line_to(x, y);
     }
     fn quad_to(&mut self, x1: f32, y1: f32, x: f32, y: f32) {
-        let ((x1, y1), (x, y)) = (self.at(x1, y1), self.at(x, y));
+        let (x1, y1) = self.at(x1, y1);
+        let (x, y) = self.at(x, y);
         self.builder.quad_to(x1, y1, x, y);
     }
     fn curve_to(&mut self, x1: f32, y1: f32, x2: f32, y2: f32, x: f32, y: f32) {
-        let ((x1, y1), (x2, y2), (x, y)) = (self.at(x1, y1), self.at(x2, y2), self.at(x, y));
+        let (x1, y1) = self.at(x1, y1);
+        let (x2, y2) = self.at(x2, y2);
+        let (x, y) = self.at(x, y);
         self.builder.cubic_to(x1, y1, x2, y2, x, y);
     }
     fn close(&mut self) {
@@ -237,7 +240,7 @@ fn paint(ink: Ink, opacity: f64) -> Paint<'static> {
     paint
 }
 
-/// The bytes of `#rrggbb`.
+/// Red, green and blue of `#rrggbb`.
 fn rgb(hex: &str) -> (u8, u8, u8) {
     let byte = |at: usize| u8::from_str_radix(hex.get(at..at + 2).unwrap_or("0"), 16).unwrap_or_default();
     (byte(1), byte(3), byte(5))

@@ -1,6 +1,6 @@
-//! From values to places, and the numbers beside an axis.
+//! Axes: the mapping from values to places, and the labels of ticks.
 
-/// An axis. Its ends are the first and the last value it shows.
+/// An axis from its lowest to its highest value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Scale {
     Linear {
@@ -17,7 +17,7 @@ pub enum Scale {
         low: f64,
         high: f64,
     },
-    /// A logarithmic axis with a place of its own for 0 (and below) under it.
+    /// A logarithmic axis with a separate place for 0 and below at its low end.
     LogOrZero {
         low: f64,
         high: f64,
@@ -31,11 +31,11 @@ pub struct Tick {
     pub label: String,
 }
 
-/// The share of a [`Scale::LogOrZero`] below its lowest power.
+/// The share of a [`Scale::LogOrZero`] axis that separates 0 from the lowest power of ten.
 const ZERO_ROOM: f64 = 0.12;
 
 impl Scale {
-    /// A linear axis with round ends around the values. It starts at 0 unless the values are far from it.
+    /// A linear axis with round ends around the values. The axis includes 0 unless all values are far from 0.
     pub fn around(values: impl IntoIterator<Item = f64>) -> Self {
         let (mut low, mut high) = range(values).unwrap_or((0.0, 1.0));
         if low > 0.0 && low < 0.6 * high {
@@ -51,12 +51,12 @@ impl Scale {
         Scale::Linear { low: (low / step).floor() * step, high: (high / step).ceil() * step }
     }
 
-    /// Whole numbers between exactly these ends.
+    /// An axis of whole numbers with exactly these ends.
     pub fn whole(low: f64, high: f64) -> Self {
         if high > low { Scale::Whole { low, high } } else { Scale::Whole { low: low - 0.5, high: low + 0.5 } }
     }
 
-    /// Exactly these ends.
+    /// A linear axis with exactly these ends.
     pub fn exactly(low: f64, high: f64) -> Self {
         if high > low {
             Scale::Linear { low, high }
@@ -65,19 +65,20 @@ impl Scale {
         }
     }
 
-    /// Whole powers of ten around the positive values; none where there are none.
+    /// Whole powers of ten around the positive values; `None` without a positive value.
     pub fn log_around(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let (low, high) = powers(values)?;
         Some(Scale::Log { low, high })
     }
 
-    /// [`Self::log_around`] with a place for 0.
+    /// [`Self::log_around`] with a separate place for 0.
     pub fn log_or_zero(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let (low, high) = powers(values)?;
         Some(Scale::LogOrZero { low, high })
     }
 
-    /// From 0 at the low end to 1 at the high one; what is outside goes to the nearer end.
+    /// The place of a value, from 0 at the low end to 1 at the high end; values outside the axis land on the nearer
+    /// end.
     pub fn place(&self, value: f64) -> f64 {
         match *self {
             Scale::Linear { low, high } | Scale::Whole { low, high } => {
@@ -132,7 +133,7 @@ fn powers(values: impl IntoIterator<Item = f64>) -> Option<(f64, f64)> {
     Some((10f64.powf(low), 10f64.powf(high)))
 }
 
-/// Powers of ten, thinned where there are more than about six.
+/// Ticks at powers of ten; of more than about six powers only every n-th.
 fn powers_between(low: f64, high: f64) -> Vec<Tick> {
     let (first, last) = (low.log10().ceil() as i32, high.log10().floor() as i32);
     let every = ((last - first) / 6 + 1) as usize;
@@ -140,7 +141,7 @@ fn powers_between(low: f64, high: f64) -> Vec<Tick> {
     (first..=last).rev().step_by(every).map(tick).collect()
 }
 
-/// 1, 2 or 5 times a power of ten, not below `rough`.
+/// The smallest 1, 2 or 5 times a power of ten that is not below `rough`.
 fn nice_step(rough: f64) -> f64 {
     let power = 10f64.powf(rough.max(f64::MIN_POSITIVE).log10().floor());
     let factors = [1.0, 2.0, 5.0, 10.0];
@@ -148,7 +149,7 @@ fn nice_step(rough: f64) -> f64 {
     factor * power
 }
 
-/// A tick's label: no more digits than its step needs.
+/// A tick's label with as many decimals as its step needs.
 fn fixed(value: f64, step: f64, decimals: usize) -> String {
     let value = if value.abs() < 1e-9 * step { 0.0 } else { value };
     if decimals > 4 || value.abs() >= 1e6 {
@@ -158,17 +159,17 @@ fn fixed(value: f64, step: f64, decimals: usize) -> String {
     }
 }
 
-/// With a minus sign as long as the plus.
+/// Replaces a leading hyphen by the minus sign.
 fn minus(text: &str) -> String {
     text.replacen('-', "−", usize::from(text.starts_with('-')))
 }
 
-/// Three digits that count, without trailing zeros: `0.141`, `63.7`, `4769`, `1.6e-4`.
+/// Three significant digits without trailing zeros: `0.141`, `63.7`, `4769`, `1.6e-4`.
 pub fn number(value: f64) -> String {
     significant(value, 3)
 }
 
-/// [`number`] with that many digits.
+/// [`number`] with `digits` significant digits.
 pub fn significant(value: f64, digits: usize) -> String {
     if value == 0.0 {
         return "0".to_string();

@@ -1,4 +1,4 @@
-//! Points in a plane, with guides.
+//! Scatter plots with guide lines.
 
 use super::curves::caption;
 use super::scale::number;
@@ -13,7 +13,7 @@ pub struct Dot {
     pub hover: String,
 }
 
-/// A line through the whole plane, with its name.
+/// A labelled line across the plot.
 #[derive(Debug, Clone)]
 pub enum Guide {
     Upright {
@@ -24,7 +24,7 @@ pub enum Guide {
         y: f64,
         label: String,
     },
-    /// From and to.
+    /// From one point to another.
     Slope {
         from: (f64, f64),
         to: (f64, f64),
@@ -35,13 +35,13 @@ pub enum Guide {
 #[derive(Debug, Clone)]
 pub struct Scatter {
     pub x_label: String,
-    /// Stands above the axis.
+    /// Drawn above the y axis.
     pub y_label: String,
     pub x: Scale,
     pub y: Scale,
     pub dots: Vec<Dot>,
     pub guides: Vec<Guide>,
-    /// What heat inks mean: name, lowest and highest value.
+    /// The heat scale's quantity with its lowest and highest value.
     pub heat: Option<(String, f64, f64)>,
 }
 
@@ -111,7 +111,8 @@ fn draw_guide(marks: &mut Vec<Mark>, frame: &Frame, guide: &Guide) {
 
 fn draw_heat_key(marks: &mut Vec<Mark>, name: &str, low: f64, high: f64) {
     const N: usize = 24;
-    let (left, width) = (WIDTH - 190.0, 120.0);
+    let left = WIDTH - 190.0;
+    let width = 120.0;
     for idx in 0..N {
         let corner = (left + width * idx as f64 / N as f64, 3.0);
         let size = (width / N as f64 + 0.5, 10.0);

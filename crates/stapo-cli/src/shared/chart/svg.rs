@@ -1,10 +1,10 @@
-//! A scene as inline SVG. Colours are the page's variables, so both themes and print need no second drawing.
+//! A scene as inline SVG. Colours are CSS variables of the page, so one drawing serves both themes and print.
 
 use super::{Anchor, Ink, Mark, SMALL, Scene, heat_rgb};
-use crate::shared::page::escape;
+use crate::shared::html::escape;
 use std::fmt::Write;
 
-/// The scene as an `<svg>` element; `label` says to a screen reader what it shows.
+/// The scene as an `<svg>` element; `label` is its text for screen readers.
 pub fn to_svg(scene: &Scene, label: &str) -> String {
     let mut out = format!(
         r#"<svg viewBox="0 0 {} {}" role="img" aria-label="{}">"#,
@@ -121,7 +121,7 @@ fn color(ink: Ink) -> String {
     }
 }
 
-/// A hundredth of a pixel is enough.
+/// A number with at most two decimals: a hundredth of a pixel.
 fn short(value: f64) -> String {
     let text = format!("{value:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()

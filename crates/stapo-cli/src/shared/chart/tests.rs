@@ -36,8 +36,8 @@ fn numbers_keep_three_digits_that_count() {
 }
 
 fn curves() -> Curves {
-    let point = |x: f64, y: f64| Point { x, y, interval: Some((y - 1.0, y + 1.0)) };
-    let line = |label: &str, series| Line {
+    let point = |x: f64, y: f64| CurvePoint { x, y, interval: Some((y - 1.0, y + 1.0)) };
+    let line = |label: &str, series| Curve {
         label: label.into(),
         series,
         points: (1..=5).map(|x| point(f64::from(x), f64::from(x * x))).collect(),

@@ -3,9 +3,9 @@
   const root = document.documentElement;
   const button = document.getElementById("theme");
   const themes = ["system", "light", "dark"];
-  // A page opened from a file may not be allowed to remember; then it starts as the system says.
+  // Browsers may deny localStorage to a page opened from a file; the page then starts with the system's theme.
   const remembered = () => { try { return localStorage.getItem("stapo-theme"); } catch { return null; } };
-  const remember = (theme) => { try { localStorage.setItem("stapo-theme", theme); } catch { /* not allowed */ } };
+  const remember = (theme) => { try { localStorage.setItem("stapo-theme", theme); } catch { /* denied */ } };
   const show = (theme) => {
     if (theme === "system") root.removeAttribute("data-theme"); else root.setAttribute("data-theme", theme);
     button.textContent = "theme: " + theme;

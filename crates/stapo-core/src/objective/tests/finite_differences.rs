@@ -1,13 +1,14 @@
 use super::*;
 
-/// A five-point central difference: its truncation error is of fourth order, so a step can be large enough to drown rounding.
+/// A five-point central difference. The truncation error is of fourth order, so the step can be so large that rounding does
+/// not matter.
 fn derivative(f: impl Fn(f64) -> f64) -> f64 {
-    // A power of two: log-probs of any size move by exactly this much.
+    // The step is a power of two, so that adding the step to a log-prob is exact.
     let h = 2f64.powi(-13);
     (8.0 * (f(h) - f(-h)) - (f(2.0 * h) - f(-2.0 * h))) / (12.0 * h)
 }
 
-/// Ratios near a kink are scaled away from it: GSPO's clip is 1000 times narrower than the others'.
+/// The spread of log-ratios that reaches beyond the clip. GSPO's clip is 1000 times narrower than the others'.
 fn drift(spec: &ObjectiveSpec) -> f64 {
     match (spec.ratio, spec.surrogate) {
         (Ratio::Sequence, _) => 2e-3,
@@ -15,12 +16,12 @@ fn drift(spec: &ObjectiveSpec) -> f64 {
     }
 }
 
-/// Loss and d_logp against the naive implementation and its finite differences. Tokens within a step of a kink are left out;
-/// returns how many derivatives were compared.
+/// Compares loss and `d_logp` with the naive implementation and its finite differences. Tokens within a step of a kink are
+/// left out. Returns the number of derivatives compared.
 fn check(name: &str, spec: &ObjectiveSpec, samples: &[Sample], pass: usize) -> usize {
     let live: Vec<Vec<f64>> = samples.iter().map(|s| s.logp.clone()).collect();
     let entropy: Vec<Vec<f64>> = samples.iter().map(|s| s.entropy.clone()).collect();
-    let (tally, effects) = run(spec, samples, Draw { step: 0, pass }).unwrap();
+    let (tally, effects) = run(spec, samples, UpdateKey { step: 0, pass }).unwrap();
     let frozen = naive::Frozen::new(spec, samples, pass);
     let naive = naive::loss(spec, samples, &frozen, &live, &entropy);
     assert!((tally.loss - naive).abs() <= 1e-12 * (1.0 + naive.abs()), "{name}: loss {} {naive}", tally.loss);
@@ -35,7 +36,7 @@ fn check(name: &str, spec: &ObjectiveSpec, samples: &[Sample], pass: usize) -> u
                 live
             };
             let at = |delta: f64| naive::loss(spec, samples, &frozen, &moved(delta), &entropy);
-            // A kink inside the stencil shows as two one-sided slopes that disagree.
+            // With a kink inside the stencil the two one-sided slopes differ.
             let (left, right) = ((at(0.0) - at(-3e-4)) / 3e-4, (at(3e-4) - at(0.0)) / 3e-4);
             if (left - right).abs() > 0.1 * (left.abs() + right.abs()) + 1e-9 {
                 continue;
@@ -84,11 +85,11 @@ fn d_logp_is_the_derivative_on_policy_where_every_ratio_is_one() {
         for sample in &mut samples {
             sample.behavior_logp.clone_from(&sample.logp);
         }
-        // |ln r| has its kink at ratio 1: its slope there is 0, between the two sides.
+        // |ln r| has a kink at ratio 1, where the slope is taken as 0, between the slopes of the two sides.
         if !matches!(spec.surrogate, Surrogate::KlCov { .. }) {
             assert!(check(&name, &spec, &samples, 0) > 0, "{name}");
         }
-        let (tally, effects) = run(&spec, &samples, Draw::default()).unwrap();
+        let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
         assert!(effects.iter().flatten().all(|effect| effect.ratio == 1.0), "{name}: ratio");
         assert_eq!(tally.n_clipped, 0, "{name}: nothing clips at ratio 1");
     }
@@ -120,7 +121,7 @@ fn d_logp_is_the_derivative_with_every_other_axis() {
     }
 }
 
-/// Slopes of the loss to both sides of a token's log-prob.
+/// The slopes of the loss on both sides of a token's log-prob.
 fn one_sided(spec: &ObjectiveSpec, samples: &[Sample]) -> (f64, f64) {
     let live: Vec<Vec<f64>> = samples.iter().map(|s| s.logp.clone()).collect();
     let entropy: Vec<Vec<f64>> = samples.iter().map(|s| s.entropy.clone()).collect();
@@ -137,10 +138,10 @@ fn one_sided(spec: &ObjectiveSpec, samples: &[Sample]) -> (f64, f64) {
 fn a_ratio_exactly_at_a_clip_edge_takes_the_inner_slope() {
     let spec = ObjectiveSpec::from_preset("justrl").unwrap();
     for (advantage, edge) in [(1.0, 1.28), (-1.0, 0.8), (-1.0, 10.0)] {
-        // behavior_logp such that exp(logp - behavior_logp) is the edge to the last bit, where floats allow.
+        // `behavior_logp` is such that exp(logp - behavior_logp) is the edge to the last bit, where f64 has such a value.
         let mut sample = Sample::on_policy(advantage, &[-5.0, -1.0], &[0.5, 0.5]);
         sample.behavior_logp[0] = -5.0 - libm::log(edge);
-        let (_, effects) = run(&spec, &[sample.clone()], Draw::default()).unwrap();
+        let (_, effects) = run(&spec, &[sample.clone()], UpdateKey::default()).unwrap();
         let (left, right) = one_sided(&spec, &[sample]);
         let ours = effects[0][0].d_logp;
         let is_a_side = (ours - left).abs() < 1e-5 || (ours - right).abs() < 1e-5;
@@ -166,7 +167,7 @@ fn extreme_log_probs_give_finite_effects_for_every_preset() {
                 Sample::on_policy(1.5, &[logp, -0.5, logp], &[0.0, 0.7, 0.1]),
                 Sample::on_policy(-1.5, &[logp], &[0.0]),
             ];
-            let (tally, effects) = run(&spec, &samples, Draw::default()).unwrap();
+            let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
             assert!(tally.loss.is_finite(), "{name} at logp {logp}");
             assert!(
                 effects.iter().flatten().all(|e| e.d_logp.is_finite() && e.ratio == 1.0),
@@ -186,7 +187,7 @@ fn equal_rewards_push_nothing() {
         assert_eq!(advantages, [0.0; 5], "{name}");
         let samples: Vec<Sample> =
             advantages.iter().map(|&a| Sample::on_policy(a, &[-1.0, -8.0], &[1.0, 0.1])).collect();
-        let (tally, effects) = run(&spec, &samples, Draw::default()).unwrap();
+        let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
         assert_eq!(tally.loss, 0.0, "{name}");
         assert!(effects.iter().flatten().all(|e| e.d_logp == 0.0), "{name}");
     }
@@ -195,7 +196,8 @@ fn equal_rewards_push_nothing() {
 #[test]
 fn silenced_tokens_get_zero_weight() {
     for (name, spec) in all_specs() {
-        let (_, effects) = run(&spec, &random_minibatch(&spec, 4, drift(&spec)), Draw::default()).unwrap();
+        let (_, effects) =
+            run(&spec, &random_minibatch(&spec, 4, drift(&spec)), UpdateKey::default()).unwrap();
         let mut silenced = effects.iter().flatten().filter(|e| !e.kept);
         assert!(silenced.all(|e| e.d_logp == 0.0 && e.d_entropy == 0.0 && e.silenced_by.is_some()), "{name}");
         assert!(effects.iter().flatten().filter(|e| e.kept).all(|e| e.silenced_by.is_none()), "{name}");

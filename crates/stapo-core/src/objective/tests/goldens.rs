@@ -18,8 +18,8 @@ struct Case {
     d_logp: Vec<Vec<f64>>,
 }
 
-/// Our preset with the settings that make it TRL's: TRL adds 1e-4 to the deviation; its Dr. GRPO divides by the configured
-/// completion length (16 in the goldens); its top-entropy mask divides by all response tokens, not by the kept ones.
+/// Our preset with TRL's settings: TRL adds 1e-4 to the deviation; TRL's Dr. GRPO divides by the configured completion length
+/// (16 in the goldens); TRL's top-entropy mask divides by all response tokens instead of the kept tokens.
 fn as_trl(name: &str) -> ObjectiveSpec {
     let overrides: &[&str] = match name {
         "dr-grpo" => &["denominator.length=16.0"],
@@ -45,7 +45,7 @@ fn losses_and_gradients_agree_with_trl() {
                 ..Sample::on_policy(advantage, &case.logp[i], &case.entropy[i])
             })
             .collect();
-        let (tally, effects) = run(&spec, &samples, Draw::default()).unwrap();
+        let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
         let close = |ours: f64, theirs: f64| (ours - theirs).abs() <= 1e-6 * theirs.abs().max(1e-6);
         assert!(close(tally.loss, case.loss), "{}: loss {} {}", case.name, tally.loss, case.loss);
         let mut n_pushed = 0;

@@ -8,7 +8,7 @@ mod spec;
 use super::*;
 use crate::random::Key;
 
-/// Signals of one response, owned.
+/// The signals of one response, owned.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample {
     pub advantage: f64,
@@ -33,8 +33,8 @@ impl Sample {
         }
     }
 
-    pub fn response(&self) -> Response<'_> {
-        Response {
+    pub fn response(&self) -> ResponseSignals<'_> {
+        ResponseSignals {
             advantage: self.advantage,
             logp: &self.logp,
             behavior_logp: &self.behavior_logp,
@@ -54,8 +54,8 @@ pub(crate) fn uniform(key: u64, counter: &[u64]) -> f64 {
     counter.iter().fold(Key::new(key), |key, &word| key.with(word)).uniform()
 }
 
-/// A mini-batch of 3 groups of 4 responses, 1 to 12 tokens each. About a third of the tokens are improbable; `drift` is the
-/// spread of ln ratio.
+/// A mini-batch of 3 groups of 4 responses of 1 to 12 tokens. About a third of the tokens are improbable; log-ratios are
+/// spread over `-drift..drift`.
 pub(crate) fn random_minibatch(spec: &ObjectiveSpec, case: u64, drift: f64) -> Vec<Sample> {
     let mut samples = Vec::new();
     for group in 0..3u64 {
@@ -90,10 +90,10 @@ pub(crate) fn random_minibatch(spec: &ObjectiveSpec, case: u64, drift: f64) -> V
 pub(crate) fn run(
     spec: &ObjectiveSpec,
     samples: &[Sample],
-    draw: Draw,
+    update: UpdateKey,
 ) -> Result<(Tally, Vec<Vec<TokenEffect>>), ObjectiveError> {
-    let responses: Vec<Response> = samples.iter().map(Sample::response).collect();
-    let calibration = spec.calibrate(&responses, draw)?;
+    let responses: Vec<ResponseSignals> = samples.iter().map(Sample::response).collect();
+    let calibration = spec.calibrate(&responses, update)?;
     let mut tallies = Vec::new();
     let mut effects = Vec::new();
     for (idx, response) in responses.iter().enumerate() {
@@ -102,14 +102,11 @@ pub(crate) fn run(
         effects.push(own);
     }
     let tally = spec.total(&tallies);
-    for effect in effects.iter_mut().flatten() {
-        effect.d_logp *= tally.scale;
-        effect.d_entropy *= tally.scale;
-    }
+    effects.iter_mut().for_each(|own| tally.scale_effects(own));
     Ok((tally, effects))
 }
 
-/// Every preset, and S2T on top of each.
+/// Every preset, and every preset with S2T added.
 pub(crate) fn all_specs() -> Vec<(String, ObjectiveSpec)> {
     let plain = presets().into_iter().map(|preset| (preset.name.to_string(), preset.objective));
     let with_s2t = presets().into_iter().map(|preset| {

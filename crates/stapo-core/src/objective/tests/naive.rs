@@ -1,10 +1,10 @@
-//! A second implementation of every objective, written straight from the papers' formulas with no regard for speed: the oracle
-//! of the finite-difference tests. `live` holds the log-probs that are differentiated; everything that carries a stop-gradient
-//! (fates, soft weights, CISPO's weight) reads the frozen ones in `samples`.
+//! A second implementation of every objective, written from the papers' formulas without regard for speed. The
+//! finite-difference tests compare against this implementation. `live` holds the log-probs that are differentiated; every term
+//! with a stop-gradient (fates, soft weights, CISPO's weight) reads the frozen log-probs in `samples`.
 
 use super::*;
 
-/// What carries a stop-gradient: fates with soft weights, and KL-Cov's choice.
+/// The terms with a stop-gradient: fates with soft weights, and the tokens that KL-Cov penalises.
 pub struct Frozen {
     fates: Vec<Vec<Option<f64>>>,
     penalised: Vec<(usize, usize)>,
@@ -153,10 +153,11 @@ fn off_policy(spec: &ObjectiveSpec, sample: &Sample, t: usize) -> f64 {
     }
 }
 
-/// `Some(soft weight)` for kept tokens. Random masks are not modelled here: their choice is taken from the implementation, since
-/// no formula says which tokens a lottery draws.
+/// `Some(soft weight)` for kept tokens. The tokens that random masks draw are taken from the implementation under test,
+/// because no formula of a paper determines these.
 fn fates(spec: &ObjectiveSpec, samples: &[Sample], pass: usize) -> Vec<Vec<Option<f64>>> {
-    let drawn = run(spec, samples, Draw { step: 0, pass }).map(|(_, effects)| effects).unwrap_or_default();
+    let drawn =
+        run(spec, samples, UpdateKey { step: 0, pass }).map(|(_, effects)| effects).unwrap_or_default();
     let signal = |s: &Sample, t: usize| match spec.mask_signals {
         MaskSignals::Current => (s.logp[t], s.entropy[t]),
         MaskSignals::Behavior => (s.behavior_logp[t], s.behavior_entropy[t]),

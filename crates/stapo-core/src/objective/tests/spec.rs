@@ -45,7 +45,7 @@ fn overrides_reach_into_masks_and_axes() {
     assert_eq!(set("stapo", "mask_signals=\"behavior\"").unwrap().mask_signals, MaskSignals::Behavior);
 }
 
-/// What a wrong spec says.
+/// The error message of a spec that is refused.
 fn complaint(result: Result<ObjectiveSpec, SpecError>) -> String {
     result.map(|spec| spec.to_toml()).expect_err("must be refused").to_string()
 }

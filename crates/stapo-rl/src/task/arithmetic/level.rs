@@ -1,7 +1,7 @@
-//! The ladder of difficulties, and specs as files write them.
+//! The levels of difficulty, and the keys of the task in a config.
 
 use super::{ArithmeticSpec, Operator};
-use crate::task::VerifierSpec;
+use crate::task::verifier_spec::VerifierSpec;
 use serde::Deserialize;
 
 pub(super) const DEFAULT: usize = 3;
@@ -72,7 +72,7 @@ const LADDER: [Level; 6] = {
 };
 
 impl ArithmeticSpec {
-    /// The spec of a level from 1 (`4+3`) to 6 (`91-(36+48)/4*17+5`); `None` off the ladder.
+    /// The spec of a level from 1 (`4+3`) to 6 (`91-(36+48)/4*17+5`); `None` for other levels.
     pub fn at_level(level: usize) -> Option<Self> {
         let rung = LADDER.get(level.checked_sub(1)?)?;
         Some(Self {
@@ -92,7 +92,7 @@ impl ArithmeticSpec {
     }
 }
 
-/// An [`ArithmeticSpec`] as a file writes it: a level, and what differs from it.
+/// The keys of an [`ArithmeticSpec`] in a config: a level, and values that override the level's.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {

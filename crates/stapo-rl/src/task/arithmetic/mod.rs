@@ -1,7 +1,7 @@
-//! Multi-step integer arithmetic: `(8-3)*4+7=` is answered `so 5*4+7, then 20+7, thus \boxed{27}`.
+//! Multi-step integer arithmetic: the answer to `(8-3)*4+7=` is `so 5*4+7, then 20+7, thus \boxed{27}`.
 //!
-//! Each step writes the whole remaining expression, so everything the next step needs is in the last one: a model
-//! of a few million parameters learns it by copying, and a mistake carries on consistently.
+//! Each step writes the whole remaining expression, so that the next step depends on the step before it alone. A model of a
+//! few million parameters learns this by copying, and the steps after a mistake are consistent with the mistake.
 
 mod expression;
 mod level;
@@ -10,23 +10,24 @@ mod solution;
 pub use expression::Operator;
 pub use solution::Mistakes;
 
-use super::generated::Drawn;
+use super::TaskError;
+use super::drawn::DrawnProblem;
 use super::split::check_share;
-use super::{TaskError, VerifierSpec};
-use expression::{Expression, Token};
+use super::verifier_spec::VerifierSpec;
+use expression::{Expression, Symbol};
 use level::Written;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 use stapo_core::random::Key;
 
 pub(super) const TEMPLATE: &str = "{{ problem }}=";
-/// Reading longer expressions is refused: intermediate texts grow with the square.
+/// The most operators of an expression. The length of a worked solution grows with the square of this number.
 const MAX_OPERATORS: usize = 20;
-/// No operand or intermediate value is larger, so no product overflows.
+/// The largest operand and intermediate value, so that no product overflows.
 const MAX_VALUE: i64 = 1_000_000_000;
 
-/// What expressions look like. In a file, `level` (1 to 6, [`ArithmeticSpec::at_level`]) sets all values of the
-/// expression and the other keys change single ones.
+/// The form of the expressions. In a config, `level` (1 to 6, [`ArithmeticSpec::at_level`]) sets all values and the other
+/// keys override single values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written")]
 pub struct ArithmeticSpec {
@@ -35,15 +36,16 @@ pub struct ArithmeticSpec {
     pub min_operand: i64,
     pub max_operand: i64,
     pub operators: Vec<Operator>,
-    /// Share of the expressions with a pair of parentheses that matters; needs two operators or more.
+    /// The share of expressions with a pair of parentheses that changes the value. Such an expression has two or more
+    /// operators.
     pub parentheses_share: f64,
     /// Whether intermediate and final results may be below zero.
     pub negative_results: bool,
-    /// No intermediate or final result is larger in size.
+    /// The largest absolute value of intermediate and final results.
     pub max_result: i64,
-    /// Share of all expressions, by the hash of their text, that training never sees.
+    /// The share of expressions, chosen by the hash of the text, that are held out of training.
     pub held_out_share: f64,
-    /// How many of those form the held-out set, or fewer where there are fewer.
+    /// The size of the held-out set; the set is smaller where there are fewer such expressions.
     pub n_held_out: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
@@ -88,15 +90,19 @@ impl ArithmeticSpec {
         check_share("held_out_share", self.held_out_share)
     }
 
-    /// One try at a problem: `None` where the drawn expression breaks a rule of the spec. The number of operators
-    /// and the parentheses hang on `shape` alone, so that tries which fail do not change their shares.
-    pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<Drawn> {
+    /// One attempt at a problem: `None` where the drawn expression breaks a rule of the spec. The number of operators and the
+    /// parentheses depend on `shape` alone, so that failed attempts do not change the shares of shapes.
+    pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<DrawnProblem> {
         let choices = (self.max_operators - self.min_operators) as u64 + 1;
         let n_operators = self.min_operators + shape.with(0).below(choices) as usize;
         let has_group = n_operators >= 2 && shape.with(1).uniform() < self.parentheses_share;
         let expression = self.draw_expression(n_operators, has_group, attempt)?;
         let value = self.value(expression.clone())?;
-        Some(Drawn { problem: expression.to_string(), reference: value.to_string(), fields: Map::new() })
+        Some(DrawnProblem {
+            problem: expression.to_string(),
+            reference: value.to_string(),
+            fields: Map::new(),
+        })
     }
 
     fn draw_expression(&self, n_operators: usize, has_group: bool, key: Key) -> Option<Expression> {
@@ -110,20 +116,20 @@ impl ArithmeticSpec {
         let mut tokens = Vec::with_capacity(2 * n_operands + 1);
         for idx in 0..n_operands {
             if idx > 0 {
-                tokens.push(Token::Operator(operators[idx - 1]));
+                tokens.push(Symbol::Operator(operators[idx - 1]));
             }
             if group.is_some_and(|(first, _)| first == idx) {
-                tokens.push(Token::Open);
+                tokens.push(Symbol::Open);
             }
-            tokens.push(Token::Number(operand(idx)));
+            tokens.push(Symbol::Number(operand(idx)));
             if group.is_some_and(|(_, last)| last == idx) {
-                tokens.push(Token::Close);
+                tokens.push(Symbol::Close);
             }
         }
         Some(Expression::new(tokens))
     }
 
-    /// The value, if every step keeps to the spec.
+    /// The value; `None` where an intermediate result breaks a rule of the spec.
     fn value(&self, mut expression: Expression) -> Option<i64> {
         while let Some(next) = expression.next_operation() {
             let value = next.operator.apply(next.left, next.right)?;
@@ -136,13 +142,13 @@ impl ArithmeticSpec {
     }
 }
 
-/// The answer of a generated problem, worked step by step with the mistakes that `key` draws.
+/// The worked solution of a generated problem, with the mistakes that `key` draws.
 pub(super) fn solution(problem: &str, mistakes: &Mistakes, key: Key) -> Option<String> {
     let expression = Expression::parse(problem)?;
     Some(solution::write(expression, mistakes, key))
 }
 
-/// First and last operand of a pair of parentheses; `None` where it would change nothing.
+/// The first and last operand inside a pair of parentheses; `None` where the pair would not change the value.
 fn draw_group(operators: &[Operator], key: Key) -> Option<(usize, usize)> {
     let n_operands = operators.len() + 1;
     let n_inside = 2 + key.with(0).below(n_operands as u64 - 2) as usize;

@@ -1,4 +1,4 @@
-//! Worked solutions, and the mistakes a beginner makes in them.
+//! Worked solutions with mistakes.
 
 use super::expression::{Expression, Operation};
 use crate::task::TaskError;
@@ -6,28 +6,28 @@ use crate::task::split::check_share;
 use serde::{Deserialize, Serialize};
 use stapo_core::random::Key;
 
-/// How often a worked solution goes wrong. Shares are per step; after a mistake the rest follows from it.
-/// The solution of a problem is a function of these values alone; another `seed` gives another.
+/// The frequency of mistakes in worked solutions. Shares are per step; the steps after a mistake are consistent with the
+/// mistake. The solution of a problem is a function of these values; another `seed` gives another solution.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mistakes {
     pub seed: u64,
     /// A wrong result: off by one, off by ten, another digit, the other sign.
     pub wrong_result_share: f64,
-    /// An operation taken before its turn, as in 7+5*2=12*2, where the expression has one; in countdown, a move
-    /// without a plan.
+    /// An operation that precedence does not allow yet, as in 7+5*2=12*2, where the expression has one; in countdown, a
+    /// random move.
     pub wrong_order_share: f64,
     /// Two operations in one step.
     pub skipped_step_share: f64,
-    /// How often the operation that was not written down has a wrong result.
+    /// The share of wrong results among the operations that are not written down.
     pub skipped_wrong_share: f64,
-    /// Per letter of the words between steps: another letter stands in its place. Harmless, rare and sure to be unlike
-    /// what was meant. In arithmetic only.
+    /// The share of letters, in the words between steps, that are replaced by another letter. A typo is improbable, has low
+    /// entropy and does not change the answer. In arithmetic only.
     pub typo_share: f64,
 }
 
 impl Default for Mistakes {
-    /// About 45 % of the solutions of arithmetic at its default level come out right.
+    /// With these values about 45 % of the solutions of arithmetic at the default level are right.
     fn default() -> Self {
         Self {
             seed: 0,
@@ -41,7 +41,7 @@ impl Default for Mistakes {
 }
 
 impl Mistakes {
-    /// Every step right and written.
+    /// Every step is right and written down.
     pub const NONE: Self = Self {
         seed: 0,
         wrong_result_share: 0.0,
@@ -60,13 +60,13 @@ impl Mistakes {
     }
 }
 
-/// What may stand before a step. Any of them is as good as another: the choices that keep a policy's entropy up while
-/// its mistakes go.
+/// The words before a step. The choice of a word has no bearing on the answer, so a policy can lose its mistakes and keep
+/// the entropy of this choice.
 const WORDS: [&str; 8] = ["so", "now", "then", "next", "thus", "and", "get", "or"];
-/// Letters of the words and of `\boxed`, in code-point order: what a typo can be.
+/// The letters of the words and of `\boxed`, in code-point order. A typo is one of these.
 const LETTERS: &[u8] = b"abdeghnorstuwx";
 
-/// The steps, each behind a word, then the box.
+/// The text of a solution: the steps, each after a word, and the box.
 pub(super) fn write(mut expression: Expression, mistakes: &Mistakes, key: Key) -> String {
     let mut steps = Vec::new();
     let mut step = 0;
@@ -103,7 +103,7 @@ fn another_letter(letter: char, key: Key) -> char {
     others[key.below(others.len() as u64) as usize]
 }
 
-/// The expression one operation further; `None` once none is left.
+/// The expression reduced by one operation; `None` for an expression without operations.
 fn reduce(expression: &Expression, mistakes: &Mistakes, wrong_share: f64, key: Key) -> Option<Expression> {
     let operation = choose(expression, mistakes, key.with(0))?;
     let right = operation.operator.apply_carelessly(operation.left, operation.right);

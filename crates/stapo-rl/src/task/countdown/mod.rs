@@ -1,38 +1,39 @@
-//! Countdown: join the given numbers with + - * / to reach a target. `2,3,5,7:24=` may be answered
-//! `3*5=15,15+7=22,22+2=24,\boxed{3*5+7+2}`; only the box counts.
+//! Countdown: join the given numbers with + - * / to reach a target. A right answer to `2,3,5,7:24=` is
+//! `3*5=15,15+7=22,22+2=24,\boxed{3*5+7+2}`; only the box is judged.
 
 mod play;
 mod value;
 
 pub(super) use value::judge;
 
-use super::generated::Drawn;
+use super::drawn::DrawnProblem;
 use super::split::check_share;
-use super::{Mistakes, Operator, TaskError, VerifierSpec};
+use super::verifier_spec::{CountdownRule, VerifierSpec};
+use super::{Mistakes, Operator, TaskError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, json};
 use stapo_core::random::Key;
 use std::fmt;
 
 pub(super) const TEMPLATE: &str = "{{ problem }}=";
-/// Six numbers have some 20 million ways to be joined: the most a worked solution can search.
+/// Worked solutions search all ways of joining the numbers; six numbers have about 20 million.
 const MAX_NUMBERS: usize = 6;
 const MAX_VALUE: i64 = 1_000_000;
 
-/// Which problems are drawn. All can be solved with every number used and no fraction or negative number on the way.
-/// Template variables beside `problem`: `numbers` and `target`.
+/// The form of the problems. Every problem has a solution that uses all numbers and has no fraction or negative number as an
+/// intermediate result. Template variables beside `problem`: `numbers` and `target`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CountdownSpec {
     pub min_numbers: usize,
     pub max_numbers: usize,
-    /// Numbers are from 1 to this.
+    /// Numbers are from 1 to `max_number`.
     pub max_number: i64,
-    /// Targets are from 1 to this.
+    /// Targets are from 1 to `max_target`.
     pub max_target: i64,
-    /// Share of all problems, by the hash of their text, that training never sees.
+    /// The share of problems, chosen by the hash of the text, that are held out of training.
     pub held_out_share: f64,
-    /// How many of those form the held-out set, or fewer where there are fewer.
+    /// The size of the held-out set; the set is smaller where there are fewer such problems.
     pub n_held_out: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
@@ -54,22 +55,6 @@ impl Default for CountdownSpec {
     }
 }
 
-/// How the box is judged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CountdownRule {
-    pub number_use: NumberUse,
-}
-
-/// How often each given number must be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NumberUse {
-    #[default]
-    ExactlyOnce,
-    AtMostOnce,
-}
-
 impl CountdownSpec {
     pub(super) fn check(&self) -> Result<(), TaskError> {
         if self.min_numbers < 2 || self.min_numbers > self.max_numbers || self.max_numbers > MAX_NUMBERS {
@@ -86,9 +71,9 @@ impl CountdownSpec {
         check_share("held_out_share", self.held_out_share)
     }
 
-    /// One try at a problem: numbers, joined at random; `None` where the result is no target. How many numbers hangs
-    /// on `shape` alone.
-    pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<Drawn> {
+    /// One attempt at a problem: random numbers, joined at random; `None` where the result is not a valid target. The count of
+    /// numbers depends on `shape` alone.
+    pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<DrawnProblem> {
         let choices = (self.max_numbers - self.min_numbers) as u64 + 1;
         let n_numbers = self.min_numbers + shape.with(0).below(choices) as usize;
         let numbers: Vec<i64> = (0..n_numbers as u64)
@@ -103,11 +88,11 @@ impl CountdownSpec {
             [("numbers".to_string(), json!(puzzle.numbers)), ("target".to_string(), json!(target))]
                 .into_iter()
                 .collect();
-        Some(Drawn { problem: puzzle.to_string(), reference: puzzle.to_string(), fields })
+        Some(DrawnProblem { problem: puzzle.to_string(), reference: puzzle.to_string(), fields })
     }
 }
 
-/// A problem as its text writes it: `2,3,5,7:24`.
+/// A problem, whose text has the form `2,3,5,7:24`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Puzzle {
     pub(super) numbers: Vec<i64>,
@@ -130,7 +115,7 @@ impl fmt::Display for Puzzle {
     }
 }
 
-/// The steps and the box, with the mistakes that `key` draws.
+/// The worked solution of a problem, with the mistakes that `key` draws.
 pub(super) fn solution(problem: &str, mistakes: &Mistakes, key: Key) -> Option<String> {
     let puzzle = Puzzle::parse(problem)?;
     let solvable = (2..=MAX_NUMBERS).contains(&puzzle.numbers.len())
@@ -138,7 +123,7 @@ pub(super) fn solution(problem: &str, mistakes: &Mistakes, key: Key) -> Option<S
     solvable.then(|| play::write(&puzzle, mistakes, key))
 }
 
-/// The operators in the order a search tries them, rotated by `turn`.
+/// The operators in the order in which a search tries these, rotated by `turn`.
 fn operators_from(turn: u64) -> impl Iterator<Item = Operator> {
     (0..4).map(move |idx| Operator::ALL[((idx + turn) % 4) as usize])
 }

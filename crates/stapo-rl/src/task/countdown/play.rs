@@ -1,15 +1,15 @@
-//! Playing countdown: worked solutions by search, with mistakes on the way.
+//! Worked solutions of countdown, found by search, with mistakes.
 
 use super::{Puzzle, operators_from};
 use crate::task::{Mistakes, Operator};
 use stapo_core::random::Key;
 
-/// A number on the table with the expression that made it.
+/// A number that is available for the next move, with the expression that it is the value of.
 #[derive(Debug, Clone)]
 struct Tile {
     value: i64,
     text: String,
-    /// How tightly the expression's last operation binds; 3 for a bare number.
+    /// The precedence of the expression's last operation; 3 for a plain number.
     binding: u8,
 }
 
@@ -20,7 +20,7 @@ struct Move {
     right_idx: usize,
 }
 
-/// Joins all numbers by random operations without fractions or negative numbers; `None` where that fails.
+/// Joins all numbers by random operations; `None` where an operation gives a fraction or a negative number.
 pub(super) fn join_at_random(numbers: &[i64], key: Key) -> Option<i64> {
     let mut values = numbers.to_vec();
     for step in 0.. {
@@ -34,7 +34,7 @@ pub(super) fn join_at_random(numbers: &[i64], key: Key) -> Option<i64> {
     None
 }
 
-/// Steps such as `2*5=10,`, then the expression in its box.
+/// The text of a solution: steps such as `2*5=10,`, and the whole expression in a box.
 pub(super) fn write(puzzle: &Puzzle, mistakes: &Mistakes, key: Key) -> String {
     let mut tiles: Vec<Tile> =
         puzzle.numbers.iter().map(|&value| Tile { value, text: value.to_string(), binding: 3 }).collect();
@@ -52,7 +52,8 @@ pub(super) fn write(puzzle: &Puzzle, mistakes: &Mistakes, key: Key) -> String {
         let wrong_share = if is_hidden { mistakes.skipped_wrong_share } else { mistakes.wrong_result_share };
         let is_wrong = key.with(4).uniform() < wrong_share;
         let value = if is_wrong { right.saturating_add(1 + key.with(5).below(3) as i64) } else { right };
-        let (left, right) = (&tiles[chosen.left_idx], &tiles[chosen.right_idx]);
+        let left = &tiles[chosen.left_idx];
+        let right = &tiles[chosen.right_idx];
         if !is_hidden {
             steps.push(format!("{}{}{}={value},", left.value, chosen.operator.symbol(), right.value));
         }
@@ -64,11 +65,11 @@ pub(super) fn write(puzzle: &Puzzle, mistakes: &Mistakes, key: Key) -> String {
     format!("{}\\boxed{{{}}}", steps.concat(), tiles[0].text)
 }
 
-/// The first move of a way to join all values into `target`.
+/// The first move of a solution that joins all values to `target`.
 fn search(values: &[i64], target: i64, key: Key) -> Option<Move> {
     let n = values.len();
     let turn = key.bits();
-    // Starting elsewhere for another key gives other solutions of the same problem.
+    // The key rotates the order of the moves, so that another key finds another solution of the same problem.
     (0..n * n).map(|place| ((place as u64).wrapping_add(turn % (n * n) as u64) as usize) % (n * n)).find_map(
         |place| {
             let (left_idx, right_idx) = (place / n, place % n);
@@ -95,7 +96,7 @@ fn search(values: &[i64], target: i64, key: Key) -> Option<Move> {
     )
 }
 
-/// A random move with a whole, non-negative result: addition, where the draws find no other.
+/// A random move with an integer result of at least 0; an addition where 20 draws find none.
 fn some_move(values: &[i64], key: Key) -> Move {
     (0..20)
         .map(|attempt| random_move(values.len(), key.with(attempt)))

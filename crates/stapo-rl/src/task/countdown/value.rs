@@ -1,16 +1,18 @@
-//! Judging countdown: the box is read as an expression and computed exactly. Nothing is executed.
+//! Judges countdown: the box is parsed as an expression and evaluated exactly. No code is executed.
 
-use super::{CountdownRule, NumberUse, Puzzle};
-use crate::task::{Judged, Operator};
+use super::Puzzle;
+use crate::task::Operator;
+use crate::task::judged::Judged;
+use crate::task::verifier_spec::{CountdownRule, NumberUse};
 use stapo_core::Verdict;
 use stapo_verify::{Fallback, Order, extract};
 
-/// The longest expression that is read, in bytes.
+/// The longest expression that is parsed, in bytes.
 const MAX_EXPRESSION_BYTES: usize = 1024;
-/// Parentheses and signs within each other.
+/// The deepest nesting of parentheses and signs.
 const MAX_DEPTH: usize = 32;
 
-/// The verdict on a response to the puzzle in `reference`.
+/// The verdict on a response to the problem in `reference`.
 pub(in crate::task) fn judge(response: &str, reference: &str, rule: CountdownRule) -> Judged {
     let Some(puzzle) = Puzzle::parse(reference) else {
         let reason = format!("reference {reference:?} does not read like 2,3,5,7:24");
@@ -22,9 +24,9 @@ pub(in crate::task) fn judge(response: &str, reference: &str, rule: CountdownRul
     };
     let shown = Some(answer.chars().take(MAX_EXPRESSION_BYTES).collect());
     let (verdict, reason) = match compute(answer) {
-        Err(Stop::Unreadable(why)) => (Verdict::Unparsable, why),
-        Err(Stop::DividesByZero) => (Verdict::Wrong, "divides by zero".into()),
-        Err(Stop::TooLarge) => (Verdict::OverBudget, "a number on the way does not fit".into()),
+        Err(NoValue::Unreadable(why)) => (Verdict::Unparsable, why),
+        Err(NoValue::DividesByZero) => (Verdict::Wrong, "divides by zero".into()),
+        Err(NoValue::TooLarge) => (Verdict::OverBudget, "a number on the way does not fit".into()),
         Ok(computed) => compare(&puzzle, &computed, rule),
     };
     Judged::new(verdict, shown, reason)
@@ -51,7 +53,7 @@ fn compare(puzzle: &Puzzle, computed: &Computed, rule: CountdownRule) -> (Verdic
 }
 
 /// Why an expression has no value.
-enum Stop {
+enum NoValue {
     Unreadable(String),
     DividesByZero,
     TooLarge,
@@ -59,13 +61,13 @@ enum Stop {
 
 struct Computed {
     value: Fraction,
-    /// The numbers as written, in order.
+    /// The numbers of the expression, in order.
     numbers: Vec<i64>,
 }
 
-fn compute(text: &str) -> Result<Computed, Stop> {
+fn compute(text: &str) -> Result<Computed, NoValue> {
     if text.len() > MAX_EXPRESSION_BYTES {
-        return Err(Stop::Unreadable(format!("longer than {MAX_EXPRESSION_BYTES} bytes")));
+        return Err(NoValue::Unreadable(format!("longer than {MAX_EXPRESSION_BYTES} bytes")));
     }
     let plain = [
         ("\\times", "*"),
@@ -99,14 +101,14 @@ impl Reader<'_> {
         self.symbols.get(self.at).copied()
     }
 
-    fn unexpected(&self, symbol: char) -> Stop {
-        Stop::Unreadable(format!(
+    fn unexpected(&self, symbol: char) -> NoValue {
+        NoValue::Unreadable(format!(
             "unexpected {symbol:?} at character {}; numbers, + - * / and parentheses",
             self.at + 1
         ))
     }
 
-    fn sum(&mut self, depth: usize) -> Result<Fraction, Stop> {
+    fn sum(&mut self, depth: usize) -> Result<Fraction, NoValue> {
         let mut value = self.product(depth)?;
         while let Some(operator) = self.operator(1) {
             value = value.apply(operator, self.product(depth)?)?;
@@ -114,7 +116,7 @@ impl Reader<'_> {
         Ok(value)
     }
 
-    fn product(&mut self, depth: usize) -> Result<Fraction, Stop> {
+    fn product(&mut self, depth: usize) -> Result<Fraction, NoValue> {
         let mut value = self.operand(depth)?;
         while let Some(operator) = self.operator(2) {
             value = value.apply(operator, self.operand(depth)?)?;
@@ -131,9 +133,9 @@ impl Reader<'_> {
         Some(operator)
     }
 
-    fn operand(&mut self, depth: usize) -> Result<Fraction, Stop> {
+    fn operand(&mut self, depth: usize) -> Result<Fraction, NoValue> {
         if depth > MAX_DEPTH {
-            return Err(Stop::Unreadable(format!("more than {MAX_DEPTH} parentheses within each other")));
+            return Err(NoValue::Unreadable(format!("more than {MAX_DEPTH} parentheses within each other")));
         }
         match self.peek() {
             Some('(') => {
@@ -141,7 +143,7 @@ impl Reader<'_> {
                 let value = self.sum(depth + 1)?;
                 match self.peek() {
                     Some(')') => self.at += 1,
-                    _ => return Err(Stop::Unreadable("a parenthesis is never closed".into())),
+                    _ => return Err(NoValue::Unreadable("a parenthesis is never closed".into())),
                 }
                 Ok(value)
             }
@@ -152,21 +154,21 @@ impl Reader<'_> {
             }
             Some(digit) if digit.is_ascii_digit() => self.number(),
             Some(symbol) => Err(self.unexpected(symbol)),
-            None => Err(Stop::Unreadable("ends where a number should come".into())),
+            None => Err(NoValue::Unreadable("ends where a number should come".into())),
         }
     }
 
-    fn number(&mut self) -> Result<Fraction, Stop> {
+    fn number(&mut self) -> Result<Fraction, NoValue> {
         let digits: String =
             self.symbols[self.at..].iter().take_while(|symbol| symbol.is_ascii_digit()).collect();
         self.at += digits.len();
-        let number: i64 = digits.parse().map_err(|_| Stop::TooLarge)?;
+        let number: i64 = digits.parse().map_err(|_| NoValue::TooLarge)?;
         self.numbers.push(number);
         Ok(Fraction { over: i128::from(number), under: 1 })
     }
 }
 
-/// Law: in lowest terms, `under` above 0.
+/// A fraction in lowest terms. Law: `under` is above 0.
 #[derive(Debug, Clone, Copy)]
 struct Fraction {
     over: i128,
@@ -174,7 +176,7 @@ struct Fraction {
 }
 
 impl Fraction {
-    fn apply(self, operator: Operator, other: Self) -> Result<Self, Stop> {
+    fn apply(self, operator: Operator, other: Self) -> Result<Self, NoValue> {
         let pair = match operator {
             Operator::Add | Operator::Subtract => {
                 let sign = if operator == Operator::Add { 1 } else { -1 };
@@ -184,10 +186,10 @@ impl Fraction {
                     .zip(product(self.under, other.under))
             }
             Operator::Multiply => product(self.over, other.over).zip(product(self.under, other.under)),
-            Operator::Divide if other.over == 0 => return Err(Stop::DividesByZero),
+            Operator::Divide if other.over == 0 => return Err(NoValue::DividesByZero),
             Operator::Divide => product(self.over, other.under).zip(product(self.under, other.over)),
         };
-        pair.map(|(over, under)| Self::reduced(over, under)).ok_or(Stop::TooLarge)
+        pair.map(|(over, under)| Self::reduced(over, under)).ok_or(NoValue::TooLarge)
     }
 
     fn reduced(over: i128, under: i128) -> Self {
@@ -196,7 +198,7 @@ impl Fraction {
     }
 }
 
-/// The product, kept so far below the type's limit that signs and sums are safe.
+/// The product; `None` above 2^120. The distance to the limit of `i128` makes negations and sums safe.
 fn product(left: i128, right: i128) -> Option<i128> {
     left.checked_mul(right).filter(|product| product.unsigned_abs() < 1 << 120)
 }

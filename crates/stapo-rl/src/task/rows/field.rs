@@ -5,14 +5,14 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FieldPath {
     written: String,
-    steps: Vec<Step>,
+    steps: Vec<PathStep>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
+enum PathStep {
     Name(String),
     Element(usize),
-    /// `[]`: the message of the user, or the only element.
+    /// `[]`: the user's message, or the only element.
     TheOne,
 }
 
@@ -24,15 +24,15 @@ impl FieldPath {
             if name.is_empty() {
                 return Err(format!("field path {written:?} has an empty name"));
             }
-            steps.push(Step::Name(name.to_string()));
+            steps.push(PathStep::Name(name.to_string()));
             while !rest.is_empty() {
                 let inside = rest.strip_prefix('[').and_then(|rest| rest.split_once(']'));
                 let Some((element, after)) = inside else {
                     return Err(format!("field path {written:?} has a bracket that is not closed"));
                 };
                 steps.push(match element {
-                    "" => Step::TheOne,
-                    number => Step::Element(number.parse().map_err(|_| {
+                    "" => PathStep::TheOne,
+                    number => PathStep::Element(number.parse().map_err(|_| {
                         format!("field path {written:?} has [{number}], expected [] or a number from 0")
                     })?),
                 });
@@ -46,16 +46,16 @@ impl FieldPath {
         &self.written
     }
 
-    /// What the path leads to; otherwise what is in the way.
+    /// The value at the path, or the reason why there is none.
     pub(super) fn get<'a>(&self, row: &'a Value) -> Result<&'a Value, String> {
-        // A field whose own name holds a dot or a bracket comes first.
+        // A field whose name is the whole path, dots and brackets included, has precedence.
         if let Some(value) = row.get(&self.written) {
             return Ok(value);
         }
         self.steps.iter().try_fold(row, |value, step| match step {
-            Step::Name(name) => value.get(name).ok_or_else(|| format!("no field {name:?}")),
-            Step::Element(idx) => value.get(idx).ok_or_else(|| format!("no element {idx}")),
-            Step::TheOne => the_one(value),
+            PathStep::Name(name) => value.get(name).ok_or_else(|| format!("no field {name:?}")),
+            PathStep::Element(idx) => value.get(idx).ok_or_else(|| format!("no element {idx}")),
+            PathStep::TheOne => the_one(value),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! JSON lines.
+//! Reads files with one JSON object per line.
 
 use super::AddRow;
 use crate::task::TaskError;
@@ -10,7 +10,7 @@ use std::path::Path;
 /// The longest line that is read.
 const MAX_LINE_BYTES: u64 = 64 << 20;
 
-/// Calls back with each line that is not blank: its number, from 1, and its fields.
+/// Calls `add` for each line that is not blank, with the number of the line, from 1, and the fields.
 pub(super) fn read(path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
     let mut reader = BufReader::with_capacity(1 << 16, open(path)?);
     let mut line = Vec::new();
@@ -51,12 +51,15 @@ pub(super) fn read(path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// The file, or why not.
+/// Opens a file; a folder is refused.
 pub(super) fn open(path: &Path) -> Result<File, TaskError> {
     let file = File::open(path).map_err(|error| unreadable(path, &error))?;
     if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
-        let (problem, remedy) = ("is a folder".to_string(), "path: a file in it".to_string());
-        return Err(TaskError::File { path: path.to_path_buf(), problem, remedy });
+        return Err(TaskError::File {
+            path: path.to_path_buf(),
+            problem: "is a folder".to_string(),
+            remedy: "path: a file in it".to_string(),
+        });
     }
     Ok(file)
 }

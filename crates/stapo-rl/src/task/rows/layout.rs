@@ -1,4 +1,4 @@
-//! Which field is what: given, or recognised by the names common files use.
+//! Finds the fields of problem, answer and id: as the spec names these, or by the names that common data sets use.
 
 use super::field::FieldPath;
 use crate::task::RowsSpec;
@@ -6,38 +6,39 @@ use serde_json::Value;
 use stapo_verify::{Fallback, Order, extract};
 use std::path::Path;
 
-/// In the order they are looked for. `prompt[].content` and `reward_model.ground_truth`: verl, DAPO-Math-17k.
+/// Names in the order of search. `prompt[].content` and `reward_model.ground_truth` are those of verl and DAPO-Math-17k.
 const PROBLEM_FIELDS: [&str; 4] = ["problem", "question", "prompt[].content", "prompt"];
 const ANSWER_FIELDS: [&str; 4] = ["answer", "reward_model.ground_truth", "ground_truth", "solution"];
 const ID_FIELDS: [&str; 3] = ["id", "unique_id", "extra_info.index"];
-/// Numbers the rows instead of reading an id.
+/// The value of `id_field` for ids that are numbers of rows.
 const ROW_NUMBER: &str = "#row";
 
-/// What DAPO-Math-17k writes around each problem; the task's own template takes its place.
+/// The instruction that DAPO-Math-17k has around each problem. The instruction is removed, because the task's template adds
+/// its own.
 const DAPO_OPENING: &str =
     "Solve the following math problem step by step. The last line of your response should be";
 const DAPO_CLOSING: &str = "Remember to put your answer on its own line after \"Answer:\".";
 
-/// Problem and remedy of a refusal.
+/// The problem and the remedy of a refusal.
 pub(super) type Refusal = (String, String);
 
-pub(super) struct Layout {
+pub(super) struct RowLayout {
     problem: FieldPath,
     answer: FieldPath,
-    /// `None`: rows are numbered.
+    /// `None` where ids are numbers of rows.
     id: Option<FieldPath>,
 }
 
-/// A row's texts.
-pub(super) struct Found {
+/// The texts of a row.
+pub(super) struct RowTexts {
     pub(super) id: String,
     pub(super) problem: String,
-    /// A refusal where the row has none.
+    /// A refusal for a row without a reference.
     pub(super) reference: Result<String, Refusal>,
 }
 
-impl Layout {
-    /// The layout of a file by the spec and its first row.
+impl RowLayout {
+    /// The layout of a file, from the spec and the file's first row.
     pub(super) fn recognise(spec: &RowsSpec, row: &Value) -> Result<Self, Refusal> {
         let choose = |key: &str, given: Option<&str>, known: &[&str]| -> Result<Option<FieldPath>, Refusal> {
             if let Some(written) = given {
@@ -65,7 +66,7 @@ impl Layout {
         Ok(Self { problem, answer, id })
     }
 
-    pub(super) fn read(&self, row: &Value, number: u64, file: &Path) -> Result<Found, Refusal> {
+    pub(super) fn read(&self, row: &Value, number: u64, file: &Path) -> Result<RowTexts, Refusal> {
         let problem = text_at(&self.problem, "problem", row)?;
         let reference = text_at(&self.answer, "reference", row).and_then(|answer| {
             bare_answer(&answer, self.answer.written() == "solution").ok_or_else(|| {
@@ -81,7 +82,7 @@ impl Layout {
             || Ok(format!("{}-{number}", file.file_stem().unwrap_or_default().to_string_lossy())),
             |path| text_at(path, "id", row),
         )?;
-        Ok(Found { id, problem: without_dapo_frame(&problem).to_string(), reference })
+        Ok(RowTexts { id, problem: without_dapo_frame(&problem).to_string(), reference })
     }
 }
 
@@ -101,7 +102,7 @@ fn text_at(path: &FieldPath, what: &str, row: &Value) -> Result<String, Refusal>
     if text.is_empty() { Err(refuse("empty".into())) } else { Ok(text) }
 }
 
-/// What follows GSM8K's `####`; the box of a worked solution; otherwise the text itself.
+/// The text after GSM8K's `####`, the box of a worked solution, or the text itself.
 fn bare_answer(answer: &str, is_solution: bool) -> Option<String> {
     if let Some((_, after)) = answer.rsplit_once("####") {
         let bare = after.trim();

@@ -1,4 +1,4 @@
-//! Files of problems: read once, checked row by row, split by the hash of the problem's text.
+//! Files of problems, read once and checked row by row.
 
 mod field;
 mod jsonl;
@@ -10,7 +10,7 @@ use super::split::{check_share, content_hash, split_of};
 use super::template::Template;
 use super::verdict::Verifier;
 use super::{MissingAnswers, RowsSpec, Split, TaskError};
-use layout::Layout;
+use layout::RowLayout;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -19,12 +19,12 @@ use stapo_core::random::Key;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// The paper's instruction after the problem.
+/// The template with the instruction of the STAPO paper.
 const TEMPLATE: &str =
     "{{ problem }}\n\nPlease reason step by step, and put your final answer within \\boxed{}.";
 const TRAIN_STREAM: u64 = 2;
 
-/// How a file writes its rows.
+/// The format of a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Format {
     Jsonl,
@@ -32,7 +32,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// What a row is called there.
+    /// The word for a row of the file, in messages.
     fn unit(self) -> &'static str {
         match self {
             Self::Jsonl => "line",
@@ -48,34 +48,34 @@ impl Format {
     }
 }
 
-/// Takes a row's number, from 1, and its fields.
+/// Receives the number of a row, from 1, and the row's fields.
 type AddRow<'a> = dyn FnMut(u64, Map<String, Value>) -> Result<(), TaskError> + 'a;
 
-/// What a file held.
+/// Counts of a file's rows and problems.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Census {
+pub struct FileCensus {
     pub n_rows: u64,
-    /// Rows left out for want of a reference.
+    /// Rows that were left out because they have no reference.
     pub n_without_answer: u64,
-    /// Rows whose problem an earlier row has word for word: left out.
+    /// Rows that were left out because an earlier row has the same problem.
     pub n_duplicates: u64,
-    /// Those among them with another reference than the earlier row.
+    /// Duplicates whose reference differs from that of the earlier row.
     pub n_conflicts: u64,
     pub n_train: u64,
     pub n_held_out: u64,
-    /// Problems whose reference the verifier cannot read: no response to them can be right.
+    /// Problems whose reference the verifier cannot read, so that no response can be right.
     pub n_unreadable: u64,
-    /// Why, for the first of them.
+    /// The reason, for the first such problem.
     pub first_unreadable: Option<String>,
 }
 
-pub(super) struct Rows {
+pub(super) struct ProblemRows {
     train: Vec<Problem>,
     held_out: Vec<Problem>,
-    census: Census,
+    census: FileCensus,
 }
 
-impl Rows {
+impl ProblemRows {
     pub(super) fn open(spec: &RowsSpec, format: Format, verifier: &Verifier) -> Result<Self, TaskError> {
         check_share("held_out_share", spec.held_out_share)?;
         let mut collected = Collected::new(spec, format)?;
@@ -86,7 +86,7 @@ impl Rows {
         Ok(rows)
     }
 
-    /// The problem at `position` of the training epochs of `seed`.
+    /// The training problem at `position`. Each epoch is a permutation of the problems, keyed by `seed`.
     pub(super) fn train(&self, seed: u64, position: u64) -> Result<&Problem, TaskError> {
         let n = self.n_train();
         if n == 0 {
@@ -105,7 +105,7 @@ impl Rows {
         &self.held_out
     }
 
-    pub(super) fn census(&self) -> &Census {
+    pub(super) fn census(&self) -> &FileCensus {
         &self.census
     }
 
@@ -137,17 +137,17 @@ impl Rows {
     }
 }
 
-/// Rows so far.
+/// The rows read so far.
 struct Collected<'a> {
     spec: &'a RowsSpec,
     format: Format,
     template: Template,
-    /// Recognised at the first row.
-    layout: Option<Layout>,
-    /// Hash of each problem's text to the hash of its reference.
+    /// Found at the first row.
+    layout: Option<RowLayout>,
+    /// The hash of the reference by the hash of the problem's text.
     reference_of: HashMap<u64, u64>,
     row_of_id: HashMap<String, u64>,
-    rows: Rows,
+    rows: ProblemRows,
 }
 
 impl<'a> Collected<'a> {
@@ -159,7 +159,7 @@ impl<'a> Collected<'a> {
             layout: None,
             reference_of: HashMap::new(),
             row_of_id: HashMap::new(),
-            rows: Rows { train: Vec::new(), held_out: Vec::new(), census: Census::default() },
+            rows: ProblemRows { train: Vec::new(), held_out: Vec::new(), census: FileCensus::default() },
         })
     }
 
@@ -173,7 +173,7 @@ impl<'a> Collected<'a> {
         };
         let row = Value::Object(row);
         if self.layout.is_none() {
-            self.layout = Some(Layout::recognise(self.spec, &row).map_err(refuse)?);
+            self.layout = Some(RowLayout::recognise(self.spec, &row).map_err(refuse)?);
         }
         let Some(layout) = &self.layout else { return Ok(()) };
         let found = layout.read(&row, number, &self.spec.path).map_err(refuse)?;
@@ -215,11 +215,12 @@ impl<'a> Collected<'a> {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Rows, TaskError> {
+    fn finish(mut self) -> Result<ProblemRows, TaskError> {
         let refuse = |problem: String, remedy: &str| {
             Err(TaskError::File { path: self.spec.path.clone(), problem, remedy: remedy.into() })
         };
-        let (n_train, n_held_out) = (self.rows.train.len() as u64, self.rows.held_out.len() as u64);
+        let n_train = self.rows.train.len() as u64;
+        let n_held_out = self.rows.held_out.len() as u64;
         let share = self.spec.held_out_share;
         if n_train + n_held_out == 0 {
             return refuse("holds no problem".into(), "one problem per row; see the file's beginning");

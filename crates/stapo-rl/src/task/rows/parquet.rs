@@ -1,4 +1,4 @@
-//! Parquet files, nested lists and groups included.
+//! Reads Parquet files, with nested lists and groups.
 
 use super::AddRow;
 use super::jsonl::open;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Calls back with each row: its number, from 1, and its fields.
+/// Calls `add` for each row, with the number of the row, from 1, and the fields.
 pub(super) fn read(path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
     let broken = |problem: String| TaskError::File {
         path: path.to_path_buf(),
@@ -28,7 +28,7 @@ pub(super) fn read(path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// The reader's result, where its panics on corrupt files are errors too.
+/// The result of the Parquet reader. A panic of the reader, which a corrupt file can cause, becomes an error.
 fn guarded<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(read)) {
         Ok(result) => result.map_err(|error| error.to_string()),
@@ -40,7 +40,7 @@ fn fields(row: &Row) -> Map<String, Value> {
     row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect()
 }
 
-/// Old writers leave texts unmarked: bytes that are UTF-8 are text.
+/// A field as JSON. Bytes that are valid UTF-8 are text, because old writers do not mark texts as such.
 fn value(field: &Field) -> Value {
     match field {
         Field::Null => Value::Null,

@@ -1,11 +1,11 @@
-//! A shuffle without a table: place `position` of a permutation that the key chooses.
+//! A keyed permutation that needs no table.
 
 use stapo_core::random::Key;
 
 const N_ROUNDS: u64 = 6;
 
-/// The image of `position` under the permutation of 0..n that `key` names: a Feistel network over the next even
-/// number of bits, walked until it lands inside (Black and Rogaway 2002). `position` is below `n`.
+/// The image of `position`, which is below `n`, under a permutation of 0..n that `key` selects: a Feistel network over an
+/// even number of bits, applied until the result is below `n` (cycle walking, Black and Rogaway 2002).
 pub(crate) fn image(position: u64, n: u64, key: Key) -> u64 {
     debug_assert!(position < n, "permutation of {n} asked for {position}");
     let bits = u64::BITS - (n - 1).leading_zeros();

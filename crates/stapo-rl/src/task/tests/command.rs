@@ -141,7 +141,7 @@ fn floods_are_bounded() {
 fn a_wrong_count_is_an_error() {
     let twice = r#"while read -r a; do echo '{"reward": 1}'; echo '{"reward": 1}'; done"#;
     let task = scripted(twice, |_| {}).unwrap();
-    // The surplus line may still be on its way when the call ends; then a later call meets it.
+    // The surplus line may arrive after the end of the call; then a later call finds the line.
     let found = (0..500).find_map(|_| judge(&task, &samples(1)).err()).expect("surplus lines passed unseen");
     assert!(found.to_string().contains("a line too many"), "{found}");
     let too_few = r#"read -r a; while read -r a; do echo '{"reward": 1}'; done"#;
@@ -189,7 +189,7 @@ fn dropping_the_task_ends_the_program_and_its_children() {
         stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
     };
     assert_eq!(state(pids[0]), None, "the program is reaped");
-    // Its child belongs to the system by then, which may take a moment to collect it.
+    // The init process reaps the program's child, which may take a moment.
     let gone = (0..400).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
         matches!(state(pids[1]), None | Some('Z' | 'X'))

@@ -13,7 +13,7 @@ fn train(task: &Task, seed: u64, n: u64) -> Vec<Problem> {
     (0..n).map(|position| task.problem(seed, Split::Train, position).unwrap()).collect()
 }
 
-/// Share of the worked solutions that the task's own verifier finds right.
+/// The share of worked solutions that the task's own verifier judges right.
 fn share_right(task: &Task, mistakes: &Mistakes, n: u64) -> f64 {
     let problems = train(task, 1, n);
     let texts: Vec<String> =
@@ -58,7 +58,7 @@ fn a_problem_is_a_function_of_seed_and_position() {
     }
 }
 
-/// The committed problems: a change here changes every run and the base model.
+/// Problems that must not change: a change would change every run and the base model.
 #[test]
 fn first_problems_stay_what_they_are() {
     let ids =
@@ -119,7 +119,7 @@ fn solutions_write_one_operation_per_step() {
     }
 }
 
-/// The steps alone, joined by `=`.
+/// The steps without the words, joined by `=`.
 fn without_words(solution: &str) -> String {
     let steps: Vec<&str> = solution.split(", ").map(|step| step.split_once(' ').unwrap().1).collect();
     steps.join("=")

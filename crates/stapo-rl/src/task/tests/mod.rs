@@ -8,14 +8,14 @@ use super::*;
 use stapo_core::Verdict;
 use std::path::{Path, PathBuf};
 
-/// Writes a file into a folder and gives its path.
+/// Writes a file to a folder and returns the path.
 fn file(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, content).unwrap();
     path
 }
 
-/// The message of a spec that is refused; every one has a remedy.
+/// The error message of a spec that is refused. Every such message has a remedy.
 fn refusal(spec: &TaskSpec) -> String {
     let message = match Task::open(spec) {
         Ok(_) => panic!("opened: {spec:?}"),

@@ -14,7 +14,7 @@ const SCHEMA: &str = "message schema {
   optional binary unmarked;
 }";
 
-/// Rows in verl's layout, one user message each, references i.
+/// Rows in verl's layout with one user message each; the reference of row i is i.
 fn verl_file(path: &Path, n_rows: usize, compression: Compression) {
     let schema = Arc::new(parse_message_type(SCHEMA).unwrap());
     let properties = Arc::new(WriterProperties::builder().set_compression(compression).build());

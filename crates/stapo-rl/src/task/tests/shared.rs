@@ -1,4 +1,4 @@
-//! The real data sets, where they lie beside the repository.
+//! Tests on the real data sets, for machines that have these beside the repository.
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn training_sets_open_and_agree_between_formats() {
     let (lines, columns) =
         (open(&train.join("dapo-math-17k.jsonl"), 0.02), open(&train.join("dapo_math_17k.parquet"), 0.02));
     let census = lines.census().unwrap();
-    // 17,290 texts differ, 102 of them from another by white space alone.
+    // The file has 17,290 different texts; 102 of these differ from another text by white space alone.
     assert_eq!((census.n_rows, census.n_duplicates), (17_917, 17_917 - 17_188));
     println!("{census:?}");
     let (from_lines, from_columns) = (lines.held_out(usize::MAX), columns.held_out(usize::MAX));

@@ -1,7 +1,9 @@
-//! An external program as verifier: kept running, lines in, lines out, every wait and every buffer bounded.
+//! An external program as verifier. The program keeps running; requests and replies are lines; every wait and every buffer
+//! has a limit.
 
-use super::Judged;
-use crate::task::{CommandSpec, TaskError};
+use crate::task::TaskError;
+use crate::task::judged::Judged;
+use crate::task::verifier_spec::CommandSpec;
 use process::{Process, Silence};
 use serde::{Deserialize, Serialize};
 use stapo_core::{Problem, Verdict};
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 
 mod process;
 
-/// The program and, while it works, its process. After a failure the process is gone and the next call starts anew.
+/// An external program and its process. A failure ends the process, and the next call starts another.
 pub(in crate::task) struct External {
     spec: CommandSpec,
     process: Mutex<Option<Process>>,
@@ -39,7 +41,7 @@ impl External {
         Ok(Self { spec: spec.clone(), process: Mutex::new(Some(process)) })
     }
 
-    /// One line out and one line back per sample. Any failure ends the process and names the sample it struck.
+    /// Sends and receives one line per sample. A failure ends the process and is an error that names the sample.
     pub(super) fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
         if samples.is_empty() {
             return Ok(Vec::new());
@@ -83,7 +85,7 @@ impl External {
             judged.push(answer);
         }
         match process.next_line(Instant::now()) {
-            // All verdicts are in; a program that has ended fails the next call.
+            // All verdicts have arrived. A program that has ended by now fails the next call.
             Err(Silence::TimedOut | Silence::Ended) => Ok(judged),
             found => {
                 Err(self.failure(process, format!("after {}", place(samples.len() - 1)), self.surplus(found)))
@@ -91,7 +93,7 @@ impl External {
         }
     }
 
-    /// What to say of a line nobody asked for, which would shift every later verdict by one.
+    /// The problem and the remedy of a surplus line, which would shift every later verdict by one sample.
     fn surplus(&self, found: Result<Vec<u8>, Silence>) -> (String, String) {
         match found {
             Ok(line) => {
@@ -135,7 +137,7 @@ impl External {
 }
 
 #[derive(Serialize)]
-struct Request<'a> {
+struct VerifierRequest<'a> {
     sample: u64,
     id: &'a str,
     prompt: &'a str,
@@ -147,7 +149,7 @@ fn requests(samples: &[(&Problem, &str)], first: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (sample, (problem, response)) in (first..).zip(samples) {
         let Problem { id, prompt, reference } = problem;
-        let request = Request { sample, id, prompt, response, reference };
+        let request = VerifierRequest { sample, id, prompt, response, reference };
         serde_json::to_writer(&mut bytes, &request).expect("a number and four strings are always JSON");
         bytes.push(b'\n');
     }
@@ -156,7 +158,7 @@ fn requests(samples: &[(&Problem, &str)], first: u64) -> Vec<u8> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Reply {
+struct VerifierReply {
     sample: Option<u64>,
     verdict: Option<Verdict>,
     reward: Option<f64>,
@@ -166,7 +168,8 @@ struct Reply {
 }
 
 fn read_reply(line: &[u8], id: &str, sample: u64) -> Result<Judged, String> {
-    let reply: Reply = serde_json::from_slice(line).map_err(|e| format!("wrote {}: {e}", shortened(line)))?;
+    let reply: VerifierReply =
+        serde_json::from_slice(line).map_err(|e| format!("wrote {}: {e}", shortened(line)))?;
     if let Some(other) = reply.sample.filter(|&other| other != sample) {
         return Err(format!("answered sample {other} where {sample} was next"));
     }

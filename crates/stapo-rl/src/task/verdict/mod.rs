@@ -1,34 +1,16 @@
-//! From responses to verdicts.
+//! Verifiers, which turn responses into verdicts.
 
 mod command;
 
-use super::countdown::{self, CountdownRule};
-use super::{TaskError, VerifierSpec};
+use super::TaskError;
+use super::countdown;
+use super::judged::Judged;
+use super::verifier_spec::CountdownRule;
+use super::verifier_spec::VerifierSpec;
 use command::External;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 use stapo_core::{Problem, Verdict};
 use stapo_verify::{Rules, grade, grade_answer};
-
-/// A verdict and what it rests on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Judged {
-    pub verdict: Verdict,
-    /// The reward an external verifier gave; elsewhere the verdict alone decides.
-    pub reward: Option<f64>,
-    /// The answer as the response writes it.
-    pub answer: Option<String>,
-    /// The answer in one plain notation, where a rule reads it: equal answers vote together.
-    pub canonical: Option<String>,
-    /// One line a person understands.
-    pub reason: String,
-}
-
-impl Judged {
-    pub(super) fn new(verdict: Verdict, answer: Option<String>, reason: String) -> Self {
-        Self { verdict, reward: None, answer, canonical: None, reason }
-    }
-}
 
 pub(super) enum Verifier {
     Rule(Rules),
@@ -37,7 +19,7 @@ pub(super) enum Verifier {
 }
 
 impl Verifier {
-    /// An external program starts here, so that one that cannot start is found before any sampling.
+    /// Opens a verifier. An external program is started here, so that a failure to start is found before sampling.
     pub(super) fn open(spec: &VerifierSpec) -> Result<Self, TaskError> {
         Ok(match spec {
             VerifierSpec::Rule(rule) => Self::Rule((*rule).into()),
@@ -46,7 +28,7 @@ impl Verifier {
         })
     }
 
-    /// One result per sample, in order; rules use all cores.
+    /// One result per sample, in the order of the samples. Rules run on all cores.
     pub(super) fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
         match self {
             Self::Rule(rules) => {
@@ -60,7 +42,7 @@ impl Verifier {
         }
     }
 
-    /// Whether a reference can ever be matched; why not otherwise.
+    /// Checks that a response can match the reference; the error is the reason why none can.
     pub(super) fn check_reference(&self, reference: &str) -> Result<(), String> {
         match self {
             Self::Rule(rules) => {
@@ -84,7 +66,7 @@ fn by_rule(problem: &Problem, response: &str, rules: Rules) -> Judged {
     }
 }
 
-/// The grader's verdict in the words of records.
+/// The grader's verdict, as records name verdicts.
 fn verdict(found: stapo_verify::Verdict) -> Verdict {
     match found {
         stapo_verify::Verdict::Right => Verdict::Right,

@@ -1,6 +1,7 @@
-//! A child process with line-wise, bounded, timed output. Ended and reaped when dropped.
+//! A child process whose output is read by line, with limits on time and memory. Dropping the process ends and reaps it.
 
-use crate::task::{CommandSpec, TaskError};
+use crate::task::TaskError;
+use crate::task::verifier_spec::CommandSpec;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -8,12 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Lines that wait to be read; a program that floods is stopped by its full pipe.
+/// The most lines in the queue. A program that writes more blocks on its full pipe.
 const MAX_WAITING_LINES: usize = 1024;
-/// How much of what the program last said on standard error goes into a message.
+/// How many of the last bytes of standard error an error message quotes.
 const MAX_COMPLAINT_BYTES: usize = 1000;
 
-/// Why no line came.
+/// Why no line arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Silence {
     TimedOut,
@@ -23,11 +24,11 @@ pub(super) enum Silence {
 
 pub(super) struct Process {
     child: Child,
-    /// Whole calls to be written; a thread of its own writes them, so that full pipes on both sides cannot lock up.
+    /// The requests of whole calls. A thread writes the requests, so that full pipes in both directions cannot deadlock.
     requests: Sender<Vec<u8>>,
     lines: Receiver<Result<Vec<u8>, Silence>>,
     output_has_ended: bool,
-    /// Samples it has been sent before the current call.
+    /// Samples that were sent before the current call.
     pub(super) n_sent: u64,
     complaint: Arc<Mutex<Vec<u8>>>,
     complaint_reader: Option<JoinHandle<()>>,
@@ -37,7 +38,8 @@ impl Process {
     pub(super) fn start(spec: &CommandSpec) -> Result<Self, TaskError> {
         let mut command = Command::new(&spec.program);
         command.args(&spec.args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own: Ctrl-C reaches the trainer, which may still need verdicts, and one signal ends all of it.
+        // The program has its own process group. Ctrl-C then does not end the program, whose verdicts the trainer may still
+        // need, and one signal to the group ends the program with all its children.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = command.spawn().map_err(|error| TaskError::Verifier {
@@ -46,11 +48,14 @@ impl Process {
             problem: error.to_string(),
             remedy: "verifier.program: a path to an executable file, or a name on the PATH".into(),
         })?;
-        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take();
+        let stderr = child.stderr.take();
         let (requests, request_queue) = channel();
         let (line_queue, lines) = sync_channel(MAX_WAITING_LINES);
         let complaint = Arc::new(Mutex::new(Vec::new()));
-        // The threads end with the pipes; nobody waits for them, since a descendant may hold a pipe open.
+        // The threads end when the pipes close. The threads are not joined, because a descendant of the program may keep a
+        // pipe open.
         if let Some(stdin) = stdin {
             thread::spawn(move || write_requests(stdin, &request_queue));
         }
@@ -65,12 +70,12 @@ impl Process {
         Ok(Self { child, requests, lines, output_has_ended: false, n_sent: 0, complaint, complaint_reader })
     }
 
-    /// Queues bytes for standard input. A process that is gone shows as `Silence::Ended` on its output.
+    /// Queues bytes for standard input. For a process that has ended, `next_line` gives `Silence::Ended`.
     pub(super) fn send(&self, bytes: Vec<u8>) {
         let _ = self.requests.send(bytes);
     }
 
-    /// The next line, without its end.
+    /// The next line, without the line break.
     pub(super) fn next_line(&mut self, deadline: Instant) -> Result<Vec<u8>, Silence> {
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => line,
@@ -82,10 +87,11 @@ impl Process {
         }
     }
 
-    /// Ends the process and says how it ended, if it did so by itself, and what it last complained of.
+    /// Ends the process. Returns the exit status, if the process had ended by itself, and the end of its standard error.
     pub(super) fn end(&mut self) -> String {
         let mut status = None;
-        // Output ends a moment before the process does: the wait tells an exit from a closed pipe.
+        // The output of a process that exits closes a moment before the exit. Waiting distinguishes an exit from a program that
+        // only closed its output.
         wait_until(self.output_has_ended, || {
             status = self.child.try_wait().ok().flatten();
             status.is_some()
@@ -104,7 +110,7 @@ impl Process {
     fn kill(&mut self) {
         #[cfg(unix)]
         if let Some(group) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-            // An error means that the group is gone already.
+            // An error means that the group has ended already.
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
         let _ = self.child.kill();
@@ -118,7 +124,7 @@ impl Drop for Process {
     }
 }
 
-/// Asks once, or, where it `may_take_time`, again and again for a second.
+/// Checks `is_so` once, or, with `may_take_time`, repeatedly for up to a second.
 fn wait_until(may_take_time: bool, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(u64::from(may_take_time));
     while !is_so() && Instant::now() < deadline {
@@ -134,7 +140,7 @@ fn write_requests(mut stdin: ChildStdin, queue: &Receiver<Vec<u8>>) {
     }
 }
 
-/// Passes lines on until the output ends, a line is too long, or nobody listens.
+/// Queues lines until the output ends, a line is too long, or the receiver is dropped.
 fn read_lines(stdout: impl Read, queue: &SyncSender<Result<Vec<u8>, Silence>>, max_line_bytes: usize) {
     let mut reader = BufReader::new(stdout);
     loop {

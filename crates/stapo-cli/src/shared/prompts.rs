@@ -1,0 +1,113 @@
+//! The input of `generate` and `score`: a model opened without training, and JSON lines turned into tokens.
+
+use crate::shared::run_folder::{self, Use};
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use stapo_rl::LoadedModel;
+use stapo_rl::device::DeviceName;
+use stapo_rl::inference::Message;
+use stapo_rl::model_files::Pretrained;
+use std::io::BufRead;
+use std::path::Path;
+
+/// A record of the input. Which fields must be there depends on the command.
+#[derive(Deserialize, Default)]
+pub struct PromptRecord {
+    /// Copied to the output.
+    pub id: Option<Value>,
+    pub prompt: Option<String>,
+    pub chat: Option<String>,
+    pub messages: Option<Vec<ChatMessage>>,
+    pub tokens: Option<Vec<u32>>,
+    pub prompt_tokens: Option<usize>,
+    pub response: Option<String>,
+}
+
+/// An alternative token in the output.
+#[derive(Serialize)]
+pub struct Choice {
+    token: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    logp: f32,
+}
+
+#[derive(Deserialize)]
+pub struct ChatMessage {
+    role: String,
+    content: String,
+}
+
+/// Opens a model, with or without a tokenizer. `threads` overrides the number of CPU threads that the environment or
+/// the machine gives.
+pub fn open_model(path: &Path, device: DeviceName, threads: Option<usize>) -> Result<LoadedModel> {
+    let device = run_folder::device(device, threads, Use::Reading)?;
+    let pretrained = Pretrained::open(path).with_context(|| format!("model {}", path.display()))?;
+    Ok(LoadedModel::load_tokens_or_text(&pretrained, &device)?)
+}
+
+pub fn choice(model: &LoadedModel, token: u32, logp: f32) -> Result<Choice> {
+    Ok(Choice { token, text: model.token_text(token)?, logp })
+}
+
+/// The tokens of a record's prompt, from the one field that gives it.
+pub fn prompt(model: &LoadedModel, record: &PromptRecord) -> Result<Vec<u32>> {
+    let given =
+        [record.prompt.is_some(), record.chat.is_some(), record.messages.is_some(), record.tokens.is_some()];
+    match given.into_iter().filter(|&is_given| is_given).count() {
+        0 => bail!("no prompt\nhint: give one of prompt, chat, messages, tokens"),
+        1 => {}
+        n => bail!("{n} prompts, expected one of prompt, chat, messages, tokens"),
+    }
+    if let Some(text) = &record.prompt {
+        return Ok(model.tokenizer()?.encode(text)?);
+    }
+    if let Some(text) = &record.chat {
+        return chat(model, &[Message { role: "user".into(), content: text.clone() }]);
+    }
+    if let Some(messages) = &record.messages {
+        let plain = |m: &ChatMessage| Message { role: m.role.clone(), content: m.content.clone() };
+        return chat(model, &messages.iter().map(plain).collect::<Vec<_>>());
+    }
+    Ok(record.tokens.clone().unwrap_or_default())
+}
+
+fn chat(model: &LoadedModel, messages: &[Message]) -> Result<Vec<u32>> {
+    match model.encode_chat(messages)? {
+        Some(tokens) => Ok(tokens),
+        None => bail!("the model has no chat template\nhint: give the whole text as prompt"),
+    }
+}
+
+/// Reads the input line by line; blank lines are skipped. `read` turns a record into a value or refuses the record;
+/// `take` gets the line's number, from 1, the record and the value. A refusal is reported on standard error with file
+/// and line, and reading continues; an error of `take` ends the command. Returns how many records were taken and
+/// refused.
+pub fn for_each_record<R>(
+    path: &str,
+    mut read: impl FnMut(usize, &PromptRecord) -> Result<R>,
+    mut take: impl FnMut(usize, PromptRecord, R) -> Result<()>,
+) -> Result<(usize, usize)> {
+    let name = crate::shared::input::name(path);
+    let (mut n_taken, mut n_refused) = (0, 0);
+    for (index, line) in crate::shared::input::open(path)?.split(b'\n').enumerate() {
+        let line = line.with_context(|| format!("input {name}"))?;
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let number = index + 1;
+        let record: Result<PromptRecord> = serde_json::from_slice(&line).context("not a record in JSON");
+        match record.and_then(|record| read(number, &record).map(|made| (record, made))) {
+            Ok((record, made)) => {
+                n_taken += 1;
+                take(number, record, made)?;
+            }
+            Err(error) => {
+                n_refused += 1;
+                eprintln!("error: {name}:{number}: {error:#}");
+            }
+        }
+    }
+    Ok((n_taken, n_refused))
+}

@@ -1,0 +1,171 @@
+//! What the runs of an experiment say together: means over seeds, and the method paired with each baseline by seed.
+//! `stapo experiment` and `stapo report` show the same [`ExperimentSummary`].
+
+use crate::config::CanaryConfig;
+use serde::Serialize;
+use stapo_core::record::Metrics;
+use stapo_core::stats::{
+    Estimate, PairedComparison, Resampling, StatsError, area_under_curve, compare_by_seed, entropy_stability,
+    mean_estimate,
+};
+
+type Result<T> = std::result::Result<T, StatsError>;
+
+/// An arm with its finished runs, at least one.
+pub struct ArmRuns<'a> {
+    pub name: &'a str,
+    pub runs: Vec<SeedRun<'a>>,
+}
+
+/// A run with at least one step, and the canaries of its plan.
+#[derive(Clone, Copy)]
+pub struct SeedRun<'a> {
+    pub seed: u64,
+    pub metrics: &'a [Metrics],
+    pub canaries: &'a CanaryConfig,
+}
+
+/// Which accuracy the runs are compared by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measure {
+    /// Accuracy on held-out problems: every run was evaluated.
+    HeldOut,
+    /// Accuracy of the sampled responses, where some run has no evaluation.
+    Training,
+}
+
+impl Measure {
+    pub fn of<'a>(runs: impl IntoIterator<Item = &'a [Metrics]>) -> Self {
+        let is_evaluated = |metrics: &[Metrics]| metrics.iter().any(|m| m.eval_accuracy.is_some());
+        if runs.into_iter().all(is_evaluated) { Measure::HeldOut } else { Measure::Training }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Measure::HeldOut => "held-out accuracy",
+            Measure::Training => "training accuracy",
+        }
+    }
+
+    /// Accuracies by step.
+    fn curve(self, metrics: &[Metrics]) -> Vec<(f64, f64)> {
+        match self {
+            Measure::HeldOut => held_out(metrics),
+            Measure::Training => metrics.iter().map(|m| (m.step as f64, m.accuracy)).collect(),
+        }
+    }
+
+    /// Where a run ended: its last evaluation, or the mean over the last tenth of its steps.
+    fn result(self, curve: &[(f64, f64)]) -> f64 {
+        let n = match self {
+            Measure::HeldOut => 1,
+            Measure::Training => curve.len().div_ceil(10).max(1),
+        };
+        let last = &curve[curve.len().saturating_sub(n)..];
+        last.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / last.len() as f64
+    }
+}
+
+/// Held-out accuracies by step; step 0 is before training.
+pub fn held_out(metrics: &[Metrics]) -> Vec<(f64, f64)> {
+    let before = metrics.first().and_then(|m| m.eval_accuracy_before).map(|accuracy| (0.0, accuracy));
+    let later = metrics.iter().filter_map(|m| m.eval_accuracy.map(|accuracy| (m.step as f64, accuracy)));
+    before.into_iter().chain(later).collect()
+}
+
+/// What the runs of an experiment say together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExperimentSummary {
+    /// The accuracy in every arm.
+    pub measure: Measure,
+    pub arms: Vec<ArmSummary>,
+}
+
+/// What the runs of one arm say together.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ArmSummary {
+    pub name: String,
+    /// Seeds whose run is complete.
+    pub n_runs: usize,
+    /// Last accuracy, over seeds.
+    pub accuracy: Estimate,
+    /// Mean height of the accuracy curve; of a curve with one point, its value.
+    pub area: Estimate,
+    /// -max |dH| between steps, nats; 0 for a run of one step.
+    pub entropy_stability: Estimate,
+    pub entropy_last: Estimate,
+    pub silenced_share: Estimate,
+    /// Seeds whose mean entropy collapsed in some step ([`CanaryConfig::is_collapse`]).
+    pub n_collapsed: usize,
+    /// The method minus this arm in last accuracy, paired by seed; absent for the method itself and below two seeds.
+    pub against: Option<PairedComparison>,
+    /// The permutation p value of `against`, adjusted over arms (Holm).
+    pub p_adjusted: Option<f64>,
+}
+
+/// The summary of every arm. `method` is the arm that the others are baselines for.
+pub fn summarise(arms: &[ArmRuns<'_>], method: Option<usize>) -> Result<ExperimentSummary> {
+    let measure = Measure::of(arms.iter().flat_map(|arm| &arm.runs).map(|run| run.metrics));
+    let mut summaries = Vec::new();
+    for arm in arms {
+        summaries.push(summarise_arm(arm, measure)?);
+    }
+    if let Some(method) = method {
+        let results = |arm: &ArmRuns| -> Vec<(u64, f64)> {
+            arm.runs.iter().map(|run| (run.seed, measure.result(&measure.curve(run.metrics)))).collect()
+        };
+        let baselines: Vec<usize> = (0..arms.len()).filter(|idx| *idx != method).collect();
+        let compared: Vec<_> = baselines.iter().map(|&idx| results(&arms[idx])).collect();
+        let against = compare_by_seed(&results(&arms[method]), &compared, &Resampling::default())?;
+        for (idx, against) in baselines.into_iter().zip(against) {
+            summaries[idx].p_adjusted = against.as_ref().map(|found| found.p_adjusted);
+            summaries[idx].against = against.map(|found| found.paired);
+        }
+    }
+    Ok(ExperimentSummary { measure, arms: summaries })
+}
+
+fn summarise_arm(arm: &ArmRuns<'_>, measure: Measure) -> Result<ArmSummary> {
+    let over_seeds = |of: &dyn Fn(&[Metrics]) -> Result<f64>| -> Result<Estimate> {
+        mean_estimate(&arm.runs.iter().map(|run| of(run.metrics)).collect::<Result<Vec<_>>>()?)
+    };
+    Ok(ArmSummary {
+        name: arm.name.to_string(),
+        n_runs: arm.runs.len(),
+        accuracy: over_seeds(&|metrics| Ok(measure.result(&measure.curve(metrics))))?,
+        area: over_seeds(&|metrics| mean_height(&measure.curve(metrics)))?,
+        entropy_stability: over_seeds(&stability)?,
+        entropy_last: over_seeds(&|metrics| Ok(metrics[metrics.len() - 1].entropy_mean))?,
+        silenced_share: over_seeds(&|metrics| Ok(silenced_share(metrics)))?,
+        n_collapsed: arm.runs.iter().filter(|run| has_collapsed(run)).count(),
+        against: None,
+        p_adjusted: None,
+    })
+}
+
+/// The area under a curve divided by its width.
+fn mean_height(curve: &[(f64, f64)]) -> Result<f64> {
+    let (steps, accuracies): (Vec<f64>, Vec<f64>) = curve.iter().copied().unzip();
+    let width = steps.last().zip(steps.first()).map_or(0.0, |(last, first)| last - first);
+    if width > 0.0 {
+        Ok(area_under_curve(&steps, &accuracies)? / width)
+    } else {
+        Ok(accuracies.last().copied().unwrap_or(f64::NAN))
+    }
+}
+
+fn stability(metrics: &[Metrics]) -> Result<f64> {
+    let entropies: Vec<f64> = metrics.iter().map(|m| m.entropy_mean).collect();
+    if entropies.len() < 2 { Ok(0.0) } else { entropy_stability(&entropies) }
+}
+
+fn silenced_share(metrics: &[Metrics]) -> f64 {
+    let n_tokens: usize = metrics.iter().map(|m| m.n_tokens).sum();
+    let n_silenced: usize = metrics.iter().map(|m| m.n_silenced).sum();
+    n_silenced as f64 / n_tokens.max(1) as f64
+}
+
+fn has_collapsed(run: &SeedRun<'_>) -> bool {
+    let first = run.metrics[0].entropy_mean;
+    run.metrics.iter().any(|m| run.canaries.is_collapse(first, m.entropy_mean))
+}

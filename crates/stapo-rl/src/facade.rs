@@ -1,0 +1,28 @@
+//! The items of `stapo-model` that the command line uses, by name. `stapo-cli` may not import `stapo-model` or
+//! `stapo-ops`, so an item that is not listed here is out of the command line's reach.
+
+/// Devices: what the machine has, how a device is opened, and how a failing GPU is reported.
+pub mod device {
+    pub use stapo_model::{CpuOptions, Device, DeviceName, Simd};
+
+    /// NVIDIA GPUs.
+    pub mod cuda {
+        pub use stapo_model::cuda::{CudaOptions, Found, FoundLibrary, Training, guard, is_failing, probe};
+    }
+}
+
+/// Models on disk: opening a Hugging Face folder or a GGUF file, and writing a Hugging Face folder.
+pub mod model_files {
+    pub use stapo_model::export::{Existing, ExportOptions, Precision, export};
+    pub use stapo_model::{Error as ModelError, ModelConfig, Pretrained, RopeKind};
+}
+
+/// Models in memory: generation, and scoring of given tokens.
+pub mod inference {
+    pub use stapo_model::Message;
+    pub use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, TokenScores};
+    pub use stapo_model::generate::{
+        Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
+        Ticket,
+    };
+}

@@ -1,0 +1,236 @@
+//! The records of a training step: metrics, sampled responses, silenced and explored tokens.
+
+use crate::error::Result;
+use crate::loaded_model::LoadedModel;
+use crate::rollout::{RolledOut, accuracy};
+use crate::update::{Learned, Member};
+use stapo_core::diagnostics::QuadrantCensus;
+use stapo_core::diagnostics::theory::entropy_change_of_sample;
+use stapo_core::objective::MaskKind;
+use stapo_core::record::{
+    Alternative, EntropyChange, EntropyQuantiles, Extra, Metrics, ResponseRecord, SCHEMA, TokenColumns,
+    TokenRecord, TokensPerSecond,
+};
+use stapo_core::stats::quantile_sorted;
+use stapo_core::{Finish, TokenEffect};
+use stapo_model::Tokenizer;
+use std::time::Instant;
+
+/// Tokens per second of each phase of a step.
+pub struct Phases {
+    at: Instant,
+    rollout_rate: f64,
+    update_rate: f64,
+}
+
+impl Phases {
+    pub fn start() -> Self {
+        Phases { at: Instant::now(), rollout_rate: 0.0, update_rate: 0.0 }
+    }
+
+    fn lap(&mut self, n_tokens: usize) -> f64 {
+        let rate = n_tokens as f64 / self.at.elapsed().as_secs_f64().max(1e-9);
+        self.at = Instant::now();
+        rate
+    }
+
+    pub fn rolled_out(&mut self, n_tokens: usize) {
+        self.rollout_rate = self.lap(n_tokens);
+    }
+
+    pub fn updated(&mut self, learned: &[Learned]) {
+        self.update_rate = self.lap(learned.iter().map(|update| update.tally.n_tokens).sum());
+    }
+}
+
+/// The metrics of a step.
+pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phases) -> Metrics {
+    let responses: Vec<_> = rolled.batch.responses().collect();
+    let n_responses = responses.len().max(1) as f64;
+    let mean =
+        |of: &dyn Fn(&stapo_core::Scored) -> f64| responses.iter().map(|s| of(s)).sum::<f64>() / n_responses;
+    let mut entropies: Vec<f64> =
+        responses.iter().flat_map(|s| &s.rollout.entropy).map(|&entropy| f64::from(entropy)).collect();
+    entropies.sort_by(f64::total_cmp);
+    let n_updates = learned.len().max(1) as f64;
+    let average = |of: &dyn Fn(&Learned) -> f64| learned.iter().map(of).sum::<f64>() / n_updates;
+    let count = |of: &dyn Fn(&Learned) -> usize| learned.iter().map(of).sum::<usize>();
+    Metrics {
+        schema: SCHEMA,
+        step,
+        reward_mean: mean(&|s| s.reward),
+        accuracy: accuracy(&rolled.batch),
+        eval_accuracy: None,
+        eval_accuracy_before: None,
+        response_tokens_mean: mean(&|s| s.rollout.tokens.len() as f64),
+        truncated_share: mean(&|s| f64::from(u8::from(s.rollout.finish == Finish::LengthLimit))),
+        entropy_mean: entropies.iter().sum::<f64>() / entropies.len().max(1) as f64,
+        entropy_quantiles: quantiles(&entropies),
+        n_tokens: count(&|u| u.tally.n_tokens),
+        n_kept: count(&|u| u.tally.n_kept),
+        n_candidates: count(&|u| u.tally.n_candidates),
+        n_silenced: count(&|u| u.tally.n_silenced),
+        tau_h: learned.first().and_then(|update| update.tau_h),
+        clip_fraction: average(&|u| u.tally.clip_fraction),
+        ratio_min: learned.iter().map(|u| u.tally.ratio_min).fold(f64::INFINITY, f64::min),
+        ratio_max: learned.iter().map(|u| u.tally.ratio_max).fold(0.0, f64::max),
+        loss: average(&|u| u.tally.loss),
+        learning_rate: learned.last().map_or(0.0, |update| update.learning_rate),
+        gradient_norm: average(&|u| u.gradient_norm),
+        silenced_gradient_share: average(&|u| u.census.silenced_gradient_share()),
+        quadrants: learned
+            .first()
+            .map_or(Vec::new(), |update| Vec::<QuadrantCensus>::from(update.census.rows())),
+        entropy_change: entropy_change(learned),
+        exactness_max_abs: learned.first().map_or(0.0, |update| update.exactness_max_abs),
+        tokens_per_second: TokensPerSecond { rollout: phases.rollout_rate, update: phases.update_rate },
+        extra: Extra::new(),
+    }
+}
+
+fn quantiles(sorted: &[f64]) -> EntropyQuantiles {
+    let at = |q| if sorted.is_empty() { 0.0 } else { quantile_sorted(sorted, q) };
+    EntropyQuantiles { q05: at(0.05), q25: at(0.25), q50: at(0.5), q75: at(0.75), q95: at(0.95) }
+}
+
+/// Predicted and measured entropy change by all optimizer steps of a training step but the last; `None` for a step with a
+/// single optimizer step.
+fn entropy_change(learned: &[Learned]) -> Option<EntropyChange> {
+    let (last, before) = learned.split_last().filter(|(_, before)| !before.is_empty())?;
+    let predicted = before.iter().map(|update| {
+        let kept = update.members.iter().flat_map(Member::observed).filter(|token| token.effect.kept);
+        let changes = kept.map(|token| {
+            entropy_change_of_sample(update.learning_rate, token.logp, token.entropy, token.effect.weight)
+        });
+        changes.sum::<f64>() / update.tally.n_kept.max(1) as f64
+    });
+    let pairs = last.members.iter().flat_map(|member| member.entropy.iter().zip(&member.behavior_entropy));
+    let measured =
+        pairs.map(|(current, behavior)| current - behavior).sum::<f64>() / last.tally.n_tokens.max(1) as f64;
+    Some(EntropyChange { predicted: predicted.sum(), measured })
+}
+
+/// `n` responses spread evenly over the step, and all responses with a silenced token.
+pub fn response_records(
+    step: u64,
+    model: &LoadedModel,
+    learned: &[Learned],
+    n: usize,
+) -> Result<Vec<ResponseRecord>> {
+    let tokenizer = model.tokenizer()?;
+    let numbered = learned.iter().enumerate();
+    let members: Vec<_> =
+        numbered.flat_map(|(idx, update)| update.members.iter().map(move |m| (idx, update, m))).collect();
+    let is_sampled = |place: usize| place * n / members.len() != (place + 1) * n / members.len();
+    let has_silenced =
+        |member: &Member| member.effects.iter().any(|e| e.silenced_by.is_some_and(singles_out));
+    members
+        .iter()
+        .enumerate()
+        .filter(|(place, (_, _, member))| is_sampled(*place) || (n > 0 && has_silenced(member)))
+        .map(|(_, &(update_idx, update, member))| {
+            let rollout = &member.scored.rollout;
+            Ok(ResponseRecord {
+                schema: SCHEMA,
+                step,
+                problem_id: member.group.problem.id.clone(),
+                sample_idx: rollout.sample_idx,
+                prompt: member.group.problem.prompt.clone(),
+                reference: member.group.problem.reference.clone(),
+                text: tokenizer.decode(&rollout.tokens)?,
+                verdict: member.scored.verdict,
+                reward: member.scored.reward,
+                advantage: member.advantage,
+                finish: rollout.finish,
+                update_idx,
+                tau_h: update.tau_h,
+                tokens: columns(tokenizer, member)?,
+                extra: Extra::new(),
+            })
+        })
+        .collect()
+}
+
+fn columns(tokenizer: &Tokenizer, member: &Member) -> Result<TokenColumns> {
+    let tokens = &member.scored.rollout.tokens;
+    Ok(TokenColumns {
+        id: tokens.clone(),
+        text: tokens.iter().map(|&id| Ok(tokenizer.decode_all(&[id])?)).collect::<Result<_>>()?,
+        logp: member.logp.clone(),
+        behavior_logp: member.behavior_logp.clone(),
+        entropy: member.entropy.clone(),
+        collision: member.collision.clone(),
+        ratio: member.effects.iter().map(|effect| effect.ratio).collect(),
+        kept: member.effects.iter().map(|effect| effect.kept).collect(),
+        silenced_by: member.effects.iter().map(|effect| effect.silenced_by).collect(),
+        clipped: member.effects.iter().map(|effect| effect.clipped).collect(),
+        is_candidate: member.effects.iter().map(|effect| effect.is_candidate).collect(),
+        weight: member.effects.iter().map(|effect| effect.weight).collect(),
+        d_logp: member.effects.iter().map(|effect| effect.d_logp).collect(),
+        alternatives: (0..tokens.len()).map(|t| alternatives(tokenizer, member, t)).collect::<Result<_>>()?,
+    })
+}
+
+fn alternatives(tokenizer: &Tokenizer, member: &Member, token_idx: usize) -> Result<Vec<Alternative>> {
+    let listed = member.alternatives.get(token_idx).into_iter().flatten();
+    listed
+        .map(|&(id, logp)| Ok(Alternative { id, text: tokenizer.decode_all(&[id])?, logp: f64::from(logp) }))
+        .collect()
+}
+
+/// Tokens of context on each side of a recorded token.
+const CONTEXT_TOKENS: usize = 12;
+
+/// Every silenced token with its context. Tokens silenced by masks that keep a chosen share of all tokens (top entropy,
+/// Lopti's passes) are only counted.
+pub fn silenced_records(step: u64, model: &LoadedModel, learned: &[Learned]) -> Result<Vec<TokenRecord>> {
+    token_records(step, model, learned, |effect| effect.silenced_by.is_some_and(singles_out))
+}
+
+/// True for a mask that picks out single tokens; false for a mask that keeps a chosen share of all tokens.
+fn singles_out(kind: MaskKind) -> bool {
+    !matches!(kind, MaskKind::TopEntropy | MaskKind::LowProbabilityFirst)
+}
+
+/// Every candidate that was kept.
+pub fn explored_records(step: u64, model: &LoadedModel, learned: &[Learned]) -> Result<Vec<TokenRecord>> {
+    token_records(step, model, learned, |effect| effect.kept && effect.is_candidate)
+}
+
+fn token_records(
+    step: u64,
+    model: &LoadedModel,
+    learned: &[Learned],
+    is_recorded: impl Fn(&TokenEffect) -> bool,
+) -> Result<Vec<TokenRecord>> {
+    let tokenizer = model.tokenizer()?;
+    let mut records = Vec::new();
+    for member in learned.iter().flat_map(|update| &update.members) {
+        let observed = member.observed();
+        for token_idx in (0..observed.len()).filter(|&t| is_recorded(&member.effects[t])) {
+            let rollout = &member.scored.rollout;
+            let tokens = &rollout.tokens;
+            let before = token_idx.saturating_sub(CONTEXT_TOKENS)..token_idx;
+            let after = token_idx + 1..tokens.len().min(token_idx + 1 + CONTEXT_TOKENS);
+            records.push(TokenRecord {
+                schema: SCHEMA,
+                step,
+                problem_id: member.group.problem.id.clone(),
+                sample_idx: rollout.sample_idx,
+                token_idx,
+                id: tokens[token_idx],
+                text: tokenizer.decode_all(&tokens[token_idx..=token_idx])?,
+                silenced_by: member.effects[token_idx].silenced_by,
+                logp: member.logp[token_idx],
+                entropy: member.entropy[token_idx],
+                advantage: member.advantage,
+                gradient_norm: observed[token_idx].gradient_norm_squared().sqrt(),
+                context_before: tokenizer.decode_all(&tokens[before])?,
+                context_after: tokenizer.decode_all(&tokens[after])?,
+                alternatives: alternatives(tokenizer, member, token_idx)?,
+                extra: Extra::new(),
+            });
+        }
+    }
+    Ok(records)
+}

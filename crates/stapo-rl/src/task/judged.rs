@@ -1,0 +1,22 @@
+use serde::{Deserialize, Serialize};
+use stapo_core::Verdict;
+
+/// A verdict with the answer and the reason.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Judged {
+    pub verdict: Verdict,
+    /// The reward that an external verifier gave; absent where the verdict decides the reward.
+    pub reward: Option<f64>,
+    /// The answer as written in the response.
+    pub answer: Option<String>,
+    /// The answer in canonical notation, where a rule can read the answer. maj@k counts equal canonical answers together.
+    pub canonical: Option<String>,
+    /// The reason for the verdict, in one line.
+    pub reason: String,
+}
+
+impl Judged {
+    pub(super) fn new(verdict: Verdict, answer: Option<String>, reason: String) -> Self {
+        Self { verdict, reward: None, answer, canonical: None, reason }
+    }
+}

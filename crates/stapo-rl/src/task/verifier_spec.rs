@@ -1,0 +1,101 @@
+//! The keys of a verifier in a config.
+
+use serde::{Deserialize, Serialize};
+use stapo_verify::{Fallback, Mode, Order, Rules};
+use std::path::PathBuf;
+
+/// How a response becomes a verdict.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum VerifierSpec {
+    /// The math grader with one of its rules.
+    Rule(RuleSpec),
+    /// The answer is an expression over given numbers that reaches a target; references have the form `2,3,5,7:24`.
+    Countdown(CountdownRule),
+    /// A program that keeps running and writes one line of JSON per sample.
+    Command(CommandSpec),
+}
+
+impl Default for VerifierSpec {
+    fn default() -> Self {
+        Self::Rule(RuleSpec::default())
+    }
+}
+
+/// How the expression in the box is judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CountdownRule {
+    pub number_use: NumberUse,
+}
+
+/// How often each given number must be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NumberUse {
+    #[default]
+    ExactlyOnce,
+    AtMostOnce,
+}
+
+/// The grader's settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RuleSpec {
+    pub mode: Mode,
+    pub order: Order,
+    pub fallback: Fallback,
+}
+
+impl From<RuleSpec> for Rules {
+    fn from(spec: RuleSpec) -> Self {
+        Self { mode: spec.mode, order: spec.order, fallback: spec.fallback }
+    }
+}
+
+/// An external verifier. For each sample the program reads one line `{"sample", "id", "prompt", "response", "reference"}`
+/// from standard input and writes one line, in the same order: `{"verdict": "right"}` (or `wrong`, `no_answer`,
+/// `unparsable`, `over_budget`), or `{"reward": 0.5}`, or both. A reward without a verdict means `right` above 0 and
+/// `wrong` otherwise. The line may also hold `answer`, `reason`, `sample` (which counts from 0) and `id`. The last two are
+/// compared with the request, so that a program that repeats `sample` cannot get out of step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommandSpec {
+    pub program: PathBuf,
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// The longest wait for the next line.
+    #[serde(default = "default_sample_seconds")]
+    pub sample_seconds: f64,
+    /// The longest wait for all samples of one call.
+    #[serde(default = "default_batch_seconds")]
+    pub batch_seconds: f64,
+    /// The longest line that the program may write.
+    #[serde(default = "default_max_line_bytes")]
+    pub max_line_bytes: usize,
+}
+
+impl CommandSpec {
+    /// A program with default limits.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            args: Vec::new(),
+            sample_seconds: default_sample_seconds(),
+            batch_seconds: default_batch_seconds(),
+            max_line_bytes: default_max_line_bytes(),
+        }
+    }
+}
+
+fn default_sample_seconds() -> f64 {
+    30.0
+}
+
+fn default_batch_seconds() -> f64 {
+    600.0
+}
+
+fn default_max_line_bytes() -> usize {
+    1 << 20
+}
