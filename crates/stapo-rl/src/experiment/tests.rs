@@ -107,7 +107,8 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
     assert!((a.silenced_share.value - 1e-3).abs() < 1e-12);
 }
 
-/// The canary of a run, the experiment and the report read one definition: any step below the plan's share of the first one.
+/// The canary of a run, the experiment and the report read one definition: any step below the plan's share of the first
+/// one.
 #[test]
 fn an_entropy_that_recovers_has_collapsed_all_the_same() {
     let canaries = CanaryConfig { entropy_collapse_factor: 0.5, ..Config::default().canaries };
