@@ -62,7 +62,7 @@ fn a_stop_token_ends_the_response_and_is_its_last() {
         let stop = tokens.iter().position(|t| [4, 9].contains(t));
         match response.finish {
             FinishReason::Stop(token) => {
-                assert_eq!((stop, tokens.last()), (Some(tokens.len() - 1), Some(&token)))
+                assert_eq!((stop, tokens.last()), (Some(tokens.len() - 1), Some(&token)));
             }
             FinishReason::LengthLimit => assert_eq!((stop, tokens.len()), (None, 60)),
         }
