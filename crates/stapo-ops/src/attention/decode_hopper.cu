@@ -155,7 +155,8 @@ __device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArg
     int query = args.query, kv = args.kv, per_token = g.heads + 2;
     for (int i = threadIdx.x / 32; i < g.count * per_token; i += CONSUMERS / 32) {
         int member = i / per_token, part = i - member * per_token;
-        bool is_query = part<g.heads, is_value = part> g.heads;
+        bool is_query = part < g.heads;
+        bool is_value = part > g.heads;
         int head = is_query ? g.kv_head * g.heads + part : is_value ? query + kv + g.kv_head : query + g.kv_head;
         u32 slot = args.slots[g.first + member];
         Rotation rotation = {};
