@@ -224,7 +224,9 @@ fn candidates_agree_in_every_record() {
             let mut responses = parse_lines::<ResponseRecord>(&read("rollouts")).unwrap().records;
             let marked: Vec<Vec<bool>> = responses.iter().map(|r| r.tokens.is_candidate.clone()).collect();
             assert_eq!(marked.iter().flatten().filter(|&&is| is).count(), metrics.n_candidates, "{signals}");
-            responses.iter_mut().for_each(|response| response.tokens.is_candidate.clear());
+            for response in &mut responses {
+                response.tokens.is_candidate.clear();
+            }
             let without: String = responses.iter().map(Record::to_line).collect();
             assert!(!without.contains("is_candidate"));
             let derived = parse_responses(&without, &plan.objective).unwrap().records;
