@@ -101,7 +101,7 @@ fn set_panic_hook() {
 }
 
 /// The error and its causes, without causes whose text an earlier one already contains.
-fn told_once(error: &anyhow::Error) -> String {
+fn chain_text(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !text.contains(&cause) {
@@ -120,6 +120,6 @@ fn complain(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     // A failed write is ignored: standard error may be closed too.
-    let _ = writeln!(std::io::stderr(), "error: {}", told_once(error));
+    let _ = writeln!(std::io::stderr(), "error: {}", chain_text(error));
     ExitCode::from(2)
 }

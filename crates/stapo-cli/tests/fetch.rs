@@ -28,14 +28,14 @@ struct Served {
 struct Server {
     address: String,
     /// One line per request: method, path and start of the range.
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
 fn serve(served: Served) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let log = asked.clone();
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let log = requests.clone();
     let state = Arc::new(Mutex::new(served));
     std::thread::spawn(move || {
         for stream in listener.incoming() {
@@ -43,7 +43,7 @@ fn serve(served: Served) -> Server {
             let _ = answer(&stream.unwrap(), &state, &log);
         }
     });
-    Server { address, asked }
+    Server { address, requests }
 }
 
 fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -> std::io::Result<()> {
@@ -159,11 +159,11 @@ fn an_interrupted_transfer_goes_on_and_lands_in_the_usual_cache() {
     assert_eq!(std::fs::read(snapshot.join("config.json")).unwrap(), model[0].2);
     assert_eq!(std::fs::read(snapshot.join("model.safetensors")).unwrap(), model[1].2);
     assert!(!snapshot.join("pytorch_model.bin").exists() && !snapshot.join("modeling.py").exists());
-    let asked = server.asked.lock().unwrap().join("\n");
-    assert!(asked.contains("config.json from 5"), "{asked}");
-    let n = server.asked.lock().unwrap().len();
+    let requests = server.requests.lock().unwrap().join("\n");
+    assert!(requests.contains("config.json from 5"), "{requests}");
+    let n = server.requests.lock().unwrap().len();
     ok(&fetch(folder.path(), &server.address, None, &["model", "o/m"]));
-    assert_eq!(server.asked.lock().unwrap().len(), n + 1, "what is there is not fetched again");
+    assert_eq!(server.requests.lock().unwrap().len(), n + 1, "what is there is not fetched again");
 }
 
 /// A process that was killed in the middle of a transfer leaves a partial file; the next process requests only the
@@ -178,7 +178,9 @@ fn half_a_file_on_disk_is_completed() {
     let partial = blobs.join(format!("{}.incomplete", hex(&Sha256::digest(&content))));
     std::fs::write(&partial, &content[..700_000]).unwrap();
     ok(&fetch(folder.path(), &server.address, None, &["model", "o/m", "--file", "model.safetensors"]));
-    assert!(server.asked.lock().unwrap().iter().any(|line| line.ends_with("model.safetensors from 700000")));
+    assert!(
+        server.requests.lock().unwrap().iter().any(|line| line.ends_with("model.safetensors from 700000"))
+    );
     assert!(!partial.exists());
 }
 

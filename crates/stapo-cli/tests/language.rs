@@ -162,7 +162,7 @@ fn a_generated_logp_is_what_score_gives_for_it() {
     assert_eq!(made.len(), 9);
     let prompts = ["one ", "two plus ", "x"];
     let letters = "etaoinshrdlucmfwypvbgkjqxz .\n=+0123456789";
-    let asked: Vec<String> = made
+    let lines: Vec<String> = made
         .iter()
         .map(|record| {
             let prompt = prompts[record["line"].as_u64().unwrap() as usize - 1];
@@ -173,7 +173,7 @@ fn a_generated_logp_is_what_score_gives_for_it() {
             json!({"tokens": ids, "prompt_tokens": n_prompt}).to_string()
         })
         .collect();
-    let scored = records(&succeeded(with_lines("score", TALKING, &asked, &[])));
+    let scored = records(&succeeded(with_lines("score", TALKING, &lines, &[])));
     for (made, scored) in made.iter().zip(&scored) {
         assert_eq!(made["logp"], scored["logp"]);
         assert_eq!(made["entropy"], scored["entropy"]);

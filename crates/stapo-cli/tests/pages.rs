@@ -85,12 +85,12 @@ const DRAWN: &str = "(()=>{const figures=[...document.querySelectorAll('figure')
     empty:figures.filter(f=>![...f.querySelectorAll('svg path[d],svg circle,svg rect[data-t]')].some(m=>m.getBoundingClientRect().width>0)).map(f=>f.id),\
     outside:figures.flatMap(f=>{const s=f.querySelector('svg'),v=s.viewBox.baseVal;return[...s.querySelectorAll('text')].filter(t=>{const b=t.getBBox();\
         return b.x<-1||b.y<-1||b.x+b.width>v.width+1||b.y+b.height>v.height+1}).map(t=>f.id+': '+t.textContent)}),\
-    told:document.querySelectorAll('[data-t]').length}})()";
+    hovers:document.querySelectorAll('[data-t]').length}})()";
 
 fn assert_drawn(found: &Value) {
     assert_eq!(found["empty"], json!([]), "{found}");
     assert_eq!(found["outside"], json!([]), "{found}");
-    assert!(found["told"].as_u64().unwrap() > 20, "{found}");
+    assert!(found["hovers"].as_u64().unwrap() > 20, "{found}");
     assert!(found["overflow"].as_i64().unwrap() <= 0, "the page is wider than its window: {found}");
 }
 
@@ -421,8 +421,11 @@ fn what_a_step_tells_follows_from_its_tokens() {
     assert_eq!(one(0) + one(1), n_tokens);
     let sampled = metrics["entropy_mean"].as_f64().unwrap() * n_tokens - entropy(0);
     let measured = (entropy(1) - sampled) / one(1);
-    let told = &metrics["entropy_change"];
-    assert!((told["measured"].as_f64().unwrap() - measured).abs() < 1e-9, "{told} against {measured}");
+    let recorded = &metrics["entropy_change"];
+    assert!(
+        (recorded["measured"].as_f64().unwrap() - measured).abs() < 1e-9,
+        "{recorded} against {measured}"
+    );
     let pushed = summed(&responses, 0, &|r, t| {
         let logp = number(r, "logp", t);
         let entropy = number(r, "entropy", t);
@@ -431,8 +434,8 @@ fn what_a_step_tells_follows_from_its_tokens() {
     // Warm-up has ended before this step, so both optimizer steps have the same learning rate.
     let predicted = metrics["learning_rate"].as_f64().unwrap() * pushed / summed(&responses, 0, &is_kept);
     assert!(
-        (told["predicted"].as_f64().unwrap() / predicted - 1.0).abs() < 1e-6,
-        "{told} against {predicted}"
+        (recorded["predicted"].as_f64().unwrap() / predicted - 1.0).abs() < 1e-6,
+        "{recorded} against {predicted}"
     );
     let count = |part: &str| {
         let path = run.join(part).join("step-000004.jsonl");

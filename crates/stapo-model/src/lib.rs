@@ -1,5 +1,5 @@
-//! Decoder language models. This side of the crate is files: configuration, weights, tokenizer, chat template,
-//! in from Hugging Face folders and GGUF, out to Hugging Face folders. Laid out in ARCHITECTURE.md.
+//! Decoder language models, laid out in ARCHITECTURE.md: files in and out (configuration, weights, tokenizer, chat
+//! template; Hugging Face folders and GGUF), the decoder forward and backward, generation, and the optimizer.
 //!
 //! Every file read here is untrusted: sizes are checked before memory is asked for, nothing is executed but the
 //! sandboxed chat template, and every refusal names the file and the thing in it.
@@ -14,6 +14,8 @@ pub mod gguf;
 mod json;
 pub mod optimizer;
 mod pretrained;
+#[cfg(test)]
+mod testing;
 mod tokenizer;
 pub mod weights;
 

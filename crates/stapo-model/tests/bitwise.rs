@@ -8,10 +8,13 @@ use stapo_model::generate::{
 };
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind, Simd};
+use testing::tiny_config;
+
+#[path = "../src/testing.rs"]
+mod testing;
 
 fn config(family: Family) -> ModelConfig {
     let config = ModelConfig {
-        family,
         width: 48,
         n_layers: 3,
         n_heads: 6,
@@ -19,14 +22,9 @@ fn config(family: Family) -> ModelConfig {
         head_dim: 10,
         ffn_width: 77,
         vocabulary: 101,
-        norm_eps: 1e-6,
-        rope: Rope { theta: 1e4, kind: RopeKind::Default },
         max_positions: 256,
-        qk_norm: family == Family::Qwen3,
-        qkv_bias: family == Family::Qwen2,
-        tied_embeddings: family != Family::Llama,
-        bos: None,
         stops: vec![0],
+        ..tiny_config(family)
     };
     config.validate("test").unwrap();
     config

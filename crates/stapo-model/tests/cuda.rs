@@ -8,6 +8,10 @@ use stapo_model::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Re
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
+use testing::tiny_config;
+
+#[path = "../src/testing.rs"]
+mod testing;
 
 fn gpu() -> Option<Device> {
     Device::cuda(CudaOptions::default()).map_err(|error| println!("skipped: {error}")).ok()
@@ -15,7 +19,6 @@ fn gpu() -> Option<Device> {
 
 fn config(family: Family) -> ModelConfig {
     ModelConfig {
-        family,
         width: 192,
         n_layers: 3,
         n_heads: 6,
@@ -23,14 +26,9 @@ fn config(family: Family) -> ModelConfig {
         head_dim: 64,
         ffn_width: 320,
         vocabulary: 1003,
-        norm_eps: 1e-6,
-        rope: Rope { theta: 1e4, kind: RopeKind::Default },
         max_positions: 512,
-        qk_norm: family == Family::Qwen3,
-        qkv_bias: family == Family::Qwen2,
         tied_embeddings: family == Family::Qwen3,
-        bos: None,
-        stops: vec![],
+        ..tiny_config(family)
     }
 }
 

@@ -7,25 +7,19 @@ use stapo_model::generate::{
     Engine, EngineMemory, EngineSettings, Event, FinishReason, Request, RequestError, SamplingRule,
 };
 use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
+use testing::tiny_config;
+
+#[path = "../src/testing.rs"]
+mod testing;
 
 fn policy() -> Policy {
     let config = ModelConfig {
-        family: Family::Llama,
-        width: 32,
-        n_layers: 2,
+        vocabulary: 50,
+        max_positions: 100,
         n_heads: 4,
         n_kv_heads: 2,
         head_dim: 8,
-        ffn_width: 40,
-        vocabulary: 50,
-        norm_eps: 1e-6,
-        rope: Rope { theta: 1e4, kind: RopeKind::Default },
-        max_positions: 100,
-        qk_norm: false,
-        qkv_bias: false,
-        tied_embeddings: false,
-        bos: None,
-        stops: vec![],
+        ..tiny_config(Family::Llama)
     };
     Policy::random(&Device::cpu(CpuOptions::default()), &config, 2, 0.2).unwrap()
 }
@@ -68,7 +62,7 @@ fn a_stop_token_ends_the_response_and_is_its_last() {
         let stop = tokens.iter().position(|t| [4, 9].contains(t));
         match response.finish {
             FinishReason::Stop(token) => {
-                assert_eq!((stop, tokens.last()), (Some(tokens.len() - 1), Some(&token)))
+                assert_eq!((stop, tokens.last()), (Some(tokens.len() - 1), Some(&token)));
             }
             FinishReason::LengthLimit => assert_eq!((stop, tokens.len()), (None, 60)),
         }

@@ -1,7 +1,7 @@
-//! A benchmark on a GPU at the shapes of Qwen3: `bench_gpu TASK --key=value ..`; `bench/gpu.sh` compares the results
-//! with `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, the objective of STAPO, backward,
-//! clip, `AdamW`), `decode`, `exact` (compares every sampled token's log-prob with the packed training forward). Each
-//! task prints one JSON object.
+//! A benchmark on a GPU at the shapes of Qwen3: `bench_gpu TASK --key=value ..`; `bench/gpu.sh` compares the results with
+//! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, the objective of STAPO, backward, clip,
+//! `AdamW`), `decode`, `exact` (compares every sampled token's log-prob with the packed training forward). Each task prints
+//! one JSON object.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
 
@@ -125,8 +125,8 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
     Ok(())
 }
 
-/// The inputs of the objective. Half of the sequences are rewarded; the log-probs and entropies of the first step serve
-/// as those of the behavior policy.
+/// The inputs of the objective. Half of the sequences are rewarded; the log-probs and entropies of the first step serve as
+/// those of the behavior policy.
 struct Lesson {
     objective: ObjectiveSpec,
     sampled: Vec<(Vec<f64>, Vec<f64>)>,
@@ -242,8 +242,8 @@ fn generate(policy: &Policy, memory: &mut EngineMemory, options: &Options) -> Re
 }
 
 fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
-    // A short run of the same size comes first, which loads kernels, prepares matrix products and records CUDA graphs.
-    // In training, the first rollout does this for all others.
+    // A short run of the same size comes first, which loads kernels, prepares matrix products and records CUDA graphs. In
+    // training, the first rollout does this for all others.
     let mut memory = EngineMemory::new();
     generate(policy, &mut memory, &options.clone().with("new", 4))?;
     let Generated { responses, seconds, decode_rate, .. } = generate(policy, &mut memory, options)?;
@@ -306,8 +306,8 @@ fn tokens(sequence: usize, n: usize, vocabulary: usize) -> Vec<u32> {
     (0..n).map(|i| ((sequence * 7919 + i * 104_729) % vocabulary) as u32).collect()
 }
 
-/// Fills matrices with uniform weights of deviation 0.02 and norms with 1. For speed, the values repeat a pattern of
-/// prime length.
+/// Fills matrices with uniform weights of deviation 0.02 and norms with 1. For speed, the values repeat a pattern of prime
+/// length.
 fn fill(policy: &mut Policy) {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut next = || {

@@ -34,9 +34,9 @@ struct Finding {
 #[derive(Clone, Copy, PartialEq)]
 enum Status {
     Good,
-    /// Works, but look.
+    /// Usable, with a caveat in the text.
     Look,
-    /// Not there; only what needs it is out of reach.
+    /// Absent; only features that need it are unavailable.
     Absent,
 }
 

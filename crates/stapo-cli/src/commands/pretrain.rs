@@ -122,8 +122,8 @@ impl WatchPretrain for PretrainView {
             let _ = stdout().write_all(metrics.to_line().as_bytes());
             return;
         }
-        let is_told = metrics.step.is_multiple_of(10) || metrics.eval_accuracy.is_some();
-        if !is_told {
+        let is_shown = metrics.step.is_multiple_of(10) || metrics.eval_accuracy.is_some();
+        if !is_shown {
             return;
         }
         let left = self.started.elapsed() / self.n_seen * (self.steps - metrics.step.min(self.steps)) as u32;

@@ -34,11 +34,11 @@ pub fn probe(page: &Path, width: u32, probe: &str) -> Option<Value> {
     let folder = tempfile::tempdir().unwrap();
     let html = std::fs::read_to_string(page).unwrap();
     assert!(html.contains("<title>") && html.contains("</body>"));
-    let asked = format!(
+    let probed = format!(
         "<script>top.document.title=JSON.stringify({{found:({probe}),problems:window.problems}})</script></body>"
     );
     let (start, end) = html.rsplit_once("</body>").unwrap();
-    let watched = format!("{}{asked}{end}", start.replacen("<title>", &format!("{WATCH}<title>"), 1));
+    let watched = format!("{}{probed}{end}", start.replacen("<title>", &format!("{WATCH}<title>"), 1));
     let copy = folder.path().join("page.html");
     std::fs::write(&copy, if width < MIN_WINDOW { framed(&watched, width) } else { watched }).unwrap();
     let (dom, log) = dump_dom(&chromium, &copy, folder.path(), width);

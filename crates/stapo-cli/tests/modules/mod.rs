@@ -110,7 +110,7 @@ fn expand(before: &mut Vec<String>, text: &str, found: &mut Vec<Vec<String>>) ->
             at += 1;
             while at < text.len() && !text[at..].starts_with('}') {
                 let n = expand(before, &text[at..], found);
-                // Between two items stand a comma and blanks; the star of a glob names nothing of its own.
+                // Skips commas, blanks and the star of a glob: the path before the star is recorded anyway.
                 at += if n == 0 { text[at..].chars().next().map_or(1, char::len_utf8) } else { n };
             }
             at += 1;

@@ -124,6 +124,7 @@ impl<T: Float> HeadOutputs<T> {
 }
 
 /// What backward starts from, `[R]` each.
+#[derive(Clone, Copy)]
 pub struct TokenGradients<'a, T: Float> {
     pub targets: View<'a, u32>,
     pub d_logp: &'a [T],

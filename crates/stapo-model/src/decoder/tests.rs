@@ -1,29 +1,13 @@
 //! The whole decoder's backward against finite differences, in f64.
 
 use super::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
-use crate::config::{Family, ModelConfig, Rope, RopeKind};
+use crate::config::{Family, ModelConfig};
+use crate::testing::tiny_config;
 use stapo_ops::rng::RngKey;
 use stapo_ops::{CpuOptions, Device};
 
 fn config(family: Family, tied: bool) -> ModelConfig {
-    ModelConfig {
-        family,
-        width: 12,
-        n_layers: 2,
-        n_heads: 3,
-        n_kv_heads: 1,
-        head_dim: 6,
-        ffn_width: 11,
-        vocabulary: 17,
-        norm_eps: 1e-5,
-        rope: Rope { theta: 100.0, kind: RopeKind::Default },
-        max_positions: 64,
-        qk_norm: family == Family::Qwen3,
-        qkv_bias: family == Family::Qwen2,
-        tied_embeddings: tied,
-        bos: None,
-        stops: vec![],
-    }
+    ModelConfig { tied_embeddings: tied, ..tiny_config(family) }
 }
 
 fn noise(stream: u64) -> impl Fn(usize) -> f64 {

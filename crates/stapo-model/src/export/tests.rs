@@ -1,27 +1,19 @@
 use super::*;
 use crate::Pretrained;
-use crate::config::{Family, Rope, RopeKind};
+use crate::config::Family;
+use crate::testing::tiny_config;
 use std::fs;
 use std::path::PathBuf;
 
 fn tiny() -> ModelConfig {
     ModelConfig {
-        family: Family::Qwen3,
         width: 8,
-        n_layers: 2,
         n_heads: 2,
-        n_kv_heads: 1,
-        head_dim: 6,
         ffn_width: 5,
         vocabulary: 7,
-        norm_eps: 1e-6,
-        rope: Rope { theta: 1e6, kind: RopeKind::Default },
-        max_positions: 64,
-        qk_norm: true,
-        qkv_bias: false,
         tied_embeddings: false,
-        bos: None,
         stops: vec![1, 2],
+        ..tiny_config(Family::Qwen3)
     }
 }
 

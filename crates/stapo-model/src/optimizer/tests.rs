@@ -1,28 +1,11 @@
 use super::{AdamWSettings, GradientError, Optimizer, Update};
-use crate::config::{Family, ModelConfig, Rope, RopeKind};
+use crate::config::Family;
 use crate::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
+use crate::testing::tiny_config;
 use stapo_ops::{CpuOptions, Device};
 
 fn policy() -> Policy {
-    let config = ModelConfig {
-        family: Family::Qwen2,
-        width: 12,
-        n_layers: 1,
-        n_heads: 2,
-        n_kv_heads: 1,
-        head_dim: 6,
-        ffn_width: 10,
-        vocabulary: 13,
-        norm_eps: 1e-5,
-        rope: Rope { theta: 100.0, kind: RopeKind::Default },
-        max_positions: 64,
-        qk_norm: false,
-        qkv_bias: true,
-        tied_embeddings: true,
-        bos: None,
-        stops: vec![],
-    };
-    Policy::random(&Device::cpu(CpuOptions::default()), &config, 1, 0.3).unwrap()
+    Policy::random(&Device::cpu(CpuOptions::default()), &tiny_config(Family::Qwen2), 1, 0.3).unwrap()
 }
 
 const UPDATE: Update = Update { lr: 0.01, scale: 0.1, max_norm: 1.0 };

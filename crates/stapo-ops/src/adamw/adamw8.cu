@@ -42,8 +42,9 @@ __device__ __forceinline__ void load_codes(const typename M::Code* codes, float 
     for (int i = 0; i < 8; ++i) x[i] = M::value(c[i]) * scale;
 }
 
-template <class M> __device__ __forceinline__ void store_codes(typename M::Code* codes, float* scales, u64 block,
-                                                               u64 at, u64 n, const float* x) {
+template <class M>
+__device__ __forceinline__ void store_codes(typename M::Code* codes, float* scales, u64 block, u64 at, u64 n,
+                                            const float* x) {
     float top = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(x[i]));

@@ -3,9 +3,9 @@
 // one order.
 
 // s = a b^T and d = e f^T for M fragments of 16 rows from `row` on.
-template <int M, int N> __device__ __forceinline__ void multiply_rows(float (&s)[M][N][4], float (&d)[M][N][4],
-                                                                      const bf16* a, const bf16* e, int row,
-                                                                      const bf16* b, const bf16* f) {
+template <int M, int N>
+__device__ __forceinline__ void multiply_rows(float (&s)[M][N][4], float (&d)[M][N][4], const bf16* a, const bf16* e,
+                                              int row, const bf16* b, const bf16* f) {
 #pragma unroll
     for (int m = 0; m < M; ++m) clear(s[m]), clear(d[m]);
 #pragma unroll
@@ -73,8 +73,8 @@ __device__ __forceinline__ void add_query_gradient(float (&d_q)[2][DIM / 8][4], 
 
 // Grid: (query heads, tiles of 128 tokens). Shared: queries and d_out [128], keys and values [2][32].
 KERNEL __launch_bounds__(Q_THREADS, 2)
-    attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
-                                    const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
+attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
+                                const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
     extern __shared__ uint4 memory[];
     bf16 *queries = (bf16*)memory, *d_outs = queries + Q_ROWS * STRIDE;
     QueryTile t;
@@ -154,8 +154,8 @@ __device__ __forceinline__ void add_key_gradients(float (&d_k)[DIM / 8][4], floa
 // Grid: (kv heads, tiles of 128 tokens). A warp has 16 keys; queries come head by head, in order.
 // Shared: keys and values [128], queries and d_out [2][64], their log-sum-exp and delta [2][64].
 KERNEL __launch_bounds__(K_THREADS, 1)
-    attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
-                                 const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
+attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
+                             const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
     extern __shared__ uint4 memory[];
     bf16 *keys = (bf16*)memory, *values = keys + K_ROWS * STRIDE;
     KeyTile t;

@@ -20,8 +20,8 @@ __device__ __forceinline__ void weights_of_queries(float (&s)[STEP / 8][4], cons
 
 // Grid: (query heads, tiles of 128 tokens). Shared: queries and d_out [128], keys and values [2][64].
 KERNEL __launch_bounds__(THREADS, 1)
-    attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
-                                           const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
+attention_backward_queries_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
+                                       const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
     bf16 *queries = aligned_memory(), *d_outs = queries + ROWS * DIM;
     QueryTile t;
     if (!find_query_tile<ROWS>(qkv, offsets, sequences, query, kv, &t)) return;
@@ -90,8 +90,8 @@ __device__ __forceinline__ void key_score_gradient(float (&d)[STEP / 8][4], cons
 // Grid: (kv heads, tiles of 128 tokens). Queries come head by head, in order.
 // Shared: keys and values [128], queries and d_out [2][64], their log-sum-exp and delta [2][64].
 KERNEL __launch_bounds__(THREADS, 1)
-    attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
-                                        const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
+attention_backward_keys_hopper_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
+                                    const float* delta, bf16* d_qkv, int sequences, int query, int kv) {
     bf16 *keys = aligned_memory(), *values = keys + ROWS * DIM;
     KeyTile t;
     if (!find_key_tile<ROWS>(offsets, sequences, query, kv, &t)) return;

@@ -89,7 +89,7 @@ pub struct Dims {
     pub table_width: usize,
 }
 
-/// Where the sequences of a call lie.
+/// The sequences of a call: their query tokens, keys and blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequences<'a> {
     /// `[sequences + 1]`, rising from 0 to T: the query tokens of sequence s are `offsets[s]..offsets[s + 1]`.

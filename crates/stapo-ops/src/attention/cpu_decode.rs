@@ -23,7 +23,7 @@ const PAIR: usize = 2;
 /// Vectors of keys scored at once.
 const VECTORS: usize = 4;
 
-/// A call. The last key of every sequence is that of its token, `table[(context - 1) / block_size]` is a block that no other
+/// A decode call. The last key of every sequence is that of its token, `table[(context - 1) / block_size]` is a block that no other
 /// sequence reads, and no sequence is empty.
 pub(super) struct Decode<'a, E> {
     pub heads: Heads,

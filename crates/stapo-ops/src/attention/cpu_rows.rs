@@ -118,7 +118,7 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
         }
         if let Some(lse) = lse {
             let at = token * heads.query + head;
-            // SAFETY: as above.
+            // SAFETY: the block's tokens and heads belong to this task.
             let lse = unsafe { lse.range(at..at + 1) };
             lse[0] = *top + sum.ln();
         }

@@ -305,8 +305,8 @@ __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& arg
 
 // Maps: keys and values by rows of one head.
 KERNEL __launch_bounds__(THREADS, 4)
-    attention_decode_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,
-                                 const __grid_constant__ DecodeArgs args) {
+attention_decode_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,
+                             const __grid_constant__ DecodeArgs args) {
     bf16 *tiles = aligned_memory(), *queries = tiles + STAGES * TILE, *weights = queries + QUERIES * DIM;
     __shared__ DecodeShared shared;
     launch_dependents();

@@ -63,9 +63,9 @@ struct PagedTile {
 };
 
 // The tile of block (kv head, index); false where there are fewer tiles.
-template <int ROWS> __device__ __forceinline__ bool find_paged_tile(const u32* offsets, const u32* contexts,
-                                                                    const u32* tables, int sequences, int table_width,
-                                                                    int query, int kv, PagedTile* t) {
+template <int ROWS>
+__device__ __forceinline__ bool find_paged_tile(const u32* offsets, const u32* contexts, const u32* tables,
+                                                int sequences, int table_width, int query, int kv, PagedTile* t) {
     WorkTile work;
     t->heads = query / kv;
     t->kv_head = blockIdx.x;

@@ -67,9 +67,9 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* q
 // Grid: (kv heads, tiles of 64 rows); a row is a token and one of its group's query heads. Shared: queries, keys and
 // values [64] each.
 KERNEL __launch_bounds__(PAGED_THREADS)
-    attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets,
-                                const u32* contexts, const u32* tables, bf16* out, int sequences, int table_width,
-                                int query, int kv, int block_shift) {
+attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets,
+                            const u32* contexts, const u32* tables, bf16* out, int sequences, int table_width,
+                            int query, int kv, int block_shift) {
     __shared__ u32 table[TABLE];
     bf16* queries = aligned_memory();
     PagedTile t;

@@ -132,9 +132,9 @@ __device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& 
 // Grid: (kv heads, tiles of 16 rows); a row is a token and one of its group's query heads. Shared: queries [16], keys
 // and values [64].
 KERNEL __launch_bounds__(THREADS)
-    attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
-                         const u32* tables, bf16* out, int sequences, int table_width, int query, int kv,
-                         int block_shift) {
+attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
+                     const u32* tables, bf16* out, int sequences, int table_width, int query, int kv,
+                     int block_shift) {
     extern __shared__ uint4 memory[];
     __shared__ u32 table[TABLE];
     __shared__ Exchange shared;

@@ -117,7 +117,7 @@ template <class Tile, int STEP, int THREADS> struct QueryStream {
     __device__ __forceinline__ const float* deltas_of(int step) const { return deltas + step % 2 * STEP; }
 };
 
-// The log-sum-exp to the base 2 and delta of the two rows from `row` on whose results a lane holds; 0 past the tile.
+// The log-sum-exp to the base 2 and the delta of the two rows whose results a lane holds; 0 past the end of the tile.
 struct RowNumbers {
     float lse_log2[2], delta[2];
 };

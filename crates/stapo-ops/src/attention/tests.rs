@@ -23,10 +23,11 @@ fn offsets(lens: &[usize]) -> Vec<u32> {
     std::iter::once(0).chain(ends).collect()
 }
 
-/// out, lse.
+/// The tensors out and lse.
 fn forward_of<T: Float>(device: &Device, heads: Heads, lens: &[usize], qkv: &[T]) -> Tensors<T> {
     let d = dims(heads, lens);
-    let (qkv, offsets) = (upload(device, qkv), upload(device, &offsets(lens)));
+    let qkv = upload(device, qkv);
+    let offsets = upload(device, &offsets(lens));
     let mut out = device.zeros(d.tokens * heads.out_width()).unwrap();
     let mut lse = device.zeros(d.tokens * heads.query).unwrap();
     forward(device, d, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());
@@ -36,8 +37,11 @@ fn forward_of<T: Float>(device: &Device, heads: Heads, lens: &[usize], qkv: &[T]
 fn backward_of<T: Float>(device: &Device, heads: Heads, lens: &[usize], qkv: &[T], d_out: &[T]) -> Vec<T> {
     let d = dims(heads, lens);
     let saved = forward_of(device, heads, lens, qkv);
-    let (out, lse) = (upload(device, &saved[0]), upload(device, &saved[1]));
-    let (qkv, d_out, offsets) = (upload(device, qkv), upload(device, d_out), upload(device, &offsets(lens)));
+    let out = upload(device, &saved[0]);
+    let lse = upload(device, &saved[1]);
+    let qkv = upload(device, qkv);
+    let d_out = upload(device, d_out);
+    let offsets = upload(device, &offsets(lens));
     let mut d_qkv = device.zeros(qkv.len()).unwrap();
     let saved = Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
     backward(device, d, saved, offsets.view(), d_out.view(), d_qkv.view_mut());
@@ -46,7 +50,8 @@ fn backward_of<T: Float>(device: &Device, heads: Heads, lens: &[usize], qkv: &[T
 
 fn all_of<T: Float>(device: &Device, heads: Heads, lens: &[usize]) -> Tensors<T> {
     let tokens: usize = lens.iter().sum();
-    let (qkv, d_out) = (values(1, tokens * heads.qkv_width()), values(2, tokens * heads.out_width()));
+    let qkv = values(1, tokens * heads.qkv_width());
+    let d_out = values(2, tokens * heads.out_width());
     let mut all = forward_of(device, heads, lens, &qkv);
     all.push(backward_of(device, heads, lens, &qkv, &d_out));
     all
@@ -54,7 +59,8 @@ fn all_of<T: Float>(device: &Device, heads: Heads, lens: &[usize]) -> Tensors<T>
 
 /// Softmax attention as the textbook writes it.
 fn textbook(heads: Heads, lens: &[usize], qkv: &[f64]) -> Vec<f64> {
-    let (width, dim) = (heads.qkv_width(), heads.dim);
+    let width = heads.qkv_width();
+    let dim = heads.dim;
     let mut out = Vec::new();
     let mut start = 0;
     for len in lens {
@@ -81,7 +87,9 @@ fn textbook(heads: Heads, lens: &[usize], qkv: &[f64]) -> Vec<f64> {
 }
 
 fn lists<'a>(offsets: &'a Buffer<u32>, contexts: &'a Buffer<u32>, tables: &'a Buffer<u32>) -> Sequences<'a> {
-    let (offsets, contexts, tables) = (offsets.view(), contexts.view(), tables.view());
+    let offsets = offsets.view();
+    let contexts = contexts.view();
+    let tables = tables.view();
     Sequences { offsets, contexts, tables, groups: None }
 }
 
@@ -121,8 +129,11 @@ fn all_devices_agree_bitwise_and_stay_close_to_double() {
 
 #[test]
 fn a_sequence_does_not_depend_on_its_neighbours_in_the_pack() {
-    let (device, heads, lens) = (device(), HEADS[1], [5, 70, 31]);
-    let (qkv, d_out) = (values::<f32>(1, 106 * heads.qkv_width()), values::<f32>(2, 106 * heads.out_width()));
+    let device = device();
+    let heads = HEADS[1];
+    let lens = [5, 70, 31];
+    let qkv = values::<f32>(1, 106 * heads.qkv_width());
+    let d_out = values::<f32>(2, 106 * heads.out_width());
     let packed = forward_of(&device, heads, &lens, &qkv);
     let d_packed = backward_of(&device, heads, &lens, &qkv, &d_out);
     let mut start = 0;
@@ -137,8 +148,7 @@ fn a_sequence_does_not_depend_on_its_neighbours_in_the_pack() {
     }
 }
 
-/// Feeds sequences to a paged cache in `chunks` (lengths per call, the same for all sequences) and returns the outputs in
-/// packed order. Sequences with the same `prefix` share its blocks.
+/// Feeds sequences to a paged cache, `chunk` tokens of each sequence per call, and returns the outputs in packed order.
 fn paged_of<T: Float>(
     device: &Device,
     heads: Heads,
@@ -151,7 +161,7 @@ fn paged_of<T: Float>(
     let cache_dims =
         CacheDims { blocks: lens.len() * width + 1, block_size, kv_heads: heads.kv, head_dim: heads.dim };
     let mut cache = Cache::zeros(device, cache_dims).unwrap();
-    // Blocks in scattered order: 5 is coprime to most counts; what matters is that they are distinct.
+    // A step that is coprime to the number of blocks visits every block once, in scattered order.
     let n = lens.len() * width;
     let step = (5..100).find(|step| gcd(*step, n) == 1).unwrap();
     let tables: Vec<u32> = (0..n).map(|i| ((i * step) % n + 1) as u32).collect();
@@ -160,7 +170,8 @@ fn paged_of<T: Float>(
     for from in (0..*lens.iter().max().unwrap()).step_by(chunk) {
         let asked: Vec<usize> = lens.iter().map(|len| len.saturating_sub(from).min(chunk)).collect();
         let contexts: Vec<u32> = lens.iter().map(|len| (*len).min(from + chunk) as u32).collect();
-        let (mut rows, mut slots) = (Vec::new(), Vec::new());
+        let mut rows = Vec::new();
+        let mut slots = Vec::new();
         for (s, n) in asked.iter().enumerate() {
             for position in from..from + n {
                 let row = starts[s] as usize + position;
@@ -172,7 +183,8 @@ fn paged_of<T: Float>(
             }
         }
         let d = paged::Dims { tokens: slots.len(), sequences: lens.len(), heads, table_width: width };
-        let (rows, slots) = (upload(device, &rows), upload(device, &slots));
+        let rows = upload(device, &rows);
+        let slots = upload(device, &slots);
         let mut part = device.zeros(d.tokens * heads.out_width()).unwrap();
         let [offsets, contexts, tables] =
             [offsets(&asked), contexts, tables.clone()].map(|x| upload(device, &x));
@@ -214,7 +226,7 @@ fn decode_and_chunked_prefill_over_any_block_size_equal_packed_training_bitwise(
     }
 }
 
-/// Token by token, each step with the sequences that have one left.
+/// Decodes token by token; a step has the sequences that are not at their end yet.
 fn decoded_of<T: Float>(
     device: &Device,
     heads: Heads,
@@ -222,7 +234,8 @@ fn decoded_of<T: Float>(
     qkv: &[T],
     block_size: usize,
 ) -> Vec<T> {
-    let (starts, width) = (offsets(lens), lens.iter().max().unwrap().div_ceil(block_size));
+    let starts = offsets(lens);
+    let width = lens.iter().max().unwrap().div_ceil(block_size);
     let cache_dims =
         CacheDims { blocks: lens.len() * width, block_size, kv_heads: heads.kv, head_dim: heads.dim };
     let mut cache = Cache::zeros(device, cache_dims).unwrap();
@@ -230,7 +243,7 @@ fn decoded_of<T: Float>(
     for position in 0..*lens.iter().max().unwrap() {
         let running: Vec<usize> = (0..lens.len()).filter(|s| position < lens[*s]).collect();
         let token = |s: usize| starts[s] as usize + position;
-        // The blocks of a sequence lie scattered.
+        // The blocks of different sequences alternate in the cache.
         let block = |s: usize, i: usize| (i * lens.len() + s) as u32;
         let rows: Vec<T> = running
             .iter()
@@ -296,14 +309,16 @@ fn decode_agrees_on_all_devices() {
 
 #[test]
 fn paged_attention_agrees_on_all_devices() {
-    let (lens, heads) = ([33, 7], HEADS[1]);
+    let lens = [33, 7];
+    let heads = HEADS[1];
     let qkv: Vec<f32> = values(1, 40 * heads.qkv_width());
     assert_same_on_all_devices(|device| vec![paged_of(device, heads, &lens, &qkv, 16, 9)]);
 }
 
 #[test]
 fn sequences_may_share_the_blocks_of_a_common_prefix() {
-    let (device, heads) = (device(), HEADS[1]);
+    let device = device();
+    let heads = HEADS[1];
     let width = heads.qkv_width();
     let prefix: Vec<f32> = values(1, 32 * width);
     let tails = [values::<f32>(2, width), values::<f32>(3, width)];
@@ -330,13 +345,15 @@ fn sequences_may_share_the_blocks_of_a_common_prefix() {
 #[test]
 #[should_panic(expected = "attention::paged::forward: sequence 0 names block 7 of 2")]
 fn a_block_outside_the_cache_is_named() {
-    let (device, heads) = (device(), Heads { query: 1, kv: 1, dim: 2 });
+    let device = device();
+    let heads = Heads { query: 1, kv: 1, dim: 2 };
     let cache_dims = CacheDims { blocks: 2, block_size: 16, kv_heads: 1, head_dim: 2 };
     let mut cache = Cache::<f32>::zeros(&device, cache_dims).unwrap();
     let [offsets, contexts, tables] = [&[0, 1][..], &[1], &[7]].map(|x| upload(&device, x));
     let sequences = lists(&offsets, &contexts, &tables);
     let d = paged::Dims { tokens: 1, sequences: 1, heads, table_width: 1 };
-    let (qkv, mut out) = (upload(&device, &[0f32; 6]), device.zeros(2).unwrap());
+    let qkv = upload(&device, &[0f32; 6]);
+    let mut out = device.zeros(2).unwrap();
     let slots = upload(&device, &[0]);
     paged::forward(&device, d, qkv.view(), slots.view(), &mut cache, sequences, out.view_mut());
 }
@@ -356,7 +373,7 @@ fn of_two_tokens_in_one_slot_the_later_stays() {
         let mut out = device.zeros(heads.out_width()).unwrap();
         let last = qkv.range(heads.qkv_width()..2 * heads.qkv_width());
         paged::forward(device, d, last, slots.range(1..2), &mut cache, sequences, out.view_mut());
-        // A lone key has weight 1: the output is its value.
+        // A single key has weight 1, so the output is its value.
         assert_eq!(out.view().to_vec(), last.to_vec()[12..]);
         vec![out.view().to_vec()]
     });

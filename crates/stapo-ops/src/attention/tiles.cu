@@ -96,8 +96,9 @@ struct QueryTile {
 };
 
 // The tile of block (head, index); false where there are fewer tiles.
-template <int ROWS> __device__ __forceinline__ bool find_query_tile(const bf16* qkv, const u32* offsets, int sequences,
-                                                                    int query, int kv, QueryTile* t) {
+template <int ROWS>
+__device__ __forceinline__ bool find_query_tile(const bf16* qkv, const u32* offsets, int sequences, int query, int kv,
+                                                QueryTile* t) {
     WorkTile work;
     if (!find_work_tile(offsets, sequences, 1, ROWS, blockIdx.y, &work)) return false;
     size_t start = offsets[work.sequence];
@@ -113,7 +114,8 @@ template <int ROWS> __device__ __forceinline__ bool find_query_tile(const bf16* 
     return true;
 }
 
-// A matrix instruction leaves four results of each 16 rows and 8 columns in a lane: x[j][i] is at these.
+// A matrix instruction leaves four results of each 16 rows and 8 columns in a lane. Result x[j][i] belongs to row
+// fragment_row(i) and column fragment_column(j, i).
 __device__ __forceinline__ int fragment_row(int i) { return threadIdx.x % 32 / 4 + i / 2 * 8; }
 __device__ __forceinline__ int fragment_column(int j, int i) { return j * 8 + threadIdx.x % 4 * 2 + i % 2; }
 

@@ -102,9 +102,9 @@ KERNEL reduce_first_non_finite(const float* x, u64* first, u64 n) {
 
 // c [m, n] (+)= op(a) op(b) in column-major order, for shapes that cuBLASLt refuses: each element is one chain over the
 // depth. Grid: elements of c.
-template <class S, class D> __device__ __forceinline__ void product(const S* a, const S* b, D* c, const D* bias, int m,
-                                                                    int n, int k, int transposed_a, int transposed_b,
-                                                                    int adds) {
+template <class S, class D>
+__device__ __forceinline__ void product(const S* a, const S* b, D* c, const D* bias, int m, int n, int k,
+                                        int transposed_a, int transposed_b, int adds) {
     size_t at = element();
     if (at >= (size_t)m * n) return;
     size_t i = at % m, j = at / m;

@@ -1,5 +1,5 @@
-//! Kernels: text embedded here, compiled by NVRTC for the GPU at hand, kept on disk under the hash of all that the
-//! result depends on.
+//! The CUDA sources. Their text is part of the program; NVRTC compiles it for the GPU at hand, and the machine code is kept
+//! on disk under the hash of everything that the code depends on.
 
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -9,27 +9,27 @@ use sha2::{Digest, Sha256};
 
 use super::error::CudaError;
 
-/// One file of kernels, with what stands before it.
+/// A file of kernels and the shared files in front of it, which NVRTC compiles as one text.
 pub struct Source {
     pub name: &'static str,
     parts: &'static [&'static str],
     pub scope: Scope,
 }
 
-/// For what a file of kernels is compiled.
+/// How often and for which GPUs a source is compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     Once,
     /// Once for each width of a head.
     HeadDim,
-    /// Likewise, for `sm_90a` and the widths 64 and 128 only.
+    /// Once for each of the widths 64 and 128, for `sm_90a` only.
     Hopper,
     /// Once, for `sm_90a` only.
     HopperOnce,
 }
 
 impl Scope {
-    /// Whether a file is compiled for each width of a head.
+    /// Whether a source is compiled for each width of a head.
     pub(super) fn has_width(self) -> bool {
         matches!(self, Scope::HeadDim | Scope::Hopper)
     }
@@ -51,7 +51,7 @@ const HEAD: &str = include_str!("../rope/head.cu");
 macro_rules! sources {
     ($($id:ident = $name:literal, $scope:ident, [$($part:expr),*];)*) => {
         $(pub(crate) static $id: Source = Source { name: $name, parts: &[PRELUDE, $($part),*], scope: Scope::$scope };)*
-        /// Every file of kernels.
+        /// Every source.
         pub static SOURCES: &[&Source] = &[$(&$id),*];
     };
 }
@@ -67,7 +67,8 @@ sources! {
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
     ATTENTION = "attention", HeadDim, [TILES, SOFTMAX, MMA, FEEDS, include_str!("../attention/forward.cu")];
     ATTENTION_PAGED = "attention_paged", HeadDim, [TILES, SOFTMAX, MMA, FEEDS, include_str!("../attention/paged.cu")];
-    ATTENTION_BACKWARD = "attention_backward", HeadDim, [TILES, SOFTMAX, MMA, DELTA, STREAMS, include_str!("../attention/backward.cu")];
+    ATTENTION_BACKWARD = "attention_backward", HeadDim,
+        [TILES, SOFTMAX, MMA, DELTA, STREAMS, include_str!("../attention/backward.cu")];
     ATTENTION_HOPPER = "attention_hopper", Hopper,
         [TILES, SOFTMAX, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
@@ -90,7 +91,7 @@ pub fn compile(source: &Source, arch: &str, head_dim: usize) -> Result<Vec<u8>, 
         Ok(()) => machine_code(program).map_err(|e| failed(e.to_string())),
         Err(error) => Err(failed(format!("{error}\n{}", log(program)))),
     };
-    // SAFETY: as above. A failure to destroy leaks a little memory.
+    // SAFETY: the program is destroyed here only. A failure to destroy leaks a little memory.
     let _ = unsafe { result::destroy_program(program) };
     code
 }
@@ -123,7 +124,7 @@ fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcErro
     }
 }
 
-/// The folder of compiled kernels: `STAPO_KERNEL_CACHE`, else one in the user's cache; `None` without either.
+/// The folder of compiled kernels: `STAPO_KERNEL_CACHE`, else a folder in the user's cache; `None` without either.
 fn cache_folder() -> Option<PathBuf> {
     let given = std::env::var_os("STAPO_KERNEL_CACHE").map(PathBuf::from);
     let cache = || std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -131,33 +132,34 @@ fn cache_folder() -> Option<PathBuf> {
     given.or_else(|| cache().or_else(home).map(|folder| folder.join("stapo/kernels")))
 }
 
-/// As [`compile`], from the disk where it was compiled before. `is_good` tries the code; a file that fails it (torn,
-/// of another driver) is made anew.
+/// As [`compile`], but takes the code from disk where it was compiled before. `load` tries the code: a file that cannot be
+/// loaded (torn, or of another driver) is compiled anew.
 pub(crate) fn compile_cached<T>(
     source: &Source,
     arch: &str,
     head_dim: usize,
-    is_good: impl Fn(&[u8]) -> Result<T, CudaError>,
+    load: impl Fn(&[u8]) -> Result<T, CudaError>,
 ) -> Result<T, CudaError> {
     let path = cache_folder().map(|folder| folder.join(file_name(source, arch, head_dim)));
     if let Some(code) = path.as_deref().and_then(read)
-        && let Ok(good) = is_good(&code)
+        && let Ok(loaded) = load(&code)
     {
-        return Ok(good);
+        return Ok(loaded);
     }
     let code = compile(source, arch, head_dim)?;
-    let good = is_good(&code)?;
+    let loaded = load(&code)?;
     if let Some(path) = path {
-        // A cache that cannot be written only costs the next start its speed.
+        // Without a cache the next start compiles again: a failure to write is no error.
         let _ = write(&path, &code);
     }
-    Ok(good)
+    Ok(loaded)
 }
 
 fn file_name(source: &Source, arch: &str, head_dim: usize) -> String {
     let mut hash = Sha256::new();
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: both numbers are written to live integers. Where it fails, they stay 0.
+    let mut major = 0;
+    let mut minor = 0;
+    // SAFETY: both numbers are written to live integers. Where the call fails, they stay 0.
     let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
     hash.update(format!("{major}.{minor} {:?}", options(source, arch, head_dim)));
     source.parts.iter().for_each(|part| hash.update(part));
@@ -165,7 +167,7 @@ fn file_name(source: &Source, arch: &str, head_dim: usize) -> String {
     format!("{}-{arch}-{hash:032x}.cubin", source.name)
 }
 
-/// A cached file is the code after its own hash: what was torn or changed is not loaded.
+/// A cached file is the hash of the code and the code: a file that was torn or changed is not loaded.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let bytes = std::fs::read(path).ok()?;
     let (sum, code) = bytes.split_at_checked(32)?;

@@ -1,7 +1,7 @@
 // Hopper's matrix instruction (wgmma): four warps, a warpgroup, multiply together. Operands lie in shared memory and
 // are given as descriptors (the left one may lie in registers); results are in registers after wgmma_wait. A tile lies
-// as parts of 64 columns, in rows of 128 bytes whose 16-byte chunks are swizzled: chunk c of row r is at place c ^ r
-// % 8.
+// as parts of 64 columns, in rows of 128 bytes whose 16-byte chunks are swizzled: chunk c of row r lies at the place of
+// chunk c ^ (r % 8).
 
 // Four results of an instruction, as operands of inline assembly.
 #define FOUR(d, j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
@@ -31,8 +31,8 @@ __device__ __forceinline__ void fence_async_proxy_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// A fence for the compiler: it moves no read or write of these registers across. wgmma fills them asynchronously, which
-// the compiler cannot see.
+// A fence for the compiler, which moves no read or write of these registers across. wgmma fills the registers
+// asynchronously, and the compiler cannot see that.
 template <int N> __device__ __forceinline__ void fence_registers(float (&x)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; ++j)

@@ -173,9 +173,9 @@ __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const Te
     }
 }
 
-template <int N, int X_STAGES, int W_STAGES> __device__ __forceinline__ void product(const TensorMap& x,
-                                                                                     const TensorMap& w, bf16* y, int n,
-                                                                                     int outputs, int depth) {
+template <int N, int X_STAGES, int W_STAGES>
+__device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, bf16* y, int n, int outputs,
+                                        int depth) {
     auto finish = [&](const float (&d)[1][N / 8][4], int row, int column) {
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8)
@@ -200,8 +200,8 @@ PRODUCT(48, 4, 5)
 
 // Split-K (see cuda.rs): parts [gridDim.y, n, outputs], the partial sum of each part of the depth.
 KERNEL __launch_bounds__(THREADS, 1)
-    product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, float* parts,
-                            int n, int outputs, int depth) {
+product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, float* parts,
+                        int n, int outputs, int depth) {
     int split = depth / gridDim.y;
     auto finish = [&](const float (&d)[1][8][4], int row, int column) {
 #pragma unroll
@@ -217,8 +217,8 @@ KERNEL __launch_bounds__(THREADS, 1)
 
 // The products with gate and up and their SwiGLU in one kernel: out = silu(g) u with g and u the two halves of x W^T.
 KERNEL __launch_bounds__(THREADS, 1)
-    swiglu_small_m_48(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* out, int n,
-                      int width, int depth) {
+swiglu_small_m_48(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* out, int n,
+                  int width, int depth) {
     auto finish = [&](const float (&d)[2][6][4], int row, int column) {
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8)

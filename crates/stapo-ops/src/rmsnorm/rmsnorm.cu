@@ -77,9 +77,9 @@ template <class S> __device__ __forceinline__ float widen_at(const Eight<S>& x, 
 // A block takes consecutive rows and has a thread for every eight columns, which keeps the sum of its columns of
 // d_weight. The loads of the next row are issued before the current row is summed. column_sums_add adds up `parts`
 // [blocks, width] in order.
-template <class S, bool ADD> __device__ __forceinline__ void backward(const S* x, const S* weight, const float* inv_rms,
-                                                                      const S* d_out, S* d_x, float* parts, int rows,
-                                                                      int width) {
+template <class S, bool ADD>
+__device__ __forceinline__ void backward(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,
+                                         float* parts, int rows, int width) {
     bool whole = is_whole(width), is_there = 8 * threadIdx.x < width;
     int at = 8 * threadIdx.x;
     float part[8] = {};

@@ -174,8 +174,8 @@ struct SamplingRule {
 };
 
 KERNEL __launch_bounds__(1024)
-    sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int n_best,
-                  u32* best_ids, float* best_logp, int vocab, const __grid_constant__ SamplingRule rule) {
+sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int n_best,
+              u32* best_ids, float* best_logp, int vocab, const __grid_constant__ SamplingRule rule) {
     size_t r = blockIdx.x;
     float inv_temperature = rule.inv_temperature;
     Row row = {logits + r * vocab, vocab, inv_temperature, 0.0f};

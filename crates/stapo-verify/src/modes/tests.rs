@@ -39,6 +39,14 @@ fn answers_that_are_not_numbers_have_a_canonical_form_too() {
 }
 
 #[test]
+fn digits_with_commas_beside_a_collection_are_shown_as_a_list() {
+    let graded = grade_answer("101,102", r"\{101,102\}", Mode::Math);
+    assert_eq!((graded.answer.as_deref(), graded.reference.as_str()), (Some("101, 102"), "{101, 102}"));
+    let graded = grade_answer(r"\{101,102\}", "101,102", Mode::Math);
+    assert_eq!((graded.answer.as_deref(), graded.reference.as_str()), (Some("{101, 102}"), "101, 102"));
+}
+
+#[test]
 fn the_boxed_exact_window_counts_characters_not_bytes() {
     let padding = "é".repeat(80);
     assert_eq!(grade(&format!(r"\boxed{{5}}{padding}"), "5", Mode::BoxedExact).verdict, Verdict::Right);

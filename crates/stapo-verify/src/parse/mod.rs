@@ -258,7 +258,6 @@ fn describe(tok: &Tok) -> String {
     match tok {
         Tok::Word(word) | Tok::Letter(word) => format!("the word {word}"),
         Tok::Other(sign) => format!("the sign {sign}"),
-        Tok::Num(_) => "a number".into(),
         Tok::Close(_) => "a closing bracket".into(),
         Tok::Comma => "a comma".into(),
         Tok::Rel(_) => "a relation".into(),

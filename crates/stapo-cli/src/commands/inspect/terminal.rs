@@ -49,7 +49,7 @@ fn rendered(inspected: &Inspected, by: By, colored: bool) -> String {
         }
         out.push('\n');
         for t in (0..response.tokens.id.len()).filter(|&t| fate(response, t) != Fate::Kept) {
-            out.push_str(&told(response, t));
+            out.push_str(&token_line(response, t));
         }
     }
     out
@@ -109,7 +109,7 @@ fn painted(text: &str, (r, g, b): (u8, u8, u8), struck: bool) -> String {
 }
 
 /// A line with the numbers of a token that is a candidate, clipped or silenced.
-fn told(response: &ResponseRecord, t: usize) -> String {
+fn token_line(response: &ResponseRecord, t: usize) -> String {
     let tokens = &response.tokens;
     let name = match fate(response, t) {
         Fate::Kept => "kept",

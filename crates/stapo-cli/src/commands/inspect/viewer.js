@@ -77,7 +77,7 @@
   const percent = (logp) => short(100 * Math.exp(logp)) + " %";
   const visible = (text) => text === "" ? "∅" : text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 
-  const told = (r, t) => {
+  const description = (r, t) => {
     const lines = [
       "“" + visible(r.text[t]) + "”  " + fate(r, t) + (r.silenced_by[t] ? " (trained: silenced by " + r.silenced_by[t] + ")" : ""),
       "probability " + percent(r.logp[t]) + "   log-prob " + short(r.logp[t]),
@@ -233,13 +233,13 @@
   for (const id of ["tau", "q", "select", "over"]) at(id).addEventListener("input", () => { state.whatIf = true; draw(); });
   at("reset").addEventListener("click", reset);
   at("more").addEventListener("click", () => { state.budget += MAX_TOKENS; draw(); });
-  const tell = (event) => {
+  const describeHovered = (event) => {
     const token = event.target.closest ? event.target.closest(".t[data-at]") : null;
     if (!token || token.dataset.t) return;
     const [idx, t] = token.dataset.at.split(" ").map(Number);
-    token.dataset.t = told(responses[idx], t);
+    token.dataset.t = description(responses[idx], t);
   };
-  document.addEventListener("pointerover", tell);
-  document.addEventListener("pointerdown", tell, true);
+  document.addEventListener("pointerover", describeHovered);
+  document.addEventListener("pointerdown", describeHovered, true);
   reset();
 })();

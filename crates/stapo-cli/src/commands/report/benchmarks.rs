@@ -66,12 +66,12 @@ fn score(
     arm: usize,
     decoding: &str,
     benchmark: &str,
-    told: &[(usize, &EvalRecord)],
+    samples: &[(usize, &EvalRecord)],
 ) -> Result<BenchmarkScore> {
     let mut questions: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     let mut of_run: BTreeMap<(usize, &str), usize> = BTreeMap::new();
-    let records: Vec<&EvalRecord> = told.iter().map(|(_, record)| *record).collect();
-    for (run, record) in told {
+    let records: Vec<&EvalRecord> = samples.iter().map(|(_, record)| *record).collect();
+    for (run, record) in samples {
         *of_run.entry((*run, &record.problem_id)).or_default() += 1;
     }
     for record in &records {

@@ -195,10 +195,10 @@ pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
     }
     let (x, y): (Vec<f64>, Vec<f64>) = steps.iter().map(|(_, c)| (c.predicted, c.measured)).unzip();
     let n_same = steps.iter().filter(|(_, c)| c.predicted.signum() == c.measured.signum()).count();
-    let told = bootstrap(x.len(), &Resampling { n_resamples: 2000, ..Resampling::default() }, |idx| {
+    let resampled = bootstrap(x.len(), &Resampling { n_resamples: 2000, ..Resampling::default() }, |idx| {
         correlation(idx.iter().map(|&i| (x[i], y[i])))
     });
-    let correlated = told.map_or(String::new(), |b| {
+    let correlated = resampled.map_or(String::new(), |b| {
         format!(" · correlation {:.2} (95 %: {:.2} to {:.2})", b.value, b.percentile.low, b.percentile.high)
     });
     let squares: f64 = x.iter().map(|x| x * x).sum();

@@ -44,14 +44,14 @@ fn write_mark(out: &mut String, mark: &Mark) -> std::fmt::Result {
             short(at.0),
             short(at.1),
             color(*ink),
-            told(hover.as_deref())
+            hover_attribute(hover.as_deref())
         ),
         Mark::Box { corner, size, ink, opacity, hover } => write!(
             out,
             r#"<rect {} fill="{}" opacity="{opacity}"{}/>"#,
             area(*corner, *size),
             color(*ink),
-            told(hover.as_deref())
+            hover_attribute(hover.as_deref())
         ),
         Mark::Text { at, text, size, ink, anchor } => {
             write!(
@@ -73,7 +73,7 @@ fn write_mark(out: &mut String, mark: &Mark) -> std::fmt::Result {
             escape(text)
         ),
         Mark::Hover { corner, size, text } => {
-            write!(out, r#"<rect class="hit" {}{}/>"#, area(*corner, *size), told(Some(text)))
+            write!(out, r#"<rect class="hit" {}{}/>"#, area(*corner, *size), hover_attribute(Some(text)))
         }
     }
 }
@@ -104,7 +104,7 @@ fn area(corner: (f64, f64), size: (f64, f64)) -> String {
     )
 }
 
-fn told(hover: Option<&str>) -> String {
+fn hover_attribute(hover: Option<&str>) -> String {
     hover.map_or(String::new(), |text| format!(r#" data-t="{}""#, escape(text)))
 }
 

@@ -20,9 +20,9 @@
 
   const tip = document.getElementById("tip");
   const place = (event) => {
-    const told = event.target.closest ? event.target.closest("[data-t]") : null;
-    if (!told) { tip.hidden = true; return; }
-    tip.textContent = told.dataset.t;
+    const hovered = event.target.closest ? event.target.closest("[data-t]") : null;
+    if (!hovered) { tip.hidden = true; return; }
+    tip.textContent = hovered.dataset.t;
     tip.hidden = false;
     const { width, height } = tip.getBoundingClientRect();
     const left = Math.min(event.clientX + 14, innerWidth - width - 8);
