@@ -112,7 +112,9 @@ pub fn parse_lines<R: Record>(text: &str) -> Result<Lines<R>, RecordError> {
 /// `is_candidate`, the column is derived from the objective.
 pub fn parse_responses(text: &str, objective: &ObjectiveSpec) -> Result<Lines<ResponseRecord>, RecordError> {
     let mut lines = parse_lines::<ResponseRecord>(text)?;
-    lines.records.iter_mut().for_each(|response| response.derive_candidates(objective));
+    for response in &mut lines.records {
+        response.derive_candidates(objective);
+    }
     Ok(lines)
 }
 

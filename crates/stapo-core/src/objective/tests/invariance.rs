@@ -20,7 +20,9 @@ fn no_cut_of_a_minibatch_into_microbatches_changes_a_bit() {
             }
             let tally = spec.total(&tallies);
             assert_eq!(tally, whole.0, "{name}, budget {budget}");
-            effects.iter_mut().for_each(|own| tally.scale_effects(own));
+            for own in &mut effects {
+                tally.scale_effects(own);
+            }
             for (ours, whole) in effects.iter().flatten().zip(whole.1.iter().flatten()) {
                 assert_eq!(ours.d_logp.to_bits(), whole.d_logp.to_bits(), "{name}, budget {budget}");
             }

@@ -102,7 +102,9 @@ pub(crate) fn run(
         effects.push(own);
     }
     let tally = spec.total(&tallies);
-    effects.iter_mut().for_each(|own| tally.scale_effects(own));
+    for own in &mut effects {
+        tally.scale_effects(own);
+    }
     Ok((tally, effects))
 }
 
