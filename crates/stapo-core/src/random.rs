@@ -8,8 +8,8 @@ const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 ///
 /// `Key::new(s).with(a).with(b)` is the number at place `b` of the `SplitMix64` stream that starts at the number at
 /// place `a` of the stream of seed `s`. Equal keys give equal numbers on every machine; the order of the counters
-/// matters, so `.with(1).with(2)` and `.with(2).with(1)` are unrelated. A prefix may be kept and extended: only
-/// the last counter is then paid for.
+/// matters, so `.with(1).with(2)` and `.with(2).with(1)` are unrelated. Extending a kept prefix costs one mixing step
+/// per added counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(u64);
 
@@ -29,7 +29,7 @@ impl Key {
         self.0
     }
 
-    /// Uniform in [0, 1): a multiple of 2^-53, every one equally likely.
+    /// Uniform in [0, 1): the multiples of 2^-53, all equally likely.
     pub const fn uniform(self) -> f64 {
         const STEP: f64 = 1.0 / (1_u64 << 53) as f64;
         (self.0 >> 11) as f64 * STEP
@@ -46,7 +46,7 @@ impl Key {
         loop {
             let product = draw.0 as u128 * n as u128;
             let low = product as u64;
-            // The rest is below n: most draws are spared its division.
+            // 2^64 mod n is below n, so a low word of at least n needs no division.
             if low >= n || low >= n.wrapping_neg() % n {
                 return (product >> 64) as u64;
             }

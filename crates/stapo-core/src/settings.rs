@@ -1,4 +1,4 @@
-//! Settings from TOML and `key=value` overrides; what cannot be read is named, with the nearest thing that can.
+//! Settings from TOML and `key=value` overrides. An error names the key that cannot be read and the nearest known one.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -33,7 +33,7 @@ pub fn read<T: Serialize + DeserializeOwned>(root: &str, table: Table) -> Result
         let path = error.path().to_string();
         unreadable(root, &path, &error.into_inner().to_string())
     })?;
-    // serde lets variants without fields swallow any key; what does not come back was not understood.
+    // serde accepts any key inside a variant without fields, so keys that do not survive the round trip are refused.
     find_unread(root, &given, &Value::Table(to_table(&value)))?;
     Ok(value)
 }
@@ -85,15 +85,16 @@ fn find_unread(path: &str, given: &Value, read: &Value) -> Result<(), SettingsEr
     }
 }
 
-/// Applies one `key.path=value`. Values are TOML; a bare word is a string. Setting a `kind` drops the keys of the kind before.
+/// Applies one `key.path=value`. Values are TOML; a bare word is a string. Setting a `kind` drops the
+/// keys of the previous kind.
 pub fn set(root: &mut Table, text: &str) -> Result<(), SettingsError> {
     let refuse =
         |problem: String, remedy: String| SettingsError::Override { text: text.to_string(), problem, remedy };
     let Some((path, value)) = text.split_once('=') else {
         return Err(refuse("has no `=`".to_string(), "write it as masks.0.tau_p=0.001".to_string()));
     };
-    let (path, value) = (path.trim(), parse_value(value.trim()));
-    let keys: Vec<&str> = path.split('.').collect();
+    let value = parse_value(value.trim());
+    let keys: Vec<&str> = path.trim().split('.').collect();
     let mut whole = Value::Table(std::mem::take(root));
     let outcome = set_value(&mut whole, &keys, value).map_err(|(problem, remedy)| refuse(problem, remedy));
     if let Value::Table(table) = whole {
@@ -161,7 +162,7 @@ pub fn wrong_type(path: &str, got: &Value, expected: &str) -> SettingsError {
     SettingsError::Unreadable { path: path.to_string(), problem, suggestion: String::new() }
 }
 
-/// serde's message with our path, and the nearest of the names it says it expected.
+/// serde's message with the key's path, and the nearest of the names that serde says it expected.
 fn unreadable(root: &str, path: &str, message: &str) -> SettingsError {
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let is_unknown = message.starts_with("unknown field") || message.starts_with("unknown variant");
@@ -171,7 +172,7 @@ fn unreadable(root: &str, path: &str, message: &str) -> SettingsError {
     };
     let below = if path == "." { String::new() } else { path.replace('[', ".").replace(']', "") };
     let path = [root, &below].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
-    // toml adds a line that says where; the path does already.
+    // toml adds lines that say where; the path says so already.
     let problem = message.lines().next().unwrap_or(message);
     let problem = problem.replace("unknown field", "unknown key").replace("unknown variant", "unknown kind");
     SettingsError::Unreadable { path, problem, suggestion }

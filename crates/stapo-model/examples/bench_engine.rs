@@ -5,8 +5,8 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark's result")]
 
-use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading};
-use stapo_model::generate::{Engine, Request, Settings};
+use stapo_model::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
+use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
 use std::collections::BTreeMap;
@@ -39,8 +39,8 @@ fn train(mut policy: Policy, options: &Options) -> Result<f64, Failure> {
     let mut optimizer =
         Optimizer::new(&policy, AdamWSettings { weight_decay: 0.01, ..AdamWSettings::default() })?;
     let mut gradients = Gradients::zeros(&policy)?;
-    let mut pass = Pass::new(&policy, Keep::Everything)?;
-    let mut batch = Batch::new();
+    let mut pass = Pass::training(&policy, Recompute::Nothing)?;
+    let mut batch = PackedBatch::new();
     for sequence in 0..options.get("batch")? {
         batch.push(&options.tokens(sequence, options.get("length")?)?, 1);
     }
@@ -50,7 +50,7 @@ fn train(mut policy: Policy, options: &Options) -> Result<f64, Failure> {
     let mut best = f64::INFINITY;
     for _ in 0..=options.get("steps")? {
         let start = Instant::now();
-        pass.forward(&policy, &batch, Reading::default())?;
+        pass.forward(&policy, &batch, HeadOptions::default())?;
         pass.backward(&policy, &d_logp, &d_entropy, &mut gradients)?;
         optimizer.step(
             &mut policy,
@@ -63,7 +63,9 @@ fn train(mut policy: Policy, options: &Options) -> Result<f64, Failure> {
 }
 
 fn generate(policy: &Policy, options: &Options) -> Result<f64, Failure> {
-    let mut engine = Engine::new(policy, Settings { kv_bytes: 4 << 30, ..Settings::default() })?;
+    let mut memory = EngineMemory::new();
+    let mut engine =
+        Engine::new(policy, &mut memory, EngineSettings { kv_bytes: 4 << 30, ..EngineSettings::default() })?;
     let n_samples = options.get("samples")?;
     for problem in 0..options.get("prompts")? {
         engine.submit(Request {
@@ -75,7 +77,7 @@ fn generate(policy: &Policy, options: &Options) -> Result<f64, Failure> {
         })?;
     }
     let start = Instant::now();
-    let responses = engine.finish()?;
+    let responses = engine.generate()?;
     let seconds = start.elapsed().as_secs_f64();
     assert_eq!(responses.len(), options.get("prompts")? * n_samples, "every sequence finished");
     Ok(seconds)

@@ -1,4 +1,4 @@
-//! Conversations to text by the model's own chat template, with the conventions of Hugging Face.
+//! Conversations rendered to text by the model's own chat template, with the conventions of Hugging Face.
 
 mod python;
 #[cfg(test)]
@@ -11,20 +11,20 @@ use minijinja::{Environment, ErrorKind};
 use serde::Serialize;
 use serde_json::Map;
 
-/// Longest template accepted; the longest in the wild are about 20 kB.
+/// Longest template accepted; published templates have up to about 20 kB.
 const MAX_TEMPLATE: usize = 1 << 20;
-/// Steps a rendering may take per message, and at least.
+/// Steps that a rendering may take per message, and the least number of steps granted.
 const FUEL_PER_MESSAGE: u64 = 20_000;
 const MIN_FUEL: u64 = 1_000_000;
 const NAME: &str = "chat";
 
-/// A compiled chat template. It comes with the model and is therefore untrusted: it runs in a sandbox without files,
-/// clock or network, nested at most so deep and for at most so many steps. What remains open to a malicious one is
-/// memory: a string doubled at every step.
+/// A compiled chat template. The template comes with the model and is therefore untrusted: the engine runs it without
+/// files, clock or network and bounds nesting and steps. Memory is not bounded: a malicious template can double a
+/// string at every step.
 ///
-/// `strftime_now` is not defined, because a prompt must not depend on the day: templates that ask whether it is
-/// (Llama 3's) fall back on their own fixed date, others are refused when they call it; a date can be given as a
-/// variable where the template reads one.
+/// `strftime_now` is not defined, because a prompt must not depend on the day. Templates that test for the function
+/// (Llama 3's) fall back on their own fixed date; templates that call it without a test are refused. A date can be
+/// given as a variable where the template reads one.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -35,7 +35,7 @@ pub struct ChatTemplate {
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Message {
-    /// `system`, `user` or `assistant`, or whatever else the template knows.
+    /// `system`, `user`, `assistant` or another role that the template knows.
     pub role: String,
     pub content: String,
 }
@@ -62,7 +62,7 @@ impl ChatTemplate {
     }
 
     /// The conversation and the start of the assistant's answer (`add_generation_prompt`). `variables` are further
-    /// names for the template, such as `enable_thinking`.
+    /// variables of the template, such as `enable_thinking`.
     pub fn prompt(&self, messages: &[Message], variables: &Map<String, serde_json::Value>) -> Result<String> {
         self.render(messages, true, variables)
     }
@@ -98,7 +98,7 @@ impl ChatTemplate {
         for (name, value) in variables {
             context.insert(name, Value::from(Serde(value)));
         }
-        // Fuel belongs to the environment, and how much is fair depends on the conversation.
+        // minijinja keeps the fuel in the environment, and the fuel depends on the conversation.
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(MIN_FUEL.max(messages.len() as u64 * FUEL_PER_MESSAGE)));
         let template = environment.get_template(NAME).map_err(|e| broken(&e))?;
@@ -106,7 +106,7 @@ impl ChatTemplate {
     }
 }
 
-/// The engine's error in one line, or the template's own words if it refused the conversation.
+/// The engine's error in one line, or the template's own message if the template refused the conversation.
 fn broken(error: &minijinja::Error) -> Error {
     let line = error.line().map(|line| format!(" (line {line})")).unwrap_or_default();
     let detail = error.detail().unwrap_or_default();

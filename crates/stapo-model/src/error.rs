@@ -1,4 +1,4 @@
-//! Why a file was refused.
+//! Why a file or model was refused.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -6,28 +6,28 @@ use std::path::{Path, PathBuf};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// `place` is the file, and where it helps the key or tensor in it.
+/// `place` is the file and, where known, the key or tensor in the file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system refused.
     #[error("{}: {reason}", path.display())]
     Io { path: PathBuf, reason: io::Error },
-    /// The file breaks its own format: truncated, overlapping, not what it says it is.
+    /// The file breaks its own format: truncated, overlapping, of another format than its name says.
     #[error("{place}: {problem}")]
     Malformed { place: String, problem: String },
-    /// The file is in order, but asks for something this engine does not do.
+    /// The file is valid, but needs a feature that this engine does not have.
     #[error("{place}: {problem}{hint}")]
     Unsupported { place: String, problem: String, hint: Hint },
     /// Two parts of a model do not fit each other: a shape and the config, a tokenizer and the vocabulary.
     #[error("{place}: {problem}{hint}")]
     Mismatch { place: String, problem: String, hint: Hint },
-    /// A folder to be written is there and holds something.
+    /// A folder to be written exists and is not empty.
     #[error("{place}: exists and is not empty")]
     Exists { place: String },
-    /// Something needed is not there.
+    /// A file, key or tensor that is needed is missing.
     #[error("{place}: {problem}{hint}")]
     Missing { place: String, problem: String, hint: Hint },
-    /// The device has no room for the weights.
+    /// The device has too little memory for the weights.
     #[error("{0}")]
     OutOfMemory(stapo_ops::OutOfMemory),
     /// The chat template refused the conversation, or is broken.
@@ -35,7 +35,7 @@ pub enum Error {
     Template { problem: String, hint: Hint },
 }
 
-/// The remedy, printed on a line of its own; empty when there is none to give.
+/// The remedy, printed on a line of its own; empty where there is no remedy to give.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hint(pub String);
 

@@ -1,4 +1,4 @@
-//! A model out to a Hugging Face folder that `transformers` loads.
+//! Writes a model as a Hugging Face folder that `transformers` loads.
 
 mod companions;
 mod folder;
@@ -30,7 +30,7 @@ pub enum Precision {
 #[derive(Debug, Clone, Copy)]
 pub struct ExportOptions {
     pub precision: Precision,
-    /// A new file is begun before this size is passed; a single tensor may be larger.
+    /// Largest size of a file; only a file with a single tensor may be larger.
     pub max_shard_bytes: u64,
     pub existing: Existing,
 }
@@ -53,7 +53,7 @@ impl Default for ExportOptions {
 
 /// Writes `config.json`, the weights and the companions (tokenizer and the like, see
 /// [`crate::Pretrained::companions`]) to the folder `out`. `read` fills in one tensor at a time, row-major.
-/// The folder appears whole or not at all: everything is written beside it and renamed at the end.
+/// The folder appears whole or not at all: everything is written to a folder beside `out`, which is renamed at the end.
 pub fn export(
     out: &Path,
     config: &ModelConfig,
@@ -94,7 +94,7 @@ impl Precision {
         spec.n_elements() as u64 * self.encoding().block().1 as u64
     }
 
-    /// Rounds to nearest, ties to even. F16 ends at 65504: a finite number beyond it is refused.
+    /// Rounds to nearest, ties to even. A finite number beyond 65504, the largest of F16, is returned as the problem.
     fn write(self, numbers: &[f32], out: &mut impl Write) -> std::io::Result<Option<f32>> {
         let mut bytes = Vec::with_capacity(CHUNK * 4);
         for chunk in numbers.chunks(CHUNK) {
@@ -117,7 +117,7 @@ impl Precision {
     }
 }
 
-/// Numbers turned to bytes at a time.
+/// Numbers that are encoded at a time.
 const CHUNK: usize = 1 << 16;
 
 fn write_weights(
@@ -153,15 +153,17 @@ fn write_weights(
     })
 }
 
-/// The tensors in order, cut where the next one would pass the limit.
+/// The tensors in order, cut where the next tensor would exceed the limit.
 fn in_shards<'a>(specs: &'a [TensorSpec], options: &ExportOptions) -> Vec<&'a [TensorSpec]> {
     let mut shards = Vec::new();
-    let (mut start, mut size) = (0, 0);
+    let mut start = 0;
+    let mut size = 0;
     for (i, spec) in specs.iter().enumerate() {
         let n_bytes = options.precision.n_bytes(spec);
         if i > start && size + n_bytes > options.max_shard_bytes {
             shards.push(&specs[start..i]);
-            (start, size) = (i, 0);
+            start = i;
+            size = 0;
         }
         size += n_bytes;
     }

@@ -1,4 +1,4 @@
-//! JSON files read with the doubts that untrusted files deserve: bounded in size and depth, no key twice.
+//! JSON from untrusted files: bounded in size and depth, and no object may have a key twice.
 
 use crate::error::{Error, Result};
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -13,8 +13,8 @@ pub(crate) fn read_object(path: &Path, max_bytes: u64) -> Result<Map<String, Val
     parse_object(&path.display().to_string(), &read_bytes(path, max_bytes)?)
 }
 
-/// The object that `bytes` spell; `place` names them in errors. A key that appears twice is refused: which of the
-/// two values counts would depend on the reader.
+/// The object that `bytes` spell; `place` names the bytes in errors. A key that appears twice is refused, because
+/// readers differ in which of the two values they take.
 pub(crate) fn parse_object(place: &str, bytes: &[u8]) -> Result<Map<String, Value>> {
     let text = std::str::from_utf8(bytes)
         .map_err(|e| Error::malformed(place, format!("not UTF-8 at byte {}", e.valid_up_to())))?;
@@ -26,7 +26,7 @@ pub(crate) fn parse_object(place: &str, bytes: &[u8]) -> Result<Map<String, Valu
     }
 }
 
-/// The bytes of `path`, at most `max_bytes`. The size is checked while reading: a pipe has none beforehand.
+/// The bytes of `path`, at most `max_bytes`. The size is checked while reading, because a pipe has no size beforehand.
 pub(crate) fn read_bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     let file = File::open(path).map_err(|e| Error::io(path, e))?;
     let mut bytes = Vec::new();

@@ -4,7 +4,7 @@
 mod tests;
 
 use crate::config::TensorSpec;
-use crate::decoder::layout::{Slot, SlotKind};
+use crate::decoder::weights::DecoderWeights;
 use crate::decoder::{Gradients, Policy};
 use stapo_ops::{Buffer, Float, Moment, OutOfMemory, View, adamw};
 
@@ -48,18 +48,27 @@ pub enum GradientError {
 pub struct Optimizer<T: Float = f32> {
     settings: AdamWSettings,
     n_steps: u64,
-    m: Vec<Buffer<T>>,
-    v: Vec<Buffer<T>>,
+    moments: DecoderWeights<Moments<T>>,
+}
+
+/// Running averages of one parameter's gradient and of its square.
+#[derive(Debug)]
+struct Moments<T: Float> {
+    first: Buffer<T>,
+    second: Buffer<T>,
 }
 
 impl<T: Float> Optimizer<T> {
     pub fn new(policy: &Policy<T>, settings: AdamWSettings) -> Result<Self, OutOfMemory> {
-        let zeros = |moment| {
-            let slots = policy.layout.slots.iter();
-            let zeros = |slot: &Slot| policy.device.moment_zeros(slot.n_elements(), moment);
-            slots.map(zeros).collect::<Result<Vec<_>, _>>()
-        };
-        Ok(Self { settings, n_steps: 0, m: zeros(Moment::First)?, v: zeros(Moment::Second)? })
+        let device = policy.device();
+        let moments = policy.weights.try_map(&mut |parameter| {
+            let len = parameter.spec.n_elements();
+            Ok(Moments {
+                first: device.moment_zeros(len, Moment::First)?,
+                second: device.moment_zeros(len, Moment::Second)?,
+            })
+        })?;
+        Ok(Self { settings, n_steps: 0, moments })
     }
 
     /// One update with the gradients, which are then zero again. Returns their norm after scaling, before clipping.
@@ -69,7 +78,7 @@ impl<T: Float> Optimizer<T> {
         gradients: &mut Gradients<T>,
         update: Update,
     ) -> Result<f64, GradientError> {
-        gradients.finish();
+        gradients.join();
         let norm = gradients.sum_squares().sqrt() * update.scale.abs();
         if !norm.is_finite() {
             let not_finite = |(spec, element): (&TensorSpec, usize)| GradientError::NotFinite {
@@ -80,20 +89,23 @@ impl<T: Float> Optimizer<T> {
         }
         self.n_steps += 1;
         let scale = update.scale * adamw::clip_factor(norm, update.max_norm);
-        let device = policy.device.clone();
-        for slot in 0..policy.layout.slots.len() {
-            let decays = policy.layout.slots[slot].kind == SlotKind::Matrix;
+        let device = policy.device().clone();
+        let parameters = policy.weights.all_mut().into_iter();
+        let moments = self.moments.all_mut();
+        for ((parameter, gradient), moments) in parameters.zip(gradients.sums()).zip(moments) {
+            let weight_decay = if parameter.spec.is_matrix() { self.settings.weight_decay } else { 0.0 };
             let rule = adamw::AdamW {
                 lr: update.lr,
                 beta1: self.settings.beta1,
                 beta2: self.settings.beta2,
                 eps: self.settings.eps,
-                weight_decay: if decays { self.settings.weight_decay } else { 0.0 },
+                weight_decay,
                 step: self.n_steps,
             };
-            let (m, v) = (self.m[slot].view_mut(), self.v[slot].view_mut());
-            let gradient = gradients.slot(slot);
-            policy.update_slot(slot, |values| adamw::step(&device, rule, scale, values, gradient, m, v));
+            let first = moments.first.view_mut();
+            let second = moments.second.view_mut();
+            parameter
+                .update(&device, |values| adamw::step(&device, rule, scale, values, gradient, first, second));
         }
         policy.count_update();
         gradients.clear();
@@ -109,10 +121,13 @@ impl<T: Float> Optimizer<T> {
         &'a self,
         policy: &'a Policy<T>,
     ) -> impl Iterator<Item = (&'a TensorSpec, View<'a, T>, View<'a, T>)> {
-        policy
-            .layout
-            .tensors()
-            .map(|(spec, slot, range)| (spec, self.m[slot].range(range.clone()), self.v[slot].range(range)))
+        let parameters = policy.weights.all().into_iter().zip(self.moments.all());
+        parameters.flat_map(|(parameter, moments)| {
+            parameter
+                .spec
+                .tensors()
+                .map(|(spec, range)| (spec, moments.first.range(range.clone()), moments.second.range(range)))
+        })
     }
 
     /// Takes the state of a checkpoint back: `read` fills a tensor's first and second moment.
@@ -122,12 +137,14 @@ impl<T: Float> Optimizer<T> {
         n_steps: u64,
         mut read: impl FnMut(&TensorSpec, &mut [T], &mut [T]) -> Result<(), E>,
     ) -> Result<(), E> {
-        for (spec, slot, range) in policy.layout.tensors() {
-            let mut m = vec![T::ZERO; spec.n_elements()];
-            let mut v = m.clone();
-            read(spec, &mut m, &mut v)?;
-            self.m[slot].range_mut(range.clone()).write(&m);
-            self.v[slot].range_mut(range).write(&v);
+        for (parameter, moments) in policy.weights.all().into_iter().zip(self.moments.all_mut()) {
+            for (spec, range) in parameter.spec.tensors() {
+                let mut first = vec![T::ZERO; spec.n_elements()];
+                let mut second = first.clone();
+                read(spec, &mut first, &mut second)?;
+                moments.first.range_mut(range.clone()).write(&first);
+                moments.second.range_mut(range).write(&second);
+            }
         }
         self.n_steps = n_steps;
         Ok(())

@@ -13,22 +13,24 @@ use std::path::{Path, PathBuf};
 pub(crate) const MAX_CONFIG_JSON: u64 = 16 << 20;
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
-/// Two quantisations of one matrix differ by a few percent of its size, two matrices by more than all of it.
+/// Largest relative difference (root mean square) of two copies of one matrix. Two quantisations of one matrix differ
+/// by a few percent, two different matrices by more than 100 %.
 const MAX_COPY_DIFFERENCE: f64 = 0.25;
 
-/// An opened model. Its config and weights fit each other; no weight has been read yet.
+/// An opened model. Config and weights fit each other; no weight has been read yet.
 #[derive(Debug)]
 pub struct Pretrained {
-    /// `stops` are those of `generation_config.json` where it names any.
+    /// `stops` come from `generation_config.json` where that file names any.
     pub config: ModelConfig,
     pub weights: Weights,
-    /// Tensors in the files that the model has no use for.
+    /// Tensors in the files that the model does not use.
     pub ignored: Vec<String>,
-    source: Source,
+    origin: Origin,
 }
 
+/// Where the model was opened from.
 #[derive(Debug)]
-enum Source {
+enum Origin {
     Folder(PathBuf),
     Gguf(Gguf),
 }
@@ -39,38 +41,39 @@ impl Pretrained {
         if path.join("config.json").is_file() { folder_config(path) } else { Ok(Self::open(path)?.config) }
     }
 
-    /// Opens a Hugging Face folder, a safetensors file in one, a GGUF file, or a folder that holds one GGUF file.
+    /// Opens a Hugging Face folder, a safetensors file inside such a folder, a GGUF file, or a folder with one GGUF
+    /// file.
     pub fn open(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
-        let source = if metadata.is_file() && Gguf::is_magic(path) {
-            Source::Gguf(Gguf::open(path)?)
+        let origin = if metadata.is_file() && Gguf::is_magic(path) {
+            Origin::Gguf(Gguf::open(path)?)
         } else if metadata.is_dir() && !path.join("config.json").exists() {
-            Source::Gguf(Gguf::open(&only_gguf(path)?)?)
+            Origin::Gguf(Gguf::open(&only_gguf(path)?)?)
         } else if metadata.is_dir() {
-            Source::Folder(path.to_owned())
+            Origin::Folder(path.to_owned())
         } else if path.extension().is_some_and(|extension| extension == "safetensors") {
-            Source::Folder(path.parent().unwrap_or(Path::new("")).to_owned())
+            Origin::Folder(path.parent().unwrap_or(Path::new("")).to_owned())
         } else {
             let hint = "expected a Hugging Face folder, a .safetensors file in one, or a GGUF file";
             return Err(Error::unsupported(path.display(), "is not a model that can be read", hint));
         };
-        let (config, weights) = match &source {
-            Source::Gguf(gguf) => {
+        let (config, weights) = match &origin {
+            Origin::Gguf(gguf) => {
                 let config = gguf.config()?;
                 let weights = gguf.weights(&config)?;
                 (config, weights)
             }
-            Source::Folder(folder) => (folder_config(folder)?, Weights::open(path)?),
+            Origin::Folder(folder) => (folder_config(folder)?, Weights::open(path)?),
         };
         let ignored = weights.check(&config)?;
-        Ok(Self { config, weights, ignored, source })
+        Ok(Self { config, weights, ignored, origin })
     }
 
-    /// The tokenizer, refused if it has ids that the model does not.
+    /// The tokenizer; refused if the tokenizer has ids beyond the model's vocabulary.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        let (place, tokenizer) = match &self.source {
-            Source::Gguf(gguf) => (gguf.place().to_owned(), gguf.tokenizer()?),
-            Source::Folder(folder) => {
+        let (place, tokenizer) = match &self.origin {
+            Origin::Gguf(gguf) => (gguf.place().to_owned(), gguf.tokenizer()?),
+            Origin::Folder(folder) => {
                 let path = folder.join("tokenizer.json");
                 if !path.is_file() {
                     let hint = "a tokenizer.model alone is not read; save the tokenizer with transformers' fast tokenizer";
@@ -87,9 +90,9 @@ impl Pretrained {
 
     /// The chat template; `None` for models without one.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
-        let (source, special_tokens) = match &self.source {
-            Source::Gguf(gguf) => (gguf.chat_template()?.map(str::to_owned), gguf.special_tokens()?),
-            Source::Folder(folder) => {
+        let (source, special_tokens) = match &self.origin {
+            Origin::Gguf(gguf) => (gguf.chat_template()?.map(str::to_owned), gguf.special_tokens()?),
+            Origin::Folder(folder) => {
                 let keys = tokenizer_config(folder)?;
                 (folder_template(folder, &keys)?, special_tokens(&keys))
             }
@@ -97,8 +100,9 @@ impl Pretrained {
         source.map(|source| ChatTemplate::new(&source, special_tokens)).transpose()
     }
 
-    /// Makes the finer of embedding and head both of them. Many models have one matrix for the two, of which
-    /// quantisers keep two copies of different quality. Refused if the two are not copies of one.
+    /// Ties embedding and head: the copy with more bits replaces the other. In many models embedding and head are one
+    /// matrix, of which quantisers keep two copies of different precision. Refused where the two matrices differ too
+    /// much to be copies.
     pub fn tie_embeddings(&mut self) -> Result<()> {
         if self.config.tied_embeddings {
             return Ok(());
@@ -117,39 +121,40 @@ impl Pretrained {
         Ok(())
     }
 
-    /// Root mean square of embedding minus head, relative to that of the head.
+    /// Root mean square of embedding minus head, relative to the root mean square of the head.
     fn embedding_difference(&self) -> Result<f64> {
         let shape = [self.config.vocabulary, self.config.width];
         let read = |name: &str| {
             let mut numbers = vec![0.0; shape[0] * shape[1]];
             self.weights.read_f32(name, &shape, &mut numbers).map(|()| numbers)
         };
-        let (embedding, head) = (read(EMBEDDING)?, read(HEAD)?);
+        let embedding = read(EMBEDDING)?;
+        let head = read(HEAD)?;
         let square = |x: f32| f64::from(x) * f64::from(x);
         let apart: f64 = embedding.iter().zip(&head).map(|(e, h)| square(e - h)).sum();
         Ok((apart / head.iter().map(|&h| square(h)).sum::<f64>()).sqrt())
     }
 
-    /// The folder, if the model is one; its tokenizer files can be taken over as they are.
+    /// The Hugging Face folder, if the model is one; export copies its tokenizer files.
     pub(crate) fn folder(&self) -> Option<&Path> {
-        match &self.source {
-            Source::Folder(folder) => Some(folder),
-            Source::Gguf(_) => None,
+        match &self.origin {
+            Origin::Folder(folder) => Some(folder),
+            Origin::Gguf(_) => None,
         }
     }
 
     pub(crate) fn special_tokens(&self) -> Result<SpecialTokens> {
-        match &self.source {
-            Source::Gguf(gguf) => gguf.special_tokens(),
-            Source::Folder(folder) => Ok(special_tokens(&tokenizer_config(folder)?)),
+        match &self.origin {
+            Origin::Gguf(gguf) => gguf.special_tokens(),
+            Origin::Folder(folder) => Ok(special_tokens(&tokenizer_config(folder)?)),
         }
     }
 
     /// `Hugging Face` or `GGUF`.
     pub fn format(&self) -> &'static str {
-        match &self.source {
-            Source::Folder(_) => "Hugging Face",
-            Source::Gguf(_) => "GGUF",
+        match &self.origin {
+            Origin::Folder(_) => "Hugging Face",
+            Origin::Gguf(_) => "GGUF",
         }
     }
 }
@@ -195,14 +200,14 @@ fn folder_config(folder: &Path) -> Result<ModelConfig> {
     Ok(config)
 }
 
-/// `tokenizer_config.json`, empty if there is none.
+/// The keys of `tokenizer_config.json`; empty if there is no such file.
 fn tokenizer_config(folder: &Path) -> Result<Map<String, Value>> {
     let path = folder.join("tokenizer_config.json");
     if path.is_file() { json::read_object(&path, MAX_CONFIG_JSON) } else { Ok(Map::new()) }
 }
 
-/// `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`: text, or a list of named ones of which
-/// `default` is meant.
+/// `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`: a text, or a list of named templates, of which
+/// `default` is taken.
 fn folder_template(folder: &Path, keys: &Map<String, Value>) -> Result<Option<String>> {
     let path = folder.join("chat_template.jinja");
     if path.is_file() {
@@ -221,7 +226,7 @@ fn folder_template(folder: &Path, keys: &Map<String, Value>) -> Result<Option<St
     Ok(text.and_then(Value::as_str).map(str::to_owned))
 }
 
-/// `bos_token` and its like, each a string or an object with `content`.
+/// The keys that end in `_token`, such as `bos_token`; each is a string or an object with `content`.
 fn special_tokens(keys: &Map<String, Value>) -> SpecialTokens {
     let text = |value: &Value| value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned);
     keys.iter()

@@ -20,12 +20,12 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads the text of a `tokenizer.json`; `place` names it in errors.
+    /// Reads the text of a `tokenizer.json`; `place` names the file in errors.
     pub fn from_json(place: &str, bytes: &[u8]) -> Result<Self> {
         vetting::vet(place, bytes)?;
         let unusable = |e: tokenizers::Error| Error::malformed(place, format!("cannot be used: {e}"));
         let mut inner = Inner::from_bytes(bytes).map_err(unusable)?;
-        // A file may carry these from training; here a sequence is what it is.
+        // A file may carry padding and truncation from training; here sequences are never changed.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(unusable)?;
         Self::new(place, inner)
@@ -39,23 +39,23 @@ impl Tokenizer {
         Ok(Self { inner, n_ids })
     }
 
-    /// The ids of plain text, with the token that starts a sequence where the model has one.
+    /// The ids of plain text, after the token that starts a sequence where the model has such a token.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.ids(text, true)
     }
 
-    /// The ids of text that already holds its special tokens, as a chat template renders it: nothing is added.
+    /// The ids of text that already holds its special tokens, as rendered by a chat template: no token is added.
     pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
         self.ids(text, false)
     }
 
     fn ids(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        // `encode_fast` leaves out the character offsets, which nobody here asks for.
+        // `encode_fast` leaves out the character offsets, which are not used.
         let encoding = self.inner.encode_fast(text, add_special_tokens);
         encoding.map(|e| e.get_ids().to_vec()).map_err(|e| Error::malformed("tokenizer", e.to_string()))
     }
 
-    /// The text of the ids without special tokens. Ids outside the vocabulary are silent; bytes that are not UTF-8
+    /// The text of the ids without special tokens. Ids outside the vocabulary have no text; bytes that are not UTF-8
     /// become U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.text(ids, true)
@@ -70,7 +70,7 @@ impl Tokenizer {
         self.inner.decode(ids, skip_special_tokens).map_err(|e| Error::malformed("tokenizer", e.to_string()))
     }
 
-    /// A decoder fed one id at a time, whose text goes on from `context` (a prompt, or nothing).
+    /// A decoder that takes one id at a time and continues the text of `context` (a prompt, or empty).
     pub fn stream(&self, context: &[u32]) -> TokenStream<'_> {
         let n_kept = context.len().min(CONTEXT_TOKENS);
         let window = context[context.len() - n_kept..].to_vec();
@@ -101,37 +101,37 @@ impl Tokenizer {
         Err(Error::mismatch(place, problem, hint))
     }
 
-    /// As `tokenizer.json`.
+    /// The text of the tokenizer's `tokenizer.json`.
     pub fn to_json(&self) -> Result<String> {
         self.inner.to_string(false).map_err(|e| Error::malformed("tokenizer", e.to_string()))
     }
 }
 
-/// Tokens of context that a stream keeps: enough for the decoders that look at what came before.
+/// Tokens of context that a stream keeps: enough for decoders whose result depends on earlier tokens.
 const CONTEXT_TOKENS: usize = 8;
 
-/// Decodes as ids arrive. Text once given out is final: a character is held back until all of its bytes are there,
-/// and spaces at token borders are those of decoding everything at once. Special tokens are silent.
+/// Decodes ids as they arrive. Text once returned is final: a character is held back until all of its bytes have
+/// arrived, and spaces between tokens are those of decoding all ids at once. Special tokens have no text.
 #[derive(Debug)]
 pub struct TokenStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// Ids whose text is being worked on, preceded by some whose text is out, for context.
+    /// Ids whose text has not been returned, preceded by `n_context` ids whose text has been.
     window: Vec<u32>,
-    /// How many ids at the start of the window are context.
+    /// How many ids at the start of `window` are context.
     n_context: usize,
 }
 
 impl TokenStream<'_> {
-    /// Takes the next id; returns the text that is now certain, often empty.
+    /// Takes the next id; returns the text that has become final, often none.
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.window.push(id);
         let text = self.tokenizer.decode(&self.window)?;
-        // U+FFFD at the end may be the first bytes of a character.
+        // U+FFFD at the end may stand for the first bytes of a character that is not complete.
         if text.ends_with(char::REPLACEMENT_CHARACTER) {
             return Ok(String::new());
         }
         let fresh = self.after_context(&text)?;
-        // An id without text of its own may yet matter to the next, as a leading ▁ does.
+        // An id without text stays in the window, because it may change the text of the next id, as a leading ▁ does.
         if !fresh.is_empty() {
             self.window.drain(..self.n_context);
             self.n_context = self.window.len();
@@ -139,14 +139,14 @@ impl TokenStream<'_> {
         Ok(fresh)
     }
 
-    /// The rest: a character that never became whole.
+    /// The remaining text: a character that was never completed.
     pub fn finish(self) -> Result<String> {
         let text = self.tokenizer.decode(&self.window)?;
         self.after_context(&text)
     }
 
-    /// What `text`, that of the window, adds to the context's. Where bytes that followed have spoilt the context's
-    /// own (byte-fallback decoders judge a run of bytes as a whole), the new ids are taken by themselves.
+    /// The part of `text`, the decoded window, that follows the text of the context. Byte-fallback decoders decode a
+    /// run of bytes as a whole, so later bytes can change the text of the context; the new ids are then decoded alone.
     fn after_context(&self, text: &str) -> Result<String> {
         let (context, fresh) = self.window.split_at(self.n_context);
         match text.strip_prefix(self.tokenizer.decode(context)?.as_str()) {

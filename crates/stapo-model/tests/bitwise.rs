@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading, Scores};
-use stapo_model::generate::{Engine, Filter, Request, Response, SamplingRule, Settings, Ticket};
+use stapo_model::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute, TokenScores};
+use stapo_model::generate::{
+    Completion, Engine, EngineMemory, EngineSettings, Filter, Request, SamplingRule, Ticket,
+};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind, Simd};
 
@@ -58,28 +60,37 @@ fn requests() -> Vec<Request> {
     shapes.into_iter().enumerate().map(request).collect()
 }
 
-fn settings() -> Settings {
+fn settings() -> EngineSettings {
     let filter = Filter { top_k: Some(60), top_p: 0.95, min_p: 0.001 };
-    Settings {
+    EngineSettings {
         seed: 3,
         rule: SamplingRule::Draw { temperature: 1.2, filter },
         kv_bytes: 8 << 20,
-        ..Settings::default()
+        ..EngineSettings::default()
     }
 }
 
-fn generate(policy: &Policy, settings: Settings, requests: &[Request]) -> (Vec<Response>, u64) {
-    let mut engine = Engine::new(policy, settings).unwrap();
+fn generate(policy: &Policy, settings: EngineSettings, requests: &[Request]) -> (Vec<Completion>, u64) {
+    generate_in(&mut EngineMemory::new(), policy, settings, requests)
+}
+
+fn generate_in(
+    memory: &mut EngineMemory,
+    policy: &Policy,
+    settings: EngineSettings,
+    requests: &[Request],
+) -> (Vec<Completion>, u64) {
+    let mut engine = Engine::new(policy, memory, settings).unwrap();
     for request in requests {
         engine.submit(request.clone()).unwrap();
     }
-    let responses = engine.finish().unwrap();
+    let responses = engine.generate().unwrap();
     (responses, engine.n_preemptions())
 }
 
 /// Responses without the tickets, which count submissions.
-fn content(responses: Vec<Response>) -> Vec<Response> {
-    responses.into_iter().map(|response| Response { ticket: Ticket(0), ..response }).collect()
+fn content(responses: Vec<Completion>) -> Vec<Completion> {
+    responses.into_iter().map(|response| Completion { ticket: Ticket(0), ..response }).collect()
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -93,17 +104,17 @@ fn sequences() -> Vec<(Vec<u32>, usize)> {
         .to_vec()
 }
 
-fn batch(sequences: &[(Vec<u32>, usize)]) -> Batch {
-    let mut batch = Batch::new();
+fn batch(sequences: &[(Vec<u32>, usize)]) -> PackedBatch {
+    let mut batch = PackedBatch::new();
     for (tokens, n_prompt) in sequences {
         batch.push(tokens, *n_prompt);
     }
     batch
 }
 
-fn scores(policy: &Policy, sequences: &[(Vec<u32>, usize)]) -> Scores {
-    let reading = Reading { temperature: 1.2, n_alternatives: 3 };
-    Pass::new(policy, Keep::Nothing).unwrap().forward(policy, &batch(sequences), reading).unwrap()
+fn scores(policy: &Policy, sequences: &[(Vec<u32>, usize)]) -> TokenScores {
+    let options = HeadOptions { temperature: 1.2, n_alternatives: 3 };
+    Pass::scoring(policy).unwrap().forward(policy, &batch(sequences), options).unwrap()
 }
 
 fn gradient_bits(gradients: &Gradients) -> Vec<(String, Vec<u32>)> {
@@ -111,12 +122,12 @@ fn gradient_bits(gradients: &Gradients) -> Vec<(String, Vec<u32>)> {
 }
 
 /// Gradients of a loss over the sequences, run in the given micro-batches.
-fn gradients(policy: &Policy, keep: Keep, microbatches: &[&[(Vec<u32>, usize)]]) -> Gradients {
+fn gradients(policy: &Policy, recompute: Recompute, microbatches: &[&[(Vec<u32>, usize)]]) -> Gradients {
     let mut gradients = Gradients::zeros(policy).unwrap();
-    let mut pass = Pass::new(policy, keep).unwrap();
+    let mut pass = Pass::training(policy, recompute).unwrap();
     let mut n_before = 0;
     for sequences in microbatches {
-        let scores = pass.forward(policy, &batch(sequences), Reading::default()).unwrap();
+        let scores = pass.forward(policy, &batch(sequences), HeadOptions::default()).unwrap();
         let d = |shift: usize| -> Vec<f32> {
             (0..scores.logp.len()).map(|i| (token(n_before + i + shift) % 200) as f32 / 100.0 - 1.0).collect()
         };
@@ -154,7 +165,7 @@ fn chunked_prefill_equals_whole() {
     let policy = policy(Family::Qwen3);
     let (whole, _) = generate(&policy, settings(), &requests());
     for max_rows in [1, 7, 16, 33] {
-        let (chunked, _) = generate(&policy, Settings { max_rows, ..settings() }, &requests());
+        let (chunked, _) = generate(&policy, EngineSettings { max_rows, ..settings() }, &requests());
         assert_eq!(chunked, whole, "{max_rows} rows");
     }
 }
@@ -172,9 +183,11 @@ fn preempted_equals_undisturbed() {
     let requests: Vec<Request> = [(0, 20), (1, 33), (2, 1)].map(long).to_vec();
     let (undisturbed, n_preemptions) = generate(&policy, settings(), &requests);
     assert_eq!(n_preemptions, 0);
-    // 10 to 20 blocks of 32 tokens; each of the twelve sequences grows to four or five.
+    // A block holds 16 positions of 3 layers in 9,984 bytes: there are 20 to 40 blocks, and each of the twelve sequences
+    // grows to seven to nine of them.
     for kv_bytes in [200_000, 300_000, 400_000] {
-        let (preempted, n_preemptions) = generate(&policy, Settings { kv_bytes, ..settings() }, &requests);
+        let (preempted, n_preemptions) =
+            generate(&policy, EngineSettings { kv_bytes, ..settings() }, &requests);
         assert!(n_preemptions > 0, "{kv_bytes} bytes are too many to test preemption");
         assert_eq!(preempted, undisturbed, "{kv_bytes} bytes");
     }
@@ -184,27 +197,47 @@ fn preempted_equals_undisturbed() {
 fn planning_ahead_changes_nothing() {
     let policy = policy(Family::Qwen3);
     for kv_bytes in [8 << 20, 400_000] {
-        let settings = Settings { kv_bytes, n_alternatives: 2, ..settings() };
-        let mut engine = Engine::new(&policy, settings).unwrap();
+        let settings = EngineSettings { kv_bytes, n_alternatives: 2, ..settings() };
+        let mut memory = EngineMemory::new();
+        let mut engine = Engine::new(&policy, &mut memory, settings).unwrap();
         engine.plan_ahead(true);
         for request in requests() {
             engine.submit(request).unwrap();
         }
-        assert_eq!(engine.finish().unwrap(), generate(&policy, settings, &requests()).0, "{kv_bytes} bytes");
+        assert_eq!(
+            engine.generate().unwrap(),
+            generate(&policy, settings, &requests()).0,
+            "{kv_bytes} bytes"
+        );
     }
 }
 
 #[test]
 fn an_engine_in_the_memory_of_another_gives_the_same() {
     let policy = policy(Family::Qwen2);
-    let (first, _) = generate(&policy, settings(), &requests());
-    // Another engine of the same size with other work, one of another size, and one of the same once more.
-    let others = Settings { seed: 9, rule: SamplingRule::Greedy, ..settings() };
-    let (greedy, _) = generate(&policy, others, &requests()[1..]);
-    let (small, _) = generate(&policy, Settings { kv_bytes: 400_000, ..settings() }, &requests());
-    assert_eq!(small, first);
-    assert_eq!(generate(&policy, settings(), &requests()).0, first);
-    assert_eq!(generate(&self::policy(Family::Qwen2), others, &requests()[1..]).0, greedy);
+    let mut memory = EngineMemory::new();
+    let (first, _) = generate_in(&mut memory, &policy, settings(), &requests());
+    // Another engine of the same size with other work, one of another size, and one of the first size once more.
+    let others = EngineSettings { seed: 9, rule: SamplingRule::Greedy, ..settings() };
+    let (greedy, _) = generate_in(&mut memory, &policy, others, &requests()[1..]);
+    let smaller = EngineSettings { kv_bytes: 400_000, ..settings() };
+    assert_eq!(generate_in(&mut memory, &policy, smaller, &requests()).0, first);
+    assert_eq!(generate_in(&mut memory, &policy, settings(), &requests()).0, first);
+    assert_eq!(generate(&policy, others, &requests()[1..]).0, greedy);
+}
+
+#[test]
+fn memory_serves_another_policy_of_the_same_shape() {
+    let mut memory = EngineMemory::new();
+    let first = policy(Family::Qwen2);
+    let second = Policy::random(first.device(), first.config(), 8, 0.2).unwrap();
+    for policy in [&first, &second, &first] {
+        let (shared, _) = generate_in(&mut memory, policy, settings(), &requests());
+        assert_eq!(shared, generate(policy, settings(), &requests()).0);
+    }
+    let other_shape = policy(Family::Qwen3);
+    let (shared, _) = generate_in(&mut memory, &other_shape, settings(), &requests());
+    assert_eq!(shared, generate(&other_shape, settings(), &requests()).0);
 }
 
 #[test]
@@ -216,7 +249,7 @@ fn a_sample_does_not_depend_on_its_company() {
         alone.extend(generate(&policy, settings(), &[request]).0);
     }
     assert_eq!(content(alone), content(together.clone()));
-    let few = Settings { max_sequences: 2, ..settings() };
+    let few = EngineSettings { max_sequences: 2, ..settings() };
     assert_eq!(content(generate(&policy, few, &requests()).0), content(together));
 }
 
@@ -225,9 +258,9 @@ fn a_batch_of_one_equals_a_batch_of_many() {
     for family in Family::ALL {
         let policy = policy(family);
         let together = scores(&policy, &sequences());
-        let alone: Vec<Scores> = sequences().into_iter().map(|s| scores(&policy, &[s])).collect();
+        let alone: Vec<TokenScores> = sequences().into_iter().map(|s| scores(&policy, &[s])).collect();
         let joined =
-            |of: fn(&Scores) -> &[f32]| bits(&alone.iter().flat_map(of).copied().collect::<Vec<_>>());
+            |of: fn(&TokenScores) -> &[f32]| bits(&alone.iter().flat_map(of).copied().collect::<Vec<_>>());
         assert_eq!(joined(|s| &s.logp), bits(&together.logp), "{family:?}");
         assert_eq!(joined(|s| &s.entropy), bits(&together.entropy), "{family:?}");
         assert_eq!(joined(|s| &s.collision), bits(&together.collision), "{family:?}");
@@ -241,10 +274,10 @@ fn cutting_into_microbatches_changes_no_gradient_bit() {
     for family in Family::ALL {
         let policy = policy(family);
         let all = sequences();
-        let whole = gradient_bits(&gradients(&policy, Keep::Everything, &[&all]));
+        let whole = gradient_bits(&gradients(&policy, Recompute::Nothing, &[&all]));
         for cut in 1..all.len() {
             let (first, second) = all.split_at(cut);
-            let cut_bits = gradient_bits(&gradients(&policy, Keep::Everything, &[first, second]));
+            let cut_bits = gradient_bits(&gradients(&policy, Recompute::Nothing, &[first, second]));
             assert_eq!(cut_bits, whole, "{family:?} cut after {cut} sequences");
         }
     }
@@ -255,21 +288,21 @@ fn recomputing_layers_changes_no_gradient_bit() {
     for family in Family::ALL {
         let policy = policy(family);
         let all = sequences();
-        let kept = gradient_bits(&gradients(&policy, Keep::Everything, &[&all]));
-        for keep in [Keep::Products, Keep::LayerInputs] {
-            let recomputed = gradient_bits(&gradients(&policy, keep, &[&all]));
-            assert_eq!(recomputed, kept, "{family:?} {keep:?}");
+        let kept = gradient_bits(&gradients(&policy, Recompute::Nothing, &[&all]));
+        for recompute in [Recompute::Inputs, Recompute::Layers] {
+            let recomputed = gradient_bits(&gradients(&policy, recompute, &[&all]));
+            assert_eq!(recomputed, kept, "{family:?} {recompute:?}");
         }
     }
 }
 
 /// Three training steps and a generation from the result.
-fn trained(options: CpuOptions) -> (Vec<(String, Vec<u32>)>, Vec<Response>) {
+fn trained(options: CpuOptions) -> (Vec<(String, Vec<u32>)>, Vec<Completion>) {
     let mut policy = policy_on(options, Family::Qwen3);
     let settings = AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() };
     let mut optimizer = Optimizer::new(&policy, settings).unwrap();
     for _ in 0..3 {
-        let mut gradients = gradients(&policy, Keep::Everything, &[&sequences()]);
+        let mut gradients = gradients(&policy, Recompute::Nothing, &[&sequences()]);
         let update = Update { lr: 0.01, scale: 1.0 / 300.0, max_norm: 0.5 };
         optimizer.step(&mut policy, &mut gradients, update).unwrap();
     }

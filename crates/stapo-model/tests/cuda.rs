@@ -4,8 +4,8 @@
 #![allow(clippy::print_stdout, reason = "a skipped test says why")]
 
 use stapo_model::cuda::CudaOptions;
-use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading};
-use stapo_model::generate::{Engine, Request, Settings};
+use stapo_model::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
+use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
 
@@ -49,8 +49,10 @@ fn sampled_log_probs_are_those_of_training_bit_for_bit() {
         let policy = Policy::random(&device, &config(family), 7, 0.1).unwrap();
         // Little room: sequences wait, are sent back and start over, prompts are cut.
         for (kv_bytes, max_rows) in [(64 << 20, 1024), (2 << 20, 37)] {
-            let settings = Settings { kv_bytes, max_rows, n_alternatives: 2, ..Settings::default() };
-            let mut engine = Engine::new(&policy, settings).unwrap();
+            let settings =
+                EngineSettings { kv_bytes, max_rows, n_alternatives: 2, ..EngineSettings::default() };
+            let mut memory = EngineMemory::new();
+            let mut engine = Engine::new(&policy, &mut memory, settings).unwrap();
             let prompts: Vec<Vec<u32>> = (0..9).map(|p| tokens(p, 1 + 29 * p as usize)).collect();
             for (problem, prompt) in prompts.iter().enumerate() {
                 let (problem, prompt) = (problem as u64, prompt.clone());
@@ -58,18 +60,18 @@ fn sampled_log_probs_are_those_of_training_bit_for_bit() {
                     .submit(Request { problem, prompt, n_samples: 4, max_tokens: 90, stops: vec![] })
                     .unwrap();
             }
-            let mut pass = Pass::new(&policy, Keep::Nothing).unwrap();
-            let responses = engine.finish().unwrap();
+            let mut pass = Pass::scoring(&policy).unwrap();
+            let responses = engine.generate().unwrap();
             for together in [1, 5] {
                 for part in responses.chunks(together) {
-                    let mut batch = Batch::new();
+                    let mut batch = PackedBatch::new();
                     for response in part {
                         let prompt = &prompts[response.ticket.0 as usize];
                         let all: Vec<u32> =
                             prompt.iter().copied().chain(response.tokens.iter().map(|t| t.token)).collect();
                         batch.push(&all, prompt.len());
                     }
-                    let scores = pass.forward(&policy, &batch, Reading::default()).unwrap();
+                    let scores = pass.forward(&policy, &batch, HeadOptions::default()).unwrap();
                     let sampled = || part.iter().flat_map(|response| &response.tokens);
                     let logp: Vec<f32> = sampled().map(|t| t.logp).collect();
                     let entropy: Vec<f32> = sampled().map(|t| t.entropy).collect();
@@ -82,14 +84,14 @@ fn sampled_log_probs_are_those_of_training_bit_for_bit() {
 }
 
 /// Gradients of a batch.
-fn gradients(policy: &Policy, keep: Keep) -> Vec<(String, Vec<f32>)> {
-    let mut batch = Batch::new();
+fn gradients(policy: &Policy, recompute: Recompute) -> Vec<(String, Vec<f32>)> {
+    let mut batch = PackedBatch::new();
     for (s, n) in [(1, 200), (2, 1), (3, 64), (4, 131)] {
         batch.push(&tokens(s, n), 1 + n / 3);
     }
-    let mut pass = Pass::new(policy, keep).unwrap();
+    let mut pass = Pass::training(policy, recompute).unwrap();
     let mut gradients = Gradients::zeros(policy).unwrap();
-    let n = pass.forward(policy, &batch, Reading::default()).unwrap().logp.len();
+    let n = pass.forward(policy, &batch, HeadOptions::default()).unwrap().logp.len();
     let d_logp: Vec<f32> = (0..n).map(|i| (i % 7) as f32 / 3.0 - 1.0).collect();
     pass.backward(policy, &d_logp, &vec![-0.02; n], &mut gradients).unwrap();
     gradients.tensors().map(|(spec, values)| (spec.name.clone(), values)).collect()
@@ -101,8 +103,10 @@ fn gradients_stay_close_to_the_cpus_and_do_not_depend_on_what_is_kept() {
     for family in Family::ALL {
         let on_cpu = Policy::random(&Device::cpu(CpuOptions::default()), &config(family), 7, 0.1).unwrap();
         let on_gpu = Policy::random(&device, &config(family), 7, 0.1).unwrap();
-        let (expected, all) = (gradients(&on_cpu, Keep::Everything), gradients(&on_gpu, Keep::Everything));
-        let [restored, recomputed] = [Keep::Products, Keep::LayerInputs].map(|keep| gradients(&on_gpu, keep));
+        let (expected, all) =
+            (gradients(&on_cpu, Recompute::Nothing), gradients(&on_gpu, Recompute::Nothing));
+        let [restored, recomputed] =
+            [Recompute::Inputs, Recompute::Layers].map(|recompute| gradients(&on_gpu, recompute));
         for (at, ((name, expected), (_, got))) in expected.iter().zip(&all).enumerate() {
             assert_eq!(bits(got), bits(&restored[at].1), "{family:?} {name}: cheap recomputation");
             assert_eq!(bits(got), bits(&recomputed[at].1), "{family:?} {name}: recomputation");
@@ -124,11 +128,11 @@ fn an_update_moves_the_master_and_a_checkpoint_holds_it() {
     let before = read(&policy);
     let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
     for _ in 0..3 {
-        let mut batch = Batch::new();
+        let mut batch = PackedBatch::new();
         batch.push(&tokens(5, 100), 1);
-        let mut pass = Pass::new(&policy, Keep::Everything).unwrap();
+        let mut pass = Pass::training(&policy, Recompute::Nothing).unwrap();
         let mut gradients = Gradients::zeros(&policy).unwrap();
-        let n = pass.forward(&policy, &batch, Reading::default()).unwrap().logp.len();
+        let n = pass.forward(&policy, &batch, HeadOptions::default()).unwrap().logp.len();
         pass.backward(&policy, &vec![1.0; n], &vec![0.0; n], &mut gradients).unwrap();
         // Far below the last digit of bf16.
         let update = Update { lr: 1e-6, scale: 1.0 / n as f64, max_norm: 1.0 };

@@ -1,5 +1,5 @@
-//! Whole models in small files: what `transformers`, `gguf` and `sentencepiece` make of them
-//! (`tests/goldens/make_formats.py`), against what this crate does.
+//! Small models in files: this crate against the results of `transformers`, `gguf` and `sentencepiece`, which
+//! `tests/goldens/make_formats.py` has written.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -74,11 +74,12 @@ fn a_converted_model_is_the_same_model() {
         assert_eq!(again.config, model.config);
         assert_eq!((model.format(), again.format()), ("GGUF", "Hugging Face"));
         check_tensors(&again, &golden("tensors.json")[name]);
-        let (ours, theirs) = (again.tokenizer().unwrap(), model.tokenizer().unwrap());
+        let ours = again.tokenizer().unwrap();
+        let theirs = model.tokenizer().unwrap();
         for text in ["the end", " 😀 <s> café\n\n 12"] {
             assert_eq!(ours.encode(text).unwrap(), theirs.encode(text).unwrap());
         }
-        // A folder is taken over to the next as it is.
+        // Exporting a folder copies its tokenizer files unchanged.
         let next = folder.path().join("next");
         convert(&again, &next, Precision::Bf16);
         for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {

@@ -1,4 +1,4 @@
-//! Published models and tokenizers, where they are at hand; each test says what it misses and passes otherwise.
+//! Published models and tokenizers. A test whose files are missing says so and passes.
 //!
 //! `STAPO_TEST_MODELS`: a folder with `smollm2.gguf` (`SmolLM2-135M-Instruct` in `Q4_1`) and `qwen2.5-coder-0.5b.gguf`
 //! (`Qwen2.5-Coder-0.5B-Instruct` in `Q4_K_M`). `STAPO_TEST_TOKENIZERS`: one with `qwen3/tokenizer.json` and

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use stapo_model::decoder::Policy;
-use stapo_model::generate::{Engine, Event, Finish, Request, RequestError, SamplingRule, Settings};
+use stapo_model::generate::{
+    Engine, EngineMemory, EngineSettings, Event, FinishReason, Request, RequestError, SamplingRule,
+};
 use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
 
 fn policy() -> Policy {
@@ -35,10 +37,12 @@ fn request(prompt: &[u32], max_tokens: usize) -> Request {
 #[test]
 fn greedy_takes_the_first_alternative_every_time() {
     let policy = policy();
-    let settings = Settings { rule: SamplingRule::Greedy, n_alternatives: 4, ..Settings::default() };
-    let mut engine = Engine::new(&policy, settings).unwrap();
+    let settings =
+        EngineSettings { rule: SamplingRule::Greedy, n_alternatives: 4, ..EngineSettings::default() };
+    let mut memory = EngineMemory::new();
+    let mut engine = Engine::new(&policy, &mut memory, settings).unwrap();
     engine.submit(Request { n_samples: 2, ..request(&[1, 2, 3], 30) }).unwrap();
-    let responses = engine.finish().unwrap();
+    let responses = engine.generate().unwrap();
     assert_eq!(responses[0].tokens, responses[1].tokens, "nothing is drawn");
     for sampled in &responses[0].tokens {
         assert_eq!(sampled.alternatives.len(), 4);
@@ -53,17 +57,20 @@ fn greedy_takes_the_first_alternative_every_time() {
 #[test]
 fn a_stop_token_ends_the_response_and_is_its_last() {
     let policy = policy();
-    let mut engine = Engine::new(&policy, Settings::default()).unwrap();
+    let mut memory = EngineMemory::new();
+    let mut engine = Engine::new(&policy, &mut memory, EngineSettings::default()).unwrap();
     engine.submit(Request { n_samples: 50, stops: vec![4, 9], ..request(&[1, 2, 3], 60) }).unwrap();
-    let responses = engine.finish().unwrap();
-    let n_stopped = responses.iter().filter(|r| r.finish != Finish::LengthLimit).count();
+    let responses = engine.generate().unwrap();
+    let n_stopped = responses.iter().filter(|r| r.finish != FinishReason::LengthLimit).count();
     assert!(n_stopped > 0 && n_stopped < 50, "{n_stopped} of 50 stopped");
     for response in responses {
         let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
         let stop = tokens.iter().position(|t| [4, 9].contains(t));
         match response.finish {
-            Finish::Stop(token) => assert_eq!((stop, tokens.last()), (Some(tokens.len() - 1), Some(&token))),
-            Finish::LengthLimit => assert_eq!((stop, tokens.len()), (None, 60)),
+            FinishReason::Stop(token) => {
+                assert_eq!((stop, tokens.last()), (Some(tokens.len() - 1), Some(&token)))
+            }
+            FinishReason::LengthLimit => assert_eq!((stop, tokens.len()), (None, 60)),
         }
     }
 }
@@ -71,18 +78,20 @@ fn a_stop_token_ends_the_response_and_is_its_last() {
 #[test]
 fn responses_end_where_the_model_ends() {
     let policy = policy();
-    let mut engine = Engine::new(&policy, Settings::default()).unwrap();
+    let mut memory = EngineMemory::new();
+    let mut engine = Engine::new(&policy, &mut memory, EngineSettings::default()).unwrap();
     engine.submit(request(&[7; 99], 1000)).unwrap();
     engine.submit(request(&[7; 90], 1000)).unwrap();
-    let lengths: Vec<usize> = engine.finish().unwrap().iter().map(|r| r.tokens.len()).collect();
+    let lengths: Vec<usize> = engine.generate().unwrap().iter().map(|r| r.tokens.len()).collect();
     assert_eq!(lengths, [1, 10]);
 }
 
 #[test]
 fn impossible_requests_are_refused() {
     let policy = policy();
-    let small = Settings { kv_bytes: 4 * 16 * 32 * 4 * 2, ..Settings::default() };
-    let mut engine = Engine::new(&policy, small).unwrap();
+    let small = EngineSettings { kv_bytes: 4 * 16 * 32 * 4 * 2, ..EngineSettings::default() };
+    let mut memory = EngineMemory::new();
+    let mut engine = Engine::new(&policy, &mut memory, small).unwrap();
     let refused = |engine: &mut Engine<'_>, request| engine.submit(request).unwrap_err();
     assert_eq!(refused(&mut engine, request(&[], 1)), RequestError::EmptyPrompt);
     let unknown = RequestError::UnknownToken { token: 50, vocabulary: 50 };
@@ -93,13 +102,14 @@ fn impossible_requests_are_refused() {
     let nothing = RequestError::NothingAsked { n_samples: 1, max_tokens: 0 };
     assert_eq!(refused(&mut engine, request(&[1], 0)), nothing);
     engine.submit(request(&[1], 10)).unwrap();
-    assert_eq!(engine.finish().unwrap().len(), 1);
+    assert_eq!(engine.generate().unwrap().len(), 1);
 }
 
 #[test]
 fn events_tell_every_token_before_its_response_and_a_listener_may_stop() {
     let policy = policy();
-    let mut engine = Engine::new(&policy, Settings::default()).unwrap();
+    let mut memory = EngineMemory::new();
+    let mut engine = Engine::new(&policy, &mut memory, EngineSettings::default()).unwrap();
     engine.submit(Request { n_samples: 3, ..request(&[5, 6], 12) }).unwrap();
     let mut told = vec![Vec::new(); 3];
     let mut n_finished = 0;

@@ -5,7 +5,7 @@
 
 use safetensors::SafeTensors;
 use stapo_model::cuda::{CudaOptions, Precision};
-use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading, Scores};
+use stapo_model::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute, TokenScores};
 use stapo_model::{CpuOptions, Device, Pretrained};
 use std::path::{Path, PathBuf};
 
@@ -62,21 +62,21 @@ impl Golden {
         sequences
     }
 
-    fn batch(&self) -> Batch {
-        let mut batch = Batch::new();
+    fn batch(&self) -> PackedBatch {
+        let mut batch = PackedBatch::new();
         for (tokens, n_prompt) in self.sequences() {
             batch.push(&tokens, n_prompt);
         }
         batch
     }
 
-    fn reading(&self, n_alternatives: usize) -> Reading {
-        Reading { temperature: self.f32("temperature")[0].into(), n_alternatives }
+    fn options(&self, n_alternatives: usize) -> HeadOptions {
+        HeadOptions { temperature: self.f32("temperature")[0].into(), n_alternatives }
     }
 
-    fn scores(&self, n_alternatives: usize) -> Scores {
-        let mut pass = Pass::new(&self.policy, Keep::Nothing).unwrap();
-        pass.forward(&self.policy, &self.batch(), self.reading(n_alternatives)).unwrap()
+    fn scores(&self, n_alternatives: usize) -> TokenScores {
+        let mut pass = Pass::scoring(&self.policy).unwrap();
+        pass.forward(&self.policy, &self.batch(), self.options(n_alternatives)).unwrap()
     }
 
     #[track_caller]
@@ -136,14 +136,14 @@ fn alternatives_agree_with_transformers() {
 fn logits_agree_with_transformers() {
     for golden in goldens() {
         let vocabulary = golden.policy.config().vocabulary;
-        let mut batch = Batch::new();
+        let mut batch = PackedBatch::new();
         for (mut tokens, _) in golden.sequences() {
             tokens.push(0);
             batch.push(&tokens, tokens.len() - 1);
         }
-        let mut pass = Pass::new(&golden.policy, Keep::Nothing).unwrap();
-        let reading = Reading { temperature: 1.0, n_alternatives: vocabulary };
-        let scores = pass.forward(&golden.policy, &batch, reading).unwrap();
+        let mut pass = Pass::scoring(&golden.policy).unwrap();
+        let options = HeadOptions { temperature: 1.0, n_alternatives: vocabulary };
+        let scores = pass.forward(&golden.policy, &batch, options).unwrap();
         for (mut ours, logits) in scores.alternatives.into_iter().zip(golden.f32("logits").chunks(vocabulary))
         {
             ours.sort_by_key(|(id, _)| *id);
@@ -159,9 +159,9 @@ fn logits_agree_with_transformers() {
 #[test]
 fn gradients_agree_with_transformers() {
     for golden in goldens() {
-        let mut pass = Pass::new(&golden.policy, Keep::Everything).unwrap();
+        let mut pass = Pass::training(&golden.policy, Recompute::Nothing).unwrap();
         let mut gradients = Gradients::zeros(&golden.policy).unwrap();
-        pass.forward(&golden.policy, &golden.batch(), golden.reading(0)).unwrap();
+        pass.forward(&golden.policy, &golden.batch(), golden.options(0)).unwrap();
         let (d_logp, d_entropy) = (golden.f32("d_logp"), golden.f32("d_entropy"));
         pass.backward(&golden.policy, &d_logp, &d_entropy, &mut gradients).unwrap();
         for (spec, ours) in gradients.tensors() {

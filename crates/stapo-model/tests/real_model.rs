@@ -1,11 +1,11 @@
-//! A real pretrained model, when one is at hand: `STAPO_TEST_MODELS` names a folder that holds `smollm2.gguf`
-//! (SmolLM2-135M-Instruct, `Q4_1`). `bench/engine/real_model.py` wrote what `transformers` makes of it.
+//! A published model against `transformers`: `STAPO_TEST_MODELS` names a folder with `smollm2.gguf`
+//! (SmolLM2-135M-Instruct, `Q4_1`); `bench/engine/real_model.py` has written the results of `transformers`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use serde_json::Value;
-use stapo_model::decoder::{Batch, Keep, Pass, Policy, Reading};
-use stapo_model::generate::{Engine, Request, SamplingRule, Settings};
+use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Policy};
+use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request, SamplingRule};
 use stapo_model::{CpuOptions, Device, Pretrained};
 use std::path::Path;
 
@@ -29,23 +29,24 @@ fn smollm2_from_gguf_agrees_with_transformers() {
     let policy = Policy::load(&device, &pretrained.config, &pretrained.weights).unwrap();
     let tokens = ids("tokens");
 
-    let mut batch = Batch::new();
+    let mut batch = PackedBatch::new();
     batch.push(&tokens, 1);
-    let scores =
-        Pass::new(&policy, Keep::Nothing).unwrap().forward(&policy, &batch, Reading::default()).unwrap();
+    let scores = Pass::scoring(&policy).unwrap().forward(&policy, &batch, HeadOptions::default()).unwrap();
     for (i, (ours, theirs)) in scores.logp.iter().zip(numbers("logp")).enumerate() {
         assert!((f64::from(*ours) - theirs).abs() <= TOLERANCE, "token {i}: {ours} against {theirs}");
     }
 
-    let (wanted, gaps) = (ids("continuation"), numbers("gaps"));
-    let mut engine =
-        Engine::new(&policy, Settings { rule: SamplingRule::Greedy, ..Settings::default() }).unwrap();
+    let wanted = ids("continuation");
+    let gaps = numbers("gaps");
+    let settings = EngineSettings { rule: SamplingRule::Greedy, ..EngineSettings::default() };
+    let mut memory = EngineMemory::new();
+    let mut engine = Engine::new(&policy, &mut memory, settings).unwrap();
     let n = wanted.len();
     engine
         .submit(Request { problem: 0, prompt: tokens, n_samples: 1, max_tokens: n, stops: vec![] })
         .unwrap();
-    let made: Vec<u32> = engine.finish().unwrap()[0].tokens.iter().map(|t| t.token).collect();
-    // After a choice that is too close to call the two may go different ways.
+    let made: Vec<u32> = engine.generate().unwrap()[0].tokens.iter().map(|t| t.token).collect();
+    // Where two tokens are almost equally likely, the two implementations may choose differently from there on.
     let n_clear = gaps.iter().take_while(|gap| **gap > TOLERANCE).count();
     assert_eq!(made[..n_clear], wanted[..n_clear]);
 }

@@ -1,4 +1,4 @@
-//! Times each hot op on a GPU at the shapes of Qwen3-1.7B: microseconds, and the rate against operations or bytes.
+//! Times each hot op on a GPU at the shapes of Qwen3-1.7B and prints microseconds and the rate in operations or bytes.
 
 #![allow(clippy::print_stdout, reason = "a benchmark")]
 
@@ -34,7 +34,7 @@ fn compute(device: &Device, n: usize) -> Result<Buffer<f32>, OutOfMemory> {
     Ok(buffer)
 }
 
-/// Best of several batches of calls, in seconds a call.
+/// Seconds a call takes, in the best of several batches of calls.
 fn time(device: &Device, mut call: impl FnMut()) -> f64 {
     call();
     device.synchronize();
@@ -110,28 +110,19 @@ fn attentions(device: &Device) -> Result<(), OutOfMemory> {
         let dims = attention::Dims { tokens, sequences, heads };
         let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
         let offsets = device.upload(&offsets)?;
-        let (qkv, mut out) =
-            (compute(device, tokens * heads.qkv_width())?, compute(device, tokens * heads.out_width())?);
+        let qkv = compute(device, tokens * heads.qkv_width())?;
+        let mut out = compute(device, tokens * heads.out_width())?;
         let mut lse = device.zeros(tokens * heads.query)?;
         let unit = 2e-12 * (sequences * length * length / 2) as f64 * heads.out_width() as f64;
         let seconds = time(device, || {
             attention::forward(device, dims, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());
         });
         line(&format!("attention forward {sequences} x {length}"), seconds, 2.0 * unit, "TFLOP/s");
-        let (d_out, mut d_qkv) =
-            (compute(device, tokens * heads.out_width())?, compute(device, tokens * heads.qkv_width())?);
+        let d_out = compute(device, tokens * heads.out_width())?;
+        let mut d_qkv = compute(device, tokens * heads.qkv_width())?;
         let seconds = time(device, || {
-            let (q, o) = (qkv.view(), out.view());
-            attention::backward(
-                device,
-                dims,
-                q,
-                offsets.view(),
-                o,
-                lse.view(),
-                d_out.view(),
-                d_qkv.view_mut(),
-            );
+            let saved = attention::Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
+            attention::backward(device, dims, saved, offsets.view(), d_out.view(), d_qkv.view_mut());
         });
         line(&format!("attention backward {sequences} x {length} (of 5)"), seconds, 5.0 * unit, "TFLOP/s");
     }
@@ -144,10 +135,8 @@ fn attentions(device: &Device) -> Result<(), OutOfMemory> {
         let offsets = upload((0..=sequences as u32).collect())?;
         let contexts = upload(vec![context as u32; sequences])?;
         let tables = upload((0..(sequences * width) as u32).collect())?;
-        let (qkv, mut out) = (
-            compute(device, sequences * heads.qkv_width())?,
-            compute(device, sequences * heads.out_width())?,
-        );
+        let qkv = compute(device, sequences * heads.qkv_width())?;
+        let mut out = compute(device, sequences * heads.out_width())?;
         let slots = upload((1..=sequences).map(|s| (s * context - 1) as u32).collect())?;
         let groups = upload((0..sequences as u32).flat_map(|s| [s, 1, 0]).collect())?;
         let seconds = time(device, || {
@@ -170,14 +159,17 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
     let n = tokens * width;
     let dims = rmsnorm::Dims { tokens, width, eps: 1e-6 };
     let (x, addend, w) = (compute(device, n)?, compute(device, n)?, compute(device, width)?);
-    let (mut sum, mut out, mut inv) = (compute(device, n)?, compute(device, n)?, device.zeros(tokens)?);
+    let mut sum = compute(device, n)?;
+    let mut out = compute(device, n)?;
+    let mut inv = device.zeros(tokens)?;
     let seconds = time(device, || {
         let residual = rmsnorm::Residual { stream: x.view(), addend: addend.view() };
         let to = rmsnorm::Out { normed: out.view_mut(), inv_rms: inv.view_mut() };
         rmsnorm::forward_add(device, dims, residual, w.view(), sum.view_mut(), to);
     });
     line("rmsnorm forward_add 8192 x 2048", seconds, 2e-12 * (4 * n) as f64, "TB/s");
-    let (mut d_x, mut d_w) = (compute(device, n)?, device.zeros(width)?);
+    let mut d_x = compute(device, n)?;
+    let mut d_w = device.zeros(width)?;
     let seconds = time(device, || {
         let saved = rmsnorm::Saved { x: x.view(), weight: w.view(), inv_rms: inv.view() };
         rmsnorm::backward(device, dims, saved, addend.view(), Write::Add, d_x.view_mut(), d_w.view_mut());
@@ -198,7 +190,9 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
     let positions = device.upload(&(0..tokens as u32).map(|t| t % 2048).collect::<Vec<_>>())?;
     let (q, k) = (compute(device, 128)?, compute(device, 128)?);
     let norm = HeadNorm { query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
-    let (raw, mut out, mut inv) = (compute(device, n)?, compute(device, n)?, device.zeros(tokens * 24)?);
+    let raw = compute(device, n)?;
+    let mut out = compute(device, n)?;
+    let mut inv = device.zeros(tokens * 24)?;
     let dims = rope::Dims { tokens, heads };
     let seconds = time(device, || {
         rope::forward(
@@ -212,7 +206,9 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
         );
     });
     line("rope + head norm forward 8192 x 4096", seconds, 2e-12 * (2 * n) as f64, "TB/s");
-    let (mut d_q, mut d_k, mut d_raw) = (device.zeros(128)?, device.zeros(128)?, compute(device, n)?);
+    let mut d_q = device.zeros(128)?;
+    let mut d_k = device.zeros(128)?;
+    let mut d_raw = compute(device, n)?;
     let seconds = time(device, || {
         let (d_query_weight, d_key_weight) = (d_q.view_mut(), d_k.view_mut());
         let grad = HeadNormGrad { norm, raw: raw.view(), inv_rms: inv.view(), d_query_weight, d_key_weight };
@@ -251,10 +247,13 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
         lm_head::forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
     });
     line("lm_head forward 8192", seconds, flop, "TFLOP/s");
-    let (mut d_hidden, mut d_w) = (compute(device, tokens * width)?, device.zeros(vocab * width)?);
+    let mut d_hidden = compute(device, tokens * width)?;
+    let mut d_w = device.zeros(vocab * width)?;
     let ones = device.upload(&vec![0.5f32; tokens])?;
     let seconds = time(device, || {
-        let (lse, entropy, d) = (out[3].view(), out[1].view(), ones.view());
+        let lse = out[3].view();
+        let entropy = out[1].view();
+        let d = ones.view();
         let grads = lm_head::ScoreGrads { targets: targets.view(), lse, entropy, d_logp: d, d_entropy: d };
         let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_w.view_mut() };
         lm_head::backward(device, dims, hidden.view(), &w, grads, lm_head::LastLogits::default(), to);

@@ -1,7 +1,7 @@
 //! Times every op at the shapes of two small models and prints time, rate and share of the measured peak.
 //!
 //! `cargo run --release -p stapo-ops --example bench_ops [NAME-PART]`; `STAPO_SIMD` and `STAPO_THREADS` apply. With one
-//! thread the clock is the thread's processor time, which a busy machine does not disturb; else it is the wall's.
+//! thread the clock is the thread's processor time, which a busy machine does not disturb; otherwise it is wall time.
 #![allow(clippy::print_stdout)]
 
 use stapo_ops::attention::paged::{Cache, CacheDims, Sequences};
@@ -44,7 +44,7 @@ fn wall_time() -> f64 {
     START.elapsed().as_secs_f64()
 }
 
-/// Seconds this thread has run.
+/// Seconds that this thread has run.
 fn processor_time() -> f64 {
     #[repr(C)]
     struct Timespec {
@@ -56,7 +56,7 @@ fn processor_time() -> f64 {
     }
     const CLOCK_THREAD_CPUTIME_ID: i32 = 3;
     let mut time = Timespec { seconds: 0, nanoseconds: 0 };
-    // SAFETY: the pointer is to a struct of the C library's layout on 64-bit Linux.
+    // SAFETY: the struct has the layout of the C library on 64-bit Linux.
     unsafe { clock_gettime(CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.seconds as f64 + time.nanoseconds as f64 * 1e-9
 }
@@ -71,7 +71,9 @@ impl Bench {
         }
         body();
         let clock = if self.device.threads() == 1 { processor_time } else { wall_time };
-        let (start, mut best, mut n) = (clock(), f64::MAX, 0);
+        let start = clock();
+        let mut best = f64::MAX;
+        let mut n = 0;
         while clock() - start < 0.5 || n < 3 {
             let once = clock();
             body();
@@ -88,7 +90,7 @@ impl Bench {
     }
 
     fn values(&self, n: usize) -> Result<Buffer<f32>, stapo_ops::OutOfMemory> {
-        // Weyl's sequence: equally spread over (-1/2, 1/2).
+        // A Weyl sequence, equally spread over (-1/2, 1/2).
         let x: Vec<f32> =
             (0..n as u32).map(|i| i.wrapping_mul(0x9e37_79b9) as f32 / u32::MAX as f32 - 0.5).collect();
         self.device.upload(&x)
@@ -102,7 +104,7 @@ impl Bench {
         )
     }
 
-    /// What an op costs that has almost nothing to do, alone and right after another.
+    /// The cost of an op that has almost nothing to do.
     fn dispatch(&self) -> Outcome {
         let w = self.weight(256, 256)?;
         let (x, mut y) = (self.values(256)?, self.values(256)?);
@@ -179,8 +181,9 @@ impl Bench {
                 residual::add(device, out.view_mut(), addend.view());
             });
             let ids: Vec<u32> = (0..tokens as u32).map(|t| t * 7919 % 256).collect();
-            let (ids, table, mut d_table) =
-                (device.upload(&ids)?, self.values(256 * width)?, self.values(256 * width)?);
+            let ids = device.upload(&ids)?;
+            let table = self.values(256 * width)?;
+            let mut d_table = self.values(256 * width)?;
             let d = embedding::Dims { tokens, vocab: 256, width };
             self.line("embedding forward", &shape, 0.0, 8.0 * n, || {
                 embedding::forward(device, d, ids.view(), table.view(), out.view_mut());
@@ -189,7 +192,8 @@ impl Bench {
                 embedding::backward(device, d, ids.view(), out.view(), d_table.view_mut());
             });
 
-            let (d, n) = (swiglu::Dims { tokens, width: ffn }, (tokens * ffn) as f64);
+            let d = swiglu::Dims { tokens, width: ffn };
+            let n = (tokens * ffn) as f64;
             let shape = format!("T={tokens} F={ffn}");
             let (gate_up, mut d_gate_up) = (self.values(2 * tokens * ffn)?, self.values(2 * tokens * ffn)?);
             let mut out = self.values(tokens * ffn)?;
@@ -242,15 +246,15 @@ impl Bench {
             let d = attention::Dims { tokens, sequences, heads };
             let mut out = self.values(tokens * heads.out_width())?;
             let mut lse = self.values(tokens * heads.query)?;
-            // Multiply-adds the causal half needs.
+            // Multiply-adds that the causal half needs.
             let flops = 2.0 * (tokens * (len + 1)) as f64 * (heads.query * heads.dim) as f64;
             self.line("attention forward", &shape, flops, 0.0, || {
                 attention::forward(device, d, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());
             });
             let d_out = self.values(out.len())?;
             self.line("attention backward", &shape, 2.5 * flops, 0.0, || {
-                let (out, lse, d_out) = (out.view(), lse.view(), d_out.view());
-                attention::backward(device, d, qkv.view(), offsets.view(), out, lse, d_out, d_raw.view_mut());
+                let saved = attention::Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
+                attention::backward(device, d, saved, offsets.view(), d_out.view(), d_raw.view_mut());
             });
         }
         Ok(())
@@ -304,7 +308,8 @@ impl Bench {
         {
             let shape = format!("T={tokens} D={width} V={vocab}");
             let flops = 2.0 * (tokens * width * vocab) as f64;
-            let (hidden, w) = (self.values(tokens * width)?, self.weight(vocab, width)?);
+            let hidden = self.values(tokens * width)?;
+            let w = self.weight(vocab, width)?;
             let targets: Vec<u32> = (0..tokens).map(|t| (t * 7919 % vocab) as u32).collect();
             let targets = device.upload(&targets)?;
             let [mut logp, mut entropy, mut collision, mut lse] =
@@ -335,7 +340,8 @@ impl Bench {
                 continue;
             }
             let uniforms: Vec<f64> = (0..tokens).map(|t| (t as f64 + 0.5) / tokens as f64).collect();
-            let (uniforms, mut ids) = (device.upload(&uniforms)?, device.zeros(tokens)?);
+            let uniforms = device.upload(&uniforms)?;
+            let mut ids = device.zeros(tokens)?;
             let mut logits = sampling::Logits::new(device, w.shape().outputs, tokens)?;
             let top_p = Filter { top_p: 0.95, ..Filter::NONE };
             for (name, filter) in [("sampling", Filter::NONE), ("sampling (top-p)", top_p)] {

@@ -1,18 +1,20 @@
 //! Buffers and kernels.
 //!
-//! One folder per op: `mod.rs` holds the signature, the shapes and the contract, `cpu.rs` the kernel. Kernels are
-//! written once over sixteen virtual lanes and instantiated for every instruction set and for f64; the laws that make
-//! their results independent of batch, threads and instruction set are in `docs/numerics.md`.
+//! One folder per op: `mod.rs` holds the signature, the shapes and the contract, `cpu.rs` the CPU kernel, `cuda.rs` and
+//! a `.cu` file the GPU kernel. CPU kernels are written once over sixteen virtual lanes and instantiated for every
+//! instruction set and for f64; the laws that make their results independent of batch, threads and instruction set are
+//! in `docs/numerics.md`. `fused` holds the paths that do the work of several ops in one kernel.
 //!
 //! Callers hold a [`Device`], [`Buffer`]s and views; they never see an address or a backend. `T` is `f32`, or `f64` for
 //! gradient checks. Lengths that do not fit are a programmer's fault and panic with the op, the argument and both
 //! lengths.
 
 mod buffer;
+mod cpu;
 mod device;
-mod gemm;
-mod pool;
-mod simd;
+mod element;
+mod heads;
+mod memory;
 
 pub mod adamw;
 pub mod attention;
@@ -23,7 +25,6 @@ pub mod fused;
 pub mod lm_head;
 pub mod mapped;
 pub mod matmul;
-pub mod peak;
 pub mod reduce;
 pub mod residual;
 pub mod rmsnorm;
@@ -34,17 +35,20 @@ pub mod swiglu;
 #[cfg(test)]
 mod testing;
 
-pub use buffer::{Arriving, Buffer, Element, Moment, OutOfMemory, View, ViewMut};
+pub use buffer::{Buffer, Moment, PendingDownload, View, ViewMut};
+pub use cpu::peak;
+pub use cpu::simd::{Float, Simd, SimdError};
 pub use device::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError, Recording};
+pub use element::Element;
 pub use matmul::{Shape, Weight};
-pub use simd::{Float, Simd, SimdError};
+pub use memory::OutOfMemory;
 
-/// What a gradient does to its destination.
+/// What an op does to the destination of a gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Write {
-    /// Overwrites it.
+    /// Overwrites the destination.
     Set,
-    /// Adds to it; a chain continues from the value already there.
+    /// Adds to the destination; a chain of additions continues from the value already there.
     Add,
 }
 

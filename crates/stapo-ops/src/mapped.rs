@@ -1,4 +1,4 @@
-//! Files as memory: weights are read straight from the page cache, and only the pages that are touched.
+//! Memory-mapped files: weights are read straight from the page cache, and only the pages that are touched.
 
 use memmap2::Mmap;
 use std::fs::File;
@@ -8,9 +8,9 @@ use std::path::Path;
 
 /// A whole file, mapped read-only and privately. Derefs to its bytes.
 ///
-/// The file must keep its length while it is mapped. If another process truncates it, touching the lost pages
-/// ends this process with `SIGBUS`; if another process overwrites it in place, the bytes change under the reader.
-/// Files that are replaced by rename (as this project writes all of its own) are safe: the mapping keeps the old file.
+/// The file must keep its length while it is mapped. If another process truncates the file, touching the lost pages
+/// ends this process with `SIGBUS`; if another process overwrites the file in place, the mapped bytes change too.
+/// A file that is replaced by rename (as this project writes all of its own) is safe: the mapping keeps the old file.
 #[derive(Debug)]
 pub struct MappedFile {
     bytes: Mmap,
@@ -23,8 +23,9 @@ impl MappedFile {
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
-        // SAFETY: the mapping is read-only and handed out only as `&[u8]`, of which every bit pattern is valid.
-        // What remains is another process changing the file in place, which no program can rule out: see above.
+        // SAFETY: the mapping is read-only and handed out only as `&[u8]`, of which every bit pattern is valid. No
+        // program can rule out that another process changes the file in place; the documentation above says what
+        // happens then.
         let bytes = unsafe { Mmap::map(&file)? };
         Ok(Self { bytes })
     }

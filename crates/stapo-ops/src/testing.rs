@@ -6,7 +6,7 @@ use crate::{Buffer, CpuOptions, Device, Element, Float, Shape, Simd, Weight};
 /// Tensors in and out of a test's function.
 pub(crate) type Tensors<T> = Vec<Vec<T>>;
 
-/// `n` normal numbers; the same for f32 and f64 up to rounding to f32, so that both precisions start from equal inputs.
+/// `n` normal numbers, rounded to f32 in both precisions, so that f32 and f64 start from equal inputs.
 pub(crate) fn values<T: Float>(seed: u64, n: usize) -> Vec<T> {
     let key = RngKey::new(seed);
     (0..n as u64).map(|idx| T::from_f64(f64::from(key.normal(idx) as f32))).collect()
@@ -48,7 +48,8 @@ pub(crate) fn assert_same_on_all_devices(run: impl Fn(&Device) -> Tensors<f32>) 
     for device in &devices[1..] {
         for (i, (got, expected)) in run(device).iter().zip(&expected).enumerate() {
             let at = bits(got).iter().zip(bits(expected)).position(|(a, b)| *a != b);
-            let (simd, threads) = (device.simd().name(), device.threads());
+            let simd = device.simd().name();
+            let threads = device.threads();
             assert_eq!(at, None, "output {i} differs on {simd} with {threads} threads");
         }
     }
@@ -75,7 +76,7 @@ pub(crate) fn assert_gradients(
     assert_eq!(inputs.len(), gradients.len());
     for (i, gradient) in gradients.iter().enumerate() {
         assert_eq!(inputs[i].len(), gradient.len(), "gradient {i}");
-        // Large inputs are probed at every third place.
+        // Of a large input every third element is checked.
         let stride = if gradient.len() > 400 { 3 } else { 1 };
         for j in (0..gradient.len()).step_by(stride) {
             let at = |delta: f64| {

@@ -7,8 +7,10 @@
 
 use stapo_core::objective::{ObjectiveSpec, ResponseSignals, SequenceTally, TokenEffect, UpdateKey};
 use stapo_model::cuda::{CudaOptions, Training};
-use stapo_model::decoder::{Batch, Gradients, Keep, Pass, Plan, Policy, Reading, Scores};
-use stapo_model::generate::{Engine, Event, Request, Response, Settings};
+use stapo_model::decoder::{
+    ArenaLayout, Gradients, HeadOptions, PackedBatch, Pass, Policy, Purpose, Recompute, TokenScores,
+};
+use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{Device, Family, ModelConfig, Rope, RopeKind};
 use std::collections::{BTreeMap, HashSet};
@@ -46,11 +48,11 @@ fn used_gib(device: &Device) -> f64 {
 }
 
 /// The expected memory: weights, gradients, optimizer states, activations, logits and their gradient, libraries.
-fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, keep: Keep) -> f64 {
+fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, recompute: Recompute) -> f64 {
     let n = config.n_parameters() as usize;
     let lookup = if config.tied_embeddings { config.vocabulary * config.width } else { 0 };
     let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
-    let arena = Plan::new(config, n_tokens, n_tokens, keep).bytes(2);
+    let arena = ArenaLayout::new(config, n_tokens, n_tokens, Purpose::Training(recompute)).bytes(2);
     let logits = n_tokens.min(2048) * config.vocabulary * 6;
     (trained + 4 * (n + lookup) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
 }
@@ -58,18 +60,18 @@ fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, keep: K
 /// Measures optimizer steps over `sequences` x `length` tokens in micro-batches of at most `microbatch` tokens.
 fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Failure> {
     let device = policy.device().clone();
-    let keep = [Keep::LayerInputs, Keep::Products, Keep::Everything][options.get("keep", 2).min(2)];
+    let recompute = [Recompute::Layers, Recompute::Inputs, Recompute::Nothing][options.get("keep", 2).min(2)];
     let mut optimizer =
         Optimizer::new(&policy, AdamWSettings { weight_decay: 0.01, ..AdamWSettings::default() })?;
     let mut gradients = Gradients::zeros(&policy)?;
-    let mut pass = Pass::new(&policy, keep)?;
+    let mut pass = Pass::training(&policy, recompute)?;
     let n_sequences = options.get("sequences", 8);
     let length = options.get("length", 2048);
     let per_batch = (options.get("microbatch", 8192) / length).max(1);
     let vocabulary = policy.config().vocabulary;
     let sequences: Vec<Vec<u32>> = (0..n_sequences).map(|s| tokens(s, length, vocabulary)).collect();
     let mut lesson = Lesson::new(n_sequences);
-    let planned = planned_gib(policy.config(), options, per_batch * length, keep);
+    let planned = planned_gib(policy.config(), options, per_batch * length, recompute);
     let mut best = f64::INFINITY;
     let mut parts = [0.0; 4];
     let mut peak = 0.0f64;
@@ -79,12 +81,12 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
         let mut times = [0.0; 4];
         let mut tallies = Vec::new();
         for (place, part) in sequences.chunks(per_batch).enumerate() {
-            let mut batch = Batch::new();
+            let mut batch = PackedBatch::new();
             for sequence in part {
                 batch.push(sequence, 1);
             }
             let clock = Instant::now();
-            let scores = pass.forward(&policy, &batch, Reading::default())?;
+            let scores = pass.forward(&policy, &batch, HeadOptions::default())?;
             times[0] += clock.elapsed().as_secs_f64();
             let clock = Instant::now();
             let of = place * per_batch..place * per_batch + part.len();
@@ -141,7 +143,7 @@ impl Lesson {
     fn evaluate(
         &mut self,
         of: Range<usize>,
-        scores: &Scores,
+        scores: &TokenScores,
         tallies: &mut Vec<SequenceTally>,
     ) -> Result<(Vec<f32>, Vec<f32>), Failure> {
         let per_sequence = scores.logp.len() / of.len();
@@ -182,27 +184,27 @@ impl Lesson {
     }
 }
 
-fn settings(options: &Options) -> Settings {
+fn settings(options: &Options) -> EngineSettings {
     let sequences = options.get("prompts", 64) * options.get("samples", 8);
-    Settings {
+    EngineSettings {
         kv_bytes: options.get("kv-gib", 24) << 30,
         max_rows: options.get("rows", 4096),
         max_sequences: sequences,
-        ..Settings::default()
+        ..EngineSettings::default()
     }
 }
 
 /// A rollout batch with its duration.
 struct Generated {
     prompts: Vec<Vec<u32>>,
-    responses: Vec<Response>,
+    responses: Vec<Completion>,
     seconds: f64,
     /// Tokens per second after every sequence has got its first token.
     decode_rate: f64,
 }
 
-fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
-    let mut engine = Engine::new(policy, settings(options))?;
+fn generate(policy: &Policy, memory: &mut EngineMemory, options: &Options) -> Result<Generated, Failure> {
+    let mut engine = Engine::new(policy, memory, settings(options))?;
     let vocabulary = policy.config().vocabulary;
     let prompts: Vec<Vec<u32>> =
         (0..options.get("prompts", 64)).map(|p| tokens(p, options.get("prompt", 128), vocabulary)).collect();
@@ -242,8 +244,9 @@ fn generate(policy: &Policy, options: &Options) -> Result<Generated, Failure> {
 fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
     // A short run of the same size comes first, which loads kernels, prepares matrix products and records CUDA graphs. In
     // training, the first rollout does this for all others.
-    generate(policy, &options.clone().with("new", 4))?;
-    let Generated { responses, seconds, decode_rate, .. } = generate(policy, options)?;
+    let mut memory = EngineMemory::new();
+    generate(policy, &mut memory, &options.clone().with("new", 4))?;
+    let Generated { responses, seconds, decode_rate, .. } = generate(policy, &mut memory, options)?;
     let n: usize = responses.iter().map(|r| r.tokens.len()).sum();
     println!(
         r#"{{"task": "decode", "sequences": {}, "prompts": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "copy_bytes_per_s": {:.3e}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
@@ -272,20 +275,20 @@ fn copy_rate(device: &Device) -> Result<f64, Failure> {
 }
 
 fn exact(policy: &Policy, options: &Options) -> Result<(), Failure> {
-    let Generated { prompts, responses, .. } = generate(policy, options)?;
-    let mut pass = Pass::new(policy, Keep::Nothing)?;
+    let Generated { prompts, responses, .. } = generate(policy, &mut EngineMemory::new(), options)?;
+    let mut pass = Pass::scoring(policy)?;
     let mut n = 0usize;
     let mut n_off = 0usize;
     let mut worst = 0.0f32;
     for part in responses.chunks(options.get("together", 24)) {
-        let mut batch = Batch::new();
+        let mut batch = PackedBatch::new();
         for response in part {
             let prompt = &prompts[response.ticket.0 as usize];
             let all: Vec<u32> =
                 prompt.iter().copied().chain(response.tokens.iter().map(|t| t.token)).collect();
             batch.push(&all, prompt.len());
         }
-        let scores = pass.forward(policy, &batch, Reading::default())?;
+        let scores = pass.forward(policy, &batch, HeadOptions::default())?;
         let sampled = part.iter().flat_map(|response| &response.tokens);
         for ((token, logp), entropy) in sampled.zip(&scores.logp).zip(&scores.entropy) {
             let off = (token.logp - logp).abs().max((token.entropy - entropy).abs());

@@ -7,7 +7,7 @@ pub mod device {
 
     /// NVIDIA GPUs.
     pub mod cuda {
-        pub use stapo_model::cuda::{CudaOptions, Found, Part, Training, guard, is_failing, probe};
+        pub use stapo_model::cuda::{CudaOptions, Found, FoundLibrary, Training, guard, is_failing, probe};
     }
 }
 
@@ -20,8 +20,9 @@ pub mod model_files {
 /// Models in memory: generation, and scoring of given tokens.
 pub mod inference {
     pub use stapo_model::Message;
-    pub use stapo_model::decoder::{Batch, Keep, Pass, Reading, Scores};
+    pub use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, TokenScores};
     pub use stapo_model::generate::{
-        Engine, Event, Filter, Request, Response, Sampled, SamplingRule, Settings, Ticket,
+        Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
+        Ticket,
     };
 }

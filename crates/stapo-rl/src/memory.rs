@@ -2,7 +2,7 @@
 
 use crate::config::{Plan, States};
 use crate::error::{Error, Result};
-use stapo_model::decoder::{Keep, Plan as Activations};
+use stapo_model::decoder::{ArenaLayout, Purpose};
 use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
 
 /// A part of a run's memory.
@@ -17,10 +17,10 @@ pub fn parts(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>) 
     let n = model.n_parameters();
     let is_8bit = plan.config.update.states == States::EightBit;
     let device = plan.device();
-    let rows = stapo_model::generate::Settings::default().max_rows;
+    let rows = stapo_model::generate::EngineSettings::default().max_rows;
     let tokens = plan.config.update.microbatch_tokens;
-    let arena = |n_tokens, keep| {
-        Activations::new(model, n_tokens, n_tokens, keep).bytes(device.compute_bytes()) as u64
+    let arena = |n_tokens, purpose| {
+        ArenaLayout::new(model, n_tokens, n_tokens, purpose).bytes(device.compute_bytes()) as u64
     };
     let embedding = (model.vocabulary * model.width) as u64;
     // A tied embedding has two gradients, of the lookup and of the head, until the end of a mini-batch adds these.
@@ -29,10 +29,13 @@ pub fn parts(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>) 
         MemoryPart { name: "weights", bytes: if is_8bit { 2 * n } else { policy_bytes(device, model) } },
         MemoryPart { name: "gradients", bytes: 4 * n_gradients },
         MemoryPart { name: "optimizer", bytes: if is_8bit { 2 * n + n / 32 } else { 8 * n } },
-        MemoryPart { name: "activations", bytes: arena(tokens, plan.keep()) },
+        MemoryPart {
+            name: "activations",
+            bytes: arena(tokens, Purpose::Training(plan.config.update.recompute)),
+        },
         MemoryPart {
             name: "keys, values",
-            bytes: ((plan.config.rollout.kv_mib as u64) << 20) + arena(rows, Keep::Nothing),
+            bytes: ((plan.config.rollout.kv_mib as u64) << 20) + arena(rows, Purpose::Inference),
         },
     ];
     if let Some(reference) = reference {

@@ -6,7 +6,9 @@ use crate::loaded_model::LoadedModel;
 use crate::task::{Judged, Split, Task};
 use stapo_core::random::Key;
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored};
-use stapo_model::generate::{self, Engine, Filter, Request, SamplingRule, Settings};
+use stapo_model::generate::{
+    Engine, EngineMemory, EngineSettings, Filter, FinishReason, Request, SamplingRule,
+};
 
 /// How the group of each problem is sampled.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +31,7 @@ pub struct RolledOut {
 /// Samples one rollout batch, with problems from `position` on.
 pub fn roll_out(
     model: &LoadedModel,
+    memory: &mut EngineMemory,
     task: &Task,
     plan: &Plan,
     step: u64,
@@ -49,7 +52,7 @@ pub fn roll_out(
             n_samples: config.rollout.group_size,
             temperature: config.rollout.temperature,
         };
-        let groups = sample_and_score(model, task, plan, &problems, sampling, step - 1)?;
+        let groups = sample_and_score(model, memory, task, plan, &problems, sampling, step - 1)?;
         out.n_sampled +=
             groups.iter().flat_map(|group| &group.members).map(|m| m.rollout.tokens.len()).sum::<usize>();
         let is_last = draw == config.rollout.max_redraws as u64;
@@ -65,13 +68,14 @@ pub fn roll_out(
 /// Samples responses to each problem, with verdicts and rewards.
 pub fn sample_and_score(
     model: &LoadedModel,
+    memory: &mut EngineMemory,
     task: &Task,
     plan: &Plan,
     problems: &[Problem],
     sampling: GroupSampling,
     policy_version: u64,
 ) -> Result<Vec<Group>> {
-    let rollouts = sample(model, plan, problems, sampling, policy_version)?;
+    let rollouts = sample(model, memory, plan, problems, sampling, policy_version)?;
     let tokenizer = model.tokenizer()?;
     let texts = rollouts
         .iter()
@@ -102,19 +106,20 @@ fn reward(plan: &Plan, judged: &Judged, n_tokens: usize) -> f64 {
 
 fn sample(
     model: &LoadedModel,
+    memory: &mut EngineMemory,
     plan: &Plan,
     problems: &[Problem],
     sampling: GroupSampling,
     policy_version: u64,
 ) -> Result<Vec<Rollout>> {
     let limits = &plan.config.rollout;
-    let settings = Settings {
+    let settings = EngineSettings {
         seed: sampling.key.bits(),
         rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
         kv_bytes: limits.kv_mib << 20,
-        ..Settings::default()
+        ..EngineSettings::default()
     };
-    let mut engine = Engine::new(&model.policy, settings)?;
+    let mut engine = Engine::new(&model.policy, memory, settings)?;
     let mut prompts = Vec::with_capacity(problems.len());
     for (idx, problem) in problems.iter().enumerate() {
         let prompt = model.encode(&problem.prompt, limits.chat)?;
@@ -135,7 +140,7 @@ fn sample(
         engine.submit(request).map_err(|source| Error::Request { problem_id: problem.id.clone(), source })?;
         prompts.push(prompt);
     }
-    let responses = engine.finish()?;
+    let responses = engine.generate()?;
     Ok(responses
         .into_iter()
         .map(|response| {
@@ -155,15 +160,21 @@ fn sample(
 }
 
 /// The engine's reason for the end of a response, as records name the reason.
-pub(crate) fn finish(reason: generate::Finish) -> Finish {
+pub(crate) fn finish(reason: FinishReason) -> Finish {
     match reason {
-        generate::Finish::Stop(token) => Finish::Stop { token },
-        generate::Finish::LengthLimit => Finish::LengthLimit,
+        FinishReason::Stop(token) => Finish::Stop { token },
+        FinishReason::LengthLimit => Finish::LengthLimit,
     }
 }
 
 /// Share of right answers on held-out problems.
-pub fn held_out_accuracy(model: &LoadedModel, task: &Task, plan: &Plan, policy_version: u64) -> Result<f64> {
+pub fn held_out_accuracy(
+    model: &LoadedModel,
+    memory: &mut EngineMemory,
+    task: &Task,
+    plan: &Plan,
+    policy_version: u64,
+) -> Result<f64> {
     let evaluation = &plan.config.evaluation;
     let problems = task.held_out(evaluation.problems);
     // All evaluations of a run sample with the same key, so that two evaluations differ by the policy alone.
@@ -172,7 +183,7 @@ pub fn held_out_accuracy(model: &LoadedModel, task: &Task, plan: &Plan, policy_v
         n_samples: evaluation.samples,
         temperature: plan.config.rollout.temperature,
     };
-    let groups = sample_and_score(model, task, plan, &problems, sampling, policy_version)?;
+    let groups = sample_and_score(model, memory, task, plan, &problems, sampling, policy_version)?;
     Ok(accuracy(&Batch { groups }))
 }
 

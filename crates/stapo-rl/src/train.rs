@@ -13,6 +13,7 @@ use crate::task::Task;
 use crate::update::{Learned, MinibatchContext, learn};
 use stapo_core::record::Metrics;
 use stapo_model::decoder::Policy;
+use stapo_model::generate::EngineMemory;
 use stapo_model::{Device, Pretrained};
 use std::path::Path;
 
@@ -43,6 +44,8 @@ pub struct Trainer {
     pub task: Task,
     /// The frozen policy of a KL penalty.
     reference: Option<Policy>,
+    /// The rollout engine's memory, kept from one rollout to the next.
+    engine_memory: EngineMemory,
 }
 
 impl Trainer {
@@ -55,15 +58,23 @@ impl Trainer {
         model.check(plan)?;
         let reference = reference(plan, &model, base, device)?;
         let learner = Learner::new(model, plan.optimizer())?;
-        Ok(Self { learner, task: Task::open(&plan.task)?, reference })
+        Ok(Self { learner, task: Task::open(&plan.task)?, reference, engine_memory: EngineMemory::new() })
     }
 
     /// Samples the rollout batch of the next step.
-    pub fn roll_out(&self, plan: &Plan) -> Result<RolledOut> {
-        let step = self.learner.counters.step + 1;
-        let rolled = roll_out(&self.learner.model, &self.task, plan, step, self.learner.counters.position)?;
+    pub fn roll_out(&mut self, plan: &Plan) -> Result<RolledOut> {
+        let Learner { model, counters, .. } = &self.learner;
+        let step = counters.step + 1;
+        let memory = &mut self.engine_memory;
+        let rolled = roll_out(model, memory, &self.task, plan, step, counters.position)?;
         canary::check_verdicts(plan, step, &rolled.batch)?;
         Ok(rolled)
+    }
+
+    /// Share of right answers on held-out problems with the present weights.
+    fn held_out_accuracy(&mut self, plan: &Plan) -> Result<f64> {
+        let Learner { model, counters, .. } = &self.learner;
+        held_out_accuracy(model, &mut self.engine_memory, &self.task, plan, counters.step)
     }
 
     /// Makes all optimizer steps of one rollout batch, which completes the training step.
@@ -109,7 +120,7 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
     let mut accuracy_before = None;
     let n_kept = plan.config.record.keep_checkpoints;
     if trainer.learner.counters.step == 0 {
-        let accuracy = held_out_accuracy(&trainer.learner.model, &trainer.task, plan, 0)?;
+        let accuracy = trainer.held_out_accuracy(plan)?;
         accuracy_before = Some(accuracy);
         watch.started(accuracy);
         trainer.learner.save(run, n_kept)?;
@@ -121,13 +132,13 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
         let learned = trainer.learn(plan, &rolled)?;
         phases.updated(&learned);
         let step = trainer.learner.counters.step;
-        let model = &trainer.learner.model;
 
         let mut metrics = metrics(step, &rolled, &learned, &phases);
         metrics.eval_accuracy_before = accuracy_before.take();
         if is_due(step, plan.config.evaluation.every_steps) || step == plan.config.steps {
-            metrics.eval_accuracy = Some(held_out_accuracy(model, &trainer.task, plan, step)?);
+            metrics.eval_accuracy = Some(trainer.held_out_accuracy(plan)?);
         }
+        let model = &trainer.learner.model;
         run.write_silenced(step, &silenced_records(step, model, &learned)?)?;
         run.write_explored(step, &explored_records(step, model, &learned)?)?;
         if step == 1 || is_due(step, plan.config.record.responses_every_steps) {

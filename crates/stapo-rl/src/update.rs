@@ -12,7 +12,7 @@ use stapo_core::batch::pack_in_order;
 use stapo_core::diagnostics::{Census, Thresholds};
 use stapo_core::objective::{Calibration, ResponseSignals, SequenceTally, Tally, UpdateKey};
 use stapo_core::{Group, Microbatch, TokenEffect};
-use stapo_model::decoder::{Gradients, Keep, Pass, Policy, Reading};
+use stapo_model::decoder::{Gradients, HeadOptions, Pass, Policy};
 use stapo_model::optimizer::Update;
 use std::hash::{DefaultHasher, Hasher};
 
@@ -52,7 +52,7 @@ pub fn learn<'a>(
     context: MinibatchContext,
 ) -> Result<Learned<'a>> {
     let mut minibatch = Minibatch::prepare(learner, reference, plan, groups, context)?;
-    let mut pass = Pass::new(&learner.model.policy, plan.keep())?;
+    let mut pass = Pass::training(&learner.model.policy, plan.config.update.recompute)?;
     let tally = minibatch.accumulate(learner, &mut pass)?;
     let stepped = minibatch.step(learner, &mut pass, &tally)?;
     Ok(minibatch.tally(tally, stepped))
@@ -193,8 +193,11 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     }
 }
 
-fn head_options(plan: &Plan) -> Reading {
-    Reading { temperature: plan.config.rollout.temperature, n_alternatives: plan.config.record.alternatives }
+fn head_options(plan: &Plan) -> HeadOptions {
+    HeadOptions {
+        temperature: plan.config.rollout.temperature,
+        n_alternatives: plan.config.record.alternatives,
+    }
 }
 
 /// The derivatives by log-prob and entropy of each token of a micro-batch, with which backward starts.
@@ -211,8 +214,8 @@ fn score(
     members: &mut [Member],
     mut take: impl FnMut(&mut Member, member::ResponseScores),
 ) -> Result<()> {
-    let mut pass = Pass::new(policy, Keep::Nothing)?;
-    let options = Reading { n_alternatives: 0, ..head_options(plan) };
+    let mut pass = Pass::scoring(policy)?;
+    let options = HeadOptions { n_alternatives: 0, ..head_options(plan) };
     for microbatch in microbatches {
         let scores = pass.forward(policy, &packed(microbatch, members), options)?;
         let split = split_scores(&scores, microbatch, members);

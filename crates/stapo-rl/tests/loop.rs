@@ -226,7 +226,7 @@ fn a_gradient_that_is_not_finite_names_step_microbatch_and_tensor_and_changes_no
 #[test]
 fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
     let redrawn = plan(&["rollout.max_redraws=8", "rollout.group_size=2"]);
-    let trainer = Trainer::new(&redrawn, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let mut trainer = Trainer::new(&redrawn, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
     let rolled = trainer.roll_out(&redrawn).unwrap();
     assert!(rolled.n_drawn > 4, "with two responses each, some groups agree");
     assert_eq!(rolled.batch.groups.len(), 4);
@@ -240,7 +240,7 @@ fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
 #[test]
 fn long_responses_lose_reward_where_shaping_is_on() {
     let shaped = plan(&["rollout.overlong={max_tokens=96,buffer_tokens=90}"]);
-    let trainer = Trainer::new(&shaped, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let mut trainer = Trainer::new(&shaped, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
     for scored in trainer.roll_out(&shaped).unwrap().batch.responses() {
         let verdict = if scored.verdict == stapo_core::Verdict::Right { 1.0 } else { -1.0 };
         let over = (scored.rollout.tokens.len() as f64 - 6.0).max(0.0) / 90.0;
@@ -271,7 +271,7 @@ fn the_reference_is_frozen() {
 fn an_external_reward_is_the_reward() {
     let verifier = "task.verifier={kind=\"command\",program=\"sh\",args=[\"-c\",\"while read -r line; do echo '{\\\"reward\\\":0.25}'; done\"]}";
     let external = plan(&[verifier]);
-    let trainer = Trainer::new(&external, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let mut trainer = Trainer::new(&external, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
     let rolled = trainer.roll_out(&external).unwrap();
     assert!(rolled.batch.responses().all(|scored| scored.reward == 0.25));
 }

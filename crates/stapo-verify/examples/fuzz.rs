@@ -1,6 +1,6 @@
 //! Long fuzz run: grades random, mutated and hostile texts and reports the slowest.
 //!
-//! `cargo run --release -p stapo-verify --example fuzz -- [INPUTS] [SEED]`; a panic or an overflow of the stack ends it.
+//! `cargo run --release -p stapo-verify --example fuzz -- [INPUTS] [SEED]`; a panic or a stack overflow ends the run.
 
 #![allow(clippy::print_stdout, reason = "a command-line tool")]
 
@@ -18,7 +18,8 @@ fn main() {
     random(n_inputs, seed);
 }
 
-/// Each hostile text against a number, an expression and itself, in the slowest mode; the best of five runs.
+/// Grades each hostile text against a number, an expression and itself, in the slowest mode; prints the best of five
+/// runs.
 fn hostile() {
     let mut worst: Vec<(Duration, &str)> = Vec::new();
     for (name, text) in hostile_inputs() {

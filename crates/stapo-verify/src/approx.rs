@@ -1,6 +1,6 @@
 //! Evaluation of a tree at a point, to hundreds of bits with a proven error.
 
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::ratio_of;
 use crate::expr::{Expr, Func};
 use crate::number::complex::Complex;
@@ -11,7 +11,7 @@ use dashu_int::IBig;
 use dashu_ratio::RBig;
 use std::cmp::Ordering;
 
-/// What a logarithm without a base means; both customs exist, and one holds throughout a comparison.
+/// The base of a logarithm that is written without one. Both conventions exist; one base holds throughout a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogBase {
     Ten,
@@ -26,7 +26,7 @@ pub(crate) struct Point<'a> {
     pub(crate) domain: Domain,
 }
 
-/// Which values may come up on the way.
+/// Which intermediate values are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Domain {
     Complex,
@@ -34,8 +34,8 @@ pub(crate) enum Domain {
     Real,
 }
 
-/// The value of `expr` at `point`, principal where there are several.
-pub(crate) fn evaluate(expr: &Expr, point: &Point, budget: &mut Budget) -> Step<Complex> {
+/// The value of `expr` at `point`; the principal value where there are several.
+pub(crate) fn evaluate(expr: &Expr, point: &Point, budget: &mut Budget) -> Bounded<Complex> {
     let value = evaluate_node(expr, point, budget)?;
     if point.domain == Domain::Real && !value.is_real() {
         return Err(Stop::Undefined("a complex value on the way"));
@@ -43,7 +43,7 @@ pub(crate) fn evaluate(expr: &Expr, point: &Point, budget: &mut Budget) -> Step<
     Ok(value)
 }
 
-fn evaluate_node(expr: &Expr, point: &Point, budget: &mut Budget) -> Step<Complex> {
+fn evaluate_node(expr: &Expr, point: &Point, budget: &mut Budget) -> Bounded<Complex> {
     let bits = point.bits;
     budget.spend(15 + bits as u64 / 32)?;
     match expr {
@@ -102,11 +102,11 @@ fn evaluate_node(expr: &Expr, point: &Point, budget: &mut Budget) -> Step<Comple
 }
 
 /// One series costs about as many products as the precision has digits.
-fn spend_series(budget: &mut Budget, bits: usize) -> Step<()> {
+fn spend_series(budget: &mut Budget, bits: usize) -> Bounded<()> {
     budget.spend(bits as u64 * bits as u64 / 64)
 }
 
-fn raise(base: &Complex, power: &Expr, point: &Point, budget: &mut Budget) -> Step<Complex> {
+fn raise(base: &Complex, power: &Expr, point: &Point, budget: &mut Budget) -> Bounded<Complex> {
     let bits = point.bits;
     let ratio = if power.any(|node| matches!(node, Expr::Var(_))) { None } else { ratio_of(power, budget)? };
     if let Some(ratio) = ratio.as_ref().and_then(small_power) {
@@ -142,7 +142,7 @@ fn raise(base: &Complex, power: &Expr, point: &Point, budget: &mut Budget) -> St
     base.pow(&power, bits)
 }
 
-fn call(func: Func, args: &[Complex], point: &Point, budget: &mut Budget) -> Step<Complex> {
+fn call(func: Func, args: &[Complex], point: &Point, budget: &mut Budget) -> Bounded<Complex> {
     let bits = point.bits;
     let one = Complex::int(1, bits)?;
     let two = Complex::int(2, bits)?;
@@ -166,8 +166,10 @@ fn call(func: Func, args: &[Complex], point: &Point, budget: &mut Budget) -> Ste
         }
         (Func::Atan, [x]) => x.atan(bits),
         (Func::Sinh | Func::Cosh | Func::Tanh, [x]) => {
-            let (up, down) = (x.exp(bits)?, x.neg().exp(bits)?);
-            let (sine, cosine) = (up.sub(&down, bits)?, up.add(&down, bits)?);
+            let up = x.exp(bits)?;
+            let down = x.neg().exp(bits)?;
+            let sine = up.sub(&down, bits)?;
+            let cosine = up.add(&down, bits)?;
             match func {
                 Func::Sinh => sine.div(&two, bits),
                 Func::Cosh => cosine.div(&two, bits),
@@ -191,7 +193,7 @@ fn call(func: Func, args: &[Complex], point: &Point, budget: &mut Budget) -> Ste
 }
 
 /// Functions of whole numbers: the arguments must be whole, the value is computed exactly.
-fn discrete(func: Func, args: &[Complex], bits: usize, budget: &mut Budget) -> Step<Complex> {
+fn discrete(func: Func, args: &[Complex], bits: usize, budget: &mut Budget) -> Bounded<Complex> {
     let mut exprs = Vec::with_capacity(args.len());
     for arg in args {
         let value = real(arg)?.as_whole().ok_or(Stop::Undefined("a whole number was expected"))?;
@@ -203,15 +205,15 @@ fn discrete(func: Func, args: &[Complex], bits: usize, budget: &mut Budget) -> S
     }
 }
 
-fn real(x: &Complex) -> Step<&Real> {
+fn real(x: &Complex) -> Bounded<&Real> {
     if x.is_real() { Ok(&x.re) } else { Err(Stop::Undefined("a real number was expected")) }
 }
 
-fn whole_result(value: &IBig, bits: usize) -> Step<Complex> {
+fn whole_result(value: &IBig, bits: usize) -> Bounded<Complex> {
     Ok(Complex::real(Real::from_int(value, bits)?))
 }
 
-fn extreme(first: &Complex, rest: &[Complex], wanted: Ordering, bits: usize) -> Step<Complex> {
+fn extreme(first: &Complex, rest: &[Complex], wanted: Ordering, bits: usize) -> Bounded<Complex> {
     let mut best = real(first)?.clone();
     for x in rest {
         let x = real(x)?;

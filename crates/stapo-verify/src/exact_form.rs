@@ -1,6 +1,6 @@
-//! From a tree to its exact form, where it has one.
+//! The exact form of an expression, where it has one.
 
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::{Expr, Func};
 use crate::number::exact;
 use crate::poly::{Atom, Poly, Power, small_power};
@@ -8,8 +8,9 @@ use dashu_base::Abs;
 use dashu_int::IBig;
 use dashu_ratio::RBig;
 
-/// The exact form of `expr`; `None` when it has none (a sine, a sum under a root) and numerics must decide.
-pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>> {
+/// The exact form of `expr`; `None` for an expression without one (a sine, a sum under a root), which must be evaluated
+/// numerically.
+pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Poly>> {
     budget.spend(4)?;
     Ok(match expr {
         Expr::Num { value, .. } => Some(Poly::constant(value.clone())),
@@ -75,20 +76,20 @@ pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>>
     })
 }
 
-/// The exact form, or nothing where exactness is too expensive: numerics may still decide.
-pub(crate) fn affordable_form(expr: &Expr, budget: &mut Budget) -> Step<Option<Poly>> {
+/// [`exact_form`], but `None` where the exact form is too expensive: numerical evaluation may still decide.
+pub(crate) fn affordable_form(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Poly>> {
     match budget.attempt(|budget| exact_form(expr, budget)) {
         Err(Stop::OverBudget(_)) => Ok(None),
         other => other,
     }
 }
 
-/// The fraction an expression is, if it is one.
-pub(crate) fn ratio_of(expr: &Expr, budget: &mut Budget) -> Step<Option<RBig>> {
+/// The fraction that `expr` equals, if any.
+pub(crate) fn ratio_of(expr: &Expr, budget: &mut Budget) -> Bounded<Option<RBig>> {
     Ok(exact_form(expr, budget)?.and_then(|form| form.as_ratio()))
 }
 
-fn power_form(base: &Expr, power: &Expr, budget: &mut Budget) -> Step<Option<Poly>> {
+fn power_form(base: &Expr, power: &Expr, budget: &mut Budget) -> Bounded<Option<Poly>> {
     let Some(power) = ratio_of(power, budget)? else { return Ok(None) };
     let Some(form) = exact_form(base, budget)? else { return Ok(None) };
     let trivial = form.as_ratio().filter(|value| value.is_one() || value.is_zero());
@@ -101,7 +102,7 @@ fn power_form(base: &Expr, power: &Expr, budget: &mut Budget) -> Step<Option<Pol
     }
 }
 
-fn call_form(func: Func, args: &[Expr], budget: &mut Budget) -> Step<Option<Poly>> {
+fn call_form(func: Func, args: &[Expr], budget: &mut Budget) -> Bounded<Option<Poly>> {
     let mut values = Vec::with_capacity(args.len());
     for arg in args {
         match ratio_of(arg, budget)? {
@@ -161,11 +162,11 @@ fn call_form(func: Func, args: &[Expr], budget: &mut Budget) -> Step<Option<Poly
     Ok(Some(Poly::constant(value)))
 }
 
-fn whole(x: &RBig) -> Step<IBig> {
+fn whole(x: &RBig) -> Bounded<IBig> {
     if x.is_int() { Ok(x.numerator().clone()) } else { Err(Stop::Undefined("a whole number was expected")) }
 }
 
-fn small_whole(x: &RBig) -> Step<u32> {
+fn small_whole(x: &RBig) -> Bounded<u32> {
     let value = whole(x)?;
     if value < IBig::ZERO {
         return Err(Stop::Undefined("a factorial of a negative number"));

@@ -1,4 +1,4 @@
-//! The tree an answer is read into. Sums and products are flat, so depth is bounded by the reader's limit.
+//! The tree that an answer is parsed into. Sums and products are flat, so the parser's depth limit bounds the tree.
 
 use dashu_ratio::RBig;
 
@@ -68,7 +68,7 @@ pub(crate) enum Func {
 }
 
 impl Func {
-    /// The function a macro or a plain word names.
+    /// The function that a macro or a plain word names.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "sin" => Self::Sin,

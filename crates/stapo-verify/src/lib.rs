@@ -39,11 +39,11 @@ use std::str::FromStr;
 pub enum Verdict {
     Right,
     Wrong,
-    /// The response marks no answer, or an empty one.
+    /// The response marks no answer, or the answer is empty.
     NoAnswer,
     /// The answer (or the reference) looks like mathematics but cannot be read.
     Unparsable,
-    /// A limit was reached before it could be decided.
+    /// A limit was reached before equality could be decided.
     OverBudget,
 }
 
@@ -54,13 +54,15 @@ pub enum Mode {
     /// Mathematical equality.
     #[default]
     Math,
-    /// The training rule of `JustRL`: the last 100 characters hold the last box, and its text is the reference exactly.
+    /// The training rule of `JustRL`: the last box lies within the last 100 characters, and the box holds exactly the
+    /// text of the reference.
     BoxedExact,
-    /// The training rule of DAPO: the last `Answer:` line is the reference once both are normalised as text.
+    /// The training rule of DAPO: the last `Answer:` line and the reference are the same text after normalisation.
     Dapo,
     /// The letter of a multiple-choice answer.
     MultipleChoice,
-    /// The extracted answer, or the whole response without one, is the reference up to surrounding white space.
+    /// The extracted answer, or the whole response where none is marked, is the reference up to surrounding white
+    /// space.
     Exact,
 }
 
@@ -95,11 +97,12 @@ impl FromStr for Mode {
     }
 }
 
-/// A mode with the choices about extraction it leaves open. Any [`Mode`] converts into its default rules.
+/// A mode and how answers are extracted. Any [`Mode`] converts into its default rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Rules {
     pub mode: Mode,
-    /// Used by `math`, `multiple-choice` and `exact`; the training rules fix their own.
+    /// Used by `math`, `multiple-choice` and `exact`; the training rules `boxed-exact` and `dapo` fix what they
+    /// extract.
     pub order: Order,
     pub fallback: Fallback,
 }
@@ -110,7 +113,7 @@ impl From<Mode> for Rules {
     }
 }
 
-/// A verdict with what it rests on.
+/// A verdict with its evidence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Graded {
     pub verdict: Verdict,
@@ -120,11 +123,11 @@ pub struct Graded {
     pub answer: Option<String>,
     /// The reference in the same notation.
     pub reference: String,
-    /// One line a person understands.
+    /// One line that says why, for people.
     pub reason: String,
 }
 
-/// Finds the answer in `response` and compares it with `reference`.
+/// Finds the answer in `response` and compares the answer with `reference`.
 pub fn grade(response: &str, reference: &str, rules: impl Into<Rules>) -> Graded {
     modes::grade(response, reference, rules.into())
 }

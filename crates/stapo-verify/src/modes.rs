@@ -7,10 +7,10 @@ mod math;
 #[cfg(test)]
 mod tests;
 
-use crate::extract::{self, Found, answer_line, extract, last_box};
+use crate::extract::{self, LastBox, answer_line, extract, last_box};
 use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show};
 
-/// How much of the end of a response the `JustRL` rule looks at, and where in it the box must be.
+/// Characters at the end of a response that the `JustRL` rule looks at, and those within which the box must lie.
 const BOXED_EXACT_TAIL: usize = 300;
 const BOXED_EXACT_BOX: usize = 100;
 
@@ -61,18 +61,19 @@ fn last_chars(text: &str, n: usize) -> &str {
 fn why_nothing(response: &str, mode: Mode) -> String {
     match (mode, last_box(response)) {
         (Mode::Dapo, _) => "the response has no line with \"Answer:\"".into(),
-        (Mode::BoxedExact, Found::Answer(_)) => {
+        (Mode::BoxedExact, LastBox::Answer(_)) => {
             "the last box does not fit into the last 100 characters".into()
         }
-        (_, Found::Broken) => "the last \\boxed is never closed".into(),
-        (Mode::BoxedExact, Found::Nothing) => "the response has no \\boxed{}".into(),
+        (_, LastBox::Unclosed) => "the last \\boxed is never closed".into(),
+        (Mode::BoxedExact, LastBox::Missing) => "the response has no \\boxed{}".into(),
         _ => "the response marks no answer: no \\boxed{}, no \"Answer:\" line, no \"the answer is\"".into(),
     }
 }
 
 fn by_text(answer: &str, normal: &str, reference: &str, expected: &str) -> Graded {
     let is_right = normal == expected;
-    let (shown, wanted) = (show::shortened(normal), show::shortened(expected));
+    let shown = show::shortened(normal);
+    let wanted = show::shortened(expected);
     Graded {
         verdict: if is_right { Verdict::Right } else { Verdict::Wrong },
         reason: if is_right {
@@ -86,7 +87,7 @@ fn by_text(answer: &str, normal: &str, reference: &str, expected: &str) -> Grade
     }
 }
 
-/// A grading that rests on no canonical form.
+/// A grading without canonical forms.
 fn plain(verdict: Verdict, extracted: Option<&str>, reference: &str, reason: String) -> Graded {
     Graded {
         verdict,

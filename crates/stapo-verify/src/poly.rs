@@ -3,14 +3,15 @@
 //! Such a form is unique (roots of different square-free products are independent over the fractions), so two
 //! answers that both have one are equal exactly when the forms are the same.
 
-use crate::budget::{Budget, MAX_TERMS, Step, Stop};
+use crate::budget::{Bounded, Budget, MAX_TERMS, Stop};
 use crate::number::exact;
 use dashu_base::BitTest;
 use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
 use std::collections::BTreeMap;
 
-/// Largest prime looked for under a root; what is left above its square is one prime or is left to numerics.
+/// Limit of trial division of a number under a root. A cofactor below the square of this limit is a prime; a larger
+/// cofactor leaves the root to numerical evaluation.
 const MAX_TRIAL: u32 = 1 << 14;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,7 +77,7 @@ impl Poly {
         self.terms.is_empty()
     }
 
-    /// The fraction this is, if it is one.
+    /// The fraction that the polynomial equals, if any.
     pub(crate) fn as_ratio(&self) -> Option<RBig> {
         match self.terms.len() {
             0 => Some(RBig::ZERO),
@@ -85,7 +86,7 @@ impl Poly {
         }
     }
 
-    pub(crate) fn add(&mut self, other: Self, budget: &mut Budget) -> Step<()> {
+    pub(crate) fn add(&mut self, other: Self, budget: &mut Budget) -> Bounded<()> {
         for (monomial, value) in other.terms {
             add_term(&mut self.terms, monomial, &value, budget)?;
         }
@@ -103,7 +104,7 @@ impl Poly {
     }
 
     /// `None` when a power does not fit.
-    pub(crate) fn mul(&self, other: &Self, budget: &mut Budget) -> Step<Option<Self>> {
+    pub(crate) fn mul(&self, other: &Self, budget: &mut Budget) -> Bounded<Option<Self>> {
         if let (Some(a), Some(b)) = (self.as_ratio(), other.as_ratio()) {
             return Ok(Some(Self::constant(exact::mul(&a, &b, budget)?)));
         }
@@ -123,7 +124,7 @@ impl Poly {
     }
 
     /// Whole power; `None` when the result has no such form (the inverse of a sum) or is too long.
-    pub(crate) fn powi(&self, power: i64, budget: &mut Budget) -> Step<Option<Self>> {
+    pub(crate) fn powi(&self, power: i64, budget: &mut Budget) -> Bounded<Option<Self>> {
         if let Some(value) = self.as_ratio() {
             return Ok(Some(Self::constant(exact::powi(&value, power, budget)?)));
         }
@@ -144,7 +145,7 @@ impl Poly {
     }
 
     /// Fractional power of a single term.
-    pub(crate) fn powq(&self, power: Power, budget: &mut Budget) -> Step<Option<Self>> {
+    pub(crate) fn powq(&self, power: Power, budget: &mut Budget) -> Bounded<Option<Self>> {
         if power.d == 1 {
             return self.powi(power.n, budget);
         }
@@ -158,7 +159,7 @@ impl Poly {
         self.pow_term(power, budget)
     }
 
-    fn pow_term(&self, power: Power, budget: &mut Budget) -> Step<Option<Self>> {
+    fn pow_term(&self, power: Power, budget: &mut Budget) -> Bounded<Option<Self>> {
         let mut terms = self.terms.iter();
         let (Some((monomial, value)), None) = (terms.next(), terms.next()) else { return Ok(None) };
         let mut raised = Monomial::new();
@@ -181,13 +182,9 @@ impl Poly {
     }
 
     /// The factor `c` with `self = c · other`, if there is one.
-    pub(crate) fn ratio_to(&self, other: &Self, budget: &mut Budget) -> Step<Option<RBig>> {
-        let (Some((monomial, a)), Some(b)) =
-            (self.terms.iter().next(), self.terms.keys().next().and_then(|m| other.terms.get(m)))
-        else {
-            return Ok(None);
-        };
-        debug_assert!(self.terms.contains_key(monomial));
+    pub(crate) fn ratio_to(&self, other: &Self, budget: &mut Budget) -> Bounded<Option<RBig>> {
+        let Some((monomial, a)) = self.terms.iter().next() else { return Ok(None) };
+        let Some(b) = other.terms.get(monomial) else { return Ok(None) };
         let factor = exact::mul(a, &exact::inverse(b)?, budget)?;
         if self.terms.len() != other.terms.len() {
             return Ok(None);
@@ -207,7 +204,7 @@ fn add_term(
     monomial: Monomial,
     value: &RBig,
     budget: &mut Budget,
-) -> Step<()> {
+) -> Bounded<()> {
     budget.spend(10)?;
     let sum = match terms.get(&monomial) {
         Some(old) => exact::add(old, value, budget)?,
@@ -221,8 +218,8 @@ fn add_term(
     Ok(())
 }
 
-/// The product of two monomials, and the fraction that whole powers of primes and of i leave behind.
-fn merged(a: &Monomial, b: &Monomial, budget: &mut Budget) -> Step<Option<(Monomial, RBig)>> {
+/// The product of two monomials, and the fraction that whole powers of primes and of i amount to.
+fn merged(a: &Monomial, b: &Monomial, budget: &mut Budget) -> Bounded<Option<(Monomial, RBig)>> {
     let mut powers: BTreeMap<Atom, Power> = a.iter().cloned().collect();
     for (atom, power) in b {
         let sum = match powers.get(atom) {
@@ -237,7 +234,7 @@ fn merged(a: &Monomial, b: &Monomial, budget: &mut Budget) -> Step<Option<(Monom
     normalised(powers.into_iter().collect(), budget)
 }
 
-fn normalised(powers: Monomial, budget: &mut Budget) -> Step<Option<(Monomial, RBig)>> {
+fn normalised(powers: Monomial, budget: &mut Budget) -> Bounded<Option<(Monomial, RBig)>> {
     let mut factor = RBig::ONE;
     let mut kept = Monomial::new();
     for (atom, power) in powers {
@@ -270,7 +267,7 @@ fn normalised(powers: Monomial, budget: &mut Budget) -> Step<Option<(Monomial, R
 
 /// `value ^ power` for a fraction: whole part times roots of primes; a negative number has an imaginary square root
 /// and a negative odd root.
-fn root_of_ratio(value: &RBig, power: Power, budget: &mut Budget) -> Step<Option<Poly>> {
+fn root_of_ratio(value: &RBig, power: Power, budget: &mut Budget) -> Bounded<Option<Poly>> {
     if power.d == 1 {
         return Ok(Some(Poly::constant(exact::powi(value, power.n, budget)?)));
     }
@@ -298,8 +295,8 @@ fn root_of_ratio(value: &RBig, power: Power, budget: &mut Budget) -> Step<Option
     Ok(Some(Poly { terms: BTreeMap::from([(monomial, factor)]) }))
 }
 
-/// Prime factors with their counts, or `None` when trial division does not finish the job.
-fn factored(mut n: UBig, budget: &mut Budget) -> Step<Option<Vec<(u64, i64)>>> {
+/// Prime factors with their counts, or `None` where trial division does not find all of them.
+fn factored(mut n: UBig, budget: &mut Budget) -> Bounded<Option<Vec<(u64, i64)>>> {
     let mut primes = Vec::new();
     let mut p = 2u32;
     while !n.is_one() && p < MAX_TRIAL {

@@ -1,4 +1,4 @@
-//! One line that tells a person why.
+//! One line that says why an answer is right or wrong.
 
 use crate::answer::Answer;
 use crate::answer::quantity::Quantity;
@@ -64,7 +64,7 @@ fn wrong_value(a: &Quantity, r: &Quantity, shown: &str, wanted: &str, budget: &m
     }
 }
 
-/// A decimal as printed, where the value is one.
+/// A value that was printed as a decimal in decimals, any other value as shown.
 fn decimal(quantity: &Quantity, shown: &str) -> String {
     if !quantity.expr.has_decimal() {
         return shown.to_owned();

@@ -1,4 +1,4 @@
-//! Answers in one plain notation, for people.
+//! Answers written in one plain notation, for people.
 
 use crate::answer::Answer;
 use crate::answer::quantity::Quantity;
@@ -87,7 +87,7 @@ fn bracket(bracket: Bracket) -> (&'static str, &'static str) {
     }
 }
 
-/// The exact form where there is one, else the tree as read.
+/// The exact form where there is one, else the expression as read.
 pub(crate) fn expr(value: &Expr, budget: &mut Budget) -> String {
     match exact_form(value, budget) {
         Ok(Some(form)) if form.terms.len() <= 32 => poly(&form),
@@ -126,12 +126,12 @@ fn poly(form: &Poly) -> String {
     shown
 }
 
-/// A fraction; a long one is cut in the middle.
+/// A fraction; a long fraction is shown without its middle.
 pub(crate) fn ratio(value: &RBig) -> String {
     shortened(&value.to_string())
 }
 
-/// The parts of a monomial, square roots of primes under one sign.
+/// The factors of a monomial; square roots of primes are joined under one root.
 fn atoms(monomial: &Monomial) -> Vec<String> {
     let mut shown = Vec::new();
     let mut radicand = 1u128;
@@ -191,9 +191,10 @@ fn tree(value: &Expr) -> String {
     }
 }
 
-/// Factors over divisors.
+/// The factors over the divisors among them.
 fn quotient(factors: &[Expr]) -> String {
-    let (mut over, mut under) = (Vec::new(), Vec::new());
+    let mut over = Vec::new();
+    let mut under = Vec::new();
     for factor in factors {
         match factor {
             Expr::Inv(x) => under.push(tree(x)),
@@ -209,7 +210,7 @@ fn quotient(factors: &[Expr]) -> String {
     }
 }
 
-/// `text`, its middle left out when it is long.
+/// `text`; a long text is shown without its middle.
 pub(crate) fn shortened(text: &str) -> String {
     if text.len() <= MAX_SHOWN {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! Answers as words.
+//! Answers as plain words.
 
 /// Lower-case words without LaTeX, punctuation and leading articles: `\text{The Moon.}` is `moon`.
 pub(crate) fn plain(text: &str) -> String {
@@ -14,7 +14,7 @@ pub(crate) fn plain(text: &str) -> String {
                 }
                 match name.as_str() {
                     "" => {
-                        // An escaped sign: the sign itself for braces and percent, a space for spacing.
+                        // An escaped brace, percent or dollar sign stands for itself; other escapes are spacing.
                         if let Some(sign) = chars.next().filter(|c| matches!(c, '{' | '}' | '%' | '$')) {
                             words.push(sign);
                         } else {
@@ -33,7 +33,7 @@ pub(crate) fn plain(text: &str) -> String {
             '’' | '‘' => words.push('\''),
             '−' | '–' | '—' => words.push('-'),
             '.' | ',' | ';' | ':' | '!' | '?' => {
-                // Inside a number or a time the sign counts, at the end of a word it does not.
+                // Punctuation counts inside a number or a time of day, but not at the end of a word.
                 let digit_after = chars.peek().is_some_and(char::is_ascii_digit);
                 let digit_before = words.ends_with(|c: char| c.is_ascii_digit());
                 words.push(if digit_after && (digit_before || c == '.') { c } else { ' ' });
@@ -83,7 +83,7 @@ pub(crate) fn small_number(word: &str) -> Option<i64> {
     NAMES.iter().position(|name| *name == word).map(|n| n as i64)
 }
 
-/// Whether words are a time of day with its half: `3:30 pm`.
+/// Whether `words` are a time of day with am or pm: `3:30 pm`.
 pub(crate) fn is_time(words: &str) -> bool {
     words
         .strip_suffix(" am")
@@ -91,7 +91,7 @@ pub(crate) fn is_time(words: &str) -> bool {
         .is_some_and(|time| time.contains(':') && time.chars().all(|c| c.is_ascii_digit() || c == ':'))
 }
 
-/// `3 pm`, `3:00 p m` and `3:00pm` are one time.
+/// Writes a time of day in one way: `3 pm`, `3:00 p m` and `3:00pm` become `3:00 pm`.
 fn join_meridiem(words: &str) -> String {
     let joined = words.replace(" p m", " pm").replace(" a m", " am");
     for half in ["am", "pm"] {

@@ -1,4 +1,4 @@
-//! Units: what follows a number. Known ones convert into each other; unknown ones are compared as words.
+//! Units behind a number. Known units convert into each other; unknown units are compared as words.
 
 use dashu_ratio::RBig;
 use std::collections::BTreeMap;
@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 /// A unit reduced to base units: `5 km/h` is scale 5/18 of m·s⁻¹.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Unit {
-    /// How many base units one of it is.
+    /// How many base units one such unit is.
     pub(crate) scale: RBig,
     /// Base units with their powers; a word that is no known unit is a base unit of its own.
     pub(crate) powers: BTreeMap<String, i32>,
-    /// As printed, for people.
+    /// The unit as shown to people.
     pub(crate) shown: String,
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn is_word(run: &str) -> bool {
     WORDS.contains(&lower.as_str()) || (run.len() > 1 && lookup(run).is_some())
 }
 
-/// Plural endings off: days, inches, feet stay what they are in the table.
+/// `word` without a plural ending.
 fn singular(word: &str) -> String {
     let cut = match word {
         "gas" | "celsius" | "s" | "ms" | "this" | "plus" | "is" => word,

@@ -1,4 +1,4 @@
-//! Cases as data: every row of `tests/cases/*.tsv` through one check.
+//! Cases as data: one check grades every row of `tests/cases/*.tsv`.
 //!
 //! Columns: answer (or response), reference, mode, verdict, why. A file whose first column is headed `response` goes
 //! through extraction; `⏎` stands for a line break.

@@ -1,4 +1,4 @@
-//! Gold answers of public benchmarks against themselves, when the data sets are there.
+//! Gold answers of public benchmarks against themselves. A data set that is missing is skipped.
 
 use serde_json::Value;
 use stapo_verify::{Mode, Verdict, grade_answer};
@@ -39,7 +39,7 @@ fn answers(path: &Path) -> Vec<String> {
     answers
 }
 
-/// The answer written a little differently, so that equality has to be found and not just seen.
+/// The answer written a little differently, so that comparing the texts is not enough.
 fn rewritten(answer: &str) -> String {
     format!(
         "$ {} $.",
@@ -82,14 +82,15 @@ fn every_gold_answer_equals_itself() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// What can only be compared as text; run with `--nocapture` to see the list that docs/verifier.md carries.
+/// Counts the gold answers that can only be compared as text; `--nocapture` prints the list in docs/verifier.md.
 #[test]
 fn few_gold_answers_are_beyond_reading() {
     let Some(folder) = folder() else {
         println!("skipped: no ../shared/data beside the checkout");
         return;
     };
-    let (mut n_answers, mut n_unread) = (0, 0);
+    let mut n_answers = 0;
+    let mut n_unread = 0;
     for set in SETS {
         for answer in answers(&folder.join(format!("{set}.jsonl"))) {
             n_answers += 1;

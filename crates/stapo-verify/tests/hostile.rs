@@ -1,5 +1,5 @@
-//! Inputs made to hang, overflow or exhaust a grader. No assertion is timed; `cargo run --release --example fuzz`
-//! measures the worst of them.
+//! Inputs made to hang, overflow or exhaust a grader. No assertion depends on time;
+//! `cargo run --release --example fuzz` measures the slowest inputs.
 
 use stapo_verify::{Fallback, MAX_INPUT_BYTES, Mode, Order, Rules, Verdict, grade, grade_answer};
 

@@ -1,4 +1,5 @@
-//! Laws of grading on random texts: never a panic, equal to itself, the same twice, symmetric where it should be.
+//! Laws of grading on random texts: no panic, a text equals itself, grading repeats itself, equality of plain values is
+//! symmetric.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -6,7 +7,8 @@ use stapo_verify::{Fallback, Mode, Order, Verdict, extract, grade, grade_answer}
 
 include!("hostile/fragments.rs");
 
-/// Random texts per law, the same in every run; `STAPO_FUZZ_CASES` asks for more, `STAPO_FUZZ_SEED` for others.
+/// The random texts of each law are the same in every run; `STAPO_FUZZ_CASES` sets their number, `STAPO_FUZZ_SEED`
+/// their seed.
 fn config() -> ProptestConfig {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let cases = number("STAPO_FUZZ_CASES").unwrap_or(2_000);
@@ -69,8 +71,9 @@ proptest! {
 
     #[test]
     fn spaces_around_operators_change_nothing(seed in any::<u64>(), other in any::<u64>()) {
-        let (answer, reference) = (Random(seed).expression(0), Random(other).expression(0));
-        // 2e+1 is twenty, 2e + 1 is not; 3!=x is an inequality, 3! = x an equation.
+        let answer = Random(seed).expression(0);
+        let reference = Random(other).expression(0);
+        // Spaces change the meaning of 2e+1, which is twenty, and of 3!=x, which is an inequality.
         prop_assume!(!answer.contains("e+") && !answer.contains("!="));
         let spaced = answer.replace('+', " + ").replace('=', " = ").replace("\\cdot", " \\cdot ");
         prop_assert_eq!(verdict(&answer, &reference), verdict(&spaced, &reference));
@@ -78,7 +81,8 @@ proptest! {
 
     #[test]
     fn equality_of_plain_values_is_symmetric(a in -99i64..99, b in 1i64..99, c in -99i64..99, d in 1i64..99) {
-        let (x, y) = (format!("\\frac{{{a}}}{{{b}}}"), format!("{c}/{d}"));
+        let x = format!("\\frac{{{a}}}{{{b}}}");
+        let y = format!("{c}/{d}");
         prop_assert_eq!(verdict(&x, &y), verdict(&y, &x));
         prop_assert_eq!(verdict(&x, &y) == Verdict::Right, a * d == c * b);
     }

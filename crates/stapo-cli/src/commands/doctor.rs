@@ -4,7 +4,7 @@ use crate::shared::machine;
 use crate::shared::units::size;
 use anyhow::Result;
 use serde_json::json;
-use stapo_rl::device::cuda::{self, Found, Part};
+use stapo_rl::device::cuda::{self, Found, FoundLibrary};
 use stapo_rl::device::{CpuOptions, Simd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -122,8 +122,8 @@ fn gpus(found: &Found) -> Vec<Finding> {
     }
     for (name, part) in [("nvrtc", &found.nvrtc), ("cublaslt", &found.cublaslt)] {
         lines.push(match part {
-            Part::Version(version) => Finding { name, status: Status::Good, text: version.clone() },
-            Part::Missing { package } => {
+            FoundLibrary::Version(version) => Finding { name, status: Status::Good, text: version.clone() },
+            FoundLibrary::Missing { package } => {
                 Finding { name, status: Status::Absent, text: format!("pip install '{package}' brings it") }
             }
         });
@@ -135,9 +135,9 @@ fn gpus(found: &Found) -> Vec<Finding> {
 }
 
 fn as_json(args: &Args, options: CpuOptions, found: &Found) -> serde_json::Value {
-    let part = |part: &Part| match part {
-        Part::Version(version) => json!({"version": version}),
-        Part::Missing { package } => json!({"package": package}),
+    let part = |part: &FoundLibrary| match part {
+        FoundLibrary::Version(version) => json!({"version": version}),
+        FoundLibrary::Missing { package } => json!({"package": package}),
     };
     let memory = machine::memory();
     json!({

@@ -9,7 +9,8 @@ use serde_json::Value;
 use stapo_rl::LoadedModel;
 use stapo_rl::device::DeviceName;
 use stapo_rl::inference::{
-    Engine, Event, Filter, Request, Response, Sampled, SamplingRule, Settings, Ticket,
+    Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
+    Ticket,
 };
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr, stdout};
@@ -75,14 +76,15 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let model = open_model(&args.model, args.device, args.threads)?;
-    let settings = Settings {
+    let settings = EngineSettings {
         seed: args.seed,
         rule: rule(args),
         n_alternatives: args.alternatives,
         kv_bytes: usize::try_from(args.kv_memory)?,
-        ..Settings::default()
+        ..EngineSettings::default()
     };
-    let mut engine = Engine::new(&model.policy, settings)?;
+    let mut memory = EngineMemory::new();
+    let mut engine = Engine::new(&model.policy, &mut memory, settings)?;
     let mut submitted = BTreeMap::new();
     let mut submit = |line: usize, record: &PromptRecord| -> Result<(Ticket, usize)> {
         let prompt = prompt(&model, record)?;
@@ -178,7 +180,7 @@ fn print_in_order(
 ) -> Result<(usize, usize)> {
     let mut order =
         submitted.keys().flat_map(|&ticket| (0..args.n).map(move |sample| (ticket, sample))).peekable();
-    let mut finished: BTreeMap<(Ticket, u32), Response> = BTreeMap::new();
+    let mut finished: BTreeMap<(Ticket, u32), Completion> = BTreeMap::new();
     let (mut n_responses, mut n_tokens) = (0, 0);
     let mut outcome = Ok(());
     let mut out = stdout().lock();
@@ -228,7 +230,7 @@ fn write_json(
     out: &mut impl Write,
     model: &LoadedModel,
     submitted: &SubmittedPrompt,
-    response: &Response,
+    response: &Completion,
 ) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
     let has_alternatives = response.tokens.iter().any(|t| !t.alternatives.is_empty());
@@ -250,7 +252,7 @@ fn write_json(
     Ok(writeln!(out)?)
 }
 
-fn choices(model: &LoadedModel, sampled: &Sampled) -> Result<Vec<Choice>> {
+fn choices(model: &LoadedModel, sampled: &SampledToken) -> Result<Vec<Choice>> {
     sampled.alternatives.iter().map(|listed| choice(model, listed.token, listed.logp)).collect()
 }
 
@@ -258,7 +260,7 @@ fn write_text(
     out: &mut impl Write,
     model: &LoadedModel,
     submitted: &SubmittedPrompt,
-    response: &Response,
+    response: &Completion,
 ) -> Result<()> {
     let tokens: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
     let text = model.tokenizer()?.decode(&tokens)?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use stapo_rl::LoadedModel;
 use stapo_rl::device::DeviceName;
-use stapo_rl::inference::{Batch, Keep, Pass, Reading, Scores};
+use stapo_rl::inference::{HeadOptions, PackedBatch, Pass, TokenScores};
 use std::io::{BufWriter, StdoutLock, Write, stdout};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -42,10 +42,11 @@ const BATCH_TOKENS: usize = 4096;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let model = open_model(&args.model, args.device, args.threads)?;
-    let reading = Reading { temperature: args.temperature, n_alternatives: args.alternatives };
-    let pass = Pass::new(&model.policy, Keep::Nothing)?;
+    let options = HeadOptions { temperature: args.temperature, n_alternatives: args.alternatives };
+    let pass = Pass::scoring(&model.policy)?;
     let out = BufWriter::new(stdout().lock());
-    let mut scorer = Scorer { model: &model, reading, pass, batch: Batch::new(), records: Vec::new(), out };
+    let mut scorer =
+        Scorer { model: &model, options, pass, batch: PackedBatch::new(), records: Vec::new(), out };
     let read = |_, record: &PromptRecord| tokens(&model, record);
     let take =
         |line, record, (tokens, n_prompt): (Vec<u32>, usize)| scorer.take(line, record, &tokens, n_prompt);
@@ -60,9 +61,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// Gathers records into batches. A record's numbers do not depend on the other records of its batch.
 struct Scorer<'a> {
     model: &'a LoadedModel,
-    reading: Reading,
+    options: HeadOptions,
     pass: Pass,
-    batch: Batch,
+    batch: PackedBatch,
     records: Vec<BatchedRecord>,
     out: BufWriter<StdoutLock<'static>>,
 }
@@ -103,14 +104,14 @@ impl Scorer<'_> {
 
     fn flush(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
-        let scores = self.pass.forward(&self.model.policy, &batch, self.reading)?;
+        let scores = self.pass.forward(&self.model.policy, &batch, self.options)?;
         for record in std::mem::take(&mut self.records) {
             self.write(&record, &batch, &scores)?;
         }
         Ok(self.out.flush()?)
     }
 
-    fn write(&mut self, record: &BatchedRecord, batch: &Batch, scores: &Scores) -> Result<()> {
+    fn write(&mut self, record: &BatchedRecord, batch: &PackedBatch, scores: &TokenScores) -> Result<()> {
         let range = record.scored.clone();
         let tokens = &batch.targets()[range.clone()];
         let text =
@@ -118,7 +119,7 @@ impl Scorer<'_> {
         let choices = |row: &Vec<(u32, f32)>| {
             row.iter().map(|&(token, logp)| choice(self.model, token, logp)).collect::<Result<Vec<_>>>()
         };
-        let alternatives = (self.reading.n_alternatives > 0)
+        let alternatives = (self.options.n_alternatives > 0)
             .then(|| scores.alternatives[range.clone()].iter().map(choices).collect::<Result<_>>());
         let line = ScoredLine {
             line: record.line,

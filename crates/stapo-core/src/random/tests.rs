@@ -105,7 +105,7 @@ fn below_is_uniform_and_in_range() {
 
 #[test]
 fn below_redraws_the_uneven_rest() {
-    // With n = 3 * 2^62 a plain multiply-shift would give every third value half of all draws.
+    // With n = 3 * 2^62 a multiply-shift without redraws would give every third value half of all draws.
     let n = 3 << 62;
     let draws = 30_000;
     let thirds = (0..draws).filter(|&i| Key::new(4).with(i).below(n).is_multiple_of(3)).count();

@@ -22,10 +22,6 @@ impl QuestionCount {
         self.n_samples
     }
 
-    pub fn n_correct(&self) -> usize {
-        self.n_correct
-    }
-
     /// Share of correct samples: this question's avg@k.
     pub fn share(&self) -> f64 {
         self.n_correct as f64 / self.n_samples as f64
@@ -45,8 +41,9 @@ pub fn avg_at_k(questions: &[QuestionCount]) -> Result<Estimate, StatsError> {
     proportion_estimate(&shares, n_samples(questions))
 }
 
-/// pass@k: the chance that at least one of k samples is correct, mean over questions of the unbiased
-/// [`pass_at_k_of_question`]. Interval as in [`avg_at_k`]. Refuses k = 0 and k above any question's samples.
+/// pass@k: the chance that at least one of k samples is correct, mean over questions of the unbiased estimate
+/// `1 - C(n - c, k) / C(n, k)`: the share of k-subsets of n samples that hold one of the c correct ones (Chen et al.
+/// 2021, eq. 1). Interval as in [`avg_at_k`]. Refuses k = 0 and k above any question's samples.
 pub fn pass_at_k(questions: &[QuestionCount], k: usize) -> Result<Estimate, StatsError> {
     if let Some(question) = questions.iter().position(|q| k == 0 || k > q.n_samples) {
         return Err(StatsError::K { question, k, n_samples: questions[question].n_samples });
@@ -55,18 +52,11 @@ pub fn pass_at_k(questions: &[QuestionCount], k: usize) -> Result<Estimate, Stat
     proportion_estimate(&values, n_samples(questions))
 }
 
-/// `1 - C(n - c, k) / C(n, k)`: the share of k-subsets of n samples that hold one of the c correct ones; unbiased for
-/// the chance that k fresh samples do (Chen et al. 2021, eq. 1).
-pub fn pass_at_k_of_question(question: QuestionCount, k: usize) -> Result<f64, StatsError> {
-    if k == 0 || k > question.n_samples {
-        return Err(StatsError::K { question: 0, k, n_samples: question.n_samples });
-    }
-    Ok(pass_of(question, k))
-}
-
-/// The quotient of binomials as a product of factors below 1, over the shorter of its two forms.
+/// One question's pass@k. The quotient of binomials is a product of factors below 1 that can run over k or over c
+/// factors; the shorter product is taken.
 fn pass_of(question: QuestionCount, k: usize) -> f64 {
-    let (n, c) = (question.n_samples, question.n_correct);
+    let n = question.n_samples;
+    let c = question.n_correct;
     if n - c < k {
         return 1.0;
     }

@@ -38,13 +38,8 @@ pub struct Bootstrapped {
     /// Standard deviation of the replicates.
     pub standard_error: f64,
     pub percentile: Interval,
-    /// Bias-corrected and accelerated: the better one for skewed statistics and few questions.
+    /// Bias-corrected and accelerated; better than `percentile` for skewed statistics and few questions.
     pub bca: Interval,
-}
-
-/// Bootstrap of the mean of one finite value per question; at least 2 questions.
-pub fn bootstrap_mean(values: &[f64], resampling: &Resampling) -> Result<Bootstrapped, StatsError> {
-    mean_replicates(values, resampling).map(|(bootstrapped, _)| bootstrapped)
 }
 
 /// Bootstrap of any statistic of `n_questions` (at least 2) questions: `statistic` gets the indices of the questions
@@ -66,7 +61,7 @@ pub fn bootstrap(
     bootstrapped(value, &replicates, &jackknife, resampling.level)
 }
 
-/// [`bootstrap_mean`] and its replicates in ascending order.
+/// Bootstrap of the mean of one finite value per question (at least 2), and the replicates in ascending order.
 pub(super) fn mean_replicates(
     values: &[f64],
     resampling: &Resampling,
@@ -127,7 +122,8 @@ pub fn percentile_interval(replicates: &[f64], level: f64) -> Result<Interval, S
 }
 
 /// Bias-corrected and accelerated interval (Efron 1987): the quantiles of the replicates at
-/// `Phi(z0 + (z0 + z) / (1 - a (z0 + z)))`, z being the normal quantiles of [`percentile_interval`]'s places.
+/// `Phi(z0 + (z0 + z) / (1 - a (z0 + z)))`, z being the normal quantiles of the two probabilities of
+/// [`percentile_interval`].
 ///
 /// z0 is the normal quantile of the share of replicates below `value` (equal ones count half; the share is kept half a
 /// replicate away from 0 and 1). The acceleration a is `sum d^3 / (6 (sum d^2)^(3/2))`, d being the mean of the
@@ -148,7 +144,7 @@ pub fn bca_interval(
     let place = |p: f64| {
         let z = z0 + normal_quantile(p);
         let shrink = 1.0 - a * z;
-        // Past the pole the transformation has run off to the end it was heading for.
+        // At and past its pole the transformation is replaced by its limit, probability 0 or 1.
         if shrink > 0.0 { normal_cdf(z0 + z / shrink) } else { f64::from(z > 0.0) }
     };
     let tail = 0.5 * (1.0 - level);

@@ -10,7 +10,7 @@ use super::{Estimate, Interval, StatsError};
 /// Level of the intervals inside an [`Estimate`]; [`t_interval`] gives others.
 pub const LEVEL: f64 = 0.95;
 
-/// The scores of one question's samples, reduced to what means and variances need.
+/// The scores of one question's samples, reduced to their number, mean and sum of squares.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuestionScores {
     n_samples: usize,
@@ -44,31 +44,14 @@ impl QuestionScores {
 
 /// Mean over questions of the mean over samples; a question counts once however many samples it has.
 ///
-/// With m the mean of the Q question means `m_q`, the squared standard error is `sum (m_q - m)^2 / (Q (Q - 1))`. That is
-/// the cluster-robust variance with the CR1 factor Q / (Q - 1) of a regression on a constant with weights `1 / n_q`
-/// (Liang, Zeger 1986; for evaluations Miller 2024); it holds whatever the dependence within a question. Interval: t
-/// with Q - 1 degrees of freedom.
+/// With m the mean of the Q question means `m_q`, the squared standard error is `sum (m_q - m)^2 / (Q (Q - 1))`. That
+/// is the cluster-robust variance with the CR1 factor Q / (Q - 1) of a regression on a constant with weights `1 / n_q`
+/// (Liang, Zeger 1986; for evaluations Miller 2024); the standard error holds whatever the dependence within a
+/// question. Interval: t with Q - 1 degrees of freedom.
 pub fn clustered_mean(questions: &[QuestionScores]) -> Result<Estimate, StatsError> {
     let means: Vec<f64> = questions.iter().map(QuestionScores::mean).collect();
     let n_samples = questions.iter().map(QuestionScores::n_samples).sum();
     Ok(Estimate { n_samples, ..mean_estimate(&means)? })
-}
-
-/// Mean over all samples; a question counts by its number of samples. Equal to [`clustered_mean`] where those are
-/// equal.
-///
-/// With N samples in Q questions and m their mean, the squared standard error is
-/// `Q / (Q - 1) * sum_q (n_q (m_q - m))^2 / N^2` (CR1; its second factor (N - 1) / (N - 1) is 1 for a constant).
-pub fn pooled_mean(questions: &[QuestionScores]) -> Result<Estimate, StatsError> {
-    at_least("questions", 1, questions.len())?;
-    let n_questions = questions.len();
-    let n_samples: usize = questions.iter().map(QuestionScores::n_samples).sum();
-    let total = n_samples as f64;
-    let value = questions.iter().map(|q| q.n_samples as f64 * q.mean).sum::<f64>() / total;
-    let squares: f64 = questions.iter().map(|q| (q.n_samples as f64 * (q.mean - value)).powi(2)).sum();
-    let freedom = (n_questions - 1) as f64;
-    let standard_error = (n_questions > 1).then(|| (n_questions as f64 / freedom * squares).sqrt() / total);
-    estimate(value, standard_error, n_questions, n_samples)
 }
 
 /// Mean of one finite value per question (or per seed), with standard error s / sqrt(n) and the t interval.
@@ -76,8 +59,13 @@ pub fn mean_estimate(values: &[f64]) -> Result<Estimate, StatsError> {
     at_least("values", 1, values.len())?;
     all_finite("values", values)?;
     let n = values.len();
+    let value = mean_of(values);
     let standard_error = (n > 1).then(|| (variance_of(values) / n as f64).sqrt());
-    estimate(mean_of(values), standard_error, n, n)
+    let interval = match standard_error {
+        Some(error) => Some(t_interval(value, error, (n - 1) as f64, LEVEL)?),
+        None => None,
+    };
+    Ok(Estimate { value, standard_error, interval, n_questions: n, n_samples: n })
 }
 
 /// `value +- t standard_error`, t the quantile of Student's t at (1 + level) / 2.
@@ -113,15 +101,15 @@ fn wilson_of_share(share: f64, n: f64, level: f64) -> Interval {
     let shrink = 1.0 / (1.0 + z * z / n);
     let center = shrink * (share + z * z / (2.0 * n));
     let half = shrink * z * (share * (1.0 - share) / n + z * z / (4.0 * n * n)).sqrt();
-    // At the ends the two terms cancel exactly in theory.
+    // At a share of 0 or 1 center and half cancel exactly in theory, but not in floating point.
     let low = if share == 0.0 { 0.0 } else { center - half };
     let high = if share == 1.0 { 1.0 } else { center + half };
     Interval { low, high, level }.within(0.0, 1.0)
 }
 
 /// [`mean_estimate`] of values that lie in 0..1. Where all are equal (every question failed, say) the t interval would
-/// have no width; a proportion varies at most like one trial per question, so Wilson's interval with n = questions is
-/// given instead.
+/// have no width. A proportion varies at most like one trial per question, so Wilson's interval with one trial per
+/// question replaces the t interval there.
 pub(super) fn proportion_estimate(values: &[f64], n_samples: usize) -> Result<Estimate, StatsError> {
     let mut estimate = Estimate { n_samples, ..mean_estimate(values)? };
     let alike = values.iter().all(|v| *v == values[0]);
@@ -159,17 +147,4 @@ pub fn variance_components(questions: &[QuestionScores]) -> Result<VarianceCompo
     let means: Vec<f64> = questions.iter().map(QuestionScores::mean).collect();
     let between = (variance_of(&means) - within * inverse_samples).max(0.0);
     Ok(VarianceComponents { between, within, inverse_samples })
-}
-
-fn estimate(
-    value: f64,
-    standard_error: Option<f64>,
-    n_questions: usize,
-    n_samples: usize,
-) -> Result<Estimate, StatsError> {
-    let interval = match standard_error {
-        Some(error) => Some(t_interval(value, error, (n_questions - 1) as f64, LEVEL)?),
-        None => None,
-    };
-    Ok(Estimate { value, standard_error, interval, n_questions, n_samples })
 }

@@ -10,13 +10,6 @@ pub fn mean(values: &[f64]) -> Result<f64, StatsError> {
     Ok(mean_of(values))
 }
 
-/// Unbiased variance, divisor n - 1, of at least two finite values.
-pub fn sample_variance(values: &[f64]) -> Result<f64, StatsError> {
-    at_least("values", 2, values.len())?;
-    all_finite("values", values)?;
-    Ok(variance_of(values))
-}
-
 /// Quantile by linear interpolation between order statistics at place q (n - 1) (Hyndman, Fan 1996, type 7; the
 /// default of R and `NumPy`). Values in any order, finite.
 pub fn quantile(values: &[f64], q: f64) -> Result<f64, StatsError> {
@@ -44,7 +37,7 @@ pub fn quantile_sorted<T: Copy + Into<f64>>(sorted: &[T], q: f64) -> f64 {
     between(low, high, place - below)
 }
 
-/// [`quantile`] without sorting, in linear time: `values` are reordered. None where there are none.
+/// [`quantile`] without sorting, in linear time: `values` are reordered. `None` for an empty slice.
 ///
 /// # Panics
 /// When `q` is outside 0..=1.
@@ -87,7 +80,7 @@ pub(super) fn mean_of(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Sample variance of values known to be finite and at least two.
+/// Unbiased variance, divisor n - 1, of values known to be finite and at least two.
 pub(super) fn variance_of(values: &[f64]) -> f64 {
     squares_about(values, mean_of(values)) / (values.len() - 1) as f64
 }

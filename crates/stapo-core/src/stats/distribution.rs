@@ -1,12 +1,13 @@
 //! The normal and Student's t distribution.
 //!
-//! Written here on top of `libm` (erf, erfc, lgamma), because the crate at hand (statrs 0.19) does not come back from
-//! its t quantile at 10^8 degrees of freedom and is off by 6e-5 at 10^6. All functions return for every argument;
-//! NaN, a probability outside 0..=1 or degrees of freedom not above 0 give NaN.
+//! Written here on top of `libm` (erf, erfc, lgamma), because the t quantile of statrs 0.19 does not return at 10^8
+//! degrees of freedom and is off by 6e-5 at 10^6. All functions return for every argument; NaN, a probability outside
+//! 0..=1 or degrees of freedom not above 0 give NaN.
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-/// From here on [`normal_deviate`] is exact to f64, while the continued fraction begins to lose digits.
+/// Degrees of freedom from which [`normal_deviate`] is exact to f64, while the continued fraction begins to lose
+/// digits.
 const MANY_FREEDOM: f64 = 500.0;
 
 /// P(Z <= x).
@@ -33,7 +34,7 @@ pub fn normal_quantile(p: f64) -> f64 {
     for _ in 0..3 {
         // Near the middle the distance from 1/2 keeps the digits that the distance from p would lose.
         let miss = if p > 0.25 { 0.5 * libm::erf(x * FRAC_1_SQRT_2) - (p - 0.5) } else { normal_cdf(x) - p };
-        // Divided by the density in two halves: its inverse overflows where p is subnormal.
+        // The inverse of the density overflows where p is subnormal, so `miss` is multiplied by its root twice.
         let half = (0.25 * x * x).exp();
         let step = miss * half * half * (2.0 * PI).sqrt();
         x -= step / (1.0 + 0.5 * x * step);
@@ -41,17 +42,12 @@ pub fn normal_quantile(p: f64) -> f64 {
     x
 }
 
-/// P(T <= t) for Student's t with `freedom` degrees of freedom.
-pub fn t_cdf(t: f64, freedom: f64) -> f64 {
-    if t > 0.0 { 1.0 - t_upper(t, freedom) } else { t_upper(-t, freedom) }
-}
-
-/// P(|T| >= |t|): the two-sided p value.
+/// P(|T| >= |t|) for Student's t with `freedom` degrees of freedom: the two-sided p value.
 pub fn t_two_sided(t: f64, freedom: f64) -> f64 {
     2.0 * t_upper(t.abs(), freedom)
 }
 
-/// t with P(T <= t) = p. Newton steps kept inside a shrinking bracket, so it always ends.
+/// t with P(T <= t) = p, by Newton steps kept inside a shrinking bracket, so that the search always ends.
 pub fn t_quantile(p: f64, freedom: f64) -> f64 {
     if !(0.0..=1.0).contains(&p) || freedom.is_nan() || freedom <= 0.0 {
         return f64::NAN;
@@ -73,7 +69,7 @@ fn upper_quantile(upper: f64, central: f64, freedom: f64) -> f64 {
     if freedom.is_infinite() {
         return -normal_quantile(upper);
     }
-    // Positive while t is too small. In the tail the logarithm makes a power law straight in ln t.
+    // Positive while t is too small. In the tail the logarithm is used: a power law is a straight line in ln t.
     let miss = |t: f64| {
         if upper > 0.25 {
             (central - t_central(t, freedom)) / upper

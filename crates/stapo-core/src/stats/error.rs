@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-/// Why a statistic has no value. Each names the argument, what it holds and what it should hold.
+/// Why a statistic has no value. Every message names the argument, its value and the values expected.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum StatsError {
     #[error("{what}: {got} given, expected at least {needed}")]

@@ -1,4 +1,4 @@
-//! The one figure of a paper's abstract.
+//! The relative gain that a paper's abstract quotes.
 
 use super::StatsError;
 use super::error::{all_finite, at_least};
@@ -37,7 +37,8 @@ mod tests {
 
     #[test]
     fn the_published_table_gives_the_published_gains() {
-        // Averages over six benchmarks of arXiv 2602.15620: GRPO, 20-Entropy, JustRL against STAPO at 1.7B, 8B, 14B.
+        // Averages over the six benchmarks of arXiv 2602.15620 at 1.7B, 8B and 14B: GRPO, 20-Entropy and JustRL as
+        // baselines, STAPO as the method.
         let table = |rows: [([f64; 3], f64); 3]| {
             rows.map(|(baselines, method)| Contest { method, baselines: baselines.to_vec() })
         };

@@ -4,7 +4,7 @@ use super::StatsError;
 
 /// Adjusted p values (Holm 1979), in the order given: with p sorted ascending, `max over j <= i of (m - j) p_j` (j from
 /// 0), at most 1. Rejecting those at or below alpha keeps the chance of any false rejection at or below alpha, whatever
-/// the dependence between the tests. None given, none returned.
+/// the dependence between the tests. An empty list gives an empty list.
 pub fn holm(p_values: &[f64]) -> Result<Vec<f64>, StatsError> {
     if let Some(&value) = p_values.iter().find(|p| !(0.0..=1.0).contains(*p)) {
         return Err(StatsError::OutOfRange { what: "p value", value, expected: "a number from 0 to 1" });

@@ -8,7 +8,7 @@ use crate::random::Key;
 
 /// Multiply-adds per question above which the exact sum gives way to random draws.
 const EXACT_COST: f64 = 2e8;
-/// Draws per question then: a standard error of at most 0.002.
+/// Random draws per question above [`EXACT_COST`]: a standard error of at most 0.002.
 const N_DRAWS: u64 = 1 << 16;
 const DRAW_SEED: u64 = 0x006d_616a_6f72_6974;
 
@@ -64,7 +64,11 @@ impl QuestionVotes {
     }
 }
 
-/// maj@k: mean over questions of [`maj_at_k_of_question`], with the interval of [`avg_at_k`](super::avg_at_k).
+/// maj@k: mean over questions of the chance that the majority answer of k samples, drawn from the question's samples
+/// without replacement, is correct. Ties fall to each of the tied answers equally often; no vote at all is wrong.
+/// Unbiased for k fresh samples, and for k = n the vote itself. Interval as in [`avg_at_k`](super::avg_at_k).
+///
+/// Exact while the sum is affordable (always for a few hundred samples), else the mean of 65536 fixed random draws.
 pub fn maj_at_k(questions: &[QuestionVotes], k: usize) -> Result<Estimate, StatsError> {
     let mut values = Vec::with_capacity(questions.len());
     for (question, votes) in questions.iter().enumerate() {
@@ -75,19 +79,6 @@ pub fn maj_at_k(questions: &[QuestionVotes], k: usize) -> Result<Estimate, Stats
         values.push(majority_of(votes, k));
     }
     proportion_estimate(&values, questions.iter().map(QuestionVotes::n_samples).sum())
-}
-
-/// The chance that the majority answer of k samples, drawn from this question's without replacement, is correct; ties
-/// fall to each of the tied answers equally often; no vote at all is wrong. Unbiased for k fresh samples, and for
-/// k = n the vote itself.
-///
-/// Exact while the sum is affordable (always for a few hundred samples), else the mean of 65536 fixed random draws.
-pub fn maj_at_k_of_question(votes: &QuestionVotes, k: usize) -> Result<f64, StatsError> {
-    let n_samples = votes.n_samples();
-    if k == 0 || k > n_samples {
-        return Err(StatsError::K { question: 0, k, n_samples });
-    }
-    Ok(majority_of(votes, k))
 }
 
 fn majority_of(votes: &QuestionVotes, k: usize) -> f64 {
@@ -101,13 +92,14 @@ fn majority_of(votes: &QuestionVotes, k: usize) -> f64 {
     }
 }
 
-/// Mean correctness of the answers with the most drawn votes; 0 when nobody voted.
+/// Mean correctness of the answers with the most drawn votes; 0 without any vote.
 fn winner_share(answers: &[AnswerVotes], drawn: &[usize]) -> f64 {
     let most = drawn.iter().copied().max().unwrap_or(0);
     if most == 0 {
         return 0.0;
     }
-    let (mut n_tied, mut right) = (0.0, 0.0);
+    let mut n_tied = 0.0;
+    let mut right = 0.0;
     for (answer, _) in answers.iter().zip(drawn).filter(|&(_, &n)| n == most) {
         n_tied += 1.0;
         right += answer.n_correct as f64 / answer.n_votes as f64;
@@ -115,7 +107,8 @@ fn winner_share(answers: &[AnswerVotes], drawn: &[usize]) -> f64 {
     right / n_tied
 }
 
-/// Sum over the winner g and its m votes of P(g drawn m times, the others at most m times, t of them m times) / (t + 1).
+/// Sum, over each winner g and its number of votes m, of
+/// `P(g drawn m times, the others at most m times, t of them m times) / (t + 1)`.
 ///
 /// Draws without replacement are independent binomial draws with one chance k / n, given that they add up to k; so the
 /// joint chance is a product of rows of [`binomial_row`], convolved over answers, divided by the binomial chance of k
@@ -139,7 +132,7 @@ fn exact_majority(votes: &QuestionVotes, k: usize) -> f64 {
 /// exactly m) / (t + 1).
 fn tied_chance(rows: &[Vec<f64>], silent: &[f64], winner: usize, m: usize, rest: usize) -> f64 {
     let width = (rest / m).min(rows.len() - 1) + 1;
-    // chances[drawn * width + t]
+    // Laid out as chances[drawn * width + t].
     let mut chances = vec![0.0; (rest + 1) * width];
     for (drawn, &chance) in silent.iter().enumerate().take(rest + 1) {
         chances[drawn * width] = chance;
@@ -172,8 +165,8 @@ fn exact_cost(votes: &QuestionVotes, k: usize) -> f64 {
     n_winners as f64 * per_winner
 }
 
-/// Chances of 0..=n successes: ratios of neighbours outward from the mode, then scaled to sum 1, so that neither n nor
-/// an extreme chance under- or overflows what matters.
+/// Chances of 0..=n successes: ratios of neighbours outward from the mode, then scaled to sum 1, so that no chance of
+/// notable size under- or overflows, whatever n and `chance` are.
 fn binomial_row(n: usize, chance: f64) -> Vec<f64> {
     let mut row = vec![0.0; n + 1];
     let mode = (((n + 1) as f64 * chance) as usize).min(n);
@@ -203,7 +196,7 @@ fn drawn_majority(votes: &QuestionVotes, k: usize, n_draws: u64) -> f64 {
     for draw in 0..n_draws {
         let key = Key::new(DRAW_SEED).with(draw);
         drawn.fill(0);
-        // The first k places of a Fisher-Yates shuffle are a random subset, from whatever order they start.
+        // The first k places of a Fisher-Yates shuffle are a random subset, whatever order the shuffle starts from.
         for i in 0..k {
             let j = i + key.with(i as u64).below((samples.len() - i) as u64) as usize;
             samples.swap(i, j);

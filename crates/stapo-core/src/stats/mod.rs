@@ -7,8 +7,8 @@
 //! | question asked | call |
 //! |---|---|
 //! | how good is it | [`avg_at_k`], [`pass_at_k`], [`maj_at_k`] |
-//! | ... for scores that are not right-or-wrong | [`clustered_mean`], [`pooled_mean`], [`mean_estimate`] |
-//! | ... without the normal approximation | [`bootstrap_mean`], [`bootstrap`], [`wilson`] |
+//! | ... for scores that are not right-or-wrong | [`clustered_mean`], [`mean_estimate`] |
+//! | ... without the normal approximation | [`bootstrap`], [`paired_bootstrap`], [`wilson`] |
 //! | is B better than A on the same questions | [`compare_paired`], then [`holm`] over benchmarks |
 //! | could this benchmark have shown it | [`PairedDesign`] |
 
@@ -29,19 +29,19 @@ mod wilcoxon;
 #[cfg(test)]
 mod tests;
 
-pub use at_k::{QuestionCount, avg_at_k, pass_at_k, pass_at_k_of_question};
-pub use bootstrap::{Bootstrapped, Resampling, bca_interval, bootstrap, bootstrap_mean, percentile_interval};
+pub use at_k::{QuestionCount, avg_at_k, pass_at_k};
+pub use bootstrap::{Bootstrapped, Resampling, bca_interval, bootstrap, percentile_interval};
 pub use cluster::{
-    LEVEL, QuestionScores, VarianceComponents, clustered_mean, mean_estimate, pooled_mean, t_interval,
+    LEVEL, QuestionScores, VarianceComponents, clustered_mean, mean_estimate, t_interval,
     variance_components, wilson,
 };
 pub use descriptive::{
-    area_under_curve, entropy_stability, mean, quantile, quantile_in_place, quantile_sorted, sample_variance,
+    area_under_curve, entropy_stability, mean, quantile, quantile_in_place, quantile_sorted,
 };
 pub use error::StatsError;
 pub use headline::{Contest, headline_gain};
 pub use holm::holm;
-pub use majority::{AnswerVotes, QuestionVotes, maj_at_k, maj_at_k_of_question};
+pub use majority::{AnswerVotes, QuestionVotes, maj_at_k};
 pub use paired::{AgainstArm, PairedComparison, compare_by_seed, compare_paired, paired_bootstrap, paired_t};
 pub use permutation::paired_permutation;
 pub use power::PairedDesign;
@@ -58,10 +58,6 @@ pub struct Interval {
 }
 
 impl Interval {
-    pub fn contains(&self, value: f64) -> bool {
-        self.low <= value && value <= self.high
-    }
-
     /// The part within a known range of the truth, such as 0..1 for a proportion: cutting there loses no coverage.
     #[must_use]
     pub fn within(self, low: f64, high: f64) -> Self {
@@ -83,9 +79,9 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// The whole null distribution.
+    /// From the whole null distribution.
     Exact,
-    /// Random draws from the null distribution, the observed one counted among them.
+    /// From random draws of the null distribution, with the observed value counted among the draws.
     MonteCarlo,
     NormalApproximation,
     StudentT,

@@ -13,7 +13,7 @@ use super::power::{PairedDesign, detectable};
 use super::wilcoxon::wilcoxon_signed_rank;
 use super::{Interval, Method, StatsError, Test};
 
-/// Everything `candidate - baseline` says, question by question.
+/// Differences `candidate - baseline` per question: their mean, intervals and p values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PairedComparison {
     pub n_questions: usize,
@@ -46,8 +46,8 @@ pub struct AgainstArm {
     pub p_adjusted: f64,
 }
 
-/// Compares a method with each of several arms by one (seed, value) per run, paired by seed. `None` for an arm that shares
-/// fewer than two seeds with the method.
+/// Compares a method with each of several arms by one (seed, value) per run, paired by seed. `None` for an arm that
+/// shares fewer than two seeds with the method.
 pub fn compare_by_seed(
     method: &[(u64, f64)],
     arms: &[Vec<(u64, f64)>],

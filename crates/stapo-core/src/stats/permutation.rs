@@ -1,4 +1,4 @@
-//! Sign flips: the null distribution of paired differences, and the test of their mean by it.
+//! The paired permutation test: the null distribution of paired differences under sign flips.
 
 use super::bootstrap::Resampling;
 use super::error::{all_finite, at_least};
@@ -9,15 +9,15 @@ use crate::random::Key;
 const MAX_DENOMINATOR: u32 = 4096;
 /// Additions above which the exact distribution on a lattice gives way to random draws.
 const EXACT_COST: u64 = 200_000_000;
-/// Differences off any lattice are enumerated up to here: 2^19 sign patterns and their mirror images.
+/// Most differences off any lattice whose sign patterns are enumerated: 2^19 patterns and their mirror images.
 const MAX_ENUMERATED: usize = 20;
 
 /// Paired permutation test of the mean of one difference per question (Fisher 1935): under "no difference" each sign is
 /// as likely as its opposite. Two-sided: `p = P(|sum s_i d_i| >= |sum d_i|)` over all signs.
 ///
-/// Exact where the differences are multiples of some 1 / q, q up to 4096, as shares of samples are (by convolution,
-/// for thousands of questions), or are at most 20; otherwise `(1 + hits) / (1 + n_resamples)` over random signs
-/// (Phipson, Smyth 2010). Zero differences change nothing. The statistic is the mean difference.
+/// Exact where the differences are multiples of some 1 / q, q up to 4096, as shares of samples are (by convolution, for
+/// thousands of questions), or where there are at most 20 of them; otherwise `(1 + hits) / (1 + n_resamples)` over
+/// random signs (Phipson, Smyth 2010). Zero differences change nothing. The statistic is the mean difference.
 pub fn paired_permutation(differences: &[f64], resampling: &Resampling) -> Result<Test, StatsError> {
     at_least("differences", 1, differences.len())?;
     all_finite("differences", differences)?;
@@ -48,7 +48,7 @@ pub(super) fn lattice(differences: &[f64]) -> Option<Vec<i64>> {
 }
 
 /// `P(|sum s_i d_i| >= |sum d_i|)` from the distribution of the sum of the positive terms, built one difference at a
-/// time; `None` where that is too long.
+/// time; `None` where that costs more than [`EXACT_COST`] additions.
 pub(super) fn exact_on_lattice(steps: &[i64]) -> Option<f64> {
     let divisor = steps.iter().fold(0, |g, s| greatest_common_divisor(g, s.unsigned_abs())).max(1);
     let sizes: Vec<u64> = steps.iter().map(|s| s.unsigned_abs() / divisor).collect();
@@ -75,7 +75,8 @@ pub(super) fn exact_on_lattice(steps: &[i64]) -> Option<f64> {
     Some((2.0 * low_tail).clamp(f64::MIN_POSITIVE, 1.0))
 }
 
-/// The same by all sign patterns, the first sign fixed since patterns come in mirrored pairs.
+/// `P(|sum s_i d_i| >= |sum d_i|)` by all sign patterns. The first sign is fixed, since patterns come in mirrored
+/// pairs.
 fn enumerated(differences: &[f64]) -> f64 {
     let Some((&first, rest)) = differences.split_first() else { return 1.0 };
     let threshold = reach(differences);
@@ -85,6 +86,7 @@ fn enumerated(differences: &[f64]) -> f64 {
     n_hits as f64 / n_patterns as f64
 }
 
+/// `P(|sum s_i d_i| >= |sum d_i|)` estimated from random signs.
 fn drawn(differences: &[f64], resampling: &Resampling) -> f64 {
     let threshold = reach(differences);
     let seed = Key::new(resampling.seed);
@@ -102,7 +104,7 @@ fn drawn(differences: &[f64], resampling: &Resampling) -> f64 {
     (1 + n_hits) as f64 / (1 + resampling.n_resamples) as f64
 }
 
-/// |sum d|, lowered by what rounding may take from an equally large sum.
+/// |sum d|, lowered by the rounding error that an equally large sum may carry.
 fn reach(differences: &[f64]) -> f64 {
     let sum: f64 = differences.iter().sum();
     let size: f64 = differences.iter().map(|d| d.abs()).sum();

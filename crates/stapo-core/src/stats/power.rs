@@ -8,7 +8,7 @@ use super::descriptive::variance_of;
 use super::distribution::{normal_quantile, t_quantile};
 use super::error::{at_least, open_unit, same_length};
 
-/// Most questions [`PairedDesign::questions_needed`] answers with: above, f64 no longer counts.
+/// Most questions [`PairedDesign::questions_needed`] answers with: above 2^53, f64 no longer holds every integer.
 const MAX_QUESTIONS: u64 = 1 << 53;
 
 /// Two arms answer the same questions. With n questions, `samples_a` and `samples_b` samples each, the mean difference
@@ -32,8 +32,9 @@ impl PairedDesign {
     pub const ALPHA: f64 = 0.05;
     pub const POWER: f64 = 0.8;
 
-    /// Before arm B exists: it is taken to spread like A, its question means correlated with A's by `correlation`
-    /// (near 1 for two checkpoints of one model), so that `effect_variance = 2 between (1 - correlation)`.
+    /// A design before arm B exists: arm B is taken to spread like A, with question means correlated with A's by
+    /// `correlation` (near 1 for two checkpoints of one model), so that
+    /// `effect_variance = 2 between (1 - correlation)`.
     pub fn planned(
         components: &VarianceComponents,
         correlation: f64,

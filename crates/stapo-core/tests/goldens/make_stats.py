@@ -31,7 +31,7 @@ def normal():
 
 
 def student():
-    """By mpmath: SciPy rounds t = -1e-9 to p = 0.5."""
+    """By mpmath, because SciPy rounds t = -1e-9 to p = 0.5."""
 
     def cdf(t, freedom):
         t, v = mpmath.mpf(t), mpmath.mpf(freedom)
@@ -134,7 +134,7 @@ def clustered():
 
 
 def bca():
-    """SciPy's intervals from replicates that are handed over with the inputs."""
+    """SciPy's intervals, and the replicates that they were computed from."""
     out = []
     for values in (rng.exponential(size=15), rng.normal(size=8), rng.integers(0, 2, size=20)):
         values = [round(float(v), 3) for v in values]
@@ -181,7 +181,7 @@ def paired():
                 n_resamples=np.inf,
             )
             case["permutation"] = float(sign_flips.pvalue)
-            # Rounded, so that equal fractions are equal numbers.
+            # Rounding makes equal fractions equal numbers.
             w = stats.wilcoxon(np.round(nonzero, 12), method=everything)
             case["wilcoxon"] = [float(w.statistic), float(w.pvalue)]
         elif len(nonzero) > 50:

@@ -1,4 +1,4 @@
-//! What templates written for Python's Jinja expect to find.
+//! Functions, filters and tags that templates written for Python's Jinja rely on.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
@@ -26,7 +26,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Nesting beyond this is refused, for the sake of the stack.
+/// Deepest nesting that `tojson` writes; the limit protects the stack.
 const MAX_DEPTH: usize = 64;
 
 fn write_json(value: &Value, indent: Option<usize>, depth: usize, out: &mut String) -> Result<(), Error> {
@@ -77,8 +77,8 @@ fn write_scalar(value: &Value, out: &mut String) -> Result<(), Error> {
     Ok(())
 }
 
-/// Hugging Face's `{% generation %}` .. `{% endgeneration %}` marks which tokens are the assistant's. They render
-/// nothing; here they become a condition that always holds, with the same control of white space.
+/// `source` with Hugging Face's tags `{% generation %}` and `{% endgeneration %}`, which mark the assistant's tokens
+/// and render nothing, replaced by a condition that always holds, with the same control of white space.
 pub(super) fn without_generation_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

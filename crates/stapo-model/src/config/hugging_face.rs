@@ -10,12 +10,13 @@ impl ModelConfig {
     /// `transformers` gives them. Refused by name: other families, mixtures of experts, sliding windows in use,
     /// biases outside q, k and v, other activations, quantised checkpoints, rotary kinds not in [`RopeKind`].
     pub fn from_hugging_face(place: &str, keys: &Map<String, Value>) -> Result<Self> {
-        let keys = Section { place, prefix: "", keys };
+        let keys = ObjectReader { place, prefix: "", keys };
         let family = family(&keys)?;
         refuse_what_is_not_built(&keys)?;
         let n_layers = keys.whole("num_hidden_layers")?;
         refuse_sliding_window(&keys, family, n_layers)?;
-        let (width, n_heads) = (keys.whole("hidden_size")?, keys.whole("num_attention_heads")?);
+        let width = keys.whole("hidden_size")?;
+        let n_heads = keys.whole("num_attention_heads")?;
         let head_dim = match (keys.optional_whole("head_dim")?, family) {
             (Some(head_dim), _) => head_dim,
             (None, Family::Qwen3) => 128,
@@ -52,7 +53,7 @@ impl ModelConfig {
     }
 
     /// The `config.json` that `transformers` 5 loads; older versions find `rope_theta` and `rope_scaling` too.
-    /// `dtype` is its name for the type of the weights, such as `bfloat16`.
+    /// `dtype` is the name that `transformers` has for the type of the weights, such as `bfloat16`.
     pub fn to_hugging_face(&self, dtype: &str) -> Map<String, Value> {
         let stops = match self.stops.as_slice() {
             [] => Value::Null,
@@ -82,7 +83,7 @@ impl ModelConfig {
             "rope_scaling": if self.rope.kind == RopeKind::Default { Value::Null } else { json!(scaling) },
             "dtype": dtype,
             "use_cache": true,
-            // The version whose layout this is; without it the tokenizer is suspected of an old fault, loudly.
+            // The version whose layout this is. Without the key, transformers warns of a known fault in old tokenizers.
             "transformers_version": "5.0.0",
         });
         let Value::Object(mut keys) = value else { unreachable!("json! was given an object") };
@@ -112,7 +113,7 @@ pub(crate) fn token_ids(place: &str, key: &str, value: Option<&Value>) -> Result
     }
 }
 
-fn family(keys: &Section) -> Result<Family> {
+fn family(keys: &ObjectReader) -> Result<Family> {
     let supported =
         "supported: Qwen3, Qwen2 and 2.5, Llama 2 and 3, SmolLM2, TinyLlama (model_type qwen3, qwen2, llama)";
     let place = |key: &str| format!("{}: {key}", keys.place);
@@ -137,7 +138,7 @@ fn family(keys: &Section) -> Result<Family> {
     Ok(family)
 }
 
-fn refuse_what_is_not_built(keys: &Section) -> Result<()> {
+fn refuse_what_is_not_built(keys: &ObjectReader) -> Result<()> {
     let refuse = |key: &str, value: &Value, hint: &str| {
         let problem = format!("{} is not supported", abbreviated(value));
         Err(Error::unsupported(format!("{}: {key}", keys.place), problem, hint))
@@ -154,7 +155,7 @@ fn refuse_what_is_not_built(keys: &Section) -> Result<()> {
         return refuse("hidden_act", value, "expected \"silu\"");
     }
     for key in ["attention_bias", "mlp_bias"] {
-        // Qwen2 has its q, k and v biases always; `transformers` does not read this key for it.
+        // Qwen2 always has biases on q, k and v; `transformers` does not read this key for Qwen2.
         let is_qwen2 = keys.get("model_type").is_some_and(|v| v == "qwen2");
         if keys.flag(key)? == Some(true) && !is_qwen2 {
             return refuse(key, &json!(true), "biases outside Qwen2's q, k and v are not built");
@@ -166,7 +167,7 @@ fn refuse_what_is_not_built(keys: &Section) -> Result<()> {
     Ok(())
 }
 
-fn refuse_sliding_window(keys: &Section, family: Family, n_layers: usize) -> Result<()> {
+fn refuse_sliding_window(keys: &ObjectReader, family: Family, n_layers: usize) -> Result<()> {
     let hint = "only full attention is built; a window would silently change the log-probs of long sequences";
     if let Some(Value::Array(types)) = keys.get("layer_types") {
         if let Some(other) = types.iter().find(|t| *t != "full_attention") {
@@ -186,7 +187,7 @@ fn refuse_sliding_window(keys: &Section, family: Family, n_layers: usize) -> Res
     Ok(())
 }
 
-fn rope(keys: &Section, max_positions: usize) -> Result<Rope> {
+fn rope(keys: &ObjectReader, max_positions: usize) -> Result<Rope> {
     let (name, table) = match (keys.get("rope_scaling"), keys.get("rope_parameters")) {
         (Some(table), _) => ("rope_scaling", table),
         (None, Some(table)) => ("rope_parameters", table),
@@ -200,7 +201,7 @@ fn rope(keys: &Section, max_positions: usize) -> Result<Rope> {
         let hint = "expected one set of parameters for the whole model";
         return Err(Error::unsupported(place, "rotary parameters by layer type are not supported", hint));
     }
-    let rope = Section { place: keys.place, prefix: name, keys: table };
+    let rope = ObjectReader { place: keys.place, prefix: name, keys: table };
     if let Some(value) = rope.get("partial_rotary_factor").filter(|v| v.as_f64() != Some(1.0)) {
         let problem = format!("partial_rotary_factor {value} is not supported");
         return Err(Error::unsupported(place, problem, "expected rotary positions over the whole head"));
@@ -232,12 +233,12 @@ fn rope(keys: &Section, max_positions: usize) -> Result<Rope> {
     Ok(Rope { theta, kind })
 }
 
-fn top_level_theta(keys: &Section) -> Result<f64> {
+fn top_level_theta(keys: &ObjectReader) -> Result<f64> {
     Ok(keys.optional_number("rope_theta")?.unwrap_or(10_000.0))
 }
 
-/// `YaRN` with the attention factor worked out: given, or from the two `mscale`s, or 0.1 ln(factor) + 1.
-fn yarn(rope: &Section, max_positions: usize, original_positions: usize) -> Result<RopeKind> {
+/// `YaRN` with its attention factor: as given, or from the two `mscale` keys, or 0.1 ln(factor) + 1.
+fn yarn(rope: &ObjectReader, max_positions: usize, original_positions: usize) -> Result<RopeKind> {
     let factor =
         rope.optional_number("factor")?.unwrap_or(max_positions as f64 / original_positions.max(1) as f64);
     let magnitude = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
@@ -298,20 +299,20 @@ fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// A value for a message: long ones by kind.
+/// A value for a message; a long value is named by its kind.
 fn abbreviated(value: &Value) -> String {
     let text = value.to_string();
     if text.len() <= 60 { text } else { json::kind(value).to_owned() }
 }
 
-/// Typed reading of one object; null counts as absent, and errors name the key and the value.
-struct Section<'a> {
+/// Reads typed values from one JSON object. null counts as absent; errors name the key and the value.
+struct ObjectReader<'a> {
     place: &'a str,
     prefix: &'a str,
     keys: &'a Map<String, Value>,
 }
 
-impl<'a> Section<'a> {
+impl<'a> ObjectReader<'a> {
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.keys.get(key).filter(|value| !value.is_null())
     }

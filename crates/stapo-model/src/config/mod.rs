@@ -1,4 +1,4 @@
-//! The shape of a model: what every other part sizes itself by.
+//! The shape of a model, from which every other part takes its sizes.
 
 mod hugging_face;
 #[cfg(test)]
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// A decoder-only language model with grouped-query attention, rotary positions, RMS norms and a `SwiGLU`
 /// feed-forward. Values read by [`ModelConfig::from_hugging_face`] or from GGUF metadata are within the limits of
-/// [`ModelConfig::validate`]; a value built by hand is checked by calling it.
+/// [`ModelConfig::validate`]; call `validate` on a config built by hand.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     pub family: Family,
@@ -20,23 +20,24 @@ pub struct ModelConfig {
     /// Query heads; a multiple of `n_kv_heads`.
     pub n_heads: usize,
     pub n_kv_heads: usize,
-    /// Even, because rotary positions turn pairs. Not always `width / n_heads`.
+    /// Even, because rotary positions rotate pairs of dimensions. Not always `width / n_heads`.
     pub head_dim: usize,
     pub ffn_width: usize,
     /// Rows of the embedding; may exceed the tokenizer's ids (padding rows).
     pub vocabulary: usize,
     pub norm_eps: f32,
     pub rope: Rope,
-    /// Longest sequence the model was made for.
+    /// Longest sequence that the model was trained for.
     pub max_positions: usize,
     /// An RMS norm over each head of q and k, before rope (`q_norm.weight`, `k_norm.weight`, each `[head_dim]`).
     pub qk_norm: bool,
-    /// Biases on q, k and v; the output projection and the feed-forward never have one.
+    /// Biases on q, k and v; the output projection and the feed-forward never have a bias.
     pub qkv_bias: bool,
     /// The head is the embedding; there is no `lm_head.weight`.
     pub tied_embeddings: bool,
     pub bos: Option<u32>,
-    /// Tokens that end a response, from `config.json` (or GGUF); `generation_config.json` may add to them.
+    /// Tokens that end a response, from `generation_config.json` where that file names any, else from `config.json` or
+    /// GGUF.
     pub stops: Vec<u32>,
 }
 
@@ -48,8 +49,8 @@ pub enum Family {
     Llama,
 }
 
-/// Rotary positions. Base frequencies: `theta^(-2i / head_dim)` for i from 0 to half of `head_dim`, in the half-split layout
-/// (dimension i turns with dimension i + `head_dim` / 2).
+/// Rotary positions. Base frequencies: `theta^(-2i / head_dim)` for i from 0 to half of `head_dim`, in the half-split
+/// layout (dimension i turns with dimension i + `head_dim` / 2).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     pub theta: f64,
@@ -126,7 +127,7 @@ impl Family {
     }
 }
 
-/// Largest values accepted: far above any model, far below where products of two of them overflow.
+/// Largest values accepted: far above any model, and small enough that the product of two cannot overflow.
 mod limit {
     pub const WIDTH: usize = 1 << 18;
     pub const LAYERS: usize = 1 << 12;
@@ -183,7 +184,9 @@ impl ModelConfig {
     /// Every weight the model has, in the order of the forward pass. `lm_head.weight` only when untied.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let spec = |name: String, shape: &[usize]| TensorSpec { name, shape: shape.to_vec() };
-        let (d, q, kv) = (self.width, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim);
+        let d = self.width;
+        let q = self.n_heads * self.head_dim;
+        let kv = self.n_kv_heads * self.head_dim;
         let mut list = vec![spec("model.embed_tokens.weight".into(), &[self.vocabulary, d])];
         for layer in 0..self.n_layers {
             let mut add =
@@ -212,12 +215,12 @@ impl ModelConfig {
         list
     }
 
-    /// Numbers that the KV cache keeps for each token.
+    /// Numbers that the KV cache holds for each token.
     pub fn kv_numbers_per_token(&self) -> u64 {
         2 * (self.n_layers * self.n_kv_heads * self.head_dim) as u64
     }
 
-    /// Trainable numbers; tied embeddings counted once.
+    /// Trainable numbers; tied embeddings count once.
     pub fn n_parameters(&self) -> u64 {
         self.tensors().iter().map(|t| t.n_elements() as u64).sum()
     }

@@ -2,7 +2,7 @@
 
 /// Token sequences, each with a prompt and a response whose tokens are scored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Batch {
+pub struct PackedBatch {
     /// `[T]`
     tokens: Vec<u32>,
     /// `[S + 1]`: sequence s is `tokens[starts[s]..starts[s + 1]]`.
@@ -12,13 +12,13 @@ pub struct Batch {
     targets: Vec<u32>,
 }
 
-impl Default for Batch {
+impl Default for PackedBatch {
     fn default() -> Self {
         Self { tokens: Vec::new(), starts: vec![0], rows: Vec::new(), targets: Vec::new() }
     }
 }
 
-impl Batch {
+impl PackedBatch {
     pub fn new() -> Self {
         Self::default()
     }

@@ -1,111 +1,143 @@
-//! What backward adds to and the optimizer takes.
+//! The sums that backward adds to and the optimizer takes.
 
-use super::layout::{LayerSlots, Layout};
 use super::policy::Policy;
+use super::weights::{DecoderWeights, ParameterSpec};
 use crate::config::TensorSpec;
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, ViewMut, Write, reduce, residual};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Write, reduce, residual};
 
-/// Gradients of every parameter, in the slots of its policy: sums over tokens, not yet divided by anything. Each
-/// element is one chain over the tokens in order, so cutting the tokens into micro-batches changes no bit.
+/// Gradients of every parameter of a policy: sums over tokens, not yet divided by anything. On the CPU each element is
+/// one chain over the tokens in order, so cutting the tokens into micro-batches changes no bit.
 pub struct Gradients<T: Float = f32> {
     device: Device,
-    layout: Layout,
-    slots: Vec<Buffer<T>>,
-    /// Slots that hold something old in place of 0: matrices of layers, which the first product sets instead of adding to.
-    is_blank: Vec<bool>,
-    /// Of a tied embedding as a table of inputs; its slot holds that of the head. One chain each, joined at the end.
+    pub(super) tree: DecoderWeights<Gradient<T>>,
+    /// The gradient of a tied embedding as a table of inputs; the tree holds that of the same matrix as the head. Each
+    /// of the two is one chain, and [`Gradients::join`] adds them.
     lookup: Option<Buffer<T>>,
+}
+
+/// The gradient of one parameter.
+#[derive(Debug)]
+pub struct Gradient<T: Float> {
+    spec: ParameterSpec,
+    sum: Buffer<T>,
+    /// The gradient is logically zero but `sum` was not cleared: the first micro-batch overwrites it, later ones add.
+    is_stale: bool,
+}
+
+impl<T: Float> Gradient<T> {
+    fn zeros(device: &Device, spec: &ParameterSpec) -> Result<Self, OutOfMemory> {
+        Ok(Self { spec: spec.clone(), sum: device.zeros(spec.n_elements())?, is_stale: false })
+    }
+
+    /// The sum, for an op that adds to it.
+    ///
+    /// # Panics
+    /// If the sum is stale: only matrices of layers are left stale, and backward writes those by [`Gradient::writable`].
+    pub fn sum_mut(&mut self) -> ViewMut<'_, T> {
+        assert!(!self.is_stale, "the gradient of {} was not cleared", self.spec.parts[0].name);
+        self.sum.view_mut()
+    }
+
+    /// The sum, and whether an op overwrites it or adds to it.
+    pub fn writable(&mut self) -> (ViewMut<'_, T>, Write) {
+        let write = if std::mem::take(&mut self.is_stale) { Write::Set } else { Write::Add };
+        (self.sum.view_mut(), write)
+    }
+
+    fn clear(&mut self) {
+        self.sum.view_mut().fill(T::ZERO);
+        self.is_stale = false;
+    }
 }
 
 impl<T: Float> Gradients<T> {
     pub fn zeros(policy: &Policy<T>) -> Result<Self, OutOfMemory> {
-        let (device, layout) = (policy.device.clone(), policy.layout.clone());
-        let slots =
-            layout.slots.iter().map(|slot| device.zeros(slot.n_elements())).collect::<Result<_, _>>()?;
-        let n_embedding = layout.slots[layout.embedding].n_elements();
-        let lookup = if layout.is_tied() { Some(device.zeros(n_embedding)?) } else { None };
-        let is_blank = vec![false; layout.slots.len()];
-        Ok(Self { device, layout, slots, is_blank, lookup })
+        let device = policy.device().clone();
+        let tree = policy.weights.try_map(&mut |parameter| Gradient::zeros(&device, &parameter.spec))?;
+        let lookup = match tree.head {
+            Some(_) => None,
+            None => Some(device.zeros(tree.embedding.spec.n_elements())?),
+        };
+        Ok(Self { device, tree, lookup })
     }
 
+    /// Sets all gradients to zero. Matrices of layers are only marked, since the first micro-batch overwrites them.
     pub fn clear(&mut self) {
-        for slot in self.layout.layers.iter().flat_map(LayerSlots::matrices) {
-            self.is_blank[slot] = true;
+        self.tree.embedding.clear();
+        self.tree.final_norm.clear();
+        self.tree.head.iter_mut().for_each(Gradient::clear);
+        for layer in &mut self.tree.layers {
+            layer.visit_mut(&mut |gradient| {
+                if gradient.spec.is_matrix() {
+                    gradient.is_stale = true;
+                } else {
+                    gradient.clear();
+                }
+            });
         }
-        let others = self.slots.iter_mut().zip(&self.is_blank).filter(|(_, is_blank)| !**is_blank);
-        for buffer in others.map(|(buffer, _)| buffer).chain(&mut self.lookup) {
-            buffer.view_mut().fill(T::ZERO);
-        }
+        self.lookup.iter_mut().for_each(|lookup| lookup.view_mut().fill(T::ZERO));
     }
 
     /// Every gradient under the name of its tensor.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, Vec<T>)> {
-        self.layout.tensors().map(|(spec, slot, range)| {
-            let mut values = self.slots[slot].range(range.clone()).to_vec();
-            if self.is_blank[slot] {
-                values.fill(T::ZERO);
-            }
-            if let Some(lookup) = self.lookup.as_ref().filter(|_| slot == self.layout.embedding) {
-                for (value, more) in values.iter_mut().zip(lookup.range(range).to_vec()) {
-                    *value += more;
+        let lookup_of = |gradient: &Gradient<T>| {
+            self.lookup.as_ref().filter(|_| std::ptr::eq(gradient, &raw const self.tree.embedding))
+        };
+        self.tree.all().into_iter().flat_map(move |gradient| {
+            let lookup = lookup_of(gradient);
+            gradient.spec.tensors().map(move |(spec, range)| {
+                let mut values = gradient.sum.range(range.clone()).to_vec();
+                if gradient.is_stale {
+                    values.fill(T::ZERO);
                 }
-            }
-            (spec, values)
+                if let Some(lookup) = lookup {
+                    for (value, more) in values.iter_mut().zip(lookup.range(range).to_vec()) {
+                        *value += more;
+                    }
+                }
+                (spec, values)
+            })
         })
     }
 
-    /// Of gradients that are [finished](Self::finish).
-    pub(crate) fn slot(&self, slot: usize) -> stapo_ops::View<'_, T> {
-        self.slots[slot].view()
-    }
-
-    /// Where backward adds the gradient of what is no matrix of a layer.
-    pub(crate) fn slot_mut(&mut self, slot: usize) -> ViewMut<'_, T> {
-        assert!(!self.is_blank[slot], "a blank slot");
-        self.slots[slot].view_mut()
-    }
-
-    /// Where the gradient of a layer's matrix belongs, and whether it is added to what is there.
-    pub(crate) fn matrix_mut(&mut self, slot: usize) -> (ViewMut<'_, T>, Write) {
-        let is_blank = std::mem::take(&mut self.is_blank[slot]);
-        (self.slots[slot].view_mut(), if is_blank { Write::Set } else { Write::Add })
-    }
-
-    pub(crate) fn two_slots_mut(&mut self, first: usize, second: usize) -> [ViewMut<'_, T>; 2] {
-        let both = self.slots.get_disjoint_mut([first, second]).expect("two different slots");
-        both.map(Buffer::view_mut)
-    }
-
-    /// Where backward adds the gradient of the embedding as a table of inputs.
-    pub(crate) fn lookup_mut(&mut self) -> ViewMut<'_, T> {
+    /// The sum that the gradient of the embedding as a table of inputs is added to.
+    pub(super) fn lookup_mut(&mut self) -> ViewMut<'_, T> {
         match &mut self.lookup {
             Some(lookup) => lookup.view_mut(),
-            None => self.slots[self.layout.embedding].view_mut(),
+            None => self.tree.embedding.sum_mut(),
         }
     }
 
-    /// Joins the two gradients of a tied embedding, and writes out what is 0.
-    pub(crate) fn finish(&mut self) {
-        let blank = self.slots.iter_mut().zip(&mut self.is_blank).filter(|(_, is_blank)| **is_blank);
-        for (buffer, is_blank) in blank {
-            buffer.view_mut().fill(T::ZERO);
-            *is_blank = false;
-        }
+    /// Adds the two gradients of a tied embedding and clears what is stale: the tree then holds every gradient.
+    pub(crate) fn join(&mut self) {
+        self.tree.visit_mut(&mut |gradient| {
+            if gradient.is_stale {
+                gradient.clear();
+            }
+        });
         if let Some(lookup) = &mut self.lookup {
-            residual::add(&self.device, self.slots[self.layout.embedding].view_mut(), lookup.view());
+            residual::add(&self.device, self.tree.embedding.sum_mut(), lookup.view());
             lookup.view_mut().fill(T::ZERO);
         }
     }
 
-    /// The tensor and place of the first gradient that is not a finite number.
+    /// The gradient of every parameter after [`Gradients::join`], in the order of the policy's weights.
+    pub(crate) fn sums(&self) -> impl Iterator<Item = View<'_, T>> {
+        self.tree.all().into_iter().map(|gradient| gradient.sum.view())
+    }
+
+    /// The tensor and the place in it of the first gradient that is not a finite number.
     pub(crate) fn first_non_finite(&self) -> Option<(&TensorSpec, usize)> {
-        self.layout.tensors().find_map(|(spec, slot, range)| {
-            reduce::first_non_finite(&self.device, self.slots[slot].range(range)).map(|place| (spec, place))
+        self.tree.all().into_iter().find_map(|gradient| {
+            gradient.spec.tensors().find_map(|(spec, range)| {
+                let place = reduce::first_non_finite(&self.device, gradient.sum.range(range))?;
+                Some((spec, place))
+            })
         })
     }
 
     /// The squared norm of all gradients together.
     pub(crate) fn sum_squares(&self) -> f64 {
-        reduce::sum_squares(&self.device, self.slots.iter().map(Buffer::view))
+        reduce::sum_squares(&self.device, self.sums())
     }
 }

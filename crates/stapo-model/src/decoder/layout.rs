@@ -1,134 +1,249 @@
-//! Which parameters a model has, and in which slot each lies.
+//! Where every activation lies in the arena.
 
-use crate::config::{ModelConfig, TensorSpec};
-use std::ops::Range;
+use super::layer::heads;
+use crate::config::ModelConfig;
+use serde::{Deserialize, Serialize};
+use stapo_ops::{Buffer, Float, ViewMut};
 
-/// One slot per array an op takes: q, k and v are stacked into one matrix, and so are gate and up.
-#[derive(Debug, Clone)]
-pub struct Layout {
-    pub slots: Vec<Slot>,
-    pub embedding: usize,
-    pub layers: Vec<LayerSlots>,
-    pub final_norm: usize,
-    /// The embedding's own slot when tied.
-    pub head: usize,
+/// What backward computes once more instead of keeping it. No setting changes a bit of any result.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Every activation is kept: fastest, most memory.
+    #[default]
+    Nothing,
+    /// What attention and feed-forward take in is recomputed: norms, rope and swiglu. No product is computed twice.
+    Inputs,
+    /// All of a layer but its input is recomputed.
+    Layers,
 }
 
-#[derive(Debug, Clone)]
-pub struct Slot {
-    /// The tensors in it by their Hugging Face names, one below the other.
-    pub parts: Vec<TensorSpec>,
-    /// `[rows, columns]`; a vector has one column.
-    pub rows: usize,
-    pub columns: usize,
-    pub kind: SlotKind,
-}
-
+/// What a pass keeps of its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SlotKind {
-    /// Multiplies; weight decay pulls on it.
-    Matrix,
-    /// Norm weights and biases: no weight decay.
-    Vector,
+pub enum Purpose {
+    /// A forward pass alone: all layers share the memory of one.
+    Inference,
+    /// A forward pass and a backward pass.
+    Training(Recompute),
 }
 
-/// Slots of one layer.
+/// A run of elements of the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Span {
+    start: usize,
+    len: usize,
+}
+
+/// Several spans of one buffer at once, none overlapping another.
+pub fn split<T: Float, const N: usize>(buffer: &mut Buffer<T>, spans: [Span; N]) -> [ViewMut<'_, T>; N] {
+    buffer.disjoint_mut(spans.map(|span| span.start..span.start + span.len))
+}
+
+/// A span of the arena for each activation of a batch of T tokens of which R are scored. Spans marked "exact" lie in the
+/// arena's exact part.
+#[derive(Debug, Clone)]
+pub struct ArenaLayout {
+    pub(super) purpose: Purpose,
+    pub n_tokens: usize,
+    pub n_scored: usize,
+    pub(super) layers: Vec<LayerSpans>,
+    /// `[T, D]`: what a half-layer adds to the residual stream; in backward, the gradient of a norm's output.
+    pub(super) addend: Span,
+    pub(super) head: HeadSpans,
+    pub(super) gradients: GradientSpans,
+    pub(super) n_elements: usize,
+    pub(super) n_exact: usize,
+}
+
+/// The residual stream that comes into a half-layer, and its norm.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EntrySpans {
+    /// `[T, D]`
+    pub stream: Span,
+    /// `[T, D]`
+    pub normed: Span,
+    /// `[T]` exact
+    pub inv_rms: Span,
+}
+
+/// Activations of one layer. D width, Q query width, W = Q + 2 KV fused width, F feed-forward width.
 #[derive(Debug, Clone, Copy)]
-pub struct LayerSlots {
-    pub attention_norm: usize,
-    pub qkv: usize,
-    pub qkv_bias: Option<usize>,
-    pub q_norm: Option<usize>,
-    pub k_norm: Option<usize>,
-    pub output: usize,
-    pub ffn_norm: usize,
-    pub gate_up: usize,
-    pub down: usize,
+pub struct LayerSpans {
+    pub attention: EntrySpans,
+    /// `[T, W]`: before norm per head and rope.
+    pub raw_qkv: Span,
+    /// `[T, heads + kv heads]` exact; empty without a norm per head.
+    pub head_inv_rms: Span,
+    /// `[T, W]`: after rope.
+    pub qkv: Span,
+    /// `[T, Q]`
+    pub attended: Span,
+    /// `[T, heads]` exact
+    pub lse: Span,
+    pub ffn: EntrySpans,
+    /// `[T, 2 F]`
+    pub gate_up: Span,
+    /// `[T, F]`
+    pub activated: Span,
 }
 
-impl LayerSlots {
-    pub fn matrices(&self) -> [usize; 4] {
-        [self.qkv, self.output, self.gate_up, self.down]
+/// From the end of the residual stream to the head, for scored rows only.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadSpans {
+    /// `[R, D]`: the residual stream that comes out of the last layer.
+    pub stream: Span,
+    /// `[R, D]`
+    pub normed: Span,
+    /// `[R]` exact
+    pub inv_rms: Span,
+}
+
+/// Gradients of activations, each named after its activation. The gradients of the two halves of a layer and of the head
+/// are never needed at the same time: the three groups share one place.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GradientSpans {
+    /// `[T, D]`: of the residual stream.
+    pub stream: Span,
+    /// `[R, D]` each
+    pub head_normed: Span,
+    pub head_stream: Span,
+    /// `[T, F]`, `[T, 2 F]`
+    pub activated: Span,
+    pub gate_up: Span,
+    /// `[T, Q]`, `[T, W]`, `[T, W]`
+    pub attended: Span,
+    pub qkv: Span,
+    pub raw_qkv: Span,
+}
+
+/// Spans start on cache lines.
+const ALIGN: usize = 16;
+
+/// Hands out spans one behind the other.
+#[derive(Default)]
+struct Cursor(usize);
+
+impl Cursor {
+    fn take(&mut self, len: usize) -> Span {
+        let start = self.0;
+        self.0 = (start + len).next_multiple_of(ALIGN);
+        Span { start, len }
     }
 }
 
-impl Layout {
-    pub fn new(config: &ModelConfig) -> Self {
-        let mut builder = Builder { specs: config.tensors(), slots: Vec::new() };
-        let embedding = builder.add(&["model.embed_tokens.weight"]);
-        let layers = (0..config.n_layers).map(|layer| builder.layer(layer, config)).collect();
-        let final_norm = builder.add(&["model.norm.weight"]);
-        let head = if config.tied_embeddings { embedding } else { builder.add(&["lm_head.weight"]) };
-        debug_assert!(builder.specs.is_empty(), "every tensor has a slot: {:?}", builder.specs);
-        Self { slots: builder.slots, embedding, layers, final_norm, head }
-    }
-
-    pub fn is_tied(&self) -> bool {
-        self.head == self.embedding
-    }
-
-    /// Every tensor with its slot and its range of elements there, in the order of the slots.
-    pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, usize, Range<usize>)> {
-        self.slots.iter().enumerate().flat_map(|(index, slot)| {
-            let mut end = 0;
-            slot.parts.iter().map(move |spec| {
-                let start = end;
-                end += spec.n_elements();
-                (spec, index, start..end)
-            })
-        })
-    }
+/// The two parts of an arena while they are laid out.
+#[derive(Default)]
+struct Cursors {
+    compute: Cursor,
+    exact: Cursor,
 }
 
-impl Slot {
-    pub fn n_elements(&self) -> usize {
-        self.rows * self.columns
-    }
-}
-
-struct Builder {
-    specs: Vec<TensorSpec>,
-    slots: Vec<Slot>,
-}
-
-impl Builder {
-    /// Moves the named tensors into one new slot.
-    fn add(&mut self, names: &[&str]) -> usize {
-        let parts: Vec<TensorSpec> = names
-            .iter()
-            .map(|name| {
-                let place = self.specs.iter().position(|spec| spec.name == *name);
-                self.specs.remove(place.unwrap_or_else(|| panic!("layout: config lists no tensor {name}")))
-            })
-            .collect();
-        let rows = parts.iter().map(|part| part.shape[0]).sum();
-        let (columns, kind) = match parts[0].shape.get(1) {
-            Some(&columns) => (columns, SlotKind::Matrix),
-            None => (1, SlotKind::Vector),
-        };
-        self.slots.push(Slot { parts, rows, columns, kind });
-        self.slots.len() - 1
-    }
-
-    fn layer(&mut self, layer: usize, config: &ModelConfig) -> LayerSlots {
-        let mut add = |names: &[&str]| {
-            let names: Vec<String> =
-                names.iter().map(|name| format!("model.layers.{layer}.{name}")).collect();
-            self.add(&names.iter().map(String::as_str).collect::<Vec<_>>())
-        };
-        let (q, k, v) = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj");
-        LayerSlots {
-            attention_norm: add(&["input_layernorm.weight"]),
-            qkv: add(&[q, k, v].map(|name| format!("{name}.weight")).each_ref().map(String::as_str)),
-            qkv_bias: config
-                .qkv_bias
-                .then(|| add(&[q, k, v].map(|name| format!("{name}.bias")).each_ref().map(String::as_str))),
-            q_norm: config.qk_norm.then(|| add(&["self_attn.q_norm.weight"])),
-            k_norm: config.qk_norm.then(|| add(&["self_attn.k_norm.weight"])),
-            output: add(&["self_attn.o_proj.weight"]),
-            ffn_norm: add(&["post_attention_layernorm.weight"]),
-            gate_up: add(&["mlp.gate_proj.weight", "mlp.up_proj.weight"]),
-            down: add(&["mlp.down_proj.weight"]),
+impl ArenaLayout {
+    pub fn new(config: &ModelConfig, n_tokens: usize, n_scored: usize, purpose: Purpose) -> Self {
+        let mut at = Cursors::default();
+        let first = LayerSpans::new(config, n_tokens, &mut at);
+        let mut layers = vec![first];
+        for _ in 1..config.n_layers {
+            layers.push(match purpose {
+                Purpose::Training(Recompute::Nothing) => LayerSpans::new(config, n_tokens, &mut at),
+                Purpose::Training(Recompute::Inputs) => first.with_own_products(&mut at),
+                Purpose::Training(Recompute::Layers) => first.with_own_input(&mut at),
+                Purpose::Inference => first,
+            });
         }
+        let addend = at.compute.take(n_tokens * config.width);
+        let head = HeadSpans {
+            stream: at.compute.take(n_scored * config.width),
+            normed: at.compute.take(n_scored * config.width),
+            inv_rms: at.exact.take(n_scored),
+        };
+        let gradients = match purpose {
+            Purpose::Training(_) => GradientSpans::new(config, n_tokens, n_scored, &mut at.compute),
+            Purpose::Inference => GradientSpans::default(),
+        };
+        Self {
+            purpose,
+            n_tokens,
+            n_scored,
+            layers,
+            addend,
+            head,
+            gradients,
+            n_elements: at.compute.0,
+            n_exact: at.exact.0,
+        }
+    }
+
+    /// Bytes of the arena where an activation has `compute_bytes`.
+    pub fn bytes(&self, compute_bytes: usize) -> usize {
+        self.n_elements * compute_bytes + self.n_exact * size_of::<f32>()
+    }
+}
+
+impl EntrySpans {
+    fn new(config: &ModelConfig, t: usize, at: &mut Cursors) -> Self {
+        Self {
+            stream: at.compute.take(t * config.width),
+            normed: at.compute.take(t * config.width),
+            inv_rms: at.exact.take(t),
+        }
+    }
+}
+
+impl LayerSpans {
+    fn new(config: &ModelConfig, t: usize, at: &mut Cursors) -> Self {
+        let heads = heads(config);
+        let n_normed_heads = if config.qk_norm { heads.query + heads.kv } else { 0 };
+        Self {
+            attention: EntrySpans::new(config, t, at),
+            raw_qkv: at.compute.take(t * heads.qkv_width()),
+            head_inv_rms: at.exact.take(t * n_normed_heads),
+            qkv: at.compute.take(t * heads.qkv_width()),
+            attended: at.compute.take(t * heads.out_width()),
+            lse: at.exact.take(t * heads.query),
+            ffn: EntrySpans::new(config, t, at),
+            gate_up: at.compute.take(t * 2 * config.ffn_width),
+            activated: at.compute.take(t * config.ffn_width),
+        }
+    }
+
+    /// A further layer that keeps the residual stream and its products, and shares the memory of what is recomputed.
+    fn with_own_products(self, at: &mut Cursors) -> Self {
+        let mut own = |span: Span| at.compute.take(span.len);
+        Self {
+            attention: EntrySpans { stream: own(self.attention.stream), ..self.attention },
+            raw_qkv: own(self.raw_qkv),
+            attended: own(self.attended),
+            ffn: EntrySpans { stream: own(self.ffn.stream), ..self.ffn },
+            gate_up: own(self.gate_up),
+            lse: at.exact.take(self.lse.len),
+            ..self
+        }
+    }
+
+    /// A further layer that keeps its input and shares the memory of everything else.
+    fn with_own_input(self, at: &mut Cursors) -> Self {
+        let stream = at.compute.take(self.attention.stream.len);
+        Self { attention: EntrySpans { stream, ..self.attention }, ..self }
+    }
+}
+
+impl GradientSpans {
+    fn new(config: &ModelConfig, t: usize, r: usize, at: &mut Cursor) -> Self {
+        let heads = heads(config);
+        let stream = at.take(t * config.width);
+        let [mut head, mut ffn, mut attention] = [Cursor(at.0), Cursor(at.0), Cursor(at.0)];
+        let spans = Self {
+            stream,
+            head_normed: head.take(r * config.width),
+            head_stream: head.take(r * config.width),
+            activated: ffn.take(t * config.ffn_width),
+            gate_up: ffn.take(t * 2 * config.ffn_width),
+            attended: attention.take(t * heads.out_width()),
+            qkv: attention.take(t * heads.qkv_width()),
+            raw_qkv: attention.take(t * heads.qkv_width()),
+        };
+        at.0 = head.0.max(ffn.0).max(attention.0);
+        spans
     }
 }

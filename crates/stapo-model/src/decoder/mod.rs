@@ -1,23 +1,32 @@
 //! Decoder language models: one stack of layers with the switches of its families (norm per head, q/k/v biases, tied
 //! embeddings, kinds of rope), forward and backward side by side.
 //!
-//! A [`Batch`] of packed sequences goes through a [`Pass`], which gives [`Scores`] and, from the objective's two numbers
-//! per token, adds to [`Gradients`]. The model never learns what the numbers are for.
+//! A [`PackedBatch`] of sequences goes through a [`Pass`], which gives [`TokenScores`] and, from the objective's two
+//! numbers per token, adds to [`Gradients`]. The model never learns what the numbers are for.
+//!
+//! `weights` names the parameters, `layout` and `arena` the activations, `linear` is the one door for products,
+//! `attention` and `ffn` are the halves of a layer, `stack` joins the layers, `head` reads the vocabulary.
 
+pub(crate) mod arena;
+pub(crate) mod attention;
 mod batch;
-pub(crate) mod forward;
+mod ffn;
 mod gradients;
+mod head;
 pub(crate) mod layer;
-pub(crate) mod layout;
+mod layout;
+mod linear;
 mod pass;
-pub(crate) mod plan;
 mod policy;
+pub(crate) mod stack;
 #[cfg(test)]
 mod tests;
+pub(crate) mod weights;
 
-pub use batch::Batch;
+pub use batch::PackedBatch;
 pub use gradients::Gradients;
-pub(crate) use pass::alternatives;
-pub use pass::{Pass, Reading, Scores};
-pub use plan::{Keep, Plan};
-pub use policy::Policy;
+pub(crate) use head::alternatives;
+pub use head::{HeadOptions, TokenScores};
+pub use layout::{ArenaLayout, Purpose, Recompute};
+pub use pass::Pass;
+pub use policy::{Policy, PolicyId};

@@ -1,68 +1,53 @@
 //! A model's parameters on a device.
 
-use super::layout::{Layout, SlotKind};
+use super::weights::{DecoderWeights, Parameter};
 use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
-use crate::generate::room::Room;
 use crate::weights::Weights;
 use stapo_ops::rng::RngKey;
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
-use std::sync::Mutex;
+use stapo_ops::{Device, Float, OutOfMemory, View};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The parameters of one model, and all that reading them needs. Generating and scoring take `&Policy`, the optimizer
-/// `&mut Policy`: nobody reads half-updated weights. `T` is `f64` in gradient checks only.
+/// The parameters of one model. Generating and scoring take `&Policy`, the optimizer `&mut Policy`: nobody reads
+/// half-updated weights. `T` is `f64` in gradient checks only.
 pub struct Policy<T: Float = f32> {
-    pub(crate) device: Device,
+    id: PolicyId,
+    device: Device,
     config: ModelConfig,
-    pub(crate) layout: Layout,
-    parameters: Vec<Parameter<T>>,
+    pub(crate) weights: DecoderWeights<Parameter<T>>,
     n_updates: u64,
-    /// Memory of the last engine that generated from it, for the next.
-    pub(crate) room: Mutex<Option<Room>>,
 }
 
-#[derive(Debug)]
-enum Parameter<T: Float> {
-    Matrix(Weight<T>),
-    Vector(Buffer<T>),
+/// Tells the policies of a process apart: a recorded CUDA graph holds the addresses of one policy's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PolicyId(u64);
+
+impl PolicyId {
+    fn next() -> Self {
+        static N_POLICIES: AtomicU64 = AtomicU64::new(0);
+        Self(N_POLICIES.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 impl Policy<f32> {
     /// Reads every weight of `config`; the files were checked against it when they were opened.
     pub fn load(device: &Device, config: &ModelConfig, weights: &Weights) -> Result<Self> {
         let mut policy = Self::zeros(device, config).map_err(Error::OutOfMemory)?;
-        let mut host = Vec::new();
-        for index in 0..policy.layout.slots.len() {
-            host.clear();
-            host.resize(policy.layout.slots[index].n_elements(), 0.0);
-            let mut start = 0;
-            for part in &policy.layout.slots[index].parts {
-                let end = start + part.n_elements();
-                weights.read_f32(&part.name, &part.shape, &mut host[start..end])?;
-                start = end;
-            }
-            policy.update_slot(index, |mut values| values.write(&host));
-        }
+        policy.try_fill(|spec, values| weights.read_f32(&spec.name, &spec.shape, values))?;
         Ok(policy)
     }
 }
 
 impl<T: Float> Policy<T> {
     pub fn zeros(device: &Device, config: &ModelConfig) -> std::result::Result<Self, OutOfMemory> {
-        let layout = Layout::new(config);
-        let parameters = layout
-            .slots
-            .iter()
-            .map(|slot| match slot.kind {
-                SlotKind::Matrix => {
-                    let shape = Shape { outputs: slot.rows, inputs: slot.columns };
-                    Ok(Parameter::Matrix(Weight::zeros(device, shape)?))
-                }
-                SlotKind::Vector => Ok(Parameter::Vector(device.weight_zeros(slot.n_elements())?)),
-            })
-            .collect::<std::result::Result<_, OutOfMemory>>()?;
-        let (device, config) = (device.clone(), config.clone());
-        Ok(Self { device, config, layout, parameters, n_updates: 0, room: Mutex::default() })
+        let specs = DecoderWeights::specs(config);
+        Ok(Self {
+            id: PolicyId::next(),
+            device: device.clone(),
+            config: config.clone(),
+            weights: specs.try_map(&mut |spec| Parameter::zeros(device, spec))?,
+            n_updates: 0,
+        })
     }
 
     /// Normal weights of standard deviation `deviation` (divided by sqrt(2 layers) where a matrix writes to the residual
@@ -91,18 +76,30 @@ impl<T: Float> Policy<T> {
         Ok(policy)
     }
 
-    /// Lets `write` set every tensor, one after another, in the Hugging Face layout. It is given zeros.
+    /// Lets `write` set every tensor, one after another, in the Hugging Face layout; `write` is given zeros.
     pub fn fill(&mut self, mut write: impl FnMut(&TensorSpec, &mut [T])) {
-        for index in 0..self.layout.slots.len() {
-            let mut host = vec![T::ZERO; self.layout.slots[index].n_elements()];
-            let mut rest = host.as_mut_slice();
-            for part in &self.layout.slots[index].parts {
-                let (values, after) = rest.split_at_mut(part.n_elements());
-                write(part, values);
-                rest = after;
+        let Ok(()) = self.try_fill(|spec, values| {
+            write(spec, values);
+            Ok::<_, std::convert::Infallible>(())
+        });
+    }
+
+    fn try_fill<E>(
+        &mut self,
+        mut write: impl FnMut(&TensorSpec, &mut [T]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        for parameter in self.weights.all_mut() {
+            let mut host = vec![T::ZERO; parameter.spec.n_elements()];
+            for (spec, range) in parameter.spec.tensors() {
+                write(spec, &mut host[range])?;
             }
-            self.update_slot(index, |mut values| values.write(&host));
+            parameter.update(&self.device, |mut values| values.write(&host));
         }
+        Ok(())
+    }
+
+    pub fn id(&self) -> PolicyId {
+        self.id
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -124,27 +121,8 @@ impl<T: Float> Policy<T> {
 
     /// Every tensor under its Hugging Face name.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, View<'_, T>)> {
-        self.layout.tensors().map(|(spec, slot, range)| (spec, self.slot(slot).range(range)))
-    }
-
-    pub(crate) fn matrix(&self, slot: usize) -> &Weight<T> {
-        match &self.parameters[slot] {
-            Parameter::Matrix(weight) => weight,
-            Parameter::Vector(_) => panic!("slot {slot} is a vector"),
-        }
-    }
-
-    pub(crate) fn slot(&self, slot: usize) -> View<'_, T> {
-        match &self.parameters[slot] {
-            Parameter::Matrix(weight) => weight.view(),
-            Parameter::Vector(buffer) => buffer.view(),
-        }
-    }
-
-    pub(crate) fn update_slot<R>(&mut self, slot: usize, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
-        match &mut self.parameters[slot] {
-            Parameter::Matrix(weight) => weight.update(&self.device, change),
-            Parameter::Vector(buffer) => change(buffer.view_mut()),
-        }
+        self.weights.all().into_iter().flat_map(|parameter| {
+            parameter.spec.tensors().map(|(spec, range)| (spec, parameter.view().range(range)))
+        })
     }
 }

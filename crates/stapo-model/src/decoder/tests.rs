@@ -1,6 +1,6 @@
 //! The whole decoder's backward against finite differences, in f64.
 
-use super::{Batch, Gradients, Keep, Pass, Policy, Reading};
+use super::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
 use crate::config::{Family, ModelConfig, Rope, RopeKind};
 use stapo_ops::rng::RngKey;
 use stapo_ops::{CpuOptions, Device};
@@ -47,8 +47,8 @@ fn policy(family: Family, tied: bool) -> Policy<f64> {
     policy
 }
 
-fn batch() -> Batch {
-    let mut batch = Batch::new();
+fn batch() -> PackedBatch {
+    let mut batch = PackedBatch::new();
     for (n, n_prompt) in [(9, 3), (1, 1), (14, 1), (5, 4)] {
         let tokens: Vec<u32> = (0..n).map(|i| (i * i + 3 * n) % 17).collect();
         batch.push(&tokens, n_prompt);
@@ -56,14 +56,14 @@ fn batch() -> Batch {
     batch
 }
 
-const READING: Reading = Reading { temperature: 0.8, n_alternatives: 0 };
+const OPTIONS: HeadOptions = HeadOptions { temperature: 0.8, n_alternatives: 0 };
 
 fn coefficients(n: usize) -> (Vec<f64>, Vec<f64>) {
     ((0..n).map(noise(901)).collect(), (0..n).map(noise(902)).collect())
 }
 
 fn loss(policy: &Policy<f64>) -> f64 {
-    let scores = Pass::new(policy, Keep::Nothing).unwrap().forward(policy, &batch(), READING).unwrap();
+    let scores = Pass::scoring(policy).unwrap().forward(policy, &batch(), OPTIONS).unwrap();
     let (d_logp, d_entropy) = coefficients(scores.logp.len());
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     dot(&d_logp, &scores.logp) + dot(&d_entropy, &scores.entropy)
@@ -76,8 +76,8 @@ fn gradients(policy: &Policy<f64>) -> Gradients<f64> {
 }
 
 fn add_gradients(policy: &Policy<f64>, gradients: &mut Gradients<f64>) {
-    let mut pass = Pass::new(policy, Keep::Everything).unwrap();
-    let n_scored = pass.forward(policy, &batch(), READING).unwrap().logp.len();
+    let mut pass = Pass::training(policy, Recompute::Nothing).unwrap();
+    let n_scored = pass.forward(policy, &batch(), OPTIONS).unwrap().logp.len();
     let (d_logp, d_entropy) = coefficients(n_scored);
     pass.backward(policy, &d_logp, &d_entropy, gradients).unwrap();
 }
@@ -126,7 +126,7 @@ fn cleared_gradients_are_zero_and_take_up_new_ones() {
     add_gradients(&policy, &mut gradients);
     assert_eq!(all(&gradients), first);
     gradients.clear();
-    gradients.finish();
+    gradients.join();
     assert!(all(&gradients).iter().flatten().all(|value| *value == 0.0));
     assert_eq!(gradients.sum_squares(), 0.0);
 }
@@ -134,13 +134,13 @@ fn cleared_gradients_are_zero_and_take_up_new_ones() {
 #[test]
 fn a_batch_without_responses_has_no_scores_and_no_gradient() {
     let policy = policy(Family::Llama, true);
-    for batch in [Batch::new(), {
-        let mut batch = Batch::new();
+    for batch in [PackedBatch::new(), {
+        let mut batch = PackedBatch::new();
         batch.push(&[1, 2, 3], 3);
         batch
     }] {
-        let mut pass = Pass::new(&policy, Keep::Everything).unwrap();
-        let scores = pass.forward(&policy, &batch, READING).unwrap();
+        let mut pass = Pass::training(&policy, Recompute::Nothing).unwrap();
+        let scores = pass.forward(&policy, &batch, OPTIONS).unwrap();
         assert!(scores.logp.is_empty());
         let mut gradients = Gradients::zeros(&policy).unwrap();
         pass.backward(&policy, &[], &[], &mut gradients).unwrap();

@@ -1,4 +1,4 @@
-//! What goes with the weights: tokenizer, chat template, stop tokens.
+//! The files beside the weights: tokenizer, chat template, stop tokens.
 
 use super::folder;
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::pretrained::Pretrained;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// Files that `transformers` knows and that hold nothing of the weights; taken over from a folder as they are.
+/// Files of `transformers` that do not depend on the weights; export copies them from a folder unchanged.
 const TAKEN_OVER: [&str; 9] = [
     "tokenizer.json",
     "tokenizer_config.json",

@@ -1,19 +1,20 @@
-//! A folder that appears whole or not at all.
+//! Writes a folder that appears whole or not at all.
 
 use crate::error::{Error, Result};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What to do if the folder is there already and not empty.
+/// What to do if the folder exists and is not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
     Refuse,
-    /// Replace it, provided that it is a model's folder: a `config.json` and no folders inside.
+    /// Replace the folder, provided that it is a model's folder: a `config.json` and no folders inside.
     Replace,
 }
 
-/// Lets `fill` write into a folder beside `out`, then renames it to `out`. On any error nothing is left behind.
+/// Lets `fill` write into a new folder beside `out`, then renames the new folder to `out`. After an error nothing is
+/// left behind.
 pub(super) fn write_whole<T>(
     out: &Path,
     existing: Existing,
@@ -46,7 +47,7 @@ pub(super) fn write_whole<T>(
         fs::rename(out, &replaced).map_err(|e| Error::io(out, e))?;
     }
     if let Err(error) = fs::rename(&written, out) {
-        // Put the old folder back; the first error is the one to report.
+        // The old folder is put back; the first error is the one to report.
         let _ = fs::rename(&replaced, out);
         return Err(Error::io(out, error));
     }

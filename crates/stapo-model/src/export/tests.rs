@@ -53,7 +53,8 @@ fn what_is_exported_opens_again_in_every_precision_and_sharding() {
             assert_eq!(model.config, tiny());
             assert!(model.ignored.is_empty());
             for spec in tiny().tensors() {
-                let (mut ours, mut expected) = (vec![0.0; spec.n_elements()], vec![0.0; spec.n_elements()]);
+                let mut ours = vec![0.0; spec.n_elements()];
+                let mut expected = vec![0.0; spec.n_elements()];
                 model.weights.read_f32(&spec.name, &spec.shape, &mut ours).unwrap();
                 fill(&spec, &mut expected).unwrap();
                 assert_eq!(ours, expected, "{}", spec.name);

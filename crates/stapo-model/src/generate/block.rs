@@ -1,10 +1,10 @@
 //! The KV cache's memory in blocks, each holding the keys and values of a few consecutive positions in every layer.
 
-/// A block's place in the cache.
+/// A block's index in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Block(pub u32);
 
-/// Which blocks are free, and how many holders each other one has. A block with several holders is read-only.
+/// The free blocks, and the number of holders of each other block. A block with several holders is read-only.
 #[derive(Debug)]
 pub struct BlockPool {
     free: Vec<Block>,
@@ -20,7 +20,7 @@ impl BlockPool {
         self.free.len()
     }
 
-    /// A free block with its one holder, or `None` when memory has run out.
+    /// A free block, which then has one holder; `None` when no block is free.
     pub fn take(&mut self) -> Option<Block> {
         let block = self.free.pop()?;
         self.n_holders[block.0 as usize] = 1;
@@ -38,7 +38,7 @@ impl BlockPool {
         self.n_holders[block.0 as usize] > 1
     }
 
-    /// Takes one holder off each; a block nobody holds is free.
+    /// Takes one holder off each block; a block without holders is free.
     pub fn release(&mut self, blocks: impl IntoIterator<Item = Block>) {
         for block in blocks {
             let n_holders = &mut self.n_holders[block.0 as usize];

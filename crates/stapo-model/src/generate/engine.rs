@@ -1,16 +1,17 @@
 //! Runs scheduled sequences through the model.
 
 use super::block::Block;
-use super::room::{Lent, Room, Size};
-use super::rows::{Desk, Extent, Given, Numbers, StepRows};
-use super::scheduler::{Capacity, Draw, Scheduler};
-use super::sequence::Sequence;
-use super::{Event, Finish, Request, RequestError, Response, SamplingRule, Ticket};
+use super::memory::{Allocated, EngineMemory, MemorySize};
+use super::scheduler::{Capacity, Scheduler};
+use super::sequence::{Sequence, UnreadToken};
+use super::step::{PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
+use super::{Completion, Event, FinishReason, Request, RequestError, SamplingRule, Ticket};
 use crate::config::ModelConfig;
-use crate::decoder::Policy;
-use crate::decoder::forward::forward;
+use crate::decoder::arena::Workspace;
+use crate::decoder::attention::{Context, Paged};
 use crate::decoder::layer::{Rows, heads};
-use crate::decoder::plan::{Keep, Plan};
+use crate::decoder::stack::Stack;
+use crate::decoder::{ArenaLayout, Policy, Purpose};
 use stapo_ops::attention::paged::{self, CacheDims, GROUPED_ROWS};
 use stapo_ops::rng::RngKey;
 use stapo_ops::{Device, OutOfMemory, Recording, lm_head, sampling};
@@ -18,20 +19,20 @@ use std::collections::HashSet;
 
 /// How responses are drawn, and in how much memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
+pub struct EngineSettings {
     pub seed: u64,
     pub rule: SamplingRule,
     /// Likeliest tokens to list with each sampled one.
     pub n_alternatives: usize,
-    /// For keys and values.
+    /// Bytes for keys and values.
     pub kv_bytes: usize,
-    /// Rows in one step; longer prompts are cut in chunks.
+    /// Rows in one step; longer prompts are cut into chunks.
     pub max_rows: usize,
     /// Sequences that run at once.
     pub max_sequences: usize,
 }
 
-impl Default for Settings {
+impl Default for EngineSettings {
     fn default() -> Self {
         Self {
             seed: 0,
@@ -44,54 +45,58 @@ impl Default for Settings {
     }
 }
 
-/// Generates from one policy, which cannot change meanwhile.
-pub struct Engine<'p> {
-    policy: &'p Policy,
-    settings: Settings,
+/// Generates from one policy, which cannot change meanwhile, in memory that the caller owns.
+pub struct Engine<'a> {
+    policy: &'a Policy,
+    settings: EngineSettings,
     key: RngKey,
     scheduler: Scheduler,
-    room: Lent<'p>,
+    memory: &'a mut Allocated,
     plans_ahead: bool,
-    /// A step whose tokens are not yet read.
-    queued: Option<Queued>,
+    queued: Option<QueuedStep>,
     n_submitted: u64,
 }
 
-/// A step on its way.
-struct Queued {
-    draws: Vec<Draw>,
-    numbers: Numbers,
+/// A step that the device was asked for and whose tokens are not yet read.
+struct QueuedStep {
+    drawn: Vec<UnreadToken>,
+    tokens: PendingTokens,
 }
 
-impl<'p> Engine<'p> {
-    pub fn new(policy: &'p Policy, mut settings: Settings) -> Result<Self, OutOfMemory> {
-        let (device, config) = (policy.device(), policy.config());
+impl<'a> Engine<'a> {
+    pub fn new(
+        policy: &'a Policy,
+        memory: &'a mut EngineMemory,
+        mut settings: EngineSettings,
+    ) -> Result<Self, OutOfMemory> {
+        let device = policy.device();
+        let config = policy.config();
         settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
         let n_blocks = settings.kv_bytes / block_bytes(device, config);
-        let dims = CacheDims {
-            // One more than the scheduler knows of: for rows that fill a recorded step up.
-            blocks: n_blocks + usize::from(device.works_alone()),
+        let cache = CacheDims {
+            // On a device that records there is one block more than the scheduler knows of, for padding rows.
+            blocks: n_blocks + usize::from(device.is_async()),
             block_size: CacheDims::best_block_size(device),
             kv_heads: config.n_kv_heads,
             head_dim: config.head_dim,
         };
         let capacity = Capacity {
             n_blocks,
-            block_tokens: dims.block_size,
+            block_tokens: cache.block_size,
             max_rows: settings.max_rows,
             max_sequences: settings.max_sequences,
             max_draws: settings.max_rows.min(settings.max_sequences).max(1),
         };
-        let max_drawn = filled_up(capacity.max_draws);
+        let max_drawn = padded_rows(capacity.max_draws);
         let max_rows = settings.max_rows.max(max_drawn);
-        let size = Size { cache: dims, max_rows, max_drawn, n_alternatives: settings.n_alternatives };
+        let size = MemorySize { cache, max_rows, max_drawn, n_alternatives: settings.n_alternatives };
         Ok(Self {
             policy,
             settings,
             key: RngKey::new(settings.seed),
             scheduler: Scheduler::new(capacity),
-            room: Lent::new(policy, size, settings.rule)?,
-            plans_ahead: device.works_alone(),
+            memory: memory.fit(policy, size, settings.rule)?,
+            plans_ahead: device.is_async(),
             queued: None,
             n_submitted: 0,
         })
@@ -139,196 +144,209 @@ impl<'p> Engine<'p> {
         Ok(())
     }
 
-    /// Every response, ordered by ticket and sample.
-    pub fn finish(&mut self) -> Result<Vec<Response>, OutOfMemory> {
-        let mut responses = Vec::new();
+    /// Works until every response is finished and returns them, ordered by ticket and sample.
+    pub fn generate(&mut self) -> Result<Vec<Completion>, OutOfMemory> {
+        let mut completions = Vec::new();
         self.run(|event| {
-            if let Event::Finished(response) = event {
-                responses.push(response);
+            if let Event::Finished(completion) = event {
+                completions.push(completion);
             }
             true
         })?;
-        responses.sort_by_key(|response| (response.ticket, response.sample));
-        Ok(responses)
+        completions.sort_by_key(|completion| (completion.ticket, completion.sample));
+        Ok(completions)
     }
 
-    /// One forward pass: every running sequence gets a token, or a further piece of its prompt into the cache. Where the
-    /// engine plans ahead, what happened is told a step later.
+    /// One forward pass: every running sequence gets a token, or a further chunk of its prompt into the cache. Where the
+    /// engine plans ahead, the events of a step are delivered one step later.
     pub fn step(&mut self, mut on_event: impl FnMut(Event<'_>)) -> Result<(), OutOfMemory> {
         let before = self.queued.take();
         self.queued = self.queue()?;
-        let now = if self.plans_ahead { None } else { self.queued.take() };
-        for step in before.into_iter().chain(now) {
-            self.tell(step, &mut on_event);
+        let current = if self.plans_ahead { None } else { self.queued.take() };
+        for step in before.into_iter().chain(current) {
+            self.deliver(step, &mut on_event);
         }
         Ok(())
     }
 
-    /// Whether a step is queued before the tokens of the last one are read, which changes no result. By default so where
-    /// the device works alone: it never waits for the host then.
+    /// Whether a step is queued before the tokens of the last one are read, which changes no result. The default is yes
+    /// on an asynchronous device, which then never waits for the host.
     pub fn plan_ahead(&mut self, is_on: bool) {
         self.plans_ahead = is_on;
     }
 
     /// Waits for a step's tokens and hands them out.
-    fn tell(&mut self, step: Queued, on_event: &mut impl FnMut(Event<'_>)) {
+    fn deliver(&mut self, step: QueuedStep, on_event: &mut impl FnMut(Event<'_>)) {
         let mut finished = Vec::new();
-        for (draw, sampled) in step.draws.into_iter().zip(step.numbers.wait(self.settings.n_alternatives)) {
-            let Draw { ticket, sample, .. } = draw;
-            if self.scheduler.expects(draw) {
+        let sampled = step.tokens.wait(self.settings.n_alternatives);
+        for (unread, sampled) in step.drawn.into_iter().zip(sampled) {
+            let UnreadToken { ticket, sample, .. } = unread;
+            if self.scheduler.expects(unread) {
                 on_event(Event::Token { ticket, sample, sampled: &sampled });
-                finished.extend(self.scheduler.receive(draw, sampled, finish));
+                finished.extend(self.scheduler.receive(unread, sampled, finish_reason));
             }
         }
         for (sequence, finish) in finished {
             let Sequence { ticket, sample, sampled: tokens, .. } = sequence;
-            on_event(Event::Finished(Response { ticket, sample, tokens, finish }));
+            on_event(Event::Finished(Completion { ticket, sample, tokens, finish }));
         }
     }
 
-    /// Asks the device for a step; `None` when there is nothing to do before tokens are read.
-    fn queue(&mut self) -> Result<Option<Queued>, OutOfMemory> {
+    /// Asks the device for a step; `None` when there is nothing to run before tokens are read.
+    fn queue(&mut self) -> Result<Option<QueuedStep>, OutOfMemory> {
         let step = self.scheduler.plan();
         self.copy_blocks(&step.copies)?;
-        if step.runs.is_empty() {
+        if step.rows.is_empty() {
             return Ok(None);
         }
-        let mut rows = StepRows::new(&step, self.scheduler.running(), self.room.caches[0].dims().block_size);
-        let is_recorded = self.policy.device().works_alone() && rows.is_decode();
+        let cache = self.memory.caches[0].dims();
+        let mut rows = StepRows::new(&step, self.scheduler.running(), cache.block_size);
+        let is_recorded = self.policy.device().is_async() && rows.is_decode();
         if is_recorded {
-            rows.group(self.max_members(rows.extent().rows));
-            let Extent { rows: n, groups, table_width, .. } = rows.extent();
-            let spare_block = self.room.caches[0].dims().blocks - 1;
-            rows.pad(filled_up(n), filled_up(groups), table_width.next_power_of_two().max(8), spare_block);
+            rows.group(self.max_group_members(rows.shape().rows));
+            let StepShape { rows: n, groups, table_width, .. } = rows.shape();
+            let table_width = table_width.next_power_of_two().max(8);
+            rows.pad(padded_rows(n), padded_rows(groups), table_width, cache.blocks - 1);
         }
-        let extent = rows.extent();
-        self.write(&rows, extent)?;
+        self.write_inputs(&rows)?;
         if is_recorded {
-            self.repeat(extent);
+            self.replay(rows.shape());
         } else {
-            self.ask(extent);
+            self.launch_step(rows.shape());
         }
-        let draws = self.scheduler.advance(&step.runs);
-        let numbers = self.room.desk.fetch(draws.len(), self.settings.n_alternatives);
-        Ok(Some(Queued { draws, numbers }))
+        let drawn = self.scheduler.advance(&step.rows);
+        let tokens = self.memory.buffers.fetch(drawn.len(), self.settings.n_alternatives);
+        Ok(Some(QueuedStep { drawn, tokens }))
     }
 
-    /// How many sequences attention should take together where it can: none where a GPU would then not be busy.
-    fn max_members(&self, n_sequences: usize) -> usize {
-        const BUSY: usize = 512;
+    /// Sequences that decode attention takes together at most. Larger groups read less, but there are fewer of them: below
+    /// this number of blocks a GPU's multiprocessors would not all be busy.
+    fn max_group_members(&self, n_sequences: usize) -> usize {
+        const BUSY_BLOCKS: usize = 512;
         let heads = heads(self.policy.config());
-        (n_sequences * heads.kv / BUSY).clamp(1, (GROUPED_ROWS / heads.group()).max(1))
+        (n_sequences * heads.kv / BUSY_BLOCKS).clamp(1, (GROUPED_ROWS / heads.group()).max(1))
     }
 
-    /// Blocks that several sequences share until one of them writes: it gets its own first.
+    /// Copies shared blocks for the sequences that are about to write into them.
     fn copy_blocks(&mut self, copies: &[(Block, Block)]) -> Result<(), OutOfMemory> {
         let device = self.policy.device();
-        for together in independent(copies) {
-            let pairs: Vec<u32> = together.iter().flat_map(|(from, to)| [from.0, to.0]).collect();
+        for run in independent_runs(copies) {
+            let pairs: Vec<u32> = run.iter().flat_map(|(from, to)| [from.0, to.0]).collect();
             let pairs = device.upload(&pairs)?;
-            for cache in &mut self.room.caches {
+            for cache in &mut self.memory.caches {
                 cache.copy_blocks(device, pairs.view());
             }
         }
         Ok(())
     }
 
-    /// Puts the step's rows where the device finds them.
-    fn write(&mut self, rows: &StepRows, extent: Extent) -> Result<(), OutOfMemory> {
-        let (device, config) = (self.policy.device(), self.policy.config());
-        let place = |&(ticket, sample, position): &(Ticket, u32, u32)| {
+    /// Writes the step's rows to the device. Recorded steps are dropped if a buffer had to move.
+    fn write_inputs(&mut self, rows: &StepRows) -> Result<(), OutOfMemory> {
+        let device = self.policy.device();
+        let uniform = |&(ticket, sample, position): &(Ticket, u32, u32)| {
             self.key.uniform(self.scheduler.request(ticket).problem, sample, position)
         };
-        let uniforms: Vec<f64> = rows.places.iter().map(place).collect();
-        let plan = Plan::new(config, extent.rows, extent.drawn, Keep::Nothing);
-        let room = &mut *self.room;
-        let moved = room.work.reserve(device, &plan, rows.n_positions)?;
-        if room.desk.write(device, rows, &uniforms)? || moved {
-            room.recordings.clear();
+        let uniforms: Vec<f64> = rows.draws.iter().map(uniform).collect();
+        let layout = self.layout(rows.shape());
+        let memory = &mut *self.memory;
+        let arena_moved = memory.workspace.reserve(device, &layout, rows.n_positions)?;
+        let inputs_moved = memory.buffers.write(device, rows, &uniforms)?;
+        if arena_moved || inputs_moved {
+            memory.recordings.clear();
         }
         Ok(())
     }
 
-    /// As [`Engine::ask`], for a step of an extent that will come again: the first time the ops are asked for one by one,
-    /// the second time they are recorded, and from then on repeated as a whole.
-    fn repeat(&mut self, extent: Extent) {
-        match self.room.recordings.remove(&extent) {
+    fn layout(&self, shape: StepShape) -> ArenaLayout {
+        ArenaLayout::new(self.policy.config(), shape.rows, shape.drawn, Purpose::Inference)
+    }
+
+    /// As [`Engine::launch_step`], for a step of a shape that will come again: the first time the ops are launched one by
+    /// one, the second time they are recorded as a CUDA graph, and from then on the graph is replayed.
+    fn replay(&mut self, shape: StepShape) {
+        match self.memory.recordings.remove(&shape) {
             None => {
-                self.ask(extent);
-                self.room.recordings.insert(extent, None);
+                self.launch_step(shape);
+                self.memory.recordings.insert(shape, None);
             }
             Some(recorded) => {
                 let device = self.policy.device();
-                let recorded = recorded.or_else(|| device.record(|| self.ask(extent)));
+                let recorded = recorded.or_else(|| device.record(|| self.launch_step(shape)));
                 recorded.iter().for_each(Recording::replay);
-                self.room.recordings.insert(extent, recorded);
+                self.memory.recordings.insert(shape, recorded);
             }
         }
     }
 
-    /// Asks the device to run the rows through the model and to draw a token for each sequence that wants one, in order.
-    fn ask(&mut self, extent: Extent) {
-        let (policy, device, config) = (self.policy, self.policy.device(), self.policy.config());
-        let Extent { rows: n_rows, sequences, table_width, drawn, .. } = extent;
-        let plan = Plan::new(config, n_rows, drawn, Keep::Nothing);
-        let Room { caches, work, desk, .. } = &mut *self.room;
-        let (given, heads) = (Given::of(&desk.given, extent), heads(config));
-        sampling::look_up(device, given.tokens, desk.ids.view(), desk.tokens.range_mut(0..n_rows));
-        let dims = paged::Dims { tokens: n_rows, sequences, heads, table_width };
-        let rows = Rows { n_tokens: n_rows, positions: given.positions, table: &work.table };
-        let (arena, tokens) = (&mut work.arena, desk.tokens.range(0..n_rows));
-        forward(policy, &plan, arena, &rows, tokens, given.drawing, |index, layer, arena| {
-            layer.attend_unrotated(arena, |rows, out| {
-                let (cache, sequences) = (&mut caches[index], given.sequences);
-                paged::rotate_and_forward(device, dims, rows, given.slots, cache, sequences, out);
-            });
+    /// Asks the device to run the rows through the model and to draw a token for each drawing row, in order.
+    fn launch_step(&mut self, shape: StepShape) {
+        let policy = self.policy;
+        let device = policy.device();
+        let layout = self.layout(shape);
+        let Allocated { caches, workspace, buffers, .. } = &mut *self.memory;
+        let Workspace { arena, table, .. } = workspace;
+        let inputs = StepInputs::of(&buffers.inputs, shape);
+        sampling::look_up(device, inputs.tokens, buffers.ids.view(), buffers.tokens.range_mut(0..shape.rows));
+        let mut context = Context::Paged(Paged {
+            dims: paged::Dims {
+                tokens: shape.rows,
+                sequences: shape.sequences,
+                heads: heads(policy.config()),
+                table_width: shape.table_width,
+            },
+            slots: inputs.slots,
+            sequences: inputs.sequences,
+            caches,
         });
-        self.draw(&plan);
+        let rows = Rows { n_tokens: shape.rows, positions: inputs.positions, table };
+        let stack = Stack { policy, layout: &layout, rows };
+        let tokens = buffers.tokens.range(0..shape.rows);
+        stack.forward(arena, tokens, inputs.drawing, &mut context);
+        self.draw(&layout);
     }
 
-    fn draw(&mut self, plan: &Plan) {
-        let (n_drawn, n) = (plan.n_scored, self.settings.n_alternatives);
-        let Room { work, desk, logits, .. } = &mut *self.room;
-        let Desk { uniforms, ids, logp, entropy, best_ids, best_logp, .. } = desk;
+    fn draw(&mut self, layout: &ArenaLayout) {
+        let n_drawn = layout.n_scored;
+        let n = self.settings.n_alternatives;
+        let Allocated { workspace, buffers, logits, .. } = &mut *self.memory;
+        let StepBuffers { uniforms, ids, logp, entropy, best_ids, best_logp, .. } = buffers;
         let best = lm_head::Alternatives {
             n,
             ids: best_ids.range_mut(0..n_drawn * n),
             logp: best_logp.range_mut(0..n_drawn * n),
         };
-        sampling::forward(
-            self.policy.device(),
-            self.settings.rule,
-            sampling::Inputs {
-                hidden: work.arena.compute.range(plan.head.norm.clone()),
-                head: self.policy.matrix(self.policy.layout.head),
-                uniforms: uniforms.range(0..n_drawn),
-            },
-            sampling::Drawn {
-                ids: ids.range_mut(0..n_drawn),
-                logp: logp.range_mut(0..n_drawn),
-                entropy: entropy.range_mut(0..n_drawn),
-                alternatives: (n > 0).then_some(best),
-            },
-            logits,
-        );
+        let from = sampling::Inputs {
+            hidden: workspace.arena.hidden(layout),
+            head: self.policy.weights.head().matrix(),
+            uniforms: uniforms.range(0..n_drawn),
+        };
+        let drawn = sampling::Drawn {
+            ids: ids.range_mut(0..n_drawn),
+            logp: logp.range_mut(0..n_drawn),
+            entropy: entropy.range_mut(0..n_drawn),
+            alternatives: (n > 0).then_some(best),
+        };
+        sampling::forward(self.policy.device(), self.settings.rule, from, drawn, logits);
     }
 
-    /// How often a sequence had to give its memory back and start over.
+    /// How often a sequence had to give its blocks back and start over.
     pub fn n_preemptions(&self) -> u64 {
         self.scheduler.n_preemptions()
     }
 }
 
-/// Rows of a recorded step of at least `n_rows`: few sizes, and little of a step wasted.
-fn filled_up(n_rows: usize) -> usize {
+/// Rows that a recorded step of `n_rows` is padded to: few different sizes, and little of a step wasted.
+fn padded_rows(n_rows: usize) -> usize {
     n_rows.next_multiple_of((n_rows.next_power_of_two() / 16).clamp(8, 64))
 }
 
-/// Cuts copies into runs of which each pair can be done at any time: nothing is read or written that another wrote, or
-/// written that another reads.
-fn independent(copies: &[(Block, Block)]) -> Vec<&[(Block, Block)]> {
-    let (mut runs, mut start) = (Vec::new(), 0);
-    let (mut read, mut written) = (HashSet::new(), HashSet::new());
+/// Cuts copies into runs whose pairs can be copied in any order: no pair of a run reads or writes a block that another
+/// pair of the run writes.
+fn independent_runs(copies: &[(Block, Block)]) -> Vec<&[(Block, Block)]> {
+    let mut runs = Vec::new();
+    let mut start = 0;
+    let mut read = HashSet::new();
+    let mut written = HashSet::new();
     for (at, (from, to)) in copies.iter().enumerate() {
         if written.contains(from) || written.contains(to) || read.contains(to) {
             runs.push(&copies[start..at]);
@@ -345,12 +363,12 @@ fn independent(copies: &[(Block, Block)]) -> Vec<&[(Block, Block)]> {
     runs
 }
 
-fn finish(sequence: &Sequence, request: &Request) -> Option<Finish> {
+fn finish_reason(sequence: &Sequence, request: &Request) -> Option<FinishReason> {
     let last = sequence.sampled.last()?.token;
     if request.stops.contains(&last) {
-        Some(Finish::Stop(last))
+        Some(FinishReason::Stop(last))
     } else {
-        (sequence.sampled.len() >= request.max_tokens).then_some(Finish::LengthLimit)
+        (sequence.sampled.len() >= request.max_tokens).then_some(FinishReason::LengthLimit)
     }
 }
 

@@ -1,20 +1,23 @@
-//! Batched generation: sequences join and leave at every step, their keys and values live in blocks of a fixed budget,
-//! a prompt is computed once for all samples of its request, and who runs beside whom changes no bit of any result.
+//! Batched generation with continuous batching: sequences join and leave at every step, their keys and values live in
+//! blocks of a fixed budget, a prompt is computed once for all samples of its request, and no result depends on which
+//! sequences run beside it.
 //!
 //! Five nouns: a [`Sequence`](sequence::Sequence) is one response in the making, a [`Block`](block::Block) holds keys
-//! and values of a few positions, the [`BlockPool`](block::BlockPool) knows which are free, the
-//! [`Scheduler`](scheduler::Scheduler) decides who runs, the [`Engine`] runs them.
+//! and values of a few positions, the [`BlockPool`](block::BlockPool) knows which blocks are free, the
+//! [`Scheduler`](scheduler::Scheduler) decides which sequences run, the [`Engine`] runs them in an [`EngineMemory`].
 
 mod block;
 mod engine;
-pub(crate) mod room;
-mod rows;
+mod group;
+mod memory;
 mod scheduler;
 mod sequence;
+mod step;
 #[cfg(test)]
 mod tests;
 
-pub use engine::{Engine, Settings};
+pub use engine::{Engine, EngineSettings};
+pub use memory::EngineMemory;
 pub use stapo_ops::sampling::{Filter, SamplingRule};
 
 use std::fmt;
@@ -23,7 +26,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Keys the randomness, with the engine's seed, the sample's number and the position in its response: the same
-    /// problem draws the same numbers in any company.
+    /// problem draws the same numbers whatever else the engine generates.
     pub problem: u64,
     /// At least one token.
     pub prompt: Vec<u32>,
@@ -40,7 +43,7 @@ pub struct Ticket(pub u64);
 
 /// Why a response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
+pub enum FinishReason {
     /// This stop token was sampled.
     Stop(u32),
     /// The request's or the model's length limit.
@@ -50,11 +53,11 @@ pub enum Finish {
 /// One sampled token. `logp` and `entropy` are those of the full distribution at the sampling temperature, before any
 /// top-k, top-p or min-p cut: what a training forward pass gives, bit for bit.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sampled {
+pub struct SampledToken {
     pub token: u32,
     pub logp: f32,
     pub entropy: f32,
-    /// The likeliest tokens in its place, likeliest first; as many as the settings ask for.
+    /// The likeliest tokens in the token's place, likeliest first; as many as the settings ask for.
     pub alternatives: Vec<Alternative>,
 }
 
@@ -67,16 +70,17 @@ pub struct Alternative {
 /// What happened in a step.
 #[derive(Debug)]
 pub enum Event<'a> {
-    Token { ticket: Ticket, sample: u32, sampled: &'a Sampled },
-    Finished(Response),
+    Token { ticket: Ticket, sample: u32, sampled: &'a SampledToken },
+    Finished(Completion),
 }
 
+/// A finished response.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Response {
+pub struct Completion {
     pub ticket: Ticket,
     pub sample: u32,
-    pub tokens: Vec<Sampled>,
-    pub finish: Finish,
+    pub tokens: Vec<SampledToken>,
+    pub finish: FinishReason,
 }
 
 /// Why a request cannot be taken.
@@ -99,8 +103,8 @@ pub enum RequestError {
     NothingAsked { n_samples: u32, max_tokens: usize },
 }
 
-/// As records name it: `stop` or `length`.
-impl fmt::Display for Finish {
+/// The word that records use: `stop` or `length`.
+impl fmt::Display for FinishReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Stop(_) => "stop",

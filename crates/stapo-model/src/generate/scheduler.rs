@@ -1,44 +1,38 @@
-//! Who runs in the next step, and in which memory. Results do not depend on any choice made here, only speed does.
+//! Continuous batching: the scheduler decides which sequences run in the next step, and in which blocks of the cache.
+//! Its choices change speed only, never a result.
 
 use super::block::{Block, BlockPool};
-use super::sequence::Sequence;
-use super::{Finish, Request, Sampled, Ticket};
+use super::group::{Prefix, RequestGroup};
+use super::sequence::{Sequence, UnreadToken};
+use super::{FinishReason, Request, SampledToken, Ticket};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Rows `tokens[n_cached..n_cached + n_rows]` of the running sequence `slot`.
+/// The rows `tokens[n_cached..n_cached + n_rows]` of a running sequence.
 #[derive(Clone, Debug)]
-pub struct Run {
-    pub slot: usize,
+pub struct ScheduledRows {
+    /// Index of the sequence among the running ones.
+    pub running_idx: usize,
     pub n_rows: usize,
-    /// Its last row predicts a token to be drawn.
+    /// The last row predicts a token to be drawn.
     pub draws: bool,
-    /// Samples of the same request that wait for the prompt, which this run completes: their first tokens are drawn from
-    /// its last row too.
-    pub others: Vec<u32>,
+    /// Samples of the same request that wait for the prompt which these rows complete: their first tokens are drawn
+    /// from the last row too.
+    pub siblings: Vec<u32>,
 }
 
-/// One step's work. `copies` (from, to), in order, come first: blocks shared until someone had to write into them.
+/// One step's work. The `copies` (from, to) come first, in order: a block that several sequences share is copied for the
+/// sequence that is about to write into it.
 #[derive(Debug, Default)]
-pub struct Step {
-    pub runs: Vec<Run>,
+pub struct ScheduledStep {
+    pub rows: Vec<ScheduledRows>,
     pub copies: Vec<(Block, Block)>,
 }
 
-/// A token drawn for a sequence: which of its response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Draw {
-    pub ticket: Ticket,
-    pub sample: u32,
-    pub position: u32,
-    /// Where it ran; those who left since have moved it to the front.
-    pub slot: usize,
-}
-
-/// Where a sequence is.
+/// Which of the scheduler's lists holds a sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum List {
     Running,
-    Leaving,
+    Drained,
     Waiting,
 }
 
@@ -48,7 +42,7 @@ pub struct Capacity {
     pub n_blocks: usize,
     /// Positions in a block.
     pub block_tokens: usize,
-    /// Rows in a step: longer prompts are cut in chunks.
+    /// Rows in a step: longer prompts are cut into chunks.
     pub max_rows: usize,
     pub max_sequences: usize,
     /// Tokens drawn in a step.
@@ -59,42 +53,22 @@ pub struct Capacity {
 pub struct Scheduler {
     capacity: Capacity,
     pool: BlockPool,
-    groups: BTreeMap<Ticket, Group>,
-    /// In the order they came in: the last to come is the first to give way.
+    groups: BTreeMap<Ticket, RequestGroup>,
+    /// In the order of admission: the sequence admitted last is the first to be preempted.
     running: Vec<Sequence>,
-    /// Every token drawn, the last not yet read; they hold no memory.
-    leaving: Vec<Sequence>,
+    /// Sequences all of whose tokens were drawn, the last one not yet read. They hold no blocks.
+    drained: Vec<Sequence>,
     n_preemptions: u64,
-}
-
-/// The samples of one request.
-#[derive(Debug)]
-struct Group {
-    request: Request,
-    prefix: Prefix,
-    waiting: VecDeque<Sequence>,
-    n_running: usize,
-}
-
-/// The shareable part of a request's prompt.
-#[derive(Debug)]
-enum Prefix {
-    Absent,
-    /// This sample is computing it; the others wait for it.
-    Filling(u32),
-    /// Held for those that wait.
-    Ready(Vec<Block>),
 }
 
 impl Scheduler {
     pub fn new(capacity: Capacity) -> Self {
-        let pool = BlockPool::new(capacity.n_blocks);
         Self {
             capacity,
-            pool,
+            pool: BlockPool::new(capacity.n_blocks),
             groups: BTreeMap::new(),
             running: Vec::new(),
-            leaving: Vec::new(),
+            drained: Vec::new(),
             n_preemptions: 0,
         }
     }
@@ -107,7 +81,8 @@ impl Scheduler {
     pub fn submit(&mut self, ticket: Ticket, request: Request) {
         let waiting =
             (0..request.n_samples).map(|i| Sequence::new(ticket, i, request.prompt.clone())).collect();
-        self.groups.insert(ticket, Group { request, prefix: Prefix::Absent, waiting, n_running: 0 });
+        let group = RequestGroup { request, prefix: Prefix::Absent, waiting, n_running: 0 };
+        self.groups.insert(ticket, group);
     }
 
     pub fn is_idle(&self) -> bool {
@@ -123,7 +98,7 @@ impl Scheduler {
         self.pool.n_free()
     }
 
-    /// Of a sequence that waits or runs.
+    /// The request of a sequence that is not finished.
     pub fn request(&self, ticket: Ticket) -> &Request {
         &self.groups[&ticket].request
     }
@@ -132,81 +107,88 @@ impl Scheduler {
         &self.running
     }
 
-    /// Chooses the rows of the next step, first of those that run, then of newcomers, and gives them memory.
-    pub fn plan(&mut self) -> Step {
-        let mut step = Step::default();
+    /// Chooses the rows of the next step, first of running sequences, then of newly admitted ones, and gives them
+    /// blocks.
+    pub fn plan(&mut self) -> ScheduledStep {
+        let mut step = ScheduledStep::default();
         let mut n_rows_left = self.capacity.max_rows;
-        let mut slot = 0;
-        while n_rows_left > 0 && (slot < self.running.len() || self.admit()) {
-            let n_rows = self.running[slot].n_pending().min(n_rows_left);
-            if !self.reserve(slot, n_rows, &mut step) {
-                // Sent back itself, and so was everyone after it: nobody is left to plan.
+        let mut running_idx = 0;
+        while n_rows_left > 0 && (running_idx < self.running.len() || self.admit()) {
+            let n_rows = self.running[running_idx].n_pending().min(n_rows_left);
+            if !self.reserve(running_idx, n_rows, &mut step) {
+                // The sequence was preempted itself, after every sequence behind it: none is left to plan.
                 break;
             }
-            let draws = n_rows == self.running[slot].n_pending();
-            step.runs.push(Run { slot, n_rows, draws, others: Vec::new() });
+            let draws = n_rows == self.running[running_idx].n_pending();
+            step.rows.push(ScheduledRows { running_idx, n_rows, draws, siblings: Vec::new() });
             n_rows_left -= n_rows;
-            slot += 1;
+            running_idx += 1;
         }
-        self.draw_for_others(&mut step.runs);
+        self.draw_for_siblings(&mut step.rows);
         step
     }
 
-    /// As far as there is room; who is left out runs the prompt's last token itself.
-    fn draw_for_others(&self, runs: &mut [Run]) {
-        let mut n_left = self.capacity.max_draws - runs.iter().filter(|run| run.draws).count();
-        for run in runs.iter_mut().filter(|run| run.draws) {
-            let sequence = &self.running[run.slot];
+    /// Lets the row that completes a prompt draw the first token of waiting samples too, up to the limit of draws. A
+    /// sample beyond the limit runs the prompt's last token itself.
+    fn draw_for_siblings(&self, rows: &mut [ScheduledRows]) {
+        let mut n_left = self.capacity.max_draws - rows.iter().filter(|rows| rows.draws).count();
+        for rows in rows.iter_mut().filter(|rows| rows.draws) {
+            let sequence = &self.running[rows.running_idx];
             let group = &self.groups[&sequence.ticket];
             if sequence.n_drawn == 0 && group.is_filled_by(sequence) {
-                let undrawn = group.waiting.iter().filter(|other| other.n_drawn == 0);
-                run.others = undrawn.take(n_left).map(|other| other.sample).collect();
-                n_left -= run.others.len();
+                let undrawn = group.waiting.iter().filter(|sibling| sibling.n_drawn == 0);
+                rows.siblings = undrawn.take(n_left).map(|sibling| sibling.sample).collect();
+                n_left -= rows.siblings.len();
             }
         }
     }
 
-    /// Marks the rows of `runs`, a whole step, as cached and returns the tokens drawn in it, in order. From here on the
-    /// next step can be planned: a token drawn and not yet read takes part under the number of its draw.
-    pub fn advance(&mut self, runs: &[Run]) -> Vec<Draw> {
-        let mut draws = Vec::with_capacity(runs.len());
-        for run in runs {
-            self.mark_cached(run);
-            let sequence = &mut self.running[run.slot];
+    /// Marks the rows of a whole step as cached and returns the tokens drawn in it, in order. From here on the next step
+    /// can be planned: a token drawn and not yet read takes part under the number of its draw.
+    pub fn advance(&mut self, step: &[ScheduledRows]) -> Vec<UnreadToken> {
+        let mut drawn = Vec::with_capacity(step.len());
+        for rows in step {
+            self.mark_cached(rows);
+            let sequence = &mut self.running[rows.running_idx];
             let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
             let max_tokens = group.request.max_tokens;
-            if run.draws {
-                draws.push(sequence.draw(draws.len(), run.slot, max_tokens));
+            if rows.draws {
+                drawn.push(sequence.draw(drawn.len(), rows.running_idx, max_tokens));
             }
-            for sample in &run.others {
-                let other = group.waiting.iter_mut().find(|other| other.sample == *sample);
-                let other = other.expect("it waited when the step was planned");
-                draws.push(other.draw(draws.len(), run.slot, max_tokens));
+            for sample in &rows.siblings {
+                let sibling = group.waiting.iter_mut().find(|sibling| sibling.sample == *sample);
+                let sibling = sibling.expect("the sibling waited when the step was planned");
+                drawn.push(sibling.draw(drawn.len(), rows.running_idx, max_tokens));
             }
             if max_tokens == 1 {
-                group.n_running += run.others.len();
+                group.n_running += rows.siblings.len();
                 let all = std::mem::take(&mut group.waiting).into_iter();
                 let (over, rest): (VecDeque<_>, _) =
-                    all.partition(|other| run.others.contains(&other.sample));
+                    all.partition(|sibling| rows.siblings.contains(&sibling.sample));
                 group.waiting = rest;
-                self.leaving.extend(over);
+                self.drained.extend(over);
             }
             group.drop_unneeded_prefix(&mut self.pool);
         }
+        self.move_drained();
+        drawn
+    }
+
+    /// Moves sequences with nothing left to run out of the running ones.
+    fn move_drained(&mut self) {
         for at in (0..self.running.len()).rev() {
             if self.running[at].n_pending() == 0 {
                 let mut sequence = self.running.remove(at);
                 sequence.evict(&mut self.pool);
-                self.leaving.push(sequence);
+                self.drained.push(sequence);
             }
         }
-        draws
     }
 
-    /// A prompt completed by `run` is shared with the samples that wait for it.
-    fn mark_cached(&mut self, run: &Run) {
-        let sequence = &mut self.running[run.slot];
-        sequence.n_cached += run.n_rows;
+    /// Marks rows as cached; a prompt that they complete is shared with the samples that wait for it.
+    fn mark_cached(&mut self, rows: &ScheduledRows) {
+        let sequence = &mut self.running[rows.running_idx];
+        sequence.n_cached += rows.n_rows;
         let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
         if group.is_filled_by(sequence) && sequence.n_cached >= sequence.n_prompt {
             let n_blocks = sequence.n_prompt.div_ceil(self.capacity.block_tokens);
@@ -215,42 +197,44 @@ impl Scheduler {
         }
     }
 
-    /// Whether the sequence of `draw` is still there; after a stop token it is not.
-    pub fn expects(&self, draw: Draw) -> bool {
-        self.find(draw).is_some()
+    /// Whether the sequence of `token` is unfinished; after a stop token it is not, and what was drawn for it ahead of
+    /// time is dropped.
+    pub fn expects(&self, token: UnreadToken) -> bool {
+        self.find(token).is_some()
     }
 
-    fn find(&self, draw: Draw) -> Option<(List, usize)> {
-        let is_it = |s: &Sequence| (s.ticket, s.sample) == (draw.ticket, draw.sample);
-        let near = &self.running[..self.running.len().min(draw.slot + 1)];
+    fn find(&self, token: UnreadToken) -> Option<(List, usize)> {
+        let is_it = |s: &Sequence| (s.ticket, s.sample) == (token.ticket, token.sample);
+        // Removals can only have lowered the sequence's index: search from there downwards first.
+        let near = &self.running[..self.running.len().min(token.running_idx + 1)];
         let running = near.iter().rposition(is_it).or_else(|| self.running.iter().position(is_it));
-        let leaving = || self.leaving.iter().position(is_it).map(|at| (List::Leaving, at));
-        // Sent back before its token was read.
+        let drained = || self.drained.iter().position(is_it).map(|at| (List::Drained, at));
+        // A sequence waits if it was preempted before its token was read.
         let waiting =
-            || Some((List::Waiting, self.groups.get(&draw.ticket)?.waiting.iter().position(is_it)?));
-        running.map(|at| (List::Running, at)).or_else(leaving).or_else(waiting)
+            || Some((List::Waiting, self.groups.get(&token.ticket)?.waiting.iter().position(is_it)?));
+        running.map(|at| (List::Running, at)).or_else(drained).or_else(waiting)
     }
 
-    /// Hands the token of `draw` to its sequence and takes that out once `finish` finds it finished.
+    /// Hands a token to its sequence. Returns the sequence, removed from the scheduler, if `finish` finds it finished.
     pub fn receive(
         &mut self,
-        draw: Draw,
-        sampled: Sampled,
-        finish: impl Fn(&Sequence, &Request) -> Option<Finish>,
-    ) -> Option<(Sequence, Finish)> {
-        let (list, at) = self.find(draw)?;
-        let group = self.groups.get_mut(&draw.ticket).expect("a sequence has its group");
+        token: UnreadToken,
+        sampled: SampledToken,
+        finish: impl Fn(&Sequence, &Request) -> Option<FinishReason>,
+    ) -> Option<(Sequence, FinishReason)> {
+        let (list, at) = self.find(token)?;
+        let group = self.groups.get_mut(&token.ticket).expect("a sequence has its group");
         let sequence = match list {
             List::Running => &mut self.running[at],
-            List::Leaving => &mut self.leaving[at],
+            List::Drained => &mut self.drained[at],
             List::Waiting => &mut group.waiting[at],
         };
-        assert_eq!(sequence.sampled.len(), draw.position as usize, "tokens are read in order");
+        assert_eq!(sequence.sampled.len(), token.position as usize, "tokens are read in order");
         sequence.receive(sampled);
         let finish = finish(sequence, &group.request)?;
         let mut sequence = match list {
             List::Running => self.running.remove(at),
-            List::Leaving => self.leaving.remove(at),
+            List::Drained => self.drained.remove(at),
             List::Waiting => group.waiting.remove(at)?,
         };
         sequence.evict(&mut self.pool);
@@ -260,29 +244,27 @@ impl Scheduler {
             group.n_running -= 1;
         }
         if group.n_running == 0 && group.waiting.is_empty() {
-            self.groups.remove(&draw.ticket);
+            self.groups.remove(&token.ticket);
         }
         Some((sequence, finish))
     }
 
-    /// Lets the next sequence in, of the oldest request that has one. False: nobody may come in.
+    /// Admits the next sequence, of the oldest request that has one. False: no sequence may be admitted.
     fn admit(&mut self) -> bool {
-        let may_come =
-            |group: &&mut Group| !group.waiting.is_empty() && !matches!(group.prefix, Prefix::Filling(_));
-        let Some(group) = self.groups.values_mut().find(may_come) else { return false };
-        let next = group.waiting.front().expect("someone waits");
+        let Some(group) = self.groups.values_mut().find(|group| group.can_admit()) else { return false };
+        let next = group.waiting.front().expect("a group that can admit has a waiting sequence");
         let block_tokens = self.capacity.block_tokens;
         let n_shared_blocks = match &group.prefix {
             Prefix::Ready(_) => next.n_found() / block_tokens,
             Prefix::Absent | Prefix::Filling(_) => 0,
         };
-        // A newcomer that leaves no room for those inside to grow would soon be sent back.
+        // One free block is left for each running sequence to grow into: without it the newcomer would soon be preempted.
         let n_needed = next.tokens.len().div_ceil(block_tokens) - n_shared_blocks + self.running.len();
         let is_full = self.running.len() >= self.capacity.max_sequences || self.pool.n_free() < n_needed;
         if is_full && !self.running.is_empty() {
             return false;
         }
-        let mut sequence = group.waiting.pop_front().expect("someone waits");
+        let mut sequence = group.waiting.pop_front().expect("a group that can admit has a waiting sequence");
         match &group.prefix {
             Prefix::Ready(blocks) => {
                 sequence.blocks = blocks.iter().map(|&block| self.pool.share(block)).collect();
@@ -296,26 +278,26 @@ impl Scheduler {
         true
     }
 
-    /// Gives `slot` memory of its own for its next `n_rows` positions; others give way if need be.
-    /// False: it had to give way itself.
-    fn reserve(&mut self, slot: usize, n_rows: usize, step: &mut Step) -> bool {
-        let n_cached = self.running[slot].n_cached;
+    /// Gives a running sequence blocks of its own for its next `n_rows` positions, preempting others if need be. False:
+    /// the sequence was preempted itself.
+    fn reserve(&mut self, running_idx: usize, n_rows: usize, step: &mut ScheduledStep) -> bool {
+        let n_cached = self.running[running_idx].n_cached;
         let block_tokens = self.capacity.block_tokens;
         for place in n_cached / block_tokens..(n_cached + n_rows).div_ceil(block_tokens) {
-            if self.running[slot].blocks.len() == place {
-                let Some(fresh) = self.take_block(slot) else { return false };
-                self.running[slot].blocks.push(fresh);
+            if self.running[running_idx].blocks.len() == place {
+                let Some(fresh) = self.take_block(running_idx) else { return false };
+                self.running[running_idx].blocks.push(fresh);
                 continue;
             }
-            // Making room may leave this sequence the only holder, so look again each time.
-            while self.pool.is_shared(self.running[slot].blocks[place]) {
+            // Freeing blocks may leave this sequence the only holder, so sharing is looked at again each time.
+            while self.pool.is_shared(self.running[running_idx].blocks[place]) {
                 let Some(fresh) = self.pool.take() else {
-                    if self.make_room(slot) {
+                    if self.free_blocks(running_idx) {
                         continue;
                     }
                     return false;
                 };
-                let shared = std::mem::replace(&mut self.running[slot].blocks[place], fresh);
+                let shared = std::mem::replace(&mut self.running[running_idx].blocks[place], fresh);
                 self.pool.release([shared]);
                 step.copies.push((shared, fresh));
             }
@@ -323,20 +305,21 @@ impl Scheduler {
         true
     }
 
-    fn take_block(&mut self, slot: usize) -> Option<Block> {
+    /// A free block for a running sequence; `None` if the sequence was preempted instead.
+    fn take_block(&mut self, running_idx: usize) -> Option<Block> {
         loop {
             if let Some(block) = self.pool.take() {
                 return Some(block);
             }
-            if !self.make_room(slot) {
+            if !self.free_blocks(running_idx) {
                 return None;
             }
         }
     }
 
-    /// Frees memory for `slot`: prompts held for those that wait go first, then the youngest that runs.
-    /// False: that was `slot` itself.
-    fn make_room(&mut self, slot: usize) -> bool {
+    /// Frees blocks for a running sequence: prompts held for waiting samples go first, then the sequence admitted last
+    /// is preempted. False: that was the sequence itself.
+    fn free_blocks(&mut self, running_idx: usize) -> bool {
         for group in self.groups.values_mut().rev() {
             if let Prefix::Ready(_) = group.prefix {
                 group.drop_prefix(&mut self.pool);
@@ -345,7 +328,7 @@ impl Scheduler {
         }
         let last = self.running.len() - 1;
         assert!(last > 0, "a sequence alone has room: submit checked its length");
-        let mut sequence = self.running.pop().expect("someone runs");
+        let mut sequence = self.running.pop().expect("at least one sequence runs");
         self.n_preemptions += 1;
         sequence.evict(&mut self.pool);
         let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
@@ -354,24 +337,6 @@ impl Scheduler {
         }
         group.n_running -= 1;
         group.waiting.push_front(sequence);
-        last != slot
-    }
-}
-
-impl Group {
-    fn is_filled_by(&self, sequence: &Sequence) -> bool {
-        matches!(self.prefix, Prefix::Filling(sample) if sample == sequence.sample)
-    }
-
-    fn drop_prefix(&mut self, pool: &mut BlockPool) {
-        if let Prefix::Ready(blocks) = std::mem::replace(&mut self.prefix, Prefix::Absent) {
-            pool.release(blocks);
-        }
-    }
-
-    fn drop_unneeded_prefix(&mut self, pool: &mut BlockPool) {
-        if self.waiting.is_empty() {
-            self.drop_prefix(pool);
-        }
+        last != running_idx
     }
 }

@@ -1,16 +1,15 @@
-//! One response on its way through the engine.
+//! One response in the making.
 
 use super::block::{Block, BlockPool};
-use super::scheduler::Draw;
-use super::{Sampled, Ticket};
+use super::{SampledToken, Ticket};
 use stapo_ops::sampling;
 
-/// Tokens so far, and how many of them have their keys and values in the cache. The last may be drawn and not yet read:
-/// then it stands as the number of its draw, see `sampling::drawn`.
+/// The tokens of a response so far, and how many of them have their keys and values in the cache. A last token that was
+/// drawn and not yet read by the host stands as the number of its draw, see `sampling::drawn`.
 #[derive(Debug)]
 pub struct Sequence {
     pub ticket: Ticket,
-    /// Its number among the samples of its request.
+    /// The sequence's number among the samples of its request.
     pub sample: u32,
     /// The prompt, then what was sampled.
     pub tokens: Vec<u32>,
@@ -18,10 +17,22 @@ pub struct Sequence {
     /// Keys and values of `tokens[..n_cached]` lie in `blocks`.
     pub n_cached: usize,
     pub blocks: Vec<Block>,
-    /// Tokens drawn for it, read or not.
+    /// Tokens drawn for the sequence, read or not.
     pub n_drawn: usize,
     /// One for each token read.
-    pub sampled: Vec<Sampled>,
+    pub sampled: Vec<SampledToken>,
+}
+
+/// A token that was drawn for a sequence and that the host has not read yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnreadToken {
+    pub ticket: Ticket,
+    pub sample: u32,
+    /// The token's position in the response.
+    pub position: u32,
+    /// Index of the sequence among the running ones when the step was planned; removals since then can only have
+    /// lowered it.
+    pub running_idx: usize,
 }
 
 impl Sequence {
@@ -39,37 +50,38 @@ impl Sequence {
         }
     }
 
-    /// Counts the token that is drawn for it as number `number` of a step, in row of `slot`; unless it is the last, it is to
-    /// be run next.
-    pub fn draw(&mut self, number: usize, slot: usize, max_tokens: usize) -> Draw {
-        let draw = Draw { ticket: self.ticket, sample: self.sample, position: self.n_drawn as u32, slot };
+    /// Counts the token that is drawn for the sequence as number `number` of a step. Unless the token is the last of the
+    /// response, its row is to be run next.
+    pub fn draw(&mut self, number: usize, running_idx: usize, max_tokens: usize) -> UnreadToken {
+        let position = self.n_drawn as u32;
         self.n_drawn += 1;
         if self.n_drawn < max_tokens {
             self.tokens.push(sampling::drawn(number));
         }
-        draw
+        UnreadToken { ticket: self.ticket, sample: self.sample, position, running_idx }
     }
 
-    /// Takes in the next token that was drawn for it.
-    pub fn receive(&mut self, sampled: Sampled) {
-        // The last token is never run, and not among these.
+    /// Takes in the next token that was drawn for the sequence.
+    pub fn receive(&mut self, sampled: SampledToken) {
+        // The last token of a response is never run, so it is not among `tokens`.
         if let Some(token) = self.tokens.get_mut(self.n_prompt + self.sampled.len()) {
             *token = sampled.token;
         }
         self.sampled.push(sampled);
     }
 
-    /// Tokens still to be run: one when decoding, more while (re)filling the cache, none once all were drawn.
+    /// Tokens still to be run: one when decoding, more while the cache is (re)filled, none once all tokens were drawn.
     pub fn n_pending(&self) -> usize {
         self.tokens.len() - self.n_cached
     }
 
-    /// What it finds in the cache where its prompt is: that, but one token that predicts the next to draw.
+    /// Tokens whose keys and values the sequence finds in the cache when its prompt lies there already. At least one
+    /// token is left to run: its row predicts the next token.
     pub fn n_found(&self) -> usize {
         self.n_prompt.min(self.tokens.len() - 1)
     }
 
-    /// Gives all memory back; what was sampled stays, its keys and values are computed anew later.
+    /// Gives all blocks back. What was sampled stays, its keys and values are recomputed later.
     pub fn evict(&mut self, pool: &mut BlockPool) {
         pool.release(self.blocks.drain(..));
         self.n_cached = 0;

@@ -1,8 +1,8 @@
 //! The scheduler against a cache that remembers what was written where.
 
-use super::scheduler::{Capacity, Draw, Scheduler};
-use super::sequence::Sequence;
-use super::{Finish, Request, Sampled, Ticket};
+use super::scheduler::{Capacity, Scheduler};
+use super::sequence::{Sequence, UnreadToken};
+use super::{FinishReason, Request, SampledToken, Ticket};
 use stapo_ops::sampling;
 
 const BLOCK_TOKENS: usize = 4;
@@ -43,10 +43,10 @@ fn simulate(
     }
     let mut cache = vec![[u32::MAX; BLOCK_TOKENS]; n_blocks];
     let mut outcome = Outcome { responses: vec![], n_preemptions: 0, n_steps: 0, n_rows: 0 };
-    let mut unread: Vec<(Draw, u32)> = vec![];
+    let mut unread: Vec<(UnreadToken, u32)> = vec![];
     while !scheduler.is_idle() {
         let step = scheduler.plan();
-        assert!(!step.runs.is_empty() || !unread.is_empty(), "a step without rows would run for ever");
+        assert!(!step.rows.is_empty() || !unread.is_empty(), "a step without rows would run for ever");
         outcome.n_steps += 1;
         assert!(outcome.n_steps < 100_000, "no progress");
         for (from, to) in step.copies {
@@ -57,36 +57,39 @@ fn simulate(
             None => token,
         };
         let mut tokens = vec![];
-        for run in &step.runs {
-            let s = &scheduler.running()[run.slot];
-            for position in s.n_cached..s.n_cached + run.n_rows {
+        for rows in &step.rows {
+            let s = &scheduler.running()[rows.running_idx];
+            for position in s.n_cached..s.n_cached + rows.n_rows {
                 let block = s.blocks[position / BLOCK_TOKENS];
                 cache[block.0 as usize][position % BLOCK_TOKENS] = known(s.tokens[position]);
             }
-            outcome.n_rows += run.n_rows;
+            outcome.n_rows += rows.n_rows;
             let read = |p: usize| cache[s.blocks[p / BLOCK_TOKENS].0 as usize][p % BLOCK_TOKENS];
-            let past: Vec<u32> = (0..s.n_cached + run.n_rows).map(read).collect();
-            assert!(past.iter().zip(&s.tokens).all(|(a, b)| *a == known(*b)), "someone else's tokens");
-            assert_eq!(run.draws, past.len() == s.tokens.len());
-            tokens.extend(run.draws.then(|| next_token(&past, s.sample)));
-            tokens.extend(run.others.iter().map(|sample| next_token(&past, *sample)));
+            let past: Vec<u32> = (0..s.n_cached + rows.n_rows).map(read).collect();
+            assert!(
+                past.iter().zip(&s.tokens).all(|(a, b)| *a == known(*b)),
+                "the blocks hold another sequence's tokens"
+            );
+            assert_eq!(rows.draws, past.len() == s.tokens.len());
+            tokens.extend(rows.draws.then(|| next_token(&past, s.sample)));
+            tokens.extend(rows.siblings.iter().map(|sample| next_token(&past, *sample)));
         }
-        assert!(step.runs.iter().map(|r| r.n_rows).sum::<usize>() <= max_rows);
-        let draws = scheduler.advance(&step.runs);
-        assert_eq!(draws.len(), tokens.len());
-        assert!(draws.len() <= max_draws);
-        let mut read = std::mem::replace(&mut unread, draws.into_iter().zip(tokens).collect());
+        assert!(step.rows.iter().map(|rows| rows.n_rows).sum::<usize>() <= max_rows);
+        let drawn = scheduler.advance(&step.rows);
+        assert_eq!(drawn.len(), tokens.len());
+        assert!(drawn.len() <= max_draws);
+        let mut read = std::mem::replace(&mut unread, drawn.into_iter().zip(tokens).collect());
         if !ahead {
             read.append(&mut unread);
         }
         let finish = |s: &Sequence, r: &Request| {
             let last = s.sampled.last()?.token;
             let is_over = s.sampled.len() >= r.max_tokens || r.stops.contains(&last);
-            is_over.then_some(Finish::LengthLimit)
+            is_over.then_some(FinishReason::LengthLimit)
         };
-        for (draw, token) in read {
-            let sampled = Sampled { token, logp: 0.0, entropy: 0.0, alternatives: vec![] };
-            if let Some((s, _)) = scheduler.receive(draw, sampled, finish) {
+        for (unread_token, token) in read {
+            let sampled = SampledToken { token, logp: 0.0, entropy: 0.0, alternatives: vec![] };
+            if let Some((s, _)) = scheduler.receive(unread_token, sampled, finish) {
                 let response = s.sampled.iter().map(|t| t.token).collect();
                 outcome.responses.push(((s.ticket.0, s.sample), response));
             }

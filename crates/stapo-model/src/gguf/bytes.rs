@@ -1,9 +1,9 @@
-//! A position in a byte string; every step forward is checked against the end.
+//! Reads a byte string from front to back; every read is checked against the end.
 
-use super::fields::{Field, Kind};
+use super::field::{Field, FieldType};
 use crate::error::{Error, Result};
 
-/// Arrays inside arrays deeper than this are refused.
+/// Deepest nesting of arrays in arrays.
 const MAX_DEPTH: usize = 4;
 
 pub(super) struct Bytes<'a> {
@@ -21,7 +21,7 @@ impl<'a> Bytes<'a> {
         self.at
     }
 
-    /// The next `n` bytes; `what` names them should the file end first.
+    /// The next `n` bytes; `what` names the bytes in the error if the file ends first.
     pub fn take(&mut self, n: u64, what: &str) -> Result<&'a [u8]> {
         let left = &self.all[self.at..];
         let n = usize::try_from(n).ok().filter(|&n| n <= left.len()).ok_or_else(|| {
@@ -46,7 +46,7 @@ impl<'a> Bytes<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A length and as many bytes of UTF-8.
+    /// A string: its length, then as many bytes of UTF-8.
     pub fn string(&mut self, what: &str) -> Result<&'a str> {
         let n = self.u64(what)?;
         let at = self.at;
@@ -55,7 +55,7 @@ impl<'a> Bytes<'a> {
             .map_err(|_| Error::malformed(self.place, format!("{what} at byte {at} is not UTF-8")))
     }
 
-    /// A type and a value of it; the value is stepped over and remembered.
+    /// A metadata value: its type and its position; the value itself is skipped.
     pub fn field(&mut self, key: &str) -> Result<Field> {
         let kind = self.kind(key)?;
         let start = self.at;
@@ -63,26 +63,28 @@ impl<'a> Bytes<'a> {
         Ok(Field { kind, bytes: start..self.at })
     }
 
-    pub fn kind(&mut self, key: &str) -> Result<Kind> {
+    pub fn kind(&mut self, key: &str) -> Result<FieldType> {
         let number = self.u32(key)?;
-        Kind::from_number(number).ok_or_else(|| {
+        FieldType::from_number(number).ok_or_else(|| {
             Error::malformed(self.place, format!("metadata key {key:?} has unknown type {number}"))
         })
     }
 
-    fn skip(&mut self, kind: Kind, key: &str, depth: usize) -> Result<()> {
+    fn skip(&mut self, kind: FieldType, key: &str, depth: usize) -> Result<()> {
         match kind {
-            Kind::String => self.u64(key).and_then(|n| self.take(n, key)).map(|_| ()),
-            Kind::Array => {
-                let (kind, n) = (self.kind(key)?, self.u64(key)?);
+            FieldType::String => self.u64(key).and_then(|n| self.take(n, key)).map(|_| ()),
+            FieldType::Array => {
+                let kind = self.kind(key)?;
+                let n = self.u64(key)?;
                 if let Some(size) = kind.size() {
-                    // An overflowing product is more than any file holds, and is refused as that.
+                    // A product that overflows exceeds any file, so the saturated product is refused too.
                     return self.take(n.saturating_mul(size), key).map(|_| ());
                 }
                 if depth == MAX_DEPTH {
                     return Err(Error::malformed(self.place, format!("metadata key {key:?} nests too deep")));
                 }
-                // Every element takes at least its 8 bytes of length, so a lying count ends with the file.
+                // Every element takes at least the 8 bytes of its length, so a false count fails at the end of the
+                // file.
                 for _ in 0..n {
                     self.skip(kind, key, depth + 1)?;
                 }

@@ -1,4 +1,4 @@
-//! The model's shape from GGUF metadata.
+//! The model's config from GGUF metadata.
 
 use super::Gguf;
 use crate::config::{Family, ModelConfig, Rope, RopeKind};
@@ -7,8 +7,8 @@ use crate::weights::Encoding;
 
 impl Gguf {
     /// The config of a `llama`, `qwen2` or `qwen3` file. Embeddings are tied when there is no `output.weight`.
-    /// When there is one the head is its own matrix, even if the model was once tied: quantisers keep a finer copy
-    /// for the head.
+    /// With an `output.weight` the head is a matrix of its own, even if the model was trained with tied embeddings:
+    /// quantisers keep a more precise copy for the head.
     pub fn config(&self) -> Result<ModelConfig> {
         let architecture =
             self.text("general.architecture")?.ok_or_else(|| self.absent("general.architecture"))?;
@@ -22,10 +22,8 @@ impl Gguf {
         })?;
         let key = |name: &str| format!("{architecture}.{name}");
         self.refuse_what_is_not_built(&key)?;
-        let (width, n_heads) = (
-            self.required_whole(&key("embedding_length"))?,
-            self.same_in_all_layers(&key("attention.head_count"))?,
-        );
+        let width = self.required_whole(&key("embedding_length"))?;
+        let n_heads = self.same_in_all_layers(&key("attention.head_count"))?;
         let n_heads = n_heads.ok_or_else(|| self.absent(&key("attention.head_count")))?;
         let head_dim = self.head_dim(&key, width, n_heads)?;
         let max_positions = self.required_whole(&key("context_length"))?;
@@ -77,7 +75,7 @@ impl Gguf {
         Ok(())
     }
 
-    /// A number that GGUF may give once or per layer; layers that differ are refused.
+    /// A number that GGUF gives once or per layer; numbers that differ between layers are refused.
     fn same_in_all_layers(&self, key: &str) -> Result<Option<usize>> {
         if !self.is_array(key) {
             return self.whole(key);
@@ -114,7 +112,7 @@ impl Gguf {
         Ok(head_dim)
     }
 
-    /// Rows of the embedding.
+    /// The number of rows of the embedding.
     fn vocabulary(&self, key: &impl Fn(&str) -> String) -> Result<usize> {
         let embedding = self.tensors.get("token_embd.weight").ok_or_else(|| {
             Error::missing(
@@ -183,8 +181,8 @@ impl Gguf {
         Ok(Rope { theta, kind })
     }
 
-    /// Llama 3's scaling from `rope_freqs.weight`, which lists what each frequency is divided by. The parameters are
-    /// found by trying every context length Llama could have been trained at, and must give the listed factors.
+    /// Llama 3's scaling from `rope_freqs.weight`, which lists the divisor of each frequency. The original context
+    /// length is found by trying every power of two from 1024 to 131072; the result must reproduce the listed divisors.
     fn llama3_from_factors(&self, theta: f64, head_dim: usize) -> Result<RopeKind> {
         let place = format!("{}: tensor rope_freqs.weight", self.place);
         let stored = &self.tensors["rope_freqs.weight"];
@@ -220,7 +218,7 @@ impl Gguf {
     }
 }
 
-/// What Llama 3 divides a frequency by, with low and high frequency factors 1 and 4.
+/// The divisor of a frequency under Llama 3's scaling with low and high frequency factors 1 and 4.
 fn llama3_divisor(frequency: f64, factor: f64, context: f64) -> f64 {
     let turns = context * frequency / std::f64::consts::TAU;
     if turns > 4.0 {

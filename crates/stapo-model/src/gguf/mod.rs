@@ -1,9 +1,10 @@
-//! GGUF: one file with metadata, tokenizer and weights. Only this header is parsed on opening; strings and arrays
-//! stay in the mapped file until asked for, so that memory never exceeds what the file really holds.
+//! GGUF: one file with metadata, tokenizer and weights. Opening parses only the header; strings and arrays stay in the
+//! mapped file until they are read, so that false lengths in a file cannot cost memory.
 
 mod bytes;
 mod config;
-mod fields;
+mod field;
+mod metadata;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -11,16 +12,16 @@ mod tokenizer;
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::weights::{Encoding, Stored, Weights};
+use crate::weights::{Encoding, StoredTensor, Weights};
 use bytes::Bytes;
-use fields::Field;
+use field::Field;
 use stapo_ops::mapped::MappedFile;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 const MAGIC: &[u8; 4] = b"GGUF";
-/// Dimensions a tensor may have.
+/// Most dimensions of a tensor.
 const MAX_DIMS: u32 = 4;
 
 /// An opened file: its metadata by key, its tensors under their GGUF names.
@@ -29,7 +30,7 @@ pub struct Gguf {
     place: String,
     file: Arc<MappedFile>,
     fields: BTreeMap<String, Field>,
-    tensors: BTreeMap<String, Stored>,
+    tensors: BTreeMap<String, StoredTensor>,
 }
 
 impl Gguf {
@@ -46,14 +47,14 @@ impl Gguf {
         Ok(Self { place, file: Arc::new(file), fields, tensors })
     }
 
-    /// Whether the file begins as GGUF does.
+    /// Whether the file begins with the magic bytes of GGUF.
     pub fn is_magic(path: &Path) -> bool {
         use std::io::Read;
         let mut magic = [0; 4];
         std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == MAGIC
     }
 
-    /// The weights under their Hugging Face names, `config` being what [`Gguf::config`] gave.
+    /// The weights under their Hugging Face names; `config` is the result of [`Gguf::config`].
     pub fn weights(&self, config: &ModelConfig) -> Result<Weights> {
         let tensors = tensors::renamed(&self.place, &self.tensors, config)?;
         Ok(Weights::new(self.place.clone(), vec![Arc::clone(&self.file)], tensors))
@@ -64,7 +65,7 @@ impl Gguf {
     }
 }
 
-/// Magic, version, and how many tensors and fields follow.
+/// Checks magic and version; returns how many tensors and metadata fields follow.
 fn read_preamble(place: &str, bytes: &mut Bytes) -> Result<(u64, u64)> {
     if bytes.take(4, "magic")? != MAGIC {
         return Err(Error::malformed(place, "does not begin with GGUF"));
@@ -106,8 +107,8 @@ fn alignment(place: &str, file: &[u8], fields: &BTreeMap<String, Field>) -> Resu
     ))
 }
 
-/// The tensor table. Ranges are relative to the numbers and unchecked until [`place_tensors`].
-fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeMap<String, Stored>> {
+/// The tensor table. Ranges are relative to the start of the numbers and unchecked until [`place_tensors`].
+fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeMap<String, StoredTensor>> {
     let mut tensors = BTreeMap::new();
     for _ in 0..n_tensors {
         let name = bytes.string("tensor name")?.to_owned();
@@ -123,7 +124,7 @@ fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeM
                 usize::try_from(dim).map_err(|_| Error::malformed(&place, format!("dimension {dim}")))?,
             );
         }
-        // GGUF counts dimensions from the innermost.
+        // GGUF lists dimensions from the innermost to the outermost.
         shape.reverse();
         let encoding = encoding(&place, bytes.u32("tensor type")?)?;
         let offset = bytes.u64("tensor offset")?;
@@ -135,7 +136,7 @@ fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeM
             let problem = format!("shape {shape:?} as {} at offset {offset} is impossible", encoding.name());
             return Err(Error::malformed(place, problem));
         };
-        let stored = Stored::as_named(range, shape, encoding);
+        let stored = StoredTensor::as_named(range, shape, encoding);
         if tensors.insert(name, stored).is_some() {
             return Err(Error::malformed(place, "appears twice"));
         }
@@ -143,10 +144,10 @@ fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeM
     Ok(tensors)
 }
 
-/// Makes the ranges absolute; refuses those that leave the file, overlap, or are not aligned.
+/// Makes the ranges absolute; refuses ranges that leave the file, overlap, or are not aligned.
 fn place_tensors(
     place: &str,
-    tensors: &mut BTreeMap<String, Stored>,
+    tensors: &mut BTreeMap<String, StoredTensor>,
     start: usize,
     alignment: usize,
     file_len: usize,

@@ -1,20 +1,20 @@
-//! From GGUF's tensor names and row order to Hugging Face's.
+//! Maps GGUF's tensor names and row order to those of Hugging Face.
 
 use crate::config::{Family, ModelConfig};
 use crate::error::{Error, Result};
-use crate::weights::{RowOrder, Stored};
+use crate::weights::{RowOrder, StoredTensor};
 use std::collections::BTreeMap;
 
-/// The table under Hugging Face names. Names without a counterpart stay as they are, for `Weights::check` to judge.
+/// The table under Hugging Face names. Names without a counterpart are kept, so that `Weights::check` sees them.
 pub(super) fn renamed(
     place: &str,
-    tensors: &BTreeMap<String, Stored>,
+    tensors: &BTreeMap<String, StoredTensor>,
     config: &ModelConfig,
-) -> Result<BTreeMap<String, Stored>> {
+) -> Result<BTreeMap<String, StoredTensor>> {
     let mut renamed = BTreeMap::new();
     for (name, stored) in tensors {
         let mut stored = stored.clone();
-        // Spent on the config.
+        // The rope factors have become part of the config.
         if name == "rope_freqs.weight" {
             continue;
         }
@@ -36,7 +36,7 @@ pub(super) fn renamed(
     Ok(renamed)
 }
 
-/// llama.cpp turns neighbouring rows of Llama's q and k together; the other families keep the two halves apart.
+/// llama.cpp rotates neighbouring rows of Llama's q and k as pairs; the other families pair the two halves of a head.
 fn row_order(name: &str, config: &ModelConfig) -> RowOrder {
     match (config.family, name) {
         (Family::Llama, name) if name.ends_with(".attn_q.weight") => {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 /// Name, dimensions innermost first, type, offset.
 type Tensor = (String, Vec<u64>, u32, u64);
 
-/// A GGUF file put together by hand, so that every part of it can be wrong.
+/// A GGUF file put together by hand, so that a test can make any part of the file wrong.
 #[derive(Clone, Default)]
 struct Draft {
     fields: Vec<(String, Vec<u8>)>,
@@ -48,7 +48,7 @@ impl Draft {
         self
     }
 
-    /// An F32 tensor of the number `fill`, dimensions innermost first.
+    /// An F32 tensor filled with the number `fill`, dimensions innermost first.
     fn tensor(mut self, name: &str, dims: &[u64], fill: f32) -> Self {
         self.numbers.resize(self.numbers.len().next_multiple_of(32), 0);
         self.tensors.push((name.into(), dims.to_vec(), 0, self.numbers.len() as u64));
@@ -115,7 +115,7 @@ fn open_bytes(bytes: &[u8]) -> Result<Gguf> {
     Gguf::open(&path)
 }
 
-/// Everything that opening a model does.
+/// Reads everything that opening a model reads.
 fn load(bytes: &[u8]) -> Result<(ModelConfig, Weights)> {
     let gguf = open_bytes(bytes)?;
     let config = gguf.config()?;

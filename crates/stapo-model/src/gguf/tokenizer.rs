@@ -1,4 +1,4 @@
-//! The tokenizer from GGUF metadata (`tokenizer.ggml.*`), rebuilt as `tokenizer.json` would define it.
+//! The tokenizer from GGUF metadata (`tokenizer.ggml.*`), built as the model's `tokenizer.json` would define it.
 
 use super::Gguf;
 use crate::chat::SpecialTokens;
@@ -15,13 +15,13 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer as Inner};
 
-/// Longest token; the longest in the wild are runs of about 128 signs.
+/// Longest token in bytes; the longest published ones are runs of about 128 characters.
 const MAX_TOKEN: usize = 1024;
 
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// What `tokenizer.ggml.token_type` calls its numbers.
+/// The meaning of the numbers 1 to 6 in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TokenType {
     Normal,
@@ -32,9 +32,9 @@ enum TokenType {
     Byte,
 }
 
-/// How text is cut into words before the merges, in `gpt2` vocabularies.
+/// How `gpt2` vocabularies cut text into words before the merges (`tokenizer.ggml.pre`).
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Words {
+enum PreTokenizer {
     Gpt2,
     Qwen2,
     Llama3,
@@ -69,7 +69,6 @@ impl Gguf {
         Tokenizer::new(&self.place, inner)
     }
 
-    /// The chat template and the texts of the special tokens.
     pub fn chat_template(&self) -> Result<Option<&str>> {
         self.text("tokenizer.chat_template")
     }
@@ -109,9 +108,10 @@ impl Gguf {
         Ok(Tokens { texts, types })
     }
 
-    /// GPT-2's kind: bytes spelled as characters, merges listed in order. Returns also whether it starts with bos.
+    /// A byte-level vocabulary as of GPT-2: bytes spelled as characters, merges listed in order. The flag says whether
+    /// such a vocabulary starts sequences with bos by default.
     fn byte_level(&self, tokens: &Tokens) -> Result<(Inner, bool)> {
-        let words = self.words()?;
+        let pre_tokenizer = self.pre_tokenizer()?;
         let merges =
             self.strings("tokenizer.ggml.merges")?.ok_or_else(|| self.absent("tokenizer.ggml.merges"))?;
         let merges: Option<Vec<_>> = merges
@@ -120,41 +120,42 @@ impl Gguf {
             .collect();
         let merges = merges.ok_or_else(|| self.wrong("merges", "has an entry that is not two tokens"))?;
         let vocabulary = tokens.vocabulary().map_err(|problem| self.wrong("tokens", &problem))?;
-        let builder =
-            BPE::builder().vocab_and_merges(vocabulary, merges).ignore_merges(words == Words::Llama3);
+        let builder = BPE::builder()
+            .vocab_and_merges(vocabulary, merges)
+            .ignore_merges(pre_tokenizer == PreTokenizer::Llama3);
         let mut inner = Inner::new(builder.build().map_err(|e| self.wrong("merges", &e.to_string()))?);
         let split = |pattern: &str| {
             Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false)
                 .expect("the patterns above are valid")
         };
         let bytes = ByteLevel::new(false, false, false);
-        match words {
-            Words::Gpt2 => inner.with_pre_tokenizer(Some(ByteLevel::new(false, false, true))),
-            Words::SmolLm => inner.with_pre_tokenizer(Some(in_sequence(vec![
+        match pre_tokenizer {
+            PreTokenizer::Gpt2 => inner.with_pre_tokenizer(Some(ByteLevel::new(false, false, true))),
+            PreTokenizer::SmolLm => inner.with_pre_tokenizer(Some(in_sequence(vec![
                 Digits::new(true).into(),
                 ByteLevel::new(false, false, true).into(),
             ]))),
-            Words::Qwen2 => {
+            PreTokenizer::Qwen2 => {
                 inner.with_normalizer(Some(NFC)).map_err(|e| self.wrong("pre", &e.to_string()))?;
                 inner.with_pre_tokenizer(Some(in_sequence(vec![split(QWEN2).into(), bytes.into()])))
             }
-            Words::Llama3 => {
+            PreTokenizer::Llama3 => {
                 inner.with_pre_tokenizer(Some(in_sequence(vec![split(LLAMA3).into(), bytes.into()])))
             }
         };
         inner.with_decoder(Some(bytes));
-        Ok((inner, words == Words::Llama3))
+        Ok((inner, pre_tokenizer == PreTokenizer::Llama3))
     }
 
-    fn words(&self) -> Result<Words> {
+    fn pre_tokenizer(&self) -> Result<PreTokenizer> {
         let architecture = self.text("general.architecture")?.unwrap_or_default();
         match self.text("tokenizer.ggml.pre")?.unwrap_or("default") {
-            "qwen2" | "deepseek-r1-qwen" => Ok(Words::Qwen2),
-            "llama-bpe" | "llama3" | "llama-v3" => Ok(Words::Llama3),
-            "smollm" => Ok(Words::SmolLm),
-            // Files from before the key was written, or by a converter that did not know the model.
-            "default" if architecture.starts_with("qwen") => Ok(Words::Qwen2),
-            "default" | "gpt-2" => Ok(Words::Gpt2),
+            "qwen2" | "deepseek-r1-qwen" => Ok(PreTokenizer::Qwen2),
+            "llama-bpe" | "llama3" | "llama-v3" => Ok(PreTokenizer::Llama3),
+            "smollm" => Ok(PreTokenizer::SmolLm),
+            // Files older than the key, or written by a converter that did not know the model.
+            "default" if architecture.starts_with("qwen") => Ok(PreTokenizer::Qwen2),
+            "default" | "gpt-2" => Ok(PreTokenizer::Gpt2),
             other => {
                 let place = format!("{}: tokenizer.ggml.pre", self.place);
                 let hint =
@@ -164,7 +165,8 @@ impl Gguf {
         }
     }
 
-    /// The kind of `SentencePiece`: words marked by ▁, merges implied by the scores, unknown characters as bytes.
+    /// A `SentencePiece` vocabulary: words begin with ▁, the scores imply the merges, unknown characters become bytes.
+    /// The flag says that such a vocabulary starts sequences with bos by default.
     fn sentence_piece(&self, tokens: &Tokens) -> Result<(Inner, bool)> {
         let scores =
             self.numbers("tokenizer.ggml.scores")?.ok_or_else(|| self.absent("tokenizer.ggml.scores"))?;
@@ -195,7 +197,7 @@ impl Gguf {
     }
 
     fn starts_with(&self, bos: &str, id: u32) -> Result<TemplateProcessing> {
-        // Templates separate their parts by spaces; a token with one in it goes by another name.
+        // A template separates its parts by spaces, so the token goes by the name `bos`: its own text may hold a space.
         TemplateProcessing::builder()
             .try_single("bos $A")
             .and_then(|builder| builder.try_pair("bos $A bos $B"))
@@ -222,7 +224,7 @@ fn in_sequence(
     tokenizers::pre_tokenizers::sequence::Sequence::new(parts)
 }
 
-/// The vocabulary as the file lists it; both lists are equally long.
+/// The vocabulary as the file lists it: text and type of each id.
 struct Tokens<'a> {
     texts: Vec<&'a str>,
     types: Vec<TokenType>,
@@ -233,7 +235,7 @@ impl<'a> Tokens<'a> {
         self.texts.get(id as usize).copied()
     }
 
-    /// Ids by text; rows that only fill the embedding up have none.
+    /// Ids by text; unused tokens, which only pad the embedding, are left out.
     fn vocabulary(&self) -> std::result::Result<Vocab, String> {
         let mut ids = Vocab::new();
         for (id, (&text, &kind)) in self.texts.iter().zip(&self.types).enumerate() {
@@ -244,7 +246,7 @@ impl<'a> Tokens<'a> {
         Ok(ids)
     }
 
-    /// Tokens that are found in text before anything else.
+    /// Tokens that are matched in a text before the merges.
     fn added(&self) -> Vec<AddedToken> {
         let both = self.texts.iter().zip(&self.types);
         both.filter_map(|(&text, &kind)| match kind {
@@ -264,7 +266,7 @@ impl TokenType {
     }
 }
 
-/// Every way to make a token from two others, the best score first; ties by the ids of the parts.
+/// Every pair of tokens that joins to a token, ordered by descending score of the result, then by the ids of the pair.
 fn merges_by_score(tokens: &Tokens, scores: &[f64], ids: &Vocab) -> Vec<(String, String)> {
     let mut merges = Vec::new();
     for ((&text, &kind), &score) in tokens.texts.iter().zip(&tokens.types).zip(scores) {

@@ -1,6 +1,6 @@
 use super::{AdamWSettings, GradientError, Optimizer, Update};
 use crate::config::{Family, ModelConfig, Rope, RopeKind};
-use crate::decoder::{Batch, Gradients, Keep, Pass, Policy, Reading};
+use crate::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
 use stapo_ops::{CpuOptions, Device};
 
 fn policy() -> Policy {
@@ -29,11 +29,11 @@ const UPDATE: Update = Update { lr: 0.01, scale: 0.1, max_norm: 1.0 };
 
 /// Gradients of the log-prob of a sequence, every token weighed by `weight`.
 fn gradients(policy: &Policy, weight: f32) -> Gradients {
-    let mut batch = Batch::new();
+    let mut batch = PackedBatch::new();
     batch.push(&[1, 5, 2, 7, 7, 3, 0, 12], 2);
     let mut gradients = Gradients::zeros(policy).unwrap();
-    let mut pass = Pass::new(policy, Keep::Everything).unwrap();
-    let n = pass.forward(policy, &batch, Reading::default()).unwrap().logp.len();
+    let mut pass = Pass::training(policy, Recompute::Nothing).unwrap();
+    let n = pass.forward(policy, &batch, HeadOptions::default()).unwrap().logp.len();
     pass.backward(policy, &vec![weight; n], &vec![0.0; n], &mut gradients).unwrap();
     gradients
 }
@@ -47,10 +47,10 @@ fn descending_on_negative_logp_raises_it() {
     let mut policy = policy();
     let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
     let logp = |policy: &Policy| {
-        let mut batch = Batch::new();
+        let mut batch = PackedBatch::new();
         batch.push(&[1, 5, 2, 7, 7, 3, 0, 12], 2);
-        let mut pass = Pass::new(policy, Keep::Nothing).unwrap();
-        pass.forward(policy, &batch, Reading::default()).unwrap().logp.iter().sum::<f32>()
+        let mut pass = Pass::scoring(policy).unwrap();
+        pass.forward(policy, &batch, HeadOptions::default()).unwrap().logp.iter().sum::<f32>()
     };
     let before = logp(&policy);
     for _ in 0..20 {

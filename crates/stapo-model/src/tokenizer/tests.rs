@@ -51,7 +51,8 @@ fn spaces_between_words_survive_streaming() {
 fn a_response_goes_on_from_its_prompt_with_its_first_space() {
     let ids = SENTENCE_PIECE.encode("the lazy dog").unwrap();
     let (prompt, response) = ids.split_at(3);
-    let (first, rest) = (SENTENCE_PIECE.decode(prompt).unwrap(), streamed(&SENTENCE_PIECE, prompt, response));
+    let first = SENTENCE_PIECE.decode(prompt).unwrap();
+    let rest = streamed(&SENTENCE_PIECE, prompt, response);
     assert_eq!(first + &rest, "the lazy dog");
 }
 

@@ -1,13 +1,13 @@
-//! What the `tokenizers` crate takes on trust in a `tokenizer.json`, and would panic over.
+//! Checks a `tokenizer.json` for faults that the `tokenizers` crate does not check and would panic on.
 
 use crate::error::{Error, Result};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The parts that are looked at; the rest is only checked to be JSON.
+/// The parts of the file that are checked; the rest only has to be JSON.
 #[derive(Deserialize)]
-struct Parts {
-    model: Model,
+struct TokenizerFile {
+    model: MergeModel,
     #[serde(default)]
     decoder: Value,
     #[serde(default)]
@@ -15,15 +15,15 @@ struct Parts {
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct MergeModel {
     r#type: Option<String>,
     continuing_subword_prefix: Option<String>,
 }
 
-/// Refuses a file that the crate would accept and later trip over, or could not read without tripping.
+/// Refuses a file on which the crate would panic while reading or in use.
 pub(super) fn vet(place: &str, bytes: &[u8]) -> Result<()> {
     let malformed = |problem: String| Err(Error::malformed(place, problem));
-    let Parts { model, decoder, post_processor } = serde_json::from_slice(bytes)
+    let TokenizerFile { model, decoder, post_processor } = serde_json::from_slice(bytes)
         .map_err(|e| Error::malformed(place, format!("is not a tokenizer.json: {e}")))?;
     if let Some(kind) = model.r#type.filter(|kind| kind != "BPE") {
         let hint = "supported: BPE, the kind of Qwen, Llama and SmolLM";
@@ -50,7 +50,7 @@ pub(super) fn vet(place: &str, bytes: &[u8]) -> Result<()> {
 
 const MAX_STRIP: u64 = 16;
 
-/// The component itself and those of the sequences in it.
+/// The component and, where it is a sequence, the components inside, at any depth.
 fn parts<'a>(component: &'a Value, children: &str) -> Vec<&'a Value> {
     let mut found = vec![component];
     let mut at = 0;

@@ -1,5 +1,5 @@
-//! GGUF's quantised blocks. Each block holds small integers q and scales; the f32 operations are those of the
-//! reference implementation in its order, each rounded once, so that the results agree with it bit for bit.
+//! GGUF's quantised blocks. Each block holds small integers q and scales; the f32 operations and their order are those
+//! of the reference implementation, each rounded once, so that the results agree bit for bit.
 
 use half::f16;
 
@@ -24,7 +24,7 @@ pub(super) fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// d, 16 bytes of nibbles (low ones first): x = d (q - 8).
+/// d, 16 bytes of nibbles (low nibbles first): x = d (q - 8).
 pub(super) fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     let d = scale(block, 0);
     for (i, &byte) in block[2..].iter().enumerate() {
@@ -94,7 +94,8 @@ pub(super) fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
 pub(super) fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let d = scale(block, 208);
     for half in 0..2 {
-        let (low, high) = (&block[half * 64..][..64], &block[128 + half * 32..][..32]);
+        let low = &block[half * 64..][..64];
+        let high = &block[128 + half * 32..][..32];
         let scales = &block[192 + half * 8..][..8];
         let out = &mut out[half * 128..][..128];
         for i in 0..32 {
@@ -117,8 +118,9 @@ fn fifth_bit(high: u32, i: usize) -> u8 {
     (((high >> i) & 1) << 4) as u8
 }
 
-/// The 8 pairs (d s, dmin m) of `Q4_K` and `Q5_K`: s and m of 6 bits each, packed in bytes 4 to 16. The first four lie
-/// whole in bytes 0..4 and 4..8; the last four have their low nibbles in 8..12 and their top bits atop the first.
+/// The 8 pairs (d s, dmin m) of `Q4_K` and `Q5_K`: s and m of 6 bits each, packed in bytes 4..16 of the block. Within
+/// these 12 bytes the first four s and m are the low six bits of bytes 0..4 and 4..8; the last four have their low four
+/// bits in bytes 8..12 and their top two bits above those of the first four.
 fn scale_min_pairs(block: &[u8]) -> [(f32, f32); 8] {
     let (d, dmin) = (scale(block, 0), scale(block, 2));
     let packed = &block[4..16];

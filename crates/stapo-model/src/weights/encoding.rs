@@ -1,4 +1,4 @@
-//! How numbers are stored, and back to f32.
+//! How numbers are stored, and how they are decoded to f32.
 
 use super::blocks;
 use half::{bf16, f16};
@@ -35,7 +35,7 @@ impl Encoding {
         Self::Q6_K,
     ];
 
-    /// As files and people write it.
+    /// The name as written in files and shown to people.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "F32",
@@ -68,7 +68,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of a tensor of this shape, its last dimension being whole blocks; `None` if it is not, or on overflow.
+    /// Bytes of a tensor of this shape; `None` if the last dimension is not a whole number of blocks, or on overflow.
     pub(crate) fn n_bytes(self, shape: &[usize]) -> Option<usize> {
         let (numbers, bytes) = self.block();
         let (&row, outer) = shape.split_last().unwrap_or((&1, &[]));
@@ -78,7 +78,7 @@ impl Encoding {
         outer.iter().try_fold((row / numbers).checked_mul(bytes)?, |product, &dim| product.checked_mul(dim))
     }
 
-    /// Decodes whole blocks: `out` is as long as `bytes` say, or this panics.
+    /// Decodes whole blocks. Panics if the length of `out` is not the number of elements in `bytes`.
     pub(crate) fn decode(self, bytes: &[u8], out: &mut [f32]) {
         let (numbers, size) = self.block();
         assert_eq!(bytes.len() / size * numbers, out.len(), "decode {self:?}: bytes against numbers");

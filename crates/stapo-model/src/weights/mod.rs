@@ -1,4 +1,4 @@
-//! Weights by their Hugging Face names, wherever they lie: one safetensors file, shards of them, or GGUF.
+//! Weights by their Hugging Face names, stored in one safetensors file, in shards, or in GGUF.
 
 mod blocks;
 mod encoding;
@@ -16,19 +16,20 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The tensors of a model in memory-mapped files; nothing is read until asked for. Reading takes `&self`: several
+/// The tensors of a model in memory-mapped files; a tensor is read on request. Reading takes `&self`, so several
 /// threads may read at once.
 #[derive(Debug)]
 pub struct Weights {
     /// The folder or file, for messages.
     place: String,
     files: Vec<Arc<MappedFile>>,
-    tensors: BTreeMap<String, Stored>,
+    tensors: BTreeMap<String, StoredTensor>,
 }
 
-/// Where a tensor lies and how. The range is inside its file and as long as shape and encoding ask: checked on entry.
+/// Where and how a tensor is stored. Whoever creates the value checks that the range lies inside the file and has the
+/// length that shape and encoding need.
 #[derive(Debug, Clone)]
-pub(crate) struct Stored {
+pub(crate) struct StoredTensor {
     pub file: usize,
     pub bytes: Range<usize>,
     pub shape: Vec<usize>,
@@ -40,26 +41,30 @@ pub(crate) struct Stored {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowOrder {
     AsNamed,
-    /// GGUF's order for Llama's q and k: in each of `n_heads`, rows i and i + `head_dim` / 2 are neighbours.
+    /// GGUF's order for Llama's q and k: in each of `n_heads` heads, rows i and i + `head_dim` / 2 are neighbours.
     RotaryPairs {
         n_heads: usize,
     },
 }
 
-impl Stored {
+impl StoredTensor {
     pub fn as_named(bytes: Range<usize>, shape: Vec<usize>, encoding: Encoding) -> Self {
         Self { file: 0, bytes, shape, encoding, rows: RowOrder::AsNamed }
     }
 }
 
 impl Weights {
-    /// Opens the safetensors of a Hugging Face folder, or one such file. (GGUF by [`crate::Pretrained::open`]: its
-    /// names and row order depend on the config in it.)
+    /// Opens the safetensors of a Hugging Face folder, or one safetensors file. [`crate::Pretrained::open`] opens GGUF,
+    /// whose names and row order depend on the config in the file.
     pub fn open(path: &Path) -> Result<Self> {
         safetensors::open(path)
     }
 
-    pub(crate) fn new(place: String, files: Vec<Arc<MappedFile>>, tensors: BTreeMap<String, Stored>) -> Self {
+    pub(crate) fn new(
+        place: String,
+        files: Vec<Arc<MappedFile>>,
+        tensors: BTreeMap<String, StoredTensor>,
+    ) -> Self {
         Self { place, files, tensors }
     }
 
@@ -67,7 +72,7 @@ impl Weights {
         &self.place
     }
 
-    /// Leaves of two tensors the one stored in more bits, under the name `keep`.
+    /// Keeps, under the name `keep`, whichever of the two tensors is stored in more bytes, and removes `other`.
     pub(crate) fn keep_finer(&mut self, keep: &str, other: &str) {
         if let Some(other) = self.tensors.remove(other)
             && self.tensors.get(keep).is_none_or(|kept| kept.bytes.len() < other.bytes.len())
@@ -85,7 +90,7 @@ impl Weights {
         self.tensors.contains_key(name)
     }
 
-    /// How a tensor is stored, or `None` if there is none of that name.
+    /// How a tensor is stored; `None` if there is no tensor of that name.
     pub fn encoding(&self, name: &str) -> Option<Encoding> {
         self.tensors.get(name).map(|stored| stored.encoding)
     }
@@ -95,8 +100,9 @@ impl Weights {
         self.tensors.get(name).map(|stored| stored.bytes.len())
     }
 
-    /// Decodes the tensor into `out`, row-major, in the Hugging Face layout. Exact: every encoding is decoded by
-    /// f32 operations in a fixed order. Refuses a name that is not there and a shape other than `shape`.
+    /// Decodes the tensor into `out`, row-major, in the Hugging Face layout. Every encoding is decoded by f32
+    /// operations in a fixed order, so the result is the same bits everywhere. Refuses a missing name and a shape other
+    /// than `shape`.
     ///
     /// # Panics
     /// If `out` is not as long as `shape` says.
@@ -115,9 +121,9 @@ impl Weights {
         Ok(())
     }
 
-    /// Checks, without reading a weight, that every tensor of `config` is there in its shape. Returns the names
-    /// that the model has no use for and that are safe to ignore. A tensor inside `model.` that the config does not
-    /// know (a bias, a further layer) is refused: ignoring it would compute another model.
+    /// Checks, without reading a weight, that every tensor of `config` is present in its shape. Returns the names of
+    /// tensors that the model does not use and that are safe to ignore. A tensor inside `model.` that the config does
+    /// not know (a bias, a further layer) is refused: a model without that tensor would be another model.
     pub fn check(&self, config: &ModelConfig) -> Result<Vec<String>> {
         let specs = config.tensors();
         for spec in &specs {
@@ -142,7 +148,7 @@ impl Weights {
         Ok(ignored)
     }
 
-    fn find(&self, name: &str, shape: &[usize]) -> Result<&Stored> {
+    fn find(&self, name: &str, shape: &[usize]) -> Result<&StoredTensor> {
         let stored = self.tensors.get(name).ok_or_else(|| {
             let hint = format!(
                 "the files hold {} tensors; is the config that of another model?",
@@ -162,12 +168,15 @@ impl Weights {
     }
 }
 
-/// Rows stored as (0, h/2, 1, h/2 + 1, ..) within each head of h rows, written to their named places.
-fn decode_rotary_pairs(stored: &Stored, n_heads: usize, bytes: &[u8], out: &mut [f32]) {
+/// Decodes rows stored as (0, h/2, 1, h/2 + 1, ..) within each head of h rows into the order 0, 1, .., h - 1.
+fn decode_rotary_pairs(stored: &StoredTensor, n_heads: usize, bytes: &[u8], out: &mut [f32]) {
     let n_rows = stored.shape[0];
-    let (head_rows, row_len, row_bytes) = (n_rows / n_heads, out.len() / n_rows, bytes.len() / n_rows);
+    let head_rows = n_rows / n_heads;
+    let row_len = out.len() / n_rows;
+    let row_bytes = bytes.len() / n_rows;
     for (stored_row, row) in bytes.chunks_exact(row_bytes).enumerate() {
-        let (head, within) = (stored_row / head_rows, stored_row % head_rows);
+        let head = stored_row / head_rows;
+        let within = stored_row % head_rows;
         let named_row = head * head_rows + (within % 2) * (head_rows / 2) + within / 2;
         stored.encoding.decode(row, &mut out[named_row * row_len..][..row_len]);
     }

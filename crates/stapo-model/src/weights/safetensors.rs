@@ -1,8 +1,8 @@
-//! The safetensors format: 8 bytes of header length, a JSON header, the numbers. Read and written here rather than
-//! by its crate so that every refusal names the tensor, a name given twice is refused, and a shard is written
-//! while it is computed.
+//! The safetensors format: 8 bytes of header length, a JSON header, the numbers. The project reads and writes the
+//! format itself and not through the `safetensors` crate, so that every refusal names the tensor, a name given twice is
+//! refused, and a shard is written while its tensors are computed.
 
-use super::{Encoding, Stored, Weights};
+use super::{Encoding, StoredTensor, Weights};
 use crate::error::{Error, Result};
 use crate::json;
 use serde_json::{Map, Value};
@@ -36,9 +36,10 @@ pub(crate) fn open(path: &Path) -> Result<Weights> {
     open_shards(place, &[(single, None)])
 }
 
+/// A file and, where an index lists them, the tensors that the file must hold.
 type Shard = (std::path::PathBuf, Option<Vec<String>>);
 
-/// The shards an index names, each with the tensors that it must hold.
+/// The shards that an index names, each with the tensors that the shard must hold.
 fn indexed_shards(folder: &Path, index: &Path) -> Result<Vec<Shard>> {
     let keys = json::read_object(index, MAX_INDEX)?;
     let place = format!("{}: weight_map", index.display());
@@ -62,7 +63,7 @@ fn indexed_shards(folder: &Path, index: &Path) -> Result<Vec<Shard>> {
     Ok(shards.into_iter().map(|(file, tensors)| (folder.join(file), Some(tensors))).collect())
 }
 
-/// One path component that is a name: no folder, no `..`, no absolute path, no drive.
+/// Whether `file` is one plain file name: no folder, no `..`, no absolute path, no drive.
 fn is_plain_name(file: &str) -> bool {
     let mut components = Path::new(file).components();
     matches!(components.next(), Some(Component::Normal(name)) if name == file)
@@ -71,7 +72,8 @@ fn is_plain_name(file: &str) -> bool {
 }
 
 fn open_shards(place: String, shards: &[Shard]) -> Result<Weights> {
-    let (mut files, mut tensors) = (Vec::new(), BTreeMap::new());
+    let mut files = Vec::new();
+    let mut tensors = BTreeMap::new();
     for (path, expected) in shards {
         let file = MappedFile::open(path).map_err(|e| Error::io(path, e))?;
         let shard = path.display().to_string();
@@ -95,7 +97,7 @@ fn open_shards(place: String, shards: &[Shard]) -> Result<Weights> {
 }
 
 /// The table of one file. The ranges are in bounds, in order, without gap or overlap.
-fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, Stored>> {
+fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, StoredTensor>> {
     let malformed = |problem: String| Error::malformed(place, problem);
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(malformed(format!("{} bytes, too short for a safetensors file", file.len())));
@@ -137,7 +139,7 @@ fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, S
         )));
     }
     let start = file.len() - numbers.len();
-    let placed = |entry: Stored| Stored {
+    let placed = |entry: StoredTensor| StoredTensor {
         file: file_idx,
         bytes: entry.bytes.start + start..entry.bytes.end + start,
         ..entry
@@ -145,8 +147,8 @@ fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, S
     Ok(found.into_iter().map(|(name, entry)| (name.clone(), placed(entry))).collect())
 }
 
-/// One tensor of the header, its range relative to the numbers and consistent with its shape.
-fn entry_of(place: &str, entry: &Value) -> Result<Stored> {
+/// One tensor of the header. Its range is relative to the start of the numbers and fits its shape.
+fn entry_of(place: &str, entry: &Value) -> Result<StoredTensor> {
     let malformed = |problem: String| Error::malformed(place, problem);
     let empty = Map::new();
     let keys = entry.as_object().unwrap_or(&empty);
@@ -168,7 +170,8 @@ fn entry_of(place: &str, entry: &Value) -> Result<Stored> {
         }
         None => return Err(malformed("dtype is missing".into())),
     };
-    let (shape, offsets) = (list("shape")?, list("data_offsets")?);
+    let shape = list("shape")?;
+    let offsets = list("data_offsets")?;
     let &[start, end] = offsets.as_slice() else {
         return Err(malformed(format!("data_offsets has {} numbers, expected 2", offsets.len())));
     };
@@ -178,5 +181,5 @@ fn entry_of(place: &str, entry: &Value) -> Result<Stored> {
             "shape {shape:?} as {encoding:?} does not fill bytes {start} to {end}"
         )));
     }
-    Ok(Stored::as_named(start..end, shape, encoding))
+    Ok(StoredTensor::as_named(start..end, shape, encoding))
 }

@@ -1,9 +1,9 @@
-"""Converts a GGUF file with `stapo model convert` and holds the folder against `transformers`' own reading of the file.
+"""Converts a GGUF file with `stapo model convert` and compares the folder with the file as `transformers` reads it.
 
     pip install torch transformers gguf
     python check_export.py STAPO FILE.gguf
 
-Equal must be: every weight bit for bit, the logits of 64 tokens bit for bit, the tokenizer's vocabulary.
+Every weight and the logits of 64 tokens must be equal bit for bit, and the tokenizer's vocabulary must be the same.
 """
 
 import os

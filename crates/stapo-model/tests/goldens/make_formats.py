@@ -1,4 +1,4 @@
-"""Makes tests/data/formats: small files of every format, and what independent readers make of them.
+"""Makes tests/data/formats: small files of every format, and the results of independent readers.
 
     pip install torch transformers gguf tokenizers sentencepiece
     python make_formats.py [--models FOLDER] [--tokenizers FOLDER]
@@ -7,9 +7,9 @@ blocks.json      random quantised blocks and their numbers by the `gguf` package
 llama-spm.gguf   a tiny Llama with mixed encodings, rotary scaling by rope_freqs, a SentencePiece vocabulary
 qwen2-bpe.gguf   a tiny Qwen2 with biases, a byte-level vocabulary, a finer output.weight
 tensors.json     CRC-32 of every tensor of the two, as `transformers` reads them
-tokenizers.json  ids by `sentencepiece` and by the `tokenizers` package (whose regular expressions are another engine's)
+tokenizers.json  ids by `sentencepiece` and by the `tokenizers` package (which has another regular expression engine)
 chat.json        conversations rendered by `transformers`
-real.json        the same for published models (see real(); kept as it is where they are not given)
+real.json        the same for published models (see real(); left unchanged where the models are not given)
 configs.json     config.json files that `transformers` saved, three families by four kinds of rotary scaling
 """
 
@@ -346,11 +346,11 @@ def tokens(tokenizer, texts):
 
 
 def real(models, folder):
-    """What `transformers` makes of published models: some tensors, texts, conversations.
+    """The results of `transformers` on published models: some tensors, texts, conversations.
 
-    Conversations with the GGUF models bring their own system message: the models' default one is not ours to keep.
-    Its reading of GGUF vocabularies leaves out what GGUF only implies: Qwen's NFC normaliser and SmolLM's splitting of
-    digits. Both are put back before the ids are taken.
+    Conversations with the GGUF models bring their own system message, so that the models' default message is not
+    stored. When `transformers` reads a GGUF vocabulary it leaves out what GGUF only implies: Qwen's NFC normaliser and
+    SmolLM's splitting of digits. This function adds both before it takes the ids.
     """
     cases = {}
     if models:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the golden models: tiny random decoders saved by transformers, with what transformers computes on them.
+"""Makes the golden models: tiny random decoders saved by transformers, with the numbers that transformers computes.
 
     python make_models.py [OUT]        # OUT: this script's folder unless given
 
@@ -96,7 +96,7 @@ def config_of(case):
 
 
 def randomise(model, generator):
-    """Every parameter, norms and biases included: a default of one or nought would hide a mistake."""
+    """Randomises every parameter, norms and biases included: a default of one or zero would hide a mistake."""
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape, generator=generator)
         if name.endswith("norm.weight"):

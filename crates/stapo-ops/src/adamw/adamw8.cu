@@ -1,18 +1,17 @@
-// AdamW with states of 8 bits in blocks of 256, each with its largest magnitude (after Dettmers et al., 2022), and weights
-// in bf16 alone, rounded up or down at random so that small steps are not lost on average. A warp has one block.
+// AdamW with moments of 8 bits in blocks of 256, each with its largest magnitude (after Dettmers et al., 2022), and
+// weights in bf16 alone, with stochastic rounding so that small steps are not lost on average. A warp has one block.
 
 #define BLOCK 256
 
-// First moments: sign and square of a 7-bit number. Second moments: fourth power of an 8-bit number, for its root divides.
+// A first moment is a signed 7-bit number squared, with its sign. A second moment is an 8-bit number to the fourth
+// power: the update divides by the second moment's root, so small second moments need the finest steps.
 struct First {
     typedef signed char Code;
     static __device__ __forceinline__ float value(Code c) {
         float x = (float)c / 127.0f;
         return x * fabsf(x);
     }
-    static __device__ __forceinline__ Code code(float x) {
-        return (Code)rintf(copysignf(sqrtf(fabsf(x)), x) * 127.0f);
-    }
+    static __device__ __forceinline__ Code code(float x) { return (Code)rintf(copysignf(sqrtf(fabsf(x)), x) * 127.0f); }
 };
 struct Second {
     typedef unsigned char Code;
@@ -29,8 +28,9 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The lane's eight elements of a block, from `at` on; those past n are 0.
-template <class M> __device__ __forceinline__ void load_codes(const typename M::Code* codes, float scale, u64 at, u64 n, float* x) {
+// A lane's eight elements of a block, from `at` on; elements past n are 0.
+template <class M>
+__device__ __forceinline__ void load_codes(const typename M::Code* codes, float scale, u64 at, u64 n, float* x) {
     typename M::Code c[8] = {};
     if (at + 8 <= n) {
         *(uint2*)c = *(const uint2*)(codes + at);
@@ -42,8 +42,8 @@ template <class M> __device__ __forceinline__ void load_codes(const typename M::
     for (int i = 0; i < 8; ++i) x[i] = M::value(c[i]) * scale;
 }
 
-template <class M>
-__device__ __forceinline__ void store_codes(typename M::Code* codes, float* scales, u64 block, u64 at, u64 n, const float* x) {
+template <class M> __device__ __forceinline__ void store_codes(typename M::Code* codes, float* scales, u64 block,
+                                                               u64 at, u64 n, const float* x) {
     float top = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(x[i]));
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_codes(typename M::Code* codes, float* scal
     }
 }
 
-// A hash of place and step: which way a weight is rounded.
+// A hash of element and step: the random bits that decide which way a weight is rounded.
 __device__ __forceinline__ u32 mix(u64 at, u64 step) {
     u64 x = at ^ step * 0x9e3779b97f4a7c15ull;
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
@@ -68,7 +68,7 @@ __device__ __forceinline__ u32 mix(u64 at, u64 step) {
     return (u32)(x >> 32);
 }
 
-__device__ __forceinline__ bf16 round_at_random(float x, u32 random) {
+__device__ __forceinline__ bf16 round_stochastically(float x, u32 random) {
     u32 bits = __float_as_uint(x);
     // Infinity and NaN stay what they are.
     if ((bits & 0x7f800000u) != 0x7f800000u) bits += random & 0xffffu;
@@ -78,8 +78,7 @@ __device__ __forceinline__ bf16 round_at_random(float x, u32 random) {
 }
 
 KERNEL adamw_step_8bit(bf16* param, const float* grad, signed char* m, float* m_scales, unsigned char* v,
-                       float* v_scales, u64 n, u64 step, float grad_scale, float beta1, float beta2, float rest1,
-                       float rest2, float keep, float rate, float root, float eps) {
+                       float* v_scales, u64 n, u64 step, const __grid_constant__ AdamW rule) {
     u64 block = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, at = block * BLOCK + threadIdx.x % 32 * 8;
     if (block * BLOCK >= n) return;
     float a[8], b[8], g[8] = {}, p[8] = {};
@@ -90,17 +89,15 @@ KERNEL adamw_step_8bit(bf16* param, const float* grad, signed char* m, float* m_
     load8(param + at, 0, left, left == 8, p);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        float scaled = g[i] * grad_scale;
-        a[i] = fmaf(a[i], beta1, scaled * rest1);
-        b[i] = fmaf(b[i], beta2, scaled * scaled * rest2);
-        float to = fmaf(a[i] / fmaf(sqrtf(b[i]), root, eps), rate, p[i] * keep);
-        if (i < left) param[at + i] = round_at_random(to, mix(at + i, step));
+        float to = updated(rule, g[i], a[i], b[i], p[i]);
+        if (i < left) param[at + i] = round_stochastically(to, mix(at + i, step));
     }
     store_codes<First>(m, m_scales, block, at, n, a);
     store_codes<Second>(v, v_scales, block, at, n, b);
 }
 
-template <class M> __device__ __forceinline__ void encode(const float* x, typename M::Code* codes, float* scales, u64 n) {
+template <class M>
+__device__ __forceinline__ void encode(const float* x, typename M::Code* codes, float* scales, u64 n) {
     u64 block = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, at = block * BLOCK + threadIdx.x % 32 * 8;
     if (block * BLOCK >= n) return;
     float y[8] = {};
@@ -109,14 +106,19 @@ template <class M> __device__ __forceinline__ void encode(const float* x, typena
     store_codes<M>(codes, scales, block, at, n, y);
 }
 
-template <class M> __device__ __forceinline__ void decode(const typename M::Code* codes, const float* scales, float* x, u64 n) {
+template <class M>
+__device__ __forceinline__ void decode(const typename M::Code* codes, const float* scales, float* x, u64 n) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] = M::value(codes[i]) * scales[i / BLOCK];
 }
 
 KERNEL encode_first(const float* x, signed char* codes, float* scales, u64 n) { encode<First>(x, codes, scales, n); }
-KERNEL encode_second(const float* x, unsigned char* codes, float* scales, u64 n) { encode<Second>(x, codes, scales, n); }
-KERNEL decode_first(const signed char* codes, const float* scales, float* x, u64 n) { decode<First>(codes, scales, x, n); }
+KERNEL encode_second(const float* x, unsigned char* codes, float* scales, u64 n) {
+    encode<Second>(x, codes, scales, n);
+}
+KERNEL decode_first(const signed char* codes, const float* scales, float* x, u64 n) {
+    decode<First>(codes, scales, x, n);
+}
 KERNEL decode_second(const unsigned char* codes, const float* scales, float* x, u64 n) {
     decode<Second>(codes, scales, x, n);
 }

@@ -1,7 +1,7 @@
 use super::AdamW;
 use crate::Float;
-use crate::device::{Cpu, Shared};
-use crate::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared};
 
 pub(super) fn step<E: Float>(
     cpu: &Cpu,
@@ -40,7 +40,9 @@ struct Factors<E> {
     grad_scale: E,
     beta1: E,
     beta2: E,
+    /// `1 - beta1`.
     rest1: E,
+    /// `1 - beta2`.
     rest2: E,
     /// `1 - lr decay`.
     keep: E,
@@ -62,7 +64,8 @@ struct Step<'a, E> {
 impl<E: Float> Kernel<E> for Step<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(self, l: L) {
-        let (f, zero) = (self.factors, E::ZERO);
+        let f = self.factors;
+        let zero = E::ZERO;
         for at in (0..self.param.len()).step_by(WIDTH) {
             let g = l.mul(l.get(self.grad, at, zero), l.splat(f.grad_scale));
             let m = l.fma(l.get(self.m, at, zero), l.splat(f.beta1), l.mul(g, l.splat(f.rest1)));

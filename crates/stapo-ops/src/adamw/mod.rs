@@ -1,5 +1,5 @@
-//! Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2), f32 state, and the gradient's scale
-//! applied here: gradients accumulate un-normalised, `1 / N` and the clip factor arrive together.
+//! Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2). Gradients accumulate un-normalised; the
+//! update multiplies them by `grad_scale`, the product of `1 / N` and the clip factor.
 
 mod cpu;
 mod cuda;
@@ -16,7 +16,7 @@ pub struct AdamW {
     pub beta2: f64,
     pub eps: f64,
     pub weight_decay: f64,
-    /// Updates made, this one included: 1 for the first.
+    /// The number of this update, counted from 1.
     pub step: u64,
 }
 
@@ -47,7 +47,7 @@ pub fn step<T: Float>(
     }
 }
 
-/// The factor that brings a gradient of norm `norm` down to `max_norm`; 1 if it is already within.
+/// The factor that scales a gradient of norm `norm` down to `max_norm`; 1 if the norm is not larger.
 pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
     if norm > max_norm { max_norm / norm } else { 1.0 }
 }

@@ -5,7 +5,7 @@ use crate::{Buffer, Moment};
 
 const RULE: AdamW = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 1 };
 
-/// param, m, v after `steps` updates with gradients seeded by the step.
+/// param, m, v after `steps` updates; the step is the seed of its gradient.
 fn run<T: Float>(device: &Device, len: usize, steps: u64, grad_scale: f64) -> Tensors<T> {
     let mut param = upload(device, &values::<T>(1, len));
     let (mut m, mut v) = (device.zeros::<T>(len).unwrap(), device.zeros::<T>(len).unwrap());
@@ -53,8 +53,8 @@ fn clip_factor_brings_a_large_norm_to_the_limit_and_leaves_a_small_one() {
     assert_eq!(clip_factor(0.0, 1.0), 1.0);
 }
 
-/// Moments of 8 bits follow those of f32, bf16 weights move by less than their last digit on average, and what a
-/// checkpoint reads it can write back unchanged.
+/// 8-bit moments follow those in f32; bf16 weights follow those in f32 on average, though each step is smaller than
+/// their last digit; and moments that are read and written back keep their bits.
 #[test]
 fn eight_bit_states_on_cuda_follow_f32_and_survive_a_checkpoint() {
     let options = CudaOptions { training: Training::EightBit, ..CudaOptions::default() };

@@ -1,47 +1,58 @@
-//! Packed sequences, backward. A task is one sequence and one or all key/value heads: it alone writes the gradients of
-//! their queries, keys and values. A key's gradient is one chain over the queries, token by token, within a token head by
-//! head.
+//! Packed sequences, backward, on the CPU. A task is one sequence and one or all key/value heads, and no other task writes
+//! the gradients of their queries, keys and values. A key's gradient is one chain over the queries, token by token, within
+//! a token head by head.
 
 use std::ops::Range;
 
-use super::core::{Block, MAX_ROWS, copy, pack_rows, padded, score_rows, scores_len, weigh_values};
-use super::cpu::{
-    PackedKeys, block_tokens, columns, copy_padded, fetch_columns, fetch_head, for_tasks, keys_len,
-    pack_padded, pack_transposed, values_len,
+use super::cpu_forward::{
+    PackedKeys, block_tokens, columns, copy_padded, for_tasks, keys_len, pack_padded, pack_transposed,
+    prefetch_columns, prefetch_head, values_len,
 };
-use super::{Dims, Heads};
+use super::cpu_rows::{
+    MAX_ROWS, QueryBlock, copy, pack_rows, padded, score_rows, scores_len, weights_times_values,
+};
+use super::{Dims, Saved};
 use crate::Float;
-use crate::device::{Cpu, Shared, with_scratch};
+use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared, with_scratch};
+use crate::heads::Heads;
 use crate::rmsnorm::cpu::dot;
-use crate::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
-use crate::simd::{Kernel, Lanes, WIDTH};
 
-/// What forward left.
+/// What backward reads: see [`Saved`].
 #[derive(Clone, Copy)]
-pub(super) struct Saved<'a, E> {
-    pub qkv: &'a [E],
-    pub out: &'a [E],
-    pub lse: &'a [E],
-    pub d_out: &'a [E],
+struct Inputs<'a, E> {
+    qkv: &'a [E],
+    out: &'a [E],
+    lse: &'a [E],
+    d_out: &'a [E],
 }
 
-pub(super) fn backward<E: Float>(cpu: &Cpu, d: Dims, saved: Saved<'_, E>, offsets: &[u32], d_qkv: &mut [E]) {
+pub(super) fn backward<E: Float>(
+    cpu: &Cpu,
+    d: Dims,
+    saved: Saved<'_, E>,
+    offsets: &[u32],
+    d_out: &[E],
+    d_qkv: &mut [E],
+) {
+    let inputs = Inputs { qkv: saved.qkv.host(), out: saved.out.host(), lse: saved.lse.host(), d_out };
     let d_qkv = Shared::new(d_qkv);
     for_tasks(cpu, d, |sequence, kv_heads| {
-        let (start, end) = (offsets[sequence] as usize, offsets[sequence + 1] as usize);
-        let len = end - start;
+        let start = offsets[sequence] as usize;
+        let len = offsets[sequence + 1] as usize - start;
         if len == 0 {
             return;
         }
         let rows = block_tokens(d.heads) * d.heads.group();
-        with_scratch(Scratch::<E>::len(d.heads, rows, len), |memory| {
-            let scratch = Scratch::split(memory, d.heads, rows, len);
-            cpu.dispatch(Task { heads: d.heads, kv_heads, start, len, saved, scratch, d_qkv });
+        with_scratch(BackwardScratch::<E>::len(d.heads, rows, len), |memory| {
+            let scratch = BackwardScratch::split(memory, d.heads, rows, len);
+            cpu.dispatch(BackwardTask { heads: d.heads, kv_heads, start, len, inputs, scratch, d_qkv });
         });
     });
 }
 
-struct Scratch<'a, E> {
+struct BackwardScratch<'a, E> {
     /// Keys and values transposed, in panels.
     keys_t: &'a mut [E],
     values_t: &'a mut [E],
@@ -59,10 +70,12 @@ struct Scratch<'a, E> {
     d_scores: &'a mut [E],
 }
 
-impl<'a, E> Scratch<'a, E> {
+impl<'a, E> BackwardScratch<'a, E> {
     fn lens(heads: Heads, rows: usize, len: usize) -> [usize; 11] {
-        let (keys, wide) = (keys_len(heads, len), values_len(heads, len));
-        let (block, scores) = (rows * padded(heads.dim), scores_len(rows, len));
+        let keys = keys_len(heads, len);
+        let wide = values_len(heads, len);
+        let block = rows * padded(heads.dim);
+        let scores = scores_len(rows, len);
         [keys, keys, wide, wide, wide, scores_len(rows, heads.dim), block, block, block, scores, scores]
     }
 
@@ -78,48 +91,63 @@ impl<'a, E> Scratch<'a, E> {
         });
         let [keys_t, values_t, keys, d_keys, d_values, a, queries, d_out, d_queries, weights, d_scores] =
             parts;
-        Scratch { keys_t, values_t, keys, d_keys, d_values, a, queries, d_out, d_queries, weights, d_scores }
+        BackwardScratch {
+            keys_t,
+            values_t,
+            keys,
+            d_keys,
+            d_values,
+            a,
+            queries,
+            d_out,
+            d_queries,
+            weights,
+            d_scores,
+        }
     }
 }
 
-struct Task<'a, E> {
+struct BackwardTask<'a, E> {
     heads: Heads,
     kv_heads: Range<usize>,
     start: usize,
     len: usize,
-    saved: Saved<'a, E>,
-    scratch: Scratch<'a, E>,
+    inputs: Inputs<'a, E>,
+    scratch: BackwardScratch<'a, E>,
     d_qkv: Shared<'a, E>,
 }
 
-impl<E: Float> Kernel<E> for Task<'_, E> {
+impl<E: Float> Kernel<E> for BackwardTask<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
-        self.fetch(l, 0..self.len, self.kv_heads.start);
+        self.prefetch(l, 0..self.len, self.kv_heads.start);
         for kv_head in self.kv_heads.clone() {
             self.head(l, kv_head);
         }
     }
 }
 
-impl<E: Float> Task<'_, E> {
-    /// Asks for what `kv_head` will read of these positions.
+impl<E: Float> BackwardTask<'_, E> {
+    /// Prefetches what `kv_head` will read of these positions.
     #[inline(always)]
-    fn fetch<L: Lanes<E = E>>(&self, l: L, positions: Range<usize>, kv_head: usize) {
-        let (heads, saved) = (self.heads, self.saved);
+    fn prefetch<L: Lanes<E = E>>(&self, l: L, positions: Range<usize>, kv_head: usize) {
+        let heads = self.heads;
+        let inputs = self.inputs;
         let rows = self.start + positions.start..self.start + positions.end;
         let width = heads.qkv_width();
-        fetch_head(l, heads, &saved.qkv[rows.start * width..rows.end * width], kv_head);
-        let (width, group) = (heads.out_width(), heads.group() * heads.dim);
-        for x in [saved.out, saved.d_out] {
-            fetch_columns(l, &x[rows.start * width..rows.end * width], width, kv_head * group, group);
+        prefetch_head(l, heads, &inputs.qkv[rows.start * width..rows.end * width], kv_head);
+        let width = heads.out_width();
+        let group = heads.group() * heads.dim;
+        for x in [inputs.out, inputs.d_out] {
+            prefetch_columns(l, &x[rows.start * width..rows.end * width], width, kv_head * group, group);
         }
     }
 
     #[inline(always)]
     fn head<L: Lanes<E = E>>(&mut self, l: L, kv_head: usize) {
-        let (heads, width) = (self.heads, self.heads.qkv_width());
-        let rows = &self.saved.qkv[self.start * width..(self.start + self.len) * width];
+        let heads = self.heads;
+        let width = heads.qkv_width();
+        let rows = &self.inputs.qkv[self.start * width..(self.start + self.len) * width];
         let (key_at, value_at) = columns(heads, kv_head);
         pack_transposed(l, heads, rows, key_at, self.scratch.keys_t);
         pack_transposed(l, heads, rows, value_at, self.scratch.values_t);
@@ -130,9 +158,9 @@ impl<E: Float> Task<'_, E> {
         for position in (0..self.len).step_by(step) {
             let tokens = step.min(self.len - position);
             if kv_head + 1 < self.kv_heads.end {
-                self.fetch(l, position..position + tokens, kv_head + 1);
+                self.prefetch(l, position..position + tokens, kv_head + 1);
             }
-            self.block(l, Block { heads, kv_head, token: self.start + position, tokens, position });
+            self.block(l, QueryBlock { heads, kv_head, token: self.start + position, tokens, position });
         }
         for token in 0..self.len {
             let row = (self.start + token) * width;
@@ -148,19 +176,22 @@ impl<E: Float> Task<'_, E> {
     }
 
     #[inline(always)]
-    fn block<L: Lanes<E = E>>(&mut self, l: L, block: Block) {
-        let (heads, rows, n_keys) = (self.heads, block.rows(), block.n_keys());
+    fn block<L: Lanes<E = E>>(&mut self, l: L, block: QueryBlock) {
+        let heads = self.heads;
+        let rows = block.rows();
+        let n_keys = block.n_keys();
         let width = padded(heads.dim);
-        let (saved, s) = (self.saved, &mut self.scratch);
+        let inputs = self.inputs;
+        let s = &mut self.scratch;
         let query = |r: usize| {
             let (token, head) = block.row(r);
-            &saved.qkv[(block.token + token) * heads.qkv_width() + head * heads.dim..][..heads.dim]
+            &inputs.qkv[(block.token + token) * heads.qkv_width() + head * heads.dim..][..heads.dim]
         };
         let out_at = |r: usize| {
             let (token, head) = block.row(r);
             (block.token + token) * heads.out_width() + head * heads.dim
         };
-        let d_out = |r: usize| &saved.d_out[out_at(r)..][..heads.dim];
+        let d_out = |r: usize| &inputs.d_out[out_at(r)..][..heads.dim];
         for r in 0..rows {
             copy_padded(l, query(r), &mut s.queries[r * width..(r + 1) * width]);
             copy_padded(l, d_out(r), &mut s.d_out[r * width..(r + 1) * width]);
@@ -173,20 +204,18 @@ impl<E: Float> Task<'_, E> {
         score_rows(l, rows, heads.dim, n_keys, s.a, &values, s.d_scores);
         for r in 0..rows {
             let (token, head) = block.row(r);
-            let pull = dot(l, d_out(r), &saved.out[out_at(r)..][..heads.dim]);
-            let lse = saved.lse[(block.token + token) * heads.query + head];
-            score_gradient(
-                l,
-                s.weights,
-                s.d_scores,
-                (rows, r),
-                (block.position + token + 1, n_keys),
-                heads,
-                lse,
-                pull,
-            );
+            let row = ScoreRow {
+                rows,
+                r,
+                n_visible: block.position + token + 1,
+                n_keys,
+                scale: E::from_f64(heads.scale()),
+                lse: inputs.lse[(block.token + token) * heads.query + head],
+                delta: dot(l, d_out(r), &inputs.out[out_at(r)..][..heads.dim]),
+            };
+            score_gradient(l, &row, s.weights, s.d_scores);
         }
-        weigh_values(l, rows, heads.dim, n_keys, s.d_scores, &keys, s.d_queries);
+        weights_times_values(l, rows, heads.dim, n_keys, s.d_scores, &keys, s.d_queries);
         add_transposed(l, rows, heads.dim, n_keys, s.d_scores, s.queries, s.d_keys);
         add_transposed(l, rows, heads.dim, n_keys, s.weights, s.d_out, s.d_values);
         for r in 0..rows {
@@ -199,36 +228,40 @@ impl<E: Float> Task<'_, E> {
     }
 }
 
-/// Row r: scores become weights `p = exp(scale score - lse)`, d_weights become `scale p (d_weight - pull)`; both 0 from
-/// the first hidden key on.
+/// Row `r` of `rows` rows of scores, of which the first `n_visible` of `n_keys` keys are visible. `delta` is the sum over the
+/// head's columns of d_out times out, `FlashAttention`'s D.
+struct ScoreRow<E> {
+    rows: usize,
+    r: usize,
+    n_visible: usize,
+    n_keys: usize,
+    scale: E,
+    lse: E,
+    delta: E,
+}
+
+/// Scores become weights `p = exp(scale score - lse)`, d_weights become `scale p (d_weight - delta)`; both are 0 from the
+/// first hidden key on.
 #[inline(always)]
-fn score_gradient<L: Lanes>(
-    l: L,
-    weights: &mut [L::E],
-    d_scores: &mut [L::E],
-    (rows, r): (usize, usize),
-    (visible, n_keys): (usize, usize),
-    heads: Heads,
-    lse: L::E,
-    pull: L::E,
-) {
+fn score_gradient<L: Lanes>(l: L, row: &ScoreRow<L::E>, weights: &mut [L::E], d_scores: &mut [L::E]) {
     let zero = L::E::ZERO;
-    let scale = l.splat(L::E::from_f64(heads.scale()));
-    let (lse, pull) = (l.splat(lse), l.splat(pull));
-    for key in (0..visible).step_by(WIDTH) {
-        let at = (key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH;
-        let mut p = l.exp(l.sub(l.mul(l.get(weights, at, zero), scale), lse));
-        let mut d = l.mul(l.mul(p, scale), l.sub(l.get(d_scores, at, zero), pull));
-        if key + WIDTH > visible {
-            (p, d) = (l.first(p, visible - key, zero), l.first(d, visible - key, zero));
+    let scale = l.splat(row.scale);
+    let lse = l.splat(row.lse);
+    let delta = l.splat(row.delta);
+    let at = |key: usize| (key / DEPTH * row.rows + row.r) * ROW_STRIDE + key % DEPTH;
+    for key in (0..row.n_visible).step_by(WIDTH) {
+        let mut p = l.exp(l.sub(l.mul(l.get(weights, at(key), zero), scale), lse));
+        let mut d = l.mul(l.mul(p, scale), l.sub(l.get(d_scores, at(key), zero), delta));
+        if key + WIDTH > row.n_visible {
+            p = l.first(p, row.n_visible - key, zero);
+            d = l.first(d, row.n_visible - key, zero);
         }
-        l.put(weights, at, p);
-        l.put(d_scores, at, d);
+        l.put(weights, at(key), p);
+        l.put(d_scores, at(key), d);
     }
-    for key in (visible.next_multiple_of(WIDTH)..n_keys).step_by(WIDTH) {
-        let at = (key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH;
-        l.put(weights, at, l.zero());
-        l.put(d_scores, at, l.zero());
+    for key in (row.n_visible.next_multiple_of(WIDTH)..row.n_keys).step_by(WIDTH) {
+        l.put(weights, at(key), l.zero());
+        l.put(d_scores, at(key), l.zero());
     }
 }
 

@@ -1,225 +1,334 @@
-// Decode: one token of each sequence over a paged cache, with Hopper's matrix instruction; HEAD_DIM is 64 or 128. Steps of
-// 64 keys by absolute position as in forward_hopper.cu, the products turned round (keys and columns of values are the 64
-// rows of the instruction, queries its 8 columns), each element the same chain: the same bits, with an eighth of the
-// work. Sequences that begin with the same blocks are taken together: those are read once.
+// Decode: one token of each sequence over a paged cache, with Hopper's matrix instruction. Steps of 64 keys by absolute
+// position as in forward_hopper.cu, with the operands of each product exchanged (keys and columns of values are the 64
+// rows of the instruction, queries its 8 columns). Each element is the same chain of sums: the same bits, with an
+// eighth of the work. The sequences of a group begin with the same blocks (prefix sharing), which are read once for all
+// of them.
+//
+// One warp, the producer, copies tiles of keys and values by TMA; four warps, the consumers, multiply.
 
 #define CONSUMERS 128
 #define THREADS (CONSUMERS + 32)
 #define QUERIES 8
+#define STAGES 3
 #define TILE (KEYS * DIM)
 
-// Barriers of the block: among those who multiply, and from them to the one who fetches.
+// Grid: (kv heads, groups). Where there are positions, qkv is what the product gave: queries and keys are normed (if
+// there are weights) and rotated here as rope.cu does it. The tokens' keys and values are stored in the cache [blocks,
+// kv heads, 2^shift, HEAD_DIM].
+struct DecodeArgs {
+    bf16 *keys, *values;
+    const bf16* qkv;
+    const u32* positions;
+    const float *cos, *sin;
+    const bf16 *q_norm, *k_norm;
+    const u32 *slots, *contexts, *tables;
+    // [n, 3]: first sequence, how many, and how many steps of 64 keys they have in common.
+    const u32* groups;
+    bf16* out;
+    float eps;
+    int table_width, query, kv, shift;
+};
+
+// A group of sequences, and the query rows (sequence by sequence, head by head) of the block's key/value head.
+struct Group {
+    int first, count, common, heads, kv_head;
+    __device__ __forceinline__ int n_rows() const { return count * heads; }
+};
+
+// Beside the tiles in dynamic shared memory: [STAGES] tiles, queries [8], weights [8, 64].
+struct DecodeShared {
+    float scores[QUERIES][KEYS + 8], scales[QUERIES];
+    int n_keys[QUERIES];
+    u64 full[STAGES], empty[STAGES];
+};
+
 __device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
-template <int ID> __device__ __forceinline__ void named_barrier_arrive() { asm volatile("bar.arrive %0, 160;" ::"n"(ID) : "memory"); }
-template <int ID> __device__ __forceinline__ void named_barrier_wait() { asm volatile("bar.sync %0, 160;" ::"n"(ID) : "memory"); }
+// Named barriers at which consumers arrive and for which the producer waits.
+template <int ID> __device__ __forceinline__ void named_barrier_arrive() {
+    asm volatile("bar.arrive %0, 160;" ::"n"(ID) : "memory");
+}
+template <int ID> __device__ __forceinline__ void named_barrier_wait() {
+    asm volatile("bar.sync %0, 160;" ::"n"(ID) : "memory");
+}
+// The mbarriers are initialised and the key counts are in shared memory.
 #define COUNTED 2
+// The tokens' keys and values are in the cache.
 #define STORED 3
 
-// d (+)= a b: a by rows of shared memory (TURNED: by columns), b by rows (its transpose is multiplied).
-template <int TURNED> __device__ __forceinline__ void multiply_few(float (&d)[1][4], u64 a, u64 b, bool adds) {
+// d (+)= a b^T, a [64, 16] in shared memory (MN_MAJOR or K-major), b [8, 16] K-major.
+template <int MN_MAJOR> __device__ __forceinline__ void wgmma_8_columns(float (&d)[1][4], u64 a, u64 b, bool adds) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, 0; }"
         : FOUR(d, 0)
-        : "l"(a), "l"(b), "r"((int)adds), "n"(TURNED));
+        : "l"(a), "l"(b), "r"((int)adds), "n"(MN_MAJOR));
 }
 
-// 64 keys of one member of a group.
+// Tile number `tile` of 64 keys of one member of a group. The common tiles are taken once, as those of member 0.
 struct Step {
     int member, tile;
 };
 
-// Grid: (kv heads, groups). groups [n, 3]: first sequence, how many, and how many steps of 64 keys they have in common.
-// Where there are positions, `raw` is what the product gave: queries and keys are normed (if there are weights) and turned
-// here as rope.cu does it. The tokens' keys and values are stored. Cache: keys and values [blocks, kv heads, 2^shift,
-// HEAD_DIM], in the maps by rows of one head. Shared: three tiles of 64 keys or values, queries [8], weights [8, 64].
-KERNEL __launch_bounds__(THREADS, 4)
-attention_decode_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v, bf16* keys, bf16* values,
-                             const bf16* raw, const u32* positions, const float* cos, const float* sin,
-                             const bf16* q_norm, const bf16* k_norm, float eps, const u32* slots, const u32* contexts,
-                             const u32* tables, const u32* groups, bf16* out, int table_width, int query, int kv,
-                             int shift) {
-    bf16 *tiles = aligned_memory(), *queries = tiles + 3 * TILE, *weights = queries + QUERIES * DIM;
-    __shared__ float scores[QUERIES][KEYS + 8], scales[QUERIES];
-    __shared__ int n_keys_of[QUERIES];
-    __shared__ u64 full[3], empty[3];
-    launch_dependents();
-    int heads = query / kv, kv_head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int first = groups[3 * blockIdx.y], count = groups[3 * blockIdx.y + 1], common = groups[3 * blockIdx.y + 2];
-    int mask = (1 << shift) - 1, n_rows = count * heads;
-    if (count == 0) return;
-    auto next_of = [&](Step s) {
-        ++s.tile;
-        while (s.member < count && s.tile * KEYS >= n_keys_of[s.member]) ++s.member, s.tile = common;
-        return s;
-    };
+__device__ __forceinline__ Step next_step(Step s, const Group& g, const DecodeShared& shared) {
+    ++s.tile;
+    while (s.member < g.count && s.tile * KEYS >= shared.n_keys[s.member]) ++s.member, s.tile = g.common;
+    return s;
+}
 
+// The blocks of the cache in which a step's keys lie.
+__device__ __forceinline__ void look_up_blocks(u32 (&blocks)[4], Step s, const Group& g, const DecodeArgs& args) {
+    int at = s.tile * KEYS >> args.shift;
+    const u32* table = args.tables + (size_t)(g.first + s.member) * args.table_width;
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        if (s.member < g.count && at + e < args.table_width && (e == 0 || e << args.shift < KEYS))
+            blocks[e] = table[at + e];
+}
+
+// Copies a tile of keys or values into stage n % STAGES once the consumers have left it.
+__device__ __forceinline__ void load_tile(int n, Step s, const u32 (&blocks)[4], const TensorMap& map, const Group& g,
+                                          const DecodeArgs& args, DecodeShared& shared, bf16* tiles) {
+    int stage = n % STAGES, at_once = min(KEYS, 1 << args.shift), mask = (1 << args.shift) - 1;
+    if (n >= STAGES) mbarrier_wait(shared.empty + stage, (n / STAGES - 1) % 2);
+    if (threadIdx.x % 32 > 0) return;
+    int n_blocks = min(KEYS / at_once, (shared.n_keys[s.member] - s.tile * KEYS + at_once - 1) / at_once);
+    mbarrier_arrive_expect_bytes(shared.full + stage, n_blocks * at_once * HEAD_DIM * 2);
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        if (e < n_blocks)
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                tma_load_tile(tiles + stage * TILE + part * KEYS * 64 + e * at_once * 64, map, part * 64,
+                              ((blocks[e] * args.kv + g.kv_head) << args.shift) + (s.tile * KEYS & mask),
+                              shared.full + stage);
+}
+
+// The producer's loop: tiles of keys, values, keys, .., number n into stage n % STAGES.
+__device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap& map_v, const Group& g,
+                                        const DecodeArgs& args, DecodeShared& shared, bf16* tiles) {
     Step now = {0, 0};
-    if (warp == CONSUMERS / 32) {
-        // Fetches tiles as soon as there is room: keys, values, keys, .., number n into place n % 3.
-        int at_once = min(KEYS, 1 << shift);
-        u32 blocks[4] = {};
-        auto look_up = [&](Step s) {
-            int at = s.tile * KEYS >> shift;
-            const u32* table = tables + (size_t)(first + s.member) * table_width;
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (s.member < count && at + e < table_width && (e == 0 || e << shift < KEYS)) blocks[e] = table[at + e];
-        };
-        auto load = [&](int n, Step s) {
-            if (n >= 3) mbarrier_wait(empty + n % 3, (n / 3 - 1) % 2);
-            if (lane > 0) return;
-            int n_blocks = min(KEYS / at_once, (n_keys_of[s.member] - s.tile * KEYS + at_once - 1) / at_once);
-            mbarrier_arrive_expect_bytes(full + n % 3, n_blocks * at_once * HEAD_DIM * 2);
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (e < n_blocks)
-#pragma unroll
-                    for (int part = 0; part < PARTS; ++part)
-                        tma_load_tile(tiles + n % 3 * TILE + part * KEYS * 64 + e * at_once * 64, n % 2 ? map_v : map_k, part * 64,
-                                  ((blocks[e] * kv + kv_head) << shift) + (s.tile * KEYS & mask), full + n % 3);
-        };
-        look_up(now);
-        named_barrier_wait<COUNTED>();
-        bool are_stored = false;
-        for (int n = 0; now.member < count; n += 2) {
-            // Older keys wait neither for this token's nor for the kernel before this one.
-            bool is_new = (now.tile + 1) * KEYS >= n_keys_of[now.member];
-            if (is_new && !are_stored) named_barrier_wait<STORED>(), are_stored = true;
-            load(n, now);
-            load(n + 1, now);
-            __syncwarp();
-            now = next_of(now);
-            look_up(now);
-        }
-        return;
+    u32 blocks[4] = {};
+    look_up_blocks(blocks, now, g, args);
+    named_barrier_wait<COUNTED>();
+    bool are_stored = false;
+    for (int n = 0; now.member < g.count; n += 2) {
+        // Only the last step of a sequence has the key of this call's token. The steps before it wait neither for that
+        // key nor for the kernel in front of this one.
+        bool has_new_key = (now.tile + 1) * KEYS >= shared.n_keys[now.member];
+        if (has_new_key && !are_stored) named_barrier_wait<STORED>(), are_stored = true;
+        load_tile(n, now, blocks, map_k, g, args, shared, tiles);
+        load_tile(n + 1, now, blocks, map_v, g, args, shared, tiles);
+        __syncwarp();
+        now = next_step(now, g, shared);
+        look_up_blocks(blocks, now, g, args);
     }
+}
+
+__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args, DecodeShared& shared,
+                                                bf16* weights) {
     if (threadIdx.x == 0) {
-        for (int b = 0; b < 3; ++b) mbarrier_init(full + b, 1), mbarrier_init(empty + b, CONSUMERS / 32);
+        for (int b = 0; b < STAGES; ++b)
+            mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, CONSUMERS / 32);
         mbarrier_init_fence();
     }
-    if (threadIdx.x < count) n_keys_of[threadIdx.x] = contexts[first + threadIdx.x];
+    if (threadIdx.x < g.count) shared.n_keys[threadIdx.x] = args.contexts[g.first + threadIdx.x];
     named_barrier_arrive<COUNTED>();
     if (threadIdx.x < QUERIES * KEYS / 8) *(uint4*)(weights + threadIdx.x * 8) = make_uint4(0, 0, 0, 0);
-    if (threadIdx.x < QUERIES) scales[threadIdx.x] = 1.0f;
-    for (int i = warp; i < count * (heads + 2); i += CONSUMERS / 32) {
-        constexpr int half = HEAD_DIM / 2;
-        int member = i / (heads + 2), part = i - member * (heads + 2), row = member * heads + part;
-        bool is_query = part < heads, is_value = part > heads;
-        int head = is_query ? kv_head * heads + part : is_value ? query + kv + kv_head : query + kv_head;
-        u32 slot = slots[first + member];
+    if (threadIdx.x < QUERIES) shared.scales[threadIdx.x] = 1.0f;
+}
+
+// A query row [HEAD_DIM] into the swizzled tile of queries [8, DIM].
+__device__ __forceinline__ void store_query(bf16* queries, int row, const Head& h) {
+    constexpr int half = HEAD_DIM / 2;
+    auto at = [&](int c) {
+        return (u32*)(queries + c / 64 * QUERIES * 64 + row * 64 + (c % 64 / 8 ^ row % 8) * 8 + c % 8);
+    };
+    int column = threadIdx.x % 32 * 2;
+    if (column < half) *at(column) = pack(h.low[0], h.low[1]), *at(column + half) = pack(h.high[0], h.high[1]);
+}
+
+// Rotates the tokens' queries and keys; queries go to shared memory, keys and values to the cache. A warp takes one
+// head of one token at a time: the group's query heads, then the key, then the value. What does not depend on the
+// kernel in front of this one is read before that kernel is waited for.
+__device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArgs& args, bf16* queries) {
+    constexpr int half = HEAD_DIM / 2;
+    int query = args.query, kv = args.kv, per_token = g.heads + 2;
+    for (int i = threadIdx.x / 32; i < g.count * per_token; i += CONSUMERS / 32) {
+        int member = i / per_token, part = i - member * per_token;
+        bool is_query = part<g.heads, is_value = part> g.heads;
+        int head = is_query ? g.kv_head * g.heads + part : is_value ? query + kv + g.kv_head : query + g.kv_head;
+        u32 slot = args.slots[g.first + member];
         Rotation rotation = {};
         Head weight = {};
-        if (positions && !is_value) {
-            size_t place = (size_t)positions[first + member] * half;
-            rotation = load_rotation(cos + place, sin + place, half);
+        if (args.positions && !is_value) {
+            size_t place = (size_t)args.positions[g.first + member] * half;
+            rotation = load_rotation(args.cos + place, args.sin + place, half);
         }
-        if (q_norm && !is_value) weight = load_head(is_query ? q_norm : k_norm, half);
+        if (args.q_norm && !is_value) weight = load_head(is_query ? args.q_norm : args.k_norm, half);
         wait_for_previous_kernel();
-        Head h = load_head(raw + ((size_t)(first + member) * (query + 2 * kv) + head) * HEAD_DIM, half);
-        if (positions && !is_value) norm_and_rotate(h, q_norm, weight, eps, rotation);
+        Head h = load_head(args.qkv + ((size_t)(g.first + member) * (query + 2 * kv) + head) * HEAD_DIM, half);
+        if (args.positions && !is_value) norm_and_rotate(h, args.q_norm, weight, args.eps, rotation);
         if (is_query) {
-            auto at = [&](int c) {
-                return (u32*)(queries + c / 64 * QUERIES * 64 + row * 64 + (c % 64 / 8 ^ row % 8) * 8 + c % 8);
-            };
-            int column = lane * 2;
-            if (column < half) *at(column) = pack(h.low[0], h.low[1]), *at(column + half) = pack(h.high[0], h.high[1]);
+            store_query(queries, member * g.heads + part, h);
         } else {
-            size_t to = (((size_t)(slot >> shift) * kv + kv_head) << shift) + (slot & mask);
-            store_head((is_value ? values : keys) + to * HEAD_DIM, half, h);
+            int mask = (1 << args.shift) - 1;
+            size_t to = (((size_t)(slot >> args.shift) * kv + g.kv_head) << args.shift) + (slot & mask);
+            store_head((is_value ? args.values : args.keys) + to * HEAD_DIM, half, h);
         }
     }
-    fence_async_proxy();
-    named_barrier_arrive<STORED>();
-    sync_consumers();
+}
 
-    // A warp weighs two rows, 16 lanes each; a lane has four keys of its row.
-    int row = warp * 2 + lane / 16, piece = lane % 16 / 4, member = row / heads;
-    float top = MINUS_INFINITY, sum = 0.0f, factor = rsqrtf((float)HEAD_DIM) * LOG2_E;
-    float o[PARTS][1][4];
+// scores [8, 64] = q k^T of a step.
+__device__ __forceinline__ void multiply_qk(DecodeShared& shared, const bf16* keys, const bf16* queries) {
+    float s[1][4];
+    wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) clear(o[part]);
-    for (int n = 0; now.member < count; n += 2) {
-        int n_keys = n_keys_of[now.member] - now.tile * KEYS;
-        const bf16* tile_k = tiles + n % 3 * TILE;
-        bf16* tile_v = tiles + (n + 1) % 3 * TILE;
-        mbarrier_wait(full + n % 3, n / 3 % 2);
-        float s[1][4];
-        wgmma_fence();
+    for (int c = 0; c < DIM; c += 16)
+        wgmma_8_columns<0>(s, k_major_operand<KEYS>(keys, 0, c), k_major_operand<QUERIES>(queries, 0, c), c > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    fence_registers(s);
 #pragma unroll
-        for (int c = 0; c < DIM; c += 16)
-            multiply_few<0>(s, k_major_operand<KEYS>(tile_k, 0, c), k_major_operand<QUERIES>(queries, 0, c), c > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        fence_registers(s);
+    for (int i = 0; i < 4; ++i) shared.scores[fragment_column(0, i)][threadIdx.x / 32 * 16 + fragment_row(i)] = s[0][i];
+}
+
+// The softmax of a warp's two rows: 16 lanes a row, and a lane has four keys of it, keys 16 `sixteenth` and on.
+struct DecodeRow {
+    int row, sixteenth, member;
+    float top, sum;
+};
+
+// As online_softmax_step in softmax.cu, the same sums by other lanes, for the first n_keys keys of a step. Rows that do
+// not see the keys of this step stay as they are.
+__device__ __forceinline__ void online_softmax_step(DecodeRow& r, Step now, int n_keys, const Group& g,
+                                                    DecodeShared& shared, bf16* weights, float factor) {
+    int lane = threadIdx.x % 32;
+    bool sees = r.row < g.n_rows() && (now.tile < g.common || r.member == now.member);
+    float p[4], scale = 1.0f, top = r.top;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) scores[lane % 4 * 2 + i % 2][warp * 16 + lane / 4 + i / 2 * 8] = s[0][i];
-        if (lane == 0) mbarrier_arrive(empty + n % 3);
+    for (int i = 0; i < 4; ++i) {
+        int key = r.sixteenth * 16 + lane % 4 * 2 + i / 2 * 8 + i % 2;
+        p[i] = key < n_keys ? shared.scores[r.row][key] : MINUS_INFINITY;
+        top = fmaxf(top, p[i]);
+    }
+#pragma unroll
+    for (int step = 1; step < 16; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+    float shift = top * factor;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[i] = exp2_fast(fmaf(p[i], factor, -shift));
+    float part = sum_of_four(p[0], p[1], p[2], p[3]);
+    part += __shfl_xor_sync(0xffffffffu, part, 4);
+    part += __shfl_xor_sync(0xffffffffu, part, 8);
+    if (sees) {
+        scale = exp2_fast((r.top - top) * factor);
+        r.top = top;
+        r.sum = fmaf(r.sum, scale, part);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        *(u32*)(weights + r.row * 64 + (r.sixteenth * 2 + i ^ r.row) * 8 + lane % 4 * 2) =
+            sees ? pack(p[2 * i], p[2 * i + 1]) : 0;
+    if (lane % 16 == 0) shared.scales[r.row] = scale;
+}
+
+// Zeros V past the last key: memory there may hold NaN, and 0 * NaN is NaN.
+__device__ __forceinline__ void zero_hidden_values(bf16* values, int n_keys) {
+    for (int i = threadIdx.x; i < (KEYS - n_keys) * DIM / 8; i += CONSUMERS)
+        *(uint4*)(values + i / 8 % PARTS * KEYS * 64 + (n_keys + i / 8 / PARTS) * 64 + i % 8 * 8) =
+            make_uint4(0, 0, 0, 0);
+}
+
+// o = o scale + (p v)^T.
+__device__ __forceinline__ void multiply_pv(float (&o)[PARTS][1][4], const bf16* values, const bf16* weights,
+                                            const DecodeShared& shared) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[part][0][i] *= shared.scales[fragment_column(0, i)];
+        fence_registers(o[part]);
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+        for (int c = 0; c < KEYS; c += 16)
+            wgmma_8_columns<1>(o[part], mn_major_operand<KEYS>(values + part * KEYS * 64, c),
+                               k_major_operand<QUERIES>(weights, 0, c), true);
+    wgmma_commit();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) fence_registers(o[part]);
+}
+
+// The consumers' loop.
+__device__ __forceinline__ void consume(const Group& g, DecodeShared& shared, bf16* tiles, const bf16* queries,
+                                        bf16* weights, DecodeRow& r, float (&o)[PARTS][1][4]) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float factor = score_factor();
+    Step now = {0, 0};
+    for (int n = 0; now.member < g.count; n += 2) {
+        int n_keys = shared.n_keys[now.member] - now.tile * KEYS;
+        bf16* values = tiles + (n + 1) % STAGES * TILE;
+        mbarrier_wait(shared.full + n % STAGES, n / STAGES % 2);
+        multiply_qk(shared, tiles + n % STAGES * TILE, queries);
+        if (lane == 0) mbarrier_arrive(shared.empty + n % STAGES);
         sync_consumers();
-        if (warp * 2 < n_rows) {
-            // As weigh in forward_hopper.cu, the same sums by other lanes; rows that do not see these keys stay as they are.
-            bool sees = row < n_rows && (now.tile < common || member == now.member);
-            float p[4], scale = 1.0f, larger = top;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                int key = piece * 16 + lane % 4 * 2 + i / 2 * 8 + i % 2;
-                p[i] = key < n_keys ? scores[row][key] : MINUS_INFINITY;
-                larger = fmaxf(larger, p[i]);
-            }
-#pragma unroll
-            for (int step = 1; step < 16; step *= 2) larger = fmaxf(larger, __shfl_xor_sync(0xffffffffu, larger, step));
-            float shift_by = larger * factor;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) p[i] = exp2_fast(fmaf(p[i], factor, -shift_by));
-            float part = sum_of_four(p[0], p[1], p[2], p[3]);
-            part += __shfl_xor_sync(0xffffffffu, part, 4);
-            part += __shfl_xor_sync(0xffffffffu, part, 8);
-            if (sees) {
-                scale = exp2_fast((top - larger) * factor);
-                top = larger;
-                sum = fmaf(sum, scale, part);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                *(u32*)(weights + row * 64 + (piece * 2 + i ^ row) * 8 + lane % 4 * 2) = sees ? pack(p[2 * i], p[2 * i + 1]) : 0;
-            if (lane % 16 == 0) scales[row] = scale;
-        }
-        mbarrier_wait(full + (n + 1) % 3, (n + 1) / 3 % 2);
-        // What lies behind the last key may be anything, and nothing times it must be nothing.
-        for (int i = threadIdx.x; i < (KEYS - n_keys) * DIM / 8; i += CONSUMERS)
-            *(uint4*)(tile_v + i / 8 % PARTS * KEYS * 64 + (n_keys + i / 8 / PARTS) * 64 + i % 8 * 8) = make_uint4(0, 0, 0, 0);
+        if (warp * 2 < g.n_rows()) online_softmax_step(r, now, n_keys, g, shared, weights, factor);
+        mbarrier_wait(shared.full + (n + 1) % STAGES, (n + 1) / STAGES % 2);
+        zero_hidden_values(values, n_keys);
         fence_async_proxy_shared();
         sync_consumers();
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) o[part][0][i] *= scales[lane % 4 * 2 + i % 2];
-            fence_registers(o[part]);
-        }
-        wgmma_fence();
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int c = 0; c < KEYS; c += 16)
-                multiply_few<1>(o[part], mn_major_operand<KEYS>(tile_v + part * KEYS * 64, c), k_major_operand<QUERIES>(weights, 0, c), true);
-        wgmma_commit();
-        wgmma_wait<0>();
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part) fence_registers(o[part]);
-        if (lane == 0) mbarrier_arrive(empty + (n + 1) % 3);
-        now = next_of(now);
+        multiply_pv(o, values, weights, shared);
+        if (lane == 0) mbarrier_arrive(shared.empty + (n + 1) % STAGES);
+        now = next_step(now, g, shared);
     }
-    float total = quad_sum(sum);
+}
+
+__device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& args, DecodeShared& shared,
+                                           const DecodeRow& r, const float (&o)[PARTS][1][4]) {
+    float total = quad_sum(r.sum);
     sync_consumers();
-    if (lane % 16 == 0) scales[row] = 1.0f / total;
+    if (threadIdx.x % 16 == 0) shared.scales[r.row] = 1.0f / total;
     sync_consumers();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int r = lane % 4 * 2 + i % 2, column = part * 64 + warp * 16 + lane / 4 + i / 2 * 8;
-            if (r < n_rows)
-                out[((size_t)(first + r / heads) * query + kv_head * heads + r % heads) * HEAD_DIM + column] =
-                    round_to<bf16>(o[part][0][i] * scales[r]);
+            int row = fragment_column(0, i), column = part * 64 + threadIdx.x / 32 * 16 + fragment_row(i);
+            size_t token = g.first + row / g.heads;
+            int head = g.kv_head * g.heads + row % g.heads;
+            if (row < g.n_rows())
+                args.out[(token * args.query + head) * HEAD_DIM + column] =
+                    round_to<bf16>(o[part][0][i] * shared.scales[row]);
         }
+}
+
+// Maps: keys and values by rows of one head.
+KERNEL __launch_bounds__(THREADS, 4)
+    attention_decode_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,
+                                 const __grid_constant__ DecodeArgs args) {
+    bf16 *tiles = aligned_memory(), *queries = tiles + STAGES * TILE, *weights = queries + QUERIES * DIM;
+    __shared__ DecodeShared shared;
+    launch_dependents();
+    const u32* group = args.groups + 3 * blockIdx.y;
+    Group g = {(int)group[0], (int)group[1], (int)group[2], args.query / args.kv, (int)blockIdx.x};
+    if (g.count == 0) return;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp == CONSUMERS / 32) {
+        produce(map_k, map_v, g, args, shared, tiles);
+        return;
+    }
+    begin_consumers(g, args, shared, weights);
+    rotate_and_store(g, args, queries);
+    fence_async_proxy();
+    named_barrier_arrive<STORED>();
+    sync_consumers();
+
+    int row = warp * 2 + lane / 16;
+    DecodeRow r = {row, lane % 16 / 4, row / g.heads, MINUS_INFINITY, 0.0f};
+    float o[PARTS][1][4];
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) clear(o[part]);
+    consume(g, shared, tiles, queries, weights, r, o);
+    store_rows(g, args, shared, r, o);
 }

@@ -1,5 +1,6 @@
-// pull[token, head] = sum of d_out out. Grid: tokens; a warp takes the heads in turn.
-KERNEL attention_delta_bf16(const bf16* out, const bf16* d_out, float* pull, int query) {
+// delta [T, query heads] = sum over a head's columns of d_out * out: FlashAttention's D, which the derivative of the
+// softmax subtracts. Grid: tokens; a warp takes every fourth head.
+KERNEL attention_delta_bf16(const bf16* out, const bf16* d_out, float* delta, int query) {
     for (int head = threadIdx.x / 32; head < query; head += blockDim.x / 32) {
         size_t at = ((size_t)blockIdx.x * query + head) * HEAD_DIM;
         float sum = 0.0f;
@@ -9,6 +10,6 @@ KERNEL attention_delta_bf16(const bf16* out, const bf16* d_out, float* pull, int
             sum = fmaf(__uint_as_float(a & 0xffff0000u), __uint_as_float(b & 0xffff0000u), sum);
         }
         sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0) pull[(size_t)blockIdx.x * query + head] = sum;
+        if (threadIdx.x % 32 == 0) delta[(size_t)blockIdx.x * query + head] = sum;
     }
 }

@@ -5,57 +5,23 @@
 //! one chain over the keys in increasing order, divided by that sum. So a token's output depends on its query and the
 //! keys before it alone: decode, chunked prefill and packed training agree bit by bit, for every block size.
 
-mod core;
-mod cpu;
+mod cache;
 mod cpu_backward;
+mod cpu_decode;
+mod cpu_forward;
+mod cpu_paged;
+mod cpu_rows;
 mod cuda;
-mod decode;
+pub(crate) mod cuda_decode;
+pub(crate) mod cuda_paged;
 pub mod paged;
 #[cfg(test)]
 mod tests;
 
+pub use crate::heads::Heads;
+
 use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, check};
-
-/// Head counts; query head `h` reads key/value head `h / (query / kv)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Heads {
-    pub query: usize,
-    pub kv: usize,
-    pub dim: usize,
-}
-
-impl Heads {
-    /// Width of a fused row: query heads, key heads, value heads.
-    pub fn qkv_width(self) -> usize {
-        (self.query + 2 * self.kv) * self.dim
-    }
-
-    /// Width of a row of outputs: one vector per query head.
-    pub fn out_width(self) -> usize {
-        self.query * self.dim
-    }
-
-    /// Query heads per key/value head.
-    pub fn group(self) -> usize {
-        self.query / self.kv
-    }
-
-    fn scale(self) -> f64 {
-        1.0 / (self.dim as f64).sqrt()
-    }
-
-    #[track_caller]
-    fn check(self, op: &str) {
-        assert!(
-            self.dim > 0 && self.kv > 0 && self.query.is_multiple_of(self.kv),
-            "{op}: {} query heads of {} dimensions cannot share {} key/value heads",
-            self.query,
-            self.dim,
-            self.kv
-        );
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
@@ -84,7 +50,7 @@ pub fn forward<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => {
             check_offsets(op, offsets, dims.sequences, dims.tokens);
-            cpu::forward(cpu, dims, qkv.host(), offsets.host(), out.into_host(), lse.into_host());
+            cpu_forward::forward(cpu, dims, qkv.host(), offsets.host(), out.into_host(), lse.into_host());
         }
         Backend::Cuda(cuda) => {
             cuda::forward(cuda, dims, qkv.cuda(), offsets.cuda(), out.cuda(), lse.cuda());
@@ -92,40 +58,41 @@ pub fn forward<T: Float>(
     }
 }
 
-/// Shapes as in [`forward`]; d_out like out; d_qkv like qkv, overwritten.
+/// What [`forward`] leaves for [`backward`].
+#[derive(Clone, Copy)]
+pub struct Saved<'a, T: Float> {
+    /// `[T, qkv_width]`
+    pub qkv: View<'a, T>,
+    /// `[T, out_width]`
+    pub out: View<'a, T>,
+    /// `[T, query heads]`
+    pub lse: View<'a, T>,
+}
+
+/// Shapes: offsets as in [`forward`]; d_out like out; d_qkv like qkv, overwritten.
 pub fn backward<T: Float>(
     device: &Device,
     dims: Dims,
-    qkv: View<'_, T>,
+    saved: Saved<'_, T>,
     offsets: View<'_, u32>,
-    out: View<'_, T>,
-    lse: View<'_, T>,
     d_out: View<'_, T>,
     d_qkv: ViewMut<'_, T>,
 ) {
     let op = "attention::backward";
     dims.heads.check(op);
-    check(op, "qkv", qkv.len(), dims.tokens * dims.heads.qkv_width());
-    check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
-    check(op, "lse", lse.len(), dims.tokens * dims.heads.query);
+    check(op, "qkv", saved.qkv.len(), dims.tokens * dims.heads.qkv_width());
+    check(op, "out", saved.out.len(), dims.tokens * dims.heads.out_width());
+    check(op, "lse", saved.lse.len(), dims.tokens * dims.heads.query);
     check(op, "d_out", d_out.len(), dims.tokens * dims.heads.out_width());
     check(op, "d_qkv", d_qkv.len(), dims.tokens * dims.heads.qkv_width());
     check(op, "offsets", offsets.len(), dims.sequences + 1);
     match device.backend() {
         Backend::Cpu(cpu) => {
             check_offsets(op, offsets, dims.sequences, dims.tokens);
-            let saved = cpu_backward::Saved {
-                qkv: qkv.host(),
-                out: out.host(),
-                lse: lse.host(),
-                d_out: d_out.host(),
-            };
-            cpu_backward::backward(cpu, dims, saved, offsets.host(), d_qkv.into_host());
+            cpu_backward::backward(cpu, dims, saved, offsets.host(), d_out.host(), d_qkv.into_host());
         }
         Backend::Cuda(cuda) => {
-            let saved =
-                cuda::Saved { qkv: qkv.cuda(), out: out.cuda(), lse: lse.cuda(), d_out: d_out.cuda() };
-            cuda::backward(cuda, dims, saved, offsets.cuda(), d_qkv.cuda());
+            cuda::backward(cuda, dims, saved, offsets.cuda(), d_out.cuda(), d_qkv.cuda());
         }
     }
 }

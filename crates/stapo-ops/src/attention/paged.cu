@@ -1,12 +1,12 @@
 // Attention over a paged cache: decode and chunked prefill, the same bits as forward.cu.
-// Cache: keys and values [blocks, kv heads, block_size, HEAD_DIM].
 
 #define THREADS 128
 #define ROWS 16
-// Entries of a sequence's table that are kept at hand.
-#define TABLE 512
+// Elements from one row of weights to the next.
+#define WEIGHTS (KEYS + 8)
 
-// Grid: tokens. Writes the keys and values of this call's tokens.
+// Grid: tokens. Writes the keys and values of this call's tokens into the cache, keys and values [blocks, kv heads,
+// block_size, HEAD_DIM].
 KERNEL attention_store_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16* values, int query, int kv,
                             int block_size, u32 n_slots) {
     u32 slot = slots[blockIdx.x];
@@ -20,133 +20,149 @@ KERNEL attention_store_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16*
     }
 }
 
-// Grid: (kv heads, pieces of 16 rows); a row is a token and one of its group's query heads. The four warps share each
-// step: warp w scores keys 16w.. and then weighs its columns of the values, so every sum keeps the order of forward.cu.
-KERNEL __launch_bounds__(THREADS)
-attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
-                     const u32* tables, bf16* out, int sequences, int table_width, int query, int kv, int block_shift) {
-    extern __shared__ uint4 memory[];
-    bf16 *queries = (bf16*)memory, *tile_k = queries + ROWS * STRIDE, *tile_v = tile_k + KEYS * STRIDE;
-    __shared__ u32 near_blocks[TABLE];
-    __shared__ float tops[4][ROWS], parts[4][ROWS][4];
-    __shared__ alignas(16) bf16 weights[ROWS * (KEYS + 8)];
-    int group = query / kv, kv_head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    WorkTile piece;
-    if (!find_work_tile(offsets, sequences, group, ROWS, blockIdx.y, &piece)) return;
-    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, start = offsets[piece.sequence];
-    int context = contexts[piece.sequence], position = context - piece.rows / group;
-    const u32* table = tables + (size_t)piece.sequence * table_width;
-    int n_rows = min(ROWS, piece.rows - piece.first);
-    int n_keys = position + (piece.first + n_rows - 1) / group + 1, n_steps = (n_keys + KEYS - 1) / KEYS;
+// The four warps of a block share each step: warp w scores the keys 16w.. and multiplies the weights of all 64 keys
+// with its own columns of the values, so that every sum keeps the order of forward.cu. This is what the warps exchange.
+struct Exchange {
+    // Each warp's largest score of a row, and its lanes' sums of a row's weights.
+    float tops[4][ROWS], parts[4][ROWS][4];
+    alignas(16) bf16 weights[ROWS * WEIGHTS];
+};
 
-    int n_blocks = ((n_keys - 1) >> block_shift) + 1;
-    bool is_near = n_blocks <= TABLE;
-    const u32* blocks = is_near ? near_blocks : table;
-    for (int i = threadIdx.x; is_near && i < n_blocks; i += THREADS) near_blocks[i] = table[i];
-    __syncthreads();
-    // Starts the copy of a step's keys or values; past the last step, of nothing.
-    auto load_step = [&](int step, bf16* tile, const bf16* from) {
-        int first = step * KEYS, n = min(KEYS, n_keys - first);
-        if (n > 0) load_rows<KEYS, THREADS>(tile, n, Pages{from, blocks, first, block_shift, kv, kv_head});
-        cp_async_commit();
-    };
-    load_rows<ROWS, THREADS>(queries, n_rows, [&](int r) {
-        int row = piece.first + r;
-        return qkv + (start + row / group) * width + (kv_head * group + row % group) * HEAD_DIM;
-    });
-    load_step(0, tile_k, keys);
-    load_step(0, tile_v, values);
+// A warp's columns of the output: fragments of 16 columns, warp + 4 j the number of fragment j.
+#define FRAGMENTS ((DIM / 16 + 3) / 4)
 
-    constexpr int PAIRS = (DIM / 16 + 3) / 4;
-    float o[PAIRS][2][4], top[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0.0f, 0.0f};
-    float factor = rsqrtf((float)HEAD_DIM) * LOG2_E;
+// As RowState in softmax.cu, with the output columns of one warp.
+struct WarpState {
+    float top[2], sum[2], o[FRAGMENTS][2][4];
+};
+
+// s = q k^T for the 16 queries and the warp's 16 keys.
+__device__ __forceinline__ void multiply_qk(float (&s)[2][4], const bf16* queries, const bf16* keys, int warp) {
 #pragma unroll
-    for (int j = 0; j < PAIRS; ++j)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) o[j][0][i] = o[j][1][i] = 0.0f;
-    for (int step = 0; step < n_steps; ++step) {
-        cp_async_wait<1>();
-        __syncthreads();
-        float s[2][4] = {};
-#pragma unroll
-        for (int c = 0; c < DIM; c += 16) {
-            u32 a[4], b[4];
-            load_a(a, queries, STRIDE, 0, c);
-            load_b_rows(b, tile_k, warp * 16, c);
-            mma(s[0], a, b);
-            mma(s[1], a, b + 2);
-        }
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                int row = position + (piece.first + lane / 4 + i / 2 * 8) / group;
-                int key = step * KEYS + warp * 16 + j * 8 + lane % 4 * 2 + i % 2;
-                if (key > row) s[j][i] = MINUS_INFINITY;
-            }
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float now = quad_max(fmaxf(fmaxf(s[0][2 * h], s[0][2 * h + 1]), fmaxf(s[1][2 * h], s[1][2 * h + 1])));
-            if (lane % 4 == 0) tops[warp][lane / 4 + h * 8] = now;
-        }
-        __syncthreads();
-        load_step(step + 1, tile_k, keys);
-        float scale[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            int row = lane / 4 + h * 8;
-            float now = fmaxf(top[h], fmaxf(fmaxf(tops[0][row], tops[1][row]), fmaxf(tops[2][row], tops[3][row])));
-            scale[h] = exp2_fast((top[h] - now) * factor);
-            top[h] = now;
-            float shift = now * factor;
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-#pragma unroll
-                for (int i = 2 * h; i < 2 * h + 2; ++i) s[j][i] = exp2_fast(fmaf(s[j][i], factor, -shift));
-                *(u32*)(weights + row * (KEYS + 8) + warp * 16 + j * 8 + lane % 4 * 2) =
-                    pack(s[j][2 * h], s[j][2 * h + 1]);
-            }
-            parts[warp][row][lane % 4] =
-                sum_of_four(s[0][2 * h], s[0][2 * h + 1], s[1][2 * h], s[1][2 * h + 1]);
-        }
-        cp_async_wait<1>();
-        __syncthreads();
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            int row = lane / 4 + h * 8, part = lane % 4;
-            sum[h] = fmaf(sum[h], scale[h],
-                          sum_of_four(parts[0][row][part], parts[1][row][part], parts[2][row][part], parts[3][row][part]));
-        }
-#pragma unroll
-        for (int j = 0; j < PAIRS; ++j) {
-            int column = (warp + 4 * j) * 16;
-            if (column >= DIM) continue;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) o[j][0][i] *= scale[i / 2], o[j][1][i] *= scale[i / 2];
-#pragma unroll
-            for (int c = 0; c < KEYS; c += 16) {
-                u32 a[4], b[4];
-                load_a(a, weights, KEYS + 8, 0, c);
-                load_b_columns(b, tile_v, c, column);
-                mma(o[j][0], a, b);
-                mma(o[j][1], a, b + 2);
-            }
-        }
-        __syncthreads();
-        load_step(step + 1, tile_v, values);
+    for (int c = 0; c < DIM; c += 16) {
+        u32 a[4], b[4];
+        load_a(a, queries, STRIDE, 0, c);
+        load_b_rows(b, keys, warp * 16, c);
+        mma(s[0], a, b);
+        mma(s[1], a, b + 2);
     }
+}
+
+__device__ __forceinline__ void share_tops(const float (&s)[2][4], Exchange& shared, int warp) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float inv = 1.0f / quad_sum(sum[h]);
-        int row = piece.first + lane / 4 + h * 8;
-        if (lane / 4 + h * 8 >= n_rows) continue;
-        bf16* to = out + ((start + row / group) * query + kv_head * group + row % group) * HEAD_DIM;
+        float top = quad_max(fmaxf(fmaxf(s[0][2 * h], s[0][2 * h + 1]), fmaxf(s[1][2 * h], s[1][2 * h + 1])));
+        if (threadIdx.x % 4 == 0) shared.tops[warp][fragment_row(2 * h)] = top;
+    }
+}
+
+// Turns the warp's scores into weights relative to the largest score so far, of all warps, and shares them; `scale` is
+// what the sums and outputs so far shrink by.
+__device__ __forceinline__ void share_weights(float (&s)[2][4], WarpState& rows, Exchange& shared, int warp,
+                                              float factor, float (&scale)[2]) {
 #pragma unroll
-        for (int j = 0; j < PAIRS; ++j)
+    for (int h = 0; h < 2; ++h) {
+        int row = fragment_row(2 * h);
+        const float (&tops)[4][ROWS] = shared.tops;
+        float top = fmaxf(rows.top[h], fmaxf(fmaxf(tops[0][row], tops[1][row]), fmaxf(tops[2][row], tops[3][row])));
+        scale[h] = exp2_fast((rows.top[h] - top) * factor);
+        rows.top[h] = top;
+        float shift = top * factor;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+            for (int i = 2 * h; i < 2 * h + 2; ++i) s[j][i] = exp2_fast(fmaf(s[j][i], factor, -shift));
+            *(u32*)(shared.weights + row * WEIGHTS + warp * 16 + fragment_column(j, 0)) =
+                pack(s[j][2 * h], s[j][2 * h + 1]);
+        }
+        shared.parts[warp][row][threadIdx.x % 4] =
+            sum_of_four(s[0][2 * h], s[0][2 * h + 1], s[1][2 * h], s[1][2 * h + 1]);
+    }
+}
+
+__device__ __forceinline__ void add_sums(WarpState& rows, const Exchange& shared, const float (&scale)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        int row = fragment_row(2 * h), part = threadIdx.x % 4;
+        const float (&parts)[4][ROWS][4] = shared.parts;
+        rows.sum[h] =
+            fmaf(rows.sum[h], scale[h],
+                 sum_of_four(parts[0][row][part], parts[1][row][part], parts[2][row][part], parts[3][row][part]));
+    }
+}
+
+// o = o scale + p v for the warp's columns of v.
+__device__ __forceinline__ void multiply_pv(WarpState& rows, const bf16* weights, const bf16* values, int warp,
+                                            const float (&scale)[2]) {
+#pragma unroll
+    for (int j = 0; j < FRAGMENTS; ++j) {
+        int column = (warp + 4 * j) * 16;
+        if (column >= DIM) continue;
+        float (&o)[2][4] = rows.o[j];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[0][i] *= scale[i / 2], o[1][i] *= scale[i / 2];
+#pragma unroll
+        for (int c = 0; c < KEYS; c += 16) {
+            u32 a[4], b[4];
+            load_a(a, weights, WEIGHTS, 0, c);
+            load_b_columns(b, values, c, column);
+            mma(o[0], a, b);
+            mma(o[1], a, b + 2);
+        }
+    }
+}
+
+__device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& rows, int warp, int query, bf16* out) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        float inv = 1.0f / quad_sum(rows.sum[h]);
+        if (fragment_row(2 * h) >= t.n_rows) continue;
+        bf16* to = t.out_row(out, query, fragment_row(2 * h));
+#pragma unroll
+        for (int j = 0; j < FRAGMENTS; ++j)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                int column = (warp + 4 * j) * 16 + e * 8 + lane % 4 * 2;
-                if (column < HEAD_DIM) *(u32*)(to + column) = pack(o[j][e][2 * h] * inv, o[j][e][2 * h + 1] * inv);
+                int column = (warp + 4 * j) * 16 + fragment_column(e, 0);
+                const float (&o)[4] = rows.o[j][e];
+                if (column < HEAD_DIM) *(u32*)(to + column) = pack(o[2 * h] * inv, o[2 * h + 1] * inv);
             }
     }
+}
+
+// Grid: (kv heads, tiles of 16 rows); a row is a token and one of its group's query heads. Shared: queries [16], keys
+// and values [64].
+KERNEL __launch_bounds__(THREADS)
+    attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
+                         const u32* tables, bf16* out, int sequences, int table_width, int query, int kv,
+                         int block_shift) {
+    extern __shared__ uint4 memory[];
+    __shared__ u32 table[TABLE];
+    __shared__ Exchange shared;
+    bf16* queries = (bf16*)memory;
+    int warp = threadIdx.x / 32;
+    PagedTile t;
+    if (!find_paged_tile<ROWS>(offsets, contexts, tables, sequences, table_width, query, kv, &t)) return;
+    PagedFeed<PaddedTile, THREADS> feed(t, queries + ROWS * STRIDE, keys, values, block_shift, kv);
+    feed.stage_table(table);
+    PaddedTile::load<ROWS, THREADS>(queries, t.n_rows, t.queries(qkv));
+    feed.begin();
+
+    float factor = score_factor();
+    WarpState rows = {{MINUS_INFINITY, MINUS_INFINITY}};
+    for (int step = 0; step < feed.n_steps; ++step) {
+        float s[2][4] = {}, scale[2];
+        int last_key[2] = {t.last_key(fragment_row(0)), t.last_key(fragment_row(2))};
+        feed.wait_keys();
+        multiply_qk(s, queries, feed.keys_of(step), warp);
+        mask_hidden_keys(s, step * KEYS + warp * 16, last_key);
+        share_tops(s, shared, warp);
+        // The feed's barriers are those of the exchange too.
+        feed.keys_are_read(step);
+        share_weights(s, rows, shared, warp, factor, scale);
+        feed.wait_values(step);
+        add_sums(rows, shared, scale);
+        multiply_pv(rows, shared.weights, feed.values_of(step), warp, scale);
+        feed.values_are_read(step);
+    }
+    store_rows(t, rows, warp, query, out);
 }

@@ -1,4 +1,4 @@
-// Attention in f32, for tests: a warp per row, no matrix instructions. HEAD_DIM as in mma.cu, up to 256.
+// Attention in f32, for tests: a warp per row, no matrix instructions. HEAD_DIM is given when compiling, up to 256.
 
 #define COLUMNS ((HEAD_DIM + 31) / 32)
 #define MINUS_INFINITY __int_as_float(0xff800000)
@@ -84,16 +84,16 @@ KERNEL attention_paged_float(const float* qkv, const float* keys, const float* v
         [&](int j) { return values + place(j); }, out + (token * query + head) * HEAD_DIM, 0);
 }
 
-KERNEL attention_delta_float(const float* out, const float* d_out, float* pull, int query) {
+KERNEL attention_delta_float(const float* out, const float* d_out, float* delta, int query) {
     for (int head = threadIdx.x / 32; head < query; head += blockDim.x / 32) {
         size_t at = ((size_t)blockIdx.x * query + head) * HEAD_DIM;
-        if (threadIdx.x % 32 == 0) pull[(size_t)blockIdx.x * query + head] = dot(out + at, d_out + at);
+        if (threadIdx.x % 32 == 0) delta[(size_t)blockIdx.x * query + head] = dot(out + at, d_out + at);
     }
 }
 
 // Grid: (tokens, query heads), one warp.
 KERNEL attention_backward_queries_float(const float* qkv, const float* d_out, const u32* offsets, const float* lse,
-                                        const float* pull, float* d_qkv, int sequences, int query, int kv) {
+                                        const float* delta, float* d_qkv, int sequences, int query, int kv) {
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
     int head = blockIdx.y, kv_head = head / (query / kv), lane = threadIdx.x % 32;
     size_t start = offsets[sequence_of(offsets, sequences, token)], at = token * query + head;
@@ -106,7 +106,7 @@ KERNEL attention_backward_queries_float(const float* qkv, const float* d_out, co
         float d_score = 0.0f;
         if (j < n) {
             float p = expf(dot(q, k + j * width) * scale - lse[at]);
-            d_score = p * (dot(d, v + j * width) - pull[at]) * scale;
+            d_score = p * (dot(d, v + j * width) - delta[at]) * scale;
         }
         for (int i = 0; i < min(32, n - from); ++i) {
             float weight = __shfl_sync(0xffffffffu, d_score, i);
@@ -120,7 +120,7 @@ KERNEL attention_backward_queries_float(const float* qkv, const float* d_out, co
 
 // Grid: (tokens, kv heads), one warp.
 KERNEL attention_backward_keys_float(const float* qkv, const float* d_out, const u32* offsets, const float* lse,
-                                     const float* pull, float* d_qkv, int sequences, int query, int kv) {
+                                     const float* delta, float* d_qkv, int sequences, int query, int kv) {
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
     int kv_head = blockIdx.y, group = query / kv, lane = threadIdx.x % 32;
     size_t end = offsets[sequence_of(offsets, sequences, token) + 1];
@@ -132,16 +132,16 @@ KERNEL attention_backward_keys_float(const float* qkv, const float* d_out, const
             float p = 0.0f, d_score = 0.0f;
             if (t < end) {
                 p = expf(dot(qkv + t * width + head * HEAD_DIM, k) * scale - lse[at]);
-                d_score = p * (dot(d_out + at * HEAD_DIM, v) - pull[at]) * scale;
+                d_score = p * (dot(d_out + at * HEAD_DIM, v) - delta[at]) * scale;
             }
             for (int i = 0; i < min((size_t)32, end - from); ++i) {
-                float weight = __shfl_sync(0xffffffffu, p, i), slope = __shfl_sync(0xffffffffu, d_score, i);
+                float weight = __shfl_sync(0xffffffffu, p, i), d_weight = __shfl_sync(0xffffffffu, d_score, i);
                 const float* q = qkv + (from + i) * width + head * HEAD_DIM;
                 const float* d = d_out + ((from + i) * query + head) * HEAD_DIM;
                 for (int c = 0; c < COLUMNS; ++c)
                     if (lane + 32 * c < HEAD_DIM) {
                         d_v[c] = fmaf(weight, d[lane + 32 * c], d_v[c]);
-                        d_k[c] = fmaf(slope, q[lane + 32 * c], d_k[c]);
+                        d_k[c] = fmaf(d_weight, q[lane + 32 * c], d_k[c]);
                     }
             }
         }

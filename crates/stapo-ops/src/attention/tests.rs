@@ -39,8 +39,8 @@ fn backward_of<T: Float>(device: &Device, heads: Heads, lens: &[usize], qkv: &[T
     let (out, lse) = (upload(device, &saved[0]), upload(device, &saved[1]));
     let (qkv, d_out, offsets) = (upload(device, qkv), upload(device, d_out), upload(device, &offsets(lens)));
     let mut d_qkv = device.zeros(qkv.len()).unwrap();
-    let (views, to) = ((out.view(), lse.view(), d_out.view()), d_qkv.view_mut());
-    backward(device, d, qkv.view(), offsets.view(), views.0, views.1, views.2, to);
+    let saved = Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
+    backward(device, d, saved, offsets.view(), d_out.view(), d_qkv.view_mut());
     d_qkv.view().to_vec()
 }
 

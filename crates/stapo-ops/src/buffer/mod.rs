@@ -1,7 +1,7 @@
 //! Memory that ops read and write.
 //!
-//! The element type of a `Buffer<T>` is the one the host sees when it uploads or downloads. Where the numbers live, and
-//! in which precision they are stored there, is the buffer's own affair: callers hold buffers and views, never slices.
+//! The element type of a `Buffer<T>` is the one the host sees when it uploads or downloads. Callers hold buffers and
+//! views, never slices: only the buffer knows on which device the elements live and in which precision they are stored.
 
 #[cfg(test)]
 mod tests;
@@ -9,32 +9,21 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::Device;
-use crate::cuda::{self, Cuda, Kind, Memory, Slice, Stored};
-use crate::device::Backend;
+use crate::cuda::{Cuda, ElementType, Memory, PinnedDownload, Slice};
+use crate::device::{Backend, Device};
+use crate::element::Element;
+use crate::memory::{Aligned, OutOfMemory};
 
-/// A type that buffers can hold.
-pub trait Element: Stored + PartialEq + Send + Sync + 'static {}
-impl Element for f32 {}
-impl Element for f64 {}
-impl Element for u32 {}
-
-/// The averages that Adam keeps of each gradient: of itself and of its square.
+/// Adam's moving averages of each gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
+    /// Of the gradient.
     First,
+    /// Of the square of the gradient.
     Second,
 }
 
-/// Memory that could not be had.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("out of memory: {bytes} bytes could not be allocated on {device}")]
-pub struct OutOfMemory {
-    pub bytes: u128,
-    pub device: &'static str,
-}
-
-/// A block of `len` elements on a device.
+/// Elements on a device.
 #[derive(Debug)]
 pub struct Buffer<T: Element>(Storage<T>);
 
@@ -46,35 +35,35 @@ enum Storage<T> {
 
 /// A read-only range of a buffer. Cheap to copy.
 #[derive(Debug, Clone, Copy)]
-pub struct View<'a, T: Element>(Place<'a, T>);
+pub struct View<'a, T: Element>(Elements<'a, T>);
 
 #[derive(Debug, Clone, Copy)]
-enum Place<'a, T> {
+enum Elements<'a, T> {
     Host(&'a [T]),
-    Cuda(Part<'a>),
+    Cuda(DeviceRange<'a>),
 }
 
 /// A range of a buffer that an op may write.
 #[derive(Debug)]
-pub struct ViewMut<'a, T: Element>(PlaceMut<'a, T>);
+pub struct ViewMut<'a, T: Element>(ElementsMut<'a, T>);
 
 #[derive(Debug)]
-enum PlaceMut<'a, T> {
+enum ElementsMut<'a, T> {
     Host(&'a mut [T]),
-    Cuda(Part<'a>),
+    Cuda(DeviceRange<'a>),
 }
 
-/// A range of a buffer on the GPU, which lives as long as this.
+/// A range of a buffer on the GPU.
 #[derive(Debug, Clone, Copy)]
-struct Part<'a> {
+struct DeviceRange<'a> {
     memory: &'a Memory,
     start: usize,
     len: usize,
 }
 
-impl<'a> Part<'a> {
+impl<'a> DeviceRange<'a> {
     fn whole(memory: &'a Memory) -> Self {
-        Part { memory, start: 0, len: memory.len() }
+        DeviceRange { memory, start: 0, len: memory.len() }
     }
 
     fn cuda(&self) -> &Arc<Cuda> {
@@ -88,7 +77,7 @@ impl<'a> Part<'a> {
     #[track_caller]
     fn range(self, range: &Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len, "range {range:?} of {}", self.len);
-        Part { start: self.start + range.start, len: range.end - range.start, ..self }
+        DeviceRange { start: self.start + range.start, len: range.end - range.start, ..self }
     }
 }
 
@@ -107,15 +96,15 @@ impl<T: Element> Buffer<T> {
 
     pub fn view(&self) -> View<'_, T> {
         View(match &self.0 {
-            Storage::Host(memory) => Place::Host(memory.as_slice()),
-            Storage::Cuda(memory) => Place::Cuda(Part::whole(memory)),
+            Storage::Host(memory) => Elements::Host(memory.as_slice()),
+            Storage::Cuda(memory) => Elements::Cuda(DeviceRange::whole(memory)),
         })
     }
 
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         ViewMut(match &mut self.0 {
-            Storage::Host(memory) => PlaceMut::Host(memory.as_mut_slice()),
-            Storage::Cuda(memory) => PlaceMut::Cuda(Part::whole(memory)),
+            Storage::Host(memory) => ElementsMut::Host(memory.as_mut_slice()),
+            Storage::Cuda(memory) => ElementsMut::Cuda(DeviceRange::whole(memory)),
         })
     }
 
@@ -128,38 +117,38 @@ impl<T: Element> Buffer<T> {
         self.view_mut().into_range(range)
     }
 
-    /// Several ranges of one buffer at once, none overlapping another: the parts of an arena that one op reads and
-    /// writes. What is only read becomes a [`View`] by [`ViewMut::into_view`].
+    /// Several ranges of one buffer that do not overlap, such as the parts of an arena that one op reads and writes. A
+    /// range that is only read becomes a [`View`] by [`ViewMut::into_view`].
     pub fn disjoint_mut<const N: usize>(&mut self, ranges: [Range<usize>; N]) -> [ViewMut<'_, T>; N] {
         self.view_mut().disjoint(ranges)
     }
 }
 
-/// Elements on their way from a device.
+/// A copy from a device to the host that may still be under way.
 #[derive(Debug)]
-pub struct Arriving<T: Element>(Coming<T>);
+pub struct PendingDownload<T: Element>(Download<T>);
 
 #[derive(Debug)]
-enum Coming<T> {
-    Here(Vec<T>),
-    Cuda(cuda::Arriving, usize),
+enum Download<T> {
+    Host(Vec<T>),
+    Cuda { pinned: PinnedDownload, len: usize },
 }
 
-impl<T: Element> Arriving<T> {
-    /// Waits for them.
+impl<T: Element> PendingDownload<T> {
+    /// Waits for the copy and returns its elements.
     pub fn wait(self) -> Vec<T> {
         match self.0 {
-            Coming::Here(elements) => elements,
-            Coming::Cuda(arriving, len) => {
+            Download::Host(elements) => elements,
+            Download::Cuda { pinned, len } => {
                 let mut elements = vec![T::default(); len];
-                arriving.read(&mut elements);
+                pinned.read(&mut elements);
                 elements
             }
         }
     }
 }
 
-/// A programmer's fault: an op of one device was given memory of the other.
+/// Panics: the caller gave an op of one device the memory of another.
 #[track_caller]
 fn elsewhere(place: &str) -> ! {
     panic!("this buffer does not live on {place}: ops take buffers of their own device")
@@ -169,24 +158,24 @@ impl<'a, T: Element> View<'a, T> {
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self.0 {
-            Place::Host(slice) => slice.len(),
-            Place::Cuda(part) => part.len,
+            Elements::Host(slice) => slice.len(),
+            Elements::Cuda(part) => part.len,
         }
     }
 
     #[must_use]
     pub fn range(self, range: Range<usize>) -> View<'a, T> {
         View(match self.0 {
-            Place::Host(slice) => Place::Host(&slice[range]),
-            Place::Cuda(part) => Place::Cuda(part.range(&range)),
+            Elements::Host(slice) => Elements::Host(&slice[range]),
+            Elements::Cuda(part) => Elements::Cuda(part.range(&range)),
         })
     }
 
     /// Copies the elements to the host. Waits for the device.
     pub fn read(&self, to: &mut [T]) {
         match self.0 {
-            Place::Host(slice) => to.copy_from_slice(slice),
-            Place::Cuda(part) => part.cuda().read(part.slice(), to),
+            Elements::Host(slice) => to.copy_from_slice(slice),
+            Elements::Cuda(part) => part.cuda().read(part.slice(), to),
         }
     }
 
@@ -197,23 +186,26 @@ impl<'a, T: Element> View<'a, T> {
         elements
     }
 
-    /// The elements, on their way to the host: what is queued after this runs meanwhile. Of exact buffers.
-    pub fn fetch(&self) -> Arriving<T> {
-        Arriving(match self.0 {
-            Place::Host(slice) => Coming::Here(slice.to_vec()),
-            Place::Cuda(part) => Coming::Cuda(part.cuda().fetch(part.slice().exact::<T>()), part.len),
+    /// Starts a copy to the host, and work queued afterwards runs meanwhile. Only for buffers that store `T` exactly.
+    pub fn fetch(&self) -> PendingDownload<T> {
+        PendingDownload(match self.0 {
+            Elements::Host(slice) => Download::Host(slice.to_vec()),
+            Elements::Cuda(part) => {
+                let pinned = part.cuda().start_download(part.slice().exact::<T>());
+                Download::Cuda { pinned, len: part.len }
+            }
         })
     }
 
     #[track_caller]
     pub(crate) fn host(&self) -> &'a [T] {
-        let Place::Host(slice) = self.0 else { elsewhere("the CPU") };
+        let Elements::Host(slice) = self.0 else { elsewhere("the CPU") };
         slice
     }
 
     #[track_caller]
     pub(crate) fn cuda(&self) -> Slice {
-        let Place::Cuda(part) = self.0 else { elsewhere("the GPU") };
+        let Elements::Cuda(part) = self.0 else { elsewhere("the GPU") };
         part.slice()
     }
 }
@@ -224,34 +216,34 @@ impl<'a, T: Element> ViewMut<'a, T> {
         self.view().len()
     }
 
-    /// The same range, for reading, while this view rests.
+    /// The same range for reading; this view cannot be written meanwhile.
     pub fn view(&self) -> View<'_, T> {
         View(match &self.0 {
-            PlaceMut::Host(slice) => Place::Host(slice),
-            PlaceMut::Cuda(part) => Place::Cuda(*part),
+            ElementsMut::Host(slice) => Elements::Host(slice),
+            ElementsMut::Cuda(part) => Elements::Cuda(*part),
         })
     }
 
-    /// The same range, for one more call.
+    /// The same range for one call; this view can be used again afterwards.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
         ViewMut(match &mut self.0 {
-            PlaceMut::Host(slice) => PlaceMut::Host(slice),
-            PlaceMut::Cuda(part) => PlaceMut::Cuda(*part),
+            ElementsMut::Host(slice) => ElementsMut::Host(slice),
+            ElementsMut::Cuda(part) => ElementsMut::Cuda(*part),
         })
     }
 
     pub fn into_view(self) -> View<'a, T> {
         View(match self.0 {
-            PlaceMut::Host(slice) => Place::Host(slice),
-            PlaceMut::Cuda(part) => Place::Cuda(part),
+            ElementsMut::Host(slice) => Elements::Host(slice),
+            ElementsMut::Cuda(part) => Elements::Cuda(part),
         })
     }
 
     #[must_use]
     pub fn into_range(self, range: Range<usize>) -> ViewMut<'a, T> {
         ViewMut(match self.0 {
-            PlaceMut::Host(slice) => PlaceMut::Host(&mut slice[range]),
-            PlaceMut::Cuda(part) => PlaceMut::Cuda(part.range(&range)),
+            ElementsMut::Host(slice) => ElementsMut::Host(&mut slice[range]),
+            ElementsMut::Cuda(part) => ElementsMut::Cuda(part.range(&range)),
         })
     }
 
@@ -259,18 +251,18 @@ impl<'a, T: Element> ViewMut<'a, T> {
     pub fn disjoint<const N: usize>(self, ranges: [Range<usize>; N]) -> [ViewMut<'a, T>; N] {
         let len = self.len();
         match self.0 {
-            PlaceMut::Host(slice) => {
+            ElementsMut::Host(slice) => {
                 let parts = slice.get_disjoint_mut(ranges);
                 let parts = parts
                     .unwrap_or_else(|error| panic!("disjoint_mut: {error}, in a buffer of {len} elements"));
-                parts.map(|part| ViewMut(PlaceMut::Host(part)))
+                parts.map(|part| ViewMut(ElementsMut::Host(part)))
             }
-            PlaceMut::Cuda(part) => {
+            ElementsMut::Cuda(part) => {
                 for (i, a) in ranges.iter().enumerate() {
                     let overlaps = |b: &Range<usize>| a.start < b.end && b.start < a.end;
                     assert!(!ranges[..i].iter().any(overlaps), "disjoint_mut: {a:?} overlaps another");
                 }
-                ranges.map(|range| ViewMut(PlaceMut::Cuda(part.range(&range))))
+                ranges.map(|range| ViewMut(ElementsMut::Cuda(part.range(&range))))
             }
         }
     }
@@ -278,41 +270,41 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// Copies from the host.
     pub fn write(&mut self, from: &[T]) {
         match &mut self.0 {
-            PlaceMut::Host(slice) => slice.copy_from_slice(from),
-            PlaceMut::Cuda(part) => part.cuda().write(from, part.slice()),
+            ElementsMut::Host(slice) => slice.copy_from_slice(from),
+            ElementsMut::Cuda(part) => part.cuda().write(from, part.slice()),
         }
     }
 
     /// Copies from a view of the same length.
     pub fn copy_from(&mut self, from: View<'_, T>) {
         match &mut self.0 {
-            PlaceMut::Host(slice) => slice.copy_from_slice(from.host()),
-            PlaceMut::Cuda(part) => part.cuda().copy(from.cuda(), part.slice()),
+            ElementsMut::Host(slice) => slice.copy_from_slice(from.host()),
+            ElementsMut::Cuda(part) => part.cuda().copy(from.cuda(), part.slice()),
         }
     }
 
     pub fn fill(&mut self, value: T) {
         match &mut self.0 {
-            PlaceMut::Host(slice) => slice.fill(value),
-            PlaceMut::Cuda(part) => part.cuda().fill(part.slice(), value),
+            ElementsMut::Host(slice) => slice.fill(value),
+            ElementsMut::Cuda(part) => part.cuda().fill(part.slice(), value),
         }
     }
 
     #[track_caller]
     pub(crate) fn host_mut(&mut self) -> &mut [T] {
-        let PlaceMut::Host(slice) = &mut self.0 else { elsewhere("the CPU") };
+        let ElementsMut::Host(slice) = &mut self.0 else { elsewhere("the CPU") };
         slice
     }
 
     #[track_caller]
     pub(crate) fn into_host(self) -> &'a mut [T] {
-        let PlaceMut::Host(slice) = self.0 else { elsewhere("the CPU") };
+        let ElementsMut::Host(slice) = self.0 else { elsewhere("the CPU") };
         slice
     }
 
     #[track_caller]
     pub(crate) fn cuda(&self) -> Slice {
-        let PlaceMut::Cuda(part) = &self.0 else { elsewhere("the GPU") };
+        let ElementsMut::Cuda(part) = &self.0 else { elsewhere("the GPU") };
         part.slice()
     }
 }
@@ -334,8 +326,8 @@ impl Device {
         }
     }
 
-    /// `len` zeros for weights: what ops read is in compute precision; what the host and the optimizer see is exact where
-    /// the device trains.
+    /// `len` zeros for weights. Ops read the weights in compute precision; on a device for training the host and the
+    /// optimizer see exact master weights.
     pub fn weight_zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>, OutOfMemory> {
         match self.backend() {
             Backend::Cpu(_) => Buffer::host_zeros(len),
@@ -343,14 +335,14 @@ impl Device {
         }
     }
 
-    /// `len` zeros for an optimizer's moments: f32, or 8 bits where the device was made so.
+    /// `len` zeros for an optimizer's moments: f32, or 8 bits on a device made with `Training::EightBit`.
     pub fn moment_zeros<T: Element>(&self, len: usize, moment: Moment) -> Result<Buffer<T>, OutOfMemory> {
         match self.backend() {
             Backend::Cpu(_) => Buffer::host_zeros(len),
             Backend::Cuda(cuda) => {
                 let kind = match moment {
-                    Moment::First => Kind::First8,
-                    Moment::Second => Kind::Second8,
+                    Moment::First => ElementType::First8,
+                    Moment::Second => ElementType::Second8,
                 };
                 Ok(Buffer(Storage::Cuda(Memory::moments::<T>(cuda, len, kind)?)))
             }
@@ -364,62 +356,3 @@ impl Device {
         Ok(buffer)
     }
 }
-
-/// Host memory whose first element lies at the start of a cache line.
-#[derive(Debug)]
-struct Aligned<T> {
-    memory: Vec<T>,
-    start: usize,
-    len: usize,
-}
-
-impl<T: Element> Aligned<T> {
-    fn zeros(len: usize) -> Result<Self, OutOfMemory> {
-        let error = OutOfMemory { bytes: len as u128 * size_of::<T>() as u128, device: "the host" };
-        let padded = len.checked_add(LINE / size_of::<T>()).ok_or_else(|| error.clone())?;
-        let memory: Vec<T> = zeroed_vec(padded).ok_or(error)?;
-        let start = memory.as_ptr().align_offset(LINE);
-        Ok(Aligned { memory, start, len })
-    }
-
-    fn as_slice(&self) -> &[T] {
-        &self.memory[self.start..self.start + self.len]
-    }
-
-    fn as_mut_slice(&mut self) -> &mut [T] {
-        &mut self.memory[self.start..self.start + self.len]
-    }
-}
-
-/// Bytes of a cache line.
-pub(crate) const LINE: usize = 64;
-
-/// Zeros straight from the operating system, touched only when used; `None` when they cannot be had.
-pub(crate) fn zeroed_vec<T: Element>(len: usize) -> Option<Vec<T>> {
-    let layout = std::alloc::Layout::array::<T>(len).ok()?;
-    if layout.size() == 0 {
-        return Some(Vec::new());
-    }
-    // SAFETY: the layout has a size; all elements are numbers, for which zero bytes are a value; pointer and length are
-    // those of this one allocation by the global allocator.
-    unsafe {
-        let memory = std::alloc::alloc_zeroed(layout).cast::<T>();
-        advise_huge_pages(memory.cast(), layout.size());
-        (!memory.is_null()).then(|| Box::from_raw(std::ptr::slice_from_raw_parts_mut(memory, len)).into_vec())
-    }
-}
-
-/// Asks for huge pages for a large block: matrix kernels step through many rows at once, each on a page of its own.
-#[cfg(target_os = "linux")]
-fn advise_huge_pages(memory: *mut u8, bytes: usize) {
-    const HUGE: usize = 2 << 20;
-    let start = memory.align_offset(HUGE);
-    if !memory.is_null() && bytes >= 2 * HUGE {
-        let len = (bytes - start) / HUGE * HUGE;
-        // SAFETY: the range lies inside the block; the advice changes no content. Refusal only costs speed.
-        unsafe { libc::madvise(memory.add(start).cast(), len, libc::MADV_HUGEPAGE) };
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn advise_huge_pages(_: *mut u8, _: usize) {}

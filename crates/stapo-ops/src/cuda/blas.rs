@@ -1,66 +1,50 @@
-//! Matrix products by cuBLASLt, every element one chain over depth: no split of the depth, so that a row's bits do not
-//! depend on how many rows there are. Which tile is used may depend on their number; that the tiles agree is measured
-//! (docs/numerics.md) and checked by every training run.
+//! cuBLASLt: which of its algorithms computes a product.
+//!
+//! The library may not split the depth by itself, so an element is one chain over the depth and a row's bits do not
+//! depend on the number of rows. The library may choose another tile for another number of rows; that all tiles give
+//! the same bits is measured (docs/numerics.md) and checked by every training run.
 
 use std::collections::HashMap;
 use std::fmt::Display;
-use std::sync::Arc;
 
 use cudarc::cublaslt::{result, sys};
 
-use super::context::{Block, Cuda, lock};
 use super::error::{self, Code, CudaError};
-use super::kernels::ELEMENTWISE;
-use super::memory::{Kind, Slice};
-
-/// `c (+)= op(a) op(b)` in column-major order: op(a) `[m, k]`, op(b) `[k, n]`, c `[m, n]`; n counts tokens in forward and
-/// in the input's gradient.
-pub(crate) struct Product {
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-    pub a: Slice,
-    pub transposed_a: bool,
-    pub b: Slice,
-    pub transposed_b: bool,
-    pub c: Slice,
-    pub adds: bool,
-    /// `[m]`, added to every column.
-    pub bias: Option<Slice>,
-    pub columns: Columns,
-    /// The depth in so many equal parts, each product by itself: c is `[parts, m, n]` then.
-    pub parts: usize,
-}
+use super::slice::ElementType;
 
 /// What the columns of a product are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Columns {
-    /// As many as there happen to be: the kernel is chosen for a round number of them.
+    /// Tokens, in any number: the algorithm is chosen for their number rounded up, so that there are few choices.
     Tokens,
     /// A width of the model.
     Width,
 }
 
+/// What the algorithm of a product depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Shape {
-    m: usize,
-    n: usize,
-    k: usize,
-    transposed: (bool, bool),
-    kinds: (Kind, Kind, Kind),
-    has_bias: bool,
-    adds: bool,
-    parts: usize,
+pub(super) struct ProductShape {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    /// Of a and b.
+    pub transposed: (bool, bool),
+    /// Of a, b and c.
+    pub kinds: (ElementType, ElementType, ElementType),
+    pub has_bias: bool,
+    pub adds: bool,
+    pub n_splits: usize,
 }
 
-impl Shape {
-    /// Fewer columns than this take the kernel of this many: below it the library's choice without a split is a slow one,
-    /// and the sooner so the deeper the product is.
+impl ProductShape {
+    /// A product of fewer columns takes the algorithm of this many: without a split of the depth the library's choice
+    /// for fewer columns is slow, the more so the deeper the product is.
     fn fewest_columns(self) -> usize {
         if self.k > self.m { 128 } else { 64 }
     }
 
-    /// Bytes that the addresses of a, b, c and d are multiples of: rows in the midst of a buffer start where a row starts.
+    /// Bytes that the addresses of a, b, c and d are multiples of. An operand may begin at any row of a buffer, so its
+    /// alignment is that of a row.
     fn alignments(self) -> [u32; 4] {
         let leading = [
             (if self.transposed.0 { self.k } else { self.m }, self.kinds.0),
@@ -72,170 +56,78 @@ impl Shape {
     }
 }
 
-/// A product that was set up before.
-struct Ready {
-    description: sys::cublasLtMatmulDesc_t,
-    layouts: [sys::cublasLtMatrixLayout_t; 3],
-    /// `None` where the library has none for the shape.
-    algorithm: Option<sys::cublasLtMatmulAlgo_t>,
+/// A product as cuBLASLt takes it.
+pub(super) struct Prepared {
+    pub description: sys::cublasLtMatmulDesc_t,
+    /// Of a, b and c.
+    pub layouts: [sys::cublasLtMatrixLayout_t; 3],
+    /// `None` where the library has no algorithm for the shape.
+    pub algorithm: Option<sys::cublasLtMatmulAlgo_t>,
 }
 
+/// The library's handle, the products prepared so far, and the addresses of their workspaces.
 #[derive(Default)]
 pub(super) struct Blas {
     handle: Option<sys::cublasLtHandle_t>,
-    workspace: Option<(u64, usize)>,
-    /// Where products in parts lie before they are added up.
-    parts: Option<(u64, usize)>,
-    ready: HashMap<Shape, Ready>,
-    /// By the number of columns rounded up.
-    algorithms: HashMap<Shape, Option<sys::cublasLtMatmulAlgo_t>>,
+    /// [`WORKSPACE_BYTES`] for the library.
+    pub workspace: Option<u64>,
+    /// Memory for the partial sums of split-K.
+    pub split_k_workspace: Option<u64>,
+    prepared: HashMap<ProductShape, Prepared>,
+    /// By the shape with the number of columns rounded up.
+    algorithms: HashMap<ProductShape, Option<sys::cublasLtMatmulAlgo_t>>,
 }
 
-const WORKSPACE_BYTES: usize = 32 << 20;
-/// More at a time make better products, though fewer would stay in the L2 cache until they are read: 16 MiB cost 0.5 % of a
-/// training step, 32 MiB 0.3 %.
-pub(crate) const PARTS_BYTES: usize = 128 << 20;
-
-impl Cuda {
-    pub(crate) fn product(self: &Arc<Self>, p: &Product) {
-        if p.m == 0 || p.n == 0 {
-            return;
-        }
-        self.make_current();
-        let shape = Shape {
-            m: p.m,
-            n: p.n,
-            k: p.k,
-            transposed: (p.transposed_a, p.transposed_b),
-            kinds: (p.a.kind, p.b.kind, p.c.kind),
-            has_bias: p.bias.is_some(),
-            adds: p.adds,
-            parts: p.parts,
-        };
-        let mut blas = lock(&self.blas);
-        let workspace = blas.workspace(self);
-        let handle = blas.handle();
-        let ready = blas.prepare(shape, p.columns);
-        let Some(algorithm) = &ready.algorithm else {
-            self.plain_product(p);
-            return;
-        };
-        if let Some(bias) = p.bias {
-            set(
-                ready.description,
-                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                &bias.address,
-            );
-        }
-        let (alpha, beta) = (1.0f32, if p.adds { 1.0f32 } else { 0.0 });
-        let [a, b, c] = ready.layouts;
-        // SAFETY: the layouts are those of the slices, whose lengths the op checked; the workspace is as long as said.
-        let done = unsafe {
-            result::matmul(
-                handle,
-                ready.description,
-                (&raw const alpha).cast(),
-                (&raw const beta).cast(),
-                p.a.address as *const _,
-                a,
-                p.b.address as *const _,
-                b,
-                p.c.address as *const _,
-                c,
-                p.c.address as *mut _,
-                c,
-                std::ptr::from_ref(algorithm),
-                workspace as *mut _,
-                WORKSPACE_BYTES,
-                self.stream.cast(),
-            )
-        };
-        done.unwrap_or_else(|error| refuse(format_args!("a product [{}, {}, {}]", p.m, p.n, p.k), error));
-    }
-
-    /// `len` numbers, at most [`PARTS_BYTES`], that hold until the next who asks.
-    pub(crate) fn parts(self: &Arc<Self>, len: usize) -> Slice {
-        assert!(4 * len <= PARTS_BYTES, "{len} numbers of parts");
-        let (address, _) = *lock(&self.blas).parts.get_or_insert_with(|| kept(self, PARTS_BYTES));
-        Slice { address, kind: Kind::F32, len, master: None, scales: None }
-    }
-
-    /// Odd widths, as only tiny models have them.
-    fn plain_product(&self, p: &Product) {
-        assert!(p.parts == 1, "a product in parts has widths that cuBLASLt takes");
-        let name = format!("product_{}_{}", p.a.name(), p.c.name());
-        let launch = self.kernel(&ELEMENTWISE, &name).arg(p.a).arg(p.b).arg(p.c).arg(p.bias);
-        let launch = launch.arg(p.m).arg(p.n).arg(p.k);
-        let switches = [p.transposed_a, p.transposed_b, p.adds];
-        let launch = switches.into_iter().fold(launch, |launch, is_on| launch.arg(usize::from(is_on)));
-        launch.run([(p.m * p.n).div_ceil(256), 1], 256, 0);
-    }
-}
-
+pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 impl Blas {
-    fn handle(&mut self) -> sys::cublasLtHandle_t {
+    pub(super) fn handle(&mut self) -> sys::cublasLtHandle_t {
         *self.handle.get_or_insert_with(|| {
             result::create_handle().unwrap_or_else(|error| refuse("opening cuBLASLt", error))
         })
     }
 
-    fn workspace(&mut self, cuda: &Arc<Cuda>) -> u64 {
-        self.workspace.get_or_insert_with(|| kept(cuda, WORKSPACE_BYTES)).0
-    }
-
-    fn prepare(&mut self, shape: Shape, columns: Columns) -> &Ready {
-        if !self.ready.contains_key(&shape) {
+    pub(super) fn prepare(&mut self, shape: ProductShape, columns: Columns) -> &Prepared {
+        if !self.prepared.contains_key(&shape) {
             let n = match columns {
                 Columns::Tokens => shape.n.next_power_of_two().max(shape.fewest_columns()),
                 Columns::Width => shape.n,
             };
-            let rounded = Shape { n, ..shape };
+            let rounded = ProductShape { n, ..shape };
             let handle = self.handle();
             let algorithm = *self.algorithms.entry(rounded).or_insert_with(|| {
-                let ready = Ready::describe(rounded);
-                let algorithm = ready.choose(handle, rounded);
-                ready.destroy();
+                let prepared = Prepared::describe(rounded);
+                let algorithm = prepared.choose(handle, rounded);
+                prepared.destroy();
                 algorithm
             });
-            let mut ready = Ready::describe(shape);
-            ready.algorithm = algorithm.filter(|algorithm| ready.takes(handle, algorithm));
-            if ready.algorithm.is_none() {
-                ready.algorithm = ready.choose(handle, shape);
+            let mut prepared = Prepared::describe(shape);
+            prepared.algorithm = algorithm.filter(|algorithm| prepared.accepts(handle, algorithm));
+            if prepared.algorithm.is_none() {
+                prepared.algorithm = prepared.choose(handle, shape);
             }
-            self.ready.insert(shape, ready);
+            self.prepared.insert(shape, prepared);
         }
-        &self.ready[&shape]
+        &self.prepared[&shape]
     }
 
-    /// Gives everything back; called once, with the context current.
+    /// Frees everything; called once, with the context current.
     pub(super) fn close(&mut self) {
-        for (_, ready) in self.ready.drain() {
-            ready.destroy();
+        for (_, prepared) in self.prepared.drain() {
+            prepared.destroy();
         }
         if let Some(handle) = self.handle.take() {
             // SAFETY: nothing uses the handle any more.
             let _ = unsafe { result::destroy_handle(handle) };
         }
-        for (address, _) in self.workspace.take().into_iter().chain(self.parts.take()) {
-            // SAFETY: the block was leaked by `kept` and is freed here once.
+        for address in self.workspace.take().into_iter().chain(self.split_k_workspace.take()) {
+            // SAFETY: the allocation was leaked to this and is freed here once.
             let _ = unsafe { cudarc::driver::result::free_sync(address) };
         }
     }
 }
 
-/// Memory that lives as long as the context, which cannot hold what holds the context.
-fn kept(cuda: &Arc<Cuda>, n_bytes: usize) -> (u64, usize) {
-    let block = Block::new(cuda, n_bytes);
-    let block = block.unwrap_or_else(|error| {
-        error::fail(CudaError::told("workspace of products", error, Code::OutOfMemory))
-    });
-    let address = block.address;
-    block.leak();
-    (address, n_bytes)
-}
-
-/// What cuBLASLt does not do: after a lost device, anything.
-fn refuse<T>(what: impl Display, error: result::CublasError) -> T {
+/// Fails with cuBLASLt's error. After the device was lost every call ends here.
+pub(super) fn refuse<T>(what: impl Display, error: result::CublasError) -> T {
     error::fail(CudaError::told(what, format_args!("cuBLASLt: {error}"), Code::Other))
 }
 
@@ -243,16 +135,22 @@ fn fail<T>(error: result::CublasError) -> T {
     refuse("describing a product", error)
 }
 
-fn data_type(kind: Kind) -> sys::cudaDataType {
+fn data_type(kind: ElementType) -> sys::cudaDataType {
     match kind {
-        Kind::Bf16 => sys::cudaDataType::CUDA_R_16BF,
-        Kind::F32 => sys::cudaDataType::CUDA_R_32F,
+        ElementType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+        ElementType::F32 => sys::cudaDataType::CUDA_R_32F,
         _ => panic!("matrix products are of bf16 and f32"),
     }
 }
 
+/// Sets the address of the bias of one call; other calls of the same shape have another.
+pub(super) fn set_bias(description: sys::cublasLtMatmulDesc_t, address: u64) {
+    let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+    set(description, attribute, &address);
+}
+
 fn set<T>(description: sys::cublasLtMatmulDesc_t, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) {
-    // SAFETY: the description lives; cuBLASLt copies the value, whose size it is told.
+    // SAFETY: the description lives; cuBLASLt is told the size of the value and copies it.
     let done = unsafe {
         result::set_matmul_desc_attribute(
             description,
@@ -264,8 +162,8 @@ fn set<T>(description: sys::cublasLtMatmulDesc_t, attribute: sys::cublasLtMatmul
     done.unwrap_or_else(fail);
 }
 
-impl Ready {
-    fn describe(shape: Shape) -> Ready {
+impl Prepared {
+    fn describe(shape: ProductShape) -> Prepared {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         use sys::cublasLtMatrixLayoutAttribute_t as Layout;
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
@@ -282,47 +180,53 @@ impl Ready {
             );
             set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type(shape.kinds.2));
         }
-        // A matrix [rows, columns], of which a part has `taken` rows and lies `apart` from the one before.
-        let layout = |kind, rows: usize, columns: usize, taken: usize, apart: usize| {
+        // A column-major matrix [rows, columns] with `stride` elements from column to column. With split-K it is one of
+        // a batch, whose matrices lie `apart` elements from each other.
+        let layout = |kind, stride: usize, columns: usize, rows: usize, apart: usize| {
             let layout =
-                result::create_matrix_layout(data_type(kind), taken as u64, columns as u64, rows as i64)
+                result::create_matrix_layout(data_type(kind), rows as u64, columns as u64, stride as i64)
                     .unwrap_or_else(fail);
             let set = |attribute, value: *const std::ffi::c_void, n_bytes| {
-                // SAFETY: the layout lives; the value has the size said, and is copied.
+                // SAFETY: the layout lives; the value has the size said and is copied.
                 unsafe { result::set_matrix_layout_attribute(layout, attribute, value, n_bytes) }
                     .unwrap_or_else(fail);
             };
-            let (n_parts, apart) = (shape.parts as i32, apart as i64);
-            if n_parts > 1 {
-                set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const n_parts).cast(), 4);
+            let n_splits = shape.n_splits as i32;
+            let apart = apart as i64;
+            if n_splits > 1 {
+                set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const n_splits).cast(), 4);
                 set(Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const apart).cast(), 8);
             }
             layout
         };
-        let Shape { m, n, k, .. } = shape;
-        let part = k / shape.parts;
+        let ProductShape { m, n, k, .. } = shape;
+        let depth = k / shape.n_splits;
         let layouts = [
             if shape.transposed.0 {
-                layout(shape.kinds.0, k, m, part, part)
+                layout(shape.kinds.0, k, m, depth, depth)
             } else {
-                layout(shape.kinds.0, m, part, m, m * part)
+                layout(shape.kinds.0, m, depth, m, m * depth)
             },
             if shape.transposed.1 {
-                layout(shape.kinds.1, n, part, n, n * part)
+                layout(shape.kinds.1, n, depth, n, n * depth)
             } else {
-                layout(shape.kinds.1, k, n, part, part)
+                layout(shape.kinds.1, k, n, depth, depth)
             },
             layout(shape.kinds.2, m, n, m, m * n),
         ];
-        Ready { description, layouts, algorithm: None }
+        Prepared { description, layouts, algorithm: None }
     }
 
     /// The library's choice among the algorithms that do not split the depth.
-    fn choose(&self, handle: sys::cublasLtHandle_t, shape: Shape) -> Option<sys::cublasLtMatmulAlgo_t> {
+    fn choose(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        shape: ProductShape,
+    ) -> Option<sys::cublasLtMatmulAlgo_t> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = result::create_matmul_pref().unwrap_or_else(fail);
         let set = |attribute, value: *const std::ffi::c_void, n_bytes| {
-            // SAFETY: the preference lives; the value has the size said, and is copied.
+            // SAFETY: the preference lives; the value has the size said and is copied.
             unsafe { result::set_matmul_pref_attribute(preference, attribute, value, n_bytes) }
                 .unwrap_or_else(fail);
         };
@@ -343,12 +247,12 @@ impl Ready {
         // SAFETY: all handles live.
         let found =
             unsafe { result::get_matmul_algo_heuristic(handle, self.description, a, b, c, c, preference) };
-        // SAFETY: made above, destroyed once.
+        // SAFETY: the preference was made above and is destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(preference) };
         found.ok().map(|found| found.algo)
     }
 
-    fn takes(&self, handle: sys::cublasLtHandle_t, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+    fn accepts(&self, handle: sys::cublasLtHandle_t, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
         let [a, b, c] = self.layouts;
         let mut found = std::mem::MaybeUninit::uninit();
         // SAFETY: all handles live; the result is read only where the call succeeded.
@@ -368,7 +272,7 @@ impl Ready {
     }
 
     fn destroy(self) {
-        // SAFETY: each was made by `describe` and is destroyed here once.
+        // SAFETY: `describe` made each of them, and each is destroyed here once.
         unsafe {
             for layout in self.layouts {
                 let _ = result::destroy_matrix_layout(layout);

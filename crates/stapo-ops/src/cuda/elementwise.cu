@@ -1,4 +1,4 @@
-// Element by element, and sums over columns.
+// Kernels that treat elements one by one, and sums over columns.
 
 __device__ __forceinline__ size_t element() { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
 
@@ -10,23 +10,23 @@ template <class S, class D> __device__ __forceinline__ void convert(const S* fro
 KERNEL convert_float_bf16(const float* from, bf16* to, u64 n) { convert(from, to, n); }
 KERNEL convert_bf16_float(const bf16* from, float* to, u64 n) { convert(from, to, n); }
 
-template <class S> __device__ __forceinline__ void add(S* x, const S* delta, u64 n) {
+template <class S> __device__ __forceinline__ void add(S* x, const S* addend, u64 n) {
     u64 at = 8 * element();
     if (at >= n) return;
     float a[8], b[8];
-    bool whole = at + 8 <= n && ((u64)x | (u64)delta) % 16 == 0;
+    bool whole = at + 8 <= n && ((u64)x | (u64)addend) % 16 == 0;
     int left = (int)min((u64)8, n - at);
     load8(x + at, 0, left, whole, a);
-    load8(delta + at, 0, left, whole, b);
+    load8(addend + at, 0, left, whole, b);
 #pragma unroll
     for (int i = 0; i < 8; ++i) a[i] += b[i];
     store8(x + at, 0, left, whole, a);
 }
 
-KERNEL residual_add_float(float* x, const float* delta, u64 n) { add(x, delta, n); }
-KERNEL residual_add_bf16(bf16* x, const bf16* delta, u64 n) { add(x, delta, n); }
+KERNEL residual_add_float(float* x, const float* addend, u64 n) { add(x, addend, n); }
+KERNEL residual_add_bf16(bf16* x, const bf16* addend, u64 n) { add(x, addend, n); }
 
-// y [n] = the sum of parts [n_parts, n], in order; n is a multiple of 8.
+// The last step of split-K: y [n] = the sum of parts [n_parts, n], in order; n is a multiple of 8.
 KERNEL sum_of_parts_bf16(const float* parts, bf16* y, u64 n, int n_parts) {
     u64 at = 8 * element();
     if (at >= n) return;
@@ -66,7 +66,7 @@ KERNEL column_parts_float(const float* x, float* parts, int rows, int columns) {
 }
 KERNEL column_parts_bf16(const bf16* x, float* parts, int rows, int columns) { column_parts(x, parts, rows, columns); }
 
-// parts[block]: the sum of squares of its 16384 elements; 256 threads.
+// parts[block]: the sum of squares of the block's 16384 elements; 256 threads.
 KERNEL reduce_square_parts(const float* x, double* parts, u64 n) {
     u64 start = 16384ull * blockIdx.x;
     float sum = 0.0f;
@@ -100,36 +100,11 @@ KERNEL reduce_first_non_finite(const float* x, u64* first, u64 n) {
     if (i < n && !isfinite(x[i])) atomicMin(first, (u64)i);
 }
 
-// AdamW on the f32 master; `stored` is the rounded copy that the model reads, 0 where the master itself is read.
-KERNEL adamw_step(float* param, bf16* stored, const float* grad, float* m, float* v, u64 n, float grad_scale,
-                  float beta1, float beta2, float rest1, float rest2, float keep, float rate, float root, float eps) {
-    u64 at = 8 * element();
-    if (at >= n) return;
-    bool whole = at + 8 <= n;
-    int left = (int)min((u64)8, n - at);
-    float g[8], p[8], a[8], b[8];
-    load8(grad + at, 0, left, whole, g);
-    load8(param + at, 0, left, whole, p);
-    load8(m + at, 0, left, whole, a);
-    load8(v + at, 0, left, whole, b);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        float scaled = g[i] * grad_scale;
-        a[i] = fmaf(a[i], beta1, scaled * rest1);
-        b[i] = fmaf(b[i], beta2, scaled * scaled * rest2);
-        p[i] = fmaf(a[i] / fmaf(sqrtf(b[i]), root, eps), rate, p[i] * keep);
-    }
-    store8(m + at, 0, left, whole, a);
-    store8(v + at, 0, left, whole, b);
-    store8(param + at, 0, left, whole, p);
-    if (stored) store8(stored + at, 0, left, whole, p);
-}
-
-// c [m, n] (+)= op(a) op(b) in column-major order, for shapes that the library takes no interest in: each element one
-// chain over depth. Grid: (elements of c).
-template <class S, class D>
-__device__ __forceinline__ void product(const S* a, const S* b, D* c, const D* bias, int m, int n, int k,
-                                        int transposed_a, int transposed_b, int adds) {
+// c [m, n] (+)= op(a) op(b) in column-major order, for shapes that cuBLASLt refuses: each element is one chain over the
+// depth. Grid: elements of c.
+template <class S, class D> __device__ __forceinline__ void product(const S* a, const S* b, D* c, const D* bias, int m,
+                                                                    int n, int k, int transposed_a, int transposed_b,
+                                                                    int adds) {
     size_t at = element();
     if (at >= (size_t)m * n) return;
     size_t i = at % m, j = at / m;
@@ -151,9 +126,10 @@ PRODUCT(float, float)
 PRODUCT(bf16, bf16)
 PRODUCT(bf16, float)
 
-// Grid: pairs [n, 2] of blocks of a cache, each of n_pieces times 16 bytes; the first is copied over the second.
-KERNEL copy_blocks(const u32* pairs, uint4* cache, u64 n_pieces, u32 n_blocks) {
+// Grid: pairs [n, 2] of blocks of a cache, each of n_chunks times 16 bytes; a pair's first block is copied over its
+// second.
+KERNEL copy_blocks(const u32* pairs, uint4* cache, u64 n_chunks, u32 n_blocks) {
     u32 from = pairs[2 * blockIdx.x], to = pairs[2 * blockIdx.x + 1];
     if (from >= n_blocks || to >= n_blocks) __trap();
-    for (u64 i = threadIdx.x; i < n_pieces; i += blockDim.x) cache[to * n_pieces + i] = cache[from * n_pieces + i];
+    for (u64 i = threadIdx.x; i < n_chunks; i += blockDim.x) cache[to * n_chunks + i] = cache[from * n_chunks + i];
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a GPU, and what to do then.
+//! What can go wrong with a GPU, and the remedy.
 
 use std::fmt::Display;
 use std::panic::AssertUnwindSafe;
@@ -37,7 +37,7 @@ pub enum Code {
 fn remedy(code: Code) -> &'static str {
     match code {
         Code::OutOfMemory => {
-            "free the GPU's memory, lower update.microbatch_tokens or rollout.kv_mib, or set update.recompute=layers"
+            "free the GPU's memory, lower update.microbatch_tokens or rollout.kv_mib, or set update.recompute = \"layers\""
         }
         Code::Lost => {
             "what was on the GPU is lost; start the command again: a run goes on from its last checkpoint. If it comes back, see nvidia-smi and the kernel log"
@@ -47,7 +47,7 @@ fn remedy(code: Code) -> &'static str {
 }
 
 impl CudaError {
-    /// A failure that a library tells in words of its own.
+    /// A failure that a library describes in its own words.
     pub(crate) fn told(what: impl Display, error: impl Display, code: Code) -> Self {
         CudaError::Failed { what: what.to_string(), error: error.to_string(), code }
     }
@@ -70,10 +70,11 @@ impl CudaError {
     }
 }
 
-/// The failure that this process is unwinding from, or has unwound from and not told.
+/// The failure that a panic of this process carries, until [`guard`] takes it.
 static FAILURE: Mutex<Option<CudaError>> = Mutex::new(None);
 
-/// Ops have no room for an error: a GPU that fails in their midst unwinds the computation, up to [`guard`].
+/// Panics with the error, and [`guard`] turns the panic into that error. Ops return no errors, so a GPU that fails
+/// during an op ends the computation this way.
 #[track_caller]
 pub(crate) fn fail(error: CudaError) -> ! {
     let text = error.to_string();
@@ -81,14 +82,14 @@ pub(crate) fn fail(error: CudaError) -> ! {
     panic!("{text}")
 }
 
-/// Whether a GPU has failed and nobody was told: a panic is then that failure on its way to [`guard`].
+/// Whether a GPU has failed and [`guard`] has not returned the failure yet: the panic under way is that failure.
 pub fn is_failing() -> bool {
     FAILURE.lock().unwrap_or_else(PoisonError::into_inner).is_some()
 }
 
-/// What `body` gives, or the failure of a GPU in its midst. Any other panic goes on.
+/// The result of `body`, or the failure of a GPU during `body`. Any other panic goes on.
 pub fn guard<R>(body: impl FnOnce() -> R) -> Result<R, CudaError> {
-    // Whatever the body was changing is gone with it: nothing it borrowed is seen again but what unwinding keeps sound.
+    // The caller drops what the body was changing, so nobody sees a half-finished change.
     std::panic::catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
         let failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take();
         failure.unwrap_or_else(|| std::panic::resume_unwind(payload))

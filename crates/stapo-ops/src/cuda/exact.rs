@@ -1,16 +1,17 @@
-//! Bits on the GPU: what decode, chunks and few rows give is what training gives. Without a GPU these tests say so and pass.
+//! Tests of bits on the GPU: decode, chunks of a prefill and products of few rows give the bits of training. Without a
+//! GPU these tests print that they are skipped, and pass.
 
 use super::parity::{HEADS, attention_case, compute, empty, gpu, numbers};
 use crate::attention::paged::GROUPED_ROWS;
 use crate::attention::{self, Heads, paged};
 use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
-use crate::fused::{matmul_add_rmsnorm, matmul_swiglu};
+use crate::fused::{matmul_add_rmsnorm, matmul_swiglu, rope_paged_attention};
 use crate::rope::{Frequencies, HeadNorm, Scaling, Table};
 use crate::testing::{bits, upload, weight};
 use crate::{View, lm_head, matmul, rmsnorm, swiglu};
 
-/// Prefill in chunks and decode over a paged cache, for the same sequence that is also run packed.
+/// Runs a sequence by prefill in chunks and decode over a paged cache, and packed.
 #[test]
 fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
     for precision in [Precision::Bf16, Precision::F32] {
@@ -44,9 +45,10 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
                 let slots = upload(device, &slots);
                 let call = paged::Dims { tokens: asked, sequences: 1, heads, table_width: n_blocks };
                 let mut out = empty(device, asked * heads.out_width());
-                let (offsets, contexts) =
-                    (upload(device, &[0, asked as u32]), upload(device, &[(start + asked) as u32]));
-                let (tables, alone) = (upload(device, &table), upload(device, &[0, 1, 0]));
+                let offsets = upload(device, &[0, asked as u32]);
+                let contexts = upload(device, &[(start + asked) as u32]);
+                let tables = upload(device, &table);
+                let alone = upload(device, &[0, 1, 0]);
                 let sequences = paged::Sequences {
                     offsets: offsets.view(),
                     contexts: contexts.view(),
@@ -64,14 +66,17 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
     }
 }
 
-/// Sequences with a common beginning, one token of each, taken together in several ways.
+/// Decodes one token of several sequences with a common prefix, grouped in several ways.
 #[test]
 fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
     for heads in [Heads { query: 16, kv: 8, dim: 128 }, Heads { query: 6, kv: 2, dim: 64 }] {
-        let (width, block_size, members, begun) = (heads.qkv_width(), 32, 5, 128);
-        let lens = [begun + 1, begun + 64, begun + 65, begun + 200, begun + 31];
-        let common = numbers(9, begun * width);
+        let width = heads.qkv_width();
+        let block_size = 32;
+        let members = 5;
+        let n_common = 128;
+        let lens = [n_common + 1, n_common + 64, n_common + 65, n_common + 200, n_common + 31];
+        let common = numbers(9, n_common * width);
         let per_sequence = 16;
         let dims = paged::CacheDims {
             blocks: 4 + members * per_sequence,
@@ -82,7 +87,7 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
         let (mut tables, mut last, mut last_slots, mut expected) = (vec![], vec![], vec![], vec![]);
         let mut cache = paged::Cache::zeros(device, dims).unwrap();
         for (s, &len) in lens.iter().enumerate() {
-            let own = numbers(20 + s as u64, (len - begun) * width);
+            let own = numbers(20 + s as u64, (len - n_common) * width);
             let all = [common.clone(), own].concat();
             let own_block = |b: usize| (4 + s * per_sequence + b) as u32;
             let table: Vec<u32> =
@@ -90,12 +95,14 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let place = |p: usize| table[p / block_size] * block_size as u32 + (p % block_size) as u32;
             let slots: Vec<u32> = (0..len).map(place).collect();
             let before = len - 1;
-            let (rows, places) = (compute(device, &all[..before * width]), upload(device, &slots[..before]));
+            let rows = compute(device, &all[..before * width]);
+            let places = upload(device, &slots[..before]);
             paged::store(device, before, heads, rows.view(), places.view(), &mut cache);
             last.extend_from_slice(&all[before * width..]);
             last_slots.push(slots[before]);
             tables.extend(table);
-            let (qkv, offsets) = (compute(device, &all), upload(device, &[0, len as u32]));
+            let qkv = compute(device, &all);
+            let offsets = upload(device, &[0, len as u32]);
             let mut out = empty(device, len * heads.out_width());
             let mut lse = device.zeros(len * heads.query).unwrap();
             let packed = attention::Dims { tokens: len, sequences: 1, heads };
@@ -123,7 +130,8 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
                 groups: Some(groups.view()),
             };
             let call = paged::Dims { tokens: members, sequences: members, heads, table_width: per_sequence };
-            let (qkv, mut out) = (compute(device, &last), empty(device, members * heads.out_width()));
+            let qkv = compute(device, &last);
+            let mut out = empty(device, members * heads.out_width());
             let to = out.view_mut();
             paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
             assert!(bits(&out.view().to_vec()) == bits(&expected), "{heads:?} {:?}", groups.view().to_vec());
@@ -131,7 +139,7 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     }
 }
 
-/// What decode rotates by itself against rope and attention one after the other, for short and long sequences.
+/// Compares the fused rope and decode attention with its parts, for short and long sequences.
 #[test]
 fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
@@ -140,7 +148,9 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
     for (is_normed, (query, kv, dim, block_size)) in shapes.into_iter().flat_map(|s| [(true, s), (false, s)])
     {
         let heads = Heads { query, kv, dim };
-        let (width, n, per_sequence) = (heads.qkv_width(), contexts.len(), 320_usize.div_ceil(block_size));
+        let width = heads.qkv_width();
+        let n = contexts.len();
+        let per_sequence = 320_usize.div_ceil(block_size);
         let frequencies = Frequencies { head_dim: dim, theta: 1e4, scaling: Scaling::None };
         let table = Table::new(device, &frequencies, 512).unwrap();
         let (query_weight, key_weight) =
@@ -168,9 +178,10 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
         let run = |groups: Option<View<'_, u32>>| {
             let mut cache = paged::Cache::zeros(device, dims).unwrap();
             paged::store(device, before.len(), heads, stored.view(), before.view(), &mut cache);
-            let (mut qkv, mut out) = (empty(device, n * width), empty(device, n * heads.out_width()));
+            let mut qkv = empty(device, n * width);
+            let mut out = empty(device, n * heads.out_width());
             let mut inv_rms = device.zeros(n * (query + kv)).unwrap();
-            let given = paged::Unrotated {
+            let given = rope_paged_attention::Unrotated {
                 table: &table,
                 positions: positions.view(),
                 norm,
@@ -181,7 +192,7 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
             let sequences = paged::Sequences { offsets, contexts, tables, groups };
             let call = paged::Dims { tokens: n, sequences: n, heads, table_width: per_sequence };
-            paged::rotate_and_forward(
+            rope_paged_attention::forward(
                 device,
                 call,
                 given,
@@ -192,7 +203,8 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             );
             out.view().to_vec()
         };
-        let (together, apart) = (run(Some(groups.view())), run(None));
+        let together = run(Some(groups.view()));
+        let apart = run(None);
         assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| *x != 0.0), "{heads:?}");
         assert!(bits(&together) == bits(&apart), "{heads:?}, blocks of {block_size}, normed {is_normed}");
     }
@@ -250,7 +262,7 @@ fn rows_of_a_product_on_cuda_do_not_depend_on_their_number() {
     }
 }
 
-/// On every device: what an op does at once is what its parts do one after the other.
+/// The law of `fused`, on every device.
 #[test]
 fn products_added_and_normed_at_once_give_the_bits_of_one_by_one() {
     let devices = [Some(crate::testing::device()), gpu(Precision::Bf16)];
@@ -269,7 +281,9 @@ fn products_added_and_normed_at_once_give_the_bits_of_one_by_one() {
                 let [mut y, mut sum, mut out] = [(); 3].map(|()| empty(device, n));
                 let mut inv = device.zeros(tokens).unwrap();
                 let to = rmsnorm::Out { normed: out.view_mut(), inv_rms: inv.view_mut() };
-                let (stream, weight, sum_to) = (stream.view(), norm.view(), sum.view_mut());
+                let stream = stream.view();
+                let weight = norm.view();
+                let sum_to = sum.view_mut();
                 if is_fused {
                     let product =
                         matmul_add_rmsnorm::Product { x: x.view(), weight: &matrix, y: y.view_mut() };
@@ -301,7 +315,7 @@ fn products_added_and_normed_at_once_give_the_bits_of_one_by_one() {
 #[test]
 fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    // More than one chunk.
+    // More tokens than a chunk holds.
     let (tokens, width, vocab) = (3000, 64, 520);
     let w = weight(device, vocab, width, &numbers(2, vocab * width));
     let hidden = compute(device, &numbers(1, tokens * width));
@@ -326,8 +340,8 @@ fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
             d_logp: d_logp.view(),
             d_entropy: d_entropy.view(),
         };
-        let (mut d_hidden, mut d_w) =
-            (empty(device, tokens * width), device.zeros::<f32>(vocab * width).unwrap());
+        let mut d_hidden = empty(device, tokens * width);
+        let mut d_w = device.zeros::<f32>(vocab * width).unwrap();
         let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_w.view_mut() };
         lm_head::backward(device, dims, hidden.view(), &w, grads, last, to);
         [d_hidden.view().to_vec(), d_w.view().to_vec()].map(|x| bits(&x))

@@ -1,4 +1,5 @@
-//! Work recorded once and repeated as a whole: the driver then starts hundreds of small kernels without the host.
+//! CUDA graphs: kernels recorded once and replayed as a whole, so that the driver starts hundreds of small kernels
+//! without the host.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use cudarc::driver::{result, sys};
 use super::context::Cuda;
 use super::error::OrPanic;
 
-/// Queued work with all its addresses, which must stay valid as long as it is repeated.
+/// A CUDA graph: kernels with their arguments. All addresses in it must stay valid as long as the graph is replayed.
 pub(crate) struct Graph {
     cuda: Arc<Cuda>,
     handle: sys::CUgraphExec,
@@ -17,16 +18,17 @@ pub(crate) struct Graph {
 unsafe impl Send for Graph {}
 
 impl Cuda {
-    /// Records what `body` queues; nothing of it is done yet.
+    /// Records what `body` queues. Nothing of it runs before the graph is replayed.
     pub(crate) fn record(self: &Arc<Self>, body: impl FnOnce()) -> Graph {
         self.make_current();
-        // Nothing but this stream is watched: the body only queues kernels that ran before.
+        // In relaxed mode the driver does not refuse calls that are unsafe during a capture. The body makes none: it
+        // only queues kernels that ran before, so no module is loaded and no memory allocated.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is alive; capture ends below. A body that panics leaves a stream that refuses work, with an
-        // error each time.
+        // SAFETY: the stream is alive, and the capture ends below. If the body panics, the stream answers all later
+        // work with an error.
         unsafe { result::stream::begin_capture(self.stream, mode) }.or_panic("recording work");
         body();
-        // SAFETY: capture began above; the graph is destroyed once, after it was made ready to run.
+        // SAFETY: the capture began above; the graph is destroyed once, after it was instantiated.
         let handle = unsafe {
             let graph = result::stream::end_capture(self.stream).or_panic("recording work");
             let handle = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
@@ -38,10 +40,10 @@ impl Cuda {
 }
 
 impl Graph {
-    /// Queues the recorded work once more.
+    /// Queues the recorded kernels.
     pub(crate) fn replay(&self) {
         self.cuda.make_current();
-        // SAFETY: graph and stream are alive; whoever recorded keeps the addresses in it valid.
+        // SAFETY: graph and stream are alive; the caller of `record` keeps the addresses in the graph valid.
         unsafe { result::graph::launch(self.handle, self.cuda.stream) }.or_panic("repeating recorded work");
     }
 }
@@ -54,8 +56,8 @@ impl std::fmt::Debug for Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made by `record`, destroyed once; the driver waits for runs under way. A failure means that the device is
-        // lost, and the graph with it.
+        // SAFETY: `record` made the handle, and it is destroyed once; the driver waits for replays under way. A failure
+        // means that the device is lost, and the graph with it.
         unsafe {
             let _ = result::ctx::set_current(self.cuda.context);
             let _ = result::graph::exec_destroy(self.handle);

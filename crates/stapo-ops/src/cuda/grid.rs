@@ -1,10 +1,10 @@
-//! How work is cut into blocks.
+//! How rows are divided among the blocks of a grid.
 
 use super::context::Cuda;
 use super::kernels::ELEMENTWISE;
-use super::memory::Slice;
+use super::slice::Slice;
 
-/// Blocks among which rows are divided when each keeps a partial sum: enough to fill the GPU.
+/// Number of blocks that rows are divided among when each block keeps a partial sum: enough to fill the GPU.
 pub(crate) fn parts_for(cuda: &Cuda, rows: usize) -> usize {
     (4 * cuda.gpu.multiprocessors as usize).min(rows).max(1)
 }
@@ -15,10 +15,10 @@ pub(crate) fn add_column_sums(cuda: &Cuda, parts: Slice, rows: usize, to: Slice)
     launch.run([to.len.div_ceil(64), 1], 64, 0);
 }
 
-/// Most rows in the second direction of a grid.
+/// The most blocks in the second dimension of a grid.
 const MAX_GRID_ROWS: usize = 65535;
 
-/// Calls `body(first row, rows)` for as many rows at a time as a grid takes.
+/// Calls `body(first row, number of rows)` for as many rows at a time as a grid takes.
 pub(crate) fn for_rows(rows: usize, mut body: impl FnMut(usize, usize)) {
     for start in (0..rows).step_by(MAX_GRID_ROWS) {
         body(start, MAX_GRID_ROWS.min(rows - start));

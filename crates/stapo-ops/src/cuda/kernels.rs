@@ -39,6 +39,10 @@ const PRELUDE: &str = include_str!("prelude.cu");
 const ROW: &str = include_str!("../lm_head/row.cu");
 const DELTA: &str = include_str!("../attention/delta.cu");
 const HOPPER: &str = include_str!("../attention/hopper.cu");
+const TILES: &str = include_str!("../attention/tiles.cu");
+const SOFTMAX: &str = include_str!("../attention/softmax.cu");
+const STREAMS: &str = include_str!("../attention/streams.cu");
+const FEEDS: &str = include_str!("../attention/feeds.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
 const WGMMA: &str = include_str!("wgmma.cu");
 const TMA: &str = include_str!("tma.cu");
@@ -54,21 +58,22 @@ macro_rules! sources {
 
 sources! {
     ELEMENTWISE = "elementwise", Once, [include_str!("elementwise.cu")];
-    ADAMW_8BIT = "adamw_8bit", Once, [include_str!("../adamw/adamw8.cu")];
+    ADAMW = "adamw", Once, [include_str!("../adamw/adamw.cu"), include_str!("../adamw/adamw8.cu")];
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
     RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
     ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
     SWIGLU = "swiglu", Once, [include_str!("../swiglu/swiglu.cu")];
     LM_HEAD = "lm_head", Once, [ROW, include_str!("../lm_head/lm_head.cu")];
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
-    ATTENTION = "attention", HeadDim, [MMA, include_str!("../attention/forward.cu")];
-    ATTENTION_PAGED = "attention_paged", HeadDim, [MMA, include_str!("../attention/paged.cu")];
-    ATTENTION_BACKWARD = "attention_backward", HeadDim, [MMA, DELTA, include_str!("../attention/backward.cu")];
-    ATTENTION_HOPPER = "attention_hopper", Hopper, [MMA, WGMMA, HOPPER, include_str!("../attention/forward_hopper.cu")];
+    ATTENTION = "attention", HeadDim, [TILES, SOFTMAX, MMA, FEEDS, include_str!("../attention/forward.cu")];
+    ATTENTION_PAGED = "attention_paged", HeadDim, [TILES, SOFTMAX, MMA, FEEDS, include_str!("../attention/paged.cu")];
+    ATTENTION_BACKWARD = "attention_backward", HeadDim, [TILES, SOFTMAX, MMA, DELTA, STREAMS, include_str!("../attention/backward.cu")];
+    ATTENTION_HOPPER = "attention_hopper", Hopper,
+        [TILES, SOFTMAX, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
-        [HEAD, MMA, WGMMA, HOPPER, TMA, include_str!("../attention/decode_hopper.cu")];
+        [HEAD, TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper", Hopper,
-        [MMA, DELTA, WGMMA, HOPPER, include_str!("../attention/backward_hopper.cu")];
+        [TILES, SOFTMAX, DELTA, WGMMA, HOPPER, STREAMS, include_str!("../attention/backward_hopper.cu")];
     MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, include_str!("../matmul/small_m.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }

@@ -1,27 +1,16 @@
-//! A kernel and its arguments on their way to the GPU.
+//! Kernel launches.
 
 use std::ffi::c_void;
 
 use cudarc::driver::result::function;
 use cudarc::driver::sys;
 
-use super::context::{Cuda, Function};
+use super::arguments::{Argument, Fields};
+use super::context::Cuda;
 use super::error::OrPanic;
 use super::kernels::Source;
-use super::map::Map;
-
-/// More arguments than any kernel has.
-const MAX_ARGUMENTS: usize = 64;
-
-/// How many arguments a loaded kernel takes.
-pub(super) fn n_arguments(function: sys::CUfunction) -> usize {
-    let (mut offset, mut n_bytes) = (0, 0);
-    // SAFETY: the function is loaded; both numbers are written to live integers. Past the last argument the driver says no.
-    let is_there = |index: &usize| unsafe {
-        sys::cuFuncGetParamInfo(function, *index, &raw mut offset, &raw mut n_bytes).result().is_ok()
-    };
-    (0..MAX_ARGUMENTS).take_while(is_there).count()
-}
+use super::module::Function;
+use super::tensor_map::TensorMap;
 
 /// A kernel with its arguments.
 pub(crate) struct Launch<'a> {
@@ -29,47 +18,24 @@ pub(crate) struct Launch<'a> {
     source: &'static Source,
     name: &'a str,
     head_dim: usize,
-    /// All arguments, one after another, and where each begins.
+    /// All arguments, one after another.
     words: Vec<u64>,
+    /// The first word of each argument.
     starts: Vec<usize>,
-    is_early: bool,
-}
-
-/// A kernel's argument as its bits; a kernel that takes fewer reads the low ones.
-pub(crate) trait Argument {
-    fn bits(self) -> u64;
-}
-
-impl Argument for usize {
-    fn bits(self) -> u64 {
-        self as u64
-    }
-}
-impl Argument for u64 {
-    fn bits(self) -> u64 {
-        self
-    }
-}
-impl Argument for f32 {
-    fn bits(self) -> u64 {
-        u64::from(self.to_bits())
-    }
-}
-impl Argument for f64 {
-    fn bits(self) -> u64 {
-        self.to_bits()
-    }
+    is_programmatic: bool,
 }
 
 impl Cuda {
     /// Begins a launch of `name` in `source`.
     pub(crate) fn kernel<'a>(&'a self, source: &'static Source, name: &'a str) -> Launch<'a> {
-        let (words, starts) = (Vec::with_capacity(48), Vec::with_capacity(24));
-        Launch { cuda: self, source, name, head_dim: 0, words, starts, is_early: false }
+        let words = Vec::with_capacity(48);
+        let starts = Vec::with_capacity(24);
+        Launch { cuda: self, source, name, head_dim: 0, words, starts, is_programmatic: false }
     }
 }
 
 impl Launch<'_> {
+    /// The head dimension, for sources that are compiled for each.
     pub(crate) fn head_dim(mut self, head_dim: usize) -> Self {
         self.head_dim = head_dim;
         self
@@ -81,17 +47,28 @@ impl Launch<'_> {
         self
     }
 
-    pub(crate) fn map(mut self, map: &Map) -> Self {
+    /// A struct that the kernel takes by value.
+    pub(crate) fn fields(mut self, fields: &Fields) -> Self {
         self.starts.push(self.words.len());
-        self.words.extend(map.words());
+        self.words.extend(fields.words());
         self
     }
 
-    /// With `is_on` the kernel may begin once all blocks of the one in front of it have said `let_next_begin`. Until it says
-    /// `after_previous` it must write nothing, and read only what no early kernel, nor the one in front of the first of
-    /// them, writes: weights, and what a step was given.
-    pub(crate) fn early(mut self, is_on: bool) -> Self {
-        self.is_early = is_on;
+    pub(crate) fn tensor_map(mut self, tensor_map: &TensorMap) -> Self {
+        self.starts.push(self.words.len());
+        self.words.extend(tensor_map.words());
+        self
+    }
+
+    /// Programmatic dependent launch: with `is_on` the GPU may start the kernel before the previous kernel of the
+    /// stream has ended, as soon as every block of that one has called `launch_dependents` or ended. The start of the
+    /// kernel then overlaps with the end of the previous one.
+    ///
+    /// In return the kernel must call `wait_for_previous_kernel` before its first write, and before it reads anything
+    /// that a kernel of the chain of programmatic launches writes, or the kernel in front of that chain. Before that
+    /// call the kernel may read weights and the inputs of a step.
+    pub(crate) fn programmatic_launch(mut self, is_on: bool) -> Self {
+        self.is_programmatic = is_on;
         self
     }
 
@@ -114,7 +91,7 @@ impl Launch<'_> {
         let words = &mut self.words;
         let mut pointers: Vec<*mut c_void> =
             self.starts.iter().map(|start| words[*start..].as_mut_ptr().cast()).collect();
-        let mut early = sys::CUlaunchAttribute {
+        let mut programmatic = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
@@ -128,10 +105,10 @@ impl Launch<'_> {
             blockDimZ: 1,
             sharedMemBytes: shared_bytes as u32,
             hStream: cuda.stream,
-            attrs: &raw mut early,
-            numAttrs: u32::from(self.is_early),
+            attrs: &raw mut programmatic,
+            numAttrs: u32::from(self.is_programmatic),
         };
-        // SAFETY: the op gives the arguments that the kernel is declared with, addresses of blocks that live until the
+        // SAFETY: the op gives the arguments that the kernel is declared with; the memory they point to lives until the
         // stream has passed this point; the driver copies arguments and attributes before it returns.
         let launched = unsafe {
             sys::cuLaunchKernelEx(&raw const config, handle, pointers.as_mut_ptr(), std::ptr::null_mut())

@@ -1,5 +1,6 @@
-//! Where the CUDA libraries are found: the loader's own path, then the folders in which toolkits and Python packages
-//! put them. A library found there is opened by its full name once; whoever asks for its short name later gets the same.
+//! Where the CUDA libraries are found: in the folders of an environment variable, on the loader's own path, then in the
+//! folders in which toolkits and Python packages install them. A library in a folder is opened once by its full path;
+//! the loader then gives the same library to everyone who asks for its short name.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::sync::Mutex;
 
 use cudarc::{cublaslt, driver, nvrtc};
 
-/// Folders to look in first, separated as in `PATH`.
+/// The environment variable that names the folders to search first, separated as in `PATH`.
 pub const SEARCH_VARIABLE: &str = "STAPO_CUDA_LIBRARIES";
 
 /// A library that CUDA work needs.
@@ -22,7 +23,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// The package of the Python index that brings it.
+    /// The Python package that installs the library.
     pub fn package(self) -> Option<&'static str> {
         match self {
             Library::Driver => None,
@@ -39,7 +40,7 @@ impl Library {
         }
     }
 
-    /// Files to open, in this order: a library's own dependencies first.
+    /// Files to open, in this order: the library comes after its dependencies.
     fn files(self) -> &'static [&'static str] {
         match self {
             Library::Driver => &["libcuda.so.1"],
@@ -49,7 +50,7 @@ impl Library {
     }
 
     fn opens(self) -> bool {
-        // SAFETY: these open a shared library by its name and ask for nothing in it.
+        // SAFETY: these calls open a shared library by its name and use nothing in it.
         unsafe {
             match self {
                 Library::Driver => driver::sys::is_culib_present(),
@@ -59,7 +60,7 @@ impl Library {
         }
     }
 
-    /// Makes the library available to the program. `false`: it is nowhere.
+    /// Loads the library. False if it was not found.
     pub fn find(self) -> bool {
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -72,7 +73,7 @@ impl Library {
         let paths: Vec<PathBuf> = self.files().iter().map(|name| folder.join(name)).collect();
         let main = paths.last().is_some_and(|path| path.is_file());
         main && {
-            // A dependency may lie elsewhere: only the library itself must open.
+            // A dependency may lie in another folder, so only the library itself must open.
             for path in &paths {
                 open(path);
             }
@@ -81,10 +82,10 @@ impl Library {
     }
 }
 
-/// Opens a library for good; a failure shows when it is used.
+/// Opens a library for the rest of the program. A failure shows when the library is used.
 fn open(path: &Path) {
     if let Ok(path) = CString::new(path.as_os_str().as_encoded_bytes()) {
-        // SAFETY: the path is a string that ends in 0; the handle stays open for as long as the program runs.
+        // SAFETY: the path is a string that ends in 0; the handle is never closed.
         unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     }
 }

@@ -1,5 +1,7 @@
-//! The GPU: libraries found at run time, kernels compiled at start.
+//! The GPU. Its libraries are found at run time, and its kernels are compiled at start.
 
+mod allocation;
+mod arguments;
 mod blas;
 mod context;
 mod error;
@@ -10,16 +12,21 @@ mod grid;
 pub mod kernels;
 mod launch;
 mod libraries;
-mod map;
 mod memory;
+mod module;
 #[cfg(test)]
 mod parity;
+mod pinned;
 mod probe;
+mod product;
+mod slice;
+mod tensor_map;
 #[cfg(test)]
 mod tests;
 mod transfer;
 
-pub(crate) use blas::{Columns, PARTS_BYTES, Product};
+pub(crate) use arguments::Fields;
+pub(crate) use blas::Columns;
 pub(crate) use context::Cuda;
 pub use context::{CudaOptions, Precision, Training};
 pub use error::{CudaError, guard, is_failing};
@@ -27,8 +34,9 @@ pub(crate) use graph::Graph;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub(crate) use launch::Launch;
 pub use libraries::{Library, SEARCH_VARIABLE};
-pub(crate) use map::Map;
-pub use memory::Stored;
-pub(crate) use memory::{Kind, Memory, Slice};
-pub use probe::{Found, Gpu, OLDEST_CAPABILITY, Part, probe};
-pub(crate) use transfer::Arriving;
+pub(crate) use memory::Memory;
+pub use probe::{Found, FoundLibrary, Gpu, OLDEST_CAPABILITY, probe};
+pub(crate) use product::{MatrixProduct, SPLIT_K_BYTES};
+pub(crate) use slice::{ElementType, Slice};
+pub(crate) use tensor_map::TensorMap;
+pub(crate) use transfer::PinnedDownload;

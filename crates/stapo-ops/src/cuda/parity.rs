@@ -1,5 +1,5 @@
-//! Every op on the GPU against the CPU, at awkward sizes; and the laws of exactness that the GPU keeps.
-//! Without a GPU these tests say so and pass.
+//! Every op on the GPU against the CPU, at awkward sizes; two runs on the GPU must give the same bits. Without a GPU
+//! these tests print that they are skipped, and pass.
 
 use crate::attention::{self, Heads};
 use crate::cuda::{CudaOptions, Precision};
@@ -22,21 +22,22 @@ pub(super) fn numbers(seed: u64, n: usize) -> Vec<f32> {
     values::<f32>(seed, n).into_iter().map(|x| bf16_to_f32(f32_to_bf16(x))).collect()
 }
 
-/// In compute precision.
+/// A buffer in compute precision that holds `x`.
 pub(super) fn compute(device: &Device, x: &[f32]) -> Buffer<f32> {
     let mut buffer = device.compute_zeros(x.len()).unwrap();
     buffer.view_mut().write(x);
     buffer
 }
 
+/// A buffer in compute precision that an op is to fill.
 pub(super) fn empty(device: &Device, n: usize) -> Buffer<f32> {
     let mut buffer = device.compute_zeros(n).unwrap();
-    // An element that an op forgets to write must show.
+    // An element that the op does not write stays NaN, which no comparison passes.
     buffer.view_mut().write(&vec![f32::NAN; n]);
     buffer
 }
 
-/// `|a - b| / |b|` as vectors; NaN if anything is.
+/// `|a - b| / |b|` of vectors; NaN if an element is NaN.
 fn distance(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let square = |x: f64| x * x;
@@ -99,16 +100,19 @@ fn rmsnorm_and_residual_on_cuda_agree_with_the_cpu() {
             let n = tokens * width;
             let (x, addend) = (compute(device, &numbers(1, n)), compute(device, &numbers(2, n)));
             let w = compute(device, &numbers(3, width));
-            let (mut sum, mut out, mut inv) =
-                (empty(device, n), empty(device, n), device.zeros(tokens).unwrap());
+            let mut sum = empty(device, n);
+            let mut out = empty(device, n);
+            let mut inv = device.zeros(tokens).unwrap();
             let residual = rmsnorm::Residual { stream: x.view(), addend: addend.view() };
             let to = rmsnorm::Out { normed: out.view_mut(), inv_rms: inv.view_mut() };
             rmsnorm::forward_add(device, dims, residual, w.view(), sum.view_mut(), to);
-            let (mut plain, mut plain_inv) = (empty(device, n), device.zeros(tokens).unwrap());
+            let mut plain = empty(device, n);
+            let mut plain_inv = device.zeros(tokens).unwrap();
             let to = rmsnorm::Out { normed: plain.view_mut(), inv_rms: plain_inv.view_mut() };
             rmsnorm::forward(device, dims, x.view(), w.view(), to);
             let (d_out, mut d_x) = (compute(device, &numbers(4, n)), compute(device, &numbers(5, n)));
-            let (mut d_set, mut d_w) = (empty(device, n), upload(device, &numbers(6, width)));
+            let mut d_set = empty(device, n);
+            let mut d_w = upload(device, &numbers(6, width));
             for (write, to) in [(Write::Add, &mut d_x), (Write::Set, &mut d_set)] {
                 let saved = rmsnorm::Saved { x: x.view(), weight: w.view(), inv_rms: plain_inv.view() };
                 rmsnorm::backward(device, dims, saved, d_out.view(), write, to.view_mut(), d_w.view_mut());
@@ -136,7 +140,8 @@ fn rope_on_cuda_agrees_with_the_cpu() {
     for heads in HEADS {
         for has_norm in [true, false] {
             check(&format!("rope {heads:?}"), |device| {
-                let (tokens, width) = (37, heads.qkv_width());
+                let tokens = 37;
+                let width = heads.qkv_width();
                 let frequencies = Frequencies { head_dim: heads.dim, theta: 1e4, scaling: Scaling::None };
                 let table = Table::new(device, &frequencies, 64).unwrap();
                 let positions = upload(device, &ids(9, tokens, 64));
@@ -183,14 +188,14 @@ fn swiglu_embedding_adamw_and_reductions_on_cuda_agree_with_the_cpu() {
         check(&format!("embedding {tokens} {width}"), |device| {
             let vocab = 19;
             let dims = embedding::Dims { tokens, vocab, width };
-            let (rows, table) =
-                (upload(device, &ids(3, tokens, vocab)), compute(device, &numbers(4, vocab * width)));
+            let rows = upload(device, &ids(3, tokens, vocab));
+            let table = compute(device, &numbers(4, vocab * width));
             let mut out = empty(device, tokens * width);
             embedding::forward(device, dims, rows.view(), table.view(), out.view_mut());
-            let (d_out, mut d_table) =
-                (compute(device, &numbers(5, tokens * width)), upload(device, &numbers(6, vocab * width)));
+            let d_out = compute(device, &numbers(5, tokens * width));
+            let mut d_table = upload(device, &numbers(6, vocab * width));
             embedding::backward(device, dims, rows.view(), d_out.view(), d_table.view_mut());
-            // A scatter of rows back to where they were gathered from, in compute precision.
+            // Scatters the rows in compute precision.
             let places: Vec<u32> = (0..tokens as u32).map(|t| 2 * t).collect();
             let mut scattered = compute(device, &vec![0.0; 2 * tokens * width]);
             let scatter = embedding::Dims { tokens, vocab: 2 * tokens, width };
@@ -232,14 +237,15 @@ pub(super) fn attention_case(device: &Device, heads: Heads, lengths: &[usize]) -
         }))
         .collect();
     let dims = attention::Dims { tokens, sequences: lengths.len(), heads };
-    let (qkv, offsets) = (compute(device, &numbers(1, tokens * heads.qkv_width())), upload(device, &offsets));
-    let (mut out, mut lse) =
-        (empty(device, tokens * heads.out_width()), device.zeros(tokens * heads.query).unwrap());
+    let qkv = compute(device, &numbers(1, tokens * heads.qkv_width()));
+    let offsets = upload(device, &offsets);
+    let mut out = empty(device, tokens * heads.out_width());
+    let mut lse = device.zeros(tokens * heads.query).unwrap();
     attention::forward(device, dims, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());
-    let (d_out, mut d_qkv) =
-        (compute(device, &numbers(2, tokens * heads.out_width())), empty(device, tokens * heads.qkv_width()));
-    let (views, d) = ((qkv.view(), out.view(), lse.view()), d_out.view());
-    attention::backward(device, dims, views.0, offsets.view(), views.1, views.2, d, d_qkv.view_mut());
+    let d_out = compute(device, &numbers(2, tokens * heads.out_width()));
+    let mut d_qkv = empty(device, tokens * heads.qkv_width());
+    let saved = attention::Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
+    attention::backward(device, dims, saved, offsets.view(), d_out.view(), d_qkv.view_mut());
     [out, lse, d_qkv].iter().map(|b| b.view().to_vec()).collect()
 }
 
@@ -260,7 +266,8 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
     let w = weight(device, vocab, width, &w);
     let targets = upload(device, &ids(3, tokens, vocab));
     let mut out: Vec<Buffer<f32>> = (0..4).map(|_| device.zeros(tokens).unwrap()).collect();
-    let (n, dims) = (3, lm_head::Dims { tokens, temperature });
+    let n = 3;
+    let dims = lm_head::Dims { tokens, temperature };
     let (mut best_ids, mut best) =
         (device.zeros::<u32>(tokens * n).unwrap(), device.zeros(tokens * n).unwrap());
     let [logp, entropy, collision, lse] = &mut out[..] else { unreachable!() };
@@ -271,10 +278,12 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
         lse: lse.view_mut(),
     };
     let alternatives = lm_head::Alternatives { n, ids: best_ids.view_mut(), logp: best.view_mut() };
-    let (of, to) = (targets.view(), Some(alternatives));
+    let of = targets.view();
+    let to = Some(alternatives);
     let last = lm_head::forward(device, dims, hidden.view(), &w, of, numbers_out, to);
     let (d_logp, d_entropy) = (upload(device, &numbers(4, tokens)), upload(device, &numbers(5, tokens)));
-    let (mut d_hidden, mut d_w) = (empty(device, tokens * width), upload(device, &vec![0.0; vocab * width]));
+    let mut d_hidden = empty(device, tokens * width);
+    let mut d_w = upload(device, &vec![0.0; vocab * width]);
     let grads = lm_head::ScoreGrads {
         targets: targets.view(),
         lse: out[3].view(),
@@ -322,7 +331,7 @@ fn draw(
     let from = sampling::Inputs { hidden: hidden.view(), head: &w, uniforms: uniforms.view() };
     sampling::forward(device, rule, from, to, &mut logits);
     let drawn_ids = drawn.view().to_vec();
-    // What training says about the drawn tokens.
+    // The numbers of the drawn tokens as training computes them.
     let mut out: Vec<Buffer<f32>> = (0..4).map(|_| device.zeros(tokens).unwrap()).collect();
     let [a, b, c, d] = &mut out[..] else { unreachable!() };
     let scored = lm_head::HeadScores {
@@ -364,7 +373,8 @@ fn sampling_on_cuda_draws_what_the_cpu_draws_and_reports_the_bits_of_training() 
                 let Some(gpu) = gpu(precision) else { return };
                 let (expected, numbers) = draw(&cpu(), rule, size);
                 let (got, reported) = draw(&gpu, rule, size);
-                // Logits differ in the last digits, so a uniform number near a border may fall on its other side.
+                // The logits differ in the last digits, so a uniform number near the border of two tokens may draw the
+                // other.
                 let n_other = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
                 println!("{rule:?} {size:?} {precision:?}: {n_other} of {} drawn otherwise", size.0);
                 assert!(n_other * 50 <= size.0, "{n_other} of {} drawn otherwise", size.0);

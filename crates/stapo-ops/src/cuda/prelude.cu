@@ -1,6 +1,6 @@
-// What every kernel file starts with: storage types, rows eight elements at a time, sums in a fixed order.
-// No header of the toolkit. Compiled with --fmad=false: a fused multiply-add stands where it is written, so that the
-// same source gives the same bits in every kernel it is inlined into.
+// What every kernel file starts with: storage types, rows eight elements at a time, sums in a fixed order. No header of
+// the CUDA toolkit is included. Sources are compiled with --fmad=false: a fused multiply-add stands only where it is
+// written, so that the same source gives the same bits in every kernel it is inlined into.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -14,13 +14,14 @@ struct alignas(2) bf16 {
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
-// Two f32, rounded to nearest even, the first in the low half.
+// Two f32 as bf16, rounded to nearest even, `low` in the low half.
 __device__ __forceinline__ u32 pack(float low, float high) {
     u32 both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
 
+// An f32 as it is stored; bf16 is rounded to nearest even.
 template <class S> __device__ __forceinline__ S round_to(float x);
 template <> __device__ __forceinline__ float round_to<float>(float x) { return x; }
 template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) {
@@ -29,7 +30,7 @@ template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) {
     return y;
 }
 
-// Eight elements of a row of n from `at` on; those past the end are 0. `whole`: rows are multiples of 8 and aligned.
+// Eight elements of a row of n from `at` on; elements past the end are 0. `whole`: rows are multiples of 8 and aligned.
 __device__ __forceinline__ void load8(const bf16* row, int at, int n, bool whole, float* x) {
     if (whole) {
         uint4 v = *(const uint4*)(row + at);
@@ -79,14 +80,14 @@ __device__ __forceinline__ void store8(float* row, int at, int n, bool whole, co
 
 __device__ __forceinline__ bool is_whole(int width) { return width % 8 == 0; }
 
-// Sums over a warp by a butterfly: every lane gets the same bits.
+// Sums over a warp by a butterfly of shuffles: every lane gets the same bits.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
     return x;
 }
 
-// Sums over a block: warps by butterfly, then their sums in order. Every thread gets the same bits.
+// Sums over a block: each warp by warp_sum, then the warps' sums in order. Every thread gets the same bits.
 __device__ __forceinline__ float block_sum(float x) {
     __shared__ float sums[32];
     x = warp_sum(x);
@@ -100,22 +101,24 @@ __device__ __forceinline__ float block_sum(float x) {
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// Shared memory as instructions address it.
+// The address in shared memory that instructions such as ldmatrix take.
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ void ldmatrix_at(u32* r, u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address) : "memory");
+                 : "r"(address)
+                 : "memory");
 }
 
-// A kernel that was started early runs beside the one before it until it waits here; what that one gave is there after.
+// Programmatic dependent launch. A kernel launched with it may start before the kernel in front of it has ended; after
+// this wait all that the kernel in front wrote is visible. In other launches the wait returns at once.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// From here on the next kernel may begin, if it is one that is started early.
+// Allows the next kernel to start, if it is launched with programmatic dependent launch.
 __device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,23 +1,23 @@
-//! What a machine offers, without touching it: for `stapo doctor` and for errors.
+//! What CUDA needs and what this machine has of it: for `stapo doctor` and for errors.
 
 use cudarc::driver::result::{self, device};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 
 use super::libraries::Library;
 
-/// What was found. Nothing here allocates memory on a GPU or makes a context.
+/// What was found. Probing allocates no memory on a GPU and makes no context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// CUDA version of the driver, such as 13.0; `None` without a driver.
     pub driver: Option<(u32, u32)>,
-    /// Why the driver lists no GPU, where it failed.
+    /// The driver's error, if it failed to list the GPUs.
     pub driver_error: Option<String>,
     pub gpus: Vec<Gpu>,
-    pub nvrtc: Part,
-    pub cublaslt: Part,
+    pub nvrtc: FoundLibrary,
+    pub cublaslt: FoundLibrary,
 }
 
-/// One GPU as the driver names it.
+/// One GPU, in the words of the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
     pub name: String,
@@ -27,9 +27,9 @@ pub struct Gpu {
     pub multiprocessors: u32,
 }
 
-/// A library, and the package that brings it where it is missing.
+/// A library's version, or the Python package that installs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum FoundLibrary {
     Version(String),
     Missing { package: &'static str },
 }
@@ -52,7 +52,8 @@ impl Found {
             return Some("the NVIDIA driver lists no GPU\nhint: see nvidia-smi and CUDA_VISIBLE_DEVICES; or use --device cpu".into());
         };
         if gpu.compute_capability < OLDEST_CAPABILITY {
-            let ((major, minor), (need, _)) = (gpu.compute_capability, OLDEST_CAPABILITY);
+            let (major, minor) = gpu.compute_capability;
+            let (need, _) = OLDEST_CAPABILITY;
             return Some(format!(
                 "{}: compute capability {major}.{minor}, the kernels need {need}.0\nhint: use --device cpu",
                 gpu.name
@@ -60,7 +61,7 @@ impl Found {
         }
         [(Library::Nvrtc, &self.nvrtc), (Library::CublasLt, &self.cublaslt)].into_iter().find_map(
             |(library, part)| {
-                let Part::Missing { package } = part else { return None };
+                let FoundLibrary::Missing { package } = part else { return None };
                 Some(format!(
                     "{} was not found\nhint: pip install '{package}', or name its folder in {}",
                     library.name(),
@@ -77,7 +78,7 @@ pub fn probe() -> Found {
         Found { driver: None, driver_error: None, gpus: Vec::new(), nvrtc: nvrtc(), cublaslt: cublaslt() };
     if Library::Driver.find() {
         let mut version = 0;
-        // SAFETY: the library is there; the version is written to a live integer.
+        // SAFETY: the library is loaded; the version is written to a live integer.
         let known = unsafe { sys::cuDriverGetVersion(&raw mut version) };
         found.driver = known.result().is_ok().then(|| split(version));
         match gpus() {
@@ -109,7 +110,7 @@ fn gpus() -> Result<Vec<Gpu>, result::DriverError> {
 }
 
 pub(super) fn gpu(device: sys::CUdevice) -> Result<Gpu, result::DriverError> {
-    // SAFETY: the device is one that the driver listed.
+    // SAFETY: the driver listed the device.
     let attribute = |which| unsafe { device::get_attribute(device, which) }.map(i32::unsigned_abs);
     Ok(Gpu {
         name: device::get_name(device)?,
@@ -123,25 +124,26 @@ pub(super) fn gpu(device: sys::CUdevice) -> Result<Gpu, result::DriverError> {
     })
 }
 
-fn missing(library: Library) -> Part {
-    Part::Missing { package: library.package().unwrap_or_default() }
+fn missing(library: Library) -> FoundLibrary {
+    FoundLibrary::Missing { package: library.package().unwrap_or_default() }
 }
 
-fn nvrtc() -> Part {
+fn nvrtc() -> FoundLibrary {
     if !Library::Nvrtc.find() {
         return missing(Library::Nvrtc);
     }
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is there; both numbers are written to live integers.
+    let mut major = 0;
+    let mut minor = 0;
+    // SAFETY: the library is loaded; both numbers are written to live integers.
     let known = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&raw mut major, &raw mut minor) };
-    known.result().map_or(missing(Library::Nvrtc), |()| Part::Version(format!("{major}.{minor}")))
+    known.result().map_or(missing(Library::Nvrtc), |()| FoundLibrary::Version(format!("{major}.{minor}")))
 }
 
-fn cublaslt() -> Part {
+fn cublaslt() -> FoundLibrary {
     if !Library::CublasLt.find() {
         return missing(Library::CublasLt);
     }
-    // SAFETY: the library is there; the call takes and changes nothing.
+    // SAFETY: the library is loaded; the call takes and changes nothing.
     let version = unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() };
-    Part::Version(format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100))
+    FoundLibrary::Version(format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100))
 }

@@ -1,5 +1,5 @@
 use super::kernels::Scope;
-use super::{Found, Gpu, Part, probe};
+use super::{Found, FoundLibrary, Gpu, probe};
 
 fn complete() -> Found {
     let gpu =
@@ -8,8 +8,8 @@ fn complete() -> Found {
         driver: Some((13, 0)),
         driver_error: None,
         gpus: vec![gpu],
-        nvrtc: Part::Version("13.0".into()),
-        cublaslt: Part::Version("13.0.0".into()),
+        nvrtc: FoundLibrary::Version("13.0".into()),
+        cublaslt: FoundLibrary::Version("13.0.0".into()),
     }
 }
 
@@ -37,13 +37,16 @@ fn each_obstacle_names_its_remedy() {
     assert!(obstacle(|f| f.gpus.clear()).contains("CUDA_VISIBLE_DEVICES"));
     assert!(obstacle(|f| f.gpus[0].compute_capability = (7, 5)).contains("7.5"));
     assert!(
-        obstacle(|f| f.nvrtc = Part::Missing { package: "a-package" }).contains("pip install 'a-package'")
+        obstacle(|f| f.nvrtc = FoundLibrary::Missing { package: "a-package" })
+            .contains("pip install 'a-package'")
     );
-    assert!(obstacle(|f| f.cublaslt = Part::Missing { package: "b-package" }).contains("libcublasLt"));
+    assert!(
+        obstacle(|f| f.cublaslt = FoundLibrary::Missing { package: "b-package" }).contains("libcublasLt")
+    );
     assert!(obstacle(|f| f.driver_error = Some("X".into())).contains("failed: X"));
 }
 
-/// A machine without a GPU catches a broken kernel: NVRTC needs none.
+/// NVRTC compiles without a GPU, so a machine without one finds a broken kernel too.
 #[test]
 fn every_kernel_compiles_for_every_architecture() {
     if !super::Library::Nvrtc.find() {

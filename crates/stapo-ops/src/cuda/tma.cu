@@ -1,16 +1,18 @@
-// Hopper's copy engine: tiles of matrices into shared memory, each arrival counted by a barrier there.
+// TMA, Hopper's copy engine: copies tiles of matrices into shared memory and counts their bytes at an mbarrier there.
 
-// Where a matrix lies and how it is cut into tiles, as the driver writes it.
+// A TMA descriptor, written by the driver: where a matrix lies and how it is cut into tiles.
 struct alignas(64) TensorMap {
     u64 words[16];
 };
 
-// A barrier turns when `n` have arrived and all bytes it was told to expect are there; one waits for the end of a turn by
-// its parity, the first being 0.
+// A phase of an mbarrier ends when `n` threads have arrived and all announced bytes have been copied. A thread waits
+// for the end of a phase by the phase's parity, the first phase having parity 0.
 __device__ __forceinline__ void mbarrier_init(u64* barrier, int n) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n) : "memory");
 }
-__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void mbarrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -27,7 +29,7 @@ __device__ __forceinline__ void mbarrier_wait(u64* barrier, int parity) {
         : "memory");
 }
 
-// The tile at (row, column) of a matrix into this block's shared memory.
+// Starts the copy of the tile at (row, column) of a matrix into this block's shared memory.
 __device__ __forceinline__ void tma_load_tile(bf16* to, const TensorMap& map, int column, int row, u64* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
@@ -36,7 +38,7 @@ __device__ __forceinline__ void tma_load_tile(bf16* to, const TensorMap& map, in
         : "memory");
 }
 
-// What ordinary stores wrote, to shared memory or any other, is seen by the copy engine.
+// Async proxy fence: TMA and wgmma see what ordinary stores wrote before, to shared or global memory.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {

@@ -1,8 +1,9 @@
-// Hopper's matrix instruction: four warps together, operands in shared memory as descriptors (or one of them in registers),
-// results in registers once waited for. Tiles lie as parts of 64 columns, in rows of 128 bytes whose 16-byte pieces are
-// swizzled.
+// Hopper's matrix instruction (wgmma): four warps, a warpgroup, multiply together. Operands lie in shared memory and
+// are given as descriptors (the left one may lie in registers); results are in registers after wgmma_wait. A tile lies
+// as parts of 64 columns, in rows of 128 bytes whose 16-byte chunks are swizzled: chunk c of row r is at place c ^ r
+// % 8.
 
-// Four results of an instruction.
+// Four results of an instruction, as operands of inline assembly.
 #define FOUR(d, j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 
 __device__ __forceinline__ u64 descriptor(const bf16* p, u32 leading_bytes, u32 stride_bytes) {
@@ -10,12 +11,12 @@ __device__ __forceinline__ u64 descriptor(const bf16* p, u32 leading_bytes, u32 
     return address | (u64)(leading_bytes >> 4) << 16 | (u64)(stride_bytes >> 4) << 32 | (u64)1 << 62;
 }
 
-// Rows `row`.. of a tile as an operand whose depth is the columns, from `column` on.
+// K-major operand: rows from `row` on of a tile of ROWS, whose columns from `column` on are the depth of the product.
 template <int ROWS> __device__ __forceinline__ u64 k_major_operand(const bf16* tile, int row, int column) {
     return descriptor(tile + column / 64 * ROWS * 64 + row * 64 + column % 64, 16, 1024);
 }
 
-// All columns of a tile as an operand whose depth is the rows, from `row` on.
+// MN-major operand: all columns of a tile of ROWS, whose rows from `row` on are the depth of the product.
 template <int ROWS> __device__ __forceinline__ u64 mn_major_operand(const bf16* tile, int row) {
     return descriptor(tile + row * 64, ROWS * 128, 1024);
 }
@@ -25,22 +26,18 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 template <int N> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-// What ordinary copies wrote is seen by the matrix unit.
-__device__ __forceinline__ void fence_async_proxy_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Async proxy fence: wgmma sees what ordinary stores and cp.async wrote to shared memory before.
+__device__ __forceinline__ void fence_async_proxy_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
-// Results stay where they are: nothing that reads them may move above this.
+// A fence for the compiler: it moves no read or write of these registers across. wgmma fills them asynchronously, which
+// the compiler cannot see.
 template <int N> __device__ __forceinline__ void fence_registers(float (&x)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(x[j][i])::"memory");
-}
-
-template <int N> __device__ __forceinline__ void clear(float (&x)[N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[n][i] = 0.0f;
 }
 
 // Shared memory from a multiple of 1024 bytes on, where swizzled tiles must start.

@@ -1,4 +1,4 @@
-//! Devices as they are written in configs and on the command line.
+//! Names of devices, as configs and the command line write them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 pub enum DeviceName {
     #[default]
     Cpu,
-    /// The GPU of this number, as the driver counts.
+    /// The GPU that the driver numbers `ordinal`.
     Cuda { ordinal: usize },
 }
 

@@ -1,4 +1,4 @@
-//! Half-precision storage formats of weight files, widened to f32. Both conversions are exact.
+//! Half-precision storage formats. Widening to f32 is exact; rounding to bf16 is to the nearest, ties to even.
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +21,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(sign | wide)
 }
 
-/// bfloat16, rounded to nearest, ties to even; NaN stays NaN.
+/// The nearest bfloat16, ties to even; NaN stays NaN.
 pub fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     if x.is_nan() {

@@ -1,6 +1,6 @@
 use super::Dims;
 use crate::Float;
-use crate::device::{Cpu, Shared};
+use crate::cpu::{Cpu, Shared};
 
 #[track_caller]
 pub(crate) fn check_ids(ids: &[u32], vocab: usize) {

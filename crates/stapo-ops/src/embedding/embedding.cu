@@ -1,6 +1,7 @@
-// One block per token. An id outside the table stops the launch: nothing is read past it.
+// One block per token. An id outside the table traps before anything is read.
 
-template <class S> __device__ __forceinline__ void forward(const u32* ids, const S* table, S* out, int vocab, int width) {
+template <class S>
+__device__ __forceinline__ void forward(const u32* ids, const S* table, S* out, int vocab, int width) {
     u32 id = ids[blockIdx.x];
     if (id >= vocab) __trap();
     bool whole = is_whole(width);
@@ -11,7 +12,8 @@ template <class S> __device__ __forceinline__ void forward(const u32* ids, const
     }
 }
 
-// The block of an id's first token adds the rows of all its tokens, in order; the others have nothing to do.
+// The block of an id's first token adds the rows of all tokens with that id, in order; the blocks of the other tokens
+// return at once.
 template <class S, class D>
 __device__ __forceinline__ void backward(const u32* ids, const S* d_out, D* d_table, int tokens, int vocab, int width) {
     __shared__ int found[256];
@@ -24,7 +26,7 @@ __device__ __forceinline__ void backward(const u32* ids, const S* d_out, D* d_ta
     if (__syncthreads_or(seen)) return;
     bool whole = is_whole(width);
     for (int start = first; start < tokens; start += blockDim.x) {
-        // The tokens of this stretch that have the id, in order.
+        // The tokens with this id among the next blockDim.x, in order.
         int t = start + threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         u32 same = __ballot_sync(0xffffffffu, t < tokens && ids[t] == id);
         __shared__ u32 masks[8];

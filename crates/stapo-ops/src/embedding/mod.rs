@@ -1,4 +1,4 @@
-//! Rows by index: token embeddings, and any other gather of rows with its scatter.
+//! Rows of a table by index: token embeddings, and any other gather of rows with its scatter.
 
 pub(crate) mod cpu;
 mod cuda;
@@ -11,7 +11,7 @@ use crate::{Device, Float, View, ViewMut, check};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
     pub tokens: usize,
-    /// Rows of the table; every id is below it.
+    /// Rows of the table; every id is smaller.
     pub vocab: usize,
     pub width: usize,
 }

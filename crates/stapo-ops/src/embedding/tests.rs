@@ -6,7 +6,8 @@ const DIMS: Dims = Dims { tokens: 41, vocab: 7, width: 33 };
 #[test]
 fn forward_copies_rows() {
     let device = device();
-    let (ids, table) = (ids(1, DIMS.tokens, DIMS.vocab), values::<f32>(2, DIMS.vocab * DIMS.width));
+    let ids = ids(1, DIMS.tokens, DIMS.vocab);
+    let table = values::<f32>(2, DIMS.vocab * DIMS.width);
     let mut out = device.zeros(DIMS.tokens * DIMS.width).unwrap();
     let (ids_on, table_on) = (upload(&device, &ids), upload(&device, &table));
     forward(&device, DIMS, ids_on.view(), table_on.view(), out.view_mut());
@@ -17,7 +18,8 @@ fn forward_copies_rows() {
 
 #[test]
 fn backward_adds_rows_in_token_order_wherever_the_stream_is_cut() {
-    let (ids, d_out) = (ids(1, DIMS.tokens, DIMS.vocab), values::<f32>(2, DIMS.tokens * DIMS.width));
+    let ids = ids(1, DIMS.tokens, DIMS.vocab);
+    let d_out = values::<f32>(2, DIMS.tokens * DIMS.width);
     let before = values::<f32>(3, DIMS.vocab * DIMS.width);
     let mut expected = before.clone();
     for (id, row) in ids.iter().zip(d_out.chunks(DIMS.width)) {
@@ -45,7 +47,8 @@ fn backward_adds_rows_in_token_order_wherever_the_stream_is_cut() {
 #[should_panic(expected = "embedding: id 9 of token 1 is not below 7")]
 fn an_id_outside_the_table_is_named() {
     let device = device();
-    let (ids, table) = (upload(&device, &[0, 9]), upload(&device, &[0f32; 7]));
+    let ids = upload(&device, &[0, 9]);
+    let table = upload(&device, &[0f32; 7]);
     let dims = Dims { tokens: 2, vocab: 7, width: 1 };
     forward(&device, dims, ids.view(), table.view(), device.zeros(2).unwrap().view_mut());
 }

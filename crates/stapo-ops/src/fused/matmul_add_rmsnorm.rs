@@ -1,5 +1,5 @@
-//! `matmul::forward`, then `rmsnorm::forward_add`: a product that joins the residual stream, and the norm behind it. The
-//! norm's kernel adds up the split-K partial sums itself, so the product is never written.
+//! `matmul::forward`, then `rmsnorm::forward_add`: a product that is added to the residual stream, and the next norm.
+//! The norm's kernel adds up the split-K partial sums itself, so the product is never written.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub struct Product<'a, T: Float> {
     pub y: ViewMut<'a, T>,
 }
 
-/// `sum = stream + product`, and its norm. Shapes: stream, sum `[T, D]`; norm_weight `[D]`.
+/// `sum = stream + product`, `normed = norm(sum)`. Shapes: stream, sum `[T, D]`; norm_weight `[D]`.
 pub fn forward<T: Float>(
     device: &Device,
     dims: rmsnorm::Dims,
@@ -50,6 +50,7 @@ pub fn forward<T: Float>(
     rmsnorm::forward_add(device, dims, residual, norm_weight, sum, to);
 }
 
+/// The product as its split-K kernels take it.
 struct SplitProduct {
     dims: matmul::Dims,
     x: Slice,

@@ -1,12 +1,12 @@
-//! `matmul::forward` with gate and up stacked, then `swiglu::forward`: the feed-forward's first half in one kernel.
+//! `matmul::forward` with the weights of gate and up stacked, then `swiglu::forward`.
 
 use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
-use crate::matmul::small_m::{self, Kernel};
+use crate::matmul::small_m::{self, Output};
 use crate::{Device, Float, View, ViewMut, Weight, check, matmul, swiglu};
 
-/// `out = swiglu(x W^T)`. Shapes: x `[T, D]`; weight `[2 width, D]`; gate_up `[T, 2 width]`, scratch that is left holding
-/// anything; out `[T, width]`, overwritten.
+/// `out = swiglu(x W^T)`. Shapes: x `[T, D]`; weight `[2 width, D]`; gate_up `[T, 2 width]`, scratch that is left
+/// holding anything; out `[T, width]`, overwritten.
 pub fn forward<T: Float>(
     device: &Device,
     dims: swiglu::Dims,
@@ -32,9 +32,9 @@ pub fn forward<T: Float>(
 }
 
 fn fits(cuda: &Cuda, product: matmul::Dims, x: Slice, weight: Slice, out: Slice) -> bool {
-    small_m::fits(Kernel::Swiglu, cuda, product, x, weight, out)
+    small_m::fits(Output::Swiglu, cuda, product, x, weight, out)
 }
 
 fn run(cuda: &Cuda, product: matmul::Dims, x: Slice, weight: Slice, out: Slice) {
-    small_m::run(Kernel::Swiglu, cuda, product, x, weight, out);
+    small_m::run(Output::Swiglu, cuda, product, x, weight, out);
 }

@@ -1,15 +1,16 @@
 use super::{Alternatives, Dims, HeadGrads, HeadScores, ScoreGrads, row};
-use crate::device::{Cpu, Shared, with_scratch};
-use crate::simd::{Kernel, Lanes};
+use crate::cpu::simd::{Kernel, Lanes};
+use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::{Float, Weight, Write, matmul};
 
-/// Elements of logits held at once, as far as [`MIN_CHUNK`] and [`MAX_CHUNK`] let it.
+/// Elements of logits that a chunk holds, within the limits [`MIN_CHUNK`] and [`MAX_CHUNK`].
 const CHUNK_ELEMENTS: usize = 8 << 20;
-/// Tokens per chunk: enough for the matrix product to use a panel of weights often.
+/// The fewest tokens of a chunk: enough for the matrix product to use a panel of weights often.
 const MIN_CHUNK: usize = 64;
+/// The most tokens of a chunk: the rows that share a packed block in the matrix product.
 const MAX_CHUNK: usize = 504;
 
-/// Computes logits chunk by chunk: `body(first token, tokens, logits)`.
+/// Computes the logits chunk by chunk and calls `body(first token, number of tokens, logits)` for each.
 pub(crate) fn for_chunks<E: Float>(
     cpu: &Cpu,
     tokens: usize,
@@ -64,7 +65,7 @@ pub(super) fn forward<E: Float>(
     });
 }
 
-/// One token's numbers.
+/// Computes the numbers of one token.
 struct Score<'a, E> {
     logits: &'a [E],
     inv_temperature: E,
@@ -119,12 +120,14 @@ pub(super) fn backward<E: Float>(
     });
 }
 
-/// One token's logits become their gradient.
+/// Turns the logits of one token into their gradient.
 struct Gradient<'a, E> {
     logits: &'a mut [E],
     inv_temperature: E,
     target: usize,
+    /// lse, entropy.
     saved: (E, E),
+    /// d_logp, d_entropy.
     d: (E, E),
 }
 

@@ -2,24 +2,27 @@ use std::sync::Arc;
 
 use super::{Alternatives, Dims, HeadGrads, HeadScores, ScoreGrads};
 use crate::cuda::kernels::LM_HEAD;
-use crate::cuda::{Cuda, Kind, Memory, Slice};
+use crate::cuda::{Cuda, ElementType, Memory, Slice};
 use crate::{Float, Weight, Write, matmul};
 
-/// Bytes of f32 logits held at once.
+/// Bytes of f32 logits that a chunk holds.
 const CHUNK_BYTES: usize = 5 << 28;
-/// Rows of a chunk: each one adds to the whole gradient of the head, so few and long ones save bytes.
+/// The most rows of a chunk.
 const MAX_ROWS: usize = 2048;
+/// The fewest rows of a chunk. Each chunk reads and writes the whole gradient of the head, so few long chunks save
+/// memory traffic.
 const MIN_ROWS: usize = 128;
 
-/// Threads that read a row: training and sampling must agree on them, for sums run in their order.
+/// Threads that sum over a row. Training and sampling use the same number, because it determines the order of the sums.
 pub(crate) const ROW_THREADS: usize = 1024;
 
-/// Rows of logits held at once.
+/// Rows of logits that a chunk holds.
 pub(crate) fn chunk_rows(vocab: usize, tokens: usize) -> usize {
     (CHUNK_BYTES / (4 * vocab.max(1))).clamp(MIN_ROWS, MAX_ROWS).min(tokens)
 }
 
-/// Computes logits chunk by chunk in `memory`, which holds some rows of f32: `body(first token, tokens, logits)`.
+/// Computes the logits chunk by chunk and calls `body(first token, number of tokens, logits)` for each. `memory` has
+/// room for the f32 logits of a chunk; its length determines the number of rows of a chunk.
 pub(crate) fn for_chunks<T: Float>(
     cuda: &Arc<Cuda>,
     tokens: usize,
@@ -40,7 +43,7 @@ pub(crate) fn for_chunks<T: Float>(
     }
 }
 
-/// Logits of `n` tokens from `start` on, at the beginning of `memory`.
+/// Computes the logits of `n` tokens from `start` on, at the beginning of `memory`.
 fn logits<T: Float>(
     cuda: &Arc<Cuda>,
     start: usize,
@@ -50,13 +53,14 @@ fn logits<T: Float>(
     memory: Slice,
 ) -> Slice {
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
-    let (dims, to) = (matmul::Dims { tokens: n, inputs: width, outputs: vocab }, memory.part(0, n * vocab));
+    let dims = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
+    let to = memory.part(0, n * vocab);
     let rows = hidden.part(start * width, n * width);
     matmul::cuda::forward(cuda, dims, rows, weight.view().cuda(), None, to);
     to
 }
 
-/// Gives back the logits of the last chunk.
+/// Returns the logits of the last chunk.
 pub(super) fn forward<T: Float>(
     cuda: &Arc<Cuda>,
     dims: Dims,
@@ -66,9 +70,10 @@ pub(super) fn forward<T: Float>(
     scores: &HeadScores<'_, T>,
     best: Option<&Alternatives<'_, T>>,
 ) -> Memory {
-    let (op, vocab) = ("lm_head::forward", weight.shape().outputs);
+    let op = "lm_head::forward";
+    let vocab = weight.shape().outputs;
     let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
-    let memory = Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, Kind::F32);
+    let memory = Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, ElementType::F32);
     for_chunks(cuda, dims.tokens, hidden, weight, memory.slice(), |start, n, logits| {
         let launch = cuda.kernel(&LM_HEAD, "lm_head_score").arg(logits).arg(targets.part(start, n));
         let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));
@@ -82,7 +87,7 @@ pub(super) fn forward<T: Float>(
     memory
 }
 
-/// `last`: as forward gave it.
+/// `last`: the logits of the last chunk, from [`forward`].
 pub(super) fn backward<T: Float>(
     cuda: &Arc<Cuda>,
     dims: Dims,
@@ -92,18 +97,19 @@ pub(super) fn backward<T: Float>(
     last: Option<Memory>,
     to: &HeadGrads<'_, T>,
 ) {
-    let (op, vocab, width) = ("lm_head::backward", weight.shape().outputs, weight.shape().inputs);
+    let op = "lm_head::backward";
+    let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let numbers = [grads.lse, grads.entropy, grads.d_logp, grads.d_entropy].map(|x| x.cuda().f32(op));
     let at_once = chunk_rows(vocab, dims.tokens);
-    let mut is_there = last.is_some();
-    let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * vocab, Kind::F32));
+    let mut has_logits = last.is_some();
+    let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * vocab, ElementType::F32));
     assert!(memory.slice().len == at_once * vocab, "{op}: logits of another forward");
     let d_logits = Memory::scratch(cuda, at_once * vocab, hidden.kind);
     let name = format!("lm_head_gradient_{}", hidden.name());
-    // The last chunk first: its logits may still be there.
+    // The last chunk comes first, because `last` may hold its logits.
     for start in (0..dims.tokens).step_by(at_once.max(1)).rev() {
         let n = at_once.min(dims.tokens - start);
-        let logits = if std::mem::take(&mut is_there) {
+        let logits = if std::mem::take(&mut has_logits) {
             memory.slice().part(0, n * vocab)
         } else {
             logits(cuda, start, n, hidden, weight, memory.slice())

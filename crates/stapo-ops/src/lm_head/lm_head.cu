@@ -1,7 +1,8 @@
 // Grid: rows of a chunk of logits [rows, vocab].
 
-KERNEL __launch_bounds__(1024) lm_head_score(const float* logits, const u32* targets, float* logp, float* entropy, float* collision, float* lse,
-                     int n_best, u32* best_ids, float* best_logp, int vocab, float inv_temperature) {
+KERNEL __launch_bounds__(1024)
+    lm_head_score(const float* logits, const u32* targets, float* logp, float* entropy, float* collision, float* lse,
+                  int n_best, u32* best_ids, float* best_logp, int vocab, float inv_temperature) {
     size_t r = blockIdx.x;
     const float* row = logits + r * vocab;
     Stats s = row_stats(row, vocab, inv_temperature);
@@ -18,10 +19,10 @@ KERNEL __launch_bounds__(1024) lm_head_score(const float* logits, const u32* tar
 }
 
 // d = (d_logp (1[v = target] - p) - d_entropy p (ln p + H)) / temperature
-template <class S>
-__device__ __forceinline__ void gradient(const float* logits, const u32* targets, const float* lse,
-                                         const float* entropy, const float* d_logp, const float* d_entropy,
-                                         S* d_logits, int vocab, float inv_temperature) {
+template <class S> __device__ __forceinline__ void gradient(const float* logits, const u32* targets, const float* lse,
+                                                            const float* entropy, const float* d_logp,
+                                                            const float* d_entropy, S* d_logits, int vocab,
+                                                            float inv_temperature) {
     size_t r = blockIdx.y;
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= vocab) return;

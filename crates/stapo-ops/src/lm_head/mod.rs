@@ -1,9 +1,10 @@
-//! From final hidden states to numbers per token: the log-probability of a target, entropy, collision, the best
-//! alternatives; and back. Tokens go in chunks, so logits `[T, vocab]` never exist.
+//! From final hidden states to numbers per token: the log-probability of a target, the entropy, the collision
+//! probability, the most probable alternatives; and back. Tokens are taken in chunks, so that the logits `[T, vocab]`
+//! of all tokens are never stored.
 //!
-//! All numbers are those of `softmax(logits / temperature)`. A row's logits are one row of `matmul::forward`; its sums
-//! take sixteen lanes and a fixed tree. So a token's numbers do not depend on its neighbours, and `sampling` reports the
-//! same bits.
+//! Law: all numbers are those of `softmax(logits / temperature)`. The logits of a row are one row of `matmul::forward`,
+//! and the sums over a row take sixteen lanes and a fixed tree. So the numbers of a token do not depend on the other
+//! tokens, and `sampling` reports the same bits.
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;
@@ -44,8 +45,8 @@ pub struct Alternatives<'a, T: Float> {
     pub logp: ViewMut<'a, T>,
 }
 
-/// Logits of the last tokens of a forward on a GPU, which [`backward`] of the same tokens need not compute again. The CPU
-/// keeps none.
+/// Logits of the last chunk of a [`forward`] on a GPU, which [`backward`] of the same tokens need not compute again.
+/// Empty on a CPU.
 #[derive(Debug, Default)]
 pub struct LastLogits(Option<Memory>);
 
@@ -82,9 +83,9 @@ pub fn forward<T: Float>(
 #[derive(Clone, Copy)]
 pub struct ScoreGrads<'a, T: Float> {
     pub targets: View<'a, u32>,
-    /// Forward's.
+    /// From [`forward`].
     pub lse: View<'a, T>,
-    /// Forward's.
+    /// From [`forward`].
     pub entropy: View<'a, T>,
     pub d_logp: View<'a, T>,
     pub d_entropy: View<'a, T>,
@@ -136,7 +137,7 @@ fn check_inputs<T: Float>(
     assert!(dims.temperature > 0.0, "{op}: temperature {} is not positive", dims.temperature);
     check(op, "hidden", hidden.len(), dims.tokens * weight.shape().inputs);
     check(op, "targets", targets.len(), dims.tokens);
-    // Where reading them back costs nothing.
+    // On a GPU the check would wait for the targets to be copied back.
     let Backend::Cpu(_) = device.backend() else { return };
     if let Some(t) = targets.host().iter().position(|id| *id as usize >= vocab) {
         panic!("{op}: target {} of token {t} is not below {vocab}", targets.host()[t]);

@@ -1,7 +1,7 @@
-// One row of f32 logits by one block: statistics, the best tokens, the gradient. Included by lm_head and sampling, so
-// that both report the same bits.
+// One row of f32 logits in one block: its statistics and its best tokens. lm_head.cu and sampling.cu both use this
+// file, so that scoring and generation report the same bits.
 
-// Stands for the logarithm of a probability of 0 where it is multiplied by that 0.
+// Stands for the logarithm of a probability of 0 in products with that probability: 0 times minus infinity is NaN.
 #define FLOOR (-1e30f)
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
@@ -31,14 +31,14 @@ __device__ __forceinline__ Stats joined(Stats a, Stats b) {
     return a;
 }
 
-// A warp takes 256 logits at a time; of each such stretch `each(stretch, top, sum)` is told the lane's top so far and its
-// sum of e^z relative to that.
+// A warp takes stretches of 256 logits. `each(stretch, top, sum)` is called by each lane for each stretch, with the
+// lane's largest z so far and the sum of the lane's e^z of this stretch relative to it.
 template <class Each>
 __device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float inv_temperature, Each each) {
     __shared__ Stats warps[32];
     bool whole = is_whole(vocab);
     Stats s = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
-    // The next logits are on their way while these are summed.
+    // The next stretch's logits are loaded before the current ones are summed.
     int first = threadIdx.x / 32 * 256 + 8 * (threadIdx.x % 32);
     float next[8];
     if (first < vocab) load8(logits, first, vocab, whole, next);
@@ -59,7 +59,7 @@ __device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             float below = z[i] - s.top;
-            // Minus infinity becomes a large number; NaN stays NaN.
+            // Minus infinity becomes FLOOR; NaN stays NaN.
             below = below < FLOOR ? FLOOR : below;
             float e = expf(below);
             s.sum += e;
@@ -132,7 +132,8 @@ __device__ __forceinline__ Candidate block_best(Candidate c) {
     return c;
 }
 
-// The n most probable tokens, best first. After each, only the thread that had it looks for its next.
+// The n most probable tokens, best first. Each thread keeps the best of its tokens not yet taken; after a token is
+// taken, only its thread looks for the next.
 __device__ __forceinline__ void row_best(const float* logits, int vocab, float inv_temperature, Stats s, float ln_sum,
                                          int n, u32* ids, float* logp) {
     Candidate first = {__int_as_float(0x7f800000), 0u};

@@ -1,11 +1,11 @@
-//! One row of logits.
+//! What training and sampling compute from one row of logits.
 
 use std::cmp::Ordering;
 
 use crate::Float;
-use crate::simd::{Lanes, WIDTH};
+use crate::cpu::simd::{Lanes, WIDTH};
 
-/// Stands for the logarithm of a probability of 0 where it is multiplied by that 0.
+/// In place of `ln 0` where the logarithm is multiplied by a probability of 0: 0 times minus infinity would be NaN.
 const FLOOR: f64 = -1e30;
 
 /// Statistics of `softmax(logits * inv_temperature)`.
@@ -42,7 +42,8 @@ pub(crate) fn stats<L: Lanes>(l: L, logits: &[L::E], inv_temperature: L::E) -> S
     let floor = l.splat(L::E::from_f64(FLOOR));
     let (mut sum, mut weighted, mut squares) = (l.zero(), l.zero(), l.zero());
     for at in (0..logits.len()).step_by(WIDTH) {
-        // A weight of 0 must meet a finite logarithm: so minus infinity becomes a large number. NaN stays NaN.
+        // A logit of minus infinity has weight 0, and 0 times minus infinity would be NaN, so the logarithm is bounded.
+        // NaN stays NaN.
         let below = l.max(floor, l.sub(l.mul(l.get(logits, at, low), scale), wide_top));
         let e = l.exp(below);
         sum = l.add(sum, e);
@@ -68,7 +69,7 @@ pub(crate) fn best<E: Float>(
     if n == 0 {
         return;
     }
-    // `logp` holds logits until the end.
+    // `logp` holds logits until the last loop.
     let mut filled = 0;
     for (id, x) in logits.iter().enumerate() {
         if filled == n && x.partial_cmp(&logp[n - 1]) != Some(Ordering::Greater) {
@@ -81,7 +82,8 @@ pub(crate) fn best<E: Float>(
         filled = (filled + 1).min(n);
         logp.copy_within(place..filled - 1, place + 1);
         ids.copy_within(place..filled - 1, place + 1);
-        (logp[place], ids[place]) = (*x, id as u32);
+        logp[place] = *x;
+        ids[place] = id as u32;
     }
     for x in &mut logp[..filled] {
         *x = stats.logp(*x, inv_temperature);

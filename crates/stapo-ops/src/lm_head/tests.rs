@@ -13,7 +13,7 @@ const CASES: [Case; 4] = [
     Case { tokens: 1, width: 1, vocab: 1, temperature: 1.0 },
     Case { tokens: 5, width: 33, vocab: 257, temperature: 0.7 },
     Case { tokens: 31, width: 16, vocab: 31, temperature: 1.3 },
-    // More tokens than a chunk.
+    // More tokens than a chunk holds.
     Case { tokens: 600, width: 7, vocab: 33, temperature: 1.0 },
 ];
 
@@ -30,7 +30,8 @@ impl Case {
     /// logp, entropy, collision, lse.
     fn forward<T: Float>(self, device: &Device, hidden: &[T], w: &[T]) -> Tensors<T> {
         let tokens = hidden.len() / self.width;
-        let (hidden, w) = (upload(device, hidden), weight(device, self.vocab, self.width, w));
+        let hidden = upload(device, hidden);
+        let w = weight(device, self.vocab, self.width, w);
         let targets = upload(device, &ids(3, self.tokens, self.vocab)[..tokens]);
         let [mut logp, mut entropy, mut collision, mut lse] = [(); 4].map(|()| device.zeros(tokens).unwrap());
         let scores = HeadScores {
@@ -44,7 +45,7 @@ impl Case {
         [logp, entropy, collision, lse].map(|x| x.view().to_vec()).to_vec()
     }
 
-    /// d_hidden, d_weight on top of `before`.
+    /// d_hidden, and `before` + d_weight.
     fn backward<T: Float>(
         self,
         device: &Device,
@@ -57,8 +58,10 @@ impl Case {
         let [entropy, lse, d_logp, d_entropy] =
             [&forward[1], &forward[3], d[0], d[1]].map(|x| upload(device, x));
         let targets = upload(device, &ids(3, self.tokens, self.vocab));
-        let (hidden, w) = (upload(device, hidden), weight(device, self.vocab, self.width, w));
-        let (mut d_hidden, mut d_weight) = (device.zeros(hidden.len()).unwrap(), upload(device, before));
+        let hidden = upload(device, hidden);
+        let w = weight(device, self.vocab, self.width, w);
+        let mut d_hidden = device.zeros(hidden.len()).unwrap();
+        let mut d_weight = upload(device, before);
         let grads = ScoreGrads {
             targets: targets.view(),
             lse: lse.view(),
@@ -124,7 +127,8 @@ fn all_devices_agree_bitwise_and_stay_close_to_double() {
 
 #[test]
 fn tokens_do_not_depend_on_the_batch_nor_the_weight_gradient_on_chunks() {
-    let (case, device) = (CASES[3], device());
+    let case = CASES[3];
+    let device = device();
     let (hidden, w, _) = case.inputs::<f32>();
     let batch = case.forward(&device, &hidden, &w);
     let few = case.forward(&device, &hidden[..3 * case.width], &w);
@@ -135,7 +139,9 @@ fn tokens_do_not_depend_on_the_batch_nor_the_weight_gradient_on_chunks() {
 
 #[test]
 fn alternatives_are_the_best_tokens_best_first() {
-    let (case, device, n) = (CASES[1], device(), 5);
+    let case = CASES[1];
+    let device = device();
+    let n = 5;
     let (hidden, w, _) = case.inputs::<f32>();
     let targets = upload(&device, &ids(3, case.tokens, case.vocab));
     let [mut logp, mut entropy, mut collision, mut lse] =
@@ -148,7 +154,8 @@ fn alternatives_are_the_best_tokens_best_first() {
         lse: lse.view_mut(),
     };
     let best = Alternatives { n, ids: best_ids.view_mut(), logp: best_logp.view_mut() };
-    let (hidden_on, w_on) = (upload(&device, &hidden), weight(&device, case.vocab, case.width, &w));
+    let hidden_on = upload(&device, &hidden);
+    let w_on = weight(&device, case.vocab, case.width, &w);
     forward(&device, case.dims(), hidden_on.view(), &w_on, targets.view(), scores, Some(best));
     let (best_ids, best_logp) = (best_ids.view().to_vec(), best_logp.view().to_vec());
     for t in 0..case.tokens {

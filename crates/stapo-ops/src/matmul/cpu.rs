@@ -1,7 +1,7 @@
 use super::Dims;
-use crate::device::{Cpu, Shared};
-use crate::gemm::{A, B, Gemm};
-use crate::simd::tile::Start;
+use crate::cpu::gemm::{A, B, Gemm};
+use crate::cpu::simd::tile::Start;
+use crate::cpu::{Cpu, Shared};
 use crate::{Float, Write};
 
 pub(crate) fn forward<E: Float>(cpu: &Cpu, d: Dims, x: &[E], panels: &[E], bias: Option<&[E]>, y: &mut [E]) {

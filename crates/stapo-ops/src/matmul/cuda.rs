@@ -1,41 +1,45 @@
-//! Row-major matrices are column-major ones transposed: `y = x W^T` is computed as `y^T = W x^T`.
+//! cuBLASLt takes column-major matrices. A row-major matrix is the transpose of a column-major one, so `y = x W^T` is
+//! computed as `y^T = W x^T`.
 
 use std::sync::Arc;
 
 use super::Dims;
-use super::small_m::{self, Kernel};
+use super::small_m::{self, Output};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
-use crate::cuda::{Columns, Cuda, Kind, Memory, PARTS_BYTES, Product, Slice, add_column_sums, parts_for};
+use crate::cuda::{
+    Columns, Cuda, ElementType, MatrixProduct, Memory, SPLIT_K_BYTES, Slice, add_column_sums, parts_for,
+};
 
-/// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in order.
+/// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in
+/// order.
 const SPLIT_K: usize = 4;
 
 /// A product with many inputs and few outputs leaves most of a GPU idle when its rows are few, so such a product uses
-/// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits in
-/// every batch. Logits, in f32, and products with a bias never use split-K.
+/// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits
+/// in every batch. Logits, in f32, and products with a bias never use split-K.
 pub(crate) fn uses_split_k(d: Dims, weight: Slice) -> bool {
     let is_whole = d.inputs.is_multiple_of(128 * SPLIT_K) && d.outputs.is_multiple_of(8);
     let is_long = d.inputs >= 2048 && d.inputs >= 2 * d.outputs;
-    is_whole && is_long && weight.kind == Kind::Bf16
+    is_whole && is_long && weight.kind == ElementType::Bf16
 }
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
-    if bias.is_none() && y.kind == Kind::Bf16 && uses_split_k(d, weight) {
+    if bias.is_none() && y.kind == ElementType::Bf16 && uses_split_k(d, weight) {
         for_each_split(cuda, d, x, weight, |start, n, partials| {
             let y = y.part(start * d.outputs, n * d.outputs);
             let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(partials).arg(y);
             launch.arg(y.len).arg(SPLIT_K).run([y.len.div_ceil(8 * 256), 1], 256, 0);
         });
-    } else if bias.is_none() && small_m::fits(Kernel::Product, cuda, d, x, weight, y) {
-        small_m::run(Kernel::Product, cuda, d, x, weight, y);
+    } else if bias.is_none() && small_m::fits(Output::Product, cuda, d, x, weight, y) {
+        small_m::run(Output::Product, cuda, d, x, weight, y);
     } else {
-        cuda.product(&Product { bias, ..product(d, x, weight, y) });
+        cuda.product(&MatrixProduct { bias, ..product(d, x, weight, y) });
     }
 }
 
-fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> Product {
-    Product {
+fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProduct {
+    MatrixProduct {
         m: d.outputs,
         n: d.tokens,
         k: d.inputs,
@@ -47,13 +51,13 @@ fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> Product {
         adds: false,
         bias: None,
         columns: Columns::Tokens,
-        parts: 1,
+        n_splits: 1,
     }
 }
 
-/// Computes the partial sums of a split-K product, some rows at a time. `each` is given the first row, the number of rows
-/// n and the partial sums `[SPLIT_K, n, outputs]` in f32, and must have queued the kernel that reads them when it returns:
-/// the next rows' partial sums overwrite the memory.
+/// Computes the partial sums of a split-K product, some rows at a time. `each` is given the first row, the number of
+/// rows n and the partial sums `[SPLIT_K, n, outputs]` in f32. `each` must queue the kernel that reads the partial sums
+/// before it returns, because those of the next rows overwrite the memory.
 pub(crate) fn for_each_split(
     cuda: &Arc<Cuda>,
     d: Dims,
@@ -61,25 +65,25 @@ pub(crate) fn for_each_split(
     weight: Slice,
     mut each: impl FnMut(usize, usize, Slice),
 ) {
-    let at_once = PARTS_BYTES / (4 * SPLIT_K * d.outputs);
+    let at_once = SPLIT_K_BYTES / (4 * SPLIT_K * d.outputs);
     assert!(at_once > 0, "matmul::forward: {} outputs of a deep product", d.outputs);
     for start in (0..d.tokens).step_by(at_once) {
         let n = at_once.min(d.tokens - start);
         let x = x.part(start * d.inputs, n * d.inputs);
         let d = Dims { tokens: n, ..d };
-        let partials = cuda.parts(SPLIT_K * n * d.outputs);
-        let kernel = Kernel::SplitK { n_splits: SPLIT_K };
-        if small_m::fits(kernel, cuda, d, x, weight, partials) {
-            small_m::run(kernel, cuda, d, x, weight, partials);
+        let partials = cuda.split_k_workspace(SPLIT_K * n * d.outputs);
+        let output = Output::SplitK { n_splits: SPLIT_K };
+        if small_m::fits(output, cuda, d, x, weight, partials) {
+            small_m::run(output, cuda, d, x, weight, partials);
         } else {
-            cuda.product(&Product { parts: SPLIT_K, ..product(d, x, weight, partials) });
+            cuda.product(&MatrixProduct { n_splits: SPLIT_K, ..product(d, x, weight, partials) });
         }
         each(start, n, partials);
     }
 }
 
 pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slice, write: Write, d_x: Slice) {
-    cuda.product(&Product {
+    cuda.product(&MatrixProduct {
         m: d.inputs,
         n: d.tokens,
         k: d.outputs,
@@ -91,7 +95,7 @@ pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slic
         adds: write == Write::Add,
         bias: None,
         columns: Columns::Tokens,
-        parts: 1,
+        n_splits: 1,
     });
 }
 
@@ -109,7 +113,7 @@ pub(crate) fn backward_weight(
         }
         return;
     }
-    cuda.product(&Product {
+    cuda.product(&MatrixProduct {
         m: d.inputs,
         n: d.outputs,
         k: d.tokens,
@@ -121,13 +125,13 @@ pub(crate) fn backward_weight(
         adds: write == Write::Add,
         bias: None,
         columns: Columns::Width,
-        parts: 1,
+        n_splits: 1,
     });
 }
 
 pub(super) fn backward_bias(cuda: &Arc<Cuda>, tokens: usize, outputs: usize, d_y: Slice, d_bias: Slice) {
     let n_parts = parts_for(cuda, tokens).min(64);
-    let parts_memory = Memory::scratch(cuda, n_parts * outputs, Kind::F32);
+    let parts_memory = Memory::scratch(cuda, n_parts * outputs, ElementType::F32);
     let parts = parts_memory.slice();
     let name = format!("column_parts_{}", d_y.name());
     let launch = cuda.kernel(&ELEMENTWISE, &name).arg(d_y).arg(parts).arg(tokens).arg(outputs);

@@ -1,9 +1,9 @@
 //! Linear layers: `y = x W^T (+ bias)`, and both gradients.
 //!
 //! Law: an element of y is one chain of fused multiply-adds over the inputs in increasing order, starting from 0, the
-//! bias added last; on a GPU a deep product uses split-K and is the sum of four such chains (see cuda.rs). An element of d_x is one chain
-//! over the outputs. An element of d_weight is one chain over the tokens, continuing from the value already there, or
-//! from 0. No result depends on the number of rows or threads.
+//! bias added last; on a GPU a deep product uses split-K and is the sum of four such chains (see cuda.rs). An element
+//! of d_x is one chain over the outputs. An element of d_weight is one chain over the tokens, continuing from the value
+//! already there, or from 0. No result depends on the number of rows or threads.
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;

@@ -1,8 +1,9 @@
-//! Products of few rows (a small M), as decode has them: the kernels of small_m.cu, where the GPU and the shape allow them.
+//! Products of few rows (a small M), as decode has them, by the kernels of small_m.cu: on Hopper, for bf16 and whole
+//! tiles.
 
 use super::Dims;
 use crate::cuda::kernels::MATMUL_SMALL_M;
-use crate::cuda::{Cuda, Kind, Map, Slice};
+use crate::cuda::{Cuda, ElementType, Slice, TensorMap};
 
 /// The most rows, as in small_m.cu.
 pub(crate) const MAX_ROWS: usize = 64;
@@ -13,7 +14,7 @@ const THREADS: usize = 192;
 
 /// What becomes of `x W^T`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kernel {
+pub(crate) enum Output {
     /// y `[T, outputs]` in bf16.
     Product,
     /// y `[n_splits, T, outputs]` in f32: the partial sum of each part of the depth.
@@ -55,57 +56,57 @@ impl Tiling {
     }
 }
 
-impl Kernel {
-    /// `None`: the product has so many outputs that cuBLASLt fills the GPU as well.
+impl Output {
+    /// `None` for a product with so many outputs that cuBLASLt fills the GPU as well.
     fn tiling(self, cuda: &Cuda, d: Dims) -> Option<Tiling> {
         let n_blocks = cuda.gpu.multiprocessors as usize;
         match self {
-            Kernel::Product => PRODUCT.into_iter().find(|t| d.outputs.div_ceil(t.columns) <= n_blocks),
-            Kernel::SplitK { .. } => Some(SPLIT_K),
-            Kernel::Swiglu => Some(SWIGLU),
+            Output::Product => PRODUCT.into_iter().find(|t| d.outputs.div_ceil(t.columns) <= n_blocks),
+            Output::SplitK { .. } => Some(SPLIT_K),
+            Output::Swiglu => Some(SWIGLU),
         }
     }
 
-    /// The type of y: logits, for one, are wanted in f32, which [`Kernel::Product`] does not write.
-    fn kind(self) -> Kind {
+    /// The element type of y. [`Output::Product`] does not fit a y in f32, such as logits.
+    fn kind(self) -> ElementType {
         match self {
-            Kernel::SplitK { .. } => Kind::F32,
-            Kernel::Product | Kernel::Swiglu => Kind::Bf16,
+            Output::SplitK { .. } => ElementType::F32,
+            Output::Product | Output::Swiglu => ElementType::Bf16,
         }
     }
 
     /// Columns of y.
     fn width(self, d: Dims) -> usize {
         match self {
-            Kernel::Swiglu => d.outputs / 2,
-            Kernel::Product | Kernel::SplitK { .. } => d.outputs,
+            Output::Swiglu => d.outputs / 2,
+            Output::Product | Output::SplitK { .. } => d.outputs,
         }
     }
 }
 
 /// Whether [`run`] may be called with the same arguments.
-pub(crate) fn fits(kernel: Kernel, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
+pub(crate) fn fits(output: Output, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
     let is_whole = d.inputs.is_multiple_of(STEP)
         && d.outputs.is_multiple_of(8)
-        && kernel.width(d).is_multiple_of(8)
+        && output.width(d).is_multiple_of(8)
         && y.address.is_multiple_of(16);
     cuda.is_hopper()
         && (1..=MAX_ROWS).contains(&d.tokens)
         && is_whole
-        && y.kind == kernel.kind()
-        && Map::takes(x, d.inputs)
-        && Map::takes(weight, d.inputs)
-        && kernel.tiling(cuda, d).is_some()
+        && y.kind == output.kind()
+        && TensorMap::fits(x, d.inputs)
+        && TensorMap::fits(weight, d.inputs)
+        && output.tiling(cuda, d).is_some()
 }
 
-/// Shapes: x `[T, inputs]`; weight `[outputs, inputs]`; y as [`Kernel`] says, overwritten.
-pub(crate) fn run(kernel: Kernel, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) {
-    let tiling = kernel.tiling(cuda, d).expect("small_m::run: a product that fits");
-    let n_splits = if let Kernel::SplitK { n_splits } = kernel { n_splits } else { 1 };
-    let width = kernel.width(d);
+/// Shapes: x `[T, inputs]`; weight `[outputs, inputs]`; y as [`Output`] says, overwritten.
+pub(crate) fn run(output: Output, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) {
+    let tiling = output.tiling(cuda, d).expect("small_m::run: a product that fits");
+    let n_splits = if let Output::SplitK { n_splits } = output { n_splits } else { 1 };
+    let width = output.width(d);
     let launch = cuda.kernel(&MATMUL_SMALL_M, tiling.name);
-    let launch = launch.map(&Map::new(x, d.tokens, d.inputs, MAX_ROWS));
-    let launch = launch.map(&Map::new(weight, d.outputs, d.inputs, tiling.columns));
-    let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).early(true);
+    let launch = launch.tensor_map(&TensorMap::new(x, d.tokens, d.inputs, MAX_ROWS));
+    let launch = launch.tensor_map(&TensorMap::new(weight, d.outputs, d.inputs, tiling.columns));
+    let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).programmatic_launch(true);
     launch.run([width.div_ceil(tiling.columns), n_splits], THREADS, tiling.shared_bytes());
 }

@@ -5,7 +5,8 @@ const SIZES: [(usize, usize, usize); 7] =
     [(1, 1, 1), (3, 31, 33), (33, 300, 31), (17, 5, 257), (64, 64, 64), (61, 513, 97), (2, 600, 40)];
 
 fn forward_of<T: Float>(device: &Device, d: Dims, x: &[T], w: &[T], bias: Option<&[T]>) -> Vec<T> {
-    let (x, w) = (upload(device, x), weight(device, d.outputs, d.inputs, w));
+    let x = upload(device, x);
+    let w = weight(device, d.outputs, d.inputs, w);
     let bias = bias.map(|bias| upload(device, bias));
     let mut y = device.zeros(d.tokens * d.outputs).unwrap();
     forward(device, d.tokens, x.view(), &w, bias.as_ref().map(Buffer::view), y.view_mut());
@@ -14,9 +15,11 @@ fn forward_of<T: Float>(device: &Device, d: Dims, x: &[T], w: &[T], bias: Option
 
 use crate::Buffer;
 
-/// d_x, d_weight (on top of `before`), d_bias.
+/// d_x, `before` + d_weight, d_bias.
 fn backward_of<T: Float>(device: &Device, d: Dims, x: &[T], w: &[T], d_y: &[T], before: &[T]) -> Tensors<T> {
-    let (x, w, d_y) = (upload(device, x), weight(device, d.outputs, d.inputs, w), upload(device, d_y));
+    let x = upload(device, x);
+    let w = weight(device, d.outputs, d.inputs, w);
+    let d_y = upload(device, d_y);
     let mut d_x = device.zeros(d.tokens * d.inputs).unwrap();
     let mut d_w = upload(device, before);
     let mut d_bias = device.zeros(d.outputs).unwrap();
@@ -26,10 +29,11 @@ fn backward_of<T: Float>(device: &Device, d: Dims, x: &[T], w: &[T], d_y: &[T], 
     vec![d_x.view().to_vec(), d_w.view().to_vec(), d_bias.view().to_vec()]
 }
 
-/// Everything, from random inputs of a size.
+/// All outputs, from random inputs.
 fn all_of<T: Float>(device: &Device, d: Dims) -> Tensors<T> {
     let x = values(1, d.tokens * d.inputs);
-    let (w, bias) = (values(2, d.outputs * d.inputs), values(3, d.outputs));
+    let w = values(2, d.outputs * d.inputs);
+    let bias = values(3, d.outputs);
     let (d_y, before) = (values(4, d.tokens * d.outputs), values(5, d.outputs * d.inputs));
     let mut all = vec![forward_of(device, d, &x, &w, Some(&bias))];
     all.extend(backward_of(device, d, &x, &w, &d_y, &before));
@@ -43,11 +47,9 @@ fn dims((tokens, inputs, outputs): (usize, usize, usize)) -> Dims {
 #[test]
 fn forward_is_one_chain_over_the_inputs_with_the_bias_added_last() {
     for d in SIZES.map(dims) {
-        let (x, w, bias) = (
-            values::<f32>(1, d.tokens * d.inputs),
-            values::<f32>(2, d.outputs * d.inputs),
-            values::<f32>(3, d.outputs),
-        );
+        let x = values::<f32>(1, d.tokens * d.inputs);
+        let w = values::<f32>(2, d.outputs * d.inputs);
+        let bias = values::<f32>(3, d.outputs);
         let y = forward_of(&device(), d, &x, &w, Some(&bias));
         for t in 0..d.tokens {
             for n in 0..d.outputs {
@@ -82,7 +84,7 @@ fn all_levels_and_thread_counts_give_the_same_bits() {
     for d in SIZES.map(dims) {
         assert_same_on_all_devices(|device| all_of(device, d));
     }
-    // Large enough that rows and columns are cut into tasks.
+    // Large enough for rows and columns to be divided into tasks.
     let d = Dims { tokens: 1100, inputs: 64, outputs: 130 };
     assert_same_on_all_devices(|device| all_of(device, d));
 }
@@ -136,9 +138,10 @@ fn gradients_are_finite_differences() {
 #[test]
 fn input_gradients_can_be_added() {
     let device = device();
-    let (d_y, w) =
-        (upload(&device, &values::<f64>(1, 2 * 33)), weight(&device, 33, 7, &values::<f64>(2, 33 * 7)));
-    let (mut set, mut added) = (device.zeros(14).unwrap(), upload(&device, &[1.0; 14]));
+    let d_y = upload(&device, &values::<f64>(1, 2 * 33));
+    let w = weight(&device, 33, 7, &values::<f64>(2, 33 * 7));
+    let mut set = device.zeros(14).unwrap();
+    let mut added = upload(&device, &[1.0; 14]);
     backward_input(&device, 2, d_y.view(), &w, Write::Set, set.view_mut());
     backward_input(&device, 2, d_y.view(), &w, Write::Add, added.view_mut());
     for (a, b) in set.view().to_vec().iter().zip(added.view().to_vec()) {
@@ -158,7 +161,8 @@ fn an_updated_weight_is_packed_anew() {
     let device = device();
     let mut w = weight(&device, 2, 1, &[1f32, 2.0]);
     w.update(&device, |mut flat| flat.write(&[3.0, 4.0]));
-    let (x, mut y) = (upload(&device, &[1f32]), device.zeros(2).unwrap());
+    let x = upload(&device, &[1f32]);
+    let mut y = device.zeros(2).unwrap();
     forward(&device, 1, x.view(), &w, None, y.view_mut());
     assert_eq!(y.view().to_vec(), [3.0, 4.0]);
 }
@@ -175,6 +179,7 @@ fn no_tokens_is_no_work() {
 #[should_panic(expected = "matmul::forward: x has 4 elements, expected 6")]
 fn a_wrong_length_names_op_and_argument() {
     let device = device();
-    let (x, w) = (upload(&device, &[0f32; 4]), weight(&device, 1, 3, &[0f32; 3]));
+    let x = upload(&device, &[0f32; 4]);
+    let w = weight(&device, 1, 3, &[0f32; 3]);
     forward(&device, 2, x.view(), &w, None, device.zeros(2).unwrap().view_mut());
 }

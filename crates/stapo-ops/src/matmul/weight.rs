@@ -1,5 +1,5 @@
+use crate::cpu::gemm::{pack_panels, panels_len};
 use crate::device::Backend;
-use crate::gemm::{pack_panels, panels_len};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,15 +19,17 @@ impl Shape {
     }
 }
 
-/// The weight of a linear layer, `[outputs, inputs]`, row-major, and beside it the form the forward kernel reads.
+/// The weight of a linear layer, `[outputs, inputs]`, row-major.
 ///
-/// On a GPU both are one. On the CPU that form is column panels: a second copy, so 8 bytes per weight in f32. The flat copy serves the input
-/// gradient, the embedding, the optimizer and files. It changes only through [`Weight::update`], which packs the panels
-/// anew: a stale panel cannot be read.
+/// On the CPU a weight keeps a second copy in column panels, the form that the forward kernel reads, so it takes 8
+/// bytes in f32. The input's gradient, the embedding, the optimizer and files use the flat copy. A weight changes only
+/// through [`Weight::update`], which packs the panels again, so that the two copies always agree. On a GPU there is one
+/// copy.
 #[derive(Debug)]
 pub struct Weight<T: Float> {
     shape: Shape,
     flat: Buffer<T>,
+    /// Empty on a GPU.
     panels: Buffer<T>,
 }
 
@@ -59,7 +61,7 @@ impl<T: Float> Weight<T> {
         self.flat.view()
     }
 
-    /// Lets `change` write the weight, then packs it.
+    /// Lets `change` write the weight, then packs the panels.
     pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
         let result = change(self.flat.view_mut());
         let Shape { outputs, inputs } = self.shape;

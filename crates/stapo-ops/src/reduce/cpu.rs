@@ -1,9 +1,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::Float;
-use crate::device::{Cpu, Shared};
+use crate::cpu::simd::{Kernel, Lanes};
+use crate::cpu::{Cpu, Shared};
 use crate::rmsnorm::cpu::dot;
-use crate::simd::{Kernel, Lanes};
 
 const BLOCK: usize = 4096;
 
@@ -38,7 +38,7 @@ pub(super) fn first_non_finite<E: Float>(cpu: &Cpu, x: &[E]) -> Option<usize> {
     cpu.rows(x.len().div_ceil(BLOCK), BLOCK, |blocks| {
         let start = blocks.start * BLOCK;
         for (idx, part) in x[start..(blocks.end * BLOCK).min(x.len())].chunks(BLOCK).enumerate() {
-            // 0 x is 0 for finite x and NaN otherwise: a sum that needs no branch.
+            // `0 * x` is 0 for a finite x and NaN otherwise, so the sum tells without a branch whether all are finite.
             let suspect = part.iter().fold(E::ZERO, |sum, x| sum + *x * E::ZERO);
             if suspect != E::ZERO
                 && let Some(at) = part.iter().position(|x| !x.is_finite())

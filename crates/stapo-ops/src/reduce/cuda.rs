@@ -1,15 +1,15 @@
 use std::sync::Arc;
 
 use crate::cuda::kernels::ELEMENTWISE;
-use crate::cuda::{Cuda, Kind, Memory, Slice};
+use crate::cuda::{Cuda, ElementType, Memory, Slice};
 
-/// Elements whose squares one block adds.
+/// Elements whose squares one block of threads adds.
 const BLOCK: usize = 16384;
 
-/// One wait for all buffers.
+/// Waits once for all buffers.
 pub(super) fn sum_squares(cuda: &Arc<Cuda>, buffers: &[Slice]) -> f64 {
     let n_parts: usize = buffers.iter().map(|x| x.len.div_ceil(BLOCK)).sum();
-    let parts_memory = Memory::scratch(cuda, n_parts, Kind::F64);
+    let parts_memory = Memory::scratch(cuda, n_parts, ElementType::F64);
     let parts = parts_memory.slice();
     let mut at = 0;
     for x in buffers {
@@ -18,7 +18,7 @@ pub(super) fn sum_squares(cuda: &Arc<Cuda>, buffers: &[Slice]) -> f64 {
         launch.arg(parts.part(at, n)).arg(x.len).run([n, 1], 256, 0);
         at += n;
     }
-    let total_memory = Memory::scratch(cuda, 1, Kind::F64);
+    let total_memory = Memory::scratch(cuda, 1, ElementType::F64);
     let total = total_memory.slice();
     cuda.kernel(&ELEMENTWISE, "reduce_sum_parts").arg(parts).arg(total).arg(n_parts).run([1, 1], 256, 0);
     let mut sum = [0.0f64];
@@ -27,7 +27,7 @@ pub(super) fn sum_squares(cuda: &Arc<Cuda>, buffers: &[Slice]) -> f64 {
 }
 
 pub(super) fn first_non_finite(cuda: &Arc<Cuda>, x: Slice) -> Option<usize> {
-    let first_memory = Memory::scratch(cuda, 1, Kind::F64);
+    let first_memory = Memory::scratch(cuda, 1, ElementType::F64);
     let first = first_memory.slice();
     cuda.write(&[f64::from_bits(u64::MAX)], first);
     let launch = cuda.kernel(&ELEMENTWISE, "reduce_first_non_finite").arg(x.f32("reduce::first_non_finite"));

@@ -8,8 +8,8 @@ mod tests;
 use crate::device::Backend;
 use crate::{Device, Float, View};
 
-/// The sum of squares of several buffers: blocks of elements by a fixed tree, the blocks' sums added in f64 in order, then
-/// the buffers' in the order given. On the CPU a block has 4096 elements and sixteen lanes.
+/// The sum of squares of several buffers. A block of elements is summed by a fixed tree, the sums of the blocks are
+/// added in f64 in order, and so are the sums of the buffers. On the CPU a block has 4096 elements and sixteen lanes.
 pub fn sum_squares<'a, T: Float>(device: &Device, buffers: impl IntoIterator<Item = View<'a, T>>) -> f64 {
     match device.backend() {
         Backend::Cpu(cpu) => buffers.into_iter().map(|x| cpu::sum_squares(cpu, x.host())).sum(),

@@ -1,6 +1,6 @@
 use super::{Dims, Out, Saved};
-use crate::device::{Cpu, Shared};
-use crate::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared};
 use crate::{Float, Write};
 
 pub(super) fn forward<E: Float>(
@@ -76,7 +76,7 @@ pub(crate) fn scale_row<L: Lanes>(l: L, x: &[L::E], inv_rms: L::E, weight: &[L::
     }
 }
 
-/// Sum of products: sixteen lanes, fixed tree.
+/// The sum of the products, by sixteen lanes and a fixed tree.
 #[inline(always)]
 pub(crate) fn dot<L: Lanes>(l: L, a: &[L::E], b: &[L::E]) -> L::E {
     let mut sum = l.zero();
@@ -100,7 +100,8 @@ pub(super) fn backward_input<E: Float>(
         let wide = rows.start * d.width..rows.end * d.width;
         // SAFETY: each task has its own rows.
         let d_x = unsafe { d_x.range(wide.clone()) };
-        let (x, d_out) = (&x[wide.clone()], &d_out[wide]);
+        let x = &x[wide.clone()];
+        let d_out = &d_out[wide];
         cpu.dispatch(BackwardInput { width: d.width, x, weight, inv_rms: &inv_rms[rows], d_out, write, d_x });
     });
 }
@@ -137,9 +138,9 @@ fn backward_row<L: Lanes>(
     write: Write,
     d_x: &mut [L::E],
 ) {
-    let pull = l.splat(pull(l, x, weight, inv_rms, d_out));
+    let factor = l.splat(x_factor(l, x, weight, inv_rms, d_out));
     for at in (0..x.len()).step_by(WIDTH) {
-        let mut d = pulled(l, x, weight, inv_rms, d_out, pull, at);
+        let mut d = d_x_vector(l, x, weight, inv_rms, d_out, factor, at);
         if write == Write::Add {
             d = l.add(l.get(d_x, at, L::E::ZERO), d);
         }
@@ -147,7 +148,7 @@ fn backward_row<L: Lanes>(
     }
 }
 
-/// The same in place: `d` holds d_out and becomes d_x.
+/// [`backward_row`] in place: `d` holds d_out and becomes d_x.
 #[inline(always)]
 pub(crate) fn backward_row_in_place<L: Lanes>(
     l: L,
@@ -156,16 +157,16 @@ pub(crate) fn backward_row_in_place<L: Lanes>(
     inv_rms: L::E,
     d: &mut [L::E],
 ) {
-    let pull = l.splat(pull(l, x, weight, inv_rms, d));
+    let factor = l.splat(x_factor(l, x, weight, inv_rms, d));
     for at in (0..x.len()).step_by(WIDTH) {
-        let d_x = pulled(l, x, weight, inv_rms, d, pull, at);
+        let d_x = d_x_vector(l, x, weight, inv_rms, d, factor, at);
         l.put(d, at, d_x);
     }
 }
 
-/// `-inv^3 sum(d_out weight x) / width`: what x is multiplied by.
+/// The factor of x in d_x: `-inv^3 sum(d_out weight x) / width`.
 #[inline(always)]
-fn pull<L: Lanes>(l: L, x: &[L::E], weight: &[L::E], inv_rms: L::E, d_out: &[L::E]) -> L::E {
+fn x_factor<L: Lanes>(l: L, x: &[L::E], weight: &[L::E], inv_rms: L::E, d_out: &[L::E]) -> L::E {
     let zero = L::E::ZERO;
     let mut sum = l.zero();
     for at in (0..x.len()).step_by(WIDTH) {
@@ -175,20 +176,20 @@ fn pull<L: Lanes>(l: L, x: &[L::E], weight: &[L::E], inv_rms: L::E, d_out: &[L::
     -(l.sum(sum) * inv_rms * inv_rms * inv_rms / L::E::from_f64(x.len() as f64))
 }
 
-/// Sixteen elements of `d_out weight inv + pull x`.
+/// Sixteen elements of `d_out weight inv + factor x`.
 #[inline(always)]
-fn pulled<L: Lanes>(
+fn d_x_vector<L: Lanes>(
     l: L,
     x: &[L::E],
     weight: &[L::E],
     inv_rms: L::E,
     d_out: &[L::E],
-    pull: L::V,
+    factor: L::V,
     at: usize,
 ) -> L::V {
     let zero = L::E::ZERO;
     let scaled = l.mul(l.get(d_out, at, zero), l.get(weight, at, zero));
-    l.fma(pull, l.get(x, at, zero), l.mul(scaled, l.splat(inv_rms)))
+    l.fma(factor, l.get(x, at, zero), l.mul(scaled, l.splat(inv_rms)))
 }
 
 pub(super) fn backward_weight<E: Float>(

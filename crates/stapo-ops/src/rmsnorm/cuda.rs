@@ -2,13 +2,13 @@ use std::sync::Arc;
 
 use super::{Dims, Saved};
 use crate::cuda::kernels::RMSNORM;
-use crate::cuda::{Cuda, Kind, Memory, Slice, add_column_sums, parts_for};
+use crate::cuda::{Cuda, ElementType, Memory, Slice, add_column_sums, parts_for};
 use crate::matmul::small_m;
 use crate::{Float, Write};
 
-/// Most threads of a row, each with eight columns; a wider row takes several turns.
+/// The most threads of a row, each with eight columns; the threads of a wider row loop.
 const MAX_THREADS: usize = 1024;
-/// Widest row whose gradient a block holds.
+/// The widest row whose gradient a block of threads holds in registers.
 const MAX_WIDTH: usize = 8192;
 
 /// What is added to x before the norm.
@@ -55,10 +55,10 @@ pub(crate) fn forward(
             launch = begun.arg(rows).arg(weight).arg(sum.same(x, op));
         }
     }
-    // In decode the norm stands between small-M products, which use programmatic dependent launch too.
-    let is_early = cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS;
+    // In decode the norm runs between small-M products, which use programmatic dependent launch too.
+    let is_programmatic = cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS;
     let launch = launch.arg(normed).arg(inv_rms.f32(op)).arg(d.width).arg(d.eps as f32);
-    launch.early(is_early).run([d.tokens, 1], threads, 0);
+    launch.programmatic_launch(is_programmatic).run([d.tokens, 1], threads, 0);
 }
 
 pub(super) fn backward<T: Float>(
@@ -76,7 +76,7 @@ pub(super) fn backward<T: Float>(
     let pass = if write == Write::Add { "add" } else { "set" };
     assert!(d.width <= MAX_WIDTH, "{op}: rows of {}, at most {MAX_WIDTH} on a GPU", d.width);
     let n_parts = parts_for(cuda, d.tokens);
-    let parts = Memory::scratch(cuda, n_parts * d.width, Kind::F32);
+    let parts = Memory::scratch(cuda, n_parts * d.width, ElementType::F32);
     let name = format!("rmsnorm_backward_{pass}_{kind}");
     let launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(weight).arg(inv_rms.f32(op)).arg(d_out).arg(d_x);
     let launch = launch.arg(parts.slice()).arg(d.tokens).arg(d.width);

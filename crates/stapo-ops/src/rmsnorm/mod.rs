@@ -1,6 +1,6 @@
 //! Root-mean-square normalisation: `normed = x / sqrt(mean(x^2) + eps) * weight`.
 //!
-//! Law: the sum over a row takes sixteen lanes (lane j the elements j, j+16, ..) and a fixed tree; d_weight is one
+//! Law: the sum over a row takes sixteen lanes (lane j sums the elements j, j+16, ..) and a fixed tree; d_weight is one
 //! chain over the tokens, continuing from the value already there.
 
 pub(crate) mod cpu;
@@ -122,8 +122,8 @@ pub(crate) fn check_out<T: Float>(op: &str, dims: Dims, weight: View<'_, T>, to:
     check(op, "inv_rms", to.inv_rms.len(), dims.tokens);
 }
 
-/// Shapes: d_out, d_x `[T, D]`; d_weight `[D]`. Adds into d_weight; sets d_x or adds to it (the residual's gradient is
-/// already there) as `write` says.
+/// Shapes: d_out, d_x `[T, D]`; d_weight `[D]`. Adds to d_weight. Sets d_x, or adds to d_x where the gradient of the
+/// residual is already there, as `write` says.
 pub fn backward<T: Float>(
     device: &Device,
     dims: Dims,

@@ -1,10 +1,10 @@
-// One block per row, threads stride the row by eights: a row's bits depend on the row alone.
+// One block per row, and a thread takes eight columns at a time: a row's bits depend on the row alone.
 
-// `rows`: which of x and delta are meant, 0 for all in order. parts [n_parts, rows, width]: what delta is the sum of, 0
-// where it is there.
+// Normalises x, or with ADD x + addend. `rows` lists the rows of x and addend that are taken; 0: all in order. Where
+// the addend is a split-K product not yet summed, `addend` is 0 and parts [n_parts, rows, width] are its partial sums.
 template <class S, bool ADD>
-__device__ __forceinline__ void forward(const S* x, const S* delta, const float* parts, int n_parts, const u32* rows, const S* weight, S* sum, S* out,
-                                        float* inv_rms, int width, float eps) {
+__device__ __forceinline__ void forward(const S* x, const S* addend, const float* parts, int n_parts, const u32* rows,
+                                        const S* weight, S* sum, S* out, float* inv_rms, int width, float eps) {
     launch_dependents();
     bool whole = is_whole(width), fits = width <= 8 * blockDim.x, is_there = 8 * threadIdx.x < width;
     size_t to = (size_t)blockIdx.x * width, of = rows ? (size_t)rows[blockIdx.x] * width : to;
@@ -16,7 +16,7 @@ __device__ __forceinline__ void forward(const S* x, const S* delta, const float*
         load8(x + of, at, width, whole, v);
         if (ADD) {
             float d[8];
-            if (!parts) load8(delta + of, at, width, whole, d);
+            if (!parts) load8(addend + of, at, width, whole, d);
             for (int p = 0; p < n_parts; ++p) {
                 float part[8];
                 load8(parts + (size_t)p * gridDim.x * width + of, at, width, whole, part);
@@ -33,7 +33,7 @@ __device__ __forceinline__ void forward(const S* x, const S* delta, const float*
     float inv = 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
     if (threadIdx.x == 0) inv_rms[blockIdx.x] = inv;
     for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
-        // A thread that has one piece still has it.
+        // A thread with eight columns in all still has them in registers.
         if (!fits) {
             load8(from, at, width, whole, v);
             load8(weight, at, width, whole, w);
@@ -44,7 +44,8 @@ __device__ __forceinline__ void forward(const S* x, const S* delta, const float*
     }
 }
 
-// Eight elements as they are stored, on their way; in words, for the compiler keeps single halves in whole registers.
+// Eight elements as they are stored, loaded ahead of their use. They are kept as words because the compiler gives each
+// 16-bit value a register of its own.
 template <class S> struct Eight {
     u32 word[2 * sizeof(S)];
 };
@@ -73,11 +74,12 @@ template <class S> __device__ __forceinline__ float widen_at(const Eight<S>& x, 
     return __uint_as_float(i % 2 ? both & 0xffff0000u : both << 16);
 }
 
-// A block takes consecutive rows and has a thread for every eight columns, which keeps its part of d_weight; the next row
-// is on its way while one is summed. `parts` [blocks, width] are added up in order by column_sums_add.
-template <class S, bool ADD>
-__device__ __forceinline__ void backward(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,
-                                         float* parts, int rows, int width) {
+// A block takes consecutive rows and has a thread for every eight columns, which keeps the sum of its columns of
+// d_weight. The loads of the next row are issued before the current row is summed. column_sums_add adds up `parts`
+// [blocks, width] in order.
+template <class S, bool ADD> __device__ __forceinline__ void backward(const S* x, const S* weight, const float* inv_rms,
+                                                                      const S* d_out, S* d_x, float* parts, int rows,
+                                                                      int width) {
     bool whole = is_whole(width), is_there = 8 * threadIdx.x < width;
     int at = 8 * threadIdx.x;
     float part[8] = {};
@@ -102,10 +104,10 @@ __device__ __forceinline__ void backward(const S* x, const S* weight, const floa
             dot = fmaf(d[i], v[i], dot);
         }
         fetch(r + 1);
-        float pull = block_sum(dot) * inv * inv * inv / (float)width;
+        float projection = block_sum(dot) * inv * inv * inv / (float)width;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            float g = fmaf(-v[i], pull, d[i] * inv);
+            float g = fmaf(-v[i], projection, d[i] * inv);
             to[i] = ADD ? to[i] + g : g;
         }
         if (is_there) store8(d_x + (size_t)r * width, at, width, whole, to);
@@ -117,16 +119,18 @@ __device__ __forceinline__ void backward(const S* x, const S* weight, const floa
     KERNEL rmsnorm_forward_##S(const S* x, const S* weight, S* out, float* inv_rms, int width, float eps) {            \
         forward<S, false>(x, 0, 0, 0, 0, weight, 0, out, inv_rms, width, eps);                                         \
     }                                                                                                                  \
-    KERNEL rmsnorm_forward_add_##S(const S* x, const S* delta, const float* parts, int n_parts, const u32* rows,       \
+    KERNEL rmsnorm_forward_add_##S(const S* x, const S* addend, const float* parts, int n_parts, const u32* rows,      \
                                    const S* weight, S* sum, S* out, float* inv_rms, int width, float eps) {            \
-        forward<S, true>(x, delta, parts, n_parts, rows, weight, sum, out, inv_rms, width, eps);                       \
+        forward<S, true>(x, addend, parts, n_parts, rows, weight, sum, out, inv_rms, width, eps);                      \
     }                                                                                                                  \
-    KERNEL __launch_bounds__(1024) rmsnorm_backward_set_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
-                                    float* parts, int rows, int width) {                                               \
+    KERNEL __launch_bounds__(1024)                                                                                     \
+        rmsnorm_backward_set_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,            \
+                                 float* parts, int rows, int width) {                                                  \
         backward<S, false>(x, weight, inv_rms, d_out, d_x, parts, rows, width);                                        \
     }                                                                                                                  \
-    KERNEL __launch_bounds__(1024) rmsnorm_backward_add_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,         \
-                                    float* parts, int rows, int width) {                                               \
+    KERNEL __launch_bounds__(1024)                                                                                     \
+        rmsnorm_backward_add_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,            \
+                                 float* parts, int rows, int width) {                                                  \
         backward<S, true>(x, weight, inv_rms, d_out, d_x, parts, rows, width);                                         \
     }
 

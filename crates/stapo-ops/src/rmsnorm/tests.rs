@@ -5,16 +5,17 @@ fn dims(tokens: usize, width: usize) -> Dims {
     Dims { tokens, width, eps: 1e-6 }
 }
 
-/// out, inv_rms.
+/// normed, inv_rms.
 fn forward_of<T: Float>(device: &Device, d: Dims, x: &[T], weight: &[T]) -> Tensors<T> {
     let (x, weight) = (upload(device, x), upload(device, weight));
-    let (mut out, mut inv_rms) = (device.zeros(x.len()).unwrap(), device.zeros(d.tokens).unwrap());
+    let mut out = device.zeros(x.len()).unwrap();
+    let mut inv_rms = device.zeros(d.tokens).unwrap();
     let to = Out { normed: out.view_mut(), inv_rms: inv_rms.view_mut() };
     forward(device, d, x.view(), weight.view(), to);
     vec![out.view().to_vec(), inv_rms.view().to_vec()]
 }
 
-/// d_x on top of zeros, d_weight on top of `before`.
+/// d_x, and `before` + d_weight.
 fn backward_of<T: Float>(
     device: &Device,
     d: Dims,
@@ -25,15 +26,18 @@ fn backward_of<T: Float>(
 ) -> Tensors<T> {
     let inv_rms = upload(device, &forward_of(device, d, x, weight)[1]);
     let (x, weight, d_out) = (upload(device, x), upload(device, weight), upload(device, d_out));
-    let (mut d_x, mut d_weight) = (device.zeros(x.len()).unwrap(), upload(device, before));
+    let mut d_x = device.zeros(x.len()).unwrap();
+    let mut d_weight = upload(device, before);
     let saved = Saved { x: x.view(), weight: weight.view(), inv_rms: inv_rms.view() };
     backward(device, d, saved, d_out.view(), Write::Set, d_x.view_mut(), d_weight.view_mut());
     vec![d_x.view().to_vec(), d_weight.view().to_vec()]
 }
 
 fn all_of<T: Float>(device: &Device, d: Dims) -> Tensors<T> {
-    let (x, weight) = (values(1, d.tokens * d.width), values(2, d.width));
-    let (d_out, before) = (values(3, d.tokens * d.width), values(4, d.width));
+    let x = values(1, d.tokens * d.width);
+    let weight = values(2, d.width);
+    let d_out = values(3, d.tokens * d.width);
+    let before = values(4, d.width);
     let mut all = forward_of(device, d, &x, &weight);
     all.extend(backward_of(device, d, &x, &weight, &d_out, &before));
     all
@@ -42,7 +46,8 @@ fn all_of<T: Float>(device: &Device, d: Dims) -> Tensors<T> {
 #[test]
 fn gradients_are_finite_differences() {
     for width in [1, 16, 33] {
-        let (device, d) = (device(), Dims { eps: 1e-2, ..dims(3, width) });
+        let device = device();
+        let d = Dims { eps: 1e-2, ..dims(3, width) };
         let inputs = vec![values(1, 3 * width), values(2, width)];
         let d_out = &cotangents(&[vec![0.0; 3 * width]])[0];
         let gradients = backward_of(&device, d, &inputs[0], &inputs[1], d_out, &vec![0.0; width]);
@@ -62,7 +67,8 @@ fn all_devices_agree_bitwise_and_stay_close_to_double() {
 
 #[test]
 fn rows_do_not_depend_on_the_batch() {
-    let (device, d) = (device(), dims(40, 97));
+    let device = device();
+    let d = dims(40, 97);
     let (x, weight) = (values::<f32>(1, 40 * 97), values::<f32>(2, 97));
     let batch = forward_of(&device, d, &x, &weight);
     for t in 0..40 {
@@ -73,7 +79,8 @@ fn rows_do_not_depend_on_the_batch() {
 
 #[test]
 fn weight_gradient_does_not_depend_on_the_cut_into_micro_batches() {
-    let (device, d) = (device(), dims(60, 33));
+    let device = device();
+    let d = dims(60, 33);
     let (x, weight, d_out) = (values::<f32>(1, 60 * 33), values(2, 33), values(3, 60 * 33));
     let whole = backward_of(&device, d, &x, &weight, &d_out, &[0.0; 33]).remove(1);
     for cut in [1, 31] {
@@ -88,7 +95,8 @@ fn weight_gradient_does_not_depend_on_the_cut_into_micro_batches() {
 
 #[test]
 fn fused_addition_equals_addition_then_norm() {
-    let (device, d) = (device(), dims(9, 33));
+    let device = device();
+    let d = dims(9, 33);
     let [x, addend] = [1, 2].map(|seed| values::<f32>(seed, 9 * 33));
     let weight = values::<f32>(3, 33);
     let added: Vec<f32> = x.iter().zip(&addend).map(|(x, d)| x + d).collect();
@@ -107,12 +115,14 @@ fn fused_addition_equals_addition_then_norm() {
 
 #[test]
 fn input_gradient_adds_to_the_residuals() {
-    let (device, d) = (device(), dims(2, 5));
+    let device = device();
+    let d = dims(2, 5);
     let (x, weight, d_out) = (values::<f64>(1, 10), values::<f64>(2, 5), values::<f64>(3, 10));
     let set = backward_of(&device, d, &x, &weight, &d_out, &[0.0; 5]).remove(0);
     let inv_rms = upload(&device, &forward_of(&device, d, &x, &weight)[1]);
     let [x, weight, d_out] = [x, weight, d_out].map(|x| upload(&device, &x));
-    let (mut d_x, mut d_weight) = (upload(&device, &[1.0; 10]), device.zeros(5).unwrap());
+    let mut d_x = upload(&device, &[1.0; 10]);
+    let mut d_weight = device.zeros(5).unwrap();
     let saved = Saved { x: x.view(), weight: weight.view(), inv_rms: inv_rms.view() };
     backward(&device, d, saved, d_out.view(), Write::Add, d_x.view_mut(), d_weight.view_mut());
     assert!(d_x.view().to_vec().iter().zip(set).all(|(a, b)| (a - 1.0 - b).abs() < 1e-12));

@@ -1,12 +1,12 @@
 //! Counter-based randomness: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011).
 //!
-//! A number is a function of its key and its place, so it does not depend on what else runs, in which order, or on how
-//! many threads.
+//! A number is a function of its key and its counter, so it does not depend on what else runs, in which order, or on
+//! how many threads.
 
 #[cfg(test)]
 mod tests;
 
-/// Who draws: the two words of the Philox key.
+/// The two words of a Philox key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RngKey(u64);
 
@@ -31,7 +31,7 @@ impl RngKey {
         bits as f64 / (1u64 << 53) as f64
     }
 
-    /// Standard normal number `idx`, by Box and Muller: initial weights of built-in models.
+    /// Standard normal number `idx`, by the method of Box and Muller.
     pub fn normal(self, idx: u64) -> f64 {
         let [a, b, c, d] = self.block([idx as u32, (idx >> 32) as u32, 0, 0]);
         let unit = |high: u32, low: u32| {
@@ -41,7 +41,7 @@ impl RngKey {
         radius * (std::f64::consts::TAU * unit(c, d)).cos()
     }
 
-    /// Ten Philox rounds over the counter.
+    /// Ten rounds of Philox over the counter.
     pub fn block(self, counter: [u32; 4]) -> [u32; 4] {
         let mut key = [self.0 as u32, (self.0 >> 32) as u32];
         let mut x = counter;

@@ -19,7 +19,7 @@ fn uniforms_fill_the_unit_interval_evenly() {
         assert!((0.0..1.0).contains(&u));
         bins[(u * 10.0) as usize] += 1;
     }
-    // Chi-square with 9 degrees of freedom: 27.9 is its 0.1 % point.
+    // 27.9 is the 0.1 % point of chi-square with 9 degrees of freedom.
     let chi2: f64 = bins.iter().map(|n| (f64::from(*n) - 2000.0).powi(2) / 2000.0).sum();
     assert!(chi2 < 27.9, "chi-square {chi2}");
 }

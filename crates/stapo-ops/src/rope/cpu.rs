@@ -1,34 +1,35 @@
 use super::{Dims, HeadNorm, HeadNormGrad, Table};
 use crate::Float;
-use crate::device::{Cpu, Shared};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared};
 use crate::rmsnorm::cpu::{backward_row_in_place, inverse_rms, scale_row};
-use crate::simd::{Kernel, Lanes, WIDTH};
 
 /// The rotation of one token: cos and sin of its position, `[head_dim / 2]` each.
 #[derive(Clone, Copy)]
-struct Turn<'a, E> {
+struct Rotation<'a, E> {
     cos: &'a [E],
     sin: &'a [E],
 }
 
+/// The rotations of all tokens.
 #[derive(Clone, Copy)]
-struct Turns<'a, E> {
+struct Rotations<'a, E> {
     cos: &'a [E],
     sin: &'a [E],
     half: usize,
     positions: &'a [u32],
 }
 
-impl<'a, E: Float> Turns<'a, E> {
+impl<'a, E: Float> Rotations<'a, E> {
     fn new(table: &'a Table<E>, positions: &'a [u32]) -> Self {
         let (cos, sin) = (table.cos.view().host(), table.sin.view().host());
-        Turns { cos, sin, half: table.head_dim() / 2, positions }
+        Rotations { cos, sin, half: table.head_dim() / 2, positions }
     }
 
     #[inline(always)]
-    fn of(&self, token: usize) -> Turn<'a, E> {
+    fn of(&self, token: usize) -> Rotation<'a, E> {
         let at = self.positions[token] as usize * self.half;
-        Turn { cos: &self.cos[at..at + self.half], sin: &self.sin[at..at + self.half] }
+        Rotation { cos: &self.cos[at..at + self.half], sin: &self.sin[at..at + self.half] }
     }
 }
 
@@ -41,7 +42,7 @@ pub(super) fn forward<E: Float>(
     raw: &[E],
     out: &mut [E],
 ) {
-    let turns = Turns::new(table, positions);
+    let rotations = Rotations::new(table, positions);
     let width = d.heads.qkv_width();
     let normed_heads = d.heads.query + d.heads.kv;
     let out = Shared::new(out);
@@ -55,15 +56,15 @@ pub(super) fn forward<E: Float>(
                 let norm = norm.map(|(norm, inv_rms)| (norm, inv_rms.range(heads)));
                 (out.range(row.clone()), norm)
             };
-            cpu.dispatch(Forward { d, turn: turns.of(token), norm, raw: &raw[row], out });
+            cpu.dispatch(Forward { d, rotation: rotations.of(token), norm, raw: &raw[row], out });
         }
     });
 }
 
-/// One token.
+/// Rotates one token.
 struct Forward<'a, E: Float> {
     d: Dims,
-    turn: Turn<'a, E>,
+    rotation: Rotation<'a, E>,
     norm: Option<(HeadNorm<'a, E>, &'a mut [E])>,
     raw: &'a [E],
     out: &'a mut [E],
@@ -77,12 +78,12 @@ impl<E: Float> Kernel<E> for Forward<'_, E> {
         let rows = self.raw[..rotated].chunks_exact(heads.dim).zip(self.out.chunks_exact_mut(heads.dim));
         for (head, (raw, out)) in rows.enumerate() {
             match &mut self.norm {
-                None => rotate(l, self.turn, raw, out),
+                None => rotate(l, self.rotation, raw, out),
                 Some((norm, inv_rms)) => {
                     let weight = if head < heads.query { norm.query_weight } else { norm.key_weight };
                     inv_rms[head] = inverse_rms(l, raw, E::from_f64(norm.eps));
                     scale_row(l, raw, inv_rms[head], weight.host(), out);
-                    rotate_in_place(l, self.turn, out);
+                    rotate_in_place(l, self.rotation, out);
                 }
             }
         }
@@ -92,52 +93,53 @@ impl<E: Float> Kernel<E> for Forward<'_, E> {
 
 /// `(a cos - b sin, b cos + a sin)`.
 #[inline(always)]
-fn turn_pair<L: Lanes>(l: L, cos: L::V, sin: L::V, a: L::V, b: L::V) -> (L::V, L::V) {
+fn rotate_pair<L: Lanes>(l: L, cos: L::V, sin: L::V, a: L::V, b: L::V) -> (L::V, L::V) {
     (l.sub(l.mul(a, cos), l.mul(b, sin)), l.add(l.mul(b, cos), l.mul(a, sin)))
 }
 
 #[inline(always)]
-fn rotate<L: Lanes>(l: L, turn: Turn<'_, L::E>, x: &[L::E], out: &mut [L::E]) {
+fn rotate<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, x: &[L::E], out: &mut [L::E]) {
     let zero = L::E::ZERO;
     let (x_low, x_high) = x.split_at(x.len() / 2);
     let (low, high) = out.split_at_mut(x.len() / 2);
     for at in (0..low.len()).step_by(WIDTH) {
-        let (cos, sin) = (l.get(turn.cos, at, zero), l.get(turn.sin, at, zero));
-        let (a, b) = turn_pair(l, cos, sin, l.get(x_low, at, zero), l.get(x_high, at, zero));
+        let (cos, sin) = (l.get(rotation.cos, at, zero), l.get(rotation.sin, at, zero));
+        let (a, b) = rotate_pair(l, cos, sin, l.get(x_low, at, zero), l.get(x_high, at, zero));
         l.put(low, at, a);
         l.put(high, at, b);
     }
 }
 
 #[inline(always)]
-fn rotate_in_place<L: Lanes>(l: L, turn: Turn<'_, L::E>, x: &mut [L::E]) {
+fn rotate_in_place<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, x: &mut [L::E]) {
     let zero = L::E::ZERO;
     let (low, high) = x.split_at_mut(x.len() / 2);
     for at in (0..low.len()).step_by(WIDTH) {
-        let (cos, sin) = (l.get(turn.cos, at, zero), l.get(turn.sin, at, zero));
-        let (a, b) = turn_pair(l, cos, sin, l.get(low, at, zero), l.get(high, at, zero));
+        let (cos, sin) = (l.get(rotation.cos, at, zero), l.get(rotation.sin, at, zero));
+        let (a, b) = rotate_pair(l, cos, sin, l.get(low, at, zero), l.get(high, at, zero));
         l.put(low, at, a);
         l.put(high, at, b);
     }
 }
 
-/// The transpose of [`rotate`]: the turn backwards.
+/// The transpose of [`rotate`]: the rotation by the negative angle.
 #[inline(always)]
-fn rotate_back<L: Lanes>(l: L, turn: Turn<'_, L::E>, d: &[L::E], out: &mut [L::E]) {
+fn rotate_back<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, d: &[L::E], out: &mut [L::E]) {
     let (low, high) = out.split_at_mut(d.len() / 2);
     for at in (0..low.len()).step_by(WIDTH) {
-        let (a, b) = pair_back(l, turn, d, at);
+        let (a, b) = rotate_pair_back(l, rotation, d, at);
         l.put(low, at, a);
         l.put(high, at, b);
     }
 }
 
 #[inline(always)]
-fn pair_back<L: Lanes>(l: L, turn: Turn<'_, L::E>, d: &[L::E], at: usize) -> (L::V, L::V) {
+fn rotate_pair_back<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, d: &[L::E], at: usize) -> (L::V, L::V) {
     let zero = L::E::ZERO;
     let (d_low, d_high) = d.split_at(d.len() / 2);
-    let (cos, sin) = (l.get(turn.cos, at, zero), l.sub(l.zero(), l.get(turn.sin, at, zero)));
-    turn_pair(l, cos, sin, l.get(d_low, at, zero), l.get(d_high, at, zero))
+    let cos = l.get(rotation.cos, at, zero);
+    let sin = l.sub(l.zero(), l.get(rotation.sin, at, zero));
+    rotate_pair(l, cos, sin, l.get(d_low, at, zero), l.get(d_high, at, zero))
 }
 
 pub(super) fn backward<E: Float>(
@@ -149,7 +151,7 @@ pub(super) fn backward<E: Float>(
     d_out: &[E],
     d_raw: &mut [E],
 ) {
-    let turns = Turns::new(table, positions);
+    let rotations = Rotations::new(table, positions);
     let width = d.heads.qkv_width();
     let normed_heads = d.heads.query + d.heads.kv;
     let saved = norm.as_ref().map(|grad| (grad.norm, grad.raw.host(), grad.inv_rms.host()));
@@ -162,18 +164,18 @@ pub(super) fn backward<E: Float>(
             });
             // SAFETY: each task has its own tokens.
             let d_raw = unsafe { d_raw.range(row.clone()) };
-            cpu.dispatch(Backward { d, turn: turns.of(token), norm, d_out: &d_out[row], d_raw });
+            cpu.dispatch(Backward { d, rotation: rotations.of(token), norm, d_out: &d_out[row], d_raw });
         }
     });
     if let Some(grad) = norm {
-        backward_weight(cpu, d, turns, grad, d_out);
+        backward_weight(cpu, d, rotations, grad, d_out);
     }
 }
 
-/// One token.
+/// The gradient of one token.
 struct Backward<'a, E: Float> {
     d: Dims,
-    turn: Turn<'a, E>,
+    rotation: Rotation<'a, E>,
     /// Weights, raw row, inv_rms row.
     norm: Option<(HeadNorm<'a, E>, &'a [E], &'a [E])>,
     d_out: &'a [E],
@@ -187,7 +189,7 @@ impl<E: Float> Kernel<E> for Backward<'_, E> {
         let rotated = (heads.query + heads.kv) * heads.dim;
         let rows = self.d_out[..rotated].chunks_exact(heads.dim).zip(self.d_raw.chunks_exact_mut(heads.dim));
         for (head, (d_out, d_raw)) in rows.enumerate() {
-            rotate_back(l, self.turn, d_out, d_raw);
+            rotate_back(l, self.rotation, d_out, d_raw);
             if let Some((norm, raw, inv_rms)) = self.norm {
                 let weight = if head < heads.query { norm.query_weight } else { norm.key_weight };
                 let raw = &raw[head * heads.dim..(head + 1) * heads.dim];
@@ -198,11 +200,12 @@ impl<E: Float> Kernel<E> for Backward<'_, E> {
     }
 }
 
-/// Tasks: the vectors of half a head, for queries and for keys. A task owns its pairs of columns.
+/// The gradient of the norm's weights. A task has sixteen columns of the lower half of a head and the sixteen that they
+/// are rotated with, of all query heads or of all key heads.
 fn backward_weight<E: Float>(
     cpu: &Cpu,
     d: Dims,
-    turns: Turns<'_, E>,
+    rotations: Rotations<'_, E>,
     grad: HeadNormGrad<'_, E>,
     d_out: &[E],
 ) {
@@ -212,19 +215,20 @@ fn backward_weight<E: Float>(
     let d_weights =
         [Shared::new(grad.d_query_weight.into_host()), Shared::new(grad.d_key_weight.into_host())];
     cpu.tasks(2 * vectors, |task| {
-        let (is_key, at) = (task / vectors, task % vectors * WIDTH);
+        let is_key = task / vectors;
+        let at = task % vectors * WIDTH;
         let end = (at + WIDTH).min(half);
         // SAFETY: each task has its own columns.
         let (low, high) =
             unsafe { (d_weights[is_key].range(at..end), d_weights[is_key].range(half + at..half + end)) };
         let heads = if is_key == 0 { 0..d.heads.query } else { d.heads.query..d.heads.query + d.heads.kv };
-        cpu.dispatch(BackwardWeight { d, turns, heads, at, raw, inv_rms, d_out, low, high });
+        cpu.dispatch(BackwardWeight { d, rotations, heads, at, raw, inv_rms, d_out, low, high });
     });
 }
 
 struct BackwardWeight<'a, E> {
     d: Dims,
-    turns: Turns<'a, E>,
+    rotations: Rotations<'a, E>,
     heads: std::ops::Range<usize>,
     /// First column, counted within the lower half of the head.
     at: usize,
@@ -238,13 +242,15 @@ struct BackwardWeight<'a, E> {
 impl<E: Float> Kernel<E> for BackwardWeight<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(self, l: L) {
-        let (heads, zero) = (self.d.heads, E::ZERO);
+        let heads = self.d.heads;
+        let zero = E::ZERO;
         let (mut low, mut high) = (l.get(self.low, 0, zero), l.get(self.high, 0, zero));
         for token in 0..self.d.tokens {
-            let turn = self.turns.of(token);
+            let rotation = self.rotations.of(token);
             for head in self.heads.clone() {
                 let start = token * heads.qkv_width() + head * heads.dim;
-                let (d_low, d_high) = pair_back(l, turn, &self.d_out[start..start + heads.dim], self.at);
+                let (d_low, d_high) =
+                    rotate_pair_back(l, rotation, &self.d_out[start..start + heads.dim], self.at);
                 let (x_low, x_high) = self.raw[start..start + heads.dim].split_at(heads.dim / 2);
                 let inv = l.splat(self.inv_rms[token * (heads.query + heads.kv) + head]);
                 low = l.fma(d_low, l.mul(l.get(x_low, self.at, zero), inv), low);

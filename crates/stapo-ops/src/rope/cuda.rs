@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::{Dims, HeadNorm, HeadNormGrad, Table};
 use crate::Float;
 use crate::cuda::kernels::ROPE;
-use crate::cuda::{Cuda, Kind, Memory, Slice, add_column_sums, parts_for};
+use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
 
 const THREADS: usize = 256;
 
@@ -16,7 +16,8 @@ pub(super) fn forward<T: Float>(
     raw: Slice,
     out: Slice,
 ) {
-    let (op, heads) = ("rope::forward", d.heads);
+    let op = "rope::forward";
+    let heads = d.heads;
     let name = format!("rope_forward_{}", out.same(raw, op).name());
     let launch =
         cuda.kernel(&ROPE, &name).head_dim(heads.dim).arg(raw).arg(out).arg(table.cos.view().cuda().f32(op));
@@ -38,9 +39,10 @@ pub(super) fn backward<T: Float>(
     d_out: Slice,
     d_raw: Slice,
 ) {
-    let (op, heads) = ("rope::backward", d.heads);
+    let op = "rope::backward";
+    let heads = d.heads;
     let n_parts = parts_for(cuda, d.tokens);
-    let parts = norm.is_some().then(|| Memory::scratch(cuda, n_parts * 2 * heads.dim, Kind::F32));
+    let parts = norm.is_some().then(|| Memory::scratch(cuda, n_parts * 2 * heads.dim, ElementType::F32));
     let name = format!("rope_backward_{}", d_raw.same(d_out, op).name());
     let launch = cuda
         .kernel(&ROPE, &name)
@@ -55,10 +57,10 @@ pub(super) fn backward<T: Float>(
         .arg(norm.as_ref().map(|n| n.norm.key_weight.cuda().same(d_out, op)))
         .arg(norm.as_ref().map(|n| n.inv_rms.cuda().f32(op)))
         .arg(parts.as_ref().map(Memory::slice));
-    let launch = launch.arg(d.tokens).arg(heads.query).arg(heads.kv);
-    launch.run([n_parts, 1], THREADS, THREADS / 32 * 2 * heads.dim * 4);
+    let shape = Fields::default().four_bytes(d.tokens).four_bytes(heads.query).four_bytes(heads.kv);
+    launch.fields(&shape).run([n_parts, 1], THREADS, THREADS / 32 * 2 * heads.dim * 4);
     if let Some((norm, parts)) = norm.zip(parts) {
-        let sums_memory = Memory::scratch(cuda, 2 * heads.dim, Kind::F32);
+        let sums_memory = Memory::scratch(cuda, 2 * heads.dim, ElementType::F32);
         let sums = sums_memory.slice();
         cuda.fill(sums, 0.0f32);
         add_column_sums(cuda, parts.slice(), n_parts, sums);

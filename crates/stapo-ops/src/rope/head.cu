@@ -1,9 +1,10 @@
-// A head of one token in a warp; a lane holds two neighbouring pairs of every 64. HEAD_DIM is given when compiling.
+// A head of one token in a warp. The elements i and i + HEAD_DIM / 2 are a pair, which is rotated by one angle; a lane
+// holds two neighbouring pairs of every 64. HEAD_DIM is given when compiling.
 #define PAIRS ((HEAD_DIM / 2 + 63) / 64 * 2)
 
 __device__ __forceinline__ int pair_of(int p) { return threadIdx.x % 32 * 2 + p % 2 + p / 2 * 64; }
 
-// Two neighbours of a head, whose halves have an even width.
+// Two neighbouring elements of a head whose half is even, and so aligned.
 __device__ __forceinline__ void load2(const bf16* x, float* a, float* b) {
     u32 both = *(const u32*)x;
     *a = __uint_as_float(both << 16), *b = __uint_as_float(both & 0xffff0000u);
@@ -60,7 +61,7 @@ __device__ __forceinline__ float dot(const Head& a, const Head& b) {
     return warp_sum(sum);
 }
 
-// cos and sin of a position: the same for all its heads.
+// Cosines and sines of a position: the same for all heads.
 struct Rotation {
     float cos[PAIRS], sin[PAIRS];
 };
@@ -86,8 +87,9 @@ __device__ __forceinline__ void rotate(Head& h, const Rotation& t, float sign) {
     }
 }
 
-// What becomes of a query or a key: normed where its kind is (`weight`), by the factor given back, and turned.
-__device__ __forceinline__ float norm_and_rotate(Head& h, bool is_normed, const Head& weight, float eps, const Rotation& rotation) {
+// Norms a query or a key, where its model norms heads, and rotates it. Returns the factor 1 / rms of the norm.
+__device__ __forceinline__ float norm_and_rotate(Head& h, bool is_normed, const Head& weight, float eps,
+                                                 const Rotation& rotation) {
     float inv = 1.0f;
     if (is_normed) {
         inv = 1.0f / sqrtf(dot(h, h) / (float)HEAD_DIM + eps);

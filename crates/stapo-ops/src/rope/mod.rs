@@ -1,5 +1,5 @@
-//! What happens to queries and keys between projection and attention: an optional norm per head (Qwen3), then rotary
-//! position embedding in the rotate-half convention of Hugging Face. Values pass through.
+//! Rotary position embedding of queries and keys, in the rotate-half convention of Hugging Face, after an optional norm
+//! per head (Qwen3). Values pass through.
 
 mod cpu;
 mod cuda;
@@ -9,8 +9,8 @@ mod tests;
 
 pub use table::{Frequencies, Scaling, Table};
 
-use crate::attention::Heads;
 use crate::device::Backend;
+use crate::heads::Heads;
 use crate::{Device, Float, View, ViewMut, check};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,9 +32,9 @@ pub struct HeadNorm<'a, T: Float> {
 /// What [`backward`] needs and adds to when there is a [`HeadNorm`].
 pub struct HeadNormGrad<'a, T: Float> {
     pub norm: HeadNorm<'a, T>,
-    /// Forward's `raw`.
+    /// The `raw` of [`forward`].
     pub raw: View<'a, T>,
-    /// `[T, query heads + kv heads]`, from forward.
+    /// `[T, query heads + kv heads]`, from [`forward`].
     pub inv_rms: View<'a, T>,
     /// `[head_dim]`, added to: one chain over tokens, within a token over heads.
     pub d_query_weight: ViewMut<'a, T>,
@@ -110,7 +110,7 @@ fn check_shapes<T: Float>(
     check(op, "positions", positions.len(), dims.tokens);
     check(op, "input", input, dims.tokens * dims.heads.qkv_width());
     check(op, "output", output, dims.tokens * dims.heads.qkv_width());
-    // Where reading them back costs nothing.
+    // On a GPU the check would wait for the positions to be copied back.
     let Backend::Cpu(_) = device.backend() else { return };
     let top = positions.host().iter().max().map_or(0, |p| *p as usize + 1);
     assert!(top <= table.positions(), "{op}: position {} of a table of {}", top - 1, table.positions());

@@ -1,9 +1,9 @@
-// One warp per token and head. Grid: tokens. Weights: 0 where heads have no norm.
+// A warp takes a head at a time. Grid: tokens. The weights are 0 where heads have no norm.
 template <class S>
 __device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict__ out, const float* __restrict__ cos,
                                         const float* __restrict__ sin, const u32* __restrict__ positions,
-                                        const S* __restrict__ q_weight, const S* __restrict__ k_weight, float* inv_rms, int query, int kv,
-                                        float eps) {
+                                        const S* __restrict__ q_weight, const S* __restrict__ k_weight, float* inv_rms,
+                                        int query, int kv, float eps) {
     constexpr int half = HEAD_DIM / 2, dim = HEAD_DIM;
     int heads = query + 2 * kv, normed = query + kv;
     size_t token = blockIdx.x, row = token * heads * dim;
@@ -22,15 +22,21 @@ __device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict
     }
 }
 
-// Blocks take consecutive tokens. parts [blocks, 2, dim]: each block's gradient of the query and the key norm.
+struct Shape {
+    int tokens, query, kv;
+};
+
+// A block takes consecutive tokens. parts [blocks, 2, dim]: each block's sums for the gradients of the query and the
+// key norm's weights.
 template <class S>
 __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restrict__ d_raw,
                                          const float* __restrict__ cos, const float* __restrict__ sin,
                                          const u32* __restrict__ positions, const S* __restrict__ raw,
                                          const S* __restrict__ q_weight, const S* __restrict__ k_weight,
-                                         const float* __restrict__ inv_rms, float* parts, int tokens, int query, int kv) {
+                                         const float* __restrict__ inv_rms, float* parts, const Shape& shape) {
     extern __shared__ float sums[];
     constexpr int half = HEAD_DIM / 2, dim = HEAD_DIM;
+    int tokens = shape.tokens, query = shape.query, kv = shape.kv;
     int heads = query + 2 * kv, normed = query + kv, warp = threadIdx.x / 32;
     Head weight_sums[2];
 #pragma unroll
@@ -59,11 +65,11 @@ __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restr
                         weight_sums[0].low[p] += is_query ? a : 0.0f, weight_sums[0].high[p] += is_query ? b : 0.0f;
                         weight_sums[1].low[p] += is_query ? 0.0f : a, weight_sums[1].high[p] += is_query ? 0.0f : b;
                     }
-                    float pull = dot(g, x) / (float)dim;
+                    float projection = dot(g, x) / (float)dim;
 #pragma unroll
                     for (int p = 0; p < PAIRS; ++p) {
-                        d.low[p] = inv * fmaf(-x.low[p], pull, g.low[p]);
-                        d.high[p] = inv * fmaf(-x.high[p], pull, g.high[p]);
+                        d.low[p] = inv * fmaf(-x.low[p], projection, g.low[p]);
+                        d.high[p] = inv * fmaf(-x.high[p], projection, g.high[p]);
                     }
                 }
             }
@@ -86,10 +92,10 @@ __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restr
         forward<S>(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, eps);                        \
     }                                                                                                                  \
     KERNEL __launch_bounds__(256, 4)                                                                                   \
-    rope_backward_##S(const S* d_out, S* d_raw, const float* cos, const float* sin, const u32* positions,              \
-                      const S* raw, const S* q_weight, const S* k_weight, const float* inv_rms, float* parts,          \
-                      int tokens, int query, int kv) {                                                                 \
-        backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, tokens, query, kv);    \
+        rope_backward_##S(const S* d_out, S* d_raw, const float* cos, const float* sin, const u32* positions,          \
+                          const S* raw, const S* q_weight, const S* k_weight, const float* inv_rms, float* parts,      \
+                          const __grid_constant__ Shape shape) {                                                       \
+        backward<S>(d_out, d_raw, cos, sin, positions, raw, q_weight, k_weight, inv_rms, parts, shape);                \
     }
 
 ROPE(float)

@@ -25,7 +25,7 @@ pub enum Scaling {
         beta_slow: f64,
         original_positions: f64,
         attention_factor: Option<f64>,
-        /// Whether the ramp's ends are rounded to whole dimensions.
+        /// Whether the ends of the ramp are rounded to whole dimensions.
         truncate: bool,
     },
 }
@@ -60,7 +60,7 @@ impl Frequencies {
                 })
                 .collect(),
             Scaling::Yarn { factor, beta_fast, beta_slow, original_positions, truncate, .. } => {
-                // The dimension whose wavelength fits `turns` times into the trained length.
+                // The dimension that makes `turns` full turns over the trained length.
                 let dim_of =
                     |turns: f64| dim * (original_positions / (turns * TAU)).ln() / (2.0 * self.theta.ln());
                 let (mut low, mut high) = (dim_of(beta_fast), dim_of(beta_slow));
@@ -79,7 +79,7 @@ impl Frequencies {
         }
     }
 
-    /// What cos and sin are multiplied by.
+    /// The factor of cos and sin.
     pub fn attention_factor(&self) -> f64 {
         match self.scaling {
             Scaling::Yarn { factor, attention_factor, .. } => {
@@ -104,7 +104,8 @@ impl<T: Float> Table<T> {
     pub fn new(device: &Device, frequencies: &Frequencies, positions: usize) -> Result<Self, OutOfMemory> {
         let head_dim = frequencies.head_dim;
         assert!(head_dim.is_multiple_of(2), "rope::Table: head_dim {head_dim} is odd");
-        let (per_pair, factor) = (frequencies.per_pair(), frequencies.attention_factor());
+        let per_pair = frequencies.per_pair();
+        let factor = frequencies.attention_factor();
         let mut cos = Vec::with_capacity(positions * per_pair.len());
         let mut sin = Vec::with_capacity(positions * per_pair.len());
         for position in 0..positions {
@@ -121,7 +122,7 @@ impl<T: Float> Table<T> {
         self.head_dim
     }
 
-    /// Positions it covers.
+    /// The number of positions.
     pub fn positions(&self) -> usize {
         self.positions
     }

@@ -16,8 +16,8 @@ fn table<T: Float>(device: &Device, heads: Heads) -> Table<T> {
 fn forward_of<T: Float>(device: &Device, d: Dims, raw: &[T], norm: Option<[&[T]; 2]>) -> Tensors<T> {
     let positions = upload(device, &ids(9, d.tokens, 50));
     let raw = upload(device, raw);
-    let (mut out, mut inv_rms) =
-        (device.zeros(raw.len()).unwrap(), device.zeros(d.tokens * (d.heads.query + d.heads.kv)).unwrap());
+    let mut out = device.zeros(raw.len()).unwrap();
+    let mut inv_rms = device.zeros(d.tokens * (d.heads.query + d.heads.kv)).unwrap();
     let weights = norm.map(|w| w.map(|w| upload(device, w)));
     let norm = weights.as_ref().map(|[q, k]| {
         (HeadNorm { query_weight: q.view(), key_weight: k.view(), eps: 1e-3 }, inv_rms.view_mut())
@@ -55,7 +55,10 @@ fn backward_of<T: Float>(
 
 fn all_of<T: Float>(device: &Device, d: Dims) -> Tensors<T> {
     let n = d.tokens * d.heads.qkv_width();
-    let (raw, d_out, q, k) = (values(1, n), values(2, n), values(3, d.heads.dim), values(4, d.heads.dim));
+    let raw = values(1, n);
+    let d_out = values(2, n);
+    let q = values(3, d.heads.dim);
+    let k = values(4, d.heads.dim);
     let mut all = forward_of(device, d, &raw, None);
     all.extend(forward_of(device, d, &raw, Some([&q, &k])));
     all.extend(backward_of(device, d, &raw, None, &d_out));
@@ -65,7 +68,8 @@ fn all_of<T: Float>(device: &Device, d: Dims) -> Tensors<T> {
 
 #[test]
 fn gradients_are_finite_differences() {
-    let (device, d) = (device(), dims(3, HEADS));
+    let device = device();
+    let d = dims(3, HEADS);
     let n = 3 * HEADS.qkv_width();
     let d_out = &cotangents(&[vec![0.0; n]])[0];
     let raw: Vec<f64> = values(1, n);
@@ -90,15 +94,17 @@ fn all_devices_agree_bitwise_and_stay_close_to_double() {
 
 #[test]
 fn rotation_pairs_a_dimension_with_the_one_half_a_head_on() {
-    let (device, heads) = (device(), Heads { query: 1, kv: 1, dim: 4 });
+    let device = device();
+    let heads = Heads { query: 1, kv: 1, dim: 4 };
     let d = dims(1, heads);
     let table =
         Table::new(&device, &Frequencies { head_dim: 4, theta: 16.0, scaling: Scaling::None }, 8).unwrap();
     let raw: Vec<f64> = (1..=12).map(f64::from).collect();
-    let (raw_on, positions) = (upload(&device, &raw), upload(&device, &[3]));
+    let raw_on = upload(&device, &raw);
+    let positions = upload(&device, &[3]);
     let mut out = device.zeros(12).unwrap();
     forward(&device, d, &table, positions.view(), None, raw_on.view(), out.view_mut());
-    // Frequencies 1 and 1/4.
+    // The two pairs have the frequencies 1 and 1/4.
     let (a, b) = (3f64, 0.75f64);
     let expected = [
         a.cos() - 3.0 * a.sin(),
@@ -120,7 +126,7 @@ fn assert_frequencies(scaling: Scaling, dim: usize, theta: f64, expected: &[f64]
     assert!((frequencies.attention_factor() - factor).abs() < 1e-9);
 }
 
-/// Expected frequencies are those of transformers 5 for the same settings.
+/// The expected frequencies are those of transformers 5 for the same settings.
 #[test]
 fn scalings_match_transformers() {
     let linear = [0.25, 0.07905694, 0.025, 0.0079056947, 0.0025, 0.00079056947, 0.00025, 7.9056947e-5];
@@ -169,8 +175,10 @@ fn scalings_match_transformers() {
 #[test]
 #[should_panic(expected = "rope::forward: position 50 of a table of 50")]
 fn a_position_beyond_the_table_is_named() {
-    let (device, heads) = (device(), Heads { query: 1, kv: 1, dim: 2 });
-    let (positions, raw) = (upload(&device, &[50]), upload(&device, &[0f32; 6]));
+    let device = device();
+    let heads = Heads { query: 1, kv: 1, dim: 2 };
+    let positions = upload(&device, &[50]);
+    let raw = upload(&device, &[0f32; 6]);
     let mut out = device.zeros(6).unwrap();
     forward(
         &device,

@@ -1,8 +1,8 @@
 use super::{Drawn, Inputs, SamplingRule, filter};
 use crate::Float;
-use crate::device::{Cpu, Shared, with_scratch};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::lm_head::{cpu::for_chunks, row};
-use crate::simd::{Kernel, Lanes, WIDTH};
 
 pub(super) fn forward<E: Float>(cpu: &Cpu, rule: SamplingRule, from: Inputs<'_, E>, drawn: Drawn<'_, E>) {
     let tokens = drawn.ids.len();
@@ -38,7 +38,7 @@ pub(super) fn forward<E: Float>(cpu: &Cpu, rule: SamplingRule, from: Inputs<'_, 
     });
 }
 
-/// One token.
+/// Draws one token.
 struct Draw<'a, E> {
     logits: &'a [E],
     /// Scratch.
@@ -98,7 +98,8 @@ fn draw_all<L: Lanes>(
     inv_temperature: L::E,
     uniform: f64,
 ) -> usize {
-    let (scale, top) = (l.splat(inv_temperature), l.splat(stats.top));
+    let scale = l.splat(inv_temperature);
+    let top = l.splat(stats.top);
     let mut sums = Vec::with_capacity(logits.len().div_ceil(BLOCK));
     let mut total = 0.0;
     for block in logits.chunks(BLOCK) {
@@ -114,7 +115,8 @@ fn draw_all<L: Lanes>(
     let chosen = sums.iter().position(|sum| goal < *sum).unwrap_or(sums.len() - 1);
     let mut seen = if chosen == 0 { 0.0 } else { sums[chosen - 1] };
     let block = &logits[chosen * BLOCK..logits.len().min((chosen + 1) * BLOCK)];
-    // Rounding can leave the goal beyond the block's last token: then the last with any weight is meant.
+    // By rounding the goal may lie beyond the last token of the block; the last token with a positive weight is drawn
+    // then.
     let mut last = chosen * BLOCK;
     for at in (0..block.len()).step_by(WIDTH) {
         let x = l.get(block, at, L::E::NEG_INFINITY);

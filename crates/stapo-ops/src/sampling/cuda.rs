@@ -3,10 +3,10 @@ use std::sync::Arc;
 use super::{Drawn, Filter, Inputs, SamplingRule};
 use crate::Float;
 use crate::cuda::kernels::SAMPLING;
-use crate::cuda::{Cuda, Slice};
+use crate::cuda::{Cuda, Fields, Slice};
 use crate::lm_head::cuda::{ROW_THREADS, for_chunks};
 
-/// Largest vocabulary whose cumulative sums fit beside each other.
+/// The largest vocabulary whose partial sums fit into shared memory.
 const MAX_VOCAB: usize = 1 << 20;
 
 pub(super) fn look_up(cuda: &Cuda, tokens: Slice, ids: Slice, out: Slice) {
@@ -28,7 +28,9 @@ pub(super) fn forward<T: Float>(
         SamplingRule::Greedy => (1usize, Filter::NONE),
         SamplingRule::Draw { filter, .. } => (0, filter),
     };
-    let (ids, logp, entropy) = (drawn.ids.cuda(), drawn.logp.cuda().f32(op), drawn.entropy.cuda().f32(op));
+    let ids = drawn.ids.cuda();
+    let logp = drawn.logp.cuda().f32(op);
+    let entropy = drawn.entropy.cuda().f32(op);
     let (hidden, uniforms) = (from.hidden.cuda(), from.uniforms.cuda());
     let best = drawn.alternatives.as_ref();
     let n_best = best.map_or(0, |best| best.n);
@@ -39,8 +41,13 @@ pub(super) fn forward<T: Float>(
             .arg(n_best)
             .arg(best.map(|best| best.ids.cuda().part(start * n_best, n * n_best)))
             .arg(best.map(|best| best.logp.cuda().f32(op).part(start * n_best, n * n_best)));
-        let launch = launch.arg(vocab).arg((1.0 / rule.temperature()) as f32).arg(greedy);
         let top_k = filter.top_k.unwrap_or(vocab).clamp(1, vocab);
-        launch.arg(top_k).arg(filter.top_p).arg(filter.min_p as f32).run([n, 1], ROW_THREADS, 0);
+        let rule = Fields::default()
+            .eight_bytes(filter.top_p)
+            .four_bytes((1.0 / rule.temperature()) as f32)
+            .four_bytes(filter.min_p as f32)
+            .four_bytes(greedy)
+            .four_bytes(top_k);
+        launch.arg(vocab).fields(&rule).run([n, 1], ROW_THREADS, 0);
     });
 }

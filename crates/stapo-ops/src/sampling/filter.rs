@@ -1,12 +1,13 @@
 //! Which tokens may be drawn.
 //!
-//! The filters need the most probable tokens in order, seldom all of them. Weights lie in (0, 1], so their bit patterns
-//! order them: one pass counts tokens and sums weights by the leading bits, and only the tokens above the cut are sorted.
+//! The filters need the most probable tokens in order, seldom all tokens. Weights lie in (0, 1], so a larger weight has
+//! a larger bit pattern: one pass counts tokens and sums weights by the leading bits, and only the tokens above the cut
+//! are sorted.
 
 use super::Filter;
 use crate::Float;
+use crate::cpu::simd::{Lanes, WIDTH};
 use crate::lm_head::row::Stats;
-use crate::simd::{Lanes, WIDTH};
 
 /// The tokens that may be drawn, in the order of their ids, with their weights.
 pub(super) struct Kept {
@@ -14,7 +15,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Inverse transform.
+    /// Draws by inverse transform.
     pub(super) fn draw(&self, uniform: f64) -> usize {
         let total: f64 = self.tokens.iter().map(|(_, weight)| weight).sum();
         let goal = uniform * total;
@@ -23,7 +24,7 @@ impl Kept {
             seen += weight;
             goal < seen
         });
-        // Rounding can leave the goal beyond the last token: then the last is meant.
+        // By rounding the goal may lie beyond the last token, which is drawn then.
         chosen.or(self.tokens.last()).map_or(0, |(id, _)| *id as usize)
     }
 }
@@ -42,7 +43,8 @@ pub(super) fn keep<L: Lanes>(
     if top_k == logits.len() && filter.top_p >= 1.0 && filter.min_p <= 0.0 {
         return None;
     }
-    let (scale, top) = (l.splat(inv_temperature), l.splat(stats.top));
+    let scale = l.splat(inv_temperature);
+    let top = l.splat(stats.top);
     for at in (0..logits.len()).step_by(WIDTH) {
         let x = l.get(logits, at, L::E::NEG_INFINITY);
         l.put(weights, at, l.exp(l.sub(l.mul(x, scale), top)));
@@ -52,7 +54,7 @@ pub(super) fn keep<L: Lanes>(
 
 /// Bits of an f32 weight that choose its bin: the exponent and three bits of the mantissa.
 const BIN_SHIFT: u32 = 20;
-/// The bin of weight 1, the largest there is; exponents below 2^-126 share bin 0.
+/// The bin of weight 1, the largest weight. All weights below 2^-126 share bin 0.
 const TOP_BIN: usize = (0x3f80_0000u32 >> BIN_SHIFT) as usize;
 
 fn bin<E: Float>(weight: E) -> usize {
@@ -68,13 +70,16 @@ fn apply<E: Float>(weights: &[E], top_k: usize, filter: Filter) -> Kept {
         *mass += weight.to_f64();
         total += weight.to_f64();
     }
-    // The lowest bin that the filters could reach. After top-k, top-p is a share of what top-k left: then all of that is
-    // needed. Sums in another order differ in the last digits: hence the margin.
+    // `cut` is the lowest bin that the filters can reach. After top-k, top-p is a share of the tokens that top-k
+    // leaves, so all of these are needed. The goal has a margin, because sums in another order differ in the last
+    // digits.
     let has_top_p = filter.top_p < 1.0;
     let is_share_of_all = has_top_p && top_k == weights.len();
     let goal = if is_share_of_all { filter.top_p * total * (1.0 + 1e-9) } else { f64::INFINITY };
     let lowest = if has_top_p { 0 } else { bin(filter.min_p) };
-    let (mut cut, mut count, mut mass) = (TOP_BIN + 1, 0, 0.0);
+    let mut cut = TOP_BIN + 1;
+    let mut count = 0;
+    let mut mass = 0.0;
     while cut > 0 && (count == 0 || (cut > lowest && count < top_k && mass < goal)) {
         cut -= 1;
         count += bins[cut].0;
@@ -85,7 +90,8 @@ fn apply<E: Float>(weights: &[E], top_k: usize, filter: Filter) -> Kept {
     cut_down(tokens, is_share_of_all.then_some(total), top_k, filter)
 }
 
-/// `tokens` hold every token the filters can keep; top-p is a share of `total`, or of the tokens that top-k leaves.
+/// Applies the filters to `tokens`, which hold every token that the filters can keep. top-p is a share of `total`, or
+/// of the tokens that top-k leaves.
 fn cut_down(mut tokens: Vec<(u32, f64)>, total: Option<f64>, top_k: usize, filter: Filter) -> Kept {
     tokens.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     tokens.truncate(top_k);

@@ -1,7 +1,7 @@
 //! Drawing the next token.
 //!
-//! A row's logits and numbers are those of `lm_head::forward`, bit for bit. Reported are the log-probability and the
-//! entropy of the full distribution at the sampling temperature, whatever the filters: the numbers training sees.
+//! Law: the logits and numbers of a row have the bits of `lm_head::forward`. The reported log-probability and entropy
+//! are those of the full distribution at the sampling temperature, whatever the filters, as training computes them.
 
 mod cpu;
 mod cuda;
@@ -23,7 +23,7 @@ pub enum SamplingRule {
     Draw { temperature: f64, filter: Filter },
 }
 
-/// Which tokens may be drawn, applied in this order; each keeps at least the most probable token.
+/// Which tokens may be drawn. The filters apply in this order, and each keeps at least the most probable token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Filter {
     /// Only the `k` most probable.
@@ -70,14 +70,15 @@ pub struct Drawn<'a, T: Float> {
     pub alternatives: Option<Alternatives<'a, T>>,
 }
 
-/// Stands for a token by the number of its draw in the last call of [`forward`], which the host has not read yet.
+/// A token that the host has not read yet, named by the number of its draw in the last call of [`forward`].
 pub fn drawn(number: usize) -> u32 {
     DRAWN | number as u32
 }
 
+/// The bit that marks the number of a draw; token ids are smaller.
 const DRAWN: u32 = 1 << 31;
 
-/// `out[i] = tokens[i]`, or `ids[j]` where that is [`drawn`]`(j)`. Shapes: tokens, out `[T]`; ids of any length.
+/// `out[i] = tokens[i]`, or `ids[j]` where `tokens[i]` is [`drawn`]`(j)`. Shapes: tokens, out `[T]`; ids of any length.
 pub fn look_up(device: &Device, tokens: View<'_, u32>, ids: View<'_, u32>, mut out: ViewMut<'_, u32>) {
     check("sampling::look_up", "out", out.len(), tokens.len());
     match device.backend() {
@@ -90,14 +91,15 @@ pub fn look_up(device: &Device, tokens: View<'_, u32>, ids: View<'_, u32>, mut o
     }
 }
 
-/// Memory for logits on a GPU, kept from call to call so that calls can be recorded; a CPU has its own.
+/// Memory for logits on a GPU. It stays in place from call to call, so that calls can be recorded as a CUDA graph.
+/// Empty on a CPU, whose threads have scratch memory.
 #[derive(Debug)]
 pub struct Logits<T: Float>(Buffer<T>);
 
 impl<T: Float> Logits<T> {
-    /// For calls of up to `tokens` tokens; more are taken in pieces.
+    /// Room for the logits of `tokens` tokens, or of one chunk if that is fewer.
     pub fn new(device: &Device, vocab: usize, tokens: usize) -> Result<Self, OutOfMemory> {
-        let n_rows = if device.works_alone() { chunk_rows(vocab, tokens) } else { 0 };
+        let n_rows = if device.is_async() { chunk_rows(vocab, tokens) } else { 0 };
         Ok(Logits(device.zeros(n_rows * vocab)?))
     }
 }

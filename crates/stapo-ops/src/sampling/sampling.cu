@@ -51,7 +51,8 @@ __device__ Mass mass_above(const Row& row, Cut cut, float floor, bool exact, u32
 
 // The shortest run of the tokens inside `cut`, heaviest first, that has `n` tokens and the mass `goal`.
 __device__ Cut shortened(const Row& row, Cut cut, int n, double goal) {
-    // Weights are not negative: their bits order them. The highest floor that leaves enough, bit by bit.
+    // Weights are not negative, so their bits are ordered as they are: the highest floor that leaves enough tokens and
+    // mass is found bit by bit.
     u32 bits = 0;
     for (int bit = 29; bit >= 0; --bit) {
         Mass m = mass_above(row, cut, __uint_as_float(bits | 1u << bit), false, 0);
@@ -60,7 +61,7 @@ __device__ Cut shortened(const Row& row, Cut cut, int n, double goal) {
     float floor = __uint_as_float(bits);
     Mass above = mass_above(row, cut, __uint_as_float(bits + 1), false, 0);
     Mass ties = mass_above(row, cut, floor, true, 0xffffffffu);
-    // As many of the equal ones as are still missing, lowest ids first.
+    // Of the tokens whose weight is the floor, as many as are still missing, lowest ids first.
     int missing = max(n - above.count, 1);
     if (floor > 0.0f) missing = max(missing, (int)ceil(fmin((goal - above.sum) / floor, 2e9)));
     if (missing >= ties.count) return {floor, 0xffffffffu};
@@ -70,12 +71,10 @@ __device__ Cut shortened(const Row& row, Cut cut, int n, double goal) {
     return {floor, last};
 }
 
-// Inverse transform in the order of ids: stretches of 256 weights are summed, then added up in f64. `sums` are given where
-// nothing is cut.
-__device__ u32 drawn(const Row& row, Cut cut, double uniform, float* sums, bool is_cut) {
-    __shared__ u32 chosen_id;
-    int n = (row.vocab + STRETCH - 1) / STRETCH, lane = threadIdx.x % 32;
-    for (int k = threadIdx.x / 32; is_cut && k < n; k += blockDim.x / 32) {
+// The sums of the weights of each stretch of 256 tokens that are inside `cut`.
+__device__ __forceinline__ void stretch_sums(const Row& row, Cut cut, float* sums, int n) {
+    int lane = threadIdx.x % 32;
+    for (int k = threadIdx.x / 32; k < n; k += blockDim.x / 32) {
         float sum = 0.0f;
         for (int i = 0; i < 8; ++i) {
             int id = k * STRETCH + 8 * lane + i;
@@ -85,60 +84,79 @@ __device__ u32 drawn(const Row& row, Cut cut, double uniform, float* sums, bool 
         sum = warp_sum(sum);
         if (lane == 0) sums[k] = sum;
     }
+}
+
+// Adds the lanes' sums to `total` in the order of the lanes; returns the total before this lane's own.
+__device__ __forceinline__ double add_lanes_in_order(double own, double& total) {
+    double before = 0.0;
+    for (int l = 0; l < 32; ++l) {
+        if (l == threadIdx.x % 32) before = total;
+        total += __shfl_sync(0xffffffffu, own, l);
+    }
+    return before;
+}
+
+// The last lane that starts at or before the goal and holds anything; -1: there is none.
+__device__ __forceinline__ int owner_of(double goal, double own, double before) {
+    return 31 - __clz(__ballot_sync(0xffffffffu, own > 0.0 && before <= goal));
+}
+
+// Inverse transform sampling in the order of ids, by one warp: the stretch that the goal falls in, then the token. Sums
+// are added up in f64. Returns the id in the lane that finds it, and whether this is that lane.
+__device__ __forceinline__ bool find_drawn(const Row& row, Cut cut, double uniform, const float* sums, int n, u32* id) {
+    int lane = threadIdx.x % 32;
+    // Each lane adds up consecutive stretches.
+    int per_lane = (n + 31) / 32, from = min(n, lane * per_lane), to = min(n, from + per_lane);
+    double own = 0.0, total = 0.0;
+    for (int k = from; k < to; ++k) own += sums[k];
+    double before = add_lanes_in_order(own, total), goal = uniform * total, seen = before;
+    int owner = owner_of(goal, own, before), chosen = from;
+    if (lane == owner) {
+        int last = from;
+        for (int k = from; k < to; ++k)
+            if (sums[k] > 0.0f) last = k;
+        for (; chosen < last && !(goal < seen + sums[chosen]); ++chosen) seen += sums[chosen];
+    }
+    chosen = __shfl_sync(0xffffffffu, chosen, owner);
+    total = __shfl_sync(0xffffffffu, seen, owner);
+    // Each lane adds up eight consecutive tokens of the chosen stretch.
+    float w[8];
+    own = 0.0;
+    for (int i = 0; i < 8; ++i) {
+        int id = chosen * STRETCH + 8 * lane + i;
+        w[i] = id < row.vocab ? weight_of(row, id) : 0.0f;
+        if (!is_kept(cut, w[i], id)) w[i] = 0.0f;
+        own += w[i];
+    }
+    before = add_lanes_in_order(own, total);
+    owner = owner_of(goal, own, before);
+    // A row of NaN has no owner.
+    *id = owner < 0 ? 0xffffffffu : 0;
+    for (int i = 0; lane == owner && i < 8; ++i) {
+        if (!(w[i] > 0.0f)) continue;
+        *id = chosen * STRETCH + 8 * lane + i;
+        before += w[i];
+        if (goal < before) break;
+    }
+    return lane == max(owner, 0);
+}
+
+// Draws a token inside `cut`. `sums` of stretches are given where nothing is cut.
+__device__ u32 drawn(const Row& row, Cut cut, double uniform, float* sums, bool is_cut) {
+    __shared__ u32 chosen_id;
+    int n = (row.vocab + STRETCH - 1) / STRETCH;
+    if (is_cut) stretch_sums(row, cut, sums, n);
     __syncthreads();
     if (threadIdx.x < 32) {
-        // Each lane adds up consecutive stretches; the lanes' sums are added in order.
-        int per_lane = (n + 31) / 32, from = min(n, lane * per_lane), to = min(n, from + per_lane);
-        double own = 0.0, before = 0.0, total = 0.0;
-        for (int k = from; k < to; ++k) own += sums[k];
-        for (int l = 0; l < 32; ++l) {
-            if (l == lane) before = total;
-            total += __shfl_sync(0xffffffffu, own, l);
-        }
-        double goal = uniform * total;
-        // The last lane that starts at or before the goal and holds anything; of its stretches the one the goal is in.
-        int owner = 31 - __clz(__ballot_sync(0xffffffffu, own > 0.0 && before <= goal)), chosen = from;
-        double seen = before;
-        if (lane == owner) {
-            int last = from;
-            for (int k = from; k < to; ++k)
-                if (sums[k] > 0.0f) last = k;
-            for (; chosen < last && !(goal < seen + sums[chosen]); ++chosen) seen += sums[chosen];
-        }
-        chosen = __shfl_sync(0xffffffffu, chosen, owner);
-        total = __shfl_sync(0xffffffffu, seen, owner);
-        // The same among the stretch's tokens.
-        float w[8];
-        own = 0.0;
-        for (int i = 0; i < 8; ++i) {
-            int id = chosen * STRETCH + 8 * lane + i;
-            w[i] = id < row.vocab ? weight_of(row, id) : 0.0f;
-            if (!is_kept(cut, w[i], id)) w[i] = 0.0f;
-            own += w[i];
-        }
-        for (int l = 0; l < 32; ++l) {
-            if (l == lane) before = total;
-            total += __shfl_sync(0xffffffffu, own, l);
-        }
-        owner = 31 - __clz(__ballot_sync(0xffffffffu, own > 0.0 && before <= goal));
-        if (lane == owner) {
-            u32 id = 0;
-            for (int i = 0; i < 8; ++i) {
-                if (!(w[i] > 0.0f)) continue;
-                id = chosen * STRETCH + 8 * lane + i;
-                before += w[i];
-                if (goal < before) break;
-            }
-            chosen_id = id;
-        }
-        // A row of NaN has no owner.
-        if (owner < 0 && lane == 0) chosen_id = 0xffffffffu;
+        u32 id;
+        if (find_drawn(row, cut, uniform, sums, n, &id)) chosen_id = id;
     }
     __syncthreads();
     return chosen_id;
 }
 
-// Tokens by themselves, or as DRAWN with the number of a draw.
+// An input token is a token's id, or DRAWN plus the number of a draw of the step before, whose id only the GPU knows
+// yet.
 #define DRAWN 0x80000000u
 KERNEL sampling_look_up(const u32* tokens, const u32* drawn, u32* out, int n, u32 n_drawn) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -148,17 +166,24 @@ KERNEL sampling_look_up(const u32* tokens, const u32* drawn, u32* out, int n, u3
     out[i] = token < DRAWN ? token : drawn[token - DRAWN];
 }
 
-KERNEL __launch_bounds__(1024) sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int n_best,
-                     u32* best_ids, float* best_logp, int vocab, float inv_temperature, int greedy, int top_k,
-                     double top_p, float min_p) {
+// How a token is chosen. Without a filter top_k is the vocabulary, top_p 1 and min_p 0.
+struct SamplingRule {
+    double top_p;
+    float inv_temperature, min_p;
+    int is_greedy, top_k;
+};
+
+KERNEL __launch_bounds__(1024)
+    sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int n_best,
+                  u32* best_ids, float* best_logp, int vocab, const __grid_constant__ SamplingRule rule) {
     size_t r = blockIdx.x;
+    float inv_temperature = rule.inv_temperature;
     Row row = {logits + r * vocab, vocab, inv_temperature, 0.0f};
     __shared__ float sums[MAX_STRETCHES], tops[MAX_STRETCHES];
     Stats s = row_stats(row.logits, vocab, inv_temperature, [](int stretch, float top, float part) {
         float largest = top;
 #pragma unroll
-        for (int step = 16; step > 0; step >>= 1)
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+        for (int step = 16; step > 0; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
         float sum = warp_sum(part > 0.0f ? part * expf(top - largest) : 0.0f);
         if (threadIdx.x % 32 == 0) sums[stretch] = sum, tops[stretch] = largest;
     });
@@ -168,18 +193,18 @@ KERNEL __launch_bounds__(1024) sampling_draw(const float* logits, const double* 
     __syncthreads();
     float ln_sum = logf(s.sum);
     u32 id;
-    if (greedy) {
+    if (rule.is_greedy) {
         Candidate first = {__int_as_float(0x7f800000), 0u};
         id = block_best(next_best(row.logits, vocab, first)).id;
     } else {
         Cut cut = {0.0f, 0xffffffffu};
-        if (top_k < vocab) cut = shortened(row, cut, top_k, 0.0);
-        if (top_p < 1.0) cut = shortened(row, cut, 1, top_p * mass_above(row, cut, 0.0f, false, 0).sum);
-        if (min_p > cut.weight) cut = {fminf(min_p, 1.0f), 0xffffffffu};
+        if (rule.top_k < vocab) cut = shortened(row, cut, rule.top_k, 0.0);
+        if (rule.top_p < 1.0) cut = shortened(row, cut, 1, rule.top_p * mass_above(row, cut, 0.0f, false, 0).sum);
+        if (rule.min_p > cut.weight) cut = {fminf(rule.min_p, 1.0f), 0xffffffffu};
         bool is_cut = cut.weight > 0.0f || cut.id != 0xffffffffu;
         id = drawn(row, cut, uniforms[r], sums, is_cut);
     }
-    // A row of NaN has no best token: the first stands for it, and its numbers say NaN.
+    // A row of NaN has no best token: token 0 stands for it, and logp and entropy are NaN.
     if (id >= vocab) id = 0;
     if (threadIdx.x == 0) {
         ids[r] = id;

@@ -59,7 +59,7 @@ fn frequencies_follow_the_probabilities() {
             (seen - expected).powi(2) / expected
         })
         .sum();
-    // 39 degrees of freedom: 72.1 is the 0.1 % point.
+    // 72.1 is the 0.1 % point of chi-square with 39 degrees of freedom.
     assert!(chi2 < 72.1, "chi-square {chi2}");
 }
 
@@ -74,7 +74,10 @@ fn the_ends_of_the_unit_interval_are_the_first_and_the_last_possible_token() {
 
 #[test]
 fn numbers_are_those_of_training_bit_for_bit() {
-    let (device, tokens, width, vocab) = (device(), 70, 33, 257);
+    let device = device();
+    let tokens = 70;
+    let width = 33;
+    let vocab = 257;
     let hidden = upload(&device, &values::<f32>(1, tokens * width));
     let w = weight(&device, vocab, width, &values::<f32>(2, vocab * width));
     for rule in [
@@ -147,7 +150,7 @@ fn all_devices_draw_the_same_tokens() {
     }
 }
 
-/// The filters as their definition reads, on all tokens sorted.
+/// The filters by their definition, on all tokens sorted.
 fn kept_by_definition(filter: Filter, logits: &[f32]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
     order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
@@ -177,7 +180,7 @@ fn filters_agree_with_their_definition_on_random_logits() {
                 for min_p in [0.0, 0.02, 0.3] {
                     let filter = Filter { top_k, top_p, min_p };
                     let expected = kept_by_definition(filter, &logits);
-                    // One draw at the middle of each kept token's share finds exactly the kept tokens.
+                    // A uniform number in the middle of a kept token's share draws that token.
                     let weights: Vec<f64> =
                         expected.iter().map(|id| f64::from(logits[*id as usize]).exp()).collect();
                     let total: f64 = weights.iter().sum();
@@ -200,7 +203,8 @@ fn filters_agree_with_their_definition_on_random_logits() {
 #[test]
 fn a_token_may_be_given_by_the_number_of_its_draw() {
     let device = device();
-    let (tokens, ids) = (upload(&device, &[7, drawn(2), 0, drawn(0)]), upload(&device, &[50, 60, 70]));
+    let tokens = upload(&device, &[7, drawn(2), 0, drawn(0)]);
+    let ids = upload(&device, &[50, 60, 70]);
     let mut out = upload(&device, &[0; 4]);
     look_up(&device, tokens.view(), ids.view(), out.view_mut());
     assert_eq!(out.view().to_vec(), [7, 70, 0, 50]);

@@ -1,7 +1,7 @@
 use super::Dims;
 use crate::Float;
-use crate::device::{Cpu, Shared};
-use crate::simd::{Kernel, Lanes, WIDTH, silu_parts};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH, silu_parts};
+use crate::cpu::{Cpu, Shared};
 
 pub(super) fn forward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], out: &mut [E]) {
     let out = Shared::new(out);
@@ -37,7 +37,7 @@ impl<E: Float> Kernel<E> for Forward<'_, E> {
         for (gate_up, out) in rows {
             let (gate, up) = gate_up.split_at(self.width);
             for at in (0..self.width).step_by(WIDTH) {
-                // The next row: three streams at once are more than the hardware follows from row to row.
+                // Prefetches the next row: the hardware prefetcher does not follow three streams from row to row.
                 l.prefetch(gate.as_ptr().wrapping_add(2 * self.width + at));
                 l.prefetch(up.as_ptr().wrapping_add(2 * self.width + at));
                 let (_, silu) = silu_parts(l, l.get(gate, at, E::ZERO));

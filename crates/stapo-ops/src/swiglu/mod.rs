@@ -1,5 +1,5 @@
 //! `out = silu(gate) * up`, with gate and up side by side in one row: `gate_up[t] = [gate | up]`, the output of one
-//! matrix product with the two weights stacked.
+//! product with the weights of gate and up stacked.
 
 mod cpu;
 mod cuda;

@@ -1,4 +1,4 @@
-// Eight elements a thread; grid: (eights of a row, rows).
+// Eight elements a thread. Grid: (a row's columns in blocks of 8 * blockDim.x, rows).
 
 template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* out, int width) {
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
@@ -13,8 +13,7 @@ template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* 
     store8(out + row * width, at, width, whole, u);
 }
 
-template <class S>
-__device__ __forceinline__ void backward(const S* gate_up, const S* d_out, S* d_gate_up, int width) {
+template <class S> __device__ __forceinline__ void backward(const S* gate_up, const S* d_out, S* d_gate_up, int width) {
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= width) return;
     size_t row = blockIdx.y;
@@ -35,7 +34,7 @@ __device__ __forceinline__ void backward(const S* gate_up, const S* d_out, S* d_
 }
 
 #define SWIGLU(S)                                                                                                      \
-    KERNEL swiglu_forward_##S(const S* gate_up, S* out, int width) { forward<S>(gate_up, out, width); }               \
+    KERNEL swiglu_forward_##S(const S* gate_up, S* out, int width) { forward<S>(gate_up, out, width); }                \
     KERNEL swiglu_backward_##S(const S* gate_up, const S* d_out, S* d_gate_up, int width) {                            \
         backward<S>(gate_up, d_out, d_gate_up, width);                                                                 \
     }

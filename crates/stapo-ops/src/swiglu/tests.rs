@@ -2,7 +2,8 @@ use super::*;
 use crate::testing::*;
 
 fn forward_of<T: Float>(device: &Device, dims: Dims, gate_up: &[T]) -> Vec<T> {
-    let (gate_up, mut out) = (upload(device, gate_up), device.zeros(dims.tokens * dims.width).unwrap());
+    let gate_up = upload(device, gate_up);
+    let mut out = device.zeros(dims.tokens * dims.width).unwrap();
     forward(device, dims, gate_up.view(), out.view_mut());
     out.view().to_vec()
 }
@@ -15,13 +16,15 @@ fn backward_of<T: Float>(device: &Device, dims: Dims, gate_up: &[T], d_out: &[T]
 }
 
 fn all_of<T: Float>(device: &Device, dims: Dims) -> Tensors<T> {
-    let (gate_up, d_out) = (values(1, 2 * dims.tokens * dims.width), values(2, dims.tokens * dims.width));
+    let gate_up = values(1, 2 * dims.tokens * dims.width);
+    let d_out = values(2, dims.tokens * dims.width);
     vec![forward_of(device, dims, &gate_up), backward_of(device, dims, &gate_up, &d_out)]
 }
 
 #[test]
 fn gradients_are_finite_differences() {
-    let (device, dims) = (device(), Dims { tokens: 3, width: 19 });
+    let device = device();
+    let dims = Dims { tokens: 3, width: 19 };
     let gate_up = values(1, 2 * 3 * 19);
     let d_out = &cotangents(&[vec![0.0; 3 * 19]])[0];
     let gradients = vec![backward_of(&device, dims, &gate_up, d_out)];

@@ -115,17 +115,7 @@ pub struct UpdateConfig {
     pub max_gradient_norm: f64,
 }
 
-/// What backward recomputes, so that forward need not keep it (activation checkpointing).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Recompute {
-    #[default]
-    Nothing,
-    /// The inputs of attention and feed-forward: norms, rope, swiglu. No matrix product is recomputed.
-    Inputs,
-    /// Everything in a layer but the layer's input.
-    Layers,
-}
+pub use stapo_model::decoder::Recompute;
 
 /// The optimizer's state for each weight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

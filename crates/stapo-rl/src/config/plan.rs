@@ -1,13 +1,12 @@
 //! A config with all presets resolved and all values checked.
 
-use super::{Config, Recompute, States};
+use super::{Config, States};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, SpecError, preset};
 use stapo_core::settings::{self, SettingsError, hint};
 use stapo_model::DeviceName;
-use stapo_model::decoder::Keep;
 use stapo_model::optimizer::AdamWSettings;
 use thiserror::Error;
 
@@ -89,15 +88,6 @@ impl Plan {
 
     pub fn device(&self) -> DeviceName {
         self.config.device.parse().expect("`resolve` checked the device name")
-    }
-
-    /// What a training forward pass keeps for backward.
-    pub fn keep(&self) -> Keep {
-        match self.config.update.recompute {
-            Recompute::Nothing => Keep::Everything,
-            Recompute::Inputs => Keep::Products,
-            Recompute::Layers => Keep::LayerInputs,
-        }
     }
 
     /// Optimizer steps of one rollout batch.

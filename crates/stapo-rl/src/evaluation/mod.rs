@@ -21,7 +21,7 @@ use stapo_core::Problem;
 use stapo_core::Verdict;
 use stapo_core::random::Key;
 use stapo_core::record::{EvalRecord, Extra, SCHEMA};
-use stapo_model::generate::{self, Engine, Event, Request, RequestError, Settings};
+use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request, RequestError};
 use std::collections::HashSet;
 
 /// How samples are taken.
@@ -57,9 +57,10 @@ pub fn evaluate(
     done: &Done,
     mut take: impl FnMut(EvalRecord) -> Result<bool>,
 ) -> Result<()> {
+    let mut memory = EngineMemory::new();
     for decoding in decodings {
         let work = Work { model, benchmarks, decoding, sampling, done };
-        if !work.run(&mut take)? {
+        if !work.run(&mut memory, &mut take)? {
             break;
         }
     }
@@ -76,14 +77,18 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    fn run(&self, take: &mut impl FnMut(EvalRecord) -> Result<bool>) -> Result<bool> {
-        let settings = Settings {
+    fn run(
+        &self,
+        memory: &mut EngineMemory,
+        take: &mut impl FnMut(EvalRecord) -> Result<bool>,
+    ) -> Result<bool> {
+        let settings = EngineSettings {
             seed: Key::new(self.sampling.seed).with(content_hash(&self.decoding.name)).bits(),
             rule: self.decoding.rule,
             kv_bytes: self.sampling.kv_bytes,
-            ..Settings::default()
+            ..EngineSettings::default()
         };
-        let mut engine = Engine::new(&self.model.policy, settings)?;
+        let mut engine = Engine::new(&self.model.policy, memory, settings)?;
         let mut asked = Vec::new();
         for benchmark in self.benchmarks {
             for problem in &benchmark.problems {
@@ -159,7 +164,7 @@ impl Work<'_> {
         &self,
         benchmark: &Benchmark,
         problem: &Problem,
-        response: &generate::Response,
+        response: &Completion,
     ) -> Result<Option<EvalRecord>> {
         let sample = response.sample as usize;
         if self.has(benchmark, problem, sample) {

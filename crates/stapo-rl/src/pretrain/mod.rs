@@ -11,12 +11,14 @@ pub use texts::TextsSpec;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
+use crate::rollout::held_out_accuracy;
 use crate::run::{Counters, Run, is_due};
 use crate::task::Task;
 use stapo_core::batch::pack_in_order;
 use stapo_core::record::{Extra, PretrainMetrics, SCHEMA};
 use stapo_model::Device;
-use stapo_model::decoder::{Batch, Keep, Pass, Reading};
+use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Recompute};
+use stapo_model::generate::EngineMemory;
 use stapo_model::optimizer::Update;
 use std::path::Path;
 use std::time::Instant;
@@ -51,7 +53,7 @@ impl Pretrainer {
         };
         let texts = Texts::open(&config.texts)?;
         let learner = Learner::new(model, config.optimizer())?;
-        let pass = Pass::new(&learner.model.policy, Keep::Everything)?;
+        let pass = Pass::training(&learner.model.policy, Recompute::Nothing)?;
         Ok(Self { learner, texts, pass })
     }
 
@@ -70,11 +72,11 @@ impl Pretrainer {
         let mut entropy = 0.0;
         let mut n_scored = 0usize;
         for microbatch in pack_in_order(&lengths, config.microbatch_tokens)? {
-            let mut batch = Batch::new();
+            let mut batch = PackedBatch::new();
             for &idx in &microbatch.sequences {
                 batch.push(&sequences[idx].0, sequences[idx].1);
             }
-            let scores = self.pass.forward(&learner.model.policy, &batch, Reading::default())?;
+            let scores = self.pass.forward(&learner.model.policy, &batch, HeadOptions::default())?;
             let n = scores.logp.len();
             loss -= scores.logp.iter().map(|&logp| f64::from(logp)).sum::<f64>();
             entropy += scores.entropy.iter().map(|&entropy| f64::from(entropy)).sum::<f64>();
@@ -144,14 +146,15 @@ pub fn pretrain(
     watch: &mut dyn WatchPretrain,
 ) -> Result<()> {
     let task = config.evaluation_task()?.map(|task| Task::open(&task)).transpose()?;
+    let mut memory = EngineMemory::new();
     while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;
         let step = metrics.step;
         let is_last = step == config.steps;
         if let Some(task) = task.as_ref().filter(|_| is_last || is_due(step, config.evaluation_every_steps)) {
             let plan = config.evaluation_plan()?;
-            metrics.eval_accuracy =
-                Some(crate::rollout::held_out_accuracy(&pretrainer.learner.model, task, &plan, step)?);
+            let model = &pretrainer.learner.model;
+            metrics.eval_accuracy = Some(held_out_accuracy(model, &mut memory, task, &plan, step)?);
         }
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);

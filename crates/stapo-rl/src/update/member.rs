@@ -4,7 +4,7 @@ use crate::config::{Plan, Truncated};
 use stapo_core::diagnostics::Observed;
 use stapo_core::objective::ResponseSignals;
 use stapo_core::{Finish, Group, Microbatch, ObjectiveError, Scored, TokenEffect};
-use stapo_model::decoder::{Batch, Scores};
+use stapo_model::decoder::{PackedBatch, TokenScores};
 
 /// One response of a mini-batch with its signals. The model's f32 values are widened to the objective's f64, which is exact.
 pub struct Member<'a> {
@@ -98,8 +98,8 @@ pub struct ResponseScores {
 }
 
 /// The sequences of a micro-batch, prompt and response each, as the model takes them.
-pub fn packed(microbatch: &Microbatch, members: &[Member]) -> Batch {
-    let mut batch = Batch::new();
+pub fn packed(microbatch: &Microbatch, members: &[Member]) -> PackedBatch {
+    let mut batch = PackedBatch::new();
     for &idx in &microbatch.sequences {
         let rollout = &members[idx].scored.rollout;
         let tokens: Vec<u32> = rollout.prompt_tokens.iter().chain(&rollout.tokens).copied().collect();
@@ -109,7 +109,11 @@ pub fn packed(microbatch: &Microbatch, members: &[Member]) -> Batch {
 }
 
 /// The scores of a micro-batch, split by response in the order of the micro-batch.
-pub fn split_scores(scores: &Scores, microbatch: &Microbatch, members: &[Member]) -> Vec<ResponseScores> {
+pub fn split_scores(
+    scores: &TokenScores,
+    microbatch: &Microbatch,
+    members: &[Member],
+) -> Vec<ResponseScores> {
     let mut start = 0;
     let mut parts = Vec::with_capacity(microbatch.sequences.len());
     for &idx in &microbatch.sequences {

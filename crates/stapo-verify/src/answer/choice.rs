@@ -1,12 +1,9 @@
 //! Multiple-choice letters inside mathematical answers.
 
-use super::Answer;
-use super::read::answer;
-use crate::budget::{Budget, Step, Stop};
 use crate::lex::token::{Bracket, Tok, Token};
 
-/// `(B)`, `B`, `B.` or `(B) 12`.
-pub(super) fn choice(tokens: &[Token], nesting: usize, budget: &mut Budget) -> Step<Option<Answer>> {
+/// The letter of `(B)`, `B`, `B.` or `(B) 12`, and the tokens of the value behind the letter, if any.
+pub(super) fn choice(tokens: &[Token]) -> Option<(char, &[Token])> {
     let tokens = match tokens {
         [Token { tok: Tok::Word(word), .. }, rest @ ..]
             if !rest.is_empty() && matches!(word.to_lowercase().as_str(), "choice" | "option") =>
@@ -36,19 +33,12 @@ pub(super) fn choice(tokens: &[Token], nesting: usize, budget: &mut Budget) -> S
         [one, Token { tok: Tok::Other(sign), .. }, rest @ ..] if sign == "." => (letter_of(one), rest),
         _ => (None, tokens),
     };
-    let Some(letter) = letter else { return Ok(None) };
-    let Some(first) = rest.first() else { return Ok(Some(Answer::Choice { letter, rest: None })) };
+    let letter = letter?;
+    let Some(first) = rest.first() else { return Some((letter, rest)) };
     let starts_value =
         matches!(first.tok, Tok::Num(_) | Tok::Frac | Tok::Currency(_) | Tok::Word(_) | Tok::Sqrt)
             || (first.is_spaced
                 && matches!(first.tok, Tok::Open(_) | Tok::Letter(_) | Tok::Pi | Tok::Minus | Tok::Func(_)));
-    if !starts_value || tokens[1].tok == Tok::Colon && !first.is_spaced {
-        return Ok(None);
-    }
-    let rest = match answer(rest, nesting + 1, budget) {
-        Ok(rest) => Some(Box::new(rest)),
-        Err(Stop::OverBudget(why)) => return Err(Stop::OverBudget(why)),
-        Err(_) => None,
-    };
-    Ok(Some(Answer::Choice { letter, rest }))
+    let is_ratio = tokens[1].tok == Tok::Colon && !first.is_spaced;
+    (starts_value && !is_ratio).then_some((letter, rest))
 }

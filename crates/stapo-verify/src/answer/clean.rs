@@ -1,4 +1,4 @@
-//! What surrounds an answer and is no part of it: boxes, dollar signs, bold stars, full stops, "the answer is".
+//! Removes the wrapping around an answer: boxes, dollar signs, bold stars, full stops, "the answer is".
 
 /// `text` without its wrapping.
 pub(crate) fn cleaned(text: &str) -> &str {
@@ -72,7 +72,7 @@ fn unwrapped(text: &str) -> &str {
     text
 }
 
-/// The inside of a box that is the whole text.
+/// The content of a box, where the box is the whole text.
 fn in_box(text: &str) -> Option<&str> {
     let inside = text.strip_prefix("\\boxed{").or_else(|| text.strip_prefix("\\fbox{"))?;
     let end = crate::extract::closing_brace(inside)?;

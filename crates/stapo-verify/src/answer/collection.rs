@@ -1,105 +1,18 @@
-//! Lists, sets, tuples, unions and matrices.
+//! Tuples, unions, set membership and matrices, put together from parts that are read.
 
-use super::read::{answer, depths, is_joint, split};
+use super::Answer;
+use super::parts::split;
 use super::region::{End, Interval, Region};
-use super::relation::Joint;
-use super::{Answer, relation};
-use crate::budget::{Budget, MAX_ELEMENTS, Step, Stop, unreadable};
+use crate::budget::{Bounded, Budget, MAX_ELEMENTS, unreadable};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::parse;
 
-/// Most values the signs ± of one answer stand for.
+/// Most values that the signs ± of one answer may stand for.
 pub(super) const MAX_SIGN_CHOICES: usize = 16;
 
-pub(super) fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
-    let says = |wanted: &str| {
-        tokens.iter().zip(depths).any(|(token, depth)| {
-            *depth == 0 && matches!(&token.tok, Tok::Word(word) if word.eq_ignore_ascii_case(wanted))
-        })
-    };
-    let joint = match (says("or"), says("and")) {
-        (true, _) => Joint::Or,
-        (false, true) => Joint::And,
-        (false, false) => Joint::Comma,
-    };
-    let items = items(tokens, depths, nesting, budget)?;
-    if items.len() == 1 {
-        return items.into_iter().next().map_or_else(|| unreadable("an empty list"), Ok);
-    }
-    relation::joined(items, joint, budget)
-}
-
-/// The elements of a list, with ± written out.
-fn items(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Vec<Answer>> {
-    let parts =
-        split(tokens, depths, |token| matches!(token.tok, Tok::Comma | Tok::Semicolon) || is_joint(token));
-    let mut items = Vec::new();
-    for part in parts.into_iter().filter(|part| !part.is_empty()) {
-        let has_choice_of_sign =
-            part.iter().any(|token| matches!(token.tok, Tok::PlusMinus | Tok::MinusPlus));
-        match answer(part, nesting + 1, budget)? {
-            Answer::Set(values) if has_choice_of_sign => items.extend(values),
-            item => items.push(item),
-        }
-        if items.len() > MAX_ELEMENTS {
-            return Err(Stop::OverBudget("a collection of more than 256 elements"));
-        }
-    }
-    if items.is_empty() {
-        return unreadable("a list without elements");
-    }
-    Ok(items)
-}
-
-pub(super) fn bracketed(
-    open: Bracket,
-    inside: &[Token],
-    close: Bracket,
-    nesting: usize,
-    budget: &mut Budget,
-) -> Step<Option<Answer>> {
-    let depths = depths(inside)?;
-    let is_set = open == Bracket::Set || open == Bracket::Brace;
-    if inside.is_empty() {
-        return if is_set { Ok(Some(Answer::Empty)) } else { unreadable("empty brackets") };
-    }
-    if is_set
-        && let Some(at) = (1..inside.len())
-            .find(|i| depths[*i] == 0 && matches!(inside[*i].tok, Tok::Mid | Tok::Bar | Tok::Colon))
-    {
-        return answer(&inside[at + 1..], nesting + 1, budget).map(Some);
-    }
-    let has_comma =
-        inside.iter().zip(&depths).any(|(t, d)| *d == 0 && matches!(t.tok, Tok::Comma | Tok::Semicolon));
-    if is_set {
-        return Ok(Some(Answer::Set(items(inside, &depths, nesting, budget)?)));
-    }
-    if !has_comma {
-        let holds_structure = inside.iter().any(|token| matches!(token.tok, Tok::Begin | Tok::Cup));
-        let is_grouping = open == close && matches!(open, Bracket::Round | Bracket::Square);
-        return if is_grouping && holds_structure {
-            answer(inside, nesting + 1, budget).map(Some)
-        } else {
-            Ok(None)
-        };
-    }
-    let parts = split(inside, &depths, |token| matches!(token.tok, Tok::Comma | Tok::Semicolon));
-    if parts.len() > MAX_ELEMENTS {
-        return Err(Stop::OverBudget("a collection of more than 256 elements"));
-    }
-    let mut items = Vec::new();
-    for part in parts {
-        items.push(answer(part, nesting + 1, budget)?);
-    }
-    if open != close && items.len() != 2 {
-        return unreadable("an interval with other than two ends");
-    }
-    Ok(Some(spread_signs(items, open, close)))
-}
-
 /// `(±1, 2)` is the set of (1, 2) and (-1, 2).
-fn spread_signs(items: Vec<Answer>, open: Bracket, close: Bracket) -> Answer {
+pub(super) fn spread_signs(items: Vec<Answer>, open: Bracket, close: Bracket) -> Answer {
     let n_choices: usize =
         items.iter().map(|item| if let Answer::Set(values) = item { values.len() } else { 1 }).product();
     if n_choices <= 1 || n_choices > MAX_SIGN_CHOICES {
@@ -118,28 +31,24 @@ fn spread_signs(items: Vec<Answer>, open: Bracket, close: Bracket) -> Answer {
     Answer::Set(tuples.into_iter().map(|items| Answer::Tuple { items, open, close }).collect())
 }
 
-pub(super) fn union(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
-    let mut region = Region { variable: None, pieces: Vec::new() };
-    for part in split(tokens, depths, |token| token.tok == Tok::Cup) {
-        let part = match answer(part, nesting + 1, budget)? {
-            Answer::Named { name, value, .. } => {
-                region.variable = Some(name);
-                *value
-            }
-            other => other,
-        };
-        match as_region(&part) {
-            Some(more) => {
-                region.variable = region.variable.take().or(more.variable);
-                region.pieces.extend(more.pieces);
-            }
-            None => return unreadable("a union of something other than intervals"),
+/// Adds one part of a union `A ∪ B`, which may name the variable: `x ∈ A ∪ B`.
+pub(super) fn add_to_union(region: &mut Region, part: Answer) -> Bounded<()> {
+    let part = match part {
+        Answer::Named { name, value, .. } => {
+            region.variable = Some(name);
+            *value
         }
-    }
-    Ok(Answer::Region(region))
+        other => other,
+    };
+    let Some(more) = as_region(&part) else {
+        return unreadable("a union of something other than intervals");
+    };
+    region.variable = region.variable.take().or(more.variable);
+    region.pieces.extend(more.pieces);
+    Ok(())
 }
 
-/// `answer` as part of the real line, if it can be one.
+/// `answer` as a part of the real line, if `answer` can be read as one.
 pub(crate) fn as_region(answer: &Answer) -> Option<Region> {
     match answer {
         Answer::Region(region) => Some(region.clone()),
@@ -168,33 +77,24 @@ pub(crate) fn as_region(answer: &Answer) -> Option<Region> {
     }
 }
 
-/// `x ∈ S` is S, said of x.
-pub(super) fn member(left: &[Token], right: &[Token], nesting: usize, budget: &mut Budget) -> Step<Answer> {
-    let set = answer(right, nesting + 1, budget)?;
-    let name = relation::name_of(left);
+/// What `x ∈ S` states of `name`, if the left side is a name.
+pub(super) fn member(name: Option<String>, set: Answer) -> Answer {
     match (as_region(&set), set) {
         // A bare pair behind ∈ is an interval.
         (Some(mut region), Answer::Tuple { .. } | Answer::Region(_)) => {
             region.variable = name;
-            Ok(Answer::Region(region))
+            Answer::Region(region)
         }
         (_, set) => match name {
-            Some(name) => Ok(Answer::Named { name, left: None, value: Box::new(set) }),
-            None => Ok(set),
+            Some(name) => Answer::Named { name, left: None, value: Box::new(set) },
+            None => set,
         },
     }
 }
 
-/// `ℝ \ {1, 2}`
-pub(super) fn without_points(
-    left: &[Token],
-    right: &[Token],
-    nesting: usize,
-    budget: &mut Budget,
-) -> Step<Answer> {
-    let whole = answer(left, nesting + 1, budget)?;
-    let points = answer(right, nesting + 1, budget)?;
-    let (Answer::Region(region), Answer::Set(items)) = (&whole, &points) else {
+/// `ℝ \ {1}`: the real line without one point.
+pub(super) fn without_point(whole: &Answer, points: &Answer) -> Bounded<Answer> {
+    let (Answer::Region(region), Answer::Set(items)) = (whole, points) else {
         return unreadable("a difference of sets");
     };
     let [Answer::Scalar(point)] = items.as_slice() else { return unreadable("a difference of sets") };
@@ -206,12 +106,13 @@ pub(super) fn without_points(
     Ok(Answer::Region(region))
 }
 
+/// A matrix between `\begin` and `\end`, every entry multiplied by the factor in front of it.
 pub(super) fn matrix(
     factor: &[Token],
     tokens: &[Token],
     depths: &[u32],
     budget: &mut Budget,
-) -> Step<Answer> {
+) -> Bounded<Answer> {
     let [Token { tok: Tok::Begin, .. }, inside @ .., Token { tok: Tok::End, .. }] = tokens else {
         return unreadable("something behind a matrix");
     };

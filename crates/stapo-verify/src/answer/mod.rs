@@ -3,6 +3,8 @@
 mod choice;
 pub(crate) mod clean;
 mod collection;
+mod parts;
+mod prose;
 pub(crate) mod quantity;
 mod read;
 pub(crate) mod region;
@@ -10,7 +12,7 @@ mod relation;
 
 pub(crate) use collection::as_region;
 
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel};
 use crate::lex::{Commas, tokens};
@@ -21,18 +23,18 @@ use region::Region;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Answer {
     Scalar(Quantity),
-    /// Ordered, in brackets; two elements may also be the ends of an interval.
+    /// Ordered elements in brackets; two elements may also be the ends of an interval.
     Tuple {
         items: Vec<Answer>,
         open: Bracket,
         close: Bracket,
     },
-    /// Separated by commas, without brackets.
+    /// Elements separated by commas, without brackets.
     List(Vec<Answer>),
     Set(Vec<Answer>),
     Region(Region),
     Matrix(Vec<Vec<Expr>>),
-    /// `x = 5`, `f(x) = 3x - 2`: a name and what it stands for.
+    /// `x = 5`, `f(x) = 3x - 2`: a name and its value.
     Named {
         name: String,
         left: Option<Expr>,
@@ -41,22 +43,22 @@ pub(crate) enum Answer {
     Equation(Expr, Expr),
     Inequality(Expr, Rel, Expr),
     Ratio(Vec<Expr>),
-    /// A multiple-choice letter and what stands behind it.
+    /// A multiple-choice letter and the value written behind the letter.
     Choice {
         letter: char,
         rest: Option<Box<Answer>>,
     },
     /// The empty set, "no solution".
     Empty,
-    /// Words. `broken` says why a text that looks like mathematics could not be read as such.
+    /// Words. `broken` says why a text that looks like mathematics could not be read.
     Text {
         words: String,
         broken: Option<String>,
     },
 }
 
-/// Reads `text`; only a limit makes this fail.
-pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Step<Answer> {
+/// Reads `text`. Only a limit makes reading fail; a text that is no mathematics is an [`Answer::Text`].
+pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Bounded<Answer> {
     let cleaned = clean::cleaned(text);
     if let Some(answer) = phrase(cleaned) {
         return Ok(answer);
@@ -67,13 +69,13 @@ pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Step<Answ
         Err(Stop::Unreadable(why)) => return Ok(words(Some(why))),
         Err(stop) => return Err(stop),
     };
-    if read::is_prose(&tokens) {
+    if prose::is_prose(&tokens) {
         return Ok(words(None));
     }
     match read::answer(&tokens, 0, budget) {
         Ok(answer) => Ok(answer),
         Err(Stop::OverBudget(why)) => Err(Stop::OverBudget(why)),
-        Err(Stop::Unreadable(why)) => Ok(words((!read::is_wordy(&tokens)).then_some(why))),
+        Err(Stop::Unreadable(why)) => Ok(words((!prose::is_wordy(&tokens)).then_some(why))),
         Err(Stop::Undefined(why)) => Ok(words(Some(why.into()))),
     }
 }

@@ -1,6 +1,6 @@
-//! A value and the unit behind it.
+//! A value with its unit.
 
-use crate::budget::{Budget, Step, unreadable};
+use crate::budget::{Bounded, Budget, unreadable};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Tok, Token};
 use crate::parse;
@@ -11,7 +11,7 @@ use dashu_ratio::RBig;
 pub(crate) struct Quantity {
     pub(crate) expr: Expr,
     pub(crate) unit: Option<Unit>,
-    /// The other reading of a last letter that stands apart: `5 m` as five metres.
+    /// The second reading of a value whose last letter stands apart: `5 m` as five metres beside five times m.
     pub(crate) as_measure: Option<(Box<Expr>, Unit)>,
 }
 
@@ -20,7 +20,7 @@ impl Quantity {
         Self { expr, unit: None, as_measure: None }
     }
 
-    /// The value with percent signs dropped, and whether there were any.
+    /// The value with percent signs dropped, if there are any.
     pub(crate) fn without_percent(&self) -> Option<Expr> {
         drop_signs(&self.expr, |node| match node {
             Expr::Percent(x) => Some(x),
@@ -37,7 +37,8 @@ impl Quantity {
     }
 }
 
-/// `expr` with every sign that `inside` recognises replaced by what it holds; nothing inside a call is touched.
+/// `expr` with every sign that `inside` recognises replaced by the expression under the sign; the arguments of calls
+/// stay as they are.
 fn drop_signs(expr: &Expr, inside: fn(&Expr) -> Option<&Expr>) -> Option<Expr> {
     if let Some(inner) = inside(expr) {
         return Some(inner.clone());
@@ -60,8 +61,8 @@ fn drop_signs(expr: &Expr, inside: fn(&Expr) -> Option<&Expr>) -> Option<Expr> {
     }
 }
 
-/// Reads a value with an optional currency sign before it and an optional unit behind it.
-pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Step<Quantity> {
+/// Reads a value with an optional currency sign in front and an optional unit behind.
+pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantity> {
     let mut money = None;
     let kept: Vec<Token> = tokens
         .iter()
@@ -89,7 +90,7 @@ pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Step<Quantity> 
     Ok(Quantity { expr, unit, as_measure })
 }
 
-/// Where the unit starts: the first word outside brackets after which only unit-like tokens come.
+/// Where the unit starts: at the first word outside brackets that only unit-like tokens follow.
 fn unit_start(tokens: &[Token]) -> usize {
     let mut n_open = 0usize;
     for (i, token) in tokens.iter().enumerate() {
@@ -120,7 +121,7 @@ fn is_unit_token(token: &Token) -> bool {
     }
 }
 
-/// `million` and its kin in front of a unit.
+/// The factor of a scale word such as `million` in front of a unit, and the tokens behind the word.
 fn scale_word(tail: &[Token]) -> (Option<RBig>, &[Token]) {
     let Some(Tok::Word(word)) = tail.first().map(|token| &token.tok) else { return (None, tail) };
     let power = match word.to_lowercase().as_str() {
@@ -134,7 +135,7 @@ fn scale_word(tail: &[Token]) -> (Option<RBig>, &[Token]) {
     (Some(RBig::from(10u8).pow(power)), &tail[1..])
 }
 
-fn unit(tail: &[Token]) -> Step<Option<Unit>> {
+fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
     let mut unit = Unit::one();
     let mut prefix_power = 1;
     let mut direction = 1;
@@ -176,7 +177,7 @@ fn unit(tail: &[Token]) -> Step<Option<Unit>> {
 }
 
 /// The power behind a unit: `^2`, `^{2}`, `^{-1}`.
-fn unit_power(tail: &[Token], mut pos: usize) -> Step<(i32, usize)> {
+fn unit_power(tail: &[Token], mut pos: usize) -> Bounded<(i32, usize)> {
     if tail.get(pos).map(|token| &token.tok) != Some(&Tok::Caret) {
         return Ok((1, pos));
     }
@@ -200,7 +201,7 @@ fn unit_power(tail: &[Token], mut pos: usize) -> Step<(i32, usize)> {
     unreadable("a unit's power is missing")
 }
 
-/// `5 m` and `10 m/s`: a value, a space, letters that are units' symbols.
+/// `5 m` and `10 m/s`: a value, a space, and letters that are symbols of units.
 fn letter_unit(tokens: &[Token], budget: &mut Budget) -> Option<(Box<Expr>, Unit)> {
     let is_symbol = |token: &Token| matches!(&token.tok, Tok::Letter(name) if matches!(name.as_str(), "m" | "g" | "s" | "h" | "L" | "N" | "J" | "W" | "V" | "K"));
     let start = tokens.iter().position(|token| token.is_spaced && is_symbol(token))?;

@@ -1,78 +1,23 @@
-//! From tokens to an answer: split at the loosest sign first, read the parts.
+//! From tokens to an answer: split at the operator that binds least, then read the parts.
 
+use super::Answer;
 use super::choice::choice;
-use super::collection::{MAX_SIGN_CHOICES, bracketed, list, matrix, member, union, without_points};
+use super::collection::{MAX_SIGN_CHOICES, add_to_union, matrix, member, spread_signs, without_point};
+use super::parts::{depths, split, trimmed};
+use super::prose::{is_joint, is_prose, words};
 use super::quantity::{Quantity, quantity};
 use super::region::Region;
-use super::{Answer, relation};
-use crate::budget::{Budget, Step, Stop, unreadable};
+use super::relation::{Joint, inequalities, joined, name_of};
+use crate::budget::{Bounded, Budget, MAX_ELEMENTS, Stop, unreadable};
 use crate::expr::{Expr, Sign};
-use crate::lex::token::{Bracket, Tok, Token};
-use crate::units;
+use crate::lex::token::{Bracket, Rel, Tok, Token};
+use crate::{parse, units};
 
-/// Deepest nesting of tuples in sets in tuples.
+/// Deepest nesting of collections, such as tuples in sets in tuples.
 const MAX_NESTING: usize = 12;
 
-/// Whether the text is words and nothing else.
-pub(super) fn is_prose(tokens: &[Token]) -> bool {
-    if let [Token { tok: Tok::Word(first), .. }, _] = tokens
-        && matches!(first.to_lowercase().as_str(), "choice" | "option")
-    {
-        return false;
-    }
-    let is_variables =
-        |word: &str| word.len() <= 3 && word.chars().all(|c| "abcdhkmnpqrstuvwxyz".contains(c));
-    let n_words =
-        tokens.iter().filter(|t| matches!(&t.tok, Tok::Word(w) if t.is_text || !is_variables(w))).count();
-    let is_set_name =
-        |word: &str| matches!(word, "reals" | "integers" | "rationals" | "naturals" | "complexes");
-    n_words > 0
-        && tokens.iter().all(|token| match &token.tok {
-            Tok::Word(word) => !is_set_name(word) && !is_joint(token),
-            Tok::Letter(name) => name.len() == 1,
-            Tok::Other(sign) => sign == "." || sign == "-",
-            Tok::Minus | Tok::Prime | Tok::I | Tok::E => true,
-            _ => false,
-        })
-        && !is_single_letter(tokens)
-}
-
-/// Whether a text that is no mathematics is at least mostly words, and so a plain wrong answer.
-pub(super) fn is_wordy(tokens: &[Token]) -> bool {
-    tokens.iter().any(|token| matches!(&token.tok, Tok::Word(word) if word.len() > 1))
-        && tokens.iter().all(|token| {
-            matches!(
-                token.tok,
-                Tok::Word(_)
-                    | Tok::Letter(_)
-                    | Tok::Num(_)
-                    | Tok::Comma
-                    | Tok::Semicolon
-                    | Tok::Colon
-                    | Tok::Prime
-                    | Tok::Minus
-                    | Tok::I
-                    | Tok::E
-                    | Tok::Other(_)
-                    | Tok::Currency(_)
-                    | Tok::Bang
-                    | Tok::Open(Bracket::Round)
-                    | Tok::Close(Bracket::Round)
-                    | Tok::Func(_)
-            )
-        })
-}
-
-fn is_single_letter(tokens: &[Token]) -> bool {
-    matches!(tokens, [Token { tok: Tok::Word(word), .. }] if word.chars().count() == 1)
-}
-
-pub(super) fn is_joint(token: &Token) -> bool {
-    matches!(&token.tok, Tok::Word(word) if matches!(word.to_lowercase().as_str(), "and" | "or"))
-}
-
 /// Reads `tokens` as one answer, `nesting` levels inside another.
-pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> Step<Answer> {
+pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
     budget.spend(10 + tokens.len() as u64)?;
     if nesting > MAX_NESTING {
         return Err(Stop::OverBudget("collections nested too deep"));
@@ -81,8 +26,8 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> S
     if tokens.is_empty() {
         return unreadable("nothing is there");
     }
-    if let Some(choice) = choice(tokens, nesting, budget)? {
-        return Ok(choice);
+    if let Some((letter, rest)) = choice(tokens) {
+        return Ok(Answer::Choice { letter, rest: behind_letter(rest, nesting, budget)? });
     }
     if is_prose(tokens) {
         return Ok(Answer::Text { words: words(tokens), broken: None });
@@ -99,13 +44,16 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> S
         return union(tokens, &depths, nesting, budget);
     }
     if let Some(at) = find(Tok::In) {
-        return member(&tokens[..at], &tokens[at + 1..], nesting, budget);
+        let set = answer(&tokens[at + 1..], nesting + 1, budget)?;
+        return Ok(member(name_of(&tokens[..at]), set));
     }
     if (0..tokens.len()).any(|i| top(i) && matches!(tokens[i].tok, Tok::Rel(_))) {
-        return relation::read(tokens, &depths, nesting, budget);
+        return related(tokens, &depths, nesting, budget);
     }
     if let Some(at) = find(Tok::SetMinus) {
-        return without_points(&tokens[..at], &tokens[at + 1..], nesting, budget);
+        let whole = answer(&tokens[..at], nesting + 1, budget)?;
+        let points = answer(&tokens[at + 1..], nesting + 1, budget)?;
+        return without_point(&whole, &points);
     }
     if let Some(at) = find(Tok::Begin) {
         return matrix(&tokens[..at], &tokens[at..], &depths[at..], budget);
@@ -133,108 +81,179 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> S
     scalar(tokens, budget)
 }
 
-/// Without braces around everything and punctuation at the end.
-fn trimmed(tokens: &[Token]) -> &[Token] {
-    let mut end = tokens.len();
-    while end > 0
-        && match &tokens[end - 1].tok {
-            Tok::Comma | Tok::Semicolon => true,
-            Tok::Other(sign) => sign == ".",
-            _ => false,
+/// The value behind a multiple-choice letter; `None` for no value or one that cannot be read.
+fn behind_letter(rest: &[Token], nesting: usize, budget: &mut Budget) -> Bounded<Option<Box<Answer>>> {
+    if rest.is_empty() {
+        return Ok(None);
+    }
+    match answer(rest, nesting + 1, budget) {
+        Ok(value) => Ok(Some(Box::new(value))),
+        Err(Stop::OverBudget(why)) => Err(Stop::OverBudget(why)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Elements with commas, semicolons, `and` or `or` between them.
+fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
+    let says = |wanted: &str| {
+        tokens.iter().zip(depths).any(|(token, depth)| {
+            *depth == 0 && matches!(&token.tok, Tok::Word(word) if word.eq_ignore_ascii_case(wanted))
+        })
+    };
+    let joint = match (says("or"), says("and")) {
+        (true, _) => Joint::Or,
+        (false, true) => Joint::And,
+        (false, false) => Joint::Comma,
+    };
+    let items = items(tokens, depths, nesting, budget)?;
+    if items.len() == 1 {
+        return items.into_iter().next().map_or_else(|| unreadable("an empty list"), Ok);
+    }
+    joined(items, joint, budget)
+}
+
+/// The elements of a list, with ± written out.
+fn items(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Vec<Answer>> {
+    let parts =
+        split(tokens, depths, |token| matches!(token.tok, Tok::Comma | Tok::Semicolon) || is_joint(token));
+    let mut items = Vec::new();
+    for part in parts.into_iter().filter(|part| !part.is_empty()) {
+        let has_choice_of_sign =
+            part.iter().any(|token| matches!(token.tok, Tok::PlusMinus | Tok::MinusPlus));
+        match answer(part, nesting + 1, budget)? {
+            Answer::Set(values) if has_choice_of_sign => items.extend(values),
+            item => items.push(item),
         }
+        if items.len() > MAX_ELEMENTS {
+            return Err(Stop::OverBudget("a collection of more than 256 elements"));
+        }
+    }
+    if items.is_empty() {
+        return unreadable("a list without elements");
+    }
+    Ok(items)
+}
+
+/// The answer that brackets around all tokens make; `None` where the brackets only group a value.
+fn bracketed(
+    open: Bracket,
+    inside: &[Token],
+    close: Bracket,
+    nesting: usize,
+    budget: &mut Budget,
+) -> Bounded<Option<Answer>> {
+    let depths = depths(inside)?;
+    let is_set = open == Bracket::Set || open == Bracket::Brace;
+    if inside.is_empty() {
+        return if is_set { Ok(Some(Answer::Empty)) } else { unreadable("empty brackets") };
+    }
+    if is_set
+        && let Some(at) = (1..inside.len())
+            .find(|i| depths[*i] == 0 && matches!(inside[*i].tok, Tok::Mid | Tok::Bar | Tok::Colon))
     {
-        end -= 1;
+        return answer(&inside[at + 1..], nesting + 1, budget).map(Some);
     }
-    let tokens = &tokens[..end];
-    let n_layers = n_brace_layers(tokens);
-    // The innermost layer stays when it separates elements: {1, 2} is a set.
-    let inside = &tokens[n_layers..tokens.len() - n_layers];
-    let keeps_one = n_layers > 0 && (inside.is_empty() || has_top_comma(inside));
-    let n_peeled = n_layers - usize::from(keeps_one);
-    &tokens[n_peeled..tokens.len() - n_peeled]
+    let has_comma =
+        inside.iter().zip(&depths).any(|(t, d)| *d == 0 && matches!(t.tok, Tok::Comma | Tok::Semicolon));
+    if is_set {
+        return Ok(Some(Answer::Set(items(inside, &depths, nesting, budget)?)));
+    }
+    if !has_comma {
+        let holds_structure = inside.iter().any(|token| matches!(token.tok, Tok::Begin | Tok::Cup));
+        let is_grouping = open == close && matches!(open, Bracket::Round | Bracket::Square);
+        return if is_grouping && holds_structure {
+            answer(inside, nesting + 1, budget).map(Some)
+        } else {
+            Ok(None)
+        };
+    }
+    let parts = split(inside, &depths, |token| matches!(token.tok, Tok::Comma | Tok::Semicolon));
+    if parts.len() > MAX_ELEMENTS {
+        return Err(Stop::OverBudget("a collection of more than 256 elements"));
+    }
+    let mut items = Vec::new();
+    for part in parts {
+        items.push(answer(part, nesting + 1, budget)?);
+    }
+    if open != close && items.len() != 2 {
+        return unreadable("an interval with other than two ends");
+    }
+    Ok(Some(spread_signs(items, open, close)))
 }
 
-/// How many pairs of braces enclose all of the tokens.
-fn n_brace_layers(tokens: &[Token]) -> usize {
-    let n_leading = tokens.iter().take_while(|token| token.tok == Tok::Open(Bracket::Brace)).count();
-    if n_leading == 0 {
-        return 0;
+/// Parts with ∪ between them.
+fn union(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
+    let mut region = Region { variable: None, pieces: Vec::new() };
+    for part in split(tokens, depths, |token| token.tok == Tok::Cup) {
+        add_to_union(&mut region, answer(part, nesting + 1, budget)?)?;
     }
-    // The lowest depth between the leading braces and the closing ones at the end bounds the layers.
-    let n_trailing = tokens.iter().rev().take_while(|token| token.tok == Tok::Close(Bracket::Brace)).count();
-    let (mut depth, mut lowest) = (n_leading, n_leading);
-    let middle = tokens.get(n_leading..tokens.len().saturating_sub(n_trailing)).unwrap_or(&[]);
-    for token in middle {
-        match token.tok {
-            Tok::Open(Bracket::Brace) => depth += 1,
-            Tok::Close(Bracket::Brace) => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        lowest = lowest.min(depth);
-    }
-    if depth == n_trailing { lowest.min(n_trailing) } else { 0 }
+    Ok(Answer::Region(region))
 }
 
-fn has_top_comma(tokens: &[Token]) -> bool {
-    depths(tokens)
-        .is_ok_and(|depths| tokens.iter().zip(depths).any(|(token, d)| d == 0 && token.tok == Tok::Comma))
-}
-
-/// How many brackets are open around each token; a bracket itself counts as outside.
-pub(super) fn depths(tokens: &[Token]) -> Step<Vec<u32>> {
-    let mut stack: Vec<Bracket> = Vec::new();
-    let mut n_matrices = 0u32;
-    let mut depths = Vec::with_capacity(tokens.len());
-    for token in tokens {
-        match token.tok {
-            Tok::Close(close) => match stack.pop() {
-                Some(open) if matches(open, close) => {}
-                _ => return unreadable("brackets that do not match"),
-            },
-            Tok::End => n_matrices = n_matrices.saturating_sub(1),
-            _ => {}
-        }
-        depths.push(stack.len() as u32 + n_matrices);
-        match token.tok {
-            Tok::Open(open) => stack.push(open),
-            Tok::Begin => n_matrices += 1,
-            _ => {}
-        }
+/// Tokens with at least one relation outside brackets.
+fn related(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
+    let rels: Vec<Rel> = tokens
+        .iter()
+        .zip(depths)
+        .filter_map(|(token, depth)| match token.tok {
+            Tok::Rel(rel) if *depth == 0 => Some(rel),
+            _ => None,
+        })
+        .collect();
+    let parts = split(tokens, depths, |token| matches!(token.tok, Tok::Rel(_)));
+    if rels.iter().all(|rel| matches!(rel, Rel::Eq | Rel::Approx)) {
+        return equation(&parts, &rels, nesting, budget);
     }
-    if !stack.is_empty() || n_matrices > 0 {
-        return unreadable("a bracket that is never closed");
+    inequalities(&parts, &rels, budget)
+}
+
+/// A chain of equalities: `x = 2 + 3 = 5` names five x, `2/3 ≈ 0.67` is two thirds.
+fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
+    if parts.iter().any(|part| part.is_empty()) {
+        return unreadable("a relation with nothing on one side");
     }
-    Ok(depths)
-}
-
-/// Round and square brackets may close each other: half-open intervals.
-fn matches(open: Bracket, close: Bracket) -> bool {
-    let is_loose = |b| matches!(b, Bracket::Round | Bracket::Square);
-    open == close || (is_loose(open) && is_loose(close))
-}
-
-/// The parts between top-level tokens that `cuts` accepts.
-pub(super) fn split<'a>(
-    tokens: &'a [Token],
-    depths: &[u32],
-    cuts: impl Fn(&Token) -> bool,
-) -> Vec<&'a [Token]> {
-    let mut parts = Vec::new();
-    let mut start = 0;
-    for i in 0..tokens.len() {
-        if depths[i] == 0 && cuts(&tokens[i]) {
-            parts.push(&tokens[start..i]);
-            start = i + 1;
-        }
+    // The side behind an approximation sign is a rounding of the side before it.
+    let n_exact = rels.iter().position(|rel| *rel == Rel::Approx).unwrap_or(rels.len()) + 1;
+    let is_name_only = n_exact == 1 && name_of(parts[0]).is_some();
+    let parts = if is_name_only { parts } else { &parts[..n_exact] };
+    let first = parts[0];
+    let last = parts[parts.len() - 1];
+    if parts.len() == 1 {
+        return answer(first, nesting + 1, budget);
     }
-    parts.push(&tokens[start..]);
-    parts
+    let last = if is_name_only { parts[1] } else { last };
+    if let Some(name) = name_of(first) {
+        let value = answer(last, nesting + 1, budget)?;
+        return Ok(Answer::Named {
+            name,
+            left: parse::expression(first, budget).ok(),
+            value: Box::new(value),
+        });
+    }
+    if parts.len() == 2
+        && let Some(name) = name_of(last)
+        && let Ok(value) = answer(first, nesting + 1, budget)
+    {
+        return Ok(Answer::Named {
+            name,
+            left: parse::expression(last, budget).ok(),
+            value: Box::new(value),
+        });
+    }
+    let right = quantity(last, budget)?;
+    let left = quantity(first, budget)?.expr;
+    let is_constant = left.variables().is_empty() && right.expr.variables().is_empty();
+    if is_constant || parts.len() > 2 {
+        return Ok(Answer::Scalar(right));
+    }
+    Ok(Answer::Equation(left, right.expr))
 }
 
-fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Step<Answer> {
+/// Parts with colons between them.
+fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Bounded<Answer> {
     let mut parts = Vec::new();
     for part in split(tokens, depths, |token| token.tok == Tok::Colon) {
-        // 3:05 is a time of day.
+        // A leading zero makes a time of day: 3:05.
         if let [Token { tok: Tok::Num(numeral), .. }] = part
             && numeral.whole.len() > 1
             && numeral.whole.starts_with('0')
@@ -249,7 +268,7 @@ fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Step<Answer> 
     Ok(Answer::Ratio(parts))
 }
 
-fn scalar(tokens: &[Token], budget: &mut Budget) -> Step<Answer> {
+fn scalar(tokens: &[Token], budget: &mut Budget) -> Bounded<Answer> {
     let value = quantity(tokens, budget)?;
     let choices = sign_choices(&value.expr)?;
     if choices.len() == 1 {
@@ -259,8 +278,9 @@ fn scalar(tokens: &[Token], budget: &mut Budget) -> Step<Answer> {
     Ok(Answer::Set(choices.into_iter().map(with_sign).collect()))
 }
 
-/// Every value an expression with ± stands for; ± and ∓ together go by one choice, several ± are independent.
-fn sign_choices(expr: &Expr) -> Step<Vec<Expr>> {
+/// Every value that an expression with ± stands for. Several ± are independent; where ∓ occurs, one choice decides all
+/// the signs.
+fn sign_choices(expr: &Expr) -> Bounded<Vec<Expr>> {
     let mut n_signs = 0;
     let mut has_opposite = false;
     expr.walk(&mut |node| {
@@ -289,20 +309,4 @@ fn sign_choices(expr: &Expr) -> Step<Vec<Expr>> {
             })
         })
         .collect())
-}
-
-/// The tokens as lower-case words.
-pub(super) fn words(tokens: &[Token]) -> String {
-    let mut words: Vec<String> = Vec::new();
-    for token in tokens {
-        match &token.tok {
-            Tok::Word(word) | Tok::Letter(word) => words.push(word.to_lowercase()),
-            Tok::Num(numeral) => words.push(numeral.whole.clone()),
-            Tok::I => words.push("i".into()),
-            Tok::E => words.push("e".into()),
-            Tok::Colon => words.push(":".into()),
-            _ => {}
-        }
-    }
-    words.join(" ")
 }

@@ -18,7 +18,7 @@ pub(crate) struct Interval {
 /// A union of intervals; a point is an interval of length zero.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Region {
-    /// The variable it was stated for, if one was named.
+    /// The variable that the region was stated for, if one was named.
     pub(crate) variable: Option<String>,
     pub(crate) pieces: Vec<Interval>,
 }

@@ -1,33 +1,19 @@
-//! Equations, inequalities and what a list of them means together.
+//! Inequalities, names of values, and what a list of relations means together.
 
-use super::read::{answer, split};
 use super::region::{Interval, Region};
 use super::{Answer, quantity::quantity};
-use crate::budget::{Budget, Step, unreadable};
+use crate::budget::{Bounded, Budget, unreadable};
 use crate::equal::value::sign_of;
 use crate::exact_form::affordable_form;
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel, Tok, Token};
-use crate::parse;
 use crate::poly::{Atom, Power};
 use dashu_ratio::RBig;
 use std::cmp::Ordering;
 
-/// Reads tokens with at least one relation at the top level.
-pub(super) fn read(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Step<Answer> {
-    let rels: Vec<Rel> = tokens
-        .iter()
-        .zip(depths)
-        .filter_map(|(token, depth)| match token.tok {
-            Tok::Rel(rel) if *depth == 0 => Some(rel),
-            _ => None,
-        })
-        .collect();
-    let parts = split(tokens, depths, |token| matches!(token.tok, Tok::Rel(_)));
-    if rels.iter().all(|rel| matches!(rel, Rel::Eq | Rel::Approx)) {
-        return equation(&parts, &rels, nesting, budget);
-    }
-    match (parts.as_slice(), rels.as_slice()) {
+/// One inequality, or two in a chain `a < x < b`, with the tokens on each side of the relations.
+pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget) -> Bounded<Answer> {
+    match (parts, rels) {
         ([left, right], [rel]) => inequality(left, *rel, right, budget),
         ([low, middle, high], [first, second]) if first.is_order() && second.is_order() => {
             let below = inequality(low, *first, middle, budget)?;
@@ -43,17 +29,19 @@ pub(super) fn read(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mu
     }
 }
 
-fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) -> Step<Answer> {
-    let (left, right) = (quantity(left, budget)?.expr, quantity(right, budget)?.expr);
+fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) -> Bounded<Answer> {
+    let left = quantity(left, budget)?.expr;
+    let right = quantity(right, budget)?.expr;
     if let Some(region) = solved(&left, rel, &right, budget)? {
         return Ok(Answer::Region(region));
     }
     Ok(Answer::Inequality(left, rel, right))
 }
 
-/// The half-line a linear inequality in one variable describes.
-fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Step<Option<Region>> {
-    let (lefts, rights) = (left.variables(), right.variables());
+/// The half-line that a linear inequality in one variable describes; `None` for other inequalities.
+fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<Option<Region>> {
+    let lefts = left.variables();
+    let rights = right.variables();
     match (left, right) {
         (Expr::Var(name), _) if !rights.contains(&name.as_str()) => {
             return Ok(Some(Region::half_line(name, rel, right)));
@@ -83,51 +71,10 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Step<Opti
     Ok(Some(Region::half_line(name, rel, &bound)))
 }
 
-/// A chain of equalities. `x = 2 + 3 = 5` is x, five; `2/3 ≈ 0.67` is two thirds.
-fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budget) -> Step<Answer> {
-    if parts.iter().any(|part| part.is_empty()) {
-        return unreadable("a relation with nothing on one side");
-    }
-    // What follows an approximation sign is a rounding of what stands before it.
-    let n_exact = rels.iter().position(|rel| *rel == Rel::Approx).unwrap_or(rels.len()) + 1;
-    let is_name_only = n_exact == 1 && name_of(parts[0]).is_some();
-    let parts = if is_name_only { parts } else { &parts[..n_exact] };
-    let (first, last) = (parts[0], parts[parts.len() - 1]);
-    if parts.len() == 1 {
-        return answer(first, nesting + 1, budget);
-    }
-    let last = if is_name_only { parts[1] } else { last };
-    if let Some(name) = name_of(first) {
-        let value = answer(last, nesting + 1, budget)?;
-        return Ok(Answer::Named {
-            name,
-            left: parse::expression(first, budget).ok(),
-            value: Box::new(value),
-        });
-    }
-    if parts.len() == 2
-        && let Some(name) = name_of(last)
-        && let Ok(value) = answer(first, nesting + 1, budget)
-    {
-        return Ok(Answer::Named {
-            name,
-            left: parse::expression(last, budget).ok(),
-            value: Box::new(value),
-        });
-    }
-    let right = quantity(last, budget)?;
-    let left = quantity(first, budget)?.expr;
-    let is_constant = left.variables().is_empty() && right.expr.variables().is_empty();
-    if is_constant || parts.len() > 2 {
-        return Ok(Answer::Scalar(right));
-    }
-    Ok(Answer::Equation(left, right.expr))
-}
-
-/// The name that tokens on one side of a relation are: `x`, `f(x)`, `AB`, `\angle BEA_1`, `P(A)`, a phrase.
+/// The name that `tokens` spell: `x`, `f(x)`, `AB`, `\angle BEA_1`, `P(A)`, a phrase; `None` if they spell none.
 pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
     let mut depth = 0usize;
-    // Where numbers may stand: in a subscript, in a call's parentheses.
+    // The depth from which numbers belong to the name: inside a subscript or the parentheses of a call.
     let mut numbered_depth = usize::MAX;
     let mut name = String::new();
     for (i, token) in tokens.iter().enumerate() {
@@ -184,7 +131,7 @@ fn is_inverse(tokens: &[Token]) -> bool {
     )
 }
 
-/// What stands between the parts of a list.
+/// The separator between the parts of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Joint {
     And,
@@ -192,8 +139,8 @@ pub(super) enum Joint {
     Comma,
 }
 
-/// What the parts of a list say together: solutions of one unknown, a region, or just a list.
-pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> Step<Answer> {
+/// What the parts of a list mean together: values of one unknown, a region, or a plain list.
+pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> Bounded<Answer> {
     if let Some(region) = joined_region(&items, joint, budget)? {
         return Ok(Answer::Region(region));
     }
@@ -221,8 +168,9 @@ pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> S
     Ok(Answer::Named { name, left, value: Box::new(Answer::List(values)) })
 }
 
-/// `x < 1 or x > 2` is a union; `x > 1 and x < 2` is what both allow; `x > 1, x < 2` is so too if anything is left.
-fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Step<Option<Region>> {
+/// `x < 1 or x > 2` is a union, `x > 1 and x < 2` an intersection. `x > 1, x < 2` is an intersection where the
+/// intersection has a positive length, else a union.
+fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Bounded<Option<Region>> {
     let mut region: Option<Region> = None;
     let mut has_inequality = false;
     for item in items {

@@ -1,8 +1,8 @@
-//! Equations and inequalities: the same up to rearrangement and scaling.
+//! Equations, inequalities and ratios, equal up to rearrangement and scaling.
 
 use super::value::{Match, compare, points, sample};
 use crate::approx::{Domain, LogBase, Point, evaluate};
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::affordable_form;
 use crate::expr::Expr;
 use crate::lex::token::Rel;
@@ -13,17 +13,17 @@ use dashu_ratio::RBig;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-/// Whether `left = right` says the same in both.
-pub(crate) fn same_equation(a: (&Expr, &Expr), b: (&Expr, &Expr), budget: &mut Budget) -> Step<bool> {
+/// Whether two equations `left = right` agree up to a constant factor and denominators.
+pub(crate) fn same_equation(a: (&Expr, &Expr), b: (&Expr, &Expr), budget: &mut Budget) -> Bounded<bool> {
     Ok(factor(&difference(a), &difference(b), Clear::Denominators, budget)?.is_some())
 }
 
-/// Whether two inequalities say the same; scaling by a negative number turns them around.
+/// Whether two inequalities agree up to a constant factor; a negative factor reverses the relation.
 pub(crate) fn same_inequality(
     a: (&Expr, Rel, &Expr),
     b: (&Expr, Rel, &Expr),
     budget: &mut Budget,
-) -> Step<bool> {
+) -> Bounded<bool> {
     let sign = factor(&difference((a.0, a.2)), &difference((b.0, b.2)), Clear::Nothing, budget)?;
     Ok(match sign {
         Some(Ordering::Greater) => a.1 == b.1,
@@ -44,7 +44,7 @@ enum Clear {
 }
 
 /// The sign of the constant `c` with `a = c · b`, if there is one.
-fn factor(a: &Expr, b: &Expr, clear: Clear, budget: &mut Budget) -> Step<Option<Ordering>> {
+fn factor(a: &Expr, b: &Expr, clear: Clear, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     if let (Some(fa), Some(fb)) = (affordable_form(a, budget)?, affordable_form(b, budget)?) {
         if fa.is_zero() || fb.is_zero() {
             return Ok((fa.is_zero() && fb.is_zero()).then_some(Ordering::Greater));
@@ -62,8 +62,8 @@ fn factor(a: &Expr, b: &Expr, clear: Clear, budget: &mut Budget) -> Step<Option<
     constant_ratio(a, b, budget)
 }
 
-/// `form` times the powers of variables that no longer leave any in a denominator.
-fn cleared(form: &Poly, budget: &mut Budget) -> Step<Option<Poly>> {
+/// `form` multiplied by powers of its variables, so that no variable is left in a denominator.
+fn cleared(form: &Poly, budget: &mut Budget) -> Bounded<Option<Poly>> {
     let mut lowest: BTreeMap<Atom, Power> = BTreeMap::new();
     for (atom, power) in form.terms.keys().flatten() {
         if matches!(atom, Atom::Var(_)) && power.n < lowest.get(atom).map_or(0, |old| old.n) {
@@ -74,8 +74,8 @@ fn cleared(form: &Poly, budget: &mut Budget) -> Step<Option<Poly>> {
     form.mul(&Poly { terms: BTreeMap::from([(raising, RBig::ONE)]) }, budget)
 }
 
-/// Evaluates the quotient at sample points and looks whether it stays the same.
-fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Option<Ordering>> {
+/// The sign of the quotient `a / b`, if the quotient has the same value at every sample point.
+fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     let mut names = [a.variables(), b.variables()].concat();
     names.sort_unstable();
     names.dedup();
@@ -113,7 +113,7 @@ fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Option<Orderi
 }
 
 /// Whether the parts of two ratios stand in the same proportion.
-pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Step<bool> {
+pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Bounded<bool> {
     if a.len() != b.len() {
         return Ok(false);
     }
@@ -124,7 +124,7 @@ pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Step<bo
             return Ok(false);
         }
     }
-    // 0:0 is in proportion to everything, and says nothing.
+    // 0:0 is in proportion to every ratio, so ratios that begin with zero are equal to none.
     Ok(compare(&a[0], &Expr::int(0), budget)? == Match::No
         && compare(&b[0], &Expr::int(0), budget)? == Match::No)
 }

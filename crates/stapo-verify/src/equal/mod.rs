@@ -1,4 +1,4 @@
-//! When an answer is the reference.
+//! Whether an answer equals the reference.
 
 pub(crate) mod equation;
 mod quantity;
@@ -8,7 +8,7 @@ pub(crate) mod value;
 use crate::answer::quantity::Quantity;
 use crate::answer::region::Region;
 use crate::answer::{Answer, as_region};
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::Expr;
 use crate::lex::token::Bracket;
 use equation::{same_equation, same_inequality, same_ratio};
@@ -16,8 +16,8 @@ use quantity::same_quantity;
 use region::same_region;
 use std::cmp::Ordering;
 
-/// Whether `answer` is `reference`. Not symmetric: the reference decides what a pair, a unit or a letter means.
-pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+/// Whether `answer` equals `reference`. Not symmetric: the reference decides what a pair, a unit or a letter means.
+pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     budget.spend(10)?;
     if answer == reference {
         return Ok(true);
@@ -68,8 +68,8 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
     }
 }
 
-/// Right when the letters agree, or when the value behind the letter is the other side.
-fn same_choice(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+/// Two choices are equal when their letters agree; a choice equals a value when the value behind the letter does.
+fn same_choice(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     match (answer, reference) {
         (Answer::Choice { letter: a, .. }, Answer::Choice { letter: r, .. }) => Ok(a == r),
         (Answer::Choice { letter, rest: None }, other) => same(&letter_value(*letter), other, budget),
@@ -84,8 +84,8 @@ fn letter_value(letter: char) -> Answer {
     Answer::Scalar(Quantity::bare(Expr::Var(letter.to_string())))
 }
 
-/// `x = 5` is 5 unless the other side says which name it means.
-fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+/// `x = 5` equals 5. Two named values are equal when names and values agree, or when they are the same equation.
+fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     match (answer, reference) {
         (Answer::Named { name: a, left: al, value: av }, Answer::Named { name: r, left: rl, value: rv }) => {
             if is_same_name(a, r) && same(av, rv, budget)? {
@@ -122,7 +122,7 @@ fn is_same_name(a: &str, b: &str) -> bool {
     a == b || (is_function(a) && is_function(b) && (a == "y" || b == "y"))
 }
 
-/// What `m + n = 34` claims about its left side, when that is a combination of names without numbers.
+/// The value that `m + n = 34` claims for its left side, where the left side combines names without numbers.
 fn claimed(left: &Expr, right: &Expr) -> Option<Quantity> {
     let has_coefficient = match left {
         Expr::Add(terms) => terms.iter().any(starts_with_number),
@@ -142,7 +142,7 @@ fn starts_with_number(expr: &Expr) -> bool {
     }
 }
 
-fn against_region(other: &Answer, region: &Region, budget: &mut Budget) -> Step<bool> {
+fn against_region(other: &Answer, region: &Region, budget: &mut Budget) -> Bounded<bool> {
     match as_region(other) {
         Some(other) => same_region(&other, region, budget),
         None => match (other, region.pieces.as_slice()) {
@@ -155,7 +155,7 @@ fn against_region(other: &Answer, region: &Region, budget: &mut Budget) -> Step<
     }
 }
 
-/// Brackets matter for two elements, where they may be an interval's; more elements are a vector however written.
+/// Brackets matter for two elements, which may be the ends of an interval; more elements are a vector in any brackets.
 fn same_brackets(a: (Bracket, Bracket), b: (Bracket, Bracket), n_items: usize) -> bool {
     let vector = |bracket| if bracket == Bracket::Angle { Bracket::Round } else { bracket };
     n_items != 2 || (vector(a.0) == vector(b.0) && vector(a.1) == vector(b.1))
@@ -173,7 +173,7 @@ fn by_name(items: &[Answer]) -> Vec<Answer> {
     sorted
 }
 
-fn same_in_order(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
+fn same_in_order(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Bounded<bool> {
     if a.len() != r.len() {
         return Ok(false);
     }
@@ -185,8 +185,8 @@ fn same_in_order(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> 
     Ok(true)
 }
 
-/// Lists hold the same elements equally often; names with values also match a plain list in the names' order.
-fn same_list(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
+/// Two lists are equal when they hold the same elements equally often, in any order.
+fn same_list(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Bounded<bool> {
     if a.len() != r.len() {
         return Ok(false);
     }
@@ -203,8 +203,8 @@ fn same_list(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
     Ok(true)
 }
 
-/// Sets hold the same elements, however often each is written.
-fn same_set(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
+/// Two sets are equal when they hold the same elements, however often each element is written.
+fn same_set(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Bounded<bool> {
     for (these, those) in [(a, r), (r, a)] {
         'items: for item in these {
             for other in those {
@@ -223,7 +223,7 @@ fn same_set(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Step<bool> {
     Ok(true)
 }
 
-fn same_matrix(a: &[Vec<Expr>], r: &[Vec<Expr>], budget: &mut Budget) -> Step<bool> {
+fn same_matrix(a: &[Vec<Expr>], r: &[Vec<Expr>], budget: &mut Budget) -> Bounded<bool> {
     if a.len() != r.len() || a[0].len() != r[0].len() {
         return Ok(false);
     }
@@ -245,8 +245,8 @@ fn quotient(parts: &[Expr]) -> Quantity {
     Quantity::bare(Expr::Mul(vec![parts[0].clone(), Expr::Inv(Box::new(parts[1].clone()))]))
 }
 
-/// `Undefined` is no failure of the grader: such a value is equal to nothing.
-pub(crate) fn is_same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Step<bool> {
+/// [`same`], where an undefined value equals nothing.
+pub(crate) fn is_same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     match same(answer, reference, budget) {
         Err(Stop::Undefined(_)) => Ok(false),
         other => other,

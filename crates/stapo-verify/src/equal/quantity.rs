@@ -2,18 +2,19 @@
 
 use super::value::{compare, sign_of};
 use crate::answer::quantity::Quantity;
-use crate::budget::{Budget, Step};
+use crate::budget::{Bounded, Budget};
 use crate::expr::Expr;
 use crate::units::{self, Unit};
 use dashu_ratio::RBig;
 use std::cmp::Ordering;
 
-/// Whether two quantities are equal: by value, with units converted, a unit on one side only left out.
-pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<bool> {
+/// Whether two quantities are equal in value after their units are converted. A unit on one side only is ignored.
+pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {
     if let Some(is_same) = same_measure(a, r, budget)? {
         return Ok(is_same);
     }
-    let (a_unit, r_unit) = (unit_of(a), unit_of(r));
+    let a_unit = unit_of(a);
+    let r_unit = unit_of(r);
     let is_percent_of_unit = (a_unit.is_some() && r_unit.is_none() && r.without_percent().is_some())
         || (r_unit.is_some() && a_unit.is_none() && a.without_percent().is_some());
     if is_percent_of_unit {
@@ -24,7 +25,8 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
         if !is_related {
             return Ok(false);
         }
-        let (a, r) = (bare(a), bare(r));
+        let a = bare(a);
+        let r = bare(r);
         if a_unit.is_same_kind(r_unit) && a_unit.scale != r_unit.scale {
             return Ok(compare(&scaled(&a, &a_unit.scale), &scaled(&r, &r_unit.scale), budget)?.is_equal());
         }
@@ -33,8 +35,8 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
     same_number(a, r, budget)
 }
 
-/// `5 m` beside metres is a length; beside a bare number, too.
-fn same_measure(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<Option<bool>> {
+/// Compares `5 m` as a length where the other side has a unit, or where the reference is a bare number.
+fn same_measure(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<Option<bool>> {
     let measured = |quantity: &Quantity| {
         let (expr, unit) = quantity.as_measure.clone()?;
         Some(Quantity { expr: *expr, unit: Some(unit), as_measure: None })
@@ -58,7 +60,7 @@ fn same_measure(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<Option<
     Ok(None)
 }
 
-/// The unit, degrees counting as one.
+/// The unit; a degree sign counts as a unit.
 fn unit_of(quantity: &Quantity) -> Option<Unit> {
     quantity.unit.clone().or_else(|| quantity.without_degrees().and_then(|_| units::lookup("degree")))
 }
@@ -72,31 +74,31 @@ fn scaled(expr: &Expr, scale: &RBig) -> Expr {
     Expr::Mul(vec![expr.clone(), Expr::Num { value: scale.clone(), is_decimal: false }])
 }
 
-/// Unknown words with one in common: "integer values" and "values".
+/// Whether both units are unknown words and have a word in common: "integer values" and "values".
 fn share_a_word(a: &Unit, b: &Unit) -> bool {
     let is_unknown = |unit: &Unit| unit.powers.keys().all(|word| units::lookup(word).is_none());
     is_unknown(a) && is_unknown(b) && a.powers.keys().any(|word| b.powers.contains_key(word))
 }
 
-fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Step<bool> {
+fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {
     if compare(&bare(a), &bare(r), budget)?.is_equal() {
         return Ok(true);
     }
-    // Degrees on one side only: the other may be in radians.
+    // Where only one side is in degrees, the other side may be in radians.
     let has_degrees = a.without_degrees().is_some() != r.without_degrees().is_some();
     if has_degrees && compare(&a.expr, &r.expr, budget)?.is_equal() {
         return Ok(true);
     }
     match (a.without_percent(), r.without_percent()) {
-        // 50% was asked for, 50 was said.
+        // The reference is 50%, the answer 50.
         (None, Some(r)) => Ok(compare(&bare(a), &r, budget)?.is_equal()),
-        // 50 was asked for, 50% was said; but 0.5% is not 0.5.
+        // The reference is 50, the answer 50%. An answer of 0.5% does not equal 0.5.
         (Some(a), None) => Ok(is_at_least_one(&r.expr, budget)? && compare(&a, &bare(r), budget)?.is_equal()),
         _ => Ok(false),
     }
 }
 
-fn is_at_least_one(expr: &Expr, budget: &mut Budget) -> Step<bool> {
+fn is_at_least_one(expr: &Expr, budget: &mut Budget) -> Bounded<bool> {
     if !expr.variables().is_empty() {
         return Ok(true);
     }

@@ -2,19 +2,18 @@
 
 use super::value::{compare, sign_of};
 use crate::answer::region::{End, Interval, Region};
-use crate::budget::{Budget, Step};
+use crate::budget::{Bounded, Budget};
 use crate::expr::Expr;
 use std::cmp::Ordering;
 
-/// Whether two regions hold the same points. Two that name different variables differ.
-pub(crate) fn same_region(a: &Region, b: &Region, budget: &mut Budget) -> Step<bool> {
+/// Whether two regions hold the same points. Regions that name different variables differ.
+pub(crate) fn same_region(a: &Region, b: &Region, budget: &mut Budget) -> Bounded<bool> {
     if let (Some(x), Some(y)) = (&a.variable, &b.variable)
         && x != y
     {
         return Ok(false);
     }
-    let (left, right) = (merged(&a.pieces, budget)?, merged(&b.pieces, budget)?);
-    let (left, right) = match (left, right) {
+    let (left, right) = match (merged(&a.pieces, budget)?, merged(&b.pieces, budget)?) {
         (Some(left), Some(right)) => (left, right),
         _ => (a.pieces.clone(), b.pieces.clone()),
     };
@@ -34,17 +33,17 @@ pub(crate) fn same_region(a: &Region, b: &Region, budget: &mut Budget) -> Step<b
     Ok(true)
 }
 
-fn same_piece(a: &Interval, b: &Interval, budget: &mut Budget) -> Step<bool> {
+fn same_piece(a: &Interval, b: &Interval, budget: &mut Budget) -> Bounded<bool> {
     Ok(same_end(&a.low, &b.low, budget)? && same_end(&a.high, &b.high, budget)?)
 }
 
-fn same_end(a: &End, b: &End, budget: &mut Budget) -> Step<bool> {
+fn same_end(a: &End, b: &End, budget: &mut Budget) -> Bounded<bool> {
     let is_infinite = a.at.any(|node| *node == Expr::Infinity);
     Ok((a.is_closed == b.is_closed || is_infinite) && compare(&a.at, &b.at, budget)?.is_equal())
 }
 
-/// The pieces in order, touching ones joined and empty ones left out; `None` when an end has no place on the line.
-fn merged(pieces: &[Interval], budget: &mut Budget) -> Step<Option<Vec<Interval>>> {
+/// The pieces in order, with touching pieces joined and empty pieces left out; `None` when two ends cannot be ordered.
+fn merged(pieces: &[Interval], budget: &mut Budget) -> Bounded<Option<Vec<Interval>>> {
     let mut sorted: Vec<Interval> = Vec::new();
     for piece in pieces {
         let Some(order) = order(&piece.low.at, &piece.high.at, budget)? else { return Ok(None) };
@@ -83,12 +82,12 @@ fn merged(pieces: &[Interval], budget: &mut Budget) -> Step<Option<Vec<Interval>
     Ok(Some(result))
 }
 
-/// A closed end starts before an open one at the same place.
-fn order_of_lows(a: &End, b: &End, budget: &mut Budget) -> Step<Option<Ordering>> {
+/// The order of two lower ends; at the same place a closed end comes before an open one.
+fn order_of_lows(a: &End, b: &End, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     Ok(order(&a.at, &b.at, budget)?.map(|found| found.then(b.is_closed.cmp(&a.is_closed))))
 }
 
-fn order(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Option<Ordering>> {
+fn order(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     let rank = |expr: &Expr| match expr {
         Expr::Infinity => Some(1),
         Expr::Neg(x) if **x == Expr::Infinity => Some(-1),

@@ -1,7 +1,7 @@
-//! When two expressions are the same value: exactly, by rounding, or at every sample point.
+//! Whether two expressions have the same value: exactly, up to rounding, or at every sample point.
 
 use crate::approx::{Domain, LogBase, Point, evaluate};
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::affordable_form;
 use crate::expr::{Expr, Func};
 use crate::number::complex::Complex;
@@ -29,7 +29,7 @@ impl Match {
     }
 }
 
-/// Points with positive values, points with values of either sign, points with whole values.
+/// Sample points with positive values, with values of either sign, with whole values.
 const N_POSITIVE: u64 = 3;
 const N_SIGNED: u64 = 3;
 const N_WHOLE: u64 = 40;
@@ -40,7 +40,8 @@ const ENOUGH_POINTS: usize = 6;
 /// Bits two values must share to count as equal.
 const AGREEING_BITS: i64 = 100;
 
-pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Step<Match> {
+/// Compares two expressions: exact forms first, then values at sample points.
+pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Match> {
     if a == b {
         return Ok(Match::Exact);
     }
@@ -101,7 +102,7 @@ fn near_forms(a: &Poly, b: &Poly) -> Option<bool> {
     Some(a.terms.values().zip(b.terms.values()).all(|(a, b)| agree_to_six_decimals(a, b)))
 }
 
-/// Six decimals for ordinary numbers, six significant digits below one thousandth.
+/// Whether two numbers agree to six decimals, or to six significant digits below one thousandth.
 pub(crate) fn agree_to_six_decimals(a: &RBig, b: &RBig) -> bool {
     let gap = (a - b).abs();
     let size = a.clone().abs().max(b.clone().abs());
@@ -110,15 +111,15 @@ pub(crate) fn agree_to_six_decimals(a: &RBig, b: &RBig) -> bool {
     gap * million < scale
 }
 
-/// The sign of a constant real expression, if it can be told.
-pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Step<Option<Ordering>> {
+/// The sign of a constant real expression, if the sign can be told.
+pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     if let Some(ratio) = affordable_form(expr, budget)?.and_then(|form| form.as_ratio()) {
         return Ok(Some(ratio.cmp(&RBig::ZERO)));
     }
     let point = Point { values: &[], log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
     match evaluate(expr, &point, budget) {
         Ok(value) if value.is_real() => Ok(value.re.sign().or_else(|| {
-            // Zero to seventy digits is zero.
+            // A value known to be below 2^-AGREEING_BITS counts as zero.
             (value.re.error_bound() < -AGREEING_BITS).then_some(Ordering::Equal)
         })),
         Ok(_) | Err(Stop::Undefined(_)) => Ok(None),
@@ -127,23 +128,23 @@ pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Step<Option<Ordering>
 }
 
 /// Values of the variables at sample point `k`.
-pub(crate) fn sample<'a>(names: &[&'a str], k: u64, kind: Sample) -> Vec<(&'a str, RBig)> {
+pub(crate) fn sample<'a>(names: &[&'a str], k: u64, kind: SampleKind) -> Vec<(&'a str, RBig)> {
     let value = |j: usize| {
         let random = scrambled(k.wrapping_mul(1_000_003).wrapping_add(j as u64 + 17));
         match kind {
-            Sample::Positive => RBig::from_parts((230 + random % 2400).into(), 1024u32.into()),
-            Sample::Signed => {
+            SampleKind::Positive => RBig::from_parts((230 + random % 2400).into(), 1024u32.into()),
+            SampleKind::Signed => {
                 let size = RBig::from_parts((230 + random % 2400).into(), 1024u32.into());
                 if (random >> 40) & 1 == 0 || k == 0 { -size } else { size }
             }
-            Sample::Whole => RBig::from(1 + random % 11),
+            SampleKind::Whole => RBig::from(1 + random % 11),
         }
     };
     names.iter().enumerate().map(|(j, name)| (*name, value(j))).collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sample {
+pub(crate) enum SampleKind {
     Positive,
     Signed,
     Whole,
@@ -157,32 +158,39 @@ fn scrambled(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Names of the variables of both, and the sample points the two deserve.
-pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(Sample, u64)> {
+/// The sample points for `a` against `b`: whole values where a function takes integers only or where both sides round.
+pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(SampleKind, u64)> {
     let rounds = |node: &Expr| matches!(node, Expr::Call(Func::Floor | Func::Ceil, args) if !args[0].variables().is_empty());
     let is_discrete = |node: &Expr| matches!(node, Expr::Call(func, _) if func.is_discrete());
     if a.any(is_discrete) || b.any(is_discrete) || (a.any(rounds) && b.any(rounds)) {
-        return (0..N_WHOLE).map(|k| (Sample::Whole, k)).collect();
+        return (0..N_WHOLE).map(|k| (SampleKind::Whole, k)).collect();
     }
-    let positive = (0..N_POSITIVE).map(|k| (Sample::Positive, k));
-    positive.chain((0..N_SIGNED).map(|k| (Sample::Signed, k))).collect()
+    let positive = (0..N_POSITIVE).map(|k| (SampleKind::Positive, k));
+    positive.chain((0..N_SIGNED).map(|k| (SampleKind::Signed, k))).collect()
 }
 
-fn at_points(a: &Expr, b: &Expr, log_base: LogBase, has_decimal: bool, budget: &mut Budget) -> Step<Match> {
+fn at_points(
+    a: &Expr,
+    b: &Expr,
+    log_base: LogBase,
+    has_decimal: bool,
+    budget: &mut Budget,
+) -> Bounded<Match> {
     let mut names = [a.variables(), b.variables()].concat();
     names.sort_unstable();
     names.dedup();
     if names.is_empty() {
-        let place = Place { values: &[], log_base, domain: Domain::Complex };
-        return at_point(a, b, &place, has_decimal, budget)?
+        let point = Point { values: &[], log_base, bits: LOW_BITS, domain: Domain::Complex };
+        return at_point(a, b, &point, has_decimal, budget)?
             .ok_or(Stop::Undefined("an expression without a value"));
     }
     let mut n_agreeing = 0;
     let mut is_rounded = false;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
-        let domain = if kind == Sample::Signed { Domain::Real } else { Domain::Complex };
-        match at_point(a, b, &Place { values: &values, log_base, domain }, has_decimal, budget)? {
+        let domain = if kind == SampleKind::Signed { Domain::Real } else { Domain::Complex };
+        let point = Point { values: &values, log_base, bits: LOW_BITS, domain };
+        match at_point(a, b, &point, has_decimal, budget)? {
             Some(Match::No) => return Ok(Match::No),
             Some(found) => {
                 is_rounded |= found == Match::Rounded;
@@ -190,7 +198,7 @@ fn at_points(a: &Expr, b: &Expr, log_base: LogBase, has_decimal: bool, budget: &
             }
             None => {}
         }
-        if kind == Sample::Whole && n_agreeing >= ENOUGH_POINTS {
+        if kind == SampleKind::Whole && n_agreeing >= ENOUGH_POINTS {
             break;
         }
     }
@@ -200,23 +208,16 @@ fn at_points(a: &Expr, b: &Expr, log_base: LogBase, has_decimal: bool, budget: &
     Ok(if is_rounded { Match::Rounded } else { Match::Numeric })
 }
 
-/// A sample point, whatever the precision.
-struct Place<'a> {
-    values: &'a [(&'a str, RBig)],
-    log_base: LogBase,
-    domain: Domain,
-}
-
-/// Compares at one point; `None` when a side has no value there.
+/// Compares at `point`, first with its precision and then with [`HIGH_BITS`]; `None` when a side has no value there.
 fn at_point(
     a: &Expr,
     b: &Expr,
-    place: &Place,
+    point: &Point,
     has_decimal: bool,
     budget: &mut Budget,
-) -> Step<Option<Match>> {
-    for bits in [LOW_BITS, HIGH_BITS] {
-        let point = Point { values: place.values, log_base: place.log_base, bits, domain: place.domain };
+) -> Bounded<Option<Match>> {
+    for bits in [point.bits, HIGH_BITS] {
+        let point = Point { bits, ..*point };
         let (x, y) = match (evaluate(a, &point, budget), evaluate(b, &point, budget)) {
             (Ok(x), Ok(y)) => (x, y),
             (Err(Stop::Undefined(_)), _) | (_, Err(Stop::Undefined(_))) => return Ok(None),
@@ -236,7 +237,8 @@ fn at_point(
     Err(Stop::OverBudget("two values too close to tell apart"))
 }
 
-/// Whether a difference is zero: certainly not, as far as a hundred bits can show, or unclear.
+/// Whether a difference of values below `2^size` is zero: `Some(false)` if certainly not, `Some(true)` if zero to
+/// [`AGREEING_BITS`], `None` if the error is too large to tell.
 fn is_zero(gap: &Real, size: i64) -> Option<bool> {
     match gap.sign() {
         Some(Ordering::Equal) => Some(true),
@@ -246,7 +248,7 @@ fn is_zero(gap: &Real, size: i64) -> Option<bool> {
     }
 }
 
-fn near(x: &Complex, y: &Complex, bits: usize) -> Step<bool> {
+fn near(x: &Complex, y: &Complex, bits: usize) -> Bounded<bool> {
     let million = Real::from_ratio(&RBig::from(1_000_000), bits)?;
     let thousandth = Real::from_ratio(&(RBig::ONE / RBig::from(1000)), bits)?;
     for (a, b) in [(&x.re, &y.re), (&x.im, &y.im)] {

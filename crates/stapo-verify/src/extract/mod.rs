@@ -1,4 +1,4 @@
-//! From a response to the answer in it.
+//! Finds the answer in a response.
 
 #[cfg(test)]
 mod tests;
@@ -33,9 +33,9 @@ pub enum Fallback {
 pub fn extract(response: &str, order: Order, fallback: Fallback) -> Option<&str> {
     let marked = match order {
         Order::BoxFirst => match last_box(response) {
-            Found::Answer(answer) => Some(answer),
-            Found::Broken => return None,
-            Found::Nothing => stated(response),
+            LastBox::Answer(answer) => Some(answer),
+            LastBox::Unclosed => return None,
+            LastBox::Missing => stated(response),
         },
         Order::LineFirst => stated(response).or_else(|| last_box(response).answer()),
     };
@@ -47,15 +47,16 @@ pub fn extract(response: &str, order: Order, fallback: Fallback) -> Option<&str>
     found.map(str::trim).filter(|answer| !answer.is_empty())
 }
 
+/// What [`last_box`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found<'a> {
+pub(crate) enum LastBox<'a> {
     Answer(&'a str),
-    /// A mark is there, but it is cut off.
-    Broken,
-    Nothing,
+    /// The last box has no closing brace, or no content.
+    Unclosed,
+    Missing,
 }
 
-impl<'a> Found<'a> {
+impl<'a> LastBox<'a> {
     fn answer(self) -> Option<&'a str> {
         match self {
             Self::Answer(answer) => Some(answer),
@@ -65,20 +66,20 @@ impl<'a> Found<'a> {
 }
 
 /// What the last `\boxed` or `\fbox` holds.
-pub(crate) fn last_box(text: &str) -> Found<'_> {
+pub(crate) fn last_box(text: &str) -> LastBox<'_> {
     let start =
         ["\\boxed", "\\fbox"].iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max();
-    let Some(start) = start else { return Found::Nothing };
+    let Some(start) = start else { return LastBox::Missing };
     let rest = text[start..].trim_start_matches([' ', '\t']);
     if let Some(inside) = rest.strip_prefix('{') {
-        return closing_brace(inside).map_or(Found::Broken, |end| Found::Answer(&inside[..end]));
+        return closing_brace(inside).map_or(LastBox::Unclosed, |end| LastBox::Answer(&inside[..end]));
     }
-    // \boxed 5$ and \boxed5: one word, up to the end of the formula.
+    // \boxed 5$ and \boxed5 hold one word, up to the end of the formula.
     let end = rest.find(|c: char| c.is_whitespace() || c == '$').unwrap_or(rest.len());
     if end == 0 || rest.starts_with(|c: char| c.is_ascii_alphabetic()) {
-        return Found::Broken;
+        return LastBox::Unclosed;
     }
-    Found::Answer(&rest[..end])
+    LastBox::Answer(&rest[..end])
 }
 
 /// Where the group that was opened before `text` ends, escaped braces not counting.
@@ -102,12 +103,12 @@ pub(crate) fn closing_brace(text: &str) -> Option<usize> {
     None
 }
 
-/// An answer said in words: an `Answer:` line, a `####` line, or "the answer is".
+/// An answer stated in words: an `Answer:` line, a `####` line, or "the answer is".
 fn stated(text: &str) -> Option<&str> {
     answer_line(text).or_else(|| said(text))
 }
 
-/// What the last `Answer:` or `####` line holds; an empty one means the next line.
+/// The text of the last `Answer:` or `####` line; where that is empty, of the next line that is not.
 pub(crate) fn answer_line(text: &str) -> Option<&str> {
     let start = line_marks(text).last()?;
     let rest = &text[start..];
@@ -143,7 +144,7 @@ fn said(text: &str) -> Option<&str> {
         if let Some(inside) = rest.strip_prefix(open)
             && let Some(end) = inside.find(close)
         {
-            // A unit may follow the formula; a new sentence may not.
+            // A unit may follow the formula in the same sentence.
             let behind = sentence(&inside[end + close.len()..]);
             return Some(if behind.len() <= 24 {
                 &rest[..open.len() + end + close.len() + behind.len()]
@@ -168,8 +169,8 @@ fn sentence(text: &str) -> &str {
 
 /// Where each occurrence of `phrase` (lower-case ASCII) ends, whatever its case in `text`.
 fn ends_of<'a>(text: &'a str, phrase: &'a str) -> impl Iterator<Item = usize> + 'a {
-    let (haystack, needle) = (text.as_bytes(), phrase.as_bytes());
-    haystack
+    let needle = phrase.as_bytes();
+    text.as_bytes()
         .windows(needle.len().max(1))
         .enumerate()
         .filter(move |(_, window)| window[0] | 0x20 == needle[0] && window.eq_ignore_ascii_case(needle))
@@ -190,7 +191,7 @@ fn last_number(text: &str) -> Option<&str> {
     while start > 0 && is_inner(start - 1) {
         start -= 1;
     }
-    // A fraction or a sign in front belongs to it.
+    // A numerator or a sign in front belongs to the number.
     if start > 1 && bytes[start - 1] == b'/' && bytes[start - 2].is_ascii_digit() {
         start -= 1;
         while start > 0 && is_inner(start - 1) {

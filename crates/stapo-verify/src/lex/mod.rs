@@ -1,17 +1,16 @@
 //! From the text of an answer to tokens: LaTeX, plain text and unicode signs come out the same.
 
+mod macros;
 pub(crate) mod numeral;
 pub(crate) mod symbols;
 pub(crate) mod token;
 mod words;
 
-use crate::budget::{MAX_ANSWER_BYTES, Step, Stop, unreadable};
-use crate::expr::Func;
+use crate::budget::{Bounded, MAX_ANSWER_BYTES, Stop, unreadable};
 use numeral::Numeral;
-use symbols::Macro;
 use token::{Bracket, Rel, Tok, Token};
 
-/// What a plain comma between digits, outside brackets, is taken for.
+/// The meaning of a plain comma between digits, outside brackets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Commas {
     /// `1,000` is one thousand.
@@ -21,7 +20,7 @@ pub(crate) enum Commas {
 }
 
 /// Cuts `text` into tokens. Braces and brackets need not match yet, except those of text macros.
-pub(crate) fn tokens(text: &str, commas: Commas) -> Step<Vec<Token>> {
+pub(crate) fn tokens(text: &str, commas: Commas) -> Bounded<Vec<Token>> {
     if text.len() > MAX_ANSWER_BYTES {
         return Err(Stop::OverBudget("an answer of more than 16 KiB"));
     }
@@ -40,16 +39,16 @@ pub(crate) fn tokens(text: &str, commas: Commas) -> Step<Vec<Token>> {
     while lexer.pos < chars.len() {
         lexer.step()?;
     }
-    if lexer.groups.iter().any(|group| *group != Group::Math) {
+    if lexer.groups.iter().any(|group| *group != GroupKind::Math) {
         return unreadable("a text group that is never closed");
     }
-    words::settle(&mut lexer.out);
+    words::resolve_letters(&mut lexer.out);
     Ok(lexer.out)
 }
 
-/// What an open brace has opened.
+/// The kind of group that an open brace has started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Group {
+enum GroupKind {
     Math,
     Text,
     Upright,
@@ -60,7 +59,7 @@ struct Lexer<'a> {
     chars: &'a [char],
     pos: usize,
     out: Vec<Token>,
-    groups: Vec<Group>,
+    groups: Vec<GroupKind>,
     is_spaced: bool,
     /// Open brackets other than braces.
     n_brackets: usize,
@@ -69,7 +68,7 @@ struct Lexer<'a> {
 }
 
 impl Lexer<'_> {
-    fn step(&mut self) -> Step<()> {
+    fn step(&mut self) -> Bounded<()> {
         let c = self.chars[self.pos];
         if c.is_whitespace()
             || matches!(c, '~' | '\u{200b}' | '\u{feff}' | '\u{200c}' | '\u{200d}' | '\u{2060}')
@@ -108,7 +107,7 @@ impl Lexer<'_> {
             }
             _ => {}
         }
-        let is_text = matches!(self.groups.last(), Some(Group::Text | Group::Upright));
+        let is_text = matches!(self.groups.last(), Some(GroupKind::Text | GroupKind::Upright));
         self.out.push(Token { tok, is_spaced: std::mem::take(&mut self.is_spaced), is_text });
     }
 
@@ -167,23 +166,23 @@ impl Lexer<'_> {
         }
     }
 
-    fn brace(&mut self, c: char) -> Step<()> {
+    fn brace(&mut self, c: char) -> Bounded<()> {
         self.pos += 1;
         if c == '{' {
-            self.groups.push(Group::Math);
+            self.groups.push(GroupKind::Math);
             self.push(Tok::Open(Bracket::Brace));
             return Ok(());
         }
         match self.groups.pop() {
-            Some(Group::Math) => self.push(Tok::Close(Bracket::Brace)),
-            Some(Group::Text | Group::Upright) => self.is_spaced = true,
-            Some(Group::Transparent) => {}
+            Some(GroupKind::Math) => self.push(Tok::Close(Bracket::Brace)),
+            Some(GroupKind::Text | GroupKind::Upright) => self.is_spaced = true,
+            Some(GroupKind::Transparent) => {}
             None => return unreadable("a closing brace without an opening one"),
         }
         Ok(())
     }
 
-    /// `^\circ` and `^\prime` are signs of their own.
+    /// A caret; `^\circ` and `^\prime` are one sign each.
     fn raised(&mut self) {
         let rest: String =
             self.chars[self.pos + 1..].iter().take(32).filter(|c| !c.is_whitespace()).collect();
@@ -222,7 +221,7 @@ impl Lexer<'_> {
         self.push(Tok::Caret);
     }
 
-    /// Moves behind the next `sign`, and behind a closing brace if one follows.
+    /// Moves behind the next `sign`, and with `and_brace` behind the next closing brace.
     fn skip_past(&mut self, sign: &str, and_brace: bool) {
         while self.pos < self.chars.len() && !self.at(sign) {
             self.pos += 1;
@@ -237,124 +236,7 @@ impl Lexer<'_> {
         self.pos = self.pos.min(self.chars.len());
     }
 
-    fn escape(&mut self) -> Step<()> {
-        let start = self.pos + 1;
-        let mut end = start;
-        while self.chars.get(end).is_some_and(char::is_ascii_alphabetic) {
-            end += 1;
-        }
-        if end == start {
-            end = (start + 1).min(self.chars.len());
-        }
-        let name: String = self.chars[start..end].iter().collect();
-        self.pos = end;
-        match name.as_str() {
-            "begin" | "end" => return self.environment(&name),
-            "mathbb" | "Bbb" => {
-                self.number_set();
-                return Ok(());
-            }
-            "lg" => {
-                self.push(Tok::Func(Func::Log));
-                self.push(Tok::Under);
-                self.push(Tok::Num(Numeral { whole: "10".into(), ..Numeral::default() }));
-                return Ok(());
-            }
-            "not" if self.at("=") => {
-                self.pos += 1;
-                self.push(Tok::Rel(Rel::Ne));
-                return Ok(());
-            }
-            _ => {}
-        }
-        match symbols::macro_named(&name) {
-            Macro::Token(tok) => self.push(tok),
-            Macro::Space => self.is_spaced = true,
-            Macro::Nothing => {}
-            Macro::Text => self.group(Group::Text),
-            Macro::Upright => self.group(Group::Upright),
-            Macro::Transparent => self.group(Group::Transparent),
-            Macro::Discard => self.discard_group()?,
-            Macro::Sized => {
-                while self.chars.get(self.pos).is_some_and(|c| c.is_whitespace()) {
-                    self.pos += 1;
-                }
-                if self.chars.get(self.pos) == Some(&'.') {
-                    self.pos += 1;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// `\mathbb{R}` by its word.
-    fn number_set(&mut self) {
-        let rest: String = self.chars[self.pos..].iter().take(8).filter(|c| !c.is_whitespace()).collect();
-        let letter = rest.trim_start_matches('{').chars().next().unwrap_or(' ');
-        let word = match letter {
-            'R' => "reals",
-            'Z' => "integers",
-            'Q' => "rationals",
-            'N' => "naturals",
-            'C' => "complexes",
-            _ => return,
-        };
-        self.skip_past(&letter.to_string(), rest.starts_with('{'));
-        self.push(Tok::Word(word.into()));
-    }
-
-    fn group(&mut self, group: Group) {
-        while self.chars.get(self.pos).is_some_and(|c| c.is_whitespace()) {
-            self.pos += 1;
-        }
-        if self.chars.get(self.pos) == Some(&'{') {
-            self.pos += 1;
-            self.groups.push(group);
-            if group == Group::Text {
-                self.is_spaced = true;
-            }
-        }
-    }
-
-    fn discard_group(&mut self) -> Step<()> {
-        if self.chars.get(self.pos) != Some(&'{') {
-            return Ok(());
-        }
-        match self.chars[self.pos..].iter().position(|c| *c == '}') {
-            Some(length) => self.pos += length + 1,
-            None => return unreadable("a group that is never closed"),
-        }
-        Ok(())
-    }
-
-    /// `\begin{pmatrix}` and its kin become brackets around rows; column formats are thrown away.
-    fn environment(&mut self, word: &str) -> Step<()> {
-        let Some(length) = self.chars[self.pos..].iter().take(24).position(|c| *c == '}') else {
-            return unreadable("an environment without a name");
-        };
-        let name: String =
-            self.chars[self.pos..self.pos + length].iter().filter(|c| c.is_alphabetic()).collect();
-        self.pos += length + 1;
-        let is_matrix = name.ends_with("matrix") || matches!(name.as_str(), "array" | "vmatrix");
-        if !is_matrix {
-            return if matches!(
-                name.as_str(),
-                "aligned" | "align" | "equation" | "gathered" | "cases" | "split"
-            ) {
-                self.push(Tok::Other(format!("\\{word}{{{name}}}")));
-                Ok(())
-            } else {
-                unreadable(format!("the environment {name}"))
-            };
-        }
-        if word == "begin" && name == "array" && self.chars.get(self.pos) == Some(&'{') {
-            self.discard_group()?;
-        }
-        self.push(if word == "begin" { Tok::Begin } else { Tok::End });
-        Ok(())
-    }
-
-    fn other_sign(&mut self, c: char) -> Step<()> {
+    fn other_sign(&mut self, c: char) -> Bounded<()> {
         self.pos += 1;
         if let Some((numerator, denominator)) = symbols::vulgar_fraction(c) {
             self.push(Tok::Frac);
@@ -407,7 +289,7 @@ impl Lexer<'_> {
     }
 
     /// Raised or lowered characters as a group: `x²³` is `x^{23}`.
-    fn script(&mut self, first: char, opening: Tok, plain: fn(char) -> Option<char>) -> Step<()> {
+    fn script(&mut self, first: char, opening: Tok, plain: fn(char) -> Option<char>) -> Bounded<()> {
         let mut inner = String::from(plain(first).unwrap_or(first));
         while let Some(c) = self.chars.get(self.pos).and_then(|c| plain(*c)) {
             inner.push(c);

@@ -1,6 +1,6 @@
 //! Numbers as printed: digits, separators, a fraction, a repeating block, a power of ten.
 
-use crate::budget::{Step, Stop};
+use crate::budget::{Bounded, Stop};
 use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
 
@@ -15,12 +15,12 @@ pub(crate) struct Numeral {
     pub(crate) whole: String,
     /// Digits after the point, if there is a point.
     pub(crate) fraction: Option<String>,
-    /// The block that repeats forever after them.
+    /// The block of digits that repeats after `fraction`.
     pub(crate) repeating: Option<String>,
     pub(crate) power_of_ten: i64,
-    /// Thousands were set off by plain commas, which could also separate a list.
+    /// Plain commas group the thousands; such commas could also separate a list.
     pub(crate) has_commas: bool,
-    /// Digits with letters and the base they are written in.
+    /// The base of a number whose digits include letters.
     pub(crate) base: Option<u32>,
 }
 
@@ -29,13 +29,13 @@ impl Numeral {
         self.fraction.is_none() && self.power_of_ten == 0 && self.base.is_none()
     }
 
-    /// Whether it is printed with a point or a power of ten, and so may be a rounded number.
+    /// Whether the number is printed with a point or a power of ten, and so may be rounded.
     pub(crate) fn is_decimal(&self) -> bool {
         (self.fraction.as_ref().is_some_and(|digits| !digits.is_empty()) && self.repeating.is_none())
             || self.power_of_ten != 0
     }
 
-    pub(crate) fn value(&self) -> Step<RBig> {
+    pub(crate) fn value(&self) -> Bounded<RBig> {
         let fraction = self.fraction.as_deref().unwrap_or("");
         let repeating = self.repeating.as_deref().unwrap_or("");
         if self.whole.len() + fraction.len() + repeating.len() > MAX_DIGITS {
@@ -61,7 +61,7 @@ impl Numeral {
     }
 
     /// The same digits read in another base.
-    pub(crate) fn in_base(&self, base: u32) -> Step<RBig> {
+    pub(crate) fn in_base(&self, base: u32) -> Bounded<RBig> {
         if self.whole.len() > MAX_DIGITS {
             return Err(Stop::OverBudget("a number of more than 19,000 digits"));
         }
@@ -76,7 +76,7 @@ impl Numeral {
     }
 }
 
-fn based(text: &str, base: u32) -> Step<RBig> {
+fn based(text: &str, base: u32) -> Bounded<RBig> {
     let bad = || Stop::Unreadable(format!("{text} is not a number in base {base}"));
     if !(2..=36).contains(&base) || text.is_empty() {
         return Err(bad());
@@ -84,7 +84,7 @@ fn based(text: &str, base: u32) -> Step<RBig> {
     UBig::from_str_radix(text, base).map(RBig::from).map_err(|_| bad())
 }
 
-fn digits(parts: &[&str]) -> Step<IBig> {
+fn digits(parts: &[&str]) -> Bounded<IBig> {
     let text: String = parts.concat();
     if text.len() <= 18 {
         return Ok(IBig::from(text.bytes().fold(0u64, |n, digit| n * 10 + u64::from(digit - b'0'))));
@@ -150,7 +150,7 @@ fn starts(chars: &[char], at: usize, text: &str) -> bool {
     text.chars().enumerate().all(|(i, c)| chars.get(at + i) == Some(&c))
 }
 
-/// Thousands separators that are never anything else, longest first.
+/// Separators that only ever group thousands, longest first.
 const FIRM_SEPARATORS: [&str; 10] =
     ["{,}\\!", ",\\!\\!", ",\\!", "{,}", "\\,", "\\;", "\\ ", "~", "\u{2009}", "\u{202f}"];
 
@@ -182,7 +182,7 @@ fn take_groups(chars: &[char], start: usize, commas_group: bool, numeral: &mut N
         digits.push_str(&group);
         pos = end;
     }
-    // A comma and digits after the last group: this is a list, not a number.
+    // A comma and digits after the last group make the whole a list and not a number.
     let list_follows = separator == Some(",")
         && chars.get(pos) == Some(&',')
         && chars.get(pos + 1).is_some_and(char::is_ascii_digit);

@@ -75,7 +75,7 @@ pub(crate) fn narrow(c: char) -> char {
     }
 }
 
-/// A raised or lowered digit or sign as the plain one.
+/// A raised digit or sign as the plain one.
 pub(crate) fn superscript(c: char) -> Option<char> {
     Some(match c {
         '⁰' => '0',
@@ -99,6 +99,7 @@ pub(crate) fn superscript(c: char) -> Option<char> {
     })
 }
 
+/// A lowered digit or sign as the plain one.
 pub(crate) fn subscript(c: char) -> Option<char> {
     Some(match c {
         '₀'..='₉' => char::from(b'0' + (c as u32 - '₀' as u32) as u8),
@@ -174,45 +175,61 @@ pub(crate) enum Macro {
     Token(Tok),
     /// White space.
     Space,
-    /// Nothing at all, and it does not count as white space.
+    /// No effect, not even as white space.
     Nothing,
-    /// The group after it is text.
+    /// The group after the macro is text.
     Text,
-    /// The group after it is upright mathematics: a unit, a function or a letter.
+    /// The group after the macro is upright mathematics: a unit, a function or a letter.
     Upright,
-    /// The group after it stands as if the macro were not there.
+    /// The group after the macro is read as if the macro were not there.
     Transparent,
-    /// The group after it is thrown away.
+    /// The group after the macro is dropped.
     Discard,
-    /// A bracket follows whose size is set here; a full stop is no bracket.
+    /// The macro sets the size of the bracket after it; a full stop stands for an invisible bracket.
     Sized,
 }
 
+/// What the macro `name` does. A name without a meaning here is a variable: `\alpha`, `\varphi`.
 pub(crate) fn macro_named(name: &str) -> Macro {
-    let tok = match name {
+    if let Some(layout) = layout_macro(name) {
+        return layout;
+    }
+    let tok = match sign_macro(name) {
+        Some(tok) => tok,
+        None if is_unread(name) => Tok::Other(format!("\\{name}")),
+        None => match Func::named(name) {
+            Some(func) => Tok::Func(func),
+            None => Tok::Letter(name.strip_prefix("var").unwrap_or(name).into()),
+        },
+    };
+    Macro::Token(tok)
+}
+
+/// Macros about spacing, fonts and sizes.
+fn layout_macro(name: &str) -> Option<Macro> {
+    Some(match name {
         "" | "quad" | "qquad" | "," | ";" | ":" | " " | ">" | "enspace" | "thinspace" | "medspace"
-        | "thickspace" | "newline" | "hfill" | "space" | "par" | "smallskip" | "medskip" => {
-            return Macro::Space;
-        }
+        | "thickspace" | "newline" | "hfill" | "space" | "par" | "smallskip" | "medskip" => Macro::Space,
         "!" | "displaystyle" | "textstyle" | "scriptstyle" | "limits" | "nolimits" | "mathstrut"
         | "strut" | "noindent" | "negthinspace" | "nonumber" | "(" | ")" | "[" | "]" | "Large" | "large"
-        | "bf" | "rm" | "it" | "centering" | "boldmath" | "mathop" | "mathrel" | "mathbin" => {
-            return Macro::Nothing;
-        }
+        | "bf" | "rm" | "it" | "centering" | "boldmath" | "mathop" | "mathrel" | "mathbin" => Macro::Nothing,
         "left" | "right" | "middle" | "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr"
-        | "biggl" | "biggr" | "Biggl" | "Biggr" | "bigm" => return Macro::Sized,
+        | "biggl" | "biggr" | "Biggl" | "Biggr" | "bigm" => Macro::Sized,
         "text" | "mbox" | "textbf" | "textit" | "textrm" | "texttt" | "textsf" | "textnormal" | "hbox"
-        | "emph" | "textsc" | "textup" => return Macro::Text,
-        "mathrm" | "operatorname" | "operatorname*" | "mathsf" | "mathtt" | "unit" | "si" => {
-            return Macro::Upright;
-        }
+        | "emph" | "textsc" | "textup" => Macro::Text,
+        "mathrm" | "operatorname" | "operatorname*" | "mathsf" | "mathtt" | "unit" | "si" => Macro::Upright,
         "mathbf" | "mathit" | "mathcal" | "mathscr" | "mathfrak" | "boldsymbol" | "bm" | "pmb" | "boxed"
         | "fbox" | "underline" | "cancel" | "ensuremath" | "mathnormal" | "smash" | "underbrace"
-        | "overbrace" => {
-            return Macro::Transparent;
-        }
+        | "overbrace" => Macro::Transparent,
         "hspace" | "hspace*" | "vspace" | "phantom" | "hphantom" | "vphantom" | "color" | "textcolor"
-        | "tag" | "label" | "kern" => return Macro::Discard,
+        | "tag" | "label" | "kern" => Macro::Discard,
+        _ => return None,
+    })
+}
+
+/// Macros that stand for one token.
+fn sign_macro(name: &str) -> Option<Tok> {
+    Some(match name {
         "pi" | "Pi" => Tok::Pi,
         "infty" | "infin" => Tok::Infinity,
         "emptyset" | "varnothing" | "O" => Tok::Empty,
@@ -276,16 +293,45 @@ pub(crate) fn macro_named(name: &str) -> Macro {
         "colon" => Tok::Colon,
         "lor" | "vee" => Tok::Word("or".into()),
         "land" | "wedge" => Tok::Word("and".into()),
-        "pmod" | "int" | "iint" | "oint" | "lim" | "partial" | "nabla" | "to" | "rightarrow"
-        | "Rightarrow" | "implies" | "iff" | "mapsto" | "therefore" | "forall" | "exists" | "subset"
-        | "subseteq" | "notin" | "propto" | "parallel" | "perp" | "sim" | "Leftrightarrow"
-        | "longrightarrow" | "leftarrow" | "input" | "def" | "newcommand" | "let" | "write" | "include" => {
-            Tok::Other(format!("\\{name}"))
-        }
-        _ => match Func::named(name) {
-            Some(func) => Tok::Func(func),
-            None => Tok::Letter(name.strip_prefix("var").unwrap_or(name).into()),
-        },
-    };
-    Macro::Token(tok)
+        _ => return None,
+    })
+}
+
+/// Macros of mathematics that this crate does not read, and TeX commands.
+fn is_unread(name: &str) -> bool {
+    matches!(
+        name,
+        "pmod"
+            | "int"
+            | "iint"
+            | "oint"
+            | "lim"
+            | "partial"
+            | "nabla"
+            | "to"
+            | "rightarrow"
+            | "Rightarrow"
+            | "implies"
+            | "iff"
+            | "mapsto"
+            | "therefore"
+            | "forall"
+            | "exists"
+            | "subset"
+            | "subseteq"
+            | "notin"
+            | "propto"
+            | "parallel"
+            | "perp"
+            | "sim"
+            | "Leftrightarrow"
+            | "longrightarrow"
+            | "leftarrow"
+            | "input"
+            | "def"
+            | "newcommand"
+            | "let"
+            | "write"
+            | "include"
+    )
 }

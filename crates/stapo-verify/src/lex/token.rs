@@ -1,4 +1,4 @@
-//! What the text of an answer is cut into.
+//! The tokens that the text of an answer is cut into.
 
 use crate::expr::Func;
 use crate::lex::numeral::Numeral;
@@ -6,7 +6,7 @@ use crate::lex::numeral::Numeral;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Tok {
     Num(Numeral),
-    /// One variable: a letter, a Greek letter, a macro this crate gives no meaning.
+    /// One variable: a letter, a Greek letter, or a macro without a meaning of its own.
     Letter(String),
     /// A run of letters: a word of the language, a unit, or a product of variables.
     Word(String),
@@ -28,7 +28,7 @@ pub(crate) enum Tok {
     Prime,
     Percent,
     Degree,
-    /// A currency sign, by its word.
+    /// A currency sign, as the word of its unit.
     Currency(&'static str),
     Rel(Rel),
     In,
@@ -47,7 +47,7 @@ pub(crate) enum Tok {
     Binom,
     Choose,
     Sqrt,
-    /// The radical sign, which unlike the macro takes a whole number: √12.
+    /// The radical sign and its degree. Unlike `\sqrt`, the sign applies to a whole number: √12.
     Radical(u32),
     Accent(&'static str),
     Mod,
@@ -57,7 +57,7 @@ pub(crate) enum Tok {
     End,
     Amp,
     Row,
-    /// Something that has no place in mathematics read here.
+    /// A sign or macro that is not read as mathematics.
     Other(String),
 }
 
@@ -117,8 +117,8 @@ pub(crate) enum Bracket {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Token {
     pub(crate) tok: Tok,
-    /// White space or a spacing macro stands before it.
+    /// White space or a spacing macro stands before the token.
     pub(crate) is_spaced: bool,
-    /// It stands inside `\text{}` or the like.
+    /// The token stands inside `\text{}` or a similar macro.
     pub(crate) is_text: bool,
 }

@@ -1,7 +1,7 @@
-//! Runs of letters.
+//! Runs of letters: constants, functions, variables and words.
 
 use super::token::{Bracket, Tok, Token};
-use super::{Group, Lexer};
+use super::{GroupKind, Lexer};
 use crate::expr::Func;
 use crate::units;
 
@@ -10,7 +10,7 @@ impl Lexer<'_> {
     pub(super) fn letters(&mut self) {
         let n = self.chars[self.pos..].iter().take_while(|c| c.is_ascii_alphabetic()).count();
         let run: String = self.chars[self.pos..self.pos + n].iter().collect();
-        // "math.pi", "np.sqrt(2)"
+        // Python's module names, as in `math.pi` and `np.sqrt(2)`, are dropped.
         let is_module = matches!(run.as_str(), "np" | "math" | "sympy" | "sp")
             && self.chars.get(self.pos + n) == Some(&'.');
         self.pos += n;
@@ -18,13 +18,13 @@ impl Lexer<'_> {
             self.pos += 1;
             return;
         }
-        let group = self.groups.last().copied().unwrap_or(Group::Math);
-        if group == Group::Upright
+        let group = self.groups.last().copied().unwrap_or(GroupKind::Math);
+        if group == GroupKind::Upright
             && let Some(tok) = upright(&run)
         {
             return self.push(tok);
         }
-        if matches!(group, Group::Text | Group::Upright) {
+        if matches!(group, GroupKind::Text | GroupKind::Upright) {
             return self.push(if run == "percent" { Tok::Percent } else { Tok::Word(run) });
         }
         match run.as_str() {
@@ -46,7 +46,7 @@ impl Lexer<'_> {
         if run.len() == 1 {
             return self.push(Tok::Letter(run));
         }
-        // sinx, cos2x, lnx
+        // A function written together with its argument: `sinx`, `lnx`.
         for length in (2..run.len()).rev() {
             if run.len() - length <= 2
                 && !units::is_word(&run)
@@ -70,7 +70,7 @@ impl Lexer<'_> {
     }
 }
 
-/// What an upright run is when it is no unit: a function, a constant, a variable.
+/// The function, constant or variable that an upright run of letters is, unless the run is a unit.
 fn upright(run: &str) -> Option<Tok> {
     if let Some(func) = Func::named(run) {
         return Some(Tok::Func(func));
@@ -83,8 +83,8 @@ fn upright(run: &str) -> Option<Tok> {
     }
 }
 
-/// Letters whose meaning the tokens around them settle: `6.02 x 10^23`, `101 base 2`, `25° C`.
-pub(super) fn settle(tokens: &mut Vec<Token>) {
+/// Replaces letters whose meaning depends on the tokens around them: `6.02 x 10^23`, `101 base 2`, `25° C`.
+pub(super) fn resolve_letters(tokens: &mut Vec<Token>) {
     let is = |token: Option<&Token>, name: &str| matches!(token.map(|t| &t.tok), Some(Tok::Letter(text) | Tok::Word(text)) if text == name);
     let is_number = |token: Option<&Token>| matches!(token.map(|t| &t.tok), Some(Tok::Num(_)));
     for i in 1..tokens.len() {
@@ -98,7 +98,7 @@ pub(super) fn settle(tokens: &mut Vec<Token>) {
         if is_last && tokens[i - 1].tok == Tok::Degree && (is(tokens.get(i), "C") || is(tokens.get(i), "F")) {
             tokens[i].tok = Tok::Word(if is(tokens.get(i), "C") { "celsius" } else { "fahrenheit" }.into());
         }
-        // 5 min and 30 sec are no functions without an argument; 5th is 5.
+        // At the end, as in `5 min` and `30 sec`, these are units and not functions without an argument.
         match tokens[i].tok {
             Tok::Func(func @ (Func::Min | Func::Sec)) if is_last => {
                 tokens[i].tok = Tok::Word(func.name().into());
@@ -119,7 +119,7 @@ pub(super) fn settle(tokens: &mut Vec<Token>) {
     {
         tokens.pop();
     }
-    // 101 (base 2)
+    // `101 (base 2)` becomes 101_2.
     if let [.., digits, open, word, base, close] = tokens.as_slice()
         && is_number(Some(digits))
         && open.tok == Tok::Open(Bracket::Round)

@@ -26,9 +26,9 @@ pub(super) fn grade(answer: &str, reference: &str) -> Graded {
     }
 }
 
-/// The letters a text names: `B`, `(b)`, `B. twelve`, `option B`, `A and C`.
+/// The letters that a text names: `B`, `(b)`, `B. twelve`, `option B`, `A and C`.
 fn letters(text: &str) -> Option<BTreeSet<char>> {
-    // Words lose their punctuation, so the marks behind a letter are looked at first.
+    // Turning the text into words drops the punctuation behind a letter, so a marked letter is looked for first.
     let shown: String = text.chars().filter(|c| !matches!(c, '$' | '*' | '{' | '}')).collect();
     let shown = formatting_removed(&shown);
     let shown = shown.trim().trim_end_matches('.').trim();
@@ -69,7 +69,7 @@ fn formatting_removed(text: &str) -> String {
     rest
 }
 
-/// A letter in brackets, or one that a bracket, full stop or colon follows.
+/// A letter in brackets, or a letter before a bracket, full stop or colon.
 fn marked_letter(text: &str) -> Option<char> {
     let inner = text.trim_start();
     let (open, inner) = match inner.strip_prefix(['(', '[']) {
@@ -81,7 +81,7 @@ fn marked_letter(text: &str) -> Option<char> {
     let behind = chars.as_str().trim_start();
     let is_alone = behind.is_empty() && !open;
     let is_marked = behind.starts_with([')', ']']) || (!open && chars.as_str().starts_with(['.', ':']));
-    // "(A) and (C)" names two.
+    // "(A) and (C)" names two letters.
     let after_mark = behind.trim_start_matches([')', ']', '.', ':']);
     let names_more = text::plain(after_mark).split_whitespace().next().is_some_and(|word| {
         matches!(word, "and" | "or")

@@ -1,6 +1,7 @@
-//! Text normalisation of the DAPO training rule: units, spaces and formatting out, fractions and roots written in full.
+//! Text normalisation of the DAPO training rule: units, spaces and formatting are removed, fractions and roots written
+//! in full.
 
-/// Words dropped wherever they stand.
+/// Texts that are removed everywhere.
 const DROPPED: [&str; 42] = [
     "square",
     "ways",
@@ -77,7 +78,7 @@ pub(super) fn normal(answer: &str) -> String {
     text.trim().to_owned()
 }
 
-/// Of a text with a formula between dollar signs, the first formula.
+/// The first formula of a text that has one between dollar signs, else the text.
 fn inside_dollars(text: &str) -> String {
     let mut parts = text.splitn(3, '$');
     match (parts.next(), parts.next(), parts.next()) {
@@ -86,7 +87,7 @@ fn inside_dollars(text: &str) -> String {
     }
 }
 
-/// `text` with every `name…}` replaced by what it holds, up to the next brace.
+/// `text` with every `name…}` replaced by its content, up to the next closing brace.
 fn unwrapped(text: &str, name: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

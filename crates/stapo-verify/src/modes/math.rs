@@ -3,7 +3,7 @@
 use super::plain;
 use crate::answer::clean::cleaned;
 use crate::answer::{Answer, read};
-use crate::budget::{Budget, Step, Stop};
+use crate::budget::{Bounded, Budget, Stop};
 use crate::equal::is_same;
 use crate::lex::Commas;
 use crate::{Graded, Verdict, reason, show};
@@ -32,7 +32,7 @@ struct Decision {
     reference: Answer,
 }
 
-fn decide(answer: &str, reference: &str, budget: &mut Budget) -> Step<Decision> {
+fn decide(answer: &str, reference: &str, budget: &mut Budget) -> Bounded<Decision> {
     let read_reference = read(reference, Commas::Thousands, budget)?;
     let read_answer = read(answer, Commas::Thousands, budget)?;
     let is_right = is_same(&read_answer, &read_reference, budget)?;
@@ -40,7 +40,7 @@ fn decide(answer: &str, reference: &str, budget: &mut Budget) -> Step<Decision> 
     if is_right || !(answer.contains(',') || reference.contains(',')) {
         return Ok(decision);
     }
-    // 1,234 beside a list is a list.
+    // Where the other side is a collection, 1,234 may be a list too.
     if is_collection(&decision.reference) && answer.contains(',') {
         let listed = read(answer, Commas::Separate, budget)?;
         if is_same(&listed, &decision.reference, budget)? {
@@ -113,7 +113,8 @@ fn by_digits(answer: &str, a: &(bool, String), r: &(bool, String)) -> Graded {
         let digits = if digits.is_empty() { "0" } else { digits };
         show::shortened(&format!("{}{digits}", if *is_negative { "-" } else { "" }))
     };
-    let (ours, wanted) = (shown(a), shown(r));
+    let ours = shown(a);
+    let wanted = shown(r);
     Graded {
         verdict: if is_right { Verdict::Right } else { Verdict::Wrong },
         extracted: Some(answer.to_owned()),

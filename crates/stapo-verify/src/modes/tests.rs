@@ -30,6 +30,15 @@ fn canonical_forms_are_the_same_for_equal_answers() {
 }
 
 #[test]
+fn answers_that_are_not_numbers_have_a_canonical_form_too() {
+    for (answer, form) in
+        [("3:05", "3 : 05"), (r"2\pm 1", "{3, 1}"), (r"\{5,5\}", "{5, 5}"), ("x<2", "x in (-inf, 2)")]
+    {
+        assert_eq!(grade_answer(answer, "7", Mode::Math).answer.as_deref(), Some(form), "{answer}");
+    }
+}
+
+#[test]
 fn the_boxed_exact_window_counts_characters_not_bytes() {
     let padding = "é".repeat(80);
     assert_eq!(grade(&format!(r"\boxed{{5}}{padding}"), "5", Mode::BoxedExact).verdict, Verdict::Right);

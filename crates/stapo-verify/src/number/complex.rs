@@ -2,7 +2,7 @@
 
 use super::elementary::{atan, exp, ln, pi, sin_cos};
 use super::real::Real;
-use crate::budget::{Step, Stop};
+use crate::budget::{Bounded, Stop};
 use dashu_int::IBig;
 use std::cmp::Ordering;
 
@@ -17,11 +17,11 @@ impl Complex {
         Self { re, im: Real::zero() }
     }
 
-    pub(crate) fn int(value: i64, bits: usize) -> Step<Self> {
+    pub(crate) fn int(value: i64, bits: usize) -> Bounded<Self> {
         Ok(Self::real(Real::from_int(&IBig::from(value), bits)?))
     }
 
-    pub(crate) fn i(bits: usize) -> Step<Self> {
+    pub(crate) fn i(bits: usize) -> Bounded<Self> {
         Ok(Self { re: Real::zero(), im: Real::from_int(&IBig::ONE, bits)? })
     }
 
@@ -38,15 +38,15 @@ impl Complex {
         Self { re: self.re.neg(), im: self.im.neg() }
     }
 
-    pub(crate) fn add(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn add(&self, other: &Self, bits: usize) -> Bounded<Self> {
         Ok(Self { re: self.re.add(&other.re, bits)?, im: self.im.add(&other.im, bits)? })
     }
 
-    pub(crate) fn sub(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn sub(&self, other: &Self, bits: usize) -> Bounded<Self> {
         self.add(&other.neg(), bits)
     }
 
-    pub(crate) fn mul(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn mul(&self, other: &Self, bits: usize) -> Bounded<Self> {
         if self.is_real() && other.is_real() {
             return Ok(Self::real(self.re.mul(&other.re, bits)?));
         }
@@ -55,7 +55,7 @@ impl Complex {
         Ok(Self { re, im })
     }
 
-    pub(crate) fn div(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn div(&self, other: &Self, bits: usize) -> Bounded<Self> {
         if other.is_real() {
             return Ok(Self { re: self.re.div(&other.re, bits)?, im: self.im.div(&other.re, bits)? });
         }
@@ -65,11 +65,11 @@ impl Complex {
         Ok(Self { re: top.re.div(&norm, bits)?, im: top.im.div(&norm, bits)? })
     }
 
-    fn norm_squared(&self, bits: usize) -> Step<Real> {
+    fn norm_squared(&self, bits: usize) -> Bounded<Real> {
         self.re.mul(&self.re, bits)?.add(&self.im.mul(&self.im, bits)?, bits)
     }
 
-    pub(crate) fn abs(&self, bits: usize) -> Step<Real> {
+    pub(crate) fn abs(&self, bits: usize) -> Bounded<Real> {
         if self.is_real() {
             return Ok(self.re.abs());
         }
@@ -77,7 +77,7 @@ impl Complex {
     }
 
     /// The angle in (-π, π].
-    fn argument(&self, bits: usize) -> Step<Real> {
+    fn argument(&self, bits: usize) -> Bounded<Real> {
         let (x, y) = (self.re.sign(), self.im.sign());
         let half_turn = pi(bits)?;
         let quarter = half_turn.div(&Real::from_int(&IBig::from(2), bits)?, bits)?;
@@ -90,7 +90,7 @@ impl Complex {
         }
     }
 
-    pub(crate) fn exp(&self, bits: usize) -> Step<Self> {
+    pub(crate) fn exp(&self, bits: usize) -> Bounded<Self> {
         let size = exp(&self.re, bits)?;
         if self.is_real() {
             return Ok(Self::real(size));
@@ -99,7 +99,7 @@ impl Complex {
         Ok(Self { re: size.mul(&cosine, bits)?, im: size.mul(&sine, bits)? })
     }
 
-    pub(crate) fn ln(&self, bits: usize) -> Step<Self> {
+    pub(crate) fn ln(&self, bits: usize) -> Bounded<Self> {
         if self.is_real() && self.re.sign() == Some(Ordering::Greater) {
             return Ok(Self::real(ln(&self.re, bits)?));
         }
@@ -108,7 +108,7 @@ impl Complex {
         Ok(Self { re: size, im: self.argument(bits)? })
     }
 
-    pub(crate) fn sqrt(&self, bits: usize) -> Step<Self> {
+    pub(crate) fn sqrt(&self, bits: usize) -> Bounded<Self> {
         if self.is_real() {
             return match self.re.sign() {
                 Some(Ordering::Less) => Ok(Self { re: Real::zero(), im: self.re.neg().sqrt(bits)? }),
@@ -120,7 +120,7 @@ impl Complex {
     }
 
     /// `n`-th power for a whole `n`.
-    pub(crate) fn powi(&self, n: i64, bits: usize) -> Step<Self> {
+    pub(crate) fn powi(&self, n: i64, bits: usize) -> Bounded<Self> {
         let mut base = if n < 0 { Self::int(1, bits)?.div(self, bits)? } else { self.clone() };
         let mut left = n.unsigned_abs();
         let mut result = Self::int(1, bits)?;
@@ -137,7 +137,7 @@ impl Complex {
     }
 
     /// Principal value of `self ^ power`.
-    pub(crate) fn pow(&self, power: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn pow(&self, power: &Self, bits: usize) -> Bounded<Self> {
         if self.is_exact_zero() {
             return match power.re.sign() {
                 Some(Ordering::Greater) => Ok(self.clone()),
@@ -148,7 +148,7 @@ impl Complex {
     }
 
     /// Sine and cosine, by the exponential off the real line.
-    pub(crate) fn sin_cos(&self, bits: usize) -> Step<(Self, Self)> {
+    pub(crate) fn sin_cos(&self, bits: usize) -> Bounded<(Self, Self)> {
         if self.is_real() {
             let (sine, cosine) = sin_cos(&self.re, bits)?;
             return Ok((Self::real(sine), Self::real(cosine)));
@@ -162,7 +162,7 @@ impl Complex {
     }
 
     /// Arc sine: real inside [-1, 1] by `atan2(x, sqrt(1 - x²))`.
-    pub(crate) fn asin(&self, bits: usize) -> Step<Self> {
+    pub(crate) fn asin(&self, bits: usize) -> Bounded<Self> {
         let one = Self::int(1, bits)?;
         let cosine = one.sub(&self.mul(self, bits)?, bits)?.sqrt(bits)?;
         if !self.is_real() || !cosine.is_real() {
@@ -171,7 +171,7 @@ impl Complex {
         Ok(Self::real(Self { re: cosine.re, im: self.re.clone() }.argument(bits)?))
     }
 
-    pub(crate) fn atan(&self, bits: usize) -> Step<Self> {
+    pub(crate) fn atan(&self, bits: usize) -> Bounded<Self> {
         if !self.is_real() {
             return Err(Stop::Undefined("an arc tangent of a complex number"));
         }

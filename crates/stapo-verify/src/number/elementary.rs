@@ -1,7 +1,7 @@
 //! Exponential, logarithm, sine, cosine and arc tangent in fixed point, each with its error.
 
 use super::real::{Real, joined};
-use crate::budget::{Step, Stop};
+use crate::budget::{Bounded, Stop};
 use dashu_base::{BitTest, SquareRoot};
 use dashu_int::IBig;
 use std::cmp::Ordering;
@@ -9,17 +9,17 @@ use std::sync::OnceLock;
 
 /// Bits after the point of the stored constants.
 const CONSTANT_BITS: usize = 2304;
-/// Guard bits of a series: rounding of every term stays below them.
+/// Guard bits of a series: the rounding errors of all terms together stay below them.
 const GUARD_BITS: usize = 48;
-/// Arguments beyond `2^this` are refused: the constants have no bits left to reduce them with.
+/// Arguments beyond `2^MAX_ARGUMENT_TOP` are refused: the stored constants have too few bits to reduce them.
 const MAX_ARGUMENT_TOP: i64 = 64;
 
-pub(crate) fn pi(bits: usize) -> Step<Real> {
+pub(crate) fn pi(bits: usize) -> Bounded<Real> {
     let fraction_bits = bits + GUARD_BITS;
     Real::from_fixed(pi_fixed(fraction_bits), fraction_bits, -(fraction_bits as i64) + 1, bits)
 }
 
-pub(crate) fn exp(x: &Real, bits: usize) -> Step<Real> {
+pub(crate) fn exp(x: &Real, bits: usize) -> Bounded<Real> {
     if x.is_exact_zero() {
         return Real::from_int(&IBig::ONE, bits);
     }
@@ -37,7 +37,8 @@ pub(crate) fn exp(x: &Real, bits: usize) -> Step<Real> {
     let rest = &fixed - &count * &ln2;
     let halvings = 12;
     let small = rest >> halvings;
-    let (mut term, mut sum) = (IBig::ONE << fraction_bits, IBig::ONE << fraction_bits);
+    let mut term = IBig::ONE << fraction_bits;
+    let mut sum = IBig::ONE << fraction_bits;
     let mut k = 1u32;
     while !negligible(&term) {
         term = ((&term * &small) >> fraction_bits) / IBig::from(k);
@@ -47,7 +48,7 @@ pub(crate) fn exp(x: &Real, bits: usize) -> Step<Real> {
     for _ in 0..halvings {
         sum = (&sum * &sum) >> fraction_bits;
     }
-    // |sum| < 2; the argument's error counts once, the series and the squarings stay within the guard bits.
+    // |sum| < 2, so the argument's error carries over once; series and squarings stay within the guard bits.
     let shift = i64::try_from(&count).map_err(|_| Stop::OverBudget("an exponential of a huge number"))?;
     let own = -((bits + GUARD_BITS / 2) as i64);
     let mut value = Real::from_fixed(sum, fraction_bits, joined(own, x.err_at(fraction_bits) + 2), bits)?;
@@ -57,7 +58,7 @@ pub(crate) fn exp(x: &Real, bits: usize) -> Step<Real> {
 }
 
 /// Natural logarithm of a number known to be positive.
-pub(crate) fn ln(x: &Real, bits: usize) -> Step<Real> {
+pub(crate) fn ln(x: &Real, bits: usize) -> Bounded<Real> {
     if x.sign() != Some(Ordering::Greater) {
         return Err(Stop::Undefined("a logarithm of something not known to be positive"));
     }
@@ -67,7 +68,7 @@ pub(crate) fn ln(x: &Real, bits: usize) -> Step<Real> {
     let scaled = Real { mant: x.mant.clone(), exp: x.exp - (top - 1), err: x.err };
     let mut m = scaled.to_fixed(fraction_bits)?;
     let one = IBig::ONE << fraction_bits;
-    // ln m = 8 ln m^(1/8), whose series is three times shorter.
+    // ln m = 8 ln m^(1/8), and the series of the root is three times shorter.
     let halvings = 3;
     for _ in 0..halvings {
         m = (m << fraction_bits).sqrt().into();
@@ -81,7 +82,7 @@ pub(crate) fn ln(x: &Real, bits: usize) -> Step<Real> {
 }
 
 /// Sine and cosine.
-pub(crate) fn sin_cos(x: &Real, bits: usize) -> Step<(Real, Real)> {
+pub(crate) fn sin_cos(x: &Real, bits: usize) -> Bounded<(Real, Real)> {
     if x.is_exact_zero() {
         return Ok((Real::zero(), Real::from_int(&IBig::ONE, bits)?));
     }
@@ -94,7 +95,7 @@ pub(crate) fn sin_cos(x: &Real, bits: usize) -> Step<(Real, Real)> {
     let half = IBig::ONE << (fraction_bits - 1);
     let count = ((&fixed << fraction_bits) / &quarter + half) >> fraction_bits;
     let one = IBig::ONE << fraction_bits;
-    // A smaller angle has a shorter series; doubling brings the angle back at two bits a time.
+    // A smaller angle has a shorter series; each doubling of the angle afterwards costs two bits of precision.
     let halvings = 8;
     let rest = (&fixed - &count * &quarter) >> halvings;
     let square = (&rest * &rest) >> fraction_bits;
@@ -117,7 +118,7 @@ pub(crate) fn sin_cos(x: &Real, bits: usize) -> Step<(Real, Real)> {
 }
 
 /// Arc tangent, in (-π/2, π/2).
-pub(crate) fn atan(x: &Real, bits: usize) -> Step<Real> {
+pub(crate) fn atan(x: &Real, bits: usize) -> Bounded<Real> {
     if x.is_exact_zero() {
         return Ok(Real::zero());
     }
@@ -178,7 +179,8 @@ fn atanh_series(z: &IBig, fraction_bits: usize) -> IBig {
     sum
 }
 
-/// A term of at most one unit in the last place ends its series; rounding down keeps a negative one at -1.
+/// Whether a term is at most one unit in the last place, which ends its series. Shifts round down, so a negative term
+/// never gets past -1.
 fn negligible(term: &IBig) -> bool {
     term.bit_len() <= 1
 }

@@ -1,6 +1,6 @@
-//! Exact integer and fraction arithmetic that asks the budget first.
+//! Exact arithmetic on integers and fractions; every operation is paid from the budget first.
 
-use crate::budget::{Budget, MAX_BITS, Step, Stop};
+use crate::budget::{Bounded, Budget, MAX_BITS, Stop};
 use dashu_base::{BitTest, Gcd};
 use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
@@ -12,17 +12,17 @@ pub(crate) fn bits_of(value: &RBig) -> usize {
     value.numerator().bit_len().max(value.denominator().bit_len())
 }
 
-pub(crate) fn add(a: &RBig, b: &RBig, budget: &mut Budget) -> Step<RBig> {
+pub(crate) fn add(a: &RBig, b: &RBig, budget: &mut Budget) -> Bounded<RBig> {
     budget.spend_product(bits_of(a), bits_of(b))?;
     checked(a + b, budget)
 }
 
-pub(crate) fn mul(a: &RBig, b: &RBig, budget: &mut Budget) -> Step<RBig> {
+pub(crate) fn mul(a: &RBig, b: &RBig, budget: &mut Budget) -> Bounded<RBig> {
     budget.spend_product(bits_of(a), bits_of(b))?;
     checked(a * b, budget)
 }
 
-pub(crate) fn inverse(a: &RBig) -> Step<RBig> {
+pub(crate) fn inverse(a: &RBig) -> Bounded<RBig> {
     if a.is_zero() {
         return Err(Stop::Undefined("a division by zero"));
     }
@@ -30,7 +30,7 @@ pub(crate) fn inverse(a: &RBig) -> Step<RBig> {
 }
 
 /// `base ^ power` for a whole power.
-pub(crate) fn powi(base: &RBig, power: i64, budget: &mut Budget) -> Step<RBig> {
+pub(crate) fn powi(base: &RBig, power: i64, budget: &mut Budget) -> Bounded<RBig> {
     if power == 0 {
         return Ok(RBig::ONE);
     }
@@ -53,7 +53,7 @@ pub(crate) fn powi(base: &RBig, power: i64, budget: &mut Budget) -> Step<RBig> {
     if power > 0 { Ok(value) } else { inverse(&value) }
 }
 
-pub(crate) fn factorial(n: u32, budget: &mut Budget) -> Step<IBig> {
+pub(crate) fn factorial(n: u32, budget: &mut Budget) -> Bounded<IBig> {
     if n > MAX_FACTORIAL {
         return Err(Stop::OverBudget("a factorial grows past 20,000 digits"));
     }
@@ -66,14 +66,14 @@ pub(crate) fn factorial(n: u32, budget: &mut Budget) -> Step<IBig> {
 }
 
 /// `n (n-1) … (n-k+1) / k!`, for a whole `n` and a whole `k` of at least zero.
-pub(crate) fn binomial(n: &IBig, k: u32, budget: &mut Budget) -> Step<IBig> {
+pub(crate) fn binomial(n: &IBig, k: u32, budget: &mut Budget) -> Bounded<IBig> {
     let mut value = IBig::ONE;
     let mut factor = n.clone();
     for j in 1..=k {
         if factor.is_zero() {
             return Ok(IBig::ZERO);
         }
-        // Any j numbers in a row hold a multiple of j!, so the division is exact.
+        // The product of any j consecutive integers is a multiple of j!, so the division is exact.
         budget.spend_product(value.bit_len(), factor.bit_len() + 64)?;
         value = value * &factor / IBig::from(j);
         factor -= IBig::ONE;
@@ -81,7 +81,7 @@ pub(crate) fn binomial(n: &IBig, k: u32, budget: &mut Budget) -> Step<IBig> {
     Ok(value)
 }
 
-pub(crate) fn gcd(a: &IBig, b: &IBig, budget: &mut Budget) -> Step<IBig> {
+pub(crate) fn gcd(a: &IBig, b: &IBig, budget: &mut Budget) -> Bounded<IBig> {
     budget.spend_product(a.bit_len(), b.bit_len())?;
     if a.is_zero() {
         return Ok(b.clone());
@@ -92,7 +92,7 @@ pub(crate) fn gcd(a: &IBig, b: &IBig, budget: &mut Budget) -> Step<IBig> {
     Ok(IBig::from(a.gcd(b)))
 }
 
-fn checked(value: RBig, budget: &mut Budget) -> Step<RBig> {
+fn checked(value: RBig, budget: &mut Budget) -> Bounded<RBig> {
     budget.spend(1)?;
     if bits_of(&value) > MAX_BITS {
         return Err(Stop::OverBudget("a number grows past 20,000 digits"));

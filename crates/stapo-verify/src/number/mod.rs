@@ -8,7 +8,7 @@ pub(crate) mod real;
 #[cfg(test)]
 mod tests;
 
-/// Bits between two operands' magnitudes beyond which the smaller one is only noise.
+/// Where the magnitudes of two operands differ by more bits than this, the smaller operand is lost in rounding.
 const PRECISION_SLACK: usize = 16;
 
 /// Bits of the first evaluation; enough that two unequal answers practically never agree.

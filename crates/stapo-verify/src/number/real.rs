@@ -3,7 +3,7 @@
 //! Integer arithmetic only, so a value has the same bits on every machine.
 
 use super::PRECISION_SLACK;
-use crate::budget::{Step, Stop};
+use crate::budget::{Bounded, Stop};
 use dashu_base::{Abs, BitTest, SquareRootRem};
 use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 
 /// `err` of a value without error.
 const EXACT: i64 = i64::MIN;
-/// Exponents beyond this are refused, long before they could overflow.
+/// Largest exponent; larger ones are refused long before they could overflow.
 const MAX_EXPONENT: i64 = 1 << 50;
 
 /// The number `mant · 2^exp`, known to within `2^err`.
@@ -27,11 +27,11 @@ impl Real {
         Self { mant: IBig::ZERO, exp: 0, err: EXACT }
     }
 
-    pub(crate) fn from_int(value: &IBig, bits: usize) -> Step<Self> {
+    pub(crate) fn from_int(value: &IBig, bits: usize) -> Bounded<Self> {
         Self { mant: value.clone(), exp: 0, err: EXACT }.rounded(bits)
     }
 
-    pub(crate) fn from_ratio(value: &RBig, bits: usize) -> Step<Self> {
+    pub(crate) fn from_ratio(value: &RBig, bits: usize) -> Bounded<Self> {
         let numerator = Self::from_int(value.numerator(), bits)?;
         if value.is_int() {
             return Ok(numerator);
@@ -41,12 +41,12 @@ impl Real {
     }
 
     /// A value from fixed point: `fixed / 2^fraction_bits`, off by less than `2^err`.
-    pub(super) fn from_fixed(fixed: IBig, fraction_bits: usize, err: i64, bits: usize) -> Step<Self> {
+    pub(super) fn from_fixed(fixed: IBig, fraction_bits: usize, err: i64, bits: usize) -> Bounded<Self> {
         Self { mant: fixed, exp: -(fraction_bits as i64), err }.rounded(bits)
     }
 
     /// The value in fixed point with `fraction_bits` bits after the point, rounded down.
-    pub(super) fn to_fixed(&self, fraction_bits: usize) -> Step<IBig> {
+    pub(super) fn to_fixed(&self, fraction_bits: usize) -> Bounded<IBig> {
         let shift = self.exp + fraction_bits as i64;
         if shift > 1 << 14 {
             return Err(Stop::OverBudget("a function's argument is too large"));
@@ -54,7 +54,7 @@ impl Real {
         Ok(shifted(&self.mant, shift))
     }
 
-    /// Error of the value itself, for a caller that rounds it to `2^-fraction_bits`.
+    /// The exponent of the error once the value is rounded to `2^-fraction_bits`.
     pub(super) fn err_at(&self, fraction_bits: usize) -> i64 {
         joined(self.err, -(fraction_bits as i64))
     }
@@ -78,7 +78,7 @@ impl Real {
         Some(if self.mant > IBig::ZERO { Ordering::Greater } else { Ordering::Less })
     }
 
-    /// `t` with |mant · 2^exp| < 2^t; for zero the error takes its place.
+    /// `t` with |mant · 2^exp| < 2^t; for a mantissa of zero, the exponent of the error.
     pub(super) fn top(&self) -> i64 {
         if self.mant.is_zero() { self.err.max(-MAX_EXPONENT) } else { self.mant.bit_len() as i64 + self.exp }
     }
@@ -101,7 +101,7 @@ impl Real {
         Self { mant: self.mant.clone().abs(), exp: self.exp, err: self.err }
     }
 
-    pub(crate) fn add(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn add(&self, other: &Self, bits: usize) -> Bounded<Self> {
         let (large, small) = if self.top() >= other.top() { (self, other) } else { (other, self) };
         if small.is_exact_zero() {
             return Ok(large.clone());
@@ -115,11 +115,11 @@ impl Real {
         Self { mant, exp, err: joined(large.err, small.err) }.rounded(bits)
     }
 
-    pub(crate) fn sub(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn sub(&self, other: &Self, bits: usize) -> Bounded<Self> {
         self.add(&other.neg(), bits)
     }
 
-    pub(crate) fn mul(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn mul(&self, other: &Self, bits: usize) -> Bounded<Self> {
         if self.is_exact_zero() || other.is_exact_zero() {
             return Ok(Self::zero());
         }
@@ -130,7 +130,7 @@ impl Real {
         Self { mant: &self.mant * &other.mant, exp: self.exp + other.exp, err }.rounded(bits)
     }
 
-    pub(crate) fn div(&self, other: &Self, bits: usize) -> Step<Self> {
+    pub(crate) fn div(&self, other: &Self, bits: usize) -> Bounded<Self> {
         if other.is_exact_zero() {
             return Err(Stop::Undefined("a division by zero"));
         }
@@ -155,8 +155,8 @@ impl Real {
         Self { mant: quotient, exp, err }.rounded(bits)
     }
 
-    /// Square root of a value whose sign is not negative, or not known to be.
-    pub(crate) fn sqrt(&self, bits: usize) -> Step<Self> {
+    /// Square root of a value that is not known to be negative.
+    pub(crate) fn sqrt(&self, bits: usize) -> Bounded<Self> {
         if self.is_exact_zero() {
             return Ok(Self::zero());
         }
@@ -180,7 +180,7 @@ impl Real {
         Self { mant: root.into(), exp, err }.rounded(bits)
     }
 
-    /// The whole number this value is, when its error says it can be no other and it is within `2^-20` of it.
+    /// The integer that the value equals: an exact integer, or the integer within an error of at most `2^-20`.
     pub(crate) fn as_whole(&self) -> Option<IBig> {
         if self.top() > 1 << 10 || (self.err != EXACT && self.err > -20) {
             return None;
@@ -192,7 +192,7 @@ impl Real {
     }
 
     /// Greatest whole number not above the value, when the error does not leave two candidates.
-    pub(crate) fn floor(&self) -> Step<IBig> {
+    pub(crate) fn floor(&self) -> Bounded<IBig> {
         if self.top() > 1 << 12 {
             return Err(Stop::OverBudget("a rounding of a huge number"));
         }
@@ -204,7 +204,7 @@ impl Real {
         match gap.sign() {
             Some(Ordering::Less) => Ok(nearest - IBig::ONE),
             Some(_) => Ok(nearest),
-            // The value sits on a whole number as far as anyone can see: it is one.
+            // The value cannot be told apart from an integer, so it counts as that integer.
             None if self.err < -100 => Ok(nearest),
             None => Err(Stop::Undefined("a rounding too close to call")),
         }
@@ -218,7 +218,7 @@ impl Real {
         if self.top().abs() > 4096 {
             return None;
         }
-        // log10(2) is about 1233/4096; one digit off is mended below.
+        // log10(2) is about 1233/4096; an estimate that is one digit off is corrected below.
         let guess = self.top() * 1233 / 4096;
         let shift = n_digits as i64 + 3 - guess;
         let ten = UBig::from(10u8).pow(shift.unsigned_abs() as usize);
@@ -240,7 +240,7 @@ impl Real {
         (shifted(&self.mant, self.exp + 1) + IBig::ONE) >> 1
     }
 
-    fn rounded(mut self, bits: usize) -> Step<Self> {
+    fn rounded(mut self, bits: usize) -> Bounded<Self> {
         let length = self.mant.bit_len();
         if length > bits {
             let cut = length - bits;

@@ -1,13 +1,14 @@
 //! From tokens to one scalar expression: precedence climbing with a depth limit.
 
+mod function;
 mod operand;
 
-use crate::budget::{Budget, MAX_DEPTH, Step, Stop, unreadable};
+use crate::budget::{Bounded, Budget, MAX_DEPTH, Stop, unreadable};
 use crate::expr::{Expr, Func, Sign};
 use crate::lex::token::{Bracket, Tok, Token};
 
 /// Reads all of `tokens` as one expression.
-pub(crate) fn expression(tokens: &[Token], budget: &mut Budget) -> Step<Expr> {
+pub(crate) fn expression(tokens: &[Token], budget: &mut Budget) -> Bounded<Expr> {
     let mut parser = Parser { tokens: tokens.to_vec(), pos: 0, depth: 0, n_bars: 0, budget };
     let mut expr = parser.sum()?;
     if parser.take(&Tok::Choose) {
@@ -20,11 +21,11 @@ pub(crate) fn expression(tokens: &[Token], budget: &mut Budget) -> Step<Expr> {
 }
 
 pub(crate) struct Parser<'a> {
-    /// Owned, because `\frac12` takes one digit of a number and leaves the other.
+    /// Owned by the parser, because `\frac12` takes one digit of a number and leaves the other.
     tokens: Vec<Token>,
     pos: usize,
     depth: usize,
-    /// Open bars: inside them a bar closes.
+    /// Number of open bars `|`. While a bar is open, the next bar closes it.
     n_bars: usize,
     budget: &'a mut Budget,
 }
@@ -47,7 +48,7 @@ impl Parser<'_> {
     }
 
     /// Runs `read` one level deeper.
-    fn deeper<T>(&mut self, read: impl FnOnce(&mut Self) -> Step<T>) -> Step<T> {
+    fn deeper<T>(&mut self, read: impl FnOnce(&mut Self) -> Bounded<T>) -> Bounded<T> {
         self.budget.spend(5)?;
         self.depth += 1;
         if self.depth > MAX_DEPTH {
@@ -59,7 +60,7 @@ impl Parser<'_> {
     }
 
     /// A sum of signed products.
-    fn sum(&mut self) -> Step<Expr> {
+    fn sum(&mut self) -> Bounded<Expr> {
         let mut terms = Vec::new();
         loop {
             self.budget.spend(5)?;
@@ -96,7 +97,7 @@ impl Parser<'_> {
     }
 
     /// Factors side by side or joined by signs; division applies to the next factor alone.
-    fn product(&mut self) -> Step<Expr> {
+    fn product(&mut self) -> Bounded<Expr> {
         let mut factors = vec![self.mixed_number_or_power()?];
         loop {
             self.budget.spend(5)?;
@@ -150,7 +151,7 @@ impl Parser<'_> {
     }
 
     /// A factor after a sign of multiplication or division may carry its own minus: `2 · -3`.
-    fn signed_power(&mut self) -> Step<Expr> {
+    fn signed_power(&mut self) -> Bounded<Expr> {
         let mut is_negative = false;
         let mut either: Option<Sign> = None;
         loop {
@@ -173,7 +174,7 @@ impl Parser<'_> {
     }
 
     /// `3\frac{1}{2}` and `3 1/2` are three and a half; anything else is a power.
-    fn mixed_number_or_power(&mut self) -> Step<Expr> {
+    fn mixed_number_or_power(&mut self) -> Bounded<Expr> {
         let Some(Tok::Num(whole)) = self.peek() else { return self.power() };
         if !whole.is_plain_whole() {
             return self.power();
@@ -195,25 +196,25 @@ impl Parser<'_> {
         self.postfixed(Expr::Num { value, is_decimal: false })
     }
 
-    /// A base and what is raised over it, right to left.
-    fn power(&mut self) -> Step<Expr> {
+    /// A base and its exponents; a tower of exponents is read from right to left.
+    fn power(&mut self) -> Bounded<Expr> {
         let base = self.operand()?;
         let base = self.postfixed(base)?;
         self.raised(base)
     }
 
-    fn raised(&mut self, base: Expr) -> Step<Expr> {
+    fn raised(&mut self, base: Expr) -> Bounded<Expr> {
         if !self.take(&Tok::Caret) {
             return Ok(base);
         }
         let exponent = self.deeper(Self::exponent)?;
         let power = Expr::Pow(Box::new(base), Box::new(exponent));
         let power = self.postfixed(power)?;
-        // {a^b}^c, and a^{b}^{c} by the same token: the plain tower a^b^c was read by `exponent`.
+        // A further caret raises the whole power, as in {a^b}^c; `exponent` has read the plain tower a^b^c.
         if self.peek() == Some(&Tok::Caret) { self.deeper(|parser| parser.raised(power)) } else { Ok(power) }
     }
 
-    fn exponent(&mut self) -> Step<Expr> {
+    fn exponent(&mut self) -> Bounded<Expr> {
         let mut is_negative = false;
         while let Some(Tok::Plus | Tok::Minus) = self.peek() {
             is_negative ^= self.peek() == Some(&Tok::Minus);
@@ -230,8 +231,8 @@ impl Parser<'_> {
         Ok(if is_negative { exponent.negated() } else { exponent })
     }
 
-    /// Signs behind an operand: factorial, percent, degree.
-    fn postfixed(&mut self, mut value: Expr) -> Step<Expr> {
+    /// Postfix signs behind an operand: factorial, percent, degree.
+    fn postfixed(&mut self, mut value: Expr) -> Bounded<Expr> {
         let mut n_signs = 0;
         loop {
             value = match self.peek() {

@@ -1,15 +1,12 @@
-//! The parts an expression is made of: numbers, names, groups, fractions, roots, functions.
+//! The operands of an expression: numbers, names, groups, fractions and roots.
 
 use super::Parser;
-use crate::budget::{Step, Stop, unreadable};
+use crate::budget::{Bounded, unreadable};
 use crate::expr::{Expr, Func};
 use crate::lex::numeral::Numeral;
-use crate::lex::token::{Bracket, Rel, Tok};
+use crate::lex::token::{Bracket, Tok};
 use crate::units;
 use dashu_ratio::RBig;
-
-/// Most terms of a written sum or product.
-const MAX_SUM_TERMS: i64 = 500;
 
 /// Whether a run of letters is a product of one-letter variables rather than a word.
 pub(super) fn splits(run: &str) -> bool {
@@ -17,11 +14,11 @@ pub(super) fn splits(run: &str) -> bool {
 }
 
 impl Parser<'_> {
-    pub(super) fn operand(&mut self) -> Step<Expr> {
+    pub(super) fn operand(&mut self) -> Bounded<Expr> {
         self.deeper(Self::operand_here)
     }
 
-    fn operand_here(&mut self) -> Step<Expr> {
+    fn operand_here(&mut self) -> Bounded<Expr> {
         let Some(token) = self.tokens.get(self.pos).cloned() else {
             return unreadable("something is missing at the end");
         };
@@ -36,11 +33,13 @@ impl Parser<'_> {
             Tok::I => Ok(Expr::I),
             Tok::Infinity => Ok(Expr::Infinity),
             Tok::Frac => {
-                let (top, bottom) = (self.argument()?, self.argument()?);
+                let top = self.argument()?;
+                let bottom = self.argument()?;
                 Ok(Expr::product(vec![top, Expr::Inv(Box::new(bottom))]))
             }
             Tok::Binom => {
-                let (n, k) = (self.argument()?, self.argument()?);
+                let n = self.argument()?;
+                let k = self.argument()?;
                 Ok(Expr::Call(Func::Binomial, vec![n, k]))
             }
             Tok::Sqrt => self.root(),
@@ -66,7 +65,7 @@ impl Parser<'_> {
     }
 
     /// A number, and the base written under it: `101_2`.
-    fn number(&mut self, numeral: &Numeral) -> Step<Expr> {
+    fn number(&mut self, numeral: &Numeral) -> Bounded<Expr> {
         if self.peek() != Some(&Tok::Under) {
             return Ok(Expr::Num { value: numeral.value()?, is_decimal: numeral.is_decimal() });
         }
@@ -75,7 +74,7 @@ impl Parser<'_> {
         Ok(Expr::Num { value: numeral.in_base(base)?, is_decimal: false })
     }
 
-    fn base(&mut self) -> Step<u32> {
+    fn base(&mut self) -> Bounded<u32> {
         let is_group = self.take(&Tok::Open(Bracket::Brace));
         if matches!(self.peek(), Some(Tok::Word(word)) if word == "base") {
             self.pos += 1;
@@ -93,7 +92,7 @@ impl Parser<'_> {
     }
 
     /// A name with its subscripts and primes; `f(x)` is one name, `x(x+1)` is a product.
-    fn variable(&mut self, mut name: String) -> Step<Expr> {
+    fn variable(&mut self, mut name: String) -> Bounded<Expr> {
         let mut n_parts = 0;
         loop {
             match self.peek() {
@@ -119,7 +118,8 @@ impl Parser<'_> {
         Ok(Expr::Var(name))
     }
 
-    /// `(x)` behind a name that is a function's, as text: one number or variable, or anything behind f, g, h.
+    /// The argument list `(x)` behind the name of a function, as text: one number or variable, or anything behind f, g,
+    /// h.
     fn call_ahead(&mut self, name: &str) -> Option<String> {
         if self.peek() != Some(&Tok::Open(Bracket::Round)) {
             return None;
@@ -138,7 +138,7 @@ impl Parser<'_> {
         Some(format!("({text})"))
     }
 
-    fn letters(&mut self, run: &str) -> Step<Expr> {
+    fn letters(&mut self, run: &str) -> Bounded<Expr> {
         let mut factors = Vec::new();
         let n_letters = run.len();
         for (i, letter) in run.chars().enumerate() {
@@ -149,7 +149,7 @@ impl Parser<'_> {
                 _ => Expr::Var(letter.to_string()),
             });
         }
-        // The power behind the run belongs to its last letter.
+        // An exponent behind the run applies to the last letter only.
         if self.peek() == Some(&Tok::Caret)
             && let Some(last) = factors.pop()
         {
@@ -159,7 +159,7 @@ impl Parser<'_> {
     }
 
     /// A macro's argument: a group, or one digit or sign.
-    fn argument(&mut self) -> Step<Expr> {
+    fn argument(&mut self) -> Bounded<Expr> {
         if let Some(Tok::Num(numeral)) = self.peek()
             && numeral.is_plain_whole()
             && numeral.whole.len() > 1
@@ -173,7 +173,8 @@ impl Parser<'_> {
             && run.len() > 1
             && splits(run)
         {
-            let (letter, rest) = (run[..1].to_owned(), run[1..].to_owned());
+            let letter = run[..1].to_owned();
+            let rest = run[1..].to_owned();
             self.tokens[self.pos].tok = if rest.len() == 1 { Tok::Letter(rest) } else { Tok::Word(rest) };
             return Ok(Expr::Var(letter));
         }
@@ -185,7 +186,7 @@ impl Parser<'_> {
     }
 
     /// A subscript as text.
-    fn raw_argument(&mut self) -> Step<String> {
+    fn raw_argument(&mut self) -> Bounded<String> {
         if !self.take(&Tok::Open(Bracket::Brace)) {
             let text = self.peek().map(raw);
             self.pos += 1;
@@ -207,7 +208,7 @@ impl Parser<'_> {
         unreadable("a subscript that is never closed")
     }
 
-    fn root(&mut self) -> Step<Expr> {
+    fn root(&mut self) -> Bounded<Expr> {
         let degree = if self.take(&Tok::Open(Bracket::Square)) {
             let degree = self.sum()?;
             if !self.take(&Tok::Close(Bracket::Square)) {
@@ -221,7 +222,7 @@ impl Parser<'_> {
         Ok(Expr::Root(Box::new(radicand), Box::new(degree)))
     }
 
-    fn group(&mut self, bracket: Bracket) -> Step<Expr> {
+    fn group(&mut self, bracket: Bracket) -> Bounded<Expr> {
         let n_bars = std::mem::take(&mut self.n_bars);
         let mut inside = self.sum()?;
         self.n_bars = n_bars;
@@ -239,161 +240,12 @@ impl Parser<'_> {
         })
     }
 
-    /// A function with its power, base and argument: `\sin^2 x`, `\log_2 8`, `\max(1, 2)`.
-    fn function(&mut self, mut func: Func) -> Step<Expr> {
-        let mut power = None;
-        let mut base = None;
-        loop {
-            if self.take(&Tok::Caret) {
-                power = Some(self.deeper(Self::exponent)?);
-            } else if self.take(&Tok::Under) {
-                base = Some(self.argument_whole()?);
-            } else {
-                break;
-            }
-        }
-        if power == Some(Expr::int(-1)) {
-            func = match func {
-                Func::Sin => Func::Asin,
-                Func::Cos => Func::Acos,
-                Func::Tan => Func::Atan,
-                other => other,
-            };
-            if func.gives_angle() {
-                power = None;
-            }
-        }
-        let mut args = self.arguments(func)?;
-        if let (Func::Log, Some(base)) = (func, base) {
-            func = Func::LogBase;
-            args.insert(0, base);
-        }
-        let expected = match func {
-            Func::LogBase => args.len() == 2,
-            Func::Gcd | Func::Lcm | Func::Max | Func::Min => !args.is_empty(),
-            _ => args.len() == 1,
-        };
-        if !expected {
-            return unreadable(format!("{} with {} arguments", func.name(), args.len()));
-        }
-        let call = Expr::Call(func, args);
-        Ok(match power {
-            Some(power) => Expr::Pow(Box::new(call), Box::new(power)),
-            None => call,
-        })
-    }
-
-    /// A subscript that takes a whole number: `\log_10 x` means base ten.
-    fn argument_whole(&mut self) -> Step<Expr> {
-        self.operand()
-    }
-
-    fn arguments(&mut self, func: Func) -> Step<Vec<Expr>> {
-        for (open, close) in [
-            (Tok::Open(Bracket::Round), Tok::Close(Bracket::Round)),
-            (Tok::Open(Bracket::Brace), Tok::Close(Bracket::Brace)),
-            (Tok::Open(Bracket::Set), Tok::Close(Bracket::Set)),
-            (Tok::Open(Bracket::Square), Tok::Close(Bracket::Square)),
-        ] {
-            if !self.take(&open) {
-                continue;
-            }
-            let n_bars = std::mem::take(&mut self.n_bars);
-            let mut args = vec![self.deeper(Self::sum)?];
-            while self.take(&Tok::Comma) || self.take(&Tok::Semicolon) {
-                args.push(self.deeper(Self::sum)?);
-            }
-            self.n_bars = n_bars;
-            if !self.take(&close) {
-                return unreadable("a function's argument that is never closed");
-            }
-            // sin(30)° is an angle in degrees all the same.
-            if func.takes_angle() && self.take(&Tok::Degree) {
-                args = args.into_iter().map(|arg| Expr::Degrees(Box::new(arg))).collect();
-            }
-            return Ok(args);
-        }
-        // Without brackets the argument is the factors side by side up to the next function: sin 2x cos y.
-        let mut is_negative = false;
-        while self.take(&Tok::Minus) {
-            is_negative = !is_negative;
-        }
-        let mut factors = vec![self.deeper(Self::mixed_number_or_power)?];
-        while let Some(tok) = self.peek() {
-            let goes_on = self.starts_operand(tok)
-                && !matches!(
-                    tok,
-                    Tok::Func(_) | Tok::Open(Bracket::Round | Bracket::Square) | Tok::Num(_) | Tok::Sum
-                );
-            if !goes_on {
-                break;
-            }
-            factors.push(self.deeper(Self::power)?);
-        }
-        let argument = Expr::product(factors);
-        Ok(vec![if is_negative { argument.negated() } else { argument }])
-    }
-
-    fn accented(&mut self, mark: &str) -> Step<Expr> {
+    fn accented(&mut self, mark: &str) -> Bounded<Expr> {
         let name = self.raw_argument()?;
         if mark == "over" {
             return unreadable("a sign set over another");
         }
         self.variable(format!("{mark} {name}"))
-    }
-
-    /// `\sum_{k=1}^{10} k^2` with whole bounds, written out.
-    fn series(&mut self, is_sum: bool) -> Step<Expr> {
-        let unclear = || Stop::Unreadable("a sum without whole bounds".into());
-        let (mut lower, mut upper, mut name) = (None, None, None);
-        for _ in 0..2 {
-            if self.take(&Tok::Under) {
-                if !self.take(&Tok::Open(Bracket::Brace)) {
-                    return Err(unclear());
-                }
-                name = Some(match self.operand()? {
-                    Expr::Var(name) => name,
-                    // The index is called i here, not the root of -1.
-                    Expr::I => "i".to_owned(),
-                    _ => return Err(unclear()),
-                });
-                if !self.take(&Tok::Rel(Rel::Eq)) {
-                    return Err(unclear());
-                }
-                lower = Some(self.sum()?);
-                if !self.take(&Tok::Close(Bracket::Brace)) {
-                    return Err(unclear());
-                }
-            } else if self.take(&Tok::Caret) {
-                upper = Some(self.deeper(Self::exponent)?);
-            }
-        }
-        let (Some(lower), Some(upper), Some(name)) = (lower, upper, name) else { return Err(unclear()) };
-        let bound = |expr: &Expr| match expr {
-            Expr::Num { value, .. } if value.is_int() => i64::try_from(value.numerator()).ok(),
-            _ => None,
-        };
-        let (Some(from), Some(to)) = (bound(&lower), bound(&upper)) else { return Err(unclear()) };
-        if to.saturating_sub(from) > MAX_SUM_TERMS {
-            return Err(Stop::OverBudget("a sum of more than 500 terms"));
-        }
-        let body = self.product()?;
-        let mut n_nodes = 0;
-        body.walk(&mut |_| n_nodes += 1);
-        let mut terms = Vec::new();
-        for k in from..=to {
-            self.budget.spend(5 * n_nodes)?;
-            let value = Expr::Num { value: RBig::from(k), is_decimal: false };
-            terms.push(body.map(&mut |node| match node {
-                Expr::Var(ref v) if *v == name => value.clone(),
-                Expr::I if name == "i" => value.clone(),
-                other => other,
-            }));
-        }
-        if terms.is_empty() {
-            return Ok(Expr::int(i64::from(!is_sum)));
-        }
-        Ok(if is_sum { Expr::sum(terms) } else { Expr::product(terms) })
     }
 
     /// Numerator, denominator and length of `\frac{n}{d}` with whole numbers, `ahead` tokens from here.

@@ -1,8 +1,21 @@
 /// Texts made to break a grader, by name. Shared by the test and the long fuzz run.
+fn hostile_inputs() -> Vec<HostileInput> {
+    [large_numbers(), deep_nesting(), long_formulas(), odd_texts()].concat()
+}
+
+/// A name and a text.
+type HostileInput = (&'static str, String);
+
+const MILLION: usize = 1_000_000;
+
+/// `inside` within `n` pairs of `open` and `close`.
+fn nest(open: &str, inside: &str, close: &str, n: usize) -> String {
+    format!("{}{inside}{}", open.repeat(n), close.repeat(n))
+}
+
+/// Numbers whose exact value is too large to compute or to keep.
 #[allow(clippy::format_collect, reason = "a list to read, not a hot path")]
-fn hostile_inputs() -> Vec<(&'static str, String)> {
-    let million = 1_000_000;
-    let nest = |open: &str, inside: &str, close: &str, n: usize| format!("{}{inside}{}", open.repeat(n), close.repeat(n));
+fn large_numbers() -> Vec<HostileInput> {
     vec![
         ("tower of nines", "9^9^9^9".into()),
         ("tower of nines with braces", "9^{9^{9^{9}}}".into()),
@@ -17,7 +30,7 @@ fn hostile_inputs() -> Vec<(&'static str, String)> {
         ("many binomials", r"\binom{9000}{4500}+".repeat(800) + "1"),
         ("sum of factorials", "4000!+".repeat(1_500) + "1"),
         ("a million digits over a million digits", format!(r"\frac{{{}}}{{{}}}", "7".repeat(500_000), "3".repeat(500_000))),
-        ("long decimal", format!("0.{}", "3".repeat(million))),
+        ("long decimal", format!("0.{}", "3".repeat(MILLION))),
         ("nineteen thousand digits squared many times", format!("({})^3", "7".repeat(18_000))),
         ("products of large numbers", vec!["7".repeat(1_000); 30].join("*")),
         ("sum of fractions with coprime denominators", (2..2_000).map(|n| format!("1/{n}+")).collect::<String>() + "1"),
@@ -30,16 +43,23 @@ fn hostile_inputs() -> Vec<(&'static str, String)> {
         ("exponential of an exponential", r"e^{e^{e^{e^{10}}}}".into()),
         ("sine of a tower", r"\sin(9^{9^9})".into()),
         ("sine of a large number", r"\sin(10^{300})".into()),
+    ]
+}
+
+/// Groups inside groups, and marks of answers repeated.
+#[allow(clippy::format_collect, reason = "a list to read, not a hot path")]
+fn deep_nesting() -> Vec<HostileInput> {
+    vec![
         ("nested roots", nest(r"\sqrt{2+", "2", "}", 90)),
         ("deep roots", nest(r"\sqrt{", "2", "}", 6_000)),
         ("root of a large degree", r"\sqrt[1000000]{2}".into()),
         ("root of degree zero", r"\sqrt[0]{2}".into()),
         ("deep fractions", nest(r"\frac{1}{1+", "x", "}", 3_000)),
         ("continued fraction", nest(r"\frac{1}{1+", "x", "}", 90)),
-        ("million braces", nest("{", "5", "}", million / 2)),
-        ("million open braces", "{".repeat(million)),
-        ("million close braces", "}".repeat(million)),
-        ("million parentheses", nest("(", "5", ")", million / 2)),
+        ("million braces", nest("{", "5", "}", MILLION / 2)),
+        ("million open braces", "{".repeat(MILLION)),
+        ("million close braces", "}".repeat(MILLION)),
+        ("million parentheses", nest("(", "5", ")", MILLION / 2)),
         ("deep parentheses", nest("(", "5", ")", 7_500)),
         ("deep braces", nest("{", "5", "}", 7_500)),
         ("deep sets", nest(r"\{", "5", r"\}", 7_000)),
@@ -48,17 +68,24 @@ fn hostile_inputs() -> Vec<(&'static str, String)> {
         ("deep floors", nest(r"\lfloor ", "x", r"\rfloor ", 1_500)),
         ("deep text macros", nest(r"\text{", "5", "}", 5_000)),
         ("deep boxes", nest(r"\boxed{", "7", "}", 5_000)),
-        ("million boxes", r"\boxed{".repeat(million / 7)),
+        ("million boxes", r"\boxed{".repeat(MILLION / 7)),
         ("many boxes", r"\boxed{6} ".repeat(100_000)),
         ("boxes never closed", r"\boxed{6 ".repeat(100_000)),
         ("many answer lines", "Answer: 6\n".repeat(100_000)),
         ("many answers", "the answer is 6 ".repeat(60_000)),
-        ("backslashes", "\\".repeat(million)),
-        ("escaped braces", r"\{".repeat(million / 2)),
+        ("backslashes", "\\".repeat(MILLION)),
+        ("escaped braces", r"\{".repeat(MILLION / 2)),
+    ]
+}
+
+/// Formulas with many signs, terms, elements or relations.
+#[allow(clippy::format_collect, reason = "a list to read, not a hot path")]
+fn long_formulas() -> Vec<HostileInput> {
+    vec![
         ("minus signs", format!("{}7", "-".repeat(16_000))),
         ("plus-minus signs", format!("{}7", r"\pm".repeat(8_000))),
         ("independent plus-minus signs", r"1\pm".repeat(4_000) + "1"),
-        ("million plus signs", "1+".repeat(million / 2) + "1"),
+        ("million plus signs", "1+".repeat(MILLION / 2) + "1"),
         ("long sum", "1+".repeat(8_000) + "1"),
         ("long product", "x*".repeat(8_000) + "x"),
         ("long sum of variables", (0..1_500).map(|n| format!("x_{{{n}}}+")).collect::<String>() + "1"),
@@ -90,6 +117,13 @@ fn hostile_inputs() -> Vec<(&'static str, String)> {
         ("almost an integer", r"e^{\pi\sqrt{163}}".into()),
         ("floor of almost an integer", r"\lfloor e^{\pi\sqrt{163}}\rfloor".into()),
         ("tangent near a pole", r"\tan(1.5707963267948966192313216916397514)".into()),
+    ]
+}
+
+/// Unusual characters, repeated marks and units, words.
+#[allow(clippy::format_collect, reason = "a list to read, not a hot path")]
+fn odd_texts() -> Vec<HostileInput> {
+    vec![
         ("unicode superscripts", format!("2{}", "⁹".repeat(5_000))),
         ("unicode fractions", "½".repeat(8_000)),
         ("combining characters", "a\u{301}".repeat(8_000)),
@@ -109,10 +143,10 @@ fn hostile_inputs() -> Vec<(&'static str, String)> {
         ("degree signs", format!("5{}", "°".repeat(8_000))),
         ("units", "5 cm ".repeat(5_000)),
         ("unit powers", format!(r"5\text{{ cm}}{}", "^2".repeat(5_000))),
-        ("long word", "a".repeat(million)),
+        ("long word", "a".repeat(MILLION)),
         ("words", "lorem ipsum ".repeat(80_000)),
-        ("dollars", "$".repeat(million)),
-        ("stars", "*".repeat(million)),
+        ("dollars", "$".repeat(MILLION)),
+        ("stars", "*".repeat(MILLION)),
         ("gcd of large numbers", format!(r"\gcd({},{})", "7".repeat(7_500), "3".repeat(7_500))),
         ("modulus", format!(r"{} \bmod 7", "8".repeat(18_000))),
         ("hard square root", format!(r"\sqrt{{{}}}", "9".repeat(9_001))),

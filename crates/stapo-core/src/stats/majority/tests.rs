@@ -27,7 +27,8 @@ fn one_sample_votes_for_itself() {
 
 #[test]
 fn all_but_one_of_the_samples_agrees_with_leaving_each_out() {
-    // Without one right vote the wrong answer wins, without one of its own it loses, otherwise the two tie.
+    // Leaving out a right vote makes the wrong answer win, leaving out a vote for the wrong answer makes the right one
+    // win; otherwise the two tie.
     let question = votes(&[(7, 7), (7, 0), (6, 0)], 12);
     let expected = (7.0 * 0.0 + 7.0 * 1.0 + 6.0 * 0.5 + 12.0 * 0.5) / 32.0;
     assert!((majority_of(&question, 31) - expected).abs() < 1e-13);

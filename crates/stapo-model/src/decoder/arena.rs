@@ -1,0 +1,324 @@
+//! The memory of a pass, split once per half-layer into named views.
+
+use super::layout::{ArenaLayout, split};
+use crate::config::{ModelConfig, RopeKind};
+use stapo_ops::rope::{Frequencies, Scaling, Table};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut};
+
+/// Activations of a pass: rows in the device's compute precision, numbers per row exact.
+#[derive(Debug)]
+pub struct Arena<T: Float> {
+    compute: Buffer<T>,
+    exact: Buffer<T>,
+}
+
+/// The residual stream that comes into a half-layer, and its norm.
+pub struct HalfEntry<'a, T: Float> {
+    pub stream: ViewMut<'a, T>,
+    pub normed: ViewMut<'a, T>,
+    pub inv_rms: ViewMut<'a, T>,
+}
+
+/// What attention's forward reads and writes. Shapes: see `LayerSpans`.
+pub struct AttentionViews<'a, T: Float> {
+    pub entry: HalfEntry<'a, T>,
+    pub raw_qkv: ViewMut<'a, T>,
+    pub head_inv_rms: ViewMut<'a, T>,
+    pub qkv: ViewMut<'a, T>,
+    pub attended: ViewMut<'a, T>,
+    pub lse: ViewMut<'a, T>,
+    pub addend: ViewMut<'a, T>,
+    /// The feed-forward's entry.
+    pub exit: HalfEntry<'a, T>,
+}
+
+/// What the feed-forward's forward reads and writes. Shapes: see `LayerSpans`.
+pub struct FfnViews<'a, T: Float> {
+    pub entry: HalfEntry<'a, T>,
+    pub gate_up: ViewMut<'a, T>,
+    pub activated: ViewMut<'a, T>,
+    pub addend: ViewMut<'a, T>,
+    /// The next layer's entry; `None` behind the last layer, whose result is needed for scored rows only.
+    pub exit: Option<HalfEntry<'a, T>>,
+}
+
+/// What lies between the last layer and the head. Shapes: see `HeadSpans`.
+pub struct HeadViews<'a, T: Float> {
+    /// `[T, D]` each: the last layer's residual stream, and what its feed-forward adds.
+    pub layer_stream: View<'a, T>,
+    pub addend: View<'a, T>,
+    pub stream: ViewMut<'a, T>,
+    pub normed: ViewMut<'a, T>,
+    pub inv_rms: ViewMut<'a, T>,
+}
+
+/// What attention's backward reads (activations) and writes (gradients).
+pub struct AttentionBackward<'a, T: Float> {
+    pub stream: View<'a, T>,
+    pub normed: View<'a, T>,
+    pub inv_rms: View<'a, T>,
+    pub raw_qkv: View<'a, T>,
+    pub head_inv_rms: View<'a, T>,
+    pub qkv: View<'a, T>,
+    pub attended: View<'a, T>,
+    pub lse: View<'a, T>,
+    pub d_stream: ViewMut<'a, T>,
+    pub d_normed: ViewMut<'a, T>,
+    pub d_attended: ViewMut<'a, T>,
+    pub d_qkv: ViewMut<'a, T>,
+    pub d_raw_qkv: ViewMut<'a, T>,
+}
+
+/// What the feed-forward's backward reads (activations) and writes (gradients).
+pub struct FfnBackward<'a, T: Float> {
+    pub stream: View<'a, T>,
+    pub normed: View<'a, T>,
+    pub inv_rms: View<'a, T>,
+    pub gate_up: View<'a, T>,
+    pub activated: View<'a, T>,
+    pub d_stream: ViewMut<'a, T>,
+    pub d_normed: ViewMut<'a, T>,
+    pub d_activated: ViewMut<'a, T>,
+    pub d_gate_up: ViewMut<'a, T>,
+}
+
+/// What the head's backward reads (activations) and writes (gradients).
+pub struct HeadBackward<'a, T: Float> {
+    pub stream: View<'a, T>,
+    pub normed: View<'a, T>,
+    pub inv_rms: View<'a, T>,
+    /// `[R, D]` each
+    pub d_stream: ViewMut<'a, T>,
+    pub d_normed: ViewMut<'a, T>,
+    /// `[T, D]`: of the residual stream behind the last layer.
+    pub d_layer_stream: ViewMut<'a, T>,
+}
+
+impl<T: Float> Arena<T> {
+    fn empty(device: &Device) -> Result<Self, OutOfMemory> {
+        Ok(Self { compute: device.compute_zeros(0)?, exact: device.zeros(0)? })
+    }
+
+    pub fn attention(&mut self, layout: &ArenaLayout, index: usize) -> AttentionViews<'_, T> {
+        let at = &layout.layers[index];
+        let (entry, exit) = (at.attention, at.ffn);
+        let [stream, normed, raw_qkv, qkv, attended, addend, exit_stream, exit_normed] = split(
+            &mut self.compute,
+            [
+                entry.stream,
+                entry.normed,
+                at.raw_qkv,
+                at.qkv,
+                at.attended,
+                layout.addend,
+                exit.stream,
+                exit.normed,
+            ],
+        );
+        let [inv_rms, head_inv_rms, lse, exit_inv_rms] =
+            split(&mut self.exact, [entry.inv_rms, at.head_inv_rms, at.lse, exit.inv_rms]);
+        AttentionViews {
+            entry: HalfEntry { stream, normed, inv_rms },
+            raw_qkv,
+            head_inv_rms,
+            qkv,
+            attended,
+            lse,
+            addend,
+            exit: HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms },
+        }
+    }
+
+    pub fn ffn(&mut self, layout: &ArenaLayout, index: usize) -> FfnViews<'_, T> {
+        let at = &layout.layers[index];
+        let next = layout.layers.get(index + 1).map(|next| next.attention);
+        let exit = next.unwrap_or_default();
+        let [stream, normed, gate_up, activated, addend, exit_stream, exit_normed] = split(
+            &mut self.compute,
+            [at.ffn.stream, at.ffn.normed, at.gate_up, at.activated, layout.addend, exit.stream, exit.normed],
+        );
+        let [inv_rms, exit_inv_rms] = split(&mut self.exact, [at.ffn.inv_rms, exit.inv_rms]);
+        let exit = HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms };
+        FfnViews {
+            entry: HalfEntry { stream, normed, inv_rms },
+            gate_up,
+            activated,
+            addend,
+            exit: next.map(|_| exit),
+        }
+    }
+
+    pub fn head(&mut self, layout: &ArenaLayout) -> HeadViews<'_, T> {
+        let last = &layout.layers[layout.layers.len() - 1];
+        let [layer_stream, addend, stream, normed] = split(
+            &mut self.compute,
+            [last.ffn.stream, layout.addend, layout.head.stream, layout.head.normed],
+        );
+        let [inv_rms] = split(&mut self.exact, [layout.head.inv_rms]);
+        HeadViews {
+            layer_stream: layer_stream.into_view(),
+            addend: addend.into_view(),
+            stream,
+            normed,
+            inv_rms,
+        }
+    }
+
+    pub fn attention_backward(&mut self, layout: &ArenaLayout, index: usize) -> AttentionBackward<'_, T> {
+        let at = &layout.layers[index];
+        let d = &layout.gradients;
+        let [stream, normed, raw_qkv, qkv, attended, d_stream, d_normed, d_attended, d_qkv, d_raw_qkv] =
+            split(
+                &mut self.compute,
+                [
+                    at.attention.stream,
+                    at.attention.normed,
+                    at.raw_qkv,
+                    at.qkv,
+                    at.attended,
+                    d.stream,
+                    layout.addend,
+                    d.attended,
+                    d.qkv,
+                    d.raw_qkv,
+                ],
+            );
+        let [inv_rms, head_inv_rms, lse] =
+            split(&mut self.exact, [at.attention.inv_rms, at.head_inv_rms, at.lse]);
+        AttentionBackward {
+            stream: stream.into_view(),
+            normed: normed.into_view(),
+            inv_rms: inv_rms.into_view(),
+            raw_qkv: raw_qkv.into_view(),
+            head_inv_rms: head_inv_rms.into_view(),
+            qkv: qkv.into_view(),
+            attended: attended.into_view(),
+            lse: lse.into_view(),
+            d_stream,
+            d_normed,
+            d_attended,
+            d_qkv,
+            d_raw_qkv,
+        }
+    }
+
+    pub fn ffn_backward(&mut self, layout: &ArenaLayout, index: usize) -> FfnBackward<'_, T> {
+        let at = &layout.layers[index];
+        let d = &layout.gradients;
+        let [stream, normed, gate_up, activated, d_stream, d_normed, d_activated, d_gate_up] = split(
+            &mut self.compute,
+            [
+                at.ffn.stream,
+                at.ffn.normed,
+                at.gate_up,
+                at.activated,
+                d.stream,
+                layout.addend,
+                d.activated,
+                d.gate_up,
+            ],
+        );
+        let [inv_rms] = split(&mut self.exact, [at.ffn.inv_rms]);
+        FfnBackward {
+            stream: stream.into_view(),
+            normed: normed.into_view(),
+            inv_rms: inv_rms.into_view(),
+            gate_up: gate_up.into_view(),
+            activated: activated.into_view(),
+            d_stream,
+            d_normed,
+            d_activated,
+            d_gate_up,
+        }
+    }
+
+    pub fn head_backward(&mut self, layout: &ArenaLayout) -> HeadBackward<'_, T> {
+        let d = &layout.gradients;
+        let [stream, normed, d_stream, d_normed, d_layer_stream] = split(
+            &mut self.compute,
+            [layout.head.stream, layout.head.normed, d.head_stream, d.head_normed, d.stream],
+        );
+        let [inv_rms] = split(&mut self.exact, [layout.head.inv_rms]);
+        HeadBackward {
+            stream: stream.into_view(),
+            normed: normed.into_view(),
+            inv_rms: inv_rms.into_view(),
+            d_stream,
+            d_normed,
+            d_layer_stream,
+        }
+    }
+
+    /// `[R, D]`: the normed rows that the head reads.
+    pub fn hidden(&mut self, layout: &ArenaLayout) -> View<'_, T> {
+        self.head(layout).normed.into_view()
+    }
+}
+
+/// Memory of a pass that grows when a batch asks for more and is kept from batch to batch.
+#[derive(Debug)]
+pub struct Workspace<T: Float> {
+    pub arena: Arena<T>,
+    pub table: Table<T>,
+    frequencies: Frequencies,
+}
+
+impl<T: Float> Workspace<T> {
+    pub fn new(device: &Device, config: &ModelConfig) -> Result<Self, OutOfMemory> {
+        let frequencies = frequencies(config);
+        let table = Table::new(device, &frequencies, 0)?;
+        Ok(Self { arena: Arena::empty(device)?, table, frequencies })
+    }
+
+    /// Makes room for the activations of `layout` and for positions below `n_positions`. True if anything moved.
+    pub fn reserve(
+        &mut self,
+        device: &Device,
+        layout: &ArenaLayout,
+        n_positions: usize,
+    ) -> Result<bool, OutOfMemory> {
+        let mut moved = false;
+        // The old memory is given back first: old and new need not fit beside each other.
+        if self.arena.compute.len() < layout.n_elements {
+            self.arena.compute = device.compute_zeros(0)?;
+            self.arena.compute = device.compute_zeros(layout.n_elements)?;
+            moved = true;
+        }
+        if self.arena.exact.len() < layout.n_exact {
+            self.arena.exact = device.zeros(0)?;
+            self.arena.exact = device.zeros(layout.n_exact)?;
+            moved = true;
+        }
+        if self.table.positions() < n_positions {
+            self.table = Table::new(device, &self.frequencies, n_positions.next_power_of_two())?;
+            moved = true;
+        }
+        Ok(moved)
+    }
+}
+
+fn frequencies(config: &ModelConfig) -> Frequencies {
+    let scaling = match config.rope.kind {
+        RopeKind::Default => Scaling::None,
+        RopeKind::Linear { factor } => Scaling::Linear { factor },
+        RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => {
+            Scaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_positions: original_positions as f64,
+            }
+        }
+        RopeKind::Yarn { factor, original_positions, beta_fast, beta_slow, attention_factor, truncate } => {
+            Scaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                original_positions: original_positions as f64,
+                attention_factor: Some(attention_factor),
+                truncate,
+            }
+        }
+    };
+    Frequencies { head_dim: config.head_dim, theta: config.rope.theta, scaling }
+}

@@ -1,0 +1,198 @@
+//! The first half of a layer, in both directions:
+//!
+//! ```text
+//! exit = stream + output(attention(rope(qkv(norm(stream)))))
+//! ```
+
+use super::arena::{AttentionBackward, AttentionViews};
+use super::gradients::Gradient;
+use super::layer::{LayerPass, heads};
+use super::linear::ResidualNorm;
+use super::weights::LayerWeights;
+use stapo_ops::attention::paged::{self, Cache};
+use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
+use stapo_ops::rope::{HeadNorm, HeadNormGrad};
+use stapo_ops::{Float, View, Write, attention, rmsnorm, rope};
+
+/// The keys and values that queries attend to.
+pub enum Context<'a, T: Float> {
+    Packed(Packed<'a>),
+    Paged(Paged<'a, T>),
+}
+
+/// Whole sequences, one behind the other: each token attends to its own sequence up to itself.
+#[derive(Clone, Copy)]
+pub struct Packed<'a> {
+    pub n_sequences: usize,
+    /// `[n_sequences + 1]`
+    pub offsets: View<'a, u32>,
+}
+
+/// New tokens of sequences whose earlier keys and values lie in a paged cache.
+pub struct Paged<'a, T: Float> {
+    pub dims: paged::Dims,
+    /// `[T]`: where the new tokens' keys and values are stored.
+    pub slots: View<'a, u32>,
+    pub sequences: paged::Sequences<'a>,
+    /// One for each layer.
+    pub caches: &'a mut [Cache<T>],
+}
+
+/// From the normed stream at the entry to the stream and its norm at the exit.
+pub fn forward<T: Float>(
+    layer: &LayerPass<'_, T>,
+    mut views: AttentionViews<'_, T>,
+    context: &mut Context<'_, T>,
+) {
+    let device = layer.device;
+    let n_tokens = layer.rows.n_tokens;
+    let weights = layer.weights;
+    weights.qkv.forward(device, n_tokens, views.entry.normed.view(), views.raw_qkv.reborrow());
+    match context {
+        Context::Packed(packed) => {
+            rotate(layer, &mut views);
+            let dims = packed.dims(layer);
+            let out = views.attended.reborrow();
+            attention::forward(device, dims, views.qkv.view(), packed.offsets, out, views.lse);
+        }
+        Context::Paged(paged) => {
+            let unrotated = Unrotated {
+                table: layer.rows.table,
+                positions: layer.rows.positions,
+                norm: head_norm(layer),
+                raw: views.raw_qkv.view(),
+                qkv: views.qkv,
+                inv_rms: views.head_inv_rms,
+            };
+            let cache = &mut paged.caches[layer.index];
+            let out = views.attended.reborrow();
+            rope_paged_attention::forward(
+                device,
+                paged.dims,
+                unrotated,
+                paged.slots,
+                cache,
+                paged.sequences,
+                out,
+            );
+        }
+    }
+    let residual = ResidualNorm {
+        dims: layer.norm_dims(),
+        stream: views.entry.stream.view(),
+        addend: views.addend,
+        norm_weight: weights.ffn_norm.view(),
+        exit: views.exit,
+    };
+    weights.output.forward_residual_norm(device, views.attended.view(), residual);
+}
+
+/// The norm of the stream at the entry, where it was not made together with the stream.
+pub fn norm_entry<T: Float>(layer: &LayerPass<'_, T>, views: AttentionViews<'_, T>) {
+    let entry = views.entry;
+    let out = rmsnorm::Out { normed: entry.normed, inv_rms: entry.inv_rms };
+    let weight = layer.weights.attention_norm.view();
+    rmsnorm::forward(layer.device, layer.norm_dims(), entry.stream.view(), weight, out);
+}
+
+/// From `raw_qkv` to `qkv`: norm per head, where the family has one, and rotary position embedding.
+pub fn rotate<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>) {
+    let norm = head_norm(layer).map(|norm| (norm, views.head_inv_rms.reborrow()));
+    let raw = views.raw_qkv.view();
+    let out = views.qkv.reborrow();
+    rope::forward(layer.device, rope_dims(layer), layer.rows.table, layer.rows.positions, norm, raw, out);
+}
+
+/// `d_stream` holds the gradient of the stream at the exit, and then that of the stream at the entry.
+pub fn backward<T: Float>(
+    layer: &LayerPass<'_, T>,
+    mut views: AttentionBackward<'_, T>,
+    packed: Packed<'_>,
+    gradients: &mut LayerWeights<Gradient<T>>,
+) {
+    let device = layer.device;
+    let n_tokens = layer.rows.n_tokens;
+    let weights = layer.weights;
+    weights.output.backward(
+        device,
+        n_tokens,
+        views.attended,
+        views.d_stream.view(),
+        views.d_attended.reborrow(),
+        &mut gradients.output,
+    );
+    let saved = attention::Saved { qkv: views.qkv, out: views.attended, lse: views.lse };
+    attention::backward(
+        device,
+        packed.dims(layer),
+        saved,
+        packed.offsets,
+        views.d_attended.view(),
+        views.d_qkv.reborrow(),
+    );
+    rotate_backward(layer, &mut views, gradients);
+    weights.qkv.backward(
+        device,
+        n_tokens,
+        views.normed,
+        views.d_raw_qkv.view(),
+        views.d_normed.reborrow(),
+        &mut gradients.qkv,
+    );
+    let saved =
+        rmsnorm::Saved { x: views.stream, weight: weights.attention_norm.view(), inv_rms: views.inv_rms };
+    rmsnorm::backward(
+        device,
+        layer.norm_dims(),
+        saved,
+        views.d_normed.view(),
+        Write::Add,
+        views.d_stream,
+        gradients.attention_norm.sum_mut(),
+    );
+}
+
+/// From `d_qkv` to `d_raw_qkv`.
+fn rotate_backward<T: Float>(
+    layer: &LayerPass<'_, T>,
+    views: &mut AttentionBackward<'_, T>,
+    gradients: &mut LayerWeights<Gradient<T>>,
+) {
+    let norm = head_norm(layer).zip(gradients.head_norms.as_mut()).map(|(norm, gradients)| HeadNormGrad {
+        norm,
+        raw: views.raw_qkv,
+        inv_rms: views.head_inv_rms,
+        d_query_weight: gradients.query.sum_mut(),
+        d_key_weight: gradients.key.sum_mut(),
+    });
+    let d_qkv = views.d_qkv.view();
+    let d_raw = views.d_raw_qkv.reborrow();
+    rope::backward(
+        layer.device,
+        rope_dims(layer),
+        layer.rows.table,
+        layer.rows.positions,
+        norm,
+        d_qkv,
+        d_raw,
+    );
+}
+
+impl Packed<'_> {
+    fn dims<T: Float>(&self, layer: &LayerPass<'_, T>) -> attention::Dims {
+        let heads = heads(layer.config);
+        attention::Dims { tokens: layer.rows.n_tokens, sequences: self.n_sequences, heads }
+    }
+}
+
+fn head_norm<'a, T: Float>(layer: &LayerPass<'a, T>) -> Option<HeadNorm<'a, T>> {
+    layer.weights.head_norms.as_ref().map(|norms| HeadNorm {
+        query_weight: norms.query.view(),
+        key_weight: norms.key.view(),
+        eps: layer.config.norm_eps.into(),
+    })
+}
+
+fn rope_dims<T: Float>(layer: &LayerPass<'_, T>) -> rope::Dims {
+    rope::Dims { tokens: layer.rows.n_tokens, heads: heads(layer.config) }
+}

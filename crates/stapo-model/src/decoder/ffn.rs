@@ -1,0 +1,146 @@
+//! The second half of a layer, in both directions:
+//!
+//! ```text
+//! exit = stream + down(swiglu(gate_up(norm(stream))))
+//! ```
+
+use super::arena::{FfnBackward, FfnViews};
+use super::gradients::Gradient;
+use super::layer::LayerPass;
+use super::linear::ResidualNorm;
+use super::weights::{Ffn, LayerWeights, Parameter, SwiGlu};
+use stapo_ops::{Float, View, ViewMut, Write, rmsnorm, swiglu};
+use std::ops::Range;
+
+/// Whether backward will read gate and up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateUp {
+    Kept,
+    Dropped,
+}
+
+/// From the normed stream at the entry to the stream and its norm at the exit; behind the last layer, to the addend.
+/// `next_norm` is the norm at the exit.
+pub fn forward<T: Float>(
+    layer: &LayerPass<'_, T>,
+    mut views: FfnViews<'_, T>,
+    gate_up: GateUp,
+    next_norm: Option<View<'_, T>>,
+) {
+    activate(layer, &mut views, gate_up);
+    let SwiGlu { down, .. } = swiglu_of(layer);
+    let activated = views.activated.into_view();
+    match views.exit.zip(next_norm) {
+        Some((exit, norm_weight)) => {
+            let residual = ResidualNorm {
+                dims: layer.norm_dims(),
+                stream: views.entry.stream.view(),
+                addend: views.addend,
+                norm_weight,
+                exit,
+            };
+            down.forward_residual_norm(layer.device, activated, residual);
+        }
+        None => down.forward(layer.device, layer.rows.n_tokens, activated, views.addend),
+    }
+}
+
+/// From the normed stream at the entry to `activated`.
+pub fn activate<T: Float>(layer: &LayerPass<'_, T>, views: &mut FfnViews<'_, T>, kept: GateUp) {
+    let device = layer.device;
+    let SwiGlu { gate_up, .. } = swiglu_of(layer);
+    let normed = views.entry.normed.view();
+    match kept {
+        GateUp::Kept => {
+            gate_up.forward(device, layer.rows.n_tokens, normed, views.gate_up.reborrow());
+            swiglu::forward(device, swiglu_dims(layer), views.gate_up.view(), views.activated.reborrow());
+        }
+        GateUp::Dropped => {
+            let activated = views.activated.reborrow();
+            gate_up.forward_swiglu(device, swiglu_dims(layer), normed, views.gate_up.reborrow(), activated);
+        }
+    }
+}
+
+/// The norm at the entry and `activated` once more, from the stream and `gate_up`.
+pub fn recompute_inputs<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<'_, T>) {
+    let entry = views.entry;
+    let out = rmsnorm::Out { normed: entry.normed, inv_rms: entry.inv_rms };
+    let weight = layer.weights.ffn_norm.view();
+    rmsnorm::forward(layer.device, layer.norm_dims(), entry.stream.view(), weight, out);
+    swiglu::forward(layer.device, swiglu_dims(layer), views.gate_up.view(), views.activated);
+}
+
+/// `d_stream` holds the gradient of the stream at the exit, and then that of the stream at the entry.
+///
+/// Rows are taken some at a time: the gradients of a chunk's activations stay in a CPU's cache from one op to the next.
+/// They are not kept, so all chunks share the first rows of `d_activated` and `d_gate_up`.
+pub fn backward<T: Float>(
+    layer: &LayerPass<'_, T>,
+    mut views: FfnBackward<'_, T>,
+    gradients: &mut LayerWeights<Gradient<T>>,
+) {
+    let device = layer.device;
+    let n_tokens = layer.rows.n_tokens;
+    let SwiGlu { gate_up, down } = swiglu_of(layer);
+    let Ffn::SwiGlu(d) = &mut gradients.ffn;
+    for rows in chunks(n_tokens, device.cached_rows()) {
+        let n = rows.len();
+        let mut d_activated = first_rows(&mut views.d_activated, n_tokens, n);
+        let mut d_gate_up = first_rows(&mut views.d_gate_up, n_tokens, n);
+        let d_exit = rows_of(views.d_stream.view(), n_tokens, &rows);
+        let activated = rows_of(views.activated, n_tokens, &rows);
+        down.backward(device, n, activated, d_exit, d_activated.reborrow(), &mut d.down);
+        let dims = swiglu::Dims { tokens: n, width: layer.config.ffn_width };
+        let gate_up_rows = rows_of(views.gate_up, n_tokens, &rows);
+        swiglu::backward(device, dims, gate_up_rows, d_activated.view(), d_gate_up.reborrow());
+        let d_normed = rows_of_mut(&mut views.d_normed, n_tokens, &rows);
+        let normed = rows_of(views.normed, n_tokens, &rows);
+        gate_up.backward(device, n, normed, d_gate_up.view(), d_normed, &mut d.gate_up);
+    }
+    let saved =
+        rmsnorm::Saved { x: views.stream, weight: layer.weights.ffn_norm.view(), inv_rms: views.inv_rms };
+    rmsnorm::backward(
+        device,
+        layer.norm_dims(),
+        saved,
+        views.d_normed.view(),
+        Write::Add,
+        views.d_stream,
+        gradients.ffn_norm.sum_mut(),
+    );
+}
+
+/// `0..n_rows` in runs of `at_once`.
+fn chunks(n_rows: usize, at_once: usize) -> impl Iterator<Item = Range<usize>> {
+    let at_once = at_once.min(n_rows.max(1));
+    (0..n_rows).step_by(at_once).map(move |start| start..(start + at_once).min(n_rows))
+}
+
+/// `rows` of a view of `n_rows` rows.
+fn rows_of<'a, T: Float>(view: View<'a, T>, n_rows: usize, rows: &Range<usize>) -> View<'a, T> {
+    let width = view.len() / n_rows;
+    view.range(rows.start * width..rows.end * width)
+}
+
+fn rows_of_mut<'a, T: Float>(
+    view: &'a mut ViewMut<'_, T>,
+    n_rows: usize,
+    rows: &Range<usize>,
+) -> ViewMut<'a, T> {
+    let width = view.len() / n_rows;
+    view.reborrow().into_range(rows.start * width..rows.end * width)
+}
+
+fn first_rows<'a, T: Float>(view: &'a mut ViewMut<'_, T>, n_rows: usize, n: usize) -> ViewMut<'a, T> {
+    rows_of_mut(view, n_rows, &(0..n))
+}
+
+fn swiglu_of<'a, T: Float>(layer: &LayerPass<'a, T>) -> &'a SwiGlu<Parameter<T>> {
+    let Ffn::SwiGlu(ffn) = &layer.weights.ffn;
+    ffn
+}
+
+fn swiglu_dims<T: Float>(layer: &LayerPass<'_, T>) -> swiglu::Dims {
+    swiglu::Dims { tokens: layer.rows.n_tokens, width: layer.config.ffn_width }
+}

@@ -1,0 +1,140 @@
+//! The language model head over scored rows: log-probs, entropies and the likeliest alternatives; and back.
+
+use super::arena::Arena;
+use super::gradients::Gradients;
+use super::layout::ArenaLayout;
+use super::policy::Policy;
+use stapo_ops::lm_head::{self, LastLogits};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, View};
+
+/// How the head is read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadOptions {
+    /// Divides the logits; above 0.
+    pub temperature: f64,
+    /// Likeliest tokens to list in each scored token's place.
+    pub n_alternatives: usize,
+}
+
+impl Default for HeadOptions {
+    fn default() -> Self {
+        Self { temperature: 1.0, n_alternatives: 0 }
+    }
+}
+
+/// Numbers of each scored token, in the order of the batch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenScores<T = f32> {
+    /// `[R]`: the token's log-probability.
+    pub logp: Vec<T>,
+    /// `[R]`: entropy of the distribution in the token's place, in nats.
+    pub entropy: Vec<T>,
+    /// `[R]`: the chance that two draws from that distribution agree, sum of p^2.
+    pub collision: Vec<T>,
+    /// `[R]`, or empty if not asked for: the likeliest tokens in the token's place and their log-probabilities, likeliest
+    /// first.
+    pub alternatives: Vec<Vec<(u32, T)>>,
+}
+
+/// What the head gave for scored rows, on the device; backward starts from it.
+#[derive(Debug)]
+pub struct HeadOutputs<T: Float> {
+    dims: lm_head::Dims,
+    /// `[R]` each
+    logp: Buffer<T>,
+    entropy: Buffer<T>,
+    collision: Buffer<T>,
+    lse: Buffer<T>,
+    /// Logits that backward need not compute again.
+    last_logits: LastLogits,
+}
+
+impl<T: Float> HeadOutputs<T> {
+    /// Reads the head for the rows that the stack left in the arena. Shape: targets `[R]`.
+    pub fn read(
+        policy: &Policy<T>,
+        layout: &ArenaLayout,
+        arena: &mut Arena<T>,
+        targets: View<'_, u32>,
+        options: HeadOptions,
+    ) -> Result<(Self, TokenScores<T>), OutOfMemory> {
+        let device = policy.device();
+        let dims = lm_head::Dims { tokens: layout.n_scored, temperature: options.temperature };
+        let mut outputs = Self::zeros(device, dims)?;
+        let n = options.n_alternatives.min(policy.config().vocabulary);
+        let mut ids = device.zeros(dims.tokens * n)?;
+        let mut logp = device.zeros(dims.tokens * n)?;
+        let best = lm_head::Alternatives { n, ids: ids.view_mut(), logp: logp.view_mut() };
+        let scores = lm_head::HeadScores {
+            logp: outputs.logp.view_mut(),
+            entropy: outputs.entropy.view_mut(),
+            collision: outputs.collision.view_mut(),
+            lse: outputs.lse.view_mut(),
+        };
+        let hidden = arena.hidden(layout);
+        let head = policy.weights.head().matrix();
+        outputs.last_logits =
+            lm_head::forward(device, dims, hidden, head, targets, scores, (n > 0).then_some(best));
+        let scores = TokenScores {
+            logp: outputs.logp.view().to_vec(),
+            entropy: outputs.entropy.view().to_vec(),
+            collision: outputs.collision.view().to_vec(),
+            alternatives: alternatives(n, &ids.view().to_vec(), &logp.view().to_vec()),
+        };
+        Ok((outputs, scores))
+    }
+
+    fn zeros(device: &Device, dims: lm_head::Dims) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            dims,
+            logp: device.zeros(dims.tokens)?,
+            entropy: device.zeros(dims.tokens)?,
+            collision: device.zeros(dims.tokens)?,
+            lse: device.zeros(dims.tokens)?,
+            last_logits: LastLogits::default(),
+        })
+    }
+
+    /// Leaves the gradient of the normed scored rows in the arena and adds to the head's.
+    pub fn backward(
+        self,
+        policy: &Policy<T>,
+        layout: &ArenaLayout,
+        arena: &mut Arena<T>,
+        token_gradients: TokenGradients<'_, T>,
+        gradients: &mut Gradients<T>,
+    ) -> Result<(), OutOfMemory> {
+        let device = policy.device();
+        let d_logp = device.upload(token_gradients.d_logp)?;
+        let d_entropy = device.upload(token_gradients.d_entropy)?;
+        let grads = lm_head::ScoreGrads {
+            targets: token_gradients.targets,
+            lse: self.lse.view(),
+            entropy: self.entropy.view(),
+            d_logp: d_logp.view(),
+            d_entropy: d_entropy.view(),
+        };
+        let views = arena.head_backward(layout);
+        let head = policy.weights.head().matrix();
+        let to =
+            lm_head::HeadGrads { d_hidden: views.d_normed, d_weight: gradients.tree.head_mut().sum_mut() };
+        lm_head::backward(device, self.dims, views.normed, head, grads, self.last_logits, to);
+        Ok(())
+    }
+}
+
+/// What backward starts from, `[R]` each.
+pub struct TokenGradients<'a, T: Float> {
+    pub targets: View<'a, u32>,
+    pub d_logp: &'a [T],
+    pub d_entropy: &'a [T],
+}
+
+/// `[R, n]` to one list per row; a vocabulary smaller than `n` gives shorter lists.
+pub fn alternatives<T: Float>(n: usize, ids: &[u32], logp: &[T]) -> Vec<Vec<(u32, T)>> {
+    let rows = ids.chunks_exact(n.max(1)).zip(logp.chunks_exact(n.max(1)));
+    rows.map(|(ids, logp)| {
+        ids.iter().copied().zip(logp.iter().copied()).filter(|(id, _)| *id != u32::MAX).collect()
+    })
+    .collect()
+}

@@ -1,0 +1,151 @@
+//! The whole stack: embedding, layers, final norm; from tokens to the rows that the head reads, and back. Training,
+//! scoring and generation go through the same forward.
+
+use super::arena::Arena;
+use super::attention::{self, Context, Packed};
+use super::ffn::{self, GateUp};
+use super::gradients::Gradients;
+use super::layer::{LayerPass, Rows, norm_dims};
+use super::layout::{ArenaLayout, Purpose, Recompute};
+use super::policy::Policy;
+use stapo_ops::{Float, View, Write, embedding, rmsnorm};
+
+/// A policy at work on the rows of a batch.
+pub struct Stack<'a, T: Float> {
+    pub policy: &'a Policy<T>,
+    pub layout: &'a ArenaLayout,
+    pub rows: Rows<'a, T>,
+}
+
+impl<T: Float> Stack<'_, T> {
+    /// Runs `tokens` `[T]` through all layers and leaves the normed rows `scored` `[R]` of the last layer's output where
+    /// [`Arena::hidden`] finds them.
+    pub fn forward(
+        &self,
+        arena: &mut Arena<T>,
+        tokens: View<'_, u32>,
+        scored: View<'_, u32>,
+        context: &mut Context<'_, T>,
+    ) {
+        let weights = &self.policy.weights;
+        let stream = arena.attention(self.layout, 0).entry.stream;
+        let device = self.policy.device();
+        embedding::forward(device, self.embedding_dims(), tokens, weights.embedding.view(), stream);
+        attention::norm_entry(&self.layer(0), arena.attention(self.layout, 0));
+        for index in 0..weights.layers.len() {
+            let layer = self.layer(index);
+            let next_norm = weights.layers.get(index + 1).map(|next| next.attention_norm.view());
+            attention::forward(&layer, arena.attention(self.layout, index), context);
+            ffn::forward(&layer, arena.ffn(self.layout, index), self.gate_up(), next_norm);
+        }
+        self.norm_scored(arena, scored);
+    }
+
+    /// The last residual addition and the final norm, for scored rows only.
+    fn norm_scored(&self, arena: &mut Arena<T>, scored: View<'_, u32>) {
+        let views = arena.head(self.layout);
+        let residual = rmsnorm::Residual { stream: views.layer_stream, addend: views.addend };
+        let out = rmsnorm::Out { normed: views.normed, inv_rms: views.inv_rms };
+        let weight = self.policy.weights.final_norm.view();
+        let dims = norm_dims(self.policy.config(), self.layout.n_scored);
+        rmsnorm::forward_add_rows(self.policy.device(), dims, scored, residual, weight, views.stream, out);
+    }
+
+    /// From the gradient of the normed scored rows, which the head left in the arena, to all gradients of the stack.
+    pub fn backward(
+        &self,
+        arena: &mut Arena<T>,
+        tokens: View<'_, u32>,
+        scored: View<'_, u32>,
+        packed: Packed<'_>,
+        gradients: &mut Gradients<T>,
+    ) {
+        self.norm_scored_backward(arena, scored, gradients);
+        for index in (0..self.policy.weights.layers.len()).rev() {
+            let layer = self.layer(index);
+            self.recompute(arena, &layer, packed);
+            let layer_gradients = &mut gradients.tree.layers[index];
+            ffn::backward(&layer, arena.ffn_backward(self.layout, index), layer_gradients);
+            let views = arena.attention_backward(self.layout, index);
+            attention::backward(&layer, views, packed, layer_gradients);
+        }
+        let d_stream = arena.attention_backward(self.layout, 0).d_stream;
+        let device = self.policy.device();
+        embedding::backward(
+            device,
+            self.embedding_dims(),
+            tokens,
+            d_stream.into_view(),
+            gradients.lookup_mut(),
+        );
+    }
+
+    fn norm_scored_backward(
+        &self,
+        arena: &mut Arena<T>,
+        scored: View<'_, u32>,
+        gradients: &mut Gradients<T>,
+    ) {
+        let device = self.policy.device();
+        let config = self.policy.config();
+        let mut views = arena.head_backward(self.layout);
+        let weight = self.policy.weights.final_norm.view();
+        let saved = rmsnorm::Saved { x: views.stream, weight, inv_rms: views.inv_rms };
+        rmsnorm::backward(
+            device,
+            norm_dims(config, self.layout.n_scored),
+            saved,
+            views.d_normed.into_view(),
+            Write::Set,
+            views.d_stream.reborrow(),
+            gradients.tree.final_norm.sum_mut(),
+        );
+        views.d_layer_stream.fill(T::ZERO);
+        let scatter = embedding::Dims {
+            tokens: self.layout.n_scored,
+            vocab: self.layout.n_tokens,
+            width: config.width,
+        };
+        embedding::backward(device, scatter, scored, views.d_stream.into_view(), views.d_layer_stream);
+    }
+
+    /// Computes once more what forward did not keep of a layer.
+    fn recompute(&self, arena: &mut Arena<T>, layer: &LayerPass<'_, T>, packed: Packed<'_>) {
+        let Purpose::Training(recompute) = self.layout.purpose else { return };
+        let index = layer.index;
+        if recompute == Recompute::Nothing {
+            return;
+        }
+        attention::norm_entry(layer, arena.attention(self.layout, index));
+        if recompute == Recompute::Layers {
+            let views = arena.attention(self.layout, index);
+            attention::forward(layer, views, &mut Context::Packed(packed));
+            ffn::activate(layer, &mut arena.ffn(self.layout, index), GateUp::Kept);
+        } else {
+            attention::rotate(layer, &mut arena.attention(self.layout, index));
+            ffn::recompute_inputs(layer, arena.ffn(self.layout, index));
+        }
+    }
+
+    fn layer(&self, index: usize) -> LayerPass<'_, T> {
+        LayerPass {
+            device: self.policy.device(),
+            config: self.policy.config(),
+            index,
+            weights: &self.policy.weights.layers[index],
+            rows: self.rows,
+        }
+    }
+
+    fn gate_up(&self) -> GateUp {
+        match self.layout.purpose {
+            Purpose::Training(_) => GateUp::Kept,
+            Purpose::Inference => GateUp::Dropped,
+        }
+    }
+
+    fn embedding_dims(&self) -> embedding::Dims {
+        let config = self.policy.config();
+        embedding::Dims { tokens: self.layout.n_tokens, vocab: config.vocabulary, width: config.width }
+    }
+}

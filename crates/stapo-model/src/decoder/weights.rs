@@ -1,0 +1,316 @@
+//! A decoder's parameters as a tree of named parts. The tree is walked in one place, and loading, saving, gradients and
+//! the optimizer all go through that walk.
+
+use crate::config::{ModelConfig, TensorSpec};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::ops::Range;
+
+/// One value of type `P` for every parameter of a decoder: the [`Parameter`] itself, its gradient, its optimizer state.
+#[derive(Debug)]
+pub struct DecoderWeights<P> {
+    /// `[vocabulary, D]`
+    pub embedding: P,
+    pub layers: Vec<LayerWeights<P>>,
+    /// `[D]`
+    pub final_norm: P,
+    /// `[vocabulary, D]`; `None` where the embedding is the head too ("tied").
+    pub head: Option<P>,
+}
+
+/// The parameters of one layer. D width, Q query width, W = Q + 2 KV fused width.
+#[derive(Debug)]
+pub struct LayerWeights<P> {
+    /// `[D]`
+    pub attention_norm: P,
+    /// `[W, D]`: queries, keys and values stacked.
+    pub qkv: Linear<P>,
+    /// Present in families that norm each query head and key head (Qwen3).
+    pub head_norms: Option<HeadNorms<P>>,
+    /// `[D, Q]`
+    pub output: Linear<P>,
+    /// `[D]`
+    pub ffn_norm: P,
+    pub ffn: Ffn<P>,
+}
+
+/// A linear layer: `y = x W^T + b`. Every product of a layer goes through its methods, see `linear.rs`.
+#[derive(Debug)]
+pub struct Linear<P> {
+    /// `[outputs, inputs]`
+    pub weight: P,
+    /// `[outputs]`
+    pub bias: Option<P>,
+}
+
+/// `[head_dim]` each.
+#[derive(Debug)]
+pub struct HeadNorms<P> {
+    pub query: P,
+    pub key: P,
+}
+
+/// The feed-forward half of a layer.
+#[derive(Debug)]
+pub enum Ffn<P> {
+    SwiGlu(SwiGlu<P>),
+}
+
+/// `down(silu(gate(x)) * up(x))`. F feed-forward width.
+#[derive(Debug)]
+pub struct SwiGlu<P> {
+    /// `[2 F, D]`: gate and up stacked.
+    pub gate_up: Linear<P>,
+    /// `[D, F]`
+    pub down: Linear<P>,
+}
+
+impl<P> DecoderWeights<P> {
+    /// The tree of what `f` makes of every parameter, taken in the order in which checkpoints list them.
+    pub fn try_map<'a, Q, E>(
+        &'a self,
+        f: &mut impl FnMut(&'a P) -> Result<Q, E>,
+    ) -> Result<DecoderWeights<Q>, E> {
+        Ok(DecoderWeights {
+            embedding: f(&self.embedding)?,
+            layers: self.layers.iter().map(|layer| layer.try_map(f)).collect::<Result<_, _>>()?,
+            final_norm: f(&self.final_norm)?,
+            head: self.head.as_ref().map(f).transpose()?,
+        })
+    }
+
+    /// Every parameter, in the order of [`DecoderWeights::try_map`].
+    pub fn all(&self) -> Vec<&P> {
+        let mut all = Vec::new();
+        let Ok(_) = self.try_map(&mut |parameter| {
+            all.push(parameter);
+            Ok::<_, Infallible>(())
+        });
+        all
+    }
+
+    /// Calls `f` with every parameter, in the order of [`DecoderWeights::try_map`].
+    pub fn visit_mut<'a>(&'a mut self, f: &mut impl FnMut(&'a mut P)) {
+        f(&mut self.embedding);
+        self.layers.iter_mut().for_each(|layer| layer.visit_mut(f));
+        f(&mut self.final_norm);
+        self.head.iter_mut().for_each(f);
+    }
+
+    /// Every parameter, in the order of [`DecoderWeights::try_map`].
+    pub fn all_mut(&mut self) -> Vec<&mut P> {
+        let mut all = Vec::new();
+        self.visit_mut(&mut |parameter| all.push(parameter));
+        all
+    }
+
+    /// The parameter that multiplies the last hidden state: the head's own or the tied embedding's.
+    pub fn head(&self) -> &P {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    pub fn head_mut(&mut self) -> &mut P {
+        self.head.as_mut().unwrap_or(&mut self.embedding)
+    }
+}
+
+impl<P> LayerWeights<P> {
+    fn try_map<'a, Q, E>(&'a self, f: &mut impl FnMut(&'a P) -> Result<Q, E>) -> Result<LayerWeights<Q>, E> {
+        Ok(LayerWeights {
+            attention_norm: f(&self.attention_norm)?,
+            qkv: self.qkv.try_map(f)?,
+            head_norms: match &self.head_norms {
+                Some(norms) => Some(HeadNorms { query: f(&norms.query)?, key: f(&norms.key)? }),
+                None => None,
+            },
+            output: self.output.try_map(f)?,
+            ffn_norm: f(&self.ffn_norm)?,
+            ffn: match &self.ffn {
+                Ffn::SwiGlu(ffn) => {
+                    Ffn::SwiGlu(SwiGlu { gate_up: ffn.gate_up.try_map(f)?, down: ffn.down.try_map(f)? })
+                }
+            },
+        })
+    }
+
+    pub fn visit_mut<'a>(&'a mut self, f: &mut impl FnMut(&'a mut P)) {
+        f(&mut self.attention_norm);
+        self.qkv.visit_mut(f);
+        if let Some(norms) = &mut self.head_norms {
+            f(&mut norms.query);
+            f(&mut norms.key);
+        }
+        self.output.visit_mut(f);
+        f(&mut self.ffn_norm);
+        match &mut self.ffn {
+            Ffn::SwiGlu(ffn) => {
+                ffn.gate_up.visit_mut(f);
+                ffn.down.visit_mut(f);
+            }
+        }
+    }
+}
+
+impl<P> Linear<P> {
+    fn try_map<'a, Q, E>(&'a self, f: &mut impl FnMut(&'a P) -> Result<Q, E>) -> Result<Linear<Q>, E> {
+        Ok(Linear { weight: f(&self.weight)?, bias: self.bias.as_ref().map(f).transpose()? })
+    }
+
+    fn visit_mut<'a>(&'a mut self, f: &mut impl FnMut(&'a mut P)) {
+        f(&mut self.weight);
+        self.bias.iter_mut().for_each(f);
+    }
+}
+
+/// Which tensors of a model's files make up one parameter.
+#[derive(Debug, Clone)]
+pub struct ParameterSpec {
+    /// The tensors by their Hugging Face names, one below the other.
+    pub parts: Vec<TensorSpec>,
+    /// Of all parts together. A matrix multiplies and is subject to weight decay; a norm's weight and a bias are vectors
+    /// and are not.
+    pub kind: ParameterKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParameterKind {
+    Matrix(Shape),
+    Vector { len: usize },
+}
+
+impl ParameterSpec {
+    fn stacked(parts: Vec<TensorSpec>) -> Self {
+        let outputs = parts.iter().map(|part| part.shape[0]).sum();
+        let kind = match parts[0].shape.get(1) {
+            Some(&inputs) => ParameterKind::Matrix(Shape { outputs, inputs }),
+            None => ParameterKind::Vector { len: outputs },
+        };
+        Self { parts, kind }
+    }
+
+    pub fn n_elements(&self) -> usize {
+        match self.kind {
+            ParameterKind::Matrix(shape) => shape.len(),
+            ParameterKind::Vector { len } => len,
+        }
+    }
+
+    pub fn is_matrix(&self) -> bool {
+        matches!(self.kind, ParameterKind::Matrix(_))
+    }
+
+    /// Every tensor with the range of elements that it takes up in the parameter.
+    pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, Range<usize>)> {
+        let mut end = 0;
+        self.parts.iter().map(move |spec| {
+            let start = end;
+            end += spec.n_elements();
+            (spec, start..end)
+        })
+    }
+}
+
+impl DecoderWeights<ParameterSpec> {
+    /// The parameters of a model of this configuration.
+    pub fn specs(config: &ModelConfig) -> Self {
+        let mut tensors =
+            Tensors(config.tensors().into_iter().map(|spec| (spec.name.clone(), spec)).collect());
+        let specs = DecoderWeights {
+            embedding: tensors.take("model.embed_tokens.weight"),
+            layers: (0..config.n_layers).map(|index| tensors.layer(config, index)).collect(),
+            final_norm: tensors.take("model.norm.weight"),
+            head: (!config.tied_embeddings).then(|| tensors.take("lm_head.weight")),
+        };
+        debug_assert!(tensors.0.is_empty(), "tensors that are no part of a parameter: {:?}", tensors.0);
+        specs
+    }
+}
+
+/// The tensors of a configuration that are not yet part of a parameter, by name.
+struct Tensors(BTreeMap<String, TensorSpec>);
+
+impl Tensors {
+    fn take(&mut self, name: &str) -> ParameterSpec {
+        self.stack([name.to_string()])
+    }
+
+    fn stack<const N: usize>(&mut self, names: [String; N]) -> ParameterSpec {
+        let mut take = |name: String| {
+            self.0.remove(&name).unwrap_or_else(|| panic!("the configuration lists no tensor {name}"))
+        };
+        ParameterSpec::stacked(names.into_iter().map(&mut take).collect())
+    }
+
+    fn layer(&mut self, config: &ModelConfig, index: usize) -> LayerWeights<ParameterSpec> {
+        let named = |name: &str| format!("model.layers.{index}.{name}");
+        let projections = ["q_proj", "k_proj", "v_proj"];
+        let qkv = |kind: &str| projections.map(|name| named(&format!("self_attn.{name}.{kind}")));
+        let plain = |weight: ParameterSpec| Linear { weight, bias: None };
+        LayerWeights {
+            attention_norm: self.take(&named("input_layernorm.weight")),
+            qkv: Linear {
+                weight: self.stack(qkv("weight")),
+                bias: config.qkv_bias.then(|| self.stack(qkv("bias"))),
+            },
+            head_norms: config.qk_norm.then(|| HeadNorms {
+                query: self.take(&named("self_attn.q_norm.weight")),
+                key: self.take(&named("self_attn.k_norm.weight")),
+            }),
+            output: plain(self.take(&named("self_attn.o_proj.weight"))),
+            ffn_norm: self.take(&named("post_attention_layernorm.weight")),
+            ffn: Ffn::SwiGlu(SwiGlu {
+                gate_up: plain(self.stack([named("mlp.gate_proj.weight"), named("mlp.up_proj.weight")])),
+                down: plain(self.take(&named("mlp.down_proj.weight"))),
+            }),
+        }
+    }
+}
+
+/// A parameter on a device.
+#[derive(Debug)]
+pub struct Parameter<T: Float> {
+    pub spec: ParameterSpec,
+    values: Values<T>,
+}
+
+#[derive(Debug)]
+enum Values<T: Float> {
+    Matrix(Weight<T>),
+    Vector(Buffer<T>),
+}
+
+impl<T: Float> Parameter<T> {
+    pub fn zeros(device: &Device, spec: &ParameterSpec) -> Result<Self, OutOfMemory> {
+        let values = match spec.kind {
+            ParameterKind::Matrix(shape) => Values::Matrix(Weight::zeros(device, shape)?),
+            ParameterKind::Vector { len } => Values::Vector(device.weight_zeros(len)?),
+        };
+        Ok(Self { spec: spec.clone(), values })
+    }
+
+    /// The elements, a matrix's row by row.
+    pub fn view(&self) -> View<'_, T> {
+        match &self.values {
+            Values::Matrix(weight) => weight.view(),
+            Values::Vector(buffer) => buffer.view(),
+        }
+    }
+
+    /// # Panics
+    /// If the parameter is a vector.
+    pub fn matrix(&self) -> &Weight<T> {
+        match &self.values {
+            Values::Matrix(weight) => weight,
+            Values::Vector(_) => panic!("{} is a vector, expected a matrix", self.spec.parts[0].name),
+        }
+    }
+
+    /// Lets `change` write the elements.
+    pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
+        match &mut self.values {
+            Values::Matrix(weight) => weight.update(device, change),
+            Values::Vector(buffer) => change(buffer.view_mut()),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The memory an engine works in: caches, activations, the buffers of a step, and recorded CUDA graphs.
+
+use super::SamplingRule;
+use super::step::{StepBuffers, StepShape};
+use crate::decoder::arena::Workspace;
+use crate::decoder::{ArenaLayout, Policy, PolicyId, Purpose};
+use stapo_ops::attention::paged::{Cache, CacheDims};
+use stapo_ops::{OutOfMemory, Recording, sampling};
+use std::collections::BTreeMap;
+
+/// The memory of an engine. Its owner keeps it from one engine to the next: fresh memory is slow to touch, and recorded
+/// CUDA graphs stay valid only as long as every buffer in them stays at its address.
+#[derive(Default)]
+pub struct EngineMemory(Option<Allocated>);
+
+impl EngineMemory {
+    /// Memory that an engine will allocate when it is made.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The memory for `policy`, allocated anew unless it was allocated for the same policy and of the same size.
+    pub(super) fn fit(
+        &mut self,
+        policy: &Policy,
+        size: MemorySize,
+        rule: SamplingRule,
+    ) -> Result<&mut Allocated, OutOfMemory> {
+        // The old memory is given back first: old and new need not fit beside each other.
+        let kept = self.0.take().filter(|kept| kept.policy == policy.id() && kept.size == size);
+        let allocated = self.0.insert(match kept {
+            Some(kept) => kept,
+            None => Allocated::new(policy, size, rule)?,
+        });
+        if allocated.rule != rule {
+            allocated.recordings.clear();
+            allocated.rule = rule;
+        }
+        Ok(allocated)
+    }
+}
+
+/// How much memory an engine needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemorySize {
+    /// Of each layer.
+    pub cache: CacheDims,
+    pub max_rows: usize,
+    pub max_drawn: usize,
+    pub n_alternatives: usize,
+}
+
+/// Caches hold what earlier engines left there; a sequence attends only to the keys and values that it stored itself.
+pub struct Allocated {
+    policy: PolicyId,
+    size: MemorySize,
+    /// One for each layer.
+    pub caches: Vec<Cache<f32>>,
+    pub workspace: Workspace<f32>,
+    pub buffers: StepBuffers,
+    pub logits: sampling::Logits<f32>,
+    /// Decode steps by their shape, on a device that records: `None` for a shape that ran once.
+    pub recordings: BTreeMap<StepShape, Option<Recording>>,
+    /// The sampling rule of the recorded steps.
+    rule: SamplingRule,
+}
+
+impl Allocated {
+    fn new(policy: &Policy, size: MemorySize, rule: SamplingRule) -> Result<Self, OutOfMemory> {
+        let device = policy.device();
+        let config = policy.config();
+        let MemorySize { cache, max_rows, max_drawn, n_alternatives } = size;
+        let mut workspace = Workspace::new(device, config)?;
+        let layout = ArenaLayout::new(config, max_rows, max_drawn, Purpose::Inference);
+        workspace.reserve(device, &layout, 0)?;
+        Ok(Self {
+            policy: policy.id(),
+            size,
+            caches: (0..config.n_layers).map(|_| Cache::zeros(device, cache)).collect::<Result<_, _>>()?,
+            workspace,
+            buffers: StepBuffers::new(device, max_rows, max_drawn, n_alternatives)?,
+            logits: sampling::Logits::new(device, config.vocabulary, max_drawn)?,
+            recordings: BTreeMap::new(),
+            rule,
+        })
+    }
+}

@@ -1,0 +1,255 @@
+//! A step's rows as the ops take them, and the buffers that hold them.
+
+use super::scheduler::{ScheduledRows, ScheduledStep};
+use super::sequence::Sequence;
+use super::{Alternative, SampledToken, Ticket};
+use crate::decoder::alternatives;
+use stapo_ops::attention::paged::{self, GROUPED_KEYS};
+use stapo_ops::{Buffer, Device, OutOfMemory, PendingDownload, View};
+
+/// Rows of a step, sequence after sequence.
+#[derive(Debug, Default)]
+pub struct StepRows {
+    /// `[T]` each: token (or the number of its draw, see `sampling::drawn`), position, and slot in the cache.
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    /// `[S + 1]`, `[S]`, `[S, table_width]`: see `paged::Sequences`.
+    offsets: Vec<u32>,
+    contexts: Vec<u32>,
+    tables: Vec<u32>,
+    /// `[n, 3]` in a decode step: see `paged::Sequences`.
+    groups: Vec<u32>,
+    /// `[R]`: the rows that predict a token to draw. A row that completes a prompt is listed once for each sample.
+    drawing: Vec<u32>,
+    /// `[R]`: the request, the sample and the position in the response of each token to draw.
+    pub draws: Vec<(Ticket, u32, u32)>,
+    table_width: usize,
+    /// One more than the largest position.
+    pub n_positions: usize,
+    /// Positions in a block of the cache.
+    block_tokens: usize,
+}
+
+/// The sizes that decide where the numbers of a step lie: two steps of one shape can share a recorded CUDA graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StepShape {
+    pub rows: usize,
+    pub sequences: usize,
+    pub table_width: usize,
+    pub groups: usize,
+    pub drawn: usize,
+}
+
+impl StepRows {
+    pub fn new(step: &ScheduledStep, running: &[Sequence], block_tokens: usize) -> Self {
+        let n_blocks = |scheduled: &ScheduledRows| running[scheduled.running_idx].blocks.len();
+        let table_width = step.rows.iter().map(n_blocks).max().unwrap_or(0);
+        let mut rows = Self { offsets: vec![0], table_width, block_tokens, ..Self::default() };
+        for scheduled in &step.rows {
+            rows.push(&running[scheduled.running_idx], scheduled);
+        }
+        rows
+    }
+
+    fn push(&mut self, sequence: &Sequence, scheduled: &ScheduledRows) {
+        let context = sequence.n_cached + scheduled.n_rows;
+        for position in sequence.n_cached..context {
+            let block = sequence.blocks[position / self.block_tokens].0 as usize;
+            self.slots.push((block * self.block_tokens + position % self.block_tokens) as u32);
+            self.positions.push(position as u32);
+        }
+        self.tokens.extend_from_slice(&sequence.tokens[sequence.n_cached..context]);
+        self.offsets.push(self.tokens.len() as u32);
+        self.contexts.push(context as u32);
+        self.n_positions = self.n_positions.max(context);
+        self.tables.extend(sequence.blocks.iter().map(|block| block.0));
+        self.tables.resize(self.contexts.len() * self.table_width, 0);
+        let row = self.tokens.len() as u32 - 1;
+        if scheduled.draws {
+            self.drawing.push(row);
+            self.draws.push((sequence.ticket, sequence.sample, sequence.n_drawn as u32));
+        }
+        self.drawing.extend(scheduled.siblings.iter().map(|_| row));
+        self.draws.extend(scheduled.siblings.iter().map(|sample| (sequence.ticket, *sample, 0)));
+    }
+
+    pub fn shape(&self) -> StepShape {
+        StepShape {
+            rows: self.tokens.len(),
+            sequences: self.contexts.len(),
+            table_width: self.table_width,
+            groups: self.groups.len() / 3,
+            drawn: self.drawing.len(),
+        }
+    }
+
+    /// Whether every sequence has one row and draws one token.
+    pub fn is_decode(&self) -> bool {
+        let StepShape { rows, sequences, drawn, .. } = self.shape();
+        rows > 0 && rows == sequences && rows == drawn
+    }
+
+    /// Prefix sharing in a decode step: neighbours whose tables begin with the same blocks form a group of up to
+    /// `max_members`, for which attention reads the common keys and values once.
+    pub fn group(&mut self, max_members: usize) {
+        assert!(self.is_decode(), "group");
+        let n_common = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        let tables: Vec<&[u32]> = self.tables.chunks_exact(self.table_width).collect();
+        let mut start = 0;
+        while start < tables.len() {
+            let mut count = 1;
+            let mut common = tables[start].len();
+            while count < max_members && start + count < tables.len() {
+                let with_next = common.min(n_common(tables[start], tables[start + count]));
+                // Adding a sequence with a shorter common prefix would shrink the prefix the whole group shares.
+                if with_next * self.block_tokens < GROUPED_KEYS || (count > 1 && with_next < common) {
+                    break;
+                }
+                count += 1;
+                common = with_next;
+            }
+            let common = if count > 1 { common * self.block_tokens / GROUPED_KEYS } else { 0 };
+            self.groups.extend([start, count, common].map(|x| x as u32));
+            start += count;
+        }
+    }
+
+    /// Pads a decode step to `n_rows` rows, `n_groups` groups and tables of `table_width`, so that steps of about the
+    /// same size have the same shape. A padding row is a sequence of one token in `spare_block`; nobody reads its result.
+    pub fn pad(&mut self, n_rows: usize, n_groups: usize, table_width: usize, spare_block: usize) {
+        assert!(self.is_decode() && n_rows >= self.tokens.len() && table_width >= self.table_width, "pad");
+        let rows = std::mem::take(&mut self.tables);
+        for row in rows.chunks_exact(self.table_width) {
+            self.tables.extend_from_slice(row);
+            self.tables.resize(self.tables.len() + table_width - self.table_width, 0);
+        }
+        self.table_width = table_width;
+        self.groups.resize(3 * n_groups, 0);
+        self.tables.resize(n_rows * table_width, spare_block as u32);
+        self.slots.resize(n_rows, (spare_block * self.block_tokens) as u32);
+        self.tokens.resize(n_rows, 0);
+        self.positions.resize(n_rows, 0);
+        self.contexts.resize(n_rows, 1);
+        self.offsets = (0..=n_rows as u32).collect();
+        self.drawing = (0..n_rows as u32).collect();
+    }
+
+    fn parts(&self) -> [&[u32]; 8] {
+        let Self { tokens, positions, slots, offsets, contexts, tables, groups, drawing, .. } = self;
+        [tokens, positions, slots, offsets, contexts, tables, groups, drawing]
+    }
+}
+
+/// What a step reads and writes beside activations and caches, at addresses that stay.
+#[derive(Debug)]
+pub struct StepBuffers {
+    /// All of [`StepRows`], one after another: see [`StepInputs::of`].
+    pub inputs: Buffer<u32>,
+    pub uniforms: Buffer<f64>,
+    /// `[T]`: the rows' tokens, numbers of draws replaced by the tokens drawn.
+    pub tokens: Buffer<u32>,
+    /// `[R]` each: the tokens drawn by the last step and their numbers.
+    pub ids: Buffer<u32>,
+    pub logp: Buffer<f32>,
+    pub entropy: Buffer<f32>,
+    /// `[R, n_alternatives]` each
+    pub best_ids: Buffer<u32>,
+    pub best_logp: Buffer<f32>,
+}
+
+/// The tokens that a step draws and their numbers, on their way to the host.
+#[derive(Debug)]
+pub struct PendingTokens {
+    ids: PendingDownload<u32>,
+    logp: PendingDownload<f32>,
+    entropy: PendingDownload<f32>,
+    best_ids: PendingDownload<u32>,
+    best_logp: PendingDownload<f32>,
+}
+
+impl PendingTokens {
+    /// Waits for the tokens.
+    pub fn wait(self, n_alternatives: usize) -> impl Iterator<Item = SampledToken> {
+        let ids = self.ids.wait();
+        let logp = self.logp.wait();
+        let entropy = self.entropy.wait();
+        let mut best =
+            alternatives(n_alternatives, &self.best_ids.wait(), &self.best_logp.wait()).into_iter();
+        ids.into_iter().zip(logp).zip(entropy).map(move |((token, logp), entropy)| {
+            let alternatives = best.next().unwrap_or_default().into_iter();
+            let alternatives = alternatives.map(|(token, logp)| Alternative { token, logp }).collect();
+            SampledToken { token, logp, entropy, alternatives }
+        })
+    }
+}
+
+/// [`StepRows`] on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct StepInputs<'a> {
+    pub tokens: View<'a, u32>,
+    pub positions: View<'a, u32>,
+    pub slots: View<'a, u32>,
+    pub sequences: paged::Sequences<'a>,
+    pub drawing: View<'a, u32>,
+}
+
+impl<'a> StepInputs<'a> {
+    /// The rows that were written to `buffer` by a step of this shape.
+    pub fn of(buffer: &'a Buffer<u32>, shape: StepShape) -> Self {
+        let StepShape { rows, sequences, table_width, groups, drawn } = shape;
+        let lens = [rows, rows, rows, sequences + 1, sequences, sequences * table_width, 3 * groups, drawn];
+        let mut start = 0;
+        let [tokens, positions, slots, offsets, contexts, tables, groups, drawing] = lens.map(|len| {
+            start += len;
+            buffer.range(start - len..start)
+        });
+        let groups = (groups.len() > 0).then_some(groups);
+        let sequences = paged::Sequences { offsets, contexts, tables, groups };
+        StepInputs { tokens, positions, slots, sequences, drawing }
+    }
+}
+
+impl StepBuffers {
+    pub fn new(
+        device: &Device,
+        max_rows: usize,
+        max_drawn: usize,
+        n_alternatives: usize,
+    ) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            inputs: device.zeros(0)?,
+            uniforms: device.zeros(max_drawn)?,
+            tokens: device.zeros(max_rows)?,
+            ids: device.zeros(max_drawn)?,
+            logp: device.zeros(max_drawn)?,
+            entropy: device.zeros(max_drawn)?,
+            best_ids: device.zeros(max_drawn * n_alternatives)?,
+            best_logp: device.zeros(max_drawn * n_alternatives)?,
+        })
+    }
+
+    /// Writes the rows; true if the inputs' buffer had to grow and has moved.
+    pub fn write(&mut self, device: &Device, rows: &StepRows, uniforms: &[f64]) -> Result<bool, OutOfMemory> {
+        let inputs = rows.parts().concat();
+        let moves = inputs.len() > self.inputs.len();
+        if moves {
+            self.inputs = device.zeros(inputs.len().next_power_of_two())?;
+        }
+        self.inputs.range_mut(0..inputs.len()).write(&inputs);
+        self.uniforms.range_mut(0..uniforms.len()).write(uniforms);
+        Ok(moves)
+    }
+
+    /// Starts the download of the first `n` tokens drawn.
+    pub fn fetch(&self, n: usize, n_alternatives: usize) -> PendingTokens {
+        let n_best = n * n_alternatives;
+        PendingTokens {
+            ids: self.ids.range(0..n).fetch(),
+            logp: self.logp.range(0..n).fetch(),
+            entropy: self.entropy.range(0..n).fetch(),
+            best_ids: self.best_ids.range(0..n_best).fetch(),
+            best_logp: self.best_logp.range(0..n_best).fetch(),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The cache of fixed-size blocks and how a call names its sequences.
+
+use super::cpu_rows::padded;
+use crate::device::Backend;
+use crate::heads::Heads;
+use crate::{Buffer, Device, Float, OutOfMemory, View};
+
+/// The shape of one layer's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheDims {
+    pub blocks: usize,
+    /// Positions per block: 16, 32, 64, 128 or 256.
+    pub block_size: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+}
+
+impl CacheDims {
+    /// Block sizes a cache may have.
+    pub const BLOCK_SIZES: [usize; 5] = [16, 32, 64, 128, 256];
+
+    /// The block size to choose on this device. Larger blocks waste memory at the end of each sequence and of each shared
+    /// prompt; smaller ones make attention read memory in shorter runs.
+    pub fn best_block_size(device: &Device) -> usize {
+        match device.backend() {
+            Backend::Cpu(_) => 16,
+            Backend::Cuda(_) => 32,
+        }
+    }
+
+    /// Elements of all keys.
+    pub fn keys_len(self) -> usize {
+        self.blocks * self.kv_heads * self.head_dim * self.block_size
+    }
+
+    /// Elements of all values.
+    pub fn values_len(self) -> usize {
+        self.blocks * self.kv_heads * padded(self.head_dim) * self.block_size
+    }
+
+    #[track_caller]
+    pub(super) fn check(self, op: &str, heads: Heads) {
+        heads.check(op);
+        assert!(
+            Self::BLOCK_SIZES.contains(&self.block_size),
+            "{op}: block_size {} is none of {:?}",
+            self.block_size,
+            Self::BLOCK_SIZES
+        );
+        assert!(
+            (self.kv_heads, self.head_dim) == (heads.kv, heads.dim),
+            "{op}: cache holds {} heads of {}, expected {} of {}",
+            self.kv_heads,
+            self.head_dim,
+            heads.kv,
+            heads.dim
+        );
+    }
+}
+
+/// Keys and values of one layer, all blocks.
+#[derive(Debug)]
+pub struct Cache<T: Float> {
+    pub(super) dims: CacheDims,
+    /// `[blocks, kv_heads, head_dim, block_size]`; on a GPU `[blocks, kv_heads, block_size, head_dim]`
+    pub(super) keys: Buffer<T>,
+    /// `[blocks, kv_heads, block_size, head_dim padded to 16]`
+    pub(super) values: Buffer<T>,
+}
+
+impl<T: Float> Cache<T> {
+    pub fn zeros(device: &Device, dims: CacheDims) -> Result<Self, OutOfMemory> {
+        let keys = device.compute_zeros(dims.keys_len())?;
+        Ok(Cache { dims, keys, values: device.compute_zeros(dims.values_len())? })
+    }
+
+    pub fn dims(&self) -> CacheDims {
+        self.dims
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    /// Query tokens of all sequences.
+    pub tokens: usize,
+    pub sequences: usize,
+    pub heads: Heads,
+    /// Entries per row of `tables`.
+    pub table_width: usize,
+}
+
+/// Where the sequences of a call lie.
+#[derive(Debug, Clone, Copy)]
+pub struct Sequences<'a> {
+    /// `[sequences + 1]`, rising from 0 to T: the query tokens of sequence s are `offsets[s]..offsets[s + 1]`.
+    pub offsets: View<'a, u32>,
+    /// `[sequences]`: keys of each sequence. The keys of this call's tokens are the last of them.
+    pub contexts: View<'a, u32>,
+    /// `[sequences, table_width]`: block of each run of `block_size` positions; entries past the context are ignored.
+    pub tables: View<'a, u32>,
+    /// `[n, 3]`, only where each sequence has one query token: groups of consecutive sequences whose shared prefix is read
+    /// once. An entry is the first sequence, the number of sequences (0: the entry is ignored), and the keys of the shared
+    /// prefix divided by [`GROUPED_KEYS`], which lie in the same blocks. Groups change no result.
+    pub groups: Option<View<'a, u32>>,
+}
+
+/// The keys of a group's shared prefix are counted in multiples of this many.
+pub const GROUPED_KEYS: usize = 64;
+/// The most query rows (sequences times query heads per key head) of a group.
+pub const GROUPED_ROWS: usize = 8;

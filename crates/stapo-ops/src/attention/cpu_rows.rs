@@ -1,0 +1,267 @@
+//! Attention of a block of query rows against all keys before them, on the CPU: packed and paged forward share it, and
+//! backward uses its products.
+
+use crate::Float;
+use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
+use crate::cpu::simd::{Lanes, WIDTH};
+use crate::heads::Heads;
+
+/// Query rows handled together: one row per token and query head of the group, token by token.
+pub(super) const MAX_ROWS: usize = 56;
+
+/// Where keys and values of one sequence and one key/value head lie.
+pub(super) trait Keys<E> {
+    /// Keys from `key` on that lie together: their transpose `[head_dim, n]`, its row stride, and n, a multiple of 16 that
+    /// is at most `DEPTH - key % DEPTH`.
+    fn keys_at(&self, key: usize, dim: usize) -> (*const E, usize, usize);
+    /// Values from `key` on that lie together: `[n, value_width]` and n, at most `DEPTH - key % DEPTH`.
+    fn values_at(&self, key: usize) -> (*const E, usize);
+}
+
+/// The width of a head, padded to whole vectors.
+pub(super) fn padded(dim: usize) -> usize {
+    dim.next_multiple_of(WIDTH)
+}
+
+/// Elements of scores for `rows` rows and `n_keys` keys: blocks of [`DEPTH`] keys, each `[rows, ROW_STRIDE]`.
+pub(super) fn scores_len(rows: usize, n_keys: usize) -> usize {
+    n_keys.div_ceil(DEPTH) * rows * ROW_STRIDE
+}
+
+/// Scratch of [`forward_rows`].
+pub(super) struct ForwardScratch<'a, E> {
+    /// `[head_dim / DEPTH, rows, ROW_STRIDE]`
+    pub queries: &'a mut [E],
+    /// [`scores_len`] elements.
+    pub scores: &'a mut [E],
+    /// `[rows, padded(head_dim)]`
+    pub out: &'a mut [E],
+}
+
+impl<'a, E> ForwardScratch<'a, E> {
+    pub(super) fn len(heads: Heads, rows: usize, n_keys: usize) -> usize {
+        scores_len(rows, heads.dim) + scores_len(rows, n_keys) + rows * padded(heads.dim)
+    }
+
+    pub(super) fn split(memory: &'a mut [E], heads: Heads, rows: usize, n_keys: usize) -> Self {
+        let (queries, memory) = memory.split_at_mut(scores_len(rows, heads.dim));
+        let (scores, memory) = memory.split_at_mut(scores_len(rows, n_keys));
+        ForwardScratch { queries, scores, out: &mut memory[..rows * padded(heads.dim)] }
+    }
+}
+
+/// A block of query rows: `tokens` tokens from `token` on, each with the query heads that read `kv_head`.
+#[derive(Clone, Copy)]
+pub(super) struct QueryBlock {
+    pub heads: Heads,
+    pub kv_head: usize,
+    /// First token, as a row of qkv and out.
+    pub token: usize,
+    pub tokens: usize,
+    /// Position of the first token in its sequence: that token sees the keys `0..=position`.
+    pub position: usize,
+}
+
+impl QueryBlock {
+    pub(super) fn rows(&self) -> usize {
+        self.tokens * self.heads.group()
+    }
+
+    /// Keys the last token sees.
+    pub(super) fn n_keys(&self) -> usize {
+        self.position + self.tokens
+    }
+
+    /// Row r's token (within the block) and query head.
+    #[inline(always)]
+    pub(super) fn row(&self, r: usize) -> (usize, usize) {
+        let group = self.heads.group();
+        (r / group, self.kv_head * group + r % group)
+    }
+}
+
+/// Writes the block's rows of out `[T, out_width]` and of lse `[T, query heads]`.
+#[inline(always)]
+pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
+    l: L,
+    block: QueryBlock,
+    keys: &K,
+    qkv: &[L::E],
+    scratch: &mut ForwardScratch<'_, L::E>,
+    out: crate::cpu::Shared<'_, L::E>,
+    lse: Option<crate::cpu::Shared<'_, L::E>>,
+) {
+    let heads = block.heads;
+    let rows = block.rows();
+    let scale = L::E::from_f64(heads.scale());
+    pack_rows(l, scratch.queries, rows, heads.dim, |r| {
+        let (token, head) = block.row(r);
+        &qkv[(block.token + token) * heads.qkv_width() + head * heads.dim..][..heads.dim]
+    });
+    score_rows(l, rows, heads.dim, block.n_keys(), scratch.queries, keys, scratch.scores);
+    let mut sums = [(L::E::ZERO, L::E::ZERO); MAX_ROWS];
+    for (r, sum) in sums[..rows].iter_mut().enumerate() {
+        let (token, _) = block.row(r);
+        *sum = softmax_row(l, scratch.scores, rows, r, block.position + token + 1, block.n_keys(), scale);
+    }
+    weights_times_values(l, rows, heads.dim, block.n_keys(), scratch.scores, keys, scratch.out);
+    for (r, (top, sum)) in sums[..rows].iter().enumerate() {
+        let (token, head) = block.row(r);
+        let token = block.token + token;
+        let at = token * heads.out_width() + head * heads.dim;
+        // SAFETY: the block's tokens and heads belong to this task.
+        let to = unsafe { out.range(at..at + heads.dim) };
+        let inv = l.splat(L::E::ONE / *sum);
+        let from = &scratch.out[r * padded(heads.dim)..][..heads.dim];
+        for at in (0..heads.dim).step_by(WIDTH) {
+            l.put(to, at, l.mul(l.get(from, at, L::E::ZERO), inv));
+        }
+        if let Some(lse) = lse {
+            let at = token * heads.query + head;
+            // SAFETY: as above.
+            let lse = unsafe { lse.range(at..at + 1) };
+            lse[0] = *top + sum.ln();
+        }
+    }
+}
+
+/// Copies a short row. `copy_from_slice` would call `memcpy`, which takes longer than the copy.
+#[inline(always)]
+pub(super) fn copy<L: Lanes>(l: L, from: &[L::E], to: &mut [L::E]) {
+    for at in (0..from.len()).step_by(WIDTH) {
+        l.put(to, at, l.get(from, at, L::E::ZERO));
+    }
+}
+
+/// Copies rows of `width` into blocks of [`DEPTH`] columns, each `[rows, ROW_STRIDE]`.
+#[inline(always)]
+pub(super) fn pack_rows<'a, L: Lanes>(
+    l: L,
+    to: &mut [L::E],
+    rows: usize,
+    width: usize,
+    row: impl Fn(usize) -> &'a [L::E],
+) {
+    for r in 0..rows {
+        for (i, part) in row(r)[..width].chunks(DEPTH).enumerate() {
+            copy(l, part, &mut to[(i * rows + r) * ROW_STRIDE..][..part.len()]);
+        }
+    }
+}
+
+/// `scores = a keys^T` for the first `n_keys` keys, `a` packed by [`pack_rows`]; whole vectors of keys are written.
+#[inline(always)]
+pub(super) fn score_rows<L: Lanes, K: Keys<L::E>>(
+    l: L,
+    rows: usize,
+    dim: usize,
+    n_keys: usize,
+    a: &[L::E],
+    keys: &K,
+    scores: &mut [L::E],
+) {
+    let mut key = 0;
+    while key < n_keys {
+        let (b, b_stride, n) = keys.keys_at(key, dim);
+        let vectors = n.min(n_keys - key).div_ceil(WIDTH);
+        let c = scores[(key / DEPTH * rows) * ROW_STRIDE + key % DEPTH..].as_mut_ptr();
+        for from in (0..dim).step_by(DEPTH) {
+            let depth = DEPTH.min(dim - from);
+            let a = a[from / DEPTH * rows * ROW_STRIDE..].as_ptr();
+            let start = if from == 0 { Start::Zero } else { Start::Continue };
+            let b = b.wrapping_add(from * b_stride);
+            let tile = Tile {
+                rows,
+                depth,
+                vectors,
+                layout: Layout::Rows,
+                a,
+                b,
+                b_stride,
+                c,
+                c_stride: ROW_STRIDE,
+                start,
+            };
+            // SAFETY: a and scores are laid out for `rows` rows; the keys lie as `Keys` promises.
+            unsafe { l.tile(&tile) };
+        }
+        key += n;
+    }
+}
+
+/// Turns row r's scores into `exp(scale score - top)` for the first `visible` keys and 0 up to `n_keys`; returns top, the
+/// largest scaled score, and the sum.
+#[inline(always)]
+pub(super) fn softmax_row<L: Lanes>(
+    l: L,
+    scores: &mut [L::E],
+    rows: usize,
+    r: usize,
+    visible: usize,
+    n_keys: usize,
+    scale: L::E,
+) -> (L::E, L::E) {
+    let low = L::E::NEG_INFINITY;
+    let at = |key: usize| (key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH;
+    // Vectors of keys that are visible as a whole, then the vector that is visible in part.
+    let whole = visible / WIDTH * WIDTH;
+    let mut top = l.splat(low);
+    for key in (0..whole).step_by(WIDTH) {
+        top = l.max(top, l.get(scores, at(key), low));
+    }
+    if whole < visible {
+        top = l.max(top, l.first(l.get(scores, at(whole), low), visible - whole, low));
+    }
+    let top = l.max_lane(top) * scale;
+    let mut sum = l.zero();
+    let wide_top = l.splat(top);
+    let wide_scale = l.splat(scale);
+    for key in (0..whole).step_by(WIDTH) {
+        let weight = l.exp(l.sub(l.mul(l.get(scores, at(key), low), wide_scale), wide_top));
+        l.put(scores, at(key), weight);
+        sum = l.add(sum, weight);
+    }
+    if whole < visible {
+        let weight = l.exp(l.sub(l.mul(l.get(scores, at(whole), low), wide_scale), wide_top));
+        let weight = l.first(weight, visible - whole, L::E::ZERO);
+        l.put(scores, at(whole), weight);
+        sum = l.add(sum, weight);
+    }
+    for key in (visible.next_multiple_of(WIDTH)..n_keys).step_by(WIDTH) {
+        l.put(scores, at(key), l.zero());
+    }
+    (top, l.sum(sum))
+}
+
+/// `out = weights values`: one chain over the keys.
+#[inline(always)]
+pub(super) fn weights_times_values<L: Lanes, K: Keys<L::E>>(
+    l: L,
+    rows: usize,
+    dim: usize,
+    n_keys: usize,
+    weights: &[L::E],
+    keys: &K,
+    out: &mut [L::E],
+) {
+    let width = padded(dim);
+    let mut key = 0;
+    while key < n_keys {
+        let (b, n) = keys.values_at(key);
+        let tile = Tile {
+            rows,
+            depth: n.min(n_keys - key),
+            vectors: width / WIDTH,
+            layout: Layout::Rows,
+            a: weights[(key / DEPTH * rows) * ROW_STRIDE + key % DEPTH..].as_ptr(),
+            b,
+            b_stride: width,
+            c: out.as_mut_ptr(),
+            c_stride: width,
+            start: if key == 0 { Start::Zero } else { Start::Continue },
+        };
+        // SAFETY: weights and out are laid out for `rows` rows; the values lie as `Keys` promises.
+        unsafe { l.tile(&tile) };
+        key += n;
+    }
+}

@@ -1,0 +1,69 @@
+//! Decode on Hopper: one token of each sequence, rotated in the kernel where it is not rotated yet, whose key and value are
+//! stored on the way.
+
+use super::cache::GROUPED_ROWS;
+use super::cuda::{KEYS, is_hopper, swizzled_bytes};
+use super::cuda_paged::PagedCall;
+use crate::cuda::kernels::ATTENTION_DECODE_HOPPER;
+use crate::cuda::{Cuda, Fields, Slice, TensorMap};
+
+/// Threads of a block, as in decode_hopper.cu.
+const THREADS: usize = 160;
+
+/// How queries and keys are rotated: see `rope::forward`.
+pub(crate) struct Rotation {
+    pub positions: Slice,
+    pub cos: Slice,
+    pub sin: Slice,
+    /// The weights of the query and the key norm, and eps.
+    pub norm: Option<(Slice, Slice, f32)>,
+}
+
+/// Whether [`run`] may be called with the same arguments: sequences come in groups, and device, type and heads suit the
+/// kernel.
+pub(crate) fn fits(cuda: &Cuda, call: &PagedCall, qkv: Slice) -> bool {
+    let heads = call.dims.heads;
+    let (keys, values) = call.cache;
+    call.groups.is_some()
+        && is_hopper(cuda, qkv.kind, heads)
+        && heads.group() <= GROUPED_ROWS
+        && TensorMap::fits(keys, heads.dim)
+        && TensorMap::fits(values, heads.dim)
+}
+
+/// Shapes as in `paged::forward`; qkv is not rotated yet where there is a rotation.
+pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&Rotation>) {
+    let op = "attention::paged::forward";
+    let heads = call.dims.heads;
+    let (keys, values) = call.cache;
+    let groups = call.groups.expect("cuda_decode::run: a call that fits");
+    let block_size = call.cache_dims.block_size;
+    let map = |cache: Slice| TensorMap::new(cache, cache.len / heads.dim, heads.dim, block_size.min(KEYS));
+    let launch = cuda.kernel(&ATTENTION_DECODE_HOPPER, "attention_decode_hopper_bf16").head_dim(heads.dim);
+    let norm = rotation.and_then(|rotation| rotation.norm);
+    let args = Fields::default()
+        .eight_bytes(keys.same(qkv, op))
+        .eight_bytes(values)
+        .eight_bytes(qkv)
+        .eight_bytes(rotation.map(|rotation| rotation.positions))
+        .eight_bytes(rotation.map(|rotation| rotation.cos.f32(op)))
+        .eight_bytes(rotation.map(|rotation| rotation.sin))
+        .eight_bytes(norm.map(|(query, _, _)| query.same(qkv, op)))
+        .eight_bytes(norm.map(|(_, key, _)| key))
+        .eight_bytes(call.slots)
+        .eight_bytes(call.contexts)
+        .eight_bytes(call.tables)
+        .eight_bytes(groups)
+        .eight_bytes(call.out.same(qkv, op))
+        .four_bytes(norm.map_or(0.0, |(_, _, eps)| eps))
+        .four_bytes(call.dims.table_width)
+        .four_bytes(heads.query)
+        .four_bytes(heads.kv)
+        .four_bytes(block_size.ilog2() as usize);
+    // Three stages of keys or values, queries, and weights of 64 keys.
+    let shared = swizzled_bytes(heads, GROUPED_ROWS + 3 * KEYS) + 2 * GROUPED_ROWS * KEYS;
+    // The kernel reads older keys before it waits for the kernel in front of it, which must not write to the cache. Where
+    // rows are still to be rotated, the kernel in front is a product.
+    let launch = launch.tensor_map(&map(keys)).tensor_map(&map(values)).fields(&args);
+    launch.programmatic_launch(rotation.is_some()).run([heads.kv, groups.len / 3], THREADS, shared);
+}

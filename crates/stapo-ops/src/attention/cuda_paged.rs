@@ -1,0 +1,104 @@
+//! Attention over a paged cache on a GPU.
+
+use super::cache::{Cache, CacheDims, Dims, Sequences};
+use super::cuda::{KEYS, is_hopper, n_work_tiles, source, swizzled_bytes, tile_bytes};
+use crate::cuda::kernels::{ATTENTION_HOPPER, ATTENTION_PAGED, ELEMENTWISE};
+use crate::cuda::{Cuda, ElementType, Slice};
+use crate::heads::Heads;
+use crate::{Float, View, ViewMut};
+
+/// The cache is keys and values `[blocks, kv_heads, block_size, head_dim]`.
+pub(super) fn store(
+    cuda: &Cuda,
+    tokens: usize,
+    heads: Heads,
+    cache: CacheDims,
+    qkv: Slice,
+    slots: Slice,
+    (keys, values): (Slice, Slice),
+) {
+    let name = format!("attention_store_{}", keys.same(qkv, "attention::paged::store").name());
+    let launch = cuda.kernel(source(qkv.kind, heads, &ATTENTION_PAGED), &name).head_dim(heads.dim);
+    let launch = launch.arg(qkv).arg(slots).arg(keys).arg(values).arg(heads.query).arg(heads.kv);
+    launch.arg(cache.block_size).arg(cache.blocks * cache.block_size).run([tokens, 1], 128, 0);
+}
+
+/// Copies blocks of `len` elements of a cache: see `Cache::copy_blocks`.
+pub(super) fn copy_blocks(cuda: &Cuda, pairs: Slice, cache: Slice, len: usize) {
+    // Block sizes are multiples of 16, so a block is whole chunks of 16 bytes.
+    let n_chunks = len * cache.kind.n_bytes() / 16;
+    let n_blocks = cache.len / len.max(1);
+    let launch = cuda.kernel(&ELEMENTWISE, "copy_blocks").arg(pairs).arg(cache).arg(n_chunks).arg(n_blocks);
+    launch.run([pairs.len / 2, 1], 256, 0);
+}
+
+/// What a call reads and writes beside its rows: see `paged::forward`.
+pub(crate) struct PagedCall {
+    pub(super) dims: Dims,
+    pub(super) cache_dims: CacheDims,
+    pub(super) slots: Slice,
+    /// Keys and values.
+    pub(super) cache: (Slice, Slice),
+    pub(super) offsets: Slice,
+    pub(super) contexts: Slice,
+    pub(super) tables: Slice,
+    pub(super) groups: Option<Slice>,
+    pub(super) out: Slice,
+}
+
+impl PagedCall {
+    pub(crate) fn new<T: Float>(
+        dims: Dims,
+        slots: View<'_, u32>,
+        cache: &Cache<T>,
+        sequences: Sequences<'_>,
+        out: &ViewMut<'_, T>,
+    ) -> Self {
+        let Sequences { offsets, contexts, tables, groups } = sequences;
+        Self {
+            dims,
+            cache_dims: cache.dims(),
+            slots: slots.cuda(),
+            cache: (cache.keys.view().cuda(), cache.values.view().cuda()),
+            offsets: offsets.cuda(),
+            contexts: contexts.cuda(),
+            tables: tables.cuda(),
+            groups: groups.map(|groups| groups.cuda()),
+            out: out.cuda(),
+        }
+    }
+
+    /// Writes the tokens' keys and values into the cache.
+    pub(super) fn store(&self, cuda: &Cuda, qkv: Slice) {
+        store(cuda, self.dims.tokens, self.dims.heads, self.cache_dims, qkv, self.slots, self.cache);
+    }
+
+    /// Attends with any number of tokens of each sequence, whose keys and values are in the cache.
+    pub(super) fn attend(&self, cuda: &Cuda, qkv: Slice) {
+        let op = "attention::paged::forward";
+        let d = self.dims;
+        let (keys, values) = self.cache;
+        let heads = d.heads;
+        let kind = qkv.kind;
+        let is_hopper = is_hopper(cuda, kind, heads);
+        let suffix = if is_hopper { "hopper_bf16" } else { self.out.same(qkv, op).same(keys, op).name() };
+        let name = format!("attention_paged_{suffix}");
+        // The bf16 kernels take the logarithm of the block size, the f32 kernels the block size.
+        let block_size = self.cache_dims.block_size;
+        let shift = if kind == ElementType::Bf16 { block_size.ilog2() as usize } else { block_size };
+        let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_PAGED });
+        let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
+        let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
+        let launch = launch.arg(d.sequences).arg(d.table_width).arg(heads.query).arg(heads.kv).arg(shift);
+        // Query rows of a work tile: the height of the matrix instruction.
+        let height = if is_hopper { 64 } else { 16 };
+        let grid = [heads.kv, n_work_tiles(d.tokens, heads.group(), d.sequences, height)];
+        if kind != ElementType::Bf16 {
+            launch.run([d.tokens, heads.query], 32, 0);
+        } else if is_hopper {
+            launch.run(grid, 128, swizzled_bytes(heads, height + 2 * KEYS));
+        } else {
+            launch.run(grid, 128, tile_bytes(heads, height + 2 * KEYS));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+// What the attention kernels in bf16 share: where rows lie in memory, how a block finds its rows, and how results are
+// spread over the lanes of a warp. HEAD_DIM, the width of a head, is given when compiling; DIM is HEAD_DIM rounded up
+// to whole matrix instructions, the columns past HEAD_DIM being 0.
+
+#define DIM ((HEAD_DIM + 15) / 16 * 16)
+// Keys per step, by absolute position: training and generation cut the keys in the same places.
+#define KEYS 64
+#define LOG2_E 1.4426950408889634f
+#define LN_2 0.6931471805599453f
+#define INFINITY_F32 __int_as_float(0x7f800000)
+#define MINUS_INFINITY __int_as_float(0xff800000)
+
+// Copies sixteen bytes; where `is_there` is false nothing is read and zeros are written.
+__device__ __forceinline__ void cp_async(u32 to, const bf16* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Row sources: `source(r)` is the address of row r. `load` of PaddedTile and SwizzledTile takes any of them.
+
+// Rows of a matrix, `stride` elements apart.
+struct Strided {
+    const bf16* base;
+    size_t stride;
+    __device__ __forceinline__ const bf16* operator()(int r) const { return base + r * stride; }
+};
+
+// Keys or values from `first` on of a sequence in a paged cache [blocks, kv heads, 2^shift, HEAD_DIM].
+struct Pages {
+    const bf16* cache;
+    const u32* table;
+    int first, shift, kv, kv_head;
+    __device__ __forceinline__ const bf16* operator()(int r) const {
+        int key = first + r;
+        u32 block = table[key >> shift], row = ((block * kv + kv_head) << shift) + (key & ((1 << shift) - 1));
+        return cache + (size_t)row * HEAD_DIM;
+    }
+};
+
+// Queries of the `heads` query heads that share one key/value head, from row `first` on: row r is token r / heads of
+// the sequence and query head r % heads of the group.
+struct GroupedQueries {
+    const bf16* base;
+    size_t width;
+    int first, heads;
+    __device__ __forceinline__ const bf16* operator()(int r) const {
+        int row = first + r;
+        return base + row / heads * width + row % heads * HEAD_DIM;
+    }
+};
+
+// A tile of the rows of one sequence: which sequence, the tile's first row within it, and the rows of the whole
+// sequence.
+struct WorkTile {
+    int sequence, first, rows;
+};
+
+// Cuts each sequence's (tokens * per_token) rows into tiles of `height` and finds tile number `index`. Tiles are
+// numbered by falling position within their sequence, whatever the sequence: the tiles whose rows see most keys start
+// first, so that no long tile is left running alone at the end. False: there are fewer tiles.
+__device__ __forceinline__ bool find_work_tile(const u32* offsets, int sequences, int per_token, int height, int index,
+                                               WorkTile* work) {
+    int lane = threadIdx.x % 32, most = 0;
+    auto rows_of = [&](int s) { return s < sequences ? (int)(offsets[s + 1] - offsets[s]) * per_token : 0; };
+    for (int s = lane; s < sequences; s += 32) most = max(most, (rows_of(s) + height - 1) / height);
+    most = __reduce_max_sync(0xffffffffu, most);
+    for (int n_tiles = most; n_tiles > 0; --n_tiles)
+        for (int start = 0; start < sequences; start += 32) {
+            int rows = rows_of(start + lane);
+            u32 holds = __ballot_sync(0xffffffffu, rows > (n_tiles - 1) * height);
+            int n = __popc(holds);
+            if (index < n) {
+                int owner = __fns(holds, 0, index + 1);
+                work->sequence = start + owner;
+                work->rows = __shfl_sync(0xffffffffu, rows, owner);
+                work->first = (n_tiles - 1) * height;
+                return true;
+            }
+            index -= n;
+        }
+    return false;
+}
+
+// A block's query rows of one head of a packed batch, qkv [T, query + 2 kv heads, HEAD_DIM], and the keys they see.
+struct QueryTile {
+    // Elements of a token in qkv; the tile's first token in the batch.
+    size_t width, token;
+    // Position of the tile's first row in its sequence; rows of the tile; keys that the last of them sees.
+    int first, n_rows, n_keys, head;
+    // The tile's first query, and the sequence's first key and value.
+    const bf16 *q, *k, *v;
+};
+
+// The tile of block (head, index); false where there are fewer tiles.
+template <int ROWS> __device__ __forceinline__ bool find_query_tile(const bf16* qkv, const u32* offsets, int sequences,
+                                                                    int query, int kv, QueryTile* t) {
+    WorkTile work;
+    if (!find_work_tile(offsets, sequences, 1, ROWS, blockIdx.y, &work)) return false;
+    size_t start = offsets[work.sequence];
+    t->width = (size_t)(query + 2 * kv) * HEAD_DIM;
+    t->token = start + work.first;
+    t->first = work.first;
+    t->head = blockIdx.x;
+    t->n_rows = min(ROWS, work.rows - work.first);
+    t->n_keys = work.first + t->n_rows;
+    t->q = qkv + t->token * t->width + t->head * HEAD_DIM;
+    t->k = qkv + start * t->width + (query + t->head / (query / kv)) * HEAD_DIM;
+    t->v = t->k + kv * HEAD_DIM;
+    return true;
+}
+
+// A matrix instruction leaves four results of each 16 rows and 8 columns in a lane: x[j][i] is at these.
+__device__ __forceinline__ int fragment_row(int i) { return threadIdx.x % 32 / 4 + i / 2 * 8; }
+__device__ __forceinline__ int fragment_column(int j, int i) { return j * 8 + threadIdx.x % 4 * 2 + i % 2; }
+
+template <int N> __device__ __forceinline__ void clear(float (&x)[N][4]) {
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[j][i] = 0.0f;
+}
+
+// Results as the left operand of the next product: 16 columns of results are one operand [16, 16].
+template <int N> __device__ __forceinline__ void pack_operands(u32 (&a)[N / 2][4], const float (&x)[N][4]) {
+#pragma unroll
+    for (int c = 0; c < N / 2; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[c][i] = pack(x[2 * c + i / 2][i % 2 * 2], x[2 * c + i / 2][i % 2 * 2 + 1]);
+}
+
+// Writes row fragment_row(2 * half) of the results as bf16, times `scale`.
+template <int N> __device__ __forceinline__ void store_row(bf16* to, const float (&x)[N][4], int half, float scale) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+        int column = fragment_column(j, 0);
+        if (HEAD_DIM == DIM || column < HEAD_DIM)
+            *(u32*)(to + column) = pack(x[j][2 * half] * scale, x[j][2 * half + 1] * scale);
+    }
+}

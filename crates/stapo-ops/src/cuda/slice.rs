@@ -1,0 +1,111 @@
+//! A range of GPU memory, as kernels see it.
+
+use crate::element::Element;
+
+/// How elements are stored on the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum ElementType {
+    F32,
+    F64,
+    U32,
+    Bf16,
+    /// Adam's first moment in 8 bits, see adamw8.cu.
+    First8,
+    /// Adam's second moment in 8 bits, see adamw8.cu.
+    Second8,
+}
+
+impl ElementType {
+    /// The type that stores a `T` without rounding.
+    pub(super) fn exact<T: Element>() -> ElementType {
+        match (T::IS_INTEGER, T::N_BYTES) {
+            (true, _) => ElementType::U32,
+            (false, 4) => ElementType::F32,
+            (false, _) => ElementType::F64,
+        }
+    }
+
+    pub(crate) fn n_bytes(self) -> usize {
+        match self {
+            ElementType::First8 | ElementType::Second8 => 1,
+            ElementType::Bf16 => 2,
+            ElementType::F32 | ElementType::U32 => 4,
+            ElementType::F64 => 8,
+        }
+    }
+
+    /// The suffix of a kernel's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            ElementType::Bf16 => "bf16",
+            ElementType::F32 => "float",
+            ElementType::First8 => "first",
+            ElementType::Second8 => "second",
+            ElementType::F64 | ElementType::U32 => {
+                panic!("kernels compute on bf16 and f32; f64 is for gradient checks on the CPU")
+            }
+        }
+    }
+}
+
+/// Elements of 8-bit moments that share a scale.
+pub(super) const MOMENT_BLOCK: usize = 256;
+
+/// A range of GPU memory. The holder of a slice keeps the buffer it points into alive until the queued kernels that use
+/// the slice have run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slice {
+    pub address: u64,
+    pub kind: ElementType,
+    /// In elements.
+    pub len: usize,
+    /// Address of the f32 master weights of the same range.
+    pub master: Option<u64>,
+    /// Address of the scales of 8-bit moments.
+    pub scales: Option<u64>,
+}
+
+impl Slice {
+    /// `len` elements from `start` on.
+    pub(crate) fn part(self, start: usize, len: usize) -> Slice {
+        assert!(start + len <= self.len, "range {start}..{} of {}", start + len, self.len);
+        Slice {
+            address: self.address + (start * self.kind.n_bytes()) as u64,
+            len,
+            master: self.master.map(|address| address + 4 * start as u64),
+            scales: self.scales.map(|address| {
+                assert!(
+                    start.is_multiple_of(MOMENT_BLOCK),
+                    "8-bit moments: a tensor at {start}, expected a multiple of {MOMENT_BLOCK}"
+                );
+                address + (4 * start / MOMENT_BLOCK) as u64
+            }),
+            ..self
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        self.kind.name()
+    }
+
+    /// Panics unless the elements are stored in f32.
+    #[track_caller]
+    pub(crate) fn f32(self, what: &str) -> Slice {
+        assert!(self.kind == ElementType::F32, "{what}: stored as {:?}, expected F32", self.kind);
+        self
+    }
+
+    /// Panics unless the elements are stored as the host sees them.
+    #[track_caller]
+    pub(crate) fn exact<T: Element>(self) -> Slice {
+        assert_eq!(self.kind, ElementType::exact::<T>(), "fetch: stored type");
+        self
+    }
+
+    /// Panics unless `other` is stored in the same type.
+    #[track_caller]
+    pub(crate) fn same(self, other: Slice, what: &str) -> Slice {
+        assert!(self.kind == other.kind, "{what}: stored as {:?} beside {:?}", self.kind, other.kind);
+        self
+    }
+}

@@ -1,0 +1,69 @@
+//! `rope::forward`, then `attention::paged::forward`: decode rotates its queries and keys in the attention kernel.
+
+use crate::attention::cuda_decode::{self, Rotation};
+use crate::attention::cuda_paged::PagedCall;
+use crate::attention::paged::{self, Cache, Dims, Sequences};
+use crate::cuda::{Cuda, Slice};
+use crate::device::Backend;
+use crate::{Device, Float, View, ViewMut, check, rope};
+
+/// Queries, keys and values before the rotation: see [`rope::forward`].
+pub struct Unrotated<'a, T: Float> {
+    pub table: &'a rope::Table<T>,
+    pub positions: View<'a, u32>,
+    pub norm: Option<rope::HeadNorm<'a, T>>,
+    /// `[T, qkv_width]`
+    pub raw: View<'a, T>,
+    /// `[T, qkv_width]`, scratch that is left holding anything.
+    pub qkv: ViewMut<'a, T>,
+    /// With a norm `[T, query heads + kv heads]`, scratch that is left holding anything.
+    pub inv_rms: ViewMut<'a, T>,
+}
+
+/// Shapes: slots, cache, sequences and out as in [`paged::forward`].
+pub fn forward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    unrotated: Unrotated<'_, T>,
+    slots: View<'_, u32>,
+    cache: &mut Cache<T>,
+    sequences: Sequences<'_>,
+    out: ViewMut<'_, T>,
+) {
+    let op = "fused::rope_paged_attention";
+    let Unrotated { table, positions, norm, raw, mut qkv, inv_rms } = unrotated;
+    if let Backend::Cuda(cuda) = device.backend() {
+        paged::check_shapes(op, dims, cache, ("raw", raw.len()), sequences, &out);
+        check(op, "positions", positions.len(), dims.tokens);
+        check(op, "slots", slots.len(), dims.tokens);
+        let call = PagedCall::new(dims, slots, cache, sequences, &out);
+        if fits(cuda, &call, raw.cuda()) {
+            return run(cuda, &call, raw.cuda(), &rotation(table, positions, norm));
+        }
+    }
+    let rope_dims = rope::Dims { tokens: dims.tokens, heads: dims.heads };
+    let norm = norm.map(|norm| (norm, inv_rms));
+    rope::forward(device, rope_dims, table, positions, norm, raw, qkv.reborrow());
+    paged::forward(device, dims, qkv.into_view(), slots, cache, sequences, out);
+}
+
+fn fits(cuda: &Cuda, call: &PagedCall, raw: Slice) -> bool {
+    cuda_decode::fits(cuda, call, raw)
+}
+
+fn run(cuda: &Cuda, call: &PagedCall, raw: Slice, rotation: &Rotation) {
+    cuda_decode::run(cuda, call, raw, Some(rotation));
+}
+
+fn rotation<T: Float>(
+    table: &rope::Table<T>,
+    positions: View<'_, u32>,
+    norm: Option<rope::HeadNorm<'_, T>>,
+) -> Rotation {
+    Rotation {
+        positions: positions.cuda(),
+        cos: table.cos.view().cuda(),
+        sin: table.sin.view().cuda(),
+        norm: norm.map(|norm| (norm.query_weight.cuda(), norm.key_weight.cuda(), norm.eps as f32)),
+    }
+}

@@ -1,0 +1,78 @@
+//! Answers that are words.
+
+use crate::lex::token::{Bracket, Tok, Token};
+
+/// Whether the tokens are words and nothing else.
+pub(super) fn is_prose(tokens: &[Token]) -> bool {
+    if let [Token { tok: Tok::Word(first), .. }, _] = tokens
+        && matches!(first.to_lowercase().as_str(), "choice" | "option")
+    {
+        return false;
+    }
+    let is_variables =
+        |word: &str| word.len() <= 3 && word.chars().all(|c| "abcdhkmnpqrstuvwxyz".contains(c));
+    let n_words =
+        tokens.iter().filter(|t| matches!(&t.tok, Tok::Word(w) if t.is_text || !is_variables(w))).count();
+    let is_set_name =
+        |word: &str| matches!(word, "reals" | "integers" | "rationals" | "naturals" | "complexes");
+    n_words > 0
+        && tokens.iter().all(|token| match &token.tok {
+            Tok::Word(word) => !is_set_name(word) && !is_joint(token),
+            Tok::Letter(name) => name.len() == 1,
+            Tok::Other(sign) => sign == "." || sign == "-",
+            Tok::Minus | Tok::Prime | Tok::I | Tok::E => true,
+            _ => false,
+        })
+        && !is_single_letter(tokens)
+}
+
+/// Whether tokens that cannot be read as mathematics are mostly words, so that the answer is wrong and not unparsable.
+pub(super) fn is_wordy(tokens: &[Token]) -> bool {
+    tokens.iter().any(|token| matches!(&token.tok, Tok::Word(word) if word.len() > 1))
+        && tokens.iter().all(|token| {
+            matches!(
+                token.tok,
+                Tok::Word(_)
+                    | Tok::Letter(_)
+                    | Tok::Num(_)
+                    | Tok::Comma
+                    | Tok::Semicolon
+                    | Tok::Colon
+                    | Tok::Prime
+                    | Tok::Minus
+                    | Tok::I
+                    | Tok::E
+                    | Tok::Other(_)
+                    | Tok::Currency(_)
+                    | Tok::Bang
+                    | Tok::Open(Bracket::Round)
+                    | Tok::Close(Bracket::Round)
+                    | Tok::Func(_)
+            )
+        })
+}
+
+fn is_single_letter(tokens: &[Token]) -> bool {
+    matches!(tokens, [Token { tok: Tok::Word(word), .. }] if word.chars().count() == 1)
+}
+
+/// Whether the token is the word `and` or `or`.
+pub(super) fn is_joint(token: &Token) -> bool {
+    matches!(&token.tok, Tok::Word(word) if matches!(word.to_lowercase().as_str(), "and" | "or"))
+}
+
+/// The tokens as lower-case words.
+pub(super) fn words(tokens: &[Token]) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for token in tokens {
+        match &token.tok {
+            Tok::Word(word) | Tok::Letter(word) => words.push(word.to_lowercase()),
+            Tok::Num(numeral) => words.push(numeral.whole.clone()),
+            Tok::I => words.push("i".into()),
+            Tok::E => words.push("e".into()),
+            Tok::Colon => words.push(":".into()),
+            _ => {}
+        }
+    }
+    words.join(" ")
+}
