@@ -30,70 +30,7 @@ const MAX_ARGUMENTS: usize = 7;
 const MAX_KERNEL_PARAMETERS: usize = 12;
 
 /// Findings that may stay, as the tests print them without their numbers, each with a reason.
-const EXCEPTIONS: &[(&str, &str)] = &[
-    ("crates/stapo-ops/src/attention/cpu_backward.rs score_gradient", "to be cut into named parts"),
-    ("crates/stapo-ops/src/attention/mod.rs backward", "to be cut into named parts"),
-    ("crates/stapo-verify/src/lex/symbols.rs macro_named", "to be cut into named parts"),
-    ("crates/stapo-verify/tests/hostile/inputs.rs hostile_inputs", "to be cut into named parts"),
-    (
-        "crates/stapo-ops/src/adamw/adamw8.cu adamw_step_8bit",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "crates/stapo-ops/src/attention/backward.cu attention_backward_queries_bf16",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "crates/stapo-ops/src/attention/backward.cu attention_backward_keys_bf16",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "crates/stapo-ops/src/attention/backward_hopper.cu attention_backward_queries_hopper_bf16",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "crates/stapo-ops/src/attention/backward_hopper.cu attention_backward_keys_hopper_bf16",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "crates/stapo-ops/src/attention/decode_hopper.cu attention_decode_hopper_bf16",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "crates/stapo-ops/src/attention/forward.cu attention_forward_bf16",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "crates/stapo-ops/src/attention/forward_hopper.cu attention_paged_hopper_bf16",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "crates/stapo-ops/src/attention/paged.cu attention_paged_bf16",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "crates/stapo-ops/src/cuda/elementwise.cu adamw_step",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "crates/stapo-ops/src/sampling/sampling.cu sampling_draw",
-        "to be cut into device functions with a struct of parameters",
-    ),
-    (
-        "stapo-model decoder::forward, decoder::gradients, decoder::layer, decoder::policy, generate::room",
-        "to be untangled",
-    ),
-    ("stapo-model generate::scheduler, generate::sequence", "to be untangled"),
-    ("stapo-model gguf::bytes, gguf::fields", "to be untangled"),
-    ("stapo-ops attention::cuda, attention::decode, attention::paged", "to be untangled"),
-    ("stapo-ops buffer, device", "to be untangled"),
-    (
-        "stapo-ops cuda::blas, cuda::context, cuda::launch, cuda::map, cuda::memory, cuda::transfer",
-        "to be untangled",
-    ),
-    ("stapo-ops simd::x86, simd::x86_tile", "to be untangled"),
-    ("stapo-verify answer::choice, answer::collection, answer::read, answer::relation", "to be untangled"),
-];
+const EXCEPTIONS: &[(&str, &str)] = &[];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_path_buf()
