@@ -105,15 +105,15 @@ fn events_tell_every_token_before_its_response_and_a_listener_may_stop() {
     let mut memory = EngineMemory::new();
     let mut engine = Engine::new(&policy, &mut memory, EngineSettings::default()).unwrap();
     engine.submit(Request { n_samples: 3, ..request(&[5, 6], 12) }).unwrap();
-    let mut told = vec![Vec::new(); 3];
+    let mut delivered = vec![Vec::new(); 3];
     let mut n_finished = 0;
     engine
         .run(|event| {
             match event {
-                Event::Token { sample, sampled, .. } => told[sample as usize].push(sampled.clone()),
+                Event::Token { sample, sampled, .. } => delivered[sample as usize].push(sampled.clone()),
                 Event::Finished(response) => {
                     n_finished += 1;
-                    assert_eq!(response.tokens, told[response.sample as usize]);
+                    assert_eq!(response.tokens, delivered[response.sample as usize]);
                 }
             }
             true
@@ -121,12 +121,12 @@ fn events_tell_every_token_before_its_response_and_a_listener_may_stop() {
         .unwrap();
     assert_eq!(n_finished, 3);
     engine.submit(request(&[5, 6], 12)).unwrap();
-    let mut n_told = 0;
+    let mut n_events = 0;
     engine
         .run(|_| {
-            n_told += 1;
-            n_told < 3
+            n_events += 1;
+            n_events < 3
         })
         .unwrap();
-    assert_eq!(n_told, 3);
+    assert_eq!(n_events, 3);
 }

@@ -8,8 +8,8 @@ use stapo_ops::rng::RngKey;
 use stapo_ops::{Device, Float, OutOfMemory, View};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The parameters of one model. Generating and scoring take `&Policy`, the optimizer `&mut Policy`: nobody reads
-/// half-updated weights. `T` is `f64` in gradient checks only.
+/// The parameters of one model. Generating and scoring take `&Policy`, the optimizer `&mut Policy`: half-updated
+/// weights cannot be read. `T` is `f64` in gradient checks only.
 pub struct Policy<T: Float = f32> {
     id: PolicyId,
     device: Device,

@@ -116,7 +116,7 @@ impl StepRows {
     }
 
     /// Pads a decode step to `n_rows` rows, `n_groups` groups and tables of `table_width`, so that steps of about the
-    /// same size have the same shape. A padding row is a sequence of one token in `spare_block`; nobody reads its result.
+    /// same size have the same shape. A padding row is a sequence of one token in `spare_block`; its result is never read.
     pub fn pad(&mut self, n_rows: usize, n_groups: usize, table_width: usize, spare_block: usize) {
         assert!(self.is_decode() && n_rows >= self.tokens.len() && table_width >= self.table_width, "pad");
         let rows = std::mem::take(&mut self.tables);

@@ -122,7 +122,7 @@ fn expected(requests: &[Request]) -> Vec<((u64, u32), Vec<u32>)> {
 fn responses_do_not_depend_on_memory_rows_or_seats() {
     let mut requests =
         [request(1, 3, 9), request(9, 5, 14), request(14, 1, 3), request(5, 2, 30), request(8, 4, 1)];
-    // Some stop early: with a token that comes up.
+    // Two requests have a stop token that does come up, so some of their responses end before the length limit.
     let second = |responses: Vec<((u64, u32), Vec<u32>)>, of| {
         responses.iter().find(|(key, _)| *key == (of, 1)).map_or(0, |(_, tokens)| tokens[tokens.len() / 3])
     };
