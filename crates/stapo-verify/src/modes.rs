@@ -8,16 +8,19 @@ mod math;
 mod tests;
 
 use crate::extract::{self, LastBox, answer_line, extract, last_box};
-use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show};
+use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show, text};
 
 /// Characters at the end of a response that the `JustRL` rule looks at, and those within which the box must lie.
 const BOXED_EXACT_TAIL: usize = 300;
 const BOXED_EXACT_BOX: usize = 100;
+/// Longest text that may turn out to hold no answer at all.
+const MAX_BLANK_BYTES: usize = 256;
 
 pub(crate) fn grade(response: &str, reference: &str, rules: Rules) -> Graded {
     if response.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
         return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
     }
+    let response = spoken(response);
     let found = match rules.mode {
         Mode::Math | Mode::MultipleChoice => extract(response, rules.order, rules.fallback),
         Mode::Exact => extract(response, rules.order, rules.fallback).or(Some(response.trim())),
@@ -34,8 +37,11 @@ pub(crate) fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded 
     if answer.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
         return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
     }
-    if answer.trim().is_empty() && !(reference.trim().is_empty() && mode == Mode::Exact) {
+    if holds_nothing(answer) {
         return plain(Verdict::NoAnswer, None, reference, "the answer is empty".into());
+    }
+    if holds_nothing(reference) {
+        return plain(Verdict::Unparsable, Some(answer), reference, "the reference is empty".into());
     }
     match mode {
         Mode::Math => math::grade(answer, reference),
@@ -44,6 +50,28 @@ pub(crate) fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded 
         Mode::BoxedExact => by_text(answer, answer, reference, reference),
         Mode::Exact => by_text(answer, answer.trim(), reference, reference.trim()),
     }
+}
+
+/// Whether a text is only white space, formatting and punctuation.
+fn holds_nothing(text: &str) -> bool {
+    // A long text of nothing but formatting is not worth the walk; a short one is looked at in full.
+    let text = text.trim();
+    if text.len() > MAX_BLANK_BYTES {
+        return false;
+    }
+    let mut kept = text::unspaced(text);
+    // `{}` alone is the empty set.
+    if text.contains('\\') {
+        while kept.contains("{}") {
+            kept = kept.replace("{}", "");
+        }
+    }
+    kept.chars().all(|c| matches!(c, '.' | ',' | ';' | ':' | '?' | '*' | '。'))
+}
+
+/// What a response says behind its reasoning: the text after the last `</think>`, or all of it without that mark.
+fn spoken(response: &str) -> &str {
+    response.rfind("</think>").map_or(response, |at| &response[at + "</think>".len()..])
 }
 
 /// The last box within the last 100 of the last 300 characters.

@@ -2,7 +2,9 @@
 
 use super::Answer;
 use super::parts::split;
+use super::quantity::Quantity;
 use super::region::{End, Interval, Region};
+use super::relation::name_of;
 use crate::budget::{Bounded, Budget, MAX_ELEMENTS, unreadable};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel, Tok, Token};
@@ -10,6 +12,9 @@ use crate::parse;
 
 /// Most values that the signs ± of one answer may stand for.
 pub(super) const MAX_SIGN_CHOICES: usize = 16;
+
+/// Most rows of a determinant.
+const MAX_DETERMINANT: usize = 4;
 
 /// `(±1, 2)` is the set of (1, 2) and (-1, 2).
 pub(super) fn spread_signs(items: Vec<Answer>, open: Bracket, close: Bracket) -> Answer {
@@ -78,18 +83,39 @@ pub(crate) fn as_region(answer: &Answer) -> Option<Region> {
 }
 
 /// What `x ∈ S` states of `name`, if the left side is a name.
-pub(super) fn member(name: Option<String>, set: Answer) -> Answer {
-    match (as_region(&set), set) {
+pub(super) fn member(name: Option<String>, set: Answer) -> Bounded<Answer> {
+    let Some(name) = name else { return unreadable("something other than a name in a set") };
+    Ok(match (as_region(&set), set) {
         // A bare pair behind ∈ is an interval.
         (Some(mut region), Answer::Tuple { .. } | Answer::Region(_)) => {
-            region.variable = name;
+            region.variable = Some(name);
             Answer::Region(region)
         }
-        (_, set) => match name {
-            Some(name) => Answer::Named { name, left: None, value: Box::new(set) },
-            None => set,
-        },
+        (_, set) => Answer::Named { name, left: None, value: Box::new(set) },
+    })
+}
+
+/// `{x | x > 1}` and `{x ∈ ℝ | x > 1}`: the real numbers under a condition on them. Another head or domain is not read.
+pub(super) fn described_set(head: &[Token], condition: Answer) -> Bounded<Answer> {
+    let (head, domain) = match head.iter().position(|token| token.tok == Tok::In) {
+        Some(at) => (&head[..at], Some(&head[at + 1..])),
+        None => (head, None),
+    };
+    let is_real = match domain {
+        None => true,
+        Some([Token { tok: Tok::Word(word), .. }]) => word == "reals",
+        Some(_) => false,
+    };
+    let name = name_of(head);
+    let stated = match &condition {
+        Answer::Region(region) => region.variable.as_ref(),
+        Answer::Named { name, .. } => Some(name),
+        _ => None,
+    };
+    if !is_real || name.is_none() || stated != name.as_ref() {
+        return unreadable("a set described by other than a condition on real numbers");
     }
+    Ok(condition)
 }
 
 /// `ℝ \ {1}`: the real line without one point.
@@ -104,6 +130,33 @@ pub(super) fn without_point(whole: &Answer, points: &Answer) -> Bounded<Answer> 
     let mut region = Region::half_line("", Rel::Ne, &point.expr);
     region.variable = None;
     Ok(Answer::Region(region))
+}
+
+/// The determinant of a square matrix between bars.
+pub(super) fn determinant(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Bounded<Answer> {
+    let inner: Vec<u32> = depths.iter().map(|depth| depth.saturating_sub(1)).collect();
+    let depths = if depths.first() == Some(&0) { depths } else { &inner };
+    let Answer::Matrix(rows) = matrix(&[], tokens, depths, budget)? else {
+        return unreadable("bars around something other than a matrix");
+    };
+    if rows.len() > MAX_DETERMINANT || rows[0].len() != rows.len() {
+        return unreadable("a determinant that is not square or has more than four rows");
+    }
+    let columns: Vec<usize> = (0..rows.len()).collect();
+    Ok(Answer::Scalar(Quantity::bare(minor(&rows, &columns))))
+}
+
+/// The determinant of the last rows in the given columns, expanded along the first of those rows.
+fn minor(rows: &[Vec<Expr>], columns: &[usize]) -> Expr {
+    let Some(row) = rows.get(rows.len() - columns.len()).filter(|_| !columns.is_empty()) else {
+        return Expr::int(1);
+    };
+    let terms = columns.iter().enumerate().map(|(i, column)| {
+        let others: Vec<usize> = columns.iter().copied().filter(|other| other != column).collect();
+        let term = Expr::Mul(vec![row[*column].clone(), minor(rows, &others)]);
+        if i % 2 == 0 { term } else { term.negated() }
+    });
+    Expr::sum(terms.collect())
 }
 
 /// A matrix between `\begin` and `\end`, every entry multiplied by the factor in front of it.

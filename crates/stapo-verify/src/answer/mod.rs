@@ -1,5 +1,6 @@
 //! What an answer is: a number, a tuple, a set, an interval, a matrix, an equation, a word.
 
+mod chain;
 mod choice;
 pub(crate) mod clean;
 mod collection;
@@ -40,7 +41,7 @@ pub(crate) enum Answer {
         left: Option<Expr>,
         value: Box<Answer>,
     },
-    Equation(Expr, Expr),
+    Equation(Expr, Quantity),
     Inequality(Expr, Rel, Expr),
     Ratio(Vec<Expr>),
     /// A multiple-choice letter and the value written behind the letter.
@@ -63,7 +64,11 @@ pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Bounded<A
     if let Some(answer) = phrase(cleaned) {
         return Ok(answer);
     }
-    let words = |broken: Option<String>| Answer::Text { words: text::plain(cleaned), broken };
+    // Prose is compared by its words. A formula that cannot be read is compared sign by sign.
+    let words = |broken: Option<String>| Answer::Text {
+        words: if broken.is_some() { text::unspaced(cleaned) } else { text::plain(cleaned) },
+        broken,
+    };
     let tokens = match tokens(cleaned, commas) {
         Ok(tokens) => tokens,
         Err(Stop::Unreadable(why)) => return Ok(words(Some(why))),

@@ -9,8 +9,10 @@ pub(super) fn is_prose(tokens: &[Token]) -> bool {
     {
         return false;
     }
+    // A run of three letters alone may be a word or an order of letters: cab is not bac.
+    let longest = if tokens.len() == 1 { 2 } else { 3 };
     let is_variables =
-        |word: &str| word.len() <= 3 && word.chars().all(|c| "abcdhkmnpqrstuvwxyz".contains(c));
+        |word: &str| word.len() <= longest && word.chars().all(|c| "abcdhkmnpqrstuvwxyz".contains(c));
     let n_words =
         tokens.iter().filter(|t| matches!(&t.tok, Tok::Word(w) if t.is_text || !is_variables(w))).count();
     let is_set_name =
@@ -56,9 +58,25 @@ fn is_single_letter(tokens: &[Token]) -> bool {
     matches!(tokens, [Token { tok: Tok::Word(word), .. }] if word.chars().count() == 1)
 }
 
-/// Whether the token is the word `and` or `or`.
+/// Whether the token is the word `and` or `or`, or the sign of logic for one of them.
 pub(super) fn is_joint(token: &Token) -> bool {
-    matches!(&token.tok, Tok::Word(word) if matches!(word.to_lowercase().as_str(), "and" | "or"))
+    match &token.tok {
+        Tok::Word(word) => matches!(word.to_lowercase().as_str(), "and" | "or"),
+        Tok::Other(sign) => matches!(sign.as_str(), "\\land" | "\\lor"),
+        _ => false,
+    }
+}
+
+/// The tokens as one text that leaves out white space and nothing else.
+pub(super) fn spelled(tokens: &[Token]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for token in tokens {
+        match &token.tok {
+            Tok::Word(word) | Tok::Letter(word) | Tok::Other(word) => parts.push(word.clone()),
+            tok => parts.push(format!("{tok:?}")),
+        }
+    }
+    parts.join(" ")
 }
 
 /// The tokens as lower-case words.

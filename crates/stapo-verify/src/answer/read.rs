@@ -1,10 +1,13 @@
 //! From tokens to an answer: split at the operator that binds least, then read the parts.
 
 use super::Answer;
+use super::chain::{agrees, is_separator, separated};
 use super::choice::choice;
-use super::collection::{MAX_SIGN_CHOICES, add_to_union, matrix, member, spread_signs, without_point};
+use super::collection::{
+    MAX_SIGN_CHOICES, add_to_union, described_set, determinant, matrix, member, spread_signs, without_point,
+};
 use super::parts::{depths, split, trimmed};
-use super::prose::{is_joint, is_prose, words};
+use super::prose::{is_prose, spelled, words};
 use super::quantity::{Quantity, quantity};
 use super::region::Region;
 use super::relation::{Joint, inequalities, joined, name_of};
@@ -34,9 +37,10 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     }
     let depths = depths(tokens)?;
     let top = |i: usize| depths[i] == 0;
-    let is_list = (0..tokens.len())
-        .any(|i| top(i) && (matches!(tokens[i].tok, Tok::Comma | Tok::Semicolon) || is_joint(&tokens[i])));
-    if is_list {
+    if let Some(parts) = separated(tokens, &depths) {
+        return answer(&parts, nesting + 1, budget);
+    }
+    if (0..tokens.len()).any(|i| top(i) && is_separator(&tokens[i])) {
         return list(tokens, &depths, nesting, budget);
     }
     let find = |wanted: Tok| (0..tokens.len()).find(|i| top(*i) && tokens[*i].tok == wanted);
@@ -45,7 +49,7 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     }
     if let Some(at) = find(Tok::In) {
         let set = answer(&tokens[at + 1..], nesting + 1, budget)?;
-        return Ok(member(name_of(&tokens[..at]), set));
+        return member(name_of(&tokens[..at]), set);
     }
     if (0..tokens.len()).any(|i| top(i) && matches!(tokens[i].tok, Tok::Rel(_))) {
         return related(tokens, &depths, nesting, budget);
@@ -54,6 +58,11 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
         let whole = answer(&tokens[..at], nesting + 1, budget)?;
         let points = answer(&tokens[at + 1..], nesting + 1, budget)?;
         return without_point(&whole, &points);
+    }
+    if let [Token { tok: Tok::Bar, .. }, inside @ .., Token { tok: Tok::Bar, .. }] = tokens
+        && let [Token { tok: Tok::Begin, .. }, .., Token { tok: Tok::End, .. }] = inside
+    {
+        return determinant(inside, &depths[1..tokens.len() - 1], budget);
     }
     if let Some(at) = find(Tok::Begin) {
         return matrix(&tokens[..at], &tokens[at..], &depths[at..], budget);
@@ -81,7 +90,7 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     scalar(tokens, budget)
 }
 
-/// The value behind a multiple-choice letter; `None` for no value or one that cannot be read.
+/// The value behind a multiple-choice letter, if there is one.
 fn behind_letter(rest: &[Token], nesting: usize, budget: &mut Budget) -> Bounded<Option<Box<Answer>>> {
     if rest.is_empty() {
         return Ok(None);
@@ -89,7 +98,7 @@ fn behind_letter(rest: &[Token], nesting: usize, budget: &mut Budget) -> Bounded
     match answer(rest, nesting + 1, budget) {
         Ok(value) => Ok(Some(Box::new(value))),
         Err(Stop::OverBudget(why)) => Err(Stop::OverBudget(why)),
-        Err(_) => Ok(None),
+        Err(_) => Ok(Some(Box::new(Answer::Text { words: spelled(rest), broken: None }))),
     }
 }
 
@@ -100,12 +109,24 @@ fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -
             *depth == 0 && matches!(&token.tok, Tok::Word(word) if word.eq_ignore_ascii_case(wanted))
         })
     };
-    let joint = match (says("or"), says("and")) {
+    let has_sign = |wanted: &str| {
+        tokens
+            .iter()
+            .zip(depths)
+            .any(|(token, depth)| *depth == 0 && matches!(&token.tok, Tok::Other(sign) if sign == wanted))
+    };
+    let is_logic = has_sign("\\lor") || has_sign("\\land");
+    let joint = match (says("or") || has_sign("\\lor"), says("and") || has_sign("\\land")) {
         (true, _) => Joint::Or,
         (false, true) => Joint::And,
         (false, false) => Joint::Comma,
     };
     let items = items(tokens, depths, nesting, budget)?;
+    let is_statement =
+        |item: &Answer| !matches!(item, Answer::Scalar(_) | Answer::Text { .. } | Answer::Choice { .. });
+    if is_logic && !items.iter().all(is_statement) {
+        return unreadable("a formula of logic");
+    }
     if items.len() == 1 {
         return items.into_iter().next().map_or_else(|| unreadable("an empty list"), Ok);
     }
@@ -114,8 +135,7 @@ fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -
 
 /// The elements of a list, with ± written out.
 fn items(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Vec<Answer>> {
-    let parts =
-        split(tokens, depths, |token| matches!(token.tok, Tok::Comma | Tok::Semicolon) || is_joint(token));
+    let parts = split(tokens, depths, is_separator);
     let mut items = Vec::new();
     for part in parts.into_iter().filter(|part| !part.is_empty()) {
         let has_choice_of_sign =
@@ -151,7 +171,8 @@ fn bracketed(
         && let Some(at) = (1..inside.len())
             .find(|i| depths[*i] == 0 && matches!(inside[*i].tok, Tok::Mid | Tok::Bar | Tok::Colon))
     {
-        return answer(&inside[at + 1..], nesting + 1, budget).map(Some);
+        let condition = answer(&inside[at + 1..], nesting + 1, budget)?;
+        return described_set(&inside[..at], condition).map(Some);
     }
     let has_comma =
         inside.iter().zip(&depths).any(|(t, d)| *d == 0 && matches!(t.tok, Tok::Comma | Tok::Semicolon));
@@ -212,6 +233,10 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
     if parts.iter().any(|part| part.is_empty()) {
         return unreadable("a relation with nothing on one side");
     }
+    if !agrees(parts, rels, budget)? {
+        let words = parts.iter().map(|part| spelled(part)).collect::<Vec<_>>().join("=");
+        return Ok(Answer::Text { words, broken: None });
+    }
     // The side behind an approximation sign is a rounding of the side before it.
     let n_exact = rels.iter().position(|rel| *rel == Rel::Approx).unwrap_or(rels.len()) + 1;
     let is_name_only = n_exact == 1 && name_of(parts[0]).is_some();
@@ -241,12 +266,15 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
         });
     }
     let right = quantity(last, budget)?;
-    let left = quantity(first, budget)?.expr;
-    let is_constant = left.variables().is_empty() && right.expr.variables().is_empty();
+    let left = quantity(first, budget)?;
+    if left.unit.is_some_and(|unit| unit.n_unknown > 0) {
+        return unreadable("words on the left of an equation");
+    }
+    let is_constant = left.expr.variables().is_empty() && right.expr.variables().is_empty();
     if is_constant || parts.len() > 2 {
         return Ok(Answer::Scalar(right));
     }
-    Ok(Answer::Equation(left, right.expr))
+    Ok(Answer::Equation(left.expr, right))
 }
 
 /// Parts with colons between them.

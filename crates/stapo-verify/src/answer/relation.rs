@@ -1,11 +1,13 @@
 //! Inequalities, names of values, and what a list of relations means together.
 
-use super::region::{Interval, Region};
-use super::{Answer, quantity::quantity};
-use crate::budget::{Bounded, Budget, unreadable};
+use super::Answer;
+use super::quantity::{Quantity, quantity};
+use super::region::{End, Interval, Region};
+use crate::budget::{Bounded, Budget, MAX_ELEMENTS, unreadable};
+use crate::equal::region::order;
 use crate::equal::value::sign_of;
 use crate::exact_form::affordable_form;
-use crate::expr::Expr;
+use crate::expr::{Expr, Func};
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::poly::{Atom, Power};
 use dashu_ratio::RBig;
@@ -30,12 +32,22 @@ pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget
 }
 
 fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) -> Bounded<Answer> {
-    let left = quantity(left, budget)?.expr;
-    let right = quantity(right, budget)?.expr;
+    let left = measured(quantity(left, budget)?);
+    let right = measured(quantity(right, budget)?);
     if let Some(region) = solved(&left, rel, &right, budget)? {
         return Ok(Answer::Region(region));
     }
     Ok(Answer::Inequality(left, rel, right))
+}
+
+/// The value with its unit as a factor, so that `x > 5 cm` and `x > 5 m` differ.
+fn measured(value: Quantity) -> Expr {
+    let Some(unit) = value.unit else { return value.expr };
+    let mut factors = vec![value.expr, Expr::Num { value: unit.scale, is_decimal: false }];
+    for (name, power) in unit.powers {
+        factors.push(Expr::Pow(Box::new(Expr::Var(name)), Box::new(Expr::int(i64::from(power)))));
+    }
+    Expr::Mul(factors)
 }
 
 /// The half-line that a linear inequality in one variable describes; `None` for other inequalities.
@@ -81,6 +93,7 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
         let before = i.checked_sub(1).map(|i| &tokens[i].tok);
         match &token.tok {
             Tok::Letter(text) | Tok::Word(text) => name.push_str(text),
+            Tok::Func(Func::Ln | Func::Log | Func::Exp | Func::Abs) => return None,
             Tok::Func(func) => name.push_str(func.name()),
             Tok::E => name.push('e'),
             Tok::I => name.push('i'),
@@ -193,6 +206,14 @@ fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Bounded
             region = Some(both);
             continue;
         }
+        if joint != Joint::Or
+            && whole.variable == part.variable
+            && let Some(both) = common(&whole, &part, budget)?
+            && !both.pieces.is_empty()
+        {
+            region = Some(both);
+            continue;
+        }
         if joint == Joint::And || (part.variable.is_some() && whole.variable != part.variable) {
             return Ok(None);
         }
@@ -200,6 +221,44 @@ fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Bounded
         region = Some(whole);
     }
     Ok(region.filter(|_| has_inequality))
+}
+
+/// The points that lie in both regions, one piece for each two pieces that meet; `None` where two ends cannot be
+/// ordered or there are too many pieces.
+fn common(a: &Region, b: &Region, budget: &mut Budget) -> Bounded<Option<Region>> {
+    if a.pieces.len() * b.pieces.len() > MAX_ELEMENTS {
+        return Ok(None);
+    }
+    let mut pieces = Vec::new();
+    for x in &a.pieces {
+        for y in &b.pieces {
+            let (Some(lows), Some(highs)) =
+                (order(&x.low.at, &y.low.at, budget)?, order(&x.high.at, &y.high.at, budget)?)
+            else {
+                return Ok(None);
+            };
+            let low = inner(lows.reverse(), &x.low, &y.low);
+            let high = inner(highs, &x.high, &y.high);
+            match order(&low.at, &high.at, budget)? {
+                None => return Ok(None),
+                Some(Ordering::Less) => pieces.push(Interval { low, high }),
+                Some(Ordering::Equal) if low.is_closed && high.is_closed => {
+                    pieces.push(Interval { low, high });
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    Ok(Some(Region { variable: a.variable.clone(), pieces }))
+}
+
+/// The first end where the order says less, the second where it says greater; an open end where both are one place.
+fn inner(order: Ordering, a: &End, b: &End) -> End {
+    match order {
+        Ordering::Less => a.clone(),
+        Ordering::Greater => b.clone(),
+        Ordering::Equal => End { at: a.at.clone(), is_closed: a.is_closed && b.is_closed },
+    }
 }
 
 /// An inequality or `x = 2` as part of a region.

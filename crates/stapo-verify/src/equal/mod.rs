@@ -1,16 +1,17 @@
 //! Whether an answer equals the reference.
 
 pub(crate) mod equation;
-mod quantity;
-mod region;
+pub(crate) mod quantity;
+pub(crate) mod region;
 pub(crate) mod value;
 
 use crate::answer::quantity::Quantity;
 use crate::answer::region::Region;
 use crate::answer::{Answer, as_region};
 use crate::budget::{Bounded, Budget, Stop};
-use crate::expr::Expr;
+use crate::expr::{Expr, Func};
 use crate::lex::token::Bracket;
+use crate::units;
 use equation::{same_equation, same_inequality, same_ratio};
 use quantity::same_quantity;
 use region::same_region;
@@ -34,9 +35,19 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
             Answer::Tuple { items: a, open, close },
             Answer::Tuple { items: r, open: r_open, close: r_close },
         ) => Ok(same_brackets((*open, *close), (*r_open, *r_close), a.len()) && same_in_order(a, r, budget)?),
-        (Answer::Tuple { items: a, .. }, Answer::List(r))
-        | (Answer::List(a), Answer::Tuple { items: r, .. }) => {
-            same_in_order(&by_name(a), &by_name(r), budget)
+        (Answer::Tuple { items: a, open, close }, Answer::List(r))
+        | (Answer::List(r), Answer::Tuple { items: a, open, close }) => {
+            // `1,2` is the point (1,2) and not the interval [1,2].
+            let round = (Bracket::Round, Bracket::Round);
+            if !same_brackets((*open, *close), round, a.len()) {
+                return Ok(false);
+            }
+            let (tuple, list) = (by_name(a), by_name(r));
+            if matches!(answer, Answer::List(_)) {
+                same_in_order(&list, &tuple, budget)
+            } else {
+                same_in_order(&tuple, &list, budget)
+            }
         }
         (Answer::List(a), Answer::List(r)) => same_list(a, r, budget),
         (Answer::Set(a) | Answer::List(a), Answer::Set(r) | Answer::List(r)) => same_set(a, r, budget),
@@ -48,13 +59,19 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         | (Answer::Tuple { items, .. } | Answer::List(items), Answer::Matrix(rows)) => {
             vector(rows).map_or(Ok(false), |vector| same_in_order(&vector, items, budget))
         }
-        (Answer::Equation(al, ar), Answer::Equation(rl, rr)) => same_equation((al, ar), (rl, rr), budget),
-        (Answer::Equation(left, right), Answer::Scalar(r)) => match claimed(left, right) {
-            Some(value) => same_quantity(&value, r, budget),
+        (Answer::Equation(al, ar), Answer::Equation(rl, rr)) => same_sides((al, ar), (rl, rr), budget),
+        (Answer::Equation(left, right), Answer::Scalar(r)) => {
+            Ok(claims_value(left, right) && same_quantity(right, r, budget)?)
+        }
+        (Answer::Scalar(a), Answer::Equation(left, right)) => {
+            Ok(claims_value(left, right) && same_quantity(a, right, budget)?)
+        }
+        (Answer::Text { words, broken: None }, Answer::Scalar(r)) => match letter_product(words) {
+            Some(product) => same_quantity(&product, r, budget),
             None => Ok(false),
         },
-        (Answer::Scalar(a), Answer::Equation(left, right)) => match claimed(left, right) {
-            Some(value) => same_quantity(a, &value, budget),
+        (Answer::Scalar(a), Answer::Text { words, broken: None }) => match letter_product(words) {
+            Some(product) => same_quantity(a, &product, budget),
             None => Ok(false),
         },
         (Answer::Inequality(al, a, ar), Answer::Inequality(rl, r, rr)) => {
@@ -68,10 +85,15 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
     }
 }
 
-/// Two choices are equal when their letters agree; a choice equals a value when the value behind the letter does.
+/// Two choices are equal when their letters agree and, where both have one, the values behind the letters; a choice equals a value when the value behind the letter does.
 fn same_choice(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     match (answer, reference) {
-        (Answer::Choice { letter: a, .. }, Answer::Choice { letter: r, .. }) => Ok(a == r),
+        (Answer::Choice { letter: a, rest: a_rest }, Answer::Choice { letter: r, rest: r_rest }) => {
+            match (a_rest, r_rest) {
+                (Some(a_rest), Some(r_rest)) if a == r => same(a_rest, r_rest, budget),
+                _ => Ok(a == r),
+            }
+        }
         (Answer::Choice { letter, rest: None }, other) => same(&letter_value(*letter), other, budget),
         (other, Answer::Choice { letter, rest: None }) => same(other, &letter_value(*letter), budget),
         (Answer::Choice { rest: Some(rest), .. }, other) => same(rest, other, budget),
@@ -93,17 +115,17 @@ fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bound
             }
             match (al, rl, &**av, &**rv) {
                 (Some(al), Some(rl), Answer::Scalar(av), Answer::Scalar(rv)) => {
-                    same_equation((al, &av.expr), (rl, &rv.expr), budget)
+                    same_sides((al, av), (rl, rv), budget)
                 }
                 _ => Ok(false),
             }
         }
         (Answer::Named { left: Some(left), value, .. }, Answer::Equation(rl, rr)) => match &**value {
-            Answer::Scalar(value) => same_equation((left, &value.expr), (rl, rr), budget),
+            Answer::Scalar(value) => same_sides((left, value), (rl, rr), budget),
             _ => Ok(false),
         },
         (Answer::Equation(al, ar), Answer::Named { left: Some(left), value, .. }) => match &**value {
-            Answer::Scalar(value) => same_equation((al, ar), (left, &value.expr), budget),
+            Answer::Scalar(value) => same_sides((al, ar), (left, value), budget),
             _ => Ok(false),
         },
         (Answer::Named { value, .. }, other) => same(value, other, budget),
@@ -122,14 +144,35 @@ fn is_same_name(a: &str, b: &str) -> bool {
     a == b || (is_function(a) && is_function(b) && (a == "y" || b == "y"))
 }
 
-/// The value that `m + n = 34` claims for its left side, where the left side combines names without numbers.
-fn claimed(left: &Expr, right: &Expr) -> Option<Quantity> {
+/// [`same_equation`] for sides with units: both right sides have the same unit or none.
+fn same_sides(a: (&Expr, &Quantity), r: (&Expr, &Quantity), budget: &mut Budget) -> Bounded<bool> {
+    let has_same_unit = match (&a.1.unit, &r.1.unit) {
+        (None, None) => true,
+        (Some(a), Some(r)) => a.is_same_kind(r) && a.scale == r.scale,
+        _ => false,
+    };
+    Ok(has_same_unit && same_equation((a.0, &a.1.expr), (r.0, &r.1.expr), budget)?)
+}
+
+/// Whether `m + n = 34` claims the value 34 for its left side: the left side combines names without numbers, and is not
+/// an unknown that has yet to be freed of a sign, a root or a power.
+fn claims_value(left: &Expr, right: &Quantity) -> bool {
     let has_coefficient = match left {
-        Expr::Add(terms) => terms.iter().any(starts_with_number),
+        Expr::Add(terms) => {
+            terms.iter().any(starts_with_number) || terms.iter().all(|term| matches!(term, Expr::Neg(_)))
+        }
+        Expr::Neg(_) | Expr::Inv(_) | Expr::Root(..) | Expr::Pow(..) => true,
+        Expr::Call(func, _) => !func.takes_angle() && *func != Func::Abs,
         other => starts_with_number(other),
     };
-    let is_zero = *right == Expr::int(0);
-    (!has_coefficient && !is_zero && right.variables().is_empty()).then(|| Quantity::bare(right.clone()))
+    !has_coefficient && right.expr != Expr::int(0) && right.expr.variables().is_empty()
+}
+
+/// The product that a run of letters may stand for beside a formula: `abc`.
+fn letter_product(run: &str) -> Option<Quantity> {
+    let is_run = (2..=3).contains(&run.len()) && run.bytes().all(|b| b.is_ascii_lowercase());
+    (is_run && !units::is_word(run) && !run.contains(['e', 'i']))
+        .then(|| Quantity::bare(Expr::Mul(run.chars().map(|letter| Expr::Var(letter.to_string())).collect())))
 }
 
 fn starts_with_number(expr: &Expr) -> bool {

@@ -17,7 +17,9 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
     let r_unit = unit_of(r);
     let is_percent_of_unit = (a_unit.is_some() && r_unit.is_none() && r.without_percent().is_some())
         || (r_unit.is_some() && a_unit.is_none() && a.without_percent().is_some());
-    if is_percent_of_unit {
+    // A single noun may stand behind the answer's number where the reference has none; a phrase may not.
+    let has_phrase = r_unit.is_none() && a_unit.as_ref().is_some_and(|unit| unit.n_unknown > 1);
+    if is_percent_of_unit || has_phrase {
         return Ok(false);
     }
     if let (Some(a_unit), Some(r_unit)) = (&a_unit, &r_unit) {

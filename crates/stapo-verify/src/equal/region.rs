@@ -87,7 +87,8 @@ fn order_of_lows(a: &End, b: &End, budget: &mut Budget) -> Bounded<Option<Orderi
     Ok(order(&a.at, &b.at, budget)?.map(|found| found.then(b.is_closed.cmp(&a.is_closed))))
 }
 
-fn order(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
+/// The order of two ends, infinite ones included; `None` where it cannot be told.
+pub(crate) fn order(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     let rank = |expr: &Expr| match expr {
         Expr::Infinity => Some(1),
         Expr::Neg(x) if **x == Expr::Infinity => Some(-1),

@@ -162,11 +162,25 @@ fn scrambled(x: u64) -> u64 {
 pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(SampleKind, u64)> {
     let rounds = |node: &Expr| matches!(node, Expr::Call(Func::Floor | Func::Ceil, args) if !args[0].variables().is_empty());
     let is_discrete = |node: &Expr| matches!(node, Expr::Call(func, _) if func.is_discrete());
-    if a.any(is_discrete) || b.any(is_discrete) || (a.any(rounds) && b.any(rounds)) {
+    // ⌊x⌋ and ⌈x⌉ agree at every whole x, so whole points only tell roundings of fractions apart.
+    let rounds_whole = |node: &Expr| rounds(node) && node.children().iter().all(is_whole);
+    let both_round = a.any(rounds) && b.any(rounds) && !a.any(rounds_whole) && !b.any(rounds_whole);
+    if a.any(is_discrete) || b.any(is_discrete) || both_round {
         return (0..N_WHOLE).map(|k| (SampleKind::Whole, k)).collect();
     }
     let positive = (0..N_POSITIVE).map(|k| (SampleKind::Positive, k));
     positive.chain((0..N_SIGNED).map(|k| (SampleKind::Signed, k))).collect()
+}
+
+/// Whether `expr` is whole wherever its variables are.
+fn is_whole(expr: &Expr) -> bool {
+    match expr {
+        Expr::Num { value, .. } => value.is_int(),
+        Expr::Var(_) => true,
+        Expr::Add(_) | Expr::Mul(_) | Expr::Neg(_) => expr.children().iter().all(is_whole),
+        Expr::Pow(base, power) => is_whole(base) && matches!(**power, Expr::Num { .. }) && is_whole(power),
+        _ => false,
+    }
 }
 
 fn at_points(

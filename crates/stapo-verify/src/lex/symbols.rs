@@ -34,6 +34,10 @@ pub(crate) fn sign(c: char) -> Option<Tok> {
         '∪' => Tok::Cup,
         '∩' => Tok::Cap,
         '∖' => Tok::SetMinus,
+        '∠' => Tok::Accent("angle"),
+        '△' => Tok::Accent("triangle"),
+        '∨' => Tok::Other("\\lor".into()),
+        '∧' => Tok::Other("\\land".into()),
         '∅' | 'Ø' | 'ø' | '⌀' => Tok::Empty,
         '∞' => Tok::Infinity,
         'π' | 'Π' => Tok::Pi,
@@ -291,8 +295,10 @@ fn sign_macro(name: &str) -> Option<Tok> {
         "_" => Tok::Other("_".into()),
         "#" => Tok::Other("#".into()),
         "colon" => Tok::Colon,
-        "lor" | "vee" => Tok::Word("or".into()),
-        "land" | "wedge" => Tok::Word("and".into()),
+        "lor" | "vee" => Tok::Other("\\lor".into()),
+        "land" | "wedge" => Tok::Other("\\land".into()),
+        "angle" | "measuredangle" => Tok::Accent("angle"),
+        "triangle" => Tok::Accent("triangle"),
         _ => return None,
     })
 }

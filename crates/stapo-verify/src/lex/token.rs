@@ -119,6 +119,8 @@ pub(crate) struct Token {
     pub(crate) tok: Tok,
     /// White space or a spacing macro stands before the token.
     pub(crate) is_spaced: bool,
+    /// A wide space such as `\quad` stands before the token.
+    pub(crate) is_apart: bool,
     /// The token stands inside `\text{}` or a similar macro.
     pub(crate) is_text: bool,
 }
