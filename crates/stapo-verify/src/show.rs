@@ -56,7 +56,7 @@ fn whole(answer: &Answer, budget: &mut Budget) -> String {
             None => format!("({letter})"),
         },
         Answer::Empty => "{}".into(),
-        Answer::Text { words, .. } => words.clone(),
+        Answer::Text { words, .. } | Answer::Run(words) => words.clone(),
     }
 }
 

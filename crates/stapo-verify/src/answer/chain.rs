@@ -5,7 +5,7 @@ use super::quantity::{Quantity, quantity};
 use super::relation::name_of;
 use crate::budget::{Bounded, Budget, Stop, unreadable};
 use crate::equal::quantity::same_quantity;
-use crate::equal::value::sign_of;
+use crate::equal::value::{compare, sign_of};
 use crate::exact_form::ratio_of;
 use crate::expr::Expr;
 use crate::lex::numeral::Numeral;
@@ -95,7 +95,7 @@ pub(super) fn agrees(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget) -> B
         }
         if let Some((before, tokens)) = &last {
             let rel = rels.get(i.saturating_sub(1)).copied().unwrap_or(Rel::Eq);
-            let is_same = match same_quantity(before, &value, budget) {
+            let is_same = match same_constant(before, &value, budget) {
                 Err(Stop::Undefined(_)) => false,
                 found => found?,
             };
@@ -106,6 +106,14 @@ pub(super) fn agrees(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget) -> B
         last = Some((value, part));
     }
     Ok(true)
+}
+
+/// Whether two constants are equal; a percent sign may not be missing on one side, as it may beside a reference.
+fn same_constant(a: &Quantity, b: &Quantity, budget: &mut Budget) -> Bounded<bool> {
+    if a.without_percent().is_some() != b.without_percent().is_some() {
+        return Ok(compare(&a.expr, &b.expr, budget)?.is_equal());
+    }
+    same_quantity(a, b, budget)
 }
 
 fn holds_collection(tokens: &[Token]) -> bool {
@@ -120,7 +128,14 @@ fn rounds(
     budget: &mut Budget,
 ) -> Bounded<bool> {
     let gap = Expr::Add(vec![a.0.expr.clone(), b.0.expr.clone().negated()]);
-    for (value, tokens) in [a, b] {
+    if let (Some(a), Some(b)) = (&a.0.unit, &b.0.unit)
+        && !(a.is_same_kind(b) && a.scale == b.scale)
+    {
+        return Ok(false);
+    }
+    // An equals sign rounds the side before it, an approximation sign either side.
+    let sides = if rel == Rel::Eq { &[b][..] } else { &[a, b] };
+    for &(value, tokens) in sides {
         let Some(half) = half_digit(value, tokens, rel, budget)? else { continue };
         let half = Expr::Num { value: half, is_decimal: false };
         let below = Expr::Add(vec![half.clone(), gap.clone()]);

@@ -49,6 +49,8 @@ pub(crate) enum Answer {
         letter: char,
         rest: Option<Box<Answer>>,
     },
+    /// Three letters alone: a word, an order of letters, or a product of variables.
+    Run(String),
     /// The empty set, "no solution".
     Empty,
     /// Words. `broken` says why a text that looks like mathematics could not be read.
@@ -74,6 +76,9 @@ pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Bounded<A
         Err(Stop::Unreadable(why)) => return Ok(words(Some(why))),
         Err(stop) => return Err(stop),
     };
+    if let Some(run) = prose::letter_run(&tokens) {
+        return Ok(Answer::Run(run));
+    }
     if prose::is_prose(&tokens) {
         return Ok(words(None));
     }
@@ -90,7 +95,7 @@ fn phrase(text: &str) -> Option<Answer> {
     if text.len() > 80 {
         return None;
     }
-    let words = text::plain(text);
+    let words = text::plain(&text.replace("\\!", "").replace("{:}", ":"));
     if text::is_time(&words) {
         return Some(Answer::Text { words, broken: None });
     }

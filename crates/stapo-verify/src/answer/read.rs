@@ -7,10 +7,10 @@ use super::collection::{
     MAX_SIGN_CHOICES, add_to_union, described_set, determinant, matrix, member, spread_signs, without_point,
 };
 use super::parts::{depths, split, trimmed};
-use super::prose::{is_prose, spelled, words};
+use super::prose::{is_prose, letter_run, spelled, words};
 use super::quantity::{Quantity, quantity};
 use super::region::Region;
-use super::relation::{Joint, inequalities, joined, name_of};
+use super::relation::{Joint, inequalities, joined, measured, name_of};
 use crate::budget::{Bounded, Budget, MAX_ELEMENTS, Stop, unreadable};
 use crate::expr::{Expr, Sign};
 use crate::lex::token::{Bracket, Rel, Tok, Token};
@@ -31,6 +31,9 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     }
     if let Some((letter, rest)) = choice(tokens) {
         return Ok(Answer::Choice { letter, rest: behind_letter(rest, nesting, budget)? });
+    }
+    if let Some(run) = letter_run(tokens) {
+        return Ok(Answer::Run(run));
     }
     if is_prose(tokens) {
         return Ok(Answer::Text { words: words(tokens), broken: None });
@@ -288,7 +291,7 @@ fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Bounded<Answe
         {
             return Ok(Answer::Text { words: words(tokens), broken: None });
         }
-        parts.push(quantity(part, budget)?.expr);
+        parts.push(measured(quantity(part, budget)?));
         if parts.len() > MAX_SIGN_CHOICES {
             return Err(Stop::OverBudget("a ratio of more than 16 parts"));
         }

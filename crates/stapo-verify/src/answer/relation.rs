@@ -41,7 +41,7 @@ fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) ->
 }
 
 /// The value with its unit as a factor, so that `x > 5 cm` and `x > 5 m` differ.
-fn measured(value: Quantity) -> Expr {
+pub(super) fn measured(value: Quantity) -> Expr {
     let Some(unit) = value.unit else { return value.expr };
     let mut factors = vec![value.expr, Expr::Num { value: unit.scale, is_decimal: false }];
     for (name, power) in unit.powers {
@@ -102,6 +102,7 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
             Tok::Prime => name.push('\''),
             Tok::Frac => name.push_str("frac"),
             Tok::Bar => name.push('|'),
+            Tok::Open(Bracket::Square) | Tok::Close(Bracket::Square) => return None,
             Tok::Open(bracket) => {
                 depth += 1;
                 let holds_numbers =

@@ -11,7 +11,6 @@ use crate::answer::{Answer, as_region};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::{Expr, Func};
 use crate::lex::token::Bracket;
-use crate::units;
 use equation::{same_equation, same_inequality, same_ratio};
 use quantity::same_quantity;
 use region::same_region;
@@ -66,14 +65,11 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         (Answer::Scalar(a), Answer::Equation(left, right)) => {
             Ok(claims_value(left, right) && same_quantity(a, right, budget)?)
         }
-        (Answer::Text { words, broken: None }, Answer::Scalar(r)) => match letter_product(words) {
-            Some(product) => same_quantity(&product, r, budget),
-            None => Ok(false),
-        },
-        (Answer::Scalar(a), Answer::Text { words, broken: None }) => match letter_product(words) {
-            Some(product) => same_quantity(a, &product, budget),
-            None => Ok(false),
-        },
+        (Answer::Run(run), Answer::Scalar(r)) => same_quantity(&letter_product(run), r, budget),
+        (Answer::Scalar(a), Answer::Run(run)) => same_quantity(a, &letter_product(run), budget),
+        (Answer::Run(run), Answer::Text { words, .. }) | (Answer::Text { words, .. }, Answer::Run(run)) => {
+            Ok(run == words)
+        }
         (Answer::Inequality(al, a, ar), Answer::Inequality(rl, r, rr)) => {
             same_inequality((al, *a, ar), (rl, *r, rr), budget)
         }
@@ -128,11 +124,15 @@ fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bound
             Answer::Scalar(value) => same_sides((al, ar), (left, value), budget),
             _ => Ok(false),
         },
-        (Answer::Named { value, .. }, other) => same(value, other, budget),
-        (Answer::List(items), Answer::Named { .. }) if items.len() > 1 => {
-            let Answer::Named { value, .. } = reference else { return Ok(false) };
-            same(answer, value, budget)
+        (Answer::Named { name, .. }, Answer::List(items))
+        | (Answer::List(items), Answer::Named { name, .. })
+            if items.iter().any(
+                |item| matches!(item, Answer::Named { name: other, .. } if !is_same_name(name, other)),
+            ) =>
+        {
+            Ok(false)
         }
+        (Answer::Named { value, .. }, other) => same(value, other, budget),
         (other, Answer::Named { value, .. }) => same(other, value, budget),
         _ => Ok(false),
     }
@@ -169,10 +169,8 @@ fn claims_value(left: &Expr, right: &Quantity) -> bool {
 }
 
 /// The product that a run of letters may stand for beside a formula: `abc`.
-fn letter_product(run: &str) -> Option<Quantity> {
-    let is_run = (2..=3).contains(&run.len()) && run.bytes().all(|b| b.is_ascii_lowercase());
-    (is_run && !units::is_word(run) && !run.contains(['e', 'i']))
-        .then(|| Quantity::bare(Expr::Mul(run.chars().map(|letter| Expr::Var(letter.to_string())).collect())))
+fn letter_product(run: &str) -> Quantity {
+    Quantity::bare(Expr::Mul(run.chars().map(|letter| Expr::Var(letter.to_string())).collect()))
 }
 
 fn starts_with_number(expr: &Expr) -> bool {

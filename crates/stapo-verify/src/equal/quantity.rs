@@ -76,10 +76,11 @@ fn scaled(expr: &Expr, scale: &RBig) -> Expr {
     Expr::Mul(vec![expr.clone(), Expr::Num { value: scale.clone(), is_decimal: false }])
 }
 
-/// Whether both units are unknown words and have a word in common: "integer values" and "values".
+/// Whether both units are unknown words and one has all words of the other: "integer values" and "values".
 fn share_a_word(a: &Unit, b: &Unit) -> bool {
     let is_unknown = |unit: &Unit| unit.powers.keys().all(|word| units::lookup(word).is_none());
-    is_unknown(a) && is_unknown(b) && a.powers.keys().any(|word| b.powers.contains_key(word))
+    let holds = |a: &Unit, b: &Unit| b.powers.keys().all(|word| a.powers.contains_key(word));
+    is_unknown(a) && is_unknown(b) && (holds(a, b) || holds(b, a))
 }
 
 fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {

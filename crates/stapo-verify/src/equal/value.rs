@@ -137,6 +137,8 @@ pub(crate) fn sample<'a>(names: &[&'a str], k: u64, kind: SampleKind) -> Vec<(&'
                 let size = RBig::from_parts((230 + random % 2400).into(), 1024u32.into());
                 if (random >> 40) & 1 == 0 || k == 0 { -size } else { size }
             }
+            // One variable takes distinct values, small and large in turn.
+            SampleKind::Whole if names.len() == 1 && k < 13 => RBig::from(1 + 7 * k % 13),
             SampleKind::Whole => RBig::from(1 + random % 11),
         }
     };
@@ -199,6 +201,7 @@ fn at_points(
             .ok_or(Stop::Undefined("an expression without a value"));
     }
     let mut n_agreeing = 0;
+    let mut n_one_sided = 0;
     let mut is_rounded = false;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
@@ -210,13 +213,18 @@ fn at_points(
                 is_rounded |= found == Match::Rounded;
                 n_agreeing += 1;
             }
+            None if kind == SampleKind::Whole => {
+                n_one_sided +=
+                    usize::from(evaluate(a, &point, budget).is_ok() != evaluate(b, &point, budget).is_ok());
+            }
             None => {}
         }
         if kind == SampleKind::Whole && n_agreeing >= ENOUGH_POINTS {
             break;
         }
     }
-    if n_agreeing < MIN_POINTS {
+    // A factorial has no value at most fractions: where one side alone has one, the sides differ.
+    if n_agreeing < MIN_POINTS || n_one_sided > n_agreeing {
         return Err(Stop::Undefined("an expression without a value at most points"));
     }
     Ok(if is_rounded { Match::Rounded } else { Match::Numeric })

@@ -145,7 +145,9 @@ impl Lexer<'_> {
         {
             return false;
         }
+        let is_text = matches!(self.groups.last(), Some(GroupKind::Text | GroupKind::Upright));
         let rest: String = self.chars[start + n..].iter().take(6).filter(|c| **c != ' ').collect();
+        let rest = rest.strip_prefix('}').filter(|_| is_text).unwrap_or(&rest);
         let Some(rest) = rest.strip_prefix('_') else { return false };
         let digits: String = rest.trim_start_matches('{').chars().take_while(char::is_ascii_digit).collect();
         let Ok(base) = digits.parse::<u32>() else { return false };
