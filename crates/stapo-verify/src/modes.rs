@@ -28,9 +28,26 @@ pub(crate) fn grade(response: &str, reference: &str, rules: Rules) -> Graded {
         Mode::BoxedExact => boxed_in_tail(response),
     };
     match found {
+        Some(answer) if rules.mode == Mode::Math => {
+            let graded = grade_answer(answer, reference, rules.mode);
+            joined_boxes(response, answer, reference, &graded).unwrap_or(graded)
+        }
         Some(answer) => grade_answer(answer, reference, rules.mode),
         None => plain(Verdict::NoAnswer, None, reference, why_nothing(response, rules.mode)),
     }
+}
+
+/// The grading of all boxes of the last line together, where the reference is a list and the boxes are right.
+fn joined_boxes(response: &str, last: &str, reference: &str, graded: &Graded) -> Option<Graded> {
+    let is_list = reference.contains([',', ';']) || reference.contains(" and ") || reference.contains(" or ");
+    if graded.verdict == Verdict::Right || !is_list {
+        return None;
+    }
+    let boxes = extract::boxes_of_last_line(response)?;
+    if boxes.last().map(|text| text.trim()) != Some(last) {
+        return None;
+    }
+    Some(grade_answer(&boxes.join(", "), reference, Mode::Math)).filter(|all| all.verdict == Verdict::Right)
 }
 
 pub(crate) fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded {

@@ -76,11 +76,10 @@ fn scaled(expr: &Expr, scale: &RBig) -> Expr {
     Expr::Mul(vec![expr.clone(), Expr::Num { value: scale.clone(), is_decimal: false }])
 }
 
-/// Whether both units are unknown words and one has all words of the other: "integer values" and "values".
+/// Whether both units are unknown words and the reference `b` has all words of `a`: "values" beside "integer values".
 fn share_a_word(a: &Unit, b: &Unit) -> bool {
     let is_unknown = |unit: &Unit| unit.powers.keys().all(|word| units::lookup(word).is_none());
-    let holds = |a: &Unit, b: &Unit| b.powers.keys().all(|word| a.powers.contains_key(word));
-    is_unknown(a) && is_unknown(b) && (holds(a, b) || holds(b, a))
+    is_unknown(a) && is_unknown(b) && a.powers.keys().all(|word| b.powers.contains_key(word))
 }
 
 fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {
