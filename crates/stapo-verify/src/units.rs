@@ -212,6 +212,11 @@ pub(crate) fn changes_value(word: &str) -> bool {
     WORDS.contains(&word.as_str()) || crate::text::small_number(&word).is_some()
 }
 
+/// Codes of currencies that may stand before a number: `USD 18`.
+pub(crate) fn is_currency_code(word: &str) -> bool {
+    matches!(word, "USD" | "EUR" | "RMB")
+}
+
 /// Words before a noun that leave a count as it is: `5 different ways`.
 pub(crate) fn is_plain_adjective(word: &str) -> bool {
     matches!(word, "different" | "distinct" | "possible" | "total" | "integer" | "real" | "such")

@@ -49,6 +49,21 @@ pub(super) fn separated(tokens: &[Token], depths: &[u32]) -> Option<Vec<Token>> 
     Some(parts)
 }
 
+/// `2n+1 (n\ge1)` as `2n+1, n\ge1`: a note on a variable in brackets at the end becomes an element of its own.
+pub(super) fn noted(tokens: &[Token], depths: &[u32]) -> Option<Vec<Token>> {
+    let (Tok::Close(Bracket::Round), [value @ .., _]) = (&tokens.last()?.tok, tokens) else { return None };
+    let open = (0..value.len()).rev().find(|i| depths[*i] == 0)?;
+    let note = &value[open + 1..];
+    let is_note = open > 0
+        && tokens[open].tok == Tok::Open(Bracket::Round)
+        && !matches!(tokens[open - 1].tok, Tok::Rel(_) | Tok::Comma)
+        && note.iter().any(|token| matches!(token.tok, Tok::Rel(_) | Tok::In));
+    is_note.then(|| {
+        let comma = Token { tok: Tok::Comma, ..tokens[open].clone() };
+        [&tokens[..open], &[comma], note].concat()
+    })
+}
+
 /// Whether the token ends one part of a list: a comma, a semicolon, the end of a line, `and` or `or`.
 pub(super) fn is_separator(token: &Token) -> bool {
     matches!(token.tok, Tok::Comma | Tok::Semicolon | Tok::Row) || is_joint(token)

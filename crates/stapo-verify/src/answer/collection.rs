@@ -4,7 +4,7 @@ use super::Answer;
 use super::parts::split;
 use super::quantity::Quantity;
 use super::region::{End, Interval, Region};
-use super::relation::name_of;
+use super::relation::{common, name_of};
 use crate::budget::{Bounded, Budget, MAX_ELEMENTS, unreadable};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel, Tok, Token};
@@ -118,18 +118,33 @@ pub(super) fn described_set(head: &[Token], condition: Answer) -> Bounded<Answer
     Ok(condition)
 }
 
-/// `ℝ \ {1}`: the real line without one point.
-pub(super) fn without_point(whole: &Answer, points: &Answer) -> Bounded<Answer> {
-    let (Answer::Region(region), Answer::Set(items)) = (whole, points) else {
+/// `ℝ \ {1, 2}`: a part of the real line without some points.
+pub(super) fn without_points(whole: &Answer, points: &Answer, budget: &mut Budget) -> Bounded<Answer> {
+    let (Some(mut region), Answer::Set(items)) = (as_region(whole), points) else {
         return unreadable("a difference of sets");
     };
-    let [Answer::Scalar(point)] = items.as_slice() else { return unreadable("a difference of sets") };
-    if *region != Region::everything() {
-        return unreadable("a difference of sets");
+    for item in items {
+        let Answer::Scalar(point) = item else { return unreadable("a difference of sets") };
+        let mut others = Region::half_line("", Rel::Ne, &point.expr);
+        others.variable.clone_from(&region.variable);
+        let Some(rest) = common(&region, &others, budget)? else {
+            return unreadable("a difference of sets");
+        };
+        region = rest;
     }
-    let mut region = Region::half_line("", Rel::Ne, &point.expr);
-    region.variable = None;
     Ok(Answer::Region(region))
+}
+
+/// `A ∩ B`: the points of both parts.
+pub(super) fn add_to_intersection(
+    region: Option<Region>,
+    part: &Answer,
+    budget: &mut Budget,
+) -> Bounded<Region> {
+    let Some(part) = as_region(part) else { return unreadable("an intersection of other than intervals") };
+    let Some(region) = region else { return Ok(part) };
+    common(&region, &part, budget)?
+        .map_or_else(|| unreadable("an intersection whose ends cannot be ordered"), Ok)
 }
 
 /// The determinant of a square matrix between bars.

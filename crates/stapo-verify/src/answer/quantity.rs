@@ -75,6 +75,11 @@ pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantit
         })
         .cloned()
         .collect();
+    let mut kept = kept;
+    if matches!(kept.as_slice(), [Token { tok: Tok::Word(code), .. }, Token { tok: Tok::Num(_), .. }, ..] if units::is_currency_code(code))
+    {
+        kept.rotate_left(1);
+    }
     let end = unit_start(&kept);
     let (value, tail) = kept.split_at(end);
     let (scale, tail) = scale_word(tail);

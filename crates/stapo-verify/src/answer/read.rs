@@ -1,16 +1,17 @@
 //! From tokens to an answer: split at the operator that binds least, then read the parts.
 
 use super::Answer;
-use super::chain::{agrees, is_separator, separated};
+use super::chain::{agrees, is_separator, noted, separated};
 use super::choice::choice;
 use super::collection::{
-    MAX_SIGN_CHOICES, add_to_union, described_set, determinant, matrix, member, spread_signs, without_point,
+    MAX_SIGN_CHOICES, add_to_intersection, add_to_union, described_set, determinant, matrix, member,
+    spread_signs, without_points,
 };
 use super::parts::{depths, split, trimmed};
 use super::prose::{is_prose, letter_run, spelled, words};
 use super::quantity::{Quantity, quantity};
 use super::region::Region;
-use super::relation::{Joint, inequalities, joined, measured, name_of};
+use super::relation::{Joint, inequalities, joined, measured, name_of, with_one_parameter};
 use crate::budget::{Bounded, Budget, MAX_ELEMENTS, Stop, unreadable};
 use crate::expr::{Expr, Sign};
 use crate::lex::token::{Bracket, Rel, Tok, Token};
@@ -40,27 +41,39 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     }
     let depths = depths(tokens)?;
     let top = |i: usize| depths[i] == 0;
-    if let Some(parts) = separated(tokens, &depths) {
+    if let Some(inside) = lines(tokens) {
+        return answer(inside, nesting + 1, budget);
+    }
+    if let Some(parts) = separated(tokens, &depths).or_else(|| noted(tokens, &depths)) {
         return answer(&parts, nesting + 1, budget);
     }
     if (0..tokens.len()).any(|i| top(i) && is_separator(&tokens[i])) {
         return list(tokens, &depths, nesting, budget);
     }
+    single(tokens, &depths, nesting, budget)
+}
+
+/// Reads an answer that is no list.
+fn single(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
+    let top = |i: usize| depths[i] == 0;
     let find = |wanted: Tok| (0..tokens.len()).find(|i| top(*i) && tokens[*i].tok == wanted);
     if find(Tok::Cup).is_some() {
-        return union(tokens, &depths, nesting, budget);
+        return union(tokens, depths, nesting, budget);
+    }
+    if find(Tok::Cap).is_some() {
+        return intersection(tokens, depths, nesting, budget);
     }
     if let Some(at) = find(Tok::In) {
         let set = answer(&tokens[at + 1..], nesting + 1, budget)?;
         return member(name_of(&tokens[..at]), set);
     }
     if (0..tokens.len()).any(|i| top(i) && matches!(tokens[i].tok, Tok::Rel(_))) {
-        return related(tokens, &depths, nesting, budget);
+        return related(tokens, depths, nesting, budget);
     }
     if let Some(at) = find(Tok::SetMinus) {
         let whole = answer(&tokens[..at], nesting + 1, budget)?;
         let points = answer(&tokens[at + 1..], nesting + 1, budget)?;
-        return without_point(&whole, &points);
+        return without_points(&whole, &points, budget);
     }
     if let [Token { tok: Tok::Bar, .. }, inside @ .., Token { tok: Tok::Bar, .. }] = tokens
         && let [Token { tok: Tok::Begin, .. }, .., Token { tok: Tok::End, .. }] = inside
@@ -87,10 +100,50 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
         }
         _ => {}
     }
+    if let Some(name) = point_name(tokens, depths) {
+        let value = Box::new(answer(&tokens[1..], nesting + 1, budget)?);
+        return Ok(Answer::Named { name, left: None, value });
+    }
     if find(Tok::Colon).is_some() {
-        return ratio(tokens, &depths, budget);
+        return ratio(tokens, depths, budget);
     }
     scalar(tokens, budget)
+}
+
+/// The name of a point: the letter of `A(1,2)`.
+fn point_name(tokens: &[Token], depths: &[u32]) -> Option<String> {
+    let [
+        Token { tok: Tok::Letter(name), .. },
+        Token { tok: Tok::Open(Bracket::Round), .. },
+        inside @ ..,
+        Token { tok: Tok::Close(Bracket::Round), .. },
+    ] = tokens
+    else {
+        return None;
+    };
+    let is_point = matches!(name.as_bytes(), [b'A'..=b'Z'])
+        && inside.iter().any(|token| token.tok == Tok::Comma)
+        && depths[2..tokens.len() - 1].iter().all(|depth| *depth > 0);
+    is_point.then(|| name.clone())
+}
+
+/// Parts with ∩ between them.
+fn intersection(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
+    let mut region = None;
+    for part in split(tokens, depths, |token| token.tok == Tok::Cap) {
+        region = Some(add_to_intersection(region, &answer(part, nesting + 1, budget)?, budget)?);
+    }
+    region.map_or_else(|| unreadable("an empty intersection"), |region| Ok(Answer::Region(region)))
+}
+
+/// The tokens between `\begin{cases}` or the like and its end, where no columns set a value apart from a condition.
+fn lines(tokens: &[Token]) -> Option<&[Token]> {
+    let [Token { tok: Tok::Other(begin), .. }, inside @ .., Token { tok: Tok::Other(end), .. }] = tokens
+    else {
+        return None;
+    };
+    let is_pair = begin.starts_with("\\begin") && end.starts_with("\\end");
+    (is_pair && !inside.iter().any(|token| token.tok == Tok::Amp)).then_some(inside)
 }
 
 /// The value behind a multiple-choice letter, if there is one.
@@ -124,16 +177,35 @@ fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -
         (false, true) => Joint::And,
         (false, false) => Joint::Comma,
     };
+    if let Some(groups) = groups(tokens, depths) {
+        let lists = groups.into_iter().map(|group| answer(group, nesting + 1, budget));
+        return Ok(Answer::List(lists.collect::<Bounded<_>>()?));
+    }
     let items = items(tokens, depths, nesting, budget)?;
     let is_statement =
         |item: &Answer| !matches!(item, Answer::Scalar(_) | Answer::Text { .. } | Answer::Choice { .. });
     if is_logic && !items.iter().all(is_statement) {
         return unreadable("a formula of logic");
     }
+    let items = with_one_parameter(items);
     if items.len() == 1 {
         return items.into_iter().next().map_or_else(|| unreadable("an empty list"), Ok);
     }
     joined(items, joint, budget)
+}
+
+/// The parts between semicolons, where each part is a list of equally many elements: `p=5,q=2; p=7,q=2`.
+fn groups<'a>(tokens: &'a [Token], depths: &[u32]) -> Option<Vec<&'a [Token]>> {
+    let mut counts = vec![1];
+    for (token, depth) in tokens.iter().zip(depths).filter(|(_, depth)| **depth == 0) {
+        match token.tok {
+            Tok::Semicolon if *depth == 0 => counts.push(1),
+            Tok::Comma => *counts.last_mut()? += 1,
+            _ => {}
+        }
+    }
+    let is_grouped = counts.len() > 1 && counts[0] > 1 && counts.iter().all(|n| *n == counts[0]);
+    is_grouped.then(|| split(tokens, depths, |token| token.tok == Tok::Semicolon))
 }
 
 /// The elements of a list, with ± written out.

@@ -13,6 +13,9 @@ use crate::poly::{Atom, Power};
 use dashu_ratio::RBig;
 use std::cmp::Ordering;
 
+/// The name of a parameter that runs over all integers.
+const PARAMETER: &str = "any integer";
+
 /// One inequality, or two in a chain `a < x < b`, with the tokens on each side of the relations.
 pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget) -> Bounded<Answer> {
     match (parts, rels) {
@@ -63,6 +66,9 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<O
         }
         _ => {}
     }
+    if let (Expr::Call(Func::Abs, args), true) = (left, rights.is_empty()) {
+        return around_zero(&args[0], rel, right, budget);
+    }
     let mut names = [lefts, rights].concat();
     names.sort_unstable();
     names.dedup();
@@ -81,6 +87,23 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<O
     let bound = Expr::Mul(vec![at_zero, Expr::Num { value: -RBig::ONE / slope, is_decimal: false }]);
     let rel = if *slope < RBig::ZERO { rel.mirrored() } else { rel };
     Ok(Some(Region::half_line(name, rel, &bound)))
+}
+
+/// `|x| < 3` and `|x| > 3`: the inner value lies between -3 and 3, or outside. A modulus of z or w may be complex.
+fn around_zero(inner: &Expr, rel: Rel, bound: &Expr, budget: &mut Budget) -> Bounded<Option<Region>> {
+    let is_complex = inner.variables().iter().any(|name| matches!(*name, "z" | "w"));
+    let is_positive = sign_of(bound, budget)? == Some(Ordering::Greater);
+    if is_complex || !is_positive || !rel.is_order() || inner.any(|node| matches!(node, Expr::Call(..))) {
+        return Ok(None);
+    }
+    let above = solved(inner, rel, bound, budget)?;
+    let below = solved(inner, rel.mirrored(), &bound.clone().negated(), budget)?;
+    let (Some(mut above), Some(below)) = (above, below) else { return Ok(None) };
+    if matches!(rel, Rel::Lt | Rel::Le) {
+        return common(&above, &below, budget);
+    }
+    above.pieces.extend(below.pieces);
+    Ok(Some(above))
 }
 
 /// The name that `tokens` spell: `x`, `f(x)`, `AB`, `\angle BEA_1`, `P(A)`, a phrase; `None` if they spell none.
@@ -127,6 +150,7 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
                 name.push_str(&numeral.whole);
             }
             Tok::Comma if depth > 0 => name.push(','),
+            Tok::Colon if i > 0 => name.push(':'),
             Tok::Minus if depth > 0 && before == Some(&Tok::Open(Bracket::Brace)) => name.push('-'),
             Tok::Caret if is_inverse(&tokens[i + 1..]) => name.push('^'),
             _ => return None,
@@ -151,6 +175,39 @@ pub(super) enum Joint {
     And,
     Or,
     Comma,
+}
+
+/// The items with a parameter that runs over all integers under one name, so that `2k\pi, k\in Z` and `2n\pi, n\in Z`
+/// are the same.
+pub(super) fn with_one_parameter(mut items: Vec<Answer>) -> Vec<Answer> {
+    let is_integers = |value: &Answer| match value {
+        Answer::Text { words, .. } => words == "integers",
+        Answer::Scalar(value) => value.expr == Expr::Var("Z".into()),
+        _ => false,
+    };
+    let parameter = match items.last() {
+        Some(Answer::Named { name, left: None, value }) if name.len() == 1 && is_integers(value) => {
+            name.clone()
+        }
+        _ => return items,
+    };
+    let renamed = |node: Expr| match &node {
+        Expr::Var(name) if *name == parameter => Expr::Var(PARAMETER.into()),
+        _ => node,
+    };
+    items.pop();
+    for item in &mut items {
+        let value = match item {
+            Answer::Named { value, .. } => &mut **value,
+            other => other,
+        };
+        if let Answer::Scalar(value) = value {
+            value.expr = value.expr.map(&mut |node| renamed(node));
+        }
+    }
+    let value = Box::new(Answer::Text { words: "integers".into(), broken: None });
+    items.push(Answer::Named { name: PARAMETER.into(), left: None, value });
+    items
 }
 
 /// What the parts of a list mean together: values of one unknown, a region, or a plain list.
@@ -226,7 +283,7 @@ fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Bounded
 
 /// The points that lie in both regions, one piece for each two pieces that meet; `None` where two ends cannot be
 /// ordered or there are too many pieces.
-fn common(a: &Region, b: &Region, budget: &mut Budget) -> Bounded<Option<Region>> {
+pub(super) fn common(a: &Region, b: &Region, budget: &mut Budget) -> Bounded<Option<Region>> {
     if a.pieces.len() * b.pieces.len() > MAX_ELEMENTS {
         return Ok(None);
     }

@@ -1,6 +1,7 @@
 //! Whether an answer equals the reference.
 
 pub(crate) mod equation;
+mod form;
 pub(crate) mod quantity;
 pub(crate) mod region;
 pub(crate) mod value;
@@ -12,6 +13,7 @@ use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::{Expr, Func};
 use crate::lex::token::Bracket;
 use equation::{same_equation, same_inequality, same_ratio};
+use form::{coordinates, count_of, with_one_constant, without_note};
 use quantity::same_quantity;
 use region::same_region;
 use std::cmp::Ordering;
@@ -25,7 +27,20 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
     match (answer, reference) {
         (Answer::Choice { .. }, _) | (_, Answer::Choice { .. }) => same_choice(answer, reference, budget),
         (Answer::Named { .. }, _) | (_, Answer::Named { .. }) => same_named(answer, reference, budget),
-        (Answer::Scalar(a), Answer::Scalar(r)) => same_quantity(a, r, budget),
+        (Answer::Scalar(a), Answer::Scalar(r)) => {
+            if let Some(expr) = with_one_constant(&a.expr, &r.expr) {
+                return same_quantity(&Quantity { expr, ..a.clone() }, r, budget);
+            }
+            same_quantity(a, r, budget)
+        }
+        (Answer::Scalar(a), Answer::Tuple { items, .. }) => match coordinates(a, items.len(), budget)? {
+            Some(vector) => same_in_order(&vector, items, budget),
+            None => Ok(false),
+        },
+        (Answer::Tuple { items, .. }, Answer::Scalar(r)) => match coordinates(r, items.len(), budget)? {
+            Some(vector) => same_in_order(items, &vector, budget),
+            None => Ok(false),
+        },
         (Answer::Empty, Answer::Set(items)) | (Answer::Set(items), Answer::Empty) => Ok(items.is_empty()),
         (Answer::Region(a), Answer::Region(r)) => same_region(a, r, budget),
         (Answer::Region(a), r) => against_region(r, a, budget),
@@ -51,6 +66,8 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         (Answer::List(a), Answer::List(r)) => same_list(a, r, budget),
         (Answer::Set(a) | Answer::List(a), Answer::Set(r) | Answer::List(r)) => same_set(a, r, budget),
         (Answer::Set(a), Answer::Scalar(_)) => same_set(a, std::slice::from_ref(reference), budget),
+        (Answer::List(a), single) if let Some(value) = without_note(a) => same(value, single, budget),
+        (single, Answer::List(r)) if let Some(value) = without_note(r) => same(single, value, budget),
         (Answer::Set(a) | Answer::List(a), single) if a.len() == 1 => same(&a[0], single, budget),
         (single, Answer::Set(r) | Answer::List(r)) if r.len() == 1 => same(single, &r[0], budget),
         (Answer::Matrix(a), Answer::Matrix(r)) => same_matrix(a, r, budget),
@@ -131,6 +148,12 @@ fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bound
             ) =>
         {
             Ok(false)
+        }
+        (Answer::Named { name, value, .. }, Answer::Scalar(r)) if let Some(count) = count_of(name, value) => {
+            same_quantity(&count, r, budget)
+        }
+        (Answer::Scalar(a), Answer::Named { name, value, .. }) if let Some(count) = count_of(name, value) => {
+            same_quantity(a, &count, budget)
         }
         (Answer::Named { value, .. }, other) => same(value, other, budget),
         (other, Answer::Named { value, .. }) => same(other, value, budget),

@@ -88,6 +88,11 @@ impl Lexer<'_> {
                 self.dollar();
                 Ok(())
             }
+            '{' if self.at("{:}") => {
+                self.pos += 3;
+                self.push(Tok::Colon);
+                Ok(())
+            }
             '{' | '}' => self.brace(c),
             '^' => {
                 self.raised();

@@ -270,6 +270,7 @@ fn sign_macro(name: &str) -> Option<Tok> {
         "frac" | "dfrac" | "tfrac" | "cfrac" | "nicefrac" | "sfrac" => Tok::Frac,
         "binom" | "dbinom" | "tbinom" => Tok::Binom,
         "choose" => Tok::Choose,
+        "over" => Tok::Over,
         "sqrt" => Tok::Sqrt,
         "overline" | "bar" => Tok::Accent("bar"),
         "hat" | "widehat" => Tok::Accent("hat"),

@@ -46,6 +46,8 @@ pub(crate) enum Tok {
     Frac,
     Binom,
     Choose,
+    /// `\over`: the group before it over the group behind it.
+    Over,
     Sqrt,
     /// The radical sign and its degree. Unlike `\sqrt`, the sign applies to a whole number: √12.
     Radical(u32),

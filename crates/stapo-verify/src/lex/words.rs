@@ -25,7 +25,7 @@ impl Lexer<'_> {
             return self.push(tok);
         }
         if matches!(group, GroupKind::Text | GroupKind::Upright) {
-            return self.push(if run == "percent" { Tok::Percent } else { Tok::Word(run) });
+            return self.push(if is_percent(&run) { Tok::Percent } else { Tok::Word(run) });
         }
         match run.as_str() {
             "sqrt" => self.push(Tok::Radical(2)),
@@ -34,7 +34,7 @@ impl Lexer<'_> {
             "inf" | "infty" | "infinity" | "Infinity" | "oo" => self.push(Tok::Infinity),
             "e" => self.push(Tok::E),
             "i" => self.push(Tok::I),
-            "percent" => self.push(Tok::Percent),
+            _ if is_percent(&run) => self.push(Tok::Percent),
             _ => self.run_of_letters(run),
         }
     }
@@ -68,6 +68,10 @@ impl Lexer<'_> {
         }
         self.push(Tok::Word(self.chars[start..self.pos].iter().collect()));
     }
+}
+
+fn is_percent(run: &str) -> bool {
+    matches!(run, "percent" | "percentage" | "pct")
 }
 
 /// The function, constant or variable that an upright run of letters is, unless the run is a unit.
