@@ -73,7 +73,7 @@ pub(crate) fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded 
 fn holds_nothing(text: &str) -> bool {
     // A long text of nothing but formatting is not worth the walk; a short one is looked at in full.
     let text = text.trim();
-    if text.len() > MAX_BLANK_BYTES {
+    if text.len() > MAX_BLANK_BYTES || text.bytes().any(|b| b.is_ascii_digit()) {
         return false;
     }
     let mut kept = text::unspaced(text);
@@ -88,6 +88,10 @@ fn holds_nothing(text: &str) -> bool {
 
 /// What a response says behind its reasoning: the text after the last `</think>`, or all of it without that mark.
 fn spoken(response: &str) -> &str {
+    // Most responses have no `<` at all, and looking for one byte is fast.
+    if !response.as_bytes().contains(&b'<') {
+        return response;
+    }
     response.rfind("</think>").map_or(response, |at| &response[at + "</think>".len()..])
 }
 

@@ -21,6 +21,7 @@ const MAX_SIDE: usize = 256;
 /// equations. `x=1 \quad y=2` and `x=1 y=2` are two equations, not the chain x = 1y = 2.
 pub(super) fn separated(tokens: &[Token], depths: &[u32]) -> Option<Vec<Token>> {
     let is_relation = |i: usize| depths[i] == 0 && matches!(tokens[i].tok, Tok::Rel(_));
+    (0..tokens.len()).filter(|i| is_relation(*i)).nth(1)?;
     let relations: Vec<usize> = (0..tokens.len()).filter(|i| is_relation(*i)).collect();
     let mut cuts = Vec::new();
     for pair in relations.windows(2) {
@@ -102,9 +103,17 @@ pub(super) fn agrees(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget) -> B
             Ok(value) => value,
             Err(Stop::OverBudget(why)) => return Err(Stop::OverBudget(why)),
             // Only the last side may be something other than a value: a point, an interval.
-            Err(_) if i + 1 == parts.len() || holds_collection(part) => continue,
+            Err(_) if (i + 1 == parts.len() && rels.last() == Some(&Rel::Eq)) || holds_collection(part) => {
+                continue;
+            }
             Err(stop) => return Err(stop),
         };
+        if rels.get(i.wrapping_sub(1)) == Some(&Rel::Approx)
+            && !value.expr.variables().is_empty()
+            && last.is_some()
+        {
+            return Ok(false);
+        }
         if !value.expr.variables().is_empty() || value.expr.any(|node| matches!(node, Expr::PlusMinus(..))) {
             continue;
         }

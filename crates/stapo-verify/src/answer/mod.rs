@@ -95,7 +95,12 @@ fn phrase(text: &str) -> Option<Answer> {
     if text.len() > 80 {
         return None;
     }
-    let words = text::plain(&text.replace("\\!", "").replace("{:}", ":"));
+    let has_wrapped_colon = text.contains("\\!") || text.contains("{:}");
+    let words = if has_wrapped_colon {
+        text::plain(&text.replace("\\!", "").replace("{:}", ":"))
+    } else {
+        text::plain(text)
+    };
     if text::is_time(&words) {
         return Some(Answer::Text { words, broken: None });
     }

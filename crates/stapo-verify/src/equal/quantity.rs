@@ -79,7 +79,7 @@ fn scaled(expr: &Expr, scale: &RBig) -> Expr {
 /// Whether both units are unknown words and the reference `b` has all words of `a`: "values" beside "integer values".
 fn share_a_word(a: &Unit, b: &Unit) -> bool {
     let is_unknown = |unit: &Unit| unit.powers.keys().all(|word| units::lookup(word).is_none());
-    is_unknown(a) && is_unknown(b) && a.powers.keys().all(|word| b.powers.contains_key(word))
+    is_unknown(a) && is_unknown(b) && a.powers.iter().all(|(word, power)| b.powers.get(word) == Some(power))
 }
 
 fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {
