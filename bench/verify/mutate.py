@@ -22,7 +22,7 @@ def plain(text):
 
 
 def letters(text):
-    return re.sub(r"(begin|end)[bp]?matrix|[\s{}$~\\^;]|r?i?ght|lg|log|leq|le(?=g)|!", "", plain(text))
+    return re.sub(r"(begin|end)[bp]?matrix|[\s{}$~\\^;]|r?i?ght|lg|log|leq|le(?=g)", "", plain(text))
 
 
 def zeros(text):
