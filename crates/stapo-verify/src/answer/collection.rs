@@ -1,7 +1,7 @@
 //! Tuples, unions, set membership and matrices, put together from parts that are read.
 
 use super::Answer;
-use super::parts::split;
+use super::parts::{depths, split};
 use super::quantity::Quantity;
 use super::region::{End, Interval, Region};
 use super::relation::{common, name_of};
@@ -172,6 +172,49 @@ fn minor(rows: &[Vec<Expr>], columns: &[usize]) -> Expr {
         if i % 2 == 0 { term } else { term.negated() }
     });
     Expr::sum(terms.collect())
+}
+
+/// The terms of a sum of matrices, each with its sign as its first token; `None` for anything else.
+pub(super) fn matrix_terms(tokens: &[Token], depths: &[u32]) -> Option<Vec<Vec<Token>>> {
+    let is_sign = |i: usize| depths[i] == 0 && matches!(tokens[i].tok, Tok::Plus | Tok::Minus);
+    let is_begin = |token: &Token| token.tok == Tok::Begin;
+    if !tokens.iter().any(is_begin) || !(1..tokens.len()).any(is_sign) {
+        return None;
+    }
+    let mut terms: Vec<Vec<Token>> = vec![Vec::new()];
+    for (i, token) in tokens.iter().enumerate() {
+        if is_sign(i) && i > 0 {
+            terms.push(Vec::new());
+        }
+        if !(is_sign(i) && token.tok == Tok::Plus) {
+            terms.last_mut()?.push(token.clone());
+        }
+    }
+    (terms.len() > 1 && terms.iter().all(|term| term.iter().any(is_begin))).then_some(terms)
+}
+
+/// The sum of matrices of one size.
+pub(super) fn matrix_sum(terms: &[Vec<Token>], budget: &mut Budget) -> Bounded<Answer> {
+    let mut sum: Option<Vec<Vec<Expr>>> = None;
+    for term in terms {
+        let depths = depths(term)?;
+        let at = term.iter().position(|token| token.tok == Tok::Begin).unwrap_or(0);
+        let Answer::Matrix(rows) = matrix(&term[..at], &term[at..], &depths[at..], budget)? else {
+            return unreadable("a sum of a matrix and something else");
+        };
+        let Some(old) = sum.take() else {
+            sum = Some(rows);
+            continue;
+        };
+        if old.len() != rows.len() || old[0].len() != rows[0].len() {
+            return unreadable("a sum of matrices of different sizes");
+        }
+        let added = |(a, b): (Vec<Expr>, Vec<Expr>)| {
+            a.into_iter().zip(b).map(|(x, y)| Expr::Add(vec![x, y])).collect::<Vec<Expr>>()
+        };
+        sum = Some(old.into_iter().zip(rows).map(added).collect());
+    }
+    sum.map_or_else(|| unreadable("an empty sum of matrices"), |rows| Ok(Answer::Matrix(rows)))
 }
 
 /// A matrix between `\begin` and `\end`, every entry multiplied by the factor in front of it.

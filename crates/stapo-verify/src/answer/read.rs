@@ -4,8 +4,8 @@ use super::Answer;
 use super::chain::{agrees, is_separator, noted, separated};
 use super::choice::choice;
 use super::collection::{
-    MAX_SIGN_CHOICES, add_to_intersection, add_to_union, described_set, determinant, matrix, member,
-    spread_signs, without_points,
+    MAX_SIGN_CHOICES, add_to_intersection, add_to_union, described_set, determinant, matrix, matrix_sum,
+    matrix_terms, member, spread_signs, without_points,
 };
 use super::parts::{depths, split, trimmed};
 use super::prose::{is_prose, letter_run, spelled, words};
@@ -79,6 +79,9 @@ fn single(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget)
         && let [Token { tok: Tok::Begin, .. }, .., Token { tok: Tok::End, .. }] = inside
     {
         return determinant(inside, &depths[1..tokens.len() - 1], budget);
+    }
+    if let Some(terms) = matrix_terms(tokens, depths) {
+        return matrix_sum(&terms, budget);
     }
     if let Some(at) = find(Tok::Begin) {
         return matrix(&tokens[..at], &tokens[at..], &depths[at..], budget);

@@ -153,6 +153,12 @@ pub(super) fn resolve_letters(tokens: &mut Vec<Token>) {
             }
             _ => {}
         }
+        if after_number && is(tokens.get(i), "per") && is(tokens.get(i + 1), "cent") && i + 2 == tokens.len()
+        {
+            tokens[i].tok = Tok::Percent;
+            tokens.pop();
+            break;
+        }
         if after_number && is(tokens.get(i), "base") && is_number(tokens.get(i + 1)) {
             tokens[i].tok = Tok::Under;
         }
