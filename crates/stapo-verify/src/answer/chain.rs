@@ -78,13 +78,21 @@ fn name_behind(side: &[Token]) -> Option<usize> {
     let constant = side.iter().take_while(|token| !matches!(token.tok, Tok::Letter(_))).count();
     (1..side.len().min(constant + 1)).find(|&at| {
         let before = &side[at - 1];
-        let ends_value = before.is_text
-            || matches!(before.tok, Tok::Num(_) | Tok::Close(_) | Tok::Percent | Tok::Degree);
+        let ends_value =
+            before.is_text || matches!(before.tok, Tok::Num(_) | Tok::Close(_) | Tok::Percent | Tok::Degree);
         // `b h` and `ab` behind a number are products.
         let is_one_name = side[at + 1..].iter().all(|token| !token.is_spaced || token.is_text)
-            && !matches!(&side[at].tok, Tok::Word(run) if !side[at].is_text && run.len() <= 3 && run.bytes().all(|b| b.is_ascii_lowercase()));
+            && !is_letter_product(&side[at]);
         side[at].is_spaced && ends_value && is_one_name && name_of(&side[at..]).is_some()
     })
+}
+
+/// Whether the token is a short run of small letters, which is a product of variables.
+fn is_letter_product(token: &Token) -> bool {
+    match &token.tok {
+        Tok::Word(run) => !token.is_text && run.len() <= 3 && run.bytes().all(|b| b.is_ascii_lowercase()),
+        _ => false,
+    }
 }
 
 /// Whether neighbouring sides of a chain agree wherever both are constants. A side that names something is no constant.
