@@ -14,6 +14,7 @@ mod approx;
 mod budget;
 mod equal;
 mod exact_form;
+mod explain;
 mod expr;
 mod extract;
 mod lex;
@@ -130,6 +131,15 @@ pub struct Graded {
 /// Finds the answer in `response` and compares the answer with `reference`.
 pub fn grade(response: &str, reference: &str, rules: impl Into<Rules>) -> Graded {
     modes::grade(response, reference, rules.into())
+}
+
+/// How `math` reads an answer or a reference: a tree in plain words, one node per line.
+///
+/// ```
+/// assert_eq!(stapo_verify::reading("x=5"), "the name x stands for\n  the number 5");
+/// ```
+pub fn reading(text: &str) -> String {
+    explain::reading(text)
 }
 
 /// Compares an answer that is already extracted with `reference`.

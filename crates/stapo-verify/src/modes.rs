@@ -8,16 +8,19 @@ mod math;
 mod tests;
 
 use crate::extract::{self, LastBox, answer_line, extract, last_box};
-use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show};
+use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show, text};
 
 /// Characters at the end of a response that the `JustRL` rule looks at, and those within which the box must lie.
 const BOXED_EXACT_TAIL: usize = 300;
 const BOXED_EXACT_BOX: usize = 100;
+/// Longest text that may turn out to hold no answer at all.
+const MAX_BLANK_BYTES: usize = 256;
 
 pub(crate) fn grade(response: &str, reference: &str, rules: Rules) -> Graded {
     if response.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
         return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
     }
+    let response = spoken(response);
     let found = match rules.mode {
         Mode::Math | Mode::MultipleChoice => extract(response, rules.order, rules.fallback),
         Mode::Exact => extract(response, rules.order, rules.fallback).or(Some(response.trim())),
@@ -25,17 +28,37 @@ pub(crate) fn grade(response: &str, reference: &str, rules: Rules) -> Graded {
         Mode::BoxedExact => boxed_in_tail(response),
     };
     match found {
+        Some(answer) if rules.mode == Mode::Math => {
+            let graded = grade_answer(answer, reference, rules.mode);
+            joined_boxes(response, answer, reference, &graded).unwrap_or(graded)
+        }
         Some(answer) => grade_answer(answer, reference, rules.mode),
         None => plain(Verdict::NoAnswer, None, reference, why_nothing(response, rules.mode)),
     }
+}
+
+/// The grading of all boxes of the last line together, where the reference is a list and the boxes are right.
+fn joined_boxes(response: &str, last: &str, reference: &str, graded: &Graded) -> Option<Graded> {
+    let is_list = reference.contains([',', ';']) || reference.contains(" and ") || reference.contains(" or ");
+    if graded.verdict == Verdict::Right || !is_list {
+        return None;
+    }
+    let boxes = extract::boxes_of_last_line(response)?;
+    if boxes.last().map(|text| text.trim()) != Some(last) {
+        return None;
+    }
+    Some(grade_answer(&boxes.join(", "), reference, Mode::Math)).filter(|all| all.verdict == Verdict::Right)
 }
 
 pub(crate) fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded {
     if answer.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
         return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
     }
-    if answer.trim().is_empty() && !(reference.trim().is_empty() && mode == Mode::Exact) {
+    if holds_nothing(answer) {
         return plain(Verdict::NoAnswer, None, reference, "the answer is empty".into());
+    }
+    if holds_nothing(reference) {
+        return plain(Verdict::Unparsable, Some(answer), reference, "the reference is empty".into());
     }
     match mode {
         Mode::Math => math::grade(answer, reference),
@@ -44,6 +67,32 @@ pub(crate) fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded 
         Mode::BoxedExact => by_text(answer, answer, reference, reference),
         Mode::Exact => by_text(answer, answer.trim(), reference, reference.trim()),
     }
+}
+
+/// Whether a text is only white space, formatting and punctuation.
+fn holds_nothing(text: &str) -> bool {
+    // A long text of nothing but formatting is not worth the walk; a short one is looked at in full.
+    let text = text.trim();
+    if text.len() > MAX_BLANK_BYTES || text.bytes().any(|b| b.is_ascii_digit()) {
+        return false;
+    }
+    let mut kept = text::unspaced(text);
+    // `{}` alone is the empty set.
+    if text.contains('\\') {
+        while kept.contains("{}") {
+            kept = kept.replace("{}", "");
+        }
+    }
+    kept.chars().all(|c| matches!(c, '.' | ',' | ';' | ':' | '?' | '*' | '。'))
+}
+
+/// What a response says behind its reasoning: the text after the last `</think>`, or all of it without that mark.
+fn spoken(response: &str) -> &str {
+    // Most responses have no `<` at all, and looking for one byte is fast.
+    if !response.as_bytes().contains(&b'<') {
+        return response;
+    }
+    response.rfind("</think>").map_or(response, |at| &response[at + "</think>".len()..])
 }
 
 /// The last box within the last 100 of the last 300 characters.

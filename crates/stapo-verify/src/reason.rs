@@ -93,6 +93,6 @@ fn kind(answer: &Answer) -> &'static str {
         Answer::Ratio(_) => "a ratio",
         Answer::Choice { .. } => "a choice",
         Answer::Empty => "the empty set",
-        Answer::Text { .. } => "a text",
+        Answer::Text { .. } | Answer::Run(_) => "a text",
     }
 }

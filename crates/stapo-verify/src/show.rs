@@ -46,7 +46,7 @@ fn whole(answer: &Answer, budget: &mut Budget) -> String {
             format!("[{}]", rows.iter().map(|cells| row(cells, budget)).collect::<Vec<_>>().join(", "))
         }
         Answer::Named { name, value, .. } => format!("{name} = {}", whole(value, budget)),
-        Answer::Equation(left, right) => format!("{} = {}", expr(left, budget), expr(right, budget)),
+        Answer::Equation(left, right) => format!("{} = {}", expr(left, budget), quantity(right, budget)),
         Answer::Inequality(left, rel, right) => {
             format!("{} {} {}", expr(left, budget), rel.sign(), expr(right, budget))
         }
@@ -56,7 +56,7 @@ fn whole(answer: &Answer, budget: &mut Budget) -> String {
             None => format!("({letter})"),
         },
         Answer::Empty => "{}".into(),
-        Answer::Text { words, .. } => words.clone(),
+        Answer::Text { words, .. } | Answer::Run(words) => words.clone(),
     }
 }
 

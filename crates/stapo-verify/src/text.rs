@@ -32,6 +32,12 @@ pub(crate) fn plain(text: &str) -> String {
             '$' | '{' | '}' | '~' | '*' | '"' | '“' | '”' | '`' => words.push(' '),
             '’' | '‘' => words.push('\''),
             '−' | '–' | '—' => words.push('-'),
+            // A factorial is no exclamation.
+            '!' if words.ends_with(|c: char| c.is_ascii_digit() || matches!(c, ')' | ']'))
+                || is_single_letter(&words) =>
+            {
+                words.push(c);
+            }
             '.' | ',' | ';' | ':' | '!' | '?' => {
                 // Punctuation counts inside a number or a time of day, but not at the end of a word.
                 let digit_after = chars.peek().is_some_and(char::is_ascii_digit);
@@ -46,6 +52,64 @@ pub(crate) fn plain(text: &str) -> String {
         list.remove(0);
     }
     join_meridiem(&list.join(" "))
+}
+
+/// Whether the last word is one letter.
+fn is_single_letter(words: &str) -> bool {
+    let mut last = words.chars().rev();
+    last.next().is_some_and(char::is_alphabetic) && last.next().is_none_or(|c| !c.is_alphanumeric())
+}
+
+/// `text` without white space and formatting; every other sign stays. Braces around one sign are left out, and the
+/// styles of a fraction are one: `\dfrac{1}{2}` is `\frac12`.
+pub(crate) fn unspaced(text: &str) -> String {
+    let mut kept = String::new();
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        if c != '\\' {
+            if !c.is_whitespace() && !matches!(c, '$' | '~') {
+                kept.push(c);
+            }
+            close_single(&mut kept);
+            continue;
+        }
+        let mut name = String::new();
+        while let Some(letter) = chars.peek().filter(|c| c.is_ascii_alphabetic()) {
+            name.push(*letter);
+            chars.next();
+        }
+        match name.as_str() {
+            "" => match chars.next() {
+                Some(',' | ';' | ':' | '!' | ' ' | '(' | ')' | '[' | ']') | None => {}
+                Some(sign) => kept.extend(['\\', sign]),
+            },
+            "dfrac" | "tfrac" | "cfrac" => kept.push_str("\\frac"),
+            _ if is_formatting(&name) => {}
+            _ => {
+                kept.push('\\');
+                kept.push_str(&name);
+                // The end of a macro's name is kept where a letter follows: `\sin x` is not `\sinx`.
+                if chars.clone().find(|c| !c.is_whitespace()).is_some_and(char::is_alphabetic) {
+                    kept.push(' ');
+                }
+            }
+        }
+    }
+    kept
+}
+
+/// Removes the braces of a group of one sign that has just been closed.
+fn close_single(text: &mut String) {
+    let mut last = text.chars().rev();
+    if last.next() != Some('}') {
+        return;
+    }
+    let Some(sign) = last.next().filter(|c| !matches!(c, '{' | '}' | '\\')) else { return };
+    let is_group = last.next() == Some('{') && last.next() != Some('\\');
+    if is_group {
+        text.truncate(text.len() - sign.len_utf8() - 2);
+        text.push(sign);
+    }
 }
 
 fn is_formatting(name: &str) -> bool {

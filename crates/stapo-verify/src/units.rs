@@ -12,6 +12,8 @@ pub(crate) struct Unit {
     pub(crate) powers: BTreeMap<String, i32>,
     /// The unit as shown to people.
     pub(crate) shown: String,
+    /// How many words of the unit are no known unit.
+    pub(crate) n_unknown: usize,
 }
 
 impl Unit {
@@ -33,17 +35,22 @@ impl Unit {
             1 => format!("{}{joint}{}", self.shown, other.shown),
             _ => format!("{}{joint}{}^{power}", self.shown, other.shown),
         };
-        Self { scale, powers, shown }
+        Self { scale, powers, shown, n_unknown: self.n_unknown + other.n_unknown }
     }
 
     pub(crate) fn one() -> Self {
-        Self { scale: RBig::ONE, powers: BTreeMap::new(), shown: String::new() }
+        Self { scale: RBig::ONE, powers: BTreeMap::new(), shown: String::new(), n_unknown: 0 }
     }
 
     /// A word that is no known unit: `apples`.
     pub(crate) fn word(word: &str) -> Self {
         let base = singular(&word.to_lowercase());
-        Self { scale: RBig::ONE, powers: BTreeMap::from([(base, 1)]), shown: word.to_lowercase() }
+        Self {
+            scale: RBig::ONE,
+            powers: BTreeMap::from([(base, 1)]),
+            shown: word.to_lowercase(),
+            n_unknown: 1,
+        }
     }
 }
 
@@ -73,7 +80,7 @@ pub(crate) fn lookup(name: &str) -> Option<Unit> {
     };
     let scale = RBig::from_parts(numerator.into(), denominator.into());
     let powers = if base.is_empty() { BTreeMap::new() } else { BTreeMap::from([(base.to_owned(), power)]) };
-    Some(Unit { scale, powers, shown: name.to_lowercase() })
+    Some(Unit { scale, powers, shown: name.to_lowercase(), n_unknown: 0 })
 }
 
 fn known_word(word: &str) -> Option<(&'static str, i32, u64, u64)> {
@@ -122,7 +129,6 @@ fn known_word(word: &str) -> Option<(&'static str, i32, u64, u64)> {
         "fahrenheit" => ("F", 1, 1, 1),
         "gallon" | "gal" => ("gallon", 1, 1, 1),
         "quart" => ("quart", 1, 1, 1),
-        "dozen" => ("dozen", 1, 1, 1),
         _ => return None,
     })
 }
@@ -134,14 +140,96 @@ fn currency(word: &str) -> Option<(&'static str, i32, u64, u64)> {
         .map(|name| (name, 1, 1, 1))
 }
 
+/// Whether a word behind a number changes the value or states a condition, and so is no unit: `5 below zero`.
+pub(crate) fn changes_value(word: &str) -> bool {
+    const WORDS: [&str; 64] = [
+        "quarter",
+        "quarters",
+        "score",
+        "gross",
+        "couple",
+        "fold",
+        "below",
+        "above",
+        "under",
+        "over",
+        "minus",
+        "plus",
+        "times",
+        "negative",
+        "positive",
+        "less",
+        "fewer",
+        "greater",
+        "than",
+        "least",
+        "most",
+        "not",
+        "no",
+        "none",
+        "zero",
+        "factorial",
+        "mod",
+        "modulo",
+        "remainder",
+        "point",
+        "root",
+        "to",
+        "from",
+        "power",
+        "twice",
+        "double",
+        "triple",
+        "except",
+        "without",
+        "between",
+        "through",
+        "until",
+        "but",
+        "if",
+        "when",
+        "where",
+        "for",
+        "at",
+        "is",
+        "are",
+        "by",
+        "infinity",
+        "billionth",
+        "millionth",
+        "true",
+        "false",
+        "wrong",
+        "squared",
+        "cubed",
+        "inverse",
+        "half",
+        "divided",
+        "multiplied",
+        "base",
+    ];
+    let word = word.to_lowercase();
+    WORDS.contains(&word.as_str()) || crate::text::small_number(&word).is_some()
+}
+
+/// Codes of currencies that may stand before a number: `USD 18`.
+pub(crate) fn is_currency_code(word: &str) -> bool {
+    matches!(word, "USD" | "EUR" | "RMB")
+}
+
+/// Words before a noun that leave a count as it is: `5 different ways`.
+pub(crate) fn is_plain_adjective(word: &str) -> bool {
+    matches!(word, "different" | "distinct" | "possible" | "total" | "integer" | "real" | "such")
+}
+
 /// Words that are never a product of variables.
 pub(crate) fn is_word(run: &str) -> bool {
-    const WORDS: [&str; 58] = [
+    const WORDS: [&str; 59] = [
         "and", "or", "base", "no", "yes", "none", "per", "sq", "cu", "am", "pm", "the", "is", "of", "all",
         "real", "true", "false", "odd", "even", "east", "west", "up", "down", "left", "right", "red", "blue",
         "to", "for", "if", "not", "with", "than", "one", "two", "six", "ten", "dne", "nan", "ans", "us",
         "any", "set", "only", "in", "a", "an", "jan", "feb", "may", "june", "july", "aug", "sept", "oct",
-        "nov", "dec",
+        "nov", "dec", "dozen",
     ];
     let lower = run.to_lowercase();
     WORDS.contains(&lower.as_str()) || (run.len() > 1 && lookup(run).is_some())

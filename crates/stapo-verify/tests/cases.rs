@@ -103,7 +103,7 @@ fn there_are_many_cases_and_half_of_them_are_negative() {
 fn every_case_is_equal_to_itself() {
     for case in cases()
         .iter()
-        .filter(|case| !case.is_response && case.mode == Mode::Math && !case.text.trim().is_empty())
+        .filter(|case| !case.is_response && case.mode == Mode::Math && case.verdict != Verdict::NoAnswer)
     {
         for text in [&case.text, &case.reference] {
             let graded = grade_answer(text, text, Mode::Math);

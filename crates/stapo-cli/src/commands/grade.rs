@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use stapo_verify::{Fallback, Graded, Mode, Order, Rules, Verdict, grade, grade_answer};
+use stapo_verify::{Fallback, Graded, Mode, Order, Rules, Verdict, grade, grade_answer, reading};
 use std::io::{BufRead, BufWriter, Write};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -30,6 +30,9 @@ pub struct Args {
     /// Also print both canonical forms, as `canonical_answer` and `canonical_reference`.
     #[arg(long)]
     canonical: bool,
+    /// Print, in place of records, the verdict and how answer and reference are read, as trees in plain words.
+    #[arg(long)]
+    explain: bool,
     /// Threads; 0 = one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -204,7 +207,12 @@ fn grade_line(line: &Raw, number: u64, args: &Args) -> LineOutcome {
         (None, Some(answer)) => grade_answer(answer, &reference, args.mode),
     };
     let micros = start.elapsed().as_micros() as u64;
-    LineOutcome::Graded(shown(&graded, &reference, args.canonical, micros), graded.verdict)
+    let text = if args.explain {
+        explained(&graded, &reference, number)
+    } else {
+        shown(&graded, &reference, args.canonical, micros)
+    };
+    LineOutcome::Graded(text, graded.verdict)
 }
 
 fn rules(args: &Args) -> Rules {
@@ -231,6 +239,21 @@ fn shown(graded: &Graded, reference: &str, with_canonical: bool, micros: u64) ->
         micros,
     };
     serde_json::to_string(&line).expect("strings and numbers serialise")
+}
+
+/// The verdict and both readings of one line, for people.
+fn explained(graded: &Graded, reference: &str, number: u64) -> String {
+    let verdict = VERDICTS.iter().find(|(listed, _)| *listed == graded.verdict).map_or("", |(_, name)| name);
+    let tree = |text: &str| format!("    {}\n", reading(text).replace('\n', "\n    "));
+    let answer = match &graded.extracted {
+        Some(answer) => format!("  the answer {answer} is read as\n{}", tree(answer)),
+        None => "  there is no answer\n".into(),
+    };
+    format!(
+        "line {number}: {verdict}: {}\n{answer}  the reference {reference} is read as\n{}",
+        graded.reason,
+        tree(reference)
+    )
 }
 
 fn bad_line(error: &str, line: u64) -> LineOutcome {

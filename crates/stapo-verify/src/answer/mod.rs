@@ -1,5 +1,6 @@
 //! What an answer is: a number, a tuple, a set, an interval, a matrix, an equation, a word.
 
+mod chain;
 mod choice;
 pub(crate) mod clean;
 mod collection;
@@ -40,7 +41,7 @@ pub(crate) enum Answer {
         left: Option<Expr>,
         value: Box<Answer>,
     },
-    Equation(Expr, Expr),
+    Equation(Expr, Quantity),
     Inequality(Expr, Rel, Expr),
     Ratio(Vec<Expr>),
     /// A multiple-choice letter and the value written behind the letter.
@@ -48,6 +49,8 @@ pub(crate) enum Answer {
         letter: char,
         rest: Option<Box<Answer>>,
     },
+    /// Three letters alone: a word, an order of letters, or a product of variables.
+    Run(String),
     /// The empty set, "no solution".
     Empty,
     /// Words. `broken` says why a text that looks like mathematics could not be read.
@@ -63,12 +66,19 @@ pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Bounded<A
     if let Some(answer) = phrase(cleaned) {
         return Ok(answer);
     }
-    let words = |broken: Option<String>| Answer::Text { words: text::plain(cleaned), broken };
+    // Prose is compared by its words. A formula that cannot be read is compared sign by sign.
+    let words = |broken: Option<String>| Answer::Text {
+        words: if broken.is_some() { text::unspaced(cleaned) } else { text::plain(cleaned) },
+        broken,
+    };
     let tokens = match tokens(cleaned, commas) {
         Ok(tokens) => tokens,
         Err(Stop::Unreadable(why)) => return Ok(words(Some(why))),
         Err(stop) => return Err(stop),
     };
+    if let Some(run) = prose::letter_run(&tokens) {
+        return Ok(Answer::Run(run));
+    }
     if prose::is_prose(&tokens) {
         return Ok(words(None));
     }
@@ -85,7 +95,12 @@ fn phrase(text: &str) -> Option<Answer> {
     if text.len() > 80 {
         return None;
     }
-    let words = text::plain(text);
+    let has_wrapped_colon = text.contains("\\!") || text.contains("{:}");
+    let words = if has_wrapped_colon {
+        text::plain(&text.replace("\\!", "").replace("{:}", ":"))
+    } else {
+        text::plain(text)
+    };
     if text::is_time(&words) {
         return Some(Answer::Text { words, broken: None });
     }

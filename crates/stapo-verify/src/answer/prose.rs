@@ -1,6 +1,10 @@
 //! Answers that are words.
 
 use crate::lex::token::{Bracket, Tok, Token};
+use crate::units;
+
+/// Letters that are often variables.
+const VARIABLES: &str = "abcdhkmnpqrstuvwxyz";
 
 /// Whether the tokens are words and nothing else.
 pub(super) fn is_prose(tokens: &[Token]) -> bool {
@@ -9,8 +13,7 @@ pub(super) fn is_prose(tokens: &[Token]) -> bool {
     {
         return false;
     }
-    let is_variables =
-        |word: &str| word.len() <= 3 && word.chars().all(|c| "abcdhkmnpqrstuvwxyz".contains(c));
+    let is_variables = |word: &str| word.len() <= 3 && word.chars().all(|c| VARIABLES.contains(c));
     let n_words =
         tokens.iter().filter(|t| matches!(&t.tok, Tok::Word(w) if t.is_text || !is_variables(w))).count();
     let is_set_name =
@@ -24,6 +27,18 @@ pub(super) fn is_prose(tokens: &[Token]) -> bool {
             _ => false,
         })
         && !is_single_letter(tokens)
+}
+
+/// Three small letters alone that may be variables. They may also be a word or an order of letters: cab is not bac.
+pub(super) fn letter_run(tokens: &[Token]) -> Option<String> {
+    match tokens {
+        [Token { tok: Tok::Word(run), is_text: false, .. }]
+            if run.len() == 3 && !units::is_word(run) && run.chars().all(|c| VARIABLES.contains(c)) =>
+        {
+            Some(run.clone())
+        }
+        _ => None,
+    }
 }
 
 /// Whether tokens that cannot be read as mathematics are mostly words, so that the answer is wrong and not unparsable.
@@ -56,9 +71,25 @@ fn is_single_letter(tokens: &[Token]) -> bool {
     matches!(tokens, [Token { tok: Tok::Word(word), .. }] if word.chars().count() == 1)
 }
 
-/// Whether the token is the word `and` or `or`.
+/// Whether the token is the word `and` or `or`, or the sign of logic for one of them.
 pub(super) fn is_joint(token: &Token) -> bool {
-    matches!(&token.tok, Tok::Word(word) if matches!(word.to_lowercase().as_str(), "and" | "or"))
+    match &token.tok {
+        Tok::Word(word) => matches!(word.to_lowercase().as_str(), "and" | "or"),
+        Tok::Other(sign) => matches!(sign.as_str(), "\\land" | "\\lor"),
+        _ => false,
+    }
+}
+
+/// The tokens as one text that leaves out white space and nothing else.
+pub(super) fn spelled(tokens: &[Token]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for token in tokens {
+        match &token.tok {
+            Tok::Word(word) | Tok::Letter(word) | Tok::Other(word) => parts.push(word.clone()),
+            tok => parts.push(format!("{tok:?}")),
+        }
+    }
+    parts.join(" ")
 }
 
 /// The tokens as lower-case words.
@@ -71,6 +102,8 @@ pub(super) fn words(tokens: &[Token]) -> String {
             Tok::I => words.push("i".into()),
             Tok::E => words.push("e".into()),
             Tok::Colon => words.push(":".into()),
+            Tok::Minus => words.push("-".into()),
+            Tok::Prime => words.push("'".into()),
             _ => {}
         }
     }

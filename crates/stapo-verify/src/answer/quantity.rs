@@ -75,6 +75,11 @@ pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantit
         })
         .cloned()
         .collect();
+    let mut kept = kept;
+    if matches!(kept.as_slice(), [Token { tok: Tok::Word(code), .. }, Token { tok: Tok::Num(_), .. }, ..] if units::is_currency_code(code))
+    {
+        kept.rotate_left(1);
+    }
     let end = unit_start(&kept);
     let (value, tail) = kept.split_at(end);
     let (scale, tail) = scale_word(tail);
@@ -98,7 +103,11 @@ fn unit_start(tokens: &[Token]) -> usize {
             Tok::Open(_) | Tok::Begin => n_open += 1,
             Tok::Close(_) | Tok::End => n_open = n_open.saturating_sub(1),
             Tok::Word(word) if n_open == 0 && i > 0 => {
-                let starts = token.is_text || units::is_word(word) || word.len() > 4 || !word.is_ascii();
+                let starts = token.is_text
+                    || units::is_word(word)
+                    || word.len() > 4
+                    || !word.is_ascii()
+                    || is_short_noun(tokens, i);
                 let is_subscript = matches!(tokens[i - 1].tok, Tok::Under);
                 if starts && !is_subscript && tokens[i..].iter().all(is_unit_token) {
                     return i;
@@ -108,6 +117,17 @@ fn unit_start(tokens: &[Token]) -> usize {
         }
     }
     tokens.len()
+}
+
+/// Whether a run of three or four letters stands apart behind a number and has a letter that is seldom a variable:
+/// `5 dogs`.
+fn is_short_noun(tokens: &[Token], at: usize) -> bool {
+    let Tok::Word(run) = &tokens[at].tok else { return false };
+    run.len() >= 3
+        && tokens[at].is_spaced
+        && matches!(tokens[at - 1].tok, Tok::Num(_))
+        && run.bytes().all(|b| b.is_ascii_lowercase())
+        && run.contains(['e', 'f', 'g', 'i', 'j', 'l', 'o'])
 }
 
 fn is_unit_token(token: &Token) -> bool {
@@ -124,15 +144,31 @@ fn is_unit_token(token: &Token) -> bool {
 /// The factor of a scale word such as `million` in front of a unit, and the tokens behind the word.
 fn scale_word(tail: &[Token]) -> (Option<RBig>, &[Token]) {
     let Some(Tok::Word(word)) = tail.first().map(|token| &token.tok) else { return (None, tail) };
-    let power = match word.to_lowercase().as_str() {
-        "hundred" => 2,
-        "thousand" => 3,
-        "million" => 6,
-        "billion" => 9,
-        "trillion" => 12,
-        _ => return (None, tail),
+    let scale = match word.to_lowercase().as_str() {
+        "hundred" => RBig::from(100),
+        "thousand" => RBig::from(1000),
+        "million" => RBig::from(10u8).pow(6),
+        "billion" => RBig::from(10u8).pow(9),
+        "trillion" => RBig::from(10u8).pow(12),
+        "dozen" => RBig::from(12),
+        part => match part_named(part) {
+            Some(n) => RBig::ONE / RBig::from(n),
+            None => return (None, tail),
+        },
     };
-    (Some(RBig::from(10u8).pow(power)), &tail[1..])
+    (Some(scale), &tail[1..])
+}
+
+/// The denominator that a word names: `5 halves`, `2 thirds`.
+fn part_named(word: &str) -> Option<u32> {
+    const NAMES: [&str; 9] =
+        ["half", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"];
+    let name = if word == "halves" { "half" } else { word.strip_suffix('s').unwrap_or(word) };
+    match name {
+        "hundredth" => Some(100),
+        "thousandth" => Some(1000),
+        _ => NAMES.iter().position(|known| *known == name).map(|i| i as u32 + 2),
+    }
 }
 
 fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
@@ -156,7 +192,12 @@ fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
                 direction = -1;
                 continue;
             }
-            "square" | "sq" | "squared" => {
+            word @ ("squared" | "cubed") if pos > 1 && !unit.shown.is_empty() => {
+                let last = unit.clone();
+                unit = unit.times(&last, if word == "squared" { 1 } else { 2 });
+                continue;
+            }
+            "square" | "sq" => {
                 prefix_power = 2;
                 continue;
             }
@@ -165,6 +206,8 @@ fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
                 continue;
             }
             "of" | "the" | "total" | "in" if tail.len() > 1 && name != "in" => continue,
+            word if units::is_plain_adjective(word) && pos < tail.len() => continue,
+            word if units::changes_value(word) => return unreadable("a word that changes the value"),
             _ => {}
         }
         let part = units::lookup(name).unwrap_or_else(|| Unit::word(name));
@@ -172,6 +215,9 @@ fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
         pos = next;
         unit = unit.times(&part, direction * prefix_power * power);
         prefix_power = 1;
+    }
+    if prefix_power != 1 {
+        return unreadable("a power without a unit");
     }
     Ok((!unit.shown.is_empty()).then_some(unit))
 }
@@ -204,6 +250,13 @@ fn unit_power(tail: &[Token], mut pos: usize) -> Bounded<(i32, usize)> {
 /// `5 m` and `10 m/s`: a value, a space, and letters that are symbols of units.
 fn letter_unit(tokens: &[Token], budget: &mut Budget) -> Option<(Box<Expr>, Unit)> {
     let is_symbol = |token: &Token| matches!(&token.tok, Tok::Letter(name) if matches!(name.as_str(), "m" | "g" | "s" | "h" | "L" | "N" | "J" | "W" | "V" | "K"));
+    // `12 ways`: a run of letters apart behind a number.
+    if let [value @ .., Token { tok: Tok::Num(_), .. }, Token { tok: Tok::Word(run), is_spaced: true, .. }] =
+        tokens
+        && run.len() >= 3
+    {
+        return measure(&tokens[..=value.len()], &tokens[value.len() + 1..], budget);
+    }
     let start = tokens.iter().position(|token| token.is_spaced && is_symbol(token))?;
     let (value, tail) = tokens.split_at(start);
     if !tail
@@ -212,6 +265,11 @@ fn letter_unit(tokens: &[Token], budget: &mut Budget) -> Option<(Box<Expr>, Unit
     {
         return None;
     }
+    measure(value, tail, budget)
+}
+
+/// A constant and its unit.
+fn measure(value: &[Token], tail: &[Token], budget: &mut Budget) -> Option<(Box<Expr>, Unit)> {
     let expr = parse::expression(value, budget).ok()?;
     if expr.any(|node| matches!(node, Expr::Var(_))) {
         return None;

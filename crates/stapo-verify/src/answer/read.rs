@@ -1,13 +1,17 @@
 //! From tokens to an answer: split at the operator that binds least, then read the parts.
 
 use super::Answer;
+use super::chain::{agrees, is_separator, noted, separated};
 use super::choice::choice;
-use super::collection::{MAX_SIGN_CHOICES, add_to_union, matrix, member, spread_signs, without_point};
+use super::collection::{
+    MAX_SIGN_CHOICES, add_to_intersection, add_to_union, described_set, determinant, matrix, matrix_sum,
+    matrix_terms, member, spread_signs, without_points,
+};
 use super::parts::{depths, split, trimmed};
-use super::prose::{is_joint, is_prose, words};
+use super::prose::{is_prose, letter_run, spelled, words};
 use super::quantity::{Quantity, quantity};
 use super::region::Region;
-use super::relation::{Joint, inequalities, joined, name_of};
+use super::relation::{Joint, inequalities, joined, measured, name_of, with_one_parameter};
 use crate::budget::{Bounded, Budget, MAX_ELEMENTS, Stop, unreadable};
 use crate::expr::{Expr, Sign};
 use crate::lex::token::{Bracket, Rel, Tok, Token};
@@ -29,31 +33,55 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     if let Some((letter, rest)) = choice(tokens) {
         return Ok(Answer::Choice { letter, rest: behind_letter(rest, nesting, budget)? });
     }
+    if let Some(run) = letter_run(tokens) {
+        return Ok(Answer::Run(run));
+    }
     if is_prose(tokens) {
         return Ok(Answer::Text { words: words(tokens), broken: None });
     }
     let depths = depths(tokens)?;
     let top = |i: usize| depths[i] == 0;
-    let is_list = (0..tokens.len())
-        .any(|i| top(i) && (matches!(tokens[i].tok, Tok::Comma | Tok::Semicolon) || is_joint(&tokens[i])));
-    if is_list {
+    if let Some(inside) = lines(tokens) {
+        return answer(inside, nesting + 1, budget);
+    }
+    if let Some(parts) = separated(tokens, &depths).or_else(|| noted(tokens, &depths)) {
+        return answer(&parts, nesting + 1, budget);
+    }
+    if (0..tokens.len()).any(|i| top(i) && is_separator(&tokens[i])) {
         return list(tokens, &depths, nesting, budget);
     }
+    single(tokens, &depths, nesting, budget)
+}
+
+/// Reads an answer that is no list.
+fn single(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
+    let top = |i: usize| depths[i] == 0;
     let find = |wanted: Tok| (0..tokens.len()).find(|i| top(*i) && tokens[*i].tok == wanted);
     if find(Tok::Cup).is_some() {
-        return union(tokens, &depths, nesting, budget);
+        return union(tokens, depths, nesting, budget);
+    }
+    if find(Tok::Cap).is_some() {
+        return intersection(tokens, depths, nesting, budget);
     }
     if let Some(at) = find(Tok::In) {
         let set = answer(&tokens[at + 1..], nesting + 1, budget)?;
-        return Ok(member(name_of(&tokens[..at]), set));
+        return member(name_of(&tokens[..at]), set);
     }
     if (0..tokens.len()).any(|i| top(i) && matches!(tokens[i].tok, Tok::Rel(_))) {
-        return related(tokens, &depths, nesting, budget);
+        return related(tokens, depths, nesting, budget);
     }
     if let Some(at) = find(Tok::SetMinus) {
         let whole = answer(&tokens[..at], nesting + 1, budget)?;
         let points = answer(&tokens[at + 1..], nesting + 1, budget)?;
-        return without_point(&whole, &points);
+        return without_points(&whole, &points, budget);
+    }
+    if let [Token { tok: Tok::Bar, .. }, inside @ .., Token { tok: Tok::Bar, .. }] = tokens
+        && let [Token { tok: Tok::Begin, .. }, .., Token { tok: Tok::End, .. }] = inside
+    {
+        return determinant(inside, &depths[1..tokens.len() - 1], budget);
+    }
+    if let Some(terms) = matrix_terms(tokens, depths) {
+        return matrix_sum(&terms, budget);
     }
     if let Some(at) = find(Tok::Begin) {
         return matrix(&tokens[..at], &tokens[at..], &depths[at..], budget);
@@ -75,13 +103,53 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
         }
         _ => {}
     }
+    if let Some(name) = point_name(tokens, depths) {
+        let value = Box::new(answer(&tokens[1..], nesting + 1, budget)?);
+        return Ok(Answer::Named { name, left: None, value });
+    }
     if find(Tok::Colon).is_some() {
-        return ratio(tokens, &depths, budget);
+        return ratio(tokens, depths, budget);
     }
     scalar(tokens, budget)
 }
 
-/// The value behind a multiple-choice letter; `None` for no value or one that cannot be read.
+/// The name of a point: the letter of `A(1,2)`.
+fn point_name(tokens: &[Token], depths: &[u32]) -> Option<String> {
+    let [
+        Token { tok: Tok::Letter(name), .. },
+        Token { tok: Tok::Open(Bracket::Round), .. },
+        inside @ ..,
+        Token { tok: Tok::Close(Bracket::Round), .. },
+    ] = tokens
+    else {
+        return None;
+    };
+    let is_point = matches!(name.as_bytes(), [b'A'..=b'Z'])
+        && inside.iter().any(|token| token.tok == Tok::Comma)
+        && depths[2..tokens.len() - 1].iter().all(|depth| *depth > 0);
+    is_point.then(|| name.clone())
+}
+
+/// Parts with ∩ between them.
+fn intersection(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
+    let mut region = None;
+    for part in split(tokens, depths, |token| token.tok == Tok::Cap) {
+        region = Some(add_to_intersection(region, &answer(part, nesting + 1, budget)?, budget)?);
+    }
+    region.map_or_else(|| unreadable("an empty intersection"), |region| Ok(Answer::Region(region)))
+}
+
+/// The tokens between `\begin{cases}` or the like and its end, where no columns set a value apart from a condition.
+fn lines(tokens: &[Token]) -> Option<&[Token]> {
+    let [Token { tok: Tok::Other(begin), .. }, inside @ .., Token { tok: Tok::Other(end), .. }] = tokens
+    else {
+        return None;
+    };
+    let is_pair = begin.starts_with("\\begin") && end.starts_with("\\end");
+    (is_pair && !inside.iter().any(|token| token.tok == Tok::Amp)).then_some(inside)
+}
+
+/// The value behind a multiple-choice letter, if there is one.
 fn behind_letter(rest: &[Token], nesting: usize, budget: &mut Budget) -> Bounded<Option<Box<Answer>>> {
     if rest.is_empty() {
         return Ok(None);
@@ -89,7 +157,7 @@ fn behind_letter(rest: &[Token], nesting: usize, budget: &mut Budget) -> Bounded
     match answer(rest, nesting + 1, budget) {
         Ok(value) => Ok(Some(Box::new(value))),
         Err(Stop::OverBudget(why)) => Err(Stop::OverBudget(why)),
-        Err(_) => Ok(None),
+        Err(_) => Ok(Some(Box::new(Answer::Text { words: spelled(rest), broken: None }))),
     }
 }
 
@@ -100,22 +168,52 @@ fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -
             *depth == 0 && matches!(&token.tok, Tok::Word(word) if word.eq_ignore_ascii_case(wanted))
         })
     };
-    let joint = match (says("or"), says("and")) {
+    let has_sign = |wanted: &str| {
+        tokens
+            .iter()
+            .zip(depths)
+            .any(|(token, depth)| *depth == 0 && matches!(&token.tok, Tok::Other(sign) if sign == wanted))
+    };
+    let is_logic = has_sign("\\lor") || has_sign("\\land");
+    let joint = match (says("or") || has_sign("\\lor"), says("and") || has_sign("\\land")) {
         (true, _) => Joint::Or,
         (false, true) => Joint::And,
         (false, false) => Joint::Comma,
     };
+    if let Some(groups) = groups(tokens, depths) {
+        let lists = groups.into_iter().map(|group| answer(group, nesting + 1, budget));
+        return Ok(Answer::List(lists.collect::<Bounded<_>>()?));
+    }
     let items = items(tokens, depths, nesting, budget)?;
+    let is_statement =
+        |item: &Answer| !matches!(item, Answer::Scalar(_) | Answer::Text { .. } | Answer::Choice { .. });
+    if is_logic && !items.iter().all(is_statement) {
+        return unreadable("a formula of logic");
+    }
+    let items = with_one_parameter(items);
     if items.len() == 1 {
         return items.into_iter().next().map_or_else(|| unreadable("an empty list"), Ok);
     }
     joined(items, joint, budget)
 }
 
+/// The parts between semicolons, where each part is a list of equally many elements: `p=5,q=2; p=7,q=2`.
+fn groups<'a>(tokens: &'a [Token], depths: &[u32]) -> Option<Vec<&'a [Token]>> {
+    let mut counts = vec![1];
+    for (token, depth) in tokens.iter().zip(depths).filter(|(_, depth)| **depth == 0) {
+        match token.tok {
+            Tok::Semicolon if *depth == 0 => counts.push(1),
+            Tok::Comma => *counts.last_mut()? += 1,
+            _ => {}
+        }
+    }
+    let is_grouped = counts.len() > 1 && counts[0] > 1 && counts.iter().all(|n| *n == counts[0]);
+    is_grouped.then(|| split(tokens, depths, |token| token.tok == Tok::Semicolon))
+}
+
 /// The elements of a list, with ± written out.
 fn items(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -> Bounded<Vec<Answer>> {
-    let parts =
-        split(tokens, depths, |token| matches!(token.tok, Tok::Comma | Tok::Semicolon) || is_joint(token));
+    let parts = split(tokens, depths, is_separator);
     let mut items = Vec::new();
     for part in parts.into_iter().filter(|part| !part.is_empty()) {
         let has_choice_of_sign =
@@ -151,7 +249,8 @@ fn bracketed(
         && let Some(at) = (1..inside.len())
             .find(|i| depths[*i] == 0 && matches!(inside[*i].tok, Tok::Mid | Tok::Bar | Tok::Colon))
     {
-        return answer(&inside[at + 1..], nesting + 1, budget).map(Some);
+        let condition = answer(&inside[at + 1..], nesting + 1, budget)?;
+        return described_set(&inside[..at], condition).map(Some);
     }
     let has_comma =
         inside.iter().zip(&depths).any(|(t, d)| *d == 0 && matches!(t.tok, Tok::Comma | Tok::Semicolon));
@@ -212,6 +311,10 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
     if parts.iter().any(|part| part.is_empty()) {
         return unreadable("a relation with nothing on one side");
     }
+    if !agrees(parts, rels, budget)? {
+        let words = parts.iter().map(|part| spelled(part)).collect::<Vec<_>>().join("=");
+        return Ok(Answer::Text { words, broken: None });
+    }
     // The side behind an approximation sign is a rounding of the side before it.
     let n_exact = rels.iter().position(|rel| *rel == Rel::Approx).unwrap_or(rels.len()) + 1;
     let is_name_only = n_exact == 1 && name_of(parts[0]).is_some();
@@ -241,12 +344,15 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
         });
     }
     let right = quantity(last, budget)?;
-    let left = quantity(first, budget)?.expr;
-    let is_constant = left.variables().is_empty() && right.expr.variables().is_empty();
+    let left = quantity(first, budget)?;
+    if left.unit.is_some_and(|unit| unit.n_unknown > 0) {
+        return unreadable("words on the left of an equation");
+    }
+    let is_constant = left.expr.variables().is_empty() && right.expr.variables().is_empty();
     if is_constant || parts.len() > 2 {
         return Ok(Answer::Scalar(right));
     }
-    Ok(Answer::Equation(left, right.expr))
+    Ok(Answer::Equation(left.expr, right))
 }
 
 /// Parts with colons between them.
@@ -260,7 +366,7 @@ fn ratio(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Bounded<Answe
         {
             return Ok(Answer::Text { words: words(tokens), broken: None });
         }
-        parts.push(quantity(part, budget)?.expr);
+        parts.push(measured(quantity(part, budget)?));
         if parts.len() > MAX_SIGN_CHOICES {
             return Err(Stop::OverBudget("a ratio of more than 16 parts"));
         }

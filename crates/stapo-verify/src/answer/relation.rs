@@ -1,15 +1,20 @@
 //! Inequalities, names of values, and what a list of relations means together.
 
-use super::region::{Interval, Region};
-use super::{Answer, quantity::quantity};
-use crate::budget::{Bounded, Budget, unreadable};
+use super::Answer;
+use super::quantity::{Quantity, quantity};
+use super::region::{End, Interval, Region};
+use crate::budget::{Bounded, Budget, MAX_ELEMENTS, unreadable};
+use crate::equal::region::order;
 use crate::equal::value::sign_of;
 use crate::exact_form::affordable_form;
-use crate::expr::Expr;
+use crate::expr::{Expr, Func};
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::poly::{Atom, Power};
 use dashu_ratio::RBig;
 use std::cmp::Ordering;
+
+/// The name of a parameter that runs over all integers.
+const PARAMETER: &str = "any integer";
 
 /// One inequality, or two in a chain `a < x < b`, with the tokens on each side of the relations.
 pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget) -> Bounded<Answer> {
@@ -30,12 +35,22 @@ pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget
 }
 
 fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) -> Bounded<Answer> {
-    let left = quantity(left, budget)?.expr;
-    let right = quantity(right, budget)?.expr;
+    let left = measured(quantity(left, budget)?);
+    let right = measured(quantity(right, budget)?);
     if let Some(region) = solved(&left, rel, &right, budget)? {
         return Ok(Answer::Region(region));
     }
     Ok(Answer::Inequality(left, rel, right))
+}
+
+/// The value with its unit as a factor, so that `x > 5 cm` and `x > 5 m` differ.
+pub(super) fn measured(value: Quantity) -> Expr {
+    let Some(unit) = value.unit else { return value.expr };
+    let mut factors = vec![value.expr, Expr::Num { value: unit.scale, is_decimal: false }];
+    for (name, power) in unit.powers {
+        factors.push(Expr::Pow(Box::new(Expr::Var(name)), Box::new(Expr::int(i64::from(power)))));
+    }
+    Expr::Mul(factors)
 }
 
 /// The half-line that a linear inequality in one variable describes; `None` for other inequalities.
@@ -50,6 +65,9 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<O
             return Ok(Some(Region::half_line(name, rel.mirrored(), left)));
         }
         _ => {}
+    }
+    if let (Expr::Call(Func::Abs, args), true) = (left, rights.is_empty()) {
+        return around_zero(&args[0], rel, right, budget);
     }
     let mut names = [lefts, rights].concat();
     names.sort_unstable();
@@ -71,6 +89,23 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<O
     Ok(Some(Region::half_line(name, rel, &bound)))
 }
 
+/// `|x| < 3` and `|x| > 3`: the inner value lies between -3 and 3, or outside. A modulus of z or w may be complex.
+fn around_zero(inner: &Expr, rel: Rel, bound: &Expr, budget: &mut Budget) -> Bounded<Option<Region>> {
+    let is_complex = inner.variables().iter().any(|name| matches!(*name, "z" | "w"));
+    let is_positive = sign_of(bound, budget)? == Some(Ordering::Greater);
+    if is_complex || !is_positive || !rel.is_order() || inner.any(|node| matches!(node, Expr::Call(..))) {
+        return Ok(None);
+    }
+    let above = solved(inner, rel, bound, budget)?;
+    let below = solved(inner, rel.mirrored(), &bound.clone().negated(), budget)?;
+    let (Some(mut above), Some(below)) = (above, below) else { return Ok(None) };
+    if matches!(rel, Rel::Lt | Rel::Le) {
+        return common(&above, &below, budget);
+    }
+    above.pieces.extend(below.pieces);
+    Ok(Some(above))
+}
+
 /// The name that `tokens` spell: `x`, `f(x)`, `AB`, `\angle BEA_1`, `P(A)`, a phrase; `None` if they spell none.
 pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
     let mut depth = 0usize;
@@ -81,6 +116,7 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
         let before = i.checked_sub(1).map(|i| &tokens[i].tok);
         match &token.tok {
             Tok::Letter(text) | Tok::Word(text) => name.push_str(text),
+            Tok::Func(Func::Ln | Func::Log | Func::Exp | Func::Abs) => return None,
             Tok::Func(func) => name.push_str(func.name()),
             Tok::E => name.push('e'),
             Tok::I => name.push('i'),
@@ -89,6 +125,7 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
             Tok::Prime => name.push('\''),
             Tok::Frac => name.push_str("frac"),
             Tok::Bar => name.push('|'),
+            Tok::Open(Bracket::Square) | Tok::Close(Bracket::Square) => return None,
             Tok::Open(bracket) => {
                 depth += 1;
                 let holds_numbers =
@@ -113,6 +150,7 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
                 name.push_str(&numeral.whole);
             }
             Tok::Comma if depth > 0 => name.push(','),
+            Tok::Colon if i > 0 => name.push(':'),
             Tok::Minus if depth > 0 && before == Some(&Tok::Open(Bracket::Brace)) => name.push('-'),
             Tok::Caret if is_inverse(&tokens[i + 1..]) => name.push('^'),
             _ => return None,
@@ -137,6 +175,39 @@ pub(super) enum Joint {
     And,
     Or,
     Comma,
+}
+
+/// The items with a parameter that runs over all integers under one name, so that `2k\pi, k\in Z` and `2n\pi, n\in Z`
+/// are the same.
+pub(super) fn with_one_parameter(mut items: Vec<Answer>) -> Vec<Answer> {
+    let is_integers = |value: &Answer| match value {
+        Answer::Text { words, .. } => words == "integers",
+        Answer::Scalar(value) => value.expr == Expr::Var("Z".into()),
+        _ => false,
+    };
+    let parameter = match items.last() {
+        Some(Answer::Named { name, left: None, value }) if name.len() == 1 && is_integers(value) => {
+            name.clone()
+        }
+        _ => return items,
+    };
+    let renamed = |node: Expr| match &node {
+        Expr::Var(name) if *name == parameter => Expr::Var(PARAMETER.into()),
+        _ => node,
+    };
+    items.pop();
+    for item in &mut items {
+        let value = match item {
+            Answer::Named { value, .. } => &mut **value,
+            other => other,
+        };
+        if let Answer::Scalar(value) = value {
+            value.expr = value.expr.map(&mut |node| renamed(node));
+        }
+    }
+    let value = Box::new(Answer::Text { words: "integers".into(), broken: None });
+    items.push(Answer::Named { name: PARAMETER.into(), left: None, value });
+    items
 }
 
 /// What the parts of a list mean together: values of one unknown, a region, or a plain list.
@@ -193,6 +264,14 @@ fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Bounded
             region = Some(both);
             continue;
         }
+        if joint != Joint::Or
+            && whole.variable == part.variable
+            && let Some(both) = common(&whole, &part, budget)?
+            && !both.pieces.is_empty()
+        {
+            region = Some(both);
+            continue;
+        }
         if joint == Joint::And || (part.variable.is_some() && whole.variable != part.variable) {
             return Ok(None);
         }
@@ -200,6 +279,44 @@ fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Bounded
         region = Some(whole);
     }
     Ok(region.filter(|_| has_inequality))
+}
+
+/// The points that lie in both regions, one piece for each two pieces that meet; `None` where two ends cannot be
+/// ordered or there are too many pieces.
+pub(super) fn common(a: &Region, b: &Region, budget: &mut Budget) -> Bounded<Option<Region>> {
+    if a.pieces.len() * b.pieces.len() > MAX_ELEMENTS {
+        return Ok(None);
+    }
+    let mut pieces = Vec::new();
+    for x in &a.pieces {
+        for y in &b.pieces {
+            let (Some(lows), Some(highs)) =
+                (order(&x.low.at, &y.low.at, budget)?, order(&x.high.at, &y.high.at, budget)?)
+            else {
+                return Ok(None);
+            };
+            let low = inner(lows.reverse(), &x.low, &y.low);
+            let high = inner(highs, &x.high, &y.high);
+            match order(&low.at, &high.at, budget)? {
+                None => return Ok(None),
+                Some(Ordering::Less) => pieces.push(Interval { low, high }),
+                Some(Ordering::Equal) if low.is_closed && high.is_closed => {
+                    pieces.push(Interval { low, high });
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    Ok(Some(Region { variable: a.variable.clone(), pieces }))
+}
+
+/// The first end where the order says less, the second where it says greater; an open end where both are one place.
+fn inner(order: Ordering, a: &End, b: &End) -> End {
+    match order {
+        Ordering::Less => a.clone(),
+        Ordering::Greater => b.clone(),
+        Ordering::Equal => End { at: a.at.clone(), is_closed: a.is_closed && b.is_closed },
+    }
 }
 
 /// An inequality or `x = 2` as part of a region.

@@ -84,6 +84,7 @@ fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ord
     }
     let mut ratio: Option<Complex> = None;
     let mut n_points = 0;
+    let mut n_undefined = 0;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
         let point =
@@ -92,7 +93,10 @@ fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ord
             .and_then(|x| evaluate(b, &point, budget).and_then(|y| x.div(&y, LOW_BITS)));
         let quotient = match quotient {
             Ok(quotient) => quotient,
-            Err(Stop::Undefined(_)) => continue,
+            Err(Stop::Undefined(_)) => {
+                n_undefined += 1;
+                continue;
+            }
             Err(stop) => return Err(stop),
         };
         if let Some(old) = &ratio {
@@ -108,7 +112,9 @@ fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ord
         n_points += 1;
         ratio = ratio.or(Some(quotient));
     }
-    let sign = ratio.filter(|ratio| n_points >= 3 && ratio.is_real()).and_then(|ratio| ratio.re.sign());
+    // A factorial has no value at most fractions, so few points say little.
+    let is_told = n_points >= 3 && n_points > n_undefined;
+    let sign = ratio.filter(|ratio| is_told && ratio.is_real()).and_then(|ratio| ratio.re.sign());
     Ok(sign.filter(|sign| *sign != Ordering::Equal))
 }
 

@@ -1,17 +1,19 @@
 //! Whether an answer equals the reference.
 
 pub(crate) mod equation;
-mod quantity;
-mod region;
+mod form;
+pub(crate) mod quantity;
+pub(crate) mod region;
 pub(crate) mod value;
 
 use crate::answer::quantity::Quantity;
 use crate::answer::region::Region;
 use crate::answer::{Answer, as_region};
 use crate::budget::{Bounded, Budget, Stop};
-use crate::expr::Expr;
+use crate::expr::{Expr, Func};
 use crate::lex::token::Bracket;
 use equation::{same_equation, same_inequality, same_ratio};
+use form::{coordinates, count_of, with_one_constant, without_note};
 use quantity::same_quantity;
 use region::same_region;
 use std::cmp::Ordering;
@@ -25,7 +27,20 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
     match (answer, reference) {
         (Answer::Choice { .. }, _) | (_, Answer::Choice { .. }) => same_choice(answer, reference, budget),
         (Answer::Named { .. }, _) | (_, Answer::Named { .. }) => same_named(answer, reference, budget),
-        (Answer::Scalar(a), Answer::Scalar(r)) => same_quantity(a, r, budget),
+        (Answer::Scalar(a), Answer::Scalar(r)) => {
+            if let Some(expr) = with_one_constant(&a.expr, &r.expr) {
+                return same_quantity(&Quantity { expr, ..a.clone() }, r, budget);
+            }
+            same_quantity(a, r, budget)
+        }
+        (Answer::Scalar(a), Answer::Tuple { items, .. }) => match coordinates(a, items.len(), budget)? {
+            Some(vector) => same_in_order(&vector, items, budget),
+            None => Ok(false),
+        },
+        (Answer::Tuple { items, .. }, Answer::Scalar(r)) => match coordinates(r, items.len(), budget)? {
+            Some(vector) => same_in_order(items, &vector, budget),
+            None => Ok(false),
+        },
         (Answer::Empty, Answer::Set(items)) | (Answer::Set(items), Answer::Empty) => Ok(items.is_empty()),
         (Answer::Region(a), Answer::Region(r)) => same_region(a, r, budget),
         (Answer::Region(a), r) => against_region(r, a, budget),
@@ -34,13 +49,25 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
             Answer::Tuple { items: a, open, close },
             Answer::Tuple { items: r, open: r_open, close: r_close },
         ) => Ok(same_brackets((*open, *close), (*r_open, *r_close), a.len()) && same_in_order(a, r, budget)?),
-        (Answer::Tuple { items: a, .. }, Answer::List(r))
-        | (Answer::List(a), Answer::Tuple { items: r, .. }) => {
-            same_in_order(&by_name(a), &by_name(r), budget)
+        (Answer::Tuple { items: a, open, close }, Answer::List(r))
+        | (Answer::List(r), Answer::Tuple { items: a, open, close }) => {
+            // `1,2` is the point (1,2) and not the interval [1,2].
+            let round = (Bracket::Round, Bracket::Round);
+            if !same_brackets((*open, *close), round, a.len()) {
+                return Ok(false);
+            }
+            let (tuple, list) = (by_name(a), by_name(r));
+            if matches!(answer, Answer::List(_)) {
+                same_in_order(&list, &tuple, budget)
+            } else {
+                same_in_order(&tuple, &list, budget)
+            }
         }
         (Answer::List(a), Answer::List(r)) => same_list(a, r, budget),
         (Answer::Set(a) | Answer::List(a), Answer::Set(r) | Answer::List(r)) => same_set(a, r, budget),
         (Answer::Set(a), Answer::Scalar(_)) => same_set(a, std::slice::from_ref(reference), budget),
+        (Answer::List(a), single) if let Some(value) = without_note(a) => same(value, single, budget),
+        (single, Answer::List(r)) if let Some(value) = without_note(r) => same(single, value, budget),
         (Answer::Set(a) | Answer::List(a), single) if a.len() == 1 => same(&a[0], single, budget),
         (single, Answer::Set(r) | Answer::List(r)) if r.len() == 1 => same(single, &r[0], budget),
         (Answer::Matrix(a), Answer::Matrix(r)) => same_matrix(a, r, budget),
@@ -48,15 +75,18 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         | (Answer::Tuple { items, .. } | Answer::List(items), Answer::Matrix(rows)) => {
             vector(rows).map_or(Ok(false), |vector| same_in_order(&vector, items, budget))
         }
-        (Answer::Equation(al, ar), Answer::Equation(rl, rr)) => same_equation((al, ar), (rl, rr), budget),
-        (Answer::Equation(left, right), Answer::Scalar(r)) => match claimed(left, right) {
-            Some(value) => same_quantity(&value, r, budget),
-            None => Ok(false),
-        },
-        (Answer::Scalar(a), Answer::Equation(left, right)) => match claimed(left, right) {
-            Some(value) => same_quantity(a, &value, budget),
-            None => Ok(false),
-        },
+        (Answer::Equation(al, ar), Answer::Equation(rl, rr)) => same_sides((al, ar), (rl, rr), budget),
+        (Answer::Equation(left, right), Answer::Scalar(r)) => {
+            Ok(claims_value(left, right) && same_quantity(right, r, budget)?)
+        }
+        (Answer::Scalar(a), Answer::Equation(left, right)) => {
+            Ok(claims_value(left, right) && same_quantity(a, right, budget)?)
+        }
+        (Answer::Run(run), Answer::Scalar(r)) => same_quantity(&letter_product(run), r, budget),
+        (Answer::Scalar(a), Answer::Run(run)) => same_quantity(a, &letter_product(run), budget),
+        (Answer::Run(run), Answer::Text { words, .. }) | (Answer::Text { words, .. }, Answer::Run(run)) => {
+            Ok(run == words)
+        }
         (Answer::Inequality(al, a, ar), Answer::Inequality(rl, r, rr)) => {
             same_inequality((al, *a, ar), (rl, *r, rr), budget)
         }
@@ -68,10 +98,15 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
     }
 }
 
-/// Two choices are equal when their letters agree; a choice equals a value when the value behind the letter does.
+/// Two choices are equal when their letters agree and, where both have one, the values behind the letters; a choice equals a value when the value behind the letter does.
 fn same_choice(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     match (answer, reference) {
-        (Answer::Choice { letter: a, .. }, Answer::Choice { letter: r, .. }) => Ok(a == r),
+        (Answer::Choice { letter: a, rest: a_rest }, Answer::Choice { letter: r, rest: r_rest }) => {
+            match (a_rest, r_rest) {
+                (Some(a_rest), Some(r_rest)) if a == r => same(a_rest, r_rest, budget),
+                _ => Ok(a == r),
+            }
+        }
         (Answer::Choice { letter, rest: None }, other) => same(&letter_value(*letter), other, budget),
         (other, Answer::Choice { letter, rest: None }) => same(other, &letter_value(*letter), budget),
         (Answer::Choice { rest: Some(rest), .. }, other) => same(rest, other, budget),
@@ -93,24 +128,34 @@ fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bound
             }
             match (al, rl, &**av, &**rv) {
                 (Some(al), Some(rl), Answer::Scalar(av), Answer::Scalar(rv)) => {
-                    same_equation((al, &av.expr), (rl, &rv.expr), budget)
+                    same_sides((al, av), (rl, rv), budget)
                 }
                 _ => Ok(false),
             }
         }
         (Answer::Named { left: Some(left), value, .. }, Answer::Equation(rl, rr)) => match &**value {
-            Answer::Scalar(value) => same_equation((left, &value.expr), (rl, rr), budget),
+            Answer::Scalar(value) => same_sides((left, value), (rl, rr), budget),
             _ => Ok(false),
         },
         (Answer::Equation(al, ar), Answer::Named { left: Some(left), value, .. }) => match &**value {
-            Answer::Scalar(value) => same_equation((al, ar), (left, &value.expr), budget),
+            Answer::Scalar(value) => same_sides((al, ar), (left, value), budget),
             _ => Ok(false),
         },
-        (Answer::Named { value, .. }, other) => same(value, other, budget),
-        (Answer::List(items), Answer::Named { .. }) if items.len() > 1 => {
-            let Answer::Named { value, .. } = reference else { return Ok(false) };
-            same(answer, value, budget)
+        (Answer::Named { name, .. }, Answer::List(items))
+        | (Answer::List(items), Answer::Named { name, .. })
+            if items.iter().any(
+                |item| matches!(item, Answer::Named { name: other, .. } if !is_same_name(name, other)),
+            ) =>
+        {
+            Ok(false)
         }
+        (Answer::Named { name, value, .. }, Answer::Scalar(r)) if let Some(count) = count_of(name, value) => {
+            same_quantity(&count, r, budget)
+        }
+        (Answer::Scalar(a), Answer::Named { name, value, .. }) if let Some(count) = count_of(name, value) => {
+            same_quantity(a, &count, budget)
+        }
+        (Answer::Named { value, .. }, other) => same(value, other, budget),
         (other, Answer::Named { value, .. }) => same(other, value, budget),
         _ => Ok(false),
     }
@@ -122,14 +167,33 @@ fn is_same_name(a: &str, b: &str) -> bool {
     a == b || (is_function(a) && is_function(b) && (a == "y" || b == "y"))
 }
 
-/// The value that `m + n = 34` claims for its left side, where the left side combines names without numbers.
-fn claimed(left: &Expr, right: &Expr) -> Option<Quantity> {
+/// [`same_equation`] for sides with units: both right sides have the same unit or none.
+fn same_sides(a: (&Expr, &Quantity), r: (&Expr, &Quantity), budget: &mut Budget) -> Bounded<bool> {
+    let has_same_unit = match (&a.1.unit, &r.1.unit) {
+        (None, None) => true,
+        (Some(a), Some(r)) => a.is_same_kind(r) && a.scale == r.scale,
+        _ => false,
+    };
+    Ok(has_same_unit && same_equation((a.0, &a.1.expr), (r.0, &r.1.expr), budget)?)
+}
+
+/// Whether `m + n = 34` claims the value 34 for its left side: the left side combines names without numbers, and is not
+/// an unknown that has yet to be freed of a sign, a root or a power.
+fn claims_value(left: &Expr, right: &Quantity) -> bool {
     let has_coefficient = match left {
-        Expr::Add(terms) => terms.iter().any(starts_with_number),
+        Expr::Add(terms) => {
+            terms.iter().any(starts_with_number) || terms.iter().all(|term| matches!(term, Expr::Neg(_)))
+        }
+        Expr::Neg(_) | Expr::Inv(_) | Expr::Root(..) | Expr::Pow(..) => true,
+        Expr::Call(func, _) => !func.takes_angle() && *func != Func::Abs,
         other => starts_with_number(other),
     };
-    let is_zero = *right == Expr::int(0);
-    (!has_coefficient && !is_zero && right.variables().is_empty()).then(|| Quantity::bare(right.clone()))
+    !has_coefficient && right.expr != Expr::int(0) && right.expr.variables().is_empty()
+}
+
+/// The product that a run of letters may stand for beside a formula: `abc`.
+fn letter_product(run: &str) -> Quantity {
+    Quantity::bare(Expr::Mul(run.chars().map(|letter| Expr::Var(letter.to_string())).collect()))
 }
 
 fn starts_with_number(expr: &Expr) -> bool {

@@ -17,7 +17,9 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
     let r_unit = unit_of(r);
     let is_percent_of_unit = (a_unit.is_some() && r_unit.is_none() && r.without_percent().is_some())
         || (r_unit.is_some() && a_unit.is_none() && a.without_percent().is_some());
-    if is_percent_of_unit {
+    // A single noun may stand behind the answer's number where the reference has none; a phrase may not.
+    let has_phrase = r_unit.is_none() && a_unit.as_ref().is_some_and(|unit| unit.n_unknown > 1);
+    if is_percent_of_unit || has_phrase {
         return Ok(false);
     }
     if let (Some(a_unit), Some(r_unit)) = (&a_unit, &r_unit) {
@@ -74,10 +76,10 @@ fn scaled(expr: &Expr, scale: &RBig) -> Expr {
     Expr::Mul(vec![expr.clone(), Expr::Num { value: scale.clone(), is_decimal: false }])
 }
 
-/// Whether both units are unknown words and have a word in common: "integer values" and "values".
+/// Whether both units are unknown words and the reference `b` has all words of `a`: "values" beside "integer values".
 fn share_a_word(a: &Unit, b: &Unit) -> bool {
     let is_unknown = |unit: &Unit| unit.powers.keys().all(|word| units::lookup(word).is_none());
-    is_unknown(a) && is_unknown(b) && a.powers.keys().any(|word| b.powers.contains_key(word))
+    is_unknown(a) && is_unknown(b) && a.powers.iter().all(|(word, power)| b.powers.get(word) == Some(power))
 }
 
 fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {

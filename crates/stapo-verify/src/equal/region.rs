@@ -11,7 +11,10 @@ pub(crate) fn same_region(a: &Region, b: &Region, budget: &mut Budget) -> Bounde
     if let (Some(x), Some(y)) = (&a.variable, &b.variable)
         && x != y
     {
-        return Ok(false);
+        return match turned(a) {
+            Some(turned) if turned.variable == b.variable => same_region(&turned, b, budget),
+            _ => Ok(false),
+        };
     }
     let (left, right) = match (merged(&a.pieces, budget)?, merged(&b.pieces, budget)?) {
         (Some(left), Some(right)) => (left, right),
@@ -31,6 +34,24 @@ pub(crate) fn same_region(a: &Region, b: &Region, budget: &mut Budget) -> Bounde
         return Ok(false);
     }
     Ok(true)
+}
+
+/// `x < y` as a statement about y: y > x.
+fn turned(region: &Region) -> Option<Region> {
+    let [piece] = region.pieces.as_slice() else { return None };
+    let at = Expr::Var(region.variable.clone()?);
+    let (variable, piece) = match (&piece.low.at, &piece.high.at) {
+        (Expr::Var(name), Expr::Infinity) => {
+            let low = End { at: Expr::Neg(Box::new(Expr::Infinity)), is_closed: false };
+            (name, Interval { low, high: End { at, is_closed: piece.low.is_closed } })
+        }
+        (Expr::Neg(low), Expr::Var(name)) if **low == Expr::Infinity => {
+            let high = End { at: Expr::Infinity, is_closed: false };
+            (name, Interval { low: End { at, is_closed: piece.high.is_closed }, high })
+        }
+        _ => return None,
+    };
+    Some(Region { variable: Some(variable.clone()), pieces: vec![piece] })
 }
 
 fn same_piece(a: &Interval, b: &Interval, budget: &mut Budget) -> Bounded<bool> {
@@ -87,7 +108,8 @@ fn order_of_lows(a: &End, b: &End, budget: &mut Budget) -> Bounded<Option<Orderi
     Ok(order(&a.at, &b.at, budget)?.map(|found| found.then(b.is_closed.cmp(&a.is_closed))))
 }
 
-fn order(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
+/// The order of two ends, infinite ones included; `None` where it cannot be told.
+pub(crate) fn order(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     let rank = |expr: &Expr| match expr {
         Expr::Infinity => Some(1),
         Expr::Neg(x) if **x == Expr::Infinity => Some(-1),

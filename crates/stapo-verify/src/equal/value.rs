@@ -137,6 +137,8 @@ pub(crate) fn sample<'a>(names: &[&'a str], k: u64, kind: SampleKind) -> Vec<(&'
                 let size = RBig::from_parts((230 + random % 2400).into(), 1024u32.into());
                 if (random >> 40) & 1 == 0 || k == 0 { -size } else { size }
             }
+            // One variable takes distinct values, small and large in turn.
+            SampleKind::Whole if names.len() == 1 && k < 13 => RBig::from(1 + 7 * k % 13),
             SampleKind::Whole => RBig::from(1 + random % 11),
         }
     };
@@ -162,11 +164,25 @@ fn scrambled(x: u64) -> u64 {
 pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(SampleKind, u64)> {
     let rounds = |node: &Expr| matches!(node, Expr::Call(Func::Floor | Func::Ceil, args) if !args[0].variables().is_empty());
     let is_discrete = |node: &Expr| matches!(node, Expr::Call(func, _) if func.is_discrete());
-    if a.any(is_discrete) || b.any(is_discrete) || (a.any(rounds) && b.any(rounds)) {
+    // ⌊x⌋ and ⌈x⌉ agree at every whole x, so whole points only tell roundings of fractions apart.
+    let rounds_whole = |node: &Expr| rounds(node) && node.children().iter().all(is_whole);
+    let both_round = a.any(rounds) && b.any(rounds) && !a.any(rounds_whole) && !b.any(rounds_whole);
+    if a.any(is_discrete) || b.any(is_discrete) || both_round {
         return (0..N_WHOLE).map(|k| (SampleKind::Whole, k)).collect();
     }
     let positive = (0..N_POSITIVE).map(|k| (SampleKind::Positive, k));
     positive.chain((0..N_SIGNED).map(|k| (SampleKind::Signed, k))).collect()
+}
+
+/// Whether `expr` is whole wherever its variables are.
+fn is_whole(expr: &Expr) -> bool {
+    match expr {
+        Expr::Num { value, .. } => value.is_int(),
+        Expr::Var(_) => true,
+        Expr::Add(_) | Expr::Mul(_) | Expr::Neg(_) => expr.children().iter().all(is_whole),
+        Expr::Pow(base, power) => is_whole(base) && matches!(**power, Expr::Num { .. }) && is_whole(power),
+        _ => false,
+    }
 }
 
 fn at_points(
@@ -185,6 +201,7 @@ fn at_points(
             .ok_or(Stop::Undefined("an expression without a value"));
     }
     let mut n_agreeing = 0;
+    let mut n_one_sided = 0;
     let mut is_rounded = false;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
@@ -196,13 +213,18 @@ fn at_points(
                 is_rounded |= found == Match::Rounded;
                 n_agreeing += 1;
             }
+            None if kind == SampleKind::Whole => {
+                n_one_sided +=
+                    usize::from(evaluate(a, &point, budget).is_ok() != evaluate(b, &point, budget).is_ok());
+            }
             None => {}
         }
         if kind == SampleKind::Whole && n_agreeing >= ENOUGH_POINTS {
             break;
         }
     }
-    if n_agreeing < MIN_POINTS {
+    // A factorial has no value at most fractions: where one side alone has one, the sides differ.
+    if n_agreeing < MIN_POINTS || n_one_sided > n_agreeing {
         return Err(Stop::Undefined("an expression without a value at most points"));
     }
     Ok(if is_rounded { Match::Rounded } else { Match::Numeric })

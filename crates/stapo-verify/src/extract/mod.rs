@@ -5,6 +5,9 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+/// Most boxes of one line that are joined.
+const MAX_BOXES: usize = 16;
+
 /// Which mark of an answer is looked for first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -31,6 +34,7 @@ pub enum Fallback {
 
 /// The answer a response marks, as written, or `None`. A box that is never closed is no answer, whatever came before.
 pub fn extract(response: &str, order: Order, fallback: Fallback) -> Option<&str> {
+    let response = turn_ended(response);
     let marked = match order {
         Order::BoxFirst => match last_box(response) {
             LastBox::Answer(answer) => Some(answer),
@@ -103,9 +107,68 @@ pub(crate) fn closing_brace(text: &str) -> Option<usize> {
     None
 }
 
-/// An answer stated in words: an `Answer:` line, a `####` line, or "the answer is".
+/// `text` without the end-of-turn tokens that a sampler may leave at its end.
+fn turn_ended(text: &str) -> &str {
+    const TOKENS: [&str; 8] = [
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|eot_id|>",
+        "<|end_of_text|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "</s>",
+        "<｜end▁of▁sentence｜>",
+    ];
+    let mut text = text.trim_end();
+    while let Some(rest) = TOKENS.iter().find_map(|token| text.strip_suffix(token)) {
+        text = rest.trim_end();
+    }
+    text
+}
+
+/// What the boxes of the last line with a box hold, where there are at least two.
+pub(crate) fn boxes_of_last_line(text: &str) -> Option<Vec<&str>> {
+    let last = text.rfind("\\boxed{")?;
+    let start = text[..last].rfind('\n').map_or(0, |at| at + 1);
+    let mut line = &text[start..];
+    line = &line[..line.find('\n').unwrap_or(line.len())];
+    let mut boxes = Vec::new();
+    while let Some(at) = line.find("\\boxed{") {
+        let inside = &line[at + "\\boxed{".len()..];
+        let end = closing_brace(inside)?;
+        boxes.push(&inside[..end]);
+        line = &inside[end..];
+    }
+    (2..=MAX_BOXES).contains(&boxes.len()).then_some(boxes)
+}
+
+/// An answer stated in words: between answer tags, in an `Answer:` or `####` line, behind "the answer is" or its
+/// Chinese words.
 fn stated(text: &str) -> Option<&str> {
-    answer_line(text).or_else(|| said(text))
+    tagged(text).or_else(|| marked_line(text)).or_else(|| said(text)).or_else(|| said_in_chinese(text))
+}
+
+/// What the last `<answer>` holds.
+fn tagged(text: &str) -> Option<&str> {
+    let end = text.rfind("</answer>")?;
+    let start = text[..end].rfind("<answer>")? + "<answer>".len();
+    Some(text[start..end].trim()).filter(|answer| !answer.is_empty())
+}
+
+/// The last answer line; a sentence in it that says what the answer is, such as "The final answer is 100. I hope it is
+/// correct.", counts by what it says.
+fn marked_line(text: &str) -> Option<&str> {
+    let line = answer_line(text)?;
+    if ends_of(line, "answer is").next().is_some() { said(line) } else { Some(line) }
+}
+
+/// What follows the last Chinese mark of an answer, up to the end of the sentence.
+fn said_in_chinese(text: &str) -> Option<&str> {
+    const MARKS: [&str; 3] = ["答案", "故选", "所以选"];
+    let start = MARKS.iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max()?;
+    let rest = text[start..].trim_start_matches(['是', '为', '：', ':', ' ', '*', '项', '择']);
+    let rest = rest.split(['\n', '。', '；']).next().unwrap_or("").trim().trim_end_matches(['．', '.']);
+    (!rest.is_empty()).then_some(rest)
 }
 
 /// The text of the last `Answer:` or `####` line; where that is empty, of the next line that is not.
@@ -129,8 +192,13 @@ fn line_marks(text: &str) -> impl Iterator<Item = usize> + '_ {
         let colon = rest[gap..].chars().next().filter(|c| matches!(c, ':' | '：'))?;
         (gap <= 4).then_some(end + gap + colon.len_utf8())
     });
+    // A heading: **Final Answer** on a line of its own.
+    let headings = ends_of(text, "final answer").filter(move |end| {
+        let line = text[*end..].split('\n').next().unwrap_or("");
+        line.len() < text.len() - end && line.chars().all(|c| matches!(c, '*' | '#' | ' ' | '_' | '\r'))
+    });
     let hashes = text.match_indices("####").map(|(at, mark)| at + mark.len());
-    let mut marks: Vec<usize> = words.chain(hashes).collect();
+    let mut marks: Vec<usize> = words.chain(hashes).chain(headings).collect();
     marks.sort_unstable();
     marks.into_iter()
 }

@@ -41,7 +41,10 @@ impl Lexer<'_> {
         }
         match symbols::macro_named(&name) {
             Macro::Token(tok) => self.push(tok),
-            Macro::Space => self.is_spaced = true,
+            Macro::Space => {
+                self.is_spaced = true;
+                self.is_apart |= matches!(name.as_str(), "quad" | "qquad" | "newline" | "par");
+            }
             Macro::Nothing => {}
             Macro::Text => self.group(GroupKind::Text),
             Macro::Upright => self.group(GroupKind::Upright),
@@ -109,7 +112,7 @@ impl Lexer<'_> {
         let name: String =
             self.chars[self.pos..self.pos + length].iter().filter(|c| c.is_alphabetic()).collect();
         self.pos += length + 1;
-        let is_matrix = name.ends_with("matrix") || matches!(name.as_str(), "array" | "vmatrix");
+        let is_matrix = name.ends_with("matrix") && name != "Vmatrix" || name == "array";
         if !is_matrix {
             return if matches!(
                 name.as_str(),
@@ -124,7 +127,15 @@ impl Lexer<'_> {
         if word == "begin" && name == "array" && self.chars.get(self.pos) == Some(&'{') {
             self.discard_group()?;
         }
+        // Bars around a matrix mean its determinant.
+        let has_bars = name == "vmatrix";
+        if has_bars && word == "begin" {
+            self.push(Tok::Bar);
+        }
         self.push(if word == "begin" { Tok::Begin } else { Tok::End });
+        if has_bars && word == "end" {
+            self.push(Tok::Bar);
+        }
         Ok(())
     }
 }

@@ -32,6 +32,7 @@ pub(crate) fn tokens(text: &str, commas: Commas) -> Bounded<Vec<Token>> {
         out: Vec::new(),
         groups: Vec::new(),
         is_spaced: false,
+        is_apart: false,
         n_brackets: 0,
         commas,
         has_lone_dollar: n_dollars % 2 == 1,
@@ -61,6 +62,7 @@ struct Lexer<'a> {
     out: Vec<Token>,
     groups: Vec<GroupKind>,
     is_spaced: bool,
+    is_apart: bool,
     /// Open brackets other than braces.
     n_brackets: usize,
     commas: Commas,
@@ -86,6 +88,11 @@ impl Lexer<'_> {
                 self.dollar();
                 Ok(())
             }
+            '{' if self.at("{:}") => {
+                self.pos += 3;
+                self.push(Tok::Colon);
+                Ok(())
+            }
             '{' | '}' => self.brace(c),
             '^' => {
                 self.raised();
@@ -108,7 +115,9 @@ impl Lexer<'_> {
             _ => {}
         }
         let is_text = matches!(self.groups.last(), Some(GroupKind::Text | GroupKind::Upright));
-        self.out.push(Token { tok, is_spaced: std::mem::take(&mut self.is_spaced), is_text });
+        let is_spaced = std::mem::take(&mut self.is_spaced);
+        let is_apart = std::mem::take(&mut self.is_apart);
+        self.out.push(Token { tok, is_spaced, is_apart, is_text });
     }
 
     fn at(&self, text: &str) -> bool {
@@ -141,7 +150,9 @@ impl Lexer<'_> {
         {
             return false;
         }
+        let is_text = matches!(self.groups.last(), Some(GroupKind::Text | GroupKind::Upright));
         let rest: String = self.chars[start + n..].iter().take(6).filter(|c| **c != ' ').collect();
+        let rest = rest.strip_prefix('}').filter(|_| is_text).unwrap_or(&rest);
         let Some(rest) = rest.strip_prefix('_') else { return false };
         let digits: String = rest.trim_start_matches('{').chars().take_while(char::is_ascii_digit).collect();
         let Ok(base) = digits.parse::<u32>() else { return false };

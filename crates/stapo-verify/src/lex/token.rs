@@ -46,6 +46,8 @@ pub(crate) enum Tok {
     Frac,
     Binom,
     Choose,
+    /// `\over`: the group before it over the group behind it.
+    Over,
     Sqrt,
     /// The radical sign and its degree. Unlike `\sqrt`, the sign applies to a whole number: √12.
     Radical(u32),
@@ -119,6 +121,8 @@ pub(crate) struct Token {
     pub(crate) tok: Tok,
     /// White space or a spacing macro stands before the token.
     pub(crate) is_spaced: bool,
+    /// A wide space such as `\quad` stands before the token.
+    pub(crate) is_apart: bool,
     /// The token stands inside `\text{}` or a similar macro.
     pub(crate) is_text: bool,
 }

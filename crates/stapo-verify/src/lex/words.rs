@@ -25,7 +25,7 @@ impl Lexer<'_> {
             return self.push(tok);
         }
         if matches!(group, GroupKind::Text | GroupKind::Upright) {
-            return self.push(if run == "percent" { Tok::Percent } else { Tok::Word(run) });
+            return self.push(if is_percent(&run) { Tok::Percent } else { Tok::Word(run) });
         }
         match run.as_str() {
             "sqrt" => self.push(Tok::Radical(2)),
@@ -34,7 +34,7 @@ impl Lexer<'_> {
             "inf" | "infty" | "infinity" | "Infinity" | "oo" => self.push(Tok::Infinity),
             "e" => self.push(Tok::E),
             "i" => self.push(Tok::I),
-            "percent" => self.push(Tok::Percent),
+            _ if is_percent(&run) => self.push(Tok::Percent),
             _ => self.run_of_letters(run),
         }
     }
@@ -70,6 +70,10 @@ impl Lexer<'_> {
     }
 }
 
+fn is_percent(run: &str) -> bool {
+    matches!(run, "percent" | "percentage" | "pct")
+}
+
 /// The function, constant or variable that an upright run of letters is, unless the run is a unit.
 fn upright(run: &str) -> Option<Tok> {
     if let Some(func) = Func::named(run) {
@@ -78,13 +82,57 @@ fn upright(run: &str) -> Option<Tok> {
     match run {
         "e" => Some(Tok::E),
         "i" => Some(Tok::I),
+        "d" => Some(Tok::Letter(UPRIGHT_D.into())),
         _ if run.len() == 1 && units::lookup(run).is_none() => Some(Tok::Letter(run.into())),
         _ => None,
     }
 }
 
+/// The name of an upright `d` until the variable behind it is known.
+const UPRIGHT_D: &str = "\\mathrm{d}";
+
+/// Joins the `d` of a differential with its variable, so that the `d` of `dy/dx` does not cancel. A plain `d` belongs to
+/// a differential in `dx`, in `d\theta`, and alone with a letter in a part of a fraction, as in `\frac{d x}{d t}`.
+fn join_differentials(tokens: &mut Vec<Token>) {
+    let is_d = |token: &Token| matches!(&token.tok, Tok::Letter(name) if name == "d" || name == UPRIGHT_D);
+    if !tokens.iter().any(|token| is_d(token) || matches!(&token.tok, Tok::Word(run) if run.starts_with('d')))
+    {
+        return;
+    }
+    let mut is_joined = vec![false; tokens.len()];
+    for i in 0..tokens.len() {
+        if is_joined[i] {
+            continue;
+        }
+        if let Tok::Word(run) = &tokens[i].tok
+            && !tokens[i].is_text
+            && let [b'd', b'x' | b'y' | b'z' | b't' | b'u' | b'v' | b'r' | b's'] = run.as_bytes()
+        {
+            tokens[i].tok = Tok::Letter(run.clone());
+        } else if is_d(&tokens[i])
+            && let Some(Token { tok: Tok::Letter(name), is_spaced, .. }) = tokens.get(i + 1)
+        {
+            let starts_part = i > 0 && tokens[i - 1].tok == Tok::Open(Bracket::Brace);
+            let ends_part =
+                matches!(tokens.get(i + 2).map(|t| &t.tok), Some(Tok::Close(Bracket::Brace) | Tok::Caret));
+            let is_upright = tokens[i].tok == Tok::Letter(UPRIGHT_D.into());
+            let is_greek = name.len() > 1 && !is_spaced;
+            if is_upright || is_greek || (starts_part && ends_part) {
+                tokens[i].tok = Tok::Letter(format!("d{name}"));
+                is_joined[i + 1] = true;
+            }
+        }
+        if tokens[i].tok == Tok::Letter(UPRIGHT_D.into()) {
+            tokens[i].tok = Tok::Letter("d".into());
+        }
+    }
+    let mut joined = is_joined.into_iter();
+    tokens.retain(|_| !joined.next().unwrap_or(false));
+}
+
 /// Replaces letters whose meaning depends on the tokens around them: `6.02 x 10^23`, `101 base 2`, `25° C`.
 pub(super) fn resolve_letters(tokens: &mut Vec<Token>) {
+    join_differentials(tokens);
     let is = |token: Option<&Token>, name: &str| matches!(token.map(|t| &t.tok), Some(Tok::Letter(text) | Tok::Word(text)) if text == name);
     let is_number = |token: Option<&Token>| matches!(token.map(|t| &t.tok), Some(Tok::Num(_)));
     for i in 1..tokens.len() {
@@ -104,6 +152,12 @@ pub(super) fn resolve_letters(tokens: &mut Vec<Token>) {
                 tokens[i].tok = Tok::Word(func.name().into());
             }
             _ => {}
+        }
+        if after_number && is(tokens.get(i), "per") && is(tokens.get(i + 1), "cent") && i + 2 == tokens.len()
+        {
+            tokens[i].tok = Tok::Percent;
+            tokens.pop();
+            break;
         }
         if after_number && is(tokens.get(i), "base") && is_number(tokens.get(i + 1)) {
             tokens[i].tok = Tok::Under;

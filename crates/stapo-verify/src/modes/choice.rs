@@ -1,6 +1,7 @@
 //! Multiple choice: the letters of the answer are those of the reference.
 
 use super::plain;
+use crate::lex::symbols::narrow;
 use crate::{Graded, Verdict, show, text};
 use std::collections::BTreeSet;
 
@@ -29,7 +30,7 @@ pub(super) fn grade(answer: &str, reference: &str) -> Graded {
 /// The letters that a text names: `B`, `(b)`, `B. twelve`, `option B`, `A and C`.
 fn letters(text: &str) -> Option<BTreeSet<char>> {
     // Turning the text into words drops the punctuation behind a letter, so a marked letter is looked for first.
-    let shown: String = text.chars().filter(|c| !matches!(c, '$' | '*' | '{' | '}')).collect();
+    let shown: String = text.chars().filter(|c| !matches!(c, '$' | '*' | '{' | '}')).map(narrow).collect();
     let shown = formatting_removed(&shown);
     let shown = shown.trim().trim_end_matches('.').trim();
     let rest = [

@@ -6,14 +6,13 @@ mod operand;
 use crate::budget::{Bounded, Budget, MAX_DEPTH, Stop, unreadable};
 use crate::expr::{Expr, Func, Sign};
 use crate::lex::token::{Bracket, Tok, Token};
+use dashu_ratio::RBig;
 
 /// Reads all of `tokens` as one expression.
 pub(crate) fn expression(tokens: &[Token], budget: &mut Budget) -> Bounded<Expr> {
     let mut parser = Parser { tokens: tokens.to_vec(), pos: 0, depth: 0, n_bars: 0, budget };
-    let mut expr = parser.sum()?;
-    if parser.take(&Tok::Choose) {
-        expr = Expr::Call(Func::Binomial, vec![expr, parser.sum()?]);
-    }
+    let expr = parser.sum()?;
+    let expr = parser.infix_macro(expr)?;
     match parser.peek() {
         None => Ok(expr),
         Some(tok) => unreadable(format!("{} was not expected there", describe(tok))),
@@ -57,6 +56,17 @@ impl Parser<'_> {
         let result = read(self);
         self.depth -= 1;
         result
+    }
+
+    /// `n \choose k` and `a \over b`, where `left` is all that stands before the macro.
+    fn infix_macro(&mut self, left: Expr) -> Bounded<Expr> {
+        if self.take(&Tok::Choose) {
+            return Ok(Expr::Call(Func::Binomial, vec![left, self.sum()?]));
+        }
+        if self.take(&Tok::Over) {
+            return Ok(Expr::Mul(vec![left, Expr::Inv(Box::new(self.sum()?))]));
+        }
+        Ok(left)
     }
 
     /// A sum of signed products.
@@ -231,6 +241,21 @@ impl Parser<'_> {
         Ok(if is_negative { exponent.negated() } else { exponent })
     }
 
+    /// The minutes and seconds behind a degree sign, as parts of a degree: `30^\circ 15'`.
+    fn minutes_ahead(&mut self) -> Bounded<Option<RBig>> {
+        let mut parts: Option<RBig> = None;
+        for (n_primes, scale) in [(1, 60), (2, 3600)] {
+            let Some(Tok::Num(numeral)) = self.peek_at(1) else { break };
+            if !(2..2 + n_primes).all(|ahead| self.peek_at(ahead) == Some(&Tok::Prime)) {
+                break;
+            }
+            let more = numeral.value()? / RBig::from(scale);
+            parts = Some(parts.unwrap_or(RBig::ZERO) + more);
+            self.pos += 1 + n_primes;
+        }
+        Ok(parts)
+    }
+
     /// Postfix signs behind an operand: factorial, percent, degree.
     fn postfixed(&mut self, mut value: Expr) -> Bounded<Expr> {
         let mut n_signs = 0;
@@ -242,7 +267,13 @@ impl Parser<'_> {
                 }
                 Some(Tok::Bang) => Expr::Call(Func::Factorial, vec![value]),
                 Some(Tok::Percent) => Expr::Percent(Box::new(value)),
-                Some(Tok::Degree) => Expr::Degrees(Box::new(value)),
+                Some(Tok::Degree) => {
+                    let parts = self.minutes_ahead()?;
+                    Expr::Degrees(Box::new(match parts {
+                        Some(parts) => Expr::Add(vec![value, Expr::Num { value: parts, is_decimal: false }]),
+                        None => value,
+                    }))
+                }
                 _ => return Ok(value),
             };
             self.pos += 1;

@@ -8,6 +8,9 @@ use crate::lex::token::{Bracket, Tok};
 use crate::units;
 use dashu_ratio::RBig;
 
+/// Largest set that `C_{10}^{3}` chooses from.
+const MAX_COUNT: i64 = 1000;
+
 /// Whether a run of letters is a product of one-letter variables rather than a word.
 pub(super) fn splits(run: &str) -> bool {
     run.len() <= 4 && run.is_ascii() && !units::is_word(run)
@@ -50,6 +53,11 @@ impl Parser<'_> {
             Tok::Func(func) => self.function(func),
             Tok::Accent(mark) => self.accented(mark),
             Tok::Sum | Tok::Product => self.series(token.tok == Tok::Sum),
+            Tok::Open(Bracket::Round) if self.digits_ahead().is_some() => {
+                let numeral = self.digits_ahead().unwrap_or_default();
+                self.pos += 2;
+                self.number(&numeral)
+            }
             Tok::Open(bracket) => self.group(bracket),
             Tok::Bar => {
                 self.n_bars += 1;
@@ -74,8 +82,19 @@ impl Parser<'_> {
         Ok(Expr::Num { value: numeral.in_base(base)?, is_decimal: false })
     }
 
+    /// The digits of `(1011)_2`, behind the opening bracket.
+    fn digits_ahead(&self) -> Option<Numeral> {
+        match (self.peek(), self.peek_at(1), self.peek_at(2)) {
+            (Some(Tok::Num(numeral)), Some(Tok::Close(Bracket::Round)), Some(Tok::Under)) => {
+                Some(numeral.clone())
+            }
+            _ => None,
+        }
+    }
+
     fn base(&mut self) -> Bounded<u32> {
         let is_group = self.take(&Tok::Open(Bracket::Brace));
+        let is_round = self.take(&Tok::Open(Bracket::Round));
         if matches!(self.peek(), Some(Tok::Word(word)) if word == "base") {
             self.pos += 1;
         }
@@ -85,6 +104,9 @@ impl Parser<'_> {
             _ => None,
         };
         self.pos += 1;
+        if is_round && !self.take(&Tok::Close(Bracket::Round)) {
+            return unreadable("a subscript that is no base");
+        }
         if is_group && !self.take(&Tok::Close(Bracket::Brace)) {
             return unreadable("a subscript that is no base");
         }
@@ -112,10 +134,38 @@ impl Parser<'_> {
                 return unreadable("a name with too many subscripts");
             }
         }
+        if let Some(count) = self.count_ahead(&name) {
+            return Ok(count);
+        }
         if let Some(arguments) = self.call_ahead(&name) {
             name.push_str(&arguments);
         }
         Ok(Expr::Var(name))
+    }
+
+    /// `C_{10}^{3}` and `P_{10}^{3}` (or A): the number of choices of 3 out of 10, without and with their order.
+    fn count_ahead(&mut self, name: &str) -> Option<Expr> {
+        let (letter, n) = name.split_once('_')?;
+        let n: i64 = n.parse().ok()?;
+        if !matches!(letter, "C" | "P" | "A") || self.peek() != Some(&Tok::Caret) {
+            return None;
+        }
+        let (k, length) = match (self.peek_at(1), self.peek_at(2), self.peek_at(3)) {
+            (Some(Tok::Open(Bracket::Brace)), Some(Tok::Num(k)), Some(Tok::Close(Bracket::Brace))) => (k, 4),
+            (Some(Tok::Num(k)), ..) => (k, 2),
+            _ => return None,
+        };
+        let k: i64 = if k.is_plain_whole() { k.whole.parse().ok()? } else { return None };
+        if !(2..=MAX_COUNT).contains(&n) || k > n {
+            return None;
+        }
+        self.pos += length;
+        let factorial = |n| Expr::Call(Func::Factorial, vec![Expr::int(n)]);
+        Some(if letter == "C" {
+            Expr::Call(Func::Binomial, vec![Expr::int(n), Expr::int(k)])
+        } else {
+            Expr::Mul(vec![factorial(n), Expr::Inv(Box::new(factorial(n - k)))])
+        })
     }
 
     /// The argument list `(x)` behind the name of a function, as text: one number or variable, or anything behind f, g,
@@ -224,11 +274,9 @@ impl Parser<'_> {
 
     fn group(&mut self, bracket: Bracket) -> Bounded<Expr> {
         let n_bars = std::mem::take(&mut self.n_bars);
-        let mut inside = self.sum()?;
+        let inside = self.sum()?;
+        let inside = self.infix_macro(inside)?;
         self.n_bars = n_bars;
-        if self.take(&Tok::Choose) {
-            inside = Expr::Call(Func::Binomial, vec![inside, self.sum()?]);
-        }
         if !self.take(&Tok::Close(bracket)) {
             return unreadable("brackets that do not match");
         }

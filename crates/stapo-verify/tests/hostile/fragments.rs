@@ -79,11 +79,15 @@ impl Random {
 }
 
 /// Expressions with holes.
-const PATTERNS: [&str; 40] = [
+const PATTERNS: [&str; 64] = [
     "x@", "@+@", "@-@", "@ \\cdot @", "@/@", "\\frac{@}{@}", "\\sqrt{@}", "\\sqrt[3]{@}", "@^2", "@^{@}", "(@)", "|@|",
     "\\lfloor @ \\rfloor", "\\sin(@)", "\\ln(@)", "\\log_2(@)", "@!", "\\binom{@}{2}", "(@,@)", "[@,@)", "\\{@,@\\}",
     "@,@", "x=@", "@=@", "x<@", "@\\le x<@", "(@,@)\\cup(@,@)", "@\\pm@", "@:@", "@\\%", "@^\\circ", "@\\text{ cm}",
     "\\$@", "\\begin{pmatrix}@\\\\@\\end{pmatrix}", "e^{@}", "@i", "@\\pi", "\\arctan @", "@_7", "x=@ \\text{ or } x=@",
+    "x=@ \\quad y=@", "x=@ x=@", "@\\approx @", "\\{x|x>@\\}", "{@ \\over @}", "@\\hat{i}+@\\hat{j}", "C_{@}^{@}", "(@)_2",
+    "@^\\circ @'", "x:y=@:@", "x=@,y=@;x=@,y=@", "A(@,@)", "|x|<@", "\\mathbb R\\setminus\\{@,@\\}", "(@,@)\\cap(@,@)",
+    "\\begin{vmatrix}@&@\\\\@&@\\end{vmatrix}", "\\begin{cases}x=@\\\\y=@\\end{cases}", "@+C", "@k, k\\in\\mathbb Z",
+    "@ (n\\ge @)", "x\\ne @, x\\ne @", "\\frac{dy}{d@}", "@ dozen", "\\angle @",
 ];
 
 const LEAVES: [&str; 24] = [
@@ -91,10 +95,12 @@ const LEAVES: [&str; 24] = [
     "\\frac12", "0.\\overline{3}", "1e-5", "12345678901234567890", "a_1", "\\alpha",
 ];
 
-const FRAGMENTS: [&str; 72] = [
+const FRAGMENTS: [&str; 88] = [
     "\\frac", "\\sqrt", "\\boxed{", "\\text{", "\\left", "\\right", "\\begin{pmatrix}", "\\end{pmatrix}", "\\\\", "&", "{",
     "}", "(", ")", "[", "]", "\\{", "\\}", "|", "^", "_", "!", "%", "\\%", "\\$", "$", "+", "-", "*", "/", "=", "<", ">",
     "\\le", "\\pm", "\\cup", "\\in", ",", ";", ":", ".", "...", " ", "\n", "0", "1", "9", "12", "007", "3.14", "1e9", "x",
     "y", "e", "i", "\\pi", "\\infty", "\\sin", "\\log", "\\ln", "\\lfloor", "\\rfloor", "\\binom", "\\sum", "\\overline{",
     "½", "²", "√", "−", "Answer:", "the answer is", "\\circ",
+    "\\quad", "\\over", "\\setminus", "\\cap", "\\lor", "\\angle", "\\hat", "\\begin{cases}", "\\end{cases}", "\\mathrm{d}",
+    "</think>", "<answer>", "</answer>", "答案", "'", "halves",
 ];
