@@ -154,3 +154,22 @@ fn an_experiment_names_each_arm_once_and_in_order() {
     assert_eq!(experiment.arm_names(), ["stapo", "grpo"]);
     assert_eq!(parse::<Experiment>(&experiment.to_line()).unwrap(), experiment);
 }
+
+#[test]
+fn metrics_of_training_and_pretraining_name_their_step() {
+    let pretraining = json!({
+        "schema": SCHEMA, "step": 7, "loss": 1.5, "entropy_mean": 0.9, "n_tokens": 100, "n_scored": 80,
+        "learning_rate": 1e-3, "gradient_norm": 0.5, "tokens_per_second": 1000.0
+    });
+    assert_eq!(parse::<PretrainMetrics>(&pretraining.to_string()).unwrap().step(), 7);
+    let training = json!({
+        "schema": SCHEMA, "step": 9, "reward_mean": -0.2, "accuracy": 0.4, "response_tokens_mean": 30.5,
+        "truncated_share": 0.0, "entropy_mean": 0.3,
+        "entropy_quantiles": {"q05": 0.0, "q25": 0.1, "q50": 0.2, "q75": 0.4, "q95": 0.9},
+        "n_tokens": 100, "n_kept": 99, "n_candidates": 2, "n_silenced": 1, "tau_h": 0.1, "clip_fraction": 0.0,
+        "ratio_min": 1.0, "ratio_max": 1.0, "loss": 0.0, "learning_rate": 1e-4, "gradient_norm": 0.3,
+        "silenced_gradient_share": 0.01, "quadrants": [], "exactness_max_abs": 0.0,
+        "tokens_per_second": {"rollout": 1000.0, "update": 500.0}
+    });
+    assert_eq!(parse::<Metrics>(&training.to_string()).unwrap().step(), 9);
+}
