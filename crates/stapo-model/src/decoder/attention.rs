@@ -12,7 +12,7 @@ use super::weights::LayerWeights;
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad};
-use stapo_ops::{Float, View, Write, attention, rmsnorm, rope};
+use stapo_ops::{Float, View, attention, rmsnorm, rope};
 
 /// The keys and values that queries attend to.
 pub enum Context<'a, T: Float> {
@@ -141,15 +141,7 @@ pub fn backward<T: Float>(
     );
     let saved =
         rmsnorm::Saved { x: views.stream, weight: weights.attention_norm.view(), inv_rms: views.inv_rms };
-    rmsnorm::backward(
-        device,
-        layer.norm_dims(),
-        saved,
-        views.d_normed.view(),
-        Write::Add,
-        views.d_stream,
-        gradients.attention_norm.sum_mut(),
-    );
+    layer.norm_backward(saved, views.d_normed.view(), views.d_stream, &mut gradients.attention_norm);
 }
 
 /// From `d_qkv` to `d_raw_qkv`.

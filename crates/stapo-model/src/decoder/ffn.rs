@@ -9,7 +9,7 @@ use super::gradients::Gradient;
 use super::layer::LayerPass;
 use super::linear::ResidualNorm;
 use super::weights::{Ffn, LayerWeights, Parameter, SwiGlu};
-use stapo_ops::{Float, View, ViewMut, Write, rmsnorm, swiglu};
+use stapo_ops::{Float, View, ViewMut, rmsnorm, swiglu};
 use std::ops::Range;
 
 /// Whether backward will read gate and up.
@@ -100,15 +100,7 @@ pub fn backward<T: Float>(
     }
     let saved =
         rmsnorm::Saved { x: views.stream, weight: layer.weights.ffn_norm.view(), inv_rms: views.inv_rms };
-    rmsnorm::backward(
-        device,
-        layer.norm_dims(),
-        saved,
-        views.d_normed.view(),
-        Write::Add,
-        views.d_stream,
-        gradients.ffn_norm.sum_mut(),
-    );
+    layer.norm_backward(saved, views.d_normed.view(), views.d_stream, &mut gradients.ffn_norm);
 }
 
 /// `0..n_rows` in runs of `at_once`.

@@ -1,10 +1,11 @@
 //! What both halves of a layer work with.
 
+use super::gradients::Gradient;
 use super::weights::{LayerWeights, Parameter};
 use crate::config::ModelConfig;
 use stapo_ops::attention::Heads;
 use stapo_ops::rope::Table;
-use stapo_ops::{Device, Float, View, rmsnorm};
+use stapo_ops::{Device, Float, View, ViewMut, Write, rmsnorm};
 
 /// The rows of a batch, the same for all layers.
 #[derive(Clone, Copy)]
@@ -28,6 +29,19 @@ pub struct LayerPass<'a, T: Float> {
 impl<T: Float> LayerPass<'_, T> {
     pub fn norm_dims(&self) -> rmsnorm::Dims {
         norm_dims(self.config, self.rows.n_tokens)
+    }
+
+    /// The backward of a half-layer's norm. Shapes: d_normed, d_stream `[T, D]`. Adds to `d_stream` and to the gradient of
+    /// the norm's weight.
+    pub fn norm_backward(
+        &self,
+        saved: rmsnorm::Saved<'_, T>,
+        d_normed: View<'_, T>,
+        d_stream: ViewMut<'_, T>,
+        d_weight: &mut Gradient<T>,
+    ) {
+        let dims = self.norm_dims();
+        rmsnorm::backward(self.device, dims, saved, d_normed, Write::Add, d_stream, d_weight.sum_mut());
     }
 }
 
