@@ -63,6 +63,14 @@ impl LoadedModel {
         })
     }
 
+    /// The first weight that is not a finite number, by tensor and element.
+    pub fn first_not_finite(&self) -> Option<(String, usize)> {
+        self.policy.tensors().find_map(|(spec, values)| {
+            let element = values.to_vec().iter().position(|value| !value.is_finite())?;
+            Some((spec.name.clone(), element))
+        })
+    }
+
     /// The tokenizer, or the error that says why the model has none.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().map_err(|reason| Error::NoTokenizer { reason: reason.clone() })

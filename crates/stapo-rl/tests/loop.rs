@@ -4,15 +4,15 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use serde_json::{Map, Value, json};
-use stapo_core::record::{
-    Extra, Manifest, Metrics, Record, ResponseRecord, SCHEMA, TokenRecord, parse_lines, parse_responses,
-};
+use stapo_core::record::{Metrics, Record, ResponseRecord, TokenRecord, parse_lines, parse_responses};
 use stapo_rl::device::{CpuOptions, Device};
-use stapo_rl::run::{Checkpoint, Run};
-use stapo_rl::train::{Outcome, Trainer, Watch, resume, train};
-use stapo_rl::{Config, Plan};
+use stapo_rl::run::{Checkpoint, Run, this_process};
+use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, train};
+use stapo_rl::{Config, Plan, identity};
 use std::fs;
 use std::path::Path;
+
+const PROGRAM: &str = "of a test";
 
 /// An observer that ends the run after `stop_after`, as Ctrl-C would.
 struct Quiet {
@@ -57,10 +57,20 @@ fn device(threads: usize) -> Device {
 }
 
 fn start(folder: &Path, plan: &Plan) -> (Run, Trainer) {
-    let manifest = Manifest { schema: SCHEMA, inputs: Vec::new(), steps: Vec::new(), extra: Extra::new() };
-    let run = Run::create(folder, "", &plan.to_toml(), manifest).unwrap();
+    let identity = identity::of_plan(plan, PROGRAM).unwrap();
+    let run = Run::create(folder, "", &plan.to_toml(), identity, &this_process(PROGRAM, "cpu")).unwrap();
     let trainer = Trainer::new(plan, &folder.join("base"), &device(2)).unwrap();
     (run, trainer)
+}
+
+/// The run at its newest good checkpoint, and the errors of newer checkpoints that were refused.
+fn resume(folder: &Path, threads: usize) -> (Run, Trainer, Vec<String>) {
+    let interrupted = Interrupted::open(folder, &[], false, PROGRAM).unwrap();
+    let refused = interrupted.reopening.refused.iter().map(ToString::to_string).collect();
+    let base = tempfile::tempdir().unwrap();
+    let writer = this_process(PROGRAM, "cpu");
+    let (_, run, trainer) = interrupted.resume(&writer, base.path(), &device(threads)).unwrap();
+    (run, trainer, refused)
 }
 
 /// Trains to the end and returns the final state hash with the metrics.
@@ -102,7 +112,7 @@ fn stopped_and_resumed_is_the_uninterrupted_run() {
         let mut quiet = Quiet { stop_after: Some(stop_after), step: 0 };
         assert_eq!(train(&plan, &mut run, &mut trainer, &mut quiet).unwrap(), Outcome::Stopped);
         drop((run, trainer));
-        let (mut run, mut trainer, refused) = resume(&path, &plan, &device(1)).unwrap();
+        let (mut run, mut trainer, refused) = resume(&path, 1);
         assert!(refused.is_empty() && trainer.learner.counters.step == stop_after);
         train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
         assert_eq!(trainer.learner.state_hash(), hash, "stopped after {stop_after}");
@@ -129,8 +139,9 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
     let metrics = path.join("metrics.jsonl");
     let text = fs::read_to_string(&metrics).unwrap();
     fs::write(&metrics, &text[..text.len() - 30]).unwrap();
-    let (mut run, mut trainer, refused) = resume(&path, &plan, &device(2)).unwrap();
-    assert!(refused[0].to_string().contains("step-000003") && refused[0].to_string().contains("damaged"));
+    drop(run);
+    let (mut run, mut trainer, refused) = resume(&path, 2);
+    assert!(refused[0].contains("step-000003") && refused[0].contains("damaged"));
     assert_eq!(trainer.learner.counters.step, 2);
     train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
     assert_eq!(trainer.learner.state_hash(), hash);
@@ -298,7 +309,8 @@ fn the_reference_is_frozen() {
     let path = folder.path().join("run");
     let (mut run, mut trainer) = start(&path, &held);
     train(&held, &mut run, &mut trainer, &mut Quiet { stop_after: Some(2), step: 0 }).unwrap();
-    let (mut run, mut trainer, _) = resume(&path, &held, &device(2)).unwrap();
+    drop(run);
+    let (mut run, mut trainer, _) = resume(&path, 2);
     train(&held, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
     assert_eq!(trainer.learner.state_hash(), held_hash);
     assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics));

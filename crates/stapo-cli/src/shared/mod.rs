@@ -7,6 +7,7 @@ pub mod input;
 pub mod machine;
 pub mod option;
 pub mod page;
+pub mod program;
 pub mod prompts;
 pub mod run_folder;
 pub mod stop;

@@ -6,9 +6,9 @@ use stapo_core::record::{self, FileHash, Record, ResponseRecord};
 use stapo_rl::config::{ModelSource, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
-use stapo_rl::run::{Checkpoint, sha256_hex};
+use stapo_rl::run::Checkpoint;
 use stapo_rl::train::{Trainer, base_folder};
-use stapo_rl::{Config, LoadedModel, Plan};
+use stapo_rl::{Config, LoadedModel, Plan, identity};
 use std::path::{Path, PathBuf};
 
 /// The text of a config, of the built-in config if none is given, and its resolved plan.
@@ -153,49 +153,23 @@ fn check_columns(response: &ResponseRecord) -> Result<()> {
     Ok(())
 }
 
-pub fn hash_bytes(name: &str, bytes: &[u8]) -> FileHash {
-    FileHash { name: name.to_string(), n_bytes: bytes.len() as u64, sha256: sha256_hex(bytes) }
-}
-
-pub fn hash_file(name: &str, path: &Path) -> Result<FileHash> {
-    let bytes = std::fs::read(path).with_context(|| format!("{name} {}", path.display()))?;
-    Ok(hash_bytes(name, &bytes))
-}
-
-/// The hashes of a model's weight files.
-pub fn hash_weights(model: &Path) -> Result<Vec<FileHash>> {
-    weight_files(model)?.iter().map(|path| hash_file("weights", path)).collect()
-}
-
-/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its weights, and the training steps it has
-/// seen.
+/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its files, and the training steps it has seen.
 pub fn open_model(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
     let path = Path::new(name);
     if name == "builtin" {
         let scratch = tempfile::tempdir().context("temporary folder")?;
         let model = LoadedModel::open(&ModelSource::Builtin, scratch.path(), device)?;
-        return Ok((model, vec![hash_bytes("weights", stapo_rl::builtin_weights())], None));
+        return Ok((model, identity::of_source(&ModelSource::Builtin)?, None));
     }
     if path.join("plan.toml").is_file() {
         let plan = plan(path)?;
         let checkpoint = newest_checkpoint(path)?;
         let trainer = trainer_at(path, &plan, &checkpoint, device)?;
-        let weights = hash_weights(&checkpoint.path)?;
-        return Ok((trainer.learner.model, weights, Some(checkpoint.counters.step)));
+        let beside = identity::of_source(&plan.config.model)?.into_iter();
+        let mut inputs = identity::of_model(&checkpoint.path)?;
+        inputs.extend(beside.filter(|input| !input.name.starts_with("weights")));
+        return Ok((trainer.learner.model, inputs, Some(checkpoint.counters.step)));
     }
     let model = LoadedModel::open_path(path, device)?;
-    Ok((model, hash_weights(path)?, None))
-}
-
-/// The path itself if it is a file, else the weight files of the folder.
-fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
-    if path.is_file() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let entries = std::fs::read_dir(path).with_context(|| format!("model {}", path.display()))?;
-    let is_weights = |path: &PathBuf| path.extension().is_some_and(|e| e == "safetensors" || e == "gguf");
-    let mut files: Vec<PathBuf> =
-        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_weights).collect();
-    files.sort();
-    Ok(files)
+    Ok((model, identity::of_model(path)?, None))
 }

@@ -1,7 +1,7 @@
 //! Checkpoints: safetensors, the plan and JSON, atomic, sealed with hashes, bounded in number.
 
-use super::files::{sha256_hex, sync_folder, write_whole};
 use super::state::{self, Counters, LoopState};
+use crate::disk::{create_folder, remove_folder, rename, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use stapo_core::record::Identity;
@@ -106,7 +106,7 @@ impl Checkpoint {
         written?;
         let earlier = Self::numbered(run)?.into_iter().rev().filter(|(step, _)| *step <= counters.step);
         for (_, old) in earlier.skip(n_kept) {
-            fs::remove_dir_all(&old).map_err(|e| Error::io(&old, e))?;
+            remove_folder(&old)?;
         }
         Ok(path)
     }
@@ -129,8 +129,7 @@ impl Checkpoint {
             digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
         };
         let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-        let mut found: Vec<(u64, PathBuf)> =
-            paths.filter_map(|path| Some((step(&path)?, path))).collect();
+        let mut found: Vec<(u64, PathBuf)> = paths.filter_map(|path| Some((step(&path)?, path))).collect();
         found.sort();
         Ok(found)
     }
@@ -196,8 +195,10 @@ impl Checkpoint {
 
 impl Snapshot<'_> {
     fn write(&self, folder: &Path) -> Result<()> {
-        let _ = fs::remove_dir_all(folder);
-        fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+        if folder.exists() {
+            remove_folder(folder)?;
+        }
+        create_folder(folder)?;
         let state = state::serialize(self.policy, self.optimizer);
         write_whole(&folder.join(STATE), &state)?;
         let Provenance { state_hash, metrics, plan, identity } = &self.provenance;
@@ -222,12 +223,10 @@ impl Snapshot<'_> {
 /// Moves a written checkpoint to its name. What has that name was refused or is the same state, since a run goes on
 /// from its newest good checkpoint.
 fn put_in_place(beside: &Path, path: &Path) -> Result<()> {
-    let io = |e| Error::io(path, e);
     if path.exists() {
-        fs::remove_dir_all(path).map_err(io)?;
+        remove_folder(path)?;
     }
-    fs::rename(beside, path).map_err(io)?;
-    sync_folder(path)
+    rename(beside, path)
 }
 
 fn folder_name(step: u64) -> String {

@@ -1,12 +1,13 @@
 //! `events.jsonl`: start, resume, changes, warnings and the stop of a run.
 
 use super::clock::utc;
-use super::files::write_whole;
+use crate::disk::{Lines, write_whole};
 use crate::error::{Error, Result};
-use stapo_core::record::{self, Change, Event, EventKind, Extra, Record, SCHEMA, StopReason, Writer};
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use stapo_core::record::{
+    self, Change, Event, EventKind, Extra, Record, RecordError, SCHEMA, StopReason, Writer,
+};
+use std::fs;
+use std::path::Path;
 use std::time::SystemTime;
 
 const EVENTS: &str = "events.jsonl";
@@ -14,8 +15,9 @@ const EVENTS: &str = "events.jsonl";
 /// The open file, to which lines are only added.
 #[derive(Debug)]
 pub struct EventLog {
-    path: PathBuf,
-    file: File,
+    lines: Lines,
+    /// True after a failed write, which may have left part of a line.
+    torn: bool,
 }
 
 impl EventLog {
@@ -27,25 +29,31 @@ impl EventLog {
         if whole < found.len() {
             write_whole(&path, &found.as_bytes()[..whole])?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|e| Error::io(&path, e))?;
-        Ok(Self { path, file })
+        Ok(Self { lines: Lines::open(&path)?, torn: false })
     }
 
     /// Adds an event, which is on disk when the function returns.
     pub fn add(&mut self, event: &Event) -> Result<()> {
-        let written = self.file.write_all(event.to_line().as_bytes()).and_then(|()| self.file.sync_data());
-        written.map_err(|e| Error::io(&self.path, e))
-    }
-
-    pub(super) fn moved_to(&mut self, folder: &Path) {
-        self.path = folder.join(EVENTS);
+        let line = event.to_line();
+        let written = self.lines.add(&if self.torn { format!("\n{line}") } else { line });
+        self.torn = written.is_err();
+        written.and_then(|()| self.lines.sync())
     }
 }
 
-/// The events of a folder; empty where there is no such file.
+/// The events of a folder; empty where there is no such file. A line that cannot be read is a warning that says so: what
+/// happened before and after stays readable.
 pub fn read_events(folder: &Path) -> Result<Vec<Event>> {
     let text = read_text(folder)?;
-    Ok(record::parse_lines(&text).map_err(|e| Error::record(&folder.join(EVENTS), &e))?.records)
+    let numbered =
+        (1..).zip(text.split_inclusive('\n')).filter(|(_, line)| line.ends_with('\n') && line.len() > 1);
+    let unreadable = |number: usize, error: &RecordError| Event {
+        time: String::new(),
+        ..event(EventKind::Warning, 0, format!("{EVENTS}, line {number} cannot be read: {error}"))
+    };
+    Ok(numbered
+        .map(|(number, line)| record::parse(line).unwrap_or_else(|error| unreadable(number, &error)))
+        .collect())
 }
 
 fn read_text(folder: &Path) -> Result<String> {

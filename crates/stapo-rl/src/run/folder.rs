@@ -2,17 +2,16 @@
 
 use super::checkpoint::{Checkpoint, Provenance, Snapshot};
 use super::events::{self, EventLog};
-use super::files::write_whole;
 use super::lock::FolderLock;
 use super::manifest;
+use crate::disk::{Lines, create_folder, rename, write_whole};
 use crate::error::{Error, Result};
 use stapo_core::record::{
     self, EventKind, Identity, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped, StopReason,
     TokenRecord, Writer,
 };
 use stapo_model::Simd;
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A run that this process writes: the folder is locked for as long as the value lives.
@@ -20,13 +19,15 @@ use std::path::{Path, PathBuf};
 pub struct Run {
     pub(super) folder: PathBuf,
     pub(super) lock: FolderLock,
-    pub(super) metrics: File,
+    pub(super) metrics: Lines,
     pub(super) events: EventLog,
     pub(super) manifest: Manifest,
     pub(super) plan_text: String,
     pub(super) identity: Identity,
     /// The last step and its line of `metrics.jsonl`.
     pub(super) last: Option<(u64, String)>,
+    /// The step of the newest good checkpoint.
+    pub(super) saved: Option<u64>,
 }
 
 /// The parts of a run folder that hold one file per recorded step.
@@ -37,20 +38,30 @@ pub struct NewFolder {
     place: PathBuf,
     beside: PathBuf,
     pub lock: FolderLock,
+    replaces_empty: bool,
 }
 
 impl NewFolder {
+    /// As `begin`, but an empty folder at `place` is no obstacle: the new folder replaces it.
+    pub fn begin_in_place_of_empty(place: &Path) -> Result<Self> {
+        Self::make(place, fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_none()))
+    }
+
     /// Makes `.NAME.starting` beside `place` and locks it. A `place` that exists is refused. What an interrupted start
     /// left in that folder is written anew.
     pub fn begin(place: &Path) -> Result<Self> {
-        if place.exists() {
+        Self::make(place, false)
+    }
+
+    fn make(place: &Path, replaces_empty: bool) -> Result<Self> {
+        if place.exists() && !replaces_empty {
             return Err(Error::exists(place));
         }
         let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let beside = place.with_file_name(format!(".{name}.starting"));
-        fs::create_dir_all(&beside).map_err(|e| Error::io(place, e))?;
+        create_folder(&beside)?;
         let lock = FolderLock::take(&beside)?;
-        Ok(Self { place: place.to_owned(), beside, lock })
+        Ok(Self { place: place.to_owned(), beside, lock, replaces_empty })
     }
 
     pub fn path(&self) -> &Path {
@@ -59,11 +70,10 @@ impl NewFolder {
 
     /// Gives the folder its name, as one rename.
     pub fn appear(mut self) -> Result<FolderLock> {
-        if self.place.exists() {
+        if self.place.exists() && !self.replaces_empty {
             return Err(Error::exists(&self.place));
         }
-        fs::rename(&self.beside, &self.place).map_err(|e| Error::io(&self.place, e))?;
-        super::files::sync_folder(&self.place)?;
+        rename(&self.beside, &self.place)?;
         self.lock.moved_to(&self.place);
         Ok(self.lock)
     }
@@ -81,8 +91,7 @@ impl Run {
         let mut new = NewFolder::begin(folder)?;
         let at = new.path().to_owned();
         for part in PARTS.into_iter().chain(["checkpoints"]) {
-            let path = at.join(part);
-            fs::create_dir_all(&path).map_err(|e| Error::io(&path, e))?;
+            create_folder(&at.join(part))?;
         }
         write_whole(&at.join("config.toml"), config_text.as_bytes())?;
         write_whole(&at.join("plan.toml"), plan_text.as_bytes())?;
@@ -102,6 +111,7 @@ impl Run {
             plan_text: plan_text.to_string(),
             identity,
             last: None,
+            saved: None,
         };
         run.events.add(&events::entry(EventKind::Start, 0, writer))?;
         run.warn_of_missing_locks()?;
@@ -135,10 +145,9 @@ impl Run {
 
     /// Adds the metrics of a step. The line is on disk when the function returns.
     pub fn add_metrics(&mut self, metrics: &impl Stepped) -> Result<()> {
-        let path = self.folder.join("metrics.jsonl");
         let line = metrics.to_line();
-        self.metrics.write_all(line.as_bytes()).map_err(|e| Error::io(&path, e))?;
-        self.metrics.sync_data().map_err(|e| Error::io(&path, e))?;
+        self.metrics.add(&line)?;
+        self.metrics.sync()?;
         self.last = Some((metrics.step(), line.trim_end().to_string()));
         if let Some(sha256) = metrics.state_sha256() {
             self.add_state_hash(metrics.step(), sha256.to_string());
@@ -158,20 +167,25 @@ impl Run {
     }
 
     /// Writes a checkpoint of the state with that hash, then the manifest; only the newest `n_kept` checkpoints remain.
-    pub(crate) fn save(
+    /// Nothing is written where the run went on from a checkpoint of that step.
+    pub(crate) fn save<'a>(
         &mut self,
+        step: u64,
         state_hash: String,
-        snapshot: impl FnOnce(Provenance) -> Snapshot<'_>,
+        snapshot: impl FnOnce(Provenance) -> Snapshot<'a>,
         n_kept: usize,
     ) -> Result<()> {
+        if self.saved == Some(step) {
+            return Ok(());
+        }
         let snapshot = snapshot(Provenance {
             state_hash: state_hash.clone(),
             metrics: self.last.as_ref().map(|(_, line)| line.clone()),
             plan: self.plan_text.clone(),
             identity: self.identity.clone(),
         });
-        let step = snapshot.counters.step;
         Checkpoint::save(&self.folder, &snapshot, n_kept)?;
+        self.saved = Some(step);
         if step > 0 {
             self.add_state_hash(step, state_hash);
         }
@@ -231,7 +245,6 @@ fn build(program: &str) -> record::BuildRecord {
     }
 }
 
-pub(super) fn open_metrics(folder: &Path) -> Result<File> {
-    let path = folder.join("metrics.jsonl");
-    OpenOptions::new().create(true).append(true).open(&path).map_err(|e| Error::io(&path, e))
+pub(super) fn open_metrics(folder: &Path) -> Result<Lines> {
+    Lines::open(&folder.join("metrics.jsonl"))
 }

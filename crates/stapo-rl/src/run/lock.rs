@@ -2,10 +2,10 @@
 //! ends in any way.
 
 use super::clock::utc;
+use crate::disk::{open_in_place, overwrite};
 use crate::error::{Error, Result};
 use stapo_core::record::{self, LockRecord, Record, SCHEMA, Writer};
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{Seek, Write};
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -27,9 +27,7 @@ impl FolderLock {
     /// Takes the lock. A folder that another process writes is refused with the name of that process.
     pub fn take(folder: &Path) -> Result<Self> {
         let path = folder.join(LOCK);
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        let file = options.open(&path).map_err(|e| Error::io(&path, e))?;
+        let file = open_in_place(&path)?;
         for _ in 0..TRIES {
             match file.try_lock() {
                 Ok(()) => return Ok(Self { path, file, missing: None }),
@@ -46,18 +44,15 @@ impl FolderLock {
     pub fn warning(&self) -> Option<String> {
         let error = self.missing.as_ref()?;
         let path = self.path.display();
-        Some(format!("{path}: this file system has no locks ({error}); start no second process on this folder"))
+        Some(format!(
+            "{path}: this file system has no locks ({error}); start no second process on this folder"
+        ))
     }
 
     /// Writes down who holds the lock.
     pub fn sign(&mut self, writer: &Writer) -> Result<()> {
         let line = LockRecord { schema: SCHEMA, writer: writer.clone() }.to_line();
-        let written = (|| {
-            self.file.set_len(0)?;
-            self.file.rewind()?;
-            self.file.write_all(line.as_bytes())
-        })();
-        written.map_err(|e| Error::io(&self.path, e))
+        overwrite(&mut self.file, &self.path, line.as_bytes())
     }
 
     /// Follows the folder to its new name.

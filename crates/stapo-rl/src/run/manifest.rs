@@ -3,7 +3,7 @@
 
 use super::checkpoint::Checkpoint;
 use super::events::read_events;
-use super::files::hash_bytes;
+use super::hashes::hash_bytes;
 use crate::error::{Error, Result};
 use serde_json::Value;
 use stapo_core::record::{
@@ -34,12 +34,15 @@ pub fn inputs(config_text: &str, plan_text: &str, identity: &Identity) -> Vec<Fi
 
 /// The manifest of a folder. One that is missing or damaged is derived from the other files.
 pub fn read(folder: &Path) -> Result<Manifest> {
-    let path = folder.join("manifest.json");
-    let written = fs::read_to_string(&path).ok().and_then(|text| record::parse(&text).ok());
-    match written {
+    match written(folder) {
         Some(manifest) => Ok(manifest),
         None => derive(folder),
     }
+}
+
+/// The manifest as written; `None` where it is missing or damaged.
+pub fn written(folder: &Path) -> Option<Manifest> {
+    fs::read_to_string(folder.join("manifest.json")).ok().and_then(|text| record::parse(&text).ok())
 }
 
 /// The manifest as the other files of the folder give it.

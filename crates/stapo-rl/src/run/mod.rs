@@ -7,25 +7,27 @@
 
 mod checkpoint;
 mod clock;
-mod events;
-mod files;
+pub(crate) mod events;
 mod folder;
+mod hashes;
 mod lock;
 mod manifest;
 mod plan_keys;
 mod reopening;
 mod state;
 
+pub(crate) use checkpoint::Snapshot;
 pub use checkpoint::{Checkpoint, Provenance};
 pub use clock::utc;
+pub(crate) use events::EventLog;
 pub use events::read_events;
-pub use files::{hash_bytes, hash_file, hex, sha256_hex, write_whole};
 pub use folder::{NewFolder, Run};
+pub use hashes::{hash_bytes, hash_file};
 pub use lock::{FolderLock, describe as describe_writer, holder, this_process};
 pub use plan_keys::{Freedom, differences as plan_differences, freedom};
 pub use reopening::Reopening;
-pub(crate) use state::{check_finite, check_weights, state_hash};
 pub use state::{Counters, LoopState};
+pub(crate) use state::{check_finite, state_hash};
 
 /// True in every `every`-th step; never where `every` is 0.
 pub(crate) fn is_due(step: u64, every: u64) -> bool {

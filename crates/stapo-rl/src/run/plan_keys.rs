@@ -68,9 +68,8 @@ pub fn differences(before: &str, complete: &str, after: &str) -> Result<Vec<Chan
         after: shown(after.get(key)),
     };
     let known = before.iter().filter(|(key, value)| after.get(*key) != Some(value));
-    let added = after.iter().filter(|(key, value)| {
-        !before.contains_key(*key) && complete.get(*key) != Some(value)
-    });
+    let added =
+        after.iter().filter(|(key, value)| !before.contains_key(*key) && complete.get(*key) != Some(value));
     let mut changes: Vec<Change> = known.map(|(key, value)| change(key, Some(value))).collect();
     changes.extend(added.map(|(key, _)| change(key, complete.get(key))));
     Ok(changes)

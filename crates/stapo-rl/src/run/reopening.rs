@@ -2,11 +2,11 @@
 
 use super::checkpoint::Checkpoint;
 use super::events::{self, EventLog, read_events};
-use super::files::{sha256_hex, write_whole};
 use super::folder::{PARTS, Run, open_metrics};
 use super::lock::FolderLock;
 use super::manifest;
 use super::plan_keys::{Freedom, differences, freedom};
+use crate::disk::{remove_file, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use stapo_core::record::{
     self, Change, Event, EventKind, Identity, StepHash, Stepped, Writer, changed_inputs,
@@ -75,13 +75,30 @@ impl Reopening {
         self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.counters.step)
     }
 
+    /// Refuses a last step below the steps that the run has made.
+    pub(crate) fn check_steps(&self, steps: u64) -> Result<()> {
+        let step = self.step();
+        if steps >= step {
+            return Ok(());
+        }
+        let problem = format!("{steps} is below the {step} steps that the run has made");
+        Err(Error::Misfit { key: "steps", problem, remedy: "set it to that number or above" })
+    }
+
     fn compare_plan(&mut self, complete: Complete) -> Result<()> {
         let found = sha256_hex(self.plan_found.as_bytes());
         let Some(checkpoint) = &self.checkpoint else {
             // Before the first checkpoint the manifest holds the plan's hash. A damaged manifest holds nothing.
-            let started = manifest::read(&self.folder)?.inputs.into_iter().find(|input| input.name == "plan");
-            if let Some(started) = started.filter(|started| started.sha256 != found) {
-                self.changes.push(Change { name: "plan.toml".into(), before: started.sha256, after: found });
+            match manifest::written(&self.folder) {
+                None => self.warnings.push(
+                    "manifest.json is damaged and there is no checkpoint, so changes of plan, data and model cannot be found".into(),
+                ),
+                Some(manifest) => {
+                    let started = manifest.inputs.into_iter().find(|input| input.name == "plan");
+                    let started = started.filter(|started| started.sha256 != found);
+                    let change = |before| Change { name: "plan.toml".into(), before, after: found.clone() };
+                    self.changes.extend(started.map(|started| change(started.sha256)));
+                }
             }
             return Ok(());
         };
@@ -107,9 +124,9 @@ impl Reopening {
     }
 
     /// Goes on with another plan. Keys that a resume may change are recorded; the others have to be accepted.
-    pub fn set(&mut self, plan_text: String) -> Result<()> {
-        let differ =
-            differences(&self.plan_found, &plan_text, &plan_text).map_err(crate::config::PlanError::from)?;
+    pub fn set(&mut self, plan_text: String, complete: Complete) -> Result<()> {
+        let differ = differences(&self.plan_found, &complete(&self.plan_found)?, &plan_text)
+            .map_err(crate::config::PlanError::from)?;
         for change in differ {
             match freedom(&change) {
                 Freedom::Identity => self.changes.push(change),
@@ -125,7 +142,7 @@ impl Reopening {
     pub fn compare(&mut self, identity: &Identity, accept_changes: bool) -> Result<()> {
         let before = match &self.checkpoint {
             Some(checkpoint) => checkpoint.provenance.as_ref().map(|by| by.identity.clone()),
-            None => Some(started_identity(&self.folder)?),
+            None => started_identity(&self.folder)?,
         };
         if let Some(before) = before {
             self.changes.extend(changed_inputs(&before.inputs, &identity.inputs));
@@ -147,13 +164,7 @@ impl Reopening {
     pub fn commit<M: Stepped>(mut self, identity: Identity, writer: &Writer) -> Result<Run> {
         let step = self.step();
         let (metrics, last) = self.metrics_up_to::<M>(step)?;
-        let known = fs::read_to_string(self.folder.join("manifest.json"))
-            .ok()
-            .and_then(|text| record::parse(&text).ok());
-        let mut manifest: record::Manifest = match known {
-            Some(manifest) => manifest,
-            None => manifest::read(&self.folder)?,
-        };
+        let mut manifest = manifest::read(&self.folder)?;
         self.lock.sign(writer)?;
         let mut log = EventLog::open(&self.folder)?;
         for event in self.happened(step, writer) {
@@ -182,6 +193,7 @@ impl Reopening {
             plan_text: self.plan_text,
             identity,
             last,
+            saved: self.checkpoint.map(|checkpoint| checkpoint.counters.step),
         };
         run.warn_of_missing_locks()?;
         run.write_manifest()?;
@@ -192,11 +204,16 @@ impl Reopening {
     fn happened(&self, step: u64, writer: &Writer) -> Vec<Event> {
         let plan = sha256_hex(self.plan_text.as_bytes());
         let entry = events::entry(EventKind::Resume, step, writer);
-        let refused =
-            self.refused.iter().map(|error| events::event(EventKind::CheckpointRefused, step, error.to_string()));
-        let changes = self.changes.iter().map(|change| events::changed(EventKind::Accepted, step, change, &plan));
-        let settings = self.settings.iter().map(|change| events::changed(EventKind::Setting, step, change, &plan));
-        let warnings = self.warnings.iter().map(|text| events::event(EventKind::Warning, step, text.as_str()));
+        let refused = self
+            .refused
+            .iter()
+            .map(|error| events::event(EventKind::CheckpointRefused, step, error.to_string()));
+        let changes =
+            self.changes.iter().map(|change| events::changed(EventKind::Accepted, step, change, &plan));
+        let settings =
+            self.settings.iter().map(|change| events::changed(EventKind::Setting, step, change, &plan));
+        let warnings =
+            self.warnings.iter().map(|text| events::event(EventKind::Warning, step, text.as_str()));
         std::iter::once(entry).chain(refused).chain(changes).chain(settings).chain(warnings).collect()
     }
 
@@ -220,10 +237,14 @@ impl Reopening {
         let is_whole = n_right == step && kept.len() as u64 == step;
         let lacks_the_last = n_right + 1 == step && kept.len() as u64 + 1 == step;
         if let (true, Some(line)) = (lacks_the_last, sealed) {
-            self.warnings.push(format!("{}: step {step} was missing and is taken from its checkpoint", path.display()));
+            self.warnings.push(format!(
+                "{}: step {step} was missing and is taken from its checkpoint",
+                path.display()
+            ));
             kept.push(line);
         } else if !is_whole {
-            let problem = format!("metrics.jsonl has {n_right} steps in order, the checkpoint is of step {step}");
+            let problem =
+                format!("metrics.jsonl has {n_right} steps in order, the checkpoint is of step {step}");
             return Err(Error::NoRun {
                 folder: self.folder.clone(),
                 problem,
@@ -232,7 +253,10 @@ impl Reopening {
         } else if let (Some(line), Some(last)) = (sealed, kept.last_mut())
             && *last != line
         {
-            self.warnings.push(format!("{}: step {step} was changed and is taken from its checkpoint", path.display()));
+            self.warnings.push(format!(
+                "{}: step {step} was changed and is taken from its checkpoint",
+                path.display()
+            ));
             *last = line;
         }
         let last = kept.last().map(|line| (step, (*line).to_string()));
@@ -241,15 +265,18 @@ impl Reopening {
 }
 
 /// The inputs and the program that the manifest of an interrupted start names.
-fn started_identity(folder: &Path) -> Result<Identity> {
-    let manifest = manifest::read(folder)?;
-    let inputs = manifest.inputs.into_iter().filter(|input| !["config", "plan"].contains(&input.name.as_str()));
-    Ok(Identity { program: manifest.program, inputs: inputs.collect() })
+fn started_identity(folder: &Path) -> Result<Option<Identity>> {
+    let Some(manifest) = manifest::written(folder) else { return Ok(None) };
+    let inputs =
+        manifest.inputs.into_iter().filter(|input| !["config", "plan"].contains(&input.name.as_str()));
+    Ok(Some(Identity { program: manifest.program, inputs: inputs.collect() }))
 }
 
 fn lost_plan(folder: &Path, checkpoint: &Checkpoint, problem: &str) -> Error {
     let remedy = match checkpoint.provenance {
-        Some(_) => format!("the plan of the run is in {}: copy it back", checkpoint.path.join("plan.toml").display()),
+        Some(_) => {
+            format!("the plan of the run is in {}: copy it back", checkpoint.path.join("plan.toml").display())
+        }
         None => "put the plan of the run back".to_string(),
     };
     Error::NoRun { folder: folder.to_owned(), problem: format!("plan.toml: {problem}"), remedy }
@@ -276,11 +303,12 @@ fn remove_later_records(folder: &Path, step: u64) -> Result<()> {
     for part in PARTS {
         let Ok(entries) = fs::read_dir(folder.join(part)) else { continue };
         for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
-            let number = path.file_name().and_then(|name| name.to_str()).and_then(|name| {
-                name.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse::<u64>().ok()
-            });
+            let number = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .and_then(|name| name.strip_prefix("step-")?.strip_suffix(".jsonl")?.parse::<u64>().ok());
             if number.is_some_and(|number| number > step) {
-                fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
+                remove_file(&path)?;
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The state of a run: counters, and weights and optimizer state as bytes: serialised, restored, hashed, and checked to be finite.
 
-use super::files::hex;
+use crate::disk::hex;
 use crate::error::{Error, Result};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
@@ -54,20 +54,15 @@ pub(crate) fn state_hash(
 
 /// Refuses weights and optimizer states that are not finite numbers.
 pub(crate) fn check_finite(step: u64, policy: &Policy, optimizer: &Optimizer) -> Result<()> {
-    check_weights(step, policy)?;
+    for (spec, values) in policy.tensors() {
+        refuse_not_finite(step, PARTS[0], &spec.name, &values.to_vec())?;
+    }
     for (spec, m, v) in optimizer.state(policy) {
         for (part, values) in [(PARTS[1], m), (PARTS[2], v)] {
             refuse_not_finite(step, part, &spec.name, &values.to_vec())?;
         }
     }
     Ok(())
-}
-
-/// Refuses weights that are not finite numbers.
-pub(crate) fn check_weights(step: u64, policy: &Policy) -> Result<()> {
-    policy.tensors().try_for_each(|(spec, values)| {
-        refuse_not_finite(step, PARTS[0], &spec.name, &values.to_vec())
-    })
 }
 
 fn refuse_not_finite(step: u64, part: &'static str, name: &str, values: &[f32]) -> Result<()> {
@@ -136,6 +131,9 @@ pub(super) fn first_not_finite_in(state: &[u8]) -> Option<String> {
     // The exponent of an infinity or a NaN is all ones.
     let is_finite = |bytes: &[u8]| u16::from_le_bytes([bytes[2], bytes[3]]) & 0x7f80 != 0x7f80;
     tensors.iter().find_map(|(name, tensor)| {
+        if tensor.dtype() != Dtype::F32 {
+            return Some(format!("{name}: {:?}, expected F32", tensor.dtype()));
+        }
         let element = tensor.data().chunks_exact(4).position(|bytes| !is_finite(bytes))?;
         Some(format!("{name}: element {element} is not a finite number"))
     })

@@ -157,7 +157,8 @@ impl Task {
     }
 }
 
-fn verifier_spec(spec: &TaskSpec) -> &VerifierSpec {
+/// The verifier of a task.
+pub(crate) fn verifier_spec(spec: &TaskSpec) -> &VerifierSpec {
     match spec {
         TaskSpec::Arithmetic(spec) => &spec.verifier,
         TaskSpec::Countdown(spec) => &spec.verifier,

@@ -1,0 +1,147 @@
+//! The identity of a run: hashes of every file that its bits depend on.
+
+use crate::builtin;
+use crate::config::{ModelSource, Plan};
+use crate::disk::sha256_hex;
+use crate::error::{Error, Result};
+use crate::pretrain::{PretrainConfig, Start, TextsSpec};
+use crate::run::{hash_bytes, hash_file};
+use crate::task::{CommandSpec, TaskSpec, VerifierSpec, verifier_spec};
+use stapo_core::record::{FileHash, Identity};
+use stapo_core::settings;
+use std::path::{Path, PathBuf};
+
+/// The files beside the weights of a Hugging Face folder that change what a model reads or writes, with their names in
+/// an identity.
+const MODEL_FILES: [(&str, &str); 5] = [
+    ("config.json", "model config"),
+    ("generation_config.json", "generation config"),
+    ("tokenizer.json", "tokenizer"),
+    ("tokenizer_config.json", "tokenizer config"),
+    ("chat_template.jinja", "chat template"),
+];
+
+/// The identity of a training run.
+pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
+    let mut inputs = of_source(&plan.config.model)?;
+    if let Some(reference) = &plan.config.reference {
+        let prefixed = |input: FileHash| FileHash { name: format!("reference {}", input.name), ..input };
+        inputs.extend(of_source(reference)?.into_iter().map(prefixed));
+    }
+    inputs.extend(of_task(&plan.task)?);
+    Ok(Identity { program: program.to_string(), inputs })
+}
+
+/// The identity of a pretraining run.
+pub fn of_pretraining(config: &PretrainConfig, program: &str) -> Result<Identity> {
+    let mut inputs = match &config.start {
+        Start::Fresh(_) => Vec::new(),
+        Start::Path { path } => of_model(Path::new(path))?,
+    };
+    inputs.extend(of_texts("data", &config.texts)?);
+    Ok(Identity { program: program.to_string(), inputs })
+}
+
+fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
+    match texts {
+        TextsSpec::Solutions { task, .. } => {
+            let task: TaskSpec =
+                settings::read("texts.task", task.clone()).map_err(crate::config::PlanError::from)?;
+            of_task(&task)
+        }
+        TextsSpec::Jsonl { path, .. } => Ok(vec![hash_file(name, path)?]),
+        TextsSpec::Mixture { parts } => {
+            let parts = parts.iter().enumerate();
+            let hashes = parts.map(|(idx, part)| of_texts(&format!("{name} {}", idx + 1), &part.texts));
+            Ok(hashes.collect::<Result<Vec<_>>>()?.concat())
+        }
+    }
+}
+
+/// The hashes of a task's data and of its verifier's program.
+pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
+    let mut inputs = Vec::new();
+    if let TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) = task {
+        inputs.push(hash_file("data", &rows.path)?);
+    }
+    if let VerifierSpec::Command(command) = verifier_spec(task) {
+        inputs.push(of_command(command)?);
+    }
+    Ok(inputs)
+}
+
+/// One hash of the command line, and of the content of every file that the command line names.
+fn of_command(command: &CommandSpec) -> Result<FileHash> {
+    let program = command.program.to_string_lossy().into_owned();
+    let mut text = std::iter::once(&program)
+        .chain(&command.args)
+        .fold(String::new(), |text, word| format!("{text}{}:{word}\n", word.len()));
+    let scripts = command.args.iter().map(PathBuf::from).filter(|path| path.is_file());
+    let mut n_bytes = 0;
+    for path in in_path(&command.program).into_iter().chain(scripts) {
+        let file = hash_file("verifier", &path)?;
+        text.push_str(&file.sha256);
+        n_bytes += file.n_bytes;
+    }
+    Ok(FileHash { name: "verifier".to_string(), n_bytes, sha256: sha256_hex(text.as_bytes()) })
+}
+
+/// The file of a program: the path itself, or the first of that name in `PATH`.
+fn in_path(program: &Path) -> Option<PathBuf> {
+    if program.components().count() > 1 {
+        return Some(program.to_owned());
+    }
+    let folders = std::env::var_os("PATH")?;
+    std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// The hashes of a config's model.
+pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
+    match source {
+        ModelSource::Path { path } => of_model(Path::new(path)),
+        ModelSource::Builtin => {
+            let files = builtin::files().iter();
+            Ok(files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect())
+        }
+    }
+}
+
+/// The hashes of a model's weight files and of the files beside these. A GGUF file holds all of them.
+pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
+    let weights = weight_files(model)?;
+    let is_single = weights.len() == 1;
+    let mut inputs = Vec::new();
+    for path in &weights {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = if is_single { "weights".to_string() } else { format!("weights {file}") };
+        inputs.push(hash_file(&name, path)?);
+    }
+    let folder = if model.is_dir() { Some(model) } else { model.parent() };
+    let is_gguf = weights.iter().any(|path| path.extension().is_some_and(|e| e == "gguf"));
+    for (file, name) in MODEL_FILES.iter().filter(|_| !is_gguf) {
+        let path = folder.map(|folder| folder.join(file)).filter(|path| path.exists());
+        inputs.extend(path.map(|path| hash_file(name, &path)).transpose()?);
+    }
+    Ok(inputs)
+}
+
+/// The name in an identity of a file of a model's folder.
+fn name_of(file: &str) -> &str {
+    MODEL_FILES.iter().find(|(known, _)| *known == file).map_or("weights", |(_, name)| name)
+}
+
+/// The path itself if it is a file, else the weight files of the folder and the index of their shards, by name.
+fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = std::fs::read_dir(path).map_err(|e| Error::io(path, e))?;
+    let is_weights = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        [".safetensors", ".gguf", ".safetensors.index.json"].iter().any(|end| name.ends_with(end))
+    };
+    let mut files: Vec<PathBuf> =
+        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_weights).collect();
+    files.sort();
+    Ok(files)
+}
