@@ -47,9 +47,12 @@ impl Learner {
         check_finite(self.counters.step, &self.model.policy, &self.optimizer)
     }
 
-    /// Writes a checkpoint and the manifest; only the newest `n_kept` checkpoints of the run remain. A state that is not
-    /// finite is refused.
+    /// Writes a checkpoint and the manifest, unless the run went on from a checkpoint of this step; only the newest
+    /// `n_kept` checkpoints of the run remain. A state that is not finite is refused.
     pub fn save(&self, run: &mut Run, n_kept: usize) -> Result<()> {
+        if run.is_saved(self.counters.step) {
+            return Checkpoint::prune(run.folder(), self.counters.step, n_kept);
+        }
         let recorded = run.state_hash(self.counters.step).map(str::to_owned);
         let state_hash = recorded.unwrap_or_else(|| self.state_hash());
         let snapshot = |provenance| Snapshot {
@@ -59,7 +62,7 @@ impl Learner {
             optimizer: &self.optimizer,
             provenance,
         };
-        run.save(self.counters.step, state_hash, snapshot, n_kept)
+        run.save(state_hash, snapshot, n_kept)
     }
 
     /// One optimizer step with the accumulated gradients, which are cleared. Returns the global gradient norm before

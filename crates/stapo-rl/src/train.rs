@@ -167,8 +167,8 @@ fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dy
         let accuracy = trainer.held_out_accuracy(plan)?;
         accuracy_before = Some(accuracy);
         watch.started(accuracy);
-        trainer.learner.save(run, n_kept)?;
     }
+    trainer.learner.save(run, n_kept)?;
     while trainer.learner.counters.step < plan.config.steps {
         let mut phases = Phases::start();
         let rolled = trainer.roll_out(plan)?;

@@ -10,5 +10,6 @@ pub mod page;
 pub mod program;
 pub mod prompts;
 pub mod run_folder;
+pub mod run_status;
 pub mod stop;
 pub mod units;

@@ -141,6 +141,17 @@ impl EvalFolder {
         self.events.add(&events::stopped(reason, 0, text))
     }
 
+    /// Brings the samples into the order of `place`, which does not depend on interruptions, and returns the samples.
+    pub fn sort_samples<K: Ord>(&self, place: impl Fn(&EvalRecord) -> K) -> Result<Vec<EvalRecord>> {
+        let mut samples = Self::read_samples(&self.folder)?;
+        if !samples.is_sorted_by_key(&place) {
+            samples.sort_by_key(&place);
+            let text: String = samples.iter().map(Record::to_line).collect();
+            write_whole(&self.folder.join("samples.jsonl"), text.as_bytes())?;
+        }
+        Ok(samples)
+    }
+
     /// Writes the table as JSON.
     pub fn write_table(&self, rows: &[super::EvalRow]) -> Result<()> {
         let text = serde_json::to_string_pretty(rows).expect("numbers and names are JSON");

@@ -170,9 +170,7 @@ fn pretrain_steps(
 ) -> Result<()> {
     let task = config.evaluation_task()?.map(|task| Task::open(&task)).transpose()?;
     let mut memory = EngineMemory::new();
-    if pretrainer.learner.counters.step == 0 {
-        pretrainer.save(run)?;
-    }
+    pretrainer.save(run)?;
     while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;
         let step = metrics.step;

@@ -104,11 +104,25 @@ impl Checkpoint {
             let _ = fs::remove_dir_all(&beside);
         }
         written?;
-        let earlier = Self::numbered(run)?.into_iter().rev().filter(|(step, _)| *step <= counters.step);
+        Self::prune(run, counters.step, n_kept)?;
+        Ok(path)
+    }
+
+    /// Removes all but the newest `n_kept` checkpoints up to `step`, and what interrupted writers left behind.
+    pub fn prune(run: &Path, step: u64, n_kept: usize) -> Result<()> {
+        let earlier = Self::numbered(run)?.into_iter().rev().filter(|(number, _)| *number <= step);
         for (_, old) in earlier.skip(n_kept) {
             remove_folder(&old)?;
         }
-        Ok(path)
+        let folder = run.join("checkpoints");
+        let entries = fs::read_dir(&folder).map_err(|e| Error::io(&folder, e))?;
+        for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.starts_with(".step-") && name.ends_with(".tmp") {
+                remove_folder(&path)?;
+            }
+        }
+        Ok(())
     }
 
     /// The folders of a run's checkpoints, oldest first.

@@ -134,7 +134,8 @@ impl Run {
     /// The metrics of all steps so far, without a torn last line.
     pub fn read_metrics<M: Stepped>(folder: &Path) -> Result<Vec<M>> {
         let path = folder.join("metrics.jsonl");
-        let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
+        let bytes = fs::read(&path).map_err(|e| Error::io(&path, e))?;
+        let text = String::from_utf8_lossy(&bytes);
         Ok(record::parse_lines(&text).map_err(|e| Error::record(&path, &e))?.records)
     }
 
@@ -166,24 +167,25 @@ impl Run {
         hash.map(|hash| hash.sha256.as_str())
     }
 
+    /// Whether the newest good checkpoint is of that step.
+    pub(crate) fn is_saved(&self, step: u64) -> bool {
+        self.saved == Some(step)
+    }
+
     /// Writes a checkpoint of the state with that hash, then the manifest; only the newest `n_kept` checkpoints remain.
-    /// Nothing is written where the run went on from a checkpoint of that step.
     pub(crate) fn save<'a>(
         &mut self,
-        step: u64,
         state_hash: String,
         snapshot: impl FnOnce(Provenance) -> Snapshot<'a>,
         n_kept: usize,
     ) -> Result<()> {
-        if self.saved == Some(step) {
-            return Ok(());
-        }
         let snapshot = snapshot(Provenance {
             state_hash: state_hash.clone(),
             metrics: self.last.as_ref().map(|(_, line)| line.clone()),
             plan: self.plan_text.clone(),
             identity: self.identity.clone(),
         });
+        let step = snapshot.counters.step;
         Checkpoint::save(&self.folder, &snapshot, n_kept)?;
         self.saved = Some(step);
         if step > 0 {

@@ -101,3 +101,6 @@ fn gather(path: &str, value: &Value, found: &mut BTreeMap<String, Value>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ use stapo_rl::evaluation::{
     Benchmark, Decoding, Done, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval, SIX, compare,
     evaluate, rows,
 };
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -144,12 +144,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("stopped; go on with: stapo eval --resume {at}");
         return Ok(ExitCode::from(stop.exit_status()));
     }
-    let mut rows = rows(&EvalFolder::read_samples(folder.folder())?)?;
-    let place = |row: &EvalRow| {
-        let benchmark = benchmarks.iter().position(|benchmark| benchmark.name == row.benchmark);
-        (decodings.iter().position(|decoding| decoding.name == row.decoding), benchmark)
+    let place = |decoding: &str, benchmark: &str| {
+        let benchmark = benchmarks.iter().position(|known| known.name == benchmark);
+        (decodings.iter().position(|known| known.name == decoding), benchmark)
     };
-    rows.sort_by_key(place);
+    let questions = question_places(&benchmarks);
+    let samples = folder.sort_samples(|sample| {
+        let question = questions.get(&(sample.benchmark.as_str(), sample.problem_id.as_str())).copied();
+        (place(&sample.decoding, &sample.benchmark), question, sample.sample_idx)
+    })?;
+    let mut rows = rows(&samples)?;
+    rows.sort_by_key(|row: &EvalRow| place(&row.decoding, &row.benchmark));
     folder.write_table(&rows)?;
     folder.record_stop(StopReason::Done, "")?;
     if args.json {
@@ -159,6 +164,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         println!("\nsamples and verdicts: {}", folder.folder().display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The place of every question in its benchmark, by the names of both.
+fn question_places(benchmarks: &[Benchmark]) -> HashMap<(&str, &str), usize> {
+    let mut places = HashMap::new();
+    for benchmark in benchmarks {
+        let numbered = benchmark.problems.iter().enumerate();
+        places.extend(numbered.map(|(idx, problem)| ((benchmark.name.as_str(), problem.id.as_str()), idx)));
+    }
+    places
 }
 
 /// An evaluation that can go on.
