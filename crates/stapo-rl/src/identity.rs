@@ -2,11 +2,10 @@
 
 use crate::builtin;
 use crate::config::{ModelSource, Plan};
-use crate::disk::sha256_hex;
 use crate::error::{Error, Result};
 use crate::pretrain::{PretrainConfig, Start, TextsSpec};
 use crate::run::{hash_bytes, hash_file};
-use crate::task::{CommandSpec, TaskSpec, VerifierSpec, verifier_spec};
+use crate::task::{TaskSpec, VerifierSpec, fingerprint};
 use stapo_core::record::{FileHash, Identity};
 use stapo_core::settings;
 use std::path::{Path, PathBuf};
@@ -64,35 +63,11 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
     if let TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) = task {
         inputs.push(hash_file("data", &rows.path)?);
     }
-    if let VerifierSpec::Command(command) = verifier_spec(task) {
-        inputs.push(of_command(command)?);
+    if let VerifierSpec::Command(command) = task.verifier() {
+        let sha256 = fingerprint(command).map_err(|e| Error::io(&command.program, e))?;
+        inputs.push(FileHash { name: "verifier".to_string(), n_bytes: 0, sha256 });
     }
     Ok(inputs)
-}
-
-/// One hash of the command line, and of the content of every file that the command line names.
-fn of_command(command: &CommandSpec) -> Result<FileHash> {
-    let program = command.program.to_string_lossy().into_owned();
-    let mut text = std::iter::once(&program)
-        .chain(&command.args)
-        .fold(String::new(), |text, word| format!("{text}{}:{word}\n", word.len()));
-    let scripts = command.args.iter().map(PathBuf::from).filter(|path| path.is_file());
-    let mut n_bytes = 0;
-    for path in in_path(&command.program).into_iter().chain(scripts) {
-        let file = hash_file("verifier", &path)?;
-        text.push_str(&file.sha256);
-        n_bytes += file.n_bytes;
-    }
-    Ok(FileHash { name: "verifier".to_string(), n_bytes, sha256: sha256_hex(text.as_bytes()) })
-}
-
-/// The file of a program: the path itself, or the first of that name in `PATH`.
-fn in_path(program: &Path) -> Option<PathBuf> {
-    if program.components().count() > 1 {
-        return Some(program.to_owned());
-    }
-    let folders = std::env::var_os("PATH")?;
-    std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
 /// The hashes of a config's model.
@@ -123,6 +98,11 @@ pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
         inputs.extend(path.map(|path| hash_file(name, &path)).transpose()?);
     }
     Ok(inputs)
+}
+
+/// Whether an input of that name is a file beside a model's weights.
+pub fn is_model_file(name: &str) -> bool {
+    MODEL_FILES.iter().any(|(_, known)| *known == name)
 }
 
 /// The name in an identity of a file of a model's folder.

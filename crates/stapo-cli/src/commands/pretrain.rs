@@ -1,5 +1,6 @@
 //! `stapo pretrain`
 
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::Use;
 use crate::shared::stop::{self, Stop};
@@ -55,6 +56,9 @@ pub struct Args {
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
     #[arg(long)]
     threads: Option<usize>,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -74,6 +78,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         n_seen: 0,
         stop: stop.clone(),
     };
+    if let Some(task) = &pretrainer.task {
+        allow_command::warn(task);
+    }
+    if let Some(task) = config.evaluation_task()? {
+        allow_command::record(&task);
+    }
     if let Some(text) = run.lock_warning() {
         eprintln!("warning: {text}");
     }
@@ -109,7 +119,8 @@ fn begin(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Op
     }
     let identity = identity::of_pretraining(&config, PROGRAM)?;
     // The model and the texts are opened before the run folder is made, so that a bad config leaves no folder behind.
-    let pretrainer = Pretrainer::new(&config, start, device)?;
+    let programs = args.allow.of_config(args.config.as_deref());
+    let pretrainer = Pretrainer::new(&config, start, device, programs)?;
     let run = Run::create(folder, &text, &config.to_toml(), identity, &writer(args.device))?;
     Ok((config, run, pretrainer))
 }
@@ -123,7 +134,7 @@ fn reopen(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<O
     for text in &interrupted.reopening.warnings {
         eprintln!("warning: {text}");
     }
-    Ok(interrupted.resume(&writer(args.device), start, device)?)
+    Ok(interrupted.resume(&writer(args.device), start, device, args.allow.of_run())?)
 }
 
 struct PretrainView {

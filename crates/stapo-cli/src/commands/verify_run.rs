@@ -1,5 +1,6 @@
 //! `stapo verify-run`
 
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::program::PROGRAM;
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
@@ -18,6 +19,9 @@ pub struct Args {
     /// How many steps to replay.
     #[arg(long, default_value_t = 3)]
     steps: u64,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -33,7 +37,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let mut n_different = check_inputs(&args.run, &plan, &manifest, &checkpoint)?;
     let device = run_folder::device(plan.device(), None, Use::of(&plan))?;
-    let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
+    let mut trainer = run_folder::trainer_at(&plan, &checkpoint, &device, args.allow.of_run())?;
+    allow_command::warn(&trainer.task);
     println!("replaying from step {}", checkpoint.counters.step);
     for _ in 0..args.steps {
         if trainer.learner.counters.step >= last {

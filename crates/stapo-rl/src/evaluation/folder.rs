@@ -4,7 +4,7 @@
 use super::{Done, place};
 use crate::disk::{Lines, sha256_hex, write_whole};
 use crate::error::{Error, Result};
-use crate::run::{EventLog, FolderLock, NewFolder, events};
+use crate::run::{EventLog, FolderLock, NewFolder, check_tree, events};
 use serde::{Deserialize, Serialize};
 use stapo_core::record::{
     self, Change, EvalRecord, EventKind, FileHash, Record, SCHEMA, StopReason, Writer, changed_inputs,
@@ -97,6 +97,7 @@ impl EvalFolder {
 
     /// The settings of an evaluation; settings that were changed by hand are refused.
     pub fn read_plan(folder: &Path) -> Result<EvalPlan> {
+        check_tree(folder)?;
         let path = folder.join("eval.json");
         let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
         let refuse = |problem: String| Error::NoRun {

@@ -1,6 +1,7 @@
 //! Checkpoints: safetensors, the plan and JSON, atomic, sealed with hashes, bounded in number.
 
 use super::state::{self, Counters, LoopState};
+use super::tree::check_tree;
 use crate::disk::{create_folder, remove_folder, rename, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -150,6 +151,7 @@ impl Checkpoint {
 
     /// The newest good checkpoint, and the errors of newer checkpoints that were refused.
     pub fn newest(run: &Path) -> Result<(Option<Self>, Vec<Error>)> {
+        check_tree(run)?;
         let mut refused = Vec::new();
         for path in Self::list(run)?.into_iter().rev() {
             match Self::open(&path) {
@@ -202,8 +204,18 @@ impl Checkpoint {
 
     /// Copies the state to a policy and an optimizer of the same shape.
     pub fn restore(&self, policy: &mut Policy, optimizer: &mut Optimizer) -> Result<()> {
-        let refuse = |problem: String| Error::Checkpoint { path: self.path.clone(), problem };
-        state::restore(&self.state, self.counters.n_updates, policy, optimizer).map_err(refuse)
+        self.restore_weights(policy)?;
+        state::restore_moments(&self.state, self.counters.n_updates, policy, optimizer)
+            .map_err(|problem| self.refusal(problem))
+    }
+
+    /// Copies the weights alone to a policy of the same shape.
+    pub fn restore_weights(&self, policy: &mut Policy) -> Result<()> {
+        state::restore_weights(&self.state, policy).map_err(|problem| self.refusal(problem))
+    }
+
+    fn refusal(&self, problem: String) -> Error {
+        Error::Checkpoint { path: self.path.clone(), problem }
     }
 }
 

@@ -59,7 +59,10 @@ impl NewFolder {
         }
         let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let beside = place.with_file_name(format!(".{name}.starting"));
-        create_folder(&beside)?;
+        create_folder(&beside).map_err(|error| match error {
+            Error::Io { source, .. } => Error::io(place, source),
+            other => other,
+        })?;
         let lock = FolderLock::take(&beside)?;
         Ok(Self { place: place.to_owned(), beside, lock, replaces_empty })
     }

@@ -6,6 +6,7 @@ use super::folder::{PARTS, Run, open_metrics};
 use super::lock::FolderLock;
 use super::manifest;
 use super::plan_keys::{Freedom, differences, freedom};
+use super::tree::check_tree;
 use crate::disk::{remove_file, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use stapo_core::record::{
@@ -39,6 +40,7 @@ pub type Complete<'a> = &'a dyn Fn(&str) -> Result<String>;
 impl Reopening {
     /// Locks the folder and finds the checkpoint to go on from. The plan is compared with that of the checkpoint.
     pub fn open(folder: &Path, complete: Complete) -> Result<Self> {
+        check_tree(folder)?;
         let path = folder.join("plan.toml");
         if !folder.is_dir() || fs::symlink_metadata(&path).is_err() && !folder.join("checkpoints").is_dir() {
             return Err(Error::no_run(folder, "no plan.toml, so this is no run folder".into()));

@@ -243,7 +243,7 @@ fn inputs(model_files: Vec<FileHash>, benchmarks: &[Benchmark]) -> Vec<FileHash>
 
 /// A model all of whose weights are finite numbers.
 fn open_finite(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
-    let opened = run_folder::open_model(name, device)?;
+    let opened = run_folder::open_model(Path::new(name), device)?;
     if let Some((tensor, element)) = opened.0.first_not_finite() {
         bail!(
             "model {name}: {tensor}: element {element} is not a finite number\nhint: such a model answers nothing; take an earlier one"
