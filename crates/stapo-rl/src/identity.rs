@@ -8,6 +8,7 @@ use crate::run::{hash_bytes, hash_file};
 use crate::task::{TaskSpec, VerifierSpec, fingerprint};
 use stapo_core::record::{FileHash, Identity};
 use stapo_core::settings;
+use stapo_model::DeviceName;
 use std::path::{Path, PathBuf};
 
 /// The files beside the weights of a Hugging Face folder that change what a model reads or writes, with their names in
@@ -28,17 +29,25 @@ pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
         inputs.extend(of_source(reference)?.into_iter().map(prefixed));
     }
     inputs.extend(of_task(&plan.task)?);
-    Ok(Identity { program: program.to_string(), inputs })
+    Ok(Identity { program: program.to_string(), device: String::new(), inputs })
 }
 
-/// The identity of a pretraining run.
-pub fn of_pretraining(config: &PretrainConfig, program: &str) -> Result<Identity> {
+/// The identity of a pretraining run, whose config names no device.
+pub fn of_pretraining(config: &PretrainConfig, device: DeviceName, program: &str) -> Result<Identity> {
     let mut inputs = match &config.start {
         Start::Fresh(_) => Vec::new(),
         Start::Path { path } => of_model(Path::new(path))?,
     };
     inputs.extend(of_texts("data", &config.texts)?);
-    Ok(Identity { program: program.to_string(), inputs })
+    Ok(Identity { program: program.to_string(), device: device_kind(device), inputs })
+}
+
+/// `cpu` or `cuda`: the number of a GPU changes no bit.
+pub fn device_kind(device: DeviceName) -> String {
+    match device {
+        DeviceName::Cpu => "cpu".to_string(),
+        DeviceName::Cuda { .. } => "cuda".to_string(),
+    }
 }
 
 fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {

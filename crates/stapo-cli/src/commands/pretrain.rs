@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(task) = config.evaluation_task()? {
         allow_command::record(&task);
     }
-    if let Some(text) = run.lock_warning() {
+    for text in run.warnings() {
         eprintln!("warning: {text}");
     }
     pretrain(&config, &mut run, &mut pretrainer, &mut view)?;
@@ -117,7 +117,7 @@ fn begin(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Op
     if folder.exists() {
         bail!(stapo_rl::Error::exists(folder));
     }
-    let identity = identity::of_pretraining(&config, PROGRAM)?;
+    let identity = identity::of_pretraining(&config, args.device, PROGRAM)?;
     // The model and the texts are opened before the run folder is made, so that a bad config leaves no folder behind.
     let programs = args.allow.of_config(args.config.as_deref());
     let pretrainer = Pretrainer::new(&config, start, device, programs)?;
@@ -126,13 +126,10 @@ fn begin(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Op
 }
 
 fn reopen(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Opened> {
-    let identity = |config: &PretrainConfig| identity::of_pretraining(config, PROGRAM);
+    let identity = |config: &PretrainConfig| identity::of_pretraining(config, args.device, PROGRAM);
     let interrupted = InterruptedPretraining::open(folder, &args.set, args.accept_changes, identity)?;
     for error in &interrupted.reopening.refused {
         eprintln!("warning: {error}; going back to the checkpoint before");
-    }
-    for text in &interrupted.reopening.warnings {
-        eprintln!("warning: {text}");
     }
     Ok(interrupted.resume(&writer(args.device), start, device, args.allow.of_run())?)
 }

@@ -68,8 +68,13 @@ fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest, checkpoint: &Check
     let plan_text = run_folder::plan_text(run)?;
     let now = identity::of_plan(plan, PROGRAM)?;
     let texts = [hash_bytes("config", &config), hash_bytes("plan", plan_text.as_bytes())];
-    let inputs: Vec<FileHash> = texts.into_iter().chain(now.inputs.iter().cloned()).collect();
-    let mut changes = changed_inputs(&comparable(&manifest.inputs), &comparable(&inputs));
+    let mut inputs: Vec<FileHash> = texts.into_iter().chain(now.inputs.iter().cloned()).collect();
+    if checkpoint.provenance.is_none() {
+        inputs = as_recorded_before(inputs, &manifest.inputs);
+    }
+    let recorded: Vec<FileHash> =
+        manifest.inputs.iter().filter(|input| input.name != "program").cloned().collect();
+    let mut changes = changed_inputs(&recorded, &inputs);
     match &checkpoint.provenance {
         None => println!("identity: not recorded by the program that made the checkpoint"),
         Some(provenance) => {
@@ -93,7 +98,12 @@ fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest, checkpoint: &Check
     Ok(changes.len())
 }
 
-/// The inputs under the names that this program gives them; manifests of earlier programs hash the executable too.
-fn comparable(inputs: &[FileHash]) -> Vec<FileHash> {
-    inputs.iter().filter(|input| input.name != "program").cloned().collect()
+/// The inputs that programs recorded before checkpoints had an identity, under the names these programs gave them.
+fn as_recorded_before(inputs: Vec<FileHash>, recorded: &[FileHash]) -> Vec<FileHash> {
+    let named = |input: FileHash| match input.name.starts_with("weights") {
+        true => FileHash { name: "weights".to_string(), ..input },
+        false => input,
+    };
+    let is_recorded = |input: &FileHash| recorded.iter().any(|known| known.name == input.name);
+    inputs.into_iter().map(named).filter(is_recorded).collect()
 }

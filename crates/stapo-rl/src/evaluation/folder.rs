@@ -34,6 +34,9 @@ pub struct EvalPlan {
     /// The files of the model and of the benchmarks; empty in evaluations of programs that recorded only the weights.
     #[serde(default)]
     pub inputs: Vec<FileHash>,
+    /// `cpu` or `cuda`; empty in evaluations of programs that did not record it.
+    #[serde(default)]
+    pub device: String,
     /// Version and commit.
     #[serde(default)]
     pub program: String,
@@ -181,11 +184,16 @@ impl InterruptedEval {
     pub fn resume(
         self,
         inputs: &[FileHash],
+        device: &str,
         accept_changes: bool,
         writer: &Writer,
     ) -> Result<(EvalFolder, EvalPlan, Done, Vec<String>)> {
         let Self { mut plan, folder, mut lock, samples } = self;
-        let changes = plan.changes(inputs);
+        let mut changes = plan.changes(inputs);
+        if !plan.device.is_empty() && plan.device != device {
+            let before = plan.device.clone();
+            changes.push(Change { name: "device".into(), before, after: device.to_string() });
+        }
         if !changes.is_empty() && !accept_changes {
             return Err(Error::Changed { folder, changes, plan: None });
         }
@@ -210,6 +218,7 @@ impl InterruptedEval {
         }
         if !changes.is_empty() {
             plan.inputs = inputs.to_vec();
+            plan.device = device.to_string();
             write_whole(&folder.join("eval.json"), plan.to_sealed_text().as_bytes())?;
         }
         Ok((opened, plan, samples.iter().map(place).collect(), warnings))

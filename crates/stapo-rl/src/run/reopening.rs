@@ -31,7 +31,7 @@ pub struct Reopening {
     /// Keys of the plan that may change.
     settings: Vec<Change>,
     /// What the user should know.
-    pub warnings: Vec<String>,
+    warnings: Vec<String>,
 }
 
 /// A text of a plan with every key that this program knows.
@@ -148,6 +148,10 @@ impl Reopening {
         };
         if let Some(before) = before {
             self.changes.extend(changed_inputs(&before.inputs, &identity.inputs));
+            if before.device != identity.device {
+                let (before, after) = (before.device.clone(), identity.device.clone());
+                self.changes.push(Change { name: "device".into(), before, after });
+            }
             if before.program != identity.program {
                 self.warnings.push(format!(
                     "the run was made by stapo {}, this is stapo {}; the results may differ",
@@ -166,6 +170,7 @@ impl Reopening {
     pub fn commit<M: Stepped>(mut self, identity: Identity, writer: &Writer) -> Result<Run> {
         let step = self.step();
         let (metrics, last) = self.metrics_up_to::<M>(step)?;
+        self.warnings.extend(self.lock.warning());
         let mut manifest = manifest::read(&self.folder)?;
         self.lock.sign(writer)?;
         let mut log = EventLog::open(&self.folder)?;
@@ -185,8 +190,9 @@ impl Reopening {
         manifest.inputs = manifest::inputs(&config_text, &self.plan_text, &identity);
         manifest.steps = manifest::recorded_hashes(&self.folder, &kept, step)?;
         manifest.program.clone_from(&identity.program);
+        manifest.device.clone_from(&identity.device);
         manifest.accepted = manifest::accepted(&self.folder)?;
-        let mut run = Run {
+        let run = Run {
             metrics: open_metrics(&self.folder)?,
             folder: self.folder,
             lock: self.lock,
@@ -196,8 +202,8 @@ impl Reopening {
             identity,
             last,
             saved: self.checkpoint.map(|checkpoint| checkpoint.counters.step),
+            warnings: self.warnings,
         };
-        run.warn_of_missing_locks()?;
         run.write_manifest()?;
         Ok(run)
     }
@@ -269,9 +275,11 @@ impl Reopening {
 /// The inputs and the program that the manifest of an interrupted start names.
 fn started_identity(folder: &Path) -> Result<Option<Identity>> {
     let Some(manifest) = manifest::written(folder) else { return Ok(None) };
-    let inputs =
-        manifest.inputs.into_iter().filter(|input| !["config", "plan"].contains(&input.name.as_str()));
-    Ok(Some(Identity { program: manifest.program, inputs: inputs.collect() }))
+    let inputs = manifest
+        .inputs
+        .into_iter()
+        .filter(|input| !["config", "plan", "program"].contains(&input.name.as_str()));
+    Ok(Some(Identity { program: manifest.program, device: manifest.device, inputs: inputs.collect() }))
 }
 
 fn lost_plan(folder: &Path, checkpoint: &Checkpoint, problem: &str) -> Error {

@@ -8,12 +8,12 @@ use crate::shared::stop;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{EvalRecord, FileHash, SCHEMA, StopReason};
-use stapo_rl::LoadedModel;
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
     Benchmark, Decoding, Done, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval, SIX, compare,
     evaluate, rows,
 };
+use stapo_rl::{LoadedModel, identity};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -209,6 +209,7 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         seed: args.seed,
         kv_mib: args.kv_mib,
         inputs: Vec::new(),
+        device: identity::device_kind(args.device),
         program: PROGRAM.to_string(),
         seal: String::new(),
     };
@@ -227,8 +228,9 @@ fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
     let (model, model_files, step) = open_finite(&interrupted.plan.model, device)?;
     let benchmarks = open_benchmarks(&interrupted.plan)?;
     let inputs = inputs(model_files, &benchmarks);
+    let device_kind = identity::device_kind(args.device);
     let (folder, plan, done, warnings) =
-        interrupted.resume(&inputs, args.accept_changes, &writer(args.device))?;
+        interrupted.resume(&inputs, &device_kind, args.accept_changes, &writer(args.device))?;
     for text in warnings {
         eprintln!("warning: {text}");
     }

@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     allow_command::warn(&trainer.task);
     allow_command::record(&plan.task);
-    if let Some(text) = run.lock_warning() {
+    for text in run.warnings() {
         eprintln!("warning: {text}");
     }
     let history: Vec<Metrics> = Run::read_metrics(run.folder())?;
@@ -115,9 +115,6 @@ fn reopen(args: &Args, folder: &Path) -> Result<(Plan, Run, Trainer)> {
     let interrupted = Interrupted::open(folder, &settings(args), args.accept_changes, PROGRAM)?;
     for error in &interrupted.reopening.refused {
         eprintln!("warning: {error}; going back to the checkpoint before");
-    }
-    for text in &interrupted.reopening.warnings {
-        eprintln!("warning: {text}");
     }
     let plan = &interrupted.plan;
     let device = run_folder::device(plan.device(), args.threads, Use::of(plan))?;
