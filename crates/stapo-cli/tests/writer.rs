@@ -77,6 +77,8 @@ fn a_second_writer_is_refused_and_told_by_whom_and_readers_work_beside() {
     assert!(ok(&stapo(at, &["runs", "."])).contains(&format!("running, {by}")));
     ok(&stapo(at, &["export", "run", "--to", "model"]));
     ok(&stapo(at, &["report", "run", "--output", "page.html"]));
+    let page = fs::read_to_string(at.join("page.html")).unwrap();
+    assert!(page.contains("What happened") && page.contains(&format!("running, {by}")));
     // Killed without a word: the lock is free, readers say so, and the run goes on.
     kill("-KILL", &child);
     child.wait().unwrap();
