@@ -124,14 +124,16 @@ pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
     Ok(found)
 }
 
-/// The JSON lines files of a part, in order of their names.
+/// The JSON lines files of a part but `events.jsonl`, in order of their names.
 pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
     let folder = run.join(part);
     if !folder.is_dir() {
         return Ok(Vec::new());
     }
     let entries = std::fs::read_dir(&folder).with_context(|| format!("folder {}", folder.display()))?;
-    let is_lines = |path: &PathBuf| path.extension().is_some_and(|e| e == "jsonl");
+    let is_lines = |path: &PathBuf| {
+        path.extension().is_some_and(|e| e == "jsonl") && !path.ends_with("events.jsonl")
+    };
     let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_lines).collect();
     files.sort();
     Ok(files)
