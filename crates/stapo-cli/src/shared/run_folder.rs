@@ -131,9 +131,8 @@ pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
         return Ok(Vec::new());
     }
     let entries = std::fs::read_dir(&folder).with_context(|| format!("folder {}", folder.display()))?;
-    let is_lines = |path: &PathBuf| {
-        path.extension().is_some_and(|e| e == "jsonl") && !path.ends_with("events.jsonl")
-    };
+    let is_lines =
+        |path: &PathBuf| path.extension().is_some_and(|e| e == "jsonl") && !path.ends_with("events.jsonl");
     let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_lines).collect();
     files.sort();
     Ok(files)
