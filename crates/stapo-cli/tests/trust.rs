@@ -177,11 +177,15 @@ env = ["SECRET"]
 network = true
 "#;
     std::fs::write(&plan, format!("{before}{verifier}{after}")).unwrap();
-    let said = place.refused(OWNER, &["train", "--resume", "run"]);
+    let changed = place.refused(OWNER, &["train", "--resume", "run"]);
+    assert!(changed.contains(r#"task.verifier.kind: was "rule", is "command""#), "{changed}");
+    let said = place.refused(OWNER, &["train", "--resume", "run", "--accept-changes"]);
     let shown =
         r#""sh" "-c" "touch stolen\u{1b}[2K\u{202e}\u{7}" with ["SECRET"] of the environment with network"#;
     assert!(said.contains(shown), "{said}");
-    assert!(!said.chars().any(|c| c.is_control() && c != '\n'), "{said:?}");
+    for said in [said, changed] {
+        assert!(!said.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{said:?}");
+    }
     assert!(!place.at("stolen").exists());
 }
 

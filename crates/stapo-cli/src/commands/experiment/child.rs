@@ -138,7 +138,8 @@ enum ArmState {
 /// Renames a folder to `NAME.aside-1`, or the next number that is free.
 fn move_aside(folder: &Path) -> Result<()> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let free = (1..).map(|n| folder.with_file_name(format!("{name}.aside-{n}"))).find(|path| !path.exists());
+    let mut numbered = (1..u32::MAX).map(|n| folder.with_file_name(format!("{name}.aside-{n}")));
+    let free = numbered.find(|path| !path.exists());
     let aside = free.context("a free name")?;
     eprintln!("{}: no checkpoint can be read; moved to {}", folder.display(), aside.display());
     Ok(rename(folder, &aside)?)
