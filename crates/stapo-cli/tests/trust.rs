@@ -50,6 +50,7 @@ impl Place {
         let judge = place.at("judge.sh");
         std::fs::write(&judge, JUDGE).unwrap();
         std::fs::set_permissions(&judge, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::write(place.at("responses.jsonl"), r#"{"prompt": "1+1=", "response": "2"}"#).unwrap();
         place.ok(OWNER, &[&["train", "--out", "run"], &SMALL[..], more].concat());
         place
     }
@@ -111,10 +112,11 @@ fn tree(folder: &Path) -> BTreeMap<PathBuf, (SystemTime, String)> {
 }
 
 /// Commands that only read a run; each writes at most to the folder `out`.
-const READING: [&[&str]; 11] = [
+const READING: [&[&str]; 12] = [
     &["export", "run", "--to", "out/model"],
     &["eval", "--model", "run", "--samples", "1", "--limit", "1", "--max-tokens", "8", "--out", "out/eval"],
     &["generate", "--model", "run", "--prompt", "1+1=", "--max-tokens", "4"],
+    &["score", "--model", "run", "--input", "responses.jsonl"],
     &["report", "run", "--output", "out/report.html", "--csv", "out/csv"],
     &["inspect", "run", "--out", "out/inspect.html"],
     &["inspect", "run", "--terminal"],
