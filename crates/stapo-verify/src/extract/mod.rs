@@ -76,6 +76,10 @@ pub(crate) fn last_box(text: &str) -> LastBox<'_> {
     let Some(start) = start else { return LastBox::Missing };
     let rest = text[start..].trim_start_matches([' ', '\t']);
     if let Some(inside) = rest.strip_prefix('{') {
+        let outer = enclosing_box(text, start).map(|at| &text[at..]);
+        if let Some((outer, end)) = outer.and_then(|outer| Some((outer, closing_brace(outer)?))) {
+            return LastBox::Answer(&outer[..end]);
+        }
         return closing_brace(inside).map_or(LastBox::Unclosed, |end| LastBox::Answer(&inside[..end]));
     }
     // \boxed 5$ and \boxed5 hold one word, up to the end of the formula.
@@ -84,6 +88,31 @@ pub(crate) fn last_box(text: &str) -> LastBox<'_> {
         return LastBox::Unclosed;
     }
     LastBox::Answer(&rest[..end])
+}
+
+/// Where the content of the outermost box around `at` begins, if a box of the same paragraph holds that place.
+fn enclosing_box(text: &str, at: usize) -> Option<usize> {
+    let start = text[..at].rfind("\n\n").unwrap_or(0);
+    let before = &text[start..at];
+    let is_box = |head: &str| head.ends_with("\\boxed") || head.ends_with("\\fbox");
+    // The box at `at` itself ends `before`.
+    let marks = before.match_indices("\\boxed").count() + before.match_indices("\\fbox").count();
+    if marks < 2 {
+        return None;
+    }
+    let mut n_closed = 0usize;
+    let mut found = None;
+    for (i, brace) in before.rmatch_indices(['{', '}']) {
+        let is_escaped = before[..i].bytes().rev().take_while(|b| *b == b'\\').count() % 2 == 1;
+        match brace {
+            _ if is_escaped => {}
+            "}" => n_closed += 1,
+            _ if n_closed > 0 => n_closed -= 1,
+            _ if is_box(before[..i].trim_end_matches([' ', '\t'])) => found = Some(start + i + 1),
+            _ => {}
+        }
+    }
+    found
 }
 
 /// Where the group that was opened before `text` ends, escaped braces not counting.
@@ -278,8 +307,12 @@ fn last_number(text: &str) -> Option<&str> {
 fn last_formula(text: &str) -> Option<&str> {
     let number = last_number(text);
     let mut formula: Option<&str> = None;
-    for (open, close) in [("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")] {
+    for (open, close) in [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")] {
         let Some(end) = text.rfind(close) else { continue };
+        // The last dollar sign of $$…$$ closes both.
+        if open == "$" && text[..end].ends_with('$') {
+            continue;
+        }
         let Some(start) = text[..end].rfind(open).map(|at| at + open.len()) else { continue };
         let inside = text[start..end].trim_matches('$');
         let is_later = formula.is_none_or(|old| old.as_ptr() < inside.as_ptr());

@@ -2,7 +2,7 @@
 
 use super::numeral::Numeral;
 use super::symbols::{self, Macro};
-use super::token::{Rel, Tok};
+use super::token::{Lines, Rel, Tok};
 use super::{GroupKind, Lexer};
 use crate::budget::{Bounded, unreadable};
 use crate::expr::Func;
@@ -114,15 +114,13 @@ impl Lexer<'_> {
         self.pos += length + 1;
         let is_matrix = name.ends_with("matrix") && name != "Vmatrix" || name == "array";
         if !is_matrix {
-            return if matches!(
-                name.as_str(),
-                "aligned" | "align" | "equation" | "gathered" | "cases" | "split"
-            ) {
-                self.push(Tok::Other(format!("\\{word}{{{name}}}")));
-                Ok(())
-            } else {
-                unreadable(format!("the environment {name}"))
+            let lines = match name.as_str() {
+                "cases" | "dcases" => Lines::Cases,
+                "aligned" | "align" | "equation" | "gathered" | "split" => Lines::Aligned,
+                _ => return unreadable(format!("the environment {name}")),
             };
+            self.push(if word == "begin" { Tok::BeginLines(lines) } else { Tok::EndLines(lines) });
+            return Ok(());
         }
         if word == "begin" && name == "array" && self.chars.get(self.pos) == Some(&'{') {
             self.discard_group()?;

@@ -41,6 +41,9 @@ pub(crate) fn sign(c: char) -> Option<Tok> {
         '∅' | 'Ø' | 'ø' | '⌀' => Tok::Empty,
         '∞' => Tok::Infinity,
         'π' | 'Π' => Tok::Pi,
+        '∑' => Tok::Sum,
+        '∏' => Tok::Product,
+        '∫' => Tok::Integral,
         '√' => Tok::Radical(2),
         '∛' => Tok::Radical(3),
         '∜' => Tok::Radical(4),
@@ -223,8 +226,7 @@ fn layout_macro(name: &str) -> Option<Macro> {
         | "emph" | "textsc" | "textup" => Macro::Text,
         "mathrm" | "operatorname" | "operatorname*" | "mathsf" | "mathtt" | "unit" | "si" => Macro::Upright,
         "mathbf" | "mathit" | "mathcal" | "mathscr" | "mathfrak" | "boldsymbol" | "bm" | "pmb" | "boxed"
-        | "fbox" | "underline" | "cancel" | "ensuremath" | "mathnormal" | "smash" | "underbrace"
-        | "overbrace" => Macro::Transparent,
+        | "fbox" | "underline" | "ensuremath" | "mathnormal" | "smash" => Macro::Transparent,
         "hspace" | "hspace*" | "vspace" | "phantom" | "hphantom" | "vphantom" | "color" | "textcolor"
         | "tag" | "label" | "kern" => Macro::Discard,
         _ => return None,
@@ -291,6 +293,7 @@ fn sign_macro(name: &str) -> Option<Tok> {
         "bmod" | "mod" => Tok::Mod,
         "sum" => Tok::Sum,
         "prod" => Tok::Product,
+        "int" => Tok::Integral,
         "\\" | "cr" => Tok::Row,
         "&" => Tok::Amp,
         "_" => Tok::Other("_".into()),
@@ -304,12 +307,11 @@ fn sign_macro(name: &str) -> Option<Tok> {
     })
 }
 
-/// Macros of mathematics that this crate does not read, and TeX commands.
+/// Macros of mathematics that this crate does not read, marks that strike out or annotate, and TeX commands.
 fn is_unread(name: &str) -> bool {
     matches!(
         name,
         "pmod"
-            | "int"
             | "iint"
             | "oint"
             | "lim"
@@ -340,5 +342,17 @@ fn is_unread(name: &str) -> bool {
             | "let"
             | "write"
             | "include"
+            | "iffalse"
+            | "iftrue"
+            | "else"
+            | "fi"
+            | "footnote"
+            | "not"
+            | "sout"
+            | "cancel"
+            | "bcancel"
+            | "xcancel"
+            | "underbrace"
+            | "overbrace"
     )
 }
