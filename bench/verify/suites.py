@@ -12,6 +12,7 @@ import argparse
 import ast
 import json
 import pathlib
+import re
 import subprocess
 
 REFERENCE = {"gold", "reference", "target", "ground_truth", "answer"}
@@ -91,19 +92,49 @@ def rows_of(path):
                 yield from ((file.name, *row) for row in [*parametrized(node), *asserted(node)])
 
 
+def boxes(text):
+    """What the boxes of the last line with a box hold, outermost boxes only."""
+    found = []
+    at = text.find("\\boxed{")
+    while at >= 0:
+        depth, end = 0, at + len("\\boxed")
+        while end < len(text):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                break
+            end += 1
+        found.append((at, text[at + len("\\boxed{"):end]))
+        at = text.find("\\boxed{", end)
+    last_line = text.rfind("\n", 0, found[-1][0]) if found else -1
+    return [inside for at, inside in found if at > last_line]
+
+
 def bare(reference):
-    """A reference without the box or the dollar signs around it."""
+    """The answer that a reference holds: suites also give whole solutions as references."""
     reference = reference.strip()
-    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\[", "\\]"), ("\\(", "\\)"), ("\\boxed{", "}")):
-        inside = reference[len(opening):len(reference) - len(closing)]
-        if reference.startswith(opening) and reference.endswith(closing) and opening not in inside and len(reference) > len(opening):
-            return bare(inside)
+    if inside := boxes(reference):
+        return ", ".join(dict.fromkeys(inside))
+    formulas = re.findall(r"\$\$?([^$]+)\$\$?", reference)
+    if formulas and is_prose(reference):
+        return formulas[-1].strip()
+    if formulas and reference.startswith("$") and reference.endswith("$"):
+        return ", ".join(formula.strip() for formula in formulas)
     return reference
 
 
+def is_prose(text):
+    return len(re.findall(r"(?<![\\a-zA-Z{])[A-Za-z]{3,}(?![a-zA-Z}])", text)) >= 2
+
+
+def record(response, reference):
+    """A line for `stapo grade`: a whole response where the text has prose, a box or several lines, else an answer."""
+    is_response = "\\boxed" in response or "\\fbox" in response or "nswer" in response or "\n" in response or is_prose(response)
+    return {"response" if is_response else "answer": response, "reference": bare(reference)}
+
+
 def grade(stapo, rows):
-    """Verdicts, each response as a whole with the last formula as fallback: these suites leave the answer unmarked."""
-    lines = "\n".join(json.dumps({"response": response, "reference": bare(reference)}) for _, response, reference, _ in rows)
+    """Verdicts, with the last formula as fallback: these suites often leave the answer unmarked."""
+    lines = "\n".join(json.dumps(record(response, reference)) for _, response, reference, _ in rows)
     command = [stapo, "grade", "--fallback", "last-formula", "-"]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
     return [json.loads(line) for line in done.stdout.splitlines()]

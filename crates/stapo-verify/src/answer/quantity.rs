@@ -274,7 +274,12 @@ fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
             word if units::changes_value(word) => return unreadable("a word that changes the value"),
             _ => {}
         }
-        let part = units::lookup(name).unwrap_or_else(|| Unit::word(name));
+        let part = match units::lookup(name) {
+            Some(part) => part,
+            // `5 \text{i}` is no number of things called i.
+            None if name.chars().count() == 1 => return unreadable("a letter behind a number"),
+            None => Unit::word(name),
+        };
         let (power, next) = unit_power(tail, pos)?;
         pos = next;
         unit = unit.times(&part, direction * prefix_power * power);

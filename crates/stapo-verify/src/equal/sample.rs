@@ -21,8 +21,10 @@ pub(crate) enum SampleKind {
     Positive,
     /// The same sizes with either sign.
     Signed,
-    /// Whole numbers from 1.
+    /// Whole numbers, small and large in turn.
     Whole,
+    /// One whole number after the other from 1: roundings and remainders may differ at a few of them only.
+    Counted,
     /// Sizes from 16 to 2^41, with either sign.
     Far,
     /// Sizes from 0.1 to 0.5, with either sign, where power series converge.
@@ -33,7 +35,7 @@ impl SampleKind {
     pub(crate) fn domain(self) -> Domain {
         match self {
             Self::Signed | Self::Far => Domain::Real,
-            Self::Positive | Self::Whole | Self::Small => Domain::Complex,
+            Self::Positive | Self::Whole | Self::Counted | Self::Small => Domain::Complex,
         }
     }
 }
@@ -49,7 +51,11 @@ pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(SampleKind, u64)> {
     // ⌊x⌋ and ⌈x⌉ agree at every whole x, so whole points only tell roundings of fractions apart.
     let rounds_whole = |node: &Expr| rounds(node) && node.children().iter().all(is_whole);
     let both_round = a.any(rounds) && b.any(rounds) && !a.any(rounds_whole) && !b.any(rounds_whole);
-    if a.any(is_discrete) || b.any(is_discrete) || both_round {
+    let divides = |node: &Expr| matches!(node, Expr::Call(Func::Mod | Func::Gcd | Func::Lcm, _));
+    if both_round || (a.any(divides) && b.any(divides)) {
+        return (0..N_WHOLE).map(|k| (SampleKind::Counted, k)).collect();
+    }
+    if a.any(is_discrete) || b.any(is_discrete) {
         return (0..N_WHOLE).map(|k| (SampleKind::Whole, k)).collect();
     }
     let is_endless = |node: &Expr| matches!(node, Expr::Series { parts, .. } if parts.len() == 2 && !node.variables().is_empty());
@@ -108,6 +114,8 @@ pub(crate) fn sample<'a>(names: &[&'a str], k: u64, kind: SampleKind) -> Vec<(&'
             SampleKind::Whole if k % 3 == 2 => RBig::from(17 + random % 44),
             // One variable takes distinct values, small and large in turn.
             SampleKind::Whole if names.len() == 1 && k < 13 => RBig::from(1 + 7 * k % 13),
+            SampleKind::Counted if names.len() == 1 => RBig::from(k + 1),
+            SampleKind::Counted => RBig::from(1 + random % 24),
             SampleKind::Whole => RBig::from(1 + random % 11),
             SampleKind::Small => {
                 let size = RBig::from_parts((100 + random % 400).into(), DYADIC.into());

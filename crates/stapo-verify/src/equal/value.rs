@@ -163,7 +163,7 @@ fn at_points(
                 is_rounded |= found == Match::Rounded;
                 n_agreeing += 1;
             }
-            None if kind == SampleKind::Whole => {
+            None if matches!(kind, SampleKind::Whole | SampleKind::Counted) => {
                 n_one_sided +=
                     usize::from(evaluate(a, &point, budget).is_ok() != evaluate(b, &point, budget).is_ok());
             }

@@ -188,7 +188,18 @@ fn tagged(text: &str) -> Option<&str> {
 /// correct.", counts by what it says.
 fn marked_line(text: &str) -> Option<&str> {
     let line = answer_line(text)?;
-    if ends_of(line, "answer is").next().is_some() { said(line) } else { Some(line) }
+    if ends_of(line, "answer is").next().is_some() { said(line) } else { Some(stated_in(line)) }
+}
+
+/// What a line that is one statement in words says: 34 for "The largest n is 34."
+fn stated_in(line: &str) -> &str {
+    let first = line.split(' ').next().unwrap_or("");
+    let is_words = first.len() > 1 && first.bytes().all(|b| b.is_ascii_alphabetic());
+    let statement = sentence(line);
+    match statement.split_once(" is ") {
+        Some((_, rest)) if is_words && !rest.contains(" is ") => rest.trim(),
+        _ => line,
+    }
 }
 
 /// What follows the last Chinese mark of an answer, up to the end of the sentence.

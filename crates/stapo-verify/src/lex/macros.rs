@@ -10,6 +10,9 @@ use crate::expr::Func;
 impl Lexer<'_> {
     /// A backslash and the name of a macro.
     pub(super) fn escape(&mut self) -> Bounded<()> {
+        if self.is_doubled_here() {
+            self.pos += 1;
+        }
         let start = self.pos + 1;
         let mut end = start;
         while self.chars.get(end).is_some_and(char::is_ascii_alphabetic) {
@@ -62,6 +65,18 @@ impl Lexer<'_> {
         Ok(())
     }
 
+    /// Whether two backslashes stand before the name of a known macro: `\\\\frac12`. Inside an environment they end a row.
+    fn is_doubled_here(&mut self) -> bool {
+        if !self.at("\\\\") || (self.has_rows && !self.is_doubled) {
+            return false;
+        }
+        let rest = &self.chars[self.pos + 2..];
+        let name: String = rest.iter().take_while(|c| c.is_ascii_alphabetic()).collect();
+        let is_macro = name.len() > 1 && (name == "begin" || symbols::is_known(&name));
+        self.is_doubled |= is_macro;
+        is_macro
+    }
+
     /// `\mathbb{R}` becomes the word `reals`, and so on.
     fn number_set(&mut self) {
         let rest: String = self.chars[self.pos..].iter().take(8).filter(|c| !c.is_whitespace()).collect();
@@ -112,6 +127,7 @@ impl Lexer<'_> {
         let name: String =
             self.chars[self.pos..self.pos + length].iter().filter(|c| c.is_alphabetic()).collect();
         self.pos += length + 1;
+        self.has_rows = true;
         let is_matrix = name.ends_with("matrix") && name != "Vmatrix" || name == "array";
         if !is_matrix {
             let lines = match name.as_str() {

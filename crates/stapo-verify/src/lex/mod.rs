@@ -45,6 +45,8 @@ pub(crate) fn tokens(text: &str, notation: Notation) -> Bounded<Vec<Token>> {
         n_brackets: 0,
         notation,
         has_lone_dollar: n_dollars % 2 == 1,
+        has_rows: false,
+        is_doubled: false,
     };
     while lexer.pos < chars.len() {
         lexer.step()?;
@@ -76,6 +78,10 @@ struct Lexer<'a> {
     n_brackets: usize,
     notation: Notation,
     has_lone_dollar: bool,
+    /// Whether an environment has been opened, in which two backslashes end a row.
+    has_rows: bool,
+    /// Whether the text doubles its backslashes, as text that was escaped twice does.
+    is_doubled: bool,
 }
 
 impl Lexer<'_> {

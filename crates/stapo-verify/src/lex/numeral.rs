@@ -174,8 +174,8 @@ fn starts(chars: &[char], at: usize, text: &str) -> bool {
 }
 
 /// Separators that only ever group thousands, longest first.
-const FIRM_SEPARATORS: [&str; 10] =
-    ["{,}\\!", ",\\!\\!", ",\\!", "{,}", "\\,", "\\;", "\\ ", "~", "\u{2009}", "\u{202f}"];
+const FIRM_SEPARATORS: [&str; 12] =
+    ["{,}\\!", " {, }", "{, }", ",\\!\\!", ",\\!", "{,}", "\\,", "\\;", "\\ ", "~", "\u{2009}", "\u{202f}"];
 
 fn take_groups(chars: &[char], start: usize, commas_group: bool, numeral: &mut Numeral) -> usize {
     let mut pos = start;

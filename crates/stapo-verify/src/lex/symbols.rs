@@ -74,9 +74,15 @@ pub(crate) fn sign(c: char) -> Option<Tok> {
     })
 }
 
-/// A full-width digit or letter as the ordinary one.
+/// A full-width digit or letter, or one of the mathematical alphabets, as the ordinary one.
 pub(crate) fn narrow(c: char) -> char {
     match c {
+        // The alphabets hold 26 capital and 26 small letters in turn; the digits come in five styles of ten.
+        '𝐀'..='𝚣' => match (c as u32 - '𝐀' as u32) % 52 {
+            i @ 0..26 => char::from(b'A' + i as u8),
+            i => char::from(b'a' + (i - 26) as u8),
+        },
+        '𝟎'..='𝟿' => char::from(b'0' + ((c as u32 - '𝟎' as u32) % 10) as u8),
         '０'..='９' | 'Ａ'..='Ｚ' | 'ａ'..='ｚ' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
         _ => c,
     }
@@ -210,6 +216,11 @@ pub(crate) fn macro_named(name: &str) -> Macro {
         },
     };
     Macro::Token(tok)
+}
+
+/// Whether a macro of this name has a meaning here.
+pub(crate) fn is_known(name: &str) -> bool {
+    layout_macro(name).is_some() || sign_macro(name).is_some() || Func::named(name).is_some()
 }
 
 /// Macros about spacing, fonts and sizes.
