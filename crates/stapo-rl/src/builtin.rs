@@ -1,7 +1,7 @@
 //! The small base model inside the program. `models/base/PROVENANCE.md` says how the model was made.
 
-use crate::error::{Error, Result};
-use crate::run::write_whole;
+use crate::disk::{create_folder, write_whole};
+use crate::error::Result;
 use std::path::Path;
 
 const WEIGHTS: &[u8] = include_bytes!("../../../models/base/model.safetensors");
@@ -16,7 +16,7 @@ const FILES: [(&str, &[u8]); 5] = [
 
 /// Writes the model as a Hugging Face folder.
 pub fn unpack(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+    create_folder(folder)?;
     FILES.iter().try_for_each(|(name, bytes)| write_whole(&folder.join(name), bytes))
 }
 

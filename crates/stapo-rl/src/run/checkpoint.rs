@@ -1,6 +1,6 @@
 //! Checkpoints: safetensors and JSON, atomic, sealed with hashes, bounded in number.
 
-use super::files::{hex, sha256_hex, sync_folder, write_whole};
+use crate::disk::{create_folder, hex, remove_folder, rename, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
@@ -56,10 +56,11 @@ impl Checkpoint {
         let folder = run.join("checkpoints");
         let path = folder.join(format!("step-{:06}", counters.step));
         let beside = folder.join(format!(".step-{:06}.tmp", counters.step));
-        let io = |e| Error::io(&path, e);
         let written = (|| {
-            let _ = fs::remove_dir_all(&beside);
-            fs::create_dir_all(&beside).map_err(io)?;
+            if beside.exists() {
+                remove_folder(&beside)?;
+            }
+            create_folder(&beside)?;
             let state = serialize(policy, optimizer);
             let state_sha256 = sha256_hex(&state);
             write_whole(&beside.join(STATE), &state)?;
@@ -68,17 +69,16 @@ impl Checkpoint {
             let text = serde_json::to_string_pretty(&sealed).expect("numbers and strings are JSON");
             write_whole(&beside.join(SEALED), text.as_bytes())?;
             if path.exists() {
-                fs::remove_dir_all(&path).map_err(io)?;
+                remove_folder(&path)?;
             }
-            fs::rename(&beside, &path).map_err(io)?;
-            sync_folder(&path)
+            rename(&beside, &path)
         })();
         if written.is_err() {
             let _ = fs::remove_dir_all(&beside);
         }
         written?;
         for old in Self::list(run)?.into_iter().rev().skip(n_kept) {
-            fs::remove_dir_all(&old).map_err(|e| Error::io(&old, e))?;
+            remove_folder(&old)?;
         }
         Ok(path)
     }

@@ -15,7 +15,7 @@ use crate::shared::chart::{Figure, write_png};
 use anyhow::{Context, Result, bail};
 use contents::Contents;
 use stapo_core::record::Metrics;
-use stapo_rl::run::write_whole;
+use stapo_rl::disk::write_whole;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use study::Study;
