@@ -1,11 +1,11 @@
 """Agreement of `stapo grade` with the test suites of other graders.
 
-    python bench/verify/suites.py --stapo target/release/stapo --out disagreements.tsv math_verify/tests other/test_file.py
+    python bench/verify/suites.py --stapo target/release/stapo --out disagreements.tsv math_verify/tests test_other.py
 
-Each path is a Python test file or a folder of such files. The files are parsed and never executed or imported: a suite's
-rows are the literal tuples of `pytest.mark.parametrize` whose names say which column is the reference, which the
-response and which the verdict, and the literal arguments of `assert is_equal(answer, reference)`, with or without `not`.
-Prints one table row per path and writes every disagreement, to be judged by a person.
+Each path is a Python test file or a folder of such files. The files are parsed and never executed or imported: a
+suite's rows are the literal tuples of `pytest.mark.parametrize` whose names say which column is the reference, which
+the response and which the verdict, and the literal arguments of `assert math_equal(answer, reference)`, with or without
+`not`. Prints one table row per path and writes every disagreement, to be judged by a person.
 """
 
 import argparse
@@ -115,11 +115,9 @@ def bare(reference):
     if inside := boxes(reference):
         return ", ".join(dict.fromkeys(inside))
     formulas = re.findall(r"\$\$?([^$]+)\$\$?", reference)
-    if formulas and is_prose(reference):
-        return formulas[-1].strip()
     if formulas and reference.startswith("$") and reference.endswith("$"):
         return ", ".join(formula.strip() for formula in formulas)
-    return reference
+    return formulas[-1].strip() if formulas and is_prose(reference) else reference
 
 
 def is_prose(text):
@@ -128,7 +126,8 @@ def is_prose(text):
 
 def record(response, reference):
     """A line for `stapo grade`: a whole response where the text has prose, a box or several lines, else an answer."""
-    is_response = "\\boxed" in response or "\\fbox" in response or "nswer" in response or "\n" in response or is_prose(response)
+    marks = ("\\boxed", "\\fbox", "nswer", "\n")
+    is_response = any(mark in response for mark in marks) or is_prose(response)
     return {"response" if is_response else "answer": response, "reference": bare(reference)}
 
 

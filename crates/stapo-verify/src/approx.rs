@@ -1,5 +1,7 @@
 //! Evaluation of a tree at a point, to hundreds of bits with a proven error.
 
+mod series;
+
 use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::ratio_of;
 use crate::expr::{Expr, Func};
@@ -7,9 +9,9 @@ use crate::number::complex::Complex;
 use crate::number::elementary;
 use crate::number::real::Real;
 use crate::poly::small_power;
-use crate::series::{finite, infinite};
 use dashu_int::IBig;
 use dashu_ratio::RBig;
+use series::{finite, infinite};
 use std::cmp::Ordering;
 
 /// The base of a logarithm that is written without one. Both conventions exist; one base holds throughout a comparison.

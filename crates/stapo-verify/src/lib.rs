@@ -23,7 +23,6 @@ mod number;
 mod parse;
 mod poly;
 mod reason;
-mod series;
 mod show;
 mod text;
 mod units;

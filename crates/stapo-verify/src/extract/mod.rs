@@ -71,12 +71,10 @@ impl<'a> LastBox<'a> {
 
 /// What the last `\boxed` or `\fbox` holds.
 pub(crate) fn last_box(text: &str) -> LastBox<'_> {
-    let start =
-        ["\\boxed", "\\fbox"].iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max();
-    let Some(start) = start else { return LastBox::Missing };
+    let Some((mark, start)) = last_mark(text) else { return LastBox::Missing };
     let rest = text[start..].trim_start_matches([' ', '\t']);
     if let Some(inside) = rest.strip_prefix('{') {
-        let outer = enclosing_box(text, start).map(|at| &text[at..]);
+        let outer = enclosing_box(text, mark).map(|at| &text[at..]);
         if let Some((outer, end)) = outer.and_then(|outer| Some((outer, closing_brace(outer)?))) {
             return LastBox::Answer(&outer[..end]);
         }
@@ -90,16 +88,20 @@ pub(crate) fn last_box(text: &str) -> LastBox<'_> {
     LastBox::Answer(&rest[..end])
 }
 
+/// Where the last `\boxed` or `\fbox` begins and ends.
+fn last_mark(text: &str) -> Option<(usize, usize)> {
+    text.rmatch_indices('\\').find_map(|(at, _)| {
+        let name = ["\\boxed", "\\fbox"].into_iter().find(|name| text[at..].starts_with(name))?;
+        Some((at, at + name.len()))
+    })
+}
+
 /// Where the content of the outermost box around `at` begins, if a box of the same paragraph holds that place.
 fn enclosing_box(text: &str, at: usize) -> Option<usize> {
+    last_mark(&text[..at])?;
     let start = text[..at].rfind("\n\n").unwrap_or(0);
     let before = &text[start..at];
     let is_box = |head: &str| head.ends_with("\\boxed") || head.ends_with("\\fbox");
-    // The box at `at` itself ends `before`.
-    let marks = before.match_indices("\\boxed").count() + before.match_indices("\\fbox").count();
-    if marks < 2 {
-        return None;
-    }
     let mut n_closed = 0usize;
     let mut found = None;
     for (i, brace) in before.rmatch_indices(['{', '}']) {

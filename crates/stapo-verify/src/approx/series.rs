@@ -1,6 +1,6 @@
 //! The value of a sum or product over an index, with a proven error.
 
-use crate::approx::{Point, evaluate};
+use super::{Point, evaluate};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::{affordable_form, ratio_of};
 use crate::expr::{Expr, Func};
