@@ -4,6 +4,7 @@
 use super::{Done, place};
 use crate::disk::{Lines, create_folder, write_whole};
 use crate::error::{Error, Result};
+use crate::run::check_tree;
 use serde::{Deserialize, Serialize};
 use stapo_core::record::{self, EvalRecord, FileHash, Record, SCHEMA};
 use std::fs;
@@ -60,6 +61,7 @@ impl EvalFolder {
     }
 
     pub fn read_plan(folder: &Path) -> Result<EvalPlan> {
+        check_tree(folder)?;
         let path = folder.join("eval.json");
         let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
         let refuse = |problem: String| Error::NoRun {

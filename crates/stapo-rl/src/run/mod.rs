@@ -6,9 +6,11 @@
 //! torn last line.
 
 mod checkpoint;
+mod tree;
 
 pub(crate) use checkpoint::state_hash;
 pub use checkpoint::{Checkpoint, Counters};
+pub use tree::check_tree;
 
 use crate::disk::{Lines, create_folder, write_whole};
 use crate::error::{Error, Result};
@@ -52,6 +54,7 @@ impl Run {
 
     /// Opens a run to continue after `step`; metrics and hashes of later steps are removed.
     pub fn reopen<M: Stepped>(folder: &Path, step: u64) -> Result<Self> {
+        check_tree(folder)?;
         let mut kept: Vec<M> = Self::read_metrics(folder)?;
         kept.retain(|metrics| metrics.step() <= step);
         let text: String = kept.iter().map(Record::to_line).collect();

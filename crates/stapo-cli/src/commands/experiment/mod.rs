@@ -10,7 +10,7 @@ use stapo_core::record::{Arm, Experiment, Metrics, Record};
 use stapo_rl::config::CanaryConfig;
 use stapo_rl::disk::{create_folder, write_whole};
 use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, summarise};
-use stapo_rl::run::Run;
+use stapo_rl::run::{Run, check_tree};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -106,6 +106,7 @@ fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
 
 /// Makes the folder, or checks that an existing one holds the same experiment.
 fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<()> {
+    check_tree(folder)?;
     let path = folder.join("experiment.json");
     if path.exists() {
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
