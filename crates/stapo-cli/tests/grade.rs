@@ -153,3 +153,50 @@ fn an_empty_input_is_graded_in_no_time() {
     assert!(output.status.success() && output.stdout.is_empty());
     assert!(String::from_utf8_lossy(&output.stderr).contains("0 graded"));
 }
+
+#[test]
+fn explain_prints_the_verdict_and_both_readings_as_trees() {
+    let lines = concat!(
+        "{\"response\": \"so \\\\boxed{x=5}\", \"reference\": \"6\"}\n",
+        "{\"response\": \"nothing is marked\", \"reference\": \"\\\\frac12\"}\n",
+        "{\"answer\": \"5\"}\n",
+    );
+    let output = stapo(&["--explain", "-"], lines.as_bytes());
+    assert_eq!(output.status.code(), Some(1), "the last line has no reference");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let expected = [
+        "line 1: wrong: x = 5 is an equation, but the reference 6 is a number",
+        "  the answer x=5 is read as",
+        "    the name x stands for",
+        "      the number 5",
+        "  the reference 6 is read as",
+        "    the number 6",
+        "",
+        "line 2: no answer: the response marks no answer: no \\boxed{}, no \"Answer:\" line, no \"the answer is\"",
+        "  there is no answer",
+        "  the reference \\frac12 is read as",
+        "    the product of",
+        "      the number 1",
+        "      one over",
+        "        the number 2",
+    ];
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(&lines[..expected.len()], expected);
+    assert!(text.contains("\"reference\\\" is missing"), "{text}");
+}
+
+#[test]
+fn looser_rounding_is_opt_in() {
+    let lines = concat!(
+        "{\"answer\": \"0.333\", \"reference\": \"1/3\"}\n",
+        "{\"answer\": \"0.334\", \"reference\": \"1/3\"}\n",
+        "{\"response\": \"\\\\boxed{3.14}\", \"reference\": \"\\\\pi\"}\n",
+    );
+    let verdicts = |args: &[&str]| -> Vec<String> {
+        let output = stapo(args, lines.as_bytes());
+        records(&output).iter().map(|record| record["verdict"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(verdicts(&["-"]), ["wrong", "wrong", "wrong"]);
+    assert_eq!(verdicts(&["--rounding", "six-decimals", "-"]), ["wrong", "wrong", "wrong"]);
+    assert_eq!(verdicts(&["--rounding", "shown-digits", "-"]), ["right", "wrong", "right"]);
+}

@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "a command-line tool")]
 
-use stapo_verify::{Fallback, Mode, Order, Rules, Verdict, grade, grade_answer};
+use stapo_verify::{Fallback, Mode, Order, Rounding, Rules, Verdict, grade, grade_answer};
 use std::time::{Duration, Instant};
 
 include!("../tests/hostile/inputs.rs");
@@ -54,7 +54,12 @@ fn random(n_inputs: u64, seed: u64) {
         let reference = if i % 4 == 0 { random.mutated(&answer) } else { random.text() };
         let began = Instant::now();
         let graded = if i % 8 == 7 {
-            let rules = Rules { mode: Mode::Math, order: Order::LineFirst, fallback: Fallback::LastFormula };
+            let rules = Rules {
+                mode: Mode::Math,
+                order: Order::LineFirst,
+                fallback: Fallback::LastFormula,
+                rounding: Rounding::ShownDigits,
+            };
             grade(&answer, &reference, rules)
         } else {
             grade_answer(&answer, &reference, Mode::ALL[if i % 16 < 12 { 0 } else { (i % 5) as usize }])

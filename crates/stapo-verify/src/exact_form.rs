@@ -18,7 +18,7 @@ pub(crate) fn exact_form(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Pol
         Expr::Pi => Some(Poly::atom(Atom::Pi)),
         Expr::E => Some(Poly::atom(Atom::E)),
         Expr::I => Some(Poly::atom(Atom::I)),
-        Expr::Infinity | Expr::PlusMinus(..) => None,
+        Expr::Infinity | Expr::PlusMinus(..) | Expr::Series { .. } => None,
         Expr::Add(terms) => {
             let mut sum = Poly::constant(RBig::ZERO);
             for term in terms {

@@ -5,7 +5,7 @@ use crate::answer::region::Interval;
 use crate::answer::{Answer, read};
 use crate::budget::{Budget, Stop};
 use crate::expr::{Expr, Sign};
-use crate::lex::Commas;
+use crate::lex::Notation;
 use crate::show;
 
 /// Most lines of one tree.
@@ -14,7 +14,7 @@ const MAX_LINES: usize = 200;
 /// How `text` is read as an answer: one line per node, children indented by two spaces.
 pub(crate) fn reading(text: &str) -> String {
     let mut tree = Tree { lines: Vec::new() };
-    match read(text, Commas::Thousands, &mut Budget::new()) {
+    match read(text, Notation::default(), &mut Budget::new()) {
         Ok(answer) => tree.answer(0, &answer),
         Err(Stop::OverBudget(why) | Stop::Undefined(why)) => tree.line(0, &format!("nothing: {why}")),
         Err(Stop::Unreadable(why)) => tree.line(0, &format!("nothing: {why}")),
@@ -62,6 +62,15 @@ impl Tree {
                 self.line(depth, &format!("a matrix of {} rows and {} columns", rows.len(), rows[0].len()));
                 for cell in rows.iter().flatten() {
                     self.expr(depth + 1, cell);
+                }
+            }
+            Answer::Cases(cases) => {
+                self.line(depth, "by cases");
+                for (value, condition) in cases {
+                    self.line(depth + 1, "the value");
+                    self.answer(depth + 2, value);
+                    self.line(depth + 1, "under the condition");
+                    self.answer(depth + 2, condition);
                 }
             }
             Answer::Named { name, value, .. } => {
@@ -141,6 +150,11 @@ impl Tree {
             Expr::Pow(..) => "a power with base and exponent".into(),
             Expr::Root(..) => "a root with radicand and degree".into(),
             Expr::Call(func, _) => format!("the function {} of", func.name()),
+            Expr::Series { is_sum, index, parts } => {
+                let what = if *is_sum { "sum" } else { "product" };
+                let end = if parts.len() == 3 { "the first and the last" } else { "without end, the first" };
+                format!("the {what} over {index}, with the term and {end} index")
+            }
             Expr::PlusMinus(Sign::Same, _) => "plus or minus".into(),
             Expr::PlusMinus(Sign::Opposite, _) => "minus or plus".into(),
             Expr::Degrees(_) => "in degrees".into(),

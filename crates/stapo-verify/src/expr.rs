@@ -2,6 +2,11 @@
 
 use dashu_ratio::RBig;
 
+/// Starts the name of a variable that stands for a unit: `x > 5 cm` says `x > 5 · 1/100 · (unit m)`.
+pub(crate) const UNIT: &str = "unit ";
+/// Starts the name of the index of a sum or product.
+pub(crate) const INDEX: &str = "index ";
+
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Expr {
     /// A number as printed.
@@ -22,6 +27,13 @@ pub(crate) enum Expr {
     /// `Root(x, n)`: the n-th root, real for odd n.
     Root(Box<Expr>, Box<Expr>),
     Call(Func, Vec<Expr>),
+    /// A sum or product over an index that is not written out: the term, the first index, and the last index, which is
+    /// missing where the series never ends.
+    Series {
+        is_sum: bool,
+        index: String,
+        parts: Vec<Expr>,
+    },
     /// `±x`, or `∓x` when the sign is `Opposite`.
     PlusMinus(Sign, Box<Expr>),
     /// An angle in degrees.
@@ -137,6 +149,11 @@ impl Func {
         matches!(self, Self::Asin | Self::Acos | Self::Atan)
     }
 
+    /// Whether the function is evaluated by a series, and not by whole numbers and comparisons.
+    pub(crate) fn needs_series(self) -> bool {
+        !(self.is_discrete() || matches!(self, Self::Abs | Self::Floor | Self::Ceil | Self::Max | Self::Min))
+    }
+
     /// Whether the function only has values at whole numbers.
     pub(crate) fn is_discrete(self) -> bool {
         matches!(
@@ -169,7 +186,9 @@ impl Expr {
 
     pub(crate) fn children(&self) -> &[Self] {
         match self {
-            Self::Add(list) | Self::Mul(list) | Self::Call(_, list) => list,
+            Self::Add(list) | Self::Mul(list) | Self::Call(_, list) | Self::Series { parts: list, .. } => {
+                list
+            }
             Self::Neg(x) | Self::Inv(x) | Self::PlusMinus(_, x) | Self::Degrees(x) | Self::Percent(x) => {
                 std::slice::from_ref(x)
             }
@@ -195,17 +214,46 @@ impl Expr {
         is_found
     }
 
-    /// Names of the variables, sorted, each once.
+    /// Names of the variables, sorted, each once; the index of a series is none.
     pub(crate) fn variables(&self) -> Vec<&str> {
         let mut names = Vec::new();
         self.walk(&mut |node| {
-            if let Self::Var(name) = node {
+            if let Self::Var(name) = node
+                && !name.starts_with(INDEX)
+            {
                 names.push(name.as_str());
             }
         });
         names.sort_unstable();
         names.dedup();
         names
+    }
+
+    /// Whether a value with a unit is part of the expression.
+    pub(crate) fn has_unit(&self) -> bool {
+        self.any(|node| matches!(node, Self::Var(name) if name.starts_with(UNIT)))
+    }
+
+    /// The unit of every value with a unit, as factors.
+    pub(crate) fn units(&self) -> Vec<&[Self]> {
+        let mut units = Vec::new();
+        self.walk(&mut |node| units.extend(node.unit()));
+        units
+    }
+
+    /// The factors of a product with a unit that are its unit: all but the first.
+    fn unit(&self) -> Option<&[Self]> {
+        let Self::Mul(factors) = self else { return None };
+        let [_, unit @ ..] = factors.as_slice() else { return None };
+        unit.iter().any(Self::has_unit).then_some(unit)
+    }
+
+    /// A copy whose values have lost their units.
+    pub(crate) fn without_units(&self) -> Self {
+        self.map(&mut |node| match node {
+            Self::Mul(ref factors) if node.unit().is_some() => factors[0].clone(),
+            other => other,
+        })
     }
 
     /// Whether a number with a decimal point is part of the expression.
@@ -219,6 +267,11 @@ impl Expr {
             Self::Add(list) => Self::Add(list.iter().map(|x| x.map(change)).collect()),
             Self::Mul(list) => Self::Mul(list.iter().map(|x| x.map(change)).collect()),
             Self::Call(func, list) => Self::Call(*func, list.iter().map(|x| x.map(change)).collect()),
+            Self::Series { is_sum, index, parts } => Self::Series {
+                is_sum: *is_sum,
+                index: index.clone(),
+                parts: parts.iter().map(|x| x.map(change)).collect(),
+            },
             Self::Neg(x) => Self::Neg(Box::new(x.map(change))),
             Self::Inv(x) => Self::Inv(Box::new(x.map(change))),
             Self::PlusMinus(sign, x) => Self::PlusMinus(*sign, Box::new(x.map(change))),

@@ -98,7 +98,25 @@ impl FromStr for Mode {
     }
 }
 
-/// A mode and how answers are extracted. Any [`Mode`] converts into its default rules.
+/// How far a printed decimal may be from the value it stands for, in `math`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rounding {
+    /// The values agree to six decimals; a decimal in scientific notation with six digits or more equals what rounds to
+    /// it at its own digits.
+    #[default]
+    SixDecimals,
+    /// A decimal of three significant digits or more equals what rounds to it at its own digits: 0.333 is a third.
+    ShownDigits,
+}
+
+impl Rounding {
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A mode, how answers are extracted and how decimals are compared. Any [`Mode`] converts into its default rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Rules {
     pub mode: Mode,
@@ -106,11 +124,13 @@ pub struct Rules {
     /// extract.
     pub order: Order,
     pub fallback: Fallback,
+    /// Used by `math`.
+    pub rounding: Rounding,
 }
 
 impl From<Mode> for Rules {
     fn from(mode: Mode) -> Self {
-        Self { mode, order: Order::default(), fallback: Fallback::default() }
+        Self { mode, ..Self::default() }
     }
 }
 
@@ -143,6 +163,6 @@ pub fn reading(text: &str) -> String {
 }
 
 /// Compares an answer that is already extracted with `reference`.
-pub fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded {
-    modes::grade_answer(answer, reference, mode)
+pub fn grade_answer(answer: &str, reference: &str, rules: impl Into<Rules>) -> Graded {
+    modes::grade_answer(answer, reference, rules.into())
 }

@@ -29,28 +29,28 @@ pub(crate) fn grade(response: &str, reference: &str, rules: Rules) -> Graded {
     };
     match found {
         Some(answer) if rules.mode == Mode::Math => {
-            let graded = grade_answer(answer, reference, rules.mode);
-            joined_boxes(response, answer, reference, &graded).unwrap_or(graded)
+            let graded = grade_answer(answer, reference, rules);
+            joined_boxes(response, reference, rules, &graded).unwrap_or(graded)
         }
-        Some(answer) => grade_answer(answer, reference, rules.mode),
+        Some(answer) => grade_answer(answer, reference, rules),
         None => plain(Verdict::NoAnswer, None, reference, why_nothing(response, rules.mode)),
     }
 }
 
 /// The grading of all boxes of the last line together, where the reference is a list and the boxes are right.
-fn joined_boxes(response: &str, last: &str, reference: &str, graded: &Graded) -> Option<Graded> {
+fn joined_boxes(response: &str, reference: &str, rules: Rules, graded: &Graded) -> Option<Graded> {
     let is_list = reference.contains([',', ';']) || reference.contains(" and ") || reference.contains(" or ");
     if graded.verdict == Verdict::Right || !is_list {
         return None;
     }
     let boxes = extract::boxes_of_last_line(response)?;
-    if boxes.last().map(|text| text.trim()) != Some(last) {
+    if boxes.last().map(|text| text.trim()) != graded.extracted.as_deref() {
         return None;
     }
-    Some(grade_answer(&boxes.join(", "), reference, Mode::Math)).filter(|all| all.verdict == Verdict::Right)
+    Some(grade_answer(&boxes.join(", "), reference, rules)).filter(|all| all.verdict == Verdict::Right)
 }
 
-pub(crate) fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded {
+pub(crate) fn grade_answer(answer: &str, reference: &str, rules: Rules) -> Graded {
     if answer.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
         return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
     }
@@ -60,8 +60,8 @@ pub(crate) fn grade_answer(answer: &str, reference: &str, mode: Mode) -> Graded 
     if holds_nothing(reference) {
         return plain(Verdict::Unparsable, Some(answer), reference, "the reference is empty".into());
     }
-    match mode {
-        Mode::Math => math::grade(answer, reference),
+    match rules.mode {
+        Mode::Math => math::grade(answer, reference, rules.rounding),
         Mode::MultipleChoice => choice::grade(answer, reference),
         Mode::Dapo => by_text(answer, &dapo::normal(answer), reference, &dapo::normal(reference)),
         Mode::BoxedExact => by_text(answer, answer, reference, reference),

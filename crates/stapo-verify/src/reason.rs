@@ -88,6 +88,7 @@ fn kind(answer: &Answer) -> &'static str {
         Answer::Set(_) => "a set",
         Answer::Region(_) => "an interval or a union of intervals",
         Answer::Matrix(_) => "a matrix",
+        Answer::Cases(_) => "a value by cases",
         Answer::Named { .. } | Answer::Equation(..) => "an equation",
         Answer::Inequality(..) => "an inequality",
         Answer::Ratio(_) => "a ratio",

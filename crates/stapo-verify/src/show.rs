@@ -5,7 +5,7 @@ use crate::answer::quantity::Quantity;
 use crate::answer::region::Interval;
 use crate::budget::Budget;
 use crate::exact_form::exact_form;
-use crate::expr::{Expr, Sign};
+use crate::expr::{Expr, INDEX, Sign, UNIT};
 use crate::lex::token::Bracket;
 use crate::poly::{Atom, Monomial, Poly, Power};
 use dashu_ratio::RBig;
@@ -44,6 +44,12 @@ fn whole(answer: &Answer, budget: &mut Budget) -> String {
                 format!("[{}]", cells.iter().map(|x| expr(x, budget)).collect::<Vec<_>>().join(", "))
             };
             format!("[{}]", rows.iter().map(|cells| row(cells, budget)).collect::<Vec<_>>().join(", "))
+        }
+        Answer::Cases(cases) => {
+            let case = |(value, condition): &(Answer, Answer), budget: &mut Budget| {
+                format!("{} if {}", whole(value, budget), whole(condition, budget))
+            };
+            cases.iter().take(64).map(|pair| case(pair, budget)).collect::<Vec<_>>().join("; ")
         }
         Answer::Named { name, value, .. } => format!("{name} = {}", whole(value, budget)),
         Answer::Equation(left, right) => format!("{} = {}", expr(left, budget), quantity(right, budget)),
@@ -154,7 +160,7 @@ fn atoms(monomial: &Monomial) -> Vec<String> {
 
 fn atom_power(atom: &Atom, power: Power) -> String {
     let name = match atom {
-        Atom::Var(name) => name.clone(),
+        Atom::Var(name) => variable(name),
         Atom::Pi => "pi".into(),
         Atom::E => "e".into(),
         Atom::I => "i".into(),
@@ -167,11 +173,19 @@ fn atom_power(atom: &Atom, power: Power) -> String {
     }
 }
 
+/// The name of a variable; units without the word that marks them, the indices of sums as k0, k1, ….
+fn variable(name: &str) -> String {
+    match name.strip_prefix(INDEX) {
+        Some(number) => format!("k{number}"),
+        None => name.strip_prefix(UNIT).unwrap_or(name).to_owned(),
+    }
+}
+
 fn tree(value: &Expr) -> String {
     let join = |list: &[Expr], sep: &str| list.iter().map(tree).collect::<Vec<_>>().join(sep);
     match value {
         Expr::Num { value, .. } => ratio(value),
-        Expr::Var(name) => name.clone(),
+        Expr::Var(name) => variable(name),
         Expr::Pi => "pi".into(),
         Expr::E => "e".into(),
         Expr::I => "i".into(),
@@ -184,6 +198,11 @@ fn tree(value: &Expr) -> String {
         Expr::Root(x, n) if **n == Expr::int(2) => format!("sqrt({})", tree(x)),
         Expr::Root(x, n) => format!("root({}, {})", tree(n), tree(x)),
         Expr::Call(func, args) => format!("{}({})", func.name(), join(args, ", ")),
+        Expr::Series { is_sum, index, parts } => {
+            let name = if *is_sum { "sum" } else { "product" };
+            let to = parts.get(2).map_or_else(|| "inf".into(), tree);
+            format!("{name}({}, {} = {}..{to})", tree(&parts[0]), variable(index), tree(&parts[1]))
+        }
         Expr::PlusMinus(Sign::Same, x) => format!("±{}", tree(x)),
         Expr::PlusMinus(Sign::Opposite, x) => format!("∓{}", tree(x)),
         Expr::Degrees(x) => format!("{}°", tree(x)),

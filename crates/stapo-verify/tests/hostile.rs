@@ -23,7 +23,7 @@ fn hostile_responses_are_extracted_from() {
     for (_, text) in hostile_inputs() {
         for order in [Order::BoxFirst, Order::LineFirst] {
             for fallback in [Fallback::Nothing, Fallback::LastNumber, Fallback::LastFormula] {
-                let rules = Rules { mode: Mode::Math, order, fallback };
+                let rules = Rules { order, fallback, ..Rules::default() };
                 grade(&text, "5", rules);
             }
         }

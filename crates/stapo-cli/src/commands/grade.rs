@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use stapo_verify::{Fallback, Graded, Mode, Order, Rules, Verdict, grade, grade_answer, reading};
+use stapo_verify::{Fallback, Graded, Mode, Order, Rounding, Rules, Verdict, grade, grade_answer, reading};
 use std::io::{BufRead, BufWriter, Write};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -27,6 +27,9 @@ pub struct Args {
     /// What to take from a response that marks no answer.
     #[arg(long, value_enum, default_value = "nothing")]
     fallback: FallbackArg,
+    /// How far a printed decimal may be from the value it stands for, in mode math.
+    #[arg(long, value_enum, default_value = "six-decimals")]
+    rounding: RoundingArg,
     /// Also print both canonical forms, as `canonical_answer` and `canonical_reference`.
     #[arg(long)]
     canonical: bool,
@@ -49,6 +52,14 @@ enum FallbackArg {
     Nothing,
     LastNumber,
     LastFormula,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum RoundingArg {
+    /// Six decimals agree.
+    SixDecimals,
+    /// A decimal of three significant digits or more equals what rounds to it at its own digits.
+    ShownDigits,
 }
 
 /// One input line. Other keys are allowed and ignored, so that records of other tools can be graded as they are.
@@ -204,7 +215,7 @@ fn grade_line(line: &Raw, number: u64, args: &Args) -> LineOutcome {
             return bad_line("\"response\" or \"answer\" is missing, expected one string", number);
         }
         (Some(response), None) => grade(response, &reference, rules(args)),
-        (None, Some(answer)) => grade_answer(answer, &reference, args.mode),
+        (None, Some(answer)) => grade_answer(answer, &reference, rules(args)),
     };
     let micros = start.elapsed().as_micros() as u64;
     let text = if args.explain {
@@ -225,7 +236,11 @@ fn rules(args: &Args) -> Rules {
         FallbackArg::LastNumber => Fallback::LastNumber,
         FallbackArg::LastFormula => Fallback::LastFormula,
     };
-    Rules { mode: args.mode, order, fallback }
+    let rounding = match args.rounding {
+        RoundingArg::SixDecimals => Rounding::SixDecimals,
+        RoundingArg::ShownDigits => Rounding::ShownDigits,
+    };
+    Rules { mode: args.mode, order, fallback, rounding }
 }
 
 fn shown(graded: &Graded, reference: &str, with_canonical: bool, micros: u64) -> String {

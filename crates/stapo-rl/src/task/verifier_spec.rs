@@ -1,7 +1,7 @@
 //! The keys of a verifier in a config.
 
 use serde::{Deserialize, Serialize};
-use stapo_verify::{Fallback, Mode, Order, Rules};
+use stapo_verify::{Fallback, Mode, Order, Rounding, Rules};
 use std::path::PathBuf;
 
 /// How a response becomes a verdict.
@@ -45,11 +45,14 @@ pub struct RuleSpec {
     pub mode: Mode,
     pub order: Order,
     pub fallback: Fallback,
+    /// Left out where it is the default, so that a config written without the key is written back as it was.
+    #[serde(skip_serializing_if = "Rounding::is_default")]
+    pub rounding: Rounding,
 }
 
 impl From<RuleSpec> for Rules {
     fn from(spec: RuleSpec) -> Self {
-        Self { mode: spec.mode, order: spec.order, fallback: spec.fallback }
+        Self { mode: spec.mode, order: spec.order, fallback: spec.fallback, rounding: spec.rounding }
     }
 }
 

@@ -1,18 +1,13 @@
 //! Chains of equalities: where one equation ends and the next begins, and whether the sides agree.
 
 use super::prose::is_joint;
-use super::quantity::{Quantity, quantity};
+use super::quantity::{Quantity, half_digit, printed_numeral, quantity};
 use super::relation::name_of;
 use crate::budget::{Bounded, Budget, Stop, unreadable};
-use crate::equal::quantity::same_quantity;
-use crate::equal::value::{compare, sign_of};
-use crate::exact_form::ratio_of;
+use crate::equal::quantity::{is_within, same_quantity};
+use crate::equal::value::compare;
 use crate::expr::Expr;
-use crate::lex::numeral::Numeral;
 use crate::lex::token::{Bracket, Rel, Tok, Token};
-use dashu_base::Abs;
-use dashu_ratio::RBig;
-use std::cmp::Ordering;
 
 /// Most tokens of a side in which the name of the next equation is looked for.
 const MAX_SIDE: usize = 256;
@@ -168,50 +163,13 @@ fn rounds(
     // An equals sign rounds the side before it, an approximation sign either side.
     let sides = if rel == Rel::Eq { &[b][..] } else { &[a, b] };
     for &(value, tokens) in sides {
-        let Some(half) = half_digit(value, tokens, rel, budget)? else { continue };
-        let half = Expr::Num { value: half, is_decimal: false };
-        let below = Expr::Add(vec![half.clone(), gap.clone()]);
-        let above = Expr::Add(vec![half, gap.clone().negated()]);
-        let is_within = |order| matches!(order, Some(Ordering::Greater | Ordering::Equal));
-        if is_within(sign_of(&below, budget)?) && is_within(sign_of(&above, budget)?) {
+        // Behind an equals sign only a decimal may be rounded.
+        let numeral = printed_numeral(tokens).filter(|numeral| rel != Rel::Eq || numeral.is_decimal());
+        let Some(numeral) = numeral else { continue };
+        let Some(half) = half_digit(&value.expr, numeral, budget)? else { continue };
+        if is_within(&gap, &half, budget)? {
             return Ok(true);
         }
     }
     Ok(false)
-}
-
-/// Half a unit of the last digit of a printed number. Behind an equals sign only a decimal may be rounded.
-fn half_digit(value: &Quantity, tokens: &[Token], rel: Rel, budget: &mut Budget) -> Bounded<Option<RBig>> {
-    let is_plain = tokens.iter().all(|token| {
-        matches!(
-            token.tok,
-            Tok::Num(_)
-                | Tok::Minus
-                | Tok::Times
-                | Tok::Caret
-                | Tok::Percent
-                | Tok::Degree
-                | Tok::Word(_)
-                | Tok::Currency(_)
-                | Tok::Open(Bracket::Brace)
-                | Tok::Close(Bracket::Brace)
-        )
-    });
-    let numeral = tokens.iter().find_map(|token| match &token.tok {
-        Tok::Num(numeral) => Some(numeral),
-        _ => None,
-    });
-    let (Some(numeral), true) = (numeral, is_plain) else { return Ok(None) };
-    if numeral.repeating.is_some() || (rel == Rel::Eq && !numeral.is_decimal()) {
-        return Ok(None);
-    }
-    let printed = Numeral { power_of_ten: 0, ..numeral.clone() }.value()?;
-    let Some(value) = ratio_of(&value.expr, budget)? else { return Ok(None) };
-    if printed.is_zero() {
-        return Ok(None);
-    }
-    let n_digits = numeral.fraction.as_ref().map_or(0, String::len).min(1000);
-    let digit = RBig::ONE / RBig::from(10u8).pow(n_digits as isize);
-    // The factor behind the printed digits is a power of ten or a percent sign.
-    Ok(Some((value / printed).abs() * digit / RBig::from(2)))
 }

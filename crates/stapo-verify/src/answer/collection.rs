@@ -1,20 +1,13 @@
 //! Tuples, unions, set membership and matrices, put together from parts that are read.
 
 use super::Answer;
-use super::parts::{depths, split};
-use super::quantity::Quantity;
 use super::region::{End, Interval, Region};
 use super::relation::{common, name_of};
-use crate::budget::{Bounded, Budget, MAX_ELEMENTS, unreadable};
-use crate::expr::Expr;
+use crate::budget::{Bounded, Budget, unreadable};
 use crate::lex::token::{Bracket, Rel, Tok, Token};
-use crate::parse;
 
 /// Most values that the signs ± of one answer may stand for.
 pub(super) const MAX_SIGN_CHOICES: usize = 16;
-
-/// Most rows of a determinant.
-const MAX_DETERMINANT: usize = 4;
 
 /// `(±1, 2)` is the set of (1, 2) and (-1, 2).
 pub(super) fn spread_signs(items: Vec<Answer>, open: Bracket, close: Bracket) -> Answer {
@@ -112,6 +105,13 @@ pub(super) fn described_set(head: &[Token], condition: Answer) -> Bounded<Answer
         Answer::Named { name, .. } => Some(name),
         _ => None,
     };
+    // `{z : |z| < 1}` is what its condition says of z.
+    if domain.is_none()
+        && let (Some(name), Answer::Inequality(left, _, right)) = (&name, &condition)
+        && [left.variables(), right.variables()].concat() == [name.as_str()]
+    {
+        return Ok(condition);
+    }
     if !is_real || name.is_none() || stated != name.as_ref() {
         return unreadable("a set described by other than a condition on real numbers");
     }
@@ -145,118 +145,4 @@ pub(super) fn add_to_intersection(
     let Some(region) = region else { return Ok(part) };
     common(&region, &part, budget)?
         .map_or_else(|| unreadable("an intersection whose ends cannot be ordered"), Ok)
-}
-
-/// The determinant of a square matrix between bars.
-pub(super) fn determinant(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Bounded<Answer> {
-    let inner: Vec<u32> = depths.iter().map(|depth| depth.saturating_sub(1)).collect();
-    let depths = if depths.first() == Some(&0) { depths } else { &inner };
-    let Answer::Matrix(rows) = matrix(&[], tokens, depths, budget)? else {
-        return unreadable("bars around something other than a matrix");
-    };
-    if rows.len() > MAX_DETERMINANT || rows[0].len() != rows.len() {
-        return unreadable("a determinant that is not square or has more than four rows");
-    }
-    let columns: Vec<usize> = (0..rows.len()).collect();
-    Ok(Answer::Scalar(Quantity::bare(minor(&rows, &columns))))
-}
-
-/// The determinant of the last rows in the given columns, expanded along the first of those rows.
-fn minor(rows: &[Vec<Expr>], columns: &[usize]) -> Expr {
-    let Some(row) = rows.get(rows.len() - columns.len()).filter(|_| !columns.is_empty()) else {
-        return Expr::int(1);
-    };
-    let terms = columns.iter().enumerate().map(|(i, column)| {
-        let others: Vec<usize> = columns.iter().copied().filter(|other| other != column).collect();
-        let term = Expr::Mul(vec![row[*column].clone(), minor(rows, &others)]);
-        if i % 2 == 0 { term } else { term.negated() }
-    });
-    Expr::sum(terms.collect())
-}
-
-/// The terms of a sum of matrices, each with its sign as its first token; `None` for anything else.
-pub(super) fn matrix_terms(tokens: &[Token], depths: &[u32]) -> Option<Vec<Vec<Token>>> {
-    let is_sign = |i: usize| depths[i] == 0 && matches!(tokens[i].tok, Tok::Plus | Tok::Minus);
-    let is_begin = |token: &Token| token.tok == Tok::Begin;
-    if !tokens.iter().any(is_begin) || !(1..tokens.len()).any(is_sign) {
-        return None;
-    }
-    let mut terms: Vec<Vec<Token>> = vec![Vec::new()];
-    for (i, token) in tokens.iter().enumerate() {
-        if is_sign(i) && i > 0 {
-            terms.push(Vec::new());
-        }
-        if !(is_sign(i) && token.tok == Tok::Plus) {
-            terms.last_mut()?.push(token.clone());
-        }
-    }
-    (terms.len() > 1 && terms.iter().all(|term| term.iter().any(is_begin))).then_some(terms)
-}
-
-/// The sum of matrices of one size.
-pub(super) fn matrix_sum(terms: &[Vec<Token>], budget: &mut Budget) -> Bounded<Answer> {
-    let mut sum: Option<Vec<Vec<Expr>>> = None;
-    for term in terms {
-        let depths = depths(term)?;
-        let at = term.iter().position(|token| token.tok == Tok::Begin).unwrap_or(0);
-        let Answer::Matrix(rows) = matrix(&term[..at], &term[at..], &depths[at..], budget)? else {
-            return unreadable("a sum of a matrix and something else");
-        };
-        let Some(old) = sum.take() else {
-            sum = Some(rows);
-            continue;
-        };
-        if old.len() != rows.len() || old[0].len() != rows[0].len() {
-            return unreadable("a sum of matrices of different sizes");
-        }
-        let added = |(a, b): (Vec<Expr>, Vec<Expr>)| {
-            a.into_iter().zip(b).map(|(x, y)| Expr::Add(vec![x, y])).collect::<Vec<Expr>>()
-        };
-        sum = Some(old.into_iter().zip(rows).map(added).collect());
-    }
-    sum.map_or_else(|| unreadable("an empty sum of matrices"), |rows| Ok(Answer::Matrix(rows)))
-}
-
-/// A matrix between `\begin` and `\end`, every entry multiplied by the factor in front of it.
-pub(super) fn matrix(
-    factor: &[Token],
-    tokens: &[Token],
-    depths: &[u32],
-    budget: &mut Budget,
-) -> Bounded<Answer> {
-    let [Token { tok: Tok::Begin, .. }, inside @ .., Token { tok: Tok::End, .. }] = tokens else {
-        return unreadable("something behind a matrix");
-    };
-    let inner: Vec<u32> = depths[1..depths.len() - 1].iter().map(|d| d.saturating_sub(1)).collect();
-    if depths[1..depths.len() - 1].contains(&0) {
-        return unreadable("two matrices side by side");
-    }
-    let factor = match factor {
-        [] => None,
-        [Token { tok: Tok::Minus, .. }] => Some(Expr::int(-1)),
-        [rest @ .., Token { tok: Tok::Times, .. }] | rest => Some(parse::expression(rest, budget)?),
-    };
-    let mut rows = Vec::new();
-    let mut start = 0;
-    for row in split(inside, &inner, |token| token.tok == Tok::Row) {
-        let row_depths = &inner[start..start + row.len()];
-        start += row.len() + 1;
-        if row.is_empty() {
-            continue;
-        }
-        let mut cells = Vec::new();
-        for cell in split(row, row_depths, |token| token.tok == Tok::Amp) {
-            let value = parse::expression(cell, budget)?;
-            cells.push(match &factor {
-                Some(factor) => Expr::Mul(vec![factor.clone(), value]),
-                None => value,
-            });
-        }
-        rows.push(cells);
-    }
-    let width = rows.first().map_or(0, Vec::len);
-    if width == 0 || rows.iter().any(|row| row.len() != width) || width * rows.len() > MAX_ELEMENTS {
-        return unreadable("a matrix with uneven rows");
-    }
-    Ok(Answer::Matrix(rows))
 }

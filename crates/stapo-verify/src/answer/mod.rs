@@ -4,6 +4,8 @@ mod chain;
 mod choice;
 pub(crate) mod clean;
 mod collection;
+mod lines;
+mod matrix;
 mod parts;
 mod prose;
 pub(crate) mod quantity;
@@ -12,11 +14,12 @@ pub(crate) mod region;
 mod relation;
 
 pub(crate) use collection::as_region;
+pub(crate) use relation::{PARAMETER, real_region};
 
 use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel};
-use crate::lex::{Commas, tokens};
+use crate::lex::{Notation, tokens};
 use crate::text;
 use quantity::Quantity;
 use region::Region;
@@ -35,6 +38,8 @@ pub(crate) enum Answer {
     Set(Vec<Answer>),
     Region(Region),
     Matrix(Vec<Vec<Expr>>),
+    /// Values with the condition under which each holds.
+    Cases(Vec<(Answer, Answer)>),
     /// `x = 5`, `f(x) = 3x - 2`: a name and its value.
     Named {
         name: String,
@@ -61,7 +66,7 @@ pub(crate) enum Answer {
 }
 
 /// Reads `text`. Only a limit makes reading fail; a text that is no mathematics is an [`Answer::Text`].
-pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Bounded<Answer> {
+pub(crate) fn read(text: &str, notation: Notation, budget: &mut Budget) -> Bounded<Answer> {
     let cleaned = clean::cleaned(text);
     if let Some(answer) = phrase(cleaned) {
         return Ok(answer);
@@ -71,7 +76,7 @@ pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Bounded<A
         words: if broken.is_some() { text::unspaced(cleaned) } else { text::plain(cleaned) },
         broken,
     };
-    let tokens = match tokens(cleaned, commas) {
+    let tokens = match tokens(cleaned, notation) {
         Ok(tokens) => tokens,
         Err(Stop::Unreadable(why)) => return Ok(words(Some(why))),
         Err(stop) => return Err(stop),
@@ -79,7 +84,7 @@ pub(crate) fn read(text: &str, commas: Commas, budget: &mut Budget) -> Bounded<A
     if let Some(run) = prose::letter_run(&tokens) {
         return Ok(Answer::Run(run));
     }
-    if prose::is_prose(&tokens) {
+    if prose::is_prose(&tokens) && choice::choice(&tokens).is_none() {
         return Ok(words(None));
     }
     match read::answer(&tokens, 0, budget) {

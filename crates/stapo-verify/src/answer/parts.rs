@@ -63,13 +63,13 @@ pub(super) fn depths(tokens: &[Token]) -> Bounded<Vec<u32>> {
                 Some(open) if matches(open, close) => {}
                 _ => return unreadable("brackets that do not match"),
             },
-            Tok::End => n_matrices = n_matrices.saturating_sub(1),
+            Tok::End | Tok::EndLines(_) => n_matrices = n_matrices.saturating_sub(1),
             _ => {}
         }
         depths.push(stack.len() as u32 + n_matrices);
         match token.tok {
             Tok::Open(open) => stack.push(open),
-            Tok::Begin => n_matrices += 1,
+            Tok::Begin | Tok::BeginLines(_) => n_matrices += 1,
             _ => {}
         }
     }

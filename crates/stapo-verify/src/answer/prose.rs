@@ -82,14 +82,7 @@ pub(super) fn is_joint(token: &Token) -> bool {
 
 /// The tokens as one text that leaves out white space and nothing else.
 pub(super) fn spelled(tokens: &[Token]) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    for token in tokens {
-        match &token.tok {
-            Tok::Word(word) | Tok::Letter(word) | Tok::Other(word) => parts.push(word.clone()),
-            tok => parts.push(format!("{tok:?}")),
-        }
-    }
-    parts.join(" ")
+    tokens.iter().map(|token| token.tok.spelled()).collect::<Vec<_>>().join(" ")
 }
 
 /// The tokens as lower-case words.

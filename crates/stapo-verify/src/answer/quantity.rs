@@ -1,10 +1,14 @@
 //! A value with its unit.
 
+use crate::Rounding;
 use crate::budget::{Bounded, Budget, unreadable};
+use crate::exact_form::ratio_of;
 use crate::expr::Expr;
+use crate::lex::numeral::Numeral;
 use crate::lex::token::{Bracket, Tok, Token};
 use crate::parse;
 use crate::units::{self, Unit};
+use dashu_base::Abs;
 use dashu_ratio::RBig;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -13,11 +17,13 @@ pub(crate) struct Quantity {
     pub(crate) unit: Option<Unit>,
     /// The second reading of a value whose last letter stands apart: `5 m` as five metres beside five times m.
     pub(crate) as_measure: Option<(Box<Expr>, Unit)>,
+    /// Half a unit of the last digit of a printed decimal that stands for all values which round to it.
+    pub(crate) half_digit: Option<RBig>,
 }
 
 impl Quantity {
     pub(crate) fn bare(expr: Expr) -> Self {
-        Self { expr, unit: None, as_measure: None }
+        Self { expr, unit: None, as_measure: None, half_digit: None }
     }
 
     /// The value with percent signs dropped, if there are any.
@@ -92,7 +98,62 @@ pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantit
         unit = units::lookup(name).or_else(|| Some(Unit::word(name)));
     }
     let as_measure = if unit.is_none() { letter_unit(value, budget) } else { None };
-    Ok(Quantity { expr, unit, as_measure })
+    let half_digit = match rounded_numeral(value) {
+        Some(numeral) => half_digit(&expr, numeral, budget)?,
+        None => None,
+    };
+    Ok(Quantity { expr, unit, as_measure, half_digit })
+}
+
+/// The decimal that `value` prints, where the decimal may be rounded at its own digits: in scientific notation from six
+/// digits on, or under [`Rounding::ShownDigits`] from three.
+fn rounded_numeral(value: &[Token]) -> Option<&Numeral> {
+    let numeral = printed_numeral(value).filter(|numeral| numeral.is_decimal())?;
+    let is_scientific =
+        numeral.power_of_ten != 0 || value.iter().any(|token| matches!(token.tok, Tok::Times | Tok::Caret));
+    let is_rounded = match numeral.rounding {
+        Rounding::SixDecimals => is_scientific && numeral.n_significant() >= 6,
+        Rounding::ShownDigits => numeral.n_significant() >= 3,
+    };
+    is_rounded.then_some(numeral)
+}
+
+/// The first number of tokens that are one number: with a sign, a power of ten, a percent or degree sign, or a unit.
+pub(super) fn printed_numeral(tokens: &[Token]) -> Option<&Numeral> {
+    let is_plain = tokens.iter().all(|token| {
+        matches!(
+            token.tok,
+            Tok::Num(_)
+                | Tok::Minus
+                | Tok::Times
+                | Tok::Caret
+                | Tok::Percent
+                | Tok::Degree
+                | Tok::Word(_)
+                | Tok::Currency(_)
+                | Tok::Open(Bracket::Brace)
+                | Tok::Close(Bracket::Brace)
+        )
+    });
+    let mut numerals = tokens.iter().filter_map(|token| match &token.tok {
+        Tok::Num(numeral) => Some(numeral),
+        _ => None,
+    });
+    let first = numerals.next().filter(|numeral| is_plain && numeral.repeating.is_none())?;
+    // A second number is the ten of a power of ten.
+    numerals.next().is_none_or(|ten| ten.whole == "10" && ten.is_plain_whole()).then_some(first)
+}
+
+/// Half a unit of the last digit of `numeral`, which is printed as `expr` together with a power of ten or a percent sign.
+pub(super) fn half_digit(expr: &Expr, numeral: &Numeral, budget: &mut Budget) -> Bounded<Option<RBig>> {
+    let printed = Numeral { power_of_ten: 0, ..numeral.clone() }.value()?;
+    let Some(value) = ratio_of(expr, budget)? else { return Ok(None) };
+    if printed.is_zero() {
+        return Ok(None);
+    }
+    let n_digits = numeral.fraction.as_ref().map_or(0, String::len).min(1000);
+    let digit = RBig::ONE / RBig::from(10u8).pow(n_digits as isize);
+    Ok(Some((value / printed).abs() * digit / RBig::from(2)))
 }
 
 /// Where the unit starts: at the first word outside brackets that only unit-like tokens follow.
@@ -145,12 +206,15 @@ fn is_unit_token(token: &Token) -> bool {
 fn scale_word(tail: &[Token]) -> (Option<RBig>, &[Token]) {
     let Some(Tok::Word(word)) = tail.first().map(|token| &token.tok) else { return (None, tail) };
     let scale = match word.to_lowercase().as_str() {
-        "hundred" => RBig::from(100),
-        "thousand" => RBig::from(1000),
-        "million" => RBig::from(10u8).pow(6),
-        "billion" => RBig::from(10u8).pow(9),
-        "trillion" => RBig::from(10u8).pow(12),
-        "dozen" => RBig::from(12),
+        "tens" => RBig::from(10),
+        "hundred" | "hundreds" => RBig::from(100),
+        "thousand" | "thousands" => RBig::from(1000),
+        "lakh" | "lakhs" => RBig::from(10u8).pow(5),
+        "million" | "millions" => RBig::from(10u8).pow(6),
+        "crore" | "crores" => RBig::from(10u8).pow(7),
+        "billion" | "billions" => RBig::from(10u8).pow(9),
+        "trillion" | "trillions" => RBig::from(10u8).pow(12),
+        "dozen" | "dozens" => RBig::from(12),
         part => match part_named(part) {
             Some(n) => RBig::ONE / RBig::from(n),
             None => return (None, tail),
@@ -210,7 +274,12 @@ fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
             word if units::changes_value(word) => return unreadable("a word that changes the value"),
             _ => {}
         }
-        let part = units::lookup(name).unwrap_or_else(|| Unit::word(name));
+        let part = match units::lookup(name) {
+            Some(part) => part,
+            // `5 \text{i}` is no number of things called i.
+            None if name.chars().count() == 1 => return unreadable("a letter behind a number"),
+            None => Unit::word(name),
+        };
         let (power, next) = unit_power(tail, pos)?;
         pos = next;
         unit = unit.times(&part, direction * prefix_power * power);

@@ -4,9 +4,10 @@ use super::Answer;
 use super::chain::{agrees, is_separator, noted, separated};
 use super::choice::choice;
 use super::collection::{
-    MAX_SIGN_CHOICES, add_to_intersection, add_to_union, described_set, determinant, matrix, matrix_sum,
-    matrix_terms, member, spread_signs, without_points,
+    MAX_SIGN_CHOICES, add_to_intersection, add_to_union, described_set, member, spread_signs, without_points,
 };
+use super::lines::{Lined, lines};
+use super::matrix::{determinant, matrices};
 use super::parts::{depths, split, trimmed};
 use super::prose::{is_prose, letter_run, spelled, words};
 use super::quantity::{Quantity, quantity};
@@ -41,8 +42,10 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     }
     let depths = depths(tokens)?;
     let top = |i: usize| depths[i] == 0;
-    if let Some(inside) = lines(tokens) {
-        return answer(inside, nesting + 1, budget);
+    match lines(tokens, &depths)? {
+        Some(Lined::Values(rows)) => return piecewise(&rows, nesting, budget),
+        Some(Lined::Statements(inside)) => return answer(&inside, nesting + 1, budget),
+        None => {}
     }
     if let Some(parts) = separated(tokens, &depths).or_else(|| noted(tokens, &depths)) {
         return answer(&parts, nesting + 1, budget);
@@ -80,11 +83,8 @@ fn single(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget)
     {
         return determinant(inside, &depths[1..tokens.len() - 1], budget);
     }
-    if let Some(terms) = matrix_terms(tokens, depths) {
-        return matrix_sum(&terms, budget);
-    }
-    if let Some(at) = find(Tok::Begin) {
-        return matrix(&tokens[..at], &tokens[at..], &depths[at..], budget);
+    if find(Tok::Begin).is_some() {
+        return matrices(tokens, depths, budget);
     }
     match tokens {
         [Token { tok: Tok::Empty, .. }] => return Ok(Answer::Empty),
@@ -139,14 +139,16 @@ fn intersection(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut B
     region.map_or_else(|| unreadable("an empty intersection"), |region| Ok(Answer::Region(region)))
 }
 
-/// The tokens between `\begin{cases}` or the like and its end, where no columns set a value apart from a condition.
-fn lines(tokens: &[Token]) -> Option<&[Token]> {
-    let [Token { tok: Tok::Other(begin), .. }, inside @ .., Token { tok: Tok::Other(end), .. }] = tokens
-    else {
-        return None;
-    };
-    let is_pair = begin.starts_with("\\begin") && end.starts_with("\\end");
-    (is_pair && !inside.iter().any(|token| token.tok == Tok::Amp)).then_some(inside)
+/// A value for each condition.
+fn piecewise(rows: &[(&[Token], &[Token])], nesting: usize, budget: &mut Budget) -> Bounded<Answer> {
+    if rows.len() > MAX_ELEMENTS {
+        return Err(Stop::OverBudget("a collection of more than 256 elements"));
+    }
+    let mut cases = Vec::new();
+    for (value, condition) in rows {
+        cases.push((answer(value, nesting + 1, budget)?, answer(condition, nesting + 1, budget)?));
+    }
+    Ok(Answer::Cases(cases))
 }
 
 /// The value behind a multiple-choice letter, if there is one.
@@ -380,7 +382,7 @@ fn scalar(tokens: &[Token], budget: &mut Budget) -> Bounded<Answer> {
     if choices.len() == 1 {
         return Ok(Answer::Scalar(value));
     }
-    let with_sign = |expr| Answer::Scalar(Quantity { expr, unit: value.unit.clone(), as_measure: None });
+    let with_sign = |expr| Answer::Scalar(Quantity { unit: value.unit.clone(), ..Quantity::bare(expr) });
     Ok(Answer::Set(choices.into_iter().map(with_sign).collect()))
 }
 

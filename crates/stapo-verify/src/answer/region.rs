@@ -42,6 +42,18 @@ impl Region {
         Self { variable: Some(variable.to_owned()), pieces }
     }
 
+    pub(crate) fn ends(&self) -> impl Iterator<Item = &End> {
+        self.pieces.iter().flat_map(|piece| [&piece.low, &piece.high])
+    }
+
+    /// The region with every end as a bare number.
+    pub(crate) fn without_units(&self) -> Self {
+        let bare = |end: &End| End { at: end.at.without_units(), is_closed: end.is_closed };
+        let pieces =
+            self.pieces.iter().map(|piece| Interval { low: bare(&piece.low), high: bare(&piece.high) });
+        Self { variable: self.variable.clone(), pieces: pieces.collect() }
+    }
+
     /// The part common to two half-lines that face each other.
     pub(crate) fn between(&self, other: &Self) -> Option<Self> {
         if self.variable != other.variable {

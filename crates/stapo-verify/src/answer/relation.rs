@@ -7,14 +7,16 @@ use crate::budget::{Bounded, Budget, MAX_ELEMENTS, unreadable};
 use crate::equal::region::order;
 use crate::equal::value::sign_of;
 use crate::exact_form::affordable_form;
-use crate::expr::{Expr, Func};
+use crate::expr::{Expr, Func, UNIT};
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::poly::{Atom, Power};
 use dashu_ratio::RBig;
 use std::cmp::Ordering;
 
+/// Most conditions that may exclude each other.
+const MAX_ALTERNATIVES: usize = 16;
 /// The name of a parameter that runs over all integers.
-const PARAMETER: &str = "any integer";
+pub(crate) const PARAMETER: &str = "any integer";
 
 /// One inequality, or two in a chain `a < x < b`, with the tokens on each side of the relations.
 pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget) -> Bounded<Answer> {
@@ -24,7 +26,11 @@ pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget
             let below = inequality(low, *first, middle, budget)?;
             let above = inequality(middle, *second, high, budget)?;
             if let (Answer::Region(a), Answer::Region(b)) = (&below, &above)
-                && let Some(region) = a.between(b)
+                && a.variable == b.variable
+                && let Some(region) = match a.between(b) {
+                    Some(region) => Some(region),
+                    None => common(a, b, budget)?,
+                }
             {
                 return Ok(Answer::Region(region));
             }
@@ -44,10 +50,11 @@ fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) ->
 }
 
 /// The value with its unit as a factor, so that `x > 5 cm` and `x > 5 m` differ.
-pub(super) fn measured(value: Quantity) -> Expr {
+pub(crate) fn measured(value: Quantity) -> Expr {
     let Some(unit) = value.unit else { return value.expr };
     let mut factors = vec![value.expr, Expr::Num { value: unit.scale, is_decimal: false }];
     for (name, power) in unit.powers {
+        let name = format!("{UNIT}{name}");
         factors.push(Expr::Pow(Box::new(Expr::Var(name)), Box::new(Expr::int(i64::from(power)))));
     }
     Expr::Mul(factors)
@@ -66,8 +73,14 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<O
         }
         _ => {}
     }
-    if let (Expr::Call(Func::Abs, args), true) = (left, rights.is_empty()) {
-        return around_zero(&args[0], rel, right, budget);
+    match (left, right) {
+        (Expr::Call(Func::Abs, args), bound) if rights.is_empty() && is_real(&args[0]) => {
+            return around_zero(&args[0], rel, bound, budget);
+        }
+        (bound, Expr::Call(Func::Abs, args)) if lefts.is_empty() && is_real(&args[0]) => {
+            return around_zero(&args[0], rel.mirrored(), bound, budget);
+        }
+        _ => {}
     }
     let mut names = [lefts, rights].concat();
     names.sort_unstable();
@@ -89,11 +102,37 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<O
     Ok(Some(Region::half_line(name, rel, &bound)))
 }
 
-/// `|x| < 3` and `|x| > 3`: the inner value lies between -3 and 3, or outside. A modulus of z or w may be complex.
+/// Whether an expression may be taken as real: z and w are usual names of complex numbers.
+fn is_real(expr: &Expr) -> bool {
+    !expr.variables().iter().any(|name| matches!(*name, "z" | "w"))
+}
+
+/// `|z| < 3` as an interval of real numbers, beside a reference that is a part of the real line.
+pub(crate) fn real_region(answer: &Answer, budget: &mut Budget) -> Bounded<Option<Region>> {
+    match answer {
+        Answer::Inequality(Expr::Call(Func::Abs, args), rel, bound) if bound.variables().is_empty() => {
+            around_zero(&args[0], *rel, bound, budget)
+        }
+        Answer::Inequality(bound, rel, Expr::Call(Func::Abs, args)) if bound.variables().is_empty() => {
+            around_zero(&args[0], rel.mirrored(), bound, budget)
+        }
+        Answer::List(items) => {
+            let [first @ Answer::Inequality(..), second @ Answer::Inequality(..)] = items.as_slice() else {
+                return Ok(None);
+            };
+            match (real_region(first, budget)?, real_region(second, budget)?) {
+                (Some(a), Some(b)) if a.variable == b.variable => common(&a, &b, budget),
+                _ => Ok(None),
+            }
+        }
+        _ => Ok(None),
+    }
+}
+
+/// `|x| < 3` and `|x| > 3`: the inner value lies between -3 and 3, or outside.
 fn around_zero(inner: &Expr, rel: Rel, bound: &Expr, budget: &mut Budget) -> Bounded<Option<Region>> {
-    let is_complex = inner.variables().iter().any(|name| matches!(*name, "z" | "w"));
     let is_positive = sign_of(bound, budget)? == Some(Ordering::Greater);
-    if is_complex || !is_positive || !rel.is_order() || inner.any(|node| matches!(node, Expr::Call(..))) {
+    if !is_positive || !rel.is_order() || inner.any(|node| matches!(node, Expr::Call(..))) {
         return Ok(None);
     }
     let above = solved(inner, rel, bound, budget)?;
@@ -158,7 +197,17 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
     }
     let is_named =
         tokens.iter().any(|t| matches!(t.tok, Tok::Letter(_) | Tok::Word(_) | Tok::Accent(_) | Tok::I));
-    (is_named && depth == 0).then_some(name)
+    (is_named && depth == 0 && !is_modulus_of_unknown(tokens)).then_some(name)
+}
+
+/// `|z|` and `|z_1|`: bars around one letter do not name a value, unlike `|AB|` and `|\vec{a}|`.
+fn is_modulus_of_unknown(tokens: &[Token]) -> bool {
+    let [Token { tok: Tok::Bar, .. }, inside @ .., Token { tok: Tok::Bar, .. }] = tokens else {
+        return false;
+    };
+    let mut before_subscript = inside.iter().take_while(|token| token.tok != Tok::Under);
+    matches!(before_subscript.next(), Some(Token { tok: Tok::Letter(_), .. }))
+        && before_subscript.next().is_none()
 }
 
 /// `{-1}` behind a caret.
@@ -239,46 +288,52 @@ pub(super) fn joined(items: Vec<Answer>, joint: Joint, budget: &mut Budget) -> B
     Ok(Answer::Named { name, left, value: Box::new(Answer::List(values)) })
 }
 
-/// `x < 1 or x > 2` is a union, `x > 1 and x < 2` an intersection. `x > 1, x < 2` is an intersection where the
-/// intersection has a positive length, else a union.
+/// `x < 1 or x > 2` is a union, `x > 1 and x < 2` an intersection. A comma is an intersection too, unless every two of the
+/// conditions exclude each other: such conditions can only be alternatives, so `x < 1, x > 2` is a union.
 fn joined_region(items: &[Answer], joint: Joint, budget: &mut Budget) -> Bounded<Option<Region>> {
-    let mut region: Option<Region> = None;
-    let mut has_inequality = false;
-    for item in items {
-        let Some(part) = region_part(item) else { return Ok(None) };
-        has_inequality |= matches!(item, Answer::Region(_)) && part.variable.is_some();
-        let Some(mut whole) = region.take() else {
-            region = Some(part);
-            continue;
-        };
-        let both = if joint == Joint::Or { None } else { whole.between(&part) };
-        let has_room = match both.as_ref().map(|both| &both.pieces[0]) {
-            Some(piece) if joint == Joint::Comma => {
-                let length = Expr::Add(vec![piece.high.at.clone(), piece.low.at.clone().negated()]);
-                sign_of(&length, budget)? == Some(Ordering::Greater)
-            }
-            Some(_) => true,
-            None => false,
-        };
-        if let (Some(both), true) = (both, has_room) {
-            region = Some(both);
-            continue;
-        }
-        if joint != Joint::Or
-            && whole.variable == part.variable
-            && let Some(both) = common(&whole, &part, budget)?
-            && !both.pieces.is_empty()
-        {
-            region = Some(both);
-            continue;
-        }
-        if joint == Joint::And || (part.variable.is_some() && whole.variable != part.variable) {
-            return Ok(None);
-        }
-        whole.pieces.extend(part.pieces);
-        region = Some(whole);
+    let Some(parts) = items.iter().map(region_part).collect::<Option<Vec<Region>>>() else {
+        return Ok(None);
+    };
+    let is_inequality = |item: &Answer| matches!(item, Answer::Region(Region { variable: Some(_), .. }));
+    let [first, rest @ ..] = parts.as_slice() else { return Ok(None) };
+    let names_another =
+        |part: &Region| part.variable != first.variable && (part.variable.is_some() || joint != Joint::Or);
+    if !items.iter().any(is_inequality) || rest.iter().any(names_another) {
+        return Ok(None);
     }
-    Ok(region.filter(|_| has_inequality))
+    let union = || {
+        let pieces = parts.iter().flat_map(|part| part.pieces.iter().cloned()).collect();
+        Region { variable: first.variable.clone(), pieces }
+    };
+    if joint == Joint::Or {
+        return Ok(Some(union()));
+    }
+    let mut both = first.clone();
+    for part in rest {
+        // Ends that cannot be ordered, as in x > a, x < b, still bound an interval.
+        match common(&both, part, budget)?.or_else(|| both.between(part)) {
+            Some(met) => both = met,
+            None => return Ok(None),
+        }
+    }
+    if !both.pieces.is_empty() || joint == Joint::And {
+        return Ok(Some(both));
+    }
+    Ok(exclude_each_other(&parts, budget)?.then(union))
+}
+
+fn exclude_each_other(parts: &[Region], budget: &mut Budget) -> Bounded<bool> {
+    if parts.len() > MAX_ALTERNATIVES {
+        return Ok(false);
+    }
+    for (i, part) in parts.iter().enumerate() {
+        for other in &parts[..i] {
+            if common(part, other, budget)?.is_none_or(|both| !both.pieces.is_empty()) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// The points that lie in both regions, one piece for each two pieces that meet; `None` where two ends cannot be

@@ -1,6 +1,7 @@
 //! Equations, inequalities and ratios, equal up to rearrangement and scaling.
 
-use super::value::{Match, compare, points, sample};
+use super::sample::{SampleKind, points, sample};
+use super::value::{Match, compare};
 use crate::approx::{Domain, LogBase, Point, evaluate};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::affordable_form;
@@ -24,7 +25,15 @@ pub(crate) fn same_inequality(
     b: (&Expr, Rel, &Expr),
     budget: &mut Budget,
 ) -> Bounded<bool> {
-    let sign = factor(&difference((a.0, a.2)), &difference((b.0, b.2)), Clear::Nothing, budget)?;
+    let (a_gap, b_gap) = (difference((a.0, a.2)), difference((b.0, b.2)));
+    let units = [a_gap.units(), b_gap.units()];
+    let is_one_sided = units.iter().any(Vec::is_empty);
+    let is_one_unit = units.iter().flatten().all(|unit| Some(unit) == units.iter().flatten().next());
+    let sign = if is_one_sided && is_one_unit {
+        factor(&a_gap.without_units(), &b_gap.without_units(), Clear::Nothing, budget)?
+    } else {
+        factor(&a_gap, &b_gap, Clear::Nothing, budget)?
+    };
     Ok(match sign {
         Some(Ordering::Greater) => a.1 == b.1,
         Some(Ordering::Less) => a.1 == b.1.mirrored(),
@@ -74,6 +83,16 @@ fn cleared(form: &Poly, budget: &mut Budget) -> Bounded<Option<Poly>> {
     form.mul(&Poly { terms: BTreeMap::from([(raising, RBig::ONE)]) }, budget)
 }
 
+/// `a / b` at `point`. A number beyond 2^128 counts as no value, because its last digits are lost.
+fn quotient(a: &Expr, b: &Expr, point: &Point, budget: &mut Budget) -> Bounded<Complex> {
+    let a = evaluate(a, point, budget)?;
+    let b = evaluate(b, point, budget)?;
+    if a.abs(LOW_BITS)?.bound().max(b.abs(LOW_BITS)?.bound()) > LOW_BITS as i64 / 2 {
+        return Err(Stop::Undefined("numbers too large to tell apart"));
+    }
+    a.div(&b, LOW_BITS)
+}
+
 /// The sign of the quotient `a / b`, if the quotient has the same value at every sample point.
 fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     let mut names = [a.variables(), b.variables()].concat();
@@ -87,12 +106,12 @@ fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ord
     let mut n_undefined = 0;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
-        let point =
-            Point { values: &values, log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
-        let quotient = evaluate(a, &point, budget)
-            .and_then(|x| evaluate(b, &point, budget).and_then(|y| x.div(&y, LOW_BITS)));
-        let quotient = match quotient {
+        let is_far = kind == SampleKind::Far;
+        let domain = if is_far { Domain::Real } else { Domain::Complex };
+        let point = Point { values: &values, log_base: LogBase::Ten, bits: LOW_BITS, domain };
+        let quotient = match budget.attempt(|budget| quotient(a, b, &point, budget)) {
             Ok(quotient) => quotient,
+            Err(Stop::Undefined(_) | Stop::OverBudget(_)) if is_far => continue,
             Err(Stop::Undefined(_)) => {
                 n_undefined += 1;
                 continue;

@@ -1,12 +1,13 @@
 //! Forms of one answer: a count as a name with two numbers, a vector as a sum of unit vectors, a value with a note on its
 //! variable, an antiderivative with a free constant.
 
-use crate::answer::Answer;
 use crate::answer::quantity::Quantity;
 use crate::answer::region::Region;
+use crate::answer::{Answer, PARAMETER};
 use crate::budget::{Bounded, Budget};
 use crate::exact_form::affordable_form;
 use crate::expr::{Expr, Func};
+use crate::parse::arrangements;
 use crate::poly::{Atom, Power};
 
 /// The unit vectors along the axes, in order.
@@ -17,13 +18,9 @@ pub(super) fn count_of(name: &str, value: &Answer) -> Option<Quantity> {
     let Answer::Tuple { items, .. } = value else { return None };
     let [Answer::Scalar(n), Answer::Scalar(k)] = items.as_slice() else { return None };
     let (n, k) = (n.expr.clone(), k.expr.clone());
-    let factorial = |x| Expr::Call(Func::Factorial, vec![x]);
     match name {
         "C" => Some(Quantity::bare(Expr::Call(Func::Binomial, vec![n, k]))),
-        "P" => {
-            let rest = Expr::Add(vec![n.clone(), k.negated()]);
-            Some(Quantity::bare(Expr::Mul(vec![factorial(n), Expr::Inv(Box::new(factorial(rest)))])))
-        }
+        "P" => Some(Quantity::bare(arrangements(n, k))),
         _ => None,
     }
 }
@@ -65,6 +62,47 @@ pub(super) fn coordinates(value: &Quantity, n: usize, budget: &mut Budget) -> Bo
         })
     };
     Ok(Some((0..n).map(|wanted| Answer::Scalar(Quantity::bare(along(wanted)))).collect()))
+}
+
+/// The letter that runs over all integers in a family of angles such as `\pi/4 + k\pi`: the only variable, k, m or n, and
+/// every term with it is a multiple of it and of π.
+fn free_parameter<'a>(expr: &'a Expr, budget: &mut Budget) -> Bounded<Option<&'a str>> {
+    let [name @ ("k" | "m" | "n" | PARAMETER)] = expr.variables()[..] else { return Ok(None) };
+    let Some(form) = affordable_form(expr, budget)? else { return Ok(None) };
+    let is_angle = form.terms.keys().all(|monomial| {
+        let has_pi = monomial.iter().any(|(atom, _)| *atom == Atom::Pi);
+        monomial.iter().all(|(atom, power)| match atom {
+            Atom::Var(_) => has_pi && *power == Power { n: 1, d: 1 },
+            _ => true,
+        })
+    });
+    Ok(is_angle.then_some(name))
+}
+
+/// Both expressions with their free parameter under one name, where each has one and the names differ.
+pub(super) fn with_shared_parameter(
+    a: &Expr,
+    r: &Expr,
+    budget: &mut Budget,
+) -> Bounded<Option<(Expr, Expr)>> {
+    let (Some(a_name), Some(r_name)) = (free_parameter(a, budget)?, free_parameter(r, budget)?) else {
+        return Ok(None);
+    };
+    let renamed = |expr: &Expr, old: &str| {
+        expr.map(&mut |node| match &node {
+            Expr::Var(name) if name == old => Expr::Var(PARAMETER.into()),
+            _ => node,
+        })
+    };
+    Ok((a_name != r_name).then(|| (renamed(a, a_name), renamed(r, r_name))))
+}
+
+/// The value of a list of a value and the note that its parameter runs over all integers.
+pub(super) fn of_any_integer(items: &[Answer]) -> Option<&Answer> {
+    match items {
+        [value, Answer::Named { name, .. }] if name == PARAMETER => Some(value),
+        _ => None,
+    }
 }
 
 /// The value of a list of a value and a note on the range of one of its variables: `2n+1, n\ge1`.

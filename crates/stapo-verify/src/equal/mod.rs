@@ -4,16 +4,17 @@ pub(crate) mod equation;
 mod form;
 pub(crate) mod quantity;
 pub(crate) mod region;
+mod sample;
 pub(crate) mod value;
 
 use crate::answer::quantity::Quantity;
 use crate::answer::region::Region;
-use crate::answer::{Answer, as_region};
+use crate::answer::{Answer, as_region, real_region};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::{Expr, Func};
 use crate::lex::token::Bracket;
 use equation::{same_equation, same_inequality, same_ratio};
-use form::{coordinates, count_of, with_one_constant, without_note};
+use form::{coordinates, count_of, of_any_integer, with_one_constant, with_shared_parameter, without_note};
 use quantity::same_quantity;
 use region::same_region;
 use std::cmp::Ordering;
@@ -44,7 +45,10 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         (Answer::Empty, Answer::Set(items)) | (Answer::Set(items), Answer::Empty) => Ok(items.is_empty()),
         (Answer::Region(a), Answer::Region(r)) => same_region(a, r, budget),
         (Answer::Region(a), r) => against_region(r, a, budget),
-        (a, Answer::Region(r)) => against_region(a, r, budget),
+        (a, Answer::Region(r)) => match real_region(a, budget)? {
+            Some(a) => same_region(&a, r, budget),
+            None => against_region(a, r, budget),
+        },
         (
             Answer::Tuple { items: a, open, close },
             Answer::Tuple { items: r, open: r_open, close: r_close },
@@ -66,11 +70,31 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         (Answer::List(a), Answer::List(r)) => same_list(a, r, budget),
         (Answer::Set(a) | Answer::List(a), Answer::Set(r) | Answer::List(r)) => same_set(a, r, budget),
         (Answer::Set(a), Answer::Scalar(_)) => same_set(a, std::slice::from_ref(reference), budget),
+        (Answer::List(a), single) if let Some(value) = of_any_integer(a) => {
+            same_family(value, single, budget)
+        }
+        (single, Answer::List(r)) if let Some(value) = of_any_integer(r) => {
+            same_family(single, value, budget)
+        }
         (Answer::List(a), single) if let Some(value) = without_note(a) => same(value, single, budget),
         (single, Answer::List(r)) if let Some(value) = without_note(r) => same(single, value, budget),
         (Answer::Set(a) | Answer::List(a), single) if a.len() == 1 => same(&a[0], single, budget),
         (single, Answer::Set(r) | Answer::List(r)) if r.len() == 1 => same(single, &r[0], budget),
+        _ => same_formula(answer, reference, budget),
+    }
+}
+
+/// Whether two answers that are no collections of answers are equal: matrices, equations, ratios, words.
+fn same_formula(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
+    match (answer, reference) {
         (Answer::Matrix(a), Answer::Matrix(r)) => same_matrix(a, r, budget),
+        (Answer::Cases(a), Answer::Cases(r)) => same_cases(a, r, budget),
+        (Answer::Matrix(rows), single @ Answer::Scalar(_)) if is_number(rows) => {
+            same(&Answer::Scalar(Quantity::bare(rows[0][0].clone())), single, budget)
+        }
+        (single @ Answer::Scalar(_), Answer::Matrix(rows)) if is_number(rows) => {
+            same(single, &Answer::Scalar(Quantity::bare(rows[0][0].clone())), budget)
+        }
         (Answer::Matrix(rows), Answer::Tuple { items, .. } | Answer::List(items))
         | (Answer::Tuple { items, .. } | Answer::List(items), Answer::Matrix(rows)) => {
             vector(rows).map_or(Ok(false), |vector| same_in_order(&vector, items, budget))
@@ -123,7 +147,7 @@ fn letter_value(letter: char) -> Answer {
 fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     match (answer, reference) {
         (Answer::Named { name: a, left: al, value: av }, Answer::Named { name: r, left: rl, value: rv }) => {
-            if is_same_name(a, r) && same(av, rv, budget)? {
+            if is_same_name(a, r) && (same(av, rv, budget)? || same_family(av, rv, budget)?) {
                 return Ok(true);
             }
             match (al, rl, &**av, &**rv) {
@@ -141,6 +165,12 @@ fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bound
             Answer::Scalar(value) => same_sides((al, ar), (left, value), budget),
             _ => Ok(false),
         },
+        (Answer::Named { .. }, Answer::List(items)) if let Some(value) = of_any_integer(items) => {
+            same_family(answer, value, budget)
+        }
+        (Answer::List(items), Answer::Named { .. }) if let Some(value) = of_any_integer(items) => {
+            same_family(value, reference, budget)
+        }
         (Answer::Named { name, .. }, Answer::List(items))
         | (Answer::List(items), Answer::Named { name, .. })
             if items.iter().any(
@@ -158,6 +188,25 @@ fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bound
         (Answer::Named { value, .. }, other) => same(value, other, budget),
         (other, Answer::Named { value, .. }) => same(other, value, budget),
         _ => Ok(false),
+    }
+}
+
+/// Whether two families of angles are equal whatever their integer parameter is called: `\pi/4 + k\pi`.
+fn same_family(a: &Answer, r: &Answer, budget: &mut Budget) -> Bounded<bool> {
+    let (a, r) = match (a, r) {
+        (Answer::Named { name: a, value: av, .. }, Answer::Named { name: r, value: rv, .. })
+            if is_same_name(a, r) =>
+        {
+            (&**av, &**rv)
+        }
+        (Answer::Named { value, .. }, r @ Answer::Scalar(_)) => (&**value, r),
+        (a @ Answer::Scalar(_), Answer::Named { value, .. }) => (a, &**value),
+        pair => pair,
+    };
+    let (Answer::Scalar(a), Answer::Scalar(r)) = (a, r) else { return Ok(false) };
+    match with_shared_parameter(&a.expr, &r.expr, budget)? {
+        Some((a, r)) => Ok(value::compare(&a, &r, budget)?.is_equal()),
+        None => Ok(false),
     }
 }
 
@@ -185,10 +234,17 @@ fn claims_value(left: &Expr, right: &Quantity) -> bool {
             terms.iter().any(starts_with_number) || terms.iter().all(|term| matches!(term, Expr::Neg(_)))
         }
         Expr::Neg(_) | Expr::Inv(_) | Expr::Root(..) | Expr::Pow(..) => true,
-        Expr::Call(func, _) => !func.takes_angle() && *func != Func::Abs,
+        // |z| = 5 leaves z unknown, |AB| = 5 is the length of a segment.
+        Expr::Call(Func::Abs, args) => is_unknown(&args[0]),
+        Expr::Call(func, _) => !func.takes_angle(),
         other => starts_with_number(other),
     };
     !has_coefficient && right.expr != Expr::int(0) && right.expr.variables().is_empty()
+}
+
+/// Whether the expression is one variable and no vector.
+fn is_unknown(expr: &Expr) -> bool {
+    matches!(expr, Expr::Var(name) if !name.contains(' '))
 }
 
 /// The product that a run of letters may stand for beside a formula: `abc`.
@@ -295,6 +351,29 @@ fn same_matrix(a: &[Vec<Expr>], r: &[Vec<Expr>], budget: &mut Budget) -> Bounded
         if !value::compare(x, y, budget)?.is_equal() {
             return Ok(false);
         }
+    }
+    Ok(true)
+}
+
+/// A matrix of one row and one column is a number.
+fn is_number(rows: &[Vec<Expr>]) -> bool {
+    rows.len() == 1 && rows[0].len() == 1
+}
+
+/// The same values under the same conditions, in any order.
+fn same_cases(a: &[(Answer, Answer)], r: &[(Answer, Answer)], budget: &mut Budget) -> Bounded<bool> {
+    if a.len() != r.len() {
+        return Ok(false);
+    }
+    let mut used = vec![false; r.len()];
+    'cases: for (value, condition) in a {
+        for (i, (other_value, other_condition)) in r.iter().enumerate() {
+            if !used[i] && same(condition, other_condition, budget)? && same(value, other_value, budget)? {
+                used[i] = true;
+                continue 'cases;
+            }
+        }
+        return Ok(false);
     }
     Ok(true)
 }

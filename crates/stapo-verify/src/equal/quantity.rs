@@ -27,12 +27,11 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
         if !is_related {
             return Ok(false);
         }
-        let a = bare(a);
-        let r = bare(r);
         if a_unit.is_same_kind(r_unit) && a_unit.scale != r_unit.scale {
-            return Ok(compare(&scaled(&a, &a_unit.scale), &scaled(&r, &r_unit.scale), budget)?.is_equal());
+            let a = scaled(&bare(a), &a_unit.scale);
+            return Ok(compare(&a, &scaled(&bare(r), &r_unit.scale), budget)?.is_equal());
         }
-        return Ok(compare(&a, &r, budget)?.is_equal());
+        return Ok(compare(&bare(a), &bare(r), budget)?.is_equal() || round_alike(a, r, budget)?);
     }
     same_number(a, r, budget)
 }
@@ -41,7 +40,7 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
 fn same_measure(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<Option<bool>> {
     let measured = |quantity: &Quantity| {
         let (expr, unit) = quantity.as_measure.clone()?;
-        Some(Quantity { expr: *expr, unit: Some(unit), as_measure: None })
+        Some(Quantity { unit: Some(unit), ..Quantity::bare(*expr) })
     };
     if r.unit.is_some()
         && let Some(a) = measured(a)
@@ -83,7 +82,7 @@ fn share_a_word(a: &Unit, b: &Unit) -> bool {
 }
 
 fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {
-    if compare(&bare(a), &bare(r), budget)?.is_equal() {
+    if compare(&bare(a), &bare(r), budget)?.is_equal() || round_alike(a, r, budget)? {
         return Ok(true);
     }
     // Where only one side is in degrees, the other side may be in radians.
@@ -98,6 +97,29 @@ fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool>
         (Some(a), None) => Ok(is_at_least_one(&r.expr, budget)? && compare(&a, &bare(r), budget)?.is_equal()),
         _ => Ok(false),
     }
+}
+
+/// Whether one side is a printed decimal and the other side rounds to it at the digits shown.
+fn round_alike(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {
+    for half in [&a.half_digit, &r.half_digit].into_iter().flatten() {
+        let gap = Expr::Add(vec![a.expr.clone(), r.expr.clone().negated()]);
+        if is_within(&gap, half, budget)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether `gap` lies between `-half` and `half`, ends included.
+pub(crate) fn is_within(gap: &Expr, half: &RBig, budget: &mut Budget) -> Bounded<bool> {
+    let half = Expr::Num { value: half.clone(), is_decimal: false };
+    for side in [gap.clone(), gap.clone().negated()] {
+        let room = Expr::Add(vec![half.clone(), side]);
+        if !room.variables().is_empty() || matches!(sign_of(&room, budget)?, None | Some(Ordering::Less)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn is_at_least_one(expr: &Expr, budget: &mut Budget) -> Bounded<bool> {

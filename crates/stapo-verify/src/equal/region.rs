@@ -16,6 +16,13 @@ pub(crate) fn same_region(a: &Region, b: &Region, budget: &mut Budget) -> Bounde
             _ => Ok(false),
         };
     }
+    let has_unit = |region: &Region| region.ends().any(|end| end.at.has_unit());
+    if has_unit(a) != has_unit(b) {
+        let all: Vec<&[Expr]> = a.ends().chain(b.ends()).flat_map(|end| end.at.units()).collect();
+        // A unit on one side only is left out; two different units are not.
+        let is_one = all.iter().all(|unit| *unit == all[0]);
+        return Ok(is_one && same_region(&a.without_units(), &b.without_units(), budget)?);
+    }
     let (left, right) = match (merged(&a.pieces, budget)?, merged(&b.pieces, budget)?) {
         (Some(left), Some(right)) => (left, right),
         _ => (a.pieces.clone(), b.pieces.clone()),

@@ -1,5 +1,6 @@
 //! Whether two expressions have the same value: exactly, up to rounding, or at every sample point.
 
+use super::sample::{SampleKind, points, sample};
 use crate::approx::{Domain, LogBase, Point, evaluate};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::affordable_form;
@@ -29,16 +30,15 @@ impl Match {
     }
 }
 
-/// Sample points with positive values, with values of either sign, with whole values.
-const N_POSITIVE: u64 = 3;
-const N_SIGNED: u64 = 3;
-const N_WHOLE: u64 = 40;
 /// Fewest points at which both sides must have a value before agreement counts.
 const MIN_POINTS: usize = 3;
 /// Whole points compared before stopping.
 const ENOUGH_POINTS: usize = 6;
 /// Bits two values must share to count as equal.
 const AGREEING_BITS: i64 = 100;
+
+/// The gap of two equal values is known to be below `2^MAX_GAP`, however large the values are.
+const MAX_GAP: i64 = -40;
 
 /// Compares two expressions: exact forms first, then values at sample points.
 pub(crate) fn compare(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Match> {
@@ -127,64 +127,6 @@ pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Orderi
     }
 }
 
-/// Values of the variables at sample point `k`.
-pub(crate) fn sample<'a>(names: &[&'a str], k: u64, kind: SampleKind) -> Vec<(&'a str, RBig)> {
-    let value = |j: usize| {
-        let random = scrambled(k.wrapping_mul(1_000_003).wrapping_add(j as u64 + 17));
-        match kind {
-            SampleKind::Positive => RBig::from_parts((230 + random % 2400).into(), 1024u32.into()),
-            SampleKind::Signed => {
-                let size = RBig::from_parts((230 + random % 2400).into(), 1024u32.into());
-                if (random >> 40) & 1 == 0 || k == 0 { -size } else { size }
-            }
-            // One variable takes distinct values, small and large in turn.
-            SampleKind::Whole if names.len() == 1 && k < 13 => RBig::from(1 + 7 * k % 13),
-            SampleKind::Whole => RBig::from(1 + random % 11),
-        }
-    };
-    names.iter().enumerate().map(|(j, name)| (*name, value(j))).collect()
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SampleKind {
-    Positive,
-    Signed,
-    Whole,
-}
-
-/// A fixed mixing of the bits of `x` (splitmix64), the same everywhere.
-fn scrambled(x: u64) -> u64 {
-    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-/// The sample points for `a` against `b`: whole values where a function takes integers only or where both sides round.
-pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(SampleKind, u64)> {
-    let rounds = |node: &Expr| matches!(node, Expr::Call(Func::Floor | Func::Ceil, args) if !args[0].variables().is_empty());
-    let is_discrete = |node: &Expr| matches!(node, Expr::Call(func, _) if func.is_discrete());
-    // ⌊x⌋ and ⌈x⌉ agree at every whole x, so whole points only tell roundings of fractions apart.
-    let rounds_whole = |node: &Expr| rounds(node) && node.children().iter().all(is_whole);
-    let both_round = a.any(rounds) && b.any(rounds) && !a.any(rounds_whole) && !b.any(rounds_whole);
-    if a.any(is_discrete) || b.any(is_discrete) || both_round {
-        return (0..N_WHOLE).map(|k| (SampleKind::Whole, k)).collect();
-    }
-    let positive = (0..N_POSITIVE).map(|k| (SampleKind::Positive, k));
-    positive.chain((0..N_SIGNED).map(|k| (SampleKind::Signed, k))).collect()
-}
-
-/// Whether `expr` is whole wherever its variables are.
-fn is_whole(expr: &Expr) -> bool {
-    match expr {
-        Expr::Num { value, .. } => value.is_int(),
-        Expr::Var(_) => true,
-        Expr::Add(_) | Expr::Mul(_) | Expr::Neg(_) => expr.children().iter().all(is_whole),
-        Expr::Pow(base, power) => is_whole(base) && matches!(**power, Expr::Num { .. }) && is_whole(power),
-        _ => false,
-    }
-}
-
 fn at_points(
     a: &Expr,
     b: &Expr,
@@ -205,15 +147,23 @@ fn at_points(
     let mut is_rounded = false;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
-        let domain = if kind == SampleKind::Signed { Domain::Real } else { Domain::Complex };
-        let point = Point { values: &values, log_base, bits: LOW_BITS, domain };
-        match at_point(a, b, &point, has_decimal, budget)? {
+        let point = Point { values: &values, log_base, bits: LOW_BITS, domain: kind.domain() };
+        let found = if kind == SampleKind::Far {
+            // Far away a power or an exponential may be too large to evaluate.
+            match budget.attempt(|budget| at_point(a, b, &point, has_decimal, budget)) {
+                Err(Stop::OverBudget(_)) => None,
+                found => found?,
+            }
+        } else {
+            at_point(a, b, &point, has_decimal, budget)?
+        };
+        match found {
             Some(Match::No) => return Ok(Match::No),
             Some(found) => {
                 is_rounded |= found == Match::Rounded;
                 n_agreeing += 1;
             }
-            None if kind == SampleKind::Whole => {
+            None if matches!(kind, SampleKind::Whole | SampleKind::Counted) => {
                 n_one_sided +=
                     usize::from(evaluate(a, &point, budget).is_ok() != evaluate(b, &point, budget).is_ok());
             }
@@ -265,8 +215,12 @@ fn is_zero(gap: &Real, size: i64) -> Option<bool> {
     match gap.sign() {
         Some(Ordering::Equal) => Some(true),
         Some(_) => Some(false),
-        None => (gap.error_bound() < size.max(0) - AGREEING_BITS && gap.error_bound() < size.max(-1000) - 40)
-            .then_some(true),
+        None => {
+            let error = gap.error_bound();
+            let is_small = error < size.max(0) - AGREEING_BITS && error < size.max(-1000) - 40;
+            // 2^1000 and 2^1000 + 1 share a thousand bits and differ.
+            (is_small && error < MAX_GAP).then_some(true)
+        }
     }
 }
 

@@ -71,11 +71,13 @@ impl<'a> LastBox<'a> {
 
 /// What the last `\boxed` or `\fbox` holds.
 pub(crate) fn last_box(text: &str) -> LastBox<'_> {
-    let start =
-        ["\\boxed", "\\fbox"].iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max();
-    let Some(start) = start else { return LastBox::Missing };
+    let Some((mark, start)) = last_mark(text) else { return LastBox::Missing };
     let rest = text[start..].trim_start_matches([' ', '\t']);
     if let Some(inside) = rest.strip_prefix('{') {
+        let outer = enclosing_box(text, mark).map(|at| &text[at..]);
+        if let Some((outer, end)) = outer.and_then(|outer| Some((outer, closing_brace(outer)?))) {
+            return LastBox::Answer(&outer[..end]);
+        }
         return closing_brace(inside).map_or(LastBox::Unclosed, |end| LastBox::Answer(&inside[..end]));
     }
     // \boxed 5$ and \boxed5 hold one word, up to the end of the formula.
@@ -84,6 +86,35 @@ pub(crate) fn last_box(text: &str) -> LastBox<'_> {
         return LastBox::Unclosed;
     }
     LastBox::Answer(&rest[..end])
+}
+
+/// Where the last `\boxed` or `\fbox` begins and ends.
+fn last_mark(text: &str) -> Option<(usize, usize)> {
+    text.rmatch_indices('\\').find_map(|(at, _)| {
+        let name = ["\\boxed", "\\fbox"].into_iter().find(|name| text[at..].starts_with(name))?;
+        Some((at, at + name.len()))
+    })
+}
+
+/// Where the content of the outermost box around `at` begins, if a box of the same paragraph holds that place.
+fn enclosing_box(text: &str, at: usize) -> Option<usize> {
+    last_mark(&text[..at])?;
+    let start = text[..at].rfind("\n\n").unwrap_or(0);
+    let before = &text[start..at];
+    let is_box = |head: &str| head.ends_with("\\boxed") || head.ends_with("\\fbox");
+    let mut n_closed = 0usize;
+    let mut found = None;
+    for (i, brace) in before.rmatch_indices(['{', '}']) {
+        let is_escaped = before[..i].bytes().rev().take_while(|b| *b == b'\\').count() % 2 == 1;
+        match brace {
+            _ if is_escaped => {}
+            "}" => n_closed += 1,
+            _ if n_closed > 0 => n_closed -= 1,
+            _ if is_box(before[..i].trim_end_matches([' ', '\t'])) => found = Some(start + i + 1),
+            _ => {}
+        }
+    }
+    found
 }
 
 /// Where the group that was opened before `text` ends, escaped braces not counting.
@@ -159,7 +190,18 @@ fn tagged(text: &str) -> Option<&str> {
 /// correct.", counts by what it says.
 fn marked_line(text: &str) -> Option<&str> {
     let line = answer_line(text)?;
-    if ends_of(line, "answer is").next().is_some() { said(line) } else { Some(line) }
+    if ends_of(line, "answer is").next().is_some() { said(line) } else { Some(stated_in(line)) }
+}
+
+/// What a line that is one statement in words says: 34 for "The largest n is 34."
+fn stated_in(line: &str) -> &str {
+    let first = line.split(' ').next().unwrap_or("");
+    let is_words = first.len() > 1 && first.bytes().all(|b| b.is_ascii_alphabetic());
+    let statement = sentence(line);
+    match statement.split_once(" is ") {
+        Some((_, rest)) if is_words && !rest.contains(" is ") => rest.trim(),
+        _ => line,
+    }
 }
 
 /// What follows the last Chinese mark of an answer, up to the end of the sentence.
@@ -278,8 +320,12 @@ fn last_number(text: &str) -> Option<&str> {
 fn last_formula(text: &str) -> Option<&str> {
     let number = last_number(text);
     let mut formula: Option<&str> = None;
-    for (open, close) in [("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")] {
+    for (open, close) in [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")] {
         let Some(end) = text.rfind(close) else { continue };
+        // The last dollar sign of $$…$$ closes both.
+        if open == "$" && text[..end].ends_with('$') {
+            continue;
+        }
         let Some(start) = text[..end].rfind(open).map(|at| at + open.len()) else { continue };
         let inside = text[start..end].trim_matches('$');
         let is_later = formula.is_none_or(|old| old.as_ptr() < inside.as_ptr());

@@ -2,7 +2,7 @@
 
 use super::numeral::Numeral;
 use super::symbols::{self, Macro};
-use super::token::{Rel, Tok};
+use super::token::{Lines, Rel, Tok};
 use super::{GroupKind, Lexer};
 use crate::budget::{Bounded, unreadable};
 use crate::expr::Func;
@@ -10,6 +10,9 @@ use crate::expr::Func;
 impl Lexer<'_> {
     /// A backslash and the name of a macro.
     pub(super) fn escape(&mut self) -> Bounded<()> {
+        if self.is_doubled_here() {
+            self.pos += 1;
+        }
         let start = self.pos + 1;
         let mut end = start;
         while self.chars.get(end).is_some_and(char::is_ascii_alphabetic) {
@@ -62,6 +65,18 @@ impl Lexer<'_> {
         Ok(())
     }
 
+    /// Whether two backslashes stand before the name of a known macro: `\\\\frac12`. Inside an environment they end a row.
+    fn is_doubled_here(&mut self) -> bool {
+        if !self.at("\\\\") || (self.has_rows && !self.is_doubled) {
+            return false;
+        }
+        let rest = &self.chars[self.pos + 2..];
+        let name: String = rest.iter().take_while(|c| c.is_ascii_alphabetic()).collect();
+        let is_macro = name.len() > 1 && (name == "begin" || symbols::is_known(&name));
+        self.is_doubled |= is_macro;
+        is_macro
+    }
+
     /// `\mathbb{R}` becomes the word `reals`, and so on.
     fn number_set(&mut self) {
         let rest: String = self.chars[self.pos..].iter().take(8).filter(|c| !c.is_whitespace()).collect();
@@ -112,17 +127,16 @@ impl Lexer<'_> {
         let name: String =
             self.chars[self.pos..self.pos + length].iter().filter(|c| c.is_alphabetic()).collect();
         self.pos += length + 1;
+        self.has_rows = true;
         let is_matrix = name.ends_with("matrix") && name != "Vmatrix" || name == "array";
         if !is_matrix {
-            return if matches!(
-                name.as_str(),
-                "aligned" | "align" | "equation" | "gathered" | "cases" | "split"
-            ) {
-                self.push(Tok::Other(format!("\\{word}{{{name}}}")));
-                Ok(())
-            } else {
-                unreadable(format!("the environment {name}"))
+            let lines = match name.as_str() {
+                "cases" | "dcases" => Lines::Cases,
+                "aligned" | "align" | "equation" | "gathered" | "split" => Lines::Aligned,
+                _ => return unreadable(format!("the environment {name}")),
             };
+            self.push(if word == "begin" { Tok::BeginLines(lines) } else { Tok::EndLines(lines) });
+            return Ok(());
         }
         if word == "begin" && name == "array" && self.chars.get(self.pos) == Some(&'{') {
             self.discard_group()?;

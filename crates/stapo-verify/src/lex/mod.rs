@@ -6,21 +6,30 @@ pub(crate) mod symbols;
 pub(crate) mod token;
 mod words;
 
+use crate::Rounding;
 use crate::budget::{Bounded, MAX_ANSWER_BYTES, Stop, unreadable};
 use numeral::Numeral;
 use token::{Bracket, Rel, Tok, Token};
 
+/// What the text alone does not say about its numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Notation {
+    pub(crate) commas: Commas,
+    pub(crate) rounding: Rounding,
+}
+
 /// The meaning of a plain comma between digits, outside brackets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Commas {
     /// `1,000` is one thousand.
+    #[default]
     Thousands,
     /// `1,000` is one and zero.
     Separate,
 }
 
 /// Cuts `text` into tokens. Braces and brackets need not match yet, except those of text macros.
-pub(crate) fn tokens(text: &str, commas: Commas) -> Bounded<Vec<Token>> {
+pub(crate) fn tokens(text: &str, notation: Notation) -> Bounded<Vec<Token>> {
     if text.len() > MAX_ANSWER_BYTES {
         return Err(Stop::OverBudget("an answer of more than 16 KiB"));
     }
@@ -34,8 +43,10 @@ pub(crate) fn tokens(text: &str, commas: Commas) -> Bounded<Vec<Token>> {
         is_spaced: false,
         is_apart: false,
         n_brackets: 0,
-        commas,
+        notation,
         has_lone_dollar: n_dollars % 2 == 1,
+        has_rows: false,
+        is_doubled: false,
     };
     while lexer.pos < chars.len() {
         lexer.step()?;
@@ -65,8 +76,12 @@ struct Lexer<'a> {
     is_apart: bool,
     /// Open brackets other than braces.
     n_brackets: usize,
-    commas: Commas,
+    notation: Notation,
     has_lone_dollar: bool,
+    /// Whether an environment has been opened, in which two backslashes end a row.
+    has_rows: bool,
+    /// Whether the text doubles its backslashes, as text that was escaped twice does.
+    is_doubled: bool,
 }
 
 impl Lexer<'_> {
@@ -125,7 +140,7 @@ impl Lexer<'_> {
     }
 
     fn number(&mut self) -> bool {
-        let groups = self.commas == Commas::Thousands && self.n_brackets == 0;
+        let groups = self.notation.commas == Commas::Thousands && self.n_brackets == 0;
         let starts_number = self.chars[self.pos].is_ascii_digit()
             || (self.chars[self.pos] == '.'
                 && self.chars.get(self.pos + 1).is_some_and(char::is_ascii_digit));
@@ -134,7 +149,7 @@ impl Lexer<'_> {
         }
         let Some((numeral, next)) = numeral::scan(self.chars, self.pos, groups) else { return false };
         self.pos = next;
-        self.push(Tok::Num(numeral));
+        self.push(Tok::Num(Numeral { rounding: self.notation.rounding, ..numeral }));
         true
     }
 
@@ -308,7 +323,7 @@ impl Lexer<'_> {
         }
         self.push(opening);
         self.push(Tok::Open(Bracket::Brace));
-        let inside = tokens(&inner, Commas::Separate)?;
+        let inside = tokens(&inner, Notation { commas: Commas::Separate, ..self.notation })?;
         self.out.extend(inside);
         self.push(Tok::Close(Bracket::Brace));
         Ok(())

@@ -1,5 +1,6 @@
 //! Numbers as printed: digits, separators, a fraction, a repeating block, a power of ten.
 
+use crate::Rounding;
 use crate::budget::{Bounded, Stop};
 use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
@@ -22,6 +23,8 @@ pub(crate) struct Numeral {
     pub(crate) has_commas: bool,
     /// The base of a number whose digits include letters.
     pub(crate) base: Option<u32>,
+    /// How far the number may be rounded.
+    pub(crate) rounding: Rounding,
 }
 
 impl Numeral {
@@ -33,6 +36,26 @@ impl Numeral {
     pub(crate) fn is_decimal(&self) -> bool {
         (self.fraction.as_ref().is_some_and(|digits| !digits.is_empty()) && self.repeating.is_none())
             || self.power_of_ten != 0
+    }
+
+    /// Digits from the first one that is not zero.
+    pub(crate) fn n_significant(&self) -> usize {
+        let digits = self.whole.bytes().chain(self.fraction.iter().flat_map(|digits| digits.bytes()));
+        digits.skip_while(|digit| *digit == b'0').count()
+    }
+
+    /// The number in one plain notation that keeps every digit.
+    pub(crate) fn spelled(&self) -> String {
+        let mut text = self.whole.clone();
+        for (opening, part, closing) in [(".", &self.fraction, ""), ("(", &self.repeating, ")")] {
+            if let Some(digits) = part {
+                text = format!("{text}{opening}{digits}{closing}");
+            }
+        }
+        if self.power_of_ten != 0 {
+            text = format!("{text}e{}", self.power_of_ten);
+        }
+        text
     }
 
     pub(crate) fn value(&self) -> Bounded<RBig> {
@@ -151,8 +174,8 @@ fn starts(chars: &[char], at: usize, text: &str) -> bool {
 }
 
 /// Separators that only ever group thousands, longest first.
-const FIRM_SEPARATORS: [&str; 10] =
-    ["{,}\\!", ",\\!\\!", ",\\!", "{,}", "\\,", "\\;", "\\ ", "~", "\u{2009}", "\u{202f}"];
+const FIRM_SEPARATORS: [&str; 12] =
+    ["{,}\\!", " {, }", "{, }", ",\\!\\!", ",\\!", "{,}", "\\,", "\\;", "\\ ", "~", "\u{2009}", "\u{202f}"];
 
 fn take_groups(chars: &[char], start: usize, commas_group: bool, numeral: &mut Numeral) -> usize {
     let mut pos = start;

@@ -41,6 +41,9 @@ pub(crate) fn sign(c: char) -> Option<Tok> {
         '∅' | 'Ø' | 'ø' | '⌀' => Tok::Empty,
         '∞' => Tok::Infinity,
         'π' | 'Π' => Tok::Pi,
+        '∑' => Tok::Sum,
+        '∏' => Tok::Product,
+        '∫' => Tok::Integral,
         '√' => Tok::Radical(2),
         '∛' => Tok::Radical(3),
         '∜' => Tok::Radical(4),
@@ -71,9 +74,15 @@ pub(crate) fn sign(c: char) -> Option<Tok> {
     })
 }
 
-/// A full-width digit or letter as the ordinary one.
+/// A full-width digit or letter, or one of the mathematical alphabets, as the ordinary one.
 pub(crate) fn narrow(c: char) -> char {
     match c {
+        // The alphabets hold 26 capital and 26 small letters in turn; the digits come in five styles of ten.
+        '𝐀'..='𝚣' => match (c as u32 - '𝐀' as u32) % 52 {
+            i @ 0..26 => char::from(b'A' + i as u8),
+            i => char::from(b'a' + (i - 26) as u8),
+        },
+        '𝟎'..='𝟿' => char::from(b'0' + ((c as u32 - '𝟎' as u32) % 10) as u8),
         '０'..='９' | 'Ａ'..='Ｚ' | 'ａ'..='ｚ' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
         _ => c,
     }
@@ -209,6 +218,11 @@ pub(crate) fn macro_named(name: &str) -> Macro {
     Macro::Token(tok)
 }
 
+/// Whether a macro of this name has a meaning here.
+pub(crate) fn is_known(name: &str) -> bool {
+    layout_macro(name).is_some() || sign_macro(name).is_some() || Func::named(name).is_some()
+}
+
 /// Macros about spacing, fonts and sizes.
 fn layout_macro(name: &str) -> Option<Macro> {
     Some(match name {
@@ -223,8 +237,7 @@ fn layout_macro(name: &str) -> Option<Macro> {
         | "emph" | "textsc" | "textup" => Macro::Text,
         "mathrm" | "operatorname" | "operatorname*" | "mathsf" | "mathtt" | "unit" | "si" => Macro::Upright,
         "mathbf" | "mathit" | "mathcal" | "mathscr" | "mathfrak" | "boldsymbol" | "bm" | "pmb" | "boxed"
-        | "fbox" | "underline" | "cancel" | "ensuremath" | "mathnormal" | "smash" | "underbrace"
-        | "overbrace" => Macro::Transparent,
+        | "fbox" | "underline" | "ensuremath" | "mathnormal" | "smash" => Macro::Transparent,
         "hspace" | "hspace*" | "vspace" | "phantom" | "hphantom" | "vphantom" | "color" | "textcolor"
         | "tag" | "label" | "kern" => Macro::Discard,
         _ => return None,
@@ -291,6 +304,7 @@ fn sign_macro(name: &str) -> Option<Tok> {
         "bmod" | "mod" => Tok::Mod,
         "sum" => Tok::Sum,
         "prod" => Tok::Product,
+        "int" => Tok::Integral,
         "\\" | "cr" => Tok::Row,
         "&" => Tok::Amp,
         "_" => Tok::Other("_".into()),
@@ -304,12 +318,11 @@ fn sign_macro(name: &str) -> Option<Tok> {
     })
 }
 
-/// Macros of mathematics that this crate does not read, and TeX commands.
+/// Macros of mathematics that this crate does not read, marks that strike out or annotate, and TeX commands.
 fn is_unread(name: &str) -> bool {
     matches!(
         name,
         "pmod"
-            | "int"
             | "iint"
             | "oint"
             | "lim"
@@ -340,5 +353,17 @@ fn is_unread(name: &str) -> bool {
             | "let"
             | "write"
             | "include"
+            | "iffalse"
+            | "iftrue"
+            | "else"
+            | "fi"
+            | "footnote"
+            | "not"
+            | "sout"
+            | "cancel"
+            | "bcancel"
+            | "xcancel"
+            | "underbrace"
+            | "overbrace"
     )
 }

@@ -55,12 +55,64 @@ pub(crate) enum Tok {
     Mod,
     Sum,
     Product,
+    Integral,
+    /// The start and the end of a matrix.
     Begin,
     End,
+    /// The start and the end of lines one below the other, such as `cases` and `aligned`.
+    BeginLines(Lines),
+    EndLines(Lines),
     Amp,
     Row,
     /// A sign or macro that is not read as mathematics.
     Other(String),
+}
+
+impl Tok {
+    /// The token as part of a name or of a text that is compared sign by sign; different tokens are spelled differently.
+    pub(crate) fn spelled(&self) -> String {
+        let sign = match self {
+            Self::Num(numeral) => return numeral.spelled(),
+            Self::Letter(name) | Self::Word(name) | Self::Other(name) => return name.clone(),
+            Self::Func(func) => func.name(),
+            Self::Rel(rel) => rel.sign(),
+            Self::Plus => "+",
+            Self::Minus => "-",
+            Self::Comma => ",",
+            Self::Semicolon => ";",
+            Self::Colon => ":",
+            Self::E => "e",
+            Self::I => "i",
+            Self::Pi => "pi",
+            Self::Caret => "^",
+            Self::Under => "_",
+            Self::Times => "*",
+            Self::Slash => "/",
+            Self::Bang => "!",
+            Self::Prime => "'",
+            Self::Percent => "%",
+            Self::Degree => "°",
+            Self::Bar => "|",
+            Self::Open(Bracket::Round) => "(",
+            Self::Close(Bracket::Round) => ")",
+            Self::Open(Bracket::Square) => "[",
+            Self::Close(Bracket::Square) => "]",
+            Self::Open(Bracket::Brace) => "{",
+            Self::Close(Bracket::Brace) => "}",
+            Self::Frac => "\\frac",
+            Self::Sqrt => "\\sqrt",
+            other => return format!("{other:?}").to_lowercase(),
+        };
+        sign.to_owned()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lines {
+    /// Columns may set a value apart from its condition.
+    Cases,
+    /// Columns only align.
+    Aligned,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -25,6 +25,11 @@ impl Lexer<'_> {
             return self.push(tok);
         }
         if matches!(group, GroupKind::Text | GroupKind::Upright) {
+            let is_alone =
+                self.chars.get(self.pos) == Some(&'}') && self.pos > 1 && self.chars[self.pos - 2] == '{';
+            if run == "e" && is_alone {
+                return self.push(Tok::E);
+            }
             return self.push(if is_percent(&run) { Tok::Percent } else { Tok::Word(run) });
         }
         match run.as_str() {

@@ -88,7 +88,16 @@ fn marked_letter(text: &str) -> Option<char> {
         matches!(word, "and" | "or")
             || (word.starts_with('(') && single_letter(word.trim_matches(['(', ')'])).is_some())
     });
+    // "(A) 5 or (B) 6" hedges between two letters.
+    let names_more = names_more || after_mark.split_whitespace().any(is_bracketed_letter);
     ((is_alone || is_marked) && !names_more).then_some(letter)
+}
+
+/// Whether a word is a letter in brackets: `(B)`.
+fn is_bracketed_letter(word: &str) -> bool {
+    let inside =
+        word.strip_prefix('(').and_then(|rest| rest.trim_end_matches([',', ';', '.']).strip_suffix(')'));
+    inside.and_then(single_letter).is_some()
 }
 
 fn single_letter(word: &str) -> Option<char> {

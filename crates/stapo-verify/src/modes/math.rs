@@ -5,10 +5,10 @@ use crate::answer::clean::cleaned;
 use crate::answer::{Answer, read};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::equal::is_same;
-use crate::lex::Commas;
-use crate::{Graded, Verdict, reason, show};
+use crate::lex::{Commas, Notation};
+use crate::{Graded, Rounding, Verdict, reason, show};
 
-pub(super) fn grade(answer: &str, reference: &str) -> Graded {
+pub(super) fn grade(answer: &str, reference: &str, rounding: Rounding) -> Graded {
     if cleaned(answer) == cleaned(reference) {
         return same_text(answer, reference);
     }
@@ -16,7 +16,7 @@ pub(super) fn grade(answer: &str, reference: &str) -> Graded {
         return by_digits(answer, &a, &r);
     }
     let mut budget = Budget::new();
-    match decide(answer, reference, &mut budget) {
+    match decide(answer, reference, rounding, &mut budget) {
         Ok(decision) => graded(answer, decision),
         Err(Stop::OverBudget(why)) => {
             plain(Verdict::OverBudget, Some(answer), reference, format!("gave up: {why}"))
@@ -32,9 +32,11 @@ struct Decision {
     reference: Answer,
 }
 
-fn decide(answer: &str, reference: &str, budget: &mut Budget) -> Bounded<Decision> {
-    let read_reference = read(reference, Commas::Thousands, budget)?;
-    let read_answer = read(answer, Commas::Thousands, budget)?;
+fn decide(answer: &str, reference: &str, rounding: Rounding, budget: &mut Budget) -> Bounded<Decision> {
+    let notation = Notation { rounding, ..Notation::default() };
+    let listing = Notation { commas: Commas::Separate, ..notation };
+    let read_reference = read(reference, notation, budget)?;
+    let read_answer = read(answer, notation, budget)?;
     let is_right = is_same(&read_answer, &read_reference, budget)?;
     let decision = Decision { is_right, answer: read_answer, reference: read_reference };
     if is_right || !(answer.contains(',') || reference.contains(',')) {
@@ -42,13 +44,13 @@ fn decide(answer: &str, reference: &str, budget: &mut Budget) -> Bounded<Decisio
     }
     // Where the other side is a collection, 1,234 may be a list too.
     if is_collection(&decision.reference) && answer.contains(',') {
-        let listed = read(answer, Commas::Separate, budget)?;
+        let listed = read(answer, listing, budget)?;
         if is_same(&listed, &decision.reference, budget)? {
             return Ok(Decision { is_right: true, answer: listed, ..decision });
         }
     }
     if is_collection(&decision.answer) && reference.contains(',') {
-        let listed = read(reference, Commas::Separate, budget)?;
+        let listed = read(reference, listing, budget)?;
         if is_same(&decision.answer, &listed, budget)? {
             return Ok(Decision { is_right: true, reference: listed, ..decision });
         }
@@ -80,7 +82,7 @@ fn graded(text: &str, decision: Decision) -> Graded {
 
 fn same_text(answer: &str, reference: &str) -> Graded {
     let mut budget = Budget::for_showing();
-    let shown = match read(reference, Commas::Thousands, &mut budget) {
+    let shown = match read(reference, Notation::default(), &mut budget) {
         Ok(read) => show::answer(&read, &mut budget),
         Err(_) => show::shortened(cleaned(reference)),
     };

@@ -1,4 +1,4 @@
-use crate::{Mode, Rules, Verdict, grade, grade_answer};
+use crate::{Mode, Rounding, Rules, Verdict, grade, grade_answer};
 
 #[test]
 fn reasons_say_what_a_person_needs() {
@@ -63,4 +63,43 @@ fn modes_have_names_that_read_back() {
         assert_eq!(Rules::from(mode).mode, mode);
     }
     assert!("maths".parse::<Mode>().unwrap_err().contains("boxed-exact"));
+}
+
+#[test]
+fn under_looser_rounding_a_decimal_equals_what_rounds_to_it_at_its_own_digits() {
+    let rules = Rules { rounding: Rounding::ShownDigits, ..Rules::default() };
+    for (answer, reference, is_right) in [
+        ("0.333", "1/3", true),
+        ("0.334", "1/3", false),
+        ("0.33", "1/3", false),
+        ("3.14", "\\pi", true),
+        ("3.15", "\\pi", false),
+        ("\\sqrt2", "1.414", true),
+        ("\\sqrt2", "1.415", false),
+        ("2.67", "8/3", true),
+        ("267", "266.7", false),
+        ("33.3\\%", "1/3", true),
+        ("33.4\\%", "1/3", false),
+        ("(0.333, 2)", "(1/3, 2)", true),
+        ("(0.334, 2)", "(1/3, 2)", false),
+        ("1.67 \\text{ m}", "\\frac53 \\text{ m}", true),
+        ("1.67 \\text{ m}", "\\frac53 \\text{ cm}", false),
+        ("-0.333", "1/3", false),
+        ("0.5", "0.45", false),
+        ("x+0.333", "x+1/3", false),
+    ] {
+        let graded = grade_answer(answer, reference, rules);
+        assert_eq!(
+            graded.verdict == Verdict::Right,
+            is_right,
+            "{answer} against {reference}: {}",
+            graded.reason
+        );
+        let strict = grade_answer(answer, reference, Rules::default());
+        assert_ne!(
+            strict.verdict,
+            Verdict::Right,
+            "{answer} against {reference} is right under the strict rule"
+        );
+    }
 }

@@ -34,6 +34,12 @@ impl Complex {
         self.re.is_exact_zero() && self.im.is_exact_zero()
     }
 
+    /// The value with a further error below `2^err` in both parts; a real value stays real.
+    pub(crate) fn widened(&self, err: i64) -> Self {
+        let im = if self.is_real() { self.im.clone() } else { self.im.widened(err) };
+        Self { re: self.re.widened(err), im }
+    }
+
     pub(crate) fn neg(&self) -> Self {
         Self { re: self.re.neg(), im: self.im.neg() }
     }

@@ -93,6 +93,11 @@ impl Real {
         self.err.max(-MAX_EXPONENT * 2)
     }
 
+    /// The value with a further error below `2^err`.
+    pub(crate) fn widened(&self, err: i64) -> Self {
+        Self { err: joined(self.err, err), ..self.clone() }
+    }
+
     pub(crate) fn neg(&self) -> Self {
         Self { mant: -self.mant.clone(), exp: self.exp, err: self.err }
     }

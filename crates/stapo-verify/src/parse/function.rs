@@ -1,13 +1,9 @@
-//! Functions with their arguments, and sums and products over an index.
+//! Functions with their arguments.
 
 use super::Parser;
-use crate::budget::{Bounded, Stop, unreadable};
+use crate::budget::{Bounded, unreadable};
 use crate::expr::{Expr, Func};
-use crate::lex::token::{Bracket, Rel, Tok};
-use dashu_ratio::RBig;
-
-/// Most terms of a written sum or product.
-const MAX_SUM_TERMS: i64 = 500;
+use crate::lex::token::{Bracket, Tok};
 
 impl Parser<'_> {
     /// A function with its power, base and argument: `\sin^2 x`, `\log_2 8`, `\max(1, 2)`.
@@ -99,61 +95,5 @@ impl Parser<'_> {
         }
         let argument = Expr::product(factors);
         Ok(vec![if is_negative { argument.negated() } else { argument }])
-    }
-
-    /// `\sum_{k=1}^{10} k^2` with whole bounds, written out.
-    pub(super) fn series(&mut self, is_sum: bool) -> Bounded<Expr> {
-        let unclear = || Stop::Unreadable("a sum without whole bounds".into());
-        let mut lower = None;
-        let mut upper = None;
-        let mut name = None;
-        for _ in 0..2 {
-            if self.take(&Tok::Under) {
-                if !self.take(&Tok::Open(Bracket::Brace)) {
-                    return Err(unclear());
-                }
-                name = Some(match self.operand()? {
-                    Expr::Var(name) => name,
-                    // The index is called i here, not the root of -1.
-                    Expr::I => "i".to_owned(),
-                    _ => return Err(unclear()),
-                });
-                if !self.take(&Tok::Rel(Rel::Eq)) {
-                    return Err(unclear());
-                }
-                lower = Some(self.sum()?);
-                if !self.take(&Tok::Close(Bracket::Brace)) {
-                    return Err(unclear());
-                }
-            } else if self.take(&Tok::Caret) {
-                upper = Some(self.deeper(Self::exponent)?);
-            }
-        }
-        let (Some(lower), Some(upper), Some(name)) = (lower, upper, name) else { return Err(unclear()) };
-        let bound = |expr: &Expr| match expr {
-            Expr::Num { value, .. } if value.is_int() => i64::try_from(value.numerator()).ok(),
-            _ => None,
-        };
-        let (Some(from), Some(to)) = (bound(&lower), bound(&upper)) else { return Err(unclear()) };
-        if to.saturating_sub(from) > MAX_SUM_TERMS {
-            return Err(Stop::OverBudget("a sum of more than 500 terms"));
-        }
-        let body = self.product()?;
-        let mut n_nodes = 0;
-        body.walk(&mut |_| n_nodes += 1);
-        let mut terms = Vec::new();
-        for k in from..=to {
-            self.budget.spend(5 * n_nodes)?;
-            let value = Expr::Num { value: RBig::from(k), is_decimal: false };
-            terms.push(body.map(&mut |node| match node {
-                Expr::Var(ref v) if *v == name => value.clone(),
-                Expr::I if name == "i" => value.clone(),
-                other => other,
-            }));
-        }
-        if terms.is_empty() {
-            return Ok(Expr::int(i64::from(!is_sum)));
-        }
-        Ok(if is_sum { Expr::sum(terms) } else { Expr::product(terms) })
     }
 }

@@ -1,7 +1,11 @@
 //! From tokens to one scalar expression: precedence climbing with a depth limit.
 
 mod function;
+mod integral;
 mod operand;
+mod series;
+
+pub(crate) use operand::arrangements;
 
 use crate::budget::{Bounded, Budget, MAX_DEPTH, Stop, unreadable};
 use crate::expr::{Expr, Func, Sign};
@@ -10,7 +14,7 @@ use dashu_ratio::RBig;
 
 /// Reads all of `tokens` as one expression.
 pub(crate) fn expression(tokens: &[Token], budget: &mut Budget) -> Bounded<Expr> {
-    let mut parser = Parser { tokens: tokens.to_vec(), pos: 0, depth: 0, n_bars: 0, budget };
+    let mut parser = Parser { tokens: tokens.to_vec(), pos: 0, depth: 0, n_bars: 0, n_series: 0, budget };
     let expr = parser.sum()?;
     let expr = parser.infix_macro(expr)?;
     match parser.peek() {
@@ -26,6 +30,8 @@ pub(crate) struct Parser<'a> {
     depth: usize,
     /// Number of open bars `|`. While a bar is open, the next bar closes it.
     n_bars: usize,
+    /// Number of sums and products whose terms are being read.
+    n_series: usize,
     budget: &'a mut Budget,
 }
 
@@ -108,27 +114,42 @@ impl Parser<'_> {
 
     /// Factors side by side or joined by signs; division applies to the next factor alone.
     fn product(&mut self) -> Bounded<Expr> {
+        let mut start = self.pos;
         let mut factors = vec![self.mixed_number_or_power()?];
         loop {
             self.budget.spend(5)?;
             match self.peek() {
                 Some(Tok::Times) => {
                     self.pos += 1;
+                    start = self.pos;
                     factors.push(self.signed_power()?);
                 }
                 Some(Tok::Slash) => {
                     self.pos += 1;
+                    start = self.pos;
                     let divisor = self.signed_power()?;
                     factors.push(Expr::Inv(Box::new(divisor)));
                 }
                 Some(tok) if self.starts_operand(tok) => {
-                    if matches!(tok, Tok::Num(_)) && self.is_number_before() {
+                    let before = std::mem::replace(&mut start, self.pos);
+                    if self.starts_digits()
+                        && (self.is_number_before() || is_digits(&self.tokens[before..start]))
+                    {
                         return unreadable("two numbers side by side");
                     }
                     factors.push(self.power()?);
                 }
                 _ => return Ok(Expr::product(factors)),
             }
+        }
+    }
+
+    /// Whether a number follows, bare or alone in braces.
+    fn starts_digits(&self) -> bool {
+        match (self.peek(), self.peek_at(1), self.peek_at(2)) {
+            (Some(Tok::Open(Bracket::Brace)), Some(Tok::Num(_)), Some(Tok::Close(Bracket::Brace))) => true,
+            (Some(tok), ..) => matches!(tok, Tok::Num(_)),
+            _ => false,
         }
     }
 
@@ -152,7 +173,8 @@ impl Parser<'_> {
             | Tok::Radical(_)
             | Tok::Accent(_)
             | Tok::Sum
-            | Tok::Product => true,
+            | Tok::Product
+            | Tok::Integral => true,
             Tok::Open(bracket) => *bracket != Bracket::Set && *bracket != Bracket::Angle,
             Tok::Bar => self.n_bars == 0,
             Tok::Word(run) => operand::splits(run),
@@ -283,6 +305,16 @@ impl Parser<'_> {
             }
         }
     }
+}
+
+/// Whether the tokens are one number, alone in braces or with a percent sign: `{5}6` is printed as 56, not as a product.
+fn is_digits(tokens: &[Token]) -> bool {
+    let tokens = match tokens {
+        [rest @ .., Token { tok: Tok::Percent, .. }] => rest,
+        [Token { tok: Tok::Open(Bracket::Brace), .. }, rest @ .., Token { tok: Tok::Close(_), .. }] => rest,
+        _ => tokens,
+    };
+    matches!(tokens, [Token { tok: Tok::Num(_), .. }])
 }
 
 fn describe(tok: &Tok) -> String {

@@ -53,11 +53,17 @@ impl Parser<'_> {
             Tok::Func(func) => self.function(func),
             Tok::Accent(mark) => self.accented(mark),
             Tok::Sum | Tok::Product => self.series(token.tok == Tok::Sum),
+            Tok::Integral => self.integral(),
             Tok::Open(Bracket::Round) if self.digits_ahead().is_some() => {
                 let numeral = self.digits_ahead().unwrap_or_default();
                 self.pos += 2;
                 self.number(&numeral)
             }
+            Tok::Open(Bracket::Brace) if self.is_prescript() => {
+                self.pos += 2;
+                self.prescripted()
+            }
+            Tok::Under | Tok::Caret => self.prescripted(),
             Tok::Open(bracket) => self.group(bracket),
             Tok::Bar => {
                 self.n_bars += 1;
@@ -160,12 +166,29 @@ impl Parser<'_> {
             return None;
         }
         self.pos += length;
-        let factorial = |n| Expr::Call(Func::Factorial, vec![Expr::int(n)]);
-        Some(if letter == "C" {
-            Expr::Call(Func::Binomial, vec![Expr::int(n), Expr::int(k)])
-        } else {
-            Expr::Mul(vec![factorial(n), Expr::Inv(Box::new(factorial(n - k)))])
-        })
+        let (n, k) = (Expr::int(n), Expr::int(k));
+        Some(if letter == "C" { Expr::Call(Func::Binomial, vec![n, k]) } else { arrangements(n, k) })
+    }
+
+    /// Whether an empty group with an index or a power follows the opening brace: `{}_{10}C_3`.
+    fn is_prescript(&self) -> bool {
+        self.peek() == Some(&Tok::Close(Bracket::Brace))
+            && matches!(self.peek_at(1), Some(Tok::Under | Tok::Caret))
+    }
+
+    /// `_{10}C_3` and `^{10}P_3`, behind the first sign: choices of 3 out of 10, without and with their order.
+    fn prescripted(&mut self) -> Bounded<Expr> {
+        let n = self.operand()?;
+        let letter = match self.peek() {
+            Some(Tok::Letter(name)) if matches!(name.as_str(), "C" | "P") => name.clone(),
+            _ => return unreadable("an index before nothing"),
+        };
+        self.pos += 1;
+        if !self.take(&Tok::Under) {
+            return unreadable("an index before a letter");
+        }
+        let k = self.operand()?;
+        Ok(if letter == "C" { Expr::Call(Func::Binomial, vec![n, k]) } else { arrangements(n, k) })
     }
 
     /// The argument list `(x)` behind the name of a function, as text: one number or variable, or anything behind f, g,
@@ -183,7 +206,7 @@ impl Parser<'_> {
         if inside.is_empty() || is_nested || !(is_single || is_function) {
             return None;
         }
-        let text: String = inside.iter().map(|tok| raw(tok)).collect();
+        let text: String = inside.iter().map(|tok| tok.spelled()).collect();
         self.pos += length + 2;
         Some(format!("({text})"))
     }
@@ -209,7 +232,7 @@ impl Parser<'_> {
     }
 
     /// A macro's argument: a group, or one digit or sign.
-    fn argument(&mut self) -> Bounded<Expr> {
+    pub(super) fn argument(&mut self) -> Bounded<Expr> {
         if let Some(Tok::Num(numeral)) = self.peek()
             && numeral.is_plain_whole()
             && numeral.whole.len() > 1
@@ -238,7 +261,7 @@ impl Parser<'_> {
     /// A subscript as text.
     fn raw_argument(&mut self) -> Bounded<String> {
         if !self.take(&Tok::Open(Bracket::Brace)) {
-            let text = self.peek().map(raw);
+            let text = self.peek().map(Tok::spelled);
             self.pos += 1;
             return text.map_or_else(|| unreadable("a subscript is missing"), Ok);
         }
@@ -248,7 +271,7 @@ impl Parser<'_> {
             match tok {
                 Tok::Open(Bracket::Brace) => n_open += 1,
                 Tok::Close(Bracket::Brace) => n_open -= 1,
-                _ => text.push_str(&raw(tok)),
+                _ => text.push_str(&tok.spelled()),
             }
             self.pos += 1;
             if n_open == 0 {
@@ -330,33 +353,18 @@ impl Parser<'_> {
     }
 }
 
+/// The number of ordered choices of k out of n.
+pub(crate) fn arrangements(n: Expr, k: Expr) -> Expr {
+    let rest = Expr::Add(vec![n.clone(), k.negated()]);
+    let factorial = |x| Expr::Call(Func::Factorial, vec![x]);
+    Expr::Mul(vec![factorial(n), Expr::Inv(Box::new(factorial(rest)))])
+}
+
 fn base_named(word: &str) -> Option<u32> {
     const NAMES: [&str; 9] = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
     match word {
         "twelve" => Some(12),
         "sixteen" => Some(16),
         _ => NAMES.iter().position(|name| *name == word).map(|i| i as u32 + 2),
-    }
-}
-
-/// A token as part of a name.
-fn raw(tok: &Tok) -> String {
-    match tok {
-        Tok::Num(n) => match &n.fraction {
-            Some(fraction) => format!("{}.{fraction}", n.whole),
-            None => n.whole.clone(),
-        },
-        Tok::Letter(name) | Tok::Word(name) => name.clone(),
-        Tok::Func(func) => func.name().to_owned(),
-        Tok::Plus => "+".into(),
-        Tok::Minus => "-".into(),
-        Tok::Comma => ",".into(),
-        Tok::E => "e".into(),
-        Tok::I => "i".into(),
-        Tok::Pi => "pi".into(),
-        Tok::Caret => "^".into(),
-        Tok::Times => "*".into(),
-        Tok::Slash => "/".into(),
-        other => format!("{other:?}").to_lowercase(),
     }
 }

@@ -79,7 +79,7 @@ impl Random {
 }
 
 /// Expressions with holes.
-const PATTERNS: [&str; 64] = [
+const PATTERNS: [&str; 84] = [
     "x@", "@+@", "@-@", "@ \\cdot @", "@/@", "\\frac{@}{@}", "\\sqrt{@}", "\\sqrt[3]{@}", "@^2", "@^{@}", "(@)", "|@|",
     "\\lfloor @ \\rfloor", "\\sin(@)", "\\ln(@)", "\\log_2(@)", "@!", "\\binom{@}{2}", "(@,@)", "[@,@)", "\\{@,@\\}",
     "@,@", "x=@", "@=@", "x<@", "@\\le x<@", "(@,@)\\cup(@,@)", "@\\pm@", "@:@", "@\\%", "@^\\circ", "@\\text{ cm}",
@@ -88,6 +88,10 @@ const PATTERNS: [&str; 64] = [
     "@^\\circ @'", "x:y=@:@", "x=@,y=@;x=@,y=@", "A(@,@)", "|x|<@", "\\mathbb R\\setminus\\{@,@\\}", "(@,@)\\cap(@,@)",
     "\\begin{vmatrix}@&@\\\\@&@\\end{vmatrix}", "\\begin{cases}x=@\\\\y=@\\end{cases}", "@+C", "@k, k\\in\\mathbb Z",
     "@ (n\\ge @)", "x\\ne @, x\\ne @", "\\frac{dy}{d@}", "@ dozen", "\\angle @",
+    "\\begin{cases}@&x>@\\\\@&\\text{otherwise}\\end{cases}", "{}_{@}C_{@}", "\\begin{pmatrix}@&@\\\\@&@\\end{pmatrix}\\begin{pmatrix}@\\\\@\\end{pmatrix}",
+    "\\begin{pmatrix}@&@\\\\@&@\\end{pmatrix}^2+@\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}", "\\sum_{k=1}^{n} @", "\\sum_{k=0}^\\infty \\frac{@}{@^k}",
+    "\\sum_{k=0}^\\infty \\frac{x^k}{k!}", "\\prod_{k=1}^{@} @k", "\\int_0^{@} @x^2 dx", "\\int_1^\\infty @x^{-2} dx", "x=@+k\\pi", "@ \\text{ cm}<x<@ \\text{ cm}",
+    "1\\le|z|\\le @", "\\{z:|z|<@\\}", "(A) @ or (B) @", "\\boxed{@ \\boxed{@}}", "@e8", "@ \\times 10^8", "\\\\frac{@}{@}", "@ perhaps",
 ];
 
 const LEAVES: [&str; 24] = [
@@ -95,7 +99,7 @@ const LEAVES: [&str; 24] = [
     "\\frac12", "0.\\overline{3}", "1e-5", "12345678901234567890", "a_1", "\\alpha",
 ];
 
-const FRAGMENTS: [&str; 88] = [
+const FRAGMENTS: [&str; 106] = [
     "\\frac", "\\sqrt", "\\boxed{", "\\text{", "\\left", "\\right", "\\begin{pmatrix}", "\\end{pmatrix}", "\\\\", "&", "{",
     "}", "(", ")", "[", "]", "\\{", "\\}", "|", "^", "_", "!", "%", "\\%", "\\$", "$", "+", "-", "*", "/", "=", "<", ">",
     "\\le", "\\pm", "\\cup", "\\in", ",", ";", ":", ".", "...", " ", "\n", "0", "1", "9", "12", "007", "3.14", "1e9", "x",
@@ -103,4 +107,5 @@ const FRAGMENTS: [&str; 88] = [
     "½", "²", "√", "−", "Answer:", "the answer is", "\\circ",
     "\\quad", "\\over", "\\setminus", "\\cap", "\\lor", "\\angle", "\\hat", "\\begin{cases}", "\\end{cases}", "\\mathrm{d}",
     "</think>", "<answer>", "</answer>", "答案", "'", "halves",
+    "\\int", "\\prod", "\\sum_{k=1}^", "dx", "\\infty", "{}_", "^T", "\\begin{aligned}", "\\end{aligned}", "\\\\le", "𝟯", "𝑥", "\\cancel{", "\\underbrace{", " is ", "if", "otherwise", "lakh",
 ];
