@@ -108,7 +108,8 @@ impl Work<'_> {
         }
         let mut outcome = Ok(true);
         engine.run(|event| {
-            if let Event::Finished(response) = event {
+            // Samples that finish in the step of a failed or last one are not written: that line may be torn.
+            if let (Event::Finished(response), Ok(true)) = (event, &outcome) {
                 let (benchmark, problem) = asked[response.ticket.0 as usize];
                 outcome = self.judge(benchmark, problem, &response).and_then(|record| match record {
                     Some(record) => take(record),

@@ -67,7 +67,8 @@ fn a_wrong_value_is_found_before_the_first_run() {
 #[test]
 fn arms_and_seeds_that_could_be_taken_for_one_another_are_refused() {
     let complaint = |seeds: &str, arms: &[&str]| {
-        let arms: Vec<String> = arms.iter().map(|name| format!("[[arms]]\nname = {name:?}\n")).collect();
+        let named = |name: &&str| format!("[[arms]]\nname = {}\n", Value::String((*name).to_string()));
+        let arms: Vec<String> = arms.iter().map(named).collect();
         let text = format!("name = \"m\"\nseeds = {seeds}\n{}", arms.concat());
         ExperimentSpec::from_toml(&text).and_then(|spec| spec.expand()).unwrap_err().to_string()
     };

@@ -4,9 +4,9 @@ use super::show::Progress;
 use crate::shared::program::PROGRAM;
 use crate::shared::run_folder;
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{self, Arm, Metrics, changed_inputs};
+use stapo_core::record::{self, Arm, EventKind, Metrics, StopReason, changed_inputs};
 use stapo_rl::disk::rename;
-use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, plan_differences};
+use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, plan_differences, read_events};
 use stapo_rl::{Config, Plan, identity};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -145,9 +145,16 @@ fn move_aside(folder: &Path) -> Result<()> {
     Ok(rename(folder, &aside)?)
 }
 
-/// Whether the run has all steps of its plan, or reached its target accuracy, and its last step is saved and in the
-/// manifest, which a run writes last.
+/// Whether the run has all steps of its plan, or reached its target accuracy, its last step is saved, and the run itself
+/// recorded its end, which is the last it writes.
 fn is_complete(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> bool {
+    let events = read_events(run).unwrap_or_default();
+    let is_turn = |kind| matches!(kind, EventKind::Start | EventKind::Resume | EventKind::Stop);
+    let ended = events.iter().rfind(|event| is_turn(event.event)).map(|event| event.reason);
+    // A run of a program that recorded no events tells by its steps alone.
+    if !matches!(ended, None | Some(Some(StopReason::Done | StopReason::TargetReached))) {
+        return false;
+    }
     let metrics: Vec<Metrics> = Run::read_metrics(run).unwrap_or_default();
     let Some(last) = metrics.last() else { return false };
     let is_reached =
