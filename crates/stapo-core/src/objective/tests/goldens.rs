@@ -104,7 +104,9 @@ fn check(goldens: &str) -> Vec<String> {
         let samples: Vec<Sample> =
             advantages.into_iter().enumerate().map(|(i, advantage)| case.sample(i, advantage)).collect();
         let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
-        assert!(!case.same_loss || close(tally.loss, case.loss), "{name}: loss {} {}", tally.loss, case.loss);
+        // A loss is a sum of both signs, so rounding can be much of a small one.
+        let is_near = (tally.loss - case.loss).abs() <= 1e-6 * case.loss.abs().max(1e-3);
+        assert!(!case.same_loss || is_near, "{name}: loss {} {}", tally.loss, case.loss);
         let mut n_pushed = 0;
         for (i, theirs) in case.d_logp.iter().enumerate() {
             for (t, &theirs) in theirs.iter().enumerate() {
