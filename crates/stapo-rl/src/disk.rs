@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use fault::{Operation, before, before_write};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 
 /// Writes a temporary file beside `path`, syncs and renames the file: a reader sees the old or the new file, never a
@@ -95,26 +95,60 @@ pub fn remove_folder(path: &Path) -> Result<()> {
     before(Operation::Remove, path).and_then(|()| fs::remove_dir(path)).map_err(io)
 }
 
+/// Removes a file.
+pub fn remove_file(path: &Path) -> Result<()> {
+    before(Operation::Remove, path).and_then(|()| fs::remove_file(path)).map_err(|e| Error::io(path, e))
+}
+
+/// Opens a file to be written in place, and makes the file if there is none.
+pub fn open_in_place(path: &Path) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    before(Operation::Create, path).and_then(|()| options.open(path)).map_err(|e| Error::io(path, e))
+}
+
+/// Replaces the content of an open file, not atomically.
+pub fn overwrite(file: &mut File, path: &Path, bytes: &[u8]) -> Result<()> {
+    let written = (|| {
+        before(Operation::Write, path)?;
+        file.set_len(0)?;
+        file.rewind()?;
+        before_write(file, bytes, path)?;
+        file.write_all(bytes)
+    })();
+    written.map_err(|e| Error::io(path, e))
+}
+
 /// A file that grows by whole lines.
 #[derive(Debug)]
 pub struct Lines {
     path: PathBuf,
     file: File,
+    /// Bytes of whole lines.
+    len: u64,
 }
 
 impl Lines {
     /// Opens the file to add lines, and makes the file if there is none.
     pub fn open(path: &Path) -> Result<Self> {
-        let opened = before(Operation::Create, path)
-            .and_then(|()| OpenOptions::new().create(true).append(true).open(path));
-        Ok(Self { path: path.to_owned(), file: opened.map_err(|e| Error::io(path, e))? })
+        let io = |e| Error::io(path, e);
+        before(Operation::Create, path).map_err(io)?;
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len();
+        Ok(Self { path: path.to_owned(), file, len })
     }
 
-    /// Adds text that ends in a line break, as one write.
+    /// Adds text that ends in a line break, as one write. Of text that could not be written whole nothing remains, so
+    /// that the next line does not follow half of one.
     pub fn add(&mut self, text: &str) -> Result<()> {
-        before_write(&mut self.file, text.as_bytes(), &self.path)
-            .and_then(|()| self.file.write_all(text.as_bytes()))
-            .map_err(|e| Error::io(&self.path, e))
+        let written = before_write(&mut self.file, text.as_bytes(), &self.path)
+            .and_then(|()| self.file.write_all(text.as_bytes()));
+        match written {
+            Ok(()) => self.len += text.len() as u64,
+            // A failure of the removal is not reported: the caller learns of the failed write.
+            Err(_) => self.file.set_len(self.len).unwrap_or_default(),
+        }
+        written.map_err(|e| Error::io(&self.path, e))
     }
 
     /// Returns when all lines so far are on disk.

@@ -4,7 +4,7 @@ use crate::config::PlanError;
 use crate::task::TaskError;
 use stapo_core::ObjectiveError;
 use stapo_core::batch::SequenceTooLong;
-use stapo_core::record::RecordError;
+use stapo_core::record::{Change, RecordError};
 use stapo_model::OutOfMemory;
 use stapo_model::generate::RequestError;
 use stapo_model::optimizer::GradientError;
@@ -19,14 +19,21 @@ pub enum Error {
     Io { path: PathBuf, source: std::io::Error },
     #[error("{}: {problem}", path.display())]
     Record { path: PathBuf, problem: RecordError },
+    #[error("folder {}: exists already\nhint: {remedy}", folder.display())]
+    Exists { folder: PathBuf, remedy: String },
+    #[error("folder {}: {by} is writing it\nhint: wait for that process, or stop it", folder.display())]
+    Locked { folder: PathBuf, by: String },
     #[error(
-        "run folder {}: exists already\nhint: go on with --resume {}, or choose another folder with --out",
+        "run folder {}: {}\nhint: {}--accept-changes goes on with what is there and records it",
         folder.display(),
-        folder.display()
+        changed(changes),
+        plan.as_ref().map_or(String::new(), |plan| format!("put back what changed (the run's plan is in {}); ", plan.display()))
     )]
-    RunExists { folder: PathBuf },
+    Changed { folder: PathBuf, changes: Vec<Change>, plan: Option<PathBuf> },
+    #[error("checkpoint {}: its model {}\nhint: put back what changed", folder.display(), changed(changes))]
+    ChangedModel { folder: PathBuf, changes: Vec<Change> },
     #[error("run folder {}: {problem}\nhint: {remedy}", folder.display())]
-    NoRun { folder: PathBuf, problem: String, remedy: &'static str },
+    NoRun { folder: PathBuf, problem: String, remedy: String },
     #[error("checkpoint {}: {problem}", path.display())]
     Checkpoint { path: PathBuf, problem: String },
     #[error(transparent)]
@@ -55,13 +62,17 @@ pub enum Error {
         "example {position}: {n_tokens} tokens, expected 2 to {limit}\nhint: raise config.microbatch_tokens, or shorten the text"
     )]
     BadExample { position: u64, n_tokens: usize, limit: usize },
-    #[error("step {step}{}: {source}", in_microbatch(*microbatch))]
+    #[error("step {step}{}: {source}{}", in_microbatch(*microbatch), objective_hint(source))]
     Objective { step: u64, microbatch: Option<usize>, source: ObjectiveError },
     #[error(
         "step {step}{}: {source}\nhint: no weight was changed by it; start again with a lower update.learning_rate, or look at rollouts/ for what the model wrote",
         in_microbatch(*microbatch)
     )]
     Gradient { step: u64, microbatch: Option<usize>, source: GradientError },
+    #[error(
+        "step {step}: {part} {tensor}: element {element} is not a finite number\nhint: nothing of this step was saved; the checkpoint before is good. Lower update.learning_rate, or look at the rewards"
+    )]
+    NotFinite { step: u64, part: &'static str, tensor: String, element: usize },
     #[error(transparent)]
     Packing(#[from] SequenceTooLong),
     #[error("benchmark {name}: {problem}\nhint: {remedy}")]
@@ -77,13 +88,50 @@ impl Error {
         Error::Io { path: path.to_owned(), source }
     }
 
+    /// A folder that cannot be made because it exists.
+    pub fn exists(folder: &Path) -> Self {
+        let shown = folder.display();
+        let other = "choose another folder with --out";
+        let can_go_on = ["plan.toml", "eval.json"].iter().any(|file| folder.join(file).is_file());
+        let remedy =
+            if can_go_on { format!("go on with --resume {shown}, or {other}") } else { other.to_string() };
+        Error::Exists { folder: folder.to_owned(), remedy }
+    }
+
+    /// A folder that holds no run.
+    pub(crate) fn no_run(folder: &Path, problem: String) -> Self {
+        let remedy = "name the folder of a run, or start one with --out".to_string();
+        Error::NoRun { folder: folder.to_owned(), problem, remedy }
+    }
+
     pub(crate) fn record(path: &Path, problem: &RecordError) -> Self {
         Error::Record { path: path.to_owned(), problem: problem.clone() }
     }
 }
 
+/// How many changes an error lists.
+const LISTED: usize = 8;
+
+fn changed(changes: &[Change]) -> String {
+    let mut lines = vec!["changed since it was saved".to_string()];
+    lines.extend(changes.iter().take(LISTED).map(ToString::to_string));
+    if changes.len() > LISTED {
+        lines.push(format!("and {} more", changes.len() - LISTED));
+    }
+    lines.join("\n  ")
+}
+
 fn in_microbatch(microbatch: Option<usize>) -> String {
     microbatch.map_or(String::new(), |place| format!(", micro-batch {}", place + 1))
+}
+
+fn objective_hint(source: &ObjectiveError) -> &'static str {
+    match source {
+        ObjectiveError::Advantage { .. } | ObjectiveError::Reward { .. } => {
+            "\nhint: nothing of this step was saved; the rewards are too large for their differences to be numbers"
+        }
+        _ => "",
+    }
 }
 
 fn io_hint(source: &std::io::Error) -> &'static str {

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use stapo_core::record::{Arm, Experiment, Extra, SCHEMA};
 use stapo_core::settings;
+use std::collections::BTreeMap;
 use toml::{Table, Value};
 
 /// An experiment as written.
@@ -69,6 +70,7 @@ impl ExperimentSpec {
 
     /// Every arm with every seed. The config of each is checked, so that a wrong value is found before the first run.
     pub fn expand(&self) -> Result<Experiment> {
+        self.check_names()?;
         let mut arms = Vec::new();
         for arm in &self.arms {
             for combination in self.combinations()? {
@@ -83,8 +85,37 @@ impl ExperimentSpec {
                 }
             }
         }
+        refuse_shared_folders(&arms)?;
         let method = self.method.clone();
         Ok(Experiment { schema: SCHEMA, name: self.name.clone(), method, arms, extra: Extra::new() })
+    }
+
+    /// Refuses names that are no names of folders, and arms and seeds that are there twice.
+    fn check_names(&self) -> Result<()> {
+        let refuse = |key, problem, remedy| Err(Error::Misfit { key, problem, remedy });
+        let all =
+            std::iter::once(("name", &self.name)).chain(self.arms.iter().map(|arm| ("arms.name", &arm.name)));
+        for (key, name) in all {
+            let is_path = name.contains(['/', '\\']) || name.trim_matches('.').is_empty();
+            if name.trim().is_empty() || is_path || name.chars().any(char::is_control) {
+                let remedy = "it names a folder: letters, digits, spaces and signs, but no / and no control characters";
+                return refuse(key, format!("{name:?} is no name"), remedy);
+            }
+        }
+        for (idx, arm) in self.arms.iter().enumerate() {
+            if self.arms[..idx].iter().any(|earlier| earlier.name == arm.name) {
+                let problem = format!("two arms are named {:?}", arm.name);
+                return refuse("arms.name", problem, "give each arm a name of its own");
+            }
+        }
+        match self.seeds.iter().enumerate().find(|(idx, seed)| self.seeds[..*idx].contains(seed)) {
+            None => Ok(()),
+            Some((_, seed)) => refuse(
+                "seeds",
+                format!("{seed} is there twice"),
+                "a seed twice is one run twice, not two runs",
+            ),
+        }
     }
 
     fn combinations(&self) -> Result<Vec<Vec<String>>> {
@@ -102,6 +133,20 @@ impl ExperimentSpec {
         }
         Ok(all)
     }
+}
+
+/// Refuses runs that would share a folder, also where the file system does not tell upper from lower case.
+fn refuse_shared_folders(arms: &[Arm]) -> Result<()> {
+    let mut taken: BTreeMap<String, &Arm> = BTreeMap::new();
+    for arm in arms {
+        if let Some(other) = taken.insert(arm.run.to_lowercase(), arm) {
+            let problem = format!("{:?} and {:?} share the folder {}", other.name, arm.name, arm.run);
+            let remedy =
+                "name one of them differently: letters, digits, - _ . stay as they are in a folder's name";
+            return Err(Error::Misfit { key: "arms.name", problem, remedy });
+        }
+    }
+    Ok(())
 }
 
 fn folder_name(name: &str) -> String {

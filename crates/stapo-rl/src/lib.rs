@@ -9,6 +9,7 @@ pub mod estimate;
 pub mod evaluation;
 pub mod experiment;
 mod facade;
+pub mod identity;
 mod learner;
 mod loaded_model;
 pub mod memory;
@@ -20,7 +21,7 @@ pub mod task;
 pub mod train;
 mod update;
 
-pub use builtin::{unpack as unpack_builtin, weights as builtin_weights};
+pub use builtin::unpack as unpack_builtin;
 pub use config::{Config, Plan};
 pub use error::{Error, Result};
 pub use facade::{device, inference, model_files};

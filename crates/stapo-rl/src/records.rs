@@ -84,6 +84,7 @@ pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phas
         entropy_change: entropy_change(learned),
         exactness_max_abs: learned.first().map_or(0.0, |update| update.exactness_max_abs),
         tokens_per_second: TokensPerSecond { rollout: phases.rollout_rate, update: phases.update_rate },
+        state_sha256: None,
         extra: Extra::new(),
     }
 }

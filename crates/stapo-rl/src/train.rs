@@ -1,17 +1,18 @@
 //! The training loop.
 
 use crate::canary;
-use crate::config::{ModelSource, Plan};
+use crate::config::{Config, ModelSource, Plan, PlanError};
 use crate::error::{Error, Result};
+use crate::identity;
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
 use crate::memory;
 use crate::records::{Phases, explored_records, metrics, response_records, silenced_records};
 use crate::rollout::{RolledOut, held_out_accuracy, roll_out};
-use crate::run::{Checkpoint, Run, is_due};
-use crate::task::Task;
+use crate::run::{Reopening, Run, is_due};
+use crate::task::{Programs, Task};
 use crate::update::{Learned, MinibatchContext, learn};
-use stapo_core::record::Metrics;
+use stapo_core::record::{EventKind, Identity, Metrics, StopReason, Writer};
 use stapo_model::decoder::Policy;
 use stapo_model::generate::EngineMemory;
 use stapo_model::{Device, Pretrained};
@@ -25,6 +26,10 @@ pub trait Watch {
     fn warned(&mut self, text: &str);
     /// Called after every step; true saves and ends the run.
     fn wants_stop(&mut self) -> bool;
+    /// Why the observer ended the run, such as the name of a signal.
+    fn stop_reason(&self) -> String {
+        "asked to stop".to_string()
+    }
 }
 
 /// How a run ended.
@@ -49,16 +54,18 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// The state before the first step. `base` is the folder to which a built-in model is unpacked.
-    pub fn new(plan: &Plan, base: &Path, device: &Device) -> Result<Self> {
+    /// The state before the first step.
+    pub fn new(plan: &Plan, device: &Device, programs: Programs) -> Result<Self> {
+        // The task is opened first: a verifier program that may not start is refused before a model is loaded.
+        let task = Task::open_with(&plan.task, programs)?;
         if let ModelSource::Path { path } = &plan.config.model {
             memory::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
         }
-        let model = LoadedModel::open(&plan.config.model, base, device)?;
+        let model = LoadedModel::open(&plan.config.model, device)?;
         model.check(plan)?;
-        let reference = reference(plan, &model, base, device)?;
+        let reference = reference(plan, &model, device)?;
         let learner = Learner::new(model, plan.optimizer())?;
-        Ok(Self { learner, task: Task::open(&plan.task)?, reference, engine_memory: EngineMemory::new() })
+        Ok(Self { learner, task, reference, engine_memory: EngineMemory::new() })
     }
 
     /// Samples the rollout batch of the next step.
@@ -75,6 +82,24 @@ impl Trainer {
     fn held_out_accuracy(&mut self, plan: &Plan) -> Result<f64> {
         let Learner { model, counters, .. } = &self.learner;
         held_out_accuracy(model, &mut self.engine_memory, &self.task, plan, counters.step)
+    }
+
+    /// Adds the state hash and the held-out accuracy to the metrics of a step that has them. A state that is not finite
+    /// is refused before it is hashed or evaluated.
+    fn measure(&mut self, plan: &Plan, metrics: &mut Metrics) -> Result<()> {
+        let step = metrics.step;
+        let is_hashed = is_due(step, plan.config.record.state_hash_every_steps);
+        let is_evaluated = is_due(step, plan.config.evaluation.every_steps) || step == plan.config.steps;
+        if is_hashed || is_evaluated {
+            self.learner.check_finite()?;
+        }
+        if is_hashed {
+            metrics.state_sha256 = Some(self.learner.state_hash());
+        }
+        if is_evaluated {
+            metrics.eval_accuracy = Some(self.held_out_accuracy(plan)?);
+        }
+        Ok(())
     }
 
     /// Makes all optimizer steps of one rollout batch, which completes the training step.
@@ -100,12 +125,12 @@ impl Trainer {
 }
 
 /// The frozen policy of a KL penalty; `None` for an objective without one.
-fn reference(plan: &Plan, model: &LoadedModel, base: &Path, device: &Device) -> Result<Option<Policy>> {
+fn reference(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Policy>> {
     if !plan.objective.needs_reference() {
         return Ok(None);
     }
     let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
-    let policy = LoadedModel::open(source, base, device)?.policy;
+    let policy = LoadedModel::open(source, device)?.policy;
     let own = model.policy.config().vocabulary;
     let other = policy.config().vocabulary;
     if own != other {
@@ -118,46 +143,57 @@ fn reference(plan: &Plan, model: &LoadedModel, base: &Path, device: &Device) -> 
     Ok(Some(policy))
 }
 
-/// Trains from the trainer's step to the plan's last step.
+/// Trains from the trainer's step to the plan's last step, and records how the run ended.
 pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
+    let outcome = train_steps(plan, run, trainer, watch);
+    // Where the event cannot be written, the caller learns of the error that ended the run.
+    let _ = match &outcome {
+        Ok(Outcome::Done) => run.record_stop(StopReason::Done, ""),
+        Ok(Outcome::TargetReached) => run.record_stop(StopReason::TargetReached, ""),
+        Ok(Outcome::Stopped) => run.record_stop(StopReason::Signal, &watch.stop_reason()),
+        Err(error) => record_error(run, error),
+    };
+    outcome
+}
+
+fn record_error(run: &mut Run, error: &Error) -> Result<()> {
+    let text = error.to_string();
+    if let Error::Canary { .. } = error {
+        run.record(EventKind::Canary, &text)?;
+    }
+    run.record_stop(StopReason::Error, &text)
+}
+
+fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let mut first = Run::read_metrics::<Metrics>(run.folder())?.into_iter().next();
     let mut accuracy_before = None;
     let n_kept = plan.config.record.keep_checkpoints;
     if trainer.learner.counters.step == 0 {
+        trainer.learner.check_finite()?;
         let accuracy = trainer.held_out_accuracy(plan)?;
         accuracy_before = Some(accuracy);
         watch.started(accuracy);
-        trainer.learner.save(run, n_kept)?;
     }
+    trainer.learner.save(run, n_kept)?;
     while trainer.learner.counters.step < plan.config.steps {
         let mut phases = Phases::start();
         let rolled = trainer.roll_out(plan)?;
         phases.rolled_out(rolled.n_sampled);
         let learned = trainer.learn(plan, &rolled)?;
         phases.updated(&learned);
-        let step = trainer.learner.counters.step;
 
-        let mut metrics = metrics(step, &rolled, &learned, &phases);
+        let mut metrics = metrics(trainer.learner.counters.step, &rolled, &learned, &phases);
         metrics.eval_accuracy_before = accuracy_before.take();
-        if is_due(step, plan.config.evaluation.every_steps) || step == plan.config.steps {
-            metrics.eval_accuracy = Some(trainer.held_out_accuracy(plan)?);
-        }
-        let model = &trainer.learner.model;
-        run.write_silenced(step, &silenced_records(step, model, &learned)?)?;
-        run.write_explored(step, &explored_records(step, model, &learned)?)?;
-        if step == 1 || is_due(step, plan.config.record.responses_every_steps) {
-            let n = plan.config.record.responses;
-            run.write_responses(step, &response_records(step, model, &learned, n)?)?;
-        }
-        if is_due(step, plan.config.record.state_hash_every_steps) {
-            run.add_state_hash(step, trainer.learner.state_hash());
-        }
+        trainer.measure(plan, &mut metrics)?;
+        write_records(plan, run, &trainer.learner.model, &learned, metrics.step)?;
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);
         for text in canary::warnings(plan, first.as_ref(), &metrics, &rolled.batch) {
+            run.record(EventKind::Warning, &text)?;
             watch.warned(&text);
         }
 
+        let step = metrics.step;
         let target = plan.config.evaluation.target_accuracy;
         let is_reached =
             metrics.eval_accuracy.zip(target).is_some_and(|(accuracy, target)| accuracy >= target);
@@ -177,27 +213,57 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
     Ok(Outcome::Done)
 }
 
-/// The trainer of an interrupted run at the newest good checkpoint, and the errors of newer checkpoints that were
-/// refused.
-pub fn resume(folder: &Path, plan: &Plan, device: &Device) -> Result<(Run, Trainer, Vec<Error>)> {
-    let (checkpoint, refused) = Checkpoint::newest(folder)?;
-    let Some(checkpoint) = checkpoint else {
-        let problem = match refused.first() {
-            Some(error) => format!("no good checkpoint: {error}"),
-            None => "no checkpoint".to_string(),
-        };
-        let remedy = "start the run again with another --out";
-        return Err(Error::NoRun { folder: folder.to_owned(), problem, remedy });
-    };
-    let mut trainer = Trainer::new(plan, &base_folder(folder, plan), device)?;
-    trainer.learner.restore(&checkpoint)?;
-    Ok((Run::reopen::<Metrics>(folder, checkpoint.counters.step)?, trainer, refused))
+/// Writes what a step records besides its metrics.
+fn write_records(plan: &Plan, run: &Run, model: &LoadedModel, learned: &[Learned], step: u64) -> Result<()> {
+    run.write_silenced(step, &silenced_records(step, model, learned)?)?;
+    run.write_explored(step, &explored_records(step, model, learned)?)?;
+    if step == 1 || is_due(step, plan.config.record.responses_every_steps) {
+        let n = plan.config.record.responses;
+        run.write_responses(step, &response_records(step, model, learned, n)?)?;
+    }
+    Ok(())
 }
 
-/// The folder in which a run keeps the built-in model.
-pub fn base_folder(run: &Path, plan: &Plan) -> std::path::PathBuf {
-    match plan.config.model {
-        ModelSource::Builtin => run.join("base"),
-        ModelSource::Path { .. } => run.to_owned(),
+/// An interrupted run that has been locked and compared; nothing in its folder has changed.
+pub struct Interrupted {
+    pub plan: Plan,
+    pub reopening: Reopening,
+    identity: Identity,
+}
+
+impl Interrupted {
+    /// Opens a run to go on with `set` applied to its plan. What changed since the checkpoint is refused by name, unless
+    /// changes are accepted.
+    pub fn open(folder: &Path, set: &[String], accept_changes: bool, program: &str) -> Result<Self> {
+        let resolve = |text: &str, set: &[String]| -> Result<Plan> {
+            let config = Config::from_toml(text, set.iter().map(String::as_str)).map_err(PlanError::from)?;
+            Ok(Plan::resolve(config)?)
+        };
+        let complete = |text: &str| Ok(resolve(text, &[])?.to_toml());
+        let mut reopening = Reopening::open(folder, &complete)?;
+        let plan = resolve(&reopening.plan_text, set)?;
+        if !set.is_empty() {
+            reopening.set(plan.to_toml(), &complete)?;
+        }
+        let identity = identity::of_plan(&plan, program)?;
+        reopening.compare(&identity, accept_changes)?;
+        reopening.check_steps(plan.config.steps)?;
+        Ok(Self { plan, reopening, identity })
+    }
+
+    /// The run and its trainer at the newest good checkpoint, or at the start where there is none yet.
+    pub fn resume(
+        self,
+        writer: &Writer,
+        device: &Device,
+        programs: Programs,
+    ) -> Result<(Plan, Run, Trainer)> {
+        let Interrupted { plan, reopening, identity } = self;
+        let mut trainer = Trainer::new(&plan, device, programs)?;
+        if let Some(checkpoint) = &reopening.checkpoint {
+            trainer.learner.restore(checkpoint)?;
+        }
+        let run = reopening.commit::<Metrics>(identity, writer)?;
+        Ok((plan, run, trainer))
     }
 }

@@ -1,19 +1,22 @@
 //! `stapo pretrain`
 
+use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::Use;
-use crate::shared::{clock, run_folder, stop};
+use crate::shared::stop::{self, Stop};
+use crate::shared::{clock, run_folder};
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{Extra, Manifest, PretrainMetrics, Record, SCHEMA};
+use stapo_core::record::{PretrainMetrics, Record};
 use stapo_rl::device::{Device, DeviceName};
-use stapo_rl::disk::sha256_hex;
+use stapo_rl::identity;
 use stapo_rl::model_files::{Existing, ExportOptions, Precision};
-use stapo_rl::pretrain::{PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain};
-use stapo_rl::run::Run;
+use stapo_rl::pretrain::{
+    InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain,
+};
+use stapo_rl::run::{Run, hash_file};
 use std::io::{Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Trains a model on texts, next token by next token.
@@ -35,8 +38,12 @@ pub struct Args {
     out: Option<PathBuf>,
 
     /// Goes on with an interrupted run.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "set", "out"])]
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "out"])]
     resume: Option<PathBuf>,
+
+    /// Goes on although the plan, the texts or the model changed since the run was saved, and records it.
+    #[arg(long, requires = "resume")]
+    accept_changes: bool,
 
     /// Prints metrics as JSON lines on standard output.
     #[arg(long)]
@@ -49,13 +56,19 @@ pub struct Args {
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
     #[arg(long)]
     threads: Option<usize>,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let stop = stop::on_signals()?;
     let device = run_folder::device(args.device, args.threads, Use::Training)?;
+    // A fresh model's files, which are exported with the trained weights.
+    let scratch = tempfile::tempdir().context("temporary folder")?;
     let (config, mut run, mut pretrainer) = match (&args.resume, &args.out) {
-        (Some(folder), _) => reopen(folder, &device)?,
-        (None, Some(folder)) => begin(args, folder, &device)?,
+        (Some(folder), _) => reopen(args, folder, scratch.path(), &device)?,
+        (None, Some(folder)) => begin(args, folder, scratch.path(), &device)?,
         (None, None) => bail!("no run folder\nhint: name one with --out"),
     };
     let mut view = PretrainView {
@@ -63,8 +76,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         steps: config.steps,
         started: Instant::now(),
         n_seen: 0,
-        stop: stop::on_ctrl_c()?,
+        stop: stop.clone(),
     };
+    if let Some(task) = &pretrainer.task {
+        allow_command::warn(task);
+    }
+    if let Some(task) = config.evaluation_task()? {
+        allow_command::record(&task);
+    }
+    for text in run.warnings() {
+        eprintln!("warning: {text}");
+    }
     pretrain(&config, &mut run, &mut pretrainer, &mut view)?;
     let folder = run.folder().display();
     if pretrainer.learner.counters.step < config.steps {
@@ -72,39 +94,44 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "stopped after {} steps; go on with stapo pretrain --resume {folder}",
             pretrainer.learner.counters.step
         );
-        return Ok(ExitCode::from(130));
+        return Ok(ExitCode::from(stop.exit_status()));
     }
     let options =
         ExportOptions { precision: Precision::Bf16, existing: Existing::Replace, ..ExportOptions::default() };
     let model = run.folder().join("model");
     let trained = &pretrainer.learner.model;
     export_policy(&model, &trained.policy, &trained.companions, &options)?;
-    let weights = model.join("model.safetensors");
-    let bytes = std::fs::read(&weights).with_context(|| format!("weights {}", weights.display()))?;
-    eprintln!("model {}: {} bytes of weights, sha256 {}", model.display(), bytes.len(), sha256_hex(&bytes));
+    let weights = hash_file("weights", &model.join("model.safetensors"))?;
+    eprintln!("model {}: {} bytes of weights, sha256 {}", model.display(), weights.n_bytes, weights.sha256);
     Ok(ExitCode::SUCCESS)
 }
 
-fn begin(args: &Args, folder: &Path, device: &Device) -> Result<(PretrainConfig, Run, Pretrainer)> {
+type Opened = (PretrainConfig, Run, Pretrainer);
+
+fn begin(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Opened> {
     let text = match &args.config {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
         None => include_str!("../../../../configs/base.toml").to_string(),
     };
     let config = PretrainConfig::from_toml(&text, args.set.iter().map(String::as_str))?;
-    let inputs = vec![run_folder::hash_bytes("config", text.as_bytes())];
-    let manifest = Manifest { schema: SCHEMA, inputs, steps: Vec::new(), extra: Extra::new() };
-    let run = Run::create(folder, &text, &config.to_toml(), manifest)?;
-    let pretrainer = Pretrainer::new(&config, &folder.join("start"), device)?;
-    pretrainer.save(&run)?;
+    if folder.exists() {
+        bail!(stapo_rl::Error::exists(folder));
+    }
+    let identity = identity::of_pretraining(&config, args.device, PROGRAM)?;
+    // The model and the texts are opened before the run folder is made, so that a bad config leaves no folder behind.
+    let programs = args.allow.of_config(args.config.as_deref());
+    let pretrainer = Pretrainer::new(&config, start, device, programs)?;
+    let run = Run::create(folder, &text, &config.to_toml(), identity, &writer(args.device))?;
     Ok((config, run, pretrainer))
 }
 
-fn reopen(folder: &Path, device: &Device) -> Result<(PretrainConfig, Run, Pretrainer)> {
-    let config = PretrainConfig::from_toml(&run_folder::plan_text(folder)?, [])?;
-    let checkpoint = run_folder::newest_checkpoint(folder)?;
-    let mut pretrainer = Pretrainer::new(&config, &folder.join("start"), device)?;
-    pretrainer.learner.restore(&checkpoint)?;
-    Ok((config, Run::reopen::<PretrainMetrics>(folder, checkpoint.counters.step)?, pretrainer))
+fn reopen(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Opened> {
+    let identity = |config: &PretrainConfig| identity::of_pretraining(config, args.device, PROGRAM);
+    let interrupted = InterruptedPretraining::open(folder, &args.set, args.accept_changes, identity)?;
+    for error in &interrupted.reopening.refused {
+        eprintln!("warning: {error}; going back to the checkpoint before");
+    }
+    Ok(interrupted.resume(&writer(args.device), start, device, args.allow.of_run())?)
 }
 
 struct PretrainView {
@@ -112,7 +139,7 @@ struct PretrainView {
     steps: u64,
     started: Instant,
     n_seen: u32,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
 }
 
 impl WatchPretrain for PretrainView {
@@ -144,6 +171,10 @@ impl WatchPretrain for PretrainView {
     }
 
     fn wants_stop(&mut self) -> bool {
-        self.stop.load(Ordering::SeqCst)
+        self.stop.is_raised()
+    }
+
+    fn stop_reason(&self) -> String {
+        self.stop.name()
     }
 }

@@ -1,11 +1,12 @@
 //! `stapo verify-run`
 
-use crate::commands::train;
+use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::program::PROGRAM;
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
-use stapo_core::record::Manifest;
-use stapo_rl::Plan;
-use stapo_rl::run::{Checkpoint, Run};
+use stapo_core::record::{FileHash, Manifest, changed_inputs};
+use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences};
+use stapo_rl::{Config, Plan, identity};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,6 +19,9 @@ pub struct Args {
     /// How many steps to replay.
     #[arg(long, default_value_t = 3)]
     steps: u64,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -31,9 +35,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(checkpoint) = checkpoints.iter().rev().find_map(before) else {
         bail!("run {}: no checkpoint before step {last} to replay from", args.run.display());
     };
-    let mut n_different = check_inputs(&args.run, &plan, &manifest);
+    let mut n_different = check_inputs(&args.run, &plan, &manifest, &checkpoint)?;
     let device = run_folder::device(plan.device(), None, Use::of(&plan))?;
-    let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
+    let mut trainer = run_folder::trainer_at(&plan, &checkpoint, &device, args.allow.of_run())?;
+    allow_command::warn(&trainer.task);
     println!("replaying from step {}", checkpoint.counters.step);
     for _ in 0..args.steps {
         if trainer.learner.counters.step >= last {
@@ -55,28 +60,50 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if n_different == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Compares the inputs that the manifest recorded with those on disk, by hash, and returns how many differ. Another
-/// build of the program does not count as a difference: the replayed steps are compared.
-fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest) -> usize {
-    let now = std::fs::read_to_string(run.join("config.toml")).map_err(anyhow::Error::from);
-    let now = match now.and_then(|config| train::manifest(&config, plan)) {
-        Ok(now) => now.inputs,
-        Err(error) => {
-            println!("inputs: cannot be compared: {error:#}");
-            return 1;
-        }
-    };
-    let mut n_different = 0;
-    for recorded in &manifest.inputs {
-        let name = &recorded.name;
-        if now.contains(recorded) {
-            println!("{name}: the same, {}", recorded.sha256);
-        } else if name == "program" {
-            println!("program: another build than the one that trained");
-        } else {
-            n_different += 1;
-            println!("{name}: DIFFERENT, recorded {}", recorded.sha256);
+/// Compares the inputs that the manifest and the checkpoint recorded with those on disk, by hash, and the plan with that
+/// of the checkpoint, key by key. Returns how many differ. Another program does not count as a difference: the replayed
+/// steps are compared.
+fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest, checkpoint: &Checkpoint) -> Result<usize> {
+    let config = std::fs::read(run.join("config.toml")).unwrap_or_default();
+    let plan_text = run_folder::plan_text(run)?;
+    let now = identity::of_plan(plan, PROGRAM)?;
+    let texts = [hash_bytes("config", &config), hash_bytes("plan", plan_text.as_bytes())];
+    let mut inputs: Vec<FileHash> = texts.into_iter().chain(now.inputs.iter().cloned()).collect();
+    if checkpoint.provenance.is_none() {
+        inputs = as_recorded_before(inputs, &manifest.inputs);
+    }
+    let recorded: Vec<FileHash> =
+        manifest.inputs.iter().filter(|input| input.name != "program").cloned().collect();
+    let mut changes = changed_inputs(&recorded, &inputs);
+    match &checkpoint.provenance {
+        None => println!("identity: not recorded by the program that made the checkpoint"),
+        Some(provenance) => {
+            let complete = Plan::resolve(Config::from_toml(&provenance.plan, [])?)?.to_toml();
+            let keys = plan_differences(&provenance.plan, &complete, &plan_text)?;
+            changes.extend(keys.into_iter().filter(|change| freedom(change) == Freedom::Identity));
+            changes.extend(changed_inputs(&provenance.identity.inputs, &now.inputs));
+            changes.dedup();
+            if provenance.identity.program != PROGRAM {
+                println!("program: another, {}; this is {PROGRAM}", provenance.identity.program);
+            }
         }
     }
-    n_different
+    let is_changed = |input: &FileHash| changes.iter().any(|change| change.name == input.name);
+    for input in inputs.iter().filter(|input| !is_changed(input)) {
+        println!("{}: the same, {}", input.name, input.sha256);
+    }
+    for change in &changes {
+        println!("{}: DIFFERENT, recorded {}, found {}", change.name, change.before, change.after);
+    }
+    Ok(changes.len())
+}
+
+/// The inputs that programs recorded before checkpoints had an identity, under the names these programs gave them.
+fn as_recorded_before(inputs: Vec<FileHash>, recorded: &[FileHash]) -> Vec<FileHash> {
+    let named = |input: FileHash| {
+        let name = if input.name.starts_with("weights") { "weights".to_string() } else { input.name };
+        FileHash { name, ..input }
+    };
+    let is_recorded = |input: &FileHash| recorded.iter().any(|known| known.name == input.name);
+    inputs.into_iter().map(named).filter(is_recorded).collect()
 }

@@ -2,19 +2,21 @@
 
 use anyhow::{Context, Result, bail};
 use stapo_core::ObjectiveSpec;
-use stapo_core::record::{self, FileHash, Record, ResponseRecord};
+use stapo_core::record::{self, FileHash, Record, ResponseRecord, changed_inputs};
 use stapo_rl::config::{ModelSource, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
-use stapo_rl::disk::sha256_hex;
-use stapo_rl::run::Checkpoint;
-use stapo_rl::train::{Trainer, base_folder};
-use stapo_rl::{Config, LoadedModel, Plan};
+use stapo_rl::run::{Checkpoint, check_tree};
+use stapo_rl::task::Programs;
+use stapo_rl::train::Trainer;
+use stapo_rl::{Config, LoadedModel, Plan, identity};
 use std::path::{Path, PathBuf};
 
-/// The text of a config, of the built-in config if none is given, and its resolved plan.
+/// The text of a config, of the built-in config if none is given, and its resolved plan. A run folder stands for its
+/// `plan.toml`.
 pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
     let text = match config {
+        Some(run) if run.is_dir() => plan_text(run)?,
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
         None => include_str!("../../../../configs/stapo.toml").to_string(),
     };
@@ -28,8 +30,9 @@ pub fn plan(run: &Path) -> Result<Plan> {
     Ok(Plan::resolve(Config::from_toml(&text, [])?)?)
 }
 
-/// The text of `plan.toml`.
+/// The text of `plan.toml`. A folder with links or pipes inside is refused.
 pub fn plan_text(run: &Path) -> Result<String> {
+    check_tree(run)?;
     std::fs::read_to_string(run.join("plan.toml"))
         .with_context(|| format!("run {}: no plan.toml, so this is no run folder", run.display()))
 }
@@ -47,10 +50,32 @@ pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
 }
 
 /// A trainer with the state of a checkpoint.
-pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<Trainer> {
-    let mut trainer = Trainer::new(plan, &base_folder(run, plan), device)?;
+pub fn trainer_at(
+    plan: &Plan,
+    checkpoint: &Checkpoint,
+    device: &Device,
+    programs: Programs,
+) -> Result<Trainer> {
+    let mut trainer = Trainer::new(plan, device, programs)?;
     trainer.learner.restore(checkpoint)?;
     Ok(trainer)
+}
+
+/// The model of a run with the weights of a checkpoint. The run's task is not opened. A model whose tokenizer, config or
+/// chat template is not that of the run is refused.
+pub fn model_at(plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<LoadedModel> {
+    if let Some(provenance) = &checkpoint.provenance {
+        let found = beside_weights(identity::of_source(&plan.config.model)?);
+        let mut changes = changed_inputs(&beside_weights(provenance.identity.inputs.clone()), &found);
+        changes.retain(|change| identity::is_model_file(&change.name));
+        if !changes.is_empty() {
+            let folder = checkpoint.path.clone();
+            bail!(stapo_rl::Error::ChangedModel { folder, changes });
+        }
+    }
+    let mut model = LoadedModel::open(&plan.config.model, device)?;
+    checkpoint.restore_weights(&mut model.policy)?;
+    Ok(model)
 }
 
 /// The purpose a device is opened for: trained weights need gradients and optimizer states besides.
@@ -99,14 +124,15 @@ pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
     Ok(found)
 }
 
-/// The JSON lines files of a part, in order of their names.
+/// The JSON lines files of a part but `events.jsonl`, in order of their names.
 pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
     let folder = run.join(part);
     if !folder.is_dir() {
         return Ok(Vec::new());
     }
     let entries = std::fs::read_dir(&folder).with_context(|| format!("folder {}", folder.display()))?;
-    let is_lines = |path: &PathBuf| path.extension().is_some_and(|e| e == "jsonl");
+    let is_lines =
+        |path: &PathBuf| path.extension().is_some_and(|e| e == "jsonl") && !path.ends_with("events.jsonl");
     let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_lines).collect();
     files.sort();
     Ok(files)
@@ -154,49 +180,30 @@ fn check_columns(response: &ResponseRecord) -> Result<()> {
     Ok(())
 }
 
-pub fn hash_bytes(name: &str, bytes: &[u8]) -> FileHash {
-    FileHash { name: name.to_string(), n_bytes: bytes.len() as u64, sha256: sha256_hex(bytes) }
-}
-
-pub fn hash_file(name: &str, path: &Path) -> Result<FileHash> {
-    let bytes = std::fs::read(path).with_context(|| format!("{name} {}", path.display()))?;
-    Ok(hash_bytes(name, &bytes))
-}
-
-/// The hashes of a model's weight files.
-pub fn hash_weights(model: &Path) -> Result<Vec<FileHash>> {
-    weight_files(model)?.iter().map(|path| hash_file("weights", path)).collect()
-}
-
-/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its weights, and the training steps it has
-/// seen.
-pub fn open_model(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
-    let path = Path::new(name);
-    if name == "builtin" {
-        let scratch = tempfile::tempdir().context("temporary folder")?;
-        let model = LoadedModel::open(&ModelSource::Builtin, scratch.path(), device)?;
-        return Ok((model, vec![hash_bytes("weights", stapo_rl::builtin_weights())], None));
+/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its files, and the training steps it has seen.
+pub fn open_model(path: &Path, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
+    if path == Path::new("builtin") {
+        let model = LoadedModel::open(&ModelSource::Builtin, device)?;
+        return Ok((model, identity::of_source(&ModelSource::Builtin)?, None));
     }
-    if path.join("plan.toml").is_file() {
+    if is_run(path) {
         let plan = plan(path)?;
         let checkpoint = newest_checkpoint(path)?;
-        let trainer = trainer_at(path, &plan, &checkpoint, device)?;
-        let weights = hash_weights(&checkpoint.path)?;
-        return Ok((trainer.learner.model, weights, Some(checkpoint.counters.step)));
+        let model = model_at(&plan, &checkpoint, device)?;
+        let mut inputs = identity::of_model(&checkpoint.path)?;
+        inputs.extend(beside_weights(identity::of_source(&plan.config.model)?));
+        return Ok((model, inputs, Some(checkpoint.counters.step)));
     }
     let model = LoadedModel::open_path(path, device)?;
-    Ok((model, hash_weights(path)?, None))
+    Ok((model, identity::of_model(path)?, None))
 }
 
-/// The path itself if it is a file, else the weight files of the folder.
-fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
-    if path.is_file() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let entries = std::fs::read_dir(path).with_context(|| format!("model {}", path.display()))?;
-    let is_weights = |path: &PathBuf| path.extension().is_some_and(|e| e == "safetensors" || e == "gguf");
-    let mut files: Vec<PathBuf> =
-        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_weights).collect();
-    files.sort();
-    Ok(files)
+/// The files of a model besides its weights.
+fn beside_weights(files: Vec<FileHash>) -> Vec<FileHash> {
+    files.into_iter().filter(|file| !file.name.starts_with("weights")).collect()
+}
+
+/// Whether the path is a run folder.
+pub fn is_run(path: &Path) -> bool {
+    path.join("plan.toml").symlink_metadata().is_ok()
 }

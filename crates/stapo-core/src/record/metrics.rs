@@ -48,6 +48,9 @@ pub struct Metrics {
     /// max |logp - behavior_logp| over the first mini-batch: 0 where rollout and training agree to the bit.
     pub exactness_max_abs: f64,
     pub tokens_per_second: TokensPerSecond,
+    /// Hash of weights, optimizer state and counters after the step, in steps that record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_sha256: Option<String>,
     #[serde(flatten)]
     pub extra: Extra,
 }
@@ -99,6 +102,9 @@ pub struct PretrainMetrics {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
     pub tokens_per_second: f64,
+    /// Hash of weights, optimizer state and counters after the step, in steps that record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_sha256: Option<String>,
     #[serde(flatten)]
     pub extra: Extra,
 }

@@ -4,13 +4,17 @@
 //! writes these keys back, so older programs read and copy newer files. A change that breaks this rule raises
 //! [`SCHEMA`], and a reader refuses records with a higher schema than [`SCHEMA`].
 
+mod event;
 mod experiment;
+mod identity;
 mod manifest;
 mod metrics;
 mod tokens;
 
+pub use event::{Event, EventKind, LockRecord, StopReason, Writer};
 pub use experiment::{Arm, Experiment};
-pub use manifest::{BuildRecord, FileHash, Manifest, StepHash};
+pub use identity::{ABSENT, Change, Identity, changed_inputs};
+pub use manifest::{AcceptedChange, BuildRecord, FileHash, Manifest, StepHash};
 pub use metrics::{EntropyChange, EntropyQuantiles, Metrics, PretrainMetrics, TokensPerSecond};
 pub use tokens::{Alternative, EvalRecord, ResponseRecord, TokenColumns, TokenRecord};
 
@@ -59,21 +63,33 @@ impl Record for EvalRecord {}
 impl Record for Experiment {}
 impl Record for Manifest {}
 impl Record for BuildRecord {}
+impl Record for Event {}
+impl Record for LockRecord {}
 
 /// A record of one step.
 pub trait Stepped: Record {
     fn step(&self) -> u64;
+    /// The hash of the state after the step, where the step has one.
+    fn state_sha256(&self) -> Option<&str>;
 }
 
 impl Stepped for Metrics {
     fn step(&self) -> u64 {
         self.step
     }
+
+    fn state_sha256(&self) -> Option<&str> {
+        self.state_sha256.as_deref()
+    }
 }
 
 impl Stepped for PretrainMetrics {
     fn step(&self) -> u64 {
         self.step
+    }
+
+    fn state_sha256(&self) -> Option<&str> {
+        self.state_sha256.as_deref()
     }
 }
 

@@ -1,8 +1,10 @@
 //! Sets of questions by name, file or task.
 
 use crate::error::{Error, Result};
+use crate::run::hash_file;
 use crate::task::{Judged, RowsSpec, Task, TaskSpec};
 use stapo_core::Problem;
+use stapo_core::record::FileHash;
 use std::path::{Path, PathBuf};
 
 /// The six benchmarks of the STAPO paper, in the paper's order.
@@ -38,6 +40,8 @@ pub struct Benchmark {
     pub name: String,
     pub problems: Vec<Problem>,
     pub n_samples: usize,
+    /// The file of the questions; `None` for generated questions.
+    pub input: Option<FileHash>,
     task: Task,
 }
 
@@ -74,8 +78,16 @@ impl Benchmark {
             }
         };
         let task = Task::open(&spec)?;
+        let name = Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let input = match &spec {
+            TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) => {
+                Some(hash_file(&format!("benchmark {name}"), &rows.path)?)
+            }
+            TaskSpec::Arithmetic(_) | TaskSpec::Countdown(_) => None,
+        };
         Ok(Self {
-            name: Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            name,
+            input,
             problems: task.held_out(usize::MAX),
             n_samples: known.map_or(OTHER_SAMPLES, |known| known.n_samples),
             task,

@@ -9,7 +9,7 @@ mod table;
 pub use benchmark::{Benchmark, KNOWN, SIX};
 pub use comparison::{Compared, compare};
 pub use decoding::Decoding;
-pub use folder::{EvalFolder, EvalPlan};
+pub use folder::{EvalFolder, EvalPlan, InterruptedEval};
 pub use table::{EvalRow, average, rows};
 
 use crate::error::{Error, Result};

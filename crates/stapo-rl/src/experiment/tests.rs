@@ -13,7 +13,7 @@ fn shipped() -> Vec<(String, String)> {
 
 #[test]
 fn shipped_experiments_have_the_runs_they_promise() {
-    let runs: std::collections::BTreeMap<String, usize> = shipped()
+    let runs: BTreeMap<String, usize> = shipped()
         .into_iter()
         .map(|(name, text)| {
             let experiment =
@@ -61,6 +61,30 @@ fn a_wrong_value_is_found_before_the_first_run() {
     assert!(said.contains("expected at least one of each"), "{said}");
     let said = complaint(&format!("{base}[[arms]]\nname = \"a\"\n[matrix]\nsteps = 3"));
     assert!(said.contains("steps is not a list"), "{said}");
+}
+
+/// Two runs never share a folder or a result.
+#[test]
+fn arms_and_seeds_that_could_be_taken_for_one_another_are_refused() {
+    let complaint = |seeds: &str, arms: &[&str]| {
+        let arms: Vec<String> = arms.iter().map(|name| format!("[[arms]]\nname = {name:?}\n")).collect();
+        let text = format!("name = \"m\"\nseeds = {seeds}\n{}", arms.concat());
+        ExperimentSpec::from_toml(&text).and_then(|spec| spec.expand()).unwrap_err().to_string()
+    };
+    let said = complaint("[0]", &["a b", "a-b"]);
+    assert!(said.contains("\"a b\" and \"a-b\" share the folder a-b/seed-0"), "{said}");
+    let said = complaint("[0]", &["Stapo", "stapo"]);
+    assert!(said.contains("\"Stapo\" and \"stapo\" share the folder"), "{said}");
+    let said = complaint("[0]", &["a", "b", "a"]);
+    assert!(said.contains("two arms are named \"a\""), "{said}");
+    let said = complaint("[3, 0, 3]", &["a"]);
+    assert!(said.contains("seeds: 3 is there twice"), "{said}");
+    for name in ["", " ", "..", "a/b", "../a", "a\\b", "a\nb", "a\u{7f}"] {
+        let said = complaint("[0]", &[name]);
+        assert!(said.contains("is no name"), "{name:?}: {said}");
+    }
+    let text = "name = \"../m\"\nseeds = [0]\n[[arms]]\nname = \"a\"";
+    assert!(ExperimentSpec::from_toml(text).unwrap().expand().is_err(), "the experiment names a folder too");
 }
 
 fn metrics(step: u64, eval_accuracy: f64, entropy_mean: f64) -> Metrics {

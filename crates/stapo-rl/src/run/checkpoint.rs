@@ -1,102 +1,166 @@
-//! Checkpoints: safetensors and JSON, atomic, sealed with hashes, bounded in number.
+//! Checkpoints: safetensors, the plan and JSON, atomic, sealed with hashes, bounded in number.
 
-use crate::disk::{create_folder, hex, remove_folder, rename, sha256_hex, write_whole};
+use super::state::{self, Counters, LoopState};
+use super::tree::check_tree;
+use crate::disk::{create_folder, remove_folder, rename, sha256_hex, write_whole};
 use crate::error::{Error, Result};
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use stapo_core::record::SCHEMA;
+use stapo_core::record::Identity;
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::Optimizer;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// The progress of a run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counters {
-    /// Training steps made.
-    pub step: u64,
-    /// Problems drawn.
-    pub position: u64,
-    /// Optimizer steps made.
-    pub n_updates: u64,
-}
 
 /// A checkpoint whose hashes have been checked.
 #[derive(Debug)]
 pub struct Checkpoint {
     pub path: PathBuf,
     pub counters: Counters,
+    pub loop_state: LoopState,
+    /// `None` for a checkpoint of a program that did not record it.
+    pub provenance: Option<Provenance>,
     state: Vec<u8>,
 }
 
-#[derive(Serialize, Deserialize)]
+/// What a checkpoint says about the run that made it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Provenance {
+    /// The hash of weights, optimizer state and counters.
+    pub state_hash: String,
+    /// The step's line of `metrics.jsonl` without its newline; `None` before the first step.
+    pub metrics: Option<String>,
+    /// The text of `plan.toml`, of which the checkpoint keeps a copy.
+    pub plan: String,
+    pub identity: Identity,
+}
+
+/// What a checkpoint is made of.
+pub struct Snapshot<'a> {
+    pub counters: Counters,
+    pub loop_state: &'a LoopState,
+    pub policy: &'a Policy,
+    pub optimizer: &'a Optimizer,
+    pub provenance: Provenance,
+}
+
+/// `checkpoint.json`. Schema 1 has only the first three keys and a seal of its own.
+#[derive(Clone, Serialize, Deserialize)]
 struct Sealed {
     schema: u32,
     counters: Counters,
+    /// The hash of `state.safetensors`.
     state_sha256: String,
-    /// A hash of the other fields, so that a changed counter is found like a changed weight.
+    #[serde(default)]
+    loop_state: LoopState,
+    #[serde(default)]
+    state_hash: String,
+    #[serde(default)]
+    metrics: Option<String>,
+    /// The hash of the checkpoint's copy of `plan.toml`.
+    #[serde(default)]
+    plan_sha256: String,
+    #[serde(default)]
+    identity: Identity,
+    /// A hash of the other keys, so that a changed counter is found like a changed weight.
     seal: String,
 }
 
+/// The schema of `checkpoint.json` that this program writes, and the highest that this program reads.
+const CHECKPOINT_SCHEMA: u32 = 2;
 const STATE: &str = "state.safetensors";
+const PLAN: &str = "plan.toml";
 const SEALED: &str = "checkpoint.json";
-/// Prefixes of tensor names: the weights and the optimizer's two moments.
-const PARTS: [&str; 3] = ["weight", "moment1", "moment2"];
+
+impl Sealed {
+    /// The file of a checkpoint, with a seal that fits.
+    fn read(checkpoint: &Path) -> Result<Self> {
+        let refuse = |problem: String| Error::Checkpoint { path: checkpoint.to_owned(), problem };
+        let bytes = fs::read(checkpoint.join(SEALED)).map_err(|e| refuse(format!("{SEALED}: {e}")))?;
+        let sealed: Self =
+            serde_json::from_slice(&bytes).map_err(|e| refuse(format!("{SEALED} is damaged: {e}")))?;
+        if sealed.schema > CHECKPOINT_SCHEMA {
+            return Err(refuse(format!(
+                "schema {} is newer than this program's {CHECKPOINT_SCHEMA}",
+                sealed.schema
+            )));
+        }
+        if sealed.expected_seal() != sealed.seal {
+            return Err(refuse(format!("{SEALED} is damaged: its seal does not fit")));
+        }
+        Ok(sealed)
+    }
+
+    fn expected_seal(&self) -> String {
+        if self.schema == 1 {
+            let Counters { step, position, n_updates } = self.counters;
+            return sha256_hex(format!("{step} {position} {n_updates} {}", self.state_sha256).as_bytes());
+        }
+        let unsealed = Sealed { seal: String::new(), ..self.clone() };
+        sha256_hex(serde_json::to_string(&unsealed).expect("numbers and strings are JSON").as_bytes())
+    }
+}
 
 impl Checkpoint {
-    /// Writes the state after `counters.step` and removes all but the newest `n_kept` checkpoints.
-    pub fn save(
-        run: &Path,
-        counters: Counters,
-        policy: &Policy,
-        optimizer: &Optimizer,
-        n_kept: usize,
-    ) -> Result<PathBuf> {
+    /// Writes the state after `counters.step` and removes all but the newest `n_kept` checkpoints up to that step. A
+    /// state that is not finite is refused, and nothing is written.
+    pub fn save(run: &Path, snapshot: &Snapshot, n_kept: usize) -> Result<PathBuf> {
+        let Snapshot { counters, policy, optimizer, .. } = *snapshot;
+        state::check_finite(counters.step, policy, optimizer)?;
         let folder = run.join("checkpoints");
-        let path = folder.join(format!("step-{:06}", counters.step));
-        let beside = folder.join(format!(".step-{:06}.tmp", counters.step));
-        let written = (|| {
-            if beside.exists() {
-                remove_folder(&beside)?;
-            }
-            create_folder(&beside)?;
-            let state = serialize(policy, optimizer);
-            let state_sha256 = sha256_hex(&state);
-            write_whole(&beside.join(STATE), &state)?;
-            let seal = seal(counters, &state_sha256);
-            let sealed = Sealed { schema: SCHEMA, counters, state_sha256, seal };
-            let text = serde_json::to_string_pretty(&sealed).expect("numbers and strings are JSON");
-            write_whole(&beside.join(SEALED), text.as_bytes())?;
-            if path.exists() {
-                remove_folder(&path)?;
-            }
-            rename(&beside, &path)
-        })();
+        let path = folder.join(folder_name(counters.step));
+        let beside = folder.join(format!(".{}.tmp", folder_name(counters.step)));
+        let written = snapshot.write(&beside).and_then(|()| put_in_place(&beside, &path));
         if written.is_err() {
             let _ = fs::remove_dir_all(&beside);
         }
         written?;
-        for old in Self::list(run)?.into_iter().rev().skip(n_kept) {
+        Self::prune(run, counters.step, n_kept)?;
+        Ok(path)
+    }
+
+    /// Removes all but the newest `n_kept` checkpoints up to `step`, and what interrupted writers left behind.
+    pub fn prune(run: &Path, step: u64, n_kept: usize) -> Result<()> {
+        let earlier = Self::numbered(run)?.into_iter().rev().filter(|(number, _)| *number <= step);
+        for (_, old) in earlier.skip(n_kept) {
             remove_folder(&old)?;
         }
-        Ok(path)
+        let folder = run.join("checkpoints");
+        let entries = fs::read_dir(&folder).map_err(|e| Error::io(&folder, e))?;
+        for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
+            let is_ours = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".step-"));
+            if is_ours && path.extension().is_some_and(|extension| extension == "tmp") {
+                remove_folder(&path)?;
+            }
+        }
+        Ok(())
     }
 
     /// The folders of a run's checkpoints, oldest first.
     pub fn list(run: &Path) -> Result<Vec<PathBuf>> {
+        Ok(Self::numbered(run)?.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// The folders named `step-` and digits, by step.
+    fn numbered(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
         let folder = run.join("checkpoints");
-        let entries = fs::read_dir(&folder).map_err(|e| Error::io(&folder, e))?;
-        let named =
-            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-"));
-        let mut found: Vec<PathBuf> =
-            entries.filter_map(|e| e.ok().map(|e| e.path())).filter(named).collect();
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Error::io(&folder, error)),
+        };
+        let step = |path: &Path| {
+            let digits = path.file_name()?.to_str()?.strip_prefix("step-")?;
+            digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+        };
+        let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+        let mut found: Vec<(u64, PathBuf)> = paths.filter_map(|path| Some((step(&path)?, path))).collect();
         found.sort();
         Ok(found)
     }
 
     /// The newest good checkpoint, and the errors of newer checkpoints that were refused.
     pub fn newest(run: &Path) -> Result<(Option<Self>, Vec<Error>)> {
+        check_tree(run)?;
         let mut refused = Vec::new();
         for path in Self::list(run)?.into_iter().rev() {
             match Self::open(&path) {
@@ -107,94 +171,95 @@ impl Checkpoint {
         Ok((None, refused))
     }
 
-    /// Reads a checkpoint and checks the hashes.
+    /// The step and the state hash of a checkpoint whose seal fits; the state itself is not read.
+    pub(super) fn recorded_hash(path: &Path) -> Option<(u64, String)> {
+        let sealed = Sealed::read(path).ok().filter(|sealed| sealed.schema > 1)?;
+        Some((sealed.counters.step, sealed.state_hash))
+    }
+
+    /// Reads a checkpoint, and checks the hashes and that every number is finite.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
         let read = |name: &str| fs::read(path.join(name)).map_err(|e| refuse(format!("{name}: {e}")));
-        let sealed: Sealed = serde_json::from_slice(&read(SEALED)?)
-            .map_err(|e| refuse(format!("{SEALED} is damaged: {e}")))?;
-        if sealed.schema > SCHEMA {
-            return Err(refuse(format!("schema {} is newer than this program's {SCHEMA}", sealed.schema)));
-        }
-        if seal(sealed.counters, &sealed.state_sha256) != sealed.seal {
-            return Err(refuse(format!("{SEALED} is damaged: its seal does not fit")));
+        let sealed = Sealed::read(path)?;
+        let named = path.file_name().and_then(|name| name.to_str());
+        if named.is_some_and(|name| name.starts_with("step-") && name != folder_name(sealed.counters.step)) {
+            return Err(refuse(format!("is a copy of the checkpoint of step {}", sealed.counters.step)));
         }
         let state = read(STATE)?;
         if sha256_hex(&state) != sealed.state_sha256 {
             return Err(refuse(format!("{STATE} is damaged: its hash is not the one recorded")));
         }
-        Ok(Self { path: path.to_owned(), counters: sealed.counters, state })
+        if let Some(problem) = state::first_not_finite_in(&state) {
+            return Err(refuse(format!("{STATE}: {problem}")));
+        }
+        let plan = if sealed.schema == 1 { None } else { Some(read(PLAN)?) };
+        if plan.as_ref().is_some_and(|plan| sha256_hex(plan) != sealed.plan_sha256) {
+            return Err(refuse(format!("{PLAN} is damaged: its hash is not the one recorded")));
+        }
+        let provenance = plan.map(|plan| Provenance {
+            state_hash: sealed.state_hash,
+            metrics: sealed.metrics,
+            plan: String::from_utf8_lossy(&plan).into_owned(),
+            identity: sealed.identity,
+        });
+        let Sealed { counters, loop_state, .. } = sealed;
+        Ok(Self { path: path.to_owned(), counters, loop_state, provenance, state })
     }
 
     /// Copies the state to a policy and an optimizer of the same shape.
     pub fn restore(&self, policy: &mut Policy, optimizer: &mut Optimizer) -> Result<()> {
-        let refuse = |problem: String| Error::Checkpoint { path: self.path.clone(), problem };
-        let tensors = SafeTensors::deserialize(&self.state).map_err(|e| refuse(e.to_string()))?;
-        let read = |part: &str, name: &str, values: &mut [f32]| {
-            let tensor =
-                tensors.tensor(&format!("{part}.{name}")).map_err(|e| refuse(format!("{name}: {e}")))?;
-            let bytes = tensor.data();
-            if bytes.len() != 4 * values.len() {
-                return Err(refuse(format!("{name}: {} bytes, expected {}", bytes.len(), 4 * values.len())));
-            }
-            for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(4)) {
-                *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            }
-            Ok(())
+        self.restore_weights(policy)?;
+        state::restore_moments(&self.state, self.counters.n_updates, policy, optimizer)
+            .map_err(|problem| self.refusal(problem))
+    }
+
+    /// Copies the weights alone to a policy of the same shape.
+    pub fn restore_weights(&self, policy: &mut Policy) -> Result<()> {
+        state::restore_weights(&self.state, policy).map_err(|problem| self.refusal(problem))
+    }
+
+    fn refusal(&self, problem: String) -> Error {
+        Error::Checkpoint { path: self.path.clone(), problem }
+    }
+}
+
+impl Snapshot<'_> {
+    fn write(&self, folder: &Path) -> Result<()> {
+        if folder.exists() {
+            remove_folder(folder)?;
+        }
+        create_folder(folder)?;
+        let state = state::serialize(self.policy, self.optimizer);
+        write_whole(&folder.join(STATE), &state)?;
+        let Provenance { state_hash, metrics, plan, identity } = &self.provenance;
+        write_whole(&folder.join(PLAN), plan.as_bytes())?;
+        let mut sealed = Sealed {
+            schema: CHECKPOINT_SCHEMA,
+            counters: self.counters,
+            state_sha256: sha256_hex(&state),
+            loop_state: self.loop_state.clone(),
+            state_hash: state_hash.clone(),
+            metrics: metrics.clone(),
+            plan_sha256: sha256_hex(plan.as_bytes()),
+            identity: identity.clone(),
+            seal: String::new(),
         };
-        let mut outcome = Ok(());
-        policy.fill(|spec, values| {
-            if outcome.is_ok() {
-                outcome = read(PARTS[0], &spec.name, values);
-            }
-        });
-        outcome?;
-        optimizer.restore(policy, self.counters.n_updates, |spec, m, v| {
-            read(PARTS[1], &spec.name, m)?;
-            read(PARTS[2], &spec.name, v)
-        })
+        sealed.seal = sealed.expected_seal();
+        let text = serde_json::to_string_pretty(&sealed).expect("numbers and strings are JSON");
+        write_whole(&folder.join(SEALED), text.as_bytes())
     }
 }
 
-/// One hash of weights, optimizer state and counters.
-pub(crate) fn state_hash(counters: Counters, policy: &Policy, optimizer: &Optimizer) -> String {
-    let mut hash = Sha256::new();
-    let mut add = |values: &[f32]| hash.update(bytes_of(values));
-    for (_, values) in policy.tensors() {
-        add(&values.to_vec());
+/// Moves a written checkpoint to its name. What has that name was refused or is the same state, since a run goes on
+/// from its newest good checkpoint.
+fn put_in_place(beside: &Path, path: &Path) -> Result<()> {
+    if path.exists() {
+        remove_folder(path)?;
     }
-    for (_, m, v) in optimizer.state(policy) {
-        add(&m.to_vec());
-        add(&v.to_vec());
-    }
-    for count in [counters.step, counters.position, counters.n_updates] {
-        hash.update(count.to_le_bytes());
-    }
-    hex(&hash.finalize())
+    rename(beside, path)
 }
 
-fn seal(counters: Counters, state_sha256: &str) -> String {
-    let Counters { step, position, n_updates } = counters;
-    sha256_hex(format!("{step} {position} {n_updates} {state_sha256}").as_bytes())
-}
-
-fn serialize(policy: &Policy, optimizer: &Optimizer) -> Vec<u8> {
-    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
-    for (spec, values) in policy.tensors() {
-        tensors.push((format!("{}.{}", PARTS[0], spec.name), spec.shape.clone(), bytes_of(&values.to_vec())));
-    }
-    for (spec, m, v) in optimizer.state(policy) {
-        tensors.push((format!("{}.{}", PARTS[1], spec.name), spec.shape.clone(), bytes_of(&m.to_vec())));
-        tensors.push((format!("{}.{}", PARTS[2], spec.name), spec.shape.clone(), bytes_of(&v.to_vec())));
-    }
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        let view =
-            TensorView::new(Dtype::F32, shape.clone(), bytes).expect("as many bytes as the shape says");
-        (name, view)
-    });
-    safetensors::serialize(views, None).expect("f32 tensors of distinct names")
-}
-
-fn bytes_of(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+fn folder_name(step: u64) -> String {
+    format!("step-{step:06}")
 }

@@ -2,19 +2,21 @@
 
 mod show;
 
+use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::{self, Use};
 use crate::shared::stop;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use stapo_core::record::{EvalRecord, SCHEMA};
-use stapo_rl::LoadedModel;
+use stapo_core::record::{EvalRecord, FileHash, SCHEMA, StopReason};
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
-    Benchmark, Decoding, Done, EvalFolder, EvalPlan, EvalRow, EvalSampling, SIX, compare, evaluate, rows,
+    Benchmark, Decoding, Done, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval, SIX, compare,
+    evaluate, rows,
 };
+use stapo_rl::{LoadedModel, identity};
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 /// Evaluates a model on benchmarks: avg@k, pass@k and maj@k with intervals clustered by question.
@@ -74,6 +76,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     resume: Option<PathBuf>,
 
+    /// Goes on although the model or a benchmark file changed since the evaluation began, and records it.
+    #[arg(long, requires = "resume")]
+    accept_changes: bool,
+
     /// The table as one JSON array on standard output.
     #[arg(long)]
     json: bool,
@@ -98,12 +104,15 @@ pub struct CompareArgs {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let stop = stop::on_signals()?;
     let device = run_folder::device(args.device, args.threads, Use::Reading)?;
-    let (mut folder, plan, done, model, step) = match &args.resume {
-        Some(path) => reopen(path, &device)?,
+    let Opened { mut folder, plan, done, model, step, benchmarks } = match &args.resume {
+        Some(path) => reopen(args, path, &device)?,
         None => begin(args, &device)?,
     };
-    let benchmarks = open_benchmarks(&plan)?;
+    if let Some(text) = folder.lock_warning() {
+        eprintln!("warning: {text}");
+    }
     let decodings = decodings(&plan.decodings)?;
     let sampling = EvalSampling {
         seed: plan.seed,
@@ -115,28 +124,39 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let n_all: usize =
         decodings.len() * benchmarks.iter().map(|b| b.problems.len() * b.n_samples).sum::<usize>();
     let bar = bar(n_all, done.len(), args.json);
-    let stop = stop::on_ctrl_c()?;
     let mut n_right = 0;
-    evaluate(&model, &benchmarks, &decodings, sampling, &done, |record| {
+    let evaluated = evaluate(&model, &benchmarks, &decodings, sampling, &done, |record| {
         folder.add(&record)?;
         n_right += usize::from(record.verdict == stapo_core::Verdict::Right);
         bar.set_message(format!("{n_right} right"));
         bar.inc(1);
-        Ok(!stop.load(Ordering::Relaxed))
-    })?;
+        Ok(!stop.is_raised())
+    });
     bar.finish_and_clear();
-    if stop.load(Ordering::Relaxed) {
+    if let Err(error) = evaluated {
+        // Where the event cannot be written, the error that ended the evaluation is shown all the same.
+        let _ = folder.record_stop(StopReason::Error, &error.to_string());
+        return Err(error.into());
+    }
+    if stop.is_raised() {
+        folder.record_stop(StopReason::Signal, &stop.name())?;
         let at = folder.folder().display();
         eprintln!("stopped; go on with: stapo eval --resume {at}");
-        return Ok(ExitCode::from(130));
+        return Ok(ExitCode::from(stop.exit_status()));
     }
-    let mut rows = rows(&EvalFolder::read_samples(folder.folder())?)?;
-    let place = |row: &EvalRow| {
-        let benchmark = benchmarks.iter().position(|benchmark| benchmark.name == row.benchmark);
-        (decodings.iter().position(|decoding| decoding.name == row.decoding), benchmark)
+    let place = |decoding: &str, benchmark: &str| {
+        let benchmark = benchmarks.iter().position(|known| known.name == benchmark);
+        (decodings.iter().position(|known| known.name == decoding), benchmark)
     };
-    rows.sort_by_key(place);
+    let questions = question_places(&benchmarks);
+    let samples = folder.sort_samples(|sample| {
+        let question = questions.get(&(sample.benchmark.as_str(), sample.problem_id.as_str())).copied();
+        (place(&sample.decoding, &sample.benchmark), question, sample.sample_idx)
+    })?;
+    let mut rows = rows(&samples)?;
+    rows.sort_by_key(|row: &EvalRow| place(&row.decoding, &row.benchmark));
     folder.write_table(&rows)?;
+    folder.record_stop(StopReason::Done, "")?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
     } else {
@@ -146,20 +166,38 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-type Opened = (EvalFolder, EvalPlan, Done, LoadedModel, Option<u64>);
+/// The place of every question in its benchmark, by the names of both.
+fn question_places(benchmarks: &[Benchmark]) -> HashMap<(&str, &str), usize> {
+    let mut places = HashMap::new();
+    for benchmark in benchmarks {
+        let numbered = benchmark.problems.iter().enumerate();
+        places.extend(numbered.map(|(idx, problem)| ((benchmark.name.as_str(), problem.id.as_str()), idx)));
+    }
+    places
+}
+
+/// An evaluation that can go on.
+struct Opened {
+    folder: EvalFolder,
+    plan: EvalPlan,
+    done: Done,
+    model: LoadedModel,
+    step: Option<u64>,
+    benchmarks: Vec<Benchmark>,
+}
 
 fn begin(args: &Args, device: &Device) -> Result<Opened> {
-    let (model, weights, step) = run_folder::open_model(&args.model, device)?;
+    let (model, model_files, step) = open_finite(&args.model, device)?;
     if args.chat && model.template.is_none() {
         bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
     }
     let names = |name: &String| -> Vec<String> {
         if name == "all" { SIX.map(String::from).to_vec() } else { vec![name.clone()] }
     };
-    let plan = EvalPlan {
+    let mut plan = EvalPlan {
         schema: SCHEMA,
         model: args.model.clone(),
-        weights,
+        weights: model_files.iter().filter(|file| file.name.starts_with("weights")).cloned().collect(),
         benchmarks: args.benchmarks.iter().flat_map(names).collect(),
         data: args.data.clone(),
         decodings: args.decoding.clone(),
@@ -170,26 +208,50 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         chat: args.chat,
         seed: args.seed,
         kv_mib: args.kv_mib,
+        inputs: Vec::new(),
+        device: identity::device_kind(args.device),
+        program: PROGRAM.to_string(),
+        seal: String::new(),
     };
     // Benchmarks and decodings are checked before the folder is made, so that a bad name leaves no folder behind.
     decodings(&plan.decodings)?;
-    open_benchmarks(&plan)?;
+    let benchmarks = open_benchmarks(&plan)?;
+    plan.inputs = inputs(model_files, &benchmarks);
     let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));
-    let folder = EvalFolder::create(&args.out.clone().unwrap_or_else(stamp), &plan)?;
-    Ok((folder, plan, Done::new(), model, step))
+    let folder = args.out.clone().unwrap_or_else(stamp);
+    let folder = EvalFolder::create(&folder, &plan, &writer(args.device))?;
+    Ok(Opened { folder, plan, done: Done::new(), model, step, benchmarks })
 }
 
-fn reopen(path: &Path, device: &Device) -> Result<Opened> {
-    let (folder, plan, done) = EvalFolder::reopen(path)?;
-    let (model, weights, step) = run_folder::open_model(&plan.model, device)?;
-    if weights != plan.weights {
+fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
+    let interrupted = InterruptedEval::open(path)?;
+    let (model, model_files, step) = open_finite(&interrupted.plan.model, device)?;
+    let benchmarks = open_benchmarks(&interrupted.plan)?;
+    let inputs = inputs(model_files, &benchmarks);
+    let device_kind = identity::device_kind(args.device);
+    let (folder, plan, done, warnings) =
+        interrupted.resume(&inputs, &device_kind, args.accept_changes, &writer(args.device))?;
+    for text in warnings {
+        eprintln!("warning: {text}");
+    }
+    Ok(Opened { folder, plan, done, model, step, benchmarks })
+}
+
+/// The files of the model and of the benchmarks.
+fn inputs(model_files: Vec<FileHash>, benchmarks: &[Benchmark]) -> Vec<FileHash> {
+    let files = benchmarks.iter().filter_map(|benchmark| benchmark.input.clone());
+    model_files.into_iter().chain(files).collect()
+}
+
+/// A model all of whose weights are finite numbers.
+fn open_finite(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
+    let opened = run_folder::open_model(Path::new(name), device)?;
+    if let Some((tensor, element)) = opened.0.first_not_finite() {
         bail!(
-            "evaluation {}: the model {} has changed since it began\nhint: evaluate the new one with another --out",
-            path.display(),
-            plan.model
+            "model {name}: {tensor}: element {element} is not a finite number\nhint: such a model answers nothing; take an earlier one"
         );
     }
-    Ok((folder, plan, done, model, step))
+    Ok(opened)
 }
 
 fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
@@ -198,7 +260,8 @@ fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
 }
 
 fn open_benchmarks(plan: &EvalPlan) -> Result<Vec<Benchmark>> {
-    plan.benchmarks
+    let benchmarks: Vec<Benchmark> = plan
+        .benchmarks
         .iter()
         .map(|name| {
             let mut benchmark = Benchmark::open(name, &plan.data, plan.template.as_deref())?;
@@ -209,7 +272,12 @@ fn open_benchmarks(plan: &EvalPlan) -> Result<Vec<Benchmark>> {
             }
             Ok(benchmark)
         })
-        .collect()
+        .collect::<Result<_>>()?;
+    let mut names = HashSet::new();
+    if let Some(twice) = benchmarks.iter().find(|benchmark| !names.insert(&benchmark.name)) {
+        bail!("benchmark {}: named twice\nhint: their samples would be taken for one another's", twice.name);
+    }
+    Ok(benchmarks)
 }
 
 fn bar(n_all: usize, n_done: usize, json: bool) -> ProgressBar {

@@ -1,18 +1,25 @@
 //! One run of an experiment as a process of its own, so that a crash of one run leaves the others alone.
 
 use super::show::Progress;
+use crate::shared::program::PROGRAM;
 use crate::shared::run_folder;
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{self, Arm, Metrics};
-use stapo_rl::run::{Checkpoint, Run};
-use std::io::{BufRead, BufReader, Read};
+use stapo_core::record::{self, Arm, Metrics, changed_inputs};
+use stapo_rl::disk::rename;
+use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, plan_differences};
+use stapo_rl::{Config, Plan, identity};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 pub struct Job<'a> {
     pub folder: &'a Path,
     pub arm: &'a Arm,
     pub threads: usize,
+    pub leashes: &'a Leashes,
 }
 
 pub enum Finished {
@@ -28,24 +35,22 @@ impl Job<'_> {
 
     pub fn run(&self, view: &Progress) -> Result<Finished> {
         let out = self.run_folder();
-        if is_complete(&out) {
+        let state = self.state(&out)?;
+        if let ArmState::Complete = state {
             return Ok(Finished::Done);
         }
         let mut command = Command::new(std::env::current_exe().context("this program's own path")?);
-        command.arg("train");
-        if Checkpoint::newest(&out).is_ok_and(|(checkpoint, _)| checkpoint.is_some()) {
+        command.args(["train", "--tied", "--json", "--threads", &self.threads.to_string()]);
+        if let ArmState::Interrupted = state {
             command.arg("--resume").arg(&out);
         } else {
-            // A folder without a checkpoint holds no finished step: the run starts anew.
-            if out.exists() {
-                std::fs::remove_dir_all(&out).with_context(|| out.display().to_string())?;
-            }
             command.arg(self.folder.join("config.toml")).arg("--out").arg(&out);
             command.args(self.arm.settings.iter().flat_map(|setting| ["--set", setting]));
         }
-        command.args(["--json", "--threads", &self.threads.to_string()]);
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("starting the run")?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("starting the run")?;
+        let leash = child.stdin.take().context("the run's standard input")?;
+        let held = self.leashes.hold(leash);
         // A thread drains standard error while this one reads the metrics, so that neither pipe fills up and blocks the
         // run.
         let stderr = child.stderr.take().context("the run's standard error")?;
@@ -61,25 +66,121 @@ impl Job<'_> {
             }
         }
         let status = child.wait().context("the run's end")?;
+        self.leashes.let_go(held);
         let said = said.join().unwrap_or_default();
         match status.code() {
             Some(0) => Ok(Finished::Done),
-            Some(130) => Ok(Finished::Stopped),
-            _ => bail!(
-                "{}",
-                said.lines().skip_while(|line| !line.starts_with("error")).collect::<Vec<_>>().join("\n")
-            ),
+            Some(129 | 130 | 143) => Ok(Finished::Stopped),
+            Some(_) => {
+                let error = said.lines().skip_while(|line| !line.starts_with("error")).collect::<Vec<_>>();
+                bail!("{}", error.join("\n"))
+            }
+            None => bail!("killed: {status}"),
         }
+    }
+
+    /// What the arm's folder holds. A folder that cannot go on is moved aside, never removed.
+    fn state(&self, out: &Path) -> Result<ArmState> {
+        if !out.exists() {
+            return Ok(ArmState::New);
+        }
+        let opened = Checkpoint::newest(out);
+        let has_steps = std::fs::metadata(out.join("metrics.jsonl")).is_ok_and(|file| file.len() > 0);
+        let checkpoint = match opened {
+            // An interrupted start has neither a checkpoint nor a step, and goes on from its plan.
+            Ok((None, refused)) if refused.is_empty() && !has_steps && out.join("plan.toml").is_file() => {
+                None
+            }
+            Ok((Some(checkpoint), _)) => Some(checkpoint),
+            Ok((None, _)) | Err(_) => {
+                move_aside(out)?;
+                return Ok(ArmState::New);
+            }
+        };
+        let plan = self.check_identity(out, checkpoint.as_ref())?;
+        let is_complete = checkpoint.is_some_and(|checkpoint| is_complete(out, &plan, &checkpoint));
+        Ok(if is_complete { ArmState::Complete } else { ArmState::Interrupted })
+    }
+
+    /// Refuses a folder that holds the run of another arm, or of this arm with other inputs. Returns the run's plan.
+    fn check_identity(&self, out: &Path, checkpoint: Option<&Checkpoint>) -> Result<Plan> {
+        let config = std::fs::read_to_string(self.folder.join("config.toml"))?;
+        let config = Config::from_toml(&config, self.arm.settings.iter().map(String::as_str))?;
+        let expected = Plan::resolve(config)?;
+        let found = run_folder::plan(out)?;
+        let expected_text = expected.to_toml();
+        let mut changes = plan_differences(&expected_text, &expected_text, &found.to_toml())?;
+        changes.retain(|change| freedom(change) != Freedom::Free);
+        if let Some(provenance) = checkpoint.and_then(|checkpoint| checkpoint.provenance.as_ref()) {
+            let now = identity::of_plan(&expected, PROGRAM)?;
+            changes.extend(changed_inputs(&provenance.identity.inputs, &now.inputs));
+        }
+        if !changes.is_empty() {
+            let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
+            bail!(
+                "folder {}: holds another run than arm {:?} with seed {}\n  {}\nhint: put back what changed, or run the experiment anew with another --out",
+                out.display(),
+                self.arm.name,
+                self.arm.seed,
+                changes.join("\n  ")
+            );
+        }
+        Ok(found)
     }
 }
 
-/// Whether the run has all steps of its plan, or reached its target accuracy, and its last step is saved.
-fn is_complete(run: &Path) -> bool {
-    let Ok(plan) = run_folder::plan(run) else { return false };
+enum ArmState {
+    New,
+    Interrupted,
+    Complete,
+}
+
+/// Renames a folder to `NAME.aside-1`, or the next number that is free.
+fn move_aside(folder: &Path) -> Result<()> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut numbered = (1..u32::MAX).map(|n| folder.with_file_name(format!("{name}.aside-{n}")));
+    let free = numbered.find(|path| !path.exists());
+    let aside = free.context("a free name")?;
+    eprintln!("{}: no checkpoint can be read; moved to {}", folder.display(), aside.display());
+    Ok(rename(folder, &aside)?)
+}
+
+/// Whether the run has all steps of its plan, or reached its target accuracy, and its last step is saved and in the
+/// manifest, which a run writes last.
+fn is_complete(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> bool {
     let metrics: Vec<Metrics> = Run::read_metrics(run).unwrap_or_default();
     let Some(last) = metrics.last() else { return false };
     let is_reached =
         last.eval_accuracy.zip(plan.config.evaluation.target_accuracy).is_some_and(|(a, t)| a >= t);
-    let saved = Checkpoint::newest(run).ok().and_then(|(checkpoint, _)| checkpoint);
-    (last.step >= plan.config.steps || is_reached) && saved.is_some_and(|c| c.counters.step == last.step)
+    let is_listed = Run::read_manifest(run)
+        .is_ok_and(|manifest| manifest.steps.iter().any(|hash| hash.step == last.step));
+    (last.step >= plan.config.steps || is_reached) && checkpoint.counters.step == last.step && is_listed
+}
+
+/// The standard inputs of the runs in progress. A run ends when its input closes, and so with this process in whatever
+/// way this process ends.
+#[derive(Default)]
+pub struct Leashes {
+    held: Mutex<BTreeMap<u64, ChildStdin>>,
+    n_held: AtomicU64,
+}
+
+impl Leashes {
+    fn hold(&self, leash: ChildStdin) -> u64 {
+        let number = self.n_held.fetch_add(1, Ordering::SeqCst);
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(number, leash);
+        number
+    }
+
+    fn let_go(&self, number: u64) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+    }
+
+    /// Asks every run to finish its step, save and stop, as the signal of that number does.
+    pub fn stop(&self, signal: i32) {
+        for leash in self.held.lock().unwrap_or_else(PoisonError::into_inner).values_mut() {
+            // A run that has ended reads no more.
+            let _ = writeln!(leash, "{signal}");
+        }
+    }
 }

@@ -3,18 +3,21 @@
 mod child;
 mod show;
 
-use crate::shared::{run_folder, stop};
+use crate::shared::program::writer;
+use crate::shared::run_folder;
+use crate::shared::stop::{self, Stop};
 use anyhow::{Context, Result, bail};
-use child::{Finished, Job};
+use child::{Finished, Job, Leashes};
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
 use stapo_rl::config::CanaryConfig;
-use stapo_rl::disk::{create_folder, write_whole};
+use stapo_rl::disk::write_whole;
 use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, summarise};
-use stapo_rl::run::Run;
+use stapo_rl::run::{FolderLock, NewFolder, Run, check_tree, describe_writer, holder};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Runs a matrix of training runs from one file: arms x seeds x settings, everything else equal.
 ///
@@ -65,17 +68,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let spec = read_spec(file, args)?;
     let experiment = spec.expand()?;
     let folder = args.out.clone().unwrap_or_else(|| Path::new("experiments").join(&experiment.name));
-    prepare(&folder, &spec, &experiment)?;
-    let stop = stop::on_ctrl_c()?;
+    let stop = stop::on_signals()?;
+    // Held to the end: a second process on this folder is refused.
+    let lock = prepare(&folder, &spec, &experiment)?;
+    if let Some(text) = lock.warning() {
+        eprintln!("warning: {text}");
+    }
+    wait_for_runs(&folder, &experiment)?;
     let failures = run_arms(&folder, &experiment, args.jobs, &stop);
     let mut experiment = experiment;
     for (arm, error) in failures {
         experiment.arms[arm].error = Some(error);
     }
     write_whole(&folder.join("experiment.json"), experiment.to_line().as_bytes())?;
-    if stop.load(Ordering::Relaxed) {
+    if stop.is_raised() {
         eprintln!("stopped; go on with the same command");
-        return Ok(ExitCode::from(130));
+        return Ok(ExitCode::from(stop.exit_status()));
     }
     let summary = summary(&folder, &experiment)?;
     let text = serde_json::to_string_pretty(&summary.arms)?;
@@ -104,64 +112,107 @@ fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
     Ok(spec)
 }
 
-/// Makes the folder, or checks that an existing one holds the same experiment.
-fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<()> {
+/// Makes the folder as a whole, or checks that an existing one holds the same experiment; and locks it.
+fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<FolderLock> {
+    check_tree(folder)?;
     let path = folder.join("experiment.json");
-    if path.exists() {
-        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let before: Experiment = stapo_core::record::parse(&text).context(path.display().to_string())?;
-        let settings = |arms: &[Arm]| arms.iter().map(|arm| arm.settings.clone()).collect::<Vec<_>>();
-        let config = std::fs::read_to_string(folder.join("config.toml")).unwrap_or_default();
-        if settings(&before.arms) != settings(&experiment.arms) || config != spec.config_text() {
-            bail!("folder {}: holds another experiment\nhint: choose another with --out", folder.display());
+    if !path.exists() {
+        let is_empty =
+            |folder: &Path| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
+        if folder.exists() && !is_empty(folder) {
+            bail!(
+                "folder {}: is not empty and holds no experiment\nhint: choose another with --out",
+                folder.display()
+            );
         }
-        return Ok(());
+        let mut new = NewFolder::begin_in_place_of_empty(folder)?;
+        write_whole(&new.path().join("config.toml"), spec.config_text().as_bytes())?;
+        write_whole(&new.path().join("experiment.json"), experiment.to_line().as_bytes())?;
+        new.lock.sign(&writer("experiment"))?;
+        return Ok(new.appear()?);
     }
-    if folder.exists() && std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
-        bail!(
-            "folder {}: is not empty and holds no experiment\nhint: choose another with --out",
-            folder.display()
-        );
+    let mut lock = FolderLock::take(folder)?;
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let before: Experiment = stapo_core::record::parse(&text).context(path.display().to_string())?;
+    let runs = |arms: &[Arm]| {
+        arms.iter().map(|arm| (arm.name.clone(), arm.run.clone(), arm.settings.clone())).collect::<Vec<_>>()
+    };
+    let config = std::fs::read_to_string(folder.join("config.toml")).unwrap_or_default();
+    if runs(&before.arms) != runs(&experiment.arms) || config != spec.config_text() {
+        bail!("folder {}: holds another experiment\nhint: choose another with --out", folder.display());
     }
-    create_folder(folder)?;
-    write_whole(&folder.join("config.toml"), spec.config_text().as_bytes())?;
-    write_whole(&path, experiment.to_line().as_bytes())?;
+    lock.sign(&writer("experiment"))?;
+    Ok(lock)
+}
+
+/// How long a run of an experiment that was killed may take to notice it.
+const LAST_MOMENTS: Duration = Duration::from_secs(10);
+
+/// Waits for runs that another process still writes, and refuses the experiment where one goes on.
+fn wait_for_runs(folder: &Path, experiment: &Experiment) -> Result<()> {
+    let until = Instant::now() + LAST_MOMENTS;
+    for arm in &experiment.arms {
+        let run = folder.join(&arm.run);
+        while let Some(writer) = holder(&run) {
+            if Instant::now() > until {
+                let by = describe_writer(&writer);
+                bail!(stapo_rl::Error::Locked { folder: run, by });
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
     Ok(())
 }
 
 /// Runs every arm that is not finished; returns the arms that failed with their errors.
-fn run_arms(folder: &Path, experiment: &Experiment, jobs: usize, stop: &AtomicBool) -> Vec<(usize, String)> {
+fn run_arms(folder: &Path, experiment: &Experiment, jobs: usize, stop: &Stop) -> Vec<(usize, String)> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(jobs.max(1)).max(1);
     let next = Mutex::new(0..experiment.arms.len());
     let failures = Mutex::new(Vec::new());
     let view = show::Progress::new(experiment);
+    let leashes = Leashes::default();
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for _ in 0..jobs.max(1) {
-            scope.spawn(|| {
-                loop {
-                    let Some(place) = next.lock().ok().and_then(|mut range| range.next()) else { return };
-                    let arm = &experiment.arms[place];
-                    let job = Job { folder, arm, threads };
-                    let finished = job.run(&view);
-                    match finished {
-                        Ok(Finished::Done) => view.done(arm),
-                        Ok(Finished::Stopped) => return,
-                        Err(error) => {
-                            view.failed(arm, &error);
-                            if let Ok(mut failures) = failures.lock() {
-                                failures.push((place, format!("{error:#}")));
-                            }
+        scope.spawn(|| pass_on(stop, &leashes, &is_over));
+        let worker = || {
+            loop {
+                let Some(place) = next.lock().ok().and_then(|mut range| range.next()) else { return };
+                let arm = &experiment.arms[place];
+                let job = Job { folder, arm, threads, leashes: &leashes };
+                let finished = job.run(&view);
+                match finished {
+                    Ok(Finished::Done) => view.done(arm),
+                    Ok(Finished::Stopped) => return,
+                    Err(error) => {
+                        view.failed(arm, &error);
+                        if let Ok(mut failures) = failures.lock() {
+                            failures.push((place, format!("{error:#}")));
                         }
                     }
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
                 }
-            });
+                if stop.is_raised() {
+                    return;
+                }
+            }
+        };
+        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
+        for worker in workers {
+            let _ = worker.join();
         }
+        is_over.store(true, Ordering::SeqCst);
     });
     view.finish();
     failures.into_inner().unwrap_or_default()
+}
+
+/// Hands a signal on to the runs until all have ended: one of a terminal reaches them by itself, another only this process.
+fn pass_on(stop: &Stop, leashes: &Leashes, is_over: &AtomicBool) {
+    while !is_over.load(Ordering::SeqCst) {
+        if stop.is_raised() {
+            leashes.stop(stop.signal());
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// The summary of the runs that have metrics; the first arm is the method where none is named.

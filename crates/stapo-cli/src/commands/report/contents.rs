@@ -6,7 +6,9 @@ use super::{benchmarks, curves, headline, quadrants, summary, tokens};
 use crate::shared::chart::Figure;
 use crate::shared::html::escape;
 use crate::shared::page::{self, THEME_BUTTON};
+use crate::shared::run_status::run_status;
 use anyhow::Result;
+use stapo_core::record::StopReason;
 use stapo_rl::experiment::Measure;
 use std::fmt::Write;
 
@@ -292,6 +294,10 @@ fn origin_section(study: &Study) -> ReportSection {
         blocks.push(ContentBlock::Table("Runs", table));
     }
     blocks.push(ContentBlock::Table("What went in", inputs(first)));
+    let happened = events(study);
+    let is_long = happened.rows.len() > MAX_OPEN_ROWS;
+    let block = if is_long { ContentBlock::Folded } else { ContentBlock::Table };
+    blocks.push(block("What happened", happened));
     let plan = escape(&first.plan_text);
     let open = if study.is_experiment { "" } else { " open" };
     let whose = escape(&first.folder.display().to_string());
@@ -316,6 +322,31 @@ fn inputs(run: &RunData) -> Table {
     if let Some(build) = &run.build {
         let machine = format!("stapo {}, {}, {} threads", build.version, build.target, build.n_threads);
         table.push(vec![text("program"), text(""), text(machine)]);
+    }
+    table
+}
+
+/// Starts, changes, warnings and stops of all runs, and how each run stands.
+fn events(study: &Study) -> Table {
+    let mut table = Table::new("events", &["run", "time, UTC", "#step", "event", "what"]);
+    for (_, run) in study.runs() {
+        let name = run.folder.strip_prefix(&study.folder).unwrap_or(&run.folder).display().to_string();
+        for event in &run.events {
+            let kind = serde_json::to_value(event.event).ok();
+            let kind =
+                kind.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().replace('_', " ");
+            let what = match (&event.writer, event.reason) {
+                (Some(writer), _) => format!("{}, stapo {}, {}", writer.host, writer.program, writer.device),
+                (None, Some(StopReason::Done)) => "all steps done".to_string(),
+                (None, Some(StopReason::TargetReached)) => "target accuracy reached".to_string(),
+                _ => event.text.clone(),
+            };
+            let step = event.step.to_string();
+            table.push(vec![text(&name), text(&event.time), text(step), text(kind), text(what)]);
+        }
+        let step = run.metrics.last().map_or(0, |m| m.step);
+        let status = run_status(&run.folder, step, run.plan.config.steps);
+        table.push(vec![text(&name), text(""), text(step.to_string()), text("status"), text(status)]);
     }
     table
 }

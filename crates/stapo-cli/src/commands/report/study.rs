@@ -3,11 +3,11 @@
 use crate::shared::run_folder;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{
-    self, BuildRecord, EvalRecord, Experiment, Manifest, Metrics, ResponseRecord, TokenRecord,
+    self, BuildRecord, EvalRecord, Event, Experiment, Manifest, Metrics, ResponseRecord, TokenRecord,
 };
 use stapo_rl::Plan;
 use stapo_rl::experiment::{ArmRuns, ExperimentSummary, Measure, SeedRun, held_out, summarise};
-use stapo_rl::run::Run;
+use stapo_rl::run::{Run, check_tree, read_events};
 use std::path::{Component, Path, PathBuf};
 
 /// Arms with their runs.
@@ -44,6 +44,7 @@ pub struct RunData {
     pub explored: Vec<TokenRecord>,
     pub evals: Vec<EvalRecord>,
     pub manifest: Option<Manifest>,
+    pub events: Vec<Event>,
     pub build: Option<BuildRecord>,
 }
 
@@ -53,6 +54,7 @@ impl Study {
         if !folder.is_dir() {
             bail!("run {}: no such folder\nhint: `stapo runs` lists the runs here", folder.display());
         }
+        check_tree(folder)?;
         let summary = folder.join("experiment.json");
         if summary.is_file() {
             let text =
@@ -162,6 +164,7 @@ impl RunData {
             explored: run_folder::records(folder, "explored")?,
             evals: evals(folder)?,
             manifest: Run::read_manifest(folder).ok(),
+            events: read_events(folder)?,
             build,
         })
     }

@@ -2,17 +2,17 @@
 
 mod screen;
 
-use crate::shared::run_folder::{self, Use, hash_bytes, hash_file};
+use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::program::{PROGRAM, writer};
+use crate::shared::run_folder::{self, Use};
 use crate::shared::stop;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use screen::Screen;
-use stapo_core::record::{Extra, Manifest, Metrics, SCHEMA};
-use stapo_rl::Plan;
-use stapo_rl::config::ModelSource;
-use stapo_rl::device::{Device, DeviceName};
+use stapo_core::record::{Metrics, StopReason};
+use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::run::Run;
-use stapo_rl::task::TaskSpec;
-use stapo_rl::train::{Outcome, Trainer, resume, train};
+use stapo_rl::train::{Interrupted, Outcome, Trainer, train};
+use stapo_rl::{Plan, identity};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -26,7 +26,8 @@ pub struct Args {
     /// What to run, as TOML; absent keys keep the defaults of the built-in run.
     config: Option<PathBuf>,
 
-    /// Changes one value of the config, as in rollout.group_size=16; may be repeated.
+    /// Changes one value of the config, as in rollout.group_size=16; may be repeated. With --resume: steps, evaluation,
+    /// record and canaries, and what no bit depends on.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
@@ -35,8 +36,16 @@ pub struct Args {
     out: Option<PathBuf>,
 
     /// Goes on with an interrupted run, to the same bits as if it had not been.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "set", "out"])]
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "out"])]
     resume: Option<PathBuf>,
+
+    /// Goes on although the plan, the data, the model or the verifier changed since the run was saved, and records it.
+    #[arg(long, requires = "resume")]
+    accept_changes: bool,
+
+    /// Ends with the process that writes to standard input, as an experiment's runs do.
+    #[arg(long, hide = true)]
+    tied: bool,
 
     /// Prints metrics as JSON lines on standard output instead of a view on standard error.
     #[arg(long)]
@@ -49,50 +58,74 @@ pub struct Args {
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
     #[arg(long)]
     threads: Option<usize>,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let stop = stop::on_signals()?;
+    if args.tied {
+        stop::tie_to_parent(&stop)?;
+    }
     let (plan, mut run, mut trainer) = match &args.resume {
         Some(folder) => reopen(args, folder)?,
         None => begin(args)?,
     };
+    allow_command::warn(&trainer.task);
+    allow_command::record(&plan.task);
+    for text in run.warnings() {
+        eprintln!("warning: {text}");
+    }
     let history: Vec<Metrics> = Run::read_metrics(run.folder())?;
-    let mut screen = Screen::new(&plan, run.folder(), &history, args.json, stop::on_ctrl_c()?);
-    let outcome = train(&plan, &mut run, &mut trainer, &mut screen)?;
+    let mut screen = Screen::new(&plan, run.folder(), &history, args.json, stop.clone());
+    // A GPU that is lost unwinds out of the loop, and the run folder should tell.
+    let outcome = cuda::guard(|| train(&plan, &mut run, &mut trainer, &mut screen));
+    let outcome = match outcome {
+        Ok(outcome) => outcome?,
+        Err(lost) => {
+            // Where the event cannot be written, the error that ended the run is shown all the same.
+            let _ = run.record_stop(StopReason::Error, &lost.to_string());
+            return Err(lost.into());
+        }
+    };
     screen.finish(outcome)?;
-    Ok(if outcome == Outcome::Stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
-}
-
-/// The device that `--device` names, else the plan's.
-fn device(args: &Args, plan: &Plan) -> Result<Device> {
-    run_folder::device(args.device.unwrap_or(plan.device()), args.threads, Use::of(plan))
+    let is_stopped = outcome == Outcome::Stopped;
+    Ok(if is_stopped { ExitCode::from(stop.exit_status()) } else { ExitCode::SUCCESS })
 }
 
 fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
-    let mut set = args.set.clone();
-    set.extend(args.device.map(|device| format!("device={device}")));
-    let (text, plan) = run_folder::read_plan(args.config.as_deref(), &set)?;
+    let (text, plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
     let folder = args.out.clone().unwrap_or_else(|| default_folder(&plan.config.name));
     if folder.exists() {
-        bail!(stapo_rl::Error::RunExists { folder });
+        bail!(stapo_rl::Error::exists(&folder));
     }
     for note in plan.notes() {
         eprintln!("note: {note}");
     }
     // The model and the task are opened before the run folder is made, so that a bad config leaves no folder behind.
-    let scratch = tempfile::tempdir().context("temporary folder")?;
-    let trainer = Trainer::new(&plan, scratch.path(), &device(args, &plan)?)?;
-    let run = Run::create(&folder, &text, &plan.to_toml(), manifest(&text, &plan)?)?;
+    let device = run_folder::device(plan.device(), args.threads, Use::of(&plan))?;
+    let trainer = Trainer::new(&plan, &device, args.allow.of_config(args.config.as_deref()))?;
+    let identity = identity::of_plan(&plan, PROGRAM)?;
+    let run = Run::create(&folder, &text, &plan.to_toml(), identity, &writer(plan.device()))?;
     Ok((plan, run, trainer))
 }
 
 fn reopen(args: &Args, folder: &Path) -> Result<(Plan, Run, Trainer)> {
-    let plan = run_folder::plan(folder)?;
-    let (run, trainer, refused) = resume(folder, &plan, &device(args, &plan)?)?;
-    for error in refused {
+    let interrupted = Interrupted::open(folder, &settings(args), args.accept_changes, PROGRAM)?;
+    for error in &interrupted.reopening.refused {
         eprintln!("warning: {error}; going back to the checkpoint before");
     }
-    Ok((plan, run, trainer))
+    let plan = &interrupted.plan;
+    let device = run_folder::device(plan.device(), args.threads, Use::of(plan))?;
+    let writer = writer(plan.device());
+    Ok(interrupted.resume(&writer, &device, args.allow.of_run())?)
+}
+
+/// The settings of the command line: `--set`, and `--device` as one of them.
+fn settings(args: &Args) -> Vec<String> {
+    let device = args.device.map(|device| format!("device={device}"));
+    args.set.iter().cloned().chain(device).collect()
 }
 
 /// `runs/<UTC time>-<name>`, with a number appended if that folder exists.
@@ -103,21 +136,4 @@ fn default_folder(name: &str) -> PathBuf {
         .chain(numbered)
         .find(|folder| !folder.exists())
         .unwrap_or_default()
-}
-
-/// The manifest of a new run: the hashes of its config, plan, program, data and weights.
-pub fn manifest(config: &str, plan: &Plan) -> Result<Manifest> {
-    let mut inputs =
-        vec![hash_bytes("config", config.as_bytes()), hash_bytes("plan", plan.to_toml().as_bytes())];
-    if let Ok(program) = std::env::current_exe() {
-        inputs.push(hash_file("program", &program)?);
-    }
-    if let TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) = &plan.task {
-        inputs.push(hash_file("data", &rows.path)?);
-    }
-    match &plan.config.model {
-        ModelSource::Builtin => inputs.push(hash_bytes("weights", stapo_rl::builtin_weights())),
-        ModelSource::Path { path } => inputs.extend(run_folder::hash_weights(Path::new(path))?),
-    }
-    Ok(Manifest { schema: SCHEMA, inputs, steps: Vec::new(), extra: Extra::new() })
 }

@@ -1,6 +1,7 @@
 //! Progress of a training run: a live view on a terminal, plain lines elsewhere, or JSON lines.
 
 use crate::shared::clock::span;
+use crate::shared::stop::Stop;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{Metrics, Record};
@@ -8,14 +9,12 @@ use stapo_rl::Plan;
 use stapo_rl::train::{Outcome, Watch};
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Shows the progress of one run.
 pub struct Screen {
     mode: ScreenMode,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     folder: PathBuf,
     steps: u64,
     first_step: u64,
@@ -35,7 +34,7 @@ enum ScreenMode {
 }
 
 impl Screen {
-    pub fn new(plan: &Plan, folder: &Path, history: &[Metrics], json: bool, stop: Arc<AtomicBool>) -> Self {
+    pub fn new(plan: &Plan, folder: &Path, history: &[Metrics], json: bool, stop: Stop) -> Self {
         let steps = plan.config.steps;
         let mode = match (json, stderr().is_terminal()) {
             (true, _) => ScreenMode::Json,
@@ -179,7 +178,11 @@ impl Watch for Screen {
     }
 
     fn wants_stop(&mut self) -> bool {
-        self.stop.load(Ordering::SeqCst)
+        self.stop.is_raised()
+    }
+
+    fn stop_reason(&self) -> String {
+        self.stop.name()
     }
 }
 

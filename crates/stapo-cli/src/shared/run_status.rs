@@ -1,0 +1,29 @@
+//! Who writes a run, or how it ended.
+
+use stapo_core::record::{EventKind, StopReason};
+use stapo_rl::run::{describe_writer, holder, read_events};
+use std::path::Path;
+
+/// `running, process 4711 on host`, `done`, `resumable, stopped by SIGTERM`, `died: ...`. A process that was killed left
+/// no word, and its lock is free. `n_steps` are the steps with metrics, `steps` those of the plan.
+pub fn run_status(folder: &Path, n_steps: u64, steps: u64) -> String {
+    if let Some(writer) = holder(folder) {
+        return format!("running, {}", describe_writer(&writer));
+    }
+    let events = read_events(folder).unwrap_or_default();
+    let last = events
+        .iter()
+        .rfind(|event| matches!(event.event, EventKind::Start | EventKind::Resume | EventKind::Stop));
+    let Some(last) = last else {
+        // A run of a program that recorded no events.
+        return if n_steps >= steps { "done".to_string() } else { "resumable".to_string() };
+    };
+    let text = last.text.lines().next().unwrap_or_default();
+    match (last.event, last.reason) {
+        (EventKind::Stop, Some(StopReason::Done)) => "done".to_string(),
+        (EventKind::Stop, Some(StopReason::TargetReached)) => "done, target reached".to_string(),
+        (EventKind::Stop, Some(StopReason::Signal)) => format!("resumable, stopped by {text}"),
+        (EventKind::Stop, _) => format!("died: {text}"),
+        _ => "died: killed, or the machine stopped".to_string(),
+    }
+}

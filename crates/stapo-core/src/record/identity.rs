@@ -1,0 +1,48 @@
+//! What the bits of a run depend on besides its plan, and what changed between two such lists.
+
+use super::FileHash;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// The program and the input files of a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Version and commit. Another program is reported, not refused.
+    pub program: String,
+    /// `cpu` or `cuda`, for runs whose plan does not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub device: String,
+    /// Every file that the run reads, by a name of its own: `data`, `weights`, `tokenizer`, `reference weights`, ...
+    pub inputs: Vec<FileHash>,
+}
+
+/// One thing that changed, with both values as a reader sees them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    pub name: String,
+    pub before: String,
+    pub after: String,
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: was {}, is {}", self.name, self.before, self.after)
+    }
+}
+
+/// The value of a thing that is not there.
+pub const ABSENT: &str = "absent";
+
+/// The inputs that differ by name or content, in the order of `before`.
+pub fn changed_inputs(before: &[FileHash], after: &[FileHash]) -> Vec<Change> {
+    let of = |inputs: &[FileHash], name: &str| {
+        let found: Vec<&str> =
+            inputs.iter().filter(|input| input.name == name).map(|input| input.sha256.as_str()).collect();
+        if found.is_empty() { ABSENT.to_string() } else { found.join(" ") }
+    };
+    let mut seen = BTreeSet::new();
+    let names = before.iter().chain(after).map(|input| &input.name).filter(|name| seen.insert(*name));
+    let changes =
+        names.map(|name| Change { name: name.clone(), before: of(before, name), after: of(after, name) });
+    changes.filter(|change| change.before != change.after).collect()
+}

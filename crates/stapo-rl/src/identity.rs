@@ -1,0 +1,136 @@
+//! The identity of a run: hashes of every file that its bits depend on.
+
+use crate::builtin;
+use crate::config::{ModelSource, Plan};
+use crate::error::{Error, Result};
+use crate::pretrain::{PretrainConfig, Start, TextsSpec};
+use crate::run::{hash_bytes, hash_file};
+use crate::task::{TaskSpec, VerifierSpec, fingerprint};
+use stapo_core::record::{FileHash, Identity};
+use stapo_core::settings;
+use stapo_model::DeviceName;
+use std::path::{Path, PathBuf};
+
+/// The files beside the weights of a Hugging Face folder that change what a model reads or writes, with their names in
+/// an identity.
+const MODEL_FILES: [(&str, &str); 5] = [
+    ("config.json", "model config"),
+    ("generation_config.json", "generation config"),
+    ("tokenizer.json", "tokenizer"),
+    ("tokenizer_config.json", "tokenizer config"),
+    ("chat_template.jinja", "chat template"),
+];
+
+/// The identity of a training run.
+pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
+    let mut inputs = of_source(&plan.config.model)?;
+    if let Some(reference) = &plan.config.reference {
+        let prefixed = |input: FileHash| FileHash { name: format!("reference {}", input.name), ..input };
+        inputs.extend(of_source(reference)?.into_iter().map(prefixed));
+    }
+    inputs.extend(of_task(&plan.task)?);
+    Ok(Identity { program: program.to_string(), device: String::new(), inputs })
+}
+
+/// The identity of a pretraining run, whose config names no device.
+pub fn of_pretraining(config: &PretrainConfig, device: DeviceName, program: &str) -> Result<Identity> {
+    let mut inputs = match &config.start {
+        Start::Fresh(_) => Vec::new(),
+        Start::Path { path } => of_model(Path::new(path))?,
+    };
+    inputs.extend(of_texts("data", &config.texts)?);
+    Ok(Identity { program: program.to_string(), device: device_kind(device), inputs })
+}
+
+/// `cpu` or `cuda`: the number of a GPU changes no bit.
+pub fn device_kind(device: DeviceName) -> String {
+    match device {
+        DeviceName::Cpu => "cpu".to_string(),
+        DeviceName::Cuda { .. } => "cuda".to_string(),
+    }
+}
+
+fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
+    match texts {
+        TextsSpec::Solutions { task, .. } => {
+            let task: TaskSpec =
+                settings::read("texts.task", task.clone()).map_err(crate::config::PlanError::from)?;
+            of_task(&task)
+        }
+        TextsSpec::Jsonl { path, .. } => Ok(vec![hash_file(name, path)?]),
+        TextsSpec::Mixture { parts } => {
+            let parts = parts.iter().enumerate();
+            let hashes = parts.map(|(idx, part)| of_texts(&format!("{name} {}", idx + 1), &part.texts));
+            Ok(hashes.collect::<Result<Vec<_>>>()?.concat())
+        }
+    }
+}
+
+/// The hashes of a task's data and of its verifier's program.
+pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
+    let mut inputs = Vec::new();
+    if let TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) = task {
+        inputs.push(hash_file("data", &rows.path)?);
+    }
+    if let VerifierSpec::Command(command) = task.verifier() {
+        let sha256 = fingerprint(command).map_err(|e| Error::io(&command.program, e))?;
+        inputs.push(FileHash { name: "verifier".to_string(), n_bytes: 0, sha256 });
+    }
+    Ok(inputs)
+}
+
+/// The hashes of a config's model.
+pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
+    match source {
+        ModelSource::Path { path } => of_model(Path::new(path)),
+        ModelSource::Builtin => {
+            let files = builtin::files().iter();
+            Ok(files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect())
+        }
+    }
+}
+
+/// The hashes of a model's weight files and of the files beside these. A GGUF file holds all of them.
+pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
+    let weights = weight_files(model)?;
+    let is_single = weights.len() == 1;
+    let mut inputs = Vec::new();
+    for path in &weights {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = if is_single { "weights".to_string() } else { format!("weights {file}") };
+        inputs.push(hash_file(&name, path)?);
+    }
+    let folder = if model.is_dir() { Some(model) } else { model.parent() };
+    let is_gguf = weights.iter().any(|path| path.extension().is_some_and(|e| e == "gguf"));
+    for (file, name) in MODEL_FILES.iter().filter(|_| !is_gguf) {
+        let path = folder.map(|folder| folder.join(file)).filter(|path| path.exists());
+        inputs.extend(path.map(|path| hash_file(name, &path)).transpose()?);
+    }
+    Ok(inputs)
+}
+
+/// Whether an input of that name is a file beside a model's weights.
+pub fn is_model_file(name: &str) -> bool {
+    MODEL_FILES.iter().any(|(_, known)| *known == name)
+}
+
+/// The name in an identity of a file of a model's folder.
+fn name_of(file: &str) -> &str {
+    MODEL_FILES.iter().find(|(known, _)| *known == file).map_or("weights", |(_, name)| name)
+}
+
+/// The path itself if it is a file, else the weight files of the folder and the index of their shards, by name.
+fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = std::fs::read_dir(path).map_err(|e| Error::io(path, e))?;
+    let is_weights = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        [".safetensors", ".gguf", ".safetensors.index.json"].iter().any(|end| name.ends_with(end))
+    };
+    let mut files: Vec<PathBuf> =
+        entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_weights).collect();
+    files.sort();
+    Ok(files)
+}

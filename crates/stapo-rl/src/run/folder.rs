@@ -1,0 +1,256 @@
+//! An open run directory, which this process alone writes.
+
+use super::checkpoint::{Checkpoint, Provenance, Snapshot};
+use super::events::{self, EventLog};
+use super::lock::FolderLock;
+use super::manifest;
+use crate::disk::{Lines, create_folder, rename, write_whole};
+use crate::error::{Error, Result};
+use stapo_core::record::{
+    self, EventKind, Identity, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped, StopReason,
+    TokenRecord, Writer,
+};
+use stapo_model::Simd;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A run that this process writes: the folder is locked for as long as the value lives.
+#[derive(Debug)]
+pub struct Run {
+    pub(super) folder: PathBuf,
+    pub(super) lock: FolderLock,
+    pub(super) metrics: Lines,
+    pub(super) events: EventLog,
+    pub(super) manifest: Manifest,
+    pub(super) plan_text: String,
+    pub(super) identity: Identity,
+    /// The last step and its line of `metrics.jsonl`.
+    pub(super) last: Option<(u64, String)>,
+    /// The step of the newest good checkpoint.
+    pub(super) saved: Option<u64>,
+    pub(super) warnings: Vec<String>,
+}
+
+/// The parts of a run folder that hold one file per recorded step.
+pub(super) const PARTS: [&str; 3] = ["rollouts", "tokens", "explored"];
+
+/// A folder in the making beside the place where it will appear.
+pub struct NewFolder {
+    place: PathBuf,
+    beside: PathBuf,
+    pub lock: FolderLock,
+    replaces_empty: bool,
+}
+
+impl NewFolder {
+    /// As `begin`, but an empty folder at `place` is no obstacle: the new folder replaces it.
+    pub fn begin_in_place_of_empty(place: &Path) -> Result<Self> {
+        Self::make(place, fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_none()))
+    }
+
+    /// Makes `.NAME.starting` beside `place` and locks it. A `place` that exists is refused. What an interrupted start
+    /// left in that folder is written anew.
+    pub fn begin(place: &Path) -> Result<Self> {
+        Self::make(place, false)
+    }
+
+    fn make(place: &Path, replaces_empty: bool) -> Result<Self> {
+        if place.exists() && !replaces_empty {
+            return Err(Error::exists(place));
+        }
+        let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let beside = place.with_file_name(format!(".{name}.starting"));
+        create_folder(&beside).map_err(|error| match error {
+            Error::Io { source, .. } => Error::io(place, source),
+            other => other,
+        })?;
+        let lock = FolderLock::take(&beside)?;
+        Ok(Self { place: place.to_owned(), beside, lock, replaces_empty })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.beside
+    }
+
+    /// Gives the folder its name, as one rename.
+    pub fn appear(mut self) -> Result<FolderLock> {
+        if self.place.exists() && !self.replaces_empty {
+            return Err(Error::exists(&self.place));
+        }
+        rename(&self.beside, &self.place)?;
+        self.lock.moved_to(&self.place);
+        Ok(self.lock)
+    }
+}
+
+impl Run {
+    /// Creates the folder of a new run. A folder that exists is refused.
+    pub fn create(
+        folder: &Path,
+        config_text: &str,
+        plan_text: &str,
+        identity: Identity,
+        writer: &Writer,
+    ) -> Result<Self> {
+        let mut new = NewFolder::begin(folder)?;
+        let at = new.path().to_owned();
+        for part in PARTS.into_iter().chain(["checkpoints"]) {
+            create_folder(&at.join(part))?;
+        }
+        write_whole(&at.join("config.toml"), config_text.as_bytes())?;
+        write_whole(&at.join("plan.toml"), plan_text.as_bytes())?;
+        write_whole(&at.join("build.json"), build(&identity.program).to_line().as_bytes())?;
+        write_whole(&at.join("metrics.jsonl"), b"")?;
+        let manifest = manifest::fresh(config_text, plan_text, &identity);
+        write_whole(&at.join("manifest.json"), manifest.to_line().as_bytes())?;
+        write_whole(&at.join("events.jsonl"), b"")?;
+        new.lock.sign(writer)?;
+        let lock = new.appear()?;
+        let mut run = Self {
+            folder: folder.to_owned(),
+            lock,
+            metrics: open_metrics(folder)?,
+            events: EventLog::open(folder)?,
+            manifest,
+            plan_text: plan_text.to_string(),
+            identity,
+            last: None,
+            saved: None,
+            warnings: Vec::new(),
+        };
+        run.events.add(&events::entry(EventKind::Start, 0, writer))?;
+        if let Some(text) = run.lock.warning() {
+            run.record(EventKind::Warning, &text)?;
+            run.warnings.push(text);
+        }
+        Ok(run)
+    }
+
+    /// What the user should know about the start or the resume.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The metrics of all steps so far, without a torn last line.
+    pub fn read_metrics<M: Stepped>(folder: &Path) -> Result<Vec<M>> {
+        let path = folder.join("metrics.jsonl");
+        let bytes = fs::read(&path).map_err(|e| Error::io(&path, e))?;
+        let text = String::from_utf8_lossy(&bytes);
+        Ok(record::parse_lines(&text).map_err(|e| Error::record(&path, &e))?.records)
+    }
+
+    /// The manifest; one that is missing or damaged is derived from the other files.
+    pub fn read_manifest(folder: &Path) -> Result<Manifest> {
+        manifest::read(folder)
+    }
+
+    /// Adds the metrics of a step. The line is on disk when the function returns.
+    pub fn add_metrics(&mut self, metrics: &impl Stepped) -> Result<()> {
+        let line = metrics.to_line();
+        self.metrics.add(&line)?;
+        self.metrics.sync()?;
+        self.last = Some((metrics.step(), line.trim_end().to_string()));
+        if let Some(sha256) = metrics.state_sha256() {
+            self.add_state_hash(metrics.step(), sha256.to_string());
+        }
+        Ok(())
+    }
+
+    fn add_state_hash(&mut self, step: u64, sha256: String) {
+        self.manifest.steps.retain(|hash| hash.step < step);
+        self.manifest.steps.push(StepHash { step, sha256 });
+    }
+
+    /// The recorded hash of the state after `step`.
+    pub(crate) fn state_hash(&self, step: u64) -> Option<&str> {
+        let hash = self.manifest.steps.iter().rev().find(|hash| hash.step == step);
+        hash.map(|hash| hash.sha256.as_str())
+    }
+
+    /// Whether the newest good checkpoint is of that step.
+    pub(crate) fn is_saved(&self, step: u64) -> bool {
+        self.saved == Some(step)
+    }
+
+    /// Writes a checkpoint of the state with that hash, then the manifest; only the newest `n_kept` checkpoints remain.
+    pub(crate) fn save<'a>(
+        &mut self,
+        state_hash: String,
+        snapshot: impl FnOnce(Provenance) -> Snapshot<'a>,
+        n_kept: usize,
+    ) -> Result<()> {
+        let snapshot = snapshot(Provenance {
+            state_hash: state_hash.clone(),
+            metrics: self.last.as_ref().map(|(_, line)| line.clone()),
+            plan: self.plan_text.clone(),
+            identity: self.identity.clone(),
+        });
+        let step = snapshot.counters.step;
+        Checkpoint::save(&self.folder, &snapshot, n_kept)?;
+        self.saved = Some(step);
+        if step > 0 {
+            self.add_state_hash(step, state_hash);
+        }
+        self.write_manifest()
+    }
+
+    pub(super) fn write_manifest(&self) -> Result<()> {
+        write_whole(&self.folder.join("manifest.json"), self.manifest.to_line().as_bytes())
+    }
+
+    /// Adds a line to `events.jsonl`.
+    pub fn record(&mut self, kind: EventKind, text: &str) -> Result<()> {
+        let event = events::event(kind, self.step(), text);
+        self.events.add(&event)
+    }
+
+    /// Adds the stop of the run to `events.jsonl`.
+    pub fn record_stop(&mut self, reason: StopReason, text: &str) -> Result<()> {
+        let event = events::stopped(reason, self.step(), text);
+        self.events.add(&event)
+    }
+
+    fn step(&self) -> u64 {
+        self.last.as_ref().map_or(0, |(step, _)| *step)
+    }
+
+    pub fn write_responses(&self, step: u64, responses: &[ResponseRecord]) -> Result<()> {
+        self.write_lines(PARTS[0], step, responses)
+    }
+
+    pub fn write_silenced(&self, step: u64, tokens: &[TokenRecord]) -> Result<()> {
+        self.write_lines(PARTS[1], step, tokens)
+    }
+
+    pub fn write_explored(&self, step: u64, tokens: &[TokenRecord]) -> Result<()> {
+        self.write_lines(PARTS[2], step, tokens)
+    }
+
+    fn write_lines(&self, part: &str, step: u64, records: &[impl Record]) -> Result<()> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let text: String = records.iter().map(Record::to_line).collect();
+        write_whole(&self.folder.join(part).join(format!("step-{step:06}.jsonl")), text.as_bytes())
+    }
+}
+
+fn build(program: &str) -> record::BuildRecord {
+    record::BuildRecord {
+        schema: SCHEMA,
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        program: program.to_string(),
+        target: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+        features: Simd::available().into_iter().map(|level| level.name().to_string()).collect(),
+        n_threads: std::thread::available_parallelism().map_or(1, usize::from),
+        extra: record::Extra::new(),
+    }
+}
+
+pub(super) fn open_metrics(folder: &Path) -> Result<Lines> {
+    Lines::open(&folder.join("metrics.jsonl"))
+}
