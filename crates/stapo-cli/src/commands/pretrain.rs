@@ -1,6 +1,7 @@
 //! `stapo pretrain`
 
 use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::option::threads;
 use crate::shared::run_folder::Use;
 use crate::shared::{clock, run_folder, stop};
 use anyhow::{Context, Result, bail};
@@ -11,6 +12,7 @@ use stapo_rl::model_files::{Existing, ExportOptions, Precision};
 use stapo_rl::pretrain::{PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain};
 use stapo_rl::run::Run;
 use stapo_rl::task::{Programs, check_program};
+use stapo_rl::untrusted::read_text;
 use std::io::{Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -49,7 +51,7 @@ pub struct Args {
     device: DeviceName,
 
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 
     #[command(flatten)]
@@ -98,7 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 fn begin(args: &Args, folder: &Path, device: &Device) -> Result<(PretrainConfig, Run, Pretrainer)> {
     let text = match &args.config {
-        Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
+        Some(path) => read_text(path).with_context(|| format!("config {}", path.display()))?,
         None => include_str!("../../../../configs/base.toml").to_string(),
     };
     let config = PretrainConfig::from_toml(&text, args.set.iter().map(String::as_str))?;

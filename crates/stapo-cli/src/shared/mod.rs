@@ -11,4 +11,5 @@ pub mod page;
 pub mod prompts;
 pub mod run_folder;
 pub mod stop;
+pub mod terminal;
 pub mod units;

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::run::check_tree;
 use serde::{Deserialize, Serialize};
 use stapo_core::record::{self, EvalRecord, FileHash, Record, SCHEMA};
-use std::fs;
+use stapo_model::files;
 use std::path::{Path, PathBuf};
 
 /// The settings of an evaluation: everything that a sample depends on.
@@ -63,7 +63,7 @@ impl EvalFolder {
     pub fn read_plan(folder: &Path) -> Result<EvalPlan> {
         check_tree(folder)?;
         let path = folder.join("eval.json");
-        let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
+        let text = files::read_text(&path).map_err(|e| Error::io(&path, e))?;
         let refuse = |problem: String| Error::NoRun {
             folder: folder.to_owned(),
             problem,
@@ -79,7 +79,7 @@ impl EvalFolder {
     /// All samples so far, without a torn last line.
     pub fn read_samples(folder: &Path) -> Result<Vec<EvalRecord>> {
         let path = folder.join("samples.jsonl");
-        let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
+        let text = files::read_lines(&path).map_err(|e| Error::io(&path, e))?;
         Ok(record::parse_lines(&text).map_err(|e| Error::record(&path, &e))?.records)
     }
 

@@ -15,8 +15,7 @@ pub use tree::check_tree;
 use crate::disk::{Lines, create_folder, write_whole};
 use crate::error::{Error, Result};
 use stapo_core::record::{self, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped, TokenRecord};
-use stapo_model::Simd;
-use std::fs;
+use stapo_model::{Simd, files};
 use std::path::{Path, PathBuf};
 
 /// An open run directory.
@@ -73,13 +72,13 @@ impl Run {
     /// The metrics of all steps so far, without a torn last line.
     pub fn read_metrics<M: Stepped>(folder: &Path) -> Result<Vec<M>> {
         let path = folder.join("metrics.jsonl");
-        let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
+        let text = files::read_lines(&path).map_err(|e| Error::io(&path, e))?;
         Ok(record::parse_lines(&text).map_err(|e| Error::record(&path, &e))?.records)
     }
 
     pub fn read_manifest(folder: &Path) -> Result<Manifest> {
         let path = folder.join("manifest.json");
-        let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
+        let text = files::read_lines(&path).map_err(|e| Error::io(&path, e))?;
         record::parse(&text).map_err(|e| Error::record(&path, &e))
     }
 
