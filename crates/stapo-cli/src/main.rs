@@ -3,6 +3,17 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this crate is the one that talks to people")]
 
+/// Prints a line for people on standard output. This macro and the next stand in for those of the same name in the
+/// standard library, so that no line goes around `terminal::plain`.
+macro_rules! println {
+    ($($text:tt)*) => { $crate::shared::terminal::print_line(format_args!($($text)*)) };
+}
+
+/// Prints a line for people on standard error.
+macro_rules! eprintln {
+    ($($text:tt)*) => { $crate::shared::terminal::print_note(format_args!($($text)*)) };
+}
+
 mod commands;
 mod shared;
 
@@ -11,14 +22,16 @@ use commands::{
     doctor, eval, experiment, export, fetch, generate, grade, inspect, model, objective, plan, pretrain,
     problems, report, runs, score, train, verify_run,
 };
+use shared::terminal::output_failed;
 use stapo_rl::device::cuda;
 use stapo_rl::task::launcher;
+use stapo_rl::untrusted::THREAD_NAME;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 /// RL post-training of language models in one binary: sample, score, silence, update, look.
 #[derive(Parser)]
-#[command(name = "stapo", version, about, propagate_version = true)]
+#[command(name = "stapo", version, about, propagate_version = true, after_help = EXIT_STATUS)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -57,15 +70,31 @@ enum Command {
     },
 }
 
-/// Exit status: 0 done, 1 done but some records were bad, 2 nothing done.
+const EXIT_STATUS: &str = "\
+Exit status: 0 done; 1 done, but something in it was bad (a record, an arm, a comparison);
+2 refused or failed, with the reason on standard error; 128 + N ended by signal N.";
+
 fn main() -> ExitCode {
     set_panic_hook();
     set_launcher();
-    let command = Cli::parse().command;
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(usage) if usage.use_stderr() => {
+            eprintln!("{}", usage.render().to_string().trim_end());
+            return ExitCode::from(2);
+        }
+        Err(help) => {
+            let printed = help.print().and_then(|()| std::io::stdout().flush());
+            return printed
+                .map_or_else(|error| ExitCode::from(output_failed(&error)), |()| ExitCode::SUCCESS);
+        }
+    };
     // A GPU that fails in the middle of a command unwinds to this guard and becomes an ordinary error; files already
     // written stay.
     let outcome = cuda::guard(|| run(command)).unwrap_or_else(|lost| Err(lost.into()));
-    outcome.unwrap_or_else(|error| complain(&error))
+    let status = outcome.unwrap_or_else(|error| complain(&error));
+    // What standard output still holds back is written here, where a failure can be told.
+    std::io::stdout().flush().map_or_else(|error| ExitCode::from(output_failed(&error)), |()| status)
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -103,16 +132,13 @@ fn set_launcher() {
     }
 }
 
-/// Silences two panics. `println!` panics when standard output is closed (`stapo plan | head`), which is no error. A
-/// failing GPU unwinds to the guard in `main`, which reports the failure as an error.
+/// Silences two panics that become errors where they are caught: a failing GPU unwinds to the guard in `main`, and a
+/// library that fails on an untrusted file unwinds to its caller.
 fn set_panic_hook() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        let message = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
-        if message.starts_with("failed printing to stdout") && message.contains("Broken pipe") {
-            std::process::exit(0);
-        }
-        if !cuda::is_failing() {
+        let is_untrusted = std::thread::current().name() == Some(THREAD_NAME);
+        if !cuda::is_failing() && !is_untrusted {
             usual(panic);
         }
     }));
@@ -137,7 +163,6 @@ fn complain(error: &anyhow::Error) -> ExitCode {
     if reader_left {
         return ExitCode::SUCCESS;
     }
-    // A failed write is ignored: standard error may be closed too.
-    let _ = writeln!(std::io::stderr(), "error: {}", chain_text(error));
+    eprintln!("error: {}", chain_text(error));
     ExitCode::from(2)
 }

@@ -23,6 +23,12 @@ struct Served {
     /// States a hash that is not the content's.
     lies: bool,
     needs_token: bool,
+    /// Where requests whose path contains this text are answered with headers and then nothing, for ever.
+    stalls_at: Option<&'static str>,
+    /// Sends this many bytes more than it announced.
+    n_more: usize,
+    /// Announces this size instead of the content's.
+    announced: Option<u64>,
 }
 
 struct Server {
@@ -69,7 +75,12 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
     if served.needs_token && !has_token {
         return reply(stream, "401 Unauthorized", &[], b"");
     }
-    if let Some(repo) = path.strip_prefix("/api/").and_then(|path| path.strip_suffix("/revision/main")) {
+    if method == "GET" && served.stalls_at.is_some_and(|text| path.contains(text)) {
+        return stall(stream);
+    }
+    if let Some(repo) =
+        path.strip_prefix("/api/").and_then(|path| path.split_once("/revision/")).map(|both| both.0)
+    {
         let id = repo.split_once('/').unwrap().1;
         let files: Vec<String> = served
             .files
@@ -84,8 +95,10 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
         return reply(stream, "200 OK", &[], text.as_bytes());
     }
     let path = path.trim_start_matches("/datasets").trim_start_matches('/');
-    let found =
-        served.files.iter().find(|(id, file, _)| path == format!("{id}/resolve/{COMMIT}/{file}")).cloned();
+    let is_asked = |id: &str, file: &str| {
+        path == format!("{id}/resolve/{COMMIT}/{}", file.replace(' ', "%20").replace('#', "%23"))
+    };
+    let found = served.files.iter().find(|(id, file, _)| is_asked(id, file)).cloned();
     let Some((_, file, content)) = found else { return reply(stream, "404 Not Found", &[], b"") };
     let hash = if Path::new(file).extension().is_some_and(|e| e == "json") {
         hex(&Sha1::new().chain_update(format!("blob {}\0", content.len())).chain_update(&content).finalize())
@@ -93,10 +106,14 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
         hex(&Sha256::digest(&content))
     };
     let hash = if served.lies { hash.replace(|c: char| c.is_ascii_digit(), "0") } else { hash };
-    let headers = [format!("ETag: \"{hash}\""), format!("X-Linked-Size: {}", content.len())];
+    let headers = [
+        format!("ETag: \"{hash}\""),
+        format!("X-Linked-Size: {}", served.announced.unwrap_or(content.len() as u64)),
+    ];
     if method == "HEAD" {
         return reply(stream, "200 OK", &headers, b"");
     }
+    let content = [content, vec![b'x'; served.n_more]].concat();
     let body = &content[start..];
     let head = format!(
         "HTTP/1.1 {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
@@ -108,6 +125,17 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
         Some(n) => { stream }.write_all(&body[..n.min(body.len())]),
         None => { stream }.write_all(body),
     }
+}
+
+/// Announces a body and keeps the connection without sending it.
+fn stall(mut stream: &TcpStream) -> std::io::Result<()> {
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nabc")?;
+    let kept = stream.try_clone()?;
+    std::thread::spawn(move || {
+        let mut kept = BufReader::new(kept);
+        let _ = kept.read_line(&mut String::new());
+    });
+    Ok(())
 }
 
 fn reply(mut stream: &TcpStream, status: &str, headers: &[String], body: &[u8]) -> std::io::Result<()> {
@@ -122,6 +150,7 @@ fn fetch(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Ou
     let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
     command.current_dir(folder).arg("fetch").args(args);
     command.env("HF_ENDPOINT", address).env("HF_HOME", folder.join("hf"));
+    command.env("HF_HUB_DOWNLOAD_TIMEOUT", "1");
     for name in ["HF_TOKEN", "HF_HUB_CACHE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
         command.env_remove(name);
     }
@@ -233,4 +262,67 @@ fn benchmarks_land_where_eval_looks() {
         complaint(&fetch(folder.path(), &server.address, None, &["benchmarks", "aime26"]))
             .contains("one of aime24")
     );
+}
+
+#[test]
+fn a_server_that_falls_silent_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(Served { files: a_model(), stalls_at: Some("/api/"), ..Served::default() });
+    let said = complaint(&fetch(folder.path(), &server.address, None, &["model", "o/m"]));
+    assert!(said.contains("o/m: the hub's list of files") && said.contains("no byte for 1 s"), "{said}");
+    let server = serve(Served { files: a_model(), stalls_at: Some("/resolve/"), ..Served::default() });
+    let said =
+        complaint(&fetch(folder.path(), &server.address, None, &["model", "o/m", "--file", "config.json"]));
+    assert!(said.contains("broke off after 3 of 8 bytes: no byte for 1 s"), "{said}");
+    let mut bad = Command::new(env!("CARGO_BIN_EXE_stapo"));
+    let bad = bad.args(["fetch", "model", "o/m"]).env("HF_HUB_DOWNLOAD_TIMEOUT", "0").output().unwrap();
+    assert!(complaint(&bad).contains("HF_HUB_DOWNLOAD_TIMEOUT"));
+}
+
+#[test]
+fn sizes_are_bounded_by_what_was_announced_and_by_a_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["model", "o/m", "--file", "config.json"];
+    let server = serve(Served { files: a_model(), n_more: 100_000, ..Served::default() });
+    let said = complaint(&fetch(folder.path(), &server.address, None, &args));
+    assert!(said.contains("longer than the 8 bytes"), "{said}");
+    let blobs = folder.path().join("hf/hub/models--o--m/blobs");
+    let n_bytes: u64 =
+        std::fs::read_dir(blobs).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+    assert!(n_bytes <= 8, "{n_bytes} bytes were written");
+    let server = serve(Served { files: a_model(), announced: Some(1 << 60), ..Served::default() });
+    let said = complaint(&fetch(folder.path(), &server.address, None, &args));
+    assert!(said.contains("the hub names 1152921504606846976 bytes, at most 1099511627776"), "{said}");
+}
+
+#[test]
+fn a_revision_cannot_leave_the_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(Served { files: a_model(), ..Served::default() });
+    let revision = |name: &str| {
+        fetch(
+            folder.path(),
+            &server.address,
+            None,
+            &["model", "o/m", "--file", "config.json", "--revision", name],
+        )
+    };
+    for name in ["../../../../evil", "/tmp/evil", "", "a/../../b", ".", "a//b", "a b", "a\\b", "main/"] {
+        assert!(complaint(&revision(name)).contains("expected a branch, a tag or a commit"), "{name:?}");
+    }
+    assert!(server.requests.lock().unwrap().is_empty());
+    ok(&revision("refs/pr/1"));
+    assert!(folder.path().join("hf/hub/models--o--m/refs/refs/pr/1").is_file());
+    let requests = server.requests.lock().unwrap().join("\n");
+    assert!(requests.contains("/revision/refs%2Fpr%2F1"), "{requests}");
+}
+
+#[test]
+fn names_with_spaces_are_fetched() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = vec![("o/d", "a folder/test #1.jsonl", b"{}\n".to_vec())];
+    let server = serve(Served { files, ..Served::default() });
+    let printed = ok(&fetch(folder.path(), &server.address, None, &["dataset", "o/d"]));
+    assert!(printed.trim().ends_with("a folder/test #1.jsonl"), "{printed}");
+    assert_eq!(std::fs::read(printed.trim()).unwrap(), b"{}\n");
 }

@@ -1,34 +1,34 @@
 //! Conversations rendered to text by the model's own chat template, with the conventions of Hugging Face.
 
-mod python;
 #[cfg(test)]
 mod tests;
 
-use crate::error::{Error, Hint, Result};
-use minijinja::syntax::SyntaxConfig;
+use crate::error::{Error, Result};
+use crate::template::{Dialect, Limits, Refused, Template};
 use minijinja::value::{Serde, Value};
-use minijinja::{Environment, ErrorKind};
 use serde::Serialize;
 use serde_json::Map;
 
-/// Longest template accepted; published templates have up to about 20 kB.
-const MAX_TEMPLATE: usize = 1 << 20;
 /// Steps that a rendering may take per message, and the least number of steps granted.
-const FUEL_PER_MESSAGE: u64 = 20_000;
-const MIN_FUEL: u64 = 1_000_000;
-const NAME: &str = "chat";
+const STEPS_PER_MESSAGE: u64 = 60_000;
+const MIN_STEPS: u64 = 3_000_000;
+/// Bytes of work per byte of conversation, and beside that.
+const WORK_PER_BYTE: u64 = 256;
+const MIN_WORK_BYTES: u64 = 64 << 20;
+/// Longest rendered conversation.
+const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
-/// A compiled chat template. The template comes with the model and is therefore untrusted: the engine runs it without
-/// files, clock or network and bounds nesting and steps. Memory is not bounded: a malicious template can double a
-/// string at every step.
+/// A chat template. The template comes with the model and is therefore untrusted: it runs without files, clock or
+/// network, and nesting, steps, memory and output are bounded.
 ///
 /// `strftime_now` is not defined, because a prompt must not depend on the day. Templates that test for the function
 /// (Llama 3's) fall back on their own fixed date; templates that call it without a test are refused. A date can be
 /// given as a variable where the template reads one.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    place: String,
     source: String,
+    template: Template,
     special_tokens: SpecialTokens,
 }
 
@@ -44,21 +44,11 @@ pub struct Message {
 pub type SpecialTokens = std::collections::BTreeMap<String, String>;
 
 impl ChatTemplate {
-    pub fn new(source: &str, special_tokens: SpecialTokens) -> Result<Self> {
-        if source.len() > MAX_TEMPLATE {
-            let problem = format!("{} bytes, at most {MAX_TEMPLATE} are accepted", source.len());
-            return Err(Error::Template { problem, hint: Hint::default() });
-        }
-        let mut environment = Environment::new();
-        let syntax =
-            SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(|e| broken(&e))?;
-        environment.set_syntax(syntax);
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        python::install(&mut environment);
-        environment
-            .add_template_owned(NAME, python::without_generation_marks(source))
-            .map_err(|e| broken(&e))?;
-        Ok(Self { environment, source: source.to_owned(), special_tokens })
+    /// Checks and compiles a template; `place` names its file in errors.
+    pub fn new(place: &str, source: &str, special_tokens: SpecialTokens) -> Result<Self> {
+        let template = Template::new(without_generation_marks(source), Dialect::Chat)
+            .map_err(|refused| named(place, refused))?;
+        Ok(Self { place: place.to_owned(), source: source.to_owned(), template, special_tokens })
     }
 
     /// The conversation and the start of the assistant's answer (`add_generation_prompt`). `variables` are further
@@ -98,32 +88,41 @@ impl ChatTemplate {
         for (name, value) in variables {
             context.insert(name, Value::from(Serde(value)));
         }
-        // minijinja keeps the fuel in the environment, and the fuel depends on the conversation.
-        let mut environment = self.environment.clone();
-        environment.set_fuel(Some(MIN_FUEL.max(messages.len() as u64 * FUEL_PER_MESSAGE)));
-        let template = environment.get_template(NAME).map_err(|e| broken(&e))?;
-        template.render(Value::from(context)).map_err(|e| broken(&e))
+        let n_bytes: usize = messages.iter().map(|message| message.content.len()).sum();
+        let limits = Limits {
+            steps: MIN_STEPS.max(messages.len() as u64 * STEPS_PER_MESSAGE),
+            work_bytes: MIN_WORK_BYTES + n_bytes as u64 * WORK_PER_BYTE,
+            output_bytes: MAX_OUTPUT_BYTES,
+        };
+        self.template.render(&Value::from(context), limits).map_err(|refused| named(&self.place, refused))
     }
 }
 
-/// The engine's error in one line, or the template's own message if the template refused the conversation.
-fn broken(error: &minijinja::Error) -> Error {
-    let line = error.line().map(|line| format!(" (line {line})")).unwrap_or_default();
-    let detail = error.detail().unwrap_or_default();
-    if let Some(message) = detail.strip_prefix(python::RAISED) {
-        return Error::Template {
-            problem: format!("refuses the conversation: {message}"),
-            hint: Hint::default(),
+fn named(place: &str, refused: Refused) -> Error {
+    Error::Template { place: place.to_owned(), problem: refused.problem, hint: refused.hint.into() }
+}
+
+/// `source` with Hugging Face's tags `{% generation %}` and `{% endgeneration %}`, which mark the assistant's tokens
+/// and render nothing, replaced by a condition that always holds, with the same control of white space.
+fn without_generation_marks(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            out.push_str(tag);
+            return out;
         };
+        let (tag, after) = tag.split_at(end + 2);
+        let word = tag[2..end].trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        match word {
+            "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
+            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
+            _ => out.push_str(tag),
+        }
+        rest = after;
     }
-    let hint = match error.kind() {
-        ErrorKind::OutOfFuel => {
-            "it takes more steps than any conversation needs; do not trust this model's files"
-        }
-        ErrorKind::UnknownFunction if detail.contains("strftime_now") => {
-            "the prompt would depend on the day; edit the template to read the date from a variable"
-        }
-        _ => "",
-    };
-    Error::Template { problem: format!("{}: {detail}{line}", error.kind()), hint: hint.into() }
+    out.push_str(rest);
+    out
 }

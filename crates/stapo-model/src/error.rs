@@ -31,8 +31,8 @@ pub enum Error {
     #[error("{0}")]
     OutOfMemory(stapo_ops::OutOfMemory),
     /// The chat template refused the conversation, or is broken.
-    #[error("chat template: {problem}{hint}")]
-    Template { problem: String, hint: Hint },
+    #[error("{place}: chat template: {problem}{hint}")]
+    Template { place: String, problem: String, hint: Hint },
 }
 
 /// The remedy, printed on a line of its own; empty where there is no remedy to give.

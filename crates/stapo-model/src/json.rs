@@ -1,10 +1,10 @@
 //! JSON from untrusted files: bounded in size and depth, and no object may have a key twice.
 
 use crate::error::{Error, Result};
+use crate::files;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -26,9 +26,9 @@ pub(crate) fn parse_object(place: &str, bytes: &[u8]) -> Result<Map<String, Valu
     }
 }
 
-/// The bytes of `path`, at most `max_bytes`. The size is checked while reading, because a pipe has no size beforehand.
+/// The bytes of `path`, at most `max_bytes`. The size is checked while reading: a file may grow.
 pub(crate) fn read_bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let file = files::open(path).map_err(|e| Error::io(path, e))?;
     let mut bytes = Vec::new();
     file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
     if bytes.len() as u64 > max_bytes {

@@ -9,14 +9,17 @@ pub mod config;
 pub mod decoder;
 pub mod error;
 pub mod export;
+pub mod files;
 pub mod generate;
 pub mod gguf;
 mod json;
 pub mod optimizer;
 mod pretrained;
+pub mod template;
 #[cfg(test)]
 mod testing;
 mod tokenizer;
+pub mod untrusted;
 pub mod weights;
 
 pub use chat::{ChatTemplate, Message};

@@ -38,7 +38,7 @@ enum Origin {
 impl Pretrained {
     /// The shape of a model, for which a folder's `config.json` is enough.
     pub fn read_config(path: &Path) -> Result<ModelConfig> {
-        if path.join("config.json").is_file() { folder_config(path) } else { Ok(Self::open(path)?.config) }
+        if path.join("config.json").exists() { folder_config(path) } else { Ok(Self::open(path)?.config) }
     }
 
     /// Opens a Hugging Face folder, a safetensors file inside such a folder, a GGUF file, or a folder with one GGUF
@@ -75,7 +75,7 @@ impl Pretrained {
             Origin::Gguf(gguf) => (gguf.place().to_owned(), gguf.tokenizer()?),
             Origin::Folder(folder) => {
                 let path = folder.join("tokenizer.json");
-                if !path.is_file() {
+                if !path.exists() {
                     let hint = "a tokenizer.model alone is not read; save the tokenizer with transformers' fast tokenizer";
                     return Err(Error::missing(folder.display(), "no tokenizer.json", hint));
                 }
@@ -90,14 +90,16 @@ impl Pretrained {
 
     /// The chat template; `None` for models without one.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
-        let (source, special_tokens) = match &self.origin {
-            Origin::Gguf(gguf) => (gguf.chat_template()?.map(str::to_owned), gguf.special_tokens()?),
+        let (place, source, special_tokens) = match &self.origin {
+            Origin::Gguf(gguf) => {
+                (gguf.place().to_owned(), gguf.chat_template()?.map(str::to_owned), gguf.special_tokens()?)
+            }
             Origin::Folder(folder) => {
                 let keys = tokenizer_config(folder)?;
-                (folder_template(folder, &keys)?, special_tokens(&keys))
+                (folder.display().to_string(), folder_template(folder, &keys)?, special_tokens(&keys))
             }
         };
-        source.map(|source| ChatTemplate::new(&source, special_tokens)).transpose()
+        source.map(|source| ChatTemplate::new(&place, &source, special_tokens)).transpose()
     }
 
     /// Ties embedding and head: the copy with more bits replaces the other. In many models embedding and head are one
@@ -188,7 +190,7 @@ fn folder_config(folder: &Path) -> Result<ModelConfig> {
         &json::read_object(&path, MAX_CONFIG_JSON)?,
     )?;
     let path = folder.join("generation_config.json");
-    if path.is_file() {
+    if path.exists() {
         let place = path.display().to_string();
         let keys = json::read_object(&path, MAX_CONFIG_JSON)?;
         let stops = token_ids(&place, "eos_token_id", keys.get("eos_token_id"))?;
@@ -203,14 +205,14 @@ fn folder_config(folder: &Path) -> Result<ModelConfig> {
 /// The keys of `tokenizer_config.json`; empty if there is no such file.
 fn tokenizer_config(folder: &Path) -> Result<Map<String, Value>> {
     let path = folder.join("tokenizer_config.json");
-    if path.is_file() { json::read_object(&path, MAX_CONFIG_JSON) } else { Ok(Map::new()) }
+    if path.exists() { json::read_object(&path, MAX_CONFIG_JSON) } else { Ok(Map::new()) }
 }
 
 /// `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`: a text, or a list of named templates, of which
 /// `default` is taken.
 fn folder_template(folder: &Path, keys: &Map<String, Value>) -> Result<Option<String>> {
     let path = folder.join("chat_template.jinja");
-    if path.is_file() {
+    if path.exists() {
         let bytes = json::read_bytes(&path, MAX_CONFIG_JSON)?;
         return String::from_utf8(bytes)
             .map(Some)

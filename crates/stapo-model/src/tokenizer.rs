@@ -2,9 +2,10 @@
 
 #[cfg(test)]
 mod tests;
-mod vetting;
+pub(crate) mod vetting;
 
 use crate::error::{Error, Result};
+use crate::untrusted::caught;
 use tokenizers::Tokenizer as Inner;
 
 /// The largest `tokenizer.json` read; Qwen3's is 11 MB.
@@ -22,16 +23,35 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads the text of a `tokenizer.json`; `place` names the file in errors.
     pub fn from_json(place: &str, bytes: &[u8]) -> Result<Self> {
-        vetting::vet(place, bytes)?;
-        let unusable = |e: tokenizers::Error| Error::malformed(place, format!("cannot be used: {e}"));
-        let mut inner = Inner::from_bytes(bytes).map_err(unusable)?;
-        // A file may carry padding and truncation from training; here sequences are never changed.
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(unusable)?;
-        Self::new(place, inner)
+        let file = vetting::vetted(place, bytes)?;
+        let added: Vec<(String, u32)> = file["added_tokens"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|token| Some((token["content"].as_str()?.to_owned(), token["id"].as_u64()? as u32)))
+            .collect();
+        let tokenizer = Self::built(place, || {
+            serde_json::from_value(file).map_err(|e| Error::malformed(place, format!("cannot be used: {e}")))
+        })?;
+        // The crate numbers added tokens itself, from the end of the vocabulary.
+        match added.iter().find(|(content, id)| tokenizer.id_of(content) != Some(*id)) {
+            Some((content, id)) => {
+                let problem =
+                    format!("added token {content:?} has id {id}, which does not follow the others");
+                Err(Error::malformed(place, problem))
+            }
+            None => Ok(tokenizer),
+        }
     }
 
-    pub(crate) fn new(place: &str, inner: Inner) -> Result<Self> {
+    /// Builds a tokenizer from what was checked. The checks leave no panic of the crate that is known; one that is not
+    /// becomes an error.
+    pub(crate) fn built(place: &str, build: impl FnOnce() -> Result<Inner>) -> Result<Self> {
+        caught(|| Self::new(place, build()?))
+            .unwrap_or_else(|_| Err(Error::malformed(place, "the tokenizers library fails on it")))
+    }
+
+    fn new(place: &str, inner: Inner) -> Result<Self> {
         let n_ids = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         if n_ids > MAX_IDS {
             return Err(Error::malformed(place, format!("id {} is out of any proportion", n_ids - 1)));
@@ -51,8 +71,10 @@ impl Tokenizer {
 
     fn ids(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
         // `encode_fast` leaves out the character offsets, which are not used.
-        let encoding = self.inner.encode_fast(text, add_special_tokens);
-        encoding.map(|e| e.get_ids().to_vec()).map_err(|e| Error::malformed("tokenizer", e.to_string()))
+        caught(|| self.inner.encode_fast(text, add_special_tokens))
+            .unwrap_or_else(|_| Err("the tokenizers library failed on a text".into()))
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|e| Error::malformed("tokenizer", e.to_string()))
     }
 
     /// The text of the ids without special tokens. Ids outside the vocabulary have no text; bytes that are not UTF-8
@@ -67,7 +89,9 @@ impl Tokenizer {
     }
 
     fn text(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
-        self.inner.decode(ids, skip_special_tokens).map_err(|e| Error::malformed("tokenizer", e.to_string()))
+        caught(|| self.inner.decode(ids, skip_special_tokens))
+            .unwrap_or_else(|_| Err("the tokenizers library failed on tokens".into()))
+            .map_err(|e| Error::malformed("tokenizer", e.to_string()))
     }
 
     /// A decoder that takes one id at a time and continues the text of `context` (a prompt, or empty).

@@ -84,6 +84,6 @@ fn qwen3_tokenizes_and_chats_as_by_transformers() {
     check_tokens(&tokenizer, &expected["tokens"]);
     let config: Value = serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
     let template = config["chat_template"].as_str().unwrap();
-    check_chat(&ChatTemplate::new(template, [].into()).unwrap(), &expected["chat"]);
+    check_chat(&ChatTemplate::new("qwen3", template, [].into()).unwrap(), &expected["chat"]);
     assert_eq!(tokenizer.n_ids(), 151_669);
 }

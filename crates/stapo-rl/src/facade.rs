@@ -17,6 +17,12 @@ pub mod model_files {
     pub use stapo_model::{Error as ModelError, ModelConfig, Pretrained, RopeKind};
 }
 
+/// Reading files that are not trusted; a panic of a thread with that name is reported as an error.
+pub mod untrusted {
+    pub use stapo_model::files::{read_lines, read_text};
+    pub use stapo_model::untrusted::THREAD_NAME;
+}
+
 /// Models in memory: generation, and scoring of given tokens.
 pub mod inference {
     pub use stapo_model::Message;

@@ -24,6 +24,6 @@ mod update;
 pub use builtin::unpack as unpack_builtin;
 pub use config::{Config, Plan};
 pub use error::{Error, Result};
-pub use facade::{device, inference, model_files};
+pub use facade::{device, inference, model_files, untrusted};
 pub use learner::Learner;
 pub use loaded_model::LoadedModel;

@@ -1,7 +1,8 @@
 //! `stapo generate`: continues prompts.
 
-use crate::shared::option::{fraction, positive, share, temperature};
+use crate::shared::option::{fraction, positive, share, temperature, threads};
 use crate::shared::prompts::{Choice, PromptRecord, choice, for_each_record, open_model, prompt};
+use crate::shared::terminal::output;
 use crate::shared::units::parse_size;
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -13,7 +14,7 @@ use stapo_rl::inference::{
     Ticket,
 };
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write, stderr, stdout};
+use std::io::{IsTerminal, Write, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -70,7 +71,7 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     device: DeviceName,
     /// CPU threads; all cores, if not given.
-    #[arg(long, value_parser = positive)]
+    #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 }
 
@@ -152,7 +153,7 @@ fn one_record(args: &Args) -> PromptRecord {
 fn stream_one(engine: &mut Engine<'_>, model: &LoadedModel) -> Result<(usize, usize)> {
     let tokenizer = model.tokenizer()?;
     let mut stream = tokenizer.stream(&[]);
-    let mut out = stdout().lock();
+    let mut out = output();
     let mut n_tokens = 0;
     let mut outcome = Ok(());
     engine.run(|event| {
@@ -183,7 +184,7 @@ fn print_in_order(
     let mut finished: BTreeMap<(Ticket, u32), Completion> = BTreeMap::new();
     let (mut n_responses, mut n_tokens) = (0, 0);
     let mut outcome = Ok(());
-    let mut out = stdout().lock();
+    let mut out = output();
     engine.run(|event| {
         if let Event::Finished(response) = event {
             n_responses += 1;

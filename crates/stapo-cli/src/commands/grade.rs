@@ -1,5 +1,7 @@
 //! `stapo grade`: responses or answers against references, as JSON lines.
 
+use crate::shared::input::{self, Line, next_line};
+use crate::shared::terminal::output;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -37,8 +39,8 @@ pub struct Args {
     #[arg(long)]
     explain: bool,
     /// Threads; 0 = one per core.
-    #[arg(long, default_value_t = 0)]
-    threads: usize,
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
+    threads: u16,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -107,11 +109,13 @@ const VERDICTS: [(Verdict, &str); 5] = [
 ];
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let mut input = crate::shared::input::open(&args.input)?;
-    let name = crate::shared::input::name(&args.input);
-    let pool =
-        rayon::ThreadPoolBuilder::new().num_threads(args.threads).build().context("starting threads")?;
-    let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
+    let mut input = input::open(&args.input)?;
+    let name = input::name(&args.input);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(args.threads.into())
+        .build()
+        .context("starting threads")?;
+    let mut out = BufWriter::with_capacity(1 << 16, output());
     let start = Instant::now();
     let mut counts = VerdictCounts::default();
     loop {
@@ -142,46 +146,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if counts.malformed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// A line of input.
-enum Raw {
-    Text(Vec<u8>),
-    TooLong,
-}
-
 /// Reads the next batch of lines; empty at the end of the input.
-fn read_batch(input: &mut dyn BufRead) -> std::io::Result<Vec<Raw>> {
+fn read_batch(input: &mut dyn BufRead) -> std::io::Result<Vec<Line>> {
     let mut batch = Vec::new();
     let mut n_bytes = 0;
     while batch.len() < BATCH_LINES && n_bytes < BATCH_BYTES {
-        let Some(line) = read_line(input)? else { break };
-        if let Raw::Text(bytes) = &line {
+        let Some(line) = next_line(input, MAX_LINE_BYTES)? else { break };
+        if let Line::Text(bytes) = &line {
             n_bytes += bytes.len();
         }
         batch.push(line);
     }
     Ok(batch)
-}
-
-fn read_line(input: &mut dyn BufRead) -> std::io::Result<Option<Raw>> {
-    let mut line = Vec::new();
-    let mut is_too_long = false;
-    loop {
-        let available = input.fill_buf()?;
-        if available.is_empty() {
-            let is_end = line.is_empty() && !is_too_long;
-            return Ok((!is_end).then_some(if is_too_long { Raw::TooLong } else { Raw::Text(line) }));
-        }
-        let newline = available.iter().position(|b| *b == b'\n');
-        let length = newline.unwrap_or(available.len());
-        is_too_long |= line.len() + length > MAX_LINE_BYTES;
-        if !is_too_long {
-            line.extend_from_slice(&available[..length]);
-        }
-        input.consume(length + usize::from(newline.is_some()));
-        if newline.is_some() {
-            return Ok(Some(if is_too_long { Raw::TooLong } else { Raw::Text(line) }));
-        }
-    }
 }
 
 /// The output for one line of input.
@@ -191,12 +167,12 @@ enum LineOutcome {
     Blank,
 }
 
-fn grade_line(line: &Raw, number: u64, args: &Args) -> LineOutcome {
+fn grade_line(line: &Line, number: u64, args: &Args) -> LineOutcome {
     let text = match line {
-        Raw::Text(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => return LineOutcome::Blank,
-        Raw::Text(bytes) => bytes,
-        Raw::TooLong => {
-            return bad_line(&format!("the line is longer than {} MiB", MAX_LINE_BYTES >> 20), number);
+        Line::Text(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => return LineOutcome::Blank,
+        Line::Text(bytes) => bytes,
+        Line::TooLong => {
+            return bad_line(&input::too_long(MAX_LINE_BYTES), number);
         }
     };
     let record = match serde_json::from_slice::<GradeInput>(text) {

@@ -1,6 +1,7 @@
 //! `stapo plan`
 
 use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::option::threads;
 use crate::shared::run_folder::Use;
 use crate::shared::units::{grouped, size};
 use crate::shared::{clock, machine, run_folder};
@@ -36,7 +37,7 @@ pub struct Args {
     json: bool,
 
     /// Threads; all cores by default.
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 
     #[command(flatten)]

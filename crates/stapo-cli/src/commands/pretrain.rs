@@ -1,6 +1,7 @@
 //! `stapo pretrain`
 
 use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::option::threads;
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::Use;
 use crate::shared::stop::{self, Stop};
@@ -14,6 +15,7 @@ use stapo_rl::pretrain::{
     InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain,
 };
 use stapo_rl::run::{Run, hash_file};
+use stapo_rl::untrusted::read_text;
 use std::io::{Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -54,7 +56,7 @@ pub struct Args {
     device: DeviceName,
 
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 
     #[command(flatten)]
@@ -110,7 +112,7 @@ type Opened = (PretrainConfig, Run, Pretrainer);
 
 fn begin(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Opened> {
     let text = match &args.config {
-        Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
+        Some(path) => read_text(path).with_context(|| format!("config {}", path.display()))?,
         None => include_str!("../../../../configs/base.toml").to_string(),
     };
     let config = PretrainConfig::from_toml(&text, args.set.iter().map(String::as_str))?;

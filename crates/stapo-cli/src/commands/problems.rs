@@ -1,6 +1,7 @@
 //! `stapo problems`
 
 use crate::shared::run_folder;
+use crate::shared::terminal::output;
 use anyhow::Result;
 use serde_json::json;
 use stapo_rl::task::{Mistakes, Programs, Split, Task};
@@ -50,7 +51,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             .map(|position| task.problem(plan.config.seed, Split::Train, position))
             .collect::<Result<_, _>>()?,
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = std::io::BufWriter::new(output());
     for problem in problems {
         let solution = if args.solutions { Some(task.solution(&problem, &Mistakes::NONE)?) } else { None };
         if args.json {
@@ -65,5 +66,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             writeln!(out, "{}\n    {answer}", problem.prompt)?;
         }
     }
+    out.flush()?;
     Ok(ExitCode::SUCCESS)
 }

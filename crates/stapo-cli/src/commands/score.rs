@@ -1,14 +1,15 @@
 //! `stapo score`: log-probs, entropies and collisions of given responses.
 
-use crate::shared::option::{positive, temperature};
+use crate::shared::option::{temperature, threads};
 use crate::shared::prompts::{Choice, PromptRecord, choice, for_each_record, open_model, prompt};
+use crate::shared::terminal::{Output, output};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
 use stapo_rl::LoadedModel;
 use stapo_rl::device::DeviceName;
 use stapo_rl::inference::{HeadOptions, PackedBatch, Pass, TokenScores};
-use std::io::{BufWriter, StdoutLock, Write, stdout};
+use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -33,7 +34,7 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     device: DeviceName,
     /// CPU threads; all cores, if not given.
-    #[arg(long, value_parser = positive)]
+    #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 }
 
@@ -44,7 +45,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let model = open_model(&args.model, args.device, args.threads)?;
     let options = HeadOptions { temperature: args.temperature, n_alternatives: args.alternatives };
     let pass = Pass::scoring(&model.policy)?;
-    let out = BufWriter::new(stdout().lock());
+    let out = BufWriter::new(output());
     let mut scorer =
         Scorer { model: &model, options, pass, batch: PackedBatch::new(), records: Vec::new(), out };
     let read = |_, record: &PromptRecord| tokens(&model, record);
@@ -65,7 +66,7 @@ struct Scorer<'a> {
     pass: Pass,
     batch: PackedBatch,
     records: Vec<BatchedRecord>,
-    out: BufWriter<StdoutLock<'static>>,
+    out: BufWriter<Output>,
 }
 
 /// A record of the batch, and the range of its tokens among the scored tokens of the batch.

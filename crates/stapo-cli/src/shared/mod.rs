@@ -13,4 +13,5 @@ pub mod prompts;
 pub mod run_folder;
 pub mod run_status;
 pub mod stop;
+pub mod terminal;
 pub mod units;

@@ -29,6 +29,14 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// From 1 to 1024.
+pub fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(value @ 1..=1024) => Ok(value),
+        _ => Err(format!("{text:?} is not a number of threads from 1 to 1024")),
+    }
+}
+
 fn number(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
     if value.is_finite() { Ok(value) } else { Err(format!("{text} is not finite")) }

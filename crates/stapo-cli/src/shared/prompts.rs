@@ -1,5 +1,6 @@
 //! The input of `generate` and `score`: a model opened without training, and JSON lines turned into tokens.
 
+use crate::shared::input::{self, Line, MAX_LINE_BYTES};
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -8,7 +9,6 @@ use stapo_rl::LoadedModel;
 use stapo_rl::device::DeviceName;
 use stapo_rl::inference::Message;
 use stapo_rl::model_files::Pretrained;
-use std::io::BufRead;
 use std::path::Path;
 
 /// A record of the input. Which fields must be there depends on the command.
@@ -93,15 +93,19 @@ pub fn for_each_record<R>(
     mut read: impl FnMut(usize, &PromptRecord) -> Result<R>,
     mut take: impl FnMut(usize, PromptRecord, R) -> Result<()>,
 ) -> Result<(usize, usize)> {
-    let name = crate::shared::input::name(path);
+    let name = input::name(path);
     let (mut n_taken, mut n_refused) = (0, 0);
-    for (index, line) in crate::shared::input::open(path)?.split(b'\n').enumerate() {
-        let line = line.with_context(|| format!("input {name}"))?;
-        if line.trim_ascii().is_empty() {
-            continue;
-        }
-        let number = index + 1;
-        let record: Result<PromptRecord> = serde_json::from_slice(&line).context("not a record in JSON");
+    let mut lines = input::open(path)?;
+    for number in 1.. {
+        let at = || format!("input {name}, line {number}");
+        let Some(line) = input::next_line(&mut *lines, MAX_LINE_BYTES).with_context(at)? else { break };
+        let record = match line {
+            Line::Text(bytes) if bytes.trim_ascii().is_empty() => continue,
+            Line::Text(bytes) => {
+                serde_json::from_slice::<PromptRecord>(&bytes).context("not a record in JSON")
+            }
+            Line::TooLong => Err(anyhow::anyhow!(input::too_long(MAX_LINE_BYTES))),
+        };
         match record.and_then(|record| read(number, &record).map(|made| (record, made))) {
             Ok((record, made)) => {
                 n_taken += 1;

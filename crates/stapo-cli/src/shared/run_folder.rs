@@ -9,6 +9,7 @@ use stapo_rl::device::{CpuOptions, Device, DeviceName};
 use stapo_rl::run::{Checkpoint, check_tree};
 use stapo_rl::task::Programs;
 use stapo_rl::train::Trainer;
+use stapo_rl::untrusted::{read_lines, read_text};
 use stapo_rl::{Config, LoadedModel, Plan, identity};
 use std::path::{Path, PathBuf};
 
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
     let text = match config {
         Some(run) if run.is_dir() => plan_text(run)?,
-        Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
+        Some(path) => read_text(path).with_context(|| format!("config {}", path.display()))?,
         None => include_str!("../../../../configs/stapo.toml").to_string(),
     };
     let config = Config::from_toml(&text, overrides.iter().map(String::as_str))?;
@@ -33,7 +34,7 @@ pub fn plan(run: &Path) -> Result<Plan> {
 /// The text of `plan.toml`. A folder with links or pipes inside is refused.
 pub fn plan_text(run: &Path) -> Result<String> {
     check_tree(run)?;
-    std::fs::read_to_string(run.join("plan.toml"))
+    read_text(&run.join("plan.toml"))
         .with_context(|| format!("run {}: no plan.toml, so this is no run folder", run.display()))
 }
 
@@ -139,13 +140,13 @@ pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
 }
 
 pub fn records_of_file<R: Record>(path: &Path) -> Result<Vec<R>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("file {}", path.display()))?;
+    let text = read_lines(path).with_context(|| format!("file {}", path.display()))?;
     Ok(record::parse_lines(&text).with_context(|| format!("file {}", path.display()))?.records)
 }
 
 /// The responses of a file of a run with that objective, with all columns checked.
 pub fn responses_of_file(path: &Path, objective: &ObjectiveSpec) -> Result<Vec<ResponseRecord>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("file {}", path.display()))?;
+    let text = read_lines(path).with_context(|| format!("file {}", path.display()))?;
     let responses = record::parse_responses(&text, objective)
         .with_context(|| format!("file {}", path.display()))?
         .records;

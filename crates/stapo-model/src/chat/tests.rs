@@ -6,7 +6,7 @@ fn message(role: &str, content: &str) -> Message {
 }
 
 fn template(source: &str) -> Result<ChatTemplate> {
-    ChatTemplate::new(source, SpecialTokens::new())
+    ChatTemplate::new("model", source, SpecialTokens::new())
 }
 
 fn rendered(source: &str) -> Result<String> {
@@ -24,7 +24,7 @@ fn check_refused(source: &str, words: &[&str]) {
 fn conversations_render_as_by_transformers() {
     let golden: Json = serde_json::from_str(include_str!("../../tests/data/formats/chat.json")).unwrap();
     let special_tokens = serde_json::from_value(golden["special_tokens"].clone()).unwrap();
-    let template = ChatTemplate::new(golden["template"].as_str().unwrap(), special_tokens).unwrap();
+    let template = ChatTemplate::new("model", golden["template"].as_str().unwrap(), special_tokens).unwrap();
     let cases = golden["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 20);
     for case in cases {
@@ -63,13 +63,13 @@ fn endless_templates_run_out_of_steps() {
     let nested = "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}";
     check_refused(nested, &["fuel", "hint: "]);
     check_refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", &["recursion"]);
-    check_refused("{{ 'x' * 1000000000000 }}", &["too large"]);
+    check_refused("{{ 'x' * 1000000000000 }}", &["constant", "4096"]);
     check_refused("{{ range(1000000000) }}", &["range"]);
 }
 
 #[test]
 fn templates_reach_no_files_and_no_internals() {
-    check_refused("{% include '/etc/passwd' %}", &["passwd"]);
+    check_refused("{% include '/etc/passwd' %}", &["include"]);
     check_refused("{{ open('/etc/passwd') }}", &["open"]);
     check_refused("{{ ''.__class__.__mro__ }}", &["undefined"]);
 }
@@ -77,13 +77,13 @@ fn templates_reach_no_files_and_no_internals() {
 #[test]
 fn broken_templates_are_refused_with_their_line() {
     check_refused("a\n{% if %}", &["syntax error", "line 2"]);
-    check_refused(&"x".repeat(MAX_TEMPLATE + 1), &["1048577 bytes"]);
+    check_refused(&"x".repeat(crate::template::MAX_TEMPLATE_BYTES + 1), &["model: ", "262145 bytes"]);
     check_refused(&format!("{{{{ {} }}}}", "(".repeat(10_000)), &["recursion"]);
 }
 
 #[test]
 fn special_tokens_and_variables_have_names() {
     let tokens = [("bos_token".to_owned(), "<s>".to_owned())].into();
-    let template = ChatTemplate::new("{{ bos_token }}{{ x }}{{ eos_token }}", tokens).unwrap();
+    let template = ChatTemplate::new("model", "{{ bos_token }}{{ x }}{{ eos_token }}", tokens).unwrap();
     assert_eq!(template.prompt(&[], json!({"x": 1}).as_object().unwrap()).unwrap(), "<s>1");
 }

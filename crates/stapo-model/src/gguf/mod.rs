@@ -35,6 +35,7 @@ pub struct Gguf {
 
 impl Gguf {
     pub fn open(path: &Path) -> Result<Self> {
+        crate::files::check(path).map_err(|e| Error::io(path, e))?;
         let file = MappedFile::open(path).map_err(|e| Error::io(path, e))?;
         let place = path.display().to_string();
         let mut bytes = Bytes::new(&place, &file);
@@ -51,7 +52,7 @@ impl Gguf {
     pub fn is_magic(path: &Path) -> bool {
         use std::io::Read;
         let mut magic = [0; 4];
-        std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == MAGIC
+        crate::files::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == MAGIC
     }
 
     /// The weights under their Hugging Face names; `config` is the result of [`Gguf::config`].

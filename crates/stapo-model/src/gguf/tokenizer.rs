@@ -4,6 +4,7 @@ use super::Gguf;
 use crate::chat::SpecialTokens;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
+use crate::tokenizer::vetting::{LLAMA3, MAX_TOKEN_BYTES, QWEN2, check_merges};
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
 use tokenizers::decoders::strip::Strip;
@@ -15,11 +16,8 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer as Inner};
 
-/// Longest token in bytes; the longest published ones are runs of about 128 characters.
-const MAX_TOKEN: usize = 1024;
-
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Most work to find the merges that the scores imply: the sum of the squares of the tokens' bytes. Llama 2 has 2 million.
+const MAX_MERGE_WORK: usize = 1 << 30;
 
 /// The meaning of the numbers 1 to 6 in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,6 +41,10 @@ enum PreTokenizer {
 
 impl Gguf {
     pub fn tokenizer(&self) -> Result<Tokenizer> {
+        Tokenizer::built(&self.place, || self.crate_tokenizer())
+    }
+
+    fn crate_tokenizer(&self) -> Result<Inner> {
         let model = self.text("tokenizer.ggml.model")?.ok_or_else(|| self.absent("tokenizer.ggml.model"))?;
         let tokens = self.tokens()?;
         let (mut inner, adds_bos) = match model {
@@ -66,7 +68,7 @@ impl Gguf {
         }
         let added = tokens.added();
         inner.add_tokens(added).map_err(|e| self.wrong("tokens", &e.to_string()))?;
-        Tokenizer::new(&self.place, inner)
+        Ok(inner)
     }
 
     pub fn chat_template(&self) -> Result<Option<&str>> {
@@ -91,8 +93,8 @@ impl Gguf {
     fn tokens(&self) -> Result<Tokens<'_>> {
         let texts =
             self.strings("tokenizer.ggml.tokens")?.ok_or_else(|| self.absent("tokenizer.ggml.tokens"))?;
-        if let Some(id) = texts.iter().position(|text| text.len() > MAX_TOKEN) {
-            return Err(self.wrong("tokens", &format!("token {id} is longer than {MAX_TOKEN} bytes")));
+        if let Some(id) = texts.iter().position(|text| text.len() > MAX_TOKEN_BYTES) {
+            return Err(self.wrong("tokens", &format!("token {id} is longer than {MAX_TOKEN_BYTES} bytes")));
         }
         let types = self.numbers("tokenizer.ggml.token_type")?.map_or_else(
             || Ok(vec![TokenType::Normal; texts.len()]),
@@ -120,6 +122,9 @@ impl Gguf {
             .collect();
         let merges = merges.ok_or_else(|| self.wrong("merges", "has an entry that is not two tokens"))?;
         let vocabulary = tokens.vocabulary().map_err(|problem| self.wrong("tokens", &problem))?;
+        let pairs = merges.iter().map(|(left, right)| (left.as_str(), right.as_str()));
+        check_merges(pairs, |token| vocabulary.contains_key(token))
+            .map_err(|problem| self.wrong("merges", &problem))?;
         let builder = BPE::builder()
             .vocab_and_merges(vocabulary, merges)
             .ignore_merges(pre_tokenizer == PreTokenizer::Llama3);
@@ -175,6 +180,10 @@ impl Gguf {
             return Err(self.wrong("scores", &problem));
         }
         let vocabulary = tokens.vocabulary().map_err(|problem| self.wrong("tokens", &problem))?;
+        let work: usize = tokens.texts.iter().map(|text| text.len() * text.len()).sum();
+        if work > MAX_MERGE_WORK {
+            return Err(self.wrong("tokens", "are too many and too long for the merges that scores imply"));
+        }
         let merges = merges_by_score(tokens, &scores, &vocabulary);
         let mut builder =
             BPE::builder().vocab_and_merges(vocabulary, merges).byte_fallback(true).fuse_unk(true);

@@ -1,70 +1,319 @@
-//! Checks a `tokenizer.json` for faults that the `tokenizers` crate does not check and would panic on.
+//! Checks a tokenizer before the `tokenizers` crate sees it: only the components that the supported families use, with
+//! values on which the crate neither panics nor allocates out of proportion, and from which one text gives one result.
 
+use super::MAX_IDS;
 use crate::error::{Error, Result};
-use serde::Deserialize;
-use serde_json::Value;
+use crate::json;
+use serde_json::{Map, Value};
+use std::collections::{HashMap, HashSet};
 
-/// The parts of the file that are checked; the rest only has to be JSON.
-#[derive(Deserialize)]
-struct TokenizerFile {
-    model: MergeModel,
-    #[serde(default)]
-    decoder: Value,
-    #[serde(default)]
-    post_processor: Value,
-}
+/// Longest token in bytes; the longest published ones are runs of about 128 characters.
+pub(crate) const MAX_TOKEN_BYTES: usize = 1024;
+/// Longest text of a component, such as what a normalizer puts before a text.
+const MAX_TEXT_BYTES: usize = 64;
+/// Most components of a kind; the published ones have up to four.
+const MAX_COMPONENTS: usize = 32;
+/// Most added tokens, and bytes of all of them; Llama 3 has 256.
+const MAX_ADDED_TOKENS: usize = 1 << 16;
+const MAX_ADDED_BYTES: usize = 1 << 22;
+const MAX_STRIP: u64 = 16;
 
-#[derive(Deserialize)]
-struct MergeModel {
-    r#type: Option<String>,
-    continuing_subword_prefix: Option<String>,
-}
+/// How words are cut out of a text. Patterns come from this list, because a pattern of the file's own could take
+/// exponential time.
+pub(crate) const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const PATTERNS: [&str; 4] = [QWEN2, LLAMA3, QWEN3_5, GPT2];
 
-/// Refuses a file on which the crate would panic while reading or in use.
-pub(super) fn vet(place: &str, bytes: &[u8]) -> Result<()> {
-    let malformed = |problem: String| Err(Error::malformed(place, problem));
-    let TokenizerFile { model, decoder, post_processor } = serde_json::from_slice(bytes)
-        .map_err(|e| Error::malformed(place, format!("is not a tokenizer.json: {e}")))?;
-    if let Some(kind) = model.r#type.filter(|kind| kind != "BPE") {
-        let hint = "supported: BPE, the kind of Qwen, Llama and SmolLM";
-        return Err(Error::unsupported(place, format!("model type {kind} is not supported"), hint));
-    }
-    if let Some(prefix) = model.continuing_subword_prefix.filter(|prefix| !prefix.is_empty()) {
-        return malformed(format!("continuing_subword_prefix {prefix:?} does not go with byte-pair merges"));
-    }
-    for part in parts(&decoder, "decoders") {
-        let counts = ["start", "stop"].map(|key| part.get(key).and_then(Value::as_u64).unwrap_or(0));
-        if part.get("type").is_some_and(|kind| kind == "Strip") && counts.iter().any(|&n| n > MAX_STRIP) {
-            return malformed(format!(
-                "decoder strips {counts:?} characters, at most {MAX_STRIP} make sense"
-            ));
+/// The object of a `tokenizer.json`, checked and without padding and truncation: a file may carry those from training,
+/// and here sequences are never changed.
+pub(super) fn vetted(place: &str, bytes: &[u8]) -> Result<Value> {
+    let mut keys = json::parse_object(place, bytes)?;
+    let vet = Vetting { place };
+    let Some(Value::Object(model)) = keys.get("model") else {
+        return vet.malformed("is not a tokenizer.json: no model");
+    };
+    let vocabulary = vet.model(model)?;
+    vet.added_tokens(keys.get("added_tokens"), &vocabulary)?;
+    for (key, children, check) in [
+        ("normalizer", "normalizers", Vetting::normalizer as Check<'_>),
+        ("pre_tokenizer", "pretokenizers", Vetting::pre_tokenizer),
+        ("decoder", "decoders", Vetting::decoder),
+        ("post_processor", "processors", Vetting::post_processor),
+    ] {
+        for part in vet.parts(key, keys.get(key).unwrap_or(&Value::Null), children)? {
+            check(&vet, kind(part), part)?;
         }
     }
-    for part in parts(&post_processor, "processors") {
-        if let Some(name) = undefined_special_token(part) {
-            return malformed(format!("post_processor uses special token {name} without defining it"));
+    keys.insert("padding".into(), Value::Null);
+    keys.insert("truncation".into(), Value::Null);
+    Ok(Value::Object(keys))
+}
+
+/// Refuses a merge whose parts or result are not tokens.
+pub(crate) fn check_merges<'a>(
+    merges: impl Iterator<Item = (&'a str, &'a str)>,
+    is_token: impl Fn(&str) -> bool,
+) -> std::result::Result<(), String> {
+    for (idx, (left, right)) in merges.enumerate() {
+        let missing = [left.to_owned(), right.to_owned(), format!("{left}{right}")];
+        if let Some(token) = missing.iter().find(|token| !is_token(token)) {
+            return Err(format!("merge {idx} of {left:?} and {right:?}: {token:?} is not a token"));
         }
     }
     Ok(())
 }
 
-const MAX_STRIP: u64 = 16;
+type Check<'a> = fn(&Vetting<'a>, &str, &Value) -> Result<()>;
 
-/// The component and, where it is a sequence, the components inside, at any depth.
-fn parts<'a>(component: &'a Value, children: &str) -> Vec<&'a Value> {
-    let mut found = vec![component];
-    let mut at = 0;
-    while let Some(part) = found.get(at) {
-        found.extend(part.get(children).and_then(Value::as_array).into_iter().flatten());
-        at += 1;
-    }
-    found
+struct Vetting<'a> {
+    place: &'a str,
 }
 
-/// A special token in a template that `special_tokens` does not list.
-fn undefined_special_token(part: &Value) -> Option<&Value> {
-    let pieces = ["single", "pair"].into_iter().filter_map(|key| part.get(key)?.as_array()).flatten();
-    let mut used = pieces.filter_map(|piece| piece.get("SpecialToken")?.get("id"));
-    let defined = part.get("special_tokens");
-    used.find(|id| id.as_str().and_then(|id| defined?.get(id)).is_none())
+impl Vetting<'_> {
+    fn malformed<T>(&self, problem: impl Into<String>) -> Result<T> {
+        Err(Error::malformed(self.place, problem.into()))
+    }
+
+    fn unsupported<T>(&self, problem: String, hint: &str) -> Result<T> {
+        Err(Error::unsupported(self.place, problem, hint))
+    }
+
+    /// The vocabulary of the model, ids by token.
+    fn model<'m>(&self, model: &'m Map<String, Value>) -> Result<HashMap<&'m str, u64>> {
+        match model.get("type") {
+            None | Some(Value::Null) => {}
+            Some(kind) if kind == "BPE" => {}
+            Some(kind) => {
+                let problem = format!("model type {} is not supported", bare(kind));
+                return self.unsupported(problem, "supported: BPE, the kind of Qwen, Llama and SmolLM");
+            }
+        }
+        if let Some(dropout) =
+            model.get("dropout").filter(|value| value.as_f64() != Some(0.0) && !value.is_null())
+        {
+            let hint = "one text must give one result; set dropout to null in tokenizer.json";
+            return self.unsupported(format!("dropout {dropout} leaves out merges at random"), hint);
+        }
+        for key in ["continuing_subword_prefix", "end_of_word_suffix"] {
+            if let Some(text) = model.get(key).filter(|text| !text.is_null() && *text != "") {
+                return self.malformed(format!("{key} {text} does not go with byte-pair merges"));
+            }
+        }
+        let vocabulary = self.vocabulary(model.get("vocab"))?;
+        if let Some(unknown) = model.get("unk_token").filter(|token| !token.is_null())
+            && !unknown.as_str().is_some_and(|token| vocabulary.contains_key(token))
+        {
+            return self.malformed(format!("unk_token {unknown} is not in the vocabulary"));
+        }
+        let merges = self.merges(model.get("merges"))?;
+        check_merges(merges.into_iter(), |token| vocabulary.contains_key(token))
+            .or_else(|problem| self.malformed(problem))?;
+        Ok(vocabulary)
+    }
+
+    fn vocabulary<'m>(&self, vocabulary: Option<&'m Value>) -> Result<HashMap<&'m str, u64>> {
+        let Some(Value::Object(entries)) = vocabulary else { return self.malformed("model has no vocab") };
+        let mut ids = HashMap::with_capacity(entries.len());
+        let mut taken = HashSet::with_capacity(entries.len());
+        for (token, id) in entries {
+            let Some(number) = id.as_u64() else {
+                return self.malformed(format!("token {token:?} has id {id}, expected a whole number"));
+            };
+            if number >= MAX_IDS as u64 || number >= 4 * entries.len() as u64 + 1024 {
+                return self.malformed(format!("id {number} is out of any proportion"));
+            }
+            if token.len() > MAX_TOKEN_BYTES {
+                let problem = format!("token {number} has {} bytes, at most {MAX_TOKEN_BYTES}", token.len());
+                return self.malformed(problem);
+            }
+            if !taken.insert(number) {
+                return self.malformed(format!("id {number} has two tokens, one of them {token:?}"));
+            }
+            ids.insert(token.as_str(), number);
+        }
+        Ok(ids)
+    }
+
+    /// Merges as pairs; old files write a pair as one text.
+    fn merges<'m>(&self, merges: Option<&'m Value>) -> Result<Vec<(&'m str, &'m str)>> {
+        let Some(Value::Array(merges)) = merges else { return self.malformed("model has no merges") };
+        let pair = |(idx, merge): (usize, &'m Value)| {
+            let pair = match merge {
+                Value::String(text) => text.split_once(' '),
+                Value::Array(two) if two.len() == 2 => two[0].as_str().zip(two[1].as_str()),
+                _ => None,
+            };
+            pair.map_or_else(|| self.malformed(format!("merge {idx} is not two tokens")), Ok)
+        };
+        let is_comment = |merge: &Value| merge.as_str().is_some_and(|text| text.starts_with("#version"));
+        merges.iter().enumerate().filter(|(_, merge)| !is_comment(merge)).map(pair).collect()
+    }
+
+    fn added_tokens(&self, added: Option<&Value>, vocabulary: &HashMap<&str, u64>) -> Result<()> {
+        let list = match added {
+            None | Some(Value::Null) => return Ok(()),
+            Some(Value::Array(list)) if list.len() <= MAX_ADDED_TOKENS => list,
+            _ => return self.malformed(format!("added_tokens is not a list of at most {MAX_ADDED_TOKENS}")),
+        };
+        let mut seen = HashSet::new();
+        let mut n_bytes = 0;
+        for (idx, token) in list.iter().enumerate() {
+            let content = token.get("content").and_then(Value::as_str).unwrap_or_default();
+            let Some(id) = token.get("id").and_then(Value::as_u64) else {
+                return self.malformed(format!("added token {idx} has no id"));
+            };
+            n_bytes += content.len();
+            if content.is_empty() || content.len() > MAX_TOKEN_BYTES || n_bytes > MAX_ADDED_BYTES {
+                let problem =
+                    format!("added token {id} has {} bytes, expected 1 to {MAX_TOKEN_BYTES}", content.len());
+                return self.malformed(problem);
+            }
+            if !seen.insert(content) {
+                return self.malformed(format!("added token {content:?} appears twice"));
+            }
+            if vocabulary.get(content).is_some_and(|&known| known != id) {
+                let problem = format!("added token {content:?} has id {id} and another in the vocabulary");
+                return self.malformed(problem);
+            }
+        }
+        Ok(())
+    }
+
+    /// The component and, where it is a sequence, the components inside, at any depth.
+    fn parts<'v>(&self, key: &str, component: &'v Value, children: &str) -> Result<Vec<&'v Value>> {
+        let mut found = vec![component];
+        let mut at = 0;
+        while let Some(&part) = found.get(at) {
+            if kind(part) == "Sequence" {
+                let Some(inside) = part.get(children).and_then(Value::as_array) else {
+                    return self.malformed(format!("{key}: a sequence without {children}"));
+                };
+                found.extend(inside);
+            }
+            if found.len() > MAX_COMPONENTS {
+                return self.malformed(format!("{key}: more than {MAX_COMPONENTS} components"));
+            }
+            at += 1;
+        }
+        Ok(found)
+    }
+
+    fn normalizer(&self, kind: &str, part: &Value) -> Result<()> {
+        match kind {
+            "" | "Sequence" | "NFC" => Ok(()),
+            "Prepend" => self.short_text("normalizer", part, "prepend"),
+            "Replace" => self.replacement("normalizer", part),
+            _ => self.unknown("normalizer", part, "Sequence, NFC, Prepend, Replace"),
+        }
+    }
+
+    fn pre_tokenizer(&self, kind: &str, part: &Value) -> Result<()> {
+        match kind {
+            "" | "Sequence" | "ByteLevel" | "Digits" | "Metaspace" => Ok(()),
+            "Split" => match part.get("pattern") {
+                Some(pattern) if pattern.get("String").is_some() => {
+                    self.short("pre_tokenizer: pattern", &pattern["String"])
+                }
+                Some(pattern) if PATTERNS.iter().any(|known| pattern["Regex"] == *known) => Ok(()),
+                pattern => {
+                    let shown: String =
+                        pattern.unwrap_or(&Value::Null).to_string().chars().take(200).collect();
+                    let hint = "supported: the patterns of GPT-2, Qwen 2 to 3.5 and Llama 3";
+                    self.unsupported(format!("pre_tokenizer: pattern {shown} is not supported"), hint)
+                }
+            },
+            _ => self.unknown("pre_tokenizer", part, "Sequence, Split, ByteLevel, Digits, Metaspace"),
+        }
+    }
+
+    fn decoder(&self, kind: &str, part: &Value) -> Result<()> {
+        match kind {
+            "" | "Sequence" | "ByteLevel" | "ByteFallback" | "Fuse" | "Metaspace" => Ok(()),
+            "Replace" => self.replacement("decoder", part),
+            "Strip" => {
+                let counts = ["start", "stop"].map(|key| part.get(key).and_then(Value::as_u64).unwrap_or(0));
+                if counts.iter().any(|&n| n > MAX_STRIP) {
+                    let problem =
+                        format!("decoder strips {counts:?} characters, at most {MAX_STRIP} make sense");
+                    return self.malformed(problem);
+                }
+                Ok(())
+            }
+            _ => {
+                let known = "Sequence, ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip";
+                self.unknown("decoder", part, known)
+            }
+        }
+    }
+
+    fn post_processor(&self, kind: &str, part: &Value) -> Result<()> {
+        match kind {
+            "" | "Sequence" | "ByteLevel" => Ok(()),
+            "TemplateProcessing" => self.template(part),
+            _ => self.unknown("post_processor", part, "Sequence, ByteLevel, TemplateProcessing"),
+        }
+    }
+
+    /// The tokens that start and end a sequence.
+    fn template(&self, part: &Value) -> Result<()> {
+        let list = |key: &str| part.get(key).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let defined = part.get("special_tokens").and_then(Value::as_object);
+        let pieces = [list("single"), list("pair")].concat();
+        if pieces.len() > MAX_COMPONENTS || defined.is_some_and(|all| all.len() > MAX_COMPONENTS) {
+            return self.malformed(format!("post_processor: more than {MAX_COMPONENTS} pieces"));
+        }
+        for id in pieces.iter().filter_map(|piece| piece.get("SpecialToken")?.get("id")) {
+            if id.as_str().and_then(|id| defined?.get(id)).is_none() {
+                return self.malformed(format!("post_processor uses special token {id} without defining it"));
+            }
+        }
+        for (name, token) in defined.into_iter().flatten() {
+            let length = |key: &str| token.get(key).and_then(Value::as_array).map(Vec::len);
+            if length("ids") != length("tokens") || length("ids").is_none_or(|n| n > MAX_COMPONENTS) {
+                let problem = format!("post_processor: special token {name:?} needs as many ids as tokens");
+                return self.malformed(problem);
+            }
+        }
+        Ok(())
+    }
+
+    fn replacement(&self, place: &str, part: &Value) -> Result<()> {
+        if part.get("pattern").is_none_or(|pattern| pattern.get("String").is_none()) {
+            return self
+                .unsupported(format!("{place}: Replace by a pattern is not supported"), "supported: a text");
+        }
+        if part["pattern"]["String"] == "" || part.get("content").is_some_and(|text| text == "") {
+            return self.malformed(format!("{place}: Replace of or by an empty text"));
+        }
+        self.short(place, &part["pattern"]["String"])?;
+        self.short_text(place, part, "content")
+    }
+
+    fn short_text(&self, place: &str, part: &Value, key: &str) -> Result<()> {
+        self.short(&format!("{place}: {key}"), part.get(key).unwrap_or(&Value::Null))
+    }
+
+    fn short(&self, place: &str, text: &Value) -> Result<()> {
+        if text.as_str().is_some_and(|text| text.len() <= MAX_TEXT_BYTES) {
+            return Ok(());
+        }
+        self.malformed(format!("{place} is not a text of at most {MAX_TEXT_BYTES} bytes"))
+    }
+
+    fn unknown<T>(&self, key: &str, part: &Value, known: &str) -> Result<T> {
+        let name = part.get("type").map_or_else(|| json::kind(part).to_owned(), bare);
+        let name: String = name.chars().take(80).collect();
+        self.unsupported(format!("{key} {name} is not supported"), &format!("supported: {known}"))
+    }
+}
+
+/// The type of a component; empty for no component.
+fn kind(part: &Value) -> &str {
+    if part.is_null() { "" } else { part.get("type").and_then(Value::as_str).unwrap_or("untyped") }
+}
+
+fn bare(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

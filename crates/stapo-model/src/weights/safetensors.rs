@@ -4,6 +4,7 @@
 
 use super::{Encoding, StoredTensor, Weights};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::json;
 use serde_json::{Map, Value};
 use stapo_ops::mapped::MappedFile;
@@ -25,11 +26,11 @@ pub(crate) fn open(path: &Path) -> Result<Weights> {
         return open_shards(place, &[(path.to_owned(), None)]);
     }
     let index = path.join(INDEX);
-    if index.is_file() {
+    if index.exists() {
         return open_shards(place, &indexed_shards(path, &index)?);
     }
     let single = path.join(SINGLE);
-    if !single.is_file() {
+    if !single.exists() {
         let hint = "expected a Hugging Face folder in safetensors, or a GGUF file; pickled .bin checkpoints are not read";
         return Err(Error::missing(place, format!("no {SINGLE} and no {INDEX}"), hint));
     }
@@ -75,6 +76,7 @@ fn open_shards(place: String, shards: &[Shard]) -> Result<Weights> {
     let mut files = Vec::new();
     let mut tensors = BTreeMap::new();
     for (path, expected) in shards {
+        files::check(path).map_err(|e| Error::io(path, e))?;
         let file = MappedFile::open(path).map_err(|e| Error::io(path, e))?;
         let shard = path.display().to_string();
         let mut found = parse(&shard, &file, files.len())?;

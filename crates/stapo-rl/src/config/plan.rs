@@ -10,6 +10,13 @@ use stapo_model::DeviceName;
 use stapo_model::optimizer::AdamWSettings;
 use thiserror::Error;
 
+/// The largest counts. Their products fit the numbers that memory and time are computed in.
+const MAX_PROBLEMS: usize = 1 << 20;
+const MAX_SAMPLES: usize = 1 << 16;
+const MAX_TOKENS: usize = 1 << 22;
+const MAX_MICROBATCH_TOKENS: usize = 1 << 26;
+const MAX_KV_MIB: usize = 1 << 24;
+
 /// A run that can start: every value is checked and every preset resolved. A plan does not change after the start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
@@ -135,8 +142,8 @@ impl Plan {
             && config.reward.wrong.is_finite()
             && config.reward.right > config.reward.wrong;
         require(contrast, "reward.right", config.reward.right, "expected a number above reward.wrong", "")?;
-        at_least_one("evaluation.problems", config.evaluation.problems as u64)?;
-        at_least_one("evaluation.samples", config.evaluation.samples as u64)?;
+        count("evaluation.problems", config.evaluation.problems, MAX_PROBLEMS)?;
+        count("evaluation.samples", config.evaluation.samples, MAX_SAMPLES)?;
         at_least_one("record.checkpoint_every_steps", config.record.checkpoint_every_steps)?;
         at_least_one("record.keep_checkpoints", config.record.keep_checkpoints as u64)?;
         at_least_one("record.responses_every_steps", config.record.responses_every_steps)
@@ -182,7 +189,7 @@ impl Plan {
 
     fn check_rollout(&self) -> Result<(), PlanError> {
         let rollout = &self.config.rollout;
-        at_least_one("rollout.problems_per_step", rollout.problems_per_step as u64)?;
+        count("rollout.problems_per_step", rollout.problems_per_step, MAX_PROBLEMS)?;
         require(
             rollout.group_size >= 2,
             "rollout.group_size",
@@ -190,10 +197,11 @@ impl Plan {
             "expected at least 2",
             "an advantage compares responses to one problem",
         )?;
+        count("rollout.group_size", rollout.group_size, MAX_SAMPLES)?;
         positive("rollout.temperature", rollout.temperature)?;
-        at_least_one("rollout.max_prompt_tokens", rollout.max_prompt_tokens as u64)?;
-        at_least_one("rollout.max_response_tokens", rollout.max_response_tokens as u64)?;
-        at_least_one("rollout.kv_mib", rollout.kv_mib as u64)
+        count("rollout.max_prompt_tokens", rollout.max_prompt_tokens, MAX_TOKENS)?;
+        count("rollout.max_response_tokens", rollout.max_response_tokens, MAX_TOKENS)?;
+        count("rollout.kv_mib", rollout.kv_mib, MAX_KV_MIB)
     }
 
     fn check_update(&self) -> Result<(), PlanError> {
@@ -215,6 +223,7 @@ impl Plan {
             &format!("is below the longest sequence, {longest} tokens"),
             "sequences are never split: raise it, or lower rollout.max_response_tokens",
         )?;
+        count("update.microbatch_tokens", update.microbatch_tokens, MAX_MICROBATCH_TOKENS)?;
         positive("update.learning_rate", update.learning_rate)?;
         positive("update.epsilon", update.epsilon)?;
         positive("update.max_gradient_norm", update.max_gradient_norm)?;
@@ -236,6 +245,12 @@ fn require(
         return Ok(());
     }
     Err(PlanError::Refused { key, problem: format!("{value} {expected}"), remedy })
+}
+
+/// A count from 1 to `max`.
+fn count(key: &'static str, value: usize, max: usize) -> Result<(), PlanError> {
+    at_least_one(key, value as u64)?;
+    require(value <= max, key, value, &format!("expected at most {max}"), "")
 }
 
 fn at_least_one(key: &'static str, value: u64) -> Result<(), PlanError> {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use stapo_core::record::{
     self, Change, EvalRecord, EventKind, FileHash, Record, SCHEMA, StopReason, Writer, changed_inputs,
 };
+use stapo_model::files;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -102,7 +103,7 @@ impl EvalFolder {
     pub fn read_plan(folder: &Path) -> Result<EvalPlan> {
         check_tree(folder)?;
         let path = folder.join("eval.json");
-        let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
+        let text = files::read_text(&path).map_err(|e| Error::io(&path, e))?;
         let refuse = |problem: String| Error::NoRun {
             folder: folder.to_owned(),
             problem,
@@ -123,7 +124,7 @@ impl EvalFolder {
     /// All samples so far, without a torn last line.
     pub fn read_samples(folder: &Path) -> Result<Vec<EvalRecord>> {
         let path = folder.join("samples.jsonl");
-        let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
+        let text = files::read_lines(&path).map_err(|e| Error::io(&path, e))?;
         Ok(record::parse_lines(&text).map_err(|e| Error::record(&path, &e))?.records)
     }
 

@@ -5,7 +5,6 @@ use crate::task::{Mistakes, Programs, Split, Task, TaskSpec};
 use serde::{Deserialize, Serialize};
 use stapo_core::random::Key;
 use stapo_core::settings;
-use std::fs;
 use std::path::PathBuf;
 use toml::{Table, Value};
 
@@ -84,7 +83,7 @@ impl Texts {
                 })
             }
             TextsSpec::Jsonl { path, prompt_field, response_field } => {
-                let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+                let text = stapo_model::files::read_lines(path).map_err(|e| Error::io(path, e))?;
                 let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
                 let examples = lines
                     .map(|(idx, line)| {

@@ -1,37 +1,28 @@
 //! Prompt templates: Jinja with the variables `problem`, `id` and the fields of the row.
 
 use super::TaskError;
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
-use minijinja::{AutoEscape, Environment, UndefinedBehavior};
 use serde_json::Map;
+use stapo_model::template::{Dialect, Limits, Refused, Template as Jinja};
 use std::collections::BTreeMap;
 
-const NAME: &str = "prompt";
-/// The most template instructions per prompt; a loop over a few thousand items fits.
-const FUEL: u64 = 200_000;
+const LIMITS: Limits = Limits {
+    // A loop over a few thousand items fits.
+    steps: 600_000,
+    work_bytes: 64 << 20,
+    output_bytes: MAX_PROMPT_BYTES,
+};
 /// The longest prompt that a template may write.
 const MAX_PROMPT_BYTES: usize = 4 << 20;
 
-/// A compiled prompt template. An unknown variable is an error.
-pub(super) struct Template {
-    environment: Environment<'static>,
-    source: String,
-}
+/// A checked prompt template. An unknown variable is an error.
+pub(super) struct Template(Jinja);
 
 impl Template {
     pub(super) fn new(source: &str) -> Result<Self, TaskError> {
-        let broken_syntax = |error: minijinja::Error| {
-            broken(source, &error, "Jinja syntax; `{{ problem }}` inserts the problem")
-        };
-        let mut environment = Environment::new();
-        environment
-            .set_syntax(SyntaxConfig::builder().keep_trailing_newline(true).build().map_err(broken_syntax)?);
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_undefined_behavior(UndefinedBehavior::Strict);
-        environment.set_fuel(Some(FUEL));
-        environment.add_template_owned(NAME, source.to_string()).map_err(broken_syntax)?;
-        Ok(Self { environment, source: source.to_string() })
+        let hint = "Jinja syntax; `{{ problem }}` inserts the problem";
+        let template = Jinja::new(source.to_string(), Dialect::Prompt);
+        template.map(Self).map_err(|refused| broken(source, refused, hint))
     }
 
     /// The prompt of one problem; `fields` holds the variables beside `id` and `problem`.
@@ -47,27 +38,24 @@ impl Template {
         variables.insert("problem", Value::from(problem));
         let known: Vec<&str> = variables.keys().copied().collect();
         let hint = format!("variables of problem {id:?}: {}", known.join(", "));
-        let rendered = self
-            .environment
-            .get_template(NAME)
-            .and_then(|template| template.render(Value::from(variables)))
-            .map_err(|error| broken(&self.source, &error, &hint))?;
-        if rendered.is_empty() || rendered.len() > MAX_PROMPT_BYTES {
+        let prompt = self
+            .0
+            .render(&Value::from(variables), LIMITS)
+            .map_err(|refused| broken(self.0.source(), refused, &hint))?;
+        if prompt.is_empty() {
+            let problem = format!("problem {id:?} gives an empty prompt");
+            let remedy = "`{{ problem }}` inserts the problem; check the other fields it inserts";
             return Err(TaskError::Template {
-                template: self.source.clone(),
-                problem: format!(
-                    "problem {id:?} gives {} bytes, expected 1 to {MAX_PROMPT_BYTES}",
-                    rendered.len()
-                ),
-                remedy: "`{{ problem }}` inserts the problem; check the other fields it inserts".into(),
+                template: self.0.source().into(),
+                problem,
+                remedy: remedy.into(),
             });
         }
-        Ok(rendered)
+        Ok(prompt)
     }
 }
 
-fn broken(source: &str, error: &minijinja::Error, hint: &str) -> TaskError {
-    let detail = error.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
-    let problem = format!("{}{detail}", error.kind());
-    TaskError::Template { template: source.to_string(), problem, remedy: hint.to_string() }
+fn broken(source: &str, refused: Refused, hint: &str) -> TaskError {
+    let remedy = if refused.hint.is_empty() { hint.to_string() } else { format!("{}; {hint}", refused.hint) };
+    TaskError::Template { template: source.to_string(), problem: refused.problem, remedy }
 }

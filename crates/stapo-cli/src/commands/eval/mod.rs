@@ -2,6 +2,7 @@
 
 mod show;
 
+use crate::shared::option::threads;
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::{self, Use};
 use crate::shared::stop;
@@ -88,7 +89,7 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     device: DeviceName,
 
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 }
 

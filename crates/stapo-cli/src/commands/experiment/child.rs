@@ -159,9 +159,7 @@ fn is_complete(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> bool {
     let Some(last) = metrics.last() else { return false };
     let is_reached =
         last.eval_accuracy.zip(plan.config.evaluation.target_accuracy).is_some_and(|(a, t)| a >= t);
-    let is_listed = Run::read_manifest(run)
-        .is_ok_and(|manifest| manifest.steps.iter().any(|hash| hash.step == last.step));
-    (last.step >= plan.config.steps || is_reached) && checkpoint.counters.step == last.step && is_listed
+    (last.step >= plan.config.steps || is_reached) && checkpoint.counters.step == last.step
 }
 
 /// The standard inputs of the runs in progress. A run ends when its input closes, and so with this process in whatever

@@ -13,6 +13,7 @@ use stapo_rl::config::CanaryConfig;
 use stapo_rl::disk::write_whole;
 use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, summarise};
 use stapo_rl::run::{FolderLock, NewFolder, Run, check_tree, describe_writer, holder};
+use stapo_rl::untrusted::read_text;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -101,7 +102,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
     let text = match SHIPPED.iter().find(|(name, _)| *name == file) {
         Some((_, text)) => (*text).to_string(),
-        None => std::fs::read_to_string(file).with_context(|| {
+        None => read_text(Path::new(file)).with_context(|| {
             let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
             format!("experiment {file}: neither a file nor one of {}", names.join(", "))
         })?,

@@ -4,6 +4,7 @@
 //! names that the server sends, without checking them, and never compares a file with its hash. The cache on disk has
 //! the layout of Python's `huggingface_hub`, so the two share files.
 
+use super::timed::TimedReader;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use sha1::Sha1;
@@ -22,6 +23,7 @@ pub struct Hub {
     endpoint: String,
     token: Option<String>,
     cache: PathBuf,
+    timeout: Duration,
 }
 
 /// A repository at a revision.
@@ -56,10 +58,17 @@ enum Hash {
 
 /// Attempts per file; each attempt resumes where the last one broke off.
 const TRIES: usize = 5;
+/// How long a connection, an answer or the next bytes of a body may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// The largest file that is fetched; the largest shards on the hub have 50 GB.
+const MAX_FILE_BYTES: u64 = 1 << 40;
+/// The largest listing that is read, and the most files of one.
+const MAX_LISTING_BYTES: u64 = 16 << 20;
+const MAX_FILES: usize = 100_000;
 
 impl Hub {
-    /// Reads `HF_ENDPOINT`, `HF_TOKEN` (or the token that `hf auth login` stores), `HF_HUB_CACHE` and `HF_HOME`.
+    /// Reads `HF_ENDPOINT`, `HF_TOKEN` (or the token that `hf auth login` stores), `HF_HUB_CACHE`, `HF_HOME` and
+    /// `HF_HUB_DOWNLOAD_TIMEOUT`.
     pub fn from_env() -> Result<Self> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_string());
@@ -71,17 +80,25 @@ impl Hub {
         } else {
             std::env::home_dir().context("no home folder\nhint: set HF_HOME")?.join(".cache/huggingface")
         };
+        let timeout = match variable("HF_HUB_DOWNLOAD_TIMEOUT").map(|text| (text.parse::<u64>(), text)) {
+            None => TIMEOUT,
+            Some((Ok(seconds @ 1..=86400), _)) => Duration::from_secs(seconds),
+            Some((_, text)) => bail!("HF_HUB_DOWNLOAD_TIMEOUT {text:?}: expected seconds, 1 to 86400"),
+        };
         let kept = || fs::read_to_string(home.join("token")).ok().map(|token| token.trim().to_string());
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            .timeout_connect(Some(TIMEOUT))
-            .timeout_recv_response(Some(TIMEOUT))
+            .timeout_resolve(Some(timeout))
+            .timeout_connect(Some(timeout))
+            .timeout_send_request(Some(timeout))
+            .timeout_recv_response(Some(timeout))
             .build();
         Ok(Self {
             agent: config.into(),
             endpoint: endpoint.trim_end_matches('/').to_string(),
             token: variable("HF_TOKEN").or_else(kept).filter(|token| !token.is_empty()),
             cache: variable("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
+            timeout,
         })
     }
 
@@ -97,12 +114,22 @@ impl Hub {
             rfilename: String,
         }
         check_id(&repo.id)?;
-        let url =
-            format!("{}/api/{}/{}/revision/{}", self.endpoint, repo.kind.plural(), repo.id, repo.revision);
-        let mut response = self.get(&url, None)?;
+        check_revision(&repo.revision)?;
+        let revision = encoded(&repo.revision).replace('/', "%2F");
+        let url = format!("{}/api/{}/{}/revision/{revision}", self.endpoint, repo.kind.plural(), repo.id);
+        let response = self.get(&url, None)?;
         self.check(&repo.id, response.status())?;
-        let info: RepoInfo =
-            response.body_mut().read_json().with_context(|| format!("{}: the hub's answer", repo.id))?;
+        let at = || format!("{}: the hub's list of files", repo.id);
+        let mut text = Vec::new();
+        let body = TimedReader::new(response.into_body().into_reader(), self.timeout);
+        body.take(MAX_LISTING_BYTES + 1).read_to_end(&mut text).with_context(at)?;
+        if text.len() as u64 > MAX_LISTING_BYTES {
+            bail!("{}: more than {MAX_LISTING_BYTES} bytes", at());
+        }
+        let info: RepoInfo = serde_json::from_slice(&text).with_context(at)?;
+        if info.siblings.len() > MAX_FILES {
+            bail!("{}: {} files, at most {MAX_FILES}", at(), info.siblings.len());
+        }
         if !is_hex(&info.sha, 40) {
             bail!("{}: the hub names the commit {:?}, expected 40 hexadecimal digits", repo.id, info.sha);
         }
@@ -121,7 +148,8 @@ impl Hub {
         progress: &dyn Fn(u64, u64),
     ) -> Result<PathBuf> {
         let place = format!("{} {file}", repo.id);
-        if !Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
+        let is_inside = Path::new(file).components().all(|part| matches!(part, Component::Normal(_)));
+        if !is_inside || file.is_empty() || file.contains(['\0', '\\']) {
             bail!("{place}: the hub names a file outside its repository");
         }
         let root = self.cache.join(repo.folder());
@@ -129,8 +157,12 @@ impl Hub {
         if pointer.is_file() {
             return Ok(pointer);
         }
-        let url = format!("{}/{}{}/resolve/{commit}/{file}", self.endpoint, repo.kind.prefix(), repo.id);
+        let url =
+            format!("{}/{}{}/resolve/{commit}/{}", self.endpoint, repo.kind.prefix(), repo.id, encoded(file));
         let (hash, size) = self.ask(&place, &url)?;
+        if size > MAX_FILE_BYTES {
+            bail!("{place}: the hub names {size} bytes, at most {MAX_FILE_BYTES} are fetched");
+        }
         let blob = root.join("blobs").join(hash.digits());
         if !blob.is_file() {
             fs::create_dir_all(root.join("blobs")).with_context(|| root.display().to_string())?;
@@ -225,18 +257,18 @@ impl Hub {
         let mut file = OpenOptions::new().create(true).append(true).open(partial).map_err(at)?;
         let mut have = if goes_on { start } else { 0 };
         file.set_len(have).map_err(at)?;
-        let mut body = response.into_body().into_reader();
+        let mut body = TimedReader::new(response.into_body().into_reader(), self.timeout);
         let mut buffer = vec![0; 1 << 16];
         loop {
             match body.read(&mut buffer) {
                 Ok(0) if have < size => return Ok(Some(std::io::ErrorKind::UnexpectedEof.into())),
                 Ok(0) => return Ok(None),
+                Ok(n) if n as u64 > size - have => {
+                    bail!("{place}: longer than the {size} bytes the hub names\nhint: fetch it again");
+                }
                 Ok(n) => {
                     file.write_all(&buffer[..n]).map_err(at)?;
                     have += n as u64;
-                    if have > size {
-                        bail!("{place}: longer than the {size} bytes the hub names\nhint: fetch it again");
-                    }
                     progress(have, size);
                 }
                 Err(error) => return Ok(Some(error)),
@@ -340,6 +372,35 @@ fn check_id(id: &str) -> Result<()> {
         bail!("repository {id:?}: expected OWNER/NAME, such as Qwen/Qwen3-1.7B-Base");
     }
     Ok(())
+}
+
+/// A revision is a branch, a tag, a commit or `refs/pr/N`. It names a file in the cache and must not leave it.
+fn check_revision(revision: &str) -> Result<()> {
+    let plain = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.+@".contains(c))
+    };
+    if revision.len() > 200 || !revision.split('/').all(plain) {
+        bail!("--revision {revision:?}: expected a branch, a tag or a commit, such as main or refs/pr/1");
+    }
+    Ok(())
+}
+
+/// A path of a URL, with every byte that has a meaning of its own there written as `%20`.
+fn encoded(path: &str) -> String {
+    let mut out = String::new();
+    for byte in path.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push('%');
+            for digit in [byte >> 4, byte & 15] {
+                out.extend(char::from_digit(digit.into(), 16).map(|digit| digit.to_ascii_uppercase()));
+            }
+        }
+    }
+    out
 }
 
 fn is_hex(text: &str, len: usize) -> bool {

@@ -1,7 +1,9 @@
 //! `stapo fetch`
 
 mod hub;
+mod timed;
 
+use crate::shared::terminal::plain;
 use anyhow::{Context, Result, bail};
 use hub::{Hub, Listing, Repo, RepoKind};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -11,7 +13,7 @@ use std::process::ExitCode;
 
 /// Fetches benchmarks, data sets and models from the Hugging Face hub.
 ///
-/// Honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_CACHE; files land in the usual cache. A transfer that breaks off
+/// Honours HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_DOWNLOAD_TIMEOUT; files land in the usual cache. A transfer that breaks off
 /// goes on from there; a file whose content does not have the hash the hub names is thrown away.
 #[derive(clap::Args)]
 pub struct Args {
@@ -107,7 +109,7 @@ fn fetch_file(hub: &Hub, repo: &Repo, listing: &Listing, file: &str) -> Result<P
     let bar = ProgressBar::new(0);
     let template = "{msg} {bar:25} {bytes}/{total_bytes} {bytes_per_sec} {eta} left";
     bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_message(file.to_string());
+    bar.set_message(plain(file));
     let path = hub.fetch(repo, &listing.commit, file, &|have, size| {
         bar.set_length(size);
         bar.set_position(have);

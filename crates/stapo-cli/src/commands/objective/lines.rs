@@ -1,5 +1,6 @@
 //! The input of `stapo objective`, line by line; errors name file, line and field.
 
+use crate::shared::input::{Line, MAX_LINE_BYTES, next_line, too_long};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
 use stapo_core::objective::Advantages;
@@ -98,11 +99,13 @@ const OPTIONAL: [&str; 7] = [
 ];
 
 /// All responses, or the error of the first bad line. Blank lines are skipped, and so is a byte-order mark at the start.
-pub fn read_lines(input: impl BufRead, file: &str) -> Result<Vec<ResponseInput>> {
+pub fn read_lines(input: &mut dyn BufRead, file: &str) -> Result<Vec<ResponseInput>> {
     let mut lines: Vec<ResponseInput> = Vec::new();
-    for (idx, text) in input.lines().enumerate() {
-        let number = idx + 1;
-        let text = text.with_context(|| format!("{file}:{number}"))?;
+    for number in 1.. {
+        let at = || format!("{file}:{number}");
+        let Some(line) = next_line(input, MAX_LINE_BYTES).with_context(at)? else { break };
+        let Line::Text(bytes) = line else { bail!("{}: {}", at(), too_long(MAX_LINE_BYTES)) };
+        let text = String::from_utf8(bytes).with_context(at)?;
         let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { &text };
         if text.trim().is_empty() {
             continue;

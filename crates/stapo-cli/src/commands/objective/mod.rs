@@ -4,6 +4,7 @@
 mod lines;
 
 use crate::shared::input;
+use crate::shared::terminal::output;
 use anyhow::{Context, Result, anyhow, bail};
 use lines::{ResponseInput, read_lines};
 use serde::Serialize;
@@ -12,8 +13,9 @@ use stapo_core::objective::{
     Advantages, AdvantagesRef, MaskKind, ObjectiveError, ObjectiveSpec, ResponseSignals, ScoredResponse,
     Tally, TokenEffect, UpdateKey, presets,
 };
+use stapo_rl::untrusted::read_text;
 use std::collections::BTreeMap;
-use std::io::{BufWriter, Write, stdout};
+use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -78,7 +80,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("warning: {text}");
     }
     if args.show {
-        stdout().write_all(spec.to_toml().as_bytes())?;
+        output().write_all(spec.to_toml().as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
     let pass = usize::from(args.pass) - 1;
@@ -86,7 +88,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("--pass {}: this objective has {} pass", args.pass, spec.n_passes());
     }
     let path = args.input.as_deref().unwrap_or("-");
-    let lines = read_lines(input::open(path)?, input::name(path))?;
+    let lines = read_lines(&mut *input::open(path)?, input::name(path))?;
     if lines.is_empty() {
         bail!("input {}: no responses\nhint: give one JSON object per line", input::name(path));
     }
@@ -98,7 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn list_presets() -> Result<()> {
-    let mut out = stdout().lock();
+    let mut out = output();
     for preset in presets() {
         let paper =
             if preset.paper.is_empty() { String::new() } else { format!(" (arXiv {})", preset.paper) };
@@ -111,7 +113,7 @@ fn list_presets() -> Result<()> {
 fn load(name: &str) -> Result<ObjectiveSpec> {
     let path = Path::new(name);
     if path.is_file() || path.extension().is_some_and(|e| e == "toml") {
-        let text = std::fs::read_to_string(path).with_context(|| format!("spec {name}"))?;
+        let text = read_text(path).with_context(|| format!("spec {name}"))?;
         return ObjectiveSpec::from_toml(&text).with_context(|| format!("spec {name}"));
     }
     Ok(ObjectiveSpec::from_preset(name)?)
@@ -240,7 +242,7 @@ struct TotalLine {
 }
 
 fn write(evaluated: &Evaluated, lines: &[ResponseInput]) -> Result<()> {
-    let mut out = BufWriter::new(stdout().lock());
+    let mut out = BufWriter::new(output());
     let has_collision = lines.iter().all(|line| line.columns.collision.is_some());
     let mut census = evaluated.thresholds.filter(|_| has_collision).map(Census::new);
     for ((line, effects), advantage) in lines.iter().zip(&evaluated.effects).zip(&evaluated.advantages) {

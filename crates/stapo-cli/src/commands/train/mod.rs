@@ -3,6 +3,7 @@
 mod screen;
 
 use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::option::threads;
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::{self, Use};
 use crate::shared::stop;
@@ -56,7 +57,7 @@ pub struct Args {
     device: Option<DeviceName>,
 
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 
     #[command(flatten)]

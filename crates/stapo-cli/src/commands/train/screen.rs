@@ -2,12 +2,13 @@
 
 use crate::shared::clock::span;
 use crate::shared::stop::Stop;
-use anyhow::Result;
+use crate::shared::terminal::plain;
+use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{Metrics, Record};
 use stapo_rl::Plan;
 use stapo_rl::train::{Outcome, Watch};
-use std::io::{IsTerminal, Write, stderr, stdout};
+use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -25,6 +26,8 @@ pub struct Screen {
     entropy: Vec<f64>,
     n_silenced: usize,
     n_tokens: usize,
+    /// The first failure to write metrics on standard output.
+    output_error: Option<std::io::Error>,
 }
 
 enum ScreenMode {
@@ -54,6 +57,7 @@ impl Screen {
             entropy: Vec::new(),
             n_silenced: 0,
             n_tokens: 0,
+            output_error: None,
         };
         for metrics in history {
             screen.take(metrics);
@@ -63,6 +67,7 @@ impl Screen {
     }
 
     fn say(&self, text: &str) {
+        let text = plain(text);
         match &self.mode {
             ScreenMode::Live(bar) => bar.println(text),
             ScreenMode::Lines | ScreenMode::Json => {
@@ -107,6 +112,13 @@ impl Screen {
 
     /// Prints the summary of the run.
     pub fn finish(&self, outcome: Outcome) -> Result<()> {
+        if let Some(error) = &self.output_error {
+            let metrics = self.folder.join("metrics.jsonl");
+            bail!(
+                "standard output: {error}\nhint: nothing of the run is lost; its metrics are in {}",
+                metrics.display()
+            );
+        }
         if let ScreenMode::Live(bar) = &self.mode {
             bar.finish_and_clear();
         }
@@ -136,7 +148,7 @@ impl Screen {
             format!("run folder         {folder}"),
             next,
         ];
-        let said = format!("{headline}\n  {}\n", rows.join("\n  "));
+        let said = plain(&format!("{headline}\n  {}\n", rows.join("\n  ")));
         match self.mode {
             ScreenMode::Json => stderr().write_all(said.as_bytes())?,
             ScreenMode::Live(_) | ScreenMode::Lines => stdout().write_all(said.as_bytes())?,
@@ -155,8 +167,10 @@ impl Watch for Screen {
         self.take(metrics);
         match &self.mode {
             ScreenMode::Json => {
-                // A failed write is ignored: a closed standard output must not end the run.
-                let _ = stdout().write_all(metrics.to_line().as_bytes());
+                // A failed write does not end the run; a full disk is told at its end, a reader that left is not.
+                let written = stdout().write_all(metrics.to_line().as_bytes());
+                let failed = written.err().filter(|error| error.kind() != ErrorKind::BrokenPipe);
+                self.output_error = self.output_error.take().or(failed);
             }
             ScreenMode::Lines => self.say(&self.line(metrics)),
             ScreenMode::Live(bar) => {

@@ -3,6 +3,7 @@
 use super::AddRow;
 use crate::task::TaskError;
 use serde_json::Value;
+use stapo_model::files;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -51,17 +52,9 @@ pub(super) fn read(path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// Opens a file; a folder is refused.
+/// Opens a file; folders, pipes and devices are refused.
 pub(super) fn open(path: &Path) -> Result<File, TaskError> {
-    let file = File::open(path).map_err(|error| unreadable(path, &error))?;
-    if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
-        return Err(TaskError::File {
-            path: path.to_path_buf(),
-            problem: "is a folder".to_string(),
-            remedy: "path: a file in it".to_string(),
-        });
-    }
-    Ok(file)
+    files::open(path).map_err(|error| unreadable(path, &error))
 }
 
 pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> TaskError {

@@ -1,0 +1,88 @@
+//! What the program prints. Control characters in the names, texts and errors of files never reach a terminal.
+
+use std::fmt::{Arguments, Write as _};
+use std::io::{ErrorKind, IsTerminal, Result, Write, stderr, stdout};
+
+/// The text with every control character but line break and tab written as `\u001b`, the way JSON writes it. Characters
+/// that turn the direction of writing, and so make a text look like another, count as control characters.
+pub fn plain(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if turns || (c.is_control() && c != '\n' && c != '\t') {
+            write!(out, "\\u{:04x}", u32::from(c)).expect("a string takes every text");
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+/// Prints a line on standard output. A reader that has left ends the program quietly; any other failure ends it with an
+/// error and status 2.
+pub fn print_line(text: Arguments) {
+    if let Err(error) = stdout().write_all(format!("{}\n", plain(&text.to_string())).as_bytes()) {
+        std::process::exit(i32::from(output_failed(&error)));
+    }
+}
+
+/// Prints a line on standard error. A failure is ignored: standard error may be closed.
+pub fn print_note(text: Arguments) {
+    let _ = stderr().write_all(format!("{}\n", plain(&text.to_string())).as_bytes());
+}
+
+/// Reports that standard output cannot be written, and returns the exit status.
+pub fn output_failed(error: &std::io::Error) -> u8 {
+    if error.kind() == ErrorKind::BrokenPipe {
+        return 0;
+    }
+    print_note(format_args!("error: standard output: {error}"));
+    2
+}
+
+/// Standard output for texts and JSON lines. Bytes go through as they are, except to a terminal, where control
+/// characters are written as JSON writes them.
+pub fn output() -> Output {
+    Output { is_terminal: stdout().is_terminal(), unfinished: Vec::new() }
+}
+
+pub struct Output {
+    is_terminal: bool,
+    /// The first bytes of a character whose last bytes have not been written yet.
+    unfinished: Vec<u8>,
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        if !self.is_terminal {
+            return stdout().write(bytes);
+        }
+        self.unfinished.extend_from_slice(bytes);
+        let pending = std::mem::take(&mut self.unfinished);
+        let n_whole = match std::str::from_utf8(&pending) {
+            Err(error) if error.error_len().is_none() => error.valid_up_to(),
+            _ => pending.len(),
+        };
+        self.unfinished = pending[n_whole..].to_vec();
+        stdout().write_all(plain(&String::from_utf8_lossy(&pending[..n_whole])).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        stdout().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_spelled_out() {
+        assert_eq!(
+            plain("a\u{1b}]0;x\u{7}\u{9b}2J\u{7f}\r\n\té"),
+            "a\\u001b]0;x\\u0007\\u009b2J\\u007f\\u000d\n\té"
+        );
+        assert_eq!(plain("\u{202e}abc"), "\\u202eabc");
+    }
+}

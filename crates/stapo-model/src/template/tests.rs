@@ -1,0 +1,101 @@
+use super::*;
+use minijinja::context;
+
+const LIMITS: Limits = Limits { steps: 600_000, work_bytes: 64 << 20, output_bytes: 1 << 20 };
+
+/// What the engine makes of a template without guards.
+fn unguarded(source: &str, variables: &Value) -> String {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap();
+    environment.set_syntax(syntax);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.render_str(source, variables.clone()).unwrap()
+}
+
+fn variables() -> Value {
+    context! {
+        messages => vec![
+            context! { role => "system", content => "Be\u{1b} brief.\n\nTwo." },
+            context! { role => "user", content => "<think>a</think>\n 1 + 1? é😀" },
+            context! { role => "assistant", content => "<think>\nb\n</think>\n\n2" },
+        ],
+        add_generation_prompt => true,
+        bos_token => "<s>",
+        n => 3,
+        half => 0.5,
+        tools => Vec::<Value>::new(),
+    }
+}
+
+#[test]
+fn guards_change_no_result() {
+    let sources = [
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}",
+        "{%- for m in messages -%}\n  {%- if loop.first and m.role != 'system' -%}x{%- elif m.role == 'user' -%} {{ m.content | trim }} {%- else -%} {{ loop.index0 }} {%- endif -%}\n{%- endfor -%}",
+        "{% set ns = namespace(found=false, last=messages|length - 1) %}{% for m in messages[::-1] %}{% set i = (messages|length - 1) - loop.index0 %}{% if not ns.found and m.role == 'user' and m.content is string and not(m.content.startswith('<tool>')) %}{% set ns.found = true %}{% set ns.last = i %}{% endif %}{% endfor %}{{ ns.last }} {{ ns.found }}",
+        "{% for m in messages %}{% set c = m.content %}{% if '</think>' in c %}{{ c.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') }}|{{ c.split('</think>')[-1].lstrip('\n') }}{% endif %}{% endfor %}",
+        "{{ messages[0].content if messages[0]['role'] == 'system' else 'none' }}{% if tools %}x{% endif %}{{ tools is defined }}",
+        "{% macro turn(m, sep='|') %}{{ m.role }}{{ sep }}{{ m.content|upper }}{% endmacro %}{% for m in messages %}{{ turn(m) }}{{ turn(m, sep='-') }}{% endfor %}",
+        "{% macro wrap() %}<{{ caller() }}>{% endmacro %}{% call wrap() %}{{ bos_token }}{% endcall %}",
+        "{% set text %}a {{ n }} b{% endset %}{{ text }}{{ text|length }}{% filter upper %}x{{ text }}{% endfilter %}",
+        "{{ n + 1 }} {{ n * 2 }} {{ n / 2 }} {{ n // 2 }} {{ n % 2 }} {{ n ** 2 }} {{ -n }} {{ half + n }} {{ 'ab' * n }} {{ [1, 2] * 2 }} {{ (1, 2) + (3,) }}",
+        "{{ 1 < n < 5 }} {{ n >= 3 }} {{ n <= 2 }} {{ n > 2 }} {{ n != 3 }} {{ 2 in [1, 2] }} {{ 2 not in [1, 2] }} {{ 'a' in 'cat' }} {{ not n }} {{ n and 0 or 'x' }}",
+        "{{ [1, 2] + [3] }} {{ ([1, 2] + [3])[1:] }} {{ 'hello'[1:3] }} {{ 'hello'[-1] }} {{ [1, 2, 3][::2] }} {{ messages[1:]|length }} {{ {'a': 1, 'b': [2]} }} {{ (1, 'x') }}",
+        "{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}={{ v }};{% endfor %}{% for k in {'a': 1} %}{{ k }}{% endfor %}{{ {'a': 1}|items|list }}{{ {'b': 1, 'a': 2}|dictsort }}",
+        "{% for i in range(10) if i is odd %}{% if i == 7 %}{% break %}{% endif %}{% if i == 3 %}{% continue %}{% endif %}{{ i }}{{ loop.last }}{% else %}none{% endfor %}",
+        "{% for x in [[1, [2]], [3]] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}",
+        "{{ messages|map(attribute='role')|join(', ') }} {{ messages|selectattr('role', 'equalto', 'user')|list|length }} {{ [3, 1, 2]|sort|reverse|list }} {{ [1, 1, 2]|unique|list }} {{ range(7)|batch(3)|list }}",
+        "{{ 'a,b'.split(',') }} {{ 'aXb'.replace('X', '-') }} {{ 'aXb'|replace('X', '-') }} {{ '{} {name}'.format(1, name='x') }} {{ '%s %05.1f'|format('x', 2) }} {{ 'a\nb'|indent(2) }} {{ ' x '.strip() }} {{ 'title case'|title }}",
+        "{{ missing }}{{ missing.attribute is defined }}{{ missing|default('d') }}{{ none }}{{ true }}{{ half }}{{ 1e30 }}{{ 12345678901234567890 }}",
+        "{% with a = 1, b = n %}{{ a + b }}{% endwith %}{% set a, b = [1, 2] %}{{ b }}{{ a }}{% do messages[0].content.strip() %}",
+        "{{ 'x' ~ n ~ [1] ~ none }}{% raw %}{{ not }}{% endraw %}{# comment #}{{- ' tight ' -}}",
+        "{% if n == 1 %}a{% elif n == 2 %}b{% elif n == 3 %}c{% else %}d{% endif %}{{ 'y' if n > 5 }}{{ dict(a=1, b=2).a }}{{ [n, 4]|sum }}{{ [n, 4]|max }}{{ 'b'|first }}",
+        "{% for m in messages %}{{ loop.previtem.role }}>{{ loop.nextitem.role }}{{ loop.cycle('x', 'y') }}{{ loop.changed(m.role) }}{{ loop.revindex }}{% endfor %}",
+    ];
+    let variables = variables();
+    for source in sources {
+        let template = Template::new(source.to_owned(), Dialect::Chat).unwrap();
+        assert_eq!(template.render(&variables, LIMITS).unwrap(), unguarded(source, &variables), "{source}");
+    }
+}
+
+#[test]
+fn the_budget_is_of_one_rendering_and_its_bounds_are_exact() {
+    let template = Template::new("{{ x }}".into(), Dialect::Prompt).unwrap();
+    let variables = context! { x => "a".repeat(1000) };
+    let bytes = |work_bytes, output_bytes| {
+        template.render(&variables, Limits { work_bytes, output_bytes, ..LIMITS }).map(|text| text.len())
+    };
+    for _ in 0..3 {
+        assert_eq!(bytes(1064, 1000), Ok(1000));
+    }
+    assert!(bytes(1063, 1000).unwrap_err().problem.contains("too large"));
+    assert!(bytes(1064, 999).unwrap_err().problem.contains("writes 1000 bytes, at most 999"));
+}
+
+#[test]
+fn a_prompt_needs_its_variables_and_keeps_its_last_line_break() {
+    let render = |source: &str| {
+        Template::new(source.into(), Dialect::Prompt).unwrap().render(&context! { x => 1 }, LIMITS)
+    };
+    assert_eq!(render("{{ x }}\n\n").unwrap(), "1\n\n");
+    assert_eq!(render("{{ y|default(2) }}{{ y is defined }}").unwrap(), "2false");
+    for source in ["{{ y }}", "{{ y ~ 'a' }}", "{{ y + 1 }}", "{{ y.z }}", "{% for a in y %}{% endfor %}"] {
+        assert!(render(source).unwrap_err().problem.contains("undefined"), "{source}");
+    }
+}
+
+#[test]
+fn errors_name_the_line_of_the_template() {
+    let refused = |source: &str| {
+        Template::new(source.into(), Dialect::Chat)
+            .and_then(|t| t.render(&variables(), LIMITS))
+            .unwrap_err()
+            .problem
+    };
+    assert!(refused("a\nb\n{{ 1 + 'x' }}").contains("line 3"));
+    assert!(
+        refused("a\n{% for m in messages %}\nx\n{{ m.content.nothing() }}{% endfor %}").contains("line 4")
+    );
+}
