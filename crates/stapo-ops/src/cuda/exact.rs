@@ -77,6 +77,32 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
     }
 }
 
+/// Ways to group five sequences whose common prefix is all of split 0 and two steps of split 1, and of which only number 3
+/// has a split 2: entries of `paged::Groups`.
+fn ways_to_group() -> Vec<Vec<[u32; 4]>> {
+    let steps = (SPLIT_KEYS / GROUPED_KEYS) as u32;
+    let [one, all] = [steps + 1, steps + 2];
+    // First sequence, number of sequences, common steps.
+    let alone: &[[u32; 3]] = &[[0, 1, 0], [1, 1, 0], [2, 1, 0], [3, 1, 0], [4, 1, 0]];
+    let whole: [&[[u32; 3]]; 4] =
+        [alone, &[[0, 5, all]], &[[0, 2, all], [9, 0, 0], [2, 3, steps]], &[[0, 4, one], [4, 1, 0]]];
+    let parts: [&[[u32; 3]]; 5] = [
+        alone,
+        &[[0, 2, all], [9, 0, 0], [2, 2, one], [4, 1, 0]],
+        &[[0, 4, all], [4, 1, 0]],
+        &[[0, 5, all]],
+        &[[0, 2, 0], [2, 3, all]],
+    ];
+    let in_split = |split: u32| move |group: &[u32; 3]| [group[0], group[1], group[2], split];
+    let pairs = whole.into_iter().flat_map(|whole| parts.map(|parts| (whole, parts)));
+    pairs
+        .map(|(whole, parts)| {
+            let first = whole.iter().map(in_split(0)).chain(parts.iter().map(in_split(1)));
+            first.chain([[3, 1, 0, 2]]).collect()
+        })
+        .collect()
+}
+
 /// Decodes one token of several sequences with a common prefix, grouped in several ways.
 #[test]
 fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
@@ -124,28 +150,9 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
         }
         let contexts: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
         let offsets: Vec<u32> = (0..=members as u32).collect();
-        // Groups as (first, count, common steps). The common prefix is all of split 0 and two steps of split 1; only
-        // sequence 3 has a split 2.
-        let steps = (SPLIT_KEYS / GROUPED_KEYS) as u32;
-        let [one, all] = [steps + 1, steps + 2];
-        let alone: &[[u32; 3]] = &[[0, 1, 0], [1, 1, 0], [2, 1, 0], [3, 1, 0], [4, 1, 0]];
-        let whole: [&[[u32; 3]]; 4] =
-            [alone, &[[0, 5, all]], &[[0, 2, all], [9, 0, 0], [2, 3, steps]], &[[0, 4, one], [4, 1, 0]]];
-        let parts: [&[[u32; 3]]; 5] = [
-            alone,
-            &[[0, 2, all], [9, 0, 0], [2, 2, one], [4, 1, 0]],
-            &[[0, 4, all], [4, 1, 0]],
-            &[[0, 5, all]],
-            &[[0, 2, 0], [2, 3, all]],
-        ];
         let partials = Partials::new(device, heads, 11).unwrap();
         let first_partials = [0, 2, 4, 6, 9];
-        for (whole, parts) in whole.into_iter().flat_map(|whole| parts.map(|parts| (whole, parts))) {
-            let in_splits = [(whole, 0), (parts, 1), (&[[3, 1, 0]], 2)];
-            let of = |(groups, split): (&[[u32; 3]], u32)| {
-                groups.iter().map(|g| [g[0], g[1], g[2], split]).collect()
-            };
-            let groups: Vec<[u32; 4]> = in_splits.into_iter().flat_map(|x| -> Vec<_> { of(x) }).collect();
+        for groups in ways_to_group() {
             let max_members = groups.iter().map(|group| group[1] as usize).max().unwrap();
             let groups = groups.concat();
             let [groups, first_partials, offsets, contexts, tables, slots] =
