@@ -225,8 +225,9 @@ impl<'a> Engine<'a> {
     fn group_limits(&self, n_sequences: usize) -> GroupLimits {
         const BUSY_BLOCKS: usize = 512;
         let heads = heads(self.policy.config());
-        let most = (GROUPED_ROWS / heads.group()).max(1);
-        let split_parts = (n_sequences * heads.kv / BUSY_BLOCKS).clamp(1, most);
+        // The kernel for half as many rows has more blocks on a multiprocessor.
+        let [most, half] = [GROUPED_ROWS, GROUPED_ROWS / 2].map(|rows| (rows / heads.group()).max(1));
+        let split_parts = (n_sequences * heads.kv / BUSY_BLOCKS).clamp(1, half);
         GroupLimits { whole_splits: most, split_parts }
     }
 

@@ -1,9 +1,9 @@
 // Decode: one token of each sequence over a paged cache, with Hopper's matrix instruction. Steps of 64 keys by absolute
 // position as in forward_hopper.cu, with the operands of each product exchanged (keys and columns of values are the 64
 // rows of the instruction, queries its QUERIES columns, 8 or 16). Each element is the same chain of sums: the same
-// bits, with an eighth or a quarter of the work. A block has one split of the keys (see softmax.cu) of a group of sequences. Those begin with the
-// same blocks of the cache (prefix sharing), which are read once for all of them. Where a sequence has several splits,
-// their results go to `partials`, and attention_combine_splits_bf16 combines them.
+// bits, with an eighth or a quarter of the work. A block has one split of the keys (see softmax.cu) of a group of
+// sequences. Those begin with the same blocks of the cache (prefix sharing), which are read once for all of them. Where
+// a sequence has several splits, their results go to `partials`, and attention_combine_splits_bf16 combines them.
 //
 // One warp, the producer, copies tiles of keys and values by TMA; four warps, the consumers, multiply.
 
@@ -212,7 +212,8 @@ __device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArg
 
 // scores [QUERIES, 64] = q k^T of a step.
 template <int QUERIES>
-__device__ __forceinline__ void multiply_qk(DecodeShared<QUERIES>& shared, const bf16* keys, const bf16* queries, int n_rows) {
+__device__ __forceinline__ void multiply_qk(DecodeShared<QUERIES>& shared, const bf16* keys, const bf16* queries,
+                                            int n_rows) {
     float s[QUERIES / 8][4];
     wgmma_fence();
 #pragma unroll

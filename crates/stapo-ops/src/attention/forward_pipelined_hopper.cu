@@ -1,7 +1,7 @@
-// Packed attention with copies, products and softmax overlapped as in FlashAttention-3 (Shah et al., 2024): the steps of
-// forward_hopper.cu, and so the same bits. A block stays on its multiprocessor and takes tile after tile of 192 queries
-// of one head. One warp, the producer, copies queries, keys and values by TMA; three warpgroups, the consumers, have 64
-// queries each. While the matrix units multiply for one consumer, the others take their softmax.
+// Packed attention with copies, products and softmax overlapped as in FlashAttention-3 (Shah et al., 2024): the steps
+// of forward_hopper.cu, and so the same bits. A block stays on its multiprocessor and takes tile after tile of 192
+// queries of one head. One warp, the producer, copies queries, keys and values by TMA; three warpgroups, the consumers,
+// have 64 queries each. While the matrix units multiply for one consumer, the others take their softmax.
 
 #define CONSUMERS 3
 #define ROWS (64 * CONSUMERS)
@@ -56,8 +56,8 @@ __device__ __forceinline__ bool find_turn(int turn, const ForwardArgs& args, Tur
 }
 
 // The producer's loop.
-__device__ __forceinline__ void produce(const TensorMap& map_q, const TensorMap& map_kv, const ForwardArgs& args, PipelineShared& shared,
-                                        bf16* queries, bf16* tiles) {
+__device__ __forceinline__ void produce(const TensorMap& map_q, const TensorMap& map_kv, const ForwardArgs& args,
+                                        PipelineShared& shared, bf16* queries, bf16* tiles) {
     Turn t;
     Cursor at = {0, 0};
     bool is_first = true;
