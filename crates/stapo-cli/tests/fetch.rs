@@ -4,7 +4,7 @@
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
-use stapo_rl::run::hex;
+use stapo_rl::disk::hex;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;

@@ -1,8 +1,7 @@
 //! The small base model inside the program. `models/base/PROVENANCE.md` says how the model was made.
 
 use crate::error::{Error, Result};
-use crate::run::write_whole;
-use std::path::Path;
+use tempfile::TempDir;
 
 const WEIGHTS: &[u8] = include_bytes!("../../../models/base/model.safetensors");
 
@@ -14,10 +13,14 @@ const FILES: [(&str, &[u8]); 5] = [
     ("tokenizer_config.json", include_bytes!("../../../models/base/tokenizer_config.json")),
 ];
 
-/// Writes the model as a Hugging Face folder.
-pub fn unpack(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-    FILES.iter().try_for_each(|(name, bytes)| write_whole(&folder.join(name), bytes))
+/// Writes the model as a Hugging Face folder, which is temporary and removed when the value is dropped.
+pub fn unpack() -> Result<TempDir> {
+    let folder = tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?;
+    for (name, bytes) in FILES {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).map_err(|e| Error::io(&path, e))?;
+    }
+    Ok(folder)
 }
 
 /// The bytes of the model's safetensors file.

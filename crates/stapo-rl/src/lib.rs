@@ -3,6 +3,7 @@
 mod builtin;
 mod canary;
 pub mod config;
+pub mod disk;
 mod error;
 pub mod estimate;
 pub mod evaluation;

@@ -9,7 +9,7 @@ use crate::memory;
 use crate::records::{Phases, explored_records, metrics, response_records, silenced_records};
 use crate::rollout::{RolledOut, held_out_accuracy, roll_out};
 use crate::run::{Checkpoint, Run, is_due};
-use crate::task::Task;
+use crate::task::{Programs, Task};
 use crate::update::{Learned, MinibatchContext, learn};
 use stapo_core::record::Metrics;
 use stapo_model::decoder::Policy;
@@ -49,16 +49,18 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// The state before the first step. `base` is the folder to which a built-in model is unpacked.
-    pub fn new(plan: &Plan, base: &Path, device: &Device) -> Result<Self> {
+    /// The state before the first step.
+    pub fn new(plan: &Plan, device: &Device, programs: Programs) -> Result<Self> {
+        // The task is opened first: a verifier program that may not start is refused before a model is loaded.
+        let task = Task::open_with(&plan.task, programs)?;
         if let ModelSource::Path { path } = &plan.config.model {
             memory::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
         }
-        let model = LoadedModel::open(&plan.config.model, base, device)?;
+        let model = LoadedModel::open(&plan.config.model, device)?;
         model.check(plan)?;
-        let reference = reference(plan, &model, base, device)?;
+        let reference = reference(plan, &model, device)?;
         let learner = Learner::new(model, plan.optimizer())?;
-        Ok(Self { learner, task: Task::open(&plan.task)?, reference, engine_memory: EngineMemory::new() })
+        Ok(Self { learner, task, reference, engine_memory: EngineMemory::new() })
     }
 
     /// Samples the rollout batch of the next step.
@@ -81,10 +83,14 @@ impl Trainer {
     pub fn learn<'a>(&mut self, plan: &Plan, rolled: &'a RolledOut) -> Result<Vec<Learned<'a>>> {
         let step = self.learner.counters.step + 1;
         let mut learned = Vec::new();
+        let mut rest = rolled.advantages.as_slice();
         for groups in rolled.batch.minibatches(plan.config.update.problems_per_minibatch) {
+            let (advantages, after) = rest.split_at(groups.iter().map(|group| group.members.len()).sum());
+            rest = after;
             for pass in 0..plan.objective.n_passes() {
                 let context = MinibatchContext { step, is_on_policy: learned.is_empty(), pass };
-                let update = learn(&mut self.learner, self.reference.as_ref(), plan, groups, context)?;
+                let reference = self.reference.as_ref();
+                let update = learn(&mut self.learner, reference, plan, groups, advantages, context)?;
                 canary::check_learned(plan, step, context.is_on_policy, &update)?;
                 learned.push(update);
             }
@@ -96,12 +102,12 @@ impl Trainer {
 }
 
 /// The frozen policy of a KL penalty; `None` for an objective without one.
-fn reference(plan: &Plan, model: &LoadedModel, base: &Path, device: &Device) -> Result<Option<Policy>> {
+fn reference(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Policy>> {
     if !plan.objective.needs_reference() {
         return Ok(None);
     }
     let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
-    let policy = LoadedModel::open(source, base, device)?.policy;
+    let policy = LoadedModel::open(source, device)?.policy;
     let own = model.policy.config().vocabulary;
     let other = policy.config().vocabulary;
     if own != other {
@@ -175,7 +181,12 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
 
 /// The trainer of an interrupted run at the newest good checkpoint, and the errors of newer checkpoints that were
 /// refused.
-pub fn resume(folder: &Path, plan: &Plan, device: &Device) -> Result<(Run, Trainer, Vec<Error>)> {
+pub fn resume(
+    folder: &Path,
+    plan: &Plan,
+    device: &Device,
+    programs: Programs,
+) -> Result<(Run, Trainer, Vec<Error>)> {
     let (checkpoint, refused) = Checkpoint::newest(folder)?;
     let Some(checkpoint) = checkpoint else {
         let problem = match refused.first() {
@@ -185,15 +196,7 @@ pub fn resume(folder: &Path, plan: &Plan, device: &Device) -> Result<(Run, Train
         let remedy = "start the run again with another --out";
         return Err(Error::NoRun { folder: folder.to_owned(), problem, remedy });
     };
-    let mut trainer = Trainer::new(plan, &base_folder(folder, plan), device)?;
+    let mut trainer = Trainer::new(plan, device, programs)?;
     trainer.learner.restore(&checkpoint)?;
     Ok((Run::reopen::<Metrics>(folder, checkpoint.counters.step)?, trainer, refused))
-}
-
-/// The folder in which a run keeps the built-in model.
-pub fn base_folder(run: &Path, plan: &Plan) -> std::path::PathBuf {
-    match plan.config.model {
-        ModelSource::Builtin => run.join("base"),
-        ModelSource::Path { .. } => run.to_owned(),
-    }
 }

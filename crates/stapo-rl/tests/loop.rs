@@ -9,6 +9,7 @@ use stapo_core::record::{
 };
 use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::run::{Checkpoint, Run};
+use stapo_rl::task::Programs;
 use stapo_rl::train::{Outcome, Trainer, Watch, resume, train};
 use stapo_rl::{Config, Plan};
 use std::fs;
@@ -59,7 +60,7 @@ fn device(threads: usize) -> Device {
 fn start(folder: &Path, plan: &Plan) -> (Run, Trainer) {
     let manifest = Manifest { schema: SCHEMA, inputs: Vec::new(), steps: Vec::new(), extra: Extra::new() };
     let run = Run::create(folder, "", &plan.to_toml(), manifest).unwrap();
-    let trainer = Trainer::new(plan, &folder.join("base"), &device(2)).unwrap();
+    let trainer = Trainer::new(plan, &device(2), Programs::Recorded).unwrap();
     (run, trainer)
 }
 
@@ -102,7 +103,7 @@ fn stopped_and_resumed_is_the_uninterrupted_run() {
         let mut quiet = Quiet { stop_after: Some(stop_after), step: 0 };
         assert_eq!(train(&plan, &mut run, &mut trainer, &mut quiet).unwrap(), Outcome::Stopped);
         drop((run, trainer));
-        let (mut run, mut trainer, refused) = resume(&path, &plan, &device(1)).unwrap();
+        let (mut run, mut trainer, refused) = resume(&path, &plan, &device(1), Programs::Recorded).unwrap();
         assert!(refused.is_empty() && trainer.learner.counters.step == stop_after);
         train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
         assert_eq!(trainer.learner.state_hash(), hash, "stopped after {stop_after}");
@@ -129,7 +130,7 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
     let metrics = path.join("metrics.jsonl");
     let text = fs::read_to_string(&metrics).unwrap();
     fs::write(&metrics, &text[..text.len() - 30]).unwrap();
-    let (mut run, mut trainer, refused) = resume(&path, &plan, &device(2)).unwrap();
+    let (mut run, mut trainer, refused) = resume(&path, &plan, &device(2), Programs::Recorded).unwrap();
     assert!(refused[0].to_string().contains("step-000003") && refused[0].to_string().contains("damaged"));
     assert_eq!(trainer.learner.counters.step, 2);
     train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
@@ -263,7 +264,7 @@ fn a_gradient_that_is_not_finite_names_step_microbatch_and_tensor_and_changes_no
 #[test]
 fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
     let redrawn = plan(&["rollout.max_redraws=8", "rollout.group_size=2"]);
-    let mut trainer = Trainer::new(&redrawn, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let mut trainer = Trainer::new(&redrawn, &device(2), Programs::Recorded).unwrap();
     let rolled = trainer.roll_out(&redrawn).unwrap();
     assert!(rolled.n_drawn > 4, "with two responses each, some groups agree");
     assert_eq!(rolled.batch.groups.len(), 4);
@@ -277,7 +278,7 @@ fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
 #[test]
 fn long_responses_lose_reward_where_shaping_is_on() {
     let shaped = plan(&["rollout.overlong={max_tokens=96,buffer_tokens=90}"]);
-    let mut trainer = Trainer::new(&shaped, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let mut trainer = Trainer::new(&shaped, &device(2), Programs::Recorded).unwrap();
     for scored in trainer.roll_out(&shaped).unwrap().batch.responses() {
         let verdict = if scored.verdict == stapo_core::Verdict::Right { 1.0 } else { -1.0 };
         let over = (scored.rollout.tokens.len() as f64 - 6.0).max(0.0) / 90.0;
@@ -298,19 +299,10 @@ fn the_reference_is_frozen() {
     let path = folder.path().join("run");
     let (mut run, mut trainer) = start(&path, &held);
     train(&held, &mut run, &mut trainer, &mut Quiet { stop_after: Some(2), step: 0 }).unwrap();
-    let (mut run, mut trainer, _) = resume(&path, &held, &device(2)).unwrap();
+    let (mut run, mut trainer, _) = resume(&path, &held, &device(2), Programs::Recorded).unwrap();
     train(&held, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
     assert_eq!(trainer.learner.state_hash(), held_hash);
     assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics));
-}
-
-#[test]
-fn an_external_reward_is_the_reward() {
-    let verifier = "task.verifier={kind=\"command\",program=\"sh\",args=[\"-c\",\"while read -r line; do echo '{\\\"reward\\\":0.25}'; done\"]}";
-    let external = plan(&[verifier]);
-    let mut trainer = Trainer::new(&external, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
-    let rolled = trainer.roll_out(&external).unwrap();
-    assert!(rolled.batch.responses().all(|scored| scored.reward == 0.25));
 }
 
 #[test]

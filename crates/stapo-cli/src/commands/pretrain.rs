@@ -1,13 +1,16 @@
 //! `stapo pretrain`
 
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::run_folder::Use;
 use crate::shared::{clock, run_folder, stop};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{Extra, Manifest, PretrainMetrics, Record, SCHEMA};
 use stapo_rl::device::{Device, DeviceName};
+use stapo_rl::disk::sha256_hex;
 use stapo_rl::model_files::{Existing, ExportOptions, Precision};
 use stapo_rl::pretrain::{PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain};
-use stapo_rl::run::{Run, sha256_hex};
+use stapo_rl::run::Run;
+use stapo_rl::task::{Programs, check_program};
 use std::io::{Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -48,15 +51,24 @@ pub struct Args {
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
     #[arg(long)]
     threads: Option<usize>,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = run_folder::device(args.device, args.threads, Use::Training)?;
     let (config, mut run, mut pretrainer) = match (&args.resume, &args.out) {
-        (Some(folder), _) => reopen(folder, &device)?,
+        (Some(folder), _) => reopen(folder, &device, args.allow.of_run())?,
         (None, Some(folder)) => begin(args, folder, &device)?,
         (None, None) => bail!("no run folder\nhint: name one with --out"),
     };
+    if let Some(task) = &pretrainer.task {
+        allow_command::warn(task);
+    }
+    if let Some(task) = config.evaluation_task()? {
+        allow_command::record(&task);
+    }
     let mut view = PretrainView {
         json: args.json,
         steps: config.steps,
@@ -90,18 +102,22 @@ fn begin(args: &Args, folder: &Path, device: &Device) -> Result<(PretrainConfig,
         None => include_str!("../../../../configs/base.toml").to_string(),
     };
     let config = PretrainConfig::from_toml(&text, args.set.iter().map(String::as_str))?;
+    let programs = args.allow.of_config(args.config.as_deref());
+    if let Some(task) = config.evaluation_task()? {
+        check_program(&task, programs)?;
+    }
     let inputs = vec![run_folder::hash_bytes("config", text.as_bytes())];
     let manifest = Manifest { schema: SCHEMA, inputs, steps: Vec::new(), extra: Extra::new() };
     let run = Run::create(folder, &text, &config.to_toml(), manifest)?;
-    let pretrainer = Pretrainer::new(&config, &folder.join("start"), device)?;
+    let pretrainer = Pretrainer::new(&config, &folder.join("start"), device, programs)?;
     pretrainer.save(&run)?;
     Ok((config, run, pretrainer))
 }
 
-fn reopen(folder: &Path, device: &Device) -> Result<(PretrainConfig, Run, Pretrainer)> {
+fn reopen(folder: &Path, device: &Device, programs: Programs) -> Result<(PretrainConfig, Run, Pretrainer)> {
     let config = PretrainConfig::from_toml(&run_folder::plan_text(folder)?, [])?;
     let checkpoint = run_folder::newest_checkpoint(folder)?;
-    let mut pretrainer = Pretrainer::new(&config, &folder.join("start"), device)?;
+    let mut pretrainer = Pretrainer::new(&config, &folder.join("start"), device, programs)?;
     pretrainer.learner.restore(&checkpoint)?;
     Ok((config, Run::reopen::<PretrainMetrics>(folder, checkpoint.counters.step)?, pretrainer))
 }

@@ -1,6 +1,7 @@
 //! `stapo verify-run`
 
 use crate::commands::train;
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
 use stapo_core::record::Manifest;
@@ -18,6 +19,9 @@ pub struct Args {
     /// How many steps to replay.
     #[arg(long, default_value_t = 3)]
     steps: u64,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -31,9 +35,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(checkpoint) = checkpoints.iter().rev().find_map(before) else {
         bail!("run {}: no checkpoint before step {last} to replay from", args.run.display());
     };
-    let mut n_different = check_inputs(&args.run, &plan, &manifest);
     let device = run_folder::device(plan.device(), None, Use::of(&plan))?;
-    let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
+    let mut trainer = run_folder::trainer_at(&plan, &checkpoint, &device, args.allow.of_run())?;
+    allow_command::warn(&trainer.task);
+    let mut n_different = check_inputs(&args.run, &plan, &manifest);
     println!("replaying from step {}", checkpoint.counters.step);
     for _ in 0..args.steps {
         if trainer.learner.counters.step >= last {

@@ -6,14 +6,18 @@ use stapo_core::record::{self, FileHash, Record, ResponseRecord};
 use stapo_rl::config::{ModelSource, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
-use stapo_rl::run::{Checkpoint, sha256_hex};
-use stapo_rl::train::{Trainer, base_folder};
+use stapo_rl::disk::sha256_hex;
+use stapo_rl::run::{Checkpoint, check_tree};
+use stapo_rl::task::Programs;
+use stapo_rl::train::Trainer;
 use stapo_rl::{Config, LoadedModel, Plan};
 use std::path::{Path, PathBuf};
 
-/// The text of a config, of the built-in config if none is given, and its resolved plan.
+/// The text of a config, of the built-in config if none is given, and its resolved plan. A run folder stands for its
+/// `plan.toml`.
 pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
     let text = match config {
+        Some(run) if run.is_dir() => plan_text(run)?,
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
         None => include_str!("../../../../configs/stapo.toml").to_string(),
     };
@@ -27,8 +31,9 @@ pub fn plan(run: &Path) -> Result<Plan> {
     Ok(Plan::resolve(Config::from_toml(&text, [])?)?)
 }
 
-/// The text of `plan.toml`.
+/// The text of `plan.toml`. A folder with links or pipes inside is refused.
 pub fn plan_text(run: &Path) -> Result<String> {
+    check_tree(run)?;
     std::fs::read_to_string(run.join("plan.toml"))
         .with_context(|| format!("run {}: no plan.toml, so this is no run folder", run.display()))
 }
@@ -46,10 +51,22 @@ pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
 }
 
 /// A trainer with the state of a checkpoint.
-pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<Trainer> {
-    let mut trainer = Trainer::new(plan, &base_folder(run, plan), device)?;
+pub fn trainer_at(
+    plan: &Plan,
+    checkpoint: &Checkpoint,
+    device: &Device,
+    programs: Programs,
+) -> Result<Trainer> {
+    let mut trainer = Trainer::new(plan, device, programs)?;
     trainer.learner.restore(checkpoint)?;
     Ok(trainer)
+}
+
+/// The model of a run with the weights of a checkpoint. The run's task is not opened.
+pub fn model_at(plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<LoadedModel> {
+    let mut model = LoadedModel::open(&plan.config.model, device)?;
+    checkpoint.restore_weights(&mut model.policy)?;
+    Ok(model)
 }
 
 /// The purpose a device is opened for: trained weights need gradients and optimizer states besides.
@@ -169,22 +186,25 @@ pub fn hash_weights(model: &Path) -> Result<Vec<FileHash>> {
 
 /// A model by folder, GGUF file, run or the word `builtin`, the hashes of its weights, and the training steps it has
 /// seen.
-pub fn open_model(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
-    let path = Path::new(name);
-    if name == "builtin" {
-        let scratch = tempfile::tempdir().context("temporary folder")?;
-        let model = LoadedModel::open(&ModelSource::Builtin, scratch.path(), device)?;
+pub fn open_model(path: &Path, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
+    if path == Path::new("builtin") {
+        let model = LoadedModel::open(&ModelSource::Builtin, device)?;
         return Ok((model, vec![hash_bytes("weights", stapo_rl::builtin_weights())], None));
     }
-    if path.join("plan.toml").is_file() {
+    if is_run(path) {
         let plan = plan(path)?;
         let checkpoint = newest_checkpoint(path)?;
-        let trainer = trainer_at(path, &plan, &checkpoint, device)?;
+        let model = model_at(&plan, &checkpoint, device)?;
         let weights = hash_weights(&checkpoint.path)?;
-        return Ok((trainer.learner.model, weights, Some(checkpoint.counters.step)));
+        return Ok((model, weights, Some(checkpoint.counters.step)));
     }
     let model = LoadedModel::open_path(path, device)?;
     Ok((model, hash_weights(path)?, None))
+}
+
+/// Whether the path is a run folder.
+pub fn is_run(path: &Path) -> bool {
+    path.join("plan.toml").symlink_metadata().is_ok()
 }
 
 /// The path itself if it is a file, else the weight files of the folder.

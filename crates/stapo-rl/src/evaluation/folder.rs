@@ -2,12 +2,12 @@
 //! results).
 
 use super::{Done, place};
+use crate::disk::{Lines, create_folder, write_whole};
 use crate::error::{Error, Result};
-use crate::run::write_whole;
+use crate::run::check_tree;
 use serde::{Deserialize, Serialize};
 use stapo_core::record::{self, EvalRecord, FileHash, Record, SCHEMA};
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The settings of an evaluation: everything that a sample depends on.
@@ -35,7 +35,7 @@ pub struct EvalPlan {
 #[derive(Debug)]
 pub struct EvalFolder {
     folder: PathBuf,
-    samples: File,
+    samples: Lines,
 }
 
 impl EvalFolder {
@@ -44,7 +44,7 @@ impl EvalFolder {
         if folder.exists() {
             return Err(Error::RunExists { folder: folder.to_owned() });
         }
-        fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+        create_folder(folder)?;
         let text = serde_json::to_string_pretty(plan).expect("a plan is JSON");
         write_whole(&folder.join("eval.json"), format!("{text}\n").as_bytes())?;
         Ok(Self { folder: folder.to_owned(), samples: open_samples(folder)? })
@@ -61,6 +61,7 @@ impl EvalFolder {
     }
 
     pub fn read_plan(folder: &Path) -> Result<EvalPlan> {
+        check_tree(folder)?;
         let path = folder.join("eval.json");
         let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
         let refuse = |problem: String| Error::NoRun {
@@ -87,8 +88,7 @@ impl EvalFolder {
     }
 
     pub fn add(&mut self, sample: &EvalRecord) -> Result<()> {
-        let path = self.folder.join("samples.jsonl");
-        self.samples.write_all(sample.to_line().as_bytes()).map_err(|e| Error::io(&path, e))
+        self.samples.add(&sample.to_line())
     }
 
     /// Writes the table as JSON.
@@ -98,7 +98,6 @@ impl EvalFolder {
     }
 }
 
-fn open_samples(folder: &Path) -> Result<File> {
-    let path = folder.join("samples.jsonl");
-    OpenOptions::new().create(true).append(true).open(&path).map_err(|e| Error::io(&path, e))
+fn open_samples(folder: &Path) -> Result<Lines> {
+    Lines::open(&folder.join("samples.jsonl"))
 }

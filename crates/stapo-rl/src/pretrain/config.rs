@@ -84,9 +84,7 @@ impl PretrainConfig {
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
         let mut table = settings::overlay(settings::to_table(&Self::default()), settings::parse(text)?);
-        for text in overrides {
-            settings::set(&mut table, text)?;
-        }
+        settings::set_all(&mut table, overrides)?;
         settings::read("config", table)
     }
 
@@ -99,7 +97,7 @@ impl PretrainConfig {
     }
 
     /// The task on which progress is measured; `None` where the texts are not from a task.
-    pub(super) fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
+    pub fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
         self.texts.task().map(|task| Ok(settings::read("texts.task", task.clone())?)).transpose()
     }
 

@@ -1,7 +1,7 @@
 //! New models: random weights and a tokenizer of single characters, written as a Hugging Face folder.
 
+use crate::disk::write_whole;
 use crate::error::Result;
-use crate::run::write_whole;
 use crate::task::ALPHABET;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

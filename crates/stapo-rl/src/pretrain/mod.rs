@@ -13,7 +13,7 @@ use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
 use crate::rollout::held_out_accuracy;
 use crate::run::{Counters, Run, is_due};
-use crate::task::Task;
+use crate::task::{Programs, Task};
 use stapo_core::batch::pack_in_order;
 use stapo_core::record::{Extra, PretrainMetrics, SCHEMA};
 use stapo_model::Device;
@@ -37,13 +37,16 @@ const KEPT_CHECKPOINTS: usize = 2;
 /// The state of a pretraining run.
 pub struct Pretrainer {
     pub learner: Learner,
+    /// The task of the held-out evaluation.
+    pub task: Option<Task>,
     texts: Texts,
     pass: Pass,
 }
 
 impl Pretrainer {
     /// The state before the first step. A fresh model is written to the folder `start` first.
-    pub fn new(config: &PretrainConfig, start: &Path, device: &Device) -> Result<Self> {
+    pub fn new(config: &PretrainConfig, start: &Path, device: &Device, programs: Programs) -> Result<Self> {
+        let task = config.evaluation_task()?.map(|task| Task::open_with(&task, programs)).transpose()?;
         let model = match &config.start {
             Start::Fresh(shape) => {
                 fresh::write(start, shape, config.seed, device)?;
@@ -54,7 +57,7 @@ impl Pretrainer {
         let texts = Texts::open(&config.texts)?;
         let learner = Learner::new(model, config.optimizer())?;
         let pass = Pass::training(&learner.model.policy, Recompute::Nothing)?;
-        Ok(Self { learner, texts, pass })
+        Ok(Self { learner, task, texts, pass })
     }
 
     /// Writes a checkpoint and the manifest.
@@ -145,13 +148,14 @@ pub fn pretrain(
     pretrainer: &mut Pretrainer,
     watch: &mut dyn WatchPretrain,
 ) -> Result<()> {
-    let task = config.evaluation_task()?.map(|task| Task::open(&task)).transpose()?;
     let mut memory = EngineMemory::new();
     while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;
         let step = metrics.step;
         let is_last = step == config.steps;
-        if let Some(task) = task.as_ref().filter(|_| is_last || is_due(step, config.evaluation_every_steps)) {
+        if let Some(task) =
+            pretrainer.task.as_ref().filter(|_| is_last || is_due(step, config.evaluation_every_steps))
+        {
             let plan = config.evaluation_plan()?;
             let model = &pretrainer.learner.model;
             metrics.eval_accuracy = Some(held_out_accuracy(model, &mut memory, task, &plan, step)?);

@@ -1,6 +1,7 @@
 //! Checkpoints: safetensors and JSON, atomic, sealed with hashes, bounded in number.
 
-use super::files::{hex, sha256_hex, sync_folder, write_whole};
+use super::tree::check_tree;
+use crate::disk::{create_folder, hex, remove_folder, rename, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
@@ -56,10 +57,11 @@ impl Checkpoint {
         let folder = run.join("checkpoints");
         let path = folder.join(format!("step-{:06}", counters.step));
         let beside = folder.join(format!(".step-{:06}.tmp", counters.step));
-        let io = |e| Error::io(&path, e);
         let written = (|| {
-            let _ = fs::remove_dir_all(&beside);
-            fs::create_dir_all(&beside).map_err(io)?;
+            if beside.exists() {
+                remove_folder(&beside)?;
+            }
+            create_folder(&beside)?;
             let state = serialize(policy, optimizer);
             let state_sha256 = sha256_hex(&state);
             write_whole(&beside.join(STATE), &state)?;
@@ -68,17 +70,16 @@ impl Checkpoint {
             let text = serde_json::to_string_pretty(&sealed).expect("numbers and strings are JSON");
             write_whole(&beside.join(SEALED), text.as_bytes())?;
             if path.exists() {
-                fs::remove_dir_all(&path).map_err(io)?;
+                remove_folder(&path)?;
             }
-            fs::rename(&beside, &path).map_err(io)?;
-            sync_folder(&path)
+            rename(&beside, &path)
         })();
         if written.is_err() {
             let _ = fs::remove_dir_all(&beside);
         }
         written?;
         for old in Self::list(run)?.into_iter().rev().skip(n_kept) {
-            fs::remove_dir_all(&old).map_err(|e| Error::io(&old, e))?;
+            remove_folder(&old)?;
         }
         Ok(path)
     }
@@ -97,6 +98,7 @@ impl Checkpoint {
 
     /// The newest good checkpoint, and the errors of newer checkpoints that were refused.
     pub fn newest(run: &Path) -> Result<(Option<Self>, Vec<Error>)> {
+        check_tree(run)?;
         let mut refused = Vec::new();
         for path in Self::list(run)?.into_iter().rev() {
             match Self::open(&path) {
@@ -128,31 +130,49 @@ impl Checkpoint {
 
     /// Copies the state to a policy and an optimizer of the same shape.
     pub fn restore(&self, policy: &mut Policy, optimizer: &mut Optimizer) -> Result<()> {
-        let refuse = |problem: String| Error::Checkpoint { path: self.path.clone(), problem };
-        let tensors = SafeTensors::deserialize(&self.state).map_err(|e| refuse(e.to_string()))?;
-        let read = |part: &str, name: &str, values: &mut [f32]| {
-            let tensor =
-                tensors.tensor(&format!("{part}.{name}")).map_err(|e| refuse(format!("{name}: {e}")))?;
-            let bytes = tensor.data();
-            if bytes.len() != 4 * values.len() {
-                return Err(refuse(format!("{name}: {} bytes, expected {}", bytes.len(), 4 * values.len())));
-            }
-            for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(4)) {
-                *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            }
-            Ok(())
-        };
+        self.restore_weights(policy)?;
+        let tensors = self.tensors()?;
+        optimizer.restore(policy, self.counters.n_updates, |spec, m, v| {
+            self.read(&tensors, PARTS[1], &spec.name, m)?;
+            self.read(&tensors, PARTS[2], &spec.name, v)
+        })
+    }
+
+    /// Copies the weights alone to a policy of the same shape.
+    pub fn restore_weights(&self, policy: &mut Policy) -> Result<()> {
+        let tensors = self.tensors()?;
         let mut outcome = Ok(());
         policy.fill(|spec, values| {
             if outcome.is_ok() {
-                outcome = read(PARTS[0], &spec.name, values);
+                outcome = self.read(&tensors, PARTS[0], &spec.name, values);
             }
         });
-        outcome?;
-        optimizer.restore(policy, self.counters.n_updates, |spec, m, v| {
-            read(PARTS[1], &spec.name, m)?;
-            read(PARTS[2], &spec.name, v)
-        })
+        outcome
+    }
+
+    fn tensors(&self) -> Result<SafeTensors<'_>> {
+        SafeTensors::deserialize(&self.state).map_err(|e| self.refusal(e.to_string()))
+    }
+
+    fn read(&self, tensors: &SafeTensors<'_>, part: &str, name: &str, values: &mut [f32]) -> Result<()> {
+        let tensor =
+            tensors.tensor(&format!("{part}.{name}")).map_err(|e| self.refusal(format!("{name}: {e}")))?;
+        let bytes = tensor.data();
+        if bytes.len() != 4 * values.len() {
+            return Err(self.refusal(format!(
+                "{name}: {} bytes, expected {}",
+                bytes.len(),
+                4 * values.len()
+            )));
+        }
+        for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(4)) {
+            *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        Ok(())
+    }
+
+    fn refusal(&self, problem: String) -> Error {
+        Error::Checkpoint { path: self.path.clone(), problem }
     }
 }
 

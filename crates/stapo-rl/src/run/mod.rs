@@ -6,24 +6,24 @@
 //! torn last line.
 
 mod checkpoint;
-mod files;
+mod tree;
 
 pub(crate) use checkpoint::state_hash;
 pub use checkpoint::{Checkpoint, Counters};
-pub use files::{hex, sha256_hex, write_whole};
+pub use tree::check_tree;
 
+use crate::disk::{Lines, create_folder, write_whole};
 use crate::error::{Error, Result};
 use stapo_core::record::{self, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped, TokenRecord};
 use stapo_model::Simd;
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// An open run directory.
 #[derive(Debug)]
 pub struct Run {
     folder: PathBuf,
-    metrics: File,
+    metrics: Lines,
     manifest: Manifest,
 }
 
@@ -34,8 +34,7 @@ impl Run {
             return Err(Error::RunExists { folder: folder.to_owned() });
         }
         for part in ["rollouts", "tokens", "explored", "checkpoints"] {
-            let path = folder.join(part);
-            fs::create_dir_all(&path).map_err(|e| Error::io(&path, e))?;
+            create_folder(&folder.join(part))?;
         }
         write_whole(&folder.join("config.toml"), config_text.as_bytes())?;
         write_whole(&folder.join("plan.toml"), plan_text.as_bytes())?;
@@ -55,6 +54,7 @@ impl Run {
 
     /// Opens a run to continue after `step`; metrics and hashes of later steps are removed.
     pub fn reopen<M: Stepped>(folder: &Path, step: u64) -> Result<Self> {
+        check_tree(folder)?;
         let mut kept: Vec<M> = Self::read_metrics(folder)?;
         kept.retain(|metrics| metrics.step() <= step);
         let text: String = kept.iter().map(Record::to_line).collect();
@@ -85,10 +85,8 @@ impl Run {
 
     /// Adds the metrics of a step. The line is on disk when the function returns.
     pub fn add_metrics(&mut self, metrics: &impl Stepped) -> Result<()> {
-        let path = self.folder.join("metrics.jsonl");
-        let line = metrics.to_line();
-        self.metrics.write_all(line.as_bytes()).map_err(|e| Error::io(&path, e))?;
-        self.metrics.sync_data().map_err(|e| Error::io(&path, e))
+        self.metrics.add(&metrics.to_line())?;
+        self.metrics.sync()
     }
 
     /// Adds the hash of the state after `step`.
@@ -121,9 +119,8 @@ impl Run {
     }
 }
 
-fn open_metrics(folder: &Path) -> Result<File> {
-    let path = folder.join("metrics.jsonl");
-    OpenOptions::new().create(true).append(true).open(&path).map_err(|e| Error::io(&path, e))
+fn open_metrics(folder: &Path) -> Result<Lines> {
+    Lines::open(&folder.join("metrics.jsonl"))
 }
 
 /// True in every `every`-th step; never where `every` is 0.

@@ -15,6 +15,8 @@ mod drawn;
 mod error;
 mod generated;
 mod judged;
+pub mod launcher;
+mod permission;
 pub(crate) mod rows;
 mod spec;
 pub(crate) mod split;
@@ -26,6 +28,7 @@ pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
 pub use countdown::CountdownSpec;
 pub use error::TaskError;
 pub use judged::Judged;
+pub use permission::{Programs, check_program, fingerprint, record_program};
 pub use rows::FileCensus;
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
@@ -66,8 +69,14 @@ impl ProblemSource {
 }
 
 impl Task {
+    /// Opens a task whose settings may be another's: a verifier program starts only if this user has recorded it.
     pub fn open(spec: &TaskSpec) -> Result<Self, TaskError> {
-        let verifier = Verifier::open(verifier_spec(spec))?;
+        Self::open_with(spec, Programs::Recorded)
+    }
+
+    /// Opens a task that may start the given verifier programs.
+    pub fn open_with(spec: &TaskSpec, programs: Programs) -> Result<Self, TaskError> {
+        let verifier = Verifier::open(spec.verifier(), programs)?;
         let source = match spec {
             TaskSpec::Arithmetic(spec) => {
                 spec.check()?;
@@ -129,6 +138,11 @@ impl Task {
         self.verifier.judge(samples)
     }
 
+    /// What the verifier's program shares with this machine because the machine cannot keep it apart; empty if nothing.
+    pub fn warnings(&self) -> Vec<String> {
+        self.verifier.warnings()
+    }
+
     /// A worked solution with mistakes, as pretraining uses it. Generated tasks only.
     pub fn solution(&self, problem: &Problem, mistakes: &Mistakes) -> Result<String, TaskError> {
         match &self.source {
@@ -154,14 +168,6 @@ impl Task {
             ProblemSource::Generated(task) => task.held_out(),
             ProblemSource::Rows(task) => task.held_out(),
         }
-    }
-}
-
-fn verifier_spec(spec: &TaskSpec) -> &VerifierSpec {
-    match spec {
-        TaskSpec::Arithmetic(spec) => &spec.verifier,
-        TaskSpec::Countdown(spec) => &spec.verifier,
-        TaskSpec::Jsonl(spec) | TaskSpec::Parquet(spec) => &spec.verifier,
     }
 }
 

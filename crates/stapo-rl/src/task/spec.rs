@@ -17,6 +17,16 @@ pub enum TaskSpec {
     Parquet(RowsSpec),
 }
 
+impl TaskSpec {
+    pub fn verifier(&self) -> &VerifierSpec {
+        match self {
+            Self::Arithmetic(spec) => &spec.verifier,
+            Self::Countdown(spec) => &spec.verifier,
+            Self::Jsonl(spec) | Self::Parquet(spec) => &spec.verifier,
+        }
+    }
+}
+
 impl Default for TaskSpec {
     fn default() -> Self {
         Self::Arithmetic(ArithmeticSpec::default())

@@ -149,7 +149,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 type Opened = (EvalFolder, EvalPlan, Done, LoadedModel, Option<u64>);
 
 fn begin(args: &Args, device: &Device) -> Result<Opened> {
-    let (model, weights, step) = run_folder::open_model(&args.model, device)?;
+    let (model, weights, step) = run_folder::open_model(Path::new(&args.model), device)?;
     if args.chat && model.template.is_none() {
         bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
     }
@@ -181,7 +181,7 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
 
 fn reopen(path: &Path, device: &Device) -> Result<Opened> {
     let (folder, plan, done) = EvalFolder::reopen(path)?;
-    let (model, weights, step) = run_folder::open_model(&plan.model, device)?;
+    let (model, weights, step) = run_folder::open_model(Path::new(&plan.model), device)?;
     if weights != plan.weights {
         bail!(
             "evaluation {}: the model {} has changed since it began\nhint: evaluate the new one with another --out",

@@ -8,8 +8,9 @@ use anyhow::{Context, Result, bail};
 use child::{Finished, Job};
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
 use stapo_rl::config::CanaryConfig;
+use stapo_rl::disk::{create_folder, write_whole};
 use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, summarise};
-use stapo_rl::run::{Run, write_whole};
+use stapo_rl::run::{Run, check_tree};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -105,6 +106,7 @@ fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
 
 /// Makes the folder, or checks that an existing one holds the same experiment.
 fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<()> {
+    check_tree(folder)?;
     let path = folder.join("experiment.json");
     if path.exists() {
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
@@ -122,7 +124,7 @@ fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Res
             folder.display()
         );
     }
-    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    create_folder(folder)?;
     write_whole(&folder.join("config.toml"), spec.config_text().as_bytes())?;
     write_whole(&path, experiment.to_line().as_bytes())?;
     Ok(())

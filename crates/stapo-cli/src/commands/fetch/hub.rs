@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
-use stapo_rl::run::hex;
+use stapo_rl::disk::hex;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Component, Path, PathBuf};

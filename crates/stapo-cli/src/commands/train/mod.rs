@@ -2,9 +2,10 @@
 
 mod screen;
 
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::run_folder::{self, Use, hash_bytes, hash_file};
 use crate::shared::stop;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use screen::Screen;
 use stapo_core::record::{Extra, Manifest, Metrics, SCHEMA};
 use stapo_rl::Plan;
@@ -49,6 +50,9 @@ pub struct Args {
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
     #[arg(long)]
     threads: Option<usize>,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -80,15 +84,19 @@ fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
         eprintln!("note: {note}");
     }
     // The model and the task are opened before the run folder is made, so that a bad config leaves no folder behind.
-    let scratch = tempfile::tempdir().context("temporary folder")?;
-    let trainer = Trainer::new(&plan, scratch.path(), &device(args, &plan)?)?;
+    let programs = args.allow.of_config(args.config.as_deref());
+    let trainer = Trainer::new(&plan, &device(args, &plan)?, programs)?;
+    allow_command::warn(&trainer.task);
     let run = Run::create(&folder, &text, &plan.to_toml(), manifest(&text, &plan)?)?;
+    allow_command::record(&plan.task);
     Ok((plan, run, trainer))
 }
 
 fn reopen(args: &Args, folder: &Path) -> Result<(Plan, Run, Trainer)> {
     let plan = run_folder::plan(folder)?;
-    let (run, trainer, refused) = resume(folder, &plan, &device(args, &plan)?)?;
+    let (run, trainer, refused) = resume(folder, &plan, &device(args, &plan)?, args.allow.of_run())?;
+    allow_command::warn(&trainer.task);
+    allow_command::record(&plan.task);
     for error in refused {
         eprintln!("warning: {error}; going back to the checkpoint before");
     }

@@ -1,0 +1,140 @@
+//! Every change that this crate and the command line make to run folders: written, renamed, synced, made and removed
+//! here and nowhere else, one counted operation at a time (`fault`), so that tests can end the program at each of them.
+
+mod fault;
+
+use crate::error::{Error, Result};
+use fault::{Operation, before, before_write};
+use sha2::{Digest, Sha256};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes a temporary file beside `path`, syncs and renames the file: a reader sees the old or the new file, never a
+/// part.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_whole_with(path, |file| file.write_all(bytes))
+}
+
+/// As `write_whole`, with contents that `write` produces piece by piece.
+pub fn write_whole_with(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let beside = path.with_file_name(format!(".{name}.tmp"));
+    if let Err(error) = create_synced(&beside, write) {
+        // The disk may be full, so the partial file is removed. A failure of the removal is not reported: the caller
+        // learns of the failed write.
+        let _ = fs::remove_file(&beside);
+        return Err(Error::io(path, error));
+    }
+    rename(&beside, path)
+}
+
+fn create_synced(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    before(Operation::Create, path)?;
+    let mut writer = Counted { file: File::create(path)?, path };
+    write(&mut writer)?;
+    before(Operation::Sync, path)?;
+    writer.file.sync_all()
+}
+
+/// A file of which every write is a counted operation.
+struct Counted<'a> {
+    file: File,
+    path: &'a Path,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        before_write(&mut self.file, bytes, self.path)?;
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Makes the folder and those above it.
+pub fn create_folder(path: &Path) -> Result<()> {
+    before(Operation::MakeFolder, path)
+        .and_then(|()| fs::create_dir_all(path))
+        .map_err(|e| Error::io(path, e))
+}
+
+/// Renames a file or folder and syncs the folder that holds the new name, so that the rename survives a crash.
+pub fn rename(from: &Path, to: &Path) -> Result<()> {
+    before(Operation::Rename, to).and_then(|()| fs::rename(from, to)).map_err(|e| Error::io(to, e))?;
+    sync_folder_of(to)
+}
+
+/// Syncs the folder that holds `path`.
+fn sync_folder_of(path: &Path) -> Result<()> {
+    // The parent of a bare file name is the empty path, which cannot be opened.
+    let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    before(Operation::Sync, folder)
+        .and_then(|()| File::open(folder)?.sync_all())
+        .map_err(|e| Error::io(folder, e))
+}
+
+/// Removes a folder with all it holds, in order of names. A symbolic link is removed, never followed.
+pub fn remove_folder(path: &Path) -> Result<()> {
+    let io = |e| Error::io(path, e);
+    let mut entries: Vec<PathBuf> = fs::read_dir(path)
+        .map_err(io)?
+        .map(|e| e.map(|e| e.path()))
+        .collect::<io::Result<_>>()
+        .map_err(io)?;
+    entries.sort();
+    for entry in entries {
+        if fs::symlink_metadata(&entry).map_err(io)?.is_dir() {
+            remove_folder(&entry)?;
+        } else {
+            before(Operation::Remove, &entry).and_then(|()| fs::remove_file(&entry)).map_err(io)?;
+        }
+    }
+    before(Operation::Remove, path).and_then(|()| fs::remove_dir(path)).map_err(io)
+}
+
+/// A file that grows by whole lines.
+#[derive(Debug)]
+pub struct Lines {
+    path: PathBuf,
+    file: File,
+}
+
+impl Lines {
+    /// Opens the file to add lines, and makes the file if there is none.
+    pub fn open(path: &Path) -> Result<Self> {
+        let opened = before(Operation::Create, path)
+            .and_then(|()| OpenOptions::new().create(true).append(true).open(path));
+        Ok(Self { path: path.to_owned(), file: opened.map_err(|e| Error::io(path, e))? })
+    }
+
+    /// Adds text that ends in a line break, as one write.
+    pub fn add(&mut self, text: &str) -> Result<()> {
+        before_write(&mut self.file, text.as_bytes(), &self.path)
+            .and_then(|()| self.file.write_all(text.as_bytes()))
+            .map_err(|e| Error::io(&self.path, e))
+    }
+
+    /// Returns when all lines so far are on disk.
+    pub fn sync(&mut self) -> Result<()> {
+        before(Operation::Sync, &self.path)
+            .and_then(|()| self.file.sync_data())
+            .map_err(|e| Error::io(&self.path, e))
+    }
+}
+
+/// The SHA-256 of the bytes in lower-case hexadecimal.
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+/// Lower-case hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
