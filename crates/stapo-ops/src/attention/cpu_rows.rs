@@ -121,8 +121,7 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
             for (r, (before, next)) in outs.take(rows).enumerate() {
                 let (token, _) = block.row(r);
                 let sees = block.position + token >= first;
-                let state = (sums_before[r], before);
-                sums[r] = combine_splits(l, state, sees.then_some(sums[r]), next);
+                sums[r] = combine_splits(l, sums_before[r], before, sees.then_some(sums[r]), next);
             }
         }
     }
@@ -205,7 +204,8 @@ impl<E: Float> Combine<E> {
 #[inline(always)]
 fn combine_splits<L: Lanes>(
     l: L,
-    (before, out_before): ((L::E, L::E), &[L::E]),
+    before: (L::E, L::E),
+    out_before: &[L::E],
     next: Option<(L::E, L::E)>,
     out: &mut [L::E],
 ) -> (L::E, L::E) {
