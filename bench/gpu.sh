@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Correctness, exactness and speed of the engine on one GPU. The script needs built programs, and Python with PyTorch
 # and transformers for the comparison, but no Rust toolchain:
-#   cargo build --release -p stapo-rl --example bench_gpu
+#   cargo build --release -p stapo-rl --example bench_gpu; cargo build --release -p stapo-ops --example bench_gpu_ops
 #   cargo test -p stapo-ops --lib --no-run; cargo test -p stapo-model --test goldens --test cuda --test cuda_lost --no-run
-#   bench/gpu.sh --bench target/release/examples/bench_gpu --tests "target/debug/deps/stapo_ops-HASH cuda" ..
-# Options: --bench FILE; --tests "FILE [FILTER]" (may be repeated); --quick leaves out PyTorch and the 8B shape; --out DIR
+#   bench/gpu.sh --bench target/release/examples/bench_gpu --ops target/release/examples/bench_gpu_ops \
+#       --tests "target/debug/deps/stapo_ops-HASH cuda" ..
+# Options: --bench FILE; --ops FILE; --tests "FILE [FILTER]" (may be repeated); --quick leaves out PyTorch and the 8B shape; --out DIR
 # keeps the logs in DIR.
 set -u
-bench='' quick=0 out=$(mktemp -d) tests=()
+bench='' ops='' quick=0 out=$(mktemp -d) tests=()
 while [ $# -gt 0 ]; do
     case $1 in
         --bench) bench=$2; shift 2 ;;
+        --ops) ops=$2; shift 2 ;;
         --tests) tests+=("$2"); shift 2 ;;
         --out) out=$2; shift 2 ;;
         --quick) quick=1; shift ;;
@@ -48,9 +50,24 @@ run exact 120 "$bench" exact
 run decode-512 120 "$bench" decode
 run decode-64 120 "$bench" decode --prompts=8
 run decode-alone 120 "$bench" decode --prompts=512 --samples=1
+# Long contexts: sequences with a prompt each, then sequences that share prompts.
+long() {
+    local prompts=$1 samples=$2 prompt=$3
+    run "decode-$prompts-$samples-$prompt" 120 "$bench" decode --prompts="$prompts" --samples="$samples" \
+        --prompt="$prompt" --new=100 --rows=16384 --kv-gib=90 --warm=0
+}
+run decode-2 60 "$bench" decode --prompts=2 --samples=1 --new=256
+long 4 1 15000
+long 16 1 15000
+long 40 1 15000
+long 128 1 4000
+long 8 8 8192
+run exact-long 120 "$bench" exact --prompts=2 --samples=2 --prompt=15900 --new=480 --rows=5000 --kv-gib=16 --together=1
+[ -z "$ops" ] || run attention 60 "$ops" attention
 if [ $quick -eq 0 ]; then
     run train-8b 150 "$bench" train --large=1 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1
     run decode-8b 150 "$bench" decode --large=1 --prompts=16
+    [ -z "$ops" ] || run torch-attention 60 python3 "$here/gpu/torch_attention.py"
     run torch 200 python3 "$here/gpu/torch_train.py"
 fi
 python3 "$here/gpu/table.py" "$out/results.jsonl"

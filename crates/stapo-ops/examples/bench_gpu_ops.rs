@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark")]
 
+use stapo_ops::attention::paged::{Partials, SPLIT_KEYS};
 use stapo_ops::attention::{self, Heads, paged};
 use stapo_ops::cuda::CudaOptions;
 use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, Scaling, Table};
@@ -56,13 +57,24 @@ fn line(name: &str, seconds: f64, work: f64, unit: &str) {
     println!("{name:<44} {:>10.1} us {:>9.1} {unit}", seconds * 1e6, work / seconds);
 }
 
+/// `bench_gpu_ops [products | attention | rows | heads]`: all ops, or those of one name.
 fn main() -> Result<(), Failure> {
     let device = &Device::cuda(CudaOptions::default())?;
     println!("{}", device.name());
-    products(device)?;
-    attentions(device)?;
-    rows(device)?;
-    heads(device)?;
+    let asked = std::env::args().nth(1);
+    let is_asked = |name: &str| asked.as_ref().is_none_or(|asked| asked == name);
+    if is_asked("products") {
+        products(device)?;
+    }
+    if is_asked("attention") {
+        attentions(device)?;
+    }
+    if is_asked("rows") {
+        rows(device)?;
+    }
+    if is_asked("heads") {
+        heads(device)?;
+    }
     Ok(())
 }
 
@@ -105,7 +117,7 @@ fn products(device: &Device) -> Result<(), OutOfMemory> {
 
 fn attentions(device: &Device) -> Result<(), OutOfMemory> {
     let heads = Heads { query: 16, kv: 8, dim: 128 };
-    for (sequences, length) in [(4, 2048), (64, 256), (2, 8192)] {
+    for (sequences, length) in [(4, 2048), (64, 256), (2, 8192), (2, 16384)] {
         let tokens = sequences * length;
         let dims = attention::Dims { tokens, sequences, heads };
         let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
@@ -118,6 +130,7 @@ fn attentions(device: &Device) -> Result<(), OutOfMemory> {
             attention::forward(device, dims, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());
         });
         line(&format!("attention forward {sequences} x {length}"), seconds, 2.0 * unit, "TFLOP/s");
+        let forward = 2.0 * unit / seconds;
         let d_out = compute(device, tokens * heads.out_width())?;
         let mut d_qkv = compute(device, tokens * heads.qkv_width())?;
         let seconds = time(device, || {
@@ -125,32 +138,54 @@ fn attentions(device: &Device) -> Result<(), OutOfMemory> {
             attention::backward(device, dims, saved, offsets.view(), d_out.view(), d_qkv.view_mut());
         });
         line(&format!("attention backward {sequences} x {length} (of 5)"), seconds, 5.0 * unit, "TFLOP/s");
+        let backward = 5.0 * unit / seconds;
+        println!(
+            r#"{{"task": "attention", "sequences": {sequences}, "length": {length}, "forward_tflops": {forward:.1}, "backward_tflops": {backward:.1}}}"#
+        );
     }
-    for (sequences, context) in [(64, 192), (512, 192), (64, 2048)] {
-        let (block_size, width) = (32, context / 32);
-        let dims = paged::CacheDims { blocks: sequences * width, block_size, kv_heads: 8, head_dim: 128 };
-        let mut cache = paged::Cache::zeros(device, dims)?;
-        let call = paged::Dims { tokens: sequences, sequences, heads, table_width: width };
-        let upload = |x: Vec<u32>| device.upload(&x);
-        let offsets = upload((0..=sequences as u32).collect())?;
-        let contexts = upload(vec![context as u32; sequences])?;
-        let tables = upload((0..(sequences * width) as u32).collect())?;
-        let qkv = compute(device, sequences * heads.qkv_width())?;
-        let mut out = compute(device, sequences * heads.out_width())?;
-        let slots = upload((1..=sequences).map(|s| (s * context - 1) as u32).collect())?;
-        let groups = upload((0..sequences as u32).flat_map(|s| [s, 1, 0]).collect())?;
-        let seconds = time(device, || {
-            let lists = paged::Sequences {
-                offsets: offsets.view(),
-                contexts: contexts.view(),
-                tables: tables.view(),
-                groups: Some(groups.view()),
-            };
-            paged::forward(device, call, qkv.view(), slots.view(), &mut cache, lists, out.view_mut());
-        });
-        let bytes = 2e-12 * (sequences * context * 2 * 8 * 128) as f64;
-        line(&format!("attention decode {sequences} of {context}"), seconds, bytes, "TB/s");
+    for (sequences, context) in
+        [(64, 192), (512, 192), (64, 2048), (2, 15_008), (4, 15_008), (16, 15_008), (40, 15_008)]
+    {
+        decode(device, heads, sequences, context)?;
     }
+    Ok(())
+}
+
+fn decode(device: &Device, heads: Heads, sequences: usize, context: usize) -> Result<(), OutOfMemory> {
+    let (block_size, width) = (32, context / 32);
+    let dims = paged::CacheDims { blocks: sequences * width, block_size, kv_heads: 8, head_dim: 128 };
+    let mut cache = paged::Cache::zeros(device, dims)?;
+    let call = paged::Dims { tokens: sequences, sequences, heads, table_width: width };
+    let upload = |x: Vec<u32>| device.upload(&x);
+    let offsets = upload((0..=sequences as u32).collect())?;
+    let contexts = upload(vec![context as u32; sequences])?;
+    let tables = upload((0..(sequences * width) as u32).collect())?;
+    let qkv = compute(device, sequences * heads.qkv_width())?;
+    let mut out = compute(device, sequences * heads.out_width())?;
+    let slots = upload((1..=sequences).map(|s| (s * context - 1) as u32).collect())?;
+    let n_splits = context.div_ceil(SPLIT_KEYS);
+    let list =
+        (0..n_splits as u32).flat_map(|split| (0..sequences as u32).flat_map(move |s| [s, 1, 0, split]));
+    let list = upload(list.collect())?;
+    let first_partials = upload((0..sequences).map(|s| (s * n_splits) as u32).collect())?;
+    let partials = Partials::new(device, heads, sequences * n_splits)?;
+    let seconds = time(device, || {
+        let groups = paged::Groups {
+            list: list.view(),
+            max_members: 1,
+            first_partials: first_partials.view(),
+            partials: (n_splits > 1).then_some(&partials),
+        };
+        let lists = paged::Sequences {
+            offsets: offsets.view(),
+            contexts: contexts.view(),
+            tables: tables.view(),
+            groups: Some(groups),
+        };
+        paged::forward(device, call, qkv.view(), slots.view(), &mut cache, lists, out.view_mut());
+    });
+    let bytes = 2e-12 * (sequences * context * 2 * 8 * 128) as f64;
+    line(&format!("attention decode {sequences} of {context}"), seconds, bytes, "TB/s");
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use stapo_model::decoder::{
 use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{Device, Family, ModelConfig, Rope, RopeKind};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -202,9 +202,21 @@ struct Generated {
     prompts: Vec<Vec<u32>>,
     responses: Vec<Completion>,
     seconds: f64,
-    /// Tokens per second after every sequence has got its first token.
-    decode_rate: f64,
+    /// Where there is a time in which every sequence decodes.
+    steady: Option<Steady>,
 }
+
+/// The time in which every sequence decodes, from the step in which the last sequence gets token number [`SETTLED`] to the
+/// first end of a response.
+struct Steady {
+    tokens_per_s: f64,
+    /// Keys of a sequence, on average.
+    context: f64,
+}
+
+/// Steps of one shape are recorded as a CUDA graph when they come for the second time: after this many tokens they are
+/// replayed.
+const SETTLED: usize = 8;
 
 fn generate(policy: &Policy, memory: &mut EngineMemory, options: &Options) -> Result<Generated, Failure> {
     let mut engine = Engine::new(policy, memory, settings(options))?;
@@ -222,40 +234,58 @@ fn generate(policy: &Policy, memory: &mut EngineMemory, options: &Options) -> Re
     }
     let n_sequences = options.get("prompts", 64) * options.get("samples", 8);
     let mut responses = Vec::new();
-    let mut started = HashSet::new();
+    let mut drawn: HashMap<_, usize> = HashMap::new();
+    let mut n_settled = 0;
     let mut n_tokens = 0usize;
-    let mut n_before = 0;
+    let mut begun = None;
+    let mut ended = None;
     let start = Instant::now();
-    let mut begun = start;
     engine.run(|event| {
         match event {
             Event::Token { ticket, sample, .. } => {
                 n_tokens += 1;
-                if started.len() < n_sequences && started.insert((ticket, sample)) {
-                    (begun, n_before) = (Instant::now(), n_tokens);
+                let n_drawn = drawn.entry((ticket, sample)).or_default();
+                *n_drawn += 1;
+                if *n_drawn == SETTLED {
+                    n_settled += 1;
+                    begun = (n_settled == n_sequences).then(|| (Instant::now(), n_tokens));
                 }
             }
-            Event::Finished(response) => responses.push(response),
+            Event::Finished(response) => {
+                ended = ended.or_else(|| Some((Instant::now(), n_tokens)));
+                responses.push(response);
+            }
         }
         true
     })?;
     let seconds = start.elapsed().as_secs_f64();
-    let decode_rate = (n_tokens - n_before) as f64 / begun.elapsed().as_secs_f64();
-    Ok(Generated { prompts, responses, seconds, decode_rate })
+    let steady = begun.zip(ended).filter(|(begun, ended)| begun < ended).map(|(begun, ended)| {
+        let n_mean = (begun.1 + ended.1) as f64 / 2.0 / n_sequences as f64;
+        Steady {
+            tokens_per_s: (ended.1 - begun.1) as f64 / (ended.0 - begun.0).as_secs_f64(),
+            context: options.get("prompt", 128) as f64 + n_mean,
+        }
+    });
+    Ok(Generated { prompts, responses, seconds, steady })
 }
 
 fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
     // A short run of the same size comes first, which loads kernels, prepares matrix products and records CUDA graphs. In
     // training, the first rollout does this for all others.
     let mut memory = EngineMemory::new();
-    generate(policy, &mut memory, &options.clone().with("new", 4))?;
-    let Generated { responses, seconds, decode_rate, .. } = generate(policy, &mut memory, options)?;
+    if options.get("warm", 1) == 1 {
+        generate(policy, &mut memory, &options.clone().with("new", 4))?;
+    }
+    let Generated { responses, seconds, steady, .. } = generate(policy, &mut memory, options)?;
+    let Steady { tokens_per_s: decode_rate, context } =
+        steady.ok_or("the first response ends before the last sequence decodes: raise --new or --rows")?;
     let n: usize = responses.iter().map(|r| r.tokens.len()).sum();
     println!(
-        r#"{{"task": "decode", "sequences": {}, "prompts": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "copy_bytes_per_s": {:.3e}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
+        r#"{{"task": "decode", "sequences": {}, "prompts": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "context": {context:.0}, "prompt": {}, "copy_bytes_per_s": {:.3e}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
         responses.len(),
         options.get("prompts", 64),
         n as f64 / seconds,
+        options.get("prompt", 128),
         copy_rate(policy.device())?,
         used_gib(policy.device()),
     );

@@ -4,7 +4,7 @@ use super::block::Block;
 use super::memory::{Allocated, EngineMemory, MemorySize};
 use super::scheduler::{Capacity, Scheduler};
 use super::sequence::{Sequence, UnreadToken};
-use super::step::{PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
+use super::step::{GroupLimits, PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
 use super::{Completion, Event, FinishReason, Request, RequestError, SamplingRule, Ticket};
 use crate::config::ModelConfig;
 use crate::decoder::arena::Workspace;
@@ -203,7 +203,7 @@ impl<'a> Engine<'a> {
         let mut rows = StepRows::new(&step, self.scheduler.running(), cache.block_size);
         let is_recorded = self.policy.device().is_async() && rows.is_decode();
         if is_recorded {
-            rows.group(self.max_group_members(rows.shape().rows));
+            rows.group(self.group_limits(rows.shape().rows));
             let StepShape { rows: n, groups, table_width, .. } = rows.shape();
             let table_width = table_width.next_power_of_two().max(8);
             rows.pad(padded_rows(n), padded_rows(groups), table_width, cache.blocks - 1);
@@ -219,12 +219,16 @@ impl<'a> Engine<'a> {
         Ok(Some(QueuedStep { drawn, tokens }))
     }
 
-    /// Sequences that decode attention takes together at most. Larger groups read less, but there are fewer of them: below
-    /// this number of blocks a GPU's multiprocessors would not all be busy.
-    fn max_group_members(&self, n_sequences: usize) -> usize {
+    /// Larger groups read less. A group of whole splits takes no longer than one of its sequences alone. Where the rest of
+    /// a split follows sequence by sequence it does, and there are fewer groups: below this number of blocks a GPU's
+    /// multiprocessors would not all be busy.
+    fn group_limits(&self, n_sequences: usize) -> GroupLimits {
         const BUSY_BLOCKS: usize = 512;
         let heads = heads(self.policy.config());
-        (n_sequences * heads.kv / BUSY_BLOCKS).clamp(1, (GROUPED_ROWS / heads.group()).max(1))
+        // The kernel for half as many rows has more blocks on a multiprocessor.
+        let [most, half] = [GROUPED_ROWS, GROUPED_ROWS / 2].map(|rows| (rows / heads.group()).max(1));
+        let split_parts = (n_sequences * heads.kv / BUSY_BLOCKS).clamp(1, half);
+        GroupLimits { whole_splits: most, split_parts }
     }
 
     /// Copies shared blocks for the sequences that are about to write into them.
@@ -250,7 +254,7 @@ impl<'a> Engine<'a> {
         let layout = self.layout(rows.shape());
         let memory = &mut *self.memory;
         let arena_moved = memory.workspace.reserve(device, &layout, rows.n_positions)?;
-        let inputs_moved = memory.buffers.write(device, rows, &uniforms)?;
+        let inputs_moved = memory.buffers.write(device, heads(self.policy.config()), rows, &uniforms)?;
         if arena_moved || inputs_moved {
             memory.recordings.clear();
         }
@@ -285,7 +289,7 @@ impl<'a> Engine<'a> {
         let layout = self.layout(shape);
         let Allocated { caches, workspace, buffers, .. } = &mut *self.memory;
         let Workspace { arena, table, .. } = workspace;
-        let inputs = StepInputs::of(&buffers.inputs, shape);
+        let inputs = StepInputs::of(&buffers.inputs, &buffers.partials, shape);
         sampling::look_up(device, inputs.tokens, buffers.ids.view(), buffers.tokens.range_mut(0..shape.rows));
         let mut context = Context::Paged(Paged {
             dims: paged::Dims {

@@ -3,6 +3,7 @@
 use super::SamplingRule;
 use super::step::{StepBuffers, StepShape};
 use crate::decoder::arena::Workspace;
+use crate::decoder::layer::heads;
 use crate::decoder::{ArenaLayout, Policy, PolicyId, Purpose};
 use stapo_ops::attention::paged::{Cache, CacheDims};
 use stapo_ops::{OutOfMemory, Recording, sampling};
@@ -78,7 +79,7 @@ impl Allocated {
             size,
             caches: (0..config.n_layers).map(|_| Cache::zeros(device, cache)).collect::<Result<_, _>>()?,
             workspace,
-            buffers: StepBuffers::new(device, max_rows, max_drawn, n_alternatives)?,
+            buffers: StepBuffers::new(device, heads(config), max_rows, max_drawn, n_alternatives)?,
             logits: sampling::Logits::new(device, config.vocabulary, max_drawn)?,
             recordings: BTreeMap::new(),
             rule,

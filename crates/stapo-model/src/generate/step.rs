@@ -4,7 +4,8 @@ use super::scheduler::{ScheduledRows, ScheduledStep};
 use super::sequence::Sequence;
 use super::{Alternative, SampledToken, Ticket};
 use crate::decoder::alternatives;
-use stapo_ops::attention::paged::{self, GROUPED_KEYS};
+use stapo_ops::attention::Heads;
+use stapo_ops::attention::paged::{self, GROUPED_KEYS, Groups, Partials, SPLIT_KEYS};
 use stapo_ops::{Buffer, Device, OutOfMemory, PendingDownload, View};
 
 /// Rows of a step, sequence after sequence.
@@ -18,8 +19,12 @@ pub struct StepRows {
     offsets: Vec<u32>,
     contexts: Vec<u32>,
     tables: Vec<u32>,
-    /// `[n, 3]` in a decode step: see `paged::Sequences`.
+    /// `[n, 4]` and `[S]` in a decode step: see `paged::Groups`.
     groups: Vec<u32>,
+    first_partials: Vec<u32>,
+    max_members: usize,
+    /// Splits of all sequences that have several.
+    pub n_partials: usize,
     /// `[R]`: the rows that predict a token to draw. A row that completes a prompt is listed once for each sample.
     drawing: Vec<u32>,
     /// `[R]`: the request, the sample and the position in the response of each token to draw.
@@ -38,7 +43,18 @@ pub struct StepShape {
     pub sequences: usize,
     pub table_width: usize,
     pub groups: usize,
+    /// The most sequences in one group.
+    pub max_members: usize,
+    /// Whether a sequence has several splits, whose results are combined.
+    pub has_splits: bool,
     pub drawn: usize,
+}
+
+/// The most sequences that decode attention takes together: see [`StepRows::group`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupLimits {
+    pub whole_splits: usize,
+    pub split_parts: usize,
 }
 
 impl StepRows {
@@ -79,7 +95,9 @@ impl StepRows {
             rows: self.tokens.len(),
             sequences: self.contexts.len(),
             table_width: self.table_width,
-            groups: self.groups.len() / 3,
+            groups: self.groups.len() / 4,
+            max_members: self.max_members,
+            has_splits: self.n_partials > 0,
             drawn: self.drawing.len(),
         }
     }
@@ -90,28 +108,50 @@ impl StepRows {
         rows > 0 && rows == sequences && rows == drawn
     }
 
-    /// Prefix sharing in a decode step: neighbours whose tables begin with the same blocks form a group of up to
-    /// `max_members`, for which attention reads the common keys and values once.
-    pub fn group(&mut self, max_members: usize) {
+    /// Cuts the attention of a decode step into groups: see `paged::Groups`. A split of the keys that neighbouring sequences
+    /// have in common as a whole is read once for up to `limits.whole_splits` of them; a split that they have in common in
+    /// part, of which the rest follows sequence by sequence, for up to `limits.split_parts`.
+    pub fn group(&mut self, limits: GroupLimits) {
         assert!(self.is_decode(), "group");
-        let n_common = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        let n_common = |(a, b): (&[u32], &[u32])| a.iter().zip(b).take_while(|(a, b)| a == b).count();
         let tables: Vec<&[u32]> = self.tables.chunks_exact(self.table_width).collect();
-        let mut start = 0;
-        while start < tables.len() {
-            let mut count = 1;
-            let mut common = tables[start].len();
-            while count < max_members && start + count < tables.len() {
-                let with_next = common.min(n_common(tables[start], tables[start + count]));
-                // Adding a sequence with a shorter common prefix would shrink the prefix the whole group shares.
-                if with_next * self.block_tokens < GROUPED_KEYS || (count > 1 && with_next < common) {
-                    break;
+        let pairs = tables.iter().copied().zip(tables.iter().copied().skip(1));
+        // Keys that a sequence has in common with the next.
+        let shared: Vec<usize> =
+            pairs.map(|pair| n_common(pair) * self.block_tokens / GROUPED_KEYS * GROUPED_KEYS).collect();
+        let longest = self.contexts.iter().copied().max().unwrap_or(0) as usize;
+        for first_key in (0..longest).step_by(SPLIT_KEYS) {
+            let has_keys = |s: usize| self.contexts.get(s).is_some_and(|n| *n as usize > first_key);
+            let mut start = 0;
+            while start < self.contexts.len() {
+                if !has_keys(start) {
+                    start += 1;
+                    continue;
                 }
-                count += 1;
-                common = with_next;
+                let mut count = 1;
+                let mut common = usize::MAX;
+                while has_keys(start + count) {
+                    let with_next = common.min(shared[start + count - 1]);
+                    let is_whole = with_next >= first_key + SPLIT_KEYS;
+                    let most = if is_whole { limits.whole_splits } else { limits.split_parts };
+                    // Adding a sequence with a shorter common prefix would shrink the prefix the whole group shares.
+                    let shrinks = count > 1 && with_next < common.min(first_key + SPLIT_KEYS);
+                    if count >= most || with_next <= first_key || shrinks {
+                        break;
+                    }
+                    count += 1;
+                    common = with_next;
+                }
+                let common = if count > 1 { common / GROUPED_KEYS } else { 0 };
+                self.groups.extend([start, count, common, first_key / SPLIT_KEYS].map(|x| x as u32));
+                self.max_members = self.max_members.max(count);
+                start += count;
             }
-            let common = if count > 1 { common * self.block_tokens / GROUPED_KEYS } else { 0 };
-            self.groups.extend([start, count, common].map(|x| x as u32));
-            start += count;
+        }
+        for context in &self.contexts {
+            self.first_partials.push(self.n_partials as u32);
+            let n_splits = (*context as usize).div_ceil(SPLIT_KEYS);
+            self.n_partials += if n_splits > 1 { n_splits } else { 0 };
         }
     }
 
@@ -125,7 +165,8 @@ impl StepRows {
             self.tables.resize(self.tables.len() + table_width - self.table_width, 0);
         }
         self.table_width = table_width;
-        self.groups.resize(3 * n_groups, 0);
+        self.groups.resize(4 * n_groups, 0);
+        self.first_partials.resize(n_rows, 0);
         self.tables.resize(n_rows * table_width, spare_block as u32);
         self.slots.resize(n_rows, (spare_block * self.block_tokens) as u32);
         self.tokens.resize(n_rows, 0);
@@ -135,9 +176,12 @@ impl StepRows {
         self.drawing = (0..n_rows as u32).collect();
     }
 
-    fn parts(&self) -> [&[u32]; 8] {
-        let Self { tokens, positions, slots, offsets, contexts, tables, groups, drawing, .. } = self;
-        [tokens, positions, slots, offsets, contexts, tables, groups, drawing]
+    /// In the order of [`StepInputs::of`]. The groups come first: a kernel reads 16 bytes of them at once.
+    fn parts(&self) -> [&[u32]; 9] {
+        let Self {
+            groups, tokens, positions, slots, offsets, contexts, tables, first_partials, drawing, ..
+        } = self;
+        [groups, tokens, positions, slots, offsets, contexts, tables, first_partials, drawing]
     }
 }
 
@@ -146,6 +190,7 @@ impl StepRows {
 pub struct StepBuffers {
     /// All of [`StepRows`], one after another: see [`StepInputs::of`].
     pub inputs: Buffer<u32>,
+    pub partials: Partials,
     pub uniforms: Buffer<f64>,
     /// `[T]`: the rows' tokens, numbers of draws replaced by the tokens drawn.
     pub tokens: Buffer<u32>,
@@ -196,15 +241,20 @@ pub struct StepInputs<'a> {
 
 impl<'a> StepInputs<'a> {
     /// The rows that were written to `buffer` by a step of this shape.
-    pub fn of(buffer: &'a Buffer<u32>, shape: StepShape) -> Self {
-        let StepShape { rows, sequences, table_width, groups, drawn } = shape;
-        let lens = [rows, rows, rows, sequences + 1, sequences, sequences * table_width, 3 * groups, drawn];
+    pub fn of(buffer: &'a Buffer<u32>, partials: &'a Partials, shape: StepShape) -> Self {
+        let StepShape { rows, sequences, table_width, groups, drawn, .. } = shape;
+        let n_firsts = if groups > 0 { sequences } else { 0 };
+        let table = sequences * table_width;
+        let lens = [4 * groups, rows, rows, rows, sequences + 1, sequences, table, n_firsts, drawn];
         let mut start = 0;
-        let [tokens, positions, slots, offsets, contexts, tables, groups, drawing] = lens.map(|len| {
+        let parts = lens.map(|len| {
             start += len;
             buffer.range(start - len..start)
         });
-        let groups = (groups.len() > 0).then_some(groups);
+        let [list, tokens, positions, slots, offsets, contexts, tables, first_partials, drawing] = parts;
+        let partials = shape.has_splits.then_some(partials);
+        let groups = Groups { list, max_members: shape.max_members, first_partials, partials };
+        let groups = (list.len() > 0).then_some(groups);
         let sequences = paged::Sequences { offsets, contexts, tables, groups };
         StepInputs { tokens, positions, slots, sequences, drawing }
     }
@@ -213,12 +263,14 @@ impl<'a> StepInputs<'a> {
 impl StepBuffers {
     pub fn new(
         device: &Device,
+        heads: Heads,
         max_rows: usize,
         max_drawn: usize,
         n_alternatives: usize,
     ) -> Result<Self, OutOfMemory> {
         Ok(Self {
             inputs: device.zeros(0)?,
+            partials: Partials::new(device, heads, 0)?,
             uniforms: device.zeros(max_drawn)?,
             tokens: device.zeros(max_rows)?,
             ids: device.zeros(max_drawn)?,
@@ -229,12 +281,23 @@ impl StepBuffers {
         })
     }
 
-    /// Writes the rows; true if the inputs' buffer had to grow and has moved.
-    pub fn write(&mut self, device: &Device, rows: &StepRows, uniforms: &[f64]) -> Result<bool, OutOfMemory> {
+    /// Writes the rows; true if a buffer had to grow and has moved.
+    pub fn write(
+        &mut self,
+        device: &Device,
+        heads: Heads,
+        rows: &StepRows,
+        uniforms: &[f64],
+    ) -> Result<bool, OutOfMemory> {
         let inputs = rows.parts().concat();
-        let moves = inputs.len() > self.inputs.len();
-        if moves {
+        let mut moves = false;
+        if inputs.len() > self.inputs.len() {
             self.inputs = device.zeros(inputs.len().next_power_of_two())?;
+            moves = true;
+        }
+        if rows.n_partials > self.partials.capacity() {
+            self.partials = Partials::new(device, heads, rows.n_partials.next_power_of_two())?;
+            moves = true;
         }
         self.inputs.range_mut(0..inputs.len()).write(&inputs);
         self.uniforms.range_mut(0..uniforms.len()).write(uniforms);
@@ -251,5 +314,80 @@ impl StepBuffers {
             best_ids: self.best_ids.range(0..n_best).fetch(),
             best_logp: self.best_logp.range(0..n_best).fetch(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: usize = 32;
+
+    /// A decode step of sequences given as (prompt, blocks of it that are shared with the same prompt, keys).
+    fn decode_step(sequences: &[(u32, usize, usize)]) -> StepRows {
+        let table_width = sequences.iter().map(|(.., keys)| keys.div_ceil(BLOCK)).max().unwrap_or(0);
+        let mut rows = StepRows { offsets: vec![0], table_width, block_tokens: BLOCK, ..StepRows::default() };
+        for (s, &(prompt, n_shared, n_keys)) in sequences.iter().enumerate() {
+            let block = |b: usize| {
+                if b < n_shared { prompt * 1000 + b as u32 } else { (s * 1000 + b + 90_000) as u32 }
+            };
+            rows.tables.extend((0..table_width).map(block));
+            rows.contexts.push(n_keys as u32);
+            rows.tokens.push(0);
+            rows.drawing.push(s as u32);
+            rows.offsets.push(s as u32 + 1);
+        }
+        rows
+    }
+
+    #[test]
+    fn each_split_of_each_sequence_is_in_one_group_of_sequences_that_share_it() {
+        let whole = SPLIT_KEYS / BLOCK;
+        let sequences = [
+            (1, 2 * whole + 3, 2 * SPLIT_KEYS + 200),
+            (1, 2 * whole + 3, 2 * SPLIT_KEYS + 100),
+            (1, 2 * whole + 3, 3 * SPLIT_KEYS + 1),
+            (2, whole, SPLIT_KEYS + 1),
+            (2, whole, SPLIT_KEYS + 77),
+            (3, 4, 150),
+            (3, 4, 130),
+            (4, 1, 33),
+        ];
+        for limits in [(8, 1), (8, 2), (2, 4), (1, 1)] {
+            let mut rows = decode_step(&sequences);
+            rows.group(GroupLimits { whole_splits: limits.0, split_parts: limits.1 });
+            let mut covered = Vec::new();
+            for group in rows.groups.chunks_exact(4) {
+                let [first, count, common, split] = [0, 1, 2, 3].map(|i| group[i] as usize);
+                let (from, end) = (split * SPLIT_KEYS, (split + 1) * SPLIT_KEYS);
+                let common = common * GROUPED_KEYS;
+                assert!(sequences[first].2 > from, "the first sequence has keys in split {split}");
+                assert!(count <= if common >= end { limits.0 } else { limits.1 }, "{limits:?} {group:?}");
+                for (s, sequence) in sequences.iter().enumerate().skip(first).take(count) {
+                    assert!(count == 1 || common > from && common <= sequence.1 * BLOCK, "{group:?}");
+                    assert!(sequence.0 == sequences[first].0 && sequence.2 > from, "{group:?}");
+                    covered.push((s, split));
+                }
+            }
+            covered.sort_unstable();
+            let splits = |(s, sequence): (usize, &(u32, usize, usize))| {
+                (0..sequence.2.div_ceil(SPLIT_KEYS)).map(move |split| (s, split))
+            };
+            let all: Vec<_> = sequences.iter().enumerate().flat_map(splits).collect();
+            assert_eq!(covered, all, "{limits:?}");
+            // Room for the splits of the sequences that have several: 3, 3, 4, 2 and 2.
+            assert_eq!((&rows.first_partials[..6], rows.n_partials), (&[0, 3, 6, 10, 12, 14][..], 14));
+        }
+        let mut rows = decode_step(&sequences);
+        rows.group(GroupLimits { whole_splits: 8, split_parts: 2 });
+        let groups: Vec<&[u32]> = rows.groups.chunks_exact(4).collect();
+        let shared = (2 * SPLIT_KEYS + 64) / GROUPED_KEYS;
+        // Whole splits are read once for all sequences of a prompt, the rest for two at most.
+        assert!(
+            groups.contains(&&[0, 3, shared as u32, 0][..])
+                && groups.contains(&&[0, 3, shared as u32, 1][..])
+        );
+        assert!(groups.contains(&&[0, 2, shared as u32, 2][..]) && groups.contains(&&[5, 2, 2, 0][..]));
+        assert!(groups.contains(&&[3, 2, (SPLIT_KEYS / GROUPED_KEYS) as u32, 0][..]));
     }
 }

@@ -98,13 +98,49 @@ pub struct Sequences<'a> {
     pub contexts: View<'a, u32>,
     /// `[sequences, table_width]`: block of each run of `block_size` positions; entries past the context are ignored.
     pub tables: View<'a, u32>,
-    /// `[n, 3]`, only where each sequence has one query token: groups of consecutive sequences whose shared prefix is read
-    /// once. An entry is the first sequence, the number of sequences (0: the entry is ignored), and the keys of the shared
-    /// prefix divided by [`GROUPED_KEYS`], which lie in the same blocks. Groups change no result.
-    pub groups: Option<View<'a, u32>>,
+    /// Only where each sequence has one query token. Groups change no result.
+    pub groups: Option<Groups<'a>>,
 }
 
+/// The work of a decode call on a GPU, cut into groups: a group is one split of the keys of consecutive sequences, whose
+/// shared prefix is read once.
+#[derive(Debug, Clone, Copy)]
+pub struct Groups<'a> {
+    /// `[n, 4]`: the first sequence, the number of sequences (0: the entry is ignored), the keys of their shared prefix
+    /// divided by [`GROUPED_KEYS`], which lie in the same blocks, and the split. The first sequence has keys in the split;
+    /// each split of each sequence is in one group.
+    pub list: View<'a, u32>,
+    /// The most sequences in one group; times the query heads per key head, at most [`GROUPED_ROWS`].
+    pub max_members: usize,
+    /// `[sequences]`: of a sequence of several splits, the place of its first split in `partials`; the others follow.
+    pub first_partials: View<'a, u32>,
+    /// Where a sequence has several splits.
+    pub partials: Option<&'a Partials>,
+}
+
+/// GPU memory for the results of splits, until they are combined. A call writes what it reads.
+#[derive(Debug)]
+pub struct Partials {
+    /// `[n, query heads, head_dim + 4]`: see decode_hopper.cu.
+    pub(super) rows: Buffer<f32>,
+    n: usize,
+}
+
+impl Partials {
+    /// Room for `n` splits.
+    pub fn new(device: &Device, heads: Heads, n: usize) -> Result<Self, OutOfMemory> {
+        Ok(Self { rows: device.zeros(n * heads.query * (heads.dim + 4))?, n })
+    }
+
+    /// Splits that there is room for.
+    pub fn capacity(&self) -> usize {
+        self.n
+    }
+}
+
+/// Keys per split, by absolute position. The results of splits are combined in their order.
+pub const SPLIT_KEYS: usize = 1024;
 /// The keys of a group's shared prefix are counted in multiples of this many.
 pub const GROUPED_KEYS: usize = 64;
 /// The most query rows (sequences times query heads per key head) of a group.
-pub const GROUPED_ROWS: usize = 8;
+pub const GROUPED_ROWS: usize = 16;

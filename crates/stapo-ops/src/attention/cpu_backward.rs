@@ -198,10 +198,10 @@ impl<E: Float> BackwardTask<'_, E> {
         }
         pack_rows(l, s.a, rows, heads.dim, query);
         let keys = PackedKeys { keys: s.keys_t, values: s.keys, dim: heads.dim };
-        score_rows(l, rows, heads.dim, n_keys, s.a, &keys, s.weights);
+        score_rows(l, rows, heads.dim, 0..n_keys, s.a, &keys, s.weights);
         pack_rows(l, s.a, rows, heads.dim, d_out);
         let values = PackedKeys { keys: s.values_t, values: s.keys, dim: heads.dim };
-        score_rows(l, rows, heads.dim, n_keys, s.a, &values, s.d_scores);
+        score_rows(l, rows, heads.dim, 0..n_keys, s.a, &values, s.d_scores);
         for r in 0..rows {
             let (token, head) = block.row(r);
             let row = ScoreRow {
@@ -215,7 +215,7 @@ impl<E: Float> BackwardTask<'_, E> {
             };
             score_gradient(l, &row, s.weights, s.d_scores);
         }
-        weights_times_values(l, rows, heads.dim, n_keys, s.d_scores, &keys, s.d_queries);
+        weights_times_values(l, rows, heads.dim, 0..n_keys, s.d_scores, &keys, s.d_queries);
         add_transposed(l, rows, heads.dim, n_keys, s.d_scores, s.queries, s.d_keys);
         add_transposed(l, rows, heads.dim, n_keys, s.weights, s.d_out, s.d_values);
         for r in 0..rows {

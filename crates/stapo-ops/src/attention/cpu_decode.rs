@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
-use super::cache::CacheDims;
+use super::cache::{CacheDims, SPLIT_KEYS};
 use super::cpu_forward::columns;
-use super::cpu_rows::{padded, scores_len, softmax_row};
+use super::cpu_rows::{Combine, padded, scores_len, softmax_row};
 use crate::Float;
 use crate::cpu::simd::tile::{DEPTH, ROW_STRIDE};
 use crate::cpu::simd::{Kernel, Lanes, WIDTH};
@@ -20,6 +20,10 @@ use crate::heads::Heads;
 pub(super) const MAX_GROUP: usize = 4;
 /// Key/value heads of a unit.
 const PAIR: usize = 2;
+/// Query heads of a key head that are computed at once, at most.
+const ROWS: usize = 2;
+/// Factors of a split: two for each row of a pair.
+const FACTORS: usize = 2 * PAIR * ROWS;
 /// Vectors of keys scored at once.
 const VECTORS: usize = 4;
 
@@ -44,8 +48,10 @@ impl<E: Float> Decode<'_, E> {
         let per_sequence = self.heads.kv.div_ceil(PAIR);
         let cost = n_keys / self.contexts.len().max(1) * 4 * PAIR * self.heads.dim;
         cpu.rows(self.contexts.len() * per_sequence, cost, |range| {
-            with_scratch(PAIR * scores_len(self.heads.group(), longest), |scores| {
-                cpu.dispatch(Units { call: self, range, scores });
+            let n_scores = PAIR * scores_len(self.heads.group(), longest);
+            with_scratch(n_scores + longest.div_ceil(SPLIT_KEYS) * FACTORS, |memory| {
+                let (scores, factors) = memory.split_at_mut(n_scores);
+                cpu.dispatch(Units { call: self, range, scores, factors });
             });
         });
     }
@@ -93,6 +99,8 @@ struct Units<'a, 'c, E> {
     call: &'a Decode<'c, E>,
     range: Range<usize>,
     scores: &'a mut [E],
+    /// `[splits, PAIR, ROWS, 2]`: by what the outputs before and of a split are multiplied when they are combined.
+    factors: &'a mut [E],
 }
 
 impl<E: Float> Kernel<E> for Units<'_, '_, E> {
@@ -104,7 +112,7 @@ impl<E: Float> Kernel<E> for Units<'_, '_, E> {
             for kv_head in unit.kv_heads.clone() {
                 self.store(&unit, kv_head);
             }
-            for row in (0..self.call.heads.group()).step_by(2) {
+            for row in (0..self.call.heads.group()).step_by(ROWS) {
                 if row + 1 < self.call.heads.group() {
                     self.heads::<L, 2>(l, &unit, &next, row);
                 } else {
@@ -151,7 +159,21 @@ impl<E: Float> Units<'_, '_, E> {
             self.score::<L, R>(l, unit, next, (h, kv_head), row);
             for (r, sum) in sums.iter_mut().enumerate() {
                 let scores = &mut self.scores[h * scores_len(rows, unit.n_keys)..];
-                (_, *sum) = softmax_row(l, scores, rows, row + r, unit.n_keys, unit.n_keys, scale);
+                let mut top = E::NEG_INFINITY;
+                for first in (0..unit.n_keys).step_by(SPLIT_KEYS) {
+                    let n = SPLIT_KEYS.min(unit.n_keys - first);
+                    let scores = &mut scores[first / DEPTH * rows * ROW_STRIDE..];
+                    let (split_top, split_sum) = softmax_row(l, scores, rows, row + r, n, n, scale);
+                    if first == 0 {
+                        (top, *sum) = (split_top, split_sum);
+                        continue;
+                    }
+                    let combine = Combine::new(l, top, split_top);
+                    top = combine.top;
+                    *sum = combine.sum(*sum, split_sum);
+                    let at = first / SPLIT_KEYS * FACTORS + (h * ROWS + r) * 2;
+                    (self.factors[at], self.factors[at + 1]) = (combine.before, combine.next);
+                }
             }
         }
         let vectors = padded(heads.dim) / WIDTH;
@@ -218,7 +240,7 @@ impl<E: Float> Units<'_, '_, E> {
         }
     }
 
-    /// `V` vectors of the output of `H` key heads: chains over the keys.
+    /// `V` vectors of the output of `H` key heads: chains over the keys of each split.
     #[inline(always)]
     fn weigh_values<L: Lanes<E = E>, const H: usize, const R: usize, const V: usize>(
         &mut self,
@@ -236,7 +258,11 @@ impl<E: Float> Units<'_, '_, E> {
         let width = padded(heads.dim);
         let len = scores_len(rows, unit.n_keys);
         let mut acc = [[[l.zero(); V]; R]; H];
+        let mut before = acc;
         for key in (0..unit.n_keys).step_by(size) {
+            if key > 0 && key.is_multiple_of(SPLIT_KEYS) {
+                self.combine(l, key / SPLIT_KEYS - 1, &mut before, &mut acc);
+            }
             let n = size.min(unit.n_keys - key);
             if row == 0 && key < next.n_keys {
                 for kv_head in next.kv_heads.clone() {
@@ -258,6 +284,7 @@ impl<E: Float> Units<'_, '_, E> {
             // SAFETY: the weights were sliced; the values are n rows of a block.
             unsafe { add_weighted_values(l, n, weights, values, width, &mut acc) };
         }
+        self.combine(l, (unit.n_keys - 1) / SPLIT_KEYS, &mut before, &mut acc);
         for h in 0..H {
             for r in 0..R {
                 let head = (unit.kv_heads.start + h) * rows + row + r;
@@ -265,11 +292,34 @@ impl<E: Float> Units<'_, '_, E> {
                 // SAFETY: this unit alone writes its heads of this sequence.
                 let to = unsafe { call.out.range(at + v * WIDTH..at + heads.dim.min((v + V) * WIDTH)) };
                 let inv = l.splat(E::ONE / sums[h][r]);
-                for (i, x) in acc[h][r].iter().enumerate() {
+                for (i, x) in before[h][r].iter().enumerate() {
                     l.put(to, i * WIDTH, l.mul(*x, inv));
                 }
             }
         }
+    }
+
+    /// Adds the output of a split to that of the splits before it, and clears it.
+    #[inline(always)]
+    fn combine<L: Lanes<E = E>, const H: usize, const R: usize, const V: usize>(
+        &self,
+        l: L,
+        split: usize,
+        before: &mut [[[L::V; V]; R]; H],
+        next: &mut [[[L::V; V]; R]; H],
+    ) {
+        if split == 0 {
+            *before = *next;
+        } else {
+            for (h, r) in (0..H).flat_map(|h| (0..R).map(move |r| (h, r))) {
+                let at = split * FACTORS + (h * ROWS + r) * 2;
+                let combine = Combine { top: E::ZERO, before: self.factors[at], next: self.factors[at + 1] };
+                for (before, next) in before[h][r].iter_mut().zip(&next[h][r]) {
+                    *before = combine.vector(l, *before, *next);
+                }
+            }
+        }
+        *next = [[[l.zero(); V]; R]; H];
     }
 }
 

@@ -1,6 +1,9 @@
 //! Attention of a block of query rows against all keys before them, on the CPU: packed and paged forward share it, and
 //! backward uses its products.
 
+use std::ops::Range;
+
+use super::cache::SPLIT_KEYS;
 use crate::Float;
 use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
 use crate::cpu::simd::{Lanes, WIDTH};
@@ -32,21 +35,23 @@ pub(super) fn scores_len(rows: usize, n_keys: usize) -> usize {
 pub(super) struct ForwardScratch<'a, E> {
     /// `[head_dim / DEPTH, rows, ROW_STRIDE]`
     pub queries: &'a mut [E],
-    /// [`scores_len`] elements.
+    /// [`scores_len`] elements, of one split.
     pub scores: &'a mut [E],
-    /// `[rows, padded(head_dim)]`
+    /// `[rows, padded(head_dim)]` each: the output of a split, and that of the splits before it.
     pub out: &'a mut [E],
+    pub out_before: &'a mut [E],
 }
 
 impl<'a, E> ForwardScratch<'a, E> {
     pub(super) fn len(heads: Heads, rows: usize, n_keys: usize) -> usize {
-        scores_len(rows, heads.dim) + scores_len(rows, n_keys) + rows * padded(heads.dim)
+        scores_len(rows, heads.dim) + scores_len(rows, n_keys.min(SPLIT_KEYS)) + 2 * rows * padded(heads.dim)
     }
 
     pub(super) fn split(memory: &'a mut [E], heads: Heads, rows: usize, n_keys: usize) -> Self {
         let (queries, memory) = memory.split_at_mut(scores_len(rows, heads.dim));
-        let (scores, memory) = memory.split_at_mut(scores_len(rows, n_keys));
-        ForwardScratch { queries, scores, out: &mut memory[..rows * padded(heads.dim)] }
+        let (scores, memory) = memory.split_at_mut(scores_len(rows, n_keys.min(SPLIT_KEYS)));
+        let (out, memory) = memory.split_at_mut(rows * padded(heads.dim));
+        ForwardScratch { queries, scores, out, out_before: &mut memory[..rows * padded(heads.dim)] }
     }
 }
 
@@ -98,13 +103,28 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
         let (token, head) = block.row(r);
         &qkv[(block.token + token) * heads.qkv_width() + head * heads.dim..][..heads.dim]
     });
-    score_rows(l, rows, heads.dim, block.n_keys(), scratch.queries, keys, scratch.scores);
-    let mut sums = [(L::E::ZERO, L::E::ZERO); MAX_ROWS];
-    for (r, sum) in sums[..rows].iter_mut().enumerate() {
-        let (token, _) = block.row(r);
-        *sum = softmax_row(l, scratch.scores, rows, r, block.position + token + 1, block.n_keys(), scale);
+    let mut sums = [(L::E::NEG_INFINITY, L::E::ZERO); MAX_ROWS];
+    for first in (0..block.n_keys()).step_by(SPLIT_KEYS) {
+        let split = first..block.n_keys().min(first + SPLIT_KEYS);
+        std::mem::swap(&mut scratch.out, &mut scratch.out_before);
+        score_rows(l, rows, heads.dim, split.clone(), scratch.queries, keys, scratch.scores);
+        let sums_before = sums;
+        for (r, sum) in sums[..rows].iter_mut().enumerate() {
+            let (token, _) = block.row(r);
+            let n_visible = (block.position + token + 1).saturating_sub(first).min(split.len());
+            *sum = softmax_row(l, scratch.scores, rows, r, n_visible, split.len(), scale);
+        }
+        weights_times_values(l, rows, heads.dim, split, scratch.scores, keys, scratch.out);
+        if first > 0 {
+            let width = padded(heads.dim);
+            let outs = scratch.out_before.chunks_exact(width).zip(scratch.out.chunks_exact_mut(width));
+            for (r, (before, next)) in outs.take(rows).enumerate() {
+                let (token, _) = block.row(r);
+                let sees = block.position + token >= first;
+                sums[r] = combine_splits(l, sums_before[r], before, sees.then_some(sums[r]), next);
+            }
+        }
     }
-    weights_times_values(l, rows, heads.dim, block.n_keys(), scratch.scores, keys, scratch.out);
     for (r, (top, sum)) in sums[..rows].iter().enumerate() {
         let (token, head) = block.row(r);
         let token = block.token + token;
@@ -149,22 +169,76 @@ pub(super) fn pack_rows<'a, L: Lanes>(
     }
 }
 
-/// `scores = a keys^T` for the first `n_keys` keys, `a` packed by [`pack_rows`]; whole vectors of keys are written.
+/// How the result of a split is added to that of the splits before it: the largest score and the factors by which both
+/// shrink to it.
+#[derive(Clone, Copy)]
+pub(super) struct Combine<E> {
+    pub top: E,
+    pub before: E,
+    pub next: E,
+}
+
+impl<E: Float> Combine<E> {
+    #[inline(always)]
+    pub(super) fn new<L: Lanes<E = E>>(l: L, top_before: E, top_next: E) -> Self {
+        let top = if top_before > top_next { top_before } else { top_next };
+        let factor = |of: E| l.to_array(l.exp(l.splat(of - top)))[0];
+        Self { top, before: factor(top_before), next: factor(top_next) }
+    }
+
+    /// Of two sums of exponentials.
+    #[inline(always)]
+    pub(super) fn sum(self, before: E, next: E) -> E {
+        before.mul_add(self.before, next * self.next)
+    }
+
+    /// Of two vectors of outputs.
+    #[inline(always)]
+    pub(super) fn vector<L: Lanes<E = E>>(self, l: L, before: L::V, next: L::V) -> L::V {
+        l.fma(before, l.splat(self.before), l.mul(next, l.splat(self.next)))
+    }
+}
+
+/// Combines a row's result (top and sum, output) of the splits before with its top and sum in the next split, whose output
+/// is in `out` and becomes that of all. `None`: the row sees no key of that split.
+#[inline(always)]
+fn combine_splits<L: Lanes>(
+    l: L,
+    before: (L::E, L::E),
+    out_before: &[L::E],
+    next: Option<(L::E, L::E)>,
+    out: &mut [L::E],
+) -> (L::E, L::E) {
+    let Some(next) = next else {
+        copy(l, out_before, out);
+        return before;
+    };
+    let combine = Combine::new(l, before.0, next.0);
+    for at in (0..out.len()).step_by(WIDTH) {
+        let zero = L::E::ZERO;
+        l.put(out, at, combine.vector(l, l.get(out_before, at, zero), l.get(out, at, zero)));
+    }
+    (combine.top, combine.sum(before.1, next.1))
+}
+
+/// `scores = a keys^T` for a range of keys that begins at a multiple of [`DEPTH`], `a` packed by [`pack_rows`]; whole
+/// vectors of keys are written.
 #[inline(always)]
 pub(super) fn score_rows<L: Lanes, K: Keys<L::E>>(
     l: L,
     rows: usize,
     dim: usize,
-    n_keys: usize,
+    of: Range<usize>,
     a: &[L::E],
     keys: &K,
     scores: &mut [L::E],
 ) {
-    let mut key = 0;
-    while key < n_keys {
+    let mut key = of.start;
+    while key < of.end {
         let (b, b_stride, n) = keys.keys_at(key, dim);
-        let vectors = n.min(n_keys - key).div_ceil(WIDTH);
-        let c = scores[(key / DEPTH * rows) * ROW_STRIDE + key % DEPTH..].as_mut_ptr();
+        let vectors = n.min(of.end - key).div_ceil(WIDTH);
+        let at = key - of.start;
+        let c = scores[(at / DEPTH * rows) * ROW_STRIDE + at % DEPTH..].as_mut_ptr();
         for from in (0..dim).step_by(DEPTH) {
             let depth = DEPTH.min(dim - from);
             let a = a[from / DEPTH * rows * ROW_STRIDE..].as_ptr();
@@ -233,32 +307,33 @@ pub(super) fn softmax_row<L: Lanes>(
     (top, l.sum(sum))
 }
 
-/// `out = weights values`: one chain over the keys.
+/// `out = weights values`: one chain over a range of keys that begins at a multiple of [`DEPTH`].
 #[inline(always)]
 pub(super) fn weights_times_values<L: Lanes, K: Keys<L::E>>(
     l: L,
     rows: usize,
     dim: usize,
-    n_keys: usize,
+    of: Range<usize>,
     weights: &[L::E],
     keys: &K,
     out: &mut [L::E],
 ) {
     let width = padded(dim);
-    let mut key = 0;
-    while key < n_keys {
+    let mut key = of.start;
+    while key < of.end {
         let (b, n) = keys.values_at(key);
+        let at = key - of.start;
         let tile = Tile {
             rows,
-            depth: n.min(n_keys - key),
+            depth: n.min(of.end - key),
             vectors: width / WIDTH,
             layout: Layout::Rows,
-            a: weights[(key / DEPTH * rows) * ROW_STRIDE + key % DEPTH..].as_ptr(),
+            a: weights[(at / DEPTH * rows) * ROW_STRIDE + at % DEPTH..].as_ptr(),
             b,
             b_stride: width,
             c: out.as_mut_ptr(),
             c_stride: width,
-            start: if key == 0 { Start::Zero } else { Start::Continue },
+            start: if at == 0 { Start::Zero } else { Start::Continue },
         };
         // SAFETY: weights and out are laid out for `rows` rows; the values lie as `Keys` promises.
         unsafe { l.tile(&tile) };

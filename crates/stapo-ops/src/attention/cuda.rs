@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::{Dims, Saved};
 use crate::Float;
 use crate::cuda::kernels::{
-    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_HOPPER, ATTENTION_HOPPER, ATTENTION_PLAIN, Source,
+    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_HOPPER, ATTENTION_HOPPER, ATTENTION_PIPELINED_HOPPER,
+    ATTENTION_PLAIN, Source,
 };
-use crate::cuda::{Cuda, ElementType, Memory, Slice};
+use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
 use crate::heads::Heads;
 
 /// Rows of a work tile: queries in forward and in the gradient of the queries, keys in the gradient of keys and values.
@@ -15,6 +16,8 @@ const ROWS: usize = 128;
 /// Keys per step: KEYS in tiles.cu.
 pub(super) const KEYS: usize = 64;
 const MAX_DIM: usize = 128;
+/// Mean tokens of a sequence from which on `forward_pipelined` is the faster kernel. Both give the same bits.
+const PIPELINED_TOKENS: usize = 512;
 
 /// Bytes of `rows` rows of padded tiles: see DIM in tiles.cu and STRIDE in mma.cu.
 pub(super) fn tile_bytes(heads: Heads, rows: usize) -> usize {
@@ -52,6 +55,10 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Sli
     let heads = d.heads;
     let kind = qkv.kind;
     let is_hopper = is_hopper(cuda, kind, heads);
+    let is_long = d.tokens >= PIPELINED_TOKENS * d.sequences.max(1);
+    if is_hopper && is_long && TensorMap::fits(qkv, heads.qkv_width()) {
+        return forward_pipelined(cuda, d, qkv, offsets, out.same(qkv, op), lse.f32(op));
+    }
     let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).name() };
     let name = format!("attention_forward_{suffix}");
     let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION });
@@ -66,6 +73,27 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Sli
     } else {
         launch.run(grid, 128, tile_bytes(heads, ROWS + 4 * KEYS));
     }
+}
+
+/// By the kernel of forward_pipelined_hopper.cu.
+fn forward_pipelined(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
+    // As in the kernel.
+    const ROWS: usize = 192;
+    const STAGES: usize = 8;
+    const THREADS: usize = 512;
+    let heads = d.heads;
+    let map = |tile_rows| TensorMap::new(qkv, d.tokens, heads.qkv_width(), tile_rows);
+    let args = Fields::default()
+        .eight_bytes(offsets)
+        .eight_bytes(out)
+        .eight_bytes(lse)
+        .four_bytes(d.sequences)
+        .four_bytes(heads.query)
+        .four_bytes(heads.kv);
+    let launch = cuda.kernel(&ATTENTION_PIPELINED_HOPPER, "attention_forward_pipelined_hopper_bf16");
+    let launch = launch.head_dim(heads.dim).tensor_map(&map(ROWS)).tensor_map(&map(KEYS)).fields(&args);
+    let n_blocks = cuda.gpu.multiprocessors as usize;
+    launch.run([n_blocks, 1], THREADS, swizzled_bytes(heads, 2 * ROWS + STAGES * KEYS));
 }
 
 pub(super) fn backward<T: Float>(

@@ -24,9 +24,8 @@ pub(crate) struct Rotation {
 pub(crate) fn fits(cuda: &Cuda, call: &PagedCall, qkv: Slice) -> bool {
     let heads = call.dims.heads;
     let (keys, values) = call.cache;
-    call.groups.is_some()
+    call.groups.is_some_and(|groups| groups.max_members * heads.group() <= GROUPED_ROWS)
         && is_hopper(cuda, qkv.kind, heads)
-        && heads.group() <= GROUPED_ROWS
         && TensorMap::fits(keys, heads.dim)
         && TensorMap::fits(values, heads.dim)
 }
@@ -39,7 +38,10 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
     let groups = call.groups.expect("cuda_decode::run: a call that fits");
     let block_size = call.cache_dims.block_size;
     let map = |cache: Slice| TensorMap::new(cache, cache.len / heads.dim, heads.dim, block_size.min(KEYS));
-    let launch = cuda.kernel(&ATTENTION_DECODE_HOPPER, "attention_decode_hopper_bf16").head_dim(heads.dim);
+    // Query rows that the kernel has room for.
+    let rows = if groups.max_members * heads.group() <= 8 { 8 } else { GROUPED_ROWS };
+    let name = format!("attention_decode_{rows}_hopper_bf16");
+    let launch = cuda.kernel(&ATTENTION_DECODE_HOPPER, &name).head_dim(heads.dim);
     let norm = rotation.and_then(|rotation| rotation.norm);
     let args = Fields::default()
         .eight_bytes(keys.same(qkv, op))
@@ -53,7 +55,9 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
         .eight_bytes(call.slots)
         .eight_bytes(call.contexts)
         .eight_bytes(call.tables)
-        .eight_bytes(groups)
+        .eight_bytes(groups.list)
+        .eight_bytes(groups.first_partials)
+        .eight_bytes(groups.partials)
         .eight_bytes(call.out.same(qkv, op))
         .four_bytes(norm.map_or(0.0, |(_, _, eps)| eps))
         .four_bytes(call.dims.table_width)
@@ -61,9 +65,16 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
         .four_bytes(heads.kv)
         .four_bytes(block_size.ilog2() as usize);
     // Three stages of keys or values, queries, and weights of 64 keys.
-    let shared = swizzled_bytes(heads, GROUPED_ROWS + 3 * KEYS) + 2 * GROUPED_ROWS * KEYS;
+    let shared = swizzled_bytes(heads, rows + 3 * KEYS) + 2 * rows * KEYS;
     // The kernel reads older keys before it waits for the kernel in front of it, which must not write to the cache. Where
     // rows are still to be rotated, the kernel in front is a product.
     let launch = launch.tensor_map(&map(keys)).tensor_map(&map(values)).fields(&args);
-    launch.programmatic_launch(rotation.is_some()).run([heads.kv, groups.len / 3], THREADS, shared);
+    launch.programmatic_launch(rotation.is_some()).run([heads.kv, groups.list.len / 4], THREADS, shared);
+    if let Some(partials) = groups.partials {
+        let launch =
+            cuda.kernel(&ATTENTION_DECODE_HOPPER, "attention_combine_splits_bf16").head_dim(heads.dim);
+        let launch = launch.arg(partials).arg(groups.first_partials).arg(call.contexts).arg(call.out);
+        let launch = launch.arg(heads.query).programmatic_launch(true);
+        launch.run([heads.query, call.dims.sequences], heads.dim, 0);
+    }
 }

@@ -1,6 +1,6 @@
 //! Attention over a paged cache on a GPU.
 
-use super::cache::{Cache, CacheDims, Dims, Sequences};
+use super::cache::{Cache, CacheDims, Dims, Groups, Sequences};
 use super::cuda::{KEYS, is_hopper, n_work_tiles, source, swizzled_bytes, tile_bytes};
 use crate::cuda::kernels::{ATTENTION_HOPPER, ATTENTION_PAGED, ELEMENTWISE};
 use crate::cuda::{Cuda, ElementType, Slice};
@@ -42,8 +42,28 @@ pub(crate) struct PagedCall {
     pub(super) offsets: Slice,
     pub(super) contexts: Slice,
     pub(super) tables: Slice,
-    pub(super) groups: Option<Slice>,
+    pub(super) groups: Option<GroupedCall>,
     pub(super) out: Slice,
+}
+
+/// [`Groups`] as slices.
+#[derive(Clone, Copy)]
+pub(super) struct GroupedCall {
+    pub list: Slice,
+    pub max_members: usize,
+    pub first_partials: Slice,
+    pub partials: Option<Slice>,
+}
+
+impl GroupedCall {
+    fn new(groups: Groups<'_>) -> Self {
+        Self {
+            list: groups.list.cuda(),
+            max_members: groups.max_members,
+            first_partials: groups.first_partials.cuda(),
+            partials: groups.partials.map(|partials| partials.rows.view().cuda()),
+        }
+    }
 }
 
 impl PagedCall {
@@ -63,7 +83,7 @@ impl PagedCall {
             offsets: offsets.cuda(),
             contexts: contexts.cuda(),
             tables: tables.cuda(),
-            groups: groups.map(|groups| groups.cuda()),
+            groups: groups.map(GroupedCall::new),
             out: out.cuda(),
         }
     }

@@ -1,16 +1,21 @@
 // Decode: one token of each sequence over a paged cache, with Hopper's matrix instruction. Steps of 64 keys by absolute
 // position as in forward_hopper.cu, with the operands of each product exchanged (keys and columns of values are the 64
-// rows of the instruction, queries its 8 columns). Each element is the same chain of sums: the same bits, with an
-// eighth of the work. The sequences of a group begin with the same blocks (prefix sharing), which are read once for all
-// of them.
+// rows of the instruction, queries its QUERIES columns, 8 or 16). Each element is the same chain of sums: the same
+// bits, with an eighth or a quarter of the work. A block has one split of the keys (see softmax.cu) of a group of
+// sequences. Those begin with the same blocks of the cache (prefix sharing), which are read once for all of them. Where
+// a sequence has several splits, their results go to `partials`, and attention_combine_splits_bf16 combines them.
 //
 // One warp, the producer, copies tiles of keys and values by TMA; four warps, the consumers, multiply.
 
 #define CONSUMERS 128
 #define THREADS (CONSUMERS + 32)
-#define QUERIES 8
 #define STAGES 3
 #define TILE (KEYS * DIM)
+
+// A row of `partials`: an output that is not yet divided by the sum, the largest score, and the sum.
+#define PARTIAL (HEAD_DIM + 4)
+#define PARTIAL_TOP HEAD_DIM
+#define PARTIAL_SUM (HEAD_DIM + 1)
 
 // Grid: (kv heads, groups). Where there are positions, qkv is what the product gave: queries and keys are normed (if
 // there are weights) and rotated here as rope.cu does it. The tokens' keys and values are stored in the cache [blocks,
@@ -22,8 +27,12 @@ struct DecodeArgs {
     const float *cos, *sin;
     const bf16 *q_norm, *k_norm;
     const u32 *slots, *contexts, *tables;
-    // [n, 3]: first sequence, how many, and how many steps of 64 keys they have in common.
+    // [n, 4]: first sequence, how many (0: nothing to do), how many steps of 64 keys from the first on they have in
+    // common, and the split. The first sequence has keys in the split.
     const u32* groups;
+    // [sequences]: the first row of partials [_, query heads, PARTIAL] of each sequence of several splits.
+    const u32* first_partials;
+    float* partials;
     bf16* out;
     float eps;
     int table_width, query, kv, shift;
@@ -31,14 +40,17 @@ struct DecodeArgs {
 
 // A group of sequences, and the query rows (sequence by sequence, head by head) of the block's key/value head.
 struct Group {
-    int first, count, common, heads, kv_head;
+    int first, count, common, split, heads, kv_head;
     __device__ __forceinline__ int n_rows() const { return count * heads; }
+    __device__ __forceinline__ int first_tile() const { return split * SPLIT_STEPS; }
+    __device__ __forceinline__ int end_key() const { return (split + 1) * SPLIT; }
 };
 
-// Beside the tiles in dynamic shared memory: [STAGES] tiles, queries [8], weights [8, 64].
-struct DecodeShared {
+// Beside the tiles in dynamic shared memory: [STAGES] tiles, queries [QUERIES], weights [QUERIES, 64].
+template <int QUERIES> struct DecodeShared {
     float scores[QUERIES][KEYS + 8], scales[QUERIES];
-    int n_keys[QUERIES];
+    // Keys of each member up to the end of the split, and all keys.
+    int n_keys[QUERIES], contexts[QUERIES];
     u64 full[STAGES], empty[STAGES];
 };
 
@@ -55,12 +67,20 @@ template <int ID> __device__ __forceinline__ void named_barrier_wait() {
 // The tokens' keys and values are in the cache.
 #define STORED 3
 
-// d (+)= a b^T, a [64, 16] in shared memory (MN_MAJOR or K-major), b [8, 16] K-major.
-template <int MN_MAJOR> __device__ __forceinline__ void wgmma_8_columns(float (&d)[1][4], u64 a, u64 b, bool adds) {
+// d (+)= a b^T, a [64, 16] in shared memory (MN_MAJOR or K-major), b [8, 16] or [16, 16] K-major.
+template <int MN_MAJOR> __device__ __forceinline__ void wgmma_columns(float (&d)[1][4], u64 a, u64 b, bool adds) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, 0; }"
         : FOUR(d, 0)
+        : "l"(a), "l"(b), "r"((int)adds), "n"(MN_MAJOR));
+}
+template <int MN_MAJOR> __device__ __forceinline__ void wgmma_columns(float (&d)[2][4], u64 a, u64 b, bool adds) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %10, 0; "
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, "
+        "0; }"
+        : FOUR(d, 0), FOUR(d, 1)
         : "l"(a), "l"(b), "r"((int)adds), "n"(MN_MAJOR));
 }
 
@@ -69,9 +89,11 @@ struct Step {
     int member, tile;
 };
 
-__device__ __forceinline__ Step next_step(Step s, const Group& g, const DecodeShared& shared) {
+template <int QUERIES>
+__device__ __forceinline__ Step next_step(Step s, const Group& g, const DecodeShared<QUERIES>& shared) {
     ++s.tile;
-    while (s.member < g.count && s.tile * KEYS >= shared.n_keys[s.member]) ++s.member, s.tile = g.common;
+    while (s.member < g.count && s.tile * KEYS >= shared.n_keys[s.member])
+        ++s.member, s.tile = max(g.common, g.first_tile());
     return s;
 }
 
@@ -86,8 +108,9 @@ __device__ __forceinline__ void look_up_blocks(u32 (&blocks)[4], Step s, const G
 }
 
 // Copies a tile of keys or values into stage n % STAGES once the consumers have left it.
+template <int QUERIES>
 __device__ __forceinline__ void load_tile(int n, Step s, const u32 (&blocks)[4], const TensorMap& map, const Group& g,
-                                          const DecodeArgs& args, DecodeShared& shared, bf16* tiles) {
+                                          const DecodeArgs& args, DecodeShared<QUERIES>& shared, bf16* tiles) {
     int stage = n % STAGES, at_once = min(KEYS, 1 << args.shift), mask = (1 << args.shift) - 1;
     if (n >= STAGES) mbarrier_wait(shared.empty + stage, (n / STAGES - 1) % 2);
     if (threadIdx.x % 32 > 0) return;
@@ -104,9 +127,10 @@ __device__ __forceinline__ void load_tile(int n, Step s, const u32 (&blocks)[4],
 }
 
 // The producer's loop: tiles of keys, values, keys, .., number n into stage n % STAGES.
+template <int QUERIES>
 __device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap& map_v, const Group& g,
-                                        const DecodeArgs& args, DecodeShared& shared, bf16* tiles) {
-    Step now = {0, 0};
+                                        const DecodeArgs& args, DecodeShared<QUERIES>& shared, bf16* tiles) {
+    Step now = {0, g.first_tile()};
     u32 blocks[4] = {};
     look_up_blocks(blocks, now, g, args);
     named_barrier_wait<COUNTED>();
@@ -114,7 +138,7 @@ __device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap&
     for (int n = 0; now.member < g.count; n += 2) {
         // Only the last step of a sequence has the key of this call's token. The steps before it wait neither for that
         // key nor for the kernel in front of this one.
-        bool has_new_key = (now.tile + 1) * KEYS >= shared.n_keys[now.member];
+        bool has_new_key = (now.tile + 1) * KEYS >= shared.contexts[now.member];
         if (has_new_key && !are_stored) named_barrier_wait<STORED>(), are_stored = true;
         load_tile(n, now, blocks, map_k, g, args, shared, tiles);
         load_tile(n + 1, now, blocks, map_v, g, args, shared, tiles);
@@ -124,21 +148,26 @@ __device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap&
     }
 }
 
-__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args, DecodeShared& shared,
+template <int QUERIES>
+__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args, DecodeShared<QUERIES>& shared,
                                                 bf16* weights) {
     if (threadIdx.x == 0) {
         for (int b = 0; b < STAGES; ++b)
             mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, CONSUMERS / 32);
         mbarrier_init_fence();
     }
-    if (threadIdx.x < g.count) shared.n_keys[threadIdx.x] = args.contexts[g.first + threadIdx.x];
+    if (threadIdx.x < g.count) {
+        int context = args.contexts[g.first + threadIdx.x];
+        shared.contexts[threadIdx.x] = context;
+        shared.n_keys[threadIdx.x] = min(context, g.end_key());
+    }
     named_barrier_arrive<COUNTED>();
     if (threadIdx.x < QUERIES * KEYS / 8) *(uint4*)(weights + threadIdx.x * 8) = make_uint4(0, 0, 0, 0);
     if (threadIdx.x < QUERIES) shared.scales[threadIdx.x] = 1.0f;
 }
 
-// A query row [HEAD_DIM] into the swizzled tile of queries [8, DIM].
-__device__ __forceinline__ void store_query(bf16* queries, int row, const Head& h) {
+// A query row [HEAD_DIM] into the swizzled tile of queries [QUERIES, DIM].
+template <int QUERIES> __device__ __forceinline__ void store_query(bf16* queries, int row, const Head& h) {
     constexpr int half = HEAD_DIM / 2;
     auto at = [&](int c) {
         return (u32*)(queries + c / 64 * QUERIES * 64 + row * 64 + (c % 64 / 8 ^ row % 8) * 8 + c % 8);
@@ -147,9 +176,10 @@ __device__ __forceinline__ void store_query(bf16* queries, int row, const Head& 
     if (column < half) *at(column) = pack(h.low[0], h.low[1]), *at(column + half) = pack(h.high[0], h.high[1]);
 }
 
-// Rotates the tokens' queries and keys; queries go to shared memory, keys and values to the cache. A warp takes one
-// head of one token at a time: the group's query heads, then the key, then the value. What does not depend on the
-// kernel in front of this one is read before that kernel is waited for.
+// Rotates the tokens' queries and keys; queries go to shared memory. Keys and values of the sequences that end in this
+// split go to the cache. A warp takes one head of one token at a time: the group's query heads, then the key, then the
+// value. What does not depend on the kernel in front of this one is read before that kernel is waited for.
+template <int QUERIES>
 __device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArgs& args, bf16* queries) {
     constexpr int half = HEAD_DIM / 2;
     int query = args.query, kv = args.kv, per_token = g.heads + 2;
@@ -157,6 +187,7 @@ __device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArg
         int member = i / per_token, part = i - member * per_token;
         bool is_query = part < g.heads;
         bool is_value = part > g.heads;
+        if (!is_query && (int)args.contexts[g.first + member] > g.end_key()) continue;
         int head = is_query ? g.kv_head * g.heads + part : is_value ? query + kv + g.kv_head : query + g.kv_head;
         u32 slot = args.slots[g.first + member];
         Rotation rotation = {};
@@ -170,7 +201,7 @@ __device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArg
         Head h = load_head(args.qkv + ((size_t)(g.first + member) * (query + 2 * kv) + head) * HEAD_DIM, half);
         if (args.positions && !is_value) norm_and_rotate(h, args.q_norm, weight, args.eps, rotation);
         if (is_query) {
-            store_query(queries, member * g.heads + part, h);
+            store_query<QUERIES>(queries, member * g.heads + part, h);
         } else {
             int mask = (1 << args.shift) - 1;
             size_t to = (((size_t)(slot >> args.shift) * kv + g.kv_head) << args.shift) + (slot & mask);
@@ -179,21 +210,27 @@ __device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArg
     }
 }
 
-// scores [8, 64] = q k^T of a step.
-__device__ __forceinline__ void multiply_qk(DecodeShared& shared, const bf16* keys, const bf16* queries) {
-    float s[1][4];
+// scores [QUERIES, 64] = q k^T of a step.
+template <int QUERIES>
+__device__ __forceinline__ void multiply_qk(DecodeShared<QUERIES>& shared, const bf16* keys, const bf16* queries,
+                                            int n_rows) {
+    float s[QUERIES / 8][4];
     wgmma_fence();
 #pragma unroll
     for (int c = 0; c < DIM; c += 16)
-        wgmma_8_columns<0>(s, k_major_operand<KEYS>(keys, 0, c), k_major_operand<QUERIES>(queries, 0, c), c > 0);
+        wgmma_columns<0>(s, k_major_operand<KEYS>(keys, 0, c), k_major_operand<QUERIES>(queries, 0, c), c > 0);
     wgmma_commit();
     wgmma_wait<0>();
     fence_registers(s);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) shared.scores[fragment_column(0, i)][threadIdx.x / 32 * 16 + fragment_row(i)] = s[0][i];
+    for (int j = 0; j < QUERIES / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (j * 8 < n_rows)
+                shared.scores[fragment_column(j, i)][threadIdx.x / 32 * 16 + fragment_row(i)] = s[j][i];
 }
 
-// The softmax of a warp's two rows: 16 lanes a row, and a lane has four keys of it, keys 16 `sixteenth` and on.
+// The softmax of two of a warp's rows: 16 lanes a row, and a lane has four keys of it, keys 16 `sixteenth` and on.
 struct DecodeRow {
     int row, sixteenth, member;
     float top, sum;
@@ -201,8 +238,9 @@ struct DecodeRow {
 
 // As online_softmax_step in softmax.cu, the same sums by other lanes, for the first n_keys keys of a step. Rows that do
 // not see the keys of this step stay as they are.
+template <int QUERIES>
 __device__ __forceinline__ void online_softmax_step(DecodeRow& r, Step now, int n_keys, const Group& g,
-                                                    DecodeShared& shared, bf16* weights, float factor) {
+                                                    DecodeShared<QUERIES>& shared, bf16* weights, float factor) {
     int lane = threadIdx.x % 32;
     bool sees = r.row < g.n_rows() && (now.tile < g.common || r.member == now.member);
     float p[4], scale = 1.0f, top = r.top;
@@ -227,7 +265,7 @@ __device__ __forceinline__ void online_softmax_step(DecodeRow& r, Step now, int 
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-        *(u32*)(weights + r.row * 64 + (r.sixteenth * 2 + i ^ r.row) * 8 + lane % 4 * 2) =
+        *(u32*)(weights + r.row * 64 + (r.sixteenth * 2 + i ^ r.row % 8) * 8 + lane % 4 * 2) =
             sees ? pack(p[2 * i], p[2 * i + 1]) : 0;
     if (lane % 16 == 0) shared.scales[r.row] = scale;
 }
@@ -240,41 +278,50 @@ __device__ __forceinline__ void zero_hidden_values(bf16* values, int n_keys) {
 }
 
 // o = o scale + (p v)^T.
-__device__ __forceinline__ void multiply_pv(float (&o)[PARTS][1][4], const bf16* values, const bf16* weights,
-                                            const DecodeShared& shared) {
+template <int QUERIES>
+__device__ __forceinline__ void multiply_pv(float (&o)[PARTS][QUERIES / 8][4], const bf16* values, const bf16* weights,
+                                            const DecodeShared<QUERIES>& shared) {
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
+    for (int j = 0; j < QUERIES / 8; ++j) {
+        float2 scale = *(const float2*)(shared.scales + fragment_column(j, 0));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[part][0][i] *= shared.scales[fragment_column(0, i)];
-        fence_registers(o[part]);
+        for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[part][j][i] *= i % 2 ? scale.y : scale.x;
     }
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) fence_registers(o[part]);
     wgmma_fence();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
         for (int c = 0; c < KEYS; c += 16)
-            wgmma_8_columns<1>(o[part], mn_major_operand<KEYS>(values + part * KEYS * 64, c),
-                               k_major_operand<QUERIES>(weights, 0, c), true);
+            wgmma_columns<1>(o[part], mn_major_operand<KEYS>(values + part * KEYS * 64, c),
+                                k_major_operand<QUERIES>(weights, 0, c), true);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) fence_registers(o[part]);
 }
 
-// The consumers' loop.
-__device__ __forceinline__ void consume(const Group& g, DecodeShared& shared, bf16* tiles, const bf16* queries,
-                                        bf16* weights, DecodeRow& r, float (&o)[PARTS][1][4]) {
+// The consumers' loop. A warp has rows 2 warp and on and, where there are more than 8, rows 8 + 2 warp and on.
+template <int QUERIES>
+__device__ __forceinline__ void consume(const Group& g, DecodeShared<QUERIES>& shared, bf16* tiles, const bf16* queries,
+                                        bf16* weights, DecodeRow (&r)[QUERIES / 8], float (&o)[PARTS][QUERIES / 8][4]) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float factor = score_factor();
-    Step now = {0, 0};
+    Step now = {0, g.first_tile()};
     for (int n = 0; now.member < g.count; n += 2) {
         int n_keys = shared.n_keys[now.member] - now.tile * KEYS;
         bf16* values = tiles + (n + 1) % STAGES * TILE;
         mbarrier_wait(shared.full + n % STAGES, n / STAGES % 2);
-        multiply_qk(shared, tiles + n % STAGES * TILE, queries);
+        multiply_qk(shared, tiles + n % STAGES * TILE, queries, g.n_rows());
         if (lane == 0) mbarrier_arrive(shared.empty + n % STAGES);
         sync_consumers();
-        if (warp * 2 < g.n_rows()) online_softmax_step(r, now, n_keys, g, shared, weights, factor);
+#pragma unroll
+        for (int half = 0; half < QUERIES / 8; ++half)
+            if (QUERIES > 8 || warp * 2 < g.n_rows())
+                online_softmax_step(r[half], now, n_keys, g, shared, weights, factor);
         mbarrier_wait(shared.full + (n + 1) % STAGES, (n + 1) / STAGES % 2);
         zero_hidden_values(values, n_keys);
         fence_async_proxy_shared();
@@ -285,34 +332,58 @@ __device__ __forceinline__ void consume(const Group& g, DecodeShared& shared, bf
     }
 }
 
-__device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& args, DecodeShared& shared,
-                                           const DecodeRow& r, const float (&o)[PARTS][1][4]) {
-    float total = quad_sum(r.sum);
-    sync_consumers();
-    if (threadIdx.x % 16 == 0) shared.scales[r.row] = 1.0f / total;
+// Writes the rows of sequences of one split to `out`, and those of longer sequences to `partials`.
+template <int QUERIES>
+__device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& args, DecodeShared<QUERIES>& shared,
+                                           const DecodeRow (&r)[QUERIES / 8], const float (&o)[PARTS][QUERIES / 8][4]) {
+    // The partial of the head that row `row` belongs to.
+    auto partial = [&](int row) {
+        size_t index = args.first_partials[g.first + row / g.heads] + g.split;
+        return args.partials + (index * args.query + g.kv_head * g.heads + row % g.heads) * PARTIAL;
+    };
     sync_consumers();
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part)
+    for (int half = 0; half < QUERIES / 8; ++half) {
+        float total = quad_sum(r[half].sum);
+        if (threadIdx.x % 16 > 0 || r[half].row >= g.n_rows()) continue;
+        bool is_whole = shared.contexts[r[half].member] <= SPLIT;
+        shared.scales[r[half].row] = is_whole ? 1.0f / total : 1.0f;
+        if (is_whole || r[half].top == MINUS_INFINITY) continue;
+        partial(r[half].row)[PARTIAL_TOP] = r[half].top;
+        partial(r[half].row)[PARTIAL_SUM] = total;
+    }
+    sync_consumers();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int row = fragment_column(0, i), column = part * 64 + threadIdx.x / 32 * 16 + fragment_row(i);
-            size_t token = g.first + row / g.heads;
+    for (int j = 0; j < QUERIES / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            int row = fragment_column(j, i), member = row / g.heads;
+            if (row >= g.n_rows() || shared.contexts[member] <= g.split * SPLIT) continue;
+            bool is_whole = shared.contexts[member] <= SPLIT;
             int head = g.kv_head * g.heads + row % g.heads;
-            if (row < g.n_rows())
-                args.out[(token * args.query + head) * HEAD_DIM + column] =
-                    round_to<bf16>(o[part][0][i] * shared.scales[row]);
+            bf16* out = args.out + ((size_t)(g.first + member) * args.query + head) * HEAD_DIM;
+            float* to = is_whole ? 0 : partial(row);
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+#pragma unroll
+                for (int low = 0; low < 2; ++low) {
+                    int column = part * 64 + threadIdx.x / 32 * 16 + fragment_row(2 * low);
+                    float x = o[part][j][2 * low + i];
+                    if (is_whole)
+                        out[column] = round_to<bf16>(x * shared.scales[row]);
+                    else
+                        to[column] = x;
+                }
         }
 }
 
-// Maps: keys and values by rows of one head.
-KERNEL __launch_bounds__(THREADS, 4)
-attention_decode_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,
-                             const __grid_constant__ DecodeArgs args) {
+template <int QUERIES>
+__device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& map_v, const DecodeArgs& args) {
     bf16 *tiles = aligned_memory(), *queries = tiles + STAGES * TILE, *weights = queries + QUERIES * DIM;
-    __shared__ DecodeShared shared;
+    __shared__ DecodeShared<QUERIES> shared;
     launch_dependents();
-    const u32* group = args.groups + 3 * blockIdx.y;
-    Group g = {(int)group[0], (int)group[1], (int)group[2], args.query / args.kv, (int)blockIdx.x};
+    uint4 group = *(const uint4*)(args.groups + 4 * blockIdx.y);
+    Group g = {(int)group.x, (int)group.y, (int)group.z, (int)group.w, args.query / args.kv, (int)blockIdx.x};
     if (g.count == 0) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp == CONSUMERS / 32) {
@@ -320,16 +391,56 @@ attention_decode_hopper_bf16(const __grid_constant__ TensorMap map_k, const __gr
         return;
     }
     begin_consumers(g, args, shared, weights);
-    rotate_and_store(g, args, queries);
+    rotate_and_store<QUERIES>(g, args, queries);
     fence_async_proxy();
     named_barrier_arrive<STORED>();
     sync_consumers();
 
-    int row = warp * 2 + lane / 16;
-    DecodeRow r = {row, lane % 16 / 4, row / g.heads, MINUS_INFINITY, 0.0f};
-    float o[PARTS][1][4];
+    DecodeRow r[QUERIES / 8];
+    float o[PARTS][QUERIES / 8][4];
+#pragma unroll
+    for (int half = 0; half < QUERIES / 8; ++half) {
+        int row = half * 8 + warp * 2 + lane / 16;
+        r[half] = {row, lane % 16 / 4, row / g.heads, MINUS_INFINITY, 0.0f};
+    }
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) clear(o[part]);
     consume(g, shared, tiles, queries, weights, r, o);
     store_rows(g, args, shared, r, o);
+}
+
+// Maps: keys and values by rows of one head. One kernel is for groups of at most 8 query rows, one for those of at most
+// 16.
+KERNEL __launch_bounds__(THREADS, 4)
+attention_decode_8_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,
+                               const __grid_constant__ DecodeArgs args) {
+    decode<8>(map_k, map_v, args);
+}
+KERNEL __launch_bounds__(THREADS, 3)
+attention_decode_16_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,
+                                const __grid_constant__ DecodeArgs args) {
+    decode<16>(map_k, map_v, args);
+}
+
+// Grid: (query heads, sequences); a thread has a column. Combines the splits of sequences that have several, in their
+// order.
+KERNEL __launch_bounds__(HEAD_DIM)
+attention_combine_splits_bf16(const float* partials, const u32* first_partials, const u32* contexts, bf16* out,
+                              int query) {
+    launch_dependents();
+    int n_splits = ((int)contexts[blockIdx.y] + SPLIT - 1) / SPLIT;
+    size_t first = first_partials[blockIdx.y];
+    wait_for_previous_kernel();
+    if (n_splits < 2) return;
+    auto partial = [&](int split) { return partials + ((first + split) * query + blockIdx.x) * PARTIAL; };
+    float factor = score_factor(), top = partial(0)[PARTIAL_TOP], sum = partial(0)[PARTIAL_SUM];
+    float o = partial(0)[threadIdx.x];
+    for (int split = 1; split < n_splits; ++split) {
+        const float* next = partial(split);
+        Combine combine(top, next[PARTIAL_TOP], factor);
+        top = combine.top;
+        sum = combine(sum, next[PARTIAL_SUM]);
+        o = combine(o, next[threadIdx.x]);
+    }
+    out[((size_t)blockIdx.y * query + blockIdx.x) * HEAD_DIM + threadIdx.x] = round_to<bf16>(o * (1.0f / sum));
 }

@@ -57,19 +57,24 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_bf16(const bf16* qkv, con
     int warp_row = threadIdx.x / 32 * 32;
     float factor = score_factor();
     RowState rows[2];
-    clear(rows[0]);
-    clear(rows[1]);
+    SavedRows<DIM / 8> saved[2];
+    int last_key[2][2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+        clear(rows[m]);
+        last_key[m][0] = t.first + warp_row + m * 16 + fragment_row(0);
+        last_key[m][1] = last_key[m][0] + 8;
+    }
     for (int step = 0; step < feed.n_steps; ++step) {
         float s[2][KEYS / 8][4];
         u32 p[2][KEYS / 16][4];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) begin_step(step, rows[m], saved[m], last_key[m], factor);
         feed.wait_keys();
         multiply_qk(s, queries, warp_row, feed.keys_of(step));
         if (step * KEYS + KEYS > t.first + warp_row) {
 #pragma unroll
-            for (int m = 0; m < 2; ++m) {
-                int row = t.first + warp_row + m * 16 + fragment_row(0), last_key[2] = {row, row + 8};
-                mask_hidden_keys(s[m], step * KEYS, last_key);
-            }
+            for (int m = 0; m < 2; ++m) mask_hidden_keys(s[m], step * KEYS, last_key[m]);
         }
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
@@ -80,5 +85,8 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_bf16(const bf16* qkv, con
         multiply_pv(rows, p, feed.values_of(step));
     }
 #pragma unroll
-    for (int m = 0; m < 2; ++m) store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, out, lse);
+    for (int m = 0; m < 2; ++m) {
+        end_steps(feed.n_steps, rows[m], saved[m], last_key[m], factor);
+        store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, out, lse);
+    }
 }

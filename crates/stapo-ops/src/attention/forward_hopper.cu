@@ -2,40 +2,41 @@
 // absolute position with the same instructions, in which a row of the result depends on its own row alone: so both give
 // the same bits, whatever rows are beside it.
 
-// The last keys that a warpgroup's 64 rows see: those of the thread's two rows, and bounds of all of them.
-struct LastKeys {
-    int of_row[2], lowest, highest;
-};
-
 // Takes all steps for 64 rows of a tile of ROWS queries, from `row` on. With SKIPS a step whose keys none of the rows
 // sees is not computed; it would change nothing.
 template <int ROWS, bool SKIPS, class Feed>
 __device__ __forceinline__ void attend(const bf16* queries, int row, const Feed& feed, const LastKeys& last,
                                        float factor, RowState& rows) {
-    for (int step = 0; step < feed.n_steps; ++step) {
-        float s[KEYS / 8][4];
-        u32 p[KEYS / 16][4];
-        bool is_seen = !SKIPS || step * KEYS <= last.highest;
-        feed.wait_keys();
-        if (is_seen) {
-            wgmma_fence();
-            start_rows_product<ROWS>(s, queries, row, feed.keys_of(step));
-            wgmma_wait<0>();
-            fence_registers(s);
+    SavedRows<DIM / 8> saved;
+    for (int from = 0; from < feed.n_steps; from += SPLIT_STEPS) {
+        if (from > 0) save_rows(saved, rows);
+        clear(rows);
+        for (int step = from; step < min(feed.n_steps, from + SPLIT_STEPS); ++step) {
+            float s[KEYS / 8][4];
+            u32 p[KEYS / 16][4];
+            bool is_seen = !SKIPS || step * KEYS <= last.highest;
+            feed.wait_keys();
+            if (is_seen) {
+                wgmma_fence();
+                start_rows_product<ROWS>(s, queries, row, feed.keys_of(step));
+                wgmma_wait<0>();
+                fence_registers(s);
+            }
+            feed.keys_are_read(step);
+            if (is_seen) {
+                if (step * KEYS + KEYS > last.lowest) mask_hidden_keys(s, step * KEYS, last.of_row);
+                online_softmax_step(s, rows, factor);
+                pack_operands(p, s);
+            }
+            feed.wait_values(step);
+            if (is_seen) {
+                start_columns_product(rows.o, p, feed.values_of(step));
+                wgmma_wait<0>();
+                fence_registers(rows.o);
+            }
+            feed.values_are_read(step);
         }
-        feed.keys_are_read(step);
-        if (is_seen) {
-            if (step * KEYS + KEYS > last.lowest) mask_hidden_keys(s, step * KEYS, last.of_row);
-            online_softmax_step(s, rows, factor);
-            pack_operands(p, s);
-        }
-        feed.wait_values(step);
-        if (is_seen) {
-            start_columns_product(rows.o, p, feed.values_of(step));
-            wgmma_wait<0>();
-            fence_registers(rows.o);
-        }
-        feed.values_are_read(step);
+        end_split(rows, saved, from * KEYS, last.of_row, factor);
     }
 }
 
@@ -56,7 +57,6 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* q
     LastKeys last = {{t.first + row, t.first + row + 8}, t.first + top_row, t.first + top_row + 63};
     float factor = score_factor();
     RowState rows;
-    clear(rows);
     attend<ROWS, true>(queries, top_row, feed, last, factor, rows);
     store_rows(t, rows, row, query, factor, out, lse);
 }
@@ -82,11 +82,9 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
     int row = warpgroup_row();
     LastKeys last = {{t.last_key(row), t.last_key(row + 8)}, t.n_keys - (t.n_rows - 1) / t.heads - 1, t.n_keys - 1};
     RowState rows;
-    clear(rows);
     attend<PAGED_ROWS, false>(queries, 0, feed, last, score_factor(), rows);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float total = quad_sum(rows.sum[h]);
-        if (row + h * 8 < t.n_rows) store_row(t.out_row(out, query, row + h * 8), rows.o, h, 1.0f / total);
+        if (row + h * 8 < t.n_rows) store_row(t.out_row(out, query, row + h * 8), rows.o, h, 1.0f / rows.sum[h]);
     }
 }

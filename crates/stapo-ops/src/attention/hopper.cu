@@ -66,9 +66,10 @@ __device__ __forceinline__ int warpgroup_row() { return threadIdx.x / 32 % 4 * 1
 // Starts s = a b^T: 64 rows from `row` on of a tile of ROWS against a tile of 64 rows. The caller fences and waits.
 template <int ROWS>
 __device__ __forceinline__ void start_rows_product(float (&s)[8][4], const bf16* a, int row, const bf16* b) {
+    u64 left = k_major_operand<ROWS>(a, row, 0), right = k_major_operand<64>(b, 0, 0);
 #pragma unroll
     for (int c = 0; c < DIM; c += 16)
-        wgmma_shared(s, k_major_operand<ROWS>(a, row, c), k_major_operand<64>(b, 0, c), c > 0);
+        wgmma_shared(s, advance(left, column_bytes<ROWS>(c)), advance(right, column_bytes<64>(c)), c > 0);
     wgmma_commit();
 }
 
@@ -76,7 +77,13 @@ __device__ __forceinline__ void start_rows_product(float (&s)[8][4], const bf16*
 __device__ __forceinline__ void start_columns_product(float (&d)[DIM / 8][4], const u32 (&a)[4][4], const bf16* b) {
     fence_registers(d);
     wgmma_fence();
+    u64 right = mn_major_operand<64>(b, 0);
 #pragma unroll
-    for (int c = 0; c < 4; ++c) wgmma_registers(d, a[c], mn_major_operand<64>(b, c * 16));
+    for (int c = 0; c < 4; ++c) wgmma_registers(d, a[c], advance(right, c * 16 * 128));
     wgmma_commit();
 }
+
+// The last keys that a warpgroup's 64 rows see: those of the thread's two rows, and bounds of all of them.
+struct LastKeys {
+    int of_row[2], lowest, highest;
+};

@@ -32,9 +32,7 @@ struct Exchange {
 #define FRAGMENTS ((DIM / 16 + 3) / 4)
 
 // As RowState in softmax.cu, with the output columns of one warp.
-struct WarpState {
-    float top[2], sum[2], o[FRAGMENTS][2][4];
-};
+typedef RowStateOf<2 * FRAGMENTS> WarpState;
 
 // s = q k^T for the 16 queries and the warp's 16 keys.
 __device__ __forceinline__ void multiply_qk(float (&s)[2][4], const bf16* queries, const bf16* keys, int warp) {
@@ -98,16 +96,16 @@ __device__ __forceinline__ void multiply_pv(WarpState& rows, const bf16* weights
     for (int j = 0; j < FRAGMENTS; ++j) {
         int column = (warp + 4 * j) * 16;
         if (column >= DIM) continue;
-        float (&o)[2][4] = rows.o[j];
+        float *first = rows.o[2 * j], *second = rows.o[2 * j + 1];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[0][i] *= scale[i / 2], o[1][i] *= scale[i / 2];
+        for (int i = 0; i < 4; ++i) first[i] *= scale[i / 2], second[i] *= scale[i / 2];
 #pragma unroll
         for (int c = 0; c < KEYS; c += 16) {
             u32 a[4], b[4];
             load_a(a, weights, WEIGHTS, 0, c);
             load_b_columns(b, values, c, column);
-            mma(o[0], a, b);
-            mma(o[1], a, b + 2);
+            mma(first, a, b);
+            mma(second, a, b + 2);
         }
     }
 }
@@ -115,7 +113,7 @@ __device__ __forceinline__ void multiply_pv(WarpState& rows, const bf16* weights
 __device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& rows, int warp, int query, bf16* out) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float inv = 1.0f / quad_sum(rows.sum[h]);
+        float inv = 1.0f / rows.sum[h];
         if (fragment_row(2 * h) >= t.n_rows) continue;
         bf16* to = t.out_row(out, query, fragment_row(2 * h));
 #pragma unroll
@@ -123,7 +121,7 @@ __device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& 
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 int column = (warp + 4 * j) * 16 + fragment_column(e, 0);
-                const float (&o)[4] = rows.o[j][e];
+                const float (&o)[4] = rows.o[2 * j + e];
                 if (column < HEAD_DIM) *(u32*)(to + column) = pack(o[2 * h] * inv, o[2 * h + 1] * inv);
             }
     }
@@ -148,10 +146,13 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
     feed.begin();
 
     float factor = score_factor();
-    WarpState rows = {{MINUS_INFINITY, MINUS_INFINITY}};
+    int last_key[2] = {t.last_key(fragment_row(0)), t.last_key(fragment_row(2))};
+    WarpState rows;
+    SavedRows<2 * FRAGMENTS> saved;
+    clear(rows);
     for (int step = 0; step < feed.n_steps; ++step) {
         float s[2][4] = {}, scale[2];
-        int last_key[2] = {t.last_key(fragment_row(0)), t.last_key(fragment_row(2))};
+        begin_step(step, rows, saved, last_key, factor);
         feed.wait_keys();
         multiply_qk(s, queries, feed.keys_of(step), warp);
         mask_hidden_keys(s, step * KEYS + warp * 16, last_key);
@@ -164,5 +165,6 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
         multiply_pv(rows, shared.weights, feed.values_of(step), warp, scale);
         feed.values_are_read(step);
     }
+    end_steps(feed.n_steps, rows, saved, last_key, factor);
     store_rows(t, rows, warp, query, out);
 }

@@ -4,7 +4,9 @@
 //! Sequences with a common prefix may list the same blocks. On the CPU keys lie transposed, so that kernels read a vector of
 //! keys at a time.
 
-pub use super::cache::{Cache, CacheDims, Dims, GROUPED_KEYS, GROUPED_ROWS, Sequences};
+pub use super::cache::{
+    Cache, CacheDims, Dims, GROUPED_KEYS, GROUPED_ROWS, Groups, Partials, SPLIT_KEYS, Sequences,
+};
 
 use super::cpu_decode::{self, Decode};
 use super::cpu_paged::{self, HostSequences};

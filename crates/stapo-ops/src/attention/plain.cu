@@ -14,24 +14,36 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+// Keys per split: see softmax.cu.
+#define SPLIT 1024
+
 // One query against keys 0..n: `key(j)`, `value(j)` are addresses.
 template <class Key, class Value>
 __device__ __forceinline__ void attend(const float* q, int n, Key key, Value value, float* out, float* lse) {
     int lane = threadIdx.x % 32;
     float scale = 1.0f / sqrtf((float)HEAD_DIM), top = MINUS_INFINITY, sum = 0.0f, o[COLUMNS] = {};
-    for (int j = lane; j < n; j += 32) top = fmaxf(top, dot(q, key(j)) * scale);
-    top = warp_max(top);
-    for (int from = 0; from < n; from += 32) {
-        float p = from + lane < n ? expf(dot(q, key(from + lane)) * scale - top) : 0.0f;
-        sum += p;
-        for (int j = 0; j < min(32, n - from); ++j) {
-            float weight = __shfl_sync(0xffffffffu, p, j);
-            const float* v = value(from + j);
-            for (int c = 0; c < COLUMNS; ++c)
-                if (lane + 32 * c < HEAD_DIM) o[c] = fmaf(weight, v[lane + 32 * c], o[c]);
+    for (int first = 0; first < n; first += SPLIT) {
+        int end = min(n, first + SPLIT);
+        float split_top = MINUS_INFINITY, split_sum = 0.0f, split_o[COLUMNS] = {};
+        for (int j = first + lane; j < end; j += 32) split_top = fmaxf(split_top, dot(q, key(j)) * scale);
+        split_top = warp_max(split_top);
+        for (int from = first; from < end; from += 32) {
+            float p = from + lane < end ? expf(dot(q, key(from + lane)) * scale - split_top) : 0.0f;
+            split_sum += p;
+            for (int j = 0; j < min(32, end - from); ++j) {
+                float weight = __shfl_sync(0xffffffffu, p, j);
+                const float* v = value(from + j);
+                for (int c = 0; c < COLUMNS; ++c)
+                    if (lane + 32 * c < HEAD_DIM) split_o[c] = fmaf(weight, v[lane + 32 * c], split_o[c]);
+            }
         }
+        // The first split is combined with nothing: 0 times 0 plus itself times 1.
+        float top_before = top;
+        top = fmaxf(top, split_top);
+        float before = expf(top_before - top), next = expf(split_top - top);
+        sum = fmaf(sum, before, warp_sum(split_sum) * next);
+        for (int c = 0; c < COLUMNS; ++c) o[c] = fmaf(o[c], before, split_o[c] * next);
     }
-    sum = warp_sum(sum);
     for (int c = 0; c < COLUMNS; ++c)
         if (lane + 32 * c < HEAD_DIM) out[lane + 32 * c] = o[c] / sum;
     if (lse && lane == 0) *lse = top + logf(sum);

@@ -1,4 +1,4 @@
-use super::paged::{Cache, CacheDims, Sequences};
+use super::paged::{Cache, CacheDims, SPLIT_KEYS, Sequences};
 use super::*;
 use crate::Buffer;
 use crate::testing::*;
@@ -204,6 +204,41 @@ fn paged_of<T: Float>(
 
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A sequence of one split and one of three. The tokens of the second lie on both sides of every border.
+const LONG: [usize; 2] = [7, 2 * SPLIT_KEYS + 37];
+const N_LONG: usize = LONG[0] + LONG[1];
+
+#[test]
+fn attention_over_several_splits_is_the_textbook_formula() {
+    let heads = Heads { query: 2, kv: 1, dim: 4 };
+    let qkv: Vec<f64> = values(1, N_LONG * heads.qkv_width());
+    let got = forward_of(&device(), heads, &LONG, &qkv);
+    let expected = textbook(heads, &LONG, &qkv);
+    assert!(got[0].iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-10));
+}
+
+#[test]
+fn decode_and_chunked_prefill_of_several_splits_equal_packed_training_bitwise() {
+    for heads in [Heads { query: 4, kv: 2, dim: 8 }, Heads { query: 5, kv: 1, dim: 6 }] {
+        let qkv: Vec<f32> = values(1, N_LONG * heads.qkv_width());
+        let device = device();
+        let packed = forward_of(&device, heads, &LONG, &qkv).remove(0);
+        for (block_size, chunk) in [(16, 300), (256, 1000)] {
+            let paged = paged_of(&device, heads, &LONG, &qkv, block_size, chunk);
+            assert_eq!(bits(&paged), bits(&packed), "{heads:?}, chunks of {chunk}");
+        }
+        let decoded = decoded_of(&device, heads, &LONG, &qkv, 64);
+        assert_eq!(bits(&decoded), bits(&packed), "{heads:?}, token by token");
+    }
+}
+
+#[test]
+fn several_splits_agree_on_all_devices() {
+    let heads = Heads { query: 1, kv: 1, dim: 5 };
+    let lens = [SPLIT_KEYS + 50];
+    assert_same_on_all_devices(|device| all_of(device, heads, &lens));
 }
 
 #[test]

@@ -5,6 +5,9 @@
 #define DIM ((HEAD_DIM + 15) / 16 * 16)
 // Keys per step, by absolute position: training and generation cut the keys in the same places.
 #define KEYS 64
+// Keys per split, by absolute position: see softmax.cu.
+#define SPLIT 1024
+#define SPLIT_STEPS (SPLIT / KEYS)
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
 #define INFINITY_F32 __int_as_float(0x7f800000)
@@ -61,28 +64,44 @@ struct WorkTile {
 
 // Cuts each sequence's (tokens * per_token) rows into tiles of `height` and finds tile number `index`. Tiles are
 // numbered by falling position within their sequence, whatever the sequence: the tiles whose rows see most keys start
-// first, so that no long tile is left running alone at the end. False: there are fewer tiles.
+// first, so that no long tile is left running alone at the end. False: there are fewer tiles. All lanes of a warp take
+// part and get the same.
 __device__ __forceinline__ bool find_work_tile(const u32* offsets, int sequences, int per_token, int height, int index,
                                                WorkTile* work) {
     int lane = threadIdx.x % 32, most = 0;
     auto rows_of = [&](int s) { return s < sequences ? (int)(offsets[s + 1] - offsets[s]) * per_token : 0; };
-    for (int s = lane; s < sequences; s += 32) most = max(most, (rows_of(s) + height - 1) / height);
-    most = __reduce_max_sync(0xffffffffu, most);
-    for (int n_tiles = most; n_tiles > 0; --n_tiles)
-        for (int start = 0; start < sequences; start += 32) {
-            int rows = rows_of(start + lane);
-            u32 holds = __ballot_sync(0xffffffffu, rows > (n_tiles - 1) * height);
-            int n = __popc(holds);
-            if (index < n) {
-                int owner = __fns(holds, 0, index + 1);
-                work->sequence = start + owner;
-                work->rows = __shfl_sync(0xffffffffu, rows, owner);
-                work->first = (n_tiles - 1) * height;
-                return true;
-            }
-            index -= n;
+    auto tiles_of = [&](int s) { return (rows_of(s) + height - 1) / height; };
+    // Tiles of all sequences behind the first `level` of each.
+    auto n_behind = [&](int level) {
+        int n = 0;
+        for (int s = lane; s < sequences; s += 32) n += max(0, tiles_of(s) - level);
+        return (int)__reduce_add_sync(0xffffffffu, n);
+    };
+    if (index >= n_behind(0)) return false;
+    for (int s = lane; s < sequences; s += 32) most = max(most, tiles_of(s));
+    // The tile's place in its sequence: the least level with no more than `index` tiles behind it.
+    int low = 1, high = __reduce_max_sync(0xffffffffu, most);
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (n_behind(middle) <= index)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    index -= n_behind(low);
+    for (int start = 0;; start += 32) {
+        int rows = rows_of(start + lane);
+        u32 holds = __ballot_sync(0xffffffffu, rows > (low - 1) * height);
+        int n = __popc(holds);
+        if (index < n) {
+            int owner = __fns(holds, 0, index + 1);
+            work->sequence = start + owner;
+            work->rows = __shfl_sync(0xffffffffu, rows, owner);
+            work->first = (low - 1) * height;
+            return true;
         }
-    return false;
+        index -= n;
+    }
 }
 
 // A block's query rows of one head of a packed batch, qkv [T, query + 2 kv heads, HEAD_DIM], and the keys they see.

@@ -2,7 +2,7 @@
 //! GPU these tests print that they are skipped, and pass.
 
 use super::parity::{HEADS, attention_case, compute, empty, gpu, numbers};
-use crate::attention::paged::GROUPED_ROWS;
+use crate::attention::paged::{GROUPED_KEYS, Partials, SPLIT_KEYS};
 use crate::attention::{self, Heads, paged};
 use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
@@ -17,7 +17,13 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
     for precision in [Precision::Bf16, Precision::F32] {
         let Some(device) = &gpu(precision) else { return };
         for (heads, block_size) in HEADS.into_iter().zip([16, 32, 64, 128, 32]) {
-            let len = 333;
+            // Chunks and single tokens on both sides of the borders of splits.
+            let to_first = SPLIT_KEYS - 170;
+            let to_second = SPLIT_KEYS - 70;
+            let chunks =
+                [&[1, 2, 100, 60, 1, 3, to_first][..], &[1; 6], &[to_second, 50, 3], &[1; 24]].concat();
+            let len = chunks.iter().sum();
+            assert!(len > 2 * SPLIT_KEYS && len < 3 * SPLIT_KEYS);
             let all = numbers(1, len * heads.qkv_width());
             let packed = &attention_case(device, heads, &[len])[0];
             let n_blocks = len.div_ceil(block_size);
@@ -33,11 +39,8 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
             let table: Vec<u32> =
                 if distinct.len() == n_blocks { table } else { (0..n_blocks as u32).rev().collect() };
             let mut start = 0;
-            for asked in [1, 2, 100, 60, 1, 3].into_iter().chain(std::iter::repeat(1)) {
-                let asked = asked.min(len - start);
-                if asked == 0 {
-                    break;
-                }
+            let partials = Partials::new(device, heads, 3).unwrap();
+            for asked in chunks {
                 let place = |p: usize| table[p / block_size] * block_size as u32 + (p % block_size) as u32;
                 let slots: Vec<u32> = (start..start + asked).map(place).collect();
                 let width = heads.qkv_width();
@@ -48,12 +51,20 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
                 let offsets = upload(device, &[0, asked as u32]);
                 let contexts = upload(device, &[(start + asked) as u32]);
                 let tables = upload(device, &table);
-                let alone = upload(device, &[0, 1, 0]);
+                let n_splits = (start + asked).div_ceil(SPLIT_KEYS);
+                let alone: Vec<u32> = (0..n_splits as u32).flat_map(|split| [0, 1, 0, split]).collect();
+                let [alone, first] = [&alone[..], &[0]].map(|x| upload(device, x));
+                let groups = paged::Groups {
+                    list: alone.view(),
+                    max_members: 1,
+                    first_partials: first.view(),
+                    partials: (n_splits > 1).then_some(&partials),
+                };
                 let sequences = paged::Sequences {
                     offsets: offsets.view(),
                     contexts: contexts.view(),
                     tables: tables.view(),
-                    groups: (asked == 1).then(|| alone.view()),
+                    groups: (asked == 1).then_some(groups),
                 };
                 let to = out.view_mut();
                 paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
@@ -66,6 +77,32 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
     }
 }
 
+/// Ways to group five sequences whose common prefix is all of split 0 and two steps of split 1, and of which only number 3
+/// has a split 2: entries of `paged::Groups`.
+fn ways_to_group() -> Vec<Vec<[u32; 4]>> {
+    let steps = (SPLIT_KEYS / GROUPED_KEYS) as u32;
+    let [one, all] = [steps + 1, steps + 2];
+    // First sequence, number of sequences, common steps.
+    let alone: &[[u32; 3]] = &[[0, 1, 0], [1, 1, 0], [2, 1, 0], [3, 1, 0], [4, 1, 0]];
+    let whole: [&[[u32; 3]]; 4] =
+        [alone, &[[0, 5, all]], &[[0, 2, all], [9, 0, 0], [2, 3, steps]], &[[0, 4, one], [4, 1, 0]]];
+    let parts: [&[[u32; 3]]; 5] = [
+        alone,
+        &[[0, 2, all], [9, 0, 0], [2, 2, one], [4, 1, 0]],
+        &[[0, 4, all], [4, 1, 0]],
+        &[[0, 5, all]],
+        &[[0, 2, 0], [2, 3, all]],
+    ];
+    let in_split = |split: u32| move |group: &[u32; 3]| [group[0], group[1], group[2], split];
+    let pairs = whole.into_iter().flat_map(|whole| parts.map(|parts| (whole, parts)));
+    pairs
+        .map(|(whole, parts)| {
+            let first = whole.iter().map(in_split(0)).chain(parts.iter().map(in_split(1)));
+            first.chain([[3, 1, 0, 2]]).collect()
+        })
+        .collect()
+}
+
 /// Decodes one token of several sequences with a common prefix, grouped in several ways.
 #[test]
 fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
@@ -74,12 +111,13 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
         let width = heads.qkv_width();
         let block_size = 32;
         let members = 5;
-        let n_common = 128;
-        let lens = [n_common + 1, n_common + 64, n_common + 65, n_common + 200, n_common + 31];
+        let n_common = SPLIT_KEYS + 128;
+        let n_common_blocks = n_common / block_size;
+        let lens = [n_common + 1, n_common + 64, n_common + 65, n_common + SPLIT_KEYS, n_common + 31];
         let common = numbers(9, n_common * width);
-        let per_sequence = 16;
+        let per_sequence = (n_common + SPLIT_KEYS) / block_size;
         let dims = paged::CacheDims {
-            blocks: 4 + members * per_sequence,
+            blocks: n_common_blocks + members * per_sequence,
             block_size,
             kv_heads: heads.kv,
             head_dim: heads.dim,
@@ -89,9 +127,9 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
         for (s, &len) in lens.iter().enumerate() {
             let own = numbers(20 + s as u64, (len - n_common) * width);
             let all = [common.clone(), own].concat();
-            let own_block = |b: usize| (4 + s * per_sequence + b) as u32;
-            let table: Vec<u32> =
-                (0..per_sequence).map(|b| if b < 4 { b as u32 } else { own_block(b) }).collect();
+            let own_block = |b: usize| (n_common_blocks + s * per_sequence + b) as u32;
+            let block = |b: usize| if b < n_common_blocks { b as u32 } else { own_block(b) };
+            let table: Vec<u32> = (0..per_sequence).map(block).collect();
             let place = |p: usize| table[p / block_size] * block_size as u32 + (p % block_size) as u32;
             let slots: Vec<u32> = (0..len).map(place).collect();
             let before = len - 1;
@@ -112,22 +150,24 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
         }
         let contexts: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
         let offsets: Vec<u32> = (0..=members as u32).collect();
-        let ways: [&[u32]; 5] = [
-            &[0, 1, 0, 1, 1, 0, 2, 1, 0, 3, 1, 0, 4, 1, 0],
-            &[0, 2, 2, 9, 0, 0, 2, 2, 1, 4, 1, 0],
-            &[0, 4, 2, 4, 1, 0],
-            &[0, 3, 2, 9, 0, 0, 3, 2, 1],
-            &[0, 2, 0, 2, 3, 2],
-        ];
-        let fits = |way: &&[u32]| way.chunks_exact(3).all(|g| g[1] as usize * heads.group() <= GROUPED_ROWS);
-        for groups in ways.into_iter().filter(fits) {
-            let [groups, offsets, contexts, tables, slots] =
-                [groups, &offsets, &contexts, &tables, &last_slots].map(|x| upload(device, x));
+        let partials = Partials::new(device, heads, 11).unwrap();
+        let first_partials = [0, 2, 4, 6, 9];
+        for groups in ways_to_group() {
+            let max_members = groups.iter().map(|group| group[1] as usize).max().unwrap();
+            let groups = groups.concat();
+            let [groups, first_partials, offsets, contexts, tables, slots] =
+                [&groups[..], &first_partials, &offsets, &contexts, &tables, &last_slots]
+                    .map(|x| upload(device, x));
             let sequences = paged::Sequences {
                 offsets: offsets.view(),
                 contexts: contexts.view(),
                 tables: tables.view(),
-                groups: Some(groups.view()),
+                groups: Some(paged::Groups {
+                    list: groups.view(),
+                    max_members,
+                    first_partials: first_partials.view(),
+                    partials: Some(&partials),
+                }),
             };
             let call = paged::Dims { tokens: members, sequences: members, heads, table_width: per_sequence };
             let qkv = compute(device, &last);
@@ -143,16 +183,16 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
 #[test]
 fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    let contexts = [1, 17, 63, 64, 65, 128, 129, 200, 250, 300];
+    let contexts = [1, 17, 63, 64, 65, 128, 129, 200, 250, SPLIT_KEYS + 76];
     let shapes = [(16, 8, 128, 32), (6, 2, 64, 16), (14, 2, 64, 128), (4, 4, 128, 64)];
     for (is_normed, (query, kv, dim, block_size)) in shapes.into_iter().flat_map(|s| [(true, s), (false, s)])
     {
         let heads = Heads { query, kv, dim };
         let width = heads.qkv_width();
         let n = contexts.len();
-        let per_sequence = 320_usize.div_ceil(block_size);
+        let per_sequence = (SPLIT_KEYS + 128) / block_size;
         let frequencies = Frequencies { head_dim: dim, theta: 1e4, scaling: Scaling::None };
-        let table = Table::new(device, &frequencies, 512).unwrap();
+        let table = Table::new(device, &frequencies, SPLIT_KEYS + 128).unwrap();
         let (query_weight, key_weight) =
             (compute(device, &numbers(3, dim)), compute(device, &numbers(4, dim)));
         let norm = is_normed.then(|| HeadNorm {
@@ -169,13 +209,17 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
         let last: Vec<u32> = (0..n).map(|s| place(s, contexts[s] - 1)).collect();
         let positions: Vec<u32> = contexts.iter().map(|context| *context as u32 - 1).collect();
         let lens: Vec<u32> = contexts.iter().map(|context| *context as u32).collect();
-        let (offsets, groups): (Vec<u32>, Vec<u32>) =
-            ((0..=n as u32).collect(), (0..n as u32).flat_map(|s| [s, 1, 0]).collect());
+        let offsets: Vec<u32> = (0..=n as u32).collect();
+        let list = (0..n as u32).flat_map(|s| [s, 1, 0, 0]).chain([n as u32 - 1, 1, 0, 1]);
+        let list: Vec<u32> = list.collect();
+        let first_partials = vec![0; n];
+        let partials = Partials::new(device, heads, 2).unwrap();
         let stored = compute(device, &numbers(5, before.len() * width));
         let raw = compute(device, &numbers(6, n * width));
-        let [tables, before, last, positions, lens, offsets, groups] =
-            [&tables, &before, &last, &positions, &lens, &offsets, &groups].map(|x| upload(device, x));
-        let run = |groups: Option<View<'_, u32>>| {
+        let [tables, before, last, positions, lens, offsets, list, first_partials] =
+            [&tables, &before, &last, &positions, &lens, &offsets, &list, &first_partials]
+                .map(|x| upload(device, x));
+        let run = |groups: Option<paged::Groups<'_>>| {
             let mut cache = paged::Cache::zeros(device, dims).unwrap();
             paged::store(device, before.len(), heads, stored.view(), before.view(), &mut cache);
             let mut qkv = empty(device, n * width);
@@ -203,7 +247,12 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             );
             out.view().to_vec()
         };
-        let together = run(Some(groups.view()));
+        let together = run(Some(paged::Groups {
+            list: list.view(),
+            max_members: 1,
+            first_partials: first_partials.view(),
+            partials: Some(&partials),
+        }));
         let apart = run(None);
         assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| *x != 0.0), "{heads:?}");
         assert!(bits(&together) == bits(&apart), "{heads:?}, blocks of {block_size}, normed {is_normed}");

@@ -71,6 +71,8 @@ sources! {
         [TILES, SOFTMAX, MMA, DELTA, STREAMS, include_str!("../attention/backward.cu")];
     ATTENTION_HOPPER = "attention_hopper", Hopper,
         [TILES, SOFTMAX, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
+    ATTENTION_PIPELINED_HOPPER = "attention_pipelined_hopper", Hopper,
+        [TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
         [HEAD, TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper", Hopper,

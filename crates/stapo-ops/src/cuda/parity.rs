@@ -252,7 +252,7 @@ pub(super) fn attention_case(device: &Device, heads: Heads, lengths: &[usize]) -
 #[test]
 fn attention_on_cuda_agrees_with_the_cpu() {
     for heads in HEADS {
-        for lengths in [&[1][..], &[33], &[1, 130, 5, 64, 127, 128, 129, 2], &[700]] {
+        for lengths in [&[1][..], &[33], &[1, 130, 5, 64, 127, 128, 129, 2], &[700], &[2100, 1]] {
             check(&format!("attention {heads:?} {lengths:?}"), |device| {
                 attention_case(device, heads, lengths)
             });

@@ -21,6 +21,15 @@ template <int ROWS> __device__ __forceinline__ u64 mn_major_operand(const bf16* 
     return descriptor(tile + row * 64, ROWS * 128, 1024);
 }
 
+// The operand `bytes` further on in shared memory.
+__device__ __forceinline__ u64 advance(u64 operand, u32 bytes) {
+    return operand & 0xffffffff00000000 | (u32)operand + (bytes >> 4);
+}
+// From column 0 to column `column` of a K-major operand of ROWS rows.
+template <int ROWS> __device__ __forceinline__ constexpr u32 column_bytes(int column) {
+    return (column / 64 * ROWS * 64 + column % 64) * 2;
+}
+
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wgmma_wait() {

@@ -61,11 +61,11 @@ template <int STAGES, int SIZE> struct Ring {
     }
     static __device__ __forceinline__ int offset(int step) { return step % STAGES * SIZE; }
     __device__ __forceinline__ bf16* tile(int step) const { return tiles + offset(step); }
-    // The producer's half: waits until the stage is empty and announces its bytes.
-    __device__ __forceinline__ u64* begin_fill(int step) const {
+    // The producer's half: waits until the stage is empty and announces how many elements come.
+    __device__ __forceinline__ u64* begin_fill(int step, int n = SIZE) const {
         int s = step % STAGES;
         if (step >= STAGES) mbarrier_wait(empty + s, (step / STAGES - 1) % 2);
-        mbarrier_arrive_expect_bytes(full + s, 2 * SIZE);
+        mbarrier_arrive_expect_bytes(full + s, 2 * n);
         return full + s;
     }
     // The consumers' half; one lane of a warp arrives.
@@ -95,12 +95,13 @@ __device__ __forceinline__ void produce_weights(const Weights& ring, const Tenso
     }
 }
 
-// The loop of the thread that copies x, which the kernel in front of this one writes.
+// The loop of the thread that copies x, which the kernel in front of this one writes. Only the `n` rows that are there
+// are copied, rounded up to the 8 of a swizzle; what the others hold reaches no result that is kept.
 template <class Inputs>
-__device__ __forceinline__ void produce_inputs(const Inputs& ring, const TensorMap& map, const Share& share) {
+__device__ __forceinline__ void produce_inputs(const Inputs& ring, const TensorMap& map, const Share& share, int n) {
     wait_for_previous_kernel();
     for (int step = 0; step < share.depth / STEP; ++step) {
-        u64* full = ring.begin_fill(step);
+        u64* full = ring.begin_fill(step, (n + 7) / 8 * 8 * STEP);
 #pragma unroll
         for (int c = 0; c < STEP; c += 64)
             tma_load_tile(ring.tile(step) + c * ROWS, map, share.from + step * STEP + c, 0, full);
@@ -148,7 +149,7 @@ __device__ __forceinline__ void consume(float (&d)[MATRICES][N / 8][4], const In
 // results and the row and column of the first of them.
 template <int N, int MATRICES, int X_STAGES, int W_STAGES, class Finish>
 __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const TensorMap& map_w, const Share& share,
-                                                Finish finish) {
+                                                int n, Finish finish) {
     constexpr int X_SIZE = ROWS * STEP, W_SIZE = MATRICES * N * STEP;
     bf16 *tiles_x = aligned_memory(), *tiles_w = tiles_x + X_STAGES * X_SIZE;
     u64* barriers = (u64*)(tiles_w + W_STAGES * W_SIZE);
@@ -165,7 +166,7 @@ __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const Te
     if (threadIdx.x == CONSUMERS) {
         produce_weights<N, MATRICES>(weights, map_w, share);
     } else if (threadIdx.x == CONSUMERS + 32) {
-        produce_inputs(inputs, map_x, share);
+        produce_inputs(inputs, map_x, share, n);
     } else if (warp < 4) {
         float d[MATRICES][N / 8][4];
         consume<N, MATRICES>(d, inputs, weights, share.depth / STEP);
@@ -185,7 +186,7 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
                     *(u32*)(y + (size_t)row * outputs + column + j * 8) =
                         pack(d[0][j][2 * half], d[0][j][2 * half + 1]);
     };
-    small_m_product<N, 1, X_STAGES, W_STAGES>(x, w, Share{(int)blockIdx.x * N, 0, depth, 0}, finish);
+    small_m_product<N, 1, X_STAGES, W_STAGES>(x, w, Share{(int)blockIdx.x * N, 0, depth, 0}, n, finish);
 }
 
 #define PRODUCT(N, X_STAGES, W_STAGES)                                                                                 \
@@ -212,7 +213,7 @@ product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_consta
                     *(float2*)(parts + ((size_t)blockIdx.y * n + row) * outputs + column + j * 8) =
                         make_float2(d[0][j][2 * half], d[0][j][2 * half + 1]);
     };
-    small_m_product<64, 1, 4, 4>(x, w, Share{(int)blockIdx.x * 64, (int)blockIdx.y * split, split, 0}, finish);
+    small_m_product<64, 1, 4, 4>(x, w, Share{(int)blockIdx.x * 64, (int)blockIdx.y * split, split, 0}, n, finish);
 }
 
 // The products with gate and up and their SwiGLU in one kernel: out = silu(g) u with g and u the two halves of x W^T.
@@ -235,5 +236,5 @@ swiglu_small_m_48(const __grid_constant__ TensorMap x, const __grid_constant__ T
                     *(u32*)(out + (size_t)row * width + column + j * 8) = pack(y[0], y[1]);
             }
     };
-    small_m_product<48, 2, 3, 4>(x, w, Share{(int)blockIdx.x * 48, 0, depth, width}, finish);
+    small_m_product<48, 2, 3, 4>(x, w, Share{(int)blockIdx.x * 48, 0, depth, width}, n, finish);
 }

@@ -105,7 +105,7 @@ pub(crate) fn run(output: Output, cuda: &Cuda, d: Dims, x: Slice, weight: Slice,
     let n_splits = if let Output::SplitK { n_splits } = output { n_splits } else { 1 };
     let width = output.width(d);
     let launch = cuda.kernel(&MATMUL_SMALL_M, tiling.name);
-    let launch = launch.tensor_map(&TensorMap::new(x, d.tokens, d.inputs, MAX_ROWS));
+    let launch = launch.tensor_map(&TensorMap::new(x, d.tokens, d.inputs, d.tokens.next_multiple_of(8)));
     let launch = launch.tensor_map(&TensorMap::new(weight, d.outputs, d.inputs, tiling.columns));
     let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).programmatic_launch(true);
     launch.run([width.div_ceil(tiling.columns), n_splits], THREADS, tiling.shared_bytes());
