@@ -10,7 +10,6 @@ use stapo_core::record::{
     self, Change, EvalRecord, EventKind, FileHash, Record, SCHEMA, StopReason, Writer, changed_inputs,
 };
 use stapo_model::files;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The settings of an evaluation: everything that a sample depends on.
