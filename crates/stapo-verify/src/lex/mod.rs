@@ -67,6 +67,7 @@ enum GroupKind {
     Transparent,
 }
 
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own about the text so far")]
 struct Lexer<'a> {
     chars: &'a [char],
     pos: usize,
