@@ -4,7 +4,9 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its table")]
 
-use stapo_core::objective::{ObjectiveError, ResponseSignals, TokenEffect, UpdateKey, presets};
+use stapo_core::objective::{
+    AdvantagesRef, ObjectiveError, ResponseSignals, TokenEffect, UpdateKey, presets,
+};
 use stapo_core::random::Key;
 use std::time::Instant;
 
@@ -42,13 +44,14 @@ fn main() -> Result<(), ObjectiveError> {
     let responses: Vec<ResponseSignals> = samples
         .iter()
         .map(|s| ResponseSignals {
-            advantage: s.advantage,
+            advantage: AdvantagesRef::Response(s.advantage),
             logp: &s.logp,
             behavior_logp: &s.behavior_logp,
             entropy: &s.entropy,
             behavior_entropy: None,
             reference_logp: Some(&s.behavior_logp),
             sampler_logp: None,
+            collision: None,
         })
         .collect();
     let n_tokens = N_RESPONSES * N_TOKENS;
@@ -60,7 +63,7 @@ fn main() -> Result<(), ObjectiveError> {
         let mut best = f64::INFINITY;
         for step in 0..N_ROUNDS as u64 {
             let start = Instant::now();
-            let calibration = spec.calibrate(&responses, UpdateKey { step, pass: 0 })?;
+            let calibration = spec.calibrate(&responses, UpdateKey { step, ..UpdateKey::default() })?;
             let mut tallies = Vec::with_capacity(responses.len());
             for (idx, response) in responses.iter().enumerate() {
                 tallies.push(spec.evaluate(&calibration, idx, response, &mut effects)?);

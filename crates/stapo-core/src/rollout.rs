@@ -1,6 +1,7 @@
 //! One type per stage: `Problem` -> `Rollout` -> `Scored` -> `Group`. A stage adds its values as a new type, not by
 //! filling `Option` fields.
 
+use crate::stats::has_spread;
 use serde::{Deserialize, Serialize};
 
 /// A question with a known answer.
@@ -81,9 +82,9 @@ impl Group {
         self.members.iter().map(|member| member.reward).collect()
     }
 
-    /// True where all members have the same reward, so that all advantages are 0 and the update learns nothing.
+    /// True where the rewards of all members are the same up to rounding, so that all advantages are 0 and the update learns nothing.
     pub fn is_unanimous(&self) -> bool {
-        self.members.windows(2).all(|pair| pair[0].reward == pair[1].reward)
+        !has_spread(self.members.iter().map(|member| member.reward))
     }
 }
 

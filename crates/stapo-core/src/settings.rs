@@ -21,9 +21,10 @@ pub fn hint(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("\nhint: {text}") }
 }
 
-/// The tables and values of a text.
+/// The tables and values of a text. A byte-order mark at its start is no part of it.
 pub fn parse(text: &str) -> Result<Table, SettingsError> {
-    toml::from_str(text).map_err(|e| SettingsError::Syntax { problem: e.to_string().trim_end().to_string() })
+    toml::from_str(text.trim_start_matches('\u{feff}'))
+        .map_err(|e| SettingsError::Syntax { problem: e.to_string().trim_end().to_string() })
 }
 
 /// A value from its table. `root` begins every path in messages. Keys that the type does not have are refused.
@@ -85,8 +86,25 @@ fn find_unread(path: &str, given: &Value, read: &Value) -> Result<(), SettingsEr
     }
 }
 
-/// Applies one `key.path=value`. Values are TOML; a bare word is a string. Setting a `kind` drops the
-/// keys of the previous kind.
+/// Applies `key.path=value` overrides. Their order matters only between two of the same key, of which the last stands:
+/// the value of a whole table is set before the keys inside, and a `kind` before the keys of that kind.
+pub fn set_all<'a>(
+    root: &mut Table,
+    overrides: impl IntoIterator<Item = &'a str>,
+) -> Result<(), SettingsError> {
+    let mut overrides: Vec<&str> = overrides.into_iter().collect();
+    overrides.sort_by_key(|text| application_order(text));
+    overrides.into_iter().try_for_each(|text| set(root, text))
+}
+
+/// Sorts overrides into the order in which none undoes another: shorter paths first, and `kind` before its neighbours.
+pub fn application_order(text: &str) -> (usize, bool) {
+    let path = text.split('=').next().unwrap_or(text).trim();
+    (path.split('.').count(), path.rsplit('.').next() != Some("kind"))
+}
+
+/// Applies one `key.path=value`. Values are TOML; a bare word is a string. Setting another `kind` drops the keys of the
+/// previous kind.
 pub fn set(root: &mut Table, text: &str) -> Result<(), SettingsError> {
     let refuse =
         |problem: String, remedy: String| SettingsError::Override { text: text.to_string(), problem, remedy };
@@ -112,7 +130,9 @@ fn set_value(root: &mut Value, keys: &[&str], value: Value) -> Result<(), (Strin
             .map_err(|(problem, remedy)| (format!("{here} {problem}").trim().to_string(), remedy))?;
     }
     match at {
-        Value::Table(table) if *last == "kind" && !parents.is_empty() => {
+        Value::Table(table)
+            if *last == "kind" && !parents.is_empty() && table.get("kind") != Some(&value) =>
+        {
             *table = Table::from_iter([("kind".to_string(), value)]);
         }
         Value::Table(table) => {
@@ -152,8 +172,13 @@ fn parse_value(text: &str) -> Value {
     struct Holder {
         value: Value,
     }
-    toml::from_str::<Holder>(&format!("value = {text}"))
-        .map_or_else(|_| Value::String(text.to_string()), |holder| holder.value)
+    // TOML has no numbers like `.2`, which command lines do.
+    let digits = text.trim_start_matches(['+', '-']);
+    let number = digits.starts_with('.').then(|| text.parse().ok()).flatten();
+    toml::from_str::<Holder>(&format!("value = {text}")).map_or_else(
+        |_| number.map_or_else(|| Value::String(text.to_string()), Value::Float),
+        |holder| holder.value,
+    )
 }
 
 /// The complaint about a value of the wrong type.

@@ -5,7 +5,9 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
 
-use stapo_core::objective::{ObjectiveSpec, ResponseSignals, SequenceTally, TokenEffect, UpdateKey};
+use stapo_core::objective::{
+    AdvantagesRef, ObjectiveSpec, ResponseSignals, SequenceTally, TokenEffect, UpdateKey,
+};
 use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{
     ArenaLayout, Gradients, HeadOptions, PackedBatch, Pass, Policy, Purpose, Recompute, TokenScores,
@@ -162,17 +164,18 @@ impl Lesson {
                 let (behavior_logp, behavior_entropy) = &self.sampled[s];
                 let (logp, entropy) = if of.contains(&s) { &now[s - of.start] } else { &self.sampled[s] };
                 ResponseSignals {
-                    advantage: if s % 2 == 0 { 1.0 } else { -1.0 },
+                    advantage: AdvantagesRef::Response(if s % 2 == 0 { 1.0 } else { -1.0 }),
                     logp,
                     behavior_logp,
                     entropy,
                     behavior_entropy: Some(behavior_entropy),
                     reference_logp: None,
                     sampler_logp: None,
+                    collision: None,
                 }
             })
             .collect();
-        let calibration = self.objective.calibrate(&responses, UpdateKey { step: 0, pass: 0 })?;
+        let calibration = self.objective.calibrate(&responses, UpdateKey::default())?;
         let mut effects = vec![TokenEffect::default(); scores.logp.len()];
         for (s, effects) in of.zip(effects.chunks_mut(per_sequence)) {
             tallies.push(self.objective.evaluate(&calibration, s, &responses[s], effects)?);

@@ -6,7 +6,7 @@ use crate::rollout::{RolledOut, accuracy};
 use crate::update::{Learned, Member};
 use stapo_core::diagnostics::QuadrantCensus;
 use stapo_core::diagnostics::theory::entropy_change_of_sample;
-use stapo_core::objective::MaskKind;
+use stapo_core::objective::{Advantages, MaskKind};
 use stapo_core::record::{
     Alternative, EntropyChange, EntropyQuantiles, Extra, Metrics, ResponseRecord, SCHEMA, TokenColumns,
     TokenRecord, TokensPerSecond,
@@ -141,7 +141,7 @@ pub fn response_records(
                 text: tokenizer.decode(&rollout.tokens)?,
                 verdict: member.scored.verdict,
                 reward: member.scored.reward,
-                advantage: member.advantage,
+                advantage: member.advantage.mean(),
                 finish: rollout.finish,
                 update_idx,
                 tau_h: update.tau_h,
@@ -160,13 +160,17 @@ fn columns(tokenizer: &Tokenizer, member: &Member) -> Result<TokenColumns> {
         logp: member.logp.clone(),
         behavior_logp: member.behavior_logp.clone(),
         entropy: member.entropy.clone(),
-        collision: member.collision.clone(),
+        collision: member.collision.clone().unwrap_or_default(),
         ratio: member.effects.iter().map(|effect| effect.ratio).collect(),
         kept: member.effects.iter().map(|effect| effect.kept).collect(),
         silenced_by: member.effects.iter().map(|effect| effect.silenced_by).collect(),
         clipped: member.effects.iter().map(|effect| effect.clipped).collect(),
         is_candidate: member.effects.iter().map(|effect| effect.is_candidate).collect(),
         weight: member.effects.iter().map(|effect| effect.weight).collect(),
+        advantage: match member.advantage {
+            Advantages::Response(_) => Vec::new(),
+            Advantages::Tokens(advantages) => advantages.clone(),
+        },
         d_logp: member.effects.iter().map(|effect| effect.d_logp).collect(),
         alternatives: (0..tokens.len()).map(|t| alternatives(tokenizer, member, t)).collect::<Result<_>>()?,
     })
@@ -183,14 +187,18 @@ fn alternatives(tokenizer: &Tokenizer, member: &Member, token_idx: usize) -> Res
 const CONTEXT_TOKENS: usize = 12;
 
 /// Every silenced token with its context. Tokens silenced by masks that keep a chosen share of all tokens (top entropy,
-/// Lopti's passes) are only counted.
+/// RSI-S, Lopti's passes) or drop whole responses are only counted.
 pub fn silenced_records(step: u64, model: &LoadedModel, learned: &[Learned]) -> Result<Vec<TokenRecord>> {
     token_records(step, model, learned, |effect| effect.silenced_by.is_some_and(singles_out))
 }
 
-/// True for a mask that picks out single tokens; false for a mask that keeps a chosen share of all tokens.
+/// True for a mask that picks out single tokens; false for a mask that keeps a chosen share of all tokens, or drops whole
+/// responses.
 fn singles_out(kind: MaskKind) -> bool {
-    !matches!(kind, MaskKind::TopEntropy | MaskKind::LowProbabilityFirst)
+    !matches!(
+        kind,
+        MaskKind::TopEntropy | MaskKind::LowProbabilityFirst | MaskKind::Rsi | MaskKind::OffPolicySequence
+    )
 }
 
 /// Every candidate that was kept.
@@ -224,7 +232,7 @@ fn token_records(
                 silenced_by: member.effects[token_idx].silenced_by,
                 logp: member.logp[token_idx],
                 entropy: member.entropy[token_idx],
-                advantage: member.advantage,
+                advantage: member.advantage.view().at(token_idx),
                 gradient_norm: observed[token_idx].gradient_norm_squared().sqrt(),
                 context_before: tokenizer.decode_all(&tokens[before])?,
                 context_after: tokenizer.decode_all(&tokens[after])?,

@@ -1,11 +1,12 @@
-//! Steps 1 to 3 of a training step: problems -> responses -> verdicts and rewards.
+//! Steps 1 to 4 of a training step: problems -> responses -> verdicts and rewards -> advantages.
 
 use crate::config::Plan;
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
 use crate::task::{Judged, Split, Task};
+use stapo_core::objective::{Advantages, ScoredResponse};
 use stapo_core::random::Key;
-use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored};
+use stapo_core::{Batch, Finish, Group, ObjectiveError, Problem, Rollout, Scored};
 use stapo_model::generate::{
     Engine, EngineMemory, EngineSettings, Filter, FinishReason, Request, SamplingRule,
 };
@@ -22,6 +23,8 @@ pub struct GroupSampling {
 #[derive(Debug)]
 pub struct RolledOut {
     pub batch: Batch,
+    /// In the order of the batch's responses.
+    pub advantages: Vec<Advantages>,
     /// Problems drawn, including those whose groups were replaced.
     pub n_drawn: u64,
     /// Response tokens sampled, including those of replaced groups.
@@ -40,7 +43,8 @@ pub fn roll_out(
     let config = &plan.config;
     let wanted = config.rollout.problems_per_step;
     let mut kept: Vec<Group> = Vec::new();
-    let mut out = RolledOut { batch: Batch { groups: Vec::new() }, n_drawn: 0, n_sampled: 0 };
+    let batch = Batch { groups: Vec::new() };
+    let mut out = RolledOut { batch, advantages: Vec::new(), n_drawn: 0, n_sampled: 0 };
     for draw in 0..=config.rollout.max_redraws as u64 {
         let missing = wanted - kept.len();
         let problems: Vec<Problem> = (0..missing as u64)
@@ -62,7 +66,22 @@ pub fn roll_out(
         }
     }
     out.batch.groups = kept;
+    out.advantages =
+        advantages(plan, &out.batch).map_err(|source| Error::Objective { step, microbatch: None, source })?;
     Ok(out)
+}
+
+/// The advantages of a whole rollout batch, in the order of its responses.
+fn advantages(plan: &Plan, batch: &Batch) -> std::result::Result<Vec<Advantages>, ObjectiveError> {
+    let members = batch.groups.iter().enumerate().flat_map(|(group_idx, group)| {
+        group.members.iter().map(move |scored| (group_idx, [scored.reward], scored.rollout.tokens.len()))
+    });
+    let members: Vec<_> = members.collect();
+    let responses: Vec<ScoredResponse> = members
+        .iter()
+        .map(|(group_idx, rewards, n_tokens)| ScoredResponse::new(*group_idx, rewards, *n_tokens))
+        .collect();
+    plan.objective.advantages(&responses, &[1.0])
 }
 
 /// Samples responses to each problem, with verdicts and rewards.

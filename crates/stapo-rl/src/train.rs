@@ -104,10 +104,14 @@ impl Trainer {
     pub fn learn<'a>(&mut self, plan: &Plan, rolled: &'a RolledOut) -> Result<Vec<Learned<'a>>> {
         let step = self.learner.counters.step + 1;
         let mut learned = Vec::new();
+        let mut rest = rolled.advantages.as_slice();
         for groups in rolled.batch.minibatches(plan.config.update.problems_per_minibatch) {
+            let (advantages, after) = rest.split_at(groups.iter().map(|group| group.members.len()).sum());
+            rest = after;
             for pass in 0..plan.objective.n_passes() {
                 let context = MinibatchContext { step, is_on_policy: learned.is_empty(), pass };
-                let update = learn(&mut self.learner, self.reference.as_ref(), plan, groups, context)?;
+                let reference = self.reference.as_ref();
+                let update = learn(&mut self.learner, reference, plan, groups, advantages, context)?;
                 canary::check_learned(plan, step, context.is_on_policy, &update)?;
                 learned.push(update);
             }

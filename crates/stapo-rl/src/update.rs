@@ -1,4 +1,4 @@
-//! Steps 4 to 7 of a training step: advantages, calibration, forward, effects, backward, one optimizer step per
+//! Steps 5 to 7 of a training step: calibration, forward, effects, backward, one optimizer step per
 //! mini-batch.
 
 mod member;
@@ -11,7 +11,9 @@ use crate::learner::Learner;
 use member::{members, packed, split_scores};
 use stapo_core::batch::pack_in_order;
 use stapo_core::diagnostics::{Census, Thresholds};
-use stapo_core::objective::{Calibration, ResponseSignals, SequenceTally, Tally, UpdateKey};
+use stapo_core::objective::{
+    Advantages, Calibration, Controls, ResponseSignals, SequenceTally, Tally, UpdateKey,
+};
 use stapo_core::{Group, Microbatch, TokenEffect};
 use stapo_model::decoder::{Gradients, HeadOptions, Pass, Policy};
 use stapo_model::optimizer::Update;
@@ -44,15 +46,18 @@ pub struct MinibatchContext {
     pub pass: usize,
 }
 
-/// One optimizer step over whole groups. `reference` is the frozen policy of a KL penalty.
+/// One optimizer step over whole groups, with an advantage for each of their responses. `reference` is the frozen policy
+/// of a KL penalty.
 pub fn learn<'a>(
     learner: &mut Learner,
     reference: Option<&Policy>,
     plan: &Plan,
     groups: &'a [Group],
+    advantages: &'a [Advantages],
     context: MinibatchContext,
 ) -> Result<Learned<'a>> {
-    let mut minibatch = Minibatch::prepare(learner, reference, plan, groups, context)?;
+    let members = members(plan, groups, advantages);
+    let mut minibatch = Minibatch::prepare(learner, reference, plan, members, context)?;
     let mut pass = Pass::training(&learner.model.policy, plan.config.update.recompute)?;
     let tally = minibatch.accumulate(learner, &mut pass)?;
     let stepped = minibatch.step(learner, &mut pass, &tally)?;
@@ -77,16 +82,15 @@ struct OptimizerStep {
 }
 
 impl<'p, 'a> Minibatch<'p, 'a> {
-    /// Advantages, packing, the scoring passes that the objective needs, and calibration.
+    /// Packing, the scoring passes that the objective needs, and calibration.
     fn prepare(
         learner: &Learner,
         reference: Option<&Policy>,
         plan: &'p Plan,
-        groups: &'a [Group],
+        mut members: Vec<Member<'a>>,
         context: MinibatchContext,
     ) -> Result<Self> {
         let wrap = |source| Error::Objective { step: context.step, microbatch: None, source };
-        let mut members = members(plan, groups).map_err(wrap)?;
         let lengths: Vec<usize> = members.iter().map(|m| m.scored.rollout.sequence_len()).collect();
         let microbatches = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
         if let Some(reference) = reference {
@@ -94,13 +98,16 @@ impl<'p, 'a> Minibatch<'p, 'a> {
                 member.reference_logp = Some(scores.logp);
             })?;
         }
-        if !context.is_on_policy && plan.objective.calibrates_on_current_policy() {
+        let is_stale = !context.is_on_policy && plan.objective.calibrates_on_current_policy();
+        if is_stale || plan.objective.reads_collision() {
             score(&learner.model.policy, plan, &microbatches, &mut members, |member, scores| {
                 member.logp = scores.logp;
                 member.entropy = scores.entropy;
+                member.collision = Some(scores.collision);
             })?;
         }
-        let update = UpdateKey { step: learner.counters.n_updates, pass: context.pass };
+        let controls = Controls::default();
+        let update = UpdateKey { step: learner.counters.n_updates, pass: context.pass, controls };
         let responses: Vec<ResponseSignals> = members.iter().map(Member::signals).collect();
         let calibration = plan.objective.calibrate(&responses, update).map_err(wrap)?;
         Ok(Self { plan, context, members, microbatches, calibration })
@@ -172,7 +179,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     /// Counts the tokens by quadrant and scales the effects.
     fn tally(mut self, tally: Tally, stepped: OptimizerStep) -> Learned<'a> {
         let tau_h = self.calibration.tau_h();
-        let tau_p = self.plan.objective.tau_p();
+        let tau_p = self.calibration.tau_p();
         let mut census = Census::new(Thresholds { tau_p, tau_h: tau_h.unwrap_or(f64::INFINITY) });
         for member in &mut self.members {
             member.observed().iter().for_each(|token| census.add(token));

@@ -1,20 +1,25 @@
 //! What the masks read from the whole mini-batch: quantiles, means, and the tokens that random masks draw.
 
-use super::candidate::{is_candidate, logp_below};
+use super::candidate::{Improbable, curvature, logp_below};
+use super::signals::MaskColumns;
 use super::{
-    Mask, MaskSignals, ObjectiveError, ObjectiveSpec, OffPolicy, QuantileOver, ResponseSignals, Select,
-    Surrogate,
+    Controls, Mask, ObjectiveError, ObjectiveSpec, QuantileOver, ResponseSignals, Select, StareSigns,
+    Surrogate, Threshold, mask,
 };
 use crate::random::Key;
 use crate::stats::quantile_in_place;
+use std::ops::Range;
 
-/// Names an optimizer step: keys the random masks, and says which pass over the mini-batch is meant.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Names an optimizer step: keys the random masks, says which pass over the mini-batch is meant, and holds the settings
+/// that adapt from step to step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct UpdateKey {
     /// Number of the optimizer step. Random masks differ from step to step and are the same when a step is replayed.
     pub step: u64,
     /// 0, or 1 for the second pass of an objective with two passes.
     pub pass: usize,
+    /// From [`ObjectiveSpec::next_controls`] of the step before.
+    pub controls: Controls,
 }
 
 /// The thresholds of one mini-batch. Given these, the fate of a token depends on the token's own response alone.
@@ -22,10 +27,20 @@ pub struct UpdateKey {
 pub struct Calibration {
     pub(super) masks: Vec<CalibratedMask>,
     pub(super) penalised: Option<CovCut>,
+    /// The tests by which effects are marked as candidates: those of the candidate masks, or the published one.
+    pub(super) improbable: Vec<Improbable>,
+    pub(super) entropy_coefficient: f64,
+    tau_p: f64,
     tau_h: Option<f64>,
 }
 
 impl Calibration {
+    /// The probability below which a token counts as improbable: the highest threshold of the S2T masks, which
+    /// `target_share` finds in the mini-batch; the published value where no mask has such a threshold.
+    pub fn tau_p(&self) -> f64 {
+        self.tau_p
+    }
+
     /// The entropy threshold of the first mask that has one, in nats.
     pub fn tau_h(&self) -> Option<f64> {
         self.tau_h
@@ -34,13 +49,28 @@ impl Calibration {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum CalibratedMask {
-    Spurious { logp_below: f64, rule: CandidateRule },
-    RandomTokens { lottery: Lottery },
+    Spurious { improbable: Improbable, rule: CandidateRule },
+    RandomTokens { improbable: Improbable, lottery: Lottery },
     TopEntropy { at_least: f64 },
     ClipCov { cov: Covariance, low: f64, high: f64, lottery: Lottery },
     LowProbabilityFirst { logp_below: f64, pass: usize },
     ProbabilityWeight { alpha: f64 },
     Taco { ln_a: f64, l: f64 },
+    Stare { surprisal_at_least: f64, weight: f64, signs: StareSigns },
+    Rsi { low: f64, high: f64 },
+    OffPolicySequence { delta: f64 },
+}
+
+impl CalibratedMask {
+    /// The test for candidates of a mask that has candidates.
+    fn improbable(&self) -> Option<Improbable> {
+        match *self {
+            CalibratedMask::Spurious { improbable, .. } | CalibratedMask::RandomTokens { improbable, .. } => {
+                Some(improbable)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Which candidates are silenced.
@@ -130,12 +160,28 @@ impl ObjectiveSpec {
             tau_h = tau_h.or(threshold);
             mask
         });
-        let masks = masks.collect();
+        let masks: Vec<CalibratedMask> = masks.collect();
         let penalised = match self.surrogate {
             Surrogate::KlCov { share, .. } => self.cov_cut(minibatch, share),
             _ => None,
         };
-        Ok(Calibration { masks, penalised, tau_h })
+        let mut improbable: Vec<Improbable> = masks.iter().filter_map(CalibratedMask::improbable).collect();
+        if improbable.is_empty() {
+            improbable.push(Improbable::below(mask::PUBLISHED_TAU_P));
+        }
+        let entropy_coefficient = self.entropy_coefficient(update.controls);
+        let tau_p = self.found_tau_p(&improbable);
+        Ok(Calibration { masks, penalised, improbable, entropy_coefficient, tau_p, tau_h })
+    }
+
+    fn found_tau_p(&self, improbable: &[Improbable]) -> f64 {
+        let fixed = self.tau_p();
+        let found = improbable.iter().filter_map(|test| match *test {
+            Improbable::Below { logp } if logp != logp_below(fixed) => Some(libm::exp(logp)),
+            Improbable::Below { .. } => Some(fixed),
+            _ => None,
+        });
+        found.reduce(f64::max).unwrap_or(fixed)
     }
 
     fn calibrate_mask(
@@ -147,39 +193,30 @@ impl ObjectiveSpec {
     ) -> (CalibratedMask, Option<f64>) {
         let key = |seed: u64| Key::new(seed).with(update.step).with(mask_idx as u64);
         match *mask {
-            Mask::Spurious { tau_p, q, select, quantile_over, seed } => {
-                let logp_below = logp_below(tau_p);
+            Mask::Spurious { tau_p, threshold, q, select, quantile_over, seed } => {
+                let improbable = self.improbable(minibatch, tau_p, threshold);
                 let (rule, tau_h) =
-                    self.spurious_rule(minibatch, logp_below, q, select, quantile_over, key(seed));
-                (CalibratedMask::Spurious { logp_below, rule }, tau_h)
+                    self.spurious_rule(minibatch, improbable, q, select, quantile_over, key(seed));
+                (CalibratedMask::Spurious { improbable, rule }, tau_h)
             }
             Mask::RandomTokens { tau_p, q, seed } => {
-                let logp_below = logp_below(tau_p);
-                let tau_h = self.low_entropy_threshold(minibatch, logp_below, q, QuantileOver::Candidates);
-                let n_winners = self.n_candidates_below(minibatch, logp_below, tau_h);
+                let improbable = Improbable::below(tau_p);
+                let tau_h = self.low_entropy_threshold(minibatch, improbable, q, QuantileOver::Candidates);
+                let n_winners = self.n_candidates_below(minibatch, improbable, tau_h);
                 let lottery = Lottery::draw(key(seed), n_winners, positions(minibatch));
-                (CalibratedMask::RandomTokens { lottery }, tau_h)
+                (CalibratedMask::RandomTokens { improbable, lottery }, tau_h)
             }
             Mask::TopEntropy { share } => {
-                let mut all: Vec<f64> = minibatch.iter().flat_map(|r| self.signals(r).1).copied().collect();
+                let mut all: Vec<f64> = self.entropies(minibatch).collect();
                 let at_least = quantile_in_place(&mut all, 1.0 - share);
                 (CalibratedMask::TopEntropy { at_least: at_least.unwrap_or(f64::NEG_INFINITY) }, at_least)
             }
             Mask::ClipCov { share, low, high, seed } => {
                 let cov = self.covariance(minibatch);
-                let eligible = positions(minibatch).filter(|&(response, token)| {
-                    let response = &minibatch[response];
-                    let logp = self.signals(response).0[token];
-                    self.is_cov_candidate(
-                        cov,
-                        low,
-                        high,
-                        response.advantage,
-                        logp,
-                        response.behavior_logp[token],
-                    )
-                });
                 let n_winners = at_least_one(share, n_tokens(minibatch));
+                let eligible = positions(minibatch).filter(|&(response_idx, token_idx)| {
+                    self.is_cov_candidate(cov, low..high, &minibatch[response_idx], token_idx)
+                });
                 let lottery = Lottery::draw(key(seed), n_winners, eligible);
                 (CalibratedMask::ClipCov { cov, low, high, lottery }, None)
             }
@@ -188,13 +225,45 @@ impl ObjectiveSpec {
             }
             Mask::ProbabilityWeight { alpha } => (CalibratedMask::ProbabilityWeight { alpha }, None),
             Mask::Taco { a, l } => (CalibratedMask::Taco { ln_a: libm::log(a), l }, None),
+            Mask::Stare { share, weight, entropy_below, signs, step, .. } => {
+                let weight = if step > 0.0 {
+                    update.controls.stare_weight.unwrap_or(weight)
+                } else if self.mean_entropy(minibatch) < entropy_below {
+                    weight
+                } else {
+                    1.0
+                };
+                let mut surprisals: Vec<f64> =
+                    minibatch.iter().flat_map(|r| self.columns(r).logp).map(|logp| -logp).collect();
+                let at_least = quantile_in_place(&mut surprisals, 1.0 - share);
+                let surprisal_at_least = at_least.unwrap_or(f64::INFINITY);
+                (CalibratedMask::Stare { surprisal_at_least, weight, signs }, None)
+            }
+            Mask::Rsi { low, high } => (CalibratedMask::Rsi { low, high }, None),
+            Mask::OffPolicySequence { delta } => (CalibratedMask::OffPolicySequence { delta }, None),
+        }
+    }
+
+    /// The threshold of an S2T mask with the values of the mini-batch.
+    fn improbable(&self, minibatch: &[ResponseSignals], tau_p: f64, threshold: Threshold) -> Improbable {
+        match threshold {
+            Threshold::TauP => Improbable::below(tau_p),
+            Threshold::TargetShare { share } => {
+                let mut rewarded: Vec<f64> = self.rewarded(minibatch, |columns, t| columns.logp[t]).collect();
+                let logp = quantile_in_place(&mut rewarded, share).unwrap_or(f64::NEG_INFINITY);
+                Improbable::Below { logp }
+            }
+            Threshold::Surprise { c, b } => Improbable::Surprising { c, b },
+            Threshold::Influence { kappa, vocabulary } => {
+                Improbable::Influential { kappa, curvature: curvature(vocabulary) }
+            }
         }
     }
 
     fn spurious_rule(
         &self,
         minibatch: &[ResponseSignals],
-        logp_below: f64,
+        improbable: Improbable,
         q: f64,
         select: Select,
         over: QuantileOver,
@@ -203,19 +272,20 @@ impl ObjectiveSpec {
         match select {
             Select::Full => (CandidateRule::All, None),
             Select::LowEntropy => {
-                let tau_h = self.low_entropy_threshold(minibatch, logp_below, q, over);
+                let tau_h = self.low_entropy_threshold(minibatch, improbable, q, over);
                 (tau_h.map_or(CandidateRule::Nothing, CandidateRule::Below), tau_h)
             }
             Select::HighEntropy => {
-                let tau_h = self.low_entropy_threshold(minibatch, logp_below, 1.0 - q, over);
+                let tau_h = self.low_entropy_threshold(minibatch, improbable, 1.0 - q, over);
                 (tau_h.map_or(CandidateRule::Nothing, CandidateRule::Above), tau_h)
             }
             Select::Random => {
-                let tau_h = self.low_entropy_threshold(minibatch, logp_below, q, over);
-                let n_winners = self.n_candidates_below(minibatch, logp_below, tau_h);
-                let candidates = positions(minibatch).filter(|&(response, token)| {
-                    let response = &minibatch[response];
-                    is_candidate(response.advantage, self.signals(response).0[token], logp_below)
+                let tau_h = self.low_entropy_threshold(minibatch, improbable, q, over);
+                let n_winners = self.n_candidates_below(minibatch, improbable, tau_h);
+                let candidates = positions(minibatch).filter(|&(response_idx, token_idx)| {
+                    let response = &minibatch[response_idx];
+                    response.advantage.at(token_idx) > 0.0
+                        && improbable.holds(&self.columns(response), token_idx)
                 });
                 (CandidateRule::Lottery(Lottery::draw(key, n_winners, candidates)), tau_h)
             }
@@ -226,13 +296,16 @@ impl ObjectiveSpec {
     fn low_entropy_threshold(
         &self,
         minibatch: &[ResponseSignals],
-        logp_below: f64,
+        improbable: Improbable,
         q: f64,
         over: QuantileOver,
     ) -> Option<f64> {
         let mut counted: Vec<f64> = match over {
-            QuantileOver::AllTokens => minibatch.iter().flat_map(|r| self.signals(r).1).copied().collect(),
-            QuantileOver::Candidates => self.candidate_entropies(minibatch, logp_below).collect(),
+            QuantileOver::AllTokens => self.entropies(minibatch).collect(),
+            QuantileOver::RewardedTokens => {
+                self.rewarded(minibatch, |columns, t| columns.entropy[t]).collect()
+            }
+            QuantileOver::Candidates => self.candidate_entropies(minibatch, improbable).collect(),
         };
         quantile_in_place(&mut counted, q)
     }
@@ -240,44 +313,64 @@ impl ObjectiveSpec {
     fn n_candidates_below(
         &self,
         minibatch: &[ResponseSignals],
-        logp_below: f64,
+        improbable: Improbable,
         tau_h: Option<f64>,
     ) -> usize {
         let tau_h = tau_h.unwrap_or(f64::NEG_INFINITY);
-        self.candidate_entropies(minibatch, logp_below).filter(|&entropy| entropy < tau_h).count()
+        self.candidate_entropies(minibatch, improbable).filter(|&entropy| entropy < tau_h).count()
     }
 
     fn candidate_entropies(
         &self,
         minibatch: &[ResponseSignals],
-        logp_below: f64,
+        improbable: Improbable,
     ) -> impl Iterator<Item = f64> {
-        minibatch.iter().flat_map(move |response| {
-            let (logp, entropy) = self.signals(response);
-            let is_own = move |logp: f64| is_candidate(response.advantage, logp, logp_below);
-            logp.iter().zip(entropy).filter(move |(logp, _)| is_own(**logp)).map(|(_, &entropy)| entropy)
+        let entropies = self
+            .rewarded(minibatch, move |columns, t| improbable.holds(columns, t).then(|| columns.entropy[t]));
+        entropies.flatten()
+    }
+
+    /// `of` each token with A > 0.
+    fn rewarded<T>(
+        &self,
+        minibatch: &[ResponseSignals],
+        of: impl Fn(&MaskColumns, usize) -> T + Copy,
+    ) -> impl Iterator<Item = T> {
+        minibatch.iter().filter(|response| !response.advantage.rewards_nothing()).flat_map(move |response| {
+            let columns = self.columns(response);
+            let tokens = 0..response.logp.len();
+            tokens.filter(|&t| response.advantage.at(t) > 0.0).map(move |t| of(&columns, t))
         })
+    }
+
+    fn entropies(&self, minibatch: &[ResponseSignals]) -> impl Iterator<Item = f64> {
+        minibatch.iter().flat_map(|response| self.columns(response).entropy).copied()
+    }
+
+    fn mean_entropy(&self, minibatch: &[ResponseSignals]) -> f64 {
+        self.entropies(minibatch).sum::<f64>() / n_tokens(minibatch).max(1) as f64
     }
 
     fn covariance(&self, minibatch: &[ResponseSignals]) -> Covariance {
         let n = n_tokens(minibatch).max(1) as f64;
-        let advantages: f64 = minibatch.iter().map(|r| r.advantage * r.logp.len() as f64).sum();
-        let logps: f64 = minibatch.iter().map(|r| self.signals(r).0.iter().sum::<f64>()).sum();
+        let advantages: f64 = minibatch.iter().map(|r| r.advantage.sum(r.logp.len())).sum();
+        let logps: f64 = minibatch.iter().map(|r| self.columns(r).logp.iter().sum::<f64>()).sum();
         Covariance { mean_advantage: advantages / n, mean_logp: logps / n }
     }
 
-    /// True for the tokens that Clip-Cov draws from: covariance within the bounds, ratio not clipped.
+    /// True for the tokens that Clip-Cov draws from: covariance strictly within the bounds, ratio not clipped.
     pub(super) fn is_cov_candidate(
         &self,
         cov: Covariance,
-        low: f64,
-        high: f64,
-        advantage: f64,
-        logp: f64,
-        behavior_logp: f64,
+        bounds: Range<f64>,
+        response: &ResponseSignals,
+        token_idx: usize,
     ) -> bool {
+        let logp = self.columns(response).logp[token_idx];
+        let behavior_logp = response.behavior_logp[token_idx];
+        let advantage = response.advantage.at(token_idx);
         let c = cov.of(advantage, logp);
-        if !(low < c && c < high) {
+        if !(bounds.start < c && c < bounds.end) {
             return false;
         }
         let point = super::surrogate::Point {
@@ -295,7 +388,8 @@ impl ObjectiveSpec {
         let mut ranked: Vec<(f64, usize, usize)> = positions(minibatch)
             .map(|(response_idx, token_idx)| {
                 let response = &minibatch[response_idx];
-                (cov.of(response.advantage, self.signals(response).0[token_idx]), response_idx, token_idx)
+                let logp = self.columns(response).logp[token_idx];
+                (cov.of(response.advantage.at(token_idx), logp), response_idx, token_idx)
             })
             .collect();
         let n_chosen = at_least_one(share, ranked.len()).min(ranked.len());
@@ -306,94 +400,6 @@ impl ObjectiveSpec {
         let last = *ranked.select_nth_unstable_by(nth, by_rank).1;
         Some(CovCut { cov, last })
     }
-
-    /// The log-probs and entropies that the masks read. [`Self::check_response`] has checked that these are present.
-    pub(super) fn signals<'a>(&self, response: &ResponseSignals<'a>) -> (&'a [f64], &'a [f64]) {
-        let entropy = match self.mask_signals {
-            MaskSignals::Current => response.entropy,
-            MaskSignals::Behavior => response.behavior_entropy.unwrap_or(response.entropy),
-        };
-        (self.signal_logp(response.logp, response.behavior_logp), entropy)
-    }
-
-    pub(super) fn check_response(
-        &self,
-        response_idx: usize,
-        response: &ResponseSignals,
-    ) -> Result<(), ObjectiveError> {
-        if !response.advantage.is_finite() {
-            return Err(ObjectiveError::Advantage { response_idx, value: response.advantage });
-        }
-        let missing = |field, needed_by, remedy| {
-            Err(ObjectiveError::Missing { response_idx, field, needed_by, remedy })
-        };
-        if self.needs_reference() && response.reference_logp.is_none() {
-            return missing(
-                "reference_logp",
-                "the KL penalty",
-                "give reference_logp, or set kl.kind = \"none\"",
-            );
-        }
-        if self.off_policy != OffPolicy::None && response.sampler_logp.is_none() {
-            return missing(
-                "sampler_logp",
-                "off_policy",
-                "give sampler_logp, or set off_policy.kind = \"none\"",
-            );
-        }
-        let reads_entropy = self.masks.iter().any(Mask::reads_entropy);
-        if self.mask_signals == MaskSignals::Behavior && reads_entropy && response.behavior_entropy.is_none()
-        {
-            return missing(
-                "behavior_entropy",
-                "mask_signals = \"behavior\"",
-                "give behavior_entropy, or set mask_signals = \"current\"",
-            );
-        }
-        let fields = [
-            ("logp", Some(response.logp), true),
-            ("behavior_logp", Some(response.behavior_logp), true),
-            ("entropy", Some(response.entropy), false),
-            ("behavior_entropy", response.behavior_entropy, false),
-            ("reference_logp", response.reference_logp, true),
-            ("sampler_logp", response.sampler_logp, true),
-        ];
-        for (field, values, is_logp) in fields {
-            let Some(values) = values else { continue };
-            if values.len() != response.logp.len() {
-                let expected = response.logp.len();
-                return Err(ObjectiveError::Length { response_idx, field, got: values.len(), expected });
-            }
-            let (bad, expected) = if is_logp {
-                (first_bad(values, is_logp_value), "a finite log-prob, at most 0")
-            } else {
-                (first_bad(values, is_entropy_value), "a finite entropy, at least 0")
-            };
-            if let Some(token_idx) = bad {
-                let value = values[token_idx];
-                return Err(ObjectiveError::Value { response_idx, field, token_idx, value, expected });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// How far log-probs and entropies computed in f32 may leave their range by rounding.
-const ROUNDING: f64 = 1e-3;
-
-fn is_logp_value(x: f64) -> bool {
-    x <= ROUNDING && x > f64::NEG_INFINITY
-}
-
-fn is_entropy_value(x: f64) -> bool {
-    (-ROUNDING..f64::INFINITY).contains(&x)
-}
-
-/// The first value that is not good. The check of all values has no branch per value, so that it vectorises; the
-/// position is searched only after the check has failed.
-fn first_bad(values: &[f64], is_good: impl Fn(f64) -> bool) -> Option<usize> {
-    let all_good = values.iter().fold(true, |good, &x| good & is_good(x));
-    if all_good { None } else { values.iter().position(|&x| !is_good(x)) }
 }
 
 fn n_tokens(minibatch: &[ResponseSignals]) -> usize {

@@ -1,7 +1,60 @@
 //! S2T's candidates: the tokens that are rewarded and improbable. "Candidate" and "improbable" are defined here and
 //! nowhere else.
 
+use super::signals::MaskColumns;
 use super::{Mask, MaskSignals, ObjectiveSpec, mask};
+use serde::{Deserialize, Serialize};
+
+/// Which rewarded tokens count as improbable. Only `tau_p` needs a probability that someone has to choose for the model
+/// at hand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Threshold {
+    /// p < `tau_p` of the mask: STAPO.
+    #[default]
+    TauP,
+    /// p < tau_p with the tau_p that makes `share` of the mini-batch's rewarded tokens candidates: the `share`-quantile
+    /// of their log-probs. The share is what stays alike across models and along a run: STAPO reports 1.6e-4 to 7e-4 of
+    /// all tokens silenced at the start for models from 1.7B to 14B under one tau_p, and under 1e-4 later.
+    TargetShare {
+        #[serde(default = "default_share")]
+        share: f64,
+    },
+    /// -logp > `c` H + `b`. The surprisal -logp of a sampled token has mean H at its position. A policy draws a token
+    /// whose surprisal is above x with a probability of at most V e^-x, so a surprisal far above H is what a sampler
+    /// hits once in e^b tokens, whatever the model's scale. TACO's gate is c = 1, b = -ln a; RSI-S keeps -logp <= 2 H,
+    /// which is c = 2, b = 0 for one side.
+    Surprise {
+        #[serde(default = "default_c")]
+        c: f64,
+        #[serde(default = "default_b")]
+        b: f64,
+    },
+    /// 1 - 2p + sum pi^2 > `kappa` (2 - C H^2). The left side is the squared norm of the token's gradient at the logits
+    /// for A = 1; the right side is the largest such norm that a position of entropy H allows (the STAPO paper's upper
+    /// bound at p = 0), with C = (V - 1) / (V ln^2 V). Near 1 the token moves the logits as much as any token could: it
+    /// is improbable, and the policy was sure of another one. No probability threshold remains. Without `vocabulary`, C
+    /// is 0, its limit for large V (0.007 at V = 150,000).
+    Influence {
+        #[serde(default = "default_kappa")]
+        kappa: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vocabulary: Option<usize>,
+    },
+}
+
+fn default_share() -> f64 {
+    1e-3
+}
+fn default_c() -> f64 {
+    1.0
+}
+fn default_b() -> f64 {
+    6.0
+}
+fn default_kappa() -> f64 {
+    0.99
+}
 
 /// The log-prob below which a token is less likely than `tau_p`. Thresholds are compared as logarithms, and the
 /// logarithm is `libm`'s, so a comparison has the same result on every machine.
@@ -14,32 +67,74 @@ pub fn is_improbable(logp: f64, logp_below: f64) -> bool {
     logp < logp_below
 }
 
-/// True for a rewarded and improbable token.
-pub(super) fn is_candidate(advantage: f64, logp: f64, logp_below: f64) -> bool {
-    advantage > 0.0 && is_improbable(logp, logp_below)
+/// A [`Threshold`] with the values of a mini-batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Improbable {
+    Below {
+        logp: f64,
+    },
+    Surprising {
+        c: f64,
+        b: f64,
+    },
+    /// `curvature` is the bound's constant C.
+    Influential {
+        kappa: f64,
+        curvature: f64,
+    },
+}
+
+impl Improbable {
+    pub(super) fn below(tau_p: f64) -> Self {
+        Improbable::Below { logp: logp_below(tau_p) }
+    }
+
+    /// True for a token that is a candidate if it is rewarded.
+    #[inline]
+    pub(super) fn holds(self, columns: &MaskColumns, token_idx: usize) -> bool {
+        let logp = columns.logp[token_idx];
+        match self {
+            Improbable::Below { logp: below } => is_improbable(logp, below),
+            Improbable::Surprising { c, b } => -logp > c * columns.entropy[token_idx] + b,
+            Improbable::Influential { kappa, curvature } => {
+                let entropy = columns.entropy[token_idx];
+                let collision = columns.collision.map_or(0.0, |collision| collision[token_idx]);
+                let norm_squared = 1.0 - 2.0 * libm::exp(logp) + collision;
+                norm_squared > kappa * (2.0 - curvature * entropy * entropy)
+            }
+        }
+    }
+}
+
+/// The constant C = (V - 1) / (V ln^2 V) of the upper bound of the gradient norm; 0 for a vocabulary of unknown size.
+pub(super) fn curvature(vocabulary: Option<usize>) -> f64 {
+    vocabulary.map_or(0.0, |vocabulary| {
+        let v = vocabulary as f64;
+        (v - 1.0) / (v * libm::pow(libm::log(v), 2.0))
+    })
 }
 
 impl ObjectiveSpec {
-    /// The probability below which a token counts as improbable: the highest `tau_p` of the S2T masks, or the published
-    /// value for an objective without such a mask.
+    /// The fixed probability below which a token counts as improbable: the highest `tau_p` of the S2T masks, or the
+    /// published value for an objective without such a mask. A threshold that sets itself is in
+    /// [`super::Calibration::tau_p`].
     pub fn tau_p(&self) -> f64 {
-        self.highest_tau_p().unwrap_or(mask::PUBLISHED_TAU_P)
+        let thresholds = self.masks.iter().filter_map(|mask| match *mask {
+            Mask::Spurious { tau_p, threshold: Threshold::TauP, .. } | Mask::RandomTokens { tau_p, .. } => {
+                Some(tau_p)
+            }
+            _ => None,
+        });
+        thresholds.reduce(f64::max).unwrap_or(mask::PUBLISHED_TAU_P)
     }
 
     /// True where a mask silences S2T candidates, or as many random tokens as S2T would.
     pub fn has_candidate_mask(&self) -> bool {
-        self.highest_tau_p().is_some()
+        self.masks.iter().any(|mask| matches!(mask, Mask::Spurious { .. } | Mask::RandomTokens { .. }))
     }
 
-    fn highest_tau_p(&self) -> Option<f64> {
-        let thresholds = self.masks.iter().filter_map(|mask| match *mask {
-            Mask::Spurious { tau_p, .. } | Mask::RandomTokens { tau_p, .. } => Some(tau_p),
-            _ => None,
-        });
-        thresholds.reduce(f64::max)
-    }
-
-    /// Which tokens of a response are candidates, by the log-probs that the masks read. The columns have one length.
+    /// Which tokens of a response are candidates under the fixed threshold [`Self::tau_p`], by the log-probs that the
+    /// masks read. The columns have one length.
     pub fn candidates<'a>(
         &self,
         advantage: f64,
@@ -48,7 +143,14 @@ impl ObjectiveSpec {
     ) -> impl Iterator<Item = bool> {
         let logp_below = logp_below(self.tau_p());
         let signal = self.signal_logp(logp, behavior_logp);
-        signal.iter().map(move |&logp| is_candidate(advantage, logp, logp_below))
+        signal.iter().map(move |&logp| advantage > 0.0 && is_improbable(logp, logp_below))
+    }
+
+    /// True where a mask reads sums of squared probabilities.
+    pub fn reads_collision(&self) -> bool {
+        self.masks
+            .iter()
+            .any(|mask| matches!(mask, Mask::Spurious { threshold: Threshold::Influence { .. }, .. }))
     }
 
     /// The log-probs that the masks read.

@@ -1,11 +1,10 @@
 //! The effect of the objective on each token of a response.
 
-use super::calibrate::{CalibratedMask, Calibration, CandidateRule};
-use super::candidate::is_candidate;
+use super::calibrate::Calibration;
 use super::surrogate::{Point, Valued};
 use super::{
-    Aggregate, Denominator, EntropyBonus, MaskKind, ObjectiveError, ObjectiveSpec, Ratio, ResponseSignals,
-    Surrogate,
+    Aggregate, Denominator, MaskKind, ObjectiveError, ObjectiveSpec, OffPolicy, Ratio, ResponseSignals,
+    SilencedResponses, SilencedTokens, WeightLevel,
 };
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +16,8 @@ pub struct TokenEffect {
     pub kept: bool,
     /// The first mask that silenced the token.
     pub silenced_by: Option<MaskKind>,
-    /// True for a rewarded and improbable token: `advantage > 0` and `logp < ln tau_p`, with the log-prob that the
-    /// masks read and the threshold of [`ObjectiveSpec::tau_p`].
+    /// True for a rewarded and improbable token, by the signals that the masks read and the thresholds of the S2T masks,
+    /// or the published `tau_p` for an objective without such a mask.
     pub is_candidate: bool,
     /// True where the trust region of the surrogate is active.
     pub clipped: bool,
@@ -47,6 +46,8 @@ pub struct SequenceTally {
     pub loss: f64,
     pub ratio_min: f64,
     pub ratio_max: f64,
+    /// Sum over the kept tokens, nats; 0 for an objective without adaptive settings.
+    pub entropy: f64,
 }
 
 /// The totals of a mini-batch.
@@ -67,6 +68,10 @@ pub struct Tally {
     /// Over the kept tokens; 1 where there are none.
     pub ratio_min: f64,
     pub ratio_max: f64,
+    /// Mean entropy of the kept tokens, nats, which adaptive settings follow; absent for an objective without such
+    /// settings, and for a mini-batch without kept tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entropy_mean: Option<f64>,
 }
 
 impl Tally {
@@ -91,10 +96,7 @@ impl ObjectiveSpec {
     ) -> Result<SequenceTally, ObjectiveError> {
         let n_tokens = response.logp.len();
         assert_eq!(effects.len(), n_tokens, "evaluate: one effect per token");
-        let candidates = self.candidates(response.advantage, response.logp, response.behavior_logp);
-        for (effect, is_candidate) in effects.iter_mut().zip(candidates) {
-            *effect = TokenEffect { kept: true, is_candidate, weight: 1.0, ..TokenEffect::default() };
-        }
+        self.start(calibration, response, effects);
         for mask in &calibration.masks {
             self.apply(mask, response_idx, response, effects);
         }
@@ -112,11 +114,12 @@ impl ObjectiveSpec {
             ..SequenceTally::default()
         };
         let share = self.token_share(&tally);
-        match self.sequence_log_ratio(response, effects, n_kept).map(libm::exp) {
-            None => self.push_tokens(calibration, response_idx, response, effects, &mut tally),
-            Some(ratio) => self.push_sequence(ratio, response, effects, &mut tally),
+        let log_weight = self.sequence_log_weight(response);
+        match self.sequence_ratio(response, effects) {
+            None => self.push_tokens(calibration, response_idx, response, log_weight, effects, &mut tally),
+            Some(ratio) => self.push_sequence(ratio, response, log_weight, effects, &mut tally),
         }
-        self.add_penalties(response, effects, &mut tally);
+        self.add_penalties(calibration, response, effects, &mut tally);
         tally.loss *= share;
         let mut finite = tally.loss.is_finite();
         for effect in effects.iter_mut() {
@@ -127,182 +130,150 @@ impl ObjectiveSpec {
         if finite { Ok(tally) } else { Err(not_finite(response_idx, response, effects)) }
     }
 
-    /// Silences tokens, or multiplies the soft weight of tokens. Until [`Self::record`] runs, `weight` holds the
-    /// product of the soft weights.
-    fn apply(
-        &self,
-        mask: &CalibratedMask,
-        response_idx: usize,
-        response: &ResponseSignals,
-        effects: &mut [TokenEffect],
-    ) {
-        let (logp, entropy) = self.signals(response);
-        let behavior_logp = response.behavior_logp;
-        let advantage = response.advantage;
-        match *mask {
-            CalibratedMask::Spurious { .. } if advantage <= 0.0 => {}
-            CalibratedMask::Spurious { logp_below, rule } => silence(effects, MaskKind::Spurious, |t| {
-                is_candidate(advantage, logp[t], logp_below)
-                    && match rule {
-                        CandidateRule::Below(tau_h) => entropy[t] < tau_h,
-                        CandidateRule::Above(tau_h) => entropy[t] > tau_h,
-                        CandidateRule::Lottery(lottery) => lottery.wins(response_idx, t),
-                        CandidateRule::All => true,
-                        CandidateRule::Nothing => false,
-                    }
-            }),
-            CalibratedMask::RandomTokens { lottery, .. } => {
-                silence(effects, MaskKind::RandomTokens, |t| lottery.wins(response_idx, t));
-            }
-            CalibratedMask::TopEntropy { at_least } => {
-                silence(effects, MaskKind::TopEntropy, |t| entropy[t] < at_least);
-            }
-            CalibratedMask::ClipCov { cov, low, high, lottery } => silence(effects, MaskKind::ClipCov, |t| {
-                self.is_cov_candidate(cov, low, high, advantage, logp[t], behavior_logp[t])
-                    && lottery.wins(response_idx, t)
-            }),
-            CalibratedMask::LowProbabilityFirst { logp_below, pass } => {
-                let own_pass = |t: usize| usize::from(behavior_logp[t] >= logp_below);
-                silence(effects, MaskKind::LowProbabilityFirst, |t| own_pass(t) != pass);
-            }
-            CalibratedMask::ProbabilityWeight { alpha } => {
-                weigh(effects, |t| alpha * libm::exp(behavior_logp[t]) + 1.0 - alpha);
-            }
-            CalibratedMask::Taco { .. } if advantage <= 0.0 => {}
-            CalibratedMask::Taco { ln_a, l } => weigh(effects, |t| {
-                let x = -logp[t] - entropy[t] + ln_a;
-                if x > 0.0 { 1.0 + l * libm::expm1(-x) } else { 1.0 }
-            }),
-        }
-    }
-
     /// Applies a surrogate in which every token has an own ratio.
     fn push_tokens(
         &self,
         calibration: &Calibration,
         response_idx: usize,
         response: &ResponseSignals,
+        log_weight: Option<f64>,
         effects: &mut [TokenEffect],
         tally: &mut SequenceTally,
     ) {
-        let advantage = response.advantage;
-        let signal_logp = self.signals(response).0;
+        let signal_logp = self.columns(response).logp;
         for (token_idx, effect) in effects.iter_mut().enumerate() {
             let (logp, behavior_logp) = (response.logp[token_idx], response.behavior_logp[token_idx]);
+            let advantage = response.advantage.at(token_idx);
             let log_ratio = logp - behavior_logp;
             let ratio = if log_ratio == 0.0 { 1.0 } else { libm::exp(log_ratio) };
             let penalised = calibration
                 .penalised
                 .is_some_and(|cut| cut.contains(advantage, signal_logp[token_idx], response_idx, token_idx));
             let valued = self.surrogate.at(Point { ratio, advantage, logp, behavior_logp, penalised });
-            let push = self.record(effect, ratio, valued, response, token_idx, tally);
+            let off_policy = self.off_policy_weight(response, token_idx, log_weight);
+            let push = record(effect, ratio, valued, off_policy, tally);
             effect.d_logp = -push;
         }
     }
 
-    /// Applies a surrogate in which the response has one ratio. The ratio depends on the log-prob of every kept token
-    /// alike, so every kept token gets the same derivative, except tokens that the geometric mean clips, which get
-    /// none.
+    /// Applies a surrogate in which the response has one ratio. The ratio depends on the log-prob of every token of its
+    /// mean alike, so all these tokens get the same derivative, except tokens that the geometric mean clips, which get
+    /// none. Where the ratio is a constant weight, every token has an own derivative.
     fn push_sequence(
         &self,
-        ratio: f64,
+        ratio: SequenceRatio,
         response: &ResponseSignals,
+        log_weight: Option<f64>,
         effects: &mut [TokenEffect],
         tally: &mut SequenceTally,
     ) {
-        let advantage = response.advantage;
+        let holds_ratio = self.surrogate.holds_ratio();
         let mut push = 0.0;
         for (token_idx, effect) in effects.iter_mut().enumerate() {
             let (logp, behavior_logp) = (response.logp[token_idx], response.behavior_logp[token_idx]);
-            let mut valued =
-                self.surrogate.at(Point { ratio, advantage, logp, behavior_logp, penalised: false });
-            if let Surrogate::Geometric { clip } = self.surrogate {
-                valued.clipped = geometric_clips(logp - behavior_logp, advantage, clip);
+            let advantage = response.advantage.at(token_idx);
+            let point = Point { ratio: ratio.value, advantage, logp, behavior_logp, penalised: false };
+            let mut valued = self.surrogate.at(point);
+            valued.clipped |= self.geometric_bound(logp - behavior_logp, advantage).is_some();
+            let off_policy = self.off_policy_weight(response, token_idx, log_weight);
+            let own = record(effect, ratio.value, valued, off_policy, tally);
+            if holds_ratio {
+                effect.d_logp = -own;
             }
-            push += self.record(effect, ratio, valued, response, token_idx, tally);
+            push += own;
         }
-        let each = push / tally.n_kept.max(1) as f64;
-        let holds = matches!(self.surrogate, Surrogate::Geometric { .. });
+        if holds_ratio {
+            return;
+        }
+        let each = push / ratio.n_tokens.max(1) as f64;
+        let is_geometric = matches!(self.ratio, Ratio::Geometric { .. });
         for effect in effects.iter_mut() {
-            if holds && effect.clipped {
+            if is_geometric && effect.clipped {
                 effect.weight = 0.0;
-            } else if effect.kept {
+            } else if effect.kept || ratio.silenced == SilencedTokens::Stay {
                 effect.d_logp = -each;
             }
         }
     }
 
-    /// Writes what the surrogate gave for a token, and returns the token's weighted derivative; 0 for a silenced token.
-    #[inline]
-    fn record(
-        &self,
-        effect: &mut TokenEffect,
-        ratio: f64,
-        valued: Valued,
-        response: &ResponseSignals,
-        token_idx: usize,
-        tally: &mut SequenceTally,
-    ) -> f64 {
-        let off_policy = match response.sampler_logp {
-            Some(sampler_logp) => {
-                self.off_policy.weight(response.behavior_logp[token_idx], sampler_logp[token_idx])
-            }
-            None => 1.0,
-        };
-        let weight = effect.weight * off_policy;
-        effect.ratio = ratio;
-        effect.clipped = valued.clipped;
-        effect.weight = valued.slope * off_policy;
-        if !effect.kept {
-            return 0.0;
-        }
-        tally.n_clipped += usize::from(valued.clipped);
-        tally.ratio_min = tally.ratio_min.min(ratio);
-        tally.ratio_max = tally.ratio_max.max(ratio);
-        tally.loss -= weight * valued.value;
-        weight * valued.slope
-    }
-
     /// Adds the terms that do not depend on the advantage, for kept tokens.
     fn add_penalties(
         &self,
+        calibration: &Calibration,
         response: &ResponseSignals,
         effects: &mut [TokenEffect],
         tally: &mut SequenceTally,
     ) {
-        if let (true, Some(reference_logp)) = (self.needs_reference(), response.reference_logp) {
+        if let (true, Some(reference_logp)) = (self.kl_needs_reference(), response.reference_logp) {
             for (t, effect) in effects.iter_mut().enumerate().filter(|(_, effect)| effect.kept) {
-                let (penalty, slope) = self.kl.penalty(response.logp[t], reference_logp[t]);
+                let (penalty, slope) =
+                    self.kl.penalty(response.logp[t], reference_logp[t], response.behavior_logp[t]);
                 tally.loss += penalty;
                 effect.d_logp += slope;
             }
         }
-        if let EntropyBonus::Constant { coefficient } = self.entropy_bonus {
+        let coefficient = calibration.entropy_coefficient;
+        if coefficient != 0.0 {
             for (t, effect) in effects.iter_mut().enumerate().filter(|(_, effect)| effect.kept) {
                 tally.loss -= coefficient * response.entropy[t];
                 effect.d_entropy = -coefficient;
             }
         }
+        if self.is_adaptive() {
+            let kept = response.entropy.iter().zip(&*effects).filter(|(_, effect)| effect.kept);
+            tally.entropy = kept.map(|(entropy, _)| entropy).sum();
+        }
     }
 
-    /// Mean log-ratio over the kept tokens; absent where every token has an own ratio.
-    fn sequence_log_ratio(
-        &self,
-        response: &ResponseSignals,
-        effects: &[TokenEffect],
-        n_kept: usize,
-    ) -> Option<f64> {
-        let clip = match (self.ratio, self.surrogate) {
-            (_, Surrogate::Geometric { clip }) => Some(clip),
-            (Ratio::Sequence, _) => None,
-            (Ratio::Token, _) => return None,
+    /// The log of the off-policy weight of a whole response; absent where every token has an own weight.
+    fn sequence_log_weight(&self, response: &ResponseSignals) -> Option<f64> {
+        let sampler_logp =
+            response.sampler_logp.filter(|_| self.off_policy.level() == WeightLevel::Sequence)?;
+        Some(response.behavior_logp.iter().zip(sampler_logp).map(|(ours, theirs)| ours - theirs).sum())
+    }
+
+    #[inline]
+    fn off_policy_weight(&self, response: &ResponseSignals, token_idx: usize, sequence: Option<f64>) -> f64 {
+        match (self.off_policy, sequence, response.sampler_logp) {
+            (OffPolicy::None, _, _) | (_, None, None) => 1.0,
+            (off_policy, Some(log_weight), _) => off_policy.weight(log_weight),
+            (off_policy, None, Some(sampler_logp)) => {
+                off_policy.weight(response.behavior_logp[token_idx] - sampler_logp[token_idx])
+            }
+        }
+    }
+
+    /// The one ratio of a response; absent where every token has an own ratio.
+    fn sequence_ratio(&self, response: &ResponseSignals, effects: &[TokenEffect]) -> Option<SequenceRatio> {
+        let silenced = match self.ratio {
+            Ratio::Token => return None,
+            Ratio::Sequence { silenced } | Ratio::Geometric { silenced, .. } => silenced,
+            Ratio::Product => SilencedTokens::Leave,
         };
-        let logs = response.logp.iter().zip(response.behavior_logp).map(|(logp, behavior)| logp - behavior);
-        let kept = logs.zip(effects).filter(|(_, effect)| effect.kept).map(|(log_ratio, _)| match clip {
-            Some(clip) if geometric_clips(log_ratio, response.advantage, clip) => clip.copysign(log_ratio),
-            _ => log_ratio,
-        });
-        Some(kept.sum::<f64>() / n_kept.max(1) as f64)
+        let mut sum = 0.0;
+        let mut n_tokens = 0;
+        for (t, effect) in effects.iter().enumerate() {
+            if effect.kept || silenced == SilencedTokens::Stay {
+                let log_ratio = response.logp[t] - response.behavior_logp[t];
+                sum += self.geometric_bound(log_ratio, response.advantage.at(t)).unwrap_or(log_ratio);
+                n_tokens += 1;
+            }
+        }
+        let log_ratio = match self.ratio {
+            Ratio::Product => sum.clamp(libm::log(SMALLEST_PRODUCT), LARGEST_LOG_PRODUCT),
+            _ => sum / n_tokens.max(1) as f64,
+        };
+        Some(SequenceRatio { value: libm::exp(log_ratio), n_tokens, silenced })
+    }
+
+    /// The bound that takes the place of a log-ratio which GMPO clips: the log-ratio is beyond the bound in the direction
+    /// that the advantage rewards.
+    fn geometric_bound(&self, log_ratio: f64, advantage: f64) -> Option<f64> {
+        match self.ratio {
+            Ratio::Geometric { high, .. } if advantage > 0.0 && log_ratio > high => Some(high),
+            Ratio::Geometric { low, .. } if advantage < 0.0 && log_ratio < -low => Some(-low),
+            _ => None,
+        }
     }
 
     /// The factor on every token of a response before the division by N.
@@ -327,8 +298,10 @@ impl ObjectiveSpec {
         let n = match (self.aggregate, self.denominator) {
             (Aggregate::TokenMean, Denominator::AllTokens) => n_tokens as f64,
             (Aggregate::TokenMean, _) => n_kept as f64,
-            (_, Denominator::KeptTokens) => n_sequences_kept as f64,
-            (_, Denominator::AllTokens) => n_sequences as f64,
+            (_, Denominator::KeptTokens { silenced_responses: SilencedResponses::Leave }) => {
+                n_sequences_kept as f64
+            }
+            (_, Denominator::KeptTokens { .. } | Denominator::AllTokens) => n_sequences as f64,
             (_, Denominator::Constant { length }) => n_sequences as f64 * length,
         };
         let scale = if n_kept > 0 { 1.0 / n } else { 0.0 };
@@ -347,32 +320,50 @@ impl ObjectiveSpec {
             clip_fraction: if n_kept > 0 { n_clipped as f64 / n_kept as f64 } else { 0.0 },
             ratio_min: if n_kept > 0 { ratio_min } else { 1.0 },
             ratio_max: if n_kept > 0 { ratio_max } else { 1.0 },
+            entropy_mean: (self.is_adaptive() && n_kept > 0)
+                .then(|| sequences.iter().map(|s| s.entropy).sum::<f64>() / n_kept as f64),
         }
     }
 }
 
-/// True where GMPO clips a token: the log-ratio is beyond the clip in the direction that the advantage rewards.
-fn geometric_clips(log_ratio: f64, advantage: f64, clip: f64) -> bool {
-    (advantage > 0.0 && log_ratio > clip) || (advantage < 0.0 && log_ratio < -clip)
+/// The smallest ratio of a whole response, and the log of the largest, as in TRL's VESPO.
+const SMALLEST_PRODUCT: f64 = 1e-8;
+const LARGEST_LOG_PRODUCT: f64 = 20.0;
+
+/// The one ratio of a response.
+#[derive(Debug, Clone, Copy)]
+struct SequenceRatio {
+    value: f64,
+    /// The tokens whose log-ratios are in the mean.
+    n_tokens: usize,
+    silenced: SilencedTokens,
+}
+
+/// Writes what the surrogate gave for a token, and returns the token's weighted derivative; 0 for a silenced token.
+#[inline]
+fn record(
+    effect: &mut TokenEffect,
+    ratio: f64,
+    valued: Valued,
+    off_policy: f64,
+    tally: &mut SequenceTally,
+) -> f64 {
+    let weight = effect.weight * off_policy;
+    effect.ratio = ratio;
+    effect.clipped = valued.clipped;
+    effect.weight = valued.slope * off_policy;
+    if !effect.kept {
+        return 0.0;
+    }
+    tally.n_clipped += usize::from(valued.clipped);
+    tally.ratio_min = tally.ratio_min.min(ratio);
+    tally.ratio_max = tally.ratio_max.max(ratio);
+    tally.loss -= weight * valued.value;
+    weight * valued.slope
 }
 
 fn count(effects: &[TokenEffect], is_counted: impl Fn(&TokenEffect) -> bool) -> usize {
     effects.iter().filter(|effect| is_counted(effect)).count()
-}
-
-fn silence(effects: &mut [TokenEffect], by: MaskKind, is_silenced: impl Fn(usize) -> bool) {
-    for (token_idx, effect) in effects.iter_mut().enumerate() {
-        if is_silenced(token_idx) && effect.kept {
-            effect.kept = false;
-            effect.silenced_by = Some(by);
-        }
-    }
-}
-
-fn weigh(effects: &mut [TokenEffect], weight: impl Fn(usize) -> f64) {
-    for (token_idx, effect) in effects.iter_mut().enumerate() {
-        effect.weight *= weight(token_idx);
-    }
 }
 
 /// The error that names the first token with a ratio or derivative that is not finite.

@@ -1,6 +1,6 @@
 //! Reads objectives from preset names, TOML and `key=value` overrides.
 
-use super::{Mask, ObjectiveSpec, preset, presets};
+use super::{Mask, MaskKind, ObjectiveSpec, preset, presets};
 use crate::settings::{self, SettingsError, hint};
 use thiserror::Error;
 use toml::{Table, Value};
@@ -30,6 +30,13 @@ impl ObjectiveSpec {
         };
         let mut spec = found.objective;
         if adds_s2t {
+            if spec.masks.iter().any(|mask| mask.kind() == MaskKind::Spurious) {
+                return Err(SpecError::Refused {
+                    key: "preset".to_string(),
+                    problem: format!("{name} would silence twice: {base} has S2T already"),
+                    remedy: format!("take {base}, and change its mask with masks.0.tau_p=.."),
+                });
+            }
             spec.masks.push(Mask::spurious());
         }
         Ok(spec)
@@ -59,15 +66,13 @@ impl ObjectiveSpec {
         Self::read(settings::overlay(base, table))
     }
 
-    /// Applies `key.path=value` overrides in order; see [`settings::set`].
+    /// Applies `key.path=value` overrides; see [`settings::set_all`].
     pub fn with_overrides<'a>(
         &self,
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SpecError> {
         let mut table = settings::to_table(self);
-        for text in overrides {
-            settings::set(&mut table, text)?;
-        }
+        settings::set_all(&mut table, overrides)?;
         Self::read(table)
     }
 

@@ -1,5 +1,6 @@
 //! Rules that take tokens out of the update or reduce their weight.
 
+use super::Threshold;
 use serde::{Deserialize, Serialize};
 
 /// A rule over tokens. A hard mask silences tokens: a silenced token is not part of the loss. A soft mask multiplies a
@@ -7,11 +8,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Mask {
-    /// S2T and its ablations. Candidates are tokens with A > 0 and p < `tau_p`; `select` says which of them are
-    /// silenced.
+    /// S2T and its ablations. Candidates are tokens with A > 0 that `threshold` finds improbable; `select` says which of
+    /// them are silenced.
     Spurious {
+        /// Read by the threshold `tau_p` alone.
         #[serde(default = "default_tau_p")]
         tau_p: f64,
+        #[serde(default)]
+        threshold: Threshold,
         /// Candidates with an entropy below this quantile are silenced; for the ablations, the share that is silenced.
         #[serde(default = "default_q")]
         q: f64,
@@ -68,6 +72,52 @@ pub enum Mask {
         #[serde(default = "default_taco_l")]
         l: f64,
     },
+    /// Soft, the opposite of S2T: tokens with A > 0 whose surprisal -logp is at or above the (1 - `share`)-quantile of
+    /// the mini-batch weigh `weight` while the mini-batch's mean entropy is below `entropy_below` (STARE). With `step` 0
+    /// the weight is constant. With a `step` above 0 the weight starts at `weight`, grows by `step` after an optimizer
+    /// step whose mean entropy was at most `entropy_below`, shrinks by `step` after any other, and stays in [`min`,
+    /// `max`]; it is then in force at every entropy.
+    Stare {
+        #[serde(default = "default_stare_share")]
+        share: f64,
+        #[serde(default = "default_stare_weight")]
+        weight: f64,
+        #[serde(default = "default_stare_entropy")]
+        entropy_below: f64,
+        #[serde(default)]
+        signs: StareSigns,
+        #[serde(default)]
+        step: f64,
+        #[serde(default = "default_stare_min")]
+        min: f64,
+        #[serde(default = "default_stare_max")]
+        max: f64,
+    },
+    /// Keeps tokens whose surprisal is about what their entropy says: `low` H <= -logp <= `high` H (RSI-S).
+    Rsi {
+        #[serde(default = "default_rsi_low")]
+        low: f64,
+        #[serde(default = "default_rsi_high")]
+        high: f64,
+    },
+    /// Silences the tokens with A < 0 of a response that the policy has left: `mean_t (sampler_logp - logp)` above
+    /// `delta`, with `behavior_logp` where the rollout has no `sampler_logp` (the off-policy sequence mask of
+    /// DeepSeek-V3.2, eq. 9).
+    OffPolicySequence {
+        #[serde(default = "default_delta")]
+        delta: f64,
+    },
+}
+
+/// Which tokens STARE weighs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StareSigns {
+    /// Tokens with A > 0.
+    #[default]
+    Positive,
+    /// Also tokens with A < 0, which weigh `2 - weight` (variant C2).
+    Both,
 }
 
 /// Which S2T candidates are silenced.
@@ -93,6 +143,8 @@ pub enum QuantileOver {
     Candidates,
     /// All response tokens of the mini-batch, as in versions 1 to 3 of the paper.
     AllTokens,
+    /// All tokens with A > 0 of the mini-batch, as in the code that TACO's authors publish.
+    RewardedTokens,
 }
 
 /// The name of a mask, as `silenced_by` gives it.
@@ -106,6 +158,9 @@ pub enum MaskKind {
     LowProbabilityFirst,
     ProbabilityWeight,
     Taco,
+    Stare,
+    Rsi,
+    OffPolicySequence,
 }
 
 impl Mask {
@@ -113,6 +168,7 @@ impl Mask {
     pub fn spurious() -> Self {
         Mask::Spurious {
             tau_p: default_tau_p(),
+            threshold: Threshold::TauP,
             q: default_q(),
             select: Select::LowEntropy,
             quantile_over: QuantileOver::Candidates,
@@ -129,24 +185,46 @@ impl Mask {
             Mask::LowProbabilityFirst { .. } => MaskKind::LowProbabilityFirst,
             Mask::ProbabilityWeight { .. } => MaskKind::ProbabilityWeight,
             Mask::Taco { .. } => MaskKind::Taco,
+            Mask::Stare { .. } => MaskKind::Stare,
+            Mask::Rsi { .. } => MaskKind::Rsi,
+            Mask::OffPolicySequence { .. } => MaskKind::OffPolicySequence,
         }
     }
 
     /// True for a mask whose decision on a token depends on other tokens of the mini-batch.
     pub fn needs_calibration(&self) -> bool {
         match self {
-            Mask::Spurious { select, .. } => *select != Select::Full,
-            Mask::RandomTokens { .. } | Mask::TopEntropy { .. } | Mask::ClipCov { .. } => true,
-            Mask::LowProbabilityFirst { .. } | Mask::ProbabilityWeight { .. } | Mask::Taco { .. } => false,
+            Mask::Spurious { select, threshold, .. } => {
+                *select != Select::Full || matches!(threshold, Threshold::TargetShare { .. })
+            }
+            Mask::RandomTokens { .. }
+            | Mask::TopEntropy { .. }
+            | Mask::ClipCov { .. }
+            | Mask::Stare { .. } => true,
+            Mask::LowProbabilityFirst { .. }
+            | Mask::ProbabilityWeight { .. }
+            | Mask::Taco { .. }
+            | Mask::Rsi { .. }
+            | Mask::OffPolicySequence { .. } => false,
         }
     }
 
     /// True for a mask that reads entropies.
     pub fn reads_entropy(&self) -> bool {
         match self {
-            Mask::Spurious { select, .. } => *select != Select::Full,
-            Mask::RandomTokens { .. } | Mask::TopEntropy { .. } | Mask::Taco { .. } => true,
-            Mask::ClipCov { .. } | Mask::LowProbabilityFirst { .. } | Mask::ProbabilityWeight { .. } => false,
+            Mask::Spurious { select, threshold, .. } => {
+                *select != Select::Full
+                    || matches!(threshold, Threshold::Surprise { .. } | Threshold::Influence { .. })
+            }
+            Mask::RandomTokens { .. }
+            | Mask::TopEntropy { .. }
+            | Mask::Taco { .. }
+            | Mask::Stare { .. }
+            | Mask::Rsi { .. } => true,
+            Mask::ClipCov { .. }
+            | Mask::LowProbabilityFirst { .. }
+            | Mask::ProbabilityWeight { .. }
+            | Mask::OffPolicySequence { .. } => false,
         }
     }
 }
@@ -183,4 +261,28 @@ fn default_taco_a() -> f64 {
 }
 fn default_taco_l() -> f64 {
     0.9
+}
+fn default_stare_share() -> f64 {
+    0.1
+}
+fn default_stare_weight() -> f64 {
+    1.1
+}
+fn default_stare_entropy() -> f64 {
+    0.3
+}
+fn default_stare_min() -> f64 {
+    0.5
+}
+fn default_stare_max() -> f64 {
+    1.5
+}
+fn default_rsi_low() -> f64 {
+    0.5
+}
+fn default_rsi_high() -> f64 {
+    2.0
+}
+fn default_delta() -> f64 {
+    0.5
 }

@@ -1,8 +1,9 @@
 //! Published algorithms by name.
 
 use super::{
-    Advantage, Aggregate, Denominator, EntropyBonus, Kl, Mask, MaskSignals, ObjectiveSpec, OffPolicy,
-    QuantileOver, Ratio, Select, Surrogate,
+    Advantage, Aggregate, Denominator, Distillation, EntropyBonus, Kl, Mask, MaskSignals, MultipleRewards,
+    ObjectiveSpec, OffPolicy, QuantileOver, Ratio, Select, SilencedTokens, StareSigns, Surrogate, Threshold,
+    Whiten,
 };
 use crate::rollout::OverlongShaping;
 use serde::Serialize;
@@ -49,12 +50,22 @@ fn entry(name: &'static str, paper: &'static str, summary: &'static str, objecti
 /// STAPO and the other algorithms with a mask.
 fn masked_presets() -> Vec<Preset> {
     let with = |mask: Mask, objective: ObjectiveSpec| ObjectiveSpec { masks: vec![mask], ..objective };
-    let v1 = Mask::Spurious {
+    let spurious = |q, quantile_over| Mask::Spurious {
         tau_p: 0.002,
-        q: 0.8,
+        threshold: Threshold::TauP,
+        q,
         select: Select::LowEntropy,
-        quantile_over: QuantileOver::AllTokens,
+        quantile_over,
         seed: 0,
+    };
+    let stare = Mask::Stare {
+        share: 0.1,
+        weight: 1.1,
+        entropy_below: 0.3,
+        signs: StareSigns::Positive,
+        step: 0.0,
+        min: 0.5,
+        max: 1.5,
     };
     let clip_cov = ObjectiveSpec { denominator: Denominator::AllTokens, ..clipped(1.0, 1.0, None) };
     vec![
@@ -68,7 +79,13 @@ fn masked_presets() -> Vec<Preset> {
             "stapo-v1",
             "2602.15620v1",
             "entropy threshold from all tokens of the mini-batch",
-            with(v1, clipped(0.2, 0.28, None)),
+            with(spurious(0.8, QuantileOver::AllTokens), clipped(0.2, 0.28, None)),
+        ),
+        entry(
+            "stapo-taco",
+            "2607.07976",
+            "another reading of STAPO: entropy threshold from the tokens of rewarded responses",
+            with(spurious(0.1, QuantileOver::RewardedTokens), clipped(0.2, 0.28, None)),
         ),
         entry(
             "entropy20",
@@ -100,6 +117,18 @@ fn masked_presets() -> Vec<Preset> {
             "soft S2T: weighs spurious tokens down",
             with(Mask::Taco { a: 0.01, l: 0.9 }, clipped(0.2, 0.28, None)),
         ),
+        entry(
+            "stare",
+            "2606.19236",
+            "weighs surprising rewarded tokens up while entropy is low",
+            with(stare, clipped(0.2, 0.28, None)),
+        ),
+        entry(
+            "rsi",
+            "2606.31575",
+            "keeps tokens whose surprisal is near their entropy",
+            with(Mask::Rsi { low: 0.5, high: 2.0 }, clipped(0.2, 0.28, None)),
+        ),
     ]
 }
 
@@ -117,13 +146,22 @@ fn unmasked_presets() -> Vec<Preset> {
     let grpo = by_sequence(ObjectiveSpec { kl: Kl::K3 { beta: 0.04 }, ..clipped(0.2, 0.2, None) });
     let dr_grpo =
         summed(3000.0, ObjectiveSpec { advantage: Advantage::GroupMean, ..clipped(0.2, 0.2, None) });
-    let gspo = by_sequence(ObjectiveSpec { ratio: Ratio::Sequence, ..clipped(3e-4, 4e-4, None) });
+    let by_response = Ratio::Sequence { silenced: SilencedTokens::Leave };
+    let gspo = by_sequence(ObjectiveSpec { ratio: by_response, ..clipped(3e-4, 4e-4, None) });
+    let luspo = summed(1.0, ObjectiveSpec { ratio: by_response, ..clipped(2e-3, 2.5e-3, None) });
+    let geometric = Ratio::Geometric { low: 0.4, high: 0.4, silenced: SilencedTokens::Leave };
+    let gmpo = by_sequence(ObjectiveSpec { ratio: geometric, ..plain(Surrogate::Unclipped) });
     let rloo =
         summed(1.0, ObjectiveSpec { advantage: Advantage::LeaveOneOut, ..plain(Surrogate::Reinforce) });
-    let dppo = ObjectiveSpec {
-        denominator: Denominator::AllTokens,
-        ..plain(Surrogate::TotalVariation { delta: 0.15 })
+    let over_all = |surrogate| ObjectiveSpec { denominator: Denominator::AllTokens, ..plain(surrogate) };
+    let dppo_tv = over_all(Surrogate::TotalVariation { low: 0.15, high: 0.15, cap: None });
+    let dppo_kl = over_all(Surrogate::BinaryKl { low: 0.05, high: 0.05, cap: None });
+    let reinforce_pp = ObjectiveSpec {
+        advantage: Advantage::Return { gamma: 1.0 },
+        whiten: Whiten::Tokens { epsilon: 0.0 },
+        ..clipped(0.2, 0.2, Some(3.0))
     };
+    let vespo = ObjectiveSpec { ratio: Ratio::Product, ..plain(VESPO) };
     vec![
         entry(
             "justrl",
@@ -155,13 +193,17 @@ fn unmasked_presets() -> Vec<Preset> {
             "soft gate instead of a clip",
             by_sequence(plain(Surrogate::Sapo { tau_positive: 1.0, tau_negative: 1.05 })),
         ),
+        entry("gmpo", "2507.20673", "geometric mean of clipped ratios", gmpo),
+        entry("dppo-tv", "2602.04879", "drops tokens whose probability moved too far", dppo_tv),
+        entry("dppo-kl", "2602.04879", "drops tokens whose binary KL moved too far", dppo_kl),
+        entry("luspo", "2602.05261", "gspo with every response weighted by its length", luspo),
+        entry("vespo", "2602.10693", "smooth weight on the ratio of whole responses", vespo),
         entry(
-            "gmpo",
-            "2507.20673",
-            "geometric mean of clipped ratios",
-            by_sequence(plain(Surrogate::Geometric { clip: 0.4 })),
+            "reinforce++",
+            "2501.03262",
+            "advantages normalised over the tokens of the batch",
+            reinforce_pp,
         ),
-        entry("dppo-tv", "2602.04879", "drops tokens whose probability moved too far", dppo),
     ]
 }
 
@@ -174,16 +216,23 @@ fn dapo() -> Preset {
     }
 }
 
+const VESPO: Surrogate =
+    Surrogate::Vespo { k_positive: 2.0, lambda_positive: 3.0, k_negative: 3.0, lambda_negative: 2.0 };
+
 /// A token-mean objective with that surrogate and no further term.
 fn plain(surrogate: Surrogate) -> ObjectiveSpec {
     ObjectiveSpec {
         advantage: Advantage::default(),
+        multiple_rewards: MultipleRewards::Sum,
+        whiten: Whiten::None,
+        kl_in_reward: Kl::None,
+        distillation: Distillation::None,
         masks: Vec::new(),
         mask_signals: MaskSignals::Current,
         ratio: Ratio::Token,
         surrogate,
         aggregate: Aggregate::TokenMean,
-        denominator: Denominator::KeptTokens,
+        denominator: Denominator::default(),
         kl: Kl::None,
         entropy_bonus: EntropyBonus::None,
         off_policy: OffPolicy::None,

@@ -22,16 +22,35 @@ pub enum Surrogate {
     },
     /// `A logp`: no ratio.
     Reinforce,
+    /// `A logp - (beta / 2) (ln r)^2`: no clip, a squared log-ratio holds the policy near the one that sampled (verl's
+    /// `dro`).
+    SquaredLogRatio { beta: f64 },
     /// `r A`, unclipped.
     Unclipped,
     /// `r A`, less `coefficient |ln r|` on the `share` of tokens with the highest covariance of A and logp (KL-Cov).
     KlCov { share: f64, coefficient: f64 },
     /// `(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of A (SAPO).
     Sapo { tau_positive: f64, tau_negative: f64 },
-    /// `exp(mean_t l_t) A` with `l_t` = `ln r_t`, for A > 0 at most `clip`, for A < 0 at least `-clip` (GMPO).
-    Geometric { clip: f64 },
-    /// `r A`; 0 where p - p_behavior > `delta` (A > 0) or < -`delta` (A < 0) (DPPO, total variation).
-    TotalVariation { delta: f64 },
+    /// `r A`; 0 where p - p_behavior > `high` (A > 0) or < -`low` (A < 0) (DPPO, total variation). With `cap` c the
+    /// slope is at most `c A`: beyond r = c the value goes on as `c A (1 + ln(r / c))`.
+    TotalVariation {
+        low: f64,
+        high: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cap: Option<f64>,
+    },
+    /// `r A`; 0 where p has moved in the direction that A rewards, and the KL divergence between the two choices "this
+    /// token" and "another one", from behavior to current policy, is above `high` (A > 0) or `low` (A < 0) (DPPO, binary
+    /// KL). `cap` as for total variation.
+    BinaryKl {
+        low: f64,
+        high: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cap: Option<f64>,
+    },
+    /// `stopgrad(phi(r)) A logp` with `phi(r) = r^k exp(lambda (1 - r))`, k and lambda by the sign of A, for the ratio of
+    /// whole responses (VESPO).
+    Vespo { k_positive: f64, lambda_positive: f64, k_negative: f64, lambda_negative: f64 },
 }
 
 /// The value of a surrogate at one token, with the derivative.
@@ -41,6 +60,10 @@ pub(crate) struct Valued {
     /// Derivative of `value` by `logp`, stop-gradients held.
     pub slope: f64,
     pub clipped: bool,
+}
+
+impl Valued {
+    const DROPPED: Valued = Valued { value: 0.0, slope: 0.0, clipped: true };
 }
 
 /// What a surrogate reads of one token.
@@ -73,6 +96,14 @@ impl Surrogate {
                 Valued { value: weight * logp, slope: weight, clipped: ratio > 1.0 + high || ratio < floor }
             }
             Surrogate::Reinforce => Valued { value: advantage * logp, slope: advantage, clipped: false },
+            Surrogate::SquaredLogRatio { beta } => {
+                let log_ratio = logp - behavior_logp;
+                Valued {
+                    value: advantage * logp - 0.5 * beta * log_ratio * log_ratio,
+                    slope: advantage - beta * log_ratio,
+                    clipped: false,
+                }
+            }
             Surrogate::Unclipped => linear,
             Surrogate::KlCov { coefficient, .. } => {
                 let log_ratio = logp - behavior_logp;
@@ -93,15 +124,54 @@ impl Surrogate {
                     clipped: false,
                 }
             }
-            // GMPO clips the log-ratios inside the mean, so `ratio` is the clipped geometric mean already.
-            Surrogate::Geometric { .. } => linear,
-            Surrogate::TotalVariation { delta } => {
+            Surrogate::TotalVariation { low, high, cap } => {
                 let moved = libm::exp(logp) - libm::exp(behavior_logp);
-                let outside = (advantage > 0.0 && moved > delta) || (advantage < 0.0 && moved < -delta);
-                if outside { Valued { value: 0.0, slope: 0.0, clipped: true } } else { linear }
+                let is_outside = (advantage > 0.0 && moved > high) || (advantage < 0.0 && moved < -low);
+                if is_outside { Valued::DROPPED } else { capped(linear, ratio, advantage, cap) }
+            }
+            Surrogate::BinaryKl { low, high, cap } => {
+                let bound = if advantage > 0.0 { high } else { low };
+                let moved_with_advantage = (logp - behavior_logp) * advantage > 0.0;
+                let is_outside = moved_with_advantage && binary_kl(behavior_logp, logp) > bound;
+                if is_outside { Valued::DROPPED } else { capped(linear, ratio, advantage, cap) }
+            }
+            Surrogate::Vespo { k_positive, lambda_positive, k_negative, lambda_negative } => {
+                let (k, lambda) = if advantage >= 0.0 {
+                    (k_positive, lambda_positive)
+                } else {
+                    (k_negative, lambda_negative)
+                };
+                let weight = libm::exp(lambda + k * libm::log(ratio) - lambda * ratio) * advantage;
+                Valued { value: weight * logp, slope: weight, clipped: false }
             }
         }
     }
+
+    /// True for a surrogate whose ratio is a constant weight on the token's own log-prob.
+    pub(super) fn holds_ratio(&self) -> bool {
+        matches!(self, Surrogate::Vespo { .. })
+    }
+}
+
+/// `linear`, with the slope held at `cap * advantage` beyond the cap.
+fn capped(linear: Valued, ratio: f64, advantage: f64, cap: Option<f64>) -> Valued {
+    match cap {
+        Some(cap) if ratio > cap => {
+            let slope = cap * advantage;
+            Valued { value: slope * (1.0 + libm::log(ratio / cap)), slope, clipped: true }
+        }
+        _ => linear,
+    }
+}
+
+/// How far 1 - p is kept from 0, as in verl.
+const BINARY_KL_FLOOR: f64 = 1e-8;
+
+/// `q ln(q / p) + (1 - q) ln((1 - q) / (1 - p))` with q the behavior and p the current probability of the token.
+fn binary_kl(behavior_logp: f64, logp: f64) -> f64 {
+    let q = libm::exp(behavior_logp);
+    let others = |p: f64| 1.0 - p.min(1.0) + BINARY_KL_FLOOR;
+    q * (behavior_logp - logp) + (1.0 - q) * libm::log(others(q) / others(libm::exp(logp)))
 }
 
 fn clip(ratio: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -> Valued {

@@ -17,6 +17,7 @@ pub struct ResponseRecord {
     pub text: String,
     pub verdict: Verdict,
     pub reward: f64,
+    /// The mean over the tokens where each token has an own advantage.
     pub advantage: f64,
     pub finish: Finish,
     /// Index, from 0, of the mini-batch that the response was in, among the optimizer steps of the training step.
@@ -64,6 +65,9 @@ pub struct TokenColumns {
     /// without this column.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weight: Vec<f64>,
+    /// Advantage of each token; empty where all tokens of the response have the response's advantage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub advantage: Vec<f64>,
     /// Derivative of the normalised loss by `logp`.
     pub d_logp: Vec<f64>,
     /// The likeliest tokens at each position; empty where `record.alternatives` is 0.

@@ -36,7 +36,7 @@ pub use cluster::{
     variance_components, wilson,
 };
 pub use descriptive::{
-    area_under_curve, entropy_stability, mean, quantile, quantile_in_place, quantile_sorted,
+    area_under_curve, entropy_stability, has_spread, mean, quantile, quantile_in_place, quantile_sorted,
 };
 pub use error::StatsError;
 pub use headline::{Contest, headline_gain};

@@ -278,6 +278,8 @@ impl Config {
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
         let mut table = settings::overlay(settings::to_table(&Config::default()), settings::parse(text)?);
+        let mut overrides: Vec<&str> = overrides.into_iter().collect();
+        overrides.sort_by_key(|text| settings::application_order(text));
         for text in overrides {
             spell_out_objective(&mut table, text);
             settings::set(&mut table, text)?;

@@ -4,7 +4,7 @@ use super::{Config, States};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
-use stapo_core::objective::{OffPolicy, SpecError, preset};
+use stapo_core::objective::{Kl, OffPolicy, SpecError, preset};
 use stapo_core::settings::{self, SettingsError, hint};
 use stapo_model::DeviceName;
 use stapo_model::optimizer::AdamWSettings;
@@ -96,12 +96,13 @@ impl Plan {
         rollout.div_ceil(self.config.update.problems_per_minibatch) * self.objective.n_passes()
     }
 
-    /// Settings of the training loop that the preset's paper uses and the config does not set.
+    /// What is unusual about the objective, and settings of the training loop that the preset's paper uses and the config
+    /// does not set.
     pub fn notes(&self) -> Vec<String> {
         let name = self.config.objective.get("preset").and_then(toml::Value::as_str).unwrap_or_default();
-        let Some(preset) = preset(name) else { return Vec::new() };
+        let mut notes = self.objective.warnings();
+        let Some(preset) = preset(name) else { return notes };
         let rollout = &self.config.rollout;
-        let mut notes = Vec::new();
         if preset.rollout.dynamic_sampling && rollout.max_redraws == 0 {
             notes.push(format!("{name} redraws groups of equal rewards; rollout.max_redraws is 0"));
         }
@@ -148,10 +149,27 @@ impl Plan {
             let remedy = "leave it out, or add one: objective.kl = { kind = \"k3\", beta = 0.04 }";
             return Err(PlanError::Refused { key: "reference", problem, remedy });
         }
+        let fed = [
+            (self.objective.needs_teacher(), "objective.distillation.kind", "reads a teacher's log-probs"),
+            (
+                self.objective.kl_in_reward != Kl::None,
+                "objective.kl_in_reward.kind",
+                "reads the reference's log-probs before the rewards are normalised",
+            ),
+            (
+                self.objective.is_adaptive(),
+                "objective.entropy_bonus.kind",
+                "adapts from step to step, and checkpoints do not keep that state",
+            ),
+        ];
+        for (is_asked, key, why) in fed {
+            require(!is_asked, key, "this kind", why, "leave it out; `stapo objective` evaluates it")?;
+        }
         let kind = match self.objective.off_policy {
             OffPolicy::None => return Ok(()),
             OffPolicy::Tis { .. } => "tis",
             OffPolicy::Icepop { .. } => "icepop",
+            OffPolicy::Mis { .. } => "mis",
         };
         require(
             false,

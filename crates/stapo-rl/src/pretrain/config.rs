@@ -84,9 +84,7 @@ impl PretrainConfig {
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
         let mut table = settings::overlay(settings::to_table(&Self::default()), settings::parse(text)?);
-        for text in overrides {
-            settings::set(&mut table, text)?;
-        }
+        settings::set_all(&mut table, overrides)?;
         settings::read("config", table)
     }
 

@@ -2,8 +2,8 @@
 
 use crate::config::{Plan, Truncated};
 use stapo_core::diagnostics::Observed;
-use stapo_core::objective::ResponseSignals;
-use stapo_core::{Finish, Group, Microbatch, ObjectiveError, Scored, TokenEffect};
+use stapo_core::objective::{Advantages, ResponseSignals};
+use stapo_core::{Finish, Group, Microbatch, Scored, TokenEffect};
 use stapo_model::decoder::{PackedBatch, TokenScores};
 
 /// One response of a mini-batch with its signals. The model's f32 values are widened to the objective's f64, which is
@@ -11,23 +11,25 @@ use stapo_model::decoder::{PackedBatch, TokenScores};
 pub struct Member<'a> {
     pub group: &'a Group,
     pub scored: &'a Scored,
-    pub advantage: f64,
+    pub advantage: &'a Advantages,
     pub behavior_logp: Vec<f64>,
     pub behavior_entropy: Vec<f64>,
     pub logp: Vec<f64>,
     pub entropy: Vec<f64>,
-    pub collision: Vec<f64>,
+    /// Absent before a forward pass of training: sampling records none.
+    pub collision: Option<Vec<f64>>,
     pub reference_logp: Option<Vec<f64>>,
     pub alternatives: Vec<Vec<(u32, f32)>>,
     pub effects: Vec<TokenEffect>,
 }
 
 /// The responses of `groups` that take part in the update, each with its advantage and the signals of the rollout.
-pub fn members<'a>(plan: &Plan, groups: &'a [Group]) -> Result<Vec<Member<'a>>, ObjectiveError> {
+/// `advantages` has one entry per response of `groups`.
+pub fn members<'a>(plan: &Plan, groups: &'a [Group], advantages: &'a [Advantages]) -> Vec<Member<'a>> {
     let mut members = Vec::new();
+    let mut advantages = advantages.iter();
     for group in groups {
-        let advantages = plan.objective.advantage.of_group(&group.rewards())?;
-        for (scored, advantage) in group.members.iter().zip(advantages) {
+        for (scored, advantage) in group.members.iter().zip(&mut advantages) {
             let is_cut = scored.rollout.finish == Finish::LengthLimit;
             if is_cut && plan.config.rollout.truncated == Truncated::Drop {
                 continue;
@@ -42,26 +44,27 @@ pub fn members<'a>(plan: &Plan, groups: &'a [Group]) -> Result<Vec<Member<'a>>, 
                 behavior_entropy: entropy.clone(),
                 logp,
                 entropy,
-                collision: Vec::new(),
+                collision: None,
                 reference_logp: None,
                 alternatives: Vec::new(),
                 effects: Vec::new(),
             });
         }
     }
-    Ok(members)
+    members
 }
 
 impl Member<'_> {
     pub fn signals(&self) -> ResponseSignals<'_> {
         ResponseSignals {
-            advantage: self.advantage,
+            advantage: self.advantage.view(),
             logp: &self.logp,
             behavior_logp: &self.behavior_logp,
             entropy: &self.entropy,
             behavior_entropy: Some(&self.behavior_entropy),
             reference_logp: self.reference_logp.as_deref(),
             sampler_logp: None,
+            collision: self.collision.as_deref(),
         }
     }
 
@@ -69,7 +72,7 @@ impl Member<'_> {
     pub fn set_scores(&mut self, scores: ResponseScores) {
         self.logp = scores.logp;
         self.entropy = scores.entropy;
-        self.collision = scores.collision;
+        self.collision = Some(scores.collision);
         self.alternatives = scores.alternatives;
     }
 
@@ -78,12 +81,13 @@ impl Member<'_> {
         self.logp.iter().zip(&self.behavior_logp).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
     }
 
-    /// The tokens in the form that the census reads.
+    /// The tokens in the form that the census reads, after the forward pass of training.
     pub fn observed(&self) -> Vec<Observed> {
+        let collision = self.collision.as_deref().unwrap_or_default();
         let token = |t: usize| Observed {
             logp: self.logp[t],
             entropy: self.entropy[t],
-            collision: self.collision[t],
+            collision: collision[t],
             effect: self.effects[t],
         };
         (0..self.effects.len()).map(token).collect()

@@ -2,15 +2,27 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
+use stapo_core::objective::Advantages;
 use std::io::BufRead;
 
-/// One response of the input.
+/// One response of the input. Tokens that the line's loss mask leaves out are in no column.
 #[derive(Debug)]
 pub struct ResponseInput {
     /// Line number, from 1.
     pub number: usize,
     pub group: String,
-    pub reward: f64,
+    /// Empty where the line gives its advantage.
+    pub rewards: Vec<f64>,
+    /// As the line gives it.
+    pub advantage: Option<Advantages>,
+    /// True for a token that is in the loss; absent where every token is.
+    pub loss_mask: Option<Vec<bool>>,
+    pub columns: Columns,
+}
+
+/// The columns of a response, with one entry per token.
+#[derive(Debug)]
+pub struct Columns {
     pub logp: Vec<f64>,
     pub behavior_logp: Vec<f64>,
     pub entropy: Vec<f64>,
@@ -18,13 +30,16 @@ pub struct ResponseInput {
     pub behavior_entropy: Option<Vec<f64>>,
     pub sampler_logp: Option<Vec<f64>>,
     pub collision: Option<Vec<f64>>,
+    pub teacher_logp: Option<Vec<f64>>,
 }
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct Fields {
     group: GroupId,
-    reward: f64,
+    reward: Option<Numbers>,
+    advantage: Option<Numbers>,
+    loss_mask: Option<Vec<Bit>>,
     logp: Vec<f64>,
     behavior_logp: Vec<f64>,
     entropy: Vec<f64>,
@@ -32,8 +47,36 @@ struct Fields {
     behavior_entropy: Option<Vec<f64>>,
     sampler_logp: Option<Vec<f64>>,
     collision: Option<Vec<f64>>,
+    teacher_logp: Option<Vec<f64>>,
     #[serde(flatten)]
     others: serde_json::Map<String, serde_json::Value>,
+}
+
+/// One number, or a list.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number or a list of numbers")]
+enum Numbers {
+    One(f64),
+    Several(Vec<f64>),
+}
+
+/// An entry of a loss mask.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(untagged, expecting = "expected true, false, 1 or 0")]
+enum Bit {
+    Bool(bool),
+    Number(f64),
+}
+
+impl Bit {
+    fn is_set(self) -> Option<bool> {
+        match self {
+            Bit::Bool(bit) => Some(bit),
+            Bit::Number(1.0) => Some(true),
+            Bit::Number(0.0) => Some(false),
+            Bit::Number(_) => None,
+        }
+    }
 }
 
 /// A group's identifier: a string or a whole number.
@@ -44,17 +87,38 @@ enum GroupId {
     Number(i64),
 }
 
-const OPTIONAL: [&str; 4] = ["reference_logp", "behavior_entropy", "sampler_logp", "collision"];
+const OPTIONAL: [&str; 7] = [
+    "advantage",
+    "loss_mask",
+    "reference_logp",
+    "behavior_entropy",
+    "sampler_logp",
+    "collision",
+    "teacher_logp",
+];
 
-/// All responses, or the error of the first bad line. Blank lines are skipped.
+/// All responses, or the error of the first bad line. Blank lines are skipped, and so is a byte-order mark at the start.
 pub fn read_lines(input: impl BufRead, file: &str) -> Result<Vec<ResponseInput>> {
-    let mut lines = Vec::new();
+    let mut lines: Vec<ResponseInput> = Vec::new();
     for (idx, text) in input.lines().enumerate() {
         let number = idx + 1;
         let text = text.with_context(|| format!("{file}:{number}"))?;
-        if !text.trim().is_empty() {
-            lines.push(parse(number, &text).map_err(|problem| anyhow!("{file}:{number}: {problem:#}"))?);
+        let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { &text };
+        if text.trim().is_empty() {
+            continue;
         }
+        let line = parse(number, text).map_err(|problem| anyhow!("{file}:{number}: {problem:#}"))?;
+        if let Some(first) =
+            lines.first().filter(|first| first.advantage.is_some() != line.advantage.is_some())
+        {
+            let (with, without) = if line.advantage.is_some() { (&line, first) } else { (first, &line) };
+            bail!(
+                "{file}:{number}: line {} has an advantage, line {} has none\nhint: give an advantage on all lines, or on none",
+                with.number,
+                without.number
+            );
+        }
+        lines.push(line);
     }
     Ok(lines)
 }
@@ -71,18 +135,19 @@ fn parse(number: usize, text: &str) -> Result<ResponseInput> {
         GroupId::Text(text) => text,
         GroupId::Number(number) => number.to_string(),
     };
-    if let Some(collision) = &fields.collision {
-        if collision.len() != fields.logp.len() {
-            bail!("collision has {} entries, logp has {}", collision.len(), fields.logp.len());
-        }
-        if let Some(at) = collision.iter().position(|c| !(0.0..=1.001).contains(c)) {
-            bail!("collision[{at}] is {}, expected a sum of squared probabilities in [0, 1]", collision[at]);
-        }
-    }
-    Ok(ResponseInput {
-        number,
-        group,
-        reward: fields.reward,
+    let n_tokens = fields.logp.len();
+    let advantage = fields.advantage.map(|numbers| match numbers {
+        Numbers::One(number) => Advantages::Response(number),
+        Numbers::Several(numbers) => Advantages::Tokens(numbers),
+    });
+    let rewards = match fields.reward {
+        Some(Numbers::One(number)) => vec![number],
+        Some(Numbers::Several(numbers)) => numbers,
+        None if advantage.is_some() => Vec::new(),
+        None => bail!("missing key `reward`\nhint: a line without a reward gives its advantage"),
+    };
+    let loss_mask = fields.loss_mask.map(|bits| loss_mask(&bits, n_tokens)).transpose()?;
+    let columns = Columns {
         logp: fields.logp,
         behavior_logp: fields.behavior_logp,
         entropy: fields.entropy,
@@ -90,7 +155,71 @@ fn parse(number: usize, text: &str) -> Result<ResponseInput> {
         behavior_entropy: fields.behavior_entropy,
         sampler_logp: fields.sampler_logp,
         collision: fields.collision,
-    })
+        teacher_logp: fields.teacher_logp,
+    };
+    let mut line = ResponseInput { number, group, rewards, advantage, loss_mask: None, columns };
+    if let Some(mask) = loss_mask {
+        line.leave_out(&mask)?;
+        line.loss_mask = Some(mask);
+    }
+    Ok(line)
+}
+
+fn loss_mask(bits: &[Bit], n_tokens: usize) -> Result<Vec<bool>> {
+    if bits.len() != n_tokens {
+        bail!("loss_mask has {} entries, logp has {n_tokens}", bits.len());
+    }
+    let set = bits.iter().enumerate().map(|(at, bit)| {
+        bit.is_set().ok_or_else(|| anyhow!("loss_mask[{at}] is neither true or 1 nor false or 0"))
+    });
+    set.collect()
+}
+
+impl ResponseInput {
+    /// Takes the tokens that a loss mask leaves out from every column.
+    fn leave_out(&mut self, mask: &[bool]) -> Result<()> {
+        let Columns {
+            logp,
+            behavior_logp,
+            entropy,
+            reference_logp,
+            behavior_entropy,
+            sampler_logp,
+            collision,
+            teacher_logp,
+        } = &mut self.columns;
+        let advantage = match &mut self.advantage {
+            Some(Advantages::Tokens(advantages)) => Some(advantages),
+            _ => None,
+        };
+        let columns = [
+            ("behavior_logp", Some(behavior_logp)),
+            ("entropy", Some(entropy)),
+            ("reference_logp", reference_logp.as_mut()),
+            ("behavior_entropy", behavior_entropy.as_mut()),
+            ("sampler_logp", sampler_logp.as_mut()),
+            ("collision", collision.as_mut()),
+            ("teacher_logp", teacher_logp.as_mut()),
+            ("advantage", advantage),
+            ("logp", Some(logp)),
+        ];
+        for (field, values) in columns {
+            let Some(values) = values else { continue };
+            if values.len() != mask.len() {
+                bail!("{field} has {} entries, logp has {}", values.len(), mask.len());
+            }
+            let mut in_loss = mask.iter();
+            values.retain(|_| in_loss.next().copied().unwrap_or(false));
+        }
+        Ok(())
+    }
+
+    /// The place in the line of a token that is in the loss.
+    pub fn place(&self, token_idx: usize) -> usize {
+        let Some(mask) = &self.loss_mask else { return token_idx };
+        let mut places = (0..mask.len()).filter(|&place| mask[place]);
+        places.nth(token_idx).unwrap_or(token_idx)
+    }
 }
 
 /// Unknown keys belong to the user and are ignored, except a misspelt optional key, which is refused.

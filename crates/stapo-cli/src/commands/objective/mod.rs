@@ -9,7 +9,8 @@ use lines::{ResponseInput, read_lines};
 use serde::Serialize;
 use stapo_core::diagnostics::{Census, Observed, QuadrantCensus, Thresholds};
 use stapo_core::objective::{
-    MaskKind, ObjectiveSpec, ResponseSignals, Tally, TokenEffect, UpdateKey, presets,
+    Advantages, AdvantagesRef, MaskKind, ObjectiveError, ObjectiveSpec, ResponseSignals, ScoredResponse,
+    Tally, TokenEffect, UpdateKey, presets,
 };
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write, stdout};
@@ -22,10 +23,15 @@ use std::process::ExitCode;
 ///
 ///   {"group": "id", "reward": 1.0, "logp": [..], "behavior_logp": [..], "entropy": [..]}
 ///
-/// and optionally "reference_logp" (KL), "behavior_entropy" (mask_signals = "behavior"), "sampler_logp" (off_policy) and
-/// "collision" (sums of squared probabilities, for gradient norms). Writes one JSON line per response, in order, with the
-/// arrays kept, silenced_by, clipped, ratio and d_logp, then a last line with the totals. d_logp is the derivative of the
-/// printed loss, which is minimised, by that token's logp; masks, soft weights and stop-gradients are constants in it.
+/// and optionally "reference_logp" (KL), "behavior_entropy" (mask_signals = "behavior"), "sampler_logp" (off_policy),
+/// "teacher_logp" (distillation) and "collision" (sums of squared probabilities, for gradient norms and the threshold
+/// influence). "reward" may be a list, with --reward-weights. "advantage", a number or a list with one per token, stands
+/// on all lines or none; "reward" is then not read. "loss_mask" (true or 1: in the loss) leaves tokens out altogether.
+///
+/// Writes one JSON line per response, in order, with the arrays kept, silenced_by, clipped, ratio and d_logp, then a last
+/// line with the totals. d_logp is the derivative of the printed loss, which is minimised, by that token's logp; masks,
+/// soft weights and stop-gradients are constants in it. A token that the loss mask leaves out is not kept, and has a ratio
+/// of null.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
@@ -36,6 +42,10 @@ pub struct Args {
     /// Changes one value of the spec, as in masks.0.tau_p=0.001; may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+
+    /// Weights of several rewards, in the order of the lines' lists; 1 each by default.
+    #[arg(long, value_name = "W,..", value_delimiter = ',', allow_negative_numbers = true)]
+    reward_weights: Vec<f64>,
 
     /// Number of the optimizer step: random masks draw anew in every step.
     #[arg(long, default_value_t = 0)]
@@ -64,6 +74,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let spec = load(&args.spec)?.with_overrides(args.set.iter().map(String::as_str))?;
+    for text in spec.warnings() {
+        eprintln!("warning: {text}");
+    }
     if args.show {
         stdout().write_all(spec.to_toml().as_bytes())?;
         return Ok(ExitCode::SUCCESS);
@@ -77,8 +90,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if lines.is_empty() {
         bail!("input {}: no responses\nhint: give one JSON object per line", input::name(path));
     }
-    let update = UpdateKey { step: args.step, pass };
-    let evaluated = evaluate(&spec, &lines, update, input::name(path))?;
+    let update = UpdateKey { step: args.step, pass, ..UpdateKey::default() };
+    let evaluated = evaluate(&spec, &lines, &args.reward_weights, update, input::name(path))?;
     // All of the batch is evaluated before the first byte is written: an error leaves no partial output.
     write(&evaluated, &lines)?;
     Ok(ExitCode::SUCCESS)
@@ -89,7 +102,7 @@ fn list_presets() -> Result<()> {
     for preset in presets() {
         let paper =
             if preset.paper.is_empty() { String::new() } else { format!(" (arXiv {})", preset.paper) };
-        writeln!(out, "{:<10} {}{paper}", preset.name, preset.summary)?;
+        writeln!(out, "{:<12} {}{paper}", preset.name, preset.summary)?;
     }
     Ok(())
 }
@@ -106,7 +119,7 @@ fn load(name: &str) -> Result<ObjectiveSpec> {
 
 /// A mini-batch with its effects, scaled by 1/N.
 struct Evaluated {
-    advantages: Vec<f64>,
+    advantages: Vec<Advantages>,
     effects: Vec<Vec<TokenEffect>>,
     tally: Tally,
     tau_h: Option<f64>,
@@ -117,20 +130,22 @@ struct Evaluated {
 fn evaluate(
     spec: &ObjectiveSpec,
     lines: &[ResponseInput],
+    reward_weights: &[f64],
     update: UpdateKey,
     file: &str,
 ) -> Result<Evaluated> {
-    let advantages = advantages(spec, lines, file)?;
-    let responses: Vec<ResponseSignals> =
-        lines.iter().zip(&advantages).map(|(line, &a)| line.response(a)).collect();
-    let named = |error: stapo_core::ObjectiveError| match error.response_idx() {
+    let named = |error: ObjectiveError| match error.response_idx() {
         Some(idx) => {
-            let text = error.to_string();
+            let line = &lines[idx];
+            let text = error.map_token_idx(|token_idx| line.place(token_idx)).to_string();
             let what = text.strip_prefix(&format!("response {idx}: ")).unwrap_or(&text);
-            anyhow!("{file}:{}: group {}: {what}", lines[idx].number, lines[idx].group)
+            anyhow!("{file}:{}: group {}: {what}", line.number, line.group)
         }
         None => anyhow!("{file}: {error}"),
     };
+    let advantages = advantages(spec, lines, reward_weights).map_err(named)?;
+    let responses: Vec<ResponseSignals> =
+        lines.iter().zip(&advantages).map(|(line, own)| line.response(own.view())).collect();
     let calibration = spec.calibrate(&responses, update).map_err(named)?;
     let mut tallies = Vec::with_capacity(lines.len());
     let mut effects = Vec::with_capacity(lines.len());
@@ -145,43 +160,65 @@ fn evaluate(
     }
     let tau_h = calibration.tau_h();
     let has_entropy_bonus = spec.entropy_bonus != stapo_core::objective::EntropyBonus::None;
-    let thresholds = tau_h.map(|tau_h| Thresholds { tau_p: spec.tau_p(), tau_h });
+    let thresholds = tau_h.map(|tau_h| Thresholds { tau_p: calibration.tau_p(), tau_h });
     Ok(Evaluated { advantages, effects, tally, tau_h, thresholds, has_entropy_bonus })
 }
 
-/// Advantages in the order of the lines; the lines of a group need not be adjacent.
-fn advantages(spec: &ObjectiveSpec, lines: &[ResponseInput], file: &str) -> Result<Vec<f64>> {
-    let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for (idx, line) in lines.iter().enumerate() {
-        members.entry(&line.group).or_default().push(idx);
+/// Advantages in the order of the lines: as the lines give them, or from their rewards. The lines of a group need not be
+/// adjacent.
+fn advantages(
+    spec: &ObjectiveSpec,
+    lines: &[ResponseInput],
+    reward_weights: &[f64],
+) -> Result<Vec<Advantages>, ObjectiveError> {
+    if let Some(given) = lines.iter().map(|line| line.advantage.clone()).collect() {
+        return Ok(given);
     }
-    let mut advantages = vec![0.0; lines.len()];
-    for (group, members) in members {
-        let rewards: Vec<f64> = members.iter().map(|&idx| lines[idx].reward).collect();
-        let line = lines[members[0]].number;
-        let own =
-            spec.advantage.of_group(&rewards).with_context(|| format!("{file}:{line}: group {group}"))?;
-        for (idx, advantage) in members.into_iter().zip(own) {
-            advantages[idx] = advantage;
-        }
-    }
-    Ok(advantages)
+    let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+    let scored: Vec<ScoredResponse> = lines
+        .iter()
+        .map(|line| {
+            let next = numbers.len();
+            let columns = &line.columns;
+            ScoredResponse {
+                behavior_logp: Some(&columns.behavior_logp),
+                behavior_entropy: columns.behavior_entropy.as_deref(),
+                reference_logp: columns.reference_logp.as_deref(),
+                teacher_logp: columns.teacher_logp.as_deref(),
+                ..ScoredResponse::new(
+                    *numbers.entry(&line.group).or_insert(next),
+                    &line.rewards,
+                    columns.logp.len(),
+                )
+            }
+        })
+        .collect();
+    let equal = vec![1.0; lines.first().map_or(1, |line| line.rewards.len())];
+    spec.advantages(&scored, if reward_weights.is_empty() { &equal } else { reward_weights })
 }
 
 #[derive(Serialize)]
 struct ResponseLine<'a> {
     group: &'a str,
-    advantage: f64,
+    advantage: AdvantageOut,
     kept: Vec<bool>,
     silenced_by: Vec<Option<MaskKind>>,
     clipped: Vec<bool>,
-    ratio: Vec<f64>,
+    ratio: Vec<Option<f64>>,
     d_logp: Vec<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     d_entropy: Option<Vec<f64>>,
     /// At the logits, of the un-normalised objective and as if no mask were there.
     #[serde(skip_serializing_if = "Option::is_none")]
     gradient_norm: Option<Vec<f64>>,
+}
+
+/// A number for all tokens, or one per token; null for a token that is not in the loss.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum AdvantageOut {
+    Response(f64),
+    Tokens(Vec<Option<f64>>),
 }
 
 #[derive(Serialize)]
@@ -204,24 +241,27 @@ struct TotalLine {
 
 fn write(evaluated: &Evaluated, lines: &[ResponseInput]) -> Result<()> {
     let mut out = BufWriter::new(stdout().lock());
-    let has_collision = lines.iter().all(|line| line.collision.is_some());
+    let has_collision = lines.iter().all(|line| line.columns.collision.is_some());
     let mut census = evaluated.thresholds.filter(|_| has_collision).map(Census::new);
-    for ((line, effects), &advantage) in lines.iter().zip(&evaluated.effects).zip(&evaluated.advantages) {
+    for ((line, effects), advantage) in lines.iter().zip(&evaluated.effects).zip(&evaluated.advantages) {
         let observed = line.observed(effects);
         if let Some(census) = &mut census {
             observed.iter().flatten().for_each(|token| census.add(token));
         }
         let record = ResponseLine {
             group: &line.group,
-            advantage,
-            kept: column(effects, |e| e.kept),
-            silenced_by: column(effects, |e| e.silenced_by),
-            clipped: column(effects, |e| e.clipped),
-            ratio: column(effects, |e| e.ratio),
-            d_logp: column(effects, |e| e.d_logp),
-            d_entropy: evaluated.has_entropy_bonus.then(|| column(effects, |e| e.d_entropy)),
+            advantage: match advantage {
+                Advantages::Response(advantage) => AdvantageOut::Response(*advantage),
+                Advantages::Tokens(own) => AdvantageOut::Tokens(line.column(own, |a| Some(*a))),
+            },
+            kept: line.column(effects, |e| e.kept),
+            silenced_by: line.column(effects, |e| e.silenced_by),
+            clipped: line.column(effects, |e| e.clipped),
+            ratio: line.column(effects, |e| Some(e.ratio)),
+            d_logp: line.column(effects, |e| e.d_logp),
+            d_entropy: evaluated.has_entropy_bonus.then(|| line.column(effects, |e| e.d_entropy)),
             gradient_norm: observed
-                .map(|tokens| column(&tokens, |token| token.gradient_norm_squared().sqrt())),
+                .map(|tokens| line.column(&tokens, |token| token.gradient_norm_squared().sqrt())),
         };
         serde_json::to_writer(&mut out, &record)?;
         out.write_all(b"\n")?;
@@ -247,29 +287,40 @@ fn write(evaluated: &Evaluated, lines: &[ResponseInput]) -> Result<()> {
     Ok(())
 }
 
-fn column<T, C>(tokens: &[T], of: impl Fn(&T) -> C) -> Vec<C> {
-    tokens.iter().map(of).collect()
-}
-
 impl ResponseInput {
-    fn response(&self, advantage: f64) -> ResponseSignals<'_> {
+    /// `of` each token that is in the loss, and the default for the others, in the order of the line.
+    fn column<T, C: Default>(&self, tokens: &[T], of: impl Fn(&T) -> C) -> Vec<C> {
+        let mut values = tokens.iter().map(of);
+        match &self.loss_mask {
+            None => values.collect(),
+            Some(mask) => mask
+                .iter()
+                .map(|&in_loss| if in_loss { values.next().unwrap_or_default() } else { C::default() })
+                .collect(),
+        }
+    }
+
+    fn response<'a>(&'a self, advantage: AdvantagesRef<'a>) -> ResponseSignals<'a> {
+        let columns = &self.columns;
         ResponseSignals {
             advantage,
-            logp: &self.logp,
-            behavior_logp: &self.behavior_logp,
-            entropy: &self.entropy,
-            behavior_entropy: self.behavior_entropy.as_deref(),
-            reference_logp: self.reference_logp.as_deref(),
-            sampler_logp: self.sampler_logp.as_deref(),
+            logp: &columns.logp,
+            behavior_logp: &columns.behavior_logp,
+            entropy: &columns.entropy,
+            behavior_entropy: columns.behavior_entropy.as_deref(),
+            reference_logp: columns.reference_logp.as_deref(),
+            sampler_logp: columns.sampler_logp.as_deref(),
+            collision: columns.collision.as_deref(),
         }
     }
 
     /// The tokens as the census sees them, where the line has collisions.
     fn observed(&self, effects: &[TokenEffect]) -> Option<Vec<Observed>> {
-        let collision = self.collision.as_ref()?;
+        let columns = &self.columns;
+        let collision = columns.collision.as_ref()?;
         let token = |t: usize| Observed {
-            logp: self.logp[t],
-            entropy: self.entropy[t],
+            logp: columns.logp[t],
+            entropy: columns.entropy[t],
             collision: collision[t],
             effect: effects[t],
         };

@@ -108,7 +108,7 @@ fn random_masks_silence_as_many_as_s2t_and_differ_by_step_and_seed() {
     let over_all = stapo().with_overrides(["masks=[{kind=\"random_tokens\"}]"]).unwrap();
     for spec in [within, over_all] {
         let at = |spec: &ObjectiveSpec, step| {
-            let (tally, effects) = run(spec, &samples, UpdateKey { step, pass: 0 }).unwrap();
+            let (tally, effects) = run(spec, &samples, UpdateKey { step, ..UpdateKey::default() }).unwrap();
             assert_eq!(tally.n_silenced, n_s2t);
             silenced(&effects)
         };
@@ -125,7 +125,8 @@ fn random_masks_draw_every_token_equally_often() {
     let spec = stapo().with_overrides(["masks.0.select=random"]).unwrap();
     let mut drawn = [0usize; 6];
     for step in 0..6000 {
-        let (_, effects) = run(&spec, &five_candidates(), UpdateKey { step, pass: 0 }).unwrap();
+        let (_, effects) =
+            run(&spec, &five_candidates(), UpdateKey { step, ..UpdateKey::default() }).unwrap();
         for (_, token) in silenced(&effects) {
             drawn[token] += 1;
         }
@@ -172,8 +173,8 @@ fn lopti_splits_a_minibatch_into_two_passes_by_behavior_probability() {
     let spec = ObjectiveSpec::from_preset("lopti").unwrap();
     assert_eq!(spec.n_passes(), 2);
     let samples = random_minibatch(&spec, 6, 0.3);
-    let first = run(&spec, &samples, UpdateKey { step: 0, pass: 0 }).unwrap().1;
-    let second = run(&spec, &samples, UpdateKey { step: 0, pass: 1 }).unwrap().1;
+    let first = run(&spec, &samples, UpdateKey { pass: 0, ..UpdateKey::default() }).unwrap().1;
+    let second = run(&spec, &samples, UpdateKey { pass: 1, ..UpdateKey::default() }).unwrap().1;
     for (i, sample) in samples.iter().enumerate() {
         for t in 0..sample.logp.len() {
             assert_eq!(first[i][t].kept, sample.behavior_logp[t].exp() < 0.4);
@@ -233,7 +234,10 @@ fn bad_signals_are_refused_with_response_field_and_token() {
         assert!(error.to_string().starts_with(start), "{error}");
         assert_eq!(error.response_idx(), Some(1));
     }
-    assert!(matches!(bad(|s| s.advantage = f64::NAN), ObjectiveError::Advantage { response_idx: 1, .. }));
+    assert!(matches!(
+        bad(|s| s.advantage = Advantages::Response(f64::NAN)),
+        ObjectiveError::Advantage { response_idx: 1, .. }
+    ));
     let overflow = bad(|s| s.behavior_logp[0] = -1e4);
     assert!(matches!(
         overflow,

@@ -83,7 +83,10 @@ fn the_other_advantages_are_what_their_papers_say() {
     let population = Advantage::GroupZScore { ddof: 0, epsilon: 0.0 }.of_group(&[1.0, -1.0]).unwrap();
     assert_eq!(population, [1.0, -1.0]);
     assert_eq!(Advantage::default().of_group(&[0.7]).unwrap(), [0.0]);
-    assert_eq!(Advantage::LeaveOneOut.of_group(&[0.7]), Err(ObjectiveError::LoneResponse));
+    assert_eq!(
+        Advantage::LeaveOneOut.of_group(&[0.7]),
+        Err(ObjectiveError::LoneResponse { response_idx: Some(0) })
+    );
     let nan = Advantage::default().of_group(&[0.0, f64::NAN]);
     assert!(matches!(nan, Err(ObjectiveError::Reward { reward_idx: 1, .. })));
 }

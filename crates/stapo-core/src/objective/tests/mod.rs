@@ -1,4 +1,6 @@
+mod advantages;
 mod calibration;
+mod control;
 mod finite_differences;
 mod goldens;
 mod invariance;
@@ -11,19 +13,21 @@ use crate::random::Key;
 /// The signals of one response, owned.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample {
-    pub advantage: f64,
+    pub advantage: Advantages,
     pub logp: Vec<f64>,
     pub behavior_logp: Vec<f64>,
     pub entropy: Vec<f64>,
     pub behavior_entropy: Vec<f64>,
     pub reference_logp: Vec<f64>,
     pub sampler_logp: Vec<f64>,
+    pub collision: Vec<f64>,
 }
 
 impl Sample {
     pub fn on_policy(advantage: f64, logp: &[f64], entropy: &[f64]) -> Self {
         Sample {
-            advantage,
+            advantage: Advantages::Response(advantage),
+            collision: entropy.iter().map(|h| (-h).exp()).collect(),
             logp: logp.to_vec(),
             behavior_logp: logp.to_vec(),
             entropy: entropy.to_vec(),
@@ -35,14 +39,20 @@ impl Sample {
 
     pub fn response(&self) -> ResponseSignals<'_> {
         ResponseSignals {
-            advantage: self.advantage,
+            advantage: self.advantage.view(),
             logp: &self.logp,
             behavior_logp: &self.behavior_logp,
             entropy: &self.entropy,
             behavior_entropy: Some(&self.behavior_entropy),
             reference_logp: Some(&self.reference_logp),
             sampler_logp: Some(&self.sampler_logp),
+            collision: Some(&self.collision),
         }
+    }
+
+    /// The advantage of a token.
+    pub fn a(&self, t: usize) -> f64 {
+        self.advantage.view().at(t)
     }
 }
 
@@ -58,31 +68,44 @@ pub(crate) fn uniform(key: u64, counter: &[u64]) -> f64 {
 /// are spread over `-drift..drift`.
 pub(crate) fn random_minibatch(spec: &ObjectiveSpec, case: u64, drift: f64) -> Vec<Sample> {
     let mut samples = Vec::new();
-    for group in 0..3u64 {
-        let rewards: Vec<f64> = (0..4).map(|i| f64::from(uniform(10, &[case, group, i]) < 0.5)).collect();
-        let advantages = spec.advantage.of_group(&rewards).unwrap();
-        for (i, &advantage) in advantages.iter().enumerate() {
-            let place = [case, group, i as u64];
-            let n = 1 + bits(11, &place) % 12;
-            let column = |key: u64, low: f64, high: f64| -> Vec<f64> {
-                (0..n).map(|t| low + (high - low) * uniform(key, &[case, group, i as u64, t])).collect()
-            };
-            let logp: Vec<f64> =
-                (0..n).map(|t| -9.0 * uniform(12, &[case, group, i as u64, t]).powi(2) - 0.01).collect();
-            let apart = |key| -> Vec<f64> {
-                logp.iter().zip(column(key, -drift, drift)).map(|(l, d)| (l + d).min(0.0)).collect()
-            };
-            samples.push(Sample {
-                advantage,
-                behavior_logp: apart(13),
-                entropy: column(14, 0.0, 3.0),
-                behavior_entropy: column(15, 0.0, 3.0),
-                reference_logp: apart(16),
-                sampler_logp: apart(17),
-                logp,
-            });
-        }
+    let mut rewards = Vec::new();
+    let mut teachers = Vec::new();
+    for (group, i) in (0..3u64).flat_map(|group| (0..4u64).map(move |i| (group, i))) {
+        let n = 1 + bits(11, &[case, group, i]) % 12;
+        let column = |key: u64, low: f64, high: f64| -> Vec<f64> {
+            (0..n).map(|t| low + (high - low) * uniform(key, &[case, group, i, t])).collect()
+        };
+        let logp: Vec<f64> =
+            (0..n).map(|t| -9.0 * uniform(12, &[case, group, i, t]).powi(2) - 0.01).collect();
+        let apart = |key| -> Vec<f64> {
+            logp.iter().zip(column(key, -drift, drift)).map(|(l, d)| (l + d).min(0.0)).collect()
+        };
+        rewards.push(f64::from(uniform(10, &[case, group, i]) < 0.5));
+        teachers.push(apart(18));
+        samples.push(Sample {
+            advantage: Advantages::Response(0.0),
+            behavior_logp: apart(13),
+            entropy: column(14, 0.0, 3.0),
+            behavior_entropy: column(15, 0.0, 3.0),
+            reference_logp: apart(16),
+            sampler_logp: apart(17),
+            collision: column(19, 0.5, 1.0),
+            logp,
+        });
     }
+    let scored: Vec<ScoredResponse> = samples
+        .iter()
+        .enumerate()
+        .map(|(i, sample)| ScoredResponse {
+            behavior_logp: Some(&sample.behavior_logp),
+            behavior_entropy: Some(&sample.behavior_entropy),
+            reference_logp: Some(&sample.reference_logp),
+            teacher_logp: Some(&teachers[i]),
+            ..ScoredResponse::new(i / 4, &rewards[i..=i], sample.logp.len())
+        })
+        .collect();
+    let advantages = spec.advantages(&scored, &[1.0]).unwrap();
+    samples.iter_mut().zip(advantages).for_each(|(sample, own)| sample.advantage = own);
     samples
 }
 
@@ -108,10 +131,12 @@ pub(crate) fn run(
     Ok((tally, effects))
 }
 
-/// Every preset, and every preset with S2T added.
+/// Every preset, and every preset without S2T with S2T added.
 pub(crate) fn all_specs() -> Vec<(String, ObjectiveSpec)> {
     let plain = presets().into_iter().map(|preset| (preset.name.to_string(), preset.objective));
-    let with_s2t = presets().into_iter().map(|preset| {
+    let has_s2t = |spec: &ObjectiveSpec| spec.masks.iter().any(|mask| mask.kind() == MaskKind::Spurious);
+    let others = presets().into_iter().filter(|preset| !has_s2t(&preset.objective));
+    let with_s2t = others.map(|preset| {
         let name = format!("{}+spurious", preset.name);
         let spec = ObjectiveSpec::from_preset(&name).unwrap();
         (name, spec)

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn every_preset_passes_its_own_check_and_survives_toml() {
-    assert_eq!(presets().len(), 19);
+    assert_eq!(presets().len(), 26);
     for (name, spec) in all_specs() {
         spec.check().unwrap_or_else(|error| panic!("{name}: {error}"));
         let text = spec.to_toml();
@@ -84,7 +84,7 @@ fn impossible_combinations_are_refused_with_the_reason() {
     let set = |name: &str, texts: &[&str]| {
         complaint(ObjectiveSpec::from_preset(name).unwrap().with_overrides(texts.iter().copied()))
     };
-    let cases: [(&str, &[&str], &str); 16] = [
+    let cases: [(&str, &[&str], &str); 29] = [
         ("cispo", &["ratio.kind=sequence"], "cispo weighs each token's own log-prob"),
         ("reinforce", &["ratio.kind=sequence"], "reinforce uses no ratio"),
         ("dr-grpo", &["denominator.kind=kept_tokens"], "divides by a constant length"),
@@ -93,7 +93,36 @@ fn impossible_combinations_are_refused_with_the_reason() {
             &["denominator={kind=\"constant\",length=10}"],
             "goes only with aggregate sequence_mean_of_token_sum",
         ),
-        ("stapo", &["surrogate.low=0.3"], "surrogate.high: 0.28 is below low 0.3"),
+        ("stapo", &["off_policy={kind=\"mis\",low=2.0,high=1.0}"], "off_policy.high: 1 is below low 2"),
+        ("stapo", &["surrogate.high=-0.1"], "surrogate.high: -0.1, expected at least 0"),
+        ("vespo", &["ratio.kind=token"], "vespo weighs a response by the ratio of its whole probabilities"),
+        ("stapo", &["ratio.kind=product"], "product does not go with this surrogate"),
+        ("dppo-kl", &["ratio.kind=sequence"], "it bounds the move of each token's own probability"),
+        ("gmpo", &["ratio.low=0"], "ratio.low: 0, expected a positive number"),
+        ("dppo-tv", &["surrogate.cap=0.5"], "surrogate.cap: 0.5, expected at least 1"),
+        (
+            "stapo",
+            &["masks.0.threshold.kind=surprise", "masks.0.tau_p=0.001"],
+            "masks.0.tau_p: 0.001 is read by threshold.kind = \"tau_p\" alone",
+        ),
+        ("stapo", &["masks.0.threshold={kind=\"influence\",kappa=1.5}"], "masks.0.threshold.kappa: 1.5"),
+        (
+            "stapo",
+            &["masks.0.threshold.kind=influence", "mask_signals=behavior"],
+            "behavior does not go with the threshold influence",
+        ),
+        (
+            "reinforce++",
+            &["multiple_rewards=normalize_each"],
+            "normalize_each needs an advantage that normalises",
+        ),
+        ("stapo", &["kl_in_reward={kind=\"unbiased_k3\",beta=0.1}"], "the ratio at sampling is 1"),
+        (
+            "stapo",
+            &["entropy_bonus={kind=\"target\",initial=2.0}"],
+            "entropy_bonus.max: 1 is below initial 2",
+        ),
+        ("stare", &["masks.0.weight=1.6"], "masks.0.weight: 1.6, expected a number in [0.5, 1.5]"),
         (
             "stapo",
             &["surrogate.low=1.5", "surrogate.high=2"],
@@ -118,6 +147,59 @@ fn impossible_combinations_are_refused_with_the_reason() {
         let said = set(name, texts);
         assert!(said.contains(reason), "{name} {texts:?}: {said}");
     }
+}
+
+#[test]
+fn an_upper_clip_below_the_lower_one_is_a_warning() {
+    let low_first =
+        ObjectiveSpec::from_preset("stapo").unwrap().with_overrides(["surrogate.low=0.3"]).unwrap();
+    assert_eq!(low_first.surrogate, Surrogate::Clip { low: 0.3, high: 0.28, dual: None });
+    let said = low_first.warnings();
+    assert!(said.len() == 1 && said[0].contains("surrogate.high 0.28 is below low 0.3"), "{said:?}");
+    for (name, spec) in all_specs() {
+        assert!(spec.warnings().is_empty(), "{name}: {:?}", spec.warnings());
+    }
+}
+
+#[test]
+fn s2t_is_not_added_twice() {
+    for name in ["stapo", "stapo-v1", "stapo-taco"] {
+        let said = complaint(ObjectiveSpec::from_preset(&format!("{name}+spurious")));
+        let expected =
+            format!("{name}+spurious would silence twice: {name} has S2T already\nhint: take {name}");
+        assert!(said.contains(&expected), "{said}");
+    }
+    assert_eq!(ObjectiveSpec::from_preset("gspo+spurious").unwrap().masks, [Mask::spurious()]);
+}
+
+#[test]
+fn the_order_of_overrides_does_not_matter() {
+    let orders: [&[&str]; 3] = [
+        &["surrogate.high=.2", "surrogate.kind=cispo"],
+        &["masks.0.q=0.5", "masks=[{kind=\"spurious\"}]"],
+        &["masks.0.threshold.share=0.5", "masks.0.threshold.kind=target_share", "masks.0.q=0.1"],
+    ];
+    for texts in orders {
+        let base = ObjectiveSpec::from_preset("stapo").unwrap();
+        let forth = base.with_overrides(texts.iter().copied()).unwrap();
+        assert_eq!(forth, base.with_overrides(texts.iter().rev().copied()).unwrap(), "{texts:?}");
+        assert_ne!(forth, base);
+    }
+    let base = ObjectiveSpec::from_preset("stapo").unwrap();
+    let last = base.with_overrides(["surrogate.high=0.1", "surrogate.high=0.5"]).unwrap();
+    assert_eq!(
+        last.surrogate,
+        Surrogate::Clip { low: 0.2, high: 0.5, dual: None },
+        "of one key the last stands"
+    );
+    let same_kind = base.with_overrides(["surrogate.kind=clip"]).unwrap();
+    assert_eq!(same_kind, base, "the same kind keeps its keys");
+}
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_a_file() {
+    let spec = ObjectiveSpec::from_toml("\u{feff}preset = \"gspo\"").unwrap();
+    assert_eq!(spec, ObjectiveSpec::from_preset("gspo").unwrap());
 }
 
 #[test]
