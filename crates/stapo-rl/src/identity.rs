@@ -1,7 +1,7 @@
 //! The identity of a run: hashes of every file that its bits depend on.
 
 use crate::builtin;
-use crate::config::{ModelSource, Plan};
+use crate::config::{ModelSource, Plan, RolloutSource, TeacherSource};
 use crate::disk::sha256_hex;
 use crate::error::{Error, Result};
 use crate::pretrain::{PretrainConfig, Start, TextsSpec};
@@ -24,11 +24,21 @@ const MODEL_FILES: [(&str, &str); 5] = [
 /// The identity of a training run.
 pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
     let mut inputs = of_source(&plan.config.model)?;
-    if let Some(reference) = &plan.config.reference {
-        let prefixed = |input: FileHash| FileHash { name: format!("reference {}", input.name), ..input };
-        inputs.extend(of_source(reference)?.into_iter().map(prefixed));
+    let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
+    for (role, source) in [("reference", plan.config.reference.as_ref()), ("teacher", teacher.as_ref())] {
+        let hashes = source.map_or(Ok(Vec::new()), of_source)?.into_iter();
+        inputs.extend(hashes.map(|input| FileHash { name: format!("{role} {}", input.name), ..input }));
     }
     inputs.extend(of_task(&plan.task)?);
+    for reward in plan.rewards.iter().skip(1) {
+        if let VerifierSpec::Command(command) = &reward.verifier {
+            let hash = of_command(command)?;
+            inputs.push(FileHash { name: format!("verifier of {}", reward.name), ..hash });
+        }
+    }
+    if let Some(RolloutSource::Jsonl { path, .. }) = &plan.config.rollout.source {
+        inputs.push(hash_file("rollouts", path)?);
+    }
     Ok(Identity { program: program.to_string(), inputs })
 }
 

@@ -116,7 +116,7 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
     let runs_a = [(0, 0.5, 0.25), (1, 0.6, 0.25), (2, 0.2, 0.01)].map(three_steps);
     let runs_b = [(2, 0.9, 0.25), (1, 0.7, 0.25), (0, 0.6, 0.25)].map(three_steps);
     let arms = [arm("a", &runs_a, &canaries), arm("b", &runs_b, &canaries)];
-    let summary = summarise(&arms, Some(1)).unwrap();
+    let summary = summarise(&arms, Some(1), None).unwrap();
     assert_eq!(summary.measure, Measure::HeldOut);
     let (a, b) = (&summary.arms[0], &summary.arms[1]);
     assert_eq!((a.n_collapsed, b.n_collapsed, a.n_runs), (1, 0, 3));
@@ -126,7 +126,7 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
     assert!((b.accuracy.value - 2.2 / 3.0).abs() < 1e-12);
     // The mean of (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, which cover one step each.
     let lone = [arm("b", &runs_b[2..], &canaries)];
-    assert!((summarise(&lone, None).unwrap().arms[0].area.value - 0.55).abs() < 1e-12);
+    assert!((summarise(&lone, None, None).unwrap().arms[0].area.value - 0.55).abs() < 1e-12);
     assert!((b.entropy_stability.value + 0.1).abs() < 1e-12);
     assert!((a.silenced_share.value - 1e-3).abs() < 1e-12);
 }
@@ -137,9 +137,9 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
 fn an_entropy_that_recovers_has_collapsed_all_the_same() {
     let canaries = CanaryConfig { entropy_collapse_factor: 0.5, ..Config::default().canaries };
     let runs = [(0, vec![metrics(1, 0.4, 0.3), metrics(2, 0.4, 0.14), metrics(3, 0.4, 0.3)])];
-    assert_eq!(summarise(&[arm("a", &runs, &canaries)], None).unwrap().arms[0].n_collapsed, 1);
+    assert_eq!(summarise(&[arm("a", &runs, &canaries)], None, None).unwrap().arms[0].n_collapsed, 1);
     assert_eq!(
-        summarise(&[arm("a", &runs, &Config::default().canaries)], None).unwrap().arms[0].n_collapsed,
+        summarise(&[arm("a", &runs, &Config::default().canaries)], None, None).unwrap().arms[0].n_collapsed,
         0
     );
 }
@@ -152,6 +152,6 @@ fn without_evaluations_training_accuracy_is_compared() {
         m.eval_accuracy = None;
     }
     let runs = [(0, steps)];
-    let summary = summarise(&[arm("a", &runs, &canaries)], None).unwrap();
+    let summary = summarise(&[arm("a", &runs, &canaries)], None, None).unwrap();
     assert_eq!((summary.measure, summary.arms[0].accuracy.value), (Measure::Training, 0.5));
 }

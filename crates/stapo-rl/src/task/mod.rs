@@ -18,7 +18,7 @@ mod judged;
 pub(crate) mod rows;
 mod spec;
 pub(crate) mod split;
-mod template;
+pub(crate) mod template;
 mod verdict;
 mod verifier_spec;
 
@@ -27,7 +27,9 @@ pub use countdown::CountdownSpec;
 pub use error::TaskError;
 pub use judged::Judged;
 pub use rows::FileCensus;
+pub(crate) use rows::read_json_lines;
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
+pub(crate) use spec::{verifier_spec, verifier_spec_mut};
 pub use split::Split;
 pub use verifier_spec::{CommandSpec, CountdownRule, NumberUse, RuleSpec, VerifierSpec};
 
@@ -47,6 +49,8 @@ pub const ALPHABET: &str = " ()*+,-/0123456789:=\\abdeghnorstuwx{}";
 pub struct Task {
     source: ProblemSource,
     verifier: Verifier,
+    /// The verifiers of further rewards.
+    further: Vec<Verifier>,
 }
 
 enum ProblemSource {
@@ -89,7 +93,17 @@ impl Task {
         if let ProblemSource::Generated(task) = &source {
             task.check_references(&verifier)?;
         }
-        Ok(Self { source, verifier })
+        Ok(Self { source, verifier, further: Vec::new() })
+    }
+
+    /// A task with the verifiers of several rewards, the first of which is the task's own.
+    pub fn with_verifiers<'a>(
+        spec: &TaskSpec,
+        further: impl IntoIterator<Item = &'a VerifierSpec>,
+    ) -> Result<Self, TaskError> {
+        let mut task = Self::open(spec)?;
+        task.further = further.into_iter().map(Verifier::open).collect::<Result<_, _>>()?;
+        Ok(task)
     }
 
     /// The problem at `position`. `Train`: generated tasks are endless; a file repeats in epochs, each a permutation
@@ -129,15 +143,31 @@ impl Task {
         self.verifier.judge(samples)
     }
 
-    /// A worked solution with mistakes, as pretraining uses it. Generated tasks only.
+    /// Judges responses for every reward: for each verifier, the results in the order of the samples.
+    pub fn judge_all(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Vec<Judged>>, TaskError> {
+        std::iter::once(&self.verifier).chain(&self.further).map(|verifier| verifier.judge(samples)).collect()
+    }
+
+    /// A worked solution. Generated tasks write one, with mistakes, as pretraining uses it; a file holds its own under
+    /// `solution_field`, and `mistakes` has no bearing on it.
     pub fn solution(&self, problem: &Problem, mistakes: &Mistakes) -> Result<String, TaskError> {
         match &self.source {
             ProblemSource::Generated(task) => task.solution(problem, mistakes),
-            ProblemSource::Rows(_) => Err(TaskError::NoSolution {
-                id: problem.id.clone(),
-                problem: "the task is a file".into(),
-                remedy: "arithmetic and countdown write worked solutions; from a file, train on its own texts",
-            }),
+            ProblemSource::Rows(task) => {
+                task.solution(&problem.id).map(str::to_string).ok_or_else(|| TaskError::NoSolution {
+                    id: problem.id.clone(),
+                    problem: "the task is a file without solutions".into(),
+                    remedy: "name the field of the solution with solution_field; arithmetic and countdown write their own",
+                })
+            }
+        }
+    }
+
+    /// The default template of a teacher's prompt, which holds the solution.
+    pub fn teacher_template(&self) -> &'static str {
+        match &self.source {
+            ProblemSource::Generated(_) => generated::TEACHER_TEMPLATE,
+            ProblemSource::Rows(_) => rows::TEACHER_TEMPLATE,
         }
     }
 
@@ -158,13 +188,5 @@ impl Task {
 }
 
 /// The verifier of a task.
-pub(crate) fn verifier_spec(spec: &TaskSpec) -> &VerifierSpec {
-    match spec {
-        TaskSpec::Arithmetic(spec) => &spec.verifier,
-        TaskSpec::Countdown(spec) => &spec.verifier,
-        TaskSpec::Jsonl(spec) | TaskSpec::Parquet(spec) => &spec.verifier,
-    }
-}
-
 #[cfg(test)]
 mod tests;

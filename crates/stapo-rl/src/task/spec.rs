@@ -23,6 +23,32 @@ impl Default for TaskSpec {
     }
 }
 
+impl TaskSpec {
+    /// True where every problem has a worked solution.
+    pub fn has_solutions(&self) -> bool {
+        match self {
+            Self::Arithmetic(_) | Self::Countdown(_) => true,
+            Self::Jsonl(spec) | Self::Parquet(spec) => spec.solution_field.is_some(),
+        }
+    }
+}
+
+pub(crate) fn verifier_spec(spec: &TaskSpec) -> &VerifierSpec {
+    match spec {
+        TaskSpec::Arithmetic(spec) => &spec.verifier,
+        TaskSpec::Countdown(spec) => &spec.verifier,
+        TaskSpec::Jsonl(spec) | TaskSpec::Parquet(spec) => &spec.verifier,
+    }
+}
+
+pub(crate) fn verifier_spec_mut(spec: &mut TaskSpec) -> &mut VerifierSpec {
+    match spec {
+        TaskSpec::Arithmetic(spec) => &mut spec.verifier,
+        TaskSpec::Countdown(spec) => &mut spec.verifier,
+        TaskSpec::Jsonl(spec) | TaskSpec::Parquet(spec) => &mut spec.verifier,
+    }
+}
+
 /// A file of problems. Fields are names, or paths such as `reward_model.ground_truth`, `prompt[].content` (the one
 /// message of the user, or the only element) and `choices[0]`. Fields not given are recognised by the names that
 /// GSM8K, MATH, DAPO-Math-17k and verl's files use.
@@ -34,6 +60,9 @@ pub struct RowsSpec {
     pub problem_field: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_field: Option<String>,
+    /// The field of a worked solution, which a teacher reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub solution_field: Option<String>,
     /// With `#row`, ids are numbers of rows: `gsm8k-1`, `gsm8k-2`, ...
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_field: Option<String>,
@@ -56,6 +85,7 @@ impl RowsSpec {
             path: path.into(),
             problem_field: None,
             answer_field: None,
+            solution_field: None,
             id_field: None,
             missing_answers: MissingAnswers::default(),
             held_out_share: default_held_out_share(),

@@ -14,13 +14,13 @@ const FUEL: u64 = 200_000;
 const MAX_PROMPT_BYTES: usize = 4 << 20;
 
 /// A compiled prompt template. An unknown variable is an error.
-pub(super) struct Template {
+pub(crate) struct Template {
     environment: Environment<'static>,
     source: String,
 }
 
 impl Template {
-    pub(super) fn new(source: &str) -> Result<Self, TaskError> {
+    pub(crate) fn new(source: &str) -> Result<Self, TaskError> {
         let broken_syntax = |error: minijinja::Error| {
             broken(source, &error, "Jinja syntax; `{{ problem }}` inserts the problem")
         };
@@ -43,8 +43,17 @@ impl Template {
     ) -> Result<String, TaskError> {
         let mut variables: BTreeMap<&str, Value> =
             fields.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))).collect();
-        variables.insert("id", Value::from(id));
         variables.insert("problem", Value::from(problem));
+        self.fill(id, variables)
+    }
+
+    /// The text of one problem from `id` and the variables.
+    pub(crate) fn fill<'a>(
+        &self,
+        id: &'a str,
+        mut variables: BTreeMap<&'a str, Value>,
+    ) -> Result<String, TaskError> {
+        variables.insert("id", Value::from(id));
         let known: Vec<&str> = variables.keys().copied().collect();
         let hint = format!("variables of problem {id:?}: {}", known.join(", "));
         let rendered = self
