@@ -8,8 +8,8 @@ use crate::rollout::Sampled;
 use crate::scoring::{Sequence, score, widen};
 use crate::task::Task;
 use crate::teacher::Teacher;
-use stapo_core::{Batch, Group};
 use stapo_core::objective::{Advantages, ScoredResponse};
+use stapo_core::{Batch, Group};
 use stapo_model::decoder::Policy;
 
 /// The constants of one response. Columns have one entry per token.
@@ -44,7 +44,13 @@ pub struct RolledOut {
 
 impl RolledOut {
     /// Scores the responses of step `step` and computes their advantages.
-    pub fn prepare(scorers: &Scorers, task: &Task, plan: &Plan, step: u64, sampled: Sampled) -> Result<Self> {
+    pub(crate) fn prepare(
+        scorers: &Scorers,
+        task: &Task,
+        plan: &Plan,
+        step: u64,
+        sampled: Sampled,
+    ) -> Result<Self> {
         let Sampled { batch, sampler_logp, n_drawn, n_responses, n_sampled } = sampled;
         let sequences: Vec<Sequence> =
             batch.responses().map(|scored| Sequence::of(&scored.rollout)).collect();

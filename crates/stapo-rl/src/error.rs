@@ -63,7 +63,9 @@ pub enum Error {
         path.display()
     )]
     Rollouts { path: PathBuf, problem: String },
-    #[error("checkpoint state {key}: {problem}\nhint: the checkpoint was written by another program; go on from an earlier one")]
+    #[error(
+        "checkpoint state {key}: {problem}\nhint: the checkpoint was written by another program; go on from an earlier one"
+    )]
     LoopState { key: &'static str, problem: String },
     #[error("{}:{line}: {problem}\nhint: one JSON object per line, its fields named by texts.prompt_field and texts.response_field", path.display())]
     Text { path: PathBuf, line: usize, problem: String },

@@ -65,7 +65,8 @@ impl ExperimentSpec {
             );
         }
         for (key, named) in [("method", &spec.method), ("reach", &spec.reach)] {
-            if let Some(name) = named.as_ref().filter(|name| !spec.arms.iter().any(|arm| arm.name == **name)) {
+            if let Some(name) = named.as_ref().filter(|name| !spec.arms.iter().any(|arm| arm.name == **name))
+            {
                 return refuse(key, &format!("{name} is no arm"), "name one of the arms, or leave it out");
             }
         }

@@ -10,8 +10,8 @@ use stapo_core::diagnostics::QuadrantCensus;
 use stapo_core::diagnostics::theory::entropy_change_of_sample;
 use stapo_core::objective::{Advantages, MaskKind};
 use stapo_core::record::{
-    Alternative, EntropyChange, EntropyQuantiles, Extra, Metrics, ResponseRecord, ReuseRecord, ReusedUpdate, SCHEMA,
-    TokenColumns, TokenRecord, TokensPerSecond,
+    Alternative, EntropyChange, EntropyQuantiles, Extra, Metrics, ResponseRecord, ReuseRecord, ReusedUpdate,
+    SCHEMA, TokenColumns, TokenRecord, TokensPerSecond,
 };
 use stapo_core::stats::quantile_sorted;
 use stapo_core::{Finish, TokenEffect};
@@ -47,13 +47,7 @@ impl Phases {
 }
 
 /// The metrics of a step. Means over updates leave out an update that the gate of reuse discarded.
-pub fn metrics(
-    plan: &Plan,
-    step: u64,
-    rolled: &RolledOut,
-    learned: &[Learned],
-    phases: &Phases,
-) -> Metrics {
+pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phases) -> Metrics {
     let responses: Vec<_> = rolled.batch.responses().collect();
     let n_responses = responses.len().max(1) as f64;
     let mean =

@@ -100,7 +100,8 @@ fn solved_prompt(
 /// Refuses a teacher whose tokens are not those of the student: its log-probs would be of other texts.
 fn check_vocabulary(student: &LoadedModel, teacher: &LoadedModel) -> Result<()> {
     let refuse = |problem| {
-        let remedy = "distillation compares probabilities of the same tokens: take a teacher of the same family";
+        let remedy =
+            "distillation compares probabilities of the same tokens: take a teacher of the same family";
         Err(Error::Misfit { key: "teacher", problem, remedy })
     };
     let own = student.policy.config().vocabulary;
@@ -113,7 +114,8 @@ fn check_vocabulary(student: &LoadedModel, teacher: &LoadedModel) -> Result<()> 
     match different {
         None => Ok(()),
         Some(id) => {
-            let text = |token: Option<String>| token.map_or("nothing".to_string(), |text| format!("{text:?}"));
+            let text =
+                |token: Option<String>| token.map_or("nothing".to_string(), |text| format!("{text:?}"));
             let (own, other) = (text(student.token_of(id)), text(teacher.token_of(id)));
             refuse(format!("token {id} is {other}, the model's is {own}"))
         }

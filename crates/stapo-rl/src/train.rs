@@ -69,7 +69,8 @@ impl Trainer {
         let model = LoadedModel::open(&plan.config.model, base, device)?;
         model.check(plan)?;
         let reference = reference(plan, &model, base, device)?;
-        let task = Task::with_verifiers(&plan.task, plan.rewards.iter().skip(1).map(|reward| &reward.verifier))?;
+        let task =
+            Task::with_verifiers(&plan.task, plan.rewards.iter().skip(1).map(|reward| &reward.verifier))?;
         let teacher = Teacher::open(plan, &model, &task, base, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
         let learner = Learner::new(model, plan.optimizer())?;
@@ -121,7 +122,8 @@ impl Trainer {
         let mut carried = Carried::read(&self.learner.loop_state)?;
         let mut learned: Vec<Learned> = Vec::new();
         let minibatches = rolled.minibatches(plan);
-        let uses = (0..plan.max_uses()).flat_map(|use_idx| minibatches.iter().map(move |own| (use_idx, *own)));
+        let uses =
+            (0..plan.max_uses()).flat_map(|use_idx| minibatches.iter().map(move |own| (use_idx, *own)));
         let updates = uses.flat_map(|own| (0..plan.objective.n_passes()).map(move |pass| (own, pass)));
         for ((use_idx, minibatch), pass) in updates {
             let is_on_policy = learned.is_empty() && !plan.has_behavior_of_sampler();
@@ -204,7 +206,8 @@ fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dy
         phases.updated(&learned);
 
         let mut metrics = metrics(plan, trainer.learner.counters.step, &rolled, &learned, &phases);
-        metrics.entropy_coefficient = Carried::read(&trainer.learner.loop_state)?.controls.entropy_coefficient;
+        metrics.entropy_coefficient =
+            Carried::read(&trainer.learner.loop_state)?.controls.entropy_coefficient;
         metrics.eval_accuracy_before = accuracy_before.take();
         trainer.measure(plan, &mut metrics)?;
         write_records(plan, run, &trainer.learner.model, &learned, metrics.step)?;

@@ -8,6 +8,11 @@ fn judged(reuse: &Reuse, energies: &[f64]) -> Vec<ReusedUpdate> {
     energies.iter().map(|&energy| window.judge(reuse, 1, energy)).collect()
 }
 
+/// A window of the increments 1, -1, 2, -1.
+fn full_window() -> EnergyWindow {
+    EnergyWindow { last: Some(2.0), increments: VecDeque::from([1.0, -1.0, 2.0, -1.0]) }
+}
+
 #[test]
 fn the_z_score_compares_an_increment_with_the_window_before_it() {
     let energies = [1.0, 2.0, 1.0, 3.0, 2.0, 4.0, 4.5];
@@ -25,9 +30,7 @@ fn the_z_score_compares_an_increment_with_the_window_before_it() {
 
 #[test]
 fn the_gate_closes_above_tau_and_never_in_the_first_use() {
-    let energies = [1.0, 2.0, 1.0, 3.0, 2.0];
-    let mut window = EnergyWindow::default();
-    energies.iter().for_each(|&energy| drop(window.judge(&REUSE, 0, energy)));
+    let window = full_window();
     let at = |reuse: &Reuse, use_idx: usize, energy: f64| window.clone().judge(reuse, use_idx, energy);
     let z = at(&REUSE, 1, 9.0).z.unwrap();
     assert!(z > 0.5 && at(&REUSE, 1, 9.0).gated && at(&REUSE, 3, 9.0).gated);
@@ -41,8 +44,7 @@ fn the_gate_closes_above_tau_and_never_in_the_first_use() {
 #[test]
 fn increments_without_spread_and_energies_without_end_have_no_z_score() {
     assert!(judged(&REUSE, &[1.0; 8]).iter().all(|update| update.z.is_none() && !update.gated));
-    let mut window = EnergyWindow::default();
-    [1.0, 2.0, 1.0, 3.0, 2.0].iter().for_each(|&energy| drop(window.judge(&REUSE, 1, energy)));
+    let mut window = full_window();
     let before = window.clone();
     for energy in [f64::INFINITY, f64::NAN] {
         assert!(!window.judge(&REUSE, 1, energy).gated);

@@ -166,12 +166,19 @@ impl Plan {
         let remedy = "leave it out, or give rollouts with log-probs: rollout.source = { kind = \"jsonl\", path = \"..\" }";
         match self.config.rollout.source {
             None => {
-                let problem = "reads the log-probs of another sampling engine, and the rollouts of a run have none";
+                let problem =
+                    "reads the log-probs of another sampling engine, and the rollouts of a run have none";
                 require(false, key, kind, problem, remedy)?;
             }
             Some(RolloutSource::Jsonl { behavior, .. }) => {
                 let problem = "weighs the policy against the sampler, and rollout.source.behavior is sampler";
-                require(behavior == Behavior::Policy, key, kind, problem, "set rollout.source.behavior=policy")?;
+                require(
+                    behavior == Behavior::Policy,
+                    key,
+                    kind,
+                    problem,
+                    "set rollout.source.behavior=policy",
+                )?;
             }
         }
         self.check_teacher()

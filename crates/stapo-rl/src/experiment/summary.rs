@@ -98,7 +98,9 @@ pub fn summarise(
     for arm in arms {
         summaries.push(summarise_arm(arm, measure)?);
     }
-    for (summary, cost) in summaries.iter_mut().zip(reach.and_then(|reach| costs(arms, reach)).unwrap_or_default()) {
+    for (summary, cost) in
+        summaries.iter_mut().zip(reach.and_then(|reach| costs(arms, reach)).unwrap_or_default())
+    {
         summary.cost = Some(cost);
     }
     if let Some(method) = method {

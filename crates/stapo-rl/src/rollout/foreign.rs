@@ -42,7 +42,9 @@ impl ForeignRollouts {
     /// Reads the rollouts of a plan, and checks that every problem that the run draws has a group of its own; `None` for
     /// a plan whose policy samples.
     pub fn open(plan: &Plan, model: &LoadedModel, task: &Task) -> Result<Option<Self>> {
-        let Some(RolloutSource::Jsonl { path, behavior }) = &plan.config.rollout.source else { return Ok(None) };
+        let Some(RolloutSource::Jsonl { path, behavior }) = &plan.config.rollout.source else {
+            return Ok(None);
+        };
         let file = File { plan, path, vocabulary: model.policy.config().vocabulary };
         let mut groups = Vec::new();
         let mut groups_of: HashMap<String, Vec<usize>> = HashMap::new();
@@ -176,10 +178,7 @@ fn given(reward: f64, line: u64) -> Judged {
 }
 
 /// The value of a field. Fields that are not asked for are allowed and not read.
-fn field<T: DeserializeOwned>(
-    row: &mut Map<String, Value>,
-    name: &str,
-) -> std::result::Result<T, String> {
+fn field<T: DeserializeOwned>(row: &mut Map<String, Value>, name: &str) -> std::result::Result<T, String> {
     let value = row.remove(name).ok_or_else(|| format!("has no {name}"))?;
     serde_json::from_value(value).map_err(|error| format!("{name}: {error}"))
 }
@@ -243,7 +242,11 @@ impl File<'_> {
             }
             if let Some(place) = tokens.iter().position(|&token| token as usize >= self.vocabulary) {
                 let n = self.vocabulary;
-                return Err(format!("{field}[{place}] is {}, the model has tokens 0 to {}", tokens[place], n - 1));
+                return Err(format!(
+                    "{field}[{place}] is {}, the model has tokens 0 to {}",
+                    tokens[place],
+                    n - 1
+                ));
             }
         }
         if logp.len() != tokens.len() {
@@ -253,7 +256,9 @@ impl File<'_> {
             return Err(format!("logp[{place}] is {}, expected a log-prob, at most 0", logp[place]));
         }
         if reward.is_some() && !self.plan.config.rewards.is_empty() {
-            return Err("has a reward, and the config has [[rewards]], which judge every response".to_string());
+            return Err(
+                "has a reward, and the config has [[rewards]], which judge every response".to_string()
+            );
         }
         Ok((id, (prompt_tokens, ForeignResponse { line, tokens, logp, reward })))
     }
