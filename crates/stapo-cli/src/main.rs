@@ -12,6 +12,7 @@ use commands::{
     problems, report, runs, score, train, verify_run,
 };
 use stapo_rl::device::cuda;
+use stapo_rl::task::launcher;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -49,11 +50,17 @@ enum Command {
     Objective(objective::Args),
     /// What a model is, and conversion to a Hugging Face folder.
     Model(model::Args),
+    /// Starts and guards an external verifier; this program calls itself so.
+    #[command(name = launcher::SUBCOMMAND, hide = true)]
+    LaunchVerifier {
+        launch: String,
+    },
 }
 
 /// Exit status: 0 done, 1 done but some records were bad, 2 nothing done.
 fn main() -> ExitCode {
     set_panic_hook();
+    set_launcher();
     let command = Cli::parse().command;
     // A GPU that fails in the middle of a command unwinds to this guard and becomes an ordinary error; files already
     // written stay.
@@ -82,6 +89,17 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Grade(args) => grade::run(&args),
         Command::Objective(args) => objective::run(&args),
         Command::Model(args) => model::run(&args),
+        Command::LaunchVerifier { launch } => Ok(launcher::run(&launch)),
+    }
+}
+
+/// Makes this program the launcher of verifiers.
+fn set_launcher() {
+    // On Linux this name stays valid when the program's file is replaced during a run.
+    let program =
+        if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
+    if let Ok(program) = program {
+        launcher::set_program(program);
     }
 }
 

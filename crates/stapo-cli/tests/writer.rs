@@ -77,6 +77,8 @@ fn a_second_writer_is_refused_and_told_by_whom_and_readers_work_beside() {
     assert!(ok(&stapo(at, &["runs", "."])).contains(&format!("running, {by}")));
     ok(&stapo(at, &["export", "run", "--to", "model"]));
     ok(&stapo(at, &["report", "run", "--output", "page.html"]));
+    let page = fs::read_to_string(at.join("page.html")).unwrap();
+    assert!(page.contains("What happened") && page.contains(&format!("running, {by}")));
     // Killed without a word: the lock is free, readers say so, and the run goes on.
     kill("-KILL", &child);
     child.wait().unwrap();
@@ -110,6 +112,10 @@ fn of_two_resumes_at_once_one_goes_on() {
     assert!(codes.iter().all(|code| [Some(0), Some(2)].contains(code)), "{codes:?}");
     assert_eq!(n_steps(&at.join("run")), 8);
     ok(&stapo(at, &["verify-run", "run"]));
+    // An evaluation in the run's folder is a folder of its own, whose events are no samples.
+    let eval = "eval --model run --out run/eval --limit 2 --samples 2 --max-tokens 20";
+    ok(&stapo(at, &eval.split(' ').collect::<Vec<_>>()));
+    ok(&stapo(at, &["report", "run"]));
 }
 
 /// A signal that was ignored when the program started stays ignored.

@@ -1,8 +1,7 @@
 //! The small base model inside the program. `models/base/PROVENANCE.md` says how the model was made.
 
-use crate::disk::{create_folder, write_whole};
-use crate::error::Result;
-use std::path::Path;
+use crate::error::{Error, Result};
+use tempfile::TempDir;
 
 const FILES: [(&str, &[u8]); 5] = [
     ("config.json", include_bytes!("../../../models/base/config.json")),
@@ -12,10 +11,14 @@ const FILES: [(&str, &[u8]); 5] = [
     ("tokenizer_config.json", include_bytes!("../../../models/base/tokenizer_config.json")),
 ];
 
-/// Writes the model as a Hugging Face folder.
-pub fn unpack(folder: &Path) -> Result<()> {
-    create_folder(folder)?;
-    FILES.iter().try_for_each(|(name, bytes)| write_whole(&folder.join(name), bytes))
+/// Writes the model as a Hugging Face folder, which is temporary and removed when the value is dropped.
+pub fn unpack() -> Result<TempDir> {
+    let folder = tempfile::tempdir().map_err(|e| Error::io(&std::env::temp_dir(), e))?;
+    for (name, bytes) in FILES {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).map_err(|e| Error::io(&path, e))?;
+    }
+    Ok(folder)
 }
 
 /// The names and the bytes of the model's files.

@@ -30,6 +30,8 @@ pub enum Error {
         plan.as_ref().map_or(String::new(), |plan| format!("put back what changed (the run's plan is in {}); ", plan.display()))
     )]
     Changed { folder: PathBuf, changes: Vec<Change>, plan: Option<PathBuf> },
+    #[error("checkpoint {}: its model {}\nhint: put back what changed", folder.display(), changed(changes))]
+    ChangedModel { folder: PathBuf, changes: Vec<Change> },
     #[error("run folder {}: {problem}\nhint: {remedy}", folder.display())]
     NoRun { folder: PathBuf, problem: String, remedy: String },
     #[error("checkpoint {}: {problem}", path.display())]
@@ -73,7 +75,7 @@ pub enum Error {
         "example {position}: {n_tokens} tokens, expected 2 to {limit}\nhint: raise config.microbatch_tokens, or shorten the text"
     )]
     BadExample { position: u64, n_tokens: usize, limit: usize },
-    #[error("step {step}{}: {source}", in_microbatch(*microbatch))]
+    #[error("step {step}{}: {source}{}", in_microbatch(*microbatch), objective_hint(source))]
     Objective { step: u64, microbatch: Option<usize>, source: ObjectiveError },
     #[error(
         "step {step}{}: {source}\nhint: no weight was changed by it; start again with a lower update.learning_rate, or look at rollouts/ for what the model wrote",
@@ -124,7 +126,7 @@ impl Error {
 const LISTED: usize = 8;
 
 fn changed(changes: &[Change]) -> String {
-    let mut text = format!("{} changed since it was saved", changes.len());
+    let mut text = "changed since it was saved".to_string();
     for change in changes.iter().take(LISTED) {
         text.push_str(&format!("\n  {change}"));
     }
@@ -136,6 +138,15 @@ fn changed(changes: &[Change]) -> String {
 
 fn in_microbatch(microbatch: Option<usize>) -> String {
     microbatch.map_or(String::new(), |place| format!(", micro-batch {}", place + 1))
+}
+
+fn objective_hint(source: &ObjectiveError) -> &'static str {
+    match source {
+        ObjectiveError::Advantage { .. } | ObjectiveError::Reward { .. } => {
+            "\nhint: nothing of this step was saved; the rewards are too large for their differences to be numbers"
+        }
+        _ => "",
+    }
 }
 
 fn io_hint(source: &std::io::Error) -> &'static str {

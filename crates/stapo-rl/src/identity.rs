@@ -2,13 +2,13 @@
 
 use crate::builtin;
 use crate::config::{ModelSource, Plan, RolloutSource, TeacherSource};
-use crate::disk::sha256_hex;
 use crate::error::{Error, Result};
 use crate::pretrain::{PretrainConfig, Start, TextsSpec};
 use crate::run::{hash_bytes, hash_file};
-use crate::task::{CommandSpec, TaskSpec, VerifierSpec, verifier_spec};
+use crate::task::{TaskSpec, VerifierSpec, fingerprint};
 use stapo_core::record::{FileHash, Identity};
 use stapo_core::settings;
+use stapo_model::DeviceName;
 use std::path::{Path, PathBuf};
 
 /// The files beside the weights of a Hugging Face folder that change what a model reads or writes, with their names in
@@ -31,25 +31,30 @@ pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
     }
     inputs.extend(of_task(&plan.task)?);
     for reward in plan.rewards.iter().skip(1) {
-        if let VerifierSpec::Command(command) = &reward.verifier {
-            let hash = of_command(command)?;
-            inputs.push(FileHash { name: format!("verifier of {}", reward.name), ..hash });
-        }
+        inputs.extend(of_verifier(&format!("verifier of {}", reward.name), &reward.verifier)?);
     }
     if let Some(RolloutSource::Jsonl { path, .. }) = &plan.config.rollout.source {
         inputs.push(hash_file("rollouts", path)?);
     }
-    Ok(Identity { program: program.to_string(), inputs })
+    Ok(Identity { program: program.to_string(), device: String::new(), inputs })
 }
 
-/// The identity of a pretraining run.
-pub fn of_pretraining(config: &PretrainConfig, program: &str) -> Result<Identity> {
+/// The identity of a pretraining run, whose config names no device.
+pub fn of_pretraining(config: &PretrainConfig, device: DeviceName, program: &str) -> Result<Identity> {
     let mut inputs = match &config.start {
         Start::Fresh(_) => Vec::new(),
         Start::Path { path } => of_model(Path::new(path))?,
     };
     inputs.extend(of_texts("data", &config.texts)?);
-    Ok(Identity { program: program.to_string(), inputs })
+    Ok(Identity { program: program.to_string(), device: device_kind(device), inputs })
+}
+
+/// `cpu` or `cuda`: the number of a GPU changes no bit.
+pub fn device_kind(device: DeviceName) -> String {
+    match device {
+        DeviceName::Cpu => "cpu".to_string(),
+        DeviceName::Cuda { .. } => "cuda".to_string(),
+    }
 }
 
 fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
@@ -74,35 +79,15 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
     if let TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) = task {
         inputs.push(hash_file("data", &rows.path)?);
     }
-    if let VerifierSpec::Command(command) = verifier_spec(task) {
-        inputs.push(of_command(command)?);
-    }
+    inputs.extend(of_verifier("verifier", task.verifier())?);
     Ok(inputs)
 }
 
-/// One hash of the command line, and of the content of every file that the command line names.
-fn of_command(command: &CommandSpec) -> Result<FileHash> {
-    let program = command.program.to_string_lossy().into_owned();
-    let mut text = std::iter::once(&program)
-        .chain(&command.args)
-        .fold(String::new(), |text, word| format!("{text}{}:{word}\n", word.len()));
-    let scripts = command.args.iter().map(PathBuf::from).filter(|path| path.is_file());
-    let mut n_bytes = 0;
-    for path in in_path(&command.program).into_iter().chain(scripts) {
-        let file = hash_file("verifier", &path)?;
-        text.push_str(&file.sha256);
-        n_bytes += file.n_bytes;
-    }
-    Ok(FileHash { name: "verifier".to_string(), n_bytes, sha256: sha256_hex(text.as_bytes()) })
-}
-
-/// The file of a program: the path itself, or the first of that name in `PATH`.
-fn in_path(program: &Path) -> Option<PathBuf> {
-    if program.components().count() > 1 {
-        return Some(program.to_owned());
-    }
-    let folders = std::env::var_os("PATH")?;
-    std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())
+/// The hash of a verifier's program; `None` for a verifier that is none.
+fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
+    let VerifierSpec::Command(command) = verifier else { return Ok(None) };
+    let sha256 = fingerprint(command).map_err(|e| Error::io(&command.program, e))?;
+    Ok(Some(FileHash { name: name.to_string(), n_bytes: 0, sha256 }))
 }
 
 /// The hashes of a config's model.
@@ -133,6 +118,11 @@ pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
         inputs.extend(path.map(|path| hash_file(name, &path)).transpose()?);
     }
     Ok(inputs)
+}
+
+/// Whether an input of that name is a file beside a model's weights.
+pub fn is_model_file(name: &str) -> bool {
+    MODEL_FILES.iter().any(|(_, known)| *known == name)
 }
 
 /// The name in an identity of a file of a model's folder.

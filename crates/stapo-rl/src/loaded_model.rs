@@ -20,12 +20,15 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Opens the model of a config; `base` is the folder to which the built-in model is unpacked.
-    pub fn open(source: &ModelSource, base: &Path, device: &Device) -> Result<Self> {
+    /// Opens the model of a config. The built-in model is unpacked to a temporary folder, which is removed.
+    pub fn open(source: &ModelSource, device: &Device) -> Result<Self> {
         match source {
             ModelSource::Builtin => {
-                crate::builtin::unpack(base)?;
-                Self::open_path(base, device)
+                let unpacked = crate::builtin::unpack()?;
+                let mut model = Self::open_path(unpacked.path(), device)?;
+                // The files beside the weights are kept in memory, because the folder does not outlive this function.
+                model.companions.iter_mut().try_for_each(Companion::load)?;
+                Ok(model)
             }
             ModelSource::Path { path } => Self::open_path(Path::new(path), device),
         }

@@ -10,7 +10,6 @@ use stapo_core::{Batch, Problem};
 use stapo_model::Device;
 use stapo_model::decoder::Policy;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// A teacher that is ready to score.
 pub(crate) enum Teacher {
@@ -21,22 +20,15 @@ pub(crate) enum Teacher {
 }
 
 impl Teacher {
-    /// The teacher of a plan; `None` for an objective without distillation. `base` is the folder to which a built-in
-    /// model is unpacked.
-    pub fn open(
-        plan: &Plan,
-        model: &LoadedModel,
-        task: &Task,
-        base: &Path,
-        device: &Device,
-    ) -> Result<Option<Self>> {
+    /// The teacher of a plan; `None` for an objective without distillation.
+    pub fn open(plan: &Plan, model: &LoadedModel, task: &Task, device: &Device) -> Result<Option<Self>> {
         let Some(source) = &plan.config.teacher else { return Ok(None) };
         if let TeacherSource::Solution { template } = source {
             let template = template.as_deref().unwrap_or_else(|| task.teacher_template());
             return Ok(Some(Teacher::Solution(Template::new(template)?)));
         }
         let Some(source) = source.model() else { return Ok(None) };
-        let teacher = LoadedModel::open(&source, base, device)?;
+        let teacher = LoadedModel::open(&source, device)?;
         check_vocabulary(model, &teacher)?;
         Ok(Some(Teacher::Model(teacher.policy)))
     }

@@ -12,7 +12,7 @@ use crate::memory;
 use crate::records::{Phases, explored_records, metrics, response_records, silenced_records};
 use crate::rollout::{ForeignRollouts, held_out_accuracy, roll_out};
 use crate::run::{Reopening, Run, is_due};
-use crate::task::Task;
+use crate::task::{Programs, Task};
 use crate::teacher::Teacher;
 use crate::update::{Learned, MinibatchContext, learn};
 use stapo_core::record::{EventKind, Identity, Metrics, StopReason, Writer};
@@ -61,17 +61,18 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// The state before the first step. `base` is the folder to which a built-in model is unpacked.
-    pub fn new(plan: &Plan, base: &Path, device: &Device) -> Result<Self> {
+    /// The state before the first step.
+    pub fn new(plan: &Plan, device: &Device, programs: Programs) -> Result<Self> {
+        // The task is opened first: a verifier program that may not start is refused before a model is loaded.
+        let further = plan.rewards.iter().skip(1).map(|reward| &reward.verifier);
+        let task = Task::with_verifiers(&plan.task, further, programs)?;
         if let ModelSource::Path { path } = &plan.config.model {
             memory::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
         }
-        let model = LoadedModel::open(&plan.config.model, base, device)?;
+        let model = LoadedModel::open(&plan.config.model, device)?;
         model.check(plan)?;
-        let reference = reference(plan, &model, base, device)?;
-        let task =
-            Task::with_verifiers(&plan.task, plan.rewards.iter().skip(1).map(|reward| &reward.verifier))?;
-        let teacher = Teacher::open(plan, &model, &task, base, device)?;
+        let reference = reference(plan, &model, device)?;
+        let teacher = Teacher::open(plan, &model, &task, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
         let learner = Learner::new(model, plan.optimizer())?;
         Ok(Self { learner, task, reference, teacher, foreign, engine_memory: EngineMemory::new() })
@@ -144,12 +145,12 @@ impl Trainer {
 }
 
 /// The frozen policy of a KL penalty; `None` for an objective without one.
-fn reference(plan: &Plan, model: &LoadedModel, base: &Path, device: &Device) -> Result<Option<Policy>> {
+fn reference(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Policy>> {
     if !plan.objective.needs_reference() {
         return Ok(None);
     }
     let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
-    let policy = LoadedModel::open(source, base, device)?.policy;
+    let policy = LoadedModel::open(source, device)?.policy;
     let own = model.policy.config().vocabulary;
     let other = policy.config().vocabulary;
     if own != other {
@@ -276,23 +277,19 @@ impl Interrupted {
         Ok(Self { plan, reopening, identity })
     }
 
-    /// The run and its trainer at the newest good checkpoint, or at the start where there is none yet. `base` is the
-    /// folder to which a built-in model is unpacked.
-    pub fn resume(self, writer: &Writer, base: &Path, device: &Device) -> Result<(Plan, Run, Trainer)> {
+    /// The run and its trainer at the newest good checkpoint, or at the start where there is none yet.
+    pub fn resume(
+        self,
+        writer: &Writer,
+        device: &Device,
+        programs: Programs,
+    ) -> Result<(Plan, Run, Trainer)> {
         let Interrupted { plan, reopening, identity } = self;
-        let mut trainer = Trainer::new(&plan, base, device)?;
+        let mut trainer = Trainer::new(&plan, device, programs)?;
         if let Some(checkpoint) = &reopening.checkpoint {
             trainer.learner.restore(checkpoint)?;
         }
         let run = reopening.commit::<Metrics>(identity, writer)?;
         Ok((plan, run, trainer))
-    }
-}
-
-/// The folder in which a run keeps the built-in model.
-pub fn base_folder(run: &Path, plan: &Plan) -> std::path::PathBuf {
-    match plan.config.model {
-        ModelSource::Builtin => run.join("base"),
-        ModelSource::Path { .. } => run.to_owned(),
     }
 }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use stapo_core::record::{Metrics, Record, ResponseRecord, TokenRecord, parse_lines, parse_responses};
 use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::run::{Checkpoint, Run, this_process};
+use stapo_rl::task::Programs;
 use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, train};
 use stapo_rl::{Config, Plan, identity};
 use std::fs;
@@ -61,7 +62,7 @@ fn device(threads: usize) -> Device {
 fn start(folder: &Path, plan: &Plan) -> (Run, Trainer) {
     let identity = identity::of_plan(plan, PROGRAM).unwrap();
     let run = Run::create(folder, "", &plan.to_toml(), identity, &this_process(PROGRAM, "cpu")).unwrap();
-    let trainer = Trainer::new(plan, &folder.join("base"), &device(2)).unwrap();
+    let trainer = Trainer::new(plan, &device(2), Programs::Recorded).unwrap();
     (run, trainer)
 }
 
@@ -69,9 +70,8 @@ fn start(folder: &Path, plan: &Plan) -> (Run, Trainer) {
 fn resume(folder: &Path, threads: usize) -> (Run, Trainer, Vec<String>) {
     let interrupted = Interrupted::open(folder, &[], false, PROGRAM).unwrap();
     let refused = interrupted.reopening.refused.iter().map(ToString::to_string).collect();
-    let base = tempfile::tempdir().unwrap();
     let writer = this_process(PROGRAM, "cpu");
-    let (_, run, trainer) = interrupted.resume(&writer, base.path(), &device(threads)).unwrap();
+    let (_, run, trainer) = interrupted.resume(&writer, &device(threads), Programs::Recorded).unwrap();
     (run, trainer, refused)
 }
 
@@ -276,7 +276,7 @@ fn a_gradient_that_is_not_finite_names_step_microbatch_and_tensor_and_changes_no
 #[test]
 fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
     let redrawn = plan(&["rollout.max_redraws=8", "rollout.group_size=2"]);
-    let mut trainer = Trainer::new(&redrawn, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let mut trainer = Trainer::new(&redrawn, &device(2), Programs::Recorded).unwrap();
     let rolled = trainer.roll_out(&redrawn).unwrap();
     assert!(rolled.n_drawn > 4, "with two responses each, some groups agree");
     assert_eq!(rolled.batch.groups.len(), 4);
@@ -290,7 +290,7 @@ fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
 #[test]
 fn long_responses_lose_reward_where_shaping_is_on() {
     let shaped = plan(&["rollout.overlong={max_tokens=96,buffer_tokens=90}"]);
-    let mut trainer = Trainer::new(&shaped, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
+    let mut trainer = Trainer::new(&shaped, &device(2), Programs::Recorded).unwrap();
     for scored in trainer.roll_out(&shaped).unwrap().batch.responses() {
         let verdict = if scored.verdict == stapo_core::Verdict::Right { 1.0 } else { -1.0 };
         let over = (scored.rollout.tokens.len() as f64 - 6.0).max(0.0) / 90.0;
@@ -316,15 +316,6 @@ fn the_reference_is_frozen() {
     train(&held, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
     assert_eq!(trainer.learner.state_hash(), held_hash);
     assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics));
-}
-
-#[test]
-fn an_external_reward_is_the_reward() {
-    let verifier = "task.verifier={kind=\"command\",program=\"sh\",args=[\"-c\",\"while read -r line; do echo '{\\\"reward\\\":0.25}'; done\"]}";
-    let external = plan(&[verifier]);
-    let mut trainer = Trainer::new(&external, tempfile::tempdir().unwrap().path(), &device(2)).unwrap();
-    let rolled = trainer.roll_out(&external).unwrap();
-    assert!(rolled.batch.responses().all(|scored| scored.reward == 0.25));
 }
 
 #[test]

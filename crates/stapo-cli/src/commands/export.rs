@@ -28,10 +28,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let checkpoint = run_folder::newest_checkpoint(&args.run)?;
     // Checkpoints hold f32 weights whatever device trained them, so the CPU can export every run.
     let device = run_folder::device(DeviceName::Cpu, None, Use::Reading)?;
-    let trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
+    let model = run_folder::model_at(&plan, &checkpoint, &device)?;
     let precision = if args.f32 { Precision::F32 } else { Precision::Bf16 };
     let options = ExportOptions { precision, existing: Existing::Refuse, ..ExportOptions::default() };
-    let model = &trainer.learner.model;
     let exported = export_policy(&args.to, &model.policy, &model.companions, &options)?;
     println!(
         "{}: step {}, {} parameters, {} bytes of weights",

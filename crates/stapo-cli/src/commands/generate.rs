@@ -22,8 +22,8 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["prompt", "chat", "input"]))]
 pub struct Args {
-    /// Hugging Face folder or GGUF file.
-    #[arg(long, value_name = "DIR|FILE")]
+    /// Hugging Face folder, GGUF file, or run folder (its newest checkpoint).
+    #[arg(long, value_name = "DIR|FILE|RUN")]
     model: PathBuf,
     /// Text to continue as it is.
     #[arg(long, value_name = "TEXT")]

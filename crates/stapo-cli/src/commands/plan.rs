@@ -1,5 +1,6 @@
 //! `stapo plan`
 
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::run_folder::Use;
 use crate::shared::units::{grouped, size};
 use crate::shared::{clock, machine, run_folder};
@@ -19,7 +20,7 @@ use std::time::Duration;
 /// Says what a config would run: steps, tokens, memory by part, and the time from a quick measurement.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What to run, as TOML; the built-in run where absent.
+    /// What to run, as TOML, or a run folder; the built-in run where absent.
     config: Option<PathBuf>,
 
     /// Changes one value of the config, as in rollout.group_size=16; may be repeated.
@@ -37,19 +38,21 @@ pub struct Args {
     /// Threads; all cores by default.
     #[arg(long)]
     threads: Option<usize>,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (_, plan) = run_folder::read_plan(args.config.as_deref(), &args.set)?;
-    let scratch = tempfile::tempdir()?;
-    let model = shape(&plan.config.model, scratch.path())?;
+    let model = shape(&plan.config.model)?;
     let reference = plan.objective.needs_reference();
     let reference = reference.then(|| plan.config.reference.as_ref().unwrap_or(&plan.config.model).clone());
     let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
     let mut frozen = Vec::new();
     for (role, source) in [("reference", reference), ("teacher", teacher)] {
         if let Some(source) = source {
-            frozen.push((role, shape(&source, scratch.path())?));
+            frozen.push((role, shape(&source)?));
         }
     }
     let memory = memory::parts(&plan, &model, &frozen);
@@ -57,7 +60,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         None
     } else {
         let device = run_folder::device(plan.device(), args.threads, Use::of(&plan))?;
-        Some(estimate::measure(&plan, Trainer::new(&plan, scratch.path(), &device)?)?)
+        let programs = args.allow.of_config(args.config.as_deref());
+        let trainer = Trainer::new(&plan, &device, programs)?;
+        allow_command::warn(&trainer.task);
+        Some(estimate::measure(&plan, trainer)?)
     };
     if args.json {
         println!("{:#}", as_json(&plan, &model, &memory, pace));
@@ -68,12 +74,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The shape of a model, without its weights.
-fn shape(model: &ModelSource, scratch: &Path) -> Result<ModelConfig> {
+fn shape(model: &ModelSource) -> Result<ModelConfig> {
     Ok(match model {
-        ModelSource::Builtin => {
-            stapo_rl::unpack_builtin(scratch)?;
-            Pretrained::open(scratch)?.config
-        }
+        ModelSource::Builtin => Pretrained::read_config(stapo_rl::unpack_builtin()?.path())?,
         ModelSource::Path { path } => Pretrained::read_config(Path::new(path))?,
     })
 }

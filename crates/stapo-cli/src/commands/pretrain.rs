@@ -1,5 +1,6 @@
 //! `stapo pretrain`
 
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::Use;
 use crate::shared::stop::{self, Stop};
@@ -55,6 +56,9 @@ pub struct Args {
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
     #[arg(long)]
     threads: Option<usize>,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -74,7 +78,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         n_seen: 0,
         stop: stop.clone(),
     };
-    if let Some(text) = run.lock_warning() {
+    if let Some(task) = &pretrainer.task {
+        allow_command::warn(task);
+    }
+    if let Some(task) = config.evaluation_task()? {
+        allow_command::record([task.verifier()]);
+    }
+    for text in run.warnings() {
         eprintln!("warning: {text}");
     }
     pretrain(&config, &mut run, &mut pretrainer, &mut view)?;
@@ -107,23 +117,21 @@ fn begin(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Op
     if folder.exists() {
         bail!(stapo_rl::Error::exists(folder));
     }
-    let identity = identity::of_pretraining(&config, PROGRAM)?;
+    let identity = identity::of_pretraining(&config, args.device, PROGRAM)?;
     // The model and the texts are opened before the run folder is made, so that a bad config leaves no folder behind.
-    let pretrainer = Pretrainer::new(&config, start, device)?;
+    let programs = args.allow.of_config(args.config.as_deref());
+    let pretrainer = Pretrainer::new(&config, start, device, programs)?;
     let run = Run::create(folder, &text, &config.to_toml(), identity, &writer(args.device))?;
     Ok((config, run, pretrainer))
 }
 
 fn reopen(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Opened> {
-    let identity = |config: &PretrainConfig| identity::of_pretraining(config, PROGRAM);
+    let identity = |config: &PretrainConfig| identity::of_pretraining(config, args.device, PROGRAM);
     let interrupted = InterruptedPretraining::open(folder, &args.set, args.accept_changes, identity)?;
     for error in &interrupted.reopening.refused {
         eprintln!("warning: {error}; going back to the checkpoint before");
     }
-    for text in &interrupted.reopening.warnings {
-        eprintln!("warning: {text}");
-    }
-    Ok(interrupted.resume(&writer(args.device), start, device)?)
+    Ok(interrupted.resume(&writer(args.device), start, device, args.allow.of_run())?)
 }
 
 struct PretrainView {

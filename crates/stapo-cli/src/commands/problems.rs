@@ -3,7 +3,7 @@
 use crate::shared::run_folder;
 use anyhow::Result;
 use serde_json::json;
-use stapo_rl::task::{Mistakes, Split, Task};
+use stapo_rl::task::{Mistakes, Programs, Split, Task};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 /// Shows what a config's task asks: prompts and references, in the order a run draws them.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A training config, as TOML; the built-in run where absent.
+    /// A training config, as TOML, or a run folder; the built-in run where absent.
     config: Option<PathBuf>,
 
     /// Changes one value of the config, as in task.level=5; may be repeated.
@@ -42,7 +42,8 @@ enum Which {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (_, plan) = run_folder::read_plan(args.config.as_deref(), &args.set)?;
-    let task = Task::open(&plan.task)?;
+    // Nothing is judged, so a verifier program has no reason to start, whosever the config is.
+    let task = Task::open_with(&plan.task, Programs::Never)?;
     let problems = match args.split {
         Which::HeldOut => task.held_out(args.n),
         Which::Train => (0..args.n as u64)

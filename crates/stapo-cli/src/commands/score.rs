@@ -16,8 +16,8 @@ use std::process::ExitCode;
 /// Log-probability, entropy and collision of every response token, as JSON lines.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Hugging Face folder or GGUF file.
-    #[arg(long, value_name = "DIR|FILE")]
+    /// Hugging Face folder, GGUF file, or run folder (its newest checkpoint).
+    #[arg(long, value_name = "DIR|FILE|RUN")]
     model: PathBuf,
     /// JSON lines: `{"tokens": [..], "prompt_tokens": n}`, or a prompt (`prompt`, `chat` or `messages`) and a
     /// `response`; `id` comes back. `-` = standard input.

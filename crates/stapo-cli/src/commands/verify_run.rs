@@ -1,5 +1,6 @@
 //! `stapo verify-run`
 
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::program::PROGRAM;
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
@@ -18,6 +19,9 @@ pub struct Args {
     /// How many steps to replay.
     #[arg(long, default_value_t = 3)]
     steps: u64,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -33,7 +37,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let mut n_different = check_inputs(&args.run, &plan, &manifest, &checkpoint)?;
     let device = run_folder::device(plan.device(), None, Use::of(&plan))?;
-    let mut trainer = run_folder::trainer_at(&args.run, &plan, &checkpoint, &device)?;
+    let mut trainer = run_folder::trainer_at(&plan, &checkpoint, &device, args.allow.of_run())?;
+    allow_command::warn(&trainer.task);
     println!("replaying from step {}", checkpoint.counters.step);
     for _ in 0..args.steps {
         if trainer.learner.counters.step >= last {
@@ -63,8 +68,13 @@ fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest, checkpoint: &Check
     let plan_text = run_folder::plan_text(run)?;
     let now = identity::of_plan(plan, PROGRAM)?;
     let texts = [hash_bytes("config", &config), hash_bytes("plan", plan_text.as_bytes())];
-    let inputs: Vec<FileHash> = texts.into_iter().chain(now.inputs.iter().cloned()).collect();
-    let mut changes = changed_inputs(&comparable(&manifest.inputs), &comparable(&inputs));
+    let mut inputs: Vec<FileHash> = texts.into_iter().chain(now.inputs.iter().cloned()).collect();
+    if checkpoint.provenance.is_none() {
+        inputs = as_recorded_before(inputs, &manifest.inputs);
+    }
+    let recorded: Vec<FileHash> =
+        manifest.inputs.iter().filter(|input| input.name != "program").cloned().collect();
+    let mut changes = changed_inputs(&recorded, &inputs);
     match &checkpoint.provenance {
         None => println!("identity: not recorded by the program that made the checkpoint"),
         Some(provenance) => {
@@ -88,7 +98,12 @@ fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest, checkpoint: &Check
     Ok(changes.len())
 }
 
-/// The inputs under the names that this program gives them; manifests of earlier programs hash the executable too.
-fn comparable(inputs: &[FileHash]) -> Vec<FileHash> {
-    inputs.iter().filter(|input| input.name != "program").cloned().collect()
+/// The inputs that programs recorded before checkpoints had an identity, under the names these programs gave them.
+fn as_recorded_before(inputs: Vec<FileHash>, recorded: &[FileHash]) -> Vec<FileHash> {
+    let named = |input: FileHash| match input.name.starts_with("weights") {
+        true => FileHash { name: "weights".to_string(), ..input },
+        false => input,
+    };
+    let is_recorded = |input: &FileHash| recorded.iter().any(|known| known.name == input.name);
+    inputs.into_iter().map(named).filter(is_recorded).collect()
 }

@@ -1,5 +1,6 @@
 //! Modules that two or more commands use.
 
+pub mod allow_command;
 pub mod chart;
 pub mod clock;
 pub mod html;

@@ -39,10 +39,14 @@ pub struct ChatMessage {
     content: String,
 }
 
-/// Opens a model, with or without a tokenizer. `threads` overrides the number of CPU threads that the environment or
-/// the machine gives.
+/// Opens a model, with or without a tokenizer; a run folder stands for its newest checkpoint. `threads` overrides the
+/// number of CPU threads that the environment or the machine gives.
 pub fn open_model(path: &Path, device: DeviceName, threads: Option<usize>) -> Result<LoadedModel> {
     let device = run_folder::device(device, threads, Use::Reading)?;
+    if run_folder::is_run(path) {
+        let (model, _, _) = run_folder::open_model(path, &device)?;
+        return Ok(model);
+    }
     let pretrained = Pretrained::open(path).with_context(|| format!("model {}", path.display()))?;
     Ok(LoadedModel::load_tokens_or_text(&pretrained, &device)?)
 }

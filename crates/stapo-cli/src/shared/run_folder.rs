@@ -2,18 +2,21 @@
 
 use anyhow::{Context, Result, bail};
 use stapo_core::ObjectiveSpec;
-use stapo_core::record::{self, FileHash, Record, ResponseRecord};
+use stapo_core::record::{self, FileHash, Record, ResponseRecord, changed_inputs};
 use stapo_rl::config::{ModelSource, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
-use stapo_rl::run::Checkpoint;
-use stapo_rl::train::{Trainer, base_folder};
+use stapo_rl::run::{Checkpoint, check_tree};
+use stapo_rl::task::Programs;
+use stapo_rl::train::Trainer;
 use stapo_rl::{Config, LoadedModel, Plan, identity};
 use std::path::{Path, PathBuf};
 
-/// The text of a config, of the built-in config if none is given, and its resolved plan.
+/// The text of a config, of the built-in config if none is given, and its resolved plan. A run folder stands for its
+/// `plan.toml`.
 pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
     let text = match config {
+        Some(run) if run.is_dir() => plan_text(run)?,
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("config {}", path.display()))?,
         None => include_str!("../../../../configs/stapo.toml").to_string(),
     };
@@ -27,8 +30,9 @@ pub fn plan(run: &Path) -> Result<Plan> {
     Ok(Plan::resolve(Config::from_toml(&text, [])?)?)
 }
 
-/// The text of `plan.toml`.
+/// The text of `plan.toml`. A folder with links or pipes inside is refused.
 pub fn plan_text(run: &Path) -> Result<String> {
+    check_tree(run)?;
     std::fs::read_to_string(run.join("plan.toml"))
         .with_context(|| format!("run {}: no plan.toml, so this is no run folder", run.display()))
 }
@@ -46,10 +50,32 @@ pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
 }
 
 /// A trainer with the state of a checkpoint.
-pub fn trainer_at(run: &Path, plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<Trainer> {
-    let mut trainer = Trainer::new(plan, &base_folder(run, plan), device)?;
+pub fn trainer_at(
+    plan: &Plan,
+    checkpoint: &Checkpoint,
+    device: &Device,
+    programs: Programs,
+) -> Result<Trainer> {
+    let mut trainer = Trainer::new(plan, device, programs)?;
     trainer.learner.restore(checkpoint)?;
     Ok(trainer)
+}
+
+/// The model of a run with the weights of a checkpoint. The run's task is not opened. A model whose tokenizer, config or
+/// chat template is not that of the run is refused.
+pub fn model_at(plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<LoadedModel> {
+    if let Some(provenance) = &checkpoint.provenance {
+        let found = beside_weights(identity::of_source(&plan.config.model)?);
+        let mut changes = changed_inputs(&beside_weights(provenance.identity.inputs.clone()), &found);
+        changes.retain(|change| identity::is_model_file(&change.name));
+        if !changes.is_empty() {
+            let folder = checkpoint.path.clone();
+            bail!(stapo_rl::Error::ChangedModel { folder, changes });
+        }
+    }
+    let mut model = LoadedModel::open(&plan.config.model, device)?;
+    checkpoint.restore_weights(&mut model.policy)?;
+    Ok(model)
 }
 
 /// The purpose a device is opened for: trained weights need gradients and optimizer states besides.
@@ -98,14 +124,15 @@ pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
     Ok(found)
 }
 
-/// The JSON lines files of a part, in order of their names.
+/// The JSON lines files of a part but `events.jsonl`, in order of their names.
 pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
     let folder = run.join(part);
     if !folder.is_dir() {
         return Ok(Vec::new());
     }
     let entries = std::fs::read_dir(&folder).with_context(|| format!("folder {}", folder.display()))?;
-    let is_lines = |path: &PathBuf| path.extension().is_some_and(|e| e == "jsonl");
+    let is_lines =
+        |path: &PathBuf| path.extension().is_some_and(|e| e == "jsonl") && !path.ends_with("events.jsonl");
     let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_lines).collect();
     files.sort();
     Ok(files)
@@ -154,22 +181,29 @@ fn check_columns(response: &ResponseRecord) -> Result<()> {
 }
 
 /// A model by folder, GGUF file, run or the word `builtin`, the hashes of its files, and the training steps it has seen.
-pub fn open_model(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
-    let path = Path::new(name);
-    if name == "builtin" {
-        let scratch = tempfile::tempdir().context("temporary folder")?;
-        let model = LoadedModel::open(&ModelSource::Builtin, scratch.path(), device)?;
+pub fn open_model(path: &Path, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
+    if path == Path::new("builtin") {
+        let model = LoadedModel::open(&ModelSource::Builtin, device)?;
         return Ok((model, identity::of_source(&ModelSource::Builtin)?, None));
     }
-    if path.join("plan.toml").is_file() {
+    if is_run(path) {
         let plan = plan(path)?;
         let checkpoint = newest_checkpoint(path)?;
-        let trainer = trainer_at(path, &plan, &checkpoint, device)?;
-        let beside = identity::of_source(&plan.config.model)?.into_iter();
+        let model = model_at(&plan, &checkpoint, device)?;
         let mut inputs = identity::of_model(&checkpoint.path)?;
-        inputs.extend(beside.filter(|input| !input.name.starts_with("weights")));
-        return Ok((trainer.learner.model, inputs, Some(checkpoint.counters.step)));
+        inputs.extend(beside_weights(identity::of_source(&plan.config.model)?));
+        return Ok((model, inputs, Some(checkpoint.counters.step)));
     }
     let model = LoadedModel::open_path(path, device)?;
     Ok((model, identity::of_model(path)?, None))
+}
+
+/// The files of a model besides its weights.
+fn beside_weights(files: Vec<FileHash>) -> Vec<FileHash> {
+    files.into_iter().filter(|file| !file.name.starts_with("weights")).collect()
+}
+
+/// Whether the path is a run folder.
+pub fn is_run(path: &Path) -> bool {
+    path.join("plan.toml").symlink_metadata().is_ok()
 }

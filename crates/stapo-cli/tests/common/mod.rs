@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+/// Calls the program in a folder, which also keeps the user's records.
 pub fn stapo(folder: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_stapo")).current_dir(folder).args(args).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+    command.current_dir(folder).args(args).env("XDG_STATE_HOME", folder.join(".state")).output().unwrap()
 }
 
 /// The standard output of a call that must succeed.

@@ -9,6 +9,9 @@ use std::collections::BTreeSet;
 pub struct Identity {
     /// Version and commit. Another program is reported, not refused.
     pub program: String,
+    /// `cpu` or `cuda`, for runs whose plan does not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub device: String,
     /// Every file that the run reads, by a name of its own: `data`, `weights`, `tokenizer`, `reference weights`, ...
     pub inputs: Vec<FileHash>,
 }

@@ -13,6 +13,9 @@ pub struct Manifest {
     /// Version and commit of the program that wrote the manifest.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub program: String,
+    /// `cpu` or `cuda`, for runs whose plan does not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub device: String,
     /// Changed inputs that `--accept-changes` let pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub accepted: Vec<AcceptedChange>,

@@ -1,23 +1,10 @@
 //! The files beside the weights: tokenizer, chat template, stop tokens.
 
-use super::folder;
+use super::folder::{self, TAKEN_OVER};
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
-
-/// Files of `transformers` that do not depend on the weights; export copies them from a folder unchanged.
-const TAKEN_OVER: [&str; 9] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-];
 
 /// A file beside the weights.
 #[derive(Debug, Clone)]
@@ -29,14 +16,24 @@ pub struct Companion {
 #[derive(Debug, Clone)]
 enum Content {
     Text(String),
+    Bytes(Vec<u8>),
     CopyOf(PathBuf),
 }
 
 impl Companion {
+    /// Reads the file into memory, so that the folder it comes from may be removed.
+    pub fn load(&mut self) -> Result<()> {
+        if let Content::CopyOf(from) = &self.content {
+            self.content = Content::Bytes(std::fs::read(from).map_err(|e| Error::io(from, e))?);
+        }
+        Ok(())
+    }
+
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(self.name);
         match &self.content {
             Content::Text(text) => folder::write_file(&path, text.as_bytes()),
+            Content::Bytes(bytes) => folder::write_file(&path, bytes),
             Content::CopyOf(from) => std::fs::copy(from, &path).map(|_| ()).map_err(|e| Error::io(from, e)),
         }
     }

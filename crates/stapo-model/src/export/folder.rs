@@ -1,15 +1,29 @@
 //! Writes a folder that appears whole or not at all.
 
 use crate::error::{Error, Result};
+use crate::weights::safetensors::INDEX;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+/// Files of `transformers` that do not depend on the weights; export copies them from a folder unchanged.
+pub(super) const TAKEN_OVER: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+];
 
 /// What to do if the folder exists and is not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
     Refuse,
-    /// Replace the folder, provided that it is a model's folder: a `config.json` and no folders inside.
+    /// Replace the folder, provided that it is a model's folder: a `config.json`, and nothing that export does not write.
     Replace,
 }
 
@@ -79,13 +93,26 @@ fn check_target(out: &Path, existing: Existing) -> Result<()> {
     }
     match existing {
         Existing::Refuse => Err(Error::Exists { place: out.display().to_string() }),
-        Existing::Replace
-            if entries.iter().any(|path| path.is_dir()) || !out.join("config.json").is_file() =>
-        {
+        Existing::Replace if !out.join("config.json").is_file() => {
             refuse("is not the folder of a model and is not replaced", "choose another folder")
         }
-        Existing::Replace => Ok(()),
+        Existing::Replace => match entries.iter().find(|path| !is_exported(path)) {
+            Some(other) => {
+                let name = other.file_name().unwrap_or_default().to_string_lossy();
+                let problem = format!("holds {name:?}, which export does not write, and is not replaced");
+                refuse(&problem, "move that away, or choose another folder")
+            }
+            None => Ok(()),
+        },
     }
+}
+
+/// Whether a path is a plain file with a name that export gives.
+fn is_exported(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let is_plain = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file());
+    let is_weights = name.starts_with("model") && name.ends_with(".safetensors");
+    is_plain && (is_weights || name == INDEX || name == "config.json" || TAKEN_OVER.contains(&&*name))
 }
 
 /// Makes the names in a folder durable. Windows cannot open folders and needs no such step.

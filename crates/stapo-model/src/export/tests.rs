@@ -79,9 +79,9 @@ fn a_folder_that_holds_something_is_kept_unless_told_otherwise() {
     export(&out, &tiny(), &[], &plain, fill).expect("an empty folder is as good as none");
     let message = export(&out, &tiny(), &[], &plain, fill).unwrap_err().to_string();
     assert!(message.contains("not empty"), "{message}");
-    fs::write(out.join("stale.txt"), "x").unwrap();
+    fs::write(out.join("tokenizer.json"), "stale").unwrap();
     export(&out, &tiny(), &[], &replace, fill).unwrap();
-    assert!(!out.join("stale.txt").exists());
+    assert!(!out.join("tokenizer.json").exists());
     let left: Vec<PathBuf> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path()).collect();
     assert_eq!(left, [out]);
 }
@@ -94,8 +94,8 @@ fn only_a_model_is_ever_replaced() {
     let message = export(folder.path(), &tiny(), &[], &replace, fill).unwrap_err().to_string();
     assert!(message.contains("not the folder of a model"), "{message}");
     fs::write(folder.path().join("config.json"), "{}").unwrap();
-    fs::create_dir(folder.path().join("home")).unwrap();
-    export(folder.path(), &tiny(), &[], &replace, fill).unwrap_err();
+    let message = export(folder.path(), &tiny(), &[], &replace, fill).unwrap_err().to_string();
+    assert!(message.contains("holds \"thesis.txt\""), "{message}");
     assert!(folder.path().join("thesis.txt").exists());
     let file = folder.path().join("thesis.txt");
     assert!(export(&file, &tiny(), &[], &replace, fill).unwrap_err().to_string().contains("not a folder"));

@@ -2,7 +2,7 @@
 
 use super::refusal::{PlanError, require};
 use super::{Config, RewardConfig};
-use crate::task::{TaskSpec, VerifierSpec, verifier_spec, verifier_spec_mut};
+use crate::task::{TaskSpec, VerifierSpec};
 use serde::{Deserialize, Serialize};
 use stapo_core::settings;
 
@@ -45,7 +45,7 @@ pub struct Reward {
 pub(super) fn resolve(config: &Config, task: &mut TaskSpec) -> Result<Vec<Reward>, PlanError> {
     if config.rewards.is_empty() {
         let RewardConfig { right, wrong } = config.reward;
-        let verifier = verifier_spec(task).clone();
+        let verifier = task.verifier().clone();
         return Ok(vec![Reward { name: "reward".to_string(), weight: 1.0, verifier, right, wrong }]);
     }
     let own = default_verifier(config)?;
@@ -64,7 +64,7 @@ pub(super) fn resolve(config: &Config, task: &mut TaskSpec) -> Result<Vec<Reward
         "one of the two says what a verdict is worth",
         "leave [reward] out; every entry of [[rewards]] has right and wrong of its own",
     )?;
-    let given = verifier_spec(task);
+    let given = task.verifier();
     require(
         *given == own || *given == rewards[0].verifier,
         "task.verifier",
@@ -72,7 +72,7 @@ pub(super) fn resolve(config: &Config, task: &mut TaskSpec) -> Result<Vec<Reward
         "one of the two says how responses are judged",
         "leave task.verifier out; the first of [[rewards]] decides accuracy",
     )?;
-    verifier_spec_mut(task).clone_from(&rewards[0].verifier);
+    task.verifier_mut().clone_from(&rewards[0].verifier);
     Ok(rewards)
 }
 
@@ -100,5 +100,5 @@ fn default_verifier(config: &Config) -> Result<VerifierSpec, PlanError> {
     let mut table = config.task.clone();
     table.remove("verifier");
     let task: TaskSpec = settings::read("task", table)?;
-    Ok(verifier_spec(&task).clone())
+    Ok(task.verifier().clone())
 }

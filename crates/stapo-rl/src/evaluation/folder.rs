@@ -4,7 +4,7 @@
 use super::{Done, place};
 use crate::disk::{Lines, sha256_hex, write_whole};
 use crate::error::{Error, Result};
-use crate::run::{EventLog, FolderLock, NewFolder, events};
+use crate::run::{EventLog, FolderLock, NewFolder, check_tree, events};
 use serde::{Deserialize, Serialize};
 use stapo_core::record::{
     self, Change, EvalRecord, EventKind, FileHash, Record, SCHEMA, StopReason, Writer, changed_inputs,
@@ -34,6 +34,9 @@ pub struct EvalPlan {
     /// The files of the model and of the benchmarks; empty in evaluations of programs that recorded only the weights.
     #[serde(default)]
     pub inputs: Vec<FileHash>,
+    /// `cpu` or `cuda`; empty in evaluations of programs that did not record it.
+    #[serde(default)]
+    pub device: String,
     /// Version and commit.
     #[serde(default)]
     pub program: String,
@@ -97,6 +100,7 @@ impl EvalFolder {
 
     /// The settings of an evaluation; settings that were changed by hand are refused.
     pub fn read_plan(folder: &Path) -> Result<EvalPlan> {
+        check_tree(folder)?;
         let path = folder.join("eval.json");
         let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
         let refuse = |problem: String| Error::NoRun {
@@ -180,11 +184,16 @@ impl InterruptedEval {
     pub fn resume(
         self,
         inputs: &[FileHash],
+        device: &str,
         accept_changes: bool,
         writer: &Writer,
     ) -> Result<(EvalFolder, EvalPlan, Done, Vec<String>)> {
         let Self { mut plan, folder, mut lock, samples } = self;
-        let changes = plan.changes(inputs);
+        let mut changes = plan.changes(inputs);
+        if !plan.device.is_empty() && plan.device != device {
+            let before = plan.device.clone();
+            changes.push(Change { name: "device".into(), before, after: device.to_string() });
+        }
         if !changes.is_empty() && !accept_changes {
             return Err(Error::Changed { folder, changes, plan: None });
         }
@@ -209,6 +218,7 @@ impl InterruptedEval {
         }
         if !changes.is_empty() {
             plan.inputs = inputs.to_vec();
+            plan.device = device.to_string();
             write_whole(&folder.join("eval.json"), plan.to_sealed_text().as_bytes())?;
         }
         Ok((opened, plan, samples.iter().map(place).collect(), warnings))

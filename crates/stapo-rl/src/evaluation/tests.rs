@@ -2,9 +2,8 @@ use super::*;
 use stapo_model::{CpuOptions, Device};
 
 fn builtin() -> LoadedModel {
-    let folder = tempfile::tempdir().unwrap();
     let device = Device::cpu(CpuOptions { threads: 2, ..CpuOptions::from_env().unwrap() });
-    LoadedModel::open(&crate::config::ModelSource::Builtin, folder.path(), &device).unwrap()
+    LoadedModel::open(&crate::config::ModelSource::Builtin, &device).unwrap()
 }
 
 fn slice(name: &str, n_questions: usize, n_samples: usize) -> Benchmark {

@@ -13,7 +13,7 @@ fn shipped() -> Vec<(String, String)> {
 
 #[test]
 fn shipped_experiments_have_the_runs_they_promise() {
-    let runs: std::collections::BTreeMap<String, usize> = shipped()
+    let runs: BTreeMap<String, usize> = shipped()
         .into_iter()
         .map(|(name, text)| {
             let experiment =

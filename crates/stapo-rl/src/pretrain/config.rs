@@ -97,7 +97,7 @@ impl PretrainConfig {
     }
 
     /// The task on which progress is measured; `None` where the texts are not from a task.
-    pub(super) fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
+    pub fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
         self.texts.task().map(|task| Ok(settings::read("texts.task", task.clone())?)).transpose()
     }
 

@@ -14,7 +14,7 @@ use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
 use crate::rollout::held_out_accuracy;
 use crate::run::{Counters, Reopening, Run, is_due};
-use crate::task::Task;
+use crate::task::{Programs, Task};
 use stapo_core::batch::pack_in_order;
 use stapo_core::record::{Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
 use stapo_model::Device;
@@ -42,13 +42,16 @@ const KEPT_CHECKPOINTS: usize = 2;
 /// The state of a pretraining run.
 pub struct Pretrainer {
     pub learner: Learner,
+    /// The task of the held-out evaluation.
+    pub task: Option<Task>,
     texts: Texts,
     pass: Pass,
 }
 
 impl Pretrainer {
     /// The state before the first step. A fresh model is written to the folder `start` first.
-    pub fn new(config: &PretrainConfig, start: &Path, device: &Device) -> Result<Self> {
+    pub fn new(config: &PretrainConfig, start: &Path, device: &Device, programs: Programs) -> Result<Self> {
+        let task = config.evaluation_task()?.map(|task| Task::open_with(&task, programs)).transpose()?;
         let model = match &config.start {
             Start::Fresh(shape) => {
                 fresh::write(start, shape, config.seed, device)?;
@@ -59,7 +62,7 @@ impl Pretrainer {
         let texts = Texts::open(&config.texts)?;
         let learner = Learner::new(model, config.optimizer())?;
         let pass = Pass::training(&learner.model.policy, Recompute::Nothing)?;
-        Ok(Self { learner, texts, pass })
+        Ok(Self { learner, task, texts, pass })
     }
 
     /// Writes a checkpoint and the manifest.
@@ -168,7 +171,6 @@ fn pretrain_steps(
     pretrainer: &mut Pretrainer,
     watch: &mut dyn WatchPretrain,
 ) -> Result<()> {
-    let task = config.evaluation_task()?.map(|task| Task::open(&task)).transpose()?;
     let mut memory = EngineMemory::new();
     pretrainer.save(run)?;
     while pretrainer.learner.counters.step < config.steps {
@@ -176,11 +178,11 @@ fn pretrain_steps(
         let step = metrics.step;
         let is_last = step == config.steps;
         let is_saved = is_last || is_due(step, config.checkpoint_every_steps);
-        let evaluated = task.as_ref().filter(|_| is_last || is_due(step, config.evaluation_every_steps));
-        if is_saved || evaluated.is_some() {
+        let is_evaluated = is_last || is_due(step, config.evaluation_every_steps);
+        if is_saved || is_evaluated {
             pretrainer.learner.check_finite()?;
         }
-        if let Some(task) = evaluated {
+        if let Some(task) = pretrainer.task.as_ref().filter(|_| is_evaluated) {
             let plan = config.evaluation_plan()?;
             let model = &pretrainer.learner.model;
             metrics.eval_accuracy = Some(held_out_accuracy(model, &mut memory, task, &plan, step)?);
@@ -237,9 +239,10 @@ impl InterruptedPretraining {
         writer: &Writer,
         start: &Path,
         device: &Device,
+        programs: Programs,
     ) -> Result<(PretrainConfig, Run, Pretrainer)> {
         let InterruptedPretraining { config, reopening, identity } = self;
-        let mut pretrainer = Pretrainer::new(&config, start, device)?;
+        let mut pretrainer = Pretrainer::new(&config, start, device, programs)?;
         if let Some(checkpoint) = &reopening.checkpoint {
             pretrainer.learner.restore(checkpoint)?;
         }

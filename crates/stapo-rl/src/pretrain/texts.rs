@@ -1,7 +1,7 @@
 //! The texts of pretraining: worked solutions of a task, or the lines of a file.
 
 use crate::error::{Error, Result};
-use crate::task::{Mistakes, Split, Task, TaskSpec};
+use crate::task::{Mistakes, Programs, Split, Task, TaskSpec};
 use serde::{Deserialize, Serialize};
 use stapo_core::random::Key;
 use stapo_core::settings;
@@ -78,7 +78,10 @@ impl Texts {
             TextsSpec::Solutions { task, mistakes } => {
                 let task: TaskSpec =
                     settings::read("texts.task", task.clone()).map_err(crate::config::PlanError::from)?;
-                Ok(Texts::Solutions { task: Box::new(Task::open(&task)?), mistakes: *mistakes })
+                Ok(Texts::Solutions {
+                    task: Box::new(Task::open_with(&task, Programs::Never)?),
+                    mistakes: *mistakes,
+                })
             }
             TextsSpec::Jsonl { path, prompt_field, response_field } => {
                 let text = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;

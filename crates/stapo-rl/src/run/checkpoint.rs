@@ -1,6 +1,7 @@
 //! Checkpoints: safetensors, the plan and JSON, atomic, sealed with hashes, bounded in number.
 
 use super::state::{self, Counters, LoopState};
+use super::tree::check_tree;
 use crate::disk::{create_folder, remove_folder, rename, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -43,7 +44,7 @@ pub struct Snapshot<'a> {
 }
 
 /// `checkpoint.json`. Schema 1 has only the first three keys and a seal of its own.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct Sealed {
     schema: u32,
     counters: Counters,
@@ -71,21 +72,30 @@ const PLAN: &str = "plan.toml";
 const SEALED: &str = "checkpoint.json";
 
 impl Sealed {
+    /// The file of a checkpoint, with a seal that fits.
+    fn read(checkpoint: &Path) -> Result<Self> {
+        let refuse = |problem: String| Error::Checkpoint { path: checkpoint.to_owned(), problem };
+        let bytes = fs::read(checkpoint.join(SEALED)).map_err(|e| refuse(format!("{SEALED}: {e}")))?;
+        let sealed: Self =
+            serde_json::from_slice(&bytes).map_err(|e| refuse(format!("{SEALED} is damaged: {e}")))?;
+        if sealed.schema > CHECKPOINT_SCHEMA {
+            return Err(refuse(format!(
+                "schema {} is newer than this program's {CHECKPOINT_SCHEMA}",
+                sealed.schema
+            )));
+        }
+        if sealed.expected_seal() != sealed.seal {
+            return Err(refuse(format!("{SEALED} is damaged: its seal does not fit")));
+        }
+        Ok(sealed)
+    }
+
     fn expected_seal(&self) -> String {
         if self.schema == 1 {
             let Counters { step, position, n_updates } = self.counters;
             return sha256_hex(format!("{step} {position} {n_updates} {}", self.state_sha256).as_bytes());
         }
-        let unsealed = Sealed {
-            seal: String::new(),
-            state_sha256: self.state_sha256.clone(),
-            loop_state: self.loop_state.clone(),
-            state_hash: self.state_hash.clone(),
-            metrics: self.metrics.clone(),
-            plan_sha256: self.plan_sha256.clone(),
-            identity: self.identity.clone(),
-            ..*self
-        };
+        let unsealed = Sealed { seal: String::new(), ..self.clone() };
         sha256_hex(serde_json::to_string(&unsealed).expect("numbers and strings are JSON").as_bytes())
     }
 }
@@ -150,6 +160,7 @@ impl Checkpoint {
 
     /// The newest good checkpoint, and the errors of newer checkpoints that were refused.
     pub fn newest(run: &Path) -> Result<(Option<Self>, Vec<Error>)> {
+        check_tree(run)?;
         let mut refused = Vec::new();
         for path in Self::list(run)?.into_iter().rev() {
             match Self::open(&path) {
@@ -160,21 +171,17 @@ impl Checkpoint {
         Ok((None, refused))
     }
 
+    /// The step and the state hash of a checkpoint whose seal fits; the state itself is not read.
+    pub(super) fn recorded_hash(path: &Path) -> Option<(u64, String)> {
+        let sealed = Sealed::read(path).ok().filter(|sealed| sealed.schema > 1)?;
+        Some((sealed.counters.step, sealed.state_hash))
+    }
+
     /// Reads a checkpoint, and checks the hashes and that every number is finite.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
         let read = |name: &str| fs::read(path.join(name)).map_err(|e| refuse(format!("{name}: {e}")));
-        let sealed: Sealed = serde_json::from_slice(&read(SEALED)?)
-            .map_err(|e| refuse(format!("{SEALED} is damaged: {e}")))?;
-        if sealed.schema > CHECKPOINT_SCHEMA {
-            return Err(refuse(format!(
-                "schema {} is newer than this program's {CHECKPOINT_SCHEMA}",
-                sealed.schema
-            )));
-        }
-        if sealed.expected_seal() != sealed.seal {
-            return Err(refuse(format!("{SEALED} is damaged: its seal does not fit")));
-        }
+        let sealed = Sealed::read(path)?;
         let named = path.file_name().and_then(|name| name.to_str());
         if named.is_some_and(|name| name.starts_with("step-") && name != folder_name(sealed.counters.step)) {
             return Err(refuse(format!("is a copy of the checkpoint of step {}", sealed.counters.step)));
@@ -202,8 +209,18 @@ impl Checkpoint {
 
     /// Copies the state to a policy and an optimizer of the same shape.
     pub fn restore(&self, policy: &mut Policy, optimizer: &mut Optimizer) -> Result<()> {
-        let refuse = |problem: String| Error::Checkpoint { path: self.path.clone(), problem };
-        state::restore(&self.state, self.counters.n_updates, policy, optimizer).map_err(refuse)
+        self.restore_weights(policy)?;
+        state::restore_moments(&self.state, self.counters.n_updates, policy, optimizer)
+            .map_err(|problem| self.refusal(problem))
+    }
+
+    /// Copies the weights alone to a policy of the same shape.
+    pub fn restore_weights(&self, policy: &mut Policy) -> Result<()> {
+        state::restore_weights(&self.state, policy).map_err(|problem| self.refusal(problem))
+    }
+
+    fn refusal(&self, problem: String) -> Error {
+        Error::Checkpoint { path: self.path.clone(), problem }
     }
 }
 

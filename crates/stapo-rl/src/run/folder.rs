@@ -28,6 +28,7 @@ pub struct Run {
     pub(super) last: Option<(u64, String)>,
     /// The step of the newest good checkpoint.
     pub(super) saved: Option<u64>,
+    pub(super) warnings: Vec<String>,
 }
 
 /// The parts of a run folder that hold one file per recorded step.
@@ -59,7 +60,10 @@ impl NewFolder {
         }
         let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let beside = place.with_file_name(format!(".{name}.starting"));
-        create_folder(&beside)?;
+        create_folder(&beside).map_err(|error| match error {
+            Error::Io { source, .. } => Error::io(place, source),
+            other => other,
+        })?;
         let lock = FolderLock::take(&beside)?;
         Ok(Self { place: place.to_owned(), beside, lock, replaces_empty })
     }
@@ -112,19 +116,19 @@ impl Run {
             identity,
             last: None,
             saved: None,
+            warnings: Vec::new(),
         };
         run.events.add(&events::entry(EventKind::Start, 0, writer))?;
-        run.warn_of_missing_locks()?;
+        if let Some(text) = run.lock.warning() {
+            run.record(EventKind::Warning, &text)?;
+            run.warnings.push(text);
+        }
         Ok(run)
     }
 
-    pub(super) fn warn_of_missing_locks(&mut self) -> Result<()> {
-        self.lock.warning().map_or(Ok(()), |text| self.record(EventKind::Warning, &text))
-    }
-
-    /// What to tell the user about a file system without locks.
-    pub fn lock_warning(&self) -> Option<String> {
-        self.lock.warning()
+    /// What the user should know about the start or the resume.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     pub fn folder(&self) -> &Path {

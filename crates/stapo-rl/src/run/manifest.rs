@@ -20,6 +20,7 @@ pub fn fresh(config_text: &str, plan_text: &str, identity: &Identity) -> Manifes
         inputs: inputs(config_text, plan_text, identity),
         steps: Vec::new(),
         program: identity.program.clone(),
+        device: identity.device.clone(),
         accepted: Vec::new(),
         extra: Extra::new(),
     }
@@ -64,10 +65,8 @@ pub fn recorded_hashes(folder: &Path, known: &[StepHash], last: u64) -> Result<V
     let mut found: BTreeMap<u64, String> =
         known.iter().map(|hash| (hash.step, hash.sha256.clone())).collect();
     for path in Checkpoint::list(folder)? {
-        // A damaged checkpoint has no hash to give.
-        let Ok(checkpoint) = Checkpoint::open(&path) else { continue };
-        let step = checkpoint.counters.step;
-        found.extend(checkpoint.provenance.filter(|_| step > 0).map(|by| (step, by.state_hash)));
+        // A damaged checkpoint has no hash to give, and the state before the first step is no step's.
+        found.extend(Checkpoint::recorded_hash(&path).filter(|(step, _)| *step > 0));
     }
     let text = fs::read_to_string(folder.join("metrics.jsonl")).unwrap_or_default();
     for line in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {

@@ -15,6 +15,7 @@ mod manifest;
 mod plan_keys;
 mod reopening;
 mod state;
+mod tree;
 
 pub(crate) use checkpoint::Snapshot;
 pub use checkpoint::{Checkpoint, Provenance};
@@ -28,6 +29,7 @@ pub use plan_keys::{Freedom, differences as plan_differences, freedom};
 pub use reopening::Reopening;
 pub use state::{Counters, LoopState};
 pub(crate) use state::{check_finite, state_hash};
+pub use tree::check_tree;
 
 /// True in every `every`-th step; never where `every` is 0.
 pub(crate) fn is_due(step: u64, every: u64) -> bool {

@@ -6,6 +6,7 @@ use super::folder::{PARTS, Run, open_metrics};
 use super::lock::FolderLock;
 use super::manifest;
 use super::plan_keys::{Freedom, differences, freedom};
+use super::tree::check_tree;
 use crate::disk::{remove_file, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use stapo_core::record::{
@@ -30,7 +31,7 @@ pub struct Reopening {
     /// Keys of the plan that may change.
     settings: Vec<Change>,
     /// What the user should know.
-    pub warnings: Vec<String>,
+    warnings: Vec<String>,
 }
 
 /// A text of a plan with every key that this program knows.
@@ -39,6 +40,7 @@ pub type Complete<'a> = &'a dyn Fn(&str) -> Result<String>;
 impl Reopening {
     /// Locks the folder and finds the checkpoint to go on from. The plan is compared with that of the checkpoint.
     pub fn open(folder: &Path, complete: Complete) -> Result<Self> {
+        check_tree(folder)?;
         let path = folder.join("plan.toml");
         if !folder.is_dir() || fs::symlink_metadata(&path).is_err() && !folder.join("checkpoints").is_dir() {
             return Err(Error::no_run(folder, "no plan.toml, so this is no run folder".into()));
@@ -146,6 +148,10 @@ impl Reopening {
         };
         if let Some(before) = before {
             self.changes.extend(changed_inputs(&before.inputs, &identity.inputs));
+            if before.device != identity.device {
+                let (before, after) = (before.device.clone(), identity.device.clone());
+                self.changes.push(Change { name: "device".into(), before, after });
+            }
             if before.program != identity.program {
                 self.warnings.push(format!(
                     "the run was made by stapo {}, this is stapo {}; the results may differ",
@@ -164,6 +170,7 @@ impl Reopening {
     pub fn commit<M: Stepped>(mut self, identity: Identity, writer: &Writer) -> Result<Run> {
         let step = self.step();
         let (metrics, last) = self.metrics_up_to::<M>(step)?;
+        self.warnings.extend(self.lock.warning());
         let mut manifest = manifest::read(&self.folder)?;
         self.lock.sign(writer)?;
         let mut log = EventLog::open(&self.folder)?;
@@ -183,8 +190,9 @@ impl Reopening {
         manifest.inputs = manifest::inputs(&config_text, &self.plan_text, &identity);
         manifest.steps = manifest::recorded_hashes(&self.folder, &kept, step)?;
         manifest.program.clone_from(&identity.program);
+        manifest.device.clone_from(&identity.device);
         manifest.accepted = manifest::accepted(&self.folder)?;
-        let mut run = Run {
+        let run = Run {
             metrics: open_metrics(&self.folder)?,
             folder: self.folder,
             lock: self.lock,
@@ -194,8 +202,8 @@ impl Reopening {
             identity,
             last,
             saved: self.checkpoint.map(|checkpoint| checkpoint.counters.step),
+            warnings: self.warnings,
         };
-        run.warn_of_missing_locks()?;
         run.write_manifest()?;
         Ok(run)
     }
@@ -267,9 +275,11 @@ impl Reopening {
 /// The inputs and the program that the manifest of an interrupted start names.
 fn started_identity(folder: &Path) -> Result<Option<Identity>> {
     let Some(manifest) = manifest::written(folder) else { return Ok(None) };
-    let inputs =
-        manifest.inputs.into_iter().filter(|input| !["config", "plan"].contains(&input.name.as_str()));
-    Ok(Some(Identity { program: manifest.program, inputs: inputs.collect() }))
+    let inputs = manifest
+        .inputs
+        .into_iter()
+        .filter(|input| !["config", "plan", "program"].contains(&input.name.as_str()));
+    Ok(Some(Identity { program: manifest.program, device: manifest.device, inputs: inputs.collect() }))
 }
 
 fn lost_plan(folder: &Path, checkpoint: &Checkpoint, problem: &str) -> Error {

@@ -90,36 +90,47 @@ pub(super) fn serialize(policy: &Policy, optimizer: &Optimizer) -> Vec<u8> {
     safetensors::serialize(views, None).expect("f32 tensors of distinct names")
 }
 
-/// Copies a serialised state to a policy and an optimizer of the same shape; the error names the tensor.
-pub(super) fn restore(
-    state: &[u8],
-    n_updates: u64,
-    policy: &mut Policy,
-    optimizer: &mut Optimizer,
-) -> std::result::Result<(), String> {
+/// Copies the weights of a serialised state to a policy of the same shape; the error names the tensor.
+pub(super) fn restore_weights(state: &[u8], policy: &mut Policy) -> std::result::Result<(), String> {
     let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
-    let read = |part: &str, name: &str, values: &mut [f32]| {
-        let tensor = tensors.tensor(&format!("{part}.{name}")).map_err(|e| format!("{name}: {e}"))?;
-        let bytes = tensor.data();
-        if bytes.len() != 4 * values.len() {
-            return Err(format!("{name}: {} bytes, expected {}", bytes.len(), 4 * values.len()));
-        }
-        for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(4)) {
-            *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        }
-        Ok(())
-    };
     let mut outcome = Ok(());
     policy.fill(|spec, values| {
         if outcome.is_ok() {
-            outcome = read(PARTS[0], &spec.name, values);
+            outcome = read(&tensors, PARTS[0], &spec.name, values);
         }
     });
-    outcome?;
+    outcome
+}
+
+/// Copies the moments of a serialised state to an optimizer of the same shape; the error names the tensor.
+pub(super) fn restore_moments(
+    state: &[u8],
+    n_updates: u64,
+    policy: &Policy,
+    optimizer: &mut Optimizer,
+) -> std::result::Result<(), String> {
+    let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
     optimizer.restore(policy, n_updates, |spec, m, v| {
-        read(PARTS[1], &spec.name, m)?;
-        read(PARTS[2], &spec.name, v)
+        read(&tensors, PARTS[1], &spec.name, m)?;
+        read(&tensors, PARTS[2], &spec.name, v)
     })
+}
+
+fn read(
+    tensors: &SafeTensors<'_>,
+    part: &str,
+    name: &str,
+    values: &mut [f32],
+) -> std::result::Result<(), String> {
+    let tensor = tensors.tensor(&format!("{part}.{name}")).map_err(|e| format!("{name}: {e}"))?;
+    let bytes = tensor.data();
+    if bytes.len() != 4 * values.len() {
+        return Err(format!("{name}: {} bytes, expected {}", bytes.len(), 4 * values.len()));
+    }
+    for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(4)) {
+        *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    }
+    Ok(())
 }
 
 /// What is wrong with a serialised state in which a number is not finite; `None` for a good state.

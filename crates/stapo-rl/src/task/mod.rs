@@ -15,6 +15,8 @@ mod drawn;
 mod error;
 mod generated;
 mod judged;
+pub mod launcher;
+mod permission;
 pub(crate) mod rows;
 mod spec;
 pub(crate) mod split;
@@ -26,10 +28,10 @@ pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
 pub use countdown::CountdownSpec;
 pub use error::TaskError;
 pub use judged::Judged;
+pub use permission::{Programs, check_program, fingerprint, record_program};
 pub use rows::FileCensus;
 pub(crate) use rows::read_json_lines;
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
-pub(crate) use spec::{verifier_spec, verifier_spec_mut};
 pub use split::Split;
 pub use verifier_spec::{CommandSpec, CountdownRule, NumberUse, RuleSpec, VerifierSpec};
 
@@ -70,8 +72,14 @@ impl ProblemSource {
 }
 
 impl Task {
+    /// Opens a task whose settings may be another's: a verifier program starts only if this user has recorded it.
     pub fn open(spec: &TaskSpec) -> Result<Self, TaskError> {
-        let verifier = Verifier::open(verifier_spec(spec))?;
+        Self::open_with(spec, Programs::Recorded)
+    }
+
+    /// Opens a task that may start the given verifier programs.
+    pub fn open_with(spec: &TaskSpec, programs: Programs) -> Result<Self, TaskError> {
+        let verifier = Verifier::open(spec.verifier(), programs)?;
         let source = match spec {
             TaskSpec::Arithmetic(spec) => {
                 spec.check()?;
@@ -96,13 +104,15 @@ impl Task {
         Ok(Self { source, verifier, further: Vec::new() })
     }
 
-    /// A task with the verifiers of several rewards, the first of which is the task's own.
+    /// Opens a task with the verifiers of further rewards, beside the task's own.
     pub fn with_verifiers<'a>(
         spec: &TaskSpec,
         further: impl IntoIterator<Item = &'a VerifierSpec>,
+        programs: Programs,
     ) -> Result<Self, TaskError> {
-        let mut task = Self::open(spec)?;
-        task.further = further.into_iter().map(Verifier::open).collect::<Result<_, _>>()?;
+        let mut task = Self::open_with(spec, programs)?;
+        let opened = further.into_iter().map(|verifier| Verifier::open(verifier, programs));
+        task.further = opened.collect::<Result<_, _>>()?;
         Ok(task)
     }
 
@@ -148,6 +158,11 @@ impl Task {
         std::iter::once(&self.verifier).chain(&self.further).map(|verifier| verifier.judge(samples)).collect()
     }
 
+    /// What the verifiers' programs share with this machine because the machine cannot keep them apart; empty if nothing.
+    pub fn warnings(&self) -> Vec<String> {
+        std::iter::once(&self.verifier).chain(&self.further).flat_map(Verifier::warnings).collect()
+    }
+
     /// A worked solution. Generated tasks write one, with mistakes, as pretraining uses it; a file holds its own under
     /// `solution_field`, and `mistakes` has no bearing on it.
     pub fn solution(&self, problem: &Problem, mistakes: &Mistakes) -> Result<String, TaskError> {
@@ -187,6 +202,5 @@ impl Task {
     }
 }
 
-/// The verifier of a task.
 #[cfg(test)]
 mod tests;

@@ -17,13 +17,23 @@ pub enum TaskSpec {
     Parquet(RowsSpec),
 }
 
-impl Default for TaskSpec {
-    fn default() -> Self {
-        Self::Arithmetic(ArithmeticSpec::default())
-    }
-}
-
 impl TaskSpec {
+    pub fn verifier(&self) -> &VerifierSpec {
+        match self {
+            Self::Arithmetic(spec) => &spec.verifier,
+            Self::Countdown(spec) => &spec.verifier,
+            Self::Jsonl(spec) | Self::Parquet(spec) => &spec.verifier,
+        }
+    }
+
+    pub(crate) fn verifier_mut(&mut self) -> &mut VerifierSpec {
+        match self {
+            Self::Arithmetic(spec) => &mut spec.verifier,
+            Self::Countdown(spec) => &mut spec.verifier,
+            Self::Jsonl(spec) | Self::Parquet(spec) => &mut spec.verifier,
+        }
+    }
+
     /// True where every problem has a worked solution.
     pub fn has_solutions(&self) -> bool {
         match self {
@@ -33,19 +43,9 @@ impl TaskSpec {
     }
 }
 
-pub(crate) fn verifier_spec(spec: &TaskSpec) -> &VerifierSpec {
-    match spec {
-        TaskSpec::Arithmetic(spec) => &spec.verifier,
-        TaskSpec::Countdown(spec) => &spec.verifier,
-        TaskSpec::Jsonl(spec) | TaskSpec::Parquet(spec) => &spec.verifier,
-    }
-}
-
-pub(crate) fn verifier_spec_mut(spec: &mut TaskSpec) -> &mut VerifierSpec {
-    match spec {
-        TaskSpec::Arithmetic(spec) => &mut spec.verifier,
-        TaskSpec::Countdown(spec) => &mut spec.verifier,
-        TaskSpec::Jsonl(spec) | TaskSpec::Parquet(spec) => &mut spec.verifier,
+impl Default for TaskSpec {
+    fn default() -> Self {
+        Self::Arithmetic(ArithmeticSpec::default())
     }
 }
 

@@ -73,6 +73,24 @@ pub struct CommandSpec {
     /// The longest line that the program may write.
     #[serde(default = "default_max_line_bytes")]
     pub max_line_bytes: usize,
+    /// Names of environment variables that the program gets besides PATH, HOME, LANG, LC_*, TMPDIR and TZ.
+    #[serde(default)]
+    pub env: Vec<String>,
+    /// Whether the program may use the network.
+    #[serde(default)]
+    pub network: bool,
+    /// Whether the program sees this machine's `/tmp` instead of a private one.
+    #[serde(default)]
+    pub shared_tmp: bool,
+    /// The most address space of the program and of each of its children, in MiB; 0 for no limit.
+    #[serde(default = "default_memory_mib")]
+    pub memory_mib: u64,
+    /// The largest file that the program may write, in MiB; 0 for no limit.
+    #[serde(default = "default_file_mib")]
+    pub file_mib: u64,
+    /// The most files that the program may have open at once.
+    #[serde(default = "default_open_files")]
+    pub open_files: u64,
 }
 
 impl CommandSpec {
@@ -84,6 +102,12 @@ impl CommandSpec {
             sample_seconds: default_sample_seconds(),
             batch_seconds: default_batch_seconds(),
             max_line_bytes: default_max_line_bytes(),
+            env: Vec::new(),
+            network: false,
+            shared_tmp: false,
+            memory_mib: default_memory_mib(),
+            file_mib: default_file_mib(),
+            open_files: default_open_files(),
         }
     }
 }
@@ -98,4 +122,16 @@ fn default_batch_seconds() -> f64 {
 
 fn default_max_line_bytes() -> usize {
     1 << 20
+}
+
+fn default_memory_mib() -> u64 {
+    32 << 10
+}
+
+fn default_file_mib() -> u64 {
+    1024
+}
+
+fn default_open_files() -> u64 {
+    1024
 }

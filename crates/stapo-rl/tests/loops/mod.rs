@@ -4,6 +4,7 @@ use super::{Quiet, device, plan, resume, start, timeless, whole_run};
 use serde_json::{Value, json};
 use stapo_core::record::{Metrics, ResponseRecord, parse_lines};
 use stapo_rl::run::Run;
+use stapo_rl::task::Programs;
 use stapo_rl::train::{Outcome, Trainer, train};
 use stapo_rl::{Config, Plan};
 use std::fs;
@@ -161,32 +162,30 @@ fn a_teacher_with_the_solution_gives_every_token_an_advantage_of_its_own() {
         "teacher={kind=\"solution\", template=\"{{ answer }}\"}",
         "objective.distillation={kind=\"dasd\"}",
     ]);
-    let mut trainer = Trainer::new(&unknown, &folder.path().join("base"), &device(1)).unwrap();
+    let mut trainer = Trainer::new(&unknown, &device(1), Programs::Recorded).unwrap();
     let said = trainer.roll_out(&unknown).unwrap_err().to_string();
     assert!(said.contains("template") && said.contains("prompt, reference, solution"), "{said}");
 }
 
 #[test]
 fn a_teacher_of_other_tokens_is_refused_by_the_token() {
-    let folder = tempfile::tempdir().unwrap();
-    let other = folder.path().join("other");
-    stapo_rl::unpack_builtin(&other).unwrap();
-    let file = other.join("tokenizer.json");
+    let other = stapo_rl::unpack_builtin().unwrap();
+    let file = other.path().join("tokenizer.json");
     let mut tokenizer: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
     let (one, two) = (vocabulary["1"].clone(), vocabulary["2"].clone());
     vocabulary.insert("1".into(), two);
     vocabulary.insert("2".into(), one);
     fs::write(&file, tokenizer.to_string()).unwrap();
-    let teacher = format!("teacher={{kind=\"path\", path={other:?}}}");
+    let teacher = format!("teacher={{kind=\"path\", path={:?}}}", other.path());
     let plan = plan(&[&teacher, "objective.distillation={kind=\"reverse_kl\"}"]);
-    let said = Trainer::new(&plan, &folder.path().join("base"), &device(1)).err().unwrap().to_string();
+    let said = Trainer::new(&plan, &device(1), Programs::Recorded).err().unwrap().to_string();
     assert!(said.contains("config.teacher: token") && said.contains("the model's is"), "{said}");
 }
 
 /// The lines of the rollouts that the policy itself samples in the first step.
-fn own_rollouts(folder: &Path, plan: &Plan) -> Vec<Value> {
-    let mut trainer = Trainer::new(plan, &folder.join("sampler"), &device(2)).unwrap();
+fn own_rollouts(plan: &Plan) -> Vec<Value> {
+    let mut trainer = Trainer::new(plan, &device(2), Programs::Recorded).unwrap();
     let rolled = trainer.roll_out(plan).unwrap();
     let groups = rolled.batch.groups.iter();
     let lines =
@@ -207,7 +206,7 @@ fn write_lines(path: &Path, lines: &[Value]) {
 fn rollouts_from_a_file_train_as_if_the_policy_had_sampled_them() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rollouts.jsonl");
-    let lines = own_rollouts(folder.path(), &plan(&["steps=1"]));
+    let lines = own_rollouts(&plan(&["steps=1"]));
     write_lines(&path, &lines);
     let (_, plain) = whole_run(&plan(&["steps=1"]));
     let source =
@@ -252,11 +251,11 @@ fn rollouts_that_do_not_fit_are_refused_by_line_and_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rollouts.jsonl");
     let source = format!("rollout.source={{kind=\"jsonl\", path={path:?}}}");
-    let good = own_rollouts(folder.path(), &plan(&["steps=1"]));
+    let good = own_rollouts(&plan(&["steps=1"]));
     let complaint = |text: String, settings: &[&str]| {
         fs::write(&path, text).unwrap();
         let plan = plan(&[&["steps=1", source.as_str()], settings].concat());
-        match Trainer::new(&plan, &folder.path().join("base"), &device(1)) {
+        match Trainer::new(&plan, &device(1), Programs::Recorded) {
             Ok(_) => panic!("must be refused"),
             Err(error) => error.to_string(),
         }

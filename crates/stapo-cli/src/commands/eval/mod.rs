@@ -8,12 +8,12 @@ use crate::shared::stop;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{EvalRecord, FileHash, SCHEMA, StopReason};
-use stapo_rl::LoadedModel;
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
     Benchmark, Decoding, Done, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval, SIX, compare,
     evaluate, rows,
 };
+use stapo_rl::{LoadedModel, identity};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -209,6 +209,7 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         seed: args.seed,
         kv_mib: args.kv_mib,
         inputs: Vec::new(),
+        device: identity::device_kind(args.device),
         program: PROGRAM.to_string(),
         seal: String::new(),
     };
@@ -227,8 +228,9 @@ fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
     let (model, model_files, step) = open_finite(&interrupted.plan.model, device)?;
     let benchmarks = open_benchmarks(&interrupted.plan)?;
     let inputs = inputs(model_files, &benchmarks);
+    let device_kind = identity::device_kind(args.device);
     let (folder, plan, done, warnings) =
-        interrupted.resume(&inputs, args.accept_changes, &writer(args.device))?;
+        interrupted.resume(&inputs, &device_kind, args.accept_changes, &writer(args.device))?;
     for text in warnings {
         eprintln!("warning: {text}");
     }
@@ -243,7 +245,7 @@ fn inputs(model_files: Vec<FileHash>, benchmarks: &[Benchmark]) -> Vec<FileHash>
 
 /// A model all of whose weights are finite numbers.
 fn open_finite(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
-    let opened = run_folder::open_model(name, device)?;
+    let opened = run_folder::open_model(Path::new(name), device)?;
     if let Some((tensor, element)) = opened.0.first_not_finite() {
         bail!(
             "model {name}: {tensor}: element {element} is not a finite number\nhint: such a model answers nothing; take an earlier one"

@@ -12,7 +12,7 @@ use stapo_core::record::{Arm, Experiment, Metrics, Record};
 use stapo_rl::config::CanaryConfig;
 use stapo_rl::disk::write_whole;
 use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, summarise};
-use stapo_rl::run::{FolderLock, NewFolder, Run, describe_writer, holder};
+use stapo_rl::run::{FolderLock, NewFolder, Run, check_tree, describe_writer, holder};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -117,6 +117,7 @@ fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
 
 /// Makes the folder as a whole, or checks that an existing one holds the same experiment; and locks it.
 fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<FolderLock> {
+    check_tree(folder)?;
     let path = folder.join("experiment.json");
     if !path.exists() {
         let is_empty =

@@ -4,11 +4,10 @@
 mod terminal;
 mod viewer;
 
-use crate::shared::run_folder;
+use crate::shared::{page, run_folder};
 use anyhow::{Result, bail};
 use stapo_core::record::{Metrics, ResponseRecord};
 use stapo_rl::Plan;
-use stapo_rl::disk::write_whole;
 use stapo_rl::run::Run;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,7 +24,7 @@ pub struct Args {
     step: Option<u64>,
 
     /// The page; by default inspect-step-N.html in the run folder.
-    #[arg(short, long, value_name = "FILE", conflicts_with = "terminal")]
+    #[arg(short, long, visible_alias = "out", value_name = "FILE", conflicts_with = "terminal")]
     output: Option<PathBuf>,
 
     /// Prints to the terminal instead. NO_COLOR, or an output that is no terminal, takes the colours away.
@@ -52,11 +51,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         terminal::print(&inspected, args.by)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let page = args
-        .output
-        .clone()
-        .unwrap_or_else(|| args.run.join(format!("inspect-step-{:06}.html", inspected.step)));
-    write_whole(&page, viewer::to_html(&inspected).as_bytes())?;
+    let file = format!("inspect-step-{:06}.html", inspected.step);
+    let page = page::write(args.output.as_deref(), &args.run, &file, &viewer::to_html(&inspected))?;
     println!("{}", page.display());
     Ok(ExitCode::SUCCESS)
 }

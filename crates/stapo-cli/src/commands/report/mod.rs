@@ -12,6 +12,7 @@ mod tensorboard;
 mod tokens;
 
 use crate::shared::chart::{Figure, write_png};
+use crate::shared::page;
 use anyhow::{Context, Result, bail};
 use contents::Contents;
 use stapo_core::record::Metrics;
@@ -29,7 +30,7 @@ pub struct Args {
     folder: PathBuf,
 
     /// The page; by default report.html in the folder.
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, visible_alias = "out", value_name = "FILE")]
     output: Option<PathBuf>,
 
     /// Writes every table, and the metrics of every run, as CSV files into this folder.
@@ -52,8 +53,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let study = Study::open(&args.folder)?;
     let contents = Contents::of(&study)?;
-    let page = args.output.clone().unwrap_or_else(|| args.folder.join("report.html"));
-    write_whole(&page, contents.to_html().as_bytes())?;
+    let page = page::write(args.output.as_deref(), &args.folder, "report.html", &contents.to_html())?;
     println!("{}", page.display());
     if let Some(folder) = &args.csv {
         write_csv(folder, &study, &contents)?;

@@ -7,7 +7,7 @@ use stapo_core::record::{
 };
 use stapo_rl::Plan;
 use stapo_rl::experiment::{ArmRuns, ExperimentSummary, Measure, SeedRun, held_out, summarise};
-use stapo_rl::run::{Run, read_events};
+use stapo_rl::run::{Run, check_tree, read_events};
 use std::path::{Component, Path, PathBuf};
 
 /// Arms with their runs.
@@ -56,6 +56,7 @@ impl Study {
         if !folder.is_dir() {
             bail!("run {}: no such folder\nhint: `stapo runs` lists the runs here", folder.display());
         }
+        check_tree(folder)?;
         let summary = folder.join("experiment.json");
         if summary.is_file() {
             let text =

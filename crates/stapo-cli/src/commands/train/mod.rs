@@ -2,10 +2,11 @@
 
 mod screen;
 
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::{self, Use};
 use crate::shared::stop;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use screen::Screen;
 use stapo_core::record::{Metrics, StopReason};
 use stapo_rl::device::{DeviceName, cuda};
@@ -57,6 +58,9 @@ pub struct Args {
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
     #[arg(long)]
     threads: Option<usize>,
+
+    #[command(flatten)]
+    allow: AllowCommand,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -68,7 +72,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Some(folder) => reopen(args, folder)?,
         None => begin(args)?,
     };
-    if let Some(text) = run.lock_warning() {
+    allow_command::warn(&trainer.task);
+    allow_command::record(plan.rewards.iter().map(|reward| &reward.verifier));
+    for text in run.warnings() {
         eprintln!("warning: {text}");
     }
     let history: Vec<Metrics> = Run::read_metrics(run.folder())?;
@@ -98,9 +104,8 @@ fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
         eprintln!("note: {note}");
     }
     // The model and the task are opened before the run folder is made, so that a bad config leaves no folder behind.
-    let scratch = tempfile::tempdir().context("temporary folder")?;
     let device = run_folder::device(plan.device(), args.threads, Use::of(&plan))?;
-    let trainer = Trainer::new(&plan, scratch.path(), &device)?;
+    let trainer = Trainer::new(&plan, &device, args.allow.of_config(args.config.as_deref()))?;
     let identity = identity::of_plan(&plan, PROGRAM)?;
     let run = Run::create(&folder, &text, &plan.to_toml(), identity, &writer(plan.device()))?;
     Ok((plan, run, trainer))
@@ -111,14 +116,10 @@ fn reopen(args: &Args, folder: &Path) -> Result<(Plan, Run, Trainer)> {
     for error in &interrupted.reopening.refused {
         eprintln!("warning: {error}; going back to the checkpoint before");
     }
-    for text in &interrupted.reopening.warnings {
-        eprintln!("warning: {text}");
-    }
     let plan = &interrupted.plan;
     let device = run_folder::device(plan.device(), args.threads, Use::of(plan))?;
     let writer = writer(plan.device());
-    let scratch = tempfile::tempdir().context("temporary folder")?;
-    Ok(interrupted.resume(&writer, scratch.path(), &device)?)
+    Ok(interrupted.resume(&writer, &device, args.allow.of_run())?)
 }
 
 /// The settings of the command line: `--set`, and `--device` as one of them.

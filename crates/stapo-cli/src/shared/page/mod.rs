@@ -2,7 +2,12 @@
 
 use crate::shared::chart::{Figure, SERIES, to_svg};
 use crate::shared::html::escape;
+use anyhow::{Result, bail};
+use stapo_rl::Error;
+use stapo_rl::disk::write_whole;
 use std::fmt::Write;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -19,6 +24,23 @@ pub fn page(title: &str, style: &str, body: &str, script: &str) -> String {
         escape(title),
         series_colors(),
     )
+}
+
+/// Writes a page to the place that `--output` names, else to `file` in the folder that the page is about, and returns
+/// the place. A folder that cannot be written to is refused with the option that names another place.
+pub fn write(output: Option<&Path>, folder: &Path, file: &str, html: &str) -> Result<PathBuf> {
+    let page = output.map_or_else(|| folder.join(file), Path::to_owned);
+    match write_whole(&page, html.as_bytes()) {
+        Err(Error::Io { source, .. }) if output.is_none() && is_read_only(source.kind()) => bail!(
+            "run folder {}: cannot be written to: {source}\nhint: name a place for the page with --output FILE",
+            folder.display()
+        ),
+        written => Ok(written.map(|()| page)?),
+    }
+}
+
+fn is_read_only(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
 }
 
 /// The button that cycles through the light theme, the dark theme and the system's.

@@ -1,4 +1,3 @@
-mod command;
 mod files;
 mod generated;
 mod parquet;

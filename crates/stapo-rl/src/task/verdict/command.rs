@@ -16,6 +16,8 @@ mod process;
 pub(in crate::task) struct External {
     spec: CommandSpec,
     process: Mutex<Option<Process>>,
+    /// What the program shares with this machine because the machine cannot keep it apart.
+    shared: Vec<String>,
 }
 
 impl External {
@@ -37,8 +39,27 @@ impl External {
                 "a verdict takes some 30 bytes; default 1 MiB",
             ));
         }
-        let process = Process::start(spec)?;
-        Ok(Self { spec: spec.clone(), process: Mutex::new(Some(process)) })
+        // The launcher, of some 100 MiB of address space, is under the same limits.
+        if (1..256).contains(&spec.memory_mib) {
+            return Err(TaskError::setting(
+                "memory_mib",
+                spec.memory_mib.to_string(),
+                "0 for no limit, or at least 256",
+            ));
+        }
+        if spec.open_files < 16 {
+            return Err(TaskError::setting("open_files", spec.open_files.to_string(), "at least 16"));
+        }
+        if let Some(name) = spec.env.iter().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
+            return Err(TaskError::setting("env", format!("{name:?}"), "names of environment variables"));
+        }
+        let (process, shared) = Process::start(spec)?;
+        Ok(Self { spec: spec.clone(), process: Mutex::new(Some(process)), shared })
+    }
+
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let program = self.spec.program.display();
+        self.shared.iter().map(|what| format!("verifier {program} shares with this machine {what}")).collect()
     }
 
     /// Sends and receives one line per sample. A failure ends the process and is an error that names the sample.
@@ -49,7 +70,7 @@ impl External {
         let mut slot = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         let mut process = match slot.take() {
             Some(process) => process,
-            None => Process::start(&self.spec)?,
+            None => Process::start(&self.spec)?.0,
         };
         let judged = self.exchange(&mut process, samples)?;
         *slot = Some(process);

@@ -5,6 +5,7 @@ mod command;
 use super::TaskError;
 use super::countdown;
 use super::judged::Judged;
+use super::permission::{self, Programs};
 use super::verifier_spec::CountdownRule;
 use super::verifier_spec::VerifierSpec;
 use command::External;
@@ -15,16 +16,22 @@ use stapo_verify::{Rules, grade, grade_answer};
 pub(super) enum Verifier {
     Rule(Rules),
     Countdown(CountdownRule),
-    External(External),
+    External(Box<External>),
+    /// An external program that was not to be started.
+    NotStarted,
 }
 
 impl Verifier {
     /// Opens a verifier. An external program is started here, so that a failure to start is found before sampling.
-    pub(super) fn open(spec: &VerifierSpec) -> Result<Self, TaskError> {
+    pub(super) fn open(spec: &VerifierSpec, programs: Programs) -> Result<Self, TaskError> {
         Ok(match spec {
             VerifierSpec::Rule(rule) => Self::Rule((*rule).into()),
             VerifierSpec::Countdown(rule) => Self::Countdown(*rule),
-            VerifierSpec::Command(command) => Self::External(External::start(command)?),
+            VerifierSpec::Command(_) if programs == Programs::Never => Self::NotStarted,
+            VerifierSpec::Command(command) => {
+                permission::check(command, programs)?;
+                Self::External(Box::new(External::start(command)?))
+            }
         })
     }
 
@@ -39,6 +46,11 @@ impl Verifier {
                 .map(|&(problem, text)| countdown::judge(text, &problem.reference, *rule))
                 .collect()),
             Self::External(external) => external.judge(samples),
+            Self::NotStarted => Err(TaskError::setting(
+                "verifier",
+                "the program was not started, so nothing can be judged",
+                "open the task with Programs::Allowed or Programs::Recorded",
+            )),
         }
     }
 
@@ -53,7 +65,15 @@ impl Verifier {
             Self::Countdown(_) => countdown::Puzzle::parse(reference)
                 .map(drop)
                 .ok_or_else(|| format!("reference {reference:?} does not read like 2,3,5,7:24")),
-            Self::External(_) => Ok(()),
+            Self::External(_) | Self::NotStarted => Ok(()),
+        }
+    }
+
+    /// What an external program shares with this machine because the machine cannot keep it apart.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        match self {
+            Self::External(external) => external.warnings(),
+            _ => Vec::new(),
         }
     }
 }

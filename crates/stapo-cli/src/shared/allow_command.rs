@@ -1,0 +1,50 @@
+//! Which verifier programs a command may start.
+
+use stapo_rl::task::{Programs, Task, VerifierSpec, record_program};
+use std::path::Path;
+
+/// The flag of commands that judge responses.
+#[derive(clap::Args)]
+pub struct AllowCommand {
+    /// Starts the verifier program that a run's plan names, though this user has not recorded the program.
+    #[arg(long)]
+    allow_command: bool,
+}
+
+impl AllowCommand {
+    /// For the plan of a run folder, which may be another's.
+    pub fn of_run(&self) -> Programs {
+        if self.allow_command { Programs::Allowed } else { Programs::Recorded }
+    }
+
+    /// For a config named on the command line, which is the user's own unless it lies in a run folder.
+    pub fn of_config(&self, config: Option<&Path>) -> Programs {
+        match config {
+            Some(config) if is_in_run_folder(config) => self.of_run(),
+            _ => Programs::Allowed,
+        }
+    }
+}
+
+/// Whether a path is a run folder or a file in one: beside it, or in it, lies a `plan.toml`.
+fn is_in_run_folder(path: &Path) -> bool {
+    let Ok(path) = path.canonicalize() else { return false };
+    let folder = if path.is_dir() { Some(path.as_path()) } else { path.parent() };
+    folder.is_some_and(|folder| folder.join("plan.toml").exists())
+}
+
+/// Records the verifier programs of a run that starts, so that the run can be resumed and verified without a flag.
+pub fn record<'a>(verifiers: impl IntoIterator<Item = &'a VerifierSpec>) {
+    for problem in verifiers.into_iter().filter_map(|verifier| record_program(verifier).err()) {
+        eprintln!(
+            "warning: the verifier program could not be recorded: {problem}; to resume this run, pass --allow-command"
+        );
+    }
+}
+
+/// Says what the verifier program shares with this machine.
+pub fn warn(task: &Task) {
+    for warning in task.warnings() {
+        eprintln!("warning: {warning}");
+    }
+}
