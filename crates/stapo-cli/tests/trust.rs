@@ -50,6 +50,7 @@ impl Place {
         let judge = place.at("judge.sh");
         std::fs::write(&judge, JUDGE).unwrap();
         std::fs::set_permissions(&judge, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::write(place.at("responses.jsonl"), r#"{"prompt": "1+1=", "response": "2"}"#).unwrap();
         place.ok(OWNER, &[&["train", "--out", "run"], &SMALL[..], more].concat());
         place
     }
@@ -111,10 +112,11 @@ fn tree(folder: &Path) -> BTreeMap<PathBuf, (SystemTime, String)> {
 }
 
 /// Commands that only read a run; each writes at most to the folder `out`.
-const READING: [&[&str]; 11] = [
+const READING: [&[&str]; 12] = [
     &["export", "run", "--to", "out/model"],
     &["eval", "--model", "run", "--samples", "1", "--limit", "1", "--max-tokens", "8", "--out", "out/eval"],
     &["generate", "--model", "run", "--prompt", "1+1=", "--max-tokens", "4"],
+    &["score", "--model", "run", "--input", "responses.jsonl"],
     &["report", "run", "--output", "out/report.html", "--csv", "out/csv"],
     &["inspect", "run", "--out", "out/inspect.html"],
     &["inspect", "run", "--terminal"],
@@ -177,11 +179,15 @@ env = ["SECRET"]
 network = true
 "#;
     std::fs::write(&plan, format!("{before}{verifier}{after}")).unwrap();
-    let said = place.refused(OWNER, &["train", "--resume", "run"]);
+    let changed = place.refused(OWNER, &["train", "--resume", "run"]);
+    assert!(changed.contains(r#"task.verifier.kind: was "rule", is "command""#), "{changed}");
+    let said = place.refused(OWNER, &["train", "--resume", "run", "--accept-changes"]);
     let shown =
         r#""sh" "-c" "touch stolen\u{1b}[2K\u{202e}\u{7}" with ["SECRET"] of the environment with network"#;
     assert!(said.contains(shown), "{said}");
-    assert!(!said.chars().any(|c| c.is_control() && c != '\n'), "{said:?}");
+    for said in [said, changed] {
+        assert!(!said.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{said:?}");
+    }
     assert!(!place.at("stolen").exists());
 }
 

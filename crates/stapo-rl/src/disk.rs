@@ -124,21 +124,31 @@ pub fn overwrite(file: &mut File, path: &Path, bytes: &[u8]) -> Result<()> {
 pub struct Lines {
     path: PathBuf,
     file: File,
+    /// Bytes of whole lines.
+    len: u64,
 }
 
 impl Lines {
     /// Opens the file to add lines, and makes the file if there is none.
     pub fn open(path: &Path) -> Result<Self> {
-        let opened = before(Operation::Create, path)
-            .and_then(|()| OpenOptions::new().create(true).append(true).open(path));
-        Ok(Self { path: path.to_owned(), file: opened.map_err(|e| Error::io(path, e))? })
+        let io = |e| Error::io(path, e);
+        before(Operation::Create, path).map_err(io)?;
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len();
+        Ok(Self { path: path.to_owned(), file, len })
     }
 
-    /// Adds text that ends in a line break, as one write.
+    /// Adds text that ends in a line break, as one write. Of text that could not be written whole nothing remains, so
+    /// that the next line does not follow half of one.
     pub fn add(&mut self, text: &str) -> Result<()> {
-        before_write(&mut self.file, text.as_bytes(), &self.path)
-            .and_then(|()| self.file.write_all(text.as_bytes()))
-            .map_err(|e| Error::io(&self.path, e))
+        let written = before_write(&mut self.file, text.as_bytes(), &self.path)
+            .and_then(|()| self.file.write_all(text.as_bytes()));
+        match written {
+            Ok(()) => self.len += text.len() as u64,
+            // A failure of the removal is not reported: the caller learns of the failed write.
+            Err(_) => self.file.set_len(self.len).unwrap_or_default(),
+        }
+        written.map_err(|e| Error::io(&self.path, e))
     }
 
     /// Returns when all lines so far are on disk.

@@ -104,10 +104,10 @@ impl Error {
     /// A folder that cannot be made because it exists.
     pub fn exists(folder: &Path) -> Self {
         let shown = folder.display();
-        let remedy = match ["plan.toml", "eval.json"].iter().any(|file| folder.join(file).is_file()) {
-            true => format!("go on with --resume {shown}, or choose another folder with --out"),
-            false => "choose another folder with --out".to_string(),
-        };
+        let other = "choose another folder with --out";
+        let can_go_on = ["plan.toml", "eval.json"].iter().any(|file| folder.join(file).is_file());
+        let remedy =
+            if can_go_on { format!("go on with --resume {shown}, or {other}") } else { other.to_string() };
         Error::Exists { folder: folder.to_owned(), remedy }
     }
 
@@ -126,14 +126,12 @@ impl Error {
 const LISTED: usize = 8;
 
 fn changed(changes: &[Change]) -> String {
-    let mut text = "changed since it was saved".to_string();
-    for change in changes.iter().take(LISTED) {
-        text.push_str(&format!("\n  {change}"));
-    }
+    let mut lines = vec!["changed since it was saved".to_string()];
+    lines.extend(changes.iter().take(LISTED).map(ToString::to_string));
     if changes.len() > LISTED {
-        text.push_str(&format!("\n  and {} more", changes.len() - LISTED));
+        lines.push(format!("and {} more", changes.len() - LISTED));
     }
-    text
+    lines.join("\n  ")
 }
 
 fn in_microbatch(microbatch: Option<usize>) -> String {

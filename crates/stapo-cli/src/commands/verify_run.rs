@@ -100,9 +100,9 @@ fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest, checkpoint: &Check
 
 /// The inputs that programs recorded before checkpoints had an identity, under the names these programs gave them.
 fn as_recorded_before(inputs: Vec<FileHash>, recorded: &[FileHash]) -> Vec<FileHash> {
-    let named = |input: FileHash| match input.name.starts_with("weights") {
-        true => FileHash { name: "weights".to_string(), ..input },
-        false => input,
+    let named = |input: FileHash| {
+        let name = if input.name.starts_with("weights") { "weights".to_string() } else { input.name };
+        FileHash { name, ..input }
     };
     let is_recorded = |input: &FileHash| recorded.iter().any(|known| known.name == input.name);
     inputs.into_iter().map(named).filter(is_recorded).collect()

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Calls the program in a folder, which also keeps the user's records.
+/// The call leaves no trace in the state folder of the user who runs the tests.
 pub fn stapo(folder: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
-    command.current_dir(folder).args(args).env("XDG_STATE_HOME", folder.join(".state")).output().unwrap()
+    command.current_dir(folder).args(args).env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    command.output().unwrap()
 }
 
 /// The standard output of a call that must succeed.

@@ -72,8 +72,8 @@ fn a_wrong_value_is_found_before_the_first_run() {
 #[test]
 fn arms_and_seeds_that_could_be_taken_for_one_another_are_refused() {
     let complaint = |seeds: &str, arms: &[&str]| {
-        let arms: String = arms.iter().map(|name| format!("[[arms]]\nname = {name:?}\n")).collect();
-        let text = format!("name = \"m\"\nseeds = {seeds}\n{arms}");
+        let arms: Vec<String> = arms.iter().map(|name| format!("[[arms]]\nname = {name:?}\n")).collect();
+        let text = format!("name = \"m\"\nseeds = {seeds}\n{}", arms.concat());
         ExperimentSpec::from_toml(&text).and_then(|spec| spec.expand()).unwrap_err().to_string()
     };
     let said = complaint("[0]", &["a b", "a-b"]);

@@ -127,8 +127,8 @@ impl Checkpoint {
         let folder = run.join("checkpoints");
         let entries = fs::read_dir(&folder).map_err(|e| Error::io(&folder, e))?;
         for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if name.starts_with(".step-") && name.ends_with(".tmp") {
+            let is_ours = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".step-"));
+            if is_ours && path.extension().is_some_and(|extension| extension == "tmp") {
                 remove_folder(&path)?;
             }
         }

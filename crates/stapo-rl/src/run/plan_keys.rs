@@ -61,7 +61,7 @@ pub fn freedom(change: &Change) -> Freedom {
 pub fn differences(before: &str, complete: &str, after: &str) -> Result<Vec<Change>, SettingsError> {
     let [before, complete, after] =
         [flat(&settings::parse(before)?), flat(&settings::parse(complete)?), flat(&settings::parse(after)?)];
-    let shown = |value: Option<&Value>| value.map_or(ABSENT.to_string(), ToString::to_string);
+    let shown = |value: Option<&Value>| value.map_or(ABSENT.to_string(), |value| visible(&value.to_string()));
     let change = |key: &String, before: Option<&Value>| Change {
         name: key.clone(),
         before: shown(before),
@@ -73,6 +73,12 @@ pub fn differences(before: &str, complete: &str, after: &str) -> Result<Vec<Chan
     let mut changes: Vec<Change> = known.map(|(key, value)| change(key, Some(value))).collect();
     changes.extend(added.map(|(key, _)| change(key, complete.get(key))));
     Ok(changes)
+}
+
+/// A text on one line, without characters that steer a terminal.
+fn visible(text: &str) -> String {
+    let is_quote = |c: char| matches!(c, '"' | '\'' | '\\');
+    text.chars().map(|c| if is_quote(c) { c.to_string() } else { c.escape_debug().to_string() }).collect()
 }
 
 /// Every value by its path; lists of tables are numbered.

@@ -144,7 +144,7 @@ impl Reopening {
     pub fn compare(&mut self, identity: &Identity, accept_changes: bool) -> Result<()> {
         let before = match &self.checkpoint {
             Some(checkpoint) => checkpoint.provenance.as_ref().map(|by| by.identity.clone()),
-            None => started_identity(&self.folder)?,
+            None => started_identity(&self.folder),
         };
         if let Some(before) = before {
             self.changes.extend(changed_inputs(&before.inputs, &identity.inputs));
@@ -273,13 +273,13 @@ impl Reopening {
 }
 
 /// The inputs and the program that the manifest of an interrupted start names.
-fn started_identity(folder: &Path) -> Result<Option<Identity>> {
-    let Some(manifest) = manifest::written(folder) else { return Ok(None) };
+fn started_identity(folder: &Path) -> Option<Identity> {
+    let manifest = manifest::written(folder)?;
     let inputs = manifest
         .inputs
         .into_iter()
         .filter(|input| !["config", "plan", "program"].contains(&input.name.as_str()));
-    Ok(Some(Identity { program: manifest.program, device: manifest.device, inputs: inputs.collect() }))
+    Some(Identity { program: manifest.program, device: manifest.device, inputs: inputs.collect() })
 }
 
 fn lost_plan(folder: &Path, checkpoint: &Checkpoint, problem: &str) -> Error {

@@ -138,19 +138,23 @@ enum ArmState {
 /// Renames a folder to `NAME.aside-1`, or the next number that is free.
 fn move_aside(folder: &Path) -> Result<()> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let free = (1..).map(|n| folder.with_file_name(format!("{name}.aside-{n}"))).find(|path| !path.exists());
+    let mut numbered = (1..u32::MAX).map(|n| folder.with_file_name(format!("{name}.aside-{n}")));
+    let free = numbered.find(|path| !path.exists());
     let aside = free.context("a free name")?;
     eprintln!("{}: no checkpoint can be read; moved to {}", folder.display(), aside.display());
     Ok(rename(folder, &aside)?)
 }
 
-/// Whether the run has all steps of its plan, or reached its target accuracy, and its last step is saved.
+/// Whether the run has all steps of its plan, or reached its target accuracy, and its last step is saved and in the
+/// manifest, which a run writes last.
 fn is_complete(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> bool {
     let metrics: Vec<Metrics> = Run::read_metrics(run).unwrap_or_default();
     let Some(last) = metrics.last() else { return false };
     let is_reached =
         last.eval_accuracy.zip(plan.config.evaluation.target_accuracy).is_some_and(|(a, t)| a >= t);
-    (last.step >= plan.config.steps || is_reached) && checkpoint.counters.step == last.step
+    let is_listed = Run::read_manifest(run)
+        .is_ok_and(|manifest| manifest.steps.iter().any(|hash| hash.step == last.step));
+    (last.step >= plan.config.steps || is_reached) && checkpoint.counters.step == last.step && is_listed
 }
 
 /// The standard inputs of the runs in progress. A run ends when its input closes, and so with this process in whatever
