@@ -1,6 +1,6 @@
 //! Reuse of rollout batches, several rewards, teachers, and rollouts from elsewhere.
 
-use super::{Quiet, device, plan, resume, start, timeless, whole_run};
+use super::{Quiet, device, resume, start, timeless, whole_run};
 use serde_json::{Value, json};
 use stapo_core::record::{Metrics, ResponseRecord, parse_lines};
 use stapo_rl::run::Run;
@@ -9,6 +9,11 @@ use stapo_rl::train::{Outcome, Trainer, train};
 use stapo_rl::{Config, Plan};
 use std::fs;
 use std::path::Path;
+
+/// The tiny plan with a seed whose first groups all have right and wrong responses.
+fn plan(overrides: &[&str]) -> Plan {
+    super::plan(&[&["seed=3"], overrides].concat())
+}
 
 /// What a step did to the weights: equal values mean equal bits.
 fn learned(metrics: &Metrics) -> [f64; 5] {
@@ -206,13 +211,14 @@ fn write_lines(path: &Path, lines: &[Value]) {
 fn rollouts_from_a_file_train_as_if_the_policy_had_sampled_them() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rollouts.jsonl");
-    let lines = own_rollouts(&plan(&["steps=1"]));
+    let one_update = ["steps=1", "update.problems_per_minibatch=4"];
+    let lines = own_rollouts(&plan(&one_update));
     write_lines(&path, &lines);
-    let (_, plain) = whole_run(&plan(&["steps=1"]));
+    let (_, plain) = whole_run(&plan(&one_update));
     let source =
         |behavior: &str| format!("rollout.source={{kind=\"jsonl\", path={path:?}, behavior=\"{behavior}\"}}");
     let tis = "objective.off_policy={kind=\"tis\"}";
-    let trained = |settings: &[&str]| whole_run(&plan(&[&["steps=1"], settings].concat())).1.remove(0);
+    let trained = |settings: &[&str]| whole_run(&plan(&[&one_update[..], settings].concat())).1.remove(0);
     assert_eq!(learned(&trained(&[&source("policy")])), learned(&plain[0]));
     assert_eq!(learned(&trained(&[&source("sampler")])), learned(&plain[0]));
     assert_eq!(learned(&trained(&[&source("policy"), tis])), learned(&plain[0]), "every weight is 1");
