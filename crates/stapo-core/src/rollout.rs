@@ -66,8 +66,12 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
     pub rollout: Rollout,
+    /// Of the first reward.
     pub verdict: Verdict,
+    /// The weighted sum of `rewards`.
     pub reward: f64,
+    /// One entry per reward of the run.
+    pub rewards: Vec<f64>,
 }
 
 /// All samples of one problem. Advantages are relative to the rewards of the group.
@@ -78,13 +82,11 @@ pub struct Group {
 }
 
 impl Group {
-    pub fn rewards(&self) -> Vec<f64> {
-        self.members.iter().map(|member| member.reward).collect()
-    }
-
-    /// True where the rewards of all members are the same up to rounding, so that all advantages are 0 and the update learns nothing.
+    /// True where each reward is the same for all members up to rounding, so that all advantages are 0 and the update
+    /// learns nothing.
     pub fn is_unanimous(&self) -> bool {
-        !has_spread(self.members.iter().map(|member| member.reward))
+        let n_rewards = self.members.iter().map(|member| member.rewards.len()).min().unwrap_or(0);
+        (0..n_rewards).all(|idx| !has_spread(self.members.iter().map(|member| member.rewards[idx])))
     }
 }
 

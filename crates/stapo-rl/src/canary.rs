@@ -1,6 +1,6 @@
 //! Checks of every step: conditions that stop a run, and conditions that warn.
 
-use crate::config::Plan;
+use crate::config::{Plan, RolloutSource};
 use crate::error::{Error, Result};
 use crate::update::Learned;
 use stapo_core::record::Metrics;
@@ -13,7 +13,7 @@ pub fn check_learned(plan: &Plan, step: u64, is_on_policy: bool, learned: &Learn
         return Ok(());
     }
     let stop = |canary, problem, remedy| Err(Error::Canary { step, canary, problem, remedy });
-    if is_on_policy && learned.exactness_max_abs != 0.0 {
+    if is_on_policy && plan.config.rollout.source.is_none() && learned.exactness_max_abs != 0.0 {
         let different = learned.members.iter().flat_map(|m| {
             let differs = |&t: &usize| m.logp[t] != m.behavior_logp[t];
             (0..m.logp.len()).filter(differs).map(move |t| (m, t))
@@ -49,6 +49,18 @@ pub fn check_learned(plan: &Plan, step: u64, is_on_policy: bool, learned: &Learn
         );
     }
     Ok(())
+}
+
+/// Says which canaries cannot watch over a run.
+pub fn switched_off(plan: &Plan) -> Vec<String> {
+    let off = plan.config.rollout.source.iter();
+    off.map(|RolloutSource::Jsonl { path, .. }| {
+        format!(
+            "the canary exactness is off: the rollouts come from {}, sampled by another engine",
+            path.display()
+        )
+    })
+    .collect()
 }
 
 /// Stops a run in which the verifier cannot judge too many responses.

@@ -56,6 +56,19 @@ pub enum Error {
         "problem {problem_id}: its prompt has {n_tokens} tokens, the limit is {limit}\nhint: raise rollout.max_prompt_tokens, or leave such problems out of the data"
     )]
     PromptTooLong { problem_id: String, n_tokens: usize, limit: usize },
+    #[error(
+        "problem {problem_id}: the teacher's prompt has {n_tokens} tokens, with a response of {n_response} more than the {limit} that fit\nhint: shorten teacher.template, raise update.microbatch_tokens, or leave problems with such solutions out of the data"
+    )]
+    TeacherPrompt { problem_id: String, n_tokens: usize, n_response: usize, limit: usize },
+    #[error(
+        "rollout file {}: {problem}\nhint: `stapo problems CONFIG --json` lists the problems in the order a run draws them; rollout.group_size responses belong to each",
+        path.display()
+    )]
+    Rollouts { path: PathBuf, problem: String },
+    #[error(
+        "checkpoint state {key}: {problem}\nhint: the checkpoint was written by another program; go on from an earlier one"
+    )]
+    LoopState { key: &'static str, problem: String },
     #[error("{}:{line}: {problem}\nhint: one JSON object per line, its fields named by texts.prompt_field and texts.response_field", path.display())]
     Text { path: PathBuf, line: usize, problem: String },
     #[error(

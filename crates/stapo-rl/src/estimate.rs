@@ -26,7 +26,7 @@ impl Pace {
         let config = &plan.config;
         let per_problem = config.rollout.group_size as f64 * self.response_tokens_mean;
         let per_step = config.rollout.problems_per_step as f64 * per_problem;
-        let passes = plan.objective.n_passes() as f64;
+        let passes = (plan.objective.n_passes() * plan.max_uses()) as f64;
         let step = per_step / self.rollout_rate + passes * per_step / self.update_rate;
         let n_evaluations = match config.evaluation.every_steps {
             0 => 2,
@@ -78,7 +78,7 @@ fn measure_step(plan: &Plan, trainer: &mut Trainer) -> Result<Pace> {
     let rolled = trainer.roll_out(plan)?;
     let rollout_seconds = start.elapsed().as_secs_f64();
     let start = Instant::now();
-    trainer.learn(plan, &rolled)?;
+    let n_updated: usize = trainer.learn(plan, &rolled)?.iter().map(|update| update.tally.n_tokens).sum();
     let update_seconds = start.elapsed().as_secs_f64();
     let responses: Vec<_> = rolled.batch.responses().collect();
     let n = responses.len().max(1) as f64;
@@ -86,7 +86,7 @@ fn measure_step(plan: &Plan, trainer: &mut Trainer) -> Result<Pace> {
     let n_cut = responses.iter().filter(|scored| scored.rollout.finish == Finish::LengthLimit).count() as f64;
     Ok(Pace {
         rollout_rate: rolled.n_sampled as f64 / rollout_seconds,
-        update_rate: n_tokens * plan.objective.n_passes() as f64 / update_seconds,
+        update_rate: n_updated as f64 / update_seconds,
         response_tokens_mean: n_tokens / n,
         truncated_share: n_cut / n,
         n_problems: plan.config.rollout.problems_per_step,

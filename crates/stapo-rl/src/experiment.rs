@@ -3,9 +3,13 @@
 //! Arms differ only by the settings that the file gives to them: for the same seed, all arms see the same problems in
 //! the same order and sample with the same random numbers.
 
+mod cost;
+mod runs;
 mod summary;
 
-pub use summary::{ArmRuns, ArmSummary, ExperimentSummary, Measure, SeedRun, held_out, summarise};
+pub use cost::Cost;
+pub use runs::{ArmRuns, SeedRun, held_out};
+pub use summary::{ArmSummary, ExperimentSummary, Measure, summarise};
 
 use crate::config::{Config, Plan};
 use crate::error::{Error, Result};
@@ -23,6 +27,9 @@ pub struct ExperimentSpec {
     pub seeds: Vec<u64>,
     /// The name of the proposed arm, with which the others are compared; the first arm where absent.
     pub method: Option<String>,
+    /// The name of an arm: what every arm spends until it has the accuracy at which this one ended is compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reach: Option<String>,
     /// The training config that all arms share.
     #[serde(default)]
     pub config: Table,
@@ -57,8 +64,11 @@ impl ExperimentSpec {
                 "seeds = [0, 1, 2], [[arms]] name = \"stapo\"",
             );
         }
-        if let Some(method) = spec.method.as_ref().filter(|m| !spec.arms.iter().any(|arm| arm.name == **m)) {
-            return refuse("method", &format!("{method} is no arm"), "name one of the arms, or leave it out");
+        for (key, named) in [("method", &spec.method), ("reach", &spec.reach)] {
+            if let Some(name) = named.as_ref().filter(|name| !spec.arms.iter().any(|arm| arm.name == **name))
+            {
+                return refuse(key, &format!("{name} is no arm"), "name one of the arms, or leave it out");
+            }
         }
         Ok(spec)
     }
@@ -86,8 +96,8 @@ impl ExperimentSpec {
             }
         }
         refuse_shared_folders(&arms)?;
-        let method = self.method.clone();
-        Ok(Experiment { schema: SCHEMA, name: self.name.clone(), method, arms, extra: Extra::new() })
+        let (name, method, reach) = (self.name.clone(), self.method.clone(), self.reach.clone());
+        Ok(Experiment { schema: SCHEMA, name, method, reach, arms, extra: Extra::new() })
     }
 
     /// Refuses names that are no names of folders, and arms and seeds that are there twice.

@@ -1,7 +1,7 @@
 //! The identity of a run: hashes of every file that its bits depend on.
 
 use crate::builtin;
-use crate::config::{ModelSource, Plan};
+use crate::config::{ModelSource, Plan, RolloutSource, TeacherSource};
 use crate::error::{Error, Result};
 use crate::pretrain::{PretrainConfig, Start, TextsSpec};
 use crate::run::{hash_bytes, hash_file};
@@ -24,11 +24,18 @@ const MODEL_FILES: [(&str, &str); 5] = [
 /// The identity of a training run.
 pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
     let mut inputs = of_source(&plan.config.model)?;
-    if let Some(reference) = &plan.config.reference {
-        let prefixed = |input: FileHash| FileHash { name: format!("reference {}", input.name), ..input };
-        inputs.extend(of_source(reference)?.into_iter().map(prefixed));
+    let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
+    for (role, source) in [("reference", plan.config.reference.as_ref()), ("teacher", teacher.as_ref())] {
+        let hashes = source.map_or(Ok(Vec::new()), of_source)?.into_iter();
+        inputs.extend(hashes.map(|input| FileHash { name: format!("{role} {}", input.name), ..input }));
     }
     inputs.extend(of_task(&plan.task)?);
+    for reward in plan.rewards.iter().skip(1) {
+        inputs.extend(of_verifier(&format!("verifier of {}", reward.name), &reward.verifier)?);
+    }
+    if let Some(RolloutSource::Jsonl { path, .. }) = &plan.config.rollout.source {
+        inputs.push(hash_file("rollouts", path)?);
+    }
     Ok(Identity { program: program.to_string(), device: String::new(), inputs })
 }
 
@@ -72,11 +79,15 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
     if let TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) = task {
         inputs.push(hash_file("data", &rows.path)?);
     }
-    if let VerifierSpec::Command(command) = task.verifier() {
-        let sha256 = fingerprint(command).map_err(|e| Error::io(&command.program, e))?;
-        inputs.push(FileHash { name: "verifier".to_string(), n_bytes: 0, sha256 });
-    }
+    inputs.extend(of_verifier("verifier", task.verifier())?);
     Ok(inputs)
+}
+
+/// The hash of a verifier's program; `None` for a verifier that is none.
+fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
+    let VerifierSpec::Command(command) = verifier else { return Ok(None) };
+    let sha256 = fingerprint(command).map_err(|e| Error::io(&command.program, e))?;
+    Ok(Some(FileHash { name: name.to_string(), n_bytes: 0, sha256 }))
 }
 
 /// The hashes of a config's model.

@@ -2,7 +2,9 @@
 
 mod builtin;
 mod canary;
+mod carried;
 pub mod config;
+mod constants;
 pub mod disk;
 mod error;
 pub mod estimate;
@@ -17,7 +19,9 @@ pub mod pretrain;
 mod records;
 pub mod rollout;
 pub mod run;
+mod scoring;
 pub mod task;
+mod teacher;
 pub mod train;
 mod update;
 

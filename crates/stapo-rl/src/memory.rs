@@ -12,8 +12,9 @@ pub struct MemoryPart {
     pub bytes: u64,
 }
 
-/// The parts of a run's memory at its peak, on the plan's device. `reference` is the model of a KL penalty.
-pub fn parts(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>) -> Vec<MemoryPart> {
+/// The parts of a run's memory at its peak, on the plan's device. `frozen` are the models beside the one in training, by
+/// their roles.
+pub fn parts(plan: &Plan, model: &ModelConfig, frozen: &[(&'static str, ModelConfig)]) -> Vec<MemoryPart> {
     let n = model.n_parameters();
     let is_8bit = plan.config.update.states == States::EightBit;
     let device = plan.device();
@@ -38,9 +39,8 @@ pub fn parts(plan: &Plan, model: &ModelConfig, reference: Option<&ModelConfig>) 
             bytes: ((plan.config.rollout.kv_mib as u64) << 20) + arena(rows, Purpose::Inference),
         },
     ];
-    if let Some(reference) = reference {
-        parts.push(MemoryPart { name: "reference", bytes: policy_bytes(device, reference) });
-    }
+    let frozen = frozen.iter();
+    parts.extend(frozen.map(|(name, model)| MemoryPart { name, bytes: policy_bytes(device, model) }));
     if device != DeviceName::Cpu {
         // Training holds rows of logits and of their gradient, 6 bytes per entry; sampling holds rows of logits in f32.
         let logits = ((tokens.min(GPU_LOGIT_ROWS) * 6 + rows * 4) * model.vocabulary) as u64;
@@ -58,7 +58,7 @@ const GPU_LIBRARY_BYTES: u64 = 700 << 20;
 /// Refuses a run that does not fit the device's free memory. Host memory is not checked, because the system may swap.
 pub fn check(plan: &Plan, model: &ModelConfig, device: &Device) -> Result<()> {
     let Some((free, _)) = device.memory() else { return Ok(()) };
-    let needed: u64 = parts(plan, model, None).iter().map(|part| part.bytes).sum();
+    let needed: u64 = parts(plan, model, &[]).iter().map(|part| part.bytes).sum();
     if needed <= free as u64 {
         return Ok(());
     }

@@ -1,19 +1,22 @@
 //! The records of a training step: metrics, sampled responses, silenced and explored tokens.
 
+use crate::config::Plan;
+use crate::constants::RolledOut;
 use crate::error::Result;
 use crate::loaded_model::LoadedModel;
-use crate::rollout::{RolledOut, accuracy};
+use crate::rollout::accuracy;
 use crate::update::{Learned, Member};
 use stapo_core::diagnostics::QuadrantCensus;
 use stapo_core::diagnostics::theory::entropy_change_of_sample;
 use stapo_core::objective::{Advantages, MaskKind};
 use stapo_core::record::{
-    Alternative, EntropyChange, EntropyQuantiles, Extra, Metrics, ResponseRecord, SCHEMA, TokenColumns,
-    TokenRecord, TokensPerSecond,
+    Alternative, EntropyChange, EntropyQuantiles, Extra, Metrics, ResponseRecord, ReuseRecord, ReusedUpdate,
+    SCHEMA, TokenColumns, TokenRecord, TokensPerSecond,
 };
 use stapo_core::stats::quantile_sorted;
 use stapo_core::{Finish, TokenEffect};
 use stapo_model::Tokenizer;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Tokens per second of each phase of a step.
@@ -43,8 +46,8 @@ impl Phases {
     }
 }
 
-/// The metrics of a step.
-pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phases) -> Metrics {
+/// The metrics of a step. Means over updates leave out an update that the gate of reuse discarded.
+pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phases) -> Metrics {
     let responses: Vec<_> = rolled.batch.responses().collect();
     let n_responses = responses.len().max(1) as f64;
     let mean =
@@ -52,13 +55,15 @@ pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phas
     let mut entropies: Vec<f64> =
         responses.iter().flat_map(|s| &s.rollout.entropy).map(|&entropy| f64::from(entropy)).collect();
     entropies.sort_by(f64::total_cmp);
-    let n_updates = learned.len().max(1) as f64;
-    let average = |of: &dyn Fn(&Learned) -> f64| learned.iter().map(of).sum::<f64>() / n_updates;
+    let stepped: Vec<&Learned> = learned.iter().filter(|update| !update.is_gated()).collect();
+    let n_updates = stepped.len().max(1) as f64;
+    let average = |of: &dyn Fn(&Learned) -> f64| stepped.iter().map(|u| of(u)).sum::<f64>() / n_updates;
     let count = |of: &dyn Fn(&Learned) -> usize| learned.iter().map(of).sum::<usize>();
     Metrics {
         schema: SCHEMA,
         step,
         reward_mean: mean(&|s| s.reward),
+        rewards: by_reward(plan, |idx| mean(&|s| s.rewards[idx])),
         accuracy: accuracy(&rolled.batch),
         eval_accuracy: None,
         eval_accuracy_before: None,
@@ -75,7 +80,7 @@ pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phas
         ratio_min: learned.iter().map(|u| u.tally.ratio_min).fold(f64::INFINITY, f64::min),
         ratio_max: learned.iter().map(|u| u.tally.ratio_max).fold(0.0, f64::max),
         loss: average(&|u| u.tally.loss),
-        learning_rate: learned.last().map_or(0.0, |update| update.learning_rate),
+        learning_rate: stepped.last().map_or(0.0, |update| update.learning_rate),
         gradient_norm: average(&|u| u.gradient_norm),
         silenced_gradient_share: average(&|u| u.census.silenced_gradient_share()),
         quadrants: learned
@@ -83,10 +88,28 @@ pub fn metrics(step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phas
             .map_or(Vec::new(), |update| Vec::<QuadrantCensus>::from(update.census.rows())),
         entropy_change: entropy_change(learned),
         exactness_max_abs: learned.first().map_or(0.0, |update| update.exactness_max_abs),
+        entropy_coefficient: None,
+        n_responses: Some(rolled.n_responses),
+        n_sampled: Some(rolled.n_sampled),
+        reuse: reuse(learned),
         tokens_per_second: TokensPerSecond { rollout: phases.rollout_rate, update: phases.update_rate },
         state_sha256: None,
         extra: Extra::new(),
     }
+}
+
+/// A value for each of several rewards by its name; empty for a run with one.
+fn by_reward(plan: &Plan, value: impl Fn(usize) -> f64) -> BTreeMap<String, f64> {
+    if plan.config.rewards.is_empty() {
+        return BTreeMap::new();
+    }
+    plan.rewards.iter().enumerate().map(|(idx, reward)| (reward.name.clone(), value(idx))).collect()
+}
+
+fn reuse(learned: &[Learned]) -> Option<ReuseRecord> {
+    let updates: Vec<ReusedUpdate> = learned.iter().filter_map(|update| update.reuse).collect();
+    let last = updates.last()?;
+    Some(ReuseRecord { n_uses: last.use_idx + 1, gated: last.gated, updates })
 }
 
 fn quantiles(sorted: &[f64]) -> EntropyQuantiles {
@@ -113,6 +136,7 @@ fn entropy_change(learned: &[Learned]) -> Option<EntropyChange> {
 
 /// `n` responses spread evenly over the step, and all responses with a silenced token.
 pub fn response_records(
+    plan: &Plan,
     step: u64,
     model: &LoadedModel,
     learned: &[Learned],
@@ -141,7 +165,8 @@ pub fn response_records(
                 text: tokenizer.decode(&rollout.tokens)?,
                 verdict: member.scored.verdict,
                 reward: member.scored.reward,
-                advantage: member.advantage.mean(),
+                rewards: by_reward(plan, |idx| member.scored.rewards[idx]),
+                advantage: member.constants.advantages.mean(),
                 finish: rollout.finish,
                 update_idx,
                 tau_h: update.tau_h,
@@ -167,7 +192,7 @@ fn columns(tokenizer: &Tokenizer, member: &Member) -> Result<TokenColumns> {
         clipped: member.effects.iter().map(|effect| effect.clipped).collect(),
         is_candidate: member.effects.iter().map(|effect| effect.is_candidate).collect(),
         weight: member.effects.iter().map(|effect| effect.weight).collect(),
-        advantage: match member.advantage {
+        advantage: match &member.constants.advantages {
             Advantages::Response(_) => Vec::new(),
             Advantages::Tokens(advantages) => advantages.clone(),
         },
@@ -232,7 +257,7 @@ fn token_records(
                 silenced_by: member.effects[token_idx].silenced_by,
                 logp: member.logp[token_idx],
                 entropy: member.entropy[token_idx],
-                advantage: member.advantage.view().at(token_idx),
+                advantage: member.constants.advantages.view().at(token_idx),
                 gradient_norm: observed[token_idx].gradient_norm_squared().sqrt(),
                 context_before: tokenizer.decode_all(&tokens[before])?,
                 context_after: tokenizer.decode_all(&tokens[after])?,

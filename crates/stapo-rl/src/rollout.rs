@@ -1,12 +1,15 @@
-//! Steps 1 to 4 of a training step: problems -> responses -> verdicts and rewards -> advantages.
+//! Steps 1 to 3 of a training step: problems -> responses -> verdicts and rewards.
 
-use crate::config::Plan;
+mod foreign;
+
+pub use foreign::ForeignRollouts;
+
+use crate::config::{Plan, Reward};
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
 use crate::task::{Judged, Split, Task};
-use stapo_core::objective::{Advantages, ScoredResponse};
 use stapo_core::random::Key;
-use stapo_core::{Batch, Finish, Group, ObjectiveError, Problem, Rollout, Scored};
+use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored, Verdict};
 use stapo_model::generate::{
     Engine, EngineMemory, EngineSettings, Filter, FinishReason, Request, SamplingRule,
 };
@@ -21,13 +24,14 @@ pub struct GroupSampling {
 
 /// The result of a rollout phase.
 #[derive(Debug)]
-pub struct RolledOut {
+pub struct Sampled {
     pub batch: Batch,
-    /// In the order of the batch's responses.
-    pub advantages: Vec<Advantages>,
+    /// As another engine reported it, in the order of the batch's responses; empty where the policy sampled.
+    pub sampler_logp: Vec<Vec<f64>>,
     /// Problems drawn, including those whose groups were replaced.
     pub n_drawn: u64,
-    /// Response tokens sampled, including those of replaced groups.
+    /// Responses and response tokens sampled, including those of replaced groups.
+    pub n_responses: usize,
     pub n_sampled: usize,
 }
 
@@ -39,12 +43,12 @@ pub fn roll_out(
     plan: &Plan,
     step: u64,
     position: u64,
-) -> Result<RolledOut> {
+) -> Result<Sampled> {
     let config = &plan.config;
     let wanted = config.rollout.problems_per_step;
     let mut kept: Vec<Group> = Vec::new();
     let batch = Batch { groups: Vec::new() };
-    let mut out = RolledOut { batch, advantages: Vec::new(), n_drawn: 0, n_sampled: 0 };
+    let mut out = Sampled { batch, sampler_logp: Vec::new(), n_drawn: 0, n_responses: 0, n_sampled: 0 };
     for draw in 0..=config.rollout.max_redraws as u64 {
         let missing = wanted - kept.len();
         let problems: Vec<Problem> = (0..missing as u64)
@@ -57,6 +61,7 @@ pub fn roll_out(
             temperature: config.rollout.temperature,
         };
         let groups = sample_and_score(model, memory, task, plan, &problems, sampling, step - 1)?;
+        out.n_responses += groups.iter().map(|group| group.members.len()).sum::<usize>();
         out.n_sampled +=
             groups.iter().flat_map(|group| &group.members).map(|m| m.rollout.tokens.len()).sum::<usize>();
         let is_last = draw == config.rollout.max_redraws as u64;
@@ -66,26 +71,11 @@ pub fn roll_out(
         }
     }
     out.batch.groups = kept;
-    out.advantages =
-        advantages(plan, &out.batch).map_err(|source| Error::Objective { step, microbatch: None, source })?;
     Ok(out)
 }
 
-/// The advantages of a whole rollout batch, in the order of its responses.
-fn advantages(plan: &Plan, batch: &Batch) -> std::result::Result<Vec<Advantages>, ObjectiveError> {
-    let members = batch.groups.iter().enumerate().flat_map(|(group_idx, group)| {
-        group.members.iter().map(move |scored| (group_idx, [scored.reward], scored.rollout.tokens.len()))
-    });
-    let members: Vec<_> = members.collect();
-    let responses: Vec<ScoredResponse> = members
-        .iter()
-        .map(|(group_idx, rewards, n_tokens)| ScoredResponse::new(*group_idx, rewards, *n_tokens))
-        .collect();
-    plan.objective.advantages(&responses, &[1.0])
-}
-
 /// Samples responses to each problem, with verdicts and rewards.
-pub fn sample_and_score(
+fn sample_and_score(
     model: &LoadedModel,
     memory: &mut EngineMemory,
     task: &Task,
@@ -95,33 +85,48 @@ pub fn sample_and_score(
     policy_version: u64,
 ) -> Result<Vec<Group>> {
     let rollouts = sample(model, memory, plan, problems, sampling, policy_version)?;
-    let tokenizer = model.tokenizer()?;
-    let texts = rollouts
-        .iter()
-        .map(|rollout| Ok(tokenizer.decode(&rollout.tokens)?))
-        .collect::<Result<Vec<String>>>()?;
-    let pairs: Vec<(&Problem, &str)> = rollouts
-        .iter()
-        .zip(&texts)
-        .map(|(rollout, text)| (&problems[rollout.problem_idx], text.as_str()))
-        .collect();
-    let judged = task.judge(&pairs)?;
+    let texts = texts(model, &rollouts)?;
+    let judged = task.judge_all(&pairs(problems, &rollouts, &texts))?;
     let mut groups: Vec<Group> =
         problems.iter().map(|problem| Group { problem: problem.clone(), members: Vec::new() }).collect();
-    for (rollout, judged) in rollouts.into_iter().zip(judged) {
-        let reward = reward(plan, &judged, rollout.tokens.len());
-        groups[rollout.problem_idx].members.push(Scored { rollout, verdict: judged.verdict, reward });
+    for (idx, rollout) in rollouts.into_iter().enumerate() {
+        let of_reward: Vec<&Judged> = judged.iter().map(|all| &all[idx]).collect();
+        groups[rollout.problem_idx].members.push(scored(plan, rollout, &of_reward));
     }
     Ok(groups)
 }
 
-/// The reward of an external verifier, or else the verdict's, plus the shaping of long responses where the plan has
-/// one.
-fn reward(plan: &Plan, judged: &Judged, n_tokens: usize) -> f64 {
-    let rewards = plan.config.reward;
-    let by_verdict = if judged.verdict == stapo_core::Verdict::Right { rewards.right } else { rewards.wrong };
+fn texts(model: &LoadedModel, rollouts: &[Rollout]) -> Result<Vec<String>> {
+    let tokenizer = model.tokenizer()?;
+    rollouts.iter().map(|rollout| Ok(tokenizer.decode(&rollout.tokens)?)).collect()
+}
+
+/// Each response with its problem, as verifiers take them.
+fn pairs<'a>(
+    problems: &'a [Problem],
+    rollouts: &[Rollout],
+    texts: &'a [String],
+) -> Vec<(&'a Problem, &'a str)> {
+    let pairs = rollouts.iter().zip(texts);
+    pairs.map(|(rollout, text)| (&problems[rollout.problem_idx], text.as_str())).collect()
+}
+
+/// A rollout with the rewards of its verdicts, one verdict for each reward of the plan. The shaping of long responses,
+/// where the plan has one, is a part of the first reward.
+fn scored(plan: &Plan, rollout: Rollout, judged: &[&Judged]) -> Scored {
+    let mut rewards: Vec<f64> =
+        plan.rewards.iter().zip(judged).map(|(reward, judged)| value(reward, judged)).collect();
+    if let Some(shaping) = plan.config.rollout.overlong {
+        rewards[0] += shaping.penalty(rollout.tokens.len());
+    }
+    let weighted = plan.rewards.iter().zip(&rewards).map(|(reward, value)| reward.weight * value);
+    Scored { verdict: judged[0].verdict, reward: weighted.sum(), rewards, rollout }
+}
+
+/// The reward of an external verifier, or else the verdict's.
+fn value(reward: &Reward, judged: &Judged) -> f64 {
+    let by_verdict = if judged.verdict == Verdict::Right { reward.right } else { reward.wrong };
     judged.reward.unwrap_or(by_verdict)
-        + plan.config.rollout.overlong.map_or(0.0, |shaping| shaping.penalty(n_tokens))
 }
 
 fn sample(
@@ -203,12 +208,19 @@ pub fn held_out_accuracy(
         n_samples: evaluation.samples,
         temperature: plan.config.rollout.temperature,
     };
-    let groups = sample_and_score(model, memory, task, plan, &problems, sampling, policy_version)?;
-    Ok(accuracy(&Batch { groups }))
+    let rollouts = sample(model, memory, plan, &problems, sampling, policy_version)?;
+    let texts = texts(model, &rollouts)?;
+    let judged = task.judge(&pairs(&problems, &rollouts, &texts))?;
+    Ok(share_right(judged.iter().map(|judged| judged.verdict)))
 }
 
 /// Share of responses judged right.
 pub fn accuracy(batch: &Batch) -> f64 {
-    let n = batch.responses().count().max(1) as f64;
-    batch.responses().filter(|scored| scored.verdict == stapo_core::Verdict::Right).count() as f64 / n
+    share_right(batch.responses().map(|scored| scored.verdict))
+}
+
+fn share_right(verdicts: impl Iterator<Item = Verdict>) -> f64 {
+    let mut n_all = 0_usize;
+    let n_right = verdicts.inspect(|_| n_all += 1).filter(|verdict| *verdict == Verdict::Right).count();
+    n_right as f64 / n_all.max(1) as f64
 }

@@ -1,16 +1,19 @@
 //! The training loop.
 
 use crate::canary;
+use crate::carried::Carried;
 use crate::config::{Config, ModelSource, Plan, PlanError};
+use crate::constants::{RolledOut, Scorers};
 use crate::error::{Error, Result};
 use crate::identity;
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
 use crate::memory;
 use crate::records::{Phases, explored_records, metrics, response_records, silenced_records};
-use crate::rollout::{RolledOut, held_out_accuracy, roll_out};
+use crate::rollout::{ForeignRollouts, held_out_accuracy, roll_out};
 use crate::run::{Reopening, Run, is_due};
 use crate::task::{Programs, Task};
+use crate::teacher::Teacher;
 use crate::update::{Learned, MinibatchContext, learn};
 use stapo_core::record::{EventKind, Identity, Metrics, StopReason, Writer};
 use stapo_model::decoder::Policy;
@@ -49,6 +52,10 @@ pub struct Trainer {
     pub task: Task,
     /// The frozen policy of a KL penalty.
     reference: Option<Policy>,
+    /// What a distillation learns from.
+    teacher: Option<Teacher>,
+    /// Rollouts that another engine sampled, for a run that does not sample its own.
+    foreign: Option<ForeignRollouts>,
     /// The rollout engine's memory, kept from one rollout to the next.
     engine_memory: EngineMemory,
 }
@@ -57,25 +64,32 @@ impl Trainer {
     /// The state before the first step.
     pub fn new(plan: &Plan, device: &Device, programs: Programs) -> Result<Self> {
         // The task is opened first: a verifier program that may not start is refused before a model is loaded.
-        let task = Task::open_with(&plan.task, programs)?;
+        let further = plan.rewards.iter().skip(1).map(|reward| &reward.verifier);
+        let task = Task::with_verifiers(&plan.task, further, programs)?;
         if let ModelSource::Path { path } = &plan.config.model {
             memory::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
         }
         let model = LoadedModel::open(&plan.config.model, device)?;
         model.check(plan)?;
         let reference = reference(plan, &model, device)?;
+        let teacher = Teacher::open(plan, &model, &task, device)?;
+        let foreign = ForeignRollouts::open(plan, &model, &task)?;
         let learner = Learner::new(model, plan.optimizer())?;
-        Ok(Self { learner, task, reference, engine_memory: EngineMemory::new() })
+        Ok(Self { learner, task, reference, teacher, foreign, engine_memory: EngineMemory::new() })
     }
 
     /// Samples the rollout batch of the next step.
     pub fn roll_out(&mut self, plan: &Plan) -> Result<RolledOut> {
         let Learner { model, counters, .. } = &self.learner;
         let step = counters.step + 1;
-        let memory = &mut self.engine_memory;
-        let rolled = roll_out(model, memory, &self.task, plan, step, counters.position)?;
-        canary::check_verdicts(plan, step, &rolled.batch)?;
-        Ok(rolled)
+        let position = counters.position;
+        let sampled = match &self.foreign {
+            Some(foreign) => foreign.roll_out(model, &self.task, plan, step, position)?,
+            None => roll_out(model, &mut self.engine_memory, &self.task, plan, step, position)?,
+        };
+        canary::check_verdicts(plan, step, &sampled.batch)?;
+        let scorers = Scorers { model, reference: self.reference.as_ref(), teacher: self.teacher.as_ref() };
+        RolledOut::prepare(&scorers, &self.task, plan, step, sampled)
     }
 
     /// Share of right answers on held-out problems with the present weights.
@@ -102,22 +116,28 @@ impl Trainer {
         Ok(())
     }
 
-    /// Makes all optimizer steps of one rollout batch, which completes the training step.
+    /// Makes all optimizer steps of one rollout batch, which completes the training step. With reuse, the batch is used
+    /// several times, until the gate closes.
     pub fn learn<'a>(&mut self, plan: &Plan, rolled: &'a RolledOut) -> Result<Vec<Learned<'a>>> {
         let step = self.learner.counters.step + 1;
-        let mut learned = Vec::new();
-        let mut rest = rolled.advantages.as_slice();
-        for groups in rolled.batch.minibatches(plan.config.update.problems_per_minibatch) {
-            let (advantages, after) = rest.split_at(groups.iter().map(|group| group.members.len()).sum());
-            rest = after;
-            for pass in 0..plan.objective.n_passes() {
-                let context = MinibatchContext { step, is_on_policy: learned.is_empty(), pass };
-                let reference = self.reference.as_ref();
-                let update = learn(&mut self.learner, reference, plan, groups, advantages, context)?;
-                canary::check_learned(plan, step, context.is_on_policy, &update)?;
-                learned.push(update);
+        let mut carried = Carried::read(&self.learner.loop_state)?;
+        let mut learned: Vec<Learned> = Vec::new();
+        let minibatches = rolled.minibatches(plan);
+        let uses =
+            (0..plan.max_uses()).flat_map(|use_idx| minibatches.iter().map(move |own| (use_idx, *own)));
+        let updates = uses.flat_map(|own| (0..plan.objective.n_passes()).map(move |pass| (own, pass)));
+        for ((use_idx, minibatch), pass) in updates {
+            let is_on_policy = learned.is_empty() && !plan.has_behavior_of_sampler();
+            let context = MinibatchContext { step, use_idx, is_on_policy, pass };
+            let update = learn(&mut self.learner, &mut carried, plan, minibatch, context)?;
+            canary::check_learned(plan, step, is_on_policy, &update)?;
+            let is_gated = update.is_gated();
+            learned.push(update);
+            if is_gated {
+                break;
             }
         }
+        carried.write(plan, &mut self.learner.loop_state);
         self.learner.counters.step = step;
         self.learner.counters.position += rolled.n_drawn;
         Ok(learned)
@@ -166,6 +186,10 @@ fn record_error(run: &mut Run, error: &Error) -> Result<()> {
 
 fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let mut first = Run::read_metrics::<Metrics>(run.folder())?.into_iter().next();
+    for text in canary::switched_off(plan) {
+        run.record(EventKind::Warning, &text)?;
+        watch.warned(&text);
+    }
     let mut accuracy_before = None;
     let n_kept = plan.config.record.keep_checkpoints;
     if trainer.learner.counters.step == 0 {
@@ -182,7 +206,9 @@ fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dy
         let learned = trainer.learn(plan, &rolled)?;
         phases.updated(&learned);
 
-        let mut metrics = metrics(trainer.learner.counters.step, &rolled, &learned, &phases);
+        let mut metrics = metrics(plan, trainer.learner.counters.step, &rolled, &learned, &phases);
+        metrics.entropy_coefficient =
+            Carried::read(&trainer.learner.loop_state)?.controls.entropy_coefficient;
         metrics.eval_accuracy_before = accuracy_before.take();
         trainer.measure(plan, &mut metrics)?;
         write_records(plan, run, &trainer.learner.model, &learned, metrics.step)?;
@@ -219,7 +245,7 @@ fn write_records(plan: &Plan, run: &Run, model: &LoadedModel, learned: &[Learned
     run.write_explored(step, &explored_records(step, model, learned)?)?;
     if step == 1 || is_due(step, plan.config.record.responses_every_steps) {
         let n = plan.config.record.responses;
-        run.write_responses(step, &response_records(step, model, learned, n)?)?;
+        run.write_responses(step, &response_records(plan, step, model, learned, n)?)?;
     }
     Ok(())
 }

@@ -5,17 +5,19 @@ mod member;
 
 pub use member::Member;
 
+use crate::carried::Carried;
 use crate::config::Plan;
+use crate::constants::ResponseConstants;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
-use member::{members, packed, split_scores};
+use crate::scoring::{Sequence, head_options, packed, score, split};
+use member::members;
 use stapo_core::batch::pack_in_order;
 use stapo_core::diagnostics::{Census, Thresholds};
-use stapo_core::objective::{
-    Advantages, Calibration, Controls, ResponseSignals, SequenceTally, Tally, UpdateKey,
-};
+use stapo_core::objective::{Calibration, ResponseSignals, SequenceTally, Tally, UpdateKey};
+use stapo_core::record::ReusedUpdate;
 use stapo_core::{Group, Microbatch, TokenEffect};
-use stapo_model::decoder::{Gradients, HeadOptions, Pass, Policy};
+use stapo_model::decoder::{Gradients, Pass, Policy};
 use stapo_model::optimizer::Update;
 use std::hash::{DefaultHasher, Hasher};
 
@@ -34,34 +36,55 @@ pub struct Learned<'a> {
     pub unreached: Vec<String>,
     /// Whether the optimizer step changed any weight; true without a check after the first training step.
     pub has_moved: bool,
+    /// What the gate of reuse saw; absent where rollout batches are used once.
+    pub reuse: Option<ReusedUpdate>,
+}
+
+impl Learned<'_> {
+    /// True where the gate discarded the gradients, so that no optimizer step was made.
+    pub fn is_gated(&self) -> bool {
+        self.reuse.is_some_and(|reuse| reuse.gated)
+    }
 }
 
 /// Where a mini-batch stands in its training step.
 #[derive(Debug, Clone, Copy)]
 pub struct MinibatchContext {
     pub step: u64,
+    /// Which use of the rollout batch, from 0.
+    pub use_idx: usize,
     /// True where the policy has not changed since it sampled the mini-batch.
     pub is_on_policy: bool,
     /// The pass of an objective with two passes; 0 otherwise.
     pub pass: usize,
 }
 
-/// One optimizer step over whole groups, with an advantage for each of their responses. `reference` is the frozen policy
-/// of a KL penalty.
+/// One optimizer step over whole groups, with the constants of each of their responses. Where the gate of reuse closes,
+/// the gradients are discarded and no step is made.
 pub fn learn<'a>(
     learner: &mut Learner,
-    reference: Option<&Policy>,
+    carried: &mut Carried,
     plan: &Plan,
-    groups: &'a [Group],
-    advantages: &'a [Advantages],
+    (groups, constants): (&'a [Group], &'a [ResponseConstants]),
     context: MinibatchContext,
 ) -> Result<Learned<'a>> {
-    let members = members(plan, groups, advantages);
-    let mut minibatch = Minibatch::prepare(learner, reference, plan, members, context)?;
+    let members = members(plan, groups, constants);
+    let mut minibatch = Minibatch::prepare(learner, carried, plan, members, context)?;
     let mut pass = Pass::training(&learner.model.policy, plan.config.update.recompute)?;
     let tally = minibatch.accumulate(learner, &mut pass)?;
-    let stepped = minibatch.step(learner, &mut pass, &tally)?;
-    Ok(minibatch.tally(tally, stepped))
+    let reuse = plan.config.update.reuse.map(|reuse| {
+        let energy = learner.gradients.head_sum_squares() * tally.scale * tally.scale;
+        carried.energies.judge(&reuse, context.use_idx, energy)
+    });
+    let stepped = if reuse.is_some_and(|reuse| reuse.gated) {
+        learner.gradients.clear();
+        OptimizerStep::none()
+    } else {
+        let stepped = minibatch.step(learner, &mut pass, &tally)?;
+        carried.controls = plan.objective.next_controls(carried.controls, &tally);
+        stepped
+    };
+    Ok(Learned { reuse, ..minibatch.tally(tally, stepped) })
 }
 
 /// The responses of one optimizer step, packed and calibrated.
@@ -81,11 +104,18 @@ struct OptimizerStep {
     has_moved: bool,
 }
 
+impl OptimizerStep {
+    /// Of gradients that were discarded.
+    fn none() -> Self {
+        OptimizerStep { gradient_norm: 0.0, learning_rate: 0.0, unreached: Vec::new(), has_moved: true }
+    }
+}
+
 impl<'p, 'a> Minibatch<'p, 'a> {
     /// Packing, the scoring passes that the objective needs, and calibration.
     fn prepare(
         learner: &Learner,
-        reference: Option<&Policy>,
+        carried: &Carried,
         plan: &'p Plan,
         mut members: Vec<Member<'a>>,
         context: MinibatchContext,
@@ -93,21 +123,18 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let wrap = |source| Error::Objective { step: context.step, microbatch: None, source };
         let lengths: Vec<usize> = members.iter().map(|m| m.scored.rollout.sequence_len()).collect();
         let microbatches = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
-        if let Some(reference) = reference {
-            score(reference, plan, &microbatches, &mut members, |member, scores| {
-                member.reference_logp = Some(scores.logp);
-            })?;
-        }
         let is_stale = !context.is_on_policy && plan.objective.calibrates_on_current_policy();
         if is_stale || plan.objective.reads_collision() {
-            score(&learner.model.policy, plan, &microbatches, &mut members, |member, scores| {
+            let sequences: Vec<Sequence> = members.iter().map(Member::sequence).collect();
+            let scores = score(&learner.model.policy, plan, &sequences)?;
+            for (member, scores) in members.iter_mut().zip(scores) {
                 member.logp = scores.logp;
                 member.entropy = scores.entropy;
                 member.collision = Some(scores.collision);
-            })?;
+            }
         }
-        let controls = Controls::default();
-        let update = UpdateKey { step: learner.counters.n_updates, pass: context.pass, controls };
+        let step = learner.counters.n_updates;
+        let update = UpdateKey { step, pass: context.pass, controls: carried.controls };
         let responses: Vec<ResponseSignals> = members.iter().map(Member::signals).collect();
         let calibration = plan.objective.calibrate(&responses, update).map_err(wrap)?;
         Ok(Self { plan, context, members, microbatches, calibration })
@@ -119,9 +146,9 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let policy = &learner.model.policy;
         let mut tallies = vec![SequenceTally::default(); members.len()];
         for (place, microbatch) in microbatches.iter().enumerate() {
-            let scores = pass.forward(policy, &packed(microbatch, members), head_options(plan))?;
-            let split = split_scores(&scores, microbatch, members);
-            for (&idx, own) in microbatch.sequences.iter().zip(split) {
+            let sequences = sequences(microbatch, members);
+            let scores = pass.forward(policy, &packed(&sequences), head_options(plan))?;
+            for (&idx, own) in microbatch.sequences.iter().zip(split(&scores, &sequences)) {
                 let member = &mut members[idx];
                 member.set_scores(own);
                 let mut effects = vec![TokenEffect::default(); member.logp.len()];
@@ -164,7 +191,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         for (place, microbatch) in self.microbatches.iter().enumerate() {
             learner.gradients.clear();
             let policy = &learner.model.policy;
-            pass.forward(policy, &packed(microbatch, &self.members), head_options(self.plan))?;
+            pass.forward(policy, &packed(&sequences(microbatch, &self.members)), head_options(self.plan))?;
             let (d_logp, d_entropy) = token_gradients(microbatch, &self.members);
             pass.backward(policy, &d_logp, &d_entropy, &mut learner.gradients)?;
             if !learner.gradients.tensors().all(|(_, values)| is_finite(values)) {
@@ -197,41 +224,20 @@ impl<'p, 'a> Minibatch<'p, 'a> {
             exactness_max_abs,
             unreached,
             has_moved,
+            reuse: None,
         }
     }
 }
 
-fn head_options(plan: &Plan) -> HeadOptions {
-    HeadOptions {
-        temperature: plan.config.rollout.temperature,
-        n_alternatives: plan.config.record.alternatives,
-    }
+/// The sequences of a micro-batch.
+fn sequences<'a>(microbatch: &Microbatch, members: &[Member<'a>]) -> Vec<Sequence<'a>> {
+    microbatch.sequences.iter().map(|&idx| Sequence::of(&members[idx].scored.rollout)).collect()
 }
 
 /// The derivatives by log-prob and entropy of each token of a micro-batch, with which backward starts.
 fn token_gradients(microbatch: &Microbatch, members: &[Member]) -> (Vec<f32>, Vec<f32>) {
     let effects = || microbatch.sequences.iter().flat_map(|&idx| &members[idx].effects);
     (effects().map(|e| e.d_logp as f32).collect(), effects().map(|e| e.d_entropy as f32).collect())
-}
-
-/// A forward-only pass over all micro-batches; `take` receives each response with its scores.
-fn score(
-    policy: &Policy,
-    plan: &Plan,
-    microbatches: &[Microbatch],
-    members: &mut [Member],
-    mut take: impl FnMut(&mut Member, member::ResponseScores),
-) -> Result<()> {
-    let mut pass = Pass::scoring(policy)?;
-    let options = HeadOptions { n_alternatives: 0, ..head_options(plan) };
-    for microbatch in microbatches {
-        let scores = pass.forward(policy, &packed(microbatch, members), options)?;
-        let split = split_scores(&scores, microbatch, members);
-        for (&idx, own) in microbatch.sequences.iter().zip(split) {
-            take(&mut members[idx], own);
-        }
-    }
-    Ok(())
 }
 
 /// A hash of all weights.

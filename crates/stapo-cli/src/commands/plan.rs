@@ -8,7 +8,7 @@ use crate::shared::{clock, machine, run_folder};
 use anyhow::Result;
 use serde_json::{Value, json};
 use stapo_rl::Plan;
-use stapo_rl::config::{ModelSource, Recompute};
+use stapo_rl::config::{ModelSource, Recompute, TeacherSource};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::estimate::{self, Pace};
 use stapo_rl::memory::{self, MemoryPart};
@@ -47,9 +47,16 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (_, plan) = run_folder::read_plan(args.config.as_deref(), &args.set)?;
     let model = shape(&plan.config.model)?;
-    let reference = plan.objective.needs_reference().then_some(plan.config.reference.as_ref());
-    let reference = reference.map(|given| given.map_or(Ok(model.clone()), shape)).transpose()?;
-    let memory = memory::parts(&plan, &model, reference.as_ref());
+    let reference = plan.objective.needs_reference();
+    let reference = reference.then(|| plan.config.reference.as_ref().unwrap_or(&plan.config.model).clone());
+    let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
+    let mut frozen = Vec::new();
+    for (role, source) in [("reference", reference), ("teacher", teacher)] {
+        if let Some(source) = source {
+            frozen.push((role, shape(&source)?));
+        }
+    }
+    let memory = memory::parts(&plan, &model, &frozen);
     let pace = if args.no_measure {
         None
     } else {

@@ -1,6 +1,6 @@
 //! Which verifier programs a command may start.
 
-use stapo_rl::task::{Programs, Task, TaskSpec, record_program};
+use stapo_rl::task::{Programs, Task, VerifierSpec, record_program};
 use std::path::Path;
 
 /// The flag of commands that judge responses.
@@ -33,9 +33,9 @@ fn is_in_run_folder(path: &Path) -> bool {
     folder.is_some_and(|folder| folder.join("plan.toml").exists())
 }
 
-/// Records the verifier program of a run that starts, so that the run can be resumed and verified without a flag.
-pub fn record(task: &TaskSpec) {
-    if let Err(problem) = record_program(task) {
+/// Records the verifier programs of a run that starts, so that the run can be resumed and verified without a flag.
+pub fn record<'a>(verifiers: impl IntoIterator<Item = &'a VerifierSpec>) {
+    for problem in verifiers.into_iter().filter_map(|verifier| record_program(verifier).err()) {
         eprintln!(
             "warning: the verifier program could not be recorded: {problem}; to resume this run, pass --allow-command"
         );

@@ -11,6 +11,9 @@ pub struct Experiment {
     /// The name of the proposed arm; the other arms are baselines. Absent where the experiment names no such arm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
+    /// The name of the arm whose last accuracy the costs of all arms are measured to. Absent where costs are not compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reach: Option<String>,
     /// In the order of the experiment's file; all runs of an arm have the arm's name.
     pub arms: Vec<Arm>,
     #[serde(flatten)]

@@ -3,13 +3,18 @@
 use super::Extra;
 use crate::diagnostics::QuadrantCensus;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The metrics of one training step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     pub schema: u32,
     pub step: u64,
+    /// Of the weighted sum, where a run has several rewards.
     pub reward_mean: f64,
+    /// The mean of each reward by its name; empty for a run without `[[rewards]]`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rewards: BTreeMap<String, f64>,
     /// Share of the responses judged right.
     pub accuracy: f64,
     /// Held-out accuracy, in steps that evaluate.
@@ -47,12 +52,59 @@ pub struct Metrics {
     pub entropy_change: Option<EntropyChange>,
     /// max |logp - behavior_logp| over the first mini-batch: 0 where rollout and training agree to the bit.
     pub exactness_max_abs: f64,
+    /// Coefficient of an entropy bonus with a target, for the next optimizer step; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entropy_coefficient: Option<f64>,
+    /// Responses and response tokens of the rollout phase, with those of replaced groups. Absent in files written
+    /// without these keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_responses: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_sampled: Option<usize>,
+    /// Absent where `update.reuse` is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<ReuseRecord>,
     pub tokens_per_second: TokensPerSecond,
     /// Hash of weights, optimizer state and counters after the step, in steps that record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_sha256: Option<String>,
     #[serde(flatten)]
     pub extra: Extra,
+}
+
+impl Metrics {
+    /// Seconds of rollout and update, from the counts and rates of the two phases. Absent in files written without
+    /// `n_sampled`.
+    pub fn seconds(&self) -> Option<f64> {
+        let phase = |n_tokens: usize, rate: f64| if n_tokens == 0 { 0.0 } else { n_tokens as f64 / rate };
+        let rates = self.tokens_per_second;
+        Some(phase(self.n_sampled?, rates.rollout) + phase(self.n_tokens, rates.update))
+    }
+}
+
+/// How a rollout batch was used several times.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReuseRecord {
+    /// Uses of the rollout batch, the one that the gate ended included.
+    pub n_uses: usize,
+    /// True where the gate discarded the last update.
+    pub gated: bool,
+    /// In the order of the updates, the discarded one included.
+    pub updates: Vec<ReusedUpdate>,
+}
+
+/// What the gate saw of one update.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ReusedUpdate {
+    /// Which use of the rollout batch, from 0.
+    pub use_idx: usize,
+    /// Squared norm of the gradient of the output head, after 1/N and before clipping.
+    pub energy: f64,
+    /// z-score of the energy's increment; absent before the window is full, and where its increments have no spread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub z: Option<f64>,
+    /// True where the gate discarded the update.
+    pub gated: bool,
 }
 
 /// The entropy change by all optimizer steps of a training step but the last. Nats per token.

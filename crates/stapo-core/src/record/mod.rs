@@ -15,7 +15,9 @@ pub use event::{Event, EventKind, LockRecord, StopReason, Writer};
 pub use experiment::{Arm, Experiment};
 pub use identity::{ABSENT, Change, Identity, changed_inputs};
 pub use manifest::{AcceptedChange, BuildRecord, FileHash, Manifest, StepHash};
-pub use metrics::{EntropyChange, EntropyQuantiles, Metrics, PretrainMetrics, TokensPerSecond};
+pub use metrics::{
+    EntropyChange, EntropyQuantiles, Metrics, PretrainMetrics, ReuseRecord, ReusedUpdate, TokensPerSecond,
+};
 pub use tokens::{Alternative, EvalRecord, ResponseRecord, TokenColumns, TokenRecord};
 
 use crate::objective::ObjectiveSpec;

@@ -149,8 +149,14 @@ fn an_experiment_names_each_arm_once_and_in_order() {
         error: None,
     };
     let arms = vec![arm("stapo", 0), arm("grpo", 0), arm("stapo", 1), arm("grpo", 1)];
-    let experiment =
-        Experiment { schema: SCHEMA, name: "main".into(), method: None, arms, extra: Extra::new() };
+    let experiment = Experiment {
+        schema: SCHEMA,
+        name: "main".into(),
+        method: None,
+        reach: None,
+        arms,
+        extra: Extra::new(),
+    };
     assert_eq!(experiment.arm_names(), ["stapo", "grpo"]);
     assert_eq!(parse::<Experiment>(&experiment.to_line()).unwrap(), experiment);
 }

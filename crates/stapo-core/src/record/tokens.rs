@@ -4,6 +4,7 @@ use super::Extra;
 use crate::objective::{MaskKind, ObjectiveSpec};
 use crate::rollout::{Finish, Verdict};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// A sampled response with every token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,6 +18,9 @@ pub struct ResponseRecord {
     pub text: String,
     pub verdict: Verdict,
     pub reward: f64,
+    /// The value of each reward by its name; empty for a run without `[[rewards]]`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rewards: BTreeMap<String, f64>,
     /// The mean over the tokens where each token has an own advantage.
     pub advantage: f64,
     pub finish: Finish,

@@ -136,6 +136,13 @@ impl<T: Float> Gradients<T> {
         })
     }
 
+    /// The squared norm of the gradient of the head alone, for gradients that were not yet taken by an optimizer step. Of
+    /// a tied embedding the part as a table of inputs is left out.
+    pub fn head_sum_squares(&self) -> f64 {
+        let head = self.tree.head.as_ref().unwrap_or(&self.tree.embedding);
+        reduce::sum_squares(&self.device, [head.sum.view()])
+    }
+
     /// The squared norm of all gradients together.
     pub(crate) fn sum_squares(&self) -> f64 {
         reduce::sum_squares(&self.device, self.sums())

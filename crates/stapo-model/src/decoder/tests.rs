@@ -131,3 +131,33 @@ fn a_batch_without_responses_has_no_scores_and_no_gradient() {
         assert!(gradients.tensors().all(|(_, values)| values.iter().all(|v| *v == 0.0)));
     }
 }
+
+#[test]
+fn the_head_of_a_tied_embedding_is_measured_without_the_lookup() {
+    for family in Family::ALL {
+        let tied = policy(family, true);
+        let embedding = tied.tensors().next().unwrap().1.to_vec();
+        let weights: Vec<Vec<f64>> = tied.tensors().map(|(_, values)| values.to_vec()).collect();
+        let mut untied = policy(family, false);
+        let mut weights = weights.iter();
+        untied.fill(|spec, values| {
+            values.copy_from_slice(if spec.name == "lm_head.weight" {
+                &embedding
+            } else {
+                weights.next().unwrap()
+            });
+        });
+        let of_untied = gradients(&untied);
+        let head = of_untied.tensors().find(|(spec, _)| spec.name == "lm_head.weight").unwrap().1;
+        let expected: f64 = head.iter().map(|value| value * value).sum();
+        let measured = of_untied.head_sum_squares();
+        assert!(
+            (measured - expected).abs() < 1e-12 * expected,
+            "{family:?}: {measured}, expected {expected}"
+        );
+        let of_tied = gradients(&tied);
+        assert_eq!(of_tied.head_sum_squares().to_bits(), measured.to_bits(), "{family:?}");
+        let joined: f64 = of_tied.tensors().next().unwrap().1.iter().map(|value| value * value).sum();
+        assert!((joined - measured).abs() > 1e-3 * measured, "{family:?}: the lookup has a part of its own");
+    }
+}

@@ -1,8 +1,16 @@
 //! The config of a run: TOML -> [`Config`] (as written) -> [`Plan`] (resolved, checked, immutable).
 
 mod plan;
+mod refusal;
+mod reuse;
+mod rewards;
+mod sources;
 
-pub use plan::{Plan, PlanError, Schedule};
+pub use plan::{Plan, Schedule};
+pub use refusal::PlanError;
+pub use reuse::{Gate, Reuse};
+pub use rewards::{Reward, RewardSpec};
+pub use sources::{Behavior, RolloutSource, TeacherSource};
 
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
@@ -25,12 +33,18 @@ pub struct Config {
     /// The frozen reference model of a KL penalty; the model at the start of the run where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<ModelSource>,
+    /// What a distillation learns from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherSource>,
     /// See `stapo_rl::task::TaskSpec`.
     pub task: Table,
     /// See `stapo_core::ObjectiveSpec`; `preset` names the preset that the other keys override.
     pub objective: Table,
     pub rollout: RolloutConfig,
     pub reward: RewardConfig,
+    /// Several rewards by name, in place of `reward` and `task.verifier`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rewards: Vec<RewardSpec>,
     pub update: UpdateConfig,
     pub evaluation: EvaluationConfig,
     pub record: RecordConfig,
@@ -74,6 +88,9 @@ pub struct RolloutConfig {
     /// Reward shaping for long responses; none where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlong: Option<OverlongShaping>,
+    /// Where the responses of training come from; sampled by the policy where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<RolloutSource>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +130,9 @@ pub struct UpdateConfig {
     pub epsilon: f64,
     /// Gradients with a larger global norm are clipped to this norm.
     pub max_gradient_norm: f64,
+    /// How often a rollout batch is used; once where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<Reuse>,
 }
 
 pub use stapo_model::decoder::Recompute;
@@ -187,10 +207,12 @@ impl Default for Config {
             device: "cpu".to_string(),
             model: ModelSource::Builtin,
             reference: None,
+            teacher: None,
             task: kind("arithmetic"),
             objective: Table::from_iter([("preset".to_string(), Value::String("stapo".to_string()))]),
             rollout: RolloutConfig::default(),
             reward: RewardConfig::default(),
+            rewards: Vec::new(),
             update: UpdateConfig::default(),
             evaluation: EvaluationConfig::default(),
             record: RecordConfig::default(),
@@ -212,6 +234,7 @@ impl Default for RolloutConfig {
             truncated: Truncated::Keep,
             max_redraws: 0,
             overlong: None,
+            source: None,
         }
     }
 }
@@ -236,6 +259,7 @@ impl Default for UpdateConfig {
             beta2: 0.999,
             epsilon: 1e-8,
             max_gradient_norm: 1.0,
+            reuse: None,
         }
     }
 }

@@ -1,14 +1,15 @@
 //! A config with all presets resolved and all values checked.
 
-use super::{Config, States};
+use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require};
+use super::rewards::{self, Reward};
+use super::{Behavior, Config, RolloutSource, States, TeacherSource};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
-use stapo_core::objective::{Kl, OffPolicy, SpecError, preset};
-use stapo_core::settings::{self, SettingsError, hint};
+use stapo_core::objective::{OffPolicy, preset};
+use stapo_core::settings;
 use stapo_model::DeviceName;
 use stapo_model::optimizer::AdamWSettings;
-use thiserror::Error;
 
 /// The largest counts. Their products fit the numbers that memory and time are computed in.
 const MAX_PROBLEMS: usize = 1 << 20;
@@ -23,6 +24,8 @@ pub struct Plan {
     pub config: Config,
     pub task: TaskSpec,
     pub objective: ObjectiveSpec,
+    /// At least one.
+    pub rewards: Vec<Reward>,
 }
 
 /// The factor on the learning rate over the optimizer steps.
@@ -54,23 +57,13 @@ impl Schedule {
     }
 }
 
-/// Why a config was refused.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum PlanError {
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    #[error(transparent)]
-    Objective(#[from] SpecError),
-    #[error("config.{key}: {problem}{}", hint(remedy))]
-    Refused { key: &'static str, problem: String, remedy: &'static str },
-}
-
 impl Plan {
     /// Resolves the presets and checks every value.
     pub fn resolve(config: Config) -> Result<Self, PlanError> {
-        let task: TaskSpec = settings::read("task", config.task.clone())?;
+        let mut task: TaskSpec = settings::read("task", config.task.clone())?;
         let objective = ObjectiveSpec::from_table(config.objective.clone())?;
-        let plan = Plan { config, task, objective };
+        let rewards = rewards::resolve(&config, &mut task)?;
+        let plan = Plan { config, task, objective, rewards };
         plan.check()?;
         Ok(plan)
     }
@@ -97,10 +90,21 @@ impl Plan {
         self.config.device.parse().expect("`resolve` checked the device name")
     }
 
-    /// Optimizer steps of one rollout batch.
+    /// True where ratios divide by the log-probs of another engine from the first update on.
+    pub fn has_behavior_of_sampler(&self) -> bool {
+        matches!(self.config.rollout.source, Some(RolloutSource::Jsonl { behavior: Behavior::Sampler, .. }))
+    }
+
+    /// Uses of a rollout batch, at most.
+    pub fn max_uses(&self) -> usize {
+        self.config.update.reuse.map_or(1, |reuse| reuse.max)
+    }
+
+    /// Optimizer steps of one rollout batch, at most.
     pub fn updates_per_step(&self) -> usize {
         let rollout = self.config.rollout.problems_per_step;
-        rollout.div_ceil(self.config.update.problems_per_minibatch) * self.objective.n_passes()
+        let per_use = rollout.div_ceil(self.config.update.problems_per_minibatch) * self.objective.n_passes();
+        per_use * self.max_uses()
     }
 
     /// What is unusual about the objective, and settings of the training loop that the preset's paper uses and the config
@@ -108,8 +112,14 @@ impl Plan {
     pub fn notes(&self) -> Vec<String> {
         let name = self.config.objective.get("preset").and_then(toml::Value::as_str).unwrap_or_default();
         let mut notes = self.objective.warnings();
-        let Some(preset) = preset(name) else { return notes };
         let rollout = &self.config.rollout;
+        if let Some(RolloutSource::Jsonl { behavior: Behavior::Policy, .. }) = rollout.source
+            && self.objective.off_policy == OffPolicy::None
+        {
+            let remedy = "set objective.off_policy, or rollout.source.behavior=sampler";
+            notes.push(format!("the log-probs of rollout.source are not used; {remedy}"));
+        }
+        let Some(preset) = preset(name) else { return notes };
         if preset.rollout.dynamic_sampling && rollout.max_redraws == 0 {
             notes.push(format!("{name} redraws groups of equal rewards; rollout.max_redraws is 0"));
         }
@@ -138,10 +148,7 @@ impl Plan {
         self.check_objective()?;
         self.check_rollout()?;
         self.check_update()?;
-        let contrast = config.reward.right.is_finite()
-            && config.reward.wrong.is_finite()
-            && config.reward.right > config.reward.wrong;
-        require(contrast, "reward.right", config.reward.right, "expected a number above reward.wrong", "")?;
+        rewards::check(config, &self.rewards)?;
         count("evaluation.problems", config.evaluation.problems, MAX_PROBLEMS)?;
         count("evaluation.samples", config.evaluation.samples, MAX_SAMPLES)?;
         at_least_one("record.checkpoint_every_steps", config.record.checkpoint_every_steps)?;
@@ -149,42 +156,61 @@ impl Plan {
         at_least_one("record.responses_every_steps", config.record.responses_every_steps)
     }
 
-    /// Refuses an objective that the training loop has no inputs for.
+    /// Refuses an objective that the training loop has no inputs for, and inputs that the objective does not read.
     fn check_objective(&self) -> Result<(), PlanError> {
         if self.config.reference.is_some() && !self.objective.needs_reference() {
             let problem = "given, but the objective has no KL penalty".to_string();
             let remedy = "leave it out, or add one: objective.kl = { kind = \"k3\", beta = 0.04 }";
             return Err(PlanError::Refused { key: "reference", problem, remedy });
         }
-        let fed = [
-            (self.objective.needs_teacher(), "objective.distillation.kind", "reads a teacher's log-probs"),
-            (
-                self.objective.kl_in_reward != Kl::None,
-                "objective.kl_in_reward.kind",
-                "reads the reference's log-probs before the rewards are normalised",
-            ),
-            (
-                self.objective.is_adaptive(),
-                "objective.entropy_bonus.kind",
-                "adapts from step to step, and checkpoints do not keep that state",
-            ),
-        ];
-        for (is_asked, key, why) in fed {
-            require(!is_asked, key, "this kind", why, "leave it out; `stapo objective` evaluates it")?;
-        }
         let kind = match self.objective.off_policy {
-            OffPolicy::None => return Ok(()),
+            OffPolicy::None => return self.check_teacher(),
             OffPolicy::Tis { .. } => "tis",
             OffPolicy::Icepop { .. } => "icepop",
             OffPolicy::Mis { .. } => "mis",
         };
-        require(
-            false,
-            "objective.off_policy.kind",
-            kind,
-            "reads the log-probs of another sampling engine, and the rollouts of a run have none",
-            "leave it out, or set objective.off_policy.kind=none",
-        )
+        let key = "objective.off_policy.kind";
+        let remedy = "leave it out, or give rollouts with log-probs: rollout.source = { kind = \"jsonl\", path = \"..\" }";
+        match self.config.rollout.source {
+            None => {
+                let problem =
+                    "reads the log-probs of another sampling engine, and the rollouts of a run have none";
+                require(false, key, kind, problem, remedy)?;
+            }
+            Some(RolloutSource::Jsonl { behavior, .. }) => {
+                let problem = "weighs the policy against the sampler, and rollout.source.behavior is sampler";
+                require(
+                    behavior == Behavior::Policy,
+                    key,
+                    kind,
+                    problem,
+                    "set rollout.source.behavior=policy",
+                )?;
+            }
+        }
+        self.check_teacher()
+    }
+
+    fn check_teacher(&self) -> Result<(), PlanError> {
+        let refuse = |problem: &str, remedy| {
+            Err(PlanError::Refused { key: "teacher", problem: problem.to_string(), remedy })
+        };
+        match (&self.config.teacher, self.objective.needs_teacher()) {
+            (None, false) => Ok(()),
+            (None, true) => refuse(
+                "absent, and objective.distillation learns from one",
+                "teacher = { kind = \"solution\" } is the policy with the reference solution, { kind = \"path\", path = \"..\" } a model",
+            ),
+            (Some(_), false) => refuse(
+                "given, but the objective has no distillation",
+                "leave it out, or add one: objective.distillation = { kind = \"dasd\" }",
+            ),
+            (Some(TeacherSource::Solution { .. }), true) if !self.task.has_solutions() => refuse(
+                "is the policy with the reference solution, and the task has no solutions",
+                "name the field of the solution with task.solution_field",
+            ),
+            (Some(_), true) => Ok(()),
+        }
     }
 
     fn check_rollout(&self) -> Result<(), PlanError> {
@@ -201,7 +227,14 @@ impl Plan {
         positive("rollout.temperature", rollout.temperature)?;
         count("rollout.max_prompt_tokens", rollout.max_prompt_tokens, MAX_TOKENS)?;
         count("rollout.max_response_tokens", rollout.max_response_tokens, MAX_TOKENS)?;
-        count("rollout.kv_mib", rollout.kv_mib, MAX_KV_MIB)
+        count("rollout.kv_mib", rollout.kv_mib, MAX_KV_MIB)?;
+        require(
+            rollout.source.is_none() || rollout.max_redraws == 0,
+            "rollout.max_redraws",
+            rollout.max_redraws,
+            "cannot redraw rollouts that come from rollout.source",
+            "set it to 0",
+        )
     }
 
     fn check_update(&self) -> Result<(), PlanError> {
@@ -230,37 +263,11 @@ impl Plan {
         in_unit("update.beta1", update.beta1)?;
         in_unit("update.beta2", update.beta2)?;
         let decays = update.weight_decay.is_finite() && update.weight_decay >= 0.0;
-        require(decays, "update.weight_decay", update.weight_decay, "expected at least 0", "")
+        require(decays, "update.weight_decay", update.weight_decay, "expected at least 0", "")?;
+        let Some(reuse) = &update.reuse else { return Ok(()) };
+        at_least_one("update.reuse.max", reuse.max as u64)?;
+        require(reuse.tau.is_finite(), "update.reuse.tau", reuse.tau, "expected a finite number", "")?;
+        let remedy = "a deviation needs two increments; 32 is the default";
+        require(reuse.window >= 2, "update.reuse.window", reuse.window, "expected at least 2", remedy)
     }
-}
-
-fn require(
-    is_good: bool,
-    key: &'static str,
-    value: impl std::fmt::Display + Copy,
-    expected: &str,
-    remedy: &'static str,
-) -> Result<(), PlanError> {
-    if is_good {
-        return Ok(());
-    }
-    Err(PlanError::Refused { key, problem: format!("{value} {expected}"), remedy })
-}
-
-/// A count from 1 to `max`.
-fn count(key: &'static str, value: usize, max: usize) -> Result<(), PlanError> {
-    at_least_one(key, value as u64)?;
-    require(value <= max, key, value, &format!("expected at most {max}"), "")
-}
-
-fn at_least_one(key: &'static str, value: u64) -> Result<(), PlanError> {
-    require(value >= 1, key, value, "expected at least 1", "")
-}
-
-fn positive(key: &'static str, value: f64) -> Result<(), PlanError> {
-    require(value.is_finite() && value > 0.0, key, value, "expected a positive number", "")
-}
-
-fn in_unit(key: &'static str, value: f64) -> Result<(), PlanError> {
-    require((0.0..1.0).contains(&value), key, value, "expected a number in [0, 1)", "")
 }

@@ -54,7 +54,7 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
         (
             "",
             &["objective.off_policy={kind=\"icepop\"}"],
-            "hint: leave it out, or set objective.off_policy.kind=none",
+            "hint: leave it out, or give rollouts with log-probs: rollout.source",
         ),
         ("rollout = 3", &[], "config.rollout: invalid type: integer `3`, expected struct Rollout"),
     ];
@@ -62,6 +62,52 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
         let said = complaint(text, overrides);
         assert!(said.contains(expected), "{text} {overrides:?}: {said}");
     }
+}
+
+#[test]
+fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
+    let dasd = "objective.distillation={kind=\"dasd\"}";
+    let solution = "teacher={kind=\"solution\"}";
+    let file = "task={kind=\"jsonl\", path=\"x.jsonl\"}";
+    let rollouts = "rollout.source={kind=\"jsonl\", path=\"x\"}";
+    let sampler = "rollout.source={kind=\"jsonl\", path=\"x\", behavior=\"sampler\"}";
+    let one = "rewards=[{name=\"a\"}]";
+    let cases: [(&[&str], &str); 20] = [
+        (&["update.reuse={max=0}"], "config.update.reuse.max: 0 expected at least 1"),
+        (&["update.reuse={tau=inf}"], "config.update.reuse.tau: inf expected a finite number"),
+        (&["update.reuse={window=1}"], "config.update.reuse.window: 1 expected at least 2"),
+        (&["update.reuse={gate=\"lmhead\"}"], "did you mean `lm_head`?"),
+        (&["update.reuse={uses=3}"], "unknown key `uses`"),
+        (&[dasd], "config.teacher: absent, and objective.distillation learns from one"),
+        (&[solution], "config.teacher: given, but the objective has no distillation"),
+        (&[dasd, solution, file], "hint: name the field of the solution with task.solution_field"),
+        (&[rollouts, "rollout.max_redraws=2"], "config.rollout.max_redraws: 2 cannot redraw"),
+        (&[sampler, "objective.off_policy={kind=\"mis\"}"], "mis weighs the policy against the sampler"),
+        (&["rollout.source={kind=\"csv\", path=\"x\"}"], "unknown kind `csv`"),
+        (&[one, "reward.right=2"], "config.reward: given together with [[rewards]]"),
+        (
+            &[one, "task.verifier={kind=\"rule\", mode=\"exact\"}"],
+            "config.task.verifier: given together with",
+        ),
+        (&["rewards=[{name=\"a\"}, {name=\"a\"}]"], "config.rewards.name: a is there twice"),
+        (&["rewards=[{name=\"\"}]"], "config.rewards.name:  expected letters"),
+        (&["rewards=[{name=\"a\", weight=0}]"], "config.rewards.weight: 0 expected a number other than 0"),
+        (&["rewards=[{name=\"a\", weight=inf}]"], "config.rewards.weight: inf expected"),
+        (&["rewards=[{name=\"a\", right=-1}]"], "config.rewards.right: -1 expected a number above wrong"),
+        (&["rewards=[{weight=1}]"], "missing field `name`"),
+        (&["rewards=[{name=\"a\", verifyer={}}]"], "did you mean `verifier`?"),
+    ];
+    for (overrides, expected) in cases {
+        let said = complaint("", overrides);
+        assert!(said.contains(expected), "{overrides:?}: {said}");
+    }
+    let resolved = |overrides: &[&str]| {
+        Plan::resolve(Config::from_toml("", overrides.iter().copied()).unwrap()).unwrap()
+    };
+    assert!(resolved(&[rollouts]).notes().iter().any(|note| note.contains("are not used")));
+    assert!(resolved(&[sampler]).notes().is_empty());
+    assert!(resolved(&[rollouts, "objective.off_policy={kind=\"tis\"}"]).notes().is_empty());
+    assert_eq!(resolved(&["update.reuse={}"]).updates_per_step(), 8);
 }
 
 #[test]

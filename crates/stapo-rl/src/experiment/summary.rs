@@ -1,7 +1,8 @@
 //! What the runs of an experiment say together: means over seeds, and the method paired with each baseline by seed.
 //! `stapo experiment` and `stapo report` show the same [`ExperimentSummary`].
 
-use crate::config::CanaryConfig;
+use super::cost::{Cost, costs};
+use super::runs::{ArmRuns, SeedRun, held_out};
 use serde::Serialize;
 use stapo_core::record::Metrics;
 use stapo_core::stats::{
@@ -10,20 +11,6 @@ use stapo_core::stats::{
 };
 
 type Result<T> = std::result::Result<T, StatsError>;
-
-/// An arm with its finished runs, at least one.
-pub struct ArmRuns<'a> {
-    pub name: &'a str,
-    pub runs: Vec<SeedRun<'a>>,
-}
-
-/// A run with at least one step, and the canaries of its plan.
-#[derive(Clone, Copy)]
-pub struct SeedRun<'a> {
-    pub seed: u64,
-    pub metrics: &'a [Metrics],
-    pub canaries: &'a CanaryConfig,
-}
 
 /// Which accuracy the runs are compared by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,13 +53,6 @@ impl Measure {
     }
 }
 
-/// Held-out accuracies by step; step 0 is before training.
-pub fn held_out(metrics: &[Metrics]) -> Vec<(f64, f64)> {
-    let before = metrics.first().and_then(|m| m.eval_accuracy_before).map(|accuracy| (0.0, accuracy));
-    let later = metrics.iter().filter_map(|m| m.eval_accuracy.map(|accuracy| (m.step as f64, accuracy)));
-    before.into_iter().chain(later).collect()
-}
-
 /// What the runs of an experiment say together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExperimentSummary {
@@ -95,20 +75,33 @@ pub struct ArmSummary {
     pub entropy_stability: Estimate,
     pub entropy_last: Estimate,
     pub silenced_share: Estimate,
-    /// Seeds whose mean entropy collapsed in some step ([`CanaryConfig::is_collapse`]).
+    /// Seeds whose mean entropy collapsed in some step ([`crate::config::CanaryConfig::is_collapse`]).
     pub n_collapsed: usize,
     /// The method minus this arm in last accuracy, paired by seed; absent for the method itself and below two seeds.
     pub against: Option<PairedComparison>,
     /// The permutation p value of `against`, adjusted over arms (Holm).
     pub p_adjusted: Option<f64>,
+    /// What the arm spent; absent where the experiment compares no costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
 }
 
-/// The summary of every arm. `method` is the arm that the others are baselines for.
-pub fn summarise(arms: &[ArmRuns<'_>], method: Option<usize>) -> Result<ExperimentSummary> {
+/// The summary of every arm. `method` is the arm that the others are baselines for, `reach` the arm whose last accuracy
+/// the costs of all arms are measured to.
+pub fn summarise(
+    arms: &[ArmRuns<'_>],
+    method: Option<usize>,
+    reach: Option<&str>,
+) -> Result<ExperimentSummary> {
     let measure = Measure::of(arms.iter().flat_map(|arm| &arm.runs).map(|run| run.metrics));
     let mut summaries = Vec::new();
     for arm in arms {
         summaries.push(summarise_arm(arm, measure)?);
+    }
+    for (summary, cost) in
+        summaries.iter_mut().zip(reach.and_then(|reach| costs(arms, reach)).unwrap_or_default())
+    {
+        summary.cost = Some(cost);
     }
     if let Some(method) = method {
         let results = |arm: &ArmRuns| -> Vec<(u64, f64)> {
@@ -140,6 +133,7 @@ fn summarise_arm(arm: &ArmRuns<'_>, measure: Measure) -> Result<ArmSummary> {
         n_collapsed: arm.runs.iter().filter(|run| has_collapsed(run)).count(),
         against: None,
         p_adjusted: None,
+        cost: None,
     })
 }
 

@@ -25,9 +25,12 @@ fn shipped_experiments_have_the_runs_they_promise() {
     let expected = [
         ("ablation-mask", 33),
         ("ablation-tau", 12),
+        ("dasd", 20),
+        ("dgg", 20),
         ("falsify", 10),
         ("main", 20),
         ("main-quick", 8),
+        ("thresholds", 25),
         ("transfer", 6),
     ];
     assert_eq!(runs, expected.map(|(name, n)| (name.to_string(), n)).into());
@@ -57,6 +60,8 @@ fn a_wrong_value_is_found_before_the_first_run() {
     assert!(said.contains("did you mean `steps`?"), "{said}");
     let said = complaint(&format!("{base}method = \"b\"\n[[arms]]\nname = \"a\""));
     assert!(said.contains("b is no arm"), "{said}");
+    let said = complaint(&format!("{base}reach = \"c\"\n[[arms]]\nname = \"a\""));
+    assert!(said.contains("config.reach: c is no arm"), "{said}");
     let said = complaint("name = \"m\"\nseeds = []\n[[arms]]\nname = \"a\"");
     assert!(said.contains("expected at least one of each"), "{said}");
     let said = complaint(&format!("{base}[[arms]]\nname = \"a\"\n[matrix]\nsteps = 3"));
@@ -117,7 +122,7 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
     let runs_a = [(0, 0.5, 0.25), (1, 0.6, 0.25), (2, 0.2, 0.01)].map(three_steps);
     let runs_b = [(2, 0.9, 0.25), (1, 0.7, 0.25), (0, 0.6, 0.25)].map(three_steps);
     let arms = [arm("a", &runs_a, &canaries), arm("b", &runs_b, &canaries)];
-    let summary = summarise(&arms, Some(1)).unwrap();
+    let summary = summarise(&arms, Some(1), None).unwrap();
     assert_eq!(summary.measure, Measure::HeldOut);
     let (a, b) = (&summary.arms[0], &summary.arms[1]);
     assert_eq!((a.n_collapsed, b.n_collapsed, a.n_runs), (1, 0, 3));
@@ -127,7 +132,7 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
     assert!((b.accuracy.value - 2.2 / 3.0).abs() < 1e-12);
     // The mean of (0.4 + 0.6) / 2 and (0.6 + 0.6) / 2, which cover one step each.
     let lone = [arm("b", &runs_b[2..], &canaries)];
-    assert!((summarise(&lone, None).unwrap().arms[0].area.value - 0.55).abs() < 1e-12);
+    assert!((summarise(&lone, None, None).unwrap().arms[0].area.value - 0.55).abs() < 1e-12);
     assert!((b.entropy_stability.value + 0.1).abs() < 1e-12);
     assert!((a.silenced_share.value - 1e-3).abs() < 1e-12);
 }
@@ -138,9 +143,9 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
 fn an_entropy_that_recovers_has_collapsed_all_the_same() {
     let canaries = CanaryConfig { entropy_collapse_factor: 0.5, ..Config::default().canaries };
     let runs = [(0, vec![metrics(1, 0.4, 0.3), metrics(2, 0.4, 0.14), metrics(3, 0.4, 0.3)])];
-    assert_eq!(summarise(&[arm("a", &runs, &canaries)], None).unwrap().arms[0].n_collapsed, 1);
+    assert_eq!(summarise(&[arm("a", &runs, &canaries)], None, None).unwrap().arms[0].n_collapsed, 1);
     assert_eq!(
-        summarise(&[arm("a", &runs, &Config::default().canaries)], None).unwrap().arms[0].n_collapsed,
+        summarise(&[arm("a", &runs, &Config::default().canaries)], None, None).unwrap().arms[0].n_collapsed,
         0
     );
 }
@@ -153,6 +158,48 @@ fn without_evaluations_training_accuracy_is_compared() {
         m.eval_accuracy = None;
     }
     let runs = [(0, steps)];
-    let summary = summarise(&[arm("a", &runs, &canaries)], None).unwrap();
+    let summary = summarise(&[arm("a", &runs, &canaries)], None, None).unwrap();
     assert_eq!((summary.measure, summary.arms[0].accuracy.value), (Measure::Training, 0.5));
+}
+
+/// A run whose steps of 10 responses and 200 sampled tokens take `1 + n_tokens / 100` seconds each.
+fn spending(accuracies: &[f64], n_tokens: usize) -> Vec<Metrics> {
+    let step = |(idx, &accuracy): (usize, &f64)| {
+        let mut metrics = metrics(idx as u64 + 1, accuracy, 1.0);
+        (metrics.n_responses, metrics.n_sampled, metrics.n_tokens) = (Some(10), Some(200), n_tokens);
+        metrics.tokens_per_second.rollout = 200.0;
+        metrics.tokens_per_second.update = 100.0;
+        metrics
+    };
+    let mut all: Vec<Metrics> = accuracies.iter().enumerate().map(step).collect();
+    all[0].eval_accuracy_before = Some(0.2);
+    all
+}
+
+#[test]
+fn costs_are_measured_to_the_accuracy_at_which_another_arm_ended() {
+    let canaries = Config::default().canaries;
+    let single = [(0, spending(&[0.3, 0.4, 0.5, 0.6], 100)), (1, spending(&[0.5, 0.6, 0.7, 0.8], 100))];
+    let reused = [(0, spending(&[0.6, 0.8, 0.9, 0.9], 400))];
+    let slow = [(0, spending(&[0.2, 0.2, 0.2, 0.2], 100))];
+    let arms =
+        [arm("single", &single, &canaries), arm("reused", &reused, &canaries), arm("slow", &slow, &canaries)];
+    let summary = summarise(&arms, None, Some("single")).unwrap();
+    let cost = |idx: usize| summary.arms[idx].cost.clone().unwrap();
+    let near = |found: Option<f64>, expected: f64| found.is_some_and(|found| (found - expected).abs() < 1e-9);
+    assert!((cost(0).target_accuracy - 0.7).abs() < 1e-12, "the mean over seeds at the end");
+    assert_eq!((cost(0).responses, cost(0).seconds, cost(1).seconds), (40.0, 8.0, 20.0));
+    assert!(near(cost(0).responses_to_target, 40.0) && near(cost(0).seconds_to_target, 8.0));
+    // The reused arm goes from 0.6 after 10 responses and 5 s to 0.8 after 20 and 10 s.
+    assert!(near(cost(1).responses_to_target, 15.0) && near(cost(1).seconds_to_target, 7.5));
+    assert_eq!((cost(2).responses_to_target, cost(2).seconds_to_target), (None, None));
+    assert_eq!(cost(1).equal_seconds, 8.0);
+    assert!((cost(1).accuracy_at_equal_seconds - 0.72).abs() < 1e-12);
+    assert!((cost(0).accuracy_at_equal_seconds - 0.7).abs() < 1e-12);
+    assert!(summarise(&arms, None, None).unwrap().arms.iter().all(|arm| arm.cost.is_none()));
+    let mut older = spending(&[0.3, 0.4], 100);
+    older[1].n_responses = None;
+    let older = [(0, older)];
+    let arms = [arm("older", &older, &canaries)];
+    assert!(summarise(&arms, None, Some("older")).unwrap().arms[0].cost.is_none(), "without counts no costs");
 }

@@ -28,7 +28,7 @@ const RECORDED: [&str; 7] = [
 ];
 
 /// Tables in which `path` may change: the content of the file is part of the identity, its place is not.
-const WITH_PATHS: [&str; 5] = ["model", "reference", "task", "start", "texts"];
+const WITH_PATHS: [&str; 7] = ["model", "reference", "teacher", "task", "start", "texts", "rollout"];
 
 const FREE: [&str; 3] = ["name", "rollout.kv_mib", "update.recompute"];
 

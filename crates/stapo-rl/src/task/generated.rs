@@ -11,6 +11,8 @@ use stapo_core::Problem;
 use stapo_core::random::Key;
 use std::collections::HashSet;
 
+/// A teacher's prompt: the problem with its solution, then the problem again. All characters are those of the task.
+pub(super) const TEACHER_TEMPLATE: &str = "{{ prompt }}{{ solution }} {{ prompt }}";
 /// The random streams of training and held-out problems.
 const TRAIN_STREAM: u64 = 1;
 const HELD_OUT_SEED: u64 = 0x68656c64;

@@ -17,7 +17,7 @@ pub struct Judged {
 }
 
 impl Judged {
-    pub(super) fn new(verdict: Verdict, answer: Option<String>, reason: String) -> Self {
+    pub(crate) fn new(verdict: Verdict, answer: Option<String>, reason: String) -> Self {
         Self { verdict, reward: None, answer, canonical: None, reason }
     }
 }

@@ -20,7 +20,7 @@ mod permission;
 pub(crate) mod rows;
 mod spec;
 pub(crate) mod split;
-mod template;
+pub(crate) mod template;
 mod verdict;
 mod verifier_spec;
 
@@ -30,6 +30,7 @@ pub use error::TaskError;
 pub use judged::Judged;
 pub use permission::{Programs, check_program, fingerprint, record_program};
 pub use rows::FileCensus;
+pub(crate) use rows::read_json_lines;
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
 pub use verifier_spec::{CommandSpec, CountdownRule, NumberUse, RuleSpec, VerifierSpec};
@@ -50,6 +51,8 @@ pub const ALPHABET: &str = " ()*+,-/0123456789:=\\abdeghnorstuwx{}";
 pub struct Task {
     source: ProblemSource,
     verifier: Verifier,
+    /// The verifiers of further rewards.
+    further: Vec<Verifier>,
 }
 
 enum ProblemSource {
@@ -98,7 +101,19 @@ impl Task {
         if let ProblemSource::Generated(task) = &source {
             task.check_references(&verifier)?;
         }
-        Ok(Self { source, verifier })
+        Ok(Self { source, verifier, further: Vec::new() })
+    }
+
+    /// Opens a task with the verifiers of further rewards, beside the task's own.
+    pub fn with_verifiers<'a>(
+        spec: &TaskSpec,
+        further: impl IntoIterator<Item = &'a VerifierSpec>,
+        programs: Programs,
+    ) -> Result<Self, TaskError> {
+        let mut task = Self::open_with(spec, programs)?;
+        let opened = further.into_iter().map(|verifier| Verifier::open(verifier, programs));
+        task.further = opened.collect::<Result<_, _>>()?;
+        Ok(task)
     }
 
     /// The problem at `position`. `Train`: generated tasks are endless; a file repeats in epochs, each a permutation
@@ -138,20 +153,36 @@ impl Task {
         self.verifier.judge(samples)
     }
 
-    /// What the verifier's program shares with this machine because the machine cannot keep it apart; empty if nothing.
-    pub fn warnings(&self) -> Vec<String> {
-        self.verifier.warnings()
+    /// Judges responses for every reward: for each verifier, the results in the order of the samples.
+    pub fn judge_all(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Vec<Judged>>, TaskError> {
+        std::iter::once(&self.verifier).chain(&self.further).map(|verifier| verifier.judge(samples)).collect()
     }
 
-    /// A worked solution with mistakes, as pretraining uses it. Generated tasks only.
+    /// What the verifiers' programs share with this machine because the machine cannot keep them apart; empty if nothing.
+    pub fn warnings(&self) -> Vec<String> {
+        std::iter::once(&self.verifier).chain(&self.further).flat_map(Verifier::warnings).collect()
+    }
+
+    /// A worked solution. Generated tasks write one, with mistakes, as pretraining uses it; a file holds its own under
+    /// `solution_field`, and `mistakes` has no bearing on it.
     pub fn solution(&self, problem: &Problem, mistakes: &Mistakes) -> Result<String, TaskError> {
         match &self.source {
             ProblemSource::Generated(task) => task.solution(problem, mistakes),
-            ProblemSource::Rows(_) => Err(TaskError::NoSolution {
-                id: problem.id.clone(),
-                problem: "the task is a file".into(),
-                remedy: "arithmetic and countdown write worked solutions; from a file, train on its own texts",
-            }),
+            ProblemSource::Rows(task) => {
+                task.solution(&problem.id).map(str::to_string).ok_or_else(|| TaskError::NoSolution {
+                    id: problem.id.clone(),
+                    problem: "the task is a file without solutions".into(),
+                    remedy: "name the field of the solution with solution_field; arithmetic and countdown write their own",
+                })
+            }
+        }
+    }
+
+    /// The default template of a teacher's prompt, which holds the solution.
+    pub fn teacher_template(&self) -> &'static str {
+        match &self.source {
+            ProblemSource::Generated(_) => generated::TEACHER_TEMPLATE,
+            ProblemSource::Rows(_) => rows::TEACHER_TEMPLATE,
         }
     }
 

@@ -25,6 +25,22 @@ impl TaskSpec {
             Self::Jsonl(spec) | Self::Parquet(spec) => &spec.verifier,
         }
     }
+
+    pub(crate) fn verifier_mut(&mut self) -> &mut VerifierSpec {
+        match self {
+            Self::Arithmetic(spec) => &mut spec.verifier,
+            Self::Countdown(spec) => &mut spec.verifier,
+            Self::Jsonl(spec) | Self::Parquet(spec) => &mut spec.verifier,
+        }
+    }
+
+    /// True where every problem has a worked solution.
+    pub fn has_solutions(&self) -> bool {
+        match self {
+            Self::Arithmetic(_) | Self::Countdown(_) => true,
+            Self::Jsonl(spec) | Self::Parquet(spec) => spec.solution_field.is_some(),
+        }
+    }
 }
 
 impl Default for TaskSpec {
@@ -44,6 +60,9 @@ pub struct RowsSpec {
     pub problem_field: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_field: Option<String>,
+    /// The field of a worked solution, which a teacher reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub solution_field: Option<String>,
     /// With `#row`, ids are numbers of rows: `gsm8k-1`, `gsm8k-2`, ...
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_field: Option<String>,
@@ -66,6 +85,7 @@ impl RowsSpec {
             path: path.into(),
             problem_field: None,
             answer_field: None,
+            solution_field: None,
             id_field: None,
             missing_answers: MissingAnswers::default(),
             held_out_share: default_held_out_share(),

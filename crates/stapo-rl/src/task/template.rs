@@ -16,10 +16,10 @@ const LIMITS: Limits = Limits {
 const MAX_PROMPT_BYTES: usize = 4 << 20;
 
 /// A checked prompt template. An unknown variable is an error.
-pub(super) struct Template(Jinja);
+pub(crate) struct Template(Jinja);
 
 impl Template {
-    pub(super) fn new(source: &str) -> Result<Self, TaskError> {
+    pub(crate) fn new(source: &str) -> Result<Self, TaskError> {
         let hint = "Jinja syntax; `{{ problem }}` inserts the problem";
         let template = Jinja::new(source.to_string(), Dialect::Prompt);
         template.map(Self).map_err(|refused| broken(source, refused, hint))
@@ -34,8 +34,17 @@ impl Template {
     ) -> Result<String, TaskError> {
         let mut variables: BTreeMap<&str, Value> =
             fields.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))).collect();
-        variables.insert("id", Value::from(id));
         variables.insert("problem", Value::from(problem));
+        self.fill(id, variables)
+    }
+
+    /// The text of one problem from `id` and the variables.
+    pub(crate) fn fill<'a>(
+        &self,
+        id: &'a str,
+        mut variables: BTreeMap<&'a str, Value>,
+    ) -> Result<String, TaskError> {
+        variables.insert("id", Value::from(id));
         let known: Vec<&str> = variables.keys().copied().collect();
         let hint = format!("variables of problem {id:?}: {}", known.join(", "));
         let prompt = self

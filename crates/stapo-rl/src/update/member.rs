@@ -1,35 +1,34 @@
-//! The responses of a mini-batch, and the scores of a forward pass split by response.
+//! The responses of a mini-batch.
 
 use crate::config::{Plan, Truncated};
+use crate::constants::ResponseConstants;
+use crate::scoring::{ResponseScores, Sequence, widen};
 use stapo_core::diagnostics::Observed;
-use stapo_core::objective::{Advantages, ResponseSignals};
-use stapo_core::{Finish, Group, Microbatch, Scored, TokenEffect};
-use stapo_model::decoder::{PackedBatch, TokenScores};
+use stapo_core::objective::ResponseSignals;
+use stapo_core::{Finish, Group, Scored, TokenEffect};
 
-/// One response of a mini-batch with its signals. The model's f32 values are widened to the objective's f64, which is
-/// exact.
+/// One response of a mini-batch with its signals.
 pub struct Member<'a> {
     pub group: &'a Group,
     pub scored: &'a Scored,
-    pub advantage: &'a Advantages,
+    pub constants: &'a ResponseConstants,
     pub behavior_logp: Vec<f64>,
     pub behavior_entropy: Vec<f64>,
     pub logp: Vec<f64>,
     pub entropy: Vec<f64>,
     /// Absent before a forward pass of training: sampling records none.
     pub collision: Option<Vec<f64>>,
-    pub reference_logp: Option<Vec<f64>>,
     pub alternatives: Vec<Vec<(u32, f32)>>,
     pub effects: Vec<TokenEffect>,
 }
 
-/// The responses of `groups` that take part in the update, each with its advantage and the signals of the rollout.
-/// `advantages` has one entry per response of `groups`.
-pub fn members<'a>(plan: &Plan, groups: &'a [Group], advantages: &'a [Advantages]) -> Vec<Member<'a>> {
+/// The responses of `groups` that take part in the update, each with the signals of the rollout. `constants` has one
+/// entry per response of `groups`.
+pub fn members<'a>(plan: &Plan, groups: &'a [Group], constants: &'a [ResponseConstants]) -> Vec<Member<'a>> {
     let mut members = Vec::new();
-    let mut advantages = advantages.iter();
+    let mut constants = constants.iter();
     for group in groups {
-        for (scored, advantage) in group.members.iter().zip(&mut advantages) {
+        for (scored, constants) in group.members.iter().zip(&mut constants) {
             let is_cut = scored.rollout.finish == Finish::LengthLimit;
             if is_cut && plan.config.rollout.truncated == Truncated::Drop {
                 continue;
@@ -39,13 +38,12 @@ pub fn members<'a>(plan: &Plan, groups: &'a [Group], advantages: &'a [Advantages
             members.push(Member {
                 group,
                 scored,
-                advantage,
+                constants,
                 behavior_logp: logp.clone(),
                 behavior_entropy: entropy.clone(),
                 logp,
                 entropy,
                 collision: None,
-                reference_logp: None,
                 alternatives: Vec::new(),
                 effects: Vec::new(),
             });
@@ -55,15 +53,19 @@ pub fn members<'a>(plan: &Plan, groups: &'a [Group], advantages: &'a [Advantages
 }
 
 impl Member<'_> {
+    pub fn sequence(&self) -> Sequence<'_> {
+        Sequence::of(&self.scored.rollout)
+    }
+
     pub fn signals(&self) -> ResponseSignals<'_> {
         ResponseSignals {
-            advantage: self.advantage.view(),
+            advantage: self.constants.advantages.view(),
             logp: &self.logp,
             behavior_logp: &self.behavior_logp,
             entropy: &self.entropy,
             behavior_entropy: Some(&self.behavior_entropy),
-            reference_logp: self.reference_logp.as_deref(),
-            sampler_logp: None,
+            reference_logp: self.constants.reference_logp.as_deref(),
+            sampler_logp: self.constants.sampler_logp.as_deref(),
             collision: self.collision.as_deref(),
         }
     }
@@ -92,48 +94,4 @@ impl Member<'_> {
         };
         (0..self.effects.len()).map(token).collect()
     }
-}
-
-/// The scores of one response's tokens, widened to f64.
-pub struct ResponseScores {
-    pub logp: Vec<f64>,
-    pub entropy: Vec<f64>,
-    pub collision: Vec<f64>,
-    pub alternatives: Vec<Vec<(u32, f32)>>,
-}
-
-/// The sequences of a micro-batch, prompt and response each, as the model takes them.
-pub fn packed(microbatch: &Microbatch, members: &[Member]) -> PackedBatch {
-    let mut batch = PackedBatch::new();
-    for &idx in &microbatch.sequences {
-        let rollout = &members[idx].scored.rollout;
-        let tokens: Vec<u32> = rollout.prompt_tokens.iter().chain(&rollout.tokens).copied().collect();
-        batch.push(&tokens, rollout.prompt_tokens.len());
-    }
-    batch
-}
-
-/// The scores of a micro-batch, split by response in the order of the micro-batch.
-pub fn split_scores(
-    scores: &TokenScores,
-    microbatch: &Microbatch,
-    members: &[Member],
-) -> Vec<ResponseScores> {
-    let mut start = 0;
-    let mut parts = Vec::with_capacity(microbatch.sequences.len());
-    for &idx in &microbatch.sequences {
-        let range = start..start + members[idx].scored.rollout.tokens.len();
-        parts.push(ResponseScores {
-            logp: widen(&scores.logp[range.clone()]),
-            entropy: widen(&scores.entropy[range.clone()]),
-            collision: widen(&scores.collision[range.clone()]),
-            alternatives: scores.alternatives.get(range.clone()).map(<[_]>::to_vec).unwrap_or_default(),
-        });
-        start = range.end;
-    }
-    parts
-}
-
-fn widen(values: &[f32]) -> Vec<f64> {
-    values.iter().copied().map(f64::from).collect()
 }

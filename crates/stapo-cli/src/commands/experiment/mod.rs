@@ -50,13 +50,16 @@ pub struct Args {
     json: bool,
 }
 
-const SHIPPED: [(&str, &str); 6] = [
+const SHIPPED: [(&str, &str); 9] = [
     ("main-quick", include_str!("../../../../../experiments/main-quick.toml")),
     ("main", include_str!("../../../../../experiments/main.toml")),
     ("ablation-mask", include_str!("../../../../../experiments/ablation-mask.toml")),
     ("ablation-tau", include_str!("../../../../../experiments/ablation-tau.toml")),
     ("falsify", include_str!("../../../../../experiments/falsify.toml")),
     ("transfer", include_str!("../../../../../experiments/transfer.toml")),
+    ("dgg", include_str!("../../../../../experiments/dgg.toml")),
+    ("dasd", include_str!("../../../../../experiments/dasd.toml")),
+    ("thresholds", include_str!("../../../../../experiments/thresholds.toml")),
 ];
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -228,7 +231,7 @@ fn summary(folder: &Path, experiment: &Experiment) -> Result<ExperimentSummary> 
     let method = experiment.method.as_deref().or(arms.first().map(|arm| arm.name));
     arms.retain(|arm| !arm.runs.is_empty());
     let method = arms.iter().position(|arm| Some(arm.name) == method);
-    Ok(summarise(&arms, method)?)
+    Ok(summarise(&arms, method, experiment.reach.as_deref())?)
 }
 
 /// What the summary reads of a run.

@@ -114,7 +114,36 @@ pub fn summary(experiment: &Experiment, summary: &ExperimentSummary) {
     if undecided > 0 {
         println!("no detectable difference from the method at 5 %: {undecided} arms");
     }
+    costs(experiment, summary);
     for arm in experiment.arms.iter().filter(|arm| arm.error.is_some()) {
         println!("failed: {} {}", arm.run, arm.error.as_deref().unwrap_or_default());
+    }
+}
+
+/// What the arms spent, where the experiment compares costs.
+fn costs(experiment: &Experiment, summary: &ExperimentSummary) {
+    let Some(first) = summary.arms.iter().find_map(|arm| arm.cost.as_ref()) else { return };
+    println!(
+        "\ncost to {:.1} %, the accuracy at which {} ended; equal time is {:.0} s",
+        100.0 * first.target_accuracy,
+        experiment.reach.as_deref().unwrap_or_default(),
+        first.equal_seconds
+    );
+    println!(
+        "{:<24} {:>10} {:>9} {:>14} {:>12} {:>18}",
+        "arm", "responses", "seconds", "responses to", "seconds to", "at equal time, %"
+    );
+    let shown = |value: Option<f64>| value.map_or("never".to_string(), |value| format!("{value:.0}"));
+    for arm in &summary.arms {
+        let Some(cost) = &arm.cost else { continue };
+        println!(
+            "{:<24} {:>10.0} {:>9.0} {:>14} {:>12} {:>18.1}",
+            arm.name,
+            cost.responses,
+            cost.seconds,
+            shown(cost.responses_to_target),
+            shown(cost.seconds_to_target),
+            100.0 * cost.accuracy_at_equal_seconds
+        );
     }
 }

@@ -157,6 +157,13 @@ fn headline_section(study: &Study) -> Result<ReportSection> {
                 "Paired by seed: needs experiment.json to name a method, and two seeds that it shares with another arm.".into(),
             )),
         }
+        if let Some(table) = summary::cost_table(&summary) {
+            let reach = study.reach.as_deref().unwrap_or_default();
+            blocks.push(ContentBlock::Table("Cost", table));
+            blocks.push(ContentBlock::Note(format!(
+                "Responses sampled, and seconds of rollouts and updates, until the mean curve over seeds has the accuracy at which {reach} ended; interpolated between evaluations, which are not counted."
+            )));
+        }
         for line in &study.failed {
             blocks.push(ContentBlock::Missing(format!("No result: {line}")));
         }

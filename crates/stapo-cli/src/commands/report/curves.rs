@@ -6,6 +6,7 @@ use crate::shared::chart::{Band, Curve, CurvePoint, Curves, Figure, Scale};
 use stapo_core::record::Metrics;
 use stapo_core::stats::mean_estimate;
 use stapo_rl::experiment::Measure;
+use std::collections::BTreeSet;
 
 /// A quantity of a training step and how its curve is drawn.
 struct StepQuantity {
@@ -49,7 +50,7 @@ enum Axis {
     LogOrZero,
 }
 
-const QUANTITIES: [StepQuantity; 8] = [
+const QUANTITIES: [StepQuantity; 10] = [
     StepQuantity {
         name: "training-accuracy",
         title: "Training accuracy",
@@ -64,6 +65,7 @@ const QUANTITIES: [StepQuantity; 8] = [
         title: "Reward",
         what: "mean reward of sampled responses",
         of: |m| Some(m.reward_mean),
+        details: |study| reward_names(study).iter().map(|name| reward(study, name)).collect(),
         ..PLAIN
     },
     StepQuantity {
@@ -119,6 +121,22 @@ const QUANTITIES: [StepQuantity; 8] = [
         presence: |study| if is_silencing(study) { Presence::Drawn } else { Presence::Omitted },
         ..PLAIN
     },
+    StepQuantity {
+        name: "uses",
+        title: "Uses of a rollout batch",
+        what: "optimizer passes over one rollout batch, the one that the gate ended included",
+        of: |m| Some(m.reuse.as_ref().map_or(1.0, |reuse| reuse.n_uses as f64)),
+        presence: reuse_presence,
+        ..PLAIN
+    },
+    StepQuantity {
+        name: "head-energy",
+        title: "Gradient energy of the output head",
+        what: "squared norm of its gradient after 1/N, mean over the updates of a step",
+        of: head_energy,
+        presence: reuse_presence,
+        ..PLAIN
+    },
 ];
 
 /// The figures of all quantities that a study has, and the reason for each absent one.
@@ -142,6 +160,34 @@ pub fn curves(study: &Study) -> (Vec<Figure>, Vec<String>) {
     (figures, missing)
 }
 
+fn reuse_presence(study: &Study) -> Presence {
+    let is_reused = study.runs().any(|(_, run)| run.metrics.iter().any(|m| m.reuse.is_some()));
+    if is_reused { Presence::Drawn } else { Presence::Omitted }
+}
+
+fn head_energy(metrics: &Metrics) -> Option<f64> {
+    let updates = &metrics.reuse.as_ref()?.updates;
+    Some(updates.iter().map(|update| update.energy).sum::<f64>() / updates.len().max(1) as f64)
+}
+
+/// The names of all rewards of a study, in order.
+fn reward_names(study: &Study) -> BTreeSet<String> {
+    let steps = study.runs().flat_map(|(_, run)| &run.metrics);
+    steps.flat_map(|metrics| metrics.rewards.keys().cloned()).collect()
+}
+
+/// The curve of one of several rewards.
+fn reward(study: &Study, name: &str) -> Figure {
+    let lines = lines_of(study, false, |metrics| metrics.rewards.get(name).copied());
+    let y = Scale::around(extent(&lines));
+    Figure {
+        name: format!("reward-{name}"),
+        title: format!("Reward {name}"),
+        note: noted(study, "mean of this reward over sampled responses, before its weight"),
+        scene: Curves { x_label: "training step".into(), unit: "", y, bands: Vec::new(), lines }.draw(),
+    }
+}
+
 fn is_silencing(study: &Study) -> bool {
     study.runs().any(|(_, run)| run.n_silenced() > 0)
 }
@@ -163,15 +209,7 @@ fn truncated_presence(study: &Study) -> Presence {
 }
 
 fn figure(study: &Study, quantity: &StepQuantity) -> Figure {
-    let line = |arm: &ArmData| {
-        let curves = arm.runs.iter().map(|run| values(run, quantity.of)).collect::<Vec<_>>();
-        Curve {
-            label: arm.name.clone(),
-            series: arm.series,
-            points: band_over(&curves, quantity.axis == Axis::Share),
-        }
-    };
-    let lines: Vec<Curve> = study.arms.iter().map(line).collect();
+    let lines = lines_of(study, quantity.axis == Axis::Share, quantity.of);
     let y = match quantity.axis {
         Axis::LogOrZero => Scale::log_or_zero(extent(&lines)),
         _ => None,
@@ -186,6 +224,15 @@ fn figure(study: &Study, quantity: &StepQuantity) -> Figure {
     }
 }
 
+/// A line for each arm that has values.
+fn lines_of(study: &Study, is_share: bool, of: impl Fn(&Metrics) -> Option<f64>) -> Vec<Curve> {
+    let line = |arm: &ArmData| {
+        let curves: Vec<_> = arm.runs.iter().map(|run| values(run, &of)).collect();
+        Curve { label: arm.name.clone(), series: arm.series, points: band_over(&curves, is_share) }
+    };
+    study.arms.iter().map(line).filter(|curve| !curve.points.is_empty()).collect()
+}
+
 /// The note of a figure: for several seeds it names what the means and intervals are over.
 fn noted(study: &Study, what: &str) -> String {
     match study.n_seeds() {
@@ -194,7 +241,7 @@ fn noted(study: &Study, what: &str) -> String {
     }
 }
 
-fn values(run: &RunData, of: fn(&Metrics) -> Option<f64>) -> Vec<(f64, f64)> {
+fn values(run: &RunData, of: impl Fn(&Metrics) -> Option<f64>) -> Vec<(f64, f64)> {
     run.metrics.iter().filter_map(|m| of(m).map(|value| (m.step as f64, value))).collect()
 }
 

@@ -18,6 +18,8 @@ pub struct Study {
     pub is_experiment: bool,
     /// The arm that the others are baselines for.
     pub method: Option<usize>,
+    /// The name of the arm whose last accuracy costs are measured to.
+    pub reach: Option<String>,
     pub arms: Vec<ArmData>,
     /// Runs without a result, each with its reason.
     pub failed: Vec<String>,
@@ -67,7 +69,7 @@ impl Study {
             folder.file_name().map_or(run.plan.config.name.clone(), |n| n.to_string_lossy().into_owned());
         let arms = vec![ArmData { name: run.plan.config.name.clone(), series: 0, runs: vec![run] }];
         let folder = folder.to_owned();
-        Ok(Study { name, folder, is_experiment: false, method: None, arms, failed: Vec::new() })
+        Ok(Study { name, folder, is_experiment: false, method: None, reach: None, arms, failed: Vec::new() })
     }
 
     fn of_experiment(folder: &Path, experiment: &Experiment) -> Result<Self> {
@@ -107,8 +109,8 @@ impl Study {
             arms[..method].iter_mut().for_each(|arm| arm.series += 1);
             arms[method].series = 0;
         }
-        let name = experiment.name.clone();
-        Ok(Study { name, folder: folder.to_owned(), is_experiment: true, method, arms, failed })
+        let (name, reach) = (experiment.name.clone(), experiment.reach.clone());
+        Ok(Study { name, folder: folder.to_owned(), is_experiment: true, method, reach, arms, failed })
     }
 
     /// The run whose tokens are shown: the first of the method, else of the first arm.
@@ -129,7 +131,7 @@ impl Study {
     /// What the arms say together. Only a method that the experiment names is compared with the others.
     pub fn summary(&self) -> Result<ExperimentSummary> {
         let arms: Vec<ArmRuns> = self.arms.iter().map(ArmData::of_seeds).collect();
-        Ok(summarise(&arms, self.method)?)
+        Ok(summarise(&arms, self.method, self.reach.as_deref())?)
     }
 
     /// The largest number of seeds of any arm.

@@ -98,6 +98,34 @@ pub fn paired_table(summary: &ExperimentSummary) -> Option<Table> {
     Some(table)
 }
 
+/// What each arm spent until it had the accuracy at which one arm ended. `None` where the experiment compares no costs.
+pub fn cost_table(summary: &ExperimentSummary) -> Option<Table> {
+    let first = summary.arms.iter().find_map(|arm| arm.cost.as_ref())?;
+    let target = format!("to {:.1} %", 100.0 * first.target_accuracy);
+    let titles = [
+        "arm".to_string(),
+        "#responses".to_string(),
+        "#seconds".to_string(),
+        format!("#responses {target}"),
+        format!("#seconds {target}"),
+        format!("#held-out accuracy after {:.0} s, %", first.equal_seconds),
+    ];
+    let mut table = Table::new("costs", &titles.each_ref().map(String::as_str));
+    let shown = |value: Option<f64>| text(value.map_or("never".to_string(), |value| format!("{value:.0}")));
+    for arm in &summary.arms {
+        let Some(cost) = &arm.cost else { continue };
+        table.push(vec![
+            text(&arm.name),
+            shown(Some(cost.responses)),
+            shown(Some(cost.seconds)),
+            shown(cost.responses_to_target),
+            shown(cost.seconds_to_target),
+            text(format!("{:.1}", 100.0 * cost.accuracy_at_equal_seconds)),
+        ]);
+    }
+    Some(table)
+}
+
 /// The headline numbers of one run, as cards.
 pub fn cards(run: &RunData) -> String {
     let (Some(first), Some(last)) = (run.metrics.first(), run.metrics.last()) else { return String::new() };

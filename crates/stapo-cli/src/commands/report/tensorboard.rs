@@ -38,12 +38,16 @@ fn events(run: &RunData) -> Vec<u8> {
     }
     for metrics in &run.metrics {
         at += seconds(metrics);
-        out.extend(framed(&scalar_event(at, metrics.step, &scalars(metrics))));
+        let mut all = scalars(metrics);
+        let named: Vec<(String, f64)> =
+            metrics.rewards.iter().map(|(name, mean)| (format!("reward/{name}"), *mean)).collect();
+        all.extend(named.iter().map(|(tag, mean)| (tag.as_str(), *mean)));
+        out.extend(framed(&scalar_event(at, metrics.step, &all)));
     }
     out
 }
 
-fn scalars(m: &Metrics) -> Vec<(&'static str, f64)> {
+fn scalars(m: &Metrics) -> Vec<(&str, f64)> {
     let share = |n: usize| n as f64 / m.n_tokens.max(1) as f64;
     let mut scalars = vec![
         ("accuracy/training", m.accuracy),
@@ -69,6 +73,8 @@ fn scalars(m: &Metrics) -> Vec<(&'static str, f64)> {
     ];
     scalars.extend(m.eval_accuracy.map(|accuracy| ("accuracy/held_out", accuracy)));
     scalars.extend(m.tau_h.map(|tau_h| ("silencing/tau_h", tau_h)));
+    scalars.extend(m.entropy_coefficient.map(|coefficient| ("entropy/coefficient", coefficient)));
+    scalars.extend(m.reuse.as_ref().map(|reuse| ("update/uses", reuse.n_uses as f64)));
     scalars
 }
 

@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         None => begin(args)?,
     };
     allow_command::warn(&trainer.task);
-    allow_command::record(&plan.task);
+    allow_command::record(plan.rewards.iter().map(|reward| &reward.verifier));
     for text in run.warnings() {
         eprintln!("warning: {text}");
     }

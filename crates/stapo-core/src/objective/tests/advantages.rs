@@ -257,12 +257,17 @@ fn dynamic_sampling_and_advantages_agree_on_what_is_unanimous() {
                 },
                 verdict: Verdict::Right,
                 reward,
+                rewards: vec![reward, 0.5],
             })
             .collect(),
     };
     for (rewards, expected) in [(vec![0.1 + 0.2, 0.3], true), (vec![1.0, -1.0], false), (vec![], true)] {
         assert_eq!(group(&rewards).is_unanimous(), expected, "{rewards:?}");
     }
+    let mut same_sum = group(&[1.0, 1.0]);
+    same_sum.members[0].rewards = vec![1.0, 0.0];
+    same_sum.members[1].rewards = vec![0.0, 1.0];
+    assert!(!same_sum.is_unanimous(), "rewards that differ one by one have advantages one by one");
 }
 
 #[test]

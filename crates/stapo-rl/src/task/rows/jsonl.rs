@@ -12,7 +12,7 @@ use std::path::Path;
 const MAX_LINE_BYTES: u64 = 64 << 20;
 
 /// Calls `add` for each line that is not blank, with the number of the line, from 1, and the fields.
-pub(super) fn read(path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
+pub(crate) fn read(path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
     let mut reader = BufReader::with_capacity(1 << 16, open(path)?);
     let mut line = Vec::new();
     for number in 1.. {

@@ -26,6 +26,8 @@ pub(super) type Refusal = (String, String);
 pub(super) struct RowLayout {
     problem: FieldPath,
     answer: FieldPath,
+    /// `None` where the spec names no field of a solution.
+    solution: Option<FieldPath>,
     /// `None` where ids are numbers of rows.
     id: Option<FieldPath>,
 }
@@ -36,6 +38,8 @@ pub(super) struct RowTexts {
     pub(super) problem: String,
     /// A refusal for a row without a reference.
     pub(super) reference: Result<String, Refusal>,
+    /// Present where the spec names a field of a solution.
+    pub(super) solution: Option<String>,
 }
 
 impl RowLayout {
@@ -60,11 +64,12 @@ impl RowLayout {
             .ok_or_else(|| missing("problem", "problem_field", &PROBLEM_FIELDS))?;
         let answer = choose("answer_field", spec.answer_field.as_deref(), &ANSWER_FIELDS)?
             .ok_or_else(|| missing("answer", "answer_field", &ANSWER_FIELDS))?;
+        let solution = choose("solution_field", spec.solution_field.as_deref(), &[])?;
         let id = match spec.id_field.as_deref() {
             Some(ROW_NUMBER) => None,
             given => choose("id_field", given, &ID_FIELDS)?,
         };
-        Ok(Self { problem, answer, id })
+        Ok(Self { problem, answer, solution, id })
     }
 
     pub(super) fn read(&self, row: &Value, number: u64, file: &Path) -> Result<RowTexts, Refusal> {
@@ -83,7 +88,8 @@ impl RowLayout {
             || Ok(format!("{}-{number}", file.file_stem().unwrap_or_default().to_string_lossy())),
             |path| text_at(path, "id", row),
         )?;
-        Ok(RowTexts { id, problem: without_dapo_frame(&problem).to_string(), reference })
+        let solution = self.solution.as_ref().map(|path| text_at(path, "solution", row)).transpose()?;
+        Ok(RowTexts { id, problem: without_dapo_frame(&problem).to_string(), reference, solution })
     }
 }
 

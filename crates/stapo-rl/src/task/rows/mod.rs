@@ -10,6 +10,7 @@ use super::split::{check_share, content_hash, split_of};
 use super::template::Template;
 use super::verdict::Verifier;
 use super::{MissingAnswers, RowsSpec, Split, TaskError};
+pub(crate) use jsonl::read as read_json_lines;
 use layout::RowLayout;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,9 @@ use std::path::Path;
 /// The template with the instruction of the STAPO paper.
 const TEMPLATE: &str =
     "{{ problem }}\n\nPlease reason step by step, and put your final answer within \\boxed{}.";
+/// A teacher's prompt.
+pub(super) const TEACHER_TEMPLATE: &str =
+    "{{ prompt }}\n\nA reference solution:\n{{ solution }}\n\nNow write a solution of your own.";
 const TRAIN_STREAM: u64 = 2;
 
 /// The format of a file.
@@ -49,7 +53,7 @@ impl Format {
 }
 
 /// Receives the number of a row, from 1, and the row's fields.
-type AddRow<'a> = dyn FnMut(u64, Map<String, Value>) -> Result<(), TaskError> + 'a;
+pub(crate) type AddRow<'a> = dyn FnMut(u64, Map<String, Value>) -> Result<(), TaskError> + 'a;
 
 /// Counts of a file's rows and problems.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -72,6 +76,8 @@ pub struct FileCensus {
 pub(super) struct ProblemRows {
     train: Vec<Problem>,
     held_out: Vec<Problem>,
+    /// Worked solutions by id; empty without `solution_field`.
+    solutions: HashMap<String, String>,
     census: FileCensus,
 }
 
@@ -103,6 +109,11 @@ impl ProblemRows {
 
     pub(super) fn held_out(&self) -> &[Problem] {
         &self.held_out
+    }
+
+    /// The worked solution of a problem; `None` where the file has none.
+    pub(super) fn solution(&self, id: &str) -> Option<&str> {
+        self.solutions.get(id).map(String::as_str)
     }
 
     pub(super) fn census(&self) -> &FileCensus {
@@ -159,7 +170,12 @@ impl<'a> Collected<'a> {
             layout: None,
             reference_of: HashMap::new(),
             row_of_id: HashMap::new(),
-            rows: ProblemRows { train: Vec::new(), held_out: Vec::new(), census: FileCensus::default() },
+            rows: ProblemRows {
+                train: Vec::new(),
+                held_out: Vec::new(),
+                solutions: HashMap::new(),
+                census: FileCensus::default(),
+            },
         })
     }
 
@@ -205,6 +221,9 @@ impl<'a> Collected<'a> {
             return Err(refuse((problem, "give each problem its own id, or id_field = \"#row\"".into())));
         }
         self.reference_of.insert(hash, reference_hash);
+        if let Some(solution) = found.solution {
+            self.rows.solutions.insert(found.id.clone(), solution);
+        }
         let Value::Object(fields) = &row else { return Ok(()) };
         let prompt = self.template.render(&found.id, &found.problem, fields)?;
         let problem = Problem { id: found.id, prompt, reference };

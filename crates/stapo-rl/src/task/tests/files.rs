@@ -237,3 +237,25 @@ fn missing_files_folders_and_bad_settings_are_refused() {
     let problem = task.held_out(1).remove(0);
     assert!(task.solution(&problem, &Mistakes::NONE).unwrap_err().to_string().contains("the task is a file"));
 }
+
+#[test]
+fn worked_solutions_of_a_file_are_read_from_the_field_that_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = r#"{"id": "a", "problem": "1+1?", "answer": "2", "work": {"text": "one and one"}}
+{"id": "b", "problem": "2+2?", "answer": "4", "work": {"text": "two and two"}}"#;
+    let path = file(folder.path(), "x.jsonl", rows);
+    let spec = |field: Option<&str>| RowsSpec {
+        held_out_share: 1.0,
+        solution_field: field.map(str::to_string),
+        ..RowsSpec::new(&path)
+    };
+    let task = Task::open(&TaskSpec::Jsonl(spec(Some("work.text")))).unwrap();
+    let solutions: Vec<String> =
+        task.held_out(2).iter().map(|problem| task.solution(problem, &Mistakes::NONE).unwrap()).collect();
+    assert_eq!(solutions, ["one and one", "two and two"]);
+    let without = Task::open(&TaskSpec::Jsonl(spec(None))).unwrap();
+    let said = without.solution(&without.held_out(1)[0], &Mistakes::NONE).unwrap_err().to_string();
+    assert!(said.contains("solution_field"), "{said}");
+    let said = Task::open(&TaskSpec::Jsonl(spec(Some("worked")))).err().unwrap().to_string();
+    assert!(said.contains("line 1: solution field \"worked\""), "{said}");
+}

@@ -1,0 +1,48 @@
+//! Why a config was refused, and the checks of single values.
+
+use stapo_core::objective::SpecError;
+use stapo_core::settings::{SettingsError, hint};
+use thiserror::Error;
+
+/// Why a config was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PlanError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Objective(#[from] SpecError),
+    #[error("config.{key}: {problem}{}", hint(remedy))]
+    Refused { key: &'static str, problem: String, remedy: &'static str },
+}
+
+/// Refuses `value` of `key` where it is not good.
+pub(super) fn require(
+    is_good: bool,
+    key: &'static str,
+    value: impl std::fmt::Display + Copy,
+    expected: &str,
+    remedy: &'static str,
+) -> Result<(), PlanError> {
+    if is_good {
+        return Ok(());
+    }
+    Err(PlanError::Refused { key, problem: format!("{value} {expected}"), remedy })
+}
+
+/// A count from 1 to `max`.
+pub(super) fn count(key: &'static str, value: usize, max: usize) -> Result<(), PlanError> {
+    at_least_one(key, value as u64)?;
+    require(value <= max, key, value, &format!("expected at most {max}"), "")
+}
+
+pub(super) fn at_least_one(key: &'static str, value: u64) -> Result<(), PlanError> {
+    require(value >= 1, key, value, "expected at least 1", "")
+}
+
+pub(super) fn positive(key: &'static str, value: f64) -> Result<(), PlanError> {
+    require(value.is_finite() && value > 0.0, key, value, "expected a positive number", "")
+}
+
+pub(super) fn in_unit(key: &'static str, value: f64) -> Result<(), PlanError> {
+    require((0.0..1.0).contains(&value), key, value, "expected a number in [0, 1)", "")
+}
