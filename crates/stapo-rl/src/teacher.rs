@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 /// A teacher that is ready to score.
 pub(crate) enum Teacher {
     /// The policy itself, with the reference solution in its prompt.
-    Solution(Template),
+    Solution(Box<Template>),
     /// A frozen model.
     Model(Policy),
 }
@@ -25,7 +25,7 @@ impl Teacher {
         let Some(source) = &plan.config.teacher else { return Ok(None) };
         if let TeacherSource::Solution { template } = source {
             let template = template.as_deref().unwrap_or_else(|| task.teacher_template());
-            return Ok(Some(Teacher::Solution(Template::new(template)?)));
+            return Ok(Some(Teacher::Solution(Box::new(Template::new(template)?))));
         }
         let Some(source) = source.model() else { return Ok(None) };
         let teacher = LoadedModel::open(&source, device)?;

@@ -183,6 +183,9 @@ fn field<T: DeserializeOwned>(row: &mut Map<String, Value>, name: &str) -> std::
     serde_json::from_value(value).map_err(|error| format!("{name}: {error}"))
 }
 
+/// The most missing groups that a refusal names.
+const MAX_NAMED: usize = 5;
+
 /// The file of rollouts, and what its lines are checked against.
 struct File<'a> {
     plan: &'a Plan,
@@ -315,7 +318,6 @@ impl File<'_> {
         if missing.is_empty() {
             return Ok(of_position);
         }
-        const MAX_NAMED: usize = 5;
         let named: Vec<String> = missing.iter().take(MAX_NAMED).map(|id| format!("{id:?}")).collect();
         let more = if missing.len() > MAX_NAMED { ", .." } else { "" };
         let problem = format!(

@@ -117,7 +117,7 @@ fn rewards_are_judged_weighed_and_recorded_one_by_one() {
     let metrics: Vec<Metrics> = Run::read_metrics(&path).unwrap();
     let [answer, strict] = ["answer", "strict"].map(|name| metrics[0].rewards[name]);
     assert!((metrics[0].reward_mean - (answer + 0.5 * strict)).abs() < 1e-12);
-    assert!((metrics[0].accuracy - (answer + 1.0) / 2.0).abs() < 1e-12, "accuracy is the first one's");
+    assert!((metrics[0].accuracy - f64::midpoint(answer, 1.0)).abs() < 1e-12, "accuracy is the first one's");
     let text = fs::read_to_string(path.join("rollouts/step-000001.jsonl")).unwrap();
     let responses: Vec<ResponseRecord> = parse_lines(&text).unwrap().records;
     assert!(responses.iter().all(|r| r.reward == r.rewards["answer"] + 0.5 * r.rewards["strict"]));
@@ -203,8 +203,12 @@ fn own_rollouts(plan: &Plan) -> Vec<Value> {
         .collect()
 }
 
+fn text_of(lines: &[Value]) -> String {
+    lines.iter().flat_map(|line| [line.to_string(), "\n".to_string()]).collect()
+}
+
 fn write_lines(path: &Path, lines: &[Value]) {
-    fs::write(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    fs::write(path, text_of(lines)).unwrap();
 }
 
 #[test]
@@ -240,7 +244,8 @@ fn rollouts_from_a_file_train_as_if_the_policy_had_sampled_them() {
 
     let rewarded = |line: &Value| {
         let mut line = line.clone();
-        line["reward"] = json!(if line["tokens"].as_array().unwrap().len() % 2 == 0 { 0.5 } else { -3.0 });
+        line["reward"] =
+            json!(if line["tokens"].as_array().unwrap().len().is_multiple_of(2) { 0.5 } else { -3.0 });
         line
     };
     let with_rewards: Vec<Value> = lines.iter().map(rewarded).collect();
@@ -266,7 +271,7 @@ fn rollouts_that_do_not_fit_are_refused_by_line_and_name() {
             Err(error) => error.to_string(),
         }
     };
-    let text = |lines: &[Value]| lines.iter().map(|line| format!("{line}\n")).collect::<String>();
+    let text = text_of;
     let changed = |key: &str, value: Value| {
         let mut lines = good.clone();
         lines[2][key] = value;
