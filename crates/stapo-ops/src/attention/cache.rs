@@ -1,6 +1,6 @@
 //! The cache of fixed-size blocks and how a call names its sequences.
 
-use super::cpu_rows::padded;
+use crate::cpu::simd::WIDTH;
 use crate::device::Backend;
 use crate::heads::Heads;
 use crate::{Buffer, Device, Float, OutOfMemory, View};
@@ -35,7 +35,7 @@ impl CacheDims {
 
     /// Elements of all values.
     pub fn values_len(self) -> usize {
-        self.blocks * self.kv_heads * padded(self.head_dim) * self.block_size
+        self.blocks * self.kv_heads * self.head_dim.next_multiple_of(WIDTH) * self.block_size
     }
 
     #[track_caller]
