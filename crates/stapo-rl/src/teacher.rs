@@ -16,7 +16,7 @@ pub(crate) enum Teacher {
     /// The policy itself, with the reference solution in its prompt.
     Solution(Box<Template>),
     /// A frozen model.
-    Model(Policy),
+    Model(Box<Policy>),
 }
 
 impl Teacher {
@@ -30,7 +30,7 @@ impl Teacher {
         let Some(source) = source.model() else { return Ok(None) };
         let teacher = LoadedModel::open(&source, device)?;
         check_vocabulary(model, &teacher)?;
-        Ok(Some(Teacher::Model(teacher.policy)))
+        Ok(Some(Teacher::Model(Box::new(teacher.policy))))
     }
 
     /// The policy that scores; `model` is the student.
