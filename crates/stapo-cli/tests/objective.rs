@@ -187,3 +187,126 @@ fn wrong_specs_suggest_the_nearest_name() {
     let needs = complaint(&["--spec", "grpo", "-"], &good);
     assert!(needs.contains("reference_logp is missing") && needs.contains("hint: "), "{needs}");
 }
+
+#[test]
+fn given_advantages_take_the_place_of_rewards() {
+    let from_rewards = lines(&stapo(&["-"], &text(&minibatch())));
+    let mut given = minibatch();
+    for (line, out) in given.iter_mut().zip(&from_rewards) {
+        line.as_object_mut().unwrap().remove("reward");
+        line["advantage"] = out["advantage"].clone();
+    }
+    assert_eq!(lines(&stapo(&["-"], &text(&given))), from_rewards, "a number, without a reward");
+    for line in &mut given {
+        let n = line["logp"].as_array().unwrap().len();
+        line["advantage"] = json!(vec![line["advantage"].as_f64().unwrap(); n]);
+    }
+    let by_token = lines(&stapo(&["-"], &text(&given)));
+    assert_eq!(by_token[4], from_rewards[4]);
+    assert_eq!(by_token[0]["d_logp"], from_rewards[0]["d_logp"]);
+    assert_eq!(by_token[0]["advantage"], given[0]["advantage"]);
+    given[0]["advantage"] = json!([1.0, -1.0, 0.5]);
+    let mixed = lines(&stapo(&["--spec", "reinforce", "-"], &text(&given)));
+    assert_eq!(mixed[0]["d_logp"], json!([-1.0 / 7.0, 1.0 / 7.0, -0.5 / 7.0]));
+    given[2].as_object_mut().unwrap().remove("advantage");
+    given[2]["reward"] = json!(1.0);
+    let said = complaint(&["-"], &text(&given));
+    assert!(said.contains("<stdin>:3: line 1 has an advantage, line 3 has none"), "{said}");
+    given[2]["advantage"] = json!([1.0]);
+    let said = complaint(&["-"], &text(&given));
+    assert!(said.contains("<stdin>:3: group a: advantage has 1 entries, logp has 2"), "{said}");
+    given[2].as_object_mut().unwrap().remove("advantage");
+    given[2].as_object_mut().unwrap().remove("reward");
+    let said = complaint(&["-"], &text(&given[2..]));
+    assert!(
+        said.contains("missing key `reward`\nhint: a line without a reward gives its advantage"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_masked_token_is_in_no_count_quantile_or_loss() {
+    let without = lines(&stapo(&["--spec", "gspo+spurious", "-"], &text(&minibatch())));
+    let mut masked = minibatch();
+    for line in &mut masked {
+        // A token between the others that would be a candidate, with values that no check accepts.
+        for (column, value) in [("logp", 5.0), ("behavior_logp", -50.0), ("entropy", -7.0)] {
+            line[column].as_array_mut().unwrap().insert(1, json!(value));
+        }
+        let mut mask = vec![json!(1); line["logp"].as_array().unwrap().len()];
+        mask[1] = json!(false);
+        line["loss_mask"] = json!(mask);
+    }
+    let with = lines(&stapo(&["--spec", "gspo+spurious", "-"], &text(&masked)));
+    assert_eq!(with[4], without[4], "the totals are those without the token");
+    for (with, without) in with[..4].iter().zip(&without) {
+        for (column, of_masked) in [
+            ("kept", json!(false)),
+            ("ratio", json!(null)),
+            ("d_logp", json!(0.0)),
+            ("silenced_by", json!(null)),
+        ] {
+            let mut expected = without[column].as_array().unwrap().clone();
+            expected.insert(1, of_masked);
+            assert_eq!(with[column], json!(expected), "{column}");
+        }
+    }
+    masked[0]["logp"][2] = json!(3.0);
+    let said = complaint(&["-"], &text(&masked));
+    assert!(
+        said.contains("<stdin>:1: group a: logp[2] is 3"),
+        "the token is named as the line counts: {said}"
+    );
+    masked[0]["loss_mask"] = json!([1, 0, 1]);
+    assert!(complaint(&["-"], &text(&masked)).contains("<stdin>:1: loss_mask has 3 entries, logp has 4"));
+    masked[0]["loss_mask"] = json!([1, 0, 2, 1]);
+    assert!(complaint(&["-"], &text(&masked)).contains("loss_mask[2] is neither true or 1 nor false or 0"));
+    masked[0].as_object_mut().unwrap().remove("loss_mask");
+    masked[0]["loss_mak"] = json!([1, 0, 1, 1]);
+    assert!(complaint(&["-"], &text(&masked)).contains("did you mean `loss_mask`?"));
+}
+
+#[test]
+fn several_rewards_have_weights() {
+    let mut batch = minibatch();
+    for (line, second) in batch.iter_mut().zip([0.0, 1.0, 4.0, 5.0]) {
+        line["reward"] = json!([line["reward"], second]);
+    }
+    let advantages = |args: &[&str]| {
+        let out =
+            lines(&stapo(&[args, &["--set", "advantage.kind=group_mean", "-"]].concat(), &text(&batch)));
+        out[..4].iter().map(|line| line["advantage"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(advantages(&[]), [-1.0, -3.0, 1.0, 3.0], "weights of 1");
+    assert_eq!(advantages(&["--reward-weights", "1,0"]), [1.0, -1.0, -1.0, 1.0]);
+    assert_eq!(advantages(&["--reward-weights", "0,-1"]), [2.0, 2.0, -2.0, -2.0]);
+    let gdpo = ["--set", "multiple_rewards=normalize_each", "--set", "advantage.kind=group_z_score", "-"];
+    let out = lines(&stapo(&gdpo, &text(&batch)));
+    let expected = [0.0, -2.0 * 0.5f64.sqrt(), 0.0, 2.0 * 0.5f64.sqrt()];
+    for (line, expected) in out.iter().zip(expected) {
+        assert!((line["advantage"].as_f64().unwrap() - expected).abs() < 1e-15, "{line}");
+    }
+    let said = complaint(&["--reward-weights", "1,2,3", "-"], &text(&batch));
+    assert!(said.contains("<stdin>:1: group a: 2 rewards, expected 3"), "{said}");
+}
+
+#[test]
+fn a_byte_order_mark_reversed_clips_and_any_order_of_overrides_are_accepted() {
+    let good = text(&minibatch());
+    assert_eq!(lines(&stapo(&["-"], &format!("\u{feff}{good}"))), lines(&stapo(&["-"], &good)));
+    let reversed = stapo(&["--set", "surrogate.low=0.4", "-"], &good);
+    assert_eq!(lines(&reversed).len(), 5);
+    let said = String::from_utf8_lossy(&reversed.stderr).into_owned();
+    assert!(said.contains("warning: objective.surrogate.high 0.28 is below low 0.4"), "{said}");
+    assert!(stapo(&["-"], &good).stderr.is_empty(), "nothing unusual, no warning");
+    let sets = ["--set", "surrogate.high=.2", "--set", "surrogate.kind=cispo"];
+    let shown = |sets: &[&str]| stapo(&[sets, &["--show"]].concat(), "");
+    let (forth, back) = (shown(&sets), shown(&[sets[2], sets[3], sets[0], sets[1]]));
+    assert!(forth.status.success() && forth.stdout == back.stdout);
+    let said = complaint(&["--spec", "stapo+spurious", "-"], &good);
+    assert!(said.contains("stapo+spurious would silence twice: stapo has S2T already"), "{said}");
+    let huge =
+        good.replace("\"reward\":1.0", "\"reward\":1e200").replace("\"reward\":-1.0", "\"reward\":-1e200");
+    let said = complaint(&["-"], &huge);
+    assert!(said.contains("<stdin>:1: group a: rewards from -1e200 to 1e200"), "{said}");
+}

@@ -37,7 +37,8 @@ pub fn preset(name: &str) -> Option<Preset> {
 
 /// All presets, in the order of the documentation.
 pub fn presets() -> Vec<Preset> {
-    let mut all = masked_presets();
+    let mut all = s2t_presets();
+    all.extend(masked_presets());
     all.extend(unmasked_presets());
     all
 }
@@ -47,17 +48,39 @@ fn entry(name: &'static str, paper: &'static str, summary: &'static str, objecti
     Preset { name, paper, summary, objective, rollout }
 }
 
-/// STAPO and the other algorithms with a mask.
+/// STAPO and its other readings.
+fn s2t_presets() -> Vec<Preset> {
+    let with = |q, quantile_over| {
+        let threshold = Threshold::TauP;
+        let select = Select::LowEntropy;
+        let mask = Mask::Spurious { tau_p: 0.002, threshold, q, select, quantile_over, seed: 0 };
+        ObjectiveSpec { masks: vec![mask], ..clipped(0.2, 0.28, None) }
+    };
+    vec![
+        entry(
+            "stapo",
+            "2602.15620",
+            "silences spurious tokens: rewarded, improbable, low entropy",
+            with(0.75, QuantileOver::Candidates),
+        ),
+        entry(
+            "stapo-v1",
+            "2602.15620v1",
+            "entropy threshold from all tokens of the mini-batch",
+            with(0.8, QuantileOver::AllTokens),
+        ),
+        entry(
+            "stapo-taco",
+            "2607.07976",
+            "another reading of STAPO: entropy threshold from the tokens of rewarded responses",
+            with(0.1, QuantileOver::RewardedTokens),
+        ),
+    ]
+}
+
+/// The other algorithms with a mask.
 fn masked_presets() -> Vec<Preset> {
     let with = |mask: Mask, objective: ObjectiveSpec| ObjectiveSpec { masks: vec![mask], ..objective };
-    let spurious = |q, quantile_over| Mask::Spurious {
-        tau_p: 0.002,
-        threshold: Threshold::TauP,
-        q,
-        select: Select::LowEntropy,
-        quantile_over,
-        seed: 0,
-    };
     let stare = Mask::Stare {
         share: 0.1,
         weight: 1.1,
@@ -69,24 +92,6 @@ fn masked_presets() -> Vec<Preset> {
     };
     let clip_cov = ObjectiveSpec { denominator: Denominator::AllTokens, ..clipped(1.0, 1.0, None) };
     vec![
-        entry(
-            "stapo",
-            "2602.15620",
-            "silences spurious tokens: rewarded, improbable, low entropy",
-            with(Mask::spurious(), clipped(0.2, 0.28, None)),
-        ),
-        entry(
-            "stapo-v1",
-            "2602.15620v1",
-            "entropy threshold from all tokens of the mini-batch",
-            with(spurious(0.8, QuantileOver::AllTokens), clipped(0.2, 0.28, None)),
-        ),
-        entry(
-            "stapo-taco",
-            "2607.07976",
-            "another reading of STAPO: entropy threshold from the tokens of rewarded responses",
-            with(spurious(0.1, QuantileOver::RewardedTokens), clipped(0.2, 0.28, None)),
-        ),
         entry(
             "entropy20",
             "2506.01939",

@@ -6,57 +6,133 @@ struct Goldens {
     cases: Vec<Case>,
 }
 
+/// The numbers of another implementation, and the settings with which ours are the same.
 #[derive(Deserialize)]
 struct Case {
     name: String,
-    rewards: Vec<Vec<f64>>,
+    preset: String,
+    set: Vec<String>,
+    /// By group and response, then by reward where there are several.
+    rewards: Vec<Vec<Rewards>>,
+    #[serde(default = "single")]
+    weights: Vec<f64>,
     logp: Vec<Vec<f64>>,
     behavior_logp: Vec<Vec<f64>>,
     reference_logp: Vec<Vec<f64>>,
     entropy: Vec<Vec<f64>>,
+    sampler_logp: Option<Vec<Vec<f64>>>,
+    /// One per token, where the implementation's advantages are golden too.
+    advantage: Option<Vec<Vec<f64>>>,
     loss: f64,
+    /// False where the gradients are the same and the values are not: `stopgrad(weight) * logp`.
+    #[serde(default = "yes")]
+    same_loss: bool,
     d_logp: Vec<Vec<f64>>,
 }
 
-/// Our preset with TRL's settings: TRL adds 1e-4 to the deviation; TRL's Dr. GRPO divides by the configured completion
-/// length (16 in the goldens); TRL's top-entropy mask divides by all response tokens instead of the kept tokens.
-fn as_trl(name: &str) -> ObjectiveSpec {
-    let overrides: &[&str] = match name {
-        "dr-grpo" => &["denominator.length=16.0"],
-        "entropy20" => &["advantage.epsilon=1e-4", "denominator.kind=all_tokens"],
-        _ => &["advantage.epsilon=1e-4"],
-    };
-    ObjectiveSpec::from_preset(name).unwrap().with_overrides(overrides.iter().copied()).unwrap()
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Rewards {
+    One(f64),
+    Several(Vec<f64>),
 }
 
-#[test]
-fn losses_and_gradients_agree_with_trl() {
-    let goldens: Goldens = serde_json::from_str(include_str!("../../../tests/goldens/trl.json")).unwrap();
-    let names: Vec<&str> = goldens.cases.iter().map(|case| case.name.as_str()).collect();
-    assert_eq!(names, ["grpo", "dapo", "dr-grpo", "cispo", "gspo", "sapo", "entropy20"]);
-    for case in &goldens.cases {
-        let spec = as_trl(&case.name);
-        let advantages = case.rewards.iter().flat_map(|group| spec.advantage.of_group(group).unwrap());
-        let samples: Vec<Sample> = advantages
+fn single() -> Vec<f64> {
+    vec![1.0]
+}
+fn yes() -> bool {
+    true
+}
+
+impl Case {
+    fn spec(&self) -> ObjectiveSpec {
+        let preset = ObjectiveSpec::from_preset(&self.preset).unwrap();
+        preset.with_overrides(self.set.iter().map(String::as_str)).unwrap()
+    }
+
+    fn advantages(&self, spec: &ObjectiveSpec) -> Vec<Advantages> {
+        let rewards: Vec<(usize, Vec<f64>)> = self
+            .rewards
+            .iter()
             .enumerate()
-            .map(|(i, advantage)| Sample {
-                behavior_logp: case.behavior_logp[i].clone(),
-                reference_logp: case.reference_logp[i].clone(),
-                ..Sample::on_policy(advantage, &case.logp[i], &case.entropy[i])
+            .flat_map(|(group, members)| members.iter().map(move |member| (group, member)))
+            .map(|(group, member)| match member {
+                Rewards::One(reward) => (group, vec![*reward]),
+                Rewards::Several(rewards) => (group, rewards.clone()),
             })
             .collect();
-        let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
+        let scored: Vec<ScoredResponse> = rewards
+            .iter()
+            .enumerate()
+            .map(|(i, (group, rewards))| ScoredResponse {
+                behavior_logp: Some(&self.behavior_logp[i]),
+                reference_logp: Some(&self.reference_logp[i]),
+                ..ScoredResponse::new(*group, rewards, self.logp[i].len())
+            })
+            .collect();
+        spec.advantages(&scored, &self.weights).unwrap()
+    }
+
+    fn sample(&self, i: usize, advantage: Advantages) -> Sample {
+        let mut sample = Sample {
+            advantage,
+            behavior_logp: self.behavior_logp[i].clone(),
+            reference_logp: self.reference_logp[i].clone(),
+            ..Sample::on_policy(0.0, &self.logp[i], &self.entropy[i])
+        };
+        if let Some(sampler_logp) = &self.sampler_logp {
+            sample.sampler_logp.clone_from(&sampler_logp[i]);
+        }
+        sample
+    }
+}
+
+/// Compares a file of goldens with ours, and returns the names of the cases.
+fn check(goldens: &str) -> Vec<String> {
+    let goldens: Goldens = serde_json::from_str(goldens).unwrap();
+    for case in &goldens.cases {
+        let name = &case.name;
+        let spec = case.spec();
+        let advantages = case.advantages(&spec);
         let close = |ours: f64, theirs: f64| (ours - theirs).abs() <= 1e-6 * theirs.abs().max(1e-6);
-        assert!(close(tally.loss, case.loss), "{}: loss {} {}", case.name, tally.loss, case.loss);
+        for (i, theirs) in case.advantage.iter().flatten().enumerate() {
+            for (t, &theirs) in theirs.iter().enumerate() {
+                let ours = advantages[i].view().at(t);
+                assert!(close(ours, theirs), "{name}: advantage of response {i} token {t}: {ours} {theirs}");
+            }
+        }
+        let samples: Vec<Sample> =
+            advantages.into_iter().enumerate().map(|(i, advantage)| case.sample(i, advantage)).collect();
+        let (tally, effects) = run(&spec, &samples, UpdateKey::default()).unwrap();
+        // A loss is a sum of both signs, so rounding can be much of a small one.
+        let is_near = (tally.loss - case.loss).abs() <= 1e-6 * case.loss.abs().max(1e-3);
+        assert!(!case.same_loss || is_near, "{name}: loss {} {}", tally.loss, case.loss);
         let mut n_pushed = 0;
         for (i, theirs) in case.d_logp.iter().enumerate() {
             for (t, &theirs) in theirs.iter().enumerate() {
                 let ours = effects[i][t].d_logp;
-                assert!(close(ours, theirs), "{}: response {i} token {t}: {ours} {theirs}", case.name);
+                assert!(close(ours, theirs), "{name}: response {i} token {t}: {ours} {theirs}");
                 n_pushed += usize::from(theirs != 0.0);
             }
         }
-        assert!(n_pushed >= 4, "{}: the golden pushes only {n_pushed} tokens", case.name);
+        assert!(n_pushed >= 4, "{name}: the golden pushes only {n_pushed} tokens");
+    }
+    goldens.cases.into_iter().map(|case| case.name).collect()
+}
+
+#[test]
+fn losses_and_gradients_agree_with_trl() {
+    let names = check(include_str!("../../../tests/goldens/trl.json"));
+    assert_eq!(names[..7], ["grpo", "dapo", "dr-grpo", "cispo", "gspo", "sapo", "entropy20"]);
+    assert_eq!(names.len(), 18);
+}
+
+#[test]
+fn losses_gradients_and_advantages_agree_with_verl() {
+    let names = check(include_str!("../../../tests/goldens/verl.json"));
+    assert_eq!(names.len(), 20);
+    for name in ["clip-cov", "kl-cov", "gmpo", "rloo", "dppo-tv", "justrl", "reinforce++", "cispo", "sapo"] {
+        assert!(names.iter().any(|own| own == name), "{name} is missing");
     }
 }
 
