@@ -242,11 +242,10 @@ fn every_config_key_that_a_message_names_exists() {
     let mut config = Config::default();
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
     config.evaluation.target_accuracy = Some(0.9);
-    let table = settings::to_table(&config);
-    let exists = |key: &str| {
-        let (section, rest) = key.split_once('.').unwrap();
-        table[section].as_table().unwrap().contains_key(rest)
-    };
+    config.rollout.source = Some(RolloutSource::Jsonl { path: "x".into(), behavior: Behavior::Policy });
+    config.update.reuse = Some(Reuse::default());
+    let table = Value::Table(settings::to_table(&config));
+    let exists = |key: &str| key.split('.').try_fold(&table, |table, part| table.get(part)).is_some();
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates");
     let mut folders: Vec<std::path::PathBuf> =
         ["stapo-rl/src", "stapo-ops/src/cuda", "stapo-cli/src"].map(|folder| root.join(folder)).into();
