@@ -110,7 +110,7 @@ fn bad_input_is_one_paragraph_with_the_remedy_and_leaves_nothing_behind() {
             ],
             "frozen",
         ),
-        (&["train", "--set", "model={kind=\"path\",path=\"mismatched\"}"], "has ids up to 5000"),
+        (&["train", "--set", "model={kind=\"path\",path=\"mismatched\"}"], "has ids up to 1000"),
         (&["train", "--set", "rollout.chat=true"], "the model has no chat template"),
         (&["train", "--set", "rollout.max_response_tokens=1000"], "the model has 256 positions"),
         (&["plan", "--set", "stepz=3"], "did you mean `steps`?"),
@@ -134,7 +134,7 @@ fn mismatched_model(folder: &Path) {
     }
     let path = folder.join("tokenizer.json");
     let mut tokenizer: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-    tokenizer["model"]["vocab"]["z"] = 5000.into();
+    tokenizer["model"]["vocab"]["z"] = 1000.into();
     std::fs::write(&path, tokenizer.to_string()).unwrap();
 }
 

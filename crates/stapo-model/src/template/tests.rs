@@ -47,11 +47,11 @@ fn guards_change_no_result() {
         "{% for x in [[1, [2]], [3]] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}",
         "{{ messages|map(attribute='role')|join(', ') }} {{ messages|selectattr('role', 'equalto', 'user')|list|length }} {{ [3, 1, 2]|sort|reverse|list }} {{ [1, 1, 2]|unique|list }} {{ range(7)|batch(3)|list }}",
         "{{ 'a,b'.split(',') }} {{ 'aXb'.replace('X', '-') }} {{ 'aXb'|replace('X', '-') }} {{ '{} {name}'.format(1, name='x') }} {{ '%s %05.1f'|format('x', 2) }} {{ 'a\nb'|indent(2) }} {{ ' x '.strip() }} {{ 'title case'|title }}",
-        "{{ missing }}{{ missing.attribute is defined }}{{ missing|default('d') }}{{ none }}{{ true }}{{ half }}{{ 1e30 }}{{ 12345678901234567890 }}",
+        "{{ missing }}{{ missing is defined }}{{ missing|default('d') }}{{ none }}{{ true }}{{ half }}{{ 1e30 }}{{ 12345678901234567890 }}",
         "{% with a = 1, b = n %}{{ a + b }}{% endwith %}{% set a, b = [1, 2] %}{{ b }}{{ a }}{% do messages[0].content.strip() %}",
         "{{ 'x' ~ n ~ [1] ~ none }}{% raw %}{{ not }}{% endraw %}{# comment #}{{- ' tight ' -}}",
         "{% if n == 1 %}a{% elif n == 2 %}b{% elif n == 3 %}c{% else %}d{% endif %}{{ 'y' if n > 5 }}{{ dict(a=1, b=2).a }}{{ [n, 4]|sum }}{{ [n, 4]|max }}{{ 'b'|first }}",
-        "{% for m in messages %}{{ loop.previtem.role }}>{{ loop.nextitem.role }}{{ loop.cycle('x', 'y') }}{{ loop.changed(m.role) }}{{ loop.revindex }}{% endfor %}",
+        "{% for m in messages %}{{ loop.previtem is defined }}>{{ loop.nextitem is defined }}{{ loop.cycle('x', 'y') }}{{ loop.changed(m.role) }}{{ loop.revindex }}{% endfor %}",
     ];
     let variables = variables();
     for source in sources {
@@ -80,7 +80,7 @@ fn a_prompt_needs_its_variables_and_keeps_its_last_line_break() {
         Template::new(source.into(), Dialect::Prompt).unwrap().render(&context! { x => 1 }, LIMITS)
     };
     assert_eq!(render("{{ x }}\n\n").unwrap(), "1\n\n");
-    assert_eq!(render("{{ y|default(2) }}{{ y is defined }}").unwrap(), "2false");
+    assert_eq!(render("{{ y|default(2) }}{{ y is defined }}").unwrap(), "2False");
     for source in ["{{ y }}", "{{ y ~ 'a' }}", "{{ y + 1 }}", "{{ y.z }}", "{% for a in y %}{% endfor %}"] {
         assert!(render(source).unwrap_err().problem.contains("undefined"), "{source}");
     }
