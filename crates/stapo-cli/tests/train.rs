@@ -110,7 +110,7 @@ fn bad_input_is_one_paragraph_with_the_remedy_and_leaves_nothing_behind() {
             ],
             "frozen",
         ),
-        (&["train", "--set", "model={kind=\"path\",path=\"mismatched\"}"], "has ids up to 1000"),
+        (&["train", "--set", "model={kind=\"path\",path=\"mismatched\"}"], "has ids up to 48"),
         (&["train", "--set", "rollout.chat=true"], "the model has no chat template"),
         (&["train", "--set", "rollout.max_response_tokens=1000"], "the model has 256 positions"),
         (&["plan", "--set", "stepz=3"], "did you mean `steps`?"),
@@ -124,6 +124,9 @@ fn bad_input_is_one_paragraph_with_the_remedy_and_leaves_nothing_behind() {
     assert!(long.contains("the limit is 2\nhint: raise rollout.max_prompt_tokens"), "{long}");
 }
 
+/// Rows of the built-in model's embedding.
+const VOCABULARY: u64 = 48;
+
 /// The built-in model with a tokenizer that has one token more than the model's vocabulary.
 fn mismatched_model(folder: &Path) {
     let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/base");
@@ -134,7 +137,14 @@ fn mismatched_model(folder: &Path) {
     }
     let path = folder.join("tokenizer.json");
     let mut tokenizer: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-    tokenizer["model"]["vocab"]["z"] = 1000.into();
+    let last = tokenizer["added_tokens"][0].clone();
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    for id in last["id"].as_u64().unwrap() + 1..=VOCABULARY {
+        let mut token = last.clone();
+        token["id"] = id.into();
+        token["content"] = format!("<|{id}|>").into();
+        added.push(token);
+    }
     std::fs::write(&path, tokenizer.to_string()).unwrap();
 }
 
