@@ -196,6 +196,29 @@ fn a_full_disk_behind_standard_output_is_an_error_and_a_reader_that_left_is_none
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn metrics_that_a_full_disk_swallowed_are_told_at_the_end_of_a_run_that_lost_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = "--json --set steps=1";
+    let train = "train --set rollout.problems_per_step=1 --set update.problems_per_minibatch=1 --set evaluation.problems=1";
+    let pretrain = "pretrain --set batch_tokens=64 --set evaluation_problems=1 --set start.n_layers=1";
+    for (out, line) in [("trained", train), ("pretrained", pretrain)] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+        command.current_dir(folder.path()).args(line.split(' ')).args(small.split(' '));
+        let output = command.args(["--out", out]).stdout(Stdio::from(full)).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{line}: {said}");
+        assert!(
+            said.contains("No space left") && said.contains("nothing of the run is lost"),
+            "{line}: {said}"
+        );
+        let metrics = std::fs::read_to_string(folder.path().join(out).join("metrics.jsonl")).unwrap();
+        assert_eq!(metrics.lines().count(), 1, "{line}");
+    }
+}
+
 #[test]
 fn control_characters_of_names_and_files_are_spelled_out() {
     let folder = tempfile::tempdir().unwrap();

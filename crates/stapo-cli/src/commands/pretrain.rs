@@ -16,7 +16,7 @@ use stapo_rl::pretrain::{
 };
 use stapo_rl::run::{Run, hash_file};
 use stapo_rl::untrusted::read_text;
-use std::io::{Write, stderr, stdout};
+use std::io::{ErrorKind, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -79,6 +79,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         started: Instant::now(),
         n_seen: 0,
         stop: stop.clone(),
+        output_error: None,
     };
     if let Some(task) = &pretrainer.task {
         allow_command::warn(task);
@@ -105,6 +106,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     export_policy(&model, &trained.policy, &trained.companions, &options)?;
     let weights = hash_file("weights", &model.join("model.safetensors"))?;
     eprintln!("model {}: {} bytes of weights, sha256 {}", model.display(), weights.n_bytes, weights.sha256);
+    if let Some(error) = view.output_error {
+        bail!(
+            "standard output: {error}\nhint: nothing of the run is lost; its metrics are in {folder}/metrics.jsonl"
+        );
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -142,14 +148,18 @@ struct PretrainView {
     started: Instant,
     n_seen: u32,
     stop: Stop,
+    /// The first failed write of metrics to standard output.
+    output_error: Option<std::io::Error>,
 }
 
 impl WatchPretrain for PretrainView {
     fn stepped(&mut self, metrics: &PretrainMetrics) {
         self.n_seen += 1;
         if self.json {
-            // A failed write is ignored: a closed standard output must not end the run.
-            let _ = stdout().write_all(metrics.to_line().as_bytes());
+            // A failed write does not end the run; a full disk is told at its end, a reader that left is not.
+            let written = stdout().write_all(metrics.to_line().as_bytes());
+            let failed = written.err().filter(|error| error.kind() != ErrorKind::BrokenPipe);
+            self.output_error = self.output_error.take().or(failed);
             return;
         }
         let is_shown = metrics.step.is_multiple_of(10) || metrics.eval_accuracy.is_some();
