@@ -15,7 +15,7 @@ pub struct Args {
     /// A training config, as TOML, or a run folder; the built-in run where absent.
     config: Option<PathBuf>,
 
-    /// Changes one value of the config, as in task.level=5; may be repeated.
+    /// Changes one value of the config, as in task.max_operators=5; may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 

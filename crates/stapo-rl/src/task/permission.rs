@@ -6,7 +6,6 @@
 //! per program, named by the hash of the settings and of the files that the command line names.
 
 use super::TaskError;
-use super::spec::TaskSpec;
 use super::verifier_spec::{CommandSpec, VerifierSpec};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
@@ -24,14 +23,7 @@ pub enum Programs {
     Never,
 }
 
-/// Refuses a task whose verifier is a program that may not start.
-pub fn check_program(task: &TaskSpec, programs: Programs) -> Result<(), TaskError> {
-    match task.verifier() {
-        VerifierSpec::Command(command) => check(command, programs),
-        VerifierSpec::Rule(_) | VerifierSpec::Countdown(_) => Ok(()),
-    }
-}
-
+/// Refuses a verifier's program that may not start.
 pub(super) fn check(command: &CommandSpec, programs: Programs) -> Result<(), TaskError> {
     let is_recorded = || {
         let hash = fingerprint(command).ok()?;
