@@ -15,6 +15,8 @@ macro_rules! eprintln {
 }
 
 mod commands;
+#[cfg(test)]
+mod documented;
 mod shared;
 
 use clap::{Parser, Subcommand};
