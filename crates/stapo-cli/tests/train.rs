@@ -222,14 +222,12 @@ fn a_full_disk_stops_with_a_valid_run() {
 fn plan_and_doctor_tell_without_touching_anything() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let plan: Value = serde_json::from_str(&ok(&stapo(at, &["plan", "--json"]))).unwrap();
+    let plan: Value = serde_json::from_str(&ok(&stapo(at, &["plan", "--no-measure", "--json"]))).unwrap();
     assert_eq!((&plan["steps"], &plan["responses_per_step"]), (&80.into(), &256.into()));
     let parts: u64 = plan["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();
     assert_eq!(plan["memory_bytes_total"], parts);
-    assert!(plan["pace"]["seconds"].as_f64().unwrap() > 0.0);
     let text = ok(&stapo(at, &["plan", "--no-measure", "--set", "objective.preset=dapo"]));
     assert!(text.contains("activations") && text.contains("rollout.max_redraws is 0"), "{text}");
-    assert!(!text.contains("tokens/s"), "{text}");
     let doctor: Value = serde_json::from_str(&ok(&stapo(at, &["doctor", "--json"]))).unwrap();
     assert!(doctor["threads"].as_u64().unwrap() >= 1);
     let text = ok(&stapo(at, &["doctor"]));
