@@ -33,6 +33,12 @@ fn a_run_is_planned_without_gpu_weights_and_data() {
     assert_eq!((&named["machine"]["name"], &named["fits"]), (&"h200".into(), &true.into()));
     assert!(assumed(&named, "Qwen3-1.7B-Base, whose files are not here"), "{named:#}");
     assert!(!assumed(&named, "--mean-"), "{named:#}");
+    let used = &named["memory_bytes_used_by"];
+    let part = |name: &str| number(&named["memory_bytes"][name]);
+    let always = part("weights") + part("optimizer") + part("libraries");
+    assert_eq!(number(&used["checkpoint"]), always);
+    assert_eq!(number(&used["sampling"]), always + part("keys, values") + part("logits"));
+    assert_eq!(number(&used["update"]), always + part("gradients") + part("activations") + part("logits"));
     let time = &named["time"];
     assert_eq!(time["is_measured"], false);
     let phases = time["phases"].as_object().unwrap();

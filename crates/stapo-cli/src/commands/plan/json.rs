@@ -1,6 +1,6 @@
 //! A plan as one JSON object.
 
-use super::planned::Planned;
+use super::planned::{MemoryPhase, Planned};
 use serde_json::{Map, Value, json};
 use stapo_rl::estimate::{Machine, Origin, Rate};
 
@@ -9,6 +9,10 @@ pub fn of(planned: &Planned) -> Value {
     let rollout = &plan.config.rollout;
     let parts: Map<String, Value> =
         planned.memory.iter().map(|part| (part.name.to_string(), json!(part.bytes))).collect();
+    let used: Map<String, Value> = MemoryPhase::ALL
+        .iter()
+        .map(|phase| (phase.name().to_string(), json!(planned.used_bytes(*phase))))
+        .collect();
     let phases: Map<String, Value> =
         prediction.phases.list().iter().map(|phase| (phase.name.to_string(), json!(phase.seconds))).collect();
     json!({
@@ -21,6 +25,7 @@ pub fn of(planned: &Planned) -> Value {
         "response_tokens_at_most": planned.most_tokens(),
         "machine": of_machine(machine),
         "memory_bytes": parts,
+        "memory_bytes_used_by": used,
         "memory_bytes_total": planned.total_bytes(),
         "memory_bytes_here": planned.memory_bytes,
         "fits": planned.fits(),

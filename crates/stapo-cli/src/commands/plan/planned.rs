@@ -31,7 +31,42 @@ pub struct Planned<'a> {
     pub assumed: Vec<String>,
 }
 
+/// What memory is used for at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryPhase {
+    Sampling,
+    Update,
+    Checkpoint,
+}
+
+impl MemoryPhase {
+    pub const ALL: [Self; 3] = [Self::Sampling, Self::Update, Self::Checkpoint];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sampling => "sampling",
+            Self::Update => "update",
+            Self::Checkpoint => "checkpoint",
+        }
+    }
+
+    /// Whether the phase reads or writes the part.
+    pub fn uses(self, part: &MemoryPart) -> bool {
+        match part.name {
+            "keys, values" => self == Self::Sampling,
+            "gradients" | "activations" => self == Self::Update,
+            "logits" => self != Self::Checkpoint,
+            _ => true,
+        }
+    }
+}
+
 impl Planned<'_> {
+    /// Bytes of the parts that a phase uses.
+    pub fn used_bytes(&self, phase: MemoryPhase) -> u64 {
+        self.memory.iter().filter(|part| phase.uses(part)).map(|part| part.bytes).sum()
+    }
+
     pub fn total_bytes(&self) -> u64 {
         self.memory.iter().map(|part| part.bytes).sum()
     }

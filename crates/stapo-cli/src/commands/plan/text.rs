@@ -1,6 +1,6 @@
 //! A plan as lines for people, at most 80 columns wide.
 
-use super::planned::Planned;
+use super::planned::{MemoryPhase, Planned};
 use crate::shared::clock;
 use crate::shared::units::{grouped, size};
 use stapo_rl::estimate::{Machine, Processor};
@@ -69,14 +69,19 @@ fn rates(machine: &Machine) -> String {
     format!("{products}, {bandwidth}, {} ({})", origin.word(), origin.source())
 }
 
+/// A table of the parts and the phases that use them, and all parts together, which are held at once.
 fn print_memory(planned: &Planned) {
-    let mut name = "memory";
+    let row = |name: &str, cells: [String; 3]| {
+        format!("{name:<13} {:>10} {:>10} {:>10}", cells[0], cells[1], cells[2])
+    };
+    line("memory", &row("", MemoryPhase::ALL.map(|phase| phase.name().to_string())));
     for part in &planned.memory {
-        line(name, &format!("{:<13} {:>10}", part.name, size(part.bytes)));
-        name = "";
+        let cell = |phase: MemoryPhase| if phase.uses(part) { size(part.bytes) } else { "-".to_string() };
+        line("", &row(part.name, MemoryPhase::ALL.map(cell)));
     }
-    let beside = planned.memory_bytes.map_or(String::new(), |bytes| format!(" of {}", size(bytes)));
-    line("", &format!("{:<13} {:>10}{beside}", "together", size(planned.total_bytes())));
+    line("", &row("used", MemoryPhase::ALL.map(|phase| size(planned.used_bytes(phase)))));
+    let of = planned.memory_bytes.map_or(String::new(), |bytes| format!(" of {}", size(bytes)));
+    line("", &format!("{:<13} {:>10}{of}", "held at once", size(planned.total_bytes())));
     if planned.fits() == Some(false) {
         line("", &does_not_fit(planned));
     }
