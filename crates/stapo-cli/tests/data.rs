@@ -1,6 +1,7 @@
-//! A user's own model and data: `init`, `problems`, `sft`.
+//! A user's own model and data: `init`, `problems`, `sft`, and the examples.
 
 mod common;
+mod examples;
 
 use common::{complaint, ok, stapo};
 use serde_json::{Value, json};
@@ -41,7 +42,7 @@ fn init_writes_a_config_that_problems_and_train_take_as_it_is() {
     assert!(!at.join("mine.toml").exists(), "nothing is written where something is missing");
     let said = ok(&stapo(at, &words(&format!("{init} --answer-field final"))));
     for part in [
-        "793",
+        "794.0k parameters",
         "256 positions",
         "with a chat template",
         "60 rows",
@@ -125,9 +126,9 @@ fn problems_show_the_very_text_and_refused_lengths() {
             && said.contains("+1+="),
         "{said}"
     );
-    let output = stapo(at, &words("problems c.toml -n 1 --set rollout.max_prompt_tokens=9"));
+    let output = stapo(at, &words("problems c.toml -n 1 --set rollout.max_prompt_tokens=10"));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(ok(&output).contains("--- p") && told.contains("10 of 20 prompts are longer than 9"), "{told}");
+    assert!(ok(&output).contains("--- p") && told.contains("10 of 20 prompts are longer than 10"), "{told}");
     let said = ok(&stapo(at, &words("problems c.toml -n 1 --no-model --set model.path=gone")));
     assert!(said.contains("[system] add"), "{said}");
     for (set, expected) in [

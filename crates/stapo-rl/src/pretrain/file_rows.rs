@@ -1,8 +1,8 @@
 //! A file of texts, read and checked before the first step.
 
+use super::file_texts::{FileTexts, LongRows};
 use super::rows::{TextLayout, TextRow};
 use super::sequence::TextEncoder;
-use super::texts::{FileTexts, LongRows};
 use crate::error::{Error, Result};
 use crate::task::TaskError;
 use crate::task::rows::{Format, permutation};

@@ -2,6 +2,7 @@
 
 mod config;
 mod file_rows;
+mod file_texts;
 mod fresh;
 mod rows;
 mod sequence;
@@ -9,9 +10,10 @@ mod spelling;
 mod texts;
 
 pub use config::{LossOn, PretrainConfig, Start};
+pub use file_texts::FileTexts;
 pub use fresh::export_policy;
 pub use spelling::file_kind;
-pub use texts::{FileTexts, TextsSpec};
+pub use texts::TextsSpec;
 
 use crate::config::PlanError;
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! Files of texts: conversations, prompts with responses, or texts alone.
 
-use super::texts::FileTexts;
+use super::file_texts::FileTexts;
 use crate::task::rows::{FieldPath, turns};
 use serde_json::Value;
 use stapo_core::Turn;

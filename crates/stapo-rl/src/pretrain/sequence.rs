@@ -1,7 +1,7 @@
 //! Texts as tokens, each token learned or given.
 
+use super::file_texts::FileTexts;
 use super::rows::TextRow;
-use super::texts::FileTexts;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 use stapo_core::Turn;

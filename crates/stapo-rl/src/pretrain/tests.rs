@@ -203,7 +203,7 @@ fn names_of_earlier_programs_mean_the_same() {
 }
 
 #[test]
-fn the_seed_of_the_built_in_model_is_untouched() {
+fn the_config_of_the_built_in_model_keeps_its_values() {
     let config = PretrainConfig::from_toml(include_str!("../../../../configs/base.toml"), []).unwrap();
     assert_eq!(
         (config.steps, config.update.learning_rate, config.record.checkpoint_every_steps),

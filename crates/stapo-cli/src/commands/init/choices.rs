@@ -36,7 +36,12 @@ const OUTLIER: usize = 4;
 const MIN_RESPONSE_TOKENS: usize = 16;
 
 impl Choices {
-    pub fn fitting(found: &Found, device: DeviceName) -> Result<Self> {
+    /// Chooses values; `write` makes the text of a config of them, whose memory is counted.
+    pub fn fitting(
+        found: &Found,
+        device: DeviceName,
+        write: impl Fn(&Found, &Self) -> String,
+    ) -> Result<Self> {
         let is_gpu = device != DeviceName::Cpu;
         let (max_prompt_tokens, drops_long_prompts) = prompt_limit(found);
         let room = found.config.max_positions.saturating_sub(max_prompt_tokens);
@@ -60,7 +65,7 @@ impl Choices {
             problems_per_minibatch: problems_per_step.div_ceil(2),
             microbatch_tokens: 0,
             recompute: Recompute::Nothing,
-            kv_mib: if is_gpu { 16384 } else { 1024 },
+            kv_mib: 0,
             // Full training by reinforcement learning: 1e-6 is the rate of the published runs; tiny models need more.
             learning_rate: match n_parameters {
                 0..10_000_000 => 1e-4,
@@ -73,23 +78,33 @@ impl Choices {
             memory_needed: 0,
             memory_here: available(device),
         };
-        choices.fit_memory(found)?;
+        choices.kv_mib = choices.kv_mib_of_all(found).clamp(64, if is_gpu { 16384 } else { 1024 });
+        choices.fit_memory(found, write)?;
         Ok(choices)
     }
 
+    /// Memory for the keys and values of all responses of a step at once, MiB, as a power of two.
+    fn kv_mib_of_all(&self, found: &Found) -> usize {
+        let model = &found.config;
+        let n_tokens =
+            self.problems_per_step * self.group_size * (self.max_prompt_tokens + self.max_response_tokens);
+        let number_bytes = if self.device == DeviceName::Cpu { 4 } else { 2 };
+        let bytes = n_tokens * 2 * model.n_layers * model.n_kv_heads * model.head_dim * number_bytes;
+        (bytes >> 20).next_power_of_two()
+    }
+
     /// Takes the first setting that leaves a fifth of the memory free; the most sparing one where none does.
-    fn fit_memory(&mut self, found: &Found) -> Result<()> {
+    fn fit_memory(&mut self, found: &Found, write: impl Fn(&Found, &Self) -> String) -> Result<()> {
         let longest = self.max_prompt_tokens + self.max_response_tokens;
         let tokens = longest.next_multiple_of(1024);
         let sparing = [
             (Recompute::Nothing, tokens.max(8192), self.kv_mib),
-            (Recompute::Layers, tokens.max(8192), self.kv_mib / 2),
-            (Recompute::Layers, longest, self.kv_mib / 4),
-            (Recompute::Layers, longest, 256),
+            (Recompute::Layers, tokens.max(8192), (self.kv_mib / 2).max(64)),
+            (Recompute::Layers, longest, (self.kv_mib / 4).max(64)),
         ];
         for (recompute, microbatch_tokens, kv_mib) in sparing {
             (self.recompute, self.microbatch_tokens, self.kv_mib) = (recompute, microbatch_tokens, kv_mib);
-            let text = super::text::config(found, self);
+            let text = write(found, self);
             let plan = Plan::resolve(Config::from_toml(&text, [])?)?;
             self.memory_needed = memory::parts(&plan, &found.config, &[]).iter().map(|part| part.bytes).sum();
             if self.memory_here.is_none_or(|here| self.memory_needed <= here / 5 * 4) {

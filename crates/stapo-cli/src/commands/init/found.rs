@@ -106,6 +106,13 @@ impl Found {
             ModelSource::Path { path } => format!("model {path}"),
             ModelSource::Builtin => "the built-in model".to_string(),
         };
+        if let ModelSource::Path { path } = &wanted.model
+            && !Path::new(path).exists()
+        {
+            bail!(
+                "model {path}: no such file or folder\nhint: a Hugging Face folder, a GGUF file, or builtin; stapo fetch model NAME gets one from the hub"
+            );
+        }
         let config = shape(&wanted.model).with_context(named)?;
         let prompts = PromptModel::open(&wanted.model).with_context(named)?;
         let spec = RowsSpec {

@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         problem_field: args.problem_field.clone(),
         answer_field: args.answer_field.clone(),
     })?;
-    let choices = Choices::fitting(&found, args.device)?;
+    let choices = Choices::fitting(&found, args.device, text::config)?;
     let text = text::config(&found, &choices);
     check(&text, &found)
         .context("the config that was written does not fit, which is a fault of this program")?;

@@ -1,8 +1,6 @@
 //! Every folder of `examples/` runs, shortened.
 
-mod common;
-
-use common::{ok, stapo};
+use super::common::{ok, stapo};
 use std::fs;
 use std::path::Path;
 
