@@ -21,8 +21,8 @@ mod shared;
 
 use clap::{Parser, Subcommand};
 use commands::{
-    doctor, eval, experiment, export, fetch, generate, grade, inspect, model, objective, plan, pretrain,
-    problems, report, runs, score, train, verify_run,
+    doctor, eval, experiment, export, fetch, generate, grade, init, inspect, model, objective, plan,
+    pretrain, problems, report, runs, score, train, verify_run,
 };
 use shared::terminal::output_failed;
 use stapo_rl::device::cuda;
@@ -43,6 +43,7 @@ struct Cli {
 enum Command {
     Train(train::Args),
     Pretrain(pretrain::Args),
+    Sft(pretrain::SftArgs),
     Export(export::Args),
     Runs(runs::Args),
     Report(report::Args),
@@ -52,6 +53,7 @@ enum Command {
     Compare(eval::CompareArgs),
     Experiment(experiment::Args),
     Fetch(fetch::Args),
+    Init(init::Args),
     Problems(problems::Args),
     Doctor(doctor::Args),
     VerifyRun(verify_run::Args),
@@ -103,6 +105,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(args) => train::run(&args),
         Command::Pretrain(args) => pretrain::run(&args),
+        Command::Sft(args) => pretrain::run_sft(&args),
         Command::Export(args) => export::run(&args),
         Command::Runs(args) => runs::run(&args),
         Command::Report(args) => report::run(&args),
@@ -112,6 +115,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Fetch(args) => fetch::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Init(args) => init::run(&args),
         Command::Problems(args) => problems::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::VerifyRun(args) => verify_run::run(&args),

@@ -16,12 +16,15 @@ mod learner;
 mod loaded_model;
 pub mod memory;
 pub mod pretrain;
+pub mod prompting;
 mod records;
 pub mod rollout;
 pub mod run;
 mod scoring;
 pub mod task;
 mod teacher;
+#[cfg(test)]
+mod testing;
 pub mod train;
 mod update;
 

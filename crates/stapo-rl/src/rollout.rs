@@ -4,7 +4,7 @@ mod foreign;
 
 pub use foreign::ForeignRollouts;
 
-use crate::config::{Plan, Reward};
+use crate::config::{LongPrompts, Plan, Reward};
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
 use crate::task::{Judged, Split, Task};
@@ -51,10 +51,8 @@ pub fn roll_out(
     let mut out = Sampled { batch, sampler_logp: Vec::new(), n_drawn: 0, n_responses: 0, n_sampled: 0 };
     for draw in 0..=config.rollout.max_redraws as u64 {
         let missing = wanted - kept.len();
-        let problems: Vec<Problem> = (0..missing as u64)
-            .map(|i| Ok(task.problem(config.seed, Split::Train, position + out.n_drawn + i)?))
-            .collect::<Result<_>>()?;
-        out.n_drawn += missing as u64;
+        let (problems, n_drawn) = draw_problems(model, task, plan, position + out.n_drawn, missing)?;
+        out.n_drawn += n_drawn;
         let sampling = GroupSampling {
             key: Key::new(config.seed).with(step).with(draw),
             n_samples: config.rollout.group_size,
@@ -72,6 +70,39 @@ pub fn roll_out(
     }
     out.batch.groups = kept;
     Ok(out)
+}
+
+/// Draws in search of one short problem, at most.
+const MAX_DRAWS: usize = 100;
+
+/// The next `n` training problems from `position` on, and how many were drawn. The prompts of a file were checked before
+/// the run; those of a generated task are checked as they are drawn.
+fn draw_problems(
+    model: &LoadedModel,
+    task: &Task,
+    plan: &Plan,
+    position: u64,
+    n: usize,
+) -> Result<(Vec<Problem>, u64)> {
+    let rollout = &plan.config.rollout;
+    let is_checked = rollout.long_prompts == LongPrompts::Refuse || task.n_problems(Split::Train).is_some();
+    let prompting = model.prompting(&plan.style)?;
+    let mut problems = Vec::with_capacity(n);
+    let mut n_drawn = 0;
+    while problems.len() < n {
+        let problem = task.problem(plan.config.seed, Split::Train, position + n_drawn)?;
+        n_drawn += 1;
+        if is_checked || prompting.tokens(&problem)?.len() <= rollout.max_prompt_tokens {
+            problems.push(problem);
+        } else if n_drawn > (MAX_DRAWS * n) as u64 {
+            return Err(Error::Misfit {
+                key: "rollout.max_prompt_tokens",
+                problem: format!("{n_drawn} problems gave {} with a prompt this short", problems.len()),
+                remedy: "raise it, or ask for shorter problems",
+            });
+        }
+    }
+    Ok((problems, n_drawn))
 }
 
 /// Samples responses to each problem, with verdicts and rewards.
@@ -145,9 +176,11 @@ fn sample(
         ..EngineSettings::default()
     };
     let mut engine = Engine::new(&model.policy, memory, settings)?;
+    engine.stop_at(model.stop_texts(&plan.style)?);
+    let prompting = model.prompting(&plan.style)?;
     let mut prompts = Vec::with_capacity(problems.len());
     for (idx, problem) in problems.iter().enumerate() {
-        let prompt = model.encode(&problem.prompt, limits.chat)?;
+        let prompt = prompting.tokens(problem)?;
         if prompt.len() > limits.max_prompt_tokens {
             return Err(Error::PromptTooLong {
                 problem_id: problem.id.clone(),

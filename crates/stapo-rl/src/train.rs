@@ -9,6 +9,7 @@ use crate::identity;
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
 use crate::memory;
+use crate::prompting::fit_prompts;
 use crate::records::{Phases, explored_records, metrics, response_records, silenced_records};
 use crate::rollout::{ForeignRollouts, held_out_accuracy, roll_out};
 use crate::run::{Reopening, Run, is_due};
@@ -56,6 +57,8 @@ pub struct Trainer {
     teacher: Option<Teacher>,
     /// Rollouts that another engine sampled, for a run that does not sample its own.
     foreign: Option<ForeignRollouts>,
+    /// What was found about the prompts at the start.
+    warnings: Vec<String>,
     /// The rollout engine's memory, kept from one rollout to the next.
     engine_memory: EngineMemory,
 }
@@ -65,17 +68,19 @@ impl Trainer {
     pub fn new(plan: &Plan, device: &Device, programs: Programs) -> Result<Self> {
         // The task is opened first: a verifier program that may not start is refused before a model is loaded.
         let further = plan.rewards.iter().skip(1).map(|reward| &reward.verifier);
-        let task = Task::with_verifiers(&plan.task, further, programs)?;
+        let mut task = Task::with_verifiers(&plan.task, further, programs)?;
         if let ModelSource::Path { path } = &plan.config.model {
             memory::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
         }
         let model = LoadedModel::open(&plan.config.model, device)?;
         model.check(plan)?;
+        let warnings = check_prompts(plan, &model, &mut task)?;
         let reference = reference(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
         let learner = Learner::new(model, plan.optimizer())?;
-        Ok(Self { learner, task, reference, teacher, foreign, engine_memory: EngineMemory::new() })
+        let engine_memory = EngineMemory::new();
+        Ok(Self { learner, task, reference, teacher, foreign, warnings, engine_memory })
     }
 
     /// Samples the rollout batch of the next step.
@@ -144,6 +149,16 @@ impl Trainer {
     }
 }
 
+/// Checks the prompts of a run before its first step; returns what the user should know.
+fn check_prompts(plan: &Plan, model: &LoadedModel, task: &mut Task) -> Result<Vec<String>> {
+    let left_out = fit_prompts(plan, &model.prompting(&plan.style)?, task)?;
+    let is_unrendered = model.template.is_some() && !plan.style.chat;
+    let unrendered = is_unrendered.then(|| {
+        "the model has a chat template and rollout.chat is false, so prompts are plain text; an instruction-tuned model needs rollout.chat=true".to_string()
+    });
+    Ok(left_out.into_iter().chain(unrendered).collect())
+}
+
 /// The frozen policy of a KL penalty; `None` for an objective without one.
 fn reference(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Policy>> {
     if !plan.objective.needs_reference() {
@@ -186,7 +201,7 @@ fn record_error(run: &mut Run, error: &Error) -> Result<()> {
 
 fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let mut first = Run::read_metrics::<Metrics>(run.folder())?.into_iter().next();
-    for text in canary::switched_off(plan) {
+    for text in canary::switched_off(plan).into_iter().chain(trainer.warnings.clone()) {
         run.record(EventKind::Warning, &text)?;
         watch.warned(&text);
     }

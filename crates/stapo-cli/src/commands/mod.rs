@@ -7,6 +7,7 @@ pub mod export;
 pub mod fetch;
 pub mod generate;
 pub mod grade;
+pub mod init;
 pub mod inspect;
 pub mod model;
 pub mod objective;

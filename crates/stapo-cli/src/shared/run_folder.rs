@@ -1,5 +1,6 @@
 //! Reading run folders: plans, checkpoints, records, hashes; and opening devices and models.
 
+use crate::shared::clock;
 use anyhow::{Context, Result, bail};
 use stapo_core::ObjectiveSpec;
 use stapo_core::record::{self, FileHash, Record, ResponseRecord, changed_inputs};
@@ -12,6 +13,7 @@ use stapo_rl::train::Trainer;
 use stapo_rl::untrusted::{read_lines, read_text};
 use stapo_rl::{Config, LoadedModel, Plan, identity};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// The text of a config, of the built-in config if none is given, and its resolved plan. A run folder stands for its
 /// `plan.toml`.
@@ -207,4 +209,14 @@ fn beside_weights(files: Vec<FileHash>) -> Vec<FileHash> {
 /// Whether the path is a run folder.
 pub fn is_run(path: &Path) -> bool {
     path.join("plan.toml").symlink_metadata().is_ok()
+}
+
+/// `runs/<UTC time>-<name>`, with a number appended if that folder exists.
+pub fn new_folder(name: &str) -> PathBuf {
+    let stem = format!("{}-{name}", clock::stamp(SystemTime::now()));
+    let numbered = (2..).map(|n| Path::new("runs").join(format!("{stem}-{n}")));
+    std::iter::once(Path::new("runs").join(&stem))
+        .chain(numbered)
+        .find(|folder| !folder.exists())
+        .unwrap_or_default()
 }

@@ -5,12 +5,14 @@ mod refusal;
 mod reuse;
 mod rewards;
 mod sources;
+mod style;
 
 pub use plan::{Plan, Schedule};
 pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};
 pub use rewards::{Reward, RewardSpec};
 pub use sources::{Behavior, RolloutSource, TeacherSource};
+pub use style::PromptStyle;
 
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
@@ -76,11 +78,17 @@ pub struct RolloutConfig {
     pub group_size: usize,
     pub temperature: f64,
     pub max_prompt_tokens: usize,
+    /// What happens to problems whose prompt is longer.
+    pub long_prompts: LongPrompts,
     pub max_response_tokens: usize,
     /// Memory for keys and values, MiB.
     pub kv_mib: usize,
     /// Renders prompts with the model's chat template.
     pub chat: bool,
+    /// Further variables of the chat template, such as `enable_thinking`.
+    pub chat_arguments: Table,
+    /// Texts that end a response, beside the model's own stop tokens.
+    pub stop: Vec<String>,
     /// How the update treats responses that reached the length limit.
     pub truncated: Truncated,
     /// How often groups with equal rewards are replaced by groups of other problems, at most.
@@ -91,6 +99,17 @@ pub struct RolloutConfig {
     /// Where the responses of training come from; sampled by the policy where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<RolloutSource>,
+}
+
+/// How problems with a prompt longer than `max_prompt_tokens` are treated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LongPrompts {
+    /// The run is refused before its first step, with their number and the longest named.
+    #[default]
+    Refuse,
+    /// Such problems are left out and counted.
+    Drop,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -228,9 +247,12 @@ impl Default for RolloutConfig {
             group_size: 8,
             temperature: 1.0,
             max_prompt_tokens: 64,
+            long_prompts: LongPrompts::Refuse,
             max_response_tokens: 96,
             kv_mib: 256,
             chat: false,
+            chat_arguments: Table::new(),
+            stop: Vec::new(),
             truncated: Truncated::Keep,
             max_redraws: 0,
             overlong: None,

@@ -2,6 +2,7 @@
 
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require};
 use super::rewards::{self, Reward};
+use super::style::{self, PromptStyle};
 use super::{Behavior, Config, RolloutSource, States, TeacherSource};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,8 @@ pub struct Plan {
     pub objective: ObjectiveSpec,
     /// At least one.
     pub rewards: Vec<Reward>,
+    /// How the model is asked.
+    pub style: PromptStyle,
 }
 
 /// The factor on the learning rate over the optimizer steps.
@@ -60,10 +63,11 @@ impl Schedule {
 impl Plan {
     /// Resolves the presets and checks every value.
     pub fn resolve(config: Config) -> Result<Self, PlanError> {
-        let mut task: TaskSpec = settings::read("task", config.task.clone())?;
+        let mut task = TaskSpec::read("task", config.task.clone())?;
         let objective = ObjectiveSpec::from_table(config.objective.clone())?;
         let rewards = rewards::resolve(&config, &mut task)?;
-        let plan = Plan { config, task, objective, rewards };
+        let style = PromptStyle::of(&config.rollout);
+        let plan = Plan { config, task: task.with_template(), objective, rewards, style };
         plan.check()?;
         Ok(plan)
     }
@@ -118,6 +122,12 @@ impl Plan {
         {
             let remedy = "set objective.off_policy, or rollout.source.behavior=sampler";
             notes.push(format!("the log-probs of rollout.source are not used; {remedy}"));
+        }
+        if let Some(rows) = self.task.rows().filter(|rows| rows.has_instruction())
+            && !self.config.task.contains_key("template")
+        {
+            let problem = "task.template is not set: the instruction of its default follows each problem";
+            notes.push(format!("{problem} ({:?}); stapo problems shows the prompts", rows.template()));
         }
         let Some(preset) = preset(name) else { return notes };
         if preset.rollout.dynamic_sampling && rollout.max_redraws == 0 {
@@ -228,6 +238,7 @@ impl Plan {
         count("rollout.max_prompt_tokens", rollout.max_prompt_tokens, MAX_TOKENS)?;
         count("rollout.max_response_tokens", rollout.max_response_tokens, MAX_TOKENS)?;
         count("rollout.kv_mib", rollout.kv_mib, MAX_KV_MIB)?;
+        style::check(rollout, &self.task)?;
         require(
             rollout.source.is_none() || rollout.max_redraws == 0,
             "rollout.max_redraws",

@@ -2,10 +2,12 @@
 //! results), `events.jsonl` and `lock`.
 
 use super::{Done, place};
+use crate::config::PromptStyle;
 use crate::disk::{Lines, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use crate::run::{EventLog, FolderLock, NewFolder, check_tree, events};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use stapo_core::record::{
     self, Change, EvalRecord, EventKind, FileHash, Record, SCHEMA, StopReason, Writer, changed_inputs,
 };
@@ -29,6 +31,12 @@ pub struct EvalPlan {
     pub max_tokens: usize,
     pub template: Option<String>,
     pub chat: bool,
+    /// Further variables of the chat template.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub chat_arguments: Map<String, Value>,
+    /// Texts that end a response.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stop: Vec<String>,
     pub seed: u64,
     pub kv_mib: usize,
     /// The files of the model and of the benchmarks; empty in evaluations of programs that recorded only the weights.
@@ -46,6 +54,11 @@ pub struct EvalPlan {
 }
 
 impl EvalPlan {
+    pub fn style(&self) -> PromptStyle {
+        let Self { chat, chat_arguments, stop, .. } = self.clone();
+        PromptStyle { chat, chat_arguments, stop }
+    }
+
     fn expected_seal(&self) -> String {
         let unsealed = Self { seal: String::new(), ..self.clone() };
         sha256_hex(serde_json::to_string(&unsealed).expect("a plan is JSON").as_bytes())

@@ -12,8 +12,10 @@ pub use decoding::Decoding;
 pub use folder::{EvalFolder, EvalPlan, InterruptedEval};
 pub use table::{EvalRow, average, rows};
 
+use crate::config::PromptStyle;
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
+use crate::prompting::Prompting;
 use crate::rollout::finish;
 use crate::task::split::content_hash;
 use stapo_core::Finish;
@@ -26,12 +28,11 @@ use std::collections::HashSet;
 
 /// How samples are taken.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct EvalSampling {
+pub struct EvalSampling<'a> {
     pub seed: u64,
     /// Longest response; the model's own limit may end a response sooner.
     pub max_tokens: usize,
-    /// Render prompts with the model's chat template.
-    pub chat: bool,
+    pub style: &'a PromptStyle,
     pub kv_bytes: usize,
     /// Training steps that the policy has made; absent for a model that is not from a run.
     pub step: Option<u64>,
@@ -72,7 +73,7 @@ struct Work<'a> {
     model: &'a LoadedModel,
     benchmarks: &'a [Benchmark],
     decoding: &'a Decoding,
-    sampling: EvalSampling,
+    sampling: EvalSampling<'a>,
     done: &'a Done,
 }
 
@@ -89,13 +90,15 @@ impl Work<'_> {
             ..EngineSettings::default()
         };
         let mut engine = Engine::new(&self.model.policy, memory, settings)?;
+        engine.stop_at(self.model.stop_texts(self.sampling.style)?);
+        let prompting = self.model.prompting(self.sampling.style)?;
         let mut asked = Vec::new();
         for benchmark in self.benchmarks {
             for problem in &benchmark.problems {
                 if self.is_done(benchmark, problem) {
                     continue;
                 }
-                match engine.submit(self.request(benchmark, problem)?) {
+                match engine.submit(self.request(&prompting, benchmark, problem)?) {
                     Ok(_) => asked.push((benchmark, problem)),
                     Err(error @ (RequestError::PromptTooLong { .. } | RequestError::EmptyPrompt)) => {
                         if !self.refuse(benchmark, problem, &error, take)? {
@@ -130,11 +133,11 @@ impl Work<'_> {
         self.done.contains(&place)
     }
 
-    fn request(&self, benchmark: &Benchmark, problem: &Problem) -> Result<Request> {
+    fn request(&self, prompting: &Prompting, benchmark: &Benchmark, problem: &Problem) -> Result<Request> {
         let key = Key::new(content_hash(&benchmark.name)).with(content_hash(&problem.id));
         Ok(Request {
             problem: key.bits(),
-            prompt: self.model.encode(&problem.prompt, self.sampling.chat)?,
+            prompt: prompting.tokens(problem)?,
             n_samples: benchmark.n_samples as u32,
             max_tokens: self.sampling.max_tokens,
             stops: self.model.stops.clone(),

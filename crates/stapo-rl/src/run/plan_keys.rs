@@ -17,18 +17,10 @@ pub enum Freedom {
 }
 
 /// Keys, or tables with all their keys, of training and pretraining plans that `--resume RUN --set` may change.
-const RECORDED: [&str; 7] = [
-    "steps",
-    "evaluation",
-    "record",
-    "canaries",
-    "evaluation_every_steps",
-    "evaluation_problems",
-    "checkpoint_every_steps",
-];
+const RECORDED: [&str; 4] = ["steps", "evaluation", "record", "canaries"];
 
 /// Tables in which `path` may change: the content of the file is part of the identity, its place is not.
-const WITH_PATHS: [&str; 7] = ["model", "reference", "teacher", "task", "start", "texts", "rollout"];
+const WITH_PATHS: [&str; 6] = ["model", "reference", "teacher", "task", "data", "rollout"];
 
 const FREE: [&str; 3] = ["name", "rollout.kv_mib", "update.recompute"];
 

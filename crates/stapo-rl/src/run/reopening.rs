@@ -127,8 +127,9 @@ impl Reopening {
 
     /// Goes on with another plan. Keys that a resume may change are recorded; the others have to be accepted.
     pub fn set(&mut self, plan_text: String, complete: Complete) -> Result<()> {
-        let differ = differences(&self.plan_found, &complete(&self.plan_found)?, &plan_text)
-            .map_err(crate::config::PlanError::from)?;
+        // Complete on both sides: keys of an earlier program may have other names today.
+        let before = complete(&self.plan_found)?;
+        let differ = differences(&before, &before, &plan_text).map_err(crate::config::PlanError::from)?;
         for change in differ {
             match freedom(&change) {
                 Freedom::Identity => self.changes.push(change),

@@ -4,6 +4,7 @@ mod show;
 
 use crate::shared::option::threads;
 use crate::shared::program::{PROGRAM, writer};
+use crate::shared::prompts::PromptOptions;
 use crate::shared::run_folder::{self, Use};
 use crate::shared::stop;
 use anyhow::{Context, Result, bail};
@@ -62,6 +63,9 @@ pub struct Args {
     #[arg(long)]
     chat: bool,
 
+    #[command(flatten)]
+    prompts: PromptOptions,
+
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
@@ -115,10 +119,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("warning: {text}");
     }
     let decodings = decodings(&plan.decodings)?;
+    let style = plan.style();
     let sampling = EvalSampling {
         seed: plan.seed,
         max_tokens: plan.max_tokens,
-        chat: plan.chat,
+        style: &style,
         kv_bytes: plan.kv_mib << 20,
         step,
     };
@@ -192,6 +197,9 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
     if args.chat && model.template.is_none() {
         bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
     }
+    if !args.chat && !args.prompts.chat_arguments.is_empty() {
+        bail!("--chat-arguments: has no effect without --chat\nhint: add --chat, or leave it out");
+    }
     let names = |name: &String| -> Vec<String> {
         if name == "all" { SIX.map(String::from).to_vec() } else { vec![name.clone()] }
     };
@@ -207,6 +215,8 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         max_tokens: args.max_tokens,
         template: args.template.clone(),
         chat: args.chat,
+        chat_arguments: args.prompts.chat_arguments.clone(),
+        stop: args.prompts.stop.clone(),
         seed: args.seed,
         kv_mib: args.kv_mib,
         inputs: Vec::new(),

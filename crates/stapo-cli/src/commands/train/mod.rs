@@ -16,7 +16,6 @@ use stapo_rl::train::{Interrupted, Outcome, Trainer, train};
 use stapo_rl::{Plan, identity};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
 
 /// Trains a policy by reinforcement learning.
 ///
@@ -97,7 +96,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
     let (text, plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
-    let folder = args.out.clone().unwrap_or_else(|| default_folder(&plan.config.name));
+    let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&plan.config.name));
     if folder.exists() {
         bail!(stapo_rl::Error::exists(&folder));
     }
@@ -127,14 +126,4 @@ fn reopen(args: &Args, folder: &Path) -> Result<(Plan, Run, Trainer)> {
 fn settings(args: &Args) -> Vec<String> {
     let device = args.device.map(|device| format!("device={device}"));
     args.set.iter().cloned().chain(device).collect()
-}
-
-/// `runs/<UTC time>-<name>`, with a number appended if that folder exists.
-fn default_folder(name: &str) -> PathBuf {
-    let stem = format!("{}-{name}", crate::shared::clock::stamp(SystemTime::now()));
-    let numbered = (2..).map(|n| Path::new("runs").join(format!("{stem}-{n}")));
-    std::iter::once(Path::new("runs").join(&stem))
-        .chain(numbered)
-        .find(|folder| !folder.exists())
-        .unwrap_or_default()
 }
