@@ -12,9 +12,9 @@ use stapo_rl::config::{ModelSource, Recompute, TeacherSource};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::estimate::{self, Pace};
 use stapo_rl::memory::{self, MemoryPart};
-use stapo_rl::model_files::{ModelConfig, Pretrained};
+use stapo_rl::model_files::ModelConfig;
 use stapo_rl::train::Trainer;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -76,10 +76,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// The shape of a model, without its weights.
 fn shape(model: &ModelSource) -> Result<ModelConfig> {
-    Ok(match model {
-        ModelSource::Builtin => Pretrained::read_config(stapo_rl::unpack_builtin()?.path())?,
-        ModelSource::Path { path } => Pretrained::read_config(Path::new(path))?,
-    })
+    Ok(model.find()?.shape()?)
 }
 
 /// Response tokens of the whole run if every response has the greatest length.
@@ -128,10 +125,7 @@ fn total(memory: &[MemoryPart]) -> u64 {
 fn print_lines(plan: &Plan, model: &ModelConfig, memory: &[MemoryPart], pace: Option<Pace>) {
     let config = &plan.config;
     let rollout = &config.rollout;
-    let source = match &config.model {
-        ModelSource::Builtin => "built in".to_string(),
-        ModelSource::Path { path } => path.clone(),
-    };
+    let source = &config.model;
     let kind = |table: &toml::Table, key: &str| {
         table.get(key).and_then(toml::Value::as_str).unwrap_or("own").to_string()
     };

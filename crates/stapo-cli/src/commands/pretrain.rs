@@ -36,7 +36,7 @@ pub struct Args {
     set: Vec<String>,
 
     /// The run folder.
-    #[arg(long, value_name = "DIR", required_unless_present = "resume")]
+    #[arg(short, long, value_name = "DIR", required_unless_present = "resume")]
     out: Option<PathBuf>,
 
     /// Goes on with an interrupted run.

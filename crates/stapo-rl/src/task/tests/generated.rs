@@ -230,7 +230,7 @@ fn specs_round_trip_and_refuse_what_they_do_not_know() {
     assert_eq!(rows.verifier, VerifierSpec::Rule(RuleSpec { mode, ..RuleSpec::default() }));
     assert!(read("kind = \"arithmetic\"\nlevel = 7").unwrap_err().to_string().contains("expected 1 to 6"));
     assert!(read("kind = \"sums\"").unwrap_err().to_string().contains("unknown variant `sums`"));
-    assert!(read("kind = \"jsonl\"").unwrap_err().to_string().contains("missing field `path`"));
+    assert!(read("kind = \"jsonl\"").unwrap_err().to_string().contains("the key `path` is missing"));
 }
 
 #[test]
