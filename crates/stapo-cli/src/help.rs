@@ -53,7 +53,7 @@ const GROUPS: [Group; 5] = [
                  stapo generate --model runs/RUN@40 --chat 'What is 2+2?' -n 4",
             ),
             ("score", "stapo score --model builtin --input responses.jsonl"),
-            ("grade", "stapo grade --input answers.jsonl"),
+            ("grade", "stapo grade answers.jsonl"),
         ],
     },
     Group {

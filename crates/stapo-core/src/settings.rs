@@ -133,8 +133,11 @@ pub fn set(root: &mut Table, text: &str) -> Result<(), SettingsError> {
     let refuse =
         |problem: String, remedy: String| SettingsError::Override { text: text.to_string(), problem, remedy };
     let Some((path, value)) = text.split_once('=') else {
-        return Err(refuse("has no `=`".to_string(), "write it as masks.0.tau_p=0.001".to_string()));
+        return Err(refuse("has no `=`".to_string(), "write KEY=VALUE, as in steps=20".to_string()));
     };
+    if path.split('.').any(|key| key.trim().is_empty()) {
+        return Err(refuse("a key is empty".to_string(), "write KEY=VALUE, as in steps=20".to_string()));
+    }
     let value = parse_value(value.trim());
     let keys: Vec<&str> = path.trim().split('.').collect();
     let mut whole = Value::Table(std::mem::take(root));
@@ -226,7 +229,9 @@ fn unreadable(root: &str, path: &str, message: &str, given: &Value) -> SettingsE
         Some((unknown, known)) if message.starts_with("unknown field") => {
             let mut elsewhere = Vec::new();
             find_keys(given, "", unknown, &mut elsewhere);
-            elsewhere.retain(|found| *found != below && *found != format!("{below}.{unknown}"));
+            // The path of an unknown key ends with the key or with the table around it.
+            let own = [below.clone(), format!("{below}.{unknown}").trim_start_matches('.').to_string()];
+            elsewhere.retain(|found| !own.contains(found));
             match elsewhere.as_slice() {
                 [] => suggest(unknown, known),
                 places => format!("did you mean `{}`?", places.join("` or `")),

@@ -55,6 +55,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         println!("{}", serde_json::to_string_pretty(&runs)?);
         return Ok(ExitCode::SUCCESS);
     }
+    if runs.is_empty() {
+        eprintln!("note: no runs in {}; stapo train makes one", args.folder.display());
+    }
     println!("{:<32} {:>9} {:>9} {:>9}  status", "run", "steps", "accuracy", "held-out");
     for run in runs {
         println!("{}", row(&run));

@@ -80,8 +80,8 @@ pub fn check_characters(model: &LoadedModel, text: &str) -> Result<()> {
 }
 
 fn chat(model: &LoadedModel, messages: &[Message]) -> Result<Vec<u32>> {
-    for message in messages {
-        check_characters(model, &message.content)?;
+    if model.template.is_some() {
+        messages.iter().try_for_each(|message| check_characters(model, &message.content))?;
     }
     match model.encode_chat(messages)? {
         Some(tokens) => Ok(tokens),

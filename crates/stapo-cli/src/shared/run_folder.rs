@@ -3,7 +3,8 @@
 use crate::shared::shipped;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{self, Record, ResponseRecord};
-use stapo_core::{ObjectiveSpec, settings};
+use stapo_core::ObjectiveSpec;
+use stapo_core::settings::{self, SettingsError};
 use stapo_rl::config::{PlanError, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
@@ -25,9 +26,11 @@ pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String,
     let resolved = Config::from_toml(&text, overrides.iter().map(String::as_str)).map_err(PlanError::from);
     let plan = resolved.and_then(Plan::resolve).map_err(|error| {
         let file = config.map_or("the built-in config".to_string(), |path| path.display().to_string());
-        let place = match error.key() {
-            Some(key) => settings::place(&key, &file, &text, overrides.iter().map(String::as_str)),
-            None => file,
+        let place = match (error.key(), &error) {
+            (Some(key), _) => settings::place(&key, &file, &text, overrides.iter().map(String::as_str)),
+            // The message names the override.
+            (None, PlanError::Settings(SettingsError::Override { .. })) => return error.into(),
+            (None, _) => file,
         };
         anyhow::Error::new(error).context(place)
     })?;
@@ -42,9 +45,16 @@ pub fn plan(run: &Path) -> Result<Plan> {
 
 /// The text of `plan.toml`. A folder with links or pipes inside is refused.
 pub fn plan_text(run: &Path) -> Result<String> {
+    let remedy = "`stapo runs` lists the runs here, and `stapo train` makes one";
+    if !run.is_dir() {
+        bail!("run {}: no such folder\nhint: {remedy}", run.display());
+    }
     check_tree(run)?;
-    read_text(&run.join("plan.toml"))
-        .with_context(|| format!("run {}: no plan.toml, so this is no run folder", run.display()))
+    let path = run.join("plan.toml");
+    if path.symlink_metadata().is_err() {
+        bail!("run {}: no plan.toml, so this is no run folder\nhint: {remedy}", run.display());
+    }
+    read_text(&path).with_context(|| path.display().to_string())
 }
 
 /// A trainer with the state of a checkpoint.

@@ -26,17 +26,16 @@ pub const EXPERIMENTS: [Shipped; 9] = shipped!(
 
 /// The text of a file, or of the shipped text of that name. A file that exists comes first.
 pub fn read(what: &str, name: &Path, shipped: &[Shipped]) -> Result<String> {
-    let error = match read_text(name) {
-        Ok(text) => return Ok(text),
-        Err(error) if error.kind() == ErrorKind::NotFound => error,
-        Err(error) => return Err(error).with_context(|| format!("{what} {}", name.display())),
-    };
+    match read_text(name) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        read => return read.with_context(|| format!("{what} {}", name.display())),
+    }
     let asked = name.to_string_lossy();
     if let Some((_, text)) = shipped.iter().find(|(name, _)| *name == asked) {
         return Ok((*text).to_string());
     }
     let names: Vec<&str> = shipped.iter().map(|(name, _)| *name).collect();
-    bail!("{what} {asked}: {error}, and no shipped {what} has this name\nhint: {}", suggest(&asked, &names))
+    bail!("{what} {asked}: no such file, and no shipped {what} has this name\nhint: {}", suggest(&asked, &names))
 }
 
 /// Prints the names of shipped texts with the first line of each, which is a comment.
