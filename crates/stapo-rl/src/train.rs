@@ -2,7 +2,7 @@
 
 use crate::canary;
 use crate::carried::Carried;
-use crate::config::{Config, ModelSource, Plan, PlanError};
+use crate::config::{Config, Plan, PlanError};
 use crate::constants::{RolledOut, Scorers};
 use crate::error::{Error, Result};
 use crate::identity;
@@ -17,9 +17,9 @@ use crate::task::{Programs, Task};
 use crate::teacher::Teacher;
 use crate::update::{Learned, MinibatchContext, learn};
 use stapo_core::record::{EventKind, Identity, Metrics, StopReason, Writer};
+use stapo_model::Device;
 use stapo_model::decoder::Policy;
 use stapo_model::generate::EngineMemory;
-use stapo_model::{Device, Pretrained};
 use std::path::Path;
 
 /// Observes a run step by step, and may end the run.
@@ -69,10 +69,9 @@ impl Trainer {
         // The task is opened first: a verifier program that may not start is refused before a model is loaded.
         let further = plan.rewards.iter().skip(1).map(|reward| &reward.verifier);
         let mut task = Task::with_verifiers(&plan.task, further, programs)?;
-        if let ModelSource::Path { path } = &plan.config.model {
-            memory::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
-        }
-        let model = LoadedModel::open(&plan.config.model, device)?;
+        let found = plan.config.model.find()?;
+        memory::check(plan, &found.shape()?, device)?;
+        let model = LoadedModel::open_found(&found, device)?;
         model.check(plan)?;
         let warnings = check_prompts(plan, &model, &mut task)?;
         let reference = reference(plan, &model, device)?;

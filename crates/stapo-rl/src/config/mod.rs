@@ -11,7 +11,7 @@ pub use plan::{Plan, Schedule};
 pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};
 pub use rewards::{Reward, RewardSpec};
-pub use sources::{Behavior, RolloutSource, TeacherSource};
+pub use sources::{Behavior, ModelSource, RolloutSource, TeacherSource};
 pub use style::PromptStyle;
 
 use serde::{Deserialize, Serialize};
@@ -53,25 +53,9 @@ pub struct Config {
     pub canaries: CanaryConfig,
 }
 
-/// The origin of a model.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(
-    tag = "kind",
-    rename_all = "snake_case",
-    deny_unknown_fields,
-    expecting = "internally tagged enum Model"
-)]
-pub enum ModelSource {
-    /// The small model inside the program.
-    #[default]
-    Builtin,
-    /// A Hugging Face folder or a GGUF file.
-    Path { path: String },
-}
-
 /// How responses are sampled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Rollout")]
+#[serde(default, deny_unknown_fields)]
 pub struct RolloutConfig {
     pub problems_per_step: usize,
     /// Responses per problem.
@@ -124,7 +108,7 @@ pub enum Truncated {
 
 /// Rewards by verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Reward")]
+#[serde(default, deny_unknown_fields)]
 pub struct RewardConfig {
     pub right: f64,
     /// For every other verdict.
@@ -133,7 +117,7 @@ pub struct RewardConfig {
 
 /// How the policy is updated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Update")]
+#[serde(default, deny_unknown_fields)]
 pub struct UpdateConfig {
     /// Problems in one optimizer step. A rollout batch with more problems gives several optimizer steps.
     pub problems_per_minibatch: usize,
@@ -170,7 +154,7 @@ pub enum States {
 
 /// Held-out evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Evaluation")]
+#[serde(default, deny_unknown_fields)]
 pub struct EvaluationConfig {
     /// 0 evaluates only before the first and after the last step.
     pub every_steps: u64,
@@ -183,7 +167,7 @@ pub struct EvaluationConfig {
 
 /// What a run writes to its folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Record")]
+#[serde(default, deny_unknown_fields)]
 pub struct RecordConfig {
     pub checkpoint_every_steps: u64,
     pub keep_checkpoints: usize,
@@ -198,7 +182,7 @@ pub struct RecordConfig {
 
 /// Checks that stop a run or warn.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Canaries")]
+#[serde(default, deny_unknown_fields)]
 pub struct CanaryConfig {
     pub enabled: bool,
     /// The share of responses without a judgement (unparsable, over budget) above which the run stops.
@@ -323,12 +307,16 @@ impl Config {
         text: &str,
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
-        let mut table = settings::overlay(settings::to_table(&Config::default()), settings::parse(text)?);
+        let mut given = settings::parse(text)?;
+        sources::spell_out_models(&mut given);
+        let mut table = settings::overlay(settings::to_table(&Config::default()), given);
         let mut overrides: Vec<&str> = overrides.into_iter().collect();
         overrides.sort_by_key(|text| settings::application_order(text));
         for text in overrides {
             spell_out_objective(&mut table, text);
+            sources::make_room_for_path(&mut table, text);
             settings::set(&mut table, text)?;
+            sources::spell_out_models(&mut table);
         }
         settings::read("config", table)
     }

@@ -30,11 +30,16 @@ fn a_plan_resolves_to_itself() {
 
 #[test]
 fn wrong_keys_types_and_values_are_named_with_the_remedy() {
-    let cases: [(&str, &[&str], &str); 18] = [
+    let cases: [(&str, &[&str], &str); 19] = [
         ("stepz = 3", &[], "config.stepz: unknown key `stepz`"),
         ("stepz = 3", &[], "did you mean `steps`?"),
         ("[rollout]\ngroup_sise = 3", &[], "config.rollout.group_sise: unknown key `group_sise`"),
-        ("steps = \"many\"", &[], "config.steps: invalid type"),
+        ("steps = \"many\"", &[], "config.steps: must be a whole number of at least 0, not \"many\""),
+        (
+            "learning_rate = 1",
+            &[],
+            "config.learning_rate: unknown key `learning_rate`\nhint: did you mean `update.learning_rate`?",
+        ),
         ("", &["rollout.group_size=1"], "config.rollout.group_size: 1 expected at least 2"),
         ("", &["rollout.temperature=0"], "config.rollout.temperature: 0 expected a positive number"),
         ("", &["update.problems_per_minibatch=64"], "is above rollout.problems_per_step"),
@@ -44,7 +49,7 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
         ("", &["reward.right=-2"], "expected a number above reward.wrong"),
         ("[objective]\npreset = \"stpo\"", &[], "did you mean `stapo`?"),
         ("[task]\nkind = \"arithmetics\"", &[], "did you mean `arithmetic`?"),
-        ("[model]\nkind = \"path\"", &[], "missing field `path`"),
+        ("[model]\nkind = \"path\"", &[], "config.model: the key `path` is missing"),
         ("reference = { kind = \"builtin\" }", &[], "config.reference: given, but the objective has no KL"),
         (
             "",
@@ -56,7 +61,7 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
             &["objective.off_policy={kind=\"icepop\"}"],
             "hint: leave it out, or give rollouts with log-probs: rollout.source",
         ),
-        ("rollout = 3", &[], "config.rollout: invalid type: integer `3`, expected struct Rollout"),
+        ("rollout = 3", &[], "config.rollout: must be a table, not 3"),
     ];
     for (text, overrides, expected) in cases {
         let said = complaint(text, overrides);
@@ -94,7 +99,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
         (&["rewards=[{name=\"a\", weight=0}]"], "config.rewards.weight: 0 expected a number other than 0"),
         (&["rewards=[{name=\"a\", weight=inf}]"], "config.rewards.weight: inf expected"),
         (&["rewards=[{name=\"a\", right=-1}]"], "config.rewards.right: -1 expected a number above wrong"),
-        (&["rewards=[{weight=1}]"], "missing field `name`"),
+        (&["rewards=[{weight=1}]"], "the key `name` is missing"),
         (&["rewards=[{name=\"a\", verifyer={}}]"], "did you mean `verifier`?"),
     ];
     for (overrides, expected) in cases {
@@ -108,6 +113,51 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
     assert!(resolved(&[sampler]).notes().is_empty());
     assert!(resolved(&[rollouts, "objective.off_policy={kind=\"tis\"}"]).notes().is_empty());
     assert_eq!(resolved(&["update.reuse={}"]).updates_per_step(), 8);
+}
+
+#[test]
+fn a_model_is_named_by_its_path_alone() {
+    let read = |text: &str, overrides: &[&str]| Config::from_toml(text, overrides.iter().copied()).unwrap();
+    let named = ModelSource::Path { path: "x".to_string() };
+    for (text, overrides) in [
+        ("model = \"x\"", &[] as &[&str]),
+        ("[model]\npath = \"x\"", &[]),
+        ("[model]\nkind = \"path\"\npath = \"x\"", &[]),
+        ("", &["model=x"]),
+        ("", &["model.path=x"]),
+        ("", &["model.path=x", "model.kind=path"]),
+        ("model = \"y\"", &["model.path=x"]),
+    ] {
+        assert_eq!(read(text, overrides).model, named, "{text} {overrides:?}");
+    }
+    assert_eq!(read("model = \"x\"", &["model=builtin"]).model, ModelSource::Builtin);
+    assert_eq!(read("[model]\npath = \"builtin\"", &[]).model, ModelSource::Builtin);
+    assert_eq!(read("", &["reference.path=x"]).reference, Some(named));
+    assert_eq!(read("", &["teacher.path=x"]).teacher, Some(TeacherSource::Path { path: "x".to_string() }));
+    assert_eq!(read("teacher = \"solution\"", &[]).teacher, Some(TeacherSource::Solution { template: None }));
+    let said = complaint("[model]\nkind = \"builtin\"\npath = \"x\"", &[]);
+    assert!(said.contains("config.model") && said.contains("path"), "{said}");
+}
+
+#[test]
+fn an_error_knows_the_key_it_is_about() {
+    let key = |text: &str| {
+        let read = Config::from_toml(text, []).map_err(PlanError::from);
+        read.and_then(Plan::resolve).expect_err(text).key()
+    };
+    for (text, expected) in [
+        ("stepz = 3", "stepz"),
+        ("[rollout]\ngroup_size = \"x\"", "rollout.group_size"),
+        ("[rollout]\ngroup_size = 1", "rollout.group_size"),
+        ("[task]\nkind = \"arithmetic\"\noperators = 3", "task.operators"),
+        ("objective = { preset = \"stpo\" }", "objective.preset"),
+        (
+            "objective = { preset = \"stapo\", masks = [{ kind = \"spurious\", tau_q = 1 }] }",
+            "objective.masks.0.tau_q",
+        ),
+    ] {
+        assert_eq!(key(text).as_deref(), Some(expected), "{text}");
+    }
 }
 
 #[test]

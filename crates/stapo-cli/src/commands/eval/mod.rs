@@ -2,7 +2,8 @@
 
 mod show;
 
-use crate::shared::option::threads;
+use crate::shared::model::Fetch;
+use crate::shared::option::{KvMemory, threads, trimmed};
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::prompts::PromptOptions;
 use crate::shared::run_folder::{self, Use};
@@ -15,7 +16,8 @@ use stapo_rl::evaluation::{
     Benchmark, Decoding, Done, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval, SIX, compare,
     evaluate, rows,
 };
-use stapo_rl::{LoadedModel, identity};
+use stapo_rl::found_model::is_run;
+use stapo_rl::{FoundModel, LoadedModel, identity};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,13 +28,17 @@ use std::time::SystemTime;
 /// Ctrl-C saves what is there; --resume goes on, to the same table as if it had not been interrupted.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), or `builtin`.
-    #[arg(long, default_value = "builtin")]
+    /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), RUN@STEP, builtin, or a name on the
+    /// hub such as Qwen/Qwen3-0.6B.
+    #[arg(long, value_name = "MODEL", default_value = "builtin")]
     model: String,
 
-    /// `all` (the six of the paper), or names and files: aime24, aime25, amc23, math500, minerva, olympiad, gsm8k,
-    /// math, arithmetic, countdown, questions.jsonl, questions.parquet.
-    #[arg(long, value_delimiter = ',', default_value = "arithmetic")]
+    #[command(flatten)]
+    fetch: Fetch,
+
+    /// `all` (the six of the paper), or names and files, with commas or blanks between them: aime24, aime25, amc23,
+    /// math500, minerva, olympiad, gsm8k, math, arithmetic, countdown, questions.jsonl, questions.parquet.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', num_args = 1.., value_parser = trimmed, default_value = "arithmetic")]
     benchmarks: Vec<String>,
 
     /// Where benchmark files are, as NAME.jsonl or NAME.parquet.
@@ -40,7 +46,7 @@ pub struct Args {
     data: PathBuf,
 
     /// `paper` (1:1 and 0.7:0.9), `greedy`, or TEMPERATURE:TOP_P.
-    #[arg(long, value_delimiter = ',', default_value = "1:1")]
+    #[arg(long, value_delimiter = ',', num_args = 1.., value_parser = trimmed, default_value = "1:1")]
     decoding: Vec<String>,
 
     /// Samples per question; by default the paper's 32 (AIME, AMC) and 4.
@@ -69,12 +75,11 @@ pub struct Args {
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
-    /// Memory for keys and values, MiB.
-    #[arg(long, default_value_t = 1024)]
-    kv_mib: usize,
+    #[command(flatten)]
+    kv: KvMemory,
 
     /// The folder to write; by default evals/<time>.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 
     /// Goes on with an interrupted evaluation; everything else comes from its folder.
@@ -193,7 +198,8 @@ struct Opened {
 }
 
 fn begin(args: &Args, device: &Device) -> Result<Opened> {
-    let (model, model_files, step) = open_finite(&args.model, device)?;
+    let found = args.fetch.find(&args.model)?;
+    let (model, model_files) = open_finite(&found, device)?;
     if args.chat && model.template.is_none() {
         bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
     }
@@ -205,7 +211,7 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
     };
     let mut plan = EvalPlan {
         schema: SCHEMA,
-        model: args.model.clone(),
+        model: found.pinned.to_string(),
         weights: model_files.iter().filter(|file| file.name.starts_with("weights")).cloned().collect(),
         benchmarks: args.benchmarks.iter().flat_map(names).collect(),
         data: args.data.clone(),
@@ -218,7 +224,7 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         chat_arguments: args.prompts.chat_arguments.clone(),
         stop: args.prompts.stop.clone(),
         seed: args.seed,
-        kv_mib: args.kv_mib,
+        kv_mib: args.kv.mib()?,
         inputs: Vec::new(),
         device: identity::device_kind(args.device),
         program: PROGRAM.to_string(),
@@ -231,12 +237,13 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
     let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));
     let folder = args.out.clone().unwrap_or_else(stamp);
     let folder = EvalFolder::create(&folder, &plan, &writer(args.device))?;
-    Ok(Opened { folder, plan, done: Done::new(), model, step, benchmarks })
+    Ok(Opened { folder, plan, done: Done::new(), model, step: found.step(), benchmarks })
 }
 
 fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
     let interrupted = InterruptedEval::open(path)?;
-    let (model, model_files, step) = open_finite(&interrupted.plan.model, device)?;
+    let found = args.fetch.find(&interrupted.plan.model)?;
+    let (model, model_files) = open_finite(&found, device)?;
     let benchmarks = open_benchmarks(&interrupted.plan)?;
     let inputs = inputs(model_files, &benchmarks);
     let device_kind = identity::device_kind(args.device);
@@ -245,7 +252,7 @@ fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
     for text in warnings {
         eprintln!("warning: {text}");
     }
-    Ok(Opened { folder, plan, done, model, step, benchmarks })
+    Ok(Opened { folder, plan, done, model, step: found.step(), benchmarks })
 }
 
 /// The files of the model and of the benchmarks.
@@ -254,15 +261,16 @@ fn inputs(model_files: Vec<FileHash>, benchmarks: &[Benchmark]) -> Vec<FileHash>
     model_files.into_iter().chain(files).collect()
 }
 
-/// A model all of whose weights are finite numbers.
-fn open_finite(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
-    let opened = run_folder::open_model(Path::new(name), device)?;
-    if let Some((tensor, element)) = opened.0.first_not_finite() {
+/// A model all of whose weights are finite numbers, and the hashes of its files.
+fn open_finite(found: &FoundModel, device: &Device) -> Result<(LoadedModel, Vec<FileHash>)> {
+    let model = LoadedModel::open_found(found, device)?;
+    if let Some((tensor, element)) = model.first_not_finite() {
         bail!(
-            "model {name}: {tensor}: element {element} is not a finite number\nhint: such a model answers nothing; take an earlier one"
+            "model {}: {tensor}: element {element} is not a finite number\nhint: such a model answers nothing; take an earlier one",
+            found.pinned
         );
     }
-    Ok(opened)
+    Ok((model, identity::of_found(found)?))
 }
 
 fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
@@ -304,6 +312,13 @@ fn bar(n_all: usize, n_done: usize, json: bool) -> ProgressBar {
 
 pub fn run_compare(args: &CompareArgs) -> Result<ExitCode> {
     let read = |folder: &Path| -> Result<Vec<EvalRecord>> {
+        if !folder.join("eval.json").exists() {
+            let shown = folder.display();
+            let model = if is_run(folder) { shown.to_string() } else { "MODEL".to_string() };
+            bail!(
+                "{shown}: holds no evaluation; compare reads two folders that `stapo eval` wrote\nhint: stapo eval --model {model} --out evals/NAME makes one"
+            );
+        }
         EvalFolder::read_plan(folder)?;
         EvalFolder::read_samples(folder).with_context(|| format!("evaluation {}", folder.display()))
     };

@@ -3,10 +3,11 @@
 mod screen;
 
 use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::model::Fetch;
 use crate::shared::option::threads;
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::{self, Use};
-use crate::shared::stop;
+use crate::shared::{shipped, stop};
 use anyhow::{Result, bail};
 use screen::Screen;
 use stapo_core::record::{Metrics, StopReason};
@@ -23,8 +24,17 @@ use std::process::ExitCode;
 /// saves, and says how to go on; a second one ends at once, and the run can still go on from its last checkpoint.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What to run, as TOML; absent keys keep the defaults of the built-in run.
+    /// What to run: a TOML file, whose absent keys keep the defaults of the built-in run, or a shipped config by name,
+    /// such as grpo; --list names them.
     config: Option<PathBuf>,
+
+    /// The model to train, in place of the config's: a Hugging Face folder, a GGUF file, a run folder (its newest
+    /// checkpoint), RUN@STEP, builtin, or a name on the hub such as Qwen/Qwen3-0.6B.
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+
+    #[command(flatten)]
+    fetch: Fetch,
 
     /// Changes one value of the config, as in rollout.group_size=16; may be repeated. With --resume: steps, evaluation,
     /// record and canaries, and what no bit depends on.
@@ -32,7 +42,7 @@ pub struct Args {
     set: Vec<String>,
 
     /// The run folder; by default runs/<time>-<name>.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 
     /// Goes on with an interrupted run, to the same bits as if it had not been.
@@ -42,6 +52,10 @@ pub struct Args {
     /// Goes on although the plan, the data, the model or the verifier changed since the run was saved, and records it.
     #[arg(long, requires = "resume")]
     accept_changes: bool,
+
+    /// Lists the shipped configs and ends.
+    #[arg(long, exclusive = true)]
+    list: bool,
 
     /// Ends with the process that writes to standard input, as an experiment's runs do.
     #[arg(long, hide = true)]
@@ -64,6 +78,10 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.list {
+        shipped::print(&shipped::CONFIGS);
+        return Ok(ExitCode::SUCCESS);
+    }
     let stop = stop::on_signals()?;
     if args.tied {
         stop::tie_to_parent(&stop)?;
@@ -95,7 +113,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
-    let (text, plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
+    let (text, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
     let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&plan.config.name));
     if folder.exists() {
         bail!(stapo_rl::Error::exists(&folder));
@@ -103,6 +121,7 @@ fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
     for note in plan.notes() {
         eprintln!("note: {note}");
     }
+    args.fetch.pin(&mut plan)?;
     // The model and the task are opened before the run folder is made, so that a bad config leaves no folder behind.
     let device = run_folder::device(plan.device(), args.threads, Use::of(&plan))?;
     let trainer = Trainer::new(&plan, &device, args.allow.of_config(args.config.as_deref()))?;
@@ -122,8 +141,9 @@ fn reopen(args: &Args, folder: &Path) -> Result<(Plan, Run, Trainer)> {
     Ok(interrupted.resume(&writer, &device, args.allow.of_run())?)
 }
 
-/// The settings of the command line: `--set`, and `--device` as one of them.
+/// The settings of the command line: `--set`, and `--device` and `--model` as two of them.
 fn settings(args: &Args) -> Vec<String> {
     let device = args.device.map(|device| format!("device={device}"));
-    args.set.iter().cloned().chain(device).collect()
+    let model = args.model.as_ref().map(|model| format!("model={}", toml::Value::String(model.clone())));
+    args.set.iter().cloned().chain(device).chain(model).collect()
 }
