@@ -8,7 +8,7 @@ use stapo_rl::pretrain::export_policy;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Writes a run's newest checkpoint as a Hugging Face folder.
+/// Writes a run's checkpoint as a Hugging Face folder.
 #[derive(clap::Args)]
 pub struct Args {
     /// The run folder.
@@ -18,6 +18,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
 
+    /// The step of the checkpoint, or `best` for the one that best.json names; the newest by default.
+    #[arg(long, value_name = "N|best")]
+    step: Option<String>,
+
     /// Keeps f32; bf16 by default.
     #[arg(long)]
     f32: bool,
@@ -25,7 +29,10 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let plan = run_folder::plan(&args.run)?;
-    let checkpoint = run_folder::newest_checkpoint(&args.run)?;
+    let checkpoint = match &args.step {
+        Some(step) => run_folder::checkpoint_at(&args.run, step)?,
+        None => run_folder::newest_checkpoint(&args.run)?,
+    };
     // Checkpoints hold f32 weights whatever device trained them, so the CPU can export every run.
     let device = run_folder::device(DeviceName::Cpu, None, Use::Reading)?;
     let model = run_folder::model_at(&plan, &checkpoint, &device)?;

@@ -13,5 +13,6 @@ pub mod prompts;
 pub mod run_folder;
 pub mod run_status;
 pub mod stop;
+pub mod tensorboard;
 pub mod terminal;
 pub mod units;

@@ -6,7 +6,7 @@ use stapo_core::record::{self, FileHash, Record, ResponseRecord, changed_inputs}
 use stapo_rl::config::{ModelSource, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
-use stapo_rl::run::{Checkpoint, check_tree};
+use stapo_rl::run::{Checkpoint, Run, check_tree};
 use stapo_rl::task::Programs;
 use stapo_rl::train::Trainer;
 use stapo_rl::untrusted::{read_lines, read_text};
@@ -48,6 +48,31 @@ pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
         Some(checkpoint) => Ok(checkpoint),
         None => bail!("run {}: no good checkpoint", run.display()),
     }
+}
+
+/// The checkpoint of a step: a number, or `best` for the step that `best.json` names.
+pub fn checkpoint_at(run: &Path, step: &str) -> Result<Checkpoint> {
+    check_tree(run)?;
+    let step = match step {
+        "best" => match Run::read_best(run)? {
+            Some(best) => best.step,
+            None => bail!(
+                "run {}: no best.json, so no evaluation has named a best checkpoint\nhint: name a step",
+                run.display()
+            ),
+        },
+        number => number.parse().with_context(|| format!("step {number:?}: expected a number, or best"))?,
+    };
+    let found = Checkpoint::of_step(run, step)?;
+    found.with_context(|| {
+        let steps: Vec<String> =
+            Checkpoint::steps(run).unwrap_or_default().iter().map(u64::to_string).collect();
+        format!(
+            "run {}: no checkpoint of step {step}\nhint: there are those of {}",
+            run.display(),
+            steps.join(", ")
+        )
+    })
 }
 
 /// A trainer with the state of a checkpoint.

@@ -19,8 +19,10 @@ const SAMPLING: EvalSampling =
 fn all(model: &LoadedModel, benchmarks: &[Benchmark], decoding: &str, done: &Done) -> Vec<EvalRecord> {
     let mut records = Vec::new();
     let decodings = Decoding::parse(decoding).unwrap();
-    evaluate(model, benchmarks, &decodings, SAMPLING, done, |record| {
-        records.push(record);
+    evaluate(model, &mut EngineMemory::new(), benchmarks, &decodings, SAMPLING, done, |event| {
+        if let EvalEvent::Finished(record) = event {
+            records.push(*record);
+        }
         Ok(true)
     })
     .unwrap();

@@ -66,7 +66,12 @@ impl Default for PretrainConfig {
             batch_tokens: 8192,
             microbatch_tokens: 8192,
             learning_rate: 2e-3,
-            schedule: Schedule::Cosine { warmup_steps: 50, total_steps: 1500, final_factor: 0.05 },
+            schedule: Schedule::Cosine {
+                warmup_steps: Some(50),
+                warmup_share: None,
+                total_steps: Some(1500),
+                final_factor: 0.05,
+            },
             weight_decay: 0.1,
             beta1: 0.9,
             beta2: 0.95,

@@ -17,11 +17,12 @@ pub enum Freedom {
 }
 
 /// Keys, or tables with all their keys, of training and pretraining plans that `--resume RUN --set` may change.
-const RECORDED: [&str; 7] = [
+const RECORDED: [&str; 8] = [
     "steps",
     "evaluation",
     "record",
     "canaries",
+    "update.schedule.total_steps",
     "evaluation_every_steps",
     "evaluation_problems",
     "checkpoint_every_steps",
@@ -39,7 +40,7 @@ impl Freedom {
         let is_place = WITH_PATHS.contains(&table) && rest.rsplit('.').next() == Some("path");
         if FREE.contains(&key) {
             Freedom::Free
-        } else if RECORDED.contains(&table) || is_place {
+        } else if RECORDED.contains(&table) || RECORDED.contains(&key) || is_place {
             Freedom::Recorded
         } else {
             Freedom::Identity
