@@ -1,5 +1,6 @@
 //! The training system: config and plan, tasks, rollouts, updates, the loop, evaluation, records.
 
+mod best;
 mod builtin;
 mod canary;
 mod carried;
@@ -17,6 +18,7 @@ pub mod identity;
 mod learner;
 mod loaded_model;
 pub mod memory;
+pub mod meter;
 pub mod pretrain;
 pub mod prompting;
 mod records;

@@ -142,10 +142,7 @@ fn unreadable_references_are_counted_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let by_letter = |rows: &str| RowsSpec {
         held_out_share: 1.0,
-        verifier: VerifierSpec::Rule(RuleSpec {
-            mode: Mode::MultipleChoice,
-            ..RuleSpec::default()
-        }),
+        verifier: VerifierSpec::Rule(RuleSpec { mode: Mode::MultipleChoice, ..RuleSpec::default() }),
         ..RowsSpec::new(file(folder.path(), "rows.jsonl", rows))
     };
     let mixed = "{\"problem\": \"p\", \"answer\": \"B\"}\n{\"problem\": \"q\", \"answer\": \"17\"}\n";
