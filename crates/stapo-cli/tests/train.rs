@@ -317,3 +317,55 @@ fn a_reader_that_leaves_is_no_error() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+/// The steps of an event file, from the framing of TFRecord and the fields of each event.
+fn event_steps(file: &Path) -> Vec<u64> {
+    let bytes = std::fs::read(file).unwrap();
+    let mut rest = bytes.as_slice();
+    let mut steps = Vec::new();
+    while !rest.is_empty() {
+        let n = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+        // A wall time of 9 bytes; then the step as field 2, or the version as field 3.
+        let event = &rest[12..12 + n];
+        if event[9] == 2 << 3 {
+            steps.push(u64::from(event[10]));
+        }
+        rest = &rest[12 + n + 4..];
+    }
+    steps
+}
+
+#[test]
+fn tensorboard_has_every_step_once_whatever_interrupted_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let run = at.join("run");
+    let file = run.join("tensorboard/events.out.tfevents.stapo");
+    let settings = [&new_run("run")[..], &["--set", "steps=2", "--tensorboard"]].concat();
+    let said = ok(&stapo(at, &settings));
+    assert_eq!(event_steps(&file), [0, 1, 2]);
+    for command in
+        ["stapo report run", "stapo inspect run", "stapo eval --model run --out run/eval", "stapo export run"]
+    {
+        assert!(said.contains(command), "{command} in {said}");
+    }
+    let longer = ["train", "--resume", "run", "--set", "steps=3"];
+    ok(&stapo(at, &longer));
+    assert_eq!(event_steps(&file), [0, 1, 2], "without the flag the file stays");
+    ok(&stapo(at, &["train", "--resume", "run", "--set", "steps=4", "--tensorboard"]));
+    assert_eq!(event_steps(&file), [0, 1, 2, 3, 4], "the steps between are there too");
+    std::fs::remove_dir_all(run.join("checkpoints/step-000004")).unwrap();
+    std::fs::remove_dir_all(run.join("checkpoints/step-000003")).ok();
+    ok(&stapo(at, &["train", "--resume", "run", "--tensorboard"]));
+    assert_eq!(event_steps(&file), [0, 1, 2, 3, 4], "a step that was made again is there once");
+    let best: Value = serde_json::from_str(&std::fs::read_to_string(run.join("best.json")).unwrap()).unwrap();
+    let step = best["step"].to_string();
+    let exported = ok(&stapo(at, &["export", "run", "--step", "best", "--to", "best"]));
+    assert!(exported.contains(&format!("step {step},")), "{exported}");
+    assert!(
+        complaint(at, &["export", "run", "--step", "77", "--to", "none"])
+            .contains("no checkpoint of step 77")
+    );
+    let missing = complaint(at, &["train", "--out", "new", "--set", "evaluation.benchmarks=[\"gsm8k\"]"]);
+    assert!(missing.contains("stapo fetch benchmarks gsm8k") && !at.join("new").exists(), "{missing}");
+}

@@ -98,7 +98,7 @@ impl ModelShapes {
     /// The shapes of the plan's models, with `model` in place of the one in training where given.
     pub fn find(plan: &Plan, model: Option<&str>, assumed: &mut Vec<String>) -> Result<Self> {
         let config = &plan.config;
-        let own = model.map_or_else(|| config.model.clone(), named);
+        let own = model.map_or_else(|| config.model.clone(), ModelSource::named);
         let reference = config.reference.clone().unwrap_or_else(|| own.clone());
         let reference = plan.objective.needs_reference().then_some(reference);
         let teacher = config.teacher.as_ref().and_then(TeacherSource::model);
@@ -106,7 +106,7 @@ impl ModelShapes {
         let mut shape = |source: &ModelSource| -> Result<ModelConfig> {
             let (shape, is_here) = shape(source)?;
             if !is_here && model.is_none() {
-                assumed.push(format!("the shape of {}, whose files are not here, by its name", name(source)));
+                assumed.push(format!("the shape of {}, whose files are not here, by its name", source));
             }
             has_weights &= is_here;
             Ok(shape)
@@ -118,41 +118,26 @@ impl ModelShapes {
                 frozen.push((role, if source == own { model.clone() } else { shape(&source)? }));
             }
         }
-        Ok(Self { name: name(&own), model, frozen, has_weights })
+        Ok(Self { name: own.to_string(), model, frozen, has_weights })
     }
 }
 
-fn named(name: &str) -> ModelSource {
-    if name == "builtin" { ModelSource::Builtin } else { ModelSource::Path { path: name.to_string() } }
-}
-
-fn name(source: &ModelSource) -> String {
-    match source {
-        ModelSource::Builtin => "built in".to_string(),
-        ModelSource::Path { path } => path.clone(),
-    }
-}
-
-/// The shape of a model, and whether its weights are here. A path that exists wins over a known name.
+/// The shape of a model, and whether its weights are here. A model that is here wins over a known name.
 fn shape(source: &ModelSource) -> Result<(ModelConfig, bool)> {
-    let path = match source {
-        ModelSource::Builtin => {
-            return Ok((Pretrained::read_config(stapo_rl::unpack_builtin()?.path())?, true));
+    let name = source.to_string();
+    let path = Path::new(&name);
+    match source.find() {
+        Ok(found) => {
+            let has_weights = found.checkpoint.is_some() || Pretrained::has_weights(&found.files()?.path);
+            Ok((found.shape()?, has_weights))
         }
-        ModelSource::Path { path } => path,
-    };
-    if Path::new(path).exists() {
-        return Ok((Pretrained::read_config(Path::new(path))?, Pretrained::has_weights(Path::new(path))));
-    }
-    match ModelConfig::known(path) {
-        Some(shape) => Ok((shape, false)),
-        None => {
-            let known: Vec<&str> = ModelConfig::known_names().collect();
-            bail!(
-                "model {path}: no such file or folder, and no known name\nhint: --model takes a folder, a config.json, a GGUF file, or one of {}",
-                known.join(", ")
-            )
-        }
+        Err(error) => match ModelConfig::known(&name) {
+            Some(shape) if !path.exists() => Ok((shape, false)),
+            _ => {
+                let known: Vec<&str> = ModelConfig::known_names().collect();
+                bail!("{error}\nhint: shapes known by name: {}", known.join(", "))
+            }
+        },
     }
 }
 
