@@ -264,7 +264,11 @@ fn an_error_in_a_config_names_its_place_in_plain_words() {
         ),
         ("model = 3", &[], "error: my.toml:1:1: config.model: must be a table, not 3\n"),
         ("[objective]\npreset = \"stpo\"", &[], "error: my.toml:2:1: objective: unknown preset `stpo`\n"),
-        ("[task]\nkind = \"arithmetic\"\npath = \"x\"", &[], "error: my.toml:3:1: task: unknown key `path`\nhint: known: "),
+        (
+            "[task]\nkind = \"arithmetic\"\npath = \"x\"",
+            &[],
+            "error: my.toml:3:1: task: unknown key `path`\nhint: known: ",
+        ),
         ("x = = 1", &[], "error: my.toml: line 1, column 5: not TOML: "),
         (
             "",

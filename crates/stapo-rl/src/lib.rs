@@ -17,6 +17,7 @@ pub mod identity;
 mod learner;
 mod loaded_model;
 pub mod memory;
+pub mod model_hashes;
 pub mod pretrain;
 mod records;
 pub mod rollout;

@@ -2,8 +2,8 @@
 
 use crate::shared::shipped;
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{self, Record, ResponseRecord};
 use stapo_core::ObjectiveSpec;
+use stapo_core::record::{self, Record, ResponseRecord};
 use stapo_core::settings::{self, SettingsError};
 use stapo_rl::config::{PlanError, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};

@@ -35,7 +35,10 @@ pub fn read(what: &str, name: &Path, shipped: &[Shipped]) -> Result<String> {
         return Ok((*text).to_string());
     }
     let names: Vec<&str> = shipped.iter().map(|(name, _)| *name).collect();
-    bail!("{what} {asked}: no such file, and no shipped {what} has this name\nhint: {}", suggest(&asked, &names))
+    bail!(
+        "{what} {asked}: no such file, and no shipped {what} has this name\nhint: {}",
+        suggest(&asked, &names)
+    )
 }
 
 /// Prints the names of shipped texts with the first line of each, which is a comment.

@@ -24,6 +24,7 @@ use std::time::SystemTime;
 /// Without a config it runs STAPO on the built-in model and task, on the CPU, in minutes. Ctrl-C finishes the step,
 /// saves, and says how to go on; a second one ends at once, and the run can still go on from its last checkpoint.
 #[derive(clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct Args {
     /// What to run: a TOML file, whose absent keys keep the defaults of the built-in run, or a shipped config by name,
     /// such as grpo; --list names them.
