@@ -15,13 +15,15 @@ macro_rules! eprintln {
 }
 
 mod commands;
+#[cfg(test)]
+mod documented;
 mod help;
 mod shared;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    completions, doctor, eval, experiment, export, fetch, generate, grade, inspect, man, model, objective,
-    plan, pretrain, problems, report, runs, score, train, verify_run, version,
+    completions, doctor, eval, experiment, export, fetch, generate, grade, init, inspect, man, model,
+    objective, plan, pretrain, problems, report, runs, score, train, verify_run, version,
 };
 use shared::terminal::{be_quiet, output_failed};
 use stapo_rl::device::cuda;
@@ -46,6 +48,7 @@ struct Cli {
 enum Command {
     Train(train::Args),
     Pretrain(pretrain::Args),
+    Sft(pretrain::SftArgs),
     Export(export::Args),
     Runs(runs::Args),
     Report(report::Args),
@@ -55,6 +58,7 @@ enum Command {
     Compare(eval::CompareArgs),
     Experiment(experiment::Args),
     Fetch(fetch::Args),
+    Init(init::Args),
     Problems(problems::Args),
     Doctor(doctor::Args),
     Version(version::Args),
@@ -116,6 +120,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(args) => train::run(&args),
         Command::Pretrain(args) => pretrain::run(&args),
+        Command::Sft(args) => pretrain::run_sft(&args),
         Command::Export(args) => export::run(&args),
         Command::Runs(args) => runs::run(&args),
         Command::Report(args) => report::run(&args),
@@ -125,6 +130,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Fetch(args) => fetch::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Init(args) => init::run(&args),
         Command::Problems(args) => problems::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Version(args) => Ok(version::run(&args)),

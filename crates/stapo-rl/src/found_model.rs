@@ -8,7 +8,7 @@ use crate::builtin;
 use crate::config::{Config, ModelSource, Plan, PlanError, TeacherSource};
 use crate::error::{Error, Result};
 use crate::hub_cache;
-use crate::run::{Checkpoint, check_tree};
+use crate::run::{Checkpoint, Run, check_tree};
 use stapo_model::{ModelConfig, Pretrained};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -174,10 +174,7 @@ fn locate(source: &ModelSource) -> Result<Located> {
     let (before, after) = name.rsplit_once('@').unwrap_or((name, ""));
     if !after.is_empty() && is_run(Path::new(before)) {
         check_tree(Path::new(before))?;
-        let step = after.parse().map_err(|_| {
-            let problem = format!("{after:?} is no step");
-            Error::no_model(name, problem, format!("write a number, as in {before}@40"))
-        })?;
+        let step = step_named(name, Path::new(before), after)?;
         return Ok(Located::Run { run: before.into(), step: Some(step) });
     }
     if hub_cache::is_repository(before) && (after.is_empty() || hub_cache::is_revision(after)) {
@@ -187,6 +184,21 @@ fn locate(source: &ModelSource) -> Result<Located> {
         return base(BaseModel::Files(folder), ModelSource::named(&format!("{before}@{commit}")));
     }
     Err(Error::no_model(name, "no such file or folder".to_string(), FORMS.to_string()))
+}
+
+/// The step that stands behind `@`: a number, or `best` for the step that `best.json` names.
+fn step_named(name: &str, run: &Path, step: &str) -> Result<u64> {
+    if step == "best" {
+        let best = Run::read_best(run)?.map(|best| best.step);
+        return best.ok_or_else(|| {
+            let problem = "no best.json, so no evaluation has named a best checkpoint".to_string();
+            Error::no_model(name, problem, format!("name a step, as in {}@40", run.display()))
+        });
+    }
+    step.parse().map_err(|_| {
+        let problem = format!("{step:?} is no step");
+        Error::no_model(name, problem, format!("write a number, as in {}@40, or best", run.display()))
+    })
 }
 
 /// The run and the step of a checkpoint's folder, `RUN/checkpoints/step-000040`.

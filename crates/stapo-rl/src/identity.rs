@@ -2,14 +2,12 @@
 
 use crate::config::{Plan, RolloutSource, TeacherSource};
 use crate::error::{Error, Result};
-use crate::model_hashes::{of_model, of_source};
-use crate::pretrain::{PretrainConfig, Start, TextsSpec};
+use crate::model_hashes::of_source;
+use crate::pretrain::{PretrainConfig, TextsSpec};
 use crate::run::hash_file;
 use crate::task::{TaskSpec, VerifierSpec, fingerprint};
 use stapo_core::record::{FileHash, Identity};
-use stapo_core::settings;
 use stapo_model::DeviceName;
-use std::path::Path;
 
 /// The identity of a training run.
 pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
@@ -29,14 +27,11 @@ pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
     Ok(Identity { program: program.to_string(), device: String::new(), inputs })
 }
 
-/// The identity of a pretraining run, whose config names no device.
-pub fn of_pretraining(config: &PretrainConfig, device: DeviceName, program: &str) -> Result<Identity> {
-    let mut inputs = match &config.start {
-        Start::Fresh(_) => Vec::new(),
-        Start::Path { path } => of_model(Path::new(path))?,
-    };
-    inputs.extend(of_texts("data", &config.texts)?);
-    Ok(Identity { program: program.to_string(), device: device_kind(device), inputs })
+/// The identity of a supervised run.
+pub fn of_pretraining(config: &PretrainConfig, program: &str) -> Result<Identity> {
+    let mut inputs = config.model.source().map_or(Ok(Vec::new()), |source| of_source(&source))?;
+    inputs.extend(of_texts("data", &config.data)?);
+    Ok(Identity { program: program.to_string(), device: device_kind(config.device()), inputs })
 }
 
 /// `cpu` or `cuda`: the number of a GPU changes no bit.
@@ -50,11 +45,10 @@ pub fn device_kind(device: DeviceName) -> String {
 fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
     match texts {
         TextsSpec::Solutions { task, .. } => {
-            let task: TaskSpec =
-                settings::read("texts.task", task.clone()).map_err(crate::config::PlanError::from)?;
+            let task = TaskSpec::read("data.task", task.clone()).map_err(crate::config::PlanError::from)?;
             of_task(&task)
         }
-        TextsSpec::Jsonl { path, .. } => Ok(vec![hash_file(name, path)?]),
+        TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) => Ok(vec![hash_file(name, &file.path)?]),
         TextsSpec::Mixture { parts } => {
             let parts = parts.iter().enumerate();
             let hashes = parts.map(|(idx, part)| of_texts(&format!("{name} {}", idx + 1), &part.texts));

@@ -1,5 +1,6 @@
 //! The training system: config and plan, tasks, rollouts, updates, the loop, evaluation, records.
 
+mod best;
 mod builtin;
 mod canary;
 mod carried;
@@ -17,14 +18,18 @@ pub mod identity;
 mod learner;
 mod loaded_model;
 pub mod memory;
+pub mod meter;
 pub mod model_hashes;
 pub mod pretrain;
+pub mod prompting;
 mod records;
 pub mod rollout;
 pub mod run;
 mod scoring;
 pub mod task;
 mod teacher;
+#[cfg(test)]
+mod testing;
 pub mod train;
 mod update;
 

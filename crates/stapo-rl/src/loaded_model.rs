@@ -1,13 +1,16 @@
 //! A model in memory: weights, tokenizer, chat template, and the tokens that end a response.
 
-use crate::config::{ModelSource, Plan};
+use crate::config::{ModelSource, Plan, PromptStyle};
 use crate::error::{Error, Result};
 use crate::found_model::FoundModel;
 use crate::model_hashes::{beside_weights, of_found};
+use crate::prompting::Prompting;
 use crate::run::Checkpoint;
+use serde_json::{Map, Value};
 use stapo_core::record::changed_inputs;
 use stapo_model::decoder::Policy;
 use stapo_model::export::Companion;
+use stapo_model::generate::StopTexts;
 use stapo_model::{ChatTemplate, Device, Message, Pretrained, Tokenizer};
 use std::path::Path;
 
@@ -119,14 +122,6 @@ impl LoadedModel {
     pub fn check(&self, plan: &Plan) -> Result<()> {
         let rollout = &plan.config.rollout;
         let refuse = |key, problem, remedy| Err(Error::Misfit { key, problem, remedy });
-        if rollout.chat && self.template.is_none() {
-            let problem = "true, but the model has no chat template".to_string();
-            return refuse(
-                "rollout.chat",
-                problem,
-                "set it to false, or add chat_template.jinja to the model",
-            );
-        }
         let longest = rollout.max_prompt_tokens + rollout.max_response_tokens;
         let limit = self.policy.config().max_positions;
         if longest > limit {
@@ -146,21 +141,24 @@ impl LoadedModel {
         Ok(())
     }
 
-    /// The tokens of a prompt; with `chat`, the prompt is a user's message that the chat template renders.
-    pub fn encode(&self, prompt: &str, chat: bool) -> Result<Vec<u32>> {
-        if chat {
-            let message = Message { role: "user".into(), content: prompt.into() };
-            if let Some(tokens) = self.encode_chat(&[message])? {
-                return Ok(tokens);
-            }
-        }
-        Ok(self.tokenizer()?.encode(prompt)?)
+    /// Turns problems into tokens in the given style.
+    pub fn prompting<'a>(&'a self, style: &'a PromptStyle) -> Result<Prompting<'a>> {
+        Prompting::new(self.tokenizer()?, self.template.as_ref(), style)
     }
 
-    /// The tokens of a conversation; `None` for a model without a chat template.
-    pub fn encode_chat(&self, messages: &[Message]) -> Result<Option<Vec<u32>>> {
+    /// The texts that end a response, for this model's tokens.
+    pub fn stop_texts<'a>(&'a self, style: &'a PromptStyle) -> Result<StopTexts<'a>> {
+        Ok(StopTexts::new(self.tokenizer()?, &style.stop))
+    }
+
+    /// The tokens of a conversation, with further variables of the template; `None` for a model without a chat template.
+    pub fn encode_chat(
+        &self,
+        messages: &[Message],
+        arguments: &Map<String, Value>,
+    ) -> Result<Option<Vec<u32>>> {
         let Some(template) = &self.template else { return Ok(None) };
-        let text = template.prompt(messages, &serde_json::Map::new())?;
+        let text = template.prompt(messages, arguments)?;
         Ok(Some(self.tokenizer()?.encode_rendered(&text)?))
     }
 }

@@ -22,9 +22,9 @@ pub struct Args {
     #[arg(short, long, alias = "to", value_name = "DIR")]
     out: PathBuf,
 
-    /// Takes the run's checkpoint of this step, as RUN@STEP does.
-    #[arg(long)]
-    step: Option<u64>,
+    /// Takes the run's checkpoint of this step, or of the best one, as RUN@STEP and RUN@best do.
+    #[arg(long, value_name = "N|best")]
+    step: Option<String>,
 
     /// Keeps f32; bf16 by default.
     #[arg(long)]
@@ -35,7 +35,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let name = args.step.map_or(args.model.clone(), |step| format!("{}@{step}", args.model));
+    let name = args.step.as_ref().map_or(args.model.clone(), |step| format!("{}@{step}", args.model));
     // The folder is looked at before a model is read, which may take a while.
     if std::fs::read_dir(&args.out).is_ok_and(|mut entries| entries.next().is_some()) {
         bail!("{}: exists and is not empty\nhint: choose another folder with --out", args.out.display());

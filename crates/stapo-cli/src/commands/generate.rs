@@ -2,7 +2,7 @@
 
 use crate::shared::model::ModelArgs;
 use crate::shared::option::{KvMemory, fraction, positive, share, temperature};
-use crate::shared::prompts::{Choice, PromptRecord, choice, for_each_record, prompt};
+use crate::shared::prompts::{Choice, PromptOptions, PromptRecord, choice, for_each_record, prompt};
 use crate::shared::terminal::output;
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use stapo_rl::LoadedModel;
 use stapo_rl::inference::{
     Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
-    Ticket,
+    StopTexts, Ticket,
 };
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr};
@@ -51,6 +51,8 @@ pub struct Args {
     /// Take the likeliest token each time.
     #[arg(long, conflicts_with_all = ["temperature", "top_p", "top_k", "min_p"])]
     greedy: bool,
+    #[command(flatten)]
+    prompts: PromptOptions,
     /// Longest response.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive)]
     max_tokens: usize,
@@ -77,9 +79,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let mut memory = EngineMemory::new();
     let mut engine = Engine::new(&model.policy, &mut memory, settings)?;
+    if !args.prompts.stop.is_empty() {
+        engine.stop_at(StopTexts::new(model.tokenizer()?, &args.prompts.stop));
+    }
     let mut submitted = BTreeMap::new();
     let mut submit = |line: usize, record: &PromptRecord| -> Result<(Ticket, usize)> {
-        let prompt = prompt(&model, record)?;
+        let prompt = prompt(&model, record, &args.prompts.chat_arguments)?;
         let n_prompt = prompt.len();
         let request = Request {
             problem: line as u64 - 1,

@@ -8,6 +8,7 @@ pub mod export;
 pub mod fetch;
 pub mod generate;
 pub mod grade;
+pub mod init;
 pub mod inspect;
 pub mod man;
 pub mod model;

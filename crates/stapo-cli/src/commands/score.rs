@@ -131,7 +131,7 @@ impl Scorer<'_> {
 
 /// A record's tokens, and how many of them are the prompt's.
 fn tokens(model: &LoadedModel, record: &PromptRecord) -> Result<(Vec<u32>, usize)> {
-    let mut tokens = prompt(model, record)?;
+    let mut tokens = prompt(model, record, &serde_json::Map::new())?;
     let n_prompt = match (&record.tokens, &record.response) {
         (Some(_), None) => record.prompt_tokens.context("prompt_tokens is missing")?,
         (Some(_), Some(_)) => bail!("both tokens and response, expected one"),

@@ -16,5 +16,6 @@ pub mod run_folder;
 pub mod run_status;
 pub mod shipped;
 pub mod stop;
+pub mod tensorboard;
 pub mod terminal;
 pub mod units;

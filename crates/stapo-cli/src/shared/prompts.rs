@@ -3,7 +3,7 @@
 use crate::shared::input::{self, Line, MAX_LINE_BYTES};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use stapo_rl::LoadedModel;
 use stapo_rl::inference::Message;
 
@@ -35,12 +35,31 @@ pub struct ChatMessage {
     content: String,
 }
 
+/// How prompts are rendered and where responses end.
+#[derive(clap::Args)]
+pub struct PromptOptions {
+    /// Variables of the chat template, as JSON: '{"enable_thinking": false}'.
+    #[arg(long, value_name = "JSON", value_parser = chat_arguments, default_value = "{}", hide_default_value = true)]
+    pub chat_arguments: Map<String, Value>,
+    /// Ends a response at this text too; may be repeated.
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub stop: Vec<String>,
+}
+
+fn chat_arguments(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))
+}
+
 pub fn choice(model: &LoadedModel, token: u32, logp: f32) -> Result<Choice> {
     Ok(Choice { token, text: model.token_text(token)?, logp })
 }
 
 /// The tokens of a record's prompt, from the one field that gives it.
-pub fn prompt(model: &LoadedModel, record: &PromptRecord) -> Result<Vec<u32>> {
+pub fn prompt(
+    model: &LoadedModel,
+    record: &PromptRecord,
+    chat_arguments: &Map<String, Value>,
+) -> Result<Vec<u32>> {
     let given =
         [record.prompt.is_some(), record.chat.is_some(), record.messages.is_some(), record.tokens.is_some()];
     match given.into_iter().filter(|&is_given| is_given).count() {
@@ -53,11 +72,11 @@ pub fn prompt(model: &LoadedModel, record: &PromptRecord) -> Result<Vec<u32>> {
         return Ok(model.tokenizer()?.encode(text)?);
     }
     if let Some(text) = &record.chat {
-        return chat(model, &[Message { role: "user".into(), content: text.clone() }]);
+        return chat(model, &[Message { role: "user".into(), content: text.clone() }], chat_arguments);
     }
     if let Some(messages) = &record.messages {
         let plain = |m: &ChatMessage| Message { role: m.role.clone(), content: m.content.clone() };
-        return chat(model, &messages.iter().map(plain).collect::<Vec<_>>());
+        return chat(model, &messages.iter().map(plain).collect::<Vec<_>>(), chat_arguments);
     }
     Ok(record.tokens.clone().unwrap_or_default())
 }
@@ -79,11 +98,11 @@ pub fn check_characters(model: &LoadedModel, text: &str) -> Result<()> {
     )
 }
 
-fn chat(model: &LoadedModel, messages: &[Message]) -> Result<Vec<u32>> {
+fn chat(model: &LoadedModel, messages: &[Message], arguments: &Map<String, Value>) -> Result<Vec<u32>> {
     if model.template.is_some() {
         messages.iter().try_for_each(|message| check_characters(model, &message.content))?;
     }
-    match model.encode_chat(messages)? {
+    match model.encode_chat(messages, arguments)? {
         Some(tokens) => Ok(tokens),
         None => bail!("the model has no chat template\nhint: give the whole text as prompt"),
     }

@@ -1,6 +1,6 @@
 //! Reading run folders: plans, checkpoints and records; and opening devices.
 
-use crate::shared::shipped;
+use crate::shared::{clock, shipped};
 use anyhow::{Context, Result, bail};
 use stapo_core::ObjectiveSpec;
 use stapo_core::record::{self, Record, ResponseRecord};
@@ -14,6 +14,7 @@ use stapo_rl::train::Trainer;
 use stapo_rl::untrusted::{read_lines, read_text};
 use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// The text of a config, of the built-in config if none is given, and its resolved plan. A run folder stands for its
 /// `plan.toml`, and the name of a shipped config for that config.
@@ -169,4 +170,14 @@ fn check_columns(response: &ResponseRecord) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// `runs/<UTC time>-<name>`, with a number appended if that folder exists.
+pub fn new_folder(name: &str) -> PathBuf {
+    let stem = format!("{}-{name}", clock::stamp(SystemTime::now()));
+    let numbered = (2..).map(|n| Path::new("runs").join(format!("{stem}-{n}")));
+    std::iter::once(Path::new("runs").join(&stem))
+        .chain(numbered)
+        .find(|folder| !folder.exists())
+        .unwrap_or_default()
 }

@@ -5,22 +5,25 @@ mod show;
 use crate::shared::model::Fetch;
 use crate::shared::option::{KvMemory, threads, trimmed};
 use crate::shared::program::{PROGRAM, writer};
+use crate::shared::prompts::PromptOptions;
 use crate::shared::run_folder::{self, Use};
-use crate::shared::stop;
+use crate::shared::stop::{self, Asked, FINISHING, Stop};
+use crate::shared::units::short;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{EvalRecord, FileHash, SCHEMA, StopReason};
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
-    Benchmark, Decoding, Done, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval, SIX, compare,
-    evaluate, rows,
+    Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval,
+    compare, evaluate, expanded, rows,
 };
 use stapo_rl::found_model::is_run;
+use stapo_rl::inference::EngineMemory;
 use stapo_rl::{FoundModel, LoadedModel, identity, model_hashes};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Evaluates a model on benchmarks: avg@k, pass@k and maj@k with intervals clustered by question.
 ///
@@ -67,6 +70,9 @@ pub struct Args {
     /// Render prompts with the model's chat template.
     #[arg(long)]
     chat: bool,
+
+    #[command(flatten)]
+    prompts: PromptOptions,
 
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -120,22 +126,32 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("warning: {text}");
     }
     let decodings = decodings(&plan.decodings)?;
+    let style = plan.style();
     let sampling = EvalSampling {
         seed: plan.seed,
         max_tokens: plan.max_tokens,
-        chat: plan.chat,
+        style: &style,
         kv_bytes: plan.kv_mib << 20,
         step,
     };
     let n_all: usize =
         decodings.len() * benchmarks.iter().map(|b| b.problems.len() * b.n_samples).sum::<usize>();
     let bar = bar(n_all, done.len(), args.json);
+    show_signals(&stop, &bar);
     let mut n_right = 0;
-    let evaluated = evaluate(&model, &benchmarks, &decodings, sampling, &done, |record| {
-        folder.add(&record)?;
-        n_right += usize::from(record.verdict == stapo_core::Verdict::Right);
-        bar.set_message(format!("{n_right} right"));
-        bar.inc(1);
+    let mut n_tokens = 0;
+    let said = |n_right: usize, n_tokens: u64| format!("{n_right} right, {} tokens", short(n_tokens));
+    let mut memory = EngineMemory::new();
+    let evaluated = evaluate(&model, &mut memory, &benchmarks, &decodings, sampling, &done, |event| {
+        match event {
+            EvalEvent::Token => n_tokens += 1,
+            EvalEvent::Finished(record) => {
+                folder.add(&record)?;
+                n_right += usize::from(record.verdict == stapo_core::Verdict::Right);
+                bar.inc(1);
+            }
+        }
+        bar.set_message(said(n_right, n_tokens));
         Ok(!stop.is_raised())
     });
     bar.finish_and_clear();
@@ -198,14 +214,14 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
     if args.chat && model.template.is_none() {
         bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
     }
-    let names = |name: &String| -> Vec<String> {
-        if name == "all" { SIX.map(String::from).to_vec() } else { vec![name.clone()] }
-    };
+    if !args.chat && !args.prompts.chat_arguments.is_empty() {
+        bail!("--chat-arguments: has no effect without --chat\nhint: add --chat, or leave it out");
+    }
     let mut plan = EvalPlan {
         schema: SCHEMA,
         model: found.pinned.to_string(),
         weights: model_files.iter().filter(|file| file.name.starts_with("weights")).cloned().collect(),
-        benchmarks: args.benchmarks.iter().flat_map(names).collect(),
+        benchmarks: args.benchmarks.iter().flat_map(|name| expanded(name)).collect(),
         data: args.data.clone(),
         decodings: args.decoding.clone(),
         n_samples: args.samples,
@@ -213,6 +229,8 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         max_tokens: args.max_tokens,
         template: args.template.clone(),
         chat: args.chat,
+        chat_arguments: args.prompts.chat_arguments.clone(),
+        stop: args.prompts.stop.clone(),
         seed: args.seed,
         kv_mib: args.kv.mib()?,
         inputs: Vec::new(),
@@ -269,22 +287,9 @@ fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
 }
 
 fn open_benchmarks(plan: &EvalPlan) -> Result<Vec<Benchmark>> {
-    let benchmarks: Vec<Benchmark> = plan
-        .benchmarks
-        .iter()
-        .map(|name| {
-            let mut benchmark = Benchmark::open(name, &plan.data, plan.template.as_deref())?;
-            benchmark.problems.truncate(plan.limit.unwrap_or(usize::MAX));
-            benchmark.n_samples = plan.n_samples.unwrap_or(benchmark.n_samples);
-            if benchmark.problems.is_empty() || benchmark.n_samples == 0 {
-                bail!("benchmark {name}: nothing to ask\nhint: --limit and --samples are at least 1");
-            }
-            Ok(benchmark)
-        })
-        .collect::<Result<_>>()?;
-    let mut names = HashSet::new();
-    if let Some(twice) = benchmarks.iter().find(|benchmark| !names.insert(&benchmark.name)) {
-        bail!("benchmark {}: named twice\nhint: their samples would be taken for one another's", twice.name);
+    let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, plan.template.as_deref())?;
+    for benchmark in &mut benchmarks {
+        benchmark.limit(plan.limit, plan.n_samples)?;
     }
     Ok(benchmarks)
 }
@@ -294,10 +299,23 @@ fn bar(n_all: usize, n_done: usize, json: bool) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(n_all as u64).with_position(n_done as u64);
-    let template = "{bar:30} {pos}/{len} samples  {per_sec}  {eta} left  {msg}";
+    let template = "{bar:20} {pos}/{len} samples  {elapsed}, {eta} left  {msg}";
     bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.reset_eta();
+    bar.enable_steady_tick(Duration::from_millis(250));
     bar
+}
+
+/// Shows signals above the bar, where a bar is drawn, so that no part of it stays behind.
+fn show_signals(stop: &Stop, bar: &ProgressBar) {
+    if bar.is_hidden() {
+        return;
+    }
+    let shown = bar.clone();
+    stop.show_by(move |asked| match asked {
+        Asked::Once => shown.println(FINISHING),
+        Asked::Again => shown.finish_and_clear(),
+    });
 }
 
 pub fn run_compare(args: &CompareArgs) -> Result<ExitCode> {
