@@ -36,6 +36,13 @@ pub enum Error {
     NoRun { folder: PathBuf, problem: String, remedy: String },
     #[error("checkpoint {}: {problem}", path.display())]
     Checkpoint { path: PathBuf, problem: String },
+    #[error("model {name}: {problem}\nhint: {remedy}")]
+    NoModel { name: String, problem: String, remedy: String },
+    #[error(
+        "model {id}: neither a file or folder here, nor fetched from the hub before\nhint: stapo fetch model {id}{} gets it; --fetch gets it where it is needed",
+        at_revision(revision)
+    )]
+    NotFetched { id: String, revision: String },
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
@@ -137,9 +144,17 @@ impl Error {
         Error::NoRun { folder: folder.to_owned(), problem, remedy }
     }
 
+    pub(crate) fn no_model(name: &str, problem: String, remedy: String) -> Self {
+        Error::NoModel { name: name.to_string(), problem, remedy }
+    }
+
     pub(crate) fn record(path: &Path, problem: &RecordError) -> Self {
         Error::Record { path: path.to_owned(), problem: problem.clone() }
     }
+}
+
+fn at_revision(revision: &str) -> String {
+    if revision == "main" { String::new() } else { format!(" --revision {revision}") }
 }
 
 /// How many changes an error lists.

@@ -3,6 +3,7 @@
 use crate::builtin;
 use crate::config::{ModelSource, Plan, RolloutSource, TeacherSource};
 use crate::error::{Error, Result};
+use crate::found_model::{BaseModel, FoundModel};
 use crate::pretrain::{PretrainConfig, TextsSpec};
 use crate::run::{hash_bytes, hash_file};
 use crate::task::{TaskSpec, VerifierSpec, fingerprint};
@@ -87,13 +88,28 @@ fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> 
 
 /// The hashes of a config's model.
 pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
-    match source {
-        ModelSource::Path { path } => of_model(Path::new(path)),
-        ModelSource::Builtin => {
+    of_found(&source.find()?)
+}
+
+/// The hashes of a model's files. A run's checkpoint has the weights, its base model the files beside them.
+pub fn of_found(model: &FoundModel) -> Result<Vec<FileHash>> {
+    let base = match &model.base {
+        BaseModel::Files(path) => of_model(path)?,
+        BaseModel::Builtin => {
             let files = builtin::files().iter();
-            Ok(files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect())
+            files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect()
         }
-    }
+    };
+    let Some(checkpoint) = &model.checkpoint else { return Ok(base) };
+    let mut inputs = of_model(&checkpoint.path)?;
+    inputs.extend(beside_weights(base));
+    Ok(inputs)
+}
+
+/// The files of a model besides its weights.
+pub(crate) fn beside_weights(mut files: Vec<FileHash>) -> Vec<FileHash> {
+    files.retain(|file| is_model_file(&file.name));
+    files
 }
 
 /// The hashes of a model's weight files and of the files beside these. A GGUF file holds all of them.
@@ -116,7 +132,7 @@ pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
 }
 
 /// Whether an input of that name is a file beside a model's weights.
-pub fn is_model_file(name: &str) -> bool {
+fn is_model_file(name: &str) -> bool {
     MODEL_FILES.iter().any(|(_, known)| *known == name)
 }
 

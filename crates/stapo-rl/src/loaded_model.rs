@@ -2,8 +2,12 @@
 
 use crate::config::{ModelSource, Plan, PromptStyle};
 use crate::error::{Error, Result};
+use crate::found_model::FoundModel;
+use crate::identity;
 use crate::prompting::Prompting;
+use crate::run::Checkpoint;
 use serde_json::{Map, Value};
+use stapo_core::record::changed_inputs;
 use stapo_model::decoder::Policy;
 use stapo_model::export::Companion;
 use stapo_model::generate::StopTexts;
@@ -23,18 +27,23 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Opens the model of a config. The built-in model is unpacked to a temporary folder, which is removed.
+    /// Opens the model of a config. A model without a tokenizer is refused.
     pub fn open(source: &ModelSource, device: &Device) -> Result<Self> {
-        match source {
-            ModelSource::Builtin => {
-                let unpacked = crate::builtin::unpack()?;
-                let mut model = Self::open_path(unpacked.path(), device)?;
-                // The files beside the weights are kept in memory, because the folder does not outlive this function.
-                model.companions.iter_mut().try_for_each(Companion::load)?;
-                Ok(model)
-            }
-            ModelSource::Path { path } => Self::open_path(Path::new(path), device),
-        }
+        Self::open_found(&source.find()?, device)
+    }
+
+    /// Opens a model that was found. A model without a tokenizer is refused.
+    pub fn open_found(found: &FoundModel, device: &Device) -> Result<Self> {
+        Self::read(found, device, |pretrained| Ok(Ok(pretrained.tokenizer()?)))
+    }
+
+    /// Opens a model that may be without a tokenizer: such a model samples and scores tokens, but no text.
+    pub fn open_tokens_or_text(found: &FoundModel, device: &Device) -> Result<Self> {
+        Self::read(found, device, |pretrained| match pretrained.tokenizer() {
+            Ok(tokenizer) => Ok(Ok(tokenizer)),
+            Err(missing @ stapo_model::Error::Missing { .. }) => Ok(Err(missing.to_string())),
+            Err(other) => Err(other.into()),
+        })
     }
 
     /// Opens a Hugging Face folder or a GGUF file. A model without a tokenizer is refused.
@@ -44,14 +53,31 @@ impl LoadedModel {
         Self::load(&pretrained, Ok(tokenizer), device)
     }
 
-    /// Loads a model that may be without a tokenizer: such a model samples and scores tokens, but no text.
-    pub fn load_tokens_or_text(pretrained: &Pretrained, device: &Device) -> Result<Self> {
-        let tokenizer = match pretrained.tokenizer() {
-            Ok(tokenizer) => Ok(tokenizer),
-            Err(missing @ stapo_model::Error::Missing { .. }) => Err(missing.to_string()),
-            Err(other) => return Err(other.into()),
-        };
-        Self::load(pretrained, tokenizer, device)
+    /// Reads the base model, and the weights of a run's checkpoint over it. A checkpoint whose base model has another
+    /// tokenizer, config or chat template than the run had is refused.
+    fn read(
+        found: &FoundModel,
+        device: &Device,
+        tokenizer: impl FnOnce(&Pretrained) -> Result<std::result::Result<Tokenizer, String>>,
+    ) -> Result<Self> {
+        let checkpoint = found.checkpoint.as_ref().map(|found| Checkpoint::open(&found.path)).transpose()?;
+        if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = &checkpoint {
+            let recorded = identity::beside_weights(provenance.identity.inputs.clone());
+            let changes = changed_inputs(&recorded, &identity::beside_weights(identity::of_found(found)?));
+            if !changes.is_empty() {
+                return Err(Error::ChangedModel { folder: path.clone(), changes });
+            }
+        }
+        let files = found.files()?;
+        let pretrained = Pretrained::open(&files.path)?;
+        let mut model = Self::load(&pretrained, tokenizer(&pretrained)?, device)?;
+        if files.are_temporary() {
+            model.companions.iter_mut().try_for_each(Companion::load)?;
+        }
+        if let Some(checkpoint) = checkpoint {
+            checkpoint.restore_weights(&mut model.policy)?;
+        }
+        Ok(model)
     }
 
     fn load(

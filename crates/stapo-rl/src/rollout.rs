@@ -7,19 +7,23 @@ pub use foreign::ForeignRollouts;
 use crate::config::{LongPrompts, Plan, Reward};
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
+use crate::meter::{Meter, Phase};
 use crate::task::{Judged, Split, Task};
 use stapo_core::random::Key;
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored, Verdict};
 use stapo_model::generate::{
-    Engine, EngineMemory, EngineSettings, Filter, FinishReason, Request, SamplingRule,
+    Completion, Engine, EngineMemory, EngineSettings, Event, Filter, FinishReason, Request, SamplingRule,
 };
 
 /// How the group of each problem is sampled.
 #[derive(Debug, Clone, Copy)]
-pub struct GroupSampling {
+pub struct GroupSampling<'a> {
     pub key: Key,
     pub n_samples: usize,
     pub temperature: f64,
+    /// Counts tokens and responses as they come, for this phase.
+    pub meter: &'a Meter,
+    pub phase: Phase,
 }
 
 /// The result of a rollout phase.
@@ -43,6 +47,7 @@ pub fn roll_out(
     plan: &Plan,
     step: u64,
     position: u64,
+    meter: &Meter,
 ) -> Result<Sampled> {
     let config = &plan.config;
     let wanted = config.rollout.problems_per_step;
@@ -57,6 +62,8 @@ pub fn roll_out(
             key: Key::new(config.seed).with(step).with(draw),
             n_samples: config.rollout.group_size,
             temperature: config.rollout.temperature,
+            meter,
+            phase: Phase::Rollout,
         };
         let groups = sample_and_score(model, memory, task, plan, &problems, sampling, step - 1)?;
         out.n_responses += groups.iter().map(|group| group.members.len()).sum::<usize>();
@@ -116,6 +123,7 @@ fn sample_and_score(
     policy_version: u64,
 ) -> Result<Vec<Group>> {
     let rollouts = sample(model, memory, plan, problems, sampling, policy_version)?;
+    sampling.meter.enter(Phase::Grade);
     let texts = texts(model, &rollouts)?;
     let judged = task.judge_all(&pairs(problems, &rollouts, &texts))?;
     let mut groups: Vec<Group> =
@@ -168,6 +176,8 @@ fn sample(
     sampling: GroupSampling,
     policy_version: u64,
 ) -> Result<Vec<Rollout>> {
+    sampling.meter.enter(sampling.phase);
+    sampling.meter.expect(sampling.phase, problems.len() * sampling.n_samples);
     let limits = &plan.config.rollout;
     let settings = EngineSettings {
         seed: sampling.key.bits(),
@@ -198,7 +208,7 @@ fn sample(
         engine.submit(request).map_err(|source| Error::Request { problem_id: problem.id.clone(), source })?;
         prompts.push(prompt);
     }
-    let responses = engine.generate()?;
+    let responses = generate(&mut engine, sampling.meter)?;
     Ok(responses
         .into_iter()
         .map(|response| {
@@ -217,6 +227,23 @@ fn sample(
         .collect())
 }
 
+/// Every response, ordered by problem and sample.
+fn generate(engine: &mut Engine, meter: &Meter) -> Result<Vec<Completion>> {
+    let mut responses = Vec::new();
+    engine.run(|event| {
+        match event {
+            Event::Token { .. } => meter.add(0, 1),
+            Event::Finished(response) => {
+                meter.add(1, 0);
+                responses.push(response);
+            }
+        }
+        true
+    })?;
+    responses.sort_by_key(|response| (response.ticket, response.sample));
+    Ok(responses)
+}
+
 /// The engine's reason for the end of a response, as records name the reason.
 pub(crate) fn finish(reason: FinishReason) -> Finish {
     match reason {
@@ -232,6 +259,7 @@ pub fn held_out_accuracy(
     task: &Task,
     plan: &Plan,
     policy_version: u64,
+    meter: &Meter,
 ) -> Result<f64> {
     let evaluation = &plan.config.evaluation;
     let problems = task.held_out(evaluation.problems);
@@ -240,6 +268,8 @@ pub fn held_out_accuracy(
         key: Key::new(plan.config.seed).with(u64::MAX),
         n_samples: evaluation.samples,
         temperature: plan.config.rollout.temperature,
+        meter,
+        phase: Phase::Evaluate,
     };
     let rollouts = sample(model, memory, plan, &problems, sampling, policy_version)?;
     let texts = texts(model, &rollouts)?;

@@ -1,23 +1,19 @@
 //! `stapo generate`: continues prompts.
 
-use crate::shared::option::{fraction, positive, share, temperature, threads};
-use crate::shared::prompts::{
-    Choice, PromptOptions, PromptRecord, choice, for_each_record, open_model, prompt,
-};
+use crate::shared::model::ModelArgs;
+use crate::shared::option::{KvMemory, fraction, positive, share, temperature};
+use crate::shared::prompts::{Choice, PromptOptions, PromptRecord, choice, for_each_record, prompt};
 use crate::shared::terminal::output;
-use crate::shared::units::parse_size;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::Value;
 use stapo_rl::LoadedModel;
-use stapo_rl::device::DeviceName;
 use stapo_rl::inference::{
     Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
     StopTexts, Ticket,
 };
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -25,9 +21,8 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["prompt", "chat", "input"]))]
 pub struct Args {
-    /// Hugging Face folder, GGUF file, or run folder (its newest checkpoint).
-    #[arg(long, value_name = "DIR|FILE|RUN")]
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Text to continue as it is.
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
@@ -68,24 +63,17 @@ pub struct Args {
     /// Likeliest tokens to list in each place, with --json.
     #[arg(long, value_name = "N", default_value_t = 0, requires = "json")]
     alternatives: usize,
-    /// Memory for keys and values, such as 512M or 4G.
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
-    kv_memory: u64,
-    /// cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
-    device: DeviceName,
-    /// CPU threads; all cores, if not given.
-    #[arg(long, value_parser = threads)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    kv: KvMemory,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let model = open_model(&args.model, args.device, args.threads)?;
+    let model = args.model.open()?;
     let settings = EngineSettings {
         seed: args.seed,
         rule: rule(args),
         n_alternatives: args.alternatives,
-        kv_bytes: usize::try_from(args.kv_memory)?,
+        kv_bytes: args.kv.bytes()?,
         ..EngineSettings::default()
     };
     let mut memory = EngineMemory::new();

@@ -35,7 +35,7 @@ pub struct Args {
     set: Vec<String>,
 
     /// The run folder; by default runs/<time>-<name>.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 
     /// Goes on with an interrupted run.

@@ -3,7 +3,7 @@
 
 use super::{Done, place};
 use crate::config::PromptStyle;
-use crate::disk::{Lines, sha256_hex, write_whole};
+use crate::disk::{Appended, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use crate::run::{EventLog, FolderLock, NewFolder, check_tree, events};
 use serde::{Deserialize, Serialize};
@@ -88,7 +88,7 @@ impl EvalPlan {
 pub struct EvalFolder {
     folder: PathBuf,
     lock: FolderLock,
-    samples: Lines,
+    samples: Appended,
     events: EventLog,
 }
 
@@ -107,7 +107,7 @@ impl EvalFolder {
     }
 
     fn opened(folder: &Path, lock: FolderLock) -> Result<Self> {
-        let samples = Lines::open(&folder.join("samples.jsonl"))?;
+        let samples = Appended::open(&folder.join("samples.jsonl"))?;
         Ok(Self { folder: folder.to_owned(), lock, samples, events: EventLog::open(folder)? })
     }
 
@@ -150,7 +150,7 @@ impl EvalFolder {
     }
 
     pub fn add(&mut self, sample: &EvalRecord) -> Result<()> {
-        self.samples.add(&sample.to_line())
+        self.samples.add(sample.to_line().as_bytes())
     }
 
     /// Adds the end of the evaluation to `events.jsonl`.

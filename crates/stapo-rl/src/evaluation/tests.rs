@@ -18,8 +18,10 @@ fn all(model: &LoadedModel, benchmarks: &[Benchmark], decoding: &str, done: &Don
     let decodings = Decoding::parse(decoding).unwrap();
     let style = PromptStyle::default();
     let sampling = EvalSampling { seed: 0, max_tokens: 64, style: &style, kv_bytes: 32 << 20, step: None };
-    evaluate(model, benchmarks, &decodings, sampling, done, |record| {
-        records.push(record);
+    evaluate(model, &mut EngineMemory::new(), benchmarks, &decodings, sampling, done, |event| {
+        if let EvalEvent::Finished(record) = event {
+            records.push(*record);
+        }
         Ok(true)
     })
     .unwrap();

@@ -123,7 +123,12 @@ impl Default for PretrainUpdate {
             microbatch_tokens: 8192,
             recompute: Recompute::Nothing,
             learning_rate: 2e-3,
-            schedule: Schedule::Cosine { warmup_steps: 50, total_steps: 1500, final_factor: 0.05 },
+            schedule: Schedule::Cosine {
+                warmup_steps: Some(50),
+                warmup_share: None,
+                total_steps: Some(1500),
+                final_factor: 0.05,
+            },
             weight_decay: 0.1,
             beta1: 0.9,
             beta2: 0.95,
@@ -156,7 +161,7 @@ impl PretrainConfig {
             update: PretrainUpdate {
                 batch_tokens: 32768,
                 learning_rate: 1e-5,
-                schedule: Schedule::Constant { warmup_steps: 10 },
+                schedule: Schedule::constant(10),
                 weight_decay: 0.0,
                 ..PretrainUpdate::default()
             },

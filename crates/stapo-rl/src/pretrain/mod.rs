@@ -19,6 +19,7 @@ use crate::config::PlanError;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
+use crate::meter::Meter;
 use crate::prompting::fit_prompts;
 use crate::rollout::held_out_accuracy;
 use crate::run::{Counters, Reopening, Run, is_due};
@@ -136,8 +137,8 @@ impl Pretrainer {
             self.pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
         }
         let step = learner.counters.step + 1;
-        let learning_rate =
-            config.update.learning_rate * config.update.schedule.factor(learner.counters.n_updates);
+        let learning_rate = config.update.learning_rate
+            * config.update.schedule.factor(learner.counters.n_updates, config.steps);
         let scale = 1.0 / n_scored.max(1) as f64;
         let update = Update { lr: learning_rate, scale, max_norm: config.update.max_gradient_norm };
         let gradient_norm =
@@ -228,7 +229,8 @@ fn pretrain_steps(
         if let Some(task) = pretrainer.task.as_ref().filter(|_| is_evaluated) {
             let plan = config.evaluation_plan()?;
             let model = &pretrainer.learner.model;
-            metrics.eval_accuracy = Some(held_out_accuracy(model, &mut memory, task, &plan, step)?);
+            metrics.eval_accuracy =
+                Some(held_out_accuracy(model, &mut memory, task, &plan, step, &Meter::default())?);
         }
         metrics.state_sha256 = is_saved.then(|| pretrainer.learner.state_hash());
         run.add_metrics(&metrics)?;
@@ -271,7 +273,7 @@ impl InterruptedPretraining {
         }
         let identity = identity(&config)?;
         reopening.compare(&identity, accept_changes)?;
-        reopening.check_steps(config.steps)?;
+        reopening.check_steps(config.steps, config.update.schedule, |steps| steps)?;
         Ok(Self { config, reopening, identity })
     }
 

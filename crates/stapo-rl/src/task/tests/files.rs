@@ -60,7 +60,7 @@ fn fields_templates_and_rules_can_be_given() {
         id_field: Some("#row".into()),
         held_out_share: 1.0,
         template: Some("{{ hint }}: {{ problem }} ({{ r['a.b'] }}, {{ id }})".into()),
-        verifier: VerifierSpec::Rule(RuleSpec { mode: stapo_verify::Mode::Exact, ..RuleSpec::default() }),
+        verifier: VerifierSpec::Rule(RuleSpec { mode: Mode::Exact, ..RuleSpec::default() }),
         ..RowsSpec::new(path)
     };
     let task = Task::open(&TaskSpec::Jsonl(spec)).unwrap();
@@ -142,10 +142,7 @@ fn unreadable_references_are_counted_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let by_letter = |rows: &str| RowsSpec {
         held_out_share: 1.0,
-        verifier: VerifierSpec::Rule(RuleSpec {
-            mode: stapo_verify::Mode::MultipleChoice,
-            ..RuleSpec::default()
-        }),
+        verifier: VerifierSpec::Rule(RuleSpec { mode: Mode::MultipleChoice, ..RuleSpec::default() }),
         ..RowsSpec::new(file(folder.path(), "rows.jsonl", rows))
     };
     let mixed = "{\"problem\": \"p\", \"answer\": \"B\"}\n{\"problem\": \"q\", \"answer\": \"17\"}\n";

@@ -236,7 +236,7 @@ fn specs_round_trip_and_refuse_what_they_do_not_know() {
         read("kind = \"parquet\"\npath = \"a\"\nverifier = { kind = \"rule\", mode = \"boxed-exact\" }")
             .unwrap();
     let TaskSpec::Parquet(rows) = rule else { panic!() };
-    let mode = stapo_verify::Mode::BoxedExact;
+    let mode = Mode::BoxedExact;
     assert_eq!(rows.verifier, VerifierSpec::Rule(RuleSpec { mode, ..RuleSpec::default() }));
     for (level, expected) in [
         ("7", "task.level: 7 is not on the ladder\nhint: a number from 1 to 6"),
@@ -250,7 +250,7 @@ fn specs_round_trip_and_refuse_what_they_do_not_know() {
     assert!(said.contains("task.level: 2 changes nothing"), "{said}");
     assert!(read("kind = \"countdown\"\nlevel = 2").unwrap_err().to_string().contains("unknown key `level`"));
     assert!(read("kind = \"sums\"").unwrap_err().to_string().contains("unknown kind `sums`"));
-    assert!(read("kind = \"jsonl\"").unwrap_err().to_string().contains("missing field `path`"));
+    assert!(read("kind = \"jsonl\"").unwrap_err().to_string().contains("the key `path` is missing"));
 }
 
 #[test]
