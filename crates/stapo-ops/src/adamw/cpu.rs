@@ -3,7 +3,7 @@ use crate::Float;
 use crate::cpu::simd::{Kernel, Lanes, WIDTH};
 use crate::cpu::{Cpu, Shared};
 
-pub(super) fn step<E: Float>(
+pub(crate) fn step<E: Float>(
     cpu: &Cpu,
     rule: AdamW,
     grad_scale: f64,

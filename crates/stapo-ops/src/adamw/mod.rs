@@ -1,7 +1,7 @@
 //! Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2). Gradients accumulate un-normalised; the
 //! update multiplies them by `grad_scale`, the product of `1 / N` and the clip factor.
 
-mod cpu;
+pub(crate) mod cpu;
 mod cuda;
 #[cfg(test)]
 mod tests;
@@ -39,7 +39,7 @@ pub fn step<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => {
             let (param, m, v) = (param.into_host(), m.into_host(), v.into_host());
-            cpu::step(cpu, rule, grad_scale, param, grad.host(), m, v);
+            T::adamw_step(cpu, rule, grad_scale, param, grad.host(), m, v);
         }
         Backend::Cuda(cuda) => {
             cuda::step(cuda, rule, grad_scale, param.cuda(), grad.cuda(), (m.cuda(), v.cuda()));

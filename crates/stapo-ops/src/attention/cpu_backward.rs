@@ -28,7 +28,7 @@ struct Inputs<'a, E> {
     d_out: &'a [E],
 }
 
-pub(super) fn backward<E: Float>(
+pub(crate) fn backward<E: Float>(
     cpu: &Cpu,
     d: Dims,
     saved: Saved<'_, E>,

@@ -29,7 +29,7 @@ const VECTORS: usize = 4;
 
 /// A decode call. The last key of every sequence is that of its token, `table[(context - 1) / block_size]` is a block that no other
 /// sequence reads, and no sequence is empty.
-pub(super) struct Decode<'a, E> {
+pub(crate) struct Decode<'a, E> {
     pub heads: Heads,
     pub dims: CacheDims,
     pub qkv: &'a [E],
@@ -41,8 +41,12 @@ pub(super) struct Decode<'a, E> {
     pub out: Shared<'a, E>,
 }
 
+pub(crate) fn run<E: Float>(cpu: &Cpu, decode: &Decode<'_, E>) {
+    decode.run(cpu);
+}
+
 impl<E: Float> Decode<'_, E> {
-    pub(super) fn run(&self, cpu: &Cpu) {
+    fn run(&self, cpu: &Cpu) {
         let n_keys: usize = self.contexts.iter().map(|n| *n as usize).sum();
         let longest = self.contexts.iter().max().map_or(0, |n| *n as usize);
         let per_sequence = self.heads.kv.div_ceil(PAIR);

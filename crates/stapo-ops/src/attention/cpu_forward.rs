@@ -11,7 +11,7 @@ use crate::cpu::simd::{Kernel, Lanes, WIDTH};
 use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::heads::Heads;
 
-pub(super) fn forward<E: Float>(
+pub(crate) fn forward<E: Float>(
     cpu: &Cpu,
     d: Dims,
     qkv: &[E],

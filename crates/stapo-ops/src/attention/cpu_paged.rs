@@ -13,7 +13,7 @@ use crate::heads::Heads;
 
 /// [`super::paged::Sequences`] as slices.
 #[derive(Clone, Copy)]
-pub(super) struct HostSequences<'a> {
+pub(crate) struct HostSequences<'a> {
     pub offsets: &'a [u32],
     pub contexts: &'a [u32],
     pub tables: &'a [u32],
@@ -60,7 +60,7 @@ impl HostSequences<'_> {
     }
 }
 
-pub(super) fn store<E: Float>(
+pub(crate) fn store<E: Float>(
     cpu: &Cpu,
     heads: Heads,
     dims: CacheDims,
@@ -94,7 +94,7 @@ pub(super) fn store<E: Float>(
     });
 }
 
-pub(super) fn forward<E: Float>(
+pub(crate) fn forward<E: Float>(
     cpu: &Cpu,
     d: Dims,
     qkv: &[E],

@@ -7,10 +7,10 @@
 //! keys before it alone: decode, chunked prefill and packed training agree bit by bit, for every block size.
 
 mod cache;
-mod cpu_backward;
-mod cpu_decode;
-mod cpu_forward;
-mod cpu_paged;
+pub(crate) mod cpu_backward;
+pub(crate) mod cpu_decode;
+pub(crate) mod cpu_forward;
+pub(crate) mod cpu_paged;
 mod cpu_rows;
 mod cuda;
 pub(crate) mod cuda_decode;
@@ -51,7 +51,7 @@ pub fn forward<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => {
             check_offsets(op, offsets, dims.sequences, dims.tokens);
-            cpu_forward::forward(cpu, dims, qkv.host(), offsets.host(), out.into_host(), lse.into_host());
+            T::attention_forward(cpu, dims, qkv.host(), offsets.host(), out.into_host(), lse.into_host());
         }
         Backend::Cuda(cuda) => {
             cuda::forward(cuda, dims, qkv.cuda(), offsets.cuda(), out.cuda(), lse.cuda());
@@ -90,7 +90,7 @@ pub fn backward<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => {
             check_offsets(op, offsets, dims.sequences, dims.tokens);
-            cpu_backward::backward(cpu, dims, saved, offsets.host(), d_out.host(), d_qkv.into_host());
+            T::attention_backward(cpu, dims, saved, offsets.host(), d_out.host(), d_qkv.into_host());
         }
         Backend::Cuda(cuda) => {
             cuda::backward(cuda, dims, saved, offsets.cuda(), d_out.cuda(), d_qkv.cuda());

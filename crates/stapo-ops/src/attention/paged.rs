@@ -9,7 +9,7 @@ pub use super::cache::{
 };
 
 use super::cpu_decode::{self, Decode};
-use super::cpu_paged::{self, HostSequences};
+use super::cpu_paged::HostSequences;
 use super::cuda_decode;
 use super::cuda_paged::{self, PagedCall};
 use crate::cpu::Shared;
@@ -63,7 +63,7 @@ pub fn store<T: Float>(
     }
     let keys = cache.keys.view_mut().into_host();
     let values = cache.values.view_mut().into_host();
-    cpu_paged::store(device.as_cpu(), heads, dims, qkv.host(), slots.host(), keys, values);
+    T::paged_store(device.as_cpu(), heads, dims, qkv.host(), slots.host(), keys, values);
 }
 
 /// Stores the tokens' keys and values, see [`store`], and attends. Shapes: qkv `[T, qkv_width]`; slots `[T]`; out
@@ -98,7 +98,7 @@ pub fn forward<T: Float>(
     };
     host.check(op, dims, cache.dims);
     if dims.heads.group() <= cpu_decode::MAX_GROUP && host.is_decode(dims, cache.dims, slots.host()) {
-        Decode {
+        let decode = Decode {
             heads: dims.heads,
             dims: cache.dims,
             qkv: qkv.host(),
@@ -108,12 +108,12 @@ pub fn forward<T: Float>(
             keys: Shared::new(cache.keys.view_mut().into_host()),
             values: Shared::new(cache.values.view_mut().into_host()),
             out: Shared::new(out.into_host()),
-        }
-        .run(device.as_cpu());
+        };
+        T::paged_decode(device.as_cpu(), &decode);
         return;
     }
     store(device, dims.tokens, dims.heads, qkv, slots, cache);
-    cpu_paged::forward(device.as_cpu(), dims, qkv.host(), cache, host, out.into_host());
+    T::paged_forward(device.as_cpu(), dims, qkv.host(), cache, host, out.into_host());
 }
 
 #[track_caller]

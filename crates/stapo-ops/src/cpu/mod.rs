@@ -2,6 +2,7 @@
 
 mod context;
 pub(crate) mod gemm;
+pub(crate) mod kernels;
 pub mod peak;
 mod pool;
 pub(crate) mod simd;

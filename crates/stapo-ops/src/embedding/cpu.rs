@@ -9,7 +9,7 @@ pub(crate) fn check_ids(ids: &[u32], vocab: usize) {
     }
 }
 
-pub(super) fn forward<E: Float>(cpu: &Cpu, d: Dims, ids: &[u32], table: &[E], out: &mut [E]) {
+pub(crate) fn forward<E: Float>(cpu: &Cpu, d: Dims, ids: &[u32], table: &[E], out: &mut [E]) {
     let out = Shared::new(out);
     cpu.rows(d.tokens, d.width, |rows| {
         for t in rows {
@@ -20,7 +20,7 @@ pub(super) fn forward<E: Float>(cpu: &Cpu, d: Dims, ids: &[u32], table: &[E], ou
     });
 }
 
-pub(super) fn backward<E: Float>(cpu: &Cpu, d: Dims, ids: &[u32], d_out: &[E], d_table: &mut [E]) {
+pub(crate) fn backward<E: Float>(cpu: &Cpu, d: Dims, ids: &[u32], d_out: &[E], d_table: &mut [E]) {
     let d_table = Shared::new(d_table);
     cpu.rows(d.width, d.tokens, |columns| {
         for (id, row) in ids.iter().zip(d_out.chunks_exact(d.width)) {

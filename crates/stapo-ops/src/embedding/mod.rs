@@ -30,7 +30,7 @@ pub fn forward<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => {
             cpu::check_ids(ids.host(), dims.vocab);
-            cpu::forward(cpu, dims, ids.host(), table.host(), out.into_host());
+            T::embedding_forward(cpu, dims, ids.host(), table.host(), out.into_host());
         }
         Backend::Cuda(cuda) => cuda::forward(cuda, dims, ids.cuda(), table.cuda(), out.cuda()),
     }
@@ -50,7 +50,7 @@ pub fn backward<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => {
             cpu::check_ids(ids.host(), dims.vocab);
-            cpu::backward(cpu, dims, ids.host(), d_out.host(), d_table.into_host());
+            T::embedding_backward(cpu, dims, ids.host(), d_out.host(), d_table.into_host());
         }
         Backend::Cuda(cuda) => cuda::backward(cuda, dims, ids.cuda(), d_out.cuda(), d_table.cuda()),
     }

@@ -32,7 +32,7 @@ pub(crate) fn for_chunks<E: Float>(
     });
 }
 
-pub(super) fn forward<E: Float>(
+pub(crate) fn forward<E: Float>(
     cpu: &Cpu,
     dims: Dims,
     hidden: &[E],
@@ -88,7 +88,7 @@ impl<E: Float> Kernel<E> for Score<'_, E> {
     }
 }
 
-pub(super) fn backward<E: Float>(
+pub(crate) fn backward<E: Float>(
     cpu: &Cpu,
     dims: Dims,
     hidden: &[E],

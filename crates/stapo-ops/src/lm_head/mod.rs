@@ -69,7 +69,7 @@ pub fn forward<T: Float>(
     check_alternatives(op, dims.tokens, alternatives.as_ref());
     match device.backend() {
         Backend::Cpu(cpu) => {
-            cpu::forward(cpu, dims, hidden.host(), weight, targets.host(), scores, alternatives);
+            T::lm_head_forward(cpu, dims, hidden.host(), weight, targets.host(), scores, alternatives);
             LastLogits(None)
         }
         Backend::Cuda(cuda) => {
@@ -119,7 +119,7 @@ pub fn backward<T: Float>(
     check(op, "d_hidden", to.d_hidden.len(), hidden.len());
     check(op, "d_weight", to.d_weight.len(), weight.shape().len());
     match device.backend() {
-        Backend::Cpu(cpu) => cpu::backward(cpu, dims, hidden.host(), weight, grads, to),
+        Backend::Cpu(cpu) => T::lm_head_backward(cpu, dims, hidden.host(), weight, grads, to),
         Backend::Cuda(cuda) => cuda::backward(cuda, dims, hidden.cuda(), weight, grads, logits.0, &to),
     }
 }

@@ -43,7 +43,7 @@ pub fn forward<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => {
             let bias = bias.map(|bias| bias.host());
-            cpu::forward(cpu, dims, x.host(), weight.panels().host(), bias, y.into_host());
+            T::matmul_forward(cpu, dims, x.host(), weight.panels().host(), bias, y.into_host());
         }
         Backend::Cuda(cuda) => {
             let bias = bias.map(|bias| bias.cuda());
@@ -67,7 +67,7 @@ pub fn backward_input<T: Float>(
     let dims = Dims { tokens, inputs, outputs };
     match device.backend() {
         Backend::Cpu(cpu) => {
-            cpu::backward_input(cpu, dims, d_y.host(), weight.view().host(), write, d_x.into_host());
+            T::matmul_backward_input(cpu, dims, d_y.host(), weight.view().host(), write, d_x.into_host());
         }
         Backend::Cuda(cuda) => {
             cuda::backward_input(cuda, dims, d_y.cuda(), weight.view().cuda(), write, d_x.cuda());
@@ -93,7 +93,7 @@ pub fn backward_weight<T: Float>(
             if write == Write::Set {
                 d_weight.fill(T::ZERO);
             }
-            cpu::backward_weight(cpu, dims, x.host(), d_y.host(), d_weight.into_host());
+            T::matmul_backward_weight(cpu, dims, x.host(), d_y.host(), d_weight.into_host());
         }
         Backend::Cuda(cuda) => {
             cuda::backward_weight(cuda, dims, x.cuda(), d_y.cuda(), write, d_weight.cuda());
@@ -112,7 +112,7 @@ pub fn backward_bias<T: Float>(
     check("matmul::backward_bias", "d_y", d_y.len(), tokens * outputs);
     check("matmul::backward_bias", "d_bias", d_bias.len(), outputs);
     match device.backend() {
-        Backend::Cpu(cpu) => cpu::backward_bias(cpu, outputs, d_y.host(), d_bias.into_host()),
+        Backend::Cpu(cpu) => T::matmul_backward_bias(cpu, outputs, d_y.host(), d_bias.into_host()),
         Backend::Cuda(cuda) => cuda::backward_bias(cuda, tokens, outputs, d_y.cuda(), d_bias.cuda()),
     }
 }

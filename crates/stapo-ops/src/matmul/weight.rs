@@ -1,4 +1,4 @@
-use crate::cpu::gemm::{pack_panels, panels_len};
+use crate::cpu::gemm::panels_len;
 use crate::device::Backend;
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
 
@@ -66,7 +66,7 @@ impl<T: Float> Weight<T> {
         let result = change(self.flat.view_mut());
         let Shape { outputs, inputs } = self.shape;
         if let Backend::Cpu(cpu) = device.backend() {
-            pack_panels(cpu, self.flat.view().host(), outputs, inputs, self.panels.view_mut().host_mut());
+            T::pack_panels(cpu, self.flat.view().host(), outputs, inputs, self.panels.view_mut().host_mut());
         }
         result
     }

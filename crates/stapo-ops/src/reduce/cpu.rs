@@ -7,7 +7,7 @@ use crate::rmsnorm::cpu::dot;
 
 const BLOCK: usize = 4096;
 
-pub(super) fn sum_squares<E: Float>(cpu: &Cpu, x: &[E]) -> f64 {
+pub(crate) fn sum_squares<E: Float>(cpu: &Cpu, x: &[E]) -> f64 {
     let mut sums = vec![0.0; x.len().div_ceil(BLOCK)];
     let n_blocks = sums.len();
     let shared = Shared::new(&mut sums);
@@ -33,7 +33,7 @@ impl<E: Float> Kernel<E> for SumSquares<'_, E> {
     }
 }
 
-pub(super) fn first_non_finite<E: Float>(cpu: &Cpu, x: &[E]) -> Option<usize> {
+pub(crate) fn first_non_finite<E: Float>(cpu: &Cpu, x: &[E]) -> Option<usize> {
     let first = AtomicUsize::new(usize::MAX);
     cpu.rows(x.len().div_ceil(BLOCK), BLOCK, |blocks| {
         let start = blocks.start * BLOCK;

@@ -1,6 +1,6 @@
 //! Whole-buffer reductions, in an order that does not depend on threads.
 
-mod cpu;
+pub(crate) mod cpu;
 mod cuda;
 #[cfg(test)]
 mod tests;
@@ -12,7 +12,7 @@ use crate::{Device, Float, View};
 /// added in f64 in order, and so are the sums of the buffers. On the CPU a block has 4096 elements and sixteen lanes.
 pub fn sum_squares<'a, T: Float>(device: &Device, buffers: impl IntoIterator<Item = View<'a, T>>) -> f64 {
     match device.backend() {
-        Backend::Cpu(cpu) => buffers.into_iter().map(|x| cpu::sum_squares(cpu, x.host())).sum(),
+        Backend::Cpu(cpu) => buffers.into_iter().map(|x| T::sum_squares(cpu, x.host())).sum(),
         Backend::Cuda(cuda) => {
             let slices: Vec<_> = buffers.into_iter().map(|x| x.cuda()).collect();
             cuda::sum_squares(cuda, &slices)
@@ -23,7 +23,7 @@ pub fn sum_squares<'a, T: Float>(device: &Device, buffers: impl IntoIterator<Ite
 /// The index of the first element that is NaN or infinite.
 pub fn first_non_finite<T: Float>(device: &Device, x: View<'_, T>) -> Option<usize> {
     match device.backend() {
-        Backend::Cpu(cpu) => cpu::first_non_finite(cpu, x.host()),
+        Backend::Cpu(cpu) => T::first_non_finite(cpu, x.host()),
         Backend::Cuda(cuda) => cuda::first_non_finite(cuda, x.cuda()),
     }
 }

@@ -12,12 +12,12 @@ use crate::{Device, Float, View, ViewMut, check};
 pub fn add<T: Float>(device: &Device, x: ViewMut<'_, T>, addend: View<'_, T>) {
     check("residual::add", "addend", addend.len(), x.len());
     match device.backend() {
-        Backend::Cpu(cpu) => add_cpu(cpu, x.into_host(), addend.host()),
+        Backend::Cpu(cpu) => T::residual_add(cpu, x.into_host(), addend.host()),
         Backend::Cuda(cuda) => cuda::add(cuda, x.cuda(), addend.cuda()),
     }
 }
 
-fn add_cpu<T: Float>(cpu: &Cpu, x: &mut [T], addend: &[T]) {
+pub(crate) fn add_cpu<T: Float>(cpu: &Cpu, x: &mut [T], addend: &[T]) {
     let len = x.len();
     let x = Shared::new(x);
     cpu.rows(len, 1, |range| {

@@ -3,7 +3,7 @@ use crate::cpu::simd::{Kernel, Lanes, WIDTH};
 use crate::cpu::{Cpu, Shared};
 use crate::{Float, Write};
 
-pub(super) fn forward<E: Float>(
+pub(crate) fn forward<E: Float>(
     cpu: &Cpu,
     d: Dims,
     x: &[E],
@@ -86,7 +86,7 @@ pub(crate) fn dot<L: Lanes>(l: L, a: &[L::E], b: &[L::E]) -> L::E {
     l.sum(sum)
 }
 
-pub(super) fn backward_input<E: Float>(
+pub(crate) fn backward_input<E: Float>(
     cpu: &Cpu,
     d: Dims,
     saved: Saved<'_, E>,
@@ -192,7 +192,7 @@ fn d_x_vector<L: Lanes>(
     l.fma(factor, l.get(x, at, zero), l.mul(scaled, l.splat(inv_rms)))
 }
 
-pub(super) fn backward_weight<E: Float>(
+pub(crate) fn backward_weight<E: Float>(
     cpu: &Cpu,
     d: Dims,
     saved: Saved<'_, E>,

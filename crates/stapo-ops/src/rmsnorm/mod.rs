@@ -47,7 +47,7 @@ pub fn forward<T: Float>(device: &Device, dims: Dims, x: View<'_, T>, weight: Vi
     check(op, "x", x.len(), dims.tokens * dims.width);
     check_out(op, dims, weight, &to);
     match device.backend() {
-        Backend::Cpu(cpu) => cpu::forward(cpu, dims, x.host(), None, weight.host(), to),
+        Backend::Cpu(cpu) => T::rmsnorm_forward(cpu, dims, x.host(), None, weight.host(), to),
         Backend::Cuda(cuda) => {
             let (normed, inv_rms) = (to.normed.cuda(), to.inv_rms.cuda());
             cuda::forward(cuda, dims, x.cuda(), None, weight.cuda(), normed, inv_rms);
@@ -74,7 +74,7 @@ pub fn forward_add<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => {
             let add = Some((addend.host(), sum.into_host()));
-            cpu::forward(cpu, dims, stream.host(), add, weight.host(), to);
+            T::rmsnorm_forward(cpu, dims, stream.host(), add, weight.host(), to);
         }
         Backend::Cuda(cuda) => {
             let add = Addition { addend: Addend::Rows(addend.cuda()), rows: None, sum: sum.cuda() };
@@ -142,8 +142,8 @@ pub fn backward<T: Float>(
     check(op, "d_weight", d_weight.len(), dims.width);
     match device.backend() {
         Backend::Cpu(cpu) => {
-            cpu::backward_input(cpu, dims, saved, d_out.host(), write, d_x.into_host());
-            cpu::backward_weight(cpu, dims, saved, d_out.host(), d_weight.into_host());
+            T::rmsnorm_backward_input(cpu, dims, saved, d_out.host(), write, d_x.into_host());
+            T::rmsnorm_backward_weight(cpu, dims, saved, d_out.host(), d_weight.into_host());
         }
         Backend::Cuda(cuda) => {
             cuda::backward(cuda, dims, saved, d_out.cuda(), write, d_x.cuda(), d_weight.cuda());

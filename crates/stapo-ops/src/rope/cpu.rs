@@ -33,7 +33,7 @@ impl<'a, E: Float> Rotations<'a, E> {
     }
 }
 
-pub(super) fn forward<E: Float>(
+pub(crate) fn forward<E: Float>(
     cpu: &Cpu,
     d: Dims,
     table: &Table<E>,
@@ -142,7 +142,7 @@ fn rotate_pair_back<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, d: &[L::E], at
     rotate_pair(l, cos, sin, l.get(d_low, at, zero), l.get(d_high, at, zero))
 }
 
-pub(super) fn backward<E: Float>(
+pub(crate) fn backward<E: Float>(
     cpu: &Cpu,
     d: Dims,
     table: &Table<E>,

@@ -1,7 +1,7 @@
 //! Rotary position embedding of queries and keys, in the rotate-half convention of Hugging Face, after an optional norm
 //! per head (Qwen3). Values pass through.
 
-mod cpu;
+pub(crate) mod cpu;
 mod cuda;
 mod table;
 #[cfg(test)]
@@ -60,7 +60,7 @@ pub fn forward<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => {
             let norm = norm.map(|(norm, inv_rms)| (norm, inv_rms.into_host()));
-            cpu::forward(cpu, dims, table, positions.host(), norm, raw.host(), out.into_host());
+            T::rope_forward(cpu, dims, table, positions.host(), norm, raw.host(), out.into_host());
         }
         Backend::Cuda(cuda) => {
             let norm = norm.as_ref().map(|(norm, inv_rms)| (*norm, inv_rms.cuda()));
@@ -88,7 +88,7 @@ pub fn backward<T: Float>(
     }
     match device.backend() {
         Backend::Cpu(cpu) => {
-            cpu::backward(cpu, dims, table, positions.host(), norm, d_out.host(), d_raw.into_host());
+            T::rope_backward(cpu, dims, table, positions.host(), norm, d_out.host(), d_raw.into_host());
         }
         Backend::Cuda(cuda) => {
             cuda::backward(cuda, dims, table, positions.cuda(), norm, d_out.cuda(), d_raw.cuda());

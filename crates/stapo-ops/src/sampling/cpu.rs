@@ -4,7 +4,7 @@ use crate::cpu::simd::{Kernel, Lanes, WIDTH};
 use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::lm_head::{cpu::for_chunks, row};
 
-pub(super) fn forward<E: Float>(cpu: &Cpu, rule: SamplingRule, from: Inputs<'_, E>, drawn: Drawn<'_, E>) {
+pub(crate) fn forward<E: Float>(cpu: &Cpu, rule: SamplingRule, from: Inputs<'_, E>, drawn: Drawn<'_, E>) {
     let tokens = drawn.ids.len();
     let vocab = from.head.shape().outputs;
     let uniforms = from.uniforms.host();

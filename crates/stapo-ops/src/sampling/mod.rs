@@ -3,7 +3,7 @@
 //! Law: the logits and numbers of a row have the bits of `lm_head::forward`. The reported log-probability and entropy
 //! are those of the full distribution at the sampling temperature, whatever the filters, as training computes them.
 
-mod cpu;
+pub(crate) mod cpu;
 mod cuda;
 mod filter;
 #[cfg(test)]
@@ -122,7 +122,7 @@ pub fn forward<T: Float>(
     check(op, "entropy", drawn.entropy.len(), tokens);
     check_alternatives(op, tokens, drawn.alternatives.as_ref());
     match device.backend() {
-        Backend::Cpu(cpu) => cpu::forward(cpu, rule, from, drawn),
+        Backend::Cpu(cpu) => T::sampling_forward(cpu, rule, from, drawn),
         Backend::Cuda(cuda) => cuda::forward(cuda, rule, from, &drawn, logits.0.view_mut().cuda()),
     }
 }

@@ -3,7 +3,7 @@ use crate::Float;
 use crate::cpu::simd::{Kernel, Lanes, WIDTH, silu_parts};
 use crate::cpu::{Cpu, Shared};
 
-pub(super) fn forward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], out: &mut [E]) {
+pub(crate) fn forward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], out: &mut [E]) {
     let out = Shared::new(out);
     cpu.rows(d.tokens, 3 * d.width, |rows| {
         // SAFETY: each task has its own rows.
@@ -13,7 +13,7 @@ pub(super) fn forward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], out: &mut [E]
     });
 }
 
-pub(super) fn backward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], d_out: &[E], d_gate_up: &mut [E]) {
+pub(crate) fn backward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], d_out: &[E], d_gate_up: &mut [E]) {
     let d_gate_up = Shared::new(d_gate_up);
     cpu.rows(d.tokens, 5 * d.width, |rows| {
         let wide = 2 * rows.start * d.width..2 * rows.end * d.width;

@@ -1,7 +1,7 @@
 //! `out = silu(gate) * up`, with gate and up side by side in one row: `gate_up[t] = [gate | up]`, the output of one
 //! product with the weights of gate and up stacked.
 
-mod cpu;
+pub(crate) mod cpu;
 mod cuda;
 #[cfg(test)]
 mod tests;
@@ -20,7 +20,7 @@ pub fn forward<T: Float>(device: &Device, dims: Dims, gate_up: View<'_, T>, out:
     check("swiglu::forward", "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
     check("swiglu::forward", "out", out.len(), dims.tokens * dims.width);
     match device.backend() {
-        Backend::Cpu(cpu) => cpu::forward(cpu, dims, gate_up.host(), out.into_host()),
+        Backend::Cpu(cpu) => T::swiglu_forward(cpu, dims, gate_up.host(), out.into_host()),
         Backend::Cuda(cuda) => cuda::forward(cuda, dims, gate_up.cuda(), out.cuda()),
     }
 }
@@ -37,7 +37,9 @@ pub fn backward<T: Float>(
     check("swiglu::backward", "d_out", d_out.len(), dims.tokens * dims.width);
     check("swiglu::backward", "d_gate_up", d_gate_up.len(), 2 * dims.tokens * dims.width);
     match device.backend() {
-        Backend::Cpu(cpu) => cpu::backward(cpu, dims, gate_up.host(), d_out.host(), d_gate_up.into_host()),
+        Backend::Cpu(cpu) => {
+            T::swiglu_backward(cpu, dims, gate_up.host(), d_out.host(), d_gate_up.into_host())
+        }
         Backend::Cuda(cuda) => cuda::backward(cuda, dims, gate_up.cuda(), d_out.cuda(), d_gate_up.cuda()),
     }
 }

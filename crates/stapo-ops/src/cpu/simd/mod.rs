@@ -37,6 +37,7 @@ mod sealed {
 pub trait Float:
     crate::element::Element
     + sealed::Sealed
+    + super::kernels::Kernels
     + PartialOrd
     + std::fmt::Debug
     + std::fmt::Display

@@ -1,0 +1,209 @@
+//! The CPU kernels of both element types.
+//!
+//! A generic function is compiled again in every crate that calls it. The ops are generic and have callers in three
+//! crates, so they reach their kernels through this trait, and the kernels are compiled once, in this crate.
+
+#![allow(
+    private_interfaces,
+    reason = "other crates cannot name the trait, so only this crate calls its methods"
+)]
+
+use super::Cpu;
+use super::gemm::pack_panels;
+use crate::adamw::{self, AdamW};
+use crate::attention::{self, cpu_backward, cpu_decode, cpu_forward, cpu_paged, paged};
+use crate::heads::Heads;
+use crate::sampling::{self, SamplingRule};
+use crate::{Float, Weight, Write, embedding, lm_head, matmul, reduce, residual, rmsnorm, rope, swiglu};
+
+macro_rules! kernels {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $kernel:path;)*) => {
+        /// One method for each CPU kernel that an op calls.
+        pub trait Kernels: Sized {
+            $(fn $name($($argument: $type),*) $(-> $result)? where Self: Float;)*
+        }
+
+        impl Kernels for f32 {
+            $(fn $name($($argument: $type),*) $(-> $result)? {
+                $kernel($($argument),*)
+            })*
+        }
+
+        impl Kernels for f64 {
+            $(fn $name($($argument: $type),*) $(-> $result)? {
+                $kernel($($argument),*)
+            })*
+        }
+    };
+}
+
+kernels! {
+    fn adamw_step(
+        cpu: &Cpu,
+        rule: AdamW,
+        grad_scale: f64,
+        param: &mut [Self],
+        grad: &[Self],
+        m: &mut [Self],
+        v: &mut [Self],
+    ) = adamw::cpu::step;
+
+    fn attention_forward(
+        cpu: &Cpu,
+        dims: attention::Dims,
+        qkv: &[Self],
+        offsets: &[u32],
+        out: &mut [Self],
+        lse: &mut [Self],
+    ) = cpu_forward::forward;
+
+    fn attention_backward(
+        cpu: &Cpu,
+        dims: attention::Dims,
+        saved: attention::Saved<'_, Self>,
+        offsets: &[u32],
+        d_out: &[Self],
+        d_qkv: &mut [Self],
+    ) = cpu_backward::backward;
+
+    fn paged_store(
+        cpu: &Cpu,
+        heads: Heads,
+        dims: paged::CacheDims,
+        qkv: &[Self],
+        slots: &[u32],
+        keys: &mut [Self],
+        values: &mut [Self],
+    ) = cpu_paged::store;
+
+    fn paged_forward(
+        cpu: &Cpu,
+        dims: paged::Dims,
+        qkv: &[Self],
+        cache: &paged::Cache<Self>,
+        host: cpu_paged::HostSequences<'_>,
+        out: &mut [Self],
+    ) = cpu_paged::forward;
+
+    fn paged_decode(cpu: &Cpu, decode: &cpu_decode::Decode<'_, Self>) = cpu_decode::run;
+
+    fn embedding_forward(cpu: &Cpu, dims: embedding::Dims, ids: &[u32], table: &[Self], out: &mut [Self])
+        = embedding::cpu::forward;
+
+    fn embedding_backward(cpu: &Cpu, dims: embedding::Dims, ids: &[u32], d_out: &[Self], d_table: &mut [Self])
+        = embedding::cpu::backward;
+
+    fn lm_head_forward(
+        cpu: &Cpu,
+        dims: lm_head::Dims,
+        hidden: &[Self],
+        weight: &Weight<Self>,
+        targets: &[u32],
+        scores: lm_head::HeadScores<'_, Self>,
+        alternatives: Option<lm_head::Alternatives<'_, Self>>,
+    ) = lm_head::cpu::forward;
+
+    fn lm_head_backward(
+        cpu: &Cpu,
+        dims: lm_head::Dims,
+        hidden: &[Self],
+        weight: &Weight<Self>,
+        grads: lm_head::ScoreGrads<'_, Self>,
+        to: lm_head::HeadGrads<'_, Self>,
+    ) = lm_head::cpu::backward;
+
+    fn matmul_forward(
+        cpu: &Cpu,
+        dims: matmul::Dims,
+        x: &[Self],
+        panels: &[Self],
+        bias: Option<&[Self]>,
+        y: &mut [Self],
+    ) = matmul::cpu::forward;
+
+    fn matmul_backward_input(
+        cpu: &Cpu,
+        dims: matmul::Dims,
+        d_y: &[Self],
+        weight: &[Self],
+        write: Write,
+        d_x: &mut [Self],
+    ) = matmul::cpu::backward_input;
+
+    fn matmul_backward_weight(cpu: &Cpu, dims: matmul::Dims, x: &[Self], d_y: &[Self], d_weight: &mut [Self])
+        = matmul::cpu::backward_weight;
+
+    fn matmul_backward_bias(cpu: &Cpu, outputs: usize, d_y: &[Self], d_bias: &mut [Self])
+        = matmul::cpu::backward_bias;
+
+    fn pack_panels(cpu: &Cpu, weight: &[Self], columns: usize, depth: usize, panels: &mut [Self]) = pack_panels;
+
+    fn sum_squares(cpu: &Cpu, x: &[Self]) -> f64 = reduce::cpu::sum_squares;
+
+    fn first_non_finite(cpu: &Cpu, x: &[Self]) -> Option<usize> = reduce::cpu::first_non_finite;
+
+    fn residual_add(cpu: &Cpu, x: &mut [Self], addend: &[Self]) = residual::add_cpu;
+
+    fn rmsnorm_forward(
+        cpu: &Cpu,
+        dims: rmsnorm::Dims,
+        x: &[Self],
+        add: Option<(&[Self], &mut [Self])>,
+        weight: &[Self],
+        to: rmsnorm::Out<'_, Self>,
+    ) = rmsnorm::cpu::forward;
+
+    fn rmsnorm_backward_input(
+        cpu: &Cpu,
+        dims: rmsnorm::Dims,
+        saved: rmsnorm::Saved<'_, Self>,
+        d_out: &[Self],
+        write: Write,
+        d_x: &mut [Self],
+    ) = rmsnorm::cpu::backward_input;
+
+    fn rmsnorm_backward_weight(
+        cpu: &Cpu,
+        dims: rmsnorm::Dims,
+        saved: rmsnorm::Saved<'_, Self>,
+        d_out: &[Self],
+        d_weight: &mut [Self],
+    ) = rmsnorm::cpu::backward_weight;
+
+    fn rope_forward(
+        cpu: &Cpu,
+        dims: rope::Dims,
+        table: &rope::Table<Self>,
+        positions: &[u32],
+        norm: Option<(rope::HeadNorm<'_, Self>, &mut [Self])>,
+        raw: &[Self],
+        out: &mut [Self],
+    ) = rope::cpu::forward;
+
+    fn rope_backward(
+        cpu: &Cpu,
+        dims: rope::Dims,
+        table: &rope::Table<Self>,
+        positions: &[u32],
+        norm: Option<rope::HeadNormGrad<'_, Self>>,
+        d_out: &[Self],
+        d_raw: &mut [Self],
+    ) = rope::cpu::backward;
+
+    fn sampling_forward(
+        cpu: &Cpu,
+        rule: SamplingRule,
+        from: sampling::Inputs<'_, Self>,
+        drawn: sampling::Drawn<'_, Self>,
+    ) = sampling::cpu::forward;
+
+    fn swiglu_forward(cpu: &Cpu, dims: swiglu::Dims, gate_up: &[Self], out: &mut [Self]) = swiglu::cpu::forward;
+
+    fn swiglu_backward(
+        cpu: &Cpu,
+        dims: swiglu::Dims,
+        gate_up: &[Self],
+        d_out: &[Self],
+        d_gate_up: &mut [Self],
+    ) = swiglu::cpu::backward;
+}
