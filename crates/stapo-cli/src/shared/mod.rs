@@ -13,5 +13,7 @@ pub mod prompts;
 pub mod run_folder;
 pub mod run_status;
 pub mod stop;
+pub mod study;
 pub mod terminal;
 pub mod units;
+pub mod viewer;
