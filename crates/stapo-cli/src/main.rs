@@ -20,7 +20,7 @@ mod shared;
 use clap::{Parser, Subcommand};
 use commands::{
     doctor, eval, experiment, export, fetch, generate, grade, inspect, model, objective, plan, pretrain,
-    problems, report, runs, score, train, verify_run,
+    problems, report, runs, score, serve, train, verify_run,
 };
 use shared::terminal::output_failed;
 use stapo_rl::device::cuda;
@@ -45,6 +45,7 @@ enum Command {
     Runs(runs::Args),
     Report(report::Args),
     Inspect(inspect::Args),
+    Serve(serve::Args),
     Plan(plan::Args),
     Eval(eval::Args),
     Compare(eval::CompareArgs),
@@ -105,6 +106,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Runs(args) => runs::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Compare(args) => eval::run_compare(&args),
         Command::Fetch(args) => fetch::run(&args),

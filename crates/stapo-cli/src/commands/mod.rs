@@ -16,5 +16,6 @@ pub mod problems;
 pub mod report;
 pub mod runs;
 pub mod score;
+pub mod serve;
 pub mod train;
 pub mod verify_run;
