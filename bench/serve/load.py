@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 KEYS = ["accuracy", "reward_mean", "entropy_mean", "loss", "gradient_norm", "clip_fraction", "learning_rate"]
+YESTERDAY = time.time() - 86400
 
 
 def line(step):
@@ -43,6 +44,8 @@ def make_runs(folder, n_runs, n_steps):
         run.mkdir(parents=True)
         (run / "plan.toml").write_text(f"name = 'r'\nseed = {idx}\nsteps = {n_steps}\n[update]\nlearning_rate = {1e-4 * (idx % 7 + 1)}\n")
         os.link(originals[idx % 4], run / "metrics.jsonl")
+        for path in (run / "metrics.jsonl", run / "plan.toml"):
+            os.utime(path, (YESTERDAY, YESTERDAY))
     live = runs / "live"
     live.mkdir()
     (live / "plan.toml").write_text(f"name = 'live'\nseed = 1\nsteps = {n_steps}\n")

@@ -16,7 +16,8 @@ pub struct Session {
     to: ChildStdin,
     from: Receiver<Value>,
     next_id: u64,
-    session: String,
+    /// The id of the page's session in the protocol.
+    page: String,
     /// Errors, warnings and console messages of the page.
     pub problems: Vec<String>,
     /// The addresses of all requests.
@@ -53,14 +54,14 @@ impl Session {
             to,
             from,
             next_id: 0,
-            session: String::new(),
+            page: String::new(),
             problems: Vec::new(),
             requests: Vec::new(),
             _profile: profile,
         };
         let target = session.call("Target.createTarget", &json!({"url": "about:blank"}))["targetId"].clone();
         let attached = session.call("Target.attachToTarget", &json!({"targetId": target, "flatten": true}));
-        session.session = attached["sessionId"].as_str().unwrap().to_string();
+        session.page = attached["sessionId"].as_str().unwrap().to_string();
         for domain in ["Runtime", "Log", "Network", "Page"] {
             session.call(&format!("{domain}.enable"), &json!({}));
         }
@@ -119,8 +120,8 @@ impl Session {
         self.next_id += 1;
         let id = self.next_id;
         let mut message = json!({"id": id, "method": method, "params": params});
-        if !self.session.is_empty() {
-            message["sessionId"] = json!(self.session);
+        if !self.page.is_empty() {
+            message["sessionId"] = json!(self.page);
         }
         self.to.write_all(format!("{message}\0").as_bytes()).unwrap();
         self.to.flush().unwrap();

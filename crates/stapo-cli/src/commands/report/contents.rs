@@ -58,11 +58,11 @@ impl Contents {
         };
         let n_runs = study.runs().count();
         let n_steps = study.runs().map(|(_, run)| run.metrics.len()).max().unwrap_or(0);
-        let of_runs = if study.kind != StudyKind::Run {
-            format!("{} arms, {n_runs} runs of up to {n_steps} steps", study.arms.len())
-        } else {
+        let of_runs = if study.kind == StudyKind::Run {
             let config = &study.arms[0].runs[0].plan.config;
             format!("{n_steps} of {} steps, seed {}", config.steps, config.seed)
+        } else {
+            format!("{} arms, {n_runs} runs of up to {n_steps} steps", study.arms.len())
         };
         Ok(Contents {
             title: study.name.clone(),

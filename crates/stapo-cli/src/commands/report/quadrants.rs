@@ -84,10 +84,10 @@ pub fn scatter(study: &Study) -> Result<std::result::Result<Figure, String>> {
     } else {
         String::new()
     };
-    let whose = if study.kind != StudyKind::Run {
-        format!(" · {}, seed {}", arm.name, run.seed)
-    } else {
+    let whose = if study.kind == StudyKind::Run {
         String::new()
+    } else {
+        format!(" · {}, seed {}", arm.name, run.seed)
     };
     Ok(Ok(Figure {
         name: "quadrants".into(),
@@ -234,10 +234,10 @@ pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
             number(c.measured)
         ),
     });
-    let whose = if study.kind != StudyKind::Run {
-        format!(" · {}, seed {}", arm.name, run.seed)
-    } else {
+    let whose = if study.kind == StudyKind::Run {
         String::new()
+    } else {
+        format!(" · {}, seed {}", arm.name, run.seed)
     };
     Ok(Figure {
         name: "entropy-change".into(),

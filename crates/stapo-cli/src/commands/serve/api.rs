@@ -4,6 +4,7 @@ use super::columns::{Point, XAxis};
 use super::compare;
 use super::decimate::{Curve, decimate};
 use super::http::{Refusal, Request, Response};
+use super::index::Look;
 use super::responses;
 use super::site::{Site, lock};
 use crate::shared::run_folder::part_files;
@@ -73,9 +74,9 @@ fn optional<T: std::str::FromStr>(request: &Request, name: &str) -> Result<Optio
 }
 
 fn runs(site: &Site) -> Response {
-    // While a page listens, the list is at most half a second old.
+    // While a page listens, the list is kept up to date.
     if site.n_listeners() == 0 {
-        site.refresh();
+        site.refresh(Look::Everything);
     }
     Response::json(&site.news(0))
 }

@@ -21,8 +21,7 @@ const SCRIPTS: [(&str, &str); 10] = [
 ];
 
 static PAGE: LazyLock<String> = LazyLock::new(|| {
-    let scripts: String =
-        SCRIPTS.iter().map(|(name, _)| format!("<script src=\"/{name}\" defer></script>\n")).collect();
+    let scripts = SCRIPTS.map(|(name, _)| format!("<script src=\"/{name}\" defer></script>\n")).concat();
     include_str!("page/page.html")
         .replace("{scripts}", &scripts)
         .replace("{theme}", page::THEME_BUTTON)

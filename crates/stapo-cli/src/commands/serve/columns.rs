@@ -13,7 +13,7 @@ const MAX_COLUMNS: usize = 512;
 #[derive(Debug, Default)]
 pub struct Columns {
     steps: Vec<f64>,
-    columns: BTreeMap<String, Vec<f64>>,
+    values: BTreeMap<String, Vec<f64>>,
     /// The first line that could not be read, with its number from 1 and the reason.
     pub problem: Option<String>,
     n_lines: usize,
@@ -67,15 +67,15 @@ impl Columns {
         let n_before = self.steps.partition_point(|&known| known < step);
         if n_before < self.steps.len() {
             self.steps.truncate(n_before);
-            self.columns.values_mut().for_each(|column| column.truncate(n_before));
+            self.values.values_mut().for_each(|column| column.truncate(n_before));
         }
         self.steps.push(step);
         derive(&mut row);
         for (key, value) in row {
-            if self.columns.len() >= MAX_COLUMNS && !self.columns.contains_key(&key) {
+            if self.values.len() >= MAX_COLUMNS && !self.values.contains_key(&key) {
                 continue;
             }
-            let column = self.columns.entry(key).or_default();
+            let column = self.values.entry(key).or_default();
             column.resize(n_before, f64::NAN);
             column.push(value);
         }
@@ -87,18 +87,18 @@ impl Columns {
 
     /// The columns that have a number.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        self.columns.keys().map(String::as_str).filter(|key| !matches!(*key, "schema" | "step"))
+        self.values.keys().map(String::as_str).filter(|key| !matches!(*key, "schema" | "step"))
     }
 
     /// The points of a column over an axis: (step, x, value). Without the axis there are none.
     pub fn points(&self, key: &str, axis: XAxis) -> Vec<Point> {
         let Some(xs) = self.axis(axis) else { return Vec::new() };
-        let Some(column) = self.columns.get(key) else { return Vec::new() };
+        let Some(column) = self.values.get(key) else { return Vec::new() };
         let rows = self.steps.iter().zip(xs).zip(column);
         let point = |((&step, x), &y): ((&f64, f64), &f64)| {
             (x.is_finite() && y.is_finite()).then_some(Point { step, x, y })
         };
-        let before = self.columns.get("eval_accuracy_before").and_then(|column| column.first());
+        let before = self.values.get("eval_accuracy_before").and_then(|column| column.first());
         let before = before.filter(|y| key == "eval_accuracy" && axis == XAxis::Step && y.is_finite());
         let before = before.map(|&y| Point { step: 0.0, x: 0.0, y });
         before.into_iter().chain(rows.filter_map(point)).collect()
@@ -110,24 +110,23 @@ impl Columns {
             XAxis::Step => Some(self.steps.clone()),
             XAxis::Updates => self.full("n_updates"),
             XAxis::Tokens => {
-                self.full("tokens_total").or_else(|| Some(running_sum(self.columns.get("n_tokens")?)))
+                self.full("tokens_total").or_else(|| Some(running_sum(self.values.get("n_tokens")?)))
             }
             XAxis::Hours => {
-                let seconds = self
-                    .full("wall_seconds")
-                    .or_else(|| Some(running_sum(self.columns.get("seconds.step")?)));
+                let seconds =
+                    self.full("wall_seconds").or_else(|| Some(running_sum(self.values.get("seconds.step")?)));
                 seconds.map(|seconds| seconds.into_iter().map(|s| s / 3600.0).collect())
             }
         }
     }
 
     fn full(&self, key: &str) -> Option<Vec<f64>> {
-        self.columns.get(key).cloned()
+        self.values.get(key).cloned()
     }
 
     /// Bytes in memory.
     pub fn n_bytes(&self) -> usize {
-        self.columns.values().map(|column| 8 * column.capacity()).sum::<usize>() + 8 * self.steps.capacity()
+        self.values.values().map(|column| 8 * column.capacity()).sum::<usize>() + 8 * self.steps.capacity()
     }
 }
 
@@ -166,7 +165,7 @@ fn derive(row: &mut Vec<(String, f64)>) {
     let step =
         if phases.is_empty() { rollout.zip(update).map(|(a, b)| a + b) } else { Some(phases.iter().sum()) };
     let derived = [
-        ("silenced_share", share("n_silenced")),
+        ("silenced_share", get("silenced_share").is_none().then(|| share("n_silenced")).flatten()),
         ("candidate_share", share("n_candidates")),
         ("seconds.step", step),
         ("seconds.rollout", rollout.filter(|_| phases.is_empty())),
@@ -203,9 +202,8 @@ impl<'de> DeserializeSeed<'de> for Numbers<'_> {
 }
 
 impl Numbers<'_> {
-    fn number<E>(self, value: f64) -> Result<(), E> {
+    fn take(self, value: f64) {
         self.row.push((self.path.clone(), value));
-        Ok(())
     }
 }
 
@@ -235,15 +233,18 @@ impl<'de> Visitor<'de> for Numbers<'_> {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<(), E> {
-        self.number(value)
+        self.take(value);
+        Ok(())
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<(), E> {
-        self.number(value as f64)
+        self.take(value as f64);
+        Ok(())
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<(), E> {
-        self.number(value as f64)
+        self.take(value as f64);
+        Ok(())
     }
 
     fn visit_bool<E>(self, _: bool) -> Result<(), E> {

@@ -8,7 +8,7 @@ use super::site::{Site, lock};
 use crate::shared::chart::{MIN_SEEDS_FOR_INTERVAL, band_over};
 use crate::shared::run_folder::part_files;
 use crate::shared::study::differences::{self, are_seeds};
-use crate::shared::study::table::Table;
+use crate::shared::study::table::{Cell, Table, text};
 use crate::shared::study::{Study, benchmarks, summary};
 use anyhow::Result as AnyResult;
 use serde::Serialize;
@@ -123,7 +123,6 @@ fn tables(folders: &[PathBuf]) -> AnyResult<Vec<Value>> {
 }
 
 fn paired(compared: &[stapo_rl::evaluation::Compared]) -> Table {
-    use crate::shared::study::table::text;
     let titles = [
         "benchmark",
         "#difference, points (95 % interval)",
@@ -161,7 +160,7 @@ pub fn shown(title: &str, table: &Table) -> Value {
         .map(|column| json!({"title": column.title, "is_number": column.is_number}))
         .collect();
     let rows: Vec<Vec<String>> =
-        table.rows.iter().map(|row| row.cells.iter().map(|cell| cell.to_plain()).collect()).collect();
+        table.rows.iter().map(|row| row.cells.iter().map(Cell::to_plain).collect()).collect();
     json!({"title": title, "name": table.name, "head": head, "rows": rows})
 }
 
@@ -203,7 +202,9 @@ pub fn curves(site: &Site, request: &Request) -> Result<Response, Refusal> {
             seeds.retain(|seed| !seed.is_empty());
             let mut mean = if seeds.len() > 1 { band_over(&seeds, false) } else { Vec::new() };
             if seeds.len() < MIN_SEEDS_FOR_INTERVAL {
-                mean.iter_mut().for_each(|point| point.interval = None);
+                for point in &mut mean {
+                    point.interval = None;
+                }
             }
             of_key.push(ArmCurves {
                 name: arm.name.clone(),

@@ -18,7 +18,8 @@ pub struct Evaluations {
 /// One benchmark under one decoding.
 #[derive(Debug, Serialize)]
 struct Benchmark {
-    benchmark: String,
+    #[serde(rename = "benchmark")]
+    name: String,
     decoding: String,
     /// Steps of the run that were evaluated; absent for a model without steps.
     steps: Vec<Option<u64>>,
@@ -74,7 +75,7 @@ fn benchmark(name: &str, decoding: &str, records: &[&EvalRecord]) -> anyhow::Res
         }
     }
     Ok(Benchmark {
-        benchmark: name.to_string(),
+        name: name.to_string(),
         decoding: decoding.to_string(),
         steps: steps.into_iter().collect(),
         results,

@@ -1,6 +1,7 @@
 //! The part of HTTP/1.1 that a page of this server needs: one request without a body per connection, one response.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -181,11 +182,12 @@ impl Response {
     }
 
     pub fn write(&self, stream: &mut TcpStream, is_head: bool) -> std::io::Result<()> {
+        // Writing to a string cannot fail.
         let mut head = head(self.status, self.kind);
         for (name, value) in &self.headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
+            let _ = write!(head, "{name}: {value}\r\n");
         }
-        head.push_str(&format!("Content-Length: {}\r\n\r\n", self.body.len()));
+        let _ = write!(head, "Content-Length: {}\r\n\r\n", self.body.len());
         let mut bytes = head.into_bytes();
         if !is_head {
             bytes.extend_from_slice(&self.body);

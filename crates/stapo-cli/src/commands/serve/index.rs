@@ -3,7 +3,8 @@
 use super::columns::row_of;
 use super::discover::{Found, experiment, runs_below};
 use super::lines::open_plain;
-use super::status::{Facts, Status, status};
+use super::status::{Facts, Status, StatusKind, status};
+use rayon::prelude::*;
 use serde::Serialize;
 use stapo_core::record::{Event, Experiment};
 use stapo_rl::run::{check_tree, read_events};
@@ -20,10 +21,21 @@ const N_SPARKS: usize = 24;
 pub const SHOWN: [&str; 6] =
     ["eval_accuracy", "accuracy", "reward_mean", "entropy_mean", "response_tokens_mean", "loss"];
 /// Bytes read at the end of a file for its last lines.
-const TAIL: u64 = 64 << 10;
+const TAIL: u64 = 16 << 10;
 /// Bytes read at each sampled place of a file; the first whole line in them is taken.
 const SAMPLE: u64 = 8 << 10;
 const MAX_EVENT_BYTES: u64 = 32 << 20;
+/// A run that was written so lately, or that is running, is looked at each time.
+const ACTIVE_SECONDS: u64 = 600;
+
+/// Which runs are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Runs that may be growing, which are few.
+    Active,
+    /// Every run, and folders that are new or gone.
+    Everything,
+}
 
 /// One run in the list.
 #[derive(Debug, Clone, Serialize, PartialEq)]
@@ -90,33 +102,34 @@ impl Index {
         Self { root: root.to_owned(), host, runs: BTreeMap::new(), experiments: BTreeMap::new() }
     }
 
-    /// Looks at every run and returns the rows that changed.
-    pub fn refresh(&mut self) -> Changes {
-        let found = runs_below(&self.root);
-        self.read_experiments(&found);
+    /// Looks at runs and returns the rows that changed.
+    pub fn refresh(&mut self, look: Look) -> Changes {
         let mut changes = Changes::default();
-        self.runs.retain(|id, _| {
-            let is_there = found.contains_key(id);
-            if !is_there {
-                changes.gone.push(id.clone());
+        if look == Look::Everything {
+            let found = runs_below(&self.root);
+            self.read_experiments(&found);
+            self.runs.retain(|id, _| {
+                let is_there = found.contains_key(id);
+                if !is_there {
+                    changes.gone.push(id.clone());
+                }
+                is_there
+            });
+            for (id, found) in found {
+                let known = self.runs.entry(id.clone()).or_insert_with(|| Known::new(&id, found.clone()));
+                known.found = found;
             }
-            is_there
-        });
-        for (id, found) in found {
-            let known = self.runs.remove(&id);
-            let before = known.as_ref().map(|known| known.row.clone());
-            let mut known = known.unwrap_or_else(|| Known::new(&id, found.clone()));
-            known.found = found;
-            known.look();
-            known.row.status = known.status(&self.host);
-            let is_running = known.row.status.kind == super::status::StatusKind::Running;
-            known.row.seconds_left = if is_running { known.seconds_left() } else { None };
-            self.place(&mut known);
-            if before.as_ref() != Some(&known.row) {
-                changes.rows.push(known.row.clone());
-            }
-            self.runs.insert(id, known);
         }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let (host, experiments) = (&self.host, &self.experiments);
+        let looked =
+            self.runs.par_iter_mut().filter(|(_, known)| look == Look::Everything || known.is_active(now));
+        changes.rows = looked
+            .filter_map(|(_, known)| {
+                let is_changed = known.look() | known.take_place(experiments) | known.take_status(host);
+                is_changed.then(|| known.row.clone())
+            })
+            .collect();
         changes
     }
 
@@ -151,23 +164,11 @@ impl Index {
             }
         }
     }
-
-    /// Sets the arm and the seed of a run of an experiment.
-    fn place(&self, known: &mut Known) {
-        known.row.experiment.clone_from(&known.found.experiment);
-        let Some(id) = &known.found.experiment else { return };
-        let Some((_, Some(experiment))) = self.experiments.get(id) else { return };
-        let below = known.row.id.strip_prefix(&format!("{id}/")).unwrap_or(&known.row.id);
-        if let Some(arm) = experiment.arms.iter().find(|arm| arm.run == below) {
-            known.row.arm = Some(arm.name.clone());
-            known.row.seed = Some(arm.seed);
-        }
-    }
 }
 
 impl Known {
     fn new(id: &str, found: Found) -> Self {
-        let broken = Status { kind: super::status::StatusKind::Broken, text: String::new() };
+        let broken = Status { kind: StatusKind::Broken, text: String::new() };
         let row = Row {
             id: id.to_string(),
             experiment: None,
@@ -196,12 +197,42 @@ impl Known {
         }
     }
 
-    /// Reads what changed.
-    fn look(&mut self) {
+    fn is_active(&self, now: u64) -> bool {
+        self.row.status.kind == StatusKind::Running || self.row.written + ACTIVE_SECONDS > now
+    }
+
+    /// Sets the arm and the seed of a run of an experiment; true where they changed.
+    fn take_place(&mut self, experiments: &BTreeMap<String, (FileStamp, Option<Experiment>)>) -> bool {
+        let mut place = (self.found.experiment.clone(), None, self.row.seed);
+        if let Some(id) = &self.found.experiment
+            && let Some((_, Some(experiment))) = experiments.get(id)
+        {
+            let below = self.row.id.strip_prefix(&format!("{id}/")).unwrap_or(&self.row.id);
+            if let Some(arm) = experiment.arms.iter().find(|arm| arm.run == below) {
+                place = (Some(id.clone()), Some(arm.name.clone()), Some(arm.seed));
+            }
+        }
+        let is_changed =
+            (&self.row.experiment, &self.row.arm, &self.row.seed) != (&place.0, &place.1, &place.2);
+        (self.row.experiment, self.row.arm, self.row.seed) = place;
+        is_changed
+    }
+
+    /// Sets the status and the time left; true where they changed.
+    fn take_status(&mut self, host: &str) -> bool {
+        let status = self.status(host);
+        let left = if status.kind == StatusKind::Running { self.seconds_left() } else { None };
+        let is_changed = status != self.row.status || left != self.row.seconds_left;
+        (self.row.status, self.row.seconds_left) = (status, left);
+        is_changed
+    }
+
+    /// Reads what changed; false where nothing did.
+    fn look(&mut self) -> bool {
         let folder = self.found.folder.clone();
         let stamps = ["metrics.jsonl", "events.jsonl", "plan.toml"].map(|file| stamp(&folder.join(file)));
         if stamps == [self.metrics, self.events_stamp, self.plan_stamp] && !self.row.stamp.is_empty() {
-            return;
+            return false;
         }
         if self.row.stamp.is_empty() {
             // Links inside are refused once; later readings refuse them file by file.
@@ -245,6 +276,7 @@ impl Known {
             )
         };
         self.row.stamp = stamps.map(nanos).join("-");
+        true
     }
 
     fn read_plan(&mut self) {
@@ -276,8 +308,8 @@ impl Known {
             let values: Vec<f64> = rows.iter().filter_map(|row| get(row, key)).collect();
             if let Some(&last) = values.last() {
                 self.row.last.insert(key, last);
-                let every = values.len().div_ceil(2 * N_SPARKS).max(1);
-                let mut sparks: Vec<f32> = values.iter().rev().step_by(every).map(|v| *v as f32).collect();
+                let every = values.len().div_ceil(N_SPARKS).max(1);
+                let mut sparks: Vec<f32> = values.iter().rev().step_by(every).map(|v| coarse(*v)).collect();
                 sparks.reverse();
                 self.row.sparks.insert(key, sparks);
             }
@@ -305,6 +337,11 @@ impl Known {
     fn seconds_left(&self) -> Option<f64> {
         Some(self.seconds_per_step? * self.row.steps?.saturating_sub(self.row.step) as f64)
     }
+}
+
+/// Four digits, which are more than a sparkline shows.
+fn coarse(value: f64) -> f32 {
+    format!("{value:.3e}").parse().unwrap_or(value as f32)
 }
 
 fn one_line(text: &str) -> String {

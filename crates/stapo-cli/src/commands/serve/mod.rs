@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let listener = bind(args.listen, args.port)?;
     let port = listener.local_addr().context("the address of the server")?.port();
     let site = Site::new(&args.folder, host);
-    site.refresh();
+    site.refresh(index::Look::Everything);
     let shown = if args.listen.is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { args.listen };
     let token = access.token().map_or(String::new(), |token| format!("?token={token}"));
     let address = format!("http://{}/{token}", SocketAddr::new(shown, port));
@@ -81,7 +81,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let shared = Arc::new(Server { site, access });
     let watched = Arc::clone(&shared);
     spawn("watch", move || watched.site.watch())?;
-    accept(&listener, &shared)
+    accept(&listener, &shared);
+    Ok(ExitCode::SUCCESS)
 }
 
 struct Server {
@@ -110,7 +111,7 @@ fn bind(address: IpAddr, port: Option<u16>) -> Result<TcpListener> {
 }
 
 /// Serves each connection on a thread of its own, up to a bound.
-fn accept(listener: &TcpListener, server: &Arc<Server>) -> Result<ExitCode> {
+fn accept(listener: &TcpListener, server: &Arc<Server>) {
     let n_open = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let Ok(mut stream) = stream else { continue };
@@ -129,7 +130,6 @@ fn accept(listener: &TcpListener, server: &Arc<Server>) -> Result<ExitCode> {
             n_open.fetch_sub(1, Ordering::SeqCst);
         }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {

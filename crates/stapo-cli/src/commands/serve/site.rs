@@ -1,7 +1,7 @@
 //! What all connections share: the list of runs with its versions, and the columns of the runs that were looked at.
 
 use super::columns::Columns;
-use super::index::{Changes, Index, Row};
+use super::index::{Changes, Index, Look, Row};
 use super::lines::Tail;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How often the folder is looked at while a page listens. Lengths and times are asked for instead of being notified:
-/// that works on network file systems and in copied folders alike, and costs milliseconds.
+/// How often runs that may be growing are looked at while a page listens. Lengths and times are asked for instead of
+/// being notified: that works on network file systems and in copied folders alike, and costs milliseconds.
 const EVERY: Duration = Duration::from_millis(500);
-/// A look may take this share of the time at most; on a slow file system looks become rarer.
+/// How often every run is looked at.
+const EVERYTHING_EVERY: Duration = Duration::from_secs(2);
+/// A look may take one part in so many of the time; on a slow file system looks become rarer.
 const MAX_SHARE: u32 = 10;
 /// Columns kept in memory, of the runs that were looked at last.
 const MAX_CACHE_BYTES: usize = 256 << 20;
@@ -66,10 +68,10 @@ impl Site {
         lock(&self.index)
     }
 
-    /// Looks at the folder and tells the listeners what changed.
-    pub fn refresh(&self) {
+    /// Looks at runs and tells the listeners what changed.
+    pub fn refresh(&self, look: Look) {
         let mut index = self.index();
-        let Changes { rows, gone } = index.refresh();
+        let Changes { rows, gone } = index.refresh(look);
         if rows.is_empty() && gone.is_empty() {
             return;
         }
@@ -88,12 +90,19 @@ impl Site {
 
     /// Looks at the folder for as long as the process lives, while somebody listens.
     pub fn watch(&self) {
+        let mut next_whole = Instant::now();
         loop {
             let began = Instant::now();
-            if self.n_listeners.load(Ordering::SeqCst) > 0 {
-                self.refresh();
+            let is_whole = began >= next_whole;
+            if self.n_listeners() > 0 {
+                self.refresh(if is_whole { Look::Everything } else { Look::Active });
             }
-            std::thread::sleep(EVERY.max(began.elapsed() * MAX_SHARE));
+            let took = began.elapsed();
+            if is_whole {
+                next_whole = began + EVERYTHING_EVERY.max(took * MAX_SHARE);
+            }
+            let is_slow_look = !is_whole && took > EVERY / MAX_SHARE;
+            std::thread::sleep(if is_slow_look { took * MAX_SHARE } else { EVERY });
         }
     }
 

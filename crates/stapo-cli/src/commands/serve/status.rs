@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// A run on another machine that has written nothing for so long, or for `SILENT_STEPS` of its steps, has ended.
-const SILENT: Duration = Duration::from_mins(10);
+const SILENT: Duration = Duration::from_secs(600);
 const SILENT_STEPS: f64 = 5.0;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -32,7 +32,9 @@ impl Curve {
     pub fn over_seeds(label: &str, series: usize, seeds: Vec<Vec<(f64, f64)>>, is_share: bool) -> Self {
         let mut points = band_over(&seeds, is_share);
         if seeds.len() < MIN_SEEDS_FOR_INTERVAL {
-            points.iter_mut().for_each(|point| point.interval = None);
+            for point in &mut points {
+                point.interval = None;
+            }
         }
         let seeds = if seeds.len() > 1 { seeds } else { Vec::new() };
         Curve { label: label.to_string(), series, points, seeds }

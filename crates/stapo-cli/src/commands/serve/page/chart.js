@@ -150,8 +150,8 @@
       if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
       const isIn = (line, i) => line.x[i] >= x0 && line.x[i] <= x1;
       const values = [];
-      for (const line of curves) line.x.forEach((_, i) => { if (isIn(line, i)) values.push(line.drawn[i]); });
-      for (const line of curves) if (line.isInterval) line.x.forEach((_, i) => { if (isIn(line, i)) values.push(line.low[i], line.high[i]); });
+      for (const line of curves) line.x.forEach((_, i) => { if (isIn(line, i)) values.push(line.drawn[i], line.y[i]); });
+      for (const line of curves) if (line.low && line.low.length) line.x.forEach((_, i) => { if (isIn(line, i)) values.push(line.low[i], line.high[i]); });
       for (const band of shownBands) band.x.forEach((_, i) => { if (isIn(band, i)) values.push(band.low[i], band.high[i]); });
       const [y0, y1] = around(values);
       const yTicks = ticks(y0, y1, 5);
@@ -271,7 +271,7 @@
     });
     new ResizeObserver(() => { if (frame && Math.abs(Number(place.firstChild.getAttribute("width")) - place.clientWidth) > 2) draw(); }).observe(place);
 
-    // data: lines [{ key, label, series, x, y, low, high, isThin, isInterval }], bands [{ key, label, series, x, low, high }],
+    // data: lines [{ key, label, series, x, y, low, high, isThin }], bands [{ key, label, series, x, low, high }],
     // marks [{ x, kind, text }].
     chart.show = (data, { axis, range, smooth }) => {
       Object.assign(chart, { data, axis, range, smooth });

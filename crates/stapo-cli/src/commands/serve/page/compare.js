@@ -41,7 +41,7 @@
         const own = scaled(curve, chart.scale);
         lines.push({ key, series, label: runs.length > 1 ? id : arm.name, ...own, isThin: hasMean, low: hasMean ? [] : own.low, high: hasMean ? [] : own.high });
       }
-      if (hasMean) lines.push({ key, series, label: arm.name + " (mean of " + runs.length + ")", ...scaled(arm.mean, chart.scale), isInterval: arm.mean.low && arm.mean.low.length > 0 });
+      if (hasMean) lines.push({ key, series, label: arm.name + " (mean of " + runs.length + ")", ...scaled(arm.mean, chart.scale) });
     });
     return { lines, bands: [], marks: [] };
   };

@@ -59,7 +59,7 @@
     if (points.length < 2) return null;
     const chart = stapo.chart({ id: "evaluation-" + one.benchmark.replace(/[^a-z0-9]/gi, "-"), title: one.benchmark, note: "avg@k, with 95 % intervals clustered by question", unit: "%", onRange: () => {} });
     const ends = (name, otherwise) => points.map(([, avg]) => 100 * (avg.interval ? avg.interval[name] : otherwise(avg)));
-    return { chart, show: () => chart.show({ lines: [{ key: "0", series: 0, label: one.decoding, x: points.map(([step]) => step), y: points.map(([, avg]) => 100 * avg.value), low: ends("low", (avg) => avg.value), high: ends("high", (avg) => avg.value), isInterval: true }], bands: [], marks: [] }, { axis: "step", range: null, smooth: 0 }) };
+    return { chart, show: () => chart.show({ lines: [{ key: "0", series: 0, label: one.decoding, x: points.map(([step]) => step), y: points.map(([, avg]) => 100 * avg.value), low: ends("low", (avg) => avg.value), high: ends("high", (avg) => avg.value) }], bands: [], marks: [] }, { axis: "step", range: null, smooth: 0 }) };
   };
 
   views.evaluations = async (root, params) => {

@@ -8,9 +8,10 @@
   const CHARTS = [
     { id: "held-out", title: "Held-out accuracy", note: "held-out problems answered right", unit: "%", scale: 100, keys: ["eval_accuracy"] },
     { id: "accuracy", title: "Training accuracy", note: "sampled responses judged right", unit: "%", scale: 100, keys: ["accuracy"] },
+    { id: "benchmarks", title: "Benchmarks", note: "avg@k during training", unit: "%", scale: 100, keys: ["benchmarks.*"], ending: ".accuracy" },
     { id: "reward", title: "Reward", note: "mean of sampled responses, and its spread where recorded", keys: ["reward_mean", "rewards.*", "reward_std"] },
     { id: "entropy", title: "Entropy", note: "over response tokens", unit: "nats", keys: ["entropy_mean"], bands: [["5 to 95 %", "entropy_quantiles.q05", "entropy_quantiles.q95"], ["25 to 75 %", "entropy_quantiles.q25", "entropy_quantiles.q75"]] },
-    { id: "length", title: "Response length", note: "tokens of a response", unit: "tokens", keys: ["response_tokens_mean", "response_tokens.mean", "response_tokens.p50"], bands: [["min to max", "response_tokens.min", "response_tokens.max"], ["10 to 90 %", "response_tokens.p10", "response_tokens.p90"]] },
+    { id: "length", title: "Response length", note: "tokens of a response: mean, and median with quantiles where recorded", unit: "tokens", keys: ["response_tokens_mean", "response_tokens.q50"], bands: [["min to max", "response_tokens.min", "response_tokens.max"], ["10 to 90 %", "response_tokens.q10", "response_tokens.q90"]] },
     { id: "truncated", title: "Truncated responses", note: "cut by the length limit", unit: "%", scale: 100, keys: ["truncated_share"] },
     { id: "gradient-norm", title: "Gradient norm", note: "of all weights, before clipping", keys: ["gradient_norm"] },
     { id: "kl", title: "KL divergence", note: "k3 estimate per token", unit: "nats", keys: ["kl", "kl_*", "kl.*"] },
@@ -18,7 +19,7 @@
     { id: "ratio", title: "Ratio range", note: "smallest and largest ratio of a step", keys: ["ratio_min", "ratio_max"] },
     { id: "silenced", title: "Silenced and candidate share", note: "of response tokens", unit: "%", scale: 100, keys: ["silenced_share", "candidate_share"] },
     { id: "silenced-gradient", title: "Gradient taken out by silencing", note: "share of the summed squared gradient norm at the logits", unit: "%", scale: 100, keys: ["silenced_gradient_share"] },
-    { id: "equal-groups", title: "Groups with equal rewards", note: "they teach nothing", unit: "%", scale: 100, keys: ["equal_reward_share", "equal_groups_share", "groups_equal_share"] },
+    { id: "equal-groups", title: "Groups with equal rewards", note: "they teach nothing", unit: "%", scale: 100, keys: ["equal_rewards_share"] },
     { id: "loss", title: "Loss", note: "of the objective", keys: ["loss"] },
     { id: "learning-rate", title: "Learning rate", note: "at the last optimizer step", keys: ["learning_rate"] },
     { id: "speed", title: "Tokens per second", note: "by phase", unit: "tokens/s", keys: ["tokens_per_second", "tokens_per_second.*"] },
@@ -35,7 +36,7 @@
     const used = new Set(HIDDEN);
     const charts = [];
     for (const chart of CHARTS) {
-      const own = chart.keys.flatMap((pattern) => matching(keys, pattern)).filter((key) => !(chart.not || []).includes(key));
+      const own = chart.keys.flatMap((pattern) => matching(keys, pattern)).filter((key) => !(chart.not || []).includes(key) && key.endsWith(chart.ending || ""));
       const bands = (chart.bands || []).filter(([, low, high]) => keys.includes(low) && keys.includes(high));
       for (const key of [...own, ...bands.flatMap(([, low, high]) => [low, high])]) used.add(key);
       if (own.length + bands.length) charts.push({ ...chart, keys: [...new Set(own)], bands });
@@ -43,7 +44,7 @@
     const others = keys.filter((key) => !used.has(key)).map((key) => ({ id: "key-" + key.replace(/[^a-z0-9]/gi, "-"), title: key, note: "", keys: [key], bands: [], isOther: true }));
     return [...charts, ...others];
   };
-  const label = (key) => key.replace(/^(seconds|tokens_per_second|rewards|response_tokens)\./, "").replace(/_/g, " ");
+  const label = (key) => key.replace(/^(seconds|tokens_per_second|rewards|response_tokens|benchmarks)\./, "").replace(/\.accuracy$/, "").replace(/^q50$/, "median").replace(/_/g, " ");
   stapo.runCharts = { plan, label, AXES: { step: "step", updates: "optimizer steps", tokens: "tokens", hours: "hours" } };
 
   const scaled = (values, scale) => scale === undefined ? values : values.map((value) => scale * value);
