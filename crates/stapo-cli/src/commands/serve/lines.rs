@@ -143,7 +143,7 @@ mod tests {
         let mut tail = Tail::new(&path);
         let mut lines = Vec::new();
         read(&mut tail, &mut lines);
-        for text in ["one\n", "one\nTWO\nthree\n"] {
+        for text in ["one\n", "ONE\nTWO\nthree\n"] {
             std::fs::write(&path, text).unwrap();
             assert!(read(&mut tail, &mut lines).is_new, "{text}");
             assert_eq!(lines.join("\n") + "\n", text);

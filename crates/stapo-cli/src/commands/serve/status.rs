@@ -103,7 +103,7 @@ mod tests {
 
     fn start(host: &str) -> Event {
         event(
-            json!({"event": "start", "writer": {"pid": 7, "host": host, "command": "", "started": "", "program": "", "device": ""}}),
+            json!({"event": "start", "writer": {"pid": 7, "host": host, "command": "", "started": "", "program": "", "device": "", "world": 1}}),
         )
     }
 
