@@ -94,6 +94,9 @@ fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> 
 pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
     match source {
         ModelSource::Path { path } => of_model(Path::new(path)),
+        ModelSource::Random { shape, seed } => {
+            Ok(vec![hash_bytes("weights", format!("random {shape} {seed}").as_bytes())])
+        }
         ModelSource::Builtin => {
             let files = builtin::files().iter();
             Ok(files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect())

@@ -19,6 +19,7 @@ pub mod pretrain;
 mod records;
 pub mod rollout;
 pub mod run;
+mod run_memory;
 mod scoring;
 pub mod task;
 mod teacher;

@@ -19,6 +19,9 @@ pub struct LoadedModel {
     pub companions: Vec<Companion>,
 }
 
+/// The standard deviation of random weights.
+const RANDOM_DEVIATION: f64 = 0.02;
+
 impl LoadedModel {
     /// Opens the model of a config. The built-in model is unpacked to a temporary folder, which is removed.
     pub fn open(source: &ModelSource, device: &Device) -> Result<Self> {
@@ -31,6 +34,12 @@ impl LoadedModel {
                 Ok(model)
             }
             ModelSource::Path { path } => Self::open_path(Path::new(path), device),
+            ModelSource::Random { seed, .. } => {
+                let config = crate::memory::shape(source)?;
+                let beside = Self::open(&ModelSource::Builtin, device)?;
+                let policy = Policy::noise(device, &config, *seed, RANDOM_DEVIATION)?;
+                Ok(Self { policy, stops: config.stops, ..beside })
+            }
         }
     }
 

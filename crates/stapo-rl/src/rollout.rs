@@ -7,11 +7,12 @@ pub use foreign::ForeignRollouts;
 use crate::config::{Plan, Reward};
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
+use crate::run_memory::SamplingMemory;
 use crate::task::{Judged, Split, Task};
 use stapo_core::random::Key;
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored, Verdict};
 use stapo_model::generate::{
-    Engine, EngineMemory, EngineSettings, Filter, FinishReason, Request, SamplingRule,
+    Engine, EngineSettings, Filter, FinishReason, ForcedLengths, Request, SamplingRule,
 };
 
 /// How the group of each problem is sampled.
@@ -38,7 +39,7 @@ pub struct Sampled {
 /// Samples one rollout batch, with problems from `position` on.
 pub fn roll_out(
     model: &LoadedModel,
-    memory: &mut EngineMemory,
+    memory: &mut SamplingMemory,
     task: &Task,
     plan: &Plan,
     step: u64,
@@ -77,7 +78,7 @@ pub fn roll_out(
 /// Samples responses to each problem, with verdicts and rewards.
 fn sample_and_score(
     model: &LoadedModel,
-    memory: &mut EngineMemory,
+    memory: &mut SamplingMemory,
     task: &Task,
     plan: &Plan,
     problems: &[Problem],
@@ -131,7 +132,7 @@ fn value(reward: &Reward, judged: &Judged) -> f64 {
 
 fn sample(
     model: &LoadedModel,
-    memory: &mut EngineMemory,
+    memory: &mut SamplingMemory,
     plan: &Plan,
     problems: &[Problem],
     sampling: GroupSampling,
@@ -141,10 +142,11 @@ fn sample(
     let settings = EngineSettings {
         seed: sampling.key.bits(),
         rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
-        kv_bytes: limits.kv_mib << 20,
+        kv_bytes: memory.kv_bytes,
+        lengths: limits.lengths.map(|lengths| ForcedLengths { mean: lengths.mean, sigma: lengths.sigma }),
         ..EngineSettings::default()
     };
-    let mut engine = Engine::new(&model.policy, memory, settings)?;
+    let mut engine = Engine::new(&model.policy, &mut memory.engine, settings)?;
     let mut prompts = Vec::with_capacity(problems.len());
     for (idx, problem) in problems.iter().enumerate() {
         let prompt = model.encode(&problem.prompt, limits.chat)?;
@@ -195,7 +197,7 @@ pub(crate) fn finish(reason: FinishReason) -> Finish {
 /// Share of right answers on held-out problems.
 pub fn held_out_accuracy(
     model: &LoadedModel,
-    memory: &mut EngineMemory,
+    memory: &mut SamplingMemory,
     task: &Task,
     plan: &Plan,
     policy_version: u64,

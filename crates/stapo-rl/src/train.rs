@@ -2,23 +2,24 @@
 
 use crate::canary;
 use crate::carried::Carried;
-use crate::config::{Config, ModelSource, Plan, PlanError};
+use crate::config::{Config, Plan, PlanError};
 use crate::constants::{RolledOut, Scorers};
 use crate::error::{Error, Result};
 use crate::identity;
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
-use crate::memory;
+use crate::memory::{self, MemoryPlan};
 use crate::records::{Phases, explored_records, metrics, response_records, silenced_records};
 use crate::rollout::{ForeignRollouts, held_out_accuracy, roll_out};
 use crate::run::{Reopening, Run, is_due};
+use crate::run_memory::RunMemory;
 use crate::task::{Programs, Task};
 use crate::teacher::Teacher;
 use crate::update::{Learned, MinibatchContext, learn};
 use stapo_core::record::{EventKind, Identity, Metrics, StopReason, Writer};
+use stapo_model::Device;
 use stapo_model::decoder::Policy;
-use stapo_model::generate::EngineMemory;
-use stapo_model::{Device, Pretrained};
+use stapo_model::optimizer::Optimizer;
 use std::path::Path;
 
 /// Observes a run step by step, and may end the run.
@@ -56,8 +57,8 @@ pub struct Trainer {
     teacher: Option<Teacher>,
     /// Rollouts that another engine sampled, for a run that does not sample its own.
     foreign: Option<ForeignRollouts>,
-    /// The rollout engine's memory, kept from one rollout to the next.
-    engine_memory: EngineMemory,
+    /// The memory of rollouts and updates, kept from step to step.
+    memory: RunMemory,
 }
 
 impl Trainer {
@@ -66,16 +67,24 @@ impl Trainer {
         // The task is opened first: a verifier program that may not start is refused before a model is loaded.
         let further = plan.rewards.iter().skip(1).map(|reward| &reward.verifier);
         let task = Task::with_verifiers(&plan.task, further, programs)?;
-        if let ModelSource::Path { path } = &plan.config.model {
-            memory::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
-        }
+        let free = device.memory().map(|(free, _)| free as u64);
+        let shape = memory::shape(&plan.config.model)?;
+        let planned = memory::resolve(plan, &shape, &memory::frozen(plan)?, free);
+        memory::check(&planned, device)?;
         let model = LoadedModel::open(&plan.config.model, device)?;
         model.check(plan)?;
         let reference = reference(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
-        let learner = Learner::new(model, plan.optimizer())?;
-        Ok(Self { learner, task, reference, teacher, foreign, engine_memory: EngineMemory::new() })
+        let optimizer = Optimizer::new(&model.policy, plan.optimizer())?;
+        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy)?;
+        let learner = Learner::with_gradients(model, optimizer, gradients);
+        Ok(Self { learner, task, reference, teacher, foreign, memory })
+    }
+
+    /// What the run takes of its device's memory, and what the settings left to the program became.
+    pub fn memory(&self) -> &MemoryPlan {
+        &self.memory.planned
     }
 
     /// Samples the rollout batch of the next step.
@@ -84,18 +93,21 @@ impl Trainer {
         let step = counters.step + 1;
         let position = counters.position;
         let sampled = match &self.foreign {
-            Some(foreign) => foreign.roll_out(model, &self.task, plan, step, position)?,
-            None => roll_out(model, &mut self.engine_memory, &self.task, plan, step, position)?,
+            Some(foreign) => {
+                foreign.roll_out(self.memory.score(), model, &self.task, plan, step, position)?
+            }
+            None => roll_out(model, self.memory.sample(), &self.task, plan, step, position)?,
         };
         canary::check_verdicts(plan, step, &sampled.batch)?;
-        let scorers = Scorers { model, reference: self.reference.as_ref(), teacher: self.teacher.as_ref() };
-        RolledOut::prepare(&scorers, &self.task, plan, step, sampled)
+        let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
+        let scorers = Scorers { pass: self.memory.score(), model, reference, teacher };
+        RolledOut::prepare(scorers, &self.task, plan, step, sampled)
     }
 
     /// Share of right answers on held-out problems with the present weights.
     fn held_out_accuracy(&mut self, plan: &Plan) -> Result<f64> {
         let Learner { model, counters, .. } = &self.learner;
-        held_out_accuracy(model, &mut self.engine_memory, &self.task, plan, counters.step)
+        held_out_accuracy(model, self.memory.sample(), &self.task, plan, counters.step)
     }
 
     /// Adds the state hash and the held-out accuracy to the metrics of a step that has them. A state that is not finite
@@ -121,6 +133,7 @@ impl Trainer {
     pub fn learn<'a>(&mut self, plan: &Plan, rolled: &'a RolledOut) -> Result<Vec<Learned<'a>>> {
         let step = self.learner.counters.step + 1;
         let mut carried = Carried::read(&self.learner.loop_state)?;
+        let passes = self.memory.update(&mut self.learner.gradients);
         let mut learned: Vec<Learned> = Vec::new();
         let minibatches = rolled.minibatches(plan);
         let uses =
@@ -129,7 +142,7 @@ impl Trainer {
         for ((use_idx, minibatch), pass) in updates {
             let is_on_policy = learned.is_empty() && !plan.has_behavior_of_sampler();
             let context = MinibatchContext { step, use_idx, is_on_policy, pass };
-            let update = learn(&mut self.learner, &mut carried, plan, minibatch, context)?;
+            let update = learn(&mut self.learner, passes, &mut carried, plan, minibatch, context)?;
             canary::check_learned(plan, step, is_on_policy, &update)?;
             let is_gated = update.is_gated();
             learned.push(update);
@@ -210,6 +223,9 @@ fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dy
         metrics.entropy_coefficient =
             Carried::read(&trainer.learner.loop_state)?.controls.entropy_coefficient;
         metrics.eval_accuracy_before = accuracy_before.take();
+        if let Some(chosen) = trainer.memory().chosen() {
+            metrics.extra.insert("memory".to_string(), serde_json::json!(chosen));
+        }
         trainer.measure(plan, &mut metrics)?;
         write_records(plan, run, &trainer.learner.model, &learned, metrics.step)?;
         run.add_metrics(&metrics)?;

@@ -8,13 +8,13 @@ use crate::shared::{clock, machine, run_folder};
 use anyhow::Result;
 use serde_json::{Value, json};
 use stapo_rl::Plan;
-use stapo_rl::config::{ModelSource, Recompute, TeacherSource};
+use stapo_rl::config::{ModelSource, RecomputeChoice};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::estimate::{self, Pace};
-use stapo_rl::memory::{self, MemoryPart};
-use stapo_rl::model_files::{ModelConfig, Pretrained};
+use stapo_rl::memory::{self, MemoryPlan};
+use stapo_rl::model_files::ModelConfig;
 use stapo_rl::train::Trainer;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -46,17 +46,9 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (_, plan) = run_folder::read_plan(args.config.as_deref(), &args.set)?;
-    let model = shape(&plan.config.model)?;
-    let reference = plan.objective.needs_reference();
-    let reference = reference.then(|| plan.config.reference.as_ref().unwrap_or(&plan.config.model).clone());
-    let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
-    let mut frozen = Vec::new();
-    for (role, source) in [("reference", reference), ("teacher", teacher)] {
-        if let Some(source) = source {
-            frozen.push((role, shape(&source)?));
-        }
-    }
-    let memory = memory::parts(&plan, &model, &frozen);
+    let model = memory::shape(&plan.config.model)?;
+    let free = (plan.device() != DeviceName::Cpu).then(|| available(&plan)).flatten();
+    let memory = memory::resolve(&plan, &model, &memory::frozen(&plan)?, free);
     let pace = if args.no_measure {
         None
     } else {
@@ -74,14 +66,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The shape of a model, without its weights.
-fn shape(model: &ModelSource) -> Result<ModelConfig> {
-    Ok(match model {
-        ModelSource::Builtin => Pretrained::read_config(stapo_rl::unpack_builtin()?.path())?,
-        ModelSource::Path { path } => Pretrained::read_config(Path::new(path))?,
-    })
-}
-
 /// Response tokens of the whole run if every response has the greatest length.
 fn most_tokens(plan: &Plan) -> u64 {
     let rollout = &plan.config.rollout;
@@ -89,9 +73,9 @@ fn most_tokens(plan: &Plan) -> u64 {
     plan.config.steps * per_step as u64
 }
 
-fn as_json(plan: &Plan, model: &ModelConfig, memory: &[MemoryPart], pace: Option<Pace>) -> Value {
+fn as_json(plan: &Plan, model: &ModelConfig, memory: &MemoryPlan, pace: Option<Pace>) -> Value {
     let parts: serde_json::Map<String, Value> =
-        memory.iter().map(|part| (part.name.to_string(), json!(part.bytes))).collect();
+        memory.parts().map(|part| (part.name.to_string(), json!(part.bytes))).collect();
     json!({
         "name": plan.config.name,
         "parameters": model.n_parameters(),
@@ -100,7 +84,7 @@ fn as_json(plan: &Plan, model: &ModelConfig, memory: &[MemoryPart], pace: Option
         "responses_per_step": plan.config.rollout.problems_per_step * plan.config.rollout.group_size,
         "response_tokens_at_most": most_tokens(plan),
         "memory_bytes": parts,
-        "memory_bytes_total": total(memory),
+        "memory_bytes_total": memory.peak_bytes(),
         "memory_bytes_here": available(plan),
         "pace": pace.map(|pace| json!({
             "rollout_tokens_per_second": pace.rollout_rate,
@@ -121,16 +105,13 @@ fn available(plan: &Plan) -> Option<u64> {
     }
 }
 
-fn total(memory: &[MemoryPart]) -> u64 {
-    memory.iter().map(|part| part.bytes).sum()
-}
-
-fn print_lines(plan: &Plan, model: &ModelConfig, memory: &[MemoryPart], pace: Option<Pace>) {
+fn print_lines(plan: &Plan, model: &ModelConfig, memory: &MemoryPlan, pace: Option<Pace>) {
     let config = &plan.config;
     let rollout = &config.rollout;
     let source = match &config.model {
         ModelSource::Builtin => "built in".to_string(),
         ModelSource::Path { path } => path.clone(),
+        ModelSource::Random { shape, .. } => format!("random {shape}"),
     };
     let kind = |table: &toml::Table, key: &str| {
         table.get(key).and_then(toml::Value::as_str).unwrap_or("own").to_string()
@@ -163,18 +144,18 @@ fn print_lines(plan: &Plan, model: &ModelConfig, memory: &[MemoryPart], pace: Op
         ),
     );
     let mut name = "memory";
-    for part in memory {
+    for part in memory.parts() {
         line(name, &format!("{:<13} {:>10}", part.name, size(part.bytes)));
         name = "";
     }
     let here = available(plan);
     let beside = here.map_or(String::new(), |bytes| format!(" of {} available here", size(bytes)));
-    line("", &format!("{:<13} {:>10}{beside}", "together", size(total(memory))));
-    if here.is_some_and(|bytes| total(memory) > bytes) {
+    line("", &format!("{:<13} {:>10}{beside}", "together", size(memory.peak_bytes())));
+    if here.is_some_and(|bytes| memory.peak_bytes() > bytes) {
         let recompute = match config.update.recompute {
-            Recompute::Nothing => "set update.recompute=inputs or layers, or ",
-            Recompute::Inputs => "set update.recompute=layers, or ",
-            Recompute::Layers => "",
+            RecomputeChoice::Nothing => "set update.recompute=auto, or ",
+            RecomputeChoice::Inputs => "set update.recompute=layers, or ",
+            RecomputeChoice::Auto | RecomputeChoice::Layers => "",
         };
         line("", &format!("does not fit here: {recompute}lower update.microbatch_tokens or rollout.kv_mib"));
     }

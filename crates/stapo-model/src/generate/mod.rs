@@ -16,7 +16,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub use engine::{Engine, EngineSettings};
+pub use engine::{Engine, EngineSettings, ForcedLengths};
 pub use memory::EngineMemory;
 pub use stapo_ops::sampling::{Filter, SamplingRule};
 

@@ -1,11 +1,13 @@
 //! The config of a run: TOML -> [`Config`] (as written) -> [`Plan`] (resolved, checked, immutable).
 
+mod auto;
 mod plan;
 mod refusal;
 mod reuse;
 mod rewards;
 mod sources;
 
+pub use auto::{KvMemory, RecomputeChoice};
 pub use plan::{Plan, Schedule};
 pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};
@@ -65,6 +67,13 @@ pub enum ModelSource {
     Builtin,
     /// A Hugging Face folder or a GGUF file.
     Path { path: String },
+    /// Random weights of a published shape (`qwen3-14b`), with the tokenizer of the model inside the program: for
+    /// benchmarks, without a file.
+    Random {
+        shape: String,
+        #[serde(default)]
+        seed: u64,
+    },
 }
 
 /// How responses are sampled.
@@ -78,7 +87,7 @@ pub struct RolloutConfig {
     pub max_prompt_tokens: usize,
     pub max_response_tokens: usize,
     /// Memory for keys and values, MiB.
-    pub kv_mib: usize,
+    pub kv_mib: KvMemory,
     /// Renders prompts with the model's chat template.
     pub chat: bool,
     /// How the update treats responses that reached the length limit.
@@ -88,9 +97,22 @@ pub struct RolloutConfig {
     /// Reward shaping for long responses; none where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlong: Option<OverlongShaping>,
+    /// Lengths that responses are made to have, for benchmarks; left to the policy where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<Lengths>,
     /// Where the responses of training come from; sampled by the policy where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<RolloutSource>,
+}
+
+/// A log-normal distribution of response lengths, cut at `max_response_tokens`. Stop tokens have no effect.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lengths {
+    /// Tokens, before the cut.
+    pub mean: f64,
+    /// Standard deviation of the logarithm.
+    pub sigma: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,7 +142,7 @@ pub struct UpdateConfig {
     pub problems_per_minibatch: usize,
     /// Prompt and response tokens in one forward and backward pass.
     pub microbatch_tokens: usize,
-    pub recompute: Recompute,
+    pub recompute: RecomputeChoice,
     pub states: States,
     pub learning_rate: f64,
     pub schedule: Schedule,
@@ -134,8 +156,6 @@ pub struct UpdateConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
 }
-
-pub use stapo_model::decoder::Recompute;
 
 /// The optimizer's state for each weight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -229,11 +249,12 @@ impl Default for RolloutConfig {
             temperature: 1.0,
             max_prompt_tokens: 64,
             max_response_tokens: 96,
-            kv_mib: 256,
+            kv_mib: KvMemory::Auto,
             chat: false,
             truncated: Truncated::Keep,
             max_redraws: 0,
             overlong: None,
+            lengths: None,
             source: None,
         }
     }
@@ -250,7 +271,7 @@ impl Default for UpdateConfig {
         UpdateConfig {
             problems_per_minibatch: 16,
             microbatch_tokens: 8192,
-            recompute: Recompute::Nothing,
+            recompute: RecomputeChoice::Auto,
             states: States::F32,
             learning_rate: 1e-4,
             schedule: Schedule::Constant { warmup_steps: 5 },

@@ -2,7 +2,7 @@
 
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require};
 use super::rewards::{self, Reward};
-use super::{Behavior, Config, RolloutSource, States, TeacherSource};
+use super::{Behavior, Config, KvMemory, RolloutSource, States, TeacherSource};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
@@ -227,7 +227,14 @@ impl Plan {
         positive("rollout.temperature", rollout.temperature)?;
         count("rollout.max_prompt_tokens", rollout.max_prompt_tokens, MAX_TOKENS)?;
         count("rollout.max_response_tokens", rollout.max_response_tokens, MAX_TOKENS)?;
-        count("rollout.kv_mib", rollout.kv_mib, MAX_KV_MIB)?;
+        if let Some(lengths) = rollout.lengths {
+            positive("rollout.lengths.mean", lengths.mean)?;
+            let is_spread = lengths.sigma.is_finite() && lengths.sigma >= 0.0;
+            require(is_spread, "rollout.lengths.sigma", lengths.sigma, "expected at least 0", "")?;
+        }
+        if let KvMemory::Mib(mib) = rollout.kv_mib {
+            count("rollout.kv_mib", mib, MAX_KV_MIB)?;
+        }
         require(
             rollout.source.is_none() || rollout.max_redraws == 0,
             "rollout.max_redraws",

@@ -14,12 +14,12 @@ use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
 use crate::rollout::held_out_accuracy;
 use crate::run::{Counters, Reopening, Run, is_due};
+use crate::run_memory::SamplingMemory;
 use crate::task::{Programs, Task};
 use stapo_core::batch::pack_in_order;
 use stapo_core::record::{Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
 use stapo_model::Device;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Recompute};
-use stapo_model::generate::EngineMemory;
 use stapo_model::optimizer::Update;
 use std::path::Path;
 use std::time::Instant;
@@ -171,7 +171,7 @@ fn pretrain_steps(
     pretrainer: &mut Pretrainer,
     watch: &mut dyn WatchPretrain,
 ) -> Result<()> {
-    let mut memory = EngineMemory::new();
+    let mut memory = SamplingMemory::small();
     pretrainer.save(run)?;
     while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;

@@ -78,6 +78,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for text in run.warnings() {
         eprintln!("warning: {text}");
     }
+    if let Some(chosen) = trainer.memory().chosen() {
+        eprintln!("memory: {chosen}");
+    }
     let history: Vec<Metrics> = Run::read_metrics(run.folder())?;
     let mut screen = Screen::new(&plan, run.folder(), &history, args.json, stop.clone());
     // A GPU that is lost unwinds out of the loop, and the run folder should tell.
