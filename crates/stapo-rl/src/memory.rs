@@ -1,13 +1,12 @@
 //! The memory that a run needs, by part, and what the settings left to the program become.
 
-use crate::config::{KvMemory, ModelSource, Plan, States, TeacherSource};
+use crate::config::{KvMemory, Plan, States, TeacherSource};
 use crate::error::{Error, Result};
 use serde::Serialize;
 use stapo_model::decoder::{ArenaLayout, Purpose, Recompute};
 use stapo_model::generate::EngineSettings;
-use stapo_model::{Device, DeviceName, ModelConfig, Pretrained, TensorSpec};
+use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
 use std::fmt;
-use std::path::Path;
 
 /// A part of a run's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,12 +106,11 @@ pub fn resolve(
         KvMemory::Auto if !is_shared => CPU_KV_BYTES,
         KvMemory::Auto => {
             let useful = needs.useful_kv_bytes();
-            let left = left.unwrap_or(u64::MAX).saturating_sub(sum(&needs.engine()));
+            let left = left.unwrap_or(u64::MAX).saturating_sub(needs.engine_bytes());
             useful.min(left.max(needs.sequence_kv_bytes()))
         }
     };
-    let mut sampling = needs.engine();
-    sampling.insert(0, MemoryPart { name: "keys, values", bytes: kv_bytes });
+    let sampling = vec![MemoryPart { name: "keys, values", bytes: kv_bytes + needs.engine_bytes() }];
     MemoryPlan { held, sampling, updating: updating(recompute), kv_bytes, recompute, is_shared }
 }
 
@@ -133,27 +131,7 @@ pub fn frozen(plan: &Plan) -> Result<Vec<(&'static str, ModelConfig)>> {
     let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
     let roles = [("reference", reference), ("teacher", teacher)];
     let named = roles.into_iter().filter_map(|(role, source)| Some((role, source?)));
-    named.map(|(role, source)| Ok((role, shape(&source)?))).collect()
-}
-
-/// The configuration of a model, without its weights.
-pub fn shape(source: &ModelSource) -> Result<ModelConfig> {
-    Ok(match source {
-        ModelSource::Builtin => Pretrained::read_config(crate::builtin::unpack()?.path())?,
-        ModelSource::Path { path } => Pretrained::read_config(Path::new(path))?,
-        ModelSource::Random { shape, .. } => known_shape(shape)?,
-    })
-}
-
-/// The shape of a published model, with the end of a response as the model inside the program has it.
-fn known_shape(name: &str) -> Result<ModelConfig> {
-    let unknown = || Error::Misfit {
-        key: "model.shape",
-        problem: format!("{name:?} is no known shape"),
-        remedy: "one of qwen3-0.6b, 1.7b, 4b, 8b, 14b, 32b, qwen2.5-0.5b, 1.5b, 3b, 7b",
-    };
-    let stops = Pretrained::read_config(crate::builtin::unpack()?.path())?.stops;
-    Ok(ModelConfig { stops, ..ModelConfig::known(name).ok_or_else(unknown)? })
+    named.map(|(role, source)| Ok((role, source.find()?.shape()?))).collect()
 }
 
 /// The memory of a run's parts.
@@ -205,12 +183,11 @@ impl Needs<'_> {
     }
 
     /// What an engine takes beside its keys and values.
-    fn engine(&self) -> Vec<MemoryPart> {
+    fn engine_bytes(&self) -> u64 {
         let rows = EngineSettings::default().max_rows;
         // A CPU's threads have scratch memory for logits.
         let logits = if self.device == DeviceName::Cpu { 0 } else { 4 * rows * self.model.vocabulary };
-        let bytes = self.arena(self.model, rows, Purpose::Inference) + logits as u64 + self.slack();
-        vec![MemoryPart { name: "sampling", bytes }]
+        self.arena(self.model, rows, Purpose::Inference) + logits as u64 + self.slack()
     }
 
     fn slack(&self) -> u64 {

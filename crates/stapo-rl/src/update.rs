@@ -11,6 +11,7 @@ use crate::config::Plan;
 use crate::constants::ResponseConstants;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
+use crate::meter::{Meter, Phase};
 use crate::scoring::{Sequence, head_options, packed, score, split};
 use member::members;
 use stapo_core::diagnostics::{Census, Thresholds};
@@ -51,7 +52,7 @@ impl Learned<'_> {
 
 /// Where a mini-batch stands in its training step.
 #[derive(Debug, Clone, Copy)]
-pub struct MinibatchContext {
+pub struct MinibatchContext<'a> {
     pub step: u64,
     /// Which use of the rollout batch, from 0.
     pub use_idx: usize,
@@ -59,6 +60,7 @@ pub struct MinibatchContext {
     pub is_on_policy: bool,
     /// The pass of an objective with two passes; 0 otherwise.
     pub pass: usize,
+    pub meter: &'a Meter,
 }
 
 /// One optimizer step over whole groups, with the constants of each of their responses. Where the gate of reuse closes,
@@ -71,8 +73,10 @@ pub fn learn<'a>(
     (groups, constants): (&'a [Group], &'a [ResponseConstants]),
     context: MinibatchContext,
 ) -> Result<Learned<'a>> {
+    context.meter.enter(Phase::Calibrate);
     let members = members(plan, groups, constants);
     let mut minibatch = Minibatch::prepare(learner, pass, carried, plan, members, context)?;
+    context.meter.enter(Phase::Update);
     let tally = minibatch.accumulate(learner, pass)?;
     let reuse = plan.config.update.reuse.map(|reuse| {
         let energy = learner.gradients.head_sum_squares() * tally.scale * tally.scale;
@@ -92,7 +96,7 @@ pub fn learn<'a>(
 /// The responses of one optimizer step, packed and calibrated.
 struct Minibatch<'p, 'a> {
     plan: &'p Plan,
-    context: MinibatchContext,
+    context: MinibatchContext<'p>,
     key: UpdateKey,
     members: Vec<Member<'a>>,
     /// What goes through forward and backward, in order.
@@ -130,7 +134,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         carried: &Carried,
         plan: &'p Plan,
         mut members: Vec<Member<'a>>,
-        context: MinibatchContext,
+        context: MinibatchContext<'p>,
     ) -> Result<Self> {
         let step = learner.counters.n_updates;
         let key = UpdateKey { step, pass: context.pass, controls: carried.controls };
@@ -181,6 +185,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
             self.evaluate(&own, Some(place), &mut tallies)?;
             let (d_logp, d_entropy) = self.work[place].gradients(&self.members);
             pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+            self.context.meter.add(own.len(), d_logp.len());
         }
         if let Some(deferral) = self.deferral {
             self.accumulate_deferred(learner, pass, deferral, &mut tallies)?;
@@ -237,7 +242,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let is_first = self.context.step == 1;
         let unreached = if is_first { unreached(&learner.gradients) } else { Vec::new() };
         let before = is_first.then(|| learner.model.policy.fingerprint());
-        let learning_rate = config.learning_rate * config.schedule.factor(learner.counters.n_updates);
+        let learning_rate = self.plan.learning_rate(learner.counters.n_updates);
         let update = Update { lr: learning_rate, scale: tally.scale, max_norm: config.max_gradient_norm };
         let gradient_norm = match learner.step(update) {
             Ok(norm) => norm,
