@@ -33,7 +33,10 @@ const SMALL: [&str; 18] = [
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 fn train(at: &Path, args: &[&str]) {
-    ok(&stapo(at, &[&["train", "--quiet"], &SMALL[..], args].concat()));
+    let output = stapo(at, &[&["train", "--quiet"], &SMALL[..], args].concat());
+    let said = ok(&output);
+    assert!(said.starts_with("done: ") && said.lines().count() == 1, "a quiet run says how it ended: {said}");
+    assert_eq!(output.stderr, b"", "and nothing else");
 }
 
 /// The scores of one response under a model, as JSON.

@@ -1,9 +1,9 @@
-//! Progress of a training run: a live view on a terminal, plain lines elsewhere, or JSON lines.
+//! Progress of a training run: a live view on a terminal, plain lines elsewhere, JSON lines, or nothing but the end.
 
 use super::progress::{Heartbeat, bar, left_text};
 use crate::shared::clock::span;
 use crate::shared::stop::{Asked, FINISHING, Stop};
-use crate::shared::terminal::plain;
+use crate::shared::terminal::{is_quiet, plain};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
 use stapo_core::record::{BenchmarkScore, Best, Metrics, Record};
@@ -39,6 +39,7 @@ enum ScreenMode {
     Live(ProgressBar),
     Lines(Heartbeat),
     Json,
+    Quiet,
 }
 
 impl Screen {
@@ -53,6 +54,7 @@ impl Screen {
         let steps = plan.config.steps;
         let mode = match (json, stderr().is_terminal()) {
             (true, _) => ScreenMode::Json,
+            (false, _) if is_quiet() => ScreenMode::Quiet,
             (false, true) => ScreenMode::Live(live(steps, history.len() as u64, meter, &stop)),
             (false, false) => ScreenMode::Lines(Heartbeat::start(meter)),
         };
@@ -83,6 +85,8 @@ impl Screen {
         match &self.mode {
             ScreenMode::Live(bar) => bar.println(text),
             ScreenMode::Lines(heartbeat) => heartbeat.say(&text),
+            ScreenMode::Quiet => {}
+            ScreenMode::Json if is_quiet() => {}
             ScreenMode::Json => {
                 // A failed write is ignored: a closed standard error must not end the run.
                 let _ = writeln!(stderr(), "{text}");
@@ -187,6 +191,11 @@ impl Screen {
         rows.extend(next_commands(&self.folder, outcome, best.is_some()));
         let said = plain(&format!("{headline}\n  {}\n", rows.join("\n  ")));
         match self.mode {
+            ScreenMode::Quiet => {
+                let last = plain(&format!("{headline}, {}\n", self.folder.display()));
+                stdout().write_all(last.as_bytes())?;
+            }
+            ScreenMode::Json if is_quiet() => {}
             ScreenMode::Json => stderr().write_all(said.as_bytes())?,
             ScreenMode::Live(_) | ScreenMode::Lines(_) => stdout().write_all(said.as_bytes())?,
         }
@@ -250,6 +259,7 @@ impl Watch for Screen {
                 self.output_error = self.output_error.take().or(failed);
                 return;
             }
+            ScreenMode::Quiet => return,
             ScreenMode::Lines(_) => self.say(&self.line(metrics)),
             ScreenMode::Live(bar) => {
                 bar.set_position(metrics.step);
