@@ -90,6 +90,9 @@ fn one_name_for_a_model_in_every_command() {
         assert!(said.starts_with(&format!("{out}: step 1, ")), "{said}");
         assert_eq!(first, scores(at, out));
     }
+    // A model that was exported into the run's folder does not stand in for the run.
+    ok(&stapo(at, &["export", "a@1", "--out", "a/model"]));
+    assert_eq!(newest, scores(at, "a"));
     ok(&stapo(at, &["export", "builtin", "--to", "builtin-folder", "--f32"]));
     assert_eq!(scores(at, "builtin"), scores(at, "builtin-folder"));
     let cached = at.join("cache/models--me--tiny");
