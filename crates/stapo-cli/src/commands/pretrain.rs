@@ -16,7 +16,7 @@ use stapo_rl::pretrain::{
 };
 use stapo_rl::run::{Run, hash_file};
 use stapo_rl::untrusted::read_text;
-use std::io::{ErrorKind, Write, stderr, stdout};
+use std::io::{ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -234,8 +234,7 @@ impl WatchPretrain for PretrainView {
         let left = self.started.elapsed() / self.n_seen * (self.steps - metrics.step.min(self.steps)) as u32;
         let held_out =
             metrics.eval_accuracy.map_or(String::new(), |a| format!("  held-out {:.1} %", 100.0 * a));
-        let _ = writeln!(
-            stderr(),
+        eprintln!(
             "step {:>5}/{}  loss {:.4} nats  entropy {:.3} nats  grad {:.2}  {:.0} tokens/s  {} left{held_out}",
             metrics.step,
             self.steps,
