@@ -23,7 +23,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = "Example: stapo init --model models/Qwen3-0.6B --data problems.jsonl --out mine.toml")]
 pub struct Args {
-    /// A Hugging Face folder, a GGUF file, or `builtin`.
+    /// A Hugging Face folder, a GGUF file, a run, RUN@STEP, a name on the hub that was fetched, or `builtin`.
     #[arg(long, value_name = "MODEL")]
     model: String,
 
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("{}: exists already\nhint: --force overwrites it, --out names another", args.out.display());
     }
     let found = Found::look(&Wanted {
-        model: source(&args.model),
+        model: ModelSource::named(&args.model),
         data: args.data.clone(),
         problem_field: args.problem_field.clone(),
         answer_field: args.answer_field.clone(),
@@ -70,13 +70,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     print_found(&found, &choices);
     print_next(&args.out);
     Ok(ExitCode::SUCCESS)
-}
-
-fn source(model: &str) -> ModelSource {
-    match model {
-        "builtin" => ModelSource::Builtin,
-        path => ModelSource::Path { path: path.to_string() },
-    }
 }
 
 /// Goes through everything that a run checks before its first step, but for the weights.
