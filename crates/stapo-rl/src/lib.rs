@@ -19,6 +19,7 @@ mod learner;
 mod loaded_model;
 pub mod memory;
 pub mod meter;
+pub mod model_hashes;
 pub mod pretrain;
 pub mod prompting;
 mod records;

@@ -3,7 +3,7 @@
 use crate::config::{ModelSource, Plan, PromptStyle};
 use crate::error::{Error, Result};
 use crate::found_model::FoundModel;
-use crate::identity;
+use crate::model_hashes::{beside_weights, of_found};
 use crate::prompting::Prompting;
 use crate::run::Checkpoint;
 use serde_json::{Map, Value};
@@ -62,8 +62,8 @@ impl LoadedModel {
     ) -> Result<Self> {
         let checkpoint = found.checkpoint.as_ref().map(|found| Checkpoint::open(&found.path)).transpose()?;
         if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = &checkpoint {
-            let recorded = identity::beside_weights(provenance.identity.inputs.clone());
-            let changes = changed_inputs(&recorded, &identity::beside_weights(identity::of_found(found)?));
+            let recorded = beside_weights(provenance.identity.inputs.clone());
+            let changes = changed_inputs(&recorded, &beside_weights(of_found(found)?));
             if !changes.is_empty() {
                 return Err(Error::ChangedModel { folder: path.clone(), changes });
             }

@@ -102,8 +102,12 @@ impl JudgeMode {
 
 impl Found {
     pub fn look(wanted: &Wanted) -> Result<Self> {
-        let config = wanted.model.find()?.shape()?;
-        let prompts = PromptModel::open(&wanted.model)?;
+        let named = || match &wanted.model {
+            ModelSource::Path { path } => format!("model {path}"),
+            ModelSource::Builtin => "the built-in model".to_string(),
+        };
+        let config = wanted.model.find()?.shape().with_context(named)?;
+        let prompts = PromptModel::open(&wanted.model).with_context(named)?;
         let spec = RowsSpec {
             problem_field: wanted.problem_field.clone(),
             answer_field: wanted.answer_field.clone(),

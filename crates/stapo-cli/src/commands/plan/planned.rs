@@ -106,7 +106,7 @@ impl ModelShapes {
         let mut shape = |source: &ModelSource| -> Result<ModelConfig> {
             let (shape, is_here) = shape(source)?;
             if !is_here && model.is_none() {
-                assumed.push(format!("the shape of {}, whose files are not here, by its name", source));
+                assumed.push(format!("the shape of {source}, whose files are not here, by its name"));
             }
             has_weights &= is_here;
             Ok(shape)
@@ -125,17 +125,17 @@ impl ModelShapes {
 /// The shape of a model, and whether its weights are here. A model that is here wins over a known name.
 fn shape(source: &ModelSource) -> Result<(ModelConfig, bool)> {
     let name = source.to_string();
-    let path = Path::new(&name);
     match source.find() {
         Ok(found) => {
             let has_weights = found.checkpoint.is_some() || Pretrained::has_weights(&found.files()?.path);
             Ok((found.shape()?, has_weights))
         }
+        Err(error) if Path::new(&name).exists() => Err(error.into()),
         Err(error) => match ModelConfig::known(&name) {
-            Some(shape) if !path.exists() => Ok((shape, false)),
-            _ => {
+            Some(shape) => Ok((shape, false)),
+            None => {
                 let known: Vec<&str> = ModelConfig::known_names().collect();
-                bail!("{error}\nhint: shapes known by name: {}", known.join(", "))
+                bail!("{error}; without files, --model takes one of {}", known.join(", "))
             }
         },
     }
