@@ -25,6 +25,7 @@ pub mod prompting;
 mod records;
 pub mod rollout;
 pub mod run;
+mod run_memory;
 mod scoring;
 pub mod task;
 mod teacher;

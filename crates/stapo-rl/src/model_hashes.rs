@@ -27,6 +27,9 @@ pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
 pub fn of_found(model: &FoundModel) -> Result<Vec<FileHash>> {
     let base = match &model.base {
         BaseModel::Files(path) => of_model(path)?,
+        BaseModel::Random { shape, seed } => {
+            vec![hash_bytes("weights", format!("random {shape} {seed}").as_bytes())]
+        }
         BaseModel::Builtin => {
             let files = builtin::files().iter();
             files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect()

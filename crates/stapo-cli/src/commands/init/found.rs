@@ -104,7 +104,7 @@ impl Found {
     pub fn look(wanted: &Wanted) -> Result<Self> {
         let named = || match &wanted.model {
             ModelSource::Path { path } => format!("model {path}"),
-            ModelSource::Builtin => "the built-in model".to_string(),
+            ModelSource::Builtin | ModelSource::Random { .. } => "the built-in model".to_string(),
         };
         let config = wanted.model.find()?.shape().with_context(named)?;
         let prompts = PromptModel::open(&wanted.model).with_context(named)?;

@@ -7,7 +7,7 @@ use stapo_rl::Plan;
 use stapo_rl::config::{ModelSource, TeacherSource};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::estimate::{Lengths, Machine, Measurement, Prediction, Remedy, SPREAD};
-use stapo_rl::memory::MemoryPart;
+use stapo_rl::memory::{MemoryPart, MemoryPlan};
 use stapo_rl::model_files::{ModelConfig, Pretrained};
 use stapo_rl::task::{TaskSpec, VerifierSpec};
 use std::path::Path;
@@ -21,7 +21,7 @@ pub struct Planned<'a> {
     pub plan: &'a Plan,
     pub shapes: &'a ModelShapes,
     pub machine: &'a Machine,
-    pub memory: Vec<MemoryPart>,
+    pub memory: MemoryPlan,
     /// Memory of the machine, where known.
     pub memory_bytes: Option<u64>,
     /// What to change where the run does not fit; `None` where it fits, or where nothing helps.
@@ -64,11 +64,11 @@ impl MemoryPhase {
 impl Planned<'_> {
     /// Bytes of the parts that a phase uses.
     pub fn used_bytes(&self, phase: MemoryPhase) -> u64 {
-        self.memory.iter().filter(|part| phase.uses(part)).map(|part| part.bytes).sum()
+        self.memory.parts().filter(|part| phase.uses(part)).map(|part| part.bytes).sum()
     }
 
     pub fn total_bytes(&self) -> u64 {
-        self.memory.iter().map(|part| part.bytes).sum()
+        self.memory.peak_bytes()
     }
 
     pub fn fits(&self) -> Option<bool> {
