@@ -178,7 +178,7 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
         None => base.text.to_string(),
     };
     let set = settings(args, &base.set);
-    let mut config = PretrainConfig::over(base.defaults.clone(), &text, set.iter().map(String::as_str))?;
+    let mut config = PretrainConfig::over(&base.defaults, &text, set.iter().map(String::as_str))?;
     config.check()?;
     let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&config.name));
     if folder.exists() {
