@@ -12,6 +12,7 @@ mod evaluations;
 mod http;
 mod index;
 mod lines;
+mod question;
 mod responses;
 mod site;
 mod status;
