@@ -135,7 +135,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Init(args) => init::run(&args),
         Command::Problems(args) => problems::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Version(args) => version::run(&args),
+        Command::Version(args) => Ok(version::run(&args)),
         Command::Completions(args) => completions::run(&args, program()),
         Command::Man(args) => man::run(&args, program()),
         Command::VerifyRun(args) => verify_run::run(&args),
