@@ -4,7 +4,7 @@ mod series;
 
 use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::ratio_of;
-use crate::expr::{Expr, Func};
+use crate::expr::{Expr, Func, INDEX};
 use crate::number::complex::Complex;
 use crate::number::elementary;
 use crate::number::real::Real;
@@ -53,6 +53,7 @@ fn evaluate_node(expr: &Expr, point: &Point, budget: &mut Budget) -> Bounded<Com
         Expr::Num { value, .. } => Ok(Complex::real(Real::from_ratio(value, bits)?)),
         Expr::Var(name) => match point.values.iter().find(|(n, _)| n == name) {
             Some((_, value)) => Ok(Complex::real(Real::from_ratio(value, bits)?)),
+            None if name.contains(INDEX) => Err(Stop::Unreadable("a sum over a sequence".into())),
             None => Err(Stop::Undefined("a variable without a value")),
         },
         Expr::Pi => Ok(Complex::real(elementary::pi(bits)?)),

@@ -4,7 +4,7 @@ use dashu_ratio::RBig;
 
 /// Starts the name of a variable that stands for a unit: `x > 5 cm` says `x > 5 · 1/100 · (unit m)`.
 pub(crate) const UNIT: &str = "unit ";
-/// Starts the name of the index of a sum or product.
+/// Starts the name of the index of a sum or product. The term `a_k` of a sequence has that name as its subscript.
 pub(crate) const INDEX: &str = "index ";
 
 #[derive(Debug, Clone, PartialEq)]
@@ -214,12 +214,13 @@ impl Expr {
         is_found
     }
 
-    /// Names of the variables, sorted, each once; the index of a series is none.
+    /// Names of the variables, sorted, each once; the index of a series is none, and neither is a term of a sequence
+    /// under that index.
     pub(crate) fn variables(&self) -> Vec<&str> {
         let mut names = Vec::new();
         self.walk(&mut |node| {
             if let Self::Var(name) = node
-                && !name.starts_with(INDEX)
+                && !name.contains(INDEX)
             {
                 names.push(name.as_str());
             }

@@ -88,11 +88,7 @@ fn holds_nothing(text: &str) -> bool {
 
 /// What a response says behind its reasoning: the text after the last `</think>`, or all of it without that mark.
 fn spoken(response: &str) -> &str {
-    // Most responses have no `<` at all, and looking for one byte is fast.
-    if !response.as_bytes().contains(&b'<') {
-        return response;
-    }
-    response.rfind("</think>").map_or(response, |at| &response[at + "</think>".len()..])
+    text::last_of(response, "</think>").map_or(response, |at| &response[at + "</think>".len()..])
 }
 
 /// The last box within the last 100 of the last 300 characters.

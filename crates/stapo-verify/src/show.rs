@@ -175,10 +175,7 @@ fn atom_power(atom: &Atom, power: Power) -> String {
 
 /// The name of a variable; units without the word that marks them, the indices of sums as k0, k1, ….
 fn variable(name: &str) -> String {
-    match name.strip_prefix(INDEX) {
-        Some(number) => format!("k{number}"),
-        None => name.strip_prefix(UNIT).unwrap_or(name).to_owned(),
-    }
+    name.strip_prefix(UNIT).unwrap_or(name).replace(INDEX, "k")
 }
 
 fn tree(value: &Expr) -> String {

@@ -138,6 +138,13 @@ fn is_formatting(name: &str) -> bool {
     )
 }
 
+/// Where the last `needle` begins. Only the places of its first character are compared, so a needle that begins with a rare
+/// sign is found fast.
+pub(crate) fn last_of(text: &str, needle: &str) -> Option<usize> {
+    let first = needle.chars().next()?;
+    text.rmatch_indices(first).map(|(at, _)| at).find(|at| text[*at..].starts_with(needle))
+}
+
 /// The number a word names, up to twelve.
 pub(crate) fn small_number(word: &str) -> Option<i64> {
     const NAMES: [&str; 13] = [
@@ -153,6 +160,24 @@ pub(crate) fn is_time(words: &str) -> bool {
         .strip_suffix(" am")
         .or_else(|| words.strip_suffix(" pm"))
         .is_some_and(|time| time.contains(':') && time.chars().all(|c| c.is_ascii_digit() || c == ':'))
+}
+
+/// A date in digits, such as `2024-01-05` or `1/5/2024`, without leading zeros; `None` for other words.
+pub(crate) fn date(words: &str) -> Option<String> {
+    if !(8..=10).contains(&words.len()) {
+        return None;
+    }
+    let sign = words.chars().find(|c| !c.is_ascii_digit()).filter(|c| matches!(c, '-' | '/'))?;
+    let parts: Vec<&str> = words.split(sign).collect();
+    let numbers: Vec<u32> = parts.iter().map(|part| part.parse().ok()).collect::<Option<_>>()?;
+    let is_year = |i: usize| parts[i].len() == 4 && (1000..3000).contains(&numbers[i]);
+    let is_day = |i: usize| (1..=31).contains(&numbers[i]);
+    let is_date = match parts.as_slice() {
+        [_, month, day] if is_year(0) => month.len() == 2 && day.len() == 2 && is_day(1) && is_day(2),
+        [_, _, _] => is_year(2) && is_day(0) && is_day(1),
+        _ => false,
+    };
+    is_date.then(|| numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(&sign.to_string()))
 }
 
 /// Writes a time of day in one way: `3 pm`, `3:00 p m` and `3:00pm` become `3:00 pm`.

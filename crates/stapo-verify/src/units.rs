@@ -141,7 +141,10 @@ fn currency(word: &str) -> Option<(&'static str, i32, u64, u64)> {
 }
 
 /// Words behind a number that change its value, state a condition or take the number back.
-const VALUE_WORDS: [&str; 95] = [
+const VALUE_WORDS: [&str; 98] = [
+    "bps",
+    "ppm",
+    "ppb",
     "maybe",
     "perhaps",
     "nope",

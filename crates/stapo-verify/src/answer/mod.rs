@@ -109,6 +109,9 @@ fn phrase(text: &str) -> Option<Answer> {
     if text::is_time(&words) {
         return Some(Answer::Text { words, broken: None });
     }
+    if let Some(words) = text::date(&words) {
+        return Some(Answer::Text { words, broken: None });
+    }
     if let Some(value) = text::small_number(&words) {
         return Some(Answer::Scalar(Quantity::bare(Expr::int(value))));
     }

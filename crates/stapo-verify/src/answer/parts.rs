@@ -79,6 +79,31 @@ pub(super) fn depths(tokens: &[Token]) -> Bounded<Vec<u32>> {
     Ok(depths)
 }
 
+/// Intervals with a bracket turned outwards at an end that is left out, such as `]1,2[`, with round brackets in its place;
+/// `None` where the square brackets do not enclose the two ends of intervals.
+pub(super) fn turned(tokens: &[Token]) -> Option<Vec<Token>> {
+    let mut n_commas: Option<usize> = None;
+    let mut turned = Vec::with_capacity(tokens.len());
+    for token in tokens {
+        let tok = match (&token.tok, n_commas) {
+            (Tok::Open(Bracket::Square), None) => Tok::Open(Bracket::Square),
+            (Tok::Close(Bracket::Square), None) => Tok::Open(Bracket::Round),
+            (Tok::Open(Bracket::Square), Some(1)) => Tok::Close(Bracket::Round),
+            (Tok::Close(Bracket::Square), Some(1)) => Tok::Close(Bracket::Square),
+            (Tok::Open(Bracket::Square) | Tok::Close(Bracket::Square), Some(_)) => return None,
+            (other, _) => other.clone(),
+        };
+        n_commas = match (&tok, n_commas) {
+            (Tok::Open(Bracket::Square | Bracket::Round), None) => Some(0),
+            (Tok::Close(Bracket::Square | Bracket::Round), Some(1)) => None,
+            (Tok::Comma | Tok::Semicolon, Some(n)) => Some(n + 1),
+            (_, n) => n,
+        };
+        turned.push(Token { tok, ..token.clone() });
+    }
+    Some(turned).filter(|turned| n_commas.is_none() && depths(turned).is_ok())
+}
+
 /// Round and square brackets may close each other, as in half-open intervals.
 fn matches(open: Bracket, close: Bracket) -> bool {
     let is_loose = |b| matches!(b, Bracket::Round | Bracket::Square);

@@ -8,7 +8,7 @@ use super::collection::{
 };
 use super::lines::{Lined, lines};
 use super::matrix::{determinant, matrices};
-use super::parts::{depths, split, trimmed};
+use super::parts::{depths, split, trimmed, turned};
 use super::prose::{is_prose, letter_run, spelled, words};
 use super::quantity::{Quantity, quantity};
 use super::region::Region;
@@ -40,7 +40,10 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     if is_prose(tokens) {
         return Ok(Answer::Text { words: words(tokens), broken: None });
     }
-    let depths = depths(tokens)?;
+    let depths = match depths(tokens) {
+        Ok(depths) => depths,
+        Err(stop) => return turned(tokens).map_or(Err(stop), |turned| answer(&turned, nesting + 1, budget)),
+    };
     let top = |i: usize| depths[i] == 0;
     match lines(tokens, &depths)? {
         Some(Lined::Values(rows)) => return piecewise(&rows, nesting, budget),

@@ -142,6 +142,10 @@ pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Bounded
     if a.len() != b.len() {
         return Ok(false);
     }
+    // Both may be times of day: 3:30 is not 1:10.
+    if is_clock(a) && is_clock(b) {
+        return Ok(a == b);
+    }
     for (x, y) in a.iter().zip(b) {
         let left = Expr::Mul(vec![x.clone(), b[0].clone()]);
         let right = Expr::Mul(vec![y.clone(), a[0].clone()]);
@@ -152,4 +156,13 @@ pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Bounded
     // 0:0 is in proportion to every ratio, so ratios that begin with zero are equal to none.
     Ok(compare(&a[0], &Expr::int(0), budget)? == Match::No
         && compare(&b[0], &Expr::int(0), budget)? == Match::No)
+}
+
+/// Whether a ratio reads as an hour and two digits of minutes.
+fn is_clock(ratio: &[Expr]) -> bool {
+    let is_whole_in = |part: &Expr, low: u8, high: u8| match part {
+        Expr::Num { value, .. } => value.is_int() && *value >= RBig::from(low) && *value <= RBig::from(high),
+        _ => false,
+    };
+    matches!(ratio, [hour, minute] if is_whole_in(hour, 1, 24) && is_whole_in(minute, 10, 59))
 }

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::text::{last_of, small_number};
 use serde::{Deserialize, Serialize};
 
 /// Most boxes of one line that are joined.
@@ -74,11 +75,10 @@ pub(crate) fn last_box(text: &str) -> LastBox<'_> {
     let Some((mark, start)) = last_mark(text) else { return LastBox::Missing };
     let rest = text[start..].trim_start_matches([' ', '\t']);
     if let Some(inside) = rest.strip_prefix('{') {
-        let outer = enclosing_box(text, mark).map(|at| &text[at..]);
-        if let Some((outer, end)) = outer.and_then(|outer| Some((outer, closing_brace(outer)?))) {
-            return LastBox::Answer(&outer[..end]);
-        }
-        return closing_brace(inside).map_or(LastBox::Unclosed, |end| LastBox::Answer(&inside[..end]));
+        let Some(end) = closing_brace(inside) else { return LastBox::Unclosed };
+        // A box around this one is closed behind this one.
+        let outer = if inside[end + 1..].contains('}') { enclosing_box(text, mark) } else { None };
+        return LastBox::Answer(outer.unwrap_or(&inside[..end]));
     }
     // \boxed 5$ and \boxed5 hold one word, up to the end of the formula.
     let end = rest.find(|c: char| c.is_whitespace() || c == '$').unwrap_or(rest.len());
@@ -96,11 +96,11 @@ fn last_mark(text: &str) -> Option<(usize, usize)> {
     })
 }
 
-/// Where the content of the outermost box around `at` begins, if a box of the same paragraph holds that place.
-fn enclosing_box(text: &str, at: usize) -> Option<usize> {
-    last_mark(&text[..at])?;
-    let start = text[..at].rfind("\n\n").unwrap_or(0);
+/// What the outermost box around `at` holds, if a box of the same paragraph is open at that place and closed at all.
+fn enclosing_box(text: &str, at: usize) -> Option<&str> {
+    let start = last_of(&text[..at], "\n\n").unwrap_or(0);
     let before = &text[start..at];
+    last_mark(before)?;
     let is_box = |head: &str| head.ends_with("\\boxed") || head.ends_with("\\fbox");
     let mut n_closed = 0usize;
     let mut found = None;
@@ -114,7 +114,8 @@ fn enclosing_box(text: &str, at: usize) -> Option<usize> {
             _ => {}
         }
     }
-    found
+    let outer = &text[found?..];
+    closing_brace(outer).map(|end| &outer[..end])
 }
 
 /// Where the group that was opened before `text` ends, escaped braces not counting.
@@ -159,7 +160,7 @@ fn turn_ended(text: &str) -> &str {
 
 /// What the boxes of the last line with a box hold, where there are at least two.
 pub(crate) fn boxes_of_last_line(text: &str) -> Option<Vec<&str>> {
-    let last = text.rfind("\\boxed{")?;
+    let last = last_of(text, "\\boxed{")?;
     let start = text[..last].rfind('\n').map_or(0, |at| at + 1);
     let mut line = &text[start..];
     line = &line[..line.find('\n').unwrap_or(line.len())];
@@ -181,8 +182,8 @@ fn stated(text: &str) -> Option<&str> {
 
 /// What the last `<answer>` holds.
 fn tagged(text: &str) -> Option<&str> {
-    let end = text.rfind("</answer>")?;
-    let start = text[..end].rfind("<answer>")? + "<answer>".len();
+    let end = last_of(text, "</answer>")?;
+    let start = last_of(&text[..end], "<answer>")? + "<answer>".len();
     Some(text[start..end].trim()).filter(|answer| !answer.is_empty())
 }
 
@@ -193,20 +194,127 @@ fn marked_line(text: &str) -> Option<&str> {
     if ends_of(line, "answer is").next().is_some() { said(line) } else { Some(stated_in(line)) }
 }
 
-/// What a line that is one statement in words says: 34 for "The largest n is 34."
+/// What a line that is one statement in words says: 34 for "The largest n is 34.", 3 hours for "She left 3 hours ago."
 fn stated_in(line: &str) -> &str {
     let first = line.split(' ').next().unwrap_or("");
-    let is_words = first.len() > 1 && first.bytes().all(|b| b.is_ascii_alphabetic());
+    if first.len() < 2 || !first.bytes().all(|b| b.is_ascii_alphabetic()) {
+        return line;
+    }
     let statement = sentence(line);
     match statement.split_once(" is ") {
-        Some((_, rest)) if is_words && !rest.contains(" is ") => rest.trim(),
-        _ => line,
+        Some((_, rest)) if !rest.contains(" is ") => rest.trim(),
+        Some(_) => line,
+        None => only_number(statement).unwrap_or(line),
     }
+}
+
+/// The number of a statement in words, with the noun behind it. `None` where the statement holds anything else than words
+/// and one number, or a word that denies, doubts, bounds or changes the number.
+fn only_number(statement: &str) -> Option<&str> {
+    let mut number: Option<(usize, usize)> = None;
+    let mut noun_end = None;
+    let mut start = 0;
+    for word in statement.split(' ') {
+        let end = start + word.trim_end_matches([',', ';', ':']).len();
+        let bare = &statement[start..end];
+        if bare.contains(|c: char| c.is_ascii_digit()) {
+            let is_numeral = bare.bytes().all(|b| b.is_ascii_digit() || b".,/%$\\-".contains(&b));
+            if !is_numeral || number.is_some() {
+                return None;
+            }
+            number = Some((start, end));
+        } else if !bare.chars().all(|c| c.is_alphabetic() || matches!(c, '\'' | '’' | '-')) || bends(bare) {
+            return None;
+        } else if let Some((_, number_end)) = number
+            && start == number_end + 1
+        {
+            noun_end = Some(end).filter(|_| !bare.is_empty());
+        }
+        start += word.len() + 1;
+    }
+    let (number_start, number_end) = number?;
+    Some(&statement[number_start..noun_end.unwrap_or(number_end)])
+}
+
+/// Whether a word of a statement may deny, doubt, bound or change the number in it.
+fn bends(word: &str) -> bool {
+    const WORDS: [&str; 62] = [
+        "not",
+        "no",
+        "never",
+        "none",
+        "neither",
+        "nor",
+        "cannot",
+        "without",
+        "except",
+        "besides",
+        "but",
+        "unless",
+        "if",
+        "whether",
+        "or",
+        "either",
+        "maybe",
+        "perhaps",
+        "possibly",
+        "probably",
+        "might",
+        "may",
+        "could",
+        "about",
+        "approximately",
+        "roughly",
+        "nearly",
+        "almost",
+        "around",
+        "than",
+        "least",
+        "most",
+        "more",
+        "less",
+        "fewer",
+        "over",
+        "under",
+        "above",
+        "below",
+        "between",
+        "up",
+        "minus",
+        "plus",
+        "negative",
+        "times",
+        "twice",
+        "double",
+        "triple",
+        "half",
+        "quarter",
+        "dozen",
+        "hundred",
+        "thousand",
+        "million",
+        "billion",
+        "squared",
+        "cubed",
+        "factorial",
+        "wrong",
+        "incorrect",
+        "false",
+        "anything",
+    ];
+    let word = word.to_lowercase();
+    WORDS.contains(&word.as_str())
+        || word.ends_with("n't")
+        || word.ends_with("n’t")
+        || small_number(&word).is_some()
 }
 
 /// What follows the last Chinese mark of an answer, up to the end of the sentence.
 fn said_in_chinese(text: &str) -> Option<&str> {
     const MARKS: [&str; 3] = ["答案", "故选", "所以选"];
+    if text.is_ascii() {
+        return None;
+    }
     let start = MARKS.iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max()?;
     let rest = text[start..].trim_start_matches(['是', '为', '：', ':', ' ', '*', '项', '择']);
     let rest = rest.split(['\n', '。', '；']).next().unwrap_or("").trim().trim_end_matches(['．', '.']);
@@ -215,7 +323,7 @@ fn said_in_chinese(text: &str) -> Option<&str> {
 
 /// The text of the last `Answer:` or `####` line; where that is empty, of the next line that is not.
 pub(crate) fn answer_line(text: &str) -> Option<&str> {
-    let start = line_marks(text).last()?;
+    let start = last_line_mark(text)?;
     let rest = &text[start..];
     let line = rest.lines().next().unwrap_or("");
     let line = line.trim().trim_start_matches("**").trim();
@@ -225,9 +333,9 @@ pub(crate) fn answer_line(text: &str) -> Option<&str> {
     rest.lines().map(str::trim).find(|line| !line.is_empty() && *line != "**")
 }
 
-/// Where the text behind each mark of an answer line begins, in order.
-fn line_marks(text: &str) -> impl Iterator<Item = usize> + '_ {
-    let words = ends_of(text, "answer").filter_map(move |end| {
+/// Where the text behind the last mark of an answer line begins.
+fn last_line_mark(text: &str) -> Option<usize> {
+    let word = ends_of(text, "answer").find_map(|end| {
         // Answer:  Answer**:  Answer :  answer：
         let rest = &text[end..];
         let gap = rest.find(|c: char| !matches!(c, '*' | ' ' | '_'))?;
@@ -235,19 +343,15 @@ fn line_marks(text: &str) -> impl Iterator<Item = usize> + '_ {
         (gap <= 4).then_some(end + gap + colon.len_utf8())
     });
     // A heading: **Final Answer** on a line of its own.
-    let headings = ends_of(text, "final answer").filter(move |end| {
-        let line = text[*end..].split('\n').next().unwrap_or("");
-        line.len() < text.len() - end && line.chars().all(|c| matches!(c, '*' | '#' | ' ' | '_' | '\r'))
-    });
-    let hashes = text.match_indices("####").map(|(at, mark)| at + mark.len());
-    let mut marks: Vec<usize> = words.chain(hashes).chain(headings).collect();
-    marks.sort_unstable();
-    marks.into_iter()
+    let heading = ends_of(text, "final answer")
+        .find(|end| text[*end..].trim_start_matches(['*', '#', ' ', '_', '\r']).starts_with('\n'));
+    let hashes = last_of(text, "####").map(|at| at + "####".len());
+    [word, heading, hashes].into_iter().flatten().max()
 }
 
 /// What follows the last "answer is", up to the end of the sentence.
 fn said(text: &str) -> Option<&str> {
-    let start = ends_of(text, "answer is").last()?;
+    let start = ends_of(text, "answer is").next()?;
     let rest = text[start..].trim_start().trim_start_matches(':').trim_start();
     let rest = rest.strip_prefix("**").unwrap_or(rest);
     for (open, close) in [("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("$", "$")] {
@@ -277,12 +381,13 @@ fn sentence(text: &str) -> &str {
     &line[..end.unwrap_or(line.len())]
 }
 
-/// Where each occurrence of `phrase` (lower-case ASCII) ends, whatever its case in `text`.
+/// Where each occurrence of `phrase` (lower-case ASCII) ends, whatever its case in `text`, the last one first.
 fn ends_of<'a>(text: &'a str, phrase: &'a str) -> impl Iterator<Item = usize> + 'a {
     let needle = phrase.as_bytes();
     text.as_bytes()
         .windows(needle.len().max(1))
         .enumerate()
+        .rev()
         .filter(move |(_, window)| window[0] | 0x20 == needle[0] && window.eq_ignore_ascii_case(needle))
         .map(move |(at, _)| at + needle.len())
 }

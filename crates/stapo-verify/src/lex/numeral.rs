@@ -217,9 +217,27 @@ fn take_groups(chars: &[char], start: usize, commas_group: bool, numeral: &mut N
     pos
 }
 
-/// `\overline{3}`, `\bar{3}`, `\dot{3}`, `(3)` or `333...` after the fraction's digits: the digits that stay, the
-/// block that repeats, the next position.
+/// The digit under a dot, `\dot{3}` or `\dot3`, and the next position.
+fn dotted(chars: &[char], at: usize) -> Option<(char, usize)> {
+    let after = starts(chars, at, "\\dot").then_some(at + "\\dot".len())?;
+    let is_group = chars.get(after) == Some(&'{');
+    let at = after + usize::from(is_group);
+    let digit = *chars.get(at).filter(|c| c.is_ascii_digit())?;
+    let is_closed = !is_group || chars.get(at + 1) == Some(&'}');
+    is_closed.then_some((digit, at + 1 + usize::from(is_group)))
+}
+
+/// `\overline{3}`, `\bar{3}`, `\dot{3}`, `\dot{1}4285\dot{7}`, `(3)` or `333...` after the fraction's digits: the digits
+/// that stay, the block that repeats, the next position.
 fn take_repeating(chars: &[char], at: usize, fraction: &str) -> Option<(String, String, usize)> {
+    if let Some((first, end)) = dotted(chars, at) {
+        let mut block = String::from(first);
+        let last_dot = take_digits(chars, end, &mut block);
+        return match dotted(chars, last_dot) {
+            Some((last, end)) => Some((fraction.to_owned(), block + &last.to_string(), end)),
+            None => (block.len() == 1).then(|| (fraction.to_owned(), block, end)),
+        };
+    }
     for opening in ["\\overline{", "\\bar{", "\\dot{", "("] {
         if !starts(chars, at, opening) {
             continue;

@@ -1,15 +1,18 @@
-//! Definite integrals of sums of powers, worked out exactly.
+//! Definite integrals of sums of powers, worked out exactly, and of functions with a known antiderivative.
 
+use super::antiderivative::{self, number, without_variable};
 use super::{Parser, expression};
 use crate::budget::{Bounded, Budget, unreadable};
-use crate::exact_form::{affordable_form, ratio_of};
+use crate::equal::value::sign_of;
+use crate::exact_form::affordable_form;
 use crate::expr::{Expr, Func};
 use crate::lex::token::Tok;
-use crate::poly::{Atom, Monomial, Power};
+use crate::poly::{Atom, Power};
 use dashu_ratio::RBig;
+use std::cmp::Ordering;
 
 impl Parser<'_> {
-    /// `\int_0^1 3x^2 dx`. An integral without bounds, or of anything but powers of its variable, is not read.
+    /// `\int_0^1 3x^2 dx`. An integral without bounds, or without a known antiderivative, is not read.
     pub(super) fn integral(&mut self) -> Bounded<Expr> {
         let mut low = None;
         let mut high = None;
@@ -56,17 +59,17 @@ fn integrated(
     (low, high): (&Expr, &Expr),
     budget: &mut Budget,
 ) -> Bounded<Expr> {
-    let Some(form) = affordable_form(integrand, budget)? else {
-        return unreadable("an integral of something other than powers");
-    };
     let is_infinite = |bound: &Expr| bound.any(|node| *node == Expr::Infinity);
-    // Below zero, and at it, a negative power or a logarithm has no integral.
-    let is_positive = ratio_of(low, budget).ok().flatten().is_some_and(|low| low > RBig::ZERO)
-        && (*high == Expr::Infinity
-            || ratio_of(high, budget).ok().flatten().is_some_and(|high| high > RBig::ZERO));
     if is_infinite(low) || (is_infinite(high) && *high != Expr::Infinity) {
         return unreadable("an integral from infinity");
     }
+    let Some(form) = affordable_form(integrand, budget)? else {
+        let found = antiderivative::integrated(integrand, variable, (low, high), budget)?;
+        return found.map_or_else(|| unreadable("an integral without a known antiderivative"), Ok);
+    };
+    // Below zero, and at it, a negative power or a logarithm has no integral.
+    let is_positive = sign_of(low, budget)? == Some(Ordering::Greater)
+        && (*high == Expr::Infinity || sign_of(high, budget)? == Some(Ordering::Greater));
     let mut terms = Vec::new();
     for (monomial, value) in &form.terms {
         let is_variable = |atom: &Atom| *atom == Atom::Var(variable.to_owned());
@@ -89,26 +92,8 @@ fn integrated(
         }
         let scale = if raised.is_zero() { value.clone() } else { value / raised };
         let mut factors = vec![number(scale), Expr::Add(ends)];
-        factors.extend(others(monomial, is_variable));
+        factors.extend(without_variable(monomial, is_variable));
         terms.push(Expr::Mul(factors));
     }
     Ok(if terms.is_empty() { Expr::int(0) } else { Expr::sum(terms) })
-}
-
-fn number(value: RBig) -> Expr {
-    Expr::Num { value, is_decimal: false }
-}
-
-/// The powers of a monomial other than those of the variable.
-fn others(monomial: &Monomial, is_variable: impl Fn(&Atom) -> bool) -> Vec<Expr> {
-    let power = |power: &Power| number(RBig::from_parts_signed(power.n.into(), power.d.into()));
-    let base = |atom: &Atom| match atom {
-        Atom::Var(name) => Expr::Var(name.clone()),
-        Atom::Pi => Expr::Pi,
-        Atom::E => Expr::E,
-        Atom::I => Expr::I,
-        Atom::Prime(prime) => number(RBig::from(*prime)),
-    };
-    let kept = monomial.iter().filter(|(atom, _)| !is_variable(atom));
-    kept.map(|(atom, p)| Expr::Pow(Box::new(base(atom)), Box::new(power(p)))).collect()
 }

@@ -1,5 +1,6 @@
 //! From tokens to one scalar expression: precedence climbing with a depth limit.
 
+mod antiderivative;
 mod function;
 mod integral;
 mod operand;

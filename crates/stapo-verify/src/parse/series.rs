@@ -32,11 +32,14 @@ impl Parser<'_> {
         let bound = |value: Option<RBig>| value.and_then(|value| i64::try_from(value.numerator()).ok());
         let (Some(from), Some(to)) = (bound(from_value), bound(to_value)) else {
             let is_open = to == Expr::Infinity || !from.variables().is_empty() || !to.variables().is_empty();
-            if !is_open || body.variables().iter().any(|other| mentions(other, &name)) {
-                return unreadable("a sum with such bounds or terms");
+            if !is_open {
+                return unreadable("a sum with such bounds");
             }
             let index = format!("{INDEX}{}", self.n_series);
-            let mut parts = vec![with_index(&body, &name, &Expr::Var(index.clone()))?, from];
+            let is_over_sequence = body.variables().iter().any(|other| mentions(other, &name));
+            let term = with_index(&body, &name, &Expr::Var(index.clone()))?;
+            let term = if is_over_sequence { self.ordered(&term)? } else { term };
+            let mut parts = vec![term, from];
             if to != Expr::Infinity {
                 parts.push(to);
             }
@@ -56,6 +59,20 @@ impl Parser<'_> {
             return Ok(Expr::int(i64::from(!is_sum)));
         }
         Ok(if is_sum { Expr::sum(terms) } else { Expr::product(terms) })
+    }
+
+    /// The terms and factors in one order. A sum over a sequence has no value to compare by, so that two such sums are
+    /// equal only as trees.
+    fn ordered(&mut self, term: &Expr) -> Bounded<Expr> {
+        let mut n_nodes = 0;
+        term.walk(&mut |_| n_nodes += 1);
+        self.budget.spend(20 * n_nodes)?;
+        Ok(term.map(&mut |mut node| {
+            if let Expr::Add(list) | Expr::Mul(list) = &mut node {
+                list.sort_by_cached_key(|part| format!("{part:?}"));
+            }
+            node
+        }))
     }
 
     /// The name of the index and its first value, in the group under the sign.
@@ -78,7 +95,8 @@ impl Parser<'_> {
     }
 }
 
-/// The term with `value` for the index called `name`. The index may also be all of a subscript or an argument: `a_k`.
+/// The term with `value` for the index called `name`. A number may also take the place of an index that is all of a
+/// subscript, as in `a_k`; another name for the index may take its place anywhere in subscripts and arguments.
 fn with_index(term: &Expr, name: &str, value: &Expr) -> Bounded<Expr> {
     let mut is_unclear = false;
     let result = term.map(&mut |node| match (&node, value) {
@@ -89,9 +107,24 @@ fn with_index(term: &Expr, name: &str, value: &Expr) -> Bounded<Expr> {
             is_unclear |= head.is_none_or(|head| mentions(head, name));
             head.map_or(node.clone(), |head| Expr::Var(format!("{head}_{value}")))
         }
+        (Expr::Var(v), Expr::Var(index)) if mentions(v, name) => {
+            let renamed = with_renamed_index(v, name, index);
+            is_unclear |= renamed.is_none();
+            renamed.map_or(node, Expr::Var)
+        }
         _ => node,
     });
     if is_unclear { unreadable("a sum over a sequence") } else { Ok(result) }
+}
+
+/// `variable` with `index` in place of `name` in its subscripts and arguments; `None` where the name is part of a longer
+/// run of letters, as in `a_{nk}`.
+fn with_renamed_index(variable: &str, name: &str, index: &str) -> Option<String> {
+    let (head, rest) = variable.split_at(variable.find(['_', '('])?);
+    let parts: Vec<&str> = rest.split(name).collect();
+    let stands_alone =
+        |pair: &[&str]| !pair[0].ends_with(char::is_alphabetic) && !pair[1].starts_with(char::is_alphabetic);
+    parts.windows(2).all(stands_alone).then(|| format!("{head}{}", parts.join(index)))
 }
 
 /// Whether the index is part of the subscripts or arguments of a name: k in `a_k` and `f(k)`.

@@ -79,7 +79,7 @@ impl Random {
 }
 
 /// Expressions with holes.
-const PATTERNS: [&str; 84] = [
+const PATTERNS: [&str; 92] = [
     "x@", "@+@", "@-@", "@ \\cdot @", "@/@", "\\frac{@}{@}", "\\sqrt{@}", "\\sqrt[3]{@}", "@^2", "@^{@}", "(@)", "|@|",
     "\\lfloor @ \\rfloor", "\\sin(@)", "\\ln(@)", "\\log_2(@)", "@!", "\\binom{@}{2}", "(@,@)", "[@,@)", "\\{@,@\\}",
     "@,@", "x=@", "@=@", "x<@", "@\\le x<@", "(@,@)\\cup(@,@)", "@\\pm@", "@:@", "@\\%", "@^\\circ", "@\\text{ cm}",
@@ -91,7 +91,8 @@ const PATTERNS: [&str; 84] = [
     "\\begin{cases}@&x>@\\\\@&\\text{otherwise}\\end{cases}", "{}_{@}C_{@}", "\\begin{pmatrix}@&@\\\\@&@\\end{pmatrix}\\begin{pmatrix}@\\\\@\\end{pmatrix}",
     "\\begin{pmatrix}@&@\\\\@&@\\end{pmatrix}^2+@\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}", "\\sum_{k=1}^{n} @", "\\sum_{k=0}^\\infty \\frac{@}{@^k}",
     "\\sum_{k=0}^\\infty \\frac{x^k}{k!}", "\\prod_{k=1}^{@} @k", "\\int_0^{@} @x^2 dx", "\\int_1^\\infty @x^{-2} dx", "x=@+k\\pi", "@ \\text{ cm}<x<@ \\text{ cm}",
-    "1\\le|z|\\le @", "\\{z:|z|<@\\}", "(A) @ or (B) @", "\\boxed{@ \\boxed{@}}", "@e8", "@ \\times 10^8", "\\\\frac{@}{@}", "@ perhaps",
+    "1\\le|z|\\le @", "\\{z:|z|<@\\}", "(A) @ or (B) @", "\\boxed{@ \\boxed{@}}", "@e8", "@ \\times 10^8", "\\sum_{k=1}^{n} a_k @",
+    "\\sum_{k=@}^\\infty a_{k+1}b_{n-k} @", "Answer: she left @ hours ago.", "]@,@[", "0.\\dot{1}@\\dot{7}", "2024-0@-0@", "\\int_@^{@} (@x+@)e^{-@x} dx", "\\int_0^{@} @\\sin(@x) dx", "\\\\frac{@}{@}", "@ perhaps",
 ];
 
 const LEAVES: [&str; 24] = [

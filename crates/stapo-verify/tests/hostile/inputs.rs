@@ -157,5 +157,8 @@ fn odd_texts() -> Vec<HostileInput> {
         ("times of day", "3:30 PM ".repeat(5_000)),
         ("empty", String::new()),
         ("white space", " \n\t".repeat(100_000)),
+        ("headings that are none", "final answer ".repeat(75_000) + "\nx"),
+        ("a statement of many words", format!("Answer: {}5", "word ".repeat(200_000))),
+        ("factors of a sequence", format!(r"\sum_{{k=1}}^n {}", "a_k b_{k+1}".repeat(1_400))),
     ]
 }
