@@ -1,5 +1,7 @@
 //! A user's own model and data: `init`, `problems`, `sft`, and the examples.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 mod examples;
 
