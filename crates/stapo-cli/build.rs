@@ -1,5 +1,6 @@
-//! Gives release builds the commit that they are made from, read from `.git` as plain files. Debug builds have none, so
-//! that a commit does not make them anew. `STAPO_COMMIT` names the commit where there is no `.git`.
+//! Gives the program the names of its profile and target, and release builds the commit that they are made from, read
+//! from `.git` as plain files. Debug builds have no commit, so that a commit does not make them anew. `STAPO_COMMIT`
+//! names the commit where there is no `.git`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,9 @@ fn main() {
         (None, false) => "debug build".to_string(),
     };
     println!("cargo::rustc-env=STAPO_COMMIT={commit}");
+    for (name, variable) in [("STAPO_PROFILE", "PROFILE"), ("STAPO_TARGET", "TARGET")] {
+        println!("cargo::rustc-env={name}={}", std::env::var(variable).unwrap_or_default());
+    }
 }
 
 /// The commit of `HEAD`; `None` outside a git repository.

@@ -15,14 +15,17 @@ macro_rules! eprintln {
 }
 
 mod commands;
+#[cfg(test)]
+mod documented;
+mod help;
 mod shared;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    doctor, eval, experiment, export, fetch, generate, grade, inspect, model, objective, plan, pretrain,
-    problems, report, runs, score, train, verify_run,
+    completions, doctor, eval, experiment, export, fetch, generate, grade, init, inspect, man, model,
+    objective, plan, pretrain, problems, report, runs, score, train, verify_run, version,
 };
-use shared::terminal::output_failed;
+use shared::terminal::{be_quiet, output_failed};
 use stapo_rl::device::cuda;
 use stapo_rl::task::launcher;
 use stapo_rl::untrusted::THREAD_NAME;
@@ -31,8 +34,12 @@ use std::process::ExitCode;
 
 /// RL post-training of language models in one binary: sample, score, silence, update, look.
 #[derive(Parser)]
-#[command(name = "stapo", version, about, propagate_version = true, after_help = EXIT_STATUS)]
+#[command(name = "stapo", version, about, propagate_version = true)]
 struct Cli {
+    /// Prints errors and the result only: no progress, notes or warnings.
+    #[arg(short, long, global = true)]
+    quiet: bool,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -41,6 +48,7 @@ struct Cli {
 enum Command {
     Train(train::Args),
     Pretrain(pretrain::Args),
+    Sft(pretrain::SftArgs),
     Export(export::Args),
     Runs(runs::Args),
     Report(report::Args),
@@ -50,8 +58,12 @@ enum Command {
     Compare(eval::CompareArgs),
     Experiment(experiment::Args),
     Fetch(fetch::Args),
+    Init(init::Args),
     Problems(problems::Args),
     Doctor(doctor::Args),
+    Version(version::Args),
+    Completions(completions::Args),
+    Man(man::Args),
     VerifyRun(verify_run::Args),
     /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
@@ -70,15 +82,17 @@ enum Command {
     },
 }
 
-const EXIT_STATUS: &str = "\
-Exit status: 0 done; 1 done, but something in it was bad (a record, an arm, a comparison);
-2 refused or failed, with the reason on standard error; 128 + N ended by signal N.";
-
 fn main() -> ExitCode {
     set_panic_hook();
     set_launcher();
-    let command = match Cli::try_parse() {
-        Ok(cli) => cli.command,
+    let parsed = program().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let command = match parsed {
+        Ok(cli) => {
+            if cli.quiet {
+                be_quiet();
+            }
+            cli.command
+        }
         Err(usage) if usage.use_stderr() => {
             eprintln!("{}", usage.render().to_string().trim_end());
             return ExitCode::from(2);
@@ -97,10 +111,16 @@ fn main() -> ExitCode {
     std::io::stdout().flush().map_or_else(|error| ExitCode::from(output_failed(&error)), |()| status)
 }
 
+/// The command line of this program.
+fn program() -> clap::Command {
+    help::with_groups(Cli::command())
+}
+
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(args) => train::run(&args),
         Command::Pretrain(args) => pretrain::run(&args),
+        Command::Sft(args) => pretrain::run_sft(&args),
         Command::Export(args) => export::run(&args),
         Command::Runs(args) => runs::run(&args),
         Command::Report(args) => report::run(&args),
@@ -110,8 +130,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Fetch(args) => fetch::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Init(args) => init::run(&args),
         Command::Problems(args) => problems::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Version(args) => version::run(&args),
+        Command::Completions(args) => completions::run(&args, program()),
+        Command::Man(args) => man::run(&args, program()),
         Command::VerifyRun(args) => verify_run::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),
@@ -144,15 +168,22 @@ fn set_panic_hook() {
     }));
 }
 
-/// The error and its causes, without causes whose text an earlier one already contains.
+/// The error and its causes, without causes whose text an earlier one already contains, and then the hints of all.
 fn chain_text(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
-    for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
+    let mut problems = String::new();
+    let mut hints = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        let (problem, hint) = cause.split_once("\nhint: ").unwrap_or((&cause, ""));
+        if problems.is_empty() {
+            problems = problem.to_string();
+        } else if !problems.contains(problem) {
+            problems = format!("{problems}: {problem}");
+        }
+        if !hint.is_empty() && !hints.contains(hint) {
+            hints = format!("{hints}\nhint: {hint}");
         }
     }
-    text
+    problems + &hints
 }
 
 /// Prints the error as `error: …` with its causes and hints. A closed standard output (`stapo … | head`) is no error.

@@ -26,8 +26,12 @@ fn scripted(script: &str, limit: impl Fn(&mut CommandSpec)) -> Result<Task, Task
 fn samples(n: usize) -> Vec<(Problem, String)> {
     (0..n)
         .map(|i| {
-            let problem =
-                Problem { id: format!("p{i}"), prompt: format!("{i}=?\n\"\\"), reference: i.to_string() };
+            let problem = Problem {
+                id: format!("p{i}"),
+                earlier_turns: Vec::new(),
+                prompt: format!("{i}=?\n\"\\"),
+                reference: i.to_string(),
+            };
             (problem, format!("it is {}\n\\boxed{{{}}}", i % 2, i % 2))
         })
         .collect()

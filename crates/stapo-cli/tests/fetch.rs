@@ -147,8 +147,12 @@ fn reply(mut stream: &TcpStream, status: &str, headers: &[String], body: &[u8]) 
 }
 
 fn fetch(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Output {
+    stapo(folder, address, token, &[&["fetch"], args].concat())
+}
+
+fn stapo(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
-    command.current_dir(folder).arg("fetch").args(args);
+    command.current_dir(folder).args(args);
     command.env("HF_ENDPOINT", address).env("HF_HOME", folder.join("hf"));
     command.env("HF_HUB_DOWNLOAD_TIMEOUT", "1");
     for name in ["HF_TOKEN", "HF_HUB_CACHE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
@@ -243,6 +247,53 @@ fn tokens_absence_and_silence_are_clear() {
     let server = serve(Served { files: outside, ..Served::default() });
     let args = ["model", "o/x", "--file", "../../../evil.safetensors"];
     assert!(complaint(&fetch(at, &server.address, None, &args)).contains("outside its repository"));
+}
+
+#[test]
+fn a_name_that_no_repository_can_have_is_refused_before_the_network() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(Served { files: a_model(), ..Served::default() });
+    for id in ["foo", "a/b/c", "a/", "/b", "a b/c", ".a/b", "a/..", "https://hub/a/b"] {
+        for what in ["model", "dataset"] {
+            let said = complaint(&fetch(folder.path(), &server.address, None, &[what, id]));
+            assert!(said.contains(&format!("repository {id:?}: expected OWNER/NAME, such as ")), "{said}");
+        }
+    }
+    assert!(server.requests.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_model_is_fetched_on_request_and_found_by_its_name_from_then_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/base");
+    let names = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"];
+    let files = names.map(|name| ("o/base", name, std::fs::read(base.join(name)).unwrap()));
+    let server = serve(Served { files: files.into(), ..Served::default() });
+    let info = |more: &[&str]| {
+        stapo(at, &server.address, None, &[&["model", "info", "o/base", "--json"], more].concat())
+    };
+    assert!(complaint(&info(&[])).contains("hint: stapo fetch model o/base gets it"));
+    assert!(server.requests.lock().unwrap().is_empty(), "nothing is fetched without being asked for");
+    let said = ok(&info(&["--fetch"]));
+    assert!(said.contains(&format!("o/base@{COMMIT}")), "{said}");
+    let n = server.requests.lock().unwrap().len();
+    assert!(n > 0);
+    ok(&info(&["--fetch"]));
+    let train = [
+        "train",
+        "--set",
+        "steps=1",
+        "--set",
+        "rollout.problems_per_step=2",
+        "--set",
+        "rollout.group_size=2",
+    ];
+    let more = ["--set", "update.problems_per_minibatch=2", "--set", "evaluation.problems=2", "--out", "run"];
+    ok(&stapo(at, &server.address, None, &[&train[..], &more, &["--model", "o/base"]].concat()));
+    assert_eq!(server.requests.lock().unwrap().len(), n, "what was fetched is found without the network");
+    let plan = std::fs::read_to_string(at.join("run/plan.toml")).unwrap();
+    assert!(plan.contains(&format!("o/base@{COMMIT}")), "{plan}");
 }
 
 #[test]

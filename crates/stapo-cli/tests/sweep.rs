@@ -243,9 +243,11 @@ fn without_times(path: &Path, bytes: Vec<u8>) -> Vec<u8> {
     serde_json::to_vec(&values).unwrap()
 }
 
-/// A value without rates and seconds. The seal of a checkpoint covers a line of metrics, and so the clock.
+/// A value without rates, seconds and memory. The seal of a checkpoint covers a line of metrics, and so the clock.
 fn timeless(value: Value) -> Value {
-    let is_free = |key: &str| key.contains("seconds") || key.contains("per_second") || key == "seal";
+    let is_free = |key: &str| {
+        key.contains("seconds") || key.contains("per_second") || key == "memory_bytes" || key == "seal"
+    };
     match value {
         Value::Object(map) => {
             let kept = map.into_iter().filter(|(key, _)| !is_free(key));
@@ -321,6 +323,10 @@ problems_per_minibatch = 2
 [evaluation]
 problems = 1
 every_steps = 2
+benchmarks = ["data.jsonl"]
+benchmark_limit = 1
+benchmark_samples = 2
+benchmark_template = "{{problem}}"
 
 [record]
 checkpoint_every_steps = 2

@@ -222,14 +222,12 @@ fn a_full_disk_stops_with_a_valid_run() {
 fn plan_and_doctor_tell_without_touching_anything() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let plan: Value = serde_json::from_str(&ok(&stapo(at, &["plan", "--json"]))).unwrap();
+    let plan: Value = serde_json::from_str(&ok(&stapo(at, &["plan", "--no-measure", "--json"]))).unwrap();
     assert_eq!((&plan["steps"], &plan["responses_per_step"]), (&80.into(), &256.into()));
     let parts: u64 = plan["memory_bytes"].as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum();
     assert_eq!(plan["memory_bytes_total"], parts);
-    assert!(plan["pace"]["seconds"].as_f64().unwrap() > 0.0);
     let text = ok(&stapo(at, &["plan", "--no-measure", "--set", "objective.preset=dapo"]));
     assert!(text.contains("activations") && text.contains("rollout.max_redraws is 0"), "{text}");
-    assert!(!text.contains("tokens/s"), "{text}");
     let doctor: Value = serde_json::from_str(&ok(&stapo(at, &["doctor", "--json"]))).unwrap();
     assert!(doctor["threads"].as_u64().unwrap() >= 1);
     let text = ok(&stapo(at, &["doctor"]));
@@ -318,4 +316,56 @@ fn a_reader_that_leaves_is_no_error() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The steps of an event file, from the framing of TFRecord and the fields of each event.
+fn event_steps(file: &Path) -> Vec<u64> {
+    let bytes = std::fs::read(file).unwrap();
+    let mut rest = bytes.as_slice();
+    let mut steps = Vec::new();
+    while !rest.is_empty() {
+        let n = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+        // A wall time of 9 bytes; then the step as field 2, or the version as field 3.
+        let event = &rest[12..12 + n];
+        if event[9] == 2 << 3 {
+            steps.push(u64::from(event[10]));
+        }
+        rest = &rest[12 + n + 4..];
+    }
+    steps
+}
+
+#[test]
+fn tensorboard_has_every_step_once_whatever_interrupted_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let run = at.join("run");
+    let file = run.join("tensorboard/events.out.tfevents.stapo");
+    let settings = [&new_run("run")[..], &["--set", "steps=2", "--tensorboard"]].concat();
+    let said = ok(&stapo(at, &settings));
+    assert_eq!(event_steps(&file), [0, 1, 2]);
+    for command in
+        ["stapo report run", "stapo inspect run", "stapo eval --model run --out run/eval", "stapo export run"]
+    {
+        assert!(said.contains(command), "{command} in {said}");
+    }
+    let longer = ["train", "--resume", "run", "--set", "steps=3"];
+    ok(&stapo(at, &longer));
+    assert_eq!(event_steps(&file), [0, 1, 2], "without the flag the file stays");
+    ok(&stapo(at, &["train", "--resume", "run", "--set", "steps=4", "--tensorboard"]));
+    assert_eq!(event_steps(&file), [0, 1, 2, 3, 4], "the steps between are there too");
+    std::fs::remove_dir_all(run.join("checkpoints/step-000004")).unwrap();
+    std::fs::remove_dir_all(run.join("checkpoints/step-000003")).ok();
+    ok(&stapo(at, &["train", "--resume", "run", "--tensorboard"]));
+    assert_eq!(event_steps(&file), [0, 1, 2, 3, 4], "a step that was made again is there once");
+    let best: Value = serde_json::from_str(&std::fs::read_to_string(run.join("best.json")).unwrap()).unwrap();
+    let step = best["step"].to_string();
+    let exported = ok(&stapo(at, &["export", "run", "--step", "best", "--to", "best"]));
+    assert!(exported.contains(&format!("step {step},")), "{exported}");
+    assert!(
+        complaint(at, &["export", "run", "--step", "77", "--to", "none"])
+            .contains("no checkpoint of step 77")
+    );
+    let missing = complaint(at, &["train", "--out", "new", "--set", "evaluation.benchmarks=[\"gsm8k\"]"]);
+    assert!(missing.contains("stapo fetch benchmarks gsm8k") && !at.join("new").exists(), "{missing}");
 }

@@ -13,4 +13,4 @@ pub mod stats;
 
 pub use batch::{Batch, Microbatch};
 pub use objective::{ObjectiveError, ObjectiveSpec, TokenEffect};
-pub use rollout::{Finish, Group, Problem, Rollout, Scored, Verdict};
+pub use rollout::{Finish, Group, Problem, Rollout, Scored, Turn, Verdict};

@@ -9,10 +9,21 @@ use serde::{Deserialize, Serialize};
 pub struct Problem {
     /// Unique within the data set; names the problem in records and messages.
     pub id: String,
-    /// The text that the model reads, rendered by the task's template.
+    /// The turns of the conversation before the prompt, such as a system message; empty where the prompt stands alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier_turns: Vec<Turn>,
+    /// The text that the model answers, rendered by the task's template: the last message of the user.
     pub prompt: String,
     /// The answer that the verifier compares with.
     pub reference: String,
+}
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    /// `system`, `user`, `assistant` or another role that the chat template knows.
+    pub role: String,
+    pub content: String,
 }
 
 /// Why a response ended.

@@ -1,5 +1,10 @@
 //! Settings from TOML and `key=value` overrides. An error names the key that cannot be read and the nearest known one.
 
+mod place;
+mod words;
+
+pub use place::place;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -8,12 +13,24 @@ use toml::{Table, Value};
 /// Why settings were refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SettingsError {
-    #[error("not TOML: {problem}")]
-    Syntax { problem: String },
+    #[error("line {line}, column {column}: not TOML: {problem}")]
+    Syntax { line: usize, column: usize, problem: String },
     #[error("{path}: {problem}{}", hint(suggestion))]
     Unreadable { path: String, problem: String, suggestion: String },
-    #[error("override `{text}`: {problem}{}", hint(remedy))]
+    #[error("--set {text}: {problem}{}", hint(remedy))]
     Override { text: String, problem: String, remedy: String },
+}
+
+impl SettingsError {
+    /// The path of the key that the error is about.
+    pub fn key(&self) -> Option<String> {
+        let SettingsError::Unreadable { path, problem, .. } = self else { return None };
+        let unknown = problem.strip_prefix("unknown key `").and_then(|rest| rest.split('`').next());
+        match unknown {
+            Some(name) if path.rsplit('.').next() != Some(name) => Some(format!("{path}.{name}")),
+            _ => Some(path.clone()),
+        }
+    }
 }
 
 /// The remedy as the last line of a message.
@@ -23,8 +40,11 @@ pub fn hint(text: &str) -> String {
 
 /// The tables and values of a text. A byte-order mark at its start is no part of it.
 pub fn parse(text: &str) -> Result<Table, SettingsError> {
-    toml::from_str(text.trim_start_matches('\u{feff}'))
-        .map_err(|e| SettingsError::Syntax { problem: e.to_string().trim_end().to_string() })
+    let text = text.trim_start_matches('\u{feff}');
+    toml::from_str(text).map_err(|error| {
+        let (line, column) = place::position(text, error.span().map_or(text.len(), |span| span.start));
+        SettingsError::Syntax { line, column, problem: error.message().to_string() }
+    })
 }
 
 /// A value from its table. `root` begins every path in messages. Keys that the type does not have are refused.
@@ -32,7 +52,7 @@ pub fn read<T: Serialize + DeserializeOwned>(root: &str, table: Table) -> Result
     let given = Value::Table(table);
     let value: T = serde_path_to_error::deserialize(given.clone()).map_err(|error| {
         let path = error.path().to_string();
-        unreadable(root, &path, &error.into_inner().to_string())
+        unreadable(root, &path, &error.into_inner().to_string(), &given)
     })?;
     // serde accepts any key inside a variant without fields, so keys that do not survive the round trip are refused.
     find_unread(root, &given, &Value::Table(to_table(&value)))?;
@@ -72,7 +92,11 @@ fn find_unread(path: &str, given: &Value, read: &Value) -> Result<(), SettingsEr
                 None => Err(SettingsError::Unreadable {
                     path: below(key),
                     problem: "this kind has no such key".to_string(),
-                    suggestion: String::new(),
+                    suggestion: match read.keys().filter(|key| *key != "kind").collect::<Vec<_>>().as_slice()
+                    {
+                        [] => "leave it out, or choose another kind".to_string(),
+                        known => suggest(key, &known.iter().map(|key| key.as_str()).collect::<Vec<_>>()),
+                    },
                 }),
             })
         }
@@ -109,8 +133,11 @@ pub fn set(root: &mut Table, text: &str) -> Result<(), SettingsError> {
     let refuse =
         |problem: String, remedy: String| SettingsError::Override { text: text.to_string(), problem, remedy };
     let Some((path, value)) = text.split_once('=') else {
-        return Err(refuse("has no `=`".to_string(), "write it as masks.0.tau_p=0.001".to_string()));
+        return Err(refuse("has no `=`".to_string(), "write KEY=VALUE, as in steps=20".to_string()));
     };
+    if path.split('.').any(|key| key.trim().is_empty()) {
+        return Err(refuse("a key is empty".to_string(), "write KEY=VALUE, as in steps=20".to_string()));
+    }
     let value = parse_value(value.trim());
     let keys: Vec<&str> = path.trim().split('.').collect();
     let mut whole = Value::Table(std::mem::take(root));
@@ -125,9 +152,7 @@ fn set_value(root: &mut Value, keys: &[&str], value: Value) -> Result<(), (Strin
     let (last, parents) = keys.split_last().expect("split gives at least one part");
     let mut at = root;
     for (depth, key) in parents.iter().enumerate() {
-        let here = keys[..depth].join(".");
-        at = step(at, key)
-            .map_err(|(problem, remedy)| (format!("{here} {problem}").trim().to_string(), remedy))?;
+        at = step(at, &keys[..depth], key)?;
     }
     match at {
         Value::Table(table)
@@ -138,32 +163,31 @@ fn set_value(root: &mut Value, keys: &[&str], value: Value) -> Result<(), (Strin
         Value::Table(table) => {
             table.insert((*last).to_string(), value);
         }
-        Value::Array(_) => *step(at, last)? = value,
-        other => {
-            return Err((
-                format!("{} is {}, it has no keys", parents.join("."), other.type_str()),
-                String::new(),
-            ));
-        }
+        _ => *step(at, parents, last)? = value,
     }
     Ok(())
 }
 
-/// One step down a path, or (problem, remedy).
-fn step<'a>(at: &'a mut Value, key: &str) -> Result<&'a mut Value, (String, String)> {
+/// One step down from the path `here`, or (problem, remedy).
+fn step<'a>(at: &'a mut Value, here: &[&str], key: &str) -> Result<&'a mut Value, (String, String)> {
+    let here = if here.is_empty() { "the config".to_string() } else { here.join(".") };
     match at {
         Value::Table(table) => {
             let known: Vec<String> = table.keys().cloned().collect();
             let known: Vec<&str> = known.iter().map(String::as_str).collect();
-            table.get_mut(key).ok_or_else(|| (format!("has no key `{key}`"), suggest(key, &known)))
+            table.get_mut(key).ok_or_else(|| (format!("{here} has no key `{key}`"), suggest(key, &known)))
         }
         Value::Array(items) => {
             let n = items.len();
             let found = key.parse::<usize>().ok().and_then(|idx| items.get_mut(idx));
-            let remedy = "add S2T with --spec NAME+spurious or --set 'masks=[{kind=\"spurious\"}]'";
-            found.ok_or_else(|| (format!("has no entry `{key}`; it has {n}"), remedy.to_string()))
+            let remedy = match (here.ends_with("masks"), n) {
+                (true, _) => format!("add S2T with --set '{here}=[{{kind=\"spurious\"}}]'"),
+                (false, 0) => format!("set the whole list, as in --set '{here}=[..]'"),
+                (false, _) => format!("its entries are numbered from 0 to {}", n - 1),
+            };
+            found.ok_or_else(|| (format!("{here} has no entry `{key}`; it has {n}"), remedy))
         }
-        other => Err((format!("is {}, it has no keys", other.type_str()), String::new())),
+        other => Err((format!("{here} is {}, which has no keys", shown(other)), String::new())),
     }
 }
 
@@ -183,24 +207,53 @@ fn parse_value(text: &str) -> Value {
 
 /// The complaint about a value of the wrong type.
 pub fn wrong_type(path: &str, got: &Value, expected: &str) -> SettingsError {
-    let problem = format!("is {}, expected {expected}", got.type_str());
+    let problem = format!("must be {expected}, not {}", shown(got));
     SettingsError::Unreadable { path: path.to_string(), problem, suggestion: String::new() }
 }
 
-/// serde's message with the key's path, and the nearest of the names that serde says it expected.
-fn unreadable(root: &str, path: &str, message: &str) -> SettingsError {
+/// A value in a message: short values as written, lists and tables by their kind.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Array(_) => "a list".to_string(),
+        Value::Table(_) => "a table".to_string(),
+        value => value.to_string(),
+    }
+}
+
+/// serde's message in plain words with the key's path. For an unknown key the hint is the place where a key of that name
+/// belongs, else the nearest of the names that serde says it expected.
+fn unreadable(root: &str, path: &str, message: &str, given: &Value) -> SettingsError {
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-    let is_unknown = message.starts_with("unknown field") || message.starts_with("unknown variant");
+    let below = if path == "." { String::new() } else { path.replace('[', ".").replace(']', "") };
     let suggestion = match quoted.split_first() {
-        Some((unknown, known)) if is_unknown => suggest(unknown, known),
+        Some((unknown, known)) if message.starts_with("unknown field") => {
+            let mut elsewhere = Vec::new();
+            find_keys(given, "", unknown, &mut elsewhere);
+            // The path of an unknown key ends with the key or with the table around it.
+            let own = [below.clone(), format!("{below}.{unknown}").trim_start_matches('.').to_string()];
+            elsewhere.retain(|found| !own.contains(found));
+            match elsewhere.as_slice() {
+                [] => suggest(unknown, known),
+                places => format!("did you mean `{}`?", places.join("` or `")),
+            }
+        }
+        Some((unknown, known)) if message.starts_with("unknown variant") => suggest(unknown, known),
         _ => String::new(),
     };
-    let below = if path == "." { String::new() } else { path.replace('[', ".").replace(']', "") };
     let path = [root, &below].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
-    // toml adds lines that say where; the path says so already.
-    let problem = message.lines().next().unwrap_or(message);
-    let problem = problem.replace("unknown field", "unknown key").replace("unknown variant", "unknown kind");
-    SettingsError::Unreadable { path, problem, suggestion }
+    SettingsError::Unreadable { path, problem: words::problem(message), suggestion }
+}
+
+/// The paths of all keys of that name in tables inside each other.
+fn find_keys(value: &Value, path: &str, name: &str, found: &mut Vec<String>) {
+    let Value::Table(table) = value else { return };
+    for (key, value) in table {
+        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        if key == name {
+            found.push(path.clone());
+        }
+        find_keys(value, &path, name, found);
+    }
 }
 
 /// The nearest of the known names as a question, or all of them.

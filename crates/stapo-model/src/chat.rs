@@ -57,6 +57,22 @@ impl ChatTemplate {
         self.render(messages, true, variables)
     }
 
+    /// Many conversations, each with the start of the assistant's answer or without, faster than one by one. The first
+    /// conversation that the template refuses refuses all.
+    pub fn render_all(
+        &self,
+        conversations: &[(Vec<Message>, bool)],
+        variables: &Map<String, serde_json::Value>,
+    ) -> Result<Vec<String>> {
+        let renderings: Vec<(Value, Limits)> = conversations
+            .iter()
+            .map(|(messages, add_generation_prompt)| {
+                self.rendering(messages, *add_generation_prompt, variables)
+            })
+            .collect();
+        self.template.render_all(&renderings).map_err(|refused| named(&self.place, refused))
+    }
+
     /// The conversation alone, every turn closed.
     pub fn transcript(
         &self,
@@ -77,6 +93,17 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         variables: &Map<String, serde_json::Value>,
     ) -> Result<String> {
+        let (context, limits) = self.rendering(messages, add_generation_prompt, variables);
+        self.template.render(&context, limits).map_err(|refused| named(&self.place, refused))
+    }
+
+    /// The variables of the template for a conversation, and the bounds of its rendering.
+    fn rendering(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        variables: &Map<String, serde_json::Value>,
+    ) -> (Value, Limits) {
         let mut context = std::collections::BTreeMap::new();
         for (name, text) in &self.special_tokens {
             context.insert(name.as_str(), Value::from(text.as_str()));
@@ -94,7 +121,7 @@ impl ChatTemplate {
             work_bytes: MIN_WORK_BYTES + n_bytes as u64 * WORK_PER_BYTE,
             output_bytes: MAX_OUTPUT_BYTES,
         };
-        self.template.render(&Value::from(context), limits).map_err(|refused| named(&self.place, refused))
+        (Value::from(context), limits)
     }
 }
 

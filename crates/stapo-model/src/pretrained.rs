@@ -36,9 +36,26 @@ enum Origin {
 }
 
 impl Pretrained {
-    /// The shape of a model, for which a folder's `config.json` is enough.
+    /// The shape of a model, for which a `config.json` is enough, named itself or by its folder.
     pub fn read_config(path: &Path) -> Result<ModelConfig> {
-        if path.join("config.json").exists() { folder_config(path) } else { Ok(Self::open(path)?.config) }
+        if path.join("config.json").exists() {
+            folder_config(path)
+        } else if is_json(path) && path.is_file() {
+            file_config(path)
+        } else {
+            Ok(Self::open(path)?.config)
+        }
+    }
+
+    /// Whether there are weights at a path that [`Pretrained::read_config`] takes; they are not opened.
+    pub fn has_weights(path: &Path) -> bool {
+        let is_weights = |path: &Path| {
+            path.extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf")
+        };
+        match std::fs::read_dir(path) {
+            Ok(entries) => entries.filter_map(|entry| entry.ok()).any(|entry| is_weights(&entry.path())),
+            Err(_) => path.is_file() && !is_json(path),
+        }
     }
 
     /// Opens a Hugging Face folder, a safetensors file inside such a folder, a GGUF file, or a folder with one GGUF
@@ -183,12 +200,17 @@ fn only_gguf(folder: &Path) -> Result<PathBuf> {
     }
 }
 
+fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "json")
+}
+
+fn file_config(path: &Path) -> Result<ModelConfig> {
+    let keys = json::read_object(path, MAX_CONFIG_JSON)?;
+    ModelConfig::from_hugging_face(&path.display().to_string(), &keys)
+}
+
 fn folder_config(folder: &Path) -> Result<ModelConfig> {
-    let path = folder.join("config.json");
-    let mut config = ModelConfig::from_hugging_face(
-        &path.display().to_string(),
-        &json::read_object(&path, MAX_CONFIG_JSON)?,
-    )?;
+    let mut config = file_config(&folder.join("config.json"))?;
     let path = folder.join("generation_config.json");
     if path.exists() {
         let place = path.display().to_string();

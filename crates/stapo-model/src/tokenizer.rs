@@ -6,7 +6,7 @@ pub(crate) mod vetting;
 
 use crate::error::{Error, Result};
 use crate::untrusted::caught;
-use tokenizers::Tokenizer as Inner;
+use tokenizers::{ModelWrapper, Tokenizer as Inner};
 
 /// The largest `tokenizer.json` read; Qwen3's is 11 MB.
 pub(crate) const MAX_TOKENIZER_JSON: u64 = 256 << 20;
@@ -75,6 +75,45 @@ impl Tokenizer {
             .unwrap_or_else(|_| Err("the tokenizers library failed on a text".into()))
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|e| Error::malformed("tokenizer", e.to_string()))
+    }
+
+    /// The characters of a text that no token stands for, each once, in the order of the text: encoding loses them or
+    /// puts the unknown token in their place. Blanks count only where the tokenizer does not split texts at blanks.
+    pub fn lost_characters(&self, text: &str) -> Result<Vec<char>> {
+        let encode = |text: &str| {
+            caught(|| self.inner.encode(text, false))
+                .unwrap_or_else(|_| Err("the tokenizers library failed on a text".into()))
+                .map_err(|e| Error::malformed("tokenizer", e.to_string()))
+        };
+        let unknown = match self.inner.get_model() {
+            ModelWrapper::BPE(model) => model.unk_token.as_ref().and_then(|token| self.id_of(token)),
+            _ => None,
+        };
+        let encoding = encode(text)?;
+        let mut is_kept = vec![false; text.len()];
+        for (id, &(start, end)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
+            if Some(*id) != unknown {
+                is_kept[start.min(text.len())..end.min(text.len())].fill(true);
+            }
+        }
+        let splits = self.inner.get_pre_tokenizer().is_some();
+        let counts = |c: char| !(splits && c.is_whitespace());
+        if text.char_indices().all(|(at, c)| is_kept[at] || !counts(c)) {
+            return Ok(Vec::new());
+        }
+        // The offsets of tokens behind a lost character are wrong, so every character is tried alone.
+        let mut tried = Vec::new();
+        let mut lost = Vec::new();
+        for c in text.chars().filter(|&c| counts(c)) {
+            if tried.contains(&c) {
+                continue;
+            }
+            tried.push(c);
+            if encode(c.encode_utf8(&mut [0; 4]))?.get_ids().iter().all(|id| Some(*id) == unknown) {
+                lost.push(c);
+            }
+        }
+        Ok(lost)
     }
 
     /// The text of the ids without special tokens. Ids outside the vocabulary have no text; bytes that are not UTF-8

@@ -14,6 +14,7 @@ mod cpu;
 mod device;
 mod element;
 mod heads;
+mod kernels;
 mod memory;
 
 pub mod adamw;
@@ -37,11 +38,16 @@ mod testing;
 
 pub use buffer::{Buffer, Moment, PendingDownload, View, ViewMut};
 pub use cpu::peak;
-pub use cpu::simd::{Float, Simd, SimdError};
+pub use cpu::simd::{Simd, SimdError};
 pub use device::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError, Recording};
 pub use element::Element;
 pub use matmul::{Shape, Weight};
 pub use memory::OutOfMemory;
+
+/// A floating-point element type of the ops: `f32`, or `f64` for gradient checks.
+pub trait Float: cpu::simd::Real + kernels::Kernels {}
+impl Float for f32 {}
+impl Float for f64 {}
 
 /// What an op does to the destination of a gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 use crate::config::Plan;
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
+use crate::meter::{Meter, Phase};
 use crate::rollout::Sampled;
 use crate::scoring::{Sequence, score, widen};
 use crate::task::Task;
@@ -27,6 +28,7 @@ pub(crate) struct Scorers<'a> {
     pub model: &'a LoadedModel,
     pub reference: Option<&'a Policy>,
     pub teacher: Option<&'a Teacher>,
+    pub meter: &'a Meter,
 }
 
 /// A rollout batch that is ready for updates.
@@ -51,6 +53,7 @@ impl RolledOut {
         step: u64,
         sampled: Sampled,
     ) -> Result<Self> {
+        scorers.meter.enter(Phase::Calibrate);
         let Sampled { batch, sampler_logp, n_drawn, n_responses, n_sampled } = sampled;
         let sequences: Vec<Sequence> =
             batch.responses().map(|scored| Sequence::of(&scored.rollout)).collect();

@@ -119,17 +119,17 @@ pub fn overwrite(file: &mut File, path: &Path, bytes: &[u8]) -> Result<()> {
     written.map_err(|e| Error::io(path, e))
 }
 
-/// A file that grows by whole lines.
+/// A file that grows by whole records, such as lines.
 #[derive(Debug)]
-pub struct Lines {
+pub struct Appended {
     path: PathBuf,
     file: File,
-    /// Bytes of whole lines.
+    /// Bytes of whole records.
     len: u64,
 }
 
-impl Lines {
-    /// Opens the file to add lines, and makes the file if there is none.
+impl Appended {
+    /// Opens the file to add records, and makes the file if there is none.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |e| Error::io(path, e);
         before(Operation::Create, path).map_err(io)?;
@@ -138,20 +138,20 @@ impl Lines {
         Ok(Self { path: path.to_owned(), file, len })
     }
 
-    /// Adds text that ends in a line break, as one write. Of text that could not be written whole nothing remains, so
-    /// that the next line does not follow half of one.
-    pub fn add(&mut self, text: &str) -> Result<()> {
-        let written = before_write(&mut self.file, text.as_bytes(), &self.path)
-            .and_then(|()| self.file.write_all(text.as_bytes()));
+    /// Adds a record as one write. Of a record that could not be written whole nothing remains, so that the next one does
+    /// not follow half of one.
+    pub fn add(&mut self, record: &[u8]) -> Result<()> {
+        let written =
+            before_write(&mut self.file, record, &self.path).and_then(|()| self.file.write_all(record));
         match written {
-            Ok(()) => self.len += text.len() as u64,
+            Ok(()) => self.len += record.len() as u64,
             // A failure of the removal is not reported: the caller learns of the failed write.
             Err(_) => self.file.set_len(self.len).unwrap_or_default(),
         }
         written.map_err(|e| Error::io(&self.path, e))
     }
 
-    /// Returns when all lines so far are on disk.
+    /// Returns when all records so far are on disk.
     pub fn sync(&mut self) -> Result<()> {
         before(Operation::Sync, &self.path)
             .and_then(|()| self.file.sync_data())

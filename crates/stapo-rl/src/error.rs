@@ -36,6 +36,13 @@ pub enum Error {
     NoRun { folder: PathBuf, problem: String, remedy: String },
     #[error("checkpoint {}: {problem}", path.display())]
     Checkpoint { path: PathBuf, problem: String },
+    #[error("model {name}: {problem}\nhint: {remedy}")]
+    NoModel { name: String, problem: String, remedy: String },
+    #[error(
+        "model {id}: neither a file or folder here, nor fetched from the hub before\nhint: stapo fetch model {id}{} gets it; --fetch gets it where it is needed",
+        at_revision(revision)
+    )]
+    NotFetched { id: String, revision: String },
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
@@ -53,7 +60,17 @@ pub enum Error {
     #[error("problem {problem_id}: {source}")]
     Request { problem_id: String, source: RequestError },
     #[error(
-        "problem {problem_id}: its prompt has {n_tokens} tokens, the limit is {limit}\nhint: raise rollout.max_prompt_tokens, or leave such problems out of the data"
+        "config.rollout.max_prompt_tokens: {n_long} of {n_known} prompts are longer than {limit} tokens; the longest, of problem {problem_id:?}, has {n_tokens}\nhint: raise it to {n_tokens}, or leave such problems out with rollout.long_prompts=drop"
+    )]
+    LongPrompts { n_long: usize, n_known: usize, problem_id: String, n_tokens: usize, limit: usize },
+    #[error(
+        "problem {problem_id:?}: the tokenizer makes no token of its prompt\nhint: stapo problems shows the prompts; the model may know none of these characters"
+    )]
+    EmptyPrompt { problem_id: String },
+    #[error("problem {problem_id:?}: {source}")]
+    Prompt { problem_id: String, source: Box<Error> },
+    #[error(
+        "problem {problem_id}: its prompt has {n_tokens} tokens, the limit is {limit}\nhint: raise rollout.max_prompt_tokens, or leave such problems out with rollout.long_prompts=drop"
     )]
     PromptTooLong { problem_id: String, n_tokens: usize, limit: usize },
     #[error(
@@ -69,10 +86,20 @@ pub enum Error {
         "checkpoint state {key}: {problem}\nhint: the checkpoint was written by another program; go on from an earlier one"
     )]
     LoopState { key: &'static str, problem: String },
-    #[error("{}:{line}: {problem}\nhint: one JSON object per line, its fields named by texts.prompt_field and texts.response_field", path.display())]
-    Text { path: PathBuf, line: usize, problem: String },
     #[error(
-        "example {position}: {n_tokens} tokens, expected 2 to {limit}\nhint: raise config.microbatch_tokens, or shorten the text"
+        "data file {}: {n_long} of {n_rows} rows have more than {limit} tokens; the longest, row {number}, has {n_tokens}\nhint: raise update.microbatch_tokens as far as the model's positions go, or leave such rows out with data.long_rows=drop",
+        path.display()
+    )]
+    LongRows { path: PathBuf, n_long: usize, n_rows: usize, number: u64, n_tokens: usize, limit: usize },
+    #[error(
+        "data file {}, row {number}: makes fewer than two tokens, so there is nothing to learn\nhint: leave the row out; or the model's tokenizer knows none of its characters",
+        path.display()
+    )]
+    EmptyRow { path: PathBuf, number: u64 },
+    #[error("data file {}, row {number}: {source}", path.display())]
+    TextRow { path: PathBuf, number: u64, source: Box<Error> },
+    #[error(
+        "example {position}: {n_tokens} tokens, expected 2 to {limit}\nhint: raise update.microbatch_tokens, or shorten the text"
     )]
     BadExample { position: u64, n_tokens: usize, limit: usize },
     #[error("step {step}{}: {source}{}", in_microbatch(*microbatch), objective_hint(source))]
@@ -117,9 +144,17 @@ impl Error {
         Error::NoRun { folder: folder.to_owned(), problem, remedy }
     }
 
+    pub(crate) fn no_model(name: &str, problem: String, remedy: String) -> Self {
+        Error::NoModel { name: name.to_string(), problem, remedy }
+    }
+
     pub(crate) fn record(path: &Path, problem: &RecordError) -> Self {
         Error::Record { path: path.to_owned(), problem: problem.clone() }
     }
+}
+
+fn at_revision(revision: &str) -> String {
+    if revision == "main" { String::new() } else { format!(" --revision {revision}") }
 }
 
 /// How many changes an error lists.

@@ -29,6 +29,6 @@ pub mod inference {
     pub use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, TokenScores};
     pub use stapo_model::generate::{
         Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
-        Ticket,
+        StopTexts, Ticket,
     };
 }

@@ -3,11 +3,11 @@
 use crate::builtin;
 use crate::config::{ModelSource, Plan, RolloutSource, TeacherSource};
 use crate::error::{Error, Result};
-use crate::pretrain::{PretrainConfig, Start, TextsSpec};
+use crate::found_model::{BaseModel, FoundModel};
+use crate::pretrain::{PretrainConfig, TextsSpec};
 use crate::run::{hash_bytes, hash_file};
 use crate::task::{TaskSpec, VerifierSpec, fingerprint};
 use stapo_core::record::{FileHash, Identity};
-use stapo_core::settings;
 use stapo_model::DeviceName;
 use std::path::{Path, PathBuf};
 
@@ -39,14 +39,11 @@ pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
     Ok(Identity { program: program.to_string(), device: String::new(), inputs })
 }
 
-/// The identity of a pretraining run, whose config names no device.
-pub fn of_pretraining(config: &PretrainConfig, device: DeviceName, program: &str) -> Result<Identity> {
-    let mut inputs = match &config.start {
-        Start::Fresh(_) => Vec::new(),
-        Start::Path { path } => of_model(Path::new(path))?,
-    };
-    inputs.extend(of_texts("data", &config.texts)?);
-    Ok(Identity { program: program.to_string(), device: device_kind(device), inputs })
+/// The identity of a supervised run.
+pub fn of_pretraining(config: &PretrainConfig, program: &str) -> Result<Identity> {
+    let mut inputs = config.model.source().map_or(Ok(Vec::new()), |source| of_source(&source))?;
+    inputs.extend(of_texts("data", &config.data)?);
+    Ok(Identity { program: program.to_string(), device: device_kind(config.device()), inputs })
 }
 
 /// `cpu` or `cuda`: the number of a GPU changes no bit.
@@ -60,11 +57,10 @@ pub fn device_kind(device: DeviceName) -> String {
 fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
     match texts {
         TextsSpec::Solutions { task, .. } => {
-            let task: TaskSpec =
-                settings::read("texts.task", task.clone()).map_err(crate::config::PlanError::from)?;
+            let task = TaskSpec::read("data.task", task.clone()).map_err(crate::config::PlanError::from)?;
             of_task(&task)
         }
-        TextsSpec::Jsonl { path, .. } => Ok(vec![hash_file(name, path)?]),
+        TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) => Ok(vec![hash_file(name, &file.path)?]),
         TextsSpec::Mixture { parts } => {
             let parts = parts.iter().enumerate();
             let hashes = parts.map(|(idx, part)| of_texts(&format!("{name} {}", idx + 1), &part.texts));
@@ -92,13 +88,28 @@ fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> 
 
 /// The hashes of a config's model.
 pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
-    match source {
-        ModelSource::Path { path } => of_model(Path::new(path)),
-        ModelSource::Builtin => {
+    of_found(&source.find()?)
+}
+
+/// The hashes of a model's files. A run's checkpoint has the weights, its base model the files beside them.
+pub fn of_found(model: &FoundModel) -> Result<Vec<FileHash>> {
+    let base = match &model.base {
+        BaseModel::Files(path) => of_model(path)?,
+        BaseModel::Builtin => {
             let files = builtin::files().iter();
-            Ok(files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect())
+            files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect()
         }
-    }
+    };
+    let Some(checkpoint) = &model.checkpoint else { return Ok(base) };
+    let mut inputs = of_model(&checkpoint.path)?;
+    inputs.extend(beside_weights(base));
+    Ok(inputs)
+}
+
+/// The files of a model besides its weights.
+pub(crate) fn beside_weights(mut files: Vec<FileHash>) -> Vec<FileHash> {
+    files.retain(|file| is_model_file(&file.name));
+    files
 }
 
 /// The hashes of a model's weight files and of the files beside these. A GGUF file holds all of them.
@@ -121,7 +132,7 @@ pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
 }
 
 /// Whether an input of that name is a file beside a model's weights.
-pub fn is_model_file(name: &str) -> bool {
+fn is_model_file(name: &str) -> bool {
     MODEL_FILES.iter().any(|(_, known)| *known == name)
 }
 

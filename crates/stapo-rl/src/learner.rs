@@ -48,10 +48,10 @@ impl Learner {
     }
 
     /// Writes a checkpoint and the manifest, unless the run went on from a checkpoint of this step; only the newest
-    /// `n_kept` checkpoints of the run remain. A state that is not finite is refused.
+    /// `n_kept` checkpoints of the run and the best one remain. A state that is not finite is refused.
     pub fn save(&self, run: &mut Run, n_kept: usize) -> Result<()> {
         if run.is_saved(self.counters.step) {
-            return Checkpoint::prune(run.folder(), self.counters.step, n_kept);
+            return run.prune(self.counters.step, n_kept);
         }
         let recorded = run.state_hash(self.counters.step).map(str::to_owned);
         let state_hash = recorded.unwrap_or_else(|| self.state_hash());

@@ -1,5 +1,6 @@
 //! The training system: config and plan, tasks, rollouts, updates, the loop, evaluation, records.
 
+mod best;
 mod builtin;
 mod canary;
 mod carried;
@@ -11,17 +12,23 @@ pub mod estimate;
 pub mod evaluation;
 pub mod experiment;
 mod facade;
+pub mod found_model;
+pub mod hub_cache;
 pub mod identity;
 mod learner;
 mod loaded_model;
 pub mod memory;
+pub mod meter;
 pub mod pretrain;
+pub mod prompting;
 mod records;
 pub mod rollout;
 pub mod run;
 mod scoring;
 pub mod task;
 mod teacher;
+#[cfg(test)]
+mod testing;
 pub mod train;
 mod update;
 
@@ -29,5 +36,6 @@ pub use builtin::unpack as unpack_builtin;
 pub use config::{Config, Plan};
 pub use error::{Error, Result};
 pub use facade::{device, inference, model_files, untrusted};
+pub use found_model::FoundModel;
 pub use learner::Learner;
 pub use loaded_model::LoadedModel;

@@ -1,9 +1,16 @@
 //! A model in memory: weights, tokenizer, chat template, and the tokens that end a response.
 
-use crate::config::{ModelSource, Plan};
+use crate::config::{ModelSource, Plan, PromptStyle};
 use crate::error::{Error, Result};
+use crate::found_model::FoundModel;
+use crate::identity;
+use crate::prompting::Prompting;
+use crate::run::Checkpoint;
+use serde_json::{Map, Value};
+use stapo_core::record::changed_inputs;
 use stapo_model::decoder::Policy;
 use stapo_model::export::Companion;
+use stapo_model::generate::StopTexts;
 use stapo_model::{ChatTemplate, Device, Message, Pretrained, Tokenizer};
 use std::path::Path;
 
@@ -20,18 +27,23 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Opens the model of a config. The built-in model is unpacked to a temporary folder, which is removed.
+    /// Opens the model of a config. A model without a tokenizer is refused.
     pub fn open(source: &ModelSource, device: &Device) -> Result<Self> {
-        match source {
-            ModelSource::Builtin => {
-                let unpacked = crate::builtin::unpack()?;
-                let mut model = Self::open_path(unpacked.path(), device)?;
-                // The files beside the weights are kept in memory, because the folder does not outlive this function.
-                model.companions.iter_mut().try_for_each(Companion::load)?;
-                Ok(model)
-            }
-            ModelSource::Path { path } => Self::open_path(Path::new(path), device),
-        }
+        Self::open_found(&source.find()?, device)
+    }
+
+    /// Opens a model that was found. A model without a tokenizer is refused.
+    pub fn open_found(found: &FoundModel, device: &Device) -> Result<Self> {
+        Self::read(found, device, |pretrained| Ok(Ok(pretrained.tokenizer()?)))
+    }
+
+    /// Opens a model that may be without a tokenizer: such a model samples and scores tokens, but no text.
+    pub fn open_tokens_or_text(found: &FoundModel, device: &Device) -> Result<Self> {
+        Self::read(found, device, |pretrained| match pretrained.tokenizer() {
+            Ok(tokenizer) => Ok(Ok(tokenizer)),
+            Err(missing @ stapo_model::Error::Missing { .. }) => Ok(Err(missing.to_string())),
+            Err(other) => Err(other.into()),
+        })
     }
 
     /// Opens a Hugging Face folder or a GGUF file. A model without a tokenizer is refused.
@@ -41,14 +53,31 @@ impl LoadedModel {
         Self::load(&pretrained, Ok(tokenizer), device)
     }
 
-    /// Loads a model that may be without a tokenizer: such a model samples and scores tokens, but no text.
-    pub fn load_tokens_or_text(pretrained: &Pretrained, device: &Device) -> Result<Self> {
-        let tokenizer = match pretrained.tokenizer() {
-            Ok(tokenizer) => Ok(tokenizer),
-            Err(missing @ stapo_model::Error::Missing { .. }) => Err(missing.to_string()),
-            Err(other) => return Err(other.into()),
-        };
-        Self::load(pretrained, tokenizer, device)
+    /// Reads the base model, and the weights of a run's checkpoint over it. A checkpoint whose base model has another
+    /// tokenizer, config or chat template than the run had is refused.
+    fn read(
+        found: &FoundModel,
+        device: &Device,
+        tokenizer: impl FnOnce(&Pretrained) -> Result<std::result::Result<Tokenizer, String>>,
+    ) -> Result<Self> {
+        let checkpoint = found.checkpoint.as_ref().map(|found| Checkpoint::open(&found.path)).transpose()?;
+        if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = &checkpoint {
+            let recorded = identity::beside_weights(provenance.identity.inputs.clone());
+            let changes = changed_inputs(&recorded, &identity::beside_weights(identity::of_found(found)?));
+            if !changes.is_empty() {
+                return Err(Error::ChangedModel { folder: path.clone(), changes });
+            }
+        }
+        let files = found.files()?;
+        let pretrained = Pretrained::open(&files.path)?;
+        let mut model = Self::load(&pretrained, tokenizer(&pretrained)?, device)?;
+        if files.are_temporary() {
+            model.companions.iter_mut().try_for_each(Companion::load)?;
+        }
+        if let Some(checkpoint) = checkpoint {
+            checkpoint.restore_weights(&mut model.policy)?;
+        }
+        Ok(model)
     }
 
     fn load(
@@ -93,14 +122,6 @@ impl LoadedModel {
     pub fn check(&self, plan: &Plan) -> Result<()> {
         let rollout = &plan.config.rollout;
         let refuse = |key, problem, remedy| Err(Error::Misfit { key, problem, remedy });
-        if rollout.chat && self.template.is_none() {
-            let problem = "true, but the model has no chat template".to_string();
-            return refuse(
-                "rollout.chat",
-                problem,
-                "set it to false, or add chat_template.jinja to the model",
-            );
-        }
         let longest = rollout.max_prompt_tokens + rollout.max_response_tokens;
         let limit = self.policy.config().max_positions;
         if longest > limit {
@@ -120,21 +141,24 @@ impl LoadedModel {
         Ok(())
     }
 
-    /// The tokens of a prompt; with `chat`, the prompt is a user's message that the chat template renders.
-    pub fn encode(&self, prompt: &str, chat: bool) -> Result<Vec<u32>> {
-        if chat {
-            let message = Message { role: "user".into(), content: prompt.into() };
-            if let Some(tokens) = self.encode_chat(&[message])? {
-                return Ok(tokens);
-            }
-        }
-        Ok(self.tokenizer()?.encode(prompt)?)
+    /// Turns problems into tokens in the given style.
+    pub fn prompting<'a>(&'a self, style: &'a PromptStyle) -> Result<Prompting<'a>> {
+        Prompting::new(self.tokenizer()?, self.template.as_ref(), style)
     }
 
-    /// The tokens of a conversation; `None` for a model without a chat template.
-    pub fn encode_chat(&self, messages: &[Message]) -> Result<Option<Vec<u32>>> {
+    /// The texts that end a response, for this model's tokens.
+    pub fn stop_texts<'a>(&'a self, style: &'a PromptStyle) -> Result<StopTexts<'a>> {
+        Ok(StopTexts::new(self.tokenizer()?, &style.stop))
+    }
+
+    /// The tokens of a conversation, with further variables of the template; `None` for a model without a chat template.
+    pub fn encode_chat(
+        &self,
+        messages: &[Message],
+        arguments: &Map<String, Value>,
+    ) -> Result<Option<Vec<u32>>> {
         let Some(template) = &self.template else { return Ok(None) };
-        let text = template.prompt(messages, &serde_json::Map::new())?;
+        let text = template.prompt(messages, arguments)?;
         Ok(Some(self.tokenizer()?.encode_rendered(&text)?))
     }
 }

@@ -10,44 +10,17 @@ use stapo_core::diagnostics::QuadrantCensus;
 use stapo_core::diagnostics::theory::entropy_change_of_sample;
 use stapo_core::objective::{Advantages, MaskKind};
 use stapo_core::record::{
-    Alternative, EntropyChange, EntropyQuantiles, Extra, Metrics, ResponseRecord, ReuseRecord, ReusedUpdate,
-    SCHEMA, TokenColumns, TokenRecord, TokensPerSecond,
+    Alternative, EntropyChange, EntropyQuantiles, Extra, LengthQuantiles, Metrics, PhaseSeconds,
+    ResponseRecord, ReuseRecord, ReusedUpdate, SCHEMA, TokenColumns, TokenRecord, TokensPerSecond,
 };
 use stapo_core::stats::quantile_sorted;
-use stapo_core::{Finish, TokenEffect};
+use stapo_core::{Finish, Group, TokenEffect};
 use stapo_model::Tokenizer;
 use std::collections::BTreeMap;
-use std::time::Instant;
 
-/// Tokens per second of each phase of a step.
-pub struct Phases {
-    at: Instant,
-    rollout_rate: f64,
-    update_rate: f64,
-}
-
-impl Phases {
-    pub fn start() -> Self {
-        Phases { at: Instant::now(), rollout_rate: 0.0, update_rate: 0.0 }
-    }
-
-    fn lap(&mut self, n_tokens: usize) -> f64 {
-        let rate = n_tokens as f64 / self.at.elapsed().as_secs_f64().max(1e-9);
-        self.at = Instant::now();
-        rate
-    }
-
-    pub fn rolled_out(&mut self, n_tokens: usize) {
-        self.rollout_rate = self.lap(n_tokens);
-    }
-
-    pub fn updated(&mut self, learned: &[Learned]) {
-        self.update_rate = self.lap(learned.iter().map(|update| update.tally.n_tokens).sum());
-    }
-}
-
-/// The metrics of a step. Means over updates leave out an update that the gate of reuse discarded.
-pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned], phases: &Phases) -> Metrics {
+/// The metrics of a step, without evaluations, counts over the run, and times, which are set when the step is done. Means
+/// over updates leave out an update that the gate of reuse discarded.
+pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned]) -> Metrics {
     let responses: Vec<_> = rolled.batch.responses().collect();
     let n_responses = responses.len().max(1) as f64;
     let mean =
@@ -63,11 +36,16 @@ pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned], 
         schema: SCHEMA,
         step,
         reward_mean: mean(&|s| s.reward),
+        reward_std: deviation(&responses.iter().map(|s| s.reward).collect::<Vec<_>>()),
+        equal_rewards_share: Some(share(&rolled.batch.groups, Group::is_unanimous)),
         rewards: by_reward(plan, |idx| mean(&|s| s.rewards[idx])),
         accuracy: accuracy(&rolled.batch),
         eval_accuracy: None,
         eval_accuracy_before: None,
+        benchmarks: BTreeMap::new(),
+        benchmarks_before: BTreeMap::new(),
         response_tokens_mean: mean(&|s| s.rollout.tokens.len() as f64),
+        response_tokens: lengths(responses.iter().map(|s| s.rollout.tokens.len()).collect()),
         truncated_share: mean(&|s| f64::from(u8::from(s.rollout.finish == Finish::LengthLimit))),
         entropy_mean: entropies.iter().sum::<f64>() / entropies.len().max(1) as f64,
         entropy_quantiles: quantiles(&entropies),
@@ -75,10 +53,15 @@ pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned], 
         n_kept: count(&|u| u.tally.n_kept),
         n_candidates: count(&|u| u.tally.n_candidates),
         n_silenced: count(&|u| u.tally.n_silenced),
+        silenced_share: Some(
+            count(&|u| u.tally.n_silenced) as f64 / count(&|u| u.tally.n_tokens).max(1) as f64,
+        ),
         tau_h: learned.first().and_then(|update| update.tau_h),
         clip_fraction: average(&|u| u.tally.clip_fraction),
         ratio_min: learned.iter().map(|u| u.tally.ratio_min).fold(f64::INFINITY, f64::min),
         ratio_max: learned.iter().map(|u| u.tally.ratio_max).fold(0.0, f64::max),
+        kl_behavior: k3(&stepped, |m, t| m.logp[t] - m.behavior_logp[t]),
+        kl_reference: kl_reference(plan, &stepped),
         loss: average(&|u| u.tally.loss),
         learning_rate: stepped.last().map_or(0.0, |update| update.learning_rate),
         gradient_norm: average(&|u| u.gradient_norm),
@@ -92,7 +75,13 @@ pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned], 
         n_responses: Some(rolled.n_responses),
         n_sampled: Some(rolled.n_sampled),
         reuse: reuse(learned),
-        tokens_per_second: TokensPerSecond { rollout: phases.rollout_rate, update: phases.update_rate },
+        tokens_per_second: TokensPerSecond { rollout: 0.0, update: 0.0 },
+        n_updates: None,
+        tokens_total: None,
+        seconds: None,
+        wall_seconds: None,
+        memory_bytes: None,
+        warnings: Vec::new(),
         state_sha256: None,
         extra: Extra::new(),
     }
@@ -114,7 +103,71 @@ fn reuse(learned: &[Learned]) -> Option<ReuseRecord> {
 
 fn quantiles(sorted: &[f64]) -> EntropyQuantiles {
     let at = |q| if sorted.is_empty() { 0.0 } else { quantile_sorted(sorted, q) };
-    EntropyQuantiles { q05: at(0.05), q25: at(0.25), q50: at(0.5), q75: at(0.75), q95: at(0.95) }
+    EntropyQuantiles {
+        q05: at(0.05),
+        q10: Some(at(0.1)),
+        q25: at(0.25),
+        q50: at(0.5),
+        q75: at(0.75),
+        q90: Some(at(0.9)),
+        q95: at(0.95),
+    }
+}
+
+fn lengths(mut lengths: Vec<usize>) -> Option<LengthQuantiles> {
+    lengths.sort_unstable();
+    let (min, max) = (*lengths.first()?, *lengths.last()?);
+    let sorted: Vec<f64> = lengths.iter().map(|&length| length as f64).collect();
+    let at = |q| quantile_sorted(&sorted, q);
+    Some(LengthQuantiles { min, q10: at(0.1), q50: at(0.5), q90: at(0.9), max })
+}
+
+/// Sample standard deviation; `None` for fewer than two values.
+fn deviation(values: &[f64]) -> Option<f64> {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    (values.len() > 1).then(|| (squares / (n - 1.0)).sqrt())
+}
+
+fn share<T>(values: &[T], is: impl Fn(&T) -> bool) -> f64 {
+    values.iter().filter(|value| is(value)).count() as f64 / values.len().max(1) as f64
+}
+
+/// The k3 estimate of a KL divergence (Schulman 2020): the mean of `r - 1 - ln r` over the kept tokens, where `log_ratio`
+/// gives ln r; 0 where no token is kept, and `None` for a mean that is not finite.
+fn k3(stepped: &[&Learned], log_ratio: impl Fn(&Member, usize) -> f64) -> Option<f64> {
+    let mut sum = 0.0;
+    let mut n_kept = 0_usize;
+    for member in stepped.iter().flat_map(|update| &update.members) {
+        for token_idx in (0..member.effects.len()).filter(|&t| member.effects[t].kept) {
+            let log_ratio = log_ratio(member, token_idx);
+            sum += libm::expm1(log_ratio) - log_ratio;
+            n_kept += 1;
+        }
+    }
+    Some(sum / n_kept.max(1) as f64).filter(|mean| mean.is_finite())
+}
+
+/// `None` for an objective without a reference.
+fn kl_reference(plan: &Plan, stepped: &[&Learned]) -> Option<f64> {
+    let reference_logp = |member: &Member, token_idx: usize| {
+        let scored = member.constants.reference_logp.as_ref();
+        scored.expect("an objective that needs a reference has every response scored by it")[token_idx]
+    };
+    let log_ratio = |member: &Member, t: usize| reference_logp(member, t) - member.logp[t];
+    plan.objective.needs_reference().then(|| k3(stepped, log_ratio)).flatten()
+}
+
+/// Sets the times of a step that is done, and the rates that follow.
+pub fn set_times(metrics: &mut Metrics, seconds: PhaseSeconds, wall_seconds: f64) {
+    let rate = |n_tokens: usize, seconds: f64| n_tokens as f64 / seconds.max(1e-9);
+    metrics.tokens_per_second = TokensPerSecond {
+        rollout: rate(metrics.n_sampled.unwrap_or(0), seconds.rollout),
+        update: rate(metrics.n_tokens, seconds.update),
+    };
+    metrics.seconds = Some(seconds);
+    metrics.wall_seconds = Some(wall_seconds);
 }
 
 /// Predicted and measured entropy change by all optimizer steps of a training step but the last; `None` for a step with
@@ -134,31 +187,43 @@ fn entropy_change(learned: &[Learned]) -> Option<EntropyChange> {
     Some(EntropyChange { predicted: predicted.sum(), measured })
 }
 
-/// `n` responses spread evenly over the step, and all responses with a silenced token.
+/// Whole groups spread evenly over the updates of the step, as many as `record.responses` allows but at least one, and
+/// all responses with a silenced token; none where `record.responses` is 0.
 pub fn response_records(
     plan: &Plan,
     step: u64,
     model: &LoadedModel,
+    rolled: &RolledOut,
     learned: &[Learned],
-    n: usize,
 ) -> Result<Vec<ResponseRecord>> {
+    let n_responses = plan.config.record.responses;
+    if n_responses == 0 {
+        return Ok(Vec::new());
+    }
     let tokenizer = model.tokenizer()?;
     let numbered = learned.iter().enumerate();
-    let members: Vec<_> =
-        numbered.flat_map(|(idx, update)| update.members.iter().map(move |m| (idx, update, m))).collect();
-    let is_sampled = |place: usize| place * n / members.len() != (place + 1) * n / members.len();
+    let groups: Vec<_> = numbered
+        .flat_map(|(idx, update)| {
+            let of_one_group = |a: &Member, b: &Member| std::ptr::eq(a.group, b.group);
+            update.members.chunk_by(of_one_group).map(move |members| (idx, update, members))
+        })
+        .collect();
+    let n = (n_responses / plan.config.rollout.group_size).clamp(1, groups.len().max(1));
+    let is_chosen = |place: usize| place * n / groups.len() != (place + 1) * n / groups.len();
     let has_silenced =
         |member: &Member| member.effects.iter().any(|e| e.silenced_by.is_some_and(singles_out));
+    let members = groups.iter().enumerate().flat_map(|(place, &(update_idx, update, members))| {
+        members.iter().map(move |member| (place, update_idx, update, member))
+    });
     members
-        .iter()
-        .enumerate()
-        .filter(|(place, (_, _, member))| is_sampled(*place) || (n > 0 && has_silenced(member)))
-        .map(|(_, &(update_idx, update, member))| {
+        .filter(|(place, _, _, member)| is_chosen(*place) || has_silenced(member))
+        .map(|(_, update_idx, update, member)| {
             let rollout = &member.scored.rollout;
             Ok(ResponseRecord {
                 schema: SCHEMA,
                 step,
                 problem_id: member.group.problem.id.clone(),
+                group_idx: rolled.batch.groups.iter().position(|group| std::ptr::eq(group, member.group)),
                 sample_idx: rollout.sample_idx,
                 prompt: member.group.problem.prompt.clone(),
                 reference: member.group.problem.reference.clone(),

@@ -4,22 +4,26 @@ mod foreign;
 
 pub use foreign::ForeignRollouts;
 
-use crate::config::{Plan, Reward};
+use crate::config::{LongPrompts, Plan, Reward};
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
+use crate::meter::{Meter, Phase};
 use crate::task::{Judged, Split, Task};
 use stapo_core::random::Key;
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored, Verdict};
 use stapo_model::generate::{
-    Engine, EngineMemory, EngineSettings, Filter, FinishReason, Request, SamplingRule,
+    Completion, Engine, EngineMemory, EngineSettings, Event, Filter, FinishReason, Request, SamplingRule,
 };
 
 /// How the group of each problem is sampled.
 #[derive(Debug, Clone, Copy)]
-pub struct GroupSampling {
+pub struct GroupSampling<'a> {
     pub key: Key,
     pub n_samples: usize,
     pub temperature: f64,
+    /// Counts tokens and responses as they come, for this phase.
+    pub meter: &'a Meter,
+    pub phase: Phase,
 }
 
 /// The result of a rollout phase.
@@ -43,6 +47,7 @@ pub fn roll_out(
     plan: &Plan,
     step: u64,
     position: u64,
+    meter: &Meter,
 ) -> Result<Sampled> {
     let config = &plan.config;
     let wanted = config.rollout.problems_per_step;
@@ -51,14 +56,14 @@ pub fn roll_out(
     let mut out = Sampled { batch, sampler_logp: Vec::new(), n_drawn: 0, n_responses: 0, n_sampled: 0 };
     for draw in 0..=config.rollout.max_redraws as u64 {
         let missing = wanted - kept.len();
-        let problems: Vec<Problem> = (0..missing as u64)
-            .map(|i| Ok(task.problem(config.seed, Split::Train, position + out.n_drawn + i)?))
-            .collect::<Result<_>>()?;
-        out.n_drawn += missing as u64;
+        let (problems, n_drawn) = draw_problems(model, task, plan, position + out.n_drawn, missing)?;
+        out.n_drawn += n_drawn;
         let sampling = GroupSampling {
             key: Key::new(config.seed).with(step).with(draw),
             n_samples: config.rollout.group_size,
             temperature: config.rollout.temperature,
+            meter,
+            phase: Phase::Rollout,
         };
         let groups = sample_and_score(model, memory, task, plan, &problems, sampling, step - 1)?;
         out.n_responses += groups.iter().map(|group| group.members.len()).sum::<usize>();
@@ -74,6 +79,39 @@ pub fn roll_out(
     Ok(out)
 }
 
+/// Draws in search of one short problem, at most.
+const MAX_DRAWS: usize = 100;
+
+/// The next `n` training problems from `position` on, and how many were drawn. The prompts of a file were checked before
+/// the run; those of a generated task are checked as they are drawn.
+fn draw_problems(
+    model: &LoadedModel,
+    task: &Task,
+    plan: &Plan,
+    position: u64,
+    n: usize,
+) -> Result<(Vec<Problem>, u64)> {
+    let rollout = &plan.config.rollout;
+    let is_checked = rollout.long_prompts == LongPrompts::Refuse || task.n_problems(Split::Train).is_some();
+    let prompting = model.prompting(&plan.style)?;
+    let mut problems = Vec::with_capacity(n);
+    let mut n_drawn = 0;
+    while problems.len() < n {
+        let problem = task.problem(plan.config.seed, Split::Train, position + n_drawn)?;
+        n_drawn += 1;
+        if is_checked || prompting.tokens(&problem)?.len() <= rollout.max_prompt_tokens {
+            problems.push(problem);
+        } else if n_drawn > (MAX_DRAWS * n) as u64 {
+            return Err(Error::Misfit {
+                key: "rollout.max_prompt_tokens",
+                problem: format!("{n_drawn} problems gave {} with a prompt this short", problems.len()),
+                remedy: "raise it, or ask for shorter problems",
+            });
+        }
+    }
+    Ok((problems, n_drawn))
+}
+
 /// Samples responses to each problem, with verdicts and rewards.
 fn sample_and_score(
     model: &LoadedModel,
@@ -85,6 +123,7 @@ fn sample_and_score(
     policy_version: u64,
 ) -> Result<Vec<Group>> {
     let rollouts = sample(model, memory, plan, problems, sampling, policy_version)?;
+    sampling.meter.enter(Phase::Grade);
     let texts = texts(model, &rollouts)?;
     let judged = task.judge_all(&pairs(problems, &rollouts, &texts))?;
     let mut groups: Vec<Group> =
@@ -137,6 +176,8 @@ fn sample(
     sampling: GroupSampling,
     policy_version: u64,
 ) -> Result<Vec<Rollout>> {
+    sampling.meter.enter(sampling.phase);
+    sampling.meter.expect(sampling.phase, problems.len() * sampling.n_samples);
     let limits = &plan.config.rollout;
     let settings = EngineSettings {
         seed: sampling.key.bits(),
@@ -145,9 +186,11 @@ fn sample(
         ..EngineSettings::default()
     };
     let mut engine = Engine::new(&model.policy, memory, settings)?;
+    engine.stop_at(model.stop_texts(&plan.style)?);
+    let prompting = model.prompting(&plan.style)?;
     let mut prompts = Vec::with_capacity(problems.len());
     for (idx, problem) in problems.iter().enumerate() {
-        let prompt = model.encode(&problem.prompt, limits.chat)?;
+        let prompt = prompting.tokens(problem)?;
         if prompt.len() > limits.max_prompt_tokens {
             return Err(Error::PromptTooLong {
                 problem_id: problem.id.clone(),
@@ -165,7 +208,7 @@ fn sample(
         engine.submit(request).map_err(|source| Error::Request { problem_id: problem.id.clone(), source })?;
         prompts.push(prompt);
     }
-    let responses = engine.generate()?;
+    let responses = generate(&mut engine, sampling.meter)?;
     Ok(responses
         .into_iter()
         .map(|response| {
@@ -184,6 +227,23 @@ fn sample(
         .collect())
 }
 
+/// Every response, ordered by problem and sample.
+fn generate(engine: &mut Engine, meter: &Meter) -> Result<Vec<Completion>> {
+    let mut responses = Vec::new();
+    engine.run(|event| {
+        match event {
+            Event::Token { .. } => meter.add(0, 1),
+            Event::Finished(response) => {
+                meter.add(1, 0);
+                responses.push(response);
+            }
+        }
+        true
+    })?;
+    responses.sort_by_key(|response| (response.ticket, response.sample));
+    Ok(responses)
+}
+
 /// The engine's reason for the end of a response, as records name the reason.
 pub(crate) fn finish(reason: FinishReason) -> Finish {
     match reason {
@@ -199,6 +259,7 @@ pub fn held_out_accuracy(
     task: &Task,
     plan: &Plan,
     policy_version: u64,
+    meter: &Meter,
 ) -> Result<f64> {
     let evaluation = &plan.config.evaluation;
     let problems = task.held_out(evaluation.problems);
@@ -207,6 +268,8 @@ pub fn held_out_accuracy(
         key: Key::new(plan.config.seed).with(u64::MAX),
         n_samples: evaluation.samples,
         temperature: plan.config.rollout.temperature,
+        meter,
+        phase: Phase::Evaluate,
     };
     let rollouts = sample(model, memory, plan, &problems, sampling, policy_version)?;
     let texts = texts(model, &rollouts)?;

@@ -86,7 +86,8 @@ fn solved_prompt(
         ("solution", Value::from(solution)),
         ("reference", Value::from(problem.reference.as_str())),
     ]);
-    model.encode(&template.fill(&problem.id, variables)?, plan.config.rollout.chat)
+    let prompt = template.fill(&problem.id, variables)?;
+    model.prompting(&plan.style)?.tokens(&Problem { prompt, ..problem.clone() })
 }
 
 /// Refuses a teacher whose tokens are not those of the student: its log-probs would be of other texts.

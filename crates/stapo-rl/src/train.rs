@@ -1,30 +1,36 @@
 //! The training loop.
 
+use crate::best::BestSoFar;
 use crate::canary;
 use crate::carried::Carried;
-use crate::config::{Config, ModelSource, Plan, PlanError};
+use crate::config::{Config, Plan, PlanError};
 use crate::constants::{RolledOut, Scorers};
 use crate::error::{Error, Result};
+use crate::evaluation::{Benchmark, Evaluated, changed_questions, evaluate_benchmarks, open_benchmarks};
 use crate::identity;
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
 use crate::memory;
-use crate::records::{Phases, explored_records, metrics, response_records, silenced_records};
+use crate::meter::{Meter, Phase, memory_bytes};
+use crate::prompting::fit_prompts;
+use crate::records::{explored_records, metrics, response_records, set_times, silenced_records};
 use crate::rollout::{ForeignRollouts, held_out_accuracy, roll_out};
 use crate::run::{Reopening, Run, is_due};
 use crate::task::{Programs, Task};
 use crate::teacher::Teacher;
 use crate::update::{Learned, MinibatchContext, learn};
 use stapo_core::record::{EventKind, Identity, Metrics, StopReason, Writer};
+use stapo_model::Device;
 use stapo_model::decoder::Policy;
 use stapo_model::generate::EngineMemory;
-use stapo_model::{Device, Pretrained};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Observes a run step by step, and may end the run.
 pub trait Watch {
-    /// Receives the held-out accuracy before the first step.
-    fn started(&mut self, accuracy: f64);
+    /// Receives the evaluation before the first step.
+    fn started(&mut self, before: &Evaluated);
     fn stepped(&mut self, metrics: &Metrics);
     fn warned(&mut self, text: &str);
     /// Called after every step; true saves and ends the run.
@@ -42,6 +48,8 @@ pub enum Outcome {
     Done,
     /// The target accuracy was reached.
     TargetReached,
+    /// `evaluation.patience` evaluations in a row were no better than the best.
+    NoImprovement,
     /// The observer ended the run, which can be resumed.
     Stopped,
 }
@@ -56,8 +64,13 @@ pub struct Trainer {
     teacher: Option<Teacher>,
     /// Rollouts that another engine sampled, for a run that does not sample its own.
     foreign: Option<ForeignRollouts>,
+    /// What was found about the prompts at the start.
+    warnings: Vec<String>,
     /// The rollout engine's memory, kept from one rollout to the next.
     engine_memory: EngineMemory,
+    /// The benchmarks of the plan; `None` before they are opened.
+    benchmarks: Option<Vec<Benchmark>>,
+    meter: Arc<Meter>,
 }
 
 impl Trainer {
@@ -65,17 +78,41 @@ impl Trainer {
     pub fn new(plan: &Plan, device: &Device, programs: Programs) -> Result<Self> {
         // The task is opened first: a verifier program that may not start is refused before a model is loaded.
         let further = plan.rewards.iter().skip(1).map(|reward| &reward.verifier);
-        let task = Task::with_verifiers(&plan.task, further, programs)?;
-        if let ModelSource::Path { path } = &plan.config.model {
-            memory::check(plan, &Pretrained::read_config(Path::new(path))?, device)?;
-        }
-        let model = LoadedModel::open(&plan.config.model, device)?;
+        let mut task = Task::with_verifiers(&plan.task, further, programs)?;
+        let found = plan.config.model.find()?;
+        memory::check(plan, &found.shape()?, device)?;
+        let model = LoadedModel::open_found(&found, device)?;
         model.check(plan)?;
+        let warnings = check_prompts(plan, &model, &mut task)?;
         let reference = reference(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
         let learner = Learner::new(model, plan.optimizer())?;
-        Ok(Self { learner, task, reference, teacher, foreign, engine_memory: EngineMemory::new() })
+        Ok(Self {
+            learner,
+            task,
+            reference,
+            teacher,
+            foreign,
+            warnings,
+            engine_memory: EngineMemory::new(),
+            benchmarks: None,
+            meter: Arc::default(),
+        })
+    }
+
+    /// Counts what the trainer does, for displays.
+    pub fn meter(&self) -> Arc<Meter> {
+        Arc::clone(&self.meter)
+    }
+
+    /// Opens the benchmarks of the plan, so that a missing file is told before a run begins. [`train`] opens them
+    /// otherwise; replaying steps needs none.
+    pub fn open_benchmarks(&mut self, plan: &Plan) -> Result<()> {
+        if self.benchmarks.is_none() {
+            self.benchmarks = Some(open_benchmarks(plan)?);
+        }
+        Ok(())
     }
 
     /// Samples the rollout batch of the next step.
@@ -83,37 +120,29 @@ impl Trainer {
         let Learner { model, counters, .. } = &self.learner;
         let step = counters.step + 1;
         let position = counters.position;
+        let meter = self.meter.as_ref();
+        meter.enter(Phase::Rollout);
         let sampled = match &self.foreign {
             Some(foreign) => foreign.roll_out(model, &self.task, plan, step, position)?,
-            None => roll_out(model, &mut self.engine_memory, &self.task, plan, step, position)?,
+            None => roll_out(model, &mut self.engine_memory, &self.task, plan, step, position, meter)?,
         };
         canary::check_verdicts(plan, step, &sampled.batch)?;
-        let scorers = Scorers { model, reference: self.reference.as_ref(), teacher: self.teacher.as_ref() };
+        let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
+        let scorers = Scorers { model, reference, teacher, meter };
         RolledOut::prepare(&scorers, &self.task, plan, step, sampled)
     }
 
-    /// Share of right answers on held-out problems with the present weights.
-    fn held_out_accuracy(&mut self, plan: &Plan) -> Result<f64> {
+    /// Evaluates the present weights on held-out problems and benchmarks, and writes down the samples of benchmarks.
+    fn evaluate(&mut self, plan: &Plan, run: &Run) -> Result<Evaluated> {
         let Learner { model, counters, .. } = &self.learner;
-        held_out_accuracy(model, &mut self.engine_memory, &self.task, plan, counters.step)
-    }
-
-    /// Adds the state hash and the held-out accuracy to the metrics of a step that has them. A state that is not finite
-    /// is refused before it is hashed or evaluated.
-    fn measure(&mut self, plan: &Plan, metrics: &mut Metrics) -> Result<()> {
-        let step = metrics.step;
-        let is_hashed = is_due(step, plan.config.record.state_hash_every_steps);
-        let is_evaluated = is_due(step, plan.config.evaluation.every_steps) || step == plan.config.steps;
-        if is_hashed || is_evaluated {
-            self.learner.check_finite()?;
-        }
-        if is_hashed {
-            metrics.state_sha256 = Some(self.learner.state_hash());
-        }
-        if is_evaluated {
-            metrics.eval_accuracy = Some(self.held_out_accuracy(plan)?);
-        }
-        Ok(())
+        let (memory, meter) = (&mut self.engine_memory, self.meter.as_ref());
+        let benchmarks = self.benchmarks.as_deref().unwrap_or_default();
+        let n_samples = benchmarks.iter().map(|benchmark| benchmark.problems.len() * benchmark.n_samples);
+        meter.expect(Phase::Evaluate, n_samples.sum());
+        let held_out = held_out_accuracy(model, memory, &self.task, plan, counters.step, meter)?;
+        let (scores, samples) = evaluate_benchmarks(model, memory, benchmarks, plan, counters.step, meter)?;
+        run.write_benchmarks(counters.step, &samples)?;
+        Ok(Evaluated { held_out, benchmarks: scores })
     }
 
     /// Makes all optimizer steps of one rollout batch, which completes the training step. With reuse, the batch is used
@@ -123,12 +152,15 @@ impl Trainer {
         let mut carried = Carried::read(&self.learner.loop_state)?;
         let mut learned: Vec<Learned> = Vec::new();
         let minibatches = rolled.minibatches(plan);
+        let meter = self.meter.as_ref();
+        let n_uses = plan.max_uses() * plan.objective.n_passes();
+        meter.expect(Phase::Update, n_uses * rolled.batch.responses().count());
         let uses =
             (0..plan.max_uses()).flat_map(|use_idx| minibatches.iter().map(move |own| (use_idx, *own)));
         let updates = uses.flat_map(|own| (0..plan.objective.n_passes()).map(move |pass| (own, pass)));
         for ((use_idx, minibatch), pass) in updates {
             let is_on_policy = learned.is_empty() && !plan.has_behavior_of_sampler();
-            let context = MinibatchContext { step, use_idx, is_on_policy, pass };
+            let context = MinibatchContext { step, use_idx, is_on_policy, pass, meter };
             let update = learn(&mut self.learner, &mut carried, plan, minibatch, context)?;
             canary::check_learned(plan, step, is_on_policy, &update)?;
             let is_gated = update.is_gated();
@@ -142,6 +174,16 @@ impl Trainer {
         self.learner.counters.position += rolled.n_drawn;
         Ok(learned)
     }
+}
+
+/// Checks the prompts of a run before its first step; returns what the user should know.
+fn check_prompts(plan: &Plan, model: &LoadedModel, task: &mut Task) -> Result<Vec<String>> {
+    let left_out = fit_prompts(plan, &model.prompting(&plan.style)?, task)?;
+    let is_unrendered = model.template.is_some() && !plan.style.chat;
+    let unrendered = is_unrendered.then(|| {
+        "the model has a chat template and rollout.chat is false, so prompts are plain text; an instruction-tuned model needs rollout.chat=true".to_string()
+    });
+    Ok(left_out.into_iter().chain(unrendered).collect())
 }
 
 /// The frozen policy of a KL penalty; `None` for an objective without one.
@@ -170,6 +212,7 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
     let _ = match &outcome {
         Ok(Outcome::Done) => run.record_stop(StopReason::Done, ""),
         Ok(Outcome::TargetReached) => run.record_stop(StopReason::TargetReached, ""),
+        Ok(Outcome::NoImprovement) => run.record_stop(StopReason::NoImprovement, ""),
         Ok(Outcome::Stopped) => run.record_stop(StopReason::Signal, &watch.stop_reason()),
         Err(error) => record_error(run, error),
     };
@@ -185,67 +228,186 @@ fn record_error(run: &mut Run, error: &Error) -> Result<()> {
 }
 
 fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
-    let mut first = Run::read_metrics::<Metrics>(run.folder())?.into_iter().next();
-    for text in canary::switched_off(plan) {
-        run.record(EventKind::Warning, &text)?;
-        watch.warned(&text);
-    }
-    let mut accuracy_before = None;
-    let n_kept = plan.config.record.keep_checkpoints;
-    if trainer.learner.counters.step == 0 {
-        trainer.learner.check_finite()?;
-        let accuracy = trainer.held_out_accuracy(plan)?;
-        accuracy_before = Some(accuracy);
-        watch.started(accuracy);
-    }
-    trainer.learner.save(run, n_kept)?;
-    while trainer.learner.counters.step < plan.config.steps {
-        let mut phases = Phases::start();
-        let rolled = trainer.roll_out(plan)?;
-        phases.rolled_out(rolled.n_sampled);
-        let learned = trainer.learn(plan, &rolled)?;
-        phases.updated(&learned);
-
-        let mut metrics = metrics(plan, trainer.learner.counters.step, &rolled, &learned, &phases);
-        metrics.entropy_coefficient =
-            Carried::read(&trainer.learner.loop_state)?.controls.entropy_coefficient;
-        metrics.eval_accuracy_before = accuracy_before.take();
-        trainer.measure(plan, &mut metrics)?;
-        write_records(plan, run, &trainer.learner.model, &learned, metrics.step)?;
-        run.add_metrics(&metrics)?;
-        watch.stepped(&metrics);
-        for text in canary::warnings(plan, first.as_ref(), &metrics, &rolled.batch) {
-            run.record(EventKind::Warning, &text)?;
-            watch.warned(&text);
-        }
-
-        let step = metrics.step;
-        let target = plan.config.evaluation.target_accuracy;
-        let is_reached =
-            metrics.eval_accuracy.zip(target).is_some_and(|(accuracy, target)| accuracy >= target);
-        let is_stopped = watch.wants_stop();
-        let is_last = step == plan.config.steps;
-        if is_reached || is_stopped || is_last || is_due(step, plan.config.record.checkpoint_every_steps) {
-            trainer.learner.save(run, n_kept)?;
-        }
-        first = first.or(Some(metrics));
-        if is_reached {
-            return Ok(Outcome::TargetReached);
-        }
-        if is_stopped && !is_last {
-            return Ok(Outcome::Stopped);
+    let mut training = Training::begin(plan, run, trainer, watch)?;
+    while training.trainer.learner.counters.step < plan.config.steps {
+        if let Some(outcome) = training.step()? {
+            return Ok(outcome);
         }
     }
     Ok(Outcome::Done)
 }
 
+/// A run in progress.
+struct Training<'a> {
+    plan: &'a Plan,
+    run: &'a mut Run,
+    trainer: &'a mut Trainer,
+    watch: &'a mut dyn Watch,
+    meter: Arc<Meter>,
+    /// The metrics of the first step.
+    first: Option<Metrics>,
+    best: BestSoFar,
+    /// The evaluation before the first step, until the first step writes it down.
+    before: Option<Evaluated>,
+    /// Response tokens sampled since the start of the run.
+    tokens_total: u64,
+    /// When this process began, and the seconds that earlier processes worked on the run.
+    began: Instant,
+    seconds_before: f64,
+}
+
+impl<'a> Training<'a> {
+    /// Evaluates a run that has made no step, and saves its state.
+    fn begin(
+        plan: &'a Plan,
+        run: &'a mut Run,
+        trainer: &'a mut Trainer,
+        watch: &'a mut dyn Watch,
+    ) -> Result<Self> {
+        let history = Run::read_metrics::<Metrics>(run.folder())?;
+        let sampled = history.iter().map(|m| m.n_sampled.unwrap_or(m.n_tokens) as u64);
+        let last = history.last();
+        trainer.open_benchmarks(plan)?;
+        let mut warnings = canary::switched_off(plan);
+        warnings.extend(trainer.warnings.iter().cloned());
+        warnings.extend(changed_questions(trainer.benchmarks.as_deref().unwrap_or_default(), &history));
+        let mut training = Self {
+            plan,
+            meter: trainer.meter(),
+            best: BestSoFar::of(plan, &history),
+            before: None,
+            tokens_total: last.and_then(|m| m.tokens_total).unwrap_or_else(|| sampled.sum()),
+            began: Instant::now(),
+            seconds_before: last.and_then(|m| m.wall_seconds).unwrap_or(0.0),
+            first: history.into_iter().next(),
+            run,
+            trainer,
+            watch,
+        };
+        for text in warnings {
+            training.warn(&text)?;
+        }
+        if training.trainer.learner.counters.step == 0 {
+            training.trainer.learner.check_finite()?;
+            let before = training.trainer.evaluate(plan, training.run)?;
+            training.best.started(&before);
+            training.watch.started(&before);
+            training.before = Some(before);
+        }
+        training.save()?;
+        Ok(training)
+    }
+
+    fn warn(&mut self, text: &str) -> Result<()> {
+        self.run.record(EventKind::Warning, text)?;
+        self.watch.warned(text);
+        Ok(())
+    }
+
+    /// Makes one step. Returns how the run ended, where this step ends it before the last.
+    fn step(&mut self) -> Result<Option<Outcome>> {
+        if self.best.is_exhausted() {
+            return Ok(Some(Outcome::NoImprovement));
+        }
+        let plan = self.plan;
+        self.meter.set_step(self.trainer.learner.counters.step + 1);
+        let rolled = self.trainer.roll_out(plan)?;
+        let learned = self.trainer.learn(plan, &rolled)?;
+        self.meter.enter(Phase::Record);
+        let step = self.trainer.learner.counters.step;
+        let mut metrics = metrics(plan, step, &rolled, &learned);
+        self.measure(&mut metrics)?;
+        self.meter.enter(Phase::Record);
+        write_records(plan, self.run, &self.trainer.learner.model, &rolled, &learned, step)?;
+        metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics, &rolled.batch);
+        metrics.memory_bytes = memory_bytes(self.trainer.learner.model.policy.device());
+        let wall_seconds = self.seconds_before + self.began.elapsed().as_secs_f64();
+        set_times(&mut metrics, self.meter.take(), wall_seconds);
+        self.run.add_metrics(&metrics)?;
+        self.watch.stepped(&metrics);
+        for text in &metrics.warnings {
+            self.warn(text)?;
+        }
+        self.conclude(metrics)
+    }
+
+    /// Adds the counts of the run, the state hash and the evaluation to the metrics of a step that has them. A state that
+    /// is not finite is refused before it is hashed or evaluated.
+    fn measure(&mut self, metrics: &mut Metrics) -> Result<()> {
+        let learner = &self.trainer.learner;
+        let config = &self.plan.config;
+        let step = metrics.step;
+        self.tokens_total += metrics.n_sampled.unwrap_or(0) as u64;
+        metrics.tokens_total = Some(self.tokens_total);
+        metrics.n_updates = Some(learner.counters.n_updates);
+        metrics.entropy_coefficient = Carried::read(&learner.loop_state)?.controls.entropy_coefficient;
+        if let Some(before) = self.before.take() {
+            metrics.eval_accuracy_before = Some(before.held_out);
+            metrics.benchmarks_before = before.benchmarks;
+        }
+        let is_hashed = is_due(step, config.record.state_hash_every_steps);
+        let is_evaluated = is_due(step, config.evaluation.every_steps) || step == config.steps;
+        if is_hashed || is_evaluated {
+            learner.check_finite()?;
+        }
+        if is_hashed {
+            metrics.state_sha256 = Some(learner.state_hash());
+        }
+        if is_evaluated {
+            let Evaluated { held_out, benchmarks } = self.trainer.evaluate(self.plan, self.run)?;
+            metrics.eval_accuracy = Some(held_out);
+            metrics.benchmarks = benchmarks;
+        }
+        Ok(())
+    }
+
+    /// Saves where a checkpoint is due, or the step was the best or the last, and decides whether the run ends.
+    fn conclude(&mut self, metrics: Metrics) -> Result<Option<Outcome>> {
+        let config = &self.plan.config;
+        let step = metrics.step;
+        let target = config.evaluation.target_accuracy;
+        let is_reached =
+            metrics.eval_accuracy.zip(target).is_some_and(|(accuracy, target)| accuracy >= target);
+        let is_best = self.best.stepped(&metrics);
+        let is_exhausted = self.best.is_exhausted();
+        let is_stopped = self.watch.wants_stop();
+        let is_last = step == config.steps;
+        let is_end = is_reached || is_exhausted || is_stopped || is_last;
+        if is_end || is_best || is_due(step, config.record.checkpoint_every_steps) {
+            self.save()?;
+        }
+        if self.first.is_none() {
+            self.first = Some(metrics);
+        }
+        Ok(match (is_reached, is_exhausted, is_stopped) {
+            (true, _, _) => Some(Outcome::TargetReached),
+            _ if is_last => None,
+            (_, true, _) => Some(Outcome::NoImprovement),
+            (_, _, true) => Some(Outcome::Stopped),
+            _ => None,
+        })
+    }
+
+    fn save(&mut self) -> Result<()> {
+        self.meter.enter(Phase::Checkpoint);
+        self.run.set_best(self.best.best().cloned());
+        self.trainer.learner.save(self.run, self.plan.config.record.keep_checkpoints)
+    }
+}
+
 /// Writes what a step records besides its metrics.
-fn write_records(plan: &Plan, run: &Run, model: &LoadedModel, learned: &[Learned], step: u64) -> Result<()> {
+fn write_records(
+    plan: &Plan,
+    run: &Run,
+    model: &LoadedModel,
+    rolled: &RolledOut,
+    learned: &[Learned],
+    step: u64,
+) -> Result<()> {
     run.write_silenced(step, &silenced_records(step, model, learned)?)?;
     run.write_explored(step, &explored_records(step, model, learned)?)?;
     if step == 1 || is_due(step, plan.config.record.responses_every_steps) {
-        let n = plan.config.record.responses;
-        run.write_responses(step, &response_records(plan, step, model, learned, n)?)?;
+        run.write_responses(step, &response_records(plan, step, model, rolled, learned)?)?;
     }
     Ok(())
 }
@@ -273,7 +435,8 @@ impl Interrupted {
         }
         let identity = identity::of_plan(&plan, program)?;
         reopening.compare(&identity, accept_changes)?;
-        reopening.check_steps(plan.config.steps)?;
+        let per_step = plan.updates_per_step() as u64;
+        reopening.check_steps(plan.config.steps, plan.config.update.schedule, |steps| steps * per_step)?;
         Ok(Self { plan, reopening, identity })
     }
 
@@ -289,6 +452,7 @@ impl Interrupted {
         if let Some(checkpoint) = &reopening.checkpoint {
             trainer.learner.restore(checkpoint)?;
         }
+        trainer.open_benchmarks(&plan)?;
         let run = reopening.commit::<Metrics>(identity, writer)?;
         Ok((plan, run, trainer))
     }

@@ -10,6 +10,7 @@ use crate::config::Plan;
 use crate::constants::ResponseConstants;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
+use crate::meter::{Meter, Phase};
 use crate::scoring::{Sequence, head_options, packed, score, split};
 use member::members;
 use stapo_core::batch::pack_in_order;
@@ -49,7 +50,7 @@ impl Learned<'_> {
 
 /// Where a mini-batch stands in its training step.
 #[derive(Debug, Clone, Copy)]
-pub struct MinibatchContext {
+pub struct MinibatchContext<'a> {
     pub step: u64,
     /// Which use of the rollout batch, from 0.
     pub use_idx: usize,
@@ -57,6 +58,7 @@ pub struct MinibatchContext {
     pub is_on_policy: bool,
     /// The pass of an objective with two passes; 0 otherwise.
     pub pass: usize,
+    pub meter: &'a Meter,
 }
 
 /// One optimizer step over whole groups, with the constants of each of their responses. Where the gate of reuse closes,
@@ -68,8 +70,10 @@ pub fn learn<'a>(
     (groups, constants): (&'a [Group], &'a [ResponseConstants]),
     context: MinibatchContext,
 ) -> Result<Learned<'a>> {
+    context.meter.enter(Phase::Calibrate);
     let members = members(plan, groups, constants);
     let mut minibatch = Minibatch::prepare(learner, carried, plan, members, context)?;
+    context.meter.enter(Phase::Update);
     let mut pass = Pass::training(&learner.model.policy, plan.config.update.recompute)?;
     let tally = minibatch.accumulate(learner, &mut pass)?;
     let reuse = plan.config.update.reuse.map(|reuse| {
@@ -90,7 +94,7 @@ pub fn learn<'a>(
 /// The responses of one optimizer step, packed and calibrated.
 struct Minibatch<'p, 'a> {
     plan: &'p Plan,
-    context: MinibatchContext,
+    context: MinibatchContext<'p>,
     members: Vec<Member<'a>>,
     microbatches: Vec<Microbatch>,
     calibration: Calibration,
@@ -118,7 +122,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         carried: &Carried,
         plan: &'p Plan,
         mut members: Vec<Member<'a>>,
-        context: MinibatchContext,
+        context: MinibatchContext<'p>,
     ) -> Result<Self> {
         let wrap = |source| Error::Objective { step: context.step, microbatch: None, source };
         let lengths: Vec<usize> = members.iter().map(|m| m.scored.rollout.sequence_len()).collect();
@@ -160,6 +164,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
             }
             let (d_logp, d_entropy) = token_gradients(microbatch, members);
             pass.backward(policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+            context.meter.add(microbatch.sequences.len(), d_logp.len());
         }
         Ok(plan.objective.total(&tallies))
     }
@@ -170,7 +175,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let is_first = self.context.step == 1;
         let unreached = if is_first { unreached(&learner.gradients) } else { Vec::new() };
         let before = is_first.then(|| fingerprint(&learner.model.policy));
-        let learning_rate = config.learning_rate * config.schedule.factor(learner.counters.n_updates);
+        let learning_rate = self.plan.learning_rate(learner.counters.n_updates);
         let update = Update { lr: learning_rate, scale: tally.scale, max_norm: config.max_gradient_norm };
         let gradient_norm = match learner.step(update) {
             Ok(norm) => norm,

@@ -8,6 +8,7 @@ mod loops;
 use serde_json::{Map, Value, json};
 use stapo_core::record::{Metrics, Record, ResponseRecord, TokenRecord, parse_lines, parse_responses};
 use stapo_rl::device::{CpuOptions, Device};
+use stapo_rl::evaluation::Evaluated;
 use stapo_rl::run::{Checkpoint, Run, this_process};
 use stapo_rl::task::Programs;
 use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, train};
@@ -30,7 +31,7 @@ impl Quiet {
 }
 
 impl Watch for Quiet {
-    fn started(&mut self, _: f64) {}
+    fn started(&mut self, _: &Evaluated) {}
     fn stepped(&mut self, metrics: &Metrics) {
         self.step = metrics.step;
     }
@@ -89,6 +90,7 @@ fn timeless(mut metrics: Vec<Metrics>) -> Vec<Metrics> {
     for m in &mut metrics {
         m.tokens_per_second.rollout = 0.0;
         m.tokens_per_second.update = 0.0;
+        (m.seconds, m.wall_seconds, m.memory_bytes) = (None, None, None);
     }
     metrics
 }

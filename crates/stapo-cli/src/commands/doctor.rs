@@ -13,7 +13,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 pub struct Args {
     /// Where runs go.
-    #[arg(long, value_name = "DIR", default_value = "runs")]
+    #[arg(short, long, value_name = "DIR", default_value = "runs")]
     out: PathBuf,
 
     /// One JSON object, sizes in bytes.

@@ -1,21 +1,19 @@
 //! `stapo generate`: continues prompts.
 
-use crate::shared::option::{fraction, positive, share, temperature, threads};
-use crate::shared::prompts::{Choice, PromptRecord, choice, for_each_record, open_model, prompt};
+use crate::shared::model::ModelArgs;
+use crate::shared::option::{KvMemory, fraction, positive, share, temperature};
+use crate::shared::prompts::{Choice, PromptOptions, PromptRecord, choice, for_each_record, prompt};
 use crate::shared::terminal::output;
-use crate::shared::units::parse_size;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde_json::Value;
 use stapo_rl::LoadedModel;
-use stapo_rl::device::DeviceName;
 use stapo_rl::inference::{
     Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
-    Ticket,
+    StopTexts, Ticket,
 };
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -23,9 +21,8 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["prompt", "chat", "input"]))]
 pub struct Args {
-    /// Hugging Face folder, GGUF file, or run folder (its newest checkpoint).
-    #[arg(long, value_name = "DIR|FILE|RUN")]
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Text to continue as it is.
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
@@ -53,6 +50,8 @@ pub struct Args {
     /// Take the likeliest token each time.
     #[arg(long, conflicts_with_all = ["temperature", "top_p", "top_k", "min_p"])]
     greedy: bool,
+    #[command(flatten)]
+    prompts: PromptOptions,
     /// Longest response.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive)]
     max_tokens: usize,
@@ -64,31 +63,27 @@ pub struct Args {
     /// Likeliest tokens to list in each place, with --json.
     #[arg(long, value_name = "N", default_value_t = 0, requires = "json")]
     alternatives: usize,
-    /// Memory for keys and values, such as 512M or 4G.
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
-    kv_memory: u64,
-    /// cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
-    device: DeviceName,
-    /// CPU threads; all cores, if not given.
-    #[arg(long, value_parser = threads)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    kv: KvMemory,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let model = open_model(&args.model, args.device, args.threads)?;
+    let model = args.model.open()?;
     let settings = EngineSettings {
         seed: args.seed,
         rule: rule(args),
         n_alternatives: args.alternatives,
-        kv_bytes: usize::try_from(args.kv_memory)?,
+        kv_bytes: args.kv.bytes()?,
         ..EngineSettings::default()
     };
     let mut memory = EngineMemory::new();
     let mut engine = Engine::new(&model.policy, &mut memory, settings)?;
+    if !args.prompts.stop.is_empty() {
+        engine.stop_at(StopTexts::new(model.tokenizer()?, &args.prompts.stop));
+    }
     let mut submitted = BTreeMap::new();
     let mut submit = |line: usize, record: &PromptRecord| -> Result<(Ticket, usize)> {
-        let prompt = prompt(&model, record)?;
+        let prompt = prompt(&model, record, &args.prompts.chat_arguments)?;
         let n_prompt = prompt.len();
         let request = Request {
             problem: line as u64 - 1,

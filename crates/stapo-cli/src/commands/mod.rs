@@ -1,5 +1,6 @@
 //! The commands of the binary: each is a file or folder with an `Args` and a `run`.
 
+pub mod completions;
 pub mod doctor;
 pub mod eval;
 pub mod experiment;
@@ -7,7 +8,9 @@ pub mod export;
 pub mod fetch;
 pub mod generate;
 pub mod grade;
+pub mod init;
 pub mod inspect;
+pub mod man;
 pub mod model;
 pub mod objective;
 pub mod plan;
@@ -18,3 +21,4 @@ pub mod runs;
 pub mod score;
 pub mod train;
 pub mod verify_run;
+pub mod version;

@@ -1,8 +1,10 @@
 //! `stapo model`: describes a model, or converts it to a Hugging Face folder.
 
+use crate::shared::model::Fetch;
 use crate::shared::units::{grouped, parse_size, short, size};
 use anyhow::{Result, bail};
 use serde_json::json;
+use stapo_rl::FoundModel;
 use stapo_rl::model_files::{Existing, ExportOptions, ModelError, Precision, Pretrained, RopeKind, export};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,17 +26,20 @@ enum ModelCommand {
 
 #[derive(clap::Args)]
 struct InfoArgs {
-    /// A Hugging Face folder or a GGUF file.
-    model: PathBuf,
+    /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), RUN@STEP, builtin, or a name on the
+    /// hub such as Qwen/Qwen3-0.6B.
+    model: String,
     /// One JSON object, sizes in bytes.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    fetch: Fetch,
 }
 
 #[derive(clap::Args)]
 struct ConvertArgs {
-    /// A Hugging Face folder or a GGUF file.
-    input: PathBuf,
+    /// A Hugging Face folder, a GGUF file, builtin, or a name on the hub.
+    input: String,
     /// The folder to create.
     output: PathBuf,
     /// Type of the weights written. Quantised blocks are decoded exactly only by f32.
@@ -50,6 +55,8 @@ struct ConvertArgs {
     /// Replace the output folder if it holds a model.
     #[arg(long)]
     replace: bool,
+    #[command(flatten)]
+    fetch: Fetch,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -67,11 +74,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn convert(args: &ConvertArgs) -> Result<ExitCode> {
-    let mut model = Pretrained::open(&args.input)?;
+    let found = args.fetch.find(&args.input)?;
+    if found.step().is_some() {
+        let (run, out) = (&args.input, args.output.display());
+        bail!("model {run}: is a run's checkpoint\nhint: stapo export {run} --out {out}");
+    }
+    let files = found.files()?;
+    let mut model = Pretrained::open(&files.path)?;
     if args.tie_embeddings {
         model.tie_embeddings()?;
     }
-    if same_folder(&args.input, &args.output) {
+    if same_folder(&files.path, &args.output) {
         bail!("output {}: is the model being read", args.output.display());
     }
     let options = ExportOptions {
@@ -110,11 +123,13 @@ fn same_folder(input: &Path, output: &Path) -> bool {
 }
 
 fn describe(args: &InfoArgs) -> Result<ExitCode> {
-    let model = Pretrained::open(&args.model)?;
+    let found = args.fetch.find(&args.model)?;
+    let files = found.files()?;
+    let model = Pretrained::open(&files.path)?;
     if args.json {
-        println!("{:#}", as_json(&args.model, &model));
+        println!("{:#}", as_json(&found, &model));
     } else {
-        print_lines(&args.model, &model);
+        print_lines(&found, &model);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -131,11 +146,12 @@ fn stored(model: &Pretrained) -> BTreeMap<&'static str, u64> {
     by_encoding
 }
 
-fn as_json(path: &Path, model: &Pretrained) -> serde_json::Value {
+fn as_json(found: &FoundModel, model: &Pretrained) -> serde_json::Value {
     let config = &model.config;
     let n = config.n_parameters();
     json!({
-        "path": path.display().to_string(),
+        "path": found.pinned.to_string(),
+        "step": found.step(),
         "format": model.format(),
         "family": config.family.name(),
         "architecture": config.family.architecture(),
@@ -170,7 +186,7 @@ fn as_json(path: &Path, model: &Pretrained) -> serde_json::Value {
 /// Bytes per parameter: f32 weight, gradient, and Adam's two moments.
 const TRAINING_BYTES: u64 = 16;
 
-fn print_lines(path: &Path, model: &Pretrained) {
+fn print_lines(found: &FoundModel, model: &Pretrained) {
     let config = &model.config;
     let n = config.n_parameters();
     let kv = config.kv_numbers_per_token();
@@ -182,9 +198,13 @@ fn print_lines(path: &Path, model: &Pretrained) {
         (_, true) => ", q/k/v bias",
         _ => "",
     };
+    let format = match found.step() {
+        Some(step) => format!("checkpoint of step {step}, trained from {}", model.format()),
+        None => model.format().to_string(),
+    };
     let ids = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     let mut lines = vec![
-        ("model", format!("{} ({})", path.display(), model.format())),
+        ("model", format!("{} ({format})", found.pinned)),
         ("family", format!("{} ({})", config.family.name(), config.family.architecture())),
         ("parameters", format!("{} ({})", grouped(n), short(n))),
         (

@@ -8,11 +8,11 @@ use crate::shared::stop::{self, Stop};
 use crate::shared::{clock, run_folder};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{PretrainMetrics, Record};
-use stapo_rl::device::{Device, DeviceName};
+use stapo_rl::device::DeviceName;
 use stapo_rl::identity;
 use stapo_rl::model_files::{Existing, ExportOptions, Precision};
 use stapo_rl::pretrain::{
-    InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain,
+    InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, file_kind, pretrain,
 };
 use stapo_rl::run::{Run, hash_file};
 use stapo_rl::untrusted::read_text;
@@ -21,11 +21,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Trains a model on texts, next token by next token.
+/// Trains a model on texts, next token by next token, from scratch or from a model.
 ///
 /// Without a config it makes the built-in base model anew: a small Qwen3-shaped model learns worked solutions that are
-/// wrong now and then. With `loss_on = "response"` and a model to start from, this is supervised fine-tuning. The
-/// trained model ends up in RUN/model, a Hugging Face folder.
+/// wrong now and then. The trained model ends up in RUN/model, a Hugging Face folder.
 #[derive(clap::Args)]
 pub struct Args {
     /// What to train on what, as TOML.
@@ -35,8 +34,8 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
-    /// The run folder.
-    #[arg(long, value_name = "DIR", required_unless_present = "resume")]
+    /// The run folder; by default runs/<time>-<name>.
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 
     /// Goes on with an interrupted run.
@@ -51,9 +50,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
-    device: DeviceName,
+    /// cpu, cuda or cuda:N, in place of the config's.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceName>,
 
     /// Threads on the CPU; all cores by default. The results are the same bits for every number.
     #[arg(long, value_parser = threads)]
@@ -63,15 +62,66 @@ pub struct Args {
     allow: AllowCommand,
 }
 
+/// Fine-tunes a model on given answers: conversations, or prompts with responses.
+///
+/// Only the assistant's tokens have a loss. Rows are packed without padding. The trained model ends up in RUN/model, a
+/// Hugging Face folder that `train`, `eval` and `generate` take.
+#[derive(clap::Args)]
+#[command(after_help = "Example: stapo sft --model models/Qwen3-0.6B --data answers.jsonl --out runs/sft")]
+pub struct SftArgs {
+    #[command(flatten)]
+    common: Args,
+
+    /// The model to start from, in place of the config's.
+    #[arg(long, value_name = "MODEL", conflicts_with = "resume")]
+    model: Option<String>,
+
+    /// A .jsonl or .parquet file: rows with messages, or with prompt and response; in place of the config's.
+    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
+    data: Option<String>,
+}
+
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let built_in = include_str!("../../../../configs/base.toml");
+    train_on_texts(
+        args,
+        "pretrain",
+        &Base { defaults: PretrainConfig::default(), text: built_in, set: vec![] },
+    )
+}
+
+pub fn run_sft(args: &SftArgs) -> Result<ExitCode> {
+    let common = &args.common;
+    if common.config.is_none() && common.resume.is_none() && (args.model.is_none() || args.data.is_none()) {
+        bail!("nothing to train on\nhint: stapo sft --model MODEL --data FILE, or stapo sft CONFIG");
+    }
+    let model = args.model.as_ref().map(|model| match model.as_str() {
+        "builtin" => "model={kind=\"builtin\"}".to_string(),
+        path => format!("model={{kind=\"path\",path={}}}", toml::Value::from(path)),
+    });
+    let data = args.data.as_ref().map(|path| {
+        format!("data={{kind=\"{}\",path={}}}", file_kind(path), toml::Value::from(path.as_str()))
+    });
+    let set = model.into_iter().chain(data).collect();
+    train_on_texts(common, "sft", &Base { defaults: PretrainConfig::fine_tuning(), text: "", set })
+}
+
+/// What a config is laid over.
+struct Base {
+    defaults: PretrainConfig,
+    /// The config where none is named.
+    text: &'static str,
+    /// Settings of the command line beside `--set`.
+    set: Vec<String>,
+}
+
+fn train_on_texts(args: &Args, command: &str, base: &Base) -> Result<ExitCode> {
     let stop = stop::on_signals()?;
-    let device = run_folder::device(args.device, args.threads, Use::Training)?;
     // A fresh model's files, which are exported with the trained weights.
     let scratch = tempfile::tempdir().context("temporary folder")?;
-    let (config, mut run, mut pretrainer) = match (&args.resume, &args.out) {
-        (Some(folder), _) => reopen(args, folder, scratch.path(), &device)?,
-        (None, Some(folder)) => begin(args, folder, scratch.path(), &device)?,
-        (None, None) => bail!("no run folder\nhint: name one with --out"),
+    let (config, mut run, mut pretrainer) = match &args.resume {
+        Some(folder) => reopen(args, folder, scratch.path())?,
+        None => begin(args, base, scratch.path())?,
     };
     let mut view = PretrainView {
         json: args.json,
@@ -94,7 +144,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let folder = run.folder().display();
     if pretrainer.learner.counters.step < config.steps {
         eprintln!(
-            "stopped after {} steps; go on with stapo pretrain --resume {folder}",
+            "stopped after {} steps; go on with stapo {command} --resume {folder}",
             pretrainer.learner.counters.step
         );
         return Ok(ExitCode::from(stop.exit_status()));
@@ -116,30 +166,45 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 type Opened = (PretrainConfig, Run, Pretrainer);
 
-fn begin(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Opened> {
+/// The settings of the command line: those of the command itself, `--set`, and `--device` as one of them.
+fn settings(args: &Args, own: &[String]) -> Vec<String> {
+    let device = args.device.map(|device| format!("device={device}"));
+    own.iter().cloned().chain(args.set.iter().cloned()).chain(device).collect()
+}
+
+fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     let text = match &args.config {
         Some(path) => read_text(path).with_context(|| format!("config {}", path.display()))?,
-        None => include_str!("../../../../configs/base.toml").to_string(),
+        None => base.text.to_string(),
     };
-    let config = PretrainConfig::from_toml(&text, args.set.iter().map(String::as_str))?;
+    let set = settings(args, &base.set);
+    let mut config = PretrainConfig::over(base.defaults.clone(), &text, set.iter().map(String::as_str))?;
+    config.check()?;
+    let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&config.name));
     if folder.exists() {
-        bail!(stapo_rl::Error::exists(folder));
+        bail!(stapo_rl::Error::exists(&folder));
     }
-    let identity = identity::of_pretraining(&config, args.device, PROGRAM)?;
+    let identity = identity::of_pretraining(&config, PROGRAM)?;
     // The model and the texts are opened before the run folder is made, so that a bad config leaves no folder behind.
     let programs = args.allow.of_config(args.config.as_deref());
-    let pretrainer = Pretrainer::new(&config, start, device, programs)?;
-    let run = Run::create(folder, &text, &config.to_toml(), identity, &writer(args.device))?;
+    let device = run_folder::device(config.device(), args.threads, Use::Training)?;
+    let pretrainer = Pretrainer::new(&config, start, &device, programs)?;
+    config.steps = pretrainer.steps(&config)?;
+    config.epochs = None;
+    let run = Run::create(&folder, &text, &config.to_toml(), identity, &writer(config.device()))?;
     Ok((config, run, pretrainer))
 }
 
-fn reopen(args: &Args, folder: &Path, start: &Path, device: &Device) -> Result<Opened> {
-    let identity = |config: &PretrainConfig| identity::of_pretraining(config, args.device, PROGRAM);
-    let interrupted = InterruptedPretraining::open(folder, &args.set, args.accept_changes, identity)?;
+fn reopen(args: &Args, folder: &Path, start: &Path) -> Result<Opened> {
+    let identity = |config: &PretrainConfig| identity::of_pretraining(config, PROGRAM);
+    let set = settings(args, &[]);
+    let interrupted = InterruptedPretraining::open(folder, &set, args.accept_changes, identity)?;
     for error in &interrupted.reopening.refused {
         eprintln!("warning: {error}; going back to the checkpoint before");
     }
-    Ok(interrupted.resume(&writer(args.device), start, device, args.allow.of_run())?)
+    let device_name = interrupted.config.device();
+    let device = run_folder::device(device_name, args.threads, Use::Training)?;
+    Ok(interrupted.resume(&writer(device_name), start, &device, args.allow.of_run())?)
 }
 
 struct PretrainView {
@@ -180,6 +245,10 @@ impl WatchPretrain for PretrainView {
             metrics.tokens_per_second,
             clock::span(left),
         );
+    }
+
+    fn warned(&mut self, text: &str) {
+        eprintln!("warning: {text}");
     }
 
     fn wants_stop(&mut self) -> bool {

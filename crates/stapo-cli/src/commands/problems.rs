@@ -2,14 +2,18 @@
 
 use crate::shared::run_folder;
 use crate::shared::terminal::output;
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use serde_json::json;
+use stapo_core::Problem;
+use stapo_rl::Error;
+use stapo_rl::prompting::{PromptModel, Prompting, fit_prompts};
 use stapo_rl::task::{Mistakes, Programs, Split, Task};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Shows what a config's task asks: prompts and references, in the order a run draws them.
+/// Shows what a config's task asks: the very text that the model gets, its number of tokens and the reference, in the
+/// order a run draws them.
 #[derive(clap::Args)]
 pub struct Args {
     /// A training config, as TOML, or a run folder; the built-in run where absent.
@@ -26,11 +30,15 @@ pub struct Args {
     #[arg(short, default_value_t = 10)]
     n: usize,
 
-    /// With a worked solution each (arithmetic and countdown).
+    /// With a worked solution each (arithmetic, countdown, and files with task.solution_field).
     #[arg(long)]
     solutions: bool,
 
-    /// JSON lines.
+    /// Leaves the model out: shows the task's prompts, not rendered and without numbers of tokens.
+    #[arg(long)]
+    no_model: bool,
+
+    /// JSON lines: id, prompt, reference, and text and prompt_tokens as the model gets them.
     #[arg(long)]
     json: bool,
 }
@@ -44,7 +52,22 @@ enum Which {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (_, plan) = run_folder::read_plan(args.config.as_deref(), &args.set)?;
     // Nothing is judged, so a verifier program has no reason to start, whosever the config is.
-    let task = Task::open_with(&plan.task, Programs::Never)?;
+    let mut task = Task::open_with(&plan.task, Programs::Never)?;
+    let model = if args.no_model {
+        None
+    } else {
+        let hint = "hint: --no-model shows the prompts without the model";
+        Some(PromptModel::open(&plan.config.model).map_err(|error| anyhow!("{error}\n{hint}"))?)
+    };
+    let prompting = model.as_ref().map(|model| model.prompting(&plan.style)).transpose()?;
+    if let Some(prompting) = &prompting {
+        match fit_prompts(&plan, prompting, &mut task) {
+            Ok(left_out) => left_out.iter().for_each(|text| eprintln!("warning: {text}")),
+            // Prompts that a run refuses for their length are shown all the same, so that they can be looked at.
+            Err(refused @ Error::LongPrompts { .. }) => eprintln!("warning: {refused}"),
+            Err(other) => return Err(other.into()),
+        }
+    }
     let problems = match args.split {
         Which::HeldOut => task.held_out(args.n),
         Which::Train => (0..args.n as u64)
@@ -54,18 +77,68 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut out = std::io::BufWriter::new(output());
     for problem in problems {
         let solution = if args.solutions { Some(task.solution(&problem, &Mistakes::NONE)?) } else { None };
+        let asked = model.as_ref().zip(prompting.as_ref());
+        let asked = asked.map(|(model, prompting)| asked_of(model, prompting, &problem)).transpose()?;
         if args.json {
-            let mut line =
-                json!({"id": problem.id, "prompt": problem.prompt, "reference": problem.reference});
-            if let Some(solution) = solution {
-                line["solution"] = solution.into();
-            }
-            writeln!(out, "{line}")?;
+            write_json(&mut out, &problem, asked, solution)?;
         } else {
-            let answer = solution.unwrap_or(problem.reference);
-            writeln!(out, "{}\n    {answer}", problem.prompt)?;
+            write_text(&mut out, &problem, asked, solution)?;
         }
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the model gets: the text with special tokens written out, and its tokens.
+struct Asked {
+    text: String,
+    tokens: Vec<u32>,
+}
+
+fn asked_of(model: &PromptModel, prompting: &Prompting, problem: &Problem) -> Result<Asked> {
+    let tokens = prompting.tokens(problem)?;
+    Ok(Asked { text: model.tokenizer.decode_all(&tokens)?, tokens })
+}
+
+fn write_json(
+    out: &mut impl Write,
+    problem: &Problem,
+    asked: Option<Asked>,
+    solution: Option<String>,
+) -> Result<()> {
+    let mut line = json!(problem);
+    if let Some(asked) = asked {
+        line["text"] = asked.text.into();
+        line["prompt_tokens"] = asked.tokens.into();
+    }
+    if let Some(solution) = solution {
+        line["solution"] = solution.into();
+    }
+    Ok(writeln!(out, "{line}")?)
+}
+
+fn write_text(
+    out: &mut impl Write,
+    problem: &Problem,
+    asked: Option<Asked>,
+    solution: Option<String>,
+) -> Result<()> {
+    let Problem { id, earlier_turns, prompt, reference } = problem;
+    match asked {
+        Some(asked) => {
+            writeln!(out, "--- {id}: {} tokens, reference {reference}", asked.tokens.len())?;
+            writeln!(out, "{}", asked.text)?;
+        }
+        None => {
+            writeln!(out, "--- {id}: reference {reference}")?;
+            for turn in earlier_turns {
+                writeln!(out, "[{}] {}", turn.role, turn.content)?;
+            }
+            writeln!(out, "{prompt}")?;
+        }
+    }
+    if let Some(solution) = solution {
+        writeln!(out, "    {solution}")?;
+    }
+    Ok(())
 }

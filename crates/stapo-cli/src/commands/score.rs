@@ -1,25 +1,23 @@
 //! `stapo score`: log-probs, entropies and collisions of given responses.
 
-use crate::shared::option::{temperature, threads};
-use crate::shared::prompts::{Choice, PromptRecord, choice, for_each_record, open_model, prompt};
+use crate::shared::model::ModelArgs;
+use crate::shared::option::temperature;
+use crate::shared::prompts::{Choice, PromptRecord, check_characters, choice, for_each_record, prompt};
 use crate::shared::terminal::{Output, output};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
 use stapo_rl::LoadedModel;
-use stapo_rl::device::DeviceName;
 use stapo_rl::inference::{HeadOptions, PackedBatch, Pass, TokenScores};
 use std::io::{BufWriter, Write};
 use std::ops::Range;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Log-probability, entropy and collision of every response token, as JSON lines.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Hugging Face folder, GGUF file, or run folder (its newest checkpoint).
-    #[arg(long, value_name = "DIR|FILE|RUN")]
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelArgs,
     /// JSON lines: `{"tokens": [..], "prompt_tokens": n}`, or a prompt (`prompt`, `chat` or `messages`) and a
     /// `response`; `id` comes back. `-` = standard input.
     #[arg(long, value_name = "FILE")]
@@ -30,19 +28,13 @@ pub struct Args {
     /// Divides the logits.
     #[arg(long, default_value_t = 1.0, value_parser = temperature)]
     temperature: f64,
-    /// cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
-    device: DeviceName,
-    /// CPU threads; all cores, if not given.
-    #[arg(long, value_parser = threads)]
-    threads: Option<usize>,
 }
 
 /// Tokens per forward pass; a longer record gets a pass of its own.
 const BATCH_TOKENS: usize = 4096;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let model = open_model(&args.model, args.device, args.threads)?;
+    let model = args.model.open()?;
     let options = HeadOptions { temperature: args.temperature, n_alternatives: args.alternatives };
     let pass = Pass::scoring(&model.policy)?;
     let out = BufWriter::new(output());
@@ -139,13 +131,14 @@ impl Scorer<'_> {
 
 /// A record's tokens, and how many of them are the prompt's.
 fn tokens(model: &LoadedModel, record: &PromptRecord) -> Result<(Vec<u32>, usize)> {
-    let mut tokens = prompt(model, record)?;
+    let mut tokens = prompt(model, record, &serde_json::Map::new())?;
     let n_prompt = match (&record.tokens, &record.response) {
         (Some(_), None) => record.prompt_tokens.context("prompt_tokens is missing")?,
         (Some(_), Some(_)) => bail!("both tokens and response, expected one"),
         (None, None) => bail!("no response to score"),
         (None, Some(response)) => {
             let n_prompt = tokens.len();
+            check_characters(model, response)?;
             tokens.extend(model.tokenizer()?.encode_rendered(response)?);
             n_prompt
         }

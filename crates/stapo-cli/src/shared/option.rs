@@ -1,7 +1,35 @@
 //! Values of command-line options, checked as they are read.
 
+use crate::shared::units::parse_size;
+use anyhow::{Context, Result};
+
+/// Memory for keys and values.
+#[derive(clap::Args)]
+pub struct KvMemory {
+    /// Memory for keys and values, such as 512M or 4G.
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    kv_memory: u64,
+
+    /// The same in MiB, under the name of the config's key.
+    #[arg(long, value_name = "MIB", hide = true, conflicts_with = "kv_memory", value_parser = positive)]
+    kv_mib: Option<usize>,
+}
+
+impl KvMemory {
+    pub fn bytes(&self) -> Result<usize> {
+        let mib = |mib: usize| mib.checked_mul(1 << 20);
+        let bytes = self.kv_mib.map_or(usize::try_from(self.kv_memory).ok(), mib);
+        bytes.context("--kv-memory: more than this machine can address")
+    }
+
+    /// In MiB, rounded up.
+    pub fn mib(&self) -> Result<usize> {
+        Ok(self.bytes()?.div_ceil(1 << 20))
+    }
+}
+
 /// Above 0 and finite.
-pub fn temperature(text: &str) -> Result<f64, String> {
+pub fn temperature(text: &str) -> std::result::Result<f64, String> {
     match number(text)? {
         0.0 => Err("0 would divide by nothing; the likeliest token each time is --greedy".into()),
         value if value > 0.0 => Ok(value),
@@ -10,19 +38,19 @@ pub fn temperature(text: &str) -> Result<f64, String> {
 }
 
 /// Above 0, at most 1.
-pub fn fraction(text: &str) -> Result<f64, String> {
+pub fn fraction(text: &str) -> std::result::Result<f64, String> {
     let value = number(text)?;
     if value > 0.0 && value <= 1.0 { Ok(value) } else { Err(format!("{value} is not above 0 and at most 1")) }
 }
 
 /// From 0 to 1.
-pub fn share(text: &str) -> Result<f64, String> {
+pub fn share(text: &str) -> std::result::Result<f64, String> {
     let value = number(text)?;
     if (0.0..=1.0).contains(&value) { Ok(value) } else { Err(format!("{value} is not from 0 to 1")) }
 }
 
 /// At least 1.
-pub fn positive(text: &str) -> Result<usize, String> {
+pub fn positive(text: &str) -> std::result::Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err(format!("{text:?} is not a whole number of at least 1")),
         Ok(value) => Ok(value),
@@ -30,14 +58,22 @@ pub fn positive(text: &str) -> Result<usize, String> {
 }
 
 /// From 1 to 1024.
-pub fn threads(text: &str) -> Result<usize, String> {
+pub fn threads(text: &str) -> std::result::Result<usize, String> {
     match text.parse() {
         Ok(value @ 1..=1024) => Ok(value),
         _ => Err(format!("{text:?} is not a number of threads from 1 to 1024")),
     }
 }
 
-fn number(text: &str) -> Result<f64, String> {
+/// A name without the blanks around it, as in a list whose commas are followed by blanks.
+pub fn trimmed(text: &str) -> std::result::Result<String, String> {
+    match text.trim() {
+        "" => Err("a name is empty: write NAME,NAME or NAME NAME".to_string()),
+        name => Ok(name.to_string()),
+    }
+}
+
+fn number(text: &str) -> std::result::Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
     if value.is_finite() { Ok(value) } else { Err(format!("{text} is not finite")) }
 }

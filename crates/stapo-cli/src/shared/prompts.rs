@@ -1,15 +1,11 @@
-//! The input of `generate` and `score`: a model opened without training, and JSON lines turned into tokens.
+//! The input of `generate` and `score`: JSON lines turned into tokens.
 
 use crate::shared::input::{self, Line, MAX_LINE_BYTES};
-use crate::shared::run_folder::{self, Use};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use stapo_rl::LoadedModel;
-use stapo_rl::device::DeviceName;
 use stapo_rl::inference::Message;
-use stapo_rl::model_files::Pretrained;
-use std::path::Path;
 
 /// A record of the input. Which fields must be there depends on the command.
 #[derive(Deserialize, Default)]
@@ -39,16 +35,19 @@ pub struct ChatMessage {
     content: String,
 }
 
-/// Opens a model, with or without a tokenizer; a run folder stands for its newest checkpoint. `threads` overrides the
-/// number of CPU threads that the environment or the machine gives.
-pub fn open_model(path: &Path, device: DeviceName, threads: Option<usize>) -> Result<LoadedModel> {
-    let device = run_folder::device(device, threads, Use::Reading)?;
-    if run_folder::is_run(path) {
-        let (model, _, _) = run_folder::open_model(path, &device)?;
-        return Ok(model);
-    }
-    let pretrained = Pretrained::open(path).with_context(|| format!("model {}", path.display()))?;
-    Ok(LoadedModel::load_tokens_or_text(&pretrained, &device)?)
+/// How prompts are rendered and where responses end.
+#[derive(clap::Args)]
+pub struct PromptOptions {
+    /// Variables of the chat template, as JSON: '{"enable_thinking": false}'.
+    #[arg(long, value_name = "JSON", value_parser = chat_arguments, default_value = "{}", hide_default_value = true)]
+    pub chat_arguments: Map<String, Value>,
+    /// Ends a response at this text too; may be repeated.
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub stop: Vec<String>,
+}
+
+fn chat_arguments(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))
 }
 
 pub fn choice(model: &LoadedModel, token: u32, logp: f32) -> Result<Choice> {
@@ -56,7 +55,11 @@ pub fn choice(model: &LoadedModel, token: u32, logp: f32) -> Result<Choice> {
 }
 
 /// The tokens of a record's prompt, from the one field that gives it.
-pub fn prompt(model: &LoadedModel, record: &PromptRecord) -> Result<Vec<u32>> {
+pub fn prompt(
+    model: &LoadedModel,
+    record: &PromptRecord,
+    chat_arguments: &Map<String, Value>,
+) -> Result<Vec<u32>> {
     let given =
         [record.prompt.is_some(), record.chat.is_some(), record.messages.is_some(), record.tokens.is_some()];
     match given.into_iter().filter(|&is_given| is_given).count() {
@@ -65,20 +68,41 @@ pub fn prompt(model: &LoadedModel, record: &PromptRecord) -> Result<Vec<u32>> {
         n => bail!("{n} prompts, expected one of prompt, chat, messages, tokens"),
     }
     if let Some(text) = &record.prompt {
+        check_characters(model, text)?;
         return Ok(model.tokenizer()?.encode(text)?);
     }
     if let Some(text) = &record.chat {
-        return chat(model, &[Message { role: "user".into(), content: text.clone() }]);
+        return chat(model, &[Message { role: "user".into(), content: text.clone() }], chat_arguments);
     }
     if let Some(messages) = &record.messages {
         let plain = |m: &ChatMessage| Message { role: m.role.clone(), content: m.content.clone() };
-        return chat(model, &messages.iter().map(plain).collect::<Vec<_>>());
+        return chat(model, &messages.iter().map(plain).collect::<Vec<_>>(), chat_arguments);
     }
     Ok(record.tokens.clone().unwrap_or_default())
 }
 
-fn chat(model: &LoadedModel, messages: &[Message]) -> Result<Vec<u32>> {
-    match model.encode_chat(messages)? {
+/// How many characters a refusal lists.
+const LISTED: usize = 10;
+
+/// Refuses a text with characters that the model's tokenizer would lose.
+pub fn check_characters(model: &LoadedModel, text: &str) -> Result<()> {
+    let lost = model.tokenizer()?.lost_characters(text)?;
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let named: Vec<String> = lost.iter().take(LISTED).map(|c| format!("{c:?}")).collect();
+    let more = if lost.len() > LISTED { format!(" and {} more", lost.len() - LISTED) } else { String::new() };
+    bail!(
+        "the model's tokenizer has no token for {}{more}\nhint: leave these characters out; the built-in model reads arithmetic such as 12+30=",
+        named.join(", ")
+    )
+}
+
+fn chat(model: &LoadedModel, messages: &[Message], arguments: &Map<String, Value>) -> Result<Vec<u32>> {
+    if model.template.is_some() {
+        messages.iter().try_for_each(|message| check_characters(model, &message.content))?;
+    }
+    match model.encode_chat(messages, arguments)? {
         Some(tokens) => Ok(tokens),
         None => bail!("the model has no chat template\nhint: give the whole text as prompt"),
     }

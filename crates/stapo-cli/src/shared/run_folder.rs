@@ -1,28 +1,41 @@
-//! Reading run folders: plans, checkpoints, records, hashes; and opening devices and models.
+//! Reading run folders: plans, checkpoints and records; and opening devices.
 
+use crate::shared::{clock, shipped};
 use anyhow::{Context, Result, bail};
 use stapo_core::ObjectiveSpec;
-use stapo_core::record::{self, FileHash, Record, ResponseRecord, changed_inputs};
-use stapo_rl::config::{ModelSource, States};
+use stapo_core::record::{self, Record, ResponseRecord};
+use stapo_core::settings::{self, SettingsError};
+use stapo_rl::config::{PlanError, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
 use stapo_rl::run::{Checkpoint, check_tree};
 use stapo_rl::task::Programs;
 use stapo_rl::train::Trainer;
 use stapo_rl::untrusted::{read_lines, read_text};
-use stapo_rl::{Config, LoadedModel, Plan, identity};
+use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// The text of a config, of the built-in config if none is given, and its resolved plan. A run folder stands for its
-/// `plan.toml`.
+/// `plan.toml`, and the name of a shipped config for that config.
 pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
     let text = match config {
         Some(run) if run.is_dir() => plan_text(run)?,
-        Some(path) => read_text(path).with_context(|| format!("config {}", path.display()))?,
-        None => include_str!("../../../../configs/stapo.toml").to_string(),
+        Some(path) => shipped::read("config", path, &shipped::CONFIGS)?,
+        None => shipped::read("config", Path::new("stapo"), &shipped::CONFIGS[..1])?,
     };
-    let config = Config::from_toml(&text, overrides.iter().map(String::as_str))?;
-    Ok((text, Plan::resolve(config)?))
+    let resolved = Config::from_toml(&text, overrides.iter().map(String::as_str)).map_err(PlanError::from);
+    let plan = resolved.and_then(Plan::resolve).map_err(|error| {
+        let file = config.map_or("the built-in config".to_string(), |path| path.display().to_string());
+        let place = match (error.key(), &error) {
+            (Some(key), _) => settings::place(&key, &file, &text, overrides.iter().map(String::as_str)),
+            // The message names the override.
+            (None, PlanError::Settings(SettingsError::Override { .. })) => return error.into(),
+            (None, _) => file,
+        };
+        anyhow::Error::new(error).context(place)
+    })?;
+    Ok((text, plan))
 }
 
 /// The resolved plan of a run.
@@ -33,21 +46,16 @@ pub fn plan(run: &Path) -> Result<Plan> {
 
 /// The text of `plan.toml`. A folder with links or pipes inside is refused.
 pub fn plan_text(run: &Path) -> Result<String> {
+    let remedy = "`stapo runs` lists the runs here, and `stapo train` makes one";
+    if !run.is_dir() {
+        bail!("run {}: no such folder\nhint: {remedy}", run.display());
+    }
     check_tree(run)?;
-    read_text(&run.join("plan.toml"))
-        .with_context(|| format!("run {}: no plan.toml, so this is no run folder", run.display()))
-}
-
-/// The newest checkpoint whose hashes are right; newer checkpoints that were refused are reported on standard error.
-pub fn newest_checkpoint(run: &Path) -> Result<Checkpoint> {
-    let (checkpoint, refused) = Checkpoint::newest(run)?;
-    for error in refused {
-        eprintln!("warning: {error}; taking the checkpoint before");
+    let path = run.join("plan.toml");
+    if path.symlink_metadata().is_err() {
+        bail!("run {}: no plan.toml, so this is no run folder\nhint: {remedy}", run.display());
     }
-    match checkpoint {
-        Some(checkpoint) => Ok(checkpoint),
-        None => bail!("run {}: no good checkpoint", run.display()),
-    }
+    read_text(&path).with_context(|| path.display().to_string())
 }
 
 /// A trainer with the state of a checkpoint.
@@ -60,23 +68,6 @@ pub fn trainer_at(
     let mut trainer = Trainer::new(plan, device, programs)?;
     trainer.learner.restore(checkpoint)?;
     Ok(trainer)
-}
-
-/// The model of a run with the weights of a checkpoint. The run's task is not opened. A model whose tokenizer, config or
-/// chat template is not that of the run is refused.
-pub fn model_at(plan: &Plan, checkpoint: &Checkpoint, device: &Device) -> Result<LoadedModel> {
-    if let Some(provenance) = &checkpoint.provenance {
-        let found = beside_weights(identity::of_source(&plan.config.model)?);
-        let mut changes = changed_inputs(&beside_weights(provenance.identity.inputs.clone()), &found);
-        changes.retain(|change| identity::is_model_file(&change.name));
-        if !changes.is_empty() {
-            let folder = checkpoint.path.clone();
-            bail!(stapo_rl::Error::ChangedModel { folder, changes });
-        }
-    }
-    let mut model = LoadedModel::open(&plan.config.model, device)?;
-    checkpoint.restore_weights(&mut model.policy)?;
-    Ok(model)
 }
 
 /// The purpose a device is opened for: trained weights need gradients and optimizer states besides.
@@ -181,30 +172,12 @@ fn check_columns(response: &ResponseRecord) -> Result<()> {
     Ok(())
 }
 
-/// A model by folder, GGUF file, run or the word `builtin`, the hashes of its files, and the training steps it has seen.
-pub fn open_model(path: &Path, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
-    if path == Path::new("builtin") {
-        let model = LoadedModel::open(&ModelSource::Builtin, device)?;
-        return Ok((model, identity::of_source(&ModelSource::Builtin)?, None));
-    }
-    if is_run(path) {
-        let plan = plan(path)?;
-        let checkpoint = newest_checkpoint(path)?;
-        let model = model_at(&plan, &checkpoint, device)?;
-        let mut inputs = identity::of_model(&checkpoint.path)?;
-        inputs.extend(beside_weights(identity::of_source(&plan.config.model)?));
-        return Ok((model, inputs, Some(checkpoint.counters.step)));
-    }
-    let model = LoadedModel::open_path(path, device)?;
-    Ok((model, identity::of_model(path)?, None))
-}
-
-/// The files of a model besides its weights.
-fn beside_weights(files: Vec<FileHash>) -> Vec<FileHash> {
-    files.into_iter().filter(|file| !file.name.starts_with("weights")).collect()
-}
-
-/// Whether the path is a run folder.
-pub fn is_run(path: &Path) -> bool {
-    path.join("plan.toml").symlink_metadata().is_ok()
+/// `runs/<UTC time>-<name>`, with a number appended if that folder exists.
+pub fn new_folder(name: &str) -> PathBuf {
+    let stem = format!("{}-{name}", clock::stamp(SystemTime::now()));
+    let numbered = (2..).map(|n| Path::new("runs").join(format!("{stem}-{n}")));
+    std::iter::once(Path::new("runs").join(&stem))
+        .chain(numbered)
+        .find(|folder| !folder.exists())
+        .unwrap_or_default()
 }

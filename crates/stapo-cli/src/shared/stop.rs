@@ -2,18 +2,42 @@
 //! ignored when the process started, as `nohup` and background shells do, stays ignored.
 
 use anyhow::{Context, Result};
-use std::sync::Arc;
+use std::fmt::{Debug, Formatter};
+use std::io::{IsTerminal, Write, stderr, stdin};
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 const SIGHUP: i32 = 1;
 const SIGINT: i32 = 2;
 const SIGTERM: i32 = 15;
 
+/// What the first signal does.
+pub const FINISHING: &str = "finishing this step and saving; Ctrl-C again ends at once";
+
+/// Which signal came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// The first, after which the command finishes its step.
+    Once,
+    /// A further one, after which the process ends at once.
+    Again,
+}
+
+/// Shows that a signal came.
+type Show = Box<dyn Fn(Asked) + Send>;
+
 /// Whether the command was asked to stop, and by which signal.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Stop {
     /// The number of the signal; 0 before the first.
     signal: Arc<AtomicI32>,
+    show: Arc<Mutex<Option<Show>>>,
+}
+
+impl Debug for Stop {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stop").field("signal", &self.signal()).finish_non_exhaustive()
+    }
 }
 
 impl Stop {
@@ -45,12 +69,34 @@ impl Stop {
         (128 + self.signal()) as u8
     }
 
+    /// Shows signals by `show` in place of a line on standard error, for a command that draws on the terminal.
+    pub fn show_by(&self, show: impl Fn(Asked) + Send + 'static) {
+        *self.show.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(show));
+    }
+
     fn took(&self, signal: i32) {
-        if !self.raise(signal) {
+        let asked = if self.raise(signal) { Asked::Once } else { Asked::Again };
+        match (&*self.show.lock().unwrap_or_else(PoisonError::into_inner), asked) {
+            (Some(show), _) => {
+                if signal == SIGINT && stdin().is_terminal() {
+                    undo_echo();
+                }
+                show(asked);
+            }
+            (None, Asked::Once) => eprintln!("\n{FINISHING}"),
+            (None, Asked::Again) => {}
+        }
+        if asked == Asked::Again {
             std::process::exit(128 + signal);
         }
-        eprintln!("\nfinishing this step and saving; Ctrl-C again ends at once");
     }
+}
+
+/// Takes back the `^C` that a terminal writes, which stands on a line of its own below a progress bar: the bar finds its
+/// lines by counting from the cursor.
+fn undo_echo() {
+    // A terminal that is gone shows nothing.
+    let _ = stderr().write_all(b"\r\x1b[2K\x1b[1A");
 }
 
 /// A stop that SIGINT, SIGTERM and SIGHUP raise.

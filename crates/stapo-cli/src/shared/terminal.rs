@@ -2,6 +2,62 @@
 
 use std::fmt::{Arguments, Write as _};
 use std::io::{ErrorKind, IsTerminal, Result, Write, stderr, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Leaves out everything on standard error but errors, from here on.
+pub fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Whether notes, warnings and progress are left out.
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// Whether an output is coloured: never with NO_COLOR, always with CLICOLOR_FORCE, else on a terminal that is not dumb.
+pub fn has_color(output: &impl IsTerminal) -> bool {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    if variable("NO_COLOR").is_some() {
+        return false;
+    }
+    let is_forced = variable("CLICOLOR_FORCE").is_some_and(|value| value != "0");
+    is_forced || (output.is_terminal() && variable("TERM").is_none_or(|term| term != "dumb"))
+}
+
+/// The words that begin a line of a message, with their colours.
+const WORDS: [(&str, &str); 4] =
+    [("error:", "1;31"), ("warning:", "1;33"), ("hint:", "1;36"), ("note:", "1;36")];
+
+/// A message with its first words coloured.
+fn colored(text: &str) -> String {
+    let color = |line: &str| {
+        let word = WORDS.iter().find_map(|(word, color)| Some((word, color, line.strip_prefix(word)?)));
+        word.map_or(line.to_string(), |(word, color, rest)| format!("\x1b[{color}m{word}\x1b[0m{rest}"))
+    };
+    text.split('\n').map(color).collect::<Vec<_>>().join("\n")
+}
+
+/// The text with lines of at most `width` columns where blanks allow; every line but the first begins with `indent`
+/// blanks, and the first has `indent` columns taken already.
+pub fn wrapped(text: &str, indent: usize, width: usize) -> String {
+    let mut out = String::new();
+    let mut column = indent;
+    for word in text.split_whitespace() {
+        let n = word.chars().count();
+        if column > indent && column + 1 + n > width {
+            let _ = write!(out, "\n{:indent$}", "");
+            column = indent;
+        } else if column > indent {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += n;
+    }
+    out
+}
 
 /// The text with every control character but line break and tab written as `\u001b`, the way JSON writes it. Characters
 /// that turn the direction of writing, and so make a text look like another, count as control characters.
@@ -26,9 +82,15 @@ pub fn print_line(text: Arguments) {
     }
 }
 
-/// Prints a line on standard error. A failure is ignored: standard error may be closed.
+/// Prints a line on standard error; a quiet program prints only errors. A failure is ignored: standard error may be
+/// closed.
 pub fn print_note(text: Arguments) {
-    let _ = stderr().write_all(format!("{}\n", plain(&text.to_string())).as_bytes());
+    let text = plain(&text.to_string());
+    if is_quiet() && !text.starts_with("error:") {
+        return;
+    }
+    let text = if has_color(&stderr()) { colored(&text) } else { text };
+    let _ = stderr().write_all(format!("{text}\n").as_bytes());
 }
 
 /// Reports that standard output cannot be written, and returns the exit status.
@@ -84,5 +146,20 @@ mod tests {
             "a\\u001b]0;x\\u0007\\u009b2J\\u007f\\u000d\n\té"
         );
         assert_eq!(plain("\u{202e}abc"), "\\u202eabc");
+    }
+
+    #[test]
+    fn only_the_first_word_of_a_line_is_colored() {
+        assert_eq!(
+            colored("error: x: error: y\nhint: z"),
+            "\x1b[1;31merror:\x1b[0m x: error: y\n\x1b[1;36mhint:\x1b[0m z"
+        );
+    }
+
+    #[test]
+    fn lines_break_at_blanks_and_keep_their_indent() {
+        assert_eq!(wrapped("one two three", 4, 12), "one two\n    three");
+        assert_eq!(wrapped("unbreakable", 4, 8), "unbreakable");
+        assert_eq!(wrapped("", 4, 8), "");
     }
 }

@@ -57,6 +57,8 @@ pub enum EventKind {
 pub enum StopReason {
     Done,
     TargetReached,
+    /// `evaluation.patience` evaluations in a row were no better than the best one before.
+    NoImprovement,
     /// SIGINT, SIGTERM or SIGHUP; `text` names the signal.
     Signal,
     Error,

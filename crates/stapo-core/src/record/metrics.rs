@@ -12,6 +12,13 @@ pub struct Metrics {
     pub step: u64,
     /// Of the weighted sum, where a run has several rewards.
     pub reward_mean: f64,
+    /// Sample standard deviation of the rewards over all responses; absent for a single response, and in files written
+    /// without this key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward_std: Option<f64>,
+    /// Share of the groups whose rewards are all equal, from which the update learns nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub equal_rewards_share: Option<f64>,
     /// The mean of each reward by its name; empty for a run without `[[rewards]]`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rewards: BTreeMap<String, f64>,
@@ -23,8 +30,17 @@ pub struct Metrics {
     /// Held-out accuracy before the first step; present in the first step's record only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_accuracy_before: Option<f64>,
+    /// Results on the benchmarks of `evaluation.benchmarks` by name, in steps that evaluate.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub benchmarks: BTreeMap<String, BenchmarkScore>,
+    /// The same before the first step; present in the first step's record only.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub benchmarks_before: BTreeMap<String, BenchmarkScore>,
     /// Tokens.
     pub response_tokens_mean: f64,
+    /// Lengths of the responses, tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_tokens: Option<LengthQuantiles>,
     /// Share of the responses that reached the length limit.
     pub truncated_share: f64,
     /// Nats, over all response tokens.
@@ -34,12 +50,23 @@ pub struct Metrics {
     pub n_kept: usize,
     pub n_candidates: usize,
     pub n_silenced: usize,
+    /// `n_silenced / n_tokens`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silenced_share: Option<f64>,
     /// Entropy threshold of the first mini-batch, nats; absent where no mask had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tau_h: Option<f64>,
     pub clip_fraction: f64,
     pub ratio_min: f64,
     pub ratio_max: f64,
+    /// k3 estimate of KL(behavior || policy), nats: the mean of `r - 1 - ln r` over the kept tokens of all updates, with r
+    /// the policy's probability over the behavior policy's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_behavior: Option<f64>,
+    /// k3 estimate of KL(policy || reference), nats: the same mean with r the reference's probability over the policy's.
+    /// Absent where the objective has no reference.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_reference: Option<f64>,
     pub loss: f64,
     pub learning_rate: f64,
     /// Global, before clipping.
@@ -65,6 +92,25 @@ pub struct Metrics {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reuse: Option<ReuseRecord>,
     pub tokens_per_second: TokensPerSecond,
+    /// Optimizer steps, and response tokens sampled, since the start of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_updates: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_total: Option<u64>,
+    /// Seconds by phase.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<PhaseSeconds>,
+    /// Seconds that processes have worked on the run when the line is written; the time between a stop and a resume does
+    /// not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wall_seconds: Option<f64>,
+    /// On the CPU the most memory that the process has held, bytes; on a GPU the memory in use on the device when the
+    /// line is written, that of other processes included. Absent where the system does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Warnings of the step, which stand in `events.jsonl` too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// Hash of weights, optimizer state and counters after the step, in steps that record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_sha256: Option<String>,
@@ -73,13 +119,67 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Seconds of rollout and update, from the counts and rates of the two phases. Absent in files written without
-    /// `n_sampled`.
-    pub fn seconds(&self) -> Option<f64> {
+    /// Seconds of sampling, grading and updating. In files written without `seconds` they follow from the counts and
+    /// rates of the two phases; absent where `n_sampled` is absent too.
+    pub fn working_seconds(&self) -> Option<f64> {
+        if let Some(seconds) = self.seconds {
+            return Some(seconds.rollout + seconds.grade + seconds.calibrate + seconds.update);
+        }
         let phase = |n_tokens: usize, rate: f64| if n_tokens == 0 { 0.0 } else { n_tokens as f64 / rate };
         let rates = self.tokens_per_second;
         Some(phase(self.n_sampled?, rates.rollout) + phase(self.n_tokens, rates.update))
     }
+}
+
+/// Wall-clock seconds by phase, of the work since the line before: a checkpoint that is written after a line counts in
+/// the next one, and what comes before the first step counts in the first line.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PhaseSeconds {
+    /// Sampling.
+    pub rollout: f64,
+    pub grade: f64,
+    /// Scoring by reference, teacher and policy, advantages, and the thresholds of masks.
+    pub calibrate: f64,
+    pub update: f64,
+    /// Hashes of the state, and writing of responses and tokens.
+    pub record: f64,
+    /// Held-out problems and benchmarks.
+    pub evaluate: f64,
+    pub checkpoint: f64,
+}
+
+impl PhaseSeconds {
+    pub fn total(&self) -> f64 {
+        let Self { rollout, grade, calibrate, update, record, evaluate, checkpoint } = self;
+        rollout + grade + calibrate + update + record + evaluate + checkpoint
+    }
+}
+
+/// The result of one benchmark.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BenchmarkScore {
+    /// avg@k: the mean share of right samples.
+    pub accuracy: f64,
+    /// Clustered by question; absent where the samples have no spread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standard_error: Option<f64>,
+    pub n_questions: usize,
+    /// Samples per question.
+    pub n_samples: usize,
+    /// Of the file of the questions; absent for generated questions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+}
+
+/// Tokens. Quantiles are interpolated linearly.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LengthQuantiles {
+    pub min: usize,
+    pub q10: f64,
+    pub q50: f64,
+    pub q90: f64,
+    pub max: usize,
 }
 
 /// How a rollout batch was used several times.
@@ -122,9 +222,14 @@ pub struct EntropyChange {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct EntropyQuantiles {
     pub q05: f64,
+    /// Absent, as `q90`, in files written without these keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q10: Option<f64>,
     pub q25: f64,
     pub q50: f64,
     pub q75: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q90: Option<f64>,
     pub q95: f64,
 }
 

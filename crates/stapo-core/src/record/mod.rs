@@ -4,6 +4,7 @@
 //! writes these keys back, so older programs read and copy newer files. A change that breaks this rule raises
 //! [`SCHEMA`], and a reader refuses records with a higher schema than [`SCHEMA`].
 
+mod best;
 mod event;
 mod experiment;
 mod identity;
@@ -11,12 +12,14 @@ mod manifest;
 mod metrics;
 mod tokens;
 
+pub use best::Best;
 pub use event::{Event, EventKind, LockRecord, StopReason, Writer};
 pub use experiment::{Arm, Experiment};
 pub use identity::{ABSENT, Change, Identity, changed_inputs};
 pub use manifest::{AcceptedChange, BuildRecord, FileHash, Manifest, StepHash};
 pub use metrics::{
-    EntropyChange, EntropyQuantiles, Metrics, PretrainMetrics, ReuseRecord, ReusedUpdate, TokensPerSecond,
+    BenchmarkScore, EntropyChange, EntropyQuantiles, LengthQuantiles, Metrics, PhaseSeconds, PretrainMetrics,
+    ReuseRecord, ReusedUpdate, TokensPerSecond,
 };
 pub use tokens::{Alternative, EvalRecord, ResponseRecord, TokenColumns, TokenRecord};
 
@@ -66,6 +69,7 @@ impl Record for Experiment {}
 impl Record for Manifest {}
 impl Record for BuildRecord {}
 impl Record for Event {}
+impl Record for Best {}
 impl Record for LockRecord {}
 
 /// A record of one step.

@@ -12,6 +12,9 @@ pub struct ResponseRecord {
     pub schema: u32,
     pub step: u64,
     pub problem_id: String,
+    /// Index, from 0, of the response's group in the rollout batch; absent in files written without this key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_idx: Option<usize>,
     pub sample_idx: usize,
     pub prompt: String,
     pub reference: String,

@@ -1,6 +1,7 @@
 //! The shape of a model, from which every other part takes its sizes.
 
 mod hugging_face;
+mod known;
 #[cfg(test)]
 mod tests;
 

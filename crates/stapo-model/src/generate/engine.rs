@@ -5,7 +5,7 @@ use super::memory::{Allocated, EngineMemory, MemorySize};
 use super::scheduler::{Capacity, Scheduler};
 use super::sequence::{Sequence, UnreadToken};
 use super::step::{GroupLimits, PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
-use super::{Completion, Event, FinishReason, Request, RequestError, SamplingRule, Ticket};
+use super::{Completion, Event, FinishReason, Request, RequestError, SamplingRule, StopTexts, Ticket};
 use crate::config::ModelConfig;
 use crate::decoder::arena::Workspace;
 use crate::decoder::attention::{Context, Paged};
@@ -53,6 +53,7 @@ pub struct Engine<'a> {
     scheduler: Scheduler,
     memory: &'a mut Allocated,
     plans_ahead: bool,
+    stop_texts: Option<StopTexts<'a>>,
     queued: Option<QueuedStep>,
     n_submitted: u64,
 }
@@ -97,6 +98,7 @@ impl<'a> Engine<'a> {
             scheduler: Scheduler::new(capacity),
             memory: memory.fit(policy, size, settings.rule)?,
             plans_ahead: device.is_async(),
+            stop_texts: None,
             queued: None,
             n_submitted: 0,
         })
@@ -169,6 +171,11 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
+    /// Ends every response at these texts too.
+    pub fn stop_at(&mut self, texts: StopTexts<'a>) {
+        self.stop_texts = Some(texts);
+    }
+
     /// Whether a step is queued before the tokens of the last one are read, which changes no result. The default is yes
     /// on an asynchronous device, which then never waits for the host.
     pub fn plan_ahead(&mut self, is_on: bool) {
@@ -183,7 +190,10 @@ impl<'a> Engine<'a> {
             let UnreadToken { ticket, sample, .. } = unread;
             if self.scheduler.expects(unread) {
                 on_event(Event::Token { ticket, sample, sampled: &sampled });
-                finished.extend(self.scheduler.receive(unread, sampled, finish_reason));
+                let finish = |sequence: &Sequence, request: &Request| {
+                    finish_reason(sequence, request, self.stop_texts.as_ref())
+                };
+                finished.extend(self.scheduler.receive(unread, sampled, finish));
             }
         }
         for (sequence, finish) in finished {
@@ -367,9 +377,14 @@ fn independent_runs(copies: &[(Block, Block)]) -> Vec<&[(Block, Block)]> {
     runs
 }
 
-fn finish_reason(sequence: &Sequence, request: &Request) -> Option<FinishReason> {
+fn finish_reason(
+    sequence: &Sequence,
+    request: &Request,
+    stop_texts: Option<&StopTexts>,
+) -> Option<FinishReason> {
     let last = sequence.sampled.last()?.token;
-    if request.stops.contains(&last) {
+    let is_complete = |texts: &StopTexts| texts.is_complete(sequence.sampled.iter().map(|s| s.token));
+    if request.stops.contains(&last) || stop_texts.is_some_and(is_complete) {
         Some(FinishReason::Stop(last))
     } else {
         (sequence.sampled.len() >= request.max_tokens).then_some(FinishReason::LengthLimit)

@@ -13,12 +13,14 @@ mod memory;
 mod scheduler;
 mod sequence;
 mod step;
+mod stop_texts;
 #[cfg(test)]
 mod tests;
 
 pub use engine::{Engine, EngineSettings};
 pub use memory::EngineMemory;
 pub use stapo_ops::sampling::{Filter, SamplingRule};
+pub use stop_texts::StopTexts;
 
 use std::fmt;
 
@@ -44,7 +46,7 @@ pub struct Ticket(pub u64);
 /// Why a response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// This stop token was sampled.
+    /// This token was sampled, which is a stop token or completes a stop text.
     Stop(u32),
     /// The request's or the model's length limit.
     LengthLimit,

@@ -21,7 +21,7 @@ mod tests;
 
 use crate::untrusted::{Failed, on_deep_stack};
 use meter::Meter;
-use minijinja::machinery::{CodeGenerator, eval, make_string_output, parse};
+use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
@@ -87,19 +87,30 @@ impl Template {
 
     /// The text that the template makes of `variables`, a map.
     pub fn render(&self, variables: &Value, limits: Limits) -> Result<String, Refused> {
-        let text = isolated(|| {
-            let meter = Arc::new(Meter::new(limits.work_bytes));
-            let result = render(&self.source, self.dialect, variables.clone(), limits.steps, &meter);
-            // A namespace may hold itself. Emptied, it is freed.
-            meter.empty_namespaces();
-            result
+        let mut texts = self.render_all(&[(variables.clone(), limits)])?;
+        Ok(texts.pop().expect("one rendering gives one text"))
+    }
+
+    /// The texts of many renderings, each with its own variables and bounds, for the price of compiling once. The first
+    /// rendering that is refused refuses all.
+    pub fn render_all(&self, renderings: &[(Value, Limits)]) -> Result<Vec<String>, Refused> {
+        let texts = isolated(|| {
+            let instructions = compile(&self.source, self.dialect)?;
+            let render = |(variables, limits): &(Value, Limits)| {
+                let meter = Arc::new(Meter::new(limits.work_bytes));
+                let result = render(&instructions, self.dialect, variables.clone(), limits.steps, &meter);
+                // A namespace may hold itself. Emptied, it is freed.
+                meter.empty_namespaces();
+                result
+            };
+            renderings.iter().map(render).collect::<Result<Vec<String>, Error>>()
         })?;
-        if text.len() > limits.output_bytes {
-            let problem =
-                format!("writes {} bytes, at most {} are accepted", text.len(), limits.output_bytes);
+        let bounds = renderings.iter().map(|(_, limits)| limits.output_bytes);
+        if let Some((text, bound)) = texts.iter().zip(bounds).find(|(text, bound)| text.len() > *bound) {
+            let problem = format!("writes {} bytes, at most {bound} are accepted", text.len());
             return Err(Refused { problem, hint: "" });
         }
-        Ok(text)
+        Ok(texts)
     }
 }
 
@@ -115,7 +126,7 @@ fn isolated<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T
 }
 
 /// The guarded instructions of a template.
-fn compile(source: &str, dialect: Dialect) -> Result<minijinja::machinery::Instructions<'_>, Error> {
+fn compile(source: &str, dialect: Dialect) -> Result<Instructions<'_>, Error> {
     let mut syntax = SyntaxConfig::builder();
     match dialect {
         Dialect::Chat => syntax.trim_blocks(true).lstrip_blocks(true),
@@ -130,13 +141,12 @@ fn compile(source: &str, dialect: Dialect) -> Result<minijinja::machinery::Instr
 }
 
 fn render(
-    source: &str,
+    instructions: &Instructions,
     dialect: Dialect,
     variables: Value,
     steps: u64,
     meter: &Arc<Meter>,
 ) -> Result<String, Error> {
-    let instructions = compile(source, dialect)?;
     let mut environment = Environment::empty();
     environment.set_undefined_behavior(match dialect {
         Dialect::Chat => UndefinedBehavior::Lenient,
@@ -148,7 +158,7 @@ fn render(
     let mut text = String::new();
     let mut output = make_string_output(&mut text);
     let blocks = BTreeMap::new();
-    eval(&environment, &instructions, variables, &blocks, &mut output, AutoEscape::None)?;
+    eval(&environment, instructions, variables, &blocks, &mut output, AutoEscape::None)?;
     drop(output);
     Ok(text)
 }

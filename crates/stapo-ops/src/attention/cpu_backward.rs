@@ -14,7 +14,7 @@ use super::cpu_rows::{
 use super::{Dims, Saved};
 use crate::Float;
 use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
-use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
 use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::heads::Heads;
 use crate::rmsnorm::cpu::dot;

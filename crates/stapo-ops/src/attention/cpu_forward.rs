@@ -7,7 +7,7 @@ use super::cpu_rows::{ForwardScratch, Keys, MAX_ROWS, QueryBlock, forward_rows, 
 use crate::Float;
 use crate::cpu::gemm::{PANEL, transpose};
 use crate::cpu::simd::tile::DEPTH;
-use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
 use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::heads::Heads;
 

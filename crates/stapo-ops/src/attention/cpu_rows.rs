@@ -4,9 +4,8 @@
 use std::ops::Range;
 
 use super::cache::SPLIT_KEYS;
-use crate::Float;
 use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
-use crate::cpu::simd::{Lanes, WIDTH};
+use crate::cpu::simd::{Lanes, Real, WIDTH};
 use crate::heads::Heads;
 
 /// Query rows handled together: one row per token and query head of the group, token by token.
@@ -178,7 +177,7 @@ pub(super) struct Combine<E> {
     pub next: E,
 }
 
-impl<E: Float> Combine<E> {
+impl<E: Real> Combine<E> {
     #[inline(always)]
     pub(super) fn new<L: Lanes<E = E>>(l: L, top_before: E, top_next: E) -> Self {
         let top = if top_before > top_next { top_before } else { top_next };

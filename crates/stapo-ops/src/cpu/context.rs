@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::pool::Pool;
-use super::simd::{Float, Kernel, Simd};
+use super::simd::{Kernel, Real, Simd};
 use crate::memory::{LINE, zeroed_vec};
 
 /// The threads and the instruction set that ops use.
@@ -26,7 +26,7 @@ impl Cpu {
         self.pool.threads()
     }
 
-    pub(crate) fn dispatch<T: Float, K: Kernel<T>>(&self, kernel: K) {
+    pub(crate) fn dispatch<T: Real, K: Kernel<T>>(&self, kernel: K) {
         T::dispatch(self.simd, kernel);
     }
 
@@ -50,7 +50,7 @@ impl Cpu {
 }
 
 /// Calls `body` with `len` elements of this thread's scratch memory, aligned to a cache line and holding anything.
-pub(crate) fn with_scratch<T: Float, R>(len: usize, body: impl FnOnce(&mut [T]) -> R) -> R {
+pub(crate) fn with_scratch<T: Real, R>(len: usize, body: impl FnOnce(&mut [T]) -> R) -> R {
     let padded = len + LINE / size_of::<T>();
     let mut memory = T::scratch().with_borrow_mut(Vec::pop).unwrap_or_default();
     if memory.len() < padded {

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::cpu::simd::tile::{Ahead, COLUMN_STRIDE, DEPTH, Fetch, Layout, ROW_STRIDE, Start, Tile};
-use crate::cpu::simd::{Float, Kernel, Lanes, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
 use crate::cpu::{Cpu, Shared, with_scratch};
 
 /// Columns of a panel of B.
@@ -54,7 +54,7 @@ pub(crate) struct Gemm<'a, E> {
     pub start: Start,
 }
 
-impl<E: Float> Gemm<'_, E> {
+impl<E: Real> Gemm<'_, E> {
     pub(crate) fn run(&self, cpu: &Cpu) {
         if self.rows == 0 || self.columns == 0 {
             return;
@@ -126,7 +126,7 @@ struct GemmTask<'a, 'g, E> {
     edge: &'a mut [E],
 }
 
-impl<E: Float> Kernel<E> for GemmTask<'_, '_, E> {
+impl<E: Real> Kernel<E> for GemmTask<'_, '_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
         for start in self.all_rows.clone().step_by(self.block) {
@@ -145,7 +145,7 @@ impl<E: Float> Kernel<E> for GemmTask<'_, '_, E> {
     }
 }
 
-impl<E: Float> GemmTask<'_, '_, E> {
+impl<E: Real> GemmTask<'_, '_, E> {
     #[inline(always)]
     fn depth_block<L: Lanes<E = E>>(&mut self, l: L, k: usize, depth: usize) {
         let g = self.gemm;
@@ -300,7 +300,7 @@ pub(crate) fn panels_len(columns: usize, depth: usize) -> usize {
 }
 
 /// Packs the transpose of `w` `[columns, depth]` into panels `[columns / 32, depth, 32]`, padded with zeros.
-pub(crate) fn pack_panels<E: Float>(cpu: &Cpu, w: &[E], columns: usize, depth: usize, panels: &mut [E]) {
+pub(crate) fn pack_panels<E: Real>(cpu: &Cpu, w: &[E], columns: usize, depth: usize, panels: &mut [E]) {
     let shared = Shared::new(panels);
     cpu.rows(columns.div_ceil(PANEL), PANEL * depth, |range| {
         for p in range {
@@ -318,7 +318,7 @@ struct PackPanel<'a, E> {
     panel: &'a mut [E],
 }
 
-impl<E: Float> Kernel<E> for PackPanel<'_, E> {
+impl<E: Real> Kernel<E> for PackPanel<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(self, l: L) {
         transpose(l, self.rows, self.stride, 0..self.stride, self.panel);

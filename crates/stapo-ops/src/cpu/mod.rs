@@ -2,7 +2,6 @@
 
 mod context;
 pub(crate) mod gemm;
-pub(crate) mod kernels;
 pub mod peak;
 mod pool;
 pub(crate) mod simd;

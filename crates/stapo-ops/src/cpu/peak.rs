@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::Device;
-use crate::cpu::simd::{Float, Kernel, Lanes};
+use crate::cpu::simd::{Kernel, Lanes, Real};
 
 /// Floating-point operations per second in f32 on all threads of the device, a fused multiply-add counted as two:
 /// independent chains in registers, the best of several tries.
@@ -25,7 +25,7 @@ const STEPS: usize = 400_000;
 
 struct Burn;
 
-impl<E: Float> Kernel<E> for Burn {
+impl<E: Real> Kernel<E> for Burn {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(self, l: L) {
         let factor = l.splat(E::from_f64(0.999));

@@ -2,8 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::Float;
-use crate::cpu::simd::{Lanes, WIDTH};
+use crate::cpu::simd::{Lanes, Real, WIDTH};
 
 /// In place of `ln 0` where the logarithm is multiplied by a probability of 0: 0 times minus infinity would be NaN.
 const FLOOR: f64 = -1e30;
@@ -19,7 +18,7 @@ pub(crate) struct Stats<E> {
     pub collision: E,
 }
 
-impl<E: Float> Stats<E> {
+impl<E: Real> Stats<E> {
     pub(crate) fn lse(&self) -> E {
         self.top + self.ln_sum
     }
@@ -56,7 +55,7 @@ pub(crate) fn stats<L: Lanes>(l: L, logits: &[L::E], inv_temperature: L::E) -> S
 }
 
 /// Fills `ids` and `logp` with the most probable tokens, best first.
-pub(crate) fn best<E: Float>(
+pub(crate) fn best<E: Real>(
     logits: &[E],
     stats: &Stats<E>,
     inv_temperature: E,

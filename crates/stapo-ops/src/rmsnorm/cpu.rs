@@ -1,5 +1,5 @@
 use super::{Dims, Out, Saved};
-use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
 use crate::cpu::{Cpu, Shared};
 use crate::{Float, Write};
 

@@ -1,6 +1,6 @@
 use super::{Dims, HeadNorm, HeadNormGrad, Table};
 use crate::Float;
-use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
 use crate::cpu::{Cpu, Shared};
 use crate::rmsnorm::cpu::{backward_row_in_place, inverse_rms, scale_row};
 

@@ -1,6 +1,6 @@
 use super::{Drawn, Inputs, SamplingRule, filter};
 use crate::Float;
-use crate::cpu::simd::{Kernel, Lanes, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
 use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::lm_head::{cpu::for_chunks, row};
 

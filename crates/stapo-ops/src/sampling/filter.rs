@@ -5,8 +5,7 @@
 //! are sorted.
 
 use super::Filter;
-use crate::Float;
-use crate::cpu::simd::{Lanes, WIDTH};
+use crate::cpu::simd::{Lanes, Real, WIDTH};
 use crate::lm_head::row::Stats;
 
 /// The tokens that may be drawn, in the order of their ids, with their weights.
@@ -57,11 +56,11 @@ const BIN_SHIFT: u32 = 20;
 /// The bin of weight 1, the largest weight. All weights below 2^-126 share bin 0.
 const TOP_BIN: usize = (0x3f80_0000u32 >> BIN_SHIFT) as usize;
 
-fn bin<E: Float>(weight: E) -> usize {
+fn bin<E: Real>(weight: E) -> usize {
     (((weight.to_f64() as f32).to_bits() >> BIN_SHIFT) as usize).min(TOP_BIN)
 }
 
-fn apply<E: Float>(weights: &[E], top_k: usize, filter: Filter) -> Kept {
+fn apply<E: Real>(weights: &[E], top_k: usize, filter: Filter) -> Kept {
     let mut bins = [(0usize, 0f64); TOP_BIN + 1];
     let mut total = 0.0;
     for weight in weights {

@@ -4,18 +4,23 @@ mod plan;
 mod refusal;
 mod reuse;
 mod rewards;
+mod schedule;
 mod sources;
+mod style;
 
-pub use plan::{Plan, Schedule};
+pub use plan::Plan;
 pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};
 pub use rewards::{Reward, RewardSpec};
-pub use sources::{Behavior, RolloutSource, TeacherSource};
+pub use schedule::Schedule;
+pub use sources::{Behavior, ModelSource, RolloutSource, TeacherSource};
+pub use style::PromptStyle;
 
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
 use stapo_core::rollout::OverlongShaping;
 use stapo_core::settings::{self, SettingsError};
+use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// A config as written. Every key has a default; the defaults are the built-in run.
@@ -51,36 +56,26 @@ pub struct Config {
     pub canaries: CanaryConfig,
 }
 
-/// The origin of a model.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(
-    tag = "kind",
-    rename_all = "snake_case",
-    deny_unknown_fields,
-    expecting = "internally tagged enum Model"
-)]
-pub enum ModelSource {
-    /// The small model inside the program.
-    #[default]
-    Builtin,
-    /// A Hugging Face folder or a GGUF file.
-    Path { path: String },
-}
-
 /// How responses are sampled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Rollout")]
+#[serde(default, deny_unknown_fields)]
 pub struct RolloutConfig {
     pub problems_per_step: usize,
     /// Responses per problem.
     pub group_size: usize,
     pub temperature: f64,
     pub max_prompt_tokens: usize,
+    /// What happens to problems whose prompt is longer.
+    pub long_prompts: LongPrompts,
     pub max_response_tokens: usize,
     /// Memory for keys and values, MiB.
     pub kv_mib: usize,
     /// Renders prompts with the model's chat template.
     pub chat: bool,
+    /// Further variables of the chat template, such as `enable_thinking`.
+    pub chat_arguments: Table,
+    /// Texts that end a response, beside the model's own stop tokens.
+    pub stop: Vec<String>,
     /// How the update treats responses that reached the length limit.
     pub truncated: Truncated,
     /// How often groups with equal rewards are replaced by groups of other problems, at most.
@@ -91,6 +86,17 @@ pub struct RolloutConfig {
     /// Where the responses of training come from; sampled by the policy where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<RolloutSource>,
+}
+
+/// How problems with a prompt longer than `max_prompt_tokens` are treated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LongPrompts {
+    /// The run is refused before its first step, with their number and the longest named.
+    #[default]
+    Refuse,
+    /// Such problems are left out and counted.
+    Drop,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +111,7 @@ pub enum Truncated {
 
 /// Rewards by verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Reward")]
+#[serde(default, deny_unknown_fields)]
 pub struct RewardConfig {
     pub right: f64,
     /// For every other verdict.
@@ -114,7 +120,7 @@ pub struct RewardConfig {
 
 /// How the policy is updated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Update")]
+#[serde(default, deny_unknown_fields)]
 pub struct UpdateConfig {
     /// Problems in one optimizer step. A rollout batch with more problems gives several optimizer steps.
     pub problems_per_minibatch: usize,
@@ -149,9 +155,9 @@ pub enum States {
     EightBit,
 }
 
-/// Held-out evaluation.
+/// Evaluations during training: held-out problems of the task, and benchmarks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Evaluation")]
+#[serde(default, deny_unknown_fields)]
 pub struct EvaluationConfig {
     /// 0 evaluates only before the first and after the last step.
     pub every_steps: u64,
@@ -160,15 +166,47 @@ pub struct EvaluationConfig {
     /// A held-out accuracy that ends the run early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_accuracy: Option<f64>,
+    /// Benchmarks that are evaluated whenever held-out problems are: names and files as `stapo eval` takes them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub benchmarks: Vec<String>,
+    /// Where the files of benchmarks are, as NAME.jsonl or NAME.parquet.
+    pub benchmark_data: PathBuf,
+    /// Only the first so many questions of each benchmark.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub benchmark_limit: Option<usize>,
+    /// Samples per question; those of `stapo eval` where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub benchmark_samples: Option<usize>,
+    /// The prompt as a Jinja template over `problem`; that of `stapo eval` where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub benchmark_template: Option<String>,
+    /// The evaluation by which the best checkpoint is kept: `held_out`, the name of a benchmark, or `none`.
+    pub best: String,
+    /// Evaluations in a row without a better one than the best, after which the run ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u64>,
+}
+
+/// The name of the evaluation on held-out problems in `evaluation.best`.
+pub const HELD_OUT: &str = "held_out";
+
+impl EvaluationConfig {
+    /// The names under which records have the benchmarks: a file goes by its name without the extension.
+    pub fn benchmark_names(&self) -> impl Iterator<Item = String> {
+        let stem =
+            |name: &String| Path::new(name).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        self.benchmarks.iter().filter_map(stem)
+    }
 }
 
 /// What a run writes to its folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Record")]
+#[serde(default, deny_unknown_fields)]
 pub struct RecordConfig {
     pub checkpoint_every_steps: u64,
     pub keep_checkpoints: usize,
-    /// Responses with full token records in a recorded step, in addition to all responses with a silenced token.
+    /// Responses with full token records in a recorded step: as many whole groups as fit, at least one, and all responses
+    /// with a silenced token in addition; 0 records none.
     pub responses: usize,
     pub responses_every_steps: u64,
     /// Likeliest tokens recorded for each position.
@@ -179,7 +217,7 @@ pub struct RecordConfig {
 
 /// Checks that stop a run or warn.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Canaries")]
+#[serde(default, deny_unknown_fields)]
 pub struct CanaryConfig {
     pub enabled: bool,
     /// The share of responses without a judgement (unparsable, over budget) above which the run stops.
@@ -228,9 +266,12 @@ impl Default for RolloutConfig {
             group_size: 8,
             temperature: 1.0,
             max_prompt_tokens: 64,
+            long_prompts: LongPrompts::Refuse,
             max_response_tokens: 96,
             kv_mib: 256,
             chat: false,
+            chat_arguments: Table::new(),
+            stop: Vec::new(),
             truncated: Truncated::Keep,
             max_redraws: 0,
             overlong: None,
@@ -253,7 +294,7 @@ impl Default for UpdateConfig {
             recompute: Recompute::Nothing,
             states: States::F32,
             learning_rate: 1e-4,
-            schedule: Schedule::Constant { warmup_steps: 5 },
+            schedule: Schedule::constant(5),
             weight_decay: 0.1,
             beta1: 0.9,
             beta2: 0.999,
@@ -266,7 +307,19 @@ impl Default for UpdateConfig {
 
 impl Default for EvaluationConfig {
     fn default() -> Self {
-        EvaluationConfig { every_steps: 10, problems: 256, samples: 1, target_accuracy: None }
+        EvaluationConfig {
+            every_steps: 10,
+            problems: 256,
+            samples: 1,
+            target_accuracy: None,
+            benchmarks: Vec::new(),
+            benchmark_data: "data".into(),
+            benchmark_limit: None,
+            benchmark_samples: None,
+            benchmark_template: None,
+            best: HELD_OUT.to_string(),
+            patience: None,
+        }
     }
 }
 
@@ -301,12 +354,17 @@ impl Config {
         text: &str,
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
-        let mut table = settings::overlay(settings::to_table(&Config::default()), settings::parse(text)?);
+        let mut given = settings::parse(text)?;
+        sources::spell_out_models(&mut given);
+        let mut table = overlaid(given);
         let mut overrides: Vec<&str> = overrides.into_iter().collect();
         overrides.sort_by_key(|text| settings::application_order(text));
         for text in overrides {
             spell_out_objective(&mut table, text);
+            sources::make_room_for_path(&mut table, text);
+            replace_warmup(&mut table, text);
             settings::set(&mut table, text)?;
+            sources::spell_out_models(&mut table);
         }
         settings::read("config", table)
     }
@@ -325,6 +383,31 @@ fn spell_out_objective(table: &mut Table, text: &str) {
     let is_inside = key.is_some_and(|key| key != "preset" && !objective.contains_key(key));
     if let Some(spec) = is_inside.then(|| ObjectiveSpec::from_table(objective.clone()).ok()).flatten() {
         *objective = settings::to_table(&spec);
+    }
+}
+
+/// A config over the defaults. A share of warm-up replaces the default number of steps.
+fn overlaid(given: Table) -> Table {
+    let mut defaults = Config::default();
+    let schedule = given.get("update").and_then(|update| update.get("schedule"));
+    if schedule.is_some_and(|schedule| schedule.get("warmup_share").is_some()) {
+        defaults.update.schedule =
+            Schedule::Constant { warmup_steps: None, warmup_share: None, total_steps: None };
+    }
+    settings::overlay(settings::to_table(&defaults), given)
+}
+
+/// Removes the other key of the warm-up where an override gives one of the two, which exclude each other.
+fn replace_warmup(table: &mut Table, text: &str) {
+    let key = text.split('=').next().unwrap_or_default().trim();
+    let other = match key.strip_prefix("update.schedule.") {
+        Some("warmup_share") => "warmup_steps",
+        Some("warmup_steps") => "warmup_share",
+        _ => return,
+    };
+    let schedule = table.get_mut("update").and_then(|update| update.get_mut("schedule"));
+    if let Some(schedule) = schedule.and_then(Value::as_table_mut) {
+        schedule.remove(other);
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require};
 use super::rewards::{self, Reward};
-use super::{Behavior, Config, RolloutSource, States, TeacherSource};
+use super::style::{self, PromptStyle};
+use super::{Behavior, Config, HELD_OUT, RolloutSource, States, TeacherSource};
 use crate::task::TaskSpec;
-use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, preset};
 use stapo_core::settings;
@@ -26,44 +26,18 @@ pub struct Plan {
     pub objective: ObjectiveSpec,
     /// At least one.
     pub rewards: Vec<Reward>,
-}
-
-/// The factor on the learning rate over the optimizer steps.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Schedule {
-    /// Linear from 0 over the warm-up, then 1.
-    Constant { warmup_steps: u64 },
-    /// The same warm-up, then a half cosine down to `final_factor` at `total_steps`.
-    Cosine { warmup_steps: u64, total_steps: u64, final_factor: f64 },
-}
-
-impl Schedule {
-    /// The factor on the learning rate in optimizer step `step`, counted from 0.
-    pub fn factor(self, step: u64) -> f64 {
-        let (Schedule::Constant { warmup_steps } | Schedule::Cosine { warmup_steps, .. }) = self;
-        if step < warmup_steps {
-            return (step + 1) as f64 / warmup_steps as f64;
-        }
-        match self {
-            Schedule::Constant { .. } => 1.0,
-            Schedule::Cosine { warmup_steps, total_steps, final_factor } => {
-                let span = total_steps.saturating_sub(warmup_steps).max(1) as f64;
-                let done = ((step - warmup_steps) as f64 / span).min(1.0);
-                let cosine = 0.5 * (1.0 + libm::cos(std::f64::consts::PI * done));
-                final_factor + (1.0 - final_factor) * cosine
-            }
-        }
-    }
+    /// How the model is asked.
+    pub style: PromptStyle,
 }
 
 impl Plan {
     /// Resolves the presets and checks every value.
     pub fn resolve(config: Config) -> Result<Self, PlanError> {
-        let mut task: TaskSpec = settings::read("task", config.task.clone())?;
+        let mut task = TaskSpec::read("task", config.task.clone())?;
         let objective = ObjectiveSpec::from_table(config.objective.clone())?;
         let rewards = rewards::resolve(&config, &mut task)?;
-        let plan = Plan { config, task, objective, rewards };
+        let style = PromptStyle::of(&config.rollout);
+        let plan = Plan { config, task: task.with_template(), objective, rewards, style };
         plan.check()?;
         Ok(plan)
     }
@@ -107,6 +81,17 @@ impl Plan {
         per_use * self.max_uses()
     }
 
+    /// Optimizer steps of the whole run, at most.
+    pub fn n_updates(&self) -> u64 {
+        self.config.steps.saturating_mul(self.updates_per_step() as u64)
+    }
+
+    /// The learning rate of an optimizer step, counted from 0.
+    pub fn learning_rate(&self, update: u64) -> f64 {
+        let config = &self.config.update;
+        config.learning_rate * config.schedule.factor(update, self.n_updates())
+    }
+
     /// What is unusual about the objective, and settings of the training loop that the preset's paper uses and the config
     /// does not set.
     pub fn notes(&self) -> Vec<String> {
@@ -118,6 +103,12 @@ impl Plan {
         {
             let remedy = "set objective.off_policy, or rollout.source.behavior=sampler";
             notes.push(format!("the log-probs of rollout.source are not used; {remedy}"));
+        }
+        if let Some(rows) = self.task.rows().filter(|rows| rows.has_instruction())
+            && !self.config.task.contains_key("template")
+        {
+            let problem = "task.template is not set: the instruction of its default follows each problem";
+            notes.push(format!("{problem} ({:?}); stapo problems shows the prompts", rows.template()));
         }
         let Some(preset) = preset(name) else { return notes };
         if preset.rollout.dynamic_sampling && rollout.max_redraws == 0 {
@@ -149,11 +140,45 @@ impl Plan {
         self.check_rollout()?;
         self.check_update()?;
         rewards::check(config, &self.rewards)?;
-        count("evaluation.problems", config.evaluation.problems, MAX_PROBLEMS)?;
-        count("evaluation.samples", config.evaluation.samples, MAX_SAMPLES)?;
+        self.check_evaluation()?;
         at_least_one("record.checkpoint_every_steps", config.record.checkpoint_every_steps)?;
         at_least_one("record.keep_checkpoints", config.record.keep_checkpoints as u64)?;
         at_least_one("record.responses_every_steps", config.record.responses_every_steps)
+    }
+
+    fn check_evaluation(&self) -> Result<(), PlanError> {
+        let evaluation = &self.config.evaluation;
+        count("evaluation.problems", evaluation.problems, MAX_PROBLEMS)?;
+        count("evaluation.samples", evaluation.samples, MAX_SAMPLES)?;
+        count("evaluation.benchmark_limit", evaluation.benchmark_limit.unwrap_or(1), MAX_PROBLEMS)?;
+        count("evaluation.benchmark_samples", evaluation.benchmark_samples.unwrap_or(1), MAX_SAMPLES)?;
+        let metric = evaluation.best.as_str();
+        // `all` stands for several names, which are compared with the key where the benchmarks are opened.
+        let is_benchmark = evaluation.benchmark_names().any(|name| name == metric || name == "all");
+        let is_known = matches!(metric, HELD_OUT | "none") || is_benchmark;
+        require(
+            is_known,
+            "evaluation.best",
+            metric,
+            "is neither held_out nor none nor one of evaluation.benchmarks",
+            "add the benchmark to evaluation.benchmarks, or leave the key out",
+        )?;
+        let Some(patience) = evaluation.patience else { return Ok(()) };
+        at_least_one("evaluation.patience", patience)?;
+        require(
+            evaluation.every_steps > 0,
+            "evaluation.patience",
+            patience,
+            "counts evaluations, and evaluation.every_steps is 0",
+            "set evaluation.every_steps to at least 1",
+        )?;
+        require(
+            metric != "none",
+            "evaluation.patience",
+            patience,
+            "waits for a better evaluation, and evaluation.best is none",
+            "set evaluation.best=held_out, or leave evaluation.patience out",
+        )
     }
 
     /// Refuses an objective that the training loop has no inputs for, and inputs that the objective does not read.
@@ -228,6 +253,7 @@ impl Plan {
         count("rollout.max_prompt_tokens", rollout.max_prompt_tokens, MAX_TOKENS)?;
         count("rollout.max_response_tokens", rollout.max_response_tokens, MAX_TOKENS)?;
         count("rollout.kv_mib", rollout.kv_mib, MAX_KV_MIB)?;
+        style::check(rollout, &self.task)?;
         require(
             rollout.source.is_none() || rollout.max_redraws == 0,
             "rollout.max_redraws",
@@ -264,6 +290,7 @@ impl Plan {
         in_unit("update.beta2", update.beta2)?;
         let decays = update.weight_decay.is_finite() && update.weight_decay >= 0.0;
         require(decays, "update.weight_decay", update.weight_decay, "expected at least 0", "")?;
+        update.schedule.check()?;
         let Some(reuse) = &update.reuse else { return Ok(()) };
         at_least_one("update.reuse.max", reuse.max as u64)?;
         require(reuse.tau.is_finite(), "update.reuse.tau", reuse.tau, "expected a finite number", "")?;

@@ -15,6 +15,19 @@ pub enum PlanError {
     Refused { key: &'static str, problem: String, remedy: &'static str },
 }
 
+impl PlanError {
+    /// The path of the key that the error is about, as in `rollout.group_size`.
+    pub fn key(&self) -> Option<String> {
+        let key = match self {
+            PlanError::Settings(error) | PlanError::Objective(SpecError::Settings(error)) => error.key()?,
+            PlanError::Objective(SpecError::UnknownPreset { .. }) => "objective.preset".to_string(),
+            PlanError::Objective(SpecError::Refused { key, .. }) => format!("objective.{key}"),
+            PlanError::Refused { key, .. } => (*key).to_string(),
+        };
+        Some(key.strip_prefix("config.").map_or(key.clone(), str::to_string))
+    }
+}
+
 /// Refuses `value` of `key` where it is not good.
 pub(super) fn require(
     is_good: bool,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// `window` increments before it: where its z-score (sample deviation) is above `tau`, the gradients are discarded, the
 /// batch is left and the next one is sampled. The gate stays open until the window is full.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "struct Reuse")]
+#[serde(default, deny_unknown_fields)]
 pub struct Reuse {
     /// Uses of a rollout batch, at most.
     pub max: usize,

@@ -4,7 +4,6 @@ use super::refusal::{PlanError, require};
 use super::{Config, RewardConfig};
 use crate::task::{TaskSpec, VerifierSpec};
 use serde::{Deserialize, Serialize};
-use stapo_core::settings;
 
 /// One of several rewards, as written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -99,6 +98,6 @@ pub(super) fn check(config: &Config, rewards: &[Reward]) -> Result<(), PlanError
 fn default_verifier(config: &Config) -> Result<VerifierSpec, PlanError> {
     let mut table = config.task.clone();
     table.remove("verifier");
-    let task: TaskSpec = settings::read("task", table)?;
+    let task = TaskSpec::read("task", table)?;
     Ok(task.verifier().clone())
 }

@@ -1,8 +1,73 @@
-//! Where rollouts and a teacher's log-probs come from.
+//! Where models, rollouts and a teacher's log-probs come from.
 
-use super::ModelSource;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use toml::{Table, Value};
+
+/// The origin of a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ModelSource {
+    /// The small model inside the program.
+    #[default]
+    Builtin,
+    /// A model by name: a Hugging Face folder, a GGUF file, a run folder, `RUN@STEP`, or a name on the hub.
+    /// [`ModelSource::find`] says where a name leads.
+    Path { path: String },
+}
+
+impl ModelSource {
+    /// The model that a command line names; `builtin` is the model inside the program.
+    pub fn named(name: &str) -> Self {
+        if name == BUILTIN { ModelSource::Builtin } else { ModelSource::Path { path: name.to_string() } }
+    }
+}
+
+impl std::fmt::Display for ModelSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ModelSource::Builtin => f.write_str(BUILTIN),
+            ModelSource::Path { path } => f.write_str(path),
+        }
+    }
+}
+
+/// The name of the model inside the program.
+const BUILTIN: &str = "builtin";
+
+/// The keys of a config that name a model.
+const MODELS: [&str; 3] = ["model", "reference", "teacher"];
+
+/// Writes out the `kind` of models that are named without one: `model = "NAME"` and `[model] path = "NAME"`.
+pub(super) fn spell_out_models(table: &mut Table) {
+    for key in MODELS {
+        let name = match table.get(key) {
+            Some(Value::String(name)) => name.clone(),
+            Some(Value::Table(inner)) if inner.len() == 1 => match inner.get("path") {
+                Some(Value::String(name)) => name.clone(),
+                _ => continue,
+            },
+            _ => continue,
+        };
+        let kind = |kind: &str| ("kind".to_string(), Value::String(kind.to_string()));
+        let spelled_out = match name.as_str() {
+            BUILTIN => Table::from_iter([kind(BUILTIN)]),
+            "solution" if key == "teacher" => Table::from_iter([kind("solution")]),
+            _ => Table::from_iter([kind("path"), ("path".to_string(), Value::String(name))]),
+        };
+        table.insert(key.to_string(), Value::Table(spelled_out));
+    }
+}
+
+/// Makes room for an override such as `model.path=NAME`, which names a model of another kind than the config does.
+pub(super) fn make_room_for_path(table: &mut Table, text: &str) {
+    let key = text.split('=').next().unwrap_or_default().trim();
+    let Some(key) = MODELS.iter().find(|model| key == format!("{model}.path")) else { return };
+    let kind = table.get(*key).and_then(|value| value.get("kind")).and_then(Value::as_str);
+    if kind != Some("path") {
+        table.insert((*key).to_string(), Value::Table(Table::new()));
+    }
+}
 
 /// Rollouts that come from elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,8 +105,17 @@ pub enum TeacherSource {
     },
     /// The small model inside the program.
     Builtin,
-    /// A Hugging Face folder or a GGUF file with the vocabulary of the model.
+    /// A model by name, with the vocabulary of the trained model; see [`ModelSource::Path`].
     Path { path: String },
+}
+
+impl From<ModelSource> for TeacherSource {
+    fn from(model: ModelSource) -> Self {
+        match model {
+            ModelSource::Builtin => TeacherSource::Builtin,
+            ModelSource::Path { path } => TeacherSource::Path { path },
+        }
+    }
 }
 
 impl TeacherSource {

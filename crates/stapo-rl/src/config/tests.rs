@@ -30,11 +30,16 @@ fn a_plan_resolves_to_itself() {
 
 #[test]
 fn wrong_keys_types_and_values_are_named_with_the_remedy() {
-    let cases: [(&str, &[&str], &str); 18] = [
+    let cases: [(&str, &[&str], &str); 19] = [
         ("stepz = 3", &[], "config.stepz: unknown key `stepz`"),
         ("stepz = 3", &[], "did you mean `steps`?"),
         ("[rollout]\ngroup_sise = 3", &[], "config.rollout.group_sise: unknown key `group_sise`"),
-        ("steps = \"many\"", &[], "config.steps: invalid type"),
+        ("steps = \"many\"", &[], "config.steps: must be a whole number of at least 0, not \"many\""),
+        (
+            "learning_rate = 1",
+            &[],
+            "config.learning_rate: unknown key `learning_rate`\nhint: did you mean `update.learning_rate`?",
+        ),
         ("", &["rollout.group_size=1"], "config.rollout.group_size: 1 expected at least 2"),
         ("", &["rollout.temperature=0"], "config.rollout.temperature: 0 expected a positive number"),
         ("", &["update.problems_per_minibatch=64"], "is above rollout.problems_per_step"),
@@ -44,7 +49,7 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
         ("", &["reward.right=-2"], "expected a number above reward.wrong"),
         ("[objective]\npreset = \"stpo\"", &[], "did you mean `stapo`?"),
         ("[task]\nkind = \"arithmetics\"", &[], "did you mean `arithmetic`?"),
-        ("[model]\nkind = \"path\"", &[], "missing field `path`"),
+        ("[model]\nkind = \"path\"", &[], "config.model: the key `path` is missing"),
         ("reference = { kind = \"builtin\" }", &[], "config.reference: given, but the objective has no KL"),
         (
             "",
@@ -56,7 +61,7 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
             &["objective.off_policy={kind=\"icepop\"}"],
             "hint: leave it out, or give rollouts with log-probs: rollout.source",
         ),
-        ("rollout = 3", &[], "config.rollout: invalid type: integer `3`, expected struct Rollout"),
+        ("rollout = 3", &[], "config.rollout: must be a table, not 3"),
     ];
     for (text, overrides, expected) in cases {
         let said = complaint(text, overrides);
@@ -72,7 +77,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
     let rollouts = "rollout.source={kind=\"jsonl\", path=\"x\"}";
     let sampler = "rollout.source={kind=\"jsonl\", path=\"x\", behavior=\"sampler\"}";
     let one = "rewards=[{name=\"a\"}]";
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 29] = [
         (&["update.reuse={max=0}"], "config.update.reuse.max: 0 expected at least 1"),
         (&["update.reuse={tau=inf}"], "config.update.reuse.tau: inf expected a finite number"),
         (&["update.reuse={window=1}"], "config.update.reuse.window: 1 expected at least 2"),
@@ -94,7 +99,28 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
         (&["rewards=[{name=\"a\", weight=0}]"], "config.rewards.weight: 0 expected a number other than 0"),
         (&["rewards=[{name=\"a\", weight=inf}]"], "config.rewards.weight: inf expected"),
         (&["rewards=[{name=\"a\", right=-1}]"], "config.rewards.right: -1 expected a number above wrong"),
-        (&["rewards=[{weight=1}]"], "missing field `name`"),
+        (&["rewards=[{weight=1}]"], "the key `name` is missing"),
+        (
+            &["update.schedule={kind=\"linear\", warmup_steps=1, warmup_share=0.1}"],
+            "config.update.schedule.warmup_share: 0.1 stands beside warmup_steps",
+        ),
+        (
+            &["update.schedule.warmup_share=2"],
+            "config.update.schedule.warmup_share: 2 expected a number from 0",
+        ),
+        (
+            &["update.schedule={kind=\"linear\", total_steps=0}"],
+            "config.update.schedule.total_steps: 0 expected",
+        ),
+        (
+            &["update.schedule={kind=\"cosine\", final_factor=-1}"],
+            "config.update.schedule.final_factor: -1 expected at least 0",
+        ),
+        (&["evaluation.best=gsm8k"], "config.evaluation.best: gsm8k is neither held_out nor none"),
+        (&["evaluation.patience=0"], "config.evaluation.patience: 0 expected at least 1"),
+        (&["evaluation.patience=2", "evaluation.every_steps=0"], "hint: set evaluation.every_steps"),
+        (&["evaluation.patience=2", "evaluation.best=none"], "and evaluation.best is none"),
+        (&["evaluation.benchmark_samples=0"], "config.evaluation.benchmark_samples: 0 expected at least 1"),
         (&["rewards=[{name=\"a\", verifyer={}}]"], "did you mean `verifier`?"),
     ];
     for (overrides, expected) in cases {
@@ -111,14 +137,74 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
 }
 
 #[test]
+fn a_model_is_named_by_its_path_alone() {
+    let read = |text: &str, overrides: &[&str]| Config::from_toml(text, overrides.iter().copied()).unwrap();
+    let named = ModelSource::Path { path: "x".to_string() };
+    for (text, overrides) in [
+        ("model = \"x\"", &[] as &[&str]),
+        ("[model]\npath = \"x\"", &[]),
+        ("[model]\nkind = \"path\"\npath = \"x\"", &[]),
+        ("", &["model=x"]),
+        ("", &["model.path=x"]),
+        ("", &["model.path=x", "model.kind=path"]),
+        ("model = \"y\"", &["model.path=x"]),
+    ] {
+        assert_eq!(read(text, overrides).model, named, "{text} {overrides:?}");
+    }
+    assert_eq!(read("model = \"x\"", &["model=builtin"]).model, ModelSource::Builtin);
+    assert_eq!(read("[model]\npath = \"builtin\"", &[]).model, ModelSource::Builtin);
+    assert_eq!(read("", &["reference.path=x"]).reference, Some(named));
+    assert_eq!(read("", &["teacher.path=x"]).teacher, Some(TeacherSource::Path { path: "x".to_string() }));
+    assert_eq!(read("teacher = \"solution\"", &[]).teacher, Some(TeacherSource::Solution { template: None }));
+    let said = complaint("[model]\nkind = \"builtin\"\npath = \"x\"", &[]);
+    assert!(said.contains("config.model") && said.contains("path"), "{said}");
+}
+
+#[test]
+fn an_error_knows_the_key_it_is_about() {
+    let key = |text: &str| {
+        let read = Config::from_toml(text, []).map_err(PlanError::from);
+        read.and_then(Plan::resolve).expect_err(text).key()
+    };
+    for (text, expected) in [
+        ("stepz = 3", "stepz"),
+        ("[rollout]\ngroup_size = \"x\"", "rollout.group_size"),
+        ("[rollout]\ngroup_size = 1", "rollout.group_size"),
+        ("[task]\nkind = \"arithmetic\"\noperators = 3", "task.operators"),
+        ("objective = { preset = \"stpo\" }", "objective.preset"),
+        (
+            "objective = { preset = \"stapo\", masks = [{ kind = \"spurious\", tau_q = 1 }] }",
+            "objective.masks.0.tau_q",
+        ),
+    ] {
+        assert_eq!(key(text).as_deref(), Some(expected), "{text}");
+    }
+}
+
+#[test]
 fn schedules_warm_up_and_come_down() {
-    let constant = Schedule::Constant { warmup_steps: 4 };
-    assert_eq!([0, 1, 3, 4, 100].map(|s| constant.factor(s)), [0.25, 0.5, 1.0, 1.0, 1.0]);
-    let cosine = Schedule::Cosine { warmup_steps: 2, total_steps: 10, final_factor: 0.1 };
-    assert_eq!(cosine.factor(1), 1.0);
-    assert_eq!(cosine.factor(2), 1.0);
-    assert!((cosine.factor(6) - 0.55).abs() < 1e-12);
-    assert!((cosine.factor(10) - 0.1).abs() < 1e-12 && (cosine.factor(1000) - 0.1).abs() < 1e-12);
+    let constant = Schedule::constant(4);
+    assert_eq!([0, 1, 3, 4, 100].map(|s| constant.factor(s, 7)), [0.25, 0.5, 1.0, 1.0, 1.0]);
+    let read = |text: &str| -> Plan {
+        Plan::resolve(Config::from_toml(&format!("[update]\nschedule = {text}"), []).unwrap()).unwrap()
+    };
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
+    let given = "{ kind = \"cosine\", warmup_steps = 2, total_steps = 10, final_factor = 0.1 }";
+    let cosine = read(given).config.update.schedule;
+    assert_eq!([cosine.factor(1, 99), cosine.factor(2, 99)], [1.0, 1.0]);
+    assert!(near(cosine.factor(6, 99), 0.55));
+    assert!(near(cosine.factor(10, 99), 0.1) && near(cosine.factor(1000, 99), 0.1));
+    // The default plan has 80 steps of 2 updates.
+    let linear = read("{ kind = \"linear\", warmup_share = 0.1 }");
+    assert_eq!(linear.n_updates(), 160);
+    let factors = [0, 15, 16, 88, 160, 161].map(|update| linear.learning_rate(update) / 1e-4);
+    let expected = [1.0 / 16.0, 1.0, 1.0, 0.5, 0.0, 0.0];
+    assert!(factors.iter().zip(expected).all(|(a, b)| near(*a, b)), "{factors:?}");
+    assert!(read("{ kind = \"cosine\" }").config.update.schedule.follows_the_plan());
+    assert!(read("{ kind = \"constant\", warmup_share = 0.1 }").config.update.schedule.follows_the_plan());
+    assert!(!cosine.follows_the_plan() && !constant.follows_the_plan());
+    let shared = Config::from_toml("", ["update.schedule.warmup_share=0.5"]).unwrap().update.schedule;
+    assert_eq!(shared, read("{ kind = \"constant\", warmup_share = 0.5 }").config.update.schedule);
 }
 
 /// The plans of all files in configs/ except base.toml, which is for pretraining.
@@ -165,11 +251,7 @@ fn the_papers_recipe_has_the_papers_values() {
             "{name}"
         );
         assert_eq!((update.problems_per_minibatch, plan.updates_per_step()), (64, 4), "{name}");
-        assert_eq!(
-            (update.learning_rate, update.schedule),
-            (1e-6, Schedule::Constant { warmup_steps: 10 }),
-            "{name}"
-        );
+        assert_eq!((update.learning_rate, update.schedule), (1e-6, Schedule::constant(10)), "{name}");
         assert_eq!((update.max_gradient_norm, update.weight_decay), (1.0, 0.1), "{name}");
         assert_eq!((reward.right, reward.wrong), (1.0, -1.0), "{name}");
         let crate::task::TaskSpec::Parquet(rows) = &plan.task else { panic!("{name}: {:?}", plan.task) };
@@ -187,12 +269,25 @@ fn a_preset_without_what_its_paper_asks_of_the_loop_is_noted() {
     assert!(notes.contains("max_redraws is 0") && notes.contains("rollout.overlong is not set"), "{notes}");
 }
 
+/// An evaluation with every key.
+fn full_evaluation() -> EvaluationConfig {
+    EvaluationConfig {
+        target_accuracy: Some(0.9),
+        benchmarks: vec!["gsm8k".into()],
+        benchmark_limit: Some(1),
+        benchmark_samples: Some(1),
+        benchmark_template: Some("{{problem}}".into()),
+        patience: Some(1),
+        ..EvaluationConfig::default()
+    }
+}
+
 #[test]
 fn every_key_stands_in_the_documentation() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md")).unwrap();
     let mut config = Config { reference: Some(ModelSource::Builtin), ..Config::default() };
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
-    config.evaluation.target_accuracy = Some(0.9);
+    config.evaluation = full_evaluation();
     for (key, value) in settings::to_table(&config) {
         let keys = match value {
             Value::Table(inner) if !["model", "reference", "task", "objective"].contains(&key.as_str()) => {
@@ -241,13 +336,19 @@ fn every_config_key_that_a_message_names_exists() {
     let sections = ["rollout", "reward", "update", "evaluation", "record", "canaries"];
     let mut config = Config::default();
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
-    config.evaluation.target_accuracy = Some(0.9);
+    config.evaluation = full_evaluation();
+    config.update.schedule = Schedule::Cosine {
+        warmup_steps: Some(1),
+        warmup_share: Some(0.1),
+        total_steps: Some(1),
+        final_factor: 0.0,
+    };
     config.rollout.source = Some(RolloutSource::Jsonl { path: "x".into(), behavior: Behavior::Policy });
     config.update.reuse = Some(Reuse::default());
     let table = Value::Table(settings::to_table(&config));
     let exists = |key: &str| key.split('.').try_fold(&table, |table, part| table.get(part)).is_some();
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates");
-    let mut folders: Vec<std::path::PathBuf> =
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates");
+    let mut folders: Vec<PathBuf> =
         ["stapo-rl/src", "stapo-ops/src/cuda", "stapo-cli/src"].map(|folder| root.join(folder)).into();
     let mut found = std::collections::BTreeSet::new();
     while let Some(folder) = folders.pop() {

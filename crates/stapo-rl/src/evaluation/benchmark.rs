@@ -5,6 +5,7 @@ use crate::run::hash_file;
 use crate::task::{Judged, RowsSpec, Task, TaskSpec};
 use stapo_core::Problem;
 use stapo_core::record::FileHash;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// The six benchmarks of the STAPO paper, in the paper's order.
@@ -94,6 +95,35 @@ impl Benchmark {
         })
     }
 
+    /// Opens several benchmarks. A name that is there twice is refused.
+    pub fn open_all(names: &[String], data: &Path, template: Option<&str>) -> Result<Vec<Self>> {
+        let open = |name: &String| Self::open(name, data, template);
+        let benchmarks: Vec<Self> = names.iter().map(open).collect::<Result<_>>()?;
+        let mut seen = HashSet::new();
+        if let Some(twice) = benchmarks.iter().find(|benchmark| !seen.insert(&benchmark.name)) {
+            return Err(Error::Benchmark {
+                name: twice.name.clone(),
+                problem: "named twice".into(),
+                remedy: "their samples would be taken for one another's".into(),
+            });
+        }
+        Ok(benchmarks)
+    }
+
+    /// Keeps the first `n_questions`, and takes `n_samples` of each, where these are given.
+    pub fn limit(&mut self, n_questions: Option<usize>, n_samples: Option<usize>) -> Result<()> {
+        self.problems.truncate(n_questions.unwrap_or(usize::MAX));
+        self.n_samples = n_samples.unwrap_or(self.n_samples);
+        if !self.problems.is_empty() && self.n_samples > 0 {
+            return Ok(());
+        }
+        Err(Error::Benchmark {
+            name: self.name.clone(),
+            problem: "nothing to ask".into(),
+            remedy: "the limit of questions and the number of samples are at least 1".into(),
+        })
+    }
+
     pub(super) fn judge(&self, problem: &Problem, text: &str) -> Result<Judged> {
         Ok(self.task.judge(&[(problem, text)])?.remove(0))
     }
@@ -117,6 +147,9 @@ fn find(name: &str, data: &Path) -> Result<PathBuf> {
     paths.into_iter().find(|path| path.is_file()).ok_or_else(|| Error::Benchmark {
         name: name.to_string(),
         problem: format!("no {name}.jsonl or {name}.parquet in {} or its folder benchmarks", data.display()),
-        remedy: "`stapo fetch benchmarks` gets them; --data names another folder".into(),
+        remedy: format!(
+            "`stapo fetch benchmarks {name} --to {}` gets it; --data and evaluation.benchmark_data name another folder",
+            data.display()
+        ),
     })
 }

@@ -28,7 +28,7 @@ impl Decoding {
         }
     }
 
-    fn drawn(temperature: f64, top_p: f64) -> Self {
+    pub(super) fn drawn(temperature: f64, top_p: f64) -> Self {
         let rule = SamplingRule::Draw { temperature, filter: Filter { top_p, ..Filter::NONE } };
         Self { name: format!("T={temperature:?} p={top_p:?}"), rule }
     }

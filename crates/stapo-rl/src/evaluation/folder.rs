@@ -2,10 +2,12 @@
 //! results), `events.jsonl` and `lock`.
 
 use super::{Done, place};
-use crate::disk::{Lines, sha256_hex, write_whole};
+use crate::config::PromptStyle;
+use crate::disk::{Appended, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use crate::run::{EventLog, FolderLock, NewFolder, check_tree, events};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use stapo_core::record::{
     self, Change, EvalRecord, EventKind, FileHash, Record, SCHEMA, StopReason, Writer, changed_inputs,
 };
@@ -29,6 +31,12 @@ pub struct EvalPlan {
     pub max_tokens: usize,
     pub template: Option<String>,
     pub chat: bool,
+    /// Further variables of the chat template.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub chat_arguments: Map<String, Value>,
+    /// Texts that end a response.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stop: Vec<String>,
     pub seed: u64,
     pub kv_mib: usize,
     /// The files of the model and of the benchmarks; empty in evaluations of programs that recorded only the weights.
@@ -46,6 +54,11 @@ pub struct EvalPlan {
 }
 
 impl EvalPlan {
+    pub fn style(&self) -> PromptStyle {
+        let Self { chat, chat_arguments, stop, .. } = self.clone();
+        PromptStyle { chat, chat_arguments, stop }
+    }
+
     fn expected_seal(&self) -> String {
         let unsealed = Self { seal: String::new(), ..self.clone() };
         sha256_hex(serde_json::to_string(&unsealed).expect("a plan is JSON").as_bytes())
@@ -75,7 +88,7 @@ impl EvalPlan {
 pub struct EvalFolder {
     folder: PathBuf,
     lock: FolderLock,
-    samples: Lines,
+    samples: Appended,
     events: EventLog,
 }
 
@@ -94,7 +107,7 @@ impl EvalFolder {
     }
 
     fn opened(folder: &Path, lock: FolderLock) -> Result<Self> {
-        let samples = Lines::open(&folder.join("samples.jsonl"))?;
+        let samples = Appended::open(&folder.join("samples.jsonl"))?;
         Ok(Self { folder: folder.to_owned(), lock, samples, events: EventLog::open(folder)? })
     }
 
@@ -137,7 +150,7 @@ impl EvalFolder {
     }
 
     pub fn add(&mut self, sample: &EvalRecord) -> Result<()> {
-        self.samples.add(&sample.to_line())
+        self.samples.add(sample.to_line().as_bytes())
     }
 
     /// Adds the end of the evaluation to `events.jsonl`.

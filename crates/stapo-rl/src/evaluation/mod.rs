@@ -3,17 +3,22 @@
 mod benchmark;
 mod comparison;
 mod decoding;
+mod during;
 mod folder;
 mod table;
 
 pub use benchmark::{Benchmark, KNOWN, SIX};
 pub use comparison::{Compared, compare};
 pub use decoding::Decoding;
+pub use during::{Evaluated, expanded};
+pub(crate) use during::{changed_questions, evaluate_benchmarks, open_benchmarks};
 pub use folder::{EvalFolder, EvalPlan, InterruptedEval};
 pub use table::{EvalRow, average, rows};
 
+use crate::config::PromptStyle;
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
+use crate::prompting::Prompting;
 use crate::rollout::finish;
 use crate::task::split::content_hash;
 use stapo_core::Finish;
@@ -26,12 +31,11 @@ use std::collections::HashSet;
 
 /// How samples are taken.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct EvalSampling {
+pub struct EvalSampling<'a> {
     pub seed: u64,
     /// Longest response; the model's own limit may end a response sooner.
     pub max_tokens: usize,
-    /// Render prompts with the model's chat template.
-    pub chat: bool,
+    pub style: &'a PromptStyle,
     pub kv_bytes: usize,
     /// Training steps that the policy has made; absent for a model that is not from a run.
     pub step: Option<u64>,
@@ -45,22 +49,31 @@ pub fn place(record: &EvalRecord) -> (String, String, String, usize) {
     (record.benchmark.clone(), record.decoding.clone(), record.problem_id.clone(), record.sample_idx)
 }
 
-/// Samples every question of every benchmark with every decoding, all questions of a decoding in one batch, and hands
-/// each judged sample to `take` when the sample is finished; `false` from `take` ends the evaluation. A sample depends
+/// What happens in an evaluation.
+#[derive(Debug)]
+pub enum EvalEvent {
+    /// A token was sampled.
+    Token,
+    /// A sample is finished and judged.
+    Finished(Box<EvalRecord>),
+}
+
+/// Samples every question of every benchmark with every decoding, all questions of a decoding in one batch, and tells
+/// `take` of every token and every judged sample; `false` from `take` ends the evaluation. A sample depends
 /// on the seed, the decoding, the benchmark, the question and its own number alone, so an interrupted and resumed
 /// evaluation has the samples of an uninterrupted one.
 pub fn evaluate(
     model: &LoadedModel,
+    memory: &mut EngineMemory,
     benchmarks: &[Benchmark],
     decodings: &[Decoding],
     sampling: EvalSampling,
     done: &Done,
-    mut take: impl FnMut(EvalRecord) -> Result<bool>,
+    mut take: impl FnMut(EvalEvent) -> Result<bool>,
 ) -> Result<()> {
-    let mut memory = EngineMemory::new();
     for decoding in decodings {
         let work = Work { model, benchmarks, decoding, sampling, done };
-        if !work.run(&mut memory, &mut take)? {
+        if !work.run(memory, &mut take)? {
             break;
         }
     }
@@ -72,7 +85,7 @@ struct Work<'a> {
     model: &'a LoadedModel,
     benchmarks: &'a [Benchmark],
     decoding: &'a Decoding,
-    sampling: EvalSampling,
+    sampling: EvalSampling<'a>,
     done: &'a Done,
 }
 
@@ -80,7 +93,7 @@ impl Work<'_> {
     fn run(
         &self,
         memory: &mut EngineMemory,
-        take: &mut impl FnMut(EvalRecord) -> Result<bool>,
+        take: &mut impl FnMut(EvalEvent) -> Result<bool>,
     ) -> Result<bool> {
         let settings = EngineSettings {
             seed: Key::new(self.sampling.seed).with(content_hash(&self.decoding.name)).bits(),
@@ -89,13 +102,15 @@ impl Work<'_> {
             ..EngineSettings::default()
         };
         let mut engine = Engine::new(&self.model.policy, memory, settings)?;
+        engine.stop_at(self.model.stop_texts(self.sampling.style)?);
+        let prompting = self.model.prompting(self.sampling.style)?;
         let mut asked = Vec::new();
         for benchmark in self.benchmarks {
             for problem in &benchmark.problems {
                 if self.is_done(benchmark, problem) {
                     continue;
                 }
-                match engine.submit(self.request(benchmark, problem)?) {
+                match engine.submit(self.request(&prompting, benchmark, problem)?) {
                     Ok(_) => asked.push((benchmark, problem)),
                     Err(error @ (RequestError::PromptTooLong { .. } | RequestError::EmptyPrompt)) => {
                         if !self.refuse(benchmark, problem, &error, take)? {
@@ -109,12 +124,16 @@ impl Work<'_> {
         let mut outcome = Ok(true);
         engine.run(|event| {
             // Samples that finish in the step of a failed or last one are not written: that line may be torn.
-            if let (Event::Finished(response), Ok(true)) = (event, &outcome) {
-                let (benchmark, problem) = asked[response.ticket.0 as usize];
-                outcome = self.judge(benchmark, problem, &response).and_then(|record| match record {
-                    Some(record) => take(record),
-                    None => Ok(true),
-                });
+            match (event, &outcome) {
+                (Event::Finished(response), Ok(true)) => {
+                    let (benchmark, problem) = asked[response.ticket.0 as usize];
+                    outcome = self.judge(benchmark, problem, &response).and_then(|record| match record {
+                        Some(record) => take(EvalEvent::Finished(Box::new(record))),
+                        None => Ok(true),
+                    });
+                }
+                (Event::Token { .. }, Ok(true)) => outcome = take(EvalEvent::Token),
+                _ => {}
             }
             matches!(outcome, Ok(true))
         })?;
@@ -130,11 +149,11 @@ impl Work<'_> {
         self.done.contains(&place)
     }
 
-    fn request(&self, benchmark: &Benchmark, problem: &Problem) -> Result<Request> {
+    fn request(&self, prompting: &Prompting, benchmark: &Benchmark, problem: &Problem) -> Result<Request> {
         let key = Key::new(content_hash(&benchmark.name)).with(content_hash(&problem.id));
         Ok(Request {
             problem: key.bits(),
-            prompt: self.model.encode(&problem.prompt, self.sampling.chat)?,
+            prompt: prompting.tokens(problem)?,
             n_samples: benchmark.n_samples as u32,
             max_tokens: self.sampling.max_tokens,
             stops: self.model.stops.clone(),
@@ -147,13 +166,13 @@ impl Work<'_> {
         benchmark: &Benchmark,
         problem: &Problem,
         error: &RequestError,
-        take: &mut impl FnMut(EvalRecord) -> Result<bool>,
+        take: &mut impl FnMut(EvalEvent) -> Result<bool>,
     ) -> Result<bool> {
         for sample in (0..benchmark.n_samples).filter(|&sample| !self.has(benchmark, problem, sample)) {
             let reason = error.to_string().lines().next().unwrap_or_default().to_string();
             let mut record = self.blank(benchmark, problem, sample);
             record.reason = reason;
-            if !take(record)? {
+            if !take(EvalEvent::Finished(Box::new(record)))? {
                 return Ok(false);
             }
         }

@@ -13,14 +13,15 @@ fn slice(name: &str, n_questions: usize, n_samples: usize) -> Benchmark {
     benchmark
 }
 
-const SAMPLING: EvalSampling =
-    EvalSampling { seed: 0, max_tokens: 64, chat: false, kv_bytes: 32 << 20, step: None };
-
 fn all(model: &LoadedModel, benchmarks: &[Benchmark], decoding: &str, done: &Done) -> Vec<EvalRecord> {
     let mut records = Vec::new();
     let decodings = Decoding::parse(decoding).unwrap();
-    evaluate(model, benchmarks, &decodings, SAMPLING, done, |record| {
-        records.push(record);
+    let style = PromptStyle::default();
+    let sampling = EvalSampling { seed: 0, max_tokens: 64, style: &style, kv_bytes: 32 << 20, step: None };
+    evaluate(model, &mut EngineMemory::new(), benchmarks, &decodings, sampling, done, |event| {
+        if let EvalEvent::Finished(record) = event {
+            records.push(*record);
+        }
         Ok(true)
     })
     .unwrap();

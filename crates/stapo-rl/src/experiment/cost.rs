@@ -73,7 +73,7 @@ fn curve(metrics: &[Metrics]) -> Option<Vec<Point>> {
     let mut spent = vec![(0.0, 0.0)];
     for step in metrics {
         let (responses, seconds) = *spent.last()?;
-        spent.push((responses + step.n_responses? as f64, seconds + step.seconds()?));
+        spent.push((responses + step.n_responses? as f64, seconds + step.working_seconds()?));
     }
     let steps: Vec<u64> = std::iter::once(0).chain(metrics.iter().map(|step| step.step)).collect();
     let point = |(step, accuracy): (f64, f64)| {

@@ -1,33 +1,44 @@
 //! Supervised next-token training, which makes base models from worked solutions and fine-tunes on given texts.
 
 mod config;
+mod file_rows;
+mod file_texts;
 mod fresh;
+mod rows;
+mod sequence;
+mod spelling;
 mod texts;
 
 pub use config::{LossOn, PretrainConfig, Start};
+pub use file_texts::FileTexts;
 pub use fresh::export_policy;
+pub use spelling::file_kind;
 pub use texts::TextsSpec;
 
 use crate::config::PlanError;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
+use crate::meter::Meter;
+use crate::prompting::fit_prompts;
 use crate::rollout::held_out_accuracy;
 use crate::run::{Counters, Reopening, Run, is_due};
 use crate::task::{Programs, Task};
+use sequence::TextSequence;
 use stapo_core::batch::pack_in_order;
-use stapo_core::record::{Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
+use stapo_core::record::{EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
 use stapo_model::Device;
-use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Recompute};
+use stapo_model::decoder::{HeadOptions, PackedBatch, Pass};
 use stapo_model::generate::EngineMemory;
 use stapo_model::optimizer::Update;
 use std::path::Path;
 use std::time::Instant;
-use texts::{Example, Texts};
+use texts::Texts;
 
 /// Observes a pretraining run step by step, and may end the run.
 pub trait WatchPretrain {
     fn stepped(&mut self, metrics: &PretrainMetrics);
+    fn warned(&mut self, text: &str);
     /// Called after every step; true saves and ends the run.
     fn wants_stop(&mut self) -> bool;
     /// Why the observer ended the run, such as the name of a signal.
@@ -36,14 +47,13 @@ pub trait WatchPretrain {
     }
 }
 
-/// Checkpoints that a pretraining run keeps.
-const KEPT_CHECKPOINTS: usize = 2;
-
 /// The state of a pretraining run.
 pub struct Pretrainer {
     pub learner: Learner,
     /// The task of the held-out evaluation.
     pub task: Option<Task>,
+    /// What was found about the data at the start.
+    warnings: Vec<String>,
     texts: Texts,
     pass: Pass,
 }
@@ -51,54 +61,89 @@ pub struct Pretrainer {
 impl Pretrainer {
     /// The state before the first step. A fresh model is written to the folder `start` first.
     pub fn new(config: &PretrainConfig, start: &Path, device: &Device, programs: Programs) -> Result<Self> {
-        let task = config.evaluation_task()?.map(|task| Task::open_with(&task, programs)).transpose()?;
-        let model = match &config.start {
-            Start::Fresh(shape) => {
+        config.check()?;
+        let mut task = config.evaluation_task()?.map(|task| Task::open_with(&task, programs)).transpose()?;
+        let model = match (&config.model, config.model.source()) {
+            (Start::Fresh(shape), _) => {
                 fresh::write(start, shape, config.seed, device)?;
                 LoadedModel::open_path(start, device)?
             }
-            Start::Path { path } => LoadedModel::open_path(Path::new(path), device)?,
+            (_, Some(source)) => LoadedModel::open(&source, device)?,
+            (_, None) => unreachable!("only a fresh model has no source"),
         };
-        let texts = Texts::open(&config.texts)?;
+        let mut warnings = Vec::new();
+        if let Some(task) = &mut task {
+            let plan = config.evaluation_plan()?;
+            warnings.extend(fit_prompts(&plan, &model.prompting(&plan.style)?, task)?);
+        }
+        let max_tokens = config.update.microbatch_tokens.min(model.policy.config().max_positions);
+        let texts = Texts::open(&config.data, &model, max_tokens)?;
+        warnings.extend(texts.warnings());
         let learner = Learner::new(model, config.optimizer())?;
-        let pass = Pass::training(&learner.model.policy, Recompute::Nothing)?;
-        Ok(Self { learner, task, texts, pass })
+        let pass = Pass::training(&learner.model.policy, config.update.recompute)?;
+        Ok(Self { learner, task, warnings, texts, pass })
+    }
+
+    /// The steps of a run: as given, or those of its epochs.
+    pub fn steps(&self, config: &PretrainConfig) -> Result<u64> {
+        let Some(epochs) = config.epochs else { return Ok(config.steps) };
+        let Some(file) = self.texts.file() else {
+            return Err(Error::Misfit {
+                key: "epochs",
+                problem: format!("{epochs}, but the texts are not one file"),
+                remedy: "give steps",
+            });
+        };
+        Ok(file.steps_of_epochs(config.seed, epochs, config.update.batch_tokens))
     }
 
     /// Writes a checkpoint and the manifest.
-    pub fn save(&self, run: &mut Run) -> Result<()> {
-        self.learner.save(run, KEPT_CHECKPOINTS)
+    pub fn save(&self, config: &PretrainConfig, run: &mut Run) -> Result<()> {
+        self.learner.save(run, config.record.keep_checkpoints)
     }
 
     /// One optimizer step over the next examples, until these have `batch_tokens` tokens.
     pub fn step(&mut self, config: &PretrainConfig) -> Result<PretrainMetrics> {
         let start = Instant::now();
-        let sequences = self.next_sequences(config)?;
-        let lengths: Vec<usize> = sequences.iter().map(|(tokens, _)| tokens.len()).collect();
+        let (sequences, n_examples) = self.next_sequences(config)?;
+        let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
         let learner = &mut self.learner;
         let mut loss = 0.0;
         let mut entropy = 0.0;
         let mut n_scored = 0usize;
-        for microbatch in pack_in_order(&lengths, config.microbatch_tokens)? {
+        for microbatch in pack_in_order(&lengths, config.update.microbatch_tokens)? {
             let mut batch = PackedBatch::new();
+            let mut is_learned: Vec<bool> = Vec::new();
             for &idx in &microbatch.sequences {
-                batch.push(&sequences[idx].0, sequences[idx].1);
+                let sequence = &sequences[idx];
+                batch.push(&sequence.tokens, sequence.n_given());
+                is_learned.extend(&sequence.is_learned[sequence.n_given()..]);
             }
             let scores = self.pass.forward(&learner.model.policy, &batch, HeadOptions::default())?;
-            let n = scores.logp.len();
-            loss -= scores.logp.iter().map(|&logp| f64::from(logp)).sum::<f64>();
-            entropy += scores.entropy.iter().map(|&entropy| f64::from(entropy)).sum::<f64>();
-            n_scored += n;
-            let (d_logp, d_entropy) = (vec![-1.0; n], vec![0.0; n]);
+            let learned = |values: &[f32]| -> f64 {
+                values
+                    .iter()
+                    .zip(&is_learned)
+                    .filter(|(_, is)| **is)
+                    .map(|(&value, _)| f64::from(value))
+                    .sum()
+            };
+            loss -= learned(&scores.logp);
+            entropy += learned(&scores.entropy);
+            n_scored += is_learned.iter().filter(|&&is_learned| is_learned).count();
+            let d_logp: Vec<f32> =
+                is_learned.iter().map(|&is_learned| if is_learned { -1.0 } else { 0.0 }).collect();
+            let d_entropy = vec![0.0; d_logp.len()];
             self.pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
         }
         let step = learner.counters.step + 1;
-        let learning_rate = config.learning_rate * config.schedule.factor(learner.counters.n_updates);
+        let learning_rate = config.update.learning_rate
+            * config.update.schedule.factor(learner.counters.n_updates, config.steps);
         let scale = 1.0 / n_scored.max(1) as f64;
-        let update = Update { lr: learning_rate, scale, max_norm: config.max_gradient_norm };
+        let update = Update { lr: learning_rate, scale, max_norm: config.update.max_gradient_norm };
         let gradient_norm =
             learner.step(update).map_err(|source| Error::Gradient { step, microbatch: None, source })?;
-        let position = learner.counters.position + sequences.len() as u64;
+        let position = learner.counters.position + n_examples;
         learner.counters = Counters { step, position, ..learner.counters };
         let n_tokens: usize = lengths.iter().sum();
         Ok(PretrainMetrics {
@@ -117,33 +162,28 @@ impl Pretrainer {
         })
     }
 
-    /// The next token sequences, each with the number of leading tokens that have no loss.
-    fn next_sequences(&self, config: &PretrainConfig) -> Result<Vec<(Vec<u32>, usize)>> {
-        let tokenizer = self.learner.model.tokenizer()?;
-        let mut sequences = Vec::new();
+    /// The sequences of the next examples, and the number of examples.
+    fn next_sequences(&self, config: &PretrainConfig) -> Result<(Vec<TextSequence>, u64)> {
+        let mut sequences: Vec<TextSequence> = Vec::new();
         let mut n_tokens = 0;
-        while n_tokens < config.batch_tokens {
-            let position = self.learner.counters.position + sequences.len() as u64;
-            let Example { prompt, response } = self.texts.example(config.seed, position)?;
-            let mut tokens = tokenizer.encode(&prompt)?;
-            let n_prompt = tokens.len().max(1);
-            tokens.extend(tokenizer.encode(&response)?);
-            tokens.extend(self.learner.model.stops.first());
-            if tokens.len() < 2 || tokens.len() > config.microbatch_tokens {
-                return Err(Error::BadExample {
-                    position,
-                    n_tokens: tokens.len(),
-                    limit: config.microbatch_tokens,
-                });
+        let mut n_examples = 0;
+        while n_tokens < config.update.batch_tokens {
+            let position = self.learner.counters.position + n_examples;
+            n_examples += 1;
+            for mut sequence in self.texts.sequences(&self.learner.model, config.seed, position)? {
+                let limit = config.update.microbatch_tokens;
+                let own = sequence.tokens.len();
+                if own < 2 || own > limit {
+                    return Err(Error::BadExample { position, n_tokens: own, limit });
+                }
+                if config.loss_on == LossOn::Everything {
+                    sequence.is_learned.fill(true);
+                }
+                n_tokens += own;
+                sequences.push(sequence);
             }
-            n_tokens += tokens.len();
-            let n_given = match config.loss_on {
-                LossOn::Response => n_prompt,
-                LossOn::Everything => 1,
-            };
-            sequences.push((tokens, n_given));
         }
-        Ok(sequences)
+        Ok((sequences, n_examples))
     }
 }
 
@@ -172,27 +212,32 @@ fn pretrain_steps(
     watch: &mut dyn WatchPretrain,
 ) -> Result<()> {
     let mut memory = EngineMemory::new();
-    pretrainer.save(run)?;
+    for text in &pretrainer.warnings {
+        run.record(EventKind::Warning, text)?;
+        watch.warned(text);
+    }
+    pretrainer.save(config, run)?;
     while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;
         let step = metrics.step;
         let is_last = step == config.steps;
-        let is_saved = is_last || is_due(step, config.checkpoint_every_steps);
-        let is_evaluated = is_last || is_due(step, config.evaluation_every_steps);
+        let is_saved = is_last || is_due(step, config.record.checkpoint_every_steps);
+        let is_evaluated = is_last || is_due(step, config.evaluation.every_steps);
         if is_saved || is_evaluated {
             pretrainer.learner.check_finite()?;
         }
         if let Some(task) = pretrainer.task.as_ref().filter(|_| is_evaluated) {
             let plan = config.evaluation_plan()?;
             let model = &pretrainer.learner.model;
-            metrics.eval_accuracy = Some(held_out_accuracy(model, &mut memory, task, &plan, step)?);
+            metrics.eval_accuracy =
+                Some(held_out_accuracy(model, &mut memory, task, &plan, step, &Meter::default())?);
         }
         metrics.state_sha256 = is_saved.then(|| pretrainer.learner.state_hash());
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);
         let is_stopped = watch.wants_stop();
         if is_stopped || is_saved {
-            pretrainer.save(run)?;
+            pretrainer.save(config, run)?;
         }
         if is_stopped {
             break;
@@ -228,7 +273,7 @@ impl InterruptedPretraining {
         }
         let identity = identity(&config)?;
         reopening.compare(&identity, accept_changes)?;
-        reopening.check_steps(config.steps)?;
+        reopening.check_steps(config.steps, config.update.schedule, |steps| steps)?;
         Ok(Self { config, reopening, identity })
     }
 
@@ -250,3 +295,6 @@ impl InterruptedPretraining {
         Ok((config, run, pretrainer))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,15 @@
-//! The texts of pretraining: worked solutions of a task, or the lines of a file.
+//! The texts of supervised training: worked solutions of a task, or the rows of a file.
 
+use super::file_rows::FileRows;
+use super::file_texts::FileTexts;
+use super::sequence::{TextEncoder, TextSequence};
+use crate::config::PlanError;
 use crate::error::{Error, Result};
+use crate::loaded_model::LoadedModel;
 use crate::task::{Mistakes, Programs, Split, Task, TaskSpec};
 use serde::{Deserialize, Serialize};
+use serde_json::Map;
 use stapo_core::random::Key;
-use stapo_core::settings;
-use std::path::PathBuf;
 use toml::{Table, Value};
 
 /// The source of the texts.
@@ -18,10 +22,13 @@ pub enum TextsSpec {
         #[serde(default)]
         mistakes: Mistakes,
     },
-    /// One JSON object per line, with a prompt and a response, or with a text in `response_field` alone.
-    Jsonl { path: PathBuf, prompt_field: Option<String>, response_field: String },
+    /// One JSON object per line.
+    Jsonl(FileTexts),
+    Parquet(FileTexts),
     /// Several sources, each with a share of the examples.
-    Mixture { parts: Vec<PartSpec> },
+    Mixture {
+        parts: Vec<PartSpec>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,7 +51,7 @@ impl TextsSpec {
     pub(super) fn task(&self) -> Option<&Table> {
         match self {
             TextsSpec::Solutions { task, .. } => Some(task),
-            TextsSpec::Jsonl { .. } => None,
+            TextsSpec::Jsonl(_) | TextsSpec::Parquet(_) => None,
             TextsSpec::Mixture { parts } => parts.iter().find_map(|part| part.texts.task()),
         }
     }
@@ -53,106 +60,98 @@ impl TextsSpec {
 /// The random stream that chooses the part of an example.
 const MIXTURE_STREAM: u64 = 3;
 
-/// One text: a prompt, and the response that has a loss.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Example {
-    pub prompt: String,
-    pub response: String,
-}
-
-/// Open texts. An example is a pure function of seed and position.
+/// Open texts. The sequences of an example are a pure function of seed and position.
 pub enum Texts {
     Solutions {
         task: Box<Task>,
         mistakes: Mistakes,
     },
-    Lines(Vec<Example>),
+    File(FileRows),
     /// Each part with the sum of the shares up to and including the part.
     Mixture(Vec<(f64, Texts)>),
 }
 
 impl Texts {
-    pub fn open(spec: &TextsSpec) -> Result<Self> {
+    /// Opens the texts. Every row of a file is rendered and counted once: rows of more than `max_tokens` tokens are
+    /// refused or left out.
+    pub fn open(spec: &TextsSpec, model: &LoadedModel, max_tokens: usize) -> Result<Self> {
         match spec {
             TextsSpec::Solutions { task, mistakes } => {
-                let task: TaskSpec =
-                    settings::read("texts.task", task.clone()).map_err(crate::config::PlanError::from)?;
+                let task = TaskSpec::read("data.task", task.clone()).map_err(PlanError::from)?;
                 Ok(Texts::Solutions {
                     task: Box::new(Task::open_with(&task, Programs::Never)?),
                     mistakes: *mistakes,
                 })
             }
-            TextsSpec::Jsonl { path, prompt_field, response_field } => {
-                let text = stapo_model::files::read_lines(path).map_err(|e| Error::io(path, e))?;
-                let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-                let examples = lines
-                    .map(|(idx, line)| {
-                        read_line(line, prompt_field.as_deref(), response_field)
-                            .map_err(|problem| Error::Text { path: path.clone(), line: idx + 1, problem })
-                    })
-                    .collect::<Result<Vec<Example>>>()?;
-                if examples.is_empty() {
-                    let problem = "no examples: the file is empty".to_string();
-                    return Err(Error::Text { path: path.clone(), line: 1, problem });
-                }
-                Ok(Texts::Lines(examples))
+            TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) => {
+                let is_parquet = matches!(spec, TextsSpec::Parquet(_));
+                let encoder = encoder(model)?.with_arguments(file);
+                Ok(Texts::File(FileRows::open(file, is_parquet, &encoder, max_tokens)?))
             }
             TextsSpec::Mixture { parts } => {
                 let is_share = |part: &PartSpec| part.share.is_finite() && part.share > 0.0;
                 if parts.is_empty() || !parts.iter().all(is_share) {
                     return Err(Error::Misfit {
-                        key: "texts.parts",
+                        key: "data.parts",
                         problem: "expected at least one part, each with a share above 0".into(),
-                        remedy: "[[texts.parts]] with share = 0.5 and texts = { kind = ... }",
+                        remedy: "[[data.parts]] with share = 0.5 and texts = { kind = ... }",
                     });
                 }
                 let mut sum = 0.0;
                 let open = |part: &PartSpec| {
                     sum += part.share;
-                    Ok((sum, Texts::open(&part.texts)?))
+                    Ok((sum, Texts::open(&part.texts, model, max_tokens)?))
                 };
                 Ok(Texts::Mixture(parts.iter().map(open).collect::<Result<_>>()?))
             }
         }
     }
 
-    /// The example at `position`. A file repeats in epochs, each in an own order.
-    pub fn example(&self, seed: u64, position: u64) -> Result<Example> {
+    /// The sequences of the example at `position`. A file repeats in epochs, each in an own order.
+    pub fn sequences(&self, model: &LoadedModel, seed: u64, position: u64) -> Result<Vec<TextSequence>> {
         match self {
             Texts::Solutions { task, mistakes } => {
                 let problem = task.problem(seed, Split::Train, position)?;
                 let mistakes = Mistakes { seed: Key::new(mistakes.seed).with(position).bits(), ..*mistakes };
                 let response = task.solution(&problem, &mistakes)?;
-                Ok(Example { prompt: problem.prompt, response })
+                Ok(vec![encoder(model)?.pair(&problem.prompt, &response)?])
             }
-            Texts::Lines(examples) => {
-                let n = examples.len() as u64;
-                let order =
-                    crate::task::rows::permutation::image(position % n, n, Key::new(seed).with(position / n));
-                Ok(examples[order as usize].clone())
+            Texts::File(file) => {
+                let encoder = encoder(model)?.with_arguments(&file.spec);
+                Ok(encoder.sequences(&[file.row(seed, position)])?.concat())
             }
             Texts::Mixture(parts) => {
                 let whole = parts.last().map_or(0.0, |(sum, _)| *sum);
                 let at = Key::new(seed).with(MIXTURE_STREAM).with(position).uniform() * whole;
                 let part = parts.iter().position(|(sum, _)| at < *sum).unwrap_or(parts.len() - 1);
-                parts[part].1.example(seed, position)
+                parts[part].1.sequences(model, seed, position)
             }
+        }
+    }
+
+    /// The file, where the texts are one file.
+    pub fn file(&self) -> Option<&FileRows> {
+        match self {
+            Texts::File(file) => Some(file),
+            Texts::Solutions { .. } | Texts::Mixture(_) => None,
+        }
+    }
+
+    /// What the user should know about the files.
+    pub fn warnings(&self) -> Vec<String> {
+        match self {
+            Texts::Solutions { .. } => Vec::new(),
+            Texts::File(file) => file.warning.iter().cloned().collect(),
+            Texts::Mixture(parts) => parts.iter().flat_map(|(_, part)| part.warnings()).collect(),
         }
     }
 }
 
-fn read_line(
-    line: &str,
-    prompt_field: Option<&str>,
-    response_field: &str,
-) -> std::result::Result<Example, String> {
-    let value: serde_json::Value = serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))?;
-    let field = |name: &str| {
-        value
-            .get(name)
-            .and_then(serde_json::Value::as_str)
-            .map(str::to_owned)
-            .ok_or(format!("no text `{name}`"))
-    };
-    Ok(Example { prompt: prompt_field.map_or(Ok(String::new()), field)?, response: field(response_field)? })
+fn encoder(model: &LoadedModel) -> Result<TextEncoder<'_>> {
+    Ok(TextEncoder {
+        tokenizer: model.tokenizer()?,
+        template: model.template.as_ref(),
+        stops: &model.stops,
+        chat_arguments: Map::new(),
+    })
 }

@@ -74,6 +74,10 @@ impl ForeignRollouts {
             .clone()
             .map(|position| Ok(task.problem(plan.config.seed, Split::Train, position)?))
             .collect::<Result<_>>()?;
+        let stop_texts = model.stop_texts(&plan.style)?;
+        let is_stop = |last: u32, tokens: &[u32]| {
+            model.stops.contains(&last) || stop_texts.is_complete(tokens.iter().copied())
+        };
         let mut rollouts = Vec::new();
         let mut written = Vec::new();
         for (problem_idx, position) in positions.enumerate() {
@@ -84,7 +88,7 @@ impl ForeignRollouts {
             };
             for (sample_idx, response) in group.responses.iter().enumerate() {
                 let prompt_tokens = group.prompt_tokens.clone();
-                rollouts.push(rollout(model, response, (problem_idx, sample_idx), prompt_tokens, step - 1));
+                rollouts.push(rollout(is_stop, response, (problem_idx, sample_idx), prompt_tokens, step - 1));
                 written.push(response);
             }
         }
@@ -125,15 +129,15 @@ impl ForeignRollouts {
     }
 }
 
-/// A response of the file as a rollout without scores. A response that does not end with a stop token was cut.
+/// A response of the file as a rollout without scores. A response that does not end with a stop token or text was cut.
 fn rollout(
-    model: &LoadedModel,
+    is_stop: impl Fn(u32, &[u32]) -> bool,
     response: &ForeignResponse,
     (problem_idx, sample_idx): (usize, usize),
     prompt_tokens: Vec<u32>,
     policy_version: u64,
 ) -> Rollout {
-    let last = response.tokens.last().copied().filter(|token| model.stops.contains(token));
+    let last = response.tokens.last().copied().filter(|&token| is_stop(token, &response.tokens));
     Rollout {
         problem_idx,
         sample_idx,

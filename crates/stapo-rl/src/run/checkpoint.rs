@@ -101,9 +101,8 @@ impl Sealed {
 }
 
 impl Checkpoint {
-    /// Writes the state after `counters.step` and removes all but the newest `n_kept` checkpoints up to that step. A
-    /// state that is not finite is refused, and nothing is written.
-    pub fn save(run: &Path, snapshot: &Snapshot, n_kept: usize) -> Result<PathBuf> {
+    /// Writes the state after `counters.step`. A state that is not finite is refused, and nothing is written.
+    pub fn save(run: &Path, snapshot: &Snapshot) -> Result<PathBuf> {
         let Snapshot { counters, policy, optimizer, .. } = *snapshot;
         state::check_finite(counters.step, policy, optimizer)?;
         let folder = run.join("checkpoints");
@@ -114,14 +113,14 @@ impl Checkpoint {
             let _ = fs::remove_dir_all(&beside);
         }
         written?;
-        Self::prune(run, counters.step, n_kept)?;
         Ok(path)
     }
 
-    /// Removes all but the newest `n_kept` checkpoints up to `step`, and what interrupted writers left behind.
-    pub fn prune(run: &Path, step: u64, n_kept: usize) -> Result<()> {
+    /// Removes all but the newest `n_kept` checkpoints up to `step` and that of step `spared`, and what interrupted
+    /// writers left behind.
+    pub fn prune(run: &Path, step: u64, n_kept: usize, spared: Option<u64>) -> Result<()> {
         let earlier = Self::numbered(run)?.into_iter().rev().filter(|(number, _)| *number <= step);
-        for (_, old) in earlier.skip(n_kept) {
+        for (_, old) in earlier.skip(n_kept).filter(|(number, _)| Some(*number) != spared) {
             remove_folder(&old)?;
         }
         let folder = run.join("checkpoints");
@@ -138,6 +137,17 @@ impl Checkpoint {
     /// The folders of a run's checkpoints, oldest first.
     pub fn list(run: &Path) -> Result<Vec<PathBuf>> {
         Ok(Self::numbered(run)?.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// The steps of a run's checkpoints, oldest first.
+    pub fn steps(run: &Path) -> Result<Vec<u64>> {
+        Ok(Self::numbered(run)?.into_iter().map(|(step, _)| step).collect())
+    }
+
+    /// The checkpoint of a step; `None` where the run has none of that step.
+    pub fn of_step(run: &Path, step: u64) -> Result<Option<Self>> {
+        let found = Self::numbered(run)?.into_iter().find(|(number, _)| *number == step);
+        found.map(|(_, path)| Self::open(&path)).transpose()
     }
 
     /// The folders named `step-` and digits, by step.

@@ -1,7 +1,7 @@
 //! `events.jsonl`: start, resume, changes, warnings and the stop of a run.
 
 use super::clock::utc;
-use crate::disk::{Lines, write_whole};
+use crate::disk::{Appended, write_whole};
 use crate::error::{Error, Result};
 use stapo_core::record::{
     self, Change, Event, EventKind, Extra, Record, RecordError, SCHEMA, StopReason, Writer,
@@ -15,7 +15,7 @@ const EVENTS: &str = "events.jsonl";
 /// The open file, to which lines are only added.
 #[derive(Debug)]
 pub struct EventLog {
-    lines: Lines,
+    lines: Appended,
     /// True after a failed write, which may have left part of a line.
     torn: bool,
 }
@@ -29,13 +29,14 @@ impl EventLog {
         if whole < found.len() {
             write_whole(&path, &found.as_bytes()[..whole])?;
         }
-        Ok(Self { lines: Lines::open(&path)?, torn: false })
+        Ok(Self { lines: Appended::open(&path)?, torn: false })
     }
 
     /// Adds an event, which is on disk when the function returns.
     pub fn add(&mut self, event: &Event) -> Result<()> {
         let line = event.to_line();
-        let written = self.lines.add(&if self.torn { format!("\n{line}") } else { line });
+        let line = if self.torn { format!("\n{line}") } else { line };
+        let written = self.lines.add(line.as_bytes());
         self.torn = written.is_err();
         written.and_then(|()| self.lines.sync())
     }

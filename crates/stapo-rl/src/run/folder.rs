@@ -4,11 +4,11 @@ use super::checkpoint::{Checkpoint, Provenance, Snapshot};
 use super::events::{self, EventLog};
 use super::lock::FolderLock;
 use super::manifest;
-use crate::disk::{Lines, create_folder, rename, write_whole};
+use crate::disk::{Appended, create_folder, remove_file, rename, write_whole};
 use crate::error::{Error, Result};
 use stapo_core::record::{
-    self, EventKind, Identity, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped, StopReason,
-    TokenRecord, Writer,
+    self, Best, EvalRecord, EventKind, Identity, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped,
+    StopReason, TokenRecord, Writer,
 };
 use stapo_model::Simd;
 use std::fs;
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 pub struct Run {
     pub(super) folder: PathBuf,
     pub(super) lock: FolderLock,
-    pub(super) metrics: Lines,
+    pub(super) metrics: Appended,
     pub(super) events: EventLog,
     pub(super) manifest: Manifest,
     pub(super) plan_text: String,
@@ -28,11 +28,24 @@ pub struct Run {
     pub(super) last: Option<(u64, String)>,
     /// The step of the newest good checkpoint.
     pub(super) saved: Option<u64>,
+    /// The evaluation whose checkpoint is kept besides the newest ones.
+    pub(super) best: Option<Best>,
     pub(super) warnings: Vec<String>,
 }
 
 /// The parts of a run folder that hold one file per recorded step.
-pub(super) const PARTS: [&str; 3] = ["rollouts", "tokens", "explored"];
+const PARTS: [&str; 3] = ["rollouts", "tokens", "explored"];
+
+/// The samples of evaluations on benchmarks: one file per evaluation, in runs that have benchmarks.
+const BENCHMARKS: &str = "benchmarks";
+
+/// All parts that hold one file per step.
+pub(super) fn parts() -> impl Iterator<Item = &'static str> {
+    PARTS.into_iter().chain([BENCHMARKS])
+}
+
+/// The best evaluation of a run, and the file that names it.
+const BEST: &str = "best.json";
 
 /// A folder in the making beside the place where it will appear.
 pub struct NewFolder {
@@ -116,6 +129,7 @@ impl Run {
             identity,
             last: None,
             saved: None,
+            best: None,
             warnings: Vec::new(),
         };
         run.events.add(&events::entry(EventKind::Start, 0, writer))?;
@@ -151,7 +165,7 @@ impl Run {
     /// Adds the metrics of a step. The line is on disk when the function returns.
     pub fn add_metrics(&mut self, metrics: &impl Stepped) -> Result<()> {
         let line = metrics.to_line();
-        self.metrics.add(&line)?;
+        self.metrics.add(line.as_bytes())?;
         self.metrics.sync()?;
         self.last = Some((metrics.step(), line.trim_end().to_string()));
         if let Some(sha256) = metrics.state_sha256() {
@@ -176,7 +190,36 @@ impl Run {
         self.saved == Some(step)
     }
 
-    /// Writes a checkpoint of the state with that hash, then the manifest; only the newest `n_kept` checkpoints remain.
+    /// Names the evaluation whose checkpoint is kept from the next save on.
+    pub(crate) fn set_best(&mut self, best: Option<Best>) {
+        self.best = best;
+    }
+
+    /// The best evaluation of a run folder; `None` where there is none.
+    pub fn read_best(folder: &Path) -> Result<Option<Best>> {
+        let path = folder.join(BEST);
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(record::parse(&text).map_err(|e| Error::record(&path, &e))?)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::io(&path, error)),
+        }
+    }
+
+    /// Writes `best.json` and removes all but the newest `n_kept` checkpoints and the best one. The file is written before
+    /// the checkpoint that it named so far is removed.
+    pub(crate) fn prune(&self, step: u64, n_kept: usize) -> Result<()> {
+        let path = self.folder.join(BEST);
+        let text = self.best.as_ref().map(Record::to_line);
+        match (&text, fs::read_to_string(&path).ok()) {
+            (Some(text), found) if found.as_ref() != Some(text) => write_whole(&path, text.as_bytes())?,
+            (None, Some(_)) => remove_file(&path)?,
+            _ => {}
+        }
+        Checkpoint::prune(&self.folder, step, n_kept, self.best.as_ref().map(|best| best.step))
+    }
+
+    /// Writes a checkpoint of the state with that hash, then the manifest; only the newest `n_kept` checkpoints and the
+    /// best one remain.
     pub(crate) fn save<'a>(
         &mut self,
         state_hash: String,
@@ -190,8 +233,9 @@ impl Run {
             identity: self.identity.clone(),
         });
         let step = snapshot.counters.step;
-        Checkpoint::save(&self.folder, &snapshot, n_kept)?;
+        Checkpoint::save(&self.folder, &snapshot)?;
         self.saved = Some(step);
+        self.prune(step, n_kept)?;
         if step > 0 {
             self.add_state_hash(step, state_hash);
         }
@@ -230,6 +274,14 @@ impl Run {
         self.write_lines(PARTS[2], step, tokens)
     }
 
+    /// Writes the samples of an evaluation on benchmarks after `step` steps.
+    pub fn write_benchmarks(&self, step: u64, samples: &[EvalRecord]) -> Result<()> {
+        if !samples.is_empty() {
+            create_folder(&self.folder.join(BENCHMARKS))?;
+        }
+        self.write_lines(BENCHMARKS, step, samples)
+    }
+
     fn write_lines(&self, part: &str, step: u64, records: &[impl Record]) -> Result<()> {
         if records.is_empty() {
             return Ok(());
@@ -251,6 +303,6 @@ fn build(program: &str) -> record::BuildRecord {
     }
 }
 
-pub(super) fn open_metrics(folder: &Path) -> Result<Lines> {
-    Lines::open(&folder.join("metrics.jsonl"))
+pub(super) fn open_metrics(folder: &Path) -> Result<Appended> {
+    Appended::open(&folder.join("metrics.jsonl"))
 }

@@ -17,18 +17,10 @@ pub enum Freedom {
 }
 
 /// Keys, or tables with all their keys, of training and pretraining plans that `--resume RUN --set` may change.
-const RECORDED: [&str; 7] = [
-    "steps",
-    "evaluation",
-    "record",
-    "canaries",
-    "evaluation_every_steps",
-    "evaluation_problems",
-    "checkpoint_every_steps",
-];
+const RECORDED: [&str; 5] = ["steps", "evaluation", "record", "canaries", "update.schedule.total_steps"];
 
 /// Tables in which `path` may change: the content of the file is part of the identity, its place is not.
-const WITH_PATHS: [&str; 7] = ["model", "reference", "teacher", "task", "start", "texts", "rollout"];
+const WITH_PATHS: [&str; 6] = ["model", "reference", "teacher", "task", "data", "rollout"];
 
 const FREE: [&str; 3] = ["name", "rollout.kv_mib", "update.recompute"];
 
@@ -39,7 +31,7 @@ impl Freedom {
         let is_place = WITH_PATHS.contains(&table) && rest.rsplit('.').next() == Some("path");
         if FREE.contains(&key) {
             Freedom::Free
-        } else if RECORDED.contains(&table) || is_place {
+        } else if RECORDED.contains(&table) || RECORDED.contains(&key) || is_place {
             Freedom::Recorded
         } else {
             Freedom::Identity

@@ -2,16 +2,18 @@
 
 use super::checkpoint::Checkpoint;
 use super::events::{self, EventLog, read_events};
-use super::folder::{PARTS, Run, open_metrics};
+use super::folder::{Run, open_metrics, parts};
 use super::lock::FolderLock;
 use super::manifest;
 use super::plan_keys::{Freedom, differences, freedom};
 use super::tree::check_tree;
+use crate::config::Schedule;
 use crate::disk::{remove_file, sha256_hex, write_whole};
 use crate::error::{Error, Result};
 use stapo_core::record::{
     self, Change, Event, EventKind, Identity, StepHash, Stepped, Writer, changed_inputs,
 };
+use stapo_core::settings;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -77,14 +79,32 @@ impl Reopening {
         self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.counters.step)
     }
 
-    /// Refuses a last step below the steps that the run has made.
-    pub(crate) fn check_steps(&self, steps: u64) -> Result<()> {
+    /// Refuses a last step below the steps that the run has made, and another last step where the learning rates follow
+    /// from it: `n_updates` are the optimizer steps that the run had planned.
+    pub(crate) fn check_steps(
+        &self,
+        steps: u64,
+        schedule: Schedule,
+        n_updates: impl Fn(u64) -> u64,
+    ) -> Result<()> {
         let step = self.step();
-        if steps >= step {
-            return Ok(());
+        if steps < step {
+            let problem = format!("{steps} is below the {step} steps that the run has made");
+            return Err(Error::Misfit { key: "steps", problem, remedy: "set it to that number or above" });
         }
-        let problem = format!("{steps} is below the {step} steps that the run has made");
-        Err(Error::Misfit { key: "steps", problem, remedy: "set it to that number or above" })
+        let found = settings::parse(&self.plan_found).ok();
+        let planned = found.and_then(|plan| u64::try_from(plan.get("steps")?.as_integer()?).ok());
+        let Some(planned) = planned.filter(|planned| *planned != steps && schedule.follows_the_plan()) else {
+            return Ok(());
+        };
+        Err(Error::Misfit {
+            key: "update.schedule.total_steps",
+            problem: format!(
+                "absent, so the learning rates follow from steps, which changes from {planned} to {steps}; the run was planned with a total of {}",
+                n_updates(planned)
+            ),
+            remedy: "say how the learning rates go on: --set update.schedule.total_steps=N; with the total of the plan they stay as they were and end at their lowest",
+        })
     }
 
     fn compare_plan(&mut self, complete: Complete) -> Result<()> {
@@ -127,8 +147,9 @@ impl Reopening {
 
     /// Goes on with another plan. Keys that a resume may change are recorded; the others have to be accepted.
     pub fn set(&mut self, plan_text: String, complete: Complete) -> Result<()> {
-        let differ = differences(&self.plan_found, &complete(&self.plan_found)?, &plan_text)
-            .map_err(crate::config::PlanError::from)?;
+        // Complete on both sides: keys of an earlier program may have other names today.
+        let before = complete(&self.plan_found)?;
+        let differ = differences(&before, &before, &plan_text).map_err(crate::config::PlanError::from)?;
         for change in differ {
             match freedom(&change) {
                 Freedom::Identity => self.changes.push(change),
@@ -202,6 +223,7 @@ impl Reopening {
             identity,
             last,
             saved: self.checkpoint.map(|checkpoint| checkpoint.counters.step),
+            best: None,
             warnings: self.warnings,
         };
         run.write_manifest()?;
@@ -310,7 +332,7 @@ fn refuse_lost_checkpoints(folder: &Path, refused: &[Error]) -> Result<()> {
 
 /// Removes the records of steps that the run will make again.
 fn remove_later_records(folder: &Path, step: u64) -> Result<()> {
-    for part in PARTS {
+    for part in parts() {
         let Ok(entries) = fs::read_dir(folder.join(part)) else { continue };
         for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
             let number = path

@@ -4,8 +4,8 @@ use super::arithmetic::{self, ArithmeticSpec, Mistakes};
 use super::countdown::{self, CountdownSpec};
 use super::drawn::DrawnProblem;
 use super::split::{content_hash, split_of};
-use super::template::Template;
 use super::verdict::Verifier;
+use super::wording::Wording;
 use super::{Split, TaskError};
 use stapo_core::Problem;
 use stapo_core::random::Key;
@@ -44,7 +44,7 @@ impl Generator {
 
 pub(super) struct GeneratedTask {
     generator: Generator,
-    template: Template,
+    wording: Wording,
     held_out_share: f64,
     held_out: Vec<Problem>,
 }
@@ -52,12 +52,11 @@ pub(super) struct GeneratedTask {
 impl GeneratedTask {
     pub(super) fn open(
         generator: Generator,
-        template: &str,
+        wording: Wording,
         held_out_share: f64,
         n_held_out: usize,
     ) -> Result<Self, TaskError> {
-        let template = Template::new(template)?;
-        let mut task = Self { generator, template, held_out_share, held_out: Vec::new() };
+        let mut task = Self { generator, wording, held_out_share, held_out: Vec::new() };
         if (0..MAX_DRAWS)
             .all(|position| task.generator.draw(Key::new(HELD_OUT_SEED).with(position)).is_none())
         {
@@ -89,6 +88,12 @@ impl GeneratedTask {
 
     pub(super) fn held_out(&self) -> &[Problem] {
         &self.held_out
+    }
+
+    /// Leaves held-out problems out, by place.
+    pub(super) fn leave_out(&mut self, is_left_out: &[bool]) {
+        let mut left_out = is_left_out.iter();
+        self.held_out.retain(|_| left_out.next() != Some(&true));
     }
 
     /// The worked solution of one of this task's problems.
@@ -132,8 +137,9 @@ impl GeneratedTask {
     }
 
     fn render(&self, drawn: DrawnProblem) -> Result<Problem, TaskError> {
-        let prompt = self.template.render(&drawn.problem, &drawn.problem, &drawn.fields)?;
-        Ok(Problem { id: drawn.problem, prompt, reference: drawn.reference })
+        let prompt = self.wording.prompt(&drawn.problem, &drawn.problem, &drawn.fields)?;
+        let earlier_turns = self.wording.turns(Vec::new());
+        Ok(Problem { id: drawn.problem, earlier_turns, prompt, reference: drawn.reference })
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) mod split;
 pub(crate) mod template;
 mod verdict;
 mod verifier_spec;
+mod wording;
 
 pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
 pub use countdown::CountdownSpec;
@@ -33,12 +34,14 @@ pub use rows::FileCensus;
 pub(crate) use rows::read_json_lines;
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
+pub use stapo_verify::Mode;
 pub use verifier_spec::{CommandSpec, CountdownRule, NumberUse, RuleSpec, VerifierSpec};
 
 use generated::{GeneratedTask, Generator};
 use rows::{Format, ProblemRows};
 use stapo_core::Problem;
 use verdict::Verifier;
+use wording::Wording;
 
 /// Every character of the prompts and worked solutions of `arithmetic` and `countdown` with the default templates, in
 /// code-point order. A character-level tokenizer needs these tokens.
@@ -63,11 +66,11 @@ enum ProblemSource {
 impl ProblemSource {
     fn generated(
         generator: Generator,
-        template: &str,
+        wording: Wording,
         share: f64,
         n_held_out: usize,
     ) -> Result<Self, TaskError> {
-        Ok(Self::Generated(Box::new(GeneratedTask::open(generator, template, share, n_held_out)?)))
+        Ok(Self::Generated(Box::new(GeneratedTask::open(generator, wording, share, n_held_out)?)))
     }
 }
 
@@ -84,14 +87,16 @@ impl Task {
             TaskSpec::Arithmetic(spec) => {
                 spec.check()?;
                 let template = spec.template.as_deref().unwrap_or(arithmetic::TEMPLATE);
+                let wording = Wording::new(template, spec.system.as_deref())?;
                 let generator = Generator::Arithmetic(spec.clone());
-                ProblemSource::generated(generator, template, spec.held_out_share, spec.n_held_out)?
+                ProblemSource::generated(generator, wording, spec.held_out_share, spec.n_held_out)?
             }
             TaskSpec::Countdown(spec) => {
                 spec.check()?;
                 let template = spec.template.as_deref().unwrap_or(countdown::TEMPLATE);
+                let wording = Wording::new(template, spec.system.as_deref())?;
                 let generator = Generator::Countdown(spec.clone());
-                ProblemSource::generated(generator, template, spec.held_out_share, spec.n_held_out)?
+                ProblemSource::generated(generator, wording, spec.held_out_share, spec.n_held_out)?
             }
             TaskSpec::Jsonl(spec) => ProblemSource::Rows(ProblemRows::open(spec, Format::Jsonl, &verifier)?),
             TaskSpec::Parquet(spec) => {
@@ -191,6 +196,22 @@ impl Task {
         match &self.source {
             ProblemSource::Generated(_) => None,
             ProblemSource::Rows(task) => Some(task.census()),
+        }
+    }
+
+    /// The problems that are known before a run: all problems of a file, and the held-out set of a generated task.
+    pub(crate) fn known_problems(&self) -> Vec<&Problem> {
+        match &self.source {
+            ProblemSource::Generated(task) => task.held_out().iter().collect(),
+            ProblemSource::Rows(task) => task.all().collect(),
+        }
+    }
+
+    /// Leaves known problems out; `is_left_out` has the order of [`Task::known_problems`].
+    pub(crate) fn leave_out(&mut self, is_left_out: &[bool]) {
+        match &mut self.source {
+            ProblemSource::Generated(task) => task.leave_out(is_left_out),
+            ProblemSource::Rows(task) => task.leave_out(is_left_out),
         }
     }
 

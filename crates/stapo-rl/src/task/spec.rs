@@ -1,10 +1,16 @@
 //! The keys of a task in a config.
 
-use super::arithmetic::ArithmeticSpec;
+use super::arithmetic::{ArithmeticSpec, spell_out_level};
 use super::countdown::CountdownSpec;
 use super::verifier_spec::VerifierSpec;
 use serde::{Deserialize, Serialize};
+use stapo_core::settings::{self, SettingsError};
 use std::path::PathBuf;
+use toml::{Table, Value};
+
+const PLAIN_TEMPLATE: &str = "{{ problem }}";
+const BOXED_TEMPLATE: &str =
+    "{{ problem }}\n\nPlease reason step by step, and put your final answer within \\boxed{}.";
 
 /// The source of problems and the verifier of answers: `kind` and the keys of that kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,6 +24,38 @@ pub enum TaskSpec {
 }
 
 impl TaskSpec {
+    /// Reads a table; `root` begins every path in messages. The `level` of an arithmetic task stands for the values that
+    /// the level sets.
+    pub fn read(root: &str, table: Table) -> Result<Self, SettingsError> {
+        let is_arithmetic = table.get("kind").and_then(Value::as_str) == Some("arithmetic");
+        settings::read(root, if is_arithmetic { spell_out_level(root, table)? } else { table })
+    }
+
+    /// The spec of a file; `None` for a generated task.
+    pub fn rows(&self) -> Option<&RowsSpec> {
+        match self {
+            Self::Jsonl(rows) | Self::Parquet(rows) => Some(rows),
+            Self::Arithmetic(_) | Self::Countdown(_) => None,
+        }
+    }
+
+    /// The spec of a file with the template written out.
+    pub(crate) fn with_template(mut self) -> Self {
+        if let Self::Jsonl(rows) | Self::Parquet(rows) = &mut self {
+            rows.template = Some(rows.template().to_string());
+        }
+        self
+    }
+
+    /// The system message that the task adds to its prompts.
+    pub fn system(&self) -> Option<&str> {
+        match self {
+            Self::Arithmetic(spec) => spec.system.as_deref(),
+            Self::Countdown(spec) => spec.system.as_deref(),
+            Self::Jsonl(spec) | Self::Parquet(spec) => spec.system.as_deref(),
+        }
+    }
+
     pub fn verifier(&self) -> &VerifierSpec {
         match self {
             Self::Arithmetic(spec) => &spec.verifier,
@@ -71,9 +109,13 @@ pub struct RowsSpec {
     /// The share of problems, chosen by the hash of the text, that are held out of training. 1 holds out all problems.
     #[serde(default = "default_held_out_share")]
     pub held_out_share: f64,
-    /// A Jinja template over `problem`, `id` and the row's fields.
+    /// A Jinja template over `problem`, `id` and the row's fields. Where absent, the problem as it is, with an
+    /// instruction added for verifiers that read `\boxed{}`, see [`RowsSpec::template`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
+    /// The system message of conversations whose row has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
     #[serde(default)]
     pub verifier: VerifierSpec,
 }
@@ -90,7 +132,23 @@ impl RowsSpec {
             missing_answers: MissingAnswers::default(),
             held_out_share: default_held_out_share(),
             template: None,
+            system: None,
             verifier: VerifierSpec::default(),
+        }
+    }
+
+    /// Whether the template is the default that adds an instruction.
+    pub(crate) fn has_instruction(&self) -> bool {
+        self.template() == BOXED_TEMPLATE
+    }
+
+    /// The template, as given or by default. The default is the problem as it is; where the verifier is a rule that
+    /// reads `\boxed{}`, the instruction of the STAPO paper, which asks for the box, follows the problem.
+    pub fn template(&self) -> &str {
+        match (&self.template, &self.verifier) {
+            (Some(template), _) => template,
+            (None, VerifierSpec::Rule(_)) => BOXED_TEMPLATE,
+            (None, VerifierSpec::Countdown(_) | VerifierSpec::Command(_)) => PLAIN_TEMPLATE,
         }
     }
 }

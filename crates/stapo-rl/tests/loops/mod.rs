@@ -1,5 +1,7 @@
 //! Reuse of rollout batches, several rewards, teachers, and rollouts from elsewhere.
 
+mod watching;
+
 use super::{Quiet, device, resume, start, timeless, whole_run};
 use serde_json::{Value, json};
 use stapo_core::record::{Metrics, ResponseRecord, parse_lines};

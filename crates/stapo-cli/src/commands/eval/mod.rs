@@ -2,36 +2,45 @@
 
 mod show;
 
-use crate::shared::option::threads;
+use crate::shared::model::Fetch;
+use crate::shared::option::{KvMemory, threads, trimmed};
 use crate::shared::program::{PROGRAM, writer};
+use crate::shared::prompts::PromptOptions;
 use crate::shared::run_folder::{self, Use};
-use crate::shared::stop;
+use crate::shared::stop::{self, Asked, FINISHING, Stop};
+use crate::shared::units::short;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{EvalRecord, FileHash, SCHEMA, StopReason};
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
-    Benchmark, Decoding, Done, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval, SIX, compare,
-    evaluate, rows,
+    Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval,
+    compare, evaluate, expanded, rows,
 };
-use stapo_rl::{LoadedModel, identity};
-use std::collections::{HashMap, HashSet};
+use stapo_rl::found_model::is_run;
+use stapo_rl::inference::EngineMemory;
+use stapo_rl::{FoundModel, LoadedModel, identity};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Evaluates a model on benchmarks: avg@k, pass@k and maj@k with intervals clustered by question.
 ///
 /// Ctrl-C saves what is there; --resume goes on, to the same table as if it had not been interrupted.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), or `builtin`.
-    #[arg(long, default_value = "builtin")]
+    /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), RUN@STEP, builtin, or a name on the
+    /// hub such as Qwen/Qwen3-0.6B.
+    #[arg(long, value_name = "MODEL", default_value = "builtin")]
     model: String,
 
-    /// `all` (the six of the paper), or names and files: aime24, aime25, amc23, math500, minerva, olympiad, gsm8k,
-    /// math, arithmetic, countdown, questions.jsonl, questions.parquet.
-    #[arg(long, value_delimiter = ',', default_value = "arithmetic")]
+    #[command(flatten)]
+    fetch: Fetch,
+
+    /// `all` (the six of the paper), or names and files, with commas or blanks between them: aime24, aime25, amc23,
+    /// math500, minerva, olympiad, gsm8k, math, arithmetic, countdown, questions.jsonl, questions.parquet.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', num_args = 1.., value_parser = trimmed, default_value = "arithmetic")]
     benchmarks: Vec<String>,
 
     /// Where benchmark files are, as NAME.jsonl or NAME.parquet.
@@ -39,7 +48,7 @@ pub struct Args {
     data: PathBuf,
 
     /// `paper` (1:1 and 0.7:0.9), `greedy`, or TEMPERATURE:TOP_P.
-    #[arg(long, value_delimiter = ',', default_value = "1:1")]
+    #[arg(long, value_delimiter = ',', num_args = 1.., value_parser = trimmed, default_value = "1:1")]
     decoding: Vec<String>,
 
     /// Samples per question; by default the paper's 32 (AIME, AMC) and 4.
@@ -62,15 +71,17 @@ pub struct Args {
     #[arg(long)]
     chat: bool,
 
+    #[command(flatten)]
+    prompts: PromptOptions,
+
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
-    /// Memory for keys and values, MiB.
-    #[arg(long, default_value_t = 1024)]
-    kv_mib: usize,
+    #[command(flatten)]
+    kv: KvMemory,
 
     /// The folder to write; by default evals/<time>.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 
     /// Goes on with an interrupted evaluation; everything else comes from its folder.
@@ -115,22 +126,32 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("warning: {text}");
     }
     let decodings = decodings(&plan.decodings)?;
+    let style = plan.style();
     let sampling = EvalSampling {
         seed: plan.seed,
         max_tokens: plan.max_tokens,
-        chat: plan.chat,
+        style: &style,
         kv_bytes: plan.kv_mib << 20,
         step,
     };
     let n_all: usize =
         decodings.len() * benchmarks.iter().map(|b| b.problems.len() * b.n_samples).sum::<usize>();
     let bar = bar(n_all, done.len(), args.json);
+    show_signals(&stop, &bar);
     let mut n_right = 0;
-    let evaluated = evaluate(&model, &benchmarks, &decodings, sampling, &done, |record| {
-        folder.add(&record)?;
-        n_right += usize::from(record.verdict == stapo_core::Verdict::Right);
-        bar.set_message(format!("{n_right} right"));
-        bar.inc(1);
+    let mut n_tokens = 0;
+    let said = |n_right: usize, n_tokens: u64| format!("{n_right} right, {} tokens", short(n_tokens));
+    let mut memory = EngineMemory::new();
+    let evaluated = evaluate(&model, &mut memory, &benchmarks, &decodings, sampling, &done, |event| {
+        match event {
+            EvalEvent::Token => n_tokens += 1,
+            EvalEvent::Finished(record) => {
+                folder.add(&record)?;
+                n_right += usize::from(record.verdict == stapo_core::Verdict::Right);
+                bar.inc(1);
+            }
+        }
+        bar.set_message(said(n_right, n_tokens));
         Ok(!stop.is_raised())
     });
     bar.finish_and_clear();
@@ -188,18 +209,19 @@ struct Opened {
 }
 
 fn begin(args: &Args, device: &Device) -> Result<Opened> {
-    let (model, model_files, step) = open_finite(&args.model, device)?;
+    let found = args.fetch.find(&args.model)?;
+    let (model, model_files) = open_finite(&found, device)?;
     if args.chat && model.template.is_none() {
         bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
     }
-    let names = |name: &String| -> Vec<String> {
-        if name == "all" { SIX.map(String::from).to_vec() } else { vec![name.clone()] }
-    };
+    if !args.chat && !args.prompts.chat_arguments.is_empty() {
+        bail!("--chat-arguments: has no effect without --chat\nhint: add --chat, or leave it out");
+    }
     let mut plan = EvalPlan {
         schema: SCHEMA,
-        model: args.model.clone(),
+        model: found.pinned.to_string(),
         weights: model_files.iter().filter(|file| file.name.starts_with("weights")).cloned().collect(),
-        benchmarks: args.benchmarks.iter().flat_map(names).collect(),
+        benchmarks: args.benchmarks.iter().flat_map(|name| expanded(name)).collect(),
         data: args.data.clone(),
         decodings: args.decoding.clone(),
         n_samples: args.samples,
@@ -207,8 +229,10 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         max_tokens: args.max_tokens,
         template: args.template.clone(),
         chat: args.chat,
+        chat_arguments: args.prompts.chat_arguments.clone(),
+        stop: args.prompts.stop.clone(),
         seed: args.seed,
-        kv_mib: args.kv_mib,
+        kv_mib: args.kv.mib()?,
         inputs: Vec::new(),
         device: identity::device_kind(args.device),
         program: PROGRAM.to_string(),
@@ -221,12 +245,13 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
     let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));
     let folder = args.out.clone().unwrap_or_else(stamp);
     let folder = EvalFolder::create(&folder, &plan, &writer(args.device))?;
-    Ok(Opened { folder, plan, done: Done::new(), model, step, benchmarks })
+    Ok(Opened { folder, plan, done: Done::new(), model, step: found.step(), benchmarks })
 }
 
 fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
     let interrupted = InterruptedEval::open(path)?;
-    let (model, model_files, step) = open_finite(&interrupted.plan.model, device)?;
+    let found = args.fetch.find(&interrupted.plan.model)?;
+    let (model, model_files) = open_finite(&found, device)?;
     let benchmarks = open_benchmarks(&interrupted.plan)?;
     let inputs = inputs(model_files, &benchmarks);
     let device_kind = identity::device_kind(args.device);
@@ -235,7 +260,7 @@ fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
     for text in warnings {
         eprintln!("warning: {text}");
     }
-    Ok(Opened { folder, plan, done, model, step, benchmarks })
+    Ok(Opened { folder, plan, done, model, step: found.step(), benchmarks })
 }
 
 /// The files of the model and of the benchmarks.
@@ -244,15 +269,16 @@ fn inputs(model_files: Vec<FileHash>, benchmarks: &[Benchmark]) -> Vec<FileHash>
     model_files.into_iter().chain(files).collect()
 }
 
-/// A model all of whose weights are finite numbers.
-fn open_finite(name: &str, device: &Device) -> Result<(LoadedModel, Vec<FileHash>, Option<u64>)> {
-    let opened = run_folder::open_model(Path::new(name), device)?;
-    if let Some((tensor, element)) = opened.0.first_not_finite() {
+/// A model all of whose weights are finite numbers, and the hashes of its files.
+fn open_finite(found: &FoundModel, device: &Device) -> Result<(LoadedModel, Vec<FileHash>)> {
+    let model = LoadedModel::open_found(found, device)?;
+    if let Some((tensor, element)) = model.first_not_finite() {
         bail!(
-            "model {name}: {tensor}: element {element} is not a finite number\nhint: such a model answers nothing; take an earlier one"
+            "model {}: {tensor}: element {element} is not a finite number\nhint: such a model answers nothing; take an earlier one",
+            found.pinned
         );
     }
-    Ok(opened)
+    Ok((model, identity::of_found(found)?))
 }
 
 fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
@@ -261,22 +287,9 @@ fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
 }
 
 fn open_benchmarks(plan: &EvalPlan) -> Result<Vec<Benchmark>> {
-    let benchmarks: Vec<Benchmark> = plan
-        .benchmarks
-        .iter()
-        .map(|name| {
-            let mut benchmark = Benchmark::open(name, &plan.data, plan.template.as_deref())?;
-            benchmark.problems.truncate(plan.limit.unwrap_or(usize::MAX));
-            benchmark.n_samples = plan.n_samples.unwrap_or(benchmark.n_samples);
-            if benchmark.problems.is_empty() || benchmark.n_samples == 0 {
-                bail!("benchmark {name}: nothing to ask\nhint: --limit and --samples are at least 1");
-            }
-            Ok(benchmark)
-        })
-        .collect::<Result<_>>()?;
-    let mut names = HashSet::new();
-    if let Some(twice) = benchmarks.iter().find(|benchmark| !names.insert(&benchmark.name)) {
-        bail!("benchmark {}: named twice\nhint: their samples would be taken for one another's", twice.name);
+    let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, plan.template.as_deref())?;
+    for benchmark in &mut benchmarks {
+        benchmark.limit(plan.limit, plan.n_samples)?;
     }
     Ok(benchmarks)
 }
@@ -286,14 +299,34 @@ fn bar(n_all: usize, n_done: usize, json: bool) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(n_all as u64).with_position(n_done as u64);
-    let template = "{bar:30} {pos}/{len} samples  {per_sec}  {eta} left  {msg}";
+    let template = "{bar:20} {pos}/{len} samples  {elapsed}, {eta} left  {msg}";
     bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.reset_eta();
+    bar.enable_steady_tick(Duration::from_millis(250));
     bar
+}
+
+/// Shows signals above the bar, where a bar is drawn, so that no part of it stays behind.
+fn show_signals(stop: &Stop, bar: &ProgressBar) {
+    if bar.is_hidden() {
+        return;
+    }
+    let shown = bar.clone();
+    stop.show_by(move |asked| match asked {
+        Asked::Once => shown.println(FINISHING),
+        Asked::Again => shown.finish_and_clear(),
+    });
 }
 
 pub fn run_compare(args: &CompareArgs) -> Result<ExitCode> {
     let read = |folder: &Path| -> Result<Vec<EvalRecord>> {
+        if !folder.join("eval.json").exists() {
+            let shown = folder.display();
+            let model = if is_run(folder) { shown.to_string() } else { "MODEL".to_string() };
+            bail!(
+                "{shown}: holds no evaluation; compare reads two folders that `stapo eval` wrote\nhint: stapo eval --model {model} --out evals/NAME makes one"
+            );
+        }
         EvalFolder::read_plan(folder)?;
         EvalFolder::read_samples(folder).with_context(|| format!("evaluation {}", folder.display()))
     };

@@ -145,21 +145,22 @@ fn move_aside(folder: &Path) -> Result<()> {
     Ok(rename(folder, &aside)?)
 }
 
-/// Whether the run has all steps of its plan, or reached its target accuracy, its last step is saved, and the run itself
-/// recorded its end, which is the last it writes.
+/// Whether the run has all steps of its plan, or reached its target accuracy or the end of its patience, its last step is
+/// saved, and the run itself recorded its end, which is the last it writes.
 fn is_complete(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> bool {
     let events = read_events(run).unwrap_or_default();
     let is_turn = |kind| matches!(kind, EventKind::Start | EventKind::Resume | EventKind::Stop);
     let ended = events.iter().rfind(|event| is_turn(event.event)).map(|event| event.reason);
     // A run of a program that recorded no events tells by its steps alone.
-    if !matches!(ended, None | Some(Some(StopReason::Done | StopReason::TargetReached))) {
+    let is_patient = ended != Some(Some(StopReason::NoImprovement));
+    if is_patient && !matches!(ended, None | Some(Some(StopReason::Done | StopReason::TargetReached))) {
         return false;
     }
     let metrics: Vec<Metrics> = Run::read_metrics(run).unwrap_or_default();
     let Some(last) = metrics.last() else { return false };
     let is_reached =
         last.eval_accuracy.zip(plan.config.evaluation.target_accuracy).is_some_and(|(a, t)| a >= t);
-    (last.step >= plan.config.steps || is_reached) && checkpoint.counters.step == last.step
+    (last.step >= plan.config.steps || is_reached || !is_patient) && checkpoint.counters.step == last.step
 }
 
 /// The standard inputs of the runs in progress. A run ends when its input closes, and so with this process in whatever

@@ -4,8 +4,8 @@ mod child;
 mod show;
 
 use crate::shared::program::writer;
-use crate::shared::run_folder;
 use crate::shared::stop::{self, Stop};
+use crate::shared::{run_folder, shipped};
 use anyhow::{Context, Result, bail};
 use child::{Finished, Job, Leashes};
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
@@ -13,7 +13,6 @@ use stapo_rl::config::CanaryConfig;
 use stapo_rl::disk::write_whole;
 use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, summarise};
 use stapo_rl::run::{FolderLock, NewFolder, Run, check_tree, describe_writer, holder};
-use stapo_rl::untrusted::read_text;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -30,7 +29,7 @@ pub struct Args {
     file: Option<String>,
 
     /// The folder for all runs; by default experiments/<name>.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 
     /// Changes a value for all arms, as in steps=20; may be repeated.
@@ -50,23 +49,9 @@ pub struct Args {
     json: bool,
 }
 
-const SHIPPED: [(&str, &str); 9] = [
-    ("main-quick", include_str!("../../../../../experiments/main-quick.toml")),
-    ("main", include_str!("../../../../../experiments/main.toml")),
-    ("ablation-mask", include_str!("../../../../../experiments/ablation-mask.toml")),
-    ("ablation-tau", include_str!("../../../../../experiments/ablation-tau.toml")),
-    ("falsify", include_str!("../../../../../experiments/falsify.toml")),
-    ("transfer", include_str!("../../../../../experiments/transfer.toml")),
-    ("dgg", include_str!("../../../../../experiments/dgg.toml")),
-    ("dasd", include_str!("../../../../../experiments/dasd.toml")),
-    ("thresholds", include_str!("../../../../../experiments/thresholds.toml")),
-];
-
 pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(file) = &args.file else {
-        for (name, text) in SHIPPED {
-            println!("{name:<14} {}", text.lines().next().unwrap_or_default().trim_start_matches("# "));
-        }
+        shipped::print(&shipped::EXPERIMENTS);
         return Ok(ExitCode::SUCCESS);
     };
     let spec = read_spec(file, args)?;
@@ -103,14 +88,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
-    let text = match SHIPPED.iter().find(|(name, _)| *name == file) {
-        Some((_, text)) => (*text).to_string(),
-        None => read_text(Path::new(file)).with_context(|| {
-            let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
-            format!("experiment {file}: neither a file nor one of {}", names.join(", "))
-        })?,
-    };
-    let mut spec = ExperimentSpec::from_toml(&text)?;
+    let text = shipped::read("experiment", Path::new(file), &shipped::EXPERIMENTS)?;
+    let mut spec = ExperimentSpec::from_toml(&text).with_context(|| file.to_string())?;
     spec.overrides.clone_from(&args.set);
     spec.seeds = args.seeds.clone().unwrap_or(spec.seeds);
     Ok(spec)

@@ -1,31 +1,44 @@
 //! `stapo train`
 
+mod progress;
 mod screen;
 
 use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::model::Fetch;
 use crate::shared::option::threads;
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::{self, Use};
-use crate::shared::stop;
+use crate::shared::tensorboard::EventFile;
+use crate::shared::{shipped, stop};
 use anyhow::{Result, bail};
 use screen::Screen;
-use stapo_core::record::{Metrics, StopReason};
+use stapo_core::record::{EventKind, Metrics, StopReason};
 use stapo_rl::device::{DeviceName, cuda};
+use stapo_rl::evaluation::Evaluated;
 use stapo_rl::run::Run;
-use stapo_rl::train::{Interrupted, Outcome, Trainer, train};
+use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, train};
 use stapo_rl::{Plan, identity};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
 
 /// Trains a policy by reinforcement learning.
 ///
 /// Without a config it runs STAPO on the built-in model and task, on the CPU, in minutes. Ctrl-C finishes the step,
 /// saves, and says how to go on; a second one ends at once, and the run can still go on from its last checkpoint.
 #[derive(clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct Args {
-    /// What to run, as TOML; absent keys keep the defaults of the built-in run.
+    /// What to run: a TOML file, whose absent keys keep the defaults of the built-in run, or a shipped config by name,
+    /// such as grpo; --list names them.
     config: Option<PathBuf>,
+
+    /// The model to train, in place of the config's: a Hugging Face folder, a GGUF file, a run folder (its newest
+    /// checkpoint), RUN@STEP, builtin, or a name on the hub such as Qwen/Qwen3-0.6B.
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+
+    #[command(flatten)]
+    fetch: Fetch,
 
     /// Changes one value of the config, as in rollout.group_size=16; may be repeated. With --resume: steps, evaluation,
     /// record and canaries, and what no bit depends on.
@@ -33,8 +46,12 @@ pub struct Args {
     set: Vec<String>,
 
     /// The run folder; by default runs/<time>-<name>.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
+
+    /// Writes event files for TensorBoard while training, into the folder tensorboard of the run.
+    #[arg(long)]
+    tensorboard: bool,
 
     /// Goes on with an interrupted run, to the same bits as if it had not been.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "out"])]
@@ -43,6 +60,10 @@ pub struct Args {
     /// Goes on although the plan, the data, the model or the verifier changed since the run was saved, and records it.
     #[arg(long, requires = "resume")]
     accept_changes: bool,
+
+    /// Lists the shipped configs and ends.
+    #[arg(long, exclusive = true)]
+    list: bool,
 
     /// Ends with the process that writes to standard input, as an experiment's runs do.
     #[arg(long, hide = true)]
@@ -65,6 +86,10 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.list {
+        shipped::print(&shipped::CONFIGS);
+        return Ok(ExitCode::SUCCESS);
+    }
     let stop = stop::on_signals()?;
     if args.tied {
         stop::tie_to_parent(&stop)?;
@@ -78,10 +103,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for text in run.warnings() {
         eprintln!("warning: {text}");
     }
+    for text in trainer.task.warnings() {
+        run.record(EventKind::Warning, &text)?;
+    }
     let history: Vec<Metrics> = Run::read_metrics(run.folder())?;
-    let mut screen = Screen::new(&plan, run.folder(), &history, args.json, stop.clone());
+    let events = args.tensorboard.then(|| EventFile::begin(run.folder(), &history)).transpose()?;
+    let meter = trainer.meter();
+    let screen = Screen::new(&plan, run.folder(), &history, meter, args.json, stop.clone());
+    let mut watch = TrainWatch { screen, events };
     // A GPU that is lost unwinds out of the loop, and the run folder should tell.
-    let outcome = cuda::guard(|| train(&plan, &mut run, &mut trainer, &mut screen));
+    let outcome = cuda::guard(|| train(&plan, &mut run, &mut trainer, &mut watch));
     let outcome = match outcome {
         Ok(outcome) => outcome?,
         Err(lost) => {
@@ -90,25 +121,65 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             return Err(lost.into());
         }
     };
-    screen.finish(outcome)?;
+    watch.screen.finish(outcome, Run::read_best(run.folder())?.as_ref())?;
     let is_stopped = outcome == Outcome::Stopped;
     Ok(if is_stopped { ExitCode::from(stop.exit_status()) } else { ExitCode::SUCCESS })
 }
 
+/// Shows a run, and writes its steps for TensorBoard where this is asked for.
+struct TrainWatch {
+    screen: Screen,
+    events: Option<EventFile>,
+}
+
+impl Watch for TrainWatch {
+    fn started(&mut self, before: &Evaluated) {
+        self.screen.started(before);
+    }
+
+    fn stepped(&mut self, metrics: &Metrics) {
+        self.screen.stepped(metrics);
+        // The event file can be made from the metrics at any time, so a failure to write it does not end the run.
+        if let Some(Err(error)) = self.events.as_mut().map(|events| events.add(metrics)) {
+            self.screen
+                .warned(&format!("TensorBoard: {error:#}; stapo report --tensorboard makes the file later"));
+            self.events = None;
+        }
+    }
+
+    fn warned(&mut self, text: &str) {
+        self.screen.warned(text);
+    }
+
+    fn wants_stop(&mut self) -> bool {
+        self.screen.wants_stop()
+    }
+
+    fn stop_reason(&self) -> String {
+        self.screen.stop_reason()
+    }
+}
+
 fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
-    let (text, plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
-    let folder = args.out.clone().unwrap_or_else(|| default_folder(&plan.config.name));
+    let (text, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
+    let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&plan.config.name));
     if folder.exists() {
         bail!(stapo_rl::Error::exists(&folder));
     }
-    for note in plan.notes() {
+    let notes = plan.notes();
+    for note in &notes {
         eprintln!("note: {note}");
     }
+    args.fetch.pin(&mut plan)?;
     // The model and the task are opened before the run folder is made, so that a bad config leaves no folder behind.
     let device = run_folder::device(plan.device(), args.threads, Use::of(&plan))?;
-    let trainer = Trainer::new(&plan, &device, args.allow.of_config(args.config.as_deref()))?;
+    let mut trainer = Trainer::new(&plan, &device, args.allow.of_config(args.config.as_deref()))?;
+    trainer.open_benchmarks(&plan)?;
     let identity = identity::of_plan(&plan, PROGRAM)?;
-    let run = Run::create(&folder, &text, &plan.to_toml(), identity, &writer(plan.device()))?;
+    let mut run = Run::create(&folder, &text, &plan.to_toml(), identity, &writer(plan.device()))?;
+    for note in &notes {
+        run.record(EventKind::Warning, note)?;
+    }
     Ok((plan, run, trainer))
 }
 
@@ -123,18 +194,9 @@ fn reopen(args: &Args, folder: &Path) -> Result<(Plan, Run, Trainer)> {
     Ok(interrupted.resume(&writer, &device, args.allow.of_run())?)
 }
 
-/// The settings of the command line: `--set`, and `--device` as one of them.
+/// The settings of the command line: `--set`, and `--device` and `--model` as two of them.
 fn settings(args: &Args) -> Vec<String> {
     let device = args.device.map(|device| format!("device={device}"));
-    args.set.iter().cloned().chain(device).collect()
-}
-
-/// `runs/<UTC time>-<name>`, with a number appended if that folder exists.
-fn default_folder(name: &str) -> PathBuf {
-    let stem = format!("{}-{name}", crate::shared::clock::stamp(SystemTime::now()));
-    let numbered = (2..).map(|n| Path::new("runs").join(format!("{stem}-{n}")));
-    std::iter::once(Path::new("runs").join(&stem))
-        .chain(numbered)
-        .find(|folder| !folder.exists())
-        .unwrap_or_default()
+    let model = args.model.as_ref().map(|model| format!("model={}", toml::Value::String(model.clone())));
+    args.set.iter().cloned().chain(device).chain(model).collect()
 }

@@ -1,16 +1,21 @@
 //! Progress of a training run: a live view on a terminal, plain lines elsewhere, or JSON lines.
 
+use super::progress::{Heartbeat, bar, left_text};
 use crate::shared::clock::span;
-use crate::shared::stop::Stop;
+use crate::shared::stop::{Asked, FINISHING, Stop};
 use crate::shared::terminal::plain;
 use anyhow::{Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
-use stapo_core::record::{Metrics, Record};
+use indicatif::ProgressBar;
+use stapo_core::record::{BenchmarkScore, Best, Metrics, Record};
 use stapo_rl::Plan;
+use stapo_rl::evaluation::Evaluated;
+use stapo_rl::meter::Meter;
 use stapo_rl::train::{Outcome, Watch};
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Shows the progress of one run.
 pub struct Screen {
@@ -32,17 +37,24 @@ pub struct Screen {
 
 enum ScreenMode {
     Live(ProgressBar),
-    Lines,
+    Lines(Heartbeat),
     Json,
 }
 
 impl Screen {
-    pub fn new(plan: &Plan, folder: &Path, history: &[Metrics], json: bool, stop: Stop) -> Self {
+    pub fn new(
+        plan: &Plan,
+        folder: &Path,
+        history: &[Metrics],
+        meter: Arc<Meter>,
+        json: bool,
+        stop: Stop,
+    ) -> Self {
         let steps = plan.config.steps;
         let mode = match (json, stderr().is_terminal()) {
             (true, _) => ScreenMode::Json,
-            (false, true) => ScreenMode::Live(bar(steps, history.len() as u64)),
-            (false, false) => ScreenMode::Lines,
+            (false, true) => ScreenMode::Live(live(steps, history.len() as u64, meter, &stop)),
+            (false, false) => ScreenMode::Lines(Heartbeat::start(meter)),
         };
         let mut screen = Screen {
             mode,
@@ -51,7 +63,7 @@ impl Screen {
             steps,
             first_step: history.last().map_or(0, |metrics| metrics.step),
             started: Instant::now(),
-            start_accuracy: None,
+            start_accuracy: history.first().and_then(|metrics| metrics.eval_accuracy_before),
             eval: Vec::new(),
             accuracy: Vec::new(),
             entropy: Vec::new(),
@@ -66,11 +78,12 @@ impl Screen {
         screen
     }
 
-    fn say(&self, text: &str) {
+    pub fn say(&self, text: &str) {
         let text = plain(text);
         match &self.mode {
             ScreenMode::Live(bar) => bar.println(text),
-            ScreenMode::Lines | ScreenMode::Json => {
+            ScreenMode::Lines(heartbeat) => heartbeat.say(&text),
+            ScreenMode::Json => {
                 // A failed write is ignored: a closed standard error must not end the run.
                 let _ = writeln!(stderr(), "{text}");
             }
@@ -85,33 +98,52 @@ impl Screen {
         self.n_tokens += metrics.n_tokens;
     }
 
+    /// A step on one line of at most 80 columns.
     fn line(&self, metrics: &Metrics) -> String {
-        let held_out =
-            metrics.eval_accuracy.map_or(String::new(), |a| format!("  held-out {:.1} %", 100.0 * a));
-        let rates = metrics.tokens_per_second;
         format!(
-            "step {:>4}/{}  accuracy {:>5.1} %  entropy {:.3} nats  silenced {}/{} candidates  grad {:.2}  {:.0}+{:.0} tokens/s  {} left{held_out}",
+            "step {:>width$}/{}  accuracy {:>5.1} %  entropy {:.3} nats  grad {:.2}  {} left",
             metrics.step,
             self.steps,
             100.0 * metrics.accuracy,
             metrics.entropy_mean,
+            metrics.gradient_norm,
+            left_text(self.left(metrics.step)),
+            width = self.steps.to_string().len(),
+        )
+    }
+
+    /// The curves and the last step, as lines of at most 80 columns.
+    fn curves(&self, metrics: &Metrics) -> String {
+        format!(
+            "accuracy {}\nheld-out {}\nentropy  {}\nlast     reward {:.3}  silenced {} of {} candidates  grad {:.2}  kl {:.1e}",
+            curve(&self.accuracy, &percent),
+            curve(&self.eval, &percent),
+            curve(&self.entropy, &nats),
+            metrics.reward_mean,
             metrics.n_silenced,
             metrics.n_candidates,
             metrics.gradient_norm,
-            rates.rollout,
-            rates.update,
-            span(self.left(metrics.step)),
+            metrics.kl_behavior.unwrap_or(0.0),
         )
     }
 
     /// Time left at the mean pace since this process started.
-    fn left(&self, step: u64) -> std::time::Duration {
+    fn left(&self, step: u64) -> Duration {
         let done = step.saturating_sub(self.first_step).max(1) as u32;
         self.started.elapsed() / done * (self.steps - step.min(self.steps)) as u32
     }
 
+    fn say_evaluation(&self, when: &str, held_out: f64, benchmarks: &BTreeMap<String, BenchmarkScore>) {
+        self.say(&format!("{when}: held-out accuracy {}", percent(held_out)));
+        for (name, score) in benchmarks {
+            let error = score.standard_error.map_or(String::new(), |e| format!(" ± {:.1}", 100.0 * e));
+            let asked = format!("{} questions x {}", score.n_questions, score.n_samples);
+            self.say(&format!("{when}: {name} {:.1}{error} %, {asked}", 100.0 * score.accuracy));
+        }
+    }
+
     /// Prints the summary of the run.
-    pub fn finish(&self, outcome: Outcome) -> Result<()> {
+    pub fn finish(&self, outcome: Outcome, best: Option<&Best>) -> Result<()> {
         if let Some(error) = &self.output_error {
             let metrics = self.folder.join("metrics.jsonl");
             bail!(
@@ -122,45 +154,90 @@ impl Screen {
         if let ScreenMode::Live(bar) = &self.mode {
             bar.finish_and_clear();
         }
-        let folder = self.folder.display();
-        let percent = |value: Option<f64>| value.map_or("-".to_string(), |v| format!("{:.1} %", 100.0 * v));
         let n_steps = self.accuracy.len();
         let time = span(self.started.elapsed());
-        let headline = match outcome {
-            Outcome::Done => format!("done: {n_steps} steps in {time}"),
-            Outcome::TargetReached => format!("target reached after {n_steps} steps in {time}"),
-            Outcome::Stopped => format!("stopped after {n_steps} steps; saved"),
+        let headline = match (outcome, best) {
+            (Outcome::Done, _) => format!("done: {n_steps} steps in {time}"),
+            (Outcome::TargetReached, _) => format!("target reached after {n_steps} steps in {time}"),
+            (Outcome::NoImprovement, Some(best)) => {
+                format!(
+                    "ended after {n_steps} steps in {time}: no better evaluation since step {}",
+                    best.step
+                )
+            }
+            (Outcome::NoImprovement, None) => format!("ended after {n_steps} steps in {time}"),
+            (Outcome::Stopped, _) => format!("stopped after {n_steps} steps; saved"),
         };
         let silenced = self.n_silenced as f64 / self.n_tokens.max(1) as f64;
-        let next = match outcome {
-            Outcome::Stopped => format!("go on with         stapo train --resume {folder}"),
-            _ => format!("export with        stapo export {folder} --to DIR"),
-        };
-        let rows = [
+        let shown = |value: Option<f64>| value.map_or("-".to_string(), percent);
+        let mut rows = vec![
             format!(
                 "held-out accuracy  {} -> {}",
-                percent(self.start_accuracy),
-                percent(self.eval.last().copied())
+                shown(self.start_accuracy),
+                shown(self.eval.last().copied())
             ),
-            format!("training accuracy  {}", curve(&self.accuracy)),
-            format!("entropy, nats      {}", curve(&self.entropy)),
+            format!("training accuracy  {}", curve(&self.accuracy, &percent)),
+            format!("entropy            {}", curve(&self.entropy, &nats)),
             format!("silenced tokens    {} of {} ({silenced:.1e})", self.n_silenced, self.n_tokens),
-            format!("run folder         {folder}"),
-            next,
         ];
+        rows.extend(best.map(|best| {
+            format!("best checkpoint    step {}, {} {}", best.step, best.metric, percent(best.value))
+        }));
+        rows.push(format!("run folder         {}", self.folder.display()));
+        rows.extend(next_commands(&self.folder, outcome, best.is_some()));
         let said = plain(&format!("{headline}\n  {}\n", rows.join("\n  ")));
         match self.mode {
             ScreenMode::Json => stderr().write_all(said.as_bytes())?,
-            ScreenMode::Live(_) | ScreenMode::Lines => stdout().write_all(said.as_bytes())?,
+            ScreenMode::Live(_) | ScreenMode::Lines(_) => stdout().write_all(said.as_bytes())?,
         }
         Ok(())
     }
 }
 
+/// The commands that one may want next, with the paths of this run.
+fn next_commands(folder: &Path, outcome: Outcome, has_best: bool) -> Vec<String> {
+    let run = shell_word(folder);
+    let inside = |name: &str| shell_word(&folder.join(name));
+    let step = if has_best { " --step best" } else { "" };
+    let mut commands = Vec::new();
+    if outcome == Outcome::Stopped {
+        commands.push(format!("go on with         stapo train --resume {run}"));
+    }
+    commands.extend([
+        format!("see the report     stapo report {run}"),
+        format!("look at tokens     stapo inspect {run}"),
+        format!("evaluate           stapo eval --model {run} --out {}", inside("eval")),
+        format!("export             stapo export {run}{step} --to {}", inside("model")),
+    ]);
+    commands
+}
+
+/// A path as a word of a shell command.
+fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+/// The live view. Signals are shown in it, so that no line of another origin breaks it.
+fn live(steps: u64, done: u64, meter: Arc<Meter>, stop: &Stop) -> ProgressBar {
+    let bar = bar(steps, done, meter);
+    let shown = bar.clone();
+    stop.show_by(move |asked| match asked {
+        Asked::Once => shown.println(FINISHING),
+        Asked::Again => shown.finish_and_clear(),
+    });
+    bar
+}
+
 impl Watch for Screen {
-    fn started(&mut self, accuracy: f64) {
-        self.start_accuracy = Some(accuracy);
-        self.say(&format!("held-out accuracy before training {:.1} %", 100.0 * accuracy));
+    fn started(&mut self, before: &Evaluated) {
+        self.start_accuracy = Some(before.held_out);
+        self.say_evaluation("before training", before.held_out, &before.benchmarks);
     }
 
     fn stepped(&mut self, metrics: &Metrics) {
@@ -171,19 +248,17 @@ impl Watch for Screen {
                 let written = stdout().write_all(metrics.to_line().as_bytes());
                 let failed = written.err().filter(|error| error.kind() != ErrorKind::BrokenPipe);
                 self.output_error = self.output_error.take().or(failed);
+                return;
             }
-            ScreenMode::Lines => self.say(&self.line(metrics)),
+            ScreenMode::Lines(_) => self.say(&self.line(metrics)),
             ScreenMode::Live(bar) => {
                 bar.set_position(metrics.step);
-                let curves = format!(
-                    "accuracy {}\nentropy  {}\nheld-out {}\n{}",
-                    curve(&self.accuracy),
-                    curve(&self.entropy),
-                    curve(&self.eval),
-                    self.line(metrics)
-                );
-                bar.set_message(curves);
+                bar.set_prefix(format!("{} left", left_text(self.left(metrics.step))));
+                bar.set_message(format!("{}\n", self.curves(metrics)));
             }
+        }
+        if let Some(held_out) = metrics.eval_accuracy {
+            self.say_evaluation(&format!("step {}", metrics.step), held_out, &metrics.benchmarks);
         }
     }
 
@@ -200,17 +275,28 @@ impl Watch for Screen {
     }
 }
 
-fn bar(steps: u64, done: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {elapsed}\n{msg}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(steps).with_style(style).with_position(done)
+impl Drop for Screen {
+    /// Leaves no bar behind when an error ends the run.
+    fn drop(&mut self) {
+        if let ScreenMode::Live(bar) = &self.mode {
+            bar.finish_and_clear();
+        }
+    }
 }
 
-const CURVE_WIDTH: usize = 48;
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+fn nats(entropy: f64) -> String {
+    format!("{entropy:.3} nats")
+}
+
+const CURVE_WIDTH: usize = 40;
 
 /// A series as a sparkline with its first and last value.
-fn curve(values: &[f64]) -> String {
-    let (Some(first), Some(last)) = (values.first(), values.last()) else { return "-".to_string() };
+fn curve(values: &[f64], shown: &dyn Fn(f64) -> String) -> String {
+    let (Some(&first), Some(&last)) = (values.first(), values.last()) else { return "-".to_string() };
     let n_columns = values.len().min(CURVE_WIDTH);
     let column = |i: usize| {
         let part = &values[i * values.len() / n_columns..(i + 1) * values.len() / n_columns];
@@ -224,5 +310,27 @@ fn curve(values: &[f64]) -> String {
         let height = if high > low { (value - low) / (high - low) } else { 0.5 };
         glyphs[((height * 8.0) as usize).min(7)]
     };
-    format!("{:.3} {} {:.3}", first, columns.iter().map(glyph).collect::<String>(), last)
+    format!("{} {} {}", shown(first), columns.iter().map(glyph).collect::<String>(), shown(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_name_the_run_in_a_form_that_a_shell_takes() {
+        let commands = next_commands(Path::new("runs/my run"), Outcome::Stopped, true);
+        assert_eq!(commands[0], "go on with         stapo train --resume 'runs/my run'");
+        assert!(commands[4].ends_with("stapo export 'runs/my run' --step best --to 'runs/my run/model'"));
+        assert_eq!(shell_word(Path::new("it's")), r"'it'\''s'");
+        assert_eq!(next_commands(Path::new("runs/a"), Outcome::Done, false).len(), 4);
+    }
+
+    #[test]
+    fn lines_fit_80_columns() {
+        let long: Vec<f64> = (0..500).map(|n| f64::from(n) / 500.0).collect();
+        assert!(curve(&long, &percent).chars().count() + "accuracy ".len() <= 80);
+        assert!(curve(&long, &nats).chars().count() + "entropy  ".len() <= 80);
+        assert!(FINISHING.len() <= 80);
+    }
 }

@@ -241,7 +241,12 @@ fn rounding_is_no_spread_and_spread_beyond_f64_is_an_error() {
 fn dynamic_sampling_and_advantages_agree_on_what_is_unanimous() {
     use crate::rollout::{Finish, Group, Problem, Rollout, Scored, Verdict};
     let group = |rewards: &[f64]| Group {
-        problem: Problem { id: String::new(), prompt: String::new(), reference: String::new() },
+        problem: Problem {
+            id: String::new(),
+            earlier_turns: Vec::new(),
+            prompt: String::new(),
+            reference: String::new(),
+        },
         members: rewards
             .iter()
             .map(|&reward| Scored {

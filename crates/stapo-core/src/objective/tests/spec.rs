@@ -73,7 +73,7 @@ fn unknown_names_suggest_the_nearest() {
     assert!(set("mask_signals=sometimes").contains("unknown kind `sometimes`"));
     assert!(
         complaint(ObjectiveSpec::from_toml("preset = 3"))
-            .contains("preset: is integer, expected a preset name")
+            .contains("preset: must be a preset name in quotes, not 3")
     );
     assert!(complaint(ObjectiveSpec::from_toml("masks = []")).contains("surrogate"));
     assert!(complaint(ObjectiveSpec::from_toml("x = = 1")).contains("not TOML"));

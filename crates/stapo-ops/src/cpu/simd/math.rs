@@ -1,6 +1,6 @@
 //! Transcendental functions made of IEEE operations only, so that every level gives the same bits.
 
-use super::{Float, Lanes};
+use super::{Lanes, Real};
 
 /// `p * 2^n`, with `n` the integer held in the low bits of `shifted` = `n + SHIFT`.
 pub(super) trait Scale2: Lanes<E = f32> {

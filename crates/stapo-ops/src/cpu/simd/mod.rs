@@ -1,6 +1,6 @@
 //! Sixteen virtual lanes: one source of every kernel, one instantiation per instruction set.
 //!
-//! A kernel is written once over [`Lanes`] and run through [`Float::dispatch`]. Every level executes the same IEEE
+//! A kernel is written once over [`Lanes`] and run through [`Real::dispatch`]. Every level executes the same IEEE
 //! operations (add, sub, mul, div, fused multiply-add, sqrt, compare) on the same sixteen lanes, so all levels give
 //! the same bits. The same source is instantiated for f64, which gradient checks use.
 
@@ -33,11 +33,10 @@ mod sealed {
     impl Sealed for f64 {}
 }
 
-/// A floating-point element type of the ops: `f32`, or `f64` for gradient checks.
-pub trait Float:
+/// The numbers that kernels compute with: `f32` and `f64`.
+pub trait Real:
     crate::element::Element
     + sealed::Sealed
-    + super::kernels::Kernels
     + PartialOrd
     + std::fmt::Debug
     + std::fmt::Display
@@ -70,14 +69,14 @@ pub trait Float:
 /// A kernel, written once for all levels. `run` and every function that it calls must be `#[inline(always)]`, so that
 /// they are compiled with the level's instructions.
 #[doc(hidden)]
-pub trait Kernel<E: Float> {
+pub trait Kernel<E: Real> {
     fn run<L: Lanes<E = E>>(self, l: L);
 }
 
 /// Sixteen lanes of `E`. A value of an implementing type proves that the CPU has the instructions that its methods use.
 #[doc(hidden)]
 pub trait Lanes: Copy + Send + Sync + 'static {
-    type E: Float;
+    type E: Real;
     type V: Copy;
     /// Rows of the register tile of the matrix kernels.
     const TILE_ROWS: usize;
@@ -212,7 +211,7 @@ pub trait Lanes: Copy + Send + Sync + 'static {
 
 macro_rules! real {
     ($t:ty, $ln:expr, $dispatch:item) => {
-        impl Float for $t {
+        impl Real for $t {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = <$t>::NEG_INFINITY;

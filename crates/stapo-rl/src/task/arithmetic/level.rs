@@ -1,8 +1,9 @@
-//! The levels of difficulty, and the keys of the task in a config.
+//! The levels of difficulty.
 
 use super::{ArithmeticSpec, Operator};
 use crate::task::verifier_spec::VerifierSpec;
-use serde::Deserialize;
+use stapo_core::settings::{self, SettingsError};
+use toml::Table;
 
 pub(super) const DEFAULT: usize = 3;
 
@@ -87,50 +88,45 @@ impl ArithmeticSpec {
             held_out_share: 0.05,
             n_held_out: 500,
             template: None,
+            system: None,
             verifier: VerifierSpec::default(),
         })
     }
 }
 
-/// The keys of an [`ArithmeticSpec`] in a config: a level, and values that override the level's.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Written {
-    level: Option<usize>,
-    min_operators: Option<usize>,
-    max_operators: Option<usize>,
-    min_operand: Option<i64>,
-    max_operand: Option<i64>,
-    operators: Option<Vec<Operator>>,
-    parentheses_share: Option<f64>,
-    negative_results: Option<bool>,
-    max_result: Option<i64>,
-    held_out_share: Option<f64>,
-    n_held_out: Option<usize>,
-    template: Option<String>,
-    verifier: Option<VerifierSpec>,
-}
+/// The keys that a level sets.
+const LEVEL_KEYS: [&str; 8] = [
+    "min_operators",
+    "max_operators",
+    "min_operand",
+    "max_operand",
+    "operators",
+    "parentheses_share",
+    "negative_results",
+    "max_result",
+];
 
-impl TryFrom<Written> for ArithmeticSpec {
-    type Error = String;
-
-    fn try_from(written: Written) -> Result<Self, String> {
-        let level = written.level.unwrap_or(DEFAULT);
-        let base = Self::at_level(level)
-            .ok_or_else(|| format!("level: {level} is not on the ladder, expected 1 to {}", LADDER.len()))?;
-        Ok(Self {
-            min_operators: written.min_operators.unwrap_or(base.min_operators),
-            max_operators: written.max_operators.unwrap_or(base.max_operators),
-            min_operand: written.min_operand.unwrap_or(base.min_operand),
-            max_operand: written.max_operand.unwrap_or(base.max_operand),
-            operators: written.operators.unwrap_or(base.operators),
-            parentheses_share: written.parentheses_share.unwrap_or(base.parentheses_share),
-            negative_results: written.negative_results.unwrap_or(base.negative_results),
-            max_result: written.max_result.unwrap_or(base.max_result),
-            held_out_share: written.held_out_share.unwrap_or(base.held_out_share),
-            n_held_out: written.n_held_out.unwrap_or(base.n_held_out),
-            template: written.template,
-            verifier: written.verifier.unwrap_or(base.verifier),
-        })
+/// A task's table with the values of its `level` in place of that key; keys that the table gives keep their values.
+/// `root` begins the path in messages.
+pub(in crate::task) fn spell_out_level(root: &str, mut table: Table) -> Result<Table, SettingsError> {
+    let Some(level) = table.remove("level") else { return Ok(table) };
+    let refuse = |problem: String, suggestion: &str| SettingsError::Unreadable {
+        path: format!("{root}.level"),
+        problem,
+        suggestion: suggestion.to_string(),
+    };
+    let number = level.as_integer().and_then(|level| usize::try_from(level).ok());
+    let spec = number.and_then(ArithmeticSpec::at_level).ok_or_else(|| {
+        refuse(format!("{level} is not on the ladder"), &format!("a number from 1 to {}", LADDER.len()))
+    })?;
+    if LEVEL_KEYS.iter().all(|key| table.contains_key(*key)) {
+        let problem = format!("{level} changes nothing, because every value that a level sets is given");
+        return Err(refuse(problem, "leave the level out, or the values"));
     }
+    for (key, value) in settings::to_table(&spec) {
+        if LEVEL_KEYS.contains(&key.as_str()) {
+            table.entry(key).or_insert(value);
+        }
+    }
+    Ok(table)
 }

@@ -8,6 +8,7 @@ mod level;
 mod solution;
 
 pub use expression::Operator;
+pub(super) use level::spell_out_level;
 pub use solution::Mistakes;
 
 use super::TaskError;
@@ -15,7 +16,6 @@ use super::drawn::DrawnProblem;
 use super::split::check_share;
 use super::verifier_spec::VerifierSpec;
 use expression::{Expression, Symbol};
-use level::Written;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 use stapo_core::random::Key;
@@ -29,7 +29,7 @@ const MAX_VALUE: i64 = 1_000_000_000;
 /// The form of the expressions. In a config, `level` (1 to 6, [`ArithmeticSpec::at_level`]) sets all values and the
 /// other keys override single values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Written")]
+#[serde(default, deny_unknown_fields)]
 pub struct ArithmeticSpec {
     pub min_operators: usize,
     pub max_operators: usize,
@@ -49,6 +49,9 @@ pub struct ArithmeticSpec {
     pub n_held_out: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
+    /// The system message of every conversation; none where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
     pub verifier: VerifierSpec,
 }
 

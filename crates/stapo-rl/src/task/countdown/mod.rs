@@ -37,6 +37,9 @@ pub struct CountdownSpec {
     pub n_held_out: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
+    /// The system message of every conversation; none where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
     pub verifier: VerifierSpec,
 }
 
@@ -50,6 +53,7 @@ impl Default for CountdownSpec {
             held_out_share: 0.05,
             n_held_out: 500,
             template: None,
+            system: None,
             verifier: VerifierSpec::Countdown(CountdownRule::default()),
         }
     }

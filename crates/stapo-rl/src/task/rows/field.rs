@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct FieldPath {
+pub(crate) struct FieldPath {
     written: String,
     steps: Vec<PathStep>,
 }
@@ -17,7 +17,7 @@ enum PathStep {
 }
 
 impl FieldPath {
-    pub(super) fn parse(written: &str) -> Result<Self, String> {
+    pub(crate) fn parse(written: &str) -> Result<Self, String> {
         let mut steps = Vec::new();
         for part in written.split('.') {
             let (name, mut rest) = part.split_at(part.find('[').unwrap_or(part.len()));
@@ -42,12 +42,12 @@ impl FieldPath {
         Ok(Self { written: written.to_string(), steps })
     }
 
-    pub(super) fn written(&self) -> &str {
+    pub(crate) fn written(&self) -> &str {
         &self.written
     }
 
     /// The value at the path, or the reason why there is none.
-    pub(super) fn get<'a>(&self, row: &'a Value) -> Result<&'a Value, String> {
+    pub(crate) fn get<'a>(&self, row: &'a Value) -> Result<&'a Value, String> {
         // A field whose name is the whole path, dots and brackets included, has precedence.
         if let Some(value) = row.get(&self.written) {
             return Ok(value);

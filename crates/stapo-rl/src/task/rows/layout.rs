@@ -1,14 +1,16 @@
 //! Finds the fields of problem, answer and id: as the spec names these, or by the names that common data sets use.
 
 use super::field::FieldPath;
-use crate::task::RowsSpec;
+use crate::task::split::content_hash;
+use crate::task::{FileCensus, RowsSpec};
 use serde_json::Value;
+use stapo_core::Turn;
 use stapo_verify::{Fallback, Order, extract};
 use std::path::Path;
 
-/// Names in the order of search. `prompt[].content` and `reward_model.ground_truth` are those of verl and
+/// Names in the order of search. `prompt`, a list of messages, and `reward_model.ground_truth` are those of verl and
 /// DAPO-Math-17k.
-const PROBLEM_FIELDS: [&str; 4] = ["problem", "question", "prompt[].content", "prompt"];
+const PROBLEM_FIELDS: [&str; 4] = ["problem", "question", "prompt", "messages"];
 const ANSWER_FIELDS: [&str; 4] = ["answer", "reward_model.ground_truth", "ground_truth", "solution"];
 const ID_FIELDS: [&str; 3] = ["id", "unique_id", "extra_info.index"];
 /// The value of `id_field` for ids that are numbers of rows.
@@ -35,11 +37,32 @@ pub(super) struct RowLayout {
 /// The texts of a row.
 pub(super) struct RowTexts {
     pub(super) id: String,
+    /// The turns before the problem, where the row holds a conversation.
+    pub(super) earlier_turns: Vec<Turn>,
+    /// The text, or the last message of the conversation, which is the user's.
     pub(super) problem: String,
     /// A refusal for a row without a reference.
     pub(super) reference: Result<String, Refusal>,
     /// Present where the spec names a field of a solution.
     pub(super) solution: Option<String>,
+}
+
+impl RowTexts {
+    /// Rows with the same hash are copies.
+    pub(super) fn conversation_hash(&self) -> u64 {
+        self.hash_of(|_| true)
+    }
+
+    /// Decides on the side of the split. The system message does not count, so that a question under two system messages
+    /// is on one side.
+    pub(super) fn question_hash(&self) -> u64 {
+        self.hash_of(|turn| turn.role != "system")
+    }
+
+    fn hash_of(&self, counts: impl Fn(&Turn) -> bool) -> u64 {
+        let turns = self.earlier_turns.iter().filter(|turn| counts(turn)).map(|turn| turn.content.as_str());
+        content_hash(&turns.chain([self.problem.as_str()]).collect::<Vec<_>>().join("\n"))
+    }
 }
 
 impl RowLayout {
@@ -72,8 +95,15 @@ impl RowLayout {
         Ok(Self { problem, answer, solution, id })
     }
 
+    /// Writes the names of the fields into a census.
+    pub(super) fn name_fields(&self, census: &mut FileCensus) {
+        census.problem_field = self.problem.written().to_string();
+        census.answer_field = self.answer.written().to_string();
+        census.id_field = self.id.as_ref().map(|field| field.written().to_string());
+    }
+
     pub(super) fn read(&self, row: &Value, number: u64, file: &Path) -> Result<RowTexts, Refusal> {
-        let problem = text_at(&self.problem, "problem", row)?;
+        let (earlier_turns, problem) = conversation_at(&self.problem, row)?;
         let reference = text_at(&self.answer, "reference", row).and_then(|answer| {
             bare_answer(&answer, self.answer.written() == "solution").ok_or_else(|| {
                 let problem = format!("field {:?} holds no reference answer", self.answer.written());
@@ -89,8 +119,44 @@ impl RowLayout {
             |path| text_at(path, "id", row),
         )?;
         let solution = self.solution.as_ref().map(|path| text_at(path, "solution", row)).transpose()?;
-        Ok(RowTexts { id, problem: without_dapo_frame(&problem).to_string(), reference, solution })
+        let problem = without_dapo_frame(&problem).to_string();
+        Ok(RowTexts { id, earlier_turns, problem, reference, solution })
     }
+}
+
+/// The text at `path`, or the conversation: the turns before its last message, and that message, which is the user's.
+fn conversation_at(path: &FieldPath, row: &Value) -> Result<(Vec<Turn>, String), Refusal> {
+    let Ok(Value::Array(messages)) = path.get(row) else {
+        return Ok((Vec::new(), text_at(path, "problem", row)?));
+    };
+    let refuse = |problem: String| {
+        let remedy =
+            "a conversation is a list of {\"role\": .., \"content\": ..} that ends with the user's message";
+        (format!("problem field {:?}: {problem}", path.written()), remedy.to_string())
+    };
+    let mut turns = turns(messages).map_err(refuse)?;
+    match turns.pop() {
+        Some(last) if last.role != "user" => {
+            Err(refuse(format!("the last message is of role {:?}, expected \"user\"", last.role)))
+        }
+        Some(last) if !last.content.trim().is_empty() => Ok((turns, last.content.trim().to_string())),
+        _ => Err(refuse("empty".into())),
+    }
+}
+
+/// The turns of a list of messages. A single message without a role is the user's.
+pub(crate) fn turns(messages: &[Value]) -> Result<Vec<Turn>, String> {
+    let turn = |(idx, message): (usize, &Value)| -> Result<Turn, String> {
+        let at = idx + 1;
+        let role = match message.get("role") {
+            None if messages.len() == 1 => "user",
+            role => role.and_then(Value::as_str).ok_or_else(|| format!("message {at} has no role"))?,
+        };
+        let content = message.get("content").and_then(Value::as_str);
+        let content = content.ok_or_else(|| format!("message {at} has no content that is a text"))?;
+        Ok(Turn { role: role.to_string(), content: content.to_string() })
+    };
+    messages.iter().enumerate().map(turn).collect()
 }
 
 /// The text or number at `path`.

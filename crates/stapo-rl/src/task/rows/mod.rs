@@ -7,11 +7,14 @@ mod parquet;
 pub(crate) mod permutation;
 
 use super::split::{check_share, content_hash, split_of};
-use super::template::Template;
+use super::template::Question;
 use super::verdict::Verifier;
+use super::wording::Wording;
 use super::{MissingAnswers, RowsSpec, Split, TaskError};
+pub(crate) use field::FieldPath;
 pub(crate) use jsonl::read as read_json_lines;
 use layout::RowLayout;
+pub(crate) use layout::turns;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -20,31 +23,30 @@ use stapo_core::random::Key;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// The template with the instruction of the STAPO paper.
-const TEMPLATE: &str =
-    "{{ problem }}\n\nPlease reason step by step, and put your final answer within \\boxed{}.";
 /// A teacher's prompt.
 pub(super) const TEACHER_TEMPLATE: &str =
     "{{ prompt }}\n\nA reference solution:\n{{ solution }}\n\nNow write a solution of your own.";
 const TRAIN_STREAM: u64 = 2;
+/// Problems that are rendered together.
+const PENDING: usize = 4096;
 
 /// The format of a file.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Format {
+pub(crate) enum Format {
     Jsonl,
     Parquet,
 }
 
 impl Format {
     /// The word for a row of the file, in messages.
-    fn unit(self) -> &'static str {
+    pub(crate) fn unit(self) -> &'static str {
         match self {
             Self::Jsonl => "line",
             Self::Parquet => "row",
         }
     }
 
-    fn read(self, path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
+    pub(crate) fn read(self, path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
         match self {
             Self::Jsonl => jsonl::read(path, add),
             Self::Parquet => parquet::read(path, add),
@@ -71,6 +73,11 @@ pub struct FileCensus {
     pub n_unreadable: u64,
     /// The reason, for the first such problem.
     pub first_unreadable: Option<String>,
+    /// The fields, as given or recognised.
+    pub problem_field: String,
+    pub answer_field: String,
+    /// `None` where ids are numbers of rows.
+    pub id_field: Option<String>,
 }
 
 pub(super) struct ProblemRows {
@@ -116,12 +123,26 @@ impl ProblemRows {
         self.solutions.get(id).map(String::as_str)
     }
 
+    /// Training problems, then held-out ones.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Problem> {
+        self.train.iter().chain(&self.held_out)
+    }
+
+    /// Leaves problems out; `is_left_out` has the order of [`ProblemRows::all`].
+    pub(super) fn leave_out(&mut self, is_left_out: &[bool]) {
+        let mut left_out = is_left_out.iter();
+        self.train.retain(|_| left_out.next() != Some(&true));
+        self.held_out.retain(|_| left_out.next() != Some(&true));
+        self.census.n_train = self.train.len() as u64;
+        self.census.n_held_out = self.held_out.len() as u64;
+    }
+
     pub(super) fn census(&self) -> &FileCensus {
         &self.census
     }
 
     fn check_references(&mut self, verifier: &Verifier) {
-        let problems: Vec<&Problem> = self.train.iter().chain(&self.held_out).collect();
+        let problems: Vec<&Problem> = self.all().collect();
         let unreadable: Vec<String> = problems
             .par_iter()
             .filter_map(|problem| {
@@ -152,12 +173,14 @@ impl ProblemRows {
 struct Collected<'a> {
     spec: &'a RowsSpec,
     format: Format,
-    template: Template,
+    wording: Wording,
     /// Found at the first row.
     layout: Option<RowLayout>,
-    /// The hash of the reference by the hash of the problem's text.
+    /// The hash of the reference by the hash of the conversation.
     reference_of: HashMap<u64, u64>,
     row_of_id: HashMap<String, u64>,
+    /// Problems that are not rendered yet, their splits, and the fields of their rows.
+    pending: Vec<(Problem, Split, Map<String, Value>)>,
     rows: ProblemRows,
 }
 
@@ -166,10 +189,11 @@ impl<'a> Collected<'a> {
         Ok(Self {
             spec,
             format,
-            template: Template::new(spec.template.as_deref().unwrap_or(TEMPLATE))?,
+            wording: Wording::new(spec.template(), spec.system.as_deref())?,
             layout: None,
             reference_of: HashMap::new(),
             row_of_id: HashMap::new(),
+            pending: Vec::new(),
             rows: ProblemRows {
                 train: Vec::new(),
                 held_out: Vec::new(),
@@ -189,11 +213,14 @@ impl<'a> Collected<'a> {
         };
         let row = Value::Object(row);
         if self.layout.is_none() {
-            self.layout = Some(RowLayout::recognise(self.spec, &row).map_err(refuse)?);
+            let layout = RowLayout::recognise(self.spec, &row).map_err(refuse)?;
+            layout.name_fields(&mut self.rows.census);
+            self.layout = Some(layout);
         }
         let Some(layout) = &self.layout else { return Ok(()) };
         let found = layout.read(&row, number, &self.spec.path).map_err(refuse)?;
         self.rows.census.n_rows += 1;
+        let (hash, question) = (found.conversation_hash(), found.question_hash());
         let reference = match (found.reference, self.spec.missing_answers) {
             (Ok(reference), _) => reference,
             (Err(_), MissingAnswers::Drop) => {
@@ -205,7 +232,6 @@ impl<'a> Collected<'a> {
                 return Err(refuse((problem, remedy)));
             }
         };
-        let hash = content_hash(&found.problem);
         let reference_hash = content_hash(&reference);
         if let Some(&earlier) = self.reference_of.get(&hash) {
             self.rows.census.n_duplicates += 1;
@@ -224,17 +250,33 @@ impl<'a> Collected<'a> {
         if let Some(solution) = found.solution {
             self.rows.solutions.insert(found.id.clone(), solution);
         }
-        let Value::Object(fields) = &row else { return Ok(()) };
-        let prompt = self.template.render(&found.id, &found.problem, fields)?;
-        let problem = Problem { id: found.id, prompt, reference };
-        match split_of(hash, self.spec.held_out_share) {
-            Split::Train => self.rows.train.push(problem),
-            Split::HeldOut => self.rows.held_out.push(problem),
+        let Value::Object(fields) = row else { return Ok(()) };
+        let earlier_turns = self.wording.turns(found.earlier_turns);
+        let problem = Problem { id: found.id, earlier_turns, prompt: found.problem, reference };
+        self.pending.push((problem, split_of(question, self.spec.held_out_share), fields));
+        if self.pending.len() < PENDING { Ok(()) } else { self.render_pending() }
+    }
+
+    /// Renders the prompts of the pending problems, and adds them to their splits.
+    fn render_pending(&mut self) -> Result<(), TaskError> {
+        let questions: Vec<Question> = self
+            .pending
+            .iter()
+            .map(|(problem, _, fields)| Question { id: &problem.id, problem: &problem.prompt, fields })
+            .collect();
+        let prompts = self.wording.prompts(&questions)?;
+        for ((problem, split, _), prompt) in std::mem::take(&mut self.pending).into_iter().zip(prompts) {
+            let problem = Problem { prompt, ..problem };
+            match split {
+                Split::Train => self.rows.train.push(problem),
+                Split::HeldOut => self.rows.held_out.push(problem),
+            }
         }
         Ok(())
     }
 
     fn finish(mut self) -> Result<ProblemRows, TaskError> {
+        self.render_pending()?;
         let refuse = |problem: String, remedy: &str| {
             Err(TaskError::File { path: self.spec.path.clone(), problem, remedy: remedy.into() })
         };

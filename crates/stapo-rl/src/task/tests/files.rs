@@ -60,7 +60,7 @@ fn fields_templates_and_rules_can_be_given() {
         id_field: Some("#row".into()),
         held_out_share: 1.0,
         template: Some("{{ hint }}: {{ problem }} ({{ r['a.b'] }}, {{ id }})".into()),
-        verifier: VerifierSpec::Rule(RuleSpec { mode: stapo_verify::Mode::Exact, ..RuleSpec::default() }),
+        verifier: VerifierSpec::Rule(RuleSpec { mode: Mode::Exact, ..RuleSpec::default() }),
         ..RowsSpec::new(path)
     };
     let task = Task::open(&TaskSpec::Jsonl(spec)).unwrap();
@@ -142,10 +142,7 @@ fn unreadable_references_are_counted_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let by_letter = |rows: &str| RowsSpec {
         held_out_share: 1.0,
-        verifier: VerifierSpec::Rule(RuleSpec {
-            mode: stapo_verify::Mode::MultipleChoice,
-            ..RuleSpec::default()
-        }),
+        verifier: VerifierSpec::Rule(RuleSpec { mode: Mode::MultipleChoice, ..RuleSpec::default() }),
         ..RowsSpec::new(file(folder.path(), "rows.jsonl", rows))
     };
     let mixed = "{\"problem\": \"p\", \"answer\": \"B\"}\n{\"problem\": \"q\", \"answer\": \"17\"}\n";
@@ -187,15 +184,20 @@ fn bad_files_are_refused_by_line_with_a_remedy() {
         (format!("{good}{{\"id\": \"b\", \"problem\": \"q\"}}").into_bytes(), "line 2: reference field \"answer\": no field"),
         (format!("{good}\n{{\"id\": \"b\", \"problem\": \"q\", \"answer\": \" \"}}").into_bytes(), "line 3: reference field"),
         (format!("{good}{{\"id\": \"b\", \"problem\": null, \"answer\": 1}}").into_bytes(), "line 2: problem field"),
-        (format!("{good}{{\"id\": \"b\", \"problem\": [1], \"answer\": 1}}").into_bytes(), "found a list"),
+        (format!("{good}{{\"id\": \"b\", \"problem\": [1], \"answer\": 1}}").into_bytes(), "message 1 has no content"),
         (format!("{good}{{\"id\": \"a\", \"problem\": \"q\", \"answer\": 1}}").into_bytes(), "is that of line 1"),
         (b"{\"text\": \"q\", \"answer\": 1}".to_vec(), "no field for the problem is recognised"),
         (b"{\"question\": \"q\", \"label\": 1}".to_vec(), "no field for the answer is recognised"),
         (b"{\"question\": \"q\", \"solution\": \"so it is 4\"}".to_vec(), "holds no reference answer"),
         (b"{\"question\": \"q\", \"answer\": \"work ####\"}".to_vec(), "holds no reference answer"),
         (
-            b"{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"user\", \"content\": \"b\"}], \"answer\": 1, \"problem\": null}".to_vec(),
-            "line 1",
+            b"{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}], \"answer\": 1, \"problem\": null}".to_vec(),
+            "line 1: problem field \"prompt\": the last message is of role \"assistant\"",
+        ),
+        (b"{\"prompt\": [], \"answer\": 1}".to_vec(), "line 1: problem field \"prompt\": empty"),
+        (
+            b"{\"messages\": [{\"content\": \"a\"}, {\"role\": \"user\", \"content\": \"b\"}], \"answer\": 1}".to_vec(),
+            "line 1: problem field \"messages\": message 1 has no role",
         ),
     ];
     for (content, expected) in cases {
@@ -258,4 +260,70 @@ fn worked_solutions_of_a_file_are_read_from_the_field_that_is_named() {
     assert!(said.contains("solution_field"), "{said}");
     let said = Task::open(&TaskSpec::Jsonl(spec(Some("worked")))).err().unwrap().to_string();
     assert!(said.contains("line 1: solution field \"worked\""), "{said}");
+}
+
+/// A row whose prompt is a conversation.
+fn conversation_row(turns: &[(&str, &str)]) -> String {
+    let messages: Vec<_> =
+        turns.iter().map(|(role, content)| serde_json::json!({"role": role, "content": content})).collect();
+    serde_json::json!({"prompt": messages, "answer": "4"}).to_string()
+}
+
+fn turns(problem: &Problem) -> Vec<(&str, &str)> {
+    problem.earlier_turns.iter().map(|turn| (turn.role.as_str(), turn.content.as_str())).collect()
+}
+
+#[test]
+fn conversations_keep_every_turn_and_their_own_system_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = [("system", " Be brief. "), ("user", "1+1?"), ("assistant", "2"), ("user", "and 2+2?")];
+    let rows = [conversation_row(&whole), conversation_row(&whole[1..]), conversation_row(&whole[3..])];
+    let spec = RowsSpec {
+        held_out_share: 1.0,
+        system: Some("Be kind.".into()),
+        template: Some("{{ problem }}".into()),
+        ..RowsSpec::new(file(folder.path(), "rows.jsonl", rows.join("\n")))
+    };
+    let problems = Task::open(&TaskSpec::Jsonl(spec.clone())).unwrap().held_out(9);
+    assert!(problems.iter().all(|problem| problem.prompt == "and 2+2?"), "{problems:?}");
+    assert_eq!(turns(&problems[0]), whole[..3], "the row's system message stays, as it is");
+    assert_eq!(turns(&problems[1]), [("system", "Be kind."), whole[1], whole[2]]);
+    assert_eq!(turns(&problems[2]), [("system", "Be kind.")]);
+    // A path to the user's message alone names a text.
+    let alone = RowsSpec { problem_field: Some("prompt[].content".into()), system: None, ..spec.clone() };
+    let message = refusal(&TaskSpec::Jsonl(alone.clone()));
+    assert!(message.contains("4 elements, 2 of them the user's"), "{message}");
+    let path = file(folder.path(), "last.jsonl", conversation_row(&[whole[0], whole[3]]));
+    let problem = Task::open(&TaskSpec::Jsonl(RowsSpec { path, ..alone })).unwrap().held_out(1).remove(0);
+    assert_eq!((problem.prompt.as_str(), turns(&problem)), ("and 2+2?", vec![]));
+}
+
+#[test]
+fn a_question_is_on_one_side_of_the_split_under_every_system_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let row = |system: &str, i: usize| {
+        conversation_row(&[("system", system), ("user", &format!("what is {i}+{i}"))])
+    };
+    let side = |system: &str| -> HashSet<String> {
+        let rows: Vec<String> = (0..100).map(|i| row(system, i)).collect();
+        let task = open(file(folder.path(), "rows.jsonl", rows.join("\n")), 0.3);
+        task.held_out(1000).into_iter().map(|problem| problem.prompt).collect()
+    };
+    assert_eq!(side("Be brief."), side("Be kind."));
+    // The same question under two system messages is two problems.
+    let both = format!("{}\n{}", row("Be brief.", 1), row("Be kind.", 1));
+    assert_eq!(open(file(folder.path(), "both.jsonl", both), 1.0).held_out(9).len(), 2);
+}
+
+#[test]
+fn the_instruction_of_the_default_template_is_for_rules_alone() {
+    let path = PathBuf::from("rows.jsonl");
+    let rule = RowsSpec::new(&path);
+    assert_eq!(
+        rule.template(),
+        "{{ problem }}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+    );
+    let command = VerifierSpec::Command(CommandSpec::new("./judge"));
+    assert_eq!(RowsSpec { verifier: command, ..rule.clone() }.template(), "{{ problem }}");
+    assert_eq!(RowsSpec { template: Some("x".into()), ..rule }.template(), "x");
 }

@@ -114,7 +114,12 @@ fn solutions_write_one_operation_per_step() {
         ("1-(2-9)*3", r"1-(-7)*3=1-(-21)=\boxed{22}"),
         ("8/4*3", r"2*3=\boxed{6}"),
     ] {
-        let problem = Problem { id: id.into(), prompt: String::new(), reference: String::new() };
+        let problem = Problem {
+            id: id.into(),
+            earlier_turns: Vec::new(),
+            prompt: String::new(),
+            reference: String::new(),
+        };
         assert_eq!(without_words(&task.solution(&problem, &Mistakes::NONE).unwrap()), expected);
     }
 }
@@ -148,7 +153,12 @@ fn words_vary_and_typos_come_as_often_as_asked() {
 #[test]
 fn a_wrong_order_is_followed_through() {
     let task = arithmetic(3);
-    let problem = Problem { id: "7+5*2".into(), prompt: String::new(), reference: "17".into() };
+    let problem = Problem {
+        id: "7+5*2".into(),
+        earlier_turns: Vec::new(),
+        prompt: String::new(),
+        reference: "17".into(),
+    };
     let astray = Mistakes { wrong_order_share: 1.0, ..Mistakes::NONE };
     assert_eq!(without_words(&task.solution(&problem, &astray).unwrap()), r"12*2=\boxed{24}");
 }
@@ -207,7 +217,7 @@ fn shapes_have_the_shares_the_spec_names() {
 
 #[test]
 fn specs_round_trip_and_refuse_what_they_do_not_know() {
-    let read = |text: &str| toml::from_str::<TaskSpec>(text);
+    let read = |text: &str| TaskSpec::read("task", toml::from_str(text).unwrap());
     let spec =
         read("kind = \"arithmetic\"\nlevel = 2\nmax_operand = 12\noperators = [\"+\", \"*\"]").unwrap();
     let TaskSpec::Arithmetic(inner) = &spec else { panic!("{spec:?}") };
@@ -218,7 +228,7 @@ fn specs_round_trip_and_refuse_what_they_do_not_know() {
         let spec = read(&format!("kind = \"{kind}\"")).unwrap();
         assert_eq!(read(&toml::to_string(&spec).unwrap()).unwrap(), spec);
         let unknown = read(&format!("kind = \"{kind}\"\nnumber = 1")).unwrap_err().to_string();
-        assert!(unknown.contains("unknown field `number`"), "{unknown}");
+        assert!(unknown.contains("unknown key `number`"), "{unknown}");
     }
     let command = "kind = \"jsonl\"\npath = \"a\"\nverifier = { kind = \"command\", program = \"x\" }";
     assert_eq!(read(&toml::to_string(&read(command).unwrap()).unwrap()).unwrap(), read(command).unwrap());
@@ -226,11 +236,21 @@ fn specs_round_trip_and_refuse_what_they_do_not_know() {
         read("kind = \"parquet\"\npath = \"a\"\nverifier = { kind = \"rule\", mode = \"boxed-exact\" }")
             .unwrap();
     let TaskSpec::Parquet(rows) = rule else { panic!() };
-    let mode = stapo_verify::Mode::BoxedExact;
+    let mode = Mode::BoxedExact;
     assert_eq!(rows.verifier, VerifierSpec::Rule(RuleSpec { mode, ..RuleSpec::default() }));
-    assert!(read("kind = \"arithmetic\"\nlevel = 7").unwrap_err().to_string().contains("expected 1 to 6"));
-    assert!(read("kind = \"sums\"").unwrap_err().to_string().contains("unknown variant `sums`"));
-    assert!(read("kind = \"jsonl\"").unwrap_err().to_string().contains("missing field `path`"));
+    for (level, expected) in [
+        ("7", "task.level: 7 is not on the ladder\nhint: a number from 1 to 6"),
+        ("\"hard\"", "task.level: \"hard\" is not on the ladder"),
+    ] {
+        let said = read(&format!("kind = \"arithmetic\"\nlevel = {level}")).unwrap_err().to_string();
+        assert!(said.contains(expected), "{said}");
+    }
+    let all = toml::to_string(&spec).unwrap() + "level = 2";
+    let said = TaskSpec::read("task", toml::from_str(&all).unwrap()).unwrap_err().to_string();
+    assert!(said.contains("task.level: 2 changes nothing"), "{said}");
+    assert!(read("kind = \"countdown\"\nlevel = 2").unwrap_err().to_string().contains("unknown key `level`"));
+    assert!(read("kind = \"sums\"").unwrap_err().to_string().contains("unknown kind `sums`"));
+    assert!(read("kind = \"jsonl\"").unwrap_err().to_string().contains("the key `path` is missing"));
 }
 
 #[test]
@@ -304,7 +324,12 @@ fn templates_are_bounded_and_keep_their_last_newline() {
 fn foreign_problems_have_no_worked_solution() {
     for task in [arithmetic(3), countdown()] {
         for id in ["", "7+", "(7", "7)", "a+b", "7+-2", "1,2", "1,2:x", "99999999999999999999+1", "7 + 5"] {
-            let problem = Problem { id: id.into(), prompt: String::new(), reference: String::new() };
+            let problem = Problem {
+                id: id.into(),
+                earlier_turns: Vec::new(),
+                prompt: String::new(),
+                reference: String::new(),
+            };
             assert!(task.solution(&problem, &Mistakes::NONE).is_err(), "{id}");
         }
     }
@@ -345,7 +370,12 @@ fn countdown_verdicts() {
         (&signs, Unparsable, Unparsable),
         (&huge, OverBudget, OverBudget),
     ] {
-        let problem = Problem { id: "p".into(), prompt: String::new(), reference: "3,3,8,8:24".into() };
+        let problem = Problem {
+            id: "p".into(),
+            earlier_turns: Vec::new(),
+            prompt: String::new(),
+            reference: "3,3,8,8:24".into(),
+        };
         assert_eq!(verdicts(&once, &[(&problem, response)]), [exactly], "exactly once: {response}");
         assert_eq!(verdicts(&at_most, &[(&problem, response)]), [most], "at most once: {response}");
     }

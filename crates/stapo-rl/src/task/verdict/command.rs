@@ -6,7 +6,7 @@ use crate::task::judged::Judged;
 use crate::task::verifier_spec::CommandSpec;
 use process::{Process, Silence};
 use serde::{Deserialize, Serialize};
-use stapo_core::{Problem, Verdict};
+use stapo_core::{Problem, Turn, Verdict};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -161,6 +161,9 @@ impl External {
 struct VerifierRequest<'a> {
     sample: u64,
     id: &'a str,
+    /// The turns before the prompt; left out where there are none.
+    #[serde(skip_serializing_if = "<[Turn]>::is_empty")]
+    earlier_turns: &'a [Turn],
     prompt: &'a str,
     response: &'a str,
     reference: &'a str,
@@ -169,9 +172,9 @@ struct VerifierRequest<'a> {
 fn requests(samples: &[(&Problem, &str)], first: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (sample, (problem, response)) in (first..).zip(samples) {
-        let Problem { id, prompt, reference } = problem;
-        let request = VerifierRequest { sample, id, prompt, response, reference };
-        serde_json::to_writer(&mut bytes, &request).expect("a number and four strings are always JSON");
+        let Problem { id, earlier_turns, prompt, reference } = problem;
+        let request = VerifierRequest { sample, id, earlier_turns, prompt, response, reference };
+        serde_json::to_writer(&mut bytes, &request).expect("numbers, strings and lists are always JSON");
         bytes.push(b'\n');
     }
     bytes

@@ -4,16 +4,22 @@
 //! names that the server sends, without checking them, and never compares a file with its hash. The cache on disk has
 //! the layout of Python's `huggingface_hub`, so the two share files.
 
-use super::timed::TimedReader;
+mod fetching;
+mod timed;
+
+pub use fetching::{fetch_file, fetch_model, fetch_repository, is_rows};
+
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use stapo_rl::disk::hex;
+use stapo_rl::hub_cache;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
+use timed::TimedReader;
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
@@ -29,9 +35,9 @@ pub struct Hub {
 /// A repository at a revision.
 #[derive(Debug, Clone)]
 pub struct Repo {
-    pub kind: RepoKind,
-    pub id: String,
-    pub revision: String,
+    kind: RepoKind,
+    id: String,
+    revision: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,11 +81,8 @@ impl Hub {
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
             bail!("HF_ENDPOINT {endpoint:?}: expected an address that starts with https:// or http://");
         }
-        let home = if let Some(home) = variable("HF_HOME") {
-            PathBuf::from(home)
-        } else {
-            std::env::home_dir().context("no home folder\nhint: set HF_HOME")?.join(".cache/huggingface")
-        };
+        let no_home = "no home folder\nhint: set HF_HOME";
+        let home = hub_cache::home().context(no_home)?;
         let timeout = match variable("HF_HUB_DOWNLOAD_TIMEOUT").map(|text| (text.parse::<u64>(), text)) {
             None => TIMEOUT,
             Some((Ok(seconds @ 1..=86400), _)) => Duration::from_secs(seconds),
@@ -97,7 +100,7 @@ impl Hub {
             agent: config.into(),
             endpoint: endpoint.trim_end_matches('/').to_string(),
             token: variable("HF_TOKEN").or_else(kept).filter(|token| !token.is_empty()),
-            cache: variable("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
+            cache: hub_cache::cache().context(no_home)?,
             timeout,
         })
     }
@@ -113,8 +116,6 @@ impl Hub {
         struct Sibling {
             rfilename: String,
         }
-        check_id(&repo.id)?;
-        check_revision(&repo.revision)?;
         let revision = encoded(&repo.revision).replace('/', "%2F");
         let url = format!("{}/api/{}/{}/revision/{revision}", self.endpoint, repo.kind.plural(), repo.id);
         let response = self.get(&url, None)?;
@@ -130,7 +131,7 @@ impl Hub {
         if info.siblings.len() > MAX_FILES {
             bail!("{}: {} files, at most {MAX_FILES}", at(), info.siblings.len());
         }
-        if !is_hex(&info.sha, 40) {
+        if !hub_cache::is_commit(&info.sha) {
             bail!("{}: the hub names the commit {:?}, expected 40 hexadecimal digits", repo.id, info.sha);
         }
         Ok(Listing {
@@ -178,10 +179,12 @@ impl Hub {
             fs::rename(&partial, &blob).with_context(|| blob.display().to_string())?;
         }
         link(&blob, &pointer)?;
-        let reference = root.join("refs").join(&repo.revision);
-        fs::create_dir_all(reference.parent().unwrap_or(&root))
-            .with_context(|| root.display().to_string())?;
-        fs::write(&reference, commit).with_context(|| reference.display().to_string())?;
+        if repo.revision != commit {
+            let reference = root.join("refs").join(&repo.revision);
+            fs::create_dir_all(reference.parent().unwrap_or(&root))
+                .with_context(|| root.display().to_string())?;
+            fs::write(&reference, commit).with_context(|| reference.display().to_string())?;
+        }
         Ok(pointer)
     }
 
@@ -313,6 +316,23 @@ impl Hub {
 }
 
 impl Repo {
+    /// A repository whose name and revision have the right form; the network is not asked.
+    pub fn new(kind: RepoKind, id: &str, revision: &str) -> Result<Self> {
+        if !hub_cache::is_repository(id) {
+            bail!(
+                "repository {id:?}: expected OWNER/NAME, such as {}",
+                match kind {
+                    RepoKind::Model => "Qwen/Qwen3-0.6B",
+                    RepoKind::Dataset => "openai/gsm8k",
+                }
+            );
+        }
+        if !hub_cache::is_revision(revision) {
+            bail!("--revision {revision:?}: expected a branch, a tag or a commit, such as main or refs/pr/1");
+        }
+        Ok(Self { kind, id: id.to_string(), revision: revision.to_string() })
+    }
+
     /// The repository's folder in the cache.
     fn folder(&self) -> String {
         format!("{}--{}", self.kind.plural(), self.id.replace('/', "--"))
@@ -360,31 +380,6 @@ impl Hash {
             }
         })
     }
-}
-
-fn check_id(id: &str) -> Result<()> {
-    let plain = |part: &str| {
-        !part.is_empty()
-            && !part.starts_with('.')
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    if !(1..=2).contains(&id.split('/').count()) || !id.split('/').all(plain) {
-        bail!("repository {id:?}: expected OWNER/NAME, such as Qwen/Qwen3-1.7B-Base");
-    }
-    Ok(())
-}
-
-/// A revision is a branch, a tag, a commit or `refs/pr/N`. It names a file in the cache and must not leave it.
-fn check_revision(revision: &str) -> Result<()> {
-    let plain = |part: &str| {
-        !part.is_empty()
-            && !part.starts_with('.')
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.+@".contains(c))
-    };
-    if revision.len() > 200 || !revision.split('/').all(plain) {
-        bail!("--revision {revision:?}: expected a branch, a tag or a commit, such as main or refs/pr/1");
-    }
-    Ok(())
 }
 
 /// A path of a URL, with every byte that has a meaning of its own there written as `%20`.

@@ -8,10 +8,10 @@
     reason = "other crates cannot name the trait, so only this crate calls its methods"
 )]
 
-use super::Cpu;
-use super::gemm::pack_panels;
 use crate::adamw::{self, AdamW};
 use crate::attention::{self, cpu_backward, cpu_decode, cpu_forward, cpu_paged, paged};
+use crate::cpu::Cpu;
+use crate::cpu::gemm::pack_panels;
 use crate::heads::Heads;
 use crate::sampling::{self, SamplingRule};
 use crate::{Float, Weight, Write, embedding, lm_head, matmul, reduce, residual, rmsnorm, rope, swiglu};

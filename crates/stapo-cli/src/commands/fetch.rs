@@ -1,0 +1,97 @@
+//! `stapo fetch`
+
+use crate::shared::hub::{Hub, Repo, RepoKind, fetch_file, fetch_model, fetch_repository, is_rows};
+use anyhow::{Context, Result, bail};
+use stapo_rl::evaluation::{Benchmark, KNOWN};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Fetches benchmarks, data sets and models from the Hugging Face hub.
+///
+/// Honours HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_DOWNLOAD_TIMEOUT; files land in the usual cache. A transfer that breaks off
+/// goes on from there; a file whose content does not have the hash the hub names is thrown away.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// The questions of the known benchmarks, each as NAME.jsonl or NAME.parquet.
+    Benchmarks {
+        /// By default all that are known.
+        names: Vec<String>,
+        /// Where they go: what `stapo eval --data` reads.
+        #[arg(short, long, alias = "to", value_name = "DIR", default_value = "data")]
+        out: PathBuf,
+    },
+    /// The jsonl and parquet files of a data set; prints their paths.
+    Dataset(RepoArgs),
+    /// Weights, config and tokenizer of a model; prints its folder. `--model OWNER/NAME` finds it from then on.
+    Model(RepoArgs),
+}
+
+#[derive(clap::Args)]
+struct RepoArgs {
+    /// OWNER/NAME.
+    id: String,
+    #[arg(long, default_value = "main")]
+    revision: String,
+    /// Only this file; may be repeated. For a model with several GGUF files, name one.
+    #[arg(long)]
+    file: Vec<String>,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    match &args.what {
+        What::Benchmarks { names, out } => benchmarks(names, out)?,
+        What::Dataset(args) => {
+            let repo = Repo::new(RepoKind::Dataset, &args.id, &args.revision)?;
+            for path in fetch_repository(&Hub::from_env()?, &repo, &args.file, is_rows)? {
+                println!("{}", path.display());
+            }
+        }
+        What::Model(args) => {
+            println!("{}", fetch_model(&args.id, &args.revision, &args.file)?.display());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn benchmarks(names: &[String], out: &Path) -> Result<()> {
+    for name in names {
+        if !KNOWN.iter().any(|known| known.name == name) {
+            let all: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
+            bail!("benchmark {name}: unknown\nhint: one of {}", all.join(", "));
+        }
+    }
+    let is_asked = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
+    let hub = Hub::from_env()?;
+    std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+    for known in KNOWN.iter().filter(|known| is_asked(known.name)) {
+        let repo = Repo::new(RepoKind::Dataset, known.repository, "main")?;
+        let listing = hub.list(&repo)?;
+        let file = questions_file(&listing.files).with_context(|| {
+            format!("{}: no file of test questions among {}", known.repository, listing.files.join(", "))
+        })?;
+        let fetched = fetch_file(&hub, &repo, &listing, file)?;
+        let extension = if file.ends_with(".parquet") { "parquet" } else { "jsonl" };
+        let path = out.join(format!("{}.{extension}", known.name));
+        std::fs::copy(&fetched, &path).with_context(|| path.display().to_string())?;
+        let n = Benchmark::open(known.name, out, None)?.problems.len();
+        let note = if n == known.n_questions {
+            String::new()
+        } else {
+            format!(" (the paper's set has {})", known.n_questions)
+        };
+        println!("{:<10} {n} questions{note}  {}", known.name, path.display());
+    }
+    Ok(())
+}
+
+/// The file of questions to evaluate on: the first whose name contains `test`, else the first file of rows.
+fn questions_file(files: &[String]) -> Option<&String> {
+    let rows = || files.iter().filter(|file| is_rows(file));
+    rows().find(|file| file.contains("test")).or_else(|| rows().next())
+}

@@ -1,0 +1,159 @@
+//! The values of a config that fit what was found.
+
+use super::found::Found;
+use crate::shared::machine;
+use anyhow::{Result, bail};
+use stapo_rl::config::Recompute;
+use stapo_rl::device::{DeviceName, cuda};
+use stapo_rl::{Config, Plan, memory};
+
+/// The values that `init` chooses.
+pub struct Choices {
+    pub device: DeviceName,
+    pub max_prompt_tokens: usize,
+    /// True where a few prompts are so long that the others would pay for them.
+    pub drops_long_prompts: bool,
+    pub max_response_tokens: usize,
+    pub problems_per_step: usize,
+    pub group_size: usize,
+    pub problems_per_minibatch: usize,
+    pub microbatch_tokens: usize,
+    pub recompute: Recompute,
+    pub kv_mib: usize,
+    pub learning_rate: f64,
+    pub steps: u64,
+    pub held_out_share: f64,
+    pub evaluation_problems: usize,
+    /// Bytes that the run needs.
+    pub memory_needed: u64,
+    /// Bytes that the device has; `None` where this machine does not tell.
+    pub memory_here: Option<u64>,
+}
+
+/// Prompts longer than this many times the 99 % quantile are left out.
+const OUTLIER: usize = 4;
+/// The shortest response worth sampling.
+const MIN_RESPONSE_TOKENS: usize = 16;
+
+impl Choices {
+    /// Chooses values; `write` makes the text of a config of them, whose memory is counted.
+    pub fn fitting(
+        found: &Found,
+        device: DeviceName,
+        write: impl Fn(&Found, &Self) -> String,
+    ) -> Result<Self> {
+        let is_gpu = device != DeviceName::Cpu;
+        let (max_prompt_tokens, drops_long_prompts) = prompt_limit(found);
+        let room = found.config.max_positions.saturating_sub(max_prompt_tokens);
+        if room < MIN_RESPONSE_TOKENS {
+            bail!(
+                "data {}: prompts of {max_prompt_tokens} tokens leave {room} of the model's {} positions for a response\nhint: take a model with a longer context, or shorter problems",
+                found.data.display(),
+                found.config.max_positions
+            );
+        }
+        let (held_out_share, n_train, n_held_out) = split(found)?;
+        let problems_per_step = power_of_two_up_to(n_train.min(if is_gpu { 64 } else { 8 }));
+        let n_parameters = found.config.n_parameters();
+        let mut choices = Self {
+            device,
+            max_prompt_tokens,
+            drops_long_prompts,
+            max_response_tokens: room.min(if is_gpu { 4096 } else { 256 }),
+            problems_per_step,
+            group_size: 8,
+            problems_per_minibatch: problems_per_step.div_ceil(2),
+            microbatch_tokens: 0,
+            recompute: Recompute::Nothing,
+            kv_mib: 0,
+            // Full training by reinforcement learning: 1e-6 is the rate of the published runs; tiny models need more.
+            learning_rate: match n_parameters {
+                0..10_000_000 => 1e-4,
+                10_000_000..200_000_000 => 1e-5,
+                _ => 1e-6,
+            },
+            steps: (2 * n_train / problems_per_step).clamp(20, 200) as u64,
+            held_out_share,
+            evaluation_problems: n_held_out.min(if is_gpu { 256 } else { 64 }),
+            memory_needed: 0,
+            memory_here: available(device),
+        };
+        choices.kv_mib = choices.kv_mib_of_all(found).clamp(64, if is_gpu { 16384 } else { 1024 });
+        choices.fit_memory(found, write)?;
+        Ok(choices)
+    }
+
+    /// Memory for the keys and values of all responses of a step at once, MiB, as a power of two.
+    fn kv_mib_of_all(&self, found: &Found) -> usize {
+        let model = &found.config;
+        let n_tokens =
+            self.problems_per_step * self.group_size * (self.max_prompt_tokens + self.max_response_tokens);
+        let number_bytes = if self.device == DeviceName::Cpu { 4 } else { 2 };
+        let bytes = n_tokens * 2 * model.n_layers * model.n_kv_heads * model.head_dim * number_bytes;
+        (bytes >> 20).next_power_of_two()
+    }
+
+    /// Takes the first setting that leaves a fifth of the memory free; the most sparing one where none does.
+    fn fit_memory(&mut self, found: &Found, write: impl Fn(&Found, &Self) -> String) -> Result<()> {
+        let longest = self.max_prompt_tokens + self.max_response_tokens;
+        let tokens = longest.next_multiple_of(1024);
+        let sparing = [
+            (Recompute::Nothing, tokens.max(8192), self.kv_mib),
+            (Recompute::Layers, tokens.max(8192), (self.kv_mib / 2).max(64)),
+            (Recompute::Layers, longest, (self.kv_mib / 4).max(64)),
+        ];
+        for (recompute, microbatch_tokens, kv_mib) in sparing {
+            (self.recompute, self.microbatch_tokens, self.kv_mib) = (recompute, microbatch_tokens, kv_mib);
+            let text = write(found, self);
+            let plan = Plan::resolve(Config::from_toml(&text, [])?)?;
+            self.memory_needed = memory::parts(&plan, &found.config, &[]).iter().map(|part| part.bytes).sum();
+            if self.memory_here.is_none_or(|here| self.memory_needed <= here / 5 * 4) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The limit on prompts, and whether longer ones are left out.
+fn prompt_limit(found: &Found) -> (usize, bool) {
+    let lengths = &found.lengths;
+    let limit = |n: usize| n.next_multiple_of(16);
+    let half = (found.config.max_positions / 2).max(1);
+    if lengths.max > OUTLIER * lengths.p99 || limit(lengths.max) > half && limit(lengths.p99) <= half {
+        return (limit(lengths.p99), true);
+    }
+    (limit(lengths.max), false)
+}
+
+/// The share of held-out problems, and the sizes of both splits: about a hundred held-out problems, and of a small file a
+/// fifth. Shares are tried until both splits have problems, because the split follows the hash of each problem.
+fn split(found: &Found) -> Result<(f64, usize, usize)> {
+    let n = found.rows.n_problems;
+    let first = (100.0 / n as f64).clamp(0.02, 0.2);
+    let rounded = (first * 100.0).round() / 100.0;
+    for share in [rounded, 0.2, 0.3, 0.5, 0.7] {
+        if let Ok(census) = found.split(share)
+            && census.n_train > 0
+            && census.n_held_out > 0
+        {
+            return Ok((share, census.n_train as usize, census.n_held_out as usize));
+        }
+    }
+    bail!(
+        "data {}: {n} problems are too few to hold some out of training\nhint: give at least a few dozen problems",
+        found.data.display()
+    )
+}
+
+fn power_of_two_up_to(n: usize) -> usize {
+    1 << n.max(1).ilog2()
+}
+
+/// Available main memory, or all memory of the GPU, in bytes.
+fn available(device: DeviceName) -> Option<u64> {
+    match device {
+        DeviceName::Cpu => machine::memory().map(|memory| memory.available),
+        DeviceName::Cuda { ordinal } => cuda::probe().gpus.get(ordinal).map(|gpu| gpu.memory_bytes as u64),
+    }
+}

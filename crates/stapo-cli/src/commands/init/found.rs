@@ -1,0 +1,192 @@
+//! What a model and a data file are like.
+
+use anyhow::{Context, Result, bail};
+use stapo_core::Problem;
+use stapo_rl::config::{ModelSource, PromptStyle};
+use stapo_rl::model_files::{ModelConfig, Pretrained};
+use stapo_rl::pretrain::file_kind;
+use stapo_rl::prompting::PromptModel;
+use stapo_rl::task::{
+    FileCensus, MissingAnswers, Mode, Programs, RowsSpec, RuleSpec, Task, TaskSpec, VerifierSpec,
+};
+use std::path::{Path, PathBuf};
+
+/// What to look at.
+pub struct Wanted {
+    pub model: ModelSource,
+    pub data: PathBuf,
+    pub problem_field: Option<String>,
+    pub answer_field: Option<String>,
+}
+
+/// What was found.
+pub struct Found {
+    pub model: ModelSource,
+    pub config: ModelConfig,
+    pub prompts: PromptModel,
+    pub chat: bool,
+    pub data: PathBuf,
+    pub rows: Rows,
+    pub mode: JudgeMode,
+    pub lengths: Lengths,
+}
+
+/// The data file.
+pub struct Rows {
+    pub problem_field: String,
+    pub answer_field: String,
+    /// `None` where ids are numbers of rows.
+    pub id_field: Option<String>,
+    pub census: FileCensus,
+    /// Problems that remain.
+    pub n_problems: usize,
+}
+
+/// Prompt lengths in tokens.
+pub struct Lengths {
+    pub median: usize,
+    pub p99: usize,
+    pub max: usize,
+}
+
+/// The rule of the grader that fits the references.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JudgeMode {
+    Math,
+    MultipleChoice,
+    Exact,
+}
+
+impl JudgeMode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Math => "math",
+            Self::MultipleChoice => "multiple-choice",
+            Self::Exact => "exact",
+        }
+    }
+
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Math => "the references are numbers and formulas",
+            Self::MultipleChoice => "every reference is a letter",
+            Self::Exact => "the references are words, so the text in \\boxed{} must be the reference",
+        }
+    }
+
+    fn verifier(self) -> VerifierSpec {
+        let mode = match self {
+            Self::Math => Mode::Math,
+            Self::MultipleChoice => Mode::MultipleChoice,
+            Self::Exact => Mode::Exact,
+        };
+        VerifierSpec::Rule(RuleSpec { mode, ..RuleSpec::default() })
+    }
+
+    /// The mode for references, from what most of them look like.
+    fn fitting(problems: &[Problem]) -> Self {
+        let is_letter =
+            |p: &&Problem| p.reference.len() == 1 && p.reference.as_bytes()[0].is_ascii_alphabetic();
+        let is_formula =
+            |p: &&Problem| p.reference.contains(|c: char| c.is_ascii_digit() || "\\$=".contains(c));
+        let n_formulas = problems.iter().filter(is_formula).count();
+        if problems.iter().all(|problem| is_letter(&problem)) {
+            Self::MultipleChoice
+        } else if 2 * n_formulas >= problems.len() {
+            Self::Math
+        } else {
+            Self::Exact
+        }
+    }
+}
+
+impl Found {
+    pub fn look(wanted: &Wanted) -> Result<Self> {
+        let named = || match &wanted.model {
+            ModelSource::Path { path } => format!("model {path}"),
+            ModelSource::Builtin => "the built-in model".to_string(),
+        };
+        if let ModelSource::Path { path } = &wanted.model
+            && !Path::new(path).exists()
+        {
+            bail!(
+                "model {path}: no such file or folder\nhint: a Hugging Face folder, a GGUF file, or builtin; stapo fetch model NAME gets one from the hub"
+            );
+        }
+        let config = shape(&wanted.model).with_context(named)?;
+        let prompts = PromptModel::open(&wanted.model).with_context(named)?;
+        let spec = RowsSpec {
+            problem_field: wanted.problem_field.clone(),
+            answer_field: wanted.answer_field.clone(),
+            missing_answers: MissingAnswers::Drop,
+            held_out_share: 1.0,
+            // The references are looked at before a rule is chosen, so none of them is refused here.
+            verifier: JudgeMode::Exact.verifier(),
+            ..RowsSpec::new(&wanted.data)
+        };
+        let problems = open(&wanted.data, spec.clone())?.held_out(usize::MAX);
+        let mode = JudgeMode::fitting(&problems);
+        let task = open(&wanted.data, RowsSpec { verifier: mode.verifier(), ..spec })?;
+        let problems = task.held_out(usize::MAX);
+        let census = task.census().context("a file has a census")?.clone();
+        let chat = prompts.template.is_some();
+        if let Some(problem) = problems.iter().find(|problem| !chat && !problem.earlier_turns.is_empty()) {
+            bail!(
+                "problem {:?}: its prompt is a conversation, and the model has no chat template\nhint: take a model with one, or the user's message alone: --problem-field 'prompt[].content'",
+                problem.id
+            );
+        }
+        let lengths = lengths(&prompts, chat, &problems)?;
+        let rows = Rows {
+            problem_field: census.problem_field.clone(),
+            answer_field: census.answer_field.clone(),
+            id_field: census.id_field.clone(),
+            n_problems: problems.len(),
+            census,
+        };
+        let (model, data) = (wanted.model.clone(), wanted.data.clone());
+        Ok(Self { model, config, prompts, chat, data, rows, mode, lengths })
+    }
+
+    /// The kind of the task in a config.
+    pub fn kind(&self) -> &'static str {
+        file_kind(&self.data.to_string_lossy())
+    }
+
+    /// The task as the config will have it, without a verdict; used to look at its splits.
+    pub fn split(&self, held_out_share: f64) -> Result<FileCensus> {
+        let spec = RowsSpec {
+            problem_field: Some(self.rows.problem_field.clone()),
+            answer_field: Some(self.rows.answer_field.clone()),
+            missing_answers: MissingAnswers::Drop,
+            held_out_share,
+            verifier: self.mode.verifier(),
+            ..RowsSpec::new(&self.data)
+        };
+        Ok(open(&self.data, spec)?.census().context("a file has a census")?.clone())
+    }
+}
+
+fn shape(model: &ModelSource) -> Result<ModelConfig> {
+    Ok(match model {
+        ModelSource::Builtin => Pretrained::read_config(stapo_rl::unpack_builtin()?.path())?,
+        ModelSource::Path { path } => Pretrained::read_config(Path::new(path))?,
+    })
+}
+
+fn open(data: &Path, spec: RowsSpec) -> Result<Task> {
+    let task = match file_kind(&data.to_string_lossy()) {
+        "parquet" => TaskSpec::Parquet(spec),
+        _ => TaskSpec::Jsonl(spec),
+    };
+    Ok(Task::open_with(&task, Programs::Never)?)
+}
+
+fn lengths(prompts: &PromptModel, chat: bool, problems: &[Problem]) -> Result<Lengths> {
+    let style = PromptStyle { chat, ..PromptStyle::default() };
+    let problems: Vec<&Problem> = problems.iter().collect();
+    let mut lengths = prompts.prompting(&style)?.lengths(&problems)?;
+    lengths.sort_unstable();
+    let at = |share: f64| lengths.get(((lengths.len() - 1) as f64 * share) as usize).copied().unwrap_or(0);
+    Ok(Lengths { median: at(0.5), p99: at(0.99), max: at(1.0) })
+}

@@ -1,0 +1,145 @@
+//! `stapo init`: looks at a model and a data file, and writes a config that fits.
+
+mod choices;
+mod found;
+mod text;
+
+use crate::shared::units::{grouped, short, size};
+use anyhow::{Context, Result, bail};
+use choices::Choices;
+use found::{Found, Wanted};
+use stapo_rl::config::ModelSource;
+use stapo_rl::device::DeviceName;
+use stapo_rl::prompting::fit_prompts;
+use stapo_rl::task::{Programs, Task};
+use stapo_rl::{Config, Plan};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Writes a config for your model and your data.
+///
+/// Looks at both (family, size, chat template, context; fields, lengths, references), chooses values that fit, writes
+/// them with comments, and names the next commands. It asks nothing.
+#[derive(clap::Args)]
+#[command(after_help = "Example: stapo init --model models/Qwen3-0.6B --data problems.jsonl --out mine.toml")]
+pub struct Args {
+    /// A Hugging Face folder, a GGUF file, or `builtin`.
+    #[arg(long, value_name = "MODEL")]
+    model: String,
+
+    /// Problems with reference answers: a .jsonl or .parquet file.
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+
+    /// cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+
+    /// The field of the problem, where its name is not recognised.
+    #[arg(long, value_name = "FIELD")]
+    problem_field: Option<String>,
+
+    /// The field of the reference answer, where its name is not recognised.
+    #[arg(long, value_name = "FIELD")]
+    answer_field: Option<String>,
+
+    /// The config to write.
+    #[arg(long, value_name = "FILE", default_value = "stapo.toml")]
+    out: PathBuf,
+
+    /// Overwrites a file that is there.
+    #[arg(long)]
+    force: bool,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.out.exists() && !args.force {
+        bail!("{}: exists already\nhint: --force overwrites it, --out names another", args.out.display());
+    }
+    let found = Found::look(&Wanted {
+        model: source(&args.model),
+        data: args.data.clone(),
+        problem_field: args.problem_field.clone(),
+        answer_field: args.answer_field.clone(),
+    })?;
+    let choices = Choices::fitting(&found, args.device, text::config)?;
+    let text = text::config(&found, &choices);
+    check(&text, &found)
+        .context("the config that was written does not fit, which is a fault of this program")?;
+    std::fs::write(&args.out, &text).with_context(|| format!("file {}", args.out.display()))?;
+    print_found(&found, &choices);
+    print_next(&args.out);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn source(model: &str) -> ModelSource {
+    match model {
+        "builtin" => ModelSource::Builtin,
+        path => ModelSource::Path { path: path.to_string() },
+    }
+}
+
+/// Goes through everything that a run checks before its first step, but for the weights.
+fn check(text: &str, found: &Found) -> Result<()> {
+    let plan = Plan::resolve(Config::from_toml(text, [])?)?;
+    let mut task = Task::open_with(&plan.task, Programs::Never)?;
+    fit_prompts(&plan, &found.prompts.prompting(&plan.style)?, &mut task)?;
+    Ok(())
+}
+
+fn print_found(found: &Found, choices: &Choices) {
+    let model = &found.config;
+    let chat = if found.prompts.template.is_some() { "with a chat template" } else { "no chat template" };
+    line(
+        "model",
+        &format!(
+            "{}, {} parameters, {} positions, {chat}",
+            model.family.name(),
+            short(model.n_parameters()),
+            grouped(model.max_positions as u64)
+        ),
+    );
+    let rows = &found.rows;
+    let id = rows.id_field.as_deref().map_or("row numbers".to_string(), |field| format!("field {field:?}"));
+    line(
+        "data",
+        &format!(
+            "{} rows: problem in {:?}, reference in {:?}, ids from {id}",
+            grouped(rows.census.n_rows),
+            rows.problem_field,
+            rows.answer_field
+        ),
+    );
+    for (n, what) in [
+        (rows.census.n_without_answer, "have no reference and are left out"),
+        (rows.census.n_duplicates, "repeat an earlier problem and are left out"),
+        (rows.census.n_unreadable, "have a reference that the verifier cannot read, so no response is right"),
+    ] {
+        if n > 0 {
+            line("", &format!("{} {what}", grouped(n)));
+        }
+    }
+    let lengths = &found.lengths;
+    line(
+        "prompts",
+        &format!("{} tokens at the median, {} at 99 %, {} at most", lengths.median, lengths.p99, lengths.max),
+    );
+    line("judge", &format!("mode {:?}: {}", found.mode.name(), found.mode.reason()));
+    let room = choices.memory_here.map_or(String::new(), |bytes| format!(" of {} available", size(bytes)));
+    line("memory", &format!("{}{room}", size(choices.memory_needed)));
+    if choices.memory_here.is_some_and(|bytes| choices.memory_needed > bytes) {
+        line("", "does not fit here; another --device, or a smaller model");
+    }
+}
+
+fn print_next(out: &Path) {
+    let out = out.display();
+    line("wrote", &out.to_string());
+    line("next", &format!("stapo problems {out}    what the model will read"));
+    line("", &format!("stapo plan {out}        memory and time"));
+    line("", &format!("stapo train {out}"));
+}
+
+fn line(name: &str, value: &str) {
+    println!("{name:<8} {value}");
+}

@@ -1,0 +1,248 @@
+//! What a plan is made of: the models' shapes, this machine, and what had to be assumed.
+
+use crate::shared::machine;
+use crate::shared::units::grouped;
+use anyhow::{Result, bail};
+use stapo_rl::Plan;
+use stapo_rl::config::{ModelSource, TeacherSource};
+use stapo_rl::device::{DeviceName, cuda};
+use stapo_rl::estimate::{Lengths, Machine, Measurement, Prediction, Remedy, SPREAD};
+use stapo_rl::memory::MemoryPart;
+use stapo_rl::model_files::{ModelConfig, Pretrained};
+use stapo_rl::task::{TaskSpec, VerifierSpec};
+use std::path::Path;
+
+/// The parts of the limits that stand for mean lengths nobody gave.
+pub const PROMPT_SHARE: usize = 4;
+pub const RESPONSE_SHARE: usize = 3;
+
+/// Everything that is shown.
+pub struct Planned<'a> {
+    pub plan: &'a Plan,
+    pub shapes: &'a ModelShapes,
+    pub machine: &'a Machine,
+    pub memory: Vec<MemoryPart>,
+    /// Memory of the machine, where known.
+    pub memory_bytes: Option<u64>,
+    /// What to change where the run does not fit; `None` where it fits, or where nothing helps.
+    pub remedy: Option<Remedy>,
+    pub prediction: Prediction,
+    pub measured: Option<Measurement>,
+    pub assumed: Vec<String>,
+}
+
+/// What memory is used for at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryPhase {
+    Sampling,
+    Update,
+    Checkpoint,
+}
+
+impl MemoryPhase {
+    pub const ALL: [Self; 3] = [Self::Sampling, Self::Update, Self::Checkpoint];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sampling => "sampling",
+            Self::Update => "update",
+            Self::Checkpoint => "checkpoint",
+        }
+    }
+
+    /// Whether the phase reads or writes the part.
+    pub fn uses(self, part: &MemoryPart) -> bool {
+        match part.name {
+            "keys, values" => self == Self::Sampling,
+            "gradients" | "activations" => self == Self::Update,
+            "logits" => self != Self::Checkpoint,
+            _ => true,
+        }
+    }
+}
+
+impl Planned<'_> {
+    /// Bytes of the parts that a phase uses.
+    pub fn used_bytes(&self, phase: MemoryPhase) -> u64 {
+        self.memory.iter().filter(|part| phase.uses(part)).map(|part| part.bytes).sum()
+    }
+
+    pub fn total_bytes(&self) -> u64 {
+        self.memory.iter().map(|part| part.bytes).sum()
+    }
+
+    pub fn fits(&self) -> Option<bool> {
+        self.memory_bytes.map(|bytes| self.total_bytes() <= bytes)
+    }
+
+    /// Response tokens of the whole run if every response has the greatest length.
+    pub fn most_tokens(&self) -> u64 {
+        let rollout = &self.plan.config.rollout;
+        let per_step = rollout.problems_per_step * rollout.group_size * rollout.max_response_tokens;
+        self.plan.config.steps * per_step as u64
+    }
+}
+
+/// The shapes of the models that a plan names.
+pub struct ModelShapes {
+    /// The trained model, as it was named.
+    pub name: String,
+    pub model: ModelConfig,
+    /// Frozen models by their roles.
+    pub frozen: Vec<(&'static str, ModelConfig)>,
+    /// Whether the weights of all of them are here.
+    pub has_weights: bool,
+}
+
+impl ModelShapes {
+    /// The shapes of the plan's models, with `model` in place of the one in training where given.
+    pub fn find(plan: &Plan, model: Option<&str>, assumed: &mut Vec<String>) -> Result<Self> {
+        let config = &plan.config;
+        let own = model.map_or_else(|| config.model.clone(), ModelSource::named);
+        let reference = config.reference.clone().unwrap_or_else(|| own.clone());
+        let reference = plan.objective.needs_reference().then_some(reference);
+        let teacher = config.teacher.as_ref().and_then(TeacherSource::model);
+        let mut has_weights = true;
+        let mut shape = |source: &ModelSource| -> Result<ModelConfig> {
+            let (shape, is_here) = shape(source)?;
+            if !is_here && model.is_none() {
+                assumed.push(format!("the shape of {}, whose files are not here, by its name", source));
+            }
+            has_weights &= is_here;
+            Ok(shape)
+        };
+        let model = shape(&own)?;
+        let mut frozen = Vec::new();
+        for (role, source) in [("reference", reference), ("teacher", teacher)] {
+            if let Some(source) = source {
+                frozen.push((role, if source == own { model.clone() } else { shape(&source)? }));
+            }
+        }
+        Ok(Self { name: own.to_string(), model, frozen, has_weights })
+    }
+}
+
+/// The shape of a model, and whether its weights are here. A model that is here wins over a known name.
+fn shape(source: &ModelSource) -> Result<(ModelConfig, bool)> {
+    let name = source.to_string();
+    let path = Path::new(&name);
+    match source.find() {
+        Ok(found) => {
+            let has_weights = found.checkpoint.is_some() || Pretrained::has_weights(&found.files()?.path);
+            Ok((found.shape()?, has_weights))
+        }
+        Err(error) => match ModelConfig::known(&name) {
+            Some(shape) if !path.exists() => Ok((shape, false)),
+            _ => {
+                let known: Vec<&str> = ModelConfig::known_names().collect();
+                bail!("{error}\nhint: shapes known by name: {}", known.join(", "))
+            }
+        },
+    }
+}
+
+/// The machine that the command runs on, as far as the plan's device is concerned.
+pub struct Here {
+    /// The name of the GPU in the driver's words.
+    gpu: Option<String>,
+    /// Available main memory, or all memory of the plan's GPU.
+    pub memory_bytes: Option<u64>,
+    /// What keeps this machine from computing on the plan's device.
+    missing: Option<String>,
+}
+
+impl Here {
+    pub fn look(plan: &Plan) -> Self {
+        match plan.device() {
+            DeviceName::Cpu => {
+                let memory_bytes = machine::memory().map(|memory| memory.available);
+                Self { gpu: None, memory_bytes, missing: None }
+            }
+            DeviceName::Cuda { ordinal } => {
+                let found = cuda::probe();
+                let gpu = found.gpus.get(ordinal);
+                let first_line = |text: String| text.lines().next().unwrap_or_default().to_string();
+                let absent = || gpu.is_none().then(|| format!("there is no GPU {ordinal} here"));
+                Self {
+                    gpu: gpu.map(|gpu| gpu.name.clone()),
+                    memory_bytes: gpu.map(|gpu| gpu.memory_bytes as u64),
+                    missing: found.obstacle().map(first_line).or_else(absent),
+                }
+            }
+        }
+    }
+
+    /// The machine whose rates a simulation takes, where the command line names none.
+    pub fn machine(&self, plan: &Plan, threads: Option<usize>, assumed: &mut Vec<String>) -> Machine {
+        if plan.device() == DeviceName::Cpu {
+            let here = || std::thread::available_parallelism().map_or(1, usize::from);
+            return Machine::cpu(threads.unwrap_or_else(here));
+        }
+        let known = self.gpu.as_deref().and_then(Machine::of_gpu);
+        known.unwrap_or_else(|| {
+            let machine = Machine::all()[0];
+            let gpu = self.gpu.clone().unwrap_or_else(|| "no GPU here".to_string());
+            assumed.push(format!("the rates of {} ({gpu}); --machine names another", machine.name));
+            machine
+        })
+    }
+
+    /// What keeps the command from measuring.
+    pub fn obstacle(&self, plan: &Plan, shapes: &ModelShapes) -> Option<String> {
+        if let Some(missing) = &self.missing {
+            return Some(missing.clone());
+        }
+        if !shapes.has_weights {
+            return Some(format!("the weights of {} are not here", shapes.name));
+        }
+        let (TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows)) = &plan.task else { return None };
+        (!rows.path.exists()).then(|| format!("the data {} are not here", rows.path.display()))
+    }
+}
+
+/// Says which lengths were assumed: those that were neither given nor measured.
+pub fn assume_lengths(
+    assumed: &mut Vec<String>,
+    plan: &Plan,
+    lengths: Lengths,
+    given: [Option<usize>; 2],
+    measured: Option<&Measurement>,
+) {
+    let rollout = &plan.config.rollout;
+    if given[0].is_none() && measured.is_none() {
+        assumed.push(format!(
+            "prompts of {:.0} tokens, a quarter of rollout.max_prompt_tokens; --mean-prompt N says better",
+            lengths.prompt_mean
+        ));
+    }
+    let is_known = measured.is_some_and(|measured| measured.knows_lengths(rollout.max_response_tokens));
+    if given[1].is_none() && !is_known {
+        assumed.push(format!(
+            "responses of {} tokens, a third of rollout.max_response_tokens; --mean-response N says better",
+            grouped(lengths.response_mean.round() as u64)
+        ));
+    }
+    if let Some(measured) = measured.filter(|measured| is_known && measured.truncated_share > 0.0) {
+        let percent = 100.0 * measured.truncated_share;
+        assumed
+            .push(format!("{percent:.0} % of the measured responses reached the limit, and go on to do so"));
+    }
+    assumed.push(format!(
+        "lengths that are spread by {SPREAD} in the logarithm up to the limit and stay so during the run"
+    ));
+}
+
+/// Says what the settings of the plan leave open.
+pub fn assume_settings(assumed: &mut Vec<String>, plan: &Plan) {
+    let config = &plan.config;
+    if config.rollout.max_redraws > 0 {
+        assumed.push("no group is redrawn (rollout.max_redraws)".to_string());
+    }
+    if config.update.reuse.is_some() {
+        assumed.push(format!("every rollout batch is used {} times (update.reuse)", plan.max_uses()));
+    }
+    let is_program = |verifier: &VerifierSpec| matches!(verifier, VerifierSpec::Command(_));
+    if plan.rewards.iter().any(|reward| is_program(&reward.verifier)) {
+        assumed.push("the verifier program takes no time".to_string());
+    }
+}

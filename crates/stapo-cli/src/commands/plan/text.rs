@@ -1,0 +1,198 @@
+//! A plan as lines for people, at most 80 columns wide.
+
+use super::planned::{MemoryPhase, Planned};
+use crate::shared::clock;
+use crate::shared::units::{grouped, size};
+use stapo_rl::estimate::{Machine, Processor};
+use std::time::Duration;
+
+const COLUMNS: usize = 80;
+/// Columns of the names at the left.
+const NAME_COLUMNS: usize = 9;
+
+pub fn print(planned: &Planned) {
+    print_run(planned);
+    print_memory(planned);
+    print_time(planned);
+    for (idx, text) in planned.assumed.iter().enumerate() {
+        line(if idx == 0 { "assumed" } else { "" }, text);
+    }
+    for note in planned.plan.notes() {
+        line("note", &note);
+    }
+}
+
+fn print_run(planned: &Planned) {
+    let config = &planned.plan.config;
+    let rollout = &config.rollout;
+    let kind = |table: &toml::Table, key: &str| {
+        table.get(key).and_then(toml::Value::as_str).unwrap_or("own").to_string()
+    };
+    let objective = kind(&config.objective, "preset");
+    line("run", &format!("{}: {objective} on {}", config.name, kind(&config.task, "kind")));
+    let shapes = planned.shapes;
+    let n_parameters = grouped(shapes.model.n_parameters());
+    line("model", &format!("{}, {}, {n_parameters} parameters", shapes.name, shapes.model.family.name()));
+    line("machine", &format!("{}; {}", planned.machine.description, rates(planned.machine)));
+    line(
+        "steps",
+        &format!(
+            "{} of {} problems x {} responses, {} optimizer steps each",
+            grouped(config.steps),
+            rollout.problems_per_step,
+            rollout.group_size,
+            planned.plan.updates_per_step()
+        ),
+    );
+    line(
+        "tokens",
+        &format!(
+            "prompts to {}, responses to {}: at most {} sampled in all",
+            grouped(rollout.max_prompt_tokens as u64),
+            grouped(rollout.max_response_tokens as u64),
+            grouped(planned.most_tokens())
+        ),
+    );
+}
+
+/// The two ceilings of a machine and where they come from.
+fn rates(machine: &Machine) -> String {
+    let products = match machine.processor {
+        Processor::Gpu => format!("{:.0} TFLOP/s", machine.products.per_second / 1e12),
+        Processor::Cpu => format!("{:.0} GFLOP/s", machine.products.per_second / 1e9),
+    };
+    let bandwidth = match machine.processor {
+        Processor::Gpu => format!("{:.2} TB/s", machine.bandwidth.per_second / 1e12),
+        Processor::Cpu => format!("{:.0} GB/s", machine.bandwidth.per_second / 1e9),
+    };
+    let origin = machine.products.origin;
+    format!("{products}, {bandwidth}, {} ({})", origin.word(), origin.source())
+}
+
+/// A table of the parts and the phases that use them, and all parts together, which are held at once.
+fn print_memory(planned: &Planned) {
+    let row = |name: &str, cells: [String; 3]| {
+        format!("{name:<13} {:>10} {:>10} {:>10}", cells[0], cells[1], cells[2])
+    };
+    line("memory", &row("", MemoryPhase::ALL.map(|phase| phase.name().to_string())));
+    for part in &planned.memory {
+        let cell = |phase: MemoryPhase| if phase.uses(part) { size(part.bytes) } else { "-".to_string() };
+        line("", &row(part.name, MemoryPhase::ALL.map(cell)));
+    }
+    line("", &row("used", MemoryPhase::ALL.map(|phase| size(planned.used_bytes(phase)))));
+    let of = planned.memory_bytes.map_or(String::new(), |bytes| format!(" of {}", size(bytes)));
+    line("", &format!("{:<13} {:>10}{of}", "held at once", size(planned.total_bytes())));
+    if planned.fits() == Some(false) {
+        line("", &does_not_fit(planned));
+    }
+}
+
+fn does_not_fit(planned: &Planned) -> String {
+    match &planned.remedy {
+        Some(remedy) => {
+            let options =
+                remedy.changes.iter().map(|change| format!(" --set {}={}", change.key, change.value));
+            format!("does not fit; with{} it needs {}", options.collect::<String>(), size(remedy.peak_bytes))
+        }
+        None => {
+            "does not fit, and no setting helps: take a smaller model, shorter sequences or a larger machine"
+                .to_string()
+        }
+    }
+}
+
+fn print_time(planned: &Planned) {
+    let prediction = &planned.prediction;
+    let total = clock::span(Duration::from_secs_f64(prediction.seconds().min(1e12)));
+    let per_step = seconds(prediction.phases.total());
+    line("time", &format!("about {total} for {} steps, {per_step} a step:", grouped(prediction.n_steps)));
+    for phase in prediction.phases.list().iter().filter(|phase| phase.seconds > 0.0) {
+        line("", &format!("{:<13} {:>10}", phase.name, seconds(phase.seconds)));
+    }
+    let lengths = &prediction.lengths;
+    line(
+        "",
+        &format!(
+            "for prompts of {:.0} and responses of {:.0} tokens on average",
+            lengths.prompt_mean, lengths.response_mean
+        ),
+    );
+    let rate = |rate: f64| grouped(rate.round() as u64);
+    let trained = format!("training {} response tokens/s", rate(prediction.trained_per_second()));
+    let sampled = prediction.sampled_per_second().map_or(String::new(), |sampled| {
+        format!(
+            "sampling {} tokens/s, up to {} at once; ",
+            rate(sampled),
+            grouped(prediction.most_running as u64)
+        )
+    });
+    line("", &format!("{sampled}{trained}"));
+    if let Some(step) = &planned.measured {
+        line(
+            "measured",
+            &format!(
+                "a warm step of {} problems with responses to {} tokens: rollout {}, update {}",
+                step.n_problems,
+                grouped(step.response_limit as u64),
+                seconds(step.rollout_seconds),
+                seconds(step.update_seconds)
+            ),
+        );
+    }
+}
+
+/// Seconds with three digits that count.
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s >= 100.0 => format!("{} s", grouped(s.round() as u64)),
+        s if s >= 10.0 => format!("{s:.1} s"),
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s => format!("{:.1} ms", 1e3 * s),
+    }
+}
+
+/// Prints a named line; what does not fit the columns goes on below, without the name.
+fn line(name: &str, text: &str) {
+    for (idx, part) in wrapped(text, COLUMNS - NAME_COLUMNS).iter().enumerate() {
+        let name = if idx == 0 { name } else { "" };
+        println!("{name:<8} {part}");
+    }
+}
+
+/// The text in lines of at most `columns` characters, cut at spaces; a longer word stays whole.
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    if text.chars().count() <= columns {
+        return vec![text.to_string()];
+    }
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last_mut().expect("there is always a line");
+        if !last.is_empty() && last.chars().count() + 1 + word.chars().count() > columns {
+            lines.push(word.to_string());
+        } else {
+            if !last.is_empty() {
+                last.push(' ');
+            }
+            last.push_str(word);
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_at_spaces() {
+        assert_eq!(wrapped("a   b", 9), ["a   b"]);
+        assert_eq!(wrapped("one two three four", 9), ["one two", "three", "four"]);
+        assert_eq!(wrapped("a-word-that-is-long b", 5), ["a-word-that-is-long", "b"]);
+    }
+
+    #[test]
+    fn seconds_have_three_digits_that_count() {
+        let shown = [0.0123, 1.2345, 12.345, 1234.5].map(seconds);
+        assert_eq!(shown, ["12.3 ms", "1.23 s", "12.3 s", "1,235 s"]);
+    }
+}

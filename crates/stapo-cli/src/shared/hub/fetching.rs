@@ -1,0 +1,74 @@
+//! Fetching the files of a repository, with a bar that shows the progress.
+
+use super::{Hub, Listing, Repo, RepoKind};
+use crate::shared::terminal::{is_quiet, plain};
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
+
+/// Fetches weights, config and tokenizer of a model, or the given files; returns the folder or GGUF file to open.
+pub fn fetch_model(id: &str, revision: &str, files: &[String]) -> Result<PathBuf> {
+    let repo = Repo::new(RepoKind::Model, id, revision)?;
+    let paths = fetch_repository(&Hub::from_env()?, &repo, files, is_model_file)?;
+    let config = paths.iter().find(|path| path.file_name().is_some_and(|name| name == "config.json"));
+    let shown = config.and_then(|path| path.parent().map(PathBuf::from)).or(paths.first().cloned());
+    shown.context("nothing was fetched")
+}
+
+/// Whether a file holds rows of a data set.
+pub fn is_rows(file: &str) -> bool {
+    [".jsonl", ".parquet"].iter().any(|end| file.ends_with(end))
+}
+
+/// Weights, config and tokenizer files. Pickles and Python files are left out, since loading them would execute code.
+fn is_model_file(file: &str) -> bool {
+    let names = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors.index.json",
+    ];
+    names.contains(&file) || (file.ends_with(".safetensors") && !file.contains('/'))
+}
+
+/// Fetches the given files of a repository, or those that are wanted where none is given.
+pub fn fetch_repository(
+    hub: &Hub,
+    repo: &Repo,
+    files: &[String],
+    is_wanted: fn(&str) -> bool,
+) -> Result<Vec<PathBuf>> {
+    let listing = hub.list(repo)?;
+    let wanted: Vec<String> = if files.is_empty() {
+        listing.files.iter().filter(|file| is_wanted(file)).cloned().collect()
+    } else {
+        files.to_vec()
+    };
+    if let Some(file) = wanted.iter().find(|file| !listing.files.contains(file)) {
+        bail!("{} {file}: not in the repository\nhint: it holds {}", repo.id, listing.files.join(", "));
+    }
+    if wanted.is_empty() {
+        bail!(
+            "{}: holds nothing this program reads\nhint: name files with --file; it holds {}",
+            repo.id,
+            listing.files.join(", ")
+        );
+    }
+    wanted.iter().map(|file| fetch_file(hub, repo, &listing, file)).collect()
+}
+
+/// Fetches one file of a repository.
+pub fn fetch_file(hub: &Hub, repo: &Repo, listing: &Listing, file: &str) -> Result<PathBuf> {
+    let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    let template = "{wide_msg} {bar:15} {bytes}/{total_bytes} {bytes_per_sec} {eta} left";
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_message(plain(file));
+    let path = hub.fetch(repo, &listing.commit, file, &|have, size| {
+        bar.set_length(size);
+        bar.set_position(have);
+    });
+    bar.finish_and_clear();
+    path
+}

@@ -1,0 +1,72 @@
+//! The model that a command line names.
+
+use crate::shared::hub::fetch_model;
+use crate::shared::option::threads;
+use crate::shared::run_folder::{self, Use};
+use anyhow::Result;
+use stapo_rl::config::ModelSource;
+use stapo_rl::device::DeviceName;
+use stapo_rl::{Error, FoundModel, LoadedModel, Plan};
+
+/// The flags of commands that open a model to read it.
+#[derive(clap::Args)]
+pub struct ModelArgs {
+    /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), RUN@STEP, builtin, or a name on the
+    /// hub such as Qwen/Qwen3-0.6B.
+    #[arg(long, value_name = "MODEL")]
+    model: String,
+
+    #[command(flatten)]
+    fetch: Fetch,
+
+    /// cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
+    device: DeviceName,
+
+    /// CPU threads; all cores, if not given.
+    #[arg(long, value_parser = threads)]
+    threads: Option<usize>,
+}
+
+impl ModelArgs {
+    /// Opens the model, with or without a tokenizer.
+    pub fn open(&self) -> Result<LoadedModel> {
+        let found = self.fetch.find(&self.model)?;
+        let device = run_folder::device(self.device, self.threads, Use::Reading)?;
+        Ok(LoadedModel::open_tokens_or_text(&found, &device)?)
+    }
+}
+
+/// The flag of commands that open models.
+#[derive(clap::Args)]
+pub struct Fetch {
+    /// Fetches models that are named as on the hub, OWNER/NAME, and are not on this machine.
+    #[arg(long)]
+    fetch: bool,
+}
+
+impl Fetch {
+    /// Finds the model of that name: `builtin`, a folder or file, a run, `RUN@STEP`, or a name on the hub.
+    pub fn find(&self, name: &str) -> Result<FoundModel> {
+        self.find_source(&ModelSource::named(name))
+    }
+
+    /// Finds the models of a plan and replaces their names by names that stay.
+    pub fn pin(&self, plan: &mut Plan) -> Result<()> {
+        plan.pin_models(|source| self.find_source(source))
+    }
+
+    fn find_source(&self, source: &ModelSource) -> Result<FoundModel> {
+        let found = match source.find() {
+            Err(Error::NotFetched { id, revision }) if self.fetch => {
+                fetch_model(&id, &revision, &[])?;
+                source.find()?
+            }
+            found => found?,
+        };
+        for error in &found.refused {
+            eprintln!("warning: {error}; taking the checkpoint before");
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,268 @@
+//! TensorBoard event files: protocol-buffer events in TFRecord framing with masked CRC-32C, written by hand.
+
+use anyhow::Result;
+use stapo_core::record::{BenchmarkScore, Metrics};
+use stapo_rl::disk::{Appended, create_folder, write_whole};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The name of an event file; TensorBoard reads files with `tfevents` in their names.
+pub const FILE: &str = "events.out.tfevents.stapo";
+
+/// The event file of a run in progress: `tensorboard/` in the run folder. The file is derived from `metrics.jsonl`, so a
+/// start or resume writes it anew up to the step of the run, and no step is there twice.
+pub struct EventFile {
+    file: Appended,
+}
+
+impl EventFile {
+    /// Where the event file of a run is.
+    pub fn path(run: &Path) -> PathBuf {
+        run.join("tensorboard").join(FILE)
+    }
+
+    /// The file with the steps that the run has made.
+    pub fn begin(run: &Path, history: &[Metrics]) -> Result<Self> {
+        let path = Self::path(run);
+        create_folder(&run.join("tensorboard"))?;
+        write_whole(&path, &events(history, seconds_since_1970()))?;
+        Ok(Self { file: Appended::open(&path)? })
+    }
+
+    /// Adds a step.
+    pub fn add(&mut self, metrics: &Metrics) -> Result<()> {
+        let mut bytes = Vec::new();
+        push_step(&mut bytes, seconds_since_1970(), metrics);
+        Ok(self.file.add(&bytes)?)
+    }
+}
+
+fn seconds_since_1970() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+}
+
+/// The event file of steps whose last ended at `end`, in seconds since 1970. Earlier steps lie before it by the seconds
+/// that each step took.
+pub fn events(history: &[Metrics], end: f64) -> Vec<u8> {
+    let mut at = end - history.iter().map(seconds).sum::<f64>();
+    let mut out = framed(&version_event(at));
+    for metrics in history {
+        at += seconds(metrics);
+        push_step(&mut out, at, metrics);
+    }
+    out
+}
+
+/// Seconds of a step, from its token rates in files that record no times.
+fn seconds(metrics: &Metrics) -> f64 {
+    metrics.seconds.map(|seconds| seconds.total()).or(metrics.working_seconds()).unwrap_or(0.0)
+}
+
+fn push_step(out: &mut Vec<u8>, at: f64, metrics: &Metrics) {
+    let before = metrics.eval_accuracy_before.map(|accuracy| ("accuracy/held_out".to_string(), accuracy));
+    let benchmarks = |scores: &BTreeMap<String, BenchmarkScore>| -> Vec<(String, f64)> {
+        scores.iter().map(|(name, score)| (format!("accuracy/{name}"), score.accuracy)).collect()
+    };
+    let before: Vec<(String, f64)> =
+        before.into_iter().chain(benchmarks(&metrics.benchmarks_before)).collect();
+    if !before.is_empty() {
+        out.extend(framed(&scalar_event(at - seconds(metrics), 0, &before)));
+    }
+    let mut all: Vec<(String, f64)> =
+        scalars(metrics).into_iter().map(|(tag, value)| (tag.to_string(), value)).collect();
+    all.extend(metrics.rewards.iter().map(|(name, mean)| (format!("reward/{name}"), *mean)));
+    all.extend(benchmarks(&metrics.benchmarks));
+    out.extend(framed(&scalar_event(at, metrics.step, &all)));
+}
+
+fn scalars(m: &Metrics) -> Vec<(&'static str, f64)> {
+    let share = |n: usize| n as f64 / m.n_tokens.max(1) as f64;
+    let mut scalars = vec![
+        ("accuracy/training", m.accuracy),
+        ("reward/mean", m.reward_mean),
+        ("response/tokens_mean", m.response_tokens_mean),
+        ("response/truncated_share", m.truncated_share),
+        ("entropy/mean", m.entropy_mean),
+        ("entropy/q05", m.entropy_quantiles.q05),
+        ("entropy/q25", m.entropy_quantiles.q25),
+        ("entropy/q50", m.entropy_quantiles.q50),
+        ("entropy/q75", m.entropy_quantiles.q75),
+        ("entropy/q95", m.entropy_quantiles.q95),
+        ("silencing/share", share(m.n_silenced)),
+        ("silencing/candidate_share", share(m.n_candidates)),
+        ("silencing/gradient_share", m.silenced_gradient_share),
+        ("update/loss", m.loss),
+        ("update/gradient_norm", m.gradient_norm),
+        ("update/learning_rate", m.learning_rate),
+        ("update/clip_fraction", m.clip_fraction),
+        ("update/ratio_min", m.ratio_min),
+        ("update/ratio_max", m.ratio_max),
+        ("speed/rollout_tokens_per_second", m.tokens_per_second.rollout),
+        ("speed/update_tokens_per_second", m.tokens_per_second.update),
+    ];
+    let lengths = m.response_tokens;
+    let optional = [
+        ("accuracy/held_out", m.eval_accuracy),
+        ("silencing/tau_h", m.tau_h),
+        ("entropy/coefficient", m.entropy_coefficient),
+        ("entropy/q10", m.entropy_quantiles.q10),
+        ("entropy/q90", m.entropy_quantiles.q90),
+        ("update/uses", m.reuse.as_ref().map(|reuse| reuse.n_uses as f64)),
+        ("update/kl_behavior", m.kl_behavior),
+        ("update/kl_reference", m.kl_reference),
+        ("update/n_updates", m.n_updates.map(|n| n as f64)),
+        ("reward/std", m.reward_std),
+        ("reward/equal_share", m.equal_rewards_share),
+        ("response/tokens_min", lengths.map(|lengths| lengths.min as f64)),
+        ("response/tokens_q10", lengths.map(|lengths| lengths.q10)),
+        ("response/tokens_q50", lengths.map(|lengths| lengths.q50)),
+        ("response/tokens_q90", lengths.map(|lengths| lengths.q90)),
+        ("response/tokens_max", lengths.map(|lengths| lengths.max as f64)),
+        ("response/tokens_total", m.tokens_total.map(|n| n as f64)),
+        ("seconds/rollout", m.seconds.map(|seconds| seconds.rollout)),
+        ("seconds/grade", m.seconds.map(|seconds| seconds.grade)),
+        ("seconds/calibrate", m.seconds.map(|seconds| seconds.calibrate)),
+        ("seconds/update", m.seconds.map(|seconds| seconds.update)),
+        ("seconds/record", m.seconds.map(|seconds| seconds.record)),
+        ("seconds/evaluate", m.seconds.map(|seconds| seconds.evaluate)),
+        ("seconds/checkpoint", m.seconds.map(|seconds| seconds.checkpoint)),
+        ("seconds/wall", m.wall_seconds),
+        ("memory/bytes", m.memory_bytes.map(|bytes| bytes as f64)),
+    ];
+    scalars.extend(optional.into_iter().filter_map(|(tag, value)| Some((tag, value?))));
+    scalars
+}
+
+/// `Event { double wall_time = 1; string file_version = 3; }`
+fn version_event(at: f64) -> Vec<u8> {
+    let mut event = double_field(1, at);
+    event.extend(bytes_field(3, b"brain.Event:2"));
+    event
+}
+
+/// `Event { double wall_time = 1; int64 step = 2; Summary summary = 5; }`,
+/// `Summary { repeated Value value = 1; }`, `Value { string tag = 1; float simple_value = 2; }`
+fn scalar_event(at: f64, step: u64, scalars: &[(String, f64)]) -> Vec<u8> {
+    let mut event = double_field(1, at);
+    event.push(2 << 3);
+    event.extend(varint(step));
+    let mut summary = Vec::new();
+    for (tag, value) in scalars {
+        let mut own = bytes_field(1, tag.as_bytes());
+        own.push(2 << 3 | 5);
+        own.extend((*value as f32).to_le_bytes());
+        summary.extend(bytes_field(1, &own));
+    }
+    event.extend(bytes_field(5, &summary));
+    event
+}
+
+fn double_field(number: u8, value: f64) -> Vec<u8> {
+    let mut field = vec![number << 3 | 1];
+    field.extend(value.to_le_bytes());
+    field
+}
+
+fn bytes_field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut field = vec![number << 3 | 2];
+    field.extend(varint(bytes.len() as u64));
+    field.extend(bytes);
+    field
+}
+
+fn varint(mut value: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+    bytes
+}
+
+/// TFRecord: length, its checksum, the bytes, their checksum.
+fn framed(bytes: &[u8]) -> Vec<u8> {
+    let length = (bytes.len() as u64).to_le_bytes();
+    let mut out = length.to_vec();
+    out.extend(masked(crc32c(&length)).to_le_bytes());
+    out.extend(bytes);
+    out.extend(masked(crc32c(bytes)).to_le_bytes());
+    out
+}
+
+/// TFRecord's masked checksum, for data that contains checksums itself.
+fn masked(crc: u32) -> u32 {
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// CRC-32C (Castagnoli), reflected, bit by bit: event files are small.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |crc: u32| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_those_of_rfc_3720() {
+        let ascending: Vec<u8> = (0..32).collect();
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        assert_eq!(crc32c(&ascending), 0x46dd_794e);
+    }
+
+    /// Fields of a message: number, wire type, and the bytes or the number.
+    fn fields(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
+        let mut found = Vec::new();
+        let varint = |bytes: &mut &[u8]| {
+            let mut value = 0u64;
+            let mut shift = 0;
+            loop {
+                let byte = bytes[0];
+                *bytes = &bytes[1..];
+                value |= u64::from(byte & 0x7f) << shift;
+                shift += 7;
+                if byte < 0x80 {
+                    return value;
+                }
+            }
+        };
+        while !bytes.is_empty() {
+            let key = varint(&mut bytes);
+            let n = match key & 7 {
+                0 => {
+                    let value = varint(&mut bytes);
+                    found.push(((key >> 3) as u8, value.to_le_bytes().to_vec()));
+                    continue;
+                }
+                1 => 8,
+                2 => varint(&mut bytes) as usize,
+                5 => 4,
+                other => panic!("wire type {other}"),
+            };
+            found.push(((key >> 3) as u8, bytes[..n].to_vec()));
+            bytes = &bytes[n..];
+        }
+        found
+    }
+
+    #[test]
+    fn an_event_reads_back() {
+        let record = framed(&scalar_event(1.5, 300, &[("entropy/mean".into(), 0.25), ("b".into(), -1.0)]));
+        let n = u64::from_le_bytes(record[..8].try_into().unwrap()) as usize;
+        assert_eq!(record.len(), 8 + 4 + n + 4);
+        assert_eq!(record[8..12], masked(crc32c(&record[..8])).to_le_bytes());
+        assert_eq!(record[12 + n..], masked(crc32c(&record[12..12 + n])).to_le_bytes());
+        let event = fields(&record[12..12 + n]);
+        assert_eq!(event[0], (1, 1.5f64.to_le_bytes().to_vec()));
+        assert_eq!(event[1], (2, 300u64.to_le_bytes().to_vec()));
+        let summary = fields(&event[2].1);
+        let first = fields(&summary[0].1);
+        assert_eq!((summary.len(), event[2].0), (2, 5));
+        assert_eq!(first, [(1, b"entropy/mean".to_vec()), (2, 0.25f32.to_le_bytes().to_vec())]);
+    }
+}

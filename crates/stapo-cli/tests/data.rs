@@ -1,0 +1,208 @@
+//! A user's own model and data: `init`, `problems`, `sft`, and the examples.
+
+mod common;
+mod examples;
+
+use common::{complaint, ok, stapo};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+/// `(system)question=answer<|end|>` in the characters of the built-in model.
+const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'system' %}({{ m.content }}){% elif m.role == 'user' %}{{ m.content }}{{ '+=' if shout else '=' }}{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}";
+
+/// Makes the folder `model`, the built-in model with a chat template, and `rows.jsonl` of 60 rows, of which one has no
+/// answer.
+fn set_up(at: &Path) {
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/base");
+    fs::create_dir(at.join("model")).unwrap();
+    for entry in fs::read_dir(base).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, at.join("model").join(path.file_name().unwrap())).unwrap();
+    }
+    fs::write(at.join("model/chat_template.jinja"), TEMPLATE).unwrap();
+    let row = |i: usize| json!({"uid": i, "question": format!("{i}+{}", i % 7), "final": i + i % 7});
+    let mut rows: Vec<Value> = (0..60).map(row).collect();
+    rows[5]["final"] = "".into();
+    fs::write(at.join("rows.jsonl"), rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+}
+
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+#[test]
+fn init_writes_a_config_that_problems_and_train_take_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    set_up(at);
+    let init = "init --model model --data rows.jsonl --out mine.toml";
+    let said = complaint(at, &words(init));
+    assert!(said.contains("no field for the answer is recognised") && said.contains("final"), "{said}");
+    assert!(!at.join("mine.toml").exists(), "nothing is written where something is missing");
+    let said = ok(&stapo(at, &words(&format!("{init} --answer-field final"))));
+    for part in [
+        "794.0k parameters",
+        "256 positions",
+        "with a chat template",
+        "60 rows",
+        "\"question\"",
+        "1 have no reference",
+        "stapo train mine.toml",
+    ] {
+        assert!(said.contains(part), "{part:?} in {said}");
+    }
+    let text = fs::read_to_string(at.join("mine.toml")).unwrap();
+    for part in [
+        "chat = true",
+        "missing_answers = \"drop\"",
+        "answer_field = \"final\"",
+        "mode = \"math\"",
+        "learning_rate = 1e-4",
+    ] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+    let said = complaint(at, &words(&format!("{init} --answer-field final")));
+    assert!(said.contains("mine.toml: exists already") && said.contains("--force"), "{said}");
+    ok(&stapo(at, &words(&format!("{init} --answer-field final --force"))));
+
+    // The instruction holds characters that the built-in model does not know; a template of its own is enough here.
+    let own = ["--set", "task.template={{ problem }}"];
+    let lines = ok(&stapo(at, &[&words("problems mine.toml -n 200 --json")[..], &own].concat()));
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let first = &lines[0];
+    assert_eq!(first["text"], format!("{}=", first["prompt"].as_str().unwrap()));
+    assert_eq!(first["prompt_tokens"].as_array().unwrap().len(), first["text"].as_str().unwrap().len());
+    let small = words(
+        "train mine.toml --json --set steps=1 --set rollout.group_size=2 --set rollout.max_response_tokens=8 --out run",
+    );
+    ok(&stapo(at, &[&small[..], &own].concat()));
+    assert!(fs::read_to_string(at.join("run/plan.toml")).unwrap().contains("chat_arguments"));
+}
+
+#[test]
+fn init_names_what_is_missing_and_what_makes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    set_up(at);
+    fs::write(at.join("one.jsonl"), "{\"problem\": \"1+1\", \"answer\": 2}\n").unwrap();
+    fs::write(at.join("long.jsonl"), format!("{{\"problem\": \"{}\", \"answer\": 2}}\n", "1".repeat(300)))
+        .unwrap();
+    let chat = "{\"prompt\": [{\"role\": \"system\", \"content\": \"add\"}, {\"role\": \"user\", \"content\": \"1\"}], \"answer\": 2}\n";
+    fs::write(at.join("chat.jsonl"), chat).unwrap();
+    for (line, expected) in [
+        ("init --model gone --data rows.jsonl", "model gone"),
+        ("init --model model --data gone.jsonl", "gone.jsonl: No such file"),
+        ("init --model model --data one.jsonl", "too few to hold some out"),
+        ("init --model model --data long.jsonl", "of the model's 256 positions"),
+        ("init --model builtin --data chat.jsonl", "the model has no chat template"),
+    ] {
+        let said = complaint(at, &words(line));
+        assert!(said.contains(expected) && said.contains("hint"), "{line}: {said}");
+        assert!(!at.join("stapo.toml").exists());
+    }
+}
+
+#[test]
+fn problems_show_the_very_text_and_refused_lengths() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    set_up(at);
+    let rows: Vec<String> = (0..20)
+        .map(|i| {
+            let turns =
+                json!([{"role": "system", "content": "add"}, {"role": "user", "content": format!("{i}+1")}]);
+            format!("{}\n", json!({"id": format!("p{i}"), "prompt": turns, "answer": i + 1}))
+        })
+        .collect();
+    fs::write(at.join("chat.jsonl"), rows.concat()).unwrap();
+    let config = "model = { kind = \"path\", path = \"model\" }\n[task]\nkind = \"jsonl\"\npath = \"chat.jsonl\"\ntemplate = \"{{ problem }}\"\nheld_out_share = 0.5\n[rollout]\nchat = true\nchat_arguments = { shout = true }\n";
+    fs::write(at.join("c.toml"), config).unwrap();
+    let said = ok(&stapo(at, &words("problems c.toml -n 40")));
+    assert!(
+        said.contains("--- p")
+            && said.contains("tokens, reference")
+            && said.contains("(add)")
+            && said.contains("+1+="),
+        "{said}"
+    );
+    let output = stapo(at, &words("problems c.toml -n 1 --set rollout.max_prompt_tokens=10"));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(ok(&output).contains("--- p") && told.contains("10 of 20 prompts are longer than 10"), "{told}");
+    let said = ok(&stapo(at, &words("problems c.toml -n 1 --no-model --set model.path=gone")));
+    assert!(said.contains("[system] add"), "{said}");
+    for (set, expected) in [
+        ("rollout.chat=false", "rollout.chat_arguments: given: has no effect"),
+        ("model.path=gone", "--no-model"),
+        ("rollout.stop=[\"\"]", "rollout.stop: an empty text"),
+    ] {
+        let said = complaint(at, &["problems", "c.toml", "--set", set]);
+        assert!(said.contains(expected), "{set}: {said}");
+    }
+    let plain = ["problems", "c.toml", "--set", "rollout.chat=false", "--set", "rollout.chat_arguments={}"];
+    let said = complaint(at, &plain);
+    assert!(said.contains("is a conversation that begins with a message of role \"system\""), "{said}");
+}
+
+#[test]
+fn sft_learns_conversations_without_a_config_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    set_up(at);
+    let row = |i: usize| {
+        let turns = json!([{"role": "user", "content": format!("{i}+{i}")}, {"role": "assistant", "content": (2 * i).to_string()}]);
+        format!("{}\n", json!({"messages": turns}))
+    };
+    fs::write(at.join("talk.jsonl"), (0..40).map(row).collect::<String>()).unwrap();
+    let small =
+        "--set update.batch_tokens=128 --set update.learning_rate=1e-3 --set update.schedule.warmup_steps=1";
+    let line = format!("sft --model model --data talk.jsonl --json --out sft {small} --set epochs=3");
+    let lines = ok(&stapo(at, &words(&line)));
+    let metrics: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let loss = |at: usize| metrics[at]["loss"].as_f64().unwrap();
+    assert!(loss(metrics.len() - 1) < 0.8 * loss(0), "{lines}");
+    assert!(metrics[0]["n_scored"].as_u64() < metrics[0]["n_tokens"].as_u64(), "prompts have no loss");
+    assert!(at.join("sft/model/chat_template.jinja").exists());
+    // Other threads and a stop in between give the same bits.
+    let steps = metrics.len();
+    let half = format!(
+        "sft --model model --data talk.jsonl --json --out cut {small} --threads 1 --set steps={}",
+        steps / 2
+    );
+    ok(&stapo(at, &words(&half)));
+    ok(&stapo(at, &words(&format!("sft --resume cut --json --set steps={steps}"))));
+    let weights = |run: &str| fs::read(at.join(run).join("model/model.safetensors")).unwrap();
+    assert!(weights("sft") == weights("cut"), "a run that was extended has the bits of one that was not");
+    let said = complaint(at, &words("sft --model model"));
+    assert!(said.contains("stapo sft --model MODEL --data FILE"), "{said}");
+}
+
+#[test]
+fn generate_stops_at_a_text_and_passes_arguments_to_the_template() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    set_up(at);
+    let text = |more: &[&str]| {
+        let line = ["generate", "--model", "model", "--prompt", "3+4*2=", "--greedy", "--json"];
+        let out: Value = serde_json::from_str(&ok(&stapo(at, &[&line[..], more].concat()))).unwrap();
+        (out["text"].as_str().unwrap().to_string(), out["finish"].as_str().unwrap().to_string())
+    };
+    let (whole, _) = text(&[]);
+    let middle = &whole[3..6];
+    let (cut, finish) = text(&["--stop", "xyz", "--stop", middle]);
+    assert_eq!((cut, finish.as_str()), (whole[..whole.find(middle).unwrap() + 3].to_string(), "stop"));
+    let prompt_tokens = |more: &[&str]| {
+        let line = ["generate", "--model", "model", "--chat", "3+4", "--json", "--max-tokens", "1"];
+        let out: Value = serde_json::from_str(&ok(&stapo(at, &[&line[..], more].concat()))).unwrap();
+        out["prompt_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(prompt_tokens(&[]) + 1, prompt_tokens(&["--chat-arguments", "{\"shout\": true}"]));
+    let eval = "eval --model model --benchmarks arithmetic --limit 2 --samples 1 --max-tokens 48 --decoding greedy --json";
+    ok(&stapo(at, &[&words(eval)[..], &["--out", "e", "--stop", ", "]].concat()));
+    let samples = fs::read_to_string(at.join("e/samples.jsonl")).unwrap();
+    let texts: Vec<Value> =
+        samples.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["text"].clone()).collect();
+    assert!(texts.iter().all(|text| text.as_str().unwrap().ends_with(", ")), "{texts:?}");
+    let said = complaint(at, &[&words(eval)[..], &["--chat-arguments", "{\"shout\": true}"]].concat());
+    assert!(said.contains("--chat-arguments: has no effect without --chat"), "{said}");
+}

@@ -1,0 +1,144 @@
+//! `stapo plan` from the outside: without a GPU, weights and data, and measured on the CPU.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::{complaint, ok, stapo};
+use serde_json::Value;
+use std::path::Path;
+
+const PAPER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/qwen3-1.7b.toml");
+const PAPER_8B: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/qwen3-8b.toml");
+const BASE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/base");
+
+fn plan(at: &Path, args: &[&str]) -> Value {
+    serde_json::from_str(&ok(&stapo(at, &[&["plan", "--json"], args].concat()))).unwrap()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+fn assumed(plan: &Value, word: &str) -> bool {
+    plan["assumed"].as_array().unwrap().iter().any(|text| text.as_str().unwrap().contains(word))
+}
+
+#[test]
+fn a_run_is_planned_without_gpu_weights_and_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let named = plan(at, &[PAPER, "--machine", "h200", "--mean-prompt", "200", "--mean-response", "4000"]);
+    assert_eq!(named["parameters"], 1_720_574_976);
+    assert_eq!((&named["machine"]["name"], &named["fits"]), (&"h200".into(), &true.into()));
+    assert!(assumed(&named, "Qwen3-1.7B-Base, whose files are not here"), "{named:#}");
+    assert!(!assumed(&named, "--mean-"), "{named:#}");
+    let used = &named["memory_bytes_used_by"];
+    let part = |name: &str| number(&named["memory_bytes"][name]);
+    let always = part("weights") + part("optimizer") + part("libraries");
+    assert_eq!(number(&used["checkpoint"]), always);
+    assert_eq!(number(&used["sampling"]), always + part("keys, values") + part("logits"));
+    assert_eq!(number(&used["update"]), always + part("gradients") + part("activations") + part("logits"));
+    let time = &named["time"];
+    assert_eq!(time["is_measured"], false);
+    let phases = time["phases"].as_object().unwrap();
+    let sum: f64 = phases.values().map(number).sum();
+    assert!((sum / number(&time["seconds_per_step"]) - 1.0).abs() < 1e-9);
+    let first = number(&time["first_step_seconds"]);
+    assert!((number(&time["seconds"]) - 400.0 * sum - first).abs() < 1e-6 * sum);
+    // 2,048 responses of 4,000 tokens and their prompts, by a program that trains at most 47,000 tokens/s.
+    assert!(number(&phases["update"]) > 2048.0 * 4200.0 / 47_000.0);
+    assert_eq!(std::fs::read_dir(at).unwrap().count(), 0, "nothing is written");
+
+    let other = plan(at, &[PAPER, "--machine", "h200", "--model", "Qwen/Qwen3-8B-Base"]);
+    assert_eq!(other["parameters"], 8_190_735_360_u64);
+    assert!(assumed(&other, "a quarter") && assumed(&other, "a third"), "{other:#}");
+    let slower = plan(at, &[PAPER, "--machine", "a100", "--mean-prompt", "200", "--mean-response", "4000"]);
+    assert!(number(&slower["time"]["seconds"]) > 2.0 * number(&time["seconds"]));
+    assert_eq!(slower["machine"]["products_operations"]["origin"], "published");
+    assert_eq!(named["machine"]["products_operations"]["origin"], "measured");
+}
+
+#[test]
+fn a_run_that_does_not_fit_says_what_to_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let base = [PAPER_8B, "--machine", "h100"];
+    let refused = plan(at, &base);
+    assert_eq!(refused["fits"], false);
+    let settings = refused["remedy"]["set"].as_array().unwrap();
+    assert!(!settings.is_empty());
+    let sets: Vec<&str> = settings.iter().flat_map(|text| ["--set", text.as_str().unwrap()]).collect();
+    let fitting = plan(at, &[&base[..], &sets].concat());
+    assert_eq!((&fitting["fits"], &fitting["remedy"]), (&true.into(), &Value::Null));
+    assert_eq!(fitting["memory_bytes_total"], refused["remedy"]["memory_bytes_total"]);
+    let hopeless = plan(at, &[PAPER_8B, "--machine", "rtx4090", "--model", "qwen3-32b"]);
+    assert_eq!((&hopeless["fits"], &hopeless["remedy"]), (&false.into(), &Value::Null));
+    let text = ok(&stapo(at, &["plan", PAPER_8B, "--machine", "h100"]));
+    assert!(text.contains("does not fit; with --set "), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
+fn a_path_wins_over_a_known_name_and_a_config_alone_is_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::create_dir(at.join("qwen3-8b")).unwrap();
+    std::fs::copy(Path::new(BASE).join("config.json"), at.join("qwen3-8b/config.json")).unwrap();
+    let small = plan(at, &["--model", "qwen3-8b", "--machine", "cpu"]);
+    let file = plan(at, &["--model", "qwen3-8b/config.json", "--machine", "cpu"]);
+    let builtin = plan(at, &["--model", "builtin", "--machine", "cpu"]);
+    assert_eq!(small["parameters"], builtin["parameters"]);
+    assert_eq!(small["memory_bytes"], file["memory_bytes"]);
+    // Without --model the plan's own model counts; a folder without weights cannot be measured.
+    let unweighed = plan(at, &["--set", "model.kind=path", "--set", "model.path=qwen3-8b"]);
+    assert!(assumed(&unweighed, "the weights of qwen3-8b are not here"), "{unweighed:#}");
+}
+
+#[test]
+fn mistakes_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for (args, words) in [
+        (&["--model", "qwen9-1b"][..], &["qwen9-1b", "qwen3-1.7b", "config.json"][..]),
+        (&["--machine", "h300"], &["h300", "h200", "rtx4090", "cpu"]),
+        (&["--mean-response", "97"], &["--mean-response 97", "rollout.max_response_tokens, 96"]),
+        (&["--mean-prompt", "0"], &["--mean-prompt", "at least 1"]),
+        (&["--machine", "cpu", "--set", "update.states=8bit"], &["update.states"]),
+    ] {
+        let said = complaint(at, &[&["plan"], args].concat());
+        for word in words {
+            assert!(said.contains(word), "{args:?}: {said:?} does not say {word:?}");
+        }
+    }
+}
+
+/// The measured step corrects the simulation, and its lengths take the place of assumed ones.
+#[test]
+fn the_built_in_run_is_measured_on_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let small = [
+        "--set",
+        "rollout.problems_per_step=2",
+        "--set",
+        "update.problems_per_minibatch=2",
+        "--set",
+        "steps=3",
+    ];
+    let measured = plan(at, &small);
+    let step = &measured["measured"];
+    assert_eq!((&measured["time"]["is_measured"], &step["problems"]), (&true.into(), &2.into()));
+    let mean = &measured["lengths"]["response_tokens_mean"];
+    assert_eq!(mean, &step["response_tokens_mean"]);
+    assert!(number(mean) > 10.0 && number(mean) < 96.0);
+    assert!(!assumed(&measured, "a third"));
+    // The measured step has the size of the run's steps, so the run's phases are the measured ones.
+    let phases = &measured["time"]["phases"];
+    let rolled = number(&phases["rollout"]) + number(&phases["grade"]);
+    assert!((rolled / number(&step["rollout_seconds"]) - 1.0).abs() < 1e-6, "{measured:#}");
+    let learned = number(&phases["update"]) + number(&phases["calibrate"]);
+    assert!((learned / number(&step["update_seconds"]) - 1.0).abs() < 1e-6, "{measured:#}");
+    let given = plan(at, &[&small[..], &["--mean-response", "60"]].concat());
+    assert_eq!(given["lengths"]["response_tokens_mean"], 60.0);
+}

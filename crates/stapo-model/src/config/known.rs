@@ -1,0 +1,115 @@
+//! The shapes of published models by name, so that a run can be planned, or random weights drawn, without a file.
+
+use super::{Family, ModelConfig, Rope, RopeKind};
+
+/// A published model, as its `config.json` has it.
+struct KnownModel {
+    name: &'static str,
+    family: Family,
+    width: usize,
+    n_layers: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    ffn_width: usize,
+    vocabulary: usize,
+    tied_embeddings: bool,
+}
+
+#[rustfmt::skip]
+const KNOWN_MODELS: [KnownModel; 10] = [
+    KnownModel { name: "qwen3-0.6b", family: Family::Qwen3, width: 1024, n_layers: 28, n_heads: 16, n_kv_heads: 8, head_dim: 128, ffn_width: 3072, vocabulary: 151_936, tied_embeddings: true },
+    KnownModel { name: "qwen3-1.7b", family: Family::Qwen3, width: 2048, n_layers: 28, n_heads: 16, n_kv_heads: 8, head_dim: 128, ffn_width: 6144, vocabulary: 151_936, tied_embeddings: true },
+    KnownModel { name: "qwen3-4b", family: Family::Qwen3, width: 2560, n_layers: 36, n_heads: 32, n_kv_heads: 8, head_dim: 128, ffn_width: 9728, vocabulary: 151_936, tied_embeddings: true },
+    KnownModel { name: "qwen3-8b", family: Family::Qwen3, width: 4096, n_layers: 36, n_heads: 32, n_kv_heads: 8, head_dim: 128, ffn_width: 12_288, vocabulary: 151_936, tied_embeddings: false },
+    KnownModel { name: "qwen3-14b", family: Family::Qwen3, width: 5120, n_layers: 40, n_heads: 40, n_kv_heads: 8, head_dim: 128, ffn_width: 17_408, vocabulary: 151_936, tied_embeddings: false },
+    KnownModel { name: "qwen3-32b", family: Family::Qwen3, width: 5120, n_layers: 64, n_heads: 64, n_kv_heads: 8, head_dim: 128, ffn_width: 25_600, vocabulary: 151_936, tied_embeddings: false },
+    KnownModel { name: "qwen2.5-0.5b", family: Family::Qwen2, width: 896, n_layers: 24, n_heads: 14, n_kv_heads: 2, head_dim: 64, ffn_width: 4864, vocabulary: 151_936, tied_embeddings: true },
+    KnownModel { name: "qwen2.5-1.5b", family: Family::Qwen2, width: 1536, n_layers: 28, n_heads: 12, n_kv_heads: 2, head_dim: 128, ffn_width: 8960, vocabulary: 151_936, tied_embeddings: true },
+    KnownModel { name: "qwen2.5-3b", family: Family::Qwen2, width: 2048, n_layers: 36, n_heads: 16, n_kv_heads: 2, head_dim: 128, ffn_width: 11_008, vocabulary: 151_936, tied_embeddings: true },
+    KnownModel { name: "qwen2.5-7b", family: Family::Qwen2, width: 3584, n_layers: 28, n_heads: 28, n_kv_heads: 4, head_dim: 128, ffn_width: 18_944, vocabulary: 152_064, tied_embeddings: false },
+];
+
+/// Endings of names on the hub that say how a model was trained and leave its shape as it is.
+const TRAINING_SUFFIXES: [&str; 2] = ["-base", "-instruct"];
+
+impl ModelConfig {
+    /// The names that [`ModelConfig::known`] takes.
+    pub fn known_names() -> impl Iterator<Item = &'static str> {
+        KNOWN_MODELS.iter().map(|model| model.name)
+    }
+
+    /// The shape of a published model by its name in any case: `qwen3-1.7b`, `Qwen3-1.7B-Base` and
+    /// `Qwen/Qwen3-1.7B-Base` are the same. Positions reach as far as the base models'. A shape has no special tokens.
+    pub fn known(name: &str) -> Option<Self> {
+        let lower = name.trim_end_matches('/').to_ascii_lowercase();
+        let last = lower.rsplit('/').next().unwrap_or_default();
+        let plain = TRAINING_SUFFIXES.iter().find_map(|suffix| last.strip_suffix(suffix)).unwrap_or(last);
+        KNOWN_MODELS.iter().find(|model| model.name == plain).map(KnownModel::config)
+    }
+}
+
+impl KnownModel {
+    fn config(&self) -> ModelConfig {
+        ModelConfig {
+            family: self.family,
+            width: self.width,
+            n_layers: self.n_layers,
+            n_heads: self.n_heads,
+            n_kv_heads: self.n_kv_heads,
+            head_dim: self.head_dim,
+            ffn_width: self.ffn_width,
+            vocabulary: self.vocabulary,
+            norm_eps: 1e-6,
+            rope: Rope { theta: 1e6, kind: RopeKind::Default },
+            max_positions: 32_768,
+            qk_norm: self.family == Family::Qwen3,
+            qkv_bias: self.family == Family::Qwen2,
+            tied_embeddings: self.tied_embeddings,
+            bos: None,
+            stops: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parameters as the model cards count them; tied embeddings once.
+    const PARAMETERS: [(&str, u64); 10] = [
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+    ];
+
+    #[test]
+    fn known_shapes_have_the_published_numbers_of_parameters() {
+        assert_eq!(ModelConfig::known_names().count(), PARAMETERS.len());
+        for (name, n_parameters) in PARAMETERS {
+            let config = ModelConfig::known(name).unwrap();
+            config.validate(name).unwrap();
+            assert_eq!(config.n_parameters(), n_parameters, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_hub_name_of_any_training_is_its_shape() {
+        let shape = ModelConfig::known("qwen3-1.7b");
+        assert!(shape.is_some());
+        for name in ["Qwen3-1.7B", "Qwen/Qwen3-1.7B-Base", "models/Qwen3-1.7B-Base/"] {
+            assert_eq!(ModelConfig::known(name), shape, "{name}");
+        }
+        assert_eq!(ModelConfig::known("Qwen/Qwen2.5-7B-Instruct"), ModelConfig::known("qwen2.5-7b"));
+        for name in ["", "qwen3", "qwen3-1.7b-base-instruct", "qwen4-1.7b", "-base"] {
+            assert_eq!(ModelConfig::known(name), None, "{name}");
+        }
+    }
+}

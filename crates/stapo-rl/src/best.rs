@@ -1,0 +1,72 @@
+//! The best evaluation of a run, and how long ago it was.
+
+use crate::config::{HELD_OUT, Plan};
+use crate::evaluation::Evaluated;
+use stapo_core::record::{BenchmarkScore, Best, Extra, Metrics, SCHEMA};
+use std::collections::BTreeMap;
+
+/// The best evaluation so far by `evaluation.best`. Everything follows from the metrics of a run, so a resume needs no
+/// state of its own.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BestSoFar {
+    metric: String,
+    patience: Option<u64>,
+    best: Option<Best>,
+    /// Evaluations since the best.
+    n_since: u64,
+}
+
+impl BestSoFar {
+    /// Of a run that has made the steps of `history`.
+    pub fn of(plan: &Plan, history: &[Metrics]) -> Self {
+        let evaluation = &plan.config.evaluation;
+        let mut best =
+            Self { metric: evaluation.best.clone(), patience: evaluation.patience, best: None, n_since: 0 };
+        if let Some(first) = history.first() {
+            best.take(0, first.eval_accuracy_before, &first.benchmarks_before);
+        }
+        for metrics in history {
+            best.stepped(metrics);
+        }
+        best
+    }
+
+    /// Takes the evaluation before the first step.
+    pub fn started(&mut self, before: &Evaluated) {
+        self.take(0, Some(before.held_out), &before.benchmarks);
+    }
+
+    /// Takes the evaluation of a step, where the step has one. True for the best so far.
+    pub fn stepped(&mut self, metrics: &Metrics) -> bool {
+        self.take(metrics.step, metrics.eval_accuracy, &metrics.benchmarks)
+    }
+
+    fn take(
+        &mut self,
+        step: u64,
+        held_out: Option<f64>,
+        benchmarks: &BTreeMap<String, BenchmarkScore>,
+    ) -> bool {
+        let of_benchmark = || benchmarks.get(&self.metric).map(|score| score.accuracy);
+        let value = if self.metric == HELD_OUT { held_out } else { of_benchmark() };
+        let Some(value) = value else { return false };
+        let is_better = self.best.as_ref().is_none_or(|best| value > best.value);
+        if is_better {
+            let metric = self.metric.clone();
+            self.best = Some(Best { schema: SCHEMA, step, metric, value, extra: Extra::new() });
+            self.n_since = 0;
+        } else {
+            self.n_since += 1;
+        }
+        is_better
+    }
+
+    pub fn best(&self) -> Option<&Best> {
+        self.best.as_ref()
+    }
+
+    /// True where `evaluation.patience` evaluations in a row were no better than the best.
+    pub fn is_exhausted(&self) -> bool {
+        self.patience.is_some_and(|patience| self.n_since >= patience)
+    }
+}

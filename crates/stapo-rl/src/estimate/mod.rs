@@ -1,0 +1,15 @@
+//! How long a run takes: simulated from a machine's rates, without weights, data or the machine, or measured.
+
+mod cost;
+mod fitting;
+mod lengths;
+mod machine;
+mod measured;
+mod sampling;
+mod simulated;
+
+pub use fitting::{Change, Remedy, remedy};
+pub use lengths::{Lengths, SPREAD};
+pub use machine::{CPU_CORES, Machine, Origin, Processor, Rate};
+pub use measured::{Measurement, measure};
+pub use simulated::{Phase, Phases, Prediction, RunShape};

@@ -1,0 +1,251 @@
+//! Finding the model that a config or a command line names.
+//!
+//! One name serves everywhere. In this order it is: the word `builtin`; a run folder, for its newest good checkpoint; a
+//! Hugging Face folder or a GGUF file; `RUN@STEP`, a run's checkpoint of that step; `OWNER/NAME`, a model of the Hugging
+//! Face hub that was fetched before, or `OWNER/NAME@REVISION`. Nothing here reaches for the network.
+
+use crate::builtin;
+use crate::config::{Config, ModelSource, Plan, PlanError, TeacherSource};
+use crate::error::{Error, Result};
+use crate::hub_cache;
+use crate::run::{Checkpoint, Run, check_tree};
+use stapo_model::{ModelConfig, Pretrained};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// A model that is on this machine.
+#[derive(Debug)]
+pub struct FoundModel {
+    /// The model by a name that stays: with the step of a run's checkpoint, or the commit of a hub's repository.
+    pub pinned: ModelSource,
+    /// Why newer checkpoints of a run were refused.
+    pub refused: Vec<Error>,
+    /// The model itself, or the one from which the run of `checkpoint` started: its config, tokenizer and chat template
+    /// are those of the checkpoint.
+    pub base: BaseModel,
+    /// The run's checkpoint that holds the weights.
+    pub checkpoint: Option<FoundCheckpoint>,
+}
+
+/// A model that is no run's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BaseModel {
+    Builtin,
+    /// A Hugging Face folder or a GGUF file.
+    Files(PathBuf),
+}
+
+/// The checkpoint of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundCheckpoint {
+    pub path: PathBuf,
+    pub step: u64,
+}
+
+/// The files of a model; those of the built-in model lie in a folder that is removed with this value.
+pub struct ModelFiles {
+    pub path: PathBuf,
+    unpacked: Option<TempDir>,
+}
+
+impl ModelFiles {
+    /// Whether the files are removed with this value.
+    pub fn are_temporary(&self) -> bool {
+        self.unpacked.is_some()
+    }
+}
+
+/// Where a name leads; no checkpoint has been opened.
+enum Located {
+    Base { base: BaseModel, pinned: ModelSource },
+    Run { run: PathBuf, step: Option<u64> },
+}
+
+/// How many runs may lead from one to the next, each trained from the one before.
+const MAX_RUNS: usize = 64;
+
+/// What a name may be, for messages.
+const FORMS: &str = "a model is a Hugging Face folder, a GGUF file, a run folder, RUN@STEP, builtin, or a name on the hub such as Qwen/Qwen3-0.6B";
+
+impl ModelSource {
+    /// Finds the model. A run's checkpoint is found only where its hashes are right.
+    pub fn find(&self) -> Result<FoundModel> {
+        match locate(self)? {
+            Located::Base { base, pinned } => {
+                Ok(FoundModel { pinned, refused: Vec::new(), base, checkpoint: None })
+            }
+            Located::Run { run, step } => FoundModel::of_run(&run, step),
+        }
+    }
+}
+
+impl FoundModel {
+    /// The newest good checkpoint of a run, or that of a step.
+    fn of_run(run: &Path, step: Option<u64>) -> Result<Self> {
+        let (checkpoint, refused) = match step {
+            None => Checkpoint::newest(run)?,
+            Some(step) => (Some(Checkpoint::open(&checkpoint_at(run, step)?)?), Vec::new()),
+        };
+        let Some(checkpoint) = checkpoint else {
+            let problem = refused.first().map_or("no checkpoint".to_string(), |first| {
+                format!("no good checkpoint among {}: {first}", refused.len())
+            });
+            let remedy = "name another run, or another model".to_string();
+            return Err(Error::NoRun { folder: run.to_owned(), problem, remedy });
+        };
+        let step = checkpoint.counters.step;
+        Ok(Self {
+            pinned: ModelSource::named(&format!("{}@{step}", run.display())),
+            refused,
+            base: base_of_run(run)?,
+            checkpoint: Some(FoundCheckpoint { path: checkpoint.path, step }),
+        })
+    }
+
+    /// The training steps that a run's checkpoint has seen; `None` for a model that is no run's.
+    pub fn step(&self) -> Option<u64> {
+        self.checkpoint.as_ref().map(|checkpoint| checkpoint.step)
+    }
+
+    /// The files of the base model.
+    pub fn files(&self) -> Result<ModelFiles> {
+        match &self.base {
+            BaseModel::Files(path) => Ok(ModelFiles { path: path.clone(), unpacked: None }),
+            BaseModel::Builtin => {
+                let folder = builtin::unpack()?;
+                Ok(ModelFiles { path: folder.path().to_owned(), unpacked: Some(folder) })
+            }
+        }
+    }
+
+    /// The shape of the model, for which a folder's `config.json` is enough.
+    pub fn shape(&self) -> Result<ModelConfig> {
+        Ok(Pretrained::read_config(&self.files()?.path)?)
+    }
+}
+
+impl Plan {
+    /// Replaces the names of models by names that stay, so that the plan says which checkpoint or commit a run started
+    /// from. `find` finds a model, as [`ModelSource::find`] does.
+    pub fn pin_models<E>(
+        &mut self,
+        mut find: impl FnMut(&ModelSource) -> std::result::Result<FoundModel, E>,
+    ) -> std::result::Result<(), E> {
+        let config = &mut self.config;
+        for source in std::iter::once(&mut config.model).chain(&mut config.reference) {
+            *source = find(source)?.pinned;
+        }
+        if let Some(source) = config.teacher.as_ref().and_then(TeacherSource::model) {
+            config.teacher = Some(find(&source)?.pinned.into());
+        }
+        Ok(())
+    }
+}
+
+/// Whether the path is a run folder. A checkpoint, which keeps a copy of its run's plan, is none.
+pub fn is_run(path: &Path) -> bool {
+    let has = |file: &str| path.join(file).symlink_metadata().is_ok();
+    has("plan.toml") && !has("checkpoint.json")
+}
+
+fn locate(source: &ModelSource) -> Result<Located> {
+    let base = |base, pinned| Ok(Located::Base { base, pinned });
+    let ModelSource::Path { path: name } = source else {
+        return base(BaseModel::Builtin, ModelSource::Builtin);
+    };
+    let path = Path::new(name);
+    if is_run(path) {
+        check_tree(path)?;
+        let exported = path.join("model");
+        if exported.join("config.json").is_file() {
+            // A finished pretraining run has exported its model.
+            let pinned = ModelSource::named(&exported.display().to_string());
+            return base(BaseModel::Files(exported), pinned);
+        }
+        return Ok(Located::Run { run: path.to_owned(), step: None });
+    }
+    if let Some((run, step)) = checkpoint_of(path) {
+        check_tree(run)?;
+        return Ok(Located::Run { run: run.to_owned(), step: Some(step) });
+    }
+    if path.try_exists().map_err(|e| Error::io(path, e))? {
+        return base(BaseModel::Files(path.to_owned()), source.clone());
+    }
+    let (before, after) = name.rsplit_once('@').unwrap_or((name, ""));
+    if !after.is_empty() && is_run(Path::new(before)) {
+        check_tree(Path::new(before))?;
+        let step = step_named(name, Path::new(before), after)?;
+        return Ok(Located::Run { run: before.into(), step: Some(step) });
+    }
+    if hub_cache::is_repository(before) && (after.is_empty() || hub_cache::is_revision(after)) {
+        let revision = if after.is_empty() { "main" } else { after };
+        let missing = || Error::NotFetched { id: before.to_string(), revision: revision.to_string() };
+        let (folder, commit) = hub_cache::model(before, revision).ok_or_else(missing)?;
+        return base(BaseModel::Files(folder), ModelSource::named(&format!("{before}@{commit}")));
+    }
+    Err(Error::no_model(name, "no such file or folder".to_string(), FORMS.to_string()))
+}
+
+/// The step that stands behind `@`: a number, or `best` for the step that `best.json` names.
+fn step_named(name: &str, run: &Path, step: &str) -> Result<u64> {
+    if step == "best" {
+        let best = Run::read_best(run)?.map(|best| best.step);
+        return best.ok_or_else(|| {
+            let problem = "no best.json, so no evaluation has named a best checkpoint".to_string();
+            Error::no_model(name, problem, format!("name a step, as in {}@40", run.display()))
+        });
+    }
+    step.parse().map_err(|_| {
+        let problem = format!("{step:?} is no step");
+        Error::no_model(name, problem, format!("write a number, as in {}@40, or best", run.display()))
+    })
+}
+
+/// The run and the step of a checkpoint's folder, `RUN/checkpoints/step-000040`.
+fn checkpoint_of(path: &Path) -> Option<(&Path, u64)> {
+    let run = path.parent().filter(|folder| folder.ends_with("checkpoints"))?.parent()?;
+    is_run(run).then_some((run, step_of(path)?))
+}
+
+fn step_of(checkpoint: &Path) -> Option<u64> {
+    checkpoint.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
+}
+
+/// The folder of the checkpoint of a step.
+fn checkpoint_at(run: &Path, step: u64) -> Result<PathBuf> {
+    let paths = Checkpoint::list(run)?;
+    let steps: Vec<String> =
+        paths.iter().filter_map(|path| step_of(path)).map(|step| step.to_string()).collect();
+    let found = paths.into_iter().find(|path| step_of(path) == Some(step));
+    found.ok_or_else(|| Error::NoRun {
+        folder: run.to_owned(),
+        problem: format!("no checkpoint of step {step}, only of {}", steps.join(", ")),
+        remedy: "name one of these; record.keep_checkpoints says how many a run keeps".to_string(),
+    })
+}
+
+/// The model from which a run started, through all the runs that lead to it.
+fn base_of_run(run: &Path) -> Result<BaseModel> {
+    let mut run = run.to_owned();
+    for _ in 0..MAX_RUNS {
+        match locate(&model_of_run(&run)?)? {
+            Located::Base { base, .. } => return Ok(base),
+            Located::Run { run: earlier, .. } => run = earlier,
+        }
+    }
+    let problem = format!("more than {MAX_RUNS} runs, each trained from the one before");
+    Err(Error::NoRun { folder: run, problem, remedy: "export a checkpoint and name its folder".to_string() })
+}
+
+/// The model that a run's plan names.
+fn model_of_run(run: &Path) -> Result<ModelSource> {
+    let path = run.join("plan.toml");
+    let text = stapo_model::files::read_text(&path).map_err(|e| Error::io(&path, e))?;
+    let plan = stapo_core::settings::parse(&text).map_err(PlanError::from)?;
+    if plan.contains_key("texts") || plan.contains_key("data") {
+        let problem = "is a pretraining run, of which only the finished model can be used".to_string();
+        let remedy = format!("the model is in {} when the run is done", run.join("model").display());
+        return Err(Error::NoRun { folder: run.to_owned(), problem, remedy });
+    }
+    Ok(Config::from_toml(&text, []).map_err(PlanError::from)?.model)
+}

@@ -1,0 +1,190 @@
+//! What a run is doing at this moment, for displays in other threads, and the seconds of each phase.
+
+use stapo_core::record::PhaseSeconds;
+use stapo_model::Device;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// A part of a training step, under the name that `seconds` in `metrics.jsonl` gives to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    Rollout,
+    Grade,
+    Calibrate,
+    Update,
+    Record,
+    Evaluate,
+    Checkpoint,
+}
+
+impl Phase {
+    const COUNT: usize = 7;
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Rollout => "rollout",
+            Phase::Grade => "grade",
+            Phase::Calibrate => "calibrate",
+            Phase::Update => "update",
+            Phase::Record => "record",
+            Phase::Evaluate => "evaluate",
+            Phase::Checkpoint => "checkpoint",
+        }
+    }
+}
+
+/// The work of one phase since the last [`Meter::take`].
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Work {
+    pub seconds: f64,
+    pub n_tokens: u64,
+    /// Responses that are finished, and all that are expected; 0 and 0 where the phase does not count responses.
+    pub n_done: u64,
+    pub n_all: u64,
+}
+
+/// What a run is doing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Moment {
+    /// The step in progress; 0 before the first step.
+    pub step: u64,
+    pub phase: Phase,
+    pub work: Work,
+}
+
+/// Counts the work of a run. The trainer writes, displays read.
+#[derive(Debug, Default)]
+pub struct Meter {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    step: u64,
+    /// The current phase and when it was entered; `None` before the first.
+    current: Option<(Phase, Instant)>,
+    /// By phase.
+    work: [Work; Phase::COUNT],
+}
+
+impl State {
+    /// Adds the time since the current phase was entered to its seconds.
+    fn settle(&mut self) {
+        let Some((phase, since)) = &mut self.current else { return };
+        let at = Instant::now();
+        self.work[*phase as usize].seconds += at.duration_since(*since).as_secs_f64();
+        *since = at;
+    }
+}
+
+impl Meter {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a phase, which ends the current one. A phase may be entered several times in a step.
+    pub fn enter(&self, phase: Phase) {
+        let mut state = self.state();
+        state.settle();
+        state.current = Some((phase, Instant::now()));
+    }
+
+    /// Says that a phase has `n` responses more to do.
+    pub fn expect(&self, phase: Phase, n: usize) {
+        self.state().work[phase as usize].n_all += n as u64;
+    }
+
+    /// Counts work of the current phase.
+    pub fn add(&self, n_responses: usize, n_tokens: usize) {
+        let mut state = self.state();
+        let Some((phase, _)) = state.current else { return };
+        let work = &mut state.work[phase as usize];
+        work.n_done += n_responses as u64;
+        work.n_tokens += n_tokens as u64;
+    }
+
+    /// Says which step is in progress.
+    pub fn set_step(&self, step: u64) {
+        self.state().step = step;
+    }
+
+    /// The seconds of each phase since the last call; all counts begin again at 0.
+    pub fn take(&self) -> PhaseSeconds {
+        let mut state = self.state();
+        state.settle();
+        let work = std::mem::take(&mut state.work);
+        let seconds = |phase: Phase| work[phase as usize].seconds;
+        PhaseSeconds {
+            rollout: seconds(Phase::Rollout),
+            grade: seconds(Phase::Grade),
+            calibrate: seconds(Phase::Calibrate),
+            update: seconds(Phase::Update),
+            record: seconds(Phase::Record),
+            evaluate: seconds(Phase::Evaluate),
+            checkpoint: seconds(Phase::Checkpoint),
+        }
+    }
+
+    /// The current phase with its work up to this moment; `None` before the first phase.
+    pub fn now(&self) -> Option<Moment> {
+        let mut state = self.state();
+        state.settle();
+        let (phase, _) = state.current?;
+        Some(Moment { step: state.step, phase, work: state.work[phase as usize] })
+    }
+}
+
+/// The memory in use on a GPU, that of other processes included, or the most that this process has held on the CPU.
+/// Bytes; `None` where the system does not tell.
+pub(crate) fn memory_bytes(device: &Device) -> Option<u64> {
+    if let Some((free, total)) = device.memory() {
+        return Some((total - free) as u64);
+    }
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = peak.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stapo_model::CpuOptions;
+
+    #[test]
+    fn phases_add_up_and_begin_anew() {
+        let meter = Meter::default();
+        assert_eq!(meter.now(), None);
+        meter.set_step(3);
+        meter.expect(Phase::Update, 8);
+        meter.enter(Phase::Rollout);
+        meter.add(2, 30);
+        meter.enter(Phase::Update);
+        meter.add(4, 50);
+        meter.enter(Phase::Rollout);
+        meter.add(1, 12);
+        let rollout = meter.now().unwrap();
+        assert_eq!((rollout.step, rollout.phase), (3, Phase::Rollout));
+        assert_eq!((rollout.work.n_done, rollout.work.n_all, rollout.work.n_tokens), (3, 0, 42));
+        meter.enter(Phase::Update);
+        let update = meter.now().unwrap().work;
+        assert_eq!((update.n_done, update.n_all, update.n_tokens), (4, 8, 50));
+        let seconds = meter.take();
+        assert!(seconds.rollout > 0.0 && seconds.update > 0.0 && seconds.grade == 0.0);
+        assert!((seconds.total() - seconds.rollout - seconds.update).abs() < 1e-12);
+        let after = meter.now().unwrap();
+        assert_eq!((after.phase, after.work.n_done, after.work.n_all), (Phase::Update, 0, 0));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn memory_of_the_process_is_its_peak() {
+        let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::from_env().unwrap() });
+        let before = memory_bytes(&device).unwrap();
+        let large = vec![1_u8; 64 << 20];
+        let with = memory_bytes(&device).unwrap();
+        drop(std::hint::black_box(large));
+        assert!(with >= before + (32 << 20), "{before} {with}");
+        assert!(memory_bytes(&device).unwrap() >= with, "the peak stays");
+    }
+}

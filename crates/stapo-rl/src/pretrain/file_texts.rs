@@ -1,0 +1,44 @@
+//! The keys of a file of texts.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use toml::Table;
+
+/// A file of conversations, of prompts with responses, or of texts alone. Fields not given are recognised by the names
+/// that common data sets use.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileTexts {
+    pub path: PathBuf,
+    /// The field of a list of messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub messages_field: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_field: Option<String>,
+    /// Without `prompt_field`, the field of a text that has a loss as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_field: Option<String>,
+    /// Renders prompts and responses with the model's chat template. Lists of messages are always rendered.
+    #[serde(default)]
+    pub chat: bool,
+    /// Further variables of the chat template.
+    #[serde(default)]
+    pub chat_arguments: Table,
+    /// The system message of conversations that have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    /// What happens to rows with more tokens than a micro-batch or the model takes.
+    #[serde(default)]
+    pub long_rows: LongRows,
+}
+
+/// How rows that are too long are treated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LongRows {
+    /// The run is refused before its first step, with their number and the longest named.
+    #[default]
+    Refuse,
+    /// Such rows are left out and counted.
+    Drop,
+}
