@@ -2,6 +2,7 @@
 
 use crate::shared::terminal::wrapped;
 use clap::Command;
+use std::fmt::Write;
 
 /// The commands of one task, each with examples.
 struct Group {
@@ -112,11 +113,11 @@ fn grouped(program: &Command) -> String {
     let width = names.map(|(name, _)| name.len()).max().unwrap_or(0) + 4;
     let mut text = String::new();
     for group in GROUPS {
-        text.push_str(&format!("\n{}:\n", group.title));
+        let _ = writeln!(text, "\n{}:", group.title);
         for command in group.commands.iter().filter_map(|(name, _)| program.find_subcommand(name)) {
             let about = command.get_about().map(ToString::to_string).unwrap_or_default();
             let name = format!("  {}", command.get_name());
-            text.push_str(&format!("{name:<width$}{}\n", wrapped(&about, width, WIDTH)));
+            let _ = writeln!(text, "{name:<width$}{}", wrapped(&about, width, WIDTH));
         }
     }
     text

@@ -23,7 +23,7 @@ mod shared;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     completions, doctor, eval, experiment, export, fetch, generate, grade, init, inspect, man, model,
-    objective, plan, pretrain, problems, report, runs, score, train, verify_run, version,
+    objective, plan, pretrain, problems, report, runs, score, serve, train, verify_run, version,
 };
 use shared::terminal::{be_quiet, output_failed};
 use stapo_rl::device::cuda;
@@ -53,6 +53,7 @@ enum Command {
     Runs(runs::Args),
     Report(report::Args),
     Inspect(inspect::Args),
+    Serve(serve::Args),
     Plan(plan::Args),
     Eval(eval::Args),
     Compare(eval::CompareArgs),
@@ -125,6 +126,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Runs(args) => runs::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Compare(args) => eval::run_compare(&args),
         Command::Fetch(args) => fetch::run(&args),
@@ -133,7 +135,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Init(args) => init::run(&args),
         Command::Problems(args) => problems::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Version(args) => version::run(&args),
+        Command::Version(args) => Ok(version::run(&args)),
         Command::Completions(args) => completions::run(&args, program()),
         Command::Man(args) => man::run(&args, program()),
         Command::VerifyRun(args) => verify_run::run(&args),

@@ -72,7 +72,7 @@ fn wrong_questions_are_refused_by_name() {
         (&["eval", "--decoding", "hot"], "expected paper, greedy"),
         (&["eval", "--model", "nowhere"], "nowhere"),
         (&["eval", "--limit", "0"], "nothing to ask"),
-        (&["compare", "a", "b"], "eval.json"),
+        (&["compare", "a", "b"], "a: holds no evaluation"),
     ];
     for (args, expected) in cases {
         let said = complaint(at, args);
@@ -124,7 +124,7 @@ fn an_arm_that_fails_does_not_lose_the_others() {
     let output = stapo(at, &[&["experiment", "half.toml"], &TINY[..]].concat());
     assert_eq!(output.status.code(), Some(1));
     let table = String::from_utf8_lossy(&output.stdout);
-    assert!(table.contains("good") && table.contains("failed: bad/seed-0 error: gone"), "{table}");
+    assert!(table.contains("good") && table.contains("failed: bad/seed-0 error: model gone"), "{table}");
     let listed = ok(&stapo(at, &["experiment"]));
     assert!(listed.contains("falsify") && listed.contains("ablation-mask"), "{listed}");
 }

@@ -3,55 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod browser;
+mod common;
 
 use browser::probe;
+use browser::runs::{STAPO, hostile, json_lines, lines, read, train};
+use common::{complaint, ok, stapo};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::LazyLock;
-
-fn stapo(folder: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_stapo"))
-        .current_dir(folder)
-        .args(args)
-        .env_remove("NO_COLOR")
-        .env_remove("CLICOLOR_FORCE")
-        .output()
-        .unwrap()
-}
-
-fn ok(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn complaint(folder: &Path, args: &[&str]) -> String {
-    let output = stapo(folder, args);
-    assert_eq!(output.status.code(), Some(2), "{args:?}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// Trains a run that records every response. Its τp is high enough that the small model has candidates.
-fn train(folder: &Path, out: &str, objective: &str, seed: u64) {
-    let objective = format!("objective={objective}");
-    let seed = format!("seed={seed}");
-    let settings = [
-        "steps=4",
-        &seed,
-        &objective,
-        "rollout.problems_per_step=6",
-        "update.problems_per_minibatch=3",
-        "evaluation.problems=16",
-        "evaluation.every_steps=2",
-        "record.responses=1000",
-        "record.responses_every_steps=2",
-    ];
-    let mut args = vec!["train", "--out", out];
-    args.extend(settings.iter().flat_map(|setting| ["--set", setting]));
-    ok(&stapo(folder, &args));
-}
-
-const STAPO: &str = r#"{preset="stapo", masks=[{kind="spurious", tau_p=0.2}]}"#;
 
 /// One run that several tests read and none changes.
 static RUN: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
@@ -60,20 +20,9 @@ static RUN: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
     folder
 });
 
-fn read(path: impl AsRef<Path>) -> String {
-    std::fs::read_to_string(path.as_ref()).unwrap_or_else(|e| panic!("{}: {e}", path.as_ref().display()))
-}
-
-fn json_lines(values: impl Iterator<Item = Value>) -> String {
-    values.fold(String::new(), |text, value| text + &value.to_string() + "\n")
-}
-
-fn lines(path: impl AsRef<Path>) -> Vec<Value> {
-    read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-/// Fails if a page refers to anything outside itself.
+/// Fails if a page refers to anything outside itself. The name of the SVG elements looks like an address and is none.
 fn assert_self_contained(html: &str) {
+    let html = html.replace("\"http://www.w3.org/2000/svg\"", "");
     for reach in ["http://", "https://", "src=", "@import", "url(", "fetch(", "XMLHttpRequest"] {
         assert!(!html.contains(reach), "the page has {reach}");
     }
@@ -138,6 +87,59 @@ fn a_report_on_a_run_has_its_curves_tokens_and_plan() {
             assert!(names.contains(name), "no {name} in {names}");
         }
     }
+}
+
+/// A legend entry is clicked off and on, the text under the pointer has a line per shown curve and stands beside its
+/// point, and numbers have one notation in pages and program.
+#[test]
+fn legends_hide_their_curves_and_the_pointer_tells_beside_the_point() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    train(at, "a-0", STAPO, 0);
+    train(at, "a-1", STAPO, 1);
+    train(at, "b", r#"{preset="justrl"}"#, 0);
+    let said = ok(&stapo(at, &["report", "a-0", "a-1", "b", "--csv", "csv"]));
+    assert_eq!(said.lines().next(), Some("report.html"));
+    let differing = read(at.join("csv/differences.csv"));
+    assert!(differing.starts_with("setting,a,b\r\n") && differing.contains("objective."), "{differing}");
+    assert!(!differing.contains("\nseed,"), "the seeds of an arm are no difference: {differing}");
+    assert_eq!(read(at.join("csv/arms.csv")).lines().count(), 3);
+    assert!(read(at.join("report.html")).contains("<details><summary>Plan of"), "the plan is folded");
+    let play = "(()=>{const f=document.getElementById('training-accuracy'),key=f.querySelector('.key[data-key=\"1\"]'),\
+        hit=f.querySelectorAll('.hit')[1],tip=document.getElementById('tip'),out={};f.scrollIntoView();\
+        const hover=()=>{const b=hit.getBoundingClientRect();hit.dispatchEvent(new PointerEvent('pointermove',{bubbles:true,clientX:b.x+b.width/2,clientY:b.y+60}));\
+        return [...tip.querySelectorAll('.line')].map(l=>[l.textContent,l.querySelector('.swatch').style.background])};\
+        out.both=hover();const c=f.querySelector('.cross circle').getBoundingClientRect(),t=tip.getBoundingClientRect();\
+        out.covers=t.left<c.right&&t.right>c.left&&t.top<c.bottom&&t.bottom>c.top;\
+        out.dots=f.querySelectorAll('.cross circle').length;key.dispatchEvent(new MouseEvent('click',{bubbles:true}));\
+        out.one=hover();out.off=[...f.querySelectorAll('[data-of=\"1\"]')].every(g=>getComputedStyle(g).display==='none');\
+        key.dispatchEvent(new KeyboardEvent('keydown',{key:'Enter',bubbles:true}));out.again=hover().length;\
+        out.numbers=[0,0.14098,63.671,4769,55799,1.6e-4,-0.5,1,0.002,2.5e7].map(x=>stapo.number(x));\
+        out.overflow=document.documentElement.scrollWidth-innerWidth;return out})()";
+    for width in [1200, 390] {
+        let Some(found) = probe(&at.join("report.html"), width, play) else { return };
+        let both = found["both"].as_array().unwrap();
+        assert!(
+            both[0][0].as_str().unwrap().starts_with("a  ")
+                && both[0][0].as_str().unwrap().contains("(seeds "),
+            "{found}"
+        );
+        assert_eq!(
+            (&both[0][1], &both[1][1], both.len()),
+            (&json!("var(--s0)"), &json!("var(--s1)"), 2),
+            "{found}"
+        );
+        assert_eq!(
+            (&found["covers"], &found["dots"], &found["off"]),
+            (&json!(false), &json!(2), &json!(true)),
+            "{found}"
+        );
+        assert_eq!((found["one"].as_array().unwrap().len(), &found["again"]), (1, &json!(2)), "{found}");
+        let expected = ["0", "0.141", "63.7", "4769", "55799", "1.6e-4", "-0.5", "1", "0.002", "2.5e7"];
+        assert_eq!(found["numbers"], json!(expected));
+        assert!(found["overflow"].as_i64().unwrap() <= 0, "{found}");
+    }
+    assert!(complaint(at, &["report", "b", "b"]).contains("named twice"));
 }
 
 #[test]
@@ -259,33 +261,6 @@ fn the_viewer_filters_finds_sorts_and_tells() {
     assert!(found["overflow"].as_i64().unwrap() <= 0, "{found}");
 }
 
-/// Trains a run and replaces its texts by markup and control characters.
-fn hostile(folder: &Path) {
-    train(folder, "bad", STAPO, 1);
-    let evil = "</script><script>problems.push('ran')</script><img src=x onerror=problems.push('ran')>\"'&\u{2028}\u{1b}[2J";
-    for part in ["rollouts", "tokens", "explored"] {
-        for entry in std::fs::read_dir(folder.join("bad").join(part)).unwrap() {
-            let path = entry.unwrap().path();
-            let rewritten = lines(&path).into_iter().map(|mut record| {
-                for key in ["prompt", "reference", "text", "problem_id", "context_before", "context_after"] {
-                    if !record[key].is_null() {
-                        record[key] = json!(evil);
-                    }
-                }
-                for text in record["tokens"]["text"].as_array_mut().into_iter().flatten() {
-                    *text = json!(evil);
-                }
-                let lists = record["tokens"]["alternatives"].as_array_mut().into_iter().flatten();
-                for alternative in lists.flat_map(|list| list.as_array_mut().unwrap()) {
-                    alternative["text"] = json!(evil);
-                }
-                record
-            });
-            std::fs::write(&path, json_lines(rewritten)).unwrap();
-        }
-    }
-}
-
 #[test]
 fn a_response_with_markup_in_it_is_only_text() {
     let folder = tempfile::tempdir().unwrap();
@@ -312,7 +287,9 @@ fn a_response_with_markup_in_it_is_only_text() {
 #[test]
 fn the_terminal_has_colours_only_where_they_are_wanted() {
     let at = RUN.path();
-    let plain = ok(&stapo(at, &["inspect", "run", "--step", "2", "--terminal"]));
+    let mut piped = Command::new(env!("CARGO_BIN_EXE_stapo"));
+    piped.current_dir(at).args(["inspect", "run", "--step", "2", "--terminal"]).env_remove("CLICOLOR_FORCE");
+    let plain = ok(&piped.output().unwrap());
     assert!(plain.contains("[-") && plain.contains("silenced  p ") && !plain.contains('\u{1b}'), "{plain}");
     let run = |key: &str, by: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
@@ -376,15 +353,15 @@ fn a_report_on_an_experiment_compares_its_arms() {
     ));
     let html = read(at.join("exp/report.html"));
     assert_self_contained(&html);
-    for part in ["grpo, seed 0: out of memory", "+11.49 %", "+3.73 %", "too few seeds to say", "over 2 seeds"]
+    for part in
+        ["grpo, seed 0: out of memory", "+11.49 %", "+3.73 %", "too few seeds to say", "mean of 2 seeds"]
     {
         assert!(html.contains(part), "no {part}");
     }
     // 8 questions: 50 % each against 25 % on average; the gain is 100 %.
     let benchmarks = read(at.join("csv/benchmarks.csv"));
     assert!(
-        benchmarks.contains("T = 1.0,amc23,stapo,8,2,50.0 (")
-            && benchmarks.contains("amc23,justrl,8,2,25.0 ("),
+        benchmarks.contains("amc23,stapo,50.0 (") && benchmarks.contains("amc23,justrl,25.0 ("),
         "{benchmarks}"
     );
     assert!(read(at.join("csv/standings.csv")).contains("average,,,+100.00 %"));
@@ -464,6 +441,18 @@ fn what_is_not_there_is_named() {
         let said = complaint(at, args);
         assert!(said.contains(expected), "{args:?}: {said}");
     }
+    assert!(
+        !at.join("x.html").exists(),
+        "a figure that does not exist is refused before anything is written"
+    );
+    // Step 4 is the last with responses; the last with a silenced token is shown.
+    let silenced =
+        at.join("run/tokens").read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let recorded = |name: &String| at.join("run/rollouts").join(name).exists();
+    let last = silenced.filter(recorded).max().unwrap();
+    let said = ok(&stapo(at, &["inspect", "run", "--terminal"]));
+    let step: u64 = last.trim_start_matches("step-").trim_end_matches(".jsonl").parse().unwrap();
+    assert!(said.starts_with(&format!("run, step {step}:")), "{said}");
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn mistakes_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     for (args, words) in [
-        (&["--model", "qwen9-1b"][..], &["qwen9-1b", "qwen3-1.7b", "config.json"][..]),
+        (&["--model", "qwen9-1b"][..], &["qwen9-1b", "qwen3-1.7b", "qwen2.5-7b"][..]),
         (&["--machine", "h300"], &["h300", "h200", "rtx4090", "cpu"]),
         (&["--mean-response", "97"], &["--mean-response 97", "rollout.max_response_tokens, 96"]),
         (&["--mean-prompt", "0"], &["--mean-prompt", "at least 1"]),

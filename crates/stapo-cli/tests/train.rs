@@ -121,7 +121,11 @@ fn bad_input_is_one_paragraph_with_the_remedy_and_leaves_nothing_behind() {
     }
     assert!(!at.join("runs").exists(), "a refused run makes no folder");
     let long = complaint(at, &["train", "--out", "long", "--set", "rollout.max_prompt_tokens=2"]);
-    assert!(long.contains("the limit is 2\nhint: raise rollout.max_prompt_tokens"), "{long}");
+    assert!(long.contains("500 of 500 prompts are longer than 2 tokens"), "{long}");
+    assert!(
+        long.contains("hint: raise it to 10, or leave such problems out with rollout.long_prompts=drop"),
+        "{long}"
+    );
 }
 
 /// Rows of the built-in model's embedding.

@@ -27,6 +27,10 @@ pub use config::{Family, ModelConfig, Rope, RopeKind, TensorSpec};
 pub use error::{Error, Result};
 pub use pretrained::Pretrained;
 pub use stapo_ops::cuda;
-pub use stapo_ops::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError, OutOfMemory, Simd};
+pub use stapo_ops::mapped::MappedFile;
+pub use stapo_ops::{
+    CpuOptions, Device, DeviceName, DeviceNameError, Form, OptionError, OutOfMemory, Region, Simd, Stored,
+    Tenant, View, ViewMut,
+};
 pub use tokenizer::{TokenStream, Tokenizer};
 pub use weights::{Encoding, Weights};

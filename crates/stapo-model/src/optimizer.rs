@@ -6,7 +6,8 @@ mod tests;
 use crate::config::TensorSpec;
 use crate::decoder::weights::DecoderWeights;
 use crate::decoder::{Gradients, Policy};
-use stapo_ops::{Buffer, Float, Moment, OutOfMemory, View, adamw};
+pub use stapo_ops::Moment;
+use stapo_ops::{Buffer, Float, OutOfMemory, View, ViewMut, adamw, reduce};
 
 /// What stays the same from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -130,20 +131,27 @@ impl<T: Float> Optimizer<T> {
         })
     }
 
-    /// Takes the state of a checkpoint back: `read` fills a tensor's first and second moment.
+    /// The tensor, the moment and the place of the first moment that is not a finite number.
+    pub fn first_non_finite<'a>(&'a self, policy: &'a Policy<T>) -> Option<(&'a TensorSpec, Moment, usize)> {
+        let device = policy.device();
+        self.state(policy).find_map(|(spec, first, second)| {
+            [(Moment::First, first), (Moment::Second, second)]
+                .into_iter()
+                .find_map(|(moment, values)| Some((spec, moment, reduce::first_non_finite(device, values)?)))
+        })
+    }
+
+    /// Takes the state of a checkpoint back: `write` overwrites a tensor's first and second moment.
     pub fn restore<E>(
         &mut self,
         policy: &Policy<T>,
         n_steps: u64,
-        mut read: impl FnMut(&TensorSpec, &mut [T], &mut [T]) -> Result<(), E>,
+        mut write: impl FnMut(&TensorSpec, ViewMut<'_, T>, ViewMut<'_, T>) -> Result<(), E>,
     ) -> Result<(), E> {
         for (parameter, moments) in policy.weights.all().into_iter().zip(self.moments.all_mut()) {
             for (spec, range) in parameter.spec.tensors() {
-                let mut first = vec![T::ZERO; spec.n_elements()];
-                let mut second = first.clone();
-                read(spec, &mut first, &mut second)?;
-                moments.first.range_mut(range.clone()).write(&first);
-                moments.second.range_mut(range).write(&second);
+                let first = moments.first.range_mut(range.clone());
+                write(spec, first, moments.second.range_mut(range))?;
             }
         }
         self.n_steps = n_steps;

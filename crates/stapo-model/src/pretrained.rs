@@ -53,7 +53,7 @@ impl Pretrained {
             path.extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf")
         };
         match std::fs::read_dir(path) {
-            Ok(entries) => entries.filter_map(|entry| entry.ok()).any(|entry| is_weights(&entry.path())),
+            Ok(entries) => entries.flatten().any(|entry| is_weights(&entry.path())),
             Err(_) => path.is_file() && !is_json(path),
         }
     }

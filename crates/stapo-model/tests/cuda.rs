@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::print_stdout, reason = "a skipped test says why")]
 
-use stapo_model::cuda::CudaOptions;
+use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
+use stapo_model::{CpuOptions, Device, Family, Form, ModelConfig, Region, Rope, RopeKind, Tenant};
 use testing::tiny_config;
 
 #[path = "../src/testing.rs"]
@@ -81,18 +81,149 @@ fn sampled_log_probs_are_those_of_training_bit_for_bit() {
     }
 }
 
-/// Gradients of a batch.
-fn gradients(policy: &Policy, recompute: Recompute) -> Vec<(String, Vec<f32>)> {
+/// Adds the gradients of a batch.
+fn learn(policy: &Policy, pass: &mut Pass, gradients: &mut Gradients) {
     let mut batch = PackedBatch::new();
     for (s, n) in [(1, 200), (2, 1), (3, 64), (4, 131)] {
         batch.push(&tokens(s, n), 1 + n / 3);
     }
-    let mut pass = Pass::training(policy, recompute).unwrap();
-    let mut gradients = Gradients::zeros(policy).unwrap();
     let n = pass.forward(policy, &batch, HeadOptions::default()).unwrap().logp.len();
     let d_logp: Vec<f32> = (0..n).map(|i| (i % 7) as f32 / 3.0 - 1.0).collect();
-    pass.backward(policy, &d_logp, &vec![-0.02; n], &mut gradients).unwrap();
+    pass.backward(policy, &d_logp, &vec![-0.02; n], gradients).unwrap();
+}
+
+/// Gradients of a batch.
+fn gradients(policy: &Policy, recompute: Recompute) -> Vec<(String, Vec<f32>)> {
+    let mut pass = Pass::training(policy, recompute).unwrap();
+    let mut gradients = Gradients::zeros(policy).unwrap();
+    learn(policy, &mut pass, &mut gradients);
     gradients.tensors().map(|(spec, values)| (spec.name.clone(), values)).collect()
+}
+
+/// The tokens and log-probs of a few responses.
+fn sample(policy: &Policy, memory: &mut EngineMemory) -> Vec<(u32, u32)> {
+    let settings = EngineSettings { kv_bytes: 4 << 20, max_rows: 64, ..EngineSettings::default() };
+    let mut engine = Engine::new(policy, memory, settings).unwrap();
+    for problem in 0..5 {
+        let prompt = tokens(problem as u32, 3 + 41 * problem as usize);
+        engine.submit(Request { problem, prompt, n_samples: 3, max_tokens: 70, stops: vec![] }).unwrap();
+    }
+    let responses = engine.generate().unwrap();
+    responses.iter().flat_map(|r| &r.tokens).map(|t| (t.token, t.logp.to_bits())).collect()
+}
+
+/// Overwrites the whole region with bytes that are NaN in every float type.
+fn poison(device: &Device, region: &Region, tenant: Tenant) {
+    region.enter(tenant);
+    let mut all = device.in_region(region, tenant).zeros::<u32>(region.n_bytes() / 4).unwrap();
+    all.view_mut().fill(u32::MAX);
+}
+
+#[test]
+fn sampling_and_updating_in_one_region_in_turn_give_the_bits_of_memory_of_their_own() {
+    let Some(device) = gpu() else { return };
+    for family in Family::ALL {
+        let policy = Policy::random(&device, &config(family), 7, 0.1).unwrap();
+        let responses = sample(&policy, &mut EngineMemory::new());
+        let expected = gradients(&policy, Recompute::Inputs);
+        let region = device.region(64 << 20).unwrap().unwrap();
+        poison(&device, &region, Tenant::Sampling);
+        let mut engine = EngineMemory::new_in(device.in_region(&region, Tenant::Sampling));
+        poison(&device, &region, Tenant::Updating);
+        let memory = device.in_region(&region, Tenant::Updating);
+        let mut sums = Gradients::zeros_in(&policy, &memory).unwrap();
+        let mut pass = Pass::training_in(&policy, &memory, Recompute::Inputs, 512).unwrap();
+        for turn in 0..3 {
+            region.enter(Tenant::Sampling);
+            assert_eq!(sample(&policy, &mut engine), responses, "{family:?}, turn {turn}");
+            region.enter(Tenant::Updating);
+            sums.clear();
+            learn(&policy, &mut pass, &mut sums);
+            for ((spec, got), (_, expected)) in sums.tensors().zip(&expected) {
+                assert_eq!(bits(&got), bits(expected), "{family:?} {} turn {turn}", spec.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_buffer_of_the_other_tenant_cannot_be_used_and_a_region_ends_at_its_end() {
+    let Some(device) = gpu() else { return };
+    let region = device.region(1 << 20).unwrap().unwrap();
+    let memory = device.in_region(&region, Tenant::Sampling);
+    let buffer = memory.zeros::<f32>(10).unwrap();
+    assert!(memory.zeros::<f32>(1 << 18).is_err());
+    region.enter(Tenant::Updating);
+    let used = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| buffer.view().to_vec()));
+    let message = *used.unwrap_err().downcast::<String>().unwrap();
+    assert!(message.contains("lent to another tenant"), "{message}");
+    region.enter(Tenant::Sampling);
+    drop(buffer);
+    assert!(memory.zeros::<f32>(1 << 18).is_ok(), "memory that was given back is lent again");
+}
+
+/// Weights and moments that leave the GPU in their stored form come back as they were, on this device and on others.
+#[test]
+fn a_stored_form_restores_the_state_bit_for_bit() {
+    for training in [Training::F32, Training::EightBit] {
+        let options = CudaOptions { training, ..CudaOptions::default() };
+        let Ok(device) = Device::cuda(options).map_err(|error| println!("skipped: {error}")) else { return };
+        let mut policy = Policy::noise(&device, &config(Family::Qwen3), 7, 0.1).unwrap();
+        let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
+        let mut sums = Gradients::zeros(&policy).unwrap();
+        let mut pass = Pass::training(&policy, Recompute::Nothing).unwrap();
+        let before = policy.fingerprint();
+        for _ in 0..2 {
+            learn(&policy, &mut pass, &mut sums);
+            let update = Update { lr: 1e-3, scale: 0.01, max_norm: 1.0 };
+            optimizer.step(&mut policy, &mut sums, update).unwrap();
+        }
+        assert_ne!(policy.fingerprint(), before, "the weights moved");
+        assert!(policy.first_non_finite().is_none() && optimizer.first_non_finite(&policy).is_none());
+        let weights: Vec<_> = policy.tensors().map(|(_, view)| view.read_stored()).collect();
+        let moments: Vec<_> =
+            optimizer.state(&policy).map(|(_, m, v)| (m.read_stored(), v.read_stored())).collect();
+        let form = if training == Training::F32 { Form::F32 } else { Form::Bf16 };
+        assert!(weights.iter().all(|stored| stored.form == form));
+        for on in [device.clone(), Device::cpu(CpuOptions::default())] {
+            let mut restored = Policy::zeros(&on, &config(Family::Qwen3)).unwrap();
+            let mut from = weights.iter();
+            restored
+                .try_write(|_, mut view| {
+                    view.write_stored(from.next().unwrap());
+                    Ok::<_, std::convert::Infallible>(())
+                })
+                .unwrap();
+            let mut again = Optimizer::new(&restored, AdamWSettings::default()).unwrap();
+            let mut from = moments.iter();
+            again
+                .restore(&restored, 2, |_, mut m, mut v| {
+                    let (first, second) = from.next().unwrap();
+                    m.write_stored(first);
+                    v.write_stored(second);
+                    Ok::<_, std::convert::Infallible>(())
+                })
+                .unwrap();
+            for ((_, a), (spec, b)) in policy.tensors().zip(restored.tensors()) {
+                assert_eq!(bits(&a.to_vec()), bits(&b.to_vec()), "{training:?} {}", spec.name);
+            }
+            for ((_, m, v), (spec, n, w)) in optimizer.state(&policy).zip(again.state(&restored)) {
+                assert_eq!(bits(&m.to_vec()), bits(&n.to_vec()), "{training:?} {}", spec.name);
+                assert_eq!(bits(&v.to_vec()), bits(&w.to_vec()), "{training:?} {}", spec.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn noise_is_the_same_on_a_gpu_and_on_the_cpu() {
+    let Some(device) = gpu() else { return };
+    let config = config(Family::Qwen2);
+    let on_gpu = Policy::noise(&device, &config, 7, 0.1).unwrap();
+    let on_cpu = Policy::noise(&Device::cpu(CpuOptions::default()), &config, 7, 0.1).unwrap();
+    for ((spec, a), (_, b)) in on_gpu.tensors().zip(on_cpu.tensors()) {
+        assert_eq!(bits(&a.to_vec()), bits(&b.to_vec()), "{}", spec.name);
+    }
 }
 
 #[test]

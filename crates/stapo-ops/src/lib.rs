@@ -26,6 +26,7 @@ pub mod fused;
 pub mod lm_head;
 pub mod mapped;
 pub mod matmul;
+pub mod noise;
 pub mod reduce;
 pub mod residual;
 pub mod rmsnorm;
@@ -36,10 +37,10 @@ pub mod swiglu;
 #[cfg(test)]
 mod testing;
 
-pub use buffer::{Buffer, Moment, PendingDownload, View, ViewMut};
+pub use buffer::{Buffer, Form, Moment, PendingDownload, Stored, View, ViewMut};
 pub use cpu::peak;
 pub use cpu::simd::{Simd, SimdError};
-pub use device::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError, Recording};
+pub use device::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError, Recording, Region, Tenant};
 pub use element::Element;
 pub use matmul::{Shape, Weight};
 pub use memory::OutOfMemory;

@@ -11,7 +11,7 @@ use crate::task::Task;
 use crate::teacher::Teacher;
 use stapo_core::objective::{Advantages, ScoredResponse};
 use stapo_core::{Batch, Group};
-use stapo_model::decoder::Policy;
+use stapo_model::decoder::{Pass, Policy};
 
 /// The constants of one response. Columns have one entry per token.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,8 +23,9 @@ pub struct ResponseConstants {
     pub sampler_logp: Option<Vec<f64>>,
 }
 
-/// The models that score a rollout batch.
+/// The models that score a rollout batch, and the pass that they score in.
 pub(crate) struct Scorers<'a> {
+    pub pass: &'a mut Pass,
     pub model: &'a LoadedModel,
     pub reference: Option<&'a Policy>,
     pub teacher: Option<&'a Teacher>,
@@ -47,7 +48,7 @@ pub struct RolledOut {
 impl RolledOut {
     /// Scores the responses of step `step` and computes their advantages.
     pub(crate) fn prepare(
-        scorers: &Scorers,
+        scorers: Scorers,
         task: &Task,
         plan: &Plan,
         step: u64,
@@ -58,7 +59,7 @@ impl RolledOut {
         let sequences: Vec<Sequence> =
             batch.responses().map(|scored| Sequence::of(&scored.rollout)).collect();
         let reference_logp = match scorers.reference {
-            Some(policy) => Some(logp_of(policy, plan, &sequences)?),
+            Some(policy) => Some(logp_of(scorers.pass, policy, plan, &sequences)?),
             None => None,
         };
         let teacher_logp = match scorers.teacher {
@@ -67,7 +68,7 @@ impl RolledOut {
                 let pairs = sequences.iter().zip(&prompts);
                 let taught: Vec<Sequence> =
                     pairs.map(|(sequence, prompt)| Sequence { prompt, ..*sequence }).collect();
-                Some(logp_of(teacher.policy(scorers.model), plan, &taught)?)
+                Some(logp_of(scorers.pass, teacher.policy(scorers.model), plan, &taught)?)
             }
             None => None,
         };
@@ -100,8 +101,8 @@ fn n_responses(groups: &[Group]) -> usize {
     groups.iter().map(|group| group.members.len()).sum()
 }
 
-fn logp_of(policy: &Policy, plan: &Plan, sequences: &[Sequence]) -> Result<Vec<Vec<f64>>> {
-    Ok(score(policy, plan, sequences)?.into_iter().map(|scores| scores.logp).collect())
+fn logp_of(pass: &mut Pass, policy: &Policy, plan: &Plan, sequences: &[Sequence]) -> Result<Vec<Vec<f64>>> {
+    Ok(score(pass, policy, plan, sequences)?.into_iter().map(|scores| scores.logp).collect())
 }
 
 /// The advantages of a whole rollout batch, in the order of its responses.

@@ -33,6 +33,11 @@ pub enum BaseModel {
     Builtin,
     /// A Hugging Face folder or a GGUF file.
     Files(PathBuf),
+    /// Random weights of a published shape, with the files of the built-in model beside them.
+    Random {
+        shape: String,
+        seed: u64,
+    },
 }
 
 /// The checkpoint of a run.
@@ -111,7 +116,7 @@ impl FoundModel {
     pub fn files(&self) -> Result<ModelFiles> {
         match &self.base {
             BaseModel::Files(path) => Ok(ModelFiles { path: path.clone(), unpacked: None }),
-            BaseModel::Builtin => {
+            BaseModel::Builtin | BaseModel::Random { .. } => {
                 let folder = builtin::unpack()?;
                 Ok(ModelFiles { path: folder.path().to_owned(), unpacked: Some(folder) })
             }
@@ -120,7 +125,15 @@ impl FoundModel {
 
     /// The shape of the model, for which a folder's `config.json` is enough.
     pub fn shape(&self) -> Result<ModelConfig> {
-        Ok(Pretrained::read_config(&self.files()?.path)?)
+        let config = Pretrained::read_config(&self.files()?.path)?;
+        let BaseModel::Random { shape, .. } = &self.base else { return Ok(config) };
+        let unknown = || {
+            let known: Vec<&str> = ModelConfig::known_names().collect();
+            let remedy = format!("model.shape is one of {}", known.join(", "));
+            Error::no_model(shape, "is no known shape".to_string(), remedy)
+        };
+        let known = ModelConfig::known(shape).ok_or_else(unknown)?;
+        Ok(ModelConfig { stops: config.stops, ..known })
     }
 }
 
@@ -150,8 +163,12 @@ pub fn is_run(path: &Path) -> bool {
 
 fn locate(source: &ModelSource) -> Result<Located> {
     let base = |base, pinned| Ok(Located::Base { base, pinned });
-    let ModelSource::Path { path: name } = source else {
-        return base(BaseModel::Builtin, ModelSource::Builtin);
+    let name = match source {
+        ModelSource::Builtin => return base(BaseModel::Builtin, ModelSource::Builtin),
+        ModelSource::Random { shape, seed } => {
+            return base(BaseModel::Random { shape: shape.clone(), seed: *seed }, source.clone());
+        }
+        ModelSource::Path { path } => path,
     };
     let path = Path::new(name);
     if is_run(path) {

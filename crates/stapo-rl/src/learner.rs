@@ -20,13 +20,15 @@ pub struct Learner {
 impl Learner {
     /// The state before the first step.
     pub(crate) fn new(model: LoadedModel, settings: AdamWSettings) -> Result<Self> {
-        Ok(Self {
-            optimizer: Optimizer::new(&model.policy, settings)?,
-            gradients: Gradients::zeros(&model.policy)?,
-            model,
-            counters: Counters::default(),
-            loop_state: LoopState::new(),
-        })
+        let optimizer = Optimizer::new(&model.policy, settings)?;
+        let gradients = Gradients::zeros(&model.policy)?;
+        Ok(Self::with_gradients(model, optimizer, gradients))
+    }
+
+    /// As [`Learner::new`], with gradients that lie in memory of the caller's choice.
+    pub(crate) fn with_gradients(model: LoadedModel, optimizer: Optimizer, gradients: Gradients) -> Self {
+        let counters = Counters::default();
+        Self { model, optimizer, gradients, counters, loop_state: LoopState::new() }
     }
 
     /// Takes over the weights, the optimizer state, the counters and the loop state of a checkpoint.

@@ -2,8 +2,8 @@
 
 use crate::config::{ModelSource, Plan, PromptStyle};
 use crate::error::{Error, Result};
-use crate::found_model::FoundModel;
-use crate::identity;
+use crate::found_model::{BaseModel, FoundModel};
+use crate::model_hashes::{beside_weights, of_found};
 use crate::prompting::Prompting;
 use crate::run::Checkpoint;
 use serde_json::{Map, Value};
@@ -25,6 +25,9 @@ pub struct LoadedModel {
     /// The tokenizer's files, which are exported with the weights; empty for a model without a tokenizer.
     pub companions: Vec<Companion>,
 }
+
+/// The standard deviation of random weights.
+const RANDOM_DEVIATION: f64 = 0.02;
 
 impl LoadedModel {
     /// Opens the model of a config. A model without a tokenizer is refused.
@@ -62,15 +65,24 @@ impl LoadedModel {
     ) -> Result<Self> {
         let checkpoint = found.checkpoint.as_ref().map(|found| Checkpoint::open(&found.path)).transpose()?;
         if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = &checkpoint {
-            let recorded = identity::beside_weights(provenance.identity.inputs.clone());
-            let changes = changed_inputs(&recorded, &identity::beside_weights(identity::of_found(found)?));
+            let recorded = beside_weights(provenance.identity.inputs.clone());
+            let changes = changed_inputs(&recorded, &beside_weights(of_found(found)?));
             if !changes.is_empty() {
                 return Err(Error::ChangedModel { folder: path.clone(), changes });
             }
         }
         let files = found.files()?;
         let pretrained = Pretrained::open(&files.path)?;
-        let mut model = Self::load(&pretrained, tokenizer(&pretrained)?, device)?;
+        let mut model = match &found.base {
+            BaseModel::Random { seed, .. } => {
+                let config = found.shape()?;
+                let policy = Policy::noise(device, &config, *seed, RANDOM_DEVIATION)?;
+                Self::with_policy(&pretrained, tokenizer(&pretrained)?, policy)?
+            }
+            BaseModel::Builtin | BaseModel::Files(_) => {
+                Self::load(&pretrained, tokenizer(&pretrained)?, device)?
+            }
+        };
         if files.are_temporary() {
             model.companions.iter_mut().try_for_each(Companion::load)?;
         }
@@ -85,13 +97,22 @@ impl LoadedModel {
         tokenizer: std::result::Result<Tokenizer, String>,
         device: &Device,
     ) -> Result<Self> {
+        let policy = Policy::load(device, &pretrained.config, &pretrained.weights)?;
+        Self::with_policy(pretrained, tokenizer, policy)
+    }
+
+    fn with_policy(
+        pretrained: &Pretrained,
+        tokenizer: std::result::Result<Tokenizer, String>,
+        policy: Policy,
+    ) -> Result<Self> {
         let companions = if tokenizer.is_ok() { pretrained.companions()? } else { Vec::new() };
         Ok(Self {
             tokenizer,
             template: pretrained.chat_template()?,
             stops: pretrained.config.stops.clone(),
             companions,
-            policy: Policy::load(device, &pretrained.config, &pretrained.weights)?,
+            policy,
         })
     }
 

@@ -1,9 +1,12 @@
-//! The memory that a run needs, by part.
+//! The memory that a run needs, by part, and what the settings left to the program become.
 
-use crate::config::{Plan, States};
+use crate::config::{KvMemory, Plan, States, TeacherSource};
 use crate::error::{Error, Result};
-use stapo_model::decoder::{ArenaLayout, Purpose};
+use serde::Serialize;
+use stapo_model::decoder::{ArenaLayout, Purpose, Recompute};
+use stapo_model::generate::EngineSettings;
 use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
+use std::fmt;
 
 /// A part of a run's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,66 +15,217 @@ pub struct MemoryPart {
     pub bytes: u64,
 }
 
-/// The parts of a run's memory at its peak, on the plan's device. `frozen` are the models beside the one in training, by
-/// their roles.
-pub fn parts(plan: &Plan, model: &ModelConfig, frozen: &[(&'static str, ModelConfig)]) -> Vec<MemoryPart> {
-    let n = model.n_parameters();
-    let is_8bit = plan.config.update.states == States::EightBit;
-    let device = plan.device();
-    let rows = stapo_model::generate::EngineSettings::default().max_rows;
-    let tokens = plan.config.update.microbatch_tokens;
-    let arena = |n_tokens, purpose| {
-        ArenaLayout::new(model, n_tokens, n_tokens, purpose).bytes(device.compute_bytes()) as u64
-    };
-    let embedding = (model.vocabulary * model.width) as u64;
-    // A tied embedding has two gradients, of the lookup and of the head, until the end of a mini-batch adds these.
-    let n_gradients = if model.tied_embeddings { n + embedding } else { n };
-    let mut parts = vec![
-        MemoryPart { name: "weights", bytes: if is_8bit { 2 * n } else { policy_bytes(device, model) } },
-        MemoryPart { name: "gradients", bytes: 4 * n_gradients },
-        MemoryPart { name: "optimizer", bytes: if is_8bit { 2 * n + n / 32 } else { 8 * n } },
-        MemoryPart {
-            name: "activations",
-            bytes: arena(tokens, Purpose::Training(plan.config.update.recompute)),
-        },
-        MemoryPart {
-            name: "keys, values",
-            bytes: ((plan.config.rollout.kv_mib as u64) << 20) + arena(rows, Purpose::Inference),
-        },
-    ];
-    let frozen = frozen.iter();
-    parts.extend(frozen.map(|(name, model)| MemoryPart { name, bytes: policy_bytes(device, model) }));
-    if device != DeviceName::Cpu {
-        // Training holds rows of logits and of their gradient, 6 bytes per entry; sampling holds rows of logits in f32.
-        let logits = ((tokens.min(GPU_LOGIT_ROWS) * 6 + rows * 4) * model.vocabulary) as u64;
-        parts.push(MemoryPart { name: "logits", bytes: logits });
-        parts.push(MemoryPart { name: "libraries", bytes: GPU_LIBRARY_BYTES });
+/// What a run takes of its device's memory. On a GPU, sampling and updating take turns in one region; on the CPU they
+/// have memory of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// From the start to the end of the run.
+    pub held: Vec<MemoryPart>,
+    pub sampling: Vec<MemoryPart>,
+    pub updating: Vec<MemoryPart>,
+    /// Bytes for keys and values.
+    pub kv_bytes: u64,
+    pub recompute: Recompute,
+    is_shared: bool,
+}
+
+impl MemoryPlan {
+    /// The region that sampling and updating use in turn.
+    pub fn region_bytes(&self) -> u64 {
+        sum(&self.sampling).max(sum(&self.updating))
     }
-    parts
+
+    /// The largest sum of all parts that exist at one time.
+    pub fn peak_bytes(&self) -> u64 {
+        let in_turns =
+            if self.is_shared { self.region_bytes() } else { sum(&self.sampling) + sum(&self.updating) };
+        sum(&self.held) + in_turns
+    }
+
+    /// What the settings left to the program became, by their keys; `None` on the CPU, where they have fixed values.
+    pub fn chosen(&self) -> Option<Chosen> {
+        self.is_shared.then_some(Chosen { kv_mib: self.kv_bytes >> 20, recompute: self.recompute })
+    }
+
+    /// All parts, those of the region included.
+    pub fn parts(&self) -> impl Iterator<Item = &MemoryPart> {
+        self.held.iter().chain(&self.sampling).chain(&self.updating)
+    }
+}
+
+/// The values of `rollout.kv_mib` and `update.recompute` that a run on a GPU works with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Chosen {
+    pub kv_mib: u64,
+    pub recompute: Recompute,
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kept = match self.recompute {
+            Recompute::Nothing => "all activations are kept",
+            Recompute::Inputs => "the inputs of attention and feed-forward are recomputed",
+            Recompute::Layers => "layers are recomputed",
+        };
+        write!(f, "{} MiB for keys and values; {kept}", self.kv_mib)
+    }
+}
+
+fn sum(parts: &[MemoryPart]) -> u64 {
+    parts.iter().map(|part| part.bytes).sum()
 }
 
 /// The most rows of logits that training holds at once on a GPU.
 const GPU_LOGIT_ROWS: usize = 2048;
 /// Context, kernels and workspace, as measured on an H200.
 const GPU_LIBRARY_BYTES: u64 = 700 << 20;
+/// Rounding of the many buffers in a region, and buffers of a step.
+const GPU_REGION_SLACK: u64 = 64 << 20;
+/// Keys and values on the CPU where `rollout.kv_mib` is `"auto"`.
+pub const CPU_KV_BYTES: u64 = 256 << 20;
 
-/// Refuses a run that does not fit the device's free memory. Host memory is not checked, because the system may swap.
-pub fn check(plan: &Plan, model: &ModelConfig, device: &Device) -> Result<()> {
+/// The memory of a run on the plan's device, of which `free` bytes are free; `None` where that is unknown or, as on the
+/// CPU, no limit. `frozen` are the models beside the one in training, by their roles.
+pub fn resolve(
+    plan: &Plan,
+    model: &ModelConfig,
+    frozen: &[(&'static str, ModelConfig)],
+    free: Option<u64>,
+) -> MemoryPlan {
+    let needs = Needs { plan, model, device: plan.device() };
+    let is_shared = needs.device != DeviceName::Cpu;
+    let held = needs.held(frozen);
+    // A little is left free: the driver rounds allocations up, and other programs may ask for some.
+    let left = free.map(|free| (free - free / 64).saturating_sub(sum(&held)));
+    let updating = |recompute| needs.updating(frozen, recompute);
+    let candidates = plan.config.update.recompute.candidates();
+    let fits = |recompute: &&Recompute| left.is_none_or(|left| sum(&updating(**recompute)) <= left);
+    let recompute = candidates.iter().find(fits).or(candidates.last()).copied().unwrap_or_default();
+    let kv_bytes = match plan.config.rollout.kv_mib {
+        KvMemory::Mib(mib) => (mib as u64) << 20,
+        KvMemory::Auto if !is_shared => CPU_KV_BYTES,
+        KvMemory::Auto => {
+            let useful = needs.useful_kv_bytes();
+            let left = left.unwrap_or(u64::MAX).saturating_sub(needs.engine_bytes());
+            useful.min(left.max(needs.sequence_kv_bytes()))
+        }
+    };
+    let sampling = vec![MemoryPart { name: "keys, values", bytes: kv_bytes + needs.engine_bytes() }];
+    MemoryPlan { held, sampling, updating: updating(recompute), kv_bytes, recompute, is_shared }
+}
+
+/// Refuses a run that does not fit the free memory of a GPU. Host memory is not checked, because the system may swap.
+pub fn check(planned: &MemoryPlan, device: &Device) -> Result<()> {
     let Some((free, _)) = device.memory() else { return Ok(()) };
-    let needed: u64 = parts(plan, model, &[]).iter().map(|part| part.bytes).sum();
+    let needed = planned.peak_bytes();
     if needed <= free as u64 {
         return Ok(());
     }
     Err(Error::DoesNotFit { device: device.name(), needed_mib: needed >> 20, free_mib: free as u64 >> 20 })
 }
 
-/// Bytes of the weights. The CPU holds matrices a second time in the panel order that its kernels read; a GPU holds all
-/// weights a second time in f32 for the optimizer.
-fn policy_bytes(device: DeviceName, model: &ModelConfig) -> u64 {
-    if device != DeviceName::Cpu {
-        return 6 * model.n_parameters();
-    }
-    let matrices: usize =
-        model.tensors().iter().filter(|spec| spec.shape.len() == 2).map(TensorSpec::n_elements).sum();
-    4 * (model.n_parameters() + matrices as u64)
+/// The configurations of the models beside the one in training, by their roles.
+pub fn frozen(plan: &Plan) -> Result<Vec<(&'static str, ModelConfig)>> {
+    let reference = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
+    let reference = plan.objective.needs_reference().then(|| reference.clone());
+    let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
+    let roles = [("reference", reference), ("teacher", teacher)];
+    let named = roles.into_iter().filter_map(|(role, source)| Some((role, source?)));
+    named.map(|(role, source)| Ok((role, source.find()?.shape()?))).collect()
 }
+
+/// The memory of a run's parts.
+struct Needs<'a> {
+    plan: &'a Plan,
+    model: &'a ModelConfig,
+    device: DeviceName,
+}
+
+impl Needs<'_> {
+    fn is_8bit(&self) -> bool {
+        self.plan.config.update.states == States::EightBit
+    }
+
+    fn held(&self, frozen: &[(&'static str, ModelConfig)]) -> Vec<MemoryPart> {
+        let n = self.model.n_parameters();
+        let moments = if self.is_8bit() { 2 * n + n / 32 } else { 8 * n };
+        let mut parts = vec![
+            MemoryPart { name: "weights", bytes: self.policy_bytes(self.model) },
+            MemoryPart { name: "optimizer", bytes: moments },
+        ];
+        let of_frozen = |(name, model): &(&'static str, ModelConfig)| MemoryPart {
+            name,
+            bytes: self.policy_bytes(model),
+        };
+        parts.extend(frozen.iter().map(of_frozen));
+        if self.device != DeviceName::Cpu {
+            // Rows of logits and of their gradient, 6 bytes per entry.
+            let rows = self.plan.config.update.microbatch_tokens.min(GPU_LOGIT_ROWS);
+            let logits = (6 * rows * self.model.vocabulary) as u64;
+            parts.push(MemoryPart { name: "logits", bytes: logits });
+            parts.push(MemoryPart { name: "libraries", bytes: GPU_LIBRARY_BYTES });
+        }
+        parts
+    }
+
+    /// What updates take: gradients and activations. Frozen models score in the memory of the activations.
+    fn updating(&self, frozen: &[(&'static str, ModelConfig)], recompute: Recompute) -> Vec<MemoryPart> {
+        let tokens = self.plan.config.update.microbatch_tokens;
+        let embedding = (self.model.vocabulary * self.model.width) as u64;
+        // A tied embedding has two gradients, of the lookup and of the head, until the end of a mini-batch adds these.
+        let tied = if self.model.tied_embeddings { embedding } else { 0 };
+        let scoring = frozen.iter().map(|(_, model)| self.arena(model, tokens, Purpose::Inference));
+        let own = self.arena(self.model, tokens, Purpose::Training(recompute));
+        vec![
+            MemoryPart { name: "gradients", bytes: 4 * (self.model.n_parameters() + tied) + self.slack() },
+            MemoryPart { name: "activations", bytes: scoring.fold(own, u64::max) },
+        ]
+    }
+
+    /// What an engine takes beside its keys and values.
+    fn engine_bytes(&self) -> u64 {
+        let rows = EngineSettings::default().max_rows;
+        // A CPU's threads have scratch memory for logits.
+        let logits = if self.device == DeviceName::Cpu { 0 } else { 4 * rows * self.model.vocabulary };
+        self.arena(self.model, rows, Purpose::Inference) + logits as u64 + self.slack()
+    }
+
+    fn slack(&self) -> u64 {
+        if self.device == DeviceName::Cpu { 0 } else { GPU_REGION_SLACK }
+    }
+
+    fn arena(&self, model: &ModelConfig, n_tokens: usize, purpose: Purpose) -> u64 {
+        ArenaLayout::new(model, n_tokens, n_tokens, purpose).bytes(self.device.compute_bytes()) as u64
+    }
+
+    /// Keys and values of one sequence of the greatest length, with the block that its last tokens begin.
+    fn sequence_kv_bytes(&self) -> u64 {
+        let rollout = &self.plan.config.rollout;
+        let n_tokens = rollout.max_prompt_tokens + rollout.max_response_tokens + GPU_BLOCK_TOKENS;
+        let per_token = 2 * self.model.n_kv_heads * self.model.head_dim * self.model.n_layers;
+        (n_tokens * per_token * self.device.compute_bytes()) as u64
+    }
+
+    /// Keys and values of all sequences that can run at once; more would never be used.
+    fn useful_kv_bytes(&self) -> u64 {
+        let config = &self.plan.config;
+        let rollouts = config.rollout.problems_per_step * config.rollout.group_size;
+        let evaluated = config.evaluation.problems * config.evaluation.samples;
+        let n_sequences = rollouts.max(evaluated).min(EngineSettings::default().max_sequences);
+        n_sequences as u64 * self.sequence_kv_bytes()
+    }
+
+    /// Bytes of the weights. The CPU holds matrices a second time in the panel order that its kernels read; a GPU holds
+    /// all weights a second time in f32 for the optimizer, unless states have 8 bits.
+    fn policy_bytes(&self, model: &ModelConfig) -> u64 {
+        if self.device != DeviceName::Cpu {
+            return if self.is_8bit() { 2 } else { 6 } * model.n_parameters();
+        }
+        let matrices: usize =
+            model.tensors().iter().filter(|spec| spec.shape.len() == 2).map(TensorSpec::n_elements).sum();
+        4 * (model.n_parameters() + matrices as u64)
+    }
+}
+
+/// Positions in a block of a GPU's cache.
+const GPU_BLOCK_TOKENS: usize = 32;

@@ -6,7 +6,6 @@ use crate::task::{Split, Task};
 use rayon::prelude::*;
 use stapo_core::Problem;
 use stapo_model::{ChatTemplate, Message, Pretrained, Tokenizer};
-use std::path::Path;
 
 /// The parts of a model that prompts need. No weight is read.
 pub struct PromptModel {
@@ -16,14 +15,8 @@ pub struct PromptModel {
 
 impl PromptModel {
     pub fn open(source: &ModelSource) -> Result<Self> {
-        match source {
-            ModelSource::Builtin => Self::open_path(crate::builtin::unpack()?.path()),
-            ModelSource::Path { path } => Self::open_path(Path::new(path)),
-        }
-    }
-
-    fn open_path(path: &Path) -> Result<Self> {
-        let pretrained = Pretrained::open(path)?;
+        let files = source.find()?.files()?;
+        let pretrained = Pretrained::open(&files.path)?;
         Ok(Self { tokenizer: pretrained.tokenizer()?, template: pretrained.chat_template()? })
     }
 

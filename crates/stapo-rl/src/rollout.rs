@@ -8,11 +8,12 @@ use crate::config::{LongPrompts, Plan, Reward};
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
 use crate::meter::{Meter, Phase};
+use crate::run_memory::SamplingMemory;
 use crate::task::{Judged, Split, Task};
 use stapo_core::random::Key;
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored, Verdict};
 use stapo_model::generate::{
-    Completion, Engine, EngineMemory, EngineSettings, Event, Filter, FinishReason, Request, SamplingRule,
+    Completion, Engine, EngineSettings, Event, Filter, FinishReason, ForcedLengths, Request, SamplingRule,
 };
 
 /// How the group of each problem is sampled.
@@ -42,7 +43,7 @@ pub struct Sampled {
 /// Samples one rollout batch, with problems from `position` on.
 pub fn roll_out(
     model: &LoadedModel,
-    memory: &mut EngineMemory,
+    memory: &mut SamplingMemory,
     task: &Task,
     plan: &Plan,
     step: u64,
@@ -115,7 +116,7 @@ fn draw_problems(
 /// Samples responses to each problem, with verdicts and rewards.
 fn sample_and_score(
     model: &LoadedModel,
-    memory: &mut EngineMemory,
+    memory: &mut SamplingMemory,
     task: &Task,
     plan: &Plan,
     problems: &[Problem],
@@ -170,7 +171,7 @@ fn value(reward: &Reward, judged: &Judged) -> f64 {
 
 fn sample(
     model: &LoadedModel,
-    memory: &mut EngineMemory,
+    memory: &mut SamplingMemory,
     plan: &Plan,
     problems: &[Problem],
     sampling: GroupSampling,
@@ -182,10 +183,11 @@ fn sample(
     let settings = EngineSettings {
         seed: sampling.key.bits(),
         rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
-        kv_bytes: limits.kv_mib << 20,
+        kv_bytes: memory.kv_bytes,
+        lengths: limits.lengths.map(|lengths| ForcedLengths { mean: lengths.mean, sigma: lengths.sigma }),
         ..EngineSettings::default()
     };
-    let mut engine = Engine::new(&model.policy, memory, settings)?;
+    let mut engine = Engine::new(&model.policy, &mut memory.engine, settings)?;
     engine.stop_at(model.stop_texts(&plan.style)?);
     let prompting = model.prompting(&plan.style)?;
     let mut prompts = Vec::with_capacity(problems.len());
@@ -255,7 +257,7 @@ pub(crate) fn finish(reason: FinishReason) -> Finish {
 /// Share of right answers on held-out problems.
 pub fn held_out_accuracy(
     model: &LoadedModel,
-    memory: &mut EngineMemory,
+    memory: &mut SamplingMemory,
     task: &Task,
     plan: &Plan,
     policy_version: u64,

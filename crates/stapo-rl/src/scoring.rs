@@ -28,14 +28,18 @@ pub struct ResponseScores {
 }
 
 /// The scores of every sequence, in order, by forward passes over micro-batches.
-pub fn score(policy: &Policy, plan: &Plan, sequences: &[Sequence]) -> Result<Vec<ResponseScores>> {
+pub fn score(
+    pass: &mut Pass,
+    policy: &Policy,
+    plan: &Plan,
+    sequences: &[Sequence],
+) -> Result<Vec<ResponseScores>> {
     let lengths: Vec<usize> = sequences.iter().map(|s| s.prompt.len() + s.tokens.len()).collect();
-    let mut pass = Pass::scoring(policy)?;
     let options = HeadOptions { n_alternatives: 0, ..head_options(plan) };
     let mut all = Vec::with_capacity(sequences.len());
     for microbatch in pack_in_order(&lengths, plan.config.update.microbatch_tokens)? {
         let own: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| sequences[idx]).collect();
-        let scores = pass.forward(policy, &packed(&own), options)?;
+        let scores = pass.score(policy, &packed(&own), options)?;
         all.extend(split(&scores, &own));
     }
     Ok(all)

@@ -10,19 +10,20 @@ use crate::evaluation::{Benchmark, Evaluated, changed_questions, evaluate_benchm
 use crate::identity;
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
-use crate::memory;
+use crate::memory::{self, MemoryPlan};
 use crate::meter::{Meter, Phase, memory_bytes};
 use crate::prompting::fit_prompts;
 use crate::records::{explored_records, metrics, response_records, set_times, silenced_records};
 use crate::rollout::{ForeignRollouts, held_out_accuracy, roll_out};
 use crate::run::{Reopening, Run, is_due};
+use crate::run_memory::RunMemory;
 use crate::task::{Programs, Task};
 use crate::teacher::Teacher;
 use crate::update::{Learned, MinibatchContext, learn};
 use stapo_core::record::{EventKind, Identity, Metrics, StopReason, Writer};
 use stapo_model::Device;
 use stapo_model::decoder::Policy;
-use stapo_model::generate::EngineMemory;
+use stapo_model::optimizer::Optimizer;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -64,10 +65,10 @@ pub struct Trainer {
     teacher: Option<Teacher>,
     /// Rollouts that another engine sampled, for a run that does not sample its own.
     foreign: Option<ForeignRollouts>,
+    /// The memory of rollouts and updates, kept from step to step.
+    memory: RunMemory,
     /// What was found about the prompts at the start.
     warnings: Vec<String>,
-    /// The rollout engine's memory, kept from one rollout to the next.
-    engine_memory: EngineMemory,
     /// The benchmarks of the plan; `None` before they are opened.
     benchmarks: Option<Vec<Benchmark>>,
     meter: Arc<Meter>,
@@ -80,25 +81,34 @@ impl Trainer {
         let further = plan.rewards.iter().skip(1).map(|reward| &reward.verifier);
         let mut task = Task::with_verifiers(&plan.task, further, programs)?;
         let found = plan.config.model.find()?;
-        memory::check(plan, &found.shape()?, device)?;
+        let free = device.memory().map(|(free, _)| free as u64);
+        let planned = memory::resolve(plan, &found.shape()?, &memory::frozen(plan)?, free);
+        memory::check(&planned, device)?;
         let model = LoadedModel::open_found(&found, device)?;
         model.check(plan)?;
         let warnings = check_prompts(plan, &model, &mut task)?;
         let reference = reference(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
-        let learner = Learner::new(model, plan.optimizer())?;
+        let optimizer = Optimizer::new(&model.policy, plan.optimizer())?;
+        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy)?;
+        let learner = Learner::with_gradients(model, optimizer, gradients);
         Ok(Self {
             learner,
             task,
             reference,
             teacher,
             foreign,
+            memory,
             warnings,
-            engine_memory: EngineMemory::new(),
             benchmarks: None,
             meter: Arc::default(),
         })
+    }
+
+    /// What the run takes of its device's memory, and what the settings left to the program became.
+    pub fn memory(&self) -> &MemoryPlan {
+        &self.memory.planned
     }
 
     /// Counts what the trainer does, for displays.
@@ -123,19 +133,21 @@ impl Trainer {
         let meter = self.meter.as_ref();
         meter.enter(Phase::Rollout);
         let sampled = match &self.foreign {
-            Some(foreign) => foreign.roll_out(model, &self.task, plan, step, position)?,
-            None => roll_out(model, &mut self.engine_memory, &self.task, plan, step, position, meter)?,
+            Some(foreign) => {
+                foreign.roll_out(self.memory.score(), model, &self.task, plan, step, position)?
+            }
+            None => roll_out(model, self.memory.sample(), &self.task, plan, step, position, meter)?,
         };
         canary::check_verdicts(plan, step, &sampled.batch)?;
         let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
-        let scorers = Scorers { model, reference, teacher, meter };
-        RolledOut::prepare(&scorers, &self.task, plan, step, sampled)
+        let scorers = Scorers { pass: self.memory.score(), model, reference, teacher, meter };
+        RolledOut::prepare(scorers, &self.task, plan, step, sampled)
     }
 
     /// Evaluates the present weights on held-out problems and benchmarks, and writes down the samples of benchmarks.
     fn evaluate(&mut self, plan: &Plan, run: &Run) -> Result<Evaluated> {
         let Learner { model, counters, .. } = &self.learner;
-        let (memory, meter) = (&mut self.engine_memory, self.meter.as_ref());
+        let (memory, meter) = (self.memory.sample(), self.meter.as_ref());
         let benchmarks = self.benchmarks.as_deref().unwrap_or_default();
         let n_samples = benchmarks.iter().map(|benchmark| benchmark.problems.len() * benchmark.n_samples);
         meter.expect(Phase::Evaluate, n_samples.sum());
@@ -150,6 +162,7 @@ impl Trainer {
     pub fn learn<'a>(&mut self, plan: &Plan, rolled: &'a RolledOut) -> Result<Vec<Learned<'a>>> {
         let step = self.learner.counters.step + 1;
         let mut carried = Carried::read(&self.learner.loop_state)?;
+        let passes = self.memory.update(&mut self.learner.gradients);
         let mut learned: Vec<Learned> = Vec::new();
         let minibatches = rolled.minibatches(plan);
         let meter = self.meter.as_ref();
@@ -161,7 +174,7 @@ impl Trainer {
         for ((use_idx, minibatch), pass) in updates {
             let is_on_policy = learned.is_empty() && !plan.has_behavior_of_sampler();
             let context = MinibatchContext { step, use_idx, is_on_policy, pass, meter };
-            let update = learn(&mut self.learner, &mut carried, plan, minibatch, context)?;
+            let update = learn(&mut self.learner, passes, &mut carried, plan, minibatch, context)?;
             canary::check_learned(plan, step, is_on_policy, &update)?;
             let is_gated = update.is_gated();
             learned.push(update);
@@ -340,6 +353,9 @@ impl<'a> Training<'a> {
         self.tokens_total += metrics.n_sampled.unwrap_or(0) as u64;
         metrics.tokens_total = Some(self.tokens_total);
         metrics.n_updates = Some(learner.counters.n_updates);
+        if let Some(chosen) = self.trainer.memory().chosen() {
+            metrics.extra.insert("memory".to_string(), serde_json::json!(chosen));
+        }
         metrics.entropy_coefficient = Carried::read(&learner.loop_state)?.controls.entropy_coefficient;
         if let Some(before) = self.before.take() {
             metrics.eval_accuracy_before = Some(before.held_out);

@@ -2,6 +2,7 @@
 //! mini-batch.
 
 mod member;
+mod work;
 
 pub use member::Member;
 
@@ -13,14 +14,15 @@ use crate::learner::Learner;
 use crate::meter::{Meter, Phase};
 use crate::scoring::{Sequence, head_options, packed, score, split};
 use member::members;
-use stapo_core::batch::pack_in_order;
 use stapo_core::diagnostics::{Census, Thresholds};
-use stapo_core::objective::{Calibration, ResponseSignals, SequenceTally, Tally, UpdateKey};
+use stapo_core::objective::{
+    Calibration, Deferral, ObjectiveError, ResponseSignals, SequenceTally, Tally, UpdateKey,
+};
 use stapo_core::record::ReusedUpdate;
-use stapo_core::{Group, Microbatch, TokenEffect};
-use stapo_model::decoder::{Gradients, Pass, Policy};
+use stapo_core::{Group, TokenEffect};
+use stapo_model::decoder::{Gradients, HeadOptions, Pass};
 use stapo_model::optimizer::Update;
-use std::hash::{DefaultHasher, Hasher};
+use work::{Tokens, Work, work};
 
 /// What one optimizer step did.
 pub struct Learned<'a> {
@@ -65,6 +67,7 @@ pub struct MinibatchContext<'a> {
 /// the gradients are discarded and no step is made.
 pub fn learn<'a>(
     learner: &mut Learner,
+    pass: &mut Pass,
     carried: &mut Carried,
     plan: &Plan,
     (groups, constants): (&'a [Group], &'a [ResponseConstants]),
@@ -72,10 +75,9 @@ pub fn learn<'a>(
 ) -> Result<Learned<'a>> {
     context.meter.enter(Phase::Calibrate);
     let members = members(plan, groups, constants);
-    let mut minibatch = Minibatch::prepare(learner, carried, plan, members, context)?;
+    let mut minibatch = Minibatch::prepare(learner, pass, carried, plan, members, context)?;
     context.meter.enter(Phase::Update);
-    let mut pass = Pass::training(&learner.model.policy, plan.config.update.recompute)?;
-    let tally = minibatch.accumulate(learner, &mut pass)?;
+    let tally = minibatch.accumulate(learner, pass)?;
     let reuse = plan.config.update.reuse.map(|reuse| {
         let energy = learner.gradients.head_sum_squares() * tally.scale * tally.scale;
         carried.energies.judge(&reuse, context.use_idx, energy)
@@ -84,7 +86,7 @@ pub fn learn<'a>(
         learner.gradients.clear();
         OptimizerStep::none()
     } else {
-        let stepped = minibatch.step(learner, &mut pass, &tally)?;
+        let stepped = minibatch.step(learner, pass, &tally)?;
         carried.controls = plan.objective.next_controls(carried.controls, &tally);
         stepped
     };
@@ -95,10 +97,18 @@ pub fn learn<'a>(
 struct Minibatch<'p, 'a> {
     plan: &'p Plan,
     context: MinibatchContext<'p>,
+    key: UpdateKey,
     members: Vec<Member<'a>>,
-    microbatches: Vec<Microbatch>,
+    /// What goes through forward and backward, in order.
+    work: Vec<Work>,
+    /// Provisional until all members are scored, where a deferral is given.
     calibration: Calibration,
+    deferral: Option<Deferral>,
 }
+
+/// Deferred tokens cost a further forward and backward of their sequences, a scoring pass costs a forward of all: with
+/// backward as two forwards, deferring is cheaper below this share of the tokens.
+const DEFERRED_SHARE: f64 = 1.0 / 3.0;
 
 /// What the optimizer did with the gradients of a mini-batch.
 struct OptimizerStep {
@@ -116,57 +126,114 @@ impl OptimizerStep {
 }
 
 impl<'p, 'a> Minibatch<'p, 'a> {
-    /// Packing, the scoring passes that the objective needs, and calibration.
+    /// Packing, the scoring pass where the objective needs one, and calibration. Where the objective needs the current
+    /// log-probs for its thresholds and few tokens depend on these, the scoring pass is left out and these tokens wait.
     fn prepare(
         learner: &Learner,
+        pass: &mut Pass,
         carried: &Carried,
         plan: &'p Plan,
         mut members: Vec<Member<'a>>,
         context: MinibatchContext<'p>,
     ) -> Result<Self> {
-        let wrap = |source| Error::Objective { step: context.step, microbatch: None, source };
-        let lengths: Vec<usize> = members.iter().map(|m| m.scored.rollout.sequence_len()).collect();
-        let microbatches = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
+        let step = learner.counters.n_updates;
+        let key = UpdateKey { step, pass: context.pass, controls: carried.controls };
         let is_stale = !context.is_on_policy && plan.objective.calibrates_on_current_policy();
-        if is_stale || plan.objective.reads_collision() {
+        let reads_collision = plan.objective.reads_collision();
+        let deferral = plan.objective.deferral().filter(|_| is_stale && !reads_collision);
+        let deferral = match deferral {
+            Some(deferral) => is_deferral_cheaper(plan, &members, key, deferral)
+                .map_err(|source| Error::Objective { step: context.step, microbatch: None, source })?
+                .then_some(deferral),
+            None => None,
+        };
+        let tokens = deferral.map_or(Tokens::All, Tokens::Ready);
+        let all: Vec<usize> = (0..members.len()).collect();
+        let work = work(plan, &members, &all, tokens)?;
+        if deferral.is_none() && (is_stale || reads_collision) {
             let sequences: Vec<Sequence> = members.iter().map(Member::sequence).collect();
-            let scores = score(&learner.model.policy, plan, &sequences)?;
+            let scores = score(pass, &learner.model.policy, plan, &sequences)?;
             for (member, scores) in members.iter_mut().zip(scores) {
                 member.logp = scores.logp;
                 member.entropy = scores.entropy;
                 member.collision = Some(scores.collision);
             }
         }
-        let step = learner.counters.n_updates;
-        let update = UpdateKey { step, pass: context.pass, controls: carried.controls };
-        let responses: Vec<ResponseSignals> = members.iter().map(Member::signals).collect();
-        let calibration = plan.objective.calibrate(&responses, update).map_err(wrap)?;
-        Ok(Self { plan, context, members, microbatches, calibration })
+        let calibration = match deferral {
+            Some(_) => plan.objective.provisional(key),
+            None => calibrate(plan, &members, key),
+        };
+        let calibration = calibration.map_err(|source| Error::Objective {
+            step: context.step,
+            microbatch: None,
+            source,
+        })?;
+        Ok(Self { plan, context, key, members, work, calibration, deferral })
     }
 
     /// Forward, effects and backward of every micro-batch: gradients add up un-normalised.
     fn accumulate(&mut self, learner: &mut Learner, pass: &mut Pass) -> Result<Tally> {
-        let Self { plan, context, members, microbatches, calibration } = self;
-        let policy = &learner.model.policy;
-        let mut tallies = vec![SequenceTally::default(); members.len()];
-        for (place, microbatch) in microbatches.iter().enumerate() {
-            let sequences = sequences(microbatch, members);
-            let scores = pass.forward(policy, &packed(&sequences), head_options(plan))?;
-            for (&idx, own) in microbatch.sequences.iter().zip(split(&scores, &sequences)) {
-                let member = &mut members[idx];
-                member.set_scores(own);
-                let mut effects = vec![TokenEffect::default(); member.logp.len()];
-                tallies[idx] =
-                    plan.objective.evaluate(calibration, idx, &member.signals(), &mut effects).map_err(
-                        |source| Error::Objective { step: context.step, microbatch: Some(place), source },
-                    )?;
-                member.effects = effects;
+        let mut tallies = vec![SequenceTally::default(); self.members.len()];
+        for place in 0..self.work.len() {
+            let Self { plan, members, work, .. } = self;
+            let sequences = work[place].sequences(members);
+            let scores = pass.forward(&learner.model.policy, &packed(&sequences), head_options(plan))?;
+            let own = work[place].microbatch.sequences.clone();
+            for (&idx, scores) in own.iter().zip(split(&scores, &sequences)) {
+                members[idx].set_scores(scores);
             }
-            let (d_logp, d_entropy) = token_gradients(microbatch, members);
-            pass.backward(policy, &d_logp, &d_entropy, &mut learner.gradients)?;
-            context.meter.add(microbatch.sequences.len(), d_logp.len());
+            self.evaluate(&own, Some(place), &mut tallies)?;
+            let (d_logp, d_entropy) = self.work[place].gradients(&self.members);
+            pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+            self.context.meter.add(own.len(), d_logp.len());
         }
-        Ok(plan.objective.total(&tallies))
+        if let Some(deferral) = self.deferral {
+            self.accumulate_deferred(learner, pass, deferral, &mut tallies)?;
+        }
+        Ok(self.plan.objective.total(&tallies))
+    }
+
+    /// The final calibration, from what forward has seen, and the tokens that waited for it.
+    fn accumulate_deferred(
+        &mut self,
+        learner: &mut Learner,
+        pass: &mut Pass,
+        deferral: Deferral,
+        tallies: &mut [SequenceTally],
+    ) -> Result<()> {
+        let wrap = |source| Error::Objective { step: self.context.step, microbatch: None, source };
+        self.calibration = calibrate(self.plan, &self.members, self.key).map_err(wrap)?;
+        let all: Vec<usize> = (0..self.members.len()).collect();
+        self.evaluate(&all, None, tallies)?;
+        let has_waited = |idx: &usize| deferral.has_waited(&self.members[*idx].effects);
+        let waiting: Vec<usize> = all.iter().copied().filter(has_waited).collect();
+        let n_done = self.work.len();
+        self.work.extend(work(self.plan, &self.members, &waiting, Tokens::Deferred(deferral))?);
+        let options = HeadOptions { n_alternatives: 0, ..head_options(self.plan) };
+        for work in &self.work[n_done..] {
+            pass.forward(&learner.model.policy, &packed(&work.sequences(&self.members)), options)?;
+            let (d_logp, d_entropy) = work.gradients(&self.members);
+            pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+        }
+        Ok(())
+    }
+
+    /// The effects of scored members under the calibration. `microbatch` is named in errors.
+    fn evaluate(
+        &mut self,
+        members: &[usize],
+        microbatch: Option<usize>,
+        tallies: &mut [SequenceTally],
+    ) -> Result<()> {
+        for &idx in members {
+            let member = &mut self.members[idx];
+            let mut effects = vec![TokenEffect::default(); member.logp.len()];
+            let tally = self.plan.objective.evaluate(&self.calibration, idx, &member.signals(), &mut effects);
+            tallies[idx] =
+                tally.map_err(|source| Error::Objective { step: self.context.step, microbatch, source })?;
+            member.effects = effects;
+        }
+        Ok(())
     }
 
     /// The optimizer step. A gradient that is not finite is an error that names the micro-batch at fault.
@@ -174,7 +241,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let config = &self.plan.config.update;
         let is_first = self.context.step == 1;
         let unreached = if is_first { unreached(&learner.gradients) } else { Vec::new() };
-        let before = is_first.then(|| fingerprint(&learner.model.policy));
+        let before = is_first.then(|| learner.model.policy.fingerprint());
         let learning_rate = self.plan.learning_rate(learner.counters.n_updates);
         let update = Update { lr: learning_rate, scale: tally.scale, max_norm: config.max_gradient_norm };
         let gradient_norm = match learner.step(update) {
@@ -184,7 +251,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
                 return Err(Error::Gradient { step: self.context.step, microbatch, source });
             }
         };
-        let has_moved = before.is_none_or(|before| before != fingerprint(&learner.model.policy));
+        let has_moved = before.is_none_or(|before| before != learner.model.policy.fingerprint());
         Ok(OptimizerStep { gradient_norm, learning_rate, unreached, has_moved })
     }
 
@@ -193,11 +260,11 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     fn find_bad_microbatch(&self, learner: &mut Learner, pass: &mut Pass) -> Result<Option<usize>> {
         let is_finite = |values: Vec<f32>| values.iter().all(|value| value.is_finite());
         let mut found = None;
-        for (place, microbatch) in self.microbatches.iter().enumerate() {
+        for (place, work) in self.work.iter().enumerate() {
             learner.gradients.clear();
             let policy = &learner.model.policy;
-            pass.forward(policy, &packed(&sequences(microbatch, &self.members)), head_options(self.plan))?;
-            let (d_logp, d_entropy) = token_gradients(microbatch, &self.members);
+            pass.forward(policy, &packed(&work.sequences(&self.members)), head_options(self.plan))?;
+            let (d_logp, d_entropy) = work.gradients(&self.members);
             pass.backward(policy, &d_logp, &d_entropy, &mut learner.gradients)?;
             if !learner.gradients.tensors().all(|(_, values)| is_finite(values)) {
                 found = Some(place);
@@ -234,29 +301,37 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     }
 }
 
-/// The sequences of a micro-batch.
-fn sequences<'a>(microbatch: &Microbatch, members: &[Member<'a>]) -> Vec<Sequence<'a>> {
-    microbatch.sequences.iter().map(|&idx| Sequence::of(&members[idx].scored.rollout)).collect()
+fn calibrate(
+    plan: &Plan,
+    members: &[Member],
+    key: UpdateKey,
+) -> std::result::Result<Calibration, ObjectiveError> {
+    let responses: Vec<ResponseSignals> = members.iter().map(Member::signals).collect();
+    plan.objective.calibrate(&responses, key)
 }
 
-/// The derivatives by log-prob and entropy of each token of a micro-batch, with which backward starts.
-fn token_gradients(microbatch: &Microbatch, members: &[Member]) -> (Vec<f32>, Vec<f32>) {
-    let effects = || microbatch.sequences.iter().flat_map(|&idx| &members[idx].effects);
-    (effects().map(|e| e.d_logp as f32).collect(), effects().map(|e| e.d_entropy as f32).collect())
-}
-
-/// A hash of all weights.
-fn fingerprint(policy: &Policy) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for (_, values) in policy.tensors() {
-        // Adding 0 turns -0 into 0: a change of the sign of 0 is no change of a weight.
-        values.to_vec().iter().for_each(|value| hasher.write_u32((value + 0.0).to_bits()));
+/// Whether to let tokens wait instead of scoring all, judged by what the behavior policy would have made of the
+/// mini-batch: nothing but the rollouts decides, so a resumed run decides the same.
+fn is_deferral_cheaper(
+    plan: &Plan,
+    members: &[Member],
+    key: UpdateKey,
+    deferral: Deferral,
+) -> std::result::Result<bool, ObjectiveError> {
+    let calibration = calibrate(plan, members, key)?;
+    let mut n_waiting = 0;
+    let mut n_all = 0;
+    for (idx, member) in members.iter().enumerate() {
+        let mut effects = vec![TokenEffect::default(); member.logp.len()];
+        plan.objective.evaluate(&calibration, idx, &member.signals(), &mut effects)?;
+        let n_tokens = member.scored.rollout.sequence_len();
+        n_all += n_tokens;
+        n_waiting += if deferral.has_waited(&effects) { n_tokens } else { 0 };
     }
-    hasher.finish()
+    Ok((n_waiting as f64) < DEFERRED_SHARE * n_all as f64)
 }
 
 /// Tensors whose gradient is 0 everywhere.
 fn unreached(gradients: &Gradients) -> Vec<String> {
-    let zero = gradients.tensors().filter(|(_, values)| values.iter().all(|value| *value == 0.0));
-    zero.map(|(spec, _)| spec.name.clone()).collect()
+    gradients.zero_tensors().into_iter().map(|spec| spec.name.clone()).collect()
 }

@@ -43,20 +43,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let found = args.fetch.find(&name)?;
     let precision = if args.f32 { Precision::F32 } else { Precision::Bf16 };
     let options = ExportOptions { precision, existing: Existing::Refuse, ..ExportOptions::default() };
-    let exported = match found.step() {
-        Some(_) => {
-            // Checkpoints hold f32 weights whatever device trained them, so the CPU can export every run.
-            let device = run_folder::device(DeviceName::Cpu, None, Use::Reading)?;
-            let model = LoadedModel::open_found(&found, &device)?;
-            export_policy(&args.out, &model.policy, &model.companions, &options)?
-        }
-        None => {
-            let files = found.files()?;
-            let model = Pretrained::open(&files.path)?;
-            export(&args.out, &model.config, &model.companions()?, &options, |spec, out| {
-                model.weights.read_f32(&spec.name, &spec.shape, out)
-            })?
-        }
+    let exported = if found.step().is_some() {
+        // Checkpoints hold f32 weights whatever device trained them, so the CPU can export every run.
+        let device = run_folder::device(DeviceName::Cpu, None, Use::Reading)?;
+        let model = LoadedModel::open_found(&found, &device)?;
+        export_policy(&args.out, &model.policy, &model.companions, &options)?
+    } else {
+        let files = found.files()?;
+        let model = Pretrained::open(&files.path)?;
+        export(&args.out, &model.config, &model.companions()?, &options, |spec, out| {
+            model.weights.read_f32(&spec.name, &spec.shape, out)
+        })?
     };
     let step = found.step().map_or(String::new(), |step| format!("step {step}, "));
     println!(

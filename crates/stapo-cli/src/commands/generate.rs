@@ -19,6 +19,7 @@ use std::time::Instant;
 
 /// Continues prompts, many at a time; the same seed gives the same responses in any company.
 #[derive(clap::Args)]
+#[command(override_usage = "stapo generate --model MODEL (--prompt TEXT|--chat TEXT|--input FILE)")]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["prompt", "chat", "input"]))]
 pub struct Args {
     #[command(flatten)]

@@ -19,6 +19,7 @@ pub mod problems;
 pub mod report;
 pub mod runs;
 pub mod score;
+pub mod serve;
 pub mod train;
 pub mod verify_run;
 pub mod version;

@@ -1,7 +1,6 @@
 //! `stapo version`
 
 use crate::shared::program::PROGRAM;
-use anyhow::Result;
 use serde_json::json;
 use stapo_rl::device::cuda;
 use std::process::ExitCode;
@@ -14,7 +13,7 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &Args) -> ExitCode {
     let found = cuda::probe();
     let obstacle = found.obstacle();
     if args.json {
@@ -27,7 +26,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "gpu_obstacle": obstacle,
         });
         println!("{text:#}");
-        return Ok(ExitCode::SUCCESS);
+        return ExitCode::SUCCESS;
     }
     println!("stapo    {PROGRAM}");
     println!("build    {}, {}", env!("STAPO_PROFILE"), env!("STAPO_TARGET"));
@@ -35,5 +34,5 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         None => found.gpus.iter().for_each(|gpu| println!("gpu      {}", gpu.name)),
         Some(_) => println!("gpu      none usable; stapo doctor says why"),
     }
-    Ok(ExitCode::SUCCESS)
+    ExitCode::SUCCESS
 }

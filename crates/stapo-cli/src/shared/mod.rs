@@ -16,6 +16,8 @@ pub mod run_folder;
 pub mod run_status;
 pub mod shipped;
 pub mod stop;
+pub mod study;
 pub mod tensorboard;
 pub mod terminal;
 pub mod units;
+pub mod viewer;

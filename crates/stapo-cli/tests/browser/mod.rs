@@ -1,5 +1,10 @@
 //! Opens a page in headless Chromium and evaluates a script in it.
 
+#![allow(dead_code, reason = "each test program uses a part")]
+
+pub mod runs;
+pub mod session;
+
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

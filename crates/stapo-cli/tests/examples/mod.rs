@@ -69,7 +69,13 @@ fn own_reward_is_judged_by_the_python_program() {
     let folder = root();
     let at = folder.path();
     let line = &lines("own_reward", "stapo train")[0];
-    run(at, line, &format!("{SHORT} --set rollout.problems_per_step=8 --set rollout.max_response_tokens=96"));
+    run(
+        at,
+        line,
+        &format!(
+            "{SHORT} --set seed=3 --set rollout.problems_per_step=8 --set rollout.max_response_tokens=96"
+        ),
+    );
     let records: Vec<serde_json::Value> =
         fs::read_to_string(at.join("runs/own-reward/rollouts/step-000001.jsonl"))
             .unwrap()

@@ -13,6 +13,7 @@ mod calibrate;
 mod candidate;
 mod check;
 mod control;
+mod deferral;
 mod error;
 mod evaluate;
 mod fate;
@@ -30,6 +31,7 @@ pub use axes::{
 pub use calibrate::{Calibration, UpdateKey};
 pub use candidate::{Threshold, is_improbable, logp_below};
 pub use control::Controls;
+pub use deferral::Deferral;
 pub use error::ObjectiveError;
 pub use evaluate::{SequenceTally, Tally, TokenEffect};
 pub use load::SpecError;

@@ -30,7 +30,7 @@ fn line_and_column(text: &str, key: &str) -> Option<(usize, usize)> {
         } else {
             let value: &toml::Spanned<DeValue> = items?;
             let DeValue::Array(array) = value.get_ref() else { return None };
-            let item = array.iter().nth(part.parse().ok()?)?;
+            let item = array.get(part.parse::<usize>().ok()?)?;
             start = item.span().start;
             item
         };

@@ -256,18 +256,30 @@ impl<T: Float> Arena<T> {
 }
 
 /// Memory of a pass that grows when a batch asks for more and is kept from batch to batch.
-#[derive(Debug)]
 pub struct Workspace<T: Float> {
     pub arena: Arena<T>,
     pub table: Table<T>,
     frequencies: Frequencies,
+    /// The device that the arena's memory is asked of; it may lend memory of a region.
+    memory: Device,
 }
 
 impl<T: Float> Workspace<T> {
-    pub fn new(device: &Device, config: &ModelConfig) -> Result<Self, OutOfMemory> {
+    /// A workspace whose arena lies in the memory of `memory`, for a model on `device`.
+    pub fn new(device: &Device, memory: &Device, config: &ModelConfig) -> Result<Self, OutOfMemory> {
         let frequencies = frequencies(config);
         let table = Table::new(device, &frequencies, 0)?;
-        Ok(Self { arena: Arena::empty(device)?, table, frequencies })
+        Ok(Self { arena: Arena::empty(memory)?, table, frequencies, memory: memory.clone() })
+    }
+
+    /// Prepares the workspace for a model of another configuration.
+    pub fn adopt(&mut self, device: &Device, config: &ModelConfig) -> Result<(), OutOfMemory> {
+        let frequencies = frequencies(config);
+        if frequencies != self.frequencies {
+            self.table = Table::new(device, &frequencies, 0)?;
+            self.frequencies = frequencies;
+        }
+        Ok(())
     }
 
     /// Makes room for the activations of `layout` and for positions below `n_positions`. True if anything moved.
@@ -278,15 +290,13 @@ impl<T: Float> Workspace<T> {
         n_positions: usize,
     ) -> Result<bool, OutOfMemory> {
         let mut moved = false;
-        // The old memory is given back first: old and new need not fit beside each other.
-        if self.arena.compute.len() < layout.n_elements {
-            self.arena.compute = device.compute_zeros(0)?;
-            self.arena.compute = device.compute_zeros(layout.n_elements)?;
-            moved = true;
-        }
-        if self.arena.exact.len() < layout.n_exact {
-            self.arena.exact = device.zeros(0)?;
-            self.arena.exact = device.zeros(layout.n_exact)?;
+        let n_elements = layout.n_elements.max(self.arena.compute.len());
+        let n_exact = layout.n_exact.max(self.arena.exact.len());
+        if (n_elements, n_exact) != (self.arena.compute.len(), self.arena.exact.len()) {
+            // The old memory is given back first: old and new need not fit beside each other.
+            self.arena = Arena::empty(&self.memory)?;
+            self.arena.compute = self.memory.compute_zeros(n_elements)?;
+            self.arena.exact = self.memory.zeros(n_exact)?;
             moved = true;
         }
         if self.table.positions() < n_positions {

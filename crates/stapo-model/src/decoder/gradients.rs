@@ -4,6 +4,7 @@ use super::policy::Policy;
 use super::weights::{DecoderWeights, ParameterSpec};
 use crate::config::TensorSpec;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Write, reduce, residual};
+use std::ops::Range;
 
 /// Gradients of every parameter of a policy: sums over tokens, not yet divided by anything. On the CPU each element is
 /// one chain over the tokens in order, so cutting the tokens into micro-batches changes no bit.
@@ -44,6 +45,10 @@ impl<T: Float> Gradient<T> {
         (self.sum.view_mut(), write)
     }
 
+    fn spec(&self) -> &ParameterSpec {
+        &self.spec
+    }
+
     fn clear(&mut self) {
         self.sum.view_mut().fill(T::ZERO);
         self.is_stale = false;
@@ -52,13 +57,18 @@ impl<T: Float> Gradient<T> {
 
 impl<T: Float> Gradients<T> {
     pub fn zeros(policy: &Policy<T>) -> Result<Self, OutOfMemory> {
-        let device = policy.device().clone();
-        let tree = policy.weights.try_map(&mut |parameter| Gradient::zeros(&device, &parameter.spec))?;
+        Self::zeros_in(policy, policy.device())
+    }
+
+    /// As [`Gradients::zeros`], in the memory of `memory`. Where that is a region, [`Gradients::clear`] comes first in
+    /// every turn.
+    pub fn zeros_in(policy: &Policy<T>, memory: &Device) -> Result<Self, OutOfMemory> {
+        let tree = policy.weights.try_map(&mut |parameter| Gradient::zeros(memory, &parameter.spec))?;
         let lookup = match tree.head {
             Some(_) => None,
-            None => Some(device.zeros(tree.embedding.spec.n_elements())?),
+            None => Some(memory.zeros(tree.embedding.spec.n_elements())?),
         };
-        Ok(Self { device, tree, lookup })
+        Ok(Self { device: policy.device().clone(), tree, lookup })
     }
 
     /// Sets all gradients to zero. Matrices of layers are only marked, since the first micro-batch overwrites them.
@@ -98,6 +108,25 @@ impl<T: Float> Gradients<T> {
                 (spec, values)
             })
         })
+    }
+
+    /// The tensors whose gradient is 0 everywhere; of a tied embedding, both of its gradients.
+    pub fn zero_tensors(&self) -> Vec<&TensorSpec> {
+        let is_zero = |gradient: &Gradient<T>, range: Range<usize>| {
+            gradient.is_stale || reduce::is_zero(&self.device, gradient.sum.range(range))
+        };
+        let of_gradient = |gradient| {
+            let tensors = Gradient::spec(gradient).tensors();
+            tensors.filter(move |(_, range)| is_zero(gradient, range.clone())).map(|(spec, _)| spec)
+        };
+        let mut found: Vec<&TensorSpec> = self.tree.all().into_iter().flat_map(of_gradient).collect();
+        if let Some(lookup) = &self.lookup
+            && !reduce::is_zero(&self.device, lookup.view())
+        {
+            let embedding = &self.tree.embedding.spec.parts[0].name;
+            found.retain(|spec| spec.name != *embedding);
+        }
+        found
     }
 
     /// The sum that the gradient of the embedding as a table of inputs is added to.

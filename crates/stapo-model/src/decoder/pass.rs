@@ -13,7 +13,6 @@ use stapo_ops::rope::Table;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory};
 
 /// Runs a policy over batches, one at a time. The memory of a pass is kept from batch to batch.
-#[derive(Debug)]
 pub struct Pass<T: Float = f32> {
     purpose: Purpose,
     workspace: Workspace<T>,
@@ -43,16 +42,29 @@ struct DeviceBatch {
 impl<T: Float> Pass<T> {
     /// A pass that only scores: nothing is kept for backward.
     pub fn scoring(policy: &Policy<T>) -> Result<Self, OutOfMemory> {
-        Self::new(policy, Purpose::Inference)
+        Self::new(policy, policy.device(), Purpose::Inference)
     }
 
     /// A pass whose every forward may be followed by a backward.
     pub fn training(policy: &Policy<T>, recompute: Recompute) -> Result<Self, OutOfMemory> {
-        Self::new(policy, Purpose::Training(recompute))
+        Self::new(policy, policy.device(), Purpose::Training(recompute))
     }
 
-    fn new(policy: &Policy<T>, purpose: Purpose) -> Result<Self, OutOfMemory> {
-        let workspace = Workspace::new(policy.device(), policy.config())?;
+    /// As [`Pass::training`], with activations in the memory of `memory` and room for batches of up to `n_tokens`.
+    pub fn training_in(
+        policy: &Policy<T>,
+        memory: &Device,
+        recompute: Recompute,
+        n_tokens: usize,
+    ) -> Result<Self, OutOfMemory> {
+        let mut pass = Self::new(policy, memory, Purpose::Training(recompute))?;
+        let layout = ArenaLayout::new(policy.config(), n_tokens, n_tokens, pass.purpose);
+        pass.workspace.reserve(policy.device(), &layout, 0)?;
+        Ok(pass)
+    }
+
+    fn new(policy: &Policy<T>, memory: &Device, purpose: Purpose) -> Result<Self, OutOfMemory> {
+        let workspace = Workspace::new(policy.device(), memory, policy.config())?;
         Ok(Self { purpose, workspace, unfinished: None })
     }
 
@@ -63,9 +75,30 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<TokenScores<T>, OutOfMemory> {
+        self.forward_for(self.purpose, policy, batch, options)
+    }
+
+    /// As [`Pass::forward`] with nothing kept for backward, under any policy of the same device.
+    pub fn score(
+        &mut self,
+        policy: &Policy<T>,
+        batch: &PackedBatch,
+        options: HeadOptions,
+    ) -> Result<TokenScores<T>, OutOfMemory> {
+        self.forward_for(Purpose::Inference, policy, batch, options)
+    }
+
+    fn forward_for(
+        &mut self,
+        purpose: Purpose,
+        policy: &Policy<T>,
+        batch: &PackedBatch,
+        options: HeadOptions,
+    ) -> Result<TokenScores<T>, OutOfMemory> {
         let device = policy.device();
-        let layout = ArenaLayout::new(policy.config(), batch.n_tokens(), batch.n_scored(), self.purpose);
+        let layout = ArenaLayout::new(policy.config(), batch.n_tokens(), batch.n_scored(), purpose);
         self.unfinished = None;
+        self.workspace.adopt(device, policy.config())?;
         self.workspace.reserve(device, &layout, batch.longest())?;
         let Workspace { arena, table, .. } = &mut self.workspace;
         let batch = DeviceBatch::upload(device, batch)?;
@@ -75,7 +108,7 @@ impl<T: Float> Pass<T> {
             stack.forward(arena, batch.tokens.view(), batch.rows.view(), &mut context);
         }
         let (outputs, scores) = HeadOutputs::read(policy, &layout, arena, batch.targets.view(), options)?;
-        if self.purpose != Purpose::Inference {
+        if purpose != Purpose::Inference {
             let n_updates = policy.n_updates();
             self.unfinished = Some(Unfinished { n_updates, layout, batch, outputs });
         }

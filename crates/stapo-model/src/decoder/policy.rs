@@ -5,7 +5,7 @@ use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
 use crate::weights::Weights;
 use stapo_ops::rng::RngKey;
-use stapo_ops::{Device, Float, OutOfMemory, View};
+use stapo_ops::{Device, Float, OutOfMemory, View, ViewMut, noise, reduce};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The parameters of one model. Generating and scoring take `&Policy`, the optimizer `&mut Policy`: half-updated
@@ -76,6 +76,31 @@ impl<T: Float> Policy<T> {
         Ok(policy)
     }
 
+    /// Random weights that are drawn where they lie, for models of any size: matrices of standard deviation `deviation`,
+    /// norms one, biases zero. A parameter depends on `seed` and the name of its first tensor only.
+    pub fn noise(
+        device: &Device,
+        config: &ModelConfig,
+        seed: u64,
+        deviation: f64,
+    ) -> std::result::Result<Self, OutOfMemory> {
+        let mut policy = Self::zeros(device, config)?;
+        for parameter in policy.weights.all_mut() {
+            let name = parameter.spec.parts[0].name.clone();
+            let key = name.bytes().fold(RngKey::new(seed), |key, byte| key.derive(byte.into()));
+            let is_matrix = parameter.spec.is_matrix();
+            parameter.update(device, |mut values| {
+                if is_matrix {
+                    noise::fill(device, key.bits(), deviation, values);
+                } else if !name.ends_with("bias") {
+                    let ones = vec![T::from_f64(1.0); values.len()];
+                    values.write(&ones);
+                }
+            });
+        }
+        Ok(policy)
+    }
+
     /// Lets `write` set every tensor, one after another, in the Hugging Face layout; `write` is given zeros.
     pub fn fill(&mut self, mut write: impl FnMut(&TensorSpec, &mut [T])) {
         let Ok(()) = self.try_fill(|spec, values| {
@@ -96,6 +121,34 @@ impl<T: Float> Policy<T> {
             parameter.update(&self.device, |mut values| values.write(&host));
         }
         Ok(())
+    }
+
+    /// Lets `write` overwrite every tensor where it lies, one after another.
+    pub fn try_write<E>(
+        &mut self,
+        mut write: impl FnMut(&TensorSpec, ViewMut<'_, T>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        for parameter in self.weights.all_mut() {
+            let tensors: Vec<_> =
+                parameter.spec.tensors().map(|(spec, range)| (spec.clone(), range)).collect();
+            parameter.update(&self.device, |mut values| {
+                tensors
+                    .iter()
+                    .try_for_each(|(spec, range)| write(spec, values.reborrow().into_range(range.clone())))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A hash of all weights, by which a change is found; 0 and -0 are the same weight.
+    pub fn fingerprint(&self) -> u64 {
+        reduce::fingerprint(&self.device, self.weights.all().into_iter().map(Parameter::view))
+    }
+
+    /// The tensor and the place in it of the first weight that is not a finite number.
+    pub fn first_non_finite(&self) -> Option<(&TensorSpec, usize)> {
+        self.tensors()
+            .find_map(|(spec, values)| Some((spec, reduce::first_non_finite(&self.device, values)?)))
     }
 
     pub fn id(&self) -> PolicyId {

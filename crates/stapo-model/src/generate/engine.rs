@@ -30,6 +30,27 @@ pub struct EngineSettings {
     pub max_rows: usize,
     /// Sequences that run at once.
     pub max_sequences: usize,
+    /// Lengths that responses are made to have, for benchmarks; left to the policy where absent.
+    pub lengths: Option<ForcedLengths>,
+}
+
+/// Lengths of responses, drawn from a log-normal distribution and cut at the longest response of the request. Stop tokens
+/// have no effect.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ForcedLengths {
+    /// Of the lengths before the cut.
+    pub mean: f64,
+    /// Standard deviation of the logarithm.
+    pub sigma: f64,
+}
+
+impl ForcedLengths {
+    /// The length of a sample, a function of the engine's seed, the problem and the sample's number.
+    pub fn draw(self, seed: u64, problem: u64, sample: u32) -> usize {
+        let normal = RngKey::new(seed).derive(problem).normal(u64::from(sample));
+        let logarithm = self.mean.ln() - self.sigma * self.sigma / 2.0 + self.sigma * normal;
+        (logarithm.exp().round() as usize).max(1)
+    }
 }
 
 impl Default for EngineSettings {
@@ -41,6 +62,7 @@ impl Default for EngineSettings {
             kv_bytes: 1 << 30,
             max_rows: 1024,
             max_sequences: 1024,
+            lengths: None,
         }
     }
 }
@@ -130,7 +152,14 @@ impl<'a> Engine<'a> {
         }
         let ticket = Ticket(self.n_submitted);
         self.n_submitted += 1;
-        self.scheduler.submit(ticket, request);
+        let EngineSettings { seed, lengths, .. } = self.settings;
+        if lengths.is_some() {
+            request.stops.clear();
+        }
+        let (problem, longest) = (request.problem, request.max_tokens);
+        let limit =
+            |sample| lengths.map_or(longest, |lengths| lengths.draw(seed, problem, sample).min(longest));
+        self.scheduler.submit(ticket, request, limit);
         Ok(ticket)
     }
 
@@ -387,7 +416,7 @@ fn finish_reason(
     if request.stops.contains(&last) || stop_texts.is_some_and(is_complete) {
         Some(FinishReason::Stop(last))
     } else {
-        (sequence.sampled.len() >= request.max_tokens).then_some(FinishReason::LengthLimit)
+        (sequence.sampled.len() >= sequence.max_tokens).then_some(FinishReason::LengthLimit)
     }
 }
 

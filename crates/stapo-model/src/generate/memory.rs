@@ -6,18 +6,27 @@ use crate::decoder::arena::Workspace;
 use crate::decoder::layer::heads;
 use crate::decoder::{ArenaLayout, Policy, PolicyId, Purpose};
 use stapo_ops::attention::paged::{Cache, CacheDims};
-use stapo_ops::{OutOfMemory, Recording, sampling};
+use stapo_ops::{Device, OutOfMemory, Recording, sampling};
 use std::collections::BTreeMap;
 
 /// The memory of an engine. Its owner keeps it from one engine to the next: fresh memory is slow to touch, and recorded
 /// CUDA graphs stay valid only as long as every buffer in them stays at its address.
 #[derive(Default)]
-pub struct EngineMemory(Option<Allocated>);
+pub struct EngineMemory {
+    /// The device that keys, values, activations and logits are asked of; the policy's where absent.
+    lender: Option<Device>,
+    allocated: Option<Allocated>,
+}
 
 impl EngineMemory {
     /// Memory that an engine will allocate when it is made.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// As [`EngineMemory::new`], with keys, values, activations and logits in the memory of `memory`.
+    pub fn new_in(memory: Device) -> Self {
+        Self { lender: Some(memory), allocated: None }
     }
 
     /// The memory for `policy`, allocated anew unless it was allocated for the same policy and of the same size.
@@ -28,10 +37,11 @@ impl EngineMemory {
         rule: SamplingRule,
     ) -> Result<&mut Allocated, OutOfMemory> {
         // The old memory is given back first: old and new need not fit beside each other.
-        let kept = self.0.take().filter(|kept| kept.policy == policy.id() && kept.size == size);
-        let allocated = self.0.insert(match kept {
+        let kept = self.allocated.take().filter(|kept| kept.policy == policy.id() && kept.size == size);
+        let memory = self.lender.as_ref().unwrap_or(policy.device());
+        let allocated = self.allocated.insert(match kept {
             Some(kept) => kept,
-            None => Allocated::new(policy, size, rule)?,
+            None => Allocated::new(policy, memory, size, rule)?,
         });
         if allocated.rule != rule {
             allocated.recordings.clear();
@@ -67,20 +77,25 @@ pub struct Allocated {
 }
 
 impl Allocated {
-    fn new(policy: &Policy, size: MemorySize, rule: SamplingRule) -> Result<Self, OutOfMemory> {
+    fn new(
+        policy: &Policy,
+        memory: &Device,
+        size: MemorySize,
+        rule: SamplingRule,
+    ) -> Result<Self, OutOfMemory> {
         let device = policy.device();
         let config = policy.config();
         let MemorySize { cache, max_rows, max_drawn, n_alternatives } = size;
-        let mut workspace = Workspace::new(device, config)?;
+        let mut workspace = Workspace::new(device, memory, config)?;
         let layout = ArenaLayout::new(config, max_rows, max_drawn, Purpose::Inference);
         workspace.reserve(device, &layout, 0)?;
         Ok(Self {
             policy: policy.id(),
             size,
-            caches: (0..config.n_layers).map(|_| Cache::zeros(device, cache)).collect::<Result<_, _>>()?,
+            caches: (0..config.n_layers).map(|_| Cache::zeros(memory, cache)).collect::<Result<_, _>>()?,
             workspace,
             buffers: StepBuffers::new(device, heads(config), max_rows, max_drawn, n_alternatives)?,
-            logits: sampling::Logits::new(device, config.vocabulary, max_drawn)?,
+            logits: sampling::Logits::new(memory, config.vocabulary, max_drawn)?,
             recordings: BTreeMap::new(),
             rule,
         })

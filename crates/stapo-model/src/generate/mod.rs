@@ -17,7 +17,7 @@ mod stop_texts;
 #[cfg(test)]
 mod tests;
 
-pub use engine::{Engine, EngineSettings};
+pub use engine::{Engine, EngineSettings, ForcedLengths};
 pub use memory::EngineMemory;
 pub use stapo_ops::sampling::{Filter, SamplingRule};
 pub use stop_texts::StopTexts;

@@ -59,7 +59,17 @@ pub struct Scheduler {
     /// Sequences all of whose tokens were drawn, the last one not yet read. They hold no blocks.
     drained: Vec<Sequence>,
     n_preemptions: u64,
+    /// Responses that ended, and their tokens.
+    n_finished: usize,
+    n_finished_tokens: usize,
 }
+
+/// Before responses have ended, as many are taken to have had a quarter of their limit.
+const ASSUMED_RESPONSES: usize = 8;
+/// The part of the expected growth of running sequences that admission leaves room for. While some grow, others end; and
+/// a sequence that is preempted after all has its keys and values computed again at the speed of a prompt, which costs
+/// less than empty memory does.
+const RESERVED_GROWTH: usize = 8;
 
 impl Scheduler {
     pub fn new(capacity: Capacity) -> Self {
@@ -70,6 +80,8 @@ impl Scheduler {
             running: Vec::new(),
             drained: Vec::new(),
             n_preemptions: 0,
+            n_finished: 0,
+            n_finished_tokens: 0,
         }
     }
 
@@ -78,9 +90,10 @@ impl Scheduler {
         self.capacity.n_blocks * self.capacity.block_tokens
     }
 
-    pub fn submit(&mut self, ticket: Ticket, request: Request) {
-        let waiting =
-            (0..request.n_samples).map(|i| Sequence::new(ticket, i, request.prompt.clone())).collect();
+    /// Takes a request; `max_tokens` gives the longest response of each of its samples.
+    pub fn submit(&mut self, ticket: Ticket, request: Request, max_tokens: impl Fn(u32) -> usize) {
+        let sequence = |i| Sequence::new(ticket, i, request.prompt.clone(), max_tokens(i));
+        let waiting = (0..request.n_samples).map(sequence).collect();
         let group = RequestGroup { request, prefix: Prefix::Absent, waiting, n_running: 0 };
         self.groups.insert(ticket, group);
     }
@@ -151,21 +164,22 @@ impl Scheduler {
             self.mark_cached(rows);
             let sequence = &mut self.running[rows.running_idx];
             let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
-            let max_tokens = group.request.max_tokens;
             if rows.draws {
-                drawn.push(sequence.draw(drawn.len(), rows.running_idx, max_tokens));
+                drawn.push(sequence.draw(drawn.len(), rows.running_idx));
             }
             for sample in &rows.siblings {
                 let sibling = group.waiting.iter_mut().find(|sibling| sibling.sample == *sample);
                 let sibling = sibling.expect("the sibling waited when the step was planned");
-                drawn.push(sibling.draw(drawn.len(), rows.running_idx, max_tokens));
+                drawn.push(sibling.draw(drawn.len(), rows.running_idx));
             }
-            if max_tokens == 1 {
-                group.n_running += rows.siblings.len();
+            // A sibling whose response is this one token has nothing to run.
+            let is_over =
+                |sibling: &Sequence| sibling.max_tokens == 1 && rows.siblings.contains(&sibling.sample);
+            if group.waiting.iter().any(is_over) {
                 let all = std::mem::take(&mut group.waiting).into_iter();
-                let (over, rest): (VecDeque<_>, _) =
-                    all.partition(|sibling| rows.siblings.contains(&sibling.sample));
+                let (over, rest): (VecDeque<_>, _) = all.partition(is_over);
                 group.waiting = rest;
+                group.n_running += over.len();
                 self.drained.extend(over);
             }
             group.drop_unneeded_prefix(&mut self.pool);
@@ -232,6 +246,8 @@ impl Scheduler {
         assert_eq!(sequence.sampled.len(), token.position as usize, "tokens are read in order");
         sequence.receive(sampled);
         let finish = finish(sequence, &group.request)?;
+        self.n_finished += 1;
+        self.n_finished_tokens += sequence.sampled.len();
         let mut sequence = match list {
             List::Running => self.running.remove(at),
             List::Drained => self.drained.remove(at),
@@ -251,6 +267,7 @@ impl Scheduler {
 
     /// Admits the next sequence, of the oldest request that has one. False: no sequence may be admitted.
     fn admit(&mut self) -> bool {
+        let n_reserved = self.reserved_blocks();
         let Some(group) = self.groups.values_mut().find(|group| group.can_admit()) else { return false };
         let next = group.waiting.front().expect("a group that can admit has a waiting sequence");
         let block_tokens = self.capacity.block_tokens;
@@ -258,8 +275,7 @@ impl Scheduler {
             Prefix::Ready(_) => next.n_found() / block_tokens,
             Prefix::Absent | Prefix::Filling(_) => 0,
         };
-        // One free block is left for each running sequence to grow into: without it the newcomer would soon be preempted.
-        let n_needed = next.tokens.len().div_ceil(block_tokens) - n_shared_blocks + self.running.len();
+        let n_needed = next.tokens.len().div_ceil(block_tokens) - n_shared_blocks + n_reserved;
         let is_full = self.running.len() >= self.capacity.max_sequences || self.pool.n_free() < n_needed;
         if is_full && !self.running.is_empty() {
             return false;
@@ -276,6 +292,19 @@ impl Scheduler {
         group.n_running += 1;
         self.running.push(sequence);
         true
+    }
+
+    /// Free blocks that running sequences are expected to grow into, at least one each: without them a newcomer would soon
+    /// be preempted. A response is expected to become as long as the mean of those that have ended, and to grow by
+    /// half of that mean at least.
+    fn reserved_blocks(&self) -> usize {
+        let blocks = |sequence: &Sequence| {
+            let assumed = ASSUMED_RESPONSES * sequence.max_tokens / 4;
+            let mean = (self.n_finished_tokens + assumed) / (self.n_finished + ASSUMED_RESPONSES);
+            let left = mean.saturating_sub(sequence.n_drawn).max(mean / 2);
+            (left / RESERVED_GROWTH).div_ceil(self.capacity.block_tokens).max(1)
+        };
+        self.running.iter().map(blocks).sum()
     }
 
     /// Gives a running sequence blocks of its own for its next `n_rows` positions, preempting others if need be. False:

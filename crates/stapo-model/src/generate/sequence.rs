@@ -17,6 +17,8 @@ pub struct Sequence {
     /// Keys and values of `tokens[..n_cached]` lie in `blocks`.
     pub n_cached: usize,
     pub blocks: Vec<Block>,
+    /// The longest response.
+    pub max_tokens: usize,
     /// Tokens drawn for the sequence, read or not.
     pub n_drawn: usize,
     /// One for each token read.
@@ -36,7 +38,7 @@ pub struct UnreadToken {
 }
 
 impl Sequence {
-    pub fn new(ticket: Ticket, sample: u32, prompt: Vec<u32>) -> Self {
+    pub fn new(ticket: Ticket, sample: u32, prompt: Vec<u32>, max_tokens: usize) -> Self {
         let n_prompt = prompt.len();
         Self {
             ticket,
@@ -45,6 +47,7 @@ impl Sequence {
             n_prompt,
             n_cached: 0,
             blocks: Vec::new(),
+            max_tokens,
             n_drawn: 0,
             sampled: Vec::new(),
         }
@@ -52,10 +55,10 @@ impl Sequence {
 
     /// Counts the token that is drawn for the sequence as number `number` of a step. Unless the token is the last of the
     /// response, its row is to be run next.
-    pub fn draw(&mut self, number: usize, running_idx: usize, max_tokens: usize) -> UnreadToken {
+    pub fn draw(&mut self, number: usize, running_idx: usize) -> UnreadToken {
         let position = self.n_drawn as u32;
         self.n_drawn += 1;
-        if self.n_drawn < max_tokens {
+        if self.n_drawn < self.max_tokens {
             self.tokens.push(sampling::drawn(number));
         }
         UnreadToken { ticket: self.ticket, sample: self.sample, position, running_idx }

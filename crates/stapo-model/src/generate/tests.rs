@@ -39,7 +39,7 @@ fn simulate(
     let capacity = Capacity { n_blocks, block_tokens: BLOCK_TOKENS, max_rows, max_sequences, max_draws };
     let mut scheduler = Scheduler::new(capacity);
     for (i, request) in requests.iter().enumerate() {
-        scheduler.submit(Ticket(i as u64), request.clone());
+        scheduler.submit(Ticket(i as u64), request.clone(), |_| request.max_tokens);
     }
     let mut cache = vec![[u32::MAX; BLOCK_TOKENS]; n_blocks];
     let mut outcome = Outcome { responses: vec![], n_preemptions: 0, n_steps: 0, n_rows: 0 };

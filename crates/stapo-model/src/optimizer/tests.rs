@@ -81,10 +81,10 @@ fn restored_state_goes_on_with_the_same_bits() {
     });
     let mut saved = saved.drain(..);
     restored
-        .restore(&twin, optimizer.n_steps(), |_, m, v| {
+        .restore(&twin, optimizer.n_steps(), |_, mut m, mut v| {
             let (from_m, from_v) = saved.next().ok_or("too few tensors")?;
-            m.copy_from_slice(&from_m);
-            v.copy_from_slice(&from_v);
+            m.write(&from_m);
+            v.write(&from_v);
             Ok::<(), &str>(())
         })
         .unwrap();

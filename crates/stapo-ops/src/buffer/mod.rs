@@ -3,8 +3,11 @@
 //! The element type of a `Buffer<T>` is the one the host sees when it uploads or downloads. Callers hold buffers and
 //! views, never slices: only the buffer knows on which device the elements live and in which precision they are stored.
 
+mod stored;
 #[cfg(test)]
 mod tests;
+
+pub use stored::{Form, Stored};
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -314,7 +317,7 @@ impl Device {
     pub fn zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>, OutOfMemory> {
         match self.backend() {
             Backend::Cpu(_) => Buffer::host_zeros(len),
-            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(Memory::exact::<T>(cuda, len)?))),
+            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(Memory::exact::<T>(cuda, self.lender(), len)?))),
         }
     }
 
@@ -322,7 +325,7 @@ impl Device {
     pub fn compute_zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>, OutOfMemory> {
         match self.backend() {
             Backend::Cpu(_) => Buffer::host_zeros(len),
-            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(Memory::compute::<T>(cuda, len)?))),
+            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(Memory::compute::<T>(cuda, self.lender(), len)?))),
         }
     }
 

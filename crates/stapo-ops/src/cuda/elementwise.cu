@@ -95,10 +95,61 @@ KERNEL reduce_sum_parts(const double* parts, double* to, u64 n) {
     *to = sum;
 }
 
+// The places of elements are unsigned integers, so their minimum does not depend on the order of the threads.
 KERNEL reduce_first_non_finite(const float* x, u64* first, u64 n) {
     size_t i = element();
     if (i < n && !isfinite(x[i])) atomicMin(first, (u64)i);
 }
+
+KERNEL reduce_first_non_finite_bf16(const bf16* x, u64* first, u64 n) {
+    size_t i = element();
+    if (i < n && !isfinite(widen(x[i]))) atomicMin(first, (u64)i);
+}
+
+KERNEL reduce_first_nonzero(const float* x, u64* first, u64 n) {
+    size_t i = element();
+    if (i < n && x[i] != 0.0f) atomicMin(first, (u64)i);
+}
+
+// x[i] = factor * a centred sum of four 16-bit parts of a hash of key and place, see noise/mod.rs.
+template <class T>
+__device__ __forceinline__ void noise(T* x, u64 n, u64 key, float factor) {
+    u64 i = element();
+    if (i >= n) return;
+    u64 h = key + (i + 1) * 0x9e3779b97f4a7c15ull;
+    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9ull;
+    h = (h ^ h >> 27) * 0x94d049bb133111ebull;
+    h ^= h >> 31;
+    int total = (int)(h & 0xffff) + (int)(h >> 16 & 0xffff) + (int)(h >> 32 & 0xffff) + (int)(h >> 48);
+    x[i] = round_to<T>((float)(total - 2 * 0xffff) * factor);
+}
+
+KERNEL noise_float(float* x, u64 n, u64 key, float factor) { noise(x, n, key, factor); }
+KERNEL noise_bf16(bf16* x, u64 n, u64 key, float factor) { noise(x, n, key, factor); }
+
+// A hash of an element's place and bits.
+__device__ __forceinline__ u64 fingerprint(u64 at, u32 bits) {
+    u64 x = at * 0x9e3779b97f4a7c15ull ^ bits;
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+    return x ^ x >> 29;
+}
+
+// parts[block]: the sum modulo 2^64 of the hashes of the block's 16384 elements; 256 threads. -0 counts as 0. Integers
+// are added, so the sum does not depend on the order of the threads.
+template <class T>
+__device__ __forceinline__ void fingerprint_parts(const T* x, u64* parts, u64 n) {
+    __shared__ u64 total;
+    if (threadIdx.x == 0) total = 0;
+    __syncthreads();
+    u64 start = 16384ull * blockIdx.x, end = min(n, start + 16384), sum = 0;
+    for (u64 at = start + threadIdx.x; at < end; at += 256) sum += fingerprint(at, __float_as_uint(widen(x[at]) + 0.0f));
+    atomicAdd(&total, sum);
+    __syncthreads();
+    if (threadIdx.x == 0) parts[blockIdx.x] = total;
+}
+
+KERNEL reduce_fingerprint_float(const float* x, u64* parts, u64 n) { fingerprint_parts(x, parts, n); }
+KERNEL reduce_fingerprint_bf16(const bf16* x, u64* parts, u64 n) { fingerprint_parts(x, parts, n); }
 
 // c [m, n] (+)= op(a) op(b) in column-major order, for shapes that cuBLASLt refuses: each element is one chain over the
 // depth. Grid: elements of c.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::allocation::Allocation;
+use super::allocation::{Allocation, Lender};
 use super::context::{Cuda, Precision, Training};
 use super::error::{Code, CudaError, OrPanic, fail};
 use super::kernels::{ADAMW, ELEMENTWISE};
@@ -31,21 +31,30 @@ const STAGE: usize = 16 << 20;
 
 impl Memory {
     /// Cleared, stored as the host sees it.
-    pub(crate) fn exact<T: Element>(cuda: &Arc<Cuda>, len: usize) -> Result<Memory, OutOfMemory> {
-        Self::zeros(cuda, len, ElementType::exact::<T>())
+    pub(crate) fn exact<T: Element>(
+        cuda: &Arc<Cuda>,
+        lender: Option<&Lender>,
+        len: usize,
+    ) -> Result<Memory, OutOfMemory> {
+        Self::zeros(cuda, lender, len, ElementType::exact::<T>())
     }
 
     /// Cleared, stored in the precision that the device computes in.
-    pub(crate) fn compute<T: Element>(cuda: &Arc<Cuda>, len: usize) -> Result<Memory, OutOfMemory> {
+    pub(crate) fn compute<T: Element>(
+        cuda: &Arc<Cuda>,
+        lender: Option<&Lender>,
+        len: usize,
+    ) -> Result<Memory, OutOfMemory> {
         let is_bf16 = T::IS_FLOAT32 && cuda.options.precision == Precision::Bf16;
-        Self::zeros(cuda, len, if is_bf16 { ElementType::Bf16 } else { ElementType::exact::<T>() })
+        let kind = if is_bf16 { ElementType::Bf16 } else { ElementType::exact::<T>() };
+        Self::zeros(cuda, lender, len, kind)
     }
 
     /// As [`Memory::compute`], with f32 master weights where the device trains and stores rounded weights.
     pub(crate) fn trained<T: Element>(cuda: &Arc<Cuda>, len: usize) -> Result<Memory, OutOfMemory> {
-        let mut memory = Self::compute::<T>(cuda, len)?;
+        let mut memory = Self::compute::<T>(cuda, None, len)?;
         if memory.kind == ElementType::Bf16 && cuda.options.training == Training::F32 {
-            memory.master = Some(Allocation::zeros(cuda, 4 * len)?);
+            memory.master = Some(Allocation::zeros(cuda, None, 4 * len)?);
         }
         Ok(memory)
     }
@@ -58,10 +67,10 @@ impl Memory {
     ) -> Result<Memory, OutOfMemory> {
         let is_8bit = T::IS_FLOAT32 && cuda.options.training == Training::EightBit;
         if !is_8bit || cuda.options.precision == Precision::F32 {
-            return Self::exact::<T>(cuda, len);
+            return Self::exact::<T>(cuda, None, len);
         }
-        let mut memory = Self::zeros(cuda, len, kind)?;
-        memory.scales = Some(Allocation::zeros(cuda, 4 * len.div_ceil(MOMENT_BLOCK))?);
+        let mut memory = Self::zeros(cuda, None, len, kind)?;
+        memory.scales = Some(Allocation::zeros(cuda, None, 4 * len.div_ceil(MOMENT_BLOCK))?);
         Ok(memory)
     }
 
@@ -74,10 +83,16 @@ impl Memory {
         Memory { elements, kind, len, master: None, scales: None }
     }
 
-    fn zeros(cuda: &Arc<Cuda>, len: usize, kind: ElementType) -> Result<Memory, OutOfMemory> {
+    fn zeros(
+        cuda: &Arc<Cuda>,
+        lender: Option<&Lender>,
+        len: usize,
+        kind: ElementType,
+    ) -> Result<Memory, OutOfMemory> {
         let too_long = OutOfMemory { bytes: len as u128 * kind.n_bytes() as u128, device: "the GPU" };
         let n_bytes = len.checked_mul(kind.n_bytes()).ok_or(too_long)?;
-        Ok(Memory { elements: Allocation::zeros(cuda, n_bytes)?, kind, len, master: None, scales: None })
+        let elements = Allocation::zeros(cuda, lender, n_bytes)?;
+        Ok(Memory { elements, kind, len, master: None, scales: None })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -88,7 +103,10 @@ impl Memory {
         &self.elements.cuda
     }
 
+    /// Panics for memory of a region that is lent to another tenant.
+    #[track_caller]
     pub(crate) fn slice(&self) -> Slice {
+        self.elements.check_tenant();
         let master = self.master.as_ref().map(|master| master.address);
         let scales = self.scales.as_ref().map(|scales| scales.address);
         Slice { address: self.elements.address, kind: self.kind, len: self.len, master, scales }
@@ -121,6 +139,37 @@ impl Cuda {
         } else {
             assert_eq!(kind, ElementType::exact::<T>(), "read: stored type");
             self.download(address, to);
+        }
+    }
+
+    /// The bytes of a slice as they are stored (those of the master where there is one), and its scales.
+    pub(crate) fn read_stored(&self, from: Slice, n_scales: usize) -> (Vec<u8>, Vec<f32>) {
+        let (address, n_bytes) = match from.master {
+            Some(master) => (master, 4 * from.len),
+            None => (from.address, from.len * from.kind.n_bytes()),
+        };
+        self.make_current();
+        let mut bytes = vec![0; n_bytes];
+        if n_bytes > 0 {
+            self.download(address, &mut bytes);
+        }
+        let mut scales = vec![0.0; n_scales];
+        if let Some(address) = from.scales.filter(|_| n_scales > 0) {
+            self.download(address, &mut scales);
+        }
+        (bytes, scales)
+    }
+
+    /// Overwrites a slice without a master with bytes as [`Cuda::read_stored`] gave them.
+    pub(crate) fn write_stored(&self, bytes: &[u8], scales: &[f32], to: Slice) {
+        assert_eq!(bytes.len(), to.len * to.kind.n_bytes(), "write_stored: bytes");
+        assert!(to.master.is_none(), "write_stored: the rounded copy of a master follows from the master");
+        self.make_current();
+        if !bytes.is_empty() {
+            self.upload(bytes, to.address);
+        }
+        if let Some(address) = to.scales.filter(|_| !scales.is_empty()) {
+            self.upload(scales, address);
         }
     }
 
@@ -160,6 +209,13 @@ impl Cuda {
             let stage = stage_memory.slice();
             self.upload(part, stage.address);
             self.round(stage.address, to.part(i * STAGE, part.len()).address, part.len());
+        }
+    }
+
+    /// Rounds the master of a weight that has one to the copy that ops read.
+    pub(crate) fn round_master(&self, weight: Slice) {
+        if let Some(master) = weight.master {
+            self.round(master, weight.address, weight.len);
         }
     }
 

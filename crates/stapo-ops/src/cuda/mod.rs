@@ -25,6 +25,8 @@ mod tensor_map;
 mod tests;
 mod transfer;
 
+pub use allocation::Tenant;
+pub(crate) use allocation::{Lender, Region};
 pub(crate) use arguments::Fields;
 pub(crate) use blas::Columns;
 pub(crate) use context::Cuda;

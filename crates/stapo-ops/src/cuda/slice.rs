@@ -84,6 +84,14 @@ impl Slice {
         }
     }
 
+    /// The f32 master of a weight that has one, or else the elements themselves.
+    pub(crate) fn exact_master(self) -> Slice {
+        match self.master {
+            Some(address) => Slice { address, kind: ElementType::F32, master: None, ..self },
+            None => self,
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         self.kind.name()
     }

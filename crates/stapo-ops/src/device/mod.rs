@@ -1,20 +1,26 @@
 //! The device that buffers live on and ops run on.
 
 mod name;
+mod region;
 #[cfg(test)]
 mod tests;
 
 pub use name::{DeviceName, DeviceNameError};
+pub use region::{Region, Tenant};
 
 use std::sync::Arc;
 
 use crate::cpu::simd::{Simd, SimdError};
 use crate::cpu::{CACHED_ROWS, Cpu};
-use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, Precision};
+use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, Lender, Precision};
 
 /// A CPU or a GPU: buffers live on it, and ops run on it. Cheap to clone.
 #[derive(Clone)]
-pub struct Device(Arc<Backend>);
+pub struct Device {
+    backend: Arc<Backend>,
+    /// Where the memory of activations, gradients, keys and values comes from; the GPU itself where absent.
+    lender: Option<Lender>,
+}
 
 /// What an op runs on.
 pub(crate) enum Backend {
@@ -73,12 +79,16 @@ impl Device {
     /// Panics if this CPU does not support the level; [`Simd::parse`] and [`Simd::best`] give only supported levels.
     pub fn cpu(options: CpuOptions) -> Device {
         assert!(options.simd.is_supported(), "cpu: simd level {} is not supported here", options.simd.name());
-        Device(Arc::new(Backend::Cpu(Cpu::new(options.threads.clamp(1, MAX_THREADS), options.simd))))
+        Self::new(Backend::Cpu(Cpu::new(options.threads.clamp(1, MAX_THREADS), options.simd)))
     }
 
     /// Opens a GPU: loads its libraries, and compiles its kernels or reads them from the cache.
     pub fn cuda(options: CudaOptions) -> Result<Device, CudaError> {
-        Ok(Device(Arc::new(Backend::Cuda(Cuda::new(options)?))))
+        Ok(Self::new(Backend::Cuda(Cuda::new(options)?)))
+    }
+
+    fn new(backend: Backend) -> Device {
+        Device { backend: Arc::new(backend), lender: None }
     }
 
     /// Threads that share the work of an op on a CPU; 1 on a GPU.
@@ -148,7 +158,11 @@ impl Device {
     }
 
     pub(crate) fn backend(&self) -> &Backend {
-        &self.0
+        &self.backend
+    }
+
+    pub(crate) fn lender(&self) -> Option<&Lender> {
+        self.lender.as_ref()
     }
 
     #[track_caller]

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use crate::Form;
 use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{Cuda, ElementType, Memory, Slice};
 
@@ -26,11 +27,51 @@ pub(super) fn sum_squares(cuda: &Arc<Cuda>, buffers: &[Slice]) -> f64 {
     sum[0]
 }
 
+/// A value of 8-bit moments is finite where its scale is: the first element of a block with another scale is named.
 pub(super) fn first_non_finite(cuda: &Arc<Cuda>, x: Slice) -> Option<usize> {
+    if let Some(scales) = x.scales {
+        let len = x.len.div_ceil(Form::SCALED);
+        let scales = Slice { address: scales, kind: ElementType::F32, len, master: None, scales: None };
+        return Some(Form::SCALED * first_where(cuda, "reduce_first_non_finite", scales)?);
+    }
+    let x = x.exact_master();
+    match x.kind {
+        ElementType::Bf16 => first_where(cuda, "reduce_first_non_finite_bf16", x),
+        _ => first_where(cuda, "reduce_first_non_finite", x.f32("reduce::first_non_finite")),
+    }
+}
+
+pub(super) fn is_zero(cuda: &Arc<Cuda>, x: Slice) -> bool {
+    first_where(cuda, "reduce_first_nonzero", x.f32("reduce::is_zero")).is_none()
+}
+
+/// The sums of hashes of every buffer's blocks, in order. Waits once for all buffers.
+pub(super) fn fingerprints(cuda: &Arc<Cuda>, buffers: &[Slice]) -> Vec<u64> {
+    let n_parts: usize = buffers.iter().map(|x| x.len.div_ceil(BLOCK)).sum();
+    let parts_memory = Memory::scratch(cuda, n_parts, ElementType::F64);
+    let parts = parts_memory.slice();
+    let mut at = 0;
+    for x in buffers.iter().map(|x| x.exact_master()) {
+        let n = x.len.div_ceil(BLOCK);
+        let name = format!("reduce_fingerprint_{}", x.name());
+        let launch = cuda.kernel(&ELEMENTWISE, &name).arg(x);
+        launch.arg(parts.part(at, n)).arg(x.len).run([n, 1], 256, 0);
+        at += n;
+    }
+    let mut sums = vec![0.0f64; n_parts];
+    cuda.read(parts, &mut sums);
+    sums.into_iter().map(f64::to_bits).collect()
+}
+
+/// The lowest place that the kernel finds.
+fn first_where(cuda: &Arc<Cuda>, kernel: &str, x: Slice) -> Option<usize> {
+    if x.len == 0 {
+        return None;
+    }
     let first_memory = Memory::scratch(cuda, 1, ElementType::F64);
     let first = first_memory.slice();
     cuda.write(&[f64::from_bits(u64::MAX)], first);
-    let launch = cuda.kernel(&ELEMENTWISE, "reduce_first_non_finite").arg(x.f32("reduce::first_non_finite"));
+    let launch = cuda.kernel(&ELEMENTWISE, kernel).arg(x);
     launch.arg(first).arg(x.len).run([x.len.div_ceil(256), 1], 256, 0);
     let mut found = [0.0f64];
     cuda.read(first, &mut found);

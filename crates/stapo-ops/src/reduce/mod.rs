@@ -20,6 +20,28 @@ pub fn sum_squares<'a, T: Float>(device: &Device, buffers: impl IntoIterator<Ite
     }
 }
 
+/// True where every element is 0.
+pub fn is_zero<T: Float>(device: &Device, x: View<'_, T>) -> bool {
+    match device.backend() {
+        Backend::Cpu(_) => x.host().iter().all(|x| *x == T::ZERO),
+        Backend::Cuda(cuda) => cuda::is_zero(cuda, x.cuda()),
+    }
+}
+
+/// A hash of all elements of several buffers, by which a change is found; 0 and -0 are the same. The values differ
+/// between a CPU and a GPU.
+pub fn fingerprint<'a, T: Float>(device: &Device, buffers: impl IntoIterator<Item = View<'a, T>>) -> u64 {
+    let sums = match device.backend() {
+        Backend::Cpu(cpu) => buffers.into_iter().flat_map(|x| cpu::fingerprints(cpu, x.host())).collect(),
+        Backend::Cuda(cuda) => {
+            let slices: Vec<_> = buffers.into_iter().map(|x| x.cuda()).collect();
+            cuda::fingerprints(cuda, &slices)
+        }
+    };
+    sums.into_iter()
+        .fold(0, |hash: u64, sum| (hash ^ sum).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29))
+}
+
 /// The index of the first element that is NaN or infinite.
 pub fn first_non_finite<T: Float>(device: &Device, x: View<'_, T>) -> Option<usize> {
     match device.backend() {

@@ -34,3 +34,37 @@ fn large_finite_elements_are_finite() {
     let x = upload(&device, &[f32::MAX; 100]);
     assert_eq!(first_non_finite(&device, x.view()), None);
 }
+
+#[test]
+fn a_fingerprint_tells_a_changed_bit_and_a_moved_element_but_not_the_sign_of_zero() {
+    let device = device();
+    let of = |x: &[f32]| {
+        let (a, b) = x.split_at(x.len() / 3);
+        fingerprint(&device, [upload(&device, a).view(), upload(&device, b).view()])
+    };
+    for n in [3, 33, 4097, 100_003] {
+        let mut x = values::<f32>(1, n);
+        x[0] = 0.0;
+        let before = of(&x);
+        x[0] = -0.0;
+        assert_eq!(of(&x), before);
+        for at in [n - 1, n / 2, n / 3] {
+            let kept = x[at];
+            x[at] = f32::from_bits(kept.to_bits() ^ 1);
+            assert_ne!(of(&x), before, "{n} {at}");
+            x[at] = kept;
+        }
+        x.swap(1, n - 1);
+        assert_ne!(of(&x), before, "{n}");
+    }
+}
+
+#[test]
+fn only_zeros_are_zero() {
+    let device = device();
+    let mut x = vec![0.0f32; 5000];
+    x[7] = -0.0;
+    assert!(is_zero(&device, upload(&device, &x).view()));
+    x[4999] = f32::from_bits(1);
+    assert!(!is_zero(&device, upload(&device, &x).view()));
+}

@@ -24,6 +24,11 @@ impl RngKey {
         RngKey(x ^ (x >> 33))
     }
 
+    /// The key itself, for an op that hashes it with places of its own.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
     /// Uniform in `[0, 1)`, a multiple of 2^-53, for token `position` of sample `sample` of problem `problem`.
     pub fn uniform(self, problem: u64, sample: u32, position: u32) -> f64 {
         let [a, b, ..] = self.block([problem as u32, (problem >> 32) as u32, sample, position]);

@@ -38,7 +38,7 @@ pub fn backward<T: Float>(
     check("swiglu::backward", "d_gate_up", d_gate_up.len(), 2 * dims.tokens * dims.width);
     match device.backend() {
         Backend::Cpu(cpu) => {
-            T::swiglu_backward(cpu, dims, gate_up.host(), d_out.host(), d_gate_up.into_host())
+            T::swiglu_backward(cpu, dims, gate_up.host(), d_out.host(), d_gate_up.into_host());
         }
         Backend::Cuda(cuda) => cuda::backward(cuda, dims, gate_up.cuda(), d_out.cuda(), d_gate_up.cuda()),
     }

@@ -1,5 +1,6 @@
 //! The config of a run: TOML -> [`Config`] (as written) -> [`Plan`] (resolved, checked, immutable).
 
+mod auto;
 mod plan;
 mod refusal;
 mod reuse;
@@ -8,6 +9,7 @@ mod schedule;
 mod sources;
 mod style;
 
+pub use auto::{KvMemory, RecomputeChoice};
 pub use plan::Plan;
 pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};
@@ -15,6 +17,8 @@ pub use rewards::{Reward, RewardSpec};
 pub use schedule::Schedule;
 pub use sources::{Behavior, ModelSource, RolloutSource, TeacherSource};
 pub use style::PromptStyle;
+
+pub use stapo_model::decoder::Recompute;
 
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
@@ -69,7 +73,7 @@ pub struct RolloutConfig {
     pub long_prompts: LongPrompts,
     pub max_response_tokens: usize,
     /// Memory for keys and values, MiB.
-    pub kv_mib: usize,
+    pub kv_mib: KvMemory,
     /// Renders prompts with the model's chat template.
     pub chat: bool,
     /// Further variables of the chat template, such as `enable_thinking`.
@@ -83,9 +87,22 @@ pub struct RolloutConfig {
     /// Reward shaping for long responses; none where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlong: Option<OverlongShaping>,
+    /// Lengths that responses are made to have, for benchmarks; left to the policy where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<Lengths>,
     /// Where the responses of training come from; sampled by the policy where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<RolloutSource>,
+}
+
+/// A log-normal distribution of response lengths, cut at `max_response_tokens`. Stop tokens have no effect.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lengths {
+    /// Tokens, before the cut.
+    pub mean: f64,
+    /// Standard deviation of the logarithm.
+    pub sigma: f64,
 }
 
 /// How problems with a prompt longer than `max_prompt_tokens` are treated.
@@ -126,7 +143,7 @@ pub struct UpdateConfig {
     pub problems_per_minibatch: usize,
     /// Prompt and response tokens in one forward and backward pass.
     pub microbatch_tokens: usize,
-    pub recompute: Recompute,
+    pub recompute: RecomputeChoice,
     pub states: States,
     pub learning_rate: f64,
     pub schedule: Schedule,
@@ -140,8 +157,6 @@ pub struct UpdateConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
 }
-
-pub use stapo_model::decoder::Recompute;
 
 /// The optimizer's state for each weight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -268,13 +283,14 @@ impl Default for RolloutConfig {
             max_prompt_tokens: 64,
             long_prompts: LongPrompts::Refuse,
             max_response_tokens: 96,
-            kv_mib: 256,
+            kv_mib: KvMemory::Auto,
             chat: false,
             chat_arguments: Table::new(),
             stop: Vec::new(),
             truncated: Truncated::Keep,
             max_redraws: 0,
             overlong: None,
+            lengths: None,
             source: None,
         }
     }
@@ -291,7 +307,7 @@ impl Default for UpdateConfig {
         UpdateConfig {
             problems_per_minibatch: 16,
             microbatch_tokens: 8192,
-            recompute: Recompute::Nothing,
+            recompute: RecomputeChoice::Auto,
             states: States::F32,
             learning_rate: 1e-4,
             schedule: Schedule::constant(5),

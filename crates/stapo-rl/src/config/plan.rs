@@ -3,7 +3,7 @@
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require};
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
-use super::{Behavior, Config, HELD_OUT, RolloutSource, States, TeacherSource};
+use super::{Behavior, Config, HELD_OUT, KvMemory, RolloutSource, States, TeacherSource};
 use crate::task::TaskSpec;
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, preset};
@@ -252,7 +252,14 @@ impl Plan {
         positive("rollout.temperature", rollout.temperature)?;
         count("rollout.max_prompt_tokens", rollout.max_prompt_tokens, MAX_TOKENS)?;
         count("rollout.max_response_tokens", rollout.max_response_tokens, MAX_TOKENS)?;
-        count("rollout.kv_mib", rollout.kv_mib, MAX_KV_MIB)?;
+        if let Some(lengths) = rollout.lengths {
+            positive("rollout.lengths", lengths.mean)?;
+            let is_spread = lengths.sigma.is_finite() && lengths.sigma >= 0.0;
+            require(is_spread, "rollout.lengths", lengths.sigma, "is a sigma, expected at least 0", "")?;
+        }
+        if let KvMemory::Mib(mib) = rollout.kv_mib {
+            count("rollout.kv_mib", mib, MAX_KV_MIB)?;
+        }
         style::check(rollout, &self.task)?;
         require(
             rollout.source.is_none() || rollout.max_redraws == 0,

@@ -14,6 +14,13 @@ pub enum ModelSource {
     /// A model by name: a Hugging Face folder, a GGUF file, a run folder, `RUN@STEP`, or a name on the hub.
     /// [`ModelSource::find`] says where a name leads.
     Path { path: String },
+    /// Random weights of a published shape, such as `qwen3-14b`, with the tokenizer of the model inside the program: for
+    /// benchmarks, without a file.
+    Random {
+        shape: String,
+        #[serde(default)]
+        seed: u64,
+    },
 }
 
 impl ModelSource {
@@ -28,6 +35,7 @@ impl std::fmt::Display for ModelSource {
         match self {
             ModelSource::Builtin => f.write_str(BUILTIN),
             ModelSource::Path { path } => f.write_str(path),
+            ModelSource::Random { shape, .. } => write!(f, "random {shape}"),
         }
     }
 }
@@ -107,6 +115,12 @@ pub enum TeacherSource {
     Builtin,
     /// A model by name, with the vocabulary of the trained model; see [`ModelSource::Path`].
     Path { path: String },
+    /// See [`ModelSource::Random`].
+    Random {
+        shape: String,
+        #[serde(default)]
+        seed: u64,
+    },
 }
 
 impl From<ModelSource> for TeacherSource {
@@ -114,6 +128,7 @@ impl From<ModelSource> for TeacherSource {
         match model {
             ModelSource::Builtin => TeacherSource::Builtin,
             ModelSource::Path { path } => TeacherSource::Path { path },
+            ModelSource::Random { shape, seed } => TeacherSource::Random { shape, seed },
         }
     }
 }
@@ -125,6 +140,9 @@ impl TeacherSource {
             TeacherSource::Solution { .. } => None,
             TeacherSource::Builtin => Some(ModelSource::Builtin),
             TeacherSource::Path { path } => Some(ModelSource::Path { path: path.clone() }),
+            TeacherSource::Random { shape, seed } => {
+                Some(ModelSource::Random { shape: shape.clone(), seed: *seed })
+            }
         }
     }
 }

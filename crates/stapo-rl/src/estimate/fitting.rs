@@ -1,6 +1,6 @@
 //! What to change so that a run fits a machine's memory.
 
-use crate::config::{Plan, Recompute, States};
+use crate::config::{KvMemory, Plan, RecomputeChoice, States};
 use stapo_model::{DeviceName, ModelConfig};
 
 /// A setting and the value with which the run fits.
@@ -21,9 +21,9 @@ pub struct Remedy {
 /// The settings that memory depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Settings {
-    recompute: Recompute,
+    recompute: RecomputeChoice,
     microbatch_tokens: usize,
-    kv_mib: usize,
+    kv_mib: KvMemory,
     states: States,
 }
 
@@ -105,9 +105,9 @@ impl Settings {
     /// The next settings that need less; `None` where none is left.
     fn smaller(self, floor: &Floor) -> Option<Self> {
         let recompute = match self.recompute {
-            Recompute::Nothing => Some(Recompute::Inputs),
-            Recompute::Inputs => Some(Recompute::Layers),
-            Recompute::Layers => None,
+            RecomputeChoice::Nothing => Some(RecomputeChoice::Inputs),
+            RecomputeChoice::Inputs => Some(RecomputeChoice::Layers),
+            RecomputeChoice::Auto | RecomputeChoice::Layers => None,
         };
         if let Some(recompute) = recompute {
             return Some(Self { recompute, ..self });
@@ -116,8 +116,10 @@ impl Settings {
             let microbatch_tokens = (self.microbatch_tokens / 2).max(floor.microbatch_tokens);
             return Some(Self { microbatch_tokens, ..self });
         }
-        if self.kv_mib > floor.kv_mib {
-            return Some(Self { kv_mib: (self.kv_mib / 2).max(floor.kv_mib), ..self });
+        if let KvMemory::Mib(mib) = self.kv_mib
+            && mib > floor.kv_mib
+        {
+            return Some(Self { kv_mib: KvMemory::Mib((mib / 2).max(floor.kv_mib)), ..self });
         }
         (self.states != floor.states).then_some(Self { states: floor.states, ..self })
     }
@@ -126,9 +128,10 @@ impl Settings {
         let mut changes = Vec::new();
         if self.recompute != given.recompute {
             let value = match self.recompute {
-                Recompute::Nothing => "nothing",
-                Recompute::Inputs => "inputs",
-                Recompute::Layers => "layers",
+                RecomputeChoice::Auto => "auto",
+                RecomputeChoice::Nothing => "nothing",
+                RecomputeChoice::Inputs => "inputs",
+                RecomputeChoice::Layers => "layers",
             };
             changes.push(Change { key: "update.recompute", value: value.to_string() });
         }
@@ -136,8 +139,10 @@ impl Settings {
             changes
                 .push(Change { key: "update.microbatch_tokens", value: self.microbatch_tokens.to_string() });
         }
-        if self.kv_mib != given.kv_mib {
-            changes.push(Change { key: "rollout.kv_mib", value: self.kv_mib.to_string() });
+        if let KvMemory::Mib(mib) = self.kv_mib
+            && self.kv_mib != given.kv_mib
+        {
+            changes.push(Change { key: "rollout.kv_mib", value: mib.to_string() });
         }
         if self.states != given.states {
             changes.push(Change { key: "update.states", value: "8bit".to_string() });
@@ -155,7 +160,7 @@ mod tests {
         let text = r#"
             device = "cuda"
             rollout = { max_prompt_tokens = 1024, max_response_tokens = 3072, kv_mib = 8192 }
-            update = { microbatch_tokens = 16384 }
+            update = { microbatch_tokens = 16384, recompute = "nothing" }
         "#;
         Plan::resolve(Config::from_toml(text, []).unwrap()).unwrap()
     }
@@ -164,12 +169,13 @@ mod tests {
     fn peak_bytes(plan: &Plan) -> u64 {
         let update = &plan.config.update;
         let recompute = match update.recompute {
-            Recompute::Nothing => 300_000,
-            Recompute::Inputs => 200_000,
-            Recompute::Layers => 100_000,
+            RecomputeChoice::Nothing => 300_000,
+            RecomputeChoice::Inputs => 200_000,
+            RecomputeChoice::Auto | RecomputeChoice::Layers => 100_000,
         };
+        let KvMemory::Mib(kv_mib) = plan.config.rollout.kv_mib else { panic!("the plan gives a number") };
         let states = if update.states == States::F32 { 1_000_000 } else { 500_000 };
-        recompute + states + update.microbatch_tokens as u64 + plan.config.rollout.kv_mib as u64
+        recompute + states + update.microbatch_tokens as u64 + kv_mib as u64
     }
 
     fn changes(limit: u64) -> Option<Vec<String>> {
@@ -205,6 +211,6 @@ mod tests {
         while let Some(smaller) = settings.smaller(&floor) {
             settings = smaller;
         }
-        assert_eq!((settings.microbatch_tokens, settings.kv_mib), (4096, 456));
+        assert_eq!((settings.microbatch_tokens, settings.kv_mib), (4096, KvMemory::Mib(456)));
     }
 }

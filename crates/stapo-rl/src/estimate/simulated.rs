@@ -120,7 +120,7 @@ impl RunShape<'_> {
 
     /// Simulates the run.
     pub fn simulate(&self) -> Prediction {
-        let rollout = self.plan.config.rollout.clone();
+        let rollout = &self.plan.config.rollout;
         let fixed = &self.machine.fixed;
         let n_responses = (rollout.problems_per_step * rollout.group_size) as f64;
         let sampled = self.sample(rollout.problems_per_step, rollout.group_size);

@@ -5,8 +5,8 @@ use crate::config::{HELD_OUT, Plan};
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
 use crate::meter::Meter;
+use crate::run_memory::SamplingMemory;
 use stapo_core::record::{BenchmarkScore, EvalRecord, Metrics};
-use stapo_model::generate::EngineMemory;
 use std::collections::BTreeMap;
 
 /// Warnings about benchmarks whose questions are not those of the run's last evaluation on them.
@@ -60,7 +60,7 @@ pub fn expanded(name: &str) -> Vec<String> {
 /// depends on their names alone.
 pub(crate) fn evaluate_benchmarks(
     model: &LoadedModel,
-    memory: &mut EngineMemory,
+    memory: &mut SamplingMemory,
     benchmarks: &[Benchmark],
     plan: &Plan,
     step: u64,
@@ -74,12 +74,12 @@ pub(crate) fn evaluate_benchmarks(
         seed: plan.config.seed,
         max_tokens: rollout.max_response_tokens,
         style: &plan.style,
-        kv_bytes: rollout.kv_mib << 20,
+        kv_bytes: memory.kv_bytes,
         step: Some(step),
     };
     let decoding = [Decoding::drawn(rollout.temperature, 1.0)];
     let mut samples = Vec::new();
-    evaluate(model, memory, benchmarks, &decoding, sampling, &Done::new(), |event| {
+    evaluate(model, &mut memory.engine, benchmarks, &decoding, sampling, &Done::new(), |event| {
         match event {
             EvalEvent::Token => meter.add(0, 1),
             EvalEvent::Finished(sample) => {

@@ -115,12 +115,15 @@ impl EvalFolder {
     pub fn read_plan(folder: &Path) -> Result<EvalPlan> {
         check_tree(folder)?;
         let path = folder.join("eval.json");
-        let text = files::read_text(&path).map_err(|e| Error::io(&path, e))?;
         let refuse = |problem: String| Error::NoRun {
             folder: folder.to_owned(),
             problem,
             remedy: "an evaluation is a folder that `stapo eval` made".into(),
         };
+        if path.symlink_metadata().is_err() {
+            return Err(refuse("no eval.json, so this is no evaluation".to_string()));
+        }
+        let text = files::read_text(&path).map_err(|e| Error::io(&path, e))?;
         let plan: EvalPlan = serde_json::from_str(&text).map_err(|e| refuse(format!("eval.json: {e}")))?;
         if plan.schema > SCHEMA {
             return Err(refuse(format!("eval.json has schema {}, this program reads {SCHEMA}", plan.schema)));

@@ -23,13 +23,13 @@ use crate::meter::Meter;
 use crate::prompting::fit_prompts;
 use crate::rollout::held_out_accuracy;
 use crate::run::{Counters, Reopening, Run, is_due};
+use crate::run_memory::SamplingMemory;
 use crate::task::{Programs, Task};
 use sequence::TextSequence;
 use stapo_core::batch::pack_in_order;
 use stapo_core::record::{EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
 use stapo_model::Device;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass};
-use stapo_model::generate::EngineMemory;
 use stapo_model::optimizer::Update;
 use std::path::Path;
 use std::time::Instant;
@@ -211,7 +211,7 @@ fn pretrain_steps(
     pretrainer: &mut Pretrainer,
     watch: &mut dyn WatchPretrain,
 ) -> Result<()> {
-    let mut memory = EngineMemory::new();
+    let mut memory = SamplingMemory::small();
     for text in &pretrainer.warnings {
         run.record(EventKind::Warning, text)?;
         watch.warned(text);

@@ -5,6 +5,7 @@ use crate::testing::{TEMPLATE, chat_model};
 use crate::train::Trainer;
 use stapo_core::{Finish, Turn};
 use stapo_model::{CpuOptions, Device};
+use std::path::Path;
 
 fn device() -> Device {
     Device::cpu(CpuOptions { threads: 2, ..CpuOptions::from_env().unwrap() })

@@ -9,6 +9,7 @@ use crate::task::{Judged, Split, Task, TaskError, read_json_lines};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Verdict};
+use stapo_model::decoder::Pass;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
@@ -62,6 +63,7 @@ impl ForeignRollouts {
     /// entropies, and under [`Behavior::Policy`] the log-probs that ratios divide by.
     pub fn roll_out(
         &self,
+        pass: &mut Pass,
         model: &LoadedModel,
         task: &Task,
         plan: &Plan,
@@ -92,7 +94,7 @@ impl ForeignRollouts {
                 written.push(response);
             }
         }
-        self.add_scores(model, plan, &mut rollouts, &written)?;
+        self.add_scores(pass, model, plan, &mut rollouts, &written)?;
         let judged = judge(model, task, &problems, &rollouts, &written)?;
         let n_responses = rollouts.len();
         let n_sampled = rollouts.iter().map(|rollout| rollout.tokens.len()).sum();
@@ -110,13 +112,14 @@ impl ForeignRollouts {
     /// Fills in entropies under the policy, and the log-probs of the behavior policy.
     fn add_scores(
         &self,
+        pass: &mut Pass,
         model: &LoadedModel,
         plan: &Plan,
         rollouts: &mut [Rollout],
         written: &[&ForeignResponse],
     ) -> Result<()> {
         let sequences: Vec<Sequence> = rollouts.iter().map(Sequence::of).collect();
-        let scores = score(&model.policy, plan, &sequences)?;
+        let scores = score(pass, &model.policy, plan, &sequences)?;
         for ((rollout, scores), response) in rollouts.iter_mut().zip(scores).zip(written) {
             let logp = match self.behavior {
                 Behavior::Policy => &scores.logp,

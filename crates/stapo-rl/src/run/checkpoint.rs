@@ -2,13 +2,16 @@
 
 use super::state::{self, Counters, LoopState};
 use super::tree::check_tree;
-use crate::disk::{create_folder, remove_folder, rename, sha256_hex, write_whole};
+use crate::disk::{create_folder, hex, remove_folder, rename, sha256_hex, write_whole, write_whole_with};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use stapo_core::record::Identity;
+use stapo_model::MappedFile;
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::Optimizer;
 use std::fs;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// A checkpoint whose hashes have been checked.
@@ -19,7 +22,8 @@ pub struct Checkpoint {
     pub loop_state: LoopState,
     /// `None` for a checkpoint of a program that did not record it.
     pub provenance: Option<Provenance>,
-    state: Vec<u8>,
+    /// The file of the weights and the optimizer state; pages are read as they are touched.
+    state: MappedFile,
 }
 
 /// What a checkpoint says about the run that made it.
@@ -155,7 +159,7 @@ impl Checkpoint {
         let folder = run.join("checkpoints");
         let entries = match fs::read_dir(&folder) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(Error::io(&folder, error)),
         };
         let step = |path: &Path| {
@@ -196,7 +200,7 @@ impl Checkpoint {
         if named.is_some_and(|name| name.starts_with("step-") && name != folder_name(sealed.counters.step)) {
             return Err(refuse(format!("is a copy of the checkpoint of step {}", sealed.counters.step)));
         }
-        let state = read(STATE)?;
+        let state = MappedFile::open(&path.join(STATE)).map_err(|e| refuse(format!("{STATE}: {e}")))?;
         if sha256_hex(&state) != sealed.state_sha256 {
             return Err(refuse(format!("{STATE} is damaged: its hash is not the one recorded")));
         }
@@ -240,14 +244,13 @@ impl Snapshot<'_> {
             remove_folder(folder)?;
         }
         create_folder(folder)?;
-        let state = state::serialize(self.policy, self.optimizer);
-        write_whole(&folder.join(STATE), &state)?;
+        let state_sha256 = self.write_state(&folder.join(STATE))?;
         let Provenance { state_hash, metrics, plan, identity } = &self.provenance;
         write_whole(&folder.join(PLAN), plan.as_bytes())?;
         let mut sealed = Sealed {
             schema: CHECKPOINT_SCHEMA,
             counters: self.counters,
-            state_sha256: sha256_hex(&state),
+            state_sha256,
             loop_state: self.loop_state.clone(),
             state_hash: state_hash.clone(),
             metrics: metrics.clone(),
@@ -258,6 +261,39 @@ impl Snapshot<'_> {
         sealed.seal = sealed.expected_seal();
         let text = serde_json::to_string_pretty(&sealed).expect("numbers and strings are JSON");
         write_whole(&folder.join(SEALED), text.as_bytes())
+    }
+
+    /// Writes weights and optimizer state, tensor by tensor, and returns the hash of the file.
+    fn write_state(&self, path: &Path) -> Result<String> {
+        let mut hash = Sha256::new();
+        write_whole_with(path, |file| {
+            let hashed = Hashed { to: file, hash: &mut hash };
+            let mut buffered = BufWriter::with_capacity(WRITTEN_AT_ONCE, hashed);
+            state::write(self.policy, self.optimizer, &mut buffered)?;
+            buffered.flush()
+        })?;
+        Ok(hex(&hash.finalize()))
+    }
+}
+
+/// Small tensors are collected up to this many bytes and written together.
+const WRITTEN_AT_ONCE: usize = 64 << 20;
+
+/// Hashes what was written.
+struct Hashed<'a> {
+    to: &'a mut dyn Write,
+    hash: &'a mut Sha256,
+}
+
+impl Write for Hashed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.to.write(bytes)?;
+        self.hash.update(&bytes[..n]);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
     }
 }
 

@@ -1,13 +1,17 @@
-//! The state of a run: counters, and weights and optimizer state as bytes: serialised, restored, hashed, and checked to be finite.
+//! The state of a run: counters, and weights and optimizer state: written, restored, hashed, and checked to be finite, one
+//! tensor at a time and in the form in which the device stores it.
 
 use crate::disk::hex;
 use crate::error::{Error, Result};
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use stapo_model::decoder::Policy;
-use stapo_model::optimizer::Optimizer;
+use stapo_model::optimizer::{Moment, Optimizer};
+use stapo_model::{Form, Stored, TensorSpec, View};
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
 /// The progress of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +30,19 @@ pub type LoopState = BTreeMap<String, String>;
 /// Prefixes of tensor names: the weights and the optimizer's two moments.
 const PARTS: [&str; 3] = ["weight", "moment1", "moment2"];
 
+/// Ends the name of a tensor that holds the scales of an 8-bit moment.
+const SCALES: &str = "scales";
+
+/// Every tensor of the state with the prefix of its name, in the order of files and hashes.
+fn tensors<'a>(
+    policy: &'a Policy,
+    optimizer: &'a Optimizer,
+) -> impl Iterator<Item = (&'static str, &'a TensorSpec, View<'a, f32>)> {
+    let weights = policy.tensors().map(|(spec, values)| (PARTS[0], spec, values));
+    let moments = optimizer.state(policy).flat_map(|(spec, m, v)| [(PARTS[1], spec, m), (PARTS[2], spec, v)]);
+    weights.chain(moments)
+}
+
 /// One hash of weights, optimizer state, counters and loop state.
 pub(crate) fn state_hash(
     counters: Counters,
@@ -34,13 +51,10 @@ pub(crate) fn state_hash(
     optimizer: &Optimizer,
 ) -> String {
     let mut hash = Sha256::new();
-    let mut add = |values: &[f32]| hash.update(bytes_of(values));
-    for (_, values) in policy.tensors() {
-        add(&values.to_vec());
-    }
-    for (_, m, v) in optimizer.state(policy) {
-        add(&m.to_vec());
-        add(&v.to_vec());
+    for (_, _, values) in tensors(policy, optimizer) {
+        let stored = values.read_stored();
+        hash.update(&stored.bytes);
+        hash.update(bytes_of(&stored.scales));
     }
     for count in [counters.step, counters.position, counters.n_updates] {
         hash.update(count.to_le_bytes());
@@ -54,55 +68,85 @@ pub(crate) fn state_hash(
 
 /// Refuses weights and optimizer states that are not finite numbers.
 pub(crate) fn check_finite(step: u64, policy: &Policy, optimizer: &Optimizer) -> Result<()> {
-    for (spec, values) in policy.tensors() {
-        refuse_not_finite(step, PARTS[0], &spec.name, &values.to_vec())?;
-    }
-    for (spec, m, v) in optimizer.state(policy) {
-        for (part, values) in [(PARTS[1], m), (PARTS[2], v)] {
-            refuse_not_finite(step, part, &spec.name, &values.to_vec())?;
+    let weight = policy.first_non_finite().map(|(spec, element)| (PARTS[0], spec, element));
+    let moment = || {
+        let (spec, moment, element) = optimizer.first_non_finite(policy)?;
+        Some((if moment == Moment::First { PARTS[1] } else { PARTS[2] }, spec, element))
+    };
+    match weight.or_else(moment) {
+        Some((part, spec, element)) => {
+            Err(Error::NotFinite { step, part, tensor: spec.name.clone(), element })
         }
-    }
-    Ok(())
-}
-
-fn refuse_not_finite(step: u64, part: &'static str, name: &str, values: &[f32]) -> Result<()> {
-    match values.iter().position(|value| !value.is_finite()) {
-        Some(element) => Err(Error::NotFinite { step, part, tensor: name.to_string(), element }),
         None => Ok(()),
     }
 }
 
-/// Weights and moments as a safetensors file.
-pub(super) fn serialize(policy: &Policy, optimizer: &Optimizer) -> Vec<u8> {
-    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
-    for (spec, values) in policy.tensors() {
-        tensors.push((format!("{}.{}", PARTS[0], spec.name), spec.shape.clone(), bytes_of(&values.to_vec())));
+/// Writes weights and moments as a safetensors file.
+pub(super) fn write(policy: &Policy, optimizer: &Optimizer, to: &mut dyn Write) -> io::Result<()> {
+    let header = header(policy, optimizer);
+    to.write_all(&(header.len() as u64).to_le_bytes())?;
+    to.write_all(header.as_bytes())?;
+    for (_, _, values) in tensors(policy, optimizer) {
+        let stored = values.read_stored();
+        to.write_all(&stored.bytes)?;
+        to.write_all(&bytes_of(&stored.scales))?;
     }
-    for (spec, m, v) in optimizer.state(policy) {
-        tensors.push((format!("{}.{}", PARTS[1], spec.name), spec.shape.clone(), bytes_of(&m.to_vec())));
-        tensors.push((format!("{}.{}", PARTS[2], spec.name), spec.shape.clone(), bytes_of(&v.to_vec())));
-    }
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        let view =
-            TensorView::new(Dtype::F32, shape.clone(), bytes).expect("as many bytes as the shape says");
-        (name, view)
-    });
-    safetensors::serialize(views, None).expect("f32 tensors of distinct names")
+    Ok(())
 }
 
-/// Copies the weights of a serialised state to a policy of the same shape; the error names the tensor.
+/// The JSON header: name, type, shape and place of every tensor, filled up with spaces to a multiple of 8 bytes.
+fn header(policy: &Policy, optimizer: &Optimizer) -> String {
+    let mut keys = Map::new();
+    let mut end = 0;
+    let mut add = |name: String, dtype: Dtype, shape: &[usize], n_bytes: usize| {
+        let start = end;
+        end += n_bytes;
+        keys.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]}));
+    };
+    for (part, spec, values) in tensors(policy, optimizer) {
+        let form = values.form();
+        let name = format!("{part}.{}", spec.name);
+        add(name.clone(), dtype(form), &spec.shape, values.len() * form.n_bytes());
+        let n_scales = form.n_scales(values.len());
+        if n_scales > 0 {
+            add(format!("{name}.{SCALES}"), Dtype::F32, &[n_scales], 4 * n_scales);
+        }
+    }
+    let mut text = Value::Object(keys).to_string();
+    text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
+    text
+}
+
+fn dtype(form: Form) -> Dtype {
+    match form {
+        Form::F32 => Dtype::F32,
+        Form::Bf16 => Dtype::BF16,
+        Form::First8 => Dtype::I8,
+        Form::Second8 => Dtype::U8,
+    }
+}
+
+/// The form of a part of the state that a file holds as `dtype`.
+fn form(part: &str, dtype: Dtype) -> Option<Form> {
+    match dtype {
+        Dtype::F32 => Some(Form::F32),
+        Dtype::BF16 if part == PARTS[0] => Some(Form::Bf16),
+        Dtype::I8 if part == PARTS[1] => Some(Form::First8),
+        Dtype::U8 if part == PARTS[2] => Some(Form::Second8),
+        _ => None,
+    }
+}
+
+/// Copies the weights of a state file to a policy of the same shape; the error names the tensor.
 pub(super) fn restore_weights(state: &[u8], policy: &mut Policy) -> std::result::Result<(), String> {
     let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
-    let mut outcome = Ok(());
-    policy.fill(|spec, values| {
-        if outcome.is_ok() {
-            outcome = read(&tensors, PARTS[0], &spec.name, values);
-        }
-    });
-    outcome
+    policy.try_write(|spec, mut values| {
+        values.write_stored(&read(&tensors, PARTS[0], spec)?);
+        Ok(())
+    })
 }
 
-/// Copies the moments of a serialised state to an optimizer of the same shape; the error names the tensor.
+/// Copies the moments of a state file to an optimizer of the same shape; the error names the tensor.
 pub(super) fn restore_moments(
     state: &[u8],
     n_updates: u64,
@@ -110,43 +154,52 @@ pub(super) fn restore_moments(
     optimizer: &mut Optimizer,
 ) -> std::result::Result<(), String> {
     let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
-    optimizer.restore(policy, n_updates, |spec, m, v| {
-        read(&tensors, PARTS[1], &spec.name, m)?;
-        read(&tensors, PARTS[2], &spec.name, v)
+    optimizer.restore(policy, n_updates, |spec, mut m, mut v| {
+        m.write_stored(&read(&tensors, PARTS[1], spec)?);
+        v.write_stored(&read(&tensors, PARTS[2], spec)?);
+        Ok(())
     })
 }
 
-fn read(
-    tensors: &SafeTensors<'_>,
-    part: &str,
-    name: &str,
-    values: &mut [f32],
-) -> std::result::Result<(), String> {
-    let tensor = tensors.tensor(&format!("{part}.{name}")).map_err(|e| format!("{name}: {e}"))?;
-    let bytes = tensor.data();
-    if bytes.len() != 4 * values.len() {
-        return Err(format!("{name}: {} bytes, expected {}", bytes.len(), 4 * values.len()));
+/// One part of the state of a tensor, in the form that the file has.
+fn read(tensors: &SafeTensors<'_>, part: &str, spec: &TensorSpec) -> std::result::Result<Stored, String> {
+    let name = &spec.name;
+    let find = |name: &str| tensors.tensor(name).map_err(|e| format!("{name}: {e}"));
+    let tensor = find(&format!("{part}.{name}"))?;
+    let form = form(part, tensor.dtype())
+        .ok_or_else(|| format!("{part}.{name}: {:?} is no type of such a tensor", tensor.dtype()))?;
+    let check = |what: &str, found: usize, expected: usize| {
+        let is_right = found == expected;
+        is_right.then_some(()).ok_or_else(|| format!("{name}: {found} bytes{what}, expected {expected}"))
+    };
+    let n = spec.n_elements();
+    check("", tensor.data().len(), n * form.n_bytes())?;
+    let mut scales = Vec::new();
+    if form.n_scales(n) > 0 {
+        let tensor = find(&format!("{part}.{name}.{SCALES}"))?;
+        check(" of scales", tensor.data().len(), 4 * form.n_scales(n))?;
+        scales =
+            tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
     }
-    for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(4)) {
-        *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    }
-    Ok(())
+    Ok(Stored { form, bytes: tensor.data().to_vec(), scales })
 }
 
-/// What is wrong with a serialised state in which a number is not finite; `None` for a good state.
+/// What is wrong with a state file in which a number is not finite; `None` for a good file.
 pub(super) fn first_not_finite_in(state: &[u8]) -> Option<String> {
     let tensors = match SafeTensors::deserialize(state) {
         Ok(tensors) => tensors,
         Err(error) => return Some(error.to_string()),
     };
     // The exponent of an infinity or a NaN is all ones.
-    let is_finite = |bytes: &[u8]| u16::from_le_bytes([bytes[2], bytes[3]]) & 0x7f80 != 0x7f80;
+    let is_finite = |high: &[u8]| u16::from_le_bytes([high[0], high[1]]) & 0x7f80 != 0x7f80;
     tensors.iter().find_map(|(name, tensor)| {
-        if tensor.dtype() != Dtype::F32 {
-            return Some(format!("{name}: {:?}, expected F32", tensor.dtype()));
-        }
-        let element = tensor.data().chunks_exact(4).position(|bytes| !is_finite(bytes))?;
-        Some(format!("{name}: element {element} is not a finite number"))
+        let element = match tensor.dtype() {
+            Dtype::F32 => tensor.data().chunks_exact(4).position(|bytes| !is_finite(&bytes[2..])),
+            Dtype::BF16 => tensor.data().chunks_exact(2).position(|bytes| !is_finite(bytes)),
+            Dtype::I8 | Dtype::U8 => None,
+            other => return Some(format!("{name}: {other:?}, expected F32, BF16, I8 or U8")),
+        };
+        Some(format!("{name}: element {} is not a finite number", element?))
     })
 }
 

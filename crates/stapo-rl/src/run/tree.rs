@@ -27,6 +27,9 @@ pub fn check_tree(folder: &Path) -> Result<()> {
             Ok(entries) => entries,
             // A training run removes old checkpoints while other commands look at its folder.
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) if error.kind() == ErrorKind::NotADirectory => {
+                return Err(Error::no_run(folder, "is a file, not a folder".to_string()));
+            }
             Err(error) => return Err(Error::io(&inside, error)),
         };
         for entry in entries {

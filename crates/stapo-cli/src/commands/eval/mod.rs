@@ -19,7 +19,7 @@ use stapo_rl::evaluation::{
 };
 use stapo_rl::found_model::is_run;
 use stapo_rl::inference::EngineMemory;
-use stapo_rl::{FoundModel, LoadedModel, identity};
+use stapo_rl::{FoundModel, LoadedModel, identity, model_hashes};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -278,7 +278,7 @@ fn open_finite(found: &FoundModel, device: &Device) -> Result<(LoadedModel, Vec<
             found.pinned
         );
     }
-    Ok((model, identity::of_found(found)?))
+    Ok((model, model_hashes::of_found(found)?))
 }
 
 fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {

@@ -106,7 +106,7 @@ impl Choices {
             (self.recompute, self.microbatch_tokens, self.kv_mib) = (recompute, microbatch_tokens, kv_mib);
             let text = write(found, self);
             let plan = Plan::resolve(Config::from_toml(&text, [])?)?;
-            self.memory_needed = memory::parts(&plan, &found.config, &[]).iter().map(|part| part.bytes).sum();
+            self.memory_needed = memory::resolve(&plan, &found.config, &[], None).peak_bytes();
             if self.memory_here.is_none_or(|here| self.memory_needed <= here / 5 * 4) {
                 break;
             }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use stapo_core::Problem;
 use stapo_rl::config::{ModelSource, PromptStyle};
-use stapo_rl::model_files::{ModelConfig, Pretrained};
+use stapo_rl::model_files::ModelConfig;
 use stapo_rl::pretrain::file_kind;
 use stapo_rl::prompting::PromptModel;
 use stapo_rl::task::{
@@ -104,16 +104,9 @@ impl Found {
     pub fn look(wanted: &Wanted) -> Result<Self> {
         let named = || match &wanted.model {
             ModelSource::Path { path } => format!("model {path}"),
-            ModelSource::Builtin => "the built-in model".to_string(),
+            ModelSource::Builtin | ModelSource::Random { .. } => "the built-in model".to_string(),
         };
-        if let ModelSource::Path { path } = &wanted.model
-            && !Path::new(path).exists()
-        {
-            bail!(
-                "model {path}: no such file or folder\nhint: a Hugging Face folder, a GGUF file, or builtin; stapo fetch model NAME gets one from the hub"
-            );
-        }
-        let config = shape(&wanted.model).with_context(named)?;
+        let config = wanted.model.find()?.shape().with_context(named)?;
         let prompts = PromptModel::open(&wanted.model).with_context(named)?;
         let spec = RowsSpec {
             problem_field: wanted.problem_field.clone(),
@@ -165,13 +158,6 @@ impl Found {
         };
         Ok(open(&self.data, spec)?.census().context("a file has a census")?.clone())
     }
-}
-
-fn shape(model: &ModelSource) -> Result<ModelConfig> {
-    Ok(match model {
-        ModelSource::Builtin => Pretrained::read_config(stapo_rl::unpack_builtin()?.path())?,
-        ModelSource::Path { path } => Pretrained::read_config(Path::new(path))?,
-    })
 }
 
 fn open(data: &Path, spec: RowsSpec) -> Result<Task> {

@@ -4,6 +4,7 @@ mod choices;
 mod found;
 mod text;
 
+use crate::shared::model::Fetch;
 use crate::shared::units::{grouped, short, size};
 use anyhow::{Context, Result, bail};
 use choices::Choices;
@@ -21,11 +22,14 @@ use std::process::ExitCode;
 /// Looks at both (family, size, chat template, context; fields, lengths, references), chooses values that fit, writes
 /// them with comments, and names the next commands. It asks nothing.
 #[derive(clap::Args)]
-#[command(after_help = "Example: stapo init --model models/Qwen3-0.6B --data problems.jsonl --out mine.toml")]
 pub struct Args {
-    /// A Hugging Face folder, a GGUF file, or `builtin`.
+    /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), RUN@STEP, builtin, or a name on the
+    /// hub such as Qwen/Qwen3-0.6B.
     #[arg(long, value_name = "MODEL")]
     model: String,
+
+    #[command(flatten)]
+    fetch: Fetch,
 
     /// Problems with reference answers: a .jsonl or .parquet file.
     #[arg(long, value_name = "FILE")]
@@ -44,7 +48,7 @@ pub struct Args {
     answer_field: Option<String>,
 
     /// The config to write.
-    #[arg(long, value_name = "FILE", default_value = "stapo.toml")]
+    #[arg(short, long, value_name = "FILE", default_value = "stapo.toml")]
     out: PathBuf,
 
     /// Overwrites a file that is there.
@@ -56,8 +60,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.out.exists() && !args.force {
         bail!("{}: exists already\nhint: --force overwrites it, --out names another", args.out.display());
     }
+    args.fetch.find(&args.model)?;
     let found = Found::look(&Wanted {
-        model: source(&args.model),
+        model: ModelSource::named(&args.model),
         data: args.data.clone(),
         problem_field: args.problem_field.clone(),
         answer_field: args.answer_field.clone(),
@@ -70,13 +75,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     print_found(&found, &choices);
     print_next(&args.out);
     Ok(ExitCode::SUCCESS)
-}
-
-fn source(model: &str) -> ModelSource {
-    match model {
-        "builtin" => ModelSource::Builtin,
-        path => ModelSource::Path { path: path.to_string() },
-    }
 }
 
 /// Goes through everything that a run checks before its first step, but for the weights.

@@ -26,7 +26,7 @@ fn head(found: &Found, choices: &Choices) -> String {
     let name: String = stem.chars().map(|c| if is_plain(c) { c } else { '-' }).collect();
     let name = if name.is_empty() || name.starts_with('.') { "own".to_string() } else { name };
     let model = match &found.model {
-        ModelSource::Builtin => "{ kind = \"builtin\" }".to_string(),
+        ModelSource::Builtin | ModelSource::Random { .. } => "{ kind = \"builtin\" }".to_string(),
         ModelSource::Path { path } => format!("{{ kind = \"path\", path = {} }}", quoted(path)),
     };
     format!(

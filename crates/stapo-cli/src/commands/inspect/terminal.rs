@@ -1,7 +1,8 @@
 //! Responses on a terminal: a background colour per token, or signs around tokens on terminals without colours.
 
-use super::{Fate, Inspected, fate, gradient_norm};
+use super::{Fate, fate};
 use crate::shared::chart::number;
+use crate::shared::viewer::{Inspected, gradient_norm};
 use anyhow::Result;
 use stapo_core::record::ResponseRecord;
 use std::fmt::Write as _;

@@ -8,7 +8,7 @@ pub fn of(planned: &Planned) -> Value {
     let Planned { plan, shapes, machine, prediction, .. } = planned;
     let rollout = &plan.config.rollout;
     let parts: Map<String, Value> =
-        planned.memory.iter().map(|part| (part.name.to_string(), json!(part.bytes))).collect();
+        planned.memory.parts().map(|part| (part.name.to_string(), json!(part.bytes))).collect();
     let used: Map<String, Value> = MemoryPhase::ALL
         .iter()
         .map(|phase| (phase.name().to_string(), json!(planned.used_bytes(*phase))))

@@ -76,14 +76,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let machine = named.unwrap_or_else(|| here.machine(&plan, args.threads, &mut assumed));
     let memory_bytes = if named.is_some() { machine.memory_bytes } else { here.memory_bytes };
     let lengths = lengths(args, &plan)?;
+    let memory = memory::resolve(&plan, &shapes.model, &shapes.frozen, limit(&plan, memory_bytes));
     let shape = RunShape {
         plan: &plan,
         model: &shapes.model,
         frozen: &shapes.frozen,
         machine: &machine,
         lengths,
-        kv_bytes: (plan.config.rollout.kv_mib as u64) << 20,
-        recompute: plan.config.update.recompute,
+        kv_bytes: memory.kv_bytes,
+        recompute: memory.recompute,
     };
     let is_simulation = named.is_some() || args.model.is_some() || args.no_measure;
     let obstacle = if is_simulation { None } else { here.obstacle(&plan, &shapes) };
@@ -107,7 +108,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     );
     planned::assume_settings(&mut assumed, &plan);
     let planned = Planned {
-        memory: memory::parts(&plan, &shapes.model, &shapes.frozen),
+        memory,
         remedy: memory_bytes.and_then(|bytes| remedy(&plan, &shapes, bytes)),
         plan: &plan,
         shapes: &shapes,
@@ -125,10 +126,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The memory that a run has to fit: that of a GPU. Main memory is no limit, because the system may swap.
+fn limit(plan: &Plan, memory_bytes: Option<u64>) -> Option<u64> {
+    memory_bytes.filter(|_| plan.device() != DeviceName::Cpu)
+}
+
 /// What to change where a run does not fit `memory_bytes`.
 fn remedy(plan: &Plan, shapes: &ModelShapes, memory_bytes: u64) -> Option<Remedy> {
     let ModelShapes { model, frozen, .. } = shapes;
-    let total = |plan: &Plan| memory::parts(plan, model, frozen).iter().map(|part| part.bytes).sum();
+    let total =
+        |plan: &Plan| memory::resolve(plan, model, frozen, limit(plan, Some(memory_bytes))).peak_bytes();
     estimate::remedy(plan, model, memory_bytes, total).filter(|remedy| !remedy.changes.is_empty())
 }
 

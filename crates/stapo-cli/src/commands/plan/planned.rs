@@ -7,7 +7,7 @@ use stapo_rl::Plan;
 use stapo_rl::config::{ModelSource, TeacherSource};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::estimate::{Lengths, Machine, Measurement, Prediction, Remedy, SPREAD};
-use stapo_rl::memory::MemoryPart;
+use stapo_rl::memory::{MemoryPart, MemoryPlan};
 use stapo_rl::model_files::{ModelConfig, Pretrained};
 use stapo_rl::task::{TaskSpec, VerifierSpec};
 use std::path::Path;
@@ -21,7 +21,7 @@ pub struct Planned<'a> {
     pub plan: &'a Plan,
     pub shapes: &'a ModelShapes,
     pub machine: &'a Machine,
-    pub memory: Vec<MemoryPart>,
+    pub memory: MemoryPlan,
     /// Memory of the machine, where known.
     pub memory_bytes: Option<u64>,
     /// What to change where the run does not fit; `None` where it fits, or where nothing helps.
@@ -64,11 +64,11 @@ impl MemoryPhase {
 impl Planned<'_> {
     /// Bytes of the parts that a phase uses.
     pub fn used_bytes(&self, phase: MemoryPhase) -> u64 {
-        self.memory.iter().filter(|part| phase.uses(part)).map(|part| part.bytes).sum()
+        self.memory.parts().filter(|part| phase.uses(part)).map(|part| part.bytes).sum()
     }
 
     pub fn total_bytes(&self) -> u64 {
-        self.memory.iter().map(|part| part.bytes).sum()
+        self.memory.peak_bytes()
     }
 
     pub fn fits(&self) -> Option<bool> {
@@ -106,7 +106,7 @@ impl ModelShapes {
         let mut shape = |source: &ModelSource| -> Result<ModelConfig> {
             let (shape, is_here) = shape(source)?;
             if !is_here && model.is_none() {
-                assumed.push(format!("the shape of {}, whose files are not here, by its name", source));
+                assumed.push(format!("the shape of {source}, whose files are not here, by its name"));
             }
             has_weights &= is_here;
             Ok(shape)
@@ -125,17 +125,17 @@ impl ModelShapes {
 /// The shape of a model, and whether its weights are here. A model that is here wins over a known name.
 fn shape(source: &ModelSource) -> Result<(ModelConfig, bool)> {
     let name = source.to_string();
-    let path = Path::new(&name);
     match source.find() {
         Ok(found) => {
             let has_weights = found.checkpoint.is_some() || Pretrained::has_weights(&found.files()?.path);
             Ok((found.shape()?, has_weights))
         }
+        Err(error) if Path::new(&name).exists() => Err(error.into()),
         Err(error) => match ModelConfig::known(&name) {
-            Some(shape) if !path.exists() => Ok((shape, false)),
-            _ => {
+            Some(shape) => Ok((shape, false)),
+            None => {
                 let known: Vec<&str> = ModelConfig::known_names().collect();
-                bail!("{error}\nhint: shapes known by name: {}", known.join(", "))
+                bail!("{error}; without files, --model takes one of {}", known.join(", "))
             }
         },
     }

@@ -75,7 +75,7 @@ fn print_memory(planned: &Planned) {
         format!("{name:<13} {:>10} {:>10} {:>10}", cells[0], cells[1], cells[2])
     };
     line("memory", &row("", MemoryPhase::ALL.map(|phase| phase.name().to_string())));
-    for part in &planned.memory {
+    for part in planned.memory.parts() {
         let cell = |phase: MemoryPhase| if phase.uses(part) { size(part.bytes) } else { "-".to_string() };
         line("", &row(part.name, MemoryPhase::ALL.map(cell)));
     }

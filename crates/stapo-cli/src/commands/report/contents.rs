@@ -1,12 +1,13 @@
 //! The contents of a report in order. The page, the PNG files and the CSV files are written from the same contents.
 
-use super::study::{RunData, Study};
-use super::table::{Table, text};
-use super::{benchmarks, curves, headline, quadrants, summary, tokens};
+use super::{curves, quadrants, tokens};
 use crate::shared::chart::Figure;
 use crate::shared::html::escape;
 use crate::shared::page::{self, THEME_BUTTON};
 use crate::shared::run_status::run_status;
+use crate::shared::study::table::{Table, text};
+use crate::shared::study::{RunData, Study, StudyKind};
+use crate::shared::study::{benchmarks, differences, headline, summary};
 use anyhow::Result;
 use stapo_core::record::StopReason;
 use stapo_rl::experiment::Measure;
@@ -50,14 +51,18 @@ impl Contents {
             token_section(study),
             origin_section(study),
         ];
-        let kind = if study.is_experiment { "experiment" } else { "run" };
+        let kind = match study.kind {
+            StudyKind::Run => "run",
+            StudyKind::Runs => "comparison",
+            StudyKind::Experiment => "experiment",
+        };
         let n_runs = study.runs().count();
         let n_steps = study.runs().map(|(_, run)| run.metrics.len()).max().unwrap_or(0);
-        let of_runs = if study.is_experiment {
-            format!("{} arms, {n_runs} runs of up to {n_steps} steps", study.arms.len())
-        } else {
+        let of_runs = if study.kind == StudyKind::Run {
             let config = &study.arms[0].runs[0].plan.config;
             format!("{n_steps} of {} steps, seed {}", config.steps, config.seed)
+        } else {
+            format!("{} arms, {n_runs} runs of up to {n_steps} steps", study.arms.len())
         };
         Ok(Contents {
             title: study.name.clone(),
@@ -135,44 +140,61 @@ fn figure_or_reason(
 
 fn headline_section(study: &Study) -> Result<ReportSection> {
     let mut blocks = Vec::new();
-    if study.is_experiment {
-        let summary = study.summary()?;
-        blocks.push(ContentBlock::Table("", summary::arms_table(study, &summary)));
-        blocks.push(ContentBlock::Note(format!(
-            "Means over seeds; in brackets the 95 % interval of the mean (Student's t). {}: {}. A seed has collapsed when its mean entropy falls under the plan's share of the first step's.",
-            capital(summary.measure.name()),
-            match summary.measure {
-                Measure::HeldOut => "the last evaluation of a run",
-                Measure::Training => "mean of the last tenth of the steps, since not every run was evaluated",
-            }
-        )));
-        match summary::paired_table(&summary) {
-            Some(table) => {
-                blocks.push(ContentBlock::Table("Paired by seed", table));
-                blocks.push(ContentBlock::Note(
-                    "Difference is the method minus the arm of the row, seed by seed; few seeds can only show large differences: with n seeds no permutation p is below 2 / 2ⁿ.".into(),
-                ));
-            }
-            None => blocks.push(ContentBlock::Missing(
-                "Paired by seed: needs experiment.json to name a method, and two seeds that it shares with another arm.".into(),
-            )),
-        }
-        if let Some(table) = summary::cost_table(&summary) {
-            let reach = study.reach.as_deref().unwrap_or_default();
-            blocks.push(ContentBlock::Table("Cost", table));
-            blocks.push(ContentBlock::Note(format!(
-                "Responses sampled, and seconds of rollouts and updates, until the mean curve over seeds has the accuracy at which {reach} ended; interpolated between evaluations, which are not counted."
-            )));
-        }
-        for line in &study.failed {
-            blocks.push(ContentBlock::Missing(format!("No result: {line}")));
-        }
-    } else if study.arms[0].runs[0].metrics.is_empty() {
-        blocks.push(ContentBlock::Missing("No step has been finished yet.".into()));
-    } else {
-        blocks.push(ContentBlock::Markup(summary::cards(&study.arms[0].runs[0])));
+    let nothing = || ContentBlock::Missing("No step has been finished yet.".into());
+    match study.kind {
+        StudyKind::Run if study.arms[0].runs[0].metrics.is_empty() => blocks.push(nothing()),
+        StudyKind::Run => blocks.push(ContentBlock::Markup(summary::cards(&study.arms[0].runs[0]))),
+        _ if study.runs().any(|(_, run)| run.metrics.is_empty()) => blocks.push(ContentBlock::Missing(
+            "No comparison: one of these runs has not finished a step yet.".into(),
+        )),
+        _ => compared(study, &mut blocks)?,
+    }
+    for line in &study.failed {
+        blocks.push(ContentBlock::Missing(format!("No result: {line}")));
     }
     Ok(ReportSection { id: "headline", title: "Headline", blocks })
+}
+
+/// The arms beside each other: results, differences of their plans, paired tests, costs.
+fn compared(study: &Study, blocks: &mut Vec<ContentBlock>) -> Result<()> {
+    let summary = study.summary()?;
+    blocks.push(ContentBlock::Table("", summary::arms_table(study, &summary)));
+    blocks.push(ContentBlock::Note(format!(
+        "Means over seeds; in brackets the 95 % interval of the mean (Student's t). {}: {}. A seed has collapsed when its mean entropy falls under the plan's share of the first step's.",
+        capital(summary.measure.name()),
+        match summary.measure {
+            Measure::HeldOut => "the last evaluation of a run",
+            Measure::Training => "mean of the last tenth of the steps, since not every run was evaluated",
+        }
+    )));
+    match (differences::table(study), study.kind) {
+        (Some(table), _) => blocks.push(ContentBlock::Table("What differs", table)),
+        (None, StudyKind::Runs) => {
+            blocks.push(ContentBlock::Missing(
+                "What differs: the plans differ in nothing but the seed.".into(),
+            ));
+        }
+        (None, _) => {}
+    }
+    match summary::paired_table(&summary) {
+        Some(table) => {
+            blocks.push(ContentBlock::Table("Paired by seed", table));
+            blocks.push(ContentBlock::Note(
+                "Difference is the method minus the arm of the row, seed by seed; few seeds can only show large differences: with n seeds no permutation p is below 2 / 2ⁿ.".into(),
+            ));
+        }
+        None => blocks.push(ContentBlock::Missing(
+            "Paired by seed: needs experiment.json to name a method, and two seeds that it shares with another arm.".into(),
+        )),
+    }
+    if let Some(table) = summary::cost_table(&summary) {
+        let reach = study.reach.as_deref().unwrap_or_default();
+        blocks.push(ContentBlock::Table("Cost", table));
+        blocks.push(ContentBlock::Note(format!(
+            "Responses sampled, and seconds of rollouts and updates, until the mean curve over seeds has the accuracy at which {reach} ended; interpolated between evaluations, which are not counted."
+        )));
+    }
+    Ok(())
 }
 
 fn capital(text: &str) -> String {
@@ -283,18 +305,18 @@ fn origin_section(study: &Study) -> ReportSection {
         "<h3>To get the same bits again</h3><pre>{}</pre>",
         escape(&commands)
     )));
-    if study.is_experiment {
+    if study.kind != StudyKind::Run {
         let mut table = Table::new(
             "runs",
-            &["arm", "#seed", "run", "settings", "#steps", "state after the last step (SHA-256)"],
+            &["run", "arm", "#seed", "#steps", "settings", "state after the last step (SHA-256)"],
         );
         for (arm, run) in study.runs() {
             table.push(vec![
+                text(run.folder.strip_prefix(&study.folder).unwrap_or(&run.folder).display().to_string()),
                 text(&arm.name),
                 text(run.seed.to_string()),
-                text(run.folder.strip_prefix(&study.folder).unwrap_or(&run.folder).display().to_string()),
-                text(run.settings.join(" ")),
                 text(run.metrics.len().to_string()),
+                text(run.settings.join(" ")),
                 text(last_hash(run)),
             ]);
         }
@@ -306,10 +328,9 @@ fn origin_section(study: &Study) -> ReportSection {
     let block = if is_long { ContentBlock::Folded } else { ContentBlock::Table };
     blocks.push(block("What happened", happened));
     let plan = escape(&first.plan_text);
-    let open = if study.is_experiment { "" } else { " open" };
     let whose = escape(&first.folder.display().to_string());
     blocks.push(ContentBlock::Markup(format!(
-        "<details{open}><summary>Plan of {whose}, resolved</summary><pre>{plan}</pre></details>"
+        "<details><summary>Plan of {whose}, resolved</summary><pre>{plan}</pre></details>"
     )));
     ReportSection { id: "origin", title: "Plan, hashes, reproduction", blocks }
 }
@@ -320,22 +341,22 @@ fn last_hash(run: &RunData) -> String {
 }
 
 fn inputs(run: &RunData) -> Table {
-    let mut table = Table::new("inputs", &["what", "#bytes", "SHA-256"]);
+    let mut table = Table::new("inputs", &["what", "SHA-256", "#bytes"]);
     for input in run.manifest.iter().flat_map(|manifest| &manifest.inputs) {
-        table.push(vec![text(&input.name), text(input.n_bytes.to_string()), text(&input.sha256)]);
+        table.push(vec![text(&input.name), text(&input.sha256), text(input.n_bytes.to_string())]);
     }
     let step = run.metrics.last().map_or(0, |m| m.step);
-    table.push(vec![text(format!("state after step {step}")), text(""), text(last_hash(run))]);
+    table.push(vec![text(format!("state after step {step}")), text(last_hash(run)), text("")]);
     if let Some(build) = &run.build {
         let machine = format!("stapo {}, {}, {} threads", build.version, build.target, build.n_threads);
-        table.push(vec![text("program"), text(""), text(machine)]);
+        table.push(vec![text("program"), text(machine), text("")]);
     }
     table
 }
 
 /// Starts, changes, warnings and stops of all runs, and how each run stands.
 fn events(study: &Study) -> Table {
-    let mut table = Table::new("events", &["run", "time, UTC", "#step", "event", "what"]);
+    let mut table = Table::new("events", &["event", "what", "#step", "run", "time, UTC"]);
     for (_, run) in study.runs() {
         let name = run.folder.strip_prefix(&study.folder).unwrap_or(&run.folder).display().to_string();
         for event in &run.events {
@@ -349,11 +370,11 @@ fn events(study: &Study) -> Table {
                 _ => event.text.clone(),
             };
             let step = event.step.to_string();
-            table.push(vec![text(&name), text(&event.time), text(step), text(kind), text(what)]);
+            table.push(vec![text(kind), text(what), text(step), text(&name), text(&event.time)]);
         }
         let step = run.metrics.last().map_or(0, |m| m.step);
         let status = run_status(&run.folder, step, run.plan.config.steps);
-        table.push(vec![text(&name), text(""), text(step.to_string()), text("status"), text(status)]);
+        table.push(vec![text("status"), text(status), text(step.to_string()), text(&name), text("")]);
     }
     table
 }

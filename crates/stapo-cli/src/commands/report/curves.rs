@@ -1,10 +1,12 @@
 //! Curves over training: one line per arm, the mean of its seeds with the interval of that mean.
 
-use super::study::{ArmData, RunData, Study};
-use super::summary::interval_of;
-use crate::shared::chart::{Band, Curve, CurvePoint, Curves, Figure, Scale};
+use crate::shared::chart::{
+    Band, Curve, CurvePoint, Curves, Figure, MIN_SEEDS_FOR_INTERVAL, Scale, band_over,
+};
+use crate::shared::study::summary::interval_of;
+use crate::shared::study::table::slug;
+use crate::shared::study::{ArmData, RunData, Study};
 use stapo_core::record::Metrics;
-use stapo_core::stats::mean_estimate;
 use stapo_rl::experiment::Measure;
 use std::collections::BTreeSet;
 
@@ -227,17 +229,20 @@ fn figure(study: &Study, quantity: &StepQuantity) -> Figure {
 /// A line for each arm that has values.
 fn lines_of(study: &Study, is_share: bool, of: impl Fn(&Metrics) -> Option<f64>) -> Vec<Curve> {
     let line = |arm: &ArmData| {
-        let curves: Vec<_> = arm.runs.iter().map(|run| values(run, &of)).collect();
-        Curve { label: arm.name.clone(), series: arm.series, points: band_over(&curves, is_share) }
+        let seeds = arm.runs.iter().map(|run| values(run, &of)).collect();
+        Curve::over_seeds(&arm.name, arm.series, seeds, is_share)
     };
     study.arms.iter().map(line).filter(|curve| !curve.points.is_empty()).collect()
 }
 
-/// The note of a figure: for several seeds it names what the means and intervals are over.
+/// The note of a figure: for several seeds it names what the means are over, and what is drawn beside them.
 fn noted(study: &Study, what: &str) -> String {
     match study.n_seeds() {
         0 | 1 => what.to_string(),
-        n => format!("{what} · mean and 95 % interval over {n} seeds"),
+        n if n < MIN_SEEDS_FOR_INTERVAL => {
+            format!("{what} · mean of {n} seeds, and each seed as a thin line")
+        }
+        n => format!("{what} · mean and 95 % interval over {n} seeds, and each seed as a thin line"),
     }
 }
 
@@ -245,38 +250,20 @@ fn values(run: &RunData, of: impl Fn(&Metrics) -> Option<f64>) -> Vec<(f64, f64)
     run.metrics.iter().filter_map(|m| of(m).map(|value| (m.step as f64, value))).collect()
 }
 
-/// Mean over curves at each x that all of them have; a single curve has no intervals.
-pub fn band_over(curves: &[Vec<(f64, f64)>], is_share: bool) -> Vec<CurvePoint> {
-    let Some((first, others)) = curves.split_first() else { return Vec::new() };
-    let mut places = vec![0; others.len()];
-    let mut points = Vec::new();
-    for &(x, y) in first {
-        let mut values = vec![y];
-        for (curve, place) in others.iter().zip(&mut places) {
-            while curve.get(*place).is_some_and(|(other, _)| *other < x) {
-                *place += 1;
-            }
-            values.extend(curve.get(*place).filter(|(other, _)| *other == x).map(|(_, value)| *value));
-        }
-        if values.len() < curves.len() {
-            continue;
-        }
-        let Ok(estimate) = mean_estimate(&values) else { continue };
-        let interval = estimate.interval.map(|i| if is_share { i.within(0.0, 100.0) } else { i });
-        points.push(CurvePoint { x, y: estimate.value, interval: interval.map(|i| (i.low, i.high)) });
-    }
-    points
-}
-
-/// The values that the y axis must include: all means, and each interval up to one range of the means beyond them.
-/// Intervals of two seeds are so wide that an axis for them would flatten the curves; such bands are cut at the frame.
+/// The values that the y axis must include: all means and seeds, and each interval up to one range of these beyond
+/// them. Intervals of a few scattered seeds are so wide that an axis for them would flatten the curves; such bands are
+/// cut at the frame.
 fn extent(lines: &[Curve]) -> Vec<f64> {
     let points = || lines.iter().flat_map(|line| &line.points);
-    let low = points().map(|p| p.y).fold(f64::INFINITY, f64::min);
-    let high = points().map(|p| p.y).fold(f64::NEG_INFINITY, f64::max);
+    let seeds = lines.iter().flat_map(|line| &line.seeds).flatten().map(|(_, y)| *y);
+    let mut values: Vec<f64> = points().map(|p| p.y).chain(seeds).collect();
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    // A constant curve keeps its interval only as far as a quarter of its height.
     let room = (high - low).max(0.25 * high.abs());
-    let ends = points().filter_map(|p| p.interval).flat_map(|(a, b)| [a.max(low - room), b.min(high + room)]);
-    points().map(|p| p.y).chain(ends).collect()
+    let intervals = points().filter_map(|p| p.interval);
+    values.extend(intervals.flat_map(|(a, b)| [a.max(low - room), b.min(high + room)]));
+    values
 }
 
 /// Held-out accuracy, with intervals over the problems for one run and over the seeds for several.
@@ -290,14 +277,14 @@ fn held_out(study: &Study) -> Option<Figure> {
             .iter()
             .map(|r| r.held_out().into_iter().map(|(x, y)| (x, 100.0 * y)).collect())
             .collect();
-        let mut points = band_over(&curves, true);
+        let mut line = Curve::over_seeds(&arm.name, arm.series, curves, true);
         if let [run] = arm.runs.as_slice() {
-            for point in &mut points {
+            for point in &mut line.points {
                 let interval = interval_of(run, point.y / 100.0);
                 point.interval = interval.map(|(low, high)| (100.0 * low, 100.0 * high));
             }
         }
-        Curve { label: arm.name.clone(), series: arm.series, points }
+        line
     };
     let lines: Vec<Curve> = study.arms.iter().map(line).collect();
     let y = Scale::around(extent(&lines));
@@ -339,7 +326,7 @@ fn quantiles(study: &Study, arm: &ArmData) -> Figure {
     let median = mean(|m| Some(m.entropy_quantiles.q50));
     let points = median.iter().map(|p| CurvePoint { interval: None, ..*p }).collect();
     let y = Scale::around(bands[0].points.iter().flat_map(|&(_, low, high)| [low, high]));
-    let lines = vec![Curve { label: "median".into(), series, points }];
+    let lines = vec![Curve { label: "median".into(), series, points, seeds: Vec::new() }];
     let (suffix, title) = if study.arms.len() > 1 {
         (format!("-{}", slug(&arm.name)), format!("Entropy quantiles: {}", arm.name))
     } else {
@@ -356,11 +343,6 @@ fn quantiles(study: &Study, arm: &ArmData) -> Figure {
         note,
         scene: Curves { x_label: "training step".into(), unit: "nats", y, bands, lines }.draw(),
     }
-}
-
-/// A name in lower case with `-` for every character that is not alphanumeric in ASCII, for file names.
-pub fn slug(name: &str) -> String {
-    name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect()
 }
 
 /// The figures of `--figure overview`: accuracy and entropy.
@@ -380,23 +362,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seeds_make_a_band_where_all_of_them_have_a_step() {
-        let curves = [vec![(1.0, 1.0), (2.0, 4.0), (3.0, 5.0)], vec![(1.0, 3.0), (3.0, 5.0), (4.0, 0.0)]];
-        let points = band_over(&curves, false);
-        assert_eq!(points.iter().map(|p| (p.x, p.y)).collect::<Vec<_>>(), [(1.0, 2.0), (3.0, 5.0)]);
-        // Two values 1 and 3: standard error 1, t at 0.975 with one degree of freedom 12.706.
-        let (low, high) = points[0].interval.unwrap();
-        assert!((low - (2.0 - 12.7062)).abs() < 1e-3 && (high - 14.7062).abs() < 1e-3, "{low} {high}");
-        let share = band_over(&curves, true)[0].interval.unwrap();
-        assert_eq!(share.0, 0.0);
-        assert_eq!(band_over(&curves[..1], false)[0].interval, None);
-    }
-
-    #[test]
     fn an_axis_holds_every_mean_and_no_runaway_interval() {
         let point = |y: f64, interval| CurvePoint { x: 0.0, y, interval };
         let points = vec![point(2e-5, None), point(1e-3, Some((-9.0, 9.0)))];
-        let extent = extent(&[Curve { label: String::new(), series: 0, points }]);
-        assert!(extent.contains(&2e-5) && extent.iter().all(|value| value.abs() < 0.01), "{extent:?}");
+        let extent =
+            extent(&[Curve { label: String::new(), series: 0, points, seeds: vec![vec![(0.0, 4e-3)]] }]);
+        assert!(extent.contains(&2e-5) && extent.contains(&4e-3), "{extent:?}");
+        assert!(extent.iter().all(|value| value.abs() < 0.01), "{extent:?}");
     }
 }

@@ -1,35 +1,30 @@
 //! `stapo report`: from run folders to a page, pictures, tables and event files.
 
-mod benchmarks;
 mod contents;
 mod curves;
-mod headline;
 mod quadrants;
-mod study;
-mod summary;
-mod table;
 mod tensorboard;
 mod tokens;
 
 use crate::shared::chart::{Figure, write_png};
 use crate::shared::page;
+use crate::shared::study::Study;
+use crate::shared::study::table::csv_line;
 use anyhow::{Context, Result, bail};
 use contents::Contents;
 use stapo_core::record::Metrics;
 use stapo_rl::disk::write_whole;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use study::Study;
-use table::csv_line;
 
-/// Writes a report on a run or an experiment: one HTML file that needs nothing else.
+/// Writes a report on a run, several runs or an experiment: one HTML file that needs nothing else.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The run folder, or an experiment's (a folder with experiment.json).
-    #[arg(value_name = "RUN|EXPERIMENT")]
-    folder: PathBuf,
+    /// The run folder, or an experiment's (a folder with experiment.json). Several stand on one page, beside each other.
+    #[arg(value_name = "RUN|EXPERIMENT", required = true)]
+    folders: Vec<PathBuf>,
 
-    /// The page; by default report.html in the folder.
+    /// The page; by default report.html in the folder, for several folders in the current one.
     #[arg(short, long, visible_alias = "out", value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -51,17 +46,19 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let study = Study::open(&args.folder)?;
+    let study = Study::open_all(&args.folders)?;
     let contents = Contents::of(&study)?;
-    let page = page::write(args.output.as_deref(), &args.folder, "report.html", &contents.to_html())?;
+    let pictures = args.png.as_deref().map(|path| Pictures::choose(path, &args.figure, &study, &contents));
+    let pictures = pictures.transpose()?;
+    let page = page::write(args.output.as_deref(), &study.folder, "report.html", &contents.to_html())?;
     println!("{}", page.display());
     if let Some(folder) = &args.csv {
         write_csv(folder, &study, &contents)?;
         println!("{}", folder.display());
     }
-    if let Some(path) = &args.png {
-        write_figures(path, &args.figure, &study, &contents)?;
-        println!("{}", path.display());
+    if let Some(pictures) = pictures {
+        pictures.write()?;
+        println!("{}", pictures.path.display());
     }
     if let Some(folder) = &args.tensorboard {
         tensorboard::write(folder, &study)?;
@@ -74,25 +71,47 @@ fn make_folder(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("folder {}", folder.display()))
 }
 
-fn write_figures(path: &Path, name: &str, study: &Study, contents: &Contents) -> Result<()> {
-    let figures: Vec<Figure> = contents.figures().cloned().collect();
-    let overview = curves::overview(&figures, study);
-    if path.extension().is_some_and(|e| e == "png") {
-        let chosen: Vec<&Figure> = match name {
-            "overview" => overview.iter().collect(),
-            name => figures.iter().filter(|figure| figure.name == name).collect(),
-        };
-        if chosen.is_empty() {
-            let names: Vec<&str> = figures.iter().map(|figure| figure.name.as_str()).collect();
-            bail!("--figure {name}: no such figure here\nhint: overview, {}", names.join(", "));
+/// The PNG files to write, chosen before anything is written.
+struct Pictures<'a> {
+    path: &'a Path,
+    figures: Vec<Figure>,
+    overview: Vec<Figure>,
+}
+
+impl<'a> Pictures<'a> {
+    fn choose(path: &'a Path, name: &str, study: &Study, contents: &Contents) -> Result<Self> {
+        let mut figures: Vec<Figure> = contents.figures().cloned().collect();
+        let overview = curves::overview(&figures, study);
+        if is_picture(path) {
+            let names: Vec<String> = figures.iter().map(|figure| figure.name.clone()).collect();
+            match name {
+                "overview" => figures.clone_from(&overview),
+                name => figures.retain(|figure| figure.name == name),
+            }
+            if figures.is_empty() {
+                bail!("--figure {name}: no such figure here\nhint: overview, {}", names.join(", "));
+            }
         }
-        return write_png(path, &chosen);
+        Ok(Pictures { path, figures, overview })
     }
-    make_folder(path)?;
-    if !overview.is_empty() {
-        write_png(&path.join("overview.png"), &overview.iter().collect::<Vec<_>>())?;
+
+    fn write(&self) -> Result<()> {
+        if is_picture(self.path) {
+            return write_png(self.path, &self.figures.iter().collect::<Vec<_>>());
+        }
+        make_folder(self.path)?;
+        if !self.overview.is_empty() {
+            write_png(&self.path.join("overview.png"), &self.overview.iter().collect::<Vec<_>>())?;
+        }
+        let own_file =
+            |figure: &Figure| write_png(&self.path.join(format!("{}.png", figure.name)), &[figure]);
+        self.figures.iter().try_for_each(own_file)
     }
-    figures.iter().try_for_each(|figure| write_png(&path.join(format!("{}.png", figure.name)), &[figure]))
+}
+
+/// Whether `--png` names one picture.
+fn is_picture(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "png")
 }
 
 fn write_csv(folder: &Path, study: &Study, contents: &Contents) -> Result<()> {

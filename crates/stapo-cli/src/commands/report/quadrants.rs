@@ -1,8 +1,8 @@
 //! Tokens by probability and entropy, their gradient norms by quadrant, and the entropy change of a step.
 
-use super::study::Study;
 use crate::shared::chart::{Bar, BarGroup, Bars, Dot, Figure, Guide, Ink, Scale, Scatter, number};
 use crate::shared::html::visible;
+use crate::shared::study::{Study, StudyKind};
 use anyhow::Result;
 use stapo_core::diagnostics::Quadrant;
 use stapo_core::diagnostics::theory::gradient_norm_squared;
@@ -79,10 +79,16 @@ pub fn scatter(study: &Study) -> Result<std::result::Result<Figure, String>> {
     let lowest = dots.iter().map(|dot| dot.x).fold(tau_p / 2.0, f64::min);
     let x = Scale::log_around([lowest, 1.0]).unwrap_or(Scale::Log { low: 1e-6, high: 1.0 });
     let y = Scale::around(dots.iter().map(|dot| dot.y).chain(thresholds));
-    let thinned =
-        if every > 1 { format!("; of probable ones every {every}th is drawn") } else { String::new() };
-    let whose =
-        if study.is_experiment { format!(" · {}, seed {}", arm.name, run.seed) } else { String::new() };
+    let thinned = if every > 1 {
+        format!("; of probable ones every {} is drawn", ordinal(every))
+    } else {
+        String::new()
+    };
+    let whose = if study.kind == StudyKind::Run {
+        String::new()
+    } else {
+        format!(" · {}, seed {}", arm.name, run.seed)
+    };
     Ok(Ok(Figure {
         name: "quadrants".into(),
         title: "Tokens by probability and entropy".into(),
@@ -100,6 +106,18 @@ pub fn scatter(study: &Study) -> Result<std::result::Result<Figure, String>> {
         }
         .draw(),
     }))
+}
+
+/// `2nd`, `3rd`, `11th`.
+fn ordinal(n: usize) -> String {
+    let ending = match (n % 100, n % 10) {
+        (11..=13, _) => "th",
+        (_, 1) => "st",
+        (_, 2) => "nd",
+        (_, 3) => "rd",
+        _ => "th",
+    };
+    format!("{n}{ending}")
 }
 
 fn dot(token: &Seen, hottest: f64) -> Dot {
@@ -216,8 +234,11 @@ pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
             number(c.measured)
         ),
     });
-    let whose =
-        if study.is_experiment { format!(" · {}, seed {}", arm.name, run.seed) } else { String::new() };
+    let whose = if study.kind == StudyKind::Run {
+        String::new()
+    } else {
+        format!(" · {}, seed {}", arm.name, run.seed)
+    };
     Ok(Figure {
         name: "entropy-change".into(),
         title: "Entropy change, predicted against measured".into(),
@@ -256,6 +277,13 @@ fn correlation(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ordinals_end_as_english_has_them() {
+        let shown = [1, 2, 3, 4, 11, 12, 13, 21, 22, 103, 111].map(ordinal);
+        let expected = ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "103rd", "111th"];
+        assert_eq!(shown, expected);
+    }
 
     #[test]
     fn correlation_of_a_line_is_one_and_of_a_constant_none() {

@@ -1,6 +1,7 @@
 //! TensorBoard event files of whole runs.
 
-use super::study::{RunData, Study};
+use crate::shared::study::table::slug;
+use crate::shared::study::{RunData, Study};
 use crate::shared::tensorboard::{FILE, events};
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::time::UNIX_EPOCH;
 /// One folder per run, so that TensorBoard shows each as a run of its own.
 pub fn write(folder: &Path, study: &Study) -> Result<()> {
     for (arm, run) in study.runs() {
-        let own = folder.join(format!("{}-seed{}", super::curves::slug(&arm.name), run.seed));
+        let own = folder.join(format!("{}-seed{}", slug(&arm.name), run.seed));
         std::fs::create_dir_all(&own).with_context(|| format!("folder {}", own.display()))?;
         let path = own.join(FILE);
         let bytes = events(&run.metrics, end_of(run));

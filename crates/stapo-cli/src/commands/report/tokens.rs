@@ -1,8 +1,8 @@
 //! Tables of tokens: most silenced, kept although improbable, and single cases with their context.
 
-use super::study::Study;
-use super::table::{Cell, Table, text, token};
 use crate::shared::chart::{number, significant};
+use crate::shared::study::Study;
+use crate::shared::study::table::{Cell, Table, text, token};
 use stapo_core::record::TokenRecord;
 use std::collections::BTreeMap;
 

@@ -103,6 +103,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for text in run.warnings() {
         eprintln!("warning: {text}");
     }
+    if let Some(chosen) = trainer.memory().chosen() {
+        eprintln!("memory: {chosen}");
+    }
     for text in trainer.task.warnings() {
         run.record(EventKind::Warning, &text)?;
     }

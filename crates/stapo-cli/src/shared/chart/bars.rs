@@ -3,7 +3,8 @@
 use super::png::text_width;
 use super::scale::number;
 use super::{
-    Anchor, BROWSER, Dash, Frame, Ink, LABEL, LegendKey, Mark, Scale, Scene, WIDTH, draw_legend, rule, text,
+    Anchor, BROWSER, Dash, Frame, Ink, KeyPart, LABEL, LegendKey, Mark, Scale, Scene, WIDTH, draw_legend,
+    rule, text,
 };
 
 #[derive(Debug, Clone)]
@@ -62,7 +63,8 @@ impl Bars {
             for (row, bar) in group.bars.iter().enumerate() {
                 let ink = self.series.get(row).map_or(Ink::Muted, |(_, ink)| *ink);
                 if let Some(bar) = bar {
-                    draw_bar(&mut marks, &frame, y + GROUP_GAP / 2.0 + ROW * row as f64, bar, ink);
+                    let shown = draw_bar(&frame, y + GROUP_GAP / 2.0 + ROW * row as f64, bar, ink);
+                    marks.push(Mark::Keyed { key: row, part: KeyPart::Shown, marks: shown });
                 }
             }
         }
@@ -71,12 +73,12 @@ impl Bars {
     }
 }
 
-fn draw_bar(marks: &mut Vec<Mark>, frame: &Frame, y: f64, bar: &Bar, ink: Ink) {
+fn draw_bar(frame: &Frame, y: f64, bar: &Bar, ink: Ink) -> Vec<Mark> {
     let zero = frame.x_at(0.0);
     let end = frame.x_at(bar.value);
     let corner = (zero.min(end), y + 1.5);
     let size = ((end - zero).abs().max(1.0), ROW - 3.0);
-    marks.push(Mark::Box { corner, size, ink, opacity: 0.9, hover: Some(bar.hover.clone()) });
+    let mut marks = vec![Mark::Box { corner, size, ink, opacity: 0.9, hover: Some(bar.hover.clone()) }];
     let mut right = end;
     if let Some((low, high)) = bar.interval {
         let (low, high) = (frame.x_at(low), frame.x_at(high));
@@ -88,4 +90,5 @@ fn draw_bar(marks: &mut Vec<Mark>, frame: &Frame, y: f64, bar: &Bar, ink: Ink) {
         right = right.max(high);
     }
     marks.push(text((right + 5.0, y + 11.5), &number(bar.value), 11.0, Ink::Muted, Anchor::Start));
+    marks
 }

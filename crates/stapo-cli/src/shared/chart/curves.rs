@@ -1,7 +1,10 @@
 //! Line charts over training steps, with bands.
 
 use super::scale::number;
-use super::{Anchor, Dash, Frame, Ink, LegendKey, Mark, Scale, Scene, WIDTH, draw_legend};
+use super::{
+    Anchor, Dash, Frame, HoverValue, Ink, KeyPart, LegendKey, Mark, Scale, Scene, WIDTH, draw_legend,
+};
+use stapo_core::stats::mean_estimate;
 
 /// A value with its interval; a lone run's values have none.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -16,6 +19,49 @@ pub struct Curve {
     pub label: String,
     pub series: usize,
     pub points: Vec<CurvePoint>,
+    /// The curves of the seeds whose mean `points` are, drawn as thin lines; empty for a lone run.
+    pub seeds: Vec<Vec<(f64, f64)>>,
+}
+
+/// The interval of a mean is drawn from so many seeds on: of fewer seeds the interval is so wide that it hides the
+/// curves, and the seeds themselves say more.
+pub const MIN_SEEDS_FOR_INTERVAL: usize = 4;
+
+impl Curve {
+    /// The mean of the curves of an arm's seeds.
+    pub fn over_seeds(label: &str, series: usize, seeds: Vec<Vec<(f64, f64)>>, is_share: bool) -> Self {
+        let mut points = band_over(&seeds, is_share);
+        if seeds.len() < MIN_SEEDS_FOR_INTERVAL {
+            for point in &mut points {
+                point.interval = None;
+            }
+        }
+        let seeds = if seeds.len() > 1 { seeds } else { Vec::new() };
+        Curve { label: label.to_string(), series, points, seeds }
+    }
+}
+
+/// Mean over curves at each x that all of them have, with its interval; a single curve has no intervals.
+pub fn band_over(curves: &[Vec<(f64, f64)>], is_share: bool) -> Vec<CurvePoint> {
+    let Some((first, others)) = curves.split_first() else { return Vec::new() };
+    let mut places = vec![0; others.len()];
+    let mut points = Vec::new();
+    for &(x, y) in first {
+        let mut values = vec![y];
+        for (curve, place) in others.iter().zip(&mut places) {
+            while curve.get(*place).is_some_and(|(other, _)| *other < x) {
+                *place += 1;
+            }
+            values.extend(curve.get(*place).filter(|(other, _)| *other == x).map(|(_, value)| *value));
+        }
+        if values.len() < curves.len() {
+            continue;
+        }
+        let Ok(estimate) = mean_estimate(&values) else { continue };
+        let interval = estimate.interval.map(|i| if is_share { i.within(0.0, 100.0) } else { i });
+        points.push(CurvePoint { x, y: estimate.value, interval: interval.map(|i| (i.low, i.high)) });
+    }
+    points
 }
 
 /// A filled range between two curves.
@@ -61,18 +107,15 @@ impl Curves {
         };
         frame.draw_y_axis(&mut marks);
         frame.draw_x_axis(&mut marks, &self.x_label);
-        for band in &self.bands {
-            draw_band(&mut marks, &frame, band);
+        let keyed = |key: usize, shown: Vec<Mark>| Mark::Keyed { key, part: KeyPart::Shown, marks: shown };
+        for (idx, band) in self.bands.iter().enumerate() {
+            marks.push(keyed(self.lines.len() + idx, draw_band(&frame, band)));
         }
-        // Overlapping bands of many lines add up: each is drawn fainter.
-        let opacity = if self.lines.len() > 2 { 0.09 } else { 0.18 };
-        for line in &self.lines {
-            let points = line.points.iter().filter_map(|p| p.interval.map(|(low, high)| (p.x, low, high)));
-            let band = Band { label: String::new(), series: line.series, points: points.collect(), opacity };
-            draw_band(&mut marks, &frame, &band);
+        for (key, line) in self.lines.iter().enumerate() {
+            marks.push(keyed(key, self.draw_uncertainty(&frame, line)));
         }
-        for line in &self.lines {
-            draw_line(&mut marks, &frame, line);
+        for (key, line) in self.lines.iter().enumerate() {
+            marks.push(keyed(key, draw_line(&frame, line)));
         }
         self.draw_strips(&mut marks, &frame, &xs);
         Scene { width: WIDTH, height: top + HEIGHT + 42.0, marks }
@@ -108,48 +151,74 @@ impl Curves {
             };
             let left = middle(idx.checked_sub(1).and_then(|before| chosen.get(before)), frame.left);
             let right = middle(chosen.get(idx + 1), frame.left + frame.width);
-            let size = (right - left, frame.height);
-            marks.push(Mark::Hover { corner: (left, frame.top), size, text: self.told_at(x) });
+            marks.push(Mark::Hover {
+                corner: (left, frame.top),
+                size: (right - left, frame.height),
+                x: frame.x_at(x),
+                title: format!("{} {}", self.x_label, number(x)),
+                values: self.values_at(frame, x),
+            });
         }
     }
 
-    fn told_at(&self, x: f64) -> String {
+    /// The interval of a line, and the seeds it is the mean of.
+    fn draw_uncertainty(&self, frame: &Frame, line: &Curve) -> Vec<Mark> {
+        // Overlapping bands of many lines add up: each is drawn fainter.
+        let opacity = if self.lines.len() > 2 { 0.09 } else { 0.18 };
+        let points = line.points.iter().filter_map(|p| p.interval.map(|(low, high)| (p.x, low, high)));
+        let band = Band { label: String::new(), series: line.series, points: points.collect(), opacity };
+        let mut marks = draw_band(frame, &band);
+        marks.extend(line.seeds.iter().map(|seed| Mark::Line {
+            points: seed.iter().map(|&(x, y)| frame.at(x, y)).collect(),
+            ink: Ink::Faint(line.series),
+            width: 0.8,
+            dash: Dash::Solid,
+        }));
+        marks
+    }
+
+    fn values_at(&self, frame: &Frame, x: f64) -> Vec<HoverValue> {
         let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
-        let mut lines = vec![format!("{} {}", self.x_label, number(x))];
-        for line in &self.lines {
+        let mut values = Vec::new();
+        for (key, line) in self.lines.iter().enumerate() {
             let Some(point) = line.points.iter().find(|p| p.x == x) else { continue };
-            let interval = point
-                .interval
-                .map_or(String::new(), |(low, high)| format!("  ({} to {})", number(low), number(high)));
-            lines.push(format!("{}  {}{unit}{interval}", line.label, number(point.y)));
+            let seeds =
+                line.seeds.iter().filter_map(|seed| seed.iter().find(|p| p.0 == x).map(|p| number(p.1)));
+            let around = match point.interval {
+                Some((low, high)) => format!("  ({} to {})", number(low), number(high)),
+                None if line.seeds.is_empty() => String::new(),
+                None => format!("  (seeds {})", seeds.collect::<Vec<_>>().join(", ")),
+            };
+            let text = format!("{}  {}{unit}{around}", line.label, number(point.y));
+            values.push(HoverValue { key, series: line.series, y: Some(frame.y_at(point.y)), text });
         }
-        for band in &self.bands {
+        for (idx, band) in self.bands.iter().enumerate() {
             let Some((_, low, high)) = band.points.iter().find(|p| p.0 == x) else { continue };
-            lines.push(format!("{}  {} to {}{unit}", band.label, number(*low), number(*high)));
+            let text = format!("{}  {} to {}{unit}", band.label, number(*low), number(*high));
+            values.push(HoverValue { key: self.lines.len() + idx, series: band.series, y: None, text });
         }
-        lines.join("\n")
+        values
     }
 }
 
-fn draw_band(marks: &mut Vec<Mark>, frame: &Frame, band: &Band) {
+fn draw_band(frame: &Frame, band: &Band) -> Vec<Mark> {
     if band.points.len() < 2 {
-        return;
+        return Vec::new();
     }
     let high = band.points.iter().map(|&(x, _, high)| frame.at(x, high));
     let low = band.points.iter().rev().map(|&(x, low, _)| frame.at(x, low));
     let points = high.chain(low).collect();
-    marks.push(Mark::Area { points, ink: Ink::Series(band.series), opacity: band.opacity });
+    vec![Mark::Area { points, ink: Ink::Series(band.series), opacity: band.opacity }]
 }
 
-fn draw_line(marks: &mut Vec<Mark>, frame: &Frame, line: &Curve) {
+fn draw_line(frame: &Frame, line: &Curve) -> Vec<Mark> {
     let ink = Ink::Series(line.series);
     let points: Vec<(f64, f64)> = line.points.iter().map(|p| frame.at(p.x, p.y)).collect();
-    if points.len() <= MAX_DOTS {
-        for &at in &points {
-            marks.push(Mark::Dot { at, radius: 2.6, ink, opacity: 1.0, hover: None });
-        }
-    }
+    let n_dots = if points.len() <= MAX_DOTS { points.len() } else { 0 };
+    let dot = |&at: &(f64, f64)| Mark::Dot { at, radius: 2.6, ink, opacity: 1.0, hover: None };
+    let mut marks: Vec<Mark> = points[..n_dots].iter().map(dot).collect();
     marks.push(Mark::Line { points, ink, width: 1.9, dash: Dash::of(line.series) });
+    marks
 }
 
 /// A small muted caption.

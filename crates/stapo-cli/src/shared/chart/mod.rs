@@ -8,7 +8,7 @@ mod scatter;
 mod svg;
 
 pub use bars::{Bar, BarGroup, Bars};
-pub use curves::{Band, Curve, CurvePoint, Curves};
+pub use curves::{Band, Curve, CurvePoint, Curves, MIN_SEEDS_FOR_INTERVAL, band_over};
 pub use png::write_png;
 pub use scale::{Scale, number, significant};
 pub use scatter::{Dot, Guide, Scatter};
@@ -76,12 +76,39 @@ pub enum Mark {
         text: String,
         anchor: Anchor,
     },
-    /// An invisible area that shows `text` under the pointer; PNG files leave it out.
+    /// An invisible area over one x that shows `title` and the values of all lines there; PNG files leave it out.
     Hover {
         corner: (f64, f64),
         size: (f64, f64),
-        text: String,
+        /// The place of the x.
+        x: f64,
+        title: String,
+        values: Vec<HoverValue>,
     },
+    /// Marks that the legend entry `key` shows and hides.
+    Keyed {
+        key: usize,
+        part: KeyPart,
+        marks: Vec<Mark>,
+    },
+}
+
+/// One line of the text under the pointer.
+#[derive(Debug, Clone)]
+pub struct HoverValue {
+    pub key: usize,
+    pub series: usize,
+    /// The place of the value; `None` for a range.
+    pub y: Option<f64>,
+    pub text: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyPart {
+    /// The legend entry itself.
+    Legend,
+    /// What the entry shows and hides.
+    Shown,
 }
 
 /// The role of a colour; a page maps each role to one colour per theme.
@@ -93,6 +120,8 @@ pub enum Ink {
     /// A series by number, from 0. The colours of [`SERIES`] are distinct for colour-blind readers and repeat after the
     /// last.
     Series(usize),
+    /// A series in a lighter colour.
+    Faint(usize),
     /// A place on the heat scale, from 0 (low) to 1 (high).
     Heat(f64),
 }
@@ -231,26 +260,27 @@ enum LegendKey {
     Patch(Ink, f64),
 }
 
-/// Draws a legend in as many rows as it needs and returns its height.
+/// Draws a legend in as many rows as it needs and returns its height. The key of an entry is its index.
 fn draw_legend(marks: &mut Vec<Mark>, entries: &[(LegendKey, &str)]) -> f64 {
     if entries.is_empty() {
         return 4.0;
     }
     let (mut x, mut y) = (0.0, 12.0);
-    for (key, label) in entries {
+    for (idx, (key, label)) in entries.iter().enumerate() {
         let width = 24.0 + BROWSER * png::text_width(label, LABEL) + 14.0;
         if x > 0.0 && x + width > WIDTH {
             (x, y) = (0.0, y + LEGEND_LINE);
         }
-        marks.push(match *key {
+        let sign = match *key {
             LegendKey::Line(ink, dash) => {
                 Mark::Line { points: vec![(x, y - 4.0), (x + 18.0, y - 4.0)], ink, width: 2.5, dash }
             }
             LegendKey::Patch(ink, opacity) => {
                 Mark::Box { corner: (x, y - 10.0), size: (18.0, 12.0), ink, opacity, hover: None }
             }
-        });
-        marks.push(text((x + 24.0, y), label, LABEL, Ink::Text, Anchor::Start));
+        };
+        let name = text((x + 24.0, y), label, LABEL, Ink::Text, Anchor::Start);
+        marks.push(Mark::Keyed { key: idx, part: KeyPart::Legend, marks: vec![sign, name] });
         x += width;
     }
     y + 12.0

@@ -1,6 +1,6 @@
 //! A figure as PNG: the marks of its scene on white, text as glyph outlines of a font embedded in the program.
 
-use super::{Anchor, Figure, Ink, Mark, SERIES, SMALL, Scene, heat_rgb};
+use super::{Anchor, Figure, Ink, Mark, SERIES, SMALL, heat_rgb};
 use anyhow::{Context, Result};
 use std::sync::LazyLock;
 use tiny_skia::{
@@ -42,7 +42,7 @@ pub fn write_png(path: &std::path::Path, figures: &[&Figure]) -> Result<()> {
             sheet.text((0.0, 33.0 + 16.0 * idx as f64), line, NOTE, Ink::Muted, Anchor::Start);
         }
         sheet.at = (left, MARGIN + head);
-        sheet.draw(&figure.scene);
+        sheet.draw(&figure.scene.marks);
         left += figure.scene.width + GAP;
     }
     let bytes = sheet.pixmap.encode_png().with_context(|| format!("picture {}", path.display()))?;
@@ -82,8 +82,8 @@ struct Sheet {
 }
 
 impl Sheet {
-    fn draw(&mut self, scene: &Scene) {
-        for mark in &scene.marks {
+    fn draw(&mut self, marks: &[Mark]) {
+        for mark in marks {
             match mark {
                 Mark::Line { points, ink, width, dash } => {
                     let stroke = Stroke {
@@ -121,6 +121,7 @@ impl Sheet {
                 Mark::Text { at, text, size, ink, anchor } => self.text(*at, text, *size, *ink, *anchor),
                 Mark::Label { at, text, anchor } => self.label(*at, text, *anchor),
                 Mark::Hover { .. } => {}
+                Mark::Keyed { marks, .. } => self.draw(marks),
             }
         }
     }
@@ -233,11 +234,18 @@ fn paint(ink: Ink, opacity: f64) -> Paint<'static> {
         Ink::Muted => (0x5c, 0x63, 0x6b),
         Ink::Grid => (0xe3, 0xe6, 0xea),
         Ink::Series(idx) => rgb(SERIES[idx % SERIES.len()].0),
+        Ink::Faint(idx) => lighter(rgb(SERIES[idx % SERIES.len()].0)),
         Ink::Heat(heat) => heat_rgb(heat),
     };
     let mut paint = Paint::default();
     paint.set_color_rgba8(r, g, b, (opacity * 255.0).round() as u8);
     paint
+}
+
+/// A colour mixed with the white of the sheet, as the page mixes [`Ink::Faint`].
+fn lighter((r, g, b): (u8, u8, u8)) -> (u8, u8, u8) {
+    let mix = |part: u8| (f64::from(part) * 0.55 + 255.0 * 0.45).round() as u8;
+    (mix(r), mix(g), mix(b))
 }
 
 /// Red, green and blue of `#rrggbb`.

@@ -33,19 +33,22 @@ pub struct Tick {
 
 /// The share of a [`Scale::LogOrZero`] axis that separates 0 from the lowest power of ten.
 const ZERO_ROOM: f64 = 0.12;
+/// Values whose spread is a smaller share of their size are the same for a reader: rounding makes such differences.
+const CONSTANT: f64 = 1e-6;
 
 impl Scale {
-    /// A linear axis with round ends around the values. The axis includes 0 unless all values are far from 0.
+    /// A linear axis with round ends around the values. The axis includes 0 unless all values are far from 0 and differ
+    /// from each other: values that are all the same are shown by their distance from 0.
     pub fn around(values: impl IntoIterator<Item = f64>) -> Self {
         let (mut low, mut high) = range(values).unwrap_or((0.0, 1.0));
-        if low > 0.0 && low < 0.6 * high {
+        let is_constant = high - low <= CONSTANT * high.abs().max(low.abs());
+        if low > 0.0 && (low < 0.6 * high || is_constant) {
             low = 0.0;
-        } else if high < 0.0 && high > 0.6 * low {
+        } else if high < 0.0 && (high > 0.6 * low || is_constant) {
             high = 0.0;
         }
-        if high - low < 1e-12 * high.abs().max(1e-9) {
-            let room = if high == 0.0 { 1.0 } else { 0.1 * high.abs() };
-            (low, high) = (low - room, high + room);
+        if low == 0.0 && high == 0.0 {
+            high = 1.0;
         }
         let step = nice_step((high - low) / 4.0);
         Scale::Linear { low: (low / step).floor() * step, high: (high / step).ceil() * step }
@@ -149,11 +152,13 @@ fn nice_step(rough: f64) -> f64 {
     factor * power
 }
 
-/// A tick's label with as many decimals as its step needs.
+/// A tick's label with as many digits as its step needs, in the notation of [`number`] where the step is small.
 fn fixed(value: f64, step: f64, decimals: usize) -> String {
     let value = if value.abs() < 1e-9 * step { 0.0 } else { value };
-    if decimals > 4 || value.abs() >= 1e6 {
-        minus(&number(value))
+    if decimals > 3 || value.abs() >= 1e6 {
+        let power = |x: f64| (x.max(f64::MIN_POSITIVE).log10() + 1e-9).floor();
+        let digits = (power(value.abs()) - power(step)).max(0.0) as usize + 1;
+        minus(&significant(value, digits))
     } else {
         minus(&format!("{value:.decimals$}"))
     }

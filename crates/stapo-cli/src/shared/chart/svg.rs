@@ -1,6 +1,6 @@
 //! A scene as inline SVG. Colours are CSS variables of the page, so one drawing serves both themes and print.
 
-use super::{Anchor, Ink, Mark, SMALL, Scene, heat_rgb};
+use super::{Anchor, HoverValue, Ink, KeyPart, Mark, SMALL, Scene, heat_rgb};
 use crate::shared::html::escape;
 use std::fmt::Write;
 
@@ -72,8 +72,24 @@ fn write_mark(out: &mut String, mark: &Mark) -> std::fmt::Result {
             anchored(*anchor),
             escape(text)
         ),
-        Mark::Hover { corner, size, text } => {
-            write!(out, r#"<rect class="hit" {}{}/>"#, area(*corner, *size), hover_attribute(Some(text)))
+        Mark::Hover { corner, size, x, title, values } => write!(
+            out,
+            r#"<rect class="hit" {} data-x="{}"{}/>"#,
+            area(*corner, *size),
+            short(*x),
+            value_attributes(title, values)
+        ),
+        Mark::Keyed { key, part, marks } => {
+            match part {
+                KeyPart::Legend => write!(
+                    out,
+                    r#"<g class="key" data-key="{key}" tabindex="0" role="button" aria-pressed="true">"#
+                )?,
+                KeyPart::Shown => write!(out, r#"<g data-of="{key}">"#)?,
+            }
+            marks.iter().try_for_each(|mark| write_mark(out, mark))?;
+            out.push_str("</g>");
+            Ok(())
         }
     }
 }
@@ -108,12 +124,31 @@ fn hover_attribute(hover: Option<&str>) -> String {
     hover.map_or(String::new(), |text| format!(r#" data-t="{}""#, escape(text)))
 }
 
+/// The lines under the pointer, and for each line after the first its legend entry, its series and its place, as in
+/// `0:2:113.5`; a range has no place.
+fn value_attributes(title: &str, values: &[HoverValue]) -> String {
+    let text =
+        values.iter().fold(title.to_string(), |text, value| format!("{text}\n{}", one_line(&value.text)));
+    let place = |value: &HoverValue| {
+        format!("{}:{}:{}", value.key, value.series, value.y.map_or(String::new(), short))
+    };
+    let places: Vec<String> = values.iter().map(place).collect();
+    format!(r#" data-t="{}" data-k="{}""#, escape(&text), places.join(" "))
+}
+
+fn one_line(text: &str) -> String {
+    text.replace('\n', " ")
+}
+
 fn color(ink: Ink) -> String {
     match ink {
         Ink::Text => "var(--ink)".to_string(),
         Ink::Muted => "var(--muted)".to_string(),
         Ink::Grid => "var(--grid)".to_string(),
         Ink::Series(idx) => format!("var(--s{})", idx % super::SERIES.len()),
+        Ink::Faint(idx) => {
+            format!("color-mix(in srgb, var(--s{}) 55%, var(--sheet))", idx % super::SERIES.len())
+        }
         Ink::Heat(heat) => {
             let (r, g, b) = heat_rgb(heat);
             format!("#{r:02x}{g:02x}{b:02x}")

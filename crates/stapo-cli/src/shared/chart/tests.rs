@@ -13,10 +13,27 @@ fn axes_have_round_ends_and_plain_labels() {
     assert_eq!(labels(&Scale::around([-0.3, 0.1]), 5), ["−0.3", "−0.2", "−0.1", "0.0", "0.1"]);
     let far = Scale::around([0.95, 0.99]);
     assert!(matches!(far, Scale::Linear { low, .. } if low > 0.9), "{far:?}");
-    assert!(matches!(Scale::around([2.0, 2.0]), Scale::Linear { low, high } if low < 2.0 && high > 2.0));
     assert!(matches!(Scale::around([]), Scale::Linear { .. }));
     assert_eq!(labels(&Scale::whole(10.0, 12.0), 6), ["10", "11", "12"]);
     assert_eq!(labels(&Scale::whole(1.0, 40.0), 6), ["10", "20", "30", "40"]);
+}
+
+#[test]
+fn constant_values_stand_above_zero_and_labels_differ() {
+    let rounded = [7e-4, 7e-4 * (1.0 + 1e-12)];
+    for (values, low, high) in
+        [([2.0, 2.0], 0.0, 2.0), ([0.0, 0.0], 0.0, 1.0), ([-3.0, -3.0], -3.0, 0.0), (rounded, 0.0, 8e-4)]
+    {
+        let Scale::Linear { low: found_low, high: found_high } = Scale::around(values) else { panic!() };
+        assert!((found_low - low).abs() < 1e-9 && (found_high - high).abs() < 1e-9, "{values:?}");
+    }
+    assert_eq!(labels(&Scale::around(rounded), 5), ["0", "2e-4", "4e-4", "6e-4", "8e-4"]);
+    assert_eq!(labels(&Scale::around([0.0, 0.0012]), 5), ["0", "5e-4", "0.001", "0.0015"]);
+    for narrow in [[2.0001, 2.0003], [1e7 + 1.0, 1e7 + 9.0], [0.12341, 0.12349]] {
+        let labels = labels(&Scale::around(narrow), 5);
+        let distinct: std::collections::BTreeSet<_> = labels.iter().collect();
+        assert!(labels.len() > 2 && distinct.len() == labels.len(), "{labels:?}");
+    }
 }
 
 #[test]
@@ -41,6 +58,7 @@ fn curves() -> Curves {
         label: label.into(),
         series,
         points: (1..=5).map(|x| point(f64::from(x), f64::from(x * x))).collect(),
+        seeds: Vec::new(),
     };
     Curves {
         x_label: "step".into(),
@@ -57,7 +75,18 @@ fn lines_stay_inside_their_frame_and_tell_their_values() {
     let svg = to_svg(&scene, "squares");
     assert_eq!(svg.matches("class=\"hit\"").count(), 5);
     assert!(svg.contains("step 3\na &lt;b&gt;  9 %  (8 to 10)\nb  9 %"), "{svg}");
-    for mark in &scene.marks {
+    // Both lines have the value 9 at this x, and so the same place.
+    let keys = svg.split("step 3\n").nth(1).unwrap().split("data-k=\"").nth(1).unwrap();
+    let places: Vec<&str> = keys.split('"').next().unwrap().split(' ').collect();
+    assert!(places[0].starts_with("0:0:") && places[1].starts_with("1:1:"), "{places:?}");
+    assert_eq!(places[0][4..], places[1][4..]);
+    let legend = "<g class=\"key\" data-key=\"1\" tabindex=\"0\" role=\"button\"";
+    assert!(svg.contains(legend) && svg.matches("data-of=\"1\"").count() == 2, "{svg}");
+    let flat = |mark: &Mark| match mark {
+        Mark::Keyed { marks, .. } => marks.clone(),
+        other => vec![other.clone()],
+    };
+    for mark in &scene.marks.iter().flat_map(flat).collect::<Vec<_>>() {
         if let Mark::Line { points, .. } | Mark::Area { points, .. } = mark {
             for (x, y) in points {
                 assert!((0.0..=scene.width).contains(x) && (0.0..=scene.height).contains(y), "{mark:?}");
@@ -97,4 +126,33 @@ fn the_font_has_every_sign_that_axes_use() {
 fn heat_goes_from_end_to_end() {
     assert_eq!((heat_rgb(0.0), heat_rgb(1.0)), (HEAT[0], HEAT[4]));
     assert_eq!(heat_rgb(f64::NAN.max(0.5)), HEAT[2]);
+}
+
+#[test]
+fn few_seeds_are_thin_lines_and_four_make_an_interval() {
+    let seeds = |n: usize| (0..n).map(|seed| vec![(1.0, seed as f64), (2.0, 4.0 + seed as f64)]).collect();
+    for n in [1, 3, 4] {
+        let curve = Curve::over_seeds("a", 0, seeds(n), false);
+        assert_eq!(curve.seeds.len(), if n == 1 { 0 } else { n });
+        assert!(curve.points.iter().all(|point| point.interval.is_some() == (n == 4)), "{n} seeds");
+    }
+    let lines = vec![Curve::over_seeds("a", 0, seeds(2), false)];
+    let y = Scale::around([0.0, 6.0]);
+    let scene = Curves { x_label: "step".into(), unit: "", y, bands: Vec::new(), lines }.draw();
+    let svg = to_svg(&scene, "seeds");
+    assert_eq!(svg.matches("stroke-width=\"0.8\"").count(), 2, "{svg}");
+    assert!(svg.contains("a  0.5  (seeds 0, 1)"), "{svg}");
+}
+
+#[test]
+fn seeds_make_a_band_where_all_of_them_have_a_step() {
+    let curves = [vec![(1.0, 1.0), (2.0, 4.0), (3.0, 5.0)], vec![(1.0, 3.0), (3.0, 5.0), (4.0, 0.0)]];
+    let points = band_over(&curves, false);
+    assert_eq!(points.iter().map(|p| (p.x, p.y)).collect::<Vec<_>>(), [(1.0, 2.0), (3.0, 5.0)]);
+    // Two values 1 and 3: standard error 1, t at 0.975 with one degree of freedom 12.706.
+    let (low, high) = points[0].interval.unwrap();
+    assert!((low - (2.0 - 12.7062)).abs() < 1e-3 && (high - 14.7062).abs() < 1e-3, "{low} {high}");
+    let share = band_over(&curves, true)[0].interval.unwrap();
+    assert_eq!(share.0, 0.0);
+    assert_eq!(band_over(&curves[..1], false)[0].interval, None);
 }

@@ -9,8 +9,8 @@ use std::fmt::Write;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-const STYLE: &str = include_str!("style.css");
-const SCRIPT: &str = include_str!("page.js");
+pub const STYLE: &str = include_str!("style.css");
+pub const SCRIPT: &str = include_str!("page.js");
 
 /// A whole page. `style` and `script` come after those that all pages share; `body` is markup.
 pub fn page(title: &str, style: &str, body: &str, script: &str) -> String {
@@ -47,7 +47,7 @@ fn is_read_only(kind: ErrorKind) -> bool {
 pub const THEME_BUTTON: &str =
     r#"<button id="theme" type="button" title="light, dark, or as the system">theme: system</button>"#;
 
-fn series_colors() -> String {
+pub fn series_colors() -> String {
     let mut css = String::from(":root{");
     for (idx, (light, dark)) in SERIES.iter().enumerate() {
         let _ = write!(css, "--s{idx}:light-dark({light},{dark});");

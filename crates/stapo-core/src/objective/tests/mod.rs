@@ -1,6 +1,7 @@
 mod advantages;
 mod calibration;
 mod control;
+mod deferral;
 mod finite_differences;
 mod goldens;
 mod invariance;

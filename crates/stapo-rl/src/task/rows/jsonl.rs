@@ -61,6 +61,6 @@ pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> TaskError {
     TaskError::File {
         path: path.to_path_buf(),
         problem: error.to_string(),
-        remedy: "path is taken from the folder the program was started in".into(),
+        remedy: "path is taken from the folder the program was started in; `stapo fetch dataset OWNER/NAME` gets data sets of the hub".into(),
     }
 }

@@ -1,10 +1,12 @@
-(() => {
-  const recorded = JSON.parse(document.getElementById("recorded").textContent);
+// The token viewer: draws the responses of `recorded` inside `root`, which holds the controls of viewer.html, in the order
+// `sort`.
+stapo.viewer = (root, recorded, sort = "silenced") => {
+  const { element, number } = stapo;
   const responses = recorded.responses;
-  const at = (id) => document.getElementById(id);
+  const at = (id) => root.querySelector("#" + id);
   // Tokens drawn at once; more make the page slow. The button "show more responses" adds as many again.
   const MAX_TOKENS = 30000;
-  const state = { by: "fate", only: "all", find: "", sort: "silenced", whatIf: false, budget: MAX_TOKENS };
+  const state = { by: "fate", only: "all", find: "", sort, whatIf: false, budget: MAX_TOKENS };
 
   // The quantile of stapo_core::stats: position q (n - 1), interpolated from the nearer end.
   const quantile = (values, q) => {
@@ -69,20 +71,15 @@
     return isCandidate(r, t) ? "candidate" : "kept";
   };
 
-  const short = (x) => {
-    if (x === 0) return "0";
-    const size = Math.abs(x);
-    return size < 1e-3 || size >= 1e6 ? x.toExponential(2) : String(Number(x.toPrecision(4)));
-  };
-  const percent = (logp) => short(100 * Math.exp(logp)) + " %";
+  const percent = (logp) => number(100 * Math.exp(logp)) + " %";
   const visible = (text) => text === "" ? "∅" : text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 
   const description = (r, t) => {
     const lines = [
       "“" + visible(r.text[t]) + "”  " + fate(r, t) + (r.silenced_by[t] ? " (trained: silenced by " + r.silenced_by[t] + ")" : ""),
-      "probability " + percent(r.logp[t]) + "   log-prob " + short(r.logp[t]),
-      "entropy " + short(r.entropy[t]) + " nats   advantage " + short(r.advantage),
-      "ratio " + short(r.ratio[t]) + (r.norm ? "   gradient norm " + short(r.norm[t]) : ""),
+      "probability " + percent(r.logp[t]) + "   log-prob " + number(r.logp[t]),
+      "entropy " + number(r.entropy[t]) + " nats   advantage " + number(r.advantage),
+      "ratio " + number(r.ratio[t]) + (r.norm ? "   gradient norm " + number(r.norm[t]) : ""),
     ];
     const others = r.alternatives[t] || [];
     if (others.length) lines.push("likeliest: " + others.map(([text, logp]) => visible(text) + " " + percent(logp)).join("   "));
@@ -105,13 +102,6 @@
     norm: (r, t) => r.norm ? tint(3, r.norm[t] / ends.norm) : "transparent",
   };
 
-  const element = (tag, className, text) => {
-    const made = document.createElement(tag);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  };
-
   const legend = () => {
     const box = at("legend");
     box.replaceChildren();
@@ -124,10 +114,10 @@
       for (const [name, what] of [["silenced", "silenced"], ["candidate", "candidate, kept"], ["clipped", "clipped"], ["", "kept"]]) box.append(element("span", "t " + name, what));
       box.append(element("span", "", state.whatIf ? "fates under the what-if settings" : "fates as trained"));
     } else if (state.by === "probability") bar(tint(1, 0), "p = 1", "p ≤ 1e-4", tint(1, 1));
-    else if (state.by === "entropy") bar(tint(0, 0), "0 nats", "≥ " + short(ends.entropy) + " nats", tint(0, 1));
-    else if (state.by === "advantage") bar(tint(1, 1) + ", transparent", "−" + short(ends.advantage), "+" + short(ends.advantage), tint(0, 1));
+    else if (state.by === "entropy") bar(tint(0, 0), "0 nats", "≥ " + number(ends.entropy) + " nats", tint(0, 1));
+    else if (state.by === "advantage") bar(tint(1, 1) + ", transparent", "−" + number(ends.advantage), "+" + number(ends.advantage), tint(0, 1));
     else if (state.by === "ratio") bar(tint(1, 1) + ", transparent", "≤ 0.78", "≥ 1.28", tint(0, 1));
-    else if (norms) bar(tint(3, 0), "0", "≥ " + short(ends.norm) + " (gradient norm at the logits)", tint(3, 1));
+    else if (norms) bar(tint(3, 0), "0", "≥ " + number(ends.norm) + " (gradient norm at the logits)", tint(3, 1));
     else box.append(element("span", "", "this run is older than the weight column: no gradient norms"));
   };
 
@@ -154,7 +144,7 @@
     const head = element("h3", "", r.problem + " #" + r.sample);
     const verdict = r.verdict.replace("_", " ");
     head.append(element("span", r.verdict === "right" ? "right" : "wrong", verdict));
-    head.append(element("span", "", "A " + (r.advantage >= 0 ? "+" : "−") + Math.abs(r.advantage).toFixed(4)));
+    head.append(element("span", "", "A " + (r.advantage >= 0 ? "+" : "−") + number(Math.abs(r.advantage))));
     head.append(element("span", "", r.logp.length + " tokens" + (r.finish.kind === "length_limit" ? ", cut by the length limit" : "")));
     head.append(element("span", "", nSilenced(r) + " silenced"));
     box.append(head, element("p", "prompt", r.prompt + "   [reference " + r.reference + "]"));
@@ -177,10 +167,10 @@
   const draw = () => {
     const settingsNow = settings();
     outcome = decide(settingsNow);
-    at("tau-now").textContent = short(settingsNow.tauP);
+    at("tau-now").textContent = number(settingsNow.tauP);
     at("q-now").textContent = settingsNow.q.toFixed(2);
     const trained = { nSilenced: sum(responses.map((r) => r.silenced_by.filter((by) => by !== null).length)) };
-    const tauH = outcome.tauH.map(short).join(", ") || "none";
+    const tauH = outcome.tauH.map((tau) => number(tau)).join(", ") || "none";
     const counts = at("counts");
     counts.dataset.tokens = outcome.nTokens;
     counts.dataset.candidates = outcome.nCandidates;
@@ -207,6 +197,7 @@
     legend();
   };
 
+  at("sort").value = sort;
   const own = recorded.settings;
   const reset = () => {
     at("tau").max = recorded.tau_p.length - 1;
@@ -223,7 +214,7 @@
   at("scope").textContent = "The quantile τh is taken over the " + (nUpdates > 1 ? "recorded responses of each of " + nUpdates + " mini-batches" : "recorded responses")
     + " of step " + recorded.step + ": " + nRecorded + (recorded.n_step_tokens ? " of the step's " + recorded.n_step_tokens : "") + " tokens. "
     + (recorded.n_step_tokens === nRecorded ? "Every token of the step is recorded, so these are the counts of training. "
-      : "Training took it over whole mini-batches, so its counts can differ: recorded are responses spread over the step and those with a silenced token; record.responses asks for more. ")
+      : "Training took it over whole mini-batches, so its counts can differ: a part of the step is recorded; record.responses asks for more. ")
     + (own.in_force ? "" : "This run had no S2T mask; the sliders start at the published settings. ")
     + (own.select === "random" ? "This run drew its candidates at random; a page cannot draw again. " : "")
     + (own.signals === "behavior" ? "This run decided by the behavior policy's signals; here the current policy's are used. " : "");
@@ -239,7 +230,7 @@
     const [idx, t] = token.dataset.at.split(" ").map(Number);
     token.dataset.t = description(responses[idx], t);
   };
-  document.addEventListener("pointerover", describeHovered);
-  document.addEventListener("pointerdown", describeHovered, true);
+  root.addEventListener("pointerover", describeHovered);
+  root.addEventListener("pointerdown", describeHovered, true);
   reset();
-})();
+};

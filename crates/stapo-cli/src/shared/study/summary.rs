@@ -1,7 +1,7 @@
 //! The headline of a report: results with intervals, and paired tests over seeds.
 
-use super::study::{RunData, Study};
 use super::table::{RowKind, Table, text};
+use super::{RunData, Study};
 use crate::shared::chart::number;
 use crate::shared::html::escape;
 use stapo_core::stats::{Estimate, LEVEL, entropy_stability, wilson};
@@ -28,8 +28,8 @@ pub fn arms_table(study: &Study, summary: &ExperimentSummary) -> Table {
     let accuracy = format!("#{}, %", summary.measure.name());
     let titles = [
         "arm",
-        "#seeds",
         accuracy.as_str(),
+        "#seeds",
         "#mean height of its curve, %",
         "#entropy at the end, nats",
         "#entropy stability −max|ΔH|, nats",
@@ -43,8 +43,8 @@ pub fn arms_table(study: &Study, summary: &ExperimentSummary) -> Table {
             kind,
             vec![
                 text(&arm.name),
-                text(arm.n_runs.to_string()),
                 text(percent_shown(&arm.accuracy)),
+                text(arm.n_runs.to_string()),
                 text(percent_shown(&arm.area)),
                 text(shown(&arm.entropy_last, 1.0, 3)),
                 text(shown(&arm.entropy_stability, 1.0, 3)),
@@ -64,12 +64,12 @@ pub fn paired_table(summary: &ExperimentSummary) -> Option<Table> {
     }
     let titles = [
         "against",
-        "#seeds in both",
         "#difference, points (95 % interval)",
-        "#p (permutation)",
-        "#p (Holm)",
-        "#smallest difference such seeds would find, points",
         "reading",
+        "#p (Holm)",
+        "#p (permutation)",
+        "#seeds in both",
+        "#smallest difference such seeds would find, points",
     ];
     let mut table = Table::new("paired", &titles);
     for arm in &summary.arms {
@@ -87,12 +87,12 @@ pub fn paired_table(summary: &ExperimentSummary) -> Option<Table> {
         };
         table.push(vec![
             text(&arm.name),
-            text(paired.n_questions.to_string()),
             text(format!("{} ({low} to {high})", points(paired.difference))),
-            text(number(paired.p_permutation)),
-            text(number(p)),
-            text(format!("{:.1}", 100.0 * paired.minimum_detectable_effect)),
             text(reading),
+            text(number(p)),
+            text(number(paired.p_permutation)),
+            text(paired.n_questions.to_string()),
+            text(format!("{:.1}", 100.0 * paired.minimum_detectable_effect)),
         ]);
     }
     Some(table)

@@ -1,7 +1,7 @@
 //! A benchmark on a GPU at the shapes of Qwen3: `bench_gpu TASK --key=value ..`; `bench/gpu.sh` compares the results with
 //! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, the objective of STAPO, backward, clip,
-//! `AdamW`), `decode`, `exact` (compares every sampled token's log-prob with the packed training forward). Each task prints
-//! one JSON object.
+//! `AdamW`), `decode`, `exact` (compares every sampled token's log-prob with the packed training forward), `rollout` (spread
+//! lengths, beside an ideal scheduler), `step` (training steps as `stapo train` makes them). Each task prints JSON objects.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
 
@@ -19,13 +19,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Instant;
 
+mod rollout;
+mod step;
+
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     let begin = Instant::now();
     let mut arguments = std::env::args().skip(1);
-    let task = arguments.next().ok_or("expected train, decode or exact")?;
+    let task = arguments.next().ok_or("expected train, decode, exact, rollout or step")?;
     let options = Options::parse(arguments)?;
+    if task == "step" {
+        return step::step(&options);
+    }
     let training = match (task.as_str(), options.get("8bit", 0)) {
         ("train", 0) => Training::F32,
         ("train", _) => Training::EightBit,
@@ -41,7 +47,8 @@ fn main() -> Result<(), Failure> {
         "train" => train(policy, &options, begin),
         "decode" => decode(&policy, &options),
         "exact" => exact(&policy, &options),
-        other => Err(format!("{other:?}: expected train, decode or exact").into()),
+        "rollout" => rollout::rollout(&policy, &options),
+        other => Err(format!("{other:?}: expected train, decode, exact, rollout or step").into()),
     }
 }
 

@@ -1,4 +1,10 @@
-//! The subject of a report: one run, or the runs of an experiment by arm and seed.
+//! The subject of a report: one run, several runs, or the runs of an experiment, by arm and seed.
+
+pub mod benchmarks;
+pub mod differences;
+pub mod headline;
+pub mod summary;
+pub mod table;
 
 use crate::shared::run_folder;
 use anyhow::{Context, Result, bail};
@@ -14,8 +20,9 @@ use std::path::{Component, Path, PathBuf};
 #[derive(Debug)]
 pub struct Study {
     pub name: String,
+    /// The folder of the run or the experiment; for several runs the current one.
     pub folder: PathBuf,
-    pub is_experiment: bool,
+    pub kind: StudyKind,
     /// The arm that the others are baselines for.
     pub method: Option<usize>,
     /// The name of the arm whose last accuracy costs are measured to.
@@ -23,6 +30,14 @@ pub struct Study {
     pub arms: Vec<ArmData>,
     /// Runs without a result, each with its reason.
     pub failed: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StudyKind {
+    Run,
+    /// Runs that were named one by one.
+    Runs,
+    Experiment,
 }
 
 #[derive(Debug)]
@@ -51,6 +66,47 @@ pub struct RunData {
 }
 
 impl Study {
+    /// The study of one folder, or of several on one page. Runs whose plans differ in nothing but seed and name are the
+    /// seeds of one arm.
+    pub fn open_all(folders: &[PathBuf]) -> Result<Self> {
+        if let [folder] = folders {
+            return Self::open(folder);
+        }
+        let mut arms: Vec<ArmData> = Vec::new();
+        let mut failed = Vec::new();
+        for (idx, folder) in folders.iter().enumerate() {
+            if folders[..idx].contains(folder) {
+                bail!("run {}: named twice\nhint: name each run once", folder.display());
+            }
+            let study = Self::open(folder)?;
+            failed.extend(study.failed);
+            for arm in study.arms {
+                let is_lone = study.kind == StudyKind::Run;
+                let twin = arms.iter_mut().find(|other| {
+                    is_lone && differences::are_seeds(&other.runs[0].plan_text, &arm.runs[0].plan_text)
+                });
+                match twin {
+                    Some(twin) => twin.runs.extend(arm.runs),
+                    None if is_lone => arms.push(arm),
+                    None => arms.push(ArmData { name: format!("{}/{}", study.name, arm.name), ..arm }),
+                }
+            }
+        }
+        for idx in 0..arms.len() {
+            arms[idx].series = idx;
+            arms[idx].name = arm_name(&arms, idx);
+        }
+        Ok(Study {
+            name: format!("{} runs", arms.iter().map(|arm| arm.runs.len()).sum::<usize>()),
+            folder: PathBuf::new(),
+            kind: StudyKind::Runs,
+            method: None,
+            reach: None,
+            arms,
+            failed,
+        })
+    }
+
     /// A folder with `experiment.json` is an experiment, every other one a run.
     pub fn open(folder: &Path) -> Result<Self> {
         if !folder.is_dir() {
@@ -69,7 +125,8 @@ impl Study {
             folder.file_name().map_or(run.plan.config.name.clone(), |n| n.to_string_lossy().into_owned());
         let arms = vec![ArmData { name: run.plan.config.name.clone(), series: 0, runs: vec![run] }];
         let folder = folder.to_owned();
-        Ok(Study { name, folder, is_experiment: false, method: None, reach: None, arms, failed: Vec::new() })
+        let kind = StudyKind::Run;
+        Ok(Study { name, folder, kind, method: None, reach: None, arms, failed: Vec::new() })
     }
 
     fn of_experiment(folder: &Path, experiment: &Experiment) -> Result<Self> {
@@ -110,7 +167,8 @@ impl Study {
             arms[method].series = 0;
         }
         let (name, reach) = (experiment.name.clone(), experiment.reach.clone());
-        Ok(Study { name, folder: folder.to_owned(), is_experiment: true, method, reach, arms, failed })
+        let kind = StudyKind::Experiment;
+        Ok(Study { name, folder: folder.to_owned(), kind, method, reach, arms, failed })
     }
 
     /// The run whose tokens are shown: the first of the method, else of the first arm.
@@ -138,6 +196,23 @@ impl Study {
     pub fn n_seeds(&self) -> usize {
         self.arms.iter().map(|arm| arm.runs.len()).max().unwrap_or(0)
     }
+}
+
+/// The name of an arm among others: that of its run's folder, or what the names of its runs' folders begin with.
+fn arm_name(arms: &[ArmData], idx: usize) -> String {
+    let arm = &arms[idx];
+    let folder =
+        |run: &RunData| run.folder.file_name().map_or(String::new(), |n| n.to_string_lossy().into_owned());
+    if arm.name.contains('/') {
+        return arm.name.clone();
+    }
+    let names: Vec<String> = arm.runs.iter().map(folder).collect();
+    let is_shared = |n: &usize| names.iter().all(|name| name.chars().take(*n).eq(names[0].chars().take(*n)));
+    let n_shared = (0..=names[0].chars().count()).rev().find(is_shared).unwrap_or(0);
+    let shared: String = names[0].chars().take(n_shared).collect();
+    let name = if names.len() > 1 { shared.trim_end_matches(['-', '_', '.']).to_string() } else { shared };
+    let name = if name.is_empty() { arm.name.clone() } else { name };
+    if arms[..idx].iter().any(|other| other.name == name) { format!("{name} ({})", idx + 1) } else { name }
 }
 
 impl ArmData {
@@ -202,7 +277,7 @@ impl RunData {
 }
 
 /// Samples of `stapo eval --out RUN/eval` and of `--out RUN/eval/NAME`.
-fn evals(run: &Path) -> Result<Vec<EvalRecord>> {
+pub fn evals(run: &Path) -> Result<Vec<EvalRecord>> {
     let mut found = run_folder::records(run, "eval")?;
     let folder = run.join("eval");
     let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(found) };

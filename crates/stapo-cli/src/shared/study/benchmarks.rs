@@ -1,8 +1,8 @@
 //! Benchmarks from evaluation records: avg@k with intervals clustered by question.
 
 use super::headline::Standings;
-use super::study::{RunData, Study};
-use super::table::{Table, text};
+use super::table::{Table, slug, text};
+use super::{RunData, Study};
 use crate::shared::chart::{Bar, BarGroup, Bars, Figure, Ink};
 use anyhow::Result;
 use stapo_core::Verdict;
@@ -137,7 +137,7 @@ pub fn figures(study: &Study, scores: &[BenchmarkScore]) -> Vec<Figure> {
             .map(|&arm| (study.arms[arm].name.clone(), Ink::Series(study.arms[arm].series)))
             .collect();
         Figure {
-            name: format!("benchmarks-{}", super::curves::slug(&decoding)),
+            name: format!("benchmarks-{}", slug(&decoding)),
             title: format!("Benchmarks, {decoding}"),
             note: "avg@k, % · 95 % interval clustered by question".into(),
             scene: Bars { series, groups: benchmarks.iter().map(group).collect() }.draw(),
@@ -148,12 +148,12 @@ pub fn figures(study: &Study, scores: &[BenchmarkScore]) -> Vec<Figure> {
 
 pub fn table(study: &Study, scores: &[BenchmarkScore]) -> Table {
     let titles = [
-        "decoding",
         "benchmark",
         "arm",
-        "#questions",
-        "#k",
         "#avg@k, % (95 % interval)",
+        "#k",
+        "#questions",
+        "decoding",
         "#truncated, %",
         "#no answer, %",
         "#unparsable, %",
@@ -167,12 +167,12 @@ pub fn table(study: &Study, scores: &[BenchmarkScore]) -> Table {
             .interval
             .map_or(String::new(), |i| format!(" ({:.1} to {:.1})", 100.0 * i.low, 100.0 * i.high));
         table.push(vec![
-            text(&s.decoding),
             text(&s.benchmark),
             text(&study.arms[s.arm].name),
-            text(s.avg.n_questions.to_string()),
-            text(s.k.to_string()),
             text(format!("{:.1}{interval}", 100.0 * s.avg.value)),
+            text(s.k.to_string()),
+            text(s.avg.n_questions.to_string()),
+            text(&s.decoding),
             percent(s.truncated),
             percent(s.no_answer),
             percent(s.unparsable),

@@ -116,7 +116,7 @@ impl Cell {
         }
     }
 
-    fn to_plain(&self) -> String {
+    pub fn to_plain(&self) -> String {
         match self {
             Cell::Text(text) => text.clone(),
             Cell::Tokens(tokens) => {
@@ -126,6 +126,11 @@ impl Cell {
             Cell::Context(before, token, after) => format!("{before}[{token}]{after}"),
         }
     }
+}
+
+/// A name in lower case with `-` for every character that is not alphanumeric in ASCII, for file names.
+pub fn slug(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect()
 }
 
 /// One line of a CSV file.

@@ -1,20 +1,78 @@
-//! The viewer page: the numbers of every token as JSON, and a script that draws, filters and evaluates what-if
+//! The token viewer: the numbers of every token as JSON, and a script that draws, filters and evaluates what-if
 //! settings.
 
-use super::{Inspected, gradient_norm};
 use crate::shared::html::{escape, script_json};
 use crate::shared::page::{self, THEME_BUTTON};
+use crate::shared::run_folder;
+use anyhow::{Result, bail};
 use serde::Serialize;
 use stapo_core::objective::{Mask, MaskKind, MaskSignals, QuantileOver, Select, logp_below};
-use stapo_core::record::ResponseRecord;
+use stapo_core::record::{Metrics, ResponseRecord};
 use stapo_core::rollout::{Finish, Verdict};
+use stapo_rl::Plan;
+use stapo_rl::run::Run;
+use std::path::Path;
 
-const STYLE: &str = include_str!("viewer.css");
-const SCRIPT: &str = include_str!("viewer.js");
-const BODY: &str = include_str!("viewer.html");
+pub const STYLE: &str = include_str!("viewer.css");
+pub const SCRIPT: &str = include_str!("viewer.js");
+/// The controls and the place of the responses, as markup.
+pub const BODY: &str = include_str!("viewer.html");
 
+/// The recorded responses of one step, with the step's metrics and the run's plan.
+pub struct Inspected {
+    pub run: String,
+    pub plan: Plan,
+    pub step: u64,
+    pub metrics: Option<Metrics>,
+    pub responses: Vec<ResponseRecord>,
+}
+
+impl Inspected {
+    /// The responses of a step; by default of the last step with a silenced token, else of the last with responses.
+    pub fn open(run: &Path, step: Option<u64>) -> Result<Self> {
+        let plan = run_folder::plan(run)?;
+        let files = run_folder::part_files(run, "rollouts")?;
+        let steps: Vec<u64> = files.iter().filter_map(|path| step_of(path)).collect();
+        let Some(&last) = steps.last() else {
+            bail!(
+                "run {}: no recorded responses\nhint: a run records them in step 1 and every record.responses_every_steps",
+                run.display()
+            );
+        };
+        let step = match step {
+            Some(step) => step,
+            None => last_silenced(run, &steps)?.unwrap_or(last),
+        };
+        let Some(path) = files.iter().find(|path| step_of(path) == Some(step)) else {
+            let known: Vec<String> = steps.iter().map(u64::to_string).collect();
+            bail!("--step {step}: no responses are recorded for it\nhint: steps {}", known.join(", "));
+        };
+        let responses = run_folder::responses_of_file(path, &plan.objective)?;
+        let metrics: Vec<Metrics> = Run::read_metrics(run)?;
+        Ok(Inspected {
+            run: run.file_name().map_or(plan.config.name.clone(), |name| name.to_string_lossy().into_owned()),
+            plan,
+            step,
+            metrics: metrics.into_iter().find(|m| m.step == step),
+            responses,
+        })
+    }
+}
+
+/// The last of the steps that silenced a token; a run writes a file of `tokens/` for such steps only.
+fn last_silenced(run: &Path, steps: &[u64]) -> Result<Option<u64>> {
+    let silenced = run_folder::part_files(run, "tokens")?;
+    Ok(silenced.iter().filter_map(|path| step_of(path)).rfind(|step| steps.contains(step)))
+}
+
+/// The step in `step-000010.jsonl`.
+pub fn step_of(path: &Path) -> Option<u64> {
+    path.file_stem()?.to_str()?.strip_prefix("step-")?.parse().ok()
+}
+
+/// What the script of the viewer reads.
 #[derive(Serialize)]
-struct Page<'a> {
+pub struct Recorded<'a> {
     step: u64,
     n_step_tokens: Option<usize>,
     settings: S2tSettings,
@@ -58,24 +116,29 @@ struct Shown<'a> {
     alternatives: Vec<Vec<(&'a str, f64)>>,
 }
 
-pub fn to_html(inspected: &Inspected) -> String {
+pub fn recorded(inspected: &Inspected) -> Recorded<'_> {
     let settings = settings(inspected);
-    let page = Page {
+    Recorded {
         step: inspected.step,
         n_step_tokens: inspected.metrics.as_ref().map(|m| m.n_tokens),
         tau_p: slider(settings.tau_p),
         settings,
         responses: inspected.responses.iter().map(shown).collect(),
-    };
+    }
+}
+
+/// The viewer as a page of its own.
+pub fn to_html(inspected: &Inspected) -> String {
     let title = format!("{}, step {}", inspected.run, inspected.step);
     let n = inspected.responses.len();
     let body = format!(
-        "<header><h1>{}</h1><p>STAPO token viewer · {n} recorded responses</p>{THEME_BUTTON}</header>\n{BODY}\n\
+        "<header><h1>{}</h1><p>STAPO token viewer · {n} recorded responses</p>{THEME_BUTTON}</header>\n<main id=\"viewer\">{BODY}</main>\n\
          <script type=\"application/json\" id=\"recorded\">{}</script>",
         escape(&title),
-        script_json(&page)
+        script_json(&recorded(inspected))
     );
-    page::page(&format!("{title} – STAPO tokens"), STYLE, &body, SCRIPT)
+    let start = "stapo.viewer(document.getElementById('viewer'), JSON.parse(document.getElementById('recorded').textContent));\n";
+    page::page(&format!("{title} – STAPO tokens"), STYLE, &body, &format!("{SCRIPT}{start}"))
 }
 
 fn settings(inspected: &Inspected) -> S2tSettings {
@@ -135,4 +198,16 @@ fn shown(response: &ResponseRecord) -> Shown<'_> {
             .map(|list| list.iter().map(|a| (a.text.as_str(), a.logp)).collect())
             .collect(),
     }
+}
+
+/// Gradient norm of a token at the logits, computed as if no mask silenced it; `None` if the run recorded no weights.
+pub fn gradient_norm(response: &ResponseRecord, t: usize) -> Option<f64> {
+    let tokens = &response.tokens;
+    let weight = *tokens.weight.get(t)?;
+    let squared = stapo_core::diagnostics::theory::gradient_norm_squared(
+        tokens.logp[t].exp(),
+        tokens.collision[t],
+        weight,
+    );
+    Some(squared.sqrt())
 }

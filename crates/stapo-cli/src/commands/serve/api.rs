@@ -1,0 +1,165 @@
+//! Answers in JSON. A run is named by its id in the list; every other name is refused, so no request leaves the folder.
+
+use super::columns::{Point, XAxis};
+use super::compare;
+use super::decimate::{Curve, decimate};
+use super::http::{Refusal, Request, Response};
+use super::index::Look;
+use super::responses;
+use super::site::{Site, lock};
+use crate::shared::run_folder::part_files;
+use crate::shared::study::differences::differing;
+use crate::shared::viewer::step_of;
+use serde::Serialize;
+use serde_json::json;
+use stapo_rl::untrusted::read_text;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Points per curve that a page may ask for.
+const MAX_POINTS: usize = 4000;
+/// Runs in one question.
+const MAX_RUNS: usize = 200;
+/// Curves in one answer.
+const MAX_CURVES: usize = 4000;
+
+pub fn answer(site: &Site, request: &Request) -> Result<Response, Refusal> {
+    match request.path.as_str() {
+        "/api/runs" => Ok(runs(site)),
+        "/api/run" => run(site, request),
+        "/api/series" => series(site, request),
+        "/api/differences" => differences(site, request),
+        "/api/responses" => responses::list(&one_run(site, request)?, number(request, "step")?),
+        "/api/tokens" => responses::tokens(&one_run(site, request)?, number(request, "step")?),
+        "/api/compare" => compare::overview(site, request),
+        "/api/compare/curves" => compare::curves(site, request),
+        "/api/evaluations" => compare::evaluations(site, request),
+        path => Err(Refusal::new(404, format!("{path}: nothing here"))),
+    }
+}
+
+/// The folder of the run that a request names.
+pub fn one_run(site: &Site, request: &Request) -> Result<PathBuf, Refusal> {
+    folder(site, request.value("run").unwrap_or_default())
+}
+
+/// The folders of all runs that a request names, with their ids.
+pub fn named_runs(site: &Site, request: &Request) -> Result<Vec<(String, PathBuf)>, Refusal> {
+    let ids: Vec<&str> = request.values("run").collect();
+    if ids.is_empty() || ids.len() > MAX_RUNS {
+        return Err(Refusal::new(
+            400,
+            format!("{} runs named, 1 to {MAX_RUNS} are answered at once", ids.len()),
+        ));
+    }
+    ids.into_iter().map(|id| Ok((id.to_string(), folder(site, id)?))).collect()
+}
+
+fn folder(site: &Site, id: &str) -> Result<PathBuf, Refusal> {
+    site.index().folder(id).ok_or_else(|| Refusal::new(404, format!("run {id:?}: not in the list of runs")))
+}
+
+fn number<T: std::str::FromStr>(request: &Request, name: &str) -> Result<T, Refusal> {
+    optional(request, name)?.ok_or_else(|| Refusal::new(400, format!("{name}: missing")))
+}
+
+/// A number of the query, or the value that it has without being named.
+pub fn number_or<T: std::str::FromStr>(request: &Request, name: &str, otherwise: T) -> Result<T, Refusal> {
+    Ok(optional(request, name)?.unwrap_or(otherwise))
+}
+
+fn optional<T: std::str::FromStr>(request: &Request, name: &str) -> Result<Option<T>, Refusal> {
+    let bad = |text: &str| Refusal::new(400, format!("{name}: {text:?} is no number"));
+    request.value(name).map(|text| text.parse().map_err(|_| bad(text))).transpose()
+}
+
+fn runs(site: &Site) -> Response {
+    // While a page listens, the list is kept up to date.
+    if site.n_listeners() == 0 {
+        site.refresh(Look::Everything);
+    }
+    Response::json(&site.news(0))
+}
+
+/// What a page about one run needs besides curves.
+fn run(site: &Site, request: &Request) -> Result<Response, Refusal> {
+    let folder = one_run(site, request)?;
+    let id = request.value("run").unwrap_or_default();
+    let open = site.open(id).ok_or_else(|| Refusal::new(404, format!("run {id:?}: gone")))?;
+    let open = lock(&open);
+    let columns = &open.columns;
+    let axes = ["step", "updates", "tokens", "hours"];
+    let axes =
+        axes.into_iter().filter(|name| XAxis::parse(name).is_some_and(|axis| columns.axis(axis).is_some()));
+    let recorded = part_files(&folder, "rollouts").unwrap_or_default();
+    let silenced = part_files(&folder, "tokens").unwrap_or_default();
+    let steps = |files: &[PathBuf]| files.iter().filter_map(|path| step_of(path)).collect::<Vec<_>>();
+    Ok(Response::json(&json!({
+        "id": id,
+        "generation": open.generation,
+        "last_step": columns.steps().last(),
+        "keys": columns.keys().collect::<Vec<_>>(),
+        "axes": axes.collect::<Vec<_>>(),
+        "problem": columns.problem,
+        "events": site.index().events(id),
+        "plan": read_text(&folder.join("plan.toml")).unwrap_or_default(),
+        "recorded_steps": steps(&recorded),
+        "silenced_steps": steps(&silenced),
+    })))
+}
+
+/// The curves of one run.
+#[derive(Serialize)]
+struct RunCurves {
+    id: String,
+    generation: u64,
+    last_step: Option<f64>,
+    curves: BTreeMap<String, Curve>,
+}
+
+/// Curves of some keys of some runs over an axis: in the window from `from` to `to`, of the steps after `after`.
+fn series(site: &Site, request: &Request) -> Result<Response, Refusal> {
+    let axis = XAxis::parse(request.value("x").unwrap_or("step"))
+        .ok_or_else(|| Refusal::new(400, "x: expected step, updates, tokens or hours"))?;
+    let n_most = optional(request, "points")?.unwrap_or(500).clamp(2, MAX_POINTS);
+    let from = optional(request, "from")?.unwrap_or(f64::NEG_INFINITY);
+    let to = optional(request, "to")?.unwrap_or(f64::INFINITY);
+    let after = optional(request, "after")?.unwrap_or(f64::NEG_INFINITY);
+    let keys: Vec<&str> = request.values("key").collect();
+    let runs = named_runs(site, request)?;
+    if keys.len() * runs.len() > MAX_CURVES {
+        return Err(Refusal::new(400, format!("more than {MAX_CURVES} curves at once")));
+    }
+    let mut answers = Vec::new();
+    for (id, _) in runs {
+        let Some(open) = site.open(&id) else { continue };
+        let open = lock(&open);
+        let curve = |key: &str| {
+            let mut points: Vec<Point> = open.columns.points(key, axis);
+            points.retain(|p| p.x >= from && p.x <= to && p.step > after);
+            decimate(&points, n_most)
+        };
+        answers.push(RunCurves {
+            generation: open.generation,
+            last_step: open.columns.steps().last().copied(),
+            curves: keys.iter().map(|key| ((*key).to_string(), curve(key))).collect(),
+            id,
+        });
+    }
+    Ok(Response::json(&json!({ "runs": answers })))
+}
+
+/// The settings in which runs differ, each with its value in every run.
+fn differences(site: &Site, request: &Request) -> Result<Response, Refusal> {
+    let runs = named_runs(site, request)?;
+    let plans: Vec<String> =
+        runs.iter().map(|(_, folder)| read_text(&folder.join("plan.toml")).unwrap_or_default()).collect();
+    let differing = differing(&plans.iter().map(String::as_str).collect::<Vec<_>>());
+    let ids: Vec<&String> = runs.iter().map(|(id, _)| id).collect();
+    Ok(Response::json(&json!({ "runs": ids, "settings": differing })))
+}
+
+/// An error of reading a run, as the page shows it.
+pub fn unreadable(error: &anyhow::Error) -> Refusal {
+    Refusal::new(404, format!("{error:#}"))
+}

@@ -1,0 +1,45 @@
+//! The files of the page, inside the program.
+
+use super::http::Response;
+use crate::shared::{page, viewer};
+use std::sync::LazyLock;
+
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// The scripts in the order in which the page loads them.
+const SCRIPTS: [(&str, &str); 10] = [
+    ("page.js", page::SCRIPT),
+    ("viewer.js", viewer::SCRIPT),
+    ("chart.js", include_str!("page/chart.js")),
+    ("app.js", include_str!("page/app.js")),
+    ("runs.js", include_str!("page/runs.js")),
+    ("run.js", include_str!("page/run.js")),
+    ("responses.js", include_str!("page/responses.js")),
+    ("compare.js", include_str!("page/compare.js")),
+    ("evaluations.js", include_str!("page/evaluations.js")),
+    ("start.js", include_str!("page/start.js")),
+];
+
+static PAGE: LazyLock<String> = LazyLock::new(|| {
+    let scripts = SCRIPTS.map(|(name, _)| format!("<script src=\"/{name}\" defer></script>\n")).concat();
+    include_str!("page/page.html")
+        .replace("{scripts}", &scripts)
+        .replace("{theme}", page::THEME_BUTTON)
+        .replace("{viewer}", viewer::BODY)
+});
+
+static STYLE: LazyLock<String> =
+    LazyLock::new(|| page::series_colors() + page::STYLE + viewer::STYLE + include_str!("page/serve.css"));
+
+/// The file of a path.
+pub fn find(path: &str) -> Option<Response> {
+    match path {
+        "/" => Some(Response::new("text/html; charset=utf-8", PAGE.as_bytes())),
+        "/style.css" => Some(Response::new("text/css; charset=utf-8", STYLE.as_bytes())),
+        _ => {
+            let name = path.strip_prefix('/')?;
+            let (_, text) = SCRIPTS.iter().find(|(known, _)| *known == name)?;
+            Some(Response::new(SCRIPT, *text))
+        }
+    }
+}

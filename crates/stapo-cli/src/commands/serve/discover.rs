@@ -1,0 +1,110 @@
+//! The runs and experiments below a folder.
+
+use super::lines::open_plain;
+use stapo_core::record::{self, Experiment};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Folders inside each other that are searched; runs of an experiment lie two below it.
+const MAX_DEPTH: usize = 4;
+/// Folders looked at; a folder with more is no folder of runs.
+const MAX_FOLDERS: usize = 20_000;
+const MAX_EXPERIMENT_BYTES: u64 = 16 << 20;
+
+/// A folder that is a run or looks like one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    pub folder: PathBuf,
+    /// The experiment that the run belongs to, by its id.
+    pub experiment: Option<String>,
+}
+
+/// The runs below a folder by their ids, which are their paths from that folder with `/` between the parts. A folder that
+/// is itself a run has the id `.`. Links are not followed, and folders whose names begin with a dot are in the making.
+pub fn runs_below(root: &Path) -> BTreeMap<String, Found> {
+    let mut runs = BTreeMap::new();
+    if is_run(root) {
+        runs.insert(".".to_string(), Found { folder: root.to_owned(), experiment: None });
+        return runs;
+    }
+    let own = root.join("experiment.json").is_file().then(|| ".".to_string());
+    let mut open = vec![(root.to_owned(), String::new(), own, 1)];
+    let mut n_folders = 0;
+    while let Some((folder, prefix, experiment, depth)) = open.pop() {
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        for entry in entries.filter_map(Result::ok) {
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let name = entry.file_name();
+            let Some(name) = name.to_str().filter(|name| is_folder && !name.starts_with('.')) else {
+                continue;
+            };
+            n_folders += 1;
+            if n_folders > MAX_FOLDERS {
+                return runs;
+            }
+            let path = entry.path();
+            let id = if prefix.is_empty() { name.to_string() } else { format!("{prefix}/{name}") };
+            if is_run(&path) {
+                runs.insert(id, Found { folder: path, experiment: experiment.clone() });
+            } else if depth < MAX_DEPTH {
+                let own = path.join("experiment.json").is_file().then(|| id.clone());
+                open.push((path, id, own.or_else(|| experiment.clone()), depth + 1));
+            }
+        }
+    }
+    runs
+}
+
+/// A folder with a plan, or with metrics and so the rest of a run.
+fn is_run(folder: &Path) -> bool {
+    ["plan.toml", "metrics.jsonl"].iter().any(|file| folder.join(file).symlink_metadata().is_ok())
+}
+
+/// The experiment of a folder; `None` where its file cannot be read.
+pub fn experiment(folder: &Path) -> Option<Experiment> {
+    let mut text = String::new();
+    let file = open_plain(&folder.join("experiment.json")).ok()?;
+    file.take(MAX_EXPERIMENT_BYTES).read_to_string(&mut text).ok()?;
+    record::parse(&text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_found_in_experiments_and_links_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        for run in [
+            "a",
+            "exp/arm/seed-0",
+            "exp/arm/seed-1",
+            ".making",
+            "deep/1/2/3/4",
+            "a/checkpoints/b",
+            "elsewhere",
+        ] {
+            std::fs::create_dir_all(at.join(run)).unwrap();
+            std::fs::write(at.join(run).join("plan.toml"), "").unwrap();
+        }
+        std::fs::create_dir_all(at.join("rest")).unwrap();
+        std::fs::write(at.join("rest/metrics.jsonl"), "").unwrap();
+        std::fs::write(at.join("exp/experiment.json"), "").unwrap();
+        let runs = at.join("runs");
+        std::fs::create_dir(&runs).unwrap();
+        for name in ["a", "exp", ".making", "deep", "rest"] {
+            std::fs::rename(at.join(name), runs.join(name)).unwrap();
+        }
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(at.join("elsewhere"), runs.join("link")).unwrap();
+        let found = runs_below(&runs);
+        let ids: Vec<&String> = found.keys().collect();
+        assert_eq!(ids, ["a", "exp/arm/seed-0", "exp/arm/seed-1", "rest"]);
+        assert_eq!(found["exp/arm/seed-0"].experiment.as_deref(), Some("exp"));
+        assert_eq!(found["a"].experiment, None);
+        assert_eq!(runs_below(&runs.join("a")).keys().collect::<Vec<_>>(), ["."]);
+        assert_eq!(runs_below(&runs.join("exp"))["arm/seed-0"].experiment.as_deref(), Some("."));
+    }
+}

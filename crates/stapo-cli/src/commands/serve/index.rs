@@ -1,0 +1,395 @@
+//! The list of runs, kept up to date by looking at lengths and times of files before reading anything.
+
+use super::columns::row_of;
+use super::discover::{Found, experiment, runs_below};
+use super::lines::open_plain;
+use super::status::{Facts, Status, StatusKind, status};
+use rayon::prelude::*;
+use serde::Serialize;
+use stapo_core::record::{Event, Experiment};
+use stapo_rl::run::{check_tree, read_events};
+use stapo_rl::untrusted::read_text;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Points of a sparkline.
+const N_SPARKS: usize = 24;
+/// The numbers that the list shows, each as a sparkline.
+pub const SHOWN: [&str; 6] =
+    ["eval_accuracy", "accuracy", "reward_mean", "entropy_mean", "response_tokens_mean", "loss"];
+/// Bytes read at the end of a file for its last lines.
+const TAIL: u64 = 16 << 10;
+/// Bytes read at each sampled place of a file; the first whole line in them is taken.
+const SAMPLE: u64 = 8 << 10;
+const MAX_EVENT_BYTES: u64 = 32 << 20;
+/// A run that was written so lately, or that is running, is looked at each time.
+const ACTIVE_SECONDS: u64 = 600;
+
+/// Which runs are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Runs that may be growing, which are few.
+    Active,
+    /// Every run, and folders that are new or gone.
+    Everything,
+}
+
+/// One run in the list.
+#[derive(Debug, Clone, Serialize, PartialEq)]
+pub struct Row {
+    pub id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experiment: Option<String>,
+    /// Arm and seed within the experiment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arm: Option<String>,
+    pub seed: Option<u64>,
+    pub status: Status,
+    pub step: u64,
+    pub steps: Option<u64>,
+    /// Seconds until the last step, while the run is running.
+    pub seconds_left: Option<f64>,
+    /// Seconds since 1970 of the last line.
+    pub written: u64,
+    /// The last value of each number that the list shows.
+    pub last: BTreeMap<&'static str, f64>,
+    /// Values over the run, oldest first.
+    pub sparks: BTreeMap<&'static str, Vec<f32>>,
+    /// Changes whenever the files of the run do.
+    pub stamp: String,
+    pub n_warnings: usize,
+    /// Whether the run has records of `stapo eval`.
+    pub is_evaluated: bool,
+}
+
+/// Length and time of a file; absent files have none.
+type FileStamp = Option<(u64, SystemTime)>;
+
+/// What is kept of a run between two looks at it.
+#[derive(Debug)]
+struct Known {
+    found: Found,
+    metrics: FileStamp,
+    events_stamp: FileStamp,
+    plan_stamp: FileStamp,
+    events: Vec<Event>,
+    problem: Option<String>,
+    row: Row,
+    seconds_per_step: Option<f64>,
+}
+
+/// All runs below a folder.
+#[derive(Debug)]
+pub struct Index {
+    root: PathBuf,
+    host: String,
+    runs: BTreeMap<String, Known>,
+    experiments: BTreeMap<String, (FileStamp, Option<Experiment>)>,
+}
+
+/// What changed since the last look.
+#[derive(Debug, Default)]
+pub struct Changes {
+    pub rows: Vec<Row>,
+    pub gone: Vec<String>,
+}
+
+impl Index {
+    pub fn new(root: &Path, host: String) -> Self {
+        Self { root: root.to_owned(), host, runs: BTreeMap::new(), experiments: BTreeMap::new() }
+    }
+
+    /// Looks at runs and returns the rows that changed.
+    pub fn refresh(&mut self, look: Look) -> Changes {
+        let mut changes = Changes::default();
+        if look == Look::Everything {
+            let found = runs_below(&self.root);
+            self.read_experiments(&found);
+            self.runs.retain(|id, _| {
+                let is_there = found.contains_key(id);
+                if !is_there {
+                    changes.gone.push(id.clone());
+                }
+                is_there
+            });
+            for (id, found) in found {
+                let known = self.runs.entry(id.clone()).or_insert_with(|| Known::new(&id, found.clone()));
+                known.found = found;
+            }
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let (host, experiments) = (&self.host, &self.experiments);
+        let looked =
+            self.runs.par_iter_mut().filter(|(_, known)| look == Look::Everything || known.is_active(now));
+        changes.rows = looked
+            .filter_map(|(_, known)| {
+                let is_changed = known.look() | known.take_place(experiments) | known.take_status(host);
+                is_changed.then(|| known.row.clone())
+            })
+            .collect();
+        changes
+    }
+
+    pub fn rows(&self) -> Vec<&Row> {
+        self.runs.values().map(|known| &known.row).collect()
+    }
+
+    /// The folder of a run. Ids come from the folder itself, so no id leads out of it.
+    pub fn folder(&self, id: &str) -> Option<PathBuf> {
+        self.runs.get(id).map(|known| known.found.folder.clone())
+    }
+
+    pub fn events(&self, id: &str) -> &[Event] {
+        self.runs.get(id).map_or(&[], |known| &known.events)
+    }
+
+    /// The folder of an experiment.
+    pub fn experiment_folder(&self, id: &str) -> Option<PathBuf> {
+        self.experiments
+            .contains_key(id)
+            .then(|| if id == "." { self.root.clone() } else { self.root.join(id) })
+    }
+
+    fn read_experiments(&mut self, found: &BTreeMap<String, Found>) {
+        let mut ids: Vec<&String> = found.values().filter_map(|found| found.experiment.as_ref()).collect();
+        ids.dedup();
+        for id in ids {
+            let folder = if id == "." { self.root.clone() } else { self.root.join(id) };
+            let stamp = stamp(&folder.join("experiment.json"));
+            if self.experiments.get(id).is_none_or(|(known, _)| *known != stamp) {
+                self.experiments.insert(id.clone(), (stamp, experiment(&folder)));
+            }
+        }
+    }
+}
+
+impl Known {
+    fn new(id: &str, found: Found) -> Self {
+        let broken = Status { kind: StatusKind::Broken, text: String::new() };
+        let row = Row {
+            id: id.to_string(),
+            experiment: None,
+            arm: None,
+            seed: None,
+            status: broken,
+            step: 0,
+            steps: None,
+            seconds_left: None,
+            written: 0,
+            last: BTreeMap::new(),
+            sparks: BTreeMap::new(),
+            stamp: String::new(),
+            n_warnings: 0,
+            is_evaluated: false,
+        };
+        Known {
+            found,
+            metrics: None,
+            events_stamp: None,
+            plan_stamp: None,
+            events: Vec::new(),
+            problem: None,
+            row,
+            seconds_per_step: None,
+        }
+    }
+
+    fn is_active(&self, now: u64) -> bool {
+        self.row.status.kind == StatusKind::Running || self.row.written + ACTIVE_SECONDS > now
+    }
+
+    /// Sets the arm and the seed of a run of an experiment; true where they changed.
+    fn take_place(&mut self, experiments: &BTreeMap<String, (FileStamp, Option<Experiment>)>) -> bool {
+        let mut place = (self.found.experiment.clone(), None, self.row.seed);
+        if let Some(id) = &self.found.experiment
+            && let Some((_, Some(experiment))) = experiments.get(id)
+        {
+            let below = self.row.id.strip_prefix(&format!("{id}/")).unwrap_or(&self.row.id);
+            if let Some(arm) = experiment.arms.iter().find(|arm| arm.run == below) {
+                place = (Some(id.clone()), Some(arm.name.clone()), Some(arm.seed));
+            }
+        }
+        let is_changed =
+            (&self.row.experiment, &self.row.arm, &self.row.seed) != (&place.0, &place.1, &place.2);
+        (self.row.experiment, self.row.arm, self.row.seed) = place;
+        is_changed
+    }
+
+    /// Sets the status and the time left; true where they changed.
+    fn take_status(&mut self, host: &str) -> bool {
+        let status = self.status(host);
+        let left = if status.kind == StatusKind::Running { self.seconds_left() } else { None };
+        let is_changed = status != self.row.status || left != self.row.seconds_left;
+        (self.row.status, self.row.seconds_left) = (status, left);
+        is_changed
+    }
+
+    /// Reads what changed; false where nothing did.
+    fn look(&mut self) -> bool {
+        let folder = self.found.folder.clone();
+        let stamps = ["metrics.jsonl", "events.jsonl", "plan.toml"].map(|file| stamp(&folder.join(file)));
+        if stamps == [self.metrics, self.events_stamp, self.plan_stamp] && !self.row.stamp.is_empty() {
+            return false;
+        }
+        if self.row.stamp.is_empty() {
+            // Links inside are refused once; later readings refuse them file by file.
+            self.problem = check_tree(&folder).err().map(|error| one_line(&error.to_string()));
+        }
+        let is_readable = self.problem.is_none();
+        if is_readable && (stamps[2] != self.plan_stamp || self.row.stamp.is_empty()) {
+            self.read_plan();
+        }
+        if is_readable
+            && stamps[1] != self.events_stamp
+            && stamps[1].is_some_and(|(n, _)| n <= MAX_EVENT_BYTES)
+        {
+            self.events = read_events(&folder).unwrap_or_default();
+        }
+        if is_readable && stamps[0] != self.metrics {
+            match sampled(&folder.join("metrics.jsonl")) {
+                Ok(rows) => self.summarise(&rows),
+                Err(error) => self.problem = Some(format!("metrics.jsonl: {error}")),
+            }
+        }
+        [self.metrics, self.events_stamp, self.plan_stamp] = stamps;
+        self.row.n_warnings = self
+            .events
+            .iter()
+            .filter(|event| {
+                use stapo_core::record::EventKind::{Canary, Warning};
+                matches!(event.event, Warning | Canary)
+            })
+            .count();
+        self.row.is_evaluated = folder.join("eval").is_dir();
+        let newest = stamps.iter().flatten().map(|(_, time)| *time).max();
+        self.row.written =
+            newest.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_secs());
+        let nanos = |stamp: FileStamp| {
+            let time = stamp.and_then(|(_, time)| time.duration_since(UNIX_EPOCH).ok());
+            format!(
+                "{}.{}",
+                stamp.map_or(0, |(n, _)| n),
+                time.map_or(0, |time| time.as_nanos() % 1_000_000_000_000)
+            )
+        };
+        self.row.stamp = stamps.map(nanos).join("-");
+        true
+    }
+
+    fn read_plan(&mut self) {
+        let text = read_text(&self.found.folder.join("plan.toml"));
+        let table = text
+            .map_err(|error| error.to_string())
+            .and_then(|text| text.parse::<toml::Table>().map_err(|error| error.message().to_string()));
+        match table {
+            Ok(table) => {
+                let whole = |key: &str| {
+                    table.get(key).and_then(toml::Value::as_integer).and_then(|n| u64::try_from(n).ok())
+                };
+                self.row.steps = whole("steps");
+                self.row.seed = whole("seed");
+                self.problem = None;
+            }
+            Err(error) => self.problem = Some(one_line(&format!("plan.toml: {error}"))),
+        }
+    }
+
+    /// Fills the row from lines spread over the metrics, the last ones included.
+    fn summarise(&mut self, rows: &[Vec<(String, f64)>]) {
+        let get =
+            |row: &Vec<(String, f64)>, key: &str| row.iter().find(|(known, _)| known == key).map(|(_, v)| *v);
+        self.row.step = rows.last().and_then(|row| get(row, "step")).unwrap_or(0.0) as u64;
+        self.row.last.clear();
+        self.row.sparks.clear();
+        for key in SHOWN {
+            let values: Vec<f64> = rows.iter().filter_map(|row| get(row, key)).collect();
+            if let Some(&last) = values.last() {
+                self.row.last.insert(key, last);
+                let every = values.len().div_ceil(N_SPARKS).max(1);
+                let mut sparks: Vec<f32> = values.iter().rev().step_by(every).map(|v| coarse(*v)).collect();
+                sparks.reverse();
+                self.row.sparks.insert(key, sparks);
+            }
+        }
+        let seconds: Vec<f64> =
+            rows.iter().rev().take(20).filter_map(|row| get(row, "seconds.step")).collect();
+        self.seconds_per_step =
+            (!seconds.is_empty()).then(|| seconds.iter().sum::<f64>() / seconds.len() as f64);
+    }
+
+    fn status(&self, host: &str) -> Status {
+        let written = UNIX_EPOCH + Duration::from_secs(self.row.written);
+        status(&Facts {
+            folder: &self.found.folder,
+            events: &self.events,
+            step: self.row.step,
+            steps: self.row.steps,
+            age: SystemTime::now().duration_since(written).unwrap_or_default(),
+            seconds_per_step: self.seconds_per_step,
+            host,
+            problem: self.problem.as_deref(),
+        })
+    }
+
+    fn seconds_left(&self) -> Option<f64> {
+        Some(self.seconds_per_step? * self.row.steps?.saturating_sub(self.row.step) as f64)
+    }
+}
+
+/// Four digits, which are more than a sparkline shows.
+fn coarse(value: f64) -> f32 {
+    format!("{value:.3e}").parse().unwrap_or(value as f32)
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_string()
+}
+
+fn stamp(path: &Path) -> FileStamp {
+    let metadata = path.symlink_metadata().ok()?;
+    Some((metadata.len(), metadata.modified().ok()?))
+}
+
+/// Lines spread over a file, in order, with all lines of its last part: enough for sparklines without reading a long file.
+fn sampled(path: &Path) -> io::Result<Vec<Vec<(String, f64)>>> {
+    let mut file = match open_plain(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let len = file.metadata()?.len();
+    let tail_from = len.saturating_sub(TAIL);
+    let mut rows = Vec::new();
+    for idx in 0..N_SPARKS as u64 {
+        let from = tail_from * idx / N_SPARKS as u64;
+        if tail_from > 0 {
+            let bytes = part(&mut file, from, SAMPLE.min(tail_from - from))?;
+            rows.extend(whole_lines(&bytes, from == 0).take(1).map(row_of));
+        }
+    }
+    let bytes = part(&mut file, tail_from, TAIL + 1)?;
+    let last: Vec<Vec<(String, f64)>> = whole_lines(&bytes, tail_from == 0).map(row_of).collect();
+    if !last.is_empty() && last.iter().all(Vec::is_empty) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "its last lines are no records"));
+    }
+    rows.extend(last);
+    rows.retain(|row| !row.is_empty());
+    Ok(rows)
+}
+
+fn part(file: &mut File, from: u64, n: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(from))?;
+    file.take(n).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The lines of a part of a file that are whole; the part begins a line only at the start of the file.
+fn whole_lines(bytes: &[u8], is_start: bool) -> impl Iterator<Item = &[u8]> {
+    let end = bytes.iter().rposition(|&byte| byte == b'\n').unwrap_or(0);
+    let lines = bytes[..end].split(|&byte| byte == b'\n');
+    lines.skip(usize::from(!is_start)).filter(|line| !line.is_empty())
+}

@@ -1,0 +1,192 @@
+//! `stapo serve`: run folders in the browser, live. The server reads and never writes; training processes do not know of
+//! it.
+
+mod access;
+mod api;
+mod assets;
+mod columns;
+mod compare;
+mod decimate;
+mod discover;
+mod evaluations;
+mod http;
+mod index;
+mod lines;
+mod responses;
+mod site;
+mod status;
+mod stream;
+
+use access::Access;
+use anyhow::{Context, Result, bail};
+use http::{Refusal, Request, Response};
+use site::Site;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Serves a page that shows runs while they train: curves, responses, tokens, comparisons.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The folder that holds the runs; a run or an experiment itself is fine too.
+    #[arg(default_value = "runs")]
+    folder: PathBuf,
+
+    /// The port; 0 takes any that is free. By default 7860 or, if that is taken, one of the next ten.
+    #[arg(long, value_name = "N")]
+    port: Option<u16>,
+
+    /// The address to listen on, for other machines; whoever opens the page then needs the token that is printed.
+    #[arg(long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    listen: IpAddr,
+
+    /// Opens the page in the browser.
+    #[arg(long)]
+    open: bool,
+}
+
+const PORT: u16 = 7860;
+/// Connections at a time; a browser has six per page at most.
+const MAX_CONNECTIONS: usize = 256;
+const STACK_BYTES: usize = 512 << 10;
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if !args.folder.is_dir() {
+        bail!(
+            "folder {}: no such folder\nhint: name the folder that holds your runs, as in `stapo serve runs`",
+            args.folder.display()
+        );
+    }
+    let host = host_name();
+    let access = Access::new(args.listen, host.clone())?;
+    let listener = bind(args.listen, args.port)?;
+    let port = listener.local_addr().context("the address of the server")?.port();
+    let site = Site::new(&args.folder, host);
+    site.refresh(index::Look::Everything);
+    let shown = if args.listen.is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { args.listen };
+    let token = access.token().map_or(String::new(), |token| format!("?token={token}"));
+    let address = format!("http://{}/{token}", SocketAddr::new(shown, port));
+    println!("{} runs of {}: {address}", site.index().rows().len(), args.folder.display());
+    if access.token().is_some() {
+        println!(
+            "this address holds the token: whoever has it can read the runs, over a connection without encryption"
+        );
+    }
+    println!("Ctrl-C ends the server; runs go on without it");
+    if args.open {
+        open_browser(&address);
+    }
+    let shared = Arc::new(Server { site, access });
+    let watched = Arc::clone(&shared);
+    spawn("watch", move || watched.site.watch())?;
+    accept(&listener, &shared);
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Server {
+    site: Site,
+    access: Access,
+}
+
+fn bind(address: IpAddr, port: Option<u16>) -> Result<TcpListener> {
+    let ports = port.map_or(PORT..=PORT + 10, |port| port..=port);
+    let mut last = None;
+    for port in ports.clone() {
+        match TcpListener::bind((address, port)) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = Some(error),
+        }
+    }
+    let error = last.map_or(String::new(), |error| error.to_string());
+    bail!(
+        "{address}, port {}: {error}\nhint: --port 0 takes any free port",
+        if port.is_some() {
+            ports.start().to_string()
+        } else {
+            format!("{} to {}", ports.start(), ports.end())
+        }
+    )
+}
+
+/// Serves each connection on a thread of its own, up to a bound.
+fn accept(listener: &TcpListener, server: &Arc<Server>) {
+    let n_open = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        let Ok(mut stream) = stream else { continue };
+        if n_open.fetch_add(1, Ordering::SeqCst) >= MAX_CONNECTIONS {
+            n_open.fetch_sub(1, Ordering::SeqCst);
+            let refusal = Refusal::new(503, "too many connections at a time");
+            let _ = Response::refusal(&refusal).write(&mut stream, false);
+            continue;
+        }
+        let (server, counted) = (Arc::clone(server), Arc::clone(&n_open));
+        let started = spawn("connection", move || {
+            serve(&server, &mut stream);
+            counted.fetch_sub(1, Ordering::SeqCst);
+        });
+        if started.is_err() {
+            n_open.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+    let builder = std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
+    builder.spawn(run).map(drop).context("a thread of the server")
+}
+
+/// Answers the one request of a connection. A page that left in the meantime is no error.
+fn serve(server: &Server, stream: &mut TcpStream) {
+    let request = match Request::read(stream) {
+        Ok(None) => return,
+        Ok(Some(request)) => request,
+        Err(refusal) => {
+            let _ = Response::refusal(&refusal).write(stream, false);
+            return;
+        }
+    };
+    let response = match server.access.check(&request) {
+        Ok(Some(response)) => Ok(response),
+        Ok(None) if request.path == "/stream" && !request.is_head => {
+            stream::serve(&server.site, &request, stream);
+            return;
+        }
+        Ok(None) => answer(&server.site, &request),
+        Err(refusal) => Err(refusal),
+    };
+    let response = response.unwrap_or_else(|refusal| Response::refusal(&refusal));
+    let _ = response.write(stream, request.is_head);
+}
+
+fn answer(site: &Site, request: &Request) -> Result<Response, Refusal> {
+    match assets::find(&request.path) {
+        Some(response) => Ok(response),
+        None => api::answer(site, request),
+    }
+}
+
+/// Starts the browser of the desktop; without one the printed address is enough.
+fn open_browser(address: &str) {
+    let program = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
+    let started = Command::new(program)
+        .arg(address)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    if let Err(error) = started {
+        eprintln!("warning: --open: {program} could not be started ({error}); open the address above");
+    }
+}
+
+#[cfg(unix)]
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(not(unix))]
+fn host_name() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_else(|_| "this host".to_string())
+}

@@ -1,0 +1,294 @@
+"use strict";
+// Line charts that grow: stapo.chart(options) makes a figure, and its `show` draws data into it as often as there is news.
+(() => {
+  const { element, svg, number, between } = stapo;
+  const MARGIN = { top: 6, right: 10, bottom: 34 };
+  const HEIGHT = 180;
+
+  // The axes of chart::Scale: round ends, 0 included unless all values are far from it and differ.
+  const niceStep = (rough) => {
+    const power = 10 ** Math.floor(Math.log10(Math.max(rough, Number.MIN_VALUE)));
+    return [1, 2, 5, 10].find((factor) => factor * power >= rough * (1 - 1e-9)) * power;
+  };
+  const around = (values) => {
+    let low = Infinity;
+    let high = -Infinity;
+    for (const value of values) if (Number.isFinite(value)) { low = Math.min(low, value); high = Math.max(high, value); }
+    if (low > high) return [0, 1];
+    const isConstant = high - low <= 1e-6 * Math.max(Math.abs(low), Math.abs(high));
+    if (low > 0 && (low < 0.6 * high || isConstant)) low = 0;
+    else if (high < 0 && (high > 0.6 * low || isConstant)) high = 0;
+    if (low === 0 && high === 0) high = 1;
+    const step = niceStep((high - low) / 4);
+    return [Math.floor(low / step) * step, Math.ceil(high / step) * step];
+  };
+  const ticks = (low, high, n, isWhole) => {
+    const step = Math.max(niceStep((high - low) / n), isWhole ? 1 : 0);
+    const decimals = Math.max(0, -Math.floor(Math.log10(step)));
+    const power = (x) => Math.floor(Math.log10(Math.max(x, Number.MIN_VALUE)) + 1e-9);
+    const found = [];
+    for (let n = Math.ceil(low / step - 1e-9); n <= high / step + 1e-9; n += 1) {
+      const value = Math.abs(n * step) < 1e-9 * step ? 0 : n * step;
+      const isPlain = decimals <= 3 && Math.abs(value) < 1e6;
+      const digits = Math.max(0, power(Math.abs(value)) - power(step)) + 1;
+      found.push([value, (isPlain ? value.toFixed(decimals) : number(value, digits)).replace(/^-/, "−")]);
+    }
+    return found;
+  };
+
+  // A debiased exponential moving average.
+  const smoothed = (ys, weight) => {
+    if (weight === 0) return ys;
+    let sum = 0;
+    let mass = 0;
+    return ys.map((y) => {
+      sum = weight * sum + (1 - weight) * y;
+      mass = weight * mass + (1 - weight);
+      return sum / mass;
+    });
+  };
+
+  const nearest = (xs, x) => {
+    let low = 0;
+    let high = xs.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (xs[middle] < x) low = middle; else high = middle;
+    }
+    return Math.abs(xs[high] - x) < Math.abs(xs[low] - x) ? high : low;
+  };
+
+  const download = (name, kind, text) => {
+    const link = element("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: kind }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+  // Colours are variables of the page; a file of its own needs them as numbers.
+  const resolved = (text) => {
+    const probe = element("span");
+    document.body.append(probe);
+    const found = text.replace(/color-mix\([^"]*\)|var\(--[a-z0-9]+\)/g, (color) => {
+      probe.style.color = color;
+      return getComputedStyle(probe).color;
+    });
+    probe.remove();
+    return found;
+  };
+  const csv = (chart) => {
+    const quoted = (text) => /[",\n\r]/.test(text) ? '"' + text.replace(/"/g, '""') + '"' : text;
+    const lines = [["line", chart.axis, "value", "low", "high"].map(quoted).join(",")];
+    for (const line of chart.data.lines) {
+      line.x.forEach((x, i) => {
+        const ends = line.low && line.low.length ? [line.low[i], line.high[i]] : ["", ""];
+        lines.push([quoted(line.label), x, line.y[i], ...ends].join(","));
+      });
+    }
+    for (const band of chart.data.bands) band.x.forEach((x, i) => lines.push([quoted(band.label), x, "", band.low[i], band.high[i]].join(",")));
+    return lines.join("\r\n") + "\r\n";
+  };
+
+  const path = (points) => points.map(([x, y], i) => (i ? "L" : "M") + x.toFixed(1) + " " + y.toFixed(1)).join("");
+  // A line is cut where a value is missing between two others.
+  const area = (xs, low, high) => path([...xs.map((x, i) => [x, high[i]]), ...xs.map((x, i) => [x, low[i]]).reverse()]) + "Z";
+
+  // options: id, title, note, unit; onRange(from, to) is told of a zoom, with nothing for the whole axis.
+  stapo.chart = (options) => {
+    const figure = element("figure", "live");
+    figure.id = options.id;
+    const caption = element("figcaption");
+    const tools = element("span", "tools");
+    const place = element("div", "plot");
+    caption.append(element("b", "", options.title), element("span", "", options.note || ""));
+    figure.append(caption, tools, place);
+    const chart = { figure, data: { lines: [], bands: [], marks: [] }, axis: "step", range: null, smooth: 0, hidden: new Set() };
+    for (const [label, what, save] of [
+      ["SVG", "saves this chart as SVG", () => download(options.id + ".svg", "image/svg+xml", resolved(new XMLSerializer().serializeToString(place.firstChild)))],
+      ["CSV", "saves the numbers of this chart", () => download(options.id + ".csv", "text/csv", csv(chart))],
+    ]) {
+      const button = element("button", "", label);
+      button.type = "button";
+      button.title = what;
+      button.addEventListener("click", save);
+      tools.append(button);
+    }
+    let frame = null;
+
+    const drawLegend = (drawing, entries, width) => {
+      if (entries.length < 2) return 0;
+      let [x, y] = [0, 12];
+      for (const entry of entries) {
+        const label = entry.label.length > 42 ? entry.label.slice(0, 40) + "…" : entry.label;
+        const room = 38 + 6.6 * label.length;
+        if (x > 0 && x + room > width) [x, y] = [0, y + 18];
+        const key = svg("g", { class: "key", "data-key": entry.key, tabindex: 0, role: "button", "aria-pressed": !chart.hidden.has(entry.key) });
+        key.append(entry.isBand
+          ? svg("rect", { x, y: y - 10, width: 18, height: 12, fill: "var(--s" + entry.series % 6 + ")", opacity: 0.3 })
+          : svg("path", { d: "M" + x + " " + (y - 4) + "h18", stroke: "var(--s" + entry.series % 6 + ")", "stroke-width": 2.5 }));
+        const text = svg("text", { x: x + 24, y, "font-size": 12, fill: "var(--ink)" });
+        text.textContent = label;
+        key.append(text);
+        drawing.append(key);
+        x += room;
+      }
+      return y + 8;
+    };
+
+    const draw = () => {
+      const width = Math.max(240, place.clientWidth);
+      const { lines, bands, marks } = chart.data;
+      const shownLines = lines.filter((line) => !chart.hidden.has(line.key));
+      const shownBands = bands.filter((band) => !chart.hidden.has(band.key));
+      const drawing = svg("svg", { role: "img", "aria-label": options.title });
+      const entries = [...lines.filter((line) => !line.isThin), ...bands.map((band) => ({ ...band, isBand: true }))];
+      const seen = new Set();
+      const top = MARGIN.top + drawLegend(drawing, entries.filter(({ key }) => !seen.has(key) && seen.add(key)), width);
+      const curves = shownLines.map((line) => ({ ...line, drawn: smoothed(line.y, line.isThin ? 0 : chart.smooth) }));
+      const xs = [...lines, ...bands].flatMap((line) => line.x.length ? [line.x[0], line.x[line.x.length - 1]] : []);
+      let [x0, x1] = chart.range || (xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1]);
+      if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
+      const isIn = (line, i) => line.x[i] >= x0 && line.x[i] <= x1;
+      const values = [];
+      for (const line of curves) line.x.forEach((_, i) => { if (isIn(line, i)) values.push(line.drawn[i], line.y[i]); });
+      for (const line of curves) if (line.low && line.low.length) line.x.forEach((_, i) => { if (isIn(line, i)) values.push(line.low[i], line.high[i]); });
+      for (const band of shownBands) band.x.forEach((_, i) => { if (isIn(band, i)) values.push(band.low[i], band.high[i]); });
+      const [y0, y1] = around(values);
+      const yTicks = ticks(y0, y1, 5);
+      const left = between(28, 10 + 7 * Math.max(...yTicks.map(([, label]) => label.length)), 90);
+      const right = width - MARGIN.right;
+      const bottom = top + HEIGHT;
+      const toX = (x) => left + (x - x0) / (x1 - x0) * (right - left);
+      const toY = (y) => between(top, top + (y1 - y) / (y1 - y0) * HEIGHT, bottom);
+      const text = (x, y, label, anchor) => {
+        const made = svg("text", { x, y, "font-size": 12, fill: "var(--muted)", "text-anchor": anchor });
+        made.textContent = label;
+        drawing.append(made);
+      };
+      for (const [value, label] of yTicks) {
+        drawing.append(svg("path", { d: "M" + left + " " + toY(value).toFixed(1) + "H" + right, stroke: "var(--grid)" }));
+        text(left - 6, toY(value) + 4, label, "end");
+      }
+      drawing.append(svg("path", { d: "M" + left + " " + bottom + "H" + right, stroke: "var(--muted)" }));
+      for (const [value, label] of ticks(x0, x1, Math.min(6, (right - left) / 60), chart.axis === "step")) {
+        text(toX(value), bottom + 16, label, "middle");
+      }
+      text((left + right) / 2, bottom + 31, chart.axis, "middle");
+      const clip = "clip-" + options.id;
+      const cut = svg("clipPath", { id: clip });
+      cut.append(svg("rect", { x: left, y: top - 2, width: right - left, height: HEIGHT + 4 }));
+      const inside = svg("g", { "clip-path": "url(#" + clip + ")" });
+      drawing.append(cut, inside);
+      const color = (series) => "var(--s" + series % 6 + ")";
+      for (const band of shownBands) inside.append(svg("path", { d: area(band.x.map(toX), band.low.map(toY), band.high.map(toY)), fill: color(band.series), opacity: band.opacity || 0.2 }));
+      for (const line of curves) {
+        if (line.low && line.low.length) inside.append(svg("path", { d: area(line.x.map(toX), line.low.map(toY), line.high.map(toY)), fill: color(line.series), opacity: 0.16 }));
+      }
+      for (const line of curves) {
+        const stroke = line.isThin ? "color-mix(in srgb, " + color(line.series) + " 55%, var(--sheet))" : color(line.series);
+        if (chart.smooth > 0 && !line.isThin) inside.append(svg("path", { d: path(line.x.map((x, i) => [toX(x), toY(line.y[i])])), fill: "none", stroke, opacity: 0.25 }));
+        inside.append(svg("path", { class: "curve", d: path(line.x.map((x, i) => [toX(x), toY(line.drawn[i])])), fill: "none", stroke, "stroke-width": line.isThin ? 0.9 : 1.8, "stroke-linejoin": "round", "stroke-dasharray": line.series >= 6 ? "6 4" : "none" }));
+        if (line.x.length <= 24 && !line.isThin) line.x.forEach((x, i) => inside.append(svg("circle", { cx: toX(x).toFixed(1), cy: toY(line.drawn[i]).toFixed(1), r: 2.4, fill: stroke })));
+      }
+      for (const mark of marks.filter((mark) => mark.x >= x0 && mark.x <= x1)) {
+        const x = toX(mark.x).toFixed(1);
+        drawing.append(svg("path", { class: "mark " + mark.kind, d: "M" + x + " " + (bottom - 1) + "l-5 9h10z", "data-t": mark.text }));
+      }
+      const hit = svg("rect", { class: "hit", x: left, y: top, width: right - left, height: HEIGHT });
+      drawing.append(hit);
+      const height = bottom + MARGIN.bottom;
+      for (const [name, value] of [["viewBox", "0 0 " + width + " " + height], ["width", width], ["height", height]]) drawing.setAttribute(name, value);
+      frame = { left, right, top, x0, x1, toX, toY, curves, bands: shownBands, hit };
+      place.replaceChildren(drawing);
+    };
+
+    // The text under the pointer: an area beside the nearest x, handed to the shared tip.
+    const describe = (event) => {
+      if (!frame || frame.curves.length + frame.bands.length === 0) return;
+      const box = place.firstChild.getBoundingClientRect();
+      const at = frame.x0 + (event.clientX - box.left - frame.left) / (frame.right - frame.left) * (frame.x1 - frame.x0);
+      const all = [...frame.curves, ...frame.bands].filter((line) => line.x.length);
+      if (!all.length) return;
+      const closest = all.map((line) => line.x[nearest(line.x, at)]).sort((a, b) => Math.abs(a - at) - Math.abs(b - at))[0];
+      const room = (frame.x1 - frame.x0) / (frame.right - frame.left) * 8;
+      const unit = options.unit ? " " + options.unit : "";
+      const texts = [chart.axis + " " + number(closest, 6)];
+      const keys = [];
+      for (const line of all) {
+        const i = nearest(line.x, closest);
+        if (Math.abs(line.x[i] - closest) > room) continue;
+        const isRange = line.drawn === undefined;
+        const ends = line.low && line.low.length ? number(line.low[i]) + " to " + number(line.high[i]) : "";
+        const value = isRange ? ends : number(line.drawn[i], 4) + unit + (ends ? "  (" + ends + ")" : "");
+        texts.push((line.label + "  " + value).replace(/\n/g, " "));
+        keys.push([line.key, line.series, isRange ? "" : frame.toY(line.drawn[i]).toFixed(1)].join(":"));
+      }
+      frame.hit.dataset.x = frame.toX(closest).toFixed(1);
+      frame.hit.dataset.t = texts.slice(0, 24).join("\n");
+      frame.hit.dataset.k = keys.slice(0, 23).join(" ");
+    };
+
+    // A drag zooms, a drag with Shift or the middle button pans, a double click shows everything.
+    let drag = null;
+    const xAt = (event) => {
+      const box = place.firstChild.getBoundingClientRect();
+      const part = between(0, (event.clientX - box.left - frame.left) / (frame.right - frame.left), 1);
+      return frame.x0 + part * (frame.x1 - frame.x0);
+    };
+    place.addEventListener("pointerdown", (event) => {
+      if (!frame || event.target !== frame.hit || event.pointerType === "touch") return;
+      drag = { from: xAt(event), isPan: event.shiftKey || event.button === 1, range: [frame.x0, frame.x1], box: null };
+      place.setPointerCapture(event.pointerId);
+    });
+    place.addEventListener("pointermove", (event) => {
+      if (!drag) { describe(event); return; }
+      const to = xAt(event);
+      if (drag.isPan) {
+        const shift = drag.from - to;
+        const range = [frame.x0 + shift, frame.x1 + shift];
+        options.onRange(range[0], range[1]);
+        return;
+      }
+      if (!drag.box) { drag.box = svg("rect", { class: "select", y: frame.top, height: HEIGHT }); place.firstChild.append(drag.box); }
+      drag.box.setAttribute("x", Math.min(frame.toX(drag.from), frame.toX(to)));
+      drag.box.setAttribute("width", Math.abs(frame.toX(to) - frame.toX(drag.from)));
+    });
+    const release = (event) => {
+      if (!drag) return;
+      const [from, to] = [drag.from, xAt(event)].sort((a, b) => a - b);
+      const isZoom = !drag.isPan && frame.toX(to) - frame.toX(from) > 6;
+      if (drag.box) drag.box.remove();
+      drag = null;
+      if (isZoom) options.onRange(from, to);
+    };
+    place.addEventListener("pointerup", release);
+    place.addEventListener("pointercancel", release);
+    place.addEventListener("dblclick", (event) => { if (frame && event.target === frame.hit) options.onRange(null, null); });
+    place.addEventListener("legend", (event) => {
+      const { key, isOn } = event.detail;
+      if (isOn) chart.hidden.delete(key); else chart.hidden.add(key);
+      requestAnimationFrame(draw);
+    });
+    new ResizeObserver(() => { if (frame && Math.abs(Number(place.firstChild.getAttribute("width")) - place.clientWidth) > 2) draw(); }).observe(place);
+
+    // data: lines [{ key, label, series, x, y, low, high, isThin }], bands [{ key, label, series, x, low, high }],
+    // marks [{ x, kind, text }].
+    chart.show = (data, { axis, range, smooth }) => {
+      Object.assign(chart, { data, axis, range, smooth });
+      draw();
+    };
+    return chart;
+  };
+
+  // A sparkline without axes.
+  stapo.spark = (values, series) => {
+    const drawing = svg("svg", { class: "spark", viewBox: "0 0 90 22", width: 90, height: 22, "aria-hidden": "true" });
+    if (values.length < 2) return drawing;
+    const low = Math.min(...values);
+    const high = Math.max(...values);
+    const toY = (value) => high === low ? 11 : 20 - 18 * (value - low) / (high - low);
+    const points = values.map((value, i) => [1 + 88 * i / (values.length - 1), toY(value)]);
+    drawing.append(svg("path", { d: path(points), fill: "none", stroke: "var(--s" + series + ")", "stroke-width": 1.4 }));
+    return drawing;
+  };
+})();

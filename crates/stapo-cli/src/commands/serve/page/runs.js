@@ -1,0 +1,180 @@
+"use strict";
+// The list of runs.
+(() => {
+  const { element, number } = stapo;
+  const { rows, views, ask, anchor, remember, duration, badge } = stapo.app;
+  const MAX_ROWS = 300;
+  const MAX_TAGGED = 40;
+
+  const percent = (value) => (100 * value).toFixed(1) + " %";
+  const COLUMNS = [
+    ["run", (row) => row.id],
+    ["state", (row) => ["running", "died", "broken", "stopped", "done"].indexOf(row.status.kind)],
+    ["progress", (row) => -(row.steps ? row.step / row.steps : 0)],
+    ["held-out", (row) => -(row.last.eval_accuracy ?? -1), "eval_accuracy", percent],
+    ["accuracy", (row) => -(row.last.accuracy ?? -1), "accuracy", percent],
+    ["reward", (row) => -(row.last.reward_mean ?? -Infinity), "reward_mean", number],
+    ["entropy", (row) => -(row.last.entropy_mean ?? -1), "entropy_mean", number],
+    ["length", (row) => -(row.last.response_tokens_mean ?? -1), "response_tokens_mean", number],
+    ["written", (row) => -row.written],
+  ];
+
+  const progress = (row) => {
+    const cell = element("td");
+    if (row.steps) {
+      const track = element("span", "progress");
+      const done = element("i");
+      done.style.width = Math.min(100, 100 * row.step / row.steps) + "%";
+      track.append(done);
+      cell.append(track);
+    }
+    cell.append(row.step + (row.steps ? " / " + row.steps : ""));
+    if (row.seconds_left !== null && row.status.kind === "running") cell.append(element("span", "note", ", " + duration(row.seconds_left) + " left"));
+    return cell;
+  };
+
+  const line = (row, chosen, tags) => {
+    const made = element("tr");
+    made.dataset.id = row.id;
+    const name = element("td", "name");
+    const box = element("input");
+    box.type = "checkbox";
+    box.checked = chosen.has(row.id);
+    box.title = "choose this run for a comparison";
+    box.addEventListener("change", () => {
+      if (box.checked) chosen.add(row.id); else chosen.delete(row.id);
+      box.dispatchEvent(new CustomEvent("chosen", { bubbles: true }));
+    });
+    name.append(box, " ", anchor(row.id, "run", { run: row.id }));
+    if (row.n_warnings) name.append(" ", element("span", "wrong", "⚠ " + row.n_warnings));
+    if (tags.length) name.append(element("br"), ...tags.map((tag) => element("span", "tag", tag)));
+    const state = element("td");
+    state.append(badge(row));
+    if (["died", "broken"].includes(row.status.kind)) state.append(element("span", "why", row.status.text));
+    made.append(name, state, progress(row));
+    COLUMNS.forEach(([, , key, shown], idx) => {
+      if (!key) return;
+      const cell = element("td", "n");
+      if (row.last[key] !== undefined) cell.append(shown(row.last[key]), stapo.spark(row.sparks[key] || [], idx % 6));
+      made.append(cell);
+    });
+    const age = Date.now() / 1000 - row.written;
+    made.append(element("td", "n", row.written ? duration(Math.max(0, age)) + " ago" : "–"));
+    return made;
+  };
+
+  views.runs = (root, params) => {
+    const state = { find: params.get("find") || "", kind: params.get("state") || "", sort: Number(params.get("sort") || 0), isDown: params.get("down") === "1", most: MAX_ROWS };
+    const chosen = new Set(params.getAll("run"));
+    const bar = element("div", "bar");
+    const find = element("input", "grow");
+    find.type = "search";
+    find.placeholder = "find runs by name or setting";
+    find.value = state.find;
+    const kinds = element("select");
+    for (const kind of ["", "running", "done", "stopped", "died", "broken"]) kinds.append(new Option(kind || "every state", kind, false, kind === state.kind));
+    const compare = element("a", "", "");
+    const counts = element("span", "note");
+    bar.append(find, kinds, compare, counts);
+    const scroll = element("div", "scroll");
+    const table = element("table", "list");
+    const head = element("tr");
+    COLUMNS.forEach(([title], idx) => {
+      const cell = element("th", COLUMNS[idx][2] || title === "written" ? "n" : "");
+      const button = element("button", "", title);
+      button.type = "button";
+      button.addEventListener("click", () => {
+        state.isDown = state.sort === idx && !state.isDown;
+        state.sort = idx;
+        remember({ sort: idx || null, down: state.isDown ? "1" : null });
+        draw();
+      });
+      cell.append(button);
+      head.append(cell);
+    });
+    const body = element("tbody");
+    const more = element("button", "", "show more runs");
+    more.addEventListener("click", () => { state.most += MAX_ROWS; draw(); });
+    const thead = element("thead");
+    thead.append(head);
+    table.append(thead, body);
+    scroll.append(table);
+    root.append(bar, scroll, more);
+
+    let tags = new Map();
+    let taggedFor = "";
+    const matching = () => {
+      const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
+      const text = (row) => (row.id + " " + (row.arm || "") + " " + (tags.get(row.id) || []).join(" ")).toLowerCase();
+      return [...rows.values()].filter((row) => (!state.kind || row.status.kind === state.kind) && words.every((word) => text(row).includes(word)));
+    };
+    const sorted = (found) => {
+      const [, of] = COLUMNS[state.sort];
+      const sign = state.isDown ? -1 : 1;
+      const order = (a, b) => { const [x, y] = [of(a), of(b)]; return x < y ? -1 : x > y ? 1 : 0; };
+      return found.sort((a, b) => sign * order(a, b) || a.id.localeCompare(b.id));
+    };
+
+    // What differs between the runs that are shown stands beside each name.
+    const tag = async (found) => {
+      const ids = found.map((row) => row.id);
+      const asked = ids.join("\n");
+      if (asked === taggedFor) return;
+      taggedFor = asked;
+      if (ids.length < 2 || ids.length > MAX_TAGGED) { tags = new Map(); return; }
+      const answer = await ask("/api/differences", { run: ids });
+      if (asked !== taggedFor) return;
+      tags = new Map(answer.runs.map((id, idx) => [id, Object.entries(answer.settings).filter(([key]) => key !== "name").map(([key, values]) => key + "=" + values[idx]).slice(0, 8)]));
+      draw();
+    };
+
+    const groupLine = (experiment, found) => {
+      const made = element("tr", "group");
+      const cell = element("td");
+      cell.colSpan = COLUMNS.length;
+      const own = found.filter((row) => row.experiment === experiment);
+      cell.append("experiment ", element("b", "", experiment === "." ? "here" : experiment), " · " + own.length + " runs · ", anchor("compare its arms", "compare", { experiment }));
+      made.append(cell);
+      return made;
+    };
+
+    const draw = () => {
+      const found = sorted(matching());
+      const shown = found.slice(0, state.most);
+      const lines = [];
+      let group = null;
+      for (const row of shown) {
+        if (state.sort === 0 && row.experiment !== undefined && row.experiment !== group) lines.push(groupLine(row.experiment, found));
+        group = row.experiment;
+        lines.push(line(row, chosen, tags.get(row.id) || []));
+      }
+      body.replaceChildren(...lines);
+      [...head.children].forEach((cell, idx) => { if (idx === state.sort) cell.setAttribute("aria-sort", state.isDown ? "descending" : "ascending"); else cell.removeAttribute("aria-sort"); });
+      more.hidden = found.length <= state.most;
+      const nRunning = [...rows.values()].filter((row) => row.status.kind === "running").length;
+      counts.textContent = found.length + " of " + rows.size + " runs, " + nRunning + " running";
+      if (rows.size === 0) body.append(Object.assign(element("tr"), { textContent: "no run in this folder yet; one that is started appears here" }));
+      choose();
+      tag(found).catch(() => {});
+    };
+    const choose = () => {
+      compare.textContent = chosen.size > 1 ? "compare " + chosen.size + " runs" : "";
+      compare.href = stapo.app.link("compare", { run: [...chosen] });
+      remember({ run: [...chosen] });
+    };
+    root.addEventListener("chosen", choose);
+    find.addEventListener("input", () => { state.find = find.value; remember({ find: state.find }); draw(); });
+    kinds.addEventListener("change", () => { state.kind = kinds.value; remember({ state: state.kind }); draw(); });
+    draw();
+    // Ages grow without news.
+    const timer = setInterval(draw, 20000);
+    return {
+      update: (changed) => {
+        const inPlace = [...changed].every((id) => rows.has(id) && body.querySelector('tr[data-id="' + CSS.escape(id) + '"]'));
+        if (!inPlace || state.sort !== 0) { draw(); return; }
+        for (const id of changed) body.querySelector('tr[data-id="' + CSS.escape(id) + '"]').replaceWith(line(rows.get(id), chosen, tags.get(id) || []));
+      },
+      leave: () => clearInterval(timer),
+    };
+  };
+})();

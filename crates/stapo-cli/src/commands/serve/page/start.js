@@ -1,0 +1,2 @@
+"use strict";
+stapo.app.start();

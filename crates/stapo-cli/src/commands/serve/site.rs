@@ -1,0 +1,204 @@
+//! What all connections share: the list of runs with its versions, and the columns of the runs that were looked at.
+
+use super::columns::Columns;
+use super::index::{Changes, Index, Look, Row};
+use super::lines::Tail;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How often runs that may be growing are looked at while a page listens. Lengths and times are asked for instead of
+/// being notified: that works on network file systems and in copied folders alike, and costs milliseconds.
+const EVERY: Duration = Duration::from_millis(500);
+/// How often every run is looked at.
+const EVERYTHING_EVERY: Duration = Duration::from_secs(2);
+/// A look may take one part in so many of the time; on a slow file system looks become rarer.
+const MAX_SHARE: u32 = 10;
+/// Columns kept in memory, of the runs that were looked at last.
+const MAX_CACHE_BYTES: usize = 256 << 20;
+
+pub struct Site {
+    index: Mutex<Index>,
+    board: Mutex<Board>,
+    changed: Condvar,
+    n_listeners: AtomicUsize,
+    columns: Mutex<BTreeMap<String, Arc<Mutex<OpenRun>>>>,
+}
+
+/// The version of every row; a new version is higher than all before.
+#[derive(Debug)]
+struct Board {
+    version: u64,
+    rows: BTreeMap<String, (u64, Option<Row>)>,
+}
+
+/// The metrics of a run in memory.
+pub struct OpenRun {
+    tail: Tail,
+    pub columns: Columns,
+    /// Rises when the file begins anew, so that a page knows to ask for everything.
+    pub generation: u64,
+    used: Instant,
+}
+
+/// What changed after a version: rows, and ids without a run.
+#[derive(Debug, serde::Serialize)]
+pub struct News {
+    pub version: u64,
+    pub rows: Vec<Row>,
+    pub gone: Vec<String>,
+}
+
+impl Site {
+    pub fn new(root: &Path, host: String) -> Self {
+        // Versions begin at the time of the start, so that a page of an earlier server takes everything as new.
+        let begin = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        Self {
+            index: Mutex::new(Index::new(root, host)),
+            board: Mutex::new(Board { version: begin, rows: BTreeMap::new() }),
+            changed: Condvar::new(),
+            n_listeners: AtomicUsize::new(0),
+            columns: Mutex::default(),
+        }
+    }
+
+    pub fn index(&self) -> MutexGuard<'_, Index> {
+        lock(&self.index)
+    }
+
+    /// Looks at runs and tells the listeners what changed.
+    pub fn refresh(&self, look: Look) {
+        let mut index = self.index();
+        let Changes { rows, gone } = index.refresh(look);
+        if rows.is_empty() && gone.is_empty() {
+            return;
+        }
+        let mut board = lock(&self.board);
+        board.version += 1;
+        let version = board.version;
+        for row in rows {
+            board.rows.insert(row.id.clone(), (version, Some(row)));
+        }
+        for id in gone {
+            board.rows.insert(id, (version, None));
+        }
+        drop((board, index));
+        self.changed.notify_all();
+    }
+
+    /// Looks at the folder for as long as the process lives, while somebody listens.
+    pub fn watch(&self) {
+        let mut next_whole = Instant::now();
+        loop {
+            let began = Instant::now();
+            let is_whole = began >= next_whole;
+            if self.n_listeners() > 0 {
+                self.refresh(if is_whole { Look::Everything } else { Look::Active });
+            }
+            let took = began.elapsed();
+            if is_whole {
+                next_whole = began + EVERYTHING_EVERY.max(took * MAX_SHARE);
+            }
+            let is_slow_look = !is_whole && took > EVERY / MAX_SHARE;
+            std::thread::sleep(if is_slow_look { took * MAX_SHARE } else { EVERY });
+        }
+    }
+
+    /// All rows with a version above `since`.
+    pub fn news(&self, since: u64) -> News {
+        news(&lock(&self.board), since)
+    }
+
+    /// Waits until something is newer than `since`, at most for `patience`.
+    pub fn wait(&self, since: u64, patience: Duration) -> News {
+        let board = lock(&self.board);
+        let waited = self.changed.wait_timeout_while(board, patience, |board| board.version <= since);
+        let (board, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        news(&board, since)
+    }
+
+    /// Counts a listener for as long as the value lives.
+    pub fn listen(&self) -> Listener<'_> {
+        self.n_listeners.fetch_add(1, Ordering::SeqCst);
+        Listener(self)
+    }
+
+    pub fn n_listeners(&self) -> usize {
+        self.n_listeners.load(Ordering::SeqCst)
+    }
+
+    /// The metrics of a run up to its last whole line; `None` for an id that is no run.
+    pub fn open(&self, id: &str) -> Option<Arc<Mutex<OpenRun>>> {
+        let folder = self.index().folder(id)?;
+        let fresh = || OpenRun {
+            tail: Tail::new(&folder.join("metrics.jsonl")),
+            columns: Columns::default(),
+            generation: 0,
+            used: Instant::now(),
+        };
+        let run = Arc::clone(
+            lock(&self.columns).entry(id.to_string()).or_insert_with(|| Arc::new(Mutex::new(fresh()))),
+        );
+        lock(&run).read();
+        self.forget_unused();
+        Some(run)
+    }
+
+    /// Drops the runs that nobody has asked for longest until the rest fits; never the newest one.
+    fn forget_unused(&self) {
+        let mut open = lock(&self.columns);
+        let mut sizes: Vec<(Instant, usize, String)> = open
+            .iter()
+            .filter_map(|(id, run)| {
+                let run = run.try_lock().ok()?;
+                Some((run.used, run.columns.n_bytes(), id.clone()))
+            })
+            .collect();
+        sizes.sort();
+        let mut total: usize = sizes.iter().map(|(_, n_bytes, _)| n_bytes).sum();
+        sizes.pop();
+        for (_, n_bytes, id) in sizes {
+            if total <= MAX_CACHE_BYTES {
+                break;
+            }
+            open.remove(&id);
+            total -= n_bytes;
+        }
+    }
+}
+
+impl OpenRun {
+    fn read(&mut self) {
+        self.used = Instant::now();
+        let read = self.tail.read(&mut self.columns, Columns::clear, Columns::add);
+        match read {
+            Ok(found) => self.generation += u64::from(found.is_new),
+            Err(error) => self.columns.problem = Some(format!("metrics.jsonl: {error}")),
+        }
+    }
+}
+
+fn news(board: &Board, since: u64) -> News {
+    let newer = || board.rows.iter().filter(|(_, (version, _))| *version > since);
+    News {
+        version: board.version,
+        rows: newer().filter_map(|(_, (_, row))| row.clone()).collect(),
+        gone: newer().filter(|(_, (_, row))| row.is_none()).map(|(id, _)| id.clone()).collect(),
+    }
+}
+
+/// A page that is told what changes.
+pub struct Listener<'a>(&'a Site);
+
+impl Drop for Listener<'_> {
+    fn drop(&mut self) {
+        self.0.n_listeners.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A thread that panicked while it held the lock leaves values that are whole: every change is a single assignment.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,66 @@
+//! Runs of the built-in model for pages to show, and their files.
+
+use crate::common::{ok, stapo};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Trains a run that records every response. Its τp is high enough that the small model has candidates.
+pub fn train(folder: &Path, out: &str, objective: &str, seed: u64) {
+    let objective = format!("objective={objective}");
+    let seed = format!("seed={seed}");
+    let settings = [
+        "steps=4",
+        &seed,
+        &objective,
+        "rollout.problems_per_step=6",
+        "update.problems_per_minibatch=3",
+        "evaluation.problems=16",
+        "evaluation.every_steps=2",
+        "record.responses=1000",
+        "record.responses_every_steps=2",
+    ];
+    let mut args = vec!["train", "--out", out];
+    args.extend(settings.iter().flat_map(|setting| ["--set", setting]));
+    ok(&stapo(folder, &args));
+}
+
+pub const STAPO: &str = r#"{preset="stapo", masks=[{kind="spurious", tau_p=0.2}]}"#;
+
+pub fn read(path: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(path.as_ref()).unwrap_or_else(|e| panic!("{}: {e}", path.as_ref().display()))
+}
+
+pub fn json_lines(values: impl Iterator<Item = Value>) -> String {
+    values.fold(String::new(), |text, value| text + &value.to_string() + "\n")
+}
+
+pub fn lines(path: impl AsRef<Path>) -> Vec<Value> {
+    read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Trains a run and replaces its texts by markup and control characters.
+pub fn hostile(folder: &Path) {
+    train(folder, "bad", STAPO, 1);
+    let evil = "</script><script>problems.push('ran')</script><img src=x onerror=problems.push('ran')>\"'&\u{2028}\u{1b}[2J";
+    for part in ["rollouts", "tokens", "explored"] {
+        for entry in std::fs::read_dir(folder.join("bad").join(part)).unwrap() {
+            let path = entry.unwrap().path();
+            let rewritten = lines(&path).into_iter().map(|mut record| {
+                for key in ["prompt", "reference", "text", "problem_id", "context_before", "context_after"] {
+                    if !record[key].is_null() {
+                        record[key] = json!(evil);
+                    }
+                }
+                for text in record["tokens"]["text"].as_array_mut().into_iter().flatten() {
+                    *text = json!(evil);
+                }
+                let lists = record["tokens"]["alternatives"].as_array_mut().into_iter().flatten();
+                for alternative in lists.flat_map(|list| list.as_array_mut().unwrap()) {
+                    alternative["text"] = json!(evil);
+                }
+                record
+            });
+            std::fs::write(&path, json_lines(rewritten)).unwrap();
+        }
+    }
+}
