@@ -273,7 +273,7 @@ fn an_error_in_a_config_names_its_place_in_plain_words() {
         (
             "[task]\nkind = \"arithmetic\"\npath = \"x\"",
             &[],
-            "error: my.toml:3:1: task: unknown key `path`\nhint: known: ",
+            "error: my.toml:3:1: task.path: unknown key `path`\nhint: known: ",
         ),
         ("x = = 1", &[], "error: my.toml: line 1, column 5: not TOML: "),
         (
