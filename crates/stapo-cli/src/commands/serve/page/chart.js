@@ -90,7 +90,6 @@
   };
 
   const path = (points) => points.map(([x, y], i) => (i ? "L" : "M") + x.toFixed(1) + " " + y.toFixed(1)).join("");
-  // A line is cut where a value is missing between two others.
   const area = (xs, low, high) => path([...xs.map((x, i) => [x, high[i]]), ...xs.map((x, i) => [x, low[i]]).reverse()]) + "Z";
 
   // options: id, title, note, unit; onRange(from, to) is told of a zoom, with nothing for the whole axis.
