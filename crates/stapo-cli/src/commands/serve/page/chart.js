@@ -124,7 +124,7 @@
         const key = svg("g", { class: "key", "data-key": entry.key, tabindex: 0, role: "button", "aria-pressed": !chart.hidden.has(entry.key) });
         key.append(entry.isBand
           ? svg("rect", { x, y: y - 10, width: 18, height: 12, fill: "var(--s" + entry.series % 6 + ")", opacity: 0.3 })
-          : svg("path", { d: "M" + x + " " + (y - 4) + "h18", stroke: "var(--s" + entry.series % 6 + ")", "stroke-width": 2.5 }));
+          : svg("path", { d: "M" + x + " " + (y - 4) + "h18", stroke: "var(--s" + entry.series % 6 + ")", "stroke-width": 2.5, "stroke-dasharray": entry.series >= 6 ? "6 4" : "none" }));
         const text = svg("text", { x: x + 24, y, "font-size": 12, fill: "var(--ink)" });
         text.textContent = label;
         key.append(text);
