@@ -48,7 +48,7 @@ pub struct RolledOut {
 impl RolledOut {
     /// Scores the responses of step `step` and computes their advantages.
     pub(crate) fn prepare(
-        scorers: Scorers,
+        scorers: &mut Scorers,
         task: &Task,
         plan: &Plan,
         step: u64,
@@ -59,7 +59,7 @@ impl RolledOut {
         let sequences: Vec<Sequence> =
             batch.responses().map(|scored| Sequence::of(&scored.rollout)).collect();
         let reference_logp = match scorers.reference {
-            Some(policy) => Some(logp_of(scorers.pass, policy, plan, &sequences)?),
+            Some(policy) => Some(logp_of(&mut *scorers.pass, policy, plan, &sequences)?),
             None => None,
         };
         let teacher_logp = match scorers.teacher {

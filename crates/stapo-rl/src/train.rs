@@ -140,8 +140,8 @@ impl Trainer {
         };
         canary::check_verdicts(plan, step, &sampled.batch)?;
         let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
-        let scorers = Scorers { pass: self.memory.score(), model, reference, teacher, meter };
-        RolledOut::prepare(scorers, &self.task, plan, step, sampled)
+        let mut scorers = Scorers { pass: self.memory.score(), model, reference, teacher, meter };
+        RolledOut::prepare(&mut scorers, &self.task, plan, step, sampled)
     }
 
     /// Evaluates the present weights on held-out problems and benchmarks, and writes down the samples of benchmarks.

@@ -125,7 +125,9 @@ impl View<'_, f32> {
         match self.0 {
             Elements::Host(slice) => {
                 let mut bytes = Vec::with_capacity(4 * slice.len());
-                slice.iter().for_each(|x| bytes.extend_from_slice(&x.to_le_bytes()));
+                for x in slice {
+                    bytes.extend_from_slice(&x.to_le_bytes());
+                }
                 Stored { form, bytes, scales: Vec::new() }
             }
             Elements::Cuda(part) => {

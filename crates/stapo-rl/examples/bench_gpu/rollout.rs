@@ -88,7 +88,7 @@ impl Ideal {
         while !lengths.is_empty() || !running.is_empty() {
             while let Some(&longest) = lengths.last() {
                 running.push(Running { n_done: 0.0, n_left: longest as f64 });
-                if running.len() > 1 && !self.fits(&mut running) {
+                if running.len() > 1 && !self.fits(&running) {
                     running.pop();
                     break;
                 }
@@ -99,17 +99,17 @@ impl Ideal {
             let keys: f64 = running.iter().map(|r| r.n_done + self.prompt_tokens).sum();
             let read = n_steps * keys + n * n_steps * (n_steps - 1.0) / 2.0;
             bytes += n_steps * self.weight_bytes + read * self.token_bytes;
-            running.iter_mut().for_each(|r| {
-                r.n_done += n_steps;
-                r.n_left -= n_steps;
-            });
+            for response in &mut running {
+                response.n_done += n_steps;
+                response.n_left -= n_steps;
+            }
             running.retain(|r| r.n_left > 0.0);
         }
         bytes / self.bytes_per_s
     }
 
-    /// Whether the responses fit at every time until the last of them ends; leaves the last one last.
-    fn fits(&self, running: &mut [Running]) -> bool {
+    /// Whether the responses fit at every time until the last of them ends.
+    fn fits(&self, running: &[Running]) -> bool {
         let mut by_end = running.to_vec();
         by_end.sort_by(|a, b| a.n_left.total_cmp(&b.n_left));
         let mut held: f64 = by_end.iter().map(|r| r.n_done + self.prompt_tokens).sum();
