@@ -42,22 +42,29 @@ fn runs_of(site: &Site, request: &Request) -> Result<Vec<(String, PathBuf)>, Ref
 }
 
 fn arms_of(site: &Site, runs: &[(String, PathBuf)]) -> Vec<Arm> {
-    let named: BTreeMap<String, String> = {
+    let named: BTreeMap<String, (String, String)> = {
         let index = site.index();
-        let rows = index.rows().into_iter();
-        rows.filter_map(|row| Some((row.id.clone(), row.arm.clone()?))).collect()
+        let rows = index.rows().into_iter().filter(|row| runs.iter().any(|(id, _)| *id == row.id));
+        rows.filter_map(|row| Some((row.id.clone(), (row.experiment.clone()?, row.arm.clone()?)))).collect()
+    };
+    // Arms of two experiments may have the same name.
+    let is_mixed = named.values().any(|(experiment, _)| named.values().any(|(other, _)| other != experiment));
+    let name_of = |(experiment, arm): &(String, String)| {
+        if is_mixed { format!("{experiment}/{arm}") } else { arm.clone() }
     };
     let mut arms: Vec<(Arm, String)> = Vec::new();
     for (id, folder) in runs {
         let plan = read_text(&folder.join("plan.toml")).unwrap_or_default();
-        let own = named.get(id);
-        let twin = arms.iter_mut().find(|(arm, other)| match own {
+        let own = named.get(id).map(name_of);
+        let twin = arms.iter_mut().find(|(arm, other)| match &own {
             Some(name) => arm.name == *name,
             None => !plan.is_empty() && are_seeds(other, &plan),
         });
-        match twin {
-            Some((arm, _)) => arm.runs.push(id.clone()),
-            None => arms.push((Arm { name: own.unwrap_or(id).clone(), runs: vec![id.clone()] }, plan)),
+        if let Some((arm, _)) = twin {
+            arm.runs.push(id.clone());
+        } else {
+            let name = own.unwrap_or_else(|| id.clone());
+            arms.push((Arm { name, runs: vec![id.clone()] }, plan));
         }
     }
     arms.into_iter().map(|(arm, _)| arm).collect()

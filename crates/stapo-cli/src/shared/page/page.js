@@ -106,7 +106,6 @@ const stapo = (() => {
     tip.hidden = false;
     if (isStrip) mark(hovered); else uncross();
     const box = (isStrip && cross.firstChild || hovered).getBoundingClientRect();
-    // On a narrow screen the text of a strip stands above its figure.
     place(box, event, isStrip || hovered.tagName === "circle");
   };
   document.addEventListener("pointermove", hover);

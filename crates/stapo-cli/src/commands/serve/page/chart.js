@@ -90,7 +90,6 @@
   };
 
   const path = (points) => points.map(([x, y], i) => (i ? "L" : "M") + x.toFixed(1) + " " + y.toFixed(1)).join("");
-  // A line is cut where a value is missing between two others.
   const area = (xs, low, high) => path([...xs.map((x, i) => [x, high[i]]), ...xs.map((x, i) => [x, low[i]]).reverse()]) + "Z";
 
   // options: id, title, note, unit; onRange(from, to) is told of a zoom, with nothing for the whole axis.
@@ -125,7 +124,7 @@
         const key = svg("g", { class: "key", "data-key": entry.key, tabindex: 0, role: "button", "aria-pressed": !chart.hidden.has(entry.key) });
         key.append(entry.isBand
           ? svg("rect", { x, y: y - 10, width: 18, height: 12, fill: "var(--s" + entry.series % 6 + ")", opacity: 0.3 })
-          : svg("path", { d: "M" + x + " " + (y - 4) + "h18", stroke: "var(--s" + entry.series % 6 + ")", "stroke-width": 2.5 }));
+          : svg("path", { d: "M" + x + " " + (y - 4) + "h18", stroke: "var(--s" + entry.series % 6 + ")", "stroke-width": 2.5, "stroke-dasharray": entry.series >= 6 ? "6 4" : "none" }));
         const text = svg("text", { x: x + 24, y, "font-size": 12, fill: "var(--ink)" });
         text.textContent = label;
         key.append(text);
