@@ -1,6 +1,6 @@
-"""Takes the picture of `stapo serve` that README.md shows: trains the built-in model for a while and photographs the page.
+"""Takes the picture of `stapo serve` that README.md shows: trains the built-in model, or takes a run, and photographs it.
 
-    python3 bench/serve/picture.py [--stapo target/release/stapo] [--out docs/images/serve.png]
+    python3 bench/serve/picture.py [--stapo target/release/stapo] [--run RUN] [--out docs/images/serve.png]
 
 Needs chromium, which is steered over a pipe by the Chrome DevTools Protocol.
 """
@@ -49,31 +49,35 @@ class Browser:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
 
+def train(stapo, run):
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run([stapo, "train", "--out", str(run), *settings], check=True, **quiet)
+    return run
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stapo", default="target/release/stapo")
+    parser.add_argument("--run", type=Path)
     parser.add_argument("--out", default="docs/images/serve.png")
     arguments = parser.parse_args()
     stapo = str(Path(arguments.stapo).resolve())
     with tempfile.TemporaryDirectory() as folder:
-        settings = [part for setting in SETTINGS for part in ("--set", setting)]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        training = subprocess.Popen([stapo, "train", "--out", f"{folder}/runs/arithmetic", *settings], **quiet)
-        metrics = Path(folder, "runs/arithmetic/metrics.jsonl")
-        while training.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 40):
-            time.sleep(0.1)
-        server = subprocess.Popen([stapo, "serve", f"{folder}/runs", "--port", "0"], stdout=subprocess.PIPE, text=True)
+        run = arguments.run or train(stapo, Path(folder, "runs", "arithmetic"))
+        serve = [stapo, "serve", str(run.parent), "--port", "0"]
+        server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
         address = "http://" + server.stdout.readline().split("http://")[1].strip()
         browser = Browser(tempfile.mkdtemp(dir=folder))
         browser.call("Emulation.setDeviceMetricsOverride", deviceScaleFactor=1, mobile=False, **SIZE)
-        browser.call("Page.navigate", url=address + "#/run?run=arithmetic")
+        browser.call("Page.navigate", url=f"{address}#/run?run={run.name}")
         while not browser.value("document.querySelectorAll('.curve').length > 8"):
             time.sleep(0.1)
         time.sleep(0.5)
         picture = base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
         Path(arguments.out).write_bytes(picture)
         print(f"{arguments.out}: {len(picture)} bytes")
-        for process in (browser.process, server, training):
+        for process in (browser.process, server):
             process.kill()
             process.wait()
 

@@ -1,5 +1,7 @@
 //! A user's own model and data: `init`, `problems`, `sft`, and the examples.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 mod examples;
 
@@ -12,7 +14,7 @@ use std::path::Path;
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'system' %}({{ m.content }}){% elif m.role == 'user' %}{{ m.content }}{{ '+=' if shout else '=' }}{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}";
 
 /// Makes the folder `model`, the built-in model with a chat template, and `rows.jsonl` of 60 rows, of which one has no
-/// answer.
+/// answer and ten are longer.
 fn set_up(at: &Path) {
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/base");
     fs::create_dir(at.join("model")).unwrap();
@@ -21,10 +23,13 @@ fn set_up(at: &Path) {
         fs::copy(&path, at.join("model").join(path.file_name().unwrap())).unwrap();
     }
     fs::write(at.join("model/chat_template.jinja"), TEMPLATE).unwrap();
-    let row = |i: usize| json!({"uid": i, "question": format!("{i}+{}", i % 7), "final": i + i % 7});
+    let zero = |i: usize| if i < 50 { "" } else { "+0" };
+    let row =
+        |i: usize| json!({"uid": i, "question": format!("{i}+{}{}", i % 7, zero(i)), "final": i + i % 7});
     let mut rows: Vec<Value> = (0..60).map(row).collect();
     rows[5]["final"] = "".into();
-    fs::write(at.join("rows.jsonl"), rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+    fs::write(at.join("rows.jsonl"), rows.iter().map(|row| format!("{row}\n")).collect::<Vec<_>>().concat())
+        .unwrap();
 }
 
 fn words(line: &str) -> Vec<&str> {
@@ -78,6 +83,15 @@ fn init_writes_a_config_that_problems_and_train_take_as_it_is() {
     );
     ok(&stapo(at, &[&small[..], &own].concat()));
     assert!(fs::read_to_string(at.join("run/plan.toml")).unwrap().contains("chat_arguments"));
+
+    // Prompts with a zero at the end are too long here: they are left out, and the run and its resumption say so.
+    let short =
+        ["--set", "rollout.max_prompt_tokens=5", "--set", "rollout.long_prompts=drop", "--out", "short"];
+    let n_own = small.len() - 2;
+    ok(&stapo(at, &[&small[..n_own], &own, &short].concat()));
+    ok(&stapo(at, &words("train --resume short --json --set steps=2")));
+    let events = fs::read_to_string(at.join("short/events.jsonl")).unwrap();
+    assert_eq!(events.matches("10 of 59 problems are left out").count(), 2, "{events}");
 }
 
 #[test]
@@ -91,7 +105,7 @@ fn init_names_what_is_missing_and_what_makes_it() {
     let chat = "{\"prompt\": [{\"role\": \"system\", \"content\": \"add\"}, {\"role\": \"user\", \"content\": \"1\"}], \"answer\": 2}\n";
     fs::write(at.join("chat.jsonl"), chat).unwrap();
     for (line, expected) in [
-        ("init --model gone --data rows.jsonl", "model gone"),
+        ("init --model gone --data rows.jsonl", "gone: no such file or folder"),
         ("init --model model --data gone.jsonl", "gone.jsonl: No such file"),
         ("init --model model --data one.jsonl", "too few to hold some out"),
         ("init --model model --data long.jsonl", "of the model's 256 positions"),

@@ -33,7 +33,10 @@ const SMALL: [&str; 18] = [
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 fn train(at: &Path, args: &[&str]) {
-    ok(&stapo(at, &[&["train", "--quiet"], &SMALL[..], args].concat()));
+    let output = stapo(at, &[&["train", "--quiet"], &SMALL[..], args].concat());
+    let said = ok(&output);
+    assert!(said.starts_with("done: ") && said.lines().count() == 1, "a quiet run says how it ended: {said}");
+    assert_eq!(output.stderr, b"", "and nothing else");
 }
 
 /// The scores of one response under a model, as JSON.
@@ -87,6 +90,9 @@ fn one_name_for_a_model_in_every_command() {
         assert!(said.starts_with(&format!("{out}: step 1, ")), "{said}");
         assert_eq!(first, scores(at, out));
     }
+    // A model that was exported into the run's folder does not stand in for the run.
+    ok(&stapo(at, &["export", "a@1", "--out", "a/model"]));
+    assert_eq!(newest, scores(at, "a"));
     ok(&stapo(at, &["export", "builtin", "--to", "builtin-folder", "--f32"]));
     assert_eq!(scores(at, "builtin"), scores(at, "builtin-folder"));
     let cached = at.join("cache/models--me--tiny");

@@ -359,6 +359,16 @@ fn every_view_shows_long_broken_and_hostile_runs() {
     );
     assert!(session.value("location.hash").as_str().unwrap().contains("find=good"));
     long_run(&mut session, &server);
+    let parts = session.value("stapo.difference('so 2 + 3 is 5', 'so 2 + 3 = 6')");
+    assert_eq!(
+        parts,
+        json!([["=", "so 2 + 3 "], ["-", "is"], ["+", "="], ["=", " "], ["-", "5"], ["+", "6"]])
+    );
+    let flips = session.value("stapo.flips({shares: [0.25, null, 1, 0.5, 0.75]})");
+    assert_eq!(
+        flips,
+        json!([{"from": 0, "to": 2, "isRight": true}, {"from": 2, "to": 3, "isRight": false}, {"from": 3, "to": 4, "isRight": true}])
+    );
     for (width, theme, paper) in [(1300, "light", "rgb(253, 253, 252)"), (390, "dark", "rgb(21, 24, 28)")] {
         session.resize(width, 900);
         session.theme(theme);

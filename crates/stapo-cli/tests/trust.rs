@@ -247,7 +247,7 @@ fn a_read_only_run_is_read_and_asks_for_a_place_for_pages() {
         };
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains("--output FILE") && said.contains("cannot be written to"), "{said}");
+        assert!(said.contains("--out FILE") && said.contains("cannot be written to"), "{said}");
         let output = on_a_read_only_run(&place, &format!("{command} run --output page.html")).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }

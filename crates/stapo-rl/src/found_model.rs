@@ -12,6 +12,7 @@ use crate::run::{Checkpoint, Run, check_tree};
 use stapo_model::{ModelConfig, Pretrained};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
+use toml::Table;
 
 /// A model that is on this machine.
 #[derive(Debug)]
@@ -174,8 +175,9 @@ fn locate(source: &ModelSource) -> Result<Located> {
     if is_run(path) {
         check_tree(path)?;
         let exported = path.join("model");
-        if exported.join("config.json").is_file() {
-            // A finished pretraining run has exported its model.
+        if exported.join("config.json").is_file() && is_pretraining(&plan_of_run(path)?.1) {
+            // A finished pretraining run has exported its model. The folder of the same name in a training run is what
+            // somebody exported at some step.
             let pinned = ModelSource::named(&exported.display().to_string());
             return base(BaseModel::Files(exported), pinned);
         }
@@ -256,13 +258,24 @@ fn base_of_run(run: &Path) -> Result<BaseModel> {
 
 /// The model that a run's plan names.
 fn model_of_run(run: &Path) -> Result<ModelSource> {
-    let path = run.join("plan.toml");
-    let text = stapo_model::files::read_text(&path).map_err(|e| Error::io(&path, e))?;
-    let plan = stapo_core::settings::parse(&text).map_err(PlanError::from)?;
-    if plan.contains_key("texts") || plan.contains_key("data") {
+    let (text, plan) = plan_of_run(run)?;
+    if is_pretraining(&plan) {
         let problem = "is a pretraining run, of which only the finished model can be used".to_string();
         let remedy = format!("the model is in {} when the run is done", run.join("model").display());
         return Err(Error::NoRun { folder: run.to_owned(), problem, remedy });
     }
     Ok(Config::from_toml(&text, []).map_err(PlanError::from)?.model)
+}
+
+/// The text of a run's plan, and its table.
+fn plan_of_run(run: &Path) -> Result<(String, Table)> {
+    let path = run.join("plan.toml");
+    let text = stapo_model::files::read_text(&path).map_err(|e| Error::io(&path, e))?;
+    let plan = stapo_core::settings::parse(&text).map_err(PlanError::from)?;
+    Ok((text, plan))
+}
+
+/// Whether a plan is that of supervised training: it names texts, under the key of this program or of earlier ones.
+fn is_pretraining(plan: &Table) -> bool {
+    plan.contains_key("data") || plan.contains_key("texts")
 }

@@ -208,6 +208,12 @@ impl Expr {
         }
     }
 
+    pub(crate) fn n_nodes(&self) -> u64 {
+        let mut n_nodes = 0;
+        self.walk(&mut |_| n_nodes += 1);
+        n_nodes
+    }
+
     pub(crate) fn any(&self, test: impl Fn(&Self) -> bool) -> bool {
         let mut is_found = false;
         self.walk(&mut |node| is_found |= test(node));

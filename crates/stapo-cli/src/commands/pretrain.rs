@@ -16,7 +16,7 @@ use stapo_rl::pretrain::{
 };
 use stapo_rl::run::{Run, hash_file};
 use stapo_rl::untrusted::read_text;
-use std::io::{ErrorKind, Write, stderr, stdout};
+use std::io::{ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -178,7 +178,7 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
         None => base.text.to_string(),
     };
     let set = settings(args, &base.set);
-    let mut config = PretrainConfig::over(base.defaults.clone(), &text, set.iter().map(String::as_str))?;
+    let mut config = PretrainConfig::over(&base.defaults, &text, set.iter().map(String::as_str))?;
     config.check()?;
     let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&config.name));
     if folder.exists() {
@@ -234,8 +234,7 @@ impl WatchPretrain for PretrainView {
         let left = self.started.elapsed() / self.n_seen * (self.steps - metrics.step.min(self.steps)) as u32;
         let held_out =
             metrics.eval_accuracy.map_or(String::new(), |a| format!("  held-out {:.1} %", 100.0 * a));
-        let _ = writeln!(
-            stderr(),
+        eprintln!(
             "step {:>5}/{}  loss {:.4} nats  entropy {:.3} nats  grad {:.2}  {:.0} tokens/s  {} left{held_out}",
             metrics.step,
             self.steps,

@@ -124,18 +124,15 @@ fn write_text(
     solution: Option<String>,
 ) -> Result<()> {
     let Problem { id, earlier_turns, prompt, reference } = problem;
-    match asked {
-        Some(asked) => {
-            writeln!(out, "--- {id}: {} tokens, reference {reference}", asked.tokens.len())?;
-            writeln!(out, "{}", asked.text)?;
+    if let Some(asked) = asked {
+        writeln!(out, "--- {id}: {} tokens, reference {reference}", asked.tokens.len())?;
+        writeln!(out, "{}", asked.text)?;
+    } else {
+        writeln!(out, "--- {id}: reference {reference}")?;
+        for turn in earlier_turns {
+            writeln!(out, "[{}] {}", turn.role, turn.content)?;
         }
-        None => {
-            writeln!(out, "--- {id}: reference {reference}")?;
-            for turn in earlier_turns {
-                writeln!(out, "[{}] {}", turn.role, turn.content)?;
-            }
-            writeln!(out, "{prompt}")?;
-        }
+        writeln!(out, "{prompt}")?;
     }
     if let Some(solution) = solution {
         writeln!(out, "    {solution}")?;

@@ -145,7 +145,7 @@ fn is_ignored(status: &str, signal: i32) -> bool {
 pub fn tie_to_parent(stop: &Stop) -> Result<()> {
     let stop = stop.clone();
     let watch = move || {
-        for line in std::io::stdin().lines().map_while(Result::ok) {
+        for line in stdin().lines().map_while(Result::ok) {
             stop.raise(line.trim().parse().unwrap_or(SIGTERM));
         }
         std::process::exit(128 + SIGTERM);

@@ -346,7 +346,10 @@ fn every_config_key_that_a_message_names_exists() {
     config.rollout.source = Some(RolloutSource::Jsonl { path: "x".into(), behavior: Behavior::Policy });
     config.update.reuse = Some(Reuse::default());
     let table = Value::Table(settings::to_table(&config));
-    let exists = |key: &str| key.split('.').try_fold(&table, |table, part| table.get(part)).is_some();
+    let supervised = Value::Table(settings::to_table(&crate::pretrain::PretrainConfig::default()));
+    let is_in =
+        |table, key: &str| key.split('.').try_fold(table, |table: &Value, part| table.get(part)).is_some();
+    let exists = |key: &str| is_in(&table, key) || is_in(&supervised, key);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates");
     let mut folders: Vec<PathBuf> =
         ["stapo-rl/src", "stapo-ops/src/cuda", "stapo-cli/src"].map(|folder| root.join(folder)).into();

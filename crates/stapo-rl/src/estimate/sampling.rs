@@ -118,7 +118,7 @@ fn mixed(lengths: &[usize]) -> Vec<usize> {
         a == 1
     };
     let first = (n as f64 * 0.618) as usize;
-    let stride = (first.max(1)..).find(|stride| is_coprime(*stride)).unwrap_or(1);
+    let stride = (first.max(1)..=n).find(|stride| is_coprime(*stride)).unwrap_or(1);
     (0..n).map(|i| lengths[i * stride % n]).collect()
 }
 

@@ -148,7 +148,7 @@ fn find(name: &str, data: &Path) -> Result<PathBuf> {
         name: name.to_string(),
         problem: format!("no {name}.jsonl or {name}.parquet in {} or its folder benchmarks", data.display()),
         remedy: format!(
-            "`stapo fetch benchmarks {name} --to {}` gets it; --data and evaluation.benchmark_data name another folder",
+            "`stapo fetch benchmarks {name} --out {}` gets it; --data and evaluation.benchmark_data name another folder",
             data.display()
         ),
     })

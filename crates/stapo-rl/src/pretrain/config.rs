@@ -174,20 +174,20 @@ impl PretrainConfig {
         text: &str,
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
-        Self::over(Self::default(), text, overrides)
+        Self::over(&Self::default(), text, overrides)
     }
 
     /// Reads a config over given defaults and applies `key=value` overrides. Keys may have the names of earlier
     /// programs.
     pub fn over<'a>(
-        defaults: Self,
+        defaults: &Self,
         text: &str,
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
         let mut given = Table::new();
         spelling::set_all(&mut given, settings::parse(text)?)?;
         let overrides: Vec<String> = overrides.into_iter().map(spelling::modern_override).collect();
-        let mut below = settings::to_table(&defaults);
+        let mut below = settings::to_table(defaults);
         // A number of steps replaces the default number of epochs.
         let names = |key: &str| {
             given.contains_key(key) || overrides.iter().any(|text| text.split('=').next() == Some(key))

@@ -84,7 +84,7 @@ impl TextLayout {
                 let Value::Array(messages) = path.get(row)? else {
                     return Err(format!("{:?} is not a list of messages", path.written()));
                 };
-                conversation(spec, turns(messages)?)
+                conversation(spec, &turns(messages)?)
             }
             Self::Pair { prompt, response } => {
                 let sides = [(prompt.get(row)?, "user"), (response.get(row)?, "assistant")];
@@ -100,14 +100,14 @@ impl TextLayout {
                     _ => Err(format!("the side of the {role} is neither a text nor a list of messages")),
                 };
                 let [asked, answered] = sides.map(side);
-                conversation(spec, [asked?, answered?].concat())
+                conversation(spec, &[asked?, answered?].concat())
             }
         }
     }
 }
 
 /// A conversation that can be learned from, with the system message of the spec where it has none.
-fn conversation(spec: &FileTexts, turns: Vec<Turn>) -> Result<TextRow, String> {
+fn conversation(spec: &FileTexts, turns: &[Turn]) -> Result<TextRow, String> {
     let is_answer = |turn: &Turn| turn.role == "assistant";
     match turns.first() {
         None => return Err("a conversation without messages".into()),

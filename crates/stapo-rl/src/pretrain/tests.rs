@@ -87,7 +87,7 @@ fn a_template_that_changes_earlier_turns_gives_each_answer_a_sequence() {
 
 fn write(folder: &Path, rows: &[Value]) -> PathBuf {
     let path = folder.join("rows.jsonl");
-    std::fs::write(&path, rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+    std::fs::write(&path, rows.iter().map(|row| format!("{row}\n")).collect::<Vec<_>>().concat()).unwrap();
     path
 }
 
@@ -95,7 +95,7 @@ fn write(folder: &Path, rows: &[Value]) -> PathBuf {
 fn open(folder: &Path, rows: &[Value], settings: &[&str]) -> Result<(PretrainConfig, Pretrainer)> {
     let data = format!("data={{kind=\"jsonl\",path={:?}}}", write(folder, rows));
     let set: Vec<&str> = [&[data.as_str(), "update.batch_tokens=64"], settings].concat();
-    let config = PretrainConfig::over(PretrainConfig::fine_tuning(), "", set).map_err(PlanError::from)?;
+    let config = PretrainConfig::over(&PretrainConfig::fine_tuning(), "", set).map_err(PlanError::from)?;
     let pretrainer = Pretrainer::new(&config, Path::new("unused"), &device(), Programs::Never)?;
     Ok((config, pretrainer))
 }

@@ -36,14 +36,14 @@ fn problems(long: &[(usize, usize)]) -> Vec<String> {
 #[test]
 fn every_long_prompt_is_found_before_the_first_step() {
     let folder = tempfile::tempdir().unwrap();
-    let rows = problems(&[(7, 17), (100, 40), (200, 40), (299, 16)]);
+    let rows = problems(&[(7, 17), (100, 41), (200, 40), (299, 16)]);
     let refused = plan(folder.path(), &rows, &[]);
     let said = Trainer::new(&refused, &device(), Programs::Never).err().unwrap().to_string();
     for part in [
         "3 of 300 prompts are longer than 16",
         "\"rows-101\"",
-        "has 40",
-        "raise it to 40",
+        "has 41",
+        "raise it to 41",
         "long_prompts=drop",
     ] {
         assert!(said.contains(part), "{part:?} in {said}");

@@ -143,17 +143,6 @@ impl Checkpoint {
         Ok(Self::numbered(run)?.into_iter().map(|(_, path)| path).collect())
     }
 
-    /// The steps of a run's checkpoints, oldest first.
-    pub fn steps(run: &Path) -> Result<Vec<u64>> {
-        Ok(Self::numbered(run)?.into_iter().map(|(step, _)| step).collect())
-    }
-
-    /// The checkpoint of a step; `None` where the run has none of that step.
-    pub fn of_step(run: &Path, step: u64) -> Result<Option<Self>> {
-        let found = Self::numbered(run)?.into_iter().find(|(number, _)| *number == step);
-        found.map(|(_, path)| Self::open(&path)).transpose()
-    }
-
     /// The folders named `step-` and digits, by step.
     fn numbered(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
         let folder = run.join("checkpoints");

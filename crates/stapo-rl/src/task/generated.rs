@@ -138,7 +138,7 @@ impl GeneratedTask {
 
     fn render(&self, drawn: DrawnProblem) -> Result<Problem, TaskError> {
         let prompt = self.wording.prompt(&drawn.problem, &drawn.problem, &drawn.fields)?;
-        let earlier_turns = self.wording.turns(Vec::new());
+        let earlier_turns = self.wording.turns(&[]);
         Ok(Problem { id: drawn.problem, earlier_turns, prompt, reference: drawn.reference })
     }
 }

@@ -60,10 +60,14 @@ pub struct Task {
 
 enum ProblemSource {
     Generated(Box<GeneratedTask>),
-    Rows(ProblemRows),
+    Rows(Box<ProblemRows>),
 }
 
 impl ProblemSource {
+    fn rows(spec: &RowsSpec, format: Format, verifier: &Verifier) -> Result<Self, TaskError> {
+        Ok(Self::Rows(Box::new(ProblemRows::open(spec, format, verifier)?)))
+    }
+
     fn generated(
         generator: Generator,
         wording: Wording,
@@ -98,10 +102,8 @@ impl Task {
                 let generator = Generator::Countdown(spec.clone());
                 ProblemSource::generated(generator, wording, spec.held_out_share, spec.n_held_out)?
             }
-            TaskSpec::Jsonl(spec) => ProblemSource::Rows(ProblemRows::open(spec, Format::Jsonl, &verifier)?),
-            TaskSpec::Parquet(spec) => {
-                ProblemSource::Rows(ProblemRows::open(spec, Format::Parquet, &verifier)?)
-            }
+            TaskSpec::Jsonl(spec) => ProblemSource::rows(spec, Format::Jsonl, &verifier)?,
+            TaskSpec::Parquet(spec) => ProblemSource::rows(spec, Format::Parquet, &verifier)?,
         };
         if let ProblemSource::Generated(task) = &source {
             task.check_references(&verifier)?;

@@ -27,8 +27,15 @@ impl TaskSpec {
     /// Reads a table; `root` begins every path in messages. The `level` of an arithmetic task stands for the values that
     /// the level sets.
     pub fn read(root: &str, table: Table) -> Result<Self, SettingsError> {
-        let is_arithmetic = table.get("kind").and_then(Value::as_str) == Some("arithmetic");
-        settings::read(root, if is_arithmetic { spell_out_level(root, table)? } else { table })
+        let mut keys = table.clone();
+        // A kind is read by itself, because serde loses the key of an error inside an enum.
+        match keys.remove("kind").as_ref().and_then(Value::as_str) {
+            Some("arithmetic") => Ok(Self::Arithmetic(settings::read(root, spell_out_level(root, keys)?)?)),
+            Some("countdown") => Ok(Self::Countdown(settings::read(root, keys)?)),
+            Some("jsonl") => Ok(Self::Jsonl(settings::read(root, keys)?)),
+            Some("parquet") => Ok(Self::Parquet(settings::read(root, keys)?)),
+            _ => settings::read(root, table),
+        }
     }
 
     /// The spec of a file; `None` for a generated task.

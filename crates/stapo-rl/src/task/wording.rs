@@ -34,7 +34,7 @@ impl Wording {
 
     /// The turns before the prompt, the system message first. A system message among `given` keeps its place and the
     /// task's is not added.
-    pub(super) fn turns(&self, given: Vec<Turn>) -> Vec<Turn> {
+    pub(super) fn turns(&self, given: &[Turn]) -> Vec<Turn> {
         let own = self.system.iter().filter(|_| given.iter().all(|turn| turn.role != SYSTEM)).cloned();
         own.chain(given.iter().cloned()).collect()
     }

@@ -4,7 +4,8 @@ use super::Answer;
 use super::chain::{agrees, is_separator, noted, separated};
 use super::choice::choice;
 use super::collection::{
-    MAX_SIGN_CHOICES, add_to_intersection, add_to_union, described_set, member, spread_signs, without_points,
+    MAX_SIGN_CHOICES, add_to_intersection, add_to_union, as_region, described_set, member, spread_signs,
+    without_points,
 };
 use super::lines::{Lined, lines};
 use super::matrix::{determinant, matrices};
@@ -14,6 +15,7 @@ use super::quantity::{Quantity, quantity};
 use super::region::Region;
 use super::relation::{Joint, inequalities, joined, measured, name_of, with_one_parameter};
 use crate::budget::{Bounded, Budget, MAX_ELEMENTS, Stop, unreadable};
+use crate::equal::region::same_region;
 use crate::expr::{Expr, Sign};
 use crate::lex::token::{Bracket, Rel, Tok, Token};
 use crate::{parse, units};
@@ -44,6 +46,9 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
         Ok(depths) => depths,
         Err(stop) => return turned(tokens).map_or(Err(stop), |turned| answer(&turned, nesting + 1, budget)),
     };
+    if let Some(region) = restated(tokens, &depths, nesting, budget)? {
+        return Ok(region);
+    }
     let top = |i: usize| depths[i] == 0;
     match lines(tokens, &depths)? {
         Some(Lined::Values(rows)) => return piecewise(&rows, nesting, budget),
@@ -57,6 +62,31 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
         return list(tokens, &depths, nesting, budget);
     }
     single(tokens, &depths, nesting, budget)
+}
+
+/// A region that is said twice, as an inequality and behind a colon as an interval: `3<k\le4: (3,4]`.
+fn restated(
+    tokens: &[Token],
+    depths: &[u32],
+    nesting: usize,
+    budget: &mut Budget,
+) -> Bounded<Option<Answer>> {
+    let top = |i: &usize| depths[*i] == 0;
+    let Some(colon) = (0..tokens.len()).filter(top).find(|i| tokens[*i].tok == Tok::Colon) else {
+        return Ok(None);
+    };
+    let (inequality, interval) = (&tokens[..colon], &tokens[colon + 1..]);
+    let is_order = |i: usize| matches!(tokens[i].tok, Tok::Rel(rel) if rel.is_order());
+    let opens = matches!(interval, [Token { tok: Tok::Open(Bracket::Round | Bracket::Square), .. }, ..]);
+    if !opens || !(0..colon).filter(top).any(is_order) {
+        return Ok(None);
+    }
+    let said = answer(inequality, nesting + 1, budget)?;
+    let shown = as_region(&answer(interval, nesting + 1, budget)?);
+    match (&said, shown) {
+        (Answer::Region(a), Some(b)) if same_region(a, &b, budget)? => Ok(Some(said)),
+        _ => unreadable("an inequality beside another interval"),
+    }
 }
 
 /// Reads an answer that is no list.

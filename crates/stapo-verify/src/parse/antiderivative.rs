@@ -45,6 +45,8 @@ pub(super) fn integrated(
             }
         }
     }
+    // The value is written down once for each bound, so that integrals in integrals double it.
+    budget.spend(10 * value.n_nodes() * (low.n_nodes() + high.n_nodes()))?;
     let mut ends = vec![found.at(&value, low).negated()];
     if !is_infinite {
         ends.push(found.at(&value, high));

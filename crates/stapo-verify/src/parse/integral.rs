@@ -1,7 +1,8 @@
 //! Definite integrals of sums of powers, worked out exactly, and of functions with a known antiderivative.
 
 use super::antiderivative::{self, number, without_variable};
-use super::{Parser, expression};
+use super::series::mentions;
+use super::{Parser, nested_expression};
 use crate::budget::{Bounded, Budget, unreadable};
 use crate::equal::value::sign_of;
 use crate::exact_form::affordable_form;
@@ -28,21 +29,31 @@ impl Parser<'_> {
             return unreadable("an integral without its variable");
         };
         let inside = &self.tokens[self.pos..self.pos + length];
-        let integrand = if inside.is_empty() { Expr::int(1) } else { expression(inside, self.budget)? };
+        let integrand = if inside.is_empty() {
+            Expr::int(1)
+        } else {
+            nested_expression(inside, self.depth, self.budget)?
+        };
         self.pos += length + 1;
         integrated(&integrand, &variable, (&low, &high), self.budget)
     }
 
-    /// The number of tokens before the next differential outside brackets, and the variable of that differential.
+    /// The number of tokens before the differential of this integral, and the variable of that differential. Inner
+    /// integrals come with a differential each: the last one of `\int\int xy dx dy` is that of the first sign.
     fn differential_ahead(&self) -> Option<(usize, String)> {
         let mut n_open = 0usize;
+        let mut n_inner = 0usize;
         for (i, token) in self.tokens[self.pos..].iter().enumerate() {
             match &token.tok {
                 Tok::Open(_) => n_open += 1,
                 Tok::Close(_) => n_open = n_open.checked_sub(1)?,
+                Tok::Integral if n_open == 0 => n_inner += 1,
                 Tok::Letter(name) if n_open == 0 && name != "delta" => {
                     if let Some(variable) = name.strip_prefix('d').filter(|rest| !rest.is_empty()) {
-                        return Some((i, variable.to_owned()));
+                        if n_inner == 0 {
+                            return Some((i, variable.to_owned()));
+                        }
+                        n_inner -= 1;
                     }
                 }
                 _ => {}
@@ -59,6 +70,9 @@ fn integrated(
     (low, high): (&Expr, &Expr),
     budget: &mut Budget,
 ) -> Bounded<Expr> {
+    if integrand.any(|node| matches!(node, Expr::Var(name) if mentions(name, variable))) {
+        return unreadable("an integral of an unknown function");
+    }
     let is_infinite = |bound: &Expr| bound.any(|node| *node == Expr::Infinity);
     if is_infinite(low) || (is_infinite(high) && *high != Expr::Infinity) {
         return unreadable("an integral from infinity");
@@ -70,6 +84,7 @@ fn integrated(
     // Below zero, and at it, a negative power or a logarithm has no integral.
     let is_positive = sign_of(low, budget)? == Some(Ordering::Greater)
         && (*high == Expr::Infinity || sign_of(high, budget)? == Some(Ordering::Greater));
+    budget.spend(10 * form.terms.len() as u64 * (low.n_nodes() + high.n_nodes()))?;
     let mut terms = Vec::new();
     for (monomial, value) in &form.terms {
         let is_variable = |atom: &Atom| *atom == Atom::Var(variable.to_owned());

@@ -15,7 +15,12 @@ use dashu_ratio::RBig;
 
 /// Reads all of `tokens` as one expression.
 pub(crate) fn expression(tokens: &[Token], budget: &mut Budget) -> Bounded<Expr> {
-    let mut parser = Parser { tokens: tokens.to_vec(), pos: 0, depth: 0, n_bars: 0, n_series: 0, budget };
+    nested_expression(tokens, 0, budget)
+}
+
+/// Reads all of `tokens` as one expression, `depth` levels inside another.
+fn nested_expression(tokens: &[Token], depth: usize, budget: &mut Budget) -> Bounded<Expr> {
+    let mut parser = Parser { tokens: tokens.to_vec(), pos: 0, depth, n_bars: 0, n_series: 0, budget };
     let expr = parser.sum()?;
     let expr = parser.infix_macro(expr)?;
     match parser.peek() {

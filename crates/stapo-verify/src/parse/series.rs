@@ -48,8 +48,7 @@ impl Parser<'_> {
         if to.saturating_sub(from) > MAX_TERMS {
             return Err(Stop::OverBudget("a sum of more than 500 terms"));
         }
-        let mut n_nodes = 0;
-        body.walk(&mut |_| n_nodes += 1);
+        let n_nodes = body.n_nodes();
         let mut terms = Vec::new();
         for k in from..=to {
             self.budget.spend(5 * n_nodes)?;
@@ -64,9 +63,7 @@ impl Parser<'_> {
     /// The terms and factors in one order. A sum over a sequence has no value to compare by, so that two such sums are
     /// equal only as trees.
     fn ordered(&mut self, term: &Expr) -> Bounded<Expr> {
-        let mut n_nodes = 0;
-        term.walk(&mut |_| n_nodes += 1);
-        self.budget.spend(20 * n_nodes)?;
+        self.budget.spend(20 * term.n_nodes())?;
         Ok(term.map(&mut |mut node| {
             if let Expr::Add(list) | Expr::Mul(list) = &mut node {
                 list.sort_by_cached_key(|part| format!("{part:?}"));
@@ -128,6 +125,6 @@ fn with_renamed_index(variable: &str, name: &str, index: &str) -> Option<String>
 }
 
 /// Whether the index is part of the subscripts or arguments of a name: k in `a_k` and `f(k)`.
-fn mentions(variable: &str, index: &str) -> bool {
+pub(super) fn mentions(variable: &str, index: &str) -> bool {
     variable.split_once(['_', '(']).is_some_and(|(_, rest)| rest.contains(index))
 }

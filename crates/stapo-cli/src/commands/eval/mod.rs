@@ -8,6 +8,7 @@ use crate::shared::program::{PROGRAM, writer};
 use crate::shared::prompts::PromptOptions;
 use crate::shared::run_folder::{self, Use};
 use crate::shared::stop::{self, Asked, FINISHING, Stop};
+use crate::shared::terminal::is_quiet;
 use crate::shared::units::short;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -295,7 +296,7 @@ fn open_benchmarks(plan: &EvalPlan) -> Result<Vec<Benchmark>> {
 }
 
 fn bar(n_all: usize, n_done: usize, json: bool) -> ProgressBar {
-    if json {
+    if json || is_quiet() {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(n_all as u64).with_position(n_done as u64);

@@ -1,7 +1,8 @@
 //! Progress and summary of an experiment on a terminal.
 
+use crate::shared::terminal::is_quiet;
 use crate::shared::units::percent;
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use stapo_core::record::{Arm, Experiment, Metrics};
 use stapo_rl::experiment::ExperimentSummary;
 use std::collections::HashMap;
@@ -17,6 +18,9 @@ pub struct Progress {
 impl Progress {
     pub fn new(experiment: &Experiment) -> Self {
         let bars = MultiProgress::new();
+        if is_quiet() {
+            bars.set_draw_target(ProgressDrawTarget::hidden());
+        }
         let whole = bars.add(ProgressBar::new(experiment.arms.len() as u64));
         whole.set_style(style("{bar:20} {pos}/{len} runs  {elapsed} so far  {eta} left"));
         whole.tick();
@@ -51,7 +55,7 @@ impl Progress {
     pub fn failed(&self, arm: &Arm, error: &anyhow::Error) {
         self.end(arm);
         self.whole.inc(1);
-        let text = format!("{} failed: {error:#}", arm.run);
+        let text = format!("error: {} failed: {error:#}", arm.run);
         if self.bars.is_hidden() {
             eprintln!("{text}");
         } else {

@@ -22,7 +22,7 @@ pub struct Args {
     step: Option<u64>,
 
     /// The page; by default inspect-step-N.html in the run folder.
-    #[arg(short, long, visible_alias = "out", value_name = "FILE", conflicts_with = "terminal")]
+    #[arg(short, long = "out", alias = "output", value_name = "FILE", conflicts_with = "terminal")]
     output: Option<PathBuf>,
 
     /// Prints to the terminal instead. NO_COLOR, or an output that is no terminal, takes the colours away.

@@ -2,11 +2,12 @@
 
 use super::{Fate, fate};
 use crate::shared::chart::number;
+use crate::shared::terminal::has_color;
 use crate::shared::viewer::{Inspected, gradient_norm};
 use anyhow::Result;
 use stapo_core::record::ResponseRecord;
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write, stdout};
+use std::io::{Write, stdout};
 
 /// The quantity that background colours show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -20,9 +21,7 @@ pub enum By {
 }
 
 pub fn print(inspected: &Inspected, by: By) -> Result<()> {
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let forced = std::env::var_os("CLICOLOR_FORCE").is_some_and(|value| value != "0");
-    let colored = !no_color && (forced || stdout().is_terminal());
+    let colored = has_color(&stdout());
     let text = rendered(inspected, by, colored);
     Ok(stdout().lock().write_all(text.as_bytes())?)
 }

@@ -131,13 +131,13 @@ fn shape(source: &ModelSource) -> Result<(ModelConfig, bool)> {
             Ok((found.shape()?, has_weights))
         }
         Err(error) if Path::new(&name).exists() => Err(error.into()),
-        Err(error) => match ModelConfig::known(&name) {
-            Some(shape) => Ok((shape, false)),
-            None => {
+        Err(error) => {
+            let Some(shape) = ModelConfig::known(&name) else {
                 let known: Vec<&str> = ModelConfig::known_names().collect();
                 bail!("{error}; without files, --model takes one of {}", known.join(", "))
-            }
-        },
+            };
+            Ok((shape, false))
+        }
     }
 }
 

@@ -25,7 +25,7 @@ pub struct Args {
     folders: Vec<PathBuf>,
 
     /// The page; by default report.html in the folder, for several folders in the current one.
-    #[arg(short, long, visible_alias = "out", value_name = "FILE")]
+    #[arg(short, long = "out", alias = "output", value_name = "FILE")]
     output: Option<PathBuf>,
 
     /// Writes every table, and the metrics of every run, as CSV files into this folder.

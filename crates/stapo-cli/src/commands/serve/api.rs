@@ -5,6 +5,7 @@ use super::compare;
 use super::decimate::{Curve, decimate};
 use super::http::{Refusal, Request, Response};
 use super::index::Look;
+use super::question::{named_runs, number, number_or, one_run};
 use super::responses;
 use super::site::{Site, lock};
 use crate::shared::run_folder::part_files;
@@ -18,8 +19,6 @@ use std::path::PathBuf;
 
 /// Points per curve that a page may ask for.
 const MAX_POINTS: usize = 4000;
-/// Runs in one question.
-const MAX_RUNS: usize = 200;
 /// Curves in one answer.
 const MAX_CURVES: usize = 4000;
 
@@ -36,41 +35,6 @@ pub fn answer(site: &Site, request: &Request) -> Result<Response, Refusal> {
         "/api/evaluations" => compare::evaluations(site, request),
         path => Err(Refusal::new(404, format!("{path}: nothing here"))),
     }
-}
-
-/// The folder of the run that a request names.
-pub fn one_run(site: &Site, request: &Request) -> Result<PathBuf, Refusal> {
-    folder(site, request.value("run").unwrap_or_default())
-}
-
-/// The folders of all runs that a request names, with their ids.
-pub fn named_runs(site: &Site, request: &Request) -> Result<Vec<(String, PathBuf)>, Refusal> {
-    let ids: Vec<&str> = request.values("run").collect();
-    if ids.is_empty() || ids.len() > MAX_RUNS {
-        return Err(Refusal::new(
-            400,
-            format!("{} runs named, 1 to {MAX_RUNS} are answered at once", ids.len()),
-        ));
-    }
-    ids.into_iter().map(|id| Ok((id.to_string(), folder(site, id)?))).collect()
-}
-
-fn folder(site: &Site, id: &str) -> Result<PathBuf, Refusal> {
-    site.index().folder(id).ok_or_else(|| Refusal::new(404, format!("run {id:?}: not in the list of runs")))
-}
-
-fn number<T: std::str::FromStr>(request: &Request, name: &str) -> Result<T, Refusal> {
-    optional(request, name)?.ok_or_else(|| Refusal::new(400, format!("{name}: missing")))
-}
-
-/// A number of the query, or the value that it has without being named.
-pub fn number_or<T: std::str::FromStr>(request: &Request, name: &str, otherwise: T) -> Result<T, Refusal> {
-    Ok(optional(request, name)?.unwrap_or(otherwise))
-}
-
-fn optional<T: std::str::FromStr>(request: &Request, name: &str) -> Result<Option<T>, Refusal> {
-    let bad = |text: &str| Refusal::new(400, format!("{name}: {text:?} is no number"));
-    request.value(name).map(|text| text.parse().map_err(|_| bad(text))).transpose()
 }
 
 fn runs(site: &Site) -> Response {
@@ -121,10 +85,10 @@ struct RunCurves {
 fn series(site: &Site, request: &Request) -> Result<Response, Refusal> {
     let axis = XAxis::parse(request.value("x").unwrap_or("step"))
         .ok_or_else(|| Refusal::new(400, "x: expected step, updates, tokens or hours"))?;
-    let n_most = optional(request, "points")?.unwrap_or(500).clamp(2, MAX_POINTS);
-    let from = optional(request, "from")?.unwrap_or(f64::NEG_INFINITY);
-    let to = optional(request, "to")?.unwrap_or(f64::INFINITY);
-    let after = optional(request, "after")?.unwrap_or(f64::NEG_INFINITY);
+    let n_most = number_or(request, "points", 500)?.clamp(2, MAX_POINTS);
+    let from = number_or(request, "from", f64::NEG_INFINITY)?;
+    let to = number_or(request, "to", f64::INFINITY)?;
+    let after = number_or(request, "after", f64::NEG_INFINITY)?;
     let keys: Vec<&str> = request.values("key").collect();
     let runs = named_runs(site, request)?;
     if keys.len() * runs.len() > MAX_CURVES {
@@ -157,9 +121,4 @@ fn differences(site: &Site, request: &Request) -> Result<Response, Refusal> {
     let differing = differing(&plans.iter().map(String::as_str).collect::<Vec<_>>());
     let ids: Vec<&String> = runs.iter().map(|(id, _)| id).collect();
     Ok(Response::json(&json!({ "runs": ids, "settings": differing })))
-}
-
-/// An error of reading a run, as the page shows it.
-pub fn unreadable(error: &anyhow::Error) -> Refusal {
-    Refusal::new(404, format!("{error:#}"))
 }

@@ -266,7 +266,9 @@ mod tests {
 
     fn columns(lines: &[&str]) -> Columns {
         let mut columns = Columns::default();
-        lines.iter().for_each(|line| columns.add(line.as_bytes()));
+        for line in lines {
+            columns.add(line.as_bytes());
+        }
         columns
     }
 

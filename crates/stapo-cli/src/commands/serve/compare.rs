@@ -1,9 +1,9 @@
 //! Runs over one another: arms with their seeds, means, and the statistics of `stapo report`.
 
-use super::api::{named_runs, number_or, unreadable};
 use super::columns::{Columns, XAxis};
 use super::decimate::{Curve, decimate, decimate_means};
 use super::http::{Refusal, Request, Response};
+use super::question::{named_runs, number_or, one_run, unreadable};
 use super::site::{Site, lock};
 use crate::shared::chart::{MIN_SEEDS_FOR_INTERVAL, band_over};
 use crate::shared::run_folder::part_files;
@@ -235,7 +235,7 @@ fn n_bytes<'a>(runs: impl Iterator<Item = &'a PathBuf>, parts: &[&str]) -> u64 {
 /// The evaluations of one run.
 pub fn evaluations(site: &Site, request: &Request) -> Result<Response, Refusal> {
     let id = request.value("run").unwrap_or_default();
-    let folder = super::api::one_run(site, request)?;
+    let folder = one_run(site, request)?;
     if n_bytes([&folder].into_iter(), &["eval"]) > MAX_BYTES {
         return Err(Refusal::new(413, "evaluations of more than 512 MiB: `stapo compare` reads them"));
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of a request line with all headers.
 const MAX_HEAD: usize = 16 << 10;
@@ -45,6 +45,7 @@ impl Request {
     pub fn read(stream: &mut TcpStream) -> Result<Option<Self>, Refusal> {
         let timed = stream.set_read_timeout(Some(READ_TIMEOUT));
         timed.and_then(|()| stream.set_write_timeout(Some(WRITE_TIMEOUT))).map_err(|e| broken(&e))?;
+        let began = Instant::now();
         let mut head = Vec::new();
         let mut buffer = [0; 4096];
         loop {
@@ -61,6 +62,9 @@ impl Request {
             if let Some(end) = head[from..].windows(4).position(|four| four == b"\r\n\r\n") {
                 head.truncate(from + end);
                 break;
+            }
+            if began.elapsed() > READ_TIMEOUT {
+                return Err(Refusal::new(408, "the request came too slowly"));
             }
             if head.len() > MAX_HEAD {
                 return Err(Refusal::new(431, format!("request headers of more than {MAX_HEAD} bytes")));

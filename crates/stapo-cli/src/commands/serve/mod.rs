@@ -12,6 +12,7 @@ mod evaluations;
 mod http;
 mod index;
 mod lines;
+mod question;
 mod responses;
 mod site;
 mod status;
@@ -115,20 +116,34 @@ fn accept(listener: &TcpListener, server: &Arc<Server>) {
     let n_open = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let Ok(mut stream) = stream else { continue };
-        if n_open.fetch_add(1, Ordering::SeqCst) >= MAX_CONNECTIONS {
-            n_open.fetch_sub(1, Ordering::SeqCst);
+        let open = Open::count(&n_open);
+        if n_open.load(Ordering::SeqCst) > MAX_CONNECTIONS {
             let refusal = Refusal::new(503, "too many connections at a time");
             let _ = Response::refusal(&refusal).write(&mut stream, false);
             continue;
         }
-        let (server, counted) = (Arc::clone(server), Arc::clone(&n_open));
-        let started = spawn("connection", move || {
+        let server = Arc::clone(server);
+        // Without a thread the connection is closed, and the page tries again.
+        let _ = spawn("connection", move || {
+            let _open = open;
             serve(&server, &mut stream);
-            counted.fetch_sub(1, Ordering::SeqCst);
         });
-        if started.is_err() {
-            n_open.fetch_sub(1, Ordering::SeqCst);
-        }
+    }
+}
+
+/// A connection, counted for as long as the value lives.
+struct Open(Arc<AtomicUsize>);
+
+impl Open {
+    fn count(n_open: &Arc<AtomicUsize>) -> Self {
+        n_open.fetch_add(1, Ordering::SeqCst);
+        Open(Arc::clone(n_open))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Recorded responses: all of a step without their tokens, and the tokens as the viewer reads them.
 
-use super::api::unreadable;
 use super::http::{Refusal, Response};
+use super::question::unreadable;
 use crate::shared::viewer::{Inspected, recorded};
 use serde_json::{Value, json};
 use stapo_core::record::ResponseRecord;

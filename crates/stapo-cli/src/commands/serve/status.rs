@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn event(value: serde_json::Value) -> Event {
+    fn event(value: &serde_json::Value) -> Event {
         let mut whole = json!({"schema": 1, "time": "2026-01-01T00:00:00Z", "step": 1});
         whole.as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
         serde_json::from_value(whole).unwrap()
@@ -106,7 +106,7 @@ mod tests {
 
     fn start(host: &str) -> Event {
         event(
-            json!({"event": "start", "writer": {"pid": 7, "host": host, "command": "", "started": "", "program": "", "device": "", "world": 1}}),
+            &json!({"event": "start", "writer": {"pid": 7, "host": host, "command": "", "started": "", "program": "", "device": "", "world": 1}}),
         )
     }
 
@@ -127,8 +127,8 @@ mod tests {
 
     #[test]
     fn the_last_start_or_stop_decides_and_then_the_lock_or_the_age() {
-        let stop = |reason: &str| event(json!({"event": "stop", "reason": reason, "text": "SIGTERM"}));
-        let warning = event(json!({"event": "warning", "text": "w"}));
+        let stop = |reason: &str| event(&json!({"event": "stop", "reason": reason, "text": "SIGTERM"}));
+        let warning = event(&json!({"event": "warning", "text": "w"}));
         assert_eq!(kind(&[start("here"), stop("done"), warning.clone()], 0, None), StatusKind::Done);
         assert_eq!(kind(&[start("here"), stop("target_reached")], 0, None), StatusKind::Done);
         assert_eq!(kind(&[start("here"), stop("no_improvement")], 0, None), StatusKind::Done);

@@ -134,7 +134,7 @@ mod tests {
         let rollout = moment(Phase::Rollout, 14.2, 12_345, 187, 256);
         assert_eq!(line(&rollout), "step 12 rollout 187/256 responses 12.3k tokens 869 tokens/s 14 s");
         assert_eq!(work_text(&moment(Phase::Checkpoint, 3.0, 0, 0, 0)), "checkpoint 3 s");
-        let long = Moment { step: 1000, ..moment(Phase::Calibrate, 3599.0, 949_940_000, 1024, 2048) };
+        let long = Moment { step: 1000, ..moment(Phase::Evaluate, 3599.0, 949_940_000, 1024, 2048) };
         assert!(line(&long).len() <= 80, "{}", line(&long));
         let before = Moment { step: 0, ..moment(Phase::Evaluate, 1.0, 0, 0, 8) };
         assert_eq!(line(&before), "before step 1 evaluate 0/8 responses 1 s");

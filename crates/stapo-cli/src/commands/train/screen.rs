@@ -1,9 +1,9 @@
-//! Progress of a training run: a live view on a terminal, plain lines elsewhere, or JSON lines.
+//! Progress of a training run: a live view on a terminal, plain lines elsewhere, JSON lines, or nothing but the end.
 
 use super::progress::{Heartbeat, bar, left_text};
 use crate::shared::clock::span;
 use crate::shared::stop::{Asked, FINISHING, Stop};
-use crate::shared::terminal::plain;
+use crate::shared::terminal::{is_quiet, plain};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
 use stapo_core::record::{BenchmarkScore, Best, Metrics, Record};
@@ -39,6 +39,7 @@ enum ScreenMode {
     Live(ProgressBar),
     Lines(Heartbeat),
     Json,
+    Quiet,
 }
 
 impl Screen {
@@ -53,6 +54,7 @@ impl Screen {
         let steps = plan.config.steps;
         let mode = match (json, stderr().is_terminal()) {
             (true, _) => ScreenMode::Json,
+            (false, _) if is_quiet() => ScreenMode::Quiet,
             (false, true) => ScreenMode::Live(live(steps, history.len() as u64, meter, &stop)),
             (false, false) => ScreenMode::Lines(Heartbeat::start(meter)),
         };
@@ -83,6 +85,8 @@ impl Screen {
         match &self.mode {
             ScreenMode::Live(bar) => bar.println(text),
             ScreenMode::Lines(heartbeat) => heartbeat.say(&text),
+            ScreenMode::Quiet => {}
+            ScreenMode::Json if is_quiet() => {}
             ScreenMode::Json => {
                 // A failed write is ignored: a closed standard error must not end the run.
                 let _ = writeln!(stderr(), "{text}");
@@ -187,6 +191,11 @@ impl Screen {
         rows.extend(next_commands(&self.folder, outcome, best.is_some()));
         let said = plain(&format!("{headline}\n  {}\n", rows.join("\n  ")));
         match self.mode {
+            ScreenMode::Quiet => {
+                let last = plain(&format!("{headline}, {}\n", self.folder.display()));
+                stdout().write_all(last.as_bytes())?;
+            }
+            ScreenMode::Json if is_quiet() => {}
             ScreenMode::Json => stderr().write_all(said.as_bytes())?,
             ScreenMode::Live(_) | ScreenMode::Lines(_) => stdout().write_all(said.as_bytes())?,
         }
@@ -207,7 +216,7 @@ fn next_commands(folder: &Path, outcome: Outcome, has_best: bool) -> Vec<String>
         format!("see the report     stapo report {run}"),
         format!("look at tokens     stapo inspect {run}"),
         format!("evaluate           stapo eval --model {run} --out {}", inside("eval")),
-        format!("export             stapo export {run}{step} --to {}", inside("model")),
+        format!("export             stapo export {run}{step} --out {}", inside("model")),
     ]);
     commands
 }
@@ -250,6 +259,7 @@ impl Watch for Screen {
                 self.output_error = self.output_error.take().or(failed);
                 return;
             }
+            ScreenMode::Quiet => return,
             ScreenMode::Lines(_) => self.say(&self.line(metrics)),
             ScreenMode::Live(bar) => {
                 bar.set_position(metrics.step);
@@ -321,7 +331,7 @@ mod tests {
     fn commands_name_the_run_in_a_form_that_a_shell_takes() {
         let commands = next_commands(Path::new("runs/my run"), Outcome::Stopped, true);
         assert_eq!(commands[0], "go on with         stapo train --resume 'runs/my run'");
-        assert!(commands[4].ends_with("stapo export 'runs/my run' --step best --to 'runs/my run/model'"));
+        assert!(commands[4].ends_with("stapo export 'runs/my run' --step best --out 'runs/my run/model'"));
         assert_eq!(shell_word(Path::new("it's")), r"'it'\''s'");
         assert_eq!(next_commands(Path::new("runs/a"), Outcome::Done, false).len(), 4);
     }

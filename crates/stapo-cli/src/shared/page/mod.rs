@@ -26,13 +26,13 @@ pub fn page(title: &str, style: &str, body: &str, script: &str) -> String {
     )
 }
 
-/// Writes a page to the place that `--output` names, else to `file` in the folder that the page is about, and returns
+/// Writes a page to the place that `--out` names, else to `file` in the folder that the page is about, and returns
 /// the place. A folder that cannot be written to is refused with the option that names another place.
 pub fn write(output: Option<&Path>, folder: &Path, file: &str, html: &str) -> Result<PathBuf> {
     let page = output.map_or_else(|| folder.join(file), Path::to_owned);
     match write_whole(&page, html.as_bytes()) {
         Err(Error::Io { source, .. }) if output.is_none() && is_read_only(source.kind()) => bail!(
-            "run folder {}: cannot be written to: {source}\nhint: name a place for the page with --output FILE",
+            "run folder {}: cannot be written to: {source}\nhint: name a place for the page with --out FILE",
             folder.display()
         ),
         written => Ok(written.map(|()| page)?),

@@ -251,7 +251,7 @@ impl<'a> Collected<'a> {
             self.rows.solutions.insert(found.id.clone(), solution);
         }
         let Value::Object(fields) = row else { return Ok(()) };
-        let earlier_turns = self.wording.turns(found.earlier_turns);
+        let earlier_turns = self.wording.turns(&found.earlier_turns);
         let problem = Problem { id: found.id, earlier_turns, prompt: found.problem, reference };
         self.pending.push((problem, split_of(question, self.spec.held_out_share), fields));
         if self.pending.len() < PENDING { Ok(()) } else { self.render_pending() }

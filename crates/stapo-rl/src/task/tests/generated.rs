@@ -245,7 +245,7 @@ fn specs_round_trip_and_refuse_what_they_do_not_know() {
         let said = read(&format!("kind = \"arithmetic\"\nlevel = {level}")).unwrap_err().to_string();
         assert!(said.contains(expected), "{said}");
     }
-    let all = toml::to_string(&spec).unwrap() + "level = 2";
+    let all = format!("level = 2\n{}", toml::to_string(&spec).unwrap());
     let said = TaskSpec::read("task", toml::from_str(&all).unwrap()).unwrap_err().to_string();
     assert!(said.contains("task.level: 2 changes nothing"), "{said}");
     assert!(read("kind = \"countdown\"\nlevel = 2").unwrap_err().to_string().contains("unknown key `level`"));

@@ -2,7 +2,7 @@
 // Runs over one another.
 (() => {
   const { element } = stapo;
-  const { rows, views, ask, anchor, remember } = stapo.app;
+  const { rows, views, ask, anchor } = stapo.app;
   const EVERY_MS = 2000;
 
   // A table of the server.
@@ -87,7 +87,6 @@
     });
     const grid = element("div", "charts");
     const tables = element("div");
-    const state = {};
     const controls = stapo.chartControls(params, ["step", "updates", "tokens", "hours"], (isNewData) => { if (isNewData) load(); else draw(); });
     root.append(top, names, controls.bar, grid, tables);
     const charts = stapo.runCharts.plan(facts.keys).filter((chart) => !chart.isOther && chart.keys.length).flatMap((chart) => chart.keys.slice(0, 2).map((key) => ({
@@ -129,7 +128,6 @@
         if (n % 10 === 0) { facts = await ask("/api/compare", chosen); tell(); }
       } catch { isDue = true; }
     }, EVERY_MS);
-    remember({});
-    return { key: controls.key, leave: () => clearInterval(timer), update: (changed) => { if ([...changed].some((id) => members.has(id))) isDue = true; }, state };
+    return { key: controls.key, leave: () => clearInterval(timer), update: (changed) => { if ([...changed].some((id) => members.has(id))) isDue = true; } };
   };
 })();

@@ -133,7 +133,8 @@
       const cell = element("td");
       cell.colSpan = COLUMNS.length;
       const own = found.filter((row) => row.experiment === experiment);
-      cell.append("experiment ", element("b", "", experiment === "." ? "here" : experiment), " · " + own.length + " runs · ", anchor("compare its arms", "compare", { experiment }));
+      const states = ["running", "done", "stopped", "died", "broken"].map((kind) => [kind, own.filter((row) => row.status.kind === kind).length]).filter(([, n]) => n);
+      cell.append("experiment ", element("b", "", experiment === "." ? "here" : experiment), " · " + states.map(([kind, n]) => n + " " + kind).join(", ") + " · ", anchor("compare its arms", "compare", { experiment }));
       made.append(cell);
       return made;
     };
