@@ -64,7 +64,12 @@ long 128 1 4000
 long 8 8 8192
 run exact-long 120 "$bench" exact --prompts=2 --samples=2 --prompt=15900 --new=480 --rows=5000 --kv-gib=16 --together=1
 [ -z "$ops" ] || run attention 60 "$ops" attention
+# Spread lengths: a quarter of 64 prompts x 8 samples in a quarter of 100 GiB, then one step of 8 x 8 responses.
+run rollout 200 "$bench" rollout --prompts=16 --kv-gib=25 --rows=8192
+run step-1.7b 120 "$bench" step --shape=1
 if [ $quick -eq 0 ]; then
+    run step-8b 240 "$bench" step --shape=2 --8bit=1
+    run step-14b 360 "$bench" step --shape=3 --8bit=1
     run train-8b 150 "$bench" train --large=1 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1
     run decode-8b 150 "$bench" decode --large=1 --prompts=16
     [ -z "$ops" ] || run torch-attention 60 python3 "$here/gpu/torch_attention.py"

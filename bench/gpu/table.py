@@ -61,6 +61,13 @@ def rows(results):
             text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB (planned {r['planned_gib']})"
             ok = r["gib"] <= 139 and abs(r["planned_gib"] / r["gib"] - 1) <= 0.05
             yield "training step 8B, 4 x 2048, 8-bit states", text, "139 GiB, plan within 5 %", ok
+        elif name == "rollout":
+            text = f"{r['tokens_per_s']} tokens/s, {100 * r['share']:.1f} % of an ideal scheduler"
+            yield f"rollout of {r['sequences']} spread lengths", text, "70 %", r["share"] >= 0.7
+        elif name.startswith("step-"):
+            text = f"sampling {r['sample_s']} s, update {r['update_s']} s, {r['gib']} GiB (planned {r['planned_gib']})"
+            ok = abs(r["planned_gib"] / r["gib"] - 1) <= 0.05
+            yield f"one step of 8 x 8 responses, {r['shape']}", text, "plan within 5 %", ok
         elif name == "decode-8b":
             yield f"decode 8B, {r['sequences']} sequences", f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB", "", ""
 

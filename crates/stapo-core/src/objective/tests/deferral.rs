@@ -4,13 +4,14 @@ use super::*;
 #[test]
 fn tokens_that_do_not_wait_have_their_final_effects_before_the_minibatch_was_seen() {
     let mut n_by_kind = [0, 0, 0];
+    let mut n_waited = [0, 0];
     for (name, spec) in all_specs() {
         let Some(deferral) = spec.deferral() else {
             n_by_kind[2] += 1;
             continue;
         };
-        n_by_kind[usize::from(deferral == Deferral::Responses)] += 1;
-        let mut n_waited = 0;
+        let kind = usize::from(deferral == Deferral::Responses);
+        n_by_kind[kind] += 1;
         for case in 0..6 {
             let drift = if spec.ratio == Ratio::Token { 0.6 } else { 2e-3 };
             let samples = random_minibatch(&spec, case, drift);
@@ -25,7 +26,7 @@ fn tokens_that_do_not_wait_have_their_final_effects_before_the_minibatch_was_see
                 spec.evaluate(&calibration, idx, response, &mut after).unwrap();
                 let waits = deferral.waits(&after);
                 let waited = before.iter().zip(&after).filter(|(_, after)| waits(after));
-                n_waited += waited.filter(|(_, after)| after.d_logp != 0.0).count();
+                n_waited[kind] += waited.filter(|(_, after)| after.d_logp != 0.0).count();
                 for (before, after) in before.iter().zip(&after) {
                     assert_eq!(before.is_candidate, after.is_candidate, "{name}");
                     if !waits(after) {
@@ -39,9 +40,8 @@ fn tokens_that_do_not_wait_have_their_final_effects_before_the_minibatch_was_see
                 );
             }
         }
-        // RSI silences every improbable token by itself, so none of its candidates has a derivative.
-        assert!(n_waited > 0 || name.starts_with("rsi"), "{name}: no token waited");
     }
+    assert!(n_waited.iter().all(|n| *n > 20), "too few tokens waited to show anything: {n_waited:?}");
     assert!(n_by_kind.iter().all(|n| *n > 0), "each kind of objective occurs: {n_by_kind:?}");
 }
 
