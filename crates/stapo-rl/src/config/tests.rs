@@ -287,6 +287,7 @@ fn every_key_stands_in_the_documentation() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md")).unwrap();
     let mut config = Config { reference: Some(ModelSource::Builtin), ..Config::default() };
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
+    config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
     config.evaluation = full_evaluation();
     for (key, value) in settings::to_table(&config) {
         let keys = match value {
