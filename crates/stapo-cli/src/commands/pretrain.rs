@@ -8,6 +8,7 @@ use crate::shared::stop::{self, Stop};
 use crate::shared::{clock, run_folder};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{PretrainMetrics, Record};
+use stapo_rl::config::PlanError;
 use stapo_rl::device::DeviceName;
 use stapo_rl::identity;
 use stapo_rl::model_files::{Existing, ExportOptions, Precision};
@@ -178,8 +179,10 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
         None => base.text.to_string(),
     };
     let set = settings(args, &base.set);
-    let mut config = PretrainConfig::over(&base.defaults, &text, set.iter().map(String::as_str))?;
-    config.check()?;
+    let read = PretrainConfig::over(&base.defaults, &text, set.iter().map(String::as_str));
+    let checked = read.map_err(PlanError::from).and_then(|config| config.check().map(|()| config));
+    let mut config =
+        checked.map_err(|error| run_folder::placed(error, args.config.as_deref(), &text, &set))?;
     let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&config.name));
     if folder.exists() {
         bail!(stapo_rl::Error::exists(&folder));

@@ -25,17 +25,20 @@ pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String,
         None => shipped::read("config", Path::new("stapo"), &shipped::CONFIGS[..1])?,
     };
     let resolved = Config::from_toml(&text, overrides.iter().map(String::as_str)).map_err(PlanError::from);
-    let plan = resolved.and_then(Plan::resolve).map_err(|error| {
-        let file = config.map_or("the built-in config".to_string(), |path| path.display().to_string());
-        let place = match (error.key(), &error) {
-            (Some(key), _) => settings::place(&key, &file, &text, overrides.iter().map(String::as_str)),
-            // The message names the override.
-            (None, PlanError::Settings(SettingsError::Override { .. })) => return error.into(),
-            (None, _) => file,
-        };
-        anyhow::Error::new(error).context(place)
-    })?;
+    let plan = resolved.and_then(Plan::resolve).map_err(|error| placed(error, config, &text, overrides))?;
     Ok((text, plan))
+}
+
+/// An error in a config with its place: file, line and column, or the `--set` that gave the value.
+pub fn placed(error: PlanError, config: Option<&Path>, text: &str, overrides: &[String]) -> anyhow::Error {
+    let file = config.map_or("the built-in config".to_string(), |path| path.display().to_string());
+    let place = match (error.key(), &error) {
+        (Some(key), _) => settings::place(&key, &file, text, overrides.iter().map(String::as_str)),
+        // The message names the override.
+        (None, PlanError::Settings(SettingsError::Override { .. })) => return error.into(),
+        (None, _) => file,
+    };
+    anyhow::Error::new(error).context(place)
 }
 
 /// The resolved plan of a run.

@@ -96,7 +96,7 @@ impl Schedule {
     }
 
     /// Refuses values that make no schedule.
-    pub(super) fn check(self) -> Result<(), PlanError> {
+    pub(crate) fn check(self) -> Result<(), PlanError> {
         let Common { warmup_steps, warmup_share, total_steps, final_factor } = self.common();
         let (share, total) = (warmup_share.unwrap_or(0.0), total_steps.unwrap_or(u64::MAX));
         require(

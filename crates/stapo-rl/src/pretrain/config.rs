@@ -240,7 +240,7 @@ impl PretrainConfig {
                 return refuse(key, "0 expected at least 1".to_string(), "");
             }
         }
-        Ok(())
+        update.schedule.check()
     }
 
     pub fn device(&self) -> DeviceName {
