@@ -299,7 +299,7 @@ fn an_error_in_a_config_names_its_place_in_plain_words() {
     // Supervised training places its errors too.
     std::fs::write(at.join("my.toml"), "steps = 3\n[update]\nlearning_rte = 1").unwrap();
     let said = complaint(at, &["pretrain", "my.toml"]);
-    assert!(said.starts_with("error: my.toml:3:1: ") && said.contains("`update.learning_rate`"), "{said}");
+    assert!(said.starts_with("error: my.toml:3:1: ") && said.contains("`learning_rate`"), "{said}");
     let both = "[update]\nschedule = { kind = \"constant\", warmup_steps = 1, warmup_share = 0.5 }";
     std::fs::write(at.join("my.toml"), both).unwrap();
     let said = complaint(at, &["pretrain", "my.toml"]);
