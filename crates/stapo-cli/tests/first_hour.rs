@@ -204,7 +204,9 @@ fn shipped_configs_are_found_by_name_from_anywhere() {
     assert!(complaint(at, &["train", "my.toml"]).contains("hint: known: stapo, grpo, "));
     let said = complaint(at, &["experiment", "main-quik"]);
     assert!(said.contains("did you mean `main-quick`?"), "{said}");
-    // A file of that name comes first.
+    // A file of that name comes first, and only where the name is given.
+    std::fs::write(at.join("stapo"), "no config").unwrap();
+    assert!(ok(&stapo(at, &["plan", "--no-measure"])).contains("stapo: stapo on arithmetic"));
     std::fs::write(at.join("grpo"), "name = \"mine\"").unwrap();
     let plan = ok(&stapo(at, &["plan", "grpo", "--no-measure"]));
     assert!(plan.contains("mine: stapo on arithmetic"), "{plan}");

@@ -22,7 +22,7 @@ pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String,
     let text = match config {
         Some(run) if run.is_dir() => plan_text(run)?,
         Some(path) => shipped::read("config", path, &shipped::CONFIGS)?,
-        None => shipped::read("config", Path::new("stapo"), &shipped::CONFIGS[..1])?,
+        None => shipped::DEFAULT_CONFIG.to_string(),
     };
     let resolved = Config::from_toml(&text, overrides.iter().map(String::as_str)).map_err(PlanError::from);
     let plan = resolved.and_then(Plan::resolve).map_err(|error| placed(error, config, &text, overrides))?;

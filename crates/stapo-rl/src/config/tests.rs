@@ -345,6 +345,7 @@ fn every_config_key_that_a_message_names_exists() {
         final_factor: 0.0,
     };
     config.rollout.source = Some(RolloutSource::Jsonl { path: "x".into(), behavior: Behavior::Policy });
+    config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
     config.update.reuse = Some(Reuse::default());
     let table = Value::Table(settings::to_table(&config));
     let supervised = Value::Table(settings::to_table(&crate::pretrain::PretrainConfig::default()));
