@@ -14,7 +14,7 @@ pub use plan::Plan;
 pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};
 pub use rewards::{Reward, RewardSpec};
-pub use schedule::Schedule;
+pub use schedule::{Curve, Schedule};
 pub use sources::{Behavior, ModelSource, RolloutSource, TeacherSource};
 pub use style::PromptStyle;
 
@@ -407,8 +407,7 @@ fn overlaid(given: Table) -> Table {
     let mut defaults = Config::default();
     let schedule = given.get("update").and_then(|update| update.get("schedule"));
     if schedule.is_some_and(|schedule| schedule.get("warmup_share").is_some()) {
-        defaults.update.schedule =
-            Schedule::Constant { warmup_steps: None, warmup_share: None, total_steps: None };
+        defaults.update.schedule = Schedule::of(Curve::Constant);
     }
     settings::overlay(settings::to_table(&defaults), given)
 }
