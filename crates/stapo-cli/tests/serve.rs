@@ -403,7 +403,8 @@ fn every_view_shows_long_broken_and_hostile_runs() {
 fn fingers(session: &mut Session, [x, y, width]: [f64; 3]) {
     session.value("document.getElementById('accuracy').scrollIntoView()");
     let window = |session: &mut Session| {
-        let ends = session.value("['from','to'].map(n=>Number(new URLSearchParams(location.hash.split('?')[1]).get(n)))");
+        let ends = session
+            .value("['from','to'].map(n=>Number(new URLSearchParams(location.hash.split('?')[1]).get(n)))");
         [0, 1].map(|idx| ends[idx].as_f64().unwrap())
     };
     let at = |part: f64| (x + part * width, y);

@@ -24,8 +24,8 @@ pub struct FoundModel {
     /// The model itself, or the one from which the run of `checkpoint` started: its config, tokenizer and chat template
     /// are those of the checkpoint.
     pub base: BaseModel,
-    /// The run's checkpoint that holds the weights.
-    pub checkpoint: Option<FoundCheckpoint>,
+    /// The run's checkpoint that holds the weights. It stays readable when a trainer removes its folder.
+    pub checkpoint: Option<Checkpoint>,
 }
 
 /// A model that is no run's.
@@ -39,13 +39,6 @@ pub enum BaseModel {
         shape: String,
         seed: u64,
     },
-}
-
-/// The checkpoint of a run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundCheckpoint {
-    pub path: PathBuf,
-    pub step: u64,
 }
 
 /// The files of a model; those of the built-in model lie in a folder that is removed with this value.
@@ -104,13 +97,13 @@ impl FoundModel {
             pinned: ModelSource::named(&format!("{}@{step}", run.display())),
             refused,
             base: base_of_run(run)?,
-            checkpoint: Some(FoundCheckpoint { path: checkpoint.path, step }),
+            checkpoint: Some(checkpoint),
         })
     }
 
     /// The training steps that a run's checkpoint has seen; `None` for a model that is no run's.
     pub fn step(&self) -> Option<u64> {
-        self.checkpoint.as_ref().map(|checkpoint| checkpoint.step)
+        self.checkpoint.as_ref().map(|checkpoint| checkpoint.counters.step)
     }
 
     /// The files of the base model.

@@ -3,7 +3,7 @@
 use crate::config::{ModelSource, Plan, PromptStyle};
 use crate::error::{Error, Result};
 use crate::found_model::{BaseModel, FoundModel};
-use crate::model_hashes::{beside_weights, of_found};
+use crate::model_hashes::{beside_weights, of_base};
 use crate::prompting::Prompting;
 use crate::run::Checkpoint;
 use serde_json::{Map, Value};
@@ -63,10 +63,9 @@ impl LoadedModel {
         device: &Device,
         tokenizer: impl FnOnce(&Pretrained) -> Result<std::result::Result<Tokenizer, String>>,
     ) -> Result<Self> {
-        let checkpoint = found.checkpoint.as_ref().map(|found| Checkpoint::open(&found.path)).transpose()?;
-        if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = &checkpoint {
+        if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = &found.checkpoint {
             let recorded = beside_weights(provenance.identity.inputs.clone());
-            let changes = changed_inputs(&recorded, &beside_weights(of_found(found)?));
+            let changes = changed_inputs(&recorded, &beside_weights(of_base(found)?));
             if !changes.is_empty() {
                 return Err(Error::ChangedModel { folder: path.clone(), changes });
             }
@@ -86,7 +85,7 @@ impl LoadedModel {
         if files.are_temporary() {
             model.companions.iter_mut().try_for_each(Companion::load)?;
         }
-        if let Some(checkpoint) = checkpoint {
+        if let Some(checkpoint) = &found.checkpoint {
             checkpoint.restore_weights(&mut model.policy)?;
         }
         Ok(model)

@@ -86,7 +86,13 @@ impl Schedule {
         let last = final_factor.unwrap_or(0.0);
         let key = "update.schedule.final_factor";
         let falls = kind != Curve::Constant || final_factor.is_none();
-        require(falls, key, last, "stands beside kind = \"constant\"", "take linear or cosine, or leave it out")?;
+        require(
+            falls,
+            key,
+            last,
+            "stands beside kind = \"constant\"",
+            "take linear or cosine, or leave it out",
+        )?;
         require(last.is_finite() && last >= 0.0, key, last, "expected at least 0", "")?;
         let is_long = total >= 1 && total >= warmup_steps.unwrap_or(0);
         let expected = "expected at least 1, and at least warmup_steps";
