@@ -99,7 +99,7 @@
     const caption = element("figcaption");
     const tools = element("span", "tools");
     const place = element("div", "plot");
-    caption.append(element("b", "", options.title), element("span", "", options.note || ""));
+    caption.append(element("b", "", options.title), element("span", "", [options.note, options.unit].filter(Boolean).join(", ")));
     figure.append(caption, tools, place);
     const chart = { figure, data: { lines: [], bands: [], marks: [] }, axis: "step", range: null, smooth: 0, hidden: new Set() };
     for (const [label, what, save] of [
@@ -191,7 +191,7 @@
       }
       for (const mark of marks.filter((mark) => mark.x >= x0 && mark.x <= x1)) {
         const x = toX(mark.x).toFixed(1);
-        drawing.append(svg("path", { class: "mark " + mark.kind, d: "M" + x + " " + (bottom - 1) + "l-5 9h10z", "data-t": mark.text }));
+        drawing.append(svg("path", { class: "mark " + mark.kind, d: "M" + x + " " + bottom + "l-4 6h8z", "data-t": mark.text }));
       }
       const hit = svg("rect", { class: "hit", x: left, y: top, width: right - left, height: HEIGHT });
       drawing.append(hit);
