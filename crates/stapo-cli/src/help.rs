@@ -37,6 +37,7 @@ const GROUPS: [Group; 5] = [
             ("inspect", "stapo inspect runs/RUN\nstapo inspect runs/RUN --terminal"),
             ("serve", "stapo serve runs"),
             ("verify-run", "stapo verify-run runs/RUN --steps 2"),
+            ("counterfactual", "stapo counterfactual runs/RUN --samples 32 --out tokens.jsonl"),
         ],
     },
     Group {

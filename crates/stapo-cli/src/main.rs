@@ -22,8 +22,8 @@ mod shared;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    completions, doctor, eval, experiment, export, fetch, generate, grade, init, inspect, man, model,
-    objective, plan, pretrain, problems, report, runs, score, serve, train, verify_run, version,
+    completions, counterfactual, doctor, eval, experiment, export, fetch, generate, grade, init, inspect,
+    man, model, objective, plan, pretrain, problems, report, runs, score, serve, train, verify_run, version,
 };
 use shared::terminal::{be_quiet, output_failed};
 use stapo_rl::device::cuda;
@@ -66,6 +66,7 @@ enum Command {
     Completions(completions::Args),
     Man(man::Args),
     VerifyRun(verify_run::Args),
+    Counterfactual(counterfactual::Args),
     /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
     /// Log-prob, entropy and collision of every token of given responses, as JSON lines.
@@ -139,6 +140,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Completions(args) => completions::run(&args, program()),
         Command::Man(args) => man::run(&args, program()),
         Command::VerifyRun(args) => verify_run::run(&args),
+        Command::Counterfactual(args) => counterfactual::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Grade(args) => grade::run(&args),

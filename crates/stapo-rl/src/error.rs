@@ -119,6 +119,10 @@ pub enum Error {
     Benchmark { name: String, problem: String, remedy: String },
     #[error("config.{key}: {problem}\nhint: {remedy}")]
     Misfit { key: &'static str, problem: String, remedy: &'static str },
+    #[error(
+        "step {step}: the replayed batch has another token at place {token_idx} of problem {problem_id:?}, sample {sample_idx}, than the run recorded\nhint: `stapo verify-run` tells what differs"
+    )]
+    OtherReplay { step: u64, problem_id: String, sample_idx: usize, token_idx: usize },
     #[error("step {step}: canary {canary}: {problem}\nhint: {remedy}")]
     Canary { step: u64, canary: &'static str, problem: String, remedy: &'static str },
 }

@@ -6,6 +6,7 @@ mod canary;
 mod carried;
 pub mod config;
 mod constants;
+pub mod counterfactual;
 pub mod disk;
 mod error;
 pub mod estimate;

@@ -1,7 +1,9 @@
 //! Steps 1 to 3 of a training step: problems -> responses -> verdicts and rewards.
 
+mod continuations;
 mod foreign;
 
+pub use continuations::{Beginning, continuations};
 pub use foreign::ForeignRollouts;
 
 use crate::config::{LongPrompts, Plan, Reward};

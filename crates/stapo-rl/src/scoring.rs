@@ -34,8 +34,30 @@ pub fn score(
     plan: &Plan,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
+    score_with(pass, policy, plan, sequences, 0)
+}
+
+/// The likeliest token in the place of every token of every sequence.
+pub fn preferred(
+    pass: &mut Pass,
+    policy: &Policy,
+    plan: &Plan,
+    sequences: &[Sequence],
+) -> Result<Vec<Vec<u32>>> {
+    let scores = score_with(pass, policy, plan, sequences, 1)?;
+    let likeliest = |scores: ResponseScores| scores.alternatives.iter().map(|listed| listed[0].0).collect();
+    Ok(scores.into_iter().map(likeliest).collect())
+}
+
+fn score_with(
+    pass: &mut Pass,
+    policy: &Policy,
+    plan: &Plan,
+    sequences: &[Sequence],
+    n_alternatives: usize,
+) -> Result<Vec<ResponseScores>> {
     let lengths: Vec<usize> = sequences.iter().map(|s| s.prompt.len() + s.tokens.len()).collect();
-    let options = HeadOptions { n_alternatives: 0, ..head_options(plan) };
+    let options = HeadOptions { n_alternatives, ..head_options(plan) };
     let mut all = Vec::with_capacity(sequences.len());
     for microbatch in pack_in_order(&lengths, plan.config.update.microbatch_tokens)? {
         let own: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| sequences[idx]).collect();

@@ -66,7 +66,7 @@ pub struct Trainer {
     /// Rollouts that another engine sampled, for a run that does not sample its own.
     foreign: Option<ForeignRollouts>,
     /// The memory of rollouts and updates, kept from step to step.
-    memory: RunMemory,
+    pub(crate) memory: RunMemory,
     /// What was found about the prompts at the start.
     warnings: Vec<String>,
     /// The benchmarks of the plan; `None` before they are opened.
