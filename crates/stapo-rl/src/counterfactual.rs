@@ -4,6 +4,7 @@
 use crate::config::Plan;
 use crate::constants::RolledOut;
 use crate::error::{Error, Result};
+use crate::learner::Learner;
 use crate::meter::Phase;
 use crate::rollout::{Beginning, continuations};
 use crate::scoring::{Sequence, preferred};
@@ -105,7 +106,8 @@ pub fn counterfactuals(
         groups.flat_map(|group| group.members.iter().map(|member| (&group.problem, member))).collect();
     let sequences: Vec<Sequence> =
         responses.iter().map(|(_, scored)| Sequence::of(&scored.rollout)).collect();
-    let preferred = preferred(trainer.memory.score(), &trainer.learner.model.policy, plan, &sequences)?;
+    let Learner { model, ranks, .. } = &trainer.learner;
+    let preferred = preferred(trainer.memory.score(), &model.policy, plan, ranks.as_ref(), &sequences)?;
     let batch = Batch { step: trainer.learner.counters.step + 1, responses, rolled, preferred };
     let sites = batch.sites(silenced, kept, settings)?;
     batch.compare(trainer, plan, &sites, settings)
