@@ -4,7 +4,6 @@
 mod tests;
 
 use crate::config::TensorSpec;
-use crate::decoder::weights::DecoderWeights;
 use crate::decoder::{Gradients, Policy};
 pub use stapo_ops::Moment;
 use stapo_ops::{Buffer, Float, OutOfMemory, View, ViewMut, adamw, reduce};
@@ -49,7 +48,8 @@ pub enum GradientError {
 pub struct Optimizer<T: Float = f32> {
     settings: AdamWSettings,
     n_steps: u64,
-    moments: DecoderWeights<Moments<T>>,
+    /// One for each trained parameter, in the order of the policy's weights.
+    moments: Vec<Moments<T>>,
 }
 
 /// Running averages of one parameter's gradient and of its square.
@@ -62,13 +62,14 @@ struct Moments<T: Float> {
 impl<T: Float> Optimizer<T> {
     pub fn new(policy: &Policy<T>, settings: AdamWSettings) -> Result<Self, OutOfMemory> {
         let device = policy.device();
-        let moments = policy.weights.try_map(&mut |parameter| {
+        let moments = policy.weights.trained().map(|parameter| {
             let len = parameter.spec.n_elements();
             Ok(Moments {
                 first: device.moment_zeros(len, Moment::First)?,
                 second: device.moment_zeros(len, Moment::Second)?,
             })
-        })?;
+        });
+        let moments = moments.collect::<Result<_, OutOfMemory>>()?;
         Ok(Self { settings, n_steps: 0, moments })
     }
 
@@ -91,9 +92,8 @@ impl<T: Float> Optimizer<T> {
         self.n_steps += 1;
         let scale = update.scale * adamw::clip_factor(norm, update.max_norm);
         let device = policy.device().clone();
-        let parameters = policy.weights.all_mut().into_iter();
-        let moments = self.moments.all_mut();
-        for ((parameter, gradient), moments) in parameters.zip(gradients.sums()).zip(moments) {
+        let parameters = policy.weights.trained_mut();
+        for ((parameter, gradient), moments) in parameters.zip(gradients.sums()).zip(&mut self.moments) {
             let weight_decay = if parameter.spec.is_matrix() { self.settings.weight_decay } else { 0.0 };
             let rule = adamw::AdamW {
                 lr: update.lr,
@@ -122,7 +122,7 @@ impl<T: Float> Optimizer<T> {
         &'a self,
         policy: &'a Policy<T>,
     ) -> impl Iterator<Item = (&'a TensorSpec, View<'a, T>, View<'a, T>)> {
-        let parameters = policy.weights.all().into_iter().zip(self.moments.all());
+        let parameters = policy.weights.trained().zip(&self.moments);
         parameters.flat_map(|(parameter, moments)| {
             parameter
                 .spec
@@ -148,7 +148,7 @@ impl<T: Float> Optimizer<T> {
         n_steps: u64,
         mut write: impl FnMut(&TensorSpec, ViewMut<'_, T>, ViewMut<'_, T>) -> Result<(), E>,
     ) -> Result<(), E> {
-        for (parameter, moments) in policy.weights.all().into_iter().zip(self.moments.all_mut()) {
+        for (parameter, moments) in policy.weights.trained().zip(&mut self.moments) {
             for (spec, range) in parameter.spec.tensors() {
                 let first = moments.first.range_mut(range.clone());
                 write(spec, first, moments.second.range_mut(range))?;

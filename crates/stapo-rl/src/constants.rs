@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
 use crate::meter::{Meter, Phase};
 use crate::rollout::Sampled;
-use crate::scoring::{Sequence, score, widen};
+use crate::scoring::{Sequence, score, score_base, widen};
 use crate::task::Task;
 use crate::teacher::Teacher;
 use stapo_core::objective::{Advantages, ScoredResponse};
@@ -23,11 +23,18 @@ pub struct ResponseConstants {
     pub sampler_logp: Option<Vec<f64>>,
 }
 
+/// The frozen policy of a KL penalty.
+pub(crate) enum Reference {
+    /// The policy in training without its adapters.
+    WithoutAdapters,
+    Model(Box<Policy>),
+}
+
 /// The models that score a rollout batch, and the pass that they score in.
 pub(crate) struct Scorers<'a> {
     pub pass: &'a mut Pass,
     pub model: &'a LoadedModel,
-    pub reference: Option<&'a Policy>,
+    pub reference: Option<&'a Reference>,
     pub teacher: Option<&'a Teacher>,
     pub meter: &'a Meter,
 }
@@ -59,7 +66,11 @@ impl RolledOut {
         let sequences: Vec<Sequence> =
             batch.responses().map(|scored| Sequence::of(&scored.rollout)).collect();
         let reference_logp = match scorers.reference {
-            Some(policy) => Some(logp_of(&mut *scorers.pass, policy, plan, &sequences)?),
+            Some(Reference::WithoutAdapters) => {
+                let scored = score_base(&mut *scorers.pass, &scorers.model.policy, plan, &sequences)?;
+                Some(scored.into_iter().map(|scores| scores.logp).collect())
+            }
+            Some(Reference::Model(policy)) => Some(logp_of(&mut *scorers.pass, policy, plan, &sequences)?),
             None => None,
         };
         let teacher_logp = match scorers.teacher {

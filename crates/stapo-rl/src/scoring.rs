@@ -4,6 +4,7 @@ use crate::config::Plan;
 use crate::error::Result;
 use stapo_core::Rollout;
 use stapo_core::batch::pack_in_order;
+use stapo_model::OutOfMemory;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Policy, TokenScores};
 
 /// A prompt and a response to score.
@@ -34,12 +35,30 @@ pub fn score(
     plan: &Plan,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
+    score_by(plan, sequences, |batch, options| pass.score(policy, batch, options))
+}
+
+/// As [`score`], under the policy without its adapters.
+pub fn score_base(
+    pass: &mut Pass,
+    policy: &Policy,
+    plan: &Plan,
+    sequences: &[Sequence],
+) -> Result<Vec<ResponseScores>> {
+    score_by(plan, sequences, |batch, options| pass.score_base(policy, batch, options))
+}
+
+fn score_by(
+    plan: &Plan,
+    sequences: &[Sequence],
+    mut score: impl FnMut(&PackedBatch, HeadOptions) -> std::result::Result<TokenScores, OutOfMemory>,
+) -> Result<Vec<ResponseScores>> {
     let lengths: Vec<usize> = sequences.iter().map(|s| s.prompt.len() + s.tokens.len()).collect();
     let options = HeadOptions { n_alternatives: 0, ..head_options(plan) };
     let mut all = Vec::with_capacity(sequences.len());
     for microbatch in pack_in_order(&lengths, plan.config.update.microbatch_tokens)? {
         let own: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| sequences[idx]).collect();
-        let scores = pass.score(policy, &packed(&own), options)?;
+        let scores = score(&packed(&own), options)?;
         all.extend(split(&scores, &own));
     }
     Ok(all)

@@ -20,7 +20,7 @@ use stapo_core::objective::{
 };
 use stapo_core::record::ReusedUpdate;
 use stapo_core::{Group, TokenEffect};
-use stapo_model::decoder::{Gradients, HeadOptions, Pass};
+use stapo_model::decoder::{HeadOptions, Pass};
 use stapo_model::optimizer::Update;
 use work::{Tokens, Work, work};
 
@@ -240,7 +240,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     fn step(&self, learner: &mut Learner, pass: &mut Pass, tally: &Tally) -> Result<OptimizerStep> {
         let config = &self.plan.config.update;
         let is_first = self.context.step == 1;
-        let unreached = if is_first { unreached(&learner.gradients) } else { Vec::new() };
+        let unreached = if is_first { unreached(learner) } else { Vec::new() };
         let before = is_first.then(|| learner.model.policy.fingerprint());
         let learning_rate = self.plan.learning_rate(learner.counters.n_updates);
         let update = Update { lr: learning_rate, scale: tally.scale, max_norm: config.max_gradient_norm };
@@ -331,7 +331,8 @@ fn is_deferral_cheaper(
     Ok((n_waiting as f64) < DEFERRED_SHARE * n_all as f64)
 }
 
-/// Tensors whose gradient is 0 everywhere.
-fn unreached(gradients: &Gradients) -> Vec<String> {
-    gradients.zero_tensors().into_iter().map(|spec| spec.name.clone()).collect()
+/// Tensors whose gradient is 0 everywhere though the policy depends on them.
+fn unreached(learner: &Learner) -> Vec<String> {
+    let found = learner.gradients.zero_tensors(&learner.model.policy);
+    found.into_iter().map(|spec| spec.name.clone()).collect()
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::{Moment, Optimizer};
-use stapo_model::{Form, Stored, TensorSpec, View};
+use stapo_model::{Form, Stored, TensorSpec, View, ViewMut};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
@@ -38,7 +38,7 @@ fn tensors<'a>(
     policy: &'a Policy,
     optimizer: &'a Optimizer,
 ) -> impl Iterator<Item = (&'static str, &'a TensorSpec, View<'a, f32>)> {
-    let weights = policy.tensors().map(|(spec, values)| (PARTS[0], spec, values));
+    let weights = policy.trained_tensors().map(|(spec, values)| (PARTS[0], spec, values));
     let moments = optimizer.state(policy).flat_map(|(spec, m, v)| [(PARTS[1], spec, m), (PARTS[2], spec, v)]);
     weights.chain(moments)
 }
@@ -137,13 +137,25 @@ fn form(part: &str, dtype: Dtype) -> Option<Form> {
     }
 }
 
-/// Copies the weights of a state file to a policy of the same shape; the error names the tensor.
+/// Copies the weights of a state file to the trained tensors of a policy of the same shape; the error names the tensor.
 pub(super) fn restore_weights(state: &[u8], policy: &mut Policy) -> std::result::Result<(), String> {
     let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
-    policy.try_write(|spec, mut values| {
-        values.write_stored(&read(&tensors, PARTS[0], spec)?);
-        Ok(())
-    })
+    policy.try_write(|spec, values| restore(&tensors, spec, values))
+}
+
+/// As [`restore_weights`], to the tensors that are no adapter's.
+pub(super) fn restore_base(state: &[u8], policy: &mut Policy) -> std::result::Result<(), String> {
+    let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
+    policy.try_write_base(|spec, values| restore(&tensors, spec, values))
+}
+
+fn restore(
+    tensors: &SafeTensors<'_>,
+    spec: &TensorSpec,
+    mut values: ViewMut<'_, f32>,
+) -> std::result::Result<(), String> {
+    values.write_stored(&read(tensors, PARTS[0], spec)?);
+    Ok(())
 }
 
 /// Copies the moments of a state file to an optimizer of the same shape; the error names the tensor.
