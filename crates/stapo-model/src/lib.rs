@@ -14,6 +14,7 @@ pub mod generate;
 pub mod gguf;
 mod json;
 pub mod optimizer;
+pub mod peft;
 mod pretrained;
 pub mod ranks;
 pub mod template;

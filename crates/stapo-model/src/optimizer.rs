@@ -5,7 +5,7 @@ mod tests;
 
 use crate::config::TensorSpec;
 use crate::decoder::sums::overlap;
-use crate::decoder::weights::{DecoderWeights, Parameter};
+use crate::decoder::weights::Parameter;
 use crate::decoder::{GradientSums, Gradients, Policy};
 use crate::ranks::{RankError, Ranks, Share, Solo};
 pub use stapo_ops::Moment;
@@ -59,7 +59,8 @@ pub enum StepError {
 pub struct Optimizer<T: Float = f32> {
     settings: AdamWSettings,
     n_steps: u64,
-    moments: DecoderWeights<Moments<T>>,
+    /// One for each trained parameter, in the order of the policy's weights.
+    moments: Vec<Moments<T>>,
     ranks: Ranks,
 }
 
@@ -79,17 +80,16 @@ impl<T: Float> Optimizer<T> {
     /// As [`Optimizer::new`], for one of several ranks.
     pub fn over(policy: &Policy<T>, settings: AdamWSettings, ranks: Ranks) -> Result<Self, OutOfMemory> {
         let device = policy.device();
-        let mut place = 0;
-        let moments = policy.weights.try_map(&mut |parameter| {
+        let moments = policy.weights.trained().enumerate().map(|(place, parameter)| {
             let share = Share { len: parameter.spec.n_elements(), place, world: ranks.world() };
-            place += 1;
             let len = share.of(ranks.rank()).len();
             Ok(Moments {
                 share,
                 first: device.moment_zeros(len, Moment::First)?,
                 second: device.moment_zeros(len, Moment::Second)?,
             })
-        })?;
+        });
+        let moments = moments.collect::<Result<_, OutOfMemory>>()?;
         Ok(Self { settings, n_steps: 0, moments, ranks })
     }
 
@@ -111,8 +111,8 @@ impl<T: Float> Optimizer<T> {
         }
         let device = policy.device().clone();
         let rules = self.rules(update, norm);
-        let parameters = policy.weights.all_mut().into_iter();
-        for ((parameter, gradient), moments) in parameters.zip(gradients.sums()).zip(self.moments.all_mut()) {
+        let parameters = policy.weights.trained_mut();
+        for ((parameter, gradient), moments) in parameters.zip(gradients.sums()).zip(&mut self.moments) {
             let rule = rules.of(parameter, 0);
             let (first, second) = (moments.first.view_mut(), moments.second.view_mut());
             parameter.update(&device, |values| {
@@ -179,10 +179,8 @@ impl Optimizer<f32> {
         let device = policy.device().clone();
         let rules = self.rules(update, norm);
         let rank = self.ranks.rank();
-        let parameters = policy.weights.all_mut().into_iter();
-        for ((parameter, (share, gradient)), moments) in
-            parameters.zip(sums.owned()).zip(self.moments.all_mut())
-        {
+        let parameters = policy.weights.trained_mut();
+        for ((parameter, (share, gradient)), moments) in parameters.zip(sums.owned()).zip(&mut self.moments) {
             let own = share.of(rank);
             let rule = rules.of(parameter, own.start);
             let (first, second) = (moments.first.view_mut(), moments.second.view_mut());
@@ -202,7 +200,7 @@ impl Optimizer<f32> {
 
     /// How a tensor's moments are stored.
     pub fn form(&self, moment: Moment) -> Form {
-        self.moments.embedding.of(moment).form()
+        self.moments.first().map_or(Form::F32, |moments| moments.of(moment).form())
     }
 
     /// Gives every tensor's two moments to `take`, on rank 0; the other ranks send theirs.
@@ -211,7 +209,7 @@ impl Optimizer<f32> {
         policy: &Policy,
         mut take: impl FnMut(&TensorSpec, Moment, Stored) -> Result<(), E>,
     ) -> Result<(), E> {
-        for (parameter, moments) in policy.weights.all().into_iter().zip(self.moments.all()) {
+        for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
             if self.ranks.world() == 1 {
                 for (spec, range) in parameter.spec.tensors() {
                     for moment in [Moment::First, Moment::Second] {
@@ -259,7 +257,7 @@ impl Optimizer<f32> {
     pub fn first_non_finite<'a>(&'a self, policy: &'a Policy) -> Option<(&'a TensorSpec, Moment, usize)> {
         let rank = self.ranks.rank();
         let device = policy.device();
-        policy.weights.all().into_iter().zip(self.moments.all()).find_map(|(parameter, moments)| {
+        policy.weights.trained().zip(&self.moments).find_map(|(parameter, moments)| {
             let own = moments.share.of(rank);
             parameter.spec.tensors().find_map(|(spec, range)| {
                 let common = overlap(&range, &own);
@@ -283,7 +281,7 @@ impl Optimizer<f32> {
         mut read: impl FnMut(&TensorSpec, Moment) -> Result<Stored, E>,
     ) -> Result<(), E> {
         let rank = self.ranks.rank();
-        for (parameter, moments) in policy.weights.all().into_iter().zip(self.moments.all_mut()) {
+        for (parameter, moments) in policy.weights.trained().zip(&mut self.moments) {
             let own = moments.share.of(rank);
             for (spec, range) in parameter.spec.tensors() {
                 let common = overlap(&range, &own);

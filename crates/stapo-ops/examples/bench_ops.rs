@@ -236,8 +236,10 @@ impl Bench {
                     norm,
                     raw: raw.view(),
                     inv_rms: inv_rms.view(),
-                    d_query_weight: d_q.view_mut(),
-                    d_key_weight: d_k.view_mut(),
+                    to: Some(rope::HeadNormSums {
+                        d_query_weight: d_q.view_mut(),
+                        d_key_weight: d_k.view_mut(),
+                    }),
                 };
                 rope::backward(device, d, &table, positions.view(), Some(grad), qkv.view(), d_raw.view_mut());
             });
@@ -333,7 +335,8 @@ impl Bench {
                     d_logp: logp.view(),
                     d_entropy: collision.view(),
                 };
-                let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_weight.view_mut() };
+                let to =
+                    lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_weight.view_mut()) };
                 lm_head::backward(device, dims, hidden.view(), &w, grads, lm_head::LastLogits::default(), to);
             });
             if tokens > 256 {

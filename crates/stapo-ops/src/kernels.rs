@@ -14,7 +14,9 @@ use crate::cpu::Cpu;
 use crate::cpu::gemm::pack_panels;
 use crate::heads::Heads;
 use crate::sampling::{self, SamplingRule};
-use crate::{Float, Weight, Write, embedding, lm_head, matmul, reduce, residual, rmsnorm, rope, swiglu};
+use crate::{
+    Float, Weight, Write, embedding, lm_head, lora, matmul, reduce, residual, rmsnorm, rope, swiglu,
+};
 
 macro_rules! kernels {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $kernel:path;)*) => {
@@ -111,6 +113,39 @@ kernels! {
         grads: lm_head::ScoreGrads<'_, Self>,
         to: lm_head::HeadGrads<'_, Self>,
     ) = lm_head::cpu::backward;
+
+    fn lora_project(
+        cpu: &Cpu,
+        from: (usize, &Weight<Self>),
+        x: &[Self],
+        scale: f64,
+        hidden: &mut [Self],
+    ) = lora::cpu::project;
+
+    fn lora_expand(
+        cpu: &Cpu,
+        at: (usize, lora::Module),
+        hidden: &[Self],
+        b: &Weight<Self>,
+        y: &mut [Self],
+    ) = lora::cpu::expand;
+
+    fn lora_backward_hidden(
+        cpu: &Cpu,
+        at: (usize, lora::Module),
+        d_y: &[Self],
+        b: &Weight<Self>,
+        scale: f64,
+        d_hidden: &mut [Self],
+    ) = lora::cpu::backward_hidden;
+
+    fn lora_backward_b(
+        cpu: &Cpu,
+        at: (usize, lora::Module),
+        d_y: &[Self],
+        hidden: &[Self],
+        d_b: &mut [Self],
+    ) = lora::cpu::backward_b;
 
     fn matmul_forward(
         cpu: &Cpu,

@@ -7,7 +7,7 @@ use crate::loaded_model::LoadedModel;
 use crate::meter::{Meter, Phase};
 use crate::ranks::Transport;
 use crate::rollout::Sampled;
-use crate::scoring::{Sequence, score, widen};
+use crate::scoring::{Sequence, score, score_base, widen};
 use crate::task::Task;
 use crate::teacher::Teacher;
 use stapo_core::objective::{Advantages, ScoredResponse};
@@ -24,11 +24,18 @@ pub struct ResponseConstants {
     pub sampler_logp: Option<Vec<f64>>,
 }
 
+/// The frozen policy of a KL penalty.
+pub(crate) enum Reference {
+    /// The policy in training without its adapters.
+    WithoutAdapters,
+    Model(Box<Policy>),
+}
+
 /// The models that score a rollout batch, and the pass that they score in.
 pub(crate) struct Scorers<'a> {
     pub pass: &'a mut Pass,
     pub model: &'a LoadedModel,
-    pub reference: Option<&'a Policy>,
+    pub reference: Option<&'a Reference>,
     pub teacher: Option<&'a Teacher>,
     /// The ranks among which the scoring is dealt out.
     pub ranks: &'a dyn Transport,
@@ -62,7 +69,12 @@ impl RolledOut {
         let sequences: Vec<Sequence> =
             batch.responses().map(|scored| Sequence::of(&scored.rollout)).collect();
         let reference_logp = match scorers.reference {
-            Some(policy) => Some(scorers.logp_of(policy, plan, &sequences)?),
+            Some(Reference::WithoutAdapters) => {
+                let Scorers { pass, model, ranks, .. } = scorers;
+                let scored = score_base(pass, &model.policy, plan, *ranks, &sequences)?;
+                Some(scored.into_iter().map(|scores| scores.logp).collect())
+            }
+            Some(Reference::Model(policy)) => Some(scorers.logp_of(policy, plan, &sequences)?),
             None => None,
         };
         let teacher_logp = match scorers.teacher {

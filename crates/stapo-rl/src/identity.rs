@@ -1,8 +1,8 @@
 //! The identity of a run: hashes of every file that its bits depend on.
 
-use crate::config::{Plan, RolloutSource, TeacherSource};
+use crate::config::{LoraConfig, Plan, RolloutSource, TeacherSource};
 use crate::error::{Error, Result};
-use crate::model_hashes::of_source;
+use crate::model_hashes::{of_adapter, of_source};
 use crate::pretrain::{PretrainConfig, TextsSpec};
 use crate::ranks::Fact;
 use crate::run::{hash_file, plan_values};
@@ -13,6 +13,7 @@ use stapo_model::DeviceName;
 /// The identity of a training run.
 pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
     let mut inputs = of_source(&plan.config.model)?;
+    inputs.extend(of_lora(plan.config.lora.as_ref())?);
     let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
     for (role, source) in [("reference", plan.config.reference.as_ref()), ("teacher", teacher.as_ref())] {
         let hashes = source.map_or(Ok(Vec::new()), of_source)?.into_iter();
@@ -40,8 +41,14 @@ pub fn facts_of_plan(plan: &Plan, program: &str) -> Vec<Fact> {
 /// The identity of a supervised run.
 pub fn of_pretraining(config: &PretrainConfig, program: &str) -> Result<Identity> {
     let mut inputs = config.model.source().map_or(Ok(Vec::new()), |source| of_source(&source))?;
+    inputs.extend(of_lora(config.lora.as_ref())?);
     inputs.extend(of_texts("data", &config.data)?);
     Ok(Identity { program: program.to_string(), device: device_kind(config.device()), inputs })
+}
+
+/// The hashes of the adapter that a run starts from.
+fn of_lora(lora: Option<&LoraConfig>) -> Result<Vec<FileHash>> {
+    of_adapter(lora.and_then(|lora| lora.adapter.as_deref()))
 }
 
 /// `cpu` or `cuda`: the number of a GPU changes no bit.

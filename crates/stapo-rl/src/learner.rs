@@ -153,11 +153,12 @@ impl Learner {
         }
     }
 
-    /// Tensors whose gradient is 0 everywhere.
+    /// Tensors whose gradient is 0 everywhere though the policy depends on them.
     pub(crate) fn unreached(&mut self) -> Result<Vec<String>> {
+        let policy = &self.model.policy;
         let specs = match &mut self.sums {
-            Some(sums) => sums.zero_tensors()?,
-            None => self.gradients.zero_tensors(),
+            Some(sums) => sums.zero_tensors(policy)?,
+            None => self.gradients.zero_tensors(policy),
         };
         Ok(specs.into_iter().map(|spec| spec.name.clone()).collect())
     }

@@ -1,5 +1,6 @@
 //! The training system: config and plan, tasks, rollouts, updates, the loop, evaluation, records.
 
+mod adapters;
 mod best;
 mod builtin;
 mod canary;

@@ -6,6 +6,7 @@ use crate::ranks::wire::{Malformed, Packer, Unpacker};
 use crate::ranks::{RankError, Transport};
 use stapo_core::Rollout;
 use stapo_core::batch::pack_in_order;
+use stapo_model::OutOfMemory;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Policy, TokenScores};
 
 /// A prompt and a response to score.
@@ -38,7 +39,18 @@ pub fn score(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
-    score_with(pass, policy, plan, ranks, sequences, 0)
+    score_by(plan, ranks, sequences, 0, |batch, options| pass.score(policy, batch, options))
+}
+
+/// As [`score`], under the policy without its adapters.
+pub fn score_base(
+    pass: &mut Pass,
+    policy: &Policy,
+    plan: &Plan,
+    ranks: &dyn Transport,
+    sequences: &[Sequence],
+) -> Result<Vec<ResponseScores>> {
+    score_by(plan, ranks, sequences, 0, |batch, options| pass.score_base(policy, batch, options))
 }
 
 /// The likeliest token in the place of every token of every sequence.
@@ -49,18 +61,17 @@ pub fn preferred(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<Vec<u32>>> {
-    let scores = score_with(pass, policy, plan, ranks, sequences, 1)?;
+    let scores = score_by(plan, ranks, sequences, 1, |batch, options| pass.score(policy, batch, options))?;
     let likeliest = |scores: ResponseScores| scores.alternatives.iter().map(|listed| listed[0].0).collect();
     Ok(scores.into_iter().map(likeliest).collect())
 }
 
-fn score_with(
-    pass: &mut Pass,
-    policy: &Policy,
+fn score_by(
     plan: &Plan,
     ranks: &dyn Transport,
     sequences: &[Sequence],
     n_alternatives: usize,
+    mut score: impl FnMut(&PackedBatch, HeadOptions) -> std::result::Result<TokenScores, OutOfMemory>,
 ) -> Result<Vec<ResponseScores>> {
     let lengths: Vec<usize> = sequences.iter().map(|s| s.prompt.len() + s.tokens.len()).collect();
     let options = HeadOptions { n_alternatives, ..head_options(plan) };
@@ -68,7 +79,7 @@ fn score_with(
     let microbatches = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
     for microbatch in microbatches.iter().skip(ranks.rank()).step_by(ranks.world()) {
         let own: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| sequences[idx]).collect();
-        let scores = pass.score(policy, &packed(&own), options)?;
+        let scores = score(&packed(&own), options)?;
         scored.extend(microbatch.sequences.iter().copied().zip(split(&scores, &own)));
     }
     if ranks.world() > 1 {

@@ -11,7 +11,7 @@ use crate::best::BestSoFar;
 use crate::canary;
 use crate::carried::Carried;
 use crate::config::{GradientSum, Plan};
-use crate::constants::{RolledOut, Scorers};
+use crate::constants::{Reference, RolledOut, Scorers};
 use crate::error::{Error, Result};
 use crate::evaluation::{Benchmark, Evaluated, changed_questions, evaluate_benchmarks, open_benchmarks};
 use crate::learner::Learner;
@@ -31,7 +31,6 @@ use report::{Decision, StepReport};
 use serde::{Deserialize, Serialize};
 use stapo_core::record::{EvalRecord, EventKind, Metrics, StopReason};
 use stapo_model::Device;
-use stapo_model::decoder::Policy;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -69,7 +68,7 @@ pub struct Trainer {
     pub learner: Learner,
     pub task: Task,
     /// The frozen policy of a KL penalty.
-    reference: Option<Policy>,
+    reference: Option<Reference>,
     /// What a distillation learns from.
     teacher: Option<Teacher>,
     /// Rollouts that another engine sampled, for a run that does not sample its own.
@@ -101,7 +100,8 @@ impl Trainer {
         let free = device.memory().map(|(free, _)| free as u64);
         let planned = memory::resolve(plan, &found.shape()?, &memory::frozen(plan)?, free);
         memory::check(&planned, device)?;
-        let model = LoadedModel::open_found(&found, device)?;
+        let lora = plan.config.lora.as_ref();
+        let model = LoadedModel::open_to_train(&found, lora, plan.config.seed, device)?;
         model.check(plan)?;
         let warnings = check_prompts(plan, &model, &mut task)?;
         let reference = reference(plan, &model, device)?;
@@ -240,9 +240,12 @@ fn check_prompts(plan: &Plan, model: &LoadedModel, task: &mut Task) -> Result<Ve
 }
 
 /// The frozen policy of a KL penalty; `None` for an objective without one.
-fn reference(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Policy>> {
+fn reference(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Reference>> {
     if !plan.objective.needs_reference() {
         return Ok(None);
+    }
+    if plan.has_free_reference() {
+        return Ok(Some(Reference::WithoutAdapters));
     }
     let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
     let policy = LoadedModel::open(source, device)?.policy;
@@ -255,7 +258,7 @@ fn reference(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option
             remedy: "a KL penalty compares distributions over the same tokens: take a reference of the same family",
         });
     }
-    Ok(Some(policy))
+    Ok(Some(Reference::Model(Box::new(policy))))
 }
 
 /// Trains from the trainer's step to the plan's last step, and records how the run ended. Of several ranks, this is what rank

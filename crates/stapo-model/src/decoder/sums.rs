@@ -1,6 +1,7 @@
 //! Gradients summed micro-batch by micro-batch, each element by the rank that owns it.
 
 use super::gradients::Gradients;
+use super::policy::Policy;
 use super::weights::{DecoderWeights, ParameterSpec};
 use crate::config::TensorSpec;
 use crate::ranks::{RankError, Ranks, Share};
@@ -13,7 +14,8 @@ use std::ops::Range;
 pub struct GradientSums {
     device: Device,
     ranks: Ranks,
-    tree: DecoderWeights<OwnedSum>,
+    /// `None` for a frozen parameter.
+    tree: DecoderWeights<Option<OwnedSum>>,
     /// The gradient of a tied embedding as a table of inputs, until [`GradientSums::join`].
     lookup: Option<OwnedSum>,
     /// What other ranks send, until it is added.
@@ -42,10 +44,12 @@ impl GradientSums {
             Ok(OwnedSum { spec: spec.clone(), share, sum })
         };
         let tree = gradients.tree.try_map(&mut |gradient| {
+            let Some(gradient) = gradient else { return Ok(None) };
             place += 1;
-            owned(gradient.spec(), place - 1)
+            owned(gradient.spec(), place - 1).map(Some)
         })?;
-        let lookup = gradients.has_lookup().then(|| owned(&tree.embedding.spec, 0)).transpose()?;
+        let tied = tree.embedding.as_ref().filter(|_| gradients.has_lookup());
+        let lookup = tied.map(|embedding| owned(&embedding.spec, 0)).transpose()?;
         let mut sums = Self {
             device: gradients.device().clone(),
             ranks: Ranks::clone(ranks),
@@ -61,7 +65,12 @@ impl GradientSums {
 
     /// The sums, in the order of [`Gradients::parts`].
     fn all(&self) -> impl Iterator<Item = &OwnedSum> {
-        self.tree.all().into_iter().chain(&self.lookup)
+        self.of_tree().chain(&self.lookup)
+    }
+
+    /// The sums of every trained parameter, in the order of the policy's weights.
+    fn of_tree(&self) -> impl Iterator<Item = &OwnedSum> {
+        self.tree.all().into_iter().flatten()
     }
 
     /// Ranges of the sums whose gradients are exchanged together.
@@ -132,7 +141,7 @@ impl GradientSums {
         let (rank, world) = (ranks.rank(), ranks.world());
         let n_senders = n_microbatches - usize::from(rank < n_microbatches);
         debug_assert!(n_senders < world);
-        let mut sums: Vec<&mut OwnedSum> = tree.all_mut();
+        let mut sums: Vec<&mut OwnedSum> = tree.all_mut().into_iter().flatten().collect();
         sums.extend(lookup);
         let n_owned: usize = sums[group.clone()].iter().map(|sum| sum.sum.len()).sum();
         for microbatch in 0..n_microbatches {
@@ -164,8 +173,8 @@ impl GradientSums {
     /// Adds the two gradients of a tied embedding: the tree then holds every gradient.
     pub(crate) fn join(&mut self) {
         self.settle();
-        if let Some(lookup) = &mut self.lookup {
-            residual::add(&self.device, self.tree.embedding.sum.view_mut(), lookup.sum.view());
+        if let Some((lookup, embedding)) = self.lookup.as_mut().zip(self.tree.embedding.as_mut()) {
+            residual::add(&self.device, embedding.sum.view_mut(), lookup.sum.view());
             lookup.sum.view_mut().fill(0.0);
         }
     }
@@ -173,7 +182,7 @@ impl GradientSums {
     /// Sums over no micro-batch are zero.
     fn settle(&mut self) {
         if self.n_added == 0 {
-            self.tree.visit_mut(&mut |sum| sum.sum.view_mut().fill(0.0));
+            self.tree.visit_mut(&mut |sum| sum.iter_mut().for_each(|sum| sum.sum.view_mut().fill(0.0)));
             self.lookup.iter_mut().for_each(|lookup| lookup.sum.view_mut().fill(0.0));
         }
     }
@@ -181,19 +190,19 @@ impl GradientSums {
     /// For each parameter how it is shared out, and the sums of the elements that this rank owns, after
     /// [`GradientSums::join`].
     pub(crate) fn owned(&self) -> impl Iterator<Item = (Share, View<'_, f32>)> {
-        self.tree.all().into_iter().map(|sum| (sum.share, sum.sum.view()))
+        self.of_tree().map(|sum| (sum.share, sum.sum.view()))
     }
 
     /// The squared norm of all gradients together, after [`GradientSums::join`].
     pub(crate) fn sum_squares(&self) -> Result<f64, RankError> {
-        self.squares(&self.tree.all())
+        self.squares(&self.of_tree().collect::<Vec<_>>())
     }
 
     /// The squared norm of the gradient of the head alone, for gradients that were not yet taken by an optimizer step. Of
-    /// a tied embedding the part as a table of inputs is left out.
+    /// a tied embedding the part as a table of inputs is left out. 0 for a frozen head.
     pub fn head_sum_squares(&mut self) -> Result<f64, RankError> {
         self.settle();
-        self.squares(&[self.tree.head()])
+        self.squares(&self.tree.head().iter().collect::<Vec<_>>())
     }
 
     /// Each rank adds the squares of its blocks; every rank adds these sums in the order of the blocks.
@@ -209,8 +218,8 @@ impl GradientSums {
         Ok(reduce::fold_squares(&self.device, &parts))
     }
 
-    /// The tensors whose gradient is 0 everywhere; of a tied embedding, both of its gradients.
-    pub fn zero_tensors(&mut self) -> Result<Vec<&TensorSpec>, RankError> {
+    /// As [`Gradients::zero_tensors`].
+    pub fn zero_tensors(&mut self, policy: &Policy) -> Result<Vec<&TensorSpec>, RankError> {
         self.settle();
         let this = &*self;
         let is_zero = |_: &TensorSpec, own: View<'_, f32>| u64::from(reduce::is_zero(&this.device, own));
@@ -223,8 +232,9 @@ impl GradientSums {
                 .filter(|(spec, _)| spec.name == name)
                 .all(|(_, by_rank)| !by_rank.contains(&0))
         };
-        let specs = this.tree.all().into_iter().flat_map(|sum| &sum.spec.parts);
-        Ok(specs.filter(|spec| zero(&spec.name)).collect())
+        let idle = policy.idle_factors();
+        let specs = this.of_tree().flat_map(|sum| &sum.spec.parts);
+        Ok(specs.filter(|spec| zero(&spec.name) && !idle.contains(&spec.name)).collect())
     }
 
     /// The tensor and the place in it of the first gradient that is not a finite number, after [`GradientSums::join`].

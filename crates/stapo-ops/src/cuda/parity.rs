@@ -163,8 +163,10 @@ fn rope_on_cuda_agrees_with_the_cpu() {
                     norm,
                     raw: raw.view(),
                     inv_rms: inv.view(),
-                    d_query_weight: d_q.view_mut(),
-                    d_key_weight: d_k.view_mut(),
+                    to: Some(rope::HeadNormSums {
+                        d_query_weight: d_q.view_mut(),
+                        d_key_weight: d_k.view_mut(),
+                    }),
                 });
                 rope::backward(device, dims, &table, positions.view(), grad, d_out.view(), d_raw.view_mut());
                 [out, d_raw, d_q, d_k].iter().map(|b| b.view().to_vec()).collect()
@@ -299,7 +301,7 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
         d_logp: d_logp.view(),
         d_entropy: d_entropy.view(),
     };
-    let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_w.view_mut() };
+    let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_w.view_mut()) };
     lm_head::backward(device, dims, hidden.view(), &w, grads, last, to);
     let mut all: Tensors<f32> = out.iter().map(|b| b.view().to_vec()).collect();
     all.extend([best.view().to_vec(), d_hidden.view().to_vec(), d_w.view().to_vec()]);

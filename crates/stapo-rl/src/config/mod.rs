@@ -1,6 +1,7 @@
 //! The config of a run: TOML -> [`Config`] (as written) -> [`Plan`] (resolved, checked, immutable).
 
 mod auto;
+pub(crate) mod lora;
 mod plan;
 mod refusal;
 mod reuse;
@@ -10,6 +11,7 @@ mod sources;
 mod style;
 
 pub use auto::{KvMemory, RecomputeChoice};
+pub use lora::{LoraConfig, Targets};
 pub use plan::Plan;
 pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};
@@ -39,7 +41,11 @@ pub struct Config {
     /// `cpu`, `cuda` or `cuda:N`.
     pub device: String,
     pub model: ModelSource,
-    /// The frozen reference model of a KL penalty; the model at the start of the run where absent.
+    /// `[model.lora]`: adapters that are trained in place of the model's weights.
+    #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
+    /// The frozen reference model of a KL penalty. Where absent, the model at the start of the run; of a run with
+    /// adapters, the model without them, which needs no second copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<ModelSource>,
     /// What a distillation learns from.
@@ -273,6 +279,7 @@ impl Default for Config {
             steps: 80,
             device: "cpu".to_string(),
             model: ModelSource::Builtin,
+            lora: None,
             reference: None,
             teacher: None,
             task: kind("arithmetic"),
@@ -397,11 +404,14 @@ impl Config {
             settings::set(&mut table, text)?;
             sources::spell_out_models(&mut table);
         }
+        lora::lift(&mut table);
         settings::read("config", table)
     }
 
     pub fn to_toml(&self) -> String {
-        settings::to_table(self).to_string()
+        let mut table = settings::to_table(self);
+        lora::lower(&mut table);
+        table.to_string()
     }
 }
 

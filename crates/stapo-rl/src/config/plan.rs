@@ -78,6 +78,11 @@ impl Plan {
         matches!(self.config.rollout.source, Some(RolloutSource::Jsonl { behavior: Behavior::Sampler, .. }))
     }
 
+    /// Whether the reference of a KL penalty is the model in training without its adapters.
+    pub fn has_free_reference(&self) -> bool {
+        self.config.reference.is_none() && self.config.lora.is_some()
+    }
+
     /// Uses of a rollout batch, at most.
     pub fn max_uses(&self) -> usize {
         self.config.update.reuse.map_or(1, |reuse| reuse.max)
@@ -314,6 +319,14 @@ impl Plan {
         let decays = update.weight_decay.is_finite() && update.weight_decay >= 0.0;
         require(decays, "update.weight_decay", update.weight_decay, "expected at least 0", "")?;
         update.schedule.check()?;
+        if let Some(lora) = &self.config.lora {
+            lora.check()?;
+            let remedy = "leave out update.reuse, or model.lora";
+            let problem = "reads the gradient of the head, which is frozen with model.lora".to_string();
+            if update.reuse.is_some() {
+                return Err(PlanError::Refused { key: "update.reuse", problem, remedy });
+            }
+        }
         let Some(reuse) = &update.reuse else { return Ok(()) };
         at_least_one("update.reuse.max", reuse.max as u64)?;
         require(reuse.tau.is_finite(), "update.reuse.tau", reuse.tau, "expected a finite number", "")?;

@@ -69,7 +69,9 @@ impl Pretrainer {
                 fresh::write(start, shape, config.seed, device)?;
                 LoadedModel::open_path(start, device)?
             }
-            (_, Some(source)) => LoadedModel::open(&source, device)?,
+            (_, Some(source)) => {
+                LoadedModel::open_to_train(&source.find()?, config.lora.as_ref(), config.seed, device)?
+            }
             (_, None) => unreachable!("only a fresh model has no source"),
         };
         let mut warnings = Vec::new();

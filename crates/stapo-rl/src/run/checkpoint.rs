@@ -227,7 +227,12 @@ impl Checkpoint {
         FileHash { name: "weights".to_string(), n_bytes, sha256: self.state_sha256.clone() }
     }
 
-    /// Copies the weights alone to a policy of the same shape.
+    /// Copies the weights of a run without adapters to a policy of the same shape, with adapters or without.
+    pub fn restore_base(&self, policy: &mut Policy) -> Result<()> {
+        state::restore_base(&self.state, policy).map_err(|problem| self.refusal(problem))
+    }
+
+    /// Copies the weights that the run trained to a policy of the same shape.
     pub fn restore_weights(&self, policy: &mut Policy) -> Result<()> {
         state::restore_weights(&self.state, policy).map_err(|problem| self.refusal(problem))
     }

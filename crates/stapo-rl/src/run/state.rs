@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::{Moment, Optimizer};
-use stapo_model::{Form, Stored, TensorSpec};
+use stapo_model::{Form, Stored, TensorSpec, ViewMut};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
@@ -49,7 +49,7 @@ fn visit<E: From<RankError>>(
     optimizer: &Optimizer,
     mut take: impl FnMut(&Stored) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
-    for (_, values) in policy.tensors() {
+    for (_, values) in policy.trained_tensors() {
         take(&values.read_stored())?;
     }
     optimizer.visit_state(policy, |_, _, stored| take(&stored))
@@ -145,10 +145,10 @@ fn header(policy: &Policy, optimizer: &Optimizer) -> String {
             add(format!("{name}.{SCALES}"), Dtype::F32, &[n_scales], 4 * n_scales);
         }
     };
-    for (spec, values) in policy.tensors() {
+    for (spec, values) in policy.trained_tensors() {
         add_tensor(PARTS[0], spec, values.form());
     }
-    for (spec, _) in policy.tensors() {
+    for (spec, _) in policy.trained_tensors() {
         for moment in [Moment::First, Moment::Second] {
             add_tensor(part_of(moment), spec, optimizer.form(moment));
         }
@@ -178,13 +178,25 @@ fn form(part: &str, dtype: Dtype) -> Option<Form> {
     }
 }
 
-/// Copies the weights of a state file to a policy of the same shape; the error names the tensor.
+/// Copies the weights of a state file to the trained tensors of a policy of the same shape; the error names the tensor.
 pub(super) fn restore_weights(state: &[u8], policy: &mut Policy) -> std::result::Result<(), String> {
     let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
-    policy.try_write(|spec, mut values| {
-        values.write_stored(&read(&tensors, PARTS[0], spec)?);
-        Ok(())
-    })
+    policy.try_write(|spec, values| restore_tensor(&tensors, spec, values))
+}
+
+/// As [`restore_weights`], to the tensors that are no adapter's.
+pub(super) fn restore_base(state: &[u8], policy: &mut Policy) -> std::result::Result<(), String> {
+    let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
+    policy.try_write_base(|spec, values| restore_tensor(&tensors, spec, values))
+}
+
+fn restore_tensor(
+    tensors: &SafeTensors<'_>,
+    spec: &TensorSpec,
+    mut values: ViewMut<'_, f32>,
+) -> std::result::Result<(), String> {
+    values.write_stored(&read(tensors, PARTS[0], spec)?);
+    Ok(())
 }
 
 /// Copies the weights and moments of the state file that rank 0 has to a policy and an optimizer of the same shape, on every
