@@ -170,7 +170,12 @@ impl Plan {
         if let Some(source) = config.teacher.as_ref().and_then(TeacherSource::model) {
             config.teacher = Some(find(&source)?.pinned.into());
         }
-        if let Some(lora) = &mut config.lora {
+        Ok(self.pin_adapters()?)
+    }
+
+    /// Writes out the keys of adapters, those of the folder that the run starts from where it names one.
+    pub fn pin_adapters(&mut self) -> Result<()> {
+        if let Some(lora) = &mut self.config.lora {
             adapters::pin(lora)?;
         }
         Ok(())

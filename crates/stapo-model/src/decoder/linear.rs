@@ -124,7 +124,7 @@ impl<T: Float> Linear<Parameter<T>> {
 }
 
 impl<T: Float> Adapter<Parameter<T>> {
-    /// `s x A^T` of all modules, in the first part of `memory`.
+    /// What the terms of all modules are made from, in the first part of `memory`.
     fn project<'a>(
         &self,
         device: &Device,
@@ -134,7 +134,7 @@ impl<T: Float> Adapter<Parameter<T>> {
     ) -> View<'a, T> {
         let a = self.a.matrix();
         let mut hidden = memory.into_range(0..n_rows * a.shape().outputs);
-        lora::project(device, n_rows, x, a, self.shape.scale, hidden.reborrow());
+        lora::project(device, n_rows, x, a, self.modules[0].scale, hidden.reborrow());
         hidden.into_view()
     }
 
@@ -148,12 +148,12 @@ impl<T: Float> Adapter<Parameter<T>> {
         mut y: ViewMut<'_, T>,
     ) {
         let hidden = self.project(device, n_rows, x, memory);
-        for (module, b) in self.shape.modules.iter().zip(&self.b) {
+        for (module, b) in self.modules.iter().zip(&self.b) {
             lora::expand(device, n_rows, *module, hidden, b.matrix(), y.reborrow());
         }
     }
 
-    /// Adds the terms' part to d_x and adds to the gradients of the factors. `s x A^T`, which forward does not keep, is
+    /// Adds the terms' part to d_x and adds to the gradients of the factors. `x A^T`, which forward does not keep, is
     /// computed once more.
     fn backward(
         &self,
@@ -168,9 +168,9 @@ impl<T: Float> Adapter<Parameter<T>> {
         let Shape { outputs: width, inputs } = a.shape();
         let hidden = self.project(device, n_rows, x, memory.hidden);
         let mut d_hidden = memory.d_hidden.into_range(0..n_rows * width);
-        for ((module, b), d_b) in self.shape.modules.iter().zip(&self.b).zip(&mut gradient.b) {
+        for ((module, b), d_b) in self.modules.iter().zip(&self.b).zip(&mut gradient.b) {
             let d = d_hidden.reborrow();
-            lora::backward_hidden(device, n_rows, *module, d_y, b.matrix(), self.shape.scale, d);
+            lora::backward_hidden(device, n_rows, *module, d_y, b.matrix(), d);
             if let Some(d_b) = d_b {
                 let (d_b, write) = d_b.writable();
                 lora::backward_b(device, n_rows, *module, d_y, hidden, write, d_b);

@@ -1,6 +1,6 @@
 //! What the low-rank adapters of a model are: which modules have one, and how its term is scaled.
 
-use super::weights::{Adapter, AdapterShape, Linear, Parameter, ParameterSpec, Role};
+use super::weights::{Adapter, Linear, Parameter, ParameterSpec, Role};
 use crate::config::{ModelConfig, TensorSpec};
 use serde::{Deserialize, Serialize};
 use stapo_ops::Float;
@@ -127,30 +127,32 @@ impl LoraSpec {
         }
         let width = self.rank * places.len();
         let place = |(idx, outputs): (usize, Band)| Module {
+            scale: self.factor(),
             hidden: Band { start: idx * self.rank, len: self.rank, of: width },
             outputs,
         };
         let modules = places.into_iter().enumerate().map(place).collect();
-        let shape = AdapterShape { scale: self.factor(), modules };
-        (!a.is_empty()).then(|| Adapter { a: ParameterSpec::stacked(a, Role::Adapter), b, shape })
+        (!a.is_empty()).then(|| Adapter { a: ParameterSpec::stacked(a, Role::Adapter), b, modules })
     }
 }
 
 impl<T: Float> Linear<Parameter<T>> {
     /// Adds `s B A` to `values`, where these are the weight `name` of a module with an adapter.
     pub(super) fn merge_into(&self, name: &str, values: &mut [T]) {
-        let Some(Adapter { a, b, shape }) = &self.adapter else { return };
+        let Some(Adapter { a, b, modules }) = &self.adapter else { return };
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let factor = first_factor(module);
-        let found = a.tensors().zip(b).find(|((spec, _), _)| spec.name == factor);
-        let Some(((spec, a), b)) = found else { return };
+        let mut factors = a.tensors().zip(b).zip(modules);
+        let Some((((spec, a), b), module)) = factors.find(|(((spec, _), _), _)| spec.name == factor) else {
+            return;
+        };
         let (rank, inputs) = (spec.shape[0], spec.shape[1]);
         let (a, b) = (a.to_vec(), b.view().to_vec());
         for (row, b) in values.chunks_exact_mut(inputs).zip(b.chunks_exact(rank)) {
             for (column, value) in row.iter_mut().enumerate() {
                 let product = |k: usize| b[k].to_f64() * a[k * inputs + column].to_f64();
                 let sum: f64 = (0..rank).map(product).sum();
-                *value = T::from_f64(value.to_f64() + shape.scale * sum);
+                *value = T::from_f64(value.to_f64() + module.scale * sum);
             }
         }
     }

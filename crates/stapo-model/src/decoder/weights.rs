@@ -54,14 +54,6 @@ pub struct Adapter<P> {
     pub a: P,
     /// `[outputs of the module, rank]` each: the second factors.
     pub b: Vec<P>,
-    pub shape: AdapterShape,
-}
-
-/// What a linear layer's adapters have beside their factors.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AdapterShape {
-    /// The factor s.
-    pub scale: f64,
     /// One for each of the second factors.
     pub modules: Vec<Module>,
 }
@@ -186,10 +178,10 @@ impl<P> Linear<P> {
             weight: f(&self.weight)?,
             bias: self.bias.as_ref().map(&mut *f).transpose()?,
             adapter: match &self.adapter {
-                Some(Adapter { a, b, shape }) => Some(Adapter {
+                Some(Adapter { a, b, modules }) => Some(Adapter {
                     a: f(a)?,
                     b: b.iter().map(f).collect::<Result<_, _>>()?,
-                    shape: shape.clone(),
+                    modules: modules.clone(),
                 }),
                 None => None,
             },

@@ -100,7 +100,8 @@ impl ModelShapes {
         let config = &plan.config;
         let own = model.map_or_else(|| config.model.clone(), ModelSource::named);
         let reference = config.reference.clone().unwrap_or_else(|| own.clone());
-        let reference = plan.objective.needs_reference().then_some(reference);
+        let needs_copy = plan.objective.needs_reference() && !plan.has_free_reference();
+        let reference = needs_copy.then_some(reference);
         let teacher = config.teacher.as_ref().and_then(TeacherSource::model);
         let mut has_weights = true;
         let mut shape = |source: &ModelSource| -> Result<ModelConfig> {
