@@ -1,12 +1,15 @@
-"""The examples of the docstrings."""
+"""The examples of the docstrings and of docs/python.md."""
 
 import doctest
 import importlib.resources
 import unittest
+from pathlib import Path
 
 import stapo
 from common import numpy
 from stapo import _command, _stapo
+
+PAGE = Path(__file__).parents[2] / "docs/python.md"
 
 
 def load_tests(loader, tests, pattern):
@@ -24,6 +27,8 @@ def load_tests(loader, tests, pattern):
         if ">>>" in text and is_ready and isinstance(text, str):
             example = parser.get_doctest(text, {}, name, None, None)
             tests.addTest(doctest.DocTestCase(example))
+    if PAGE.exists() and numpy is not None:
+        tests.addTest(doctest.DocFileTest(str(PAGE), module_relative=False))
     return tests
 
 

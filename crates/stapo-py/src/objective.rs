@@ -44,7 +44,7 @@ pub fn presets(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 /// >>> effects.kept.tolist(), effects.totals["n_silenced"]
 /// ([True, False, True, True, True], 1)
 /// >>> effects.d_logp.tolist()
-/// [-0.25, 0.0, -0.25, 0.25, 0.25]
+/// [-0.25, -0.0, -0.25, 0.25, 0.25]
 #[pyclass(frozen, module = "stapo")]
 pub struct Objective {
     spec: ObjectiveSpec,
