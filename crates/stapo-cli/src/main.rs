@@ -27,7 +27,7 @@ use commands::{
 };
 use shared::terminal::{be_quiet, output_failed};
 use stapo_rl::device::cuda;
-use stapo_rl::task::launcher;
+use stapo_rl::task::{launcher, show_prints};
 use stapo_rl::untrusted::THREAD_NAME;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -148,7 +148,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Makes this program the launcher of verifiers.
+/// Makes this program the launcher of verifiers, and shows what reward functions print.
 fn set_launcher() {
     // On Linux this name stays valid when the program's file is replaced during a run.
     let program =
@@ -156,6 +156,7 @@ fn set_launcher() {
     if let Ok(program) = program {
         launcher::set_program(program);
     }
+    show_prints(|text| eprintln!("{text}"));
 }
 
 /// Silences two panics that become errors where they are caught: a failing GPU unwinds to the guard in `main`, and a
