@@ -29,7 +29,7 @@ use commands::{
 use shared::terminal::{output_failed, set_quiet};
 use stapo_rl::device::cuda;
 use stapo_rl::restart;
-use stapo_rl::task::launcher;
+use stapo_rl::task::{launcher, show_prints};
 use stapo_rl::untrusted::THREAD_NAME;
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
@@ -92,7 +92,6 @@ enum Command {
 /// The executable `stapo`: runs the command that the arguments of this process name.
 pub fn main() -> ExitCode {
     restart::set_running_executable();
-    launch::end_with_launcher();
     run_words(std::env::args_os())
 }
 
@@ -106,6 +105,8 @@ pub fn run_inside(words: impl IntoIterator<Item = OsString>) -> u8 {
 
 fn run_words(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     set_panic_hook();
+    show_prints(|text| eprintln!("{text}"));
+    launch::end_with_launcher();
     let parsed = program().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches));
     let command = match parsed {
         Ok(cli) => {

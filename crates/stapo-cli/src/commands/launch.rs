@@ -4,6 +4,7 @@ use crate::shared::option::positive;
 use crate::shared::stop::{self, Stop};
 use anyhow::{Context, Result, bail};
 use stapo_rl::ranks::TOKEN;
+use stapo_rl::restart;
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -73,7 +74,7 @@ struct Rank {
 
 impl Rank {
     fn start(command: &[String], rank: usize, world: usize, port: u16, token: &str) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe().context("this program's own path")?);
+        let mut child = restart::command()?;
         child.args(command);
         let numbers =
             [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", world)];

@@ -9,7 +9,7 @@ use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::estimate::{Lengths, Machine, Measurement, Prediction, Remedy, SPREAD};
 use stapo_rl::memory::{MemoryPart, MemoryPlan};
 use stapo_rl::model_files::{ModelConfig, Pretrained};
-use stapo_rl::task::{TaskSpec, VerifierSpec};
+use stapo_rl::task::TaskSpec;
 use std::path::Path;
 
 /// The parts of the limits that stand for mean lengths nobody gave.
@@ -242,8 +242,7 @@ pub fn assume_settings(assumed: &mut Vec<String>, plan: &Plan) {
     if config.update.reuse.is_some() {
         assumed.push(format!("every rollout batch is used {} times (update.reuse)", plan.max_uses()));
     }
-    let is_program = |verifier: &VerifierSpec| matches!(verifier, VerifierSpec::Command(_));
-    if plan.rewards.iter().any(|reward| is_program(&reward.verifier)) {
+    if plan.rewards.iter().any(|reward| reward.verifier.program().is_some()) {
         assumed.push("the verifier program takes no time".to_string());
     }
 }
