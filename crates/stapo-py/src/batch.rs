@@ -25,6 +25,9 @@ const COLUMNS: [&str; 8] = [
     "teacher_logp",
 ];
 
+/// The other keys.
+const OTHERS: [&str; 5] = ["offsets", "advantage", "reward", "group", "loss_mask"];
+
 /// The columns of a mini-batch as Python gives them. Tokens that the loss mask leaves out are in no column.
 pub struct Batch<'py> {
     columns: [Option<Column<'py>>; 8],
@@ -146,7 +149,10 @@ impl<'py> Batch<'py> {
 fn check_keys(batch: &Bound<'_, PyAny>) -> PyResult<()> {
     for key in batch.call_method0("keys")?.try_iter()? {
         let Ok(key) = key?.extract::<String>() else { continue };
-        if let Some(meant) = meant_key(&key).filter(|meant| *meant != key) {
+        if COLUMNS.contains(&key.as_str()) || OTHERS.contains(&key.as_str()) {
+            continue;
+        }
+        if let Some(meant) = meant_key(&key) {
             return Err(refused(format!("unknown key `{key}`\nhint: did you mean `{meant}`?")));
         }
     }
