@@ -34,6 +34,7 @@ pub fn guarded<T>(work: impl FnOnce() -> T) -> PyResult<T> {
 }
 
 /// The exception of a signal that came, as Ctrl-C; for threads without the interpreter's lock.
+#[allow(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
 pub fn check_signals() -> PyResult<()> {
     Python::attach(|py| py.check_signals())
 }

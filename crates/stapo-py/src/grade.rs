@@ -31,6 +31,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// both are exactly 1/2
 #[pyclass(frozen, eq, get_all, module = "stapo")]
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_field_names, reason = "the attribute is named as in the records of stapo grade")]
 pub struct Verdict {
     /// "right", "wrong", "no_answer", "unparsable" or "over_budget".
     verdict: String,
