@@ -64,6 +64,8 @@ class Grade(unittest.TestCase):
             stapo.grade_batch(["1"], "1")
         with self.assertRaisesRegex(TypeError, r"responses\[1\]: .*int.*, expected a string"):
             stapo.grade_batch(["1", 2], ["1", "2"])
+        with self.assertRaisesRegex(stapo.Error, "threads 5000: expected 0"):
+            stapo.grade_batch(["1"], ["1"], threads=5000)
         with self.assertRaises(TypeError):
             stapo.grade(None, "1")
         self.assertTrue(issubclass(stapo.Error, ValueError))

@@ -25,6 +25,9 @@ const COLUMNS: [&str; 8] = [
     "teacher_logp",
 ];
 
+/// The other keys.
+const OTHERS: [&str; 5] = ["offsets", "advantage", "reward", "group", "loss_mask"];
+
 /// The columns of a mini-batch as Python gives them. Tokens that the loss mask leaves out are in no column.
 pub struct Batch<'py> {
     columns: [Option<Column<'py>>; 8],
@@ -78,19 +81,16 @@ impl<'py> Batch<'py> {
         if n_responses == 0 {
             return Err(refused("offsets: no responses"));
         }
-        let source = match get("advantage")? {
-            Some(values) => {
-                let given = Column::read("advantage", &values)?;
-                if given.as_slice()?.len() != n_responses {
-                    check_length("advantage", &given, n_tokens)?;
-                }
-                Source::Given(given)
+        let source = if let Some(values) = get("advantage")? {
+            let given = Column::read("advantage", &values)?;
+            if given.as_slice()?.len() != n_responses {
+                check_length("advantage", &given, n_tokens)?;
             }
-            None => {
-                let hint = "\nhint: a batch without a reward gives its advantage";
-                let (rewards, n_each) = rewards(&required("reward", hint)?, n_responses)?;
-                Source::Rewards { rewards, n_each, groups: groups(&required("group", "")?, n_responses)? }
-            }
+            Source::Given(given)
+        } else {
+            let hint = "\nhint: a batch without a reward gives its advantage";
+            let (rewards, n_each) = rewards(&required("reward", hint)?, n_responses)?;
+            Source::Rewards { rewards, n_each, groups: groups(&required("group", "")?, n_responses)? }
         };
         let mask = get("loss_mask")?.map(|values| loss_mask(&values, n_tokens)).transpose()?;
         let batch = Self { columns, offsets, source, mask: None };
@@ -146,7 +146,10 @@ impl<'py> Batch<'py> {
 fn check_keys(batch: &Bound<'_, PyAny>) -> PyResult<()> {
     for key in batch.call_method0("keys")?.try_iter()? {
         let Ok(key) = key?.extract::<String>() else { continue };
-        if let Some(meant) = meant_key(&key).filter(|meant| *meant != key) {
+        if COLUMNS.contains(&key.as_str()) || OTHERS.contains(&key.as_str()) {
+            continue;
+        }
+        if let Some(meant) = meant_key(&key) {
             return Err(refused(format!("unknown key `{key}`\nhint: did you mean `{meant}`?")));
         }
     }
@@ -211,7 +214,7 @@ impl<'a> Table<'a> {
     }
 
     /// The advantages that follow from rewards; none where they are given.
-    fn from_rewards(&self, spec: &ObjectiveSpec, weights: &[f64]) -> Result<Vec<Advantages>, ObjectiveError> {
+    fn rewarded(&self, spec: &ObjectiveSpec, weights: &[f64]) -> Result<Vec<Advantages>, ObjectiveError> {
         let AdvantageTable::Rewards { rewards, n_each, groups } = self.advantages else {
             return Ok(Vec::new());
         };
@@ -281,7 +284,7 @@ pub fn evaluate(
     reward_weights: &[f64],
     update: UpdateKey,
 ) -> Result<(EffectColumns, Totals), Stopped> {
-    let from_rewards = table.from_rewards(spec, reward_weights)?;
+    let from_rewards = table.rewarded(spec, reward_weights)?;
     let responses: Vec<_> = table.responses().zip(table.advantages(&from_rewards)).collect();
     let has_entropy_bonus = spec.entropy_bonus != EntropyBonus::None;
     let mut columns = EffectColumns::with_capacity(table.n_tokens(), has_entropy_bonus);

@@ -19,10 +19,14 @@ pub fn refused(problem: impl ToString) -> PyErr {
     Error::new_err(problem.to_string())
 }
 
-/// Runs `work` without the interpreter's lock. A panic, which is a fault of this program, becomes a `RuntimeError`.
+/// Runs `work` without the interpreter's lock, guarded.
 pub fn without_lock<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
-    let ended = py.detach(|| catch_unwind(AssertUnwindSafe(work)));
-    ended.map_err(|panic| {
+    py.detach(|| guarded(work))
+}
+
+/// Runs `work`. A panic, which is a fault of this program, becomes a `RuntimeError`.
+pub fn guarded<T>(work: impl FnOnce() -> T) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
         PyRuntimeError::new_err(format!("stapo: a fault of the program: {text}"))
@@ -30,6 +34,7 @@ pub fn without_lock<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) ->
 }
 
 /// The exception of a signal that came, as Ctrl-C; for threads without the interpreter's lock.
+#[allow(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
 pub fn check_signals() -> PyResult<()> {
     Python::attach(|py| py.check_signals())
 }

@@ -45,6 +45,8 @@ impl Run {
     /// `metrics["entropy_quantiles.q05"]`; NaN where a step lacks a number. `step` is an array of int64.
     #[getter]
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        // The bindings to NumPy panic where it is missing; importing it says so as an exception.
+        py.import("numpy")?;
         let columns = without_lock(py, || read_columns(&self.folder))?.map_err(refused)?;
         let metrics = PyDict::new(py);
         let steps: Vec<i64> = columns.steps().iter().map(|&step| step as i64).collect();

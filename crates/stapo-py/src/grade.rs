@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// Responses that a thread takes at a time.
 const CHUNK: usize = 16;
+/// The most threads of a call, as of `stapo grade`.
+const MAX_THREADS: usize = 1024;
 /// How often a call looks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -29,6 +31,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// both are exactly 1/2
 #[pyclass(frozen, eq, get_all, module = "stapo")]
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_field_names, reason = "the attribute is named as in the records of stapo grade")]
 pub struct Verdict {
     /// "right", "wrong", "no_answer", "unparsable" or "over_budget".
     verdict: String,
@@ -136,6 +139,11 @@ pub fn grade_batch(
     threads: usize,
 ) -> PyResult<Vec<Verdict>> {
     let rules = rules(mode, order, fallback, rounding)?;
+    if threads > MAX_THREADS {
+        return Err(refused(format!(
+            "threads {threads}: expected 0 for one per core, or up to {MAX_THREADS}"
+        )));
+    }
     let texts = (Text::list("responses", responses)?, Text::list("references", references)?);
     if texts.0.len() != texts.1.len() {
         return Err(refused(format!("{} responses, {} references", texts.0.len(), texts.1.len())));
@@ -156,9 +164,9 @@ fn grade_all(pairs: &[(Text, Text)], rules: Rules, n_threads: usize) -> PyResult
     let mut verdicts: Vec<Option<Verdict>> = vec![None; pairs.len()];
     thread::scope(|scope| {
         let (done, chunks) = channel();
-        for _ in 0..n_threads {
+        for started in 0..n_threads {
             let (done, next, is_over) = (done.clone(), &next, &is_over);
-            scope.spawn(move || {
+            let work = move || {
                 while !is_over.load(Ordering::Relaxed) {
                     let start = next.fetch_add(CHUNK, Ordering::Relaxed);
                     let Some(own) = pairs.get(start..(start + CHUNK).min(pairs.len())) else { break };
@@ -173,7 +181,14 @@ fn grade_all(pairs: &[(Text, Text)], rules: Rules, n_threads: usize) -> PyResult
                         break;
                     }
                 }
-            });
+            };
+            if let Err(error) = thread::Builder::new().spawn_scoped(scope, work) {
+                if started == 0 {
+                    return Err(refused(format!("starting threads: {error}")));
+                }
+                // The threads that could be started do the work.
+                break;
+            }
         }
         drop(done);
         let mut last_look = std::time::Instant::now();

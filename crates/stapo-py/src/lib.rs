@@ -1,6 +1,9 @@
 //! `stapo._stapo`, the extension module of the Python package: the grader, the objectives, run folders and evaluations,
 //! and the program itself. Long calls run without the interpreter's lock and heed Ctrl-C.
 
+#![allow(clippy::needless_pass_by_value, reason = "the arguments of Python functions arrive as values")]
+#![allow(clippy::doc_link_with_quotes, reason = "docstrings hold lists of Python's")]
+
 mod batch;
 mod border;
 mod columns;

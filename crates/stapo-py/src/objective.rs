@@ -1,7 +1,7 @@
 //! Objectives on arrays.
 
 use crate::batch::{Batch, EffectColumns, Stopped, evaluate};
-use crate::border::{from_python, refused, to_python, without_lock};
+use crate::border::{from_python, guarded, refused, to_python, without_lock};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
@@ -106,7 +106,9 @@ impl Objective {
             return Err(refused(format!("pass_number {pass_number}: this objective has {n} pass")));
         }
         let update = UpdateKey { step, pass: pass_number - 1, ..UpdateKey::default() };
-        let batch = Batch::read(batch)?;
+        // The bindings to NumPy panic where it is missing; importing it says so as an exception.
+        py.import("numpy")?;
+        let batch = guarded(|| Batch::read(batch))??;
         let table = batch.table()?;
         let evaluated = without_lock(py, || evaluate(&self.spec, &table, &reward_weights, update))?;
         let (effects, totals) = evaluated.map_err(|stopped| match stopped {
