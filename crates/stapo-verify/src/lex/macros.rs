@@ -21,8 +21,9 @@ impl Lexer<'_> {
         if end == start {
             end = (start + 1).min(self.chars.len());
         }
-        let name: String = self.chars[start..end].iter().collect();
-        self.pos = end;
+        let mut name: String = self.chars[start..end].iter().collect();
+        name.truncate(symbols::unglued(&name));
+        self.pos = start + name.chars().count();
         match name.as_str() {
             "begin" | "end" => return self.environment(&name),
             "mathbb" | "Bbb" => {

@@ -218,6 +218,15 @@ pub(crate) fn macro_named(name: &str) -> Macro {
     Macro::Token(tok)
 }
 
+/// How much of a macro's name is the macro where the white space behind it was lost: `\quadx` is `\quad x`.
+pub(crate) fn unglued(name: &str) -> usize {
+    let glued = ["qquad", "quad", "cdot", "times", "pi", "pm"].into_iter().find(|known| {
+        let rest = name.strip_prefix(known).unwrap_or("");
+        rest.len() == 1 || (!rest.is_empty() && known.ends_with("quad"))
+    });
+    glued.filter(|_| !is_known(name)).map_or(name.len(), str::len)
+}
+
 /// Whether a macro of this name has a meaning here.
 pub(crate) fn is_known(name: &str) -> bool {
     layout_macro(name).is_some() || sign_macro(name).is_some() || Func::named(name).is_some()
