@@ -192,7 +192,7 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
             Tok::Colon if i > 0 => name.push(':'),
             Tok::Minus if depth > 0 && before == Some(&Tok::Open(Bracket::Brace)) => name.push('-'),
             Tok::Caret if before.is_some_and(names_function) && is_inverse(&tokens[i + 1..]) => {
-                name.push('^')
+                name.push('^');
             }
             // The event of a probability: `P(X \le 2)`.
             Tok::Rel(rel) if depth >= numbered_depth && !name.starts_with('(') => name.push_str(rel.sign()),

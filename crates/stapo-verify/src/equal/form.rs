@@ -193,7 +193,7 @@ fn with_numbered_constants(a: &Expr, r: &Expr) -> Option<Expr> {
         |name: &str| theirs.iter().find(|other| other.eq_ignore_ascii_case(name) && **other != name);
     let is_renamed = |name: &str| is_constant(name) && !theirs.contains(&name) && other_case(name).is_some();
     let is_plain = |name: &&str| !is_constant(name) || is_renamed(name);
-    if !ours.iter().all(|name| is_plain(name)) {
+    if !ours.iter().all(is_plain) {
         return None;
     }
     Some(a.map(&mut |node| match &node {

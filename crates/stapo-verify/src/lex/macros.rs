@@ -105,7 +105,7 @@ impl Lexer<'_> {
     fn is_after_value(&self) -> bool {
         let next = self.chars[self.pos..].iter().find(|c| !c.is_whitespace());
         matches!(self.out.last().map(|token| &token.tok), Some(Tok::Num(_) | Tok::Close(_)))
-            && !next.is_some_and(|c| c.is_ascii_alphabetic())
+            && !next.is_some_and(char::is_ascii_alphabetic)
     }
 
     /// Whether `\{` follows, opens a column of lines and has no closing brace: `\left\{\begin{array}{l} … \right.`.
