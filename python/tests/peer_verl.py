@@ -53,6 +53,15 @@ class CpuPlatform(PlatformBase):
     def device_count(self):
         return 1
 
+    def visible_devices_envvar(self):
+        return "CPU_VISIBLE_DEVICES"
+
+    def ray_resource_name(self):
+        return "CPU"
+
+    def ray_noset_envvars(self):
+        return []
+
 
 def nothing(*_args, **_kwargs):
     return None

@@ -21,7 +21,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("stapo-model", &["stapo-ops"]),
     ("stapo-rl", &["stapo-core", "stapo-verify", "stapo-model"]),
     ("stapo-cli", &["stapo-core", "stapo-verify", "stapo-rl"]),
-    ("stapo-py", &["stapo-core", "stapo-verify", "stapo-rl"]),
+    ("stapo-py", &["stapo-core", "stapo-verify", "stapo-rl", "stapo-cli"]),
 ];
 
 const MAX_FILE_LINES: usize = 500;

@@ -5,9 +5,10 @@
 #![allow(clippy::print_stdout, reason = "tests print why they skip")]
 
 use stapo_core::{Problem, Verdict};
+use stapo_rl::restart;
 use stapo_rl::task::{
     Judged, Programs, PythonSpec, RowsSpec, Split, Task, TaskError, TaskSpec, VerifierSpec, fingerprint,
-    launcher, show_prints,
+    show_prints,
 };
 use std::fs;
 use std::path::Path;
@@ -37,7 +38,7 @@ fn rows(folder: &Path) -> RowsSpec {
 
 /// A task on these rows, judged by a function of the given text.
 fn task(folder: &Path, text: &str, change: impl Fn(&mut PythonSpec)) -> Result<Task, TaskError> {
-    launcher::set_program(env!("CARGO_BIN_EXE_stapo").into());
+    restart::set(env!("CARGO_BIN_EXE_stapo").into(), Vec::new());
     show_prints(|text| SHOWN.lock().unwrap().push(text.to_string()));
     let file = folder.join("reward.py");
     fs::write(&file, text).unwrap();

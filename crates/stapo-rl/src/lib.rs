@@ -23,6 +23,7 @@ pub mod model_hashes;
 pub mod pretrain;
 pub mod prompting;
 mod records;
+pub mod restart;
 pub mod rollout;
 pub mod run;
 mod run_memory;
