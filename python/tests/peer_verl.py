@@ -18,9 +18,12 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-import torch.distributed as dist
-from verl.plugin.platform import PlatformBase, set_platform
+# verl 0.9.1 loads no model where it finds TRL 1.16, which lacks a class that verl changes: here it finds no TRL.
+sys.modules["trl"] = None
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from verl.plugin.platform import PlatformBase, set_platform  # noqa: E402
 
 
 class CpuPlatform(PlatformBase):
@@ -36,6 +39,7 @@ class CpuPlatform(PlatformBase):
         memory_reserved=lambda *_: 0,
         mem_get_info=lambda *_: (0, 1),
         empty_cache=lambda: None,
+        get_device_name=lambda *_: "CPU",
     )
 
     def current_device(self):
