@@ -119,7 +119,8 @@ class WandbSink:
         return max(int(self.run.step) - 1, 0) if self.run.resumed else 0
 
     def metrics(self, step: int, numbers: dict[str, float]) -> None:
-        self.run.log(numbers, step=step)
+        # Without `commit` W&B holds a step back until the next one.
+        self.run.log(numbers, step=step, commit=True)
 
     def event(self, event: dict[str, Any]) -> None:
         kind = event.get("event", "event")

@@ -10,6 +10,7 @@ Four trainings of ten optimizer steps, on two processes with two accumulation st
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from stapo.trl import S2T, S2TGRPOTrainer
+from stapo.trl import S2T, S2TGRPOTrainer, math_reward
 
 N_STEPS = 10
 TAU_P = 0.01
@@ -191,6 +192,24 @@ def compare(name, folder, trainer, overrides):
     )
 
 
+def fates_by_micro_batch(folder):
+    """What a quantile per micro-batch would do to the silenced tokens of a training: how many of them, how many differ."""
+    n_silenced = n_other = 0
+    for file in sorted(folder.glob("step-*.jsonl")):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for first in range(0, len(rows), 4):
+            tokens = [
+                (kept, row["advantage"] > 0 and logp < math.log(TAU_P), entropy)
+                for row in rows[first : first + 4]
+                for kept, logp, entropy in zip(row["kept"], row["logp"], row["entropy"])
+            ]
+            entropies = [entropy for _, is_candidate, entropy in tokens if is_candidate]
+            tau_h = torch.quantile(torch.tensor(entropies, dtype=torch.float64), 0.75).item() if entropies else 0.0
+            n_silenced += sum(not kept for kept, _, _ in tokens)
+            n_other += sum((not kept) != (is_one and entropy < tau_h) for kept, is_one, entropy in tokens)
+    return n_silenced, n_other
+
+
 def refused(folder):
     for settings, name in [
         ({"steps_per_generation": 1}, "steps_per_generation"),
@@ -207,13 +226,29 @@ def refused(folder):
             raise AssertionError(f"{settings} was not refused")
 
 
+def rewards():
+    texts = [r"so \boxed{\frac{1}{2}}", [{"role": "assistant", "content": r"\boxed{3}"}], "no answer", r"\boxed{1}"]
+    assert math_reward(completions=texts, prompts=[], answer=["0.5", "4", "1", None]) == [1.0, 0.0, 0.0, None]
+    assert math_reward(completions=texts[:1], solution=[r"\frac12"]) == [1.0]
+    try:
+        math_reward(completions=texts, label=["1"] * 4)
+    except ValueError as error:
+        assert "answer" in str(error)
+    else:
+        raise AssertionError("a dataset without a reference was not refused")
+
+
 def main():
+    rewards()
     folder = Path(sys.argv[1])
     s2t = lambda name: {"s2t": S2T(tau_p=TAU_P, dump=str(folder / name))}
     bounds = [f"masks.0.tau_p={TAU_P}", "surrogate.low=0.2", "surrogate.high=0.2"]
 
     trainer = train(folder, RecordedS2T, s2t("dapo"), loss_type="dapo", steps_per_generation=4)
     compare("dapo", folder / "dapo", trainer, bounds)
+    if dist.get_rank() == 0:
+        n_silenced, n_other = fates_by_micro_batch(folder / "dapo")
+        print(f"trl dapo: a quantile per micro-batch would decide otherwise on {n_other} tokens, of {n_silenced} silenced")
     trainer = train(folder, RecordedS2T, s2t("grpo"), loss_type="grpo", steps_per_generation=2, num_iterations=2)
     means = ["aggregate.kind=sequence_mean_of_token_mean", "denominator.silenced_responses=stay"]
     compare("grpo", folder / "grpo", trainer, bounds + means)

@@ -18,9 +18,12 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-import torch.distributed as dist
-from verl.plugin.platform import PlatformBase, set_platform
+# verl 0.9.1 loads no model where it finds TRL 1.16, which lacks a class that verl changes: here it finds no TRL.
+sys.modules["trl"] = None
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from verl.plugin.platform import PlatformBase, set_platform  # noqa: E402
 
 
 class CpuPlatform(PlatformBase):
@@ -36,6 +39,7 @@ class CpuPlatform(PlatformBase):
         memory_reserved=lambda *_: 0,
         mem_get_info=lambda *_: (0, 1),
         empty_cache=lambda: None,
+        get_device_name=lambda *_: "CPU",
     )
 
     def current_device(self):
@@ -52,6 +56,15 @@ class CpuPlatform(PlatformBase):
 
     def device_count(self):
         return 1
+
+    def visible_devices_envvar(self):
+        return "CPU_VISIBLE_DEVICES"
+
+    def ray_resource_name(self):
+        return "CPU"
+
+    def ray_noset_envvars(self):
+        return []
 
 
 def nothing(*_args, **_kwargs):
@@ -82,7 +95,7 @@ from verl.workers.engine_workers import TrainingWorker  # noqa: E402
 from verl.workers.utils.losses import ppo_loss  # noqa: E402
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding  # noqa: E402
 
-from stapo.verl import S2T, S2TTrainingWorker, refuse_unsafe_settings  # noqa: E402
+from stapo.verl import S2T, S2TTrainingWorker, compute_score, refuse_unsafe_settings  # noqa: E402
 
 EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(FSDPEngineWithLMHead)
 
@@ -352,6 +365,7 @@ def trainer_uses_the_worker():
     """verl's configuration, composed by Hydra, leads to S2T's trainer and worker; a rank without S2T stops it."""
     import verl.trainer
     from hydra import compose, initialize_config_dir
+    from verl.trainer.ppo.reward import get_custom_reward_fn
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     import stapo.verl_trainer
@@ -364,8 +378,12 @@ def trainer_uses_the_worker():
                 "trainer.v1.trainer_mode=stapo_sync",
                 "+actor_rollout_ref.s2t.tau_p=0.001",
                 "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+                "reward.custom_reward_function.path=pkg://stapo.verl",
+                "reward.custom_reward_function.name=compute_score",
             ],
         )
+    score = get_custom_reward_fn(config)
+    assert score(data_source="math", solution_str=r"\boxed{7}", ground_truth="7")["score"] == 1.0
     cls = get_trainer_cls(config.trainer.v1.trainer_mode)
     assert cls is stapo.verl_trainer.S2TPPOTrainerSync
     trainer = cls(config)
@@ -385,7 +403,15 @@ def trainer_uses_the_worker():
     print("verl trainer: stapo_sync gives the actor's role to S2T's worker, and stops where a rank has S2T not active")
 
 
+def scores():
+    right = compute_score("math", r"so \boxed{\frac{1}{2}}", "0.5")
+    assert (right["score"], right["acc"], right["pred"]) == (1.0, True, r"\frac{1}{2}"), right
+    wrong = compute_score("math", "no answer", "0.5", extra_info={})
+    assert (wrong["score"], wrong["acc"], wrong["pred"]) == (0.0, False, ""), wrong
+
+
 def main():
+    scores()
     folder = Path(sys.argv[1]).absolute()
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
