@@ -359,6 +359,7 @@ fn every_config_key_that_a_message_names_exists() {
     config.rollout.source = Some(RolloutSource::Jsonl { path: "x".into(), behavior: Behavior::Policy });
     config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
     config.update.reuse = Some(Reuse::default());
+    config.update.sum = Some(GradientSum::Microbatches);
     let table = Value::Table(settings::to_table(&config));
     let supervised = Value::Table(settings::to_table(&crate::pretrain::PretrainConfig::default()));
     let is_in =
