@@ -31,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         return 130
-    print(f"{follower.last_step} steps sent; the run stopped: {reason}" if reason else f"{follower.last_step} steps sent")
+    print(
+        f"{follower.last_step} steps sent; the run stopped: {reason}" if reason else f"{follower.last_step} steps sent"
+    )
     return 0
 
 

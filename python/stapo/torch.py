@@ -1,8 +1,8 @@
 """S2T (silencing spurious tokens) on PyTorch tensors, for trainers other than `stapo train`.
 
 S2T takes tokens out of the loss; it rewrites no loss. A token is a candidate where its advantage is above 0 and its
-probability below `tau_p`. `tau_h` is the q-quantile of the candidates' entropies over the whole mini-batch, that is over
-all micro-batches and all ranks of one optimizer step, and candidates of an entropy below `tau_h` are silenced. All
+probability below `tau_p`. `tau_h` is the q-quantile of the candidates' entropies over the whole mini-batch, that is
+over all micro-batches and all ranks of one optimizer step, and candidates of an entropy below `tau_h` are silenced. All
 comparisons are strict, and every rank computes the same `tau_h`, bit for bit.
 
 >>> import torch
@@ -34,8 +34,9 @@ __all__ = ["S2T", "Silenced", "candidates", "exact_tau", "silence", "write_minib
 class S2T:
     """The settings of S2T.
 
-    `tau_p` is the probability below which a rewarded token is a candidate, `q` the quantile of the candidates' entropies,
-    and `dump` a folder into which an adapter writes every mini-batch as the JSON lines that `stapo objective` reads.
+    `tau_p` is the probability below which a rewarded token is a candidate, `q` the quantile of the candidates'
+    entropies, and `dump` a folder into which an adapter writes every mini-batch as the JSON lines that `stapo
+    objective` reads.
     """
 
     tau_p: float = 0.002
@@ -53,8 +54,8 @@ class S2T:
 class Silenced:
     """What S2T found in a mini-batch. The counts and `tau_h` are those of all ranks.
 
-    `silenced` has the shape of the log-probs and is true for a token that leaves the loss. `tau_h` is None where there is
-    no candidate.
+    `silenced` has the shape of the log-probs and is true for a token that leaves the loss. `tau_h` is None where there
+    is no candidate.
     """
 
     silenced: torch.Tensor
@@ -68,9 +69,7 @@ class Silenced:
         return self.n_tokens - self.n_silenced
 
 
-def candidates(
-    logp: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, tau_p: float = 0.002
-) -> torch.Tensor:
+def candidates(logp: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, tau_p: float = 0.002) -> torch.Tensor:
     """The tokens that S2T may silence: in the loss, advantage above 0, probability below `tau_p`.
 
     Shapes: `logp` and `mask` [B, T]; `advantages` [B], [B, 1] or [B, T]. The probability is compared as a logarithm in
@@ -86,14 +85,12 @@ def candidates(
     return mask.bool() & (advantages > 0) & improbable
 
 
-def exact_tau(
-    entropies: torch.Tensor, q: float = 0.75, group: dist.ProcessGroup | None = None
-) -> float | None:
+def exact_tau(entropies: torch.Tensor, q: float = 0.75, group: dist.ProcessGroup | None = None) -> float | None:
     """The q-quantile of the entropies of all ranks of `group`, or None where no rank has any.
 
     Each rank gives as many values as it has, also none; every rank must make the call. `group` is the default process
-    group unless given; without torch.distributed the values of this process are all there are. The quantile interpolates
-    linearly in double precision.
+    group unless given; without torch.distributed the values of this process are all there are. The quantile
+    interpolates linearly in double precision.
 
     >>> exact_tau(torch.tensor([0.0, 1.0, 2.0, 3.0]), 0.75)
     2.25
@@ -196,6 +193,6 @@ def _n_ranks(group: dist.ProcessGroup | None) -> int:
 def _require_float32(name: str, values: torch.Tensor) -> None:
     if values.dtype not in (torch.float32, torch.float64):
         raise TypeError(
-            f"{name}: {values.dtype}, expected float32 or float64; a probability of 0.002 has no meaning in fewer bits\n"
+            f"{name}: {values.dtype}, expected float32 or float64; in fewer bits tau_p has no meaning\n"
             "hint: compute log-probs and entropies in float32, whatever the model's weights are stored in"
         )

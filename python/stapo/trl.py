@@ -4,10 +4,10 @@
 
     trainer = S2TGRPOTrainer(model="Qwen/Qwen3-1.7B", reward_funcs=math_reward, args=config, train_dataset=data)
 
-`S2TGRPOTrainer` is `GRPOTrainer` with one more argument, `s2t`: the settings (`stapo.torch.S2T`), or None for plain TRL.
-Before the first micro-batch of an optimizer step the trainer computes the log-probs and entropies of all of them, takes
-the quantile over all micro-batches and processes, and hands the narrowed token mask (`tool_mask`) and the number of kept
-tokens (`num_items_in_batch`) to TRL's own loss. That is one more forward pass per optimizer step.
+`S2TGRPOTrainer` is `GRPOTrainer` with one more argument, `s2t`: the settings (`stapo.torch.S2T`), or None for plain
+TRL. Before the first micro-batch of an optimizer step the trainer computes the log-probs and entropies of all of them,
+takes the quantile over all micro-batches and processes, and hands the narrowed token mask (`tool_mask`) and the number
+of kept tokens (`num_items_in_batch`) to TRL's own loss. That is one more forward pass per optimizer step.
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ def _refuse_unsafe_settings(trainer: Any) -> None:
     spread, accumulated = args.steps_per_generation, args.gradient_accumulation_steps
     if spread % accumulated != 0:
         raise ValueError(
-            f"steps_per_generation: {spread} is no multiple of gradient_accumulation_steps {accumulated}, so an optimizer "
-            "step would begin before all of its responses are generated\n"
+            f"steps_per_generation: {spread} is no multiple of gradient_accumulation_steps {accumulated}, so an "
+            "optimizer step would begin before all of its responses are generated\n"
             "hint: set steps_per_generation to gradient_accumulation_steps or a multiple of it"
         )
     if args.loss_type == "bnpo":
@@ -229,6 +229,6 @@ def _refuse_unsafe_settings(trainer: Any) -> None:
     parallel = getattr(trainer.accelerator, "parallelism_config", None)
     if parallel is not None and getattr(parallel, "non_data_parallel_size", 1) > 1:
         raise ValueError(
-            "parallelism_config: S2T takes its quantile over data-parallel processes, and here some processes hold parts "
-            "of the same responses\nhint: use data parallelism (DDP, FSDP, ZeRO)"
+            "parallelism_config: S2T takes its quantile over data-parallel processes, and here some processes hold "
+            "parts of the same responses\nhint: use data parallelism (DDP, FSDP, ZeRO)"
         )

@@ -1,9 +1,9 @@
 """S2T inside verl, for clusters that run verl: Ray, FSDP and vLLM stay verl's.
 
 `S2TTrainingWorker` is verl's `TrainingWorker` whose `train_batch` first computes the log-probs and entropies of this
-rank's part of the mini-batch, takes the quantile over the data-parallel group, and narrows `response_mask` and `loss_mask`
-before verl's own loss sees them. That is one more forward pass per mini-batch. `stapo.verl_trainer` registers a trainer
-that uses it; `compute_score` is a reward function for verl.
+rank's part of the mini-batch, takes the quantile over the data-parallel group, and narrows `response_mask` and
+`loss_mask` before verl's own loss sees them. That is one more forward pass per mini-batch. `stapo.verl_trainer`
+registers a trainer that uses it; `compute_score` is a reward function for verl.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class S2TActorRolloutRefWorker(ActorRolloutRefWorker):
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict | None = None, **_: Any
 ) -> dict[str, Any]:
-    """A reward function for verl: a score of 1.0 for a right answer, else 0.0, by the rules of `stapo grade --mode math`."""
+    """A reward function for verl: 1.0 for a right answer, else 0.0, by the rules of `stapo grade --mode math`."""
     from stapo import grade
 
     verdict = grade(solution_str, str(ground_truth))

@@ -2,8 +2,9 @@
 
     VERL_USE_EXTERNAL_MODULES=stapo.verl_trainer python -m verl.trainer.main_ppo trainer.v1.trainer_mode=stapo_sync ...
 
-verl stops where an external module cannot be imported, and where the name of a trainer is unknown. The trainer gives the
-actor's role to `S2TActorRolloutRefWorker`, and before the first step it asks every rank whether S2T is active there.
+verl stops where an external module cannot be imported, and where the name of a trainer is unknown. The trainer gives
+the actor's role to `S2TActorRolloutRefWorker`, and before the first step it asks every rank whether S2T is active
+there.
 """
 
 from __future__ import annotations

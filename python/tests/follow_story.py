@@ -9,7 +9,10 @@ from stapo.callbacks import Follower
 
 
 def metrics_line(step):
-    return json.dumps({"schema": 1, "step": step, "reward_mean": step / 10, "entropy": {"p50": 0.5}, "warnings": []}) + "\n"
+    return (
+        json.dumps({"schema": 1, "step": step, "reward_mean": step / 10, "entropy": {"p50": 0.5}, "warnings": []})
+        + "\n"
+    )
 
 
 def event_line(kind, step, **more):
@@ -22,7 +25,7 @@ class Run:
     def __init__(self, folder):
         folder.mkdir(parents=True)
         self.folder = folder
-        (folder / "plan.toml").write_text('seed = 0\n[rollout]\ngroup_size = 8\n')
+        (folder / "plan.toml").write_text("seed = 0\n[rollout]\ngroup_size = 8\n")
         self.append("events.jsonl", event_line("start", 0))
 
     def append(self, name, text):

@@ -26,7 +26,7 @@ def quantile_of_ragged_parts():
 
 
 def fates_do_not_depend_on_the_cut():
-    """All rows on one rank, or a row here and the rest there: the same tokens are silenced, and the counts are the same."""
+    """All rows on one rank, or a row here and the rest there: the same tokens are silenced, with the same counts."""
     random = torch.Generator().manual_seed(2)
     n_rows, n_tokens = 24, 40
     logp = -10.0 * torch.rand(n_rows, n_tokens, generator=random) ** 2

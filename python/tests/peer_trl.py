@@ -193,7 +193,7 @@ def compare(name, folder, trainer, overrides):
 
 
 def fates_by_micro_batch(folder):
-    """What a quantile per micro-batch would do to the silenced tokens of a training: how many of them, how many differ."""
+    """What a quantile per micro-batch would do to the silenced tokens of a training: how many, how many differ."""
     n_silenced = n_other = 0
     for file in sorted(folder.glob("step-*.jsonl")):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -248,7 +248,9 @@ def main():
     compare("dapo", folder / "dapo", trainer, bounds)
     if dist.get_rank() == 0:
         n_silenced, n_other = fates_by_micro_batch(folder / "dapo")
-        print(f"trl dapo: a quantile per micro-batch would decide otherwise on {n_other} tokens, of {n_silenced} silenced")
+        print(
+            f"trl dapo: a quantile per micro-batch would decide otherwise on {n_other} tokens, of {n_silenced} silenced"
+        )
     trainer = train(folder, RecordedS2T, s2t("grpo"), loss_type="grpo", steps_per_generation=2, num_iterations=2)
     means = ["aggregate.kind=sequence_mean_of_token_mean", "denominator.silenced_responses=stay"]
     compare("grpo", folder / "grpo", trainer, bounds + means)
@@ -260,7 +262,9 @@ def main():
         pairs = list(zip(plain.model.parameters(), other.model.parameters()))
         assert pairs and all(torch.equal(a, b) for a, b in pairs), name
         if dist.get_rank() == 0:
-            print(f"trl {name}: losses and weights after {N_STEPS} steps are those of plain TRL, bit for bit", flush=True)
+            print(
+                f"trl {name}: losses and weights after {N_STEPS} steps are those of plain TRL, bit for bit", flush=True
+            )
     changed = train(folder, RecordedS2T, {"s2t": S2T(tau_p=TAU_P)}, steps_per_generation=2)
     assert not all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), changed.model.parameters()))
     refused(folder)

@@ -328,9 +328,9 @@ def compare(layout, dump, made, losses):
         n_tokens += total["n_tokens"]
     assert n_silenced > 20, f"{layout}: {n_silenced} silenced tokens are too few to show anything"
     print(
-        f"verl {layout}: {N_STEPS} mini-batches x {n_ranks} ranks x {per_step} micro-batches of verl's TrainingWorker and "
-        f"FSDP2 engine on the CPU, {n_silenced} of {n_tokens} tokens silenced; masks equal, loss and derivatives (as "
-        f"shares of the largest) within {worst:.1e} of stapo objective",
+        f"verl {layout}: {N_STEPS} mini-batches x {n_ranks} ranks x {per_step} micro-batches of verl's TrainingWorker "
+        f"and FSDP2 engine on the CPU, {n_silenced} of {n_tokens} tokens silenced; masks equal, loss and derivatives "
+        f"(as shares of the largest) within {worst:.1e} of stapo objective",
         flush=True,
     )
 
@@ -428,7 +428,10 @@ def main():
         assert losses == plain_losses, name
         assert all(torch.equal(a, b) for a, b in zip(parameters(plain), parameters(other))), name
         if dist.get_rank() == 0:
-            print(f"verl {name}: losses and weights after {N_STEPS} steps are those of plain verl, bit for bit", flush=True)
+            print(
+                f"verl {name}: losses and weights after {N_STEPS} steps are those of plain verl, bit for bit",
+                flush=True,
+            )
     refused()
     if dist.get_rank() == 0:
         trainer_uses_the_worker()
