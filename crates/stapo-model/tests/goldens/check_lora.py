@@ -3,7 +3,8 @@
     pip install torch transformers peft
     python check_lora.py STAPO MODEL_FOLDER
 
-The adapter beside the weights and the merged model must give the same log-probs within 1e-5 in f32.
+The adapter beside the weights and the merged model must give the same log-probs within 1e-5 in f32, on tokens that the
+base model samples.
 """
 
 import json
@@ -35,9 +36,13 @@ def main(stapo, folder):
         subprocess.run(train, check=True, cwd=at)
         subprocess.run([stapo, "export", run, "--out", adapter], check=True)
         subprocess.run([stapo, "export", run, "--merge", "--f32", "--out", merged], check=True)
-        vocabulary = json.load(open(os.path.join(folder, "config.json")))["vocab_size"]
-        numbers = lambda i, n: [(7 * i + 5 * k) % vocabulary for k in range(n)]
-        rows = [{"prompt": numbers(i, 5), "tokens": numbers(i + 9, 20)} for i in range(4)]
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        torch.manual_seed(0)
+        rows = []
+        for i in range(8):
+            prompt = [(7 * i + 5 * k) % base.config.vocab_size for k in range(5)]
+            whole = base.generate(torch.tensor([prompt]), do_sample=True, min_new_tokens=24, max_new_tokens=24)
+            rows.append({"prompt": prompt, "tokens": whole[0, len(prompt) :].tolist()})
         lines = os.path.join(at, "rows.jsonl")
         with open(lines, "w") as file:
             for row in rows:
@@ -46,7 +51,6 @@ def main(stapo, folder):
         score = [stapo, "score", "--model", folder, "--adapter", adapter, "--input", lines]
         out = subprocess.run(score, check=True, capture_output=True, text=True).stdout
         ours = [json.loads(line)["logp"] for line in out.splitlines()]
-        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         plain = [log_probs(base, row["prompt"], row["tokens"]) for row in rows]
         peft = PeftModel.from_pretrained(base, adapter).eval()
         whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32, attn_implementation="eager")

@@ -45,13 +45,13 @@ fn base(folder: &Path) -> String {
 #[test]
 fn adapters_train_exactly_resume_to_the_bit_and_leave_small_checkpoints() {
     let penalty = "objective.kl={kind=\"k3\",beta=0.1}";
-    let adapters = adapted(&["steps=3", "objective.preset=grpo", penalty, "record.checkpoint_every_steps=1"]);
+    let adapters = adapted(&["steps=2", "objective.preset=grpo", penalty, "record.checkpoint_every_steps=1"]);
     let metrics = check_resumed(&adapters);
     assert!(metrics.iter().all(|m| m.exactness_max_abs == 0.0 && m.gradient_norm > 0.0));
     let (hash, _) = whole_run(&adapters);
-    let other_start = adapted(&["steps=3", "objective.preset=grpo", penalty, "seed=4"]);
+    let other_start = adapted(&["steps=2", "objective.preset=grpo", penalty, "seed=4"]);
     assert_ne!(whole_run(&other_start).0, hash, "adapters are drawn by the run's seed");
-    let copy = adapted(&["steps=3", "objective.preset=grpo", penalty, "reference=builtin"]);
+    let copy = adapted(&["steps=2", "objective.preset=grpo", penalty, "reference=builtin"]);
     assert_eq!(
         whole_run(&copy).0,
         hash,
