@@ -22,7 +22,7 @@ mod shared;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    completions, doctor, eval, experiment, export, fetch, generate, grade, init, inspect, man, model,
+    completions, doctor, eval, experiment, export, fetch, generate, grade, init, inspect, launch, man, model,
     objective, plan, pretrain, problems, report, runs, score, serve, train, verify_run, version,
 };
 use shared::terminal::{be_quiet, output_failed};
@@ -47,6 +47,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Args),
+    Launch(launch::Args),
     Pretrain(pretrain::Args),
     Sft(pretrain::SftArgs),
     Export(export::Args),
@@ -86,6 +87,7 @@ enum Command {
 fn main() -> ExitCode {
     set_panic_hook();
     set_launcher();
+    launch::end_with_launcher();
     let parsed = program().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     let command = match parsed {
         Ok(cli) => {
@@ -120,6 +122,7 @@ fn program() -> clap::Command {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(args) => train::run(&args),
+        Command::Launch(args) => launch::run(&args),
         Command::Pretrain(args) => pretrain::run(&args),
         Command::Sft(args) => pretrain::run_sft(&args),
         Command::Export(args) => export::run(&args),

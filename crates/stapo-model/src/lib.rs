@@ -15,6 +15,7 @@ pub mod gguf;
 mod json;
 pub mod optimizer;
 mod pretrained;
+pub mod ranks;
 pub mod template;
 #[cfg(test)]
 mod testing;

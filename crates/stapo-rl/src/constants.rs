@@ -5,6 +5,7 @@ use crate::config::Plan;
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
 use crate::meter::{Meter, Phase};
+use crate::ranks::Transport;
 use crate::rollout::Sampled;
 use crate::scoring::{Sequence, score, widen};
 use crate::task::Task;
@@ -29,6 +30,8 @@ pub(crate) struct Scorers<'a> {
     pub model: &'a LoadedModel,
     pub reference: Option<&'a Policy>,
     pub teacher: Option<&'a Teacher>,
+    /// The ranks among which the scoring is dealt out.
+    pub ranks: &'a dyn Transport,
     pub meter: &'a Meter,
 }
 
@@ -59,7 +62,7 @@ impl RolledOut {
         let sequences: Vec<Sequence> =
             batch.responses().map(|scored| Sequence::of(&scored.rollout)).collect();
         let reference_logp = match scorers.reference {
-            Some(policy) => Some(logp_of(&mut *scorers.pass, policy, plan, &sequences)?),
+            Some(policy) => Some(scorers.logp_of(policy, plan, &sequences)?),
             None => None,
         };
         let teacher_logp = match scorers.teacher {
@@ -68,7 +71,7 @@ impl RolledOut {
                 let pairs = sequences.iter().zip(&prompts);
                 let taught: Vec<Sequence> =
                     pairs.map(|(sequence, prompt)| Sequence { prompt, ..*sequence }).collect();
-                Some(logp_of(scorers.pass, teacher.policy(scorers.model), plan, &taught)?)
+                Some(scorers.logp_of(teacher.policy(scorers.model), plan, &taught)?)
             }
             None => None,
         };
@@ -101,8 +104,11 @@ fn n_responses(groups: &[Group]) -> usize {
     groups.iter().map(|group| group.members.len()).sum()
 }
 
-fn logp_of(pass: &mut Pass, policy: &Policy, plan: &Plan, sequences: &[Sequence]) -> Result<Vec<Vec<f64>>> {
-    Ok(score(pass, policy, plan, sequences)?.into_iter().map(|scores| scores.logp).collect())
+impl Scorers<'_> {
+    fn logp_of(&mut self, policy: &Policy, plan: &Plan, sequences: &[Sequence]) -> Result<Vec<Vec<f64>>> {
+        let scores = score(self.pass, policy, plan, self.ranks, sequences)?;
+        Ok(scores.into_iter().map(|scores| scores.logp).collect())
+    }
 }
 
 /// The advantages of a whole rollout batch, in the order of its responses.

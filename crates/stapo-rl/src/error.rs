@@ -8,6 +8,7 @@ use stapo_core::record::{Change, RecordError};
 use stapo_model::OutOfMemory;
 use stapo_model::generate::RequestError;
 use stapo_model::optimizer::GradientError;
+use stapo_model::ranks::RankError;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -115,6 +116,8 @@ pub enum Error {
     NotFinite { step: u64, part: &'static str, tensor: String, element: usize },
     #[error(transparent)]
     Packing(#[from] SequenceTooLong),
+    #[error(transparent)]
+    Rank(#[from] RankError),
     #[error("benchmark {name}: {problem}\nhint: {remedy}")]
     Benchmark { name: String, problem: String, remedy: String },
     #[error("config.{key}: {problem}\nhint: {remedy}")]

@@ -22,6 +22,7 @@ pub mod meter;
 pub mod model_hashes;
 pub mod pretrain;
 pub mod prompting;
+pub mod ranks;
 mod records;
 pub mod rollout;
 pub mod run;

@@ -10,6 +10,7 @@ pub mod generate;
 pub mod grade;
 pub mod init;
 pub mod inspect;
+pub mod launch;
 pub mod man;
 pub mod model;
 pub mod objective;

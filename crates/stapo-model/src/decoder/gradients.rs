@@ -45,7 +45,7 @@ impl<T: Float> Gradient<T> {
         (self.sum.view_mut(), write)
     }
 
-    fn spec(&self) -> &ParameterSpec {
+    pub(super) fn spec(&self) -> &ParameterSpec {
         &self.spec
     }
 
@@ -137,13 +137,34 @@ impl<T: Float> Gradients<T> {
         }
     }
 
-    /// Adds the two gradients of a tied embedding and clears what is stale: the tree then holds every gradient.
-    pub(crate) fn join(&mut self) {
+    /// Clears what is stale: every buffer then holds its gradient.
+    pub(super) fn settle(&mut self) {
         self.tree.visit_mut(&mut |gradient| {
             if gradient.is_stale {
                 gradient.clear();
             }
         });
+    }
+
+    /// The gradients as backward left them, after [`Gradients::settle`]: those of the tree, and that of a tied embedding as
+    /// a table of inputs last.
+    pub(super) fn parts(&self) -> impl Iterator<Item = View<'_, T>> {
+        let tree = self.tree.all().into_iter().map(|gradient| gradient.sum.view());
+        tree.chain(self.lookup.iter().map(Buffer::view))
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Whether the embedding is the head too, so that its two gradients are apart.
+    pub(super) fn has_lookup(&self) -> bool {
+        self.lookup.is_some()
+    }
+
+    /// Adds the two gradients of a tied embedding and clears what is stale: the tree then holds every gradient.
+    pub(crate) fn join(&mut self) {
+        self.settle();
         if let Some(lookup) = &mut self.lookup {
             residual::add(&self.device, self.tree.embedding.sum_mut(), lookup.view());
             lookup.view_mut().fill(T::ZERO);

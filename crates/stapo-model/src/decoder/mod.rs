@@ -19,6 +19,7 @@ mod linear;
 mod pass;
 mod policy;
 pub(crate) mod stack;
+pub(crate) mod sums;
 #[cfg(test)]
 mod tests;
 pub(crate) mod weights;
@@ -30,3 +31,4 @@ pub use head::{HeadOptions, TokenScores};
 pub use layout::{ArenaLayout, Purpose, Recompute};
 pub use pass::Pass;
 pub use policy::{Policy, PolicyId};
+pub use sums::GradientSums;

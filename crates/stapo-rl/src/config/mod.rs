@@ -143,6 +143,9 @@ pub struct UpdateConfig {
     pub problems_per_minibatch: usize,
     /// Prompt and response tokens in one forward and backward pass.
     pub microbatch_tokens: usize,
+    /// How gradients are summed; the device's own way where absent. See [`Plan::sum`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sum: Option<GradientSum>,
     pub recompute: RecomputeChoice,
     pub states: States,
     pub learning_rate: f64,
@@ -156,6 +159,17 @@ pub struct UpdateConfig {
     /// How often a rollout batch is used; once where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
+}
+
+/// The order in which gradients are summed, on which their last bits depend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GradientSum {
+    /// One chain over all tokens: the cuts between micro-batches change no bit. The CPU's default.
+    Tokens,
+    /// Each micro-batch from zero, then micro-batch after micro-batch: the number of processes that share them changes no
+    /// bit. The only way on a GPU.
+    Microbatches,
 }
 
 /// The optimizer's state for each weight.
@@ -307,6 +321,7 @@ impl Default for UpdateConfig {
         UpdateConfig {
             problems_per_minibatch: 16,
             microbatch_tokens: 8192,
+            sum: None,
             recompute: RecomputeChoice::Auto,
             states: States::F32,
             learning_rate: 1e-4,

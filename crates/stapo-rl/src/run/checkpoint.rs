@@ -4,6 +4,7 @@ use super::state::{self, Counters, LoopState};
 use super::tree::check_tree;
 use crate::disk::{create_folder, hex, remove_folder, rename, sha256_hex, write_whole, write_whole_with};
 use crate::error::{Error, Result};
+use crate::ranks::{RankError, Transport};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stapo_core::record::Identity;
@@ -210,13 +211,6 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), counters, loop_state, provenance, state })
     }
 
-    /// Copies the state to a policy and an optimizer of the same shape.
-    pub fn restore(&self, policy: &mut Policy, optimizer: &mut Optimizer) -> Result<()> {
-        self.restore_weights(policy)?;
-        state::restore_moments(&self.state, self.counters.n_updates, policy, optimizer)
-            .map_err(|problem| self.refusal(problem))
-    }
-
     /// Copies the weights alone to a policy of the same shape.
     pub fn restore_weights(&self, policy: &mut Policy) -> Result<()> {
         state::restore_weights(&self.state, policy).map_err(|problem| self.refusal(problem))
@@ -225,6 +219,27 @@ impl Checkpoint {
     fn refusal(&self, problem: String) -> Error {
         Error::Checkpoint { path: self.path.clone(), problem }
     }
+}
+
+/// Copies the state of the checkpoint that rank 0 has to the policy and the optimizer of every rank. Returns the counters
+/// and the loop state.
+pub(crate) fn restore(
+    checkpoint: Option<&Checkpoint>,
+    ranks: &dyn Transport,
+    state: (&mut Policy, &mut Optimizer),
+) -> Result<(Counters, LoopState)> {
+    let refuse = |problem: String| match checkpoint {
+        Some(checkpoint) => checkpoint.refusal(problem),
+        None => Error::Rank(RankError { rank: 0, problem }),
+    };
+    let own = checkpoint.map(|checkpoint| (checkpoint.counters, checkpoint.loop_state.clone()));
+    let text = own.as_ref().map(|own| serde_json::to_string(own).expect("numbers and texts are JSON"));
+    let shared = ranks.broadcast(text.unwrap_or_default().as_bytes())?;
+    let (counters, loop_state): (Counters, LoopState) =
+        serde_json::from_slice(&shared).map_err(|error| refuse(error.to_string()))?;
+    let file = checkpoint.map(|checkpoint| &*checkpoint.state);
+    state::restore(file, ranks, counters.n_updates, state).map_err(refuse)?;
+    Ok((counters, loop_state))
 }
 
 impl Snapshot<'_> {

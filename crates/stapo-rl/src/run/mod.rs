@@ -17,7 +17,7 @@ mod reopening;
 mod state;
 mod tree;
 
-pub(crate) use checkpoint::Snapshot;
+pub(crate) use checkpoint::{Snapshot, restore};
 pub use checkpoint::{Checkpoint, Provenance};
 pub use clock::utc;
 pub(crate) use events::EventLog;
@@ -25,7 +25,7 @@ pub use events::read_events;
 pub use folder::{NewFolder, Run};
 pub use hashes::{hash_bytes, hash_file};
 pub use lock::{FolderLock, describe as describe_writer, holder, this_process};
-pub use plan_keys::{Freedom, differences as plan_differences, freedom};
+pub use plan_keys::{Freedom, differences as plan_differences, freedom, plan_values};
 pub use reopening::Reopening;
 pub use state::{Counters, LoopState};
 pub(crate) use state::{check_finite, state_hash};

@@ -133,6 +133,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         max_tokens: plan.max_tokens,
         style: &style,
         kv_bytes: plan.kv_mib << 20,
+        share: (0, 1),
         step,
     };
     let n_all: usize =
