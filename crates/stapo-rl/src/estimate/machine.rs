@@ -1,6 +1,8 @@
 //! The machines that a run can be planned for, and their rates: measured by this program's benchmarks or published by
 //! the maker.
 
+use super::links::{self, Links};
+
 /// Where a figure comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
@@ -96,6 +98,8 @@ pub struct Machine {
     pub disk: Rate,
     pub shares: Shares,
     pub fixed: Fixed,
+    /// How several of them reach each other.
+    pub links: Links,
 }
 
 const TABLE: &str = "docs/performance.md";
@@ -130,6 +134,7 @@ const H200: Machine = Machine {
         response: 60e-6,
         first_step: 20.0,
     },
+    links: links::HOPPER,
 };
 
 /// The published ceilings of the H200, of which it reaches 790 TFLOP/s and 4.26 TB/s.
@@ -144,6 +149,7 @@ const fn published(
     products: f64,
     bandwidth: f64,
     source: &'static str,
+    links: Links,
 ) -> Machine {
     let products_share = H200.products.per_second / H200_PUBLISHED_PRODUCTS;
     let bandwidth_share = H200.bandwidth.per_second / H200_PUBLISHED_BANDWIDTH;
@@ -157,6 +163,7 @@ const fn published(
         attention_forward: scaled(H200.attention_forward, factor),
         attention_backward: scaled(H200.attention_backward, factor),
         attention_origin: Origin::Published(source),
+        links,
         ..H200
     }
 }
@@ -200,6 +207,7 @@ const CPU: Machine = Machine {
         response: 60e-6,
         first_step: 0.0,
     },
+    links: links::TCP,
 };
 
 /// Cores that the rates of the machine `cpu` are of.
@@ -214,6 +222,7 @@ const MACHINES: [Machine; 5] = [
         989e12,
         3.35e12,
         "NVIDIA's H100 data sheet: 989 TFLOP/s in bf16 without sparsity, 3.35 TB/s",
+        links::HOPPER,
     ),
     published(
         "a100",
@@ -222,6 +231,7 @@ const MACHINES: [Machine; 5] = [
         312e12,
         2.039e12,
         "NVIDIA's A100 data sheet: 312 TFLOP/s in bf16 without sparsity, 2.039 TB/s",
+        links::AMPERE,
     ),
     published(
         "rtx4090",
@@ -230,6 +240,7 @@ const MACHINES: [Machine; 5] = [
         165.2e12,
         1.008e12,
         "NVIDIA's Ada whitepaper: 165.2 TFLOP/s in bf16 with f32 sums, 1.008 TB/s",
+        links::THROUGH_HOST,
     ),
     CPU,
 ];
