@@ -98,7 +98,7 @@ impl Trainer {
         let mut task = Task::with_verifiers(&plan.task, further, programs)?;
         let found = plan.config.model.find()?;
         let free = device.memory().map(|(free, _)| free as u64);
-        let planned = memory::resolve(plan, &found.shape()?, &memory::frozen(plan)?, free);
+        let planned = memory::resolve_for(plan, &found.shape()?, &memory::frozen(plan)?, free, ranks.world());
         memory::check(&planned, device)?;
         let lora = plan.config.lora.as_ref();
         let model = LoadedModel::open_to_train(&found, lora, plan.config.seed, device)?;

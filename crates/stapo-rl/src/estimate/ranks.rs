@@ -136,14 +136,16 @@ impl SharedWork<'_> {
 
     /// What the ranks send each other in a step of `n_updates` optimizer steps, whose passes take `pass_seconds`.
     pub fn exchange(&self, rounds: Rounds, n_updates: f64, pass_seconds: f64) -> Exchange {
-        let Self { world, costs: Costs { model, machine }, .. } = self;
+        let Self { world, costs, .. } = self;
+        let Costs { model, machine, n_adapter } = costs;
         if world.n_ranks == 1 {
             return Exchange::default();
         }
-        let embedding = (model.vocabulary * model.width) as f64;
+        // Beside adapters the embedding is frozen.
+        let embedding = if n_adapter.is_some() { 0.0 } else { (model.vocabulary * model.width) as f64 };
         // A tied embedding has a gradient as a table of inputs and another as the head.
         let lookup = if model.tied_embeddings { embedding } else { 0.0 };
-        let n_weights = model.n_parameters() as f64;
+        let n_weights = costs.n_trained() as f64;
         let n_gradients = n_weights + lookup;
         let n_rounds = n_updates * rounds.n_rounds;
         // A group of messages for each layer, for the embedding and for the head.

@@ -252,7 +252,7 @@ mod tests {
     fn on_ranks(work: &SamplingWork, n_ranks: usize) -> RankedSampling {
         let model = ModelConfig::known("qwen3-1.7b").unwrap();
         let machine = Machine::by_name("h200").unwrap();
-        simulate_ranks(&Costs { model: &model, machine: &machine }, work, n_ranks)
+        simulate_ranks(&Costs { model: &model, n_adapter: None, machine: &machine }, work, n_ranks)
     }
 
     #[test]
