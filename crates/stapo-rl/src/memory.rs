@@ -191,8 +191,10 @@ impl Needs<'_> {
         let tied = if self.model.tied_embeddings && self.lora.is_none() { embedding } else { 0 };
         let scoring = frozen.iter().map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
         let own = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
+        // On a GPU the head and the embedding have a sum of their own within a micro-batch.
+        let apart = if self.device != DeviceName::Cpu && self.lora.is_none() { embedding } else { 0 };
         vec![
-            MemoryPart { name: "gradients", bytes: 4 * (self.n_trained() + tied) + self.slack() },
+            MemoryPart { name: "gradients", bytes: 4 * (self.n_trained() + tied + apart) + self.slack() },
             MemoryPart { name: "activations", bytes: scoring.fold(own, u64::max) },
         ]
     }

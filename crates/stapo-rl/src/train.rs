@@ -107,7 +107,7 @@ impl Trainer {
         let reference = reference(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
-        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy)?;
+        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy, ranks.world())?;
         let learner = Learner::over(model, plan.optimizer(), gradients, plan.sum(), ranks)?;
         Ok(Self {
             learner,
@@ -280,6 +280,8 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
 /// An error of this rank becomes that of all ranks.
 pub fn told_to_all<T>(ranks: &dyn Transport, outcome: Result<T>) -> Result<T> {
     match outcome {
+        // What every rank has found or was told needs no telling.
+        Err(error @ Error::Rank(_)) => Err(error),
         Err(error) if ranks.world() > 1 => Err(ranks.fail(&error.to_string()).into()),
         outcome => outcome,
     }
