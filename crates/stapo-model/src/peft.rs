@@ -48,17 +48,21 @@ impl PeftAdapter {
         Ok(Self { spec, dropout, base, folder: folder.to_owned(), weights })
     }
 
-    /// Copies the factors to the adapters of a policy that was made with [`PeftAdapter::spec`]. Tensors that are missing,
-    /// of another shape, or of no module of the model are refused.
+    /// Copies the factors to the adapters of a policy that was made with [`PeftAdapter::spec`].
     pub fn read_into(&self, policy: &mut Policy) -> Result<()> {
-        self.check_tensors(policy.config())?;
+        self.check(policy.config())?;
         policy
             .try_fill_adapters(|spec, values| self.weights.read_f32(&stored_name(spec), &spec.shape, values))
     }
 
-    fn check_tensors(&self, config: &ModelConfig) -> Result<()> {
-        let known: Vec<String> = self.spec.tensors(config).iter().map(stored_name).collect();
-        if let Some(other) = self.weights.names().find(|name| !known.iter().any(|known| known == name)) {
+    /// Refuses tensors that are missing, of another shape, or of no module of the model, without reading one.
+    pub fn check(&self, config: &ModelConfig) -> Result<()> {
+        let specs = self.spec.tensors(config);
+        for spec in &specs {
+            self.weights.check_shape(&stored_name(spec), &spec.shape)?;
+        }
+        let known: std::collections::BTreeSet<String> = specs.iter().map(stored_name).collect();
+        if let Some(other) = self.weights.names().find(|name| !known.contains(*name)) {
             let place = self.folder.join(WEIGHTS).display().to_string();
             let problem = format!("tensor {other} is no factor of a module that {CONFIG} targets");
             return Err(Error::unsupported(place, problem, "the adapter must be of this model's layers"));

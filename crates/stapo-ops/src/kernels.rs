@@ -135,7 +135,6 @@ kernels! {
         at: (usize, lora::Module),
         d_y: &[Self],
         b: &Weight<Self>,
-        scale: f64,
         d_hidden: &mut [Self],
     ) = lora::cpu::backward_hidden;
 

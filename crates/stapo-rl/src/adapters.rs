@@ -2,6 +2,7 @@
 
 use crate::config::LoraConfig;
 use crate::error::{Error, Result};
+use stapo_model::ModelConfig;
 use stapo_model::decoder::{LoraSpec, LoraTarget, Policy};
 use stapo_model::peft::PeftAdapter;
 use std::path::Path;
@@ -62,6 +63,14 @@ impl Adapters {
             (Some(_), Adapting::Training(..)) => {
                 refuse("is a run with adapters, which only a run with the same model.lora goes on with")
             }
+        }
+    }
+
+    /// Refuses an adapter that does not fit the model, before memory is asked for.
+    pub fn check(&self, config: &ModelConfig) -> Result<()> {
+        match &self.start {
+            Start::Read(adapter) => Ok(adapter.check(config)?),
+            Start::Restored | Start::Drawn { .. } => Ok(()),
         }
     }
 

@@ -12,6 +12,7 @@ use crate::task::Task;
 use crate::teacher::Teacher;
 use stapo_core::objective::{Advantages, ScoredResponse};
 use stapo_core::{Batch, Group};
+use stapo_model::Device;
 use stapo_model::decoder::{Pass, Policy};
 
 /// The constants of one response. Columns have one entry per token.
@@ -29,6 +30,30 @@ pub(crate) enum Reference {
     /// The policy in training without its adapters.
     WithoutAdapters,
     Model(Box<Policy>),
+}
+
+impl Reference {
+    /// The frozen policy of a KL penalty; `None` for an objective without one.
+    pub fn open(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Self>> {
+        if !plan.objective.needs_reference() {
+            return Ok(None);
+        }
+        if plan.has_free_reference() {
+            return Ok(Some(Self::WithoutAdapters));
+        }
+        let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
+        let policy = LoadedModel::open(source, device)?.policy;
+        let own = model.policy.config().vocabulary;
+        let other = policy.config().vocabulary;
+        if own != other {
+            return Err(Error::Misfit {
+                key: "reference",
+                problem: format!("has a vocabulary of {other}, the model one of {own}"),
+                remedy: "a KL penalty compares distributions over the same tokens: take a reference of the same family",
+            });
+        }
+        Ok(Some(Self::Model(Box::new(policy))))
+    }
 }
 
 /// The models that score a rollout batch, and the pass that they score in.

@@ -5,6 +5,7 @@ use crate::task::TaskError;
 use stapo_core::ObjectiveError;
 use stapo_core::batch::SequenceTooLong;
 use stapo_core::record::{Change, RecordError};
+use stapo_core::stats::StatsError;
 use stapo_model::OutOfMemory;
 use stapo_model::generate::RequestError;
 use stapo_model::optimizer::GradientError;
@@ -35,6 +36,28 @@ pub enum Error {
     ChangedModel { folder: PathBuf, changes: Vec<Change> },
     #[error("run folder {}: {problem}\nhint: {remedy}", folder.display())]
     NoRun { folder: PathBuf, problem: String, remedy: String },
+    #[error(
+        "run {}: {problem}\nhint: `stapo runs` lists the runs here, and `stapo train` makes one",
+        folder.display()
+    )]
+    NotARun { folder: PathBuf, problem: String },
+    #[error("file {}: response {number}: {problem}", path.display())]
+    Response { path: PathBuf, number: usize, problem: String },
+    #[error("{}: {problem}", path.display())]
+    Metrics { path: PathBuf, problem: String },
+    #[error(
+        "{}: holds no evaluation; compare reads two folders that `stapo eval` wrote\nhint: stapo eval --model {model} --out evals/NAME makes one",
+        folder.display()
+    )]
+    NoEvaluation { folder: PathBuf, model: String },
+    #[error(
+        "{} and {} share no benchmark with two questions under one decoding\nhint: evaluate both with the same --benchmarks and --decoding",
+        a.display(),
+        b.display()
+    )]
+    NothingShared { a: PathBuf, b: PathBuf },
+    #[error(transparent)]
+    Stats(#[from] StatsError),
     #[error("checkpoint {}: {problem}", path.display())]
     Checkpoint { path: PathBuf, problem: String },
     #[error("model {name}: {problem}\nhint: {remedy}")]

@@ -6,7 +6,7 @@
 
 use crate::adapters;
 use crate::builtin;
-use crate::config::{Config, ModelSource, Plan, PlanError, TeacherSource};
+use crate::config::{Config, LoraConfig, ModelSource, Plan, PlanError, TeacherSource};
 use crate::error::{Error, Result};
 use crate::hub_cache;
 use crate::run::{Checkpoint, Run, check_tree};
@@ -170,7 +170,12 @@ impl Plan {
         if let Some(source) = config.teacher.as_ref().and_then(TeacherSource::model) {
             config.teacher = Some(find(&source)?.pinned.into());
         }
-        if let Some(lora) = &mut config.lora {
+        Ok(self.pin_adapters()?)
+    }
+
+    /// Writes out the keys of adapters, those of the folder that the run starts from where it names one.
+    pub fn pin_adapters(&mut self) -> Result<()> {
+        if let Some(lora) = &mut self.config.lora {
             adapters::pin(lora)?;
         }
         Ok(())
@@ -306,7 +311,14 @@ fn model_of_run(run: &Path) -> Result<(ModelSource, Option<LoraSpec>)> {
         return Err(Error::NoRun { folder: run.to_owned(), problem, remedy });
     }
     let config = Config::from_toml(&text, []).map_err(PlanError::from)?;
-    Ok((config.model, config.lora.map(|lora| lora.spec())))
+    // A plan that was not pinned may leave the rank to the adapter that the run started from.
+    let spec = |mut lora: LoraConfig| {
+        if lora.rank.is_none() {
+            adapters::pin(&mut lora)?;
+        }
+        Ok::<_, Error>(lora.spec())
+    };
+    Ok((config.model, config.lora.map(spec).transpose()?))
 }
 
 /// The text of a run's plan, and its table.

@@ -26,6 +26,7 @@ pub mod pretrain;
 pub mod prompting;
 pub mod ranks;
 mod records;
+pub mod restart;
 pub mod rollout;
 pub mod run;
 mod run_memory;

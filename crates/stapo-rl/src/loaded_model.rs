@@ -89,6 +89,7 @@ impl LoadedModel {
         }
         let adapters = Adapters::of(&found.pinned.to_string(), found.lora.as_ref(), adapting)?;
         let lora = adapters.spec.as_ref();
+        adapters.check(&found.shape()?)?;
         let files = found.files()?;
         let pretrained = Pretrained::open(&files.path)?;
         let mut model = match &found.base {

@@ -104,7 +104,7 @@ impl Trainer {
         let model = LoadedModel::open_to_train(&found, lora, plan.config.seed, device)?;
         model.check(plan)?;
         let warnings = check_prompts(plan, &model, &mut task)?;
-        let reference = reference(plan, &model, device)?;
+        let reference = Reference::open(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
         let (memory, gradients) = RunMemory::new(plan, planned, &model.policy, ranks.world())?;
@@ -237,28 +237,6 @@ fn check_prompts(plan: &Plan, model: &LoadedModel, task: &mut Task) -> Result<Ve
         "the model has a chat template and rollout.chat is false, so prompts are plain text; an instruction-tuned model needs rollout.chat=true".to_string()
     });
     Ok(left_out.into_iter().chain(unrendered).collect())
-}
-
-/// The frozen policy of a KL penalty; `None` for an objective without one.
-fn reference(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Reference>> {
-    if !plan.objective.needs_reference() {
-        return Ok(None);
-    }
-    if plan.has_free_reference() {
-        return Ok(Some(Reference::WithoutAdapters));
-    }
-    let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
-    let policy = LoadedModel::open(source, device)?.policy;
-    let own = model.policy.config().vocabulary;
-    let other = policy.config().vocabulary;
-    if own != other {
-        return Err(Error::Misfit {
-            key: "reference",
-            problem: format!("has a vocabulary of {other}, the model one of {own}"),
-            remedy: "a KL penalty compares distributions over the same tokens: take a reference of the same family",
-        });
-    }
-    Ok(Some(Reference::Model(Box::new(policy))))
 }
 
 /// Trains from the trainer's step to the plan's last step, and records how the run ended. Of several ranks, this is what rank

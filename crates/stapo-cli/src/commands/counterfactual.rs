@@ -1,13 +1,13 @@
 //! `stapo counterfactual`
 
 use crate::shared::allow_command::{self, AllowCommand};
-use crate::shared::run_folder::{self, Use, part_files, records_of_file};
+use crate::shared::run_folder::{self, Use};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::TokenRecord;
 use stapo_core::stats::Resampling;
 use stapo_rl::Plan;
 use stapo_rl::counterfactual::{Counterfactual, KindSummary, Settings, counterfactuals, summaries};
-use stapo_rl::run::Checkpoint;
+use stapo_rl::run::{Checkpoint, part_files, records_of_file};
 use stapo_rl::train::Trainer;
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -7,7 +7,7 @@ use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
 use stapo_core::record::{FileHash, Manifest, changed_inputs};
 use stapo_rl::ranks::agree_on_inputs;
-use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences};
+use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences, plan_text};
 use stapo_rl::train::Trainer;
 use stapo_rl::{Config, Plan, identity};
 use std::path::{Path, PathBuf};
@@ -111,7 +111,7 @@ fn replay(args: &Args, joined: &Joined) -> Result<ExitCode> {
 /// steps are compared.
 fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest, checkpoint: &Checkpoint) -> Result<usize> {
     let config = std::fs::read(run.join("config.toml")).unwrap_or_default();
-    let plan_text = run_folder::plan_text(run)?;
+    let plan_text = plan_text(run)?;
     let now = identity::of_plan(plan, PROGRAM)?;
     let texts = [hash_bytes("config", &config), hash_bytes("plan", plan_text.as_bytes())];
     let mut inputs: Vec<FileHash> = texts.into_iter().chain(now.inputs.iter().cloned()).collect();

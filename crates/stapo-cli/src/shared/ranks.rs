@@ -2,7 +2,7 @@
 
 use crate::shared::program::PROGRAM;
 use crate::shared::run_folder::{self, Use};
-use crate::shared::terminal::be_quiet;
+use crate::shared::terminal::set_quiet;
 use anyhow::Result;
 use stapo_rl::device::{Device, DeviceName, cuda};
 use stapo_rl::ranks::{Fact, Flags, Nccl, Place, RankError, Ranks, Solo, Tcp, agree};
@@ -48,7 +48,7 @@ impl Joined {
         let tcp = Tcp::connect(&place)?;
         let ranks: Ranks = Arc::<Tcp>::clone(&tcp);
         if ranks.rank() > 0 {
-            be_quiet();
+            set_quiet(true);
         }
         Ok(Self { ranks, others: Some((place, tcp)) })
     }

@@ -1,7 +1,6 @@
 //! The memory of a pass, split once per half-layer into named views.
 
 use super::layout::{ArenaLayout, split};
-use super::linear::{Hidden, HiddenBackward};
 use crate::config::{ModelConfig, RopeKind};
 use stapo_ops::rope::{Frequencies, Scaling, Table};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut};
@@ -18,6 +17,22 @@ pub struct HalfEntry<'a, T: Float> {
     pub stream: ViewMut<'a, T>,
     pub normed: ViewMut<'a, T>,
     pub inv_rms: ViewMut<'a, T>,
+}
+
+/// Memory for the terms of adapters, `[T, the widest x A^T]`; `None` in a pass that leaves adapters out.
+pub type Hidden<'a, T> = Option<ViewMut<'a, T>>;
+
+/// Memory for the backward of the terms of adapters, each as [`Hidden`].
+pub struct HiddenBackward<'a, T: Float> {
+    pub hidden: ViewMut<'a, T>,
+    pub d_hidden: ViewMut<'a, T>,
+}
+
+impl<T: Float> HiddenBackward<'_, T> {
+    /// The same memory for one call.
+    pub fn reborrow(&mut self) -> HiddenBackward<'_, T> {
+        HiddenBackward { hidden: self.hidden.reborrow(), d_hidden: self.d_hidden.reborrow() }
+    }
 }
 
 /// What attention's forward reads and writes. Shapes: see `LayerSpans`.

@@ -4,10 +4,10 @@
 //! exit = stream + output(attention(rope(qkv(norm(stream)))))
 //! ```
 
-use super::arena::{AttentionBackward, AttentionViews};
+use super::arena::{AttentionBackward, AttentionViews, HiddenBackward};
 use super::gradients::Gradient;
 use super::layer::{LayerPass, heads};
-use super::linear::{HiddenBackward, ResidualNorm};
+use super::linear::ResidualNorm;
 use super::weights::LayerWeights;
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};

@@ -4,10 +4,10 @@
 //! exit = stream + down(swiglu(gate_up(norm(stream))))
 //! ```
 
-use super::arena::{FfnBackward, FfnViews};
+use super::arena::{FfnBackward, FfnViews, HiddenBackward};
 use super::gradients::Gradient;
 use super::layer::LayerPass;
-use super::linear::{HiddenBackward, ResidualNorm};
+use super::linear::ResidualNorm;
 use super::weights::{Ffn, LayerWeights, Parameter, SwiGlu};
 use stapo_ops::{Float, View, ViewMut, rmsnorm, swiglu};
 use std::ops::Range;

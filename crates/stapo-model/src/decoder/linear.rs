@@ -1,27 +1,12 @@
 //! The one door for every product of a layer: training, prefill and decode call these methods, and whatever a linear
 //! layer has beside its matrix is handled here.
 
-use super::arena::HalfEntry;
+use super::arena::{HalfEntry, Hidden, HiddenBackward};
 use super::gradients::Gradient;
+use super::lora::weight_of_first_factor;
 use super::weights::{Adapter, Linear, Parameter};
 use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu};
 use stapo_ops::{Device, Float, Shape, View, ViewMut, Write, lora, matmul, rmsnorm, swiglu};
-
-/// Memory for the terms of adapters, `[T, the widest x A^T]`; `None` in a pass that leaves adapters out.
-pub type Hidden<'a, T> = Option<ViewMut<'a, T>>;
-
-/// Memory for the backward of the terms of adapters, each as [`Hidden`].
-pub struct HiddenBackward<'a, T: Float> {
-    pub hidden: ViewMut<'a, T>,
-    pub d_hidden: ViewMut<'a, T>,
-}
-
-impl<T: Float> HiddenBackward<'_, T> {
-    /// The same memory for one call.
-    pub fn reborrow(&mut self) -> HiddenBackward<'_, T> {
-        HiddenBackward { hidden: self.hidden.reborrow(), d_hidden: self.d_hidden.reborrow() }
-    }
-}
 
 /// Where a half-layer's result goes: it is added to the residual stream, and the sum is normed for the next half-layer.
 pub struct ResidualNorm<'a, T: Float> {
@@ -123,8 +108,28 @@ impl<T: Float> Linear<Parameter<T>> {
     }
 }
 
+impl<T: Float> Linear<Parameter<T>> {
+    /// Adds `s B A` to `values`, where these are the weight `name` of a module with an adapter. Sums in f64.
+    pub fn merge_into(&self, name: &str, values: &mut [T]) {
+        let Some(Adapter { a, b, modules }) = &self.adapter else { return };
+        let is_of_name = |factor: &str| weight_of_first_factor(factor).is_some_and(|weight| weight == name);
+        let mut factors = a.tensors().zip(b).zip(modules);
+        let found = factors.find(|(((spec, _), _), _)| is_of_name(&spec.name));
+        let Some((((spec, a), b), module)) = found else { return };
+        let (rank, inputs) = (spec.shape[0], spec.shape[1]);
+        let (a, b) = (a.to_vec(), b.view().to_vec());
+        for (row, b) in values.chunks_exact_mut(inputs).zip(b.chunks_exact(rank)) {
+            for (column, value) in row.iter_mut().enumerate() {
+                let product = |k: usize| b[k].to_f64() * a[k * inputs + column].to_f64();
+                let sum: f64 = (0..rank).map(product).sum();
+                *value = T::from_f64(value.to_f64() + module.scale * sum);
+            }
+        }
+    }
+}
+
 impl<T: Float> Adapter<Parameter<T>> {
-    /// `s x A^T` of all modules, in the first part of `memory`.
+    /// What the terms of all modules are made from, in the first part of `memory`.
     fn project<'a>(
         &self,
         device: &Device,
@@ -134,7 +139,7 @@ impl<T: Float> Adapter<Parameter<T>> {
     ) -> View<'a, T> {
         let a = self.a.matrix();
         let mut hidden = memory.into_range(0..n_rows * a.shape().outputs);
-        lora::project(device, n_rows, x, a, self.shape.scale, hidden.reborrow());
+        lora::project(device, n_rows, x, a, self.modules[0].scale, hidden.reborrow());
         hidden.into_view()
     }
 
@@ -148,12 +153,12 @@ impl<T: Float> Adapter<Parameter<T>> {
         mut y: ViewMut<'_, T>,
     ) {
         let hidden = self.project(device, n_rows, x, memory);
-        for (module, b) in self.shape.modules.iter().zip(&self.b) {
+        for (module, b) in self.modules.iter().zip(&self.b) {
             lora::expand(device, n_rows, *module, hidden, b.matrix(), y.reborrow());
         }
     }
 
-    /// Adds the terms' part to d_x and adds to the gradients of the factors. `s x A^T`, which forward does not keep, is
+    /// Adds the terms' part to d_x and adds to the gradients of the factors. `x A^T`, which forward does not keep, is
     /// computed once more.
     fn backward(
         &self,
@@ -168,9 +173,9 @@ impl<T: Float> Adapter<Parameter<T>> {
         let Shape { outputs: width, inputs } = a.shape();
         let hidden = self.project(device, n_rows, x, memory.hidden);
         let mut d_hidden = memory.d_hidden.into_range(0..n_rows * width);
-        for ((module, b), d_b) in self.shape.modules.iter().zip(&self.b).zip(&mut gradient.b) {
+        for ((module, b), d_b) in self.modules.iter().zip(&self.b).zip(&mut gradient.b) {
             let d = d_hidden.reborrow();
-            lora::backward_hidden(device, n_rows, *module, d_y, b.matrix(), self.shape.scale, d);
+            lora::backward_hidden(device, n_rows, *module, d_y, b.matrix(), d);
             if let Some(d_b) = d_b {
                 let (d_b, write) = d_b.writable();
                 lora::backward_b(device, n_rows, *module, d_y, hidden, write, d_b);

@@ -1,10 +1,7 @@
 //! What the low-rank adapters of a model are: which modules have one, and how its term is scaled.
 
-use super::weights::{Adapter, AdapterShape, Linear, Parameter, ParameterSpec, Role};
 use crate::config::{ModelConfig, TensorSpec};
 use serde::{Deserialize, Serialize};
-use stapo_ops::Float;
-use stapo_ops::lora::{Band, Module};
 use std::fmt;
 
 /// Adapters of one rank. A module with weight W `[outputs, inputs]` computes `x W^T + s (x A^T) B^T`.
@@ -87,11 +84,9 @@ impl LoraSpec {
         }
     }
 
-    /// The factors of every adapter of a model, in the order of checkpoints.
+    /// The factors of every adapter of a model.
     pub fn tensors(&self, config: &ModelConfig) -> Vec<TensorSpec> {
-        let specs = super::weights::DecoderWeights::specs(config, Some(self));
-        let adapters = specs.all().into_iter().filter(|spec| spec.role == Role::Adapter);
-        adapters.flat_map(|spec| spec.parts.clone()).collect()
+        config.tensors().iter().filter_map(|weight| self.factors(weight)).flatten().collect()
     }
 
     /// Numbers in all adapters.
@@ -107,67 +102,22 @@ impl LoraSpec {
         self.rank * widest.into_iter().max().unwrap_or(0).max(usize::from(!self.targets.is_empty()))
     }
 
-    /// The adapters of a linear layer whose `weight` is one tensor or several stacked; `None` where no module of it is a
-    /// target.
-    pub(super) fn of_linear(&self, weight: &ParameterSpec) -> Option<Adapter<ParameterSpec>> {
-        let outputs_of_layer = weight.parts.iter().map(|part| part.shape[0]).sum();
-        let (mut a, mut b, mut places) = (Vec::new(), Vec::new(), Vec::new());
-        let mut start = 0;
-        for part in &weight.parts {
-            let [outputs, inputs] = part.shape[..] else { return None };
-            let module = part.name.strip_suffix(".weight").unwrap_or(&part.name);
-            let target = module.rsplit('.').next().and_then(LoraTarget::named);
-            if target.is_some_and(|target| self.targets.contains(&target)) {
-                a.push(TensorSpec { name: first_factor(module), shape: vec![self.rank, inputs] });
-                let factor = TensorSpec { name: second_factor(module), shape: vec![outputs, self.rank] };
-                b.push(ParameterSpec::stacked(vec![factor], Role::Adapter));
-                places.push(Band { start, len: outputs, of: outputs_of_layer });
-            }
-            start += outputs;
-        }
-        let width = self.rank * places.len();
-        let place = |(idx, outputs): (usize, Band)| Module {
-            hidden: Band { start: idx * self.rank, len: self.rank, of: width },
-            outputs,
-        };
-        let modules = places.into_iter().enumerate().map(place).collect();
-        let shape = AdapterShape { scale: self.factor(), modules };
-        (!a.is_empty()).then(|| Adapter { a: ParameterSpec::stacked(a, Role::Adapter), b, shape })
+    /// A `[rank, inputs]` and B `[outputs, rank]` of the module whose weight `[outputs, inputs]` is given; `None` for a
+    /// tensor that is no target's weight.
+    pub(super) fn factors(&self, weight: &TensorSpec) -> Option<[TensorSpec; 2]> {
+        let module = weight.name.strip_suffix(".weight")?;
+        let [outputs, inputs] = weight.shape[..] else { return None };
+        let target = LoraTarget::named(module.rsplit('.').next()?)?;
+        let a = TensorSpec { name: format!("{module}{FIRST}"), shape: vec![self.rank, inputs] };
+        let b = TensorSpec { name: format!("{module}.lora_B.weight"), shape: vec![outputs, self.rank] };
+        self.targets.contains(&target).then_some([a, b])
     }
-}
-
-impl<T: Float> Linear<Parameter<T>> {
-    /// Adds `s B A` to `values`, where these are the weight `name` of a module with an adapter.
-    pub(super) fn merge_into(&self, name: &str, values: &mut [T]) {
-        let Some(Adapter { a, b, shape }) = &self.adapter else { return };
-        let module = name.strip_suffix(".weight").unwrap_or(name);
-        let factor = first_factor(module);
-        let found = a.tensors().zip(b).find(|((spec, _), _)| spec.name == factor);
-        let Some(((spec, a), b)) = found else { return };
-        let (rank, inputs) = (spec.shape[0], spec.shape[1]);
-        let (a, b) = (a.to_vec(), b.view().to_vec());
-        for (row, b) in values.chunks_exact_mut(inputs).zip(b.chunks_exact(rank)) {
-            for (column, value) in row.iter_mut().enumerate() {
-                let product = |k: usize| b[k].to_f64() * a[k * inputs + column].to_f64();
-                let sum: f64 = (0..rank).map(product).sum();
-                *value = T::from_f64(value.to_f64() + shape.scale * sum);
-            }
-        }
-    }
-}
-
-/// The name of a module's first factor A.
-fn first_factor(module: &str) -> String {
-    format!("{module}{FIRST}")
-}
-
-fn second_factor(module: &str) -> String {
-    format!("{module}.lora_B.weight")
 }
 
 const FIRST: &str = ".lora_A.weight";
 
-/// Whether the tensor of that name is the first factor of an adapter, which is drawn at the start; the second is zero.
-pub(super) fn is_first_factor(name: &str) -> bool {
-    name.ends_with(FIRST)
+/// The name of the weight whose adapter has this first factor; `None` for the name of another tensor. The first factor is
+/// drawn at the start, the second is zero.
+pub(super) fn weight_of_first_factor(name: &str) -> Option<String> {
+    Some(format!("{}.weight", name.strip_suffix(FIRST)?))
 }

@@ -1,6 +1,6 @@
 //! A model's parameters on a device.
 
-use super::lora::{LoraSpec, is_first_factor};
+use super::lora::{LoraSpec, weight_of_first_factor};
 use super::weights::{DecoderWeights, LayerWeights, Parameter, Role};
 use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
@@ -131,7 +131,8 @@ impl<T: Float> Policy<T> {
         let Ok(()) = self.try_fill_adapters(|spec, values| {
             let key = key_of(seed, &spec.name);
             let bound = 1.0 / (spec.shape[1] as f64).sqrt();
-            for (idx, value) in values.iter_mut().enumerate().filter(|_| is_first_factor(&spec.name)) {
+            let is_first = weight_of_first_factor(&spec.name).is_some();
+            for (idx, value) in values.iter_mut().enumerate().filter(|_| is_first) {
                 *value = T::from_f64((2.0 * key.uniform(idx as u64, 0, 0) - 1.0) * bound);
             }
             Ok::<_, std::convert::Infallible>(())

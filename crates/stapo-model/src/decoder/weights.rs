@@ -3,7 +3,7 @@
 
 use super::lora::LoraSpec;
 use crate::config::{ModelConfig, TensorSpec};
-use stapo_ops::lora::Module;
+use stapo_ops::lora::{Band, Module};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -54,14 +54,6 @@ pub struct Adapter<P> {
     pub a: P,
     /// `[outputs of the module, rank]` each: the second factors.
     pub b: Vec<P>,
-    pub shape: AdapterShape,
-}
-
-/// What a linear layer's adapters have beside their factors.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AdapterShape {
-    /// The factor s.
-    pub scale: f64,
     /// One for each of the second factors.
     pub modules: Vec<Module>,
 }
@@ -186,10 +178,10 @@ impl<P> Linear<P> {
             weight: f(&self.weight)?,
             bias: self.bias.as_ref().map(&mut *f).transpose()?,
             adapter: match &self.adapter {
-                Some(Adapter { a, b, shape }) => Some(Adapter {
+                Some(Adapter { a, b, modules }) => Some(Adapter {
                     a: f(a)?,
                     b: b.iter().map(f).collect::<Result<_, _>>()?,
-                    shape: shape.clone(),
+                    modules: modules.clone(),
                 }),
                 None => None,
             },
@@ -203,6 +195,32 @@ impl<P> Linear<P> {
             f(a);
             b.iter_mut().for_each(f);
         }
+    }
+}
+
+impl Adapter<ParameterSpec> {
+    /// The adapters of a linear layer whose `weight` is one tensor or several stacked; `None` where no module of it is a
+    /// target.
+    fn of(lora: &LoraSpec, weight: &ParameterSpec) -> Option<Self> {
+        let outputs = weight.parts.iter().map(|part| part.shape[0]).sum();
+        let (mut a, mut b, mut bands) = (Vec::new(), Vec::new(), Vec::new());
+        let mut start = 0;
+        for part in &weight.parts {
+            if let Some([first, second]) = lora.factors(part) {
+                a.push(first);
+                b.push(ParameterSpec::stacked(vec![second], Role::Adapter));
+                bands.push(Band { start, len: part.shape[0], of: outputs });
+            }
+            start += part.shape[0];
+        }
+        let width = lora.rank * bands.len();
+        let module = |(idx, outputs): (usize, Band)| Module {
+            scale: lora.factor(),
+            hidden: Band { start: idx * lora.rank, len: lora.rank, of: width },
+            outputs,
+        };
+        let modules = bands.into_iter().enumerate().map(module).collect();
+        (!a.is_empty()).then(|| Self { a: ParameterSpec::stacked(a, Role::Adapter), b, modules })
     }
 }
 
@@ -235,7 +253,7 @@ pub enum ParameterKind {
 }
 
 impl ParameterSpec {
-    pub(super) fn stacked(parts: Vec<TensorSpec>, role: Role) -> Self {
+    fn stacked(parts: Vec<TensorSpec>, role: Role) -> Self {
         let outputs = parts.iter().map(|part| part.shape[0]).sum();
         let kind = match parts[0].shape.get(1) {
             Some(&inputs) => ParameterKind::Matrix(Shape { outputs, inputs }),
@@ -312,7 +330,7 @@ impl Tensors<'_> {
     ) -> Linear<ParameterSpec> {
         let weight = self.stack(weights);
         let bias = biases.map(|names| self.stack(names));
-        let adapter = self.lora.and_then(|lora| lora.of_linear(&weight));
+        let adapter = self.lora.and_then(|lora| Adapter::of(lora, &weight));
         Linear { weight, bias, adapter }
     }
 

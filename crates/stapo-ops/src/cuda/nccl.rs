@@ -75,6 +75,7 @@ fn symbol(handle: *mut c_void, name: &CStr) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
+#[allow(clippy::missing_transmute_annotations, reason = "each field says the type of its function")]
 fn load(handle: *mut c_void) -> Option<Functions> {
     macro_rules! function {
         ($name:literal) => {

@@ -47,7 +47,6 @@ pub(crate) fn backward_hidden<E: Float>(
     (tokens, module): (usize, Module),
     d_y: &[E],
     b: &Weight<E>,
-    scale: f64,
     d_hidden: &mut [E],
 ) {
     if tokens == 0 {
@@ -65,7 +64,7 @@ pub(crate) fn backward_hidden<E: Float>(
         strides: Strides { a: module.outputs.of, b: module.hidden.len, c: module.hidden.of },
     }
     .run(cpu);
-    multiply(cpu, tokens, module.hidden.of, (module.hidden.start, module.hidden.len), scale, d_hidden);
+    multiply(cpu, tokens, module.hidden.of, (module.hidden.start, module.hidden.len), module.scale, d_hidden);
 }
 
 pub(crate) fn backward_b<E: Float>(

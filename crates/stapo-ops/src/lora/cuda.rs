@@ -3,21 +3,8 @@ use std::sync::Arc;
 use super::Module;
 use crate::cuda::{Cuda, MatrixProduct, Placement, Slice};
 use crate::matmul::cuda::{input_gradient, product, weight_gradient};
-use crate::matmul::{Dims, Shape, Weight};
+use crate::matmul::{Dims, Weight};
 use crate::{Float, Write};
-
-pub(super) fn project<T: Float>(
-    cuda: &Arc<Cuda>,
-    tokens: usize,
-    x: Slice,
-    a: &Weight<T>,
-    scale: f64,
-    hidden: Slice,
-) {
-    let Shape { outputs, inputs } = a.shape();
-    let dims = Dims { tokens, inputs, outputs };
-    cuda.product(&MatrixProduct { alpha: scale as f32, ..product(dims, x, a.view().cuda(), hidden) });
-}
 
 /// The module's product as if it stood alone.
 fn dims(tokens: usize, module: Module) -> Dims {
@@ -36,7 +23,8 @@ pub(super) fn expand<T: Float>(
     let alone = product(dims(tokens, module), hidden, b.view().cuda(), y);
     let placement =
         Placement { strides: [rank.len, rank.of, outputs.of], starts: [0, rank.start, outputs.start] };
-    cuda.product(&MatrixProduct { adds: true, placement: Some(placement), ..alone });
+    let alpha = module.scale as f32;
+    cuda.product(&MatrixProduct { adds: true, alpha, placement: Some(placement), ..alone });
 }
 
 pub(super) fn backward_hidden<T: Float>(
@@ -45,14 +33,13 @@ pub(super) fn backward_hidden<T: Float>(
     module: Module,
     d_y: Slice,
     b: &Weight<T>,
-    scale: f64,
     d_hidden: Slice,
 ) {
     let (rank, outputs) = (module.hidden, module.outputs);
     let alone = input_gradient(dims(tokens, module), d_y, b.view().cuda(), Write::Set, d_hidden);
     let placement =
         Placement { strides: [rank.len, outputs.of, rank.of], starts: [0, outputs.start, rank.start] };
-    cuda.product(&MatrixProduct { alpha: scale as f32, placement: Some(placement), ..alone });
+    cuda.product(&MatrixProduct { alpha: module.scale as f32, placement: Some(placement), ..alone });
 }
 
 pub(super) fn backward_b(
@@ -74,5 +61,5 @@ pub(super) fn backward_b(
     let alone = weight_gradient(dims(tokens, module), hidden, d_y, write, d_b);
     let placement =
         Placement { strides: [rank.of, outputs.of, rank.len], starts: [rank.start, outputs.start, 0] };
-    cuda.product(&MatrixProduct { placement: Some(placement), ..alone });
+    cuda.product(&MatrixProduct { alpha: module.scale as f32, placement: Some(placement), ..alone });
 }

@@ -1,12 +1,13 @@
 //! Low-rank adapters: the term `s (x A^T) B^T` that an adapter adds to a linear layer's product, and its gradients.
 //!
 //! A linear layer may be several modules stacked (queries, keys and values), each with an adapter of its own. `hidden`
-//! `[T, n rank]` has the modules side by side: `s x A^T`, of all of them by one product.
+//! `[T, n rank]` has the modules side by side, all of them made by one product: `s x A^T` on the CPU, `x A^T` on a GPU,
+//! where the products that read it multiply by s. Only the functions of this module read it.
 //!
-//! Law: an element of `hidden` is one chain over the inputs from 0, then multiplied by s. On the CPU an element of y is
-//! the chain of the layer's own product (with its bias), continued over the ranks in increasing order; on a GPU the chain
-//! over the ranks starts from 0, y is added to it in f32, and the sum is rounded once. No result depends on the number of
-//! rows or threads. The gradients follow the laws of `matmul`.
+//! Law: an element of `hidden` is an element of `matmul::forward`, on the CPU then multiplied by s. On the CPU an element
+//! of y is the chain of the layer's own product (with its bias), continued over the ranks in increasing order; on a GPU
+//! the chain over the ranks starts from 0, is multiplied by s and added to y in f32, and the sum is rounded once. No
+//! result depends on the number of rows or threads. The gradients follow the laws of `matmul`.
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;
@@ -14,7 +15,7 @@ pub(crate) mod cuda;
 mod tests;
 
 use crate::device::Backend;
-use crate::{Device, Float, Shape, View, ViewMut, Weight, Write, check};
+use crate::{Device, Float, Shape, View, ViewMut, Weight, Write, check, matmul};
 
 /// Some neighbouring columns of a matrix with `of` columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,16 +25,18 @@ pub struct Band {
     pub of: usize,
 }
 
-/// Where one module of a linear layer lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One module of a linear layer: where it lies, and the factor s of its adapter.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Module {
+    pub scale: f64,
     /// Of `hidden`; as many columns as the adapter has ranks.
     pub hidden: Band,
     /// Of y.
     pub outputs: Band,
 }
 
-/// `hidden = s x A^T`. Shapes: x `[T, inputs]`; a `[n rank, inputs]`; hidden `[T, n rank]`, overwritten.
+/// What the terms of all modules are made from. Shapes: x `[T, inputs]`; a `[n rank, inputs]`; hidden `[T, n rank]`,
+/// overwritten.
 pub fn project<T: Float>(
     device: &Device,
     tokens: usize,
@@ -48,7 +51,10 @@ pub fn project<T: Float>(
     check(op, "hidden", hidden.len(), tokens * outputs);
     match device.backend() {
         Backend::Cpu(cpu) => T::lora_project(cpu, (tokens, a), x.host(), scale, hidden.into_host()),
-        Backend::Cuda(cuda) => cuda::project(cuda, tokens, x.cuda(), a, scale, hidden.cuda()),
+        Backend::Cuda(cuda) => {
+            let dims = matmul::Dims { tokens, inputs, outputs };
+            matmul::cuda::forward(cuda, dims, x.cuda(), a.view().cuda(), None, hidden.cuda());
+        }
     }
 }
 
@@ -77,21 +83,20 @@ pub fn backward_hidden<T: Float>(
     module: Module,
     d_y: View<'_, T>,
     b: &Weight<T>,
-    scale: f64,
     d_hidden: ViewMut<'_, T>,
 ) {
     check_module("lora::backward_hidden", tokens, module, b, (d_hidden.len(), d_y.len()));
     match device.backend() {
         Backend::Cpu(cpu) => {
-            T::lora_backward_hidden(cpu, (tokens, module), d_y.host(), b, scale, d_hidden.into_host());
+            T::lora_backward_hidden(cpu, (tokens, module), d_y.host(), b, d_hidden.into_host());
         }
         Backend::Cuda(cuda) => {
-            cuda::backward_hidden(cuda, tokens, module, d_y.cuda(), b, scale, d_hidden.cuda());
+            cuda::backward_hidden(cuda, tokens, module, d_y.cuda(), b, d_hidden.cuda());
         }
     }
 }
 
-/// The gradient of a module's second factor: `d_b (+)= d_y^T hidden`. Shapes as in [`expand`]; d_b
+/// The gradient of a module's second factor: `d_b (+)= s d_y^T (x A^T)`. Shapes as in [`expand`]; d_b
 /// `[outputs of the module, rank]`.
 pub fn backward_b<T: Float>(
     device: &Device,

@@ -14,8 +14,8 @@ fn modules() -> [Module; 2] {
     let band = |start, len| Band { start, len, of: outputs };
     let hidden = |start| Band { start, len: RANK, of: 2 * RANK };
     [
-        Module { hidden: hidden(0), outputs: band(0, WIDTHS[0]) },
-        Module { hidden: hidden(RANK), outputs: band(WIDTHS[0] + WIDTHS[1], WIDTHS[2]) },
+        Module { scale: SCALE, hidden: hidden(0), outputs: band(0, WIDTHS[0]) },
+        Module { scale: SCALE, hidden: hidden(RANK), outputs: band(WIDTHS[0] + WIDTHS[1], WIDTHS[2]) },
     ]
 }
 
@@ -55,14 +55,14 @@ fn backward_of<T: Float>(device: &Device, tokens: usize, inputs: &Tensors<T>, d_
     let mut gradients = Vec::new();
     for (module, values) in modules().into_iter().zip(&inputs[2..4]) {
         let b = weight(device, module.outputs.len, RANK, values);
-        backward_hidden(device, tokens, module, d_y.view(), &b, SCALE, d_hidden.view_mut());
+        backward_hidden(device, tokens, module, d_y.view(), &b, d_hidden.view_mut());
         let mut d_b = device.zeros(values.len()).unwrap();
         backward_b(device, tokens, module, d_y.view(), hidden.view(), Write::Add, d_b.view_mut());
         gradients.push(d_b.view().to_vec());
     }
     let mut d_a = device.zeros(2 * RANK * INPUTS).unwrap();
-    let dims = crate::matmul::Dims { tokens, inputs: INPUTS, outputs: 2 * RANK };
-    crate::matmul::backward_weight(device, dims, x.view(), d_hidden.view(), Write::Add, d_a.view_mut());
+    let dims = matmul::Dims { tokens, inputs: INPUTS, outputs: 2 * RANK };
+    matmul::backward_weight(device, dims, x.view(), d_hidden.view(), Write::Add, d_a.view_mut());
     gradients.insert(0, d_a.view().to_vec());
     gradients
 }

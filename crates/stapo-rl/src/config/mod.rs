@@ -400,6 +400,7 @@ impl Config {
         for text in overrides {
             spell_out_objective(&mut table, text);
             sources::make_room_for_path(&mut table, text);
+            lora::make_room(&mut table, text);
             replace_warmup(&mut table, text);
             settings::set(&mut table, text)?;
             sources::spell_out_models(&mut table);

@@ -321,10 +321,16 @@ impl Plan {
         update.schedule.check()?;
         if let Some(lora) = &self.config.lora {
             lora.check()?;
-            let remedy = "leave out update.reuse, or model.lora";
-            let problem = "reads the gradient of the head, which is frozen with model.lora".to_string();
+            let refuse = |key, problem: &str, remedy| {
+                Err(PlanError::Refused { key, problem: problem.to_string(), remedy })
+            };
             if update.reuse.is_some() {
-                return Err(PlanError::Refused { key: "update.reuse", problem, remedy });
+                let problem = "reads the gradient of the head, which is frozen with model.lora";
+                return refuse("update.reuse", problem, "leave out update.reuse, or model.lora");
+            }
+            if update.states == States::EightBit {
+                let problem = "8bit has blocks that the factors of model.lora do not fill";
+                return refuse("update.states", problem, "set it to f32: the states of adapters are small");
             }
         }
         let Some(reuse) = &update.reuse else { return Ok(()) };

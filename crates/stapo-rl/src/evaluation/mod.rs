@@ -8,7 +8,7 @@ mod folder;
 mod table;
 
 pub use benchmark::{Benchmark, KNOWN, SIX};
-pub use comparison::{Compared, compare};
+pub use comparison::{Compared, compare, compare_folders};
 pub use decoding::Decoding;
 pub use during::{Evaluated, expanded};
 pub(crate) use during::{changed_questions, evaluate_benchmarks, open_benchmarks};

@@ -7,12 +7,14 @@
 
 mod checkpoint;
 mod clock;
+pub mod columns;
 pub(crate) mod events;
 mod folder;
 mod hashes;
 mod lock;
 mod manifest;
 mod plan_keys;
+mod reading;
 mod reopening;
 mod state;
 mod tree;
@@ -26,6 +28,9 @@ pub use folder::{NewFolder, Run};
 pub use hashes::{hash_bytes, hash_file};
 pub use lock::{FolderLock, describe as describe_writer, holder, this_process};
 pub use plan_keys::{Freedom, differences as plan_differences, freedom, plan_values};
+pub use reading::{
+    part_files, plan_text, read_columns, records, records_of_file, responses_of_file, step_of,
+};
 pub use reopening::Reopening;
 pub use state::{Counters, LoopState};
 pub(crate) use state::{check_finite, state_hash};

@@ -1,5 +1,6 @@
-//! Reuse of rollout batches, several rewards, teachers, and rollouts from elsewhere.
+//! Reuse of rollout batches, several rewards, teachers, rollouts from elsewhere, and adapters.
 
+mod lora;
 mod watching;
 
 use super::{Quiet, device, resume, start, timeless, whole_run};
