@@ -263,8 +263,8 @@ fn what_differs_between_ranks_is_named_before_the_first_step() {
     for (rank, answer) in [(0, "2"), (1, "3")] {
         let own = at.join(format!("rank{rank}"));
         std::fs::create_dir(&own).unwrap();
-        let rows: String =
-            (0..8).map(|n| format!("{{\"problem\": \"{n}+1=\", \"answer\": \"{answer}\"}}\n")).collect();
+        let row = |n| format!("{{\"problem\": \"{n}+1=\", \"answer\": \"{answer}\"}}");
+        let rows = (0..8).map(row).collect::<Vec<_>>().join("\n");
         std::fs::write(own.join("data.jsonl"), rows).unwrap();
     }
     let other_data = Ranks::start(at, 2, |rank, command| {

@@ -150,15 +150,12 @@ impl Trainer {
         let position = counters.position;
         let (task, meter) = (&self.task, self.meter.as_ref());
         meter.enter(Phase::Rollout);
-        let sampled = match &self.foreign {
-            Some(foreign) => {
-                let mut scorer = PolicyScorer { pass: self.memory.score(), model, ranks };
-                foreign.roll_out(&mut scorer, task, plan, step, position)?
-            }
-            None => {
-                let mut sampler = Sampler { model, memory: self.memory.sample(), task, plan, ranks, meter };
-                sampler.roll_out(&mut self.lengths, step, position)?
-            }
+        let sampled = if let Some(foreign) = &self.foreign {
+            let mut scorer = PolicyScorer { pass: self.memory.score(), model, ranks };
+            foreign.roll_out(&mut scorer, task, plan, step, position)?
+        } else {
+            let mut sampler = Sampler { model, memory: self.memory.sample(), task, plan, ranks, meter };
+            sampler.roll_out(&mut self.lengths, step, position)?
         };
         canary::check_verdicts(plan, step, &sampled.batch)?;
         let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());

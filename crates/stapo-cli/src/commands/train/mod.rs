@@ -110,16 +110,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// What every rank but the first does: the same steps without a folder or a display.
 fn beside(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
-    let plan = match &args.resume {
-        Some(_) => {
-            let text = joined.ranks.broadcast(&[])?;
-            run_folder::resolved(&String::from_utf8_lossy(&text))?
-        }
-        None => {
-            let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
-            args.fetch.pin(&mut plan)?;
-            plan
-        }
+    let plan = if args.resume.is_some() {
+        let text = joined.ranks.broadcast(&[])?;
+        run_folder::resolved(&String::from_utf8_lossy(&text))?
+    } else {
+        let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
+        args.fetch.pin(&mut plan)?;
+        plan
     };
     joined.agree_on_plan(&plan)?;
     let device = joined.device(plan.device(), args.threads, Use::of(&plan))?;
