@@ -204,8 +204,11 @@ impl Needs<'_> {
         let scoring = frozen.iter().map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
         let own = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
         let n_gradients = self.n_trained() + tied;
+        // On a GPU the head and the embedding have a sum of their own within a micro-batch.
+        let apart = if self.device != DeviceName::Cpu && self.lora.is_none() { embedding } else { 0 };
+        let bytes = 4 * (n_gradients + apart) + self.sums(n_gradients) + self.slack();
         vec![
-            MemoryPart { name: "gradients", bytes: 4 * n_gradients + self.sums(n_gradients) + self.slack() },
+            MemoryPart { name: "gradients", bytes },
             MemoryPart { name: "activations", bytes: scoring.fold(own, u64::max) },
         ]
     }

@@ -107,7 +107,7 @@ impl Trainer {
         let reference = Reference::open(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
-        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy)?;
+        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy, ranks.world())?;
         let learner = Learner::over(model, plan.optimizer(), gradients, plan.sum(), ranks)?;
         Ok(Self {
             learner,
@@ -150,15 +150,12 @@ impl Trainer {
         let position = counters.position;
         let (task, meter) = (&self.task, self.meter.as_ref());
         meter.enter(Phase::Rollout);
-        let sampled = match &self.foreign {
-            Some(foreign) => {
-                let mut scorer = PolicyScorer { pass: self.memory.score(), model, ranks };
-                foreign.roll_out(&mut scorer, task, plan, step, position)?
-            }
-            None => {
-                let mut sampler = Sampler { model, memory: self.memory.sample(), task, plan, ranks, meter };
-                sampler.roll_out(&mut self.lengths, step, position)?
-            }
+        let sampled = if let Some(foreign) = &self.foreign {
+            let mut scorer = PolicyScorer { pass: self.memory.score(), model, ranks };
+            foreign.roll_out(&mut scorer, task, plan, step, position)?
+        } else {
+            let mut sampler = Sampler { model, memory: self.memory.sample(), task, plan, ranks, meter };
+            sampler.roll_out(&mut self.lengths, step, position)?
         };
         canary::check_verdicts(plan, step, &sampled.batch)?;
         let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
@@ -258,6 +255,8 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
 /// An error of this rank becomes that of all ranks.
 pub fn told_to_all<T>(ranks: &dyn Transport, outcome: Result<T>) -> Result<T> {
     match outcome {
+        // What every rank has found or was told needs no telling.
+        Err(error @ Error::Rank(_)) => Err(error),
         Err(error) if ranks.world() > 1 => Err(ranks.fail(&error.to_string()).into()),
         outcome => outcome,
     }

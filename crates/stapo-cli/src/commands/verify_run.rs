@@ -6,7 +6,7 @@ use crate::shared::ranks::{Joined, RankFlags};
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
 use stapo_core::record::{FileHash, Manifest, changed_inputs};
-use stapo_rl::ranks::{Ranks, agree_on_inputs};
+use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences, plan_text};
 use stapo_rl::train::Trainer;
 use stapo_rl::{Config, Plan, identity};
@@ -56,7 +56,7 @@ const GO_ON: &[u8] = b"step";
 fn trainer(args: &Args, joined: &Joined, plan: &Plan, checkpoint: Option<&Checkpoint>) -> Result<Trainer> {
     joined.agree_on_plan(plan)?;
     let device = joined.device(plan.device(), None, Use::of(plan))?;
-    let ranks = Ranks::clone(&joined.ranks);
+    let ranks = joined.ranks_on(&device)?;
     agree_on_inputs(&*ranks, &identity::of_plan(plan, PROGRAM)?.inputs)?;
     let mut trainer = Trainer::over(plan, &device, args.allow.of_run(), ranks)?;
     trainer.restore(checkpoint)?;

@@ -5,9 +5,10 @@ use crate::shared::run_folder::{self, Use};
 use crate::shared::terminal::set_quiet;
 use anyhow::Result;
 use stapo_rl::device::{Device, DeviceName, cuda};
-use stapo_rl::ranks::{Fact, Flags, Place, Ranks, Solo, Tcp, agree};
+use stapo_rl::ranks::{Fact, Flags, Nccl, Place, RankError, Ranks, Solo, Tcp, agree};
 use stapo_rl::{Plan, identity};
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 /// Flags for a process that is started as one of several by hand; launchers give the same by variables.
 #[derive(clap::Args, Debug)]
@@ -33,7 +34,8 @@ pub struct RankFlags {
 /// A process with its ranks.
 pub struct Joined {
     pub ranks: Ranks,
-    place: Option<Place>,
+    /// `None` for a process that works alone.
+    others: Option<(Place, Arc<Tcp>)>,
 }
 
 impl Joined {
@@ -42,14 +44,27 @@ impl Joined {
         let RankFlags { rank, world, local_rank, master } = flags;
         let flags = Flags { rank: *rank, world: *world, local_rank: *local_rank, master: master.clone() };
         let place = Place::find(&flags)?;
-        let ranks = match &place {
-            Some(place) => Tcp::connect(place)?,
-            None => Solo::ranks(),
-        };
+        let Some(place) = place else { return Ok(Self { ranks: Solo::ranks(), others: None }) };
+        let tcp = Tcp::connect(&place)?;
+        let ranks: Ranks = Arc::<Tcp>::clone(&tcp);
         if ranks.rank() > 0 {
             set_quiet(true);
         }
-        Ok(Self { ranks, place })
+        Ok(Self { ranks, others: Some((place, tcp)) })
+    }
+
+    /// The ranks for numbers on that device: GPUs speak by NCCL where all have it.
+    pub fn ranks_on(&self, device: &Device) -> Result<Ranks> {
+        let Some((_, tcp)) = &self.others else { return Ok(Ranks::clone(&self.ranks)) };
+        if let Some(ranks) = Nccl::over(tcp, device)? {
+            return Ok(ranks);
+        }
+        if device.is_async() {
+            eprintln!(
+                "note: gradients and weights go through the host: libnccl.so.2 was not found, or STAPO_RANKS_TRANSPORT=tcp"
+            );
+        }
+        Ok(Ranks::clone(&self.ranks))
     }
 
     pub fn is_first(&self) -> bool {
@@ -59,7 +74,15 @@ impl Joined {
     /// Runs what this rank does. An error becomes that of all ranks.
     pub fn run<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let outcome = cuda::guard(work).unwrap_or_else(|lost| Err(lost.into()));
+        let is_known = |error: &anyhow::Error| {
+            let of_rank = |cause: &(dyn std::error::Error + 'static)| {
+                cause.is::<RankError>() || matches!(cause.downcast_ref(), Some(stapo_rl::Error::Rank(_)))
+            };
+            error.chain().any(of_rank)
+        };
         match outcome {
+            // What every rank has found or was told needs no telling.
+            Err(error) if is_known(&error) => Err(error),
             Err(error) if self.ranks.world() > 1 => Err(self.ranks.fail(&crate::chain_text(&error)).into()),
             outcome => outcome,
         }
@@ -76,7 +99,7 @@ impl Joined {
 
     /// Opens the device of this rank: of several GPUs on a machine, each process has its own; cores are shared out.
     pub fn device(&self, name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<Device> {
-        let Some(place) = &self.place else { return run_folder::device(name, threads, for_use) };
+        let Some((place, _)) = &self.others else { return run_folder::device(name, threads, for_use) };
         match name {
             DeviceName::Cuda { .. } => {
                 let n_gpus = cuda::probe().gpus.len().max(1);

@@ -60,6 +60,7 @@ impl Stored {
     }
 
     /// The elements of a range, which starts where a block of an 8-bit form starts.
+    #[must_use]
     pub fn range(&self, range: Range<usize>) -> Stored {
         let n_bytes = self.form.n_bytes();
         let bytes = self.bytes[range.start * n_bytes..range.end * n_bytes].to_vec();

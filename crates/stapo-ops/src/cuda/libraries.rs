@@ -123,7 +123,7 @@ fn open(path: &Path) {
 }
 
 /// Folders of toolkits, then of the Python packages of this environment.
-fn folders() -> Vec<PathBuf> {
+pub(super) fn folders() -> Vec<PathBuf> {
     let mut found = Vec::new();
     for root in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os) {
         found.push(PathBuf::from(root).join("lib64"));

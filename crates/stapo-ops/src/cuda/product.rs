@@ -146,7 +146,7 @@ impl Cuda {
         let [a, b, c] = p.addresses();
         let launch = self.kernel(&ELEMENTWISE, &name).arg(a).arg(b).arg(c).arg(p.bias);
         let launch = launch.arg(p.m).arg(p.n).arg(p.k);
-        let launch = p.strides().into_iter().fold(launch, |launch, stride| launch.arg(stride));
+        let launch = p.strides().into_iter().fold(launch, super::launch::Launch::arg);
         let switches = [p.transposed_a, p.transposed_b, p.adds];
         let launch = switches.into_iter().fold(launch, |launch, is_on| launch.arg(usize::from(is_on)));
         launch.arg(p.alpha).run([(p.m * p.n).div_ceil(256), 1], 256, 0);

@@ -5,7 +5,7 @@ use super::wire::{Packer, Unpacker};
 use stapo_model::ranks::RankError;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a rank gives a sign of life, and after how long a silence it counts as lost.
@@ -106,6 +106,8 @@ pub struct Control {
     state: Mutex<State>,
     changed: Condvar,
     pace: Pace,
+    /// Called where a rank fails.
+    then: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// A control connection.
@@ -140,6 +142,7 @@ impl Control {
             state: Mutex::default(),
             changed: Condvar::new(),
             pace,
+            then: OnceLock::new(),
         });
         for idx in 0..control.links.len() {
             let watched = Arc::clone(&control);
@@ -230,6 +233,14 @@ impl Control {
         for stream in &self.data {
             let _ = stream.shutdown(Shutdown::Both);
         }
+        if let Some(then) = self.then.get() {
+            then();
+        }
+    }
+
+    /// Calls `then` where a rank fails; only the first one given is called.
+    pub fn on_failure(&self, then: impl Fn() + Send + Sync + 'static) {
+        let _ = self.then.set(Box::new(then));
     }
 
     fn wait(&self, longest: Duration, is_enough: impl Fn(&State) -> bool) {

@@ -7,6 +7,7 @@ mod control;
 mod deal;
 mod environment;
 mod handshake;
+mod nccl;
 mod rendezvous;
 mod tcp;
 #[cfg(test)]
@@ -16,5 +17,6 @@ pub(crate) mod wire;
 pub use agreement::{Fact, agree, agree_on_inputs};
 pub(crate) use deal::{ExpectedLengths, deal};
 pub use environment::{Flags, Place, PlaceError, TOKEN};
+pub use nccl::Nccl;
 pub use stapo_model::ranks::{RankError, Ranks, Solo, Transport};
 pub use tcp::Tcp;

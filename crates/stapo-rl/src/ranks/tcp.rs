@@ -4,7 +4,7 @@ use super::control::{Control, Pace};
 use super::environment::Place;
 use super::rendezvous::{Connections, meet};
 use super::wire::words;
-use stapo_model::ranks::{RankError, Ranks, Transport};
+use stapo_model::ranks::{RankError, Transport};
 use stapo_model::{View, ViewMut};
 use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -97,7 +97,7 @@ impl Peer {
 
 impl Tcp {
     /// Meets the other ranks of the run.
-    pub fn connect(place: &Place) -> Result<Ranks, RankError> {
+    pub fn connect(place: &Place) -> Result<Arc<Self>, RankError> {
         let own = |error: io::Error| RankError { rank: place.rank, problem: error.to_string() };
         let Connections { control, data } = meet(place)?;
         let shut = data.iter().flatten().map(TcpStream::try_clone).collect::<io::Result<_>>().map_err(own)?;
@@ -110,6 +110,16 @@ impl Tcp {
             waited_nanos: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
         }))
+    }
+
+    /// What all ranks end with, once one has failed.
+    pub(super) fn failure(&self) -> Option<RankError> {
+        self.control.failure()
+    }
+
+    /// Calls `then` where a rank fails.
+    pub(super) fn on_failure(&self, then: impl Fn() + Send + Sync + 'static) {
+        self.control.on_failure(then);
     }
 
     fn others(&self) -> impl Iterator<Item = (usize, &Peer)> {

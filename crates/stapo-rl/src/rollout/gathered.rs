@@ -15,7 +15,9 @@ pub fn unreadable(rank: usize) -> RankError {
 /// The judged responses of all ranks to `n_problems` problems, ordered by problem and sample.
 pub fn gathered(ranks: &dyn Transport, own: &[Scored], n_problems: usize) -> Result<Vec<Scored>, RankError> {
     let mut packer = Packer::default();
-    own.iter().for_each(|scored| pack(&mut packer, scored));
+    for scored in own {
+        pack(&mut packer, scored);
+    }
     let mut all = Vec::new();
     for (rank, bytes) in ranks.all_gather(&packer.0)?.iter().enumerate() {
         let mut read = Unpacker(bytes);

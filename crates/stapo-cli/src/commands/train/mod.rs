@@ -17,7 +17,7 @@ use screen::Screen;
 use stapo_core::record::{EventKind, Metrics, StopReason, Writer};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::evaluation::Evaluated;
-use stapo_rl::ranks::{Ranks, agree_on_inputs};
+use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::run::Run;
 use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, follow, train};
 use stapo_rl::{Plan, identity};
@@ -110,16 +110,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// What every rank but the first does: the same steps without a folder or a display.
 fn beside(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
-    let plan = match &args.resume {
-        Some(_) => {
-            let text = joined.ranks.broadcast(&[])?;
-            run_folder::resolved(&String::from_utf8_lossy(&text))?
-        }
-        None => {
-            let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
-            args.fetch.pin(&mut plan)?;
-            plan
-        }
+    let plan = if args.resume.is_some() {
+        let text = joined.ranks.broadcast(&[])?;
+        run_folder::resolved(&String::from_utf8_lossy(&text))?
+    } else {
+        let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
+        args.fetch.pin(&mut plan)?;
+        plan
     };
     joined.agree_on_plan(&plan)?;
     let device = joined.device(plan.device(), args.threads, Use::of(&plan))?;
@@ -128,7 +125,7 @@ fn beside(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         Some(_) => args.allow.of_run(),
         None => args.allow.of_config(args.config.as_deref()),
     };
-    let mut trainer = Trainer::over(&plan, &device, programs, Ranks::clone(&joined.ranks))?;
+    let mut trainer = Trainer::over(&plan, &device, programs, joined.ranks_on(&device)?)?;
     if args.resume.is_some() {
         trainer.restore(None)?;
     }
@@ -231,7 +228,7 @@ fn begin(args: &Args, joined: &Joined) -> Result<(Plan, Run, Trainer)> {
     let identity = identity::of_plan(&plan, PROGRAM)?;
     agree_on_inputs(&*joined.ranks, &identity.inputs)?;
     let programs = args.allow.of_config(args.config.as_deref());
-    let mut trainer = Trainer::over(&plan, &device, programs, Ranks::clone(&joined.ranks))?;
+    let mut trainer = Trainer::over(&plan, &device, programs, joined.ranks_on(&device)?)?;
     trainer.open_benchmarks(&plan)?;
     let mut run = Run::create(&folder, &text, &plan.to_toml(), identity, &writer_of(&plan, joined))?;
     for note in &notes {
@@ -251,7 +248,7 @@ fn reopen(args: &Args, folder: &Path, joined: &Joined) -> Result<(Plan, Run, Tra
     let device = joined.device(plan.device(), args.threads, Use::of(plan))?;
     agree_on_inputs(&*joined.ranks, &interrupted.identity().inputs)?;
     let writer = writer_of(plan, joined);
-    Ok(interrupted.resume(&writer, &device, args.allow.of_run(), Ranks::clone(&joined.ranks))?)
+    Ok(interrupted.resume(&writer, &device, args.allow.of_run(), joined.ranks_on(&device)?)?)
 }
 
 /// This process, as the run folder names it.
