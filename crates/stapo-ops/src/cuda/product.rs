@@ -146,7 +146,8 @@ impl Cuda {
         let [a, b, c] = p.addresses();
         let launch = self.kernel(&ELEMENTWISE, &name).arg(a).arg(b).arg(c).arg(p.bias);
         let launch = launch.arg(p.m).arg(p.n).arg(p.k);
-        let launch = p.strides().into_iter().fold(launch, super::launch::Launch::arg);
+        let [a_stride, b_stride, c_stride] = p.strides();
+        let launch = launch.arg(a_stride).arg(b_stride).arg(c_stride);
         let switches = [p.transposed_a, p.transposed_b, p.adds];
         let launch = switches.into_iter().fold(launch, |launch, is_on| launch.arg(usize::from(is_on)));
         launch.arg(p.alpha).run([(p.m * p.n).div_ceil(256), 1], 256, 0);
