@@ -22,13 +22,14 @@ mod shared;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    completions, doctor, eval, experiment, export, fetch, generate, grade, init, inspect, man, model,
-    objective, plan, pretrain, problems, report, runs, score, serve, train, verify_run, version,
+    completions, counterfactual, doctor, eval, experiment, export, fetch, generate, grade, init, inspect,
+    launch, man, model, objective, plan, pretrain, problems, report, runs, score, serve, train, verify_run,
+    version,
 };
 use shared::terminal::{output_failed, set_quiet};
 use stapo_rl::device::cuda;
 use stapo_rl::restart;
-use stapo_rl::task::launcher;
+use stapo_rl::task::{launcher, show_prints};
 use stapo_rl::untrusted::THREAD_NAME;
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
@@ -50,6 +51,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Args),
+    Launch(launch::Args),
     Pretrain(pretrain::Args),
     Sft(pretrain::SftArgs),
     Export(export::Args),
@@ -69,6 +71,7 @@ enum Command {
     Completions(completions::Args),
     Man(man::Args),
     VerifyRun(verify_run::Args),
+    Counterfactual(counterfactual::Args),
     /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
     /// Log-prob, entropy and collision of every token of given responses, as JSON lines.
@@ -102,6 +105,8 @@ pub fn run_inside(words: impl IntoIterator<Item = OsString>) -> u8 {
 
 fn run_words(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     set_panic_hook();
+    show_prints(|text| eprintln!("{text}"));
+    launch::end_with_launcher();
     let parsed = program().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches));
     let command = match parsed {
         Ok(cli) => {
@@ -134,6 +139,7 @@ fn program() -> clap::Command {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(args) => train::run(&args),
+        Command::Launch(args) => launch::run(&args),
         Command::Pretrain(args) => pretrain::run(&args),
         Command::Sft(args) => pretrain::run_sft(&args),
         Command::Export(args) => export::run(&args),
@@ -153,6 +159,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Completions(args) => completions::run(&args, program()),
         Command::Man(args) => man::run(&args, program()),
         Command::VerifyRun(args) => verify_run::run(&args),
+        Command::Counterfactual(args) => counterfactual::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Grade(args) => grade::run(&args),

@@ -7,6 +7,7 @@ mod tests;
 
 pub use companions::Companion;
 pub use folder::Existing;
+pub(crate) use folder::write_whole as write_folder;
 
 use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
@@ -171,7 +172,8 @@ fn in_shards<'a>(specs: &'a [TensorSpec], options: &ExportOptions) -> Vec<&'a [T
     shards
 }
 
-fn write_shard(
+/// Writes one safetensors file. `read` fills in one tensor at a time.
+pub(crate) fn write_shard(
     path: &Path,
     specs: &[TensorSpec],
     precision: Precision,
@@ -216,7 +218,7 @@ fn header(specs: &[TensorSpec], precision: Precision) -> String {
 }
 
 /// Pretty-printed, synced to disk.
-pub(super) fn write_json(path: &Path, keys: &Map<String, Value>) -> Result<()> {
+pub(crate) fn write_json(path: &Path, keys: &Map<String, Value>) -> Result<()> {
     let text = format!("{:#}\n", Value::Object(keys.clone()));
     folder::write_file(path, text.as_bytes())
 }

@@ -14,7 +14,9 @@ pub mod generate;
 pub mod gguf;
 mod json;
 pub mod optimizer;
+pub mod peft;
 mod pretrained;
+pub mod ranks;
 pub mod template;
 #[cfg(test)]
 mod testing;

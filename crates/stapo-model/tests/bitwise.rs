@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use stapo_model::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute, TokenScores};
+use stapo_model::decoder::{
+    Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec,
+    Recompute, TokenScores,
+};
 use stapo_model::generate::{
     Completion, Engine, EngineMemory, EngineSettings, Filter, Request, SamplingRule, Ticket,
 };
@@ -36,6 +39,40 @@ fn policy_on(options: CpuOptions, family: Family) -> Policy {
 
 fn policy(family: Family) -> Policy {
     policy_on(CpuOptions::default(), family)
+}
+
+/// Adapters of some modules of each stacked product, none of them zero.
+fn adapted_on(options: CpuOptions, family: Family) -> Policy {
+    use LoraTarget::{Down, Gate, Key, Output, Query, Up, Value};
+    let targets = match family {
+        Family::Qwen3 => LoraTarget::ALL.to_vec(),
+        Family::Qwen2 => vec![Query, Value, Up],
+        Family::Llama => vec![Key, Output, Gate, Down],
+    };
+    let lora = LoraSpec { rank: 5, alpha: 8.0, scale: LoraScale::Plain, targets };
+    let config = config(family);
+    let spec = PolicySpec { config: &config, lora: Some(&lora) };
+    let mut policy = Policy::random(&Device::cpu(options), spec, 7, 0.2).unwrap();
+    policy.start_adapters(9);
+    let mut n_before = 0;
+    let Ok(()) = policy.try_fill_adapters(|_, values| {
+        values
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, x)| *x = (token(n_before + i) % 200) as f32 / 400.0 - 0.25);
+        n_before += values.len();
+        Ok::<_, std::convert::Infallible>(())
+    });
+    policy
+}
+
+/// Every family, without adapters and with them.
+fn policies() -> Vec<(String, Policy)> {
+    let plain = Family::ALL.map(|family| (format!("{family:?}"), policy(family)));
+    let options = CpuOptions::default();
+    let adapted =
+        Family::ALL.map(|family| (format!("{family:?} with adapters"), adapted_on(options, family)));
+    plain.into_iter().chain(adapted).collect()
 }
 
 fn token(i: usize) -> u32 {
@@ -137,8 +174,7 @@ fn gradients(policy: &Policy, recompute: Recompute, microbatches: &[&[(Vec<u32>,
 
 #[test]
 fn sampled_logp_equals_training_forward() {
-    for family in Family::ALL {
-        let policy = policy(family);
+    for (family, policy) in policies() {
         let (responses, _) = generate(&policy, settings(), &requests());
         let whole: Vec<(Vec<u32>, usize)> = responses
             .iter()
@@ -253,8 +289,7 @@ fn a_sample_does_not_depend_on_its_company() {
 
 #[test]
 fn a_batch_of_one_equals_a_batch_of_many() {
-    for family in Family::ALL {
-        let policy = policy(family);
+    for (family, policy) in policies() {
         let together = scores(&policy, &sequences());
         let alone: Vec<TokenScores> = sequences().into_iter().map(|s| scores(&policy, &[s])).collect();
         let joined =
@@ -269,8 +304,7 @@ fn a_batch_of_one_equals_a_batch_of_many() {
 
 #[test]
 fn cutting_into_microbatches_changes_no_gradient_bit() {
-    for family in Family::ALL {
-        let policy = policy(family);
+    for (family, policy) in policies() {
         let all = sequences();
         let whole = gradient_bits(&gradients(&policy, Recompute::Nothing, &[&all]));
         for cut in 1..all.len() {
@@ -283,8 +317,7 @@ fn cutting_into_microbatches_changes_no_gradient_bit() {
 
 #[test]
 fn recomputing_layers_changes_no_gradient_bit() {
-    for family in Family::ALL {
-        let policy = policy(family);
+    for (family, policy) in policies() {
         let all = sequences();
         let kept = gradient_bits(&gradients(&policy, Recompute::Nothing, &[&all]));
         for recompute in [Recompute::Inputs, Recompute::Layers] {
@@ -294,9 +327,13 @@ fn recomputing_layers_changes_no_gradient_bit() {
     }
 }
 
+/// Training and generation of a policy without adapters and of one with them.
+fn trained(options: CpuOptions) -> [(Vec<(String, Vec<u32>)>, Vec<Completion>); 2] {
+    [policy_on(options, Family::Qwen3), adapted_on(options, Family::Qwen3)].map(train)
+}
+
 /// Three training steps and a generation from the result.
-fn trained(options: CpuOptions) -> (Vec<(String, Vec<u32>)>, Vec<Completion>) {
-    let mut policy = policy_on(options, Family::Qwen3);
+fn train(mut policy: Policy) -> (Vec<(String, Vec<u32>)>, Vec<Completion>) {
     let settings = AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() };
     let mut optimizer = Optimizer::new(&policy, settings).unwrap();
     for _ in 0..3 {
@@ -325,4 +362,31 @@ fn training_and_generation_do_not_depend_on_the_instruction_set() {
     for simd in Simd::available() {
         assert!(trained(CpuOptions { simd, ..CpuOptions::default() }) == best, "{simd:?}");
     }
+}
+
+#[test]
+fn adapters_start_as_the_base_model_and_leave_it_as_it_was() {
+    let plain = policy(Family::Qwen3);
+    let lora = LoraSpec { rank: 4, alpha: 8.0, scale: LoraScale::Plain, targets: LoraTarget::ALL.to_vec() };
+    let spec = PolicySpec { config: plain.config(), lora: Some(&lora) };
+    let mut adapted: Policy = Policy::random(plain.device(), spec, 7, 0.2).unwrap();
+    adapted.start_adapters(1);
+    let base = scores(&plain, &sequences());
+    assert_eq!(scores(&adapted, &sequences()), base, "the second factors are zero");
+    let of_adapters = gradients(&adapted, Recompute::Nothing, &[&sequences()]);
+    assert_eq!(of_adapters.zero_tensors(&adapted), Vec::<&stapo_model::TensorSpec>::new());
+    let is_zero = |values: &[f32]| values.iter().all(|x| *x == 0.0);
+    for (spec, values) in of_adapters.tensors() {
+        assert!(spec.name.contains(".lora_"), "{} is frozen", spec.name);
+        assert_eq!(is_zero(&values), spec.name.contains(".lora_A."), "{}", spec.name);
+    }
+    let mut optimizer = Optimizer::new(&adapted, AdamWSettings::default()).unwrap();
+    let mut of_adapters = of_adapters;
+    let update = Update { lr: 0.1, scale: 1.0 / 300.0, max_norm: 1.0 };
+    optimizer.step(&mut adapted, &mut of_adapters, update).unwrap();
+    assert_ne!(scores(&adapted, &sequences()).logp, base.logp);
+    let options = HeadOptions { temperature: 1.2, n_alternatives: 3 };
+    let without =
+        Pass::scoring(&adapted).unwrap().score_base(&adapted, &batch(&sequences()), options).unwrap();
+    assert_eq!(without, base, "the reference is the same weights without the adapter");
 }

@@ -4,10 +4,15 @@
 #![allow(clippy::print_stdout, reason = "a skipped test says why")]
 
 use stapo_model::cuda::{CudaOptions, Training};
-use stapo_model::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
+use stapo_model::decoder::{
+    Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec, Recompute,
+};
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
-use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{CpuOptions, Device, Family, Form, ModelConfig, Region, Rope, RopeKind, Tenant};
+use stapo_model::optimizer::{AdamWSettings, Moment, Optimizer, Update};
+use stapo_model::ranks::RankError;
+use stapo_model::{
+    CpuOptions, Device, Family, Form, ModelConfig, Region, Rope, RopeKind, Stored, Tenant, TensorSpec,
+};
 use testing::tiny_config;
 
 #[path = "../src/testing.rs"]
@@ -32,6 +37,29 @@ fn config(family: Family) -> ModelConfig {
     }
 }
 
+/// Every family, without adapters and with them; the second factors are not zero.
+fn policies(device: &Device) -> Vec<(String, Policy)> {
+    let plain = |family| (format!("{family:?}"), Policy::random(device, &config(family), 7, 0.1).unwrap());
+    let adapted = |(family, rank): (Family, usize)| {
+        let targets = LoraTarget::ALL.to_vec();
+        let lora = LoraSpec { rank, alpha: 16.0, scale: LoraScale::Plain, targets };
+        let config = config(family);
+        let spec = PolicySpec { config: &config, lora: Some(&lora) };
+        let mut policy = Policy::random(device, spec, 7, 0.1).unwrap();
+        let mut n = 0u32;
+        let Ok(()) = policy.try_fill_adapters(|_, values| {
+            values.iter_mut().for_each(|value| {
+                n += 1;
+                *value = (n.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 25) as f32 - 0.25;
+            });
+            Ok::<_, std::convert::Infallible>(())
+        });
+        (format!("{family:?} with adapters of rank {rank}"), policy)
+    };
+    let ranks = [(Family::Qwen3, 16), (Family::Qwen2, 8), (Family::Llama, 1)];
+    Family::ALL.map(plain).into_iter().chain(ranks.map(adapted)).collect()
+}
+
 fn tokens(seed: u32, n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (seed * 7919 + i * 104_729) % 1003).collect()
 }
@@ -43,8 +71,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 #[test]
 fn sampled_log_probs_are_those_of_training_bit_for_bit() {
     let Some(device) = gpu() else { return };
-    for family in Family::ALL {
-        let policy = Policy::random(&device, &config(family), 7, 0.1).unwrap();
+    for (family, policy) in policies(&device) {
         // Little room: sequences wait, are sent back and start over, prompts are cut.
         for (kv_bytes, max_rows) in [(64 << 20, 1024), (2 << 20, 37)] {
             let settings =
@@ -122,8 +149,7 @@ fn poison(device: &Device, region: &Region, tenant: Tenant) {
 #[test]
 fn sampling_and_updating_in_one_region_in_turn_give_the_bits_of_memory_of_their_own() {
     let Some(device) = gpu() else { return };
-    for family in Family::ALL {
-        let policy = Policy::random(&device, &config(family), 7, 0.1).unwrap();
+    for (family, policy) in policies(&device) {
         let responses = sample(&policy, &mut EngineMemory::new());
         let expected = gradients(&policy, Recompute::Inputs);
         let region = device.region(64 << 20).unwrap().unwrap();
@@ -181,8 +207,7 @@ fn a_stored_form_restores_the_state_bit_for_bit() {
         assert_ne!(policy.fingerprint(), before, "the weights moved");
         assert!(policy.first_non_finite().is_none() && optimizer.first_non_finite(&policy).is_none());
         let weights: Vec<_> = policy.tensors().map(|(_, view)| view.read_stored()).collect();
-        let moments: Vec<_> =
-            optimizer.state(&policy).map(|(_, m, v)| (m.read_stored(), v.read_stored())).collect();
+        let moments = state(&optimizer, &policy);
         let form = if training == Training::F32 { Form::F32 } else { Form::Bf16 };
         assert!(weights.iter().all(|stored| stored.form == form));
         for on in [device.clone(), Device::cpu(CpuOptions::default())] {
@@ -197,22 +222,31 @@ fn a_stored_form_restores_the_state_bit_for_bit() {
             let mut again = Optimizer::new(&restored, AdamWSettings::default()).unwrap();
             let mut from = moments.iter();
             again
-                .restore(&restored, 2, |_, mut m, mut v| {
-                    let (first, second) = from.next().unwrap();
-                    m.write_stored(first);
-                    v.write_stored(second);
-                    Ok::<_, std::convert::Infallible>(())
+                .restore(&restored, 2, |spec, moment| {
+                    let (name, own, stored) = from.next().unwrap();
+                    assert_eq!((name, *own), (&spec.name, moment));
+                    Ok::<_, std::convert::Infallible>(stored.clone())
                 })
                 .unwrap();
             for ((_, a), (spec, b)) in policy.tensors().zip(restored.tensors()) {
                 assert_eq!(bits(&a.to_vec()), bits(&b.to_vec()), "{training:?} {}", spec.name);
             }
-            for ((_, m, v), (spec, n, w)) in optimizer.state(&policy).zip(again.state(&restored)) {
-                assert_eq!(bits(&m.to_vec()), bits(&n.to_vec()), "{training:?} {}", spec.name);
-                assert_eq!(bits(&v.to_vec()), bits(&w.to_vec()), "{training:?} {}", spec.name);
+            for ((_, _, a), (name, moment, b)) in moments.iter().zip(&state(&again, &restored)) {
+                assert_eq!(bits(&a.to_f32()), bits(&b.to_f32()), "{training:?} {name} {moment:?}");
             }
         }
     }
+}
+
+/// Every moment with the name of its tensor.
+fn state(optimizer: &Optimizer, policy: &Policy) -> Vec<(String, Moment, Stored)> {
+    let mut all = Vec::new();
+    let take = |spec: &TensorSpec, moment, stored| {
+        all.push((spec.name.clone(), moment, stored));
+        Ok::<(), RankError>(())
+    };
+    optimizer.visit_state(policy, take).unwrap();
+    all
 }
 
 #[test]

@@ -14,7 +14,9 @@ mod formats_shared;
 
 use formats_shared::{check_tensors, check_tokens, golden};
 use serde_json::Value;
-use stapo_model::{ChatTemplate, Message, Pretrained, Tokenizer};
+use stapo_model::decoder::LoraTarget;
+use stapo_model::peft::PeftAdapter;
+use stapo_model::{ChatTemplate, Message, ModelConfig, Pretrained, Tokenizer};
 use std::path::{Path, PathBuf};
 
 fn real_model(name: &str) -> Option<Pretrained> {
@@ -86,4 +88,21 @@ fn qwen3_tokenizes_and_chats_as_by_transformers() {
     let template = config["chat_template"].as_str().unwrap();
     check_chat(&ChatTemplate::new("qwen3", template, [].into()).unwrap(), &expected["chat"]);
     assert_eq!(tokenizer.n_ids(), 151_669);
+}
+
+/// The adapter of the package `llm-security-reviewer` 0.1.1, of Qwen2.5-Coder-7B: its folder in `STAPO_TEST_MODELS`.
+#[test]
+fn a_published_adapter_fits_its_model_and_no_other() {
+    let folder =
+        std::env::var_os("STAPO_TEST_MODELS").map(|folder| PathBuf::from(folder).join("reviewer/adapters"));
+    let Some(folder) = folder.filter(|folder| folder.is_dir()) else {
+        println!("skipped: STAPO_TEST_MODELS has no folder reviewer/adapters");
+        return;
+    };
+    let adapter = PeftAdapter::open(&folder).unwrap();
+    assert_eq!((adapter.spec.rank, adapter.spec.alpha, adapter.spec.factor()), (16, 32.0, 2.0));
+    assert_eq!((adapter.spec.targets.as_slice(), adapter.dropout), (LoraTarget::ALL.as_slice(), 0.05));
+    adapter.check(&ModelConfig::known("qwen2.5-7b").unwrap()).unwrap();
+    let other = adapter.check(&ModelConfig::known("qwen2.5-3b").unwrap()).unwrap_err().to_string();
+    assert!(other.contains("lora_A") && other.contains("shape"), "{other}");
 }

@@ -5,7 +5,10 @@
 
 use safetensors::SafeTensors;
 use stapo_model::cuda::{CudaOptions, Precision};
-use stapo_model::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute, TokenScores};
+use stapo_model::decoder::{
+    Gradients, HeadOptions, PackedBatch, Pass, Policy, PolicySpec, Recompute, TokenScores,
+};
+use stapo_model::peft::PeftAdapter;
 use stapo_model::{CpuOptions, Device, Pretrained};
 use std::path::{Path, PathBuf};
 
@@ -21,19 +24,39 @@ const CASES: [&str; 8] = [
 ];
 const TOLERANCE: f32 = 1e-4;
 
+/// Adapters, and the golden models that they are of; `goldens/make_lora.py` makes them.
+const ADAPTERS: [(&str, &str); 3] = [
+    ("lora-all-linear", "qwen3-tied-gqa2"),
+    ("lora-some", "qwen2-untied-gqa2"),
+    ("lora-rank1", "llama3-untied-gqa1"),
+];
+
 struct Golden {
     name: &'static str,
     policy: Policy,
     bytes: Vec<u8>,
 }
 
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name)
+}
+
 impl Golden {
     fn open(name: &'static str, device: &Device) -> Self {
-        let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
+        let folder = folder(name);
         let pretrained = Pretrained::open(&folder).unwrap();
         assert_eq!(pretrained.ignored, [""; 0], "{name}");
         let policy = Policy::load(device, &pretrained.config, &pretrained.weights).unwrap();
         Self { name, policy, bytes: std::fs::read(folder.join("golden.safetensors")).unwrap() }
+    }
+
+    fn open_adapter((name, base): (&'static str, &str), device: &Device) -> Self {
+        let pretrained = Pretrained::open(&folder(base)).unwrap();
+        let adapter = PeftAdapter::open(&folder(name)).unwrap();
+        let spec = PolicySpec { config: &pretrained.config, lora: Some(&adapter.spec) };
+        let mut policy = Policy::load(device, spec, &pretrained.weights).unwrap();
+        adapter.read_into(&mut policy).unwrap();
+        Self { name, policy, bytes: std::fs::read(folder(name).join("golden.safetensors")).unwrap() }
     }
 
     fn words(&self, tensor: &str) -> Vec<[u8; 4]> {
@@ -92,14 +115,23 @@ impl Golden {
     }
 }
 
-/// Every case on the CPU and, where there is one, on a GPU in f32.
+/// Every case, with adapters and without, on the CPU and, where there is one, on a GPU in f32.
 fn goldens() -> Vec<Golden> {
+    let of_device = |device: &Device| {
+        let models = CASES.map(|name| Golden::open(name, device));
+        let adapters = ADAPTERS.map(|names| Golden::open_adapter(names, device));
+        models.into_iter().chain(adapters).collect::<Vec<_>>()
+    };
+    devices().iter().flat_map(of_device).collect()
+}
+
+fn devices() -> Vec<Device> {
     let mut devices = vec![Device::cpu(CpuOptions::default())];
     match Device::cuda(CudaOptions { precision: Precision::F32, ..CudaOptions::default() }) {
         Ok(gpu) => devices.push(gpu),
         Err(error) => println!("skipped on a GPU: {error}"),
     }
-    devices.iter().flat_map(|device| CASES.map(|name| Golden::open(name, device))).collect()
+    devices
 }
 
 #[test]
@@ -166,6 +198,29 @@ fn gradients_agree_with_transformers() {
         pass.backward(&golden.policy, &d_logp, &d_entropy, &mut gradients).unwrap();
         for (spec, ours) in gradients.tensors() {
             golden.check(&spec.name, &ours, &golden.f32(&format!("grad.{}", spec.name)));
+        }
+    }
+}
+
+/// PEFT merges in f32, this program in f64: both are within 1e-5 of the model with its adapter beside the weights.
+#[test]
+fn log_probs_of_an_adapter_and_of_the_merged_model_agree_with_peft() {
+    let device = Device::cpu(CpuOptions::default());
+    for names in ADAPTERS {
+        let golden = Golden::open_adapter(names, &device);
+        let mut merged = Golden::open(CASES.into_iter().find(|case| *case == names.1).unwrap(), &device);
+        let mut tensors = golden.policy.merged_tensors();
+        merged.policy.fill(|spec, values| {
+            let (own, merged) = tensors.next().unwrap();
+            assert_eq!(own, spec);
+            values.copy_from_slice(&merged);
+        });
+        merged.bytes = golden.bytes.clone();
+        for (what, ours) in [("beside", golden.scores(0)), ("merged", merged.scores(0))] {
+            for theirs in [golden.f32("logp"), golden.f32("merged_logp")] {
+                let worst = ours.logp.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(worst <= 1e-5, "{} {what}: off by {worst}", golden.name);
+            }
         }
     }
 }

@@ -5,7 +5,7 @@
 use stapo_ops::attention::paged::{Partials, SPLIT_KEYS};
 use stapo_ops::attention::{self, Heads, paged};
 use stapo_ops::cuda::CudaOptions;
-use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, Scaling, Table};
+use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, Scaling, Table};
 use stapo_ops::{
     Buffer, Device, OutOfMemory, Shape, Weight, Write, adamw, lm_head, matmul, reduce, rmsnorm, rope,
     sampling, swiglu,
@@ -245,15 +245,16 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
     let mut d_k = device.zeros(128)?;
     let mut d_raw = compute(device, n)?;
     let seconds = time(device, || {
-        let (d_query_weight, d_key_weight) = (d_q.view_mut(), d_k.view_mut());
-        let grad = HeadNormGrad { norm, raw: raw.view(), inv_rms: inv.view(), d_query_weight, d_key_weight };
+        let to = HeadNormSums { d_query_weight: d_q.view_mut(), d_key_weight: d_k.view_mut() };
+        let grad = HeadNormGrad { norm, raw: raw.view(), inv_rms: inv.view(), to: Some(to) };
         rope::backward(device, dims, &table, positions.view(), Some(grad), out.view(), d_raw.view_mut());
     });
     line("rope + head norm backward", seconds, 2e-12 * (3 * n) as f64, "TB/s");
     let n = 1 << 28;
     let mut param = device.weight_zeros::<f32>(n)?;
     let (grad, mut m, mut v) = (device.zeros(n)?, device.zeros(n)?, device.zeros(n)?);
-    let rule = adamw::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: 1 };
+    let rule =
+        adamw::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, first: 0, step: 1 };
     let seconds = time(device, || {
         adamw::step(device, rule, 1.0, param.view_mut(), grad.view(), m.view_mut(), v.view_mut());
     });
@@ -290,7 +291,7 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
         let entropy = out[1].view();
         let d = ones.view();
         let grads = lm_head::ScoreGrads { targets: targets.view(), lse, entropy, d_logp: d, d_entropy: d };
-        let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_w.view_mut() };
+        let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_w.view_mut()) };
         lm_head::backward(device, dims, hidden.view(), &w, grads, lm_head::LastLogits::default(), to);
     });
     line("lm_head backward 8192 (of 3)", seconds, 3.0 * flop, "TFLOP/s");

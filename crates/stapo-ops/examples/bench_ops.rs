@@ -236,8 +236,10 @@ impl Bench {
                     norm,
                     raw: raw.view(),
                     inv_rms: inv_rms.view(),
-                    d_query_weight: d_q.view_mut(),
-                    d_key_weight: d_k.view_mut(),
+                    to: Some(rope::HeadNormSums {
+                        d_query_weight: d_q.view_mut(),
+                        d_key_weight: d_k.view_mut(),
+                    }),
                 };
                 rope::backward(device, d, &table, positions.view(), Some(grad), qkv.view(), d_raw.view_mut());
             });
@@ -333,7 +335,8 @@ impl Bench {
                     d_logp: logp.view(),
                     d_entropy: collision.view(),
                 };
-                let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: d_weight.view_mut() };
+                let to =
+                    lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_weight.view_mut()) };
                 lm_head::backward(device, dims, hidden.view(), &w, grads, lm_head::LastLogits::default(), to);
             });
             if tokens > 256 {
@@ -368,8 +371,15 @@ impl Bench {
             let shape = format!("{:.1}M parameters", n as f64 / 1e6);
             let grad = device.zeros::<f32>(n)?;
             let [mut param, mut m, mut v] = [device.zeros(n)?, device.zeros(n)?, device.zeros(n)?];
-            let rule =
-                adamw::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.0, step: 1 };
+            let rule = adamw::AdamW {
+                lr: 1e-3,
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.0,
+                first: 0,
+                step: 1,
+            };
             self.line("adamw", &shape, 0.0, 28.0 * n as f64, || {
                 let (param, m, v) = (param.view_mut(), m.view_mut(), v.view_mut());
                 adamw::step(device, rule, 1.0, param, grad.view(), m, v);

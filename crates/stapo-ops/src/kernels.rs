@@ -14,7 +14,9 @@ use crate::cpu::Cpu;
 use crate::cpu::gemm::pack_panels;
 use crate::heads::Heads;
 use crate::sampling::{self, SamplingRule};
-use crate::{Float, Weight, Write, embedding, lm_head, matmul, reduce, residual, rmsnorm, rope, swiglu};
+use crate::{
+    Float, Weight, Write, embedding, lm_head, lora, matmul, reduce, residual, rmsnorm, rope, swiglu,
+};
 
 macro_rules! kernels {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $kernel:path;)*) => {
@@ -112,6 +114,38 @@ kernels! {
         to: lm_head::HeadGrads<'_, Self>,
     ) = lm_head::cpu::backward;
 
+    fn lora_project(
+        cpu: &Cpu,
+        from: (usize, &Weight<Self>),
+        x: &[Self],
+        scale: f64,
+        hidden: &mut [Self],
+    ) = lora::cpu::project;
+
+    fn lora_expand(
+        cpu: &Cpu,
+        at: (usize, lora::Module),
+        hidden: &[Self],
+        b: &Weight<Self>,
+        y: &mut [Self],
+    ) = lora::cpu::expand;
+
+    fn lora_backward_hidden(
+        cpu: &Cpu,
+        at: (usize, lora::Module),
+        d_y: &[Self],
+        b: &Weight<Self>,
+        d_hidden: &mut [Self],
+    ) = lora::cpu::backward_hidden;
+
+    fn lora_backward_b(
+        cpu: &Cpu,
+        at: (usize, lora::Module),
+        d_y: &[Self],
+        hidden: &[Self],
+        d_b: &mut [Self],
+    ) = lora::cpu::backward_b;
+
     fn matmul_forward(
         cpu: &Cpu,
         dims: matmul::Dims,
@@ -138,7 +172,7 @@ kernels! {
 
     fn pack_panels(cpu: &Cpu, weight: &[Self], columns: usize, depth: usize, panels: &mut [Self]) = pack_panels;
 
-    fn sum_squares(cpu: &Cpu, x: &[Self]) -> f64 = reduce::cpu::sum_squares;
+    fn square_parts(cpu: &Cpu, x: &[Self]) -> Vec<f64> = reduce::cpu::square_parts;
 
     fn first_non_finite(cpu: &Cpu, x: &[Self]) -> Option<usize> = reduce::cpu::first_non_finite;
 

@@ -24,6 +24,7 @@ pub mod dtype;
 pub mod embedding;
 pub mod fused;
 pub mod lm_head;
+pub mod lora;
 pub mod mapped;
 pub mod matmul;
 pub mod noise;

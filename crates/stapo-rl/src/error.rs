@@ -9,6 +9,7 @@ use stapo_core::stats::StatsError;
 use stapo_model::OutOfMemory;
 use stapo_model::generate::RequestError;
 use stapo_model::optimizer::GradientError;
+use stapo_model::ranks::RankError;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -138,10 +139,16 @@ pub enum Error {
     NotFinite { step: u64, part: &'static str, tensor: String, element: usize },
     #[error(transparent)]
     Packing(#[from] SequenceTooLong),
+    #[error(transparent)]
+    Rank(#[from] RankError),
     #[error("benchmark {name}: {problem}\nhint: {remedy}")]
     Benchmark { name: String, problem: String, remedy: String },
     #[error("config.{key}: {problem}\nhint: {remedy}")]
     Misfit { key: &'static str, problem: String, remedy: &'static str },
+    #[error(
+        "step {step}: the replayed batch has another token at place {token_idx} of problem {problem_id:?}, sample {sample_idx}, than the run recorded\nhint: `stapo verify-run` tells what differs"
+    )]
+    OtherReplay { step: u64, problem_id: String, sample_idx: usize, token_idx: usize },
     #[error("step {step}: canary {canary}: {problem}\nhint: {remedy}")]
     Canary { step: u64, canary: &'static str, problem: String, remedy: &'static str },
 }

@@ -4,13 +4,16 @@
 //! Hugging Face folder or a GGUF file; `RUN@STEP`, a run's checkpoint of that step; `OWNER/NAME`, a model of the Hugging
 //! Face hub that was fetched before, or `OWNER/NAME@REVISION`. Nothing here reaches for the network.
 
+use crate::adapters;
 use crate::builtin;
-use crate::config::{Config, ModelSource, Plan, PlanError, TeacherSource};
+use crate::config::{Config, LoraConfig, ModelSource, Plan, PlanError, TeacherSource};
 use crate::error::{Error, Result};
 use crate::hub_cache;
 use crate::run::{Checkpoint, Run, check_tree};
+use stapo_model::decoder::LoraSpec;
 use stapo_model::{ModelConfig, Pretrained};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tempfile::TempDir;
 use toml::Table;
 
@@ -24,8 +27,13 @@ pub struct FoundModel {
     /// The model itself, or the one from which the run of `checkpoint` started: its config, tokenizer and chat template
     /// are those of the checkpoint.
     pub base: BaseModel,
-    /// The run's checkpoint that holds the weights.
-    pub checkpoint: Option<FoundCheckpoint>,
+    /// The run's checkpoint that holds the weights, or the adapters of `lora`. It stays readable when a trainer removes its
+    /// folder.
+    pub checkpoint: Option<Arc<Checkpoint>>,
+    /// The adapters of the run of `checkpoint`.
+    pub lora: Option<LoraSpec>,
+    /// The checkpoint that holds the frozen weights below `lora`, where they are an earlier run's.
+    pub frozen: Option<Arc<Checkpoint>>,
 }
 
 /// A model that is no run's.
@@ -39,13 +47,6 @@ pub enum BaseModel {
         shape: String,
         seed: u64,
     },
-}
-
-/// The checkpoint of a run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundCheckpoint {
-    pub path: PathBuf,
-    pub step: u64,
 }
 
 /// The files of a model; those of the built-in model lie in a folder that is removed with this value.
@@ -77,9 +78,14 @@ impl ModelSource {
     /// Finds the model. A run's checkpoint is found only where its hashes are right.
     pub fn find(&self) -> Result<FoundModel> {
         match locate(self)? {
-            Located::Base { base, pinned } => {
-                Ok(FoundModel { pinned, refused: Vec::new(), base, checkpoint: None })
-            }
+            Located::Base { base, pinned } => Ok(FoundModel {
+                pinned,
+                refused: Vec::new(),
+                base,
+                checkpoint: None,
+                lora: None,
+                frozen: None,
+            }),
             Located::Run { run, step } => FoundModel::of_run(&run, step),
         }
     }
@@ -100,17 +106,29 @@ impl FoundModel {
             return Err(Error::NoRun { folder: run.to_owned(), problem, remedy });
         };
         let step = checkpoint.counters.step;
+        let start = start_of_run(run)?;
         Ok(Self {
             pinned: ModelSource::named(&format!("{}@{step}", run.display())),
             refused,
-            base: base_of_run(run)?,
-            checkpoint: Some(FoundCheckpoint { path: checkpoint.path, step }),
+            base: start.base,
+            checkpoint: Some(Arc::new(checkpoint)),
+            lora: start.lora,
+            frozen: start.frozen,
         })
     }
 
     /// The training steps that a run's checkpoint has seen; `None` for a model that is no run's.
     pub fn step(&self) -> Option<u64> {
-        self.checkpoint.as_ref().map(|checkpoint| checkpoint.step)
+        self.checkpoint.as_ref().map(|checkpoint| checkpoint.counters.step)
+    }
+
+    /// The base model by a name for other programs: that of the hub, or its path.
+    pub fn base_name(&self) -> String {
+        match &self.base {
+            BaseModel::Builtin => "builtin".to_string(),
+            BaseModel::Files(path) => hub_cache::name_of(path).unwrap_or_else(|| path.display().to_string()),
+            BaseModel::Random { shape, .. } => format!("random {shape}"),
+        }
     }
 
     /// The files of the base model.
@@ -140,8 +158,8 @@ impl FoundModel {
 
 impl Plan {
     /// Replaces the names of models by names that stay, so that the plan says which checkpoint or commit a run started
-    /// from. `find` finds a model, as [`ModelSource::find`] does.
-    pub fn pin_models<E>(
+    /// from, and writes out the keys of adapters. `find` finds a model, as [`ModelSource::find`] does.
+    pub fn pin_models<E: From<Error>>(
         &mut self,
         mut find: impl FnMut(&ModelSource) -> std::result::Result<FoundModel, E>,
     ) -> std::result::Result<(), E> {
@@ -151,6 +169,14 @@ impl Plan {
         }
         if let Some(source) = config.teacher.as_ref().and_then(TeacherSource::model) {
             config.teacher = Some(find(&source)?.pinned.into());
+        }
+        Ok(self.pin_adapters()?)
+    }
+
+    /// Writes out the keys of adapters, those of the folder that the run starts from where it names one.
+    pub fn pin_adapters(&mut self) -> Result<()> {
+        if let Some(lora) = &mut self.config.lora {
+            adapters::pin(lora)?;
         }
         Ok(())
     }
@@ -243,28 +269,56 @@ fn checkpoint_at(run: &Path, step: u64) -> Result<PathBuf> {
     })
 }
 
-/// The model from which a run started, through all the runs that lead to it.
-fn base_of_run(run: &Path) -> Result<BaseModel> {
+/// What lies below the checkpoint of a run.
+struct StartOfRun {
+    base: BaseModel,
+    /// The adapters that the run trains, and the earlier run's checkpoint with the weights below them.
+    lora: Option<LoraSpec>,
+    frozen: Option<Arc<Checkpoint>>,
+}
+
+/// The model from which a run started, through all the runs that lead to it. The weights below adapters are those of the
+/// last run without adapters.
+fn start_of_run(run: &Path) -> Result<StartOfRun> {
     let mut run = run.to_owned();
-    for _ in 0..MAX_RUNS {
-        match locate(&model_of_run(&run)?)? {
-            Located::Base { base, .. } => return Ok(base),
-            Located::Run { run: earlier, .. } => run = earlier,
+    let (mut lora, mut frozen) = (None, None);
+    for depth in 0..MAX_RUNS {
+        let (source, own) = model_of_run(&run)?;
+        if depth == 0 {
+            lora = own.clone();
+        }
+        match locate(&source)? {
+            Located::Base { base, .. } => return Ok(StartOfRun { base, lora, frozen }),
+            Located::Run { run: earlier, step } => {
+                let is_below = lora.is_some() && frozen.is_none() && model_of_run(&earlier)?.1.is_none();
+                if is_below {
+                    frozen = FoundModel::of_run(&earlier, step)?.checkpoint;
+                }
+                run = earlier;
+            }
         }
     }
     let problem = format!("more than {MAX_RUNS} runs, each trained from the one before");
     Err(Error::NoRun { folder: run, problem, remedy: "export a checkpoint and name its folder".to_string() })
 }
 
-/// The model that a run's plan names.
-fn model_of_run(run: &Path) -> Result<ModelSource> {
+/// The model that a run's plan names, and the adapters that the run trains.
+fn model_of_run(run: &Path) -> Result<(ModelSource, Option<LoraSpec>)> {
     let (text, plan) = plan_of_run(run)?;
     if is_pretraining(&plan) {
         let problem = "is a pretraining run, of which only the finished model can be used".to_string();
         let remedy = format!("the model is in {} when the run is done", run.join("model").display());
         return Err(Error::NoRun { folder: run.to_owned(), problem, remedy });
     }
-    Ok(Config::from_toml(&text, []).map_err(PlanError::from)?.model)
+    let config = Config::from_toml(&text, []).map_err(PlanError::from)?;
+    // A plan that was not pinned may leave the rank to the adapter that the run started from.
+    let spec = |mut lora: LoraConfig| {
+        if lora.rank.is_none() {
+            adapters::pin(&mut lora)?;
+        }
+        Ok::<_, Error>(lora.spec())
+    };
+    Ok((config.model, config.lora.map(spec).transpose()?))
 }
 
 /// The text of a run's plan, and its table.

@@ -2,7 +2,7 @@
 //! `huggingface_hub`, so the two share files: `models--OWNER--NAME/refs/REVISION` holds a commit, and
 //! `models--OWNER--NAME/snapshots/COMMIT/` the files of that commit.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The folder of the hub's settings and cache: `HF_HOME`, or `~/.cache/huggingface`. `None` without a home folder.
 pub fn home() -> Option<PathBuf> {
@@ -58,4 +58,11 @@ pub fn model(id: &str, revision: &str) -> Option<(PathBuf, String)> {
     };
     let folder = repository.join("snapshots").join(&commit);
     folder.is_dir().then_some((folder, commit))
+}
+
+/// The name of the repository that a folder of the cache is of; `None` for a folder elsewhere.
+pub fn name_of(folder: &Path) -> Option<String> {
+    let repository = folder.parent().filter(|parent| parent.ends_with("snapshots"))?.parent()?;
+    let name = repository.file_name()?.to_str()?.strip_prefix("models--")?.replacen("--", "/", 1);
+    is_repository(&name).then_some(name)
 }

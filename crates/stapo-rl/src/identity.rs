@@ -1,10 +1,11 @@
 //! The identity of a run: hashes of every file that its bits depend on.
 
-use crate::config::{Plan, RolloutSource, TeacherSource};
+use crate::config::{LoraConfig, Plan, RolloutSource, TeacherSource};
 use crate::error::{Error, Result};
-use crate::model_hashes::of_source;
+use crate::model_hashes::{of_adapter, of_source};
 use crate::pretrain::{PretrainConfig, TextsSpec};
-use crate::run::hash_file;
+use crate::ranks::Fact;
+use crate::run::{hash_file, plan_values};
 use crate::task::{TaskSpec, VerifierSpec, fingerprint};
 use stapo_core::record::{FileHash, Identity};
 use stapo_model::DeviceName;
@@ -12,6 +13,7 @@ use stapo_model::DeviceName;
 /// The identity of a training run.
 pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
     let mut inputs = of_source(&plan.config.model)?;
+    inputs.extend(of_lora(plan.config.lora.as_ref())?);
     let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
     for (role, source) in [("reference", plan.config.reference.as_ref()), ("teacher", teacher.as_ref())] {
         let hashes = source.map_or(Ok(Vec::new()), of_source)?.into_iter();
@@ -27,11 +29,26 @@ pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
     Ok(Identity { program: program.to_string(), device: String::new(), inputs })
 }
 
+/// What ranks compare before they open a model: the program, and every key of the plan. The number of a GPU may differ.
+pub fn facts_of_plan(plan: &Plan, program: &str) -> Vec<Fact> {
+    let keys = plan_values(&plan.to_toml()).into_iter().map(|(key, value)| {
+        let value = if key == "device" { device_kind(plan.device()) } else { value };
+        (format!("plan key {key}"), value)
+    });
+    std::iter::once(("program".to_string(), program.to_string())).chain(keys).collect()
+}
+
 /// The identity of a supervised run.
 pub fn of_pretraining(config: &PretrainConfig, program: &str) -> Result<Identity> {
     let mut inputs = config.model.source().map_or(Ok(Vec::new()), |source| of_source(&source))?;
+    inputs.extend(of_lora(config.lora.as_ref())?);
     inputs.extend(of_texts("data", &config.data)?);
     Ok(Identity { program: program.to_string(), device: device_kind(config.device()), inputs })
+}
+
+/// The hashes of the adapter that a run starts from.
+fn of_lora(lora: Option<&LoraConfig>) -> Result<Vec<FileHash>> {
+    of_adapter(lora.and_then(|lora| lora.adapter.as_deref()))
 }
 
 /// `cpu` or `cuda`: the number of a GPU changes no bit.
@@ -69,7 +86,7 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
 
 /// The hash of a verifier's program; `None` for a verifier that is none.
 fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
-    let VerifierSpec::Command(command) = verifier else { return Ok(None) };
-    let sha256 = fingerprint(command).map_err(|e| Error::io(&command.program, e))?;
+    let Some(command) = verifier.program() else { return Ok(None) };
+    let sha256 = fingerprint(&command).map_err(|e| Error::io(&command.program, e))?;
     Ok(Some(FileHash { name: name.to_string(), n_bytes: 0, sha256 }))
 }

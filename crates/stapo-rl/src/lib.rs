@@ -1,11 +1,13 @@
 //! The training system: config and plan, tasks, rollouts, updates, the loop, evaluation, records.
 
+mod adapters;
 mod best;
 mod builtin;
 mod canary;
 mod carried;
 pub mod config;
 mod constants;
+pub mod counterfactual;
 pub mod disk;
 mod error;
 pub mod estimate;
@@ -22,6 +24,7 @@ pub mod meter;
 pub mod model_hashes;
 pub mod pretrain;
 pub mod prompting;
+pub mod ranks;
 mod records;
 pub mod restart;
 pub mod rollout;

@@ -1,14 +1,15 @@
 //! A model in memory: weights, tokenizer, chat template, and the tokens that end a response.
 
-use crate::config::{ModelSource, Plan, PromptStyle};
+use crate::adapters::{self, Adapters, Adapting};
+use crate::config::{LoraConfig, ModelSource, Plan, PromptStyle};
 use crate::error::{Error, Result};
 use crate::found_model::{BaseModel, FoundModel};
-use crate::model_hashes::{beside_weights, of_found};
+use crate::model_hashes::{below_adapters, beside_weights, of_base, of_frozen};
 use crate::prompting::Prompting;
 use crate::run::Checkpoint;
 use serde_json::{Map, Value};
 use stapo_core::record::changed_inputs;
-use stapo_model::decoder::Policy;
+use stapo_model::decoder::{LoraSpec, Policy, PolicySpec};
 use stapo_model::export::Companion;
 use stapo_model::generate::StopTexts;
 use stapo_model::{ChatTemplate, Device, Message, Pretrained, Tokenizer};
@@ -32,17 +33,29 @@ const RANDOM_DEVIATION: f64 = 0.02;
 impl LoadedModel {
     /// Opens the model of a config. A model without a tokenizer is refused.
     pub fn open(source: &ModelSource, device: &Device) -> Result<Self> {
-        Self::open_found(&source.find()?, device)
+        Self::open_found(&source.find()?, None, device)
     }
 
-    /// Opens a model that was found. A model without a tokenizer is refused.
-    pub fn open_found(found: &FoundModel, device: &Device) -> Result<Self> {
-        Self::read(found, device, |pretrained| Ok(Ok(pretrained.tokenizer()?)))
+    /// Opens a model that was found, with the adapter of a folder in PEFT's format where one is given. A model without a
+    /// tokenizer is refused.
+    pub fn open_found(found: &FoundModel, adapter: Option<&Path>, device: &Device) -> Result<Self> {
+        Self::read(found, adapting(adapter)?, device, tokenizer_of)
     }
 
-    /// Opens a model that may be without a tokenizer: such a model samples and scores tokens, but no text.
-    pub fn open_tokens_or_text(found: &FoundModel, device: &Device) -> Result<Self> {
-        Self::read(found, device, |pretrained| match pretrained.tokenizer() {
+    /// Opens a model to train all of its weights, or the adapters of `lora`. A model without a tokenizer is refused.
+    pub fn open_to_train(
+        found: &FoundModel,
+        lora: Option<&LoraConfig>,
+        seed: u64,
+        device: &Device,
+    ) -> Result<Self> {
+        Self::read(found, Adapting::Training(lora.cloned(), seed), device, tokenizer_of)
+    }
+
+    /// As [`LoadedModel::open_found`], of a model that may be without a tokenizer: such a model samples and scores tokens,
+    /// but no text.
+    pub fn open_tokens_or_text(found: &FoundModel, adapter: Option<&Path>, device: &Device) -> Result<Self> {
+        Self::read(found, adapting(adapter)?, device, |pretrained| match pretrained.tokenizer() {
             Ok(tokenizer) => Ok(Ok(tokenizer)),
             Err(missing @ stapo_model::Error::Missing { .. }) => Ok(Err(missing.to_string())),
             Err(other) => Err(other.into()),
@@ -53,41 +66,54 @@ impl LoadedModel {
     pub fn open_path(path: &Path, device: &Device) -> Result<Self> {
         let pretrained = Pretrained::open(path)?;
         let tokenizer = pretrained.tokenizer()?;
-        Self::load(&pretrained, Ok(tokenizer), device)
+        Self::load(&pretrained, Ok(tokenizer), None, device)
     }
 
     /// Reads the base model, and the weights of a run's checkpoint over it. A checkpoint whose base model has another
-    /// tokenizer, config or chat template than the run had is refused.
+    /// tokenizer, config or chat template than the run had is refused, and adapters whose base has other weights.
     fn read(
         found: &FoundModel,
+        adapting: Adapting,
         device: &Device,
         tokenizer: impl FnOnce(&Pretrained) -> Result<std::result::Result<Tokenizer, String>>,
     ) -> Result<Self> {
-        let checkpoint = found.checkpoint.as_ref().map(|found| Checkpoint::open(&found.path)).transpose()?;
-        if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = &checkpoint {
-            let recorded = beside_weights(provenance.identity.inputs.clone());
-            let changes = changed_inputs(&recorded, &beside_weights(of_found(found)?));
+        if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = found.checkpoint.as_deref() {
+            let recorded = provenance.identity.inputs.clone();
+            let changes = match &found.lora {
+                Some(_) => changed_inputs(&below_adapters(recorded), &of_frozen(found)?),
+                None => changed_inputs(&beside_weights(recorded), &beside_weights(of_base(found)?)),
+            };
             if !changes.is_empty() {
                 return Err(Error::ChangedModel { folder: path.clone(), changes });
             }
         }
+        let adapters = Adapters::of(&found.pinned.to_string(), found.lora.as_ref(), adapting)?;
+        let lora = adapters.spec.as_ref();
+        adapters.check(&found.shape()?)?;
         let files = found.files()?;
         let pretrained = Pretrained::open(&files.path)?;
         let mut model = match &found.base {
             BaseModel::Random { seed, .. } => {
                 let config = found.shape()?;
-                let policy = Policy::noise(device, &config, *seed, RANDOM_DEVIATION)?;
+                let spec = PolicySpec { config: &config, lora };
+                let policy = Policy::noise(device, spec, *seed, RANDOM_DEVIATION)?;
                 Self::with_policy(&pretrained, tokenizer(&pretrained)?, policy)?
             }
             BaseModel::Builtin | BaseModel::Files(_) => {
-                Self::load(&pretrained, tokenizer(&pretrained)?, device)?
+                Self::load(&pretrained, tokenizer(&pretrained)?, lora, device)?
             }
         };
         if files.are_temporary() {
             model.companions.iter_mut().try_for_each(Companion::load)?;
         }
-        if let Some(checkpoint) = checkpoint {
-            checkpoint.restore_weights(&mut model.policy)?;
+        adapters.start(&mut model.policy)?;
+        if let Some(frozen) = &found.frozen {
+            frozen.restore_base(&mut model.policy)?;
+        }
+        match &found.checkpoint {
+            Some(checkpoint) if found.lora.is_some() => checkpoint.restore_weights(&mut model.policy)?,
+            Some(checkpoint) => checkpoint.restore_base(&mut model.policy)?,
+            None => {}
         }
         Ok(model)
     }
@@ -95,9 +121,11 @@ impl LoadedModel {
     fn load(
         pretrained: &Pretrained,
         tokenizer: std::result::Result<Tokenizer, String>,
+        lora: Option<&LoraSpec>,
         device: &Device,
     ) -> Result<Self> {
-        let policy = Policy::load(device, &pretrained.config, &pretrained.weights)?;
+        let spec = PolicySpec { config: &pretrained.config, lora };
+        let policy = Policy::load(device, spec, &pretrained.weights)?;
         Self::with_policy(pretrained, tokenizer, policy)
     }
 
@@ -182,4 +210,12 @@ impl LoadedModel {
         let text = template.prompt(messages, arguments)?;
         Ok(Some(self.tokenizer()?.encode_rendered(&text)?))
     }
+}
+
+fn tokenizer_of(pretrained: &Pretrained) -> Result<std::result::Result<Tokenizer, String>> {
+    Ok(Ok(pretrained.tokenizer()?))
+}
+
+fn adapting(adapter: Option<&Path>) -> Result<Adapting> {
+    adapter.map_or(Ok(Adapting::AsFound), adapters::open)
 }

@@ -1,9 +1,9 @@
 //! The memory that a run needs, by part, and what the settings left to the program become.
 
-use crate::config::{KvMemory, Plan, States, TeacherSource};
+use crate::config::{KvMemory, LoraConfig, Plan, States, TeacherSource};
 use crate::error::{Error, Result};
 use serde::Serialize;
-use stapo_model::decoder::{ArenaLayout, Purpose, Recompute};
+use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, Recompute};
 use stapo_model::generate::EngineSettings;
 use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
 use std::fmt;
@@ -92,7 +92,8 @@ pub fn resolve(
     frozen: &[(&'static str, ModelConfig)],
     free: Option<u64>,
 ) -> MemoryPlan {
-    let needs = Needs { plan, model, device: plan.device() };
+    let lora = plan.config.lora.as_ref().map(LoraConfig::spec);
+    let needs = Needs { plan, model, lora, device: plan.device() };
     let is_shared = needs.device != DeviceName::Cpu;
     let held = needs.held(frozen);
     // A little is left free: the driver rounds allocations up, and other programs may ask for some.
@@ -127,7 +128,8 @@ pub fn check(planned: &MemoryPlan, device: &Device) -> Result<()> {
 /// The configurations of the models beside the one in training, by their roles.
 pub fn frozen(plan: &Plan) -> Result<Vec<(&'static str, ModelConfig)>> {
     let reference = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
-    let reference = plan.objective.needs_reference().then(|| reference.clone());
+    let needs_copy = plan.objective.needs_reference() && !plan.has_free_reference();
+    let reference = needs_copy.then(|| reference.clone());
     let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
     let roles = [("reference", reference), ("teacher", teacher)];
     let named = roles.into_iter().filter_map(|(role, source)| Some((role, source?)));
@@ -138,7 +140,15 @@ pub fn frozen(plan: &Plan) -> Result<Vec<(&'static str, ModelConfig)>> {
 struct Needs<'a> {
     plan: &'a Plan,
     model: &'a ModelConfig,
+    lora: Option<LoraSpec>,
     device: DeviceName,
+}
+
+/// Whether a device keeps what an optimizer needs beside the weights that ops read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Weights {
+    Trained,
+    Frozen,
 }
 
 impl Needs<'_> {
@@ -147,15 +157,20 @@ impl Needs<'_> {
     }
 
     fn held(&self, frozen: &[(&'static str, ModelConfig)]) -> Vec<MemoryPart> {
-        let n = self.model.n_parameters();
+        let n = self.n_trained();
         let moments = if self.is_8bit() { 2 * n + n / 32 } else { 8 * n };
-        let mut parts = vec![
-            MemoryPart { name: "weights", bytes: self.policy_bytes(self.model) },
-            MemoryPart { name: "optimizer", bytes: moments },
-        ];
+        let weights = match &self.lora {
+            Some(_) => self.policy_bytes(self.model, Weights::Frozen),
+            None => self.policy_bytes(self.model, Weights::Trained),
+        };
+        let mut parts = vec![MemoryPart { name: "weights", bytes: weights }];
+        if self.lora.is_some() {
+            parts.push(MemoryPart { name: "adapters", bytes: self.bytes_of(n, n, Weights::Trained) });
+        }
+        parts.push(MemoryPart { name: "optimizer", bytes: moments });
         let of_frozen = |(name, model): &(&'static str, ModelConfig)| MemoryPart {
             name,
-            bytes: self.policy_bytes(model),
+            bytes: self.policy_bytes(model, Weights::Trained),
         };
         parts.extend(frozen.iter().map(of_frozen));
         if self.device != DeviceName::Cpu {
@@ -173,11 +188,11 @@ impl Needs<'_> {
         let tokens = self.plan.config.update.microbatch_tokens;
         let embedding = (self.model.vocabulary * self.model.width) as u64;
         // A tied embedding has two gradients, of the lookup and of the head, until the end of a mini-batch adds these.
-        let tied = if self.model.tied_embeddings { embedding } else { 0 };
-        let scoring = frozen.iter().map(|(_, model)| self.arena(model, tokens, Purpose::Inference));
-        let own = self.arena(self.model, tokens, Purpose::Training(recompute));
+        let tied = if self.model.tied_embeddings && self.lora.is_none() { embedding } else { 0 };
+        let scoring = frozen.iter().map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
+        let own = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
         vec![
-            MemoryPart { name: "gradients", bytes: 4 * (self.model.n_parameters() + tied) + self.slack() },
+            MemoryPart { name: "gradients", bytes: 4 * (self.n_trained() + tied) + self.slack() },
             MemoryPart { name: "activations", bytes: scoring.fold(own, u64::max) },
         ]
     }
@@ -187,15 +202,22 @@ impl Needs<'_> {
         let rows = EngineSettings::default().max_rows;
         // A CPU's threads have scratch memory for logits.
         let logits = if self.device == DeviceName::Cpu { 0 } else { 4 * rows * self.model.vocabulary };
-        self.arena(self.model, rows, Purpose::Inference) + logits as u64 + self.slack()
+        let arena = self.arena(self.model, self.lora.as_ref(), rows, Purpose::Inference);
+        arena + logits as u64 + self.slack()
     }
 
     fn slack(&self) -> u64 {
         if self.device == DeviceName::Cpu { 0 } else { GPU_REGION_SLACK }
     }
 
-    fn arena(&self, model: &ModelConfig, n_tokens: usize, purpose: Purpose) -> u64 {
-        ArenaLayout::new(model, n_tokens, n_tokens, purpose).bytes(self.device.compute_bytes()) as u64
+    fn arena(&self, model: &ModelConfig, lora: Option<&LoraSpec>, n_tokens: usize, purpose: Purpose) -> u64 {
+        let layout = ArenaLayout::new(model, n_tokens, n_tokens, purpose).with_adapters(lora);
+        layout.bytes(self.device.compute_bytes()) as u64
+    }
+
+    /// Numbers that training changes.
+    fn n_trained(&self) -> u64 {
+        self.lora.as_ref().map_or(self.model.n_parameters(), |lora| lora.n_parameters(self.model))
     }
 
     /// Keys and values of one sequence of the greatest length, with the block that its last tokens begin.
@@ -215,15 +237,22 @@ impl Needs<'_> {
         n_sequences as u64 * self.sequence_kv_bytes()
     }
 
-    /// Bytes of the weights. The CPU holds matrices a second time in the panel order that its kernels read; a GPU holds
-    /// all weights a second time in f32 for the optimizer, unless states have 8 bits.
-    fn policy_bytes(&self, model: &ModelConfig) -> u64 {
-        if self.device != DeviceName::Cpu {
-            return if self.is_8bit() { 2 } else { 6 } * model.n_parameters();
-        }
+    /// Bytes of a model's weights.
+    fn policy_bytes(&self, model: &ModelConfig, weights: Weights) -> u64 {
         let matrices: usize =
             model.tensors().iter().filter(|spec| spec.shape.len() == 2).map(TensorSpec::n_elements).sum();
-        4 * (model.n_parameters() + matrices as u64)
+        self.bytes_of(model.n_parameters(), matrices as u64, weights)
+    }
+
+    /// Bytes of `n` weights, of which `n_matrix` are in matrices. The CPU holds matrices a second time in the panel order
+    /// that its kernels read; a GPU holds trained weights a second time in f32 for the optimizer, unless states have 8
+    /// bits.
+    fn bytes_of(&self, n: u64, n_matrix: u64, weights: Weights) -> u64 {
+        match self.device {
+            DeviceName::Cpu => 4 * (n + n_matrix),
+            DeviceName::Cuda { .. } if self.is_8bit() || weights == Weights::Frozen => 2 * n,
+            DeviceName::Cuda { .. } => 6 * n,
+        }
     }
 }
 

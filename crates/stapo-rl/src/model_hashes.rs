@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::found_model::{BaseModel, FoundModel};
 use crate::run::{hash_bytes, hash_file};
 use stapo_core::record::FileHash;
+use stapo_model::peft;
 use std::path::{Path, PathBuf};
 
 /// The files beside the weights of a Hugging Face folder that change what a model reads or writes, with their names in
@@ -25,20 +26,61 @@ pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
 
 /// The hashes of a model's files. A run's checkpoint has the weights, its base model the files beside them.
 pub fn of_found(model: &FoundModel) -> Result<Vec<FileHash>> {
-    let base = match &model.base {
-        BaseModel::Files(path) => of_model(path)?,
+    let base = of_base(model)?;
+    let Some(checkpoint) = &model.checkpoint else { return Ok(base) };
+    let mut inputs = vec![checkpoint.state_file()];
+    if model.lora.is_some() {
+        let below = of_frozen(model)?.into_iter().filter(|input| !is_model_file(&input.name));
+        inputs.extend(below.map(|input| FileHash { name: format!("base {}", input.name), ..input }));
+    }
+    inputs.extend(beside_weights(base));
+    Ok(inputs)
+}
+
+/// The hashes of the files of a model, or of those from which the run of its checkpoint started.
+pub(crate) fn of_base(model: &FoundModel) -> Result<Vec<FileHash>> {
+    match &model.base {
+        BaseModel::Files(path) => of_model(path),
         BaseModel::Random { shape, seed } => {
-            vec![hash_bytes("weights", format!("random {shape} {seed}").as_bytes())]
+            Ok(vec![hash_bytes("weights", format!("random {shape} {seed}").as_bytes())])
         }
         BaseModel::Builtin => {
             let files = builtin::files().iter();
-            files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect()
+            Ok(files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect())
         }
+    }
+}
+
+/// The hashes of the model below the adapters of a run.
+pub(crate) fn of_frozen(model: &FoundModel) -> Result<Vec<FileHash>> {
+    let below = FoundModel {
+        pinned: model.pinned.clone(),
+        refused: Vec::new(),
+        base: model.base.clone(),
+        checkpoint: model.frozen.clone(),
+        lora: None,
+        frozen: None,
     };
-    let Some(checkpoint) = &model.checkpoint else { return Ok(base) };
-    let mut inputs = of_model(&checkpoint.path)?;
-    inputs.extend(beside_weights(base));
-    Ok(inputs)
+    of_found(&below)
+}
+
+/// The hashes of an adapter's files; none where there is no adapter.
+pub fn of_adapter(folder: Option<&Path>) -> Result<Vec<FileHash>> {
+    let Some(folder) = folder else { return Ok(Vec::new()) };
+    let files = [("adapter", peft::WEIGHTS), ("adapter config", peft::CONFIG)];
+    files.into_iter().map(|(name, file)| hash_file(name, &folder.join(file))).collect()
+}
+
+/// Of the inputs of a run that trained adapters, those of the model below them.
+pub(crate) fn below_adapters(inputs: Vec<FileHash>) -> Vec<FileHash> {
+    // A run that went on with another run's adapters has these as weights, and the model below them as base weights.
+    let has_base = inputs.iter().any(|input| input.name.starts_with("base weights"));
+    let prefix = if has_base { "base weights" } else { "weights" };
+    let below =
+        inputs.into_iter().filter(|input| input.name.starts_with(prefix) || is_model_file(&input.name));
+    below
+        .map(|input| FileHash { name: input.name.trim_start_matches("base ").to_string(), ..input })
+        .collect()
 }
 
 /// The files of a model besides its weights.

@@ -6,12 +6,13 @@ use crate::shared::units::{grouped, size};
 use anyhow::{Result, bail};
 use stapo_rl::LoadedModel;
 use stapo_rl::device::DeviceName;
-use stapo_rl::model_files::{Existing, ExportOptions, Precision, Pretrained, export};
+use stapo_rl::model_files::{Existing, ExportOptions, Precision, Pretrained, export, write_adapter};
 use stapo_rl::pretrain::export_policy;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Writes a run's checkpoint, or any other model, as a Hugging Face folder.
+/// Writes a run's checkpoint, or any other model, as a Hugging Face folder; of a run that trained adapters, the adapter
+/// in PEFT's format.
 #[derive(clap::Args)]
 pub struct Args {
     /// The run folder, for its newest checkpoint; or RUN@STEP, or any other model.
@@ -26,7 +27,15 @@ pub struct Args {
     #[arg(long, value_name = "N|best")]
     step: Option<String>,
 
-    /// Keeps f32; bf16 by default.
+    /// Adds the adapter of this folder, in PEFT's format, to the model.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+
+    /// Writes a whole model, the adapter merged into its weights.
+    #[arg(long)]
+    merge: bool,
+
+    /// Keeps f32; bf16 by default. Adapters are always in f32.
     #[arg(long)]
     f32: bool,
 
@@ -43,10 +52,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let found = args.fetch.find(&name)?;
     let precision = if args.f32 { Precision::F32 } else { Precision::Bf16 };
     let options = ExportOptions { precision, existing: Existing::Refuse, ..ExportOptions::default() };
-    let exported = if found.step().is_some() {
+    let has_adapter = found.lora.is_some() || args.adapter.is_some();
+    if args.merge && !has_adapter {
+        bail!("--merge: {name} has no adapter\nhint: leave --merge out, or name one with --adapter");
+    }
+    let exported = if found.step().is_some() || has_adapter {
         // Checkpoints hold f32 weights whatever device trained them, so the CPU can export every run.
         let device = run_folder::device(DeviceName::Cpu, None, Use::Reading)?;
-        let model = LoadedModel::open_found(&found, &device)?;
+        let model = LoadedModel::open_found(&found, args.adapter.as_deref(), &device)?;
+        if has_adapter && !args.merge {
+            let written = write_adapter(&args.out, &model.policy, &found.base_name())?;
+            let (n, bytes) = (grouped(written.n_parameters), size(written.bytes));
+            println!("{}: adapter of {}, {n} parameters, {bytes}", args.out.display(), found.base_name());
+            return Ok(ExitCode::SUCCESS);
+        }
         export_policy(&args.out, &model.policy, &model.companions, &options)?
     } else {
         let files = found.files()?;

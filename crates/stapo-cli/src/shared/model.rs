@@ -7,6 +7,7 @@ use anyhow::Result;
 use stapo_rl::config::ModelSource;
 use stapo_rl::device::DeviceName;
 use stapo_rl::{Error, FoundModel, LoadedModel, Plan};
+use std::path::PathBuf;
 
 /// The flags of commands that open a model to read it.
 #[derive(clap::Args)]
@@ -15,6 +16,10 @@ pub struct ModelArgs {
     /// hub such as Qwen/Qwen3-0.6B.
     #[arg(long, value_name = "MODEL")]
     model: String,
+
+    /// Adds the adapter of this folder, in PEFT's format, to the model.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
 
     #[command(flatten)]
     fetch: Fetch,
@@ -33,7 +38,7 @@ impl ModelArgs {
     pub fn open(&self) -> Result<LoadedModel> {
         let found = self.fetch.find(&self.model)?;
         let device = run_folder::device(self.device, self.threads, Use::Reading)?;
-        Ok(LoadedModel::open_tokens_or_text(&found, &device)?)
+        Ok(LoadedModel::open_tokens_or_text(&found, self.adapter.as_deref(), &device)?)
     }
 }
 

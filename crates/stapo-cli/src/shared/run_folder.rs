@@ -6,9 +6,7 @@ use stapo_core::settings::{self, SettingsError};
 use stapo_rl::config::{PlanError, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
-use stapo_rl::run::{Checkpoint, plan_text};
-use stapo_rl::task::Programs;
-use stapo_rl::train::Trainer;
+use stapo_rl::run::plan_text;
 use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -40,20 +38,12 @@ pub fn placed(error: PlanError, config: Option<&Path>, text: &str, overrides: &[
 
 /// The resolved plan of a run.
 pub fn plan(run: &Path) -> Result<Plan> {
-    let text = plan_text(run)?;
-    Ok(Plan::resolve(Config::from_toml(&text, [])?)?)
+    resolved(&plan_text(run)?)
 }
 
-/// A trainer with the state of a checkpoint.
-pub fn trainer_at(
-    plan: &Plan,
-    checkpoint: &Checkpoint,
-    device: &Device,
-    programs: Programs,
-) -> Result<Trainer> {
-    let mut trainer = Trainer::new(plan, device, programs)?;
-    trainer.learner.restore(checkpoint)?;
-    Ok(trainer)
+/// The plan of a text that is one already.
+pub fn resolved(text: &str) -> Result<Plan> {
+    Ok(Plan::resolve(Config::from_toml(text, [])?)?)
 }
 
 /// The purpose a device is opened for: trained weights need gradients and optimizer states besides.

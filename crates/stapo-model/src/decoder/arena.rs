@@ -19,6 +19,22 @@ pub struct HalfEntry<'a, T: Float> {
     pub inv_rms: ViewMut<'a, T>,
 }
 
+/// Memory for the terms of adapters, `[T, the widest x A^T]`; `None` in a pass that leaves adapters out.
+pub type Hidden<'a, T> = Option<ViewMut<'a, T>>;
+
+/// Memory for the backward of the terms of adapters, each as [`Hidden`].
+pub struct HiddenBackward<'a, T: Float> {
+    pub hidden: ViewMut<'a, T>,
+    pub d_hidden: ViewMut<'a, T>,
+}
+
+impl<T: Float> HiddenBackward<'_, T> {
+    /// The same memory for one call.
+    pub fn reborrow(&mut self) -> HiddenBackward<'_, T> {
+        HiddenBackward { hidden: self.hidden.reborrow(), d_hidden: self.d_hidden.reborrow() }
+    }
+}
+
 /// What attention's forward reads and writes. Shapes: see `LayerSpans`.
 pub struct AttentionViews<'a, T: Float> {
     pub entry: HalfEntry<'a, T>,
@@ -30,6 +46,7 @@ pub struct AttentionViews<'a, T: Float> {
     pub addend: ViewMut<'a, T>,
     /// The feed-forward's entry.
     pub exit: HalfEntry<'a, T>,
+    pub hidden: Hidden<'a, T>,
 }
 
 /// What the feed-forward's forward reads and writes. Shapes: see `LayerSpans`.
@@ -40,6 +57,7 @@ pub struct FfnViews<'a, T: Float> {
     pub addend: ViewMut<'a, T>,
     /// The next layer's entry; `None` behind the last layer, whose result is needed for scored rows only.
     pub exit: Option<HalfEntry<'a, T>>,
+    pub hidden: Hidden<'a, T>,
 }
 
 /// What lies between the last layer and the head. Shapes: see `HeadSpans`.
@@ -67,6 +85,7 @@ pub struct AttentionBackward<'a, T: Float> {
     pub d_attended: ViewMut<'a, T>,
     pub d_qkv: ViewMut<'a, T>,
     pub d_raw_qkv: ViewMut<'a, T>,
+    pub hidden: Option<HiddenBackward<'a, T>>,
 }
 
 /// What the feed-forward's backward reads (activations) and writes (gradients).
@@ -80,6 +99,7 @@ pub struct FfnBackward<'a, T: Float> {
     pub d_normed: ViewMut<'a, T>,
     pub d_activated: ViewMut<'a, T>,
     pub d_gate_up: ViewMut<'a, T>,
+    pub hidden: Option<HiddenBackward<'a, T>>,
 }
 
 /// What the head's backward reads (activations) and writes (gradients).
@@ -102,7 +122,7 @@ impl<T: Float> Arena<T> {
     pub fn attention(&mut self, layout: &ArenaLayout, index: usize) -> AttentionViews<'_, T> {
         let at = &layout.layers[index];
         let (entry, exit) = (at.attention, at.ffn);
-        let [stream, normed, raw_qkv, qkv, attended, addend, exit_stream, exit_normed] = split(
+        let [stream, normed, raw_qkv, qkv, attended, addend, exit_stream, exit_normed, hidden] = split(
             &mut self.compute,
             [
                 entry.stream,
@@ -113,6 +133,7 @@ impl<T: Float> Arena<T> {
                 layout.addend,
                 exit.stream,
                 exit.normed,
+                layout.hidden,
             ],
         );
         let [inv_rms, head_inv_rms, lse, exit_inv_rms] =
@@ -126,6 +147,7 @@ impl<T: Float> Arena<T> {
             lse,
             addend,
             exit: HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms },
+            hidden: layout.has_adapters().then_some(hidden),
         }
     }
 
@@ -133,9 +155,18 @@ impl<T: Float> Arena<T> {
         let at = &layout.layers[index];
         let next = layout.layers.get(index + 1).map(|next| next.attention);
         let exit = next.unwrap_or_default();
-        let [stream, normed, gate_up, activated, addend, exit_stream, exit_normed] = split(
+        let [stream, normed, gate_up, activated, addend, exit_stream, exit_normed, hidden] = split(
             &mut self.compute,
-            [at.ffn.stream, at.ffn.normed, at.gate_up, at.activated, layout.addend, exit.stream, exit.normed],
+            [
+                at.ffn.stream,
+                at.ffn.normed,
+                at.gate_up,
+                at.activated,
+                layout.addend,
+                exit.stream,
+                exit.normed,
+                layout.hidden,
+            ],
         );
         let [inv_rms, exit_inv_rms] = split(&mut self.exact, [at.ffn.inv_rms, exit.inv_rms]);
         let exit = HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms };
@@ -145,6 +176,7 @@ impl<T: Float> Arena<T> {
             activated,
             addend,
             exit: next.map(|_| exit),
+            hidden: layout.has_adapters().then_some(hidden),
         }
     }
 
@@ -167,22 +199,22 @@ impl<T: Float> Arena<T> {
     pub fn attention_backward(&mut self, layout: &ArenaLayout, index: usize) -> AttentionBackward<'_, T> {
         let at = &layout.layers[index];
         let d = &layout.gradients;
-        let [stream, normed, raw_qkv, qkv, attended, d_stream, d_normed, d_attended, d_qkv, d_raw_qkv] =
-            split(
-                &mut self.compute,
-                [
-                    at.attention.stream,
-                    at.attention.normed,
-                    at.raw_qkv,
-                    at.qkv,
-                    at.attended,
-                    d.stream,
-                    layout.addend,
-                    d.attended,
-                    d.qkv,
-                    d.raw_qkv,
-                ],
-            );
+        let spans = [
+            at.attention.stream,
+            at.attention.normed,
+            at.raw_qkv,
+            at.qkv,
+            at.attended,
+            d.stream,
+            layout.addend,
+            d.attended,
+            d.qkv,
+            d.raw_qkv,
+            layout.hidden,
+            d.hidden,
+        ];
+        let [stream, normed, raw_qkv, qkv, attended, parts @ ..] = split(&mut self.compute, spans);
+        let [d_stream, d_normed, d_attended, d_qkv, d_raw_qkv, hidden, d_hidden] = parts;
         let [inv_rms, head_inv_rms, lse] =
             split(&mut self.exact, [at.attention.inv_rms, at.head_inv_rms, at.lse]);
         AttentionBackward {
@@ -199,25 +231,27 @@ impl<T: Float> Arena<T> {
             d_attended,
             d_qkv,
             d_raw_qkv,
+            hidden: layout.has_adapters().then_some(HiddenBackward { hidden, d_hidden }),
         }
     }
 
     pub fn ffn_backward(&mut self, layout: &ArenaLayout, index: usize) -> FfnBackward<'_, T> {
         let at = &layout.layers[index];
         let d = &layout.gradients;
-        let [stream, normed, gate_up, activated, d_stream, d_normed, d_activated, d_gate_up] = split(
-            &mut self.compute,
-            [
-                at.ffn.stream,
-                at.ffn.normed,
-                at.gate_up,
-                at.activated,
-                d.stream,
-                layout.addend,
-                d.activated,
-                d.gate_up,
-            ],
-        );
+        let spans = [
+            at.ffn.stream,
+            at.ffn.normed,
+            at.gate_up,
+            at.activated,
+            d.stream,
+            layout.addend,
+            d.activated,
+            d.gate_up,
+            layout.hidden,
+            d.hidden,
+        ];
+        let [stream, normed, gate_up, activated, parts @ ..] = split(&mut self.compute, spans);
+        let [d_stream, d_normed, d_activated, d_gate_up, hidden, d_hidden] = parts;
         let [inv_rms] = split(&mut self.exact, [at.ffn.inv_rms]);
         FfnBackward {
             stream: stream.into_view(),
@@ -229,6 +263,7 @@ impl<T: Float> Arena<T> {
             d_normed,
             d_activated,
             d_gate_up,
+            hidden: layout.has_adapters().then_some(HiddenBackward { hidden, d_hidden }),
         }
     }
 

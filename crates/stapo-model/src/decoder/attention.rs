@@ -4,15 +4,15 @@
 //! exit = stream + output(attention(rope(qkv(norm(stream)))))
 //! ```
 
-use super::arena::{AttentionBackward, AttentionViews};
+use super::arena::{AttentionBackward, AttentionViews, HiddenBackward};
 use super::gradients::Gradient;
 use super::layer::{LayerPass, heads};
 use super::linear::ResidualNorm;
 use super::weights::LayerWeights;
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
-use stapo_ops::rope::{HeadNorm, HeadNormGrad};
-use stapo_ops::{Float, View, attention, rmsnorm, rope};
+use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums};
+use stapo_ops::{Float, View, ViewMut, attention, rmsnorm, rope};
 
 /// The keys and values that queries attend to.
 pub enum Context<'a, T: Float> {
@@ -47,7 +47,8 @@ pub fn forward<T: Float>(
     let device = layer.device;
     let n_tokens = layer.rows.n_tokens;
     let weights = layer.weights;
-    weights.qkv.forward(device, n_tokens, views.entry.normed.view(), views.raw_qkv.reborrow());
+    let hidden = views.hidden.as_mut().map(ViewMut::reborrow);
+    weights.qkv.forward(device, n_tokens, views.entry.normed.view(), views.raw_qkv.reborrow(), hidden);
     match context {
         Context::Packed(packed) => {
             rotate(layer, &mut views);
@@ -84,7 +85,7 @@ pub fn forward<T: Float>(
         norm_weight: weights.ffn_norm.view(),
         exit: views.exit,
     };
-    weights.output.forward_residual_norm(device, views.attended.view(), residual);
+    weights.output.forward_residual_norm(device, views.attended.view(), residual, views.hidden);
 }
 
 /// The norm of the stream at the entry, where it was not made together with the stream.
@@ -108,7 +109,7 @@ pub fn backward<T: Float>(
     layer: &LayerPass<'_, T>,
     mut views: AttentionBackward<'_, T>,
     packed: Packed<'_>,
-    gradients: &mut LayerWeights<Gradient<T>>,
+    gradients: &mut LayerWeights<Option<Gradient<T>>>,
 ) {
     let device = layer.device;
     let n_tokens = layer.rows.n_tokens;
@@ -116,10 +117,10 @@ pub fn backward<T: Float>(
     weights.output.backward(
         device,
         n_tokens,
-        views.attended,
-        views.d_stream.view(),
+        (views.attended, views.d_stream.view()),
         views.d_attended.reborrow(),
         &mut gradients.output,
+        views.hidden.as_mut().map(HiddenBackward::reborrow),
     );
     let saved = attention::Saved { qkv: views.qkv, out: views.attended, lse: views.lse };
     attention::backward(
@@ -134,10 +135,10 @@ pub fn backward<T: Float>(
     weights.qkv.backward(
         device,
         n_tokens,
-        views.normed,
-        views.d_raw_qkv.view(),
+        (views.normed, views.d_raw_qkv.view()),
         views.d_normed.reborrow(),
         &mut gradients.qkv,
+        views.hidden,
     );
     let saved =
         rmsnorm::Saved { x: views.stream, weight: weights.attention_norm.view(), inv_rms: views.inv_rms };
@@ -148,14 +149,15 @@ pub fn backward<T: Float>(
 fn rotate_backward<T: Float>(
     layer: &LayerPass<'_, T>,
     views: &mut AttentionBackward<'_, T>,
-    gradients: &mut LayerWeights<Gradient<T>>,
+    gradients: &mut LayerWeights<Option<Gradient<T>>>,
 ) {
-    let norm = head_norm(layer).zip(gradients.head_norms.as_mut()).map(|(norm, gradients)| HeadNormGrad {
-        norm,
-        raw: views.raw_qkv,
-        inv_rms: views.head_inv_rms,
-        d_query_weight: gradients.query.sum_mut(),
-        d_key_weight: gradients.key.sum_mut(),
+    let norm = head_norm(layer).zip(gradients.head_norms.as_mut()).map(|(norm, gradients)| {
+        let weights = gradients.query.as_mut().zip(gradients.key.as_mut());
+        let to = weights.map(|(query, key)| HeadNormSums {
+            d_query_weight: query.sum_mut(),
+            d_key_weight: key.sum_mut(),
+        });
+        HeadNormGrad { norm, raw: views.raw_qkv, inv_rms: views.head_inv_rms, to }
     });
     let d_qkv = views.d_qkv.view();
     let d_raw = views.d_raw_qkv.reborrow();

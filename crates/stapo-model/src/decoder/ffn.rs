@@ -4,7 +4,7 @@
 //! exit = stream + down(swiglu(gate_up(norm(stream))))
 //! ```
 
-use super::arena::{FfnBackward, FfnViews};
+use super::arena::{FfnBackward, FfnViews, HiddenBackward};
 use super::gradients::Gradient;
 use super::layer::LayerPass;
 use super::linear::ResidualNorm;
@@ -39,9 +39,9 @@ pub fn forward<T: Float>(
                 norm_weight,
                 exit,
             };
-            down.forward_residual_norm(layer.device, activated, residual);
+            down.forward_residual_norm(layer.device, activated, residual, views.hidden);
         }
-        None => down.forward(layer.device, layer.rows.n_tokens, activated, views.addend),
+        None => down.forward(layer.device, layer.rows.n_tokens, activated, views.addend, views.hidden),
     }
 }
 
@@ -50,14 +50,16 @@ pub fn activate<T: Float>(layer: &LayerPass<'_, T>, views: &mut FfnViews<'_, T>,
     let device = layer.device;
     let SwiGlu { gate_up, .. } = swiglu_of(layer);
     let normed = views.entry.normed.view();
+    let hidden = views.hidden.as_mut().map(ViewMut::reborrow);
     match kept {
         GateUp::Kept => {
-            gate_up.forward(device, layer.rows.n_tokens, normed, views.gate_up.reborrow());
+            gate_up.forward(device, layer.rows.n_tokens, normed, views.gate_up.reborrow(), hidden);
             swiglu::forward(device, swiglu_dims(layer), views.gate_up.view(), views.activated.reborrow());
         }
         GateUp::Dropped => {
             let activated = views.activated.reborrow();
-            gate_up.forward_swiglu(device, swiglu_dims(layer), normed, views.gate_up.reborrow(), activated);
+            let between = views.gate_up.reborrow();
+            gate_up.forward_swiglu(device, swiglu_dims(layer), normed, between, activated, hidden);
         }
     }
 }
@@ -78,7 +80,7 @@ pub fn recompute_inputs<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<'_, 
 pub fn backward<T: Float>(
     layer: &LayerPass<'_, T>,
     mut views: FfnBackward<'_, T>,
-    gradients: &mut LayerWeights<Gradient<T>>,
+    gradients: &mut LayerWeights<Option<Gradient<T>>>,
 ) {
     let device = layer.device;
     let n_tokens = layer.rows.n_tokens;
@@ -90,13 +92,15 @@ pub fn backward<T: Float>(
         let mut d_gate_up = first_rows(&mut views.d_gate_up, n_tokens, n);
         let d_exit = rows_of(views.d_stream.view(), n_tokens, &rows);
         let activated = rows_of(views.activated, n_tokens, &rows);
-        down.backward(device, n, activated, d_exit, d_activated.reborrow(), &mut d.down);
+        let hidden = views.hidden.as_mut().map(HiddenBackward::reborrow);
+        down.backward(device, n, (activated, d_exit), d_activated.reborrow(), &mut d.down, hidden);
         let dims = swiglu::Dims { tokens: n, width: layer.config.ffn_width };
         let gate_up_rows = rows_of(views.gate_up, n_tokens, &rows);
         swiglu::backward(device, dims, gate_up_rows, d_activated.view(), d_gate_up.reborrow());
         let d_normed = rows_of_mut(&mut views.d_normed, n_tokens, &rows);
         let normed = rows_of(views.normed, n_tokens, &rows);
-        gate_up.backward(device, n, normed, d_gate_up.view(), d_normed, &mut d.gate_up);
+        let hidden = views.hidden.as_mut().map(HiddenBackward::reborrow);
+        gate_up.backward(device, n, (normed, d_gate_up.view()), d_normed, &mut d.gate_up, hidden);
     }
     let saved =
         rmsnorm::Saved { x: views.stream, weight: layer.weights.ffn_norm.view(), inv_rms: views.inv_rms };

@@ -6,11 +6,12 @@ use crate::config::TensorSpec;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Write, reduce, residual};
 use std::ops::Range;
 
-/// Gradients of every parameter of a policy: sums over tokens, not yet divided by anything. On the CPU each element is
+/// Gradients of every trained parameter of a policy: sums over tokens, not yet divided by anything. On the CPU each element is
 /// one chain over the tokens in order, so cutting the tokens into micro-batches changes no bit.
 pub struct Gradients<T: Float = f32> {
     device: Device,
-    pub(super) tree: DecoderWeights<Gradient<T>>,
+    /// `None` for a frozen parameter.
+    pub(super) tree: DecoderWeights<Option<Gradient<T>>>,
     /// The gradient of a tied embedding as a table of inputs; the tree holds that of the same matrix as the head. Each
     /// of the two is one chain, and [`Gradients::join`] adds them.
     lookup: Option<Buffer<T>>,
@@ -45,7 +46,7 @@ impl<T: Float> Gradient<T> {
         (self.sum.view_mut(), write)
     }
 
-    fn spec(&self) -> &ParameterSpec {
+    pub(super) fn spec(&self) -> &ParameterSpec {
         &self.spec
     }
 
@@ -63,26 +64,27 @@ impl<T: Float> Gradients<T> {
     /// As [`Gradients::zeros`], in the memory of `memory`. Where that is a region, [`Gradients::clear`] comes first in
     /// every turn.
     pub fn zeros_in(policy: &Policy<T>, memory: &Device) -> Result<Self, OutOfMemory> {
-        let tree = policy.weights.try_map(&mut |parameter| Gradient::zeros(memory, &parameter.spec))?;
-        let lookup = match tree.head {
-            Some(_) => None,
-            None => Some(memory.zeros(tree.embedding.spec.n_elements())?),
+        let tree = policy.weights.try_map(&mut |parameter| {
+            let spec = &parameter.spec;
+            spec.is_trained().then(|| Gradient::zeros(memory, spec)).transpose()
+        })?;
+        let lookup = match (&tree.head, &tree.embedding) {
+            (None, Some(embedding)) => Some(memory.zeros(embedding.spec.n_elements())?),
+            _ => None,
         };
         Ok(Self { device: policy.device().clone(), tree, lookup })
     }
 
     /// Sets all gradients to zero. Matrices of layers are only marked, since the first micro-batch overwrites them.
     pub fn clear(&mut self) {
-        self.tree.embedding.clear();
-        self.tree.final_norm.clear();
-        self.tree.head.iter_mut().for_each(Gradient::clear);
-        for layer in &mut self.tree.layers {
-            layer.visit_mut(&mut |gradient| {
-                if gradient.spec.is_matrix() {
-                    gradient.is_stale = true;
-                } else {
-                    gradient.clear();
-                }
+        let DecoderWeights { embedding, final_norm, head, layers } = &mut self.tree;
+        let of_stack = [embedding, final_norm].into_iter().chain(head).flatten();
+        of_stack.for_each(Gradient::clear);
+        for layer in layers {
+            layer.visit_mut(&mut |gradient| match gradient {
+                Some(gradient) if gradient.spec.is_matrix() => gradient.is_stale = true,
+                Some(gradient) => gradient.clear(),
+                None => {}
             });
         }
         self.lookup.iter_mut().for_each(|lookup| lookup.view_mut().fill(T::ZERO));
@@ -91,9 +93,10 @@ impl<T: Float> Gradients<T> {
     /// Every gradient under the name of its tensor.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, Vec<T>)> {
         let lookup_of = |gradient: &Gradient<T>| {
-            self.lookup.as_ref().filter(|_| std::ptr::eq(gradient, &raw const self.tree.embedding))
+            let embedding = self.tree.embedding.as_ref();
+            self.lookup.as_ref().filter(|_| embedding.is_some_and(|own| std::ptr::eq(gradient, own)))
         };
-        self.tree.all().into_iter().flat_map(move |gradient| {
+        self.all().flat_map(move |gradient| {
             let lookup = lookup_of(gradient);
             gradient.spec.tensors().map(move |(spec, range)| {
                 let mut values = gradient.sum.range(range.clone()).to_vec();
@@ -110,54 +113,79 @@ impl<T: Float> Gradients<T> {
         })
     }
 
-    /// The tensors whose gradient is 0 everywhere; of a tied embedding, both of its gradients.
-    pub fn zero_tensors(&self) -> Vec<&TensorSpec> {
-        let is_zero = |gradient: &Gradient<T>, range: Range<usize>| {
-            gradient.is_stale || reduce::is_zero(&self.device, gradient.sum.range(range))
-        };
-        let of_gradient = |gradient| {
-            let tensors = Gradient::spec(gradient).tensors();
-            tensors.filter(move |(_, range)| is_zero(gradient, range.clone())).map(|(spec, _)| spec)
-        };
-        let mut found: Vec<&TensorSpec> = self.tree.all().into_iter().flat_map(of_gradient).collect();
+    /// The tensors whose gradient is 0 everywhere though the forward pass of `policy` depends on them; of a tied embedding,
+    /// both of its gradients. An adapter's first factor has no gradient while the second is zero, as before the first step.
+    pub fn zero_tensors(&self, policy: &Policy<T>) -> Vec<&TensorSpec> {
+        let mut found = Vec::new();
+        for gradient in self.all() {
+            let is_zero = |(_, range): &(&TensorSpec, Range<usize>)| {
+                gradient.is_stale || reduce::is_zero(&self.device, gradient.sum.range(range.clone()))
+            };
+            found.extend(gradient.spec.tensors().filter(is_zero).map(|(spec, _)| spec));
+        }
+        let idle = policy.idle_factors();
+        found.retain(|spec| !idle.contains(&spec.name));
         if let Some(lookup) = &self.lookup
             && !reduce::is_zero(&self.device, lookup.view())
+            && let Some(embedding) = &self.tree.embedding
         {
-            let embedding = &self.tree.embedding.spec.parts[0].name;
-            found.retain(|spec| spec.name != *embedding);
+            found.retain(|spec| spec.name != embedding.spec.parts[0].name);
         }
         found
     }
 
-    /// The sum that the gradient of the embedding as a table of inputs is added to.
-    pub(super) fn lookup_mut(&mut self) -> ViewMut<'_, T> {
+    /// The sum that the gradient of the embedding as a table of inputs is added to; `None` for a frozen embedding.
+    pub(super) fn lookup_mut(&mut self) -> Option<ViewMut<'_, T>> {
         match &mut self.lookup {
-            Some(lookup) => lookup.view_mut(),
-            None => self.tree.embedding.sum_mut(),
+            Some(lookup) => Some(lookup.view_mut()),
+            None => self.tree.embedding.as_mut().map(Gradient::sum_mut),
         }
+    }
+
+    /// Clears what is stale: every buffer then holds its gradient.
+    pub(super) fn settle(&mut self) {
+        self.tree.visit_mut(&mut |gradient| {
+            gradient.iter_mut().filter(|gradient| gradient.is_stale).for_each(Gradient::clear);
+        });
+    }
+
+    /// The gradients as backward left them, after [`Gradients::settle`]: those of the tree, and that of a tied embedding as
+    /// a table of inputs last.
+    pub(super) fn parts(&self) -> impl Iterator<Item = View<'_, T>> {
+        self.sums().chain(self.lookup.iter().map(Buffer::view))
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Whether the embedding is the head too, so that its two gradients are apart.
+    pub(super) fn has_lookup(&self) -> bool {
+        self.lookup.is_some()
     }
 
     /// Adds the two gradients of a tied embedding and clears what is stale: the tree then holds every gradient.
     pub(crate) fn join(&mut self) {
-        self.tree.visit_mut(&mut |gradient| {
-            if gradient.is_stale {
-                gradient.clear();
-            }
-        });
-        if let Some(lookup) = &mut self.lookup {
-            residual::add(&self.device, self.tree.embedding.sum_mut(), lookup.view());
+        self.settle();
+        if let Some((lookup, embedding)) = self.lookup.as_mut().zip(self.tree.embedding.as_mut()) {
+            residual::add(&self.device, embedding.sum_mut(), lookup.view());
             lookup.view_mut().fill(T::ZERO);
         }
     }
 
-    /// The gradient of every parameter after [`Gradients::join`], in the order of the policy's weights.
+    /// Every gradient, in the order of the policy's trained weights.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Gradient<T>> {
+        self.tree.all().into_iter().flatten()
+    }
+
+    /// The gradient of every parameter after [`Gradients::join`], in the order of the policy's trained weights.
     pub(crate) fn sums(&self) -> impl Iterator<Item = View<'_, T>> {
-        self.tree.all().into_iter().map(|gradient| gradient.sum.view())
+        self.all().map(|gradient| gradient.sum.view())
     }
 
     /// The tensor and the place in it of the first gradient that is not a finite number.
     pub(crate) fn first_non_finite(&self) -> Option<(&TensorSpec, usize)> {
-        self.tree.all().into_iter().find_map(|gradient| {
+        self.all().find_map(|gradient| {
             gradient.spec.tensors().find_map(|(spec, range)| {
                 let place = reduce::first_non_finite(&self.device, gradient.sum.range(range))?;
                 Some((spec, place))
@@ -166,10 +194,10 @@ impl<T: Float> Gradients<T> {
     }
 
     /// The squared norm of the gradient of the head alone, for gradients that were not yet taken by an optimizer step. Of
-    /// a tied embedding the part as a table of inputs is left out.
+    /// a tied embedding the part as a table of inputs is left out. 0 for a frozen head.
     pub fn head_sum_squares(&self) -> f64 {
-        let head = self.tree.head.as_ref().unwrap_or(&self.tree.embedding);
-        reduce::sum_squares(&self.device, [head.sum.view()])
+        let head = self.tree.head().iter().map(|head| head.sum.view());
+        reduce::sum_squares(&self.device, head)
     }
 
     /// The squared norm of all gradients together.

@@ -1,7 +1,7 @@
 //! The language model head over scored rows: log-probs, entropies and the likeliest alternatives; and back.
 
 use super::arena::Arena;
-use super::gradients::Gradients;
+use super::gradients::{Gradient, Gradients};
 use super::layout::ArenaLayout;
 use super::policy::Policy;
 use stapo_ops::lm_head::{self, LastLogits};
@@ -95,7 +95,7 @@ impl<T: Float> HeadOutputs<T> {
         })
     }
 
-    /// Leaves the gradient of the normed scored rows in the arena and adds to the head's.
+    /// Leaves the gradient of the normed scored rows in the arena and adds to the head's, where this is trained.
     pub fn backward(
         self,
         policy: &Policy<T>,
@@ -116,8 +116,8 @@ impl<T: Float> HeadOutputs<T> {
         };
         let views = arena.head_backward(layout);
         let head = policy.weights.head().matrix();
-        let to =
-            lm_head::HeadGrads { d_hidden: views.d_normed, d_weight: gradients.tree.head_mut().sum_mut() };
+        let d_weight = gradients.tree.head_mut().as_mut().map(Gradient::sum_mut);
+        let to = lm_head::HeadGrads { d_hidden: views.d_normed, d_weight };
         lm_head::backward(device, self.dims, views.normed, head, grads, self.last_logits, to);
         Ok(())
     }

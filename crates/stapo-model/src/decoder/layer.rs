@@ -32,16 +32,17 @@ impl<T: Float> LayerPass<'_, T> {
     }
 
     /// The backward of a half-layer's norm. Shapes: d_normed, d_stream `[T, D]`. Adds to `d_stream` and to the gradient of
-    /// the norm's weight.
+    /// the norm's weight, where this is trained.
     pub fn norm_backward(
         &self,
         saved: rmsnorm::Saved<'_, T>,
         d_normed: View<'_, T>,
         d_stream: ViewMut<'_, T>,
-        d_weight: &mut Gradient<T>,
+        d_weight: &mut Option<Gradient<T>>,
     ) {
         let dims = self.norm_dims();
-        rmsnorm::backward(self.device, dims, saved, d_normed, Write::Add, d_stream, d_weight.sum_mut());
+        let d_weight = d_weight.as_mut().map(Gradient::sum_mut);
+        rmsnorm::backward(self.device, dims, saved, d_normed, Write::Add, d_stream, d_weight);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Where every activation lies in the arena.
 
 use super::layer::heads;
+use super::lora::LoraSpec;
 use crate::config::ModelConfig;
 use serde::{Deserialize, Serialize};
 use stapo_ops::{Buffer, Float, ViewMut};
@@ -50,6 +51,8 @@ pub struct ArenaLayout {
     /// `[T, D]`: what a half-layer adds to the residual stream; in backward, the gradient of a norm's output.
     pub(super) addend: Span,
     pub(super) head: HeadSpans,
+    /// `[T, the widest x A^T of an adapter]`; empty where adapters are left out.
+    pub(super) hidden: Span,
     pub(super) gradients: GradientSpans,
     pub(super) n_elements: usize,
     pub(super) n_exact: usize,
@@ -114,6 +117,8 @@ pub struct GradientSpans {
     pub attended: Span,
     pub qkv: Span,
     pub raw_qkv: Span,
+    /// As the layout's `hidden`.
+    pub hidden: Span,
 }
 
 /// Spans start on cache lines.
@@ -168,10 +173,29 @@ impl ArenaLayout {
             layers,
             addend,
             head,
+            hidden: Span::default(),
             gradients,
             n_elements: at.compute.0,
             n_exact: at.exact.0,
         }
+    }
+
+    /// With memory for the terms of `lora`'s adapters; without it a pass leaves adapters out.
+    #[must_use]
+    pub fn with_adapters(mut self, lora: Option<&LoraSpec>) -> Self {
+        let Some(lora) = lora else { return self };
+        let len = self.n_tokens * lora.hidden_width();
+        let mut at = Cursor(self.n_elements);
+        self.hidden = at.take(len);
+        if let Purpose::Training(_) = self.purpose {
+            self.gradients.hidden = at.take(len);
+        }
+        self.n_elements = at.0;
+        self
+    }
+
+    pub(super) fn has_adapters(&self) -> bool {
+        self.hidden.len > 0
     }
 
     /// Bytes of the arena where an activation has `compute_bytes`.
@@ -242,6 +266,7 @@ impl GradientSpans {
             attended: attention.take(t * heads.out_width()),
             qkv: attention.take(t * heads.qkv_width()),
             raw_qkv: attention.take(t * heads.qkv_width()),
+            hidden: Span::default(),
         };
         at.0 = head.0.max(ffn.0).max(attention.0);
         spans

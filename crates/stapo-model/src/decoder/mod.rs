@@ -4,7 +4,8 @@
 //! A [`PackedBatch`] of sequences goes through a [`Pass`], which gives [`TokenScores`] and, from the objective's two
 //! numbers per token, adds to [`Gradients`]. The model never learns what the numbers are for.
 //!
-//! `weights` names the parameters, `layout` and `arena` the activations, `linear` is the one door for products,
+//! `weights` names the parameters, `layout` and `arena` the activations, `linear` is the one door for products, `lora` says which
+//! adapters a policy has,
 //! `attention` and `ffn` are the halves of a layer, `stack` joins the layers, `head` reads the vocabulary.
 
 pub(crate) mod arena;
@@ -16,9 +17,11 @@ mod head;
 pub(crate) mod layer;
 mod layout;
 mod linear;
+mod lora;
 mod pass;
 mod policy;
 pub(crate) mod stack;
+pub(crate) mod sums;
 #[cfg(test)]
 mod tests;
 pub(crate) mod weights;
@@ -28,5 +31,7 @@ pub use gradients::Gradients;
 pub(crate) use head::alternatives;
 pub use head::{HeadOptions, TokenScores};
 pub use layout::{ArenaLayout, Purpose, Recompute};
+pub use lora::{LoraScale, LoraSpec, LoraTarget};
 pub use pass::Pass;
-pub use policy::{Policy, PolicyId};
+pub use policy::{Policy, PolicyId, PolicySpec};
+pub use sums::GradientSums;

@@ -7,6 +7,7 @@ use super::gradients::Gradients;
 use super::head::{HeadOptions, HeadOutputs, TokenGradients, TokenScores};
 use super::layer::Rows;
 use super::layout::{ArenaLayout, Purpose, Recompute};
+use super::lora::LoraSpec;
 use super::policy::Policy;
 use super::stack::Stack;
 use stapo_ops::rope::Table;
@@ -59,6 +60,7 @@ impl<T: Float> Pass<T> {
     ) -> Result<Self, OutOfMemory> {
         let mut pass = Self::new(policy, memory, Purpose::Training(recompute))?;
         let layout = ArenaLayout::new(policy.config(), n_tokens, n_tokens, pass.purpose);
+        let layout = layout.with_adapters(policy.lora());
         pass.workspace.reserve(policy.device(), &layout, 0)?;
         Ok(pass)
     }
@@ -75,7 +77,7 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(self.purpose, policy, batch, options)
+        self.forward_for(self.purpose, (policy, policy.lora()), batch, options)
     }
 
     /// As [`Pass::forward`] with nothing kept for backward, under any policy of the same device.
@@ -85,18 +87,29 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(Purpose::Inference, policy, batch, options)
+        self.forward_for(Purpose::Inference, (policy, policy.lora()), batch, options)
+    }
+
+    /// As [`Pass::score`], under the policy without its adapters.
+    pub fn score_base(
+        &mut self,
+        policy: &Policy<T>,
+        batch: &PackedBatch,
+        options: HeadOptions,
+    ) -> Result<TokenScores<T>, OutOfMemory> {
+        self.forward_for(Purpose::Inference, (policy, None), batch, options)
     }
 
     fn forward_for(
         &mut self,
         purpose: Purpose,
-        policy: &Policy<T>,
+        (policy, lora): (&Policy<T>, Option<&LoraSpec>),
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<TokenScores<T>, OutOfMemory> {
         let device = policy.device();
         let layout = ArenaLayout::new(policy.config(), batch.n_tokens(), batch.n_scored(), purpose);
+        let layout = layout.with_adapters(lora);
         self.unfinished = None;
         self.workspace.adopt(device, policy.config())?;
         self.workspace.reserve(device, &layout, batch.longest())?;

@@ -1,6 +1,7 @@
 //! A model's parameters on a device.
 
-use super::weights::{DecoderWeights, Parameter};
+use super::lora::{LoraSpec, weight_of_first_factor};
+use super::weights::{DecoderWeights, LayerWeights, Parameter, Role};
 use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
 use crate::weights::Weights;
@@ -14,6 +15,7 @@ pub struct Policy<T: Float = f32> {
     id: PolicyId,
     device: Device,
     config: ModelConfig,
+    lora: Option<LoraSpec>,
     pub(crate) weights: DecoderWeights<Parameter<T>>,
     n_updates: u64,
 }
@@ -29,39 +31,60 @@ impl PolicyId {
     }
 }
 
+/// What the parameters of a policy are: all of them trained, or frozen with adapters that are trained in their place.
+#[derive(Debug, Clone, Copy)]
+pub struct PolicySpec<'a> {
+    pub config: &'a ModelConfig,
+    pub lora: Option<&'a LoraSpec>,
+}
+
+impl<'a> From<&'a ModelConfig> for PolicySpec<'a> {
+    fn from(config: &'a ModelConfig) -> Self {
+        Self { config, lora: None }
+    }
+}
+
 impl Policy<f32> {
-    /// Reads every weight of `config`; the files were checked against it when they were opened.
-    pub fn load(device: &Device, config: &ModelConfig, weights: &Weights) -> Result<Self> {
-        let mut policy = Self::zeros(device, config).map_err(Error::OutOfMemory)?;
+    /// Reads every weight of the configuration; the files were checked against it when they were opened. Adapters are
+    /// zero.
+    pub fn load<'a>(device: &Device, spec: impl Into<PolicySpec<'a>>, weights: &Weights) -> Result<Self> {
+        let mut policy = Self::zeros(device, spec).map_err(Error::OutOfMemory)?;
         policy.try_fill(|spec, values| weights.read_f32(&spec.name, &spec.shape, values))?;
         Ok(policy)
     }
 }
 
 impl<T: Float> Policy<T> {
-    pub fn zeros(device: &Device, config: &ModelConfig) -> std::result::Result<Self, OutOfMemory> {
-        let specs = DecoderWeights::specs(config);
+    pub fn zeros<'a>(
+        device: &Device,
+        spec: impl Into<PolicySpec<'a>>,
+    ) -> std::result::Result<Self, OutOfMemory> {
+        let PolicySpec { config, lora } = spec.into();
+        let specs = DecoderWeights::specs(config, lora);
         Ok(Self {
             id: PolicyId::next(),
             device: device.clone(),
             config: config.clone(),
+            lora: lora.cloned(),
             weights: specs.try_map(&mut |spec| Parameter::zeros(device, spec))?,
             n_updates: 0,
         })
     }
 
     /// Normal weights of standard deviation `deviation` (divided by sqrt(2 layers) where a matrix writes to the residual
-    /// stream), norms one, biases zero. A tensor depends on `seed` and its name only.
-    pub fn random(
+    /// stream), norms one, biases zero, adapters zero. A tensor depends on `seed` and its name only.
+    pub fn random<'a>(
         device: &Device,
-        config: &ModelConfig,
+        spec: impl Into<PolicySpec<'a>>,
         seed: u64,
         deviation: f64,
     ) -> std::result::Result<Self, OutOfMemory> {
-        let mut policy = Self::zeros(device, config)?;
+        let spec = spec.into();
+        let config = spec.config;
+        let mut policy = Self::zeros(device, spec)?;
         let residual_deviation = deviation / (2.0 * config.n_layers as f64).sqrt();
         policy.fill(|spec, values| {
-            let key = spec.name.bytes().fold(RngKey::new(seed), |key, byte| key.derive(byte.into()));
+            let key = key_of(seed, &spec.name);
             let writes_residual =
                 spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
             let deviation = if writes_residual { residual_deviation } else { deviation };
@@ -77,17 +100,17 @@ impl<T: Float> Policy<T> {
     }
 
     /// Random weights that are drawn where they lie, for models of any size: matrices of standard deviation `deviation`,
-    /// norms one, biases zero. A parameter depends on `seed` and the name of its first tensor only.
-    pub fn noise(
+    /// norms one, biases zero, adapters zero. A parameter depends on `seed` and the name of its first tensor only.
+    pub fn noise<'a>(
         device: &Device,
-        config: &ModelConfig,
+        spec: impl Into<PolicySpec<'a>>,
         seed: u64,
         deviation: f64,
     ) -> std::result::Result<Self, OutOfMemory> {
-        let mut policy = Self::zeros(device, config)?;
-        for parameter in policy.weights.all_mut() {
+        let mut policy = Self::zeros(device, spec)?;
+        for parameter in policy.base_mut() {
             let name = parameter.spec.parts[0].name.clone();
-            let key = name.bytes().fold(RngKey::new(seed), |key, byte| key.derive(byte.into()));
+            let key = key_of(seed, &name);
             let is_matrix = parameter.spec.is_matrix();
             parameter.update(device, |mut values| {
                 if is_matrix {
@@ -101,7 +124,23 @@ impl<T: Float> Policy<T> {
         Ok(policy)
     }
 
-    /// Lets `write` set every tensor, one after another, in the Hugging Face layout; `write` is given zeros.
+    /// Sets the adapters as they are before the first step: the second factors zero, so that the policy is its base model
+    /// exactly; the first factors uniform in +-1/sqrt(inputs), the range of PEFT. A tensor depends on `seed` and its name
+    /// only.
+    pub fn start_adapters(&mut self, seed: u64) {
+        let Ok(()) = self.try_fill_adapters(|spec, values| {
+            let key = key_of(seed, &spec.name);
+            let bound = 1.0 / (spec.shape[1] as f64).sqrt();
+            let is_first = weight_of_first_factor(&spec.name).is_some();
+            for (idx, value) in values.iter_mut().enumerate().filter(|_| is_first) {
+                *value = T::from_f64((2.0 * key.uniform(idx as u64, 0, 0) - 1.0) * bound);
+            }
+            Ok::<_, std::convert::Infallible>(())
+        });
+    }
+
+    /// Lets `write` set every tensor of the model without its adapters, one after another, in the Hugging Face layout;
+    /// `write` is given zeros.
     pub fn fill(&mut self, mut write: impl FnMut(&TensorSpec, &mut [T])) {
         let Ok(()) = self.try_fill(|spec, values| {
             write(spec, values);
@@ -113,36 +152,42 @@ impl<T: Float> Policy<T> {
         &mut self,
         mut write: impl FnMut(&TensorSpec, &mut [T]) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        for parameter in self.weights.all_mut() {
-            let mut host = vec![T::ZERO; parameter.spec.n_elements()];
-            for (spec, range) in parameter.spec.tensors() {
-                write(spec, &mut host[range])?;
-            }
-            parameter.update(&self.device, |mut values| values.write(&host));
-        }
-        Ok(())
+        let device = self.device.clone();
+        self.base_mut().try_for_each(|parameter| parameter.try_fill(&device, &mut write))
     }
 
-    /// Lets `write` overwrite every tensor where it lies, one after another.
+    /// As [`Policy::fill`], for the tensors of the adapters.
+    pub fn try_fill_adapters<E>(
+        &mut self,
+        mut write: impl FnMut(&TensorSpec, &mut [T]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let device = self.device.clone();
+        let adapters =
+            self.weights.all_mut().into_iter().filter(|parameter| parameter.spec.role == Role::Adapter);
+        adapters.into_iter().try_for_each(|parameter| parameter.try_fill(&device, &mut write))
+    }
+
+    /// Lets `write` overwrite every trained tensor where it lies, one after another.
     pub fn try_write<E>(
         &mut self,
         mut write: impl FnMut(&TensorSpec, ViewMut<'_, T>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        for parameter in self.weights.all_mut() {
-            let tensors: Vec<_> =
-                parameter.spec.tensors().map(|(spec, range)| (spec.clone(), range)).collect();
-            parameter.update(&self.device, |mut values| {
-                tensors
-                    .iter()
-                    .try_for_each(|(spec, range)| write(spec, values.reborrow().into_range(range.clone())))
-            })?;
-        }
-        Ok(())
+        let device = self.device.clone();
+        self.weights.trained_mut().try_for_each(|parameter| parameter.try_write(&device, &mut write))
     }
 
-    /// A hash of all weights, by which a change is found; 0 and -0 are the same weight.
+    /// As [`Policy::try_write`], for every tensor that is no adapter's.
+    pub fn try_write_base<E>(
+        &mut self,
+        mut write: impl FnMut(&TensorSpec, ViewMut<'_, T>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let device = self.device.clone();
+        self.base_mut().try_for_each(|parameter| parameter.try_write(&device, &mut write))
+    }
+
+    /// A hash of all trained weights, by which a change is found; 0 and -0 are the same weight.
     pub fn fingerprint(&self) -> u64 {
-        reduce::fingerprint(&self.device, self.weights.all().into_iter().map(Parameter::view))
+        reduce::fingerprint(&self.device, self.weights.trained().map(Parameter::view))
     }
 
     /// The tensor and the place in it of the first weight that is not a finite number.
@@ -159,6 +204,11 @@ impl<T: Float> Policy<T> {
         &self.config
     }
 
+    /// The policy's adapters; `None` where all weights are trained.
+    pub fn lora(&self) -> Option<&LoraSpec> {
+        self.lora.as_ref()
+    }
+
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -172,10 +222,46 @@ impl<T: Float> Policy<T> {
         self.n_updates += 1;
     }
 
-    /// Every tensor under its Hugging Face name.
+    /// Every tensor under its Hugging Face name, adapters included.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, View<'_, T>)> {
-        self.weights.all().into_iter().flat_map(|parameter| {
-            parameter.spec.tensors().map(|(spec, range)| (spec, parameter.view().range(range)))
+        self.weights.all().into_iter().flat_map(Parameter::tensors)
+    }
+
+    /// The tensors that training changes: all of them, or those of the adapters.
+    pub fn trained_tensors(&self) -> impl Iterator<Item = (&TensorSpec, View<'_, T>)> {
+        self.weights.trained().flat_map(Parameter::tensors)
+    }
+
+    /// Every tensor of a model without adapters that computes the same, one after another: the weight of an adapted module
+    /// is `W + s B A`, computed in f64 and rounded once.
+    pub fn merged_tensors(&self) -> impl Iterator<Item = (&TensorSpec, Vec<T>)> {
+        let linears = || self.weights.layers.iter().flat_map(LayerWeights::linears);
+        let base = self.weights.all().into_iter().filter(|parameter| parameter.spec.role != Role::Adapter);
+        base.flat_map(Parameter::tensors).map(move |(spec, values)| {
+            let mut values = values.to_vec();
+            for linear in linears().filter(|linear| linear.adapter.is_some()) {
+                linear.merge_into(&spec.name, &mut values);
+            }
+            (spec, values)
         })
     }
+
+    /// The first factors of adapters whose second factor is zero: nothing that the policy computes depends on them.
+    pub(super) fn idle_factors(&self) -> Vec<String> {
+        let linears = self.weights.layers.iter().flat_map(LayerWeights::linears);
+        let adapters = linears.filter_map(|linear| linear.adapter.as_ref());
+        let pairs = adapters.flat_map(|adapter| adapter.a.spec.parts.iter().zip(&adapter.b));
+        let idle = pairs.filter(|(_, b)| reduce::is_zero(&self.device, b.view()));
+        idle.map(|(a, _)| a.name.clone()).collect()
+    }
+
+    /// The parameters that are no adapter's.
+    fn base_mut(&mut self) -> impl Iterator<Item = &mut Parameter<T>> {
+        self.weights.all_mut().into_iter().filter(|parameter| parameter.spec.role != Role::Adapter)
+    }
+}
+
+/// The key of a tensor's random numbers.
+fn key_of(seed: u64, name: &str) -> RngKey {
+    name.bytes().fold(RngKey::new(seed), |key, byte| key.derive(byte.into()))
 }

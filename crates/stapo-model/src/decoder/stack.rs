@@ -4,7 +4,7 @@
 use super::arena::Arena;
 use super::attention::{self, Context, Packed};
 use super::ffn::{self, GateUp};
-use super::gradients::Gradients;
+use super::gradients::{Gradient, Gradients};
 use super::layer::{LayerPass, Rows, norm_dims};
 use super::layout::{ArenaLayout, Purpose, Recompute};
 use super::policy::Policy;
@@ -69,15 +69,10 @@ impl<T: Float> Stack<'_, T> {
             let views = arena.attention_backward(self.layout, index);
             attention::backward(&layer, views, packed, layer_gradients);
         }
-        let d_stream = arena.attention_backward(self.layout, 0).d_stream;
-        let device = self.policy.device();
-        embedding::backward(
-            device,
-            self.embedding_dims(),
-            tokens,
-            d_stream.into_view(),
-            gradients.lookup_mut(),
-        );
+        if let Some(lookup) = gradients.lookup_mut() {
+            let d_stream = arena.attention_backward(self.layout, 0).d_stream.into_view();
+            embedding::backward(self.policy.device(), self.embedding_dims(), tokens, d_stream, lookup);
+        }
     }
 
     fn norm_scored_backward(
@@ -98,7 +93,7 @@ impl<T: Float> Stack<'_, T> {
             views.d_normed.into_view(),
             Write::Set,
             views.d_stream.reborrow(),
-            gradients.tree.final_norm.sum_mut(),
+            gradients.tree.final_norm.as_mut().map(Gradient::sum_mut),
         );
         views.d_layer_stream.fill(T::ZERO);
         let scatter = embedding::Dims {

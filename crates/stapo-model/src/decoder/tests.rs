@@ -1,10 +1,13 @@
 //! The whole decoder's backward against finite differences, in f64.
 
-use super::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
-use crate::config::{Family, ModelConfig};
+use super::{
+    Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec, Recompute,
+};
+use crate::config::{Family, ModelConfig, TensorSpec};
 use crate::testing::tiny_config;
 use stapo_ops::rng::RngKey;
 use stapo_ops::{CpuOptions, Device};
+use std::convert::Infallible;
 
 fn config(family: Family, tied: bool) -> ModelConfig {
     ModelConfig { tied_embeddings: tied, ..tiny_config(family) }
@@ -29,6 +32,25 @@ fn policy(family: Family, tied: bool) -> Policy<f64> {
         }
     });
     policy
+}
+
+/// The same model with adapters of all modules, or of one of each stacked product.
+fn adapted(family: Family, tied: bool) -> Policy<f64> {
+    use LoraTarget::{Key, Output, Up};
+    let targets = if tied { LoraTarget::ALL.to_vec() } else { vec![Key, Output, Up] };
+    let lora = LoraSpec { rank: 3, alpha: 2.0, scale: LoraScale::RankStabilised, targets };
+    let device = Device::cpu(CpuOptions::default());
+    let config = config(family, tied);
+    let mut adapted = Policy::zeros(&device, PolicySpec { config: &config, lora: Some(&lora) }).unwrap();
+    let base: Vec<Vec<f64>> = policy(family, tied).tensors().map(|(_, values)| values.to_vec()).collect();
+    let mut base = base.iter();
+    adapted.fill(|_, values| values.copy_from_slice(base.next().unwrap()));
+    let Ok(()) = adapted.try_fill_adapters(|spec, values| {
+        let noise = noise(700 + spec.name.len() as u64);
+        values.iter_mut().enumerate().for_each(|(i, value)| *value = 0.3 * noise(i));
+        Ok::<_, Infallible>(())
+    });
+    adapted
 }
 
 fn batch() -> PackedBatch {
@@ -70,32 +92,39 @@ fn add_gradients(policy: &Policy<f64>, gradients: &mut Gradients<f64>) {
 fn nudge(policy: &mut Policy<f64>, tensor: &str, step: f64) {
     let direction = noise(tensor.len() as u64);
     let before: Vec<Vec<f64>> = policy.tensors().map(|(_, values)| values.to_vec()).collect();
-    let mut before = before.iter();
-    policy.fill(|spec, values| {
-        values.copy_from_slice(before.next().unwrap());
+    let names: Vec<String> = policy.tensors().map(|(spec, _)| spec.name.clone()).collect();
+    let moved = |spec: &TensorSpec, values: &mut [f64]| {
+        values.copy_from_slice(&before[names.iter().position(|name| *name == spec.name).unwrap()]);
         if spec.name == tensor {
             values.iter_mut().enumerate().for_each(|(i, value)| *value += step * direction(i));
         }
-    });
+    };
+    policy.fill(moved);
+    let Ok(()) = policy.try_fill_adapters(|spec, values| Ok::<_, Infallible>(moved(spec, values)));
 }
 
 #[test]
 fn every_gradient_equals_finite_differences() {
-    const STEP: f64 = 1e-6;
     for (family, tied) in [(Family::Qwen3, true), (Family::Qwen2, false), (Family::Llama, true)] {
-        let mut policy = policy(family, tied);
-        for (spec, gradient) in gradients(&policy).tensors() {
-            let direction = noise(spec.name.len() as u64);
-            let analytic: f64 = gradient.iter().enumerate().map(|(i, g)| g * direction(i)).sum();
-            nudge(&mut policy, &spec.name, STEP);
-            let above = loss(&policy);
-            nudge(&mut policy, &spec.name, -2.0 * STEP);
-            let below = loss(&policy);
-            nudge(&mut policy, &spec.name, STEP);
-            let numeric = (above - below) / (2.0 * STEP);
-            let error = (numeric - analytic).abs() / analytic.abs().max(1e-3);
-            assert!(error < 1e-6, "{family:?} {}: {analytic} against {numeric}", spec.name);
+        for mut policy in [policy(family, tied), adapted(family, tied)] {
+            check_gradients(family, &mut policy);
         }
+    }
+}
+
+fn check_gradients(family: Family, policy: &mut Policy<f64>) {
+    const STEP: f64 = 1e-6;
+    for (spec, gradient) in gradients(policy).tensors() {
+        let direction = noise(spec.name.len() as u64);
+        let analytic: f64 = gradient.iter().enumerate().map(|(i, g)| g * direction(i)).sum();
+        nudge(policy, &spec.name, STEP);
+        let above = loss(policy);
+        nudge(policy, &spec.name, -2.0 * STEP);
+        let below = loss(policy);
+        nudge(policy, &spec.name, STEP);
+        let numeric = (above - below) / (2.0 * STEP);
+        let error = (numeric - analytic).abs() / analytic.abs().max(1e-3);
+        assert!(error < 1e-6, "{family:?} {}: {analytic} against {numeric}", spec.name);
     }
 }
 

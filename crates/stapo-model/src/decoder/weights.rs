@@ -1,7 +1,9 @@
 //! A decoder's parameters as a tree of named parts. The tree is walked in one place, and loading, saving, gradients and
 //! the optimizer all go through that walk.
 
+use super::lora::LoraSpec;
 use crate::config::{ModelConfig, TensorSpec};
+use stapo_ops::lora::{Band, Module};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -35,13 +37,25 @@ pub struct LayerWeights<P> {
     pub ffn: Ffn<P>,
 }
 
-/// A linear layer: `y = x W^T + b`. Every product of a layer goes through its methods, see `linear.rs`.
+/// A linear layer: `y = x W^T + b`, and the terms of its adapters. Every product of a layer goes through its methods, see `linear.rs`.
 #[derive(Debug)]
 pub struct Linear<P> {
     /// `[outputs, inputs]`
     pub weight: P,
     /// `[outputs]`
     pub bias: Option<P>,
+    pub adapter: Option<Adapter<P>>,
+}
+
+/// The low-rank adapters of a linear layer's modules (Hu et al., 2021): each adds `s (x A^T) B^T` to its outputs.
+#[derive(Debug)]
+pub struct Adapter<P> {
+    /// `[n rank, inputs]`: the first factors of n modules, one below the other.
+    pub a: P,
+    /// `[outputs of the module, rank]` each: the second factors.
+    pub b: Vec<P>,
+    /// One for each of the second factors.
+    pub modules: Vec<Module>,
 }
 
 /// `[head_dim]` each.
@@ -116,6 +130,12 @@ impl<P> DecoderWeights<P> {
 }
 
 impl<P> LayerWeights<P> {
+    /// The layer's linear layers, in the order of checkpoints.
+    pub fn linears(&self) -> [&Linear<P>; 4] {
+        let Ffn::SwiGlu(ffn) = &self.ffn;
+        [&self.qkv, &self.output, &ffn.gate_up, &ffn.down]
+    }
+
     fn try_map<'a, Q, E>(&'a self, f: &mut impl FnMut(&'a P) -> Result<Q, E>) -> Result<LayerWeights<Q>, E> {
         Ok(LayerWeights {
             attention_norm: f(&self.attention_norm)?,
@@ -154,12 +174,53 @@ impl<P> LayerWeights<P> {
 
 impl<P> Linear<P> {
     fn try_map<'a, Q, E>(&'a self, f: &mut impl FnMut(&'a P) -> Result<Q, E>) -> Result<Linear<Q>, E> {
-        Ok(Linear { weight: f(&self.weight)?, bias: self.bias.as_ref().map(f).transpose()? })
+        Ok(Linear {
+            weight: f(&self.weight)?,
+            bias: self.bias.as_ref().map(&mut *f).transpose()?,
+            adapter: match &self.adapter {
+                Some(Adapter { a, b, modules }) => Some(Adapter {
+                    a: f(a)?,
+                    b: b.iter().map(f).collect::<Result<_, _>>()?,
+                    modules: modules.clone(),
+                }),
+                None => None,
+            },
+        })
     }
 
     fn visit_mut<'a>(&'a mut self, f: &mut impl FnMut(&'a mut P)) {
         f(&mut self.weight);
-        self.bias.iter_mut().for_each(f);
+        self.bias.iter_mut().for_each(&mut *f);
+        if let Some(Adapter { a, b, .. }) = &mut self.adapter {
+            f(a);
+            b.iter_mut().for_each(f);
+        }
+    }
+}
+
+impl Adapter<ParameterSpec> {
+    /// The adapters of a linear layer whose `weight` is one tensor or several stacked; `None` where no module of it is a
+    /// target.
+    fn of(lora: &LoraSpec, weight: &ParameterSpec) -> Option<Self> {
+        let outputs = weight.parts.iter().map(|part| part.shape[0]).sum();
+        let (mut a, mut b, mut bands) = (Vec::new(), Vec::new(), Vec::new());
+        let mut start = 0;
+        for part in &weight.parts {
+            if let Some([first, second]) = lora.factors(part) {
+                a.push(first);
+                b.push(ParameterSpec::stacked(vec![second], Role::Adapter));
+                bands.push(Band { start, len: part.shape[0], of: outputs });
+            }
+            start += part.shape[0];
+        }
+        let width = lora.rank * bands.len();
+        let module = |(idx, outputs): (usize, Band)| Module {
+            scale: lora.factor(),
+            hidden: Band { start: idx * lora.rank, len: lora.rank, of: width },
+            outputs,
+        };
+        let modules = bands.into_iter().enumerate().map(module).collect();
+        (!a.is_empty()).then(|| Self { a: ParameterSpec::stacked(a, Role::Adapter), b, modules })
     }
 }
 
@@ -171,6 +232,18 @@ pub struct ParameterSpec {
     /// Of all parts together. A matrix multiplies and is subject to weight decay; a norm's weight and a bias are vectors
     /// and are not.
     pub kind: ParameterKind,
+    pub role: Role,
+}
+
+/// What training does with a parameter. Gradients, optimizer state and checkpoints have trained parameters alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Trained, of a model without adapters.
+    Trained,
+    /// Of a model whose adapters are trained in its place.
+    Frozen,
+    /// A factor of an adapter, trained.
+    Adapter,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,13 +253,13 @@ pub enum ParameterKind {
 }
 
 impl ParameterSpec {
-    fn stacked(parts: Vec<TensorSpec>) -> Self {
+    fn stacked(parts: Vec<TensorSpec>, role: Role) -> Self {
         let outputs = parts.iter().map(|part| part.shape[0]).sum();
         let kind = match parts[0].shape.get(1) {
             Some(&inputs) => ParameterKind::Matrix(Shape { outputs, inputs }),
             None => ParameterKind::Vector { len: outputs },
         };
-        Self { parts, kind }
+        Self { parts, kind, role }
     }
 
     pub fn n_elements(&self) -> usize {
@@ -198,6 +271,10 @@ impl ParameterSpec {
 
     pub fn is_matrix(&self) -> bool {
         matches!(self.kind, ParameterKind::Matrix(_))
+    }
+
+    pub fn is_trained(&self) -> bool {
+        self.role != Role::Frozen
     }
 
     /// Every tensor with the range of elements that it takes up in the parameter.
@@ -212,58 +289,82 @@ impl ParameterSpec {
 }
 
 impl DecoderWeights<ParameterSpec> {
-    /// The parameters of a model of this configuration.
-    pub fn specs(config: &ModelConfig) -> Self {
-        let mut tensors =
-            Tensors(config.tensors().into_iter().map(|spec| (spec.name.clone(), spec)).collect());
+    /// The parameters of a model of this configuration, with the adapters of `lora`.
+    pub fn specs(config: &ModelConfig, lora: Option<&LoraSpec>) -> Self {
+        let left = config.tensors().into_iter().map(|spec| (spec.name.clone(), spec)).collect();
+        let mut tensors = Tensors { left, lora };
         let specs = DecoderWeights {
             embedding: tensors.take("model.embed_tokens.weight"),
             layers: (0..config.n_layers).map(|index| tensors.layer(config, index)).collect(),
             final_norm: tensors.take("model.norm.weight"),
             head: (!config.tied_embeddings).then(|| tensors.take("lm_head.weight")),
         };
-        debug_assert!(tensors.0.is_empty(), "tensors that are no part of a parameter: {:?}", tensors.0);
+        debug_assert!(tensors.left.is_empty(), "tensors that are no part of a parameter: {:?}", tensors.left);
         specs
     }
 }
 
 /// The tensors of a configuration that are not yet part of a parameter, by name.
-struct Tensors(BTreeMap<String, TensorSpec>);
+struct Tensors<'a> {
+    left: BTreeMap<String, TensorSpec>,
+    lora: Option<&'a LoraSpec>,
+}
 
-impl Tensors {
+impl Tensors<'_> {
     fn take(&mut self, name: &str) -> ParameterSpec {
         self.stack([name.to_string()])
     }
 
     fn stack<const N: usize>(&mut self, names: [String; N]) -> ParameterSpec {
         let mut take = |name: String| {
-            self.0.remove(&name).unwrap_or_else(|| panic!("the configuration lists no tensor {name}"))
+            self.left.remove(&name).unwrap_or_else(|| panic!("the configuration lists no tensor {name}"))
         };
-        ParameterSpec::stacked(names.into_iter().map(&mut take).collect())
+        let role = if self.lora.is_some() { Role::Frozen } else { Role::Trained };
+        ParameterSpec::stacked(names.into_iter().map(&mut take).collect(), role)
+    }
+
+    fn linear<const N: usize>(
+        &mut self,
+        weights: [String; N],
+        biases: Option<[String; N]>,
+    ) -> Linear<ParameterSpec> {
+        let weight = self.stack(weights);
+        let bias = biases.map(|names| self.stack(names));
+        let adapter = self.lora.and_then(|lora| Adapter::of(lora, &weight));
+        Linear { weight, bias, adapter }
     }
 
     fn layer(&mut self, config: &ModelConfig, index: usize) -> LayerWeights<ParameterSpec> {
         let named = |name: &str| format!("model.layers.{index}.{name}");
         let projections = ["q_proj", "k_proj", "v_proj"];
         let qkv = |kind: &str| projections.map(|name| named(&format!("self_attn.{name}.{kind}")));
-        let plain = |weight: ParameterSpec| Linear { weight, bias: None };
         LayerWeights {
             attention_norm: self.take(&named("input_layernorm.weight")),
-            qkv: Linear {
-                weight: self.stack(qkv("weight")),
-                bias: config.qkv_bias.then(|| self.stack(qkv("bias"))),
-            },
+            qkv: self.linear(qkv("weight"), config.qkv_bias.then(|| qkv("bias"))),
             head_norms: config.qk_norm.then(|| HeadNorms {
                 query: self.take(&named("self_attn.q_norm.weight")),
                 key: self.take(&named("self_attn.k_norm.weight")),
             }),
-            output: plain(self.take(&named("self_attn.o_proj.weight"))),
+            output: self.linear([named("self_attn.o_proj.weight")], None),
             ffn_norm: self.take(&named("post_attention_layernorm.weight")),
             ffn: Ffn::SwiGlu(SwiGlu {
-                gate_up: plain(self.stack([named("mlp.gate_proj.weight"), named("mlp.up_proj.weight")])),
-                down: plain(self.take(&named("mlp.down_proj.weight"))),
+                gate_up: self
+                    .linear(["gate", "up"].map(|name| named(&format!("mlp.{name}_proj.weight"))), None),
+                down: self.linear([named("mlp.down_proj.weight")], None),
             }),
         }
+    }
+}
+
+impl<T: Float> DecoderWeights<Parameter<T>> {
+    /// The parameters that training changes, in the order of [`DecoderWeights::try_map`]. Gradients, optimizer state,
+    /// checkpoints and state hashes follow this walk.
+    pub fn trained(&self) -> impl Iterator<Item = &Parameter<T>> {
+        self.all().into_iter().filter(|parameter| parameter.spec.is_trained())
+    }
+
+    pub fn trained_mut(&mut self) -> impl Iterator<Item = &mut Parameter<T>> {
+        self.all_mut().into_iter().filter(|parameter| parameter.spec.is_trained())
     }
 }
 
@@ -282,9 +383,12 @@ enum Values<T: Float> {
 
 impl<T: Float> Parameter<T> {
     pub fn zeros(device: &Device, spec: &ParameterSpec) -> Result<Self, OutOfMemory> {
+        let is_trained = spec.is_trained();
         let values = match spec.kind {
-            ParameterKind::Matrix(shape) => Values::Matrix(Weight::zeros(device, shape)?),
-            ParameterKind::Vector { len } => Values::Vector(device.weight_zeros(len)?),
+            ParameterKind::Matrix(shape) if is_trained => Values::Matrix(Weight::zeros(device, shape)?),
+            ParameterKind::Matrix(shape) => Values::Matrix(Weight::frozen_zeros(device, shape)?),
+            ParameterKind::Vector { len } if is_trained => Values::Vector(device.weight_zeros(len)?),
+            ParameterKind::Vector { len } => Values::Vector(device.compute_zeros(len)?),
         };
         Ok(Self { spec: spec.clone(), values })
     }
@@ -295,6 +399,38 @@ impl<T: Float> Parameter<T> {
             Values::Matrix(weight) => weight.view(),
             Values::Vector(buffer) => buffer.view(),
         }
+    }
+
+    /// Its tensors, each with its elements.
+    pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, View<'_, T>)> {
+        self.spec.tensors().map(|(spec, range)| (spec, self.view().range(range)))
+    }
+
+    /// Lets `write` set every tensor, given as zeros on the host.
+    pub fn try_fill<E>(
+        &mut self,
+        device: &Device,
+        mut write: impl FnMut(&TensorSpec, &mut [T]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut host = vec![T::ZERO; self.spec.n_elements()];
+        for (spec, range) in self.spec.tensors() {
+            write(spec, &mut host[range])?;
+        }
+        self.update(device, |mut values| values.write(&host));
+        Ok(())
+    }
+
+    /// Lets `write` overwrite every tensor where it lies.
+    pub fn try_write<E>(
+        &mut self,
+        device: &Device,
+        mut write: impl FnMut(&TensorSpec, ViewMut<'_, T>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let tensors: Vec<_> = self.spec.tensors().map(|(spec, range)| (spec.clone(), range)).collect();
+        self.update(device, |mut values| {
+            let mut parts = tensors.iter();
+            parts.try_for_each(|(spec, range)| write(spec, values.reborrow().into_range(range.clone())))
+        })
     }
 
     /// # Panics

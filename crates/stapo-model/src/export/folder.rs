@@ -29,7 +29,7 @@ pub enum Existing {
 
 /// Lets `fill` write into a new folder beside `out`, then renames the new folder to `out`. After an error nothing is
 /// left behind.
-pub(super) fn write_whole<T>(
+pub(crate) fn write_whole<T>(
     out: &Path,
     existing: Existing,
     fill: impl FnOnce(&Path) -> Result<T>,

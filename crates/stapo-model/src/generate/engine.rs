@@ -301,7 +301,8 @@ impl<'a> Engine<'a> {
     }
 
     fn layout(&self, shape: StepShape) -> ArenaLayout {
-        ArenaLayout::new(self.policy.config(), shape.rows, shape.drawn, Purpose::Inference)
+        let layout = ArenaLayout::new(self.policy.config(), shape.rows, shape.drawn, Purpose::Inference);
+        layout.with_adapters(self.policy.lora())
     }
 
     /// As [`Engine::launch_step`], for a step of a shape that will come again: the first time the ops are launched one by

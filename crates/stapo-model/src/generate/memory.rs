@@ -88,6 +88,7 @@ impl Allocated {
         let MemorySize { cache, max_rows, max_drawn, n_alternatives } = size;
         let mut workspace = Workspace::new(device, memory, config)?;
         let layout = ArenaLayout::new(config, max_rows, max_drawn, Purpose::Inference);
+        let layout = layout.with_adapters(policy.lora());
         workspace.reserve(device, &layout, 0)?;
         Ok(Self {
             policy: policy.id(),

@@ -148,6 +148,11 @@ impl Weights {
         Ok(ignored)
     }
 
+    /// Refuses a missing name and a shape other than `shape`.
+    pub(crate) fn check_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.find(name, shape).map(|_| ())
+    }
+
     fn find(&self, name: &str, shape: &[usize]) -> Result<&StoredTensor> {
         let stored = self.tensors.get(name).ok_or_else(|| {
             let hint = format!(

@@ -160,7 +160,7 @@ def golden(model, vocab, temperature, generator):
         "top_logp": torch.cat(top_logp),
     }
     out.update({f"grad.{name}": p.grad for name, p in model.named_parameters()})
-    return {name: t.contiguous() for name, t in out.items()}
+    return {name: t.contiguous() for name, t in out.items() if t is not None}
 
 
 def main():

@@ -52,6 +52,16 @@ pub(crate) struct Gemm<'a, E> {
     /// `[rows, columns]`.
     pub c: Shared<'a, E>,
     pub start: Start,
+    pub strides: Strides,
+}
+
+/// Elements from one row to the next of each matrix as it is stored. A larger stride than the matrix has columns leaves
+/// out the other columns of a wider matrix. `b` has no meaning for panels.
+#[derive(Clone, Copy)]
+pub(crate) struct Strides {
+    pub a: usize,
+    pub b: usize,
+    pub c: usize,
 }
 
 impl<E: Real> Gemm<'_, E> {
@@ -162,10 +172,10 @@ impl<E: Real> GemmTask<'_, '_, E> {
                 fetch[1] = match g.b {
                     B::Panels(_) => Ahead::new(b.wrapping_add(g.depth * PANEL), 1, depth * PANEL, 0, steps),
                     B::Rows(b) => Ahead::new(
-                        b[k * g.columns + (p + 1) * PANEL..].as_ptr(),
+                        b[k * g.strides.b + (p + 1) * PANEL..].as_ptr(),
                         depth,
                         PANEL,
-                        g.columns,
+                        g.strides.b,
                         steps,
                     ),
                 };
@@ -184,8 +194,8 @@ impl<E: Real> GemmTask<'_, '_, E> {
         let depth = DEPTH.min(g.depth - k);
         match g.a {
             _ if rows == 0 => Ahead::NONE,
-            A::Rows(a) => Ahead::new(a[row * g.depth + k..].as_ptr(), rows, depth, g.depth, steps),
-            A::Columns(a) => Ahead::new(a[k * g.rows + row..].as_ptr(), depth, rows, g.rows, steps),
+            A::Rows(a) => Ahead::new(a[row * g.strides.a + k..].as_ptr(), rows, depth, g.strides.a, steps),
+            A::Columns(a) => Ahead::new(a[k * g.strides.a + row..].as_ptr(), depth, rows, g.strides.a, steps),
         }
     }
 
@@ -195,7 +205,7 @@ impl<E: Real> GemmTask<'_, '_, E> {
         match g.a {
             A::Rows(a) => {
                 for (row, to) in self.rows.clone().zip(self.a.chunks_exact_mut(ROW_STRIDE)) {
-                    to[..depth].copy_from_slice(&a[row * g.depth + k..][..depth]);
+                    to[..depth].copy_from_slice(&a[row * g.strides.a + k..][..depth]);
                 }
             }
             A::Columns(a) => {
@@ -205,7 +215,7 @@ impl<E: Real> GemmTask<'_, '_, E> {
                     for (row, group) in self.rows.clone().step_by(L::TILE_ROWS).zip(groups) {
                         for d in d0..(d0 + WIDTH).min(depth) {
                             // The tile reads TILE_ROWS of the sixteen elements that are written.
-                            let from = l.get(a, (k + d) * g.rows + row, E::ZERO);
+                            let from = l.get(a, (k + d) * g.strides.a + row, E::ZERO);
                             l.put(group, d * COLUMN_STRIDE, from);
                         }
                     }
@@ -220,7 +230,7 @@ impl<E: Real> GemmTask<'_, '_, E> {
         let columns = self.gemm.columns;
         let width = PANEL.min(columns - p * PANEL);
         for (d, to) in self.b.chunks_exact_mut(PANEL).take(depth).enumerate() {
-            let from = &b[(k + d) * columns + p * PANEL..][..width];
+            let from = &b[(k + d) * self.gemm.strides.b + p * PANEL..][..width];
             if let (Some(from), (to, [])) = (from.first_chunk::<PANEL>(), to.as_chunks_mut::<WIDTH>()) {
                 let (from, _) = from.as_chunks::<WIDTH>();
                 l.store(&mut to[0], l.load(&from[0]));
@@ -246,11 +256,11 @@ impl<E: Real> GemmTask<'_, '_, E> {
         let g = self.gemm;
         let layout = if matches!(g.a, A::Rows(_)) { Layout::Rows } else { Layout::Columns };
         let width = PANEL.min(g.columns - p * PANEL);
-        let c = g.c.at(self.rows.start * g.columns + p * PANEL);
+        let c = g.c.at(self.rows.start * g.strides.c + p * PANEL);
         let a = self.a.as_ptr();
         let rows = self.rows.len();
         let mut tile =
-            Tile { rows, depth, vectors: 2, layout, a, b, b_stride: PANEL, c, c_stride: g.columns, start };
+            Tile { rows, depth, vectors: 2, layout, a, b, b_stride: PANEL, c, c_stride: g.strides.c, start };
         if width == PANEL {
             // SAFETY: A and B were packed for this block; the block of C belongs to this task and is PANEL columns
             // wide.
@@ -273,7 +283,7 @@ impl<E: Real> GemmTask<'_, '_, E> {
     fn move_edge(&mut self, p: usize, width: usize, copy: impl Fn(&mut [E], &mut [E])) {
         let g = self.gemm;
         for (row, edge) in self.rows.clone().zip(self.edge.chunks_exact_mut(PANEL)) {
-            let at = row * g.columns + p * PANEL;
+            let at = row * g.strides.c + p * PANEL;
             // SAFETY: rows and panel belong to this task.
             copy(&mut edge[..width], unsafe { g.c.range(at..at + width) });
         }
@@ -286,7 +296,7 @@ impl<E: Real> GemmTask<'_, '_, E> {
         let columns = self.panels.start * PANEL..(self.panels.end * PANEL).min(g.columns);
         for row in self.rows.clone() {
             // SAFETY: rows and columns belong to this task.
-            let c = unsafe { g.c.range(row * g.columns + columns.start..row * g.columns + columns.end) };
+            let c = unsafe { g.c.range(row * g.strides.c + columns.start..row * g.strides.c + columns.end) };
             for (c, b) in c.iter_mut().zip(&bias[columns.clone()]) {
                 *c += *b;
             }

@@ -34,6 +34,10 @@ pub(super) struct ProductShape {
     pub has_bias: bool,
     pub adds: bool,
     pub n_splits: usize,
+    /// Elements from one stored row to the next of a, b and c.
+    pub strides: [usize; 3],
+    /// Elements of which every row of a, b and c begins at a multiple.
+    pub aligned: [usize; 3],
 }
 
 impl ProductShape {
@@ -46,13 +50,9 @@ impl ProductShape {
     /// Bytes that the addresses of a, b, c and d are multiples of. An operand may begin at any row of a buffer, so its
     /// alignment is that of a row.
     fn alignments(self) -> [u32; 4] {
-        let leading = [
-            (if self.transposed.0 { self.k } else { self.m }, self.kinds.0),
-            (if self.transposed.1 { self.n } else { self.k }, self.kinds.1),
-            (self.m, self.kinds.2),
-            (self.m, self.kinds.2),
-        ];
-        leading.map(|(width, kind)| (1 << (width * kind.n_bytes()).trailing_zeros()).min(16))
+        let [a, b, c] = self.aligned;
+        let operands = [(a, self.kinds.0), (b, self.kinds.1), (c, self.kinds.2), (c, self.kinds.2)];
+        operands.map(|(elements, kind)| ((elements * kind.n_bytes()) as u32).min(16))
     }
 }
 
@@ -201,18 +201,19 @@ impl Prepared {
         };
         let ProductShape { m, n, k, .. } = shape;
         let depth = k / shape.n_splits;
+        let [a, b, c] = shape.strides;
         let layouts = [
             if shape.transposed.0 {
-                layout(shape.kinds.0, k, m, depth, depth)
+                layout(shape.kinds.0, a, m, depth, depth)
             } else {
-                layout(shape.kinds.0, m, depth, m, m * depth)
+                layout(shape.kinds.0, a, depth, m, a * depth)
             },
             if shape.transposed.1 {
-                layout(shape.kinds.1, n, depth, n, n * depth)
+                layout(shape.kinds.1, b, depth, n, b * depth)
             } else {
-                layout(shape.kinds.1, k, n, depth, depth)
+                layout(shape.kinds.1, b, n, depth, depth)
             },
-            layout(shape.kinds.2, m, n, m, m * n),
+            layout(shape.kinds.2, c, n, m, c * n),
         ];
         Prepared { description, layouts, algorithm: None }
     }

@@ -151,27 +151,30 @@ __device__ __forceinline__ void fingerprint_parts(const T* x, u64* parts, u64 n)
 KERNEL reduce_fingerprint_float(const float* x, u64* parts, u64 n) { fingerprint_parts(x, parts, n); }
 KERNEL reduce_fingerprint_bf16(const bf16* x, u64* parts, u64 n) { fingerprint_parts(x, parts, n); }
 
-// c [m, n] (+)= op(a) op(b) in column-major order, for shapes that cuBLASLt refuses: each element is one chain over the
+// c [m, n] (+)= alpha op(a) op(b) in column-major order, for shapes that cuBLASLt refuses: each element is one chain over the
 // depth. Grid: elements of c.
 template <class S, class D>
 __device__ __forceinline__ void product(const S* a, const S* b, D* c, const D* bias, int m, int n, int k,
-                                        int transposed_a, int transposed_b, int adds) {
+                                        int a_stride, int b_stride, int c_stride, int transposed_a, int transposed_b,
+                                        int adds, float alpha) {
     size_t at = element();
     if (at >= (size_t)m * n) return;
     size_t i = at % m, j = at / m;
-    size_t a_start = transposed_a ? i * k : i, a_step = transposed_a ? 1 : m;
-    size_t b_start = transposed_b ? j : j * k, b_step = transposed_b ? n : 1;
+    size_t a_start = transposed_a ? i * a_stride : i, a_step = transposed_a ? 1 : a_stride;
+    size_t b_start = transposed_b ? j : j * b_stride, b_step = transposed_b ? b_stride : 1;
+    at = i + j * c_stride;
     float sum = 0.0f;
     for (int d = 0; d < k; ++d) sum = fmaf(widen(a[a_start + d * a_step]), widen(b[b_start + d * b_step]), sum);
+    sum *= alpha;
     if (bias) sum += widen(bias[i]);
     if (adds) sum += widen(c[at]);
     c[at] = round_to<D>(sum);
 }
 
 #define PRODUCT(S, D)                                                                                                  \
-    KERNEL product_##S##_##D(const S* a, const S* b, D* c, const D* bias, int m, int n, int k, int transposed_a,       \
-                             int transposed_b, int adds) {                                                             \
-        product<S, D>(a, b, c, bias, m, n, k, transposed_a, transposed_b, adds);                                       \
+    KERNEL product_##S##_##D(const S* a, const S* b, D* c, const D* bias, int m, int n, int k, int a_stride,           \
+                             int b_stride, int c_stride, int transposed_a, int transposed_b, int adds, float alpha) {  \
+        product<S, D>(a, b, c, bias, m, n, k, a_stride, b_stride, c_stride, transposed_a, transposed_b, adds, alpha);  \
     }
 PRODUCT(float, float)
 PRODUCT(bf16, bf16)

@@ -38,7 +38,7 @@ pub(crate) use launch::Launch;
 pub use libraries::{Library, SEARCH_VARIABLE};
 pub(crate) use memory::Memory;
 pub use probe::{Found, FoundLibrary, Gpu, OLDEST_CAPABILITY, probe};
-pub(crate) use product::{MatrixProduct, SPLIT_K_BYTES};
+pub(crate) use product::{MatrixProduct, Placement, SPLIT_K_BYTES};
 pub(crate) use slice::{ElementType, Slice};
 pub(crate) use tensor_map::TensorMap;
 pub(crate) use transfer::PinnedDownload;

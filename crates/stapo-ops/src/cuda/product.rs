@@ -11,7 +11,7 @@ use super::error::{self, Code, CudaError};
 use super::kernels::ELEMENTWISE;
 use super::slice::{ElementType, Slice};
 
-/// `c (+)= op(a) op(b)` in column-major order: op(a) `[m, k]`, op(b) `[k, n]`, c `[m, n]`. In forward and in the
+/// `c (+)= alpha op(a) op(b)` in column-major order: op(a) `[m, k]`, op(b) `[k, n]`, c `[m, n]`. In forward and in the
 /// input's gradient n is the number of tokens.
 pub(crate) struct MatrixProduct {
     pub m: usize,
@@ -28,6 +28,44 @@ pub(crate) struct MatrixProduct {
     pub columns: Columns,
     /// Split-K: the depth is divided into so many equal parts, and c is `[n_splits, m, n]`, the product of each part.
     pub n_splits: usize,
+    pub alpha: f32,
+    /// `None`: each operand is a matrix of its own.
+    pub placement: Option<Placement>,
+}
+
+/// Operands that are columns of wider matrices, each by its elements from one row to the next and by the first column.
+/// Split-K and a bias have no placement.
+#[derive(Clone, Copy)]
+pub(crate) struct Placement {
+    /// Of a, b and c.
+    pub strides: [usize; 3],
+    pub starts: [usize; 3],
+}
+
+impl MatrixProduct {
+    /// Elements from one stored row to the next of a, b and c.
+    fn strides(&self) -> [usize; 3] {
+        let alone = [
+            if self.transposed_a { self.k } else { self.m },
+            if self.transposed_b { self.n } else { self.k },
+            self.m,
+        ];
+        self.placement.map_or(alone, |placement| placement.strides)
+    }
+
+    /// The addresses of the first elements of a, b and c.
+    fn addresses(&self) -> [u64; 3] {
+        let starts = self.placement.map_or([0; 3], |placement| placement.starts);
+        let operands = [self.a, self.b, self.c];
+        std::array::from_fn(|i| operands[i].address + (starts[i] * operands[i].kind.n_bytes()) as u64)
+    }
+
+    /// The largest number of elements, up to 16, of which every row of an operand begins at a multiple.
+    fn aligned(&self) -> [usize; 3] {
+        let starts = self.placement.map_or([0; 3], |placement| placement.starts);
+        let strides = self.strides();
+        std::array::from_fn(|i| 1 << (strides[i] | starts[i] | 16).trailing_zeros())
+    }
 }
 
 /// Bytes of the workspace that holds the partial sums of split-K. A larger workspace takes more rows at a time, which
@@ -50,6 +88,8 @@ impl Cuda {
             has_bias: p.bias.is_some(),
             adds: p.adds,
             n_splits: p.n_splits,
+            strides: p.strides(),
+            aligned: p.aligned(),
         };
         let mut blas = lock(&self.blas);
         let workspace = *blas.workspace.get_or_insert_with(|| allocate_workspace(self, WORKSPACE_BYTES));
@@ -62,9 +102,10 @@ impl Cuda {
         if let Some(bias) = p.bias {
             set_bias(prepared.description, bias.address);
         }
-        let alpha = 1.0f32;
+        let alpha = p.alpha;
         let beta = if p.adds { 1.0f32 } else { 0.0 };
         let [a, b, c] = prepared.layouts;
+        let [a_address, b_address, c_address] = p.addresses();
         // SAFETY: the layouts are those of the slices, whose lengths the op checked; the workspace has the length said.
         let done = unsafe {
             result::matmul(
@@ -72,13 +113,13 @@ impl Cuda {
                 prepared.description,
                 (&raw const alpha).cast(),
                 (&raw const beta).cast(),
-                p.a.address as *const _,
+                a_address as *const _,
                 a,
-                p.b.address as *const _,
+                b_address as *const _,
                 b,
-                p.c.address as *const _,
+                c_address as *const _,
                 c,
-                p.c.address as *mut _,
+                c_address as *mut _,
                 c,
                 std::ptr::from_ref(algorithm),
                 workspace as *mut _,
@@ -102,11 +143,13 @@ impl Cuda {
     fn plain_product(&self, p: &MatrixProduct) {
         assert!(p.n_splits == 1, "a product in parts has widths that cuBLASLt takes");
         let name = format!("product_{}_{}", p.a.name(), p.c.name());
-        let launch = self.kernel(&ELEMENTWISE, &name).arg(p.a).arg(p.b).arg(p.c).arg(p.bias);
+        let [a, b, c] = p.addresses();
+        let launch = self.kernel(&ELEMENTWISE, &name).arg(a).arg(b).arg(c).arg(p.bias);
         let launch = launch.arg(p.m).arg(p.n).arg(p.k);
+        let launch = p.strides().into_iter().fold(launch, |launch, stride| launch.arg(stride));
         let switches = [p.transposed_a, p.transposed_b, p.adds];
         let launch = switches.into_iter().fold(launch, |launch, is_on| launch.arg(usize::from(is_on)));
-        launch.run([(p.m * p.n).div_ceil(256), 1], 256, 0);
+        launch.arg(p.alpha).run([(p.m * p.n).div_ceil(256), 1], 256, 0);
     }
 }
 

@@ -96,7 +96,8 @@ pub(crate) fn backward<E: Float>(
     grads: ScoreGrads<'_, E>,
     to: HeadGrads<'_, E>,
 ) {
-    let (d_hidden, d_weight) = (to.d_hidden.into_host(), to.d_weight.into_host());
+    let d_hidden = to.d_hidden.into_host();
+    let mut d_weight = to.d_weight.map(|d_weight| d_weight.into_host());
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let inv_temperature = E::from_f64(1.0 / dims.temperature);
     let (targets, lse, entropy) = (grads.targets.host(), grads.lse.host(), grads.entropy.host());
@@ -116,7 +117,9 @@ pub(crate) fn backward<E: Float>(
         let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
         let d_chunk = &mut d_hidden[rows.clone()];
         matmul::cpu::backward_input(cpu, chunk, logits, weight.view().host(), Write::Set, d_chunk);
-        matmul::cpu::backward_weight(cpu, chunk, &hidden[rows], logits, d_weight);
+        if let Some(d_weight) = &mut d_weight {
+            matmul::cpu::backward_weight(cpu, chunk, &hidden[rows], logits, d_weight);
+        }
     });
 }
 

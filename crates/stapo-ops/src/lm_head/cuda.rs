@@ -123,7 +123,9 @@ pub(super) fn backward<T: Float>(
         let rows = |slice: Slice| slice.part(start * width, n * width);
         let flat = weight.view().cuda();
         matmul::cuda::backward_input(cuda, chunk, d_logits, flat, Write::Set, rows(to.d_hidden.cuda()));
-        let d_weight = to.d_weight.cuda().f32(op);
-        matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, Write::Add, d_weight);
+        if let Some(d_weight) = &to.d_weight {
+            let d_weight = d_weight.cuda().f32(op);
+            matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, Write::Add, d_weight);
+        }
     }
 }

@@ -95,8 +95,9 @@ pub struct ScoreGrads<'a, T: Float> {
 pub struct HeadGrads<'a, T: Float> {
     /// `[T, D]`, overwritten.
     pub d_hidden: ViewMut<'a, T>,
-    /// `[vocab, D]`, added to: one chain over the tokens, on a GPU in chunks from the last to the first.
-    pub d_weight: ViewMut<'a, T>,
+    /// `[vocab, D]`, added to: one chain over the tokens, on a GPU in chunks from the last to the first. `None` for a
+    /// frozen head.
+    pub d_weight: Option<ViewMut<'a, T>>,
 }
 
 /// Recomputes all logits but those of the last chunk, which `logits` may hold. Shapes: hidden `[T, D]`; weight
@@ -117,7 +118,9 @@ pub fn backward<T: Float>(
     check(op, "d_logp", grads.d_logp.len(), dims.tokens);
     check(op, "d_entropy", grads.d_entropy.len(), dims.tokens);
     check(op, "d_hidden", to.d_hidden.len(), hidden.len());
-    check(op, "d_weight", to.d_weight.len(), weight.shape().len());
+    if let Some(d_weight) = &to.d_weight {
+        check(op, "d_weight", d_weight.len(), weight.shape().len());
+    }
     match device.backend() {
         Backend::Cpu(cpu) => T::lm_head_backward(cpu, dims, hidden.host(), weight, grads, to),
         Backend::Cuda(cuda) => cuda::backward(cuda, dims, hidden.cuda(), weight, grads, logits.0, &to),

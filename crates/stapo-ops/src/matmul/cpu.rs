@@ -1,5 +1,5 @@
 use super::Dims;
-use crate::cpu::gemm::{A, B, Gemm};
+use crate::cpu::gemm::{A, B, Gemm, Strides};
 use crate::cpu::simd::tile::Start;
 use crate::cpu::{Cpu, Shared};
 use crate::{Float, Write};
@@ -14,6 +14,7 @@ pub(crate) fn forward<E: Float>(cpu: &Cpu, d: Dims, x: &[E], panels: &[E], bias:
         bias,
         c: Shared::new(y),
         start: Start::Zero,
+        strides: Strides { a: d.inputs, b: 0, c: d.outputs },
     }
     .run(cpu);
 }
@@ -28,6 +29,7 @@ pub(crate) fn backward_input<E: Float>(cpu: &Cpu, d: Dims, d_y: &[E], w: &[E], w
         bias: None,
         c: Shared::new(d_x),
         start: if write == Write::Add { Start::Continue } else { Start::Zero },
+        strides: Strides { a: d.outputs, b: d.inputs, c: d.inputs },
     }
     .run(cpu);
 }
@@ -42,6 +44,7 @@ pub(crate) fn backward_weight<E: Float>(cpu: &Cpu, d: Dims, x: &[E], d_y: &[E], 
         bias: None,
         c: Shared::new(d_weight),
         start: Start::Continue,
+        strides: Strides { a: d.outputs, b: d.inputs, c: d.inputs },
     }
     .run(cpu);
 }

@@ -38,7 +38,8 @@ pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: 
     }
 }
 
-fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProduct {
+/// `y = x W^T`.
+pub(crate) fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProduct {
     MatrixProduct {
         m: d.outputs,
         n: d.tokens,
@@ -52,6 +53,8 @@ fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProduct {
         bias: None,
         columns: Columns::Tokens,
         n_splits: 1,
+        alpha: 1.0,
+        placement: None,
     }
 }
 
@@ -83,7 +86,12 @@ pub(crate) fn for_each_split(
 }
 
 pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slice, write: Write, d_x: Slice) {
-    cuda.product(&MatrixProduct {
+    cuda.product(&input_gradient(d, d_y, weight, write, d_x));
+}
+
+/// `d_x (+)= d_y W`.
+pub(crate) fn input_gradient(d: Dims, d_y: Slice, weight: Slice, write: Write, d_x: Slice) -> MatrixProduct {
+    MatrixProduct {
         m: d.inputs,
         n: d.tokens,
         k: d.outputs,
@@ -96,7 +104,9 @@ pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slic
         bias: None,
         columns: Columns::Tokens,
         n_splits: 1,
-    });
+        alpha: 1.0,
+        placement: None,
+    }
 }
 
 pub(crate) fn backward_weight(
@@ -113,7 +123,12 @@ pub(crate) fn backward_weight(
         }
         return;
     }
-    cuda.product(&MatrixProduct {
+    cuda.product(&weight_gradient(d, x, d_y, write, d_weight));
+}
+
+/// `d_weight (+)= d_y^T x`.
+pub(crate) fn weight_gradient(d: Dims, x: Slice, d_y: Slice, write: Write, d_weight: Slice) -> MatrixProduct {
+    MatrixProduct {
         m: d.inputs,
         n: d.outputs,
         k: d.tokens,
@@ -126,7 +141,9 @@ pub(crate) fn backward_weight(
         bias: None,
         columns: Columns::Width,
         n_splits: 1,
-    });
+        alpha: 1.0,
+        placement: None,
+    }
 }
 
 pub(super) fn backward_bias(cuda: &Arc<Cuda>, tokens: usize, outputs: usize, d_y: Slice, d_bias: Slice) {

@@ -35,7 +35,15 @@ pub struct Weight<T: Float> {
 
 impl<T: Float> Weight<T> {
     pub fn zeros(device: &Device, shape: Shape) -> Result<Self, OutOfMemory> {
-        let flat = device.weight_zeros(shape.len())?;
+        Self::with_flat(device, shape, device.weight_zeros(shape.len())?)
+    }
+
+    /// A weight that no optimizer updates: on a GPU it has no f32 master.
+    pub fn frozen_zeros(device: &Device, shape: Shape) -> Result<Self, OutOfMemory> {
+        Self::with_flat(device, shape, device.compute_zeros(shape.len())?)
+    }
+
+    fn with_flat(device: &Device, shape: Shape, flat: Buffer<T>) -> Result<Self, OutOfMemory> {
         let n_panels = match device.backend() {
             Backend::Cpu(_) => panels_len(shape.outputs, shape.inputs),
             Backend::Cuda(_) => 0,

@@ -68,7 +68,7 @@ pub(super) fn backward<T: Float>(
     d_out: Slice,
     write: Write,
     d_x: Slice,
-    d_weight: Slice,
+    d_weight: Option<Slice>,
 ) {
     let op = "rmsnorm::backward";
     let (x, weight, inv_rms) = (saved.x.cuda(), saved.weight.cuda(), saved.inv_rms.cuda());
@@ -81,5 +81,7 @@ pub(super) fn backward<T: Float>(
     let launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(weight).arg(inv_rms.f32(op)).arg(d_out).arg(d_x);
     let launch = launch.arg(parts.slice()).arg(d.tokens).arg(d.width);
     launch.run([n_parts, 1], d.width.div_ceil(8).next_multiple_of(32), 0);
-    add_column_sums(cuda, parts.slice(), n_parts, d_weight.f32(op));
+    if let Some(d_weight) = d_weight {
+        add_column_sums(cuda, parts.slice(), n_parts, d_weight.f32(op));
+    }
 }

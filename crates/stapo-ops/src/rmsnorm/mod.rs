@@ -122,31 +122,37 @@ pub(crate) fn check_out<T: Float>(op: &str, dims: Dims, weight: View<'_, T>, to:
     check(op, "inv_rms", to.inv_rms.len(), dims.tokens);
 }
 
-/// Shapes: d_out, d_x `[T, D]`; d_weight `[D]`. Adds to d_weight. Sets d_x, or adds to d_x where the gradient of the
-/// residual is already there, as `write` says.
-pub fn backward<T: Float>(
+/// Shapes: d_out, d_x `[T, D]`; d_weight `[D]`, `None` for a frozen weight. Adds to d_weight. Sets d_x, or adds to d_x
+/// where the gradient of the residual is already there, as `write` says.
+pub fn backward<'a, T: Float>(
     device: &Device,
     dims: Dims,
     saved: Saved<'_, T>,
     d_out: View<'_, T>,
     write: Write,
     d_x: ViewMut<'_, T>,
-    d_weight: ViewMut<'_, T>,
+    d_weight: impl Into<Option<ViewMut<'a, T>>>,
 ) {
+    let d_weight = d_weight.into();
     let op = "rmsnorm::backward";
     check(op, "x", saved.x.len(), dims.tokens * dims.width);
     check(op, "weight", saved.weight.len(), dims.width);
     check(op, "inv_rms", saved.inv_rms.len(), dims.tokens);
     check(op, "d_out", d_out.len(), dims.tokens * dims.width);
     check(op, "d_x", d_x.len(), dims.tokens * dims.width);
-    check(op, "d_weight", d_weight.len(), dims.width);
+    if let Some(d_weight) = &d_weight {
+        check(op, "d_weight", d_weight.len(), dims.width);
+    }
     match device.backend() {
         Backend::Cpu(cpu) => {
             T::rmsnorm_backward_input(cpu, dims, saved, d_out.host(), write, d_x.into_host());
-            T::rmsnorm_backward_weight(cpu, dims, saved, d_out.host(), d_weight.into_host());
+            if let Some(d_weight) = d_weight {
+                T::rmsnorm_backward_weight(cpu, dims, saved, d_out.host(), d_weight.into_host());
+            }
         }
         Backend::Cuda(cuda) => {
-            cuda::backward(cuda, dims, saved, d_out.cuda(), write, d_x.cuda(), d_weight.cuda());
+            let d_weight = d_weight.map(|d_weight| d_weight.cuda());
+            cuda::backward(cuda, dims, saved, d_out.cuda(), write, d_x.cuda(), d_weight);
         }
     }
 }

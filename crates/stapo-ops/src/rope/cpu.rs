@@ -1,4 +1,4 @@
-use super::{Dims, HeadNorm, HeadNormGrad, Table};
+use super::{Dims, HeadNorm, HeadNormGrad, HeadNormSums, Table};
 use crate::Float;
 use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
 use crate::cpu::{Cpu, Shared};
@@ -167,8 +167,8 @@ pub(crate) fn backward<E: Float>(
             cpu.dispatch(Backward { d, rotation: rotations.of(token), norm, d_out: &d_out[row], d_raw });
         }
     });
-    if let Some(grad) = norm {
-        backward_weight(cpu, d, rotations, grad, d_out);
+    if let Some(HeadNormGrad { raw, inv_rms, to: Some(to), .. }) = norm {
+        backward_weight(cpu, d, rotations, (raw.host(), inv_rms.host()), to, d_out);
     }
 }
 
@@ -206,14 +206,13 @@ fn backward_weight<E: Float>(
     cpu: &Cpu,
     d: Dims,
     rotations: Rotations<'_, E>,
-    grad: HeadNormGrad<'_, E>,
+    (raw, inv_rms): (&[E], &[E]),
+    to: HeadNormSums<'_, E>,
     d_out: &[E],
 ) {
     let half = d.heads.dim / 2;
     let vectors = half.div_ceil(WIDTH);
-    let (raw, inv_rms) = (grad.raw.host(), grad.inv_rms.host());
-    let d_weights =
-        [Shared::new(grad.d_query_weight.into_host()), Shared::new(grad.d_key_weight.into_host())];
+    let d_weights = [Shared::new(to.d_query_weight.into_host()), Shared::new(to.d_key_weight.into_host())];
     cpu.tasks(2 * vectors, |task| {
         let is_key = task / vectors;
         let at = task % vectors * WIDTH;

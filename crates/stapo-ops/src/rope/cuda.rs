@@ -59,12 +59,12 @@ pub(super) fn backward<T: Float>(
         .arg(parts.as_ref().map(Memory::slice));
     let shape = Fields::default().four_bytes(d.tokens).four_bytes(heads.query).four_bytes(heads.kv);
     launch.fields(&shape).run([n_parts, 1], THREADS, THREADS / 32 * 2 * heads.dim * 4);
-    if let Some((norm, parts)) = norm.zip(parts) {
+    if let Some((to, parts)) = norm.and_then(|norm| norm.to).zip(parts) {
         let sums_memory = Memory::scratch(cuda, 2 * heads.dim, ElementType::F32);
         let sums = sums_memory.slice();
         cuda.fill(sums, 0.0f32);
         add_column_sums(cuda, parts.slice(), n_parts, sums);
-        let (query, key) = (norm.d_query_weight.cuda().f32(op), norm.d_key_weight.cuda().f32(op));
+        let (query, key) = (to.d_query_weight.cuda().f32(op), to.d_key_weight.cuda().f32(op));
         crate::residual::cuda::add(cuda, query, sums.part(0, heads.dim));
         crate::residual::cuda::add(cuda, key, sums.part(heads.dim, heads.dim));
     }

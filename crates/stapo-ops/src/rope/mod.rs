@@ -36,9 +36,14 @@ pub struct HeadNormGrad<'a, T: Float> {
     pub raw: View<'a, T>,
     /// `[T, query heads + kv heads]`, from [`forward`].
     pub inv_rms: View<'a, T>,
-    /// `[head_dim]`, added to: one chain over tokens, within a token over heads.
+    /// `None` where the norms are frozen.
+    pub to: Option<HeadNormSums<'a, T>>,
+}
+
+/// The gradients of a [`HeadNorm`]'s weights, `[head_dim]` each, added to: one chain over tokens, within a token over
+/// heads.
+pub struct HeadNormSums<'a, T: Float> {
     pub d_query_weight: ViewMut<'a, T>,
-    /// `[head_dim]`, added to.
     pub d_key_weight: ViewMut<'a, T>,
 }
 
@@ -83,8 +88,10 @@ pub fn backward<T: Float>(
     if let Some(grad) = &norm {
         check_norm("rope::backward", dims, grad.norm, grad.inv_rms.len());
         check("rope::backward", "raw", grad.raw.len(), d_out.len());
-        check("rope::backward", "d_query_weight", grad.d_query_weight.len(), dims.heads.dim);
-        check("rope::backward", "d_key_weight", grad.d_key_weight.len(), dims.heads.dim);
+        if let Some(to) = &grad.to {
+            check("rope::backward", "d_query_weight", to.d_query_weight.len(), dims.heads.dim);
+            check("rope::backward", "d_key_weight", to.d_key_weight.len(), dims.heads.dim);
+        }
     }
     match device.backend() {
         Backend::Cpu(cpu) => {

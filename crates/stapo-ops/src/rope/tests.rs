@@ -44,8 +44,7 @@ fn backward_of<T: Float>(
         norm: HeadNorm { query_weight: q.view(), key_weight: k.view(), eps: 1e-3 },
         raw: raw.view(),
         inv_rms: inv_rms.view(),
-        d_query_weight: d_q.view_mut(),
-        d_key_weight: d_k.view_mut(),
+        to: Some(HeadNormSums { d_query_weight: d_q.view_mut(), d_key_weight: d_k.view_mut() }),
     });
     let has_norm = grad.is_some();
     backward(device, d, &table(device, d.heads), positions.view(), grad, d_out.view(), d_raw.view_mut());

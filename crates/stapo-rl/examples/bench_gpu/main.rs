@@ -2,6 +2,7 @@
 //! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, the objective of STAPO, backward, clip,
 //! `AdamW`), `decode`, `exact` (compares every sampled token's log-prob with the packed training forward), `rollout` (spread
 //! lengths, beside an ideal scheduler), `step` (training steps as `stapo train` makes them). Each task prints JSON objects.
+//! `--lora=RANK` gives the model adapters on all linear modules.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
 
@@ -10,7 +11,8 @@ use stapo_core::objective::{
 };
 use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{
-    ArenaLayout, Gradients, HeadOptions, PackedBatch, Pass, Policy, Purpose, Recompute, TokenScores,
+    ArenaLayout, Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy,
+    PolicySpec, Purpose, Recompute, TokenScores,
 };
 use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
@@ -40,7 +42,8 @@ fn main() -> Result<(), Failure> {
     let device = Device::cuda(CudaOptions { training, ..CudaOptions::default() })?;
     let opened = begin.elapsed().as_secs_f64();
     let config = shape(&options)?;
-    let mut policy = Policy::zeros(&device, &config)?;
+    let lora = lora(&options);
+    let mut policy = Policy::zeros(&device, PolicySpec { config: &config, lora: lora.as_ref() })?;
     fill(&mut policy);
     eprintln!("device {opened:.2} s, weights {:.2} s", begin.elapsed().as_secs_f64() - opened);
     match task.as_str() {
@@ -52,18 +55,29 @@ fn main() -> Result<(), Failure> {
     }
 }
 
+/// The adapters that `--lora` asks for.
+fn lora(options: &Options) -> Option<LoraSpec> {
+    let rank = options.get("lora", 0);
+    let targets = LoraTarget::ALL.to_vec();
+    (rank > 0).then(|| LoraSpec { rank, alpha: 2.0 * rank as f64, scale: LoraScale::Plain, targets })
+}
+
 fn used_gib(device: &Device) -> f64 {
     device.memory().map_or(0.0, |(free, total)| (total - free) as f64 / f64::from(1 << 30))
 }
 
 /// The expected memory: weights, gradients, optimizer states, activations, logits and their gradient, libraries.
 fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, recompute: Recompute) -> f64 {
-    let n = config.n_parameters() as usize;
-    let lookup = if config.tied_embeddings { config.vocabulary * config.width } else { 0 };
+    let lora = lora(options);
+    let n = lora.as_ref().map_or(config.n_parameters(), |lora| lora.n_parameters(config)) as usize;
+    let frozen = if lora.is_some() { 2 * config.n_parameters() as usize } else { 0 };
+    let is_looked_up = config.tied_embeddings && lora.is_none();
+    let lookup = if is_looked_up { config.vocabulary * config.width } else { 0 };
     let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
-    let arena = ArenaLayout::new(config, n_tokens, n_tokens, Purpose::Training(recompute)).bytes(2);
+    let layout = ArenaLayout::new(config, n_tokens, n_tokens, Purpose::Training(recompute));
+    let arena = layout.with_adapters(lora.as_ref()).bytes(2);
     let logits = n_tokens.min(2048) * config.vocabulary * 6;
-    (trained + 4 * (n + lookup) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
+    (frozen + trained + 4 * (n + lookup) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
 }
 
 /// Measures optimizer steps over `sequences` x `length` tokens in micro-batches of at most `microbatch` tokens.
@@ -369,6 +383,10 @@ fn fill(policy: &mut Policy) {
         for part in rest.chunks_mut(pattern.len()) {
             part.copy_from_slice(&pattern[..part.len()]);
         }
+    });
+    let Ok(()) = policy.try_fill_adapters(|_, values| {
+        values.chunks_mut(pattern.len()).for_each(|part| part.copy_from_slice(&pattern[..part.len()]));
+        Ok::<_, std::convert::Infallible>(())
     });
 }
 

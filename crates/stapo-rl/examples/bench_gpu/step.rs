@@ -27,8 +27,8 @@ enabled = false
 "#;
 
 pub fn step(options: &Options) -> Result<(), Failure> {
-    let shape = ["qwen3-0.6b", "qwen3-1.7b", "qwen3-8b", "qwen3-14b", "qwen2.5-0.5b"];
-    let shape = shape.get(options.get("shape", 1)).ok_or("--shape: expected 0 to 4")?;
+    let shape = ["qwen3-0.6b", "qwen3-1.7b", "qwen3-8b", "qwen3-14b", "qwen2.5-0.5b", "qwen3-32b"];
+    let shape = shape.get(options.get("shape", 1)).ok_or("--shape: expected 0 to 5")?;
     let is_8bit = options.get("8bit", 0) == 1;
     let problems = options.get("problems", 8);
     let mut set = vec![
@@ -41,6 +41,9 @@ pub fn step(options: &Options) -> Result<(), Failure> {
         format!("update.microbatch_tokens={}", options.get("microbatch", 16_384)),
         format!("update.states={}", if is_8bit { "8bit" } else { "f32" }),
     ];
+    if let rank @ 1.. = options.get("lora", 0) {
+        set.push(format!("model.lora={{rank={rank}}}"));
+    }
     if let kv_gib @ 1.. = options.get("kv-gib", 0) {
         set.push(format!("rollout.kv_mib={}", kv_gib << 10));
     }
@@ -74,7 +77,7 @@ pub fn step(options: &Options) -> Result<(), Failure> {
     }
     if options.get("hash", 0) == 1 {
         let start = Instant::now();
-        let hash = trainer.learner.state_hash();
+        let hash = trainer.learner.state_hash()?;
         println!(
             r#"{{"task": "hash", "seconds": {:.1}, "sha256": "{hash}"}}"#,
             start.elapsed().as_secs_f64()

@@ -1,6 +1,7 @@
 //! The config of a run: TOML -> [`Config`] (as written) -> [`Plan`] (resolved, checked, immutable).
 
 mod auto;
+pub(crate) mod lora;
 mod plan;
 mod refusal;
 mod reuse;
@@ -10,11 +11,12 @@ mod sources;
 mod style;
 
 pub use auto::{KvMemory, RecomputeChoice};
+pub use lora::{LoraConfig, Targets};
 pub use plan::Plan;
 pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};
 pub use rewards::{Reward, RewardSpec};
-pub use schedule::Schedule;
+pub use schedule::{Curve, Schedule};
 pub use sources::{Behavior, ModelSource, RolloutSource, TeacherSource};
 pub use style::PromptStyle;
 
@@ -39,7 +41,11 @@ pub struct Config {
     /// `cpu`, `cuda` or `cuda:N`.
     pub device: String,
     pub model: ModelSource,
-    /// The frozen reference model of a KL penalty; the model at the start of the run where absent.
+    /// `[model.lora]`: adapters that are trained in place of the model's weights.
+    #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
+    /// The frozen reference model of a KL penalty. Where absent, the model at the start of the run; of a run with
+    /// adapters, the model without them, which needs no second copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<ModelSource>,
     /// What a distillation learns from.
@@ -143,6 +149,9 @@ pub struct UpdateConfig {
     pub problems_per_minibatch: usize,
     /// Prompt and response tokens in one forward and backward pass.
     pub microbatch_tokens: usize,
+    /// How gradients are summed; the device's own way where absent. See [`Plan::sum`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sum: Option<GradientSum>,
     pub recompute: RecomputeChoice,
     pub states: States,
     pub learning_rate: f64,
@@ -156,6 +165,17 @@ pub struct UpdateConfig {
     /// How often a rollout batch is used; once where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
+}
+
+/// The order in which gradients are summed, on which their last bits depend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GradientSum {
+    /// One chain over all tokens: the cuts between micro-batches change no bit. The CPU's default.
+    Tokens,
+    /// Each micro-batch from zero, then micro-batch after micro-batch: the number of processes that share them changes no
+    /// bit. The only way on a GPU.
+    Microbatches,
 }
 
 /// The optimizer's state for each weight.
@@ -259,6 +279,7 @@ impl Default for Config {
             steps: 80,
             device: "cpu".to_string(),
             model: ModelSource::Builtin,
+            lora: None,
             reference: None,
             teacher: None,
             task: kind("arithmetic"),
@@ -307,6 +328,7 @@ impl Default for UpdateConfig {
         UpdateConfig {
             problems_per_minibatch: 16,
             microbatch_tokens: 8192,
+            sum: None,
             recompute: RecomputeChoice::Auto,
             states: States::F32,
             learning_rate: 1e-4,
@@ -378,15 +400,19 @@ impl Config {
         for text in overrides {
             spell_out_objective(&mut table, text);
             sources::make_room_for_path(&mut table, text);
+            lora::make_room(&mut table, text);
             replace_warmup(&mut table, text);
             settings::set(&mut table, text)?;
             sources::spell_out_models(&mut table);
         }
+        lora::lift(&mut table);
         settings::read("config", table)
     }
 
     pub fn to_toml(&self) -> String {
-        settings::to_table(self).to_string()
+        let mut table = settings::to_table(self);
+        lora::lower(&mut table);
+        table.to_string()
     }
 }
 
@@ -407,8 +433,7 @@ fn overlaid(given: Table) -> Table {
     let mut defaults = Config::default();
     let schedule = given.get("update").and_then(|update| update.get("schedule"));
     if schedule.is_some_and(|schedule| schedule.get("warmup_share").is_some()) {
-        defaults.update.schedule =
-            Schedule::Constant { warmup_steps: None, warmup_share: None, total_steps: None };
+        defaults.update.schedule = Schedule::of(Curve::Constant);
     }
     settings::overlay(settings::to_table(&defaults), given)
 }

@@ -3,7 +3,7 @@
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require};
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
-use super::{Behavior, Config, HELD_OUT, KvMemory, RolloutSource, States, TeacherSource};
+use super::{Behavior, Config, GradientSum, HELD_OUT, KvMemory, RolloutSource, States, TeacherSource};
 use crate::task::TaskSpec;
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, preset};
@@ -64,9 +64,23 @@ impl Plan {
         self.config.device.parse().expect("`resolve` checked the device name")
     }
 
+    /// How gradients are summed.
+    pub fn sum(&self) -> GradientSum {
+        let of_device = match self.device() {
+            DeviceName::Cpu => GradientSum::Tokens,
+            DeviceName::Cuda { .. } => GradientSum::Microbatches,
+        };
+        self.config.update.sum.unwrap_or(of_device)
+    }
+
     /// True where ratios divide by the log-probs of another engine from the first update on.
     pub fn has_behavior_of_sampler(&self) -> bool {
         matches!(self.config.rollout.source, Some(RolloutSource::Jsonl { behavior: Behavior::Sampler, .. }))
+    }
+
+    /// Whether the reference of a KL penalty is the model in training without its adapters.
+    pub fn has_free_reference(&self) -> bool {
+        self.config.reference.is_none() && self.config.lora.is_some()
     }
 
     /// Uses of a rollout batch, at most.
@@ -135,6 +149,13 @@ impl Plan {
             "8bit",
             "the CPU keeps f32 states",
             "leave it out, or set device=cuda",
+        )?;
+        require(
+            config.update.sum != Some(GradientSum::Tokens) || device == Ok(DeviceName::Cpu),
+            "update.sum",
+            "tokens",
+            "a GPU sums micro-batch by micro-batch",
+            "leave it out, or set device=cpu",
         )?;
         self.check_objective()?;
         self.check_rollout()?;
@@ -298,6 +319,20 @@ impl Plan {
         let decays = update.weight_decay.is_finite() && update.weight_decay >= 0.0;
         require(decays, "update.weight_decay", update.weight_decay, "expected at least 0", "")?;
         update.schedule.check()?;
+        if let Some(lora) = &self.config.lora {
+            lora.check()?;
+            let refuse = |key, problem: &str, remedy| {
+                Err(PlanError::Refused { key, problem: problem.to_string(), remedy })
+            };
+            if update.reuse.is_some() {
+                let problem = "reads the gradient of the head, which is frozen with model.lora";
+                return refuse("update.reuse", problem, "leave out update.reuse, or model.lora");
+            }
+            if update.states == States::EightBit {
+                let problem = "8bit has blocks that the factors of model.lora do not fill";
+                return refuse("update.states", problem, "set it to f32: the states of adapters are small");
+            }
+        }
         let Some(reuse) = &update.reuse else { return Ok(()) };
         at_least_one("update.reuse.max", reuse.max as u64)?;
         require(reuse.tau.is_finite(), "update.reuse.tau", reuse.tau, "expected a finite number", "")?;

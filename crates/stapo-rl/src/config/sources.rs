@@ -1,5 +1,6 @@
 //! Where models, rollouts and a teacher's log-probs come from.
 
+use super::lora;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use toml::{Table, Value};
@@ -48,6 +49,7 @@ const MODELS: [&str; 3] = ["model", "reference", "teacher"];
 
 /// Writes out the `kind` of models that are named without one: `model = "NAME"` and `[model] path = "NAME"`.
 pub(super) fn spell_out_models(table: &mut Table) {
+    let lora = lora::take(table);
     for key in MODELS {
         let name = match table.get(key) {
             Some(Value::String(name)) => name.clone(),
@@ -65,6 +67,7 @@ pub(super) fn spell_out_models(table: &mut Table) {
         };
         table.insert(key.to_string(), Value::Table(spelled_out));
     }
+    lora::put_back(table, lora);
 }
 
 /// Makes room for an override such as `model.path=NAME`, which names a model of another kind than the config does.
@@ -73,7 +76,9 @@ pub(super) fn make_room_for_path(table: &mut Table, text: &str) {
     let Some(key) = MODELS.iter().find(|model| key == format!("{model}.path")) else { return };
     let kind = table.get(*key).and_then(|value| value.get("kind")).and_then(Value::as_str);
     if kind != Some("path") {
+        let lora = lora::take(table).filter(|_| *key == MODELS[0]);
         table.insert((*key).to_string(), Value::Table(Table::new()));
+        lora::put_back(table, lora);
     }
 }
 

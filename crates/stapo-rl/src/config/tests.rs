@@ -77,7 +77,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
     let rollouts = "rollout.source={kind=\"jsonl\", path=\"x\"}";
     let sampler = "rollout.source={kind=\"jsonl\", path=\"x\", behavior=\"sampler\"}";
     let one = "rewards=[{name=\"a\"}]";
-    let cases: [(&[&str], &str); 29] = [
+    let cases: [(&[&str], &str); 30] = [
         (&["update.reuse={max=0}"], "config.update.reuse.max: 0 expected at least 1"),
         (&["update.reuse={tau=inf}"], "config.update.reuse.tau: inf expected a finite number"),
         (&["update.reuse={window=1}"], "config.update.reuse.window: 1 expected at least 2"),
@@ -115,6 +115,10 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
         (
             &["update.schedule={kind=\"cosine\", final_factor=-1}"],
             "config.update.schedule.final_factor: -1 expected at least 0",
+        ),
+        (
+            &["update.schedule={kind=\"constant\", final_factor=0.1}"],
+            "config.update.schedule.final_factor: 0.1 stands beside kind = \"constant\"",
         ),
         (&["evaluation.best=gsm8k"], "config.evaluation.best: gsm8k is neither held_out nor none"),
         (&["evaluation.patience=0"], "config.evaluation.patience: 0 expected at least 1"),
@@ -282,6 +286,12 @@ fn full_evaluation() -> EvaluationConfig {
     }
 }
 
+fn full_lora() -> LoraConfig {
+    let mut lora = LoraConfig { adapter: Some("adapter".into()), ..LoraConfig::default() };
+    lora.write_out(lora.spec());
+    lora
+}
+
 #[test]
 fn every_key_stands_in_the_documentation() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md")).unwrap();
@@ -289,6 +299,7 @@ fn every_key_stands_in_the_documentation() {
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
     config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
     config.evaluation = full_evaluation();
+    config.lora = Some(full_lora());
     for (key, value) in settings::to_table(&config) {
         let keys = match value {
             Value::Table(inner) if !["model", "reference", "task", "objective"].contains(&key.as_str()) => {
@@ -338,15 +349,17 @@ fn every_config_key_that_a_message_names_exists() {
     let mut config = Config::default();
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
     config.evaluation = full_evaluation();
-    config.update.schedule = Schedule::Cosine {
+    config.update.schedule = Schedule {
+        kind: Curve::Cosine,
         warmup_steps: Some(1),
         warmup_share: Some(0.1),
         total_steps: Some(1),
-        final_factor: 0.0,
+        final_factor: Some(0.0),
     };
     config.rollout.source = Some(RolloutSource::Jsonl { path: "x".into(), behavior: Behavior::Policy });
     config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
     config.update.reuse = Some(Reuse::default());
+    config.update.sum = Some(GradientSum::Microbatches);
     let table = Value::Table(settings::to_table(&config));
     let supervised = Value::Table(settings::to_table(&crate::pretrain::PretrainConfig::default()));
     let is_in =
@@ -377,4 +390,34 @@ fn every_config_key_that_a_message_names_exists() {
         ["update.keep", "rollout.kv_mib"]
     );
     assert!(!exists("update.keep"), "a key that does not exist is found");
+}
+
+#[test]
+fn adapters_are_a_table_of_the_model() {
+    let text = "[model]\npath = \"base\"\n[model.lora]\nrank = 8\ntargets = [\"v_proj\", \"q_proj\"]\n";
+    let config = Config::from_toml(text, ["model.lora.scale=rank-stabilised"]).unwrap();
+    let spec = config.lora.as_ref().unwrap().spec();
+    assert_eq!((spec.rank, spec.alpha, spec.factor()), (8, 16.0, 16.0 / 8f64.sqrt()));
+    assert_eq!(spec.targets.iter().map(|target| target.name()).collect::<Vec<_>>(), ["q_proj", "v_proj"]);
+    assert_eq!(Config::from_toml(&config.to_toml(), []).unwrap(), config);
+    assert!(config.to_toml().contains("[model.lora]"), "{}", config.to_toml());
+    let kept = Config::from_toml(text, ["model.path=other"]).unwrap();
+    assert_eq!((kept.lora, kept.model.to_string()), (config.lora, "other".to_string()));
+    let built_in = Config::from_toml("", ["model.lora.rank=1"]).unwrap();
+    assert_eq!((built_in.model, built_in.lora.unwrap().rank), (ModelSource::Builtin, Some(1)));
+    for (given, word) in [
+        ("model.lora.rank=0", "model.lora.rank"),
+        ("model.lora.alpha=-1", "model.lora.alpha"),
+        ("model.lora.targets=[\"lm_head\"]", "lm_head"),
+        ("model.lora.targets=everything", "all-linear"),
+        ("model.lora.targets=[]", "empty"),
+        ("model.lora.ranks=3", "ranks"),
+        ("model.lora.scale=big", "scale"),
+    ] {
+        let read = Config::from_toml("", [given]).map_err(PlanError::from).and_then(Plan::resolve);
+        let error = read.err().unwrap_or_else(|| panic!("{given} was read")).to_string();
+        assert!(error.contains(word), "{given}: {error}");
+    }
+    let reuse = Config::from_toml("", ["model.lora.rank=1", "update.reuse={max=2}"]).unwrap();
+    assert!(Plan::resolve(reuse).unwrap_err().to_string().contains("update.reuse"));
 }

@@ -30,6 +30,8 @@ pub struct DecodeRows {
 #[derive(Debug, Clone, Copy)]
 pub struct Costs<'a> {
     pub model: &'a ModelConfig,
+    /// Numbers in the adapters that are trained in place of the model's weights.
+    pub n_adapter: Option<u64>,
     pub machine: &'a Machine,
 }
 
@@ -75,6 +77,15 @@ impl Costs<'_> {
         (self.model.n_layers * self.model.width * self.model.ffn_width) as f64
     }
 
+    fn adapter_weights(&self) -> f64 {
+        self.n_adapter.unwrap_or(0) as f64
+    }
+
+    /// Numbers that training changes.
+    pub fn n_trained(&self) -> u64 {
+        self.n_adapter.unwrap_or_else(|| self.model.n_parameters())
+    }
+
     fn head_weights(&self) -> f64 {
         (self.model.vocabulary * self.model.width) as f64
     }
@@ -93,14 +104,17 @@ impl Costs<'_> {
     }
 
     /// Matrix products of a forward and a backward pass: 6 operations per weight and token, and the head's 8 because its
-    /// logits are computed twice. Where layers are recomputed, all products of a layer but the down product run again.
+    /// logits are computed twice; 2 fewer where the weight is frozen. An adapter has 7: its first factor's product, half
+    /// of its numbers, is computed twice. Where layers are recomputed, all products of a layer but the down product run
+    /// again.
     pub fn training_products(&self, tokens: Tokens, recompute: Recompute) -> f64 {
         let again = match recompute {
             Recompute::Nothing | Recompute::Inputs => 0.0,
             Recompute::Layers => self.layer_weights() - self.down_weights(),
         };
-        let per_token = 6.0 * self.layer_weights() + 2.0 * again;
-        let operations = per_token * tokens.all + 8.0 * self.head_weights() * tokens.scored;
+        let (layers, head) = if self.n_adapter.is_some() { (4.0, 6.0) } else { (6.0, 8.0) };
+        let per_token = layers * self.layer_weights() + 7.0 * self.adapter_weights() + 2.0 * again;
+        let operations = per_token * tokens.all + head * self.head_weights() * tokens.scored;
         operations / (self.machine.products.per_second * self.machine.shares.training)
     }
 
@@ -161,7 +175,7 @@ impl Costs<'_> {
             States::EightBit => OPTIMIZER_8BIT_BYTES,
         };
         let bandwidth = self.machine.bandwidth.per_second * self.machine.shares.optimizer;
-        bytes * self.model.n_parameters() as f64 / bandwidth
+        bytes * self.n_trained() as f64 / bandwidth
     }
 
     /// Forward and backward of tokens in `n_passes` micro-batches.
@@ -178,7 +192,8 @@ impl Costs<'_> {
 
     /// Log-probs and entropies of given tokens in `n_passes` micro-batches: a forward pass.
     pub fn scoring(&self, tokens: Tokens, n_passes: f64) -> f64 {
-        let operations = 2.0 * (self.layer_weights() * tokens.all + self.head_weights() * tokens.scored);
+        let per_token = self.layer_weights() + self.adapter_weights();
+        let operations = 2.0 * (per_token * tokens.all + self.head_weights() * tokens.scored);
         let logits = SCORED_LOGIT_BYTES * self.model.vocabulary as f64 * tokens.scored;
         operations / (self.machine.products.per_second * self.machine.shares.training)
             + self.attention_forward(tokens)
@@ -189,7 +204,8 @@ impl Costs<'_> {
 
     /// The prompts' pass through the layers, whose last rows alone reach the head.
     pub fn prefill(&self, tokens: Tokens) -> f64 {
-        let operations = 2.0 * (self.layer_weights() * tokens.all + self.head_weights() * tokens.scored);
+        let per_token = self.layer_weights() + self.adapter_weights();
+        let operations = 2.0 * (per_token * tokens.all + self.head_weights() * tokens.scored);
         operations / (self.machine.products.per_second * self.machine.shares.prefill)
             + self.attention_forward(tokens)
     }
@@ -199,7 +215,7 @@ impl Costs<'_> {
     pub fn decode_step(&self, rows: DecodeRows) -> f64 {
         let rates = &self.machine.shares;
         let bandwidth = self.machine.bandwidth.per_second;
-        let n_weights = self.layer_weights() + self.head_weights();
+        let n_weights = self.layer_weights() + self.adapter_weights() + self.head_weights();
         let reading = n_weights * self.compute_bytes() / bandwidth;
         let multiplying =
             2.0 * n_weights * rows.n_sequences / (self.machine.products.per_second * rates.decode);
@@ -232,7 +248,7 @@ mod tests {
 
     fn with_costs<T>(model: &str, machine: &str, test: impl Fn(Costs) -> T) -> T {
         let machine = Machine::by_name(machine).unwrap();
-        test(Costs { model: &ModelConfig::known(model).unwrap(), machine: &machine })
+        test(Costs { model: &ModelConfig::known(model).unwrap(), n_adapter: None, machine: &machine })
     }
 
     fn packed(n_sequences: f64, length: f64) -> Tokens {
@@ -328,7 +344,7 @@ mod tests {
     #[test]
     fn the_cpu_is_predicted_within_fifteen_percent() {
         let model = small();
-        let costs = Costs { model: &model, machine: &Machine::by_name("cpu").unwrap() };
+        let costs = Costs { model: &model, n_adapter: None, machine: &Machine::by_name("cpu").unwrap() };
         let step =
             costs.training(packed(64.0, 96.0), 1.0, Recompute::Nothing) + costs.optimizer_step(States::F32);
         near("training 4.8M", step, 6144.0 / 7_063.0, 0.15);

@@ -134,7 +134,7 @@ mod tests {
 
     fn simulated(work: &SamplingWork) -> SampledWork {
         let model = ModelConfig::known("qwen3-1.7b").unwrap();
-        simulate(&Costs { model: &model, machine: &Machine::by_name("h200").unwrap() }, work)
+        simulate(&Costs { model: &model, n_adapter: None, machine: &Machine::by_name("h200").unwrap() }, work)
     }
 
     /// All responses 128 tokens long, as in the table of docs/performance.md: 512 sequences of 64 prompts at 87,903

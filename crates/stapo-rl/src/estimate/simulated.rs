@@ -115,7 +115,9 @@ const STATE_BYTES: f64 = 12.0;
 
 impl RunShape<'_> {
     fn costs(&self) -> Costs<'_> {
-        Costs { model: self.model, machine: self.machine }
+        let lora = self.plan.config.lora.as_ref();
+        let n_adapter = lora.map(|lora| lora.spec().n_parameters(self.model));
+        Costs { model: self.model, n_adapter, machine: self.machine }
     }
 
     /// Simulates the run.
@@ -184,10 +186,12 @@ impl RunShape<'_> {
 
     fn score(&self) -> f64 {
         let pass = |model| {
-            let costs = Costs { model, machine: self.machine };
+            let costs = Costs { model, n_adapter: None, machine: self.machine };
             costs.scoring(self.tokens(), self.n_microbatches())
         };
-        self.frozen.iter().map(|(_, model)| pass(model)).sum()
+        let has_free_reference = self.plan.objective.needs_reference() && self.plan.has_free_reference();
+        let without_adapters = has_free_reference.then_some(self.model);
+        self.frozen.iter().map(|(_, model)| model).chain(without_adapters).map(pass).sum()
     }
 
     /// The scoring passes of mini-batches whose masks are calibrated on a policy that has changed since it sampled.
@@ -216,7 +220,7 @@ impl RunShape<'_> {
     }
 
     fn state_bytes(&self) -> f64 {
-        STATE_BYTES * self.model.n_parameters() as f64
+        STATE_BYTES * self.costs().n_trained() as f64
     }
 
     /// A state hash copies the state to the host twice, once to check that it is finite.

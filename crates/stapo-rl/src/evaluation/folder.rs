@@ -20,6 +20,9 @@ pub struct EvalPlan {
     pub schema: u32,
     /// The model as named on the command line.
     pub model: String,
+    /// The folder of the adapter that the model was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<PathBuf>,
     pub weights: Vec<FileHash>,
     pub benchmarks: Vec<String>,
     pub data: PathBuf,

@@ -3,7 +3,7 @@
 use super::fresh::Shape;
 use super::spelling;
 use super::texts::TextsSpec;
-use crate::config::{Config, ModelSource, Plan, PlanError, Recompute, Schedule};
+use crate::config::{Config, Curve, LoraConfig, ModelSource, Plan, PlanError, Recompute, Schedule, lora};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::settings::{self, SettingsError};
@@ -24,6 +24,9 @@ pub struct PretrainConfig {
     /// `cpu`, `cuda` or `cuda:N`.
     pub device: String,
     pub model: Start,
+    /// `[model.lora]`: adapters that are trained in place of the model's weights.
+    #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
     pub data: TextsSpec,
     pub loss_on: LossOn,
     pub update: PretrainUpdate,
@@ -107,6 +110,7 @@ impl Default for PretrainConfig {
             epochs: None,
             device: "cpu".to_string(),
             model: Start::Fresh(Shape::default()),
+            lora: None,
             data: TextsSpec::default(),
             loss_on: LossOn::Response,
             update: PretrainUpdate::default(),
@@ -123,11 +127,11 @@ impl Default for PretrainUpdate {
             microbatch_tokens: 8192,
             recompute: Recompute::Nothing,
             learning_rate: 2e-3,
-            schedule: Schedule::Cosine {
+            schedule: Schedule {
                 warmup_steps: Some(50),
-                warmup_share: None,
                 total_steps: Some(1500),
-                final_factor: 0.05,
+                final_factor: Some(0.05),
+                ..Schedule::of(Curve::Cosine)
             },
             weight_decay: 0.1,
             beta1: 0.9,
@@ -203,12 +207,22 @@ impl PretrainConfig {
             });
         }
         let mut table = settings::overlay(below, given);
-        settings::set_all(&mut table, overrides.iter().map(String::as_str))?;
+        // A model that an override names as a whole keeps the adapters of the config.
+        let (whole, keys): (Vec<&str>, Vec<&str>) =
+            overrides.iter().map(String::as_str).partition(|text| text.split('=').next() == Some("model"));
+        let adapters = lora::take(&mut table);
+        settings::set_all(&mut table, whole)?;
+        lora::put_back(&mut table, adapters);
+        keys.iter().for_each(|text| lora::make_room(&mut table, text));
+        settings::set_all(&mut table, keys)?;
+        lora::lift(&mut table);
         settings::read("config", table)
     }
 
     pub fn to_toml(&self) -> String {
-        settings::to_table(self).to_string()
+        let mut table = settings::to_table(self);
+        lora::lower(&mut table);
+        table.to_string()
     }
 
     /// Checks what can be checked without files.
@@ -238,6 +252,14 @@ impl PretrainConfig {
         ] {
             if value == 0 {
                 return refuse(key, "0 expected at least 1".to_string(), "");
+            }
+        }
+        if let Some(lora) = &self.lora {
+            lora.check()?;
+            if let Start::Fresh(_) = self.model {
+                let problem =
+                    "given, but a fresh model has random weights that adapters would freeze".to_string();
+                return refuse("model.lora", problem, "name a trained model, or leave it out");
             }
         }
         update.schedule.check()

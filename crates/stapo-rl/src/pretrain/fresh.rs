@@ -76,18 +76,18 @@ pub fn write(folder: &Path, shape: &Shape, seed: u64, device: &Device) -> Result
     write_whole(&folder.join("generation_config.json"), format!("{keys:#}\n").as_bytes())
 }
 
-/// Exports the weights of a policy to a folder.
+/// Exports the weights of a policy to a folder, those of its adapters merged into them.
 pub fn export_policy(
     folder: &Path,
     policy: &Policy,
     companions: &[stapo_model::export::Companion],
     options: &ExportOptions,
 ) -> Result<stapo_model::export::Exported> {
-    let mut tensors = policy.tensors();
+    let mut tensors = policy.merged_tensors();
     Ok(export(folder, policy.config(), companions, options, |spec, values| {
         let (own, tensor) = tensors.next().expect("a policy has the tensors of its config");
         assert_eq!(own.name, spec.name, "tensors come in the order of the config");
-        tensor.read(values);
+        values.copy_from_slice(&tensor);
         Ok(())
     })?)
 }

@@ -19,7 +19,7 @@ pub enum Freedom {
 /// Keys, or tables with all their keys, of training and pretraining plans that `--resume RUN --set` may change.
 const RECORDED: [&str; 5] = ["steps", "evaluation", "record", "canaries", "update.schedule.total_steps"];
 
-/// Tables in which `path` may change: the content of the file is part of the identity, its place is not.
+/// Tables in which `path` may change, as the place of an adapter may: the content of the file is part of the identity, its place is not.
 const WITH_PATHS: [&str; 6] = ["model", "reference", "teacher", "task", "data", "rollout"];
 
 const FREE: [&str; 3] = ["name", "rollout.kv_mib", "update.recompute"];
@@ -28,7 +28,8 @@ impl Freedom {
     /// The freedom of a key by its path, as in `evaluation.every_steps`. A key that no list names is identity.
     pub fn of(key: &str) -> Self {
         let (table, rest) = key.split_once('.').unwrap_or((key, ""));
-        let is_place = WITH_PATHS.contains(&table) && rest.rsplit('.').next() == Some("path");
+        let last = rest.rsplit('.').next();
+        let is_place = WITH_PATHS.contains(&table) && (last == Some("path") || key == "model.lora.adapter");
         if FREE.contains(&key) {
             Freedom::Free
         } else if RECORDED.contains(&table) || RECORDED.contains(&key) || is_place {
@@ -65,6 +66,12 @@ pub fn differences(before: &str, complete: &str, after: &str) -> Result<Vec<Chan
     let mut changes: Vec<Change> = known.map(|(key, value)| change(key, Some(value))).collect();
     changes.extend(added.map(|(key, _)| change(key, complete.get(key))));
     Ok(changes)
+}
+
+/// Every value of a plan by its path, as a reader sees the value; nothing for a text that is no plan.
+pub fn plan_values(plan: &str) -> Vec<(String, String)> {
+    let table = settings::parse(plan).unwrap_or_default();
+    flat(&table).into_iter().map(|(key, value)| (key, visible(&value.to_string()))).collect()
 }
 
 /// A text on one line, without characters that steer a terminal.

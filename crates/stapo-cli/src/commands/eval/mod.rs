@@ -35,6 +35,10 @@ pub struct Args {
     #[arg(long, value_name = "MODEL", default_value = "builtin")]
     model: String,
 
+    /// Adds the adapter of this folder, in PEFT's format, to the model.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+
     #[command(flatten)]
     fetch: Fetch,
 
@@ -132,6 +136,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         max_tokens: plan.max_tokens,
         style: &style,
         kv_bytes: plan.kv_mib << 20,
+        share: (0, 1),
         step,
     };
     let n_all: usize =
@@ -210,7 +215,7 @@ struct Opened {
 
 fn begin(args: &Args, device: &Device) -> Result<Opened> {
     let found = args.fetch.find(&args.model)?;
-    let (model, model_files) = open_finite(&found, device)?;
+    let (model, model_files) = open_finite(&found, args.adapter.as_deref(), device)?;
     if args.chat && model.template.is_none() {
         bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
     }
@@ -220,6 +225,7 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
     let mut plan = EvalPlan {
         schema: SCHEMA,
         model: found.pinned.to_string(),
+        adapter: args.adapter.clone(),
         weights: model_files.iter().filter(|file| file.name.starts_with("weights")).cloned().collect(),
         benchmarks: args.benchmarks.iter().flat_map(|name| expanded(name)).collect(),
         data: args.data.clone(),
@@ -251,7 +257,7 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
 fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
     let interrupted = InterruptedEval::open(path)?;
     let found = args.fetch.find(&interrupted.plan.model)?;
-    let (model, model_files) = open_finite(&found, device)?;
+    let (model, model_files) = open_finite(&found, interrupted.plan.adapter.as_deref(), device)?;
     let benchmarks = open_benchmarks(&interrupted.plan)?;
     let inputs = inputs(model_files, &benchmarks);
     let device_kind = identity::device_kind(args.device);
@@ -270,15 +276,21 @@ fn inputs(model_files: Vec<FileHash>, benchmarks: &[Benchmark]) -> Vec<FileHash>
 }
 
 /// A model all of whose weights are finite numbers, and the hashes of its files.
-fn open_finite(found: &FoundModel, device: &Device) -> Result<(LoadedModel, Vec<FileHash>)> {
-    let model = LoadedModel::open_found(found, device)?;
+fn open_finite(
+    found: &FoundModel,
+    adapter: Option<&Path>,
+    device: &Device,
+) -> Result<(LoadedModel, Vec<FileHash>)> {
+    let model = LoadedModel::open_found(found, adapter, device)?;
     if let Some((tensor, element)) = model.first_not_finite() {
         bail!(
             "model {}: {tensor}: element {element} is not a finite number\nhint: such a model answers nothing; take an earlier one",
             found.pinned
         );
     }
-    Ok((model, model_hashes::of_found(found)?))
+    let mut files = model_hashes::of_found(found)?;
+    files.extend(model_hashes::of_adapter(adapter)?);
+    Ok((model, files))
 }
 
 fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {

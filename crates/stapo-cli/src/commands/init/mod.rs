@@ -126,7 +126,7 @@ fn print_found(found: &Found, choices: &Choices) {
     let room = choices.memory_here.map_or(String::new(), |bytes| format!(" of {} available", size(bytes)));
     line("memory", &format!("{}{room}", size(choices.memory_needed)));
     if choices.memory_here.is_some_and(|bytes| choices.memory_needed > bytes) {
-        line("", "does not fit here; another --device, or a smaller model");
+        line("", "does not fit here; another --device, a smaller model, or adapters (docs/lora.md)");
     }
 }
 

@@ -36,6 +36,8 @@ seed = 0
 # Rollout batches: about two passes over the data, at most 200.
 steps = {}
 device = \"{}\"
+# To train adapters instead of all weights, add lora = {{ rank = 32 }} to the table and take ten times the
+# learning rate.
 model = {model}
 # The algorithm; `stapo objective --list` names others.
 objective = {{ preset = \"stapo\" }}

@@ -69,7 +69,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let device = if machine.processor == Processor::Cpu { "cpu" } else { "cuda" };
         set.push(format!("device={device}"));
     }
-    let (_, plan) = run_folder::read_plan(args.config.as_deref(), &set)?;
+    let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &set)?;
+    plan.pin_adapters()?;
     let mut assumed = Vec::new();
     let shapes = ModelShapes::find(&plan, args.model.as_deref(), &mut assumed)?;
     let here = Here::look(&plan);

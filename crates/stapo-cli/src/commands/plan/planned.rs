@@ -9,7 +9,7 @@ use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::estimate::{Lengths, Machine, Measurement, Prediction, Remedy, SPREAD};
 use stapo_rl::memory::{MemoryPart, MemoryPlan};
 use stapo_rl::model_files::{ModelConfig, Pretrained};
-use stapo_rl::task::{TaskSpec, VerifierSpec};
+use stapo_rl::task::TaskSpec;
 use std::path::Path;
 
 /// The parts of the limits that stand for mean lengths nobody gave.
@@ -100,7 +100,8 @@ impl ModelShapes {
         let config = &plan.config;
         let own = model.map_or_else(|| config.model.clone(), ModelSource::named);
         let reference = config.reference.clone().unwrap_or_else(|| own.clone());
-        let reference = plan.objective.needs_reference().then_some(reference);
+        let needs_copy = plan.objective.needs_reference() && !plan.has_free_reference();
+        let reference = needs_copy.then_some(reference);
         let teacher = config.teacher.as_ref().and_then(TeacherSource::model);
         let mut has_weights = true;
         let mut shape = |source: &ModelSource| -> Result<ModelConfig> {
@@ -241,8 +242,7 @@ pub fn assume_settings(assumed: &mut Vec<String>, plan: &Plan) {
     if config.update.reuse.is_some() {
         assumed.push(format!("every rollout batch is used {} times (update.reuse)", plan.max_uses()));
     }
-    let is_program = |verifier: &VerifierSpec| matches!(verifier, VerifierSpec::Command(_));
-    if plan.rewards.iter().any(|reward| is_program(&reward.verifier)) {
+    if plan.rewards.iter().any(|reward| reward.verifier.program().is_some()) {
         assumed.push("the verifier program takes no time".to_string());
     }
 }

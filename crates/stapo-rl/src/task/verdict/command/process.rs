@@ -170,6 +170,11 @@ impl Process {
         }
     }
 
+    /// Whether the process ended by itself; known after `end`.
+    pub(super) fn has_ended(&self) -> bool {
+        self.output_has_ended
+    }
+
     /// Ends the process. Returns the exit status, if the process had ended by itself, and the end of its standard
     /// error.
     pub(super) fn end(&mut self) -> String {

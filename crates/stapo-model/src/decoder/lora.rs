@@ -1,0 +1,123 @@
+//! What the low-rank adapters of a model are: which modules have one, and how its term is scaled.
+
+use crate::config::{ModelConfig, TensorSpec};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Adapters of one rank. A module with weight W `[outputs, inputs]` computes `x W^T + s (x A^T) B^T`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoraSpec {
+    /// Columns of B and rows of A.
+    pub rank: usize,
+    pub alpha: f64,
+    pub scale: LoraScale,
+    /// The modules that have an adapter, in every layer; without repetition, in the order of [`LoraTarget::ALL`].
+    pub targets: Vec<LoraTarget>,
+}
+
+/// The factor s of an adapter's term.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LoraScale {
+    /// alpha / rank (Hu et al., 2021).
+    #[default]
+    #[serde(rename = "plain")]
+    Plain,
+    /// alpha / sqrt(rank) (Kalajdzievski, 2023).
+    #[serde(rename = "rank-stabilised")]
+    RankStabilised,
+}
+
+/// A module of a layer, by the last part of its Hugging Face name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LoraTarget {
+    Query,
+    Key,
+    Value,
+    Output,
+    Gate,
+    Up,
+    Down,
+}
+
+impl LoraTarget {
+    /// All linear modules of a layer.
+    pub const ALL: [LoraTarget; 7] = [
+        LoraTarget::Query,
+        LoraTarget::Key,
+        LoraTarget::Value,
+        LoraTarget::Output,
+        LoraTarget::Gate,
+        LoraTarget::Up,
+        LoraTarget::Down,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            LoraTarget::Query => "q_proj",
+            LoraTarget::Key => "k_proj",
+            LoraTarget::Value => "v_proj",
+            LoraTarget::Output => "o_proj",
+            LoraTarget::Gate => "gate_proj",
+            LoraTarget::Up => "up_proj",
+            LoraTarget::Down => "down_proj",
+        }
+    }
+
+    /// The module of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|target| target.name() == name)
+    }
+}
+
+impl fmt::Display for LoraTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl LoraSpec {
+    /// The factor s.
+    pub fn factor(&self) -> f64 {
+        match self.scale {
+            LoraScale::Plain => self.alpha / self.rank as f64,
+            LoraScale::RankStabilised => self.alpha / (self.rank as f64).sqrt(),
+        }
+    }
+
+    /// The factors of every adapter of a model.
+    pub fn tensors(&self, config: &ModelConfig) -> Vec<TensorSpec> {
+        config.tensors().iter().filter_map(|weight| self.factors(weight)).flatten().collect()
+    }
+
+    /// Numbers in all adapters.
+    pub fn n_parameters(&self, config: &ModelConfig) -> u64 {
+        self.tensors(config).iter().map(|spec| spec.n_elements() as u64).sum()
+    }
+
+    /// Columns of the widest `x A^T` of a linear layer: the ranks of its modules side by side.
+    pub fn hidden_width(&self) -> usize {
+        let has = |target: &LoraTarget| self.targets.contains(target);
+        let stacks: [&[LoraTarget]; 2] = [&LoraTarget::ALL[..3], &LoraTarget::ALL[4..6]];
+        let widest = stacks.map(|stack| stack.iter().filter(|target| has(target)).count());
+        self.rank * widest.into_iter().max().unwrap_or(0).max(usize::from(!self.targets.is_empty()))
+    }
+
+    /// A `[rank, inputs]` and B `[outputs, rank]` of the module whose weight `[outputs, inputs]` is given; `None` for a
+    /// tensor that is no target's weight.
+    pub(super) fn factors(&self, weight: &TensorSpec) -> Option<[TensorSpec; 2]> {
+        let module = weight.name.strip_suffix(".weight")?;
+        let [outputs, inputs] = weight.shape[..] else { return None };
+        let target = LoraTarget::named(module.rsplit('.').next()?)?;
+        let a = TensorSpec { name: format!("{module}{FIRST}"), shape: vec![self.rank, inputs] };
+        let b = TensorSpec { name: format!("{module}.lora_B.weight"), shape: vec![outputs, self.rank] };
+        self.targets.contains(&target).then_some([a, b])
+    }
+}
+
+const FIRST: &str = ".lora_A.weight";
+
+/// The name of the weight whose adapter has this first factor; `None` for the name of another tensor. The first factor is
+/// drawn at the start, the second is zero.
+pub(super) fn weight_of_first_factor(name: &str) -> Option<String> {
+    Some(format!("{}.weight", name.strip_suffix(FIRST)?))
+}

@@ -1,0 +1,121 @@
+use super::*;
+use crate::config::Family;
+use crate::decoder::PolicySpec;
+use crate::testing::tiny_config;
+use stapo_ops::{CpuOptions, Device};
+
+fn spec() -> LoraSpec {
+    use LoraTarget::{Down, Query, Value};
+    LoraSpec { rank: 3, alpha: 4.5, scale: LoraScale::RankStabilised, targets: vec![Query, Value, Down] }
+}
+
+fn policy(spec: &LoraSpec) -> Policy {
+    let config = tiny_config(Family::Qwen3);
+    let device = Device::cpu(CpuOptions::default());
+    let mut policy =
+        Policy::random(&device, PolicySpec { config: &config, lora: Some(spec) }, 1, 0.3).unwrap();
+    policy.start_adapters(2);
+    policy
+}
+
+fn factors(policy: &Policy) -> Vec<(String, Vec<f32>)> {
+    policy.trained_tensors().map(|(spec, values)| (spec.name.clone(), values.to_vec())).collect()
+}
+
+/// A written adapter whose config has one more key, or another value of a key.
+fn with(key: &str, value: Value) -> Result<PeftAdapter> {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("adapter");
+    write(&out, &policy(&spec()), "base").unwrap();
+    let mut keys = config_of(&spec(), "base");
+    keys.insert(key.to_string(), value);
+    write_json(&out.join(CONFIG), &keys).unwrap();
+    PeftAdapter::open(&out)
+}
+
+#[test]
+fn a_written_adapter_is_read_back_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("adapter");
+    let mut written = policy(&spec());
+    let mut n = 0;
+    let Ok(()) = written.try_fill_adapters(|_, values| {
+        values.iter_mut().for_each(|value| {
+            *value = {
+                n += 1;
+                n as f32 / 7.0
+            }
+        });
+        Ok::<_, std::convert::Infallible>(())
+    });
+    let told = write(&out, &written, "Qwen/Qwen3-0.6B").unwrap();
+    assert_eq!(told.n_tensors, 12);
+    let adapter = PeftAdapter::open(&out).unwrap();
+    assert_eq!((&adapter.spec, adapter.base.as_deref()), (&spec(), Some("Qwen/Qwen3-0.6B")));
+    let mut read = policy(&spec());
+    assert_ne!(factors(&read), factors(&written));
+    adapter.read_into(&mut read).unwrap();
+    assert_eq!(factors(&read), factors(&written));
+}
+
+#[test]
+fn what_is_not_plain_lora_is_refused_by_name() {
+    for (key, value) in [
+        ("peft_type", json!("IA3")),
+        ("use_dora", json!(true)),
+        ("bias", json!("all")),
+        ("lora_bias", json!(true)),
+        ("modules_to_save", json!(["lm_head"])),
+        ("layers_to_transform", json!([0])),
+        ("rank_pattern", json!({"q_proj": 8})),
+        ("alpha_pattern", json!({"q_proj": 8})),
+        ("fan_in_fan_out", json!(true)),
+        ("init_lora_weights", json!("pissa")),
+        ("trainable_token_indices", json!([1])),
+        ("target_parameters", json!(["experts"])),
+        ("use_qalora", json!(true)),
+        ("a_key_of_tomorrow", json!(1)),
+        ("target_modules", json!(["q_proj", "lm_head"])),
+        ("target_modules", json!(".*_proj")),
+        ("target_modules", json!([])),
+        ("r", json!(0)),
+        ("r", json!(1u64 << 60)),
+        ("lora_alpha", json!("big")),
+        ("use_rslora", json!("yes")),
+    ] {
+        let error = with(key, value.clone()).err().unwrap_or_else(|| panic!("{key} {value} was read"));
+        assert!(error.to_string().contains(key), "{key} {value}: {error}");
+    }
+    assert_eq!(with("lora_dropout", json!(0.05)).unwrap().dropout, 0.05);
+    assert_eq!(with("a_key_of_tomorrow", Value::Null).unwrap().spec, spec());
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_model_are_refused_by_name() {
+    let mut read = policy(&spec());
+    let more = with("target_modules", json!(["q_proj", "v_proj", "k_proj", "down_proj"])).unwrap();
+    let mut with_keys = policy(&more.spec);
+    let missing = more.read_into(&mut with_keys).unwrap_err().to_string();
+    assert!(missing.contains("k_proj.lora_A"), "{missing}");
+    let fewer = with("target_modules", json!(["q_proj", "v_proj"])).unwrap();
+    let mut without = policy(&fewer.spec);
+    let extra = fewer.read_into(&mut without).unwrap_err().to_string();
+    assert!(extra.contains("down_proj.lora_"), "{extra}");
+    let wider = with("r", json!(4)).unwrap();
+    let mut of_rank_4 = policy(&wider.spec);
+    let shape = wider.read_into(&mut of_rank_4).unwrap_err().to_string();
+    assert!(shape.contains("shape"), "{shape}");
+    let before = factors(&read);
+    with("lora_alpha", json!(9)).unwrap().read_into(&mut read).unwrap();
+    assert_eq!(factors(&read), before, "the written factors are those of the same seed");
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = PeftAdapter::open(folder.path()).unwrap_err().to_string();
+    assert!(missing.contains(CONFIG), "{missing}");
+    write_json(&folder.path().join(CONFIG), &config_of(&spec(), "base")).unwrap();
+    std::fs::create_dir(folder.path().join(WEIGHTS)).unwrap();
+    assert!(PeftAdapter::open(folder.path()).is_err());
+}

@@ -1,0 +1,128 @@
+use super::*;
+use crate::testing::{
+    Tensors, assert_gradients, assert_same_on_all_devices, bits, cotangents, device,
+    project as project_outputs, upload, values, weight,
+};
+
+/// Three modules, of which the second has no adapter.
+const RANK: usize = 3;
+const INPUTS: usize = 37;
+const WIDTHS: [usize; 3] = [40, 9, 33];
+
+fn modules() -> [Module; 2] {
+    let outputs = WIDTHS.iter().sum();
+    let band = |start, len| Band { start, len, of: outputs };
+    let hidden = |start| Band { start, len: RANK, of: 2 * RANK };
+    [
+        Module { scale: SCALE, hidden: hidden(0), outputs: band(0, WIDTHS[0]) },
+        Module { scale: SCALE, hidden: hidden(RANK), outputs: band(WIDTHS[0] + WIDTHS[1], WIDTHS[2]) },
+    ]
+}
+
+const SCALE: f64 = 0.3;
+
+/// Inputs: x, a, b of both modules, y before the term.
+fn inputs<T: Float>(tokens: usize) -> Tensors<T> {
+    let outputs: usize = WIDTHS.iter().sum();
+    vec![
+        values(1, tokens * INPUTS),
+        values(2, 2 * RANK * INPUTS),
+        values(3, WIDTHS[0] * RANK),
+        values(4, WIDTHS[2] * RANK),
+        values(5, tokens * outputs),
+    ]
+}
+
+/// hidden and y.
+fn forward_of<T: Float>(device: &Device, tokens: usize, inputs: &Tensors<T>) -> Tensors<T> {
+    let x = upload(device, &inputs[0]);
+    let a = weight(device, 2 * RANK, INPUTS, &inputs[1]);
+    let mut hidden = device.zeros(tokens * 2 * RANK).unwrap();
+    project(device, tokens, x.view(), &a, SCALE, hidden.view_mut());
+    let mut y = upload(device, &inputs[4]);
+    for (module, values) in modules().into_iter().zip(&inputs[2..4]) {
+        let b = weight(device, module.outputs.len, RANK, values);
+        expand(device, tokens, module, hidden.view(), &b, y.view_mut());
+    }
+    vec![hidden.view().to_vec(), y.view().to_vec()]
+}
+
+/// Gradients of a and of both b, given that of y.
+fn backward_of<T: Float>(device: &Device, tokens: usize, inputs: &Tensors<T>, d_y: &[T]) -> Tensors<T> {
+    let hidden = upload(device, &forward_of(device, tokens, inputs)[0]);
+    let (x, d_y) = (upload(device, &inputs[0]), upload(device, d_y));
+    let mut d_hidden = device.zeros(tokens * 2 * RANK).unwrap();
+    let mut gradients = Vec::new();
+    for (module, values) in modules().into_iter().zip(&inputs[2..4]) {
+        let b = weight(device, module.outputs.len, RANK, values);
+        backward_hidden(device, tokens, module, d_y.view(), &b, d_hidden.view_mut());
+        let mut d_b = device.zeros(values.len()).unwrap();
+        backward_b(device, tokens, module, d_y.view(), hidden.view(), Write::Add, d_b.view_mut());
+        gradients.push(d_b.view().to_vec());
+    }
+    let mut d_a = device.zeros(2 * RANK * INPUTS).unwrap();
+    let dims = matmul::Dims { tokens, inputs: INPUTS, outputs: 2 * RANK };
+    matmul::backward_weight(device, dims, x.view(), d_hidden.view(), Write::Add, d_a.view_mut());
+    gradients.insert(0, d_a.view().to_vec());
+    gradients
+}
+
+#[test]
+fn the_term_continues_the_chain_of_the_product_and_leaves_other_columns_alone() {
+    let tokens = 29;
+    let inputs = inputs::<f32>(tokens);
+    let found = forward_of(&device(), tokens, &inputs);
+    let mut expected = inputs[4].clone();
+    let outputs: usize = WIDTHS.iter().sum();
+    for (module, b) in modules().into_iter().zip(&inputs[2..4]) {
+        for t in 0..tokens {
+            for n in 0..module.outputs.len {
+                let y = &mut expected[t * outputs + module.outputs.start + n];
+                for k in 0..RANK {
+                    let row = (module.hidden.start + k) * INPUTS;
+                    let x = &inputs[0][t * INPUTS..][..INPUTS];
+                    let chain = x.iter().zip(&inputs[1][row..]).fold(0f32, |sum, (x, a)| x.mul_add(*a, sum));
+                    *y = (chain * SCALE as f32).mul_add(b[n * RANK + k], *y);
+                }
+            }
+        }
+    }
+    assert_eq!(bits(&found[1]), bits(&expected));
+}
+
+#[test]
+fn a_second_factor_of_zeros_changes_no_bit() {
+    let mut inputs = inputs::<f32>(7);
+    inputs[2].fill(0.0);
+    inputs[3].fill(0.0);
+    assert_eq!(bits(&forward_of(&device(), 7, &inputs)[1]), bits(&inputs[4]));
+}
+
+#[test]
+fn rows_do_not_depend_on_the_batch_nor_results_on_the_device() {
+    let outputs: usize = WIDTHS.iter().sum();
+    let all = forward_of(&device(), 131, &inputs::<f32>(131));
+    let mut one = inputs::<f32>(131);
+    one[0] = one[0][130 * INPUTS..].to_vec();
+    one[4] = one[4][130 * outputs..].to_vec();
+    assert_eq!(bits(&forward_of(&device(), 1, &one)[1]), bits(&all[1][130 * outputs..]));
+    assert_same_on_all_devices(|device| {
+        let mut found = forward_of(device, 131, &inputs(131));
+        found.extend(backward_of(device, 131, &inputs(131), &values(9, 131 * outputs)));
+        found
+    });
+}
+
+#[test]
+fn gradients_are_those_of_finite_differences() {
+    let tokens = 5;
+    let inputs = inputs::<f64>(tokens);
+    let loss = |moved: &Tensors<f64>| {
+        let mut all = inputs.clone();
+        all[1..4].clone_from_slice(moved);
+        project_outputs(&[forward_of(&device(), tokens, &all)[1].clone()])
+    };
+    let d_y = &cotangents(&[forward_of(&device(), tokens, &inputs)[1].clone()])[0];
+    let gradients = backward_of(&device(), tokens, &inputs, d_y);
+    assert_gradients(&inputs[1..4].to_vec(), &gradients, loss);
+}

@@ -1,0 +1,150 @@
+//! `[model.lora]`: adapters that are trained in place of the model's weights.
+
+use super::PlanError;
+use super::refusal::{positive, require};
+use serde::{Deserialize, Serialize};
+use stapo_model::decoder::{LoraScale, LoraSpec, LoraTarget};
+use stapo_model::peft::MAX_RANK;
+use std::path::PathBuf;
+use toml::{Table, Value};
+
+/// The adapters of a run. With `adapter`, absent keys have the values of that folder; otherwise their defaults.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoraConfig {
+    /// 32 by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
+    /// Twice the rank by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f64>,
+    /// The modules with an adapter: `"all-linear"`, the default, or a list such as `["q_proj", "v_proj"]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub targets: Option<Targets>,
+    /// `"plain"`, the default, is alpha / rank; `"rank-stabilised"` is alpha / sqrt(rank).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale: Option<LoraScale>,
+    /// A folder in PEFT's format whose adapter the run starts from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<PathBuf>,
+}
+
+/// Modules of a layer, in the order of the layer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "TargetNames", into = "TargetNames")]
+pub struct Targets(pub Vec<LoraTarget>);
+
+/// [`Targets`] as written.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(untagged)]
+enum TargetNames {
+    Word(String),
+    List(Vec<String>),
+}
+
+const ALL: &str = "all-linear";
+
+impl TryFrom<TargetNames> for Targets {
+    type Error = String;
+
+    fn try_from(names: TargetNames) -> Result<Self, String> {
+        let known = || LoraTarget::ALL.map(LoraTarget::name).join(", ");
+        let list = match names {
+            TargetNames::Word(word) if word == ALL => return Ok(Targets(LoraTarget::ALL.to_vec())),
+            TargetNames::Word(word) => {
+                return Err(format!("{word:?}, expected {ALL:?} or a list of modules"));
+            }
+            TargetNames::List(list) => list,
+        };
+        let named = |name: &String| {
+            let unknown = || format!("{name:?} is no module of a layer, expected some of {}", known());
+            LoraTarget::named(name).ok_or_else(unknown)
+        };
+        let mut targets = list.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+        targets.sort();
+        targets.dedup();
+        if targets.is_empty() {
+            return Err(format!("an empty list, expected some of {}", known()));
+        }
+        Ok(Targets(targets))
+    }
+}
+
+impl From<Targets> for TargetNames {
+    fn from(targets: Targets) -> Self {
+        if targets.0 == LoraTarget::ALL {
+            return TargetNames::Word(ALL.to_string());
+        }
+        TargetNames::List(targets.0.into_iter().map(|target| target.name().to_string()).collect())
+    }
+}
+
+impl LoraConfig {
+    /// The key under which [`lift`] puts the table beside the model's own.
+    pub const KEY: &str = "model.lora";
+
+    /// Checks what can be checked without files.
+    pub fn check(&self) -> Result<(), PlanError> {
+        if let Some(rank) = self.rank {
+            let is_good = (1..=MAX_RANK).contains(&rank);
+            require(is_good, "model.lora.rank", rank, &format!("expected 1 to {MAX_RANK}"), "")?;
+        }
+        self.alpha.map_or(Ok(()), |alpha| positive("model.lora.alpha", alpha))
+    }
+
+    /// The adapters without a look at the folder of `adapter`: absent keys have their defaults.
+    pub fn spec(&self) -> LoraSpec {
+        let rank = self.rank.unwrap_or(32);
+        LoraSpec {
+            rank,
+            alpha: self.alpha.unwrap_or(2.0 * rank as f64),
+            scale: self.scale.unwrap_or_default(),
+            targets: self.targets.clone().map_or(LoraTarget::ALL.to_vec(), |targets| targets.0),
+        }
+    }
+
+    /// Writes out all keys.
+    pub(crate) fn write_out(&mut self, spec: LoraSpec) {
+        let LoraSpec { rank, alpha, scale, targets } = spec;
+        (self.rank, self.alpha, self.scale) = (Some(rank), Some(alpha), Some(scale));
+        self.targets = Some(Targets(targets));
+    }
+}
+
+/// Moves the table `lora` of a config's model beside the model, where [`LoraConfig`] is read.
+pub(crate) fn lift(table: &mut Table) {
+    if let Some(lora) = take(table) {
+        table.insert(LoraConfig::KEY.to_string(), lora);
+    }
+}
+
+/// Undoes [`lift`].
+pub(crate) fn lower(table: &mut Table) {
+    let Some(lora) = table.remove(LoraConfig::KEY) else { return };
+    if let Some(Value::Table(model)) = table.get_mut("model") {
+        model.insert(INNER.to_string(), lora);
+    }
+}
+
+/// Makes room for an override such as `model.lora.rank=8` of a config without adapters.
+pub(crate) fn make_room(table: &mut Table, text: &str) {
+    let model = table.get_mut("model").and_then(Value::as_table_mut);
+    if let Some(model) = model.filter(|_| text.trim_start().starts_with("model.lora.")) {
+        model.entry(INNER).or_insert_with(|| Value::Table(Table::new()));
+    }
+}
+
+/// The table `lora` of a config's model, which the model no longer has.
+pub(crate) fn take(table: &mut Table) -> Option<Value> {
+    table.get_mut("model").and_then(Value::as_table_mut).and_then(|model| model.remove(INNER))
+}
+
+/// Gives a config's model the table that [`take`] took.
+pub(crate) fn put_back(table: &mut Table, lora: Option<Value>) {
+    let model = table.get_mut("model").and_then(Value::as_table_mut);
+    if let Some((model, lora)) = model.zip(lora) {
+        model.insert(INNER.to_string(), lora);
+    }
+}
+
+const INNER: &str = "lora";
