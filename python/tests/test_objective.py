@@ -176,7 +176,7 @@ class Refused(unittest.TestCase):
         self.refuse("loss_mask", loss_mask=numpy.full(n, 0.5))
         self.refuse("reward: shape", reward=[1.0])
         self.refuse("group: 1 entries", group=["a"])
-        self.refuse("0 rewards", reward=numpy.zeros((12, 0)))
+        self.refuse(r"reward: shape \[12, 0\]", reward=numpy.zeros((12, 0)))
         self.refuse("is NaN, expected a finite number", advantage=[numpy.nan] * 12)
         self.refuse("is inf, expected a finite number", reward=[numpy.inf] * 12)
 

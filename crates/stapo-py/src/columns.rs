@@ -83,7 +83,7 @@ pub fn rewards(values: &Bound<'_, PyAny>, n_responses: usize) -> PyResult<(Vec<f
     let shape = array.shape().to_vec();
     let n_each = match shape[..] {
         [n] if n == n_responses => 1,
-        [n, n_each] if n == n_responses => n_each,
+        [n, n_each] if n == n_responses && n_each > 0 => n_each,
         _ => {
             return Err(refused(format!(
                 "reward: shape {shape:?}, expected [{n_responses}], or [{n_responses}, k] for k rewards each"
