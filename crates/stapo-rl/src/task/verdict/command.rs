@@ -4,7 +4,7 @@
 use crate::task::TaskError;
 use crate::task::judged::Judged;
 use crate::task::verdict::lines::{RowOf, read_reply, requests, requests_with_rows, shortened};
-use crate::task::verdict::python::Worker;
+use crate::task::verdict::python::{self, Worker};
 use crate::task::verifier_spec::{CommandSpec, PythonSpec};
 use process::{Process, Silence};
 use stapo_core::Problem;
@@ -43,11 +43,13 @@ impl External {
     /// A running program that is ready for samples, and what it shares with this machine.
     fn new_process(&self) -> Result<(Process, Vec<String>), TaskError> {
         let (mut process, shared) = Process::start(&self.spec)?;
-        let Some(worker) = &self.worker else { return Ok((process, shared)) };
-        process.send(worker.greeting());
+        if self.worker.is_none() {
+            return Ok((process, shared));
+        }
+        process.send(python::greeting());
         let deadline = Instant::now() + Duration::from_secs_f64(self.spec.batch_seconds);
         let ready = match process.next_line(deadline) {
-            Ok(line) => worker.read_greeting(&line),
+            Ok(line) => python::read_greeting(&line),
             Err(silence) => Err(self.describe(silence, deadline)),
         };
         match ready {

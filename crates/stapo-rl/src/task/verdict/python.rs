@@ -49,6 +49,25 @@ struct FunctionReply {
     error: Option<String>,
 }
 
+/// The first line that the interpreter reads.
+pub(super) fn greeting() -> Vec<u8> {
+    let mut line = Value::from(DRIVER).to_string().into_bytes();
+    line.push(b'\n');
+    line
+}
+
+/// Reads the driver's answer to the greeting.
+pub(super) fn read_greeting(line: &[u8]) -> Result<(), Problem> {
+    match serde_json::from_slice::<Greeting>(line) {
+        Ok(Greeting { error: None }) => Ok(()),
+        Ok(Greeting { error: Some(error) }) => {
+            let remedy = "file and function of the verifier: a Python file that loads, and a function in it; python = \"PATH\" names another interpreter";
+            Err((error, remedy.into()))
+        }
+        Err(_) => Err((format!("wrote {}", shortened(line)), "python: an interpreter of Python 3".into())),
+    }
+}
+
 impl Worker {
     pub(super) fn new(spec: &PythonSpec) -> Self {
         Self { file: spec.file.display().to_string(), function: spec.function.clone() }
@@ -57,27 +76,6 @@ impl Worker {
     /// The file and the function, for messages.
     pub(super) fn name(&self) -> String {
         format!("{}:{}", self.file, self.function)
-    }
-
-    /// The first line that the interpreter reads.
-    pub(super) fn greeting(&self) -> Vec<u8> {
-        let mut line = Value::from(DRIVER).to_string().into_bytes();
-        line.push(b'\n');
-        line
-    }
-
-    /// Reads the driver's answer to the greeting.
-    pub(super) fn read_greeting(&self, line: &[u8]) -> Result<(), Problem> {
-        match serde_json::from_slice::<Greeting>(line) {
-            Ok(Greeting { error: None }) => Ok(()),
-            Ok(Greeting { error: Some(error) }) => {
-                let remedy = "file and function of the verifier: a Python file that loads, and a function in it; python = \"PATH\" names another interpreter";
-                Err((error, remedy.into()))
-            }
-            Err(_) => {
-                Err((format!("wrote {}", shortened(line)), "python: an interpreter of Python 3".into()))
-            }
-        }
     }
 
     /// Reads the reply to a request; `place` names the sample in what is shown.
