@@ -56,6 +56,17 @@ def phases(stapo, gpus, nodes):
                 percent(time["exchange"] / total), percent(ranks["efficiency"]))
 
 
+def memory(stapo):
+    """GiB of each part on a rank."""
+    parts = ["weights", "optimizer", "gradients", "activations", "keys, values"]
+    row("model", "GPUs", *parts)
+    row(*["---"] * (2 + len(parts)))
+    for size in CONFIGS:
+        for n in (1, 8, 64):
+            held = plan(stapo, size, *(["--gpus", str(n)] if n > 1 else []))["memory_bytes"]
+            row(f"Qwen3-{size.upper()}", n, *(f"{held[part] / 2**30:.1f}" for part in parts))
+
+
 def efficiencies(stapo, size):
     """Efficiency by links, for the recipe as it is and for a batch that grows with the GPUs."""
     row("GPUs", "links", "batch", "rollout: slowest rank (mean)", "update", "exchange (if overlapped)", "waiting", "efficiency")
@@ -143,6 +154,8 @@ def main():
     parser.add_argument("--stapo", default="stapo")
     parser.add_argument("--svg", help="where to write the figure")
     args = parser.parse_args()
+    memory(args.stapo)
+    print()
     phases(args.stapo, [8, 16], {16: ["--nodes", "2"]})
     for size in CONFIGS:
         print(f"\n{size.upper()}\n")
