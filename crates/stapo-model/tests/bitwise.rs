@@ -327,13 +327,16 @@ fn recomputing_layers_changes_no_gradient_bit() {
     }
 }
 
+/// The bits of all weights by name, and responses.
+type Trained = (Vec<(String, Vec<u32>)>, Vec<Completion>);
+
 /// Training and generation of a policy without adapters and of one with them.
-fn trained(options: CpuOptions) -> [(Vec<(String, Vec<u32>)>, Vec<Completion>); 2] {
+fn trained(options: CpuOptions) -> [Trained; 2] {
     [policy_on(options, Family::Qwen3), adapted_on(options, Family::Qwen3)].map(train)
 }
 
 /// Three training steps and a generation from the result.
-fn train(mut policy: Policy) -> (Vec<(String, Vec<u32>)>, Vec<Completion>) {
+fn train(mut policy: Policy) -> Trained {
     let settings = AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() };
     let mut optimizer = Optimizer::new(&policy, settings).unwrap();
     for _ in 0..3 {

@@ -48,10 +48,10 @@ fn policies(device: &Device) -> Vec<(String, Policy)> {
         let mut policy = Policy::random(device, spec, 7, 0.1).unwrap();
         let mut n = 0u32;
         let Ok(()) = policy.try_fill_adapters(|_, values| {
-            values.iter_mut().for_each(|value| {
+            for value in values {
                 n += 1;
                 *value = (n.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 25) as f32 - 0.25;
-            });
+            }
             Ok::<_, std::convert::Infallible>(())
         });
         (format!("{family:?} with adapters of rank {rank}"), policy)

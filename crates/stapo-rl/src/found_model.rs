@@ -285,7 +285,7 @@ fn start_of_run(run: &Path) -> Result<StartOfRun> {
     for depth in 0..MAX_RUNS {
         let (source, own) = model_of_run(&run)?;
         if depth == 0 {
-            lora = own.clone();
+            lora.clone_from(&own);
         }
         match locate(&source)? {
             Located::Base { base, .. } => return Ok(StartOfRun { base, lora, frozen }),

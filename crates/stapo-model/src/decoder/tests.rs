@@ -100,7 +100,10 @@ fn nudge(policy: &mut Policy<f64>, tensor: &str, step: f64) {
         }
     };
     policy.fill(moved);
-    let Ok(()) = policy.try_fill_adapters(|spec, values| Ok::<_, Infallible>(moved(spec, values)));
+    let Ok(()) = policy.try_fill_adapters(|spec, values| {
+        moved(spec, values);
+        Ok::<_, Infallible>(())
+    });
 }
 
 #[test]

@@ -40,12 +40,10 @@ fn a_written_adapter_is_read_back_bit_for_bit() {
     let mut written = policy(&spec());
     let mut n = 0;
     let Ok(()) = written.try_fill_adapters(|_, values| {
-        values.iter_mut().for_each(|value| {
-            *value = {
-                n += 1;
-                n as f32 / 7.0
-            }
-        });
+        for value in values {
+            n += 1;
+            *value = n as f32 / 7.0;
+        }
         Ok::<_, std::convert::Infallible>(())
     });
     let told = write(&out, &written, "Qwen/Qwen3-0.6B").unwrap();

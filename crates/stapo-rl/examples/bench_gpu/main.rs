@@ -59,7 +59,7 @@ fn main() -> Result<(), Failure> {
 fn lora(options: &Options) -> Option<LoraSpec> {
     let rank = options.get("lora", 0);
     let targets = LoraTarget::ALL.to_vec();
-    (rank > 0).then(|| LoraSpec { rank, alpha: 2.0 * rank as f64, scale: LoraScale::Plain, targets })
+    (rank > 0).then_some(LoraSpec { rank, alpha: 2.0 * rank as f64, scale: LoraScale::Plain, targets })
 }
 
 fn used_gib(device: &Device) -> f64 {

@@ -213,7 +213,9 @@ impl PretrainConfig {
         let adapters = lora::take(&mut table);
         settings::set_all(&mut table, whole)?;
         lora::put_back(&mut table, adapters);
-        keys.iter().for_each(|text| lora::make_room(&mut table, text));
+        for text in &keys {
+            lora::make_room(&mut table, text);
+        }
         settings::set_all(&mut table, keys)?;
         lora::lift(&mut table);
         settings::read("config", table)
