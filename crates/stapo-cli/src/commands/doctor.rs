@@ -173,14 +173,14 @@ fn rank() -> Finding {
         }
         Ok(Some(place)) => {
             let Place { rank, world, local_rank, n_local, address, port, token } = place;
-            let mut text = format!(
-                "{rank} of {world}, number {local_rank} of {n_local} on this machine; rank 0 is at {address}:{port}"
+            let open = if token.is_empty() {
+                format!("\nwhoever reaches that port can join: give all ranks the same secret in {TOKEN}")
+            } else {
+                String::new()
+            };
+            let text = format!(
+                "{rank} of {world}, number {local_rank} of {n_local} on this machine; rank 0 is at {address}:{port}{open}"
             );
-            if token.is_empty() {
-                text.push_str(&format!(
-                    "\nwhoever reaches that port can join: give all ranks the same secret in {TOKEN}"
-                ));
-            }
             Finding { name, status: if token.is_empty() { Status::Look } else { Status::Good }, text }
         }
         Err(error) => Finding { name, status: Status::Look, text: error.to_string() },

@@ -282,7 +282,7 @@ mod tests {
         let small = on_ranks(&work(1 << 10, 1 << 3, lengths), 16);
         let large = on_ranks(&work(1 << 20, 1 << 10, lengths), 16);
         let growth = large.mean_seconds / small.mean_seconds;
-        assert!(growth.is_finite() && growth > 1e5 / 2.0, "{growth}");
+        assert!(growth.is_finite() && growth > 2e4, "{growth}");
     }
 
     #[test]
