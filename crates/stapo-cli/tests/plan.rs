@@ -120,8 +120,9 @@ fn the_papers_recipes_are_planned_over_several_gpus() {
         assert_eq!(two["ranks"]["machines"], 2);
     }
     let text = ok(&stapo(at, &["plan", PAPER, "--machine", "h200", "--gpus", "16", "--nodes", "2"]));
-    for part in ["ranks    16 in 2 machines", "exchange ", "an efficiency of", "published"] {
-        assert!(text.contains(part), "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["ranks 16 in 2 machines", "exchange ", "an efficiency of", "published"] {
+        assert!(words.contains(part), "{text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }

@@ -1,6 +1,6 @@
 //! How fast ranks reach each other.
 
-use super::machine::{Origin, Rate};
+use super::rate::{Origin, Rate};
 
 /// The links of a machine. Every rate is of one rank and one direction: a rank receives as fast as it sends, at once.
 #[derive(Debug, Clone, Copy, PartialEq)]

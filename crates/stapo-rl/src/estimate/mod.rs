@@ -7,6 +7,7 @@ mod links;
 mod machine;
 mod measured;
 mod ranks;
+mod rate;
 mod sampling;
 mod simulated;
 

@@ -52,14 +52,14 @@ impl Exchange {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Rounds {
     pub n_microbatches: f64,
-    pub n_rounds: f64,
+    pub count: f64,
     /// The slowest micro-batches of all rounds, as a share of the work of all: 1 for one rank, and at least 1 / ranks.
     pub share: f64,
 }
 
 impl Rounds {
     /// All of one rank's rounds, whose number nobody asks for.
-    pub const ONE_RANK: Rounds = Rounds { n_microbatches: 0.0, n_rounds: 0.0, share: 1.0 };
+    pub const ONE_RANK: Rounds = Rounds { n_microbatches: 0.0, count: 0.0, share: 1.0 };
 }
 
 /// Bytes of one element of a gradient, and those that its addition to the sum reads and writes: the gradient is read and
@@ -117,11 +117,7 @@ impl SharedWork<'_> {
             all += seconds.iter().sum::<f64>();
         }
         let n_orders = N_ORDERS as f64;
-        Rounds {
-            n_microbatches: n_microbatches / n_orders,
-            n_rounds: n_rounds / n_orders,
-            share: slowest / all,
-        }
+        Rounds { n_microbatches: n_microbatches / n_orders, count: n_rounds / n_orders, share: slowest / all }
     }
 
     /// Forward and backward of sequences of these lengths.
@@ -147,7 +143,7 @@ impl SharedWork<'_> {
         let lookup = if model.tied_embeddings { embedding } else { 0.0 };
         let n_weights = costs.n_trained() as f64;
         let n_gradients = n_weights + lookup;
-        let n_rounds = n_updates * rounds.n_rounds;
+        let n_rounds = n_updates * rounds.count;
         // A group of messages for each layer, for the embedding and for the head.
         let n_groups = model.n_layers as f64 + 2.0;
         let gradient_bytes = GRADIENT_BYTES * n_gradients;

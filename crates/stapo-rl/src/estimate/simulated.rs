@@ -156,7 +156,7 @@ impl RunShape<'_> {
             rollout_mean: sampled.mean_seconds,
             longest_response: shared.longest_response(),
             n_microbatches: rounds.n_microbatches,
-            n_rounds: rounds.n_rounds,
+            n_rounds: rounds.count,
             exchange,
             idle_share: self.idle_share(&phases, sampled, rounds),
         });

@@ -29,16 +29,16 @@ pub fn differing(plans: &[&str]) -> BTreeMap<String, Vec<String>> {
             values[idx + 1] = change.after;
         }
     }
-    merged(found)
+    merged(&found)
 }
 
 /// What [`Change`] says of a key that a plan does not have.
 const ABSENT: &str = "absent";
 
 /// An element of a list that some plan does not have is one difference, not one for each of its keys.
-fn merged(found: BTreeMap<String, Vec<String>>) -> BTreeMap<String, Vec<String>> {
+fn merged(found: &BTreeMap<String, Vec<String>>) -> BTreeMap<String, Vec<String>> {
     let mut elements: BTreeMap<&str, Vec<(&str, &Vec<String>)>> = BTreeMap::new();
-    for (key, values) in &found {
+    for (key, values) in found {
         if let Some((element, rest)) = element_of(key) {
             elements.entry(element).or_default().push((rest, values));
         }
