@@ -2,7 +2,7 @@
 //! folders in which toolkits and Python packages install them. A library in a folder is opened once by its full path;
 //! the loader then gives the same library to everyone who asks for its short name.
 
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -23,9 +23,6 @@ pub enum Library {
     /// Moves bytes between GPUs.
     Nccl,
 }
-
-/// The name by which the loader finds NCCL.
-const NCCL: &CStr = c"libnccl.so.2";
 
 impl Library {
     /// The Python package that installs the library.
@@ -57,6 +54,15 @@ impl Library {
         }
     }
 
+    /// The library by the name that the loader knows once it was found; null where it was not.
+    pub(super) fn handle(self) -> *mut c_void {
+        let name = self.files().last().and_then(|name| CString::new(*name).ok());
+        // SAFETY: the name is a string that ends in 0; the handle is never closed.
+        name.map_or(std::ptr::null_mut(), |name| unsafe {
+            libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL)
+        })
+    }
+
     fn opens(self) -> bool {
         // SAFETY: these calls open a shared library by its name and use nothing in it.
         unsafe {
@@ -64,7 +70,7 @@ impl Library {
                 Library::Driver => driver::sys::is_culib_present(),
                 Library::Nvrtc => nvrtc::sys::is_culib_present(),
                 Library::CublasLt => cublaslt::sys::is_culib_present(),
-                Library::Nccl => !libc::dlopen(NCCL.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL).is_null(),
+                Library::Nccl => !self.handle().is_null(),
             }
         }
     }
@@ -76,29 +82,6 @@ impl Library {
         let given = std::env::var_os(SEARCH_VARIABLE);
         let given = given.iter().flat_map(std::env::split_paths).any(|folder| self.open_in(&folder));
         given || self.opens() || folders().iter().any(|folder| self.open_in(folder))
-    }
-
-    /// The version of NCCL, such as 23007 for 2.30.7; `None` if it was not found.
-    pub fn nccl_version() -> Option<u32> {
-        if !Library::Nccl.find() {
-            return None;
-        }
-        // SAFETY: the library is loaded and stays so; `dlsym` looks a name up in it.
-        let address = unsafe {
-            let library = libc::dlopen(NCCL.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
-            libc::dlsym(library, c"ncclGetVersion".as_ptr())
-        };
-        if address.is_null() {
-            return None;
-        }
-        // SAFETY: every NCCL since 2.0 has this function with this type.
-        let get = unsafe {
-            std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut c_int) -> c_int>(address)
-        };
-        let mut version = 0;
-        // SAFETY: the version is written to a live integer.
-        let status = unsafe { get(&raw mut version) };
-        (status == 0).then_some(version.unsigned_abs())
     }
 
     fn open_in(self, folder: &Path) -> bool {
@@ -123,7 +106,7 @@ fn open(path: &Path) {
 }
 
 /// Folders of toolkits, then of the Python packages of this environment.
-pub(super) fn folders() -> Vec<PathBuf> {
+fn folders() -> Vec<PathBuf> {
     let mut found = Vec::new();
     for root in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os) {
         found.push(PathBuf::from(root).join("lib64"));

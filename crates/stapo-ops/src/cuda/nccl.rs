@@ -1,18 +1,16 @@
 //! NCCL between GPUs, for moving bytes only: whoever adds numbers does so elsewhere, in an order of its own. The library is
 //! looked for at run time; nothing needs it at build time.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::path::PathBuf;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::context::{Cuda, lock};
 use super::error::{Code, CudaError};
-use super::libraries::{SEARCH_VARIABLE, folders};
+use super::libraries::{Library, SEARCH_VARIABLE};
 use super::slice::Slice;
 use crate::device::Backend;
 use crate::{Device, View, ViewMut};
 
-const LIBRARY: &str = "libnccl.so.2";
 /// Bytes are moved as bytes.
 const UINT8: c_int = 1;
 const SUCCESS: c_int = 0;
@@ -47,25 +45,7 @@ struct Functions {
 /// The library; `None` where this machine has none.
 fn functions() -> Option<&'static Functions> {
     static FOUND: OnceLock<Option<Functions>> = OnceLock::new();
-    FOUND.get_or_init(find).as_ref()
-}
-
-fn find() -> Option<Functions> {
-    let given = std::env::var_os(SEARCH_VARIABLE);
-    let given: Vec<PathBuf> = given.iter().flat_map(std::env::split_paths).collect();
-    let beside = folders().into_iter().flat_map(|folder| {
-        // Python packages have a folder for each library.
-        let package = folder.parent().and_then(std::path::Path::parent).map(|root| root.join("nccl/lib"));
-        std::iter::once(folder).chain(package)
-    });
-    let paths = given.into_iter().map(|folder| folder.join(LIBRARY));
-    let paths = paths.chain([PathBuf::from(LIBRARY)]).chain(beside.map(|folder| folder.join(LIBRARY)));
-    paths.into_iter().find_map(|path| {
-        let path = CString::new(path.as_os_str().as_encoded_bytes()).ok()?;
-        // SAFETY: the path is a string that ends in 0; the handle is never closed.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() { None } else { load(handle) }
-    })
+    FOUND.get_or_init(|| Library::Nccl.find().then(|| load(Library::Nccl.handle())).flatten()).as_ref()
 }
 
 /// The address of a function of an open library.
@@ -119,8 +99,9 @@ pub fn nccl_version() -> Option<String> {
 }
 
 fn missing() -> CudaError {
+    let (name, package) = (Library::Nccl.name(), Library::Nccl.package().unwrap_or_default());
     CudaError::Unavailable(format!(
-        "{LIBRARY} was not found\nhint: pip install nvidia-nccl-cu13, or name its folder in {SEARCH_VARIABLE}"
+        "{name} was not found\nhint: pip install {package}, or name its folder in {SEARCH_VARIABLE}"
     ))
 }
 

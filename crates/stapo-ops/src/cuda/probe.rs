@@ -4,6 +4,7 @@ use cudarc::driver::result::{self, device};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 
 use super::libraries::Library;
+use super::nccl::nccl_version;
 
 /// What was found. Probing allocates no memory on a GPU and makes no context.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -177,9 +178,5 @@ fn cublaslt() -> FoundLibrary {
 }
 
 fn nccl() -> FoundLibrary {
-    Library::nccl_version().map_or(missing(Library::Nccl), |version| {
-        // Since 2.9 the major version stands before four digits, before it stood before three.
-        let major = if version >= 10_000 { 10_000 } else { 1000 };
-        FoundLibrary::Version(format!("{}.{}.{}", version / major, version % major / 100, version % 100))
-    })
+    nccl_version().map_or(missing(Library::Nccl), FoundLibrary::Version)
 }
