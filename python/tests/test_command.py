@@ -1,5 +1,6 @@
 """The program `stapo` inside Python: exit statuses, signals, pipes, and processes that it starts."""
 
+import functools
 import json
 import os
 import signal
@@ -47,11 +48,14 @@ class Command(unittest.TestCase):
 
     @unittest.skipUnless(os.path.exists("/proc/self/maps"), "this system does not show the handlers of a process")
     def test_ctrl_c_ends_a_command(self):
-        with subprocess.Popen([sys.executable, "-m", "stapo", "grade", "-"], stdin=subprocess.PIPE) as child:
+        command = [sys.executable, "-m", "stapo", "grade", "-"]
+        # What a shell starts in the background ignores the signal, and its children would inherit that.
+        default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=default) as child:
             while not is_ready(child.pid):
                 time.sleep(0.01)
             child.send_signal(signal.SIGINT)
-            self.assertEqual(child.wait(), -signal.SIGINT)
+            self.assertEqual(child.wait(timeout=60), -signal.SIGINT)
 
     def test_an_experiment_starts_its_runs(self):
         with tempfile.TemporaryDirectory() as folder:
