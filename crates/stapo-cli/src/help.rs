@@ -22,6 +22,11 @@ const GROUPS: [Group; 5] = [
                  stapo train my.toml --model Qwen/Qwen3-0.6B --fetch\n\
                  stapo train --resume runs/RUN",
             ),
+            (
+                "launch",
+                "stapo launch --gpus 8 train my.toml\n\
+                 stapo launch --ranks 2 train --set update.sum=microbatches",
+            ),
             ("plan", "stapo plan my.toml\nstapo plan qwen3-1.7b --no-measure"),
             ("problems", "stapo problems my.toml -n 3"),
             ("sft", "stapo sft sft.toml --out runs/sft"),
@@ -37,6 +42,7 @@ const GROUPS: [Group; 5] = [
             ("inspect", "stapo inspect runs/RUN\nstapo inspect runs/RUN --terminal"),
             ("serve", "stapo serve runs"),
             ("verify-run", "stapo verify-run runs/RUN --steps 2"),
+            ("counterfactual", "stapo counterfactual runs/RUN --samples 32 --out tokens.jsonl"),
         ],
     },
     Group {

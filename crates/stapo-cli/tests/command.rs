@@ -7,15 +7,15 @@
 use stapo_core::{Problem, Verdict};
 use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::task::{
-    ArithmeticSpec, CommandSpec, Judged, Programs, Task, TaskError, TaskSpec, VerifierSpec, launcher,
+    ArithmeticSpec, CommandSpec, Judged, Programs, Task, TaskError, TaskSpec, VerifierSpec,
 };
 use stapo_rl::train::Trainer;
-use stapo_rl::{Config, Plan};
+use stapo_rl::{Config, Plan, restart};
 use std::time::{Duration, Instant};
 
 /// A task judged by a shell script.
 fn scripted(script: &str, limit: impl Fn(&mut CommandSpec)) -> Result<Task, TaskError> {
-    launcher::set_program(env!("CARGO_BIN_EXE_stapo").into());
+    restart::set(env!("CARGO_BIN_EXE_stapo").into(), Vec::new());
     let mut command = CommandSpec { args: vec!["-c".into(), script.into()], ..CommandSpec::new("/bin/sh") };
     limit(&mut command);
     let verifier = VerifierSpec::Command(command);
@@ -199,7 +199,7 @@ fn a_program_that_does_not_read_cannot_lock_the_judge() {
 #[test]
 fn an_external_reward_is_the_reward() {
     let verifier = "task.verifier={kind=\"command\",program=\"sh\",args=[\"-c\",\"while read -r line; do echo '{\\\"reward\\\":0.25}'; done\"]}";
-    launcher::set_program(env!("CARGO_BIN_EXE_stapo").into());
+    restart::set(env!("CARGO_BIN_EXE_stapo").into(), Vec::new());
     let small = ["rollout.problems_per_step=4", "update.problems_per_minibatch=4", verifier];
     let external = Plan::resolve(Config::from_toml("", small).unwrap()).unwrap();
     let device = Device::cpu(CpuOptions { threads: 2, ..CpuOptions::from_env().unwrap() });

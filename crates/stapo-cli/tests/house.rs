@@ -21,7 +21,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("stapo-model", &["stapo-ops"]),
     ("stapo-rl", &["stapo-core", "stapo-verify", "stapo-model"]),
     ("stapo-cli", &["stapo-core", "stapo-verify", "stapo-rl"]),
-    ("stapo-py", &["stapo-core", "stapo-verify", "stapo-rl"]),
+    ("stapo-py", &["stapo-core", "stapo-verify", "stapo-rl", "stapo-cli"]),
 ];
 
 const MAX_FILE_LINES: usize = 500;
@@ -165,6 +165,19 @@ fn unsafe_stands_in_one_crate_only() {
         .map(|path| relative(&path))
         .collect();
     assert_none("unsafe outside stapo-ops", &findings);
+}
+
+/// Inside Python the running executable is the interpreter, so only `restart` may ask for it.
+#[test]
+fn only_restart_names_the_running_executable() {
+    let is_source = |path: &PathBuf| path.components().any(|part| part.as_os_str() == "src");
+    let findings: Vec<String> = sources(&root().join("crates"), &["rs"])
+        .into_iter()
+        .filter(|path| is_source(path) && !path.ends_with("stapo-rl/src/restart.rs"))
+        .filter(|path| has_word(&code_only(&fs::read_to_string(path).unwrap()), "current_exe"))
+        .map(|path| format!("{}: start the program by stapo_rl::restart::command", relative(&path)))
+        .collect();
+    assert_none("programs that start themselves by their executable", &findings);
 }
 
 #[test]

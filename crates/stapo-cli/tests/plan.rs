@@ -10,6 +10,7 @@ use std::path::Path;
 
 const PAPER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/qwen3-1.7b.toml");
 const PAPER_8B: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/qwen3-8b.toml");
+const PAPER_14B: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/qwen3-14b.toml");
 const BASE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/base");
 
 fn plan(at: &Path, args: &[&str]) -> Value {
@@ -79,6 +80,53 @@ fn a_run_that_does_not_fit_says_what_to_change() {
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
+/// The paper's lengths: log-normal with a mean of 4,000 before the cut at 15,360, 0.8 in the logarithm.
+const LENGTHS: [&str; 4] =
+    ["--set", "rollout.lengths={ mean = 4000.0, sigma = 0.8 }", "--mean-prompt", "200"];
+
+#[test]
+fn the_papers_recipes_are_planned_over_several_gpus() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for config in [PAPER, PAPER_8B, PAPER_14B] {
+        let on = |args: &[&str]| plan(at, &[&[config, "--machine", "h200"], &LENGTHS[..], args].concat());
+        let [one, eight] = [on(&[]), on(&["--gpus", "8"])];
+        assert_eq!((&one["ranks"], &one["time"]["phases"]["exchange"]), (&Value::Null, &0.0.into()));
+        // The mean of min(X, 15,360).
+        assert!((number(&eight["lengths"]["response_tokens_mean"]) - 3887.1).abs() < 0.1);
+        let part = |plan: &Value, name: &str| number(&plan["memory_bytes"][name]);
+        assert_eq!(part(&eight, "weights"), part(&one, "weights"));
+        assert_eq!(part(&eight, "optimizer"), (part(&one, "optimizer") / 8.0).ceil());
+        let ranks = &eight["ranks"];
+        assert_eq!((&ranks["ranks"], &ranks["machines"]), (&8.into(), &1.into()));
+        assert_eq!(ranks["one_gpu"]["seconds_per_step"], one["time"]["seconds_per_step"]);
+        let per_step = number(&eight["time"]["seconds_per_step"]);
+        let efficiency = number(&one["time"]["seconds_per_step"]) / per_step / 8.0;
+        assert!((number(&ranks["efficiency"]) / efficiency - 1.0).abs() < 1e-9);
+        assert!((0.3..1.6).contains(&efficiency), "{config}: {efficiency}");
+        let exchange = &ranks["exchange_seconds"];
+        let parts = ["gradients", "fold", "weights", "responses"].map(|name| number(&exchange[name]));
+        assert!(
+            (parts.iter().sum::<f64>() / number(&eight["time"]["phases"]["exchange"]) - 1.0).abs() < 1e-9
+        );
+        assert!(number(&exchange["gradients_if_overlapped"]) < parts[0]);
+        let [slow, fast] = ["50", "400"].map(|link| on(&["--gpus", "8", "--link", link]));
+        let gradients = |plan: &Value| number(&plan["ranks"]["exchange_seconds"]["gradients"]);
+        assert!(gradients(&slow) > 6.0 * gradients(&fast));
+        assert_eq!(slow["time"]["phases"]["rollout"], fast["time"]["phases"]["rollout"]);
+        // Two machines exchange through the network.
+        let two = on(&["--gpus", "8", "--nodes", "2"]);
+        assert!(gradients(&two) > 3.0 * gradients(&eight));
+        assert_eq!(two["ranks"]["machines"], 2);
+    }
+    let text = ok(&stapo(at, &["plan", PAPER, "--machine", "h200", "--gpus", "16", "--nodes", "2"]));
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["ranks 16 in 2 machines", "exchange ", "an efficiency of", "published"] {
+        assert!(words.contains(part), "{text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
 #[test]
 fn a_path_wins_over_a_known_name_and_a_config_alone_is_enough() {
     let folder = tempfile::tempdir().unwrap();
@@ -103,6 +151,8 @@ fn mistakes_are_named() {
         (&["--model", "qwen9-1b"][..], &["qwen9-1b", "qwen3-1.7b", "qwen2.5-7b"][..]),
         (&["--machine", "h300"], &["h300", "h200", "rtx4090", "cpu"]),
         (&["--mean-response", "97"], &["--mean-response 97", "rollout.max_response_tokens, 96"]),
+        (&["--gpus", "2", "--nodes", "3"], &["--nodes 3", "--gpus"]),
+        (&["--gpus", "0"], &["--gpus", "at least 1"]),
         (&["--mean-prompt", "0"], &["--mean-prompt", "at least 1"]),
         (&["--machine", "cpu", "--set", "update.states=8bit"], &["update.states"]),
     ] {

@@ -399,6 +399,34 @@ fn every_view_shows_long_broken_and_hostile_runs() {
     assert_clean(&session, &server);
 }
 
+/// One finger pans a chart that is zoomed, two zoom further. `[x, y, width]` is where the chart is touched.
+fn fingers(session: &mut Session, [x, y, width]: [f64; 3]) {
+    session.value("document.getElementById('accuracy').scrollIntoView()");
+    let window = |session: &mut Session| {
+        let ends = session
+            .value("['from','to'].map(n=>Number(new URLSearchParams(location.hash.split('?')[1]).get(n)))");
+        [0, 1].map(|idx| ends[idx].as_f64().unwrap())
+    };
+    let at = |part: f64| (x + part * width, y);
+    let [from, to] = window(session);
+    session.touch("touchStart", &[at(0.8)]);
+    for part in [0.7, 0.6, 0.55] {
+        session.touch("touchMove", &[at(part)]);
+    }
+    session.touch("touchEnd", &[]);
+    let panned = window(session);
+    let shift = 0.25 * (to - from);
+    assert!((panned[0] - from - shift).abs() < 0.1 * shift, "{from} to {to} became {panned:?}");
+    assert!((panned[1] - to - shift).abs() < 0.1 * shift, "{from} to {to} became {panned:?}");
+    session.touch("touchStart", &[at(0.4), at(0.6)]);
+    session.touch("touchMove", &[at(0.35), at(0.65)]);
+    session.touch("touchMove", &[at(0.3), at(0.7)]);
+    session.touch("touchEnd", &[]);
+    let zoomed = window(session);
+    let share = (zoomed[1] - zoomed[0]) / (panned[1] - panned[0]);
+    assert!((share - 0.5).abs() < 0.05, "{panned:?} became {zoomed:?}");
+}
+
 /// 10,000 steps: few points, the spike, a zoom with the mouse, a link that restores it, a legend, files.
 fn long_run(session: &mut Session, server: &Server) {
     session.open(&server.page("#/run?run=long"));
@@ -428,6 +456,7 @@ fn long_run(session: &mut Session, server: &Server) {
     let first = session
         .value("Number(document.querySelectorAll('#accuracy text[text-anchor=middle]')[0].textContent)");
     assert!((5900.0..7500.0).contains(&first.as_f64().unwrap()), "the link lost the zoom: {first}");
+    fingers(session, [x, y + 40.0, width]);
     let saved = session.value("(async()=>{let saved=null;const make=URL.createObjectURL;URL.createObjectURL=b=>{saved=b;return make(b)};const out=[];\
         for(const b of document.querySelectorAll('#accuracy .tools button')){b.click();out.push(await saved.text())}return out})()");
     let svg = saved[0].as_str().unwrap();

@@ -8,6 +8,7 @@ mod common;
 use common::{complaint, ok, stapo};
 use serde_json::Value;
 use std::fs;
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -29,10 +30,34 @@ const LONG: [&str; 14] = [
     "record.checkpoint_every_steps=2",
 ];
 
-fn spawn(at: &Path, args: &[&str]) -> Child {
+/// A process that ends with the test, also where the test fails.
+struct Process(Child);
+
+impl Deref for Process {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Process {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn spawn(at: &Path, args: &[&str]) -> Process {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
     command.current_dir(at).args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().unwrap()
+    Process(command.spawn().unwrap())
 }
 
 fn kill(signal: &str, child: &Child) {
@@ -106,7 +131,7 @@ fn of_two_resumes_at_once_one_goes_on() {
     let start = [&["train", "--out", "run"], &LONG[..], &["--set", "steps=2"]].concat();
     ok(&stapo(at, &start));
     let again = ["train", "--resume", "run", "--set", "steps=8"];
-    let children: Vec<Child> = (0..4).map(|_| spawn(at, &again)).collect();
+    let children: Vec<Process> = (0..4).map(|_| spawn(at, &again)).collect();
     let codes: Vec<_> = children.into_iter().map(|mut child| child.wait().unwrap().code()).collect();
     assert!(codes.contains(&Some(0)), "{codes:?}");
     assert!(codes.iter().all(|code| [Some(0), Some(2)].contains(code)), "{codes:?}");

@@ -4,6 +4,7 @@
 
 pub mod batch;
 pub mod diagnostics;
+pub mod minibatch;
 pub mod objective;
 pub mod random;
 pub mod record;

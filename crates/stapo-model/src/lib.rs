@@ -16,6 +16,7 @@ mod json;
 pub mod optimizer;
 pub mod peft;
 mod pretrained;
+pub mod ranks;
 pub mod template;
 #[cfg(test)]
 mod testing;

@@ -4,9 +4,12 @@
 mod tests;
 
 use crate::config::TensorSpec;
-use crate::decoder::{Gradients, Policy};
+use crate::decoder::sums::overlap;
+use crate::decoder::weights::Parameter;
+use crate::decoder::{GradientSums, Gradients, Policy};
+use crate::ranks::{RankError, Ranks, Share, Solo};
 pub use stapo_ops::Moment;
-use stapo_ops::{Buffer, Float, OutOfMemory, View, ViewMut, adamw, reduce};
+use stapo_ops::{Buffer, Float, Form, OutOfMemory, Stored, View, ViewMut, adamw, reduce};
 
 /// What stays the same from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,118 +46,293 @@ pub enum GradientError {
     TooLarge,
 }
 
-/// `AdamW` with its two moments per parameter.
-#[derive(Debug)]
+/// An optimizer step over several ranks that was not made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    #[error(transparent)]
+    Gradient(#[from] GradientError),
+    #[error(transparent)]
+    Rank(#[from] RankError),
+}
+
+/// `AdamW` with its two moments per parameter. Of several ranks, each holds the moments of the elements that it owns.
 pub struct Optimizer<T: Float = f32> {
     settings: AdamWSettings,
     n_steps: u64,
     /// One for each trained parameter, in the order of the policy's weights.
     moments: Vec<Moments<T>>,
+    ranks: Ranks,
 }
 
-/// Running averages of one parameter's gradient and of its square.
+/// Running averages of one parameter's gradient and of its square, for the elements that this rank owns.
 #[derive(Debug)]
 struct Moments<T: Float> {
+    share: Share,
     first: Buffer<T>,
     second: Buffer<T>,
 }
 
 impl<T: Float> Optimizer<T> {
     pub fn new(policy: &Policy<T>, settings: AdamWSettings) -> Result<Self, OutOfMemory> {
+        Self::over(policy, settings, Solo::ranks())
+    }
+
+    /// As [`Optimizer::new`], for one of several ranks.
+    pub fn over(policy: &Policy<T>, settings: AdamWSettings, ranks: Ranks) -> Result<Self, OutOfMemory> {
         let device = policy.device();
-        let moments = policy.weights.trained().map(|parameter| {
-            let len = parameter.spec.n_elements();
+        let moments = policy.weights.trained().enumerate().map(|(place, parameter)| {
+            let share = Share { len: parameter.spec.n_elements(), place, world: ranks.world() };
+            let len = share.of(ranks.rank()).len();
             Ok(Moments {
+                share,
                 first: device.moment_zeros(len, Moment::First)?,
                 second: device.moment_zeros(len, Moment::Second)?,
             })
         });
         let moments = moments.collect::<Result<_, OutOfMemory>>()?;
-        Ok(Self { settings, n_steps: 0, moments })
+        Ok(Self { settings, n_steps: 0, moments, ranks })
     }
 
     /// One update with the gradients, which are then zero again. Returns their norm after scaling, before clipping.
+    ///
+    /// # Panics
+    /// If the optimizer is one of several ranks'.
     pub fn step(
         &mut self,
         policy: &mut Policy<T>,
         gradients: &mut Gradients<T>,
         update: Update,
     ) -> Result<f64, GradientError> {
+        assert_eq!(self.ranks.world(), 1, "step: several ranks take sums over micro-batches");
         gradients.join();
         let norm = gradients.sum_squares().sqrt() * update.scale.abs();
         if !norm.is_finite() {
-            let not_finite = |(spec, element): (&TensorSpec, usize)| GradientError::NotFinite {
-                tensor: spec.name.clone(),
-                element,
-            };
-            return Err(gradients.first_non_finite().map_or(GradientError::TooLarge, not_finite));
+            return Err(not_finite(gradients.first_non_finite()));
         }
-        self.n_steps += 1;
-        let scale = update.scale * adamw::clip_factor(norm, update.max_norm);
         let device = policy.device().clone();
+        let rules = self.rules(update, norm);
         let parameters = policy.weights.trained_mut();
         for ((parameter, gradient), moments) in parameters.zip(gradients.sums()).zip(&mut self.moments) {
-            let weight_decay = if parameter.spec.is_matrix() { self.settings.weight_decay } else { 0.0 };
-            let rule = adamw::AdamW {
-                lr: update.lr,
-                beta1: self.settings.beta1,
-                beta2: self.settings.beta2,
-                eps: self.settings.eps,
-                weight_decay,
-                step: self.n_steps,
-            };
-            let first = moments.first.view_mut();
-            let second = moments.second.view_mut();
-            parameter
-                .update(&device, |values| adamw::step(&device, rule, scale, values, gradient, first, second));
+            let rule = rules.of(parameter, 0);
+            let (first, second) = (moments.first.view_mut(), moments.second.view_mut());
+            parameter.update(&device, |values| {
+                adamw::step(&device, rule, rules.scale, values, gradient, first, second);
+            });
         }
         policy.count_update();
         gradients.clear();
         Ok(norm)
     }
 
+    /// Counts a step, and says how it goes.
+    fn rules(&mut self, update: Update, norm: f64) -> Rules {
+        self.n_steps += 1;
+        let scale = update.scale * adamw::clip_factor(norm, update.max_norm);
+        Rules { settings: self.settings, lr: update.lr, scale, step: self.n_steps }
+    }
+
     pub fn n_steps(&self) -> u64 {
         self.n_steps
     }
+}
 
-    /// The state to keep in a checkpoint beside [`Optimizer::n_steps`]: each tensor's first and second moment.
-    pub fn state<'a>(
-        &'a self,
-        policy: &'a Policy<T>,
-    ) -> impl Iterator<Item = (&'a TensorSpec, View<'a, T>, View<'a, T>)> {
-        let parameters = policy.weights.trained().zip(&self.moments);
-        parameters.flat_map(|(parameter, moments)| {
-            parameter
-                .spec
-                .tensors()
-                .map(|(spec, range)| (spec, moments.first.range(range.clone()), moments.second.range(range)))
-        })
+/// What one step does to every parameter.
+struct Rules {
+    settings: AdamWSettings,
+    lr: f64,
+    /// The factor of all gradients.
+    scale: f64,
+    step: u64,
+}
+
+impl Rules {
+    /// The rule for the elements of a parameter from `first` on.
+    fn of<T: Float>(&self, parameter: &Parameter<T>, first: usize) -> adamw::AdamW {
+        let AdamWSettings { beta1, beta2, eps, weight_decay } = self.settings;
+        let weight_decay = if parameter.spec.is_matrix() { weight_decay } else { 0.0 };
+        adamw::AdamW { lr: self.lr, beta1, beta2, eps, weight_decay, first: first as u64, step: self.step }
+    }
+}
+
+fn not_finite(found: Option<(&TensorSpec, usize)>) -> GradientError {
+    let named = |(spec, element): (&TensorSpec, usize)| GradientError::NotFinite {
+        tensor: spec.name.clone(),
+        element,
+    };
+    found.map_or(GradientError::TooLarge, named)
+}
+
+impl Optimizer<f32> {
+    /// One update with the sums of all ranks, which are then forgotten: each rank updates the elements that it owns, and
+    /// the ranks send each other the weights. Returns the norm of the gradients after scaling, before clipping.
+    pub fn step_sums(
+        &mut self,
+        policy: &mut Policy,
+        sums: &mut GradientSums,
+        update: Update,
+    ) -> Result<f64, StepError> {
+        sums.join();
+        let norm = sums.sum_squares()?.sqrt() * update.scale.abs();
+        if !norm.is_finite() {
+            return Err(not_finite(sums.first_non_finite()?).into());
+        }
+        let device = policy.device().clone();
+        let rules = self.rules(update, norm);
+        let rank = self.ranks.rank();
+        let parameters = policy.weights.trained_mut();
+        for ((parameter, (share, gradient)), moments) in parameters.zip(sums.owned()).zip(&mut self.moments) {
+            let own = share.of(rank);
+            let rule = rules.of(parameter, own.start);
+            let (first, second) = (moments.first.view_mut(), moments.second.view_mut());
+            let ranks = &self.ranks;
+            parameter.update(&device, |mut values| {
+                if !own.is_empty() {
+                    let values = values.reborrow().into_range(own);
+                    adamw::step(&device, rule, rules.scale, values, gradient, first, second);
+                }
+                spread(ranks, share, values)
+            })?;
+        }
+        policy.count_update();
+        sums.clear();
+        Ok(norm)
     }
 
-    /// The tensor, the moment and the place of the first moment that is not a finite number.
-    pub fn first_non_finite<'a>(&'a self, policy: &'a Policy<T>) -> Option<(&'a TensorSpec, Moment, usize)> {
+    /// How a tensor's moments are stored.
+    pub fn form(&self, moment: Moment) -> Form {
+        self.moments.first().map_or(Form::F32, |moments| moments.of(moment).form())
+    }
+
+    /// Gives every tensor's two moments to `take`, on rank 0; the other ranks send theirs.
+    pub fn visit_state<E: From<RankError>>(
+        &self,
+        policy: &Policy,
+        mut take: impl FnMut(&TensorSpec, Moment, Stored) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
+            if self.ranks.world() == 1 {
+                for (spec, range) in parameter.spec.tensors() {
+                    for moment in [Moment::First, Moment::Second] {
+                        take(spec, moment, moments.of(moment).range(range.clone()).read_stored())?;
+                    }
+                }
+                continue;
+            }
+            let first = self.gathered(moments, Moment::First)?;
+            let second = self.gathered(moments, Moment::Second)?;
+            let Some((first, second)) = first.zip(second) else { continue };
+            for (spec, range) in parameter.spec.tensors() {
+                take(spec, Moment::First, first.range(range.clone()))?;
+                take(spec, Moment::Second, second.range(range))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All elements of a parameter's moment, on rank 0.
+    fn gathered(&self, moments: &Moments<f32>, moment: Moment) -> Result<Option<Stored>, RankError> {
+        let own = moments.of(moment).read_stored();
+        let form = own.form;
+        let scales = own.scales.iter().flat_map(|scale| scale.to_le_bytes());
+        let n_bytes = own.bytes.len();
+        let sent = self
+            .ranks
+            .gather((n_bytes as u64).to_le_bytes().into_iter().chain(own.bytes).chain(scales).collect())?;
+        if self.ranks.rank() != 0 {
+            return Ok(None);
+        }
+        let parts: Vec<(&[u8], &[u8])> = sent
+            .iter()
+            .enumerate()
+            .map(|(rank, bytes)| bytes[8..].split_at(moments.share.of(rank).len() * form.n_bytes()))
+            .collect();
+        let in_order: Vec<usize> = moments.share.in_order().collect();
+        let bytes = in_order.iter().flat_map(|&rank| parts[rank].0).copied().collect();
+        let scales = in_order.iter().flat_map(|&rank| parts[rank].1.chunks_exact(4));
+        let scales = scales.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        Ok(Some(Stored { form, bytes, scales }))
+    }
+
+    /// The tensor, the moment and the place of the first moment of this rank that is not a finite number.
+    pub fn first_non_finite<'a>(&'a self, policy: &'a Policy) -> Option<(&'a TensorSpec, Moment, usize)> {
+        let rank = self.ranks.rank();
         let device = policy.device();
-        self.state(policy).find_map(|(spec, first, second)| {
-            [(Moment::First, first), (Moment::Second, second)]
-                .into_iter()
-                .find_map(|(moment, values)| Some((spec, moment, reduce::first_non_finite(device, values)?)))
+        policy.weights.trained().zip(&self.moments).find_map(|(parameter, moments)| {
+            let own = moments.share.of(rank);
+            parameter.spec.tensors().find_map(|(spec, range)| {
+                let common = overlap(&range, &own);
+                [Moment::First, Moment::Second].into_iter().filter(|_| !common.is_empty()).find_map(
+                    |moment| {
+                        let start = common.start - own.start;
+                        let values = moments.of(moment).range(start..start + common.len());
+                        let place = reduce::first_non_finite(device, values)?;
+                        Some((spec, moment, common.start - range.start + place))
+                    },
+                )
+            })
         })
     }
 
-    /// Takes the state of a checkpoint back: `write` overwrites a tensor's first and second moment.
+    /// Takes the state of a checkpoint back: `read` gives a tensor's moment, of which this rank keeps what it owns.
     pub fn restore<E>(
         &mut self,
-        policy: &Policy<T>,
+        policy: &Policy,
         n_steps: u64,
-        mut write: impl FnMut(&TensorSpec, ViewMut<'_, T>, ViewMut<'_, T>) -> Result<(), E>,
+        mut read: impl FnMut(&TensorSpec, Moment) -> Result<Stored, E>,
     ) -> Result<(), E> {
+        let rank = self.ranks.rank();
         for (parameter, moments) in policy.weights.trained().zip(&mut self.moments) {
+            let own = moments.share.of(rank);
             for (spec, range) in parameter.spec.tensors() {
-                let first = moments.first.range_mut(range.clone());
-                write(spec, first, moments.second.range_mut(range))?;
+                let common = overlap(&range, &own);
+                for moment in [Moment::First, Moment::Second] {
+                    let stored = read(spec, moment)?;
+                    if !common.is_empty() {
+                        let start = common.start - own.start;
+                        let mut to = moments.of_mut(moment).into_range(start..start + common.len());
+                        to.write_stored(&stored.range(common.start - range.start..common.end - range.start));
+                    }
+                }
             }
         }
         self.n_steps = n_steps;
         Ok(())
     }
+}
+
+impl Moments<f32> {
+    fn of(&self, moment: Moment) -> View<'_, f32> {
+        match moment {
+            Moment::First => self.first.view(),
+            Moment::Second => self.second.view(),
+        }
+    }
+
+    fn of_mut(&mut self, moment: Moment) -> ViewMut<'_, f32> {
+        match moment {
+            Moment::First => self.first.view_mut(),
+            Moment::Second => self.second.view_mut(),
+        }
+    }
+}
+
+/// Sends the elements of a parameter that this rank owns to all others, and takes over theirs.
+fn spread(ranks: &Ranks, share: Share, values: ViewMut<'_, f32>) -> Result<(), RankError> {
+    let rank = ranks.rank();
+    let mut rest = values;
+    let mut own = None;
+    let mut receives = Vec::new();
+    for owner in share.in_order() {
+        let (part, after) = rest.split_at(share.of(owner).len());
+        rest = after;
+        if owner == rank {
+            own = Some(part.into_view());
+        } else if part.len() > 0 {
+            receives.push((owner, part));
+        }
+    }
+    let own = own.filter(|own| own.len() > 0);
+    let others = (0..ranks.world()).filter(|&other| other != rank);
+    let sends = own.map_or(Vec::new(), |own| others.map(|other| (other, own)).collect());
+    ranks.exchange(sends, receives)
 }

@@ -8,8 +8,11 @@ use stapo_model::decoder::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec, Recompute,
 };
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
-use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{CpuOptions, Device, Family, Form, ModelConfig, Region, Rope, RopeKind, Tenant};
+use stapo_model::optimizer::{AdamWSettings, Moment, Optimizer, Update};
+use stapo_model::ranks::RankError;
+use stapo_model::{
+    CpuOptions, Device, Family, Form, ModelConfig, Region, Rope, RopeKind, Stored, Tenant, TensorSpec,
+};
 use testing::tiny_config;
 
 #[path = "../src/testing.rs"]
@@ -204,8 +207,7 @@ fn a_stored_form_restores_the_state_bit_for_bit() {
         assert_ne!(policy.fingerprint(), before, "the weights moved");
         assert!(policy.first_non_finite().is_none() && optimizer.first_non_finite(&policy).is_none());
         let weights: Vec<_> = policy.tensors().map(|(_, view)| view.read_stored()).collect();
-        let moments: Vec<_> =
-            optimizer.state(&policy).map(|(_, m, v)| (m.read_stored(), v.read_stored())).collect();
+        let moments = state(&optimizer, &policy);
         let form = if training == Training::F32 { Form::F32 } else { Form::Bf16 };
         assert!(weights.iter().all(|stored| stored.form == form));
         for on in [device.clone(), Device::cpu(CpuOptions::default())] {
@@ -220,22 +222,31 @@ fn a_stored_form_restores_the_state_bit_for_bit() {
             let mut again = Optimizer::new(&restored, AdamWSettings::default()).unwrap();
             let mut from = moments.iter();
             again
-                .restore(&restored, 2, |_, mut m, mut v| {
-                    let (first, second) = from.next().unwrap();
-                    m.write_stored(first);
-                    v.write_stored(second);
-                    Ok::<_, std::convert::Infallible>(())
+                .restore(&restored, 2, |spec, moment| {
+                    let (name, own, stored) = from.next().unwrap();
+                    assert_eq!((name, *own), (&spec.name, moment));
+                    Ok::<_, std::convert::Infallible>(stored.clone())
                 })
                 .unwrap();
             for ((_, a), (spec, b)) in policy.tensors().zip(restored.tensors()) {
                 assert_eq!(bits(&a.to_vec()), bits(&b.to_vec()), "{training:?} {}", spec.name);
             }
-            for ((_, m, v), (spec, n, w)) in optimizer.state(&policy).zip(again.state(&restored)) {
-                assert_eq!(bits(&m.to_vec()), bits(&n.to_vec()), "{training:?} {}", spec.name);
-                assert_eq!(bits(&v.to_vec()), bits(&w.to_vec()), "{training:?} {}", spec.name);
+            for ((_, _, a), (name, moment, b)) in moments.iter().zip(&state(&again, &restored)) {
+                assert_eq!(bits(&a.to_f32()), bits(&b.to_f32()), "{training:?} {name} {moment:?}");
             }
         }
     }
+}
+
+/// Every moment with the name of its tensor.
+fn state(optimizer: &Optimizer, policy: &Policy) -> Vec<(String, Moment, Stored)> {
+    let mut all = Vec::new();
+    let take = |spec: &TensorSpec, moment, stored| {
+        all.push((spec.name.clone(), moment, stored));
+        Ok::<(), RankError>(())
+    };
+    optimizer.visit_state(policy, take).unwrap();
+    all
 }
 
 #[test]

@@ -253,7 +253,8 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
     let n = 1 << 28;
     let mut param = device.weight_zeros::<f32>(n)?;
     let (grad, mut m, mut v) = (device.zeros(n)?, device.zeros(n)?, device.zeros(n)?);
-    let rule = adamw::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: 1 };
+    let rule =
+        adamw::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, first: 0, step: 1 };
     let seconds = time(device, || {
         adamw::step(device, rule, 1.0, param.view_mut(), grad.view(), m.view_mut(), v.view_mut());
     });

@@ -371,8 +371,15 @@ impl Bench {
             let shape = format!("{:.1}M parameters", n as f64 / 1e6);
             let grad = device.zeros::<f32>(n)?;
             let [mut param, mut m, mut v] = [device.zeros(n)?, device.zeros(n)?, device.zeros(n)?];
-            let rule =
-                adamw::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.0, step: 1 };
+            let rule = adamw::AdamW {
+                lr: 1e-3,
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.0,
+                first: 0,
+                step: 1,
+            };
             self.line("adamw", &shape, 0.0, 28.0 * n as f64, || {
                 let (param, m, v) = (param.view_mut(), m.view_mut(), v.view_mut());
                 adamw::step(device, rule, 1.0, param, grad.view(), m, v);

@@ -172,7 +172,7 @@ kernels! {
 
     fn pack_panels(cpu: &Cpu, weight: &[Self], columns: usize, depth: usize, panels: &mut [Self]) = pack_panels;
 
-    fn sum_squares(cpu: &Cpu, x: &[Self]) -> f64 = reduce::cpu::sum_squares;
+    fn square_parts(cpu: &Cpu, x: &[Self]) -> Vec<f64> = reduce::cpu::square_parts;
 
     fn first_non_finite(cpu: &Cpu, x: &[Self]) -> Option<usize> = reduce::cpu::first_non_finite;
 

@@ -5,12 +5,14 @@ use crate::config::Plan;
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
 use crate::meter::{Meter, Phase};
+use crate::ranks::Transport;
 use crate::rollout::Sampled;
 use crate::scoring::{Sequence, score, score_base, widen};
 use crate::task::Task;
 use crate::teacher::Teacher;
 use stapo_core::objective::{Advantages, ScoredResponse};
 use stapo_core::{Batch, Group};
+use stapo_model::Device;
 use stapo_model::decoder::{Pass, Policy};
 
 /// The constants of one response. Columns have one entry per token.
@@ -30,12 +32,38 @@ pub(crate) enum Reference {
     Model(Box<Policy>),
 }
 
+impl Reference {
+    /// The frozen policy of a KL penalty; `None` for an objective without one.
+    pub fn open(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Self>> {
+        if !plan.objective.needs_reference() {
+            return Ok(None);
+        }
+        if plan.has_free_reference() {
+            return Ok(Some(Self::WithoutAdapters));
+        }
+        let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
+        let policy = LoadedModel::open(source, device)?.policy;
+        let own = model.policy.config().vocabulary;
+        let other = policy.config().vocabulary;
+        if own != other {
+            return Err(Error::Misfit {
+                key: "reference",
+                problem: format!("has a vocabulary of {other}, the model one of {own}"),
+                remedy: "a KL penalty compares distributions over the same tokens: take a reference of the same family",
+            });
+        }
+        Ok(Some(Self::Model(Box::new(policy))))
+    }
+}
+
 /// The models that score a rollout batch, and the pass that they score in.
 pub(crate) struct Scorers<'a> {
     pub pass: &'a mut Pass,
     pub model: &'a LoadedModel,
     pub reference: Option<&'a Reference>,
     pub teacher: Option<&'a Teacher>,
+    /// The ranks among which the scoring is dealt out.
+    pub ranks: &'a dyn Transport,
     pub meter: &'a Meter,
 }
 
@@ -67,10 +95,11 @@ impl RolledOut {
             batch.responses().map(|scored| Sequence::of(&scored.rollout)).collect();
         let reference_logp = match scorers.reference {
             Some(Reference::WithoutAdapters) => {
-                let scored = score_base(&mut *scorers.pass, &scorers.model.policy, plan, &sequences)?;
+                let Scorers { pass, model, ranks, .. } = scorers;
+                let scored = score_base(pass, &model.policy, plan, *ranks, &sequences)?;
                 Some(scored.into_iter().map(|scores| scores.logp).collect())
             }
-            Some(Reference::Model(policy)) => Some(logp_of(&mut *scorers.pass, policy, plan, &sequences)?),
+            Some(Reference::Model(policy)) => Some(scorers.logp_of(policy, plan, &sequences)?),
             None => None,
         };
         let teacher_logp = match scorers.teacher {
@@ -79,7 +108,7 @@ impl RolledOut {
                 let pairs = sequences.iter().zip(&prompts);
                 let taught: Vec<Sequence> =
                     pairs.map(|(sequence, prompt)| Sequence { prompt, ..*sequence }).collect();
-                Some(logp_of(scorers.pass, teacher.policy(scorers.model), plan, &taught)?)
+                Some(scorers.logp_of(teacher.policy(scorers.model), plan, &taught)?)
             }
             None => None,
         };
@@ -112,8 +141,11 @@ fn n_responses(groups: &[Group]) -> usize {
     groups.iter().map(|group| group.members.len()).sum()
 }
 
-fn logp_of(pass: &mut Pass, policy: &Policy, plan: &Plan, sequences: &[Sequence]) -> Result<Vec<Vec<f64>>> {
-    Ok(score(pass, policy, plan, sequences)?.into_iter().map(|scores| scores.logp).collect())
+impl Scorers<'_> {
+    fn logp_of(&mut self, policy: &Policy, plan: &Plan, sequences: &[Sequence]) -> Result<Vec<Vec<f64>>> {
+        let scores = score(self.pass, policy, plan, self.ranks, sequences)?;
+        Ok(scores.into_iter().map(|scores| scores.logp).collect())
+    }
 }
 
 /// The advantages of a whole rollout batch, in the order of its responses.

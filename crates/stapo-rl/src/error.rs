@@ -5,9 +5,11 @@ use crate::task::TaskError;
 use stapo_core::ObjectiveError;
 use stapo_core::batch::SequenceTooLong;
 use stapo_core::record::{Change, RecordError};
+use stapo_core::stats::StatsError;
 use stapo_model::OutOfMemory;
 use stapo_model::generate::RequestError;
 use stapo_model::optimizer::GradientError;
+use stapo_model::ranks::RankError;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -34,6 +36,28 @@ pub enum Error {
     ChangedModel { folder: PathBuf, changes: Vec<Change> },
     #[error("run folder {}: {problem}\nhint: {remedy}", folder.display())]
     NoRun { folder: PathBuf, problem: String, remedy: String },
+    #[error(
+        "run {}: {problem}\nhint: `stapo runs` lists the runs here, and `stapo train` makes one",
+        folder.display()
+    )]
+    NotARun { folder: PathBuf, problem: String },
+    #[error("file {}: response {number}: {problem}", path.display())]
+    Response { path: PathBuf, number: usize, problem: String },
+    #[error("{}: {problem}", path.display())]
+    Metrics { path: PathBuf, problem: String },
+    #[error(
+        "{}: holds no evaluation; compare reads two folders that `stapo eval` wrote\nhint: stapo eval --model {model} --out evals/NAME makes one",
+        folder.display()
+    )]
+    NoEvaluation { folder: PathBuf, model: String },
+    #[error(
+        "{} and {} share no benchmark with two questions under one decoding\nhint: evaluate both with the same --benchmarks and --decoding",
+        a.display(),
+        b.display()
+    )]
+    NothingShared { a: PathBuf, b: PathBuf },
+    #[error(transparent)]
+    Stats(#[from] StatsError),
     #[error("checkpoint {}: {problem}", path.display())]
     Checkpoint { path: PathBuf, problem: String },
     #[error("model {name}: {problem}\nhint: {remedy}")]
@@ -115,10 +139,16 @@ pub enum Error {
     NotFinite { step: u64, part: &'static str, tensor: String, element: usize },
     #[error(transparent)]
     Packing(#[from] SequenceTooLong),
+    #[error(transparent)]
+    Rank(#[from] RankError),
     #[error("benchmark {name}: {problem}\nhint: {remedy}")]
     Benchmark { name: String, problem: String, remedy: String },
     #[error("config.{key}: {problem}\nhint: {remedy}")]
     Misfit { key: &'static str, problem: String, remedy: &'static str },
+    #[error(
+        "step {step}: the replayed batch has another token at place {token_idx} of problem {problem_id:?}, sample {sample_idx}, than the run recorded\nhint: `stapo verify-run` tells what differs"
+    )]
+    OtherReplay { step: u64, problem_id: String, sample_idx: usize, token_idx: usize },
     #[error("step {step}: canary {canary}: {problem}\nhint: {remedy}")]
     Canary { step: u64, canary: &'static str, problem: String, remedy: &'static str },
 }

@@ -13,6 +13,7 @@ use crate::run::{Checkpoint, Run, check_tree};
 use stapo_model::decoder::LoraSpec;
 use stapo_model::{ModelConfig, Pretrained};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tempfile::TempDir;
 use toml::Table;
 
@@ -26,12 +27,13 @@ pub struct FoundModel {
     /// The model itself, or the one from which the run of `checkpoint` started: its config, tokenizer and chat template
     /// are those of the checkpoint.
     pub base: BaseModel,
-    /// The run's checkpoint that holds the weights, or the adapters of `lora`.
-    pub checkpoint: Option<FoundCheckpoint>,
+    /// The run's checkpoint that holds the weights, or the adapters of `lora`. It stays readable when a trainer removes its
+    /// folder.
+    pub checkpoint: Option<Arc<Checkpoint>>,
     /// The adapters of the run of `checkpoint`.
     pub lora: Option<LoraSpec>,
     /// The checkpoint that holds the frozen weights below `lora`, where they are an earlier run's.
-    pub frozen: Option<FoundCheckpoint>,
+    pub frozen: Option<Arc<Checkpoint>>,
 }
 
 /// A model that is no run's.
@@ -45,13 +47,6 @@ pub enum BaseModel {
         shape: String,
         seed: u64,
     },
-}
-
-/// The checkpoint of a run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundCheckpoint {
-    pub path: PathBuf,
-    pub step: u64,
 }
 
 /// The files of a model; those of the built-in model lie in a folder that is removed with this value.
@@ -116,7 +111,7 @@ impl FoundModel {
             pinned: ModelSource::named(&format!("{}@{step}", run.display())),
             refused,
             base: start.base,
-            checkpoint: Some(FoundCheckpoint { path: checkpoint.path, step }),
+            checkpoint: Some(Arc::new(checkpoint)),
             lora: start.lora,
             frozen: start.frozen,
         })
@@ -124,7 +119,7 @@ impl FoundModel {
 
     /// The training steps that a run's checkpoint has seen; `None` for a model that is no run's.
     pub fn step(&self) -> Option<u64> {
-        self.checkpoint.as_ref().map(|checkpoint| checkpoint.step)
+        self.checkpoint.as_ref().map(|checkpoint| checkpoint.counters.step)
     }
 
     /// The base model by a name for other programs: that of the hub, or its path.
@@ -279,7 +274,7 @@ struct StartOfRun {
     base: BaseModel,
     /// The adapters that the run trains, and the earlier run's checkpoint with the weights below them.
     lora: Option<LoraSpec>,
-    frozen: Option<FoundCheckpoint>,
+    frozen: Option<Arc<Checkpoint>>,
 }
 
 /// The model from which a run started, through all the runs that lead to it. The weights below adapters are those of the

@@ -4,7 +4,8 @@ use crate::config::{LoraConfig, Plan, RolloutSource, TeacherSource};
 use crate::error::{Error, Result};
 use crate::model_hashes::{of_adapter, of_source};
 use crate::pretrain::{PretrainConfig, TextsSpec};
-use crate::run::hash_file;
+use crate::ranks::Fact;
+use crate::run::{hash_file, plan_values};
 use crate::task::{TaskSpec, VerifierSpec, fingerprint};
 use stapo_core::record::{FileHash, Identity};
 use stapo_model::DeviceName;
@@ -26,6 +27,15 @@ pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
         inputs.push(hash_file("rollouts", path)?);
     }
     Ok(Identity { program: program.to_string(), device: String::new(), inputs })
+}
+
+/// What ranks compare before they open a model: the program, and every key of the plan. The number of a GPU may differ.
+pub fn facts_of_plan(plan: &Plan, program: &str) -> Vec<Fact> {
+    let keys = plan_values(&plan.to_toml()).into_iter().map(|(key, value)| {
+        let value = if key == "device" { device_kind(plan.device()) } else { value };
+        (format!("plan key {key}"), value)
+    });
+    std::iter::once(("program".to_string(), program.to_string())).chain(keys).collect()
 }
 
 /// The identity of a supervised run.
@@ -76,7 +86,7 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
 
 /// The hash of a verifier's program; `None` for a verifier that is none.
 fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
-    let VerifierSpec::Command(command) = verifier else { return Ok(None) };
-    let sha256 = fingerprint(command).map_err(|e| Error::io(&command.program, e))?;
+    let Some(command) = verifier.program() else { return Ok(None) };
+    let sha256 = fingerprint(&command).map_err(|e| Error::io(&command.program, e))?;
     Ok(Some(FileHash { name: name.to_string(), n_bytes: 0, sha256 }))
 }

@@ -4,7 +4,7 @@ use crate::adapters::{self, Adapters, Adapting};
 use crate::config::{LoraConfig, ModelSource, Plan, PromptStyle};
 use crate::error::{Error, Result};
 use crate::found_model::{BaseModel, FoundModel};
-use crate::model_hashes::{below_adapters, beside_weights, of_found, of_frozen};
+use crate::model_hashes::{below_adapters, beside_weights, of_base, of_frozen};
 use crate::prompting::Prompting;
 use crate::run::Checkpoint;
 use serde_json::{Map, Value};
@@ -77,12 +77,11 @@ impl LoadedModel {
         device: &Device,
         tokenizer: impl FnOnce(&Pretrained) -> Result<std::result::Result<Tokenizer, String>>,
     ) -> Result<Self> {
-        let checkpoint = found.checkpoint.as_ref().map(|found| Checkpoint::open(&found.path)).transpose()?;
-        if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = &checkpoint {
+        if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = found.checkpoint.as_deref() {
             let recorded = provenance.identity.inputs.clone();
             let changes = match &found.lora {
                 Some(_) => changed_inputs(&below_adapters(recorded), &of_frozen(found)?),
-                None => changed_inputs(&beside_weights(recorded), &beside_weights(of_found(found)?)),
+                None => changed_inputs(&beside_weights(recorded), &beside_weights(of_base(found)?)),
             };
             if !changes.is_empty() {
                 return Err(Error::ChangedModel { folder: path.clone(), changes });
@@ -109,9 +108,9 @@ impl LoadedModel {
         }
         adapters.start(&mut model.policy)?;
         if let Some(frozen) = &found.frozen {
-            Checkpoint::open(&frozen.path)?.restore_base(&mut model.policy)?;
+            frozen.restore_base(&mut model.policy)?;
         }
-        match checkpoint {
+        match &found.checkpoint {
             Some(checkpoint) if found.lora.is_some() => checkpoint.restore_weights(&mut model.policy)?,
             Some(checkpoint) => checkpoint.restore_base(&mut model.policy)?,
             None => {}

@@ -92,8 +92,19 @@ pub fn resolve(
     frozen: &[(&'static str, ModelConfig)],
     free: Option<u64>,
 ) -> MemoryPlan {
+    resolve_for(plan, model, frozen, free, 1)
+}
+
+/// As [`resolve`], for one of `n_ranks` ranks, each on a device of its own.
+pub fn resolve_for(
+    plan: &Plan,
+    model: &ModelConfig,
+    frozen: &[(&'static str, ModelConfig)],
+    free: Option<u64>,
+    n_ranks: usize,
+) -> MemoryPlan {
     let lora = plan.config.lora.as_ref().map(LoraConfig::spec);
-    let needs = Needs { plan, model, lora, device: plan.device() };
+    let needs = Needs { plan, model, lora, device: plan.device(), n_ranks: n_ranks.max(1) };
     let is_shared = needs.device != DeviceName::Cpu;
     let held = needs.held(frozen);
     // A little is left free: the driver rounds allocations up, and other programs may ask for some.
@@ -142,6 +153,7 @@ struct Needs<'a> {
     model: &'a ModelConfig,
     lora: Option<LoraSpec>,
     device: DeviceName,
+    n_ranks: usize,
 }
 
 /// Whether a device keeps what an optimizer needs beside the weights that ops read.
@@ -167,7 +179,7 @@ impl Needs<'_> {
         if self.lora.is_some() {
             parts.push(MemoryPart { name: "adapters", bytes: self.bytes_of(n, n, Weights::Trained) });
         }
-        parts.push(MemoryPart { name: "optimizer", bytes: moments });
+        parts.push(MemoryPart { name: "optimizer", bytes: moments.div_ceil(self.n_ranks as u64) });
         let of_frozen = |(name, model): &(&'static str, ModelConfig)| MemoryPart {
             name,
             bytes: self.policy_bytes(model, Weights::Trained),
@@ -191,10 +203,26 @@ impl Needs<'_> {
         let tied = if self.model.tied_embeddings && self.lora.is_none() { embedding } else { 0 };
         let scoring = frozen.iter().map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
         let own = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
+        let n_gradients = self.n_trained() + tied;
+        // On a GPU the head and the embedding have a sum of their own within a micro-batch.
+        let apart = if self.device != DeviceName::Cpu && self.lora.is_none() { embedding } else { 0 };
+        let bytes = 4 * (n_gradients + apart) + self.sums(n_gradients) + self.slack();
         vec![
-            MemoryPart { name: "gradients", bytes: 4 * (self.n_trained() + tied) + self.slack() },
+            MemoryPart { name: "gradients", bytes },
             MemoryPart { name: "activations", bytes: scoring.fold(own, u64::max) },
         ]
+    }
+
+    /// What one of several ranks holds beside the gradient of a micro-batch: its part of the sums over micro-batches, and
+    /// what the other ranks send it for one exchange.
+    fn sums(&self, n_gradients: u64) -> u64 {
+        let n_ranks = self.n_ranks as u64;
+        if n_ranks == 1 {
+            return 0;
+        }
+        let embedding = (self.model.vocabulary * self.model.width) as u64;
+        let exchanged = EXCHANGED_AT_ONCE.max(embedding).min(n_gradients);
+        4 * (n_gradients.div_ceil(n_ranks) + (exchanged * (n_ranks - 1)).div_ceil(n_ranks))
     }
 
     /// What an engine takes beside its keys and values.
@@ -233,7 +261,8 @@ impl Needs<'_> {
         let config = &self.plan.config;
         let rollouts = config.rollout.problems_per_step * config.rollout.group_size;
         let evaluated = config.evaluation.problems * config.evaluation.samples;
-        let n_sequences = rollouts.max(evaluated).min(EngineSettings::default().max_sequences);
+        let n_sequences = rollouts.max(evaluated).div_ceil(self.n_ranks);
+        let n_sequences = n_sequences.min(EngineSettings::default().max_sequences);
         n_sequences as u64 * self.sequence_kv_bytes()
     }
 
@@ -255,6 +284,9 @@ impl Needs<'_> {
         }
     }
 }
+
+/// Elements that ranks exchange at once, unless a single parameter has more.
+const EXCHANGED_AT_ONCE: u64 = 1 << 26;
 
 /// Positions in a block of a GPU's cache.
 const GPU_BLOCK_TOKENS: usize = 32;

@@ -26,24 +26,29 @@ pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
 
 /// The hashes of a model's files. A run's checkpoint has the weights, its base model the files beside them.
 pub fn of_found(model: &FoundModel) -> Result<Vec<FileHash>> {
-    let base = match &model.base {
-        BaseModel::Files(path) => of_model(path)?,
-        BaseModel::Random { shape, seed } => {
-            vec![hash_bytes("weights", format!("random {shape} {seed}").as_bytes())]
-        }
-        BaseModel::Builtin => {
-            let files = builtin::files().iter();
-            files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect()
-        }
-    };
+    let base = of_base(model)?;
     let Some(checkpoint) = &model.checkpoint else { return Ok(base) };
-    let mut inputs = of_model(&checkpoint.path)?;
+    let mut inputs = vec![checkpoint.state_file()];
     if model.lora.is_some() {
         let below = of_frozen(model)?.into_iter().filter(|input| !is_model_file(&input.name));
         inputs.extend(below.map(|input| FileHash { name: format!("base {}", input.name), ..input }));
     }
     inputs.extend(beside_weights(base));
     Ok(inputs)
+}
+
+/// The hashes of the files of a model, or of those from which the run of its checkpoint started.
+pub(crate) fn of_base(model: &FoundModel) -> Result<Vec<FileHash>> {
+    match &model.base {
+        BaseModel::Files(path) => of_model(path),
+        BaseModel::Random { shape, seed } => {
+            Ok(vec![hash_bytes("weights", format!("random {shape} {seed}").as_bytes())])
+        }
+        BaseModel::Builtin => {
+            let files = builtin::files().iter();
+            Ok(files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect())
+        }
+    }
 }
 
 /// The hashes of the model below the adapters of a run.

@@ -1,13 +1,19 @@
 //! Steps 1 to 3 of a training step: problems -> responses -> verdicts and rewards.
 
+mod continuations;
 mod foreign;
+mod gathered;
 
-pub use foreign::ForeignRollouts;
+pub use continuations::{Beginning, continuations};
+pub use foreign::{ForeignRollouts, PolicyScorer};
+use gathered::{gathered, unreadable};
 
 use crate::config::{LongPrompts, Plan, Reward};
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
 use crate::meter::{Meter, Phase};
+use crate::ranks::wire::{Malformed, Packer, Unpacker};
+use crate::ranks::{ExpectedLengths, Transport, deal};
 use crate::run_memory::SamplingMemory;
 use crate::task::{Judged, Split, Task};
 use stapo_core::random::Key;
@@ -18,13 +24,12 @@ use stapo_model::generate::{
 
 /// How the group of each problem is sampled.
 #[derive(Debug, Clone, Copy)]
-pub struct GroupSampling<'a> {
-    pub key: Key,
-    pub n_samples: usize,
-    pub temperature: f64,
-    /// Counts tokens and responses as they come, for this phase.
-    pub meter: &'a Meter,
-    pub phase: Phase,
+struct GroupSampling {
+    key: Key,
+    n_samples: usize,
+    temperature: f64,
+    /// The phase for which tokens and responses are counted as they come.
+    phase: Phase,
 }
 
 /// The result of a rollout phase.
@@ -40,44 +45,179 @@ pub struct Sampled {
     pub n_sampled: usize,
 }
 
-/// Samples one rollout batch, with problems from `position` on.
-pub fn roll_out(
-    model: &LoadedModel,
-    memory: &mut SamplingMemory,
-    task: &Task,
-    plan: &Plan,
-    step: u64,
-    position: u64,
-    meter: &Meter,
-) -> Result<Sampled> {
-    let config = &plan.config;
-    let wanted = config.rollout.problems_per_step;
-    let mut kept: Vec<Group> = Vec::new();
-    let batch = Batch { groups: Vec::new() };
-    let mut out = Sampled { batch, sampler_logp: Vec::new(), n_drawn: 0, n_responses: 0, n_sampled: 0 };
-    for draw in 0..=config.rollout.max_redraws as u64 {
-        let missing = wanted - kept.len();
-        let (problems, n_drawn) = draw_problems(model, task, plan, position + out.n_drawn, missing)?;
-        out.n_drawn += n_drawn;
-        let sampling = GroupSampling {
-            key: Key::new(config.seed).with(step).with(draw),
-            n_samples: config.rollout.group_size,
-            temperature: config.rollout.temperature,
-            meter,
-            phase: Phase::Rollout,
-        };
-        let groups = sample_and_score(model, memory, task, plan, &problems, sampling, step - 1)?;
-        out.n_responses += groups.iter().map(|group| group.members.len()).sum::<usize>();
-        out.n_sampled +=
-            groups.iter().flat_map(|group| &group.members).map(|m| m.rollout.tokens.len()).sum::<usize>();
-        let is_last = draw == config.rollout.max_redraws as u64;
-        kept.extend(groups.into_iter().filter(|group| is_last || !group.is_unanimous()));
-        if kept.len() == wanted {
-            break;
+/// What samples: a policy in its memory, asked by a task, as one of several ranks. Each problem is sampled and judged by one
+/// rank, and all ranks get all responses. A sample is a function of its key, so who draws it changes no bit.
+pub struct Sampler<'a> {
+    pub model: &'a LoadedModel,
+    pub memory: &'a mut SamplingMemory,
+    pub task: &'a Task,
+    pub plan: &'a Plan,
+    pub ranks: &'a dyn Transport,
+    pub meter: &'a Meter,
+}
+
+impl Sampler<'_> {
+    /// Samples one rollout batch, with problems from `position` on. Problems are dealt out to the ranks by the lengths to
+    /// expect, which learn from what is sampled.
+    pub(crate) fn roll_out(
+        &mut self,
+        lengths: &mut ExpectedLengths,
+        step: u64,
+        position: u64,
+    ) -> Result<Sampled> {
+        let config = &self.plan.config;
+        let wanted = config.rollout.problems_per_step;
+        let mut kept: Vec<Group> = Vec::new();
+        let batch = Batch { groups: Vec::new() };
+        let mut out = Sampled { batch, sampler_logp: Vec::new(), n_drawn: 0, n_responses: 0, n_sampled: 0 };
+        for draw in 0..=config.rollout.max_redraws as u64 {
+            let missing = wanted - kept.len();
+            let (problems, n_drawn) =
+                draw_problems(self.model, self.task, self.plan, position + out.n_drawn, missing)?;
+            out.n_drawn += n_drawn;
+            let sampling = GroupSampling {
+                key: Key::new(config.seed).with(step).with(draw),
+                n_samples: config.rollout.group_size,
+                temperature: config.rollout.temperature,
+                phase: Phase::Rollout,
+            };
+            let sizes: Vec<f64> = problems.iter().map(|problem| lengths.of(&problem.id)).collect();
+            let groups = self.sample_and_score(&problems, &sizes, sampling, step - 1)?;
+            for group in &groups {
+                let n_tokens = group.members.iter().map(|member| member.rollout.tokens.len());
+                lengths.saw(&group.problem.id, n_tokens.clone());
+                out.n_responses += group.members.len();
+                out.n_sampled += n_tokens.sum::<usize>();
+            }
+            let is_last = draw == config.rollout.max_redraws as u64;
+            kept.extend(groups.into_iter().filter(|group| is_last || !group.is_unanimous()));
+            if kept.len() == wanted {
+                break;
+            }
         }
+        out.batch.groups = kept;
+        Ok(out)
     }
-    out.batch.groups = kept;
-    Ok(out)
+
+    /// The problems of this rank, when problems of these sizes are dealt out.
+    fn own(&self, sizes: &[f64]) -> Vec<usize> {
+        let owners = deal(sizes, self.ranks.world());
+        (0..sizes.len()).filter(|&idx| owners[idx] == self.ranks.rank()).collect()
+    }
+
+    /// Samples responses to each problem, with verdicts and rewards. Problems are dealt out by their sizes.
+    fn sample_and_score(
+        &mut self,
+        problems: &[Problem],
+        sizes: &[f64],
+        sampling: GroupSampling,
+        policy_version: u64,
+    ) -> Result<Vec<Group>> {
+        let own = self.own(sizes);
+        let rollouts = self.sample(problems, &own, sampling, policy_version)?;
+        self.meter.enter(Phase::Grade);
+        let texts = texts(self.model, &rollouts)?;
+        let judged = self.task.judge_all(&pairs(problems, &rollouts, &texts))?;
+        let score = |(idx, rollout): (usize, Rollout)| {
+            let of_reward: Vec<&Judged> = judged.iter().map(|all| &all[idx]).collect();
+            scored(self.plan, rollout, &of_reward)
+        };
+        let own: Vec<Scored> = rollouts.into_iter().enumerate().map(score).collect();
+        let mut groups: Vec<Group> =
+            problems.iter().map(|problem| Group { problem: problem.clone(), members: Vec::new() }).collect();
+        let all = if self.ranks.world() == 1 { own } else { gathered(self.ranks, &own, problems.len())? };
+        for member in all {
+            groups[member.rollout.problem_idx].members.push(member);
+        }
+        Ok(groups)
+    }
+
+    /// Responses to the problems of the indices `own`, ordered by problem and sample.
+    fn sample(
+        &mut self,
+        problems: &[Problem],
+        own: &[usize],
+        sampling: GroupSampling,
+        policy_version: u64,
+    ) -> Result<Vec<Rollout>> {
+        let Self { model, plan, meter, .. } = *self;
+        meter.enter(sampling.phase);
+        meter.expect(sampling.phase, own.len() * sampling.n_samples);
+        let limits = &plan.config.rollout;
+        let settings = EngineSettings {
+            seed: sampling.key.bits(),
+            rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
+            kv_bytes: self.memory.kv_bytes,
+            lengths: limits.lengths.map(|lengths| ForcedLengths { mean: lengths.mean, sigma: lengths.sigma }),
+            ..EngineSettings::default()
+        };
+        let mut engine = Engine::new(&model.policy, &mut self.memory.engine, settings)?;
+        engine.stop_at(model.stop_texts(&plan.style)?);
+        let prompting = model.prompting(&plan.style)?;
+        let mut prompts = Vec::with_capacity(own.len());
+        for &idx in own {
+            let problem = &problems[idx];
+            let prompt = prompting.tokens(problem)?;
+            if prompt.len() > limits.max_prompt_tokens {
+                return Err(Error::PromptTooLong {
+                    problem_id: problem.id.clone(),
+                    n_tokens: prompt.len(),
+                    limit: limits.max_prompt_tokens,
+                });
+            }
+            let request = Request {
+                problem: idx as u64,
+                prompt: prompt.clone(),
+                n_samples: sampling.n_samples as u32,
+                max_tokens: limits.max_response_tokens,
+                stops: model.stops.clone(),
+            };
+            let refused = |source| Error::Request { problem_id: problem.id.clone(), source };
+            engine.submit(request).map_err(refused)?;
+            prompts.push(prompt);
+        }
+        let responses = generate(&mut engine, meter)?;
+        let rollout = |response: Completion| Rollout {
+            problem_idx: own[response.ticket.0 as usize],
+            sample_idx: response.sample as usize,
+            prompt_tokens: prompts[response.ticket.0 as usize].clone(),
+            tokens: response.tokens.iter().map(|t| t.token).collect(),
+            logp: response.tokens.iter().map(|t| t.logp).collect(),
+            entropy: response.tokens.iter().map(|t| t.entropy).collect(),
+            finish: finish(response.finish),
+            policy_version,
+        };
+        Ok(responses.into_iter().map(rollout).collect())
+    }
+
+    /// Share of right answers on held-out problems.
+    pub fn held_out_accuracy(&mut self, policy_version: u64) -> Result<f64> {
+        let evaluation = &self.plan.config.evaluation;
+        let problems = self.task.held_out(evaluation.problems);
+        // All evaluations of a run sample with the same key, so that two evaluations differ by the policy alone.
+        let sampling = GroupSampling {
+            key: Key::new(self.plan.config.seed).with(u64::MAX),
+            n_samples: evaluation.samples,
+            temperature: self.plan.config.rollout.temperature,
+            phase: Phase::Evaluate,
+        };
+        let own = self.own(&vec![1.0; problems.len()]);
+        let rollouts = self.sample(&problems, &own, sampling, policy_version)?;
+        let texts = texts(self.model, &rollouts)?;
+        let judged = self.task.judge(&pairs(&problems, &rollouts, &texts))?;
+        let right = judged.iter().filter(|judged| judged.verdict == Verdict::Right).count();
+        let mut packer = Packer::default();
+        packer.number(right);
+        packer.number(judged.len());
+        let mut sums = [0, 0];
+        for (rank, bytes) in self.ranks.all_gather(&packer.0)?.iter().enumerate() {
+            let mut read = Unpacker(bytes);
+            for sum in &mut sums {
+                *sum += read.number().map_err(|Malformed| unreadable(rank))?;
+            }
+        }
+        Ok(sums[0] as f64 / sums[1].max(1) as f64)
+    }
 }
 
 /// Draws in search of one short problem, at most.
@@ -113,29 +253,6 @@ fn draw_problems(
     Ok((problems, n_drawn))
 }
 
-/// Samples responses to each problem, with verdicts and rewards.
-fn sample_and_score(
-    model: &LoadedModel,
-    memory: &mut SamplingMemory,
-    task: &Task,
-    plan: &Plan,
-    problems: &[Problem],
-    sampling: GroupSampling,
-    policy_version: u64,
-) -> Result<Vec<Group>> {
-    let rollouts = sample(model, memory, plan, problems, sampling, policy_version)?;
-    sampling.meter.enter(Phase::Grade);
-    let texts = texts(model, &rollouts)?;
-    let judged = task.judge_all(&pairs(problems, &rollouts, &texts))?;
-    let mut groups: Vec<Group> =
-        problems.iter().map(|problem| Group { problem: problem.clone(), members: Vec::new() }).collect();
-    for (idx, rollout) in rollouts.into_iter().enumerate() {
-        let of_reward: Vec<&Judged> = judged.iter().map(|all| &all[idx]).collect();
-        groups[rollout.problem_idx].members.push(scored(plan, rollout, &of_reward));
-    }
-    Ok(groups)
-}
-
 fn texts(model: &LoadedModel, rollouts: &[Rollout]) -> Result<Vec<String>> {
     let tokenizer = model.tokenizer()?;
     rollouts.iter().map(|rollout| Ok(tokenizer.decode(&rollout.tokens)?)).collect()
@@ -169,66 +286,6 @@ fn value(reward: &Reward, judged: &Judged) -> f64 {
     judged.reward.unwrap_or(by_verdict)
 }
 
-fn sample(
-    model: &LoadedModel,
-    memory: &mut SamplingMemory,
-    plan: &Plan,
-    problems: &[Problem],
-    sampling: GroupSampling,
-    policy_version: u64,
-) -> Result<Vec<Rollout>> {
-    sampling.meter.enter(sampling.phase);
-    sampling.meter.expect(sampling.phase, problems.len() * sampling.n_samples);
-    let limits = &plan.config.rollout;
-    let settings = EngineSettings {
-        seed: sampling.key.bits(),
-        rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
-        kv_bytes: memory.kv_bytes,
-        lengths: limits.lengths.map(|lengths| ForcedLengths { mean: lengths.mean, sigma: lengths.sigma }),
-        ..EngineSettings::default()
-    };
-    let mut engine = Engine::new(&model.policy, &mut memory.engine, settings)?;
-    engine.stop_at(model.stop_texts(&plan.style)?);
-    let prompting = model.prompting(&plan.style)?;
-    let mut prompts = Vec::with_capacity(problems.len());
-    for (idx, problem) in problems.iter().enumerate() {
-        let prompt = prompting.tokens(problem)?;
-        if prompt.len() > limits.max_prompt_tokens {
-            return Err(Error::PromptTooLong {
-                problem_id: problem.id.clone(),
-                n_tokens: prompt.len(),
-                limit: limits.max_prompt_tokens,
-            });
-        }
-        let request = Request {
-            problem: idx as u64,
-            prompt: prompt.clone(),
-            n_samples: sampling.n_samples as u32,
-            max_tokens: limits.max_response_tokens,
-            stops: model.stops.clone(),
-        };
-        engine.submit(request).map_err(|source| Error::Request { problem_id: problem.id.clone(), source })?;
-        prompts.push(prompt);
-    }
-    let responses = generate(&mut engine, sampling.meter)?;
-    Ok(responses
-        .into_iter()
-        .map(|response| {
-            let problem_idx = response.ticket.0 as usize;
-            Rollout {
-                problem_idx,
-                sample_idx: response.sample as usize,
-                prompt_tokens: prompts[problem_idx].clone(),
-                tokens: response.tokens.iter().map(|t| t.token).collect(),
-                logp: response.tokens.iter().map(|t| t.logp).collect(),
-                entropy: response.tokens.iter().map(|t| t.entropy).collect(),
-                finish: finish(response.finish),
-                policy_version,
-            }
-        })
-        .collect())
-}
-
 /// Every response, ordered by problem and sample.
 fn generate(engine: &mut Engine, meter: &Meter) -> Result<Vec<Completion>> {
     let mut responses = Vec::new();
@@ -252,31 +309,6 @@ pub(crate) fn finish(reason: FinishReason) -> Finish {
         FinishReason::Stop(token) => Finish::Stop { token },
         FinishReason::LengthLimit => Finish::LengthLimit,
     }
-}
-
-/// Share of right answers on held-out problems.
-pub fn held_out_accuracy(
-    model: &LoadedModel,
-    memory: &mut SamplingMemory,
-    task: &Task,
-    plan: &Plan,
-    policy_version: u64,
-    meter: &Meter,
-) -> Result<f64> {
-    let evaluation = &plan.config.evaluation;
-    let problems = task.held_out(evaluation.problems);
-    // All evaluations of a run sample with the same key, so that two evaluations differ by the policy alone.
-    let sampling = GroupSampling {
-        key: Key::new(plan.config.seed).with(u64::MAX),
-        n_samples: evaluation.samples,
-        temperature: plan.config.rollout.temperature,
-        meter,
-        phase: Phase::Evaluate,
-    };
-    let rollouts = sample(model, memory, plan, &problems, sampling, policy_version)?;
-    let texts = texts(model, &rollouts)?;
-    let judged = task.judge(&pairs(&problems, &rollouts, &texts))?;
-    Ok(share_right(judged.iter().map(|judged| judged.verdict)))
 }
 
 /// Share of responses judged right.

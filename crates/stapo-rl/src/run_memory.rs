@@ -33,7 +33,7 @@ pub struct RunMemory {
 
 impl RunMemory {
     /// Takes the planned memory of the policy's device. The gradients lie in the region too.
-    pub fn new(plan: &Plan, planned: MemoryPlan, policy: &Policy) -> Result<(Self, Gradients)> {
+    pub fn new(plan: &Plan, planned: MemoryPlan, policy: &Policy, world: usize) -> Result<(Self, Gradients)> {
         let device = policy.device();
         let kv_bytes = planned.kv_bytes as usize;
         let recompute = planned.recompute;
@@ -45,7 +45,11 @@ impl RunMemory {
         let engine = EngineMemory::new_in(device.in_region(&region, Tenant::Sampling));
         let memory = device.in_region(&region, Tenant::Updating);
         region.enter(Tenant::Updating);
-        let gradients = Gradients::zeros_in(policy, &memory)?;
+        // Several ranks fold whole micro-batches; a GPU alone adds each to the sums as it goes, from zero as well.
+        let gradients = match world {
+            1 => Gradients::by_microbatch_in(policy, &memory)?,
+            _ => Gradients::zeros_in(policy, &memory)?,
+        };
         let n_tokens = plan.config.update.microbatch_tokens;
         let pass = Pass::training_in(policy, &memory, recompute, n_tokens)?;
         let sampling = SamplingMemory { engine, kv_bytes };

@@ -2,6 +2,8 @@
 
 use crate::config::Plan;
 use crate::error::Result;
+use crate::ranks::wire::{Malformed, Packer, Unpacker};
+use crate::ranks::{RankError, Transport};
 use stapo_core::Rollout;
 use stapo_core::batch::pack_in_order;
 use stapo_model::OutOfMemory;
@@ -21,6 +23,7 @@ impl<'a> Sequence<'a> {
 }
 
 /// The scores of one response's tokens. The model's f32 values are widened to the objective's f64, which is exact.
+#[derive(Debug, Clone)]
 pub struct ResponseScores {
     pub logp: Vec<f64>,
     pub entropy: Vec<f64>,
@@ -28,14 +31,15 @@ pub struct ResponseScores {
     pub alternatives: Vec<Vec<(u32, f32)>>,
 }
 
-/// The scores of every sequence, in order, by forward passes over micro-batches.
+/// The scores of every sequence, in order, by forward passes over micro-batches, which are dealt out to the ranks.
 pub fn score(
     pass: &mut Pass,
     policy: &Policy,
     plan: &Plan,
+    ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
-    score_by(plan, sequences, |batch, options| pass.score(policy, batch, options))
+    score_by(plan, ranks, sequences, 0, |batch, options| pass.score(policy, batch, options))
 }
 
 /// As [`score`], under the policy without its adapters.
@@ -43,25 +47,96 @@ pub fn score_base(
     pass: &mut Pass,
     policy: &Policy,
     plan: &Plan,
+    ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
-    score_by(plan, sequences, |batch, options| pass.score_base(policy, batch, options))
+    score_by(plan, ranks, sequences, 0, |batch, options| pass.score_base(policy, batch, options))
+}
+
+/// The likeliest token in the place of every token of every sequence.
+pub fn preferred(
+    pass: &mut Pass,
+    policy: &Policy,
+    plan: &Plan,
+    ranks: &dyn Transport,
+    sequences: &[Sequence],
+) -> Result<Vec<Vec<u32>>> {
+    let scores = score_by(plan, ranks, sequences, 1, |batch, options| pass.score(policy, batch, options))?;
+    let likeliest = |scores: ResponseScores| scores.alternatives.iter().map(|listed| listed[0].0).collect();
+    Ok(scores.into_iter().map(likeliest).collect())
 }
 
 fn score_by(
     plan: &Plan,
+    ranks: &dyn Transport,
     sequences: &[Sequence],
+    n_alternatives: usize,
     mut score: impl FnMut(&PackedBatch, HeadOptions) -> std::result::Result<TokenScores, OutOfMemory>,
 ) -> Result<Vec<ResponseScores>> {
     let lengths: Vec<usize> = sequences.iter().map(|s| s.prompt.len() + s.tokens.len()).collect();
-    let options = HeadOptions { n_alternatives: 0, ..head_options(plan) };
-    let mut all = Vec::with_capacity(sequences.len());
-    for microbatch in pack_in_order(&lengths, plan.config.update.microbatch_tokens)? {
+    let options = HeadOptions { n_alternatives, ..head_options(plan) };
+    let mut scored: Vec<(usize, ResponseScores)> = Vec::new();
+    let microbatches = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
+    for microbatch in microbatches.iter().skip(ranks.rank()).step_by(ranks.world()) {
         let own: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| sequences[idx]).collect();
         let scores = score(&packed(&own), options)?;
-        all.extend(split(&scores, &own));
+        scored.extend(microbatch.sequences.iter().copied().zip(split(&scores, &own)));
+    }
+    if ranks.world() > 1 {
+        scored = all_scores(ranks, &scored)?;
+        scored.sort_by_key(|(idx, _)| *idx);
+    }
+    Ok(scored.into_iter().map(|(_, scores)| scores).collect())
+}
+
+/// The scores that all ranks have computed, each with the index of its response.
+pub fn all_scores(
+    ranks: &dyn Transport,
+    own: &[(usize, ResponseScores)],
+) -> std::result::Result<Vec<(usize, ResponseScores)>, RankError> {
+    let mut packer = Packer::default();
+    for (idx, scores) in own {
+        packer.number(*idx);
+        scores.pack(&mut packer);
+    }
+    let mut all = Vec::new();
+    for (rank, bytes) in ranks.all_gather(&packer.0)?.iter().enumerate() {
+        let mut read = Unpacker(bytes);
+        while !read.is_empty() {
+            let scores = read.number().and_then(|idx| Ok((idx, ResponseScores::unpack(&mut read)?)));
+            let unreadable =
+                |Malformed| RankError { rank, problem: "sent scores that cannot be read".into() };
+            all.push(scores.map_err(unreadable)?);
+        }
     }
     Ok(all)
+}
+
+impl ResponseScores {
+    /// The values were f32, so that nothing is lost.
+    fn pack(&self, packer: &mut Packer) {
+        let narrow = |values: &[f64]| values.iter().map(|&value| value as f32).collect::<Vec<f32>>();
+        packer.singles(&narrow(&self.logp));
+        packer.singles(&narrow(&self.entropy));
+        packer.singles(&narrow(&self.collision));
+        packer.number(self.alternatives.len());
+        for listed in &self.alternatives {
+            packer.tokens(&listed.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+            packer.singles(&listed.iter().map(|(_, logp)| *logp).collect::<Vec<_>>());
+        }
+    }
+
+    fn unpack(read: &mut Unpacker) -> std::result::Result<Self, Malformed> {
+        let (logp, entropy, collision) =
+            (widen(&read.singles()?), widen(&read.singles()?), widen(&read.singles()?));
+        let n_listed = read.number()?;
+        let mut alternatives = Vec::new();
+        for _ in 0..n_listed {
+            let (ids, logp) = (read.tokens()?, read.singles()?);
+            alternatives.push(ids.into_iter().zip(logp).collect());
+        }
+        Ok(Self { logp, entropy, collision, alternatives })
+    }
 }
 
 pub fn head_options(plan: &Plan) -> HeadOptions {

@@ -1,29 +1,36 @@
 //! The training loop.
 
+mod follow;
+mod interrupted;
+mod report;
+
+pub use follow::follow;
+pub use interrupted::Interrupted;
+
 use crate::best::BestSoFar;
 use crate::canary;
 use crate::carried::Carried;
-use crate::config::{Config, Plan, PlanError};
+use crate::config::{GradientSum, Plan};
 use crate::constants::{Reference, RolledOut, Scorers};
 use crate::error::{Error, Result};
 use crate::evaluation::{Benchmark, Evaluated, changed_questions, evaluate_benchmarks, open_benchmarks};
-use crate::identity;
 use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
 use crate::memory::{self, MemoryPlan};
 use crate::meter::{Meter, Phase, memory_bytes};
 use crate::prompting::fit_prompts;
+use crate::ranks::{ExpectedLengths, Ranks, Solo, Transport};
 use crate::records::{explored_records, metrics, response_records, set_times, silenced_records};
-use crate::rollout::{ForeignRollouts, held_out_accuracy, roll_out};
-use crate::run::{Reopening, Run, is_due};
+use crate::rollout::{ForeignRollouts, PolicyScorer, Sampler};
+use crate::run::{Run, is_due};
 use crate::run_memory::RunMemory;
 use crate::task::{Programs, Task};
 use crate::teacher::Teacher;
 use crate::update::{Learned, MinibatchContext, learn};
-use stapo_core::record::{EventKind, Identity, Metrics, StopReason, Writer};
+use report::{Decision, StepReport};
+use serde::{Deserialize, Serialize};
+use stapo_core::record::{EvalRecord, EventKind, Metrics, StopReason};
 use stapo_model::Device;
-use stapo_model::optimizer::Optimizer;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,10 +46,12 @@ pub trait Watch {
     fn stop_reason(&self) -> String {
         "asked to stop".to_string()
     }
+    /// Another rank was asked to stop by the signal of that number; the run saves and ends.
+    fn asked_elsewhere(&mut self, _signal: i32) {}
 }
 
 /// How a run ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// All steps are done.
     Done,
@@ -65,7 +74,9 @@ pub struct Trainer {
     /// Rollouts that another engine sampled, for a run that does not sample its own.
     foreign: Option<ForeignRollouts>,
     /// The memory of rollouts and updates, kept from step to step.
-    memory: RunMemory,
+    pub(crate) memory: RunMemory,
+    /// By which problems are dealt out to ranks.
+    lengths: ExpectedLengths,
     /// What was found about the prompts at the start.
     warnings: Vec<String>,
     /// The benchmarks of the plan; `None` before they are opened.
@@ -76,23 +87,28 @@ pub struct Trainer {
 impl Trainer {
     /// The state before the first step.
     pub fn new(plan: &Plan, device: &Device, programs: Programs) -> Result<Self> {
+        Self::over(plan, device, programs, Solo::ranks())
+    }
+
+    /// As [`Trainer::new`], as one of several ranks.
+    pub fn over(plan: &Plan, device: &Device, programs: Programs, ranks: Ranks) -> Result<Self> {
+        check_sum(plan, &ranks)?;
         // The task is opened first: a verifier program that may not start is refused before a model is loaded.
         let further = plan.rewards.iter().skip(1).map(|reward| &reward.verifier);
         let mut task = Task::with_verifiers(&plan.task, further, programs)?;
         let found = plan.config.model.find()?;
         let free = device.memory().map(|(free, _)| free as u64);
-        let planned = memory::resolve(plan, &found.shape()?, &memory::frozen(plan)?, free);
+        let planned = memory::resolve_for(plan, &found.shape()?, &memory::frozen(plan)?, free, ranks.world());
         memory::check(&planned, device)?;
         let lora = plan.config.lora.as_ref();
         let model = LoadedModel::open_to_train(&found, lora, plan.config.seed, device)?;
         model.check(plan)?;
         let warnings = check_prompts(plan, &model, &mut task)?;
-        let reference = reference(plan, &model, device)?;
+        let reference = Reference::open(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
-        let optimizer = Optimizer::new(&model.policy, plan.optimizer())?;
-        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy)?;
-        let learner = Learner::with_gradients(model, optimizer, gradients);
+        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy, ranks.world())?;
+        let learner = Learner::over(model, plan.optimizer(), gradients, plan.sum(), ranks)?;
         Ok(Self {
             learner,
             task,
@@ -100,6 +116,7 @@ impl Trainer {
             teacher,
             foreign,
             memory,
+            lengths: ExpectedLengths::default(),
             warnings,
             benchmarks: None,
             meter: Arc::default(),
@@ -127,34 +144,41 @@ impl Trainer {
 
     /// Samples the rollout batch of the next step.
     pub fn roll_out(&mut self, plan: &Plan) -> Result<RolledOut> {
-        let Learner { model, counters, .. } = &self.learner;
+        let Learner { model, counters, ranks, .. } = &self.learner;
+        let ranks = ranks.as_ref();
         let step = counters.step + 1;
         let position = counters.position;
-        let meter = self.meter.as_ref();
+        let (task, meter) = (&self.task, self.meter.as_ref());
         meter.enter(Phase::Rollout);
-        let sampled = match &self.foreign {
-            Some(foreign) => {
-                foreign.roll_out(self.memory.score(), model, &self.task, plan, step, position)?
-            }
-            None => roll_out(model, self.memory.sample(), &self.task, plan, step, position, meter)?,
+        let sampled = if let Some(foreign) = &self.foreign {
+            let mut scorer = PolicyScorer { pass: self.memory.score(), model, ranks };
+            foreign.roll_out(&mut scorer, task, plan, step, position)?
+        } else {
+            let mut sampler = Sampler { model, memory: self.memory.sample(), task, plan, ranks, meter };
+            sampler.roll_out(&mut self.lengths, step, position)?
         };
         canary::check_verdicts(plan, step, &sampled.batch)?;
         let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
-        let mut scorers = Scorers { pass: self.memory.score(), model, reference, teacher, meter };
+        let mut scorers = Scorers { pass: self.memory.score(), model, reference, teacher, ranks, meter };
         RolledOut::prepare(&mut scorers, &self.task, plan, step, sampled)
     }
 
-    /// Evaluates the present weights on held-out problems and benchmarks, and writes down the samples of benchmarks.
-    fn evaluate(&mut self, plan: &Plan, run: &Run) -> Result<Evaluated> {
-        let Learner { model, counters, .. } = &self.learner;
+    /// Evaluates the present weights on held-out problems and benchmarks. Returns the samples of benchmarks too.
+    fn evaluate(&mut self, plan: &Plan) -> Result<(Evaluated, Vec<EvalRecord>)> {
+        let Learner { model, counters, ranks, .. } = &self.learner;
         let (memory, meter) = (self.memory.sample(), self.meter.as_ref());
         let benchmarks = self.benchmarks.as_deref().unwrap_or_default();
         let n_samples = benchmarks.iter().map(|benchmark| benchmark.problems.len() * benchmark.n_samples);
         meter.expect(Phase::Evaluate, n_samples.sum());
-        let held_out = held_out_accuracy(model, memory, &self.task, plan, counters.step, meter)?;
-        let (scores, samples) = evaluate_benchmarks(model, memory, benchmarks, plan, counters.step, meter)?;
-        run.write_benchmarks(counters.step, &samples)?;
-        Ok(Evaluated { held_out, benchmarks: scores })
+        let mut sampler = Sampler { model, memory, task: &self.task, plan, ranks: ranks.as_ref(), meter };
+        let held_out = sampler.held_out_accuracy(counters.step)?;
+        let (scores, samples) = evaluate_benchmarks(&mut sampler, benchmarks, counters.step)?;
+        Ok((Evaluated { held_out, benchmarks: scores }, samples))
+    }
+
+    /// The processes that train together.
+    pub fn ranks(&self) -> &Ranks {
+        &self.learner.ranks
     }
 
     /// Makes all optimizer steps of one rollout batch, which completes the training step. With reuse, the batch is used
@@ -189,6 +213,19 @@ impl Trainer {
     }
 }
 
+/// Refuses several ranks for gradients that are one chain over all tokens.
+fn check_sum(plan: &Plan, ranks: &Ranks) -> Result<()> {
+    let world = ranks.world();
+    if world == 1 || plan.sum() == GradientSum::Microbatches {
+        return Ok(());
+    }
+    Err(Error::Misfit {
+        key: "update.sum",
+        problem: format!("tokens, and {world} ranks share the micro-batches"),
+        remedy: "set update.sum=microbatches; a single process takes it too, with the same bits",
+    })
+}
+
 /// Checks the prompts of a run before its first step; returns what the user should know.
 fn check_prompts(plan: &Plan, model: &LoadedModel, task: &mut Task) -> Result<Vec<String>> {
     let left_out = fit_prompts(plan, &model.prompting(&plan.style)?, task)?;
@@ -199,31 +236,11 @@ fn check_prompts(plan: &Plan, model: &LoadedModel, task: &mut Task) -> Result<Ve
     Ok(left_out.into_iter().chain(unrendered).collect())
 }
 
-/// The frozen policy of a KL penalty; `None` for an objective without one.
-fn reference(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Reference>> {
-    if !plan.objective.needs_reference() {
-        return Ok(None);
-    }
-    if plan.has_free_reference() {
-        return Ok(Some(Reference::WithoutAdapters));
-    }
-    let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
-    let policy = LoadedModel::open(source, device)?.policy;
-    let own = model.policy.config().vocabulary;
-    let other = policy.config().vocabulary;
-    if own != other {
-        return Err(Error::Misfit {
-            key: "reference",
-            problem: format!("has a vocabulary of {other}, the model one of {own}"),
-            remedy: "a KL penalty compares distributions over the same tokens: take a reference of the same family",
-        });
-    }
-    Ok(Some(Reference::Model(Box::new(policy))))
-}
-
-/// Trains from the trainer's step to the plan's last step, and records how the run ended.
+/// Trains from the trainer's step to the plan's last step, and records how the run ended. Of several ranks, this is what rank
+/// 0 does; the others [`follow`].
 pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
-    let outcome = train_steps(plan, run, trainer, watch);
+    let ranks = Ranks::clone(trainer.ranks());
+    let outcome = told_to_all(&*ranks, train_steps(plan, run, trainer, watch));
     // Where the event cannot be written, the caller learns of the error that ended the run.
     let _ = match &outcome {
         Ok(Outcome::Done) => run.record_stop(StopReason::Done, ""),
@@ -233,6 +250,16 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
         Err(error) => record_error(run, error),
     };
     outcome
+}
+
+/// An error of this rank becomes that of all ranks.
+pub fn told_to_all<T>(ranks: &dyn Transport, outcome: Result<T>) -> Result<T> {
+    match outcome {
+        // What every rank has found or was told needs no telling.
+        Err(error @ Error::Rank(_)) => Err(error),
+        Err(error) if ranks.world() > 1 => Err(ranks.fail(&error.to_string()).into()),
+        outcome => outcome,
+    }
 }
 
 fn record_error(run: &mut Run, error: &Error) -> Result<()> {
@@ -245,6 +272,9 @@ fn record_error(run: &mut Run, error: &Error) -> Result<()> {
 
 fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let mut training = Training::begin(plan, run, trainer, watch)?;
+    if training.best.is_exhausted() && training.trainer.learner.counters.step < plan.config.steps {
+        return Ok(Outcome::NoImprovement);
+    }
     while training.trainer.learner.counters.step < plan.config.steps {
         if let Some(outcome) = training.step()? {
             return Ok(outcome);
@@ -305,12 +335,15 @@ impl<'a> Training<'a> {
         }
         if training.trainer.learner.counters.step == 0 {
             training.trainer.learner.check_finite()?;
-            let before = training.trainer.evaluate(plan, training.run)?;
+            let (before, samples) = training.trainer.evaluate(plan)?;
+            training.run.write_benchmarks(0, &samples)?;
             training.best.started(&before);
             training.watch.started(&before);
             training.before = Some(before);
         }
-        training.save()?;
+        let is_over =
+            training.best.is_exhausted() && training.trainer.learner.counters.step < plan.config.steps;
+        training.decide(true, is_over.then_some(Outcome::NoImprovement))?;
         Ok(training)
     }
 
@@ -322,9 +355,6 @@ impl<'a> Training<'a> {
 
     /// Makes one step. Returns how the run ended, where this step ends it before the last.
     fn step(&mut self) -> Result<Option<Outcome>> {
-        if self.best.is_exhausted() {
-            return Ok(Some(Outcome::NoImprovement));
-        }
         let plan = self.plan;
         self.meter.set_step(self.trainer.learner.counters.step + 1);
         let rolled = self.trainer.roll_out(plan)?;
@@ -338,13 +368,29 @@ impl<'a> Training<'a> {
         metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics, &rolled.batch);
         metrics.memory_bytes = memory_bytes(self.trainer.learner.model.policy.device());
         let wall_seconds = self.seconds_before + self.began.elapsed().as_secs_f64();
-        set_times(&mut metrics, self.meter.take(), wall_seconds);
+        let asked = self.gather_reports(&mut metrics, wall_seconds)?;
         self.run.add_metrics(&metrics)?;
         self.watch.stepped(&metrics);
         for text in &metrics.warnings {
             self.warn(text)?;
         }
-        self.conclude(metrics)
+        self.conclude(metrics, asked)
+    }
+
+    /// Sets the times of the step, those of the other ranks included. True where another rank was asked to stop.
+    fn gather_reports(&mut self, metrics: &mut Metrics, wall_seconds: f64) -> Result<bool> {
+        let seconds = self.meter.take();
+        let own = StepReport::of(self.trainer.ranks(), &seconds, None);
+        let reports = own.gather(&**self.trainer.ranks())?;
+        set_times(metrics, seconds, wall_seconds);
+        if reports.len() > 1 {
+            metrics.extra.insert("ranks".to_string(), serde_json::json!(reports));
+        }
+        let signal = reports.iter().find_map(|report| report.signal);
+        if let Some(signal) = signal {
+            self.watch.asked_elsewhere(signal);
+        }
+        Ok(signal.is_some())
     }
 
     /// Adds the counts of the run, the state hash and the evaluation to the metrics of a step that has them. A state that
@@ -370,10 +416,11 @@ impl<'a> Training<'a> {
             learner.check_finite()?;
         }
         if is_hashed {
-            metrics.state_sha256 = Some(learner.state_hash());
+            metrics.state_sha256 = Some(learner.state_hash()?);
         }
         if is_evaluated {
-            let Evaluated { held_out, benchmarks } = self.trainer.evaluate(self.plan, self.run)?;
+            let (Evaluated { held_out, benchmarks }, samples) = self.trainer.evaluate(self.plan)?;
+            self.run.write_benchmarks(step, &samples)?;
             metrics.eval_accuracy = Some(held_out);
             metrics.benchmarks = benchmarks;
         }
@@ -381,7 +428,7 @@ impl<'a> Training<'a> {
     }
 
     /// Saves where a checkpoint is due, or the step was the best or the last, and decides whether the run ends.
-    fn conclude(&mut self, metrics: Metrics) -> Result<Option<Outcome>> {
+    fn conclude(&mut self, metrics: Metrics, asked: bool) -> Result<Option<Outcome>> {
         let config = &self.plan.config;
         let step = metrics.step;
         let target = config.evaluation.target_accuracy;
@@ -389,28 +436,33 @@ impl<'a> Training<'a> {
             metrics.eval_accuracy.zip(target).is_some_and(|(accuracy, target)| accuracy >= target);
         let is_best = self.best.stepped(&metrics);
         let is_exhausted = self.best.is_exhausted();
-        let is_stopped = self.watch.wants_stop();
+        let is_stopped = self.watch.wants_stop() || asked;
         let is_last = step == config.steps;
         let is_end = is_reached || is_exhausted || is_stopped || is_last;
-        if is_end || is_best || is_due(step, config.record.checkpoint_every_steps) {
-            self.save()?;
-        }
-        if self.first.is_none() {
-            self.first = Some(metrics);
-        }
-        Ok(match (is_reached, is_exhausted, is_stopped) {
+        let outcome = match (is_reached, is_exhausted, is_stopped) {
             (true, _, _) => Some(Outcome::TargetReached),
             _ if is_last => None,
             (_, true, _) => Some(Outcome::NoImprovement),
             (_, _, true) => Some(Outcome::Stopped),
             _ => None,
-        })
+        };
+        self.decide(is_end || is_best || is_due(step, config.record.checkpoint_every_steps), outcome)?;
+        if self.first.is_none() {
+            self.first = Some(metrics);
+        }
+        Ok(outcome)
     }
 
-    fn save(&mut self) -> Result<()> {
-        self.meter.enter(Phase::Checkpoint);
-        self.run.set_best(self.best.best().cloned());
-        self.trainer.learner.save(self.run, self.plan.config.record.keep_checkpoints)
+    /// Tells the other ranks what comes next, and saves where this is asked for.
+    fn decide(&mut self, is_saved: bool, outcome: Option<Outcome>) -> Result<()> {
+        let n_sent = if is_saved { self.trainer.learner.n_sent(self.run) } else { 0 };
+        Decision { n_sent, outcome }.send(&**self.trainer.ranks())?;
+        if is_saved {
+            self.meter.enter(Phase::Checkpoint);
+            self.run.set_best(self.best.best().cloned());
+            self.trainer.learner.save(self.run, self.plan.config.record.keep_checkpoints)?;
+        }
+        Ok(())
     }
 }
 
@@ -429,50 +481,4 @@ fn write_records(
         run.write_responses(step, &response_records(plan, step, model, rolled, learned)?)?;
     }
     Ok(())
-}
-
-/// An interrupted run that has been locked and compared; nothing in its folder has changed.
-pub struct Interrupted {
-    pub plan: Plan,
-    pub reopening: Reopening,
-    identity: Identity,
-}
-
-impl Interrupted {
-    /// Opens a run to go on with `set` applied to its plan. What changed since the checkpoint is refused by name, unless
-    /// changes are accepted.
-    pub fn open(folder: &Path, set: &[String], accept_changes: bool, program: &str) -> Result<Self> {
-        let resolve = |text: &str, set: &[String]| -> Result<Plan> {
-            let config = Config::from_toml(text, set.iter().map(String::as_str)).map_err(PlanError::from)?;
-            Ok(Plan::resolve(config)?)
-        };
-        let complete = |text: &str| Ok(resolve(text, &[])?.to_toml());
-        let mut reopening = Reopening::open(folder, &complete)?;
-        let plan = resolve(&reopening.plan_text, set)?;
-        if !set.is_empty() {
-            reopening.set(plan.to_toml(), &complete)?;
-        }
-        let identity = identity::of_plan(&plan, program)?;
-        reopening.compare(&identity, accept_changes)?;
-        let per_step = plan.updates_per_step() as u64;
-        reopening.check_steps(plan.config.steps, plan.config.update.schedule, |steps| steps * per_step)?;
-        Ok(Self { plan, reopening, identity })
-    }
-
-    /// The run and its trainer at the newest good checkpoint, or at the start where there is none yet.
-    pub fn resume(
-        self,
-        writer: &Writer,
-        device: &Device,
-        programs: Programs,
-    ) -> Result<(Plan, Run, Trainer)> {
-        let Interrupted { plan, reopening, identity } = self;
-        let mut trainer = Trainer::new(&plan, device, programs)?;
-        if let Some(checkpoint) = &reopening.checkpoint {
-            trainer.learner.restore(checkpoint)?;
-        }
-        trainer.open_benchmarks(&plan)?;
-        let run = reopening.commit::<Metrics>(identity, writer)?;
-        Ok((plan, run, trainer))
-    }
 }

@@ -12,7 +12,8 @@ use crate::constants::ResponseConstants;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
 use crate::meter::{Meter, Phase};
-use crate::scoring::{Sequence, head_options, packed, score, split};
+use crate::ranks::wire::words;
+use crate::scoring::{ResponseScores, Sequence, all_scores, head_options, packed, score, split};
 use member::members;
 use stapo_core::diagnostics::{Census, Thresholds};
 use stapo_core::objective::{
@@ -21,8 +22,8 @@ use stapo_core::objective::{
 use stapo_core::record::ReusedUpdate;
 use stapo_core::{Group, TokenEffect};
 use stapo_model::decoder::{HeadOptions, Pass};
-use stapo_model::optimizer::Update;
-use work::{Tokens, Work, work};
+use stapo_model::optimizer::{StepError, Update};
+use work::{Tokens, Work, rounds, work};
 
 /// What one optimizer step did.
 pub struct Learned<'a> {
@@ -78,12 +79,15 @@ pub fn learn<'a>(
     let mut minibatch = Minibatch::prepare(learner, pass, carried, plan, members, context)?;
     context.meter.enter(Phase::Update);
     let tally = minibatch.accumulate(learner, pass)?;
-    let reuse = plan.config.update.reuse.map(|reuse| {
-        let energy = learner.gradients.head_sum_squares() * tally.scale * tally.scale;
-        carried.energies.judge(&reuse, context.use_idx, energy)
-    });
+    let reuse = match plan.config.update.reuse {
+        Some(reuse) => {
+            let energy = learner.head_sum_squares()? * tally.scale * tally.scale;
+            Some(carried.energies.judge(&reuse, context.use_idx, energy))
+        }
+        None => None,
+    };
     let stepped = if reuse.is_some_and(|reuse| reuse.gated) {
-        learner.gradients.clear();
+        learner.discard_gradients();
         OptimizerStep::none()
     } else {
         let stepped = minibatch.step(learner, pass, &tally)?;
@@ -152,7 +156,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let work = work(plan, &members, &all, tokens)?;
         if deferral.is_none() && (is_stale || reads_collision) {
             let sequences: Vec<Sequence> = members.iter().map(Member::sequence).collect();
-            let scores = score(pass, &learner.model.policy, plan, &sequences)?;
+            let scores = score(pass, &learner.model.policy, plan, &*learner.ranks, &sequences)?;
             for (member, scores) in members.iter_mut().zip(scores) {
                 member.logp = scores.logp;
                 member.entropy = scores.entropy;
@@ -174,23 +178,52 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     /// Forward, effects and backward of every micro-batch: gradients add up un-normalised.
     fn accumulate(&mut self, learner: &mut Learner, pass: &mut Pass) -> Result<Tally> {
         let mut tallies = vec![SequenceTally::default(); self.members.len()];
-        for place in 0..self.work.len() {
-            let Self { plan, members, work, .. } = self;
-            let sequences = work[place].sequences(members);
-            let scores = pass.forward(&learner.model.policy, &packed(&sequences), head_options(plan))?;
-            let own = work[place].microbatch.sequences.clone();
-            for (&idx, scores) in own.iter().zip(split(&scores, &sequences)) {
-                members[idx].set_scores(scores);
+        let mut scored: Vec<(usize, ResponseScores)> = Vec::new();
+        for round in rounds(self.work.len(), &*learner.ranks) {
+            if let Some(place) = round.own {
+                let Self { plan, members, work, .. } = self;
+                let sequences = work[place].sequences(members);
+                let scores = pass.forward(&learner.model.policy, &packed(&sequences), head_options(plan))?;
+                let own = work[place].microbatch.sequences.clone();
+                for (&idx, scores) in own.iter().zip(split(&scores, &sequences)) {
+                    if learner.ranks.world() > 1 {
+                        scored.push((idx, scores.clone()));
+                    }
+                    members[idx].set_scores(scores);
+                }
+                self.evaluate(&own, Some(place), &mut tallies)?;
+                let (d_logp, d_entropy) = self.work[place].gradients(&self.members);
+                pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+                self.context.meter.add(own.len(), d_logp.len());
             }
-            self.evaluate(&own, Some(place), &mut tallies)?;
-            let (d_logp, d_entropy) = self.work[place].gradients(&self.members);
-            pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
-            self.context.meter.add(own.len(), d_logp.len());
+            learner.add_round(round.n_microbatches)?;
+        }
+        if learner.ranks.world() > 1 {
+            self.share(learner, &scored, &mut tallies)?;
         }
         if let Some(deferral) = self.deferral {
             self.accumulate_deferred(learner, pass, deferral, &mut tallies)?;
         }
         Ok(self.plan.objective.total(&tallies))
+    }
+
+    /// Takes over what other ranks have computed of their micro-batches, so that all ranks know every member's scores and
+    /// effects.
+    fn share(
+        &mut self,
+        learner: &Learner,
+        own: &[(usize, ResponseScores)],
+        tallies: &mut [SequenceTally],
+    ) -> Result<()> {
+        let is_own = |idx: usize| own.iter().any(|(own, _)| *own == idx);
+        let mut foreign = Vec::new();
+        for (idx, scores) in all_scores(&*learner.ranks, own)? {
+            if !is_own(idx) {
+                self.members[idx].set_scores(scores);
+                foreign.push(idx);
+            }
+        }
+        self.evaluate(&foreign, None, tallies)
     }
 
     /// The final calibration, from what forward has seen, and the tokens that waited for it.
@@ -210,10 +243,14 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let n_done = self.work.len();
         self.work.extend(work(self.plan, &self.members, &waiting, Tokens::Deferred(deferral))?);
         let options = HeadOptions { n_alternatives: 0, ..head_options(self.plan) };
-        for work in &self.work[n_done..] {
-            pass.forward(&learner.model.policy, &packed(&work.sequences(&self.members)), options)?;
-            let (d_logp, d_entropy) = work.gradients(&self.members);
-            pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+        let deferred = &self.work[n_done..];
+        for round in rounds(deferred.len(), &*learner.ranks) {
+            if let Some(work) = round.own.map(|place| &deferred[place]) {
+                pass.forward(&learner.model.policy, &packed(&work.sequences(&self.members)), options)?;
+                let (d_logp, d_entropy) = work.gradients(&self.members);
+                pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+            }
+            learner.add_round(round.n_microbatches)?;
         }
         Ok(())
     }
@@ -240,13 +277,14 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     fn step(&self, learner: &mut Learner, pass: &mut Pass, tally: &Tally) -> Result<OptimizerStep> {
         let config = &self.plan.config.update;
         let is_first = self.context.step == 1;
-        let unreached = if is_first { unreached(learner) } else { Vec::new() };
+        let unreached = if is_first { learner.unreached()? } else { Vec::new() };
         let before = is_first.then(|| learner.model.policy.fingerprint());
         let learning_rate = self.plan.learning_rate(learner.counters.n_updates);
         let update = Update { lr: learning_rate, scale: tally.scale, max_norm: config.max_gradient_norm };
         let gradient_norm = match learner.step(update) {
             Ok(norm) => norm,
-            Err(source) => {
+            Err(StepError::Rank(lost)) => return Err(lost.into()),
+            Err(StepError::Gradient(source)) => {
                 let microbatch = self.find_bad_microbatch(learner, pass)?;
                 return Err(Error::Gradient { step: self.context.step, microbatch, source });
             }
@@ -256,11 +294,12 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     }
 
     /// The first micro-batch whose own gradient is not finite, found by computing the gradient of each micro-batch
-    /// anew; `None` where every gradient is finite and only their sum is not. Clears the gradients.
+    /// anew, its own on each rank; `None` where every gradient is finite and only their sum is not. Clears the gradients.
     fn find_bad_microbatch(&self, learner: &mut Learner, pass: &mut Pass) -> Result<Option<usize>> {
         let is_finite = |values: Vec<f32>| values.iter().all(|value| value.is_finite());
         let mut found = None;
-        for (place, work) in self.work.iter().enumerate() {
+        let (rank, world) = (learner.ranks.rank(), learner.ranks.world());
+        for (place, work) in self.work.iter().enumerate().skip(rank).step_by(world) {
             learner.gradients.clear();
             let policy = &learner.model.policy;
             pass.forward(policy, &packed(&work.sequences(&self.members)), head_options(self.plan))?;
@@ -271,8 +310,11 @@ impl<'p, 'a> Minibatch<'p, 'a> {
                 break;
             }
         }
-        learner.gradients.clear();
-        Ok(found)
+        learner.discard_gradients();
+        let own = found.map_or(u64::MAX, |place| place as u64);
+        let all = learner.ranks.all_gather(&own.to_le_bytes())?;
+        let places = all.iter().flat_map(|bytes| words(bytes)).map(u64::from_le_bytes);
+        Ok(places.filter(|place| *place != u64::MAX).min().map(|place| place as usize))
     }
 
     /// Counts the tokens by quadrant and scales the effects.
@@ -329,10 +371,4 @@ fn is_deferral_cheaper(
         n_waiting += if deferral.has_waited(&effects) { n_tokens } else { 0 };
     }
     Ok((n_waiting as f64) < DEFERRED_SHARE * n_all as f64)
-}
-
-/// Tensors whose gradient is 0 everywhere though the policy depends on them.
-fn unreached(learner: &Learner) -> Vec<String> {
-    let found = learner.gradients.zero_tensors(&learner.model.policy);
-    found.into_iter().map(|spec| spec.name.clone()).collect()
 }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use stapo_core::record::{Metrics, Record, ResponseRecord, TokenRecord, parse_lines, parse_responses};
 use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::evaluation::Evaluated;
+use stapo_rl::ranks::Solo;
 use stapo_rl::run::{Checkpoint, Run, this_process};
 use stapo_rl::task::Programs;
 use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, train};
@@ -72,7 +73,8 @@ fn resume(folder: &Path, threads: usize) -> (Run, Trainer, Vec<String>) {
     let interrupted = Interrupted::open(folder, &[], false, PROGRAM).unwrap();
     let refused = interrupted.reopening.refused.iter().map(ToString::to_string).collect();
     let writer = this_process(PROGRAM, "cpu");
-    let (_, run, trainer) = interrupted.resume(&writer, &device(threads), Programs::Recorded).unwrap();
+    let (_, run, trainer) =
+        interrupted.resume(&writer, &device(threads), Programs::Recorded, Solo::ranks()).unwrap();
     (run, trainer, refused)
 }
 
@@ -82,7 +84,7 @@ fn whole_run(plan: &Plan) -> (String, Vec<Metrics>) {
     let path = folder.path().join("run");
     let (mut run, mut trainer) = start(&path, plan);
     assert_eq!(train(plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap(), Outcome::Done);
-    (trainer.learner.state_hash(), Run::read_metrics(&path).unwrap())
+    (trainer.learner.state_hash().unwrap(), Run::read_metrics(&path).unwrap())
 }
 
 /// The metrics without the values that depend on the clock.
@@ -119,7 +121,7 @@ fn stopped_and_resumed_is_the_uninterrupted_run() {
         let (mut run, mut trainer, refused) = resume(&path, 1);
         assert!(refused.is_empty() && trainer.learner.counters.step == stop_after);
         train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
-        assert_eq!(trainer.learner.state_hash(), hash, "stopped after {stop_after}");
+        assert_eq!(trainer.learner.state_hash().unwrap(), hash, "stopped after {stop_after}");
         assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics.clone()));
     }
 }
@@ -148,7 +150,7 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
     assert!(refused[0].contains("step-000003") && refused[0].contains("damaged"));
     assert_eq!(trainer.learner.counters.step, 2);
     train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
-    assert_eq!(trainer.learner.state_hash(), hash);
+    assert_eq!(trainer.learner.state_hash().unwrap(), hash);
 }
 
 #[test]
@@ -282,7 +284,7 @@ fn a_gradient_that_is_not_finite_names_step_microbatch_and_tensor_and_changes_no
     let plan = plan(&["reward.right=1e38", "objective.preset=rloo", "update.microbatch_tokens=160"]);
     let folder = tempfile::tempdir().unwrap();
     let (mut run, mut trainer) = start(&folder.path().join("run"), &plan);
-    let fresh = trainer.learner.state_hash();
+    let fresh = trainer.learner.state_hash().unwrap();
     let said = train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap_err().to_string();
     assert!(said.contains(", micro-batch ") && said.contains("gradient of "), "{said}");
     let n_done = trainer.learner.counters.step;
@@ -292,7 +294,7 @@ fn a_gradient_that_is_not_finite_names_step_microbatch_and_tensor_and_changes_no
     } else {
         whole_run(&Plan { config: Config { steps: n_done, ..plan.config.clone() }, ..plan }).0
     };
-    assert_eq!(trainer.learner.state_hash(), before);
+    assert_eq!(trainer.learner.state_hash().unwrap(), before);
 }
 
 #[test]
@@ -336,7 +338,7 @@ fn the_reference_is_frozen() {
     drop(run);
     let (mut run, mut trainer, _) = resume(&path, 2);
     train(&held, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
-    assert_eq!(trainer.learner.state_hash(), held_hash);
+    assert_eq!(trainer.learner.state_hash().unwrap(), held_hash);
     assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics));
 }
 

@@ -84,6 +84,7 @@ pub(crate) fn unspaced(text: &str) -> String {
                 Some(sign) => kept.extend(['\\', sign]),
             },
             "dfrac" | "tfrac" | "cfrac" => kept.push_str("\\frac"),
+            "ldots" | "cdots" | "dotsc" | "dotsb" => kept.push_str("\\dots"),
             _ if is_formatting(&name) => {}
             _ => {
                 kept.push('\\');
@@ -108,6 +109,11 @@ fn close_single(text: &mut String) {
     let is_group = last.next() == Some('{') && last.next() != Some('\\');
     if is_group {
         text.truncate(text.len() - sign.len_utf8() - 2);
+        // A letter is kept apart from the name of a macro: `\vec{a}` is `\vec a`.
+        let before = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        if before.len() < text.len() && before.ends_with('\\') && sign.is_alphabetic() {
+            text.push(' ');
+        }
         text.push(sign);
     }
 }
@@ -145,13 +151,37 @@ pub(crate) fn last_of(text: &str, needle: &str) -> Option<usize> {
     text.rmatch_indices(first).map(|(at, _)| at).find(|at| text[*at..].starts_with(needle))
 }
 
-/// The number a word names, up to twelve.
-pub(crate) fn small_number(word: &str) -> Option<i64> {
-    const NAMES: [&str; 13] = [
-        "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+/// The number that words name, up to ninety-nine: `twenty-five`.
+pub(crate) fn small_number(words: &str) -> Option<i64> {
+    const NAMES: [&str; 20] = [
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
         "twelve",
+        "thirteen",
+        "fourteen",
+        "fifteen",
+        "sixteen",
+        "seventeen",
+        "eighteen",
+        "nineteen",
     ];
-    NAMES.iter().position(|name| *name == word).map(|n| n as i64)
+    const TENS: [&str; 8] = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
+    let small = |word: &str| NAMES.iter().position(|name| *name == word).map(|n| n as i64);
+    let tens = |word: &str| TENS.iter().position(|name| *name == word).map(|n| 10 * (n as i64 + 2));
+    match words.split_once(['-', ' ']) {
+        Some((ten, one)) => Some(tens(ten)? + small(one).filter(|n| (1..10).contains(n))?),
+        None => small(words).or_else(|| tens(words)),
+    }
 }
 
 /// Whether `words` are a time of day with am or pm: `3:30 pm`.

@@ -116,6 +116,7 @@ fn known_word(word: &str) -> Option<(&'static str, i32, u64, u64)> {
         "dollar" | "usd" | "buck" => ("dollar", 1, 1, 1),
         "cent" | "penny" | "pennie" => ("dollar", 1, 1, 100),
         "euro" | "eur" => ("euro", 1, 1, 1),
+        "rs" | "inr" => return currency("rupee"),
         "yen" | "yuan" | "rmb" | "rupee" | "peso" => return currency(word),
         "degree" | "deg" => ("degree", 1, 1, 1),
         "radian" => ("", 0, 1, 1),
@@ -141,7 +142,21 @@ fn currency(word: &str) -> Option<(&'static str, i32, u64, u64)> {
 }
 
 /// Words behind a number that change its value, state a condition or take the number back.
-const VALUE_WORDS: [&str; 98] = [
+const VALUE_WORDS: [&str; 112] = [
+    "more",
+    "higher",
+    "lower",
+    "larger",
+    "smaller",
+    "short",
+    "off",
+    "approx",
+    "decrease",
+    "debt",
+    "something",
+    "anything",
+    "etc",
+    "unknown",
     "bps",
     "ppm",
     "ppb",
@@ -256,7 +271,7 @@ fn is_no_noun(word: &str) -> bool {
 
 /// Codes of currencies that may stand before a number: `USD 18`.
 pub(crate) fn is_currency_code(word: &str) -> bool {
-    matches!(word, "USD" | "EUR" | "RMB")
+    matches!(word, "USD" | "EUR" | "RMB" | "INR" | "Rs")
 }
 
 /// Words before a noun that leave a count as it is: `5 different ways`.

@@ -6,6 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 use stapo_rl::device::cuda::{self, Found, FoundLibrary};
 use stapo_rl::device::{CpuOptions, Simd};
+use stapo_rl::ranks::{Flags, Place, TOKEN};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -49,6 +50,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut findings = vec![processor(options), memory(), disk(&args.out)];
     findings.extend(gpus(&found));
+    findings.extend(links(&found));
+    findings.push(rank());
     for Finding { name, status, text } in findings {
         let status = match status {
             Status::Good => "ok",
@@ -134,6 +137,71 @@ fn gpus(found: &Found) -> Vec<Finding> {
     lines
 }
 
+/// What several GPUs need to train together. A machine with one GPU may still be one of several machines.
+fn links(found: &Found) -> Vec<Finding> {
+    let nccl = match &found.nccl {
+        FoundLibrary::Version(version) => {
+            Finding { name: "nccl", status: Status::Good, text: version.clone() }
+        }
+        FoundLibrary::Missing { package } => Finding {
+            name: "nccl",
+            status: Status::Absent,
+            text: format!("only several GPUs need it; pip install '{package}' brings it"),
+        },
+    };
+    let n_gpus = found.gpus.len();
+    let n_pairs = n_gpus * n_gpus.saturating_sub(1) / 2;
+    if n_pairs == 0 {
+        return vec![nccl];
+    }
+    let is_full = found.peers.len() == n_pairs;
+    let text = format!(
+        "{} of {n_pairs} pairs of GPUs read each other's memory directly{}",
+        found.peers.len(),
+        if is_full { "" } else { "\nthe others exchange through the host, which is slower" }
+    );
+    vec![nccl, Finding { name: "links", status: if is_full { Status::Good } else { Status::Look }, text }]
+}
+
+/// What the environment makes of a process that would train here.
+fn rank() -> Finding {
+    let name = "rank";
+    match Place::find(&Flags::default()) {
+        Ok(None) => {
+            let text = "a process here trains alone; stapo launch starts several".to_string();
+            Finding { name, status: Status::Good, text }
+        }
+        Ok(Some(place)) => {
+            let Place { rank, world, local_rank, n_local, address, port, token } = place;
+            let open = if token.is_empty() {
+                format!("\nwhoever reaches that port can join: give all ranks the same secret in {TOKEN}")
+            } else {
+                String::new()
+            };
+            let text = format!(
+                "{rank} of {world}, number {local_rank} of {n_local} on this machine; rank 0 is at {address}:{port}{open}"
+            );
+            Finding { name, status: if token.is_empty() { Status::Look } else { Status::Good }, text }
+        }
+        Err(error) => Finding { name, status: Status::Look, text: error.to_string() },
+    }
+}
+
+fn rank_as_json() -> serde_json::Value {
+    match Place::find(&Flags::default()) {
+        Ok(None) => serde_json::Value::Null,
+        Ok(Some(place)) => json!({
+            "rank": place.rank,
+            "world": place.world,
+            "local_rank": place.local_rank,
+            "ranks_here": place.n_local,
+            "master": format!("{}:{}", place.address, place.port),
+            "has_token": !place.token.is_empty(),
+        }),
+        Err(error) => json!({ "error": error.to_string() }),
+    }
+}
+
 fn as_json(args: &Args, options: CpuOptions, found: &Found) -> serde_json::Value {
     let part = |part: &FoundLibrary| match part {
         FoundLibrary::Version(version) => json!({"version": version}),
@@ -157,6 +225,9 @@ fn as_json(args: &Args, options: CpuOptions, found: &Found) -> serde_json::Value
         })).collect::<Vec<_>>(),
         "nvrtc": part(&found.nvrtc),
         "cublaslt": part(&found.cublaslt),
+        "nccl": part(&found.nccl),
+        "gpu_peers": found.peers,
+        "rank": rank_as_json(),
         "gpu_obstacle": found.obstacle(),
     })
 }

@@ -1,6 +1,7 @@
 //! The commands of the binary: each is a file or folder with an `Args` and a `run`.
 
 pub mod completions;
+pub mod counterfactual;
 pub mod doctor;
 pub mod eval;
 pub mod experiment;
@@ -10,6 +11,7 @@ pub mod generate;
 pub mod grade;
 pub mod init;
 pub mod inspect;
+pub mod launch;
 pub mod man;
 pub mod model;
 pub mod objective;

@@ -2,10 +2,13 @@
 
 use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::program::PROGRAM;
+use crate::shared::ranks::{Joined, RankFlags};
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
 use stapo_core::record::{FileHash, Manifest, changed_inputs};
-use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences};
+use stapo_rl::ranks::agree_on_inputs;
+use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences, plan_text};
+use stapo_rl::train::Trainer;
 use stapo_rl::{Config, Plan, identity};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,9 +25,52 @@ pub struct Args {
 
     #[command(flatten)]
     allow: AllowCommand,
+
+    #[command(flatten)]
+    ranks: RankFlags,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let joined = Joined::meet(&args.ranks)?;
+    if joined.is_first() {
+        joined.run(|| replay(args, &joined))
+    } else {
+        joined.run(|| beside(args, &joined))
+    }
+}
+
+/// The part of every rank but the first: the steps that rank 0 asks for.
+fn beside(args: &Args, joined: &Joined) -> Result<ExitCode> {
+    let plan = run_folder::resolved(&String::from_utf8_lossy(&joined.ranks.broadcast(&[])?))?;
+    let mut trainer = trainer(args, joined, &plan, None)?;
+    while joined.ranks.broadcast(&[])? == GO_ON {
+        step(&mut trainer, &plan)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What rank 0 tells the others before each step.
+const GO_ON: &[u8] = b"step";
+
+/// The trainer at the checkpoint that rank 0 has.
+fn trainer(args: &Args, joined: &Joined, plan: &Plan, checkpoint: Option<&Checkpoint>) -> Result<Trainer> {
+    joined.agree_on_plan(plan)?;
+    let device = joined.device(plan.device(), None, Use::of(plan))?;
+    let ranks = joined.ranks_on(&device)?;
+    agree_on_inputs(&*ranks, &identity::of_plan(plan, PROGRAM)?.inputs)?;
+    let mut trainer = Trainer::over(plan, &device, args.allow.of_run(), ranks)?;
+    trainer.restore(checkpoint)?;
+    Ok(trainer)
+}
+
+/// Makes one step. Returns the hash of the state after it.
+fn step(trainer: &mut Trainer, plan: &Plan) -> Result<String> {
+    let rolled = trainer.roll_out(plan)?;
+    trainer.learn(plan, &rolled)?;
+    Ok(trainer.learner.state_hash()?)
+}
+
+fn replay(args: &Args, joined: &Joined) -> Result<ExitCode> {
     let plan = run_folder::plan(&args.run)?;
     let manifest = Run::read_manifest(&args.run)?;
     let recorded =
@@ -36,18 +82,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("run {}: no checkpoint before step {last} to replay from", args.run.display());
     };
     let mut n_different = check_inputs(&args.run, &plan, &manifest, &checkpoint)?;
-    let device = run_folder::device(plan.device(), None, Use::of(&plan))?;
-    let mut trainer = run_folder::trainer_at(&plan, &checkpoint, &device, args.allow.of_run())?;
+    joined.ranks.broadcast(plan.to_toml().as_bytes())?;
+    let mut trainer = trainer(args, joined, &plan, Some(&checkpoint))?;
     allow_command::warn(&trainer.task);
     println!("replaying from step {}", checkpoint.counters.step);
     for _ in 0..args.steps {
         if trainer.learner.counters.step >= last {
             break;
         }
-        let rolled = trainer.roll_out(&plan)?;
-        trainer.learn(&plan, &rolled)?;
+        joined.ranks.broadcast(GO_ON)?;
+        let found = step(&mut trainer, &plan)?;
         let step = trainer.learner.counters.step;
-        let found = trainer.learner.state_hash();
         match recorded(step) {
             Some(hash) if hash == found => println!("step {step}: the same, {found}"),
             Some(hash) => {
@@ -57,6 +102,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             None => println!("step {step}: no hash recorded"),
         }
     }
+    joined.ranks.broadcast(b"end")?;
     Ok(if n_different == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
@@ -65,7 +111,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// steps are compared.
 fn check_inputs(run: &Path, plan: &Plan, manifest: &Manifest, checkpoint: &Checkpoint) -> Result<usize> {
     let config = std::fs::read(run.join("config.toml")).unwrap_or_default();
-    let plan_text = run_folder::plan_text(run)?;
+    let plan_text = plan_text(run)?;
     let now = identity::of_plan(plan, PROGRAM)?;
     let texts = [hash_bytes("config", &config), hash_bytes("plan", plan_text.as_bytes())];
     let mut inputs: Vec<FileHash> = texts.into_iter().chain(now.inputs.iter().cloned()).collect();

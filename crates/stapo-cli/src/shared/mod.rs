@@ -12,6 +12,7 @@ pub mod option;
 pub mod page;
 pub mod program;
 pub mod prompts;
+pub mod ranks;
 pub mod run_folder;
 pub mod run_status;
 pub mod shipped;

@@ -1,17 +1,12 @@
-//! Reading run folders: plans, checkpoints and records; and opening devices.
+//! Plans and checkpoints of run folders, and opening devices.
 
 use crate::shared::{clock, shipped};
-use anyhow::{Context, Result, bail};
-use stapo_core::ObjectiveSpec;
-use stapo_core::record::{self, Record, ResponseRecord};
+use anyhow::Result;
 use stapo_core::settings::{self, SettingsError};
 use stapo_rl::config::{PlanError, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
-use stapo_rl::run::{Checkpoint, check_tree};
-use stapo_rl::task::Programs;
-use stapo_rl::train::Trainer;
-use stapo_rl::untrusted::{read_lines, read_text};
+use stapo_rl::run::plan_text;
 use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -43,34 +38,12 @@ pub fn placed(error: PlanError, config: Option<&Path>, text: &str, overrides: &[
 
 /// The resolved plan of a run.
 pub fn plan(run: &Path) -> Result<Plan> {
-    let text = plan_text(run)?;
-    Ok(Plan::resolve(Config::from_toml(&text, [])?)?)
+    resolved(&plan_text(run)?)
 }
 
-/// The text of `plan.toml`. A folder with links or pipes inside is refused.
-pub fn plan_text(run: &Path) -> Result<String> {
-    let remedy = "`stapo runs` lists the runs here, and `stapo train` makes one";
-    if !run.is_dir() {
-        bail!("run {}: no such folder\nhint: {remedy}", run.display());
-    }
-    check_tree(run)?;
-    let path = run.join("plan.toml");
-    if path.symlink_metadata().is_err() {
-        bail!("run {}: no plan.toml, so this is no run folder\nhint: {remedy}", run.display());
-    }
-    read_text(&path).with_context(|| path.display().to_string())
-}
-
-/// A trainer with the state of a checkpoint.
-pub fn trainer_at(
-    plan: &Plan,
-    checkpoint: &Checkpoint,
-    device: &Device,
-    programs: Programs,
-) -> Result<Trainer> {
-    let mut trainer = Trainer::new(plan, device, programs)?;
-    trainer.learner.restore(checkpoint)?;
-    Ok(trainer)
+/// The plan of a text that is one already.
+pub fn resolved(text: &str) -> Result<Plan> {
+    Ok(Plan::resolve(Config::from_toml(text, [])?)?)
 }
 
 /// The purpose a device is opened for: trained weights need gradients and optimizer states besides.
@@ -108,71 +81,6 @@ pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<
             Ok(Device::cuda(CudaOptions { ordinal, training, ..CudaOptions::default() })?)
         }
     }
-}
-
-/// The records of one part of a run (`rollouts`, `tokens`, ..) in order of its files; empty if the part is absent.
-pub fn records<R: Record>(run: &Path, part: &str) -> Result<Vec<R>> {
-    let mut found = Vec::new();
-    for path in part_files(run, part)? {
-        found.extend(records_of_file(&path)?);
-    }
-    Ok(found)
-}
-
-/// The JSON lines files of a part but `events.jsonl`, in order of their names.
-pub fn part_files(run: &Path, part: &str) -> Result<Vec<PathBuf>> {
-    let folder = run.join(part);
-    if !folder.is_dir() {
-        return Ok(Vec::new());
-    }
-    let entries = std::fs::read_dir(&folder).with_context(|| format!("folder {}", folder.display()))?;
-    let is_lines =
-        |path: &PathBuf| path.extension().is_some_and(|e| e == "jsonl") && !path.ends_with("events.jsonl");
-    let mut files: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).filter(is_lines).collect();
-    files.sort();
-    Ok(files)
-}
-
-pub fn records_of_file<R: Record>(path: &Path) -> Result<Vec<R>> {
-    let text = read_lines(path).with_context(|| format!("file {}", path.display()))?;
-    Ok(record::parse_lines(&text).with_context(|| format!("file {}", path.display()))?.records)
-}
-
-/// The responses of a file of a run with that objective, with all columns checked.
-pub fn responses_of_file(path: &Path, objective: &ObjectiveSpec) -> Result<Vec<ResponseRecord>> {
-    let text = read_lines(path).with_context(|| format!("file {}", path.display()))?;
-    let responses = record::parse_responses(&text, objective)
-        .with_context(|| format!("file {}", path.display()))?
-        .records;
-    for (idx, response) in responses.iter().enumerate() {
-        check_columns(response).with_context(|| format!("file {}: response {}", path.display(), idx + 1))?;
-    }
-    Ok(responses)
-}
-
-/// Checks that all columns have one length, so that every token index is valid in every column.
-fn check_columns(response: &ResponseRecord) -> Result<()> {
-    let tokens = &response.tokens;
-    let n = tokens.id.len();
-    let columns = [
-        ("text", tokens.text.len()),
-        ("logp", tokens.logp.len()),
-        ("behavior_logp", tokens.behavior_logp.len()),
-        ("entropy", tokens.entropy.len()),
-        ("collision", tokens.collision.len()),
-        ("ratio", tokens.ratio.len()),
-        ("kept", tokens.kept.len()),
-        ("silenced_by", tokens.silenced_by.len()),
-        ("clipped", tokens.clipped.len()),
-        ("is_candidate", tokens.is_candidate.len()),
-    ];
-    let optional = [("weight", tokens.weight.len()), ("alternatives", tokens.alternatives.len())];
-    for (column, len) in columns.into_iter().chain(optional.into_iter().filter(|(_, len)| *len > 0)) {
-        if len != n {
-            bail!("column {column} has {len} entries, id has {n}");
-        }
-    }
-    Ok(())
 }
 
 /// `runs/<UTC time>-<name>`, with a number appended if that folder exists.

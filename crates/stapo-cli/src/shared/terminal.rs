@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Leaves out everything on standard error but errors, from here on.
-pub fn be_quiet() {
-    QUIET.store(true, Ordering::Relaxed);
+/// Says whether everything on standard error but errors is left out, from here on.
+pub fn set_quiet(is_quiet: bool) {
+    QUIET.store(is_quiet, Ordering::Relaxed);
 }
 
 /// Whether notes, warnings and progress are left out.

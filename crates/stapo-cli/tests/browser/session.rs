@@ -110,6 +110,13 @@ impl Session {
         self.call("Input.dispatchMouseEvent", &event);
     }
 
+    /// Puts fingers on the page, moves them or lifts all of them.
+    pub fn touch(&mut self, kind: &str, fingers: &[(f64, f64)]) {
+        let places = fingers.iter().enumerate().map(|(id, (x, y))| json!({"x": x, "y": y, "id": id}));
+        let event = json!({"type": kind, "touchPoints": places.collect::<Vec<_>>()});
+        self.call("Input.dispatchTouchEvent", &event);
+    }
+
     /// A picture of the page as base64-encoded PNG.
     pub fn picture(&mut self) -> String {
         let asked = json!({"format": "png", "captureBeyondViewport": false});

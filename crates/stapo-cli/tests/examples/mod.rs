@@ -88,6 +88,37 @@ fn own_reward_is_judged_by_the_python_program() {
 }
 
 #[test]
+fn python_reward_is_judged_by_the_function() {
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        println!("skipped: no python3");
+        return;
+    }
+    let folder = root();
+    let at = folder.path();
+    let mut seen = Vec::new();
+    for line in &lines("python_reward", "stapo train") {
+        run(
+            at,
+            line,
+            &format!(
+                "{SHORT} --set seed=3 --set rollout.problems_per_step=8 --set rollout.max_response_tokens=96"
+            ),
+        );
+        let out = line.split_whitespace().skip_while(|word| *word != "--out").nth(1).unwrap();
+        let rewards: Vec<f64> = fs::read_to_string(at.join(out).join("rollouts/step-000001.jsonl"))
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["reward"].as_f64().unwrap())
+            .collect();
+        assert!(rewards.iter().all(|reward| [0.0, 0.7, 1.0].contains(reward)), "{rewards:?}");
+        assert!(rewards.iter().any(|&reward| reward > 0.0), "{rewards:?}");
+        seen.push(rewards);
+    }
+    // The function that takes all samples at once gives the same rewards.
+    assert_eq!(seen[0], seen[1]);
+}
+
+#[test]
 fn fine_tuning_then_reinforcement() {
     let folder = root();
     let at = folder.path();

@@ -163,6 +163,21 @@ pub enum MaskKind {
     OffPolicySequence,
 }
 
+impl MaskKind {
+    pub const ALL: [Self; 10] = [
+        Self::Spurious,
+        Self::RandomTokens,
+        Self::TopEntropy,
+        Self::ClipCov,
+        Self::LowProbabilityFirst,
+        Self::ProbabilityWeight,
+        Self::Taco,
+        Self::Stare,
+        Self::Rsi,
+        Self::OffPolicySequence,
+    ];
+}
+
 impl Mask {
     /// S2T as published: `tau_p` 0.002, `q` 0.75, low entropy, quantile over the candidates.
     pub fn spurious() -> Self {

@@ -15,6 +15,9 @@ pub struct Gradients<T: Float = f32> {
     /// The gradient of a tied embedding as a table of inputs; the tree holds that of the same matrix as the head. Each
     /// of the two is one chain, and [`Gradients::join`] adds them.
     lookup: Option<Buffer<T>>,
+    /// Where the gradient of the head, and later that of the embedding, is summed from zero within a micro-batch before the
+    /// sum of all micro-batches takes it in. `None` where their sums go on from one micro-batch to the next.
+    apart: Option<Buffer<T>>,
 }
 
 /// The gradient of one parameter.
@@ -46,6 +49,10 @@ impl<T: Float> Gradient<T> {
         (self.sum.view_mut(), write)
     }
 
+    pub(super) fn spec(&self) -> &ParameterSpec {
+        &self.spec
+    }
+
     fn clear(&mut self) {
         self.sum.view_mut().fill(T::ZERO);
         self.is_stale = false;
@@ -68,7 +75,17 @@ impl<T: Float> Gradients<T> {
             (None, Some(embedding)) => Some(memory.zeros(embedding.spec.n_elements())?),
             _ => None,
         };
-        Ok(Self { device: policy.device().clone(), tree, lookup })
+        Ok(Self { device: policy.device().clone(), tree, lookup, apart: None })
+    }
+
+    /// As [`Gradients::zeros_in`], with every micro-batch summed from zero and then added, the head and the embedding
+    /// included. A GPU's products of layers do so by themselves.
+    pub fn by_microbatch_in(policy: &Policy<T>, memory: &Device) -> Result<Self, OutOfMemory> {
+        let mut gradients = Self::zeros_in(policy, memory)?;
+        let of_vocabulary = gradients.tree.embedding.iter().chain(gradients.tree.head.iter().flatten());
+        let longest = of_vocabulary.map(|gradient| gradient.sum.len()).max();
+        gradients.apart = longest.map(|len| memory.zeros(len)).transpose()?;
+        Ok(gradients)
     }
 
     /// Sets all gradients to zero. Matrices of layers are only marked, since the first micro-batch overwrites them.
@@ -130,19 +147,68 @@ impl<T: Float> Gradients<T> {
         found
     }
 
-    /// The sum that the gradient of the embedding as a table of inputs is added to; `None` for a frozen embedding.
-    pub(super) fn lookup_mut(&mut self) -> Option<ViewMut<'_, T>> {
-        match &mut self.lookup {
-            Some(lookup) => Some(lookup.view_mut()),
-            None => self.tree.embedding.as_mut().map(Gradient::sum_mut),
+    /// The sum that the gradient of the head is added to, until [`Gradients::head_added`]; `None` for a frozen head.
+    pub(super) fn head_mut(&mut self) -> Option<ViewMut<'_, T>> {
+        let Self { tree, apart, .. } = self;
+        let sum = tree.head_mut().as_mut()?.sum_mut();
+        Some(from_zero(apart).unwrap_or(sum))
+    }
+
+    /// Ends the micro-batch's sum of the head.
+    pub(super) fn head_added(&mut self) {
+        if let Some((apart, head)) = self.apart.as_ref().zip(self.tree.head_mut().as_mut()) {
+            residual::add(&self.device, head.sum_mut(), apart.view());
         }
+    }
+
+    /// The sum that the gradient of the embedding as a table of inputs is added to, until [`Gradients::lookup_added`]; `None`
+    /// for a frozen embedding.
+    pub(super) fn lookup_mut(&mut self) -> Option<ViewMut<'_, T>> {
+        let Self { tree, lookup, apart, .. } = self;
+        let sum = match lookup {
+            Some(lookup) => lookup.view_mut(),
+            None => tree.embedding.as_mut()?.sum_mut(),
+        };
+        Some(from_zero(apart).unwrap_or(sum))
+    }
+
+    /// Ends the micro-batch's sum of the embedding.
+    pub(super) fn lookup_added(&mut self) {
+        let Self { device, tree, lookup, apart } = self;
+        let sum = match lookup {
+            Some(lookup) => Some(lookup.view_mut()),
+            None => tree.embedding.as_mut().map(Gradient::sum_mut),
+        };
+        if let Some((apart, sum)) = apart.as_ref().zip(sum) {
+            residual::add(device, sum, apart.view());
+        }
+    }
+
+    /// Clears what is stale: every buffer then holds its gradient.
+    pub(super) fn settle(&mut self) {
+        self.tree.visit_mut(&mut |gradient| {
+            gradient.iter_mut().filter(|gradient| gradient.is_stale).for_each(Gradient::clear);
+        });
+    }
+
+    /// The gradients as backward left them, after [`Gradients::settle`]: those of the tree, and that of a tied embedding as
+    /// a table of inputs last.
+    pub(super) fn parts(&self) -> impl Iterator<Item = View<'_, T>> {
+        self.sums().chain(self.lookup.iter().map(Buffer::view))
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Whether the embedding is the head too, so that its two gradients are apart.
+    pub(super) fn has_lookup(&self) -> bool {
+        self.lookup.is_some()
     }
 
     /// Adds the two gradients of a tied embedding and clears what is stale: the tree then holds every gradient.
     pub(crate) fn join(&mut self) {
-        self.tree.visit_mut(&mut |gradient| {
-            gradient.iter_mut().filter(|gradient| gradient.is_stale).for_each(Gradient::clear);
-        });
+        self.settle();
         if let Some((lookup, embedding)) = self.lookup.as_mut().zip(self.tree.embedding.as_mut()) {
             residual::add(&self.device, embedding.sum_mut(), lookup.view());
             lookup.view_mut().fill(T::ZERO);
@@ -150,7 +216,7 @@ impl<T: Float> Gradients<T> {
     }
 
     /// Every gradient, in the order of the policy's trained weights.
-    fn all(&self) -> impl Iterator<Item = &Gradient<T>> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Gradient<T>> {
         self.tree.all().into_iter().flatten()
     }
 
@@ -180,4 +246,11 @@ impl<T: Float> Gradients<T> {
     pub(crate) fn sum_squares(&self) -> f64 {
         reduce::sum_squares(&self.device, self.sums())
     }
+}
+
+/// The memory of a micro-batch's own sum, which starts from zero.
+fn from_zero<T: Float>(apart: &mut Option<Buffer<T>>) -> Option<ViewMut<'_, T>> {
+    let mut sum = apart.as_mut()?.view_mut();
+    sum.fill(T::ZERO);
+    Some(sum)
 }

@@ -1,7 +1,7 @@
 //! The language model head over scored rows: log-probs, entropies and the likeliest alternatives; and back.
 
 use super::arena::Arena;
-use super::gradients::{Gradient, Gradients};
+use super::gradients::Gradients;
 use super::layout::ArenaLayout;
 use super::policy::Policy;
 use stapo_ops::lm_head::{self, LastLogits};
@@ -116,9 +116,9 @@ impl<T: Float> HeadOutputs<T> {
         };
         let views = arena.head_backward(layout);
         let head = policy.weights.head().matrix();
-        let d_weight = gradients.tree.head_mut().as_mut().map(Gradient::sum_mut);
-        let to = lm_head::HeadGrads { d_hidden: views.d_normed, d_weight };
+        let to = lm_head::HeadGrads { d_hidden: views.d_normed, d_weight: gradients.head_mut() };
         lm_head::backward(device, self.dims, views.normed, head, grads, self.last_logits, to);
+        gradients.head_added();
         Ok(())
     }
 }

@@ -21,6 +21,7 @@ mod lora;
 mod pass;
 mod policy;
 pub(crate) mod stack;
+pub(crate) mod sums;
 #[cfg(test)]
 mod tests;
 pub(crate) mod weights;
@@ -33,3 +34,4 @@ pub use layout::{ArenaLayout, Purpose, Recompute};
 pub use lora::{LoraScale, LoraSpec, LoraTarget};
 pub use pass::Pass;
 pub use policy::{Policy, PolicyId, PolicySpec};
+pub use sums::GradientSums;

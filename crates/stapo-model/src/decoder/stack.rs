@@ -72,6 +72,7 @@ impl<T: Float> Stack<'_, T> {
         if let Some(lookup) = gradients.lookup_mut() {
             let d_stream = arena.attention_backward(self.layout, 0).d_stream.into_view();
             embedding::backward(self.policy.device(), self.embedding_dims(), tokens, d_stream, lookup);
+            gradients.lookup_added();
         }
     }
 

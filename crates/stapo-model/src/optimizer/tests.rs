@@ -1,8 +1,9 @@
 use super::{AdamWSettings, GradientError, Optimizer, Update};
-use crate::config::Family;
+use crate::config::{Family, TensorSpec};
 use crate::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
+use crate::ranks::RankError;
 use crate::testing::tiny_config;
-use stapo_ops::{CpuOptions, Device};
+use stapo_ops::{CpuOptions, Device, Stored};
 
 fn policy() -> Policy {
     Policy::random(&Device::cpu(CpuOptions::default()), &tiny_config(Family::Qwen2), 1, 0.3).unwrap()
@@ -71,7 +72,12 @@ fn restored_state_goes_on_with_the_same_bits() {
         let mut gradients = gradients(&policy, -1.0);
         optimizer.step(&mut policy, &mut gradients, UPDATE).unwrap();
     }
-    let mut saved: Vec<_> = optimizer.state(&policy).map(|(_, m, v)| (m.to_vec(), v.to_vec())).collect();
+    let mut saved: Vec<Stored> = Vec::new();
+    let take = |_: &TensorSpec, _, stored| {
+        saved.push(stored);
+        Ok::<(), RankError>(())
+    };
+    optimizer.visit_state(&policy, take).unwrap();
     let mut restored = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
     let mut values = weights(&policy).into_iter();
     twin.fill(|spec, to| {
@@ -79,15 +85,8 @@ fn restored_state_goes_on_with_the_same_bits() {
         assert_eq!(name, spec.name);
         to.copy_from_slice(&from);
     });
-    let mut saved = saved.drain(..);
-    restored
-        .restore(&twin, optimizer.n_steps(), |_, mut m, mut v| {
-            let (from_m, from_v) = saved.next().ok_or("too few tensors")?;
-            m.write(&from_m);
-            v.write(&from_v);
-            Ok::<(), &str>(())
-        })
-        .unwrap();
+    let mut saved = saved.into_iter();
+    restored.restore(&twin, optimizer.n_steps(), |_, _| saved.next().ok_or("too few tensors")).unwrap();
     let (mut ours, mut theirs) = (gradients(&policy, 0.5), gradients(&twin, 0.5));
     optimizer.step(&mut policy, &mut ours, UPDATE).unwrap();
     restored.step(&mut twin, &mut theirs, UPDATE).unwrap();

@@ -79,7 +79,7 @@ __device__ __forceinline__ bf16 round_stochastically(float x, u32 random) {
 }
 
 KERNEL adamw_step_8bit(bf16* param, const float* grad, signed char* m, float* m_scales, unsigned char* v,
-                       float* v_scales, u64 n, u64 step, const __grid_constant__ AdamW rule) {
+                       float* v_scales, u64 n, u64 first, u64 step, const __grid_constant__ AdamW rule) {
     u64 block = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, at = block * BLOCK + threadIdx.x % 32 * 8;
     if (block * BLOCK >= n) return;
     float a[8], b[8], g[8] = {}, p[8] = {};
@@ -91,7 +91,7 @@ KERNEL adamw_step_8bit(bf16* param, const float* grad, signed char* m, float* m_
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         float to = updated(rule, g[i], a[i], b[i], p[i]);
-        if (i < left) param[at + i] = round_stochastically(to, mix(at + i, step));
+        if (i < left) param[at + i] = round_stochastically(to, mix(first + at + i, step));
     }
     store_codes<First>(m, m_scales, block, at, n, a);
     store_codes<Second>(v, v_scales, block, at, n, b);

@@ -17,7 +17,7 @@ pub(super) fn step(
     let launch = match (param.kind, param.master, m.scales.zip(v.scales)) {
         (ElementType::Bf16, None, Some((m_scales, v_scales))) => {
             let launch = cuda.kernel(&ADAMW, "adamw_step_8bit").arg(param).arg(grad.f32(op));
-            launch.arg(m).arg(m_scales).arg(v).arg(v_scales).arg(param.len).arg(rule.step)
+            launch.arg(m).arg(m_scales).arg(v).arg(v_scales).arg(param.len).arg(rule.first).arg(rule.step)
         }
         (ElementType::Bf16, Some(master), None) => f32_states(cuda, (master, param.address), grad, (m, v)),
         (ElementType::F32, None, None) => f32_states(cuda, (param.address, 0), grad, (m, v)),

@@ -16,6 +16,9 @@ pub struct AdamW {
     pub beta2: f64,
     pub eps: f64,
     pub weight_decay: f64,
+    /// The place of the first element in its parameter, where a part of one is updated: stochastic rounding depends on the
+    /// places of elements.
+    pub first: u64,
     /// The number of this update, counted from 1.
     pub step: u64,
 }

@@ -3,7 +3,8 @@ use crate::cuda::{CudaOptions, Training};
 use crate::testing::*;
 use crate::{Buffer, Moment};
 
-const RULE: AdamW = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 1 };
+const RULE: AdamW =
+    AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, first: 0, step: 1 };
 
 /// param, m, v after `steps` updates; the step is the seed of its gradient.
 fn run<T: Float>(device: &Device, len: usize, steps: u64, grad_scale: f64) -> Tensors<T> {
@@ -70,7 +71,8 @@ fn eight_bit_states_on_cuda_follow_f32_and_survive_a_checkpoint() {
         let mut v = device.moment_zeros(n, Moment::Second).unwrap();
         for step in 1..=20u64 {
             let grad: Vec<f32> = values::<f32>(step, n).iter().map(|x| x * 1e-3 + 5e-4).collect();
-            let rule = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, step };
+            let rule =
+                AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, first: 0, step };
             let grad = upload(device, &grad);
             step_once(device, rule, &mut param, &grad, &mut m, &mut v);
         }

@@ -250,6 +250,13 @@ impl<'a, T: Element> ViewMut<'a, T> {
         })
     }
 
+    /// The elements before `at` and those from `at` on.
+    pub fn split_at(self, at: usize) -> (ViewMut<'a, T>, ViewMut<'a, T>) {
+        let len = self.len();
+        let [before, after] = self.disjoint([0..at, at..len]);
+        (before, after)
+    }
+
     /// See [`Buffer::disjoint_mut`].
     pub fn disjoint<const N: usize>(self, ranges: [Range<usize>; N]) -> [ViewMut<'a, T>; N] {
         let len = self.len();

@@ -3,6 +3,7 @@
 use super::{Elements, ElementsMut, View, ViewMut};
 use crate::cuda::ElementType;
 use crate::dtype::bf16_to_f32;
+use std::ops::Range;
 
 /// How the elements of a buffer are stored. On a GPU with f32 master weights, the form of a weight is that of its
 /// master, from which the rounded copy follows.
@@ -56,6 +57,19 @@ impl Stored {
 
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
+    }
+
+    /// The elements of a range, which starts where a block of an 8-bit form starts.
+    #[must_use]
+    pub fn range(&self, range: Range<usize>) -> Stored {
+        let n_bytes = self.form.n_bytes();
+        let bytes = self.bytes[range.start * n_bytes..range.end * n_bytes].to_vec();
+        if self.form.n_scales(1) == 0 {
+            return Stored { form: self.form, bytes, scales: Vec::new() };
+        }
+        assert!(range.start.is_multiple_of(Form::SCALED), "8-bit moments: a range from {}", range.start);
+        let scales = self.scales[range.start / Form::SCALED..range.end.div_ceil(Form::SCALED)].to_vec();
+        Stored { form: self.form, bytes, scales }
     }
 
     /// The elements as the host sees them.

@@ -9,7 +9,7 @@ use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::fused::{matmul_add_rmsnorm, matmul_swiglu, rope_paged_attention};
 use crate::rope::{Frequencies, HeadNorm, Scaling, Table};
 use crate::testing::{bits, upload, weight};
-use crate::{View, lm_head, matmul, rmsnorm, swiglu};
+use crate::{View, Write, lm_head, matmul, residual, rmsnorm, swiglu};
 
 /// Runs a sequence by prefill in chunks and decode over a paged cache, and packed.
 #[test]
@@ -398,4 +398,25 @@ fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
     let kept = run(true);
     assert!(kept.iter().all(|x| x.iter().any(|bits| *bits != 0)));
     assert!(kept == run(false));
+}
+
+/// Ranks add the gradients of micro-batches one by one; a GPU alone lets the product add to the sum.
+#[test]
+fn a_product_that_adds_gives_the_bits_of_a_product_and_an_addition() {
+    for precision in [Precision::Bf16, Precision::F32] {
+        let Some(device) = &gpu(precision) else { return };
+        for (tokens, inputs, outputs) in [(1, 64, 64), (33, 256, 96), (700, 1024, 2048), (4096, 2048, 512)] {
+            let dims = matmul::Dims { tokens, inputs, outputs };
+            let x = compute(device, &numbers(1, tokens * inputs));
+            let d_y = compute(device, &numbers(2, tokens * outputs));
+            let before = numbers(3, inputs * outputs);
+            let mut added = upload(device, &before);
+            matmul::backward_weight(device, dims, x.view(), d_y.view(), Write::Add, added.view_mut());
+            let mut own = upload(device, &before);
+            matmul::backward_weight(device, dims, x.view(), d_y.view(), Write::Set, own.view_mut());
+            let mut sum = upload(device, &before);
+            residual::add(device, sum.view_mut(), own.view());
+            assert_eq!(bits(&added.view().to_vec()), bits(&sum.view().to_vec()), "{dims:?}");
+        }
+    }
 }

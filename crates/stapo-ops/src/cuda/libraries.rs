@@ -2,7 +2,7 @@
 //! folders in which toolkits and Python packages install them. A library in a folder is opened once by its full path;
 //! the loader then gives the same library to everyone who asks for its short name.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -20,7 +20,12 @@ pub enum Library {
     Nvrtc,
     /// Multiplies matrices.
     CublasLt,
+    /// Moves bytes between GPUs.
+    Nccl,
 }
+
+/// The name by which the loader finds NCCL.
+const NCCL: &CStr = c"libnccl.so.2";
 
 impl Library {
     /// The Python package that installs the library.
@@ -29,6 +34,7 @@ impl Library {
             Library::Driver => None,
             Library::Nvrtc => Some("nvidia-cuda-nvrtc==13.0.*"),
             Library::CublasLt => Some("nvidia-cublas==13.0.*"),
+            Library::Nccl => Some("nvidia-nccl-cu13"),
         }
     }
 
@@ -37,6 +43,7 @@ impl Library {
             Library::Driver => "libcuda",
             Library::Nvrtc => "libnvrtc",
             Library::CublasLt => "libcublasLt",
+            Library::Nccl => "libnccl",
         }
     }
 
@@ -46,6 +53,7 @@ impl Library {
             Library::Driver => &["libcuda.so.1"],
             Library::Nvrtc => &["libnvrtc-builtins.so.13.0", "libnvrtc.so.13"],
             Library::CublasLt => &["libcublasLt.so.13"],
+            Library::Nccl => &["libnccl.so.2"],
         }
     }
 
@@ -56,6 +64,7 @@ impl Library {
                 Library::Driver => driver::sys::is_culib_present(),
                 Library::Nvrtc => nvrtc::sys::is_culib_present(),
                 Library::CublasLt => cublaslt::sys::is_culib_present(),
+                Library::Nccl => !libc::dlopen(NCCL.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL).is_null(),
             }
         }
     }
@@ -67,6 +76,29 @@ impl Library {
         let given = std::env::var_os(SEARCH_VARIABLE);
         let given = given.iter().flat_map(std::env::split_paths).any(|folder| self.open_in(&folder));
         given || self.opens() || folders().iter().any(|folder| self.open_in(folder))
+    }
+
+    /// The version of NCCL, such as 23007 for 2.30.7; `None` if it was not found.
+    pub fn nccl_version() -> Option<u32> {
+        if !Library::Nccl.find() {
+            return None;
+        }
+        // SAFETY: the library is loaded and stays so; `dlsym` looks a name up in it.
+        let address = unsafe {
+            let library = libc::dlopen(NCCL.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
+            libc::dlsym(library, c"ncclGetVersion".as_ptr())
+        };
+        if address.is_null() {
+            return None;
+        }
+        // SAFETY: every NCCL since 2.0 has this function with this type.
+        let get = unsafe {
+            std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut c_int) -> c_int>(address)
+        };
+        let mut version = 0;
+        // SAFETY: the version is written to a live integer.
+        let status = unsafe { get(&raw mut version) };
+        (status == 0).then_some(version.unsigned_abs())
     }
 
     fn open_in(self, folder: &Path) -> bool {
@@ -91,7 +123,7 @@ fn open(path: &Path) {
 }
 
 /// Folders of toolkits, then of the Python packages of this environment.
-fn folders() -> Vec<PathBuf> {
+pub(super) fn folders() -> Vec<PathBuf> {
     let mut found = Vec::new();
     for root in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os) {
         found.push(PathBuf::from(root).join("lib64"));
@@ -110,7 +142,9 @@ fn folders() -> Vec<PathBuf> {
             entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
         {
             let packages = entry.path().join("site-packages/nvidia");
-            found.extend(["cu13/lib", "cuda_nvrtc/lib", "cublas/lib"].map(|part| packages.join(part)));
+            found.extend(
+                ["cu13/lib", "cuda_nvrtc/lib", "cublas/lib", "nccl/lib"].map(|part| packages.join(part)),
+            );
         }
     }
     found

@@ -14,6 +14,7 @@ mod launch;
 mod libraries;
 mod memory;
 mod module;
+mod nccl;
 #[cfg(test)]
 mod parity;
 mod pinned;
@@ -37,6 +38,7 @@ pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub(crate) use launch::Launch;
 pub use libraries::{Library, SEARCH_VARIABLE};
 pub(crate) use memory::Memory;
+pub use nccl::{Communicator, ID_BYTES, nccl_version, unique_id};
 pub use probe::{Found, FoundLibrary, Gpu, OLDEST_CAPABILITY, probe};
 pub(crate) use product::{MatrixProduct, Placement, SPLIT_K_BYTES};
 pub(crate) use slice::{ElementType, Slice};

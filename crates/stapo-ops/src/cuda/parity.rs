@@ -218,7 +218,15 @@ fn swiglu_embedding_adamw_and_reductions_on_cuda_agree_with_the_cpu() {
         let (mut m, mut v) = (device.zeros(n).unwrap(), device.zeros(n).unwrap());
         let grad = upload(device, &numbers(2, n));
         for step in 1..=5 {
-            let rule = adamw::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step };
+            let rule = adamw::AdamW {
+                lr: 1e-3,
+                beta1: 0.9,
+                beta2: 0.99,
+                eps: 1e-8,
+                weight_decay: 0.1,
+                first: 0,
+                step,
+            };
             adamw::step(device, rule, 0.5, param.view_mut(), grad.view(), m.view_mut(), v.view_mut());
         }
         let squares = reduce::sum_squares(device, [grad.view(), m.view()]);

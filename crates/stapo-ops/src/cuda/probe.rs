@@ -15,6 +15,10 @@ pub struct Found {
     pub gpus: Vec<Gpu>,
     pub nvrtc: FoundLibrary,
     pub cublaslt: FoundLibrary,
+    /// Needed by several GPUs only.
+    pub nccl: FoundLibrary,
+    /// Pairs of GPUs, by their numbers, that read each other's memory without the host.
+    pub peers: Vec<(usize, usize)>,
 }
 
 /// One GPU, in the words of the driver.
@@ -74,15 +78,25 @@ impl Found {
 
 /// Looks for driver, GPUs and libraries.
 pub fn probe() -> Found {
-    let mut found =
-        Found { driver: None, driver_error: None, gpus: Vec::new(), nvrtc: nvrtc(), cublaslt: cublaslt() };
+    let mut found = Found {
+        driver: None,
+        driver_error: None,
+        gpus: Vec::new(),
+        nvrtc: nvrtc(),
+        cublaslt: cublaslt(),
+        nccl: nccl(),
+        peers: Vec::new(),
+    };
     if Library::Driver.find() {
         let mut version = 0;
         // SAFETY: the library is loaded; the version is written to a live integer.
         let known = unsafe { sys::cuDriverGetVersion(&raw mut version) };
         found.driver = known.result().is_ok().then(|| split(version));
         match gpus() {
-            Ok(gpus) => found.gpus = gpus,
+            Ok(gpus) => {
+                found.peers = peers(gpus.len());
+                found.gpus = gpus;
+            }
             Err(error) => found.driver_error = Some(describe(error)),
         }
     }
@@ -124,6 +138,20 @@ pub(super) fn gpu(device: sys::CUdevice) -> Result<Gpu, result::DriverError> {
     })
 }
 
+/// Pairs of GPUs with direct access in both directions. A pair that the driver says nothing about has none.
+fn peers(n_gpus: usize) -> Vec<(usize, usize)> {
+    let devices: Vec<_> = (0..n_gpus).map(|ordinal| device::get(ordinal as i32)).collect();
+    let reaches = |from: usize, to: usize| {
+        let (Ok(from), Ok(to)) = (&devices[from], &devices[to]) else { return false };
+        let mut can = 0;
+        // SAFETY: the driver listed both devices; the answer is written to a live integer.
+        let asked = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, *from, *to) };
+        asked.result().is_ok() && can != 0
+    };
+    let pairs = (0..n_gpus).flat_map(|a| (a + 1..n_gpus).map(move |b| (a, b)));
+    pairs.filter(|&(a, b)| reaches(a, b) && reaches(b, a)).collect()
+}
+
 fn missing(library: Library) -> FoundLibrary {
     FoundLibrary::Missing { package: library.package().unwrap_or_default() }
 }
@@ -146,4 +174,12 @@ fn cublaslt() -> FoundLibrary {
     // SAFETY: the library is loaded; the call takes and changes nothing.
     let version = unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() };
     FoundLibrary::Version(format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100))
+}
+
+fn nccl() -> FoundLibrary {
+    Library::nccl_version().map_or(missing(Library::Nccl), |version| {
+        // Since 2.9 the major version stands before four digits, before it stood before three.
+        let major = if version >= 10_000 { 10_000 } else { 1000 };
+        FoundLibrary::Version(format!("{}.{}.{}", version / major, version % major / 100, version % 100))
+    })
 }

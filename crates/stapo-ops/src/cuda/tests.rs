@@ -10,6 +10,8 @@ fn complete() -> Found {
         gpus: vec![gpu],
         nvrtc: FoundLibrary::Version("13.0".into()),
         cublaslt: FoundLibrary::Version("13.0.0".into()),
+        nccl: FoundLibrary::Missing { package: "nvidia-nccl-cu13" },
+        peers: Vec::new(),
     }
 }
 

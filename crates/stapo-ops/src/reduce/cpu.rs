@@ -7,7 +7,7 @@ use crate::rmsnorm::cpu::dot;
 
 const BLOCK: usize = 4096;
 
-pub(crate) fn sum_squares<E: Float>(cpu: &Cpu, x: &[E]) -> f64 {
+pub(crate) fn square_parts<E: Float>(cpu: &Cpu, x: &[E]) -> Vec<f64> {
     let mut sums = vec![0.0; x.len().div_ceil(BLOCK)];
     let n_blocks = sums.len();
     let shared = Shared::new(&mut sums);
@@ -16,7 +16,7 @@ pub(crate) fn sum_squares<E: Float>(cpu: &Cpu, x: &[E]) -> f64 {
         // SAFETY: each task has its own blocks.
         cpu.dispatch(SumSquares { x: part, sums: unsafe { shared.range(blocks) } });
     });
-    sums.iter().sum()
+    sums
 }
 
 struct SumSquares<'a, E> {

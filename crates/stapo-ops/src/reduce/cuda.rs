@@ -9,19 +9,42 @@ const BLOCK: usize = 16384;
 
 /// Waits once for all buffers.
 pub(super) fn sum_squares(cuda: &Arc<Cuda>, buffers: &[Slice]) -> f64 {
+    sum_parts(cuda, parts_of_squares(cuda, buffers).slice())
+}
+
+/// The sums of the blocks of every buffer. Waits once for all buffers.
+pub(super) fn square_parts(cuda: &Arc<Cuda>, buffers: &[Slice]) -> Vec<Vec<f64>> {
+    let memory = parts_of_squares(cuda, buffers);
+    let mut all = vec![0.0; memory.len()];
+    cuda.read(memory.slice(), &mut all);
+    let mut rest = all.into_iter();
+    buffers.iter().map(|x| rest.by_ref().take(x.len.div_ceil(BLOCK)).collect()).collect()
+}
+
+pub(super) fn fold_squares(cuda: &Arc<Cuda>, parts: &[f64]) -> f64 {
+    let memory = Memory::scratch(cuda, parts.len(), ElementType::F64);
+    cuda.write(parts, memory.slice());
+    sum_parts(cuda, memory.slice())
+}
+
+fn parts_of_squares(cuda: &Arc<Cuda>, buffers: &[Slice]) -> Memory {
     let n_parts: usize = buffers.iter().map(|x| x.len.div_ceil(BLOCK)).sum();
-    let parts_memory = Memory::scratch(cuda, n_parts, ElementType::F64);
-    let parts = parts_memory.slice();
+    let memory = Memory::scratch(cuda, n_parts, ElementType::F64);
+    let parts = memory.slice();
     let mut at = 0;
-    for x in buffers {
+    for x in buffers.iter().filter(|x| x.len > 0) {
         let n = x.len.div_ceil(BLOCK);
         let launch = cuda.kernel(&ELEMENTWISE, "reduce_square_parts").arg(x.f32("reduce::sum_squares"));
         launch.arg(parts.part(at, n)).arg(x.len).run([n, 1], 256, 0);
         at += n;
     }
+    memory
+}
+
+fn sum_parts(cuda: &Arc<Cuda>, parts: Slice) -> f64 {
     let total_memory = Memory::scratch(cuda, 1, ElementType::F64);
     let total = total_memory.slice();
-    cuda.kernel(&ELEMENTWISE, "reduce_sum_parts").arg(parts).arg(total).arg(n_parts).run([1, 1], 256, 0);
+    cuda.kernel(&ELEMENTWISE, "reduce_sum_parts").arg(parts).arg(total).arg(parts.len).run([1, 1], 256, 0);
     let mut sum = [0.0f64];
     cuda.read(total, &mut sum);
     sum[0]

@@ -12,11 +12,36 @@ use crate::{Device, Float, View};
 /// added in f64 in order, and so are the sums of the buffers. On the CPU a block has 4096 elements and sixteen lanes.
 pub fn sum_squares<'a, T: Float>(device: &Device, buffers: impl IntoIterator<Item = View<'a, T>>) -> f64 {
     match device.backend() {
-        Backend::Cpu(cpu) => buffers.into_iter().map(|x| T::sum_squares(cpu, x.host())).sum(),
+        Backend::Cpu(cpu) => {
+            buffers.into_iter().map(|x| T::square_parts(cpu, x.host()).iter().sum::<f64>()).sum()
+        }
         Backend::Cuda(cuda) => {
             let slices: Vec<_> = buffers.into_iter().map(|x| x.cuda()).collect();
             cuda::sum_squares(cuda, &slices)
         }
+    }
+}
+
+/// For each buffer the sums of squares of its blocks, which [`fold_squares`] adds. A range of a buffer that begins where a
+/// block of the whole begins gives the sums of these blocks. Waits once for all buffers.
+pub fn square_parts<'a, T: Float>(
+    device: &Device,
+    buffers: impl IntoIterator<Item = View<'a, T>>,
+) -> Vec<Vec<f64>> {
+    match device.backend() {
+        Backend::Cpu(cpu) => buffers.into_iter().map(|x| T::square_parts(cpu, x.host())).collect(),
+        Backend::Cuda(cuda) => {
+            let slices: Vec<_> = buffers.into_iter().map(|x| x.cuda()).collect();
+            cuda::square_parts(cuda, &slices)
+        }
+    }
+}
+
+/// The sum of squares of several buffers from the sums of their blocks, to the bits of [`sum_squares`].
+pub fn fold_squares(device: &Device, parts: &[Vec<f64>]) -> f64 {
+    match device.backend() {
+        Backend::Cpu(_) => parts.iter().map(|parts| parts.iter().sum::<f64>()).sum(),
+        Backend::Cuda(cuda) => cuda::fold_squares(cuda, &parts.concat()),
     }
 }
 

@@ -16,6 +16,21 @@ fn sum_of_squares_is_the_same_on_all_devices_and_close_to_double() {
 }
 
 #[test]
+fn sums_of_blocks_of_ranges_fold_to_the_sum_of_the_whole() {
+    let x = values::<f32>(1, 100_003);
+    let y = values::<f32>(2, 33);
+    let device = device();
+    let (a, b) = (upload(&device, &x), upload(&device, &y));
+    let whole = sum_squares(&device, [a.view(), b.view()]);
+    for cut in [0, 16_384, 81_920] {
+        let mut parts = square_parts(&device, [a.range(0..cut), a.range(cut..x.len()), b.view()]);
+        let after = parts.remove(1);
+        parts[0].extend(after);
+        assert_eq!(fold_squares(&device, &parts).to_bits(), whole.to_bits(), "cut at {cut}");
+    }
+}
+
+#[test]
 fn the_first_non_finite_element_is_found() {
     let device = device();
     for (bad, n) in [(f32::NAN, 9000), (f32::INFINITY, 100_000), (f32::NEG_INFINITY, 1)] {

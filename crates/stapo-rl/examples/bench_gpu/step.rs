@@ -77,7 +77,7 @@ pub fn step(options: &Options) -> Result<(), Failure> {
     }
     if options.get("hash", 0) == 1 {
         let start = Instant::now();
-        let hash = trainer.learner.state_hash();
+        let hash = trainer.learner.state_hash()?;
         println!(
             r#"{{"task": "hash", "seconds": {:.1}, "sha256": "{hash}"}}"#,
             start.elapsed().as_secs_f64()

@@ -16,7 +16,7 @@ pub use plan::Plan;
 pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};
 pub use rewards::{Reward, RewardSpec};
-pub use schedule::Schedule;
+pub use schedule::{Curve, Schedule};
 pub use sources::{Behavior, ModelSource, RolloutSource, TeacherSource};
 pub use style::PromptStyle;
 
@@ -149,6 +149,9 @@ pub struct UpdateConfig {
     pub problems_per_minibatch: usize,
     /// Prompt and response tokens in one forward and backward pass.
     pub microbatch_tokens: usize,
+    /// How gradients are summed; the device's own way where absent. See [`Plan::sum`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sum: Option<GradientSum>,
     pub recompute: RecomputeChoice,
     pub states: States,
     pub learning_rate: f64,
@@ -162,6 +165,17 @@ pub struct UpdateConfig {
     /// How often a rollout batch is used; once where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
+}
+
+/// The order in which gradients are summed, on which their last bits depend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GradientSum {
+    /// One chain over all tokens: the cuts between micro-batches change no bit. The CPU's default.
+    Tokens,
+    /// Each micro-batch from zero, then micro-batch after micro-batch: the number of processes that share them changes no
+    /// bit. The only way on a GPU.
+    Microbatches,
 }
 
 /// The optimizer's state for each weight.
@@ -314,6 +328,7 @@ impl Default for UpdateConfig {
         UpdateConfig {
             problems_per_minibatch: 16,
             microbatch_tokens: 8192,
+            sum: None,
             recompute: RecomputeChoice::Auto,
             states: States::F32,
             learning_rate: 1e-4,
@@ -418,8 +433,7 @@ fn overlaid(given: Table) -> Table {
     let mut defaults = Config::default();
     let schedule = given.get("update").and_then(|update| update.get("schedule"));
     if schedule.is_some_and(|schedule| schedule.get("warmup_share").is_some()) {
-        defaults.update.schedule =
-            Schedule::Constant { warmup_steps: None, warmup_share: None, total_steps: None };
+        defaults.update.schedule = Schedule::of(Curve::Constant);
     }
     settings::overlay(settings::to_table(&defaults), given)
 }

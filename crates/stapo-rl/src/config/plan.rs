@@ -3,7 +3,7 @@
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require};
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
-use super::{Behavior, Config, HELD_OUT, KvMemory, RolloutSource, States, TeacherSource};
+use super::{Behavior, Config, GradientSum, HELD_OUT, KvMemory, RolloutSource, States, TeacherSource};
 use crate::task::TaskSpec;
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, preset};
@@ -62,6 +62,15 @@ impl Plan {
 
     pub fn device(&self) -> DeviceName {
         self.config.device.parse().expect("`resolve` checked the device name")
+    }
+
+    /// How gradients are summed.
+    pub fn sum(&self) -> GradientSum {
+        let of_device = match self.device() {
+            DeviceName::Cpu => GradientSum::Tokens,
+            DeviceName::Cuda { .. } => GradientSum::Microbatches,
+        };
+        self.config.update.sum.unwrap_or(of_device)
     }
 
     /// True where ratios divide by the log-probs of another engine from the first update on.
@@ -140,6 +149,13 @@ impl Plan {
             "8bit",
             "the CPU keeps f32 states",
             "leave it out, or set device=cuda",
+        )?;
+        require(
+            config.update.sum != Some(GradientSum::Tokens) || device == Ok(DeviceName::Cpu),
+            "update.sum",
+            "tokens",
+            "a GPU sums micro-batch by micro-batch",
+            "leave it out, or set device=cpu",
         )?;
         self.check_objective()?;
         self.check_rollout()?;

@@ -77,7 +77,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
     let rollouts = "rollout.source={kind=\"jsonl\", path=\"x\"}";
     let sampler = "rollout.source={kind=\"jsonl\", path=\"x\", behavior=\"sampler\"}";
     let one = "rewards=[{name=\"a\"}]";
-    let cases: [(&[&str], &str); 29] = [
+    let cases: [(&[&str], &str); 30] = [
         (&["update.reuse={max=0}"], "config.update.reuse.max: 0 expected at least 1"),
         (&["update.reuse={tau=inf}"], "config.update.reuse.tau: inf expected a finite number"),
         (&["update.reuse={window=1}"], "config.update.reuse.window: 1 expected at least 2"),
@@ -115,6 +115,10 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
         (
             &["update.schedule={kind=\"cosine\", final_factor=-1}"],
             "config.update.schedule.final_factor: -1 expected at least 0",
+        ),
+        (
+            &["update.schedule={kind=\"constant\", final_factor=0.1}"],
+            "config.update.schedule.final_factor: 0.1 stands beside kind = \"constant\"",
         ),
         (&["evaluation.best=gsm8k"], "config.evaluation.best: gsm8k is neither held_out nor none"),
         (&["evaluation.patience=0"], "config.evaluation.patience: 0 expected at least 1"),
@@ -345,15 +349,17 @@ fn every_config_key_that_a_message_names_exists() {
     let mut config = Config::default();
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
     config.evaluation = full_evaluation();
-    config.update.schedule = Schedule::Cosine {
+    config.update.schedule = Schedule {
+        kind: Curve::Cosine,
         warmup_steps: Some(1),
         warmup_share: Some(0.1),
         total_steps: Some(1),
-        final_factor: 0.0,
+        final_factor: Some(0.0),
     };
     config.rollout.source = Some(RolloutSource::Jsonl { path: "x".into(), behavior: Behavior::Policy });
     config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
     config.update.reuse = Some(Reuse::default());
+    config.update.sum = Some(GradientSum::Microbatches);
     let table = Value::Table(settings::to_table(&config));
     let supervised = Value::Table(settings::to_table(&crate::pretrain::PretrainConfig::default()));
     let is_in =

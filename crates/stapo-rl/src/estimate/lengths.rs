@@ -1,6 +1,6 @@
 //! Lengths of prompts and responses that a plan is made for.
 
-use stapo_core::stats::distribution::normal_quantile;
+use stapo_core::stats::distribution::{normal_cdf, normal_quantile};
 
 /// Mean lengths, and how response lengths are spread.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -9,10 +9,11 @@ pub struct Lengths {
     pub response_mean: f64,
     /// No response is longer.
     pub response_limit: usize,
+    /// Standard deviation of the logarithm of a response's length.
+    pub spread: f64,
 }
 
-/// Standard deviation of the logarithm of a response's length. Responses to mathematical problems are spread by 0.4 to
-/// 0.8.
+/// The spread where nobody gives one. Responses to mathematical problems are spread by 0.4 to 0.8.
 pub const SPREAD: f64 = 0.5;
 
 /// Quantiles that stand for all responses where no response is simulated by itself.
@@ -24,11 +25,11 @@ impl Lengths {
     pub fn responses(&self, n: usize) -> Vec<usize> {
         let limit = self.response_limit as f64;
         let scores: Vec<f64> = (0..n).map(|i| normal_quantile((i as f64 + 0.5) / n as f64)).collect();
-        let length = |log_median: f64, score: f64| (log_median + SPREAD * score).exp().min(limit);
+        let length = |log_median: f64, score: f64| (log_median + self.spread * score).exp().min(limit);
         let wanted = self.response_mean.clamp(1.0, limit) * n as f64;
         // The mean grows with the median, and lies between that of medians far below 1 and far above the limit.
-        let mut low = -1.0;
-        let mut high = limit.ln() + 4.0 * SPREAD + 1.0;
+        let mut low = -1.0 - 4.0 * self.spread;
+        let mut high = limit.ln() + 4.0 * self.spread + 1.0;
         for _ in 0..60 {
             let middle = 0.5 * (low + high);
             let sum: f64 = scores.iter().map(|score| length(middle, *score)).sum();
@@ -39,6 +40,20 @@ impl Lengths {
             }
         }
         scores.iter().map(|score| (length(high, *score).round() as usize).max(1)).collect()
+    }
+
+    /// These lengths with responses of a log-normal distribution that has the given mean before the cut at the limit.
+    #[must_use]
+    pub fn forced(self, mean: f64, spread: f64) -> Lengths {
+        let limit = self.response_limit as f64;
+        // The mean of min(X, limit): the part of the mean below the limit, and the limit as often as X is above.
+        let response_mean = if spread > 0.0 {
+            let score = (limit.ln() - mean.ln() + spread * spread / 2.0) / spread;
+            mean * normal_cdf(score - spread) + limit * normal_cdf(-score)
+        } else {
+            mean.min(limit)
+        };
+        Lengths { response_mean: response_mean.max(1.0), spread, ..self }
     }
 
     /// Tokens of a prompt and its response on average.
@@ -59,7 +74,7 @@ mod tests {
     use super::*;
 
     fn lengths(response_mean: f64, response_limit: usize) -> Lengths {
-        Lengths { prompt_mean: 100.0, response_mean, response_limit }
+        Lengths { prompt_mean: 100.0, response_mean, response_limit, spread: SPREAD }
     }
 
     #[test]
@@ -70,6 +85,11 @@ mod tests {
             assert!((found / mean - 1.0).abs() < 0.01, "{mean} of {limit}: {found}");
             assert!(responses.is_sorted() && responses[1023] <= limit && responses[0] >= 1);
         }
+        let wide = lengths(1.0, 15360).forced(4000.0, 0.8);
+        assert!((wide.response_mean - 3875.0).abs() < 30.0, "{}", wide.response_mean);
+        assert_eq!(lengths(1.0, 300).forced(290.0, 0.0).response_mean, 290.0);
+        let longest = wide.responses(1024).iter().filter(|&&length| length == 15360).count();
+        assert!((5..30).contains(&longest), "{longest} of 1,024 responses reach the limit");
         assert_eq!(lengths(96.0, 96).responses(3), [96, 96, 96]);
         assert_eq!(lengths(500.0, 96).responses(2), [96, 96]);
         assert_eq!(lengths(1.0, 1).responses(1), [1]);

@@ -1,39 +1,8 @@
 //! The machines that a run can be planned for, and their rates: measured by this program's benchmarks or published by
 //! the maker.
 
-/// Where a figure comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    /// By a benchmark of this program, with the place where the figure stands.
-    Measured(&'static str),
-    /// The maker's figure, lowered to the share that the H200 reaches of its own.
-    Published(&'static str),
-    /// Nobody measured it here: a figure that is usual for such machines.
-    Assumed(&'static str),
-}
-
-impl Origin {
-    /// `measured`, `published` or `assumed`.
-    pub fn word(self) -> &'static str {
-        match self {
-            Origin::Measured(_) => "measured",
-            Origin::Published(_) => "published",
-            Origin::Assumed(_) => "assumed",
-        }
-    }
-
-    pub fn source(self) -> &'static str {
-        let (Origin::Measured(source) | Origin::Published(source) | Origin::Assumed(source)) = self;
-        source
-    }
-}
-
-/// Operations or bytes per second.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rate {
-    pub per_second: f64,
-    pub origin: Origin,
-}
+use super::links::{self, Links};
+pub use super::rate::{Origin, Rate};
 
 /// Operations per second of attention by sequence length, in order of the lengths.
 pub type ByLength = [(f64, f64); 4];
@@ -96,6 +65,8 @@ pub struct Machine {
     pub disk: Rate,
     pub shares: Shares,
     pub fixed: Fixed,
+    /// How several of them reach each other.
+    pub links: Links,
 }
 
 const TABLE: &str = "docs/performance.md";
@@ -130,6 +101,7 @@ const H200: Machine = Machine {
         response: 60e-6,
         first_step: 20.0,
     },
+    links: links::HOPPER,
 };
 
 /// The published ceilings of the H200, of which it reaches 790 TFLOP/s and 4.26 TB/s.
@@ -144,6 +116,7 @@ const fn published(
     products: f64,
     bandwidth: f64,
     source: &'static str,
+    links: Links,
 ) -> Machine {
     let products_share = H200.products.per_second / H200_PUBLISHED_PRODUCTS;
     let bandwidth_share = H200.bandwidth.per_second / H200_PUBLISHED_BANDWIDTH;
@@ -157,6 +130,7 @@ const fn published(
         attention_forward: scaled(H200.attention_forward, factor),
         attention_backward: scaled(H200.attention_backward, factor),
         attention_origin: Origin::Published(source),
+        links,
         ..H200
     }
 }
@@ -200,6 +174,7 @@ const CPU: Machine = Machine {
         response: 60e-6,
         first_step: 0.0,
     },
+    links: links::TCP,
 };
 
 /// Cores that the rates of the machine `cpu` are of.
@@ -214,6 +189,7 @@ const MACHINES: [Machine; 5] = [
         989e12,
         3.35e12,
         "NVIDIA's H100 data sheet: 989 TFLOP/s in bf16 without sparsity, 3.35 TB/s",
+        links::HOPPER,
     ),
     published(
         "a100",
@@ -222,6 +198,7 @@ const MACHINES: [Machine; 5] = [
         312e12,
         2.039e12,
         "NVIDIA's A100 data sheet: 312 TFLOP/s in bf16 without sparsity, 2.039 TB/s",
+        links::AMPERE,
     ),
     published(
         "rtx4090",
@@ -230,6 +207,7 @@ const MACHINES: [Machine; 5] = [
         165.2e12,
         1.008e12,
         "NVIDIA's Ada whitepaper: 165.2 TFLOP/s in bf16 with f32 sums, 1.008 TB/s",
+        links::THROUGH_HOST,
     ),
     CPU,
 ];

@@ -78,20 +78,21 @@ fn smaller_plan(plan: &Plan, n_problems: usize, response_limit: usize) -> Plan {
 
 /// The expected seconds of a step of another size: the measured ones, in the proportion of the simulated ones.
 fn expected_seconds(shape: &RunShape, measured: &Measurement, plan: &Plan) -> f64 {
-    let next = RunShape { plan, lengths: measured.lengths(plan), ..*shape }.simulate().phases;
+    let next =
+        RunShape { plan, lengths: measured.lengths(plan, shape.lengths.spread), ..*shape }.simulate().phases;
     let now = measured.simulated(shape).phases;
     measured.rollout_seconds * next.rolled_out() / now.rolled_out()
         + measured.update_seconds * next.learned() / now.learned()
 }
 
 impl Measurement {
-    /// The measured lengths under the limit of `plan`. Where most measured responses were cut, half of the limit stands
-    /// for their mean.
-    fn lengths(&self, plan: &Plan) -> Lengths {
+    /// The measured lengths under the limit of `plan`, with a given spread. Where most measured responses were cut, half
+    /// of the limit stands for their mean.
+    fn lengths(&self, plan: &Plan, spread: f64) -> Lengths {
         let response_limit = plan.config.rollout.max_response_tokens;
         let is_cut = self.response_limit < response_limit && self.truncated_share > 0.5;
         let response_mean = if is_cut { 0.5 * response_limit as f64 } else { self.response_mean };
-        Lengths { prompt_mean: self.prompt_mean, response_mean, response_limit }
+        Lengths { prompt_mean: self.prompt_mean, response_mean, response_limit, spread }
     }
 
     /// Whether the measured mean tells the mean of a run with responses up to `limit`.
@@ -102,7 +103,7 @@ impl Measurement {
     /// The measured step, simulated.
     fn simulated(&self, shape: &RunShape) -> Prediction {
         let plan = smaller_plan(shape.plan, self.n_problems, self.response_limit);
-        RunShape { plan: &plan, lengths: self.lengths(&plan), ..*shape }.simulate()
+        RunShape { plan: &plan, lengths: self.lengths(&plan, shape.lengths.spread), ..*shape }.simulate()
     }
 
     /// The simulation of the whole run with sampling and updating in the proportion of the measured step to its own
@@ -150,6 +151,7 @@ fn measure_step(plan: &Plan, trainer: &mut Trainer) -> Result<Measurement> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::links::World;
     use super::super::machine::Machine;
     use super::*;
     use crate::config::Config;
@@ -174,7 +176,7 @@ mod tests {
         let plan = plan();
         let model = ModelConfig::known("qwen3-0.6b").unwrap();
         let machine = Machine::by_name("cpu").unwrap();
-        let lengths = Lengths { prompt_mean: 40.0, response_mean: 200.0, response_limit: 512 };
+        let lengths = Lengths { prompt_mean: 40.0, response_mean: 200.0, response_limit: 512, spread: 0.5 };
         let shape = RunShape {
             plan: &plan,
             model: &model,
@@ -183,6 +185,7 @@ mod tests {
             lengths,
             kv_bytes: 256 << 20,
             recompute: Recompute::Nothing,
+            world: World::one(machine.links),
         };
         let measured = Measurement {
             n_problems: 8,

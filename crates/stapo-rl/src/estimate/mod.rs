@@ -3,13 +3,18 @@
 mod cost;
 mod fitting;
 mod lengths;
+mod links;
 mod machine;
 mod measured;
+mod ranks;
+mod rate;
 mod sampling;
 mod simulated;
 
 pub use fitting::{Change, Remedy, remedy};
 pub use lengths::{Lengths, SPREAD};
+pub use links::{Links, World};
 pub use machine::{CPU_CORES, Machine, Origin, Processor, Rate};
 pub use measured::{Measurement, measure};
+pub use ranks::{Exchange, RankedStep};
 pub use simulated::{Phase, Phases, Prediction, RunShape};

@@ -2,6 +2,7 @@
 
 use super::cost::{Costs, DecodeRows, Tokens};
 use super::lengths::Lengths;
+use stapo_core::random::Key;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -53,6 +54,74 @@ pub fn simulate(costs: &Costs, work: &SamplingWork) -> SampledWork {
         n_tokens: repeats * lengths.iter().sum::<usize>() as f64,
         most_running,
     }
+}
+
+/// A simulated rollout whose problems are dealt out to ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RankedSampling {
+    /// Of the rank that takes longest.
+    pub slowest_seconds: f64,
+    /// On average over the ranks, those without a problem included.
+    pub mean_seconds: f64,
+    /// The most sequences that ran at once on a rank.
+    pub most_running: usize,
+}
+
+/// Rollouts that are simulated, with lengths in another order each.
+const N_DEALS: u64 = 8;
+/// Responses of one simulated rollout, at most. Of more, the ranks that have so many are simulated.
+const MOST_DEALT: usize = 1 << 16;
+
+/// Simulates a rollout whose problems go to the ranks in turns. Nobody knows the lengths beforehand, so they come in
+/// random orders, over which the seconds are averaged.
+pub fn simulate_ranks(costs: &Costs, work: &SamplingWork, n_ranks: usize) -> RankedSampling {
+    if n_ranks == 1 {
+        let alone = simulate(costs, work);
+        let seconds = alone.seconds();
+        let most_running = alone.most_running;
+        return RankedSampling { slowest_seconds: seconds, mean_seconds: seconds, most_running };
+    }
+    let group_size = work.group_size.clamp(1, MOST_SIMULATED);
+    let groups_per_rank = work.n_groups.div_ceil(n_ranks).min(MOST_SIMULATED / group_size).max(1);
+    let n_simulated = n_ranks.min((MOST_DEALT / (groups_per_rank * group_size)).max(1));
+    let is_whole = n_simulated == n_ranks && groups_per_rank == work.n_groups.div_ceil(n_ranks);
+    let n_groups = if is_whole { work.n_groups.max(1) } else { n_simulated * groups_per_rank };
+    let repeats = (work.n_groups as f64 * work.group_size as f64 / n_ranks as f64)
+        / (n_groups as f64 * group_size as f64 / n_simulated as f64);
+    let lengths = work.lengths.responses(n_groups * group_size);
+    let (mut slowest, mut sum, mut most_running) = (0.0, 0.0, 0);
+    for deal in 0..N_DEALS {
+        let dealt = shuffled(&lengths, Key::new(deal));
+        let mut longest = 0.0_f64;
+        for rank in 0..n_simulated.min(n_groups) {
+            let of_rank = dealt.chunks(group_size).skip(rank).step_by(n_simulated);
+            let n_own = of_rank.len() as f64;
+            let own: Vec<usize> = of_rank.flatten().copied().collect();
+            let all = n_own * work.lengths.prompt_mean;
+            let prompts = Tokens { all, scored: n_own, length: work.lengths.prompt_mean };
+            let (decode_seconds, running) = decode(costs, work, group_size, &own);
+            let seconds = costs.prefill(prompts) + decode_seconds;
+            most_running = most_running.max(running);
+            longest = longest.max(seconds);
+            sum += seconds;
+        }
+        slowest += longest;
+    }
+    let n_deals = N_DEALS as f64;
+    RankedSampling {
+        slowest_seconds: repeats * slowest / n_deals,
+        mean_seconds: repeats * sum / n_deals / n_simulated as f64,
+        most_running,
+    }
+}
+
+/// The lengths in a random order (Fisher and Yates).
+pub fn shuffled(lengths: &[usize], key: Key) -> Vec<usize> {
+    let mut shuffled = lengths.to_vec();
+    for i in (1..shuffled.len()).rev() {
+        shuffled.swap(i, key.with(i as u64).below(i as u64 + 1) as usize);
+    }
+    shuffled
 }
 
 /// Sequences that fit the memory at once, each with its share of the group's prompt and a response of mean length.
@@ -141,7 +210,7 @@ mod tests {
     /// tokens/s, 64 of 8 prompts at 35,228.
     #[test]
     fn equal_lengths_give_the_rates_of_the_benchmark() {
-        let lengths = Lengths { prompt_mean: 128.0, response_mean: 128.0, response_limit: 128 };
+        let lengths = Lengths { prompt_mean: 128.0, response_mean: 128.0, response_limit: 128, spread: 0.5 };
         for (n_groups, rate) in [(64, 87_903.0), (8, 35_228.0)] {
             let done = simulated(&work(n_groups, 8, lengths));
             assert_eq!((done.n_tokens, done.most_running), ((n_groups * 8 * 128) as f64, n_groups * 8));
@@ -152,7 +221,8 @@ mod tests {
 
     #[test]
     fn less_memory_runs_fewer_at_once_and_takes_longer() {
-        let lengths = Lengths { prompt_mean: 200.0, response_mean: 4000.0, response_limit: 15360 };
+        let lengths =
+            Lengths { prompt_mean: 200.0, response_mean: 4000.0, response_limit: 15360, spread: 0.5 };
         let ample = simulated(&work(64, 8, lengths));
         let tight = simulated(&SamplingWork { kv_bytes: 8 << 30, ..work(64, 8, lengths) });
         assert_eq!(ample.n_tokens, tight.n_tokens);
@@ -165,18 +235,66 @@ mod tests {
 
     #[test]
     fn the_tail_of_spread_lengths_takes_longer_than_equal_ones() {
-        let spread = Lengths { prompt_mean: 100.0, response_mean: 290.0, response_limit: 1024 };
+        let spread = Lengths { prompt_mean: 100.0, response_mean: 290.0, response_limit: 1024, spread: 0.5 };
         let equal = Lengths { response_limit: 290, ..spread };
         assert!(simulated(&work(64, 8, spread)).seconds() > 1.3 * simulated(&work(64, 8, equal)).seconds());
     }
 
     #[test]
     fn many_responses_are_simulated_by_fewer() {
-        let lengths = Lengths { prompt_mean: 10.0, response_mean: 20.0, response_limit: 40 };
+        let lengths = Lengths { prompt_mean: 10.0, response_mean: 20.0, response_limit: 40, spread: 0.5 };
         let n_groups = 1 << 20;
         let done = simulated(&work(n_groups, 1 << 16, lengths));
         assert!((done.n_tokens / (n_groups as f64 * 65_536.0 * 20.0) - 1.0).abs() < 0.02);
         assert!(done.seconds().is_finite());
+    }
+
+    fn on_ranks(work: &SamplingWork, n_ranks: usize) -> RankedSampling {
+        let model = ModelConfig::known("qwen3-1.7b").unwrap();
+        let machine = Machine::by_name("h200").unwrap();
+        simulate_ranks(&Costs { model: &model, n_adapter: None, machine: &machine }, work, n_ranks)
+    }
+
+    #[test]
+    fn ranks_share_the_work_and_wait_for_the_longest_response() {
+        let lengths =
+            Lengths { prompt_mean: 200.0, response_mean: 3867.0, response_limit: 15360, spread: 0.8 };
+        let work = work(256, 8, lengths);
+        let [one, eight, many, more] = [1, 8, 64, 256].map(|n_ranks| on_ranks(&work, n_ranks));
+        assert_eq!(
+            (one.slowest_seconds, one.mean_seconds),
+            (simulated(&work).seconds(), one.slowest_seconds)
+        );
+        assert!(eight.slowest_seconds < one.slowest_seconds / 4.0);
+        assert!(many.slowest_seconds < eight.slowest_seconds);
+        assert!(eight.mean_seconds < eight.slowest_seconds && many.mean_seconds < 0.9 * many.slowest_seconds);
+        // A response of 15,360 tokens takes as long however few share its rank: 1.6 ms a token at least.
+        assert!(more.slowest_seconds > 15_360.0 * 1.6e-3, "{more:?}");
+        // Problems stay whole: ranks beyond their number have nothing to do.
+        let idle = on_ranks(&work, 512);
+        assert!((idle.slowest_seconds / more.slowest_seconds - 1.0).abs() < 1e-9);
+        assert!((idle.mean_seconds / more.mean_seconds - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_batch_too_large_to_simulate_is_simulated_in_part() {
+        let lengths = Lengths { prompt_mean: 10.0, response_mean: 20.0, response_limit: 40, spread: 0.5 };
+        let small = on_ranks(&work(1 << 10, 1 << 3, lengths), 16);
+        let large = on_ranks(&work(1 << 20, 1 << 10, lengths), 16);
+        let growth = large.mean_seconds / small.mean_seconds;
+        assert!(growth.is_finite() && growth > 2e4, "{growth}");
+    }
+
+    #[test]
+    fn shuffling_keeps_every_length() {
+        let lengths: Vec<usize> = (0..100).collect();
+        let [a, b] = [0, 1].map(|seed| shuffled(&lengths, Key::new(seed)));
+        assert!(a != b && a != lengths);
+        let sorted = |mut all: Vec<usize>| {
+            all.sort_unstable();
+            all
+        };
+        assert_eq!((sorted(a), sorted(b)), (lengths.clone(), lengths));
     }
 
     #[test]

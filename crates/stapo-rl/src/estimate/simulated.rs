@@ -2,8 +2,10 @@
 
 use super::cost::{Costs, Tokens};
 use super::lengths::Lengths;
+use super::links::World;
 use super::machine::Machine;
-use super::sampling::{self, SampledWork, SamplingWork};
+use super::ranks::{RankedStep, Rounds, SharedWork};
+use super::sampling::{self, RankedSampling, SamplingWork};
 use crate::config::Plan;
 use stapo_model::ModelConfig;
 use stapo_model::decoder::Recompute;
@@ -18,9 +20,10 @@ pub struct RunShape<'a> {
     pub frozen: &'a [(&'static str, ModelConfig)],
     pub machine: &'a Machine,
     pub lengths: Lengths,
-    /// Bytes for keys and values.
+    /// Bytes for keys and values, on each rank.
     pub kv_bytes: u64,
     pub recompute: Recompute,
+    pub world: World,
 }
 
 /// A phase of a training step, named as in `metrics.jsonl`.
@@ -43,6 +46,8 @@ pub struct Phases {
     pub calibrate: f64,
     /// Forward, backward and optimizer.
     pub update: f64,
+    /// What ranks send each other; 0 for one rank.
+    pub exchange: f64,
     /// State hashes.
     pub record: f64,
     /// Held-out evaluations.
@@ -51,13 +56,14 @@ pub struct Phases {
 }
 
 impl Phases {
-    pub fn list(&self) -> [Phase; 8] {
+    pub fn list(&self) -> [Phase; 9] {
         [
             Phase { name: "rollout", seconds: self.rollout },
             Phase { name: "score", seconds: self.score },
             Phase { name: "grade", seconds: self.grade },
             Phase { name: "calibrate", seconds: self.calibrate },
             Phase { name: "update", seconds: self.update },
+            Phase { name: "exchange", seconds: self.exchange },
             Phase { name: "record", seconds: self.record },
             Phase { name: "evaluate", seconds: self.evaluate },
             Phase { name: "checkpoint", seconds: self.checkpoint },
@@ -92,6 +98,8 @@ pub struct Prediction {
     /// Seconds of the first step beyond a later one.
     pub first_step: f64,
     pub n_steps: u64,
+    /// How a step falls on several ranks; `None` for one rank.
+    pub ranks: Option<RankedStep>,
 }
 
 impl Prediction {
@@ -127,16 +135,31 @@ impl RunShape<'_> {
         let n_responses = (rollout.problems_per_step * rollout.group_size) as f64;
         let sampled = self.sample(rollout.problems_per_step, rollout.group_size);
         let uses = self.n_uses();
+        let shared = self.shared();
+        let rounds = shared.rounds();
+        let n_updates = self.plan.updates_per_step() as f64;
+        let pass = rounds.share * self.pass();
+        let exchange = shared.exchange(rounds, n_updates, pass);
         let phases = Phases {
-            rollout: if rollout.source.is_none() { sampled.seconds() } else { 0.0 },
-            score: self.score(),
-            grade: n_responses * fixed.response,
-            calibrate: self.calibrate(),
-            update: self.update(),
+            rollout: if rollout.source.is_none() { sampled.slowest_seconds } else { 0.0 },
+            score: rounds.share * self.score(),
+            grade: n_responses * fixed.response / self.world.ranks(),
+            calibrate: rounds.share * self.calibrate(),
+            update: pass + n_updates * self.optimizer_step(),
+            exchange: exchange.seconds(),
             record: self.record(),
             evaluate: self.evaluate(),
             checkpoint: self.checkpoint(),
         };
+        let ranks = (self.world.n_ranks > 1).then(|| RankedStep {
+            world: self.world,
+            rollout_mean: sampled.mean_seconds,
+            longest_response: shared.longest_response(),
+            n_microbatches: rounds.n_microbatches,
+            n_rounds: rounds.count,
+            exchange,
+            idle_share: self.idle_share(&phases, sampled, rounds),
+        });
         Prediction {
             lengths: self.lengths,
             phases,
@@ -145,10 +168,37 @@ impl RunShape<'_> {
             most_running: sampled.most_running,
             first_step: fixed.first_step,
             n_steps: self.plan.config.steps,
+            ranks,
         }
     }
 
-    fn sample(&self, n_groups: usize, group_size: usize) -> SampledWork {
+    fn shared(&self) -> SharedWork<'_> {
+        let config = &self.plan.config;
+        let n_problems = config.rollout.problems_per_step;
+        let group_size = config.rollout.group_size;
+        SharedWork {
+            costs: self.costs(),
+            lengths: self.lengths,
+            world: self.world,
+            n_responses: n_problems * group_size,
+            n_minibatch_responses: config.update.problems_per_minibatch.min(n_problems) * group_size,
+            microbatch_tokens: config.update.microbatch_tokens,
+            recompute: self.recompute,
+            states: config.update.states,
+        }
+    }
+
+    /// The share of all ranks' time in which a rank waits: for longer responses, for longer micro-batches, and for rank 0,
+    /// which hashes and saves alone.
+    fn idle_share(&self, phases: &Phases, sampled: RankedSampling, rounds: Rounds) -> f64 {
+        let sampling = if phases.rollout > 0.0 { phases.rollout - sampled.mean_seconds } else { 0.0 };
+        let passes = phases.score + phases.calibrate + phases.update;
+        let alone = (phases.record + phases.checkpoint) * (1.0 - 1.0 / self.world.ranks());
+        let waiting = sampling + passes * (1.0 - 1.0 / (self.world.ranks() * rounds.share)) + alone;
+        waiting / phases.total()
+    }
+
+    fn sample(&self, n_groups: usize, group_size: usize) -> RankedSampling {
         let work = SamplingWork {
             n_groups,
             group_size,
@@ -156,7 +206,7 @@ impl RunShape<'_> {
             kv_bytes: self.kv_bytes,
             max_sequences: EngineSettings::default().max_sequences,
         };
-        sampling::simulate(&self.costs(), &work)
+        sampling::simulate_ranks(&self.costs(), &work, self.world.n_ranks)
     }
 
     /// The tokens of one rollout batch.
@@ -209,29 +259,32 @@ impl RunShape<'_> {
         share * self.n_uses() * self.costs().scoring(self.tokens(), self.n_microbatches())
     }
 
-    fn update(&self) -> f64 {
-        let config = &self.plan.config.update;
-        let costs = self.costs();
+    /// Forward and backward of all uses of a rollout batch on one rank.
+    fn pass(&self) -> f64 {
         let tokens = self.tokens();
-        let pass = costs.training(tokens, self.n_microbatches(), self.recompute)
+        let pass = self.costs().training(tokens, self.n_microbatches(), self.recompute)
             + tokens.scored * self.machine.fixed.trained_token;
-        let n_updates = self.plan.updates_per_step() as f64;
-        self.n_uses() * pass + n_updates * costs.optimizer_step(config.states)
+        self.n_uses() * pass
+    }
+
+    /// One optimizer step; each rank has an equal part of it.
+    fn optimizer_step(&self) -> f64 {
+        self.costs().optimizer_step(self.plan.config.update.states) / self.world.ranks()
     }
 
     fn state_bytes(&self) -> f64 {
         STATE_BYTES * self.costs().n_trained() as f64
     }
 
-    /// A state hash copies the state to the host twice, once to check that it is finite.
+    /// A state hash copies the state to the host twice, once to check that it is finite. Rank 0 gathers and hashes it.
     fn record(&self) -> f64 {
         let every = self.plan.config.record.state_hash_every_steps;
         if every == 0 {
             return 0.0;
         }
         let Machine { host_copy, hash, .. } = self.machine;
-        let seconds = self.state_bytes() * (2.0 / host_copy.per_second + 1.0 / hash.per_second);
-        seconds / every as f64
+        let own = self.state_bytes() * (2.0 / host_copy.per_second + 1.0 / hash.per_second);
+        (own + self.world.gather(self.state_bytes())) / every as f64
     }
 
     fn evaluate(&self) -> f64 {
@@ -242,17 +295,19 @@ impl RunShape<'_> {
         };
         let n_responses = (config.evaluation.problems * config.evaluation.samples) as f64;
         let sampled = self.sample(config.evaluation.problems, config.evaluation.samples);
-        let seconds = sampled.seconds() + n_responses * self.machine.fixed.response;
+        let graded = n_responses * self.machine.fixed.response / self.world.ranks();
+        let seconds = sampled.slowest_seconds + graded;
         n_evaluations as f64 * seconds / config.steps as f64
     }
 
-    /// A checkpoint is copied to the host, hashed and written.
+    /// A checkpoint is copied to the host, hashed and written, by rank 0.
     fn checkpoint(&self) -> f64 {
         let config = &self.plan.config;
         let n_checkpoints = 2 + (config.steps - 1) / config.record.checkpoint_every_steps;
         let Machine { host_copy, hash, disk, .. } = self.machine;
         let per_byte = 2.0 / host_copy.per_second + 1.0 / hash.per_second + 1.0 / disk.per_second;
-        n_checkpoints as f64 * self.state_bytes() * per_byte / config.steps as f64
+        let seconds = self.state_bytes() * per_byte + self.world.gather(self.state_bytes());
+        n_checkpoints as f64 * seconds / config.steps as f64
     }
 }
 
@@ -270,10 +325,12 @@ mod tests {
     fn simulate(plan: &Plan, model: &ModelConfig, machine: &str, lengths: (f64, f64)) -> Prediction {
         let (prompt_mean, response_mean) = lengths;
         let response_limit = plan.config.rollout.max_response_tokens;
-        let lengths = Lengths { prompt_mean, response_mean, response_limit };
+        let lengths = Lengths { prompt_mean, response_mean, response_limit, spread: 0.5 };
         let machine = &Machine::by_name(machine).unwrap();
         let recompute = Recompute::Nothing;
-        RunShape { plan, model, frozen: &[], machine, lengths, kv_bytes: KV_BYTES, recompute }.simulate()
+        let world = World::one(machine.links);
+        RunShape { plan, model, frozen: &[], machine, lengths, kv_bytes: KV_BYTES, recompute, world }
+            .simulate()
     }
 
     fn near(what: &str, predicted: f64, measured: f64, share: f64) {
@@ -347,15 +404,17 @@ mod tests {
             format!("objective = {{ preset = \"grpo\", kl = {{ kind = \"k3\", beta = 0.04 }} }}\n{REAL_RUN}");
         let plan = plan(&text);
         let model = ModelConfig::known("qwen3-1.7b").unwrap();
-        let lengths = Lengths { prompt_mean: 100.0, response_mean: 290.0, response_limit: 1024 };
+        let lengths = Lengths { prompt_mean: 100.0, response_mean: 290.0, response_limit: 1024, spread: 0.5 };
+        let machine = &Machine::by_name("h200").unwrap();
         let alone = RunShape {
             plan: &plan,
             model: &model,
             frozen: &[],
-            machine: &Machine::by_name("h200").unwrap(),
+            machine,
             lengths,
             kv_bytes: KV_BYTES,
             recompute: Recompute::Nothing,
+            world: World::one(machine.links),
         };
         let both = RunShape { frozen: &[("reference", model.clone())], ..alone }.simulate().phases;
         assert_eq!(alone.simulate().phases.score, 0.0);

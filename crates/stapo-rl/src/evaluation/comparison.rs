@@ -1,11 +1,15 @@
 //! The comparison of two evaluations of the same questions.
 
+use super::folder::EvalFolder;
 use super::table::by_question;
+use crate::error::{Error, Result};
+use crate::found_model::is_run;
 use serde::Serialize;
 use stapo_core::Verdict;
 use stapo_core::record::EvalRecord;
 use stapo_core::stats::{PairedComparison, Resampling, StatsError, compare_paired, holm};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// The comparison of evaluation B with evaluation A on one benchmark under one decoding.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -29,8 +33,26 @@ impl Compared {
     }
 }
 
+/// Compares the evaluations in two folders, which share at least two questions.
+pub fn compare_folders(a: &Path, b: &Path) -> Result<Vec<Compared>> {
+    let compared = compare(&samples(a)?, &samples(b)?)?;
+    if compared.is_empty() {
+        return Err(Error::NothingShared { a: a.to_owned(), b: b.to_owned() });
+    }
+    Ok(compared)
+}
+
+fn samples(folder: &Path) -> Result<Vec<EvalRecord>> {
+    if !folder.join("eval.json").exists() {
+        let model = if is_run(folder) { folder.display().to_string() } else { "MODEL".to_string() };
+        return Err(Error::NoEvaluation { folder: folder.to_owned(), model });
+    }
+    EvalFolder::read_plan(folder)?;
+    EvalFolder::read_samples(folder)
+}
+
 /// Compares by question; benchmarks with fewer than two shared questions are left out.
-pub fn compare(a: &[EvalRecord], b: &[EvalRecord]) -> Result<Vec<Compared>, StatsError> {
+pub fn compare(a: &[EvalRecord], b: &[EvalRecord]) -> std::result::Result<Vec<Compared>, StatsError> {
     let a = by_benchmark(a);
     let b = by_benchmark(b);
     let mut found = Vec::new();

@@ -3,10 +3,9 @@
 use super::{Benchmark, Decoding, Done, EvalEvent, EvalSampling, SIX, evaluate, place, rows};
 use crate::config::{HELD_OUT, Plan};
 use crate::error::{Error, Result};
-use crate::loaded_model::LoadedModel;
-use crate::meter::Meter;
-use crate::run_memory::SamplingMemory;
-use stapo_core::record::{BenchmarkScore, EvalRecord, Metrics};
+use crate::ranks::{RankError, Transport};
+use crate::rollout::Sampler;
+use stapo_core::record::{self, BenchmarkScore, EvalRecord, Metrics, Record};
 use std::collections::BTreeMap;
 
 /// Warnings about benchmarks whose questions are not those of the run's last evaluation on them.
@@ -59,22 +58,21 @@ pub fn expanded(name: &str) -> Vec<String> {
 /// rollouts. Two evaluations of a run differ by the policy alone. Returns the scores and all samples, in an order that
 /// depends on their names alone.
 pub(crate) fn evaluate_benchmarks(
-    model: &LoadedModel,
-    memory: &mut SamplingMemory,
+    sampler: &mut Sampler,
     benchmarks: &[Benchmark],
-    plan: &Plan,
     step: u64,
-    meter: &Meter,
 ) -> Result<(BTreeMap<String, BenchmarkScore>, Vec<EvalRecord>)> {
     if benchmarks.is_empty() {
         return Ok((BTreeMap::new(), Vec::new()));
     }
+    let Sampler { model, memory, plan, ranks, meter, .. } = sampler;
     let rollout = &plan.config.rollout;
     let sampling = EvalSampling {
         seed: plan.config.seed,
         max_tokens: rollout.max_response_tokens,
         style: &plan.style,
         kv_bytes: memory.kv_bytes,
+        share: (ranks.rank(), ranks.world()),
         step: Some(step),
     };
     let decoding = [Decoding::drawn(rollout.temperature, 1.0)];
@@ -89,6 +87,9 @@ pub(crate) fn evaluate_benchmarks(
         }
         Ok(true)
     })?;
+    if ranks.world() > 1 {
+        samples = all_samples(*ranks, &samples)?;
+    }
     samples.sort_by_cached_key(place);
     let unusable = |problem: String| Error::Benchmark {
         name: "of evaluation.benchmarks".into(),
@@ -108,4 +109,18 @@ pub(crate) fn evaluate_benchmarks(
         (row.benchmark, score)
     });
     Ok((scores.collect(), samples))
+}
+
+/// The samples of all ranks.
+fn all_samples(ranks: &dyn Transport, own: &[EvalRecord]) -> Result<Vec<EvalRecord>> {
+    let lines: String = own.iter().map(Record::to_line).collect();
+    let mut all = Vec::new();
+    for (rank, bytes) in ranks.all_gather(lines.as_bytes())?.iter().enumerate() {
+        let unreadable = |problem: String| RankError { rank, problem };
+        let text = std::str::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
+        let samples =
+            record::parse_lines::<EvalRecord>(text).map_err(|error| unreadable(error.to_string()))?;
+        all.extend(samples.records);
+    }
+    Ok(all)
 }

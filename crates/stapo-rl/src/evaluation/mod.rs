@@ -8,7 +8,7 @@ mod folder;
 mod table;
 
 pub use benchmark::{Benchmark, KNOWN, SIX};
-pub use comparison::{Compared, compare};
+pub use comparison::{Compared, compare, compare_folders};
 pub use decoding::Decoding;
 pub use during::{Evaluated, expanded};
 pub(crate) use during::{changed_questions, evaluate_benchmarks, open_benchmarks};
@@ -37,6 +37,8 @@ pub struct EvalSampling<'a> {
     pub max_tokens: usize,
     pub style: &'a PromptStyle,
     pub kv_bytes: usize,
+    /// This rank and the number of ranks: of the questions in order, each goes to the next rank.
+    pub share: (usize, usize),
     /// Training steps that the policy has made; absent for a model that is not from a run.
     pub step: Option<u64>,
 }
@@ -105,11 +107,11 @@ impl Work<'_> {
         engine.stop_at(self.model.stop_texts(self.sampling.style)?);
         let prompting = self.model.prompting(self.sampling.style)?;
         let mut asked = Vec::new();
-        for benchmark in self.benchmarks {
-            for problem in &benchmark.problems {
-                if self.is_done(benchmark, problem) {
-                    continue;
-                }
+        let (rank, world) = self.sampling.share;
+        let questions =
+            self.benchmarks.iter().flat_map(|b| b.problems.iter().map(move |problem| (b, problem)));
+        for (benchmark, problem) in questions.skip(rank).step_by(world) {
+            if !self.is_done(benchmark, problem) {
                 match engine.submit(self.request(&prompting, benchmark, problem)?) {
                     Ok(_) => asked.push((benchmark, problem)),
                     Err(error @ (RequestError::PromptTooLong { .. } | RequestError::EmptyPrompt)) => {

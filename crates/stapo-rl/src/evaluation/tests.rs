@@ -17,7 +17,14 @@ fn all(model: &LoadedModel, benchmarks: &[Benchmark], decoding: &str, done: &Don
     let mut records = Vec::new();
     let decodings = Decoding::parse(decoding).unwrap();
     let style = PromptStyle::default();
-    let sampling = EvalSampling { seed: 0, max_tokens: 64, style: &style, kv_bytes: 32 << 20, step: None };
+    let sampling = EvalSampling {
+        seed: 0,
+        max_tokens: 64,
+        style: &style,
+        kv_bytes: 32 << 20,
+        share: (0, 1),
+        step: None,
+    };
     evaluate(model, &mut EngineMemory::new(), benchmarks, &decodings, sampling, done, |event| {
         if let EvalEvent::Finished(record) = event {
             records.push(*record);

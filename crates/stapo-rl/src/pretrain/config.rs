@@ -3,7 +3,7 @@
 use super::fresh::Shape;
 use super::spelling;
 use super::texts::TextsSpec;
-use crate::config::{Config, LoraConfig, ModelSource, Plan, PlanError, Recompute, Schedule, lora};
+use crate::config::{Config, Curve, LoraConfig, ModelSource, Plan, PlanError, Recompute, Schedule, lora};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::settings::{self, SettingsError};
@@ -127,11 +127,11 @@ impl Default for PretrainUpdate {
             microbatch_tokens: 8192,
             recompute: Recompute::Nothing,
             learning_rate: 2e-3,
-            schedule: Schedule::Cosine {
+            schedule: Schedule {
                 warmup_steps: Some(50),
-                warmup_share: None,
                 total_steps: Some(1500),
-                final_factor: 0.05,
+                final_factor: Some(0.05),
+                ..Schedule::of(Curve::Cosine)
             },
             weight_decay: 0.1,
             beta1: 0.9,

@@ -21,7 +21,8 @@ use crate::learner::Learner;
 use crate::loaded_model::LoadedModel;
 use crate::meter::Meter;
 use crate::prompting::fit_prompts;
-use crate::rollout::held_out_accuracy;
+use crate::ranks::Solo;
+use crate::rollout::Sampler;
 use crate::run::{Counters, Reopening, Run, is_due};
 use crate::run_memory::SamplingMemory;
 use crate::task::{Programs, Task};
@@ -30,7 +31,7 @@ use stapo_core::batch::pack_in_order;
 use stapo_core::record::{EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
 use stapo_model::Device;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass};
-use stapo_model::optimizer::Update;
+use stapo_model::optimizer::{StepError, Update};
 use std::path::Path;
 use std::time::Instant;
 use texts::Texts;
@@ -143,8 +144,10 @@ impl Pretrainer {
             * config.update.schedule.factor(learner.counters.n_updates, config.steps);
         let scale = 1.0 / n_scored.max(1) as f64;
         let update = Update { lr: learning_rate, scale, max_norm: config.update.max_gradient_norm };
-        let gradient_norm =
-            learner.step(update).map_err(|source| Error::Gradient { step, microbatch: None, source })?;
+        let gradient_norm = learner.step(update).map_err(|error| match error {
+            StepError::Gradient(source) => Error::Gradient { step, microbatch: None, source },
+            StepError::Rank(lost) => lost.into(),
+        })?;
         let position = learner.counters.position + n_examples;
         learner.counters = Counters { step, position, ..learner.counters };
         let n_tokens: usize = lengths.iter().sum();
@@ -231,10 +234,12 @@ fn pretrain_steps(
         if let Some(task) = pretrainer.task.as_ref().filter(|_| is_evaluated) {
             let plan = config.evaluation_plan()?;
             let model = &pretrainer.learner.model;
-            metrics.eval_accuracy =
-                Some(held_out_accuracy(model, &mut memory, task, &plan, step, &Meter::default())?);
+            let meter = Meter::default();
+            let mut sampler =
+                Sampler { model, memory: &mut memory, task, plan: &plan, ranks: &Solo, meter: &meter };
+            metrics.eval_accuracy = Some(sampler.held_out_accuracy(step)?);
         }
-        metrics.state_sha256 = is_saved.then(|| pretrainer.learner.state_hash());
+        metrics.state_sha256 = is_saved.then(|| pretrainer.learner.state_hash()).transpose()?;
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);
         let is_stopped = watch.wants_stop();

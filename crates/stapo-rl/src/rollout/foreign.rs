@@ -4,6 +4,7 @@ use super::{Sampled, pairs, scored, texts};
 use crate::config::{Behavior, Plan, RolloutSource};
 use crate::error::{Error, Result};
 use crate::loaded_model::LoadedModel;
+use crate::ranks::Transport;
 use crate::scoring::{Sequence, score};
 use crate::task::{Judged, Split, Task, TaskError, read_json_lines};
 use serde::de::DeserializeOwned;
@@ -21,6 +22,13 @@ pub struct ForeignRollouts {
     groups: Vec<ForeignGroup>,
     /// The index of the group of each position of the training problems.
     of_position: Vec<usize>,
+}
+
+/// The policy that scores the responses, the pass that it scores in, and the ranks that share the work.
+pub struct PolicyScorer<'a> {
+    pub pass: &'a mut Pass,
+    pub model: &'a LoadedModel,
+    pub ranks: &'a dyn Transport,
 }
 
 /// All responses to one problem.
@@ -63,13 +71,13 @@ impl ForeignRollouts {
     /// entropies, and under [`Behavior::Policy`] the log-probs that ratios divide by.
     pub fn roll_out(
         &self,
-        pass: &mut Pass,
-        model: &LoadedModel,
+        scorer: &mut PolicyScorer,
         task: &Task,
         plan: &Plan,
         step: u64,
         position: u64,
     ) -> Result<Sampled> {
+        let model = scorer.model;
         let n_problems = plan.config.rollout.problems_per_step;
         let positions = position..position + n_problems as u64;
         let problems: Vec<Problem> = positions
@@ -94,7 +102,7 @@ impl ForeignRollouts {
                 written.push(response);
             }
         }
-        self.add_scores(pass, model, plan, &mut rollouts, &written)?;
+        self.add_scores(scorer, plan, &mut rollouts, &written)?;
         let judged = judge(model, task, &problems, &rollouts, &written)?;
         let n_responses = rollouts.len();
         let n_sampled = rollouts.iter().map(|rollout| rollout.tokens.len()).sum();
@@ -112,14 +120,14 @@ impl ForeignRollouts {
     /// Fills in entropies under the policy, and the log-probs of the behavior policy.
     fn add_scores(
         &self,
-        pass: &mut Pass,
-        model: &LoadedModel,
+        scorer: &mut PolicyScorer,
         plan: &Plan,
         rollouts: &mut [Rollout],
         written: &[&ForeignResponse],
     ) -> Result<()> {
         let sequences: Vec<Sequence> = rollouts.iter().map(Sequence::of).collect();
-        let scores = score(pass, &model.policy, plan, &sequences)?;
+        let PolicyScorer { pass, model, ranks } = scorer;
+        let scores = score(pass, &model.policy, plan, *ranks, &sequences)?;
         for ((rollout, scores), response) in rollouts.iter_mut().zip(scores).zip(written) {
             let logp = match self.behavior {
                 Behavior::Policy => &scores.logp,

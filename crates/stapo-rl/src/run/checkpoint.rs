@@ -4,9 +4,10 @@ use super::state::{self, Counters, LoopState};
 use super::tree::check_tree;
 use crate::disk::{create_folder, hex, remove_folder, rename, sha256_hex, write_whole, write_whole_with};
 use crate::error::{Error, Result};
+use crate::ranks::{RankError, Transport};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use stapo_core::record::Identity;
+use stapo_core::record::{FileHash, Identity};
 use stapo_model::MappedFile;
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::Optimizer;
@@ -24,6 +25,7 @@ pub struct Checkpoint {
     pub provenance: Option<Provenance>,
     /// The file of the weights and the optimizer state; pages are read as they are touched.
     state: MappedFile,
+    state_sha256: String,
 }
 
 /// What a checkpoint says about the run that made it.
@@ -111,7 +113,7 @@ impl Checkpoint {
         state::check_finite(counters.step, policy, optimizer)?;
         let folder = run.join("checkpoints");
         let path = folder.join(folder_name(counters.step));
-        let beside = folder.join(format!(".{}.tmp", folder_name(counters.step)));
+        let beside = beside(&folder, counters.step);
         let written = snapshot.write(&beside).and_then(|()| put_in_place(&beside, &path));
         if written.is_err() {
             let _ = fs::remove_dir_all(&beside);
@@ -123,10 +125,6 @@ impl Checkpoint {
     /// Removes all but the newest `n_kept` checkpoints up to `step` and that of step `spared`, and what interrupted
     /// writers left behind.
     pub fn prune(run: &Path, step: u64, n_kept: usize, spared: Option<u64>) -> Result<()> {
-        let earlier = Self::numbered(run)?.into_iter().rev().filter(|(number, _)| *number <= step);
-        for (_, old) in earlier.skip(n_kept).filter(|(number, _)| Some(*number) != spared) {
-            remove_folder(&old)?;
-        }
         let folder = run.join("checkpoints");
         let entries = fs::read_dir(&folder).map_err(|e| Error::io(&folder, e))?;
         for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
@@ -134,6 +132,13 @@ impl Checkpoint {
             if is_ours && path.extension().is_some_and(|extension| extension == "tmp") {
                 remove_folder(&path)?;
             }
+        }
+        let earlier = Self::numbered(run)?.into_iter().rev().filter(|(number, _)| *number <= step);
+        for (number, old) in earlier.skip(n_kept).filter(|(number, _)| Some(*number) != spared) {
+            // It leaves by one rename: whoever reads beside the trainer finds the whole folder or none.
+            let leaving = beside(&folder, number);
+            rename(&old, &leaving)?;
+            remove_folder(&leaving)?;
         }
         Ok(())
     }
@@ -161,13 +166,19 @@ impl Checkpoint {
         Ok(found)
     }
 
-    /// The newest good checkpoint, and the errors of newer checkpoints that were refused.
+    /// The newest good checkpoint, and the errors of newer checkpoints that were refused. Where a trainer removed a
+    /// checkpoint while it was read, there are newer ones, and the search begins anew.
     pub fn newest(run: &Path) -> Result<(Option<Self>, Vec<Error>)> {
         check_tree(run)?;
         let mut refused = Vec::new();
-        for path in Self::list(run)?.into_iter().rev() {
+        let mut paths = Self::list(run)?;
+        while let Some(path) = paths.pop() {
             match Self::open(&path) {
                 Ok(checkpoint) => return Ok((Some(checkpoint), refused)),
+                Err(_) if !path.exists() => {
+                    paths = Self::list(run)?;
+                    refused.clear();
+                }
                 Err(error) => refused.push(error),
             }
         }
@@ -206,15 +217,14 @@ impl Checkpoint {
             plan: String::from_utf8_lossy(&plan).into_owned(),
             identity: sealed.identity,
         });
-        let Sealed { counters, loop_state, .. } = sealed;
-        Ok(Self { path: path.to_owned(), counters, loop_state, provenance, state })
+        let Sealed { counters, loop_state, state_sha256, .. } = sealed;
+        Ok(Self { path: path.to_owned(), counters, loop_state, provenance, state, state_sha256 })
     }
 
-    /// Copies the state to a policy and an optimizer of the same shape.
-    pub fn restore(&self, policy: &mut Policy, optimizer: &mut Optimizer) -> Result<()> {
-        self.restore_weights(policy)?;
-        state::restore_moments(&self.state, self.counters.n_updates, policy, optimizer)
-            .map_err(|problem| self.refusal(problem))
+    /// The hash of the file that holds the weights, under the name that weights have among the inputs of a run.
+    pub(crate) fn state_file(&self) -> FileHash {
+        let n_bytes = self.state.len() as u64;
+        FileHash { name: "weights".to_string(), n_bytes, sha256: self.state_sha256.clone() }
     }
 
     /// Copies the weights of a run without adapters to a policy of the same shape, with adapters or without.
@@ -230,6 +240,27 @@ impl Checkpoint {
     fn refusal(&self, problem: String) -> Error {
         Error::Checkpoint { path: self.path.clone(), problem }
     }
+}
+
+/// Copies the state of the checkpoint that rank 0 has to the policy and the optimizer of every rank. Returns the counters
+/// and the loop state.
+pub(crate) fn restore(
+    checkpoint: Option<&Checkpoint>,
+    ranks: &dyn Transport,
+    state: (&mut Policy, &mut Optimizer),
+) -> Result<(Counters, LoopState)> {
+    let refuse = |problem: String| match checkpoint {
+        Some(checkpoint) => checkpoint.refusal(problem),
+        None => Error::Rank(RankError { rank: 0, problem }),
+    };
+    let own = checkpoint.map(|checkpoint| (checkpoint.counters, checkpoint.loop_state.clone()));
+    let text = own.as_ref().map(|own| serde_json::to_string(own).expect("numbers and texts are JSON"));
+    let shared = ranks.broadcast(text.unwrap_or_default().as_bytes())?;
+    let (counters, loop_state): (Counters, LoopState) =
+        serde_json::from_slice(&shared).map_err(|error| refuse(error.to_string()))?;
+    let file = checkpoint.map(|checkpoint| &*checkpoint.state);
+    state::restore(file, ranks, counters.n_updates, state).map_err(refuse)?;
+    Ok((counters, loop_state))
 }
 
 impl Snapshot<'_> {
@@ -298,6 +329,11 @@ fn put_in_place(beside: &Path, path: &Path) -> Result<()> {
         remove_folder(path)?;
     }
     rename(beside, path)
+}
+
+/// A folder that is being written or removed.
+fn beside(checkpoints: &Path, step: u64) -> PathBuf {
+    checkpoints.join(format!(".{}.tmp", folder_name(step)))
 }
 
 fn folder_name(step: u64) -> String {

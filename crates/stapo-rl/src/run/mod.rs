@@ -7,25 +7,30 @@
 
 mod checkpoint;
 mod clock;
+pub mod columns;
 pub(crate) mod events;
 mod folder;
 mod hashes;
 mod lock;
 mod manifest;
 mod plan_keys;
+mod reading;
 mod reopening;
 mod state;
 mod tree;
 
-pub(crate) use checkpoint::Snapshot;
 pub use checkpoint::{Checkpoint, Provenance};
+pub(crate) use checkpoint::{Snapshot, restore};
 pub use clock::utc;
 pub(crate) use events::EventLog;
 pub use events::read_events;
 pub use folder::{NewFolder, Run};
 pub use hashes::{hash_bytes, hash_file};
 pub use lock::{FolderLock, describe as describe_writer, holder, this_process};
-pub use plan_keys::{Freedom, differences as plan_differences, freedom};
+pub use plan_keys::{Freedom, differences as plan_differences, freedom, plan_values};
+pub use reading::{
+    part_files, plan_text, read_columns, records, records_of_file, responses_of_file, step_of,
+};
 pub use reopening::Reopening;
 pub use state::{Counters, LoopState};
 pub(crate) use state::{check_finite, state_hash};

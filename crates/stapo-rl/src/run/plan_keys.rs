@@ -68,6 +68,12 @@ pub fn differences(before: &str, complete: &str, after: &str) -> Result<Vec<Chan
     Ok(changes)
 }
 
+/// Every value of a plan by its path, as a reader sees the value; nothing for a text that is no plan.
+pub fn plan_values(plan: &str) -> Vec<(String, String)> {
+    let table = settings::parse(plan).unwrap_or_default();
+    flat(&table).into_iter().map(|(key, value)| (key, visible(&value.to_string()))).collect()
+}
+
 /// A text on one line, without characters that steer a terminal.
 fn visible(text: &str) -> String {
     let is_quote = |c: char| matches!(c, '"' | '\'' | '\\');

@@ -3,13 +3,15 @@
 
 use crate::disk::hex;
 use crate::error::{Error, Result};
+use crate::ranks::wire::{Malformed, Packer, Unpacker};
+use crate::ranks::{RankError, Transport};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::{Moment, Optimizer};
-use stapo_model::{Form, Stored, TensorSpec, View, ViewMut};
+use stapo_model::{Form, Stored, TensorSpec, ViewMut};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
@@ -33,29 +35,39 @@ const PARTS: [&str; 3] = ["weight", "moment1", "moment2"];
 /// Ends the name of a tensor that holds the scales of an 8-bit moment.
 const SCALES: &str = "scales";
 
-/// Every tensor of the state with the prefix of its name, in the order of files and hashes.
-fn tensors<'a>(
-    policy: &'a Policy,
-    optimizer: &'a Optimizer,
-) -> impl Iterator<Item = (&'static str, &'a TensorSpec, View<'a, f32>)> {
-    let weights = policy.trained_tensors().map(|(spec, values)| (PARTS[0], spec, values));
-    let moments = optimizer.state(policy).flat_map(|(spec, m, v)| [(PARTS[1], spec, m), (PARTS[2], spec, v)]);
-    weights.chain(moments)
+fn part_of(moment: Moment) -> &'static str {
+    match moment {
+        Moment::First => PARTS[1],
+        Moment::Second => PARTS[2],
+    }
 }
 
-/// One hash of weights, optimizer state, counters and loop state.
+/// Gives every tensor of the state to `take`, in the order of files and hashes, on rank 0; the other ranks send it what they
+/// own.
+fn visit<E: From<RankError>>(
+    policy: &Policy,
+    optimizer: &Optimizer,
+    mut take: impl FnMut(&Stored) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    for (_, values) in policy.trained_tensors() {
+        take(&values.read_stored())?;
+    }
+    optimizer.visit_state(policy, |_, _, stored| take(&stored))
+}
+
+/// One hash of weights, optimizer state, counters and loop state, on rank 0.
 pub(crate) fn state_hash(
     counters: Counters,
     loop_state: &LoopState,
     policy: &Policy,
     optimizer: &Optimizer,
-) -> String {
+) -> std::result::Result<String, RankError> {
     let mut hash = Sha256::new();
-    for (_, _, values) in tensors(policy, optimizer) {
-        let stored = values.read_stored();
+    visit::<RankError>(policy, optimizer, |stored| {
         hash.update(&stored.bytes);
         hash.update(bytes_of(&stored.scales));
-    }
+        Ok(())
+    })?;
     for count in [counters.step, counters.position, counters.n_updates] {
         hash.update(count.to_le_bytes());
     }
@@ -63,15 +75,15 @@ pub(crate) fn state_hash(
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text);
     }
-    hex(&hash.finalize())
+    Ok(hex(&hash.finalize()))
 }
 
-/// Refuses weights and optimizer states that are not finite numbers.
+/// Refuses weights, and optimizer states of this rank, that are not finite numbers.
 pub(crate) fn check_finite(step: u64, policy: &Policy, optimizer: &Optimizer) -> Result<()> {
     let weight = policy.first_non_finite().map(|(spec, element)| (PARTS[0], spec, element));
     let moment = || {
         let (spec, moment, element) = optimizer.first_non_finite(policy)?;
-        Some((if moment == Moment::First { PARTS[1] } else { PARTS[2] }, spec, element))
+        Some((part_of(moment), spec, element))
     };
     match weight.or_else(moment) {
         Some((part, spec, element)) => {
@@ -86,12 +98,33 @@ pub(super) fn write(policy: &Policy, optimizer: &Optimizer, to: &mut dyn Write) 
     let header = header(policy, optimizer);
     to.write_all(&(header.len() as u64).to_le_bytes())?;
     to.write_all(header.as_bytes())?;
-    for (_, _, values) in tensors(policy, optimizer) {
-        let stored = values.read_stored();
+    let written = visit::<WriteError>(policy, optimizer, |stored| {
         to.write_all(&stored.bytes)?;
         to.write_all(&bytes_of(&stored.scales))?;
+        Ok(())
+    });
+    written.map_err(|error| match error {
+        WriteError::Disk(error) => error,
+        WriteError::Rank(lost) => io::Error::other(lost),
+    })
+}
+
+/// Why a state could not be written: the disk, or a rank that is to send its part.
+enum WriteError {
+    Disk(io::Error),
+    Rank(RankError),
+}
+
+impl From<io::Error> for WriteError {
+    fn from(error: io::Error) -> Self {
+        WriteError::Disk(error)
     }
-    Ok(())
+}
+
+impl From<RankError> for WriteError {
+    fn from(error: RankError) -> Self {
+        WriteError::Rank(error)
+    }
 }
 
 /// The JSON header: name, type, shape and place of every tensor, filled up with spaces to a multiple of 8 bytes.
@@ -103,13 +136,21 @@ fn header(policy: &Policy, optimizer: &Optimizer) -> String {
         end += n_bytes;
         keys.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]}));
     };
-    for (part, spec, values) in tensors(policy, optimizer) {
-        let form = values.form();
+    let mut add_tensor = |part: &str, spec: &TensorSpec, form: Form| {
         let name = format!("{part}.{}", spec.name);
-        add(name.clone(), dtype(form), &spec.shape, values.len() * form.n_bytes());
-        let n_scales = form.n_scales(values.len());
+        let n = spec.n_elements();
+        add(name.clone(), dtype(form), &spec.shape, n * form.n_bytes());
+        let n_scales = form.n_scales(n);
         if n_scales > 0 {
             add(format!("{name}.{SCALES}"), Dtype::F32, &[n_scales], 4 * n_scales);
+        }
+    };
+    for (spec, values) in policy.trained_tensors() {
+        add_tensor(PARTS[0], spec, values.form());
+    }
+    for (spec, _) in policy.trained_tensors() {
+        for moment in [Moment::First, Moment::Second] {
+            add_tensor(part_of(moment), spec, optimizer.form(moment));
         }
     }
     let mut text = Value::Object(keys).to_string();
@@ -140,16 +181,16 @@ fn form(part: &str, dtype: Dtype) -> Option<Form> {
 /// Copies the weights of a state file to the trained tensors of a policy of the same shape; the error names the tensor.
 pub(super) fn restore_weights(state: &[u8], policy: &mut Policy) -> std::result::Result<(), String> {
     let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
-    policy.try_write(|spec, values| restore(&tensors, spec, values))
+    policy.try_write(|spec, values| restore_tensor(&tensors, spec, values))
 }
 
 /// As [`restore_weights`], to the tensors that are no adapter's.
 pub(super) fn restore_base(state: &[u8], policy: &mut Policy) -> std::result::Result<(), String> {
     let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
-    policy.try_write_base(|spec, values| restore(&tensors, spec, values))
+    policy.try_write_base(|spec, values| restore_tensor(&tensors, spec, values))
 }
 
-fn restore(
+fn restore_tensor(
     tensors: &SafeTensors<'_>,
     spec: &TensorSpec,
     mut values: ViewMut<'_, f32>,
@@ -158,19 +199,48 @@ fn restore(
     Ok(())
 }
 
-/// Copies the moments of a state file to an optimizer of the same shape; the error names the tensor.
-pub(super) fn restore_moments(
-    state: &[u8],
+/// Copies the weights and moments of the state file that rank 0 has to a policy and an optimizer of the same shape, on every
+/// rank; the error names the tensor.
+pub(super) fn restore(
+    state: Option<&[u8]>,
+    ranks: &dyn Transport,
     n_updates: u64,
-    policy: &Policy,
-    optimizer: &mut Optimizer,
+    (policy, optimizer): (&mut Policy, &mut Optimizer),
 ) -> std::result::Result<(), String> {
-    let tensors = SafeTensors::deserialize(state).map_err(|e| e.to_string())?;
-    optimizer.restore(policy, n_updates, |spec, mut m, mut v| {
-        m.write_stored(&read(&tensors, PARTS[1], spec)?);
-        v.write_stored(&read(&tensors, PARTS[2], spec)?);
-        Ok(())
-    })
+    let tensors = state.map(SafeTensors::deserialize).transpose().map_err(|e| e.to_string())?;
+    let shared = |part: &str, spec: &TensorSpec| {
+        let own = tensors.as_ref().map(|tensors| read(tensors, part, spec)).transpose()?;
+        if ranks.world() == 1 {
+            return own.ok_or_else(|| "there is no state file".to_string());
+        }
+        let packed = own.as_ref().map(packed).unwrap_or_default();
+        let bytes = ranks.broadcast(&packed).map_err(|lost| lost.to_string())?;
+        unpacked(&bytes, spec).map_err(|Malformed| format!("{}: rank 0 sent another tensor", spec.name))
+    };
+    policy.try_write(|spec, mut values| {
+        values.write_stored(&shared(PARTS[0], spec)?);
+        Ok::<(), String>(())
+    })?;
+    optimizer.restore(policy, n_updates, |spec, moment| shared(part_of(moment), spec))
+}
+
+/// A tensor as a message.
+fn packed(stored: &Stored) -> Vec<u8> {
+    let mut packer = Packer::default();
+    let form = [Form::F32, Form::Bf16, Form::First8, Form::Second8].iter().position(|f| *f == stored.form);
+    packer.number(form.unwrap_or_default());
+    packer.bytes(&stored.bytes);
+    packer.singles(&stored.scales);
+    packer.0
+}
+
+fn unpacked(bytes: &[u8], spec: &TensorSpec) -> std::result::Result<Stored, Malformed> {
+    let mut read = Unpacker(bytes);
+    let forms = [Form::F32, Form::Bf16, Form::First8, Form::Second8];
+    let form = *forms.get(read.number()?).ok_or(Malformed)?;
+    let stored = Stored { form, bytes: read.bytes()?.to_vec(), scales: read.singles()? };
+    let is_right = stored.len() == spec.n_elements() && stored.scales.len() == form.n_scales(stored.len());
+    is_right.then_some(stored).ok_or(Malformed)
 }
 
 /// One part of the state of a tensor, in the form that the file has.

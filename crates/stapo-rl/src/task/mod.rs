@@ -35,10 +35,12 @@ pub(crate) use rows::read_json_lines;
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
 pub use stapo_verify::Mode;
-pub use verifier_spec::{CommandSpec, CountdownRule, NumberUse, RuleSpec, VerifierSpec};
+pub use verdict::show_prints;
+pub use verifier_spec::{CommandSpec, CountdownRule, NumberUse, PythonSpec, RuleSpec, VerifierSpec};
 
 use generated::{GeneratedTask, Generator};
-use rows::{Format, ProblemRows};
+use rows::{Format, KeptRows, ProblemRows};
+use serde_json::{Map, Value};
 use stapo_core::Problem;
 use verdict::Verifier;
 use wording::Wording;
@@ -64,8 +66,16 @@ enum ProblemSource {
 }
 
 impl ProblemSource {
-    fn rows(spec: &RowsSpec, format: Format, verifier: &Verifier) -> Result<Self, TaskError> {
-        Ok(Self::Rows(Box::new(ProblemRows::open(spec, format, verifier)?)))
+    fn rows(spec: &RowsSpec, format: Format, verifier: &Verifier, kept: KeptRows) -> Result<Self, TaskError> {
+        Ok(Self::Rows(Box::new(ProblemRows::open(spec, format, verifier, kept)?)))
+    }
+
+    /// The fields of a problem's row, where the rows of a file are kept.
+    fn row(&self, id: &str) -> Option<&Map<String, Value>> {
+        match self {
+            Self::Generated(_) => None,
+            Self::Rows(rows) => rows.row(id),
+        }
     }
 
     fn generated(
@@ -86,7 +96,10 @@ impl Task {
 
     /// Opens a task that may start the given verifier programs.
     pub fn open_with(spec: &TaskSpec, programs: Programs) -> Result<Self, TaskError> {
-        let verifier = Verifier::open(spec.verifier(), programs)?;
+        Self::with_verifiers(spec, [], programs)
+    }
+
+    fn open_source(spec: &TaskSpec, verifier: &Verifier, kept: KeptRows) -> Result<ProblemSource, TaskError> {
         let source = match spec {
             TaskSpec::Arithmetic(spec) => {
                 spec.check()?;
@@ -102,13 +115,13 @@ impl Task {
                 let generator = Generator::Countdown(spec.clone());
                 ProblemSource::generated(generator, wording, spec.held_out_share, spec.n_held_out)?
             }
-            TaskSpec::Jsonl(spec) => ProblemSource::rows(spec, Format::Jsonl, &verifier)?,
-            TaskSpec::Parquet(spec) => ProblemSource::rows(spec, Format::Parquet, &verifier)?,
+            TaskSpec::Jsonl(spec) => ProblemSource::rows(spec, Format::Jsonl, verifier, kept)?,
+            TaskSpec::Parquet(spec) => ProblemSource::rows(spec, Format::Parquet, verifier, kept)?,
         };
         if let ProblemSource::Generated(task) = &source {
-            task.check_references(&verifier)?;
+            task.check_references(verifier)?;
         }
-        Ok(Self { source, verifier, further: Vec::new() })
+        Ok(source)
     }
 
     /// Opens a task with the verifiers of further rewards, beside the task's own.
@@ -117,10 +130,13 @@ impl Task {
         further: impl IntoIterator<Item = &'a VerifierSpec>,
         programs: Programs,
     ) -> Result<Self, TaskError> {
-        let mut task = Self::open_with(spec, programs)?;
+        let verifier = Verifier::open(spec.verifier(), programs)?;
         let opened = further.into_iter().map(|verifier| Verifier::open(verifier, programs));
-        task.further = opened.collect::<Result<_, _>>()?;
-        Ok(task)
+        let further = opened.collect::<Result<Vec<_>, _>>()?;
+        let reads_rows = verifier.reads_rows() || further.iter().any(Verifier::reads_rows);
+        let kept = if reads_rows { KeptRows::All } else { KeptRows::None };
+        let source = Self::open_source(spec, &verifier, kept)?;
+        Ok(Self { source, verifier, further })
     }
 
     /// The problem at `position`. `Train`: generated tasks are endless; a file repeats in epochs, each a permutation
@@ -157,12 +173,13 @@ impl Task {
     /// Judges responses, each given with its problem; results are in the order of the samples. Rules never fail. Where
     /// an external verifier fails, the whole call is an error and no sample gets a verdict.
     pub fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
-        self.verifier.judge(samples)
+        self.verifier.judge(samples, &|id| self.source.row(id))
     }
 
     /// Judges responses for every reward: for each verifier, the results in the order of the samples.
     pub fn judge_all(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Vec<Judged>>, TaskError> {
-        std::iter::once(&self.verifier).chain(&self.further).map(|verifier| verifier.judge(samples)).collect()
+        let judge = |verifier: &Verifier| verifier.judge(samples, &|id| self.source.row(id));
+        std::iter::once(&self.verifier).chain(&self.further).map(judge).collect()
     }
 
     /// What the verifiers' programs share with this machine because the machine cannot keep them apart; empty if nothing.

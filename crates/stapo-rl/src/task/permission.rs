@@ -43,7 +43,7 @@ pub(super) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
 /// Records the program of a verifier, if the verifier is one, so that plans of run folders may start the program. The
 /// error says what cannot be written.
 pub fn record_program(verifier: &VerifierSpec) -> Result<(), String> {
-    let VerifierSpec::Command(command) = verifier else { return Ok(()) };
+    let Some(command) = &verifier.program() else { return Ok(()) };
     let folder = folder().ok_or("neither XDG_STATE_HOME nor HOME names a folder")?;
     let hash = fingerprint(command).map_err(|error| format!("{}: {error}", shown(command)))?;
     let write = || {

@@ -155,7 +155,7 @@ impl RowsSpec {
         match (&self.template, &self.verifier) {
             (Some(template), _) => template,
             (None, VerifierSpec::Rule(_)) => BOXED_TEMPLATE,
-            (None, VerifierSpec::Countdown(_) | VerifierSpec::Command(_)) => PLAIN_TEMPLATE,
+            (None, _) => PLAIN_TEMPLATE,
         }
     }
 }

@@ -14,6 +14,19 @@ pub enum VerifierSpec {
     Countdown(CountdownRule),
     /// A program that keeps running and writes one line of JSON per sample.
     Command(CommandSpec),
+    /// A function of a Python file, called by a process of the user's interpreter.
+    Python(PythonSpec),
+}
+
+impl VerifierSpec {
+    /// The program that the verifier starts; `None` for a rule.
+    pub fn program(&self) -> Option<CommandSpec> {
+        match self {
+            Self::Rule(_) | Self::Countdown(_) => None,
+            Self::Command(command) => Some(command.clone()),
+            Self::Python(python) => Some(python.command()),
+        }
+    }
 }
 
 impl Default for VerifierSpec {
@@ -113,6 +126,104 @@ impl CommandSpec {
             open_files: default_open_files(),
         }
     }
+}
+
+/// A function `reward(prompt, response, reference, row)` of a Python file, where `row` is the row of the data file. The
+/// function returns a number (the reward), True or False (the verdict), or a dict with the keys of a program's line. With
+/// `batch` it is called once for all samples of a step, with four lists, and returns a list. The keys below `batch` mean
+/// what they mean for a program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PythonSpec {
+    pub file: PathBuf,
+    #[serde(default = "default_function")]
+    pub function: String,
+    /// The interpreter: a path, or a name on the PATH.
+    #[serde(default = "default_python")]
+    pub python: PathBuf,
+    #[serde(default)]
+    pub batch: bool,
+    /// The longest wait for one sample; with `batch`, `batch_seconds` alone counts.
+    #[serde(default = "default_sample_seconds")]
+    pub sample_seconds: f64,
+    /// The longest wait for all samples of one call, and for the file to be loaded.
+    #[serde(default = "default_batch_seconds")]
+    pub batch_seconds: f64,
+    #[serde(default = "default_max_line_bytes")]
+    pub max_line_bytes: usize,
+    #[serde(default)]
+    pub env: Vec<String>,
+    #[serde(default)]
+    pub network: bool,
+    #[serde(default)]
+    pub shared_tmp: bool,
+    #[serde(default = "default_memory_mib")]
+    pub memory_mib: u64,
+    #[serde(default = "default_file_mib")]
+    pub file_mib: u64,
+    #[serde(default = "default_open_files")]
+    pub open_files: u64,
+}
+
+/// What the interpreter runs: the driver, which the trainer sends as the first line of standard input.
+const BOOTSTRAP: &str = "import json, sys; exec(json.loads(sys.stdin.readline()))";
+
+impl PythonSpec {
+    /// A function called `reward`, with default limits.
+    pub fn new(file: impl Into<PathBuf>) -> Self {
+        let CommandSpec {
+            sample_seconds,
+            batch_seconds,
+            max_line_bytes,
+            memory_mib,
+            file_mib,
+            open_files,
+            ..
+        } = CommandSpec::new("");
+        Self {
+            file: file.into(),
+            function: default_function(),
+            python: default_python(),
+            batch: false,
+            sample_seconds,
+            batch_seconds,
+            max_line_bytes,
+            env: Vec::new(),
+            network: false,
+            shared_tmp: false,
+            memory_mib,
+            file_mib,
+            open_files,
+        }
+    }
+
+    /// The interpreter's process. The command line names the file, the function and how it is called, so that a
+    /// permission and a hash of the command line are about these.
+    pub fn command(&self) -> CommandSpec {
+        let calls = if self.batch { "batch" } else { "sample" };
+        let words = ["-c", BOOTSTRAP, &self.file.display().to_string(), &self.function, calls];
+        CommandSpec {
+            program: self.python.clone(),
+            args: words.map(str::to_string).to_vec(),
+            sample_seconds: if self.batch { self.batch_seconds } else { self.sample_seconds },
+            batch_seconds: self.batch_seconds,
+            max_line_bytes: self.max_line_bytes,
+            env: self.env.clone(),
+            network: self.network,
+            shared_tmp: self.shared_tmp,
+            memory_mib: self.memory_mib,
+            file_mib: self.file_mib,
+            open_files: self.open_files,
+        }
+    }
+}
+
+fn default_function() -> String {
+    "reward".into()
+}
+
+fn default_python() -> PathBuf {
+    "python3".into()
 }
 
 fn default_sample_seconds() -> f64 {

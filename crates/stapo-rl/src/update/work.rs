@@ -3,6 +3,7 @@
 use super::member::Member;
 use crate::config::Plan;
 use crate::error::Result;
+use crate::ranks::Transport;
 use crate::scoring::Sequence;
 use stapo_core::batch::{Microbatch, pack_in_order};
 use stapo_core::objective::Deferral;
@@ -33,6 +34,22 @@ pub fn work(plan: &Plan, members: &[Member], chosen: &[usize], tokens: Tokens) -
         Work { microbatch, tokens }
     };
     Ok(packed.into_iter().map(of_minibatch).collect())
+}
+
+/// Micro-batches that the ranks compute at one time, one each.
+pub struct Round {
+    /// The place of this rank's micro-batch; `None` where the last round has fewer micro-batches than there are ranks.
+    pub own: Option<usize>,
+    pub n_microbatches: usize,
+}
+
+/// Micro-batches in order, each to the next rank.
+pub fn rounds(n_microbatches: usize, ranks: &dyn Transport) -> impl Iterator<Item = Round> + use<> {
+    let (rank, world) = (ranks.rank(), ranks.world());
+    (0..n_microbatches).step_by(world).map(move |first| Round {
+        own: Some(first + rank).filter(|place| *place < n_microbatches),
+        n_microbatches: world.min(n_microbatches - first),
+    })
 }
 
 impl Work {

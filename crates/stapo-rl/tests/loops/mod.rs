@@ -35,7 +35,7 @@ fn check_resumed(plan: &Plan) -> Vec<Metrics> {
         drop((run, trainer));
         let (mut run, mut trainer, _) = resume(&path, 1);
         train(plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
-        assert_eq!(trainer.learner.state_hash(), hash, "stopped after {stop_after}");
+        assert_eq!(trainer.learner.state_hash().unwrap(), hash, "stopped after {stop_after}");
         assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics.clone()));
     }
     metrics

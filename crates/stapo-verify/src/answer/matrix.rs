@@ -93,8 +93,24 @@ fn factor(tokens: &[Token], budget: &mut Budget) -> Bounded<Option<Expr>> {
     match tokens {
         [] => Ok(None),
         [Token { tok: Tok::Minus, .. }] => Ok(Some(Expr::int(-1))),
-        _ => parse::expression(tokens, budget).map(Some),
+        _ => match parse::expression(tokens, budget)? {
+            factor if factor.variables().contains(&"det") => unreadable("a determinant in a product"),
+            factor => Ok(Some(factor)),
+        },
     }
+}
+
+/// The matrix whose determinant `\det` asks for, where the matrix is all that follows, in brackets or not.
+pub(super) fn under_det(tokens: &[Token]) -> Option<&[Token]> {
+    let [Token { tok: Tok::Letter(name) | Tok::Word(name), .. }, inside @ ..] = tokens else { return None };
+    let matrix = match inside {
+        [Token { tok: Tok::Open(Bracket::Round), .. }, matrix @ .., Token { tok: Tok::Close(_), .. }] => {
+            matrix
+        }
+        _ => inside,
+    };
+    let is_matrix = matches!(matrix, [Token { tok: Tok::Begin, .. }, .., Token { tok: Tok::End, .. }]);
+    (name == "det" && is_matrix).then_some(matrix)
 }
 
 fn scaled(rows: Rows, factor: Option<&Expr>) -> Rows {

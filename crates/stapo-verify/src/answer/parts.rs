@@ -24,6 +24,30 @@ pub(super) fn trimmed(tokens: &[Token]) -> &[Token] {
     &tokens[n_peeled..tokens.len() - n_peeled]
 }
 
+/// `tokens` without "for all x" or "for every real x" at their end: the answer before it holds everywhere.
+pub(super) fn unquantified(tokens: &[Token]) -> &[Token] {
+    const KINDS: [&str; 6] = ["real", "positive", "integer", "integers", "natural", "nonnegative"];
+    let says = |token: &Token, words: &[&str]| match &token.tok {
+        Tok::Word(word) => words.contains(&word.to_lowercase().as_str()),
+        _ => false,
+    };
+    let starts =
+        |pair: &[Token]| says(&pair[0], &["for"]) && says(&pair[1], &["all", "any", "every", "each"]);
+    let Some(at) = tokens.windows(2).position(starts).filter(|at| *at > 0) else { return tokens };
+    let rest = &tokens[at + 2..];
+    let n_kinds = rest.iter().take_while(|token| says(token, &KINDS)).count();
+    let is_quantifier = matches!(
+        &rest[n_kinds..],
+        [Token { tok: Tok::Letter(_), .. }]
+            | [
+                Token { tok: Tok::Letter(_), .. },
+                Token { tok: Tok::In, .. },
+                Token { tok: Tok::Word(_), .. }
+            ]
+    );
+    if is_quantifier { trimmed(&tokens[..at]) } else { tokens }
+}
+
 /// How many pairs of braces enclose all of the tokens.
 fn n_brace_layers(tokens: &[Token]) -> usize {
     let n_leading = tokens.iter().take_while(|token| token.tok == Tok::Open(Bracket::Brace)).count();

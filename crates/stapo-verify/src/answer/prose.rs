@@ -16,8 +16,9 @@ pub(super) fn is_prose(tokens: &[Token]) -> bool {
     let is_variables = |word: &str| word.len() <= 3 && word.chars().all(|c| VARIABLES.contains(c));
     let n_words =
         tokens.iter().filter(|t| matches!(&t.tok, Tok::Word(w) if t.is_text || !is_variables(w))).count();
-    let is_set_name =
-        |word: &str| matches!(word, "reals" | "integers" | "rationals" | "naturals" | "complexes");
+    let is_set_name = |word: &str| {
+        matches!(word, "reals" | "integers" | "rationals" | "naturals" | "positives" | "complexes")
+    };
     n_words > 0
         && tokens.iter().all(|token| match &token.tok {
             Tok::Word(word) => !is_set_name(word) && !is_joint(token),

@@ -72,14 +72,19 @@ pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantit
     let mut money = None;
     let kept: Vec<Token> = tokens
         .iter()
-        .filter(|token| match token.tok {
+        .enumerate()
+        .filter(|(i, token)| match &token.tok {
             Tok::Currency(name) => {
-                money = Some(name);
+                money = Some(*name);
                 false
+            }
+            // `US\$18`
+            Tok::Word(word) if word == "US" => {
+                tokens.get(i + 1).is_none_or(|next| next.tok != Tok::Currency("dollar"))
             }
             _ => true,
         })
-        .cloned()
+        .map(|(_, token)| token.clone())
         .collect();
     let mut kept = kept;
     if matches!(kept.as_slice(), [Token { tok: Tok::Word(code), .. }, Token { tok: Tok::Num(_), .. }, ..] if units::is_currency_code(code))

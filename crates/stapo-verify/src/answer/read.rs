@@ -8,12 +8,12 @@ use super::collection::{
     without_points,
 };
 use super::lines::{Lined, lines};
-use super::matrix::{determinant, matrices};
-use super::parts::{depths, split, trimmed, turned};
+use super::matrix::{determinant, matrices, under_det};
+use super::parts::{depths, split, trimmed, turned, unquantified};
 use super::prose::{is_prose, letter_run, spelled, words};
 use super::quantity::{Quantity, quantity};
 use super::region::Region;
-use super::relation::{Joint, inequalities, joined, measured, name_of, with_one_parameter};
+use super::relation::{Joint, PARAMETER, inequalities, joined, measured, name_of, with_one_parameter};
 use crate::budget::{Bounded, Budget, MAX_ELEMENTS, Stop, unreadable};
 use crate::equal::region::same_region;
 use crate::expr::{Expr, Sign};
@@ -29,7 +29,7 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     if nesting > MAX_NESTING {
         return Err(Stop::OverBudget("collections nested too deep"));
     }
-    let tokens = trimmed(tokens);
+    let tokens = unquantified(trimmed(tokens));
     if tokens.is_empty() {
         return unreadable("nothing is there");
     }
@@ -106,10 +106,17 @@ fn single(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget)
     if (0..tokens.len()).any(|i| top(i) && matches!(tokens[i].tok, Tok::Rel(_))) {
         return related(tokens, depths, nesting, budget);
     }
-    if let Some(at) = find(Tok::SetMinus) {
+    // `\mathbb R-\{1\}` takes points away too.
+    let is_difference =
+        |i: &usize| top(*i) && tokens[*i].tok == Tok::Minus && tokens[i + 1].tok == Tok::Open(Bracket::Set);
+    if let Some(at) = find(Tok::SetMinus).or_else(|| (1..tokens.len() - 1).find(is_difference)) {
         let whole = answer(&tokens[..at], nesting + 1, budget)?;
         let points = answer(&tokens[at + 1..], nesting + 1, budget)?;
         return without_points(&whole, &points, budget);
+    }
+    if let Some(matrix) = under_det(tokens) {
+        let start = tokens.len() - matrix.len() - usize::from(tokens[1].tok != Tok::Begin);
+        return determinant(matrix, &depths[start..start + matrix.len()], budget);
     }
     if let [Token { tok: Tok::Bar, .. }, inside @ .., Token { tok: Tok::Bar, .. }] = tokens
         && let [Token { tok: Tok::Begin, .. }, .., Token { tok: Tok::End, .. }] = inside
@@ -285,6 +292,9 @@ fn bracketed(
             .find(|i| depths[*i] == 0 && matches!(inside[*i].tok, Tok::Mid | Tok::Bar | Tok::Colon))
     {
         let condition = answer(&inside[at + 1..], nesting + 1, budget)?;
+        if let Some(family) = family(&inside[..at], &condition, nesting, budget)? {
+            return Ok(Some(family));
+        }
         return described_set(&inside[..at], condition).map(Some);
     }
     let has_comma =
@@ -313,6 +323,36 @@ fn bracketed(
         return unreadable("an interval with other than two ends");
     }
     Ok(Some(spread_signs(items, open, close)))
+}
+
+/// A set of values whose parameter runs over all integers, as a value with that note: `\{2k\pi \mid k\in\mathbb Z\}`, or
+/// `\{x \mid x=2k\pi, k\in\mathbb Z\}`. `None` for other sets.
+fn family(
+    head: &[Token],
+    condition: &Answer,
+    nesting: usize,
+    budget: &mut Budget,
+) -> Bounded<Option<Answer>> {
+    match condition {
+        Answer::Named { name, left: None, .. } if name_of(head).as_ref() != Some(name) => {
+            let holds_name = |token: &Token| matches!(&token.tok, Tok::Letter(letter) if letter == name);
+            if !head.iter().any(holds_name) {
+                return Ok(None);
+            }
+            let items = with_one_parameter(vec![answer(head, nesting + 1, budget)?, condition.clone()]);
+            Ok(is_family(&items).then_some(Answer::List(items)))
+        }
+        Answer::List(items) if is_family(items) => match (&items[0], name_of(head)) {
+            (Answer::Named { name, .. }, Some(head)) if *name == head => Ok(Some(condition.clone())),
+            _ => Ok(None),
+        },
+        _ => Ok(None),
+    }
+}
+
+/// Whether the items are a value and the note that its parameter runs over all integers.
+fn is_family(items: &[Answer]) -> bool {
+    matches!(items, [_, Answer::Named { name, .. }] if name == PARAMETER)
 }
 
 /// Parts with ∪ between them.

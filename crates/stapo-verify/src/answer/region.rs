@@ -54,6 +54,18 @@ impl Region {
         Self { variable: self.variable.clone(), pieces: pieces.collect() }
     }
 
+    /// A half-line whose end has variables of its own, as an inequality: `x < y`.
+    pub(crate) fn as_inequality(&self) -> Option<(Expr, Rel, &Expr)> {
+        let ([piece], Some(name)) = (self.pieces.as_slice(), &self.variable) else { return None };
+        let (end, below, up_to) = match (is_infinite(&piece.low), is_infinite(&piece.high)) {
+            (true, false) => (&piece.high, Rel::Lt, Rel::Le),
+            (false, true) => (&piece.low, Rel::Gt, Rel::Ge),
+            _ => return None,
+        };
+        let rel = if end.is_closed { up_to } else { below };
+        (!end.at.variables().is_empty()).then(|| (Expr::Var(name.clone()), rel, &end.at))
+    }
+
     /// The part common to two half-lines that face each other.
     pub(crate) fn between(&self, other: &Self) -> Option<Self> {
         if self.variable != other.variable {
@@ -72,6 +84,11 @@ impl Region {
 }
 
 impl Interval {
+    /// The places of both ends.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = &Expr> {
+        [&self.low.at, &self.high.at].into_iter()
+    }
+
     pub(crate) fn point(at: Expr) -> Self {
         Self { low: End { at: at.clone(), is_closed: true }, high: End { at, is_closed: true } }
     }

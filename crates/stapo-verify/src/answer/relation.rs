@@ -191,7 +191,11 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
             Tok::Comma if depth > 0 => name.push(','),
             Tok::Colon if i > 0 => name.push(':'),
             Tok::Minus if depth > 0 && before == Some(&Tok::Open(Bracket::Brace)) => name.push('-'),
-            Tok::Caret if is_inverse(&tokens[i + 1..]) => name.push('^'),
+            Tok::Caret if before.is_some_and(names_function) && is_inverse(&tokens[i + 1..]) => {
+                name.push('^');
+            }
+            // The event of a probability: `P(X \le 2)`.
+            Tok::Rel(rel) if depth >= numbered_depth && !name.starts_with('(') => name.push_str(rel.sign()),
             _ => return None,
         }
     }
@@ -208,6 +212,12 @@ fn is_modulus_of_unknown(tokens: &[Token]) -> bool {
     let mut before_subscript = inside.iter().take_while(|token| token.tok != Tok::Under);
     matches!(before_subscript.next(), Some(Token { tok: Tok::Letter(_), .. }))
         && before_subscript.next().is_none()
+}
+
+/// Whether the token names a function or a matrix, whose inverse has a name: `f^{-1}(x)`, `A^{-1}`, but not `x^{-1}`.
+fn names_function(tok: &Tok) -> bool {
+    let Tok::Letter(name) = tok else { return false };
+    matches!(name.as_bytes(), [b'f' | b'g' | b'h' | b'A'..=b'Z'])
 }
 
 /// `{-1}` behind a caret.

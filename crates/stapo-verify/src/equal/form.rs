@@ -2,16 +2,20 @@
 //! variable, an antiderivative with a free constant.
 
 use crate::answer::quantity::Quantity;
-use crate::answer::region::Region;
-use crate::answer::{Answer, PARAMETER};
+use crate::answer::region::{Interval, Region};
+use crate::answer::{Answer, PARAMETER, as_region};
 use crate::budget::{Bounded, Budget};
 use crate::exact_form::affordable_form;
 use crate::expr::{Expr, Func};
+use crate::lex::token::Bracket;
 use crate::parse::arrangements;
 use crate::poly::{Atom, Power};
 
-/// The unit vectors along the axes, in order.
-const UNIT_VECTORS: [&str; 3] = ["hat i", "hat j", "hat k"];
+/// The axis of a unit vector: 0 for `\hat{i}` and `\vec{i}`, 1 for j, 2 for k.
+fn unit_vector(name: &str) -> Option<usize> {
+    let letter = name.strip_prefix("hat ").or_else(|| name.strip_prefix("vec "))?;
+    ["i", "j", "k"].iter().position(|axis| *axis == letter)
+}
 
 /// `C(10,3)` and `P(10,3)` as the number of choices of 3 out of 10, without and with their order.
 pub(super) fn count_of(name: &str, value: &Answer) -> Option<Quantity> {
@@ -28,7 +32,7 @@ pub(super) fn count_of(name: &str, value: &Answer) -> Option<Quantity> {
 /// The `n` coordinates of a sum of multiples of the unit vectors: `3\hat{i}+2\hat{j}` or `3i+2j`.
 pub(super) fn coordinates(value: &Quantity, n: usize, budget: &mut Budget) -> Bounded<Option<Vec<Answer>>> {
     let names = value.expr.variables();
-    let is_vector = names.iter().any(|name| UNIT_VECTORS.contains(name) || matches!(*name, "j" | "k"));
+    let is_vector = names.iter().any(|name| unit_vector(name).is_some() || matches!(*name, "j" | "k"));
     if !is_vector || !(2..=3).contains(&n) {
         return Ok(None);
     }
@@ -36,7 +40,7 @@ pub(super) fn coordinates(value: &Quantity, n: usize, budget: &mut Budget) -> Bo
         Atom::I => Some(0),
         Atom::Var(name) if name == "j" => Some(1),
         Atom::Var(name) if name == "k" => Some(2),
-        Atom::Var(name) => UNIT_VECTORS.iter().position(|unit| unit == name),
+        Atom::Var(name) => unit_vector(name),
         _ => None,
     };
     let Some(form) = affordable_form(&value.expr, budget)? else { return Ok(None) };
@@ -105,9 +109,14 @@ pub(super) fn of_any_integer(items: &[Answer]) -> Option<&Answer> {
     }
 }
 
-/// The value of a list of a value and a note on the range of one of its variables: `2n+1, n\ge1`.
+/// The value of a list of a value and a note on the range of one of its variables: `2n+1, n\ge1`, `2n+1, n\in\mathbb N`.
 pub(super) fn without_note(items: &[Answer]) -> Option<&Answer> {
-    let [value, Answer::Region(Region { variable: Some(variable), .. })] = items else { return None };
+    let is_counting = |set: &Answer| matches!(set, Answer::Text { words, .. } if matches!(words.as_str(), "naturals" | "positives"));
+    let (value, variable) = match items {
+        [value, Answer::Region(Region { variable: Some(variable), .. })] => (value, variable),
+        [value, Answer::Named { name, left: None, value: set }] if is_counting(set) => (value, name),
+        _ => return None,
+    };
     let expr = match value {
         Answer::Scalar(scalar) => &scalar.expr,
         Answer::Named { value, .. } => match &**value {
@@ -119,8 +128,87 @@ pub(super) fn without_note(items: &[Answer]) -> Option<&Answer> {
     expr.variables().contains(&variable.as_str()).then_some(value)
 }
 
+/// The coordinates of a named tuple, each with its own name: `(x,y)=(1,2)` as x = 1, y = 2.
+pub(super) fn by_part(name: &str, value: &Answer) -> Option<Vec<Answer>> {
+    let Answer::Tuple { items, open: Bracket::Round, close: Bracket::Round } = value else { return None };
+    let names: Vec<&str> = name.strip_prefix('(')?.strip_suffix(')')?.split(',').collect();
+    let named = |(name, value): (&str, &Answer)| Answer::Named {
+        name: name.to_owned(),
+        left: None,
+        value: Box::new(value.clone()),
+    };
+    (names.len() == items.len()).then(|| names.into_iter().zip(items).map(named).collect())
+}
+
+/// The values of a list that numbers the solutions for one unknown: `x_1=2, x_2=3` for x.
+pub(super) fn numbered(unknown: &str, items: &[Answer]) -> Option<Vec<Answer>> {
+    let value = |(i, item): (usize, &Answer)| match item {
+        Answer::Named { name, value, .. } if *name == format!("{unknown}_{}", i + 1) => {
+            Some((**value).clone())
+        }
+        _ => None,
+    };
+    items.iter().enumerate().map(value).collect()
+}
+
+/// The union of a list of intervals, one of which cannot be a point: `(-\infty,1)` or `(2,\infty)`.
+pub(super) fn union_of(items: &[Answer]) -> Option<Region> {
+    let parts: Vec<Region> = items.iter().map(as_region).collect::<Option<_>>()?;
+    let is_interval = |item: &Answer| matches!(item, Answer::Tuple { .. } | Answer::Region(_));
+    let pieces: Vec<Interval> = parts.into_iter().flat_map(|part| part.pieces).collect();
+    let is_no_point = |piece: &Interval| {
+        piece.low.is_closed || piece.high.is_closed || piece.ends().any(|at| at.any(|x| *x == Expr::Infinity))
+    };
+    (items.iter().all(is_interval) && pieces.iter().any(is_no_point))
+        .then_some(Region { variable: None, pieces })
+}
+
+/// The rows of a matrix that is written as a list of lists: `[[1,2],[3,4]]`.
+pub(super) fn rows_of(items: &[Answer]) -> Option<Vec<Vec<Expr>>> {
+    let cell = |item: &Answer| match item {
+        Answer::Scalar(value) if value.unit.is_none() => Some(value.expr.clone()),
+        _ => None,
+    };
+    let row = |item: &Answer| match item {
+        Answer::Tuple { items, open: Bracket::Square, close: Bracket::Square } => {
+            items.iter().map(cell).collect::<Option<Vec<Expr>>>()
+        }
+        _ => None,
+    };
+    let rows: Vec<Vec<Expr>> = items.iter().map(row).collect::<Option<_>>()?;
+    rows.iter().all(|row| row.len() == rows[0].len()).then_some(rows)
+}
+
+/// The expression with its constants `c_1`, `c_2` in the case of the other side's, where only the case differs.
+fn with_numbered_constants(a: &Expr, r: &Expr) -> Option<Expr> {
+    let is_constant = |name: &str| {
+        let number = name.strip_prefix("C_").or_else(|| name.strip_prefix("c_"));
+        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
+    };
+    if !a.any(|node| matches!(node, Expr::Var(name) if is_constant(name))) {
+        return None;
+    }
+    let (ours, theirs) = (a.variables(), r.variables());
+    let other_case =
+        |name: &str| theirs.iter().find(|other| other.eq_ignore_ascii_case(name) && **other != name);
+    let is_renamed = |name: &str| is_constant(name) && !theirs.contains(&name) && other_case(name).is_some();
+    let is_plain = |name: &&str| !is_constant(name) || is_renamed(name);
+    if !ours.iter().all(is_plain) {
+        return None;
+    }
+    Some(a.map(&mut |node| match &node {
+        Expr::Var(name) if is_renamed(name) => {
+            Expr::Var(other_case(name).map_or("", |other| other).to_owned())
+        }
+        _ => node,
+    }))
+}
+
 /// The expression with its free additive constant called C, where one side writes `+C` and the other `+c`.
 pub(super) fn with_one_constant(a: &Expr, r: &Expr) -> Option<Expr> {
+    if let Some(renamed) = with_numbered_constants(a, r) {
+        return Some(renamed);
+    }
     let a_name = free_constant(a)?;
     let r_name = free_constant(r)?;
     (a_name != r_name && a_name.eq_ignore_ascii_case(r_name)).then(|| {

@@ -14,7 +14,10 @@ use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::{Expr, Func};
 use crate::lex::token::Bracket;
 use equation::{same_equation, same_inequality, same_ratio};
-use form::{coordinates, count_of, of_any_integer, with_one_constant, with_shared_parameter, without_note};
+use form::{
+    by_part, coordinates, count_of, numbered, of_any_integer, rows_of, union_of, with_one_constant,
+    with_shared_parameter, without_note,
+};
 use quantity::same_quantity;
 use region::same_region;
 use std::cmp::Ordering;
@@ -44,6 +47,12 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         },
         (Answer::Empty, Answer::Set(items)) | (Answer::Set(items), Answer::Empty) => Ok(items.is_empty()),
         (Answer::Region(a), Answer::Region(r)) => same_region(a, r, budget),
+        (Answer::Inequality(left, rel, right), Answer::Region(region))
+        | (Answer::Region(region), Answer::Inequality(left, rel, right))
+            if let Some((name, bounded, bound)) = region.as_inequality() =>
+        {
+            same_inequality((left, *rel, right), (&name, bounded, bound), budget)
+        }
         (Answer::Region(a), r) => against_region(r, a, budget),
         (a, Answer::Region(r)) => match real_region(a, budget)? {
             Some(a) => same_region(&a, r, budget),
@@ -94,6 +103,12 @@ fn same_formula(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bou
         }
         (single @ Answer::Scalar(_), Answer::Matrix(rows)) if is_number(rows) => {
             same(single, &Answer::Scalar(Quantity::bare(rows[0][0].clone())), budget)
+        }
+        (Answer::Matrix(rows), Answer::Tuple { items, .. })
+        | (Answer::Tuple { items, .. }, Answer::Matrix(rows))
+            if let Some(listed) = rows_of(items) =>
+        {
+            same_matrix(&listed, rows, budget)
         }
         (Answer::Matrix(rows), Answer::Tuple { items, .. } | Answer::List(items))
         | (Answer::Tuple { items, .. } | Answer::List(items), Answer::Matrix(rows)) => {
@@ -170,6 +185,26 @@ fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bound
         }
         (Answer::List(items), Answer::Named { .. }) if let Some(value) = of_any_integer(items) => {
             same_family(value, reference, budget)
+        }
+        (Answer::Named { name, value, .. }, Answer::List(items))
+            if let Some(parts) = by_part(name, value) =>
+        {
+            same_list(&parts, items, budget)
+        }
+        (Answer::List(items), Answer::Named { name, value, .. })
+            if let Some(parts) = by_part(name, value) =>
+        {
+            same_list(items, &parts, budget)
+        }
+        (Answer::Named { name, value, .. }, Answer::List(items))
+            if let Some(values) = numbered(name, items) =>
+        {
+            same(value, &Answer::List(values), budget)
+        }
+        (Answer::List(items), Answer::Named { name, value, .. })
+            if let Some(values) = numbered(name, items) =>
+        {
+            same(&Answer::List(values), value, budget)
         }
         (Answer::Named { name, .. }, Answer::List(items))
         | (Answer::List(items), Answer::Named { name, .. })
@@ -254,7 +289,7 @@ fn letter_product(run: &str) -> Quantity {
 
 fn starts_with_number(expr: &Expr) -> bool {
     match expr {
-        Expr::Num { .. } => true,
+        Expr::Num { .. } | Expr::Percent(_) => true,
         Expr::Mul(factors) => factors.iter().any(starts_with_number),
         Expr::Neg(x) | Expr::Inv(x) => starts_with_number(x),
         Expr::Pow(base, _) => !matches!(**base, Expr::Var(_)),
@@ -266,10 +301,12 @@ fn against_region(other: &Answer, region: &Region, budget: &mut Budget) -> Bound
     match as_region(other) {
         Some(other) => same_region(&other, region, budget),
         None => match (other, region.pieces.as_slice()) {
-            (Answer::List(items), _) => match as_region(&Answer::Set(items.clone())) {
-                Some(points) => same_region(&points, region, budget),
-                None => Ok(false),
-            },
+            (Answer::List(items), _) => {
+                match as_region(&Answer::Set(items.clone())).or_else(|| union_of(items)) {
+                    Some(points) => same_region(&points, region, budget),
+                    None => Ok(false),
+                }
+            }
             _ => Ok(false),
         },
     }

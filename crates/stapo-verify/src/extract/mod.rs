@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 /// Most boxes of one line that are joined.
 const MAX_BOXES: usize = 16;
+/// Signs that set off a heading.
+const MARKUP: [char; 5] = ['*', '#', ' ', '_', '\r'];
 /// Longest statement in words in which a number is looked for.
 const MAX_STATEMENT_BYTES: usize = 400;
 
@@ -182,10 +184,13 @@ fn stated(text: &str) -> Option<&str> {
     tagged(text).or_else(|| marked_line(text)).or_else(|| said(text)).or_else(|| said_in_chinese(text))
 }
 
-/// What the last `<answer>` holds.
+/// What the last `<answer>` or `<Answer>` holds.
 fn tagged(text: &str) -> Option<&str> {
-    let end = last_of(text, "</answer>")?;
-    let start = last_of(&text[..end], "<answer>")? + "<answer>".len();
+    let (end, open) = match last_of(text, "</answer>") {
+        Some(end) => (end, "<answer>"),
+        None => (last_of(text, "</Answer>")?, "<Answer>"),
+    };
+    let start = last_of(&text[..end], open)? + open.len();
     Some(text[start..end].trim()).filter(|answer| !answer.is_empty())
 }
 
@@ -256,12 +261,12 @@ fn bends(word: &str) -> bool {
 
 /// What follows the last Chinese mark of an answer, up to the end of the sentence.
 fn said_in_chinese(text: &str) -> Option<&str> {
-    const MARKS: [&str; 3] = ["答案", "故选", "所以选"];
+    const MARKS: [&str; 4] = ["答案", "故选", "所以选", "正确选项"];
     if text.is_ascii() {
         return None;
     }
     let start = MARKS.iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max()?;
-    let rest = text[start..].trim_start_matches(['是', '为', '：', ':', ' ', '*', '项', '择']);
+    let rest = text[start..].trim_start_matches(['是', '为', '：', ':', ' ', '*', '选', '项', '择', '】']);
     let rest = rest.split(['\n', '。', '；']).next().unwrap_or("").trim().trim_end_matches(['．', '.']);
     (!rest.is_empty()).then_some(rest)
 }
@@ -271,7 +276,7 @@ pub(crate) fn answer_line(text: &str) -> Option<&str> {
     let start = last_line_mark(text)?;
     let rest = &text[start..];
     let line = rest.lines().next().unwrap_or("");
-    let line = line.trim().trim_start_matches("**").trim();
+    let line = line.trim().trim_start_matches('*').trim();
     if !line.is_empty() {
         return Some(line);
     }
@@ -287,16 +292,32 @@ fn last_line_mark(text: &str) -> Option<usize> {
         let colon = rest[gap..].chars().next().filter(|c| matches!(c, ':' | '：'))?;
         (gap <= 4).then_some(end + gap + colon.len_utf8())
     });
-    // A heading: **Final Answer** on a line of its own.
-    let heading = ends_of(text, "final answer")
-        .find(|end| text[*end..].trim_start_matches(['*', '#', ' ', '_', '\r']).starts_with('\n'));
+    // A heading: **Final Answer** or ### Answer on a line of its own.
+    let heading = ends_of(text, "answer").find(|end| {
+        let before = text[..end - "answer".len()].rsplit('\n').next().unwrap_or("");
+        let before = before.trim_matches(MARKUP);
+        let is_heading = before.is_empty() || before.ends_with("inal") || before.ends_with("INAL");
+        is_heading && text[*end..].trim_start_matches(MARKUP).starts_with('\n')
+    });
     let hashes = last_of(text, "####").map(|at| at + "####".len());
     [word, heading, hashes].into_iter().flatten().max()
 }
 
-/// What follows the last "answer is", up to the end of the sentence.
+/// Whether the words before a statement take the statement back: "I don't think the answer is 5."
+fn is_denied(before: &str) -> bool {
+    let clause = before.rsplit(['.', ',', ';', '!', '?', ':', '\n']).next().unwrap_or("").to_lowercase();
+    let has = |words: &str| clause.split_whitespace().any(|word| words.split(' ').any(|known| known == word));
+    let denies = has("not never cannot no") || clause.contains("n't ") || clause.contains("n’t ");
+    let thinks = has("think believe sure certain true say claim know convinced");
+    has("doubt doubtful unlikely") || (denies && thinks)
+}
+
+/// What follows the last "answer is" or "correct option is", up to the end of the sentence.
 fn said(text: &str) -> Option<&str> {
-    let start = ends_of(text, "answer is").next()?;
+    let found = ["answer is", "correct option is", "correct choice is"]
+        .into_iter()
+        .find_map(|phrase| ends_of(text, phrase).next().map(|end| (end - phrase.len(), end)));
+    let (_, start) = found.filter(|(phrase, _)| !is_denied(&text[..*phrase]))?;
     let rest = text[start..].trim_start().trim_start_matches(':').trim_start();
     let rest = rest.strip_prefix("**").unwrap_or(rest);
     for (open, close) in [("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("$", "$")] {

@@ -2,7 +2,7 @@
 
 use super::numeral::Numeral;
 use super::symbols::{self, Macro};
-use super::token::{Lines, Rel, Tok};
+use super::token::{Bracket, Lines, Rel, Tok, Token};
 use super::{GroupKind, Lexer};
 use crate::budget::{Bounded, unreadable};
 use crate::expr::Func;
@@ -21,8 +21,9 @@ impl Lexer<'_> {
         if end == start {
             end = (start + 1).min(self.chars.len());
         }
-        let name: String = self.chars[start..end].iter().collect();
-        self.pos = end;
+        let mut name: String = self.chars[start..end].iter().collect();
+        name.truncate(symbols::unglued(&name));
+        self.pos = start + name.chars().count();
         match name.as_str() {
             "begin" | "end" => return self.environment(&name),
             "mathbb" | "Bbb" => {
@@ -35,6 +36,17 @@ impl Lexer<'_> {
                 self.push(Tok::Num(Numeral { whole: "10".into(), ..Numeral::default() }));
                 return Ok(());
             }
+            // A cross product does not commute and is no product of numbers.
+            "times" if self.is_after_vector() => {
+                self.push(Tok::Other("\\times".into()));
+                return Ok(());
+            }
+            // `45\circ` has lost its caret; `f\circ g` composes functions.
+            "circ" if !self.is_after_value() => {
+                self.push(Tok::Other("\\circ".into()));
+                return Ok(());
+            }
+            "left" if self.opens_lines() => return Ok(()),
             "not" if self.at("=") => {
                 self.pos += 1;
                 self.push(Tok::Rel(Rel::Ne));
@@ -77,7 +89,40 @@ impl Lexer<'_> {
         is_macro
     }
 
-    /// `\mathbb{R}` becomes the word `reals`, and so on.
+    /// Whether the last token ends a vector: `\vec{a}`, `\vec a`.
+    fn is_after_vector(&self) -> bool {
+        let is_vector = |token: &Token| token.tok == Tok::Accent("vec");
+        match self.out.as_slice() {
+            [.., accent, Token { tok: Tok::Letter(_), .. }] => is_vector(accent),
+            [.., accent, open, _, Token { tok: Tok::Close(Bracket::Brace), .. }] => {
+                open.tok == Tok::Open(Bracket::Brace) && is_vector(accent)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the last token ends a number or a group, and no letter follows.
+    fn is_after_value(&self) -> bool {
+        let next = self.chars[self.pos..].iter().find(|c| !c.is_whitespace());
+        matches!(self.out.last().map(|token| &token.tok), Some(Tok::Num(_) | Tok::Close(_)))
+            && !next.is_some_and(char::is_ascii_alphabetic)
+    }
+
+    /// Whether `\{` follows, opens a column of lines and has no closing brace: `\left\{\begin{array}{l} … \right.`.
+    fn opens_lines(&mut self) -> bool {
+        let rest: String = self.chars[self.pos..].iter().filter(|c| !c.is_whitespace()).take(14).collect();
+        let is_open = rest == r"\{\begin{array" && {
+            let text: String = self.chars[self.pos..].iter().collect();
+            text.contains(r"\right.") || text.contains(r"\right .")
+        };
+        if is_open {
+            self.skip_past(r"\{", false);
+            self.is_column = true;
+        }
+        is_open
+    }
+
+    /// `\mathbb{R}` becomes the word `reals`, `\mathbb{N}^*` the word `positives`, `\mathbb{R}^+` an interval.
     fn number_set(&mut self) {
         let rest: String = self.chars[self.pos..].iter().take(8).filter(|c| !c.is_whitespace()).collect();
         let letter = rest.trim_start_matches('{').chars().next().unwrap_or(' ');
@@ -90,7 +135,27 @@ impl Lexer<'_> {
             _ => return,
         };
         self.skip_past(&letter.to_string(), rest.starts_with('{'));
-        self.push(Tok::Word(word.into()));
+        match (letter, self.takes_positive_sign()) {
+            ('N' | 'Z', true) => self.push(Tok::Word("positives".into())),
+            ('R', true) => {
+                let zero = Tok::Num(Numeral { whole: "0".into(), ..Numeral::default() });
+                let round = Bracket::Round;
+                for tok in [Tok::Open(round), zero, Tok::Comma, Tok::Infinity, Tok::Close(round)] {
+                    self.push(tok);
+                }
+            }
+            _ => self.push(Tok::Word(word.into())),
+        }
+    }
+
+    /// Takes the mark of the positive numbers behind a set: `^+`, `_{+}`, and `^*`, which leaves out zero.
+    fn takes_positive_sign(&mut self) -> bool {
+        let is_natural = self.chars[..self.pos].iter().rev().find(|c| c.is_alphabetic()) == Some(&'N');
+        let found = ["^+", "^{+}", "_+", "_{+}", "_{>0}", "^*", "^{*}", r"^\ast", r"^{\ast}"]
+            .into_iter()
+            .find(|mark| self.at(mark) && (is_natural || !mark.contains(['*', 'a'])));
+        self.pos += found.map_or(0, |mark| mark.chars().count());
+        found.is_some()
     }
 
     /// Opens the group that follows a macro.
@@ -128,18 +193,29 @@ impl Lexer<'_> {
             self.chars[self.pos..self.pos + length].iter().filter(|c| c.is_alphabetic()).collect();
         self.pos += length + 1;
         self.has_rows = true;
+        let is_column = name == "array"
+            && if word == "begin" {
+                self.columns.push(std::mem::take(&mut self.is_column));
+                self.columns.last() == Some(&true)
+            } else {
+                self.columns.pop() == Some(true)
+            };
         let is_matrix = name.ends_with("matrix") && name != "Vmatrix" || name == "array";
-        if !is_matrix {
+        if word == "begin" && name == "array" {
+            let gap = self.chars[self.pos..].iter().take_while(|c| c.is_whitespace()).count();
+            if self.chars.get(self.pos + gap) == Some(&'{') {
+                self.pos += gap;
+                self.discard_group()?;
+            }
+        }
+        if !is_matrix || is_column {
             let lines = match name.as_str() {
-                "cases" | "dcases" => Lines::Cases,
+                "cases" | "dcases" | "array" => Lines::Cases,
                 "aligned" | "align" | "equation" | "gathered" | "split" => Lines::Aligned,
                 _ => return unreadable(format!("the environment {name}")),
             };
             self.push(if word == "begin" { Tok::BeginLines(lines) } else { Tok::EndLines(lines) });
             return Ok(());
-        }
-        if word == "begin" && name == "array" && self.chars.get(self.pos) == Some(&'{') {
-            self.discard_group()?;
         }
         // Bars around a matrix mean its determinant.
         let has_bars = name == "vmatrix";

@@ -47,6 +47,8 @@ pub(crate) fn tokens(text: &str, notation: Notation) -> Bounded<Vec<Token>> {
         has_lone_dollar: n_dollars % 2 == 1,
         has_rows: false,
         is_doubled: false,
+        is_column: false,
+        columns: Vec::new(),
     };
     while lexer.pos < chars.len() {
         lexer.step()?;
@@ -83,6 +85,10 @@ struct Lexer<'a> {
     has_rows: bool,
     /// Whether the text doubles its backslashes, as text that was escaped twice does.
     is_doubled: bool,
+    /// Whether the array that begins next is a column of lines behind one brace.
+    is_column: bool,
+    /// For each open array, whether it is such a column.
+    columns: Vec<bool>,
 }
 
 impl Lexer<'_> {

@@ -40,7 +40,7 @@ pub(crate) fn sign(c: char) -> Option<Tok> {
         '∧' => Tok::Other("\\land".into()),
         '∅' | 'Ø' | 'ø' | '⌀' => Tok::Empty,
         '∞' => Tok::Infinity,
-        'π' | 'Π' => Tok::Pi,
+        'π' => Tok::Pi,
         '∑' => Tok::Sum,
         '∏' => Tok::Product,
         '∫' => Tok::Integral,
@@ -169,6 +169,7 @@ fn greek(c: char) -> Option<&'static str> {
         'μ' | 'µ' => "mu",
         'ν' => "nu",
         'ξ' => "xi",
+        'Π' => "Pi",
         'ρ' => "rho",
         'σ' => "sigma",
         'Σ' => "Sigma",
@@ -202,20 +203,28 @@ pub(crate) enum Macro {
     Sized,
 }
 
-/// What the macro `name` does. A name without a meaning here is a variable: `\alpha`, `\varphi`.
+/// What the macro `name` does. A name that is neither known nor a letter is a sign that is not read: `\otimes`.
 pub(crate) fn macro_named(name: &str) -> Macro {
     if let Some(layout) = layout_macro(name) {
         return layout;
     }
-    let tok = match sign_macro(name) {
-        Some(tok) => tok,
-        None if is_unread(name) => Tok::Other(format!("\\{name}")),
-        None => match Func::named(name) {
-            Some(func) => Tok::Func(func),
-            None => Tok::Letter(name.strip_prefix("var").unwrap_or(name).into()),
-        },
+    let letter = name.strip_prefix("var").unwrap_or(name);
+    let tok = match (sign_macro(name), Func::named(name)) {
+        (Some(tok), _) => tok,
+        (None, Some(func)) => Tok::Func(func),
+        (None, None) if is_letter(letter) => Tok::Letter(letter.into()),
+        (None, None) => Tok::Other(format!("\\{name}")),
     };
     Macro::Token(tok)
+}
+
+/// How much of a macro's name is the macro where the white space behind it was lost: `\quadx` is `\quad x`.
+pub(crate) fn unglued(name: &str) -> usize {
+    let glued = ["qquad", "quad", "cdot", "times", "pi", "pm"].into_iter().find(|known| {
+        let rest = name.strip_prefix(known).unwrap_or("");
+        rest.len() == 1 || (!rest.is_empty() && known.ends_with("quad"))
+    });
+    glued.filter(|_| !is_known(name)).map_or(name.len(), str::len)
 }
 
 /// Whether a macro of this name has a meaning here.
@@ -230,7 +239,9 @@ fn layout_macro(name: &str) -> Option<Macro> {
         | "thickspace" | "newline" | "hfill" | "space" | "par" | "smallskip" | "medskip" => Macro::Space,
         "!" | "displaystyle" | "textstyle" | "scriptstyle" | "limits" | "nolimits" | "mathstrut"
         | "strut" | "noindent" | "negthinspace" | "nonumber" | "(" | ")" | "[" | "]" | "Large" | "large"
-        | "bf" | "rm" | "it" | "centering" | "boldmath" | "mathop" | "mathrel" | "mathbin" => Macro::Nothing,
+        | "bf" | "rm" | "it" | "centering" | "boldmath" | "mathop" | "mathrel" | "mathbin" | "hline" => {
+            Macro::Nothing
+        }
         "left" | "right" | "middle" | "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr"
         | "biggl" | "biggr" | "Biggl" | "Biggr" | "bigm" => Macro::Sized,
         "text" | "mbox" | "textbf" | "textit" | "textrm" | "texttt" | "textsf" | "textnormal" | "hbox"
@@ -247,10 +258,11 @@ fn layout_macro(name: &str) -> Option<Macro> {
 /// Macros that stand for one token.
 fn sign_macro(name: &str) -> Option<Tok> {
     Some(match name {
-        "pi" | "Pi" => Tok::Pi,
+        "pi" => Tok::Pi,
         "infty" | "infin" => Tok::Infinity,
         "emptyset" | "varnothing" | "O" => Tok::Empty,
         "imath" | "mathbbi" => Tok::I,
+        "jmath" => Tok::Letter("j".into()),
         "cdot" | "times" | "ast" | "bullet" | "cdotp" | "star" => Tok::Times,
         "div" | "slash" => Tok::Slash,
         "pm" | "plusmn" => Tok::PlusMinus,
@@ -318,52 +330,14 @@ fn sign_macro(name: &str) -> Option<Tok> {
     })
 }
 
-/// Macros of mathematics that this crate does not read, marks that strike out or annotate, and TeX commands.
-fn is_unread(name: &str) -> bool {
-    matches!(
-        name,
-        "pmod"
-            | "iint"
-            | "oint"
-            | "lim"
-            | "partial"
-            | "nabla"
-            | "to"
-            | "rightarrow"
-            | "Rightarrow"
-            | "implies"
-            | "iff"
-            | "mapsto"
-            | "therefore"
-            | "forall"
-            | "exists"
-            | "subset"
-            | "subseteq"
-            | "notin"
-            | "propto"
-            | "parallel"
-            | "perp"
-            | "sim"
-            | "Leftrightarrow"
-            | "longrightarrow"
-            | "leftarrow"
-            | "input"
-            | "def"
-            | "newcommand"
-            | "let"
-            | "write"
-            | "include"
-            | "iffalse"
-            | "iftrue"
-            | "else"
-            | "fi"
-            | "footnote"
-            | "not"
-            | "sout"
-            | "cancel"
-            | "bcancel"
-            | "xcancel"
-            | "underbrace"
-            | "overbrace"
-    )
+/// Macros that are variables or names: the Greek letters, other letters, and operators that stand before a name.
+fn is_letter(name: &str) -> bool {
+    const LETTERS: [&str; 52] = [
+        "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda",
+        "mu", "nu", "xi", "omicron", "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega",
+        "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega", "ell",
+        "hbar", "aleph", "wp", "Re", "Im", "top", "det", "dim", "deg", "ker", "rank", "Pr", "arg", "sup",
+        "inf", "tr",
+    ];
+    LETTERS.contains(&name)
 }

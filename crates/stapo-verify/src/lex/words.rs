@@ -30,6 +30,12 @@ impl Lexer<'_> {
             if run == "e" && is_alone {
                 return self.push(Tok::E);
             }
+            // `\text{lcm}(4,6)`
+            if let Some(func) = Func::named(&run)
+                && (self.at("}(") || self.at("}\\left("))
+            {
+                return self.push(Tok::Func(func));
+            }
             return self.push(if is_percent(&run) { Tok::Percent } else { Tok::Word(run) });
         }
         match run.as_str() {

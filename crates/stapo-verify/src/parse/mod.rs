@@ -259,7 +259,10 @@ impl Parser<'_> {
             self.pos += 1;
         }
         let is_group = self.peek() == Some(&Tok::Open(Bracket::Brace));
-        let mut exponent = self.operand()?;
+        let mut exponent = match self.letter_of_run() {
+            Some(letter) => letter,
+            None => self.operand()?,
+        };
         if !is_group && self.peek() == Some(&Tok::Bang) {
             exponent = self.postfixed(exponent)?;
         }

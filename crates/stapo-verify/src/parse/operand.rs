@@ -4,7 +4,7 @@ use super::Parser;
 use crate::budget::{Bounded, unreadable};
 use crate::expr::{Expr, Func};
 use crate::lex::numeral::Numeral;
-use crate::lex::token::{Bracket, Tok};
+use crate::lex::token::{Bracket, Tok, Token};
 use crate::units;
 use dashu_ratio::RBig;
 
@@ -152,21 +152,24 @@ impl Parser<'_> {
     /// `C_{10}^{3}` and `P_{10}^{3}` (or A): the number of choices of 3 out of 10, without and with their order.
     fn count_ahead(&mut self, name: &str) -> Option<Expr> {
         let (letter, n) = name.split_once('_')?;
-        let n: i64 = n.parse().ok()?;
         if !matches!(letter, "C" | "P" | "A") || self.peek() != Some(&Tok::Caret) {
             return None;
         }
+        let whole: Option<i64> = n.parse().ok();
+        let is_name = letter == "C" && matches!(n, "n" | "m");
         let (k, length) = match (self.peek_at(1), self.peek_at(2), self.peek_at(3)) {
             (Some(Tok::Open(Bracket::Brace)), Some(Tok::Num(k)), Some(Tok::Close(Bracket::Brace))) => (k, 4),
             (Some(Tok::Num(k)), ..) => (k, 2),
             _ => return None,
         };
         let k: i64 = if k.is_plain_whole() { k.whole.parse().ok()? } else { return None };
-        if !(2..=MAX_COUNT).contains(&n) || k > n {
-            return None;
-        }
+        let n = match whole {
+            Some(n) if (2..=MAX_COUNT).contains(&n) && k <= n => Expr::int(n),
+            None if is_name => Expr::Var(n.to_owned()),
+            _ => return None,
+        };
         self.pos += length;
-        let (n, k) = (Expr::int(n), Expr::int(k));
+        let k = Expr::int(k);
         Some(if letter == "C" { Expr::Call(Func::Binomial, vec![n, k]) } else { arrangements(n, k) })
     }
 
@@ -242,20 +245,36 @@ impl Parser<'_> {
             self.tokens[self.pos].tok = Tok::Num(Numeral { whole: rest, ..Numeral::default() });
             return Ok(Expr::int(digit));
         }
-        if let Some(Tok::Word(run)) = self.peek()
-            && run.len() > 1
-            && splits(run)
-        {
-            let letter = run[..1].to_owned();
-            let rest = run[1..].to_owned();
-            self.tokens[self.pos].tok = if rest.len() == 1 { Tok::Letter(rest) } else { Tok::Word(rest) };
-            return Ok(Expr::Var(letter));
+        if let Some(letter) = self.letter_of_run() {
+            return Ok(letter);
         }
         if self.peek() == Some(&Tok::Minus) {
             self.pos += 1;
             return Ok(self.operand()?.negated());
         }
         self.operand()
+    }
+
+    /// Takes the first letter of a run of variables and leaves the others: `a^bc` is a^b · c, as TeX prints it.
+    pub(super) fn letter_of_run(&mut self) -> Option<Expr> {
+        let Token { tok: Tok::Word(run), is_text: false, .. } = self.tokens.get(self.pos)? else {
+            return None;
+        };
+        if run.len() < 2 || !splits(run) {
+            return None;
+        }
+        let (letter, rest) = (run[..1].to_owned(), run[1..].to_owned());
+        self.tokens[self.pos].tok = match rest.as_str() {
+            "e" => Tok::E,
+            "i" => Tok::I,
+            _ if rest.len() == 1 => Tok::Letter(rest),
+            _ => Tok::Word(rest),
+        };
+        Some(match letter.as_str() {
+            "e" => Expr::E,
+            "i" => Expr::I,
+            _ => Expr::Var(letter),
+        })
     }
 
     /// A subscript as text.

@@ -100,7 +100,8 @@ const LEAVES: [&str; 24] = [
     "\\frac12", "0.\\overline{3}", "1e-5", "12345678901234567890", "a_1", "\\alpha",
 ];
 
-const FRAGMENTS: [&str; 106] = [
+const FRAGMENTS: [&str; 122] = [
+    "\\left\\{\\begin{array}{l}", "\\end{array}\\right.", "\\mathbb{N}^*", "\\mathbb{R}^+", "\\det", "\\quadx", "f\\circ g", "\\vec{a}\\times", " for all x", "x_1=2,x_2=3", "P(X\\le2)=", "[[1,2],[3,4]]", "C_n^2", "\\mid k\\in\\mathbb Z\\}", "-\\{1\\}", "\\otimes",
     "\\frac", "\\sqrt", "\\boxed{", "\\text{", "\\left", "\\right", "\\begin{pmatrix}", "\\end{pmatrix}", "\\\\", "&", "{",
     "}", "(", ")", "[", "]", "\\{", "\\}", "|", "^", "_", "!", "%", "\\%", "\\$", "$", "+", "-", "*", "/", "=", "<", ">",
     "\\le", "\\pm", "\\cup", "\\in", ",", ";", ":", ".", "...", " ", "\n", "0", "1", "9", "12", "007", "3.14", "1e9", "x",

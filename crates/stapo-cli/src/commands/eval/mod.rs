@@ -10,15 +10,14 @@ use crate::shared::run_folder::{self, Use};
 use crate::shared::stop::{self, Asked, FINISHING, Stop};
 use crate::shared::terminal::is_quiet;
 use crate::shared::units::short;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use stapo_core::record::{EvalRecord, FileHash, SCHEMA, StopReason};
+use stapo_core::record::{FileHash, SCHEMA, StopReason};
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
     Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval,
-    compare, evaluate, expanded, rows,
+    compare_folders, evaluate, expanded, rows,
 };
-use stapo_rl::found_model::is_run;
 use stapo_rl::inference::EngineMemory;
 use stapo_rl::{FoundModel, LoadedModel, identity, model_hashes};
 use std::collections::HashMap;
@@ -137,6 +136,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         max_tokens: plan.max_tokens,
         style: &style,
         kv_bytes: plan.kv_mib << 20,
+        share: (0, 1),
         step,
     };
     let n_all: usize =
@@ -331,25 +331,7 @@ fn show_signals(stop: &Stop, bar: &ProgressBar) {
 }
 
 pub fn run_compare(args: &CompareArgs) -> Result<ExitCode> {
-    let read = |folder: &Path| -> Result<Vec<EvalRecord>> {
-        if !folder.join("eval.json").exists() {
-            let shown = folder.display();
-            let model = if is_run(folder) { shown.to_string() } else { "MODEL".to_string() };
-            bail!(
-                "{shown}: holds no evaluation; compare reads two folders that `stapo eval` wrote\nhint: stapo eval --model {model} --out evals/NAME makes one"
-            );
-        }
-        EvalFolder::read_plan(folder)?;
-        EvalFolder::read_samples(folder).with_context(|| format!("evaluation {}", folder.display()))
-    };
-    let compared = compare(&read(&args.a)?, &read(&args.b)?)?;
-    if compared.is_empty() {
-        bail!(
-            "{} and {} share no benchmark with two questions under one decoding\nhint: evaluate both with the same --benchmarks and --decoding",
-            args.a.display(),
-            args.b.display()
-        );
-    }
+    let compared = compare_folders(&args.a, &args.b)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&compared)?);
     } else {

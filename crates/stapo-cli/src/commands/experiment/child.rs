@@ -7,11 +7,11 @@ use anyhow::{Context, Result, bail};
 use stapo_core::record::{self, Arm, EventKind, Metrics, StopReason, changed_inputs};
 use stapo_rl::disk::rename;
 use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, plan_differences, read_events};
-use stapo_rl::{Config, Plan, identity};
+use stapo_rl::{Config, Plan, identity, restart};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -39,7 +39,7 @@ impl Job<'_> {
         if let ArmState::Complete = state {
             return Ok(Finished::Done);
         }
-        let mut command = Command::new(std::env::current_exe().context("this program's own path")?);
+        let mut command = restart::command().context("starting the run")?;
         command.args(["train", "--tied", "--json", "--threads", &self.threads.to_string()]);
         if let ArmState::Interrupted = state {
             command.arg("--resume").arg(&out);

@@ -3,6 +3,7 @@
 use crate::shared::input::{Line, MAX_LINE_BYTES, next_line, too_long};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
+use stapo_core::minibatch::meant_key;
 use stapo_core::objective::Advantages;
 use std::io::BufRead;
 
@@ -87,16 +88,6 @@ enum GroupId {
     Text(String),
     Number(i64),
 }
-
-const OPTIONAL: [&str; 7] = [
-    "advantage",
-    "loss_mask",
-    "reference_logp",
-    "behavior_entropy",
-    "sampler_logp",
-    "collision",
-    "teacher_logp",
-];
 
 /// All responses, or the error of the first bad line. Blank lines are skipped, and so is a byte-order mark at the start.
 pub fn read_lines(input: &mut dyn BufRead, file: &str) -> Result<Vec<ResponseInput>> {
@@ -228,7 +219,7 @@ impl ResponseInput {
 /// Unknown keys belong to the user and are ignored, except a misspelt optional key, which is refused.
 fn check_others(fields: &Fields) -> Result<()> {
     for key in fields.others.keys() {
-        if let Some(meant) = OPTIONAL.iter().find(|known| strsim::damerau_levenshtein(key, known) <= 2) {
+        if let Some(meant) = meant_key(key) {
             bail!("unknown key `{key}`\nhint: did you mean `{meant}`?");
         }
     }

@@ -6,12 +6,12 @@ mod lines;
 use crate::shared::input;
 use crate::shared::terminal::output;
 use anyhow::{Context, Result, anyhow, bail};
-use lines::{ResponseInput, read_lines};
+use lines::{Columns, ResponseInput, read_lines};
 use serde::Serialize;
-use stapo_core::diagnostics::{Census, Observed, QuadrantCensus, Thresholds};
+use stapo_core::minibatch::{self, ResponseColumns, Totals};
 use stapo_core::objective::{
-    Advantages, AdvantagesRef, MaskKind, ObjectiveError, ObjectiveSpec, ResponseSignals, ScoredResponse,
-    Tally, TokenEffect, UpdateKey, presets,
+    Advantages, EntropyBonus, MaskKind, ObjectiveError, ObjectiveSpec, ScoredResponse, TokenEffect,
+    UpdateKey, presets,
 };
 use stapo_rl::untrusted::read_text;
 use std::collections::BTreeMap;
@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let update = UpdateKey { step: args.step, pass, ..UpdateKey::default() };
     let evaluated = evaluate(&spec, &lines, &args.reward_weights, update, input::name(path))?;
     // All of the batch is evaluated before the first byte is written: an error leaves no partial output.
-    write(&evaluated, &lines)?;
+    write(&spec, &evaluated, &lines)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -123,10 +123,7 @@ fn load(name: &str) -> Result<ObjectiveSpec> {
 struct Evaluated {
     advantages: Vec<Advantages>,
     effects: Vec<Vec<TokenEffect>>,
-    tally: Tally,
-    tau_h: Option<f64>,
-    thresholds: Option<Thresholds>,
-    has_entropy_bonus: bool,
+    totals: Totals,
 }
 
 fn evaluate(
@@ -146,24 +143,18 @@ fn evaluate(
         None => anyhow!("{file}: {error}"),
     };
     let advantages = advantages(spec, lines, reward_weights).map_err(named)?;
-    let responses: Vec<ResponseSignals> =
-        lines.iter().zip(&advantages).map(|(line, own)| line.response(own.view())).collect();
-    let calibration = spec.calibrate(&responses, update).map_err(named)?;
-    let mut tallies = Vec::with_capacity(lines.len());
+    let responses: Vec<_> =
+        lines.iter().zip(&advantages).map(|(line, own)| (line.columns.view(), own.view())).collect();
     let mut effects = Vec::with_capacity(lines.len());
-    for (idx, response) in responses.iter().enumerate() {
-        let mut own = vec![TokenEffect::default(); response.logp.len()];
-        tallies.push(spec.evaluate(&calibration, idx, response, &mut own).map_err(named)?);
-        effects.push(own);
-    }
-    let tally = spec.total(&tallies);
+    let take = |_, own: &[TokenEffect]| {
+        effects.push(own.to_vec());
+        Ok::<(), ObjectiveError>(())
+    };
+    let (tally, totals) = minibatch::evaluate(spec, &responses, update, take).map_err(named)?;
     for own in &mut effects {
         tally.scale_effects(own);
     }
-    let tau_h = calibration.tau_h();
-    let has_entropy_bonus = spec.entropy_bonus != stapo_core::objective::EntropyBonus::None;
-    let thresholds = tau_h.map(|tau_h| Thresholds { tau_p: calibration.tau_p(), tau_h });
-    Ok(Evaluated { advantages, effects, tally, tau_h, thresholds, has_entropy_bonus })
+    Ok(Evaluated { advantages, effects, totals })
 }
 
 /// Advantages in the order of the lines: as the lines give them, or from their rewards. The lines of a group need not be
@@ -181,18 +172,7 @@ fn advantages(
         .iter()
         .map(|line| {
             let next = numbers.len();
-            let columns = &line.columns;
-            ScoredResponse {
-                behavior_logp: Some(&columns.behavior_logp),
-                behavior_entropy: columns.behavior_entropy.as_deref(),
-                reference_logp: columns.reference_logp.as_deref(),
-                teacher_logp: columns.teacher_logp.as_deref(),
-                ..ScoredResponse::new(
-                    *numbers.entry(&line.group).or_insert(next),
-                    &line.rewards,
-                    columns.logp.len(),
-                )
-            }
+            line.columns.view().scored(*numbers.entry(&line.group).or_insert(next), &line.rewards)
         })
         .collect();
     let equal = vec![1.0; lines.first().map_or(1, |line| line.rewards.len())];
@@ -223,33 +203,11 @@ enum AdvantageOut {
     Tokens(Vec<Option<f64>>),
 }
 
-#[derive(Serialize)]
-struct TotalLine {
-    loss: f64,
-    n_responses: usize,
-    n_tokens: usize,
-    n_kept: usize,
-    n_candidates: usize,
-    n_silenced: usize,
-    tau_h: Option<f64>,
-    clip_fraction: f64,
-    ratio_min: f64,
-    ratio_max: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    quadrants: Option<[QuadrantCensus; 4]>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    silenced_gradient_share: Option<f64>,
-}
-
-fn write(evaluated: &Evaluated, lines: &[ResponseInput]) -> Result<()> {
+fn write(spec: &ObjectiveSpec, evaluated: &Evaluated, lines: &[ResponseInput]) -> Result<()> {
     let mut out = BufWriter::new(output());
-    let has_collision = lines.iter().all(|line| line.columns.collision.is_some());
-    let mut census = evaluated.thresholds.filter(|_| has_collision).map(Census::new);
+    let has_entropy_bonus = spec.entropy_bonus != EntropyBonus::None;
     for ((line, effects), advantage) in lines.iter().zip(&evaluated.effects).zip(&evaluated.advantages) {
-        let observed = line.observed(effects);
-        if let Some(census) = &mut census {
-            observed.iter().flatten().for_each(|token| census.add(token));
-        }
+        let observed = line.columns.view().observed(effects).map(Vec::from_iter);
         let record = ResponseLine {
             group: &line.group,
             advantage: match advantage {
@@ -261,29 +219,14 @@ fn write(evaluated: &Evaluated, lines: &[ResponseInput]) -> Result<()> {
             clipped: line.column(effects, |e| e.clipped),
             ratio: line.column(effects, |e| Some(e.ratio)),
             d_logp: line.column(effects, |e| e.d_logp),
-            d_entropy: evaluated.has_entropy_bonus.then(|| line.column(effects, |e| e.d_entropy)),
+            d_entropy: has_entropy_bonus.then(|| line.column(effects, |e| e.d_entropy)),
             gradient_norm: observed
                 .map(|tokens| line.column(&tokens, |token| token.gradient_norm_squared().sqrt())),
         };
         serde_json::to_writer(&mut out, &record)?;
         out.write_all(b"\n")?;
     }
-    let tally = &evaluated.tally;
-    let total = TotalLine {
-        loss: tally.loss,
-        n_responses: tally.n_sequences,
-        n_tokens: tally.n_tokens,
-        n_kept: tally.n_kept,
-        n_candidates: tally.n_candidates,
-        n_silenced: tally.n_silenced,
-        tau_h: evaluated.tau_h,
-        clip_fraction: tally.clip_fraction,
-        ratio_min: tally.ratio_min,
-        ratio_max: tally.ratio_max,
-        quadrants: census.as_ref().map(Census::rows),
-        silenced_gradient_share: census.as_ref().map(Census::silenced_gradient_share),
-    };
-    serde_json::to_writer(&mut out, &total)?;
+    serde_json::to_writer(&mut out, &evaluated.totals)?;
     out.write_all(b"\n")?;
     out.flush()?;
     Ok(())
@@ -301,31 +244,19 @@ impl ResponseInput {
                 .collect(),
         }
     }
+}
 
-    fn response<'a>(&'a self, advantage: AdvantagesRef<'a>) -> ResponseSignals<'a> {
-        let columns = &self.columns;
-        ResponseSignals {
-            advantage,
-            logp: &columns.logp,
-            behavior_logp: &columns.behavior_logp,
-            entropy: &columns.entropy,
-            behavior_entropy: columns.behavior_entropy.as_deref(),
-            reference_logp: columns.reference_logp.as_deref(),
-            sampler_logp: columns.sampler_logp.as_deref(),
-            collision: columns.collision.as_deref(),
+impl Columns {
+    fn view(&self) -> ResponseColumns<'_> {
+        ResponseColumns {
+            logp: &self.logp,
+            behavior_logp: &self.behavior_logp,
+            entropy: &self.entropy,
+            reference_logp: self.reference_logp.as_deref(),
+            behavior_entropy: self.behavior_entropy.as_deref(),
+            sampler_logp: self.sampler_logp.as_deref(),
+            collision: self.collision.as_deref(),
+            teacher_logp: self.teacher_logp.as_deref(),
         }
-    }
-
-    /// The tokens as the census sees them, where the line has collisions.
-    fn observed(&self, effects: &[TokenEffect]) -> Option<Vec<Observed>> {
-        let columns = &self.columns;
-        let collision = columns.collision.as_ref()?;
-        let token = |t: usize| Observed {
-            logp: columns.logp[t],
-            entropy: columns.entropy[t],
-            collision: collision[t],
-            effect: effects[t],
-        };
-        Some((0..effects.len()).map(token).collect())
     }
 }

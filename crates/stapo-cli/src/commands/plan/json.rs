@@ -2,7 +2,7 @@
 
 use super::planned::{MemoryPhase, Planned};
 use serde_json::{Map, Value, json};
-use stapo_rl::estimate::{Machine, Origin, Rate};
+use stapo_rl::estimate::{Machine, Origin, RankedStep, Rate};
 
 pub fn of(planned: &Planned) -> Value {
     let Planned { plan, shapes, machine, prediction, .. } = planned;
@@ -59,13 +59,45 @@ pub fn of(planned: &Planned) -> Value {
             "response_tokens_mean": step.response_mean,
             "truncated_share": step.truncated_share,
         })),
+        "ranks": prediction.ranks.map(|ranks| of_ranks(planned, &ranks)),
         "assumed": planned.assumed,
         "notes": plan.notes(),
     })
 }
 
+fn of_ranks(planned: &Planned, ranks: &RankedStep) -> Value {
+    let exchange = &ranks.exchange;
+    let links = &ranks.world.links;
+    json!({
+        "ranks": ranks.world.n_ranks,
+        "machines": ranks.world.n_nodes,
+        "within_bytes": rate(&links.within),
+        "between_bytes": rate(&links.between),
+        "host_bytes": rate(&links.host),
+        "rollout_seconds_mean": ranks.rollout_mean,
+        "longest_response_seconds": ranks.longest_response,
+        "microbatches_per_minibatch": ranks.n_microbatches,
+        "rounds_per_minibatch": ranks.n_rounds,
+        "exchange_seconds": {
+            "gradients": exchange.gradients,
+            "fold": exchange.fold,
+            "weights": exchange.weights,
+            "responses": exchange.responses,
+            "gradients_if_overlapped": exchange.gradients_overlapped,
+        },
+        "bytes_sent": exchange.bytes_sent,
+        "exchange_share": exchange.seconds() / planned.prediction.phases.total(),
+        "idle_share": ranks.idle_share,
+        "one_gpu": planned.on_one.map(|one| json!({ "seconds_per_step": one.step_seconds, "fits": one.fits })),
+        "efficiency": planned.efficiency(),
+    })
+}
+
+fn rate(rate: &Rate) -> Value {
+    json!({ "per_second": rate.per_second, "origin": rate.origin.word(), "source": rate.origin.source() })
+}
+
 fn of_machine(machine: &Machine) -> Value {
-    let rate = |rate: &Rate| json!({ "per_second": rate.per_second, "origin": rate.origin.word(), "source": rate.origin.source() });
     let attention = |rates: &[(f64, f64)], origin: Origin| {
         let points: Vec<Value> =
             rates.iter().map(|(length, rate)| json!({ "length": length, "per_second": rate })).collect();

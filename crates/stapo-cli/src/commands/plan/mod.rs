@@ -8,11 +8,11 @@ use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::option::{positive, threads};
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
-use planned::{Here, ModelShapes, Planned};
+use planned::{Here, ModelShapes, OnOne, Planned};
 use stapo_rl::Plan;
 use stapo_rl::device::DeviceName;
-use stapo_rl::estimate::{self, Lengths, Machine, Measurement, Processor, Remedy, RunShape};
-use stapo_rl::memory;
+use stapo_rl::estimate::{self, Lengths, Machine, Measurement, Processor, Remedy, RunShape, SPREAD, World};
+use stapo_rl::memory::{self, MemoryPlan};
 use stapo_rl::train::Trainer;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,6 +37,18 @@ pub struct Args {
     /// Simulates the run on a named machine.
     #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(Machine::all().iter().map(|machine| machine.name)))]
     machine: Option<String>,
+
+    /// Simulates the run over several GPUs, one rank each.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    gpus: Option<usize>,
+
+    /// The machines that the GPUs are in; by default as few as hold them.
+    #[arg(long, value_name = "N", value_parser = positive, requires = "gpus")]
+    nodes: Option<usize>,
+
+    /// GB/s that a GPU sends to any other, in place of the machine's links.
+    #[arg(long, value_name = "GB/s", value_parser = positive, requires = "gpus")]
+    link: Option<usize>,
 
     /// Mean tokens of a prompt; a quarter of rollout.max_prompt_tokens by default.
     #[arg(long, value_name = "N", value_parser = positive)]
@@ -77,7 +89,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let machine = named.unwrap_or_else(|| here.machine(&plan, args.threads, &mut assumed));
     let memory_bytes = if named.is_some() { machine.memory_bytes } else { here.memory_bytes };
     let lengths = lengths(args, &plan)?;
-    let memory = memory::resolve(&plan, &shapes.model, &shapes.frozen, limit(&plan, memory_bytes));
+    let world = world(args, &machine)?;
+    let memory = memory_on(&plan, &shapes, memory_bytes, world.n_ranks);
     let shape = RunShape {
         plan: &plan,
         model: &shapes.model,
@@ -86,8 +99,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         lengths,
         kv_bytes: memory.kv_bytes,
         recompute: memory.recompute,
+        world,
     };
-    let is_simulation = named.is_some() || args.model.is_some() || args.no_measure;
+    let is_simulation = named.is_some() || args.model.is_some() || args.no_measure || world.n_ranks > 1;
     let obstacle = if is_simulation { None } else { here.obstacle(&plan, &shapes) };
     let measured = match &obstacle {
         None if !is_simulation => Some(measure(args, &shape)?),
@@ -108,9 +122,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         measured.as_ref(),
     );
     planned::assume_settings(&mut assumed, &plan);
+    if let Some(ranks) = &prediction.ranks {
+        planned::assume_ranks(&mut assumed, ranks);
+    }
     let planned = Planned {
+        on_one: (world.n_ranks > 1).then(|| on_one(&shape, &shapes, memory_bytes)),
         memory,
-        remedy: memory_bytes.and_then(|bytes| remedy(&plan, &shapes, bytes)),
+        remedy: memory_bytes.and_then(|bytes| remedy(&plan, &shapes, bytes, world.n_ranks)),
         plan: &plan,
         shapes: &shapes,
         machine: &machine,
@@ -132,12 +150,42 @@ fn limit(plan: &Plan, memory_bytes: Option<u64>) -> Option<u64> {
     memory_bytes.filter(|_| plan.device() != DeviceName::Cpu)
 }
 
+/// What a rank takes of the memory of its device.
+fn memory_on(plan: &Plan, shapes: &ModelShapes, memory_bytes: Option<u64>, n_ranks: usize) -> MemoryPlan {
+    memory::resolve_for(plan, &shapes.model, &shapes.frozen, limit(plan, memory_bytes), n_ranks)
+}
+
 /// What to change where a run does not fit `memory_bytes`.
-fn remedy(plan: &Plan, shapes: &ModelShapes, memory_bytes: u64) -> Option<Remedy> {
-    let ModelShapes { model, frozen, .. } = shapes;
-    let total =
-        |plan: &Plan| memory::resolve(plan, model, frozen, limit(plan, Some(memory_bytes))).peak_bytes();
-    estimate::remedy(plan, model, memory_bytes, total).filter(|remedy| !remedy.changes.is_empty())
+fn remedy(plan: &Plan, shapes: &ModelShapes, memory_bytes: u64, n_ranks: usize) -> Option<Remedy> {
+    let total = |plan: &Plan| memory_on(plan, shapes, Some(memory_bytes), n_ranks).peak_bytes();
+    estimate::remedy(plan, &shapes.model, memory_bytes, total).filter(|remedy| !remedy.changes.is_empty())
+}
+
+/// The ranks that the command line asks for.
+fn world(args: &Args, machine: &Machine) -> Result<World> {
+    let n_ranks = args.gpus.unwrap_or(1);
+    if let Some(nodes) = args.nodes.filter(|nodes| *nodes > n_ranks) {
+        bail!(
+            "--nodes {nodes}: more machines than the {n_ranks} GPUs of --gpus\nhint: raise --gpus, or leave --nodes out"
+        );
+    }
+    let links = args.link.map_or(machine.links, |rate| machine.links.at(rate as f64 * 1e9));
+    Ok(World::new(n_ranks, args.nodes, links))
+}
+
+/// The same run on one GPU, with the memory that it has there.
+fn on_one(shape: &RunShape, shapes: &ModelShapes, memory_bytes: Option<u64>) -> OnOne {
+    let memory = memory_on(shape.plan, shapes, memory_bytes, 1);
+    let alone = RunShape {
+        kv_bytes: memory.kv_bytes,
+        recompute: memory.recompute,
+        world: World::one(shape.world.links),
+        ..*shape
+    };
+    OnOne {
+        step_seconds: alone.simulate().phases.total(),
+        fits: memory_bytes.is_none_or(|bytes| memory.peak_bytes() <= bytes),
+    }
 }
 
 /// The mean lengths that the command line gives, or shares of the config's limits.
@@ -157,10 +205,15 @@ fn lengths(args: &Args, plan: &Plan) -> Result<Lengths> {
     let or_share = |mean: Option<usize>, limit: usize, share: usize| {
         mean.map_or((limit as f64 / share as f64).max(1.0), |mean| mean as f64)
     };
-    Ok(Lengths {
+    let lengths = Lengths {
         prompt_mean: or_share(args.mean_prompt, rollout.max_prompt_tokens, planned::PROMPT_SHARE),
         response_mean: or_share(args.mean_response, rollout.max_response_tokens, planned::RESPONSE_SHARE),
         response_limit: rollout.max_response_tokens,
+        spread: SPREAD,
+    };
+    Ok(match rollout.lengths {
+        Some(forced) => lengths.forced(forced.mean, forced.sigma),
+        None => lengths,
     })
 }
 

@@ -6,10 +6,10 @@ use anyhow::{Result, bail};
 use stapo_rl::Plan;
 use stapo_rl::config::{ModelSource, TeacherSource};
 use stapo_rl::device::{DeviceName, cuda};
-use stapo_rl::estimate::{Lengths, Machine, Measurement, Prediction, Remedy, SPREAD};
+use stapo_rl::estimate::{Lengths, Machine, Measurement, Prediction, RankedStep, Remedy};
 use stapo_rl::memory::{MemoryPart, MemoryPlan};
 use stapo_rl::model_files::{ModelConfig, Pretrained};
-use stapo_rl::task::{TaskSpec, VerifierSpec};
+use stapo_rl::task::TaskSpec;
 use std::path::Path;
 
 /// The parts of the limits that stand for mean lengths nobody gave.
@@ -28,7 +28,16 @@ pub struct Planned<'a> {
     pub remedy: Option<Remedy>,
     pub prediction: Prediction,
     pub measured: Option<Measurement>,
+    /// The run on one GPU, where several are asked for.
+    pub on_one: Option<OnOne>,
     pub assumed: Vec<String>,
+}
+
+/// The same run on one GPU.
+#[derive(Debug, Clone, Copy)]
+pub struct OnOne {
+    pub step_seconds: f64,
+    pub fits: bool,
 }
 
 /// What memory is used for at a time.
@@ -73,6 +82,13 @@ impl Planned<'_> {
 
     pub fn fits(&self) -> Option<bool> {
         self.memory_bytes.map(|bytes| self.total_bytes() <= bytes)
+    }
+
+    /// Of the work that the ranks could do in the time of a step, the share that one GPU would do in a step. Above 1 where
+    /// one GPU lacks memory for as many sequences at once.
+    pub fn efficiency(&self) -> Option<f64> {
+        let n_ranks = self.prediction.ranks?.world.n_ranks as f64;
+        Some(self.on_one?.step_seconds / self.prediction.phases.total() / n_ranks)
     }
 
     /// Response tokens of the whole run if every response has the greatest length.
@@ -217,7 +233,7 @@ pub fn assume_lengths(
         ));
     }
     let is_known = measured.is_some_and(|measured| measured.knows_lengths(rollout.max_response_tokens));
-    if given[1].is_none() && !is_known {
+    if given[1].is_none() && !is_known && rollout.lengths.is_none() {
         assumed.push(format!(
             "responses of {} tokens, a third of rollout.max_response_tokens; --mean-response N says better",
             grouped(lengths.response_mean.round() as u64)
@@ -229,8 +245,28 @@ pub fn assume_lengths(
             .push(format!("{percent:.0} % of the measured responses reached the limit, and go on to do so"));
     }
     assumed.push(format!(
-        "lengths that are spread by {SPREAD} in the logarithm up to the limit and stay so during the run"
+        "lengths that are spread by {} in the logarithm up to the limit and stay so during the run",
+        lengths.spread
     ));
+}
+
+/// Says what is assumed about several ranks.
+pub fn assume_ranks(assumed: &mut Vec<String>, ranks: &RankedStep) {
+    let links = &ranks.world.links;
+    let mut rates = vec![("within a machine", links.within)];
+    if ranks.world.n_nodes > 1 {
+        rates.push(("between machines", links.between));
+    }
+    rates.push(("between hosts", links.host));
+    for (place, rate) in rates {
+        let gigabytes = rate.per_second / 1e9;
+        assumed.push(format!(
+            "{gigabytes:.0} GB/s from each GPU {place}, {}: {}",
+            rate.origin.word(),
+            rate.origin.source()
+        ));
+    }
+    assumed.push("problems that nobody knows the lengths of, dealt out in turns".to_string());
 }
 
 /// Says what the settings of the plan leave open.
@@ -242,8 +278,7 @@ pub fn assume_settings(assumed: &mut Vec<String>, plan: &Plan) {
     if config.update.reuse.is_some() {
         assumed.push(format!("every rollout batch is used {} times (update.reuse)", plan.max_uses()));
     }
-    let is_program = |verifier: &VerifierSpec| matches!(verifier, VerifierSpec::Command(_));
-    if plan.rewards.iter().any(|reward| is_program(&reward.verifier)) {
+    if plan.rewards.iter().any(|reward| reward.verifier.program().is_some()) {
         assumed.push("the verifier program takes no time".to_string());
     }
 }

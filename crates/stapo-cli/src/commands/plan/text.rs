@@ -34,6 +34,13 @@ fn print_run(planned: &Planned) {
     let n_parameters = grouped(shapes.model.n_parameters());
     line("model", &format!("{}, {}, {n_parameters} parameters", shapes.name, shapes.model.family.name()));
     line("machine", &format!("{}; {}", planned.machine.description, rates(planned.machine)));
+    if let Some(ranks) = &planned.prediction.ranks {
+        let world = &ranks.world;
+        let machines = if world.n_nodes == 1 { "one machine" } else { "machines" };
+        let n_nodes =
+            if world.n_nodes == 1 { String::new() } else { format!("{} ", grouped(world.n_nodes as u64)) };
+        line("ranks", &format!("{} in {n_nodes}{machines}, a GPU each; memory is of one", world.n_ranks));
+    }
     line(
         "steps",
         &format!(
@@ -109,6 +116,7 @@ fn print_time(planned: &Planned) {
     for phase in prediction.phases.list().iter().filter(|phase| phase.seconds > 0.0) {
         line("", &format!("{:<13} {:>10}", phase.name, seconds(phase.seconds)));
     }
+    print_ranks(planned);
     let lengths = &prediction.lengths;
     line(
         "",
@@ -136,6 +144,35 @@ fn print_time(planned: &Planned) {
                 grouped(step.response_limit as u64),
                 seconds(step.rollout_seconds),
                 seconds(step.update_seconds)
+            ),
+        );
+    }
+}
+
+/// How well several ranks are used.
+fn print_ranks(planned: &Planned) {
+    let Some(ranks) = &planned.prediction.ranks else { return };
+    let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+    let total = planned.prediction.phases.total();
+    line(
+        "",
+        &format!(
+            "exchanges are {} of a step, {} sent by each rank; {} of the ranks' time is waiting",
+            percent(planned.prediction.phases.exchange / total),
+            size(ranks.exchange.bytes_sent as u64),
+            percent(ranks.idle_share)
+        ),
+    );
+    if let (Some(one), Some(efficiency)) = (&planned.on_one, planned.efficiency()) {
+        let fits = if one.fits { "" } else { ", which it has no memory for" };
+        line(
+            "",
+            &format!(
+                "one GPU takes {} a step{fits}: {} ranks do the work of {:.1}, an efficiency of {}",
+                seconds(one.step_seconds),
+                ranks.world.n_ranks,
+                efficiency * ranks.world.n_ranks as f64,
+                percent(efficiency)
             ),
         );
     }

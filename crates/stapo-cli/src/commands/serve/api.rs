@@ -1,6 +1,5 @@
 //! Answers in JSON. A run is named by its id in the list; every other name is refused, so no request leaves the folder.
 
-use super::columns::{Point, XAxis};
 use super::compare;
 use super::decimate::{Curve, decimate};
 use super::http::{Refusal, Request, Response};
@@ -8,11 +7,11 @@ use super::index::Look;
 use super::question::{named_runs, number, number_or, one_run};
 use super::responses;
 use super::site::{Site, lock};
-use crate::shared::run_folder::part_files;
 use crate::shared::study::differences::differing;
-use crate::shared::viewer::step_of;
 use serde::Serialize;
 use serde_json::json;
+use stapo_rl::run::columns::{Point, XAxis};
+use stapo_rl::run::{part_files, step_of};
 use stapo_rl::untrusted::read_text;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,12 +1,10 @@
 //! Runs over one another: arms with their seeds, means, and the statistics of `stapo report`.
 
-use super::columns::{Columns, XAxis};
 use super::decimate::{Curve, decimate, decimate_means};
 use super::http::{Refusal, Request, Response};
 use super::question::{named_runs, number_or, one_run, unreadable};
 use super::site::{Site, lock};
 use crate::shared::chart::{MIN_SEEDS_FOR_INTERVAL, band_over};
-use crate::shared::run_folder::part_files;
 use crate::shared::study::differences::{self, are_seeds};
 use crate::shared::study::table::{Cell, Table, text};
 use crate::shared::study::{Study, benchmarks, summary};
@@ -14,6 +12,8 @@ use anyhow::Result as AnyResult;
 use serde::Serialize;
 use serde_json::{Value, json};
 use stapo_rl::evaluation::compare;
+use stapo_rl::run::columns::{Columns, XAxis};
+use stapo_rl::run::part_files;
 use stapo_rl::untrusted::read_text;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -191,7 +191,7 @@ pub fn curves(site: &Site, request: &Request) -> Result<Response, Refusal> {
     let n_most = number_or(request, "points", 400)?.clamp(2, 2000);
     let (from, to) =
         (number_or(request, "from", f64::NEG_INFINITY)?, number_or(request, "to", f64::INFINITY)?);
-    let points = |columns: &Columns, key: &str| -> Vec<super::columns::Point> {
+    let points = |columns: &Columns, key: &str| -> Vec<stapo_rl::run::columns::Point> {
         columns.points(key, axis).into_iter().filter(|p| p.x >= from && p.x <= to).collect()
     };
     let mut answer: BTreeMap<String, Vec<ArmCurves>> = BTreeMap::new();

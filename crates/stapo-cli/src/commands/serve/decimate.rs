@@ -1,9 +1,9 @@
 //! At most as many points as a chart has pixels: each stretch of the axis keeps its lowest, mean and highest value, so
 //! that no spike is lost.
 
-use super::columns::Point;
 use crate::shared::chart::CurvePoint;
 use serde::Serialize;
+use stapo_rl::run::columns::Point;
 
 /// The points of one curve. `low` and `high` are absent where every point is one value of the run.
 #[derive(Debug, Default, Serialize, PartialEq)]

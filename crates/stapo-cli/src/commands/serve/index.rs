@@ -1,12 +1,12 @@
 //! The list of runs, kept up to date by looking at lengths and times of files before reading anything.
 
-use super::columns::row_of;
 use super::discover::{Found, experiment, runs_below};
 use super::lines::open_plain;
 use super::status::{Facts, Status, StatusKind, status};
 use rayon::prelude::*;
 use serde::Serialize;
 use stapo_core::record::{Event, Experiment};
+use stapo_rl::run::columns::row_of;
 use stapo_rl::run::{check_tree, read_events};
 use stapo_rl::untrusted::read_text;
 use std::collections::BTreeMap;

@@ -4,7 +4,6 @@
 mod access;
 mod api;
 mod assets;
-mod columns;
 mod compare;
 mod decimate;
 mod discover;

@@ -1,8 +1,8 @@
 //! What all connections share: the list of runs with its versions, and the columns of the runs that were looked at.
 
-use super::columns::Columns;
 use super::index::{Changes, Index, Look, Row};
 use super::lines::Tail;
+use stapo_rl::run::columns::Columns;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -7,16 +7,19 @@ use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::model::Fetch;
 use crate::shared::option::threads;
 use crate::shared::program::{PROGRAM, writer};
+use crate::shared::ranks::{Joined, RankFlags};
 use crate::shared::run_folder::{self, Use};
+use crate::shared::stop::Stop;
 use crate::shared::tensorboard::EventFile;
 use crate::shared::{shipped, stop};
 use anyhow::{Result, bail};
 use screen::Screen;
-use stapo_core::record::{EventKind, Metrics, StopReason};
+use stapo_core::record::{EventKind, Metrics, StopReason, Writer};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::evaluation::Evaluated;
+use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::run::Run;
-use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, train};
+use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, follow, train};
 use stapo_rl::{Plan, identity};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -83,6 +86,9 @@ pub struct Args {
 
     #[command(flatten)]
     allow: AllowCommand,
+
+    #[command(flatten)]
+    ranks: RankFlags,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -94,9 +100,46 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.tied {
         stop::tie_to_parent(&stop)?;
     }
+    let joined = Joined::meet(&args.ranks)?;
+    if joined.is_first() {
+        joined.run(|| lead(args, &joined, &stop))
+    } else {
+        joined.run(|| beside(args, &joined, &stop))
+    }
+}
+
+/// What every rank but the first does: the same steps without a folder or a display.
+fn beside(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
+    let plan = if args.resume.is_some() {
+        let text = joined.ranks.broadcast(&[])?;
+        run_folder::resolved(&String::from_utf8_lossy(&text))?
+    } else {
+        let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
+        args.fetch.pin(&mut plan)?;
+        plan
+    };
+    joined.agree_on_plan(&plan)?;
+    let device = joined.device(plan.device(), args.threads, Use::of(&plan))?;
+    agree_on_inputs(&*joined.ranks, &identity::of_plan(&plan, PROGRAM)?.inputs)?;
+    let programs = match args.resume {
+        Some(_) => args.allow.of_run(),
+        None => args.allow.of_config(args.config.as_deref()),
+    };
+    let mut trainer = Trainer::over(&plan, &device, programs, joined.ranks_on(&device)?)?;
+    if args.resume.is_some() {
+        trainer.restore(None)?;
+    }
+    trainer.open_benchmarks(&plan)?;
+    let outcome = follow(&plan, &mut trainer, &|| stop.is_raised().then(|| stop.signal()))?;
+    let is_own = outcome == Outcome::Stopped && stop.is_raised();
+    Ok(if is_own { ExitCode::from(stop.exit_status()) } else { ExitCode::SUCCESS })
+}
+
+/// What a process that trains alone does, and rank 0 of several.
+fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     let (plan, mut run, mut trainer) = match &args.resume {
-        Some(folder) => reopen(args, folder)?,
-        None => begin(args)?,
+        Some(folder) => reopen(args, folder, joined)?,
+        None => begin(args, joined)?,
     };
     allow_command::warn(&trainer.task);
     allow_command::record(plan.rewards.iter().map(|reward| &reward.verifier));
@@ -113,7 +156,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let events = args.tensorboard.then(|| EventFile::begin(run.folder(), &history)).transpose()?;
     let meter = trainer.meter();
     let screen = Screen::new(&plan, run.folder(), &history, meter, args.json, stop.clone());
-    let mut watch = TrainWatch { screen, events };
+    let mut watch = TrainWatch { screen, events, stop: stop.clone() };
     // A GPU that is lost unwinds out of the loop, and the run folder should tell.
     let outcome = cuda::guard(|| train(&plan, &mut run, &mut trainer, &mut watch));
     let outcome = match outcome {
@@ -133,6 +176,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 struct TrainWatch {
     screen: Screen,
     events: Option<EventFile>,
+    stop: Stop,
 }
 
 impl Watch for TrainWatch {
@@ -161,9 +205,13 @@ impl Watch for TrainWatch {
     fn stop_reason(&self) -> String {
         self.screen.stop_reason()
     }
+
+    fn asked_elsewhere(&mut self, signal: i32) {
+        self.stop.raise(signal);
+    }
 }
 
-fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
+fn begin(args: &Args, joined: &Joined) -> Result<(Plan, Run, Trainer)> {
     let (text, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
     let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&plan.config.name));
     if folder.exists() {
@@ -175,26 +223,37 @@ fn begin(args: &Args) -> Result<(Plan, Run, Trainer)> {
     }
     args.fetch.pin(&mut plan)?;
     // The model and the task are opened before the run folder is made, so that a bad config leaves no folder behind.
-    let device = run_folder::device(plan.device(), args.threads, Use::of(&plan))?;
-    let mut trainer = Trainer::new(&plan, &device, args.allow.of_config(args.config.as_deref()))?;
-    trainer.open_benchmarks(&plan)?;
+    joined.agree_on_plan(&plan)?;
+    let device = joined.device(plan.device(), args.threads, Use::of(&plan))?;
     let identity = identity::of_plan(&plan, PROGRAM)?;
-    let mut run = Run::create(&folder, &text, &plan.to_toml(), identity, &writer(plan.device()))?;
+    agree_on_inputs(&*joined.ranks, &identity.inputs)?;
+    let programs = args.allow.of_config(args.config.as_deref());
+    let mut trainer = Trainer::over(&plan, &device, programs, joined.ranks_on(&device)?)?;
+    trainer.open_benchmarks(&plan)?;
+    let mut run = Run::create(&folder, &text, &plan.to_toml(), identity, &writer_of(&plan, joined))?;
     for note in &notes {
         run.record(EventKind::Warning, note)?;
     }
     Ok((plan, run, trainer))
 }
 
-fn reopen(args: &Args, folder: &Path) -> Result<(Plan, Run, Trainer)> {
+fn reopen(args: &Args, folder: &Path, joined: &Joined) -> Result<(Plan, Run, Trainer)> {
     let interrupted = Interrupted::open(folder, &settings(args), args.accept_changes, PROGRAM)?;
     for error in &interrupted.reopening.refused {
         eprintln!("warning: {error}; going back to the checkpoint before");
     }
     let plan = &interrupted.plan;
-    let device = run_folder::device(plan.device(), args.threads, Use::of(plan))?;
-    let writer = writer(plan.device());
-    Ok(interrupted.resume(&writer, &device, args.allow.of_run())?)
+    joined.ranks.broadcast(plan.to_toml().as_bytes())?;
+    joined.agree_on_plan(plan)?;
+    let device = joined.device(plan.device(), args.threads, Use::of(plan))?;
+    agree_on_inputs(&*joined.ranks, &interrupted.identity().inputs)?;
+    let writer = writer_of(plan, joined);
+    Ok(interrupted.resume(&writer, &device, args.allow.of_run(), joined.ranks_on(&device)?)?)
+}
+
+/// This process, as the run folder names it.
+fn writer_of(plan: &Plan, joined: &Joined) -> Writer {
+    Writer { world: joined.ranks.world(), ..writer(plan.device()) }
 }
 
 /// The settings of the command line: `--set`, and `--device` and `--model` as two of them.

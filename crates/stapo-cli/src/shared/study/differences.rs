@@ -29,7 +29,53 @@ pub fn differing(plans: &[&str]) -> BTreeMap<String, Vec<String>> {
             values[idx + 1] = change.after;
         }
     }
-    found
+    merged(&found)
+}
+
+/// What [`Change`] says of a key that a plan does not have.
+const ABSENT: &str = "absent";
+
+/// An element of a list that some plan does not have is one difference, not one for each of its keys.
+fn merged(found: &BTreeMap<String, Vec<String>>) -> BTreeMap<String, Vec<String>> {
+    let mut elements: BTreeMap<&str, Vec<(&str, &Vec<String>)>> = BTreeMap::new();
+    for (key, values) in found {
+        if let Some((element, rest)) = element_of(key) {
+            elements.entry(element).or_default().push((rest, values));
+        }
+    }
+    let n_plans = found.values().next().map_or(0, Vec::len);
+    let is_missing =
+        |keys: &[(&str, &Vec<String>)], plan: usize| keys.iter().all(|(_, values)| values[plan] == ABSENT);
+    elements.retain(|_, keys| (0..n_plans).any(|plan| is_missing(keys, plan)));
+    let is_list = |key: &str| {
+        elements.keys().any(|element| element.rsplit_once('.').is_some_and(|(list, _)| list == key))
+    };
+    let is_told = |key: &str| element_of(key).is_some_and(|(element, _)| elements.contains_key(element));
+    let others = found.iter().filter(|(key, _)| !is_told(key) && !is_list(key));
+    let whole = elements.iter().map(|(element, keys)| {
+        let of_plan = |plan: usize| {
+            let present = keys.iter().filter(|(_, values)| values[plan] != ABSENT);
+            let told: Vec<String> =
+                present.map(|(rest, values)| format!("{rest}={}", values[plan])).collect();
+            if told.is_empty() { ABSENT.to_string() } else { told.join(", ") }
+        };
+        ((*element).to_string(), (0..n_plans).map(of_plan).collect())
+    });
+    others.map(|(key, values)| (key.clone(), values.clone())).chain(whole).collect()
+}
+
+/// A key inside an element of a list: the element and the rest of the key.
+fn element_of(key: &str) -> Option<(&str, &str)> {
+    let ends = key.match_indices('.').map(|(at, _)| at);
+    let mut starts = 0;
+    for end in ends {
+        let part = &key[starts..end];
+        if part.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Some((&key[..end], &key[end + 1..]));
+        }
+        starts = end + 1;
+    }
+    None
 }
 
 /// One row per key in which the arms of a study differ; `None` where they differ in nothing.
@@ -56,6 +102,16 @@ mod tests {
     fn plans_of_two_seeds_are_one_arm() {
         assert!(are_seeds(PLAN, &PLAN.replace("seed = 0", "seed = 7").replace("\"a\"", "\"b\"")));
         assert!(!are_seeds(PLAN, &PLAN.replace("steps = 4", "steps = 5")));
+    }
+
+    #[test]
+    fn an_element_of_a_list_that_a_plan_lacks_is_one_difference() {
+        let masked = "[[masks]]\nkind = \"spurious\"\nq = 0.75\n";
+        let other = masked.replace("0.75", "0.5");
+        let found = differing(&[masked, "masks = []\n"]);
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["masks.0"]);
+        assert_eq!(found["masks.0"], ["kind=\"spurious\", q=0.75", "absent"]);
+        assert_eq!(differing(&[masked, &other])["masks.0.q"], ["0.75", "0.5"]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use stapo_core::record::{
 };
 use stapo_rl::Plan;
 use stapo_rl::experiment::{ArmRuns, ExperimentSummary, Measure, SeedRun, held_out, summarise};
-use stapo_rl::run::{Run, check_tree, read_events};
+use stapo_rl::run::{Run, check_tree, part_files, plan_text, read_events, records, responses_of_file};
 use std::path::{Component, Path, PathBuf};
 
 /// Arms with their runs.
@@ -223,7 +223,7 @@ impl ArmData {
 
 impl RunData {
     fn open(folder: &Path, settings: Vec<String>) -> Result<Self> {
-        let plan_text = run_folder::plan_text(folder)?;
+        let plan_text = plan_text(folder)?;
         let plan = run_folder::plan(folder)
             .with_context(|| format!("run {}: is it a training run?", folder.display()))?;
         let metrics: Vec<Metrics> =
@@ -237,8 +237,8 @@ impl RunData {
             plan,
             plan_text,
             metrics,
-            silenced: run_folder::records(folder, "tokens")?,
-            explored: run_folder::records(folder, "explored")?,
+            silenced: records(folder, "tokens")?,
+            explored: records(folder, "explored")?,
             evals: evals(folder)?,
             manifest: Run::read_manifest(folder).ok(),
             events: read_events(folder)?,
@@ -252,10 +252,12 @@ impl RunData {
 
     /// Recorded responses of all steps.
     pub fn responses(&self) -> Result<Vec<ResponseRecord>> {
-        let files = run_folder::part_files(&self.folder, "rollouts")?;
-        let responses: Result<Vec<_>> =
-            files.iter().map(|path| run_folder::responses_of_file(path, &self.plan.objective)).collect();
-        Ok(responses?.into_iter().flatten().collect())
+        let files = part_files(&self.folder, "rollouts")?;
+        let mut responses = Vec::new();
+        for path in files {
+            responses.extend(responses_of_file(&path, &self.plan.objective)?);
+        }
+        Ok(responses)
     }
 
     /// Held-out accuracies by step; step 0 is before training.
@@ -278,7 +280,7 @@ impl RunData {
 
 /// Samples of `stapo eval --out RUN/eval` and of `--out RUN/eval/NAME`.
 pub fn evals(run: &Path) -> Result<Vec<EvalRecord>> {
-    let mut found = run_folder::records(run, "eval")?;
+    let mut found = records(run, "eval")?;
     let folder = run.join("eval");
     let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(found) };
     let mut names: Vec<_> = entries
@@ -288,7 +290,7 @@ pub fn evals(run: &Path) -> Result<Vec<EvalRecord>> {
         .collect();
     names.sort();
     for name in names {
-        found.extend(run_folder::records(&folder, &name.to_string_lossy())?);
+        found.extend(records(&folder, &name.to_string_lossy())?);
     }
     Ok(found)
 }

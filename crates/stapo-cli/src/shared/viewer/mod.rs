@@ -10,7 +10,7 @@ use stapo_core::objective::{Mask, MaskKind, MaskSignals, QuantileOver, Select, l
 use stapo_core::record::{Metrics, ResponseRecord};
 use stapo_core::rollout::{Finish, Verdict};
 use stapo_rl::Plan;
-use stapo_rl::run::Run;
+use stapo_rl::run::{Run, part_files, responses_of_file, step_of};
 use std::path::Path;
 
 pub const STYLE: &str = include_str!("viewer.css");
@@ -31,7 +31,7 @@ impl Inspected {
     /// The responses of a step; by default of the last step with a silenced token, else of the last with responses.
     pub fn open(run: &Path, step: Option<u64>) -> Result<Self> {
         let plan = run_folder::plan(run)?;
-        let files = run_folder::part_files(run, "rollouts")?;
+        let files = part_files(run, "rollouts")?;
         let steps: Vec<u64> = files.iter().filter_map(|path| step_of(path)).collect();
         let Some(&last) = steps.last() else {
             bail!(
@@ -47,7 +47,7 @@ impl Inspected {
             let known: Vec<String> = steps.iter().map(u64::to_string).collect();
             bail!("--step {step}: no responses are recorded for it\nhint: steps {}", known.join(", "));
         };
-        let responses = run_folder::responses_of_file(path, &plan.objective)?;
+        let responses = responses_of_file(path, &plan.objective)?;
         let metrics: Vec<Metrics> = Run::read_metrics(run)?;
         Ok(Inspected {
             run: run.file_name().map_or(plan.config.name.clone(), |name| name.to_string_lossy().into_owned()),
@@ -61,13 +61,8 @@ impl Inspected {
 
 /// The last of the steps that silenced a token; a run writes a file of `tokens/` for such steps only.
 fn last_silenced(run: &Path, steps: &[u64]) -> Result<Option<u64>> {
-    let silenced = run_folder::part_files(run, "tokens")?;
+    let silenced = part_files(run, "tokens")?;
     Ok(silenced.iter().filter_map(|path| step_of(path)).rfind(|step| steps.contains(step)))
-}
-
-/// The step in `step-000010.jsonl`.
-pub fn step_of(path: &Path) -> Option<u64> {
-    path.file_stem()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }
 
 /// What the script of the viewer reads.

@@ -18,25 +18,11 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Write, stdin, stdout};
-use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::sync::OnceLock;
 use std::thread;
 
-/// The first argument of a launcher; the second is what [`run`] takes.
+/// The first argument of a launcher, which is the program that `restart` names; the second is what [`run`] takes.
 pub const SUBCOMMAND: &str = "launch-verifier";
-
-static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-
-/// Names the program that serves as launcher: called with [`SUBCOMMAND`] and one more argument, the program calls
-/// [`run`] with that argument. The first call in a process counts.
-pub fn set_program(program: PathBuf) {
-    PROGRAM.get_or_init(|| program);
-}
-
-pub(super) fn program() -> Option<&'static Path> {
-    PROGRAM.get().map(PathBuf::as_path)
-}
 
 /// What a launcher is to start.
 #[derive(Debug, Clone, Serialize, Deserialize)]

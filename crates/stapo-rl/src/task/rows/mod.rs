@@ -80,18 +80,32 @@ pub struct FileCensus {
     pub id_field: Option<String>,
 }
 
+/// Which rows of a file stay in memory as they are, beside the problems made of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeptRows {
+    All,
+    None,
+}
+
 pub(super) struct ProblemRows {
     train: Vec<Problem>,
     held_out: Vec<Problem>,
     /// Worked solutions by id; empty without `solution_field`.
     solutions: HashMap<String, String>,
+    /// Whole rows by id; empty unless they are kept.
+    whole: HashMap<String, Map<String, Value>>,
     census: FileCensus,
 }
 
 impl ProblemRows {
-    pub(super) fn open(spec: &RowsSpec, format: Format, verifier: &Verifier) -> Result<Self, TaskError> {
+    pub(super) fn open(
+        spec: &RowsSpec,
+        format: Format,
+        verifier: &Verifier,
+        kept: KeptRows,
+    ) -> Result<Self, TaskError> {
         check_share("held_out_share", spec.held_out_share)?;
-        let mut collected = Collected::new(spec, format)?;
+        let mut collected = Collected::new(spec, format, kept)?;
         format.read(&spec.path, &mut |number, row| collected.add(number, row))?;
         let mut rows = collected.finish()?;
         rows.check_references(verifier);
@@ -121,6 +135,11 @@ impl ProblemRows {
     /// The worked solution of a problem; `None` where the file has none.
     pub(super) fn solution(&self, id: &str) -> Option<&str> {
         self.solutions.get(id).map(String::as_str)
+    }
+
+    /// The whole row of a problem; `None` where rows are not kept.
+    pub(super) fn row(&self, id: &str) -> Option<&Map<String, Value>> {
+        self.whole.get(id)
     }
 
     /// Training problems, then held-out ones.
@@ -173,6 +192,7 @@ impl ProblemRows {
 struct Collected<'a> {
     spec: &'a RowsSpec,
     format: Format,
+    kept: KeptRows,
     wording: Wording,
     /// Found at the first row.
     layout: Option<RowLayout>,
@@ -185,10 +205,11 @@ struct Collected<'a> {
 }
 
 impl<'a> Collected<'a> {
-    fn new(spec: &'a RowsSpec, format: Format) -> Result<Self, TaskError> {
+    fn new(spec: &'a RowsSpec, format: Format, kept: KeptRows) -> Result<Self, TaskError> {
         Ok(Self {
             spec,
             format,
+            kept,
             wording: Wording::new(spec.template(), spec.system.as_deref())?,
             layout: None,
             reference_of: HashMap::new(),
@@ -198,6 +219,7 @@ impl<'a> Collected<'a> {
                 train: Vec::new(),
                 held_out: Vec::new(),
                 solutions: HashMap::new(),
+                whole: HashMap::new(),
                 census: FileCensus::default(),
             },
         })
@@ -251,6 +273,9 @@ impl<'a> Collected<'a> {
             self.rows.solutions.insert(found.id.clone(), solution);
         }
         let Value::Object(fields) = row else { return Ok(()) };
+        if self.kept == KeptRows::All {
+            self.rows.whole.insert(found.id.clone(), fields.clone());
+        }
         let earlier_turns = self.wording.turns(&found.earlier_turns);
         let problem = Problem { id: found.id, earlier_turns, prompt: found.problem, reference };
         self.pending.push((problem, split_of(question, self.spec.held_out_share), fields));

@@ -3,10 +3,11 @@
 
 use crate::task::TaskError;
 use crate::task::judged::Judged;
-use crate::task::verifier_spec::CommandSpec;
+use crate::task::verdict::lines::{RowOf, read_reply, requests, requests_with_rows, shortened};
+use crate::task::verdict::python::{self, Worker};
+use crate::task::verifier_spec::{CommandSpec, PythonSpec};
 use process::{Process, Silence};
-use serde::{Deserialize, Serialize};
-use stapo_core::{Problem, Turn, Verdict};
+use stapo_core::Problem;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,8 @@ mod process;
 /// An external program and its process. A failure ends the process, and the next call starts another.
 pub(in crate::task) struct External {
     spec: CommandSpec,
+    /// Present where the program is an interpreter that runs a function of the user.
+    worker: Option<Worker>,
     process: Mutex<Option<Process>>,
     /// What the program shares with this machine because the machine cannot keep it apart.
     shared: Vec<String>,
@@ -22,57 +25,80 @@ pub(in crate::task) struct External {
 
 impl External {
     pub(super) fn start(spec: &CommandSpec) -> Result<Self, TaskError> {
-        for (key, seconds) in [("sample_seconds", spec.sample_seconds), ("batch_seconds", spec.batch_seconds)]
-        {
-            if !(seconds > 0.0 && seconds <= 1e6) {
-                return Err(TaskError::setting(
-                    key,
-                    format!("{seconds} s"),
-                    "a time above 0 and up to 1e6 s",
-                ));
-            }
+        Self::start_with(spec.clone(), None)
+    }
+
+    /// Starts the interpreter and loads the function, so that a file that cannot be loaded is found before sampling.
+    pub(super) fn start_python(spec: &PythonSpec) -> Result<Self, TaskError> {
+        Self::start_with(spec.command(), Some(Worker::new(spec)))
+    }
+
+    fn start_with(spec: CommandSpec, worker: Option<Worker>) -> Result<Self, TaskError> {
+        check_limits(&spec)?;
+        let external = Self { spec, worker, process: Mutex::new(None), shared: Vec::new() };
+        let (process, shared) = external.new_process()?;
+        Ok(Self { process: Mutex::new(Some(process)), shared, ..external })
+    }
+
+    /// A running program that is ready for samples, and what it shares with this machine.
+    fn new_process(&self) -> Result<(Process, Vec<String>), TaskError> {
+        let (mut process, shared) = Process::start(&self.spec)?;
+        if self.worker.is_none() {
+            return Ok((process, shared));
         }
-        if spec.max_line_bytes == 0 {
-            return Err(TaskError::setting(
-                "max_line_bytes",
-                "0",
-                "a verdict takes some 30 bytes; default 1 MiB",
-            ));
+        process.send(python::greeting());
+        let deadline = Instant::now() + Duration::from_secs_f64(self.spec.batch_seconds);
+        let ready = match process.next_line(deadline) {
+            Ok(line) => python::read_greeting(&line),
+            Err(silence) => Err(self.describe(silence, deadline)),
+        };
+        match ready {
+            Ok(()) => Ok((process, shared)),
+            Err(problem) => Err(self.failure(&mut process, "at the start".into(), problem)),
         }
-        // The launcher, of some 100 MiB of address space, is under the same limits.
-        if (1..256).contains(&spec.memory_mib) {
-            return Err(TaskError::setting(
-                "memory_mib",
-                spec.memory_mib.to_string(),
-                "0 for no limit, or at least 256",
-            ));
-        }
-        if spec.open_files < 16 {
-            return Err(TaskError::setting("open_files", spec.open_files.to_string(), "at least 16"));
-        }
-        if let Some(name) = spec.env.iter().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
-            return Err(TaskError::setting("env", format!("{name:?}"), "names of environment variables"));
-        }
-        let (process, shared) = Process::start(spec)?;
-        Ok(Self { spec: spec.clone(), process: Mutex::new(Some(process)), shared })
+    }
+
+    pub(super) fn reads_rows(&self) -> bool {
+        self.worker.is_some()
+    }
+
+    fn name(&self) -> String {
+        let program = self.spec.program.display();
+        self.worker
+            .as_ref()
+            .map_or_else(|| program.to_string(), |worker| format!("{program} {}", worker.name()))
     }
 
     pub(super) fn warnings(&self) -> Vec<String> {
-        let program = self.spec.program.display();
+        let program = self.name();
         self.shared.iter().map(|what| format!("verifier {program} shares with this machine {what}")).collect()
     }
 
-    /// Sends and receives one line per sample. A failure ends the process and is an error that names the sample.
-    pub(super) fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
+    /// Sends and receives one line per sample. A failure ends the process and is an error that names the sample. An
+    /// interpreter that dies is started again, once, and gets all samples of the call anew: an extension module may have
+    /// crashed, or the system may have taken its memory.
+    pub(super) fn judge(
+        &self,
+        samples: &[(&Problem, &str)],
+        row_of: &RowOf,
+    ) -> Result<Vec<Judged>, TaskError> {
         if samples.is_empty() {
             return Ok(Vec::new());
         }
         let mut slot = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         let mut process = match slot.take() {
             Some(process) => process,
-            None => Process::start(&self.spec)?.0,
+            None => self.new_process()?.0,
         };
-        let judged = self.exchange(&mut process, samples)?;
+        let mut judged = self.exchange(&mut process, samples, row_of);
+        if let (Err(error), Some(worker)) = (&judged, &self.worker)
+            && process.has_ended()
+        {
+            worker.show(&format!("started again after: {error}"));
+            process = self.new_process()?.0;
+            judged = self.exchange(&mut process, samples, row_of);
+        }
+        let judged = judged?;
         *slot = Some(process);
         Ok(judged)
     }
@@ -81,6 +107,7 @@ impl External {
         &self,
         process: &mut Process,
         samples: &[(&Problem, &str)],
+        row_of: &RowOf,
     ) -> Result<Vec<Judged>, TaskError> {
         let place =
             |idx: usize| format!("sample {} of {} (problem {:?})", idx + 1, samples.len(), samples[idx].0.id);
@@ -90,7 +117,10 @@ impl External {
         }
         let first = process.n_sent;
         process.n_sent += samples.len() as u64;
-        process.send(requests(samples, first));
+        process.send(match &self.worker {
+            None => requests(samples, first),
+            Some(_) => requests_with_rows(samples, first, row_of),
+        });
         let batch_deadline = Instant::now() + Duration::from_secs_f64(self.spec.batch_seconds);
         let mut judged = Vec::with_capacity(samples.len());
         for (idx, (problem, _)) in samples.iter().enumerate() {
@@ -99,11 +129,14 @@ impl External {
             let line = process.next_line(deadline).map_err(|silence| {
                 self.failure(process, place(idx), self.describe(silence, batch_deadline))
             })?;
-            let answer = read_reply(&line, &problem.id, first + idx as u64).map_err(|problem| {
-                let remedy = r#"one line of JSON per sample: {"verdict": "right"} or {"reward": 0.5}"#;
-                self.failure(process, place(idx), (problem, remedy.into()))
-            })?;
-            judged.push(answer);
+            let answer = match &self.worker {
+                None => read_reply(&line, &problem.id, first + idx as u64).map_err(|problem| {
+                    let remedy = r#"one line of JSON per sample: {"verdict": "right"} or {"reward": 0.5}"#;
+                    (problem, remedy.into())
+                }),
+                Some(worker) => worker.read_reply(&line, &problem.id, first + idx as u64, &place(idx)),
+            };
+            judged.push(answer.map_err(|problem| self.failure(process, place(idx), problem))?);
         }
         match process.next_line(Instant::now()) {
             // All verdicts have arrived. A program that has ended by now fails the next call.
@@ -153,68 +186,37 @@ impl External {
         (problem, remedy): (String, String),
     ) -> TaskError {
         let problem = format!("{problem}{}", process.end());
-        TaskError::Verifier { program: self.spec.program.display().to_string(), place, problem, remedy }
+        TaskError::Verifier { program: self.name(), place, problem, remedy }
     }
 }
 
-#[derive(Serialize)]
-struct VerifierRequest<'a> {
-    sample: u64,
-    id: &'a str,
-    /// The turns before the prompt; left out where there are none.
-    #[serde(skip_serializing_if = "<[Turn]>::is_empty")]
-    earlier_turns: &'a [Turn],
-    prompt: &'a str,
-    response: &'a str,
-    reference: &'a str,
-}
-
-fn requests(samples: &[(&Problem, &str)], first: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for (sample, (problem, response)) in (first..).zip(samples) {
-        let Problem { id, earlier_turns, prompt, reference } = problem;
-        let request = VerifierRequest { sample, id, earlier_turns, prompt, response, reference };
-        serde_json::to_writer(&mut bytes, &request).expect("numbers, strings and lists are always JSON");
-        bytes.push(b'\n');
+/// Refuses limits under which no program can work.
+fn check_limits(spec: &CommandSpec) -> Result<(), TaskError> {
+    for (key, seconds) in [("sample_seconds", spec.sample_seconds), ("batch_seconds", spec.batch_seconds)] {
+        if !(seconds > 0.0 && seconds <= 1e6) {
+            return Err(TaskError::setting(key, format!("{seconds} s"), "a time above 0 and up to 1e6 s"));
+        }
     }
-    bytes
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct VerifierReply {
-    sample: Option<u64>,
-    verdict: Option<Verdict>,
-    reward: Option<f64>,
-    answer: Option<String>,
-    reason: Option<String>,
-    id: Option<String>,
-}
-
-fn read_reply(line: &[u8], id: &str, sample: u64) -> Result<Judged, String> {
-    let reply: VerifierReply =
-        serde_json::from_slice(line).map_err(|e| format!("wrote {}: {e}", shortened(line)))?;
-    if let Some(other) = reply.sample.filter(|&other| other != sample) {
-        return Err(format!("answered sample {other} where {sample} was next"));
+    if spec.max_line_bytes == 0 {
+        return Err(TaskError::setting(
+            "max_line_bytes",
+            "0",
+            "a verdict takes some 30 bytes; default 1 MiB",
+        ));
     }
-    if let Some(other) = reply.id.filter(|other| other != id) {
-        return Err(format!("answered for {other:?}"));
+    // The launcher, of some 100 MiB of address space, is under the same limits.
+    if (1..256).contains(&spec.memory_mib) {
+        return Err(TaskError::setting(
+            "memory_mib",
+            spec.memory_mib.to_string(),
+            "0 for no limit, or at least 256",
+        ));
     }
-    let verdict = match (reply.verdict, reply.reward) {
-        (_, Some(reward)) if !reward.is_finite() => return Err(format!("gave the reward {reward}")),
-        (Some(verdict), _) => verdict,
-        (None, Some(reward)) if reward > 0.0 => Verdict::Right,
-        (None, Some(_)) => Verdict::Wrong,
-        (None, None) => return Err(format!("gave neither verdict nor reward: {}", shortened(line))),
-    };
-    let reason = reply.reason.unwrap_or_else(|| "by the external verifier".into());
-    Ok(Judged { verdict, reward: reply.reward, answer: reply.answer, canonical: None, reason })
-}
-
-fn shortened(line: &[u8]) -> String {
-    const MAX_CHARS: usize = 120;
-    let text = String::from_utf8_lossy(&line[..line.len().min(4 * MAX_CHARS)]);
-    let start: String = text.chars().take(MAX_CHARS).collect();
-    let rest = if text.chars().count() > MAX_CHARS || line.len() > 4 * MAX_CHARS { " ..." } else { "" };
-    format!("{start:?}{rest}")
+    if spec.open_files < 16 {
+        return Err(TaskError::setting("open_files", spec.open_files.to_string(), "at least 16"));
+    }
+    if let Some(name) = spec.env.iter().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
+        return Err(TaskError::setting("env", format!("{name:?}"), "names of environment variables"));
+    }
+    Ok(())
 }

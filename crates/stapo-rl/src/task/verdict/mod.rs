@@ -1,6 +1,8 @@
 //! Verifiers, which turn responses into verdicts.
 
 mod command;
+mod lines;
+mod python;
 
 use super::TaskError;
 use super::countdown;
@@ -9,6 +11,8 @@ use super::permission::{self, Programs};
 use super::verifier_spec::CountdownRule;
 use super::verifier_spec::VerifierSpec;
 use command::External;
+use lines::RowOf;
+pub use python::show_prints;
 use rayon::prelude::*;
 use stapo_core::{Problem, Verdict};
 use stapo_verify::{Rules, grade, grade_answer};
@@ -27,16 +31,31 @@ impl Verifier {
         Ok(match spec {
             VerifierSpec::Rule(rule) => Self::Rule((*rule).into()),
             VerifierSpec::Countdown(rule) => Self::Countdown(*rule),
-            VerifierSpec::Command(_) if programs == Programs::Never => Self::NotStarted,
+            VerifierSpec::Command(_) | VerifierSpec::Python(_) if programs == Programs::Never => {
+                Self::NotStarted
+            }
             VerifierSpec::Command(command) => {
                 permission::check(command, programs)?;
                 Self::External(Box::new(External::start(command)?))
             }
+            VerifierSpec::Python(python) => {
+                permission::check(&python.command(), programs)?;
+                Self::External(Box::new(External::start_python(python)?))
+            }
         })
     }
 
+    /// Whether judging needs the rows of a data file.
+    pub(super) fn reads_rows(&self) -> bool {
+        matches!(self, Self::External(external) if external.reads_rows())
+    }
+
     /// One result per sample, in the order of the samples. Rules run on all cores.
-    pub(super) fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
+    pub(super) fn judge(
+        &self,
+        samples: &[(&Problem, &str)],
+        row_of: &RowOf,
+    ) -> Result<Vec<Judged>, TaskError> {
         match self {
             Self::Rule(rules) => {
                 Ok(samples.par_iter().map(|&(problem, text)| by_rule(problem, text, *rules)).collect())
@@ -45,7 +64,7 @@ impl Verifier {
                 .par_iter()
                 .map(|&(problem, text)| countdown::judge(text, &problem.reference, *rule))
                 .collect()),
-            Self::External(external) => external.judge(samples),
+            Self::External(external) => external.judge(samples, row_of),
             Self::NotStarted => Err(TaskError::setting(
                 "verifier",
                 "the program was not started, so nothing can be judged",

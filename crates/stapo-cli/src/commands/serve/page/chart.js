@@ -99,7 +99,7 @@
     const caption = element("figcaption");
     const tools = element("span", "tools");
     const place = element("div", "plot");
-    caption.append(element("b", "", options.title), element("span", "", options.note || ""));
+    caption.append(element("b", "", options.title), element("span", "", [options.note, options.unit].filter(Boolean).join(", ")));
     figure.append(caption, tools, place);
     const chart = { figure, data: { lines: [], bands: [], marks: [] }, axis: "step", range: null, smooth: 0, hidden: new Set() };
     for (const [label, what, save] of [
@@ -191,7 +191,7 @@
       }
       for (const mark of marks.filter((mark) => mark.x >= x0 && mark.x <= x1)) {
         const x = toX(mark.x).toFixed(1);
-        drawing.append(svg("path", { class: "mark " + mark.kind, d: "M" + x + " " + (bottom - 1) + "l-5 9h10z", "data-t": mark.text }));
+        drawing.append(svg("path", { class: "mark " + mark.kind, d: "M" + x + " " + bottom + "l-4 6h8z", "data-t": mark.text }));
       }
       const hit = svg("rect", { class: "hit", x: left, y: top, width: right - left, height: HEIGHT });
       drawing.append(hit);
@@ -227,6 +227,46 @@
       frame.hit.dataset.k = keys.slice(0, 23).join(" ");
     };
 
+    // Fingers: one reads values, or pans a chart that is zoomed; two zoom. The page scrolls when a finger moves up or down.
+    const fingers = new Map();
+    let grip = null;
+    const partAt = (clientX) => (clientX - place.firstChild.getBoundingClientRect().left - frame.left) / (frame.right - frame.left);
+    const isMoving = () => fingers.size === 2 || chart.range !== null;
+    const takeGrip = () => {
+      grip = { range: [frame.x0, frame.x1], parts: [...fingers.values()] };
+    };
+    const moveFingers = () => {
+      const [x0, x1] = grip.range;
+      const [was, is] = [grip.parts, [...fingers.values()]];
+      if (is.length === 1) {
+        const shift = (was[0] - is[0]) * (x1 - x0);
+        options.onRange(x0 + shift, x1 + shift);
+      } else if (is.length === 2 && Math.abs(is[1] - is[0]) > 0.02) {
+        const width = (was[1] - was[0]) / (is[1] - is[0]) * (x1 - x0);
+        if (width <= 0) return;
+        const from = x0 + was[0] * (x1 - x0) - is[0] * width;
+        options.onRange(from, from + width);
+      }
+    };
+    const lift = (event) => {
+      if (fingers.delete(event.pointerId) && fingers.size) takeGrip();
+    };
+    place.addEventListener("pointerdown", (event) => {
+      if (!frame || event.target !== frame.hit || event.pointerType !== "touch") return;
+      fingers.set(event.pointerId, partAt(event.clientX));
+      takeGrip();
+      // What a finger moves is drawn anew under the finger, so the figure takes its events.
+      if (isMoving()) for (const id of fingers.keys()) place.setPointerCapture(id);
+      describe(event);
+    });
+    place.addEventListener("pointermove", (event) => {
+      if (!fingers.has(event.pointerId)) return;
+      fingers.set(event.pointerId, partAt(event.clientX));
+      if (isMoving()) moveFingers(); else describe(event);
+    });
+    place.addEventListener("pointerup", lift);
+    place.addEventListener("pointercancel", lift);
+
     // A drag zooms, a drag with Shift or the middle button pans, a double click shows everything.
     let drag = null;
     const xAt = (event) => {
@@ -240,6 +280,7 @@
       place.setPointerCapture(event.pointerId);
     });
     place.addEventListener("pointermove", (event) => {
+      if (event.pointerType === "touch") return;
       if (!drag) { describe(event); return; }
       const to = xAt(event);
       if (drag.isPan) {

@@ -5,13 +5,15 @@
   const { rows, views, ask, anchor, remember, duration, badge } = stapo.app;
 
   // The charts of a run. A key that ends in * stands for all keys that begin so; `scale` multiplies values.
+  // In the order of a step; a phase has the same colour in every picture.
+  const PHASES = ["rollout", "grade", "calibrate", "update", "record", "evaluate", "checkpoint"];
   const CHARTS = [
     { id: "held-out", title: "Held-out accuracy", note: "held-out problems answered right", unit: "%", scale: 100, keys: ["eval_accuracy"] },
     { id: "accuracy", title: "Training accuracy", note: "sampled responses judged right", unit: "%", scale: 100, keys: ["accuracy"] },
     { id: "benchmarks", title: "Benchmarks", note: "avg@k during training", unit: "%", scale: 100, keys: ["benchmarks.*"], ending: ".accuracy" },
     { id: "reward", title: "Reward", note: "mean of sampled responses, and its spread where recorded", keys: ["reward_mean", "rewards.*", "reward_std"] },
     { id: "entropy", title: "Entropy", note: "over response tokens", unit: "nats", keys: ["entropy_mean"], bands: [["5 to 95 %", "entropy_quantiles.q05", "entropy_quantiles.q95"], ["25 to 75 %", "entropy_quantiles.q25", "entropy_quantiles.q75"]] },
-    { id: "length", title: "Response length", note: "tokens of a response: mean, and median with quantiles where recorded", unit: "tokens", keys: ["response_tokens_mean", "response_tokens.q50"], bands: [["min to max", "response_tokens.min", "response_tokens.max"], ["10 to 90 %", "response_tokens.q10", "response_tokens.q90"]] },
+    { id: "length", title: "Response length", note: "mean, and median with quantiles where recorded", unit: "tokens", keys: ["response_tokens_mean", "response_tokens.q50"], bands: [["min to max", "response_tokens.min", "response_tokens.max"], ["10 to 90 %", "response_tokens.q10", "response_tokens.q90"]] },
     { id: "truncated", title: "Truncated responses", note: "cut by the length limit", unit: "%", scale: 100, keys: ["truncated_share"] },
     { id: "gradient-norm", title: "Gradient norm", note: "of all weights, before clipping", keys: ["gradient_norm"] },
     { id: "kl", title: "KL divergence", note: "k3 estimate per token", unit: "nats", keys: ["kl", "kl_*", "kl.*"] },
@@ -23,11 +25,10 @@
     { id: "loss", title: "Loss", note: "of the objective", keys: ["loss"] },
     { id: "learning-rate", title: "Learning rate", note: "at the last optimizer step", keys: ["learning_rate"] },
     { id: "speed", title: "Tokens per second", note: "by phase", unit: "tokens/s", keys: ["tokens_per_second", "tokens_per_second.*"] },
-    { id: "seconds", title: "Seconds by phase", note: "of each step", unit: "s", keys: ["seconds.*"], not: ["seconds.step"] },
+    { id: "seconds", title: "Seconds by phase", note: "of each step", unit: "s", keys: [...PHASES.map((phase) => "seconds." + phase), "seconds.*"], not: ["seconds.step"] },
     { id: "memory", title: "Memory", note: "highest so far", unit: "GiB", scale: 1 / 2 ** 30, keys: ["memory_bytes", "memory_bytes.*"] },
     { id: "exactness", title: "Exactness", note: "max |logp − behavior_logp|; 0: rollout and training agree to the bit", unit: "nats", keys: ["exactness_max_abs"] },
   ];
-  const PHASES = ["rollout", "grade", "calibrate", "update", "record", "evaluate", "checkpoint"];
   const HIDDEN = ["seconds.step", "eval_accuracy_before"];
 
   const matching = (keys, pattern) => pattern.endsWith("*") ? keys.filter((key) => key.startsWith(pattern.slice(0, -1))) : keys.filter((key) => key === pattern);
@@ -73,6 +74,7 @@
     .map((event) => ({ x: placed(steps, event.step), kind: event.event, text: event.event.replace("_", " ") + " after step " + event.step + "\n" + (event.text || event.reason || "") }))
     .filter((mark) => mark.x !== null);
 
+  const phaseColor = (phase) => { const place = PHASES.indexOf(phase); return place < 6 ? "var(--s" + place + ")" : "var(--muted)"; };
   // The phases of the last steps, one line per step.
   const timeline = (curves) => {
     const phases = PHASES.filter((phase) => curves["seconds." + phase] && curves["seconds." + phase].y.length);
@@ -80,10 +82,10 @@
     const box = element("section");
     box.append(element("h3", "", "Phases of the last steps"));
     const legend = element("div", "keysof");
-    phases.forEach((phase, idx) => {
+    phases.forEach((phase) => {
       const entry = element("span");
       const swatch = element("i");
-      swatch.style.background = "var(--s" + idx % 6 + ")";
+      swatch.style.background = phaseColor(phase);
       entry.append(swatch, phase);
       legend.append(entry);
     });
@@ -94,10 +96,10 @@
     const longest = Math.max(...totals, 1e-9);
     steps.forEach((x, row) => {
       const track = element("div", "track");
-      phases.forEach((phase, idx) => {
+      phases.forEach((phase) => {
         const part = element("i");
         part.style.width = 100 * seconds(phase, x) / longest + "%";
-        part.style.background = "var(--s" + idx % 6 + ")";
+        part.style.background = phaseColor(phase);
         part.dataset.t = phase + "  " + number(seconds(phase, x)) + " s\n" + number(100 * seconds(phase, x) / (totals[row] || 1)) + " % of the step's " + number(totals[row]) + " s";
         track.append(part);
       });

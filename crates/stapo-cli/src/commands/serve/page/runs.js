@@ -5,6 +5,7 @@
   const { rows, views, ask, anchor, remember, duration, badge } = stapo.app;
   const MAX_ROWS = 300;
   const MAX_TAGGED = 40;
+  const MAX_TAGS = 4;
 
   const percent = (value) => (100 * value).toFixed(1) + " %";
   const COLUMNS = [
@@ -47,7 +48,12 @@
     });
     name.append(box, " ", anchor(row.id, "run", { run: row.id }));
     if (row.n_warnings) name.append(" ", element("span", "wrong", "⚠ " + row.n_warnings));
-    if (tags.length) name.append(element("br"), ...tags.map((tag) => element("span", "tag", tag)));
+    if (tags.length) {
+      const shown = tags.slice(0, MAX_TAGS).map((tag) => element("span", "tag", tag));
+      if (tags.length > MAX_TAGS) shown.push(element("span", "tag", "+ " + (tags.length - MAX_TAGS)));
+      shown.forEach((tag) => { tag.title = tags.join("\n"); });
+      name.append(element("br"), ...shown);
+    }
     const state = element("td");
     state.append(badge(row));
     if (["died", "broken"].includes(row.status.kind)) state.append(element("span", "why", row.status.text));
@@ -124,7 +130,7 @@
       if (ids.length < 2 || ids.length > MAX_TAGGED) { tags = new Map(); return; }
       const answer = await ask("/api/differences", { run: ids });
       if (asked !== taggedFor) return;
-      tags = new Map(answer.runs.map((id, idx) => [id, Object.entries(answer.settings).filter(([key]) => key !== "name").map(([key, values]) => key + "=" + values[idx]).slice(0, 8)]));
+      tags = new Map(answer.runs.map((id, idx) => [id, Object.entries(answer.settings).filter(([key, values]) => key !== "name" && values[idx] !== "absent").map(([key, values]) => key + "=" + values[idx])]));
       draw();
     };
 

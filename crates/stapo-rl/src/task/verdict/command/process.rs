@@ -1,12 +1,13 @@
 //! A verifier's process behind its launcher: output is read by line, with limits on time and memory. Dropping the
 //! process ends it with all its descendants.
 
+use crate::restart;
 use crate::task::TaskError;
 use crate::task::launcher::{self, Launch, Report};
 use crate::task::verifier_spec::CommandSpec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,9 +64,8 @@ impl Process {
         let mut launch = Launch { command: spec.clone(), isolated: true };
         let mut not_isolated = None;
         loop {
-            let mut process = Self::spawn(&launch).map_err(|problem| {
-                refuse(problem, "the launcher is the program that launcher::set_program named")
-            })?;
+            let mut process = Self::spawn(&launch)
+                .map_err(|problem| refuse(problem, "the launcher is the program that restart::set named"))?;
             let line = match process.next_line(Instant::now() + LAUNCH_TIME) {
                 Err(silence @ (Silence::Ended | Silence::TimedOut)) => {
                     let problem = format!("the launcher did not report ({silence:?}){}", process.end());
@@ -96,9 +96,8 @@ impl Process {
     }
 
     fn spawn(launch: &Launch) -> Result<Self, String> {
-        let program = launcher::program().ok_or("no program serves as launcher")?;
+        let mut command = restart::command().map_err(|error| error.to_string())?;
         let argument = serde_json::to_string(launch).map_err(|error| error.to_string())?;
-        let mut command = Command::new(program);
         command.arg(launcher::SUBCOMMAND).arg(argument);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let is_passed = |name: &str| {
@@ -111,8 +110,9 @@ impl Process {
         // The launcher has its own process group. Ctrl-C then does not end the program, whose verdicts the trainer may
         // still need.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        let mut launcher =
-            command.spawn().map_err(|error| format!("launcher {}: {error}", program.display()))?;
+        let mut launcher = command
+            .spawn()
+            .map_err(|error| format!("launcher {}: {error}", command.get_program().display()))?;
         let stdin = launcher.stdin.take();
         let stdout = launcher.stdout.take();
         let stderr = launcher.stderr.take();
@@ -168,6 +168,11 @@ impl Process {
                 Err(Silence::Ended)
             }
         }
+    }
+
+    /// Whether the process ended by itself; known after `end`.
+    pub(super) fn has_ended(&self) -> bool {
+        self.output_has_ended
     }
 
     /// Ends the process. Returns the exit status, if the process had ended by itself, and the end of its standard

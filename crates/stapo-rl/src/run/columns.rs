@@ -90,6 +90,13 @@ impl Columns {
         self.values.keys().map(String::as_str).filter(|key| !matches!(*key, "schema" | "step"))
     }
 
+    /// A column with one value per step.
+    pub fn column(&self, key: &str) -> Vec<f64> {
+        let mut column = self.values.get(key).cloned().unwrap_or_default();
+        column.resize(self.steps.len(), f64::NAN);
+        column
+    }
+
     /// The points of a column over an axis: (step, x, value). Without the axis there are none.
     pub fn points(&self, key: &str, axis: XAxis) -> Vec<Point> {
         let Some(xs) = self.axis(axis) else { return Vec::new() };

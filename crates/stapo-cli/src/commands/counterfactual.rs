@@ -1,0 +1,182 @@
+//! `stapo counterfactual`
+
+use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::run_folder::{self, Use};
+use anyhow::{Context, Result, bail};
+use stapo_core::record::TokenRecord;
+use stapo_core::stats::Resampling;
+use stapo_rl::Plan;
+use stapo_rl::counterfactual::{Counterfactual, KindSummary, Settings, counterfactuals, summaries};
+use stapo_rl::run::{Checkpoint, part_files, records_of_file};
+use stapo_rl::train::Trainer;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Whether silenced tokens matter: continues responses from a token as sampled and from the token that the policy
+/// preferred there, and compares the rates of right answers.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The run folder.
+    run: PathBuf,
+
+    /// Continuations of each token.
+    #[arg(long, default_value_t = 16)]
+    samples: usize,
+
+    /// Tokens of each kind in one step, at most.
+    #[arg(long, default_value_t = 16)]
+    tokens: usize,
+
+    /// The first step to look at; steps between checkpoints are replayed.
+    #[arg(long, default_value_t = 1)]
+    from: u64,
+
+    /// The last step to look at; the run's last one unless given.
+    #[arg(long)]
+    to: Option<u64>,
+
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Writes one JSON line for each token to this file.
+    #[arg(long)]
+    out: Option<PathBuf>,
+
+    /// Prints the summaries as JSON lines.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    allow: AllowCommand,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.samples == 0 || args.tokens == 0 {
+        bail!("--samples {} and --tokens {}: expected at least 1 of each", args.samples, args.tokens);
+    }
+    let plan = run_folder::plan(&args.run)?;
+    let wanted = |step: &u64| *step >= args.from && args.to.is_none_or(|last| *step <= last);
+    let mut silenced = by_step(&args.run, "tokens")?;
+    silenced.retain(|step, tokens| wanted(step) && !tokens.is_empty());
+    let kept = by_step(&args.run, "explored")?;
+    if silenced.is_empty() {
+        bail!(
+            "run {}: no silenced token is recorded in these steps\nhint: an objective with a mask silences tokens; widen --from and --to",
+            args.run.display()
+        );
+    }
+    let settings = Settings { n_samples: args.samples, max_tokens: args.tokens, seed: args.seed };
+    let mut to = args.out.as_ref().map(|path| create(path)).transpose()?;
+    let mut replay = Replay::start(&args.run, &plan, args)?;
+    let mut all: Vec<Counterfactual> = Vec::new();
+    for (step, silenced) in &silenced {
+        eprintln!("step {step}: {} silenced tokens", silenced.len());
+        let kept = kept.get(step).map_or(&[][..], Vec::as_slice);
+        let found = replay.step(*step, silenced, kept, settings)?;
+        if let Some(to) = &mut to {
+            for own in &found {
+                writeln!(to, "{}", serde_json::to_string(own)?)?;
+            }
+            to.flush()?;
+        }
+        all.extend(found);
+    }
+    let summaries = summaries(&all, &Resampling { seed: args.seed, ..Resampling::default() })?;
+    if args.json {
+        for summary in &summaries {
+            println!("{}", serde_json::to_string(summary)?);
+        }
+    } else {
+        print(&summaries, args.samples);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn create(path: &Path) -> Result<BufWriter<File>> {
+    let file = File::create_new(path).with_context(|| format!("file {}", path.display()))?;
+    Ok(BufWriter::new(file))
+}
+
+/// The recorded tokens of one part by step.
+fn by_step(run: &Path, part: &str) -> Result<BTreeMap<u64, Vec<TokenRecord>>> {
+    let mut found: BTreeMap<u64, Vec<TokenRecord>> = BTreeMap::new();
+    for path in part_files(run, part)? {
+        for record in records_of_file::<TokenRecord>(&path)? {
+            found.entry(record.step).or_default().push(record);
+        }
+    }
+    Ok(found)
+}
+
+/// A run that is replayed from its checkpoints.
+struct Replay<'a> {
+    plan: &'a Plan,
+    checkpoints: Vec<Checkpoint>,
+    trainer: Trainer,
+}
+
+impl<'a> Replay<'a> {
+    fn start(run: &Path, plan: &'a Plan, args: &Args) -> Result<Self> {
+        let paths = Checkpoint::list(run)?;
+        let checkpoints: Vec<Checkpoint> =
+            paths.iter().filter_map(|path| Checkpoint::open(path).ok()).collect();
+        let device = run_folder::device(plan.device(), None, Use::of(plan))?;
+        let trainer = Trainer::new(plan, &device, args.allow.of_run())?;
+        allow_command::warn(&trainer.task);
+        Ok(Self { plan, checkpoints, trainer })
+    }
+
+    /// Replays up to `step`, samples its batch with the weights that sampled it, and compares tokens of the batch.
+    fn step(
+        &mut self,
+        step: u64,
+        silenced: &[TokenRecord],
+        kept: &[TokenRecord],
+        settings: Settings,
+    ) -> Result<Vec<Counterfactual>> {
+        let before = step - 1;
+        let nearest = self.checkpoints.iter().rev().find(|checkpoint| checkpoint.counters.step <= before);
+        if let Some(checkpoint) = nearest.filter(|own| own.counters.step > self.trainer.learner.counters.step)
+        {
+            self.trainer.learner.restore(checkpoint)?;
+        }
+        while self.trainer.learner.counters.step < before {
+            let rolled = self.trainer.roll_out(self.plan)?;
+            self.trainer.learn(self.plan, &rolled)?;
+        }
+        let rolled = self.trainer.roll_out(self.plan)?;
+        let found = counterfactuals(&mut self.trainer, self.plan, &rolled, silenced, kept, settings)?;
+        self.trainer.learn(self.plan, &rolled)?;
+        Ok(found)
+    }
+}
+
+/// A table: one line for each kind, rates in per cent, the difference in points.
+fn print(summaries: &[KindSummary], n_samples: usize) {
+    println!(
+        "right answers of {n_samples} continuations, %: from the token as sampled, from the preferred token"
+    );
+    println!(
+        "{:<25} {:>6} {:>8} {:>8} {:>9}  difference, points (95 % interval), p",
+        "token", "tokens", "problems", "sampled", "preferred"
+    );
+    for own in summaries {
+        let difference = own.paired.map_or("needs two problems".to_string(), |paired| {
+            let points = |value: f64| format!("{:+.1}", 100.0 * value);
+            let ends = (points(paired.interval.low), points(paired.interval.high));
+            let p = paired.p_permutation;
+            format!("{} ({} to {}), p = {p:.3}", points(paired.difference), ends.0, ends.1)
+        });
+        println!(
+            "{:<25} {:>6} {:>8} {:>8.1} {:>9.1}  {difference}",
+            own.kind.words(),
+            own.n_tokens,
+            own.n_problems,
+            100.0 * own.right_sampled,
+            100.0 * own.right_preferred,
+        );
+    }
+}

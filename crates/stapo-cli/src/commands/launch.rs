@@ -1,0 +1,209 @@
+//! `stapo launch`
+
+use crate::shared::option::positive;
+use crate::shared::stop::{self, Stop};
+use anyhow::{Context, Result, bail};
+use stapo_rl::ranks::TOKEN;
+use stapo_rl::restart;
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Starts several processes of this program on this machine, which train together.
+///
+/// The result is that of a single process, to the bit. Where another program starts the processes (torchrun, srun, mpirun, a
+/// Kubernetes indexed job), stapo train finds its place among them by their variables and needs no launch.
+#[derive(clap::Args)]
+pub struct Args {
+    /// How many GPUs: one process for each.
+    #[arg(long, value_name = "N", value_parser = positive, conflicts_with = "ranks", required_unless_present = "ranks")]
+    gpus: Option<usize>,
+
+    /// How many processes on the CPU, which share its cores.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    ranks: Option<usize>,
+
+    /// The port of the first process; by default a free one.
+    #[arg(long)]
+    port: Option<u16>,
+
+    /// What to start: train or verify-run, with its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<String>,
+}
+
+const COMMANDS: [&str; 2] = ["train", "verify-run"];
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let name = args.command.first().map(String::as_str).unwrap_or_default();
+    if !COMMANDS.contains(&name) {
+        bail!(
+            "launch {name}: expected one of {}\nhint: stapo launch --ranks 2 train ...",
+            COMMANDS.join(", ")
+        );
+    }
+    let stop = stop::on_signals()?;
+    let world = args.gpus.or(args.ranks).unwrap_or(1);
+    let mut command = args.command.clone();
+    let has = |flag: &str| command.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
+    if args.gpus.is_some() && name == "train" && !has("--device") && !has("--resume") {
+        command.push("--device=cuda".into());
+    }
+    let port = args.port.map_or_else(free_port, Ok)?;
+    let token = token()?;
+    let mut ranks = Vec::new();
+    for rank in 0..world {
+        let started = Rank::start(&command, rank, world, port, &token);
+        ranks.push(started.with_context(|| format!("starting rank {rank}"))?);
+    }
+    let statuses = watch(&mut ranks, &stop)?;
+    for text in told(ranks, &statuses) {
+        eprintln!("{text}");
+    }
+    Ok(exit_code(&statuses))
+}
+
+/// One process of several.
+struct Rank {
+    child: Child,
+    /// What a rank other than the first writes to standard error.
+    said: Option<JoinHandle<String>>,
+}
+
+impl Rank {
+    fn start(command: &[String], rank: usize, world: usize, port: u16, token: &str) -> Result<Self> {
+        let mut child = restart::command()?;
+        child.args(command);
+        let numbers =
+            [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", world)];
+        child.envs(numbers.map(|(name, number)| (name, number.to_string())));
+        child.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env(TOKEN, token);
+        child.env(LAUNCHED, "1").env_remove("TORCHELASTIC_RUN_ID").stdin(Stdio::null());
+        if rank > 0 {
+            child.stdout(Stdio::null()).stderr(Stdio::piped());
+        }
+        apart(&mut child);
+        let mut child = child.spawn()?;
+        let said = child.stderr.take().map(|mut stderr| {
+            std::thread::spawn(move || {
+                let mut bytes = Vec::new();
+                let _ = stderr.read_to_end(&mut bytes);
+                String::from_utf8_lossy(&bytes).trim().to_string()
+            })
+        });
+        Ok(Self { child, said })
+    }
+}
+
+/// Set for processes that `launch` started: they end with it.
+pub const LAUNCHED: &str = "STAPO_LAUNCHED";
+
+/// A signal from the terminal reaches the launcher alone, which passes it on.
+#[cfg(unix)]
+fn apart(command: &mut Command) {
+    std::os::unix::process::CommandExt::process_group(command, 0);
+}
+
+#[cfg(not(unix))]
+fn apart(_command: &mut Command) {}
+
+/// Ends this process when the launcher that started it has ended in any way.
+#[cfg(target_os = "linux")]
+pub fn end_with_launcher() {
+    use rustix::process::{Signal, set_parent_process_death_signal};
+    if std::env::var_os(LAUNCHED).is_some() {
+        // A system that refuses lets the processes go on to their end.
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn end_with_launcher() {}
+
+/// The longest wait for the others after one rank has failed: they notice within seconds.
+const GRACE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Waits for all ranks. A signal goes on to rank 0, which stops all after the step.
+fn watch(ranks: &mut [Rank], stop: &Stop) -> Result<Vec<ExitStatus>> {
+    let mut statuses: Vec<Option<ExitStatus>> = vec![None; ranks.len()];
+    let mut is_passed_on = false;
+    let mut failed_at: Option<Instant> = None;
+    while statuses.iter().any(Option::is_none) {
+        for (rank, status) in ranks.iter_mut().zip(&mut statuses).filter(|(_, status)| status.is_none()) {
+            *status = rank.child.try_wait().context("waiting for a rank")?;
+        }
+        if stop.is_raised() && !is_passed_on {
+            pass_on(&ranks[0].child, stop.signal());
+            is_passed_on = true;
+        }
+        let has_failed = statuses.iter().flatten().any(|status| !status.success());
+        if has_failed && failed_at.is_none() {
+            failed_at = Some(Instant::now());
+        }
+        if failed_at.is_some_and(|at| at.elapsed() > GRACE) {
+            for (rank, _) in ranks.iter_mut().zip(&statuses).filter(|(_, status)| status.is_none()) {
+                let _ = rank.child.kill();
+            }
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(statuses.into_iter().flatten().collect())
+}
+
+#[cfg(unix)]
+fn pass_on(child: &Child, signal: i32) {
+    use rustix::process::{Pid, Signal, kill_process};
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let Some((pid, signal)) = pid.zip(Signal::from_named_raw(signal)) {
+        // A process that has ended needs no signal.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+#[cfg(not(unix))]
+fn pass_on(_child: &Child, _signal: i32) {}
+
+/// What ranks other than the first said and rank 0 did not: where rank 0 ended with an error of a rank, all ended with it.
+fn told(ranks: Vec<Rank>, statuses: &[ExitStatus]) -> Vec<String> {
+    let has_told = statuses.first().and_then(ExitStatus::code) == Some(2);
+    let mut texts: Vec<String> = Vec::new();
+    for said in ranks.into_iter().filter_map(|rank| rank.said) {
+        let text = said.join().unwrap_or_default();
+        let is_known =
+            text.is_empty() || texts.contains(&text) || (has_told && text.starts_with("error: rank "));
+        if !is_known {
+            texts.push(text);
+        }
+    }
+    texts
+}
+
+/// The status of rank 0, or 2 where it or another rank was killed.
+fn exit_code(statuses: &[ExitStatus]) -> ExitCode {
+    let first = statuses.first().and_then(ExitStatus::code);
+    let is_killed = statuses.iter().any(|status| status.code().is_none());
+    match first {
+        Some(0) | None if is_killed => ExitCode::from(2),
+        Some(code) => ExitCode::from(u8::try_from(code).unwrap_or(2)),
+        None => ExitCode::from(2),
+    }
+}
+
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a free port")?;
+    Ok(listener.local_addr().context("a free port")?.port())
+}
+
+/// A secret that only these processes know.
+fn token() -> Result<String> {
+    use std::fmt::Write;
+    let mut bytes = [0_u8; 16];
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("random bits of the system: {error}"))?;
+    Ok(bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    }))
+}

@@ -1,0 +1,129 @@
+//! The place of this process among several that work together, and what it opens there.
+
+use crate::shared::program::PROGRAM;
+use crate::shared::run_folder::{self, Use};
+use crate::shared::terminal::set_quiet;
+use anyhow::Result;
+use stapo_rl::device::{Device, DeviceName, cuda};
+use stapo_rl::ranks::{Fact, Flags, Nccl, Place, RankError, Ranks, Solo, Tcp, agree};
+use stapo_rl::{Plan, identity};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+/// Flags for a process that is started as one of several by hand; launchers give the same by variables.
+#[derive(clap::Args, Debug)]
+pub struct RankFlags {
+    /// The number of this process among several that work together, from 0; by default what torchrun, Slurm, MPI or a
+    /// Kubernetes indexed job says. `stapo launch` starts several on this machine.
+    #[arg(long, requires = "world", help_heading = "Several processes")]
+    rank: Option<usize>,
+
+    /// How many processes work together.
+    #[arg(long, requires = "rank", help_heading = "Several processes")]
+    world: Option<usize>,
+
+    /// The number of this process on its machine, which chooses its GPU.
+    #[arg(long, requires = "rank", help_heading = "Several processes")]
+    local_rank: Option<usize>,
+
+    /// Where the process of rank 0 listens.
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "rank", help_heading = "Several processes")]
+    master: Option<String>,
+}
+
+/// A process with its ranks.
+pub struct Joined {
+    pub ranks: Ranks,
+    /// `None` for a process that works alone.
+    others: Option<(Place, Arc<Tcp>)>,
+}
+
+impl Joined {
+    /// Meets the other ranks, where there are any. Ranks other than the first say nothing but errors.
+    pub fn meet(flags: &RankFlags) -> Result<Self> {
+        let RankFlags { rank, world, local_rank, master } = flags;
+        let flags = Flags { rank: *rank, world: *world, local_rank: *local_rank, master: master.clone() };
+        let place = Place::find(&flags)?;
+        let Some(place) = place else { return Ok(Self { ranks: Solo::ranks(), others: None }) };
+        let tcp = Tcp::connect(&place)?;
+        let ranks: Ranks = Arc::<Tcp>::clone(&tcp);
+        if ranks.rank() > 0 {
+            set_quiet(true);
+        }
+        Ok(Self { ranks, others: Some((place, tcp)) })
+    }
+
+    /// The ranks for numbers on that device: GPUs speak by NCCL where all have it.
+    pub fn ranks_on(&self, device: &Device) -> Result<Ranks> {
+        let Some((_, tcp)) = &self.others else { return Ok(Ranks::clone(&self.ranks)) };
+        if let Some(ranks) = Nccl::over(tcp, device)? {
+            return Ok(ranks);
+        }
+        if device.is_async() {
+            eprintln!(
+                "note: gradients and weights go through the host: libnccl.so.2 was not found, or STAPO_RANKS_TRANSPORT=tcp"
+            );
+        }
+        Ok(Ranks::clone(&self.ranks))
+    }
+
+    pub fn is_first(&self) -> bool {
+        self.ranks.rank() == 0
+    }
+
+    /// Runs what this rank does. An error becomes that of all ranks.
+    pub fn run<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let outcome = cuda::guard(work).unwrap_or_else(|lost| Err(lost.into()));
+        let is_known = |error: &anyhow::Error| {
+            let of_rank = |cause: &(dyn std::error::Error + 'static)| {
+                cause.is::<RankError>() || matches!(cause.downcast_ref(), Some(stapo_rl::Error::Rank(_)))
+            };
+            error.chain().any(of_rank)
+        };
+        match outcome {
+            // What every rank has found or was told needs no telling.
+            Err(error) if is_known(&error) => Err(error),
+            Err(error) if self.ranks.world() > 1 => Err(self.ranks.fail(&crate::chain_text(&error)).into()),
+            outcome => outcome,
+        }
+    }
+
+    /// Compares program and plan with those of the other ranks.
+    pub fn agree_on_plan(&self, plan: &Plan) -> Result<()> {
+        let mut facts: Vec<Fact> = identity::facts_of_plan(plan, PROGRAM);
+        if let DeviceName::Cuda { .. } = plan.device() {
+            facts.extend(libraries());
+        }
+        Ok(agree(&*self.ranks, &facts)?)
+    }
+
+    /// Opens the device of this rank: of several GPUs on a machine, each process has its own; cores are shared out.
+    pub fn device(&self, name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<Device> {
+        let Some((place, _)) = &self.others else { return run_folder::device(name, threads, for_use) };
+        match name {
+            DeviceName::Cuda { .. } => {
+                let n_gpus = cuda::probe().gpus.len().max(1);
+                let name = DeviceName::Cuda { ordinal: place.local_rank % n_gpus };
+                run_folder::device(name, threads, for_use)
+            }
+            DeviceName::Cpu => {
+                let n_cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+                let is_given = threads.is_some() || std::env::var_os("STAPO_THREADS").is_some();
+                let own = (n_cores / place.n_local).max(1);
+                run_folder::device(name, if is_given { threads } else { Some(own) }, for_use)
+            }
+        }
+    }
+}
+
+/// The GPU and the libraries on which bits depend.
+fn libraries() -> Vec<Fact> {
+    let found = cuda::probe();
+    let gpu = found.gpus.first().map_or("none".to_string(), |gpu| gpu.name.clone());
+    let version = |library: &cuda::FoundLibrary| match library {
+        cuda::FoundLibrary::Version(version) => version.clone(),
+        cuda::FoundLibrary::Missing { .. } => "missing".to_string(),
+    };
+    let facts = [("GPU", gpu), ("NVRTC", version(&found.nvrtc)), ("cuBLASLt", version(&found.cublaslt))];
+    facts.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+}

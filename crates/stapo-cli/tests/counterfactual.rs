@@ -1,0 +1,86 @@
+//! Continuations from a token as sampled and from the preferred one.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::{complaint, ok, stapo};
+use serde_json::Value;
+use std::fs;
+
+/// A run whose mask silences many tokens, with a checkpoint between its steps and some steps to replay.
+const RUN: [&str; 21] = [
+    "train",
+    "--quiet",
+    "--out",
+    "run",
+    "--set",
+    "steps=4",
+    "--set",
+    "rollout.problems_per_step=4",
+    "--set",
+    "update.problems_per_minibatch=2",
+    "--set",
+    "evaluation.problems=2",
+    "--set",
+    "evaluation.every_steps=0",
+    "--set",
+    "record.checkpoint_every_steps=2",
+    "--set",
+    "update.learning_rate=0.001",
+    "--set",
+    "objective={preset=\"stapo\", masks=[{kind=\"spurious\", tau_p=0.2}]}",
+    "--json",
+];
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn tokens_of_a_replayed_step_are_continued_both_ways() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    ok(&stapo(at, &RUN));
+    let call = ["counterfactual", "run", "--from", "3", "--samples", "4", "--tokens", "3", "--json", "--out"];
+    let summaries = lines(&ok(&stapo(at, &[&call[..], &["a.jsonl"]].concat())));
+    let tokens = lines(&fs::read_to_string(at.join("a.jsonl")).unwrap());
+    let of = |kind: &str| tokens.iter().filter(|token| token["kind"] == kind).collect::<Vec<_>>();
+    // Step 3 begins at a checkpoint, step 4 is replayed; at most three tokens of each kind in each.
+    for step in [3, 4] {
+        let recorded = fs::read_to_string(at.join(format!("run/tokens/step-{step:06}.jsonl"))).unwrap();
+        let recorded = lines(&recorded);
+        let own: Vec<_> = of("silenced").into_iter().filter(|token| token["step"] == step).collect();
+        assert_eq!(own.len(), recorded.len().min(3), "step {step}");
+        for token in own {
+            let same = ["problem_id", "sample_idx", "token_idx", "id", "text"];
+            let is_same = |record: &&Value| same.iter().all(|key| record[*key] == token[*key]);
+            let record = recorded.iter().find(is_same).expect("a silenced token of the run");
+            assert_eq!(token["preferred_id"], record["alternatives"][0]["id"], "{token}");
+        }
+    }
+    assert!(tokens.iter().all(|token| token["id"] != token["preferred_id"] && token["n_samples"] == 4));
+    assert!(of("punished").iter().all(|token| token["advantage"].as_f64().unwrap() < 0.0));
+    assert!(!of("random").is_empty() && !of("punished").is_empty());
+    let silenced = &summaries[0];
+    assert_eq!(
+        (&silenced["kind"], &silenced["n_tokens"]),
+        (&"silenced".into(), &of("silenced").len().into())
+    );
+    // The same seed gives the same continuations.
+    ok(&stapo(at, &[&call[..], &["b.jsonl"]].concat()));
+    assert_eq!(fs::read(at.join("a.jsonl")).unwrap(), fs::read(at.join("b.jsonl")).unwrap());
+    assert!(complaint(at, &["counterfactual", "run", "--from", "9"]).contains("no silenced token"));
+    assert!(complaint(at, &[&call[..], &["a.jsonl"]].concat()).contains("a.jsonl"), "nothing is overwritten");
+    // A record that the replay does not reproduce.
+    let file = at.join("run/tokens/step-000003.jsonl");
+    let text = fs::read_to_string(&file).unwrap();
+    let mut first: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    first["id"] = 7.into();
+    first["token_idx"] = 0.into();
+    fs::write(&file, format!("{first}\n")).unwrap();
+    assert!(
+        complaint(at, &["counterfactual", "run", "--to", "3"])
+            .contains("step 3: the replayed batch has another token")
+    );
+}

@@ -1,0 +1,290 @@
+//! Several processes that train together: the bits of one, whatever their number, and one clear error on all of them where
+//! one fails.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::{ok, stapo};
+use serde_json::Value;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Small steps with several micro-batches in a mini-batch, so that rounds are full, partly full and empty.
+const SMALL: [&str; 9] = [
+    "rollout.problems_per_step=4",
+    "rollout.group_size=4",
+    "update.problems_per_minibatch=2",
+    "update.microbatch_tokens=192",
+    "update.sum=microbatches",
+    "evaluation.problems=6",
+    "evaluation.every_steps=0",
+    "record.checkpoint_every_steps=1",
+    "record.responses_every_steps=1",
+];
+
+fn train(out: &str, settings: &[&str]) -> Vec<String> {
+    let mut words = vec!["train".to_string(), "--out".into(), out.into()];
+    words.extend(
+        SMALL.iter().chain(settings).flat_map(|setting| ["--set".to_string(), (*setting).to_string()]),
+    );
+    words
+}
+
+/// Runs a command on `world` ranks that `launch` starts; on one as it is.
+fn launched(at: &Path, world: usize, words: &[String]) -> String {
+    let world_text = world.to_string();
+    let mut all: Vec<&str> = if world == 1 { Vec::new() } else { vec!["launch", "--ranks", &world_text] };
+    all.extend(words.iter().map(String::as_str));
+    ok(&stapo(at, &all))
+}
+
+/// The metrics of a run without times, rates and what single ranks did.
+fn metrics(run: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let clean = |line: &str| {
+        let mut step: Value = serde_json::from_str(line).unwrap();
+        for key in ["seconds", "wall_seconds", "tokens_per_second", "memory_bytes", "ranks"] {
+            step.as_object_mut().unwrap().remove(key);
+        }
+        step
+    };
+    text.lines().map(clean).collect()
+}
+
+/// Every record of a run besides its metrics, by the name of its file.
+fn records(run: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for part in ["rollouts", "tokens", "explored"] {
+        for entry in std::fs::read_dir(run.join(part)).unwrap().flatten() {
+            let name = format!("{part}/{}", entry.file_name().to_string_lossy());
+            found.push((name, std::fs::read_to_string(entry.path()).unwrap()));
+        }
+    }
+    found.sort();
+    found
+}
+
+fn assert_same_run(a: &Path, b: &Path) {
+    let (left, right) = (metrics(a), metrics(b));
+    assert_eq!(left.len(), right.len(), "{} {}", a.display(), b.display());
+    for (left, right) in left.iter().zip(&right) {
+        assert_eq!(left, right, "{} {}", a.display(), b.display());
+        assert!(left["state_sha256"].is_string(), "{left}");
+    }
+    assert_eq!(records(a), records(b), "{} {}", a.display(), b.display());
+}
+
+/// One, two, three and four processes, and then another number of them replays the last step.
+fn every_world_is_the_same_run(settings: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for world in 1..=4 {
+        let out = format!("w{world}");
+        launched(at, world, &train(&out, &[&["steps=2"], settings].concat()));
+        assert_same_run(&at.join("w1"), &at.join(&out));
+    }
+    let ranks = &metrics_of_ranks(&at.join("w3"))[1];
+    assert_eq!(ranks.as_array().unwrap().len(), 3, "{ranks}");
+    assert!(ranks[2]["sent_bytes"].as_u64().unwrap() > 0 && ranks[2]["idle_share"].is_number(), "{ranks}");
+    let replay = launched(at, 2, &["verify-run", "w3", "--steps", "1"].map(String::from));
+    assert!(replay.contains("step 2: the same"), "{replay}");
+}
+
+fn metrics_of_ranks(run: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["ranks"].clone()).collect()
+}
+
+#[test]
+fn stapo_is_the_same_run_on_every_number_of_ranks() {
+    // Two mini-batches a step: the second one defers tokens, and the reuse of batches reads the head's gradient.
+    every_world_is_the_same_run(&["update.reuse={max=2}"]);
+}
+
+#[test]
+fn grpo_with_a_reference_is_the_same_run_on_every_number_of_ranks() {
+    every_world_is_the_same_run(&["objective.preset=grpo", "objective.kl={kind=\"k3\",beta=0.04}"]);
+}
+
+#[test]
+fn dynamic_sampling_is_the_same_run_on_every_number_of_ranks() {
+    every_world_is_the_same_run(&["rollout.max_redraws=3"]);
+}
+
+/// Ranks that this test holds by their processes.
+struct Ranks {
+    children: Vec<Child>,
+}
+
+impl Ranks {
+    /// Starts the same command as every rank; `of_rank` changes it for one.
+    fn start(at: &Path, world: usize, mut of_rank: impl FnMut(usize, &mut Command)) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let start = |rank: usize| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+            of_rank(rank, &mut command);
+            let flags = [("--rank", rank.to_string()), ("--world", world.to_string())];
+            command.args(flags.iter().flat_map(|(flag, value)| [*flag, value]));
+            command.arg("--master").arg(format!("127.0.0.1:{port}"));
+            command.env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR")).env("STAPO_THREADS", "1");
+            command.env("STAPO_RANKS_TIMEOUT", "3").env("STAPO_RANKS_TOKEN", "of this test");
+            if command.get_current_dir().is_none() {
+                command.current_dir(at);
+            }
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        Self { children: (0..world).map(start).collect() }
+    }
+
+    fn signal(&self, rank: usize, signal: &str) {
+        let pid = self.children[rank].id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    /// Waits until the run has that many steps.
+    fn wait_for_steps(&mut self, run: &Path, n_steps: usize) {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        let n_made =
+            || std::fs::read_to_string(run.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
+        while n_made() < n_steps {
+            let ended = self.children.iter_mut().any(|child| child.try_wait().unwrap().is_some());
+            assert!(!ended && Instant::now() < deadline, "a rank ended before step {n_steps}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The exit status of every rank, and what it said last: the error and its hint.
+    fn ends(self) -> Vec<(Option<i32>, String)> {
+        let end = |child: Child| {
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let error = said.find("error: ").map_or("", |at| &said[at..]);
+            (output.status.code(), error.trim().to_string())
+        };
+        self.children.into_iter().map(end).collect()
+    }
+}
+
+/// All ranks but those in `gone` ended with the same error, which is returned.
+fn common_error(ends: &[(Option<i32>, String)], gone: &[usize]) -> String {
+    let left: Vec<&(Option<i32>, String)> =
+        ends.iter().enumerate().filter(|(rank, _)| !gone.contains(rank)).map(|(_, end)| end).collect();
+    for end in &left {
+        assert_eq!(end.0, Some(2), "{ends:?}");
+        assert_eq!(end.1, left[0].1, "{ends:?}");
+    }
+    left[0].1.clone()
+}
+
+#[test]
+fn a_killed_rank_stops_all_and_the_run_goes_on_with_what_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let run = at.join("cut");
+    let steps = ["steps=5"];
+    launched(at, 1, &train("whole", &steps));
+    for (world, killed, from) in [(3, 2, 1), (2, 0, 3)] {
+        let mut ranks = Ranks::start(at, world, |_, command| {
+            if run.join("plan.toml").exists() {
+                command.args(["train", "--resume", "cut"]);
+            } else {
+                command.args(train("cut", &steps));
+            }
+        });
+        ranks.wait_for_steps(&run, from);
+        ranks.signal(killed, "-KILL");
+        let error = common_error(&ranks.ends(), &[killed]);
+        let named = format!("error: rank {killed}: its process has ended");
+        assert!(error.starts_with(&named), "{error}");
+    }
+    launched(at, 4, &["train", "--resume", "cut"].map(String::from));
+    assert_same_run(&at.join("whole"), &run);
+}
+
+#[test]
+fn a_hung_rank_and_a_full_disk_stop_all_with_one_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let mut ranks = Ranks::start(at, 2, |_, command| {
+        command.args(train("hung", &["steps=500"]));
+    });
+    ranks.wait_for_steps(&at.join("hung"), 1);
+    ranks.signal(1, "-STOP");
+    let rank_1 = ranks.children.pop().unwrap();
+    let error = common_error(&ranks.ends(), &[]);
+    assert!(error.starts_with("error: rank 1: gave no sign of life for 3 s"), "{error}");
+    assert!(Command::new("kill").args(["-KILL", &rank_1.id().to_string()]).status().unwrap().success());
+    rank_1.wait_with_output().unwrap();
+
+    let ranks = Ranks::start(at, 3, |_, command| {
+        command.args(train("full", &["steps=500"])).env("STAPO_DISK_FAULT", "full:120");
+    });
+    let error = common_error(&ranks.ends(), &[]);
+    assert!(error.starts_with("error: rank 0: full/"), "{error}");
+    assert!(error.contains("hint: free some space, then go on with --resume"), "{error}");
+    launched(at, 2, &["train", "--resume", "full", "--set", "steps=30"].map(String::from));
+}
+
+#[test]
+fn a_signal_to_any_rank_stops_all_after_the_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let mut ranks = Ranks::start(at, 2, |_, command| {
+        command.args(train("asked", &["steps=500"]));
+    });
+    ranks.wait_for_steps(&at.join("asked"), 1);
+    ranks.signal(1, "-TERM");
+    let ends = ranks.ends();
+    assert_eq!((ends[0].0, ends[1].0), (Some(143), Some(143)), "{ends:?}");
+    let events = std::fs::read_to_string(at.join("asked/events.jsonl")).unwrap();
+    assert!(events.contains("SIGTERM") && events.contains("\"world\":2"), "{events}");
+    let step = metrics(&at.join("asked")).len();
+    assert!(at.join(format!("asked/checkpoints/step-{step:06}")).is_dir(), "the last step is saved");
+}
+
+#[test]
+fn what_differs_between_ranks_is_named_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let other_plan = Ranks::start(at, 3, |rank, command| {
+        let temperature = if rank == 2 { "rollout.temperature=0.9" } else { "rollout.temperature=1.0" };
+        command.args(train("plan", &[temperature]));
+    });
+    let error = common_error(&other_plan.ends(), &[]);
+    assert!(
+        error.starts_with("error: rank 2: plan key rollout.temperature is 0.9, and 1.0 on rank 0"),
+        "{error}"
+    );
+
+    for (rank, answer) in [(0, "2"), (1, "3")] {
+        let own = at.join(format!("rank{rank}"));
+        std::fs::create_dir(&own).unwrap();
+        let row = |n| format!("{{\"problem\": \"{n}+1=\", \"answer\": \"{answer}\"}}");
+        let rows = (0..8).map(row).collect::<Vec<_>>().join("\n");
+        std::fs::write(own.join("data.jsonl"), rows).unwrap();
+    }
+    let other_data = Ranks::start(at, 2, |rank, command| {
+        command.current_dir(at.join(format!("rank{rank}")));
+        command.args(train("data", &["task={kind=\"jsonl\",path=\"data.jsonl\"}"]));
+    });
+    let error = common_error(&other_data.ends(), &[]);
+    assert!(error.starts_with("error: rank 1: input data is "), "{error}");
+    assert!(!at.join("plan").exists() && !at.join("rank0/data").exists(), "nothing is left behind");
+
+    let sum_over_tokens = Ranks::start(at, 2, |_, command| {
+        command.args(["train", "--out", "tokens"]);
+    });
+    let error = common_error(&sum_over_tokens.ends(), &[]);
+    assert!(error.contains("config.update.sum: tokens, and 2 ranks share the micro-batches"), "{error}");
+}
+
+#[test]
+fn only_commands_that_share_their_work_are_launched() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = common::complaint(folder.path(), &["launch", "--ranks", "2", "grade", "x"]);
+    assert!(said.contains("launch grade: expected one of train"), "{said}");
+}

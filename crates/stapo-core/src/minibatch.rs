@@ -1,0 +1,141 @@
+//! A whole mini-batch evaluated at once, for callers outside training, which have all of it in memory: effects and
+//! totals from columns of numbers.
+
+use crate::diagnostics::{Census, Observed, QuadrantCensus, Thresholds};
+use crate::objective::{
+    AdvantagesRef, ObjectiveError, ObjectiveSpec, ResponseSignals, ScoredResponse, Tally, TokenEffect,
+    UpdateKey,
+};
+use serde::Serialize;
+
+/// The columns of one response, with one entry per token that is in the loss.
+#[derive(Debug, Clone, Copy)]
+pub struct ResponseColumns<'a> {
+    pub logp: &'a [f64],
+    pub behavior_logp: &'a [f64],
+    pub entropy: &'a [f64],
+    pub reference_logp: Option<&'a [f64]>,
+    pub behavior_entropy: Option<&'a [f64]>,
+    pub sampler_logp: Option<&'a [f64]>,
+    pub collision: Option<&'a [f64]>,
+    pub teacher_logp: Option<&'a [f64]>,
+}
+
+impl<'a> ResponseColumns<'a> {
+    /// What the advantages read of the response.
+    pub fn scored(&self, group: usize, rewards: &'a [f64]) -> ScoredResponse<'a> {
+        ScoredResponse {
+            behavior_logp: Some(self.behavior_logp),
+            behavior_entropy: self.behavior_entropy,
+            reference_logp: self.reference_logp,
+            teacher_logp: self.teacher_logp,
+            ..ScoredResponse::new(group, rewards, self.logp.len())
+        }
+    }
+
+    fn signals(&self, advantage: AdvantagesRef<'a>) -> ResponseSignals<'a> {
+        ResponseSignals {
+            advantage,
+            logp: self.logp,
+            behavior_logp: self.behavior_logp,
+            entropy: self.entropy,
+            behavior_entropy: self.behavior_entropy,
+            reference_logp: self.reference_logp,
+            sampler_logp: self.sampler_logp,
+            collision: self.collision,
+        }
+    }
+
+    /// The tokens as the census sees them, where the response has collisions.
+    pub fn observed(&self, effects: &[TokenEffect]) -> Option<impl Iterator<Item = Observed>> {
+        let collision = self.collision?;
+        let token = move |(t, effect): (usize, &TokenEffect)| Observed {
+            logp: self.logp[t],
+            entropy: self.entropy[t],
+            collision: collision[t],
+            effect: *effect,
+        };
+        Some(effects.iter().enumerate().map(token))
+    }
+}
+
+/// The keys of a mini-batch that need not be there.
+const OPTIONAL: [&str; 7] = [
+    "advantage",
+    "loss_mask",
+    "reference_logp",
+    "behavior_entropy",
+    "sampler_logp",
+    "collision",
+    "teacher_logp",
+];
+
+/// The optional key that an unknown one may have been meant to be: unknown keys are ignored, but not misspelt ones.
+pub fn meant_key(key: &str) -> Option<&'static str> {
+    OPTIONAL.into_iter().find(|known| strsim::damerau_levenshtein(key, known) <= 2)
+}
+
+/// The totals of a mini-batch, as `stapo objective` prints them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Totals {
+    pub loss: f64,
+    pub n_responses: usize,
+    pub n_tokens: usize,
+    pub n_kept: usize,
+    pub n_candidates: usize,
+    pub n_silenced: usize,
+    pub tau_h: Option<f64>,
+    pub clip_fraction: f64,
+    pub ratio_min: f64,
+    pub ratio_max: f64,
+    /// Where every response has collisions and a mask has an entropy threshold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quadrants: Option<[QuadrantCensus; 4]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silenced_gradient_share: Option<f64>,
+}
+
+/// Calibrates `spec` on the mini-batch and hands the effects of each response in turn, with its index, to `take`. These
+/// derivatives are those of the un-normalised loss; [`Tally::scale`] makes them those of the mean. An error of `take`
+/// ends the evaluation.
+pub fn evaluate<E: From<ObjectiveError>>(
+    spec: &ObjectiveSpec,
+    minibatch: &[(ResponseColumns, AdvantagesRef)],
+    update: UpdateKey,
+    mut take: impl FnMut(usize, &[TokenEffect]) -> Result<(), E>,
+) -> Result<(Tally, Totals), E> {
+    let signals: Vec<ResponseSignals> =
+        minibatch.iter().map(|(columns, advantage)| columns.signals(*advantage)).collect();
+    let calibration = spec.calibrate(&signals, update)?;
+    let tau_h = calibration.tau_h();
+    let has_collision = minibatch.iter().all(|(columns, _)| columns.collision.is_some());
+    let thresholds = tau_h.map(|tau_h| Thresholds { tau_p: calibration.tau_p(), tau_h });
+    let mut census = thresholds.filter(|_| has_collision).map(Census::new);
+    let mut tallies = Vec::with_capacity(minibatch.len());
+    let mut effects = Vec::new();
+    for (idx, (response, (columns, _))) in signals.iter().zip(minibatch).enumerate() {
+        effects.clear();
+        effects.resize(response.logp.len(), TokenEffect::default());
+        tallies.push(spec.evaluate(&calibration, idx, response, &mut effects)?);
+        if let Some((census, observed)) = census.as_mut().zip(columns.observed(&effects)) {
+            observed.for_each(|token| census.add(&token));
+        }
+        take(idx, &effects)?;
+    }
+    let tally = spec.total(&tallies);
+    let totals = Totals {
+        loss: tally.loss,
+        n_responses: tally.n_sequences,
+        n_tokens: tally.n_tokens,
+        n_kept: tally.n_kept,
+        n_candidates: tally.n_candidates,
+        n_silenced: tally.n_silenced,
+        tau_h,
+        clip_fraction: tally.clip_fraction,
+        ratio_min: tally.ratio_min,
+        ratio_max: tally.ratio_max,
+        quadrants: census.as_ref().map(Census::rows),
+        silenced_gradient_share: census.as_ref().map(Census::silenced_gradient_share),
+    };
+    Ok((tally, totals))
+}

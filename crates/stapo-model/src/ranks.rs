@@ -1,0 +1,143 @@
+//! Processes that train one policy together, each a rank: how they speak to each other, and which part of every
+//! parameter each of them owns. What is computed does not depend on how many they are.
+
+#[cfg(test)]
+mod tests;
+
+use stapo_ops::{View, ViewMut};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The ranks of a run, as one of them sees the others. Cheap to clone.
+pub type Ranks = Arc<dyn Transport>;
+
+/// A rank that cannot go on, or cannot be reached. Every rank of a run ends with the same text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank}: {problem}")]
+pub struct RankError {
+    pub rank: usize,
+    pub problem: String,
+}
+
+/// Moves numbers and bytes between ranks and never changes them: whoever adds numbers does so in an order of its own. All
+/// ranks make the same calls in the same order.
+pub trait Transport: Send + Sync {
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn world(&self) -> usize;
+
+    /// Sends views to other ranks and fills views with what other ranks sent, each with the number of the other rank.
+    /// Between two ranks, views are sent and received in the same order and have the same lengths.
+    fn exchange(
+        &self,
+        sends: Vec<(usize, View<'_, f32>)>,
+        receives: Vec<(usize, ViewMut<'_, f32>)>,
+    ) -> Result<(), RankError>;
+
+    /// The bytes of every rank, by rank.
+    fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError>;
+
+    /// The bytes of every rank, by rank, on rank 0; nothing on the others.
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError>;
+
+    /// The bytes of rank 0, on every rank. The other ranks give nothing.
+    fn broadcast(&self, own: &[u8]) -> Result<Vec<u8>, RankError>;
+
+    /// Tells all ranks that this one cannot go on. Returns what every rank ends with: that, or what came before.
+    fn fail(&self, problem: &str) -> RankError;
+
+    /// Seconds that this rank has waited for others since the last call.
+    fn take_waited(&self) -> f64;
+
+    /// Bytes of views that this rank has sent to others since the last call.
+    fn take_sent(&self) -> u64;
+}
+
+/// The transport of a process that trains alone.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Solo;
+
+impl Solo {
+    pub fn ranks() -> Ranks {
+        Arc::new(Solo)
+    }
+}
+
+impl Transport for Solo {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn world(&self) -> usize {
+        1
+    }
+
+    fn exchange(
+        &self,
+        sends: Vec<(usize, View<'_, f32>)>,
+        receives: Vec<(usize, ViewMut<'_, f32>)>,
+    ) -> Result<(), RankError> {
+        assert!(sends.is_empty() && receives.is_empty(), "exchange: a single rank has no other");
+        Ok(())
+    }
+
+    fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
+        Ok(vec![own.to_vec()])
+    }
+
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError> {
+        Ok(vec![own])
+    }
+
+    fn broadcast(&self, own: &[u8]) -> Result<Vec<u8>, RankError> {
+        Ok(own.to_vec())
+    }
+
+    fn fail(&self, problem: &str) -> RankError {
+        RankError { rank: 0, problem: problem.to_string() }
+    }
+
+    fn take_waited(&self) -> f64 {
+        0.0
+    }
+
+    fn take_sent(&self) -> u64 {
+        0
+    }
+}
+
+/// Elements of a parameter that are never cut apart: blocks of 8-bit moments and of sums of squares, on every device, lie
+/// within one such slice.
+pub const SLICE: usize = 16_384;
+
+/// How a parameter is shared out: whole slices, one range of them for each rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Elements of the parameter.
+    pub len: usize,
+    /// The number of the parameter, by which remainders go to different ranks.
+    pub place: usize,
+    pub world: usize,
+}
+
+impl Share {
+    /// The elements that a rank owns.
+    pub fn of(&self, rank: usize) -> Range<usize> {
+        let turn = (rank + self.place) % self.world;
+        let n_slices = self.len.div_ceil(SLICE);
+        let start = |turn: usize| (turn * n_slices / self.world * SLICE).min(self.len);
+        start(turn)..start(turn + 1)
+    }
+
+    /// The ranks in the order of their elements.
+    pub fn in_order(&self) -> impl Iterator<Item = usize> {
+        let Share { place, world, .. } = *self;
+        (0..world).map(move |turn| (turn + world - place % world) % world)
+    }
+
+    /// What the ranks hold of the parameter, one after another in the order of the elements.
+    pub fn joined<T: Clone>(&self, by_rank: &[Vec<T>]) -> Vec<T> {
+        self.in_order().flat_map(|rank| by_rank[rank].iter().cloned()).collect()
+    }
+}

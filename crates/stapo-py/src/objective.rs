@@ -1,0 +1,206 @@
+//! Objectives on arrays.
+
+use crate::batch::{Batch, EffectColumns, Stopped, evaluate};
+use crate::border::{from_python, guarded, refused, to_python, without_lock};
+use numpy::{IntoPyArray, PyArray1};
+use pyo3::exceptions::{PyTypeError, PyUserWarning};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use stapo_core::minibatch::Totals;
+use stapo_core::objective::{MaskKind, ObjectiveSpec, UpdateKey};
+use stapo_rl::untrusted::read_text;
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+
+/// The presets by name, each with one line about it.
+///
+/// >>> import stapo
+/// >>> "stapo" in stapo.presets()
+/// True
+#[pyfunction]
+pub fn presets(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let listed = PyDict::new(py);
+    for preset in stapo_core::objective::presets() {
+        listed.set_item(preset.name, preset.summary)?;
+    }
+    Ok(listed)
+}
+
+/// An algorithm as a value: how a mini-batch of responses turns into a number per token.
+///
+/// `spec` is a preset ("stapo", "dapo", "grpo+spurious"), a dict of axes as in {"preset": "stapo", "kl": {..}}, a TOML
+/// text, or a path to a TOML file such as the plan of a run. `set` changes values of it, as in
+/// ["masks.0.tau_p=0.001"].
+///
+/// >>> import stapo
+/// >>> batch = dict(
+/// ...     offsets=[0, 3, 5],
+/// ...     advantage=[1.0, -1.0],
+/// ...     logp=[-0.1, -9.0, -0.3, -0.2, -0.4],
+/// ...     behavior_logp=[-0.1, -9.0, -0.3, -0.2, -0.4],
+/// ...     entropy=[0.2, 0.1, 0.5, 0.3, 0.4],
+/// ... )
+/// >>> effects = stapo.Objective("stapo", set=["masks.0.select=full"]).evaluate(batch)
+/// >>> effects.kept.tolist(), effects.totals["n_silenced"]
+/// ([True, False, True, True, True], 1)
+/// >>> effects.d_logp.tolist()
+/// [-0.25, -0.0, -0.25, 0.25, 0.25]
+#[pyclass(frozen, module = "stapo")]
+pub struct Objective {
+    spec: ObjectiveSpec,
+}
+
+#[pymethods]
+impl Objective {
+    #[new]
+    #[pyo3(signature = (spec, *, set=Vec::new()))]
+    fn new(spec: &Bound<'_, PyAny>, set: Vec<String>) -> PyResult<Self> {
+        let py = spec.py();
+        let spec = load(spec)?.with_overrides(set.iter().map(String::as_str)).map_err(refused)?;
+        for text in spec.warnings() {
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(text).unwrap_or_default(), 1)?;
+        }
+        Ok(Self { spec })
+    }
+
+    /// The whole spec as TOML, as `stapo objective --show` prints it.
+    #[getter]
+    fn toml(&self) -> String {
+        self.spec.to_toml()
+    }
+
+    /// Optimizer steps per mini-batch: 2 for objectives that update in two passes.
+    #[getter]
+    fn n_passes(&self) -> usize {
+        self.spec.n_passes()
+    }
+
+    fn __repr__(&self) -> String {
+        let masks: Vec<String> = self.spec.masks.iter().map(|mask| mask_name(mask.kind())).collect();
+        format!("<Objective with masks [{}]>", masks.join(", "))
+    }
+
+    fn __getnewargs__(&self) -> (String,) {
+        (self.spec.to_toml(),)
+    }
+
+    /// What the objective does to each token of a mini-batch.
+    ///
+    /// `batch` has the keys of the JSON lines of `stapo objective`, for all responses at once: `logp`, `behavior_logp` and
+    /// `entropy` hold the tokens of all responses one after another, `offsets` (n + 1 numbers from 0) says where each
+    /// response begins. `advantage` has a number per response or per token; without it, `reward` (a number or a row per
+    /// response) and `group` give the advantages. Optional columns: `reference_logp`, `behavior_entropy`, `sampler_logp`,
+    /// `collision`, `teacher_logp`, `loss_mask`. Arrays, tensors (by DLPack) and lists are taken; contiguous float64 is
+    /// read in place. The interpreter's lock is released.
+    #[pyo3(signature = (batch, *, step=0, pass_number=1, reward_weights=Vec::new()))]
+    fn evaluate(
+        &self,
+        py: Python<'_>,
+        batch: &Bound<'_, PyAny>,
+        step: u64,
+        pass_number: usize,
+        reward_weights: Vec<f64>,
+    ) -> PyResult<Effects> {
+        if !(1..=self.spec.n_passes()).contains(&pass_number) {
+            let n = self.spec.n_passes();
+            return Err(refused(format!("pass_number {pass_number}: this objective has {n} pass")));
+        }
+        let update = UpdateKey { step, pass: pass_number - 1, ..UpdateKey::default() };
+        // The bindings to NumPy panic where it is missing; importing it says so as an exception.
+        py.import("numpy")?;
+        let batch = guarded(|| Batch::read(batch))??;
+        let table = batch.table()?;
+        let evaluated = without_lock(py, || evaluate(&self.spec, &table, &reward_weights, update))?;
+        let (effects, totals) = evaluated.map_err(|stopped| match stopped {
+            Stopped::Refused(error) => refused(table.placed(error)),
+            Stopped::Signal(signal) => signal,
+        })?;
+        Effects::of(py, effects, &totals)
+    }
+}
+
+/// What an objective does to the tokens of a mini-batch, as arrays with one entry per token.
+#[pyclass(frozen, get_all, module = "stapo")]
+pub struct Effects {
+    /// True where no mask silenced the token.
+    kept: Py<PyArray1<bool>>,
+    /// The first mask that silenced the token, as a place in `MASKS`; -1 for none.
+    silenced_by: Py<PyArray1<i8>>,
+    /// True for a rewarded and improbable token, which S2T may silence.
+    is_candidate: Py<PyArray1<bool>>,
+    /// True where the trust region is active.
+    clipped: Py<PyArray1<bool>>,
+    /// Current over behavior probability; NaN for a token that is not in the loss.
+    ratio: Py<PyArray1<f64>>,
+    /// Derivative of the loss, which is minimised, by the token's logp.
+    d_logp: Py<PyArray1<f64>>,
+    /// Derivative of the loss by the entropy at the token; None without an entropy bonus.
+    d_entropy: Option<Py<PyArray1<f64>>>,
+    /// One per response, or per token where tokens differ (NaN for a token that is not in the loss).
+    advantage: Py<PyArray1<f64>>,
+    /// The last line of `stapo objective` as a dict: loss, n_tokens, n_kept, n_silenced, tau_h, ..
+    totals: Py<PyAny>,
+}
+
+#[pymethods]
+impl Effects {
+    /// The names of the masks, by which `silenced_by` counts.
+    #[classattr]
+    #[pyo3(name = "MASKS")]
+    fn masks(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+        PyTuple::new(py, MaskKind::ALL.map(mask_name))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!("<Effects {}>", self.totals.bind(py).repr()?))
+    }
+}
+
+impl Effects {
+    fn of(py: Python<'_>, effects: EffectColumns, totals: &Totals) -> PyResult<Self> {
+        Ok(Self {
+            kept: effects.kept.into_pyarray(py).unbind(),
+            silenced_by: effects.silenced_by.into_pyarray(py).unbind(),
+            is_candidate: effects.is_candidate.into_pyarray(py).unbind(),
+            clipped: effects.clipped.into_pyarray(py).unbind(),
+            ratio: effects.ratio.into_pyarray(py).unbind(),
+            d_logp: effects.d_logp.into_pyarray(py).unbind(),
+            d_entropy: effects.d_entropy.map(|column| column.into_pyarray(py).unbind()),
+            advantage: effects.advantage.into_pyarray(py).unbind(),
+            totals: to_python(py, totals)?.unbind(),
+        })
+    }
+}
+
+/// The spec that a preset's name, a dict, a TOML text or a path leads to.
+fn load(spec: &Bound<'_, PyAny>) -> PyResult<ObjectiveSpec> {
+    if spec.is_instance_of::<PyDict>() {
+        let table: toml::Table = from_python("objective", spec)?;
+        return ObjectiveSpec::from_table(table).map_err(refused);
+    }
+    let Ok(text) = spec.extract::<String>() else {
+        let path: PathBuf = spec.extract().map_err(|_| {
+            let kind = spec.get_type();
+            PyTypeError::new_err(format!("spec: {kind}, expected a name, a dict, a TOML text or a path"))
+        })?;
+        return load_file(&path);
+    };
+    let path = Path::new(&text);
+    if text.contains(['\n', '=']) {
+        ObjectiveSpec::from_toml(&text).map_err(refused)
+    } else if path.extension().is_some_and(|e| e == "toml") || path.is_file() {
+        load_file(path)
+    } else {
+        ObjectiveSpec::from_preset(&text).map_err(refused)
+    }
+}
+
+fn load_file(path: &Path) -> PyResult<ObjectiveSpec> {
+    let named = |problem: &dyn std::fmt::Display| refused(format!("spec {}: {problem}", path.display()));
+    let text = read_text(path).map_err(|error| named(&error))?;
+    ObjectiveSpec::from_toml(&text).map_err(|error| named(&error))
+}
+
+fn mask_name(kind: MaskKind) -> String {
+    serde_json::to_value(kind).ok().and_then(|name| name.as_str().map(str::to_string)).unwrap_or_default()
+}

@@ -1,0 +1,300 @@
+//! Signs of life between rank 0 and every other rank, and the one error that all of them end with. A rank that dies, hangs
+//! or loses its network stops all ranks within seconds.
+
+use super::wire::{Packer, Unpacker};
+use stapo_model::ranks::RankError;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often a rank gives a sign of life, and after how long a silence it counts as lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    pub beat: Duration,
+    pub silence: Duration,
+}
+
+/// The variable with the seconds of silence after which a rank counts as lost.
+const SILENCE: &str = "STAPO_RANKS_TIMEOUT";
+
+impl Pace {
+    /// Ten seconds, unless the environment says otherwise.
+    pub fn from_env() -> Self {
+        let given = std::env::var(SILENCE).ok().and_then(|text| text.parse::<f64>().ok());
+        let seconds = given.filter(|seconds| (0.1..=86_400.0).contains(seconds)).unwrap_or(10.0);
+        Pace { beat: Duration::from_secs_f64(seconds / 10.0), silence: Duration::from_secs_f64(seconds) }
+    }
+}
+
+/// A rank that lost a connection waits so long for word from rank 0 about which rank is gone.
+const VERDICT: Duration = Duration::from_secs(3);
+/// A connection between two ranks that both live may be at fault; so long rank 0 waits for one of them to end.
+const GRACE: Duration = Duration::from_secs(1);
+/// The longest wait for the others at the end.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// Messages between rank 0 and another rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Message {
+    Beat,
+    /// A rank cannot go on.
+    Failed(RankError),
+    /// The connection to this rank broke.
+    Lost(usize),
+    /// The sender has ended as planned.
+    Bye,
+}
+
+/// The longest message; texts of errors are cut.
+const MAX_TEXT: usize = 1 << 16;
+
+impl Message {
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut packer = Packer::default();
+        match self {
+            Message::Beat => packer.byte(0),
+            Message::Failed(error) => {
+                packer.byte(1);
+                packer.number(error.rank);
+                let end = (0..=error.problem.len().min(MAX_TEXT / 2))
+                    .rev()
+                    .find(|&at| error.problem.is_char_boundary(at));
+                packer.text(&error.problem[..end.unwrap_or(0)]);
+            }
+            Message::Lost(rank) => {
+                packer.byte(2);
+                packer.number(*rank);
+            }
+            Message::Bye => packer.byte(3),
+        }
+        let mut framed = (packer.0.len() as u32).to_le_bytes().to_vec();
+        framed.extend(packer.0);
+        framed
+    }
+
+    fn read(stream: &mut impl Read) -> io::Result<Self> {
+        let bad = || io::Error::new(io::ErrorKind::InvalidData, "a message that this program does not know");
+        let mut len = [0; 4];
+        stream.read_exact(&mut len)?;
+        let len = u32::from_le_bytes(len) as usize;
+        if len > MAX_TEXT {
+            return Err(bad());
+        }
+        let mut bytes = vec![0; len];
+        stream.read_exact(&mut bytes)?;
+        let mut read = Unpacker(&bytes);
+        let mut message = || {
+            Ok::<_, super::wire::Malformed>(match read.byte()? {
+                0 => Some(Message::Beat),
+                1 => Some(Message::Failed(RankError { rank: read.number()?, problem: read.text()? })),
+                2 => Some(Message::Lost(read.number()?)),
+                3 => Some(Message::Bye),
+                _ => None,
+            })
+        };
+        message().ok().flatten().ok_or_else(bad)
+    }
+}
+
+/// The control connections of one rank: rank 0 has one to every other rank, the others have one to rank 0.
+pub struct Control {
+    rank: usize,
+    links: Vec<Link>,
+    /// Connections that are shut where a rank fails, so that nobody waits for data any more.
+    data: Vec<TcpStream>,
+    state: Mutex<State>,
+    changed: Condvar,
+    pace: Pace,
+    /// Called where a rank fails.
+    then: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// A control connection.
+struct Link {
+    peer: usize,
+    stream: TcpStream,
+    writing: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    failure: Option<RankError>,
+    /// Ranks that said goodbye.
+    n_gone: usize,
+    /// This rank has said goodbye.
+    is_leaving: bool,
+}
+
+impl Control {
+    /// Begins to give signs of life and to watch for those of others.
+    pub fn start(
+        rank: usize,
+        links: Vec<(usize, TcpStream)>,
+        data: Vec<TcpStream>,
+        pace: Pace,
+    ) -> io::Result<Arc<Self>> {
+        let links = links.into_iter().map(|(peer, stream)| Link { peer, stream, writing: Mutex::default() });
+        let control = Arc::new(Control {
+            rank,
+            links: links.collect(),
+            data,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            pace,
+            then: OnceLock::new(),
+        });
+        for idx in 0..control.links.len() {
+            let watched = Arc::clone(&control);
+            let mut stream = control.links[idx].stream.try_clone()?;
+            stream.set_read_timeout(Some(pace.silence))?;
+            stream.set_write_timeout(Some(pace.silence))?;
+            let name = format!("rank {}", control.links[idx].peer);
+            std::thread::Builder::new().name(name).spawn(move || watched.watch(idx, &mut stream))?;
+        }
+        let beating = Arc::clone(&control);
+        std::thread::Builder::new().name("signs of life".into()).spawn(move || beating.beat())?;
+        Ok(control)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(link: &Link, message: &Message) {
+        let _one_at_a_time = link.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        // A connection that is gone is noticed by the thread that reads from it.
+        let _ = (&link.stream).write_all(&message.to_bytes());
+    }
+
+    fn send_all(&self, message: &Message) {
+        self.links.iter().for_each(|link| Self::send(link, message));
+    }
+
+    fn beat(&self) {
+        loop {
+            let state = self.state();
+            let (state, _) = self
+                .changed
+                .wait_timeout_while(state, self.pace.beat, |state| {
+                    state.failure.is_none() && !state.is_leaving
+                })
+                .unwrap_or_else(PoisonError::into_inner);
+            if state.failure.is_some() || state.is_leaving {
+                return;
+            }
+            drop(state);
+            self.send_all(&Message::Beat);
+        }
+    }
+
+    /// Reads what the other side of a link sends until it says goodbye or is lost.
+    fn watch(&self, idx: usize, stream: &mut TcpStream) {
+        let peer = self.links[idx].peer;
+        loop {
+            match Message::read(stream) {
+                Ok(Message::Beat) => {}
+                Ok(Message::Failed(error)) => return self.conclude(error),
+                Ok(Message::Lost(other)) => {
+                    self.wait(GRACE, |state| state.failure.is_some());
+                    let problem = format!("lost its connection to rank {other}");
+                    return self.conclude(RankError { rank: peer, problem });
+                }
+                Ok(Message::Bye) => {
+                    self.state().n_gone += 1;
+                    self.changed.notify_all();
+                    return;
+                }
+                Err(error) => {
+                    let problem = if is_timeout(&error) {
+                        let seconds = self.pace.silence.as_secs_f64();
+                        format!("gave no sign of life for {seconds} s; it hangs, or its network is cut")
+                    } else {
+                        "its process has ended, or its connection was cut".to_string()
+                    };
+                    return self.conclude(RankError { rank: peer, problem });
+                }
+            }
+        }
+    }
+
+    /// Makes an error the one that this rank, and where this is rank 0 every rank, ends with; the first one counts.
+    fn conclude(&self, error: RankError) {
+        let mut state = self.state();
+        if state.failure.is_some() {
+            return;
+        }
+        state.failure = Some(error.clone());
+        drop(state);
+        self.changed.notify_all();
+        if self.rank == 0 {
+            self.send_all(&Message::Failed(error));
+        }
+        for stream in &self.data {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        if let Some(then) = self.then.get() {
+            then();
+        }
+    }
+
+    /// Calls `then` where a rank fails; only the first one given is called.
+    pub fn on_failure(&self, then: impl Fn() + Send + Sync + 'static) {
+        let _ = self.then.set(Box::new(then));
+    }
+
+    fn wait(&self, longest: Duration, is_enough: impl Fn(&State) -> bool) {
+        let waiting = self.changed.wait_timeout_while(self.state(), longest, |state| !is_enough(state));
+        drop(waiting.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// What this rank ends with.
+    pub fn failure(&self) -> Option<RankError> {
+        self.state().failure.clone()
+    }
+
+    /// Tells all ranks that this one cannot go on. Returns what all end with.
+    pub fn fail(&self, problem: &str) -> RankError {
+        let own = RankError { rank: self.rank, problem: problem.to_string() };
+        if self.rank == 0 {
+            self.conclude(own.clone());
+        } else if self.failure().is_none() {
+            self.send_all(&Message::Failed(own.clone()));
+            self.wait(VERDICT, |state| state.failure.is_some());
+            self.conclude(own.clone());
+        }
+        self.failure().unwrap_or(own)
+    }
+
+    /// The connection to a rank broke while data went over it. Returns what all ranks end with.
+    pub fn lost(&self, peer: usize) -> RankError {
+        let broken = RankError { rank: peer, problem: "its connection was cut".to_string() };
+        if self.rank == 0 {
+            self.wait(GRACE, |state| state.failure.is_some());
+        } else if self.failure().is_none() {
+            self.send_all(&Message::Lost(peer));
+            self.wait(VERDICT, |state| state.failure.is_some());
+        }
+        self.conclude(broken.clone());
+        self.failure().unwrap_or(broken)
+    }
+
+    /// Says goodbye, and waits until the others have done so.
+    pub fn leave(&self) {
+        self.state().is_leaving = true;
+        self.changed.notify_all();
+        if self.failure().is_none() {
+            self.send_all(&Message::Bye);
+            let until = Instant::now() + FAREWELL;
+            let n_links = self.links.len();
+            self.wait(until - Instant::now(), |state| state.failure.is_some() || state.n_gone == n_links);
+        }
+        for link in &self.links {
+            let _ = link.stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}

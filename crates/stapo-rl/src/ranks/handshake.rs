@@ -1,0 +1,150 @@
+//! How two processes prove to each other that they belong to one run: each shows that it knows the secret, without sending
+//! it. Whoever does not is turned away after a few hundred bytes.
+
+use super::wire::{Malformed, Packer, Unpacker};
+use sha2::{Digest, Sha256};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Signs of life and failures.
+    Control,
+    /// Everything else.
+    Data,
+}
+
+/// The rank that connects, as it says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    pub rank: usize,
+    pub world: usize,
+    pub purpose: Purpose,
+    /// Where the caller itself listens for other ranks.
+    pub port: u16,
+}
+
+/// Begins every handshake; the number changes with the messages between ranks.
+const MAGIC: &[u8; 8] = b"STAPO-R1";
+const NONCE: usize = 32;
+/// Longer messages of a handshake are refused.
+const MAX_MESSAGE: usize = 512;
+/// A process that says nothing for so long is turned away.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The proof that one side knows the secret: a hash over the secret, both nonces and what the side says.
+fn proof(side: &str, secret: &[u8], nonces: [&[u8; NONCE]; 2], said: &[u8]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in [side.as_bytes(), secret, nonces[0], nonces[1], said] {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+/// Whether two proofs are equal, in a time that does not depend on where they differ.
+fn is_same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+fn refused(problem: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem.to_string())
+}
+
+/// Random bytes of the operating system.
+pub fn random() -> io::Result<[u8; NONCE]> {
+    let mut bytes = [0; NONCE];
+    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(bytes)
+}
+
+fn send(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    stream.write_all(bytes)
+}
+
+fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut len = [0; 4];
+    stream.read_exact(&mut len)?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > MAX_MESSAGE {
+        return Err(refused("is no rank of this program"));
+    }
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+impl Caller {
+    fn to_bytes(self) -> Vec<u8> {
+        let mut packer = Packer::default();
+        packer.number(self.rank);
+        packer.number(self.world);
+        packer.byte(u8::from(self.purpose == Purpose::Data));
+        packer.number(self.port.into());
+        packer.0
+    }
+
+    fn read(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut read = Unpacker(bytes);
+        Ok(Caller {
+            rank: read.number()?,
+            world: read.number()?,
+            purpose: if read.byte()? == 0 { Purpose::Control } else { Purpose::Data },
+            port: u16::try_from(read.number()?).map_err(|_| Malformed)?,
+        })
+    }
+}
+
+/// The side that connects. Fails where the other side is no rank, or does not know the secret.
+pub fn call(stream: &mut TcpStream, caller: Caller, secret: &[u8]) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    let theirs = receive(stream)?;
+    let nonce: [u8; NONCE] = theirs
+        .strip_prefix(MAGIC)
+        .and_then(|nonce| nonce.try_into().ok())
+        .ok_or_else(|| refused("is no rank of this program"))?;
+    let own = random()?;
+    let said = caller.to_bytes();
+    let proof_of_caller = proof("caller", secret, [&nonce, &own], &said);
+    send(stream, &[MAGIC, &own[..], &proof_of_caller[..], &said[..]].concat())?;
+    let answer = receive(stream)?;
+    if !is_same(&answer, &proof("listener", secret, [&own, &nonce], &said)) {
+        return Err(refused("does not know the secret of this run"));
+    }
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)
+}
+
+/// The side that listens. Callers for control know the secret of the run, those for data that of the session, which rank 0
+/// gave them. Returns who called.
+pub fn answer(stream: &mut TcpStream, run_secret: &[u8], session: &[u8]) -> io::Result<Caller> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    let own = random()?;
+    send(stream, &[&MAGIC[..], &own[..]].concat())?;
+    let message = receive(stream)?;
+    let no_rank = || refused("is no rank of this program");
+    let rest = message.strip_prefix(MAGIC).ok_or_else(no_rank)?;
+    let (nonce, rest) = rest.split_first_chunk::<NONCE>().ok_or_else(no_rank)?;
+    let (theirs, said) = rest.split_first_chunk::<32>().ok_or_else(no_rank)?;
+    let caller = Caller::read(said).map_err(|Malformed| no_rank())?;
+    let secret = match caller.purpose {
+        Purpose::Control => run_secret,
+        Purpose::Data => session,
+    };
+    if !is_same(theirs, &proof("caller", secret, [&own, nonce], said)) {
+        // A rank with another secret learns of it at once, and a stranger learns nothing.
+        send(stream, b"no")?;
+        return Err(refused("does not know the secret of this run"));
+    }
+    send(stream, &proof("listener", secret, [nonce, &own], said))?;
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
+    Ok(caller)
+}

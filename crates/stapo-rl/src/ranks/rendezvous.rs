@@ -1,0 +1,279 @@
+//! How ranks find each other: all call rank 0, which tells each where the others listen; then every rank has one connection
+//! to every other. Nothing listens any more once all are connected.
+
+use super::environment::Place;
+use super::handshake::{Caller, Purpose, answer, call, random};
+use super::wire::{Packer, Unpacker};
+use stapo_model::ranks::RankError;
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// The connections of one rank.
+pub struct Connections {
+    /// Rank 0 to every other rank; every other rank to rank 0.
+    pub control: Vec<(usize, TcpStream)>,
+    /// By rank; `None` for the rank itself.
+    pub data: Vec<Option<TcpStream>>,
+}
+
+/// The variable with the seconds that ranks wait for each other at the start.
+const PATIENCE: &str = "STAPO_RANKS_START_TIMEOUT";
+/// Between two attempts to reach rank 0.
+const RETRY: Duration = Duration::from_millis(50);
+/// Connections whose handshake is under way at one time.
+const MAX_UNKNOWN: usize = 64;
+
+fn patience() -> Duration {
+    let given = std::env::var(PATIENCE).ok().and_then(|text| text.parse::<f64>().ok());
+    Duration::from_secs_f64(given.filter(|seconds| (0.1..=86_400.0).contains(seconds)).unwrap_or(300.0))
+}
+
+/// Connects this process with all others.
+pub fn meet(place: &Place) -> Result<Connections, RankError> {
+    let deadline = Instant::now() + patience();
+    if place.rank == 0 { lead(place, deadline) } else { join(place, deadline) }
+}
+
+fn of_rank(rank: usize, problem: String) -> RankError {
+    RankError { rank, problem }
+}
+
+/// Rank 0: takes the calls of all others, and tells each where the others listen.
+fn lead(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
+    let failed = |problem: String| of_rank(0, problem);
+    let shown = format!("{}:{}", place.address, place.port);
+    let listener = listen(place).map_err(|e| failed(format!("listening on {shown}: {e}\nhint: MASTER_ADDR is the address of rank 0's machine, and MASTER_PORT must be free there")))?;
+    let session = random().map_err(|e| failed(e.to_string()))?;
+    let mut arrivals =
+        Arrivals::open(listener, place.token.as_bytes(), &session).map_err(|e| failed(e.to_string()))?;
+    let mut control = BTreeMap::new();
+    while control.len() + 1 < place.world {
+        let missing = || (1..place.world).find(|rank| !control.contains_key(rank)).unwrap_or(0);
+        let Some((caller, stream)) = arrivals.next(deadline) else {
+            return Err(of_rank(
+                missing(),
+                format!(
+                    "did not call rank 0 at {shown} in time\nhint: start all {} ranks, with the same MASTER_ADDR and MASTER_PORT, and {} if one has it",
+                    place.world,
+                    super::TOKEN
+                ),
+            ));
+        };
+        check_caller(place, &caller, Purpose::Control)?;
+        if control.insert(caller.rank, (stream, caller.port)).is_some() {
+            return Err(of_rank(caller.rank, "two processes say that they are this rank".into()));
+        }
+    }
+    let mut addresses = Vec::new();
+    for (rank, (stream, port)) in &control {
+        let peer = stream.peer_addr().map_err(|e| of_rank(*rank, e.to_string()))?;
+        addresses.push(SocketAddr::new(peer.ip(), *port));
+    }
+    let welcome = welcome(&session, &addresses);
+    for (rank, (stream, _)) in &mut control {
+        stream.write_all(&welcome).map_err(|e| of_rank(*rank, e.to_string()))?;
+    }
+    let mut data: Vec<Option<TcpStream>> = (0..place.world).map(|_| None).collect();
+    arrivals.take(place, &mut data, deadline)?;
+    Ok(Connections { control: control.into_iter().map(|(rank, (stream, _))| (rank, stream)).collect(), data })
+}
+
+/// Every other rank: calls rank 0, then those before it, and is called by those after it.
+fn join(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
+    let own = |error: io::Error| of_rank(place.rank, error.to_string());
+    let master = format!("{}:{}", place.address, place.port);
+    let unreached = |error: io::Error| {
+        of_rank(
+            0,
+            format!(
+                "rank {} could not reach it at {master}: {error}\nhint: MASTER_ADDR and MASTER_PORT name rank 0's machine and port; {} must be the same on all ranks",
+                place.rank,
+                super::TOKEN
+            ),
+        )
+    };
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(own)?;
+    let port = listener.local_addr().map_err(own)?.port();
+    let caller = Caller { rank: place.rank, world: place.world, purpose: Purpose::Control, port };
+    let mut control = reach(place, caller, deadline).map_err(unreached)?;
+    let left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
+    control.set_read_timeout(Some(left)).map_err(own)?;
+    let (session, addresses) = read_welcome(&mut control, place.world).map_err(unreached)?;
+    control.set_read_timeout(None).map_err(own)?;
+    let mut arrivals = Arrivals::open(listener, &session, &session).map_err(own)?;
+    let mut data: Vec<Option<TcpStream>> = (0..place.world).map(|_| None).collect();
+    let caller = Caller { purpose: Purpose::Data, ..caller };
+    let to_master = control.peer_addr().map_err(own)?;
+    for (rank, address) in std::iter::once(to_master).chain(addresses).enumerate().take(place.rank) {
+        let called = TcpStream::connect_timeout(&address, left).and_then(|mut stream| {
+            call(&mut stream, caller, &session)?;
+            Ok(stream)
+        });
+        let named =
+            |e: io::Error| of_rank(rank, format!("rank {} could not reach it at {address}: {e}", place.rank));
+        data[rank] = Some(called.map_err(named)?);
+    }
+    arrivals.take(place, &mut data, deadline)?;
+    Ok(Connections { control: vec![(0, control)], data })
+}
+
+fn check_caller(place: &Place, caller: &Caller, purpose: Purpose) -> Result<(), RankError> {
+    let refuse = |problem: String| Err(of_rank(caller.rank, problem));
+    if caller.world != place.world {
+        return refuse(format!(
+            "was started as one of {}, rank {} as one of {}",
+            caller.world, place.rank, place.world
+        ));
+    }
+    if caller.rank == place.rank || caller.rank >= place.world || caller.purpose != purpose {
+        return refuse("two processes say that they are this rank".into());
+    }
+    Ok(())
+}
+
+/// Listens where the other ranks look for rank 0. An address that is not this machine's own, as that of a service in front
+/// of it, is listened for on all interfaces.
+fn listen(place: &Place) -> io::Result<TcpListener> {
+    let addresses: Vec<SocketAddr> = (place.address.as_str(), place.port).to_socket_addrs()?.collect();
+    TcpListener::bind(&addresses[..]).or_else(|error| match error.kind() {
+        io::ErrorKind::AddrNotAvailable => TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), place.port)),
+        _ => Err(error),
+    })
+}
+
+/// Calls rank 0 until it answers: it may not have started yet.
+fn reach(place: &Place, caller: Caller, deadline: Instant) -> io::Result<TcpStream> {
+    loop {
+        let attempt = || -> io::Result<TcpStream> {
+            let mut last = io::Error::other("the address names no machine");
+            for address in (place.address.as_str(), place.port).to_socket_addrs()? {
+                match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+                    Ok(mut stream) => {
+                        call(&mut stream, caller, place.token.as_bytes())?;
+                        return Ok(stream);
+                    }
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        };
+        match attempt() {
+            Ok(stream) => return Ok(stream),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData || Instant::now() >= deadline => {
+                return Err(error);
+            }
+            Err(_) => std::thread::sleep(RETRY),
+        }
+    }
+}
+
+/// The secret of this meeting, and where the ranks from 1 on listen.
+fn welcome(session: &[u8], addresses: &[SocketAddr]) -> Vec<u8> {
+    let mut packer = Packer::default();
+    packer.bytes(session);
+    for address in addresses {
+        packer.text(&address.to_string());
+    }
+    let mut framed = (packer.0.len() as u32).to_le_bytes().to_vec();
+    framed.extend(packer.0);
+    framed
+}
+
+fn read_welcome(stream: &mut TcpStream, world: usize) -> io::Result<(Vec<u8>, Vec<SocketAddr>)> {
+    let bad = || io::Error::new(io::ErrorKind::InvalidData, "its welcome cannot be read");
+    let mut len = [0; 4];
+    stream.read_exact(&mut len)?;
+    let len = u32::from_le_bytes(len) as usize;
+    // An address with its length has fewer bytes than this.
+    if len > 128 * (world + 1) {
+        return Err(bad());
+    }
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes)?;
+    let mut read = Unpacker(&bytes);
+    let session = read.bytes().map_err(|_| bad())?.to_vec();
+    let mut addresses = Vec::new();
+    for _ in 1..world {
+        addresses.push(read.text().ok().and_then(|text| text.parse().ok()).ok_or_else(bad)?);
+    }
+    Ok((session, addresses))
+}
+
+/// Connections to a listener whose handshake is done. Every handshake has a thread of its own, so that a stranger who says
+/// nothing holds nobody up.
+struct Arrivals {
+    arrived: mpsc::Receiver<(Caller, TcpStream)>,
+    address: SocketAddr,
+    is_open: Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl Arrivals {
+    /// Control connections show that they know `secret`, data connections that they know `session`.
+    fn open(listener: TcpListener, secret: &[u8], session: &[u8]) -> io::Result<Self> {
+        let (send, arrived) = mpsc::channel();
+        let mut address = listener.local_addr()?;
+        if address.ip().is_unspecified() {
+            address.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        }
+        let is_open = Arc::new(std::sync::atomic::AtomicBool::new(true));
+        let secrets: Arc<[Vec<u8>; 2]> = Arc::new([secret.to_vec(), session.to_vec()]);
+        let unknown = Arc::new(AtomicUsize::new(0));
+        let open = Arc::clone(&is_open);
+        std::thread::Builder::new().name("rendezvous".into()).spawn(move || {
+            for stream in listener.incoming() {
+                if !open.load(Ordering::SeqCst) {
+                    return;
+                }
+                let Ok(mut stream) = stream else { continue };
+                if unknown.fetch_add(1, Ordering::SeqCst) >= MAX_UNKNOWN {
+                    unknown.fetch_sub(1, Ordering::SeqCst);
+                    continue;
+                }
+                let (send, secrets, unknown) = (send.clone(), Arc::clone(&secrets), Arc::clone(&unknown));
+                let meet = move || {
+                    if let Ok(caller) = answer(&mut stream, &secrets[0], &secrets[1]) {
+                        let _ = send.send((caller, stream));
+                    }
+                    unknown.fetch_sub(1, Ordering::SeqCst);
+                };
+                let _ = std::thread::Builder::new().name("handshake".into()).spawn(meet);
+            }
+        })?;
+        Ok(Self { arrived, address, is_open })
+    }
+
+    fn next(&self, deadline: Instant) -> Option<(Caller, TcpStream)> {
+        self.arrived.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+    }
+
+    /// Takes the data connections of all ranks after this one.
+    fn take(
+        &mut self,
+        place: &Place,
+        data: &mut [Option<TcpStream>],
+        deadline: Instant,
+    ) -> Result<(), RankError> {
+        while let Some(missing) = (place.rank + 1..place.world).find(|&rank| data[rank].is_none()) {
+            let Some((caller, stream)) = self.next(deadline) else {
+                return Err(of_rank(missing, format!("did not connect to rank {} in time", place.rank)));
+            };
+            check_caller(place, &caller, Purpose::Data)?;
+            if caller.rank < place.rank || data[caller.rank].replace(stream).is_some() {
+                return Err(of_rank(caller.rank, "two processes say that they are this rank".into()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Arrivals {
+    /// Closes the listener: the thread looks at the mark when the next connection comes, which is this one.
+    fn drop(&mut self) {
+        self.is_open.store(false, Ordering::SeqCst);
+        let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,223 @@
+//! Ranks that are connected by TCP, each with every other. Numbers on a GPU go through the host.
+
+use super::control::{Control, Pace};
+use super::environment::Place;
+use super::rendezvous::{Connections, meet};
+use super::wire::words;
+use stapo_model::ranks::{RankError, Transport};
+use stapo_model::{View, ViewMut};
+use std::io::{self, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The transport between processes, on one machine or several.
+pub struct Tcp {
+    rank: usize,
+    /// By rank; `None` for this one.
+    peers: Vec<Option<Peer>>,
+    control: Arc<Control>,
+    waited_nanos: AtomicU64,
+    sent_bytes: AtomicU64,
+}
+
+/// The connection to another rank. A thread writes, so that two ranks that send to each other do not both wait for the
+/// other to read.
+struct Peer {
+    outgoing: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
+    incoming: Mutex<BufReader<TcpStream>>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What one read asks the system for.
+const READ_AT_ONCE: usize = 1 << 18;
+/// A longer message is a defect or an attack, and is refused before memory is asked for.
+const MAX_MESSAGE: u64 = 1 << 40;
+
+impl Peer {
+    fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        let mut to = stream.try_clone()?;
+        let (outgoing, messages) = mpsc::channel::<Vec<u8>>();
+        // A connection that is gone is noticed by whoever reads from it.
+        let write = move || {
+            for message in messages {
+                let sent =
+                    to.write_all(&(message.len() as u64).to_le_bytes()).and_then(|()| to.write_all(&message));
+                if sent.is_err() {
+                    return;
+                }
+            }
+        };
+        let writer = std::thread::Builder::new().name("sending".into()).spawn(write)?;
+        Ok(Self {
+            outgoing: Mutex::new(Some(outgoing)),
+            incoming: Mutex::new(BufReader::with_capacity(READ_AT_ONCE, stream)),
+            writer: Mutex::new(Some(writer)),
+        })
+    }
+
+    fn send(&self, message: Vec<u8>) {
+        let outgoing = self.outgoing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Where the writer has ended, the connection is gone, which is noticed by whoever reads from it.
+        let _ = outgoing.as_ref().map(|outgoing| outgoing.send(message));
+    }
+
+    /// The next message. One of another length than `expected` is refused.
+    fn receive(&self, expected: Option<usize>) -> io::Result<Vec<u8>> {
+        let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut len = [0; 8];
+        incoming.read_exact(&mut len)?;
+        let len = u64::from_le_bytes(len);
+        if len > MAX_MESSAGE || expected.is_some_and(|expected| expected as u64 != len) {
+            let wanted = expected.unwrap_or(0);
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("sent {len} bytes, expected {wanted}"),
+            ));
+        }
+        // The memory grows with what arrives.
+        let mut message = Vec::new();
+        incoming.by_ref().take(len).read_to_end(&mut message)?;
+        if (message.len() as u64) < len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(message)
+    }
+
+    /// Waits until all messages are with the system.
+    fn flush(&self) {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = writer.map(JoinHandle::join);
+    }
+}
+
+impl Tcp {
+    /// Meets the other ranks of the run.
+    pub fn connect(place: &Place) -> Result<Arc<Self>, RankError> {
+        let own = |error: io::Error| RankError { rank: place.rank, problem: error.to_string() };
+        let Connections { control, data } = meet(place)?;
+        let shut = data.iter().flatten().map(TcpStream::try_clone).collect::<io::Result<_>>().map_err(own)?;
+        let control = Control::start(place.rank, control, shut, Pace::from_env()).map_err(own)?;
+        let peers = data.into_iter().map(|stream| stream.map(Peer::new).transpose());
+        Ok(Arc::new(Tcp {
+            rank: place.rank,
+            peers: peers.collect::<io::Result<_>>().map_err(own)?,
+            control,
+            waited_nanos: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+        }))
+    }
+
+    /// What all ranks end with, once one has failed.
+    pub(super) fn failure(&self) -> Option<RankError> {
+        self.control.failure()
+    }
+
+    /// Calls `then` where a rank fails.
+    pub(super) fn on_failure(&self, then: impl Fn() + Send + Sync + 'static) {
+        self.control.on_failure(then);
+    }
+
+    fn others(&self) -> impl Iterator<Item = (usize, &Peer)> {
+        self.peers.iter().enumerate().filter_map(|(rank, peer)| Some((rank, peer.as_ref()?)))
+    }
+
+    fn peer(&self, rank: usize) -> &Peer {
+        self.peers[rank].as_ref().expect("a rank does not send to itself")
+    }
+
+    fn receive(&self, rank: usize, expected: Option<usize>) -> Result<Vec<u8>, RankError> {
+        let began = Instant::now();
+        let received = self.peer(rank).receive(expected);
+        self.waited_nanos.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        received.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => self.control.fail(&format!("rank {rank} {error}")),
+            _ => self.control.lost(rank),
+        })
+    }
+
+    /// Refuses to go on where a rank has failed.
+    fn check(&self) -> Result<(), RankError> {
+        self.control.failure().map_or(Ok(()), Err)
+    }
+}
+
+impl Transport for Tcp {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.peers.len()
+    }
+
+    fn exchange(
+        &self,
+        sends: Vec<(usize, View<'_, f32>)>,
+        receives: Vec<(usize, ViewMut<'_, f32>)>,
+    ) -> Result<(), RankError> {
+        self.check()?;
+        for (to, view) in sends {
+            let bytes: Vec<u8> = view.to_vec().iter().flat_map(|value| value.to_le_bytes()).collect();
+            self.sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            self.peer(to).send(bytes);
+        }
+        for (from, mut view) in receives {
+            let bytes = self.receive(from, Some(4 * view.len()))?;
+            let values: Vec<f32> = words(&bytes).map(f32::from_le_bytes).collect();
+            view.write(&values);
+        }
+        Ok(())
+    }
+
+    fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
+        self.check()?;
+        self.others().for_each(|(_, peer)| peer.send(own.to_vec()));
+        let of_rank = |rank| if rank == self.rank { Ok(own.to_vec()) } else { self.receive(rank, None) };
+        (0..self.world()).map(of_rank).collect()
+    }
+
+    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError> {
+        self.check()?;
+        if self.rank != 0 {
+            self.peer(0).send(own);
+            return Ok(Vec::new());
+        }
+        let others = (1..self.world()).map(|rank| self.receive(rank, None));
+        std::iter::once(Ok(own)).chain(others).collect()
+    }
+
+    fn broadcast(&self, own: &[u8]) -> Result<Vec<u8>, RankError> {
+        self.check()?;
+        if self.rank != 0 {
+            return self.receive(0, None);
+        }
+        self.others().for_each(|(_, peer)| peer.send(own.to_vec()));
+        Ok(own.to_vec())
+    }
+
+    fn fail(&self, problem: &str) -> RankError {
+        self.control.fail(problem)
+    }
+
+    fn take_waited(&self) -> f64 {
+        Duration::from_nanos(self.waited_nanos.swap(0, Ordering::Relaxed)).as_secs_f64()
+    }
+
+    fn take_sent(&self) -> u64 {
+        self.sent_bytes.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        if self.control.failure().is_none() {
+            self.others().for_each(|(_, peer)| peer.flush());
+        }
+        self.control.leave();
+    }
+}

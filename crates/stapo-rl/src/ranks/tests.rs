@@ -1,0 +1,168 @@
+use super::*;
+use stapo_model::{CpuOptions, Device};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn place(rank: usize, world: usize, port: u16, token: &str) -> Place {
+    let address = "127.0.0.1".to_string();
+    Place { rank, world, local_rank: rank, n_local: world, address, port, token: token.to_string() }
+}
+
+/// Runs `work` as every rank, each on a thread of its own.
+fn as_ranks<T: Send>(world: usize, port: u16, work: impl Fn(Arc<Tcp>) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let run = |rank| {
+            let work = &work;
+            scope.spawn(move || work(Tcp::connect(&place(rank, world, port, "secret")).unwrap()))
+        };
+        let threads: Vec<_> = (0..world).map(run).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn bytes_and_numbers_arrive_where_they_belong() {
+    for world in [2, 3, 5] {
+        let seen = as_ranks(world, free_port(), |ranks| {
+            let rank = ranks.rank();
+            let all = ranks.all_gather(&vec![rank as u8; rank]).unwrap();
+            let at_0 = ranks.gather(vec![10 + rank as u8]).unwrap();
+            let from_0 = ranks.broadcast(if rank == 0 { b"word" } else { b"" }).unwrap();
+            let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
+            let own = device.upload(&[rank as f32, -0.0]).unwrap();
+            let mut received = device.zeros::<f32>(2 * world).unwrap();
+            let others: Vec<usize> = (0..world).filter(|&other| other != rank).collect();
+            let sends = others.iter().map(|&to| (to, own.view())).collect();
+            let mut rest = received.view_mut();
+            let mut receives = Vec::new();
+            for from in 0..world {
+                let (part, after) = rest.split_at(2);
+                rest = after;
+                if from != rank {
+                    receives.push((from, part));
+                }
+            }
+            ranks.exchange(sends, receives).unwrap();
+            assert_eq!(ranks.take_sent(), 8 * others.len() as u64);
+            (rank, all, at_0, from_0, received.view().to_vec())
+        });
+        for (rank, all, at_0, from_0, numbers) in seen {
+            assert!(all.iter().enumerate().all(|(from, bytes)| *bytes == vec![from as u8; from]), "{all:?}");
+            assert_eq!(at_0.len(), if rank == 0 { world } else { 0 });
+            assert_eq!(from_0, b"word");
+            for from in (0..world).filter(|&from| from != rank) {
+                assert_eq!(numbers[2 * from], from as f32);
+                assert_eq!(numbers[2 * from + 1].to_bits(), (-0.0_f32).to_bits());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failure_of_one_rank_is_the_error_of_all() {
+    let errors = as_ranks(3, free_port(), |ranks| match ranks.rank() {
+        1 => ranks.fail("the GPU is gone"),
+        _ => ranks.all_gather(b"").unwrap_err(),
+    });
+    for error in errors {
+        assert_eq!(error, RankError { rank: 1, problem: "the GPU is gone".into() });
+    }
+}
+
+#[test]
+fn a_difference_names_the_rank_and_the_thing() {
+    let errors = as_ranks(3, free_port(), |ranks| {
+        let version = if ranks.rank() == 2 { "1.1" } else { "1.0" };
+        let facts =
+            [("plan key seed".to_string(), "0".to_string()), ("program".to_string(), version.to_string())];
+        agree(&*ranks, &facts).unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(error.starts_with("rank 2: program is 1.1, and 1.0 on rank 0"), "{error}");
+    }
+}
+
+/// Passes on what two sides send, until told to stop.
+fn relay(listener: TcpListener, to: u16, cut: &std::sync::mpsc::Sender<TcpStream>) {
+    let cut = cut.clone();
+    std::thread::spawn(move || {
+        for caller in listener.incoming().flatten() {
+            let Ok(called) = TcpStream::connect(("127.0.0.1", to)) else { return };
+            for (mut from, mut into) in [
+                (caller.try_clone().unwrap(), called.try_clone().unwrap()),
+                (called.try_clone().unwrap(), caller.try_clone().unwrap()),
+            ] {
+                std::thread::spawn(move || {
+                    let mut bytes = [0; 4096];
+                    while let Ok(n @ 1..) = from.read(&mut bytes) {
+                        if into.write_all(&bytes[..n]).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            let _ = cut.send(caller);
+            let _ = cut.send(called);
+        }
+    });
+}
+
+#[test]
+fn a_cut_network_stops_both_sides_with_the_same_error() {
+    let (port, between) = (free_port(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let through = between.local_addr().unwrap().port();
+    let (send, connections) = std::sync::mpsc::channel();
+    let errors: Vec<RankError> = std::thread::scope(|scope| {
+        let lead = scope.spawn(move || {
+            let ranks = Tcp::connect(&place(0, 2, port, "")).unwrap();
+            ranks.all_gather(b"together").unwrap();
+            ranks.all_gather(b"apart").unwrap_err()
+        });
+        // Rank 0 has to listen before the relay calls it.
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        relay(between, port, &send);
+        let other = scope.spawn(move || {
+            let ranks = Tcp::connect(&place(1, 2, through, "")).unwrap();
+            ranks.all_gather(b"together").unwrap();
+            for connection in connections.try_iter() {
+                let _ = connection.shutdown(std::net::Shutdown::Both);
+            }
+            ranks.all_gather(b"apart").and_then(|_| ranks.all_gather(b"again")).unwrap_err()
+        });
+        [lead, other].map(|thread| thread.join().unwrap()).to_vec()
+    });
+    assert_eq!(errors[0].rank, 1, "{errors:?}");
+    assert_eq!(errors[1].rank, 0, "each side names the other: {errors:?}");
+    assert!(errors.iter().all(|error| error.problem.contains("connection was cut")), "{errors:?}");
+}
+
+#[test]
+fn strangers_neither_join_nor_disturb() {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let lead = scope.spawn(move || Tcp::connect(&place(0, 2, port, "secret")).unwrap().all_gather(b"0"));
+        let connect = || loop {
+            if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
+                return stream;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        };
+        let silent = connect();
+        connect().write_all(&[255; 5000]).unwrap();
+        connect().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let refused = Tcp::connect(&place(1, 2, port, "guessed")).err().unwrap().to_string();
+        assert!(refused.contains("does not know the secret"), "{refused}");
+        let other = scope.spawn(move || Tcp::connect(&place(1, 2, port, "secret")).unwrap().all_gather(b"1"));
+        assert_eq!(lead.join().unwrap().unwrap(), [b"0", b"1"]);
+        assert_eq!(other.join().unwrap().unwrap(), [b"0", b"1"]);
+        drop(silent);
+    });
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "nothing listens once all are there");
+}

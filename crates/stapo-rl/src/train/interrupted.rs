@@ -1,0 +1,75 @@
+//! Going on with an interrupted run.
+
+use super::Trainer;
+use crate::config::{Config, Plan, PlanError};
+use crate::error::Result;
+use crate::identity;
+use crate::ranks::Ranks;
+use crate::run::{Checkpoint, Reopening, Run};
+use crate::task::Programs;
+use stapo_core::record::{Identity, Metrics, Writer};
+use stapo_model::Device;
+use std::path::Path;
+
+/// An interrupted run that has been locked and compared; nothing in its folder has changed.
+pub struct Interrupted {
+    pub plan: Plan,
+    pub reopening: Reopening,
+    identity: Identity,
+}
+
+impl Interrupted {
+    /// Opens a run to go on with `set` applied to its plan. What changed since the checkpoint is refused by name, unless
+    /// changes are accepted.
+    pub fn open(folder: &Path, set: &[String], accept_changes: bool, program: &str) -> Result<Self> {
+        let resolve = |text: &str, set: &[String]| -> Result<Plan> {
+            let config = Config::from_toml(text, set.iter().map(String::as_str)).map_err(PlanError::from)?;
+            Ok(Plan::resolve(config)?)
+        };
+        let complete = |text: &str| Ok(resolve(text, &[])?.to_toml());
+        let mut reopening = Reopening::open(folder, &complete)?;
+        let plan = resolve(&reopening.plan_text, set)?;
+        if !set.is_empty() {
+            reopening.set(plan.to_toml(), &complete)?;
+        }
+        let identity = identity::of_plan(&plan, program)?;
+        reopening.compare(&identity, accept_changes)?;
+        let per_step = plan.updates_per_step() as u64;
+        reopening.check_steps(plan.config.steps, plan.config.update.schedule, |steps| steps * per_step)?;
+        Ok(Self { plan, reopening, identity })
+    }
+
+    /// The inputs of the run, as they are.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The run and its trainer at the newest good checkpoint, or at the start where there is none yet. Of several ranks,
+    /// rank 0 resumes, and the others [`resume_beside`].
+    pub fn resume(
+        self,
+        writer: &Writer,
+        device: &Device,
+        programs: Programs,
+        ranks: Ranks,
+    ) -> Result<(Plan, Run, Trainer)> {
+        let Interrupted { plan, reopening, identity } = self;
+        let mut trainer = Trainer::over(&plan, device, programs, ranks)?;
+        trainer.restore(reopening.checkpoint.as_ref())?;
+        trainer.open_benchmarks(&plan)?;
+        let run = reopening.commit::<Metrics>(identity, writer)?;
+        Ok((plan, run, trainer))
+    }
+}
+
+impl Trainer {
+    /// Takes over the state of a checkpoint on every rank. Rank 0 has the checkpoint, or none where the run was interrupted
+    /// before its first; the others give none.
+    pub fn restore(&mut self, checkpoint: Option<&Checkpoint>) -> Result<()> {
+        let has_one = self.ranks().broadcast(&[u8::from(checkpoint.is_some())])?;
+        if has_one.first() == Some(&1) {
+            self.learner.restore_from(checkpoint)?;
+        }
+        Ok(())
+    }
+}
