@@ -65,7 +65,7 @@ pub(super) fn first_non_finite(cuda: &Arc<Cuda>, x: Slice) -> Option<usize> {
 }
 
 pub(super) fn is_zero(cuda: &Arc<Cuda>, x: Slice) -> bool {
-    first_where(cuda, "reduce_first_nonzero", x.f32("reduce::is_zero")).is_none()
+    first_where(cuda, "reduce_first_nonzero", x.exact_master().f32("reduce::is_zero")).is_none()
 }
 
 /// The sums of hashes of every buffer's blocks, in order. Waits once for all buffers.
