@@ -28,6 +28,7 @@ fn shipped_experiments_have_the_runs_they_promise() {
         ("dasd", 20),
         ("dgg", 20),
         ("falsify", 10),
+        ("lora", 20),
         ("main", 20),
         ("main-quick", 8),
         ("thresholds", 25),
