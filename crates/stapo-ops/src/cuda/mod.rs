@@ -15,6 +15,7 @@ mod libraries;
 mod memory;
 mod module;
 mod nccl;
+mod nccl_library;
 #[cfg(test)]
 mod parity;
 mod pinned;
@@ -38,7 +39,8 @@ pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub(crate) use launch::Launch;
 pub use libraries::{Library, SEARCH_VARIABLE};
 pub(crate) use memory::Memory;
-pub use nccl::{Communicator, ID_BYTES, nccl_version, unique_id};
+pub use nccl::{Communicator, unique_id};
+pub use nccl_library::{ID_BYTES, nccl_version};
 pub use probe::{Found, FoundLibrary, Gpu, OLDEST_CAPABILITY, probe};
 pub(crate) use product::{MatrixProduct, Placement, SPLIT_K_BYTES};
 pub(crate) use slice::{ElementType, Slice};

@@ -4,7 +4,7 @@ use cudarc::driver::result::{self, device};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 
 use super::libraries::Library;
-use super::nccl::nccl_version;
+use super::nccl_library::nccl_version;
 
 /// What was found. Probing allocates no memory on a GPU and makes no context.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -324,6 +324,10 @@ impl Plan {
             let refuse = |key, problem: &str, remedy| {
                 Err(PlanError::Refused { key, problem: problem.to_string(), remedy })
             };
+            // A GPU has no kernel that sums fewer columns in one order for every number of rows.
+            let is_exact = self.device() == DeviceName::Cpu || lora.spec().rank.is_multiple_of(8);
+            let expected = "expected a multiple of 8 on a GPU, where other ranks are not exact";
+            require(is_exact, "model.lora.rank", lora.spec().rank, expected, "take 8, or train on the CPU")?;
             if update.reuse.is_some() {
                 let problem = "reads the gradient of the head, which is frozen with model.lora";
                 return refuse("update.reuse", problem, "leave out update.reuse, or model.lora");

@@ -418,6 +418,11 @@ fn adapters_are_a_table_of_the_model() {
         let error = read.err().unwrap_or_else(|| panic!("{given} was read")).to_string();
         assert!(error.contains(word), "{given}: {error}");
     }
+    for (rank, is_taken) in [("model.lora.rank=12", false), ("model.lora.rank=16", true)] {
+        let on_gpu = Plan::resolve(Config::from_toml("", [rank, "device=cuda"]).unwrap());
+        assert_eq!(on_gpu.is_ok(), is_taken, "{rank}");
+        assert!(Plan::resolve(Config::from_toml("", [rank]).unwrap()).is_ok(), "{rank}");
+    }
     let reuse = Config::from_toml("", ["model.lora.rank=1", "update.reuse={max=2}"]).unwrap();
     assert!(Plan::resolve(reuse).unwrap_err().to_string().contains("update.reuse"));
 }
