@@ -65,9 +65,15 @@ fn bytes_and_numbers_arrive_where_they_belong() {
 
 #[test]
 fn a_failure_of_one_rank_is_the_error_of_all() {
-    let errors = as_ranks(3, free_port(), |ranks| match ranks.rank() {
-        1 => ranks.fail("the GPU is gone"),
-        _ => ranks.all_gather(b"").unwrap_err(),
+    // No rank leaves before all have their error: one that leaves is an error of its own.
+    let told = std::sync::Barrier::new(3);
+    let errors = as_ranks(3, free_port(), |ranks| {
+        let error = match ranks.rank() {
+            1 => ranks.fail("the GPU is gone"),
+            _ => ranks.all_gather(b"").unwrap_err(),
+        };
+        told.wait();
+        error
     });
     for error in errors {
         assert_eq!(error, RankError { rank: 1, problem: "the GPU is gone".into() });
@@ -112,6 +118,11 @@ fn relay(listener: TcpListener, to: u16, cut: &std::sync::mpsc::Sender<TcpStream
     });
 }
 
+/// The error of the first exchange that a cut reaches: what one side has, the other may still be waiting for.
+fn until_cut(ranks: &Tcp) -> RankError {
+    (0..3).find_map(|_| ranks.all_gather(b"apart").err()).unwrap()
+}
+
 #[test]
 fn a_cut_network_stops_both_sides_with_the_same_error() {
     let (port, between) = (free_port(), TcpListener::bind("127.0.0.1:0").unwrap());
@@ -120,8 +131,7 @@ fn a_cut_network_stops_both_sides_with_the_same_error() {
     let errors: Vec<RankError> = std::thread::scope(|scope| {
         let lead = scope.spawn(move || {
             let ranks = Tcp::connect(&place(0, 2, port, "")).unwrap();
-            ranks.all_gather(b"together").unwrap();
-            ranks.all_gather(b"apart").unwrap_err()
+            until_cut(&ranks)
         });
         // Rank 0 has to listen before the relay calls it.
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
@@ -134,7 +144,7 @@ fn a_cut_network_stops_both_sides_with_the_same_error() {
             for connection in connections.try_iter() {
                 let _ = connection.shutdown(std::net::Shutdown::Both);
             }
-            ranks.all_gather(b"apart").and_then(|_| ranks.all_gather(b"again")).unwrap_err()
+            until_cut(&ranks)
         });
         [lead, other].map(|thread| thread.join().unwrap()).to_vec()
     });

@@ -194,7 +194,12 @@ pub fn row_of(line: &[u8]) -> Vec<(String, f64)> {
     row
 }
 
-/// Gathers every number inside an object with its path; texts, lists and truth values are passed over.
+/// The list of what ranks reported of a step, of which one number is a column for each of the first ranks.
+const RANKS: &str = "ranks";
+const IDLE: &str = "idle_share";
+const MAX_RANKS: usize = 16;
+
+/// Gathers every number inside an object with its path; texts, truth values and lists but that of ranks are passed over.
 struct Numbers<'a> {
     path: &'a mut String,
     row: &'a mut Vec<(String, f64)>,
@@ -235,6 +240,17 @@ impl<'de> Visitor<'de> for Numbers<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        if self.path == RANKS {
+            let (mut path, mut own) = (String::new(), Vec::new());
+            for rank in 0..MAX_RANKS {
+                own.clear();
+                if list.next_element_seed(Numbers { path: &mut path, row: &mut own })?.is_none() {
+                    break;
+                }
+                let idle = own.iter().find(|(key, _)| key == IDLE).map(|(_, value)| *value);
+                self.row.extend(idle.map(|idle| (format!("{RANKS}.{rank}.{IDLE}"), idle)));
+            }
+        }
         while list.next_element::<IgnoredAny>()?.is_some() {}
         Ok(())
     }
@@ -294,6 +310,19 @@ mod tests {
         assert_eq!(values(&found, "a.b", XAxis::Step), [(1.0, 2.0), (3.0, 4.0)]);
         assert_eq!(values(&found, "new", XAxis::Step), [(2.0, 7.0)]);
         assert_eq!(found.problem, None);
+    }
+
+    #[test]
+    fn the_waiting_of_each_rank_is_a_column() {
+        let ranks = (0..20)
+            .map(|rank| format!(r#"{{"rank":{rank},"seconds":{{"rollout":1}},"idle_share":0.{rank}}}"#));
+        let many = format!(r#"{{"step":2,"ranks":[{}]}}"#, ranks.collect::<Vec<_>>().join(","));
+        let odd = r#"{"step":1,"ranks":[{"idle_share":0.5},7,"x"],"a":1}"#;
+        let found = columns(&[odd, &many]);
+        assert_eq!(values(&found, "ranks.0.idle_share", XAxis::Step), [(1.0, 0.5), (2.0, 0.0)]);
+        assert_eq!(values(&found, "ranks.3.idle_share", XAxis::Step), [(2.0, 0.3)]);
+        assert_eq!(found.keys().filter(|key| key.starts_with("ranks.")).count(), 16);
+        assert_eq!((values(&found, "a", XAxis::Step), &found.problem), (vec![(1.0, 1.0)], &None));
     }
 
     #[test]

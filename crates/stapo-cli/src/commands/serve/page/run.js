@@ -26,6 +26,7 @@
     { id: "learning-rate", title: "Learning rate", note: "at the last optimizer step", keys: ["learning_rate"] },
     { id: "speed", title: "Tokens per second", note: "by phase", unit: "tokens/s", keys: ["tokens_per_second", "tokens_per_second.*"] },
     { id: "seconds", title: "Seconds by phase", note: "of each step", unit: "s", keys: [...PHASES.map((phase) => "seconds." + phase), "seconds.*"], not: ["seconds.step"] },
+    { id: "waiting", title: "Waiting by rank", note: "share of a step in which a rank waited for others", unit: "%", scale: 100, keys: ["ranks.*"], ending: ".idle_share" },
     { id: "memory", title: "Memory", note: "highest so far", unit: "GiB", scale: 1 / 2 ** 30, keys: ["memory_bytes", "memory_bytes.*"] },
     { id: "exactness", title: "Exactness", note: "max |logp − behavior_logp|; 0: rollout and training agree to the bit", unit: "nats", keys: ["exactness_max_abs"] },
   ];
@@ -45,7 +46,7 @@
     const others = keys.filter((key) => !used.has(key)).map((key) => ({ id: "key-" + key.replace(/[^a-z0-9]/gi, "-"), title: key, note: "", keys: [key], bands: [], isOther: true }));
     return [...charts, ...others];
   };
-  const label = (key) => key.replace(/^(seconds|tokens_per_second|rewards|response_tokens|benchmarks)\./, "").replace(/\.accuracy$/, "").replace(/^q50$/, "median").replace(/_/g, " ");
+  const label = (key) => key.replace(/^(seconds|tokens_per_second|rewards|response_tokens|benchmarks)\./, "").replace(/\.accuracy$/, "").replace(/^ranks\.(\d+)\.idle_share$/, "rank $1").replace(/^q50$/, "median").replace(/_/g, " ");
   stapo.runCharts = { plan, label, AXES: { step: "step", updates: "optimizer steps", tokens: "tokens", hours: "hours" } };
 
   const scaled = (values, scale) => scale === undefined ? values : values.map((value) => scale * value);
