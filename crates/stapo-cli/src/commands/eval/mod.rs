@@ -1,6 +1,9 @@
 //! `stapo eval` and `stapo compare`
 
+mod replay;
 mod show;
+
+pub use replay::replay;
 
 use crate::shared::model::Fetch;
 use crate::shared::option::{KvMemory, threads, trimmed};
@@ -19,6 +22,7 @@ use stapo_rl::evaluation::{
     compare_folders, evaluate, expanded, rows,
 };
 use stapo_rl::inference::EngineMemory;
+use stapo_rl::run::receipt;
 use stapo_rl::{FoundModel, LoadedModel, identity, model_hashes};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -184,11 +188,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     rows.sort_by_key(|row: &EvalRow| place(&row.decoding, &row.benchmark));
     folder.write_table(&rows)?;
     folder.record_stop(StopReason::Done, "")?;
+    let sealed = folder.seal(&plan)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
     } else {
         show::table(&rows);
         println!("\nsamples and verdicts: {}", folder.folder().display());
+        println!("receipt {}: stapo verify {}", receipt::short(&sealed), folder.folder().display());
     }
     Ok(ExitCode::SUCCESS)
 }

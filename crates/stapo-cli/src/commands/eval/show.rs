@@ -2,6 +2,7 @@
 
 use crate::shared::units::percent;
 use stapo_rl::evaluation::{Compared, EvalRow, SIX, average};
+use stapo_rl::run::receipt::short_of;
 use std::path::Path;
 
 /// One table per decoding, one row per benchmark.
@@ -66,7 +67,10 @@ fn share(value: f64) -> String {
 
 /// One row per benchmark and decoding, with a reading of its difference.
 pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
-    println!("A {}\nB {}\n", a.display(), b.display());
+    for (name, folder) in [("A", a), ("B", b)] {
+        println!("{name} {}, receipt {}", folder.display(), short_of(folder));
+    }
+    println!("");
     println!(
         "{:<12} {:<14} {:>9} {:>7} {:>7}  {:<22} {:>8} {:>8} {:>10}  ",
         "benchmark", "decoding", "questions", "A %", "B %", "B - A, points", "p", "p Holm", "detectable"

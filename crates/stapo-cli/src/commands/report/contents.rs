@@ -11,6 +11,7 @@ use crate::shared::study::{benchmarks, differences, headline, summary};
 use anyhow::Result;
 use stapo_core::record::StopReason;
 use stapo_rl::experiment::Measure;
+use stapo_rl::run::receipt;
 use std::fmt::Write;
 
 pub struct Contents {
@@ -300,7 +301,7 @@ fn origin_section(study: &Study) -> ReportSection {
     }
     let (_, first) = study.shown();
     let check = shell_quoted(&first.folder.display().to_string());
-    let _ = writeln!(commands, "stapo verify-run {check}   # replays the last steps and compares hashes");
+    let _ = writeln!(commands, "stapo verify {check} --replay   # every file, and the last steps again, beside the recorded hashes");
     blocks.push(ContentBlock::Markup(format!(
         "<h3>To get the same bits again</h3><pre>{}</pre>",
         escape(&commands)
@@ -308,7 +309,7 @@ fn origin_section(study: &Study) -> ReportSection {
     if study.kind != StudyKind::Run {
         let mut table = Table::new(
             "runs",
-            &["run", "arm", "#seed", "#steps", "settings", "state after the last step (SHA-256)"],
+            &["run", "arm", "#seed", "#steps", "settings", "state after the last step (SHA-256)", "receipt"],
         );
         for (arm, run) in study.runs() {
             table.push(vec![
@@ -318,6 +319,7 @@ fn origin_section(study: &Study) -> ReportSection {
                 text(run.metrics.len().to_string()),
                 text(run.settings.join(" ")),
                 text(last_hash(run)),
+                text(receipt::short_of(&run.folder)),
             ]);
         }
         blocks.push(ContentBlock::Table("Runs", table));
@@ -345,6 +347,7 @@ fn inputs(run: &RunData) -> Table {
     for input in run.manifest.iter().flat_map(|manifest| &manifest.inputs) {
         table.push(vec![text(&input.name), text(&input.sha256), text(input.n_bytes.to_string())]);
     }
+    table.push(vec![text("receipt of the run, first digits"), text(receipt::short_of(&run.folder)), text("")]);
     let step = run.metrics.last().map_or(0, |m| m.step);
     table.push(vec![text(format!("state after step {step}")), text(last_hash(run)), text("")]);
     if let Some(build) = &run.build {
