@@ -40,6 +40,9 @@ pub struct EvalPlan {
     /// Texts that end a response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stop: Vec<String>,
+    /// A second verifier beside the rules of the benchmarks, as named on the command line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verifier: Option<String>,
     pub seed: u64,
     pub kv_mib: usize,
     /// The files of the model and of the benchmarks; empty in evaluations of programs that recorded only the weights.

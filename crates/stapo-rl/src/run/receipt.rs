@@ -243,6 +243,9 @@ fn read_sealed(folder: &Path) -> Result<(String, BTreeMap<String, FileHash>)> {
         return Err(refuse(format!("{MANIFEST} was changed: it is not in canonical form"), back));
     }
     let receipt = sha256_hex(text.as_bytes());
+    if !folder.join(RECEIPT).exists() {
+        return Err(refuse(format!("no receipt: {RECEIPT} is missing"), unended));
+    }
     let noted = read_text(&folder.join(RECEIPT)).unwrap_or_default();
     if noted != format!("{receipt}  {MANIFEST}\n") {
         let problem = format!("{MANIFEST} or {RECEIPT} was changed: the first has the hash {receipt}");

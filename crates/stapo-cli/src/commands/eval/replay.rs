@@ -1,6 +1,7 @@
 //! The first questions of a complete evaluation, sampled and judged again.
 
 use super::{decodings, inputs, open_benchmarks, open_finite};
+use crate::shared::allow_command::AllowCommand;
 use crate::shared::model::Fetch;
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
@@ -13,7 +14,7 @@ use std::path::Path;
 
 /// Samples the first `n_questions` of each benchmark as the evaluation did and compares tokens and verdicts; true where
 /// inputs and samples are the same.
-pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch) -> Result<bool> {
+pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowCommand) -> Result<bool> {
     let plan = EvalFolder::read_plan(folder)?;
     let name = if plan.device.is_empty() { "cpu" } else { plan.device.as_str() };
     let Ok(name) = name.parse::<DeviceName>() else {
@@ -22,8 +23,8 @@ pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch) -> Result<bool> 
     let device = run_folder::device(name, None, Use::Reading)?;
     let found = fetch.find(&plan.model)?;
     let (model, files) = open_finite(&found, plan.adapter.as_deref(), &device)?;
-    let mut benchmarks = open_benchmarks(&plan)?;
-    let changes = changed_inputs(&plan.inputs, &inputs(files, &benchmarks));
+    let mut benchmarks = open_benchmarks(&plan, allow.of_run())?;
+    let changes = changed_inputs(&plan.inputs, &inputs(&plan, files, &benchmarks)?);
     for change in &changes {
         println!("{}: DIFFERENT, recorded {}, found {}", change.name, change.before, change.after);
     }

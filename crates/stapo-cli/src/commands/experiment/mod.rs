@@ -11,7 +11,7 @@ use child::{Finished, Job, Leashes};
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
 use stapo_rl::config::CanaryConfig;
 use stapo_rl::disk::write_whole;
-use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, summarise};
+use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, split_arm, summarise};
 use stapo_rl::run::{
     FolderLock, NewFolder, Run, check_tree, describe_writer, hash_bytes, holder, receipt,
 };
@@ -228,9 +228,8 @@ fn summary(folder: &Path, experiment: &Experiment) -> Result<ExperimentSummary> 
     for arm in &mut arms {
         arm.runs.extend(finished.iter().filter(|run| run.arm.name == arm.name).map(FinishedRun::of_seed));
     }
-    let method = experiment.method.as_deref().or(arms.first().map(|arm| arm.name));
+    let method = experiment.method.as_deref().or(arms.first().map(|arm| split_arm(arm.name).0));
     arms.retain(|arm| !arm.runs.is_empty());
-    let method = arms.iter().position(|arm| Some(arm.name) == method);
     Ok(summarise(&arms, method, experiment.reach.as_deref())?)
 }
 

@@ -124,7 +124,7 @@ fn sign(folder: &Path, key: &Path) -> Result<()> {
 fn replayed(args: &Args, folder: &Path) -> Result<bool> {
     let has = |name: &str| folder.join(name).is_file();
     if has("eval.json") {
-        return eval::replay(folder, args.steps as usize, &args.fetch);
+        return eval::replay(folder, args.steps as usize, &args.fetch, args.allow);
     }
     if has("experiment.json") {
         let path = folder.join("experiment.json");
