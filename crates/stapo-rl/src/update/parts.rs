@@ -114,3 +114,46 @@ fn taken(learner: &mut Learner) -> Vec<f32> {
     learner.discard_gradients();
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::task::Programs;
+    use crate::train::Trainer;
+    use stapo_model::{CpuOptions, Device};
+
+    /// The parts of the first mini-batch of a small run with these masks.
+    fn parts(masks: &str) -> GradientParts {
+        let settings = [
+            "rollout.problems_per_step=4",
+            "update.problems_per_minibatch=4",
+            &format!("objective={{preset=\"stapo\", masks={masks}}}"),
+        ];
+        let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
+        let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
+        let mut trainer = Trainer::new(&plan, &device, Programs::Recorded).unwrap();
+        let rolled = trainer.roll_out(&plan).unwrap();
+        let meter = trainer.meter();
+        let context = MinibatchContext { step: 1, use_idx: 0, is_on_policy: true, pass: 0, meter: &meter };
+        let mut carried = Carried::read(&trainer.learner.loop_state).unwrap();
+        let pass = trainer.memory.update(&mut trainer.learner.gradients);
+        let minibatch = rolled.minibatches(&plan)[0];
+        gradient_parts(&mut trainer.learner, pass, &mut carried, &plan, minibatch, context).unwrap()
+    }
+
+    #[test]
+    fn the_parts_add_up_to_the_gradient_without_masks() {
+        let masked = parts("[{kind=\"spurious\", tau_p=0.3}]");
+        let whole = parts("[]");
+        assert!(masked.n_silenced > 0 && whole.n_silenced == 0);
+        assert_eq!((masked.n_tokens, masked.scale), (whole.n_tokens, whole.scale));
+        assert!(whole.silenced.iter().all(|value| *value == 0.0));
+        let norm = |values: &[f32]| values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt();
+        // The difference of two backward passes, with the silenced tokens and without them.
+        let difference: Vec<f32> = whole.kept.iter().zip(&masked.kept).map(|(all, kept)| all - kept).collect();
+        let miss: Vec<f32> = difference.iter().zip(&masked.silenced).map(|(a, b)| a - b).collect();
+        assert!(norm(&masked.silenced) > 0.0);
+        assert!(norm(&miss) < 1e-4 * norm(&whole.kept), "{} of {}", norm(&miss), norm(&whole.kept));
+    }
+}
