@@ -23,7 +23,8 @@ mod shared;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     completions, counterfactual, doctor, eval, experiment, export, fetch, generate, grade, init, inspect,
-    launch, man, model, objective, plan, pretrain, problems, report, runs, score, serve, train, verify, version,
+    launch, man, model, objective, plan, pretrain, problems, report, runs, score, serve, train, verify,
+    version,
 };
 use shared::terminal::{output_failed, set_quiet};
 use stapo_rl::device::cuda;

@@ -90,7 +90,8 @@ fn a_second_verifier_judges_beside_the_rule() {
     let table = ok(&stapo(at, &[&args[..], &["modes", "--verifier", "boxed-exact"]].concat()));
     assert!(table.contains("beside boxed-exact") && table.contains("0 samples are disputed"), "{table}");
     // A program that calls everything right disagrees on what the rule calls wrong.
-    std::fs::write(at.join("yes.sh"), "while read -r line; do echo '{\"verdict\": \"right\"}'; done\n").unwrap();
+    std::fs::write(at.join("yes.sh"), "while read -r line; do echo '{\"verdict\": \"right\"}'; done\n")
+        .unwrap();
     let table = ok(&stapo(at, &[&args[..], &["yes", "--verifier", "sh yes.sh"]].concat()));
     let rows = read(&at.join("yes/table.json"));
     let found = &rows[0]["agreement"];
@@ -116,7 +117,10 @@ fn two_runs_are_compared_by_their_responses() {
     }
     let said = ok(&stapo(at, &["compare", "a", "b"]));
     assert!(said.contains("3 steps in both, 3 of them with whole groups"), "{said}");
-    assert!(said.contains("distinct answers of a group") && said.contains("improbable, low entropy"), "{said}");
+    assert!(
+        said.contains("distinct answers of a group") && said.contains("improbable, low entropy"),
+        "{said}"
+    );
     let same: Value = serde_json::from_str(&ok(&stapo(at, &["compare", "a", "a", "--json"]))).unwrap();
     assert_eq!(same["length"]["difference"], 0.0);
     assert!(same["n_grams"][1]["divergence"]["value"].as_f64().unwrap().abs() < 1e-9, "{same}");

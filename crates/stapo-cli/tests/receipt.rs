@@ -46,7 +46,8 @@ fn sha256(bytes: &[u8]) -> String {
 /// Writes a manifest with the receipt that fits it, as a forger would.
 fn forge(folder: &Path, manifest: &Value) {
     let text = format!("{manifest}\n");
-    fs::write(folder.join("manifest.sha256"), format!("{}  manifest.json\n", sha256(text.as_bytes()))).unwrap();
+    fs::write(folder.join("manifest.sha256"), format!("{}  manifest.json\n", sha256(text.as_bytes())))
+        .unwrap();
     fs::write(folder.join("manifest.json"), text).unwrap();
 }
 
@@ -69,8 +70,12 @@ fn a_run_ends_in_a_receipt_that_names_what_differs() {
         fs::read_to_string(run.join("manifest.sha256")).unwrap(),
         format!("{receipt}  manifest.json\n")
     );
-    let listed: Vec<String> =
-        manifest(&run)["files"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap().into()).collect();
+    let listed: Vec<String> = manifest(&run)["files"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| f["name"].as_str().unwrap().into())
+        .collect();
     for name in ["config.toml", "plan.toml", "metrics.jsonl", "events.jsonl"] {
         assert!(listed.iter().any(|listed| listed == name), "{name} in {listed:?}");
     }
@@ -189,7 +194,8 @@ fn an_evaluation_is_replayed_and_signed() {
     ok(&stapo(at, &["verify", "e", "--sign", "key"]));
     // The public key of 32 bytes of 7, by `openssl pkey -pubout`.
     let public = "ea4a6c63e29c520abef5507b132ec5f9954776aebebe7b92421eea691446d22c";
-    let raw: Vec<u8> = (0..64).step_by(2).map(|i| u8::from_str_radix(&public[i..i + 2], 16).unwrap()).collect();
+    let raw: Vec<u8> =
+        (0..64).step_by(2).map(|i| u8::from_str_radix(&public[i..i + 2], 16).unwrap()).collect();
     fs::write(at.join("public"), &raw).unwrap();
     let said = ok(&stapo(at, &["verify", "e", "--key", "public"]));
     assert!(said.contains("signature: made with the key of public"), "{said}");

@@ -217,8 +217,9 @@ fn contents(folder: &Path) -> Contents {
     let mut found = Contents::new();
     for path in files(folder) {
         let name = path.strip_prefix(folder).unwrap().to_string_lossy().into_owned();
-        let is_free =
-            ["lock", "events.jsonl", "manifest.sha256"].iter().any(|free| path.file_name().is_some_and(|name| name == *free));
+        let is_free = ["lock", "events.jsonl", "manifest.sha256"]
+            .iter()
+            .any(|free| path.file_name().is_some_and(|name| name == *free));
         if !is_free {
             found.insert(name, without_times(&path, std::fs::read(&path).unwrap()));
         }

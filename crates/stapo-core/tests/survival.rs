@@ -13,7 +13,10 @@ fn golden(part: &str) -> Vec<Value> {
 #[track_caller]
 fn assert_close(got: f64, expected: &Value, relative: f64) {
     let expected = expected.as_f64().expect("a number");
-    assert!((got - expected).abs() <= relative * expected.abs().max(1e-300), "{got:e}, expected {expected:e}");
+    assert!(
+        (got - expected).abs() <= relative * expected.abs().max(1e-300),
+        "{got:e}, expected {expected:e}"
+    );
 }
 
 fn lifetimes(case: &Value) -> Vec<Lifetime> {
@@ -65,17 +68,20 @@ fn log_rank_tests_match_lifelines_and_statsmodels() {
 
 #[test]
 fn groups_that_never_meet_have_the_least_p_and_no_event_gives_one() {
-    let subject = |group, time, is_event| Subject { group, stratum: 0, lifetime: Lifetime { time, is_event } };
-    let apart: Vec<Subject> = (0..4)
-        .flat_map(|idx| [subject(0, 1.0 + f64::from(idx), true), subject(1, 100.0, false)])
-        .collect();
+    let subject =
+        |group, time, is_event| Subject { group, stratum: 0, lifetime: Lifetime { time, is_event } };
+    let apart: Vec<Subject> =
+        (0..4).flat_map(|idx| [subject(0, 1.0 + f64::from(idx), true), subject(1, 100.0, false)]).collect();
     let test = log_rank(&apart, &Resampling::default()).unwrap();
     // Of the 70 ways to deal four of eight, two are as far apart as this one.
     assert!((test.p_permutation - 2.0 / 70.0).abs() < 0.01, "{test:?}");
     let calm = [subject(0, 5.0, false), subject(1, 5.0, false)];
     let test = log_rank(&calm, &Resampling::default()).unwrap();
     assert_eq!((test.p_value, test.p_permutation, test.n_events), (1.0, 1.0, 0));
-    assert!(log_rank(&[subject(0, 1.0, true)], &Resampling::default()).is_err(), "one group is no comparison");
+    assert!(
+        log_rank(&[subject(0, 1.0, true)], &Resampling::default()).is_err(),
+        "one group is no comparison"
+    );
     assert!(kaplan_meier(&[Lifetime { time: -1.0, is_event: true }], 0.95).is_err());
 }
 

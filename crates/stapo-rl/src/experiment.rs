@@ -152,7 +152,8 @@ impl ExperimentSpec {
 /// The arm of the file and the setting of the matrix that the name of an expanded arm is made of: `stapo` and
 /// `update.learning_rate=0.001`. The setting is empty where the experiment has no matrix.
 pub fn split_arm(name: &str) -> (&str, &str) {
-    let is_setting = |place: &usize| name[place + 1..].split(',').next().is_some_and(|part| part.contains('='));
+    let is_setting =
+        |place: &usize| name[place + 1..].split(',').next().is_some_and(|part| part.contains('='));
     let place = name.match_indices(',').map(|(place, _)| place).find(is_setting);
     place.map_or((name, ""), |place| (&name[..place], &name[place + 1..]))
 }

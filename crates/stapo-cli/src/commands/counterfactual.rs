@@ -151,9 +151,8 @@ fn print_gradients(summary: &GradientSummary) {
     let shown = |estimate: Option<Estimate>| match estimate {
         None => "no right answer".to_string(),
         Some(own) => {
-            let ends = own.interval.map_or(String::new(), |i| {
-                format!(" ({:+.3e} to {:+.3e})", i.low, i.high)
-            });
+            let ends =
+                own.interval.map_or(String::new(), |i| format!(" ({:+.3e} to {:+.3e})", i.low, i.high));
             format!("{:+.3e}{ends}", own.value)
         }
     };

@@ -191,7 +191,9 @@ fn quadratic_form(mut c: Vec<Vec<f64>>, mut x: Vec<f64>) -> (f64, usize) {
     let mut left: Vec<usize> = (0..x.len()).collect();
     let mut sum = 0.0;
     let mut rank = 0;
-    while let Some(place) = (0..left.len()).max_by(|&a, &b| c[left[a]][left[a]].total_cmp(&c[left[b]][left[b]])) {
+    while let Some(place) =
+        (0..left.len()).max_by(|&a, &b| c[left[a]][left[a]].total_cmp(&c[left[b]][left[b]]))
+    {
         let pivot = left.swap_remove(place);
         let variance = c[pivot][pivot];
         if variance <= 1e-10 * largest || variance <= 0.0 {

@@ -74,7 +74,8 @@ fn effect(
     let whole = of_kept + of_silenced + 2.0 * both;
     // Both gradients are of losses, so a positive product is a rise of the log-prob by a step down the loss.
     let change = |part: &[f32]| rise.map(|rise| learning_rate * scale * dot(part, rise));
-    let towards = |part: &[f32], size: f64| rise.and_then(|rise| cosine(dot(part, rise), size, dot(rise, rise)));
+    let towards =
+        |part: &[f32], size: f64| rise.and_then(|rise| cosine(dot(part, rise), size, dot(rise, rise)));
     GradientEffect {
         step,
         n_tokens: *n_tokens,
@@ -172,13 +173,21 @@ mod tests {
 
     #[test]
     fn parts_of_a_gradient_have_the_angles_and_the_change_that_arithmetic_gives() {
-        let parts =
-            GradientParts { kept: vec![3.0, 0.0], silenced: vec![0.0, 4.0], n_tokens: 9, n_silenced: 1, scale: 0.5 };
+        let parts = GradientParts {
+            kept: vec![3.0, 0.0],
+            silenced: vec![0.0, 4.0],
+            n_tokens: 9,
+            n_silenced: 1,
+            scale: 0.5,
+        };
         let found = effect(7, &parts, Some(&[1.0, -1.0]), 2, 0.1);
         assert!((found.silenced_share - 16.0 / 25.0).abs() < 1e-12);
         assert_eq!(found.cosine_with_kept, Some(0.0));
         assert!((found.answers_by_kept.unwrap() - 0.15).abs() < 1e-12);
-        assert!((found.answers_by_silenced.unwrap() + 0.2).abs() < 1e-12, "it would have made them less likely");
+        assert!(
+            (found.answers_by_silenced.unwrap() + 0.2).abs() < 1e-12,
+            "it would have made them less likely"
+        );
         assert!((found.answers_cosine_silenced.unwrap() + 0.5f64.sqrt()).abs() < 1e-12);
         let nothing = effect(7, &parts, None, 0, 0.1);
         assert_eq!((nothing.answers_by_kept, nothing.answers_cosine_kept), (None, None));

@@ -86,7 +86,8 @@ impl VerifierSpec {
         };
         let trimmed = text.trim();
         if trimmed.starts_with('{') {
-            let table = settings::parse(&format!("verifier = {trimmed}")).map_err(|e| refuse(e.to_string()))?;
+            let table =
+                settings::parse(&format!("verifier = {trimmed}")).map_err(|e| refuse(e.to_string()))?;
             let value = table.get("verifier").cloned();
             let spec = value.map(toml::Value::try_into).transpose().map_err(|e| refuse(e.to_string()))?;
             return spec.ok_or_else(|| refuse("is empty".into()));

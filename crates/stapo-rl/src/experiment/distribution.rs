@@ -4,9 +4,7 @@ use serde::Serialize;
 use stapo_core::diagnostics::Quadrant;
 use stapo_core::random::Key;
 use stapo_core::record::{Metrics, ResponseRecord};
-use stapo_core::stats::{
-    Estimate, PairedComparison, Resampling, StatsError, compare_paired, mean_estimate,
-};
+use stapo_core::stats::{Estimate, PairedComparison, Resampling, StatsError, compare_paired, mean_estimate};
 use stapo_verify::{Rules, grade};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -64,8 +62,9 @@ const N_EXCHANGES: usize = 199;
 
 /// Compares two runs.
 pub fn compare_runs(a: &RunResponses, b: &RunResponses, resampling: &Resampling) -> Result<ComparedRuns> {
-    let lengths: Vec<(f64, f64)> =
-        shared(&a.metrics, &b.metrics).map(|(a, b)| (a.response_tokens_mean, b.response_tokens_mean)).collect();
+    let lengths: Vec<(f64, f64)> = shared(&a.metrics, &b.metrics)
+        .map(|(a, b)| (a.response_tokens_mean, b.response_tokens_mean))
+        .collect();
     let (of_a, of_b) = (whole_groups(a), whole_groups(b));
     let steps: Vec<u64> = of_a.keys().filter(|step| of_b.contains_key(step)).copied().collect();
     let pairs: Vec<(&Groups, &Groups)> = steps.iter().map(|step| (&of_a[step], &of_b[step])).collect();

@@ -8,8 +8,8 @@ use super::split_arm;
 use serde::Serialize;
 use stapo_core::record::Metrics;
 use stapo_core::stats::{
-    Estimate, PairedComparison, Resampling, StatsError, area_under_curve, compare_by_seed, entropy_stability, holm,
-    mean_estimate,
+    Estimate, PairedComparison, Resampling, StatsError, area_under_curve, compare_by_seed, entropy_stability,
+    holm, mean_estimate,
 };
 
 type Result<T> = std::result::Result<T, StatsError>;
@@ -187,4 +187,3 @@ fn silenced_share(metrics: &[Metrics]) -> f64 {
     let n_silenced: usize = metrics.iter().map(|m| m.n_silenced).sum();
     n_silenced as f64 / n_tokens.max(1) as f64
 }
-

@@ -38,7 +38,8 @@ pub fn gradient_parts(
     if minibatch.deferral.is_some() {
         return Err(Error::Misfit {
             key: "rollout.source",
-            problem: "the responses are of another policy, so their masks are not known before the update".into(),
+            problem: "the responses are of another policy, so their masks are not known before the update"
+                .into(),
             remedy: "look at a run that sampled its own responses",
         });
     }
@@ -151,7 +152,8 @@ mod tests {
         assert!(whole.silenced.iter().all(|value| *value == 0.0));
         let norm = |values: &[f32]| values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt();
         // The difference of two backward passes, with the silenced tokens and without them.
-        let difference: Vec<f32> = whole.kept.iter().zip(&masked.kept).map(|(all, kept)| all - kept).collect();
+        let difference: Vec<f32> =
+            whole.kept.iter().zip(&masked.kept).map(|(all, kept)| all - kept).collect();
         let miss: Vec<f32> = difference.iter().zip(&masked.silenced).map(|(a, b)| a - b).collect();
         assert!(norm(&masked.silenced) > 0.0);
         assert!(norm(&miss) < 1e-4 * norm(&whole.kept), "{} of {}", norm(&miss), norm(&whole.kept));

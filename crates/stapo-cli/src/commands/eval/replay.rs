@@ -47,7 +47,8 @@ pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowComm
     evaluate(&model, &mut EngineMemory::new(), &benchmarks, &decodings, sampling, &Done::new(), |event| {
         if let EvalEvent::Finished(sample) = event {
             let before = recorded.get(&place(&sample));
-            if before.is_some_and(|before| before.tokens == sample.tokens && before.verdict == sample.verdict) {
+            if before.is_some_and(|before| before.tokens == sample.tokens && before.verdict == sample.verdict)
+            {
                 n_same += 1;
             } else {
                 n_different += 1;

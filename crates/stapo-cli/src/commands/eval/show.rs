@@ -93,9 +93,8 @@ pub fn agreement(verifier: Option<&str>, rows: &[EvalRow], samples: &[EvalRecord
     }
     let disputed: Vec<&EvalRecord> = samples.iter().filter(|sample| is_disputed(sample)).collect();
     for sample in disputed.iter().take(MAX_DISPUTED) {
-        let second = second_verdict(sample).map_or(String::new(), |second| {
-            format!("{:?} ({})", second.verdict, second.reason)
-        });
+        let second = second_verdict(sample)
+            .map_or(String::new(), |second| format!("{:?} ({})", second.verdict, second.reason));
         println!(
             "{} {:?}, sample {}: rule {:?} ({}), second {second}",
             sample.benchmark, sample.problem_id, sample.sample_idx, sample.verdict, sample.reason

@@ -12,9 +12,7 @@ use stapo_core::record::{Arm, Experiment, Metrics, Record};
 use stapo_rl::config::CanaryConfig;
 use stapo_rl::disk::write_whole;
 use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, split_arm, summarise};
-use stapo_rl::run::{
-    FolderLock, NewFolder, Run, check_tree, describe_writer, hash_bytes, holder, receipt,
-};
+use stapo_rl::run::{FolderLock, NewFolder, Run, check_tree, describe_writer, hash_bytes, holder, receipt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;

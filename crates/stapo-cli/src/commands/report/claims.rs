@@ -89,7 +89,11 @@ pub fn note(study: &Study) -> String {
 const MAX_NAMED: usize = 5;
 
 /// `justrl +0.2 (−2.1 to +2.6), p 0.81; ..`.
-fn listed(found: &[(&ArmSummary, PairedComparison)], factor: f64, p: impl Fn(&ArmSummary, &PairedComparison) -> f64) -> String {
+fn listed(
+    found: &[(&ArmSummary, PairedComparison)],
+    factor: f64,
+    p: impl Fn(&ArmSummary, &PairedComparison) -> f64,
+) -> String {
     let shown = |value: f64| {
         let sign = if value < 0.0 { "−" } else { "+" };
         format!("{sign}{}", number((factor * value).abs()))
@@ -133,7 +137,8 @@ fn method(study: &Study) -> &str {
 fn accuracy(study: &Study, summary: &ExperimentSummary) -> Claim {
     let found: Vec<(&ArmSummary, PairedComparison)> =
         summary.arms.iter().filter_map(|arm| Some((arm, arm.against?))).collect();
-    let adjusted = |arm: &ArmSummary, paired: &PairedComparison| arm.p_adjusted.unwrap_or(paired.p_permutation);
+    let adjusted =
+        |arm: &ArmSummary, paired: &PairedComparison| arm.p_adjusted.unwrap_or(paired.p_permutation);
     let read: Vec<(f64, f64)> =
         found.iter().map(|(arm, paired)| (paired.difference, adjusted(arm, paired))).collect();
     let evidence = if found.is_empty() {
@@ -179,11 +184,16 @@ fn collapse(study: &Study) -> Claim {
     let steps = study.runs().map(|(_, run)| run.metrics.len()).max().unwrap_or(0);
     let parts = tests.iter().map(|(kind, test)| format!("{}: {}", kind.name(), survival::shown(test)));
     let of_method = |kind: Collapse| {
-        let own = study.runs().filter(|(arm, _)| {
-            Some(stapo_rl::experiment::split_arm(&arm.name).0) == study.method_name()
-        });
+        let own = study
+            .runs()
+            .filter(|(arm, _)| Some(stapo_rl::experiment::split_arm(&arm.name).0) == study.method_name());
         let lives: Vec<bool> = own.map(|(_, run)| kind.lifetime(&run.of_seed()).is_event).collect();
-        format!("{} of {} of the method's runs in {}", lives.iter().filter(|e| **e).count(), lives.len(), kind.name())
+        format!(
+            "{} of {} of the method's runs in {}",
+            lives.iter().filter(|e| **e).count(),
+            lives.len(),
+            kind.name()
+        )
     };
     let counts = Collapse::ALL.map(of_method).join(", ");
     // Whether the method is the better one is left to the curves: the test says only that arms differ.
@@ -216,12 +226,17 @@ fn benchmarks() -> Claim {
 
 fn few_tokens(study: &Study) -> Claim {
     let masked = study.runs().filter(|(_, run)| run.n_silenced() > 0);
-    let shares: Vec<f64> = masked.map(|(_, run)| run.n_silenced() as f64 / run.n_tokens().max(1) as f64).collect();
+    let shares: Vec<f64> =
+        masked.map(|(_, run)| run.n_silenced() as f64 / run.n_tokens().max(1) as f64).collect();
     let evidence = mean_estimate(&shares).ok().map(|share| {
-        let interval = share.interval.map_or(String::new(), |i| {
-            format!(" ({} to {})", number(i.low.max(0.0)), number(i.high))
-        });
-        format!("share of silenced tokens {}{interval}, {} runs with a mask", number(share.value), shares.len())
+        let interval = share
+            .interval
+            .map_or(String::new(), |i| format!(" ({} to {})", number(i.low.max(0.0)), number(i.high)));
+        format!(
+            "share of silenced tokens {}{interval}, {} runs with a mask",
+            number(share.value),
+            shares.len()
+        )
     });
     let reading = match shares.iter().copied().fold(0.0, f64::max) {
         _ if shares.is_empty() => Reading::NotTested,
@@ -241,7 +256,8 @@ fn few_tokens(study: &Study) -> Claim {
 fn gradient_order(study: &Study) -> Claim {
     let mean = |quadrant: Quadrant| {
         let steps = study.runs().flat_map(|(_, run)| &run.metrics).filter(|m| m.tau_h.is_some());
-        let rows = steps.flat_map(|m| &m.quadrants).filter(|row| row.quadrant == quadrant && row.n_tokens > 0);
+        let rows =
+            steps.flat_map(|m| &m.quadrants).filter(|row| row.quadrant == quadrant && row.n_tokens > 0);
         let norms: Vec<f64> = rows.map(|row| row.mean_gradient_norm).collect();
         mean_estimate(&norms).ok().map(|estimate| (quadrant, estimate.value))
     };
@@ -258,7 +274,11 @@ fn gradient_order(study: &Study) -> Claim {
         says: "improbable tokens of low entropy have the largest gradient norm".into(),
         by: PAPER,
         reading,
-        evidence: if evidence.is_empty() { "no step had a candidate".into() } else { format!("mean norms: {evidence}") },
+        evidence: if evidence.is_empty() {
+            "no step had a candidate".into()
+        } else {
+            format!("mean norms: {evidence}")
+        },
         assumes: "the norm at the logits stands for the norm of the weights' gradient; means over steps, without intervals",
         refuted_by: "another quadrant with a larger mean",
     }
@@ -276,7 +296,8 @@ fn spurious() -> Claim {
 }
 
 fn exactness(study: &Study) -> Claim {
-    let most = study.runs().flat_map(|(_, run)| &run.metrics).map(|m| m.exactness_max_abs).fold(0.0, f64::max);
+    let most =
+        study.runs().flat_map(|(_, run)| &run.metrics).map(|m| m.exactness_max_abs).fold(0.0, f64::max);
     let n_steps: usize = study.runs().map(|(_, run)| run.metrics.len()).sum();
     Claim {
         says: "the policy that is trained is, to the bit, the one that sampled".into(),
@@ -295,7 +316,9 @@ fn repeatable(study: &Study) -> Claim {
         says: "these numbers can be made again, bit for bit".into(),
         by: OURS,
         reading: if n_sealed == n_runs { Reading::Undecided } else { Reading::NotTested },
-        evidence: format!("{n_sealed} of {n_runs} runs have a receipt; stapo verify with --replay makes steps again"),
+        evidence: format!(
+            "{n_sealed} of {n_runs} runs have a receipt; stapo verify with --replay makes steps again"
+        ),
         assumes: "the same program on the same kind of device",
         refuted_by: "a replayed step with another state hash",
     }
@@ -323,7 +346,11 @@ pub fn parameters(study: &Study) -> Table {
     row("learning rate", number(config.update.learning_rate), &number(1e-6));
     row("weight decay", number(config.update.weight_decay), "0.1");
     row("gradient clip", number(config.update.max_gradient_norm), "1");
-    row("rewards, right and wrong", format!("{} and {}", number(config.reward.right), number(config.reward.wrong)), "1 and -1");
+    row(
+        "rewards, right and wrong",
+        format!("{} and {}", number(config.reward.right), number(config.reward.wrong)),
+        "1 and -1",
+    );
     row("steps of rollouts", config.steps.to_string(), "750");
     let mut fitted = |name: &str, value: &str| {
         table.push(vec![text(name), text("–"), text("fitted"), text(value)]);

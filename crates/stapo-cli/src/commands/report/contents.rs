@@ -344,7 +344,10 @@ fn origin_section(study: &Study) -> ReportSection {
     }
     let (_, first) = study.shown();
     let check = shell_quoted(&first.folder.display().to_string());
-    let _ = writeln!(commands, "stapo verify {check} --replay   # every file, and the last steps again, beside the recorded hashes");
+    let _ = writeln!(
+        commands,
+        "stapo verify {check} --replay   # every file, and the last steps again, beside the recorded hashes"
+    );
     blocks.push(ContentBlock::Markup(format!(
         "<h3>To get the same bits again</h3><pre>{}</pre>",
         escape(&commands)
@@ -390,7 +393,11 @@ fn inputs(run: &RunData) -> Table {
     for input in run.manifest.iter().flat_map(|manifest| &manifest.inputs) {
         table.push(vec![text(&input.name), text(&input.sha256), text(input.n_bytes.to_string())]);
     }
-    table.push(vec![text("receipt of the run, first digits"), text(receipt::short_of(&run.folder)), text("")]);
+    table.push(vec![
+        text("receipt of the run, first digits"),
+        text(receipt::short_of(&run.folder)),
+        text(""),
+    ]);
     let step = run.metrics.last().map_or(0, |m| m.step);
     table.push(vec![text(format!("state after step {step}")), text(last_hash(run)), text("")]);
     if let Some(build) = &run.build {

@@ -42,11 +42,13 @@ pub fn figures(study: &Study) -> Result<std::result::Result<Vec<Figure>, String>
     };
     if pushed(Against::Entropy).len() < N_BINS * MIN_TOKENS {
         return Ok(Err(
-            "Gradient norm against probability and entropy: too few recorded tokens with an advantage.".into()
+            "Gradient norm against probability and entropy: too few recorded tokens with an advantage."
+                .into(),
         ));
     }
     let both = [Against::Probability, Against::Entropy];
-    let drawn: Result<Vec<Figure>> = both.map(|against| figure(study, against, &pushed(against))).into_iter().collect();
+    let drawn: Result<Vec<Figure>> =
+        both.map(|against| figure(study, against, &pushed(against))).into_iter().collect();
     Ok(Ok(drawn?))
 }
 
@@ -62,15 +64,17 @@ fn figure(study: &Study, against: Against, tokens: &[Pushed]) -> Result<Figure> 
     let crosses: Vec<Cross> =
         bins.iter().filter(|bin| bin.len() >= MIN_TOKENS).map(|bin| cross(against, bin)).collect();
     let correlated = correlation(tokens)?.map_or(String::new(), |rho| {
-        let interval = rho.interval.map_or(String::new(), |i| {
-            format!(", 95 % {:.2} to {:.2}", i.low.max(-1.0), i.high.min(1.0))
-        });
+        let interval = rho
+            .interval
+            .map_or(String::new(), |i| format!(", 95 % {:.2} to {:.2}", i.low.max(-1.0), i.high.min(1.0)));
         format!(" · Spearman's correlation {:.2}{interval} (mean over {} steps)", rho.value, rho.n_questions)
     });
     let (name, title, x_label) = match against {
-        Against::Probability => {
-            ("gradient-probability", "Gradient norm against probability", "probability of the sampled token (logarithmic)")
-        }
+        Against::Probability => (
+            "gradient-probability",
+            "Gradient norm against probability",
+            "probability of the sampled token (logarithmic)",
+        ),
         Against::Entropy => {
             ("gradient-entropy", "Gradient norm against entropy", "entropy at its position, nats")
         }
@@ -115,7 +119,8 @@ fn cross(against: Against, bin: &[Pushed]) -> Cross {
     for token in bin {
         steps.entry(token.step).or_default().push(token.norm);
     }
-    let means: Vec<f64> = steps.values().map(|norms| norms.iter().sum::<f64>() / norms.len() as f64).collect();
+    let means: Vec<f64> =
+        steps.values().map(|norms| norms.iter().sum::<f64>() / norms.len() as f64).collect();
     let interval = mean_estimate(&means).ok().and_then(|estimate| estimate.interval);
     let (x, shown) = match against {
         Against::Probability => (x.exp(), format!("p {}", number(x.exp()))),

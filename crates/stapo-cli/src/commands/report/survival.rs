@@ -67,7 +67,8 @@ pub fn figures(study: &Study) -> (Vec<Figure>, Vec<String>) {
         let n_runs = study.runs().count();
         let n = study.runs().filter(|(_, run)| collapse.lifetime(&run.of_seed()).is_event).count();
         if n == 0 {
-            missing.push(format!("Survival by {name}: none of {n_runs} runs collapsed, so there is no curve."));
+            missing
+                .push(format!("Survival by {name}: none of {n_runs} runs collapsed, so there is no curve."));
         } else {
             figures.push(figure(study, collapse));
         }

@@ -28,7 +28,9 @@ pub fn is_right(key: &Path, bytes: &[u8], signature: &[u8]) -> Result<bool> {
     let read = read_key(key)?;
     let public = "openssl pkey -in KEY -pubout";
     let verifying = match <[u8; 32]>::try_from(read.as_slice()) {
-        Ok(raw) => VerifyingKey::from_bytes(&raw).map_err(|error| not_a_key(key, "public", public, &error))?,
+        Ok(raw) => {
+            VerifyingKey::from_bytes(&raw).map_err(|error| not_a_key(key, "public", public, &error))?
+        }
         Err(_) => VerifyingKey::from_public_key_pem(&String::from_utf8_lossy(&read))
             .map_err(|error| not_a_key(key, "public", public, &error))?,
     };
