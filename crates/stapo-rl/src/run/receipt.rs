@@ -42,7 +42,7 @@ pub fn seal(folder: &Path, manifest: &Manifest, parts: &[String]) -> Result<Stri
     let text = Manifest { files: Some(files), ..manifest.clone() }.to_line();
     let receipt = sha256_hex(text.as_bytes());
     write_whole(&folder.join(MANIFEST), text.as_bytes())?;
-    write_whole(&folder.join(RECEIPT), format!("{receipt}  {MANIFEST}\n").as_bytes())?;
+    write_whole(&folder.join(RECEIPT), noted_as(&receipt).as_bytes())?;
     Ok(receipt)
 }
 
@@ -80,11 +80,18 @@ pub fn withdraw_with_manifest(folder: &Path) -> Result<()> {
     if path.exists() { remove_file(&path) } else { Ok(()) }
 }
 
-/// The receipt that the manifest of a folder gives; `None` where the work has not ended. The files are not looked at.
+/// The receipt of a folder; `None` where the work has not ended, or its hash does not fit. The files are not looked at.
 pub fn of_folder(folder: &Path) -> Option<String> {
     let text = read_text(&folder.join(MANIFEST)).ok()?;
     let manifest: Manifest = record::parse(&text).ok()?;
-    manifest.files.map(|_| sha256_hex(text.as_bytes()))
+    let receipt = sha256_hex(text.as_bytes());
+    let is_noted = read_text(&folder.join(RECEIPT)).is_ok_and(|noted| noted == noted_as(&receipt));
+    manifest.files.filter(|_| is_noted).map(|_| receipt)
+}
+
+/// The text of the file beside the manifest, in the form of `sha256sum`.
+fn noted_as(receipt: &str) -> String {
+    format!("{receipt}  {MANIFEST}\n")
 }
 
 /// The digits of a receipt that tables show.
@@ -247,7 +254,7 @@ fn read_sealed(folder: &Path) -> Result<(String, BTreeMap<String, FileHash>)> {
         return Err(refuse(format!("no receipt: {RECEIPT} is missing"), unended));
     }
     let noted = read_text(&folder.join(RECEIPT)).unwrap_or_default();
-    if noted != format!("{receipt}  {MANIFEST}\n") {
+    if noted != noted_as(&receipt) {
         let problem = format!("{MANIFEST} or {RECEIPT} was changed: the first has the hash {receipt}");
         return Err(refuse(problem, back));
     }

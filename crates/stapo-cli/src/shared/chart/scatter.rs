@@ -72,7 +72,7 @@ impl Scatter {
         let frame = Frame {
             left,
             top,
-            width: WIDTH - left - 14.0,
+            width: WIDTH - left - 24.0,
             height: HEIGHT,
             x: self.x.clone(),
             y: self.y.clone(),
