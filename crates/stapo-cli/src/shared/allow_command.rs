@@ -4,7 +4,7 @@ use stapo_rl::task::{Programs, Task, VerifierSpec, record_program};
 use std::path::Path;
 
 /// The flag of commands that judge responses.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone, Copy)]
 pub struct AllowCommand {
     /// Starts the verifier program that a run's plan names, though this user has not recorded the program.
     #[arg(long)]

@@ -1,7 +1,12 @@
 //! `stapo eval` and `stapo compare`
 
+mod replay;
+mod runs;
 mod show;
 
+pub use replay::replay;
+
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::model::Fetch;
 use crate::shared::option::{KvMemory, threads, trimmed};
 use crate::shared::program::{PROGRAM, writer};
@@ -18,7 +23,10 @@ use stapo_rl::evaluation::{
     Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval,
     compare_folders, evaluate, expanded, rows,
 };
+use stapo_rl::found_model::is_run;
 use stapo_rl::inference::EngineMemory;
+use stapo_rl::run::receipt;
+use stapo_rl::task::{Programs, VerifierSpec};
 use stapo_rl::{FoundModel, LoadedModel, identity, model_hashes};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -78,6 +86,14 @@ pub struct Args {
     #[command(flatten)]
     prompts: PromptOptions,
 
+    /// Judges every sample by a second verifier too and reports where it disagrees with the benchmark's rule: a mode such
+    /// as boxed-exact, a program with its arguments that reads and writes JSON lines, or a table as in a config.
+    #[arg(long, value_name = "VERIFIER")]
+    verifier: Option<String>,
+
+    #[command(flatten)]
+    allow: AllowCommand,
+
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
@@ -108,7 +124,7 @@ pub struct Args {
     threads: Option<usize>,
 }
 
-/// Compares two evaluations question by question.
+/// Compares two evaluations question by question, or the responses of two training runs step by step.
 #[derive(clap::Args)]
 pub struct CompareArgs {
     /// Folder of the first, the baseline.
@@ -184,11 +200,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     rows.sort_by_key(|row: &EvalRow| place(&row.decoding, &row.benchmark));
     folder.write_table(&rows)?;
     folder.record_stop(StopReason::Done, "")?;
+    let sealed = folder.seal(&plan)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
     } else {
         show::table(&rows);
+        show::agreement(plan.verifier.as_deref(), &rows, &samples);
         println!("\nsamples and verdicts: {}", folder.folder().display());
+        println!("receipt {}: stapo verify {}", receipt::short(&sealed), folder.folder().display());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -237,6 +256,7 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         chat: args.chat,
         chat_arguments: args.prompts.chat_arguments.clone(),
         stop: args.prompts.stop.clone(),
+        verifier: args.verifier.clone(),
         seed: args.seed,
         kv_mib: args.kv.mib()?,
         inputs: Vec::new(),
@@ -246,11 +266,14 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
     };
     // Benchmarks and decodings are checked before the folder is made, so that a bad name leaves no folder behind.
     decodings(&plan.decodings)?;
-    let benchmarks = open_benchmarks(&plan)?;
-    plan.inputs = inputs(model_files, &benchmarks);
+    let benchmarks = open_benchmarks(&plan, Programs::Allowed)?;
+    plan.inputs = inputs(&plan, model_files, &benchmarks)?;
     let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));
     let folder = args.out.clone().unwrap_or_else(stamp);
     let folder = EvalFolder::create(&folder, &plan, &writer(args.device))?;
+    if let Some(text) = &plan.verifier {
+        allow_command::record([&VerifierSpec::named(text)?]);
+    }
     Ok(Opened { folder, plan, done: Done::new(), model, step: found.step(), benchmarks })
 }
 
@@ -258,8 +281,8 @@ fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
     let interrupted = InterruptedEval::open(path)?;
     let found = args.fetch.find(&interrupted.plan.model)?;
     let (model, model_files) = open_finite(&found, interrupted.plan.adapter.as_deref(), device)?;
-    let benchmarks = open_benchmarks(&interrupted.plan)?;
-    let inputs = inputs(model_files, &benchmarks);
+    let benchmarks = open_benchmarks(&interrupted.plan, args.allow.of_run())?;
+    let inputs = inputs(&interrupted.plan, model_files, &benchmarks)?;
     let device_kind = identity::device_kind(args.device);
     let (folder, plan, done, warnings) =
         interrupted.resume(&inputs, &device_kind, args.accept_changes, &writer(args.device))?;
@@ -269,10 +292,14 @@ fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
     Ok(Opened { folder, plan, done, model, step: found.step(), benchmarks })
 }
 
-/// The files of the model and of the benchmarks.
-fn inputs(model_files: Vec<FileHash>, benchmarks: &[Benchmark]) -> Vec<FileHash> {
+/// The files of the model, of the benchmarks and of a second verifier.
+fn inputs(plan: &EvalPlan, model_files: Vec<FileHash>, benchmarks: &[Benchmark]) -> Result<Vec<FileHash>> {
     let files = benchmarks.iter().filter_map(|benchmark| benchmark.input.clone());
-    model_files.into_iter().chain(files).collect()
+    let mut inputs: Vec<FileHash> = model_files.into_iter().chain(files).collect();
+    if let Some(text) = &plan.verifier {
+        inputs.extend(identity::of_verifier("second verifier", &VerifierSpec::named(text)?)?);
+    }
+    Ok(inputs)
 }
 
 /// A model all of whose weights are finite numbers, and the hashes of its files.
@@ -298,10 +325,15 @@ fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
     Ok(parsed.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-fn open_benchmarks(plan: &EvalPlan) -> Result<Vec<Benchmark>> {
+/// `programs` says whether the program of a second verifier may start: the user's own may, a folder's only if it is known.
+fn open_benchmarks(plan: &EvalPlan, programs: Programs) -> Result<Vec<Benchmark>> {
     let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, plan.template.as_deref())?;
+    let verifier = plan.verifier.as_deref().map(VerifierSpec::named).transpose()?;
     for benchmark in &mut benchmarks {
         benchmark.limit(plan.limit, plan.n_samples)?;
+        if let Some(verifier) = &verifier {
+            benchmark.judge_beside(verifier, programs)?;
+        }
     }
     Ok(benchmarks)
 }
@@ -331,6 +363,9 @@ fn show_signals(stop: &Stop, bar: &ProgressBar) {
 }
 
 pub fn run_compare(args: &CompareArgs) -> Result<ExitCode> {
+    if is_run(&args.a) && is_run(&args.b) {
+        return runs::compare(&args.a, &args.b, args.json);
+    }
     let compared = compare_folders(&args.a, &args.b)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&compared)?);

@@ -13,6 +13,16 @@ pub struct Dot {
     pub hover: String,
 }
 
+/// A dot with the intervals of its two values and a name beside it.
+#[derive(Debug, Clone)]
+pub struct Cross {
+    pub dot: Dot,
+    pub x_interval: Option<(f64, f64)>,
+    pub y_interval: Option<(f64, f64)>,
+    /// Empty for none.
+    pub label: String,
+}
+
 /// A labelled line across the plot.
 #[derive(Debug, Clone)]
 pub enum Guide {
@@ -40,6 +50,7 @@ pub struct Scatter {
     pub x: Scale,
     pub y: Scale,
     pub dots: Vec<Dot>,
+    pub crosses: Vec<Cross>,
     pub guides: Vec<Guide>,
     /// The heat scale's quantity with its lowest and highest value.
     pub heat: Option<(String, f64, f64)>,
@@ -61,27 +72,51 @@ impl Scatter {
         let frame = Frame {
             left,
             top,
-            width: WIDTH - left - 14.0,
+            width: WIDTH - left - 24.0,
             height: HEIGHT,
             x: self.x.clone(),
             y: self.y.clone(),
         };
         frame.draw_y_axis(&mut marks);
         frame.draw_x_axis(&mut marks, &self.x_label);
-        for dot in &self.dots {
-            let at = frame.at(dot.x, dot.y);
-            marks.push(Mark::Dot {
-                at,
-                radius: dot.radius,
-                ink: dot.ink,
-                opacity: 0.75,
-                hover: Some(dot.hover.clone()),
-            });
-        }
+        self.dots.iter().for_each(|dot| draw_dot(&mut marks, &frame, dot));
+        self.crosses.iter().for_each(|cross| draw_cross(&mut marks, &frame, cross));
         for guide in &self.guides {
             draw_guide(&mut marks, &frame, guide);
         }
         Scene { width: WIDTH, height: frame.bottom() + 42.0, marks }
+    }
+}
+
+fn draw_dot(marks: &mut Vec<Mark>, frame: &Frame, dot: &Dot) {
+    marks.push(Mark::Dot {
+        at: frame.at(dot.x, dot.y),
+        radius: dot.radius,
+        ink: dot.ink,
+        opacity: 0.75,
+        hover: Some(dot.hover.clone()),
+    });
+}
+
+/// Draws the intervals as bars, cut at the frame, and the dot and its name over them.
+fn draw_cross(marks: &mut Vec<Mark>, frame: &Frame, cross: &Cross) {
+    let Dot { x, y, ink, .. } = cross.dot;
+    let right = frame.left + frame.width;
+    let bar = |from, to| Mark::Line { points: vec![from, to], ink, width: 1.3, dash: Dash::Solid };
+    let (at_x, at_y) = frame.at(x, y);
+    if let Some((low, high)) = cross.x_interval {
+        let [low, high] = [low, high].map(|end| frame.x_at(end).clamp(frame.left, right));
+        marks.push(bar((low, at_y), (high, at_y)));
+    }
+    if let Some((low, high)) = cross.y_interval {
+        let [low, high] = [low, high].map(|end| frame.y_at(end).clamp(frame.top, frame.bottom()));
+        marks.push(bar((at_x, low), (at_x, high)));
+    }
+    draw_dot(marks, frame, &cross.dot);
+    if !cross.label.is_empty() {
+        let (anchor, shift) = if at_x > right - 90.0 { (Anchor::End, -6.0) } else { (Anchor::Start, 6.0) };
+        let at = (at_x + shift, at_y - 6.0);
+        marks.push(Mark::Label { at, text: cross.label.clone(), anchor });
     }
 }
 
