@@ -5,7 +5,7 @@ use super::environment::Place;
 use super::rendezvous::{Connections, meet};
 use super::wire::words;
 use stapo_model::ranks::{RankError, Transport};
-use stapo_model::{View, ViewMut};
+use stapo_model::{Device, View, ViewMut};
 use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,6 @@ pub struct Tcp {
     peers: Vec<Option<Peer>>,
     control: Arc<Control>,
     waited_nanos: AtomicU64,
-    sent_bytes: AtomicU64,
 }
 
 /// The connection to another rank. A thread writes, so that two ranks that send to each other do not both wait for the
@@ -108,7 +107,6 @@ impl Tcp {
             peers: peers.collect::<io::Result<_>>().map_err(own)?,
             control,
             waited_nanos: AtomicU64::new(0),
-            sent_bytes: AtomicU64::new(0),
         }))
     }
 
@@ -157,13 +155,13 @@ impl Transport for Tcp {
 
     fn exchange(
         &self,
+        _device: &Device,
         sends: Vec<(usize, View<'_, f32>)>,
         receives: Vec<(usize, ViewMut<'_, f32>)>,
     ) -> Result<(), RankError> {
         self.check()?;
         for (to, view) in sends {
             let bytes: Vec<u8> = view.to_vec().iter().flat_map(|value| value.to_le_bytes()).collect();
-            self.sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             self.peer(to).send(bytes);
         }
         for (from, mut view) in receives {
@@ -172,6 +170,10 @@ impl Transport for Tcp {
             view.write(&values);
         }
         Ok(())
+    }
+
+    fn is_queued(&self) -> bool {
+        false
     }
 
     fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
@@ -206,10 +208,6 @@ impl Transport for Tcp {
 
     fn take_waited(&self) -> f64 {
         Duration::from_nanos(self.waited_nanos.swap(0, Ordering::Relaxed)).as_secs_f64()
-    }
-
-    fn take_sent(&self) -> u64 {
-        self.sent_bytes.swap(0, Ordering::Relaxed)
     }
 }
 

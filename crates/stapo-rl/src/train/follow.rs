@@ -60,7 +60,8 @@ fn step(
     if is_evaluated {
         trainer.evaluate(plan)?;
     }
-    StepReport::of(trainer.ranks(), &trainer.meter.take(), asked_to_stop()).gather(&**trainer.ranks())?;
+    let seconds = trainer.meter.take();
+    StepReport::of(&mut trainer.learner, &seconds, asked_to_stop()).gather(&**trainer.ranks())?;
     conclude(trainer)
 }
 
