@@ -277,9 +277,7 @@ impl Optimizer<f32> {
             let n_bytes = share.of(rank).len() * form.n_bytes();
             let n_all = n_bytes + 4 * form.n_scales(share.of(rank).len());
             let problem = || format!("sent {} bytes of its state, expected {n_all}", bytes.len());
-            (bytes.len() == n_all)
-                .then_some(n_bytes)
-                .ok_or_else(|| RankError { rank, problem: problem() })
+            (bytes.len() == n_all).then_some(n_bytes).ok_or_else(|| RankError { rank, problem: problem() })
         };
         let lens = sent.iter().enumerate().map(of_rank).collect::<Result<Vec<usize>, _>>()?;
         let parts: Vec<(&[u8], &[u8])> =
@@ -355,12 +353,7 @@ impl Moments<f32> {
 }
 
 /// Sends the elements of a parameter that this rank owns to all others, and takes over theirs. Returns the bytes sent.
-fn spread(
-    ranks: &Ranks,
-    device: &Device,
-    share: Share,
-    values: ViewMut<'_, f32>,
-) -> Result<u64, RankError> {
+fn spread(ranks: &Ranks, device: &Device, share: Share, values: ViewMut<'_, f32>) -> Result<u64, RankError> {
     let rank = ranks.rank();
     let mut rest = values;
     let mut own = None;

@@ -42,6 +42,12 @@ pub trait Transport: Send + Sync {
     /// sent may change when it returns, and what was received is there.
     fn is_queued(&self) -> bool;
 
+    /// Sends bytes to one other rank, which calls [`Transport::receive`]. Does not wait.
+    fn send(&self, to: usize, bytes: Vec<u8>);
+
+    /// The next bytes that a rank has sent, from any thread.
+    fn receive(&self, from: usize) -> Result<Vec<u8>, RankError>;
+
     /// The bytes of every rank, by rank.
     fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError>;
 
@@ -89,6 +95,14 @@ impl Transport for Solo {
 
     fn is_queued(&self) -> bool {
         false
+    }
+
+    fn send(&self, _to: usize, _bytes: Vec<u8>) {
+        panic!("send: a single rank has no other");
+    }
+
+    fn receive(&self, _from: usize) -> Result<Vec<u8>, RankError> {
+        panic!("receive: a single rank has no other");
     }
 
     fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {

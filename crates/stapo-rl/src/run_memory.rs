@@ -35,7 +35,12 @@ pub struct RunMemory {
 
 impl RunMemory {
     /// Takes the planned memory of the policy's device. The gradients lie in the region too.
-    pub fn new(plan: &Plan, planned: MemoryPlan, policy: &Policy, ranks: &Ranks) -> Result<(Self, Accumulated)> {
+    pub fn new(
+        plan: &Plan,
+        planned: MemoryPlan,
+        policy: &Policy,
+        ranks: &Ranks,
+    ) -> Result<(Self, Accumulated)> {
         let device = policy.device();
         let kv_bytes = planned.kv_bytes as usize;
         let recompute = planned.recompute;

@@ -19,7 +19,7 @@ use crate::loaded_model::LoadedModel;
 use crate::memory::{self, MemoryPlan};
 use crate::meter::{Meter, Phase, memory_bytes};
 use crate::prompting::fit_prompts;
-use crate::ranks::{ExpectedLengths, Ranks, Solo, Transport};
+use crate::ranks::{ExpectedLengths, Ranks, Solo, told_to_all};
 use crate::records::{explored_records, metrics, response_records, set_times, silenced_records};
 use crate::rollout::{ForeignRollouts, PolicyScorer, Sampler};
 use crate::run::{Run, is_due};
@@ -251,16 +251,6 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
         Err(error) => record_error(run, error),
     };
     outcome
-}
-
-/// An error of this rank becomes that of all ranks.
-pub fn told_to_all<T>(ranks: &dyn Transport, outcome: Result<T>) -> Result<T> {
-    match outcome {
-        // What every rank has found or was told needs no telling.
-        Err(error @ Error::Rank(_)) => Err(error),
-        Err(error) if ranks.world() > 1 => Err(ranks.fail(&error.to_string()).into()),
-        outcome => outcome,
-    }
 }
 
 fn record_error(run: &mut Run, error: &Error) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Where backward leaves gradients.
 
-use super::gradients::Gradient;
+use super::gradient::Gradient;
 use super::weights::LayerWeights;
 use stapo_ops::{Float, ViewMut};
 

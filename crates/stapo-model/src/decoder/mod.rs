@@ -13,6 +13,7 @@ pub(crate) mod arena;
 pub(crate) mod attention;
 mod batch;
 mod ffn;
+mod gradient;
 mod gradients;
 mod head;
 pub(crate) mod layer;

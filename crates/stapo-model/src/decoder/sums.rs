@@ -202,8 +202,10 @@ impl GradientSums {
             reduce::first_non_finite(&self.device, own).map_or(u64::MAX, |place| place as u64)
         };
         let all = self.of_tensors(found, u64::MAX)?;
-        let specs =
-            self.sums.iter().flat_map(|sum| sum.spec.tensors().map(move |(spec, range)| (spec, range, sum.share)));
+        let specs = self
+            .sums
+            .iter()
+            .flat_map(|sum| sum.spec.tensors().map(move |(spec, range)| (spec, range, sum.share)));
         let place = |(spec, range, share): (_, Range<usize>, Share), by_rank: &Vec<u64>| {
             let places = by_rank.iter().enumerate().filter(|(_, place)| **place != u64::MAX);
             let in_tensor = places

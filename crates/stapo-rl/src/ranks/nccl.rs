@@ -104,6 +104,14 @@ impl Transport for Nccl {
         true
     }
 
+    fn send(&self, to: usize, bytes: Vec<u8>) {
+        self.tcp.send(to, bytes);
+    }
+
+    fn receive(&self, from: usize) -> Result<Vec<u8>, RankError> {
+        self.tcp.receive(from)
+    }
+
     fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
         self.tcp.all_gather(own)
     }

@@ -128,7 +128,7 @@ impl Tcp {
         self.peers[rank].as_ref().expect("a rank does not send to itself")
     }
 
-    fn receive(&self, rank: usize, expected: Option<usize>) -> Result<Vec<u8>, RankError> {
+    fn receive_of(&self, rank: usize, expected: Option<usize>) -> Result<Vec<u8>, RankError> {
         let began = Instant::now();
         let received = self.peer(rank).receive(expected);
         self.waited_nanos.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -165,7 +165,7 @@ impl Transport for Tcp {
             self.peer(to).send(bytes);
         }
         for (from, mut view) in receives {
-            let bytes = self.receive(from, Some(4 * view.len()))?;
+            let bytes = self.receive_of(from, Some(4 * view.len()))?;
             let values: Vec<f32> = words(&bytes).map(f32::from_le_bytes).collect();
             view.write(&values);
         }
@@ -176,10 +176,19 @@ impl Transport for Tcp {
         false
     }
 
+    fn send(&self, to: usize, bytes: Vec<u8>) {
+        self.peer(to).send(bytes);
+    }
+
+    fn receive(&self, from: usize) -> Result<Vec<u8>, RankError> {
+        self.check()?;
+        self.receive_of(from, None)
+    }
+
     fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
         self.check()?;
         self.others().for_each(|(_, peer)| peer.send(own.to_vec()));
-        let of_rank = |rank| if rank == self.rank { Ok(own.to_vec()) } else { self.receive(rank, None) };
+        let of_rank = |rank| if rank == self.rank { Ok(own.to_vec()) } else { self.receive_of(rank, None) };
         (0..self.world()).map(of_rank).collect()
     }
 
@@ -189,14 +198,14 @@ impl Transport for Tcp {
             self.peer(0).send(own);
             return Ok(Vec::new());
         }
-        let others = (1..self.world()).map(|rank| self.receive(rank, None));
+        let others = (1..self.world()).map(|rank| self.receive_of(rank, None));
         std::iter::once(Ok(own)).chain(others).collect()
     }
 
     fn broadcast(&self, own: &[u8]) -> Result<Vec<u8>, RankError> {
         self.check()?;
         if self.rank != 0 {
-            return self.receive(0, None);
+            return self.receive_of(0, None);
         }
         self.others().for_each(|(_, peer)| peer.send(own.to_vec()));
         Ok(own.to_vec())

@@ -1,7 +1,7 @@
 //! The gradient of one micro-batch while backward computes it, a few layers at a time.
 
 use super::stages::Stage;
-use crate::decoder::gradients::Gradient;
+use crate::decoder::gradient::Gradient;
 use crate::decoder::policy::Policy;
 use crate::decoder::weights::{LayerWeights, Parameter};
 use stapo_ops::{Buffer, Device, OutOfMemory, View, ViewMut};
@@ -29,9 +29,8 @@ impl Microbatch {
         let kept = weights.layers.iter().take(N_LAYERS_KEPT);
         let layers = kept.map(|layer| layer.try_map(&mut zeros)).collect::<Result<_, _>>()?;
         let final_norm = zeros(&weights.final_norm)?;
-        let trained_len = |parameter: &Parameter<f32>| {
-            parameter.spec.is_trained().then(|| parameter.spec.n_elements())
-        };
+        let trained_len =
+            |parameter: &Parameter<f32>| parameter.spec.is_trained().then(|| parameter.spec.n_elements());
         let (head, lookup) = (trained_len(weights.head()), trained_len(&weights.embedding));
         let vocabulary = head.max(lookup).map(|len| memory.zeros(len)).transpose()?;
         Ok(Self { layers, final_norm, vocabulary, has_head: head.is_some(), has_lookup: lookup.is_some() })

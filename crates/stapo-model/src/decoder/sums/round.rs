@@ -3,7 +3,7 @@
 use super::stages::{Stage, Step};
 use super::{Exchanged, GradientSums, OwnedSum};
 use crate::decoder::accumulate::Accumulate;
-use crate::decoder::gradients::Gradient;
+use crate::decoder::gradient::Gradient;
 use crate::decoder::weights::LayerWeights;
 use crate::ranks::RankError;
 use stapo_ops::{Mark, View, ViewMut, reduce, residual};
@@ -51,7 +51,9 @@ impl Round<'_> {
     /// Orders what backward writes from here on after the exchanges of what lies in the same memory.
     fn await_memory(&mut self, stage: Stage) {
         let shares_memory = |step: &Step| match (step.stage, stage) {
-            (Stage::Layer(a), Stage::Layer(b)) => self.sums.microbatch.slot(a) == self.sums.microbatch.slot(b),
+            (Stage::Layer(a), Stage::Layer(b)) => {
+                self.sums.microbatch.slot(a) == self.sums.microbatch.slot(b)
+            }
             (Stage::Layer(_), _) | (_, Stage::Layer(_)) => false,
             _ => true,
         };
