@@ -267,25 +267,24 @@ impl Optimizer<f32> {
 
     /// All elements of a parameter from those that each rank owns, on rank 0.
     fn gathered(&self, share: Share, own: Stored) -> Result<Option<Stored>, RankError> {
-        let form = own.form;
-        let scales = own.scales.iter().flat_map(|scale| scale.to_le_bytes());
-        let sent = self.ranks.gather(own.bytes.into_iter().chain(scales).collect())?;
+        let Stored { form, mut bytes, scales } = own;
+        scales.iter().for_each(|scale| bytes.extend_from_slice(&scale.to_le_bytes()));
+        let sent = self.ranks.gather(bytes)?;
         if self.ranks.rank() != 0 {
             return Ok(None);
         }
-        let of_rank = |(rank, bytes): (usize, &'_ Vec<u8>)| {
-            let n_bytes = share.of(rank).len() * form.n_bytes();
-            let n_all = n_bytes + 4 * form.n_scales(share.of(rank).len());
-            let problem = || format!("sent {} bytes of its state, expected {n_all}", bytes.len());
-            (bytes.len() == n_all).then_some(n_bytes).ok_or_else(|| RankError { rank, problem: problem() })
-        };
-        let lens = sent.iter().enumerate().map(of_rank).collect::<Result<Vec<usize>, _>>()?;
-        let parts: Vec<(&[u8], &[u8])> =
-            sent.iter().zip(&lens).map(|(bytes, n_bytes)| bytes.split_at(*n_bytes)).collect();
-        let in_order: Vec<usize> = share.in_order().collect();
-        let bytes = in_order.iter().flat_map(|&rank| parts[rank].0).copied().collect();
-        let scales = in_order.iter().flat_map(|&rank| parts[rank].1.chunks_exact(4));
-        let scales = scales.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let (mut bytes, mut scales) = (Vec::with_capacity(share.len * form.n_bytes()), Vec::new());
+        for rank in share.in_order() {
+            let len = share.of(rank).len();
+            let expected = len * form.n_bytes() + 4 * form.n_scales(len);
+            if sent[rank].len() != expected {
+                let problem = format!("sent {} bytes of its state, expected {expected}", sent[rank].len());
+                return Err(RankError { rank, problem });
+            }
+            let (of_rank, of_scales) = sent[rank].split_at(len * form.n_bytes());
+            bytes.extend_from_slice(of_rank);
+            scales.extend(of_scales.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+        }
         Ok(Some(Stored { form, bytes, scales }))
     }
 

@@ -22,6 +22,8 @@ mod parity;
 mod pinned;
 mod probe;
 mod product;
+#[cfg(test)]
+mod shared_out;
 mod slice;
 mod tensor_map;
 #[cfg(test)]
