@@ -136,7 +136,20 @@ impl<P> LayerWeights<P> {
         [&self.qkv, &self.output, &ffn.gate_up, &ffn.down]
     }
 
-    fn try_map<'a, Q, E>(&'a self, f: &mut impl FnMut(&'a P) -> Result<Q, E>) -> Result<LayerWeights<Q>, E> {
+    /// Every parameter of the layer, in the order of [`DecoderWeights::try_map`].
+    pub fn all(&self) -> Vec<&P> {
+        let mut all = Vec::new();
+        let Ok(_) = self.try_map(&mut |parameter| {
+            all.push(parameter);
+            Ok::<_, Infallible>(())
+        });
+        all
+    }
+
+    pub fn try_map<'a, Q, E>(
+        &'a self,
+        f: &mut impl FnMut(&'a P) -> Result<Q, E>,
+    ) -> Result<LayerWeights<Q>, E> {
         Ok(LayerWeights {
             attention_norm: f(&self.attention_norm)?,
             qkv: self.qkv.try_map(f)?,
@@ -439,6 +452,14 @@ impl<T: Float> Parameter<T> {
         match &self.values {
             Values::Matrix(weight) => weight,
             Values::Vector(_) => panic!("{} is a vector, expected a matrix", self.spec.parts[0].name),
+        }
+    }
+
+    /// See [`Buffer::keep_masters`].
+    pub fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
+        match &mut self.values {
+            Values::Matrix(weight) => weight.keep_masters(own),
+            Values::Vector(buffer) => buffer.keep_masters(own),
         }
     }
 

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use crate::cpu::gemm::panels_len;
 use crate::device::Backend;
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
@@ -77,6 +79,11 @@ impl<T: Float> Weight<T> {
             T::pack_panels(cpu, self.flat.view().host(), outputs, inputs, self.panels.view_mut().host_mut());
         }
         result
+    }
+
+    /// See [`Buffer::keep_masters`].
+    pub fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
+        self.flat.keep_masters(own)
     }
 
     pub(crate) fn panels(&self) -> View<'_, T> {

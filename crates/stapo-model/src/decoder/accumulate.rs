@@ -1,0 +1,27 @@
+//! Where backward leaves gradients.
+
+use super::gradient::Gradient;
+use super::weights::LayerWeights;
+use stapo_ops::{Float, ViewMut};
+
+/// Takes the gradients of one micro-batch as backward computes them: of the head, of the final norm, of the layers from the
+/// last to the first, and of the embedding. Each is added to what is given here, and then said to be complete.
+pub trait Accumulate<T: Float> {
+    /// What the gradient of the head is added to; `None` for a frozen head.
+    fn head(&mut self) -> Option<ViewMut<'_, T>>;
+
+    fn head_done(&mut self);
+
+    /// What the gradient of the final norm is added to; `None` for a frozen one.
+    fn final_norm(&mut self) -> Option<ViewMut<'_, T>>;
+
+    fn layer(&mut self, index: usize) -> &mut LayerWeights<Option<Gradient<T>>>;
+
+    fn layer_done(&mut self, index: usize);
+
+    /// What the gradient of the embedding as a table of inputs is added to; `None` for a frozen embedding.
+    fn lookup(&mut self) -> Option<ViewMut<'_, T>>;
+
+    /// The gradient of the embedding is complete, and with it all others.
+    fn lookup_done(&mut self);
+}
