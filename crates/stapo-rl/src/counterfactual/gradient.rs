@@ -54,9 +54,10 @@ pub fn gradient_effect(
     let parts = gradient_parts(&mut trainer.learner, pass, &mut carried, plan, minibatches[0], context)?;
     let sequences: Vec<Sequence> =
         answers.iter().map(|(prompt, tokens)| Sequence { prompt, tokens }).collect();
-    let rise = match sequences.is_empty() {
-        true => None,
-        false => Some(likelihood_gradient(&mut trainer.learner, pass, plan, &sequences)?),
+    let rise = if sequences.is_empty() {
+        None
+    } else {
+        Some(likelihood_gradient(&mut trainer.learner, pass, plan, &sequences)?)
     };
     let learning_rate = plan.learning_rate(trainer.learner.counters.n_updates);
     Ok(effect(step, &parts, rise.as_deref(), answers.len(), learning_rate))

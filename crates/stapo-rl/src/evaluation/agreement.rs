@@ -125,7 +125,7 @@ mod tests {
     fn samples_are_counted_by_who_calls_them_right() {
         let record = |rule: &str, second: Option<&str>| -> EvalRecord {
             let mut value = json!({"schema": 1, "benchmark": "b", "decoding": "d", "problem_id": "p", "sample_idx": 0,
-                "text": "", "n_tokens": 0, "finish": "stop", "answer": null, "verdict": rule, "reason": ""});
+                "text": "", "n_tokens": 0, "finish": {"kind": "length_limit"}, "answer": null, "verdict": rule, "reason": ""});
             if let Some(second) = second {
                 value["second"] = json!({"verdict": second, "answer": null, "reason": "so"});
             }

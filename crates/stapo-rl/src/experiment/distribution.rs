@@ -171,8 +171,7 @@ impl NGramStep {
             let mut counts = vec![0.0; self.n_kinds];
             own.iter().flat_map(|&idx| &self.responses[idx]).for_each(|&kind| counts[kind] += 1.0);
             let sum: f64 = counts.iter().sum();
-            counts.iter_mut().for_each(|count| *count /= sum.max(1.0));
-            counts
+            counts.into_iter().map(|count| count / sum.max(1.0)).collect::<Vec<f64>>()
         };
         let (p, q) = (count(&order[..self.n_first]), count(&order[self.n_first..]));
         let term = |p: f64, m: f64| if p > 0.0 { p * libm::log(p / m) } else { 0.0 };
@@ -212,23 +211,22 @@ fn divergence(pairs: &[(&Groups, &Groups)], n: usize, seed: u64) -> Result<Optio
 
 /// The shares of quadrants in thirds of the steps that both runs have.
 fn quadrants(a: &[Metrics], b: &[Metrics]) -> Vec<QuadrantShare> {
-    let steps: Vec<(&Metrics, &Metrics)> = shared(a, b).collect();
-    let third = |idx: usize| idx * steps.len() / 3..(idx + 1) * steps.len() / 3;
-    let share = |quadrant: Quadrant, of: fn(&(&Metrics, &Metrics)) -> Vec<(Quadrant, usize)>, idx: usize| {
-        let counts: Vec<(Quadrant, usize)> = steps[third(idx)].iter().flat_map(of).collect();
-        let all: usize = counts.iter().map(|(_, n)| n).sum();
-        let own: usize = counts.iter().filter(|(found, _)| *found == quadrant).map(|(_, n)| n).sum();
-        own as f64 / all.max(1) as f64
-    };
-    fn counts(metrics: &Metrics) -> Vec<(Quadrant, usize)> {
-        metrics.quadrants.iter().map(|row| (row.quadrant, row.n_tokens)).collect()
-    }
+    let (of_a, of_b): (Vec<&Metrics>, Vec<&Metrics>) = shared(a, b).unzip();
     let of_quadrant = |quadrant: Quadrant| QuadrantShare {
         quadrant,
-        a: [0, 1, 2].map(|idx| share(quadrant, |(a, _)| counts(a), idx)),
-        b: [0, 1, 2].map(|idx| share(quadrant, |(_, b)| counts(b), idx)),
+        a: [0, 1, 2].map(|third| share(&of_a, quadrant, third)),
+        b: [0, 1, 2].map(|third| share(&of_b, quadrant, third)),
     };
     Quadrant::ALL.into_iter().map(of_quadrant).collect()
+}
+
+/// The share of a quadrant among the tokens of one third of the steps.
+fn share(steps: &[&Metrics], quadrant: Quadrant, third: usize) -> f64 {
+    let steps = &steps[third * steps.len() / 3..(third + 1) * steps.len() / 3];
+    let rows = || steps.iter().flat_map(|metrics| &metrics.quadrants);
+    let all: usize = rows().map(|row| row.n_tokens).sum();
+    let own: usize = rows().filter(|row| row.quadrant == quadrant).map(|row| row.n_tokens).sum();
+    own as f64 / all.max(1) as f64
 }
 
 #[cfg(test)]
@@ -241,7 +239,7 @@ mod tests {
         let ids: Vec<u32> = text.bytes().map(u32::from).collect();
         serde_json::from_value(json!({"schema": 1, "step": step, "problem_id": "p", "group_idx": group,
             "sample_idx": sample, "prompt": "", "reference": "3", "text": text, "verdict": "right", "reward": 1.0,
-            "advantage": 1.0, "finish": "stop", "tokens": {"id": ids, "text": [], "logp": [], "behavior_logp": [],
+            "advantage": 1.0, "finish": {"kind": "length_limit"}, "tokens": {"id": ids, "text": [], "logp": [], "behavior_logp": [],
             "entropy": [], "collision": [], "ratio": [], "kept": [], "silenced_by": [], "clipped": [], "d_logp": []}}))
         .unwrap()
     }

@@ -312,7 +312,8 @@ fn is_page(name: &str) -> bool {
 
 /// Whether a name is one under which files are written before they get their own.
 fn is_temporary(name: &str) -> bool {
-    name.starts_with('.') && (name.ends_with(".tmp") || name.ends_with(".starting"))
+    let ending = Path::new(name).extension().unwrap_or_default();
+    name.starts_with('.') && (ending == "tmp" || ending == "starting")
 }
 
 /// The manifest of a folder that has no steps: an evaluation or an experiment.

@@ -100,7 +100,8 @@ pub fn bars(name: &str, title: &str, what: &str, tokens: &[&TokenRecord]) -> Opt
     }
     let group = |&(token, n): &(&str, usize)| {
         let shown = visible(token);
-        let label: String = shown.chars().take(MAX_LABEL).collect();
+        // The font of PNG files has neither sign.
+        let label: String = shown.replace('␣', "·").replace('⏎', "\\n").chars().take(MAX_LABEL).collect();
         let share = 100.0 * n as f64 / tokens.len() as f64;
         let bar = Bar { value: n as f64, interval: None, hover: format!("{shown}\n{n} times, {share:.1} %") };
         BarGroup { label, bars: vec![Some(bar)] }
@@ -110,7 +111,7 @@ pub fn bars(name: &str, title: &str, what: &str, tokens: &[&TokenRecord]) -> Opt
         name: name.into(),
         title: title.into(),
         note: format!(
-            "times, of {} {what}; the {} most frequent of {} texts, ␣ a space, ⏎ a line break",
+            "times, of {} {what}; the {} most frequent of {} texts; · is a space, \\n a line break",
             tokens.len(),
             groups.len(),
             counts.len()

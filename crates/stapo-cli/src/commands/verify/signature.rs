@@ -13,12 +13,11 @@ const MAX_KEY_BYTES: u64 = 4096;
 pub fn sign(key: &Path, bytes: &[u8]) -> Result<[u8; 64]> {
     refuse_shared(key)?;
     let read = read_key(key)?;
-    let signing = match <[u8; 32]>::try_from(read.as_slice()) {
-        Ok(raw) => SigningKey::from_bytes(&raw),
-        Err(_) => {
-            let parsed = SigningKey::from_pkcs8_pem(&String::from_utf8_lossy(&read));
-            parsed.map_err(|error| not_a_key(key, "private", "openssl genpkey -algorithm ed25519", &error))?
-        }
+    let signing = if let Ok(raw) = <[u8; 32]>::try_from(read.as_slice()) {
+        SigningKey::from_bytes(&raw)
+    } else {
+        let parsed = SigningKey::from_pkcs8_pem(&String::from_utf8_lossy(&read));
+        parsed.map_err(|error| not_a_key(key, "private", "openssl genpkey -algorithm ed25519", &error))?
     };
     Ok(signing.sign(bytes).to_bytes())
 }

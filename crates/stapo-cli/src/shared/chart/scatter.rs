@@ -2,7 +2,9 @@
 
 use super::curves::caption;
 use super::scale::number;
-use super::{Anchor, Dash, Frame, Ink, Mark, SMALL, Scale, Scene, WIDTH, rule, text};
+use super::{
+    Anchor, Dash, Frame, Ink, KeyPart, LegendKey, Mark, SMALL, Scale, Scene, WIDTH, draw_legend, rule, text,
+};
 
 #[derive(Debug, Clone)]
 pub struct Dot {
@@ -13,13 +15,13 @@ pub struct Dot {
     pub hover: String,
 }
 
-/// A dot with the intervals of its two values and a name beside it.
+/// A dot with the intervals of its two values.
 #[derive(Debug, Clone)]
 pub struct Cross {
     pub dot: Dot,
     pub x_interval: Option<(f64, f64)>,
     pub y_interval: Option<(f64, f64)>,
-    /// Empty for none.
+    /// The name in the legend; empty for none.
     pub label: String,
 }
 
@@ -66,6 +68,12 @@ impl Scatter {
             draw_heat_key(&mut marks, name, *low, *high);
             top += 24.0;
         }
+        let named = self.crosses.iter().filter(|cross| !cross.label.is_empty());
+        let legend: Vec<(LegendKey, &str)> =
+            named.map(|cross| (LegendKey::Patch(cross.dot.ink, 0.9), cross.label.as_str())).collect();
+        if !legend.is_empty() {
+            top = draw_legend(&mut marks, &legend);
+        }
         marks.push(caption((0.0, top + 8.0), &self.y_label));
         top += 18.0;
         let left = Frame::margin(&self.y);
@@ -80,7 +88,10 @@ impl Scatter {
         frame.draw_y_axis(&mut marks);
         frame.draw_x_axis(&mut marks, &self.x_label);
         self.dots.iter().for_each(|dot| draw_dot(&mut marks, &frame, dot));
-        self.crosses.iter().for_each(|cross| draw_cross(&mut marks, &frame, cross));
+        for (key, cross) in self.crosses.iter().enumerate() {
+            let shown = draw_cross(&frame, cross);
+            marks.push(Mark::Keyed { key, part: KeyPart::Shown, marks: shown });
+        }
         for guide in &self.guides {
             draw_guide(&mut marks, &frame, guide);
         }
@@ -98,8 +109,9 @@ fn draw_dot(marks: &mut Vec<Mark>, frame: &Frame, dot: &Dot) {
     });
 }
 
-/// Draws the intervals as bars, cut at the frame, and the dot and its name over them.
-fn draw_cross(marks: &mut Vec<Mark>, frame: &Frame, cross: &Cross) {
+/// The intervals as bars, cut at the frame, and the dot over them.
+fn draw_cross(frame: &Frame, cross: &Cross) -> Vec<Mark> {
+    let mut marks = Vec::new();
     let Dot { x, y, ink, .. } = cross.dot;
     let right = frame.left + frame.width;
     let bar = |from, to| Mark::Line { points: vec![from, to], ink, width: 1.3, dash: Dash::Solid };
@@ -112,12 +124,8 @@ fn draw_cross(marks: &mut Vec<Mark>, frame: &Frame, cross: &Cross) {
         let [low, high] = [low, high].map(|end| frame.y_at(end).clamp(frame.top, frame.bottom()));
         marks.push(bar((at_x, low), (at_x, high)));
     }
-    draw_dot(marks, frame, &cross.dot);
-    if !cross.label.is_empty() {
-        let (anchor, shift) = if at_x > right - 90.0 { (Anchor::End, -6.0) } else { (Anchor::Start, 6.0) };
-        let at = (at_x + shift, at_y - 6.0);
-        marks.push(Mark::Label { at, text: cross.label.clone(), anchor });
-    }
+    draw_dot(&mut marks, frame, &cross.dot);
+    marks
 }
 
 fn draw_guide(marks: &mut Vec<Mark>, frame: &Frame, guide: &Guide) {
