@@ -181,24 +181,40 @@ impl Optimizer<f32> {
         sums.read_times();
         let device = policy.device().clone();
         let rules = self.rules(update, norm);
-        let rank = self.ranks.rank();
-        let parameters = policy.weights.trained_mut();
-        for ((parameter, (share, gradient)), moments) in parameters.zip(sums.owned()).zip(&mut self.moments) {
-            let own = share.of(rank);
-            let rule = rules.of(parameter, own.start);
-            let (first, second) = (moments.first.view_mut(), moments.second.view_mut());
+        let owned: Vec<(Share, View<'_, f32>)> = sums.owned().collect();
+        let mut parameters = policy.weights.trained_mut().zip(owned).zip(&mut self.moments).peekable();
+        while parameters.peek().is_some() {
+            let (mut group, mut parts, mut n_elements) = (Vec::new(), Vec::new(), 0);
+            while let Some(((parameter, (share, gradient)), moments)) = parameters
+                .next_if(|((_, (share, _)), _)| n_elements == 0 || n_elements + share.len <= SENT_AT_ONCE)
+            {
+                n_elements += share.len;
+                parts.push((
+                    rules.of(parameter, share.of(self.ranks.rank()).start),
+                    share,
+                    gradient,
+                    moments,
+                ));
+                group.push(parameter);
+            }
             let (ranks, (times, n_bytes)) = (&self.ranks, &mut self.sent);
-            parameter.update(&device, |mut values| {
-                if !own.is_empty() {
-                    let values = values.reborrow().into_range(own);
-                    adamw::step(&device, rule, rules.scale, values, gradient, first, second);
+            Parameter::update_all(&device, group, |mut values| {
+                for (values, (rule, share, gradient, moments)) in values.iter_mut().zip(&mut parts) {
+                    let own = share.of(ranks.rank());
+                    if !own.is_empty() {
+                        let values = values.reborrow().into_range(own);
+                        let (first, second) = (moments.first.view_mut(), moments.second.view_mut());
+                        adamw::step(&device, *rule, rules.scale, values, *gradient, first, second);
+                    }
                 }
                 let before = device.mark();
-                *n_bytes += spread(ranks, &device, share, values)?;
+                let shared = values.into_iter().zip(parts.iter().map(|(_, share, _, _)| *share));
+                *n_bytes += spread(ranks, &device, shared)?;
                 times.push([before, device.mark()]);
                 Ok::<_, RankError>(())
             })?;
         }
+        drop(parameters);
         policy.count_update();
         sums.clear();
         Ok(norm)
@@ -351,27 +367,39 @@ impl Moments<f32> {
     }
 }
 
-/// Sends the elements of a parameter that this rank owns to all others, and takes over theirs. Returns the bytes sent.
-fn spread(ranks: &Ranks, device: &Device, share: Share, values: ViewMut<'_, f32>) -> Result<u64, RankError> {
+/// Elements of parameters that are sent to all at once, unless a single parameter has more.
+const SENT_AT_ONCE: usize = 1 << 26;
+
+/// Sends the elements of parameters that this rank owns to all others, and takes over theirs. Returns the bytes sent.
+fn spread<'a>(
+    ranks: &Ranks,
+    device: &Device,
+    parameters: impl Iterator<Item = (ViewMut<'a, f32>, Share)>,
+) -> Result<u64, RankError> {
     let rank = ranks.rank();
-    let mut rest = values;
-    let mut own = None;
-    let mut receives = Vec::new();
-    for owner in share.in_order() {
-        let (part, after) = rest.split_at(share.of(owner).len());
-        rest = after;
-        if owner == rank {
-            own = Some(part.into_view());
-        } else if part.len() > 0 {
-            receives.push((owner, part));
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    for (values, share) in parameters {
+        let mut rest = values;
+        for owner in share.in_order() {
+            let (part, after) = rest.split_at(share.of(owner).len());
+            rest = after;
+            if part.len() == 0 {
+                continue;
+            }
+            if owner == rank {
+                let own = part.into_view();
+                sends.extend((0..ranks.world()).filter(|&other| other != rank).map(|other| (other, own)));
+            } else {
+                receives.push((owner, part));
+            }
         }
     }
-    let own = own.filter(|own| own.len() > 0);
-    let others = (0..ranks.world()).filter(|&other| other != rank);
-    let sends = own.map_or(Vec::new(), |own| others.map(|other| (other, own)).collect());
-    // A transport that queues moves what ops read, one that goes through the host moves f32.
-    let n_bytes = if ranks.is_queued() { device.compute_bytes() } else { 4 };
-    let n_sent = sends.iter().map(|(_, view)| view.len() * n_bytes).sum::<usize>();
+    // A transport that queues moves what ops read, one that goes through the host moves what is stored.
+    let n_bytes = |view: &View<'_, f32>| match ranks.is_queued() {
+        true => view.len() * device.compute_bytes(),
+        false => view.len() * view.form().n_bytes(),
+    };
+    let n_sent = sends.iter().map(|(_, view)| n_bytes(view)).sum::<usize>();
     ranks.exchange(device, sends, receives)?;
     Ok(n_sent as u64)
 }

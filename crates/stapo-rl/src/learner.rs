@@ -185,7 +185,7 @@ impl Learner {
     }
 
     /// What this rank has sent to others since the last call, and how long that took.
-    pub(crate) fn take_exchanged(&mut self) -> Exchanged {
+    pub fn take_exchanged(&mut self) -> Exchanged {
         let of_gradients = match &mut self.gradients {
             Accumulated::InPlace(_) => Exchanged::default(),
             Accumulated::ByOwner(sums) => sums.take_exchanged(),

@@ -20,7 +20,7 @@ impl<T: Float> Gradient<T> {
     /// The sum, for an op that adds to it.
     ///
     /// # Panics
-    /// If the sum is stale: only matrices of layers are left stale, and backward writes those by [`Gradient::writable`].
+    /// If the sum is stale: only matrices are left stale, and backward writes those by [`Gradient::writable`].
     pub fn sum_mut(&mut self) -> ViewMut<'_, T> {
         assert!(!self.is_stale, "the gradient of {} was not cleared", self.spec.parts[0].name);
         self.sum.view_mut()

@@ -1,11 +1,11 @@
 //! The sums that backward adds to and the optimizer takes.
 
-use super::accumulate::Accumulate;
+use super::accumulate::{Accumulate, Lookup};
 use super::gradient::Gradient;
 use super::policy::Policy;
 use super::weights::{DecoderWeights, LayerWeights};
 use crate::config::TensorSpec;
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, reduce, residual};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Write, reduce, residual};
 use std::ops::Range;
 
 /// Gradients of every trained parameter of a policy: sums over tokens, not yet divided by anything. On the CPU each element is
@@ -20,6 +20,8 @@ pub struct Gradients<T: Float = f32> {
     /// Where the gradient of the head, and later that of the embedding, is summed from zero within a micro-batch before the
     /// sum of all micro-batches takes it in. `None` where their sums go on from one micro-batch to the next.
     apart: Option<Buffer<T>>,
+    /// The head's gradient of the micro-batch lies apart.
+    is_head_apart: bool,
 }
 
 impl<T: Float> Gradients<T> {
@@ -38,7 +40,7 @@ impl<T: Float> Gradients<T> {
             (None, Some(embedding)) => Some(memory.zeros(embedding.spec.n_elements())?),
             _ => None,
         };
-        Ok(Self { device: policy.device().clone(), tree, lookup, apart: None })
+        Ok(Self { device: policy.device().clone(), tree, lookup, apart: None, is_head_apart: false })
     }
 
     /// As [`Gradients::zeros_in`], with every micro-batch summed from zero and then added, the head and the embedding
@@ -51,11 +53,16 @@ impl<T: Float> Gradients<T> {
         Ok(gradients)
     }
 
-    /// Sets all gradients to zero. Matrices of layers are only marked, since the first micro-batch overwrites them.
+    /// Sets all gradients to zero. Matrices of layers, and the head where each micro-batch is summed from zero, are only
+    /// marked, since the first micro-batch overwrites them.
     pub fn clear(&mut self) {
+        let is_by_microbatch = self.apart.is_some();
+        if let Some(head) = self.tree.head_mut().as_mut().filter(|_| is_by_microbatch) {
+            head.is_stale = true;
+        }
         let DecoderWeights { embedding, final_norm, head, layers } = &mut self.tree;
         let of_stack = [embedding, final_norm].into_iter().chain(head).flatten();
-        of_stack.for_each(Gradient::clear);
+        of_stack.filter(|gradient| !gradient.is_stale).for_each(Gradient::clear);
         for layer in layers {
             layer.visit_mut(&mut |gradient| gradient.iter_mut().for_each(Gradient::clear_for_layer));
         }
@@ -106,6 +113,12 @@ impl<T: Float> Gradients<T> {
         found
     }
 
+    /// The gradients as backward left them: those of the tree, and that of a tied embedding as a table of inputs last.
+    #[cfg(test)]
+    pub(super) fn parts(&self) -> impl Iterator<Item = View<'_, T>> {
+        self.sums().chain(self.lookup.iter().map(Buffer::view))
+    }
+
     /// Adds the two gradients of a tied embedding and clears what is stale: the tree then holds every gradient.
     pub(crate) fn join(&mut self) {
         self.tree.visit_mut(&mut |gradient| gradient.iter_mut().for_each(Gradient::settle));
@@ -138,7 +151,7 @@ impl<T: Float> Gradients<T> {
     /// The squared norm of the gradient of the head alone, for gradients that were not yet taken by an optimizer step. Of
     /// a tied embedding the part as a table of inputs is left out. 0 for a frozen head.
     pub fn head_sum_squares(&self) -> f64 {
-        let head = self.tree.head().iter().map(|head| head.sum.view());
+        let head = self.tree.head().iter().filter(|head| !head.is_stale).map(|head| head.sum.view());
         reduce::sum_squares(&self.device, head)
     }
 
@@ -149,16 +162,22 @@ impl<T: Float> Gradients<T> {
 }
 
 impl<T: Float> Accumulate<T> for Gradients<T> {
-    fn head(&mut self) -> Option<ViewMut<'_, T>> {
-        let Self { tree, apart, .. } = self;
-        let sum = tree.head_mut().as_mut()?.sum_mut();
-        Some(from_zero(apart).unwrap_or(sum))
+    fn head(&mut self) -> Option<(ViewMut<'_, T>, Write)> {
+        let Self { tree, apart, is_head_apart, .. } = self;
+        let head = tree.head_mut().as_mut()?;
+        // The first micro-batch is its own sum.
+        *is_head_apart = apart.is_some() && !head.is_stale;
+        match apart {
+            Some(apart) if *is_head_apart => Some((apart.view_mut(), Write::Set)),
+            _ => Some(head.writable()),
+        }
     }
 
     /// Ends the micro-batch's sum of the head.
     fn head_done(&mut self) {
-        if let Some((apart, head)) = self.apart.as_ref().zip(self.tree.head_mut().as_mut()) {
-            residual::add(&self.device, head.sum_mut(), apart.view());
+        let Self { device, tree, apart, is_head_apart, .. } = self;
+        if let Some((apart, head)) = apart.as_ref().zip(tree.head_mut().as_mut()).filter(|_| *is_head_apart) {
+            residual::add(device, head.sum_mut(), apart.view());
         }
     }
 
@@ -172,31 +191,14 @@ impl<T: Float> Accumulate<T> for Gradients<T> {
 
     fn layer_done(&mut self, _index: usize) {}
 
-    fn lookup(&mut self) -> Option<ViewMut<'_, T>> {
+    fn lookup(&mut self) -> Option<Lookup<'_, T>> {
         let Self { tree, lookup, apart, .. } = self;
-        let sum = match lookup {
+        let d_table = match lookup {
             Some(lookup) => lookup.view_mut(),
             None => tree.embedding.as_mut()?.sum_mut(),
         };
-        Some(from_zero(apart).unwrap_or(sum))
+        Some(Lookup { d_table, apart: apart.as_mut().map(Buffer::view_mut) })
     }
 
-    /// Ends the micro-batch's sum of the embedding.
-    fn lookup_done(&mut self) {
-        let Self { device, tree, lookup, apart } = self;
-        let sum = match lookup {
-            Some(lookup) => Some(lookup.view_mut()),
-            None => tree.embedding.as_mut().map(Gradient::sum_mut),
-        };
-        if let Some((apart, sum)) = apart.as_ref().zip(sum) {
-            residual::add(device, sum, apart.view());
-        }
-    }
-}
-
-/// The memory of a micro-batch's own sum, which starts from zero.
-fn from_zero<T: Float>(apart: &mut Option<Buffer<T>>) -> Option<ViewMut<'_, T>> {
-    let mut sum = apart.as_mut()?.view_mut();
-    sum.fill(T::ZERO);
-    Some(sum)
+    fn lookup_done(&mut self) {}
 }

@@ -1,7 +1,7 @@
 //! The whole stack: embedding, layers, final norm; from tokens to the rows that the head reads, and back. Training,
 //! scoring and generation go through the same forward.
 
-use super::accumulate::Accumulate;
+use super::accumulate::{Accumulate, Lookup};
 use super::arena::Arena;
 use super::attention::{self, Context, Packed};
 use super::ffn::{self, GateUp};
@@ -70,9 +70,13 @@ impl<T: Float> Stack<'_, T> {
             attention::backward(&layer, views, packed, layer_gradients);
             gradients.layer_done(index);
         }
-        if let Some(lookup) = gradients.lookup() {
+        if let Some(Lookup { d_table, apart }) = gradients.lookup() {
             let d_stream = arena.attention_backward(self.layout, 0).d_stream.into_view();
-            embedding::backward(self.policy.device(), self.embedding_dims(), tokens, d_stream, lookup);
+            let (device, dims) = (self.policy.device(), self.embedding_dims());
+            match apart {
+                Some(apart) => embedding::backward_apart(device, dims, tokens, d_stream, apart, d_table),
+                None => embedding::backward(device, dims, tokens, d_stream, d_table),
+            }
         }
         gradients.lookup_done();
     }

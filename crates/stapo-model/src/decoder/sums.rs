@@ -4,6 +4,8 @@ mod layout;
 mod microbatch;
 mod round;
 mod stages;
+#[cfg(test)]
+mod tests;
 
 pub use layout::SumsLayout;
 
@@ -12,7 +14,7 @@ use super::weights::ParameterSpec;
 use crate::config::TensorSpec;
 use crate::ranks::{RankError, Ranks, Share};
 use layout::Places;
-use microbatch::{Microbatch, N_LAYERS_KEPT};
+use microbatch::{Microbatch, N_BLOCKS_KEPT};
 use stages::Stages;
 use stapo_ops::{Buffer, Device, Mark, OutOfMemory, View, reduce, residual};
 use std::convert::Infallible;
@@ -38,7 +40,7 @@ pub struct GradientSums {
     /// Micro-batches since the last [`GradientSums::clear`]; the first overwrites.
     n_added: usize,
     /// When the last exchange of each memory of the micro-batch is done.
-    sent: [Option<Mark>; 1 + N_LAYERS_KEPT],
+    sent: [Option<Mark>; 1 + N_BLOCKS_KEPT],
     /// Before an exchange, between it and the addition, after that.
     exchanges: Vec<[Mark; 3]>,
     /// Before and after what ops wait for.
@@ -86,7 +88,7 @@ impl GradientSums {
             side: if is_queued { device.beside() } else { device.clone() },
             is_queued,
             ranks: Ranks::clone(ranks),
-            microbatch: Microbatch::new(policy, memory)?,
+            microbatch: Microbatch::new(policy, memory, stages.blocks)?,
             received,
             sums,
             places,

@@ -455,6 +455,28 @@ impl<T: Float> Parameter<T> {
         }
     }
 
+    /// As [`Parameter::update`], of several parameters at once.
+    pub fn update_all<R>(
+        device: &Device,
+        parameters: Vec<&mut Parameter<T>>,
+        change: impl FnOnce(Vec<ViewMut<'_, T>>) -> R,
+    ) -> R {
+        let (mut weights, mut vectors) = (Vec::new(), Vec::new());
+        for (place, parameter) in parameters.into_iter().enumerate() {
+            match &mut parameter.values {
+                Values::Matrix(weight) => weights.push((place, weight)),
+                Values::Vector(buffer) => vectors.push((place, buffer.view_mut())),
+            }
+        }
+        let (places, weights): (Vec<usize>, Vec<_>) = weights.into_iter().unzip();
+        Weight::update_all(device, weights, |views| {
+            let mut all: Vec<(usize, ViewMut<'_, T>)> =
+                places.into_iter().zip(views).chain(vectors).collect();
+            all.sort_by_key(|(place, _)| *place);
+            change(all.into_iter().map(|(_, view)| view).collect())
+        })
+    }
+
     /// See [`Buffer::keep_masters`].
     pub fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
         match &mut self.values {

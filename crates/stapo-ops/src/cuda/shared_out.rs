@@ -1,9 +1,9 @@
-//! Tests of what several ranks need of a GPU: masters of a part of the weights, and a second stream.
+//! Tests of what several ranks need of a GPU: masters of a part of the weights, a second stream, sums from zero.
 
 use super::parity::gpu;
 use crate::cuda::Precision;
-use crate::testing::values;
-use crate::{Device, Form, residual};
+use crate::testing::{bits, upload, values};
+use crate::{Device, Form, embedding, residual};
 
 /// As bf16 stores it.
 fn rounded(device: &Device, exact: &[f32]) -> Vec<f32> {
@@ -57,4 +57,22 @@ fn streams_wait_for_marks_of_each_other() {
     let end = device.mark();
     assert!(sum.view().to_vec().iter().all(|x| *x == 40.0));
     assert!(begin.seconds_until(&end) > 0.0);
+}
+
+#[test]
+fn the_embedding_sums_a_micro_batch_from_zero() {
+    let Some(device) = gpu(Precision::F32) else { return };
+    let d = embedding::Dims { tokens: 1500, vocab: 300, width: 136 };
+    let ids: Vec<u32> = (0..d.tokens as u32).map(|t| t * t % 211).collect();
+    let ids = upload(&device, &ids);
+    let d_out = upload(&device, &values::<f32>(1, d.tokens * d.width));
+    let before = values::<f32>(2, d.vocab * d.width);
+    let mut expected = upload(&device, &before);
+    let mut from_zero = device.zeros::<f32>(before.len()).unwrap();
+    embedding::backward(&device, d, ids.view(), d_out.view(), from_zero.view_mut());
+    residual::add(&device, expected.view_mut(), from_zero.view());
+    let mut apart = upload(&device, &vec![f32::NAN; before.len()]);
+    let mut table = upload(&device, &before);
+    embedding::backward_apart(&device, d, ids.view(), d_out.view(), apart.view_mut(), table.view_mut());
+    assert_eq!(bits(&table.view().to_vec()), bits(&expected.view().to_vec()));
 }

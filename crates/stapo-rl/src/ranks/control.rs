@@ -121,6 +121,8 @@ struct Link {
 
 #[derive(Debug, Default)]
 struct State {
+    /// An error is on its way to be the one that all end with.
+    is_decided: bool,
     failure: Option<RankError>,
     /// Ranks that said goodbye.
     n_gone: usize,
@@ -225,18 +227,21 @@ impl Control {
         }
     }
 
-    /// Makes an error the one that this rank, and where this is rank 0 every rank, ends with; the first one counts.
+    /// Makes an error the one that this rank, and where this is rank 0 every rank, ends with; the first one counts. The
+    /// error can be seen once the others have been told: a rank that sees it may leave at once.
     fn conclude(&self, error: RankError) {
         let mut state = self.state();
-        if state.failure.is_some() {
-            return;
+        if state.is_decided {
+            drop(state);
+            return self.wait(VERDICT, |state| state.failure.is_some());
         }
-        state.failure = Some(error.clone());
+        state.is_decided = true;
         drop(state);
-        self.changed.notify_all();
         if self.rank == 0 {
-            self.send_all(&Message::Failed(error));
+            self.send_all(&Message::Failed(error.clone()));
         }
+        self.state().failure = Some(error);
+        self.changed.notify_all();
         for stream in &self.data {
             let _ = stream.shutdown(Shutdown::Both);
         }

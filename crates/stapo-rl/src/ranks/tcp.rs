@@ -3,9 +3,8 @@
 use super::control::{Control, Pace};
 use super::environment::Place;
 use super::rendezvous::{Connections, meet};
-use super::wire::words;
 use stapo_model::ranks::{RankError, Transport};
-use stapo_model::{Device, View, ViewMut};
+use stapo_model::{Device, Stored, View, ViewMut};
 use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,6 +75,11 @@ impl Peer {
                 io::ErrorKind::InvalidData,
                 format!("sent {len} bytes, expected {wanted}"),
             ));
+        }
+        if expected.is_some() {
+            let mut message = vec![0; len as usize];
+            incoming.read_exact(&mut message)?;
+            return Ok(message);
         }
         // The memory grows with what arrives.
         let mut message = Vec::new();
@@ -161,13 +165,12 @@ impl Transport for Tcp {
     ) -> Result<(), RankError> {
         self.check()?;
         for (to, view) in sends {
-            let bytes: Vec<u8> = view.to_vec().iter().flat_map(|value| value.to_le_bytes()).collect();
-            self.peer(to).send(bytes);
+            self.peer(to).send(view.read_stored().bytes);
         }
         for (from, mut view) in receives {
-            let bytes = self.receive_of(from, Some(4 * view.len()))?;
-            let values: Vec<f32> = words(&bytes).map(f32::from_le_bytes).collect();
-            view.write(&values);
+            let form = view.view().form();
+            let bytes = self.receive_of(from, Some(form.n_bytes() * view.len()))?;
+            view.write_stored(&Stored { form, bytes, scales: Vec::new() });
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ fn bytes_and_numbers_arrive_where_they_belong() {
 #[test]
 fn a_failure_of_one_rank_is_the_error_of_all() {
     // Every rank leaves as soon as it has its error, whether or not the others have read theirs.
-    for round in 0..12 {
+    for round in 0..24 {
         let failing = round % 3;
         let errors = as_ranks(3, free_port(), |ranks| match ranks.rank() {
             rank if rank == failing => ranks.fail("the GPU is gone"),

@@ -1,7 +1,7 @@
 //! Which sums a rank holds, and what it needs beside them.
 
-use super::microbatch::N_LAYERS_KEPT;
-use super::stages::{Piece, Stage, Stages};
+use super::microbatch::N_BLOCKS_KEPT;
+use super::stages::{Blocks, Piece, Stage, Stages};
 use crate::config::ModelConfig;
 use crate::decoder::lora::LoraSpec;
 use crate::decoder::weights::{DecoderWeights, ParameterSpec};
@@ -31,10 +31,10 @@ pub(super) struct Places {
 
 impl Places {
     /// The sums of a stage, in the order in which backward leaves their gradients.
-    fn of(&self, stage: Stage) -> Vec<usize> {
+    fn of(&self, stage: Stage, blocks: Blocks) -> Vec<usize> {
         match stage {
             Stage::Head => self.head.into_iter().collect(),
-            Stage::Layer(index) => self.layers[index].clone().collect(),
+            Stage::Layers(block) => self.layers[blocks.layers(block)].iter().cloned().flatten().collect(),
             Stage::Rest => self.final_norm.into_iter().chain(self.lookup.or(self.embedding)).collect(),
         }
     }
@@ -70,11 +70,13 @@ impl SumsLayout {
             places.lookup = Some(sums.len());
             sums.push(sums[embedding].clone());
         }
+        let n_of_layer = |layer: &Range<usize>| layer.clone().map(|number| sums[number].1.len).sum();
+        let blocks = Blocks::new(specs.layers.len(), places.layers.first().map_or(0, n_of_layer));
         let of_stage = |stage| {
-            let numbers = places.of(stage).into_iter();
+            let numbers = places.of(stage, blocks).into_iter();
             numbers.map(|number| (number, sums[number].1.len)).collect()
         };
-        let stages = Stages::new(specs.layers.len(), of_stage);
+        let stages = Stages::new(blocks, of_stage);
         Self { sums, places, stages, world }
     }
 
@@ -96,7 +98,8 @@ impl SumsLayout {
     fn n_elements(&self, rank: usize) -> usize {
         let len = |number: usize| self.sums[number].1.len;
         let owned: usize = self.sums.iter().map(|(_, share)| share.of(rank).len()).sum();
-        let kept = self.places.layers.iter().take(N_LAYERS_KEPT).cloned().flatten();
+        let n_layers = N_BLOCKS_KEPT * self.stages.blocks.n_together;
+        let kept = self.places.layers.iter().take(n_layers).cloned().flatten();
         let vocabulary = self.places.head.max(self.places.embedding).map_or(0, len);
         let microbatch = kept.chain(self.places.final_norm).map(len).sum::<usize>() + vocabulary;
         owned + microbatch + self.n_received(rank)

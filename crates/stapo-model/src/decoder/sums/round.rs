@@ -1,12 +1,13 @@
 //! A round: the micro-batches that the ranks compute at one time, one each.
 
+use super::microbatch::N_BLOCKS_KEPT;
 use super::stages::{Stage, Step};
 use super::{Exchanged, GradientSums, OwnedSum};
-use crate::decoder::accumulate::Accumulate;
+use crate::decoder::accumulate::{Accumulate, Lookup};
 use crate::decoder::gradient::Gradient;
 use crate::decoder::weights::LayerWeights;
 use crate::ranks::RankError;
-use stapo_ops::{Mark, View, ViewMut, reduce, residual};
+use stapo_ops::{Mark, View, ViewMut, Write, reduce, residual};
 
 /// Takes the gradient of this rank's micro-batch of a round. As soon as a layer's gradient is complete it goes to its
 /// owners, who add it in the order of the micro-batches, while backward goes on.
@@ -25,6 +26,14 @@ impl GradientSums {
     /// Begins a round of `n_microbatches`, that of rank 0 first.
     pub fn round(&mut self, n_microbatches: usize) -> Round<'_> {
         Round { sums: self, n_microbatches, n_begun: 0, pending: None, failed: None }
+    }
+}
+
+/// The number of the memory that holds the gradients of a stage: of the vocabulary, or of a block of layers.
+fn memory_of(stage: Stage) -> usize {
+    match stage {
+        Stage::Head | Stage::Rest => 0,
+        Stage::Layers(block) => 1 + block % N_BLOCKS_KEPT,
     }
 }
 
@@ -50,17 +59,10 @@ impl Round<'_> {
 
     /// Orders what backward writes from here on after the exchanges of what lies in the same memory.
     fn await_memory(&mut self, stage: Stage) {
-        let shares_memory = |step: &Step| match (step.stage, stage) {
-            (Stage::Layer(a), Stage::Layer(b)) => {
-                self.sums.microbatch.slot(a) == self.sums.microbatch.slot(b)
-            }
-            (Stage::Layer(_), _) | (_, Stage::Layer(_)) => false,
-            _ => true,
-        };
-        if self.pending.as_ref().is_some_and(shares_memory) {
+        let slot = memory_of(stage);
+        if self.pending.as_ref().is_some_and(|step| memory_of(step.stage) == slot) {
             self.complete();
         }
-        let slot = self.sums.memory_of(stage);
         if let Some(mark) = self.sums.sent[slot].take() {
             self.sums.wait_for(&mark);
         }
@@ -81,7 +83,7 @@ impl Round<'_> {
             let to_add = if self.sums.is_queued { Some(step) } else { self.pending.replace(step) };
             self.advance(Some(step), to_add);
         }
-        let slot = self.sums.memory_of(stage);
+        let slot = memory_of(stage);
         self.sums.sent[slot] = self.sums.is_queued.then(|| self.sums.side.mark());
     }
 
@@ -100,7 +102,7 @@ impl Round<'_> {
 }
 
 impl Accumulate<f32> for Round<'_> {
-    fn head(&mut self) -> Option<ViewMut<'_, f32>> {
+    fn head(&mut self) -> Option<(ViewMut<'_, f32>, Write)> {
         self.await_memory(Stage::Head);
         self.sums.microbatch.head()
     }
@@ -114,15 +116,18 @@ impl Accumulate<f32> for Round<'_> {
     }
 
     fn layer(&mut self, index: usize) -> &mut LayerWeights<Option<Gradient<f32>>> {
-        self.await_memory(Stage::Layer(index));
+        self.await_memory(Stage::Layers(self.sums.stages.blocks.of_layer(index)));
         self.sums.microbatch.layer(index)
     }
 
     fn layer_done(&mut self, index: usize) {
-        self.done(Stage::Layer(index));
+        let blocks = self.sums.stages.blocks;
+        if blocks.ends_with(index) {
+            self.done(Stage::Layers(blocks.of_layer(index)));
+        }
     }
 
-    fn lookup(&mut self) -> Option<ViewMut<'_, f32>> {
+    fn lookup(&mut self) -> Option<Lookup<'_, f32>> {
         self.await_memory(Stage::Rest);
         self.sums.microbatch.lookup()
     }
@@ -133,14 +138,6 @@ impl Accumulate<f32> for Round<'_> {
 }
 
 impl GradientSums {
-    /// The number of the memory that holds the gradients of a stage: of the vocabulary, or of a layer.
-    fn memory_of(&self, stage: Stage) -> usize {
-        match stage {
-            Stage::Head | Stage::Rest => 0,
-            Stage::Layer(index) => 1 + self.microbatch.slot(index),
-        }
-    }
-
     /// Ordered after a mark of the exchanges; the time in which ops wait for it is counted.
     pub(super) fn wait_for(&mut self, mark: &Mark) {
         let before = self.device.mark();
@@ -265,7 +262,7 @@ impl Probe<'_> {
 }
 
 impl Accumulate<f32> for Probe<'_> {
-    fn head(&mut self) -> Option<ViewMut<'_, f32>> {
+    fn head(&mut self) -> Option<(ViewMut<'_, f32>, Write)> {
         self.sums.microbatch.head()
     }
 
@@ -282,10 +279,13 @@ impl Accumulate<f32> for Probe<'_> {
     }
 
     fn layer_done(&mut self, index: usize) {
-        self.look(Stage::Layer(index));
+        let blocks = self.sums.stages.blocks;
+        if blocks.ends_with(index) {
+            self.look(Stage::Layers(blocks.of_layer(index)));
+        }
     }
 
-    fn lookup(&mut self) -> Option<ViewMut<'_, f32>> {
+    fn lookup(&mut self) -> Option<Lookup<'_, f32>> {
         self.sums.microbatch.lookup()
     }
 

@@ -7,13 +7,50 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Head,
-    Layer(usize),
+    /// A block of layers.
+    Layers(usize),
     /// The final norm, and the embedding as a table of inputs.
     Rest,
 }
 
 /// Elements that one exchange moves at most, between all ranks together.
 pub const EXCHANGED_AT_ONCE: usize = 1 << 26;
+
+/// Layers with fewer elements are exchanged several together: an exchange has a price of its own. Less in tests, whose
+/// models are small.
+const FEWEST_AT_ONCE: usize = if cfg!(test) { 1 << 18 } else { 1 << 23 };
+
+/// Layers whose gradients are exchanged together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocks {
+    pub n_layers: usize,
+    pub n_together: usize,
+}
+
+impl Blocks {
+    /// For layers of `n_elements` each.
+    pub fn new(n_layers: usize, n_elements: usize) -> Self {
+        let n_together = (FEWEST_AT_ONCE / n_elements.max(1)).clamp(1, n_layers.max(1));
+        Self { n_layers, n_together }
+    }
+
+    fn len(self) -> usize {
+        self.n_layers.div_ceil(self.n_together)
+    }
+
+    pub fn layers(self, block: usize) -> Range<usize> {
+        block * self.n_together..((block + 1) * self.n_together).min(self.n_layers)
+    }
+
+    pub fn of_layer(self, layer: usize) -> usize {
+        layer / self.n_together
+    }
+
+    /// Whether backward, which goes from the last layer to the first, completes a block with this layer.
+    pub fn ends_with(self, layer: usize) -> bool {
+        layer.is_multiple_of(self.n_together)
+    }
+}
 
 /// A part of a parameter that one exchange moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +76,7 @@ impl Piece {
 /// The exchanges of every stage.
 #[derive(Debug)]
 pub struct Stages {
-    n_layers: usize,
+    pub blocks: Blocks,
     groups: Vec<Vec<Vec<Piece>>>,
 }
 
@@ -54,9 +91,9 @@ pub struct Step {
 
 impl Stages {
     /// `sums` gives the sums of a stage with their elements, in the order in which backward leaves their gradients.
-    pub fn new(n_layers: usize, sums: impl Fn(Stage) -> Vec<(usize, usize)>) -> Self {
-        let mut stages = Self { n_layers, groups: Vec::new() };
-        stages.groups = (0..n_layers + 2).map(|number| cut(&sums(stages.stage(number)))).collect();
+    pub fn new(blocks: Blocks, sums: impl Fn(Stage) -> Vec<(usize, usize)>) -> Self {
+        let mut stages = Self { blocks, groups: Vec::new() };
+        stages.groups = (0..blocks.len() + 2).map(|number| cut(&sums(stages.stage(number)))).collect();
         stages
     }
 
@@ -68,7 +105,7 @@ impl Stages {
     pub fn stage(&self, number: usize) -> Stage {
         match number {
             0 => Stage::Head,
-            number if number <= self.n_layers => Stage::Layer(self.n_layers - number),
+            number if number <= self.blocks.len() => Stage::Layers(self.blocks.len() - number),
             _ => Stage::Rest,
         }
     }
@@ -76,8 +113,8 @@ impl Stages {
     pub fn number(&self, stage: Stage) -> usize {
         match stage {
             Stage::Head => 0,
-            Stage::Layer(index) => self.n_layers - index,
-            Stage::Rest => self.n_layers + 1,
+            Stage::Layers(block) => self.blocks.len() - block,
+            Stage::Rest => self.blocks.len() + 1,
         }
     }
 
@@ -142,6 +179,19 @@ mod tests {
                 assert!(most.max() <= Some(EXCHANGED_AT_ONCE + world * SLICE), "{len} {world}");
             }
         }
+    }
+
+    #[test]
+    fn small_layers_go_together() {
+        let blocks = Blocks::new(7, FEWEST_AT_ONCE / 3);
+        assert_eq!(
+            (0..blocks.len()).map(|block| blocks.layers(block)).collect::<Vec<_>>(),
+            [0..3, 3..6, 6..7]
+        );
+        let ends: Vec<usize> = (0..7).rev().filter(|&layer| blocks.ends_with(layer)).collect();
+        assert_eq!((ends, blocks.of_layer(5)), (vec![6, 3, 0], 1));
+        assert_eq!(Blocks::new(28, 50_000_000).n_together, 1);
+        assert_eq!(Blocks::new(4, 10).layers(0), 0..4);
     }
 
     #[test]
