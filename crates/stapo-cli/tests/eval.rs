@@ -112,7 +112,9 @@ fn two_runs_are_compared_by_their_responses() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     for (out, rate) in [("a", "update.learning_rate=1e-4"), ("b", "update.learning_rate=1e-2")] {
-        let set = ["--set", rate, "--set", "record.responses_every_steps=1", "--set", "steps=3"];
+        let mask = "objective={preset=\"stapo\", masks=[{kind=\"spurious\", tau_p=0.2}]}";
+        let records = "record.responses_every_steps=1";
+        let set = ["--set", rate, "--set", records, "--set", "steps=3", "--set", mask];
         ok(&stapo(at, &[&["train", "--quiet", "--out", out], &TINY[..], &set[..]].concat()));
     }
     let said = ok(&stapo(at, &["compare", "a", "b"]));

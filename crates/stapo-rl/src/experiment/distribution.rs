@@ -1,7 +1,7 @@
 //! Two runs' responses compared: lengths, n-grams, distinct answers, and the tokens of each quadrant.
 
 use serde::Serialize;
-use stapo_core::diagnostics::Quadrant;
+use stapo_core::diagnostics::{Quadrant, Thresholds};
 use stapo_core::random::Key;
 use stapo_core::record::{Metrics, ResponseRecord};
 use stapo_core::stats::{Estimate, PairedComparison, Resampling, StatsError, compare_paired, mean_estimate};
@@ -17,6 +17,7 @@ pub struct RunResponses {
     pub responses: Vec<ResponseRecord>,
     /// Responses per problem, by the plan.
     pub group_size: usize,
+    pub tau_p: f64,
 }
 
 /// Run B beside run A. The unit of chance is a step that both runs have; steps of one run follow from each other, so
@@ -34,6 +35,8 @@ pub struct ComparedRuns {
     /// Distinct final answers of a group, B minus A; absent below two recorded steps.
     pub distinct_answers: Option<PairedComparison>,
     pub distinct_means: Option<(f64, f64)>,
+    /// What divides the tokens of both runs into quadrants; absent where no step of either had an entropy threshold.
+    pub thresholds: Option<Thresholds>,
     pub quadrants: Vec<QuadrantShare>,
 }
 
@@ -49,12 +52,12 @@ pub struct NGramDivergence {
     pub p_value: f64,
 }
 
-/// The share of a quadrant's tokens in the first, middle and last third of the steps, in run A and run B.
+/// The share of a quadrant's tokens in the first, middle and last third of the recorded steps, in run A and run B.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct QuadrantShare {
     pub quadrant: Quadrant,
-    pub a: [f64; 3],
-    pub b: [f64; 3],
+    pub a: [Option<f64>; 3],
+    pub b: [Option<f64>; 3],
 }
 
 /// Random exchanges of responses.
@@ -74,6 +77,7 @@ pub fn compare_runs(a: &RunResponses, b: &RunResponses, resampling: &Resampling)
     for n in [1, 2, 3] {
         n_grams.extend(divergence(&pairs, n, resampling.seed)?);
     }
+    let thresholds = thresholds(a, b);
     Ok(ComparedRuns {
         n_steps: lengths.len(),
         n_recorded: pairs.len(),
@@ -82,7 +86,8 @@ pub fn compare_runs(a: &RunResponses, b: &RunResponses, resampling: &Resampling)
         n_grams,
         distinct_answers: paired(&distinct, resampling)?,
         distinct_means: means(&distinct),
-        quadrants: quadrants(&a.metrics, &b.metrics),
+        thresholds,
+        quadrants: thresholds.map_or(Vec::new(), |thresholds| quadrants(&pairs, thresholds)),
     })
 }
 
@@ -209,24 +214,37 @@ fn divergence(pairs: &[(&Groups, &Groups)], n: usize, seed: u64) -> Result<Optio
     }))
 }
 
-/// The shares of quadrants in thirds of the steps that both runs have.
-fn quadrants(a: &[Metrics], b: &[Metrics]) -> Vec<QuadrantShare> {
-    let (of_a, of_b): (Vec<&Metrics>, Vec<&Metrics>) = shared(a, b).unzip();
+/// One pair of thresholds for both runs, since their masks may have others: the larger `tau_p` of the plans, and the mean of
+/// the entropy thresholds that steps of either run had. `None` where no step had one.
+fn thresholds(a: &RunResponses, b: &RunResponses) -> Option<Thresholds> {
+    let found: Vec<f64> = a.metrics.iter().chain(&b.metrics).filter_map(|metrics| metrics.tau_h).collect();
+    let tau_h = found.iter().sum::<f64>() / found.len() as f64;
+    (!found.is_empty()).then_some(Thresholds { tau_p: a.tau_p.max(b.tau_p), tau_h })
+}
+
+/// The shares of quadrants among the tokens of whole groups, in thirds of the recorded steps.
+fn quadrants(pairs: &[(&Groups, &Groups)], thresholds: Thresholds) -> Vec<QuadrantShare> {
+    let (of_a, of_b): (Vec<&Groups>, Vec<&Groups>) = pairs.iter().copied().unzip();
     let of_quadrant = |quadrant: Quadrant| QuadrantShare {
         quadrant,
-        a: [0, 1, 2].map(|third| share(&of_a, quadrant, third)),
-        b: [0, 1, 2].map(|third| share(&of_b, quadrant, third)),
+        a: [0, 1, 2].map(|third| share(&of_a, quadrant, thresholds, third)),
+        b: [0, 1, 2].map(|third| share(&of_b, quadrant, thresholds, third)),
     };
     Quadrant::ALL.into_iter().map(of_quadrant).collect()
 }
 
-/// The share of a quadrant among the tokens of one third of the steps.
-fn share(steps: &[&Metrics], quadrant: Quadrant, third: usize) -> f64 {
+/// The share of a quadrant among the tokens of one third of the steps; `None` where it has no step.
+fn share(steps: &[&Groups], quadrant: Quadrant, thresholds: Thresholds, third: usize) -> Option<f64> {
     let steps = &steps[third * steps.len() / 3..(third + 1) * steps.len() / 3];
-    let rows = || steps.iter().flat_map(|metrics| &metrics.quadrants);
-    let all: usize = rows().map(|row| row.n_tokens).sum();
-    let own: usize = rows().filter(|row| row.quadrant == quadrant).map(|row| row.n_tokens).sum();
-    own as f64 / all.max(1) as f64
+    let responses = steps.iter().flat_map(|groups| groups.values()).flatten();
+    let (mut own, mut all) = (0, 0);
+    for tokens in responses.map(|response| &response.tokens) {
+        for (logp, entropy) in tokens.logp.iter().zip(&tokens.entropy) {
+            all += 1;
+            own += usize::from(Quadrant::of(*logp, *entropy, thresholds) == quadrant);
+        }
+    }
+    (all > 0).then(|| own as f64 / all as f64)
 }
 
 #[cfg(test)]
@@ -248,7 +266,7 @@ mod tests {
         let responses = [1, 2].iter().flat_map(|&step| {
             texts.iter().enumerate().map(move |(idx, text)| response(step, idx / 2, idx % 2, text))
         });
-        RunResponses { metrics: Vec::new(), responses: responses.collect(), group_size: 2 }
+        RunResponses { metrics: Vec::new(), responses: responses.collect(), group_size: 2, tau_p: 0.002 }
     }
 
     #[test]
@@ -264,6 +282,28 @@ mod tests {
             assert!((own.divergence.value - std::f64::consts::LN_2).abs() < 1e-12, "{own:?}");
             assert!(own.by_chance < 0.3 && own.p_value < 0.05, "{own:?}");
         }
+    }
+
+    #[test]
+    fn quadrants_have_one_pair_of_thresholds_for_both_runs() {
+        let token = |logp: f64, entropy: f64| {
+            let mut own = response(1, 0, 0, "a");
+            (own.tokens.logp, own.tokens.entropy) = (vec![logp; 3], vec![entropy; 3]);
+            own
+        };
+        let groups = |own| Groups::from([(0, vec![own])]);
+        let (sure, typo) = (token(-0.1, 0.1), token(-9.0, 0.1));
+        let pairs = [
+            (&groups(&sure), &groups(&typo)),
+            (&groups(&sure), &groups(&typo)),
+            (&groups(&typo), &groups(&sure)),
+        ];
+        let found = quadrants(&pairs, Thresholds { tau_p: 0.002, tau_h: 0.5 });
+        let improbable = found.iter().find(|own| own.quadrant == Quadrant::ImprobableLowEntropy).unwrap();
+        assert_eq!(
+            (improbable.a, improbable.b),
+            ([Some(0.0), Some(0.0), Some(1.0)], [Some(1.0), Some(1.0), Some(0.0)])
+        );
     }
 
     #[test]

@@ -30,7 +30,8 @@ fn read(folder: &Path) -> Result<RunResponses> {
         responses.extend(responses_of_file(&path, &plan.objective)?);
     }
     let group_size = plan.config.rollout.group_size;
-    Ok(RunResponses { metrics: Run::read_metrics(folder)?, responses, group_size })
+    let tau_p = plan.objective.tau_p();
+    Ok(RunResponses { metrics: Run::read_metrics(folder)?, responses, group_size, tau_p })
 }
 
 fn show(a: &Path, b: &Path, compared: &ComparedRuns) {
@@ -62,13 +63,22 @@ fn show(a: &Path, b: &Path, compared: &ComparedRuns) {
         let shown = format!("{:.4}{interval}", own.divergence.value);
         println!("n = {:<6} {shown:<32} {:>10.4} {:>8.3}", own.n, own.by_chance, own.p_value);
     }
-    println!("\n{:<26} {:<31} {:<31}", "share of tokens, %", "A: first, middle, last third", "B");
+    println!(
+        "divergence: Jensen-Shannon, of the tokens of whole recorded groups; by chance: responses exchanged between the\nruns at random. Steps of a run follow from each other: intervals over seeds would be wider."
+    );
+    let Some(thresholds) = compared.thresholds else {
+        println!("\nquadrants: no step of either run had an entropy threshold");
+        return;
+    };
+    println!(
+        "\ntokens by quadrant, divided at p = {:.4} and H = {:.4} nats in both runs",
+        thresholds.tau_p, thresholds.tau_h
+    );
+    println!("{:<26} {:<31} {:<31}", "share of tokens, %", "A: first, middle, last third", "B");
     for own in &compared.quadrants {
         let name = own.quadrant.words();
-        let shares = |of: [f64; 3]| of.map(|share| format!("{:>9.4}", 100.0 * share)).join(" ");
+        let one = |share: Option<f64>| share.map_or("-".to_string(), |share| format!("{:.4}", 100.0 * share));
+        let shares = |of: [Option<f64>; 3]| of.map(|share| format!("{:>9}", one(share))).join(" ");
         println!("{name:<26} {:<31} {:<31}", shares(own.a), shares(own.b));
     }
-    println!(
-        "\ndivergence: Jensen-Shannon, of the tokens of whole recorded groups; by chance: responses exchanged between the\nruns at random. Steps of a run follow from each other: intervals over seeds would be wider."
-    );
 }

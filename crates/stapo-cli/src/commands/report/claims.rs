@@ -8,8 +8,8 @@ use crate::shared::study::table::{Table, text};
 use anyhow::Result;
 use stapo_core::diagnostics::Quadrant;
 use stapo_core::objective::{EntropyBonus, Mask};
-use stapo_core::stats::{PairedComparison, mean_estimate};
-use stapo_rl::experiment::{ArmSummary, Collapse, ExperimentSummary};
+use stapo_core::stats::{Estimate, PairedComparison, mean_estimate};
+use stapo_rl::experiment::{ArmSummary, Collapse, ExperimentSummary, split_arm};
 use stapo_rl::run::receipt;
 
 /// What the runs say about a claim.
@@ -176,38 +176,58 @@ fn stability(study: &Study, summary: &ExperimentSummary) -> Claim {
     }
 }
 
+/// The collapsed and all runs of the method, and of the other arms.
+fn collapsed(study: &Study, kind: Collapse) -> [(usize, usize); 2] {
+    let mut counts = [(0, 0); 2];
+    for (arm, run) in study.runs() {
+        let is_own = Some(split_arm(&arm.name).0) == study.method_name();
+        let count = &mut counts[usize::from(!is_own)];
+        count.0 += usize::from(kind.lifetime(&run.of_seed()).is_event);
+        count.1 += 1;
+    }
+    counts
+}
+
+/// What collapses say of the method: a test that finds a difference, and the share of runs on either side. The limit is 5 %
+/// for the two senses of collapse together.
+fn reading_of_collapses(p: f64, [own, others]: [(usize, usize); 2]) -> Reading {
+    let share = |(n, all): (usize, usize)| n as f64 / all.max(1) as f64;
+    match share(own).total_cmp(&share(others)) {
+        _ if own.0 + others.0 == 0 => Reading::NotTested,
+        std::cmp::Ordering::Less if p < 0.025 => Reading::Supported,
+        std::cmp::Ordering::Greater if p < 0.025 => Reading::Contradicted,
+        _ => Reading::Undecided,
+    }
+}
+
 fn collapse(study: &Study) -> Claim {
-    let tests: Vec<_> =
-        Collapse::ALL.into_iter().filter_map(|kind| Some((kind, survival::test(study, kind)?))).collect();
-    let n_events: usize = tests.iter().map(|(_, test)| test.n_events).sum();
     let n_runs = study.runs().count();
     let steps = study.runs().map(|(_, run)| run.metrics.len()).max().unwrap_or(0);
-    let parts = tests.iter().map(|(kind, test)| format!("{}: {}", kind.name(), survival::shown(test)));
-    let of_method = |kind: Collapse| {
-        let own = study
-            .runs()
-            .filter(|(arm, _)| Some(stapo_rl::experiment::split_arm(&arm.name).0) == study.method_name());
-        let lives: Vec<bool> = own.map(|(_, run)| kind.lifetime(&run.of_seed()).is_event).collect();
-        format!(
-            "{} of {} of the method's runs in {}",
-            lives.iter().filter(|e| **e).count(),
-            lives.len(),
-            kind.name()
-        )
-    };
-    let counts = Collapse::ALL.map(of_method).join(", ");
-    // Whether the method is the better one is left to the curves: the test says only that arms differ.
-    let reading = if n_events == 0 || tests.is_empty() { Reading::NotTested } else { Reading::Undecided };
-    let evidence = if n_events == 0 {
-        format!("none of {n_runs} runs of up to {steps} steps collapsed, so nothing separates the arms")
-    } else {
-        format!("{}; collapsed: {counts}", parts.collect::<Vec<_>>().join("; "))
+    let mut readings = Vec::new();
+    let mut parts = Vec::new();
+    for kind in Collapse::ALL {
+        let Some(test) = survival::test(study, kind) else { continue };
+        let counts @ [own, others] = collapsed(study, kind);
+        readings.push(reading_of_collapses(test.p_permutation, counts));
+        let shown = survival::shown(&test);
+        let name = kind.name();
+        parts.push(format!(
+            "{name}: {} of {} of the method's runs, {} of {} others; {shown}",
+            own.0, own.1, others.0, others.1
+        ));
+    }
+    let has = |reading: Reading| readings.contains(&reading);
+    let reading = match (has(Reading::Contradicted), has(Reading::Supported), has(Reading::Undecided)) {
+        (true, _, _) => Reading::Contradicted,
+        (_, true, _) => Reading::Supported,
+        (_, _, true) => Reading::Undecided,
+        _ => Reading::NotTested,
     };
     Claim {
-        says: format!("{} prevents late collapse", method(study)),
+        says: format!("{} prevents collapse", method(study)),
         by: PAPER,
         reading,
-        evidence,
+        evidence: format!("{n_runs} runs of up to {steps} steps; {}", parts.join("; ")),
         assumes: "the two rules of collapse; runs beyond their last step are unknown; few collapses give wide curves",
         refuted_by: "the method's runs collapsing as early as those of a mask of the same size on random tokens",
     }
@@ -259,28 +279,49 @@ fn gradient_order(study: &Study) -> Claim {
         let rows =
             steps.flat_map(|m| &m.quadrants).filter(|row| row.quadrant == quadrant && row.n_tokens > 0);
         let norms: Vec<f64> = rows.map(|row| row.mean_gradient_norm).collect();
-        mean_estimate(&norms).ok().map(|estimate| (quadrant, estimate.value))
+        mean_estimate(&norms).ok().map(|estimate| (quadrant, estimate))
     };
-    let found: Vec<(Quadrant, f64)> = Quadrant::ALL.into_iter().filter_map(mean).collect();
-    let largest = found.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map(|(quadrant, _)| *quadrant);
-    let reading = match largest {
-        None => Reading::NotTested,
-        Some(Quadrant::ImprobableLowEntropy) => Reading::Supported,
-        Some(_) => Reading::Contradicted,
+    let found: Vec<(Quadrant, Estimate)> = Quadrant::ALL.into_iter().filter_map(mean).collect();
+    let shown = |(quadrant, estimate): &(Quadrant, Estimate)| {
+        let ends = estimate
+            .interval
+            .map_or(String::new(), |i| format!(" ({} to {})", number(i.low.max(0.0)), number(i.high)));
+        format!("{} {}{ends}", quadrant.words(), number(estimate.value))
     };
-    let named = found.iter().map(|(quadrant, norm)| format!("{} {}", quadrant.words(), number(*norm)));
-    let evidence = named.collect::<Vec<_>>().join("; ");
+    let evidence = found.iter().map(shown).collect::<Vec<_>>().join("; ");
     Claim {
         says: "improbable tokens of low entropy have the largest gradient norm".into(),
         by: PAPER,
-        reading,
+        reading: reading_of_norms(&found),
         evidence: if evidence.is_empty() {
             "no step had a candidate".into()
         } else {
-            format!("mean norms: {evidence}")
+            format!("mean norms over steps: {evidence}")
         },
-        assumes: "the norm at the logits stands for the norm of the weights' gradient; means over steps, without intervals",
-        refuted_by: "another quadrant with a larger mean",
+        assumes: "the norm at the logits stands for the norm of the weights' gradient; steps are the unit of chance",
+        refuted_by: "another quadrant whose interval lies above",
+    }
+}
+
+/// Supported where the interval of the quadrant that S2T silences lies above all others, contradicted where one lies above
+/// it.
+fn reading_of_norms(found: &[(Quadrant, Estimate)]) -> Reading {
+    let spurious = |quadrant: &Quadrant| *quadrant == Quadrant::ImprobableLowEntropy;
+    let Some((_, own)) = found.iter().find(|(quadrant, _)| spurious(quadrant)) else {
+        return Reading::NotTested;
+    };
+    let others: Vec<&Estimate> =
+        found.iter().filter(|(quadrant, _)| !spurious(quadrant)).map(|(_, estimate)| estimate).collect();
+    let is_above =
+        |a: &Estimate, b: &Estimate| a.interval.zip(b.interval).is_some_and(|(a, b)| a.low > b.high);
+    if others.is_empty() {
+        Reading::NotTested
+    } else if others.iter().any(|other| is_above(other, own)) {
+        Reading::Contradicted
+    } else if others.iter().all(|other| is_above(own, other)) {
+        Reading::Supported
+    } else {
+        Reading::Undecided
     }
 }
 
@@ -375,5 +416,28 @@ mod tests {
         assert_eq!(reading_of(&[(0.1, 0.01), (0.2, 0.3)]), Reading::Undecided);
         assert_eq!(reading_of(&[(0.1, 0.01), (-0.2, 0.01)]), Reading::Contradicted);
         assert_eq!(reading_of(&[(-0.1, 0.6)]), Reading::Undecided);
+    }
+
+    #[test]
+    fn collapses_decide_where_the_test_finds_a_difference() {
+        let read = |p, own, others| reading_of_collapses(p, [own, others]);
+        assert_eq!(read(1.0, (0, 4), (0, 4)), Reading::NotTested);
+        assert_eq!(read(0.01, (0, 4), (4, 4)), Reading::Supported);
+        assert_eq!(read(0.01, (4, 4), (0, 4)), Reading::Contradicted);
+        assert_eq!(read(0.04, (0, 4), (4, 4)), Reading::Undecided);
+        assert_eq!(read(0.01, (2, 4), (2, 4)), Reading::Undecided);
+    }
+
+    #[test]
+    fn norms_are_ordered_by_their_intervals() {
+        let of = |values: &[f64]| mean_estimate(values).unwrap();
+        let (low, wide, high) = (of(&[1.0, 1.1, 0.9]), of(&[0.0, 9.0]), of(&[2.0, 2.1, 1.9]));
+        let read = |own, other| {
+            reading_of_norms(&[(Quadrant::ProbableHighEntropy, other), (Quadrant::ImprobableLowEntropy, own)])
+        };
+        assert_eq!(read(high, low), Reading::Supported);
+        assert_eq!(read(low, high), Reading::Contradicted);
+        assert_eq!(read(high, wide), Reading::Undecided);
+        assert_eq!(reading_of_norms(&[]), Reading::NotTested);
     }
 }
