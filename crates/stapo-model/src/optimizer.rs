@@ -284,7 +284,9 @@ impl Optimizer<f32> {
     /// All elements of a parameter from those that each rank owns, on rank 0.
     fn gathered(&self, share: Share, own: Stored) -> Result<Option<Stored>, RankError> {
         let Stored { form, mut bytes, scales } = own;
-        scales.iter().for_each(|scale| bytes.extend_from_slice(&scale.to_le_bytes()));
+        for scale in &scales {
+            bytes.extend_from_slice(&scale.to_le_bytes());
+        }
         let sent = self.ranks.gather(bytes)?;
         if self.ranks.rank() != 0 {
             return Ok(None);
@@ -395,11 +397,10 @@ fn spread<'a>(
         }
     }
     // A transport that queues moves what ops read, one that goes through the host moves what is stored.
-    let n_bytes = |view: &View<'_, f32>| match ranks.is_queued() {
-        true => view.len() * device.compute_bytes(),
-        false => view.len() * view.form().n_bytes(),
+    let n_bytes = |view: &View<'_, f32>| {
+        if ranks.is_queued() { device.compute_bytes() } else { view.form().n_bytes() }
     };
-    let n_sent = sends.iter().map(|(_, view)| n_bytes(view)).sum::<usize>();
+    let n_sent = sends.iter().map(|(_, view)| view.len() * n_bytes(view)).sum::<usize>();
     ranks.exchange(device, sends, receives)?;
     Ok(n_sent as u64)
 }

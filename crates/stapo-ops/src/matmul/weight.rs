@@ -86,7 +86,9 @@ impl<T: Float> Weight<T> {
     ) -> R {
         let mut weights = weights;
         let result = change(weights.iter_mut().map(|weight| weight.flat.view_mut()).collect());
-        weights.into_iter().for_each(|weight| weight.pack(device));
+        for weight in weights {
+            weight.pack(device);
+        }
         result
     }
 

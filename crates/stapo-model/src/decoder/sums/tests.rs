@@ -18,13 +18,13 @@ struct Threads {
 }
 
 impl Threads {
-    fn new(world: usize, is_queued: bool) -> Vec<Ranks> {
+    fn ranks(world: usize, is_queued: bool) -> Vec<Ranks> {
         let mut to: Vec<Vec<_>> = (0..world).map(|_| Vec::new()).collect();
         let mut from: Vec<Vec<_>> = (0..world).map(|_| Vec::new()).collect();
-        for sender in 0..world {
+        for sender in &mut to {
             for receiver in &mut from {
                 let (send, receive) = channel();
-                to[sender].push(Mutex::new(send));
+                sender.push(Mutex::new(send));
                 receiver.push(Mutex::new(receive));
             }
         }
@@ -170,7 +170,7 @@ fn sums_of_any_number_of_ranks_are_the_micro_batches_added_in_order() {
         let policy = policy(tied);
         let expected = expected(&policy);
         for (world, is_queued) in [(1, false), (2, false), (3, false), (4, false), (2, true), (3, true)] {
-            let ranks = if world == 1 { vec![Solo::ranks()] } else { Threads::new(world, is_queued) };
+            let ranks = if world == 1 { vec![Solo::ranks()] } else { Threads::ranks(world, is_queued) };
             let by_rank: Vec<_> = std::thread::scope(|scope| {
                 let policy = &policy;
                 let threads: Vec<_> =
