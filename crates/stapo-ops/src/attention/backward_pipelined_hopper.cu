@@ -2,9 +2,9 @@
 // queries that see them in steps of 64, head by head, from the end of the sequence to the keys' own position. The
 // gradients of keys and values stay in registers. A step's gradient of the queries is added to sums in global memory.
 // So that every sum has one order, the blocks of a sequence add to a tile of queries in turns, first keys first: `turns`
-// counts those that have added. Blocks draw tickets in this order, so a block waits only for blocks that run. All blocks
-// begin with the last queries: those of one sequence that run together follow each other through the same few tiles of
-// the sums, which stay in L2, and the longest run first.
+// counts those that have added. Blocks draw tickets in this order, so a block waits only for blocks that run. All
+// blocks begin with the last queries: those of one sequence that run together follow each other through the same few
+// tiles of the sums, which stay in L2, and the longest run first.
 //
 // Three warpgroups: of the producer's, one warp copies queries and gradients of outputs by TMA, and two add the
 // gradients of queries to the sums, in turn; two consumers have 64 keys each and multiply.
@@ -19,7 +19,8 @@
 struct BackwardArgs {
     const u32* offsets;
     const float *lse, *delta;
-    // [tiles of 64 queries, query heads, STEP * DIM]: sums of the gradients of queries, in the order in which Consumer::hand_over stores them.
+    // [tiles of 64 queries, query heads, STEP * DIM]: sums of the gradients of queries, in the order in which
+    // Consumer::hand_over stores them.
     float* sums;
     // A ticket counter, then for each tile in `sums` how many blocks have added to it. All 0 before the launch.
     u32* turns;
@@ -46,8 +47,8 @@ struct Cursor {
 // Warps that add gradients of queries to the sums, each with a buffer of its own.
 #define ADDERS 2
 
-// Named barriers: both consumers' gradients of scores are in shared memory; the consumers have filled an adder's buffer;
-// it may be filled again.
+// Named barriers: both consumers' gradients of scores are in shared memory; the consumers have filled an adder's
+// buffer; it may be filled again.
 #define SCORES 1
 #define FILLED 2
 #define EMPTIED (FILLED + ADDERS)
@@ -402,8 +403,8 @@ __device__ __forceinline__ void consume(const BackwardArgs& args, const Work& w,
     store_key_rows(w.t, args.d_qkv, group * 64 + warpgroup_row(), args.query, args.kv, d_k, d_v);
 }
 
-// Grid: (kv heads x tiles of 128 keys). Maps: qkv [T, query + 2 kv heads, HEAD_DIM] and d_out [T, query heads, HEAD_DIM]
-// in tiles of 64 rows. Shared: see Tiles.
+// Grid: (kv heads x tiles of 128 keys). Maps: qkv [T, query + 2 kv heads, HEAD_DIM] and d_out [T, query heads,
+// HEAD_DIM] in tiles of 64 rows. Shared: see Tiles.
 KERNEL __launch_bounds__(THREADS, 1)
 attention_backward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_qkv,
                                          const __grid_constant__ TensorMap map_d_out,

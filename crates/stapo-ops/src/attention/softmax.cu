@@ -87,11 +87,11 @@ template <int N> __device__ __forceinline__ void save_rows(SavedRows<N>& to, con
     for (int j = 0; j < N; ++j) store_local(to.o + j, rows.o[j][0], rows.o[j][1], rows.o[j][2], rows.o[j][3]);
 }
 
-// Adds the result of earlier splits to that of a split whose sums are added up over the lanes. `sees`: whether a row
-// sees a key of this split; a row that does not keeps what was before.
+// Adds the result of earlier splits to that of a split whose sums are added up over the lanes. A row that sees no key of
+// this split keeps what was before.
 template <int N>
-__device__ __forceinline__ void combine_splits(RowStateOf<N>& rows, const SavedRows<N>& before, bool sees_0, bool sees_1,
-                                               float factor) {
+__device__ __forceinline__ void combine_splits(RowStateOf<N>& rows, const SavedRows<N>& before, bool sees_0,
+                                               bool sees_1, float factor) {
     float4 old = load_local(&before.rows);
     Combine combine[2] = {Combine(old.x, rows.reference[0], factor), Combine(old.y, rows.reference[1], factor)};
     rows.reference[0] = sees_0 ? combine[0].reference : old.x;
@@ -116,13 +116,6 @@ __device__ __forceinline__ void end_split(RowStateOf<N>& rows, const SavedRows<N
     rows.sum[0] = quad_sum(rows.sum[0]), rows.sum[1] = quad_sum(rows.sum[1]);
     if (first_key > 0)
         combine_splits(rows, before, first_key <= last_key[0], first_key <= last_key[1], factor);
-}
-// The same where every row sees a key of the split.
-template <int N>
-__device__ __forceinline__ void end_seen_split(RowStateOf<N>& rows, const SavedRows<N>& before, bool is_first,
-                                               float factor) {
-    rows.sum[0] = quad_sum(rows.sum[0]), rows.sum[1] = quad_sum(rows.sum[1]);
-    if (!is_first) combine_splits(rows, before, true, true, factor);
 }
 
 // Before step `step`: where a split begins, ends the split before it and begins anew.
@@ -195,7 +188,8 @@ __device__ __forceinline__ void softmax_weights(float (&s)[KEYS / 8][4], RowStat
                                                 float (&scale)[2]) {
     float top[2] = {largest(s, 0, 0), largest(s, 0, 1)};
     scale[0] = scale[1] = 1.0f;
-    if (__any_sync(0xffffffffu, exceeds(top[0], rows.reference[0], factor) || exceeds(top[1], rows.reference[1], factor))) {
+    bool rises = exceeds(top[0], rows.reference[0], factor) || exceeds(top[1], rows.reference[1], factor);
+    if (__any_sync(0xffffffffu, rises)) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) scale[h] = rise_to(quad_max(top[h]), rows.reference[h], factor);
     }
