@@ -1,9 +1,9 @@
 // Packed sequences, backward, on Hopper in five products: a block has 128 keys of one key/value head and takes the
 // queries that see them in steps of 64, head by head, from the end of the sequence to the keys' own position. The
 // gradients of keys and values stay in registers. A step's gradient of the queries is added to sums in global memory.
-// So that every sum has one order, the blocks of a sequence add to a tile of queries in turns, first keys first: `turns`
-// counts those that have added. Blocks draw tickets in this order, so a block waits only for blocks that run. All
-// blocks begin with the last queries: those of one sequence that run together follow each other through the same few
+// So that every sum has one order, the blocks of a sequence add to a tile of queries in turns, first keys first, and
+// `turns` counts those that have added. Blocks draw tickets in this order, so a block waits only for blocks that run.
+// All blocks begin with the last queries: those of one sequence that run together follow each other through the same few
 // tiles of the sums, which stay in L2, and the longest run first.
 //
 // Three warpgroups: of the producer's, one warp copies queries and gradients of outputs by TMA, and two add the

@@ -79,10 +79,10 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Sli
 fn forward_pipelined(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
     // As in the kernel.
     const ROWS: usize = 192;
-    const STAGES: usize = 5;
+    const STAGES: usize = 8;
     const THREADS: usize = 512;
     let heads = d.heads;
-    let map = TensorMap::new(qkv, d.tokens, heads.qkv_width(), KEYS);
+    let map = |tile_rows| TensorMap::new(qkv, d.tokens, heads.qkv_width(), tile_rows);
     let args = Fields::default()
         .eight_bytes(offsets)
         .eight_bytes(out)
@@ -91,11 +91,9 @@ fn forward_pipelined(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Slic
         .four_bytes(heads.query)
         .four_bytes(heads.kv);
     let launch = cuda.kernel(&ATTENTION_PIPELINED_HOPPER, "attention_forward_pipelined_hopper_bf16");
-    let launch = launch.head_dim(heads.dim).tensor_map(&map).fields(&args);
+    let launch = launch.head_dim(heads.dim).tensor_map(&map(ROWS)).tensor_map(&map(KEYS)).fields(&args);
     let n_blocks = cuda.gpu.multiprocessors as usize;
-    // Queries, keys and values of each stage, and in f32 the outputs of earlier splits.
-    let shared = swizzled_bytes(heads, ROWS + STAGES * KEYS) + 4 * ROWS * heads.dim;
-    launch.run([n_blocks, 1], THREADS, shared);
+    launch.run([n_blocks, 1], THREADS, swizzled_bytes(heads, 2 * ROWS + STAGES * KEYS));
 }
 
 pub(super) fn backward<T: Float>(

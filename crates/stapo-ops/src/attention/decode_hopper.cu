@@ -62,11 +62,10 @@ __device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, 128
 // The same; true where `x` holds for one of them. The compiler learns that all threads get the same.
 __device__ __forceinline__ bool sync_consumers_or(bool x) {
     int any;
-    asm volatile(
-        "{ .reg .pred p, q; setp.ne.b32 p, %1, 0; barrier.cta.red.or.pred q, 1, 128, p; selp.b32 %0, 1, 0, q; }"
-        : "=r"(any)
-        : "r"((int)x)
-        : "memory");
+    asm volatile("{ .reg .pred p, q; setp.ne.b32 p, %1, 0; bar.red.or.pred q, 1, 128, p; selp.b32 %0, 1, 0, q; }"
+                 : "=r"(any)
+                 : "r"((int)x)
+                 : "memory");
     return __shfl_sync(0xffffffffu, any, 0) != 0;
 }
 // Named barriers at which consumers arrive and for which the producer waits.
@@ -340,12 +339,10 @@ __device__ __forceinline__ void consume(const Group& g, DecodeShared<QUERIES>& s
     float factor = score_factor(), s[QUERIES / 8][4];
     Columns<QUERIES> columns;
 #pragma unroll
-    for (int j = 0; j < QUERIES / 8; ++j)
-#pragma unroll
-        for (int b = 0; b < 2; ++b) {
-            columns.member[j][b] = fragment_column(j, b) / g.heads;
-            columns.reference[j][b] = MINUS_INFINITY;
-        }
+    for (int i = 0; i < QUERIES / 4; ++i) {
+        columns.member[i / 2][i % 2] = fragment_column(i / 2, i % 2) / g.heads;
+        columns.reference[i / 2][i % 2] = MINUS_INFINITY;
+    }
     Step now = {0, g.first_tile()};
     mbarrier_wait(shared.full, 0);
     start_qk<QUERIES>(s, tiles, queries);
@@ -491,23 +488,12 @@ attention_combine_splits_bf16(const float* partials, const u32* first_partials, 
     auto partial = [&](int split) { return partials + ((first + split) * query + blockIdx.x) * PARTIAL; };
     float factor = score_factor(), reference = partial(0)[PARTIAL_REFERENCE], sum = partial(0)[PARTIAL_SUM];
     float o = partial(0)[threadIdx.x];
-    // The partials of several splits are loaded together: one by one each would take the latency of L2.
-    constexpr int AT_ONCE = 8;
-    for (int split = 1; split < n_splits; split += AT_ONCE) {
-        float references[AT_ONCE], sums[AT_ONCE], outs[AT_ONCE];
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) {
-            const float* next = partial(min(split + k, n_splits - 1));
-            references[k] = next[PARTIAL_REFERENCE], sums[k] = next[PARTIAL_SUM], outs[k] = next[threadIdx.x];
-        }
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) {
-            if (split + k >= n_splits) break;
-            Combine combine(reference, references[k], factor);
-            reference = combine.reference;
-            sum = combine(sum, sums[k]);
-            o = combine(o, outs[k]);
-        }
+    for (int split = 1; split < n_splits; ++split) {
+        const float* next = partial(split);
+        Combine combine(reference, next[PARTIAL_REFERENCE], factor);
+        reference = combine.reference;
+        sum = combine(sum, next[PARTIAL_SUM]);
+        o = combine(o, next[threadIdx.x]);
     }
     out[((size_t)blockIdx.y * query + blockIdx.x) * HEAD_DIM + threadIdx.x] = round_to<bf16>(o * (1.0f / sum));
 }

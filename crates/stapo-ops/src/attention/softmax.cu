@@ -87,8 +87,8 @@ template <int N> __device__ __forceinline__ void save_rows(SavedRows<N>& to, con
     for (int j = 0; j < N; ++j) store_local(to.o + j, rows.o[j][0], rows.o[j][1], rows.o[j][2], rows.o[j][3]);
 }
 
-// Adds the result of earlier splits to that of a split whose sums are added up over the lanes. A row that sees no key of
-// this split keeps what was before.
+// Adds the result of earlier splits to that of a split whose sums are added up over the lanes. A row that sees no key
+// of this split keeps what was before.
 template <int N>
 __device__ __forceinline__ void combine_splits(RowStateOf<N>& rows, const SavedRows<N>& before, bool sees_0,
                                                bool sees_1, float factor) {

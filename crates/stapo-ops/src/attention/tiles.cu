@@ -62,18 +62,14 @@ struct WorkTile {
     int sequence, first, rows;
 };
 
-// Cuts each sequence's (tokens * per_token) rows, tokens rounded up to a multiple of UNIT, into tiles of `height` and
-// finds tile number `index`. Tiles are
+// Cuts each sequence's (tokens * per_token) rows into tiles of `height` and finds tile number `index`. Tiles are
 // numbered by falling position within their sequence, whatever the sequence: the tiles whose rows see most keys start
 // first, so that no long tile is left running alone at the end. False: there are fewer tiles. All lanes of a warp take
 // part and get the same.
-template <int UNIT = 1>
 __device__ __forceinline__ bool find_work_tile(const u32* offsets, int sequences, int per_token, int height, int index,
                                                WorkTile* work) {
     int lane = threadIdx.x % 32, most = 0;
-    auto rows_of = [&](int s) {
-        return s < sequences ? ((int)(offsets[s + 1] - offsets[s]) + UNIT - 1) / UNIT * UNIT * per_token : 0;
-    };
+    auto rows_of = [&](int s) { return s < sequences ? (int)(offsets[s + 1] - offsets[s]) * per_token : 0; };
     auto tiles_of = [&](int s) { return (rows_of(s) + height - 1) / height; };
     // Tiles of all sequences behind the first `level` of each.
     auto n_behind = [&](int level) {
