@@ -245,7 +245,7 @@ fn state(optimizer: &Optimizer, policy: &Policy) -> Vec<(String, Moment, Stored)
         all.push((spec.name.clone(), moment, stored));
         Ok::<(), RankError>(())
     };
-    optimizer.visit_state(policy, take).unwrap();
+    optimizer.visit_moments(policy, take).unwrap();
     all
 }
 

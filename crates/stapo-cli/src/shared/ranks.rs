@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 /// Flags for a process that is started as one of several by hand; launchers give the same by variables.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Debug, Default)]
 pub struct RankFlags {
     /// The number of this process among several that work together, from 0; by default what torchrun, Slurm, MPI or a
     /// Kubernetes indexed job says. `stapo launch` starts several on this machine.
@@ -92,6 +92,17 @@ impl Joined {
     pub fn agree_on_plan(&self, plan: &Plan) -> Result<()> {
         let mut facts: Vec<Fact> = identity::facts_of_plan(plan, PROGRAM);
         if let DeviceName::Cuda { .. } = plan.device() {
+            facts.extend(libraries());
+        }
+        Ok(agree(&*self.ranks, &facts)?)
+    }
+
+    /// Compares program, kind of device and libraries with those of the other ranks.
+    pub fn agree_on_program(&self, device: DeviceName) -> Result<()> {
+        let kind = identity::device_kind(device);
+        let mut facts: Vec<Fact> =
+            vec![("program".to_string(), PROGRAM.to_string()), ("device".to_string(), kind)];
+        if let DeviceName::Cuda { .. } = device {
             facts.extend(libraries());
         }
         Ok(agree(&*self.ranks, &facts)?)

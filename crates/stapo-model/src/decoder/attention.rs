@@ -5,7 +5,7 @@
 //! ```
 
 use super::arena::{AttentionBackward, AttentionViews, HiddenBackward};
-use super::gradients::Gradient;
+use super::gradient::Gradient;
 use super::layer::{LayerPass, heads};
 use super::linear::ResidualNorm;
 use super::weights::LayerWeights;

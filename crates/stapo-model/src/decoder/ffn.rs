@@ -5,7 +5,7 @@
 //! ```
 
 use super::arena::{FfnBackward, FfnViews, HiddenBackward};
-use super::gradients::Gradient;
+use super::gradient::Gradient;
 use super::layer::LayerPass;
 use super::linear::ResidualNorm;
 use super::weights::{Ffn, LayerWeights, Parameter, SwiGlu};

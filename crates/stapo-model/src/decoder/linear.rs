@@ -2,7 +2,7 @@
 //! layer has beside its matrix is handled here.
 
 use super::arena::{HalfEntry, Hidden, HiddenBackward};
-use super::gradients::Gradient;
+use super::gradient::Gradient;
 use super::lora::weight_of_first_factor;
 use super::weights::{Adapter, Linear, Parameter};
 use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu};

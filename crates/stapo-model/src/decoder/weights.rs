@@ -136,7 +136,20 @@ impl<P> LayerWeights<P> {
         [&self.qkv, &self.output, &ffn.gate_up, &ffn.down]
     }
 
-    fn try_map<'a, Q, E>(&'a self, f: &mut impl FnMut(&'a P) -> Result<Q, E>) -> Result<LayerWeights<Q>, E> {
+    /// Every parameter of the layer, in the order of [`DecoderWeights::try_map`].
+    pub fn all(&self) -> Vec<&P> {
+        let mut all = Vec::new();
+        let Ok(_) = self.try_map(&mut |parameter| {
+            all.push(parameter);
+            Ok::<_, Infallible>(())
+        });
+        all
+    }
+
+    pub fn try_map<'a, Q, E>(
+        &'a self,
+        f: &mut impl FnMut(&'a P) -> Result<Q, E>,
+    ) -> Result<LayerWeights<Q>, E> {
         Ok(LayerWeights {
             attention_norm: f(&self.attention_norm)?,
             qkv: self.qkv.try_map(f)?,
@@ -439,6 +452,36 @@ impl<T: Float> Parameter<T> {
         match &self.values {
             Values::Matrix(weight) => weight,
             Values::Vector(_) => panic!("{} is a vector, expected a matrix", self.spec.parts[0].name),
+        }
+    }
+
+    /// As [`Parameter::update`], of several parameters at once.
+    pub fn update_all<R>(
+        device: &Device,
+        parameters: Vec<&mut Parameter<T>>,
+        change: impl FnOnce(Vec<ViewMut<'_, T>>) -> R,
+    ) -> R {
+        let (mut weights, mut vectors) = (Vec::new(), Vec::new());
+        for (place, parameter) in parameters.into_iter().enumerate() {
+            match &mut parameter.values {
+                Values::Matrix(weight) => weights.push((place, weight)),
+                Values::Vector(buffer) => vectors.push((place, buffer.view_mut())),
+            }
+        }
+        let (places, weights): (Vec<usize>, Vec<_>) = weights.into_iter().unzip();
+        Weight::update_all(device, weights, |views| {
+            let mut all: Vec<(usize, ViewMut<'_, T>)> =
+                places.into_iter().zip(views).chain(vectors).collect();
+            all.sort_by_key(|(place, _)| *place);
+            change(all.into_iter().map(|(_, view)| view).collect())
+        })
+    }
+
+    /// See [`Buffer::keep_masters`].
+    pub fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
+        match &mut self.values {
+            Values::Matrix(weight) => weight.keep_masters(own),
+            Values::Vector(buffer) => buffer.keep_masters(own),
         }
     }
 

@@ -77,7 +77,7 @@ fn restored_state_goes_on_with_the_same_bits() {
         saved.push(stored);
         Ok::<(), RankError>(())
     };
-    optimizer.visit_state(&policy, take).unwrap();
+    optimizer.visit_moments(&policy, take).unwrap();
     let mut restored = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
     let mut values = weights(&policy).into_iter();
     twin.fill(|spec, to| {

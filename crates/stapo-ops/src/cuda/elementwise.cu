@@ -111,6 +111,11 @@ KERNEL reduce_first_nonzero(const float* x, u64* first, u64 n) {
     if (i < n && x[i] != 0.0f) atomicMin(first, (u64)i);
 }
 
+KERNEL reduce_first_nonzero_bf16(const bf16* x, u64* first, u64 n) {
+    size_t i = element();
+    if (i < n && widen(x[i]) != 0.0f) atomicMin(first, (u64)i);
+}
+
 // x[i] = factor * a centred sum of four 16-bit parts of a hash of key and place, see noise/mod.rs.
 template <class T>
 __device__ __forceinline__ void noise(T* x, u64 n, u64 key, float factor) {

@@ -410,7 +410,10 @@ fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
         };
         let mut d_hidden = empty(device, tokens * width);
         let mut d_w = device.zeros::<f32>(vocab * width).unwrap();
-        let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_w.view_mut()) };
+        let to = lm_head::HeadGrads {
+            d_hidden: d_hidden.view_mut(),
+            d_weight: Some((d_w.view_mut(), Write::Add)),
+        };
         lm_head::backward(device, dims, hidden.view(), &w, grads, last, to);
         [d_hidden.view().to_vec(), d_w.view().to_vec()].map(|x| bits(&x))
     };

@@ -5,6 +5,7 @@ mod arguments;
 mod blas;
 mod context;
 mod error;
+mod event;
 #[cfg(test)]
 mod exact;
 mod graph;
@@ -21,6 +22,8 @@ mod parity;
 mod pinned;
 mod probe;
 mod product;
+#[cfg(test)]
+mod shared_out;
 mod slice;
 mod tensor_map;
 #[cfg(test)]
@@ -34,6 +37,7 @@ pub(crate) use blas::Columns;
 pub(crate) use context::Cuda;
 pub use context::{CudaOptions, Precision, Training};
 pub use error::{CudaError, guard, is_failing};
+pub(crate) use event::Event;
 pub(crate) use graph::Graph;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub(crate) use launch::Launch;

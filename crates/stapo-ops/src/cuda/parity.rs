@@ -301,7 +301,8 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
         d_logp: d_logp.view(),
         d_entropy: d_entropy.view(),
     };
-    let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_w.view_mut()) };
+    let to =
+        lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some((d_w.view_mut(), Write::Add)) };
     lm_head::backward(device, dims, hidden.view(), &w, grads, last, to);
     let mut all: Tensors<f32> = out.iter().map(|b| b.view().to_vec()).collect();
     all.extend([best.view().to_vec(), d_hidden.view().to_vec(), d_w.view().to_vec()]);

@@ -136,7 +136,7 @@ impl Cuda {
         assert!(4 * len <= SPLIT_K_BYTES, "{len} numbers of parts");
         let mut blas = lock(&self.blas);
         let address = *blas.split_k_workspace.get_or_insert_with(|| allocate_workspace(self, SPLIT_K_BYTES));
-        Slice { address, kind: ElementType::F32, len, master: None, scales: None }
+        Slice::plain(address, ElementType::F32, len)
     }
 
     /// Products of odd widths, which only tiny models have.

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use crate::cpu::gemm::panels_len;
 use crate::device::Backend;
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
@@ -23,7 +25,7 @@ impl Shape {
 ///
 /// On the CPU a weight keeps a second copy in column panels, the form that the forward kernel reads, so it takes 8
 /// bytes in f32. The input's gradient, the embedding, the optimizer and files use the flat copy. A weight changes only
-/// through [`Weight::update`], which packs the panels again, so that the two copies always agree. On a GPU there is one
+/// through [`Weight::update`] and [`Weight::update_all`], which pack the panels again, so that the two copies always agree. On a GPU there is one
 /// copy.
 #[derive(Debug)]
 pub struct Weight<T: Float> {
@@ -72,11 +74,32 @@ impl<T: Float> Weight<T> {
     /// Lets `change` write the weight, then packs the panels.
     pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
         let result = change(self.flat.view_mut());
+        self.pack(device);
+        result
+    }
+
+    /// As [`Weight::update`], of several weights at once.
+    pub fn update_all<R>(
+        device: &Device,
+        weights: Vec<&mut Weight<T>>,
+        change: impl FnOnce(Vec<ViewMut<'_, T>>) -> R,
+    ) -> R {
+        let mut weights = weights;
+        let result = change(weights.iter_mut().map(|weight| weight.flat.view_mut()).collect());
+        weights.into_iter().for_each(|weight| weight.pack(device));
+        result
+    }
+
+    fn pack(&mut self, device: &Device) {
         let Shape { outputs, inputs } = self.shape;
         if let Backend::Cpu(cpu) = device.backend() {
             T::pack_panels(cpu, self.flat.view().host(), outputs, inputs, self.panels.view_mut().host_mut());
         }
-        result
+    }
+
+    /// See [`Buffer::keep_masters`].
+    pub fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
+        self.flat.keep_masters(own)
     }
 
     pub(crate) fn panels(&self) -> View<'_, T> {

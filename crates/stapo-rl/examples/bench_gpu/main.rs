@@ -72,12 +72,14 @@ fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, recompu
     let n = lora.as_ref().map_or(config.n_parameters(), |lora| lora.n_parameters(config)) as usize;
     let frozen = if lora.is_some() { 2 * config.n_parameters() as usize } else { 0 };
     let is_looked_up = config.tied_embeddings && lora.is_none();
-    let lookup = if is_looked_up { config.vocabulary * config.width } else { 0 };
+    let vocabulary = config.vocabulary * config.width;
+    let lookup = if is_looked_up { vocabulary } else { 0 };
+    let apart = if lora.is_some() { 0 } else { vocabulary };
     let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
     let layout = ArenaLayout::new(config, n_tokens, n_tokens, Purpose::Training(recompute));
     let arena = layout.with_adapters(lora.as_ref()).bytes(2);
     let logits = n_tokens.min(2048) * config.vocabulary * 6;
-    (frozen + trained + 4 * (n + lookup) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
+    (frozen + trained + 4 * (n + lookup + apart) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
 }
 
 /// Measures optimizer steps over `sequences` x `length` tokens in micro-batches of at most `microbatch` tokens.
@@ -86,7 +88,7 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
     let recompute = [Recompute::Layers, Recompute::Inputs, Recompute::Nothing][options.get("keep", 2).min(2)];
     let mut optimizer =
         Optimizer::new(&policy, AdamWSettings { weight_decay: 0.01, ..AdamWSettings::default() })?;
-    let mut gradients = Gradients::zeros(&policy)?;
+    let mut gradients = Gradients::by_microbatch_in(&policy, &device)?;
     let mut pass = Pass::training(&policy, recompute)?;
     let n_sequences = options.get("sequences", 8);
     let length = options.get("length", 2048);

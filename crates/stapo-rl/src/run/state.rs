@@ -49,10 +49,13 @@ fn visit<E: From<RankError>>(
     optimizer: &Optimizer,
     mut take: impl FnMut(&Stored) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
-    for (_, values) in policy.trained_tensors() {
-        take(&values.read_stored())?;
-    }
-    optimizer.visit_state(policy, |_, _, stored| take(&stored))
+    optimizer.visit_weights(policy, |stored| take(&stored))?;
+    optimizer.visit_moments(policy, |_, _, stored| take(&stored))
+}
+
+/// The part of a rank other than the first in what rank 0 reads of the state.
+pub(crate) fn send_state(policy: &Policy, optimizer: &Optimizer) -> std::result::Result<(), RankError> {
+    visit(policy, optimizer, |_| Ok(()))
 }
 
 /// One hash of weights, optimizer state, counters and loop state, on rank 0.
