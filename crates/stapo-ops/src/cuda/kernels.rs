@@ -75,8 +75,8 @@ sources! {
         [TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
         [HEAD, TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/decode_hopper.cu")];
-    ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper", Hopper,
-        [TILES, SOFTMAX, DELTA, WGMMA, HOPPER, STREAMS, include_str!("../attention/backward_hopper.cu")];
+    ATTENTION_BACKWARD_PIPELINED_HOPPER = "attention_backward_pipelined_hopper", Hopper,
+        [TILES, SOFTMAX, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
     MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, include_str!("../matmul/small_m.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
