@@ -2,6 +2,7 @@
 
 use crate::config::{ModelConfig, TensorSpec};
 use serde::{Deserialize, Serialize};
+use stapo_ops::lora::pitch;
 use std::fmt;
 
 /// Adapters of one rank. A module with weight W `[outputs, inputs]` computes `x W^T + s (x A^T) B^T`.
@@ -94,12 +95,22 @@ impl LoraSpec {
         self.tensors(config).iter().map(|spec| spec.n_elements() as u64).sum()
     }
 
-    /// Columns of the widest `x A^T` of a linear layer: the ranks of its modules side by side.
-    pub fn hidden_width(&self) -> usize {
-        let has = |target: &LoraTarget| self.targets.contains(target);
-        let stacks: [&[LoraTarget]; 2] = [&LoraTarget::ALL[..3], &LoraTarget::ALL[4..6]];
-        let widest = stacks.map(|stack| stack.iter().filter(|target| has(target)).count());
-        self.rank * widest.into_iter().max().unwrap_or(0).max(usize::from(!self.targets.is_empty()))
+    /// Columns of `x A^T` of a layer's linear layers: queries, keys and values; output; gate and up; down. 0 where no
+    /// module has an adapter.
+    pub fn hidden_pitches(&self) -> [usize; 4] {
+        let stacks = [0..3, 3..4, 4..6, 6..7].map(|stack| &LoraTarget::ALL[stack]);
+        stacks.map(|stack| {
+            let n_modules = stack.iter().filter(|target| self.targets.contains(target)).count();
+            pitch(n_modules, self.rank)
+        })
+    }
+
+    /// Numbers of the second factors as a GPU holds them a second time, their rows filled up for its copy engine.
+    pub fn n_padded(&self, config: &ModelConfig) -> u64 {
+        let padded = self.rank.next_multiple_of(64) as u64;
+        let second = |spec: &TensorSpec| weight_of_first_factor(&spec.name).is_none();
+        let rows = self.tensors(config).iter().filter(|spec| second(spec)).map(|spec| spec.shape[0] as u64).sum::<u64>();
+        if self.rank.is_multiple_of(64) { 0 } else { rows * padded }
     }
 
     /// A `[rank, inputs]` and B `[outputs, rank]` of the module whose weight `[outputs, inputs]` is given; `None` for a

@@ -3,7 +3,7 @@
 
 use super::lora::LoraSpec;
 use crate::config::{ModelConfig, TensorSpec};
-use stapo_ops::lora::{Band, Module};
+use stapo_ops::lora::{Band, Module, pitch};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -213,10 +213,10 @@ impl Adapter<ParameterSpec> {
             }
             start += part.shape[0];
         }
-        let width = lora.rank * bands.len();
+        let of = pitch(bands.len(), lora.rank);
         let module = |(idx, outputs): (usize, Band)| Module {
             scale: lora.factor(),
-            hidden: Band { start: idx * lora.rank, len: lora.rank, of: width },
+            hidden: Band { start: idx * lora.rank, len: lora.rank, of },
             outputs,
         };
         let modules = bands.into_iter().enumerate().map(module).collect();

@@ -187,3 +187,11 @@ KERNEL copy_blocks(const u32* pairs, uint4* cache, u64 n_chunks, u32 n_blocks) {
     if (from >= n_blocks || to >= n_blocks) __trap();
     for (u64 i = threadIdx.x; i < n_chunks; i += blockDim.x) cache[to * n_chunks + i] = cache[from * n_chunks + i];
 }
+
+// to [rows, padded] = from [rows, columns], filled up with zeros. Grid: elements of `to` in blocks of 256.
+KERNEL pad_rows_bf16(const bf16* from, bf16* to, int rows, int columns, int padded) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (size_t)rows * padded) return;
+    int column = i % padded;
+    to[i] = column < columns ? from[i / padded * columns + column] : round_to<bf16>(0.0f);
+}

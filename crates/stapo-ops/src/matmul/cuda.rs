@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::Dims;
+use super::{Dims, Shape};
 use super::small_m::{self, Output};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
@@ -13,7 +13,7 @@ use crate::cuda::{
 
 /// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in
 /// order.
-const SPLIT_K: usize = 4;
+pub(crate) const SPLIT_K: usize = 4;
 
 /// A product with many inputs and few outputs leaves most of a GPU idle when its rows are few, so such a product uses
 /// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits
@@ -154,4 +154,11 @@ pub(super) fn backward_bias(cuda: &Arc<Cuda>, tokens: usize, outputs: usize, d_y
     let launch = cuda.kernel(&ELEMENTWISE, &name).arg(d_y).arg(parts).arg(tokens).arg(outputs);
     launch.run([outputs.div_ceil(256), n_parts], 256, 0);
     add_column_sums(cuda, parts, n_parts, d_bias.f32("matmul::backward_bias"));
+}
+
+/// Fills the rows of `padded` up with zeros behind those of `weight`.
+pub(super) fn pad_rows(cuda: &Arc<Cuda>, shape: Shape, weight: Slice, padded: Slice) {
+    let Shape { outputs, inputs } = shape;
+    let launch = cuda.kernel(&ELEMENTWISE, "pad_rows_bf16").arg(weight).arg(padded).arg(outputs).arg(inputs);
+    launch.arg(padded.len / outputs.max(1)).run([padded.len.div_ceil(256), 1], 256, 0);
 }

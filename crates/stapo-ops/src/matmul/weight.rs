@@ -1,4 +1,5 @@
 use crate::cpu::gemm::panels_len;
+use crate::cuda::{ElementType, TILE_COLUMNS};
 use crate::device::Backend;
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
 
@@ -24,18 +25,27 @@ impl Shape {
 /// On the CPU a weight keeps a second copy in column panels, the form that the forward kernel reads, so it takes 8
 /// bytes in f32. The input's gradient, the embedding, the optimizer and files use the flat copy. A weight changes only
 /// through [`Weight::update`], which packs the panels again, so that the two copies always agree. On a GPU there is one
-/// copy.
+/// copy, except of a trained weight in bf16 whose rows are not whole tiles of the TMA, such as an adapter's second factor:
+/// the second copy has these rows filled up with zeros.
 #[derive(Debug)]
 pub struct Weight<T: Float> {
     shape: Shape,
     flat: Buffer<T>,
-    /// Empty on a GPU.
-    panels: Buffer<T>,
+    /// On the CPU panels; on a GPU padded rows, or nothing.
+    packed: Buffer<T>,
 }
 
 impl<T: Float> Weight<T> {
     pub fn zeros(device: &Device, shape: Shape) -> Result<Self, OutOfMemory> {
-        Self::with_flat(device, shape, device.weight_zeros(shape.len())?)
+        let mut weight = Self::with_flat(device, shape, device.weight_zeros(shape.len())?)?;
+        if let Backend::Cuda(_) = device.backend()
+            && !shape.inputs.is_multiple_of(TILE_COLUMNS)
+            && weight.view().cuda().kind == ElementType::Bf16
+        {
+            let n_padded = shape.outputs * shape.inputs.next_multiple_of(TILE_COLUMNS);
+            weight.packed = device.compute_zeros(n_padded)?;
+        }
+        Ok(weight)
     }
 
     /// A weight that no optimizer updates: on a GPU it has no f32 master.
@@ -48,8 +58,8 @@ impl<T: Float> Weight<T> {
             Backend::Cpu(_) => panels_len(shape.outputs, shape.inputs),
             Backend::Cuda(_) => 0,
         };
-        let panels = device.compute_zeros(n_panels)?;
-        Ok(Weight { shape, flat, panels })
+        let packed = device.compute_zeros(n_panels)?;
+        Ok(Weight { shape, flat, packed })
     }
 
     /// A weight that holds `values`, `[outputs, inputs]`.
@@ -69,17 +79,34 @@ impl<T: Float> Weight<T> {
         self.flat.view()
     }
 
-    /// Lets `change` write the weight, then packs the panels.
+    /// Lets `change` write the weight, then packs the second copy.
     pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
         let result = change(self.flat.view_mut());
         let Shape { outputs, inputs } = self.shape;
-        if let Backend::Cpu(cpu) = device.backend() {
-            T::pack_panels(cpu, self.flat.view().host(), outputs, inputs, self.panels.view_mut().host_mut());
+        match device.backend() {
+            Backend::Cpu(cpu) => {
+                let packed = self.packed.view_mut().into_host();
+                T::pack_panels(cpu, self.flat.view().host(), outputs, inputs, packed);
+            }
+            Backend::Cuda(cuda) if self.packed.len() > 0 => {
+                super::cuda::pad_rows(cuda, self.shape, self.flat.view().cuda(), self.packed.view().cuda());
+            }
+            Backend::Cuda(_) => {}
         }
         result
     }
 
     pub(crate) fn panels(&self) -> View<'_, T> {
-        self.panels.view()
+        self.packed.view()
+    }
+
+    /// On a GPU: the rows as the TMA reads them, and elements from one row to the next.
+    pub(crate) fn padded(&self) -> (View<'_, T>, usize) {
+        let inputs = self.shape.inputs;
+        if self.packed.len() == 0 {
+            (self.flat.view(), inputs)
+        } else {
+            (self.packed.view(), inputs.next_multiple_of(TILE_COLUMNS))
+        }
     }
 }
