@@ -7,7 +7,7 @@
 use super::arena::{FfnBackward, FfnViews, HiddenBackward};
 use super::gradients::Gradient;
 use super::layer::LayerPass;
-use super::linear::{Activation, ResidualNorm};
+use super::linear::{Activation, ActivationBackward, ResidualNorm};
 use super::weights::{Ffn, LayerWeights, Parameter, SwiGlu};
 pub use stapo_ops::fused::matmul_lora::GateUp;
 use stapo_ops::{Float, View, ViewMut, rmsnorm, swiglu};
@@ -81,10 +81,12 @@ pub fn backward<T: Float>(
         let activated = rows_of(views.activated, n_tokens, &rows);
         let mut hidden = views.hidden.as_mut();
         let of_down = hidden.as_mut().map(|hidden| of_rows(hidden.second(), n_tokens, &rows));
-        down.backward(device, n, (activated, d_exit), d_activated.reborrow(), &mut d.down, of_down);
-        let dims = swiglu::Dims { tokens: n, width: layer.config.ffn_width };
-        let gate_up_rows = rows_of(views.gate_up, n_tokens, &rows);
-        swiglu::backward(device, dims, gate_up_rows, d_activated.view(), d_gate_up.reborrow());
+        let to = ActivationBackward {
+            dims: swiglu::Dims { tokens: n, width: layer.config.ffn_width },
+            gate_up: rows_of(views.gate_up, n_tokens, &rows),
+            d_gate_up: d_gate_up.reborrow(),
+        };
+        down.backward_swiglu(device, (activated, d_exit), d_activated.reborrow(), &mut d.down, of_down, to);
         let d_normed = rows_of_mut(&mut views.d_normed, n_tokens, &rows);
         let normed = rows_of(views.normed, n_tokens, &rows);
         let of_gate_up = hidden.as_mut().map(|hidden| of_rows(hidden.first(), n_tokens, &rows));

@@ -31,6 +31,15 @@ pub struct Activation<'a, T: Float> {
     pub out: ViewMut<'a, T>,
 }
 
+/// What the gradient of gate and up is made from, and where it goes.
+pub struct ActivationBackward<'a, T: Float> {
+    pub dims: swiglu::Dims,
+    /// `[T, 2 F]`
+    pub gate_up: View<'a, T>,
+    /// `[T, 2 F]`, overwritten.
+    pub d_gate_up: ViewMut<'a, T>,
+}
+
 impl<T: Float> Linear<Parameter<T>> {
     /// `y = x W^T + b`, and the terms of the adapters. Shapes: x `[n_rows, inputs]`; y `[n_rows, outputs]`.
     pub fn forward(
@@ -92,7 +101,14 @@ impl<T: Float> Linear<Parameter<T>> {
             return matmul_lora::forward_add_rmsnorm(device, dims, product, to, norm_weight, out);
         }
         if let Some(bias) = &self.bias {
-            matmul::forward(device, dims.tokens, x, self.weight.matrix(), Some(bias.view()), addend.reborrow());
+            matmul::forward(
+                device,
+                dims.tokens,
+                x,
+                self.weight.matrix(),
+                Some(bias.view()),
+                addend.reborrow(),
+            );
             let residual = rmsnorm::Residual { stream, addend: addend.into_view() };
             return rmsnorm::forward_add(device, dims, residual, norm_weight, exit.stream, out);
         }
@@ -106,26 +122,61 @@ impl<T: Float> Linear<Parameter<T>> {
         &self,
         device: &Device,
         n_rows: usize,
-        (x, d_y): (View<'_, T>, View<'_, T>),
+        of: (View<'_, T>, View<'_, T>),
         mut d_x: ViewMut<'_, T>,
         gradient: &mut Linear<Option<Gradient<T>>>,
         hidden: Option<HiddenBackward<'_, T>>,
     ) {
+        let adapted = self.backward_weights(device, n_rows, of, d_x.reborrow(), gradient, hidden);
+        if let Some((adapter, d_hidden)) = adapted {
+            lora::backward_input(device, n_rows, &adapter, d_hidden, d_x);
+        }
+    }
+
+    /// As [`Linear::backward`] of a layer whose x is a SwiGLU's output, and the gradient of gate and up; that of x is not
+    /// kept. Shape: d_x as above, left holding anything.
+    pub fn backward_swiglu(
+        &self,
+        device: &Device,
+        of: (View<'_, T>, View<'_, T>),
+        mut d_x: ViewMut<'_, T>,
+        gradient: &mut Linear<Option<Gradient<T>>>,
+        hidden: Option<HiddenBackward<'_, T>>,
+        to: ActivationBackward<'_, T>,
+    ) {
+        let ActivationBackward { dims, gate_up, d_gate_up } = to;
+        match self.backward_weights(device, dims.tokens, of, d_x.reborrow(), gradient, hidden) {
+            Some((adapter, d_hidden)) => {
+                matmul_lora::backward_swiglu(device, dims, &adapter, (d_hidden, d_x), gate_up, d_gate_up);
+            }
+            None => swiglu::backward(device, dims, gate_up, d_x.into_view(), d_gate_up),
+        }
+    }
+
+    /// [`Linear::backward`] without the terms' part of d_x, which is still to be made from what is returned.
+    fn backward_weights<'a>(
+        &'a self,
+        device: &Device,
+        n_rows: usize,
+        (x, d_y): (View<'_, T>, View<'_, T>),
+        d_x: ViewMut<'_, T>,
+        gradient: &mut Linear<Option<Gradient<T>>>,
+        hidden: Option<HiddenBackward<'a, T>>,
+    ) -> Option<(lora::Adapter<'a, T>, View<'a, T>)> {
         let weight = self.weight.matrix();
         let Shape { outputs, inputs } = weight.shape();
         if let Some(Some(d_bias)) = &mut gradient.bias {
             matmul::backward_bias(device, n_rows, outputs, d_y, d_bias.sum_mut());
         }
-        matmul::backward_input(device, n_rows, d_y, weight, Write::Set, d_x.reborrow());
+        matmul::backward_input(device, n_rows, d_y, weight, Write::Set, d_x);
         if let Some(d_weight) = &mut gradient.weight {
             let dims = matmul::Dims { tokens: n_rows, inputs, outputs };
             let (d_weight, write) = d_weight.writable();
             matmul::backward_weight(device, dims, x, d_y, write, d_weight);
         }
-        if let Some((adapter, gradient)) = self.adapter.as_ref().zip(gradient.adapter.as_mut()) {
-            let memory = hidden.expect("a policy with adapters has memory for their backward");
-            adapter.backward(device, n_rows, (x, d_y), d_x, gradient, memory);
-        }
+        let (adapter, gradient) = self.adapter.as_ref().zip(gradient.adapter.as_mut())?;
+        let memory = hidden.expect("a policy with adapters has memory for their backward");
+        Some(adapter.backward(device, n_rows, (x, d_y), gradient, memory))
     }
 }
 
@@ -159,28 +210,28 @@ impl<T: Float> Adapter<Parameter<T>> {
         }
     }
 
-    /// Adds the terms' part to d_x and adds to the gradients of the factors.
-    fn backward(
-        &self,
+    /// Adds to the gradients of the factors. Returns the factors and the gradient of `x A^T`, from which the terms' part of
+    /// d_x is made.
+    fn backward<'a>(
+        &'a self,
         device: &Device,
         n_rows: usize,
         (x, d_y): (View<'_, T>, View<'_, T>),
-        d_x: ViewMut<'_, T>,
         gradient: &mut Adapter<Option<Gradient<T>>>,
-        memory: HiddenBackward<'_, T>,
-    ) {
-        let factors = &self.factors();
+        memory: HiddenBackward<'a, T>,
+    ) -> (lora::Adapter<'a, T>, View<'a, T>) {
+        let factors = self.factors();
         let mut d_hidden = memory.d_hidden.into_range(0..memory.hidden.len());
-        lora::backward_hidden(device, n_rows, factors, d_y, d_hidden.reborrow());
+        lora::backward_hidden(device, n_rows, &factors, d_y, d_hidden.reborrow());
         let d_hidden = d_hidden.into_view();
         let to: Vec<_> = gradient.b.iter_mut().flatten().map(Gradient::writable).collect();
         if !to.is_empty() {
-            lora::backward_b(device, n_rows, factors, d_y, memory.hidden, to);
+            lora::backward_b(device, n_rows, &factors, d_y, memory.hidden, to);
         }
         if let Some(d_a) = &mut gradient.a {
             let (d_a, write) = d_a.writable();
-            lora::backward_a(device, n_rows, factors, (x, d_hidden), write, d_a);
+            lora::backward_a(device, n_rows, &factors, (x, d_hidden), write, d_a);
         }
-        lora::backward_input(device, n_rows, factors, d_hidden, d_x);
+        (factors, d_hidden)
     }
 }

@@ -105,12 +105,13 @@ impl LoraSpec {
         })
     }
 
-    /// Numbers of the second factors as a GPU holds them a second time, their rows filled up for its copy engine.
+    /// Numbers of factors that a GPU holds a second time, rows and columns filled up for its copy engine.
     pub fn n_padded(&self, config: &ModelConfig) -> u64 {
-        let padded = self.rank.next_multiple_of(64) as u64;
-        let second = |spec: &TensorSpec| weight_of_first_factor(&spec.name).is_none();
-        let rows = self.tensors(config).iter().filter(|spec| second(spec)).map(|spec| spec.shape[0] as u64).sum::<u64>();
-        if self.rank.is_multiple_of(64) { 0 } else { rows * padded }
+        let padded = |spec: &TensorSpec| {
+            let (rows, columns) = (spec.shape[0].next_multiple_of(8), spec.shape[1].next_multiple_of(64));
+            if [rows, columns] == spec.shape[..] { 0 } else { (rows * columns) as u64 }
+        };
+        self.tensors(config).iter().map(padded).sum()
     }
 
     /// A `[rank, inputs]` and B `[outputs, rank]` of the module whose weight `[outputs, inputs]` is given; `None` for a

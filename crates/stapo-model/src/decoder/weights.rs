@@ -385,6 +385,9 @@ impl<T: Float> Parameter<T> {
     pub fn zeros(device: &Device, spec: &ParameterSpec) -> Result<Self, OutOfMemory> {
         let is_trained = spec.is_trained();
         let values = match spec.kind {
+            ParameterKind::Matrix(shape) if spec.role == Role::Adapter => {
+                Values::Matrix(Weight::factor_zeros(device, shape, spec.parts.len())?)
+            }
             ParameterKind::Matrix(shape) if is_trained => Values::Matrix(Weight::zeros(device, shape)?),
             ParameterKind::Matrix(shape) => Values::Matrix(Weight::frozen_zeros(device, shape)?),
             ParameterKind::Vector { len } if is_trained => Values::Vector(device.weight_zeros(len)?),

@@ -7,7 +7,7 @@ use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::fused::matmul_lora::{self, GateUp, Product};
 use crate::lora::{self, Adapter, Band, Module, pitch};
 use crate::testing::{bits, upload, weight};
-use crate::{Buffer, Device, Weight, Write, matmul, rmsnorm, swiglu};
+use crate::{Buffer, Device, Shape, Weight, Write, matmul, rmsnorm, swiglu};
 
 const SCALE: f64 = 0.7;
 
@@ -62,12 +62,17 @@ impl Case {
                 of: self.outputs(),
             },
         };
+        let factor = |outputs, inputs, n_modules, values: &[f32]| {
+            let mut factor = Weight::factor_zeros(device, Shape { outputs, inputs }, n_modules).unwrap();
+            factor.update(device, |mut flat| flat.write(values));
+            factor
+        };
         let second = |of: &usize| {
             let width = self.widths[*of];
-            weight(device, width, rank, &scaled(5 + *of as u64, width * rank, 0.3))
+            factor(width, rank, 1, &scaled(5 + *of as u64, width * rank, 0.3))
         };
         Factors {
-            a: weight(device, n_first, inputs, &first),
+            a: factor(n_first, inputs, self.adapted.len(), &first),
             b: self.adapted.iter().map(second).collect(),
             modules: self.adapted.iter().enumerate().map(module).collect(),
         }
@@ -250,5 +255,27 @@ fn a_layer_with_adapters_added_and_normed_on_cuda_gives_the_bits_of_one_by_one()
                 assert!(bits(found) == bits(&all[..n * width]), "{}: {n} rows differ", case.name());
             }
         }
+    }
+}
+
+#[test]
+fn the_backward_of_down_and_swiglu_on_cuda_gives_the_bits_of_one_by_one() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for (width, outputs, rank, tokens) in [(6144, 2048, 32, 600), (200, 72, 3, 65), (64, 64, 100, 1)] {
+        let case = Case::new(width, &[outputs], &[0], rank);
+        let factors = case.factors(device);
+        let adapter = &factors.adapter();
+        let dims = swiglu::Dims { tokens, width };
+        let d_y = compute(device, &numbers(3, tokens * outputs));
+        let gate_up = compute(device, &numbers(4, 2 * tokens * width));
+        let mut d_hidden = empty(device, tokens * case.pitch());
+        lora::backward_hidden(device, tokens, adapter, d_y.view(), d_hidden.view_mut());
+        let [mut together, mut parts] = [0; 2].map(|_| empty(device, 2 * tokens * width));
+        let [mut d, mut d_again] = [0; 2].map(|_| compute(device, &numbers(5, tokens * width)));
+        let of = (d_hidden.view(), d.view_mut());
+        matmul_lora::backward_swiglu(device, dims, adapter, of, gate_up.view(), together.view_mut());
+        lora::backward_input(device, tokens, adapter, d_hidden.view(), d_again.view_mut());
+        swiglu::backward(device, dims, gate_up.view(), d_again.view(), parts.view_mut());
+        assert!(bits(&together.view().to_vec()) == bits(&parts.view().to_vec()), "{} differs", case.name());
     }
 }

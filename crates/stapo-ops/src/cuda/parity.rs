@@ -7,8 +7,8 @@ use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::rope::{Frequencies, HeadNorm, HeadNormGrad, Scaling, Table};
 use crate::testing::{Tensors, bits, device as cpu, ids, upload, values, weight};
 use crate::{
-    Buffer, Device, Write, adamw, embedding, lm_head, matmul, reduce, residual, rmsnorm, rope,
-    sampling, swiglu,
+    Buffer, Device, Write, adamw, embedding, lm_head, matmul, reduce, residual, rmsnorm, rope, sampling,
+    swiglu,
 };
 
 pub(super) fn gpu(precision: Precision) -> Option<Device> {

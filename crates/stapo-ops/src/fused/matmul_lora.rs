@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::cuda::{Cuda, ElementType, SPLIT_K_BYTES, Slice};
+use crate::cuda::{Cuda, ElementType, Slice};
 use crate::device::Backend;
+use crate::lora::cuda::To;
 use crate::lora::{self, Adapter, small_m};
 use crate::matmul::cuda::{SPLIT_K, for_each_split, uses_split_k};
 use crate::matmul::small_m::Output;
@@ -48,7 +49,13 @@ pub fn forward<T: Float>(device: &Device, tokens: usize, product: Product<'_, T>
 }
 
 /// Whether the kernel that adds the terms sums up the partial sums of a split-K product, too.
-fn fits_split_k<T: Float>(cuda: &Cuda, d: matmul::Dims, weight: Slice, y: Slice, adapter: &Adapter<'_, T>) -> bool {
+fn fits_split_k<T: Float>(
+    cuda: &Cuda,
+    d: matmul::Dims,
+    weight: Slice,
+    y: Slice,
+    adapter: &Adapter<'_, T>,
+) -> bool {
     let is_one_module = adapter.modules.len() == 1 && adapter.modules[0].outputs.len == d.outputs;
     uses_split_k(d, weight) && y.kind == ElementType::Bf16 && is_one_module && lora::cuda::fits(cuda, adapter)
 }
@@ -61,11 +68,11 @@ fn run_split_k<T: Float>(
     hidden: Slice,
     y: Slice,
 ) {
-    for_each_split(cuda, d, x, weight, |start, n, partials| {
+    for_each_split(cuda, d, (x, weight), 0, |start, n, partials| {
         let pitch = adapter.pitch();
         let hidden = hidden.part(start * pitch, n * pitch);
         let y = y.part(start * d.outputs, n * d.outputs);
-        lora::cuda::expand(cuda, n, adapter, hidden, Some(partials), y);
+        lora::cuda::expand(cuda, n, adapter, hidden, To::SumOfPartials { partials, y });
     });
 }
 
@@ -146,22 +153,79 @@ pub fn forward_add_rmsnorm<T: Float>(
         let Product { x, weight, adapter, .. } = product;
         let operands = (x.cuda(), weight.view().cuda());
         let d = matmul::Dims { tokens: dims.tokens, inputs, outputs };
-        let output = Output::SplitK { n_splits: SPLIT_K };
-        // Large batches may not fit the workspace, and are not asked for.
-        let len = (SPLIT_K + 1) * dims.tokens.min(small_m::MAX_ROWS) * outputs;
-        if uses_split_k(d, operands.1) && 4 * len <= SPLIT_K_BYTES {
-            let partials = cuda.split_k_workspace(len);
-            if small_m::fits(output, cuda, d, operands, adapter, partials) {
-                small_m::run(output, cuda, d, operands, adapter, partials);
-                let addend = Addend::SplitKAndTerm(partials);
-                let add = Some(Addition { addend, rows: None, sum: sum.cuda() });
-                let (normed, inv_rms) = (out.normed.cuda(), out.inv_rms.cuda());
-                let weight = norm_weight.cuda();
-                return rmsnorm::cuda::forward(cuda, dims, stream.cuda(), add, weight, normed, inv_rms);
-            }
+        let norm = |start: usize, n: usize, partials: Slice| {
+            let rows = |slice: Slice| slice.part(start * dims.width, n * dims.width);
+            let addend = Addend::SplitKAndTerm(partials);
+            let add = Some(Addition { addend, rows: None, sum: rows(sum.cuda()) });
+            let (normed, inv_rms) = (rows(out.normed.cuda()), out.inv_rms.cuda().part(start, n));
+            let dims = rmsnorm::Dims { tokens: n, ..dims };
+            rmsnorm::cuda::forward(cuda, dims, rows(stream.cuda()), add, norm_weight.cuda(), normed, inv_rms);
+        };
+        if fits_few_rows(cuda, d, operands, adapter) {
+            let partials = cuda.split_k_workspace((SPLIT_K + 1) * d.tokens * outputs);
+            small_m::run(Output::SplitK { n_splits: SPLIT_K }, cuda, d, operands, adapter, partials);
+            return norm(0, d.tokens, partials);
+        }
+        if fits_split_k(cuda, d, operands.1, addend.cuda(), adapter) {
+            let mut hidden = product.hidden;
+            lora::project(device, dims.tokens, x, adapter, hidden.reborrow());
+            let hidden = hidden.into_view().cuda();
+            return for_each_split(cuda, d, operands, 1, |start, n, partials| {
+                let pitch = adapter.pitch();
+                let terms = partials.part(SPLIT_K * n * outputs, n * outputs);
+                lora::cuda::expand(cuda, n, adapter, hidden.part(start * pitch, n * pitch), To::Terms(terms));
+                norm(start, n, partials);
+            });
         }
     }
     forward(device, dims.tokens, product, addend.reborrow());
     let residual = rmsnorm::Residual { stream, addend: addend.into_view() };
     rmsnorm::forward_add(device, dims, residual, norm_weight, sum, out);
+}
+
+/// Whether one kernel computes the partial sums and the term of a product of few rows.
+fn fits_few_rows<T: Float>(
+    cuda: &Arc<Cuda>,
+    d: matmul::Dims,
+    of: (Slice, Slice),
+    adapter: &Adapter<'_, T>,
+) -> bool {
+    if d.tokens > small_m::MAX_ROWS || !uses_split_k(d, of.1) {
+        return false;
+    }
+    let partials = cuda.split_k_workspace((SPLIT_K + 1) * d.tokens * d.outputs);
+    small_m::fits(Output::SplitK { n_splits: SPLIT_K }, cuda, d, of, adapter, partials)
+}
+
+/// `lora::backward_input` of a layer that takes in a SwiGLU's output, then `swiglu::backward`. Shapes: d_hidden
+/// `[T, pitch]`; d_activated `[T, width]`, the gradient without the terms' part, left holding anything; gate_up, d_gate_up
+/// `[T, 2 width]`, the last overwritten.
+pub fn backward_swiglu<T: Float>(
+    device: &Device,
+    dims: swiglu::Dims,
+    adapter: &Adapter<'_, T>,
+    (d_hidden, mut d_activated): (View<'_, T>, ViewMut<'_, T>),
+    gate_up: View<'_, T>,
+    d_gate_up: ViewMut<'_, T>,
+) {
+    let op = "fused::matmul_lora::backward_swiglu";
+    check(op, "d_activated", d_activated.len(), dims.tokens * dims.width);
+    check(op, "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
+    check(op, "d_gate_up", d_gate_up.len(), 2 * dims.tokens * dims.width);
+    if let Backend::Cuda(cuda) = device.backend()
+        && lora::cuda::fits(cuda, adapter)
+    {
+        check(op, "d_hidden", d_hidden.len(), dims.tokens * adapter.pitch());
+        let of_down = (d_hidden.cuda(), d_activated.cuda());
+        return lora::cuda::backward_swiglu(
+            cuda,
+            dims.tokens,
+            adapter,
+            of_down,
+            gate_up.cuda(),
+            d_gate_up.cuda(),
+        );
+    }
+    lora::backward_input(device, dims.tokens, adapter, d_hidden, d_activated.reborrow());
+    swiglu::backward(device, dims, gate_up, d_activated.into_view(), d_gate_up);
 }

@@ -11,7 +11,9 @@ __device__ __forceinline__ void backward_hidden(const Maps& d_y, const Maps& b, 
     int module = blockIdx.y % m.n, column = blockIdx.y / m.n * 64, first = blockIdx.x * ROWS;
     int n_steps = (m.outputs[module] + STEP - 1) / STEP;
     if (threadIdx.x == CONSUMERS) ring.init(), mbarrier_init_fence();
+    launch_dependents();
     __syncthreads();
+    wait_for_previous_kernel();
     if (threadIdx.x == CONSUMERS) {
         for (int step = 0; step < n_steps; ++step) {
             u64* full = ring.begin_fill(step);
@@ -33,8 +35,8 @@ __device__ __forceinline__ void backward_hidden(const Maps& d_y, const Maps& b, 
         fence_registers(d);
         if (threadIdx.x % 32 == 0) ring.arrive_empty(step);
     }
-    // The last module also sets the columns that fill hidden up.
-    int end = module + 1 == m.n ? m.pitch : m.hidden[module] + m.rank;
+    // Columns between the ranks of two modules, and behind the last, become 0 as rows of the factor are.
+    int end = module + 1 == m.n ? m.pitch : m.hidden[module] + m.apart;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -70,10 +72,12 @@ __device__ __forceinline__ void backward_factor(const Maps& map_y, const TensorM
     u64* barriers = (u64*)(tiles + STAGES * SIZE);
     Ring<STAGES, SIZE> ring = {tiles, barriers, barriers + STAGES};
     Place place = find_place(m, 128);
-    int n_chunks = (m.rank + N - 1) / N, split = blockIdx.y / n_chunks, chunk = blockIdx.y % n_chunks * N;
+    int n_chunks = (m.columns + N - 1) / N, split = blockIdx.y / n_chunks, chunk = blockIdx.y % n_chunks * N;
     int from = split * per_split, n_steps = (min(n, from + per_split) - from + STEP - 1) / STEP;
     if (threadIdx.x == CONSUMERS) ring.init(), mbarrier_init_fence();
+    launch_dependents();
     __syncthreads();
+    wait_for_previous_kernel();
     if (threadIdx.x == CONSUMERS) {
         const TensorMap& y = map_y.of[place.module];
         for (int step = 0; step < n_steps; ++step) {
@@ -104,7 +108,9 @@ __device__ __forceinline__ void backward_factor(const Maps& map_y, const TensorM
         fence_registers(d[0]), fence_registers(d[1]);
         if (threadIdx.x % 32 == 0) ring.arrive_empty(step);
     }
-    float* part = parts + (size_t)split * m.rank * of;
+    // Rows of the first factors of all modules, or of one module's rank.
+    int n_ranks = OF_A ? m.columns / m.apart * m.rank : m.rank;
+    float* part = parts + (size_t)split * n_ranks * of;
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
@@ -112,8 +118,9 @@ __device__ __forceinline__ void backward_factor(const Maps& map_y, const TensorM
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int output = place.column + tile * 64 + result_row() + i / 2 * 8;
-                int rank = chunk + result_column() + j * 8 + i % 2;
-                if (output >= m.outputs[place.module] || rank >= m.rank) continue;
+                int at = chunk + result_column() + j * 8 + i % 2, rank = OF_A ? at % m.apart : at;
+                if (output >= m.outputs[place.module] || rank >= m.rank || at >= m.columns) continue;
+                rank += OF_A ? at / m.apart * m.rank : 0;
                 output += m.start[place.module];
                 part[OF_A ? (size_t)rank * of + output : (size_t)output * m.rank + rank] = d[tile][j][i];
             }
@@ -137,8 +144,82 @@ BACKWARD_FACTOR(b, 64, 4, false)
 // to [n] (+)= the sum of parts [splits, stride], n numbers from the start of each, in order.
 KERNEL lora_sum_parts(const float* parts, float* to, int n, int splits, u64 stride, int adds) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
+    launch_dependents();
+    wait_for_previous_kernel();
     if (i >= n) return;
     float sum = parts[i];
     for (int s = 1; s < splits; ++s) sum += parts[s * stride + i];
     to[i] = adds ? to[i] + sum : sum;
+}
+
+// d_activated += d_hidden A, rounded but not stored, and from it the gradients of gate and up (see swiglu.cu). A block takes
+// 128 columns and `at_once` tiles of 64 rows one after another; each warpgroup has 64 of the columns. UPDATERS threads.
+// Grid: (tiles of columns, groups of tiles of rows). Shared: A [depth, 128], d_hidden [64, depth], depth rounded up to 64;
+// d_activated, gate and up [64, 128], of which the last two become their gradients; an mbarrier.
+KERNEL __launch_bounds__(UPDATERS)
+lora_backward_swiglu(const __grid_constant__ TensorMap d_activated, const __grid_constant__ TensorMap d_hidden,
+                     const __grid_constant__ TensorMap a, const __grid_constant__ Maps gate_up,
+                     const __grid_constant__ Maps d_gate_up, int width, int depth, int n, int at_once) {
+    int padded = whole_tiles(depth), first = blockIdx.y * at_once, column = blockIdx.x * 128, group = threadIdx.x / 128;
+    int n_tiles = min(at_once, (n + ROWS - 1) / ROWS - first);
+    bf16 *factor = aligned_memory(), *left = factor + 128 * padded, *d_out = left + ROWS * padded;
+    bf16 *gate = d_out + 2 * TILE, *up = gate + 2 * TILE;
+    u64* full = (u64*)(up + 2 * TILE);
+    auto load = [&](int i) {
+        int row = (first + i) * ROWS;
+        mbarrier_arrive_expect_bytes(full, 2 * (ROWS * padded + 6 * TILE + (i == 0 ? 128 * padded : 0)));
+        for (int c = 0; c < padded; c += 64) {
+            if (i == 0) tma_load_tile(factor + c * 64, a, column, c, full);
+            if (i == 0) tma_load_tile(factor + (padded + c) * 64, a, column + 64, c, full);
+            tma_load_tile(left + c * ROWS, d_hidden, c, row, full);
+        }
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            tma_load_tile(d_out + part * TILE, d_activated, column + part * 64, row, full);
+            tma_load_tile(gate + part * TILE, gate_up.of[0], column + part * 64, row, full);
+            tma_load_tile(up + part * TILE, gate_up.of[1], column + part * 64, row, full);
+        }
+    };
+    launch_dependents();
+    wait_for_previous_kernel();
+    if (threadIdx.x == 0) {
+        mbarrier_init(full, 1);
+        mbarrier_init_fence();
+        load(0);
+    }
+    __syncthreads();
+    for (int i = 0; i < n_tiles; ++i) {
+        mbarrier_wait(full, i % 2);
+        float d[8][4];
+        term<64, 128, 1>(d, left, factor + group * padded * 64, 0, depth);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                int row = result_row() + half * 8, at = group * 64 + result_column() + j * 8;
+                u32 *gates = pair_at(gate, row, at), *ups = pair_at(up, row, at), both = *pair_at(d_out, row, at);
+                both = pack(low_half(both) + d[j][2 * half], high_half(both) + d[j][2 * half + 1]);
+                float d_gate[2], d_up[2];
+#pragma unroll
+                for (int k = 0; k < 2; ++k) {
+                    float g = k ? high_half(*gates) : low_half(*gates), u = k ? high_half(*ups) : low_half(*ups);
+                    float of_out = k ? high_half(both) : low_half(both), s = sigmoid(g), silu = g * s;
+                    d_gate[k] = of_out * u * fmaf(silu, 1.0f - s, s);
+                    d_up[k] = of_out * silu;
+                }
+                *gates = pack(d_gate[0], d_gate[1]);
+                *ups = pack(d_up[0], d_up[1]);
+            }
+        fence_async_proxy_shared();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (int part = 0; part < 2 && column + part * 64 < width; ++part) {
+                tma_store_tile(d_gate_up.of[0], column + part * 64, (first + i) * ROWS, gate + part * TILE);
+                tma_store_tile(d_gate_up.of[1], column + part * 64, (first + i) * ROWS, up + part * TILE);
+            }
+            tma_store_commit();
+            tma_store_wait();
+            if (i + 1 < n_tiles) load(i + 1);
+        }
+    }
 }

@@ -25,7 +25,9 @@ __device__ __forceinline__ void project(const TensorMap& map_x, const TensorMap&
     int part = blockIdx.x % PARTS, first = blockIdx.x / PARTS * ROWS, column = blockIdx.y * N;
     int from = part * split, n_steps = (max(0, min(depth, from + split) - from) + STEP - 1) / STEP;
     if (threadIdx.x == CONSUMERS) ring.init(), mbarrier_init_fence();
+    launch_dependents();
     __syncthreads();
+    wait_for_previous_kernel();
     float d[N / 8][4] = {};
     if (threadIdx.x == CONSUMERS) {
         for (int step = 0; step < n_steps; ++step) {
@@ -80,22 +82,22 @@ __device__ __forceinline__ void project(const TensorMap& map_x, const TensorMap&
                          int n, int pitch, int depth, int split, float scale) {                                        \
         project<N, STAGES>(x, a, hidden, n, pitch, depth, split, scale);                                               \
     }
-PROJECT(16, 6)
-PROJECT(32, 6)
+PROJECT(16, 8)
+PROJECT(32, 8)
 PROJECT(64, 5)
 PROJECT(96, 4)
 
 // Rounds a depth up to whole tiles.
 __device__ __forceinline__ int whole_tiles(int depth) { return (depth + 63) / 64 * 64; }
 
-// d = left right over `depth`. left [64, depth] lies in parts of 64 columns; right is [N, depth] in such parts or, with
-// MN_MAJOR, [depth, N] in parts of 64 columns.
-template <int N, int MN_MAJOR>
-__device__ __forceinline__ void term(float (&d)[N / 8][4], const bf16* left, const bf16* right, int depth) {
+// d = left right over `depth`. left [64, depth] lies in parts of 64 columns; right is N rows from `row` on of [rows,
+// depth] in such parts (ROWS_RIGHT rows) or, with MN_MAJOR, [depth, N].
+template <int N, int ROWS_RIGHT, int MN_MAJOR>
+__device__ __forceinline__ void term(float (&d)[N / 8][4], const bf16* left, const bf16* right, int row, int depth) {
     int padded = whole_tiles(depth);
     wgmma_fence();
     for (int k = 0; k < depth; k += 16) {
-        u64 b = MN_MAJOR ? descriptor(right + k * 64, padded * 128, 1024) : k_major_operand<N>(right, 0, k);
+        u64 b = MN_MAJOR ? descriptor(right + k * 64, padded * 128, 1024) : k_major_operand<ROWS_RIGHT>(right, row, k);
         wgmma_shared<0, MN_MAJOR>(d, k_major_operand<ROWS>(left, 0, k), b, k > 0);
     }
     wgmma_commit();
@@ -103,26 +105,36 @@ __device__ __forceinline__ void term(float (&d)[N / 8][4], const bf16* left, con
     fence_registers(d);
 }
 
-// y = round(y + term) or, where `partials` [PARTS, n, outputs] of a split-K product are given, y = round(round(their sum)
-// + term). A block takes 128 columns of one module and `at_once` tiles of 64 rows, one after another; the next tile is
-// loaded meanwhile. Grid: (tiles of columns of all modules, groups of tiles of rows). 128 threads. Shared: the factor
-// [128, depth], 2 x (hidden [64, depth], y [64, 128]), depths rounded up to 64; mbarriers.
-template <int MN_MAJOR>
+// What becomes of a term.
+enum class To {
+    // y = round(y + term).
+    Y,
+    // y = round(round(sum of partials [PARTS, n, outputs] of a split-K product) + term).
+    SumOfPartials,
+    // terms [n, outputs] = term, in f32.
+    Terms,
+};
+
+// Adds the terms of 128 columns of one module, for `at_once` tiles of 64 rows one after another; the next tile is loaded
+// meanwhile. Each warpgroup has 64 of the columns. Grid: (tiles of columns of all modules, groups of tiles of rows).
+// UPDATERS threads. Shared: the factor [128, depth], 2 x (hidden [64, depth], y [64, 128]), depths rounded up to 64;
+// mbarriers.
+template <int MN_MAJOR, To TO>
 __device__ __forceinline__ void expand(const Maps& map_y, const TensorMap& map_hidden, const Maps& map_factor,
-                                       const float* partials, const Modules& m, int depth, int n, int at_once) {
+                                       float* numbers, const Modules& m, int depth, int n, int at_once) {
     Place place = find_place(m, 128);
     const TensorMap& to = map_y.of[place.module];
     const TensorMap& factors = map_factor.of[place.module];
-    int padded = whole_tiles(depth), first = blockIdx.y * at_once;
+    int padded = whole_tiles(depth), first = blockIdx.y * at_once, group = threadIdx.x / 128;
     int n_tiles = min(at_once, (n + ROWS - 1) / ROWS - first), size = ROWS * padded + 2 * TILE;
     bf16 *factor = aligned_memory(), *stages = factor + 128 * padded;
     u64* full = (u64*)(stages + 2 * size);
-    bool is_second_there = place.column + 64 < m.outputs[place.module];
+    int outputs = m.outputs[place.module], column = place.column + group * 64 + result_column();
     auto load = [&](int i) {
         bf16* stage = stages + i % 2 * size;
         u64* barrier = full + i % 2;
         int row = (first + i) * ROWS, more = i == 0 ? 128 * padded : 0;
-        mbarrier_arrive_expect_bytes(barrier, 2 * (ROWS * padded + (partials ? 0 : 2 * TILE) + more));
+        mbarrier_arrive_expect_bytes(barrier, 2 * (ROWS * padded + (TO == To::Y ? 2 * TILE : 0) + more));
         for (int c = 0; c < padded && i == 0; c += 64) {
             if (MN_MAJOR) {
                 tma_load_tile(factor + c * 64, factors, place.column, c, barrier);
@@ -132,11 +144,13 @@ __device__ __forceinline__ void expand(const Maps& map_y, const TensorMap& map_h
             }
         }
         for (int c = 0; c < padded; c += 64)
-            tma_load_tile(stage + c * ROWS, map_hidden, (MN_MAJOR ? 0 : m.hidden[place.module]) + c, row, barrier);
-        if (partials) return;
+            tma_load_tile(stage + c * ROWS, map_hidden, m.hidden[place.module] + c, row, barrier);
+        if (TO != To::Y) return;
         tma_load_tile(stage + ROWS * padded, to, place.column, row, barrier);
         tma_load_tile(stage + ROWS * padded + TILE, to, place.column + 64, row, barrier);
     };
+    launch_dependents();
+    wait_for_previous_kernel();
     if (threadIdx.x == 0) {
         mbarrier_init(full, 1), mbarrier_init(full + 1, 1);
         mbarrier_init_fence();
@@ -147,59 +161,70 @@ __device__ __forceinline__ void expand(const Maps& map_y, const TensorMap& map_h
     for (int i = 0; i < n_tiles; ++i) {
         bf16 *left = stages + i % 2 * size, *y = left + ROWS * padded;
         mbarrier_wait(full + i % 2, i / 2 % 2);
-        float d[16][4];
-        term<128, MN_MAJOR>(d, left, factor, depth);
+        float d[8][4];
+        term<64, 128, MN_MAJOR>(d, left, factor + (MN_MAJOR ? group * padded * 64 : 0), group * 64, depth);
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+        for (int half = 0; half < 2; ++half) {
+            int row = result_row() + half * 8;
+            size_t of = (size_t)((first + i) * ROWS + row) * outputs + column;
+            bool is_row = (first + i) * ROWS + row < n;
 #pragma unroll
-            for (int j = 0; j < 16; ++j) {
-                int row = result_row() + half * 8, column = result_column() + j * 8;
-                u32* at = pair_at(y, row, column);
-                u32 before;
-                if (partials) {
-                    float2 sum = make_float2(0.0f, 0.0f);
-                    size_t of = (size_t)((first + i) * ROWS + row) * m.outputs[0] + place.column + column;
-                    bool is_there = (first + i) * ROWS + row < n && place.column + column < m.outputs[0];
-                    for (int p = 0; p < PARTS && is_there; ++p) {
-                        float2 part = *(const float2*)(partials + (size_t)p * n * m.outputs[0] + of);
-                        sum = p == 0 ? part : make_float2(sum.x + part.x, sum.y + part.y);
-                    }
-                    before = pack(sum.x, sum.y);
-                } else {
-                    before = *at;
+            for (int j = 0; j < 8; ++j) {
+                u32* at = pair_at(y, row, group * 64 + result_column() + j * 8);
+                bool is_there = is_row && column + j * 8 < outputs;
+                float2 before = make_float2(0.0f, 0.0f);
+                if (TO == To::Terms) {
+                    if (is_there) *(float2*)(numbers + of + j * 8) = make_float2(d[j][2 * half], d[j][2 * half + 1]);
+                    continue;
                 }
-                *at = pack(low_half(before) + d[j][2 * half], high_half(before) + d[j][2 * half + 1]);
+                if (TO == To::SumOfPartials && is_there) {
+                    before = *(const float2*)(numbers + of + j * 8);
+#pragma unroll
+                    for (int p = 1; p < PARTS; ++p) {
+                        float2 part = *(const float2*)(numbers + (size_t)p * n * outputs + of + j * 8);
+                        before.x += part.x, before.y += part.y;
+                    }
+                }
+                u32 pair = TO == To::Y ? *at : pack(before.x, before.y);
+                *at = pack(low_half(pair) + d[j][2 * half], high_half(pair) + d[j][2 * half + 1]);
             }
-        fence_async_proxy_shared();
+        }
+        if (TO != To::Terms) fence_async_proxy_shared();
         __syncthreads();
         if (threadIdx.x == 0) {
-            tma_store_tile(to, place.column, (first + i) * ROWS, y);
-            if (is_second_there) tma_store_tile(to, place.column + 64, (first + i) * ROWS, y + TILE);
-            tma_store_commit();
-            tma_store_wait();
+            if (TO != To::Terms) {
+                tma_store_tile(to, place.column, (first + i) * ROWS, y);
+                if (place.column + 64 < outputs) tma_store_tile(to, place.column + 64, (first + i) * ROWS, y + TILE);
+                tma_store_commit();
+                tma_store_wait();
+            }
             if (i + 2 < n_tiles) load(i + 2);
         }
     }
 }
 
-KERNEL __launch_bounds__(CONSUMERS)
-lora_expand(const __grid_constant__ Maps y, const __grid_constant__ TensorMap hidden, const __grid_constant__ Maps b,
-            const float* partials, const __grid_constant__ Modules modules, int depth, int n, int at_once) {
-    expand<0>(y, hidden, b, partials, modules, depth, n, at_once);
-}
+#define EXPAND(NAME, TO)                                                                                               \
+    KERNEL __launch_bounds__(UPDATERS)                                                                                 \
+        NAME(const __grid_constant__ Maps y, const __grid_constant__ TensorMap hidden, const __grid_constant__ Maps b, \
+             float* numbers, const __grid_constant__ Modules modules, int depth, int n, int at_once) {                 \
+        expand<0, TO>(y, hidden, b, numbers, modules, depth, n, at_once);                                              \
+    }
+EXPAND(lora_expand, To::Y)
+EXPAND(lora_expand_partials, To::SumOfPartials)
+EXPAND(lora_expand_terms, To::Terms)
 
 // d_x += d_hidden A: one module, whose outputs are the inputs of the layer.
-KERNEL __launch_bounds__(CONSUMERS)
+KERNEL __launch_bounds__(UPDATERS)
 lora_backward_input(const __grid_constant__ Maps d_x, const __grid_constant__ TensorMap d_hidden,
-                    const __grid_constant__ Maps a, const __grid_constant__ Modules modules, int depth, int n,
-                    int at_once) {
-    expand<1>(d_x, d_hidden, a, 0, modules, depth, n, at_once);
+                    const __grid_constant__ Maps a, float* numbers, const __grid_constant__ Modules modules, int depth,
+                    int n, int at_once) {
+    expand<1, To::Y>(d_x, d_hidden, a, numbers, modules, depth, n, at_once);
 }
 
 // The terms of gate and up, and their SwiGLU: gate and up += term, out = silu(gate) up. As expand, with 64 columns of
 // both modules a block; gate and up are written back where `keeps`. Shared: two factors [64, depth], 2 x (two hidden [64,
 // depth], gate, up and out [64, 64]); mbarriers.
-KERNEL __launch_bounds__(CONSUMERS)
+KERNEL __launch_bounds__(UPDATERS)
 lora_expand_swiglu(const __grid_constant__ Maps y, const __grid_constant__ TensorMap hidden,
                    const __grid_constant__ Maps b, const __grid_constant__ TensorMap out,
                    const __grid_constant__ Modules m, int n, int at_once, int keeps) {
@@ -207,6 +232,7 @@ lora_expand_swiglu(const __grid_constant__ Maps y, const __grid_constant__ Tenso
     int n_tiles = min(at_once, (n + ROWS - 1) / ROWS - first), size = 2 * ROWS * padded + 3 * TILE;
     bf16 *factors = aligned_memory(), *stages = factors + 2 * 64 * padded;
     u64* full = (u64*)(stages + 2 * size);
+    int group = threadIdx.x / 128;
     auto load = [&](int i) {
         bf16* stage = stages + i % 2 * size;
         u64* barrier = full + i % 2;
@@ -221,6 +247,8 @@ lora_expand_swiglu(const __grid_constant__ Maps y, const __grid_constant__ Tenso
             tma_load_tile(stage + 2 * ROWS * padded + module * TILE, y.of[module], column, row, barrier);
         }
     };
+    launch_dependents();
+    wait_for_previous_kernel();
     if (threadIdx.x == 0) {
         mbarrier_init(full, 1), mbarrier_init(full + 1, 1);
         mbarrier_init_fence();
@@ -231,20 +259,21 @@ lora_expand_swiglu(const __grid_constant__ Maps y, const __grid_constant__ Tenso
     for (int i = 0; i < n_tiles; ++i) {
         bf16 *left = stages + i % 2 * size, *gate = left + 2 * ROWS * padded, *up = gate + TILE, *to = up + TILE;
         mbarrier_wait(full + i % 2, i / 2 % 2);
-        float g[8][4], u[8][4];
-        term<64, 0>(g, left, factors, m.rank);
-        term<64, 0>(u, left + ROWS * padded, factors + 64 * padded, m.rank);
+        float g[4][4], u[4][4];
+        term<32, 64, 0>(g, left, factors, group * 32, m.rank);
+        term<32, 64, 0>(u, left + ROWS * padded, factors + 64 * padded, group * 32, m.rank);
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                int row = result_row() + half * 8, at = result_column() + j * 8;
+            for (int j = 0; j < 4; ++j) {
+                int row = result_row() + half * 8, at = group * 32 + result_column() + j * 8;
                 u32 *gates = pair_at(gate, row, at), *ups = pair_at(up, row, at);
-                *gates = pack(low_half(*gates) + g[j][2 * half], high_half(*gates) + g[j][2 * half + 1]);
-                *ups = pack(low_half(*ups) + u[j][2 * half], high_half(*ups) + u[j][2 * half + 1]);
-                float low = low_half(*gates), high = high_half(*gates);
+                u32 both_g = pack(low_half(*gates) + g[j][2 * half], high_half(*gates) + g[j][2 * half + 1]);
+                u32 both_u = pack(low_half(*ups) + u[j][2 * half], high_half(*ups) + u[j][2 * half + 1]);
+                float low = low_half(both_g), high = high_half(both_g);
+                if (keeps) *gates = both_g, *ups = both_u;
                 *pair_at(to, row, at) =
-                    pack(low * sigmoid(low) * low_half(*ups), high * sigmoid(high) * high_half(*ups));
+                    pack(low * sigmoid(low) * low_half(both_u), high * sigmoid(high) * high_half(both_u));
             }
         fence_async_proxy_shared();
         __syncthreads();

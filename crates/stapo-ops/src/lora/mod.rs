@@ -40,9 +40,10 @@ pub struct Module {
     pub outputs: Band,
 }
 
-/// Columns of `hidden` for the adapters of `n_modules` modules: whole matrix instructions of a GPU.
+/// Columns of `hidden` for the adapters of `n_modules` modules: whole matrix instructions of a GPU, which puts the modules
+/// at multiples of 8 columns.
 pub fn pitch(n_modules: usize, rank: usize) -> usize {
-    (n_modules * rank).next_multiple_of(16)
+    (n_modules * rank.next_multiple_of(8)).next_multiple_of(16)
 }
 
 /// The adapters of a linear layer: of one rank and one factor s.
@@ -89,7 +90,11 @@ impl<T: Float> Adapter<'_, T> {
             check(op, "rank", inputs, self.rank());
             check(op, "start of a module", module.hidden.start, place * self.rank());
             let Band { start, len, of } = module.outputs;
-            assert!(start + len <= of && of == self.outputs(), "{op}: columns {start}..{} of {of}", start + len);
+            assert!(
+                start + len <= of && of == self.outputs(),
+                "{op}: columns {start}..{} of {of}",
+                start + len
+            );
         }
     }
 }
@@ -136,7 +141,7 @@ pub fn expand<T: Float>(
             }
         }
         Backend::Cuda(cuda) if cuda::fits(cuda, adapter) => {
-            cuda::expand(cuda, tokens, adapter, hidden.cuda(), None, y.cuda());
+            cuda::expand(cuda, tokens, adapter, hidden.cuda(), cuda::To::Y(y.cuda()));
         }
         Backend::Cuda(cuda) => cuda_plain::expand(cuda, tokens, adapter, hidden.cuda(), y.cuda()),
     }

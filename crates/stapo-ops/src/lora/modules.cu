@@ -9,7 +9,9 @@ struct alignas(64) Maps {
 };
 
 // The modules of a linear layer that have an adapter. `hidden` [T, pitch] has x A^T of module i from column hidden[i]
-// on; the module's outputs are `outputs[i]` columns of y from start[i] on.
+// on, where each module takes `apart` columns, the rank rounded up to 8 (the TMA reads from multiples of 16 bytes on).
+// The module's outputs are `outputs[i]` columns of y from start[i] on. `columns` of hidden take part in a product: the
+// rank, or all of them.
 struct Modules {
-    int n, rank, pitch, hidden[MODULES], start[MODULES], outputs[MODULES];
+    int n, rank, apart, columns, pitch, hidden[MODULES], start[MODULES], outputs[MODULES];
 };

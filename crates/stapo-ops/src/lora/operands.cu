@@ -5,6 +5,8 @@
 #define STEP 64
 #define CONSUMERS 128
 #define THREADS (CONSUMERS + 32)
+// Threads of the kernels that update tiles in place: two warpgroups with half of a tile's columns each.
+#define UPDATERS 256
 // Elements of a tile of 64 rows and 64 columns.
 #define TILE (64 * 64)
 
@@ -78,8 +80,8 @@ __device__ __forceinline__ Place find_place(const Modules& m, int width) {
     return {module, tile * width};
 }
 
-// The row and the column of the first of a thread's results in a product of 64 rows.
-__device__ __forceinline__ int result_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
+// The row and the column of the first of a thread's results in a product of a warpgroup with 64 rows.
+__device__ __forceinline__ int result_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int result_column() { return threadIdx.x % 4 * 2; }
 
 // Where a pair of columns lies in a swizzled tile of 64 rows, in parts of 64 columns.

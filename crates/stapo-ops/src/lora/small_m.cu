@@ -21,7 +21,7 @@ __device__ __forceinline__ u32 load_acquire(const u32* from) {
     return x;
 }
 
-// One of the first blocks: its part of x A^T.
+// One of the first blocks: its part of x A^T. Shared memory is that of the products, which have more.
 template <int MATRICES>
 __device__ __forceinline__ void hidden_part(const TensorMap& x, const TensorMap& a, const Adapters& adapters, int n,
                                             int depth) {
@@ -42,11 +42,12 @@ __device__ __forceinline__ void hidden_part(const TensorMap& x, const TensorMap&
     };
     int own = max(0, min(adapters.split, depth - from));
     if (own > 0) {
-        small_m_product<HIDDEN_COLUMNS, MATRICES, 2, 2>(x, a, Share{0, from, own, HIDDEN_COLUMNS}, n, finish);
+        constexpr int STAGES = MATRICES == 1 ? 4 : 3;
+        small_m_product<HIDDEN_COLUMNS, MATRICES, STAGES, STAGES>(x, a, Share{0, from, own, HIDDEN_COLUMNS}, n, finish);
     } else {
         launch_dependents();
         wait_for_previous_kernel();
-        for (int i = threadIdx.x; i < n * pitch; i += THREADS) to[i] = 0.0f;
+        for (int i = threadIdx.x; i < n * pitch; i += blockDim.x) to[i] = 0.0f;
         __threadfence();
     }
     __syncthreads();
@@ -66,102 +67,107 @@ __device__ __forceinline__ void hidden_parts(const TensorMap& x, const TensorMap
         hidden_part<3>(x, a, adapters, n, depth);
 }
 
-// The second factors of the modules that a block's N columns belong to, at most two.
-template <int N> struct SecondFactors {
-    static constexpr int SIZE = 2 * N * 64;
+// s x A^T and the second factors of the modules that a block's N columns belong to, at most two.
+template <int N> struct Terms {
+    // Two tiles of second factors, and one of s x A^T: ranks of the first module in columns 0 to 31, then of the second.
+    static constexpr int SIZE = 2 * N * 64 + ROWS * 64;
     const Maps* maps;
+    const Adapters* adapters;
+    // Rows of x, and blocks that read x A^T.
+    int n_rows, n_blocks;
     int n, module[2], row[2];
-    bf16* tiles;
-    u64* full;
+    bf16 *tiles, *hidden;
+    u64 *factors_full, *hidden_full;
 
-    __device__ __forceinline__ void init(bf16* memory, u64* barrier) {
-        tiles = memory, full = barrier;
-        if (threadIdx.x == CONSUMERS) mbarrier_init(full, 1);
+    __device__ __forceinline__ void init(bf16* memory, u64* barriers) {
+        tiles = memory, hidden = memory + 2 * N * 64, factors_full = barriers, hidden_full = barriers + 1;
+        if (threadIdx.x == CONSUMERS) mbarrier_init(factors_full, 1), mbarrier_init(hidden_full, 64);
     }
     __device__ __forceinline__ void load() {
         if (n == 0) return;
-        mbarrier_arrive_expect_bytes(full, n * N * 64 * 2);
-        for (int i = 0; i < n; ++i) tma_load_tile(tiles + i * N * 64, maps->of[module[i]], 0, row[i], full);
+        mbarrier_arrive_expect_bytes(factors_full, n * N * 64 * 2);
+        for (int i = 0; i < n; ++i) tma_load_tile(tiles + i * N * 64, maps->of[module[i]], 0, row[i], factors_full);
     }
     __device__ __forceinline__ void add(int of, int first) { module[n] = of, row[n] = first, ++n; }
+
+    // Two warps wait for the parts of x A^T, a thread for each row, add them up and leave them in shared memory. The
+    // kernel in front, which sets the counters back, has ended then.
+    __device__ __forceinline__ void help() {
+        if (n_blocks == 0) return;
+        const Modules& m = adapters->modules;
+        int at = threadIdx.x - THREADS;
+        wait_for_previous_kernel();
+        if (at % 32 == 0)
+            while (load_acquire(adapters->counters) < PARTS) {
+            }
+        __syncwarp();
+        for (int i = 0; i < n; ++i)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                int column = m.hidden[module[i]] + c * 8;
+                bool is_there = at < n_rows && column < m.pitch && c * 8 < m.rank;
+                float x[8] = {};
+                const float* from = adapters->parts + at * m.pitch + column;
+#pragma unroll
+                for (int p = 0; p < PARTS && is_there; ++p)
+#pragma unroll
+                    for (int q = 0; q < 8; q += 4) {
+                        float4 part = __ldcg((const float4*)(from + p * ROWS * m.pitch + q));
+                        float y[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+                        for (int k = 0; k < 4; ++k) x[q + k] = p == 0 ? y[k] : x[q + k] + y[k];
+                    }
+#pragma unroll
+                for (int k = 0; k < 8; ++k) x[k] *= adapters->scale;
+                *(uint4*)(hidden + at * 64 + ((i * 4 + c) ^ at % 8) * 8) =
+                    make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+            }
+        mbarrier_arrive(hidden_full);
+        __syncwarp();
+        if (at % 32 == 0 && atomicAdd(adapters->counters + 1, 1u) == 2 * n_blocks - 1) {
+            adapters->counters[0] = 0, adapters->counters[1] = 0;
+            __threadfence();
+        }
+    }
 };
 
 // The modules of N columns of y from `first` on. Rows of a module's factor outside of it are read as 0.
-template <int N> __device__ __forceinline__ SecondFactors<N> factors_of(const Maps& maps, const Modules& m, int first) {
-    SecondFactors<N> factors = {&maps};
-    for (int i = 0; i < m.n; ++i)
-        if (first < m.start[i] + m.outputs[i] && first + N > m.start[i] && factors.n < 2)
-            factors.add(i, first - m.start[i]);
-    return factors;
-}
-
-// The consumers wait for all parts of x A^T. The kernel in front, which resets the counters, has ended then.
-__device__ __forceinline__ void wait_for_hidden(const Adapters& adapters) {
-    wait_for_previous_kernel();
-    if (threadIdx.x % 32 == 0)
-        while (load_acquire(adapters.counters) < PARTS) {
-        }
-    __syncwarp();
-}
-
-// Called by the consumers of each of `n_blocks` blocks after they have read.
-__device__ __forceinline__ void hidden_was_read(const Adapters& adapters, int n_blocks) {
-    asm volatile("bar.sync 1, 128;" ::: "memory");
-    if (threadIdx.x == 0 && atomicAdd(adapters.counters + 1, 1u) == n_blocks - 1) {
-        adapters.counters[0] = 0, adapters.counters[1] = 0;
-        __threadfence();
-    }
-}
-
-// s x A^T in bf16, summed from its parts: columns `at` and at + 1 of a module.
-__device__ __forceinline__ u32 hidden_pair(const Adapters& adapters, int n, int row, int at) {
-    float x[2];
-    int pitch = adapters.modules.pitch;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        bool is_there = row < n && at + i < pitch;
-        const float* from = adapters.parts + row * pitch + at + i;
-        x[i] = is_there ? __ldcg(from) : 0.0f;
-#pragma unroll
-        for (int p = 1; p < PARTS; ++p) x[i] += is_there ? __ldcg(from + p * ROWS * pitch) : 0.0f;
-    }
-    return pack(x[0] * adapters.scale, x[1] * adapters.scale);
-}
-
-// The chain over the ranks of module factors.module[i] for its columns; 0 for the others. Ranks up to 32.
 template <int N>
-__device__ __forceinline__ void add_chain(float (&term)[N / 8][4], const Adapters& adapters,
-                                          const SecondFactors<N>& factors, int i, int n, bool adds) {
+__device__ __forceinline__ Terms<N> terms_of(const Maps& maps, const Adapters& adapters, int n_rows, int n_blocks,
+                                             int first) {
     const Modules& m = adapters.modules;
-    int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, start = m.hidden[factors.module[i]] + threadIdx.x % 4 * 2;
-    u32 a[2][4];
+    Terms<N> terms = {&maps, &adapters, n_rows, n_blocks};
+    for (int i = 0; i < m.n; ++i)
+        if (first < m.start[i] + m.outputs[i] && first + N > m.start[i] && terms.n < 2) terms.add(i, first - m.start[i]);
+    return terms;
+}
+
+// The chain over the ranks of the terms' module i for its columns; 0 for the others. Ranks up to 32.
+template <int N>
+__device__ __forceinline__ void add_chain(float (&term)[N / 8][4], const Terms<N>& terms, int i, bool adds) {
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16, rank = terms.adapters->modules.rank;
+    u32 of_row = shared_address(terms.hidden + row * 64), a[2][4];
 #pragma unroll
-    for (int c = 0; c < 2; ++c)
-#pragma unroll
-        for (int q = 0; q < 4; ++q)
-            a[c][q] = c * 16 < m.rank ? hidden_pair(adapters, n, row + q % 2 * 8, start + c * 16 + q / 2 * 8) : 0u;
+    for (int c = 0; c < 2; ++c) ldmatrix_at(a[c], of_row + ((i * 4 + c * 2 + lane / 16) ^ row % 8) * 16);
     wgmma_fence();
-#pragma unroll
-    for (int c = 0; c < 2; ++c)
-        if (c * 16 < m.rank)
-            wgmma_tile<N>(term, a[c], k_major_operand<N>(factors.tiles + i * N * 64, 0, c * 16), adds || c > 0);
+    wgmma_tile<N>(term, a[0], k_major_operand<N>(terms.tiles + i * N * 64, 0, 0), adds);
+    if (rank > 16) wgmma_tile<N>(term, a[1], k_major_operand<N>(terms.tiles + i * N * 64, 0, 16), true);
     wgmma_commit();
     wgmma_wait<0>();
     fence_registers(term);
 }
 
 // The term of the block's columns.
-template <int N>
-__device__ __forceinline__ void compute_term(float (&term)[N / 8][4], const Adapters& adapters,
-                                             const SecondFactors<N>& factors, int n) {
+template <int N> __device__ __forceinline__ void compute_term(float (&term)[N / 8][4], const Terms<N>& terms) {
 #pragma unroll
     for (int j = 0; j < N / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) term[j][i] = 0.0f;
-    if (factors.n == 0) return;
-    mbarrier_wait(factors.full, 0);
-    add_chain<N>(term, adapters, factors, 0, n, false);
-    if (factors.n > 1) add_chain<N>(term, adapters, factors, 1, n, true);
+    if (terms.n == 0) return;
+    mbarrier_wait(terms.factors_full, 0);
+    mbarrier_wait(terms.hidden_full, 0);
+    add_chain<N>(term, terms, 0, false);
+    if (terms.n > 1) add_chain<N>(term, terms, 1, true);
 }
 
 __device__ __forceinline__ float rounded(float x) { return widen(round_to<bf16>(x)); }
@@ -171,11 +177,9 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
                                         const Adapters& adapters, bf16* y, int n, int outputs, int depth) {
     if (blockIdx.x < PARTS) return hidden_parts(x, a, adapters, n, depth);
     int first = (blockIdx.x - PARTS) * N;
-    auto finish = [&](const float (&d)[1][N / 8][4], int row, int column, const SecondFactors<N>& factors) {
+    auto finish = [&](const float (&d)[1][N / 8][4], int row, int column, const Terms<N>& terms) {
         float term[N / 8][4];
-        wait_for_hidden(adapters);
-        compute_term<N>(term, adapters, factors, n);
-        hidden_was_read(adapters, gridDim.x - PARTS);
+        compute_term<N>(term, terms);
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8)
 #pragma unroll
@@ -186,11 +190,11 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
                              rounded(d[0][j][2 * half + 1]) + term[j][2 * half + 1]);
     };
     small_m_product<N, 1, X_STAGES, W_STAGES>(x, w, Share{first, 0, depth, 0}, n, finish,
-                                              factors_of<N>(b, adapters.modules, first));
+                                              terms_of<N>(b, adapters, n, gridDim.x - PARTS, first));
 }
 
 #define PRODUCT_WITH_ADAPTERS(N, X_STAGES, W_STAGES)                                                                   \
-    KERNEL __launch_bounds__(THREADS, 1)                                                                               \
+    KERNEL __launch_bounds__(THREADS + 64, 1)                                                                               \
         lora_small_m_##N(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,                     \
                          const __grid_constant__ TensorMap a, const __grid_constant__ Maps b,                          \
                          const __grid_constant__ Adapters adapters, bf16* y, int n, int outputs, int depth) {          \
@@ -202,7 +206,7 @@ PRODUCT_WITH_ADAPTERS(48, 4, 5)
 
 // Split-K: parts [n_splits + 1, n, outputs], the partial sum of each part of the depth and, last, the term. Grid: PARTS
 // blocks, then n_splits for each 64 columns, those of the first split in front.
-KERNEL __launch_bounds__(THREADS, 1)
+KERNEL __launch_bounds__(THREADS + 64, 1)
 lora_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
                      const __grid_constant__ TensorMap a, const __grid_constant__ Maps b,
                      const __grid_constant__ Adapters adapters, float* parts, int n, int outputs, int depth,
@@ -210,7 +214,7 @@ lora_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_constant_
     if (blockIdx.x < PARTS) return hidden_parts(x, a, adapters, n, depth);
     int n_columns = (gridDim.x - PARTS) / n_splits, at = blockIdx.x - PARTS;
     int split = at / n_columns, first = at % n_columns * 64, own = depth / n_splits;
-    auto finish = [&](const float (&d)[1][8][4], int row, int column, const SecondFactors<64>& factors) {
+    auto finish = [&](const float (&d)[1][8][4], int row, int column, const Terms<64>& terms) {
         auto store = [&](const float (&values)[8][4], int part) {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
@@ -223,30 +227,27 @@ lora_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_constant_
         store(d[0], split);
         if (split > 0) return;
         float term[8][4];
-        wait_for_hidden(adapters);
-        compute_term<64>(term, adapters, factors, n);
-        hidden_was_read(adapters, n_columns);
+        compute_term<64>(term, terms);
         store(term, n_splits);
     };
-    SecondFactors<64> factors = factors_of<64>(b, adapters.modules, first);
-    if (split > 0) factors.n = 0;
-    small_m_product<64, 1, 4, 4>(x, w, Share{first, split * own, own, 0}, n, finish, factors);
+    Terms<64> terms = terms_of<64>(b, adapters, n, n_columns, first);
+    if (split > 0) terms.n = 0, terms.n_blocks = 0;
+    small_m_product<64, 1, 4, 4>(x, w, Share{first, split * own, own, 0}, n, finish, terms);
 }
 
 // Gate and up with their terms, and their SwiGLU. Module 0 is gate, module 1 up.
-KERNEL __launch_bounds__(THREADS, 1)
+KERNEL __launch_bounds__(THREADS + 64, 1)
 lora_swiglu_small_m_48(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
                        const __grid_constant__ TensorMap a, const __grid_constant__ Maps b,
                        const __grid_constant__ Adapters adapters, bf16* out, int n, int width, int depth) {
     if (blockIdx.x < PARTS) return hidden_parts(x, a, adapters, n, depth);
     int first = (blockIdx.x - PARTS) * 48;
-    auto finish = [&](const float (&d)[2][6][4], int row, int column, const SecondFactors<48>& factors) {
+    auto finish = [&](const float (&d)[2][6][4], int row, int column, const Terms<48>& terms) {
         float term[2][6][4];
-        wait_for_hidden(adapters);
-        mbarrier_wait(factors.full, 0);
-        add_chain<48>(term[0], adapters, factors, 0, n, false);
-        add_chain<48>(term[1], adapters, factors, 1, n, false);
-        hidden_was_read(adapters, gridDim.x - PARTS);
+        mbarrier_wait(terms.factors_full, 0);
+        mbarrier_wait(terms.hidden_full, 0);
+        add_chain<48>(term[0], terms, 0, false);
+        add_chain<48>(term[1], terms, 1, false);
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8)
 #pragma unroll
@@ -263,7 +264,7 @@ lora_swiglu_small_m_48(const __grid_constant__ TensorMap x, const __grid_constan
                     *(u32*)(out + (size_t)row * width + column + j * 8) = pack(y[0], y[1]);
             }
     };
-    SecondFactors<48> factors = {&b};
-    factors.add(0, first), factors.add(1, first);
-    small_m_product<48, 2, 3, 4>(x, w, Share{first, 0, depth, width}, n, finish, factors);
+    Terms<48> terms = {&b, &adapters, n, (int)gridDim.x - PARTS};
+    terms.add(0, first), terms.add(1, first);
+    small_m_product<48, 2, 3, 4>(x, w, Share{first, 0, depth, width}, n, finish, terms);
 }

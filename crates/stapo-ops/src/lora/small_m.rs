@@ -4,19 +4,21 @@
 use std::sync::Arc;
 
 use super::Adapter;
-use super::cuda::{MODULES, PARTS, maps_of_b, modules, split};
+use super::cuda::{MODULES, PARTS, map_a, maps_of_b, modules, split};
 use crate::Float;
 use crate::cuda::kernels::LORA_SMALL_M;
 use crate::cuda::{Cuda, Fields, Slice, TensorMap};
 use crate::matmul::Dims;
 pub(crate) use crate::matmul::small_m::MAX_ROWS;
-use crate::matmul::small_m::{self, Output, THREADS};
+use crate::matmul::small_m::{self, Output};
 
 /// Columns of x A^T that one matrix instruction computes, as in small_m.cu, and the most of them.
 const HIDDEN_COLUMNS: usize = 32;
 const MAX_PITCH: usize = 96;
 /// The highest rank, as in small_m.cu.
 const MAX_RANK: usize = 32;
+/// Threads of a block: those of `matmul::small_m` and two warps that fetch x A^T, as in small_m.cu.
+const THREADS: usize = small_m::THREADS + 64;
 /// A block's columns, at most 64, belong to two modules or fewer where each module has as many.
 const MIN_OUTPUTS: usize = 64;
 
@@ -59,18 +61,18 @@ pub(crate) fn run<T: Float>(
     let (parts, counters) = cuda.lora_workspace(PARTS * MAX_ROWS * MAX_PITCH);
     let adapters = Fields::default().eight_bytes(parts).eight_bytes(counters);
     let adapters = adapters.four_bytes(adapter.scale() as f32).four_bytes(split(d.inputs));
-    let a = adapter.a.view().cuda();
-    let map_a = TensorMap::new(a, adapter.a.shape().outputs, d.inputs, HIDDEN_COLUMNS);
     let launch = cuda.kernel(&LORA_SMALL_M, &name);
     let launch = launch.tensor_map(&TensorMap::new(x, d.tokens, d.inputs, d.tokens.next_multiple_of(8)));
     let launch = launch.tensor_map(&TensorMap::new(weight, d.outputs, d.inputs, tiling.columns));
-    let launch = launch.tensor_map(&map_a).tensor_maps::<MODULES>(&maps_of_b(adapter, tiling.columns));
+    let launch = launch
+        .tensor_map(&map_a(adapter, HIDDEN_COLUMNS))
+        .tensor_maps::<MODULES>(&maps_of_b(adapter, tiling.columns));
     let launch = launch.fields(&modules(adapter, adapters)).arg(y).arg(d.tokens).arg(width).arg(d.inputs);
     let (launch, n_splits) = match output {
         Output::SplitK { n_splits } => (launch.arg(n_splits), n_splits),
         Output::Product | Output::Swiglu => (launch, 1),
     };
-    // Two tiles of second factors and their mbarrier.
-    let shared = tiling.shared_bytes() + 2 * 2 * tiling.columns * 64 + 8;
+    // Two tiles of second factors, one of x A^T, and their mbarriers.
+    let shared = tiling.shared_bytes() + 2 * 64 * (2 * tiling.columns + MAX_ROWS) + 16;
     launch.programmatic_launch(true).run([PARTS + n_columns * n_splits, 1], THREADS, shared);
 }

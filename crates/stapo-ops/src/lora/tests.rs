@@ -36,7 +36,8 @@ fn inputs<T: Float>(tokens: usize) -> Tensors<T> {
 /// The factors among `inputs`, on the device.
 fn factors<T: Float>(device: &Device, inputs: &Tensors<T>) -> (Weight<T>, [Weight<T>; 2]) {
     let a = weight(device, 2 * RANK, INPUTS, &inputs[1]);
-    let b = [(WIDTHS[0], 2), (WIDTHS[2], 3)].map(|(width, place)| weight(device, width, RANK, &inputs[place]));
+    let b =
+        [(WIDTHS[0], 2), (WIDTHS[2], 3)].map(|(width, place)| weight(device, width, RANK, &inputs[place]));
     (a, b)
 }
 

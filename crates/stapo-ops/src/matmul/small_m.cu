@@ -120,15 +120,17 @@ __device__ __forceinline__ void consume(float (&d)[MATRICES][N / 8][4], const In
     for (int m = 0; m < MATRICES; ++m) fence_registers(d[m]);
 }
 
-// What a product needs besides x and W: nothing.
+// What a product needs besides x and W: nothing. `load` is called by the thread that copies weights, `help` by the threads
+// beyond THREADS, if the block has any.
 struct NoExtra {
     static constexpr int SIZE = 0;
     __device__ __forceinline__ void init(bf16*, u64*) {}
     __device__ __forceinline__ void load() {}
+    __device__ __forceinline__ void help() {}
 };
 
-// Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], Extra::SIZE elements and one mbarrier of
-// `extra`, mbarriers. `finish` gets each thread's results and the row and column of the first of them.
+// Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], Extra::SIZE elements, mbarriers, and two
+// mbarriers of `extra`. `finish` gets each thread's results and the row and column of the first of them.
 template <int N, int MATRICES, int X_STAGES, int W_STAGES, class Finish, class Extra = NoExtra>
 __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const TensorMap& map_w, const Share& share,
                                                 int n, Finish finish, Extra extra = Extra()) {
@@ -155,6 +157,8 @@ __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const Te
         float d[MATRICES][N / 8][4];
         consume<N, MATRICES>(d, inputs, weights, share.depth / STEP);
         finish(d, warp * 16 + lane / 4, share.first + lane % 4 * 2, extra);
+    } else if (threadIdx.x >= THREADS) {
+        extra.help();
     }
 }
 

@@ -1,5 +1,6 @@
+use super::cuda::Padding;
 use crate::cpu::gemm::panels_len;
-use crate::cuda::{ElementType, TILE_COLUMNS};
+use crate::cuda::ElementType;
 use crate::device::Backend;
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
 
@@ -25,25 +26,32 @@ impl Shape {
 /// On the CPU a weight keeps a second copy in column panels, the form that the forward kernel reads, so it takes 8
 /// bytes in f32. The input's gradient, the embedding, the optimizer and files use the flat copy. A weight changes only
 /// through [`Weight::update`], which packs the panels again, so that the two copies always agree. On a GPU there is one
-/// copy, except of a trained weight in bf16 whose rows are not whole tiles of the TMA, such as an adapter's second factor:
-/// the second copy has these rows filled up with zeros.
+/// copy, except of the factors of adapters ([`Weight::factor_zeros`]).
 #[derive(Debug)]
 pub struct Weight<T: Float> {
     shape: Shape,
     flat: Buffer<T>,
     /// On the CPU panels; on a GPU padded rows, or nothing.
     packed: Buffer<T>,
+    padding: Option<Padding>,
 }
 
 impl<T: Float> Weight<T> {
     pub fn zeros(device: &Device, shape: Shape) -> Result<Self, OutOfMemory> {
-        let mut weight = Self::with_flat(device, shape, device.weight_zeros(shape.len())?)?;
+        Self::with_flat(device, shape, device.weight_zeros(shape.len())?)
+    }
+
+    /// A factor of `n_modules` adapters, one below the other. On a GPU in bf16 it keeps a second copy where the TMA could
+    /// not read the first: columns are filled up with zeros to whole tiles, and the rows of each module to multiples of 8.
+    pub fn factor_zeros(device: &Device, shape: Shape, n_modules: usize) -> Result<Self, OutOfMemory> {
+        let mut weight = Self::zeros(device, shape)?;
+        let padding = Padding::of(shape, n_modules);
         if let Backend::Cuda(_) = device.backend()
-            && !shape.inputs.is_multiple_of(TILE_COLUMNS)
             && weight.view().cuda().kind == ElementType::Bf16
+            && padding.shape() != shape
         {
-            let n_padded = shape.outputs * shape.inputs.next_multiple_of(TILE_COLUMNS);
-            weight.packed = device.compute_zeros(n_padded)?;
+            weight.packed = device.compute_zeros(padding.shape().len())?;
+            weight.padding = Some(padding);
         }
         Ok(weight)
     }
@@ -59,7 +67,7 @@ impl<T: Float> Weight<T> {
             Backend::Cuda(_) => 0,
         };
         let packed = device.compute_zeros(n_panels)?;
-        Ok(Weight { shape, flat, packed })
+        Ok(Weight { shape, flat, packed, padding: None })
     }
 
     /// A weight that holds `values`, `[outputs, inputs]`.
@@ -88,10 +96,12 @@ impl<T: Float> Weight<T> {
                 let packed = self.packed.view_mut().into_host();
                 T::pack_panels(cpu, self.flat.view().host(), outputs, inputs, packed);
             }
-            Backend::Cuda(cuda) if self.packed.len() > 0 => {
-                super::cuda::pad_rows(cuda, self.shape, self.flat.view().cuda(), self.packed.view().cuda());
+            Backend::Cuda(cuda) => {
+                if let Some(padding) = self.padding {
+                    let (flat, packed) = (self.flat.view().cuda(), self.packed.view().cuda());
+                    super::cuda::pad(cuda, self.shape, padding, flat, packed);
+                }
             }
-            Backend::Cuda(_) => {}
         }
         result
     }
@@ -100,13 +110,11 @@ impl<T: Float> Weight<T> {
         self.packed.view()
     }
 
-    /// On a GPU: the rows as the TMA reads them, and elements from one row to the next.
-    pub(crate) fn padded(&self) -> (View<'_, T>, usize) {
-        let inputs = self.shape.inputs;
-        if self.packed.len() == 0 {
-            (self.flat.view(), inputs)
-        } else {
-            (self.packed.view(), inputs.next_multiple_of(TILE_COLUMNS))
+    /// On a GPU: the weight as the TMA reads it, and its shape.
+    pub(crate) fn padded(&self) -> (View<'_, T>, Shape) {
+        match self.padding {
+            Some(padding) => (self.packed.view(), padding.shape()),
+            None => (self.flat.view(), self.shape),
         }
     }
 }

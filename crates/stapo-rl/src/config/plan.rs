@@ -327,7 +327,8 @@ impl Plan {
             // Beyond 128 a GPU's own kernels for adapters have no room, and others are exact at multiples of 8 only.
             let rank = lora.spec().rank;
             let is_exact = self.device() == DeviceName::Cpu || rank <= 128 || rank.is_multiple_of(8);
-            let expected = "expected at most 128, or a multiple of 8, on a GPU, where other ranks are not exact";
+            let expected =
+                "expected at most 128, or a multiple of 8, on a GPU, where other ranks are not exact";
             require(is_exact, "model.lora.rank", rank, expected, "take 128, or train on the CPU")?;
             if update.reuse.is_some() {
                 let problem = "reads the gradient of the head, which is frozen with model.lora";
