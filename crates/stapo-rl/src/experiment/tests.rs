@@ -29,6 +29,7 @@ fn shipped_experiments_have_the_runs_they_promise() {
         ("dgg", 20),
         ("falsify", 10),
         ("lora", 20),
+        ("lora-gsm8k", 8),
         ("main", 20),
         ("main-quick", 8),
         ("thresholds", 25),
