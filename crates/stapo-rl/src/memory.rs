@@ -179,8 +179,10 @@ impl Needs<'_> {
             None => self.policy_bytes(self.model, Weights::Trained),
         };
         let mut parts = vec![MemoryPart { name: "weights", bytes: weights }];
-        if self.lora.is_some() {
-            parts.push(MemoryPart { name: "adapters", bytes: self.bytes_of(n, n, Weights::Trained) });
+        if let Some(lora) = &self.lora {
+            let padded = if self.device == DeviceName::Cpu { 0 } else { 2 * lora.n_padded(self.model) };
+            let bytes = self.bytes_of(n, n, Weights::Trained) + padded;
+            parts.push(MemoryPart { name: "adapters", bytes });
         }
         parts.push(MemoryPart { name: "optimizer", bytes: moments.div_ceil(self.n_ranks as u64) });
         let of_frozen = |(name, model): &(&'static str, ModelConfig)| MemoryPart {

@@ -3,7 +3,7 @@
 
 use super::lora::LoraSpec;
 use crate::config::{ModelConfig, TensorSpec};
-use stapo_ops::lora::{Band, Module};
+use stapo_ops::lora::{Band, Module, pitch};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -226,10 +226,10 @@ impl Adapter<ParameterSpec> {
             }
             start += part.shape[0];
         }
-        let width = lora.rank * bands.len();
+        let of = pitch(bands.len(), lora.rank);
         let module = |(idx, outputs): (usize, Band)| Module {
             scale: lora.factor(),
-            hidden: Band { start: idx * lora.rank, len: lora.rank, of: width },
+            hidden: Band { start: idx * lora.rank, len: lora.rank, of },
             outputs,
         };
         let modules = bands.into_iter().enumerate().map(module).collect();
@@ -398,6 +398,9 @@ impl<T: Float> Parameter<T> {
     pub fn zeros(device: &Device, spec: &ParameterSpec) -> Result<Self, OutOfMemory> {
         let is_trained = spec.is_trained();
         let values = match spec.kind {
+            ParameterKind::Matrix(shape) if spec.role == Role::Adapter => {
+                Values::Matrix(Weight::factor_zeros(device, shape, spec.parts.len())?)
+            }
             ParameterKind::Matrix(shape) if is_trained => Values::Matrix(Weight::zeros(device, shape)?),
             ParameterKind::Matrix(shape) => Values::Matrix(Weight::frozen_zeros(device, shape)?),
             ParameterKind::Vector { len } if is_trained => Values::Vector(device.weight_zeros(len)?),

@@ -8,6 +8,8 @@ mod error;
 mod event;
 #[cfg(test)]
 mod exact;
+#[cfg(test)]
+mod exact_lora;
 mod graph;
 mod grid;
 pub mod kernels;
@@ -48,5 +50,5 @@ pub use nccl_library::{ID_BYTES, nccl_version};
 pub use probe::{Found, FoundLibrary, Gpu, OLDEST_CAPABILITY, probe};
 pub(crate) use product::{MatrixProduct, Placement, SPLIT_K_BYTES};
 pub(crate) use slice::{ElementType, Slice};
-pub(crate) use tensor_map::TensorMap;
+pub(crate) use tensor_map::{TILE_COLUMNS, TensorMap};
 pub(crate) use transfer::PinnedDownload;
