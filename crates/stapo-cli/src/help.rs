@@ -41,6 +41,12 @@ const GROUPS: [Group; 5] = [
             ("report", "stapo report runs/RUN\nstapo report runs/RUN --png figures"),
             ("inspect", "stapo inspect runs/RUN\nstapo inspect runs/RUN --terminal"),
             ("serve", "stapo serve runs"),
+            (
+                "verify",
+                "stapo verify runs/RUN\n\
+                 stapo verify evals/after --replay\n\
+                 stapo verify experiments/main --key public.pem",
+            ),
             ("verify-run", "stapo verify-run runs/RUN --steps 2"),
             ("counterfactual", "stapo counterfactual runs/RUN --samples 32 --out tokens.jsonl"),
         ],

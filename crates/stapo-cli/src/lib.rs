@@ -23,7 +23,7 @@ mod shared;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     completions, counterfactual, doctor, eval, experiment, export, fetch, generate, grade, init, inspect,
-    launch, man, model, objective, plan, pretrain, problems, report, runs, score, serve, train, verify_run,
+    launch, man, model, objective, plan, pretrain, problems, report, runs, score, serve, train, verify,
     version,
 };
 use shared::terminal::{output_failed, set_quiet};
@@ -70,7 +70,8 @@ enum Command {
     Version(version::Args),
     Completions(completions::Args),
     Man(man::Args),
-    VerifyRun(verify_run::Args),
+    Verify(verify::Args),
+    VerifyRun(verify::replay::Args),
     Counterfactual(counterfactual::Args),
     /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
@@ -158,7 +159,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Version(args) => Ok(version::run(&args)),
         Command::Completions(args) => completions::run(&args, program()),
         Command::Man(args) => man::run(&args, program()),
-        Command::VerifyRun(args) => verify_run::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::VerifyRun(args) => verify::replay::run(&args),
         Command::Counterfactual(args) => counterfactual::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),

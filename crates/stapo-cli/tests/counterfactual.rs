@@ -72,6 +72,24 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
     assert_eq!(fs::read(at.join("a.jsonl")).unwrap(), fs::read(at.join("b.jsonl")).unwrap());
     assert!(complaint(at, &["counterfactual", "run", "--from", "9"]).contains("no silenced token"));
     assert!(complaint(at, &[&call[..], &["a.jsonl"]].concat()).contains("a.jsonl"), "nothing is overwritten");
+    // The gradient side of the same steps.
+    let call = ["counterfactual", "run", "--from", "3", "--gradient", "--problems", "8", "--json", "--out"];
+    let summary = &lines(&ok(&stapo(at, &[&call[..], &["c.jsonl"]].concat())))[0];
+    let steps = lines(&fs::read_to_string(at.join("c.jsonl")).unwrap());
+    assert_eq!(steps.iter().map(|own| own["step"].as_u64().unwrap()).collect::<Vec<_>>(), [3, 4]);
+    let share = summary["silenced_share"]["value"].as_f64().unwrap();
+    assert!(share > 0.0 && share < 1.0, "{summary}");
+    let metrics = lines(&fs::read_to_string(at.join("run/metrics.jsonl")).unwrap());
+    for own in &steps {
+        // The first of two mini-batches has some of the step's silenced tokens.
+        let of_step = &metrics[own["step"].as_u64().unwrap() as usize - 1]["n_silenced"];
+        assert!(own["n_silenced"].as_u64() <= of_step.as_u64(), "{own}");
+        assert!(own["n_answers"].as_u64().unwrap() <= 8, "{own}");
+    }
+    ok(&stapo(at, &[&call[..], &["d.jsonl"]].concat()));
+    assert_eq!(fs::read(at.join("c.jsonl")).unwrap(), fs::read(at.join("d.jsonl")).unwrap());
+    let table = ok(&stapo(at, &["counterfactual", "run", "--from", "4", "--gradient", "--problems", "8"]));
+    assert!(table.contains("share of the squared gradient norm, silenced"), "{table}");
     // A record that the replay does not reproduce.
     let file = at.join("run/tokens/step-000003.jsonl");
     let text = fs::read_to_string(&file).unwrap();

@@ -81,6 +81,54 @@ fn wrong_questions_are_refused_by_name() {
     assert_eq!(std::fs::read_dir(at).unwrap().count(), 0, "a refused evaluation makes no folder");
 }
 
+#[test]
+fn a_second_verifier_judges_beside_the_rule() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let args = ["eval", "--limit", "6", "--samples", "2", "--max-tokens", "80", "--out"];
+    // Under another mode of the grader, the text of the box counts.
+    let table = ok(&stapo(at, &[&args[..], &["modes", "--verifier", "boxed-exact"]].concat()));
+    assert!(table.contains("beside boxed-exact") && table.contains("0 samples are disputed"), "{table}");
+    // A program that calls everything right disagrees on what the rule calls wrong.
+    std::fs::write(at.join("yes.sh"), "while read -r line; do echo '{\"verdict\": \"right\"}'; done\n")
+        .unwrap();
+    let table = ok(&stapo(at, &[&args[..], &["yes", "--verifier", "sh yes.sh"]].concat()));
+    let rows = read(&at.join("yes/table.json"));
+    let found = &rows[0]["agreement"];
+    let count = |key: &str| found[key].as_u64().unwrap();
+    assert_eq!(count("n_both") + count("n_second_alone"), 12, "{found}");
+    assert_eq!(count("n_rule_alone") + count("n_neither"), 0, "{found}");
+    assert!(table.contains(&format!("{} samples are disputed", count("n_second_alone"))), "{table}");
+    let samples = std::fs::read_to_string(at.join("yes/samples.jsonl")).unwrap();
+    assert_eq!(samples.matches("\"second\":{").count(), 12);
+    // The program is an input of the evaluation, and its folder is sealed with it.
+    assert!(std::fs::read_to_string(at.join("yes/eval.json")).unwrap().contains("second verifier"));
+    ok(&stapo(at, &["verify", "yes", "--replay", "--steps", "1"]));
+    assert!(complaint(at, &["eval", "--verifier", "{kind = \"oracle\"}"]).contains("verifier"));
+}
+
+#[test]
+fn two_runs_are_compared_by_their_responses() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for (out, rate) in [("a", "update.learning_rate=1e-4"), ("b", "update.learning_rate=1e-2")] {
+        let set = ["--set", rate, "--set", "record.responses_every_steps=1", "--set", "steps=3"];
+        ok(&stapo(at, &[&["train", "--quiet", "--out", out], &TINY[..], &set[..]].concat()));
+    }
+    let said = ok(&stapo(at, &["compare", "a", "b"]));
+    assert!(said.contains("3 steps in both, 3 of them with whole groups"), "{said}");
+    assert!(
+        said.contains("distinct answers of a group") && said.contains("improbable, low entropy"),
+        "{said}"
+    );
+    let same: Value = serde_json::from_str(&ok(&stapo(at, &["compare", "a", "a", "--json"]))).unwrap();
+    assert_eq!(same["length"]["difference"], 0.0);
+    assert!(same["n_grams"][1]["divergence"]["value"].as_f64().unwrap().abs() < 1e-9, "{same}");
+    // The first batch of both is of the same policy, the third is not.
+    let apart: Value = serde_json::from_str(&ok(&stapo(at, &["compare", "a", "b", "--json"]))).unwrap();
+    assert!(apart["n_grams"][1]["divergence"]["value"].as_f64().unwrap() > 0.01, "{apart}");
+}
+
 const TINY: [&str; 10] = [
     "--set",
     "steps=2",

@@ -127,6 +127,7 @@ fn commands(file: &str) -> Vec<Vec<&'static str>> {
         vec!["eval", "--model", "run", "--limit", "1", "--samples", "1", "--max-tokens", "4", "--out", "c"],
         vec!["problems", "run/plan.toml", "-n", "2"],
         vec!["plan", "run/plan.toml", "--no-measure"],
+        vec!["verify", "run"],
     ];
     if !is_plan {
         all.push(vec!["verify-run", "run", "--steps", "1"]);
@@ -137,6 +138,7 @@ fn commands(file: &str) -> Vec<Vec<&'static str>> {
             vec!["compare", "b", "a", "--json"],
             vec!["report", "a", "-o", "page.html"],
             vec!["runs", "."],
+            vec!["verify", "a"],
         ];
     }
     all

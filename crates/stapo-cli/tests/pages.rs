@@ -56,7 +56,7 @@ fn a_report_on_a_run_has_its_curves_tokens_and_plan() {
     for part in [
         "Held-out accuracy",
         "stapo train run/plan.toml",
-        "stapo verify-run run",
+        "stapo verify run --replay",
         "Spurious tokens",
         "tau_p = 0.2",
     ] {

@@ -173,7 +173,11 @@ impl Work {
         }
         let differing: BTreeSet<&String> =
             names.filter(|name| found.get(*name) != expected.get(*name)).collect();
-        if differing.is_empty() { Ok(()) } else { Err(format!("then {again}: differing: {differing:?}")) }
+        if !differing.is_empty() {
+            return Err(format!("then {again}: differing: {differing:?}"));
+        }
+        let verified = call(at, &words("verify out"), &[]);
+        if verified.status.success() { Ok(()) } else { Err(format!("then {again}: {}", said(&verified))) }
     }
 }
 
@@ -213,8 +217,9 @@ fn contents(folder: &Path) -> Contents {
     let mut found = Contents::new();
     for path in files(folder) {
         let name = path.strip_prefix(folder).unwrap().to_string_lossy().into_owned();
-        let is_free =
-            ["lock", "events.jsonl"].iter().any(|free| path.file_name().is_some_and(|name| name == *free));
+        let is_free = ["lock", "events.jsonl", "manifest.sha256"]
+            .iter()
+            .any(|free| path.file_name().is_some_and(|name| name == *free));
         if !is_free {
             found.insert(name, without_times(&path, std::fs::read(&path).unwrap()));
         }
@@ -249,10 +254,12 @@ fn without_times(path: &Path, bytes: Vec<u8>) -> Vec<u8> {
     serde_json::to_vec(&values).unwrap()
 }
 
-/// A value without rates, seconds and memory. The seal of a checkpoint covers a line of metrics, and so the clock.
+/// A value without rates, seconds and memory. The seal of a checkpoint covers a line of metrics, and so the clock, as do
+/// the hashes of all files in a manifest.
 fn timeless(value: Value) -> Value {
     let is_free = |key: &str| {
-        key.contains("seconds") || key.contains("per_second") || key == "memory_bytes" || key == "seal"
+        let free = ["memory_bytes", "seal", "files"];
+        key.contains("seconds") || key.contains("per_second") || free.contains(&key)
     };
     match value {
         Value::Object(map) => {

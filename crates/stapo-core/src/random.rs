@@ -35,6 +35,13 @@ impl Key {
         (self.0 >> 11) as f64 * STEP
     }
 
+    /// Puts the values into a random order, every order as likely as any other (Fisher, Yates). Place k draws by the counter k.
+    pub fn shuffle<T>(self, values: &mut [T]) {
+        for place in (1..values.len()).rev() {
+            values.swap(place, self.with(place as u64).below(place as u64 + 1) as usize);
+        }
+    }
+
     /// Uniform in 0..n without bias (Lemire 2019: multiply, keep the high word, redraw where the low word falls in
     /// the uneven rest).
     ///

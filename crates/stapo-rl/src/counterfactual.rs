@@ -1,8 +1,12 @@
 //! Do silenced tokens matter? A response is continued from a token as it was sampled and from the token that the policy
 //! preferred in its place, and the rates of right answers are compared.
 
+mod gradient;
+
+pub use crate::constants::RolledOut;
+pub use gradient::{GradientEffect, GradientSummary, gradient_effect, gradient_summary};
+
 use crate::config::Plan;
-use crate::constants::RolledOut;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
 use crate::meter::Phase;

@@ -3,11 +3,15 @@
 //! Arms differ only by the settings that the file gives to them: for the same seed, all arms see the same problems in
 //! the same order and sample with the same random numbers.
 
+mod collapse;
 mod cost;
+mod distribution;
 mod runs;
 mod summary;
 
+pub use collapse::Collapse;
 pub use cost::Cost;
+pub use distribution::{ComparedRuns, NGramDivergence, QuadrantShare, RunResponses, compare_runs};
 pub use runs::{ArmRuns, SeedRun, held_out};
 pub use summary::{ArmSummary, ExperimentSummary, Measure, summarise};
 
@@ -143,6 +147,15 @@ impl ExperimentSpec {
         }
         Ok(all)
     }
+}
+
+/// The arm of the file and the setting of the matrix that the name of an expanded arm is made of: `stapo` and
+/// `update.learning_rate=0.001`. The setting is empty where the experiment has no matrix.
+pub fn split_arm(name: &str) -> (&str, &str) {
+    let is_setting =
+        |place: &usize| name[place + 1..].split(',').next().is_some_and(|part| part.contains('='));
+    let place = name.match_indices(',').map(|(place, _)| place).find(is_setting);
+    place.map_or((name, ""), |place| (&name[..place], &name[place + 1..]))
 }
 
 /// Refuses runs that would share a folder, also where the file system does not tell upper from lower case.

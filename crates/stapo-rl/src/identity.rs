@@ -85,7 +85,7 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
 }
 
 /// The hash of a verifier's program; `None` for a verifier that is none.
-fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
+pub fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
     let Some(command) = verifier.program() else { return Ok(None) };
     let sha256 = fingerprint(&command).map_err(|e| Error::io(&command.program, e))?;
     Ok(Some(FileHash { name: name.to_string(), n_bytes: 0, sha256 }))

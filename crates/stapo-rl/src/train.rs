@@ -243,13 +243,17 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
     let ranks = Ranks::clone(trainer.ranks());
     let outcome = told_to_all(&*ranks, train_steps(plan, run, trainer, watch));
     // Where the event cannot be written, the caller learns of the error that ended the run.
-    let _ = match &outcome {
+    let recorded = match &outcome {
         Ok(Outcome::Done) => run.record_stop(StopReason::Done, ""),
         Ok(Outcome::TargetReached) => run.record_stop(StopReason::TargetReached, ""),
         Ok(Outcome::NoImprovement) => run.record_stop(StopReason::NoImprovement, ""),
         Ok(Outcome::Stopped) => run.record_stop(StopReason::Signal, &watch.stop_reason()),
         Err(error) => record_error(run, error),
     };
+    match recorded.and_then(|()| run.seal()) {
+        Err(error) if outcome.is_ok() => watch.warned(&format!("no receipt: {error}")),
+        _ => {}
+    }
     outcome
 }
 

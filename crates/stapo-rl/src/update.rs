@@ -2,9 +2,11 @@
 //! mini-batch.
 
 mod member;
+mod parts;
 mod work;
 
 pub use member::Member;
+pub use parts::{GradientParts, gradient_parts, likelihood_gradient};
 
 use crate::carried::Carried;
 use crate::config::Plan;

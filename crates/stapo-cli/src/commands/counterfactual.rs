@@ -4,9 +4,12 @@ use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::TokenRecord;
-use stapo_core::stats::Resampling;
+use stapo_core::stats::{Estimate, Resampling};
 use stapo_rl::Plan;
-use stapo_rl::counterfactual::{Counterfactual, KindSummary, Settings, counterfactuals, summaries};
+use stapo_rl::counterfactual::{
+    Counterfactual, GradientEffect, GradientSummary, KindSummary, RolledOut, Settings, counterfactuals,
+    gradient_effect, gradient_summary, summaries,
+};
 use stapo_rl::run::{Checkpoint, part_files, records_of_file};
 use stapo_rl::train::Trainer;
 use std::collections::BTreeMap;
@@ -41,7 +44,16 @@ pub struct Args {
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
-    /// Writes one JSON line for each token to this file.
+    /// Measures the gradient instead: the silenced tokens' share of its squared norm, and what their part of a step would do
+    /// to the log-prob of right answers to held-out problems.
+    #[arg(long)]
+    gradient: bool,
+
+    /// Held-out problems that are answered for --gradient.
+    #[arg(long, default_value_t = 64, requires = "gradient")]
+    problems: usize,
+
+    /// Writes one JSON line for each token, or with --gradient for each step, to this file.
     #[arg(long)]
     out: Option<PathBuf>,
 
@@ -71,11 +83,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let settings = Settings { n_samples: args.samples, max_tokens: args.tokens, seed: args.seed };
     let mut to = args.out.as_ref().map(|path| create(path)).transpose()?;
     let mut replay = Replay::start(&args.run, &plan, args)?;
+    if args.gradient {
+        let steps: Vec<u64> = silenced.into_keys().collect();
+        return gradients(args, &mut replay, &steps, to);
+    }
     let mut all: Vec<Counterfactual> = Vec::new();
     for (step, silenced) in &silenced {
         eprintln!("step {step}: {} silenced tokens", silenced.len());
         let kept = kept.get(step).map_or(&[][..], Vec::as_slice);
-        let found = replay.step(*step, silenced, kept, settings)?;
+        let found = replay.step(*step, |trainer, plan, rolled| {
+            Ok(counterfactuals(trainer, plan, rolled, silenced, kept, settings)?)
+        })?;
         if let Some(to) = &mut to {
             for own in &found {
                 writeln!(to, "{}", serde_json::to_string(own)?)?;
@@ -93,6 +111,67 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         print(&summaries, args.samples);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The gradient side: the parts of the gradient of every step with a silenced token.
+fn gradients(
+    args: &Args,
+    replay: &mut Replay,
+    steps: &[u64],
+    mut to: Option<BufWriter<File>>,
+) -> Result<ExitCode> {
+    let mut all: Vec<GradientEffect> = Vec::new();
+    for step in steps {
+        let found = replay.step(*step, |trainer, plan, rolled| {
+            Ok(gradient_effect(trainer, plan, rolled, args.problems, args.seed)?)
+        })?;
+        eprintln!("step {step}: {} silenced tokens in the first mini-batch", found.n_silenced);
+        if let Some(to) = &mut to {
+            writeln!(to, "{}", serde_json::to_string(&found)?)?;
+            to.flush()?;
+        }
+        all.push(found);
+    }
+    // A mini-batch without a silenced token has no part of theirs to look at.
+    all.retain(|own| own.n_silenced > 0);
+    if all.is_empty() {
+        println!("no first mini-batch of these steps has a silenced token");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let summary = gradient_summary(&all)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&summary)?);
+    } else {
+        print_gradients(&summary);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_gradients(summary: &GradientSummary) {
+    let shown = |estimate: Option<Estimate>| match estimate {
+        None => "no right answer".to_string(),
+        Some(own) => {
+            let ends =
+                own.interval.map_or(String::new(), |i| format!(" ({:+.3e} to {:+.3e})", i.low, i.high));
+            format!("{:+.3e}{ends}", own.value)
+        }
+    };
+    println!(
+        "{} silenced of {} tokens in the first mini-batches of {} steps; means over steps (95 % interval)",
+        summary.n_silenced, summary.n_tokens, summary.n_steps
+    );
+    let rows = [
+        ("share of the squared gradient norm, silenced", Some(summary.silenced_share)),
+        ("cosine of silenced and kept tokens' gradients", summary.cosine_with_kept),
+        ("log-prob of held-out right answers, by silenced", summary.answers_by_silenced),
+        ("log-prob of held-out right answers, by kept", summary.answers_by_kept),
+        ("cosine with their steepest rise, silenced", summary.answers_cosine_silenced),
+        ("cosine with their steepest rise, kept", summary.answers_cosine_kept),
+    ];
+    for (name, estimate) in rows {
+        println!("{name:<50} {}", shown(estimate));
+    }
+    println!("log-probs: first-order change in nats per response by one plain step of the learning rate");
 }
 
 fn create(path: &Path) -> Result<BufWriter<File>> {
@@ -129,14 +208,13 @@ impl<'a> Replay<'a> {
         Ok(Self { plan, checkpoints, trainer })
     }
 
-    /// Replays up to `step`, samples its batch with the weights that sampled it, and compares tokens of the batch.
-    fn step(
+    /// Replays up to `step`, samples its batch with the weights that sampled it, and looks at the batch before the step is
+    /// made.
+    fn step<T>(
         &mut self,
         step: u64,
-        silenced: &[TokenRecord],
-        kept: &[TokenRecord],
-        settings: Settings,
-    ) -> Result<Vec<Counterfactual>> {
+        look: impl FnOnce(&mut Trainer, &Plan, &RolledOut) -> Result<T>,
+    ) -> Result<T> {
         let before = step - 1;
         let nearest = self.checkpoints.iter().rev().find(|checkpoint| checkpoint.counters.step <= before);
         if let Some(checkpoint) = nearest.filter(|own| own.counters.step > self.trainer.learner.counters.step)
@@ -148,7 +226,7 @@ impl<'a> Replay<'a> {
             self.trainer.learn(self.plan, &rolled)?;
         }
         let rolled = self.trainer.roll_out(self.plan)?;
-        let found = counterfactuals(&mut self.trainer, self.plan, &rolled, silenced, kept, settings)?;
+        let found = look(&mut self.trainer, self.plan, &rolled)?;
         self.trainer.learn(self.plan, &rolled)?;
         Ok(found)
     }

@@ -23,5 +23,5 @@ pub mod runs;
 pub mod score;
 pub mod serve;
 pub mod train;
-pub mod verify_run;
+pub mod verify;
 pub mod version;

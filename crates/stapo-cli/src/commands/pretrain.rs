@@ -141,13 +141,18 @@ fn train_on_texts(args: &Args, command: &str, base: &Base) -> Result<ExitCode> {
     for text in run.warnings() {
         eprintln!("warning: {text}");
     }
-    pretrain(&config, &mut run, &mut pretrainer, &mut view)?;
+    if let Err(error) = pretrain(&config, &mut run, &mut pretrainer, &mut view) {
+        // Where the receipt cannot be written, the error that ended the run is shown all the same.
+        let _ = run.seal();
+        return Err(error.into());
+    }
     let folder = run.folder().display();
     if pretrainer.learner.counters.step < config.steps {
         eprintln!(
             "stopped after {} steps; go on with stapo {command} --resume {folder}",
             pretrainer.learner.counters.step
         );
+        run.seal()?;
         return Ok(ExitCode::from(stop.exit_status()));
     }
     let options =
@@ -157,6 +162,7 @@ fn train_on_texts(args: &Args, command: &str, base: &Base) -> Result<ExitCode> {
     export_policy(&model, &trained.policy, &trained.companions, &options)?;
     let weights = hash_file("weights", &model.join("model.safetensors"))?;
     eprintln!("model {}: {} bytes of weights, sha256 {}", model.display(), weights.n_bytes, weights.sha256);
+    run.seal()?;
     if let Some(error) = view.output_error {
         bail!(
             "standard output: {error}\nhint: nothing of the run is lost; its metrics are in {folder}/metrics.jsonl"

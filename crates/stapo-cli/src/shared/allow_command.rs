@@ -4,7 +4,7 @@ use stapo_rl::task::{Programs, Task, VerifierSpec, record_program};
 use std::path::Path;
 
 /// The flag of commands that judge responses.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone, Copy)]
 pub struct AllowCommand {
     /// Starts the verifier program that a run's plan names, though this user has not recorded the program.
     #[arg(long)]
@@ -13,12 +13,12 @@ pub struct AllowCommand {
 
 impl AllowCommand {
     /// For the plan of a run folder, which may be another's.
-    pub fn of_run(&self) -> Programs {
+    pub fn of_run(self) -> Programs {
         if self.allow_command { Programs::Allowed } else { Programs::Recorded }
     }
 
     /// For a config named on the command line, which is the user's own unless it lies in a run folder.
-    pub fn of_config(&self, config: Option<&Path>) -> Programs {
+    pub fn of_config(self, config: Option<&Path>) -> Programs {
         match config {
             Some(config) if is_in_run_folder(config) => self.of_run(),
             _ => Programs::Allowed,

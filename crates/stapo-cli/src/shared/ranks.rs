@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 /// Flags for a process that is started as one of several by hand; launchers give the same by variables.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Debug, Default)]
 pub struct RankFlags {
     /// The number of this process among several that work together, from 0; by default what torchrun, Slurm, MPI or a
     /// Kubernetes indexed job says. `stapo launch` starts several on this machine.

@@ -72,6 +72,16 @@ pub enum EntropyMove {
 }
 
 impl Quadrant {
+    /// The quadrant in plain words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Quadrant::ProbableHighEntropy => "probable, high entropy",
+            Quadrant::ProbableLowEntropy => "probable, low entropy",
+            Quadrant::ImprobableHighEntropy => "improbable, high entropy",
+            Quadrant::ImprobableLowEntropy => "improbable, low entropy",
+        }
+    }
+
     pub const ALL: [Quadrant; 4] = [
         Quadrant::ProbableHighEntropy,
         Quadrant::ProbableLowEntropy,

@@ -1,10 +1,11 @@
-//! `manifest.json` and `build.json`: the hashes and the build with which a third party can check a run. The manifest is
-//! derived from `metrics.jsonl` and the checkpoints.
+//! `manifest.json` and `build.json`: the hashes and the build with which a third party can check a folder. The manifest
+//! of a run is derived from `metrics.jsonl`, the checkpoints and, once the run has ended, all other files.
 
-use super::{Change, Extra};
+use super::{Change, Extra, Record};
 use serde::{Deserialize, Serialize};
 
-/// The hashes of a run's inputs and of the state after each step.
+/// The hashes of the inputs of a run, an evaluation or an experiment, of the state after each step, and, in a folder whose
+/// work has ended, of every file. Its hash is the receipt of the folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     pub schema: u32,
@@ -19,8 +20,21 @@ pub struct Manifest {
     /// Changed inputs that `--accept-changes` let pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub accepted: Vec<AcceptedChange>,
+    /// Every file of the folder by its name in it, in order of names. Absent while the work goes on. A folder inside that
+    /// has a receipt of its own is represented by its `manifest.json`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<Vec<FileHash>>,
     #[serde(flatten)]
     pub extra: Extra,
+}
+
+impl Record for Manifest {
+    /// The canonical form: one line, keys sorted, no blanks.
+    fn to_line(&self) -> String {
+        // A `serde_json::Value` has its keys in order.
+        let value = serde_json::to_value(self).expect("records hold only what JSON can");
+        format!("{value}\n")
+    }
 }
 
 /// The hash of a file, or of a part of the program.

@@ -66,7 +66,6 @@ impl Record for ResponseRecord {}
 impl Record for TokenRecord {}
 impl Record for EvalRecord {}
 impl Record for Experiment {}
-impl Record for Manifest {}
 impl Record for BuildRecord {}
 impl Record for Event {}
 impl Record for Best {}

@@ -11,6 +11,8 @@
 //! | ... without the normal approximation | [`bootstrap`], [`paired_bootstrap`], [`wilson`] |
 //! | is B better than A on the same questions | [`compare_paired`], then [`holm`] over benchmarks |
 //! | could this benchmark have shown it | [`PairedDesign`] |
+//! | how long until an event, and do groups differ in it | [`kaplan_meier`], [`log_rank`] |
+//! | do two quantities rise together | [`spearman`] |
 
 mod at_k;
 mod bootstrap;
@@ -24,6 +26,8 @@ mod majority;
 mod paired;
 mod permutation;
 mod power;
+mod spearman;
+mod survival;
 mod wilcoxon;
 
 #[cfg(test)]
@@ -45,6 +49,8 @@ pub use majority::{AnswerVotes, QuestionVotes, maj_at_k};
 pub use paired::{AgainstArm, PairedComparison, compare_by_seed, compare_paired, paired_bootstrap, paired_t};
 pub use permutation::paired_permutation;
 pub use power::PairedDesign;
+pub use spearman::spearman;
+pub use survival::{Lifetime, LogRank, Subject, SurvivalStep, kaplan_meier, log_rank};
 pub use wilcoxon::wilcoxon_signed_rank;
 
 use serde::{Deserialize, Serialize};

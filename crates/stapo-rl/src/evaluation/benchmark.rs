@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::run::hash_file;
-use crate::task::{Judged, RowsSpec, Task, TaskSpec};
+use crate::task::{Judged, Programs, RowsSpec, Task, TaskSpec, VerifierSpec};
 use stapo_core::Problem;
 use stapo_core::record::FileHash;
 use std::collections::HashSet;
@@ -43,6 +43,7 @@ pub struct Benchmark {
     pub n_samples: usize,
     /// The file of the questions; `None` for generated questions.
     pub input: Option<FileHash>,
+    spec: TaskSpec,
     task: Task,
 }
 
@@ -91,6 +92,7 @@ impl Benchmark {
             input,
             problems: task.held_out(usize::MAX),
             n_samples: known.map_or(OTHER_SAMPLES, |known| known.n_samples),
+            spec,
             task,
         })
     }
@@ -124,8 +126,17 @@ impl Benchmark {
         })
     }
 
-    pub(super) fn judge(&self, problem: &Problem, text: &str) -> Result<Judged> {
-        Ok(self.task.judge(&[(problem, text)])?.remove(0))
+    /// Judges every response by a second verifier too. `programs` says whether its program may start.
+    pub fn judge_beside(&mut self, verifier: &VerifierSpec, programs: Programs) -> Result<()> {
+        self.task = Task::with_verifiers(&self.spec, [verifier], programs)?;
+        Ok(())
+    }
+
+    /// The judgement of the benchmark's rule, and that of a second verifier where there is one.
+    pub(super) fn judge(&self, problem: &Problem, text: &str) -> Result<(Judged, Option<Judged>)> {
+        let mut all = self.task.judge_all(&[(problem, text)])?;
+        let second = if all.len() > 1 { all.pop().and_then(|mut own| own.pop()) } else { None };
+        Ok((all.remove(0).remove(0), second))
     }
 }
 

@@ -1,11 +1,11 @@
 //! The folder of an evaluation: `eval.json` (the settings), `samples.jsonl` (the judged samples), `table.json` (the
-//! results), `events.jsonl` and `lock`.
+//! results), `events.jsonl`, `manifest.json` with `manifest.sha256` once it is complete, and `lock`.
 
 use super::{Done, place};
 use crate::config::PromptStyle;
 use crate::disk::{Appended, sha256_hex, write_whole};
 use crate::error::{Error, Result};
-use crate::run::{EventLog, FolderLock, NewFolder, check_tree, events};
+use crate::run::{EventLog, FolderLock, NewFolder, check_tree, events, receipt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_core::record::{
@@ -40,6 +40,9 @@ pub struct EvalPlan {
     /// Texts that end a response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stop: Vec<String>,
+    /// A second verifier beside the rules of the benchmarks, as named on the command line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verifier: Option<String>,
     pub seed: u64,
     pub kv_mib: usize,
     /// The files of the model and of the benchmarks; empty in evaluations of programs that recorded only the weights.
@@ -159,6 +162,12 @@ impl EvalFolder {
         self.samples.add(sample.to_line().as_bytes())
     }
 
+    /// Lists every file in the manifest, as the last thing that is written. Returns the receipt of the evaluation.
+    pub fn seal(&self, plan: &EvalPlan) -> Result<String> {
+        let manifest = receipt::plain_manifest(plan.inputs.clone(), &plan.program, &plan.device);
+        receipt::seal(&self.folder, &manifest, &[])
+    }
+
     /// Adds the end of the evaluation to `events.jsonl`.
     pub fn record_stop(&mut self, reason: StopReason, text: &str) -> Result<()> {
         self.events.add(&events::stopped(reason, 0, text))
@@ -225,6 +234,7 @@ impl InterruptedEval {
             warnings.push(format!("the evaluation was begun by stapo {before}, this is stapo {after}"));
         }
         lock.sign(writer)?;
+        receipt::withdraw_with_manifest(&folder)?;
         let text: String = samples.iter().map(Record::to_line).collect();
         write_whole(&folder.join("samples.jsonl"), text.as_bytes())?;
         let mut opened = EvalFolder::opened(&folder, lock)?;

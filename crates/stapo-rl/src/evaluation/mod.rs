@@ -1,5 +1,6 @@
 //! Evaluation: questions -> samples -> verdicts -> a table with intervals.
 
+mod agreement;
 mod benchmark;
 mod comparison;
 mod decoding;
@@ -8,6 +9,7 @@ mod folder;
 mod table;
 mod together;
 
+pub use agreement::{Agreement, SecondVerdict, is_disputed, second_verdict};
 pub use benchmark::{Benchmark, KNOWN, SIX};
 pub use comparison::{Compared, compare, compare_folders};
 pub use decoding::Decoding;
@@ -204,8 +206,8 @@ impl Work<'_> {
         }
         let tokens: Vec<u32> = response.tokens.iter().map(|sampled| sampled.token).collect();
         let text = self.model.tokenizer()?.decode(&tokens)?;
-        let judged = benchmark.judge(problem, &text)?;
-        Ok(Some(EvalRecord {
+        let (judged, second) = benchmark.judge(problem, &text)?;
+        let mut record = EvalRecord {
             text,
             n_tokens: tokens.len(),
             tokens,
@@ -214,7 +216,11 @@ impl Work<'_> {
             verdict: judged.verdict,
             reason: judged.reason,
             ..self.blank(benchmark, problem, sample)
-        }))
+        };
+        if let Some(second) = second {
+            agreement::note(&mut record, second);
+        }
+        Ok(Some(record))
     }
 
     fn blank(&self, benchmark: &Benchmark, problem: &Problem, sample_idx: usize) -> EvalRecord {

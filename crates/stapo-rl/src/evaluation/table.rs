@@ -1,5 +1,6 @@
 //! The results of an evaluation, from its records.
 
+use super::agreement::Agreement;
 use serde::Serialize;
 use stapo_core::record::EvalRecord;
 use stapo_core::stats::{
@@ -27,6 +28,9 @@ pub struct EvalRow {
     /// Share of responses with the verdict unparsable or over budget.
     pub unjudged_share: f64,
     pub response_tokens_mean: f64,
+    /// Absent for an evaluation with one verifier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agreement: Option<Agreement>,
 }
 
 /// One row per decoding and benchmark, in order of first appearance.
@@ -88,6 +92,7 @@ fn row(records: &[&EvalRecord]) -> Result<EvalRow, StatsError> {
         no_answer_share: share(&|r| r.verdict == Verdict::NoAnswer),
         unjudged_share: share(&|r| matches!(r.verdict, Verdict::Unparsable | Verdict::OverBudget)),
         response_tokens_mean: mean(&lengths)?,
+        agreement: Agreement::of(records.iter().copied()),
     })
 }
 

@@ -1,13 +1,15 @@
 //! What the runs of an experiment say together: means over seeds, and the method paired with each baseline by seed.
 //! `stapo experiment` and `stapo report` show the same [`ExperimentSummary`].
 
+use super::collapse::Collapse;
 use super::cost::{Cost, costs};
-use super::runs::{ArmRuns, SeedRun, held_out};
+use super::runs::{ArmRuns, held_out};
+use super::split_arm;
 use serde::Serialize;
 use stapo_core::record::Metrics;
 use stapo_core::stats::{
     Estimate, PairedComparison, Resampling, StatsError, area_under_curve, compare_by_seed, entropy_stability,
-    mean_estimate,
+    holm, mean_estimate,
 };
 
 type Result<T> = std::result::Result<T, StatsError>;
@@ -79,6 +81,8 @@ pub struct ArmSummary {
     pub n_collapsed: usize,
     /// The method minus this arm in last accuracy, paired by seed; absent for the method itself and below two seeds.
     pub against: Option<PairedComparison>,
+    /// The same in the stability of entropy.
+    pub stability_against: Option<PairedComparison>,
     /// The permutation p value of `against`, adjusted over arms (Holm).
     pub p_adjusted: Option<f64>,
     /// What the arm spent; absent where the experiment compares no costs.
@@ -86,11 +90,11 @@ pub struct ArmSummary {
     pub cost: Option<Cost>,
 }
 
-/// The summary of every arm. `method` is the arm that the others are baselines for, `reach` the arm whose last accuracy
-/// the costs of all arms are measured to.
+/// The summary of every arm. `method` is the arm that the others are baselines for, within each setting of a matrix;
+/// `reach` the arm whose last accuracy the costs of all arms are measured to.
 pub fn summarise(
     arms: &[ArmRuns<'_>],
-    method: Option<usize>,
+    method: Option<&str>,
     reach: Option<&str>,
 ) -> Result<ExperimentSummary> {
     let measure = Measure::of(arms.iter().flat_map(|arm| &arm.runs).map(|run| run.metrics));
@@ -104,18 +108,42 @@ pub fn summarise(
         summary.cost = Some(cost);
     }
     if let Some(method) = method {
-        let results = |arm: &ArmRuns| -> Vec<(u64, f64)> {
-            arm.runs.iter().map(|run| (run.seed, measure.result(&measure.curve(run.metrics)))).collect()
-        };
-        let baselines: Vec<usize> = (0..arms.len()).filter(|idx| *idx != method).collect();
-        let compared: Vec<_> = baselines.iter().map(|&idx| results(&arms[idx])).collect();
-        let against = compare_by_seed(&results(&arms[method]), &compared, &Resampling::default())?;
-        for (idx, against) in baselines.into_iter().zip(against) {
-            summaries[idx].p_adjusted = against.as_ref().map(|found| found.p_adjusted);
-            summaries[idx].against = against.map(|found| found.paired);
-        }
+        compare_with(method, arms, measure, &mut summaries)?;
     }
     Ok(ExperimentSummary { measure, arms: summaries })
+}
+
+/// Compares the method with every other arm of the same setting, in accuracy and in the stability of entropy.
+fn compare_with(
+    method: &str,
+    arms: &[ArmRuns<'_>],
+    measure: Measure,
+    summaries: &mut [ArmSummary],
+) -> Result<()> {
+    let of_seeds = |arm: &ArmRuns, of: &dyn Fn(&[Metrics]) -> Result<f64>| -> Result<Vec<(u64, f64)>> {
+        arm.runs.iter().map(|run| Ok((run.seed, of(run.metrics)?))).collect()
+    };
+    let accuracy = |metrics: &[Metrics]| Ok(measure.result(&measure.curve(metrics)));
+    for own in arms.iter().filter(|arm| split_arm(arm.name).0 == method) {
+        let is_baseline =
+            |arm: &ArmRuns| arm.name != own.name && split_arm(arm.name).1 == split_arm(own.name).1;
+        let baselines: Vec<usize> = (0..arms.len()).filter(|idx| is_baseline(&arms[*idx])).collect();
+        let compared = |of: &dyn Fn(&[Metrics]) -> Result<f64>| {
+            let others = baselines.iter().map(|&idx| of_seeds(&arms[idx], of)).collect::<Result<Vec<_>>>()?;
+            compare_by_seed(&of_seeds(own, of)?, &others, &Resampling::default())
+        };
+        let found = compared(&accuracy)?.into_iter().zip(compared(&stability)?);
+        for (idx, (against, stability_against)) in baselines.iter().copied().zip(found) {
+            summaries[idx].against = against.map(|found| found.paired);
+            summaries[idx].stability_against = stability_against.map(|found| found.paired);
+        }
+    }
+    let p: Vec<f64> = summaries.iter().filter_map(|arm| Some(arm.against?.p_permutation)).collect();
+    let mut adjusted = holm(&p)?.into_iter();
+    for arm in summaries.iter_mut().filter(|arm| arm.against.is_some()) {
+        arm.p_adjusted = adjusted.next();
+    }
+    Ok(())
 }
 
 fn summarise_arm(arm: &ArmRuns<'_>, measure: Measure) -> Result<ArmSummary> {
@@ -130,8 +158,9 @@ fn summarise_arm(arm: &ArmRuns<'_>, measure: Measure) -> Result<ArmSummary> {
         entropy_stability: over_seeds(&stability)?,
         entropy_last: over_seeds(&|metrics| Ok(metrics[metrics.len() - 1].entropy_mean))?,
         silenced_share: over_seeds(&|metrics| Ok(silenced_share(metrics)))?,
-        n_collapsed: arm.runs.iter().filter(|run| has_collapsed(run)).count(),
+        n_collapsed: arm.runs.iter().filter(|run| Collapse::Entropy.lifetime(run).is_event).count(),
         against: None,
+        stability_against: None,
         p_adjusted: None,
         cost: None,
     })
@@ -157,9 +186,4 @@ fn silenced_share(metrics: &[Metrics]) -> f64 {
     let n_tokens: usize = metrics.iter().map(|m| m.n_tokens).sum();
     let n_silenced: usize = metrics.iter().map(|m| m.n_silenced).sum();
     n_silenced as f64 / n_tokens.max(1) as f64
-}
-
-fn has_collapsed(run: &SeedRun<'_>) -> bool {
-    let first = run.metrics[0].entropy_mean;
-    run.metrics.iter().any(|m| run.canaries.is_collapse(first, m.entropy_mean))
 }

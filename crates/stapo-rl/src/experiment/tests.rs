@@ -28,9 +28,15 @@ fn shipped_experiments_have_the_runs_they_promise() {
         ("dasd", 20),
         ("dgg", 20),
         ("falsify", 10),
+        ("gsm8k", 10),
         ("lora", 20),
         ("main", 20),
         ("main-quick", 8),
+        ("math", 10),
+        ("scale", 40),
+        ("stability", 24),
+        ("stability-arms", 40),
+        ("stability-stale", 24),
         ("thresholds", 25),
         ("transfer", 6),
     ];
@@ -123,7 +129,7 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
     let runs_a = [(0, 0.5, 0.25), (1, 0.6, 0.25), (2, 0.2, 0.01)].map(three_steps);
     let runs_b = [(2, 0.9, 0.25), (1, 0.7, 0.25), (0, 0.6, 0.25)].map(three_steps);
     let arms = [arm("a", &runs_a, &canaries), arm("b", &runs_b, &canaries)];
-    let summary = summarise(&arms, Some(1), None).unwrap();
+    let summary = summarise(&arms, Some("b"), None).unwrap();
     assert_eq!(summary.measure, Measure::HeldOut);
     let (a, b) = (&summary.arms[0], &summary.arms[1]);
     assert_eq!((a.n_collapsed, b.n_collapsed, a.n_runs), (1, 0, 3));
@@ -140,6 +146,27 @@ fn a_summary_compares_by_seed_and_sees_collapse() {
 
 /// The canary of a run, the experiment and the report read one definition: any step below the plan's share of the first
 /// one.
+#[test]
+fn the_method_is_compared_within_each_setting_of_a_matrix() {
+    let canaries = Config::default().canaries;
+    let low = [(0, 0.5, 0.25), (1, 0.6, 0.25)].map(three_steps);
+    let high = [(0, 0.6, 0.25), (1, 0.8, 0.25)].map(three_steps);
+    let arms = [
+        arm("a,k=1", &low, &canaries),
+        arm("b,k=1", &high, &canaries),
+        arm("a,k=2", &high, &canaries),
+        arm("b,k=2", &low, &canaries),
+    ];
+    let summary = summarise(&arms, Some("b"), None).unwrap();
+    let difference = |idx: usize| summary.arms[idx].against.map(|paired| (10.0 * paired.difference).round());
+    assert_eq!([0, 1, 2, 3].map(difference), [Some(2.0), None, Some(-2.0), None]);
+    assert_eq!(summary.arms[0].stability_against.unwrap().difference, 0.0);
+    // Holm over both settings: the least of two seeds is 1/2, and twice that is 1.
+    assert_eq!(summary.arms[0].p_adjusted, Some(1.0));
+    assert_eq!(split_arm("a, b,k=1,l=2"), ("a, b", "k=1,l=2"));
+    assert_eq!(split_arm("a, b"), ("a, b", ""));
+}
+
 #[test]
 fn an_entropy_that_recovers_has_collapsed_all_the_same() {
     let canaries = CanaryConfig { entropy_collapse_factor: 0.5, ..Config::default().canaries };

@@ -211,3 +211,25 @@ fn the_config_of_the_built_in_model_keeps_its_values() {
     );
     assert_eq!(config.model, Start::Fresh(fresh::Shape::default()));
 }
+
+#[test]
+fn larger_base_models_differ_from_the_small_one_in_shape_and_rate_alone() {
+    let read = |text: &str| PretrainConfig::from_toml(text, []).unwrap();
+    let base = read(include_str!("../../../../configs/base.toml"));
+    let larger = [
+        (include_str!("../../../../configs/base-5m.toml"), "base-5m", 4_747_264),
+        (include_str!("../../../../configs/base-14m.toml"), "base-14m", 14_198_784),
+        (include_str!("../../../../configs/base-40m.toml"), "base-40m", 39_393_280),
+    ];
+    for (text, name, n_matrix_weights) in larger {
+        let config = read(text);
+        config.check().unwrap();
+        let Start::Fresh(shape) = config.model.clone() else { panic!("{name}: not fresh") };
+        let heads = (2 * shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim;
+        let layer = shape.width * (heads + 3 * shape.ffn_width);
+        assert_eq!(shape.n_layers * layer + 112 * shape.width, n_matrix_weights, "{name}");
+        let mut as_base = PretrainConfig { name: base.name.clone(), model: base.model.clone(), ..config };
+        as_base.update.learning_rate = base.update.learning_rate;
+        assert_eq!(as_base, base, "{name}");
+    }
+}

@@ -22,7 +22,7 @@ pub struct Beginning<'a> {
 }
 
 /// `n_samples` responses from each beginning, as the plan samples; the beginning is a part of the response. A beginning
-/// that ends in a stop token, or is as long as a response may be, is the response.
+/// that ends in a stop token, or is as long as a response may be, is the response; an empty one is none of it yet.
 pub fn continuations(
     model: &LoadedModel,
     memory: &mut SamplingMemory,
@@ -44,7 +44,7 @@ pub fn continuations(
         beginnings.iter().map(|own| vec![own.tokens.clone(); n_samples]).collect();
     let mut going = Vec::new();
     for (idx, own) in beginnings.iter().enumerate() {
-        let has_ended = own.tokens.last().is_none_or(|last| model.stops.contains(last));
+        let has_ended = own.tokens.last().is_some_and(|last| model.stops.contains(last));
         if has_ended || own.tokens.len() >= rollout.max_response_tokens {
             continue;
         }

@@ -73,7 +73,7 @@ struct Sealed {
 
 /// The schema of `checkpoint.json` that this program writes, and the highest that this program reads.
 const CHECKPOINT_SCHEMA: u32 = 2;
-const STATE: &str = "state.safetensors";
+pub(super) const STATE: &str = "state.safetensors";
 const PLAN: &str = "plan.toml";
 const SEALED: &str = "checkpoint.json";
 
@@ -189,6 +189,11 @@ impl Checkpoint {
     pub(super) fn recorded_hash(path: &Path) -> Option<(u64, String)> {
         let sealed = Sealed::read(path).ok().filter(|sealed| sealed.schema > 1)?;
         Some((sealed.counters.step, sealed.state_hash))
+    }
+
+    /// The hash of the state file that a checkpoint whose seal fits has recorded; the file itself is not read.
+    pub(super) fn recorded_state_file(path: &Path) -> Option<String> {
+        Sealed::read(path).ok().map(|sealed| sealed.state_sha256)
     }
 
     /// Reads a checkpoint, and checks the hashes and that every number is finite.

@@ -4,6 +4,7 @@ use super::checkpoint::{Checkpoint, Provenance, Snapshot};
 use super::events::{self, EventLog};
 use super::lock::FolderLock;
 use super::manifest;
+use super::receipt;
 use crate::disk::{Appended, create_folder, remove_file, rename, write_whole};
 use crate::error::{Error, Result};
 use stapo_core::record::{
@@ -244,6 +245,11 @@ impl Run {
 
     pub(super) fn write_manifest(&self) -> Result<()> {
         write_whole(&self.folder.join("manifest.json"), self.manifest.to_line().as_bytes())
+    }
+
+    /// Lists every file in the manifest, as the last thing that is written. Returns the receipt of the run.
+    pub fn seal(&self) -> Result<String> {
+        receipt::seal(&self.folder, &self.manifest, &[])
     }
 
     /// Adds a line to `events.jsonl`.

@@ -22,6 +22,7 @@ pub fn fresh(config_text: &str, plan_text: &str, identity: &Identity) -> Manifes
         program: identity.program.clone(),
         device: identity.device.clone(),
         accepted: Vec::new(),
+        files: None,
         extra: Extra::new(),
     }
 }

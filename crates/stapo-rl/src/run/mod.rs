@@ -1,7 +1,8 @@
 //! The run directory: the interface between the trainer and every other command.
 //!
 //! `config.toml` as written · `plan.toml` resolved · `build.json` · `metrics.jsonl` · `rollouts/` · `tokens/`
-//! (silenced) · `explored/` (kept candidates) · `checkpoints/` · `events.jsonl` · `manifest.json` · `lock`. Every file
+//! (silenced) · `explored/` (kept candidates) · `checkpoints/` · `events.jsonl` · `manifest.json` · `manifest.sha256` · `lock`.
+//! Every file
 //! but `metrics.jsonl`, `events.jsonl` and `lock` is written atomically (temporary file, fsync, rename). A line of the
 //! first two is one write, and a resume removes a torn last line. A new folder appears as a whole, by one rename.
 
@@ -15,6 +16,7 @@ mod lock;
 mod manifest;
 mod plan_keys;
 mod reading;
+pub mod receipt;
 mod reopening;
 mod state;
 mod tree;

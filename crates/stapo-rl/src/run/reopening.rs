@@ -6,6 +6,7 @@ use super::folder::{Run, open_metrics, parts};
 use super::lock::FolderLock;
 use super::manifest;
 use super::plan_keys::{Freedom, differences, freedom};
+use super::receipt;
 use super::tree::check_tree;
 use crate::config::Schedule;
 use crate::disk::{remove_file, sha256_hex, write_whole};
@@ -213,6 +214,8 @@ impl Reopening {
         manifest.program.clone_from(&identity.program);
         manifest.device.clone_from(&identity.device);
         manifest.accepted = manifest::accepted(&self.folder)?;
+        manifest.files = None;
+        receipt::withdraw(&self.folder)?;
         let run = Run {
             metrics: open_metrics(&self.folder)?,
             folder: self.folder,

@@ -1,7 +1,12 @@
 //! `stapo eval` and `stapo compare`
 
+mod replay;
+mod runs;
 mod show;
 
+pub use replay::replay;
+
+use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::model::Fetch;
 use crate::shared::option::{KvMemory, threads, trimmed};
 use crate::shared::program::{PROGRAM, writer};
@@ -19,8 +24,11 @@ use stapo_rl::evaluation::{
     Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, EvalSampling, Evaluation,
     InterruptedEval, compare_folders, expanded, rows,
 };
+use stapo_rl::found_model::is_run;
 use stapo_rl::inference::EngineMemory;
 use stapo_rl::ranks::agree_on_inputs;
+use stapo_rl::run::receipt;
+use stapo_rl::task::{Programs, VerifierSpec};
 use stapo_rl::{FoundModel, LoadedModel, identity, model_hashes};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -80,6 +88,14 @@ pub struct Args {
     #[command(flatten)]
     prompts: PromptOptions,
 
+    /// Judges every sample by a second verifier too and reports where it disagrees with the benchmark's rule: a mode such
+    /// as boxed-exact, a program with its arguments that reads and writes JSON lines, or a table as in a config.
+    #[arg(long, value_name = "VERIFIER")]
+    verifier: Option<String>,
+
+    #[command(flatten)]
+    allow: AllowCommand,
+
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
@@ -113,7 +129,7 @@ pub struct Args {
     ranks: RankFlags,
 }
 
-/// Compares two evaluations question by question.
+/// Compares two evaluations question by question, or the responses of two training runs step by step.
 #[derive(clap::Args)]
 pub struct CompareArgs {
     /// Folder of the first, the baseline.
@@ -137,7 +153,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// What every rank but the first does: it samples its share of the questions of rank 0's plan.
 fn beside(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     let plan: EvalPlan = serde_json::from_slice(&joined.ranks.broadcast(&[])?)?;
-    let questions = Questions::open(args, &plan, joined)?;
+    // A program that the user of this rank did not name is started only where it is known.
+    let programs = if args.verifier == plan.verifier { Programs::Allowed } else { args.allow.of_run() };
+    let questions = Questions::open(args, &plan, joined, programs)?;
     let done: Done = serde_json::from_slice(&joined.ranks.broadcast(&[])?)?;
     questions.ask(&plan, &done, joined, stop, |_| Ok(()))?;
     Ok(if stop.is_raised() { ExitCode::from(stop.exit_status()) } else { ExitCode::SUCCESS })
@@ -148,20 +166,19 @@ struct Questions {
     model: LoadedModel,
     step: Option<u64>,
     benchmarks: Vec<Benchmark>,
-    /// The files of the model and of the benchmarks.
+    /// The files of the model, of the benchmarks and of a second verifier.
     inputs: Vec<FileHash>,
 }
 
 impl Questions {
     /// Opens what a plan names, which all ranks find to be the same.
-    fn open(args: &Args, plan: &EvalPlan, joined: &Joined) -> Result<Self> {
+    fn open(args: &Args, plan: &EvalPlan, joined: &Joined, programs: Programs) -> Result<Self> {
         joined.agree_on_program(args.device)?;
         let device = joined.device(args.device, args.threads, Use::Reading)?;
         let found = args.fetch.find(&plan.model)?;
         let (model, model_files) = open_finite(&found, plan.adapter.as_deref(), &device)?;
-        let benchmarks = open_benchmarks(plan)?;
-        let files = benchmarks.iter().filter_map(|benchmark| benchmark.input.clone());
-        let inputs: Vec<FileHash> = model_files.into_iter().chain(files).collect();
+        let benchmarks = open_benchmarks(plan, programs)?;
+        let inputs = inputs(plan, model_files, &benchmarks)?;
         agree_on_inputs(&*joined.ranks, &inputs)?;
         Ok(Self { model, step: found.step(), benchmarks, inputs })
     }
@@ -238,23 +255,19 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         eprintln!("stopped; go on with: stapo eval --resume {at}");
         return Ok(ExitCode::from(stop.exit_status()));
     }
-    let table = write_table(&folder, benchmarks, &decodings)?;
-    folder.record_stop(StopReason::Done, "")?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&table)?);
-    } else {
-        show::table(&table);
-        println!("\nsamples and verdicts: {}", folder.folder().display());
-    }
+    finish(args, &mut folder, &plan, benchmarks, &decodings)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sorts the samples and writes the table, in an order that depends on nothing but the settings.
-fn write_table(
-    folder: &EvalFolder,
+/// Sorts the samples, in an order that depends on nothing but the settings, writes and shows the table, and seals the
+/// folder.
+fn finish(
+    args: &Args,
+    folder: &mut EvalFolder,
+    plan: &EvalPlan,
     benchmarks: &[Benchmark],
     decodings: &[Decoding],
-) -> Result<Vec<EvalRow>> {
+) -> Result<()> {
     let place = |decoding: &str, benchmark: &str| {
         let benchmark = benchmarks.iter().position(|known| known.name == benchmark);
         (decodings.iter().position(|known| known.name == decoding), benchmark)
@@ -267,7 +280,17 @@ fn write_table(
     let mut rows = rows(&samples)?;
     rows.sort_by_key(|row: &EvalRow| place(&row.decoding, &row.benchmark));
     folder.write_table(&rows)?;
-    Ok(rows)
+    folder.record_stop(StopReason::Done, "")?;
+    let sealed = folder.seal(plan)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+        return Ok(());
+    }
+    show::table(&rows);
+    show::agreement(plan.verifier.as_deref(), &rows, &samples);
+    println!("\nsamples and verdicts: {}", folder.folder().display());
+    println!("receipt {}: stapo verify {}", receipt::short(&sealed), folder.folder().display());
+    Ok(())
 }
 
 /// The place of every question in its benchmark, by the names of both.
@@ -304,6 +327,7 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
         chat: args.chat,
         chat_arguments: args.prompts.chat_arguments.clone(),
         stop: args.prompts.stop.clone(),
+        verifier: args.verifier.clone(),
         seed: args.seed,
         kv_mib: args.kv.mib()?,
         inputs: Vec::new(),
@@ -317,7 +341,7 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
     // Benchmarks and decodings are checked before the folder is made, so that a bad name leaves no folder behind.
     decodings(&plan.decodings)?;
     joined.ranks.broadcast(&serde_json::to_vec(&plan)?)?;
-    let questions = Questions::open(args, &plan, joined)?;
+    let questions = Questions::open(args, &plan, joined, Programs::Allowed)?;
     if args.chat && questions.model.template.is_none() {
         bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
     }
@@ -326,13 +350,16 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
     let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));
     let folder = args.out.clone().unwrap_or_else(stamp);
     let folder = EvalFolder::create(&folder, &plan, &writer_of(args, joined))?;
+    if let Some(text) = &plan.verifier {
+        allow_command::record([&VerifierSpec::named(text)?]);
+    }
     Ok(Opened { folder, plan, done: Done::new(), questions })
 }
 
 fn reopen(args: &Args, path: &Path, joined: &Joined) -> Result<Opened> {
     let interrupted = InterruptedEval::open(path)?;
     joined.ranks.broadcast(&serde_json::to_vec(&interrupted.plan)?)?;
-    let questions = Questions::open(args, &interrupted.plan, joined)?;
+    let questions = Questions::open(args, &interrupted.plan, joined, args.allow.of_run())?;
     let device_kind = identity::device_kind(args.device);
     let writer = writer_of(args, joined);
     let (folder, plan, done, warnings) =
@@ -346,6 +373,16 @@ fn reopen(args: &Args, path: &Path, joined: &Joined) -> Result<Opened> {
 /// This process, as the folder names it.
 fn writer_of(args: &Args, joined: &Joined) -> Writer {
     Writer { world: joined.ranks.world(), ..writer(args.device) }
+}
+
+/// The files of the model, of the benchmarks and of a second verifier.
+fn inputs(plan: &EvalPlan, model_files: Vec<FileHash>, benchmarks: &[Benchmark]) -> Result<Vec<FileHash>> {
+    let files = benchmarks.iter().filter_map(|benchmark| benchmark.input.clone());
+    let mut inputs: Vec<FileHash> = model_files.into_iter().chain(files).collect();
+    if let Some(text) = &plan.verifier {
+        inputs.extend(identity::of_verifier("second verifier", &VerifierSpec::named(text)?)?);
+    }
+    Ok(inputs)
 }
 
 /// A model all of whose weights are finite numbers, and the hashes of its files.
@@ -371,10 +408,15 @@ fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
     Ok(parsed.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-fn open_benchmarks(plan: &EvalPlan) -> Result<Vec<Benchmark>> {
+/// `programs` says whether the program of a second verifier may start: the user's own may, a folder's only if it is known.
+fn open_benchmarks(plan: &EvalPlan, programs: Programs) -> Result<Vec<Benchmark>> {
     let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, plan.template.as_deref())?;
+    let verifier = plan.verifier.as_deref().map(VerifierSpec::named).transpose()?;
     for benchmark in &mut benchmarks {
         benchmark.limit(plan.limit, plan.n_samples)?;
+        if let Some(verifier) = &verifier {
+            benchmark.judge_beside(verifier, programs)?;
+        }
     }
     Ok(benchmarks)
 }
@@ -404,6 +446,9 @@ fn show_signals(stop: &Stop, bar: &ProgressBar) {
 }
 
 pub fn run_compare(args: &CompareArgs) -> Result<ExitCode> {
+    if is_run(&args.a) && is_run(&args.b) {
+        return runs::compare(&args.a, &args.b, args.json);
+    }
     let compared = compare_folders(&args.a, &args.b)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&compared)?);

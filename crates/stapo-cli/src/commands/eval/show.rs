@@ -1,7 +1,9 @@
 //! The tables of `stapo eval` and `stapo compare` on a terminal.
 
 use crate::shared::units::percent;
-use stapo_rl::evaluation::{Compared, EvalRow, SIX, average};
+use stapo_core::record::EvalRecord;
+use stapo_rl::evaluation::{Compared, EvalRow, SIX, average, is_disputed, second_verdict};
+use stapo_rl::run::receipt::short_of;
 use std::path::Path;
 
 /// One table per decoding, one row per benchmark.
@@ -64,9 +66,49 @@ fn share(value: f64) -> String {
     format!("{:.1} %", 100.0 * value)
 }
 
+/// Disputed samples that are shown; all are in `samples.jsonl`.
+const MAX_DISPUTED: usize = 5;
+
+/// Where the rule and a second verifier agree and where they do not; nothing for an evaluation with one verifier.
+pub fn agreement(verifier: Option<&str>, rows: &[EvalRow], samples: &[EvalRecord]) {
+    let Some(verifier) = verifier else { return };
+    println!("\nthe benchmark's rule beside {verifier}: samples that are right by");
+    println!(
+        "{:<12} {:<14} {:>8} {:>10} {:>12} {:>8} {:>10}",
+        "benchmark", "decoding", "both", "rule alone", "second alone", "neither", "agree"
+    );
+    for row in rows {
+        let Some(found) = row.agreement else { continue };
+        let agree = 1.0 - found.n_apart() as f64 / found.n_samples() as f64;
+        println!(
+            "{:<12} {:<14} {:>8} {:>10} {:>12} {:>8} {:>10}",
+            row.benchmark,
+            row.decoding,
+            found.n_both,
+            found.n_rule_alone,
+            found.n_second_alone,
+            found.n_neither,
+            share(agree)
+        );
+    }
+    let disputed: Vec<&EvalRecord> = samples.iter().filter(|sample| is_disputed(sample)).collect();
+    for sample in disputed.iter().take(MAX_DISPUTED) {
+        let second = second_verdict(sample)
+            .map_or(String::new(), |second| format!("{:?} ({})", second.verdict, second.reason));
+        println!(
+            "{} {:?}, sample {}: rule {:?} ({}), second {second}",
+            sample.benchmark, sample.problem_id, sample.sample_idx, sample.verdict, sample.reason
+        );
+    }
+    println!("{} samples are disputed; samples.jsonl has both verdicts of each sample", disputed.len());
+}
+
 /// One row per benchmark and decoding, with a reading of its difference.
 pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
-    println!("A {}\nB {}\n", a.display(), b.display());
+    for (name, folder) in [("A", a), ("B", b)] {
+        println!("{name} {}, receipt {}", folder.display(), short_of(folder));
+    }
+    println!("");
     println!(
         "{:<12} {:<14} {:>9} {:>7} {:>7}  {:<22} {:>8} {:>8} {:>10}  ",
         "benchmark", "decoding", "questions", "A %", "B %", "B - A, points", "p", "p Holm", "detectable"

@@ -6,7 +6,7 @@ use crate::shared::run_folder;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{self, Arm, EventKind, Metrics, StopReason, changed_inputs};
 use stapo_rl::disk::rename;
-use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, plan_differences, read_events};
+use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, plan_differences, read_events, receipt};
 use stapo_rl::{Config, Plan, identity, restart};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -146,8 +146,12 @@ fn move_aside(folder: &Path) -> Result<()> {
 }
 
 /// Whether the run has all steps of its plan, or reached its target accuracy or the end of its patience, its last step is
-/// saved, and the run itself recorded its end, which is the last it writes.
+/// saved, and the run has its receipt, which is the last it writes. A run that lacks nothing but the receipt gets one by
+/// going on.
 fn is_complete(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> bool {
+    if receipt::of_folder(run).is_none() {
+        return false;
+    }
     let events = read_events(run).unwrap_or_default();
     let is_turn = |kind| matches!(kind, EventKind::Start | EventKind::Resume | EventKind::Stop);
     let ended = events.iter().rfind(|event| is_turn(event.event)).map(|event| event.reason);

@@ -3,7 +3,7 @@
 mod child;
 mod show;
 
-use crate::shared::program::writer;
+use crate::shared::program::{PROGRAM, writer};
 use crate::shared::stop::{self, Stop};
 use crate::shared::{run_folder, shipped};
 use anyhow::{Context, Result, bail};
@@ -11,8 +11,8 @@ use child::{Finished, Job, Leashes};
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
 use stapo_rl::config::CanaryConfig;
 use stapo_rl::disk::write_whole;
-use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, summarise};
-use stapo_rl::run::{FolderLock, NewFolder, Run, check_tree, describe_writer, holder};
+use stapo_rl::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, split_arm, summarise};
+use stapo_rl::run::{FolderLock, NewFolder, Run, check_tree, describe_writer, hash_bytes, holder, receipt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -47,6 +47,10 @@ pub struct Args {
     /// The summary as JSON on standard output.
     #[arg(long)]
     json: bool,
+
+    /// Lists the runs with their settings, checked, and starts none.
+    #[arg(long)]
+    dry_run: bool,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -56,6 +60,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let spec = read_spec(file, args)?;
     let experiment = spec.expand()?;
+    if args.dry_run {
+        show::planned(&experiment);
+        return Ok(ExitCode::SUCCESS);
+    }
     let folder = args.out.clone().unwrap_or_else(|| Path::new("experiments").join(&experiment.name));
     let stop = stop::on_signals()?;
     // Held to the end: a second process on this folder is refused.
@@ -77,14 +85,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let summary = summary(&folder, &experiment)?;
     let text = serde_json::to_string_pretty(&summary.arms)?;
     write_whole(&folder.join("summary.json"), format!("{text}\n").as_bytes())?;
+    let sealed = seal(&folder, &spec, &experiment)?;
     if args.json {
         println!("{text}");
     } else {
         show::summary(&experiment, &summary);
-        println!("\nruns: {}\nreport: stapo report {}", folder.display(), folder.display());
+        let at = folder.display();
+        println!("\nruns: {at}\nreport: stapo report {at}");
+        println!("receipt {}: stapo verify {at}", receipt::short(&sealed));
     }
     let any_failed = experiment.arms.iter().any(|arm| arm.error.is_some());
     Ok(if any_failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// Writes the manifest of the experiment, which lists every complete run by that run's own manifest.
+fn seal(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<String> {
+    let inputs = vec![hash_bytes("config", spec.config_text().as_bytes())];
+    let runs: Vec<String> = experiment.arms.iter().map(|arm| arm.run.clone()).collect();
+    Ok(receipt::seal(folder, &receipt::plain_manifest(inputs, PROGRAM, ""), &runs)?)
 }
 
 fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
@@ -125,6 +143,7 @@ fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Res
         bail!("folder {}: holds another experiment\nhint: choose another with --out", folder.display());
     }
     lock.sign(&writer("experiment"))?;
+    receipt::withdraw_with_manifest(folder)?;
     Ok(lock)
 }
 
@@ -207,9 +226,8 @@ fn summary(folder: &Path, experiment: &Experiment) -> Result<ExperimentSummary> 
     for arm in &mut arms {
         arm.runs.extend(finished.iter().filter(|run| run.arm.name == arm.name).map(FinishedRun::of_seed));
     }
-    let method = experiment.method.as_deref().or(arms.first().map(|arm| arm.name));
+    let method = experiment.method.as_deref().or(arms.first().map(|arm| split_arm(arm.name).0));
     arms.retain(|arm| !arm.runs.is_empty());
-    let method = arms.iter().position(|arm| Some(arm.name) == method);
     Ok(summarise(&arms, method, experiment.reach.as_deref())?)
 }
 

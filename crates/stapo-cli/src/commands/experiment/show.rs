@@ -78,6 +78,14 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
+/// The runs that an experiment would start.
+pub fn planned(experiment: &Experiment) {
+    for arm in &experiment.arms {
+        println!("{:<40} {}", arm.run, arm.settings.join(" "));
+    }
+    println!("{} runs, none started", experiment.arms.len());
+}
+
 /// The table at the end.
 pub fn summary(experiment: &Experiment, summary: &ExperimentSummary) {
     let arms = &summary.arms;

@@ -1,6 +1,6 @@
 //! The contents of a report in order. The page, the PNG files and the CSV files are written from the same contents.
 
-use super::{curves, quadrants, tokens};
+use super::{categories, claims, curves, gradients, pareto, quadrants, survival, tokens};
 use crate::shared::chart::Figure;
 use crate::shared::html::escape;
 use crate::shared::page::{self, THEME_BUTTON};
@@ -11,6 +11,7 @@ use crate::shared::study::{benchmarks, differences, headline, summary};
 use anyhow::Result;
 use stapo_core::record::StopReason;
 use stapo_rl::experiment::Measure;
+use stapo_rl::run::receipt;
 use std::fmt::Write;
 
 pub struct Contents {
@@ -43,14 +44,16 @@ enum ContentBlock {
 
 impl Contents {
     pub fn of(study: &Study) -> Result<Self> {
-        let sections = vec![
-            headline_section(study)?,
-            benchmark_section(study)?,
-            curve_section(study),
-            quadrant_section(study)?,
-            token_section(study),
-            origin_section(study),
-        ];
+        let mut sections = vec![headline_section(study)?];
+        let has_steps = study.runs().all(|(_, run)| !run.metrics.is_empty());
+        if study.kind == StudyKind::Experiment && has_steps {
+            sections.push(claim_section(study)?);
+        }
+        sections.extend([benchmark_section(study)?, curve_section(study)]);
+        if study.kind != StudyKind::Run && has_steps {
+            sections.push(survival_section(study));
+        }
+        sections.extend([quadrant_section(study)?, token_section(study), origin_section(study)]);
         let kind = match study.kind {
             StudyKind::Run => "run",
             StudyKind::Runs => "comparison",
@@ -159,6 +162,9 @@ fn headline_section(study: &Study) -> Result<ReportSection> {
 fn compared(study: &Study, blocks: &mut Vec<ContentBlock>) -> Result<()> {
     let summary = study.summary()?;
     blocks.push(ContentBlock::Table("", summary::arms_table(study, &summary)));
+    if let Some(figure) = pareto::figure(study, &summary) {
+        blocks.push(ContentBlock::Figures(vec![figure]));
+    }
     blocks.push(ContentBlock::Note(format!(
         "Means over seeds; in brackets the 95 % interval of the mean (Student's t). {}: {}. A seed has collapsed when its mean entropy falls under the plan's share of the first step's.",
         capital(summary.measure.name()),
@@ -180,7 +186,7 @@ fn compared(study: &Study, blocks: &mut Vec<ContentBlock>) -> Result<()> {
         Some(table) => {
             blocks.push(ContentBlock::Table("Paired by seed", table));
             blocks.push(ContentBlock::Note(
-                "Difference is the method minus the arm of the row, seed by seed; few seeds can only show large differences: with n seeds no permutation p is below 2 / 2ⁿ.".into(),
+                "Difference is the method minus the arm of the row, seed by seed; few seeds can only show large differences: with n seeds no permutation p, and no p of Wilcoxon's signed ranks (exact up to 50), is below 2 / 2ⁿ.".into(),
             ));
         }
         None => blocks.push(ContentBlock::Missing(
@@ -241,11 +247,37 @@ fn curve_section(study: &Study) -> ReportSection {
     ReportSection { id: "curves", title: "Training", blocks }
 }
 
+/// Steps until collapse, for studies of several arms.
+fn survival_section(study: &Study) -> ReportSection {
+    let (figures, missing) = survival::figures(study);
+    let mut blocks = Vec::new();
+    if !figures.is_empty() {
+        blocks.push(ContentBlock::Figures(figures));
+    }
+    blocks.extend(missing.into_iter().map(ContentBlock::Missing));
+    blocks.push(ContentBlock::Folded("Collapses of each arm", survival::table(study)));
+    ReportSection { id: "survival", title: "Steps until collapse", blocks }
+}
+
+/// What an experiment supports, claim by claim, and its free parameters.
+fn claim_section(study: &Study) -> Result<ReportSection> {
+    let blocks = vec![
+        ContentBlock::Table("", claims::table(study)?),
+        ContentBlock::Note(claims::note(study)),
+        ContentBlock::Table("Free parameters", claims::parameters(study)),
+    ];
+    Ok(ReportSection { id: "claims", title: "What these runs support", blocks })
+}
+
 fn quadrant_section(study: &Study) -> Result<ReportSection> {
     let mut blocks = Vec::new();
     let mut figures = Vec::new();
     figure_or_reason(quadrants::scatter(study)?, &mut blocks, &mut figures);
     figure_or_reason(quadrants::gradient_norms(study), &mut blocks, &mut figures);
+    match gradients::figures(study)? {
+        Ok(drawn) => figures.extend(drawn),
+        Err(reason) => blocks.push(ContentBlock::Missing(reason)),
+    }
     figure_or_reason(quadrants::entropy_change(study), &mut blocks, &mut figures);
     if !figures.is_empty() {
         blocks.insert(0, ContentBlock::Figures(figures));
@@ -255,7 +287,19 @@ fn quadrant_section(study: &Study) -> Result<ReportSection> {
 
 fn token_section(study: &Study) -> ReportSection {
     let mut blocks = Vec::new();
-    let n_silenced = tokens::silenced(study).len();
+    let (silenced, explored) = (tokens::silenced(study), tokens::explored(study));
+    let n_silenced = silenced.len();
+    let bars = [
+        categories::bars("silenced-tokens", "Most silenced tokens", "silenced tokens", &silenced),
+        categories::bars("explored-tokens", "Most explored tokens", "kept candidates", &explored),
+    ];
+    let bars: Vec<Figure> = bars.into_iter().flatten().collect();
+    if !bars.is_empty() {
+        blocks.push(ContentBlock::Figures(bars));
+    }
+    if let Some(table) = categories::table("silenced-categories", &silenced) {
+        blocks.push(ContentBlock::Table("Silenced tokens by category", table));
+    }
     match tokens::by_text("most-silenced", study, tokens::silenced) {
         Some(table) => {
             blocks.push(ContentBlock::Table("Most silenced", table));
@@ -270,7 +314,7 @@ fn token_section(study: &Study) -> ReportSection {
             blocks.push(ContentBlock::Table("Exploratory tokens, kept", table));
             blocks.push(ContentBlock::Note(format!(
                 "Of {} rewarded tokens below τp that stayed in the update: under S2T those whose entropy is not below its threshold.",
-                tokens::explored(study).len()
+                explored.len()
             )));
         }
         None => blocks.push(ContentBlock::Missing(
@@ -300,7 +344,10 @@ fn origin_section(study: &Study) -> ReportSection {
     }
     let (_, first) = study.shown();
     let check = shell_quoted(&first.folder.display().to_string());
-    let _ = writeln!(commands, "stapo verify-run {check}   # replays the last steps and compares hashes");
+    let _ = writeln!(
+        commands,
+        "stapo verify {check} --replay   # every file, and the last steps again, beside the recorded hashes"
+    );
     blocks.push(ContentBlock::Markup(format!(
         "<h3>To get the same bits again</h3><pre>{}</pre>",
         escape(&commands)
@@ -308,7 +355,7 @@ fn origin_section(study: &Study) -> ReportSection {
     if study.kind != StudyKind::Run {
         let mut table = Table::new(
             "runs",
-            &["run", "arm", "#seed", "#steps", "settings", "state after the last step (SHA-256)"],
+            &["run", "arm", "#seed", "#steps", "settings", "state after the last step (SHA-256)", "receipt"],
         );
         for (arm, run) in study.runs() {
             table.push(vec![
@@ -318,6 +365,7 @@ fn origin_section(study: &Study) -> ReportSection {
                 text(run.metrics.len().to_string()),
                 text(run.settings.join(" ")),
                 text(last_hash(run)),
+                text(receipt::short_of(&run.folder)),
             ]);
         }
         blocks.push(ContentBlock::Table("Runs", table));
@@ -345,6 +393,11 @@ fn inputs(run: &RunData) -> Table {
     for input in run.manifest.iter().flat_map(|manifest| &manifest.inputs) {
         table.push(vec![text(&input.name), text(&input.sha256), text(input.n_bytes.to_string())]);
     }
+    table.push(vec![
+        text("receipt of the run, first digits"),
+        text(receipt::short_of(&run.folder)),
+        text(""),
+    ]);
     let step = run.metrics.last().map_or(0, |m| m.step);
     table.push(vec![text(format!("state after step {step}")), text(last_hash(run)), text("")]);
     if let Some(build) = &run.build {

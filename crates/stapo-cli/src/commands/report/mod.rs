@@ -1,8 +1,13 @@
 //! `stapo report`: from run folders to a page, pictures, tables and event files.
 
+mod categories;
+mod claims;
 mod contents;
 mod curves;
+mod gradients;
+mod pareto;
 mod quadrants;
+mod survival;
 mod tensorboard;
 mod tokens;
 

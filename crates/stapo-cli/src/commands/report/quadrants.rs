@@ -13,17 +13,19 @@ use stapo_core::stats::{Resampling, bootstrap, mean_estimate, quantile};
 /// Probable tokens drawn at most; more dots would overlap too much to be told apart.
 const MAX_DOTS: usize = 2500;
 
-struct Seen<'a> {
+/// A recorded token.
+pub struct Seen<'a> {
     text: &'a str,
-    logp: f64,
-    entropy: f64,
-    norm: Option<f64>,
+    pub logp: f64,
+    pub entropy: f64,
+    /// The gradient norm at the logits; `None` in files written without weights.
+    pub norm: Option<f64>,
     advantage: f64,
-    step: u64,
+    pub step: u64,
     fate: &'static str,
 }
 
-fn seen(response: &ResponseRecord) -> impl Iterator<Item = Seen<'_>> {
+pub fn seen(response: &ResponseRecord) -> impl Iterator<Item = Seen<'_>> {
     let tokens = &response.tokens;
     (0..tokens.id.len()).map(move |t| Seen {
         text: &tokens.text[t],
@@ -45,7 +47,7 @@ fn seen(response: &ResponseRecord) -> impl Iterator<Item = Seen<'_>> {
 
 /// Probability against entropy of recorded tokens that had an effect, coloured by gradient norm.
 pub fn scatter(study: &Study) -> Result<std::result::Result<Figure, String>> {
-    let (arm, run) = study.shown();
+    let (_, run) = study.shown();
     let responses = run.responses()?;
     let mut tokens: Vec<Seen> =
         responses.iter().filter(|r| r.advantage != 0.0).flat_map(seen).filter(|s| s.norm.is_some()).collect();
@@ -84,11 +86,7 @@ pub fn scatter(study: &Study) -> Result<std::result::Result<Figure, String>> {
     } else {
         String::new()
     };
-    let whose = if study.kind == StudyKind::Run {
-        String::new()
-    } else {
-        format!(" · {}, seed {}", arm.name, run.seed)
-    };
+    let whose = whose(study);
     Ok(Ok(Figure {
         name: "quadrants".into(),
         title: "Tokens by probability and entropy".into(),
@@ -101,11 +99,21 @@ pub fn scatter(study: &Study) -> Result<std::result::Result<Figure, String>> {
             x,
             y,
             dots,
+            crosses: Vec::new(),
             guides,
             heat: Some(("gradient norm".into(), 0.0, hottest)),
         }
         .draw(),
     }))
+}
+
+/// Whose tokens a figure shows, in a report on several runs.
+pub fn whose(study: &Study) -> String {
+    let (arm, run) = study.shown();
+    match study.kind {
+        StudyKind::Run => String::new(),
+        _ => format!(" · {}, seed {}", arm.name, run.seed),
+    }
 }
 
 /// `2nd`, `3rd`, `11th`.
@@ -141,15 +149,6 @@ fn dot(token: &Seen, hottest: f64) -> Dot {
     }
 }
 
-pub fn quadrant_name(quadrant: Quadrant) -> &'static str {
-    match quadrant {
-        Quadrant::ProbableHighEntropy => "probable, high entropy",
-        Quadrant::ProbableLowEntropy => "probable, low entropy",
-        Quadrant::ImprobableHighEntropy => "improbable, high entropy",
-        Quadrant::ImprobableLowEntropy => "improbable, low entropy",
-    }
-}
-
 /// Mean gradient norm by quadrant and arm, beside the paper's numbers.
 pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
     let mut series: Vec<(String, Ink)> = Vec::new();
@@ -176,7 +175,7 @@ pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
             let hover = format!(
                 "{}, {}\nmean of {} steps: {}\n{n_tokens} tokens",
                 arm.name,
-                quadrant_name(quadrant),
+                quadrant.words(),
                 norms.len(),
                 number(estimate.value)
             );
@@ -193,7 +192,7 @@ pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
         let published = quadrant.published_gradient_norm();
         let paper = Bar { value: published, interval: None, hover: format!("paper: {published}") };
         let own = columns.iter().map(|column| column[row].clone());
-        BarGroup { label: quadrant_name(quadrant).to_string(), bars: own.chain([Some(paper)]).collect() }
+        BarGroup { label: quadrant.words().to_string(), bars: own.chain([Some(paper)]).collect() }
     });
     Ok(Figure {
         name: "gradient-by-quadrant".into(),
@@ -205,7 +204,7 @@ pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
 
 /// The entropy change of each step, as first-order theory predicts it and as measured.
 pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
-    let (arm, run) = study.shown();
+    let (_, run) = study.shown();
     let steps: Vec<(u64, EntropyChange)> =
         run.metrics.iter().filter_map(|m| m.entropy_change.map(|change| (m.step, change))).collect();
     if steps.len() < 3 {
@@ -234,11 +233,7 @@ pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
             number(c.measured)
         ),
     });
-    let whose = if study.kind == StudyKind::Run {
-        String::new()
-    } else {
-        format!(" · {}, seed {}", arm.name, run.seed)
-    };
+    let whose = whose(study);
     Ok(Figure {
         name: "entropy-change".into(),
         title: "Entropy change, predicted against measured".into(),
@@ -252,6 +247,7 @@ pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
             x: Scale::around(x.iter().copied().chain([0.0])),
             y: Scale::around(y.iter().copied().chain([from.1, to.1])),
             dots: dots.collect(),
+            crosses: Vec::new(),
             guides: vec![Guide::Slope {
                 from,
                 to,

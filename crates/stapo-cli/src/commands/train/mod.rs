@@ -163,7 +163,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         Ok(outcome) => outcome?,
         Err(lost) => {
             // Where the event cannot be written, the error that ended the run is shown all the same.
-            let _ = run.record_stop(StopReason::Error, &lost.to_string());
+            let _ = run.record_stop(StopReason::Error, &lost.to_string()).and_then(|()| run.seal());
             return Err(lost.into());
         }
     };

@@ -90,8 +90,25 @@ const MAX_STRIPS: usize = 240;
 /// Curves with at most this many points also get dots, so that single points are visible.
 const MAX_DOTS: usize = 24;
 
+/// How a line goes from one point to the next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Course {
+    Straight,
+    /// Level up to the next point and then upright, as the estimate of a survival curve does.
+    Staircase,
+}
+
 impl Curves {
     pub fn draw(&self) -> Scene {
+        self.draw_as(Course::Straight)
+    }
+
+    /// Draws lines that keep their value up to the next point.
+    pub fn draw_staircase(&self) -> Scene {
+        self.draw_as(Course::Staircase)
+    }
+
+    fn draw_as(&self, course: Course) -> Scene {
         let mut marks = Vec::new();
         let top = draw_legend(&mut marks, &self.legend()) + 4.0;
         let xs = self.xs();
@@ -109,13 +126,13 @@ impl Curves {
         frame.draw_x_axis(&mut marks, &self.x_label);
         let keyed = |key: usize, shown: Vec<Mark>| Mark::Keyed { key, part: KeyPart::Shown, marks: shown };
         for (idx, band) in self.bands.iter().enumerate() {
-            marks.push(keyed(self.lines.len() + idx, draw_band(&frame, band)));
+            marks.push(keyed(self.lines.len() + idx, draw_band(&frame, band, course)));
         }
         for (key, line) in self.lines.iter().enumerate() {
-            marks.push(keyed(key, self.draw_uncertainty(&frame, line)));
+            marks.push(keyed(key, self.draw_uncertainty(&frame, line, course)));
         }
         for (key, line) in self.lines.iter().enumerate() {
-            marks.push(keyed(key, draw_line(&frame, line)));
+            marks.push(keyed(key, draw_line(&frame, line, course)));
         }
         self.draw_strips(&mut marks, &frame, &xs);
         Scene { width: WIDTH, height: top + HEIGHT + 42.0, marks }
@@ -162,12 +179,12 @@ impl Curves {
     }
 
     /// The interval of a line, and the seeds it is the mean of.
-    fn draw_uncertainty(&self, frame: &Frame, line: &Curve) -> Vec<Mark> {
+    fn draw_uncertainty(&self, frame: &Frame, line: &Curve, course: Course) -> Vec<Mark> {
         // Overlapping bands of many lines add up: each is drawn fainter.
         let opacity = if self.lines.len() > 2 { 0.09 } else { 0.18 };
         let points = line.points.iter().filter_map(|p| p.interval.map(|(low, high)| (p.x, low, high)));
         let band = Band { label: String::new(), series: line.series, points: points.collect(), opacity };
-        let mut marks = draw_band(frame, &band);
+        let mut marks = draw_band(frame, &band, course);
         marks.extend(line.seeds.iter().map(|seed| Mark::Line {
             points: seed.iter().map(|&(x, y)| frame.at(x, y)).collect(),
             ink: Ink::Faint(line.series),
@@ -201,22 +218,33 @@ impl Curves {
     }
 }
 
-fn draw_band(frame: &Frame, band: &Band) -> Vec<Mark> {
+/// The points of a line on its course.
+fn along(points: Vec<(f64, f64)>, course: Course) -> Vec<(f64, f64)> {
+    if course == Course::Straight {
+        return points;
+    }
+    let corners = points.windows(2).flat_map(|pair| [pair[0], (pair[1].0, pair[0].1)]);
+    corners.chain(points.last().copied()).collect()
+}
+
+fn draw_band(frame: &Frame, band: &Band, course: Course) -> Vec<Mark> {
     if band.points.len() < 2 {
         return Vec::new();
     }
-    let high = band.points.iter().map(|&(x, _, high)| frame.at(x, high));
-    let low = band.points.iter().rev().map(|&(x, low, _)| frame.at(x, low));
-    let points = high.chain(low).collect();
+    let high = along(band.points.iter().map(|&(x, _, high)| frame.at(x, high)).collect(), course);
+    let low = along(band.points.iter().map(|&(x, low, _)| frame.at(x, low)).collect(), course);
+    let points = high.into_iter().chain(low.into_iter().rev()).collect();
     vec![Mark::Area { points, ink: Ink::Series(band.series), opacity: band.opacity }]
 }
 
-fn draw_line(frame: &Frame, line: &Curve) -> Vec<Mark> {
+fn draw_line(frame: &Frame, line: &Curve, course: Course) -> Vec<Mark> {
     let ink = Ink::Series(line.series);
     let points: Vec<(f64, f64)> = line.points.iter().map(|p| frame.at(p.x, p.y)).collect();
-    let n_dots = if points.len() <= MAX_DOTS { points.len() } else { 0 };
+    let is_dotted = points.len() <= MAX_DOTS && course == Course::Straight;
+    let n_dots = if is_dotted { points.len() } else { 0 };
     let dot = |&at: &(f64, f64)| Mark::Dot { at, radius: 2.6, ink, opacity: 1.0, hover: None };
     let mut marks: Vec<Mark> = points[..n_dots].iter().map(dot).collect();
+    let points = along(points, course);
     marks.push(Mark::Line { points, ink, width: 1.9, dash: Dash::of(line.series) });
     marks
 }

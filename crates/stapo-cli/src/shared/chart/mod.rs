@@ -11,7 +11,7 @@ pub use bars::{Bar, BarGroup, Bars};
 pub use curves::{Band, Curve, CurvePoint, Curves, MIN_SEEDS_FOR_INTERVAL, band_over};
 pub use png::write_png;
 pub use scale::{Scale, number, significant};
-pub use scatter::{Dot, Guide, Scatter};
+pub use scatter::{Cross, Dot, Guide, Scatter};
 pub use svg::to_svg;
 
 /// A drawing with its title and note.

@@ -2,7 +2,9 @@
 
 use super::curves::caption;
 use super::scale::number;
-use super::{Anchor, Dash, Frame, Ink, Mark, SMALL, Scale, Scene, WIDTH, rule, text};
+use super::{
+    Anchor, Dash, Frame, Ink, KeyPart, LegendKey, Mark, SMALL, Scale, Scene, WIDTH, draw_legend, rule, text,
+};
 
 #[derive(Debug, Clone)]
 pub struct Dot {
@@ -11,6 +13,16 @@ pub struct Dot {
     pub ink: Ink,
     pub radius: f64,
     pub hover: String,
+}
+
+/// A dot with the intervals of its two values.
+#[derive(Debug, Clone)]
+pub struct Cross {
+    pub dot: Dot,
+    pub x_interval: Option<(f64, f64)>,
+    pub y_interval: Option<(f64, f64)>,
+    /// The name in the legend; empty for none.
+    pub label: String,
 }
 
 /// A labelled line across the plot.
@@ -40,6 +52,7 @@ pub struct Scatter {
     pub x: Scale,
     pub y: Scale,
     pub dots: Vec<Dot>,
+    pub crosses: Vec<Cross>,
     pub guides: Vec<Guide>,
     /// The heat scale's quantity with its lowest and highest value.
     pub heat: Option<(String, f64, f64)>,
@@ -55,34 +68,64 @@ impl Scatter {
             draw_heat_key(&mut marks, name, *low, *high);
             top += 24.0;
         }
+        let named = self.crosses.iter().filter(|cross| !cross.label.is_empty());
+        let legend: Vec<(LegendKey, &str)> =
+            named.map(|cross| (LegendKey::Patch(cross.dot.ink, 0.9), cross.label.as_str())).collect();
+        if !legend.is_empty() {
+            top = draw_legend(&mut marks, &legend);
+        }
         marks.push(caption((0.0, top + 8.0), &self.y_label));
         top += 18.0;
         let left = Frame::margin(&self.y);
         let frame = Frame {
             left,
             top,
-            width: WIDTH - left - 14.0,
+            width: WIDTH - left - 24.0,
             height: HEIGHT,
             x: self.x.clone(),
             y: self.y.clone(),
         };
         frame.draw_y_axis(&mut marks);
         frame.draw_x_axis(&mut marks, &self.x_label);
-        for dot in &self.dots {
-            let at = frame.at(dot.x, dot.y);
-            marks.push(Mark::Dot {
-                at,
-                radius: dot.radius,
-                ink: dot.ink,
-                opacity: 0.75,
-                hover: Some(dot.hover.clone()),
-            });
+        self.dots.iter().for_each(|dot| draw_dot(&mut marks, &frame, dot));
+        for (key, cross) in self.crosses.iter().enumerate() {
+            let shown = draw_cross(&frame, cross);
+            marks.push(Mark::Keyed { key, part: KeyPart::Shown, marks: shown });
         }
         for guide in &self.guides {
             draw_guide(&mut marks, &frame, guide);
         }
         Scene { width: WIDTH, height: frame.bottom() + 42.0, marks }
     }
+}
+
+fn draw_dot(marks: &mut Vec<Mark>, frame: &Frame, dot: &Dot) {
+    marks.push(Mark::Dot {
+        at: frame.at(dot.x, dot.y),
+        radius: dot.radius,
+        ink: dot.ink,
+        opacity: 0.75,
+        hover: Some(dot.hover.clone()),
+    });
+}
+
+/// The intervals as bars, cut at the frame, and the dot over them.
+fn draw_cross(frame: &Frame, cross: &Cross) -> Vec<Mark> {
+    let mut marks = Vec::new();
+    let Dot { x, y, ink, .. } = cross.dot;
+    let right = frame.left + frame.width;
+    let bar = |from, to| Mark::Line { points: vec![from, to], ink, width: 1.3, dash: Dash::Solid };
+    let (at_x, at_y) = frame.at(x, y);
+    if let Some((low, high)) = cross.x_interval {
+        let [low, high] = [low, high].map(|end| frame.x_at(end).clamp(frame.left, right));
+        marks.push(bar((low, at_y), (high, at_y)));
+    }
+    if let Some((low, high)) = cross.y_interval {
+        let [low, high] = [low, high].map(|end| frame.y_at(end).clamp(frame.top, frame.bottom()));
+        marks.push(bar((at_x, low), (at_x, high)));
+    }
+    draw_dot(&mut marks, frame, &cross.dot);
+    marks
 }
 
 fn draw_guide(marks: &mut Vec<Mark>, frame: &Frame, guide: &Guide) {

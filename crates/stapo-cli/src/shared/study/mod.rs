@@ -12,7 +12,7 @@ use stapo_core::record::{
     self, BuildRecord, EvalRecord, Event, Experiment, Manifest, Metrics, ResponseRecord, TokenRecord,
 };
 use stapo_rl::Plan;
-use stapo_rl::experiment::{ArmRuns, ExperimentSummary, Measure, SeedRun, held_out, summarise};
+use stapo_rl::experiment::{ArmRuns, ExperimentSummary, Measure, SeedRun, held_out, split_arm, summarise};
 use stapo_rl::run::{Run, check_tree, part_files, plan_text, read_events, records, responses_of_file};
 use std::path::{Component, Path, PathBuf};
 
@@ -23,7 +23,7 @@ pub struct Study {
     /// The folder of the run or the experiment; for several runs the current one.
     pub folder: PathBuf,
     pub kind: StudyKind,
-    /// The arm that the others are baselines for.
+    /// The arm that the others are baselines for; of an experiment with a matrix the first of its settings.
     pub method: Option<usize>,
     /// The name of the arm whose last accuracy costs are measured to.
     pub reach: Option<String>,
@@ -161,7 +161,8 @@ impl Study {
         if arms.is_empty() {
             bail!("experiment {}: no run has a result\n{}", folder.display(), failed.join("\n"));
         }
-        let method = experiment.method.as_ref().and_then(|m| arms.iter().position(|arm| arm.name == *m));
+        let is_method = |arm: &ArmData| Some(split_arm(&arm.name).0) == experiment.method.as_deref();
+        let method = arms.iter().position(is_method);
         if let Some(method) = method {
             arms[..method].iter_mut().for_each(|arm| arm.series += 1);
             arms[method].series = 0;
@@ -189,7 +190,12 @@ impl Study {
     /// What the arms say together. Only a method that the experiment names is compared with the others.
     pub fn summary(&self) -> Result<ExperimentSummary> {
         let arms: Vec<ArmRuns> = self.arms.iter().map(ArmData::of_seeds).collect();
-        Ok(summarise(&arms, self.method, self.reach.as_deref())?)
+        Ok(summarise(&arms, self.method_name(), self.reach.as_deref())?)
+    }
+
+    /// The name of the method, without the setting of a matrix.
+    pub fn method_name(&self) -> Option<&str> {
+        self.method.map(|method| split_arm(&self.arms[method].name).0)
     }
 
     /// The largest number of seeds of any arm.
@@ -246,7 +252,8 @@ impl RunData {
         })
     }
 
-    fn of_seed(&self) -> SeedRun<'_> {
+    /// The run as summaries of an experiment take it.
+    pub fn of_seed(&self) -> SeedRun<'_> {
         SeedRun { seed: self.seed, metrics: &self.metrics, canaries: &self.plan.config.canaries }
     }
 

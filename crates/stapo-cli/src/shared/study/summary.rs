@@ -5,7 +5,7 @@ use super::{RunData, Study};
 use crate::shared::chart::number;
 use crate::shared::html::escape;
 use stapo_core::stats::{Estimate, LEVEL, entropy_stability, wilson};
-use stapo_rl::experiment::ExperimentSummary;
+use stapo_rl::experiment::{ExperimentSummary, split_arm};
 
 /// `55.9 (49.8 to 61.8)`.
 fn shown(estimate: &Estimate, factor: f64, decimals: usize) -> String {
@@ -37,8 +37,9 @@ pub fn arms_table(study: &Study, summary: &ExperimentSummary) -> Table {
         "#collapsed seeds",
     ];
     let mut table = Table::new("arms", &titles);
-    for (idx, arm) in summary.arms.iter().enumerate() {
-        let kind = if study.method == Some(idx) { RowKind::Best } else { RowKind::Plain };
+    for arm in &summary.arms {
+        let is_method = Some(split_arm(&arm.name).0) == study.method_name();
+        let kind = if is_method { RowKind::Best } else { RowKind::Plain };
         table.push_as(
             kind,
             vec![
@@ -68,6 +69,7 @@ pub fn paired_table(summary: &ExperimentSummary) -> Option<Table> {
         "reading",
         "#p (Holm)",
         "#p (permutation)",
+        "#p (Wilcoxon)",
         "#seeds in both",
         "#smallest difference such seeds would find, points",
     ];
@@ -91,6 +93,7 @@ pub fn paired_table(summary: &ExperimentSummary) -> Option<Table> {
             text(reading),
             text(number(p)),
             text(number(paired.p_permutation)),
+            text(number(paired.p_wilcoxon)),
             text(paired.n_questions.to_string()),
             text(format!("{:.1}", 100.0 * paired.minimum_detectable_effect)),
         ]);

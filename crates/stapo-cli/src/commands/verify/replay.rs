@@ -1,4 +1,4 @@
-//! `stapo verify-run`
+//! `stapo verify-run`, which is `stapo verify --replay` without the receipt.
 
 use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::program::PROGRAM;
@@ -28,6 +28,11 @@ pub struct Args {
 
     #[command(flatten)]
     ranks: RankFlags,
+}
+
+/// The same for a process without others.
+pub fn alone(run: &Path, steps: u64, allow: AllowCommand) -> Result<ExitCode> {
+    self::run(&Args { run: run.to_owned(), steps, allow, ranks: RankFlags::default() })
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {

@@ -1,0 +1,66 @@
+//! The first questions of a complete evaluation, sampled and judged again.
+
+use super::{decodings, inputs, open_benchmarks, open_finite};
+use crate::shared::allow_command::AllowCommand;
+use crate::shared::model::Fetch;
+use crate::shared::run_folder::{self, Use};
+use anyhow::{Result, bail};
+use stapo_core::record::{EvalRecord, changed_inputs};
+use stapo_rl::device::DeviceName;
+use stapo_rl::evaluation::{Done, EvalEvent, EvalFolder, EvalSampling, Evaluation, place};
+use stapo_rl::inference::EngineMemory;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Samples the first `n_questions` of each benchmark as the evaluation did and compares tokens and verdicts; true where
+/// inputs and samples are the same.
+pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowCommand) -> Result<bool> {
+    let plan = EvalFolder::read_plan(folder)?;
+    let name = if plan.device.is_empty() { "cpu" } else { plan.device.as_str() };
+    let Ok(name) = name.parse::<DeviceName>() else {
+        bail!("evaluation {}: its device {name:?} is none", folder.display());
+    };
+    let device = run_folder::device(name, None, Use::Reading)?;
+    let found = fetch.find(&plan.model)?;
+    let (model, files) = open_finite(&found, plan.adapter.as_deref(), &device)?;
+    let mut benchmarks = open_benchmarks(&plan, allow.of_run())?;
+    let changes = changed_inputs(&plan.inputs, &inputs(&plan, files, &benchmarks)?);
+    for change in &changes {
+        println!("{}: DIFFERENT, recorded {}, found {}", change.name, change.before, change.after);
+    }
+    for benchmark in &mut benchmarks {
+        benchmark.limit(Some(n_questions.max(1)), None)?;
+    }
+    let recorded: HashMap<_, EvalRecord> =
+        EvalFolder::read_samples(folder)?.into_iter().map(|sample| (place(&sample), sample)).collect();
+    let style = plan.style();
+    let sampling = EvalSampling {
+        seed: plan.seed,
+        max_tokens: plan.max_tokens,
+        style: &style,
+        kv_bytes: plan.kv_mib << 20,
+        share: (0, 1),
+        step: found.step(),
+    };
+    let (mut n_same, mut n_different) = (0, 0);
+    let decodings = decodings(&plan.decodings)?;
+    let done = Done::new();
+    let evaluation =
+        Evaluation { model: &model, benchmarks: &benchmarks, decodings: &decodings, sampling, done: &done };
+    evaluation.run(&mut EngineMemory::new(), |event| {
+        if let EvalEvent::Finished(sample) = event {
+            let before = recorded.get(&place(&sample));
+            if before.is_some_and(|before| before.tokens == sample.tokens && before.verdict == sample.verdict)
+            {
+                n_same += 1;
+            } else {
+                n_different += 1;
+                let EvalRecord { benchmark, problem_id, sample_idx, .. } = &*sample;
+                println!("{benchmark} {problem_id:?}, sample {sample_idx}: DIFFERENT");
+            }
+        }
+        Ok(true)
+    })?;
+    println!("replay: {n_same} samples the same, {n_different} different");
+    Ok(n_different == 0 && changes.is_empty())
+}

@@ -1,0 +1,74 @@
+//! `stapo compare` of two training runs: how their responses differ.
+
+use crate::shared::run_folder;
+use anyhow::{Result, bail};
+use stapo_core::stats::{PairedComparison, Resampling};
+use stapo_rl::experiment::{ComparedRuns, RunResponses, compare_runs};
+use stapo_rl::run::receipt::short_of;
+use stapo_rl::run::{Run, check_tree, part_files, responses_of_file};
+use std::path::Path;
+use std::process::ExitCode;
+
+pub fn compare(a: &Path, b: &Path, json: bool) -> Result<ExitCode> {
+    let compared = compare_runs(&read(a)?, &read(b)?, &Resampling::default())?;
+    if compared.n_steps == 0 {
+        bail!("{} and {} share no step\nhint: compare runs that have made steps", a.display(), b.display());
+    }
+    if json {
+        println!("{}", serde_json::to_string_pretty(&compared)?);
+    } else {
+        show(a, b, &compared);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(folder: &Path) -> Result<RunResponses> {
+    check_tree(folder)?;
+    let plan = run_folder::plan(folder)?;
+    let mut responses = Vec::new();
+    for path in part_files(folder, "rollouts")? {
+        responses.extend(responses_of_file(&path, &plan.objective)?);
+    }
+    let group_size = plan.config.rollout.group_size;
+    Ok(RunResponses { metrics: Run::read_metrics(folder)?, responses, group_size })
+}
+
+fn show(a: &Path, b: &Path, compared: &ComparedRuns) {
+    for (name, folder) in [("A", a), ("B", b)] {
+        println!("{name} {}, receipt {}", folder.display(), short_of(folder));
+    }
+    println!(
+        "\n{} steps in both, {} of them with whole groups recorded in both",
+        compared.n_steps, compared.n_recorded
+    );
+    let difference = |paired: Option<PairedComparison>| {
+        paired.map_or("needs two steps".to_string(), |own| {
+            let (low, high) = (own.interval.low, own.interval.high);
+            format!("{:+.3} [{low:+.3}, {high:+.3}], p {:.4}", own.difference, own.p_permutation)
+        })
+    };
+    println!("{:<28} {:>9} {:>9}  B - A, 95 % interval", "mean over steps", "A", "B");
+    let (of_a, of_b) = compared.length_means;
+    println!("{:<28} {of_a:>9.2} {of_b:>9.2}  {}", "tokens of a response", difference(compared.length));
+    if let Some((of_a, of_b)) = compared.distinct_means {
+        let found = difference(compared.distinct_answers);
+        println!("{:<28} {of_a:>9.2} {of_b:>9.2}  {found}", "distinct answers of a group");
+    }
+    println!("\n{:<10} {:<32} {:>10} {:>8}", "n-grams", "divergence, nats", "by chance", "p");
+    for own in &compared.n_grams {
+        let interval = own.divergence.interval.map_or(String::new(), |i| {
+            format!(" [{:.4}, {:.4}]", i.low.max(0.0), i.high.min(std::f64::consts::LN_2))
+        });
+        let shown = format!("{:.4}{interval}", own.divergence.value);
+        println!("n = {:<6} {shown:<32} {:>10.4} {:>8.3}", own.n, own.by_chance, own.p_value);
+    }
+    println!("\n{:<26} {:<31} {:<31}", "share of tokens, %", "A: first, middle, last third", "B");
+    for own in &compared.quadrants {
+        let name = own.quadrant.words();
+        let shares = |of: [f64; 3]| of.map(|share| format!("{:>9.4}", 100.0 * share)).join(" ");
+        println!("{name:<26} {:<31} {:<31}", shares(own.a), shares(own.b));
+    }
+    println!(
+        "\ndivergence: Jensen-Shannon, of the tokens of whole recorded groups; by chance: responses exchanged between the\nruns at random. Steps of a run follow from each other: intervals over seeds would be wider."
+    );
+}

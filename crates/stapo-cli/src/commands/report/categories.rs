@@ -1,0 +1,175 @@
+//! Silenced tokens by category, and the most frequent ones as bars.
+
+use crate::shared::chart::{Bar, BarGroup, Bars, Figure, Ink};
+use crate::shared::html::visible;
+use crate::shared::study::table::{Cell, Table, text};
+use stapo_core::record::TokenRecord;
+use std::collections::BTreeMap;
+
+/// What kind of token something is, by its text and what stands around it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Category {
+    TyposAndSyntax,
+    DigitsAndOperators,
+    Format,
+    Words,
+}
+
+impl Category {
+    const ALL: [Self; 4] = [Self::TyposAndSyntax, Self::DigitsAndOperators, Self::Format, Self::Words];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::TyposAndSyntax => "typos and syntax",
+            Self::DigitsAndOperators => "digits and operators",
+            Self::Format => "format",
+            Self::Words => "whole words",
+        }
+    }
+
+    fn rule(self) -> &'static str {
+        match self {
+            Self::TyposAndSyntax => "letters within a word, and punctuation",
+            Self::DigitsAndOperators => "digits, arithmetic and comparison signs, parentheses",
+            Self::Format => "white space, ends, LaTeX commands and braces, markdown",
+            Self::Words => "what begins a word and is followed by no letter",
+        }
+    }
+
+    fn of(token: &TokenRecord) -> Self {
+        let trimmed = token.text.trim();
+        let is_sign = |c: char| c.is_ascii_digit() || "+-*/=^<>%().×÷·±√π≤≥≠−".contains(c);
+        let is_marked = trimmed.starts_with('\\') || trimmed.starts_with("<|") || trimmed.starts_with("</");
+        if trimmed.is_empty() || is_marked || trimmed.chars().all(|c| "{}$#&_~`|".contains(c)) {
+            return Self::Format;
+        }
+        if trimmed.chars().all(is_sign) {
+            return Self::DigitsAndOperators;
+        }
+        let begins = token.text.starts_with(char::is_whitespace)
+            || !token.context_before.chars().last().is_some_and(char::is_alphabetic);
+        let ends = !token.context_after.chars().next().is_some_and(char::is_alphabetic);
+        let is_word = trimmed.chars().all(|c| c.is_alphabetic() || c == '\'');
+        if is_word && begins && ends { Self::Words } else { Self::TyposAndSyntax }
+    }
+}
+
+/// Rows of each category that has tokens, with its three most frequent texts.
+pub fn table(name: &'static str, tokens: &[&TokenRecord]) -> Option<Table> {
+    if tokens.is_empty() {
+        return None;
+    }
+    let titles = ["category", "#tokens", "#share, %", "most frequent", "which tokens"];
+    let mut table = Table::new(name, &titles);
+    for category in Category::ALL {
+        let own: Vec<&TokenRecord> =
+            tokens.iter().copied().filter(|token| Category::of(token) == category).collect();
+        let frequent = most_frequent(&own).into_iter().take(3);
+        table.push(vec![
+            text(category.name()),
+            text(own.len().to_string()),
+            text(format!("{:.1}", 100.0 * own.len() as f64 / tokens.len() as f64)),
+            Cell::Tokens(frequent.map(|(text, n)| (text.to_string(), format!("{n}"))).collect()),
+            text(category.rule()),
+        ]);
+    }
+    Some(table)
+}
+
+/// Texts with their counts, most frequent first.
+fn most_frequent<'a>(tokens: &[&'a TokenRecord]) -> Vec<(&'a str, usize)> {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for token in tokens {
+        *counts.entry(&token.text).or_default() += 1;
+    }
+    let mut counts: Vec<(&str, usize)> = counts.into_iter().collect();
+    counts.sort_by_key(|&(text, n)| (std::cmp::Reverse(n), text));
+    counts
+}
+
+/// Tokens drawn at most.
+const MAX_BARS: usize = 12;
+/// Characters of a token's text beside its bar.
+const MAX_LABEL: usize = 16;
+
+/// The most frequent tokens as bars; `None` where there are none.
+pub fn bars(name: &str, title: &str, what: &str, tokens: &[&TokenRecord]) -> Option<Figure> {
+    let counts = most_frequent(tokens);
+    if counts.is_empty() {
+        return None;
+    }
+    let group = |&(token, n): &(&str, usize)| {
+        let shown = visible(token);
+        // The font of PNG files has neither sign.
+        let label: String = shown.replace('␣', "·").replace('⏎', "\\n").chars().take(MAX_LABEL).collect();
+        let share = 100.0 * n as f64 / tokens.len() as f64;
+        let bar = Bar { value: n as f64, interval: None, hover: format!("{shown}\n{n} times, {share:.1} %") };
+        BarGroup { label, bars: vec![Some(bar)] }
+    };
+    let groups: Vec<BarGroup> = counts.iter().take(MAX_BARS).map(group).collect();
+    Some(Figure {
+        name: name.into(),
+        title: title.into(),
+        note: format!(
+            "times, of {} {what}; the {} most frequent of {} texts; · is a space, \\n a line break",
+            tokens.len(),
+            groups.len(),
+            counts.len()
+        ),
+        scene: Bars { series: vec![(what.to_string(), Ink::Series(0))], groups }.draw(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stapo_core::record::{Extra, SCHEMA};
+
+    fn token(before: &str, text: &str, after: &str) -> TokenRecord {
+        TokenRecord {
+            schema: SCHEMA,
+            step: 1,
+            problem_id: String::new(),
+            sample_idx: 0,
+            token_idx: 0,
+            id: 0,
+            text: text.into(),
+            silenced_by: None,
+            logp: -7.0,
+            entropy: 0.1,
+            advantage: 1.0,
+            gradient_norm: 1.0,
+            context_before: before.into(),
+            context_after: after.into(),
+            alternatives: Vec::new(),
+            extra: Extra::new(),
+        }
+    }
+
+    #[test]
+    fn tokens_have_the_category_that_their_text_and_place_give() {
+        let cases = [
+            ("th", "x", "n 3", Category::TyposAndSyntax),
+            ("so ", "th", "en", Category::TyposAndSyntax),
+            ("so", ";", " 3", Category::TyposAndSyntax),
+            ("12+", "7", "=", Category::DigitsAndOperators),
+            ("12", " = ", "19", Category::DigitsAndOperators),
+            ("end.", "\n\n", "So", Category::Format),
+            ("is ", "\\boxed", "{3}", Category::Format),
+            ("3", "<|end|>", "", Category::Format),
+            ("and", " then", " 4", Category::Words),
+        ];
+        for (before, text, after, expected) in cases {
+            assert_eq!(Category::of(&token(before, text, after)), expected, "{before}[{text}]{after}");
+        }
+    }
+
+    #[test]
+    fn the_most_frequent_text_comes_first() {
+        let tokens = [token("", "b", ""), token("", "a", ""), token("", "b", "")];
+        let tokens: Vec<&TokenRecord> = tokens.iter().collect();
+        assert_eq!(most_frequent(&tokens), [("b", 2), ("a", 1)]);
+        assert_eq!(table("t", &tokens).unwrap().rows.len(), 4);
+        assert!(bars("b", "B", "tokens", &[]).is_none());
+    }
+}

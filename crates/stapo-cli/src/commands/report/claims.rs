@@ -1,0 +1,379 @@
+//! "What these runs support": claims with their evidence, what they rest on, and what would refute them; and the free
+//! parameters behind the numbers.
+
+use super::survival;
+use crate::shared::chart::number;
+use crate::shared::study::Study;
+use crate::shared::study::table::{Table, text};
+use anyhow::Result;
+use stapo_core::diagnostics::Quadrant;
+use stapo_core::objective::{EntropyBonus, Mask};
+use stapo_core::stats::{PairedComparison, mean_estimate};
+use stapo_rl::experiment::{ArmSummary, Collapse, ExperimentSummary};
+use stapo_rl::run::receipt;
+
+/// What the runs say about a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    Supported,
+    /// The runs show the opposite.
+    Contradicted,
+    /// The runs bear on the claim and do not decide it.
+    Undecided,
+    NotTested,
+}
+
+impl Reading {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Supported => "supported here",
+            Self::Contradicted => "contradicted here",
+            Self::Undecided => "undecided here",
+            Self::NotTested => "not tested here",
+        }
+    }
+}
+
+/// A claim, the paper's or this program's own.
+struct Claim {
+    says: String,
+    by: &'static str,
+    reading: Reading,
+    evidence: String,
+    assumes: &'static str,
+    refuted_by: &'static str,
+}
+
+const PAPER: &str = "paper";
+const OURS: &str = "this program";
+
+/// One row for each claim.
+pub fn table(study: &Study) -> Result<Table> {
+    let summary = study.summary()?;
+    let claims = [
+        accuracy(study, &summary),
+        stability(study, &summary),
+        collapse(study),
+        benchmarks(),
+        few_tokens(study),
+        gradient_order(study),
+        spurious(),
+        exactness(study),
+        repeatable(study),
+    ];
+    let titles = ["claim", "whose", "reading", "evidence", "weakest assumption", "what would refute it"];
+    let mut table = Table::new("claims", &titles);
+    for claim in claims {
+        table.push(vec![
+            text(claim.says),
+            text(claim.by),
+            text(claim.reading.name()),
+            text(claim.evidence),
+            text(claim.assumes),
+            text(claim.refuted_by),
+        ]);
+    }
+    Ok(table)
+}
+
+/// Where the evidence of the table comes from.
+pub fn note(study: &Study) -> String {
+    let folder = study.folder.display();
+    format!(
+        "All numbers are of the runs in {folder}, receipt {}; stapo verify {folder} --replay checks files and steps. Differences are the method minus the arm, seed by seed, with 95 % intervals (Student's t) and p values of the permutation test, Holm-adjusted for accuracy. \"Not tested here\" says nothing about the claim.",
+        receipt::short_of(&study.folder)
+    )
+}
+
+/// Comparisons that are written out; the rest is counted.
+const MAX_NAMED: usize = 5;
+
+/// `justrl +0.2 (−2.1 to +2.6), p 0.81; ..`.
+fn listed(
+    found: &[(&ArmSummary, PairedComparison)],
+    factor: f64,
+    p: impl Fn(&ArmSummary, &PairedComparison) -> f64,
+) -> String {
+    let shown = |value: f64| {
+        let sign = if value < 0.0 { "−" } else { "+" };
+        format!("{sign}{}", number((factor * value).abs()))
+    };
+    let one = |(arm, paired): &(&ArmSummary, PairedComparison)| {
+        format!(
+            "{} {} ({} to {}), p {}, {} seeds",
+            arm.name,
+            shown(paired.difference),
+            shown(paired.interval.low),
+            shown(paired.interval.high),
+            number(p(arm, paired)),
+            paired.n_questions
+        )
+    };
+    let mut parts: Vec<String> = found.iter().take(MAX_NAMED).map(one).collect();
+    if found.len() > MAX_NAMED {
+        parts.push(format!("{} more arms", found.len() - MAX_NAMED));
+    }
+    parts.join("; ")
+}
+
+/// Supported where every comparison is significant in its favour, contradicted where one is significant against it.
+fn reading_of(found: &[(f64, f64)]) -> Reading {
+    let is_significant = |(_, p): &&(f64, f64)| *p < 0.05;
+    if found.is_empty() {
+        Reading::NotTested
+    } else if found.iter().filter(is_significant).any(|(difference, _)| *difference < 0.0) {
+        Reading::Contradicted
+    } else if found.iter().filter(is_significant).count() == found.len() {
+        Reading::Supported
+    } else {
+        Reading::Undecided
+    }
+}
+
+fn method(study: &Study) -> &str {
+    study.method_name().unwrap_or("the method")
+}
+
+fn accuracy(study: &Study, summary: &ExperimentSummary) -> Claim {
+    let found: Vec<(&ArmSummary, PairedComparison)> =
+        summary.arms.iter().filter_map(|arm| Some((arm, arm.against?))).collect();
+    let adjusted =
+        |arm: &ArmSummary, paired: &PairedComparison| arm.p_adjusted.unwrap_or(paired.p_permutation);
+    let read: Vec<(f64, f64)> =
+        found.iter().map(|(arm, paired)| (paired.difference, adjusted(arm, paired))).collect();
+    let evidence = if found.is_empty() {
+        "no arm shares two seeds with the method".to_string()
+    } else {
+        format!("points of {}: {}", summary.measure.name(), listed(&found, 100.0, adjusted))
+    };
+    Claim {
+        says: format!("{} is more accurate than every other arm", method(study)),
+        by: PAPER,
+        reading: reading_of(&read),
+        evidence,
+        assumes: "seeds are the unit of chance; one model, one task, the settings of this experiment; the last evaluation stands for the run",
+        refuted_by: "more seeds whose interval of the difference lies below 0 for some arm",
+    }
+}
+
+fn stability(study: &Study, summary: &ExperimentSummary) -> Claim {
+    let found: Vec<(&ArmSummary, PairedComparison)> =
+        summary.arms.iter().filter_map(|arm| Some((arm, arm.stability_against?))).collect();
+    let read: Vec<(f64, f64)> =
+        found.iter().map(|(_, paired)| (paired.difference, paired.p_permutation)).collect();
+    let evidence = if found.is_empty() {
+        "no arm shares two seeds with the method".to_string()
+    } else {
+        format!("−max|ΔH|, nats: {}", listed(&found, 1.0, |_, paired| paired.p_permutation))
+    };
+    Claim {
+        says: format!("{} keeps entropy more stable than every other arm", method(study)),
+        by: PAPER,
+        reading: reading_of(&read),
+        evidence,
+        assumes: "the largest change between two steps measures stability; p values are not adjusted over arms",
+        refuted_by: "an arm whose entropy moves less, with an interval on one side of 0",
+    }
+}
+
+fn collapse(study: &Study) -> Claim {
+    let tests: Vec<_> =
+        Collapse::ALL.into_iter().filter_map(|kind| Some((kind, survival::test(study, kind)?))).collect();
+    let n_events: usize = tests.iter().map(|(_, test)| test.n_events).sum();
+    let n_runs = study.runs().count();
+    let steps = study.runs().map(|(_, run)| run.metrics.len()).max().unwrap_or(0);
+    let parts = tests.iter().map(|(kind, test)| format!("{}: {}", kind.name(), survival::shown(test)));
+    let of_method = |kind: Collapse| {
+        let own = study
+            .runs()
+            .filter(|(arm, _)| Some(stapo_rl::experiment::split_arm(&arm.name).0) == study.method_name());
+        let lives: Vec<bool> = own.map(|(_, run)| kind.lifetime(&run.of_seed()).is_event).collect();
+        format!(
+            "{} of {} of the method's runs in {}",
+            lives.iter().filter(|e| **e).count(),
+            lives.len(),
+            kind.name()
+        )
+    };
+    let counts = Collapse::ALL.map(of_method).join(", ");
+    // Whether the method is the better one is left to the curves: the test says only that arms differ.
+    let reading = if n_events == 0 || tests.is_empty() { Reading::NotTested } else { Reading::Undecided };
+    let evidence = if n_events == 0 {
+        format!("none of {n_runs} runs of up to {steps} steps collapsed, so nothing separates the arms")
+    } else {
+        format!("{}; collapsed: {counts}", parts.collect::<Vec<_>>().join("; "))
+    };
+    Claim {
+        says: format!("{} prevents late collapse", method(study)),
+        by: PAPER,
+        reading,
+        evidence,
+        assumes: "the two rules of collapse; runs beyond their last step are unknown; few collapses give wide curves",
+        refuted_by: "the method's runs collapsing as early as those of a mask of the same size on random tokens",
+    }
+}
+
+fn benchmarks() -> Claim {
+    Claim {
+        says: "STAPO is 11.49 % better than the best baseline on six benchmarks, over Qwen3 1.7B, 8B and 14B".into(),
+        by: PAPER,
+        reading: Reading::NotTested,
+        evidence: "configs qwen3-1.7b, qwen3-8b and qwen3-14b have the recipe, stapo eval --benchmarks all the evaluation".into(),
+        assumes: "one run of each arm and size, as published",
+        refuted_by: "the recipe with several seeds and an interval that holds 0",
+    }
+}
+
+fn few_tokens(study: &Study) -> Claim {
+    let masked = study.runs().filter(|(_, run)| run.n_silenced() > 0);
+    let shares: Vec<f64> =
+        masked.map(|(_, run)| run.n_silenced() as f64 / run.n_tokens().max(1) as f64).collect();
+    let evidence = mean_estimate(&shares).ok().map(|share| {
+        let interval = share
+            .interval
+            .map_or(String::new(), |i| format!(" ({} to {})", number(i.low.max(0.0)), number(i.high)));
+        format!(
+            "share of silenced tokens {}{interval}, {} runs with a mask",
+            number(share.value),
+            shares.len()
+        )
+    });
+    let reading = match shares.iter().copied().fold(0.0, f64::max) {
+        _ if shares.is_empty() => Reading::NotTested,
+        most if most < 1e-3 => Reading::Supported,
+        _ => Reading::Undecided,
+    };
+    Claim {
+        says: "fewer than one token in 1,000 is silenced (the paper has 1.6e-4 to 7e-4)".into(),
+        by: PAPER,
+        reading,
+        evidence: evidence.unwrap_or_else(|| "no run silenced a token".into()),
+        assumes: "the share depends on the model's typos and on its temperature; masks of other sizes are among the arms",
+        refuted_by: "a run of the recipe with a larger share",
+    }
+}
+
+fn gradient_order(study: &Study) -> Claim {
+    let mean = |quadrant: Quadrant| {
+        let steps = study.runs().flat_map(|(_, run)| &run.metrics).filter(|m| m.tau_h.is_some());
+        let rows =
+            steps.flat_map(|m| &m.quadrants).filter(|row| row.quadrant == quadrant && row.n_tokens > 0);
+        let norms: Vec<f64> = rows.map(|row| row.mean_gradient_norm).collect();
+        mean_estimate(&norms).ok().map(|estimate| (quadrant, estimate.value))
+    };
+    let found: Vec<(Quadrant, f64)> = Quadrant::ALL.into_iter().filter_map(mean).collect();
+    let largest = found.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map(|(quadrant, _)| *quadrant);
+    let reading = match largest {
+        None => Reading::NotTested,
+        Some(Quadrant::ImprobableLowEntropy) => Reading::Supported,
+        Some(_) => Reading::Contradicted,
+    };
+    let named = found.iter().map(|(quadrant, norm)| format!("{} {}", quadrant.words(), number(*norm)));
+    let evidence = named.collect::<Vec<_>>().join("; ");
+    Claim {
+        says: "improbable tokens of low entropy have the largest gradient norm".into(),
+        by: PAPER,
+        reading,
+        evidence: if evidence.is_empty() {
+            "no step had a candidate".into()
+        } else {
+            format!("mean norms: {evidence}")
+        },
+        assumes: "the norm at the logits stands for the norm of the weights' gradient; means over steps, without intervals",
+        refuted_by: "another quadrant with a larger mean",
+    }
+}
+
+fn spurious() -> Claim {
+    Claim {
+        says: "silenced tokens did not earn their reward".into(),
+        by: PAPER,
+        reading: Reading::NotTested,
+        evidence: "stapo counterfactual RUN measures it on a run of this experiment".into(),
+        assumes: "the token was chosen because its response was right",
+        refuted_by: "continuations that are right more often after the silenced token than after the preferred one",
+    }
+}
+
+fn exactness(study: &Study) -> Claim {
+    let most =
+        study.runs().flat_map(|(_, run)| &run.metrics).map(|m| m.exactness_max_abs).fold(0.0, f64::max);
+    let n_steps: usize = study.runs().map(|(_, run)| run.metrics.len()).sum();
+    Claim {
+        says: "the policy that is trained is, to the bit, the one that sampled".into(),
+        by: OURS,
+        reading: if most == 0.0 { Reading::Supported } else { Reading::Contradicted },
+        evidence: format!("max |logp − behavior_logp| = {} over {n_steps} steps", number(most)),
+        assumes: "the first mini-batch of every step is looked at, later ones are off-policy by design",
+        refuted_by: "one step with a difference",
+    }
+}
+
+fn repeatable(study: &Study) -> Claim {
+    let n_runs = study.runs().count();
+    let n_sealed = study.runs().filter(|(_, run)| receipt::of_folder(&run.folder).is_some()).count();
+    Claim {
+        says: "these numbers can be made again, bit for bit".into(),
+        by: OURS,
+        reading: if n_sealed == n_runs { Reading::Undecided } else { Reading::NotTested },
+        evidence: format!(
+            "{n_sealed} of {n_runs} runs have a receipt; stapo verify with --replay makes steps again"
+        ),
+        assumes: "the same program on the same kind of device",
+        refuted_by: "a replayed step with another state hash",
+    }
+}
+
+/// The parameters behind the numbers: given by the paper, chosen by this experiment, or fitted to data.
+pub fn parameters(study: &Study) -> Table {
+    let (_, run) = study.shown();
+    let (plan, config) = (&run.plan, &run.plan.config);
+    let mut table = Table::new("parameters", &["parameter", "#value", "origin", "the paper's"]);
+    let mut row = |name: &str, value: String, paper: &str| {
+        let origin = if value == paper { "given" } else { "chosen" };
+        table.push(vec![text(name), text(value), text(origin), text(paper)]);
+    };
+    for mask in &plan.objective.masks {
+        if let Mask::Spurious { tau_p, q, .. } = mask {
+            row("tau_p", number(*tau_p), "0.002");
+            row("q of the entropy quantile", number(*q), "0.75");
+        }
+    }
+    row("responses per problem", config.rollout.group_size.to_string(), "8");
+    row("problems per step", config.rollout.problems_per_step.to_string(), "256");
+    row("problems per mini-batch", config.update.problems_per_minibatch.to_string(), "64");
+    row("temperature", number(config.rollout.temperature), "1");
+    row("learning rate", number(config.update.learning_rate), &number(1e-6));
+    row("weight decay", number(config.update.weight_decay), "0.1");
+    row("gradient clip", number(config.update.max_gradient_norm), "1");
+    row(
+        "rewards, right and wrong",
+        format!("{} and {}", number(config.reward.right), number(config.reward.wrong)),
+        "1 and -1",
+    );
+    row("steps of rollouts", config.steps.to_string(), "750");
+    let mut fitted = |name: &str, value: &str| {
+        table.push(vec![text(name), text("–"), text("fitted"), text(value)]);
+    };
+    if plan.objective.masks.iter().any(Mask::needs_calibration) {
+        fitted("tau_h", "a quantile of the entropies of every mini-batch");
+    }
+    if matches!(plan.objective.entropy_bonus, EntropyBonus::Target { .. }) {
+        fitted("coefficient of the entropy bonus", "adapts to the target, step by step");
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_needs_every_comparison_and_falls_with_one() {
+        assert_eq!(reading_of(&[]), Reading::NotTested);
+        assert_eq!(reading_of(&[(0.1, 0.01), (0.2, 0.04)]), Reading::Supported);
+        assert_eq!(reading_of(&[(0.1, 0.01), (0.2, 0.3)]), Reading::Undecided);
+        assert_eq!(reading_of(&[(0.1, 0.01), (-0.2, 0.01)]), Reading::Contradicted);
+        assert_eq!(reading_of(&[(-0.1, 0.6)]), Reading::Undecided);
+    }
+}

@@ -1,0 +1,159 @@
+//! `stapo verify`: a folder beside its receipt, its signature, and a replay; `stapo verify-run` is the replay alone.
+
+pub mod replay;
+mod signature;
+
+use crate::commands::eval;
+use crate::shared::allow_command::AllowCommand;
+use crate::shared::model::Fetch;
+use crate::shared::units::short;
+use anyhow::{Context, Result, bail};
+use stapo_core::record::{self, Experiment};
+use stapo_core::settings;
+use stapo_rl::disk::write_whole;
+use stapo_rl::run::receipt::{self, Difference};
+use stapo_rl::run::{FolderLock, plan_text};
+use stapo_rl::untrusted::read_text;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Checks a run, an evaluation or an experiment: every file beside the folder's receipt, and by request a signature and a
+/// replay.
+///
+/// The receipt is the SHA-256 of manifest.json, which lists every file but pages that `report` makes. Exit status 0: as
+/// recorded; 1: something differs, and is named; 2: there is no receipt, or the folder cannot be read.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The folder of a run, an evaluation or an experiment.
+    folder: PathBuf,
+
+    /// Also replays: the last steps of a run, the first questions of an evaluation, every run of an experiment.
+    #[arg(long)]
+    replay: bool,
+
+    /// How many steps, or questions of each benchmark, to replay.
+    #[arg(long, default_value_t = 3, requires = "replay")]
+    steps: u64,
+
+    /// Takes no offence at checkpoints that are missing, as in a copy without the large files.
+    #[arg(long)]
+    without_checkpoints: bool,
+
+    /// Signs the receipt with this Ed25519 private key (PKCS#8 PEM, or 32 raw bytes; no one else may read the file) and
+    /// writes manifest.sig, once everything is as recorded.
+    #[arg(long, value_name = "KEY")]
+    sign: Option<PathBuf>,
+
+    /// Checks manifest.sig with this Ed25519 public key (PEM, or 32 raw bytes).
+    #[arg(long, value_name = "KEY")]
+    key: Option<PathBuf>,
+
+    #[command(flatten)]
+    fetch: Fetch,
+
+    #[command(flatten)]
+    allow: AllowCommand,
+}
+
+/// Differences that are printed; the rest is counted.
+const MAX_SHOWN: usize = 20;
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let mut is_same = receipt_is_right(args)?;
+    if let Some(key) = &args.key {
+        is_same &= signature_is_right(&args.folder, key)?;
+    } else if args.folder.join(receipt::SIGNATURE).exists() {
+        println!("signature: there is one, not checked; --key KEY checks it");
+    }
+    if args.replay {
+        is_same &= replayed(args, &args.folder)?;
+    }
+    if let Some(key) = &args.sign {
+        if !is_same {
+            bail!("folder {}: not signed, since it is not as recorded", args.folder.display());
+        }
+        sign(&args.folder, key)?;
+    }
+    Ok(if is_same { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn receipt_is_right(args: &Args) -> Result<bool> {
+    let mut verified = receipt::verify(&args.folder)?;
+    println!("receipt {}", verified.receipt);
+    let n_absent = verified.differences.iter().filter(|found| found.is_absent_checkpoint()).count();
+    if args.without_checkpoints {
+        verified.differences.retain(|found| !found.is_absent_checkpoint());
+        println!("checkpoints: {n_absent} files are not here");
+    }
+    for found in verified.differences.iter().take(MAX_SHOWN) {
+        println!("{found}");
+    }
+    let n_more = verified.differences.len().saturating_sub(MAX_SHOWN);
+    if n_more > 0 {
+        println!("and {n_more} more");
+    }
+    for later in &verified.later {
+        println!("{later}: made later, with a receipt of its own");
+    }
+    let is_changed = |found: &&Difference| matches!(found, Difference::Changed { .. });
+    let n_same = verified.n_files - verified.differences.iter().filter(is_changed).count();
+    println!("{n_same} files as recorded, {} bytes in all", short(verified.n_bytes));
+    Ok(verified.differences.is_empty())
+}
+
+fn signature_is_right(folder: &Path, key: &Path) -> Result<bool> {
+    let path = folder.join(receipt::SIGNATURE);
+    let signature = std::fs::read(&path)
+        .with_context(|| format!("{}\nhint: --sign KEY makes a signature", path.display()))?;
+    let is_right = signature::is_right(key, &receipt::signed_bytes(folder)?, &signature)?;
+    let says = if is_right { "made with the key of" } else { "NOT made of this manifest with the key of" };
+    println!("signature: {says} {}", key.display());
+    Ok(is_right)
+}
+
+fn sign(folder: &Path, key: &Path) -> Result<()> {
+    let signature = signature::sign(key, &receipt::signed_bytes(folder)?)?;
+    let _lock = FolderLock::take(folder)?;
+    let path = folder.join(receipt::SIGNATURE);
+    write_whole(&path, &signature)?;
+    println!("signed: {}", path.display());
+    Ok(())
+}
+
+/// Replays what the folder holds; true where nothing differs.
+fn replayed(args: &Args, folder: &Path) -> Result<bool> {
+    let has = |name: &str| folder.join(name).is_file();
+    if has("eval.json") {
+        return eval::replay(folder, args.steps as usize, &args.fetch, args.allow);
+    }
+    if has("experiment.json") {
+        let path = folder.join("experiment.json");
+        let text = read_text(&path).with_context(|| path.display().to_string())?;
+        let experiment: Experiment = record::parse(&text).context(path.display().to_string())?;
+        let mut is_same = true;
+        for arm in experiment.arms.iter().filter(|arm| arm.error.is_none()) {
+            println!("{}:", arm.run);
+            is_same &= replayed_run(args, &inside(folder, &arm.run)?)?;
+        }
+        return Ok(is_same);
+    }
+    replayed_run(args, folder)
+}
+
+/// The folder of a run inside that of its experiment; a stranger's experiment may name another place.
+fn inside(experiment: &Path, run: &str) -> Result<PathBuf> {
+    if Path::new(run).components().all(|part| matches!(part, std::path::Component::Normal(_))) {
+        return Ok(experiment.join(run));
+    }
+    bail!("experiment {}: names the run {run:?}, which is not inside the folder", experiment.display())
+}
+
+fn replayed_run(args: &Args, run: &Path) -> Result<bool> {
+    let plan = settings::parse(&plan_text(run)?)?;
+    if !plan.contains_key("objective") {
+        println!("replay: none, a supervised run has no replay");
+        return Ok(true);
+    }
+    let status = replay::alone(run, args.steps, args.allow)?;
+    Ok(status == ExitCode::SUCCESS)
+}

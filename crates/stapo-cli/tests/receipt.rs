@@ -1,0 +1,236 @@
+//! Receipts: what `stapo verify` says of folders that are whole, changed, unfinished, or a stranger's.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::{complaint, ok, stapo};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const SMALL: [&str; 10] = [
+    "--set",
+    "rollout.problems_per_step=2",
+    "--set",
+    "rollout.group_size=4",
+    "--set",
+    "update.problems_per_minibatch=2",
+    "--set",
+    "evaluation={problems=4,every_steps=0}",
+    "--set",
+    "record.checkpoint_every_steps=1",
+];
+
+fn train(at: &Path, out: &str, steps: &str) {
+    ok(&stapo(at, &[&["train", "--out", out, "--set", steps], &SMALL[..]].concat()));
+}
+
+/// What `stapo verify` prints of a folder in which something differs.
+fn differs(at: &Path, args: &[&str]) -> String {
+    let output = stapo(at, args);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Writes a manifest with the receipt that fits it, as a forger would.
+fn forge(folder: &Path, manifest: &Value) {
+    let text = format!("{manifest}\n");
+    fs::write(folder.join("manifest.sha256"), format!("{}  manifest.json\n", sha256(text.as_bytes())))
+        .unwrap();
+    fs::write(folder.join("manifest.json"), text).unwrap();
+}
+
+fn manifest(folder: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(folder.join("manifest.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn a_run_ends_in_a_receipt_that_names_what_differs() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    train(at, "run", "steps=2");
+    let run = at.join("run");
+    let text = fs::read_to_string(run.join("manifest.json")).unwrap();
+    assert_eq!(text, format!("{}\n", serde_json::from_str::<Value>(&text).unwrap()), "keys are in order");
+    let receipt = sha256(text.as_bytes());
+    let said = ok(&stapo(at, &["verify", "run"]));
+    assert!(said.contains(&format!("receipt {receipt}")), "{said}");
+    assert_eq!(
+        fs::read_to_string(run.join("manifest.sha256")).unwrap(),
+        format!("{receipt}  manifest.json\n")
+    );
+    let listed: Vec<String> = manifest(&run)["files"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| f["name"].as_str().unwrap().into())
+        .collect();
+    for name in ["config.toml", "plan.toml", "metrics.jsonl", "events.jsonl"] {
+        assert!(listed.iter().any(|listed| listed == name), "{name} in {listed:?}");
+    }
+    // Pages are made from the records at any time, and an evaluation in the folder has a receipt of its own.
+    ok(&stapo(at, &["report", "run", "--tensorboard", "run/tensorboard"]));
+    ok(&stapo(at, &["eval", "--model", "run", "--limit", "2", "--samples", "1", "--out", "run/eval"]));
+    let said = ok(&stapo(at, &["verify", "run"]));
+    assert!(said.contains("eval: made later, with a receipt of its own"), "{said}");
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(page.contains(&receipt[..12]), "the report shows the receipt");
+
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    fs::write(run.join("metrics.jsonl"), metrics.replacen("\"accuracy\":0", "\"accuracy\":1", 1)).unwrap();
+    let said = differs(at, &["verify", "run"]);
+    assert!(said.contains("metrics.jsonl: DIFFERENT, recorded "), "{said}");
+    fs::write(run.join("metrics.jsonl"), &metrics).unwrap();
+    ok(&stapo(at, &["verify", "run"]));
+
+    fs::write(run.join("notes.txt"), "mine").unwrap();
+    assert!(differs(at, &["verify", "run"]).contains("notes.txt: EXTRA"));
+    fs::remove_file(run.join("notes.txt")).unwrap();
+    fs::remove_dir_all(run.join("checkpoints/step-000002")).unwrap();
+    let said = differs(at, &["verify", "run"]);
+    assert!(said.contains("checkpoints/step-000002/state.safetensors: MISSING"), "{said}");
+    let said = ok(&stapo(at, &["verify", "run", "--without-checkpoints"]));
+    assert!(said.contains("checkpoints: 3 files are not here"), "{said}");
+}
+
+#[test]
+fn a_run_that_goes_on_or_was_killed_has_no_receipt() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    train(at, "run", "steps=1");
+    ok(&stapo(at, &["verify", "run"]));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_stapo"))
+        .current_dir(at)
+        .args(["train", "--resume", "run", "--set", "steps=100000"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let n_steps = || fs::read_to_string(at.join("run/metrics.jsonl")).unwrap_or_default().lines().count();
+    while n_steps() < 3 {
+        assert!(child.try_wait().unwrap().is_none(), "the run goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let said = complaint(at, &["verify", "run"]);
+    assert!(said.contains("is writing it"), "{said}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let said = complaint(at, &["verify", "run"]);
+    assert!(said.contains("no receipt") && said.contains("--resume"), "{said}");
+    assert!(!at.join("run/manifest.sha256").exists());
+    let steps = format!("steps={}", n_steps() + 1);
+    ok(&stapo(at, &["train", "--resume", "run", "--set", &steps]));
+    let said = ok(&stapo(at, &["verify", "run", "--replay", "--steps", "1"]));
+    assert!(said.contains("files as recorded") && said.contains(": the same, "), "{said}");
+}
+
+#[test]
+fn a_strangers_folder_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    ok(&stapo(at, &["eval", "--limit", "2", "--samples", "1", "--max-tokens", "8", "--out", "e"]));
+    let folder = at.join("e");
+    let sealed = manifest(&folder);
+    let with_name = |name: &str| {
+        let mut forged = sealed.clone();
+        forged["files"][0]["name"] = name.into();
+        forge(&folder, &forged);
+        complaint(at, &["verify", "e"])
+    };
+    for name in ["../../etc/passwd", "/etc/passwd", "a//b", "a\\b", "."] {
+        let said = with_name(name);
+        assert!(said.contains("which is no file of this folder"), "{name}: {said}");
+    }
+    let twice = sealed["files"][1]["name"].as_str().unwrap().to_string();
+    assert!(with_name(&twice).contains("twice"));
+    forge(&folder, &sealed);
+    ok(&stapo(at, &["verify", "e"]));
+    // Another spelling of the same JSON is not what the program wrote.
+    let text = fs::read_to_string(folder.join("manifest.json")).unwrap();
+    fs::write(folder.join("manifest.json"), text.replacen(':', ": ", 1)).unwrap();
+    assert!(complaint(at, &["verify", "e"]).contains("not in canonical form"));
+    fs::write(folder.join("manifest.json"), &text).unwrap();
+    fs::write(folder.join("manifest.sha256"), "0000  manifest.json\n").unwrap();
+    assert!(complaint(at, &["verify", "e"]).contains("manifest.sha256 was changed"));
+    forge(&folder, &sealed);
+    // A file of a tebibyte differs by its length, and is not read.
+    let samples = fs::read(folder.join("samples.jsonl")).unwrap();
+    fs::File::options().write(true).open(folder.join("samples.jsonl")).unwrap().set_len(1 << 40).unwrap();
+    let said = differs(at, &["verify", "e"]);
+    assert!(said.contains("samples.jsonl: DIFFERENT") && said.contains("1099511627776 bytes"), "{said}");
+    fs::write(folder.join("samples.jsonl"), samples).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", folder.join("table.png")).unwrap();
+    assert!(complaint(at, &["verify", "e"]).contains("a symbolic link"));
+    assert!(complaint(at, &["verify", "nowhere"]).contains("no manifest.json"));
+}
+
+#[test]
+fn an_evaluation_is_replayed_and_signed() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let table = ok(&stapo(at, &["eval", "--limit", "3", "--samples", "2", "--out", "e"]));
+    let receipt = sha256(&fs::read(at.join("e/manifest.json")).unwrap());
+    assert!(table.contains(&format!("receipt {}: stapo verify e", &receipt[..12])), "{table}");
+    assert!(ok(&stapo(at, &["compare", "e", "e"])).contains(&format!("A e, receipt {}", &receipt[..12])));
+    let said = ok(&stapo(at, &["verify", "e", "--replay", "--steps", "2"]));
+    assert!(said.contains("replay: 4 samples the same, 0 different"), "{said}");
+
+    fs::write(at.join("key"), [7; 32]).unwrap();
+    fs::set_permissions(at.join("key"), fs::Permissions::from_mode(0o644)).unwrap();
+    let said = complaint(at, &["verify", "e", "--sign", "key"]);
+    assert!(said.contains("mode is 644") && said.contains("chmod 400 key"), "{said}");
+    fs::set_permissions(at.join("key"), fs::Permissions::from_mode(0o400)).unwrap();
+    ok(&stapo(at, &["verify", "e", "--sign", "key"]));
+    // The public key of 32 bytes of 7, by `openssl pkey -pubout`.
+    let public = "ea4a6c63e29c520abef5507b132ec5f9954776aebebe7b92421eea691446d22c";
+    let raw: Vec<u8> =
+        (0..64).step_by(2).map(|i| u8::from_str_radix(&public[i..i + 2], 16).unwrap()).collect();
+    fs::write(at.join("public"), &raw).unwrap();
+    let said = ok(&stapo(at, &["verify", "e", "--key", "public"]));
+    assert!(said.contains("signature: made with the key of public"), "{said}");
+    assert!(ok(&stapo(at, &["verify", "e"])).contains("not checked; --key"));
+    // A manifest forged with a receipt that fits it does not have the signature.
+    let mut forged = manifest(&at.join("e"));
+    forged["program"] = "another".into();
+    forge(&at.join("e"), &forged);
+    assert!(differs(at, &["verify", "e", "--key", "public"]).contains("NOT made of this manifest"));
+    assert!(complaint(at, &["verify", "e", "--key", "e/eval.json"]).contains("no Ed25519 public key"));
+}
+
+#[test]
+fn an_experiment_has_the_receipts_of_its_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let args = ["experiment", "falsify", "--seeds", "0", "--set", "steps=1", "--set", "rollout.group_size=4"];
+    let plan = ok(&stapo(at, &["experiment", "falsify", "--dry-run"]));
+    assert!(plan.contains("10 runs, none started") && plan.contains("without-s2t/seed-4"), "{plan}");
+    assert_eq!(fs::read_dir(at).unwrap().count(), 0);
+    let said = ok(&stapo(at, &[&args[..], &SMALL[..]].concat()));
+    let experiment = at.join("experiments/falsify");
+    let receipt = sha256(&fs::read(experiment.join("manifest.json")).unwrap());
+    assert!(said.contains(&format!("receipt {}", &receipt[..12])), "{said}");
+    let verify = ["verify", "experiments/falsify"];
+    ok(&stapo(at, &verify));
+    let path = experiment.join("with-s2t/seed-0/metrics.jsonl");
+    let metrics = fs::read_to_string(&path).unwrap();
+    fs::write(&path, metrics.replacen('1', "2", 1)).unwrap();
+    let said = differs(at, &verify);
+    assert!(said.contains("with-s2t/seed-0/metrics.jsonl: DIFFERENT"), "{said}");
+    fs::write(&path, &metrics).unwrap();
+    // Going on withdraws the receipt and writes it again.
+    ok(&stapo(at, &[&args[..], &SMALL[..]].concat()));
+    ok(&stapo(at, &verify));
+    fs::remove_dir_all(experiment.join("without-s2t/seed-0")).unwrap();
+    assert!(differs(at, &verify).contains("without-s2t/seed-0/manifest.json: MISSING"));
+}
