@@ -1,7 +1,10 @@
 //! `AdamW` over a policy's parameters.
 
+mod state;
 #[cfg(test)]
 mod tests;
+
+pub use state::TensorState;
 
 use crate::config::TensorSpec;
 use crate::decoder::sums::overlap;
@@ -229,81 +232,6 @@ impl Optimizer<f32> {
     /// How a tensor's moments are stored.
     pub fn form(&self, moment: Moment) -> Form {
         self.moments.first().map_or(Form::F32, |moments| moments.of(moment).form())
-    }
-
-    /// Gives every trained tensor of the policy to `take`, in its exact form, on rank 0; the other ranks send what they
-    /// own.
-    pub fn visit_weights<E: From<RankError>>(
-        &self,
-        policy: &Policy,
-        mut take: impl FnMut(Stored) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let rank = self.ranks.rank();
-        for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
-            if !policy.has_foreign_masters() {
-                let mut tensors = parameter.tensors().filter(|_| rank == 0);
-                tensors.try_for_each(|(_, values)| take(values.read_stored()))?;
-                continue;
-            }
-            let own = parameter.view().range(moments.share.of(rank)).read_stored();
-            if let Some(whole) = self.gathered(moments.share, own)? {
-                let mut ranges = parameter.spec.tensors();
-                ranges.try_for_each(|(_, range)| take(whole.range(range)))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives every tensor's two moments to `take`, on rank 0; the other ranks send theirs.
-    pub fn visit_moments<E: From<RankError>>(
-        &self,
-        policy: &Policy,
-        mut take: impl FnMut(&TensorSpec, Moment, Stored) -> Result<(), E>,
-    ) -> Result<(), E> {
-        for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
-            if self.ranks.world() == 1 {
-                for (spec, range) in parameter.spec.tensors() {
-                    for moment in [Moment::First, Moment::Second] {
-                        take(spec, moment, moments.of(moment).range(range.clone()).read_stored())?;
-                    }
-                }
-                continue;
-            }
-            let share = moments.share;
-            let first = self.gathered(share, moments.of(Moment::First).read_stored())?;
-            let second = self.gathered(share, moments.of(Moment::Second).read_stored())?;
-            let Some((first, second)) = first.zip(second) else { continue };
-            for (spec, range) in parameter.spec.tensors() {
-                take(spec, Moment::First, first.range(range.clone()))?;
-                take(spec, Moment::Second, second.range(range))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// All elements of a parameter from those that each rank owns, on rank 0.
-    fn gathered(&self, share: Share, own: Stored) -> Result<Option<Stored>, RankError> {
-        let Stored { form, mut bytes, scales } = own;
-        for scale in &scales {
-            bytes.extend_from_slice(&scale.to_le_bytes());
-        }
-        let sent = self.ranks.gather(bytes)?;
-        if self.ranks.rank() != 0 {
-            return Ok(None);
-        }
-        let (mut bytes, mut scales) = (Vec::with_capacity(share.len * form.n_bytes()), Vec::new());
-        for rank in share.in_order() {
-            let len = share.of(rank).len();
-            let expected = len * form.n_bytes() + 4 * form.n_scales(len);
-            if sent[rank].len() != expected {
-                let problem = format!("sent {} bytes of its state, expected {expected}", sent[rank].len());
-                return Err(RankError { rank, problem });
-            }
-            let (of_rank, of_scales) = sent[rank].split_at(len * form.n_bytes());
-            bytes.extend_from_slice(of_rank);
-            scales.extend(of_scales.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
-        }
-        Ok(Some(Stored { form, bytes, scales }))
     }
 
     /// The tensor, the moment and the place of the first moment of this rank that is not a finite number.

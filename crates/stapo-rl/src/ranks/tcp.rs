@@ -31,6 +31,8 @@ struct Peer {
 
 /// What one read asks the system for.
 const READ_AT_ONCE: usize = 1 << 18;
+/// Memory that is asked for before a message has arrived, at most.
+const ASKED_FOR: u64 = 1 << 30;
 /// A longer message is a defect or an attack, and is refused before memory is asked for.
 const MAX_MESSAGE: u64 = 1 << 40;
 
@@ -81,8 +83,8 @@ impl Peer {
             incoming.read_exact(&mut message)?;
             return Ok(message);
         }
-        // The memory grows with what arrives.
-        let mut message = Vec::new();
+        // The system gives memory as it is written to; beyond this the memory grows with what arrives.
+        let mut message = Vec::with_capacity(len.min(ASKED_FOR) as usize);
         incoming.by_ref().take(len).read_to_end(&mut message)?;
         if (message.len() as u64) < len {
             return Err(io::ErrorKind::UnexpectedEof.into());
