@@ -240,6 +240,9 @@ pub(crate) fn expand_swiglu<T: Float>(
     launch.programmatic_launch(true).run(grid, UPDATERS, shared);
 }
 
+/// Pipeline stages of `backward_hidden`, as in backward.cu.
+const HIDDEN_STAGES: usize = 6;
+
 pub(super) fn backward_hidden<T: Float>(
     cuda: &Cuda,
     tokens: usize,
@@ -250,14 +253,13 @@ pub(super) fn backward_hidden<T: Float>(
     if tokens == 0 {
         return;
     }
-    const STAGES: usize = 6;
     let (width, n_tiles) = tiles_of(adapter.rank().next_multiple_of(16), &[16, 32, 64]);
     let name = format!("lora_backward_hidden_{width}");
     let launch = cuda.kernel(&LORA, &name);
     let launch = launch.tensor_maps::<MODULES>(&maps_of_outputs(adapter, tokens, d_y));
     let launch = launch.tensor_maps::<MODULES>(&maps_of_b(adapter, ROWS)).arg(d_hidden);
     let launch = launch.fields(&modules(adapter, Fields::default())).arg(tokens).arg(adapter.scale() as f32);
-    let shared = 2 * STAGES * 2 * ROWS * TILE_COLUMNS + 16 * STAGES + 1024;
+    let shared = 2 * HIDDEN_STAGES * 2 * ROWS * TILE_COLUMNS + 16 * HIDDEN_STAGES + 1024;
     let grid = [tokens.div_ceil(ROWS), adapter.modules.len() * n_tiles];
     launch.programmatic_launch(true).run(grid, THREADS, shared);
 }
