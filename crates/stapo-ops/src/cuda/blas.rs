@@ -73,8 +73,6 @@ pub(super) struct Blas {
     pub workspace: Option<u64>,
     /// Memory for the partial sums of split-K.
     pub split_k_workspace: Option<u64>,
-    /// Memory for the parts of an adapter's hidden numbers, and counters that are 0 between kernels.
-    pub lora_workspace: Option<u64>,
     prepared: HashMap<ProductShape, Prepared>,
     /// By the shape with the number of columns rounded up.
     algorithms: HashMap<ProductShape, Option<sys::cublasLtMatmulAlgo_t>>,
@@ -121,8 +119,7 @@ impl Blas {
             // SAFETY: nothing uses the handle any more.
             let _ = unsafe { result::destroy_handle(handle) };
         }
-        let workspaces = [self.workspace.take(), self.split_k_workspace.take(), self.lora_workspace.take()];
-        for address in workspaces.into_iter().flatten() {
+        for address in self.workspace.take().into_iter().chain(self.split_k_workspace.take()) {
             // SAFETY: the allocation was leaked to this and is freed here once.
             let _ = unsafe { cudarc::driver::result::free_sync(address) };
         }

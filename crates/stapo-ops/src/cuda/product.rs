@@ -141,21 +141,6 @@ impl Cuda {
         Slice::plain(address, ElementType::F32, len)
     }
 
-    /// `len` numbers and two counters, which are 0 at first; kernels leave the counters at 0. Every call asks for the
-    /// same length and returns the same memory.
-    pub(crate) fn lora_workspace(self: &Arc<Self>, len: usize) -> (Slice, Slice) {
-        let all = Slice::plain(0, ElementType::F32, len + 2);
-        let known = lock(&self.blas).lora_workspace;
-        let address = known.unwrap_or_else(|| {
-            let address = allocate_workspace(self, 4 * all.len);
-            self.fill(Slice { address, ..all }, 0.0f32);
-            lock(&self.blas).lora_workspace = Some(address);
-            address
-        });
-        let all = Slice { address, ..all };
-        (all.part(0, len), all.part(len, 2))
-    }
-
     /// Products of odd widths, which only tiny models have.
     fn plain_product(&self, p: &MatrixProduct) {
         assert!(p.n_splits == 1, "a product in parts has widths that cuBLASLt takes");

@@ -40,7 +40,9 @@ pub fn forward<T: Float>(device: &Device, tokens: usize, product: Product<'_, T>
         if !uses_split_k(dims, operands.1)
             && small_m::fits(Output::Product, cuda, dims, operands, adapter, y.cuda())
         {
-            return small_m::run(Output::Product, cuda, dims, operands, adapter, y.cuda());
+            lora::project(device, tokens, x, adapter, hidden.reborrow());
+            let of = (adapter, hidden.into_view().cuda());
+            return small_m::run(Output::Product, cuda, dims, operands, of, y.cuda());
         }
     }
     matmul::forward(device, tokens, x, weight, bias, y.reborrow());
@@ -105,15 +107,17 @@ pub fn forward_swiglu<T: Float>(
         let Product { x, weight, adapter, .. } = product;
         let operands = (x.cuda(), weight.view().cuda());
         let d = matmul::Dims { tokens: dims.tokens, inputs, outputs };
-        if kept == GateUp::Dropped && small_m::fits(Output::Swiglu, cuda, d, operands, adapter, out.cuda()) {
-            return small_m::run(Output::Swiglu, cuda, d, operands, adapter, out.cuda());
-        }
-        if lora::cuda::fits_swiglu(cuda, adapter) {
+        let is_few = small_m::fits(Output::Swiglu, cuda, d, operands, adapter, out.cuda());
+        let is_dropped = kept == GateUp::Dropped;
+        if is_few && is_dropped || lora::cuda::fits_swiglu(cuda, adapter) {
             let mut hidden = product.hidden;
             lora::project(device, dims.tokens, x, adapter, hidden.reborrow());
-            matmul::forward(device, dims.tokens, x, weight, None, gate_up.reborrow());
-            let gate_up = (gate_up.cuda(), kept == GateUp::Kept);
             let hidden = hidden.into_view().cuda();
+            if is_few && is_dropped {
+                return small_m::run(Output::Swiglu, cuda, d, operands, (adapter, hidden), out.cuda());
+            }
+            matmul::forward(device, dims.tokens, x, weight, None, gate_up.reborrow());
+            let gate_up = (gate_up.cuda(), !is_dropped);
             return lora::cuda::expand_swiglu(cuda, dims.tokens, adapter, hidden, gate_up, out.cuda());
         }
     }
@@ -161,15 +165,16 @@ pub fn forward_add_rmsnorm<T: Float>(
             let dims = rmsnorm::Dims { tokens: n, ..dims };
             rmsnorm::cuda::forward(cuda, dims, rows(stream.cuda()), add, norm_weight.cuda(), normed, inv_rms);
         };
-        if fits_few_rows(cuda, d, operands, adapter) {
-            let partials = cuda.split_k_workspace((SPLIT_K + 1) * d.tokens * outputs);
-            small_m::run(Output::SplitK { n_splits: SPLIT_K }, cuda, d, operands, adapter, partials);
-            return norm(0, d.tokens, partials);
-        }
         if fits_split_k(cuda, d, operands.1, addend.cuda(), adapter) {
             let mut hidden = product.hidden;
             lora::project(device, dims.tokens, x, adapter, hidden.reborrow());
             let hidden = hidden.into_view().cuda();
+            if fits_few_rows(cuda, d, operands, adapter) {
+                let partials = cuda.split_k_workspace((SPLIT_K + 1) * d.tokens * outputs);
+                let output = Output::SplitK { n_splits: SPLIT_K };
+                small_m::run(output, cuda, d, operands, (adapter, hidden), partials);
+                return norm(0, d.tokens, partials);
+            }
             return for_each_split(cuda, d, operands, 1, |start, n, partials| {
                 let pitch = adapter.pitch();
                 let terms = partials.part(SPLIT_K * n * outputs, n * outputs);
@@ -183,7 +188,7 @@ pub fn forward_add_rmsnorm<T: Float>(
     rmsnorm::forward_add(device, dims, residual, norm_weight, sum, out);
 }
 
-/// Whether one kernel computes the partial sums and the term of a product of few rows.
+/// Whether one kernel computes the partial sums and the terms of a product of few rows.
 fn fits_few_rows<T: Float>(
     cuda: &Arc<Cuda>,
     d: matmul::Dims,

@@ -16,7 +16,7 @@ const THREADS: usize = 160;
 /// Threads of the kernels that update tiles in place, as in operands.cu.
 const UPDATERS: usize = 256;
 /// Parts of the depth of `x A^T`, as in modules.cu.
-pub(crate) const PARTS: usize = 4;
+const PARTS: usize = 4;
 /// The highest rank: what the factors of three modules take of shared memory.
 const MAX_RANK: usize = 128;
 /// Columns of the outputs that a block of `expand` and of the factors' gradients takes, as in the kernels.
@@ -42,7 +42,7 @@ fn is_factor<T: Float>(factor: &crate::Weight<T>) -> bool {
 }
 
 /// Elements of each of the [`PARTS`] parts of the depth.
-pub(crate) fn split(inputs: usize) -> usize {
+fn split(inputs: usize) -> usize {
     inputs.div_ceil(PARTS).next_multiple_of(128)
 }
 
@@ -52,14 +52,14 @@ fn apart<T: Float>(adapter: &Adapter<'_, T>) -> usize {
 }
 
 /// The struct `Modules` of modules.cu.
-pub(super) fn modules<T: Float>(adapter: &Adapter<'_, T>, before: Fields) -> Fields {
+pub(super) fn modules<T: Float>(adapter: &Adapter<'_, T>) -> Fields {
     let (rank, apart) = (adapter.rank(), apart(adapter));
     let numbers = [adapter.modules.len(), rank, apart, rank, adapter.pitch()];
     let outputs = |place: usize| adapter.modules.get(place).unwrap_or(&adapter.modules[0]).outputs;
     let hidden = (0..MODULES).map(|place| if place < adapter.modules.len() { place * apart } else { 0 });
     let starts = (0..MODULES).map(|place| outputs(place).start);
     let lens = (0..MODULES).map(|place| outputs(place).len);
-    numbers.into_iter().chain(hidden).chain(starts).chain(lens).fold(before, Fields::four_bytes)
+    numbers.into_iter().chain(hidden).chain(starts).chain(lens).fold(Fields::default(), Fields::four_bytes)
 }
 
 /// The same struct for all inputs as one module, whose product takes the whole `hidden`.
@@ -71,12 +71,12 @@ fn inputs_as_module<T: Float>(adapter: &Adapter<'_, T>) -> Fields {
 }
 
 /// The first factors in tiles of `tile_rows`.
-pub(super) fn map_a<T: Float>(adapter: &Adapter<'_, T>, tile_rows: usize) -> TensorMap {
+fn map_a<T: Float>(adapter: &Adapter<'_, T>, tile_rows: usize) -> TensorMap {
     let (a, shape) = adapter.a.padded();
     TensorMap::of_columns(a.cuda(), shape.outputs, (0, shape.inputs, shape.inputs), tile_rows)
 }
 
-fn map_hidden<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, hidden: Slice) -> TensorMap {
+pub(super) fn map_hidden<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, hidden: Slice) -> TensorMap {
     let pitch = adapter.pitch();
     TensorMap::of_columns(hidden, tokens, (0, pitch, pitch), ROWS)
 }
@@ -103,6 +103,15 @@ fn tiles_of(columns: usize, widths: &[usize]) -> (usize, usize) {
     (*width.unwrap_or(&widest), n_tiles)
 }
 
+/// Columns of a tile of `x A^T` and the kernel's pipeline stages: the fewest tiles, or so narrow ones that the blocks of few
+/// rows fill the GPU. No bit depends on the choice.
+fn tile_of_projection(tokens: usize, pitch: usize) -> (usize, usize) {
+    let n_blocks = |width: usize| PARTS * tokens.div_ceil(ROWS) * pitch.div_ceil(width);
+    let few = tiles_of(pitch, &[16, 32, 64, 96]).0;
+    let mut tiles = [(96, 4), (64, 5), (32, 8), (16, 8)].into_iter().filter(|(width, _)| *width <= few);
+    tiles.find(|(width, _)| n_blocks(*width) >= MULTIPROCESSORS).unwrap_or((16, 8))
+}
+
 pub(super) fn project<T: Float>(
     cuda: &Cuda,
     tokens: usize,
@@ -113,8 +122,7 @@ pub(super) fn project<T: Float>(
     if tokens == 0 {
         return;
     }
-    let (width, n_tiles) = tiles_of(adapter.pitch(), &[16, 32, 64, 96]);
-    let n_stages = [8, 8, 5, 4][[16, 32, 64, 96].iter().position(|w| *w == width).unwrap_or(0)];
+    let (width, n_stages) = tile_of_projection(tokens, adapter.pitch());
     let inputs = adapter.inputs();
     let name = format!("lora_project_{width}");
     let launch = cuda.kernel(&LORA, &name);
@@ -122,7 +130,8 @@ pub(super) fn project<T: Float>(
     let launch = launch.tensor_map(&map_a(adapter, width)).programmatic_launch(true);
     let launch = launch.arg(hidden).arg(tokens).arg(adapter.pitch()).arg(inputs).arg(split(inputs));
     let shared = 2 * n_stages * (ROWS + width) * TILE_COLUMNS + 16 * n_stages + 1024;
-    launch.arg(adapter.scale() as f32).run([PARTS * tokens.div_ceil(ROWS), n_tiles], THREADS, shared);
+    let grid = [PARTS * tokens.div_ceil(ROWS), adapter.pitch().div_ceil(width)];
+    launch.arg(adapter.scale() as f32).run(grid, THREADS, shared);
 }
 
 /// Multiprocessors of the GPU that work is cut for. Another number costs speed, and cuts that changed with the GPU would
@@ -171,7 +180,7 @@ pub(crate) fn expand<T: Float>(cuda: &Cuda, tokens: usize, adapter: &Adapter<'_,
     let launch = cuda.kernel(&LORA, name).tensor_maps::<MODULES>(&y);
     let launch = launch.tensor_map(&map_hidden(adapter, tokens, hidden));
     let launch = launch.tensor_maps::<MODULES>(&b).arg(numbers);
-    run_expand(launch.fields(&modules(adapter, Fields::default())), adapter.rank(), tokens, n_columns);
+    run_expand(launch.fields(&modules(adapter)), adapter.rank(), tokens, n_columns);
 }
 
 pub(super) fn backward_input<T: Float>(
@@ -234,11 +243,13 @@ pub(crate) fn expand_swiglu<T: Float>(
     let launch = launch.tensor_map(&map_hidden(adapter, tokens, hidden));
     let launch = launch.tensor_maps::<MODULES>(&maps_of_b(adapter, ROWS));
     let launch = launch.tensor_map(&TensorMap::of_columns(out, tokens, (0, width, width), ROWS));
-    let launch =
-        launch.fields(&modules(adapter, Fields::default())).arg(tokens).arg(at_once).arg(usize::from(keeps));
+    let launch = launch.fields(&modules(adapter)).arg(tokens).arg(at_once).arg(usize::from(keeps));
     let grid = [n_columns, n_rows.div_ceil(at_once)];
     launch.programmatic_launch(true).run(grid, UPDATERS, shared);
 }
+
+/// Pipeline stages of `backward_hidden`, as in backward.cu.
+const HIDDEN_STAGES: usize = 6;
 
 pub(super) fn backward_hidden<T: Float>(
     cuda: &Cuda,
@@ -250,14 +261,13 @@ pub(super) fn backward_hidden<T: Float>(
     if tokens == 0 {
         return;
     }
-    const STAGES: usize = 6;
     let (width, n_tiles) = tiles_of(adapter.rank().next_multiple_of(16), &[16, 32, 64]);
     let name = format!("lora_backward_hidden_{width}");
     let launch = cuda.kernel(&LORA, &name);
     let launch = launch.tensor_maps::<MODULES>(&maps_of_outputs(adapter, tokens, d_y));
     let launch = launch.tensor_maps::<MODULES>(&maps_of_b(adapter, ROWS)).arg(d_hidden);
-    let launch = launch.fields(&modules(adapter, Fields::default())).arg(tokens).arg(adapter.scale() as f32);
-    let shared = 2 * STAGES * 2 * ROWS * TILE_COLUMNS + 16 * STAGES + 1024;
+    let launch = launch.fields(&modules(adapter)).arg(tokens).arg(adapter.scale() as f32);
+    let shared = 2 * HIDDEN_STAGES * 2 * ROWS * TILE_COLUMNS + 16 * HIDDEN_STAGES + 1024;
     let grid = [tokens.div_ceil(ROWS), adapter.modules.len() * n_tiles];
     launch.programmatic_launch(true).run(grid, THREADS, shared);
 }
@@ -329,7 +339,7 @@ pub(super) fn backward_b<T: Float>(
     let launch = cuda.kernel(&LORA, &name);
     let launch = launch.tensor_maps::<MODULES>(&maps_of_outputs(adapter, tokens, d_y));
     let launch = launch.tensor_map(&map_hidden(adapter, tokens, hidden)).arg(parts);
-    let launch = launch.fields(&modules(adapter, Fields::default())).arg(tokens).arg(per_split).arg(outputs);
+    let launch = launch.fields(&modules(adapter)).arg(tokens).arg(per_split).arg(outputs);
     let grid = [n_columns, n_splits * n_chunks];
     launch.programmatic_launch(true).run(grid, THREADS, shared_of_factor(width));
     for (module, (d_b, write)) in adapter.modules.iter().zip(to) {

@@ -105,6 +105,17 @@ __device__ __forceinline__ void term(float (&d)[N / 8][4], const bf16* left, con
     fence_registers(d);
 }
 
+// Two neighbouring sums of a split-K product's partial sums, `apart` from each other, in bf16.
+__device__ __forceinline__ u32 sum_of_partials(const float* partials, size_t apart) {
+    float2 sum = *(const float2*)partials;
+#pragma unroll
+    for (int p = 1; p < PARTS; ++p) {
+        float2 part = *(const float2*)(partials + p * apart);
+        sum.x += part.x, sum.y += part.y;
+    }
+    return pack(sum.x, sum.y);
+}
+
 // What becomes of a term.
 enum class To {
     // y = round(y + term).
@@ -172,20 +183,11 @@ __device__ __forceinline__ void expand(const Maps& map_y, const TensorMap& map_h
             for (int j = 0; j < 8; ++j) {
                 u32* at = pair_at(y, row, group * 64 + result_column() + j * 8);
                 bool is_there = is_row && column + j * 8 < outputs;
-                float2 before = make_float2(0.0f, 0.0f);
                 if (TO == To::Terms) {
                     if (is_there) *(float2*)(numbers + of + j * 8) = make_float2(d[j][2 * half], d[j][2 * half + 1]);
                     continue;
                 }
-                if (TO == To::SumOfPartials && is_there) {
-                    before = *(const float2*)(numbers + of + j * 8);
-#pragma unroll
-                    for (int p = 1; p < PARTS; ++p) {
-                        float2 part = *(const float2*)(numbers + (size_t)p * n * outputs + of + j * 8);
-                        before.x += part.x, before.y += part.y;
-                    }
-                }
-                u32 pair = TO == To::Y ? *at : pack(before.x, before.y);
+                u32 pair = TO == To::Y ? *at : is_there ? sum_of_partials(numbers + of + j * 8, (size_t)n * outputs) : 0u;
                 *at = pack(low_half(pair) + d[j][2 * half], high_half(pair) + d[j][2 * half + 1]);
             }
         }

@@ -74,7 +74,6 @@ __device__ __forceinline__ void produce_weights(const Weights& ring, const Tenso
 // are copied, rounded up to the 8 of a swizzle; what the others hold reaches no result that is kept.
 template <class Inputs>
 __device__ __forceinline__ void produce_inputs(const Inputs& ring, const TensorMap& map, const Share& share, int n) {
-    wait_for_previous_kernel();
     for (int step = 0; step < share.depth / STEP; ++step) {
         u64* full = ring.begin_fill(step, (n + 7) / 8 * 8 * STEP);
 #pragma unroll
@@ -120,13 +119,13 @@ __device__ __forceinline__ void consume(float (&d)[MATRICES][N / 8][4], const In
     for (int m = 0; m < MATRICES; ++m) fence_registers(d[m]);
 }
 
-// What a product needs besides x and W: nothing. `load` is called by the thread that copies weights, `help` by the threads
-// beyond THREADS, if the block has any.
+// What a product needs besides x and W: nothing. `load` is called by the thread that copies weights, `load_inputs` by the
+// thread that copies x, after the kernel in front of this one.
 struct NoExtra {
     static constexpr int SIZE = 0;
     __device__ __forceinline__ void init(bf16*, u64*) {}
     __device__ __forceinline__ void load() {}
-    __device__ __forceinline__ void help() {}
+    __device__ __forceinline__ void load_inputs() {}
 };
 
 // Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], Extra::SIZE elements, mbarriers, and two
@@ -152,13 +151,13 @@ __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const Te
         extra.load();
         produce_weights<N, MATRICES>(weights, map_w, share);
     } else if (threadIdx.x == CONSUMERS + 32) {
+        wait_for_previous_kernel();
+        extra.load_inputs();
         produce_inputs(inputs, map_x, share, n);
     } else if (warp < 4) {
         float d[MATRICES][N / 8][4];
         consume<N, MATRICES>(d, inputs, weights, share.depth / STEP);
         finish(d, warp * 16 + lane / 4, share.first + lane % 4 * 2, extra);
-    } else if (threadIdx.x >= THREADS) {
-        extra.help();
     }
 }
 
