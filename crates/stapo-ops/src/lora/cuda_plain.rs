@@ -18,8 +18,9 @@ fn first<T: Float>(tokens: usize, adapter: &Adapter<'_, T>) -> Dims {
     Dims { tokens, inputs: adapter.inputs(), outputs: adapter.a.shape().outputs }
 }
 
-fn placed(product: MatrixProduct, starts: [usize; 3], strides: [usize; 3]) -> MatrixProduct {
-    MatrixProduct { placement: Some(Placement { strides, starts }), ..product }
+fn placed(mut product: MatrixProduct, starts: [usize; 3], strides: [usize; 3]) -> MatrixProduct {
+    product.placement = Some(Placement { strides, starts });
+    product
 }
 
 pub(super) fn project<T: Float>(
