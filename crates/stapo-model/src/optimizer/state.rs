@@ -40,18 +40,15 @@ impl TensorState {
             let (own, first) = (owned(part), part.elements.start);
             &part.bytes[(own.start - first) * n_bytes..(own.end - first) * n_bytes]
         });
-        let scales = parts().map(|part| {
+        let has_scales = self.of.form.n_scales(1) > 0;
+        let scales = parts().filter(|_| has_scales).map(|part| {
             let (own, first) = (owned(part), part.elements.start);
-            let n_scales = self.of.form.n_scales(own.len());
             let before = own.start - first;
-            assert!(
-                n_scales == 0 || before.is_multiple_of(Form::SCALED),
-                "8-bit moments: a range from {before}"
-            );
+            assert!(before.is_multiple_of(Form::SCALED), "8-bit moments: a range from {before}");
             let start = part.elements.len() * n_bytes + 4 * (before / Form::SCALED);
-            &part.bytes[start..start + 4 * n_scales]
+            &part.bytes[start..start + 4 * self.of.form.n_scales(own.len())]
         });
-        elements.chain(scales.filter(|slice| !slice.is_empty())).collect()
+        elements.chain(scales).collect()
     }
 
     /// The same in one piece.
@@ -156,5 +153,10 @@ mod tests {
         assert_eq!(stored.bytes, (256..1000).map(element).collect::<Vec<u8>>());
         assert_eq!(stored.scales, [1.0, 2.0, 3.0]);
         assert_eq!((of(0..256).scales, of(0..1000).len()), (vec![0.0], 1000));
+        // Other forms have no scales, and their tensors may begin anywhere.
+        let bytes: Vec<u8> = (0..300).map(|i| i as f32).flat_map(f32::to_le_bytes).collect();
+        let parts = Arc::new(vec![Part { elements: 0..300, bytes }]);
+        let stored = TensorState { range: 299..300, of: Gathered { form: Form::F32, parts } }.to_stored();
+        assert_eq!((stored.to_f32(), stored.scales.len()), (vec![299.0], 0));
     }
 }
