@@ -58,6 +58,8 @@ fn the_mean_entropy_is_over_kept_tokens_and_only_where_a_setting_follows_it() {
 #[test]
 fn stare_weighs_surprising_rewarded_tokens_while_entropy_is_low() {
     let spec = ObjectiveSpec::from_preset("stare").unwrap();
+    let bare = spec.clone().with_overrides(["masks=[{kind=\"stare\"}]"]).unwrap();
+    assert_eq!(bare.masks, spec.masks, "what is left out has the values of the preset");
     let weights = |spec: &ObjectiveSpec, entropy: f64, controls: Controls| {
         let logp: Vec<f64> = (1..=10).map(|i| -0.1 * f64::from(i)).collect();
         let samples =
