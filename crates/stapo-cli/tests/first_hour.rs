@@ -313,7 +313,8 @@ fn what_a_newcomer_tries_is_answered() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     train(at, &["--out", "run", "--set", "steps=1"]);
-    let said = complaint(at, &["compare", "run", "run"]);
+    std::fs::create_dir(at.join("other")).unwrap();
+    let said = complaint(at, &["compare", "run", "other"]);
     assert!(
         said.contains("run: holds no evaluation") && said.contains("stapo eval --model run --out"),
         "{said}"

@@ -18,9 +18,8 @@ fn first<T: Float>(tokens: usize, adapter: &Adapter<'_, T>) -> Dims {
     Dims { tokens, inputs: adapter.inputs(), outputs: adapter.a.shape().outputs }
 }
 
-fn placed(mut product: MatrixProduct, starts: [usize; 3], strides: [usize; 3]) -> MatrixProduct {
-    product.placement = Some(Placement { strides, starts });
-    product
+fn placed(product: &MatrixProduct, starts: [usize; 3], strides: [usize; 3]) -> MatrixProduct {
+    MatrixProduct { placement: Some(Placement { strides, starts }), ..*product }
 }
 
 pub(super) fn project<T: Float>(
@@ -31,7 +30,7 @@ pub(super) fn project<T: Float>(
     hidden: Slice,
 ) {
     let alone = product(first(tokens, adapter), x, adapter.a.view().cuda(), hidden);
-    let placed = placed(alone, [0; 3], [adapter.inputs(), adapter.inputs(), adapter.pitch()]);
+    let placed = placed(&alone, [0; 3], [adapter.inputs(), adapter.inputs(), adapter.pitch()]);
     cuda.product(&MatrixProduct { alpha: adapter.scale() as f32, ..placed });
 }
 
@@ -45,7 +44,7 @@ pub(super) fn expand<T: Float>(
     for (module, b) in adapter.modules.iter().zip(&adapter.b) {
         let (rank, outputs) = (module.hidden, module.outputs);
         let alone = product(dims(tokens, module), hidden, b.view().cuda(), y);
-        let placed = placed(alone, [0, rank.start, outputs.start], [rank.len, rank.of, outputs.of]);
+        let placed = placed(&alone, [0, rank.start, outputs.start], [rank.len, rank.of, outputs.of]);
         cuda.product(&MatrixProduct { adds: true, ..placed });
     }
 }
@@ -60,7 +59,7 @@ pub(super) fn backward_hidden<T: Float>(
     for (module, b) in adapter.modules.iter().zip(&adapter.b) {
         let (rank, outputs) = (module.hidden, module.outputs);
         let alone = input_gradient(dims(tokens, module), d_y, b.view().cuda(), Write::Set, d_hidden);
-        let placed = placed(alone, [0, outputs.start, rank.start], [rank.len, outputs.of, rank.of]);
+        let placed = placed(&alone, [0, outputs.start, rank.start], [rank.len, outputs.of, rank.of]);
         cuda.product(&MatrixProduct { alpha: module.scale as f32, ..placed });
     }
 }
@@ -79,7 +78,7 @@ pub(super) fn backward_b<T: Float>(
     for (module, (d_b, write)) in adapter.modules.iter().zip(to) {
         let (rank, outputs) = (module.hidden, module.outputs);
         let alone = weight_gradient(dims(tokens, module), hidden, d_y, *write, *d_b);
-        cuda.product(&placed(alone, [rank.start, outputs.start, 0], [rank.of, outputs.of, rank.len]));
+        cuda.product(&placed(&alone, [rank.start, outputs.start, 0], [rank.of, outputs.of, rank.len]));
     }
 }
 
@@ -96,7 +95,7 @@ pub(super) fn backward_a<T: Float>(
     }
     let inputs = adapter.inputs();
     let alone = weight_gradient(first(tokens, adapter), x, d_hidden, write, d_a);
-    cuda.product(&placed(alone, [0; 3], [inputs, adapter.pitch(), inputs]));
+    cuda.product(&placed(&alone, [0; 3], [inputs, adapter.pitch(), inputs]));
 }
 
 pub(super) fn backward_input<T: Float>(
@@ -108,5 +107,5 @@ pub(super) fn backward_input<T: Float>(
 ) {
     let inputs = adapter.inputs();
     let alone = input_gradient(first(tokens, adapter), d_hidden, adapter.a.view().cuda(), Write::Add, d_x);
-    cuda.product(&placed(alone, [0; 3], [inputs, adapter.pitch(), inputs]));
+    cuda.product(&placed(&alone, [0; 3], [inputs, adapter.pitch(), inputs]));
 }
