@@ -26,8 +26,8 @@ fi
 venv=$(realpath "$venv")
 mkdir -p "$out"
 cd "$out"
-# Ray lowers the priority of its workers by default.
-export RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0
+# Ray lowers the priority of its workers by default, and gives up on a busy machine after half a minute.
+export RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0 RAY_raylet_start_wait_time_s=300
 
 options=(--set "steps=$steps" --set update.sum=microbatches --set evaluation.every_steps=0 --set evaluation.problems=8
     --set rollout.problems_per_step=4 --set update.problems_per_minibatch=2 --set update.microbatch_tokens=256

@@ -69,7 +69,7 @@ def memory(stapo):
 
 def efficiencies(stapo, size):
     """Efficiency by links, for the recipe as it is and for a batch that grows with the GPUs."""
-    row("GPUs", "links", "batch", "rollout: slowest rank (mean)", "update", "exchange (if overlapped)", "waiting", "efficiency")
+    row("GPUs", "links", "batch", "rollout: slowest rank (mean)", "update", "exchange (with what backward hides)", "waiting", "efficiency")
     row(*["---"] * 8)
     for factor_of in (lambda n: 1, lambda n: n // 8):
         for n in (8, 64, 512):
@@ -82,11 +82,11 @@ def efficiencies(stapo, size):
                 time, ranks = planned["time"]["phases"], planned["ranks"]
                 total = planned["time"]["seconds_per_step"]
                 parts = ranks["exchange_seconds"]
-                overlapped = time["exchange"] - parts["gradients"] + parts["gradients_if_overlapped"]
+                whole = time["exchange"] - parts["exposed"] + parts["gradients"] + parts["fold"]
                 row(n, f"{link} GB/s", f"{256 * factor:,} problems",
                     f"{seconds(time['rollout'])} ({seconds(ranks['rollout_seconds_mean'])})",
                     seconds(time["update"] + time["calibrate"]),
-                    f"{seconds(time['exchange'])} ({seconds(overlapped)})",
+                    f"{seconds(time['exchange'])} ({seconds(whole)})",
                     percent(ranks["idle_share"]), percent(one / total / n))
 
 

@@ -174,3 +174,28 @@ def pairs(folder, n_generated):
             yield source, kind, text, answer, False
     for kind, answer, reference, equal in generated(n_generated):
         yield "generated", kind, answer, reference, equal
+
+
+def kinds(data, n):
+    """Kinds of text that are graded, each a name and n records {response or answer, reference}."""
+    rows = list(dict.fromkeys(pairs(data, 600)))
+    random.Random(0).shuffle(rows)
+    rows = [(bare(answer), bare(reference)) for *_, answer, reference, _ in rows[:n]]
+    words = "Let us think step by step. We have $x + 1 = 2$ and so on. " * 40
+    yield "2,400 characters and a box", [
+        {"response": f"{words} So the answer is \\boxed{{{answer}}}.", "reference": reference} for answer, reference in rows
+    ]
+    formulas = "\n\n".join(f"Therefore $${answer} = {reference}$$ holds." for answer, reference in rows[:12])
+    yield "paragraphs of formulas and a box", [
+        {"response": f"{formulas}\n\n$$\\boxed{{{answer}}}$$", "reference": reference} for answer, reference in rows
+    ]
+    with (Path(data) / "train/gsm8k.jsonl").open() as file:
+        solved = [json.loads(line) for line in file][:n]
+    yield "a GSM8K solution with ####", [
+        {"response": f"{row['solution'].split('####')[0]}#### {row['answer']}", "reference": row["answer"]} for row in solved
+    ]
+    yield "a response behind </think>", [
+        {"response": f"<think>{words}</think>The answer is \\boxed{{{answer}}}.", "reference": reference}
+        for answer, reference in rows
+    ]
+    yield "an answer", [{"answer": answer, "reference": reference} for answer, reference in rows]

@@ -95,7 +95,11 @@ fn the_papers_recipes_are_planned_over_several_gpus() {
         // The mean of min(X, 15,360).
         assert!((number(&eight["lengths"]["response_tokens_mean"]) - 3887.1).abs() < 0.1);
         let part = |plan: &Value, name: &str| number(&plan["memory_bytes"][name]);
-        assert_eq!(part(&eight, "weights"), part(&one, "weights"));
+        // Every rank has the bf16 weights, and the f32 masters (1.7B has f32 states) that it owns.
+        let masters = if config == PAPER { 7.0 / 8.0 * 4.0 / 6.0 } else { 0.0 };
+        assert!((part(&eight, "weights") / part(&one, "weights") - (1.0 - masters)).abs() < 1e-6);
+        // A gradient exists as two layers, the vocabulary and the sums that a rank owns.
+        assert!(part(&eight, "gradients") < 0.45 * part(&one, "gradients"));
         assert_eq!(part(&eight, "optimizer"), (part(&one, "optimizer") / 8.0).ceil());
         let ranks = &eight["ranks"];
         assert_eq!((&ranks["ranks"], &ranks["machines"]), (&8.into(), &1.into()));
@@ -105,11 +109,11 @@ fn the_papers_recipes_are_planned_over_several_gpus() {
         assert!((number(&ranks["efficiency"]) / efficiency - 1.0).abs() < 1e-9);
         assert!((0.3..1.6).contains(&efficiency), "{config}: {efficiency}");
         let exchange = &ranks["exchange_seconds"];
-        let parts = ["gradients", "fold", "weights", "responses"].map(|name| number(&exchange[name]));
+        let parts = ["exposed", "weights", "responses"].map(|name| number(&exchange[name]));
         assert!(
             (parts.iter().sum::<f64>() / number(&eight["time"]["phases"]["exchange"]) - 1.0).abs() < 1e-9
         );
-        assert!(number(&exchange["gradients_if_overlapped"]) < parts[0]);
+        assert!(parts[0] < number(&exchange["gradients"]) + number(&exchange["fold"]));
         let [slow, fast] = ["50", "400"].map(|link| on(&["--gpus", "8", "--link", link]));
         let gradients = |plan: &Value| number(&plan["ranks"]["exchange_seconds"]["gradients"]);
         assert!(gradients(&slow) > 6.0 * gradients(&fast));

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 /// Small steps with several micro-batches in a mini-batch, so that rounds are full, partly full and empty.
 const SMALL: [&str; 9] = [
-    "rollout.problems_per_step=4",
-    "rollout.group_size=4",
-    "update.problems_per_minibatch=2",
+    "rollout.problems_per_step=6",
+    "rollout.group_size=6",
+    "update.problems_per_minibatch=3",
     "update.microbatch_tokens=192",
     "update.sum=microbatches",
     "evaluation.problems=6",
@@ -89,9 +89,39 @@ fn every_world_is_the_same_run(settings: &[&str]) {
     }
     let ranks = &metrics_of_ranks(&at.join("w3"))[1];
     assert_eq!(ranks.as_array().unwrap().len(), 3, "{ranks}");
-    assert!(ranks[2]["sent_bytes"].as_u64().unwrap() > 0 && ranks[2]["idle_share"].is_number(), "{ranks}");
+    assert!(ranks[2]["idle_share"].is_number(), "{ranks}");
+    assert_sent_as_counted(at);
+    let norms: Vec<f64> =
+        metrics(&at.join("w1")).iter().map(|m| m["gradient_norm"].as_f64().unwrap()).collect();
+    assert!(norms.iter().all(|norm| *norm > 0.0), "a run without gradients compares nothing: {norms:?}");
     let replay = launched(at, 2, &["verify-run", "w3", "--steps", "1"].map(String::from));
     assert!(replay.contains("step 2: the same"), "{replay}");
+}
+
+/// Every owner sends the f32 weights that it owns to all others after each optimizer step, so W ranks together send W - 1
+/// times the weights; every micro-batch's gradient goes to its owners but for what its rank owns.
+fn assert_sent_as_counted(at: &Path) {
+    let sent = |world: usize, what: &str| -> Vec<u64> {
+        let of_step = |ranks: &Value| {
+            let of_rank = |rank: &Value| rank["exchanged"][what].as_u64().unwrap();
+            ranks.as_array().unwrap().iter().map(of_rank).sum()
+        };
+        metrics_of_ranks(&at.join(format!("w{world}"))).iter().map(of_step).collect()
+    };
+    let n_weights: u64 = 793_984;
+    let n_updates: Vec<u64> = {
+        let made: Vec<u64> =
+            metrics(&at.join("w1")).iter().map(|m| m["n_updates"].as_u64().unwrap()).collect();
+        made.iter().scan(0, |before, now| Some(now - std::mem::replace(before, *now))).collect()
+    };
+    for world in [2, 3, 4] {
+        let expected: Vec<u64> = n_updates.iter().map(|n| n * (world - 1) * 4 * n_weights).collect();
+        assert_eq!(sent(world as usize, "weight_bytes"), expected, "{world} ranks");
+    }
+    // A gradient has a second one of the tied embedding; two ranks own nearly half each.
+    for (gradients, weights) in sent(2, "gradient_bytes").iter().zip(sent(2, "weight_bytes")) {
+        assert!(*gradients >= weights / 2, "{gradients} {weights}");
+    }
 }
 
 fn metrics_of_ranks(run: &Path) -> Vec<Value> {
@@ -280,6 +310,81 @@ fn what_differs_between_ranks_is_named_before_the_first_step() {
     });
     let error = common_error(&sum_over_tokens.ends(), &[]);
     assert!(error.contains("config.update.sum: tokens, and 2 ranks share the micro-batches"), "{error}");
+}
+
+/// Starts an evaluation, or goes on with one, on ranks that the test holds.
+fn eval_words(out: &str) -> Vec<String> {
+    let words = "eval --benchmarks arithmetic countdown --limit 30 --decoding paper --samples 6 --max-tokens 80 --out";
+    words.split_whitespace().chain([out]).map(String::from).collect()
+}
+
+/// What an evaluation leaves, without what depends on when it was made.
+fn eval_files(folder: &Path) -> [String; 3] {
+    ["eval.json", "samples.jsonl", "table.json"]
+        .map(|name| std::fs::read_to_string(folder.join(name)).unwrap())
+}
+
+#[test]
+fn an_evaluation_is_the_same_on_every_number_of_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let table = launched(at, 1, &eval_words("w1"));
+    assert!(table.contains("arithmetic") && table.contains("countdown"), "{table}");
+    for world in [2, 3] {
+        let out = format!("w{world}");
+        let of_ranks = launched(at, world, &eval_words(&out));
+        assert_eq!(of_ranks.replace(&out, "w1"), table);
+        assert_eq!(eval_files(&at.join(&out)), eval_files(&at.join("w1")), "{world} ranks");
+        let events = std::fs::read_to_string(at.join(&out).join("events.jsonl")).unwrap();
+        assert!(events.contains(&format!("\"world\":{world}")), "{events}");
+    }
+}
+
+/// Waits until an evaluation has some samples, and not yet all.
+fn wait_for_samples(ranks: &mut Ranks, folder: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while std::fs::metadata(folder.join("samples.jsonl")).map_or(0, |file| file.len()) < 4_000 {
+        let has_ended = ranks.children.iter_mut().any(|child| child.try_wait().unwrap().is_some());
+        assert!(!has_ended && Instant::now() < deadline, "a rank ended before the first samples");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_evaluation_that_loses_a_rank_or_is_asked_to_stop_goes_on_with_what_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    // Long enough that no rank is done before it is killed.
+    let words = |out: &str| {
+        let mut words = eval_words(out);
+        let samples = words.iter().position(|word| word == "--samples").unwrap();
+        words[samples + 1] = "24".to_string();
+        words
+    };
+    launched(at, 1, &words("whole"));
+    let start = |world: usize, words: Vec<String>| {
+        Ranks::start(at, world, |_, command| {
+            command.args(&words);
+        })
+    };
+    let mut ranks = start(3, words("cut"));
+    wait_for_samples(&mut ranks, &at.join("cut"));
+    ranks.signal(1, "-KILL");
+    let error = common_error(&ranks.ends(), &[1]);
+    assert!(error.starts_with("error: rank 1: its process has ended"), "{error}");
+
+    let resume = ["eval", "--resume", "cut"].map(String::from).to_vec();
+    let ranks = start(2, resume.clone());
+    std::thread::sleep(Duration::from_millis(1500));
+    ranks.signal(1, "-TERM");
+    // A signal that comes too late finds the evaluation done.
+    let ends = ranks.ends();
+    let statuses: Vec<Option<i32>> = ends.iter().map(|end| end.0).collect();
+    assert!(statuses == [Some(143), Some(143)] || statuses[0] == Some(0), "{ends:?}");
+    launched(at, 1, &resume);
+    let [_, samples, table] = eval_files(&at.join("cut"));
+    let [_, whole_samples, whole_table] = eval_files(&at.join("whole"));
+    assert_eq!((samples, table), (whole_samples, whole_table));
 }
 
 #[test]

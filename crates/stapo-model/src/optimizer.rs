@@ -1,7 +1,10 @@
 //! `AdamW` over a policy's parameters.
 
+mod state;
 #[cfg(test)]
 mod tests;
+
+pub use state::TensorState;
 
 use crate::config::TensorSpec;
 use crate::decoder::sums::overlap;
@@ -9,7 +12,7 @@ use crate::decoder::weights::Parameter;
 use crate::decoder::{GradientSums, Gradients, Policy};
 use crate::ranks::{RankError, Ranks, Share, Solo};
 pub use stapo_ops::Moment;
-use stapo_ops::{Buffer, Float, Form, OutOfMemory, Stored, View, ViewMut, adamw, reduce};
+use stapo_ops::{Buffer, Device, Float, Form, Mark, OutOfMemory, Stored, View, ViewMut, adamw, reduce};
 
 /// What stays the same from step to step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,6 +65,8 @@ pub struct Optimizer<T: Float = f32> {
     /// One for each trained parameter, in the order of the policy's weights.
     moments: Vec<Moments<T>>,
     ranks: Ranks,
+    /// Before and after each parameter's weights were sent to all, and their bytes.
+    sent: (Vec<[Mark; 2]>, u64),
 }
 
 /// Running averages of one parameter's gradient and of its square, for the elements that this rank owns.
@@ -90,7 +95,7 @@ impl<T: Float> Optimizer<T> {
             })
         });
         let moments = moments.collect::<Result<_, OutOfMemory>>()?;
-        Ok(Self { settings, n_steps: 0, moments, ranks })
+        Ok(Self { settings, n_steps: 0, moments, ranks, sent: Default::default() })
     }
 
     /// One update with the gradients, which are then zero again. Returns their norm after scaling, before clipping.
@@ -176,81 +181,57 @@ impl Optimizer<f32> {
         if !norm.is_finite() {
             return Err(not_finite(sums.first_non_finite()?).into());
         }
+        sums.read_times();
         let device = policy.device().clone();
         let rules = self.rules(update, norm);
-        let rank = self.ranks.rank();
-        let parameters = policy.weights.trained_mut();
-        for ((parameter, (share, gradient)), moments) in parameters.zip(sums.owned()).zip(&mut self.moments) {
-            let own = share.of(rank);
-            let rule = rules.of(parameter, own.start);
-            let (first, second) = (moments.first.view_mut(), moments.second.view_mut());
-            let ranks = &self.ranks;
-            parameter.update(&device, |mut values| {
-                if !own.is_empty() {
-                    let values = values.reborrow().into_range(own);
-                    adamw::step(&device, rule, rules.scale, values, gradient, first, second);
+        let owned: Vec<(Share, View<'_, f32>)> = sums.owned().collect();
+        let mut parameters = policy.weights.trained_mut().zip(owned).zip(&mut self.moments).peekable();
+        while parameters.peek().is_some() {
+            let (mut group, mut parts, mut n_elements) = (Vec::new(), Vec::new(), 0);
+            while let Some(((parameter, (share, gradient)), moments)) = parameters
+                .next_if(|((_, (share, _)), _)| n_elements == 0 || n_elements + share.len <= SENT_AT_ONCE)
+            {
+                n_elements += share.len;
+                parts.push((
+                    rules.of(parameter, share.of(self.ranks.rank()).start),
+                    share,
+                    gradient,
+                    moments,
+                ));
+                group.push(parameter);
+            }
+            let (ranks, (times, n_bytes)) = (&self.ranks, &mut self.sent);
+            Parameter::update_all(&device, group, |mut values| {
+                for (values, (rule, share, gradient, moments)) in values.iter_mut().zip(&mut parts) {
+                    let own = share.of(ranks.rank());
+                    if !own.is_empty() {
+                        let values = values.reborrow().into_range(own);
+                        let (first, second) = (moments.first.view_mut(), moments.second.view_mut());
+                        adamw::step(&device, *rule, rules.scale, values, *gradient, first, second);
+                    }
                 }
-                spread(ranks, share, values)
+                let before = device.mark();
+                let shared = values.into_iter().zip(parts.iter().map(|(_, share, _, _)| *share));
+                *n_bytes += spread(ranks, &device, shared)?;
+                times.push([before, device.mark()]);
+                Ok::<_, RankError>(())
             })?;
         }
+        drop(parameters);
         policy.count_update();
         sums.clear();
         Ok(norm)
     }
 
+    /// Seconds and bytes of the weights that this rank has sent to others since the last call. Waits for the device.
+    pub fn take_sent(&mut self) -> (f64, u64) {
+        let (times, n_bytes) = std::mem::take(&mut self.sent);
+        (times.iter().map(|[before, after]| before.seconds_until(after)).sum(), n_bytes)
+    }
+
     /// How a tensor's moments are stored.
     pub fn form(&self, moment: Moment) -> Form {
         self.moments.first().map_or(Form::F32, |moments| moments.of(moment).form())
-    }
-
-    /// Gives every tensor's two moments to `take`, on rank 0; the other ranks send theirs.
-    pub fn visit_state<E: From<RankError>>(
-        &self,
-        policy: &Policy,
-        mut take: impl FnMut(&TensorSpec, Moment, Stored) -> Result<(), E>,
-    ) -> Result<(), E> {
-        for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
-            if self.ranks.world() == 1 {
-                for (spec, range) in parameter.spec.tensors() {
-                    for moment in [Moment::First, Moment::Second] {
-                        take(spec, moment, moments.of(moment).range(range.clone()).read_stored())?;
-                    }
-                }
-                continue;
-            }
-            let first = self.gathered(moments, Moment::First)?;
-            let second = self.gathered(moments, Moment::Second)?;
-            let Some((first, second)) = first.zip(second) else { continue };
-            for (spec, range) in parameter.spec.tensors() {
-                take(spec, Moment::First, first.range(range.clone()))?;
-                take(spec, Moment::Second, second.range(range))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// All elements of a parameter's moment, on rank 0.
-    fn gathered(&self, moments: &Moments<f32>, moment: Moment) -> Result<Option<Stored>, RankError> {
-        let own = moments.of(moment).read_stored();
-        let form = own.form;
-        let scales = own.scales.iter().flat_map(|scale| scale.to_le_bytes());
-        let n_bytes = own.bytes.len();
-        let sent = self
-            .ranks
-            .gather((n_bytes as u64).to_le_bytes().into_iter().chain(own.bytes).chain(scales).collect())?;
-        if self.ranks.rank() != 0 {
-            return Ok(None);
-        }
-        let parts: Vec<(&[u8], &[u8])> = sent
-            .iter()
-            .enumerate()
-            .map(|(rank, bytes)| bytes[8..].split_at(moments.share.of(rank).len() * form.n_bytes()))
-            .collect();
-        let in_order: Vec<usize> = moments.share.in_order().collect();
-        let bytes = in_order.iter().flat_map(|&rank| parts[rank].0).copied().collect();
-        let scales = in_order.iter().flat_map(|&rank| parts[rank].1.chunks_exact(4));
-        let scales = scales.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        Ok(Some(Stored { form, bytes, scales }))
     }
 
     /// The tensor, the moment and the place of the first moment of this rank that is not a finite number.
@@ -316,23 +297,38 @@ impl Moments<f32> {
     }
 }
 
-/// Sends the elements of a parameter that this rank owns to all others, and takes over theirs.
-fn spread(ranks: &Ranks, share: Share, values: ViewMut<'_, f32>) -> Result<(), RankError> {
+/// Elements of parameters that are sent to all at once, unless a single parameter has more.
+const SENT_AT_ONCE: usize = 1 << 26;
+
+/// Sends the elements of parameters that this rank owns to all others, and takes over theirs. Returns the bytes sent.
+fn spread<'a>(
+    ranks: &Ranks,
+    device: &Device,
+    parameters: impl Iterator<Item = (ViewMut<'a, f32>, Share)>,
+) -> Result<u64, RankError> {
     let rank = ranks.rank();
-    let mut rest = values;
-    let mut own = None;
-    let mut receives = Vec::new();
-    for owner in share.in_order() {
-        let (part, after) = rest.split_at(share.of(owner).len());
-        rest = after;
-        if owner == rank {
-            own = Some(part.into_view());
-        } else if part.len() > 0 {
-            receives.push((owner, part));
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    for (values, share) in parameters {
+        let mut rest = values;
+        for owner in share.in_order() {
+            let (part, after) = rest.split_at(share.of(owner).len());
+            rest = after;
+            if part.len() == 0 {
+                continue;
+            }
+            if owner == rank {
+                let own = part.into_view();
+                sends.extend((0..ranks.world()).filter(|&other| other != rank).map(|other| (other, own)));
+            } else {
+                receives.push((owner, part));
+            }
         }
     }
-    let own = own.filter(|own| own.len() > 0);
-    let others = (0..ranks.world()).filter(|&other| other != rank);
-    let sends = own.map_or(Vec::new(), |own| others.map(|other| (other, own)).collect());
-    ranks.exchange(sends, receives)
+    // A transport that queues moves what ops read, one that goes through the host moves what is stored.
+    let n_bytes = |view: &View<'_, f32>| {
+        if ranks.is_queued() { device.compute_bytes() } else { view.form().n_bytes() }
+    };
+    let n_sent = sends.iter().map(|(_, view)| view.len() * n_bytes(view)).sum::<usize>();
+    ranks.exchange(device, sends, receives)?;
+    Ok(n_sent as u64)
 }

@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod tests;
 
-use stapo_ops::{View, ViewMut};
+use stapo_ops::{Device, View, ViewMut};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,12 +28,25 @@ pub trait Transport: Send + Sync {
     fn world(&self) -> usize;
 
     /// Sends views to other ranks and fills views with what other ranks sent, each with the number of the other rank.
-    /// Between two ranks, views are sent and received in the same order and have the same lengths.
+    /// Between two ranks, views are sent and received in the same order and have the same lengths. Where exchanges are
+    /// queued, this one runs in the order of `device`'s work, and what is sent in a call is received in the same call of
+    /// the others.
     fn exchange(
         &self,
+        device: &Device,
         sends: Vec<(usize, View<'_, f32>)>,
         receives: Vec<(usize, ViewMut<'_, f32>)>,
     ) -> Result<(), RankError>;
+
+    /// Whether [`Transport::exchange`] returns at once and runs in the order of a device's work. Otherwise views that were
+    /// sent may change when it returns, and what was received is there.
+    fn is_queued(&self) -> bool;
+
+    /// Sends bytes to one other rank, which calls [`Transport::receive`]. Does not wait.
+    fn send(&self, to: usize, bytes: Vec<u8>);
+
+    /// The next bytes that a rank has sent, from any thread.
+    fn receive(&self, from: usize) -> Result<Vec<u8>, RankError>;
 
     /// The bytes of every rank, by rank.
     fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError>;
@@ -49,9 +62,6 @@ pub trait Transport: Send + Sync {
 
     /// Seconds that this rank has waited for others since the last call.
     fn take_waited(&self) -> f64;
-
-    /// Bytes of views that this rank has sent to others since the last call.
-    fn take_sent(&self) -> u64;
 }
 
 /// The transport of a process that trains alone.
@@ -75,11 +85,24 @@ impl Transport for Solo {
 
     fn exchange(
         &self,
+        _device: &Device,
         sends: Vec<(usize, View<'_, f32>)>,
         receives: Vec<(usize, ViewMut<'_, f32>)>,
     ) -> Result<(), RankError> {
         assert!(sends.is_empty() && receives.is_empty(), "exchange: a single rank has no other");
         Ok(())
+    }
+
+    fn is_queued(&self) -> bool {
+        false
+    }
+
+    fn send(&self, _to: usize, _bytes: Vec<u8>) {
+        panic!("send: a single rank has no other");
+    }
+
+    fn receive(&self, _from: usize) -> Result<Vec<u8>, RankError> {
+        panic!("receive: a single rank has no other");
     }
 
     fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
@@ -100,10 +123,6 @@ impl Transport for Solo {
 
     fn take_waited(&self) -> f64 {
         0.0
-    }
-
-    fn take_sent(&self) -> u64 {
-        0
     }
 }
 

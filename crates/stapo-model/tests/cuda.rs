@@ -8,7 +8,7 @@ use stapo_model::decoder::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec, Recompute,
 };
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
-use stapo_model::optimizer::{AdamWSettings, Moment, Optimizer, Update};
+use stapo_model::optimizer::{AdamWSettings, Moment, Optimizer, TensorState, Update};
 use stapo_model::ranks::RankError;
 use stapo_model::{
     CpuOptions, Device, Family, Form, ModelConfig, Region, Rope, RopeKind, Stored, Tenant, TensorSpec,
@@ -241,11 +241,11 @@ fn a_stored_form_restores_the_state_bit_for_bit() {
 /// Every moment with the name of its tensor.
 fn state(optimizer: &Optimizer, policy: &Policy) -> Vec<(String, Moment, Stored)> {
     let mut all = Vec::new();
-    let take = |spec: &TensorSpec, moment, stored| {
-        all.push((spec.name.clone(), moment, stored));
+    let take = |spec: &TensorSpec, moment, state: TensorState| {
+        all.push((spec.name.clone(), moment, state.to_stored()));
         Ok::<(), RankError>(())
     };
-    optimizer.visit_state(policy, take).unwrap();
+    optimizer.visit_moments(policy, take).unwrap();
     all
 }
 

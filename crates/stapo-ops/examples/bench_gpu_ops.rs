@@ -291,7 +291,10 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
         let entropy = out[1].view();
         let d = ones.view();
         let grads = lm_head::ScoreGrads { targets: targets.view(), lse, entropy, d_logp: d, d_entropy: d };
-        let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_w.view_mut()) };
+        let to = lm_head::HeadGrads {
+            d_hidden: d_hidden.view_mut(),
+            d_weight: Some((d_w.view_mut(), Write::Add)),
+        };
         lm_head::backward(device, dims, hidden.view(), &w, grads, lm_head::LastLogits::default(), to);
     });
     line("lm_head backward 8192 (of 3)", seconds, 3.0 * flop, "TFLOP/s");

@@ -335,8 +335,10 @@ impl Bench {
                     d_logp: logp.view(),
                     d_entropy: collision.view(),
                 };
-                let to =
-                    lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_weight.view_mut()) };
+                let to = lm_head::HeadGrads {
+                    d_hidden: d_hidden.view_mut(),
+                    d_weight: Some((d_weight.view_mut(), Write::Add)),
+                };
                 lm_head::backward(device, dims, hidden.view(), &w, grads, lm_head::LastLogits::default(), to);
             });
             if tokens > 256 {

@@ -15,7 +15,7 @@ use crate::cpu::gemm::pack_panels;
 use crate::heads::Heads;
 use crate::sampling::{self, SamplingRule};
 use crate::{
-    Float, Weight, Write, embedding, lm_head, lora, matmul, reduce, residual, rmsnorm, rope, swiglu,
+    Float, Shape, Weight, Write, embedding, lm_head, lora, matmul, reduce, residual, rmsnorm, rope, swiglu,
 };
 
 macro_rules! kernels {
@@ -118,7 +118,7 @@ kernels! {
         cpu: &Cpu,
         from: (usize, &Weight<Self>),
         x: &[Self],
-        scale: f64,
+        of: (f64, usize),
         hidden: &mut [Self],
     ) = lora::cpu::project;
 
@@ -145,6 +145,22 @@ kernels! {
         hidden: &[Self],
         d_b: &mut [Self],
     ) = lora::cpu::backward_b;
+
+    fn lora_backward_a(
+        cpu: &Cpu,
+        of: (usize, Shape, usize),
+        x: &[Self],
+        d_hidden: &[Self],
+        d_a: &mut [Self],
+    ) = lora::cpu::backward_a;
+
+    fn lora_backward_input(
+        cpu: &Cpu,
+        of: (usize, usize),
+        d_hidden: &[Self],
+        a: &Weight<Self>,
+        d_x: &mut [Self],
+    ) = lora::cpu::backward_input;
 
     fn matmul_forward(
         cpu: &Cpu,

@@ -41,7 +41,9 @@ mod testing;
 pub use buffer::{Buffer, Form, Moment, PendingDownload, Stored, View, ViewMut};
 pub use cpu::peak;
 pub use cpu::simd::{Simd, SimdError};
-pub use device::{CpuOptions, Device, DeviceName, DeviceNameError, OptionError, Recording, Region, Tenant};
+pub use device::{
+    CpuOptions, Device, DeviceName, DeviceNameError, Mark, OptionError, Recording, Region, Tenant,
+};
 pub use element::Element;
 pub use matmul::{Shape, Weight};
 pub use memory::OutOfMemory;

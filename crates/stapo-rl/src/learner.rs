@@ -1,22 +1,36 @@
 //! A model in training: weights, optimizer state, gradients and counters.
 
-use crate::config::GradientSum;
 use crate::error::Result;
 use crate::loaded_model::LoadedModel;
 use crate::ranks::{RankError, Ranks, Solo};
 use crate::run::{self, Checkpoint, Counters, LoopState, Run, Snapshot};
-use stapo_model::decoder::{GradientSums, Gradients};
+use stapo_model::decoder::{Exchanged, GradientSums, Gradients, Pass};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, StepError, Update};
+
+/// How gradients are summed from micro-batch to micro-batch.
+pub enum Accumulated {
+    /// Backward adds to the sums.
+    InPlace(Gradients),
+    /// The owner of an element adds the gradients of whole micro-batches.
+    ByOwner(GradientSums),
+}
+
+impl Accumulated {
+    /// Forgets all gradients.
+    pub(crate) fn clear(&mut self) {
+        match self {
+            Accumulated::InPlace(gradients) => gradients.clear(),
+            Accumulated::ByOwner(sums) => sums.clear(),
+        }
+    }
+}
 
 /// What reinforcement learning and pretraining change.
 pub struct Learner {
     pub model: LoadedModel,
     pub(crate) optimizer: Optimizer,
-    /// Sums over the tokens since the last optimizer step or, where there are sums over micro-batches, since the last
-    /// [`Learner::add_round`].
-    pub(crate) gradients: Gradients,
-    /// Sums over micro-batches since the last optimizer step.
-    sums: Option<GradientSums>,
+    /// The gradients since the last optimizer step.
+    pub(crate) gradients: Accumulated,
     pub counters: Counters,
     /// State of the training loop that checkpoints keep beside the counters.
     pub loop_state: LoopState,
@@ -27,28 +41,20 @@ pub struct Learner {
 impl Learner {
     /// The state before the first step.
     pub(crate) fn new(model: LoadedModel, settings: AdamWSettings) -> Result<Self> {
-        let optimizer = Optimizer::new(&model.policy, settings)?;
-        let gradients = Gradients::zeros(&model.policy)?;
-        let counters = Counters::default();
-        let (sums, ranks) = (None, Solo::ranks());
-        Ok(Self { model, optimizer, gradients, sums, counters, loop_state: LoopState::new(), ranks })
+        let gradients = Accumulated::InPlace(Gradients::zeros(&model.policy)?);
+        Self::over(model, settings, gradients, Solo::ranks())
     }
 
     /// As [`Learner::new`], as one of several ranks, with gradients that lie in memory of the caller's choice.
     pub(crate) fn over(
         model: LoadedModel,
         settings: AdamWSettings,
-        gradients: Gradients,
-        sum: GradientSum,
+        gradients: Accumulated,
         ranks: Ranks,
     ) -> Result<Self> {
         let optimizer = Optimizer::over(&model.policy, settings, Ranks::clone(&ranks))?;
-        let device = model.policy.device();
-        // A GPU that trains alone adds micro-batches to one buffer, each from zero: the same sums.
-        let is_apart = sum == GradientSum::Microbatches && (ranks.world() > 1 || !device.is_async());
-        let sums = is_apart.then(|| GradientSums::new(&gradients, device, &ranks)).transpose()?;
         let counters = Counters::default();
-        Ok(Self { model, optimizer, gradients, sums, counters, loop_state: LoopState::new(), ranks })
+        Ok(Self { model, optimizer, gradients, counters, loop_state: LoopState::new(), ranks })
     }
 
     /// Takes over the weights, the optimizer state, the counters and the loop state of a checkpoint.
@@ -128,48 +134,97 @@ impl Learner {
             self.state_hash()?;
         }
         self.check_finite()?;
-        self.optimizer.visit_state(&self.model.policy, |_, _, _| Ok(()))
+        Ok(run::send_state(&self.model.policy, &self.optimizer)?)
     }
 
-    /// Ends a round of micro-batches, one on each rank: where gradients are summed micro-batch by micro-batch, adds them.
-    pub(crate) fn add_round(&mut self, n_microbatches: usize) -> Result<()> {
-        if let Some(sums) = &mut self.sums {
-            sums.add_round(&mut self.gradients, n_microbatches)?;
+    /// Backward of a round of micro-batches, one on each rank: of this rank's, whose last forward was `pass`'s, from the
+    /// derivatives by log-prob and entropy of each of its tokens. `None` for a rank that has none in this round.
+    pub(crate) fn backward(
+        &mut self,
+        pass: &mut Pass,
+        own: Option<(&[f32], &[f32])>,
+        n_microbatches: usize,
+    ) -> Result<()> {
+        let policy = &self.model.policy;
+        match (&mut self.gradients, own) {
+            (Accumulated::InPlace(gradients), Some((d_logp, d_entropy))) => {
+                pass.backward(policy, d_logp, d_entropy, gradients)?;
+            }
+            (Accumulated::InPlace(_), None) => {}
+            (Accumulated::ByOwner(sums), own) => {
+                let mut round = sums.round(n_microbatches);
+                if let Some((d_logp, d_entropy)) = own {
+                    pass.backward(policy, d_logp, d_entropy, &mut round)?;
+                }
+                round.finish()?;
+            }
         }
         Ok(())
     }
 
-    /// Forgets the gradients since the last optimizer step.
-    pub(crate) fn discard_gradients(&mut self) {
-        self.gradients.clear();
-        self.sums.iter_mut().for_each(GradientSums::clear);
+    /// Whether the gradient of the micro-batch of the last forward has finite numbers only. Forgets all gradients where
+    /// they are summed in place.
+    pub(crate) fn is_finite_backward(
+        &mut self,
+        pass: &mut Pass,
+        (d_logp, d_entropy): (&[f32], &[f32]),
+    ) -> Result<bool> {
+        let policy = &self.model.policy;
+        match &mut self.gradients {
+            Accumulated::InPlace(gradients) => {
+                gradients.clear();
+                pass.backward(policy, d_logp, d_entropy, gradients)?;
+                Ok(gradients.tensors().all(|(_, values)| values.iter().all(|value| value.is_finite())))
+            }
+            Accumulated::ByOwner(sums) => {
+                let mut probe = sums.probe();
+                pass.backward(policy, d_logp, d_entropy, &mut probe)?;
+                Ok(probe.is_finite())
+            }
+        }
+    }
+
+    /// What this rank has sent to others since the last call, and how long that took.
+    pub fn take_exchanged(&mut self) -> Exchanged {
+        let of_gradients = match &mut self.gradients {
+            Accumulated::InPlace(_) => Exchanged::default(),
+            Accumulated::ByOwner(sums) => sums.take_exchanged(),
+        };
+        let (weight_seconds, weight_bytes) = self.optimizer.take_sent();
+        Exchanged { weight_seconds, weight_bytes, ..of_gradients }
     }
 
     /// The squared norm of the gradient of the head.
     pub(crate) fn head_sum_squares(&mut self) -> Result<f64> {
-        match &mut self.sums {
-            Some(sums) => Ok(sums.head_sum_squares()?),
-            None => Ok(self.gradients.head_sum_squares()),
+        match &mut self.gradients {
+            Accumulated::ByOwner(sums) => Ok(sums.head_sum_squares()?),
+            Accumulated::InPlace(gradients) => Ok(gradients.head_sum_squares()),
         }
     }
 
     /// Tensors whose gradient is 0 everywhere though the policy depends on them.
     pub(crate) fn unreached(&mut self) -> Result<Vec<String>> {
         let policy = &self.model.policy;
-        let specs = match &mut self.sums {
-            Some(sums) => sums.zero_tensors(policy)?,
-            None => self.gradients.zero_tensors(policy),
+        let specs = match &mut self.gradients {
+            Accumulated::ByOwner(sums) => sums.zero_tensors(policy)?,
+            Accumulated::InPlace(gradients) => gradients.zero_tensors(policy),
         };
         Ok(specs.into_iter().map(|spec| spec.name.clone()).collect())
+    }
+
+    /// Whether any rank finds its weights changed since it had the fingerprint `before`.
+    pub(crate) fn has_moved(&self, before: u64) -> Result<bool> {
+        let own = [u8::from(self.model.policy.fingerprint() != before)];
+        Ok(self.ranks.all_gather(&own)?.concat().contains(&1))
     }
 
     /// One optimizer step with the accumulated gradients, which are cleared. Returns the global gradient norm before
     /// clipping. No weight changes where a gradient is not finite.
     pub(crate) fn step(&mut self, update: Update) -> std::result::Result<f64, StepError> {
         let policy = &mut self.model.policy;
-        let gradient_norm = match &mut self.sums {
-            Some(sums) => self.optimizer.step_sums(policy, sums, update)?,
-            None => self.optimizer.step(policy, &mut self.gradients, update)?,
+        let gradient_norm = match &mut self.gradients {
+            Accumulated::ByOwner(sums) => self.optimizer.step_sums(policy, sums, update)?,
+            Accumulated::InPlace(gradients) => self.optimizer.step(policy, gradients, update)?,
         };
         self.counters.n_updates += 1;
         Ok(gradient_norm)

@@ -1,9 +1,9 @@
 //! The memory that a run needs, by part, and what the settings left to the program become.
 
-use crate::config::{KvMemory, LoraConfig, Plan, States, TeacherSource};
+use crate::config::{GradientSum, KvMemory, LoraConfig, Plan, States, TeacherSource};
 use crate::error::{Error, Result};
 use serde::Serialize;
-use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, Recompute};
+use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, Recompute, SumsLayout};
 use stapo_model::generate::EngineSettings;
 use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
 use std::fmt;
@@ -159,7 +159,10 @@ struct Needs<'a> {
 /// Whether a device keeps what an optimizer needs beside the weights that ops read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Weights {
+    /// Of the model in training: every rank holds what its optimizer updates.
     Trained,
+    /// Of a model beside it, on a device for training.
+    Beside,
     Frozen,
 }
 
@@ -176,13 +179,15 @@ impl Needs<'_> {
             None => self.policy_bytes(self.model, Weights::Trained),
         };
         let mut parts = vec![MemoryPart { name: "weights", bytes: weights }];
-        if self.lora.is_some() {
-            parts.push(MemoryPart { name: "adapters", bytes: self.bytes_of(n, n, Weights::Trained) });
+        if let Some(lora) = &self.lora {
+            let padded = if self.device == DeviceName::Cpu { 0 } else { 2 * lora.n_padded(self.model) };
+            let bytes = self.bytes_of(n, n, Weights::Trained) + padded;
+            parts.push(MemoryPart { name: "adapters", bytes });
         }
         parts.push(MemoryPart { name: "optimizer", bytes: moments.div_ceil(self.n_ranks as u64) });
         let of_frozen = |(name, model): &(&'static str, ModelConfig)| MemoryPart {
             name,
-            bytes: self.policy_bytes(model, Weights::Trained),
+            bytes: self.policy_bytes(model, Weights::Beside),
         };
         parts.extend(frozen.iter().map(of_frozen));
         if self.device != DeviceName::Cpu {
@@ -198,31 +203,28 @@ impl Needs<'_> {
     /// What updates take: gradients and activations. Frozen models score in the memory of the activations.
     fn updating(&self, frozen: &[(&'static str, ModelConfig)], recompute: Recompute) -> Vec<MemoryPart> {
         let tokens = self.plan.config.update.microbatch_tokens;
-        let embedding = (self.model.vocabulary * self.model.width) as u64;
-        // A tied embedding has two gradients, of the lookup and of the head, until the end of a mini-batch adds these.
-        let tied = if self.model.tied_embeddings && self.lora.is_none() { embedding } else { 0 };
         let scoring = frozen.iter().map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
         let own = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
-        let n_gradients = self.n_trained() + tied;
-        // On a GPU the head and the embedding have a sum of their own within a micro-batch.
-        let apart = if self.device != DeviceName::Cpu && self.lora.is_none() { embedding } else { 0 };
-        let bytes = 4 * (n_gradients + apart) + self.sums(n_gradients) + self.slack();
         vec![
-            MemoryPart { name: "gradients", bytes },
+            MemoryPart { name: "gradients", bytes: 4 * self.n_gradients() + self.slack() },
             MemoryPart { name: "activations", bytes: scoring.fold(own, u64::max) },
         ]
     }
 
-    /// What one of several ranks holds beside the gradient of a micro-batch: its part of the sums over micro-batches, and
-    /// what the other ranks send it for one exchange.
-    fn sums(&self, n_gradients: u64) -> u64 {
-        let n_ranks = self.n_ranks as u64;
-        if n_ranks == 1 {
-            return 0;
+    /// Numbers in all gradients and sums of gradients.
+    fn n_gradients(&self) -> u64 {
+        let is_gpu = self.device != DeviceName::Cpu;
+        if self.n_ranks > 1 || (!is_gpu && self.plan.sum() == GradientSum::Microbatches) {
+            return SumsLayout::new(self.model, self.lora.as_ref(), self.n_ranks).most_elements() as u64;
         }
+        // Beside adapters the embedding is frozen.
         let embedding = (self.model.vocabulary * self.model.width) as u64;
-        let exchanged = EXCHANGED_AT_ONCE.max(embedding).min(n_gradients);
-        4 * (n_gradients.div_ceil(n_ranks) + (exchanged * (n_ranks - 1)).div_ceil(n_ranks))
+        let embedding = if self.lora.is_some() { 0 } else { embedding };
+        // A tied embedding has two gradients, of the lookup and of the head, until the end of a mini-batch adds these.
+        let tied = if self.model.tied_embeddings { embedding } else { 0 };
+        // On a GPU the head and the embedding have a sum of their own within a micro-batch.
+        let apart = if is_gpu { embedding } else { 0 };
+        self.n_trained() + tied + apart
     }
 
     /// What an engine takes beside its keys and values.
@@ -275,18 +277,16 @@ impl Needs<'_> {
 
     /// Bytes of `n` weights, of which `n_matrix` are in matrices. The CPU holds matrices a second time in the panel order
     /// that its kernels read; a GPU holds trained weights a second time in f32 for the optimizer, unless states have 8
-    /// bits.
+    /// bits; of several ranks, each those that it owns.
     fn bytes_of(&self, n: u64, n_matrix: u64, weights: Weights) -> u64 {
         match self.device {
             DeviceName::Cpu => 4 * (n + n_matrix),
             DeviceName::Cuda { .. } if self.is_8bit() || weights == Weights::Frozen => 2 * n,
-            DeviceName::Cuda { .. } => 6 * n,
+            DeviceName::Cuda { .. } if weights == Weights::Beside => 6 * n,
+            DeviceName::Cuda { .. } => 2 * n + (4 * n).div_ceil(self.n_ranks as u64),
         }
     }
 }
-
-/// Elements that ranks exchange at once, unless a single parameter has more.
-const EXCHANGED_AT_ONCE: u64 = 1 << 26;
 
 /// Positions in a block of a GPU's cache.
 const GPU_BLOCK_TOKENS: usize = 32;

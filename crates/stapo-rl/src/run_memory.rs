@@ -1,10 +1,12 @@
 //! The memory of a run on its device. On a GPU, keys and values lie idle while the policy learns, gradients and
 //! activations while it samples: both use one region in turn.
 
-use crate::config::Plan;
+use crate::config::{GradientSum, Plan};
 use crate::error::Result;
+use crate::learner::Accumulated;
 use crate::memory::{CPU_KV_BYTES, MemoryPlan};
-use stapo_model::decoder::{Gradients, Pass, Policy};
+use crate::ranks::Ranks;
+use stapo_model::decoder::{GradientSums, Gradients, Pass, Policy};
 use stapo_model::generate::EngineMemory;
 use stapo_model::{Region, Tenant};
 
@@ -33,22 +35,31 @@ pub struct RunMemory {
 
 impl RunMemory {
     /// Takes the planned memory of the policy's device. The gradients lie in the region too.
-    pub fn new(plan: &Plan, planned: MemoryPlan, policy: &Policy, world: usize) -> Result<(Self, Gradients)> {
+    pub fn new(
+        plan: &Plan,
+        planned: MemoryPlan,
+        policy: &Policy,
+        ranks: &Ranks,
+    ) -> Result<(Self, Accumulated)> {
         let device = policy.device();
         let kv_bytes = planned.kv_bytes as usize;
         let recompute = planned.recompute;
         let Some(region) = device.region(planned.region_bytes() as usize)? else {
             let sampling = SamplingMemory { engine: EngineMemory::new(), kv_bytes };
             let pass = Pass::training(policy, recompute)?;
-            return Ok((Self { planned, region: None, sampling, pass }, Gradients::zeros(policy)?));
+            let gradients = match plan.sum() {
+                GradientSum::Microbatches => Accumulated::ByOwner(GradientSums::new(policy, device, ranks)?),
+                GradientSum::Tokens => Accumulated::InPlace(Gradients::zeros(policy)?),
+            };
+            return Ok((Self { planned, region: None, sampling, pass }, gradients));
         };
         let engine = EngineMemory::new_in(device.in_region(&region, Tenant::Sampling));
         let memory = device.in_region(&region, Tenant::Updating);
         region.enter(Tenant::Updating);
-        // Several ranks fold whole micro-batches; a GPU alone adds each to the sums as it goes, from zero as well.
-        let gradients = match world {
-            1 => Gradients::by_microbatch_in(policy, &memory)?,
-            _ => Gradients::zeros_in(policy, &memory)?,
+        // A GPU alone adds each micro-batch to the sums as it goes, from zero as well: the same sums.
+        let gradients = match ranks.world() {
+            1 => Accumulated::InPlace(Gradients::by_microbatch_in(policy, &memory)?),
+            _ => Accumulated::ByOwner(GradientSums::new(policy, &memory, ranks)?),
         };
         let n_tokens = plan.config.update.microbatch_tokens;
         let pass = Pass::training_in(policy, &memory, recompute, n_tokens)?;
@@ -69,7 +80,7 @@ impl RunMemory {
     }
 
     /// Begins to update: the gradients are zero.
-    pub fn update(&mut self, gradients: &mut Gradients) -> &mut Pass {
+    pub fn update(&mut self, gradients: &mut Accumulated) -> &mut Pass {
         self.enter(Tenant::Updating);
         if self.region.is_some() {
             gradients.clear();

@@ -19,7 +19,7 @@ use crate::loaded_model::LoadedModel;
 use crate::memory::{self, MemoryPlan};
 use crate::meter::{Meter, Phase, memory_bytes};
 use crate::prompting::fit_prompts;
-use crate::ranks::{ExpectedLengths, Ranks, Solo, Transport};
+use crate::ranks::{ExpectedLengths, Ranks, Solo, told_to_all};
 use crate::records::{explored_records, metrics, response_records, set_times, silenced_records};
 use crate::rollout::{ForeignRollouts, PolicyScorer, Sampler};
 use crate::run::{Run, is_due};
@@ -101,14 +101,15 @@ impl Trainer {
         let planned = memory::resolve_for(plan, &found.shape()?, &memory::frozen(plan)?, free, ranks.world());
         memory::check(&planned, device)?;
         let lora = plan.config.lora.as_ref();
-        let model = LoadedModel::open_to_train(&found, lora, plan.config.seed, device)?;
+        let mut model = LoadedModel::open_to_train(&found, lora, plan.config.seed, device)?;
+        model.policy.share_masters(&*ranks)?;
         model.check(plan)?;
         let warnings = check_prompts(plan, &model, &mut task)?;
         let reference = Reference::open(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
         let foreign = ForeignRollouts::open(plan, &model, &task)?;
-        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy, ranks.world())?;
-        let learner = Learner::over(model, plan.optimizer(), gradients, plan.sum(), ranks)?;
+        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy, &ranks)?;
+        let learner = Learner::over(model, plan.optimizer(), gradients, ranks)?;
         Ok(Self {
             learner,
             task,
@@ -256,16 +257,6 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
     outcome
 }
 
-/// An error of this rank becomes that of all ranks.
-pub fn told_to_all<T>(ranks: &dyn Transport, outcome: Result<T>) -> Result<T> {
-    match outcome {
-        // What every rank has found or was told needs no telling.
-        Err(error @ Error::Rank(_)) => Err(error),
-        Err(error) if ranks.world() > 1 => Err(ranks.fail(&error.to_string()).into()),
-        outcome => outcome,
-    }
-}
-
 fn record_error(run: &mut Run, error: &Error) -> Result<()> {
     let text = error.to_string();
     if let Error::Canary { .. } = error {
@@ -384,7 +375,7 @@ impl<'a> Training<'a> {
     /// Sets the times of the step, those of the other ranks included. True where another rank was asked to stop.
     fn gather_reports(&mut self, metrics: &mut Metrics, wall_seconds: f64) -> Result<bool> {
         let seconds = self.meter.take();
-        let own = StepReport::of(self.trainer.ranks(), &seconds, None);
+        let own = StepReport::of(&mut self.trainer.learner, &seconds, None);
         let reports = own.gather(&**self.trainer.ranks())?;
         set_times(metrics, seconds, wall_seconds);
         if reports.len() > 1 {

@@ -89,7 +89,7 @@ pub fn learn<'a>(
         None => None,
     };
     let stepped = if reuse.is_some_and(|reuse| reuse.gated) {
-        learner.discard_gradients();
+        learner.gradients.clear();
         OptimizerStep::none()
     } else {
         let stepped = minibatch.step(learner, pass, &tally)?;
@@ -195,10 +195,11 @@ impl<'p, 'a> Minibatch<'p, 'a> {
                 }
                 self.evaluate(&own, Some(place), &mut tallies)?;
                 let (d_logp, d_entropy) = self.work[place].gradients(&self.members);
-                pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+                learner.backward(pass, Some((&d_logp, &d_entropy)), round.n_microbatches)?;
                 self.context.meter.add(own.len(), d_logp.len());
+            } else {
+                learner.backward(pass, None, round.n_microbatches)?;
             }
-            learner.add_round(round.n_microbatches)?;
         }
         if learner.ranks.world() > 1 {
             self.share(learner, &scored, &mut tallies)?;
@@ -250,9 +251,10 @@ impl<'p, 'a> Minibatch<'p, 'a> {
             if let Some(work) = round.own.map(|place| &deferred[place]) {
                 pass.forward(&learner.model.policy, &packed(&work.sequences(&self.members)), options)?;
                 let (d_logp, d_entropy) = work.gradients(&self.members);
-                pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+                learner.backward(pass, Some((&d_logp, &d_entropy)), round.n_microbatches)?;
+            } else {
+                learner.backward(pass, None, round.n_microbatches)?;
             }
-            learner.add_round(round.n_microbatches)?;
         }
         Ok(())
     }
@@ -291,28 +293,25 @@ impl<'p, 'a> Minibatch<'p, 'a> {
                 return Err(Error::Gradient { step: self.context.step, microbatch, source });
             }
         };
-        let has_moved = before.is_none_or(|before| before != learner.model.policy.fingerprint());
+        let has_moved = before.map_or(Ok(true), |before| learner.has_moved(before))?;
         Ok(OptimizerStep { gradient_norm, learning_rate, unreached, has_moved })
     }
 
     /// The first micro-batch whose own gradient is not finite, found by computing the gradient of each micro-batch
     /// anew, its own on each rank; `None` where every gradient is finite and only their sum is not. Clears the gradients.
     fn find_bad_microbatch(&self, learner: &mut Learner, pass: &mut Pass) -> Result<Option<usize>> {
-        let is_finite = |values: Vec<f32>| values.iter().all(|value| value.is_finite());
         let mut found = None;
         let (rank, world) = (learner.ranks.rank(), learner.ranks.world());
         for (place, work) in self.work.iter().enumerate().skip(rank).step_by(world) {
-            learner.gradients.clear();
             let policy = &learner.model.policy;
             pass.forward(policy, &packed(&work.sequences(&self.members)), head_options(self.plan))?;
             let (d_logp, d_entropy) = work.gradients(&self.members);
-            pass.backward(policy, &d_logp, &d_entropy, &mut learner.gradients)?;
-            if !learner.gradients.tensors().all(|(_, values)| is_finite(values)) {
+            if !learner.is_finite_backward(pass, (&d_logp, &d_entropy))? {
                 found = Some(place);
                 break;
             }
         }
-        learner.discard_gradients();
+        learner.gradients.clear();
         let own = found.map_or(u64::MAX, |place| place as u64);
         let all = learner.ranks.all_gather(&own.to_le_bytes())?;
         let places = all.iter().flat_map(|bytes| words(bytes)).map(u64::from_le_bytes);

@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Starts several processes of this program on this machine, which train together.
+/// Starts several processes of this program on this machine, which train or evaluate together.
 ///
 /// The result is that of a single process, to the bit. Where another program starts the processes (torchrun, srun, mpirun, a
 /// Kubernetes indexed job), stapo train finds its place among them by their variables and needs no launch.
@@ -29,12 +29,12 @@ pub struct Args {
     #[arg(long)]
     port: Option<u16>,
 
-    /// What to start: train or verify-run, with its arguments.
+    /// What to start: train, verify-run or eval, with its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
 }
 
-const COMMANDS: [&str; 2] = ["train", "verify-run"];
+const COMMANDS: [&str; 3] = ["train", "verify-run", "eval"];
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let name = args.command.first().map(String::as_str).unwrap_or_default();
@@ -48,7 +48,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let world = args.gpus.or(args.ranks).unwrap_or(1);
     let mut command = args.command.clone();
     let has = |flag: &str| command.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
-    if args.gpus.is_some() && name == "train" && !has("--device") && !has("--resume") {
+    // A run that goes on has its device in its folder; an evaluation is told its device every time.
+    let is_told = name == "eval" || (name == "train" && !has("--resume"));
+    if args.gpus.is_some() && is_told && !has("--device") {
         command.push("--device=cuda".into());
     }
     let port = args.port.map_or_else(free_port, Ok)?;

@@ -97,6 +97,17 @@ impl Joined {
         Ok(agree(&*self.ranks, &facts)?)
     }
 
+    /// Compares program, kind of device and libraries with those of the other ranks.
+    pub fn agree_on_program(&self, device: DeviceName) -> Result<()> {
+        let kind = identity::device_kind(device);
+        let mut facts: Vec<Fact> =
+            vec![("program".to_string(), PROGRAM.to_string()), ("device".to_string(), kind)];
+        if let DeviceName::Cuda { .. } = device {
+            facts.extend(libraries());
+        }
+        Ok(agree(&*self.ranks, &facts)?)
+    }
+
     /// Opens the device of this rank: of several GPUs on a machine, each process has its own; cores are shared out.
     pub fn device(&self, name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<Device> {
         let Some((place, _)) = &self.others else { return run_folder::device(name, threads, for_use) };

@@ -19,19 +19,44 @@ pub struct HalfEntry<'a, T: Float> {
     pub inv_rms: ViewMut<'a, T>,
 }
 
-/// Memory for the terms of adapters, `[T, the widest x A^T]`; `None` in a pass that leaves adapters out.
+/// Memory for `x A^T` of a linear layer's adapters, `[T, pitch]`; `None` in a pass that leaves adapters out.
 pub type Hidden<'a, T> = Option<ViewMut<'a, T>>;
 
-/// Memory for the backward of the terms of adapters, each as [`Hidden`].
+/// [`Hidden`] of a half-layer's two linear layers.
+pub struct HalfHidden<'a, T: Float> {
+    /// Of the one that takes the norm in: queries, keys and values, or gate and up.
+    pub first: Hidden<'a, T>,
+    /// Of the one that writes to the residual stream: output, or down.
+    pub second: Hidden<'a, T>,
+}
+
+/// What the backward of a linear layer's adapters reads, and memory for its gradient, `[T, pitch]` or more.
 pub struct HiddenBackward<'a, T: Float> {
-    pub hidden: ViewMut<'a, T>,
+    pub hidden: View<'a, T>,
     pub d_hidden: ViewMut<'a, T>,
 }
 
-impl<T: Float> HiddenBackward<'_, T> {
-    /// The same memory for one call.
-    pub fn reborrow(&mut self) -> HiddenBackward<'_, T> {
-        HiddenBackward { hidden: self.hidden.reborrow(), d_hidden: self.d_hidden.reborrow() }
+/// [`HiddenBackward`] of a half-layer's two linear layers.
+pub struct HalfHiddenBackward<'a, T: Float> {
+    pub first: View<'a, T>,
+    pub second: View<'a, T>,
+    pub d_hidden: ViewMut<'a, T>,
+}
+
+impl<T: Float> HalfHiddenBackward<'_, T> {
+    pub fn first(&mut self) -> HiddenBackward<'_, T> {
+        HiddenBackward { hidden: self.first, d_hidden: self.d_hidden.reborrow() }
+    }
+
+    pub fn second(&mut self) -> HiddenBackward<'_, T> {
+        HiddenBackward { hidden: self.second, d_hidden: self.d_hidden.reborrow() }
+    }
+}
+
+impl<'a, T: Float> HalfHidden<'a, T> {
+    fn of(layout: &ArenaLayout, first: ViewMut<'a, T>, second: ViewMut<'a, T>) -> Self {
+        let is_there = layout.has_adapters;
+        Self { first: is_there.then_some(first), second: is_there.then_some(second) }
     }
 }
 
@@ -46,7 +71,7 @@ pub struct AttentionViews<'a, T: Float> {
     pub addend: ViewMut<'a, T>,
     /// The feed-forward's entry.
     pub exit: HalfEntry<'a, T>,
-    pub hidden: Hidden<'a, T>,
+    pub hidden: HalfHidden<'a, T>,
 }
 
 /// What the feed-forward's forward reads and writes. Shapes: see `LayerSpans`.
@@ -57,7 +82,7 @@ pub struct FfnViews<'a, T: Float> {
     pub addend: ViewMut<'a, T>,
     /// The next layer's entry; `None` behind the last layer, whose result is needed for scored rows only.
     pub exit: Option<HalfEntry<'a, T>>,
-    pub hidden: Hidden<'a, T>,
+    pub hidden: HalfHidden<'a, T>,
 }
 
 /// What lies between the last layer and the head. Shapes: see `HeadSpans`.
@@ -85,7 +110,7 @@ pub struct AttentionBackward<'a, T: Float> {
     pub d_attended: ViewMut<'a, T>,
     pub d_qkv: ViewMut<'a, T>,
     pub d_raw_qkv: ViewMut<'a, T>,
-    pub hidden: Option<HiddenBackward<'a, T>>,
+    pub hidden: Option<HalfHiddenBackward<'a, T>>,
 }
 
 /// What the feed-forward's backward reads (activations) and writes (gradients).
@@ -99,7 +124,7 @@ pub struct FfnBackward<'a, T: Float> {
     pub d_normed: ViewMut<'a, T>,
     pub d_activated: ViewMut<'a, T>,
     pub d_gate_up: ViewMut<'a, T>,
-    pub hidden: Option<HiddenBackward<'a, T>>,
+    pub hidden: Option<HalfHiddenBackward<'a, T>>,
 }
 
 /// What the head's backward reads (activations) and writes (gradients).
@@ -122,7 +147,7 @@ impl<T: Float> Arena<T> {
     pub fn attention(&mut self, layout: &ArenaLayout, index: usize) -> AttentionViews<'_, T> {
         let at = &layout.layers[index];
         let (entry, exit) = (at.attention, at.ffn);
-        let [stream, normed, raw_qkv, qkv, attended, addend, exit_stream, exit_normed, hidden] = split(
+        let [stream, normed, raw_qkv, qkv, attended, addend, exit_stream, exit_normed, first, second] = split(
             &mut self.compute,
             [
                 entry.stream,
@@ -133,7 +158,8 @@ impl<T: Float> Arena<T> {
                 layout.addend,
                 exit.stream,
                 exit.normed,
-                layout.hidden,
+                at.hidden.qkv,
+                at.hidden.output,
             ],
         );
         let [inv_rms, head_inv_rms, lse, exit_inv_rms] =
@@ -147,7 +173,7 @@ impl<T: Float> Arena<T> {
             lse,
             addend,
             exit: HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms },
-            hidden: layout.has_adapters().then_some(hidden),
+            hidden: HalfHidden::of(layout, first, second),
         }
     }
 
@@ -155,7 +181,7 @@ impl<T: Float> Arena<T> {
         let at = &layout.layers[index];
         let next = layout.layers.get(index + 1).map(|next| next.attention);
         let exit = next.unwrap_or_default();
-        let [stream, normed, gate_up, activated, addend, exit_stream, exit_normed, hidden] = split(
+        let [stream, normed, gate_up, activated, addend, exit_stream, exit_normed, first, second] = split(
             &mut self.compute,
             [
                 at.ffn.stream,
@@ -165,7 +191,8 @@ impl<T: Float> Arena<T> {
                 layout.addend,
                 exit.stream,
                 exit.normed,
-                layout.hidden,
+                at.hidden.gate_up,
+                at.hidden.down,
             ],
         );
         let [inv_rms, exit_inv_rms] = split(&mut self.exact, [at.ffn.inv_rms, exit.inv_rms]);
@@ -176,7 +203,7 @@ impl<T: Float> Arena<T> {
             activated,
             addend,
             exit: next.map(|_| exit),
-            hidden: layout.has_adapters().then_some(hidden),
+            hidden: HalfHidden::of(layout, first, second),
         }
     }
 
@@ -210,11 +237,12 @@ impl<T: Float> Arena<T> {
             d.attended,
             d.qkv,
             d.raw_qkv,
-            layout.hidden,
+            at.hidden.qkv,
+            at.hidden.output,
             d.hidden,
         ];
         let [stream, normed, raw_qkv, qkv, attended, parts @ ..] = split(&mut self.compute, spans);
-        let [d_stream, d_normed, d_attended, d_qkv, d_raw_qkv, hidden, d_hidden] = parts;
+        let [d_stream, d_normed, d_attended, d_qkv, d_raw_qkv, first, second, d_hidden] = parts;
         let [inv_rms, head_inv_rms, lse] =
             split(&mut self.exact, [at.attention.inv_rms, at.head_inv_rms, at.lse]);
         AttentionBackward {
@@ -231,7 +259,11 @@ impl<T: Float> Arena<T> {
             d_attended,
             d_qkv,
             d_raw_qkv,
-            hidden: layout.has_adapters().then_some(HiddenBackward { hidden, d_hidden }),
+            hidden: layout.has_adapters.then_some(HalfHiddenBackward {
+                first: first.into_view(),
+                second: second.into_view(),
+                d_hidden,
+            }),
         }
     }
 
@@ -247,11 +279,12 @@ impl<T: Float> Arena<T> {
             layout.addend,
             d.activated,
             d.gate_up,
-            layout.hidden,
+            at.hidden.gate_up,
+            at.hidden.down,
             d.hidden,
         ];
         let [stream, normed, gate_up, activated, parts @ ..] = split(&mut self.compute, spans);
-        let [d_stream, d_normed, d_activated, d_gate_up, hidden, d_hidden] = parts;
+        let [d_stream, d_normed, d_activated, d_gate_up, first, second, d_hidden] = parts;
         let [inv_rms] = split(&mut self.exact, [at.ffn.inv_rms]);
         FfnBackward {
             stream: stream.into_view(),
@@ -263,7 +296,11 @@ impl<T: Float> Arena<T> {
             d_normed,
             d_activated,
             d_gate_up,
-            hidden: layout.has_adapters().then_some(HiddenBackward { hidden, d_hidden }),
+            hidden: layout.has_adapters.then_some(HalfHiddenBackward {
+                first: first.into_view(),
+                second: second.into_view(),
+                d_hidden,
+            }),
         }
     }
 

@@ -4,15 +4,15 @@
 //! exit = stream + output(attention(rope(qkv(norm(stream)))))
 //! ```
 
-use super::arena::{AttentionBackward, AttentionViews, HiddenBackward};
-use super::gradients::Gradient;
+use super::arena::{AttentionBackward, AttentionViews, HalfHiddenBackward};
+use super::gradient::Gradient;
 use super::layer::{LayerPass, heads};
 use super::linear::ResidualNorm;
 use super::weights::LayerWeights;
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums};
-use stapo_ops::{Float, View, ViewMut, attention, rmsnorm, rope};
+use stapo_ops::{Float, View, attention, rmsnorm, rope};
 
 /// The keys and values that queries attend to.
 pub enum Context<'a, T: Float> {
@@ -47,7 +47,7 @@ pub fn forward<T: Float>(
     let device = layer.device;
     let n_tokens = layer.rows.n_tokens;
     let weights = layer.weights;
-    let hidden = views.hidden.as_mut().map(ViewMut::reborrow);
+    let hidden = views.hidden.first.take();
     weights.qkv.forward(device, n_tokens, views.entry.normed.view(), views.raw_qkv.reborrow(), hidden);
     match context {
         Context::Packed(packed) => {
@@ -85,7 +85,7 @@ pub fn forward<T: Float>(
         norm_weight: weights.ffn_norm.view(),
         exit: views.exit,
     };
-    weights.output.forward_residual_norm(device, views.attended.view(), residual, views.hidden);
+    weights.output.forward_residual_norm(device, views.attended.view(), residual, views.hidden.second);
 }
 
 /// The norm of the stream at the entry, where it was not made together with the stream.
@@ -120,7 +120,7 @@ pub fn backward<T: Float>(
         (views.attended, views.d_stream.view()),
         views.d_attended.reborrow(),
         &mut gradients.output,
-        views.hidden.as_mut().map(HiddenBackward::reborrow),
+        views.hidden.as_mut().map(HalfHiddenBackward::second),
     );
     let saved = attention::Saved { qkv: views.qkv, out: views.attended, lse: views.lse };
     attention::backward(
@@ -138,7 +138,7 @@ pub fn backward<T: Float>(
         (views.normed, views.d_raw_qkv.view()),
         views.d_normed.reborrow(),
         &mut gradients.qkv,
-        views.hidden,
+        views.hidden.as_mut().map(HalfHiddenBackward::first),
     );
     let saved =
         rmsnorm::Saved { x: views.stream, weight: weights.attention_norm.view(), inv_rms: views.inv_rms };

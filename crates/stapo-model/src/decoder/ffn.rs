@@ -5,19 +5,13 @@
 //! ```
 
 use super::arena::{FfnBackward, FfnViews, HiddenBackward};
-use super::gradients::Gradient;
+use super::gradient::Gradient;
 use super::layer::LayerPass;
-use super::linear::ResidualNorm;
+use super::linear::{Activation, ActivationBackward, ResidualNorm};
 use super::weights::{Ffn, LayerWeights, Parameter, SwiGlu};
+pub use stapo_ops::fused::matmul_lora::GateUp;
 use stapo_ops::{Float, View, ViewMut, rmsnorm, swiglu};
 use std::ops::Range;
-
-/// Whether backward will read gate and up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GateUp {
-    Kept,
-    Dropped,
-}
 
 /// From the normed stream at the entry to the stream and its norm at the exit; behind the last layer, to the addend.
 /// `next_norm` is the norm at the exit.
@@ -39,29 +33,22 @@ pub fn forward<T: Float>(
                 norm_weight,
                 exit,
             };
-            down.forward_residual_norm(layer.device, activated, residual, views.hidden);
+            down.forward_residual_norm(layer.device, activated, residual, views.hidden.second);
         }
-        None => down.forward(layer.device, layer.rows.n_tokens, activated, views.addend, views.hidden),
+        None => down.forward(layer.device, layer.rows.n_tokens, activated, views.addend, views.hidden.second),
     }
 }
 
-/// From the normed stream at the entry to `activated`.
+/// From the normed stream at the entry to `activated`; `kept` says whether backward will read gate and up.
 pub fn activate<T: Float>(layer: &LayerPass<'_, T>, views: &mut FfnViews<'_, T>, kept: GateUp) {
-    let device = layer.device;
     let SwiGlu { gate_up, .. } = swiglu_of(layer);
-    let normed = views.entry.normed.view();
-    let hidden = views.hidden.as_mut().map(ViewMut::reborrow);
-    match kept {
-        GateUp::Kept => {
-            gate_up.forward(device, layer.rows.n_tokens, normed, views.gate_up.reborrow(), hidden);
-            swiglu::forward(device, swiglu_dims(layer), views.gate_up.view(), views.activated.reborrow());
-        }
-        GateUp::Dropped => {
-            let activated = views.activated.reborrow();
-            let between = views.gate_up.reborrow();
-            gate_up.forward_swiglu(device, swiglu_dims(layer), normed, between, activated, hidden);
-        }
-    }
+    let to = Activation {
+        dims: swiglu_dims(layer),
+        gate_up: views.gate_up.reborrow(),
+        kept,
+        out: views.activated.reborrow(),
+    };
+    gate_up.forward_swiglu(layer.device, views.entry.normed.view(), to, views.hidden.first.take());
 }
 
 /// The norm at the entry and `activated` once more, from the stream and `gate_up`.
@@ -92,15 +79,18 @@ pub fn backward<T: Float>(
         let mut d_gate_up = first_rows(&mut views.d_gate_up, n_tokens, n);
         let d_exit = rows_of(views.d_stream.view(), n_tokens, &rows);
         let activated = rows_of(views.activated, n_tokens, &rows);
-        let hidden = views.hidden.as_mut().map(HiddenBackward::reborrow);
-        down.backward(device, n, (activated, d_exit), d_activated.reborrow(), &mut d.down, hidden);
-        let dims = swiglu::Dims { tokens: n, width: layer.config.ffn_width };
-        let gate_up_rows = rows_of(views.gate_up, n_tokens, &rows);
-        swiglu::backward(device, dims, gate_up_rows, d_activated.view(), d_gate_up.reborrow());
+        let mut hidden = views.hidden.as_mut();
+        let of_down = hidden.as_mut().map(|hidden| of_rows(hidden.second(), n_tokens, &rows));
+        let to = ActivationBackward {
+            dims: swiglu::Dims { tokens: n, width: layer.config.ffn_width },
+            gate_up: rows_of(views.gate_up, n_tokens, &rows),
+            d_gate_up: d_gate_up.reborrow(),
+        };
+        down.backward_swiglu(device, (activated, d_exit), d_activated.reborrow(), &mut d.down, of_down, to);
         let d_normed = rows_of_mut(&mut views.d_normed, n_tokens, &rows);
         let normed = rows_of(views.normed, n_tokens, &rows);
-        let hidden = views.hidden.as_mut().map(HiddenBackward::reborrow);
-        gate_up.backward(device, n, (normed, d_gate_up.view()), d_normed, &mut d.gate_up, hidden);
+        let of_gate_up = hidden.as_mut().map(|hidden| of_rows(hidden.first(), n_tokens, &rows));
+        gate_up.backward(device, n, (normed, d_gate_up.view()), d_normed, &mut d.gate_up, of_gate_up);
     }
     let saved =
         rmsnorm::Saved { x: views.stream, weight: layer.weights.ffn_norm.view(), inv_rms: views.inv_rms };
@@ -117,6 +107,15 @@ fn chunks(n_rows: usize, at_once: usize) -> impl Iterator<Item = Range<usize>> {
 fn rows_of<'a, T: Float>(view: View<'a, T>, n_rows: usize, rows: &Range<usize>) -> View<'a, T> {
     let width = view.len() / n_rows;
     view.range(rows.start * width..rows.end * width)
+}
+
+/// The same for some rows: these are read, and any memory serves for the gradient.
+fn of_rows<'a, T: Float>(
+    hidden: HiddenBackward<'a, T>,
+    n_rows: usize,
+    rows: &Range<usize>,
+) -> HiddenBackward<'a, T> {
+    HiddenBackward { hidden: rows_of(hidden.hidden, n_rows, rows), ..hidden }
 }
 
 fn rows_of_mut<'a, T: Float>(

@@ -1,7 +1,9 @@
 //! The sums that backward adds to and the optimizer takes.
 
+use super::accumulate::{Accumulate, Lookup};
+use super::gradient::Gradient;
 use super::policy::Policy;
-use super::weights::{DecoderWeights, ParameterSpec};
+use super::weights::{DecoderWeights, LayerWeights};
 use crate::config::TensorSpec;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Write, reduce, residual};
 use std::ops::Range;
@@ -18,45 +20,8 @@ pub struct Gradients<T: Float = f32> {
     /// Where the gradient of the head, and later that of the embedding, is summed from zero within a micro-batch before the
     /// sum of all micro-batches takes it in. `None` where their sums go on from one micro-batch to the next.
     apart: Option<Buffer<T>>,
-}
-
-/// The gradient of one parameter.
-#[derive(Debug)]
-pub struct Gradient<T: Float> {
-    spec: ParameterSpec,
-    sum: Buffer<T>,
-    /// The gradient is logically zero but `sum` was not cleared: the first micro-batch overwrites it, later ones add.
-    is_stale: bool,
-}
-
-impl<T: Float> Gradient<T> {
-    fn zeros(device: &Device, spec: &ParameterSpec) -> Result<Self, OutOfMemory> {
-        Ok(Self { spec: spec.clone(), sum: device.zeros(spec.n_elements())?, is_stale: false })
-    }
-
-    /// The sum, for an op that adds to it.
-    ///
-    /// # Panics
-    /// If the sum is stale: only matrices of layers are left stale, and backward writes those by [`Gradient::writable`].
-    pub fn sum_mut(&mut self) -> ViewMut<'_, T> {
-        assert!(!self.is_stale, "the gradient of {} was not cleared", self.spec.parts[0].name);
-        self.sum.view_mut()
-    }
-
-    /// The sum, and whether an op overwrites it or adds to it.
-    pub fn writable(&mut self) -> (ViewMut<'_, T>, Write) {
-        let write = if std::mem::take(&mut self.is_stale) { Write::Set } else { Write::Add };
-        (self.sum.view_mut(), write)
-    }
-
-    pub(super) fn spec(&self) -> &ParameterSpec {
-        &self.spec
-    }
-
-    fn clear(&mut self) {
-        self.sum.view_mut().fill(T::ZERO);
-        self.is_stale = false;
-    }
+    /// The head's gradient of the micro-batch lies apart.
+    is_head_apart: bool,
 }
 
 impl<T: Float> Gradients<T> {
@@ -75,7 +40,7 @@ impl<T: Float> Gradients<T> {
             (None, Some(embedding)) => Some(memory.zeros(embedding.spec.n_elements())?),
             _ => None,
         };
-        Ok(Self { device: policy.device().clone(), tree, lookup, apart: None })
+        Ok(Self { device: policy.device().clone(), tree, lookup, apart: None, is_head_apart: false })
     }
 
     /// As [`Gradients::zeros_in`], with every micro-batch summed from zero and then added, the head and the embedding
@@ -88,17 +53,18 @@ impl<T: Float> Gradients<T> {
         Ok(gradients)
     }
 
-    /// Sets all gradients to zero. Matrices of layers are only marked, since the first micro-batch overwrites them.
+    /// Sets all gradients to zero. Matrices of layers, and the head where each micro-batch is summed from zero, are only
+    /// marked, since the first micro-batch overwrites them.
     pub fn clear(&mut self) {
+        let is_by_microbatch = self.apart.is_some();
+        if let Some(head) = self.tree.head_mut().as_mut().filter(|_| is_by_microbatch) {
+            head.is_stale = true;
+        }
         let DecoderWeights { embedding, final_norm, head, layers } = &mut self.tree;
         let of_stack = [embedding, final_norm].into_iter().chain(head).flatten();
-        of_stack.for_each(Gradient::clear);
+        of_stack.filter(|gradient| !gradient.is_stale).for_each(Gradient::clear);
         for layer in layers {
-            layer.visit_mut(&mut |gradient| match gradient {
-                Some(gradient) if gradient.spec.is_matrix() => gradient.is_stale = true,
-                Some(gradient) => gradient.clear(),
-                None => {}
-            });
+            layer.visit_mut(&mut |gradient| gradient.iter_mut().for_each(Gradient::clear_for_layer));
         }
         self.lookup.iter_mut().for_each(|lookup| lookup.view_mut().fill(T::ZERO));
     }
@@ -147,68 +113,15 @@ impl<T: Float> Gradients<T> {
         found
     }
 
-    /// The sum that the gradient of the head is added to, until [`Gradients::head_added`]; `None` for a frozen head.
-    pub(super) fn head_mut(&mut self) -> Option<ViewMut<'_, T>> {
-        let Self { tree, apart, .. } = self;
-        let sum = tree.head_mut().as_mut()?.sum_mut();
-        Some(from_zero(apart).unwrap_or(sum))
-    }
-
-    /// Ends the micro-batch's sum of the head.
-    pub(super) fn head_added(&mut self) {
-        if let Some((apart, head)) = self.apart.as_ref().zip(self.tree.head_mut().as_mut()) {
-            residual::add(&self.device, head.sum_mut(), apart.view());
-        }
-    }
-
-    /// The sum that the gradient of the embedding as a table of inputs is added to, until [`Gradients::lookup_added`]; `None`
-    /// for a frozen embedding.
-    pub(super) fn lookup_mut(&mut self) -> Option<ViewMut<'_, T>> {
-        let Self { tree, lookup, apart, .. } = self;
-        let sum = match lookup {
-            Some(lookup) => lookup.view_mut(),
-            None => tree.embedding.as_mut()?.sum_mut(),
-        };
-        Some(from_zero(apart).unwrap_or(sum))
-    }
-
-    /// Ends the micro-batch's sum of the embedding.
-    pub(super) fn lookup_added(&mut self) {
-        let Self { device, tree, lookup, apart } = self;
-        let sum = match lookup {
-            Some(lookup) => Some(lookup.view_mut()),
-            None => tree.embedding.as_mut().map(Gradient::sum_mut),
-        };
-        if let Some((apart, sum)) = apart.as_ref().zip(sum) {
-            residual::add(device, sum, apart.view());
-        }
-    }
-
-    /// Clears what is stale: every buffer then holds its gradient.
-    pub(super) fn settle(&mut self) {
-        self.tree.visit_mut(&mut |gradient| {
-            gradient.iter_mut().filter(|gradient| gradient.is_stale).for_each(Gradient::clear);
-        });
-    }
-
-    /// The gradients as backward left them, after [`Gradients::settle`]: those of the tree, and that of a tied embedding as
-    /// a table of inputs last.
+    /// The gradients as backward left them: those of the tree, and that of a tied embedding as a table of inputs last.
+    #[cfg(test)]
     pub(super) fn parts(&self) -> impl Iterator<Item = View<'_, T>> {
         self.sums().chain(self.lookup.iter().map(Buffer::view))
     }
 
-    pub(super) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Whether the embedding is the head too, so that its two gradients are apart.
-    pub(super) fn has_lookup(&self) -> bool {
-        self.lookup.is_some()
-    }
-
     /// Adds the two gradients of a tied embedding and clears what is stale: the tree then holds every gradient.
     pub(crate) fn join(&mut self) {
-        self.settle();
+        self.tree.visit_mut(&mut |gradient| gradient.iter_mut().for_each(Gradient::settle));
         if let Some((lookup, embedding)) = self.lookup.as_mut().zip(self.tree.embedding.as_mut()) {
             residual::add(&self.device, embedding.sum_mut(), lookup.view());
             lookup.view_mut().fill(T::ZERO);
@@ -238,7 +151,7 @@ impl<T: Float> Gradients<T> {
     /// The squared norm of the gradient of the head alone, for gradients that were not yet taken by an optimizer step. Of
     /// a tied embedding the part as a table of inputs is left out. 0 for a frozen head.
     pub fn head_sum_squares(&self) -> f64 {
-        let head = self.tree.head().iter().map(|head| head.sum.view());
+        let head = self.tree.head().iter().filter(|head| !head.is_stale).map(|head| head.sum.view());
         reduce::sum_squares(&self.device, head)
     }
 
@@ -248,9 +161,44 @@ impl<T: Float> Gradients<T> {
     }
 }
 
-/// The memory of a micro-batch's own sum, which starts from zero.
-fn from_zero<T: Float>(apart: &mut Option<Buffer<T>>) -> Option<ViewMut<'_, T>> {
-    let mut sum = apart.as_mut()?.view_mut();
-    sum.fill(T::ZERO);
-    Some(sum)
+impl<T: Float> Accumulate<T> for Gradients<T> {
+    fn head(&mut self) -> Option<(ViewMut<'_, T>, Write)> {
+        let Self { tree, apart, is_head_apart, .. } = self;
+        let head = tree.head_mut().as_mut()?;
+        // The first micro-batch is its own sum.
+        *is_head_apart = apart.is_some() && !head.is_stale;
+        match apart {
+            Some(apart) if *is_head_apart => Some((apart.view_mut(), Write::Set)),
+            _ => Some(head.writable()),
+        }
+    }
+
+    /// Ends the micro-batch's sum of the head.
+    fn head_done(&mut self) {
+        let Self { device, tree, apart, is_head_apart, .. } = self;
+        if let Some((apart, head)) = apart.as_ref().zip(tree.head_mut().as_mut()).filter(|_| *is_head_apart) {
+            residual::add(device, head.sum_mut(), apart.view());
+        }
+    }
+
+    fn final_norm(&mut self) -> Option<ViewMut<'_, T>> {
+        self.tree.final_norm.as_mut().map(Gradient::sum_mut)
+    }
+
+    fn layer(&mut self, index: usize) -> &mut LayerWeights<Option<Gradient<T>>> {
+        &mut self.tree.layers[index]
+    }
+
+    fn layer_done(&mut self, _index: usize) {}
+
+    fn lookup(&mut self) -> Option<Lookup<'_, T>> {
+        let Self { tree, lookup, apart, .. } = self;
+        let d_table = match lookup {
+            Some(lookup) => lookup.view_mut(),
+            None => tree.embedding.as_mut()?.sum_mut(),
+        };
+        Some(Lookup { d_table, apart: apart.as_mut().map(Buffer::view_mut) })
+    }
+
+    fn lookup_done(&mut self) {}
 }

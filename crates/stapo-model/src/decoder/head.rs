@@ -1,7 +1,7 @@
 //! The language model head over scored rows: log-probs, entropies and the likeliest alternatives; and back.
 
+use super::accumulate::Accumulate;
 use super::arena::Arena;
-use super::gradients::Gradients;
 use super::layout::ArenaLayout;
 use super::policy::Policy;
 use stapo_ops::lm_head::{self, LastLogits};
@@ -102,7 +102,7 @@ impl<T: Float> HeadOutputs<T> {
         layout: &ArenaLayout,
         arena: &mut Arena<T>,
         token_gradients: TokenGradients<'_, T>,
-        gradients: &mut Gradients<T>,
+        gradients: &mut impl Accumulate<T>,
     ) -> Result<(), OutOfMemory> {
         let device = policy.device();
         let d_logp = device.upload(token_gradients.d_logp)?;
@@ -116,9 +116,9 @@ impl<T: Float> HeadOutputs<T> {
         };
         let views = arena.head_backward(layout);
         let head = policy.weights.head().matrix();
-        let to = lm_head::HeadGrads { d_hidden: views.d_normed, d_weight: gradients.head_mut() };
+        let to = lm_head::HeadGrads { d_hidden: views.d_normed, d_weight: gradients.head() };
         lm_head::backward(device, self.dims, views.normed, head, grads, self.last_logits, to);
-        gradients.head_added();
+        gradients.head_done();
         Ok(())
     }
 }

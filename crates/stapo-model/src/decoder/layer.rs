@@ -1,6 +1,6 @@
 //! What both halves of a layer work with.
 
-use super::gradients::Gradient;
+use super::gradient::Gradient;
 use super::weights::{LayerWeights, Parameter};
 use crate::config::ModelConfig;
 use stapo_ops::attention::Heads;

@@ -51,9 +51,9 @@ pub struct ArenaLayout {
     /// `[T, D]`: what a half-layer adds to the residual stream; in backward, the gradient of a norm's output.
     pub(super) addend: Span,
     pub(super) head: HeadSpans,
-    /// `[T, the widest x A^T of an adapter]`; empty where adapters are left out.
-    pub(super) hidden: Span,
     pub(super) gradients: GradientSpans,
+    /// Whether the pass adds the terms of adapters.
+    pub(super) has_adapters: bool,
     pub(super) n_elements: usize,
     pub(super) n_exact: usize,
 }
@@ -88,6 +88,17 @@ pub struct LayerSpans {
     pub gate_up: Span,
     /// `[T, F]`
     pub activated: Span,
+    pub hidden: HiddenSpans,
+}
+
+/// `[T, pitch]` each: `x A^T` of the adapters of each linear layer; empty where it has none, or where adapters are left
+/// out. Backward reads them, whatever it recomputes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HiddenSpans {
+    pub qkv: Span,
+    pub output: Span,
+    pub gate_up: Span,
+    pub down: Span,
 }
 
 /// From the end of the residual stream to the head, for scored rows only.
@@ -117,7 +128,7 @@ pub struct GradientSpans {
     pub attended: Span,
     pub qkv: Span,
     pub raw_qkv: Span,
-    /// As the layout's `hidden`.
+    /// As the widest of the layers' `hidden`.
     pub hidden: Span,
 }
 
@@ -173,8 +184,8 @@ impl ArenaLayout {
             layers,
             addend,
             head,
-            hidden: Span::default(),
             gradients,
+            has_adapters: false,
             n_elements: at.compute.0,
             n_exact: at.exact.0,
         }
@@ -184,18 +195,23 @@ impl ArenaLayout {
     #[must_use]
     pub fn with_adapters(mut self, lora: Option<&LoraSpec>) -> Self {
         let Some(lora) = lora else { return self };
-        let len = self.n_tokens * lora.hidden_width();
+        let pitches = lora.hidden_pitches();
         let mut at = Cursor(self.n_elements);
-        self.hidden = at.take(len);
+        let mut take = || {
+            let [qkv, output, gate_up, down] = pitches.map(|pitch| at.take(self.n_tokens * pitch));
+            HiddenSpans { qkv, output, gate_up, down }
+        };
+        let first = take();
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            let shares = index == 0 || self.purpose == Purpose::Inference;
+            layer.hidden = if shares { first } else { take() };
+        }
         if let Purpose::Training(_) = self.purpose {
-            self.gradients.hidden = at.take(len);
+            self.gradients.hidden = at.take(self.n_tokens * pitches.into_iter().max().unwrap_or(0));
         }
         self.n_elements = at.0;
+        self.has_adapters = true;
         self
-    }
-
-    pub(super) fn has_adapters(&self) -> bool {
-        self.hidden.len > 0
     }
 
     /// Bytes of the arena where an activation has `compute_bytes`.
@@ -228,6 +244,7 @@ impl LayerSpans {
             ffn: EntrySpans::new(config, t, at),
             gate_up: at.compute.take(t * 2 * config.ffn_width),
             activated: at.compute.take(t * config.ffn_width),
+            hidden: HiddenSpans::default(),
         }
     }
 

@@ -2,9 +2,10 @@
 //! layer has beside its matrix is handled here.
 
 use super::arena::{HalfEntry, Hidden, HiddenBackward};
-use super::gradients::Gradient;
+use super::gradient::Gradient;
 use super::lora::weight_of_first_factor;
 use super::weights::{Adapter, Linear, Parameter};
+use stapo_ops::fused::matmul_lora::{self, GateUp};
 use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu};
 use stapo_ops::{Device, Float, Shape, View, ViewMut, Write, lora, matmul, rmsnorm, swiglu};
 
@@ -20,6 +21,25 @@ pub struct ResidualNorm<'a, T: Float> {
     pub exit: HalfEntry<'a, T>,
 }
 
+/// Where gate and up and their SwiGLU go.
+pub struct Activation<'a, T: Float> {
+    pub dims: swiglu::Dims,
+    /// `[T, 2 F]`
+    pub gate_up: ViewMut<'a, T>,
+    pub kept: GateUp,
+    /// `[T, F]`
+    pub out: ViewMut<'a, T>,
+}
+
+/// What the gradient of gate and up is made from, and where it goes.
+pub struct ActivationBackward<'a, T: Float> {
+    pub dims: swiglu::Dims,
+    /// `[T, 2 F]`
+    pub gate_up: View<'a, T>,
+    /// `[T, 2 F]`, overwritten.
+    pub d_gate_up: ViewMut<'a, T>,
+}
+
 impl<T: Float> Linear<Parameter<T>> {
     /// `y = x W^T + b`, and the terms of the adapters. Shapes: x `[n_rows, inputs]`; y `[n_rows, outputs]`.
     pub fn forward(
@@ -27,37 +47,40 @@ impl<T: Float> Linear<Parameter<T>> {
         device: &Device,
         n_rows: usize,
         x: View<'_, T>,
-        mut y: ViewMut<'_, T>,
+        y: ViewMut<'_, T>,
         hidden: Hidden<'_, T>,
     ) {
-        let bias = self.bias.as_ref().map(Parameter::view);
-        matmul::forward(device, n_rows, x, self.weight.matrix(), bias, y.reborrow());
-        if let Some((adapter, hidden)) = self.adapter.as_ref().zip(hidden) {
-            adapter.add_terms(device, n_rows, x, hidden, y);
+        let (weight, bias) = (self.weight.matrix(), self.bias.as_ref().map(Parameter::view));
+        match self.adapter.as_ref().zip(hidden) {
+            Some((adapter, hidden)) => {
+                let adapter = &adapter.factors();
+                let product = matmul_lora::Product { x, weight, bias, adapter, hidden };
+                matmul_lora::forward(device, n_rows, product, y);
+            }
+            None => matmul::forward(device, n_rows, x, weight, bias, y),
         }
     }
 
-    /// Whether `forward` is more than one product.
-    fn is_plain(&self, hidden: &Hidden<'_, T>) -> bool {
-        self.bias.is_none() && (self.adapter.is_none() || hidden.is_none())
-    }
-
-    /// `swiglu(x W^T + b)` where gate and up are not read afterwards. Shapes: x `[n_rows, inputs]`; gate_up
-    /// `[n_rows, outputs]`, left holding anything; out `[n_rows, outputs / 2]`.
+    /// `swiglu(x W^T + b)`, and the terms of the adapters. Shape: x `[n_rows, inputs]`.
     pub fn forward_swiglu(
         &self,
         device: &Device,
-        dims: swiglu::Dims,
         x: View<'_, T>,
-        mut gate_up: ViewMut<'_, T>,
-        out: ViewMut<'_, T>,
+        to: Activation<'_, T>,
         hidden: Hidden<'_, T>,
     ) {
-        if !self.is_plain(&hidden) {
-            self.forward(device, dims.tokens, x, gate_up.reborrow(), hidden);
-            return swiglu::forward(device, dims, gate_up.into_view(), out);
+        let Activation { dims, mut gate_up, kept, out } = to;
+        let (weight, bias) = (self.weight.matrix(), self.bias.as_ref().map(Parameter::view));
+        if let Some((adapter, hidden)) = self.adapter.as_ref().zip(hidden) {
+            let adapter = &adapter.factors();
+            let product = matmul_lora::Product { x, weight, bias, adapter, hidden };
+            matmul_lora::forward_swiglu(device, dims, product, gate_up, kept, out);
+        } else if self.bias.is_none() && kept == GateUp::Dropped {
+            matmul_swiglu::forward(device, dims, x, weight, gate_up, out);
+        } else {
+            matmul::forward(device, dims.tokens, x, weight, bias, gate_up.reborrow());
+            swiglu::forward(device, dims, gate_up.into_view(), out);
         }
-        matmul_swiglu::forward(device, dims, x, self.weight.matrix(), gate_up, out);
     }
 
     /// `exit.stream = stream + x W^T + b`, `exit.normed = norm(exit.stream)`. Shape: x `[n_rows, inputs]`.
@@ -70,8 +93,22 @@ impl<T: Float> Linear<Parameter<T>> {
     ) {
         let ResidualNorm { dims, stream, mut addend, norm_weight, exit } = to;
         let out = rmsnorm::Out { normed: exit.normed, inv_rms: exit.inv_rms };
-        if !self.is_plain(&hidden) {
-            self.forward(device, dims.tokens, x, addend.reborrow(), hidden);
+        if let Some((adapter, hidden)) = self.adapter.as_ref().zip(hidden) {
+            let bias = self.bias.as_ref().map(Parameter::view);
+            let adapter = &adapter.factors();
+            let product = matmul_lora::Product { x, weight: self.weight.matrix(), bias, adapter, hidden };
+            let to = matmul_lora::Residual { stream, addend, sum: exit.stream };
+            return matmul_lora::forward_add_rmsnorm(device, dims, product, to, norm_weight, out);
+        }
+        if let Some(bias) = &self.bias {
+            matmul::forward(
+                device,
+                dims.tokens,
+                x,
+                self.weight.matrix(),
+                Some(bias.view()),
+                addend.reborrow(),
+            );
             let residual = rmsnorm::Residual { stream, addend: addend.into_view() };
             return rmsnorm::forward_add(device, dims, residual, norm_weight, exit.stream, out);
         }
@@ -85,26 +122,61 @@ impl<T: Float> Linear<Parameter<T>> {
         &self,
         device: &Device,
         n_rows: usize,
-        (x, d_y): (View<'_, T>, View<'_, T>),
+        of: (View<'_, T>, View<'_, T>),
         mut d_x: ViewMut<'_, T>,
         gradient: &mut Linear<Option<Gradient<T>>>,
         hidden: Option<HiddenBackward<'_, T>>,
     ) {
+        let adapted = self.backward_weights(device, n_rows, of, d_x.reborrow(), gradient, hidden);
+        if let Some((adapter, d_hidden)) = adapted {
+            lora::backward_input(device, n_rows, &adapter, d_hidden, d_x);
+        }
+    }
+
+    /// As [`Linear::backward`] of a layer whose x is a SwiGLU's output, and the gradient of gate and up; that of x is not
+    /// kept. Shape: d_x as above, left holding anything.
+    pub fn backward_swiglu(
+        &self,
+        device: &Device,
+        of: (View<'_, T>, View<'_, T>),
+        mut d_x: ViewMut<'_, T>,
+        gradient: &mut Linear<Option<Gradient<T>>>,
+        hidden: Option<HiddenBackward<'_, T>>,
+        to: ActivationBackward<'_, T>,
+    ) {
+        let ActivationBackward { dims, gate_up, d_gate_up } = to;
+        match self.backward_weights(device, dims.tokens, of, d_x.reborrow(), gradient, hidden) {
+            Some((adapter, d_hidden)) => {
+                matmul_lora::backward_swiglu(device, dims, &adapter, (d_hidden, d_x), gate_up, d_gate_up);
+            }
+            None => swiglu::backward(device, dims, gate_up, d_x.into_view(), d_gate_up),
+        }
+    }
+
+    /// [`Linear::backward`] without the terms' part of d_x, which is still to be made from what is returned.
+    fn backward_weights<'a>(
+        &'a self,
+        device: &Device,
+        n_rows: usize,
+        (x, d_y): (View<'_, T>, View<'_, T>),
+        d_x: ViewMut<'_, T>,
+        gradient: &mut Linear<Option<Gradient<T>>>,
+        hidden: Option<HiddenBackward<'a, T>>,
+    ) -> Option<(lora::Adapter<'a, T>, View<'a, T>)> {
         let weight = self.weight.matrix();
         let Shape { outputs, inputs } = weight.shape();
         if let Some(Some(d_bias)) = &mut gradient.bias {
             matmul::backward_bias(device, n_rows, outputs, d_y, d_bias.sum_mut());
         }
-        matmul::backward_input(device, n_rows, d_y, weight, Write::Set, d_x.reborrow());
+        matmul::backward_input(device, n_rows, d_y, weight, Write::Set, d_x);
         if let Some(d_weight) = &mut gradient.weight {
             let dims = matmul::Dims { tokens: n_rows, inputs, outputs };
             let (d_weight, write) = d_weight.writable();
             matmul::backward_weight(device, dims, x, d_y, write, d_weight);
         }
-        if let Some((adapter, gradient)) = self.adapter.as_ref().zip(gradient.adapter.as_mut()) {
-            let memory = hidden.expect("a policy with adapters has memory for their backward");
-            adapter.backward(device, n_rows, (x, d_y), d_x, gradient, memory);
-        }
+        let (adapter, gradient) = self.adapter.as_ref().zip(gradient.adapter.as_mut())?;
+        let memory = hidden.expect("a policy with adapters has memory for their backward");
+        Some(adapter.backward(device, n_rows, (x, d_y), gradient, memory))
     }
 }
 
@@ -129,64 +201,37 @@ impl<T: Float> Linear<Parameter<T>> {
 }
 
 impl<T: Float> Adapter<Parameter<T>> {
-    /// What the terms of all modules are made from, in the first part of `memory`.
-    fn project<'a>(
-        &self,
-        device: &Device,
-        n_rows: usize,
-        x: View<'_, T>,
-        memory: ViewMut<'a, T>,
-    ) -> View<'a, T> {
-        let a = self.a.matrix();
-        let mut hidden = memory.into_range(0..n_rows * a.shape().outputs);
-        lora::project(device, n_rows, x, a, self.modules[0].scale, hidden.reborrow());
-        hidden.into_view()
-    }
-
-    /// Adds the modules' terms to y. Shapes: x `[n_rows, inputs]`; y `[n_rows, outputs]`.
-    fn add_terms(
-        &self,
-        device: &Device,
-        n_rows: usize,
-        x: View<'_, T>,
-        memory: ViewMut<'_, T>,
-        mut y: ViewMut<'_, T>,
-    ) {
-        let hidden = self.project(device, n_rows, x, memory);
-        for (module, b) in self.modules.iter().zip(&self.b) {
-            lora::expand(device, n_rows, *module, hidden, b.matrix(), y.reborrow());
+    /// The factors as ops take them.
+    fn factors(&self) -> lora::Adapter<'_, T> {
+        lora::Adapter {
+            a: self.a.matrix(),
+            b: self.b.iter().map(Parameter::matrix).collect(),
+            modules: &self.modules,
         }
     }
 
-    /// Adds the terms' part to d_x and adds to the gradients of the factors. `x A^T`, which forward does not keep, is
-    /// computed once more.
-    fn backward(
-        &self,
+    /// Adds to the gradients of the factors. Returns the factors and the gradient of `x A^T`, from which the terms' part of
+    /// d_x is made.
+    fn backward<'a>(
+        &'a self,
         device: &Device,
         n_rows: usize,
         (x, d_y): (View<'_, T>, View<'_, T>),
-        d_x: ViewMut<'_, T>,
         gradient: &mut Adapter<Option<Gradient<T>>>,
-        memory: HiddenBackward<'_, T>,
-    ) {
-        let a = self.a.matrix();
-        let Shape { outputs: width, inputs } = a.shape();
-        let hidden = self.project(device, n_rows, x, memory.hidden);
-        let mut d_hidden = memory.d_hidden.into_range(0..n_rows * width);
-        for ((module, b), d_b) in self.modules.iter().zip(&self.b).zip(&mut gradient.b) {
-            let d = d_hidden.reborrow();
-            lora::backward_hidden(device, n_rows, *module, d_y, b.matrix(), d);
-            if let Some(d_b) = d_b {
-                let (d_b, write) = d_b.writable();
-                lora::backward_b(device, n_rows, *module, d_y, hidden, write, d_b);
-            }
-        }
+        memory: HiddenBackward<'a, T>,
+    ) -> (lora::Adapter<'a, T>, View<'a, T>) {
+        let factors = self.factors();
+        let mut d_hidden = memory.d_hidden.into_range(0..memory.hidden.len());
+        lora::backward_hidden(device, n_rows, &factors, d_y, d_hidden.reborrow());
         let d_hidden = d_hidden.into_view();
-        if let Some(d_a) = &mut gradient.a {
-            let dims = matmul::Dims { tokens: n_rows, inputs, outputs: width };
-            let (d_a, write) = d_a.writable();
-            matmul::backward_weight(device, dims, x, d_hidden, write, d_a);
+        let to: Vec<_> = gradient.b.iter_mut().flatten().map(Gradient::writable).collect();
+        if !to.is_empty() {
+            lora::backward_b(device, n_rows, &factors, d_y, memory.hidden, to);
         }
-        matmul::backward_input(device, n_rows, d_hidden, a, Write::Add, d_x);
+        if let Some(d_a) = &mut gradient.a {
+            let (d_a, write) = d_a.writable();
+            lora::backward_a(device, n_rows, &factors, (x, d_hidden), write, d_a);
+        }
+        (factors, d_hidden)
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::config::{ModelConfig, TensorSpec};
 use serde::{Deserialize, Serialize};
+use stapo_ops::lora::pitch;
 use std::fmt;
 
 /// Adapters of one rank. A module with weight W `[outputs, inputs]` computes `x W^T + s (x A^T) B^T`.
@@ -94,12 +95,23 @@ impl LoraSpec {
         self.tensors(config).iter().map(|spec| spec.n_elements() as u64).sum()
     }
 
-    /// Columns of the widest `x A^T` of a linear layer: the ranks of its modules side by side.
-    pub fn hidden_width(&self) -> usize {
-        let has = |target: &LoraTarget| self.targets.contains(target);
-        let stacks: [&[LoraTarget]; 2] = [&LoraTarget::ALL[..3], &LoraTarget::ALL[4..6]];
-        let widest = stacks.map(|stack| stack.iter().filter(|target| has(target)).count());
-        self.rank * widest.into_iter().max().unwrap_or(0).max(usize::from(!self.targets.is_empty()))
+    /// Columns of `x A^T` of a layer's linear layers: queries, keys and values; output; gate and up; down. 0 where no
+    /// module has an adapter.
+    pub fn hidden_pitches(&self) -> [usize; 4] {
+        let stacks = [0..3, 3..4, 4..6, 6..7].map(|stack| &LoraTarget::ALL[stack]);
+        stacks.map(|stack| {
+            let n_modules = stack.iter().filter(|target| self.targets.contains(target)).count();
+            pitch(n_modules, self.rank)
+        })
+    }
+
+    /// Numbers of factors that a GPU holds a second time, rows and columns filled up for its copy engine.
+    pub fn n_padded(&self, config: &ModelConfig) -> u64 {
+        let padded = |spec: &TensorSpec| {
+            let (rows, columns) = (spec.shape[0].next_multiple_of(8), spec.shape[1].next_multiple_of(64));
+            if [rows, columns] == spec.shape[..] { 0 } else { (rows * columns) as u64 }
+        };
+        self.tensors(config).iter().map(padded).sum()
     }
 
     /// A `[rank, inputs]` and B `[outputs, rank]` of the module whose weight `[outputs, inputs]` is given; `None` for a

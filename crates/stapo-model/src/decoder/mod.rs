@@ -8,10 +8,12 @@
 //! adapters a policy has,
 //! `attention` and `ffn` are the halves of a layer, `stack` joins the layers, `head` reads the vocabulary.
 
+mod accumulate;
 pub(crate) mod arena;
 pub(crate) mod attention;
 mod batch;
 mod ffn;
+mod gradient;
 mod gradients;
 mod head;
 pub(crate) mod layer;
@@ -26,6 +28,7 @@ pub(crate) mod sums;
 mod tests;
 pub(crate) mod weights;
 
+pub use accumulate::Accumulate;
 pub use batch::PackedBatch;
 pub use gradients::Gradients;
 pub(crate) use head::alternatives;
@@ -34,4 +37,4 @@ pub use layout::{ArenaLayout, Purpose, Recompute};
 pub use lora::{LoraScale, LoraSpec, LoraTarget};
 pub use pass::Pass;
 pub use policy::{Policy, PolicyId, PolicySpec};
-pub use sums::GradientSums;
+pub use sums::{Exchanged, GradientSums, SumsLayout};

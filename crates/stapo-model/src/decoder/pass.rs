@@ -1,9 +1,9 @@
 //! Forward and backward over packed batches.
 
+use super::accumulate::Accumulate;
 use super::arena::Workspace;
 use super::attention::{Context, Packed};
 use super::batch::PackedBatch;
-use super::gradients::Gradients;
 use super::head::{HeadOptions, HeadOutputs, TokenGradients, TokenScores};
 use super::layer::Rows;
 use super::layout::{ArenaLayout, Purpose, Recompute};
@@ -138,7 +138,7 @@ impl<T: Float> Pass<T> {
         policy: &Policy<T>,
         d_logp: &[T],
         d_entropy: &[T],
-        gradients: &mut Gradients<T>,
+        gradients: &mut impl Accumulate<T>,
     ) -> Result<(), OutOfMemory> {
         let unfinished = self.unfinished.take().expect("backward: no forward to go back from");
         let Unfinished { n_updates, layout, batch, outputs } = unfinished;

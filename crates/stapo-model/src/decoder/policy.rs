@@ -4,9 +4,11 @@ use super::lora::{LoraSpec, weight_of_first_factor};
 use super::weights::{DecoderWeights, LayerWeights, Parameter, Role};
 use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
+use crate::ranks::{Share, Transport};
 use crate::weights::Weights;
 use stapo_ops::rng::RngKey;
 use stapo_ops::{Device, Float, OutOfMemory, View, ViewMut, noise, reduce};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The parameters of one model. Generating and scoring take `&Policy`, the optimizer `&mut Policy`: half-updated
@@ -17,6 +19,8 @@ pub struct Policy<T: Float = f32> {
     config: ModelConfig,
     lora: Option<LoraSpec>,
     pub(crate) weights: DecoderWeights<Parameter<T>>,
+    /// Of every trained parameter the elements whose f32 masters this rank has; `None` where it has all.
+    owned: Option<Vec<Range<usize>>>,
     n_updates: u64,
 }
 
@@ -67,6 +71,7 @@ impl<T: Float> Policy<T> {
             config: config.clone(),
             lora: lora.cloned(),
             weights: specs.try_map(&mut |spec| Parameter::zeros(device, spec))?,
+            owned: None,
             n_updates: 0,
         })
     }
@@ -185,9 +190,35 @@ impl<T: Float> Policy<T> {
         self.base_mut().try_for_each(|parameter| parameter.try_write(&device, &mut write))
     }
 
-    /// A hash of all trained weights, by which a change is found; 0 and -0 are the same weight.
+    /// Of several ranks, each keeps the f32 masters of the weights that it owns. Nothing where the weights have none.
+    pub fn share_masters(&mut self, ranks: &dyn Transport) -> std::result::Result<(), OutOfMemory> {
+        let is_whole = ranks.world() == 1 || !self.device.has_masters();
+        if is_whole {
+            return Ok(());
+        }
+        let mut owned = Vec::new();
+        for (place, parameter) in self.weights.trained_mut().enumerate() {
+            let share = Share { len: parameter.spec.n_elements(), place, world: ranks.world() };
+            parameter.keep_masters(share.of(ranks.rank()))?;
+            owned.push(share.of(ranks.rank()));
+        }
+        self.owned = Some(owned);
+        Ok(())
+    }
+
+    /// Whether other ranks have masters that this one has not.
+    pub(crate) fn has_foreign_masters(&self) -> bool {
+        self.owned.is_some()
+    }
+
+    /// A hash of all trained weights whose exact values this rank has, by which a change is found; 0 and -0 are the same
+    /// weight.
     pub fn fingerprint(&self) -> u64 {
-        reduce::fingerprint(&self.device, self.weights.trained().map(Parameter::view))
+        let views = self.weights.trained().enumerate().map(|(place, parameter)| match &self.owned {
+            Some(owned) => parameter.view().range(owned[place].clone()),
+            None => parameter.view(),
+        });
+        reduce::fingerprint(&self.device, views)
     }
 
     /// The tensor and the place in it of the first weight that is not a finite number.

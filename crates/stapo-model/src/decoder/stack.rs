@@ -1,10 +1,10 @@
 //! The whole stack: embedding, layers, final norm; from tokens to the rows that the head reads, and back. Training,
 //! scoring and generation go through the same forward.
 
+use super::accumulate::{Accumulate, Lookup};
 use super::arena::Arena;
 use super::attention::{self, Context, Packed};
 use super::ffn::{self, GateUp};
-use super::gradients::{Gradient, Gradients};
 use super::layer::{LayerPass, Rows, norm_dims};
 use super::layout::{ArenaLayout, Purpose, Recompute};
 use super::policy::Policy;
@@ -58,29 +58,34 @@ impl<T: Float> Stack<'_, T> {
         tokens: View<'_, u32>,
         scored: View<'_, u32>,
         packed: Packed<'_>,
-        gradients: &mut Gradients<T>,
+        gradients: &mut impl Accumulate<T>,
     ) {
         self.norm_scored_backward(arena, scored, gradients);
         for index in (0..self.policy.weights.layers.len()).rev() {
             let layer = self.layer(index);
             self.recompute(arena, &layer, packed);
-            let layer_gradients = &mut gradients.tree.layers[index];
+            let layer_gradients = gradients.layer(index);
             ffn::backward(&layer, arena.ffn_backward(self.layout, index), layer_gradients);
             let views = arena.attention_backward(self.layout, index);
             attention::backward(&layer, views, packed, layer_gradients);
+            gradients.layer_done(index);
         }
-        if let Some(lookup) = gradients.lookup_mut() {
+        if let Some(Lookup { d_table, apart }) = gradients.lookup() {
             let d_stream = arena.attention_backward(self.layout, 0).d_stream.into_view();
-            embedding::backward(self.policy.device(), self.embedding_dims(), tokens, d_stream, lookup);
-            gradients.lookup_added();
+            let (device, dims) = (self.policy.device(), self.embedding_dims());
+            match apart {
+                Some(apart) => embedding::backward_apart(device, dims, tokens, d_stream, apart, d_table),
+                None => embedding::backward(device, dims, tokens, d_stream, d_table),
+            }
         }
+        gradients.lookup_done();
     }
 
     fn norm_scored_backward(
         &self,
         arena: &mut Arena<T>,
         scored: View<'_, u32>,
-        gradients: &mut Gradients<T>,
+        gradients: &mut impl Accumulate<T>,
     ) {
         let device = self.policy.device();
         let config = self.policy.config();
@@ -94,7 +99,7 @@ impl<T: Float> Stack<'_, T> {
             views.d_normed.into_view(),
             Write::Set,
             views.d_stream.reborrow(),
-            gradients.tree.final_norm.as_mut().map(Gradient::sum_mut),
+            gradients.final_norm(),
         );
         views.d_layer_stream.fill(T::ZERO);
         let scatter = embedding::Dims {

@@ -1,27 +1,51 @@
 //! Gradients summed micro-batch by micro-batch, each element by the rank that owns it.
 
-use super::gradients::Gradients;
+mod layout;
+mod microbatch;
+mod round;
+mod stages;
+#[cfg(test)]
+mod tests;
+
+pub use layout::SumsLayout;
+
 use super::policy::Policy;
-use super::weights::{DecoderWeights, ParameterSpec};
+use super::weights::ParameterSpec;
 use crate::config::TensorSpec;
 use crate::ranks::{RankError, Ranks, Share};
-use stapo_ops::{Buffer, Device, OutOfMemory, View, ViewMut, reduce, residual};
+use layout::Places;
+use microbatch::{Microbatch, N_BLOCKS_KEPT};
+use stages::Stages;
+use stapo_ops::{Buffer, Device, Mark, OutOfMemory, View, reduce, residual};
+use std::convert::Infallible;
 use std::ops::Range;
 
 /// The sums of the gradients of micro-batches, not yet divided by anything. The gradient of each micro-batch starts from
 /// zero, and the gradients are added in the order of the micro-batches whichever rank computed them, so the number of
-/// ranks changes no bit. A rank holds the sums of the elements that it owns.
+/// ranks changes no bit. A rank holds the sums of the elements that it owns, and the gradients of a few layers at a time.
 pub struct GradientSums {
+    /// Where backward runs.
     device: Device,
+    /// Where exchanges and additions run: beside backward where the transport queues them on the device.
+    side: Device,
+    is_queued: bool,
     ranks: Ranks,
-    /// `None` for a frozen parameter.
-    tree: DecoderWeights<Option<OwnedSum>>,
-    /// The gradient of a tied embedding as a table of inputs, until [`GradientSums::join`].
-    lookup: Option<OwnedSum>,
+    /// Of every trained parameter in the order of the policy's weights; that of a tied embedding as a table of inputs last.
+    sums: Vec<OwnedSum>,
+    places: Places,
+    stages: Stages,
+    microbatch: Microbatch,
     /// What other ranks send, until it is added.
     received: Buffer<f32>,
     /// Micro-batches since the last [`GradientSums::clear`]; the first overwrites.
     n_added: usize,
+    /// When the last exchange of each memory of the micro-batch is done.
+    sent: [Option<Mark>; 1 + N_BLOCKS_KEPT],
+    /// Before an exchange, between it and the addition, after that.
+    exchanges: Vec<[Mark; 3]>,
+    /// Before and after what ops wait for.
+    waits: Vec<[Mark; 2]>,
+    times: Exchanged,
 }
 
 /// The sum of the elements of one parameter that this rank owns.
@@ -31,186 +55,123 @@ struct OwnedSum {
     sum: Buffer<f32>,
 }
 
-/// Elements that one exchange moves at most, unless a single parameter has more.
-const EXCHANGED_AT_ONCE: usize = 1 << 26;
+/// What one rank sent to others, and how long that took.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Exchanged {
+    /// Seconds of the exchanges of gradients. On GPUs with NCCL they run beside backward.
+    pub gradient_seconds: f64,
+    /// Seconds of the additions in the order of the micro-batches.
+    pub fold_seconds: f64,
+    /// Seconds in which a GPU with nothing else to do waited for both.
+    pub waited_seconds: f64,
+    pub gradient_bytes: u64,
+    /// Seconds and bytes of the weights that owners send after an optimizer step.
+    pub weight_seconds: f64,
+    pub weight_bytes: u64,
+}
 
 impl GradientSums {
-    /// No sums yet, for gradients of this shape; `memory` is where the sums lie.
-    pub fn new(gradients: &Gradients, memory: &Device, ranks: &Ranks) -> Result<Self, OutOfMemory> {
-        let mut place = 0;
-        let owned = |spec: &ParameterSpec, at: usize| {
-            let share = Share { len: spec.n_elements(), place: at, world: ranks.world() };
-            let sum = memory.zeros(share.of(ranks.rank()).len())?;
-            Ok(OwnedSum { spec: spec.clone(), share, sum })
+    /// No sums yet, for gradients of this policy; `memory` is where sums and gradients lie.
+    pub fn new(policy: &Policy, memory: &Device, ranks: &Ranks) -> Result<Self, OutOfMemory> {
+        let Ok(specs) = policy.weights.try_map(&mut |parameter| Ok::<_, Infallible>(parameter.spec.clone()));
+        let layout = SumsLayout::of(&specs, ranks.world());
+        let received = memory.zeros(layout.n_received(ranks.rank()))?;
+        let SumsLayout { sums, places, stages, .. } = layout;
+        let zeros = |(spec, share): (ParameterSpec, Share)| {
+            Ok(OwnedSum { spec, share, sum: memory.zeros(share.of(ranks.rank()).len())? })
         };
-        let tree = gradients.tree.try_map(&mut |gradient| {
-            let Some(gradient) = gradient else { return Ok(None) };
-            place += 1;
-            owned(gradient.spec(), place - 1).map(Some)
-        })?;
-        let tied = tree.embedding.as_ref().filter(|_| gradients.has_lookup());
-        let lookup = tied.map(|embedding| owned(&embedding.spec, 0)).transpose()?;
-        let mut sums = Self {
-            device: gradients.device().clone(),
+        let sums = sums.into_iter().map(zeros).collect::<Result<_, OutOfMemory>>()?;
+        let device = policy.device();
+        let is_queued = ranks.is_queued();
+        Ok(Self {
+            device: device.clone(),
+            side: if is_queued { device.beside() } else { device.clone() },
+            is_queued,
             ranks: Ranks::clone(ranks),
-            tree,
-            lookup,
-            received: memory.zeros(0)?,
+            microbatch: Microbatch::new(policy, memory, stages.blocks)?,
+            received,
+            sums,
+            places,
+            stages,
             n_added: 0,
-        };
-        let most = sums.groups().into_iter().map(|group| sums.n_owned(group)).max().unwrap_or(0);
-        sums.received = memory.zeros(most * (ranks.world() - 1))?;
-        Ok(sums)
-    }
-
-    /// The sums, in the order of [`Gradients::parts`].
-    fn all(&self) -> impl Iterator<Item = &OwnedSum> {
-        self.of_tree().chain(&self.lookup)
+            sent: Default::default(),
+            exchanges: Vec::new(),
+            waits: Vec::new(),
+            times: Exchanged::default(),
+        })
     }
 
     /// The sums of every trained parameter, in the order of the policy's weights.
-    fn of_tree(&self) -> impl Iterator<Item = &OwnedSum> {
-        self.tree.all().into_iter().flatten()
+    fn of_tree(&self) -> &[OwnedSum] {
+        &self.sums[..self.places.lookup.unwrap_or(self.sums.len())]
     }
 
-    /// Ranges of the sums whose gradients are exchanged together.
-    fn groups(&self) -> Vec<Range<usize>> {
-        let mut groups: Vec<Range<usize>> = Vec::new();
-        let mut n_elements = 0;
-        for (idx, sum) in self.all().enumerate() {
-            n_elements += sum.share.len;
-            match groups.last_mut() {
-                Some(group) if n_elements <= EXCHANGED_AT_ONCE => group.end = idx + 1,
-                _ => {
-                    n_elements = sum.share.len;
-                    groups.push(idx..idx + 1);
-                }
-            }
-        }
-        groups
+    /// Elements of all memory that the sums take.
+    #[cfg(test)]
+    fn n_elements(&self) -> usize {
+        let sums: usize = self.sums.iter().map(|sum| sum.sum.len()).sum();
+        sums + self.received.len() + self.microbatch.n_elements()
     }
 
-    /// Elements of a group that this rank owns.
-    fn n_owned(&self, group: Range<usize>) -> usize {
-        self.all().skip(group.start).take(group.len()).map(|sum| sum.sum.len()).sum()
-    }
-
-    /// Adds a round of `n_microbatches`: that of rank 0 first. The ranks of numbers from `n_microbatches` on have none.
-    /// Afterwards `gradients` are zero.
-    pub fn add_round(&mut self, gradients: &mut Gradients, n_microbatches: usize) -> Result<(), RankError> {
-        gradients.settle();
-        let parts: Vec<View<'_, f32>> = gradients.parts().collect();
-        for group in self.groups() {
-            self.exchange(&parts, group.clone(), n_microbatches)?;
-            self.add(&parts, group, n_microbatches);
-        }
-        self.n_added += n_microbatches;
-        gradients.clear();
-        Ok(())
-    }
-
-    /// Sends the gradients of a group to their owners, and receives those of the elements that this rank owns.
-    fn exchange(
-        &mut self,
-        parts: &[View<'_, f32>],
-        group: Range<usize>,
-        n_microbatches: usize,
-    ) -> Result<(), RankError> {
-        let (rank, world) = (self.ranks.rank(), self.ranks.world());
-        let shares: Vec<Share> = self.all().map(|sum| sum.share).collect();
-        let mut sends = Vec::new();
-        for to in (0..world).filter(|&to| to != rank && rank < n_microbatches) {
-            let wanted = group.clone().map(|idx| (to, parts[idx].range(shares[idx].of(to))));
-            sends.extend(wanted.filter(|(_, view)| view.len() > 0));
-        }
-        let mut receives: Vec<(usize, ViewMut<'_, f32>)> = Vec::new();
-        let mut rest = self.received.view_mut();
-        for from in (0..n_microbatches).filter(|&from| from != rank) {
-            for len in group.clone().map(|idx| shares[idx].of(rank).len()).filter(|len| *len > 0) {
-                let (own, after) = rest.split_at(len);
-                receives.push((from, own));
-                rest = after;
-            }
-        }
-        self.ranks.exchange(sends, receives)
-    }
-
-    /// Adds the gradients of a group, micro-batch by micro-batch.
-    fn add(&mut self, parts: &[View<'_, f32>], group: Range<usize>, n_microbatches: usize) {
-        let Self { device, ranks, tree, lookup, received, n_added, .. } = self;
-        let (rank, world) = (ranks.rank(), ranks.world());
-        let n_senders = n_microbatches - usize::from(rank < n_microbatches);
-        debug_assert!(n_senders < world);
-        let mut sums: Vec<&mut OwnedSum> = tree.all_mut().into_iter().flatten().collect();
-        sums.extend(lookup);
-        let n_owned: usize = sums[group.clone()].iter().map(|sum| sum.sum.len()).sum();
-        for microbatch in 0..n_microbatches {
-            let sender = microbatch - usize::from(microbatch > rank);
-            let mut at = sender * n_owned;
-            for idx in group.clone() {
-                let own = sums[idx].share.of(rank);
-                let from = if microbatch == rank {
-                    parts[idx].range(own)
-                } else {
-                    received.range(at..at + own.len())
-                };
-                at += from.len();
-                let mut sum = sums[idx].sum.view_mut();
-                if *n_added + microbatch == 0 {
-                    sum.copy_from(from);
-                } else {
-                    residual::add(device, sum, from);
-                }
-            }
+    /// Orders the device's work after all exchanges and additions.
+    fn await_exchanges(&mut self) {
+        if self.is_queued {
+            let mark = self.side.mark();
+            self.wait_for(&mark);
+            self.sent = Default::default();
         }
     }
 
     /// Forgets all sums.
     pub fn clear(&mut self) {
+        self.await_exchanges();
         self.n_added = 0;
     }
 
-    /// Adds the two gradients of a tied embedding: the tree then holds every gradient.
+    /// Adds the two gradients of a tied embedding: every sum of a parameter is then whole.
     pub(crate) fn join(&mut self) {
         self.settle();
-        if let Some((lookup, embedding)) = self.lookup.as_mut().zip(self.tree.embedding.as_mut()) {
-            residual::add(&self.device, embedding.sum.view_mut(), lookup.sum.view());
-            lookup.sum.view_mut().fill(0.0);
+        let Some(lookup) = self.places.lookup else { return };
+        let (of_tree, lookups) = self.sums.split_at_mut(lookup);
+        if let Some(embedding) = self.places.embedding.map(|embedding| &mut of_tree[embedding]) {
+            let lookup = &mut lookups[0].sum;
+            residual::add(&self.device, embedding.sum.view_mut(), lookup.view());
+            lookup.view_mut().fill(0.0);
         }
     }
 
-    /// Sums over no micro-batch are zero.
+    /// Waits for all exchanges; sums over no micro-batch are zero.
     fn settle(&mut self) {
+        self.await_exchanges();
         if self.n_added == 0 {
-            self.tree.visit_mut(&mut |sum| sum.iter_mut().for_each(|sum| sum.sum.view_mut().fill(0.0)));
-            self.lookup.iter_mut().for_each(|lookup| lookup.sum.view_mut().fill(0.0));
+            self.sums.iter_mut().for_each(|sum| sum.sum.view_mut().fill(0.0));
         }
     }
 
     /// For each parameter how it is shared out, and the sums of the elements that this rank owns, after
     /// [`GradientSums::join`].
     pub(crate) fn owned(&self) -> impl Iterator<Item = (Share, View<'_, f32>)> {
-        self.of_tree().map(|sum| (sum.share, sum.sum.view()))
+        self.of_tree().iter().map(|sum| (sum.share, sum.sum.view()))
     }
 
-    /// The squared norm of all gradients together, after [`GradientSums::join`].
+    /// The squared norm of all gradients together, after [`GradientSums::join`]. Waits for the device.
     pub(crate) fn sum_squares(&self) -> Result<f64, RankError> {
-        self.squares(&self.of_tree().collect::<Vec<_>>())
+        self.squares(self.of_tree())
     }
 
     /// The squared norm of the gradient of the head alone, for gradients that were not yet taken by an optimizer step. Of
     /// a tied embedding the part as a table of inputs is left out. 0 for a frozen head.
     pub fn head_sum_squares(&mut self) -> Result<f64, RankError> {
         self.settle();
-        self.squares(&self.tree.head().iter().collect::<Vec<_>>())
+        self.squares(self.places.head.map_or(&[], |head| &self.sums[head..=head]))
     }
 
     /// Each rank adds the squares of its blocks; every rank adds these sums in the order of the blocks.
-    fn squares(&self, sums: &[&OwnedSum]) -> Result<f64, RankError> {
+    fn squares(&self, sums: &[OwnedSum]) -> Result<f64, RankError> {
         let own = reduce::square_parts(&self.device, sums.iter().map(|sum| sum.sum.view()));
         let bytes = self.ranks.all_gather(&encode(&own))?;
         let by_rank: Vec<Vec<Vec<f64>>> = bytes.iter().map(|bytes| decode(bytes)).collect();
-        let of_sum = |(idx, sum): (usize, &&OwnedSum)| {
+        let of_sum = |(idx, sum): (usize, &OwnedSum)| {
             let parts: Vec<Vec<f64>> = by_rank.iter().map(|of_rank| of_rank[idx].clone()).collect();
             sum.share.joined(&parts)
         };
@@ -224,7 +185,7 @@ impl GradientSums {
         let this = &*self;
         let is_zero = |_: &TensorSpec, own: View<'_, f32>| u64::from(reduce::is_zero(&this.device, own));
         let all = this.of_tensors(is_zero, 1)?;
-        let names: Vec<&TensorSpec> = this.all().flat_map(|sum| &sum.spec.parts).collect();
+        let names: Vec<&TensorSpec> = this.sums.iter().flat_map(|sum| &sum.spec.parts).collect();
         let zero = |name: &str| {
             names
                 .iter()
@@ -233,7 +194,7 @@ impl GradientSums {
                 .all(|(_, by_rank)| !by_rank.contains(&0))
         };
         let idle = policy.idle_factors();
-        let specs = this.of_tree().flat_map(|sum| &sum.spec.parts);
+        let specs = this.of_tree().iter().flat_map(|sum| &sum.spec.parts);
         Ok(specs.filter(|spec| zero(&spec.name) && !idle.contains(&spec.name)).collect())
     }
 
@@ -243,8 +204,10 @@ impl GradientSums {
             reduce::first_non_finite(&self.device, own).map_or(u64::MAX, |place| place as u64)
         };
         let all = self.of_tensors(found, u64::MAX)?;
-        let specs =
-            self.all().flat_map(|sum| sum.spec.tensors().map(move |(spec, range)| (spec, range, sum.share)));
+        let specs = self
+            .sums
+            .iter()
+            .flat_map(|sum| sum.spec.tensors().map(move |(spec, range)| (spec, range, sum.share)));
         let place = |(spec, range, share): (_, Range<usize>, Share), by_rank: &Vec<u64>| {
             let places = by_rank.iter().enumerate().filter(|(_, place)| **place != u64::MAX);
             let in_tensor = places
@@ -262,7 +225,7 @@ impl GradientSums {
     ) -> Result<Vec<Vec<u64>>, RankError> {
         let rank = self.ranks.rank();
         let mut own = Vec::new();
-        for sum in self.all() {
+        for sum in &self.sums {
             let of_rank = sum.share.of(rank);
             for (spec, range) in sum.spec.tensors() {
                 let common = overlap(&range, &of_rank);

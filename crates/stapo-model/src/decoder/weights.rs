@@ -3,7 +3,7 @@
 
 use super::lora::LoraSpec;
 use crate::config::{ModelConfig, TensorSpec};
-use stapo_ops::lora::{Band, Module};
+use stapo_ops::lora::{Band, Module, pitch};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -136,7 +136,20 @@ impl<P> LayerWeights<P> {
         [&self.qkv, &self.output, &ffn.gate_up, &ffn.down]
     }
 
-    fn try_map<'a, Q, E>(&'a self, f: &mut impl FnMut(&'a P) -> Result<Q, E>) -> Result<LayerWeights<Q>, E> {
+    /// Every parameter of the layer, in the order of [`DecoderWeights::try_map`].
+    pub fn all(&self) -> Vec<&P> {
+        let mut all = Vec::new();
+        let Ok(_) = self.try_map(&mut |parameter| {
+            all.push(parameter);
+            Ok::<_, Infallible>(())
+        });
+        all
+    }
+
+    pub fn try_map<'a, Q, E>(
+        &'a self,
+        f: &mut impl FnMut(&'a P) -> Result<Q, E>,
+    ) -> Result<LayerWeights<Q>, E> {
         Ok(LayerWeights {
             attention_norm: f(&self.attention_norm)?,
             qkv: self.qkv.try_map(f)?,
@@ -213,10 +226,10 @@ impl Adapter<ParameterSpec> {
             }
             start += part.shape[0];
         }
-        let width = lora.rank * bands.len();
+        let of = pitch(bands.len(), lora.rank);
         let module = |(idx, outputs): (usize, Band)| Module {
             scale: lora.factor(),
-            hidden: Band { start: idx * lora.rank, len: lora.rank, of: width },
+            hidden: Band { start: idx * lora.rank, len: lora.rank, of },
             outputs,
         };
         let modules = bands.into_iter().enumerate().map(module).collect();
@@ -385,6 +398,9 @@ impl<T: Float> Parameter<T> {
     pub fn zeros(device: &Device, spec: &ParameterSpec) -> Result<Self, OutOfMemory> {
         let is_trained = spec.is_trained();
         let values = match spec.kind {
+            ParameterKind::Matrix(shape) if spec.role == Role::Adapter => {
+                Values::Matrix(Weight::factor_zeros(device, shape, spec.parts.len())?)
+            }
             ParameterKind::Matrix(shape) if is_trained => Values::Matrix(Weight::zeros(device, shape)?),
             ParameterKind::Matrix(shape) => Values::Matrix(Weight::frozen_zeros(device, shape)?),
             ParameterKind::Vector { len } if is_trained => Values::Vector(device.weight_zeros(len)?),
@@ -439,6 +455,36 @@ impl<T: Float> Parameter<T> {
         match &self.values {
             Values::Matrix(weight) => weight,
             Values::Vector(_) => panic!("{} is a vector, expected a matrix", self.spec.parts[0].name),
+        }
+    }
+
+    /// As [`Parameter::update`], of several parameters at once.
+    pub fn update_all<R>(
+        device: &Device,
+        parameters: Vec<&mut Parameter<T>>,
+        change: impl FnOnce(Vec<ViewMut<'_, T>>) -> R,
+    ) -> R {
+        let (mut weights, mut vectors) = (Vec::new(), Vec::new());
+        for (place, parameter) in parameters.into_iter().enumerate() {
+            match &mut parameter.values {
+                Values::Matrix(weight) => weights.push((place, weight)),
+                Values::Vector(buffer) => vectors.push((place, buffer.view_mut())),
+            }
+        }
+        let (places, weights): (Vec<usize>, Vec<_>) = weights.into_iter().unzip();
+        Weight::update_all(device, weights, |views| {
+            let mut all: Vec<(usize, ViewMut<'_, T>)> =
+                places.into_iter().zip(views).chain(vectors).collect();
+            all.sort_by_key(|(place, _)| *place);
+            change(all.into_iter().map(|(_, view)| view).collect())
+        })
+    }
+
+    /// See [`Buffer::keep_masters`].
+    pub fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
+        match &mut self.values {
+            Values::Matrix(weight) => weight.keep_masters(own),
+            Values::Vector(buffer) => buffer.keep_masters(own),
         }
     }
 

@@ -1,4 +1,4 @@
-use super::{AdamWSettings, GradientError, Optimizer, Update};
+use super::{AdamWSettings, GradientError, Optimizer, TensorState, Update};
 use crate::config::{Family, TensorSpec};
 use crate::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
 use crate::ranks::RankError;
@@ -73,11 +73,11 @@ fn restored_state_goes_on_with_the_same_bits() {
         optimizer.step(&mut policy, &mut gradients, UPDATE).unwrap();
     }
     let mut saved: Vec<Stored> = Vec::new();
-    let take = |_: &TensorSpec, _, stored| {
-        saved.push(stored);
+    let take = |_: &TensorSpec, _, state: TensorState| {
+        saved.push(state.to_stored());
         Ok::<(), RankError>(())
     };
-    optimizer.visit_state(&policy, take).unwrap();
+    optimizer.visit_moments(&policy, take).unwrap();
     let mut restored = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
     let mut values = weights(&policy).into_iter();
     twin.fill(|spec, to| {

@@ -14,7 +14,7 @@ pub(super) fn step(
 ) {
     let op = "adamw::step";
     let steps = rule.step as f64;
-    let launch = match (param.kind, param.master, m.scales.zip(v.scales)) {
+    let launch = match (param.kind, param.master(), m.scales.zip(v.scales)) {
         (ElementType::Bf16, None, Some((m_scales, v_scales))) => {
             let launch = cuda.kernel(&ADAMW, "adamw_step_8bit").arg(param).arg(grad.f32(op));
             launch.arg(m).arg(m_scales).arg(v).arg(v_scales).arg(param.len).arg(rule.first).arg(rule.step)

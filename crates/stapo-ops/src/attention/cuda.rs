@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{Dims, Saved};
 use crate::Float;
 use crate::cuda::kernels::{
-    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_HOPPER, ATTENTION_HOPPER, ATTENTION_PIPELINED_HOPPER,
-    ATTENTION_PLAIN, Source,
+    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_PIPELINED_HOPPER, ATTENTION_HOPPER,
+    ATTENTION_PIPELINED_HOPPER, ATTENTION_PLAIN, Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
 use crate::heads::Heads;
@@ -110,33 +110,76 @@ pub(super) fn backward<T: Float>(
     let out = saved.out.cuda();
     let lse = saved.lse.cuda();
     let kind = d_qkv.same(qkv, op).same(out, op).same(d_out, op).kind;
-    let is_hopper = is_hopper(cuda, kind, heads);
-    let source =
-        source(kind, heads, if is_hopper { &ATTENTION_BACKWARD_HOPPER } else { &ATTENTION_BACKWARD });
+    let source = source(kind, heads, &ATTENTION_BACKWARD);
     let delta_memory = Memory::scratch(cuda, d.tokens * heads.query, ElementType::F32);
     let delta = delta_memory.slice();
     let name = format!("attention_delta_{}", kind.name());
     let launch =
         cuda.kernel(source, &name).head_dim(heads.dim).arg(out).arg(d_out).arg(delta).arg(heads.query);
     launch.run([d.tokens, 1], 128, 0);
-    let suffix = if is_hopper { "hopper_bf16" } else { kind.name() };
-    let queries = format!("attention_backward_queries_{suffix}");
-    let keys = format!("attention_backward_keys_{suffix}");
+    let inputs = BackwardInputs { qkv, d_out, offsets, lse: lse.f32(op), delta };
+    let has_maps = TensorMap::fits(qkv, heads.qkv_width()) && TensorMap::fits(d_out, heads.out_width());
+    if is_hopper(cuda, kind, heads) && has_maps {
+        return backward_pipelined(cuda, d, &inputs, d_qkv);
+    }
+    let queries = format!("attention_backward_queries_{}", kind.name());
+    let keys = format!("attention_backward_keys_{}", kind.name());
     let launch = |name| {
         let launch = cuda.kernel(source, name).head_dim(heads.dim).arg(qkv).arg(d_out).arg(offsets);
-        let launch = launch.arg(lse.f32(op)).arg(delta).arg(d_qkv);
+        let launch = launch.arg(inputs.lse).arg(delta).arg(d_qkv);
         launch.arg(d.sequences).arg(heads.query).arg(heads.kv)
     };
-    let n_tiles = n_work_tiles(d.tokens, 1, d.sequences, ROWS);
-    if kind != ElementType::Bf16 {
-        launch(&queries).run([d.tokens, heads.query], 32, 0);
-        launch(&keys).run([d.tokens, heads.kv], 32, 0);
-    } else if is_hopper {
-        let tiles = swizzled_bytes(heads, 2 * ROWS + 4 * KEYS);
-        launch(&queries).run([heads.query, n_tiles], 256, tiles);
-        launch(&keys).run([heads.kv, n_tiles], 256, tiles + 4 * 4 * KEYS);
-    } else {
+    if kind == ElementType::Bf16 {
+        let n_tiles = n_work_tiles(d.tokens, 1, d.sequences, ROWS);
         launch(&queries).run([heads.query, n_tiles], 128, tile_bytes(heads, 2 * ROWS + 4 * 32));
         launch(&keys).run([heads.kv, n_tiles], 256, tile_bytes(heads, 2 * ROWS + 4 * 64) + 4 * 4 * 64);
+    } else {
+        launch(&queries).run([d.tokens, heads.query], 32, 0);
+        launch(&keys).run([d.tokens, heads.kv], 32, 0);
     }
+}
+
+struct BackwardInputs {
+    qkv: Slice,
+    d_out: Slice,
+    offsets: Slice,
+    lse: Slice,
+    delta: Slice,
+}
+
+/// By the kernels of backward_pipelined_hopper.cu.
+fn backward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: &BackwardInputs, d_qkv: Slice) {
+    // As in the kernel.
+    const THREADS: usize = 384;
+    const STAGES: usize = 2;
+    const ADDERS: usize = 2;
+    let heads = d.heads;
+    let source = &ATTENTION_BACKWARD_PIPELINED_HOPPER;
+    // Tiles of 64 queries, of every head.
+    let n_query_tiles = n_work_tiles(d.tokens, 1, d.sequences, KEYS);
+    let sums = Memory::scratch(cuda, n_query_tiles * heads.query * KEYS * heads.dim, ElementType::F32);
+    let turns = Memory::scratch(cuda, 1 + n_query_tiles * heads.query, ElementType::U32);
+    cuda.fill(turns.slice(), 0u32);
+    let args = Fields::default()
+        .eight_bytes(inputs.offsets)
+        .eight_bytes(inputs.lse)
+        .eight_bytes(inputs.delta)
+        .eight_bytes(sums.slice())
+        .eight_bytes(turns.slice())
+        .eight_bytes(d_qkv)
+        .four_bytes(d.sequences)
+        .four_bytes(heads.query)
+        .four_bytes(heads.kv);
+    let map = |matrix, width| TensorMap::new(matrix, d.tokens, width, KEYS);
+    let launch = cuda.kernel(source, "attention_backward_pipelined_hopper_bf16").head_dim(heads.dim);
+    let launch = launch.tensor_map(&map(inputs.qkv, heads.qkv_width()));
+    let launch = launch.tensor_map(&map(inputs.d_out, heads.out_width())).fields(&args);
+    // Keys and values, queries and d_out of each stage, gradients of scores in bf16, and of queries in f32.
+    let tiles = swizzled_bytes(heads, 2 * ROWS + 2 * STAGES * KEYS) + 2 * ROWS * KEYS;
+    let shared = tiles + 4 * ADDERS * KEYS * heads.dim;
+    launch.run([heads.kv * n_work_tiles(d.tokens, 1, d.sequences, ROWS), 1], THREADS, shared);
+    let launch = cuda.kernel(source, "attention_backward_store_queries_bf16").head_dim(heads.dim);
+    let launch = launch.arg(sums.slice()).arg(inputs.offsets).arg(d_qkv);
+    let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
+    launch.run([heads.query, n_query_tiles], 256, 0);
 }

@@ -64,8 +64,8 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
         .four_bytes(heads.query)
         .four_bytes(heads.kv)
         .four_bytes(block_size.ilog2() as usize);
-    // Three stages of keys or values, queries, and weights of 64 keys.
-    let shared = swizzled_bytes(heads, rows + 3 * KEYS) + 2 * rows * KEYS;
+    // Three stages of keys or values, queries, and weights of 64 keys for two steps.
+    let shared = swizzled_bytes(heads, rows + 3 * KEYS) + 2 * 2 * rows * KEYS;
     // The kernel reads older keys before it waits for the kernel in front of it, which must not write to the cache. Where
     // rows are still to be rotated, the kernel in front is a product.
     let launch = launch.tensor_map(&map(keys)).tensor_map(&map(values)).fields(&args);

@@ -12,9 +12,9 @@
 #define STAGES 3
 #define TILE (KEYS * DIM)
 
-// A row of `partials`: an output that is not yet divided by the sum, the largest score, and the sum.
+// A row of `partials`: an output that is not yet divided by the sum, the reference of the scores, and the sum.
 #define PARTIAL (HEAD_DIM + 4)
-#define PARTIAL_TOP HEAD_DIM
+#define PARTIAL_REFERENCE HEAD_DIM
 #define PARTIAL_SUM (HEAD_DIM + 1)
 
 // Grid: (kv heads, groups). Where there are positions, qkv is what the product gave: queries and keys are normed (if
@@ -46,15 +46,28 @@ struct Group {
     __device__ __forceinline__ int end_key() const { return (split + 1) * SPLIT; }
 };
 
-// Beside the tiles in dynamic shared memory: [STAGES] tiles, queries [QUERIES], weights [QUERIES, 64].
+// Beside the tiles in dynamic shared memory: [STAGES] tiles, queries [QUERIES], weights [2][QUERIES, 64].
 template <int QUERIES> struct DecodeShared {
-    float scores[QUERIES][KEYS + 8], scales[QUERIES];
+    // Parts of a step's sums of exponentials by warp, lane of a quad (see sum_of_four) and query; two steps.
+    float parts[2][4][4][QUERIES];
+    // Where references rise: the largest scores by warp, and what sums shrink by.
+    float tops[4][QUERIES], scales[QUERIES];
+    float references[QUERIES], totals[QUERIES];
     // Keys of each member up to the end of the split, and all keys.
     int n_keys[QUERIES], contexts[QUERIES];
     u64 full[STAGES], empty[STAGES];
 };
 
 __device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+// The same; true where `x` holds for one of them. The compiler learns that all threads get the same.
+__device__ __forceinline__ bool sync_consumers_or(bool x) {
+    int any;
+    asm volatile("{ .reg .pred p, q; setp.ne.b32 p, %1, 0; bar.red.or.pred q, 1, 128, p; selp.b32 %0, 1, 0, q; }"
+                 : "=r"(any)
+                 : "r"((int)x)
+                 : "memory");
+    return __shfl_sync(0xffffffffu, any, 0) != 0;
+}
 // Named barriers at which consumers arrive and for which the producer waits.
 template <int ID> __device__ __forceinline__ void named_barrier_arrive() {
     asm volatile("bar.arrive %0, 160;" ::"n"(ID) : "memory");
@@ -149,8 +162,7 @@ __device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap&
 }
 
 template <int QUERIES>
-__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args, DecodeShared<QUERIES>& shared,
-                                                bf16* weights) {
+__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args, DecodeShared<QUERIES>& shared) {
     if (threadIdx.x == 0) {
         for (int b = 0; b < STAGES; ++b)
             mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, CONSUMERS / 32);
@@ -162,8 +174,7 @@ __device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs
         shared.n_keys[threadIdx.x] = min(context, g.end_key());
     }
     named_barrier_arrive<COUNTED>();
-    if (threadIdx.x < QUERIES * KEYS / 8) *(uint4*)(weights + threadIdx.x * 8) = make_uint4(0, 0, 0, 0);
-    if (threadIdx.x < QUERIES) shared.scales[threadIdx.x] = 1.0f;
+    if (threadIdx.x < QUERIES) shared.references[threadIdx.x] = MINUS_INFINITY;
 }
 
 // A query row [HEAD_DIM] into the swizzled tile of queries [QUERIES, DIM].
@@ -210,64 +221,91 @@ __device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArg
     }
 }
 
-// scores [QUERIES, 64] = q k^T of a step.
+// Starts s = (q k^T)^T of a step. The caller waits.
 template <int QUERIES>
-__device__ __forceinline__ void multiply_qk(DecodeShared<QUERIES>& shared, const bf16* keys, const bf16* queries,
-                                            int n_rows) {
-    float s[QUERIES / 8][4];
+__device__ __forceinline__ void start_qk(float (&s)[QUERIES / 8][4], const bf16* keys, const bf16* queries) {
     wgmma_fence();
 #pragma unroll
     for (int c = 0; c < DIM; c += 16)
         wgmma_columns<0>(s, k_major_operand<KEYS>(keys, 0, c), k_major_operand<QUERIES>(queries, 0, c), c > 0);
     wgmma_commit();
-    wgmma_wait<0>();
-    fence_registers(s);
+}
+
+// What a thread knows of its queries: columns 8 j + b and on of the instruction, b being 2 (lane % 4) or one more.
+template <int QUERIES> struct Columns {
+    int member[QUERIES / 8][2];
+    float reference[QUERIES / 8][2];
+};
+
+// Scores of keys that a query does not see, and of queries that do not see this step, become minus infinity.
+template <int QUERIES>
+__device__ __forceinline__ void hide_scores(float (&s)[QUERIES / 8][4], const Columns<QUERIES>& columns, Step now,
+                                            int n_keys, const Group& g) {
+    int key = threadIdx.x / 32 * 16 + fragment_row(0);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (j * 8 < n_rows)
-                shared.scores[fragment_column(j, i)][threadIdx.x / 32 * 16 + fragment_row(i)] = s[j][i];
+        for (int i = 0; i < 4; ++i) {
+            int member = columns.member[j][i % 2];
+            bool sees = member < g.count && (now.tile < g.common || member == now.member);
+            if (!sees || key + i / 2 * 8 >= n_keys) s[j][i] = MINUS_INFINITY;
+        }
 }
 
-// The softmax of two of a warp's rows: 16 lanes a row, and a lane has four keys of it, keys 16 `sixteenth` and on.
-struct DecodeRow {
-    int row, sixteenth, member;
-    float top, sum;
-};
-
-// As online_softmax_step in softmax.cu, the same sums by other lanes, for the first n_keys keys of a step. Rows that do
-// not see the keys of this step stay as they are.
+// The weights of a step's scores, as softmax_weights in softmax.cu computes them, and the parts of their sum.
 template <int QUERIES>
-__device__ __forceinline__ void online_softmax_step(DecodeRow& r, Step now, int n_keys, const Group& g,
-                                                    DecodeShared<QUERIES>& shared, bf16* weights, float factor) {
-    int lane = threadIdx.x % 32;
-    bool sees = r.row < g.n_rows() && (now.tile < g.common || r.member == now.member);
-    float p[4], scale = 1.0f, top = r.top;
+__device__ __forceinline__ void store_weights(const float (&s)[QUERIES / 8][4], const Columns<QUERIES>& columns,
+                                              float factor, bf16* weights, float (&parts)[4][4][QUERIES]) {
+    int warp = threadIdx.x / 32, row = fragment_row(0), is_odd = row % 2;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        int key = r.sixteenth * 16 + lane % 4 * 2 + i / 2 * 8 + i % 2;
-        p[i] = key < n_keys ? shared.scores[r.row][key] : MINUS_INFINITY;
-        top = fmaxf(top, p[i]);
+    for (int j = 0; j < QUERIES / 8; ++j) {
+        float p[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            p[i] = exp2_fast(fmaf(s[j][i], factor, -(columns.reference[j][i % 2] * factor)));
+            // Without a reference no key was seen.
+            if (s[j][i] == MINUS_INFINITY) p[i] = 0.0f;
+        }
+        // Two neighbours have two keys of two queries: each takes both keys of one query.
+        float low = __shfl_xor_sync(0xffffffffu, is_odd ? p[0] : p[1], 4);
+        float high = __shfl_xor_sync(0xffffffffu, is_odd ? p[2] : p[3], 4);
+        float a = is_odd ? low : p[0], b = is_odd ? p[1] : low, c = is_odd ? high : p[2], d = is_odd ? p[3] : high;
+        int query = fragment_column(j, is_odd), pair = row / 2;
+        bf16* to = weights + query * 64 + pair * 2;
+        *(u32*)(to + ((warp * 2) ^ query % 8) * 8) = pack(a, b);
+        *(u32*)(to + ((warp * 2 + 1) ^ query % 8) * 8) = pack(c, d);
+        parts[warp][pair][query] = sum_of_four(a, b, c, d);
     }
+}
+
+// Raises the references that a step's scores exceed by more than RISE allows, and shrinks the outputs so far.
+template <int QUERIES>
+__device__ __forceinline__ void raise_references(const float (&s)[QUERIES / 8][4], Columns<QUERIES>& columns,
+                                                 float factor, DecodeShared<QUERIES>& shared,
+                                                 float (&o)[PARTS][QUERIES / 8][4]) {
 #pragma unroll
-    for (int step = 1; step < 16; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-    float shift = top * factor;
+    for (int j = 0; j < QUERIES / 8; ++j)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) p[i] = exp2_fast(fmaf(p[i], factor, -shift));
-    float part = sum_of_four(p[0], p[1], p[2], p[3]);
-    part += __shfl_xor_sync(0xffffffffu, part, 4);
-    part += __shfl_xor_sync(0xffffffffu, part, 8);
-    if (sees) {
-        scale = exp2_fast((r.top - top) * factor);
-        r.top = top;
-        r.sum = fmaf(r.sum, scale, part);
-    }
+        for (int b = 0; b < 2; ++b) {
+            float top = fmaxf(s[j][b], s[j][b + 2]);
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-        *(u32*)(weights + r.row * 64 + (r.sixteenth * 2 + i ^ r.row % 8) * 8 + lane % 4 * 2) =
-            sees ? pack(p[2 * i], p[2 * i + 1]) : 0;
-    if (lane % 16 == 0) shared.scales[r.row] = scale;
+            for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+            if (threadIdx.x % 32 < 4) shared.tops[threadIdx.x / 32][fragment_column(j, b)] = top;
+        }
+    sync_consumers();
+#pragma unroll
+    for (int j = 0; j < QUERIES / 8; ++j)
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
+            int query = fragment_column(j, b);
+            float top = fmaxf(fmaxf(shared.tops[0][query], shared.tops[1][query]),
+                              fmaxf(shared.tops[2][query], shared.tops[3][query]));
+            float& reference = columns.reference[j][b];
+            float scale = rise_to(top, reference, factor);
+            if (threadIdx.x < 4) shared.scales[query] = scale, shared.references[query] = reference;
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) o[part][j][b] *= scale, o[part][j][b + 2] *= scale;
+        }
 }
 
 // Zeros V past the last key: memory there may hold NaN, and 0 * NaN is NaN.
@@ -277,18 +315,9 @@ __device__ __forceinline__ void zero_hidden_values(bf16* values, int n_keys) {
             make_uint4(0, 0, 0, 0);
 }
 
-// o = o scale + (p v)^T.
+// Starts o += (p v)^T. The caller waits.
 template <int QUERIES>
-__device__ __forceinline__ void multiply_pv(float (&o)[PARTS][QUERIES / 8][4], const bf16* values, const bf16* weights,
-                                            const DecodeShared<QUERIES>& shared) {
-#pragma unroll
-    for (int j = 0; j < QUERIES / 8; ++j) {
-        float2 scale = *(const float2*)(shared.scales + fragment_column(j, 0));
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) o[part][j][i] *= i % 2 ? scale.y : scale.x;
-    }
+__device__ __forceinline__ void start_pv(float (&o)[PARTS][QUERIES / 8][4], const bf16* values, const bf16* weights) {
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) fence_registers(o[part]);
     wgmma_fence();
@@ -297,60 +326,90 @@ __device__ __forceinline__ void multiply_pv(float (&o)[PARTS][QUERIES / 8][4], c
 #pragma unroll
         for (int c = 0; c < KEYS; c += 16)
             wgmma_columns<1>(o[part], mn_major_operand<KEYS>(values + part * KEYS * 64, c),
-                                k_major_operand<QUERIES>(weights, 0, c), true);
+                             k_major_operand<QUERIES>(weights, 0, c), true);
     wgmma_commit();
+}
+
+// The consumers' loop. `sum` is that of query thread / 4 and lane thread % 4 of a quad. The scores of a step are
+// multiplied while the weights of the step before are.
+template <int QUERIES>
+__device__ __forceinline__ void consume(const Group& g, DecodeShared<QUERIES>& shared, bf16* tiles, const bf16* queries,
+                                        bf16* weights, float (&o)[PARTS][QUERIES / 8][4], float& sum) {
+    int lane = threadIdx.x % 32;
+    float factor = score_factor(), s[QUERIES / 8][4];
+    Columns<QUERIES> columns;
+#pragma unroll
+    for (int i = 0; i < QUERIES / 4; ++i) {
+        columns.member[i / 2][i % 2] = fragment_column(i / 2, i % 2) / g.heads;
+        columns.reference[i / 2][i % 2] = MINUS_INFINITY;
+    }
+    Step now = {0, g.first_tile()};
+    mbarrier_wait(shared.full, 0);
+    start_qk<QUERIES>(s, tiles, queries);
+    for (int n = 0; now.member < g.count; n += 2) {
+        int n_keys = shared.n_keys[now.member] - now.tile * KEYS, at = n / 2 % 2;
+        bf16 *values = tiles + (n + 1) % STAGES * TILE, *p = weights + at * QUERIES * KEYS;
+        wgmma_wait<0>();
+        fence_registers(s);
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) fence_registers(o[part]);
+        if (lane == 0) mbarrier_arrive(shared.empty + n % STAGES);
+        if (lane == 0 && n > 0) mbarrier_arrive(shared.empty + (n - 1) % STAGES);
+        hide_scores(s, columns, now, n_keys, g);
+        bool rises = false;
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) rises = rises || exceeds(s[j][i], columns.reference[j][i % 2], factor);
+        store_weights(s, columns, factor, p, shared.parts[at]);
+        if (n_keys < KEYS) {
+            mbarrier_wait(shared.full + (n + 1) % STAGES, (n + 1) / STAGES % 2);
+            zero_hidden_values(values, n_keys);
+        }
+        fence_async_proxy_shared();
+        float scale = 1.0f;
+        if (sync_consumers_or(rises)) {
+            raise_references(s, columns, factor, shared, o);
+            store_weights(s, columns, factor, p, shared.parts[at]);
+            fence_async_proxy_shared();
+            sync_consumers();
+            if (threadIdx.x < 4 * QUERIES) scale = shared.scales[threadIdx.x / 4];
+        }
+        mbarrier_wait(shared.full + (n + 1) % STAGES, (n + 1) / STAGES % 2);
+        start_pv<QUERIES>(o, values, p);
+        if (threadIdx.x < 4 * QUERIES) {
+            auto part = [&](int warp) { return shared.parts[at][warp][threadIdx.x % 4][threadIdx.x / 4]; };
+            sum = fmaf(sum, scale, sum_of_four(part(0), part(1), part(2), part(3)));
+        }
+        now = next_step(now, g, shared);
+        if (now.member < g.count) {
+            mbarrier_wait(shared.full + (n + 2) % STAGES, (n + 2) / STAGES % 2);
+            start_qk<QUERIES>(s, tiles + (n + 2) % STAGES * TILE, queries);
+        }
+    }
     wgmma_wait<0>();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) fence_registers(o[part]);
 }
 
-// The consumers' loop. A warp has rows 2 warp and on and, where there are more than 8, rows 8 + 2 warp and on.
-template <int QUERIES>
-__device__ __forceinline__ void consume(const Group& g, DecodeShared<QUERIES>& shared, bf16* tiles, const bf16* queries,
-                                        bf16* weights, DecodeRow (&r)[QUERIES / 8], float (&o)[PARTS][QUERIES / 8][4]) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float factor = score_factor();
-    Step now = {0, g.first_tile()};
-    for (int n = 0; now.member < g.count; n += 2) {
-        int n_keys = shared.n_keys[now.member] - now.tile * KEYS;
-        bf16* values = tiles + (n + 1) % STAGES * TILE;
-        mbarrier_wait(shared.full + n % STAGES, n / STAGES % 2);
-        multiply_qk(shared, tiles + n % STAGES * TILE, queries, g.n_rows());
-        if (lane == 0) mbarrier_arrive(shared.empty + n % STAGES);
-        sync_consumers();
-#pragma unroll
-        for (int half = 0; half < QUERIES / 8; ++half)
-            if (QUERIES > 8 || warp * 2 < g.n_rows())
-                online_softmax_step(r[half], now, n_keys, g, shared, weights, factor);
-        mbarrier_wait(shared.full + (n + 1) % STAGES, (n + 1) / STAGES % 2);
-        zero_hidden_values(values, n_keys);
-        fence_async_proxy_shared();
-        sync_consumers();
-        multiply_pv(o, values, weights, shared);
-        if (lane == 0) mbarrier_arrive(shared.empty + (n + 1) % STAGES);
-        now = next_step(now, g, shared);
-    }
-}
-
 // Writes the rows of sequences of one split to `out`, and those of longer sequences to `partials`.
 template <int QUERIES>
 __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& args, DecodeShared<QUERIES>& shared,
-                                           const DecodeRow (&r)[QUERIES / 8], const float (&o)[PARTS][QUERIES / 8][4]) {
+                                           float sum, const float (&o)[PARTS][QUERIES / 8][4]) {
     // The partial of the head that row `row` belongs to.
     auto partial = [&](int row) {
         size_t index = args.first_partials[g.first + row / g.heads] + g.split;
         return args.partials + (index * args.query + g.kv_head * g.heads + row % g.heads) * PARTIAL;
     };
-    sync_consumers();
-#pragma unroll
-    for (int half = 0; half < QUERIES / 8; ++half) {
-        float total = quad_sum(r[half].sum);
-        if (threadIdx.x % 16 > 0 || r[half].row >= g.n_rows()) continue;
-        bool is_whole = shared.contexts[r[half].member] <= SPLIT;
-        shared.scales[r[half].row] = is_whole ? 1.0f / total : 1.0f;
-        if (is_whole || r[half].top == MINUS_INFINITY) continue;
-        partial(r[half].row)[PARTIAL_TOP] = r[half].top;
-        partial(r[half].row)[PARTIAL_SUM] = total;
+    float total = quad_sum(sum);
+    int row = threadIdx.x / 4;
+    if (threadIdx.x % 4 == 0 && row < g.n_rows()) {
+        shared.totals[row] = total;
+        float reference = shared.references[row];
+        if (shared.contexts[row / g.heads] > SPLIT && reference != MINUS_INFINITY) {
+            partial(row)[PARTIAL_REFERENCE] = reference;
+            partial(row)[PARTIAL_SUM] = total;
+        }
     }
     sync_consumers();
 #pragma unroll
@@ -363,6 +422,7 @@ __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& arg
             int head = g.kv_head * g.heads + row % g.heads;
             bf16* out = args.out + ((size_t)(g.first + member) * args.query + head) * HEAD_DIM;
             float* to = is_whole ? 0 : partial(row);
+            float scale = 1.0f / shared.totals[row];
 #pragma unroll
             for (int part = 0; part < PARTS; ++part)
 #pragma unroll
@@ -370,7 +430,7 @@ __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& arg
                     int column = part * 64 + threadIdx.x / 32 * 16 + fragment_row(2 * low);
                     float x = o[part][j][2 * low + i];
                     if (is_whole)
-                        out[column] = round_to<bf16>(x * shared.scales[row]);
+                        out[column] = round_to<bf16>(x * scale);
                     else
                         to[column] = x;
                 }
@@ -385,28 +445,21 @@ __device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& 
     uint4 group = *(const uint4*)(args.groups + 4 * blockIdx.y);
     Group g = {(int)group.x, (int)group.y, (int)group.z, (int)group.w, args.query / args.kv, (int)blockIdx.x};
     if (g.count == 0) return;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (warp == CONSUMERS / 32) {
+    if (threadIdx.x / 32 == CONSUMERS / 32) {
         produce(map_k, map_v, g, args, shared, tiles);
         return;
     }
-    begin_consumers(g, args, shared, weights);
+    begin_consumers(g, args, shared);
     rotate_and_store<QUERIES>(g, args, queries);
     fence_async_proxy();
     named_barrier_arrive<STORED>();
     sync_consumers();
 
-    DecodeRow r[QUERIES / 8];
-    float o[PARTS][QUERIES / 8][4];
+    float o[PARTS][QUERIES / 8][4], sum = 0.0f;
 #pragma unroll
-    for (int half = 0; half < QUERIES / 8; ++half) {
-        int row = half * 8 + warp * 2 + lane / 16;
-        r[half] = {row, lane % 16 / 4, row / g.heads, MINUS_INFINITY, 0.0f};
-    }
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part) clear(o[part]);
-    consume(g, shared, tiles, queries, weights, r, o);
-    store_rows(g, args, shared, r, o);
+    for (int part = 0; part < PARTS; ++part) clear(o[part]), fence_registers(o[part]);
+    consume(g, shared, tiles, queries, weights, o, sum);
+    store_rows(g, args, shared, sum, o);
 }
 
 // Maps: keys and values by rows of one head. One kernel is for groups of at most 8 query rows, one for those of at most
@@ -433,12 +486,12 @@ attention_combine_splits_bf16(const float* partials, const u32* first_partials, 
     wait_for_previous_kernel();
     if (n_splits < 2) return;
     auto partial = [&](int split) { return partials + ((first + split) * query + blockIdx.x) * PARTIAL; };
-    float factor = score_factor(), top = partial(0)[PARTIAL_TOP], sum = partial(0)[PARTIAL_SUM];
+    float factor = score_factor(), reference = partial(0)[PARTIAL_REFERENCE], sum = partial(0)[PARTIAL_SUM];
     float o = partial(0)[threadIdx.x];
     for (int split = 1; split < n_splits; ++split) {
         const float* next = partial(split);
-        Combine combine(top, next[PARTIAL_TOP], factor);
-        top = combine.top;
+        Combine combine(reference, next[PARTIAL_REFERENCE], factor);
+        reference = combine.reference;
         sum = combine(sum, next[PARTIAL_SUM]);
         o = combine(o, next[threadIdx.x]);
     }

@@ -7,18 +7,20 @@
 #define ROWS (64 * CONSUMERS)
 #define THREADS (128 * CONSUMERS + 128)
 #define STAGES 8
+// Slices of 16 columns of the queries that are held in registers: products with them read less of shared memory, and
+// with one at least the compiler keeps the operands of all products in uniform registers.
+#define SLICES 1
 #define TILE (KEYS * DIM)
 
-// Registers of a thread of the producer's and of the consumers' warpgroups: together those of a multiprocessor.
-__device__ __forceinline__ void take_producer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); }
-__device__ __forceinline__ void take_consumer_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 160;"); }
-
-// A number that is the same in all lanes, in a form that tells the compiler so: it then lies in a uniform register,
-// from which wgmma takes its operands.
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+// A block's next tile: the sequence's first token, the tile's first row within it, the head, and the keys that the
+// last row sees (0: there are no more tiles).
+struct Turn {
+    int start, first, head, n_keys;
+};
 
 struct PipelineShared {
     u64 queries_full[2], queries_empty[2], full[STAGES], empty[STAGES];
+    Turn turns[2];
 };
 
 struct ForwardArgs {
@@ -38,49 +40,57 @@ struct Cursor {
     }
 };
 
-// A block's tile number `turn`: its rows, head and keys.
-struct Turn {
-    WorkTile work;
-    int head, n_keys, n_steps;
-};
-
 // Tiles come with falling numbers of keys, and every second turn the blocks take them in the opposite order: so all
-// multiprocessors get about the same number of keys. False: there are no more tiles.
-__device__ __forceinline__ bool find_turn(int turn, const ForwardArgs& args, Turn* t) {
+// multiprocessors get about the same number of keys.
+__device__ __forceinline__ Turn find_turn(int turn, const ForwardArgs& args) {
+    WorkTile work;
     int n = gridDim.x, index = turn * n + (turn % 2 ? n - 1 - (int)blockIdx.x : (int)blockIdx.x);
-    if (!find_work_tile(args.offsets, args.sequences, 1, ROWS, index / args.query, &t->work)) return false;
-    t->head = index % args.query;
-    t->n_keys = uniform(min(t->work.rows, t->work.first + ROWS));
-    t->n_steps = (t->n_keys + KEYS - 1) / KEYS;
-    return true;
+    if (!find_work_tile(args.offsets, args.sequences, 1, ROWS, index / args.query, &work)) return {0, 0, 0, 0};
+    return {(int)args.offsets[work.sequence], work.first, index % args.query, min(work.rows, work.first + ROWS)};
 }
 
-// The producer's loop.
+__device__ __forceinline__ int count_steps(int n_keys) { return (n_keys + KEYS - 1) / KEYS; }
+
+// The producer's loop. It finds the tiles for the consumers too.
 __device__ __forceinline__ void produce(const TensorMap& map_q, const TensorMap& map_kv, const ForwardArgs& args,
                                         PipelineShared& shared, bf16* queries, bf16* tiles) {
-    Turn t;
     Cursor at = {0, 0};
-    bool is_first = true;
-    for (int turn = 0; find_turn(turn, args, &t); ++turn) {
-        int start = args.offsets[t.work.sequence], kv_head = t.head / (args.query / args.kv);
+    bool is_first = true, goes_on = true;
+    for (int turn = 0; goes_on; ++turn) {
+        Turn t = find_turn(turn, args);
+        goes_on = t.n_keys > 0;
         if (threadIdx.x % 32 > 0) continue;
         if (turn > 1) mbarrier_wait(shared.queries_empty + turn % 2, (turn / 2 - 1) % 2);
-        mbarrier_arrive_expect_bytes(shared.queries_full + turn % 2, ROWS * DIM * 2);
-        for (int part = 0; part < PARTS; ++part)
+        shared.turns[turn % 2] = t;
+        mbarrier_arrive_expect_bytes(shared.queries_full + turn % 2, goes_on ? ROWS * DIM * 2 : 0);
+        for (int part = 0; goes_on && part < PARTS; ++part)
             tma_load_tile(queries + (turn % 2 * DIM + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
-                          start + t.work.first, shared.queries_full + turn % 2);
-        for (int i = 0; i < 2 * t.n_steps; ++i) {
+                          t.start + t.first, shared.queries_full + turn % 2);
+        int kv_head = t.head / (args.query / args.kv), n_tiles = 2 * count_steps(t.n_keys);
+        for (int i = 0; i < n_tiles; ++i) {
             int first_head = i % 2 ? args.query + args.kv : args.query;
             if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
             mbarrier_arrive_expect_bytes(shared.full + at.stage, TILE * 2);
             for (int part = 0; part < PARTS; ++part)
                 tma_load_tile(tiles + at.stage * TILE + part * KEYS * 64, map_kv,
-                              (first_head + kv_head) * HEAD_DIM + part * 64, start + i / 2 * KEYS,
+                              (first_head + kv_head) * HEAD_DIM + part * 64, t.start + i / 2 * KEYS,
                               shared.full + at.stage);
             at.advance(1);
             is_first = is_first && at.stage > 0;
         }
     }
+}
+
+// d (+)= a b^T: a [64, 16] in registers, b [64, 16] a K-major operand in shared memory.
+__device__ __forceinline__ void wgmma_registers_rows(float (&d)[8][4], const u32* a, u64 b, bool adds) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %37, 0; "
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, 0; }"
+        : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3), FOUR(d, 4), FOUR(d, 5), FOUR(d, 6), FOUR(d, 7)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
 
 // What a consumer reads: its 64 queries from `row` on, the ring, and its places there.
@@ -89,7 +99,22 @@ struct Inputs {
     bf16 *tiles, *queries;
     int row;
     Cursor keys, values;
+    // Which of the two buffers of queries.
+    int turn;
+    u32 q[SLICES][4];
 
+    __device__ __forceinline__ void release_queries() {
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.queries_empty + turn);
+    }
+    __device__ __forceinline__ void load_queries() {
+        int r = threadIdx.x / 32 * 16 + threadIdx.x % 16;
+#pragma unroll
+        for (int c = 0; c < SLICES * 16; c += 16) {
+            int chunk = c / 8 + threadIdx.x % 32 / 16;
+            ldmatrix_at(q[c / 16],
+                        shared_address(queries + chunk / 8 * ROWS * 64 + r * 64 + (chunk % 8 ^ r % 8) * 8));
+        }
+    }
     __device__ __forceinline__ void wait(const Cursor& at) const { mbarrier_wait(shared.full + at.stage, at.parity); }
     __device__ __forceinline__ bf16* tile(const Cursor& at) const { return tiles + at.stage * TILE; }
     __device__ __forceinline__ void release(Cursor& at) {
@@ -101,7 +126,16 @@ struct Inputs {
         wait(keys);
         fence_registers(s);
         wgmma_fence();
-        start_rows_product<ROWS>(s, queries, row, tile(keys));
+        u64 left = k_major_operand<ROWS>(queries, row, 0), right = k_major_operand<64>(tile(keys), 0, 0);
+#pragma unroll
+        for (int c = 0; c < DIM; c += 16) {
+            u64 b = advance(right, column_bytes<64>(c));
+            if (c < 16 * SLICES)
+                wgmma_registers_rows(s, q[c / 16], b, c > 0);
+            else
+                wgmma_shared(s, advance(left, column_bytes<ROWS>(c)), b, c > 0);
+        }
+        wgmma_commit();
     }
 };
 
@@ -120,6 +154,19 @@ __device__ __forceinline__ void end_product(Inputs& in, RowState& rows) {
     wgmma_wait<0>();
     fence_registers(rows.o);
     in.release(in.values);
+}
+
+// Begins a split. The first product of its weights sets the outputs.
+__device__ __forceinline__ void begin_split(RowState& rows) {
+    rows.reference[0] = rows.reference[1] = MINUS_INFINITY;
+    rows.sum[0] = rows.sum[1] = 0.0f;
+}
+
+// Ends a split, where every row sees one of its keys.
+__device__ __forceinline__ void end_seen_split(RowState& rows, const SavedRows<DIM / 8>& earlier, bool is_first,
+                                               float factor) {
+    rows.sum[0] = quad_sum(rows.sum[0]), rows.sum[1] = quad_sum(rows.sum[1]);
+    if (!is_first) combine_splits(rows, earlier, true, true, factor);
 }
 
 // Takes a step whose scores are in s. At the start, unless a split begins with this step, the product of the step
@@ -143,10 +190,11 @@ __device__ __forceinline__ void take_step(int step, float (&s)[KEYS / 8][4], Inp
     if (step % SPLIT_STEPS > 0) in.release(in.values);
     pack_operands(p, s);
     if (!IS_LAST) in.start_scores(s);
-    // Once the rows have met their largest scores, the factors are 1.
-    if (__any_sync(0xffffffffu, scale[0] != 1.0f || scale[1] != 1.0f)) rescale(rows, scale);
+    // References seldom rise: then the factors are 1.
+    bool adds = step % SPLIT_STEPS > 0;
+    if (adds && __any_sync(0xffffffffu, scale[0] != 1.0f || scale[1] != 1.0f)) rescale(rows, scale);
     if (IS_LAST && n_keys < step * KEYS + KEYS) zero_hidden_values(in.tile(values), n_keys - step * KEYS);
-    start_columns_product(rows.o, p, in.tile(values));
+    start_columns_product(rows.o, p, in.tile(values), adds);
     if (!IS_LAST) {
         wgmma_wait<1>();
         fence_registers(s);
@@ -158,8 +206,8 @@ __device__ __forceinline__ void take_step(int step, float (&s)[KEYS / 8][4], Inp
 __device__ __forceinline__ void attend(int n_steps, Inputs& in, const LastKeys& last, int n_keys, float factor,
                                        RowState& rows) {
     float s[KEYS / 8][4];
-    SavedRows<DIM / 8> saved;
-    clear(rows);
+    SavedRows<DIM / 8> earlier;
+    begin_split(rows);
     in.start_scores(s);
     wgmma_wait<0>();
     fence_registers(s);
@@ -169,14 +217,16 @@ __device__ __forceinline__ void attend(int n_steps, Inputs& in, const LastKeys& 
         take_step<false>(step, s, in, last, n_keys, factor, rows);
         if ((step + 1) % SPLIT_STEPS == 0) {
             end_product(in, rows);
-            end_split(rows, saved, (step + 1) * KEYS - SPLIT, last.of_row, factor);
-            save_rows(saved, rows);
-            clear(rows);
+            end_seen_split(rows, earlier, step < SPLIT_STEPS, factor);
+            save_rows(earlier, rows);
+            begin_split(rows);
         }
     }
+    // All scores are multiplied: the queries may be overwritten.
+    in.release_queries();
     take_step<true>(step, s, in, last, n_keys, factor, rows);
     end_product(in, rows);
-    end_split(rows, saved, step / SPLIT_STEPS * SPLIT, last.of_row, factor);
+    end_seen_split(rows, earlier, step < SPLIT_STEPS, factor);
 }
 
 // A consumer's loop.
@@ -184,27 +234,30 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, PipelineShared&
     int top_row = uniform(threadIdx.x / 128) * 64, row = top_row + warpgroup_row();
     float factor = score_factor();
     Inputs in = {shared, tiles, queries, top_row, {0, 0}, {1, 0}};
-    Turn t;
-    for (int turn = 0; find_turn(turn, args, &t); ++turn) {
-        int first = t.work.first;
+    for (int turn = 0;; ++turn) {
+        in.turn = turn % 2;
         in.queries = queries + turn % 2 * ROWS * DIM;
         mbarrier_wait(shared.queries_full + turn % 2, turn / 2 % 2);
+        const Turn& t = shared.turns[turn % 2];
+        int n_keys = uniform(t.n_keys), start = uniform(t.start), first = uniform(t.first), head = uniform(t.head);
+        if (n_keys == 0) break;
+        int n_steps = count_steps(n_keys);
+        in.load_queries();
         LastKeys last = {{first + row, first + row + 8}, first + top_row, first + top_row + 63};
         RowState rows;
         // Steps that this consumer's rows see: none where the tile has no such rows.
-        bool has_rows = first + top_row < t.n_keys;
-        int n_own = has_rows ? min(t.n_steps, (first + top_row) / KEYS + 1) : 0;
-        if (has_rows) attend(n_own, in, last, t.n_keys, factor, rows);
-        for (int step = n_own; step < t.n_steps; ++step) {
+        bool has_rows = first + top_row < n_keys;
+        int n_own = has_rows ? min(n_steps, (first + top_row) / KEYS + 1) : 0;
+        if (has_rows) attend(n_own, in, last, n_keys, factor, rows);
+        for (int step = n_own; step < n_steps; ++step) {
             in.wait(in.keys), in.release(in.keys);
             in.wait(in.values), in.release(in.values);
         }
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.queries_empty + turn % 2);
+        if (!has_rows) in.release_queries();
         QueryTile tile;
-        tile.token = (size_t)args.offsets[t.work.sequence] + first;
-        tile.n_rows = has_rows ? t.n_keys - first : 0;
-        tile.head = t.head;
+        tile.token = (size_t)start + first;
+        tile.n_rows = has_rows ? n_keys - first : 0;
+        tile.head = head;
         store_rows(tile, rows, row, args.query, factor, args.out, args.lse);
     }
 }
@@ -226,10 +279,10 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
     }
     __syncthreads();
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
-        take_producer_registers();
+        take_producer_registers<24>();
         if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, map_kv, args, shared, queries, tiles);
     } else {
-        take_consumer_registers();
+        take_consumer_registers<160>();
         consume(args, shared, queries, tiles);
     }
 }

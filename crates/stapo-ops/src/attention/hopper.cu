@@ -34,21 +34,21 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[8][4], u64 a, u64 b, boo
         : "l"(a), "l"(b), "r"((int)adds));
 }
 
-// d += a b: a [64, 16] in registers, b [16, 64] or [16, 128] an MN-major operand in shared memory.
-__device__ __forceinline__ void wgmma_registers(float (&d)[8][4], const u32* a, u64 b) {
+// d (+)= a b: a [64, 16] in registers, b [16, 64] or [16, 128] an MN-major operand in shared memory.
+__device__ __forceinline__ void wgmma_registers(float (&d)[8][4], const u32* a, u64 b, bool adds) {
     asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
+        "{ .reg .pred p; setp.ne.b32 p, %37, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
         "{%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
         : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3), FOUR(d, 4), FOUR(d, 5), FOUR(d, 6), FOUR(d, 7)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
 
-__device__ __forceinline__ void wgmma_registers(float (&d)[16][4], const u32* a, u64 b) {
+__device__ __forceinline__ void wgmma_registers(float (&d)[16][4], const u32* a, u64 b, bool adds) {
     asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
+        "{ .reg .pred p; setp.ne.b32 p, %69, 0; "
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -57,7 +57,7 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[16][4], const u32* a,
         "{%64, %65, %66, %67}, %68, p, 1, 1, 1; }"
         : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3), FOUR(d, 4), FOUR(d, 5), FOUR(d, 6), FOUR(d, 7), FOUR(d, 8),
           FOUR(d, 9), FOUR(d, 10), FOUR(d, 11), FOUR(d, 12), FOUR(d, 13), FOUR(d, 14), FOUR(d, 15)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
 
 // The first of the two rows whose results a thread holds, among the 64 rows of its warpgroup (four warps).
@@ -73,13 +73,14 @@ __device__ __forceinline__ void start_rows_product(float (&s)[8][4], const bf16*
     wgmma_commit();
 }
 
-// Starts d += a b: 64 rows in registers against the columns of a tile of 64 rows. The caller waits.
-__device__ __forceinline__ void start_columns_product(float (&d)[DIM / 8][4], const u32 (&a)[4][4], const bf16* b) {
+// Starts d (+)= a b: 64 rows in registers against the columns of a tile of 64 rows. The caller waits.
+__device__ __forceinline__ void start_columns_product(float (&d)[DIM / 8][4], const u32 (&a)[4][4], const bf16* b,
+                                                      bool adds = true) {
     fence_registers(d);
     wgmma_fence();
     u64 right = mn_major_operand<64>(b, 0);
 #pragma unroll
-    for (int c = 0; c < 4; ++c) wgmma_registers(d, a[c], advance(right, c * 16 * 128));
+    for (int c = 0; c < 4; ++c) wgmma_registers(d, a[c], advance(right, c * 16 * 128), adds || c > 0);
     wgmma_commit();
 }
 
@@ -87,3 +88,15 @@ __device__ __forceinline__ void start_columns_product(float (&d)[DIM / 8][4], co
 struct LastKeys {
     int of_row[2], lowest, highest;
 };
+
+// A number that is the same in all lanes, in a form that tells the compiler so: it then lies in a uniform register,
+// from which wgmma takes its operands.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+// Registers of a thread of the producer's and of the consumers' warpgroups: together those of a multiprocessor.
+template <int N> __device__ __forceinline__ void take_producer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void take_consumer_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}

@@ -54,18 +54,17 @@ __device__ __forceinline__ void share_tops(const float (&s)[2][4], Exchange& sha
     }
 }
 
-// Turns the warp's scores into weights relative to the largest score so far, of all warps, and shares them; `scale` is
-// what the sums and outputs so far shrink by.
+// Turns the warp's scores into weights relative to the references and shares them; `scale` is what the sums and outputs
+// so far shrink by.
 __device__ __forceinline__ void share_weights(float (&s)[2][4], WarpState& rows, Exchange& shared, int warp,
                                               float factor, float (&scale)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         int row = fragment_row(2 * h);
         const float (&tops)[4][ROWS] = shared.tops;
-        float top = fmaxf(rows.top[h], fmaxf(fmaxf(tops[0][row], tops[1][row]), fmaxf(tops[2][row], tops[3][row])));
-        scale[h] = exp2_fast((rows.top[h] - top) * factor);
-        rows.top[h] = top;
-        float shift = top * factor;
+        float top = fmaxf(fmaxf(tops[0][row], tops[1][row]), fmaxf(tops[2][row], tops[3][row]));
+        scale[h] = rise_to(top, rows.reference[h], factor);
+        float shift = rows.reference[h] * factor;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
 #pragma unroll

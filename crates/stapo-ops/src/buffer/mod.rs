@@ -120,6 +120,15 @@ impl<T: Element> Buffer<T> {
         self.view_mut().into_range(range)
     }
 
+    /// Of weights with exact masters, forgets the masters of all elements but those of `own`: the host and the optimizer
+    /// then see exact values of these alone, and of the others what ops read. Nothing on a device without masters.
+    pub fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
+        match &mut self.0 {
+            Storage::Host(_) => Ok(()),
+            Storage::Cuda(memory) => memory.keep_masters(own),
+        }
+    }
+
     /// Several ranges of one buffer that do not overlap, such as the parts of an arena that one op reads and writes. A
     /// range that is only read becomes a [`View`] by [`ViewMut::into_view`].
     pub fn disjoint_mut<const N: usize>(&mut self, ranges: [Range<usize>; N]) -> [ViewMut<'_, T>; N] {
@@ -356,6 +365,14 @@ impl Device {
                 };
                 Ok(Buffer(Storage::Cuda(Memory::moments::<T>(cuda, len, kind)?)))
             }
+        }
+    }
+
+    /// Copies a view to one of the same length, in the order of this device's work.
+    pub fn copy<T: Element>(&self, from: View<'_, T>, mut to: ViewMut<'_, T>) {
+        match self.backend() {
+            Backend::Cpu(_) => to.host_mut().copy_from_slice(from.host()),
+            Backend::Cuda(cuda) => cuda.copy(from.cuda(), to.cuda()),
         }
     }
 

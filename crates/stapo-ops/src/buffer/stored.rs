@@ -128,7 +128,7 @@ impl View<'_, f32> {
             Elements::Host(_) => Form::F32,
             Elements::Cuda(part) => {
                 let slice = part.slice();
-                form_of(slice.kind, slice.master.is_some())
+                form_of(slice.kind, slice.masters.is_some())
             }
         }
     }

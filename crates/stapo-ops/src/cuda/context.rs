@@ -81,6 +81,11 @@ impl Cuda {
         Ok(Arc::new(cuda))
     }
 
+    /// The same GPU with a stream of its own. Its kernels are loaded when they are first used.
+    pub(crate) fn beside(&self) -> Arc<Cuda> {
+        Arc::new(Self::open(self.options).or_panic("opening a second stream of the GPU"))
+    }
+
     fn open(options: CudaOptions) -> Result<Cuda, DriverError> {
         let device = device::get(options.ordinal as i32)?;
         let gpu = gpu(device)?;

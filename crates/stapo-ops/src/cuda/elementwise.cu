@@ -111,6 +111,11 @@ KERNEL reduce_first_nonzero(const float* x, u64* first, u64 n) {
     if (i < n && x[i] != 0.0f) atomicMin(first, (u64)i);
 }
 
+KERNEL reduce_first_nonzero_bf16(const bf16* x, u64* first, u64 n) {
+    size_t i = element();
+    if (i < n && widen(x[i]) != 0.0f) atomicMin(first, (u64)i);
+}
+
 // x[i] = factor * a centred sum of four 16-bit parts of a hash of key and place, see noise/mod.rs.
 template <class T>
 __device__ __forceinline__ void noise(T* x, u64 n, u64 key, float factor) {
@@ -186,4 +191,15 @@ KERNEL copy_blocks(const u32* pairs, uint4* cache, u64 n_chunks, u32 n_blocks) {
     u32 from = pairs[2 * blockIdx.x], to = pairs[2 * blockIdx.x + 1];
     if (from >= n_blocks || to >= n_blocks) __trap();
     for (u64 i = threadIdx.x; i < n_chunks; i += blockDim.x) cache[to * n_chunks + i] = cache[from * n_chunks + i];
+}
+
+// to [groups x padded_rows, padded] = from [groups x rows, columns], rows of a group and columns filled up with zeros.
+// Grid: elements of `to` in blocks of 256.
+KERNEL pad_groups_bf16(const bf16* from, bf16* to, u64 n, int rows, int padded_rows, int columns, int padded) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    int column = i % padded, row = i / padded % padded_rows;
+    u64 group = i / padded / padded_rows;
+    bool is_there = column < columns && row < rows;
+    to[i] = is_there ? from[(group * rows + row) * columns + column] : round_to<bf16>(0.0f);
 }

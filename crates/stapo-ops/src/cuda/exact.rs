@@ -77,6 +77,25 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
     }
 }
 
+/// Outputs and gradients of a sequence alone and packed before others. On Hopper, thread blocks of one sequence add to the
+/// gradient of its queries in turns, whatever other blocks run beside them.
+#[test]
+fn gradients_of_attention_on_cuda_do_not_depend_on_other_sequences() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for heads in HEADS {
+        for len in [1, 130, 700, 2100] {
+            let alone = attention_case(device, heads, &[len]);
+            for others in [&[1][..], &[64, 900, 3, 129]] {
+                let packed = attention_case(device, heads, &[&[len], others].concat());
+                for (what, (alone, packed)) in ["out", "lse", "d_qkv"].iter().zip(alone.iter().zip(&packed)) {
+                    let same = bits(alone) == bits(&packed[..alone.len()]);
+                    assert!(same, "{heads:?}: {what} of {len} tokens before {others:?} differs");
+                }
+            }
+        }
+    }
+}
+
 /// Ways to group five sequences whose common prefix is all of split 0 and two steps of split 1, and of which only number 3
 /// has a split 2: entries of `paged::Groups`.
 fn ways_to_group() -> Vec<Vec<[u32; 4]>> {
@@ -391,7 +410,10 @@ fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
         };
         let mut d_hidden = empty(device, tokens * width);
         let mut d_w = device.zeros::<f32>(vocab * width).unwrap();
-        let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_w.view_mut()) };
+        let to = lm_head::HeadGrads {
+            d_hidden: d_hidden.view_mut(),
+            d_weight: Some((d_w.view_mut(), Write::Add)),
+        };
         lm_head::backward(device, dims, hidden.view(), &w, grads, last, to);
         [d_hidden.view().to_vec(), d_w.view().to_vec()].map(|x| bits(&x))
     };

@@ -46,6 +46,8 @@ const FEEDS: &str = include_str!("../attention/feeds.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
 const WGMMA: &str = include_str!("wgmma.cu");
 const TMA: &str = include_str!("tma.cu");
+const RING: &str = include_str!("ring.cu");
+const MODULES: &str = include_str!("../lora/modules.cu");
 const HEAD: &str = include_str!("../rope/head.cu");
 
 macro_rules! sources {
@@ -75,9 +77,14 @@ sources! {
         [TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
         [HEAD, TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/decode_hopper.cu")];
-    ATTENTION_BACKWARD_HOPPER = "attention_backward_hopper", Hopper,
-        [TILES, SOFTMAX, DELTA, WGMMA, HOPPER, STREAMS, include_str!("../attention/backward_hopper.cu")];
-    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, include_str!("../matmul/small_m.cu")];
+    ATTENTION_BACKWARD_PIPELINED_HOPPER = "attention_backward_pipelined_hopper", Hopper,
+        [TILES, SOFTMAX, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
+    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu")];
+    LORA = "lora", HopperOnce,
+        [WGMMA, TMA, RING, MODULES, include_str!("../lora/operands.cu"), include_str!("../lora/forward.cu"),
+         include_str!("../lora/backward.cu")];
+    LORA_SMALL_M = "lora_small_m", HopperOnce,
+        [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), MODULES, include_str!("../lora/small_m.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 

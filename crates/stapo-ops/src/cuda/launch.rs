@@ -60,6 +60,15 @@ impl Launch<'_> {
         self
     }
 
+    /// A struct of as many descriptors as the kernel has room for; a kernel reads those that are given.
+    pub(crate) fn tensor_maps<const N: usize>(mut self, maps: &[TensorMap]) -> Self {
+        self.starts.push(self.words.len());
+        for place in 0..N {
+            self.words.extend(maps[place.min(maps.len() - 1)].words());
+        }
+        self
+    }
+
     /// Programmatic dependent launch: with `is_on` the GPU may start the kernel before the previous kernel of the
     /// stream has ended, as soon as every block of that one has called `launch_dependents` or ended. The start of the
     /// kernel then overlaps with the end of the previous one.

@@ -1,5 +1,6 @@
 //! The memory of a buffer on the GPU: the type it is stored in, and how the host reads and writes it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
@@ -8,7 +9,7 @@ use super::allocation::{Allocation, Lender};
 use super::context::{Cuda, Precision, Training};
 use super::error::{Code, CudaError, OrPanic, fail};
 use super::kernels::{ADAMW, ELEMENTWISE};
-use super::slice::{ElementType, MOMENT_BLOCK, Slice};
+use super::slice::{ElementType, MOMENT_BLOCK, Masters, Slice};
 use crate::dtype::bf16_to_f32;
 use crate::element::Element;
 use crate::memory::OutOfMemory;
@@ -20,8 +21,8 @@ pub(crate) struct Memory {
     kind: ElementType,
     len: usize,
     /// f32 master weights, of which `elements` holds the rounded copy. The optimizer updates them, files store them,
-    /// and the host reads them.
-    master: Option<Allocation>,
+    /// and the host reads them. The range says which elements have one.
+    masters: Option<(Allocation, Range<usize>)>,
     /// The scales of 8-bit moments: one f32 for each [`MOMENT_BLOCK`] elements.
     scales: Option<Allocation>,
 }
@@ -54,7 +55,7 @@ impl Memory {
     pub(crate) fn trained<T: Element>(cuda: &Arc<Cuda>, len: usize) -> Result<Memory, OutOfMemory> {
         let mut memory = Self::compute::<T>(cuda, None, len)?;
         if memory.kind == ElementType::Bf16 && cuda.options.training == Training::F32 {
-            memory.master = Some(Allocation::zeros(cuda, None, 4 * len)?);
+            memory.masters = Some((Allocation::zeros(cuda, None, 4 * len)?, 0..len));
         }
         Ok(memory)
     }
@@ -80,7 +81,7 @@ impl Memory {
         let elements = Allocation::scratch(cuda, n_bytes);
         let elements = elements
             .unwrap_or_else(|error| fail(CudaError::told("scratch memory", error, Code::OutOfMemory)));
-        Memory { elements, kind, len, master: None, scales: None }
+        Memory { elements, kind, len, masters: None, scales: None }
     }
 
     fn zeros(
@@ -92,7 +93,7 @@ impl Memory {
         let too_long = OutOfMemory { bytes: len as u128 * kind.n_bytes() as u128, device: "the GPU" };
         let n_bytes = len.checked_mul(kind.n_bytes()).ok_or(too_long)?;
         let elements = Allocation::zeros(cuda, lender, n_bytes)?;
-        Ok(Memory { elements, kind, len, master: None, scales: None })
+        Ok(Memory { elements, kind, len, masters: None, scales: None })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -107,9 +108,27 @@ impl Memory {
     #[track_caller]
     pub(crate) fn slice(&self) -> Slice {
         self.elements.check_tenant();
-        let master = self.master.as_ref().map(|master| master.address);
+        let masters = self.masters.as_ref().map(|(memory, range)| Masters {
+            address: memory.address,
+            start: range.start,
+            end: range.end,
+        });
         let scales = self.scales.as_ref().map(|scales| scales.address);
-        Slice { address: self.elements.address, kind: self.kind, len: self.len, master, scales }
+        Slice { address: self.elements.address, kind: self.kind, len: self.len, masters, scales }
+    }
+
+    /// Forgets the masters of all elements but those of `own`.
+    pub(crate) fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
+        let Some((_, range)) = &self.masters else { return Ok(()) };
+        assert!(range.start <= own.start && own.end <= range.end, "masters {own:?} of {range:?}");
+        let cuda = Arc::clone(self.cuda());
+        let kept = Allocation::zeros(&cuda, None, 4 * own.len())?;
+        if let Some(from) = self.slice().part(own.start, own.len()).master().filter(|_| !own.is_empty()) {
+            let plain = |address| Slice::plain(address, ElementType::F32, own.len());
+            cuda.copy(plain(from), plain(kept.address));
+        }
+        self.masters = Some((kept, own));
+        Ok(())
     }
 }
 
@@ -129,7 +148,7 @@ impl Cuda {
         }
         self.make_current();
         let (address, kind) =
-            from.master.map_or((from.address, from.kind), |master| (master, ElementType::F32));
+            from.master().map_or((from.address, from.kind), |master| (master, ElementType::F32));
         if kind == ElementType::Bf16 {
             let mut bits = vec![0u16; to.len()];
             self.download(address, &mut bits);
@@ -142,11 +161,12 @@ impl Cuda {
         }
     }
 
-    /// The bytes of a slice as they are stored (those of the master where there is one), and its scales.
+    /// The bytes of a slice as they are stored (those of the masters where there are any), and its scales.
     pub(crate) fn read_stored(&self, from: Slice, n_scales: usize) -> (Vec<u8>, Vec<f32>) {
-        let (address, n_bytes) = match from.master {
-            Some(master) => (master, 4 * from.len),
-            None => (from.address, from.len * from.kind.n_bytes()),
+        let (address, n_bytes) = match (from.master(), from.masters) {
+            (Some(master), _) => (master, 4 * from.len),
+            (None, None) => (from.address, from.len * from.kind.n_bytes()),
+            (None, Some(_)) => panic!("read_stored: other ranks have masters of these {} weights", from.len),
         };
         self.make_current();
         let mut bytes = vec![0; n_bytes];
@@ -163,7 +183,7 @@ impl Cuda {
     /// Overwrites a slice without a master with bytes as [`Cuda::read_stored`] gave them.
     pub(crate) fn write_stored(&self, bytes: &[u8], scales: &[f32], to: Slice) {
         assert_eq!(bytes.len(), to.len * to.kind.n_bytes(), "write_stored: bytes");
-        assert!(to.master.is_none(), "write_stored: the rounded copy of a master follows from the master");
+        assert!(to.masters.is_none(), "write_stored: the rounded copy of a master follows from the master");
         self.make_current();
         if !bytes.is_empty() {
             self.upload(bytes, to.address);
@@ -199,10 +219,13 @@ impl Cuda {
             self.upload(from, to.address);
             return;
         }
-        if let Some(master) = to.master {
+        if let Some(master) = to.master() {
             self.upload(from, master);
             self.round(master, to.address, to.len);
             return;
+        }
+        if let Some(masters) = to.masters.filter(|masters| masters.start < masters.end) {
+            self.upload(&from[masters.start..masters.end], masters.address);
         }
         for (i, part) in from.chunks(STAGE).enumerate() {
             let stage_memory = Memory::scratch(self, part.len(), ElementType::F32);
@@ -214,7 +237,7 @@ impl Cuda {
 
     /// Rounds the master of a weight that has one to the copy that ops read.
     pub(crate) fn round_master(&self, weight: Slice) {
-        if let Some(master) = weight.master {
+        if let Some(master) = weight.master() {
             self.round(master, weight.address, weight.len);
         }
     }
@@ -237,7 +260,7 @@ impl Cuda {
             }
         };
         copy(from.address, to.address, from.len * from.kind.n_bytes());
-        if let Some((from_master, to_master)) = from.master.zip(to.master) {
+        if let Some((from_master, to_master)) = from.master().zip(to.master()) {
             copy(from_master, to_master, 4 * from.len);
         }
     }
@@ -255,8 +278,8 @@ impl Cuda {
                     .or_panic("clearing memory");
             };
             clear(to.address, to.len * to.kind.n_bytes());
-            if let Some(master) = to.master {
-                clear(master, 4 * to.len);
+            if let Some(masters) = to.masters.filter(|masters| masters.start < masters.end) {
+                clear(masters.address, 4 * (masters.end - masters.start));
             }
         } else if to.kind.n_bytes() == 4 {
             // SAFETY: as above.

@@ -5,8 +5,11 @@ mod arguments;
 mod blas;
 mod context;
 mod error;
+mod event;
 #[cfg(test)]
 mod exact;
+#[cfg(test)]
+mod exact_lora;
 mod graph;
 mod grid;
 pub mod kernels;
@@ -21,6 +24,8 @@ mod parity;
 mod pinned;
 mod probe;
 mod product;
+#[cfg(test)]
+mod shared_out;
 mod slice;
 mod tensor_map;
 #[cfg(test)]
@@ -34,6 +39,7 @@ pub(crate) use blas::Columns;
 pub(crate) use context::Cuda;
 pub use context::{CudaOptions, Precision, Training};
 pub use error::{CudaError, guard, is_failing};
+pub(crate) use event::Event;
 pub(crate) use graph::Graph;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
 pub(crate) use launch::Launch;
@@ -44,5 +50,5 @@ pub use nccl_library::{ID_BYTES, nccl_version};
 pub use probe::{Found, FoundLibrary, Gpu, OLDEST_CAPABILITY, probe};
 pub(crate) use product::{MatrixProduct, Placement, SPLIT_K_BYTES};
 pub(crate) use slice::{ElementType, Slice};
-pub(crate) use tensor_map::TensorMap;
+pub(crate) use tensor_map::{TILE_COLUMNS, TensorMap};
 pub(crate) use transfer::PinnedDownload;

@@ -77,13 +77,16 @@ impl Communicator {
         Ok(Some(Self { functions, cuda: Arc::clone(cuda), comm, is_aborted: Mutex::new(false) }))
     }
 
-    /// Queues all sends and receives as one group on the stream of the ops. Between two ranks views are taken in order.
+    /// Queues all sends and receives as one group on the stream of `device`, which is this GPU. Between two ranks views
+    /// are taken in order. Of weights only the elements that ops read are moved, never their masters.
     pub fn exchange(
         &self,
+        device: &Device,
         sends: &[(usize, View<'_, f32>)],
         receives: &[(usize, ViewMut<'_, f32>)],
     ) -> Result<(), CudaError> {
-        let Self { functions, cuda, comm, .. } = self;
+        let Self { functions, comm, .. } = self;
+        let Backend::Cuda(cuda) = device.backend() else { panic!("exchange: views of a CPU") };
         let what = "moving numbers between GPUs";
         if *lock(&self.is_aborted) {
             return Err(CudaError::told(what, "a rank has failed", Code::Other));
@@ -94,22 +97,21 @@ impl Communicator {
         functions.check(what, unsafe { (functions.group_start)() })?;
         let mut queued = Ok(());
         for (peer, view) in sends {
-            for (address, n_bytes) in pieces(view.cuda()) {
-                // SAFETY: the view is memory of this GPU that outlives the stream's work, since it is freed on the stream.
-                let code = unsafe {
-                    (functions.send)(address as *const c_void, n_bytes, UINT8, *peer as c_int, *comm, stream)
-                };
-                queued = queued.and(functions.check(what, code));
-            }
+            let (address, n_bytes) = bytes_of(view.cuda());
+            // SAFETY: the view is memory of this GPU that outlives the stream's work: it is freed in the order of the
+            // ops, which wait for the exchange before.
+            let code = unsafe {
+                (functions.send)(address as *const c_void, n_bytes, UINT8, *peer as c_int, *comm, stream)
+            };
+            queued = queued.and(functions.check(what, code));
         }
         for (peer, view) in receives {
-            for (address, n_bytes) in pieces(view.cuda()) {
-                // SAFETY: as above, and nothing else writes the view meanwhile.
-                let code = unsafe {
-                    (functions.receive)(address as *mut c_void, n_bytes, UINT8, *peer as c_int, *comm, stream)
-                };
-                queued = queued.and(functions.check(what, code));
-            }
+            let (address, n_bytes) = bytes_of(view.cuda());
+            // SAFETY: as above, and nothing else writes the view meanwhile.
+            let code = unsafe {
+                (functions.receive)(address as *mut c_void, n_bytes, UINT8, *peer as c_int, *comm, stream)
+            };
+            queued = queued.and(functions.check(what, code));
         }
         // SAFETY: closes the group that was opened above.
         queued.and(functions.check(what, unsafe { (functions.group_end)() }))
@@ -147,8 +149,7 @@ impl Drop for Communicator {
     }
 }
 
-/// The memory of a view: its elements, and the f32 master of weights that have one.
-fn pieces(slice: Slice) -> Vec<(u64, usize)> {
-    let own = (slice.address, slice.len * slice.kind.n_bytes());
-    std::iter::once(own).chain(slice.master.map(|address| (address, 4 * slice.len))).collect()
+/// The address and the number of bytes of a view's elements.
+fn bytes_of(slice: Slice) -> (u64, usize) {
+    (slice.address, slice.len * slice.kind.n_bytes())
 }

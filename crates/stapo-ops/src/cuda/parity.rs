@@ -7,8 +7,8 @@ use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::rope::{Frequencies, HeadNorm, HeadNormGrad, Scaling, Table};
 use crate::testing::{Tensors, bits, device as cpu, ids, upload, values, weight};
 use crate::{
-    Buffer, Device, Write, adamw, embedding, lm_head, lora, matmul, reduce, residual, rmsnorm, rope,
-    sampling, swiglu,
+    Buffer, Device, Write, adamw, embedding, lm_head, matmul, reduce, residual, rmsnorm, rope, sampling,
+    swiglu,
 };
 
 pub(super) fn gpu(precision: Precision) -> Option<Device> {
@@ -47,7 +47,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Runs the op on the CPU and on the GPU in both precisions and compares every output.
-fn check(name: &str, run: impl Fn(&Device) -> Tensors<f32>) {
+pub(super) fn check(name: &str, run: impl Fn(&Device) -> Tensors<f32>) {
     let expected = run(&cpu());
     for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 6e-3)] {
         let Some(gpu) = gpu(precision) else { return };
@@ -301,7 +301,8 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
         d_logp: d_logp.view(),
         d_entropy: d_entropy.view(),
     };
-    let to = lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_w.view_mut()) };
+    let to =
+        lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some((d_w.view_mut(), Write::Add)) };
     lm_head::backward(device, dims, hidden.view(), &w, grads, last, to);
     let mut all: Tensors<f32> = out.iter().map(|b| b.view().to_vec()).collect();
     all.extend([best.view().to_vec(), d_hidden.view().to_vec(), d_w.view().to_vec()]);
@@ -391,45 +392,5 @@ fn sampling_on_cuda_draws_what_the_cpu_draws_and_reports_the_bits_of_training() 
                 assert!(distance(&reported[1], &numbers[1]) < 1e-4);
             }
         }
-    }
-}
-
-/// Two modules of three, at ranks that cuBLASLt takes and at one that it may not.
-#[test]
-fn adapters_on_cuda_agree_with_the_cpu() {
-    for (tokens, rank) in [(1, 8), (33, 1), (70, 16), (129, 3)] {
-        let (inputs, widths) = (72, [64, 40, 24]);
-        let outputs: usize = widths.iter().sum();
-        let module = |place: usize, start, len| lora::Module {
-            scale: 0.5,
-            hidden: lora::Band { start: place * rank, len: rank, of: 2 * rank },
-            outputs: lora::Band { start, len, of: outputs },
-        };
-        let modules = [module(0, 0, widths[0]), module(1, widths[0] + widths[1], widths[2])];
-        check(&format!("adapter {tokens} rank {rank}"), |device| {
-            let x = compute(device, &numbers(1, tokens * inputs));
-            let a = weight(device, 2 * rank, inputs, &numbers(2, 2 * rank * inputs));
-            let d_y = compute(device, &numbers(3, tokens * outputs));
-            let mut y = compute(device, &numbers(4, tokens * outputs));
-            let (mut hidden, mut d_hidden) =
-                (empty(device, tokens * 2 * rank), empty(device, tokens * 2 * rank));
-            lora::project(device, tokens, x.view(), &a, 0.5, hidden.view_mut());
-            let mut sums = Vec::new();
-            for (i, module) in modules.into_iter().enumerate() {
-                let b = weight(
-                    device,
-                    module.outputs.len,
-                    rank,
-                    &numbers(5 + i as u64, module.outputs.len * rank),
-                );
-                lora::expand(device, tokens, module, hidden.view(), &b, y.view_mut());
-                lora::backward_hidden(device, tokens, module, d_y.view(), &b, d_hidden.view_mut());
-                let mut d_b = upload(device, &numbers(7, module.outputs.len * rank));
-                let write = if i == 0 { Write::Add } else { Write::Set };
-                lora::backward_b(device, tokens, module, d_y.view(), hidden.view(), write, d_b.view_mut());
-                sums.push(d_b.view().to_vec());
-            }
-            [y, d_hidden].iter().map(|b| b.view().to_vec()).chain(sums).collect()
-        });
     }
 }

@@ -59,20 +59,51 @@ pub(crate) struct Slice {
     pub kind: ElementType,
     /// In elements.
     pub len: usize,
-    /// Address of the f32 master weights of the same range.
-    pub master: Option<u64>,
+    /// The f32 master weights of the range; `None` where there are none.
+    pub masters: Option<Masters>,
     /// Address of the scales of 8-bit moments.
     pub scales: Option<u64>,
 }
 
+/// The f32 master weights of a slice, or of a part of it: of several ranks, each holds those that it owns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Masters {
+    /// Address of the first master.
+    pub address: u64,
+    /// The elements of the slice that have one, counted from the slice's start.
+    pub start: usize,
+    pub end: usize,
+}
+
+impl Masters {
+    /// The masters of `len` elements from `start` on, possibly none.
+    fn part(self, start: usize, len: usize) -> Masters {
+        let first = self.start.clamp(start, start + len);
+        let end = self.end.clamp(first, start + len);
+        let skipped = (first.max(self.start) - self.start).min(self.end - self.start);
+        Masters { address: self.address + 4 * skipped as u64, start: first - start, end: end - start }
+    }
+}
+
 impl Slice {
+    /// `len` elements of one type without masters or scales.
+    pub(crate) fn plain(address: u64, kind: ElementType, len: usize) -> Slice {
+        Slice { address, kind, len, masters: None, scales: None }
+    }
+
+    /// The address of the masters where every element has one.
+    pub(crate) fn master(self) -> Option<u64> {
+        let masters = self.masters.filter(|masters| masters.start == 0 && masters.end == self.len);
+        masters.map(|masters| masters.address)
+    }
+
     /// `len` elements from `start` on.
     pub(crate) fn part(self, start: usize, len: usize) -> Slice {
         assert!(start + len <= self.len, "range {start}..{} of {}", start + len, self.len);
         Slice {
             address: self.address + (start * self.kind.n_bytes()) as u64,
             len,
-            master: self.master.map(|address| address + 4 * start as u64),
+            masters: self.masters.map(|masters| masters.part(start, len)),
             scales: self.scales.map(|address| {
                 assert!(
                     start.is_multiple_of(MOMENT_BLOCK),
@@ -84,10 +115,10 @@ impl Slice {
         }
     }
 
-    /// The f32 master of a weight that has one, or else the elements themselves.
+    /// The f32 masters where every element has one, or else the elements themselves.
     pub(crate) fn exact_master(self) -> Slice {
-        match self.master {
-            Some(address) => Slice { address, kind: ElementType::F32, master: None, ..self },
+        match self.master() {
+            Some(address) => Slice { address, kind: ElementType::F32, masters: None, ..self },
             None => self,
         }
     }
@@ -115,5 +146,29 @@ impl Slice {
     pub(crate) fn same(self, other: Slice, what: &str) -> Slice {
         assert!(self.kind == other.kind, "{what}: stored as {:?} beside {:?}", self.kind, other.kind);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_has_the_masters_of_its_own_elements() {
+        let masters = Some(Masters { address: 1000, start: 20, end: 60 });
+        let slice = Slice { masters, ..Slice::plain(0, ElementType::Bf16, 100) };
+        let part = |start, len| {
+            let part = slice.part(start, len);
+            let masters = part.masters.unwrap();
+            (part.master(), masters.address, masters.start..masters.end)
+        };
+        assert_eq!(part(0, 100), (None, 1000, 20..60));
+        assert_eq!(part(20, 40), (Some(1000), 1000, 0..40));
+        assert_eq!(part(30, 10), (Some(1040), 1040, 0..10));
+        assert_eq!(part(30, 50), (None, 1040, 0..30));
+        assert_eq!(part(10, 20), (None, 1000, 10..20));
+        assert_eq!(part(0, 10).2.len() + part(70, 30).2.len(), 0);
+        let again = slice.part(10, 80).part(30, 10).masters.unwrap();
+        assert_eq!((again.address, again.start..again.end), (1080, 0..10));
     }
 }

@@ -25,8 +25,24 @@ impl TensorMap {
     /// Shape: matrix `[rows, columns]`. The TMA fills the rows of a tile beyond the last row with 0.
     pub(crate) fn new(matrix: Slice, rows: usize, columns: usize, tile_rows: usize) -> TensorMap {
         assert!(Self::fits(matrix, columns) && matrix.len == rows * columns, "a map of {rows} x {columns}");
-        let sizes = [columns as u64, rows as u64];
-        let strides = [2 * columns as u64];
+        Self::of_columns(matrix, rows, (0, columns, columns), tile_rows)
+    }
+
+    /// `len` columns from `start` on of a matrix `[rows, of]`; the TMA reads rows and columns beyond their end as 0 and
+    /// does not write them.
+    pub(crate) fn of_columns(
+        matrix: Slice,
+        rows: usize,
+        (start, len, of): (usize, usize, usize),
+        tile_rows: usize,
+    ) -> TensorMap {
+        let is_aligned = of.is_multiple_of(8) && start.is_multiple_of(8) && matrix.address.is_multiple_of(16);
+        let is_inside = start + len <= of && matrix.len == rows * of;
+        let is_bf16 = matrix.kind == ElementType::Bf16;
+        assert!(is_aligned && is_inside && is_bf16, "columns {start}..{} of {rows} x {of}", start + len);
+        let address = matrix.address + 2 * start as u64;
+        let sizes = [len as u64, rows as u64];
+        let strides = [2 * of as u64];
         let tile = [TILE_COLUMNS as u32, tile_rows as u32];
         let element_strides = [1, 1];
         let mut map = MaybeUninit::uninit();
@@ -36,7 +52,7 @@ impl TensorMap {
                 map.as_mut_ptr(),
                 sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                 2,
-                matrix.address as *mut _,
+                address as *mut _,
                 sizes.as_ptr(),
                 strides.as_ptr(),
                 tile.as_ptr(),

@@ -1,10 +1,12 @@
 //! The device that buffers live on and ops run on.
 
+mod mark;
 mod name;
 mod region;
 #[cfg(test)]
 mod tests;
 
+pub use mark::Mark;
 pub use name::{DeviceName, DeviceNameError};
 pub use region::{Region, Tenant};
 
@@ -12,7 +14,7 @@ use std::sync::Arc;
 
 use crate::cpu::simd::{Simd, SimdError};
 use crate::cpu::{CACHED_ROWS, Cpu};
-use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, Lender, Precision};
+use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, Lender, Precision, Training};
 
 /// A CPU or a GPU: buffers live on it, and ops run on it. Cheap to clone.
 #[derive(Clone)]
@@ -117,6 +119,16 @@ impl Device {
         match self.backend() {
             Backend::Cuda(cuda) if cuda.options.precision == Precision::Bf16 => 2,
             _ => 4,
+        }
+    }
+
+    /// Whether weights for training have exact masters beside what ops read.
+    pub fn has_masters(&self) -> bool {
+        match self.backend() {
+            Backend::Cpu(_) => false,
+            Backend::Cuda(cuda) => {
+                cuda.options.precision == Precision::Bf16 && cuda.options.training == Training::F32
+            }
         }
     }
 

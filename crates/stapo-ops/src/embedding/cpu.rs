@@ -33,3 +33,24 @@ pub(crate) fn backward<E: Float>(cpu: &Cpu, d: Dims, ids: &[u32], d_out: &[E], d
         }
     });
 }
+
+pub(crate) fn backward_apart<E: Float>(
+    cpu: &Cpu,
+    d: Dims,
+    ids: &[u32],
+    d_out: &[E],
+    apart: &mut [E],
+    d_table: &mut [E],
+) {
+    let mut distinct = ids.to_vec();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let rows = |id: u32| id as usize * d.width..(id as usize + 1) * d.width;
+    for &id in &distinct {
+        apart[rows(id)].fill(E::ZERO);
+    }
+    backward(cpu, d, ids, d_out, apart);
+    for &id in &distinct {
+        d_table[rows(id)].iter_mut().zip(&apart[rows(id)]).for_each(|(sum, x)| *sum += *x);
+    }
+}

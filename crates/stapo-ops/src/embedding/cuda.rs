@@ -13,3 +13,16 @@ pub(super) fn backward(cuda: &Cuda, d: Dims, ids: Slice, d_out: Slice, d_table: 
     let launch = cuda.kernel(&EMBEDDING, &name).arg(ids).arg(d_out).arg(d_table);
     launch.arg(d.tokens).arg(d.vocab).arg(d.width).run([d.tokens, 1], 256, 0);
 }
+
+pub(super) fn backward_apart(
+    cuda: &Cuda,
+    d: Dims,
+    ids: Slice,
+    d_out: Slice,
+    (apart, d_table): (Slice, Slice),
+) {
+    let op = "embedding::backward_apart";
+    let name = format!("embedding_backward_apart_{}", d_out.name());
+    let launch = cuda.kernel(&EMBEDDING, &name).arg(ids).arg(d_out).arg(apart.f32(op)).arg(d_table.f32(op));
+    launch.arg(d.tokens).arg(d.vocab).arg(d.width).run([d.tokens, 1], 256, 0);
+}

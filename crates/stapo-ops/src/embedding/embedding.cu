@@ -13,9 +13,11 @@ __device__ __forceinline__ void forward(const u32* ids, const S* table, S* out, 
 }
 
 // The block of an id's first token adds the rows of all tokens with that id, in order; the blocks of the other tokens
-// return at once.
+// return at once. Without `apart` the sum goes on from d_table. With `apart` it starts from zero, lies there until it is
+// complete, and is then added to d_table.
 template <class S, class D>
-__device__ __forceinline__ void backward(const u32* ids, const S* d_out, D* d_table, int tokens, int vocab, int width) {
+__device__ __forceinline__ void backward(const u32* ids, const S* d_out, D* apart, D* d_table, int tokens, int vocab,
+                                         int width) {
     __shared__ int found[256];
     __shared__ int n_found;
     int first = blockIdx.x;
@@ -25,6 +27,7 @@ __device__ __forceinline__ void backward(const u32* ids, const S* d_out, D* d_ta
     for (int t = threadIdx.x; t < first; t += blockDim.x) seen |= ids[t] == id;
     if (__syncthreads_or(seen)) return;
     bool whole = is_whole(width);
+    D* sums = (apart ? apart : d_table) + (size_t)id * width;
     for (int start = first; start < tokens; start += blockDim.x) {
         // The tokens with this id among the next blockDim.x, in order.
         int t = start + threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -41,17 +44,25 @@ __device__ __forceinline__ void backward(const u32* ids, const S* d_out, D* d_ta
         __syncthreads();
         int n = n_found;
         for (int at = 8 * threadIdx.x; n > 0 && at < width; at += 8 * blockDim.x) {
-            float sum[8];
-            load8(d_table + (size_t)id * width, at, width, whole, sum);
+            float sum[8] = {};
+            if (!apart || start > first) load8(sums, at, width, whole, sum);
             for (int k = 0; k < n; ++k) {
                 float x[8];
                 load8(d_out + (size_t)found[k] * width, at, width, whole, x);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) sum[i] += x[i];
             }
-            store8(d_table + (size_t)id * width, at, width, whole, sum);
+            store8(sums, at, width, whole, sum);
         }
         __syncthreads();
+    }
+    for (int at = 8 * threadIdx.x; apart && at < width; at += 8 * blockDim.x) {
+        float sum[8], x[8];
+        load8(d_table + (size_t)id * width, at, width, whole, sum);
+        load8(sums, at, width, whole, x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum[i] += x[i];
+        store8(d_table + (size_t)id * width, at, width, whole, sum);
     }
 }
 
@@ -62,7 +73,12 @@ __device__ __forceinline__ void backward(const u32* ids, const S* d_out, D* d_ta
 #define SCATTER(S, D)                                                                                                  \
     KERNEL embedding_backward_##S##_##D(const u32* ids, const S* d_out, D* d_table, int tokens, int vocab,             \
                                         int width) {                                                                   \
-        backward<S, D>(ids, d_out, d_table, tokens, vocab, width);                                                     \
+        backward<S, D>(ids, d_out, nullptr, d_table, tokens, vocab, width);                                            \
+    }
+#define SCATTER_APART(S)                                                                                               \
+    KERNEL embedding_backward_apart_##S(const u32* ids, const S* d_out, float* apart, float* d_table, int tokens,      \
+                                        int vocab, int width) {                                                        \
+        backward<S, float>(ids, d_out, apart, d_table, tokens, vocab, width);                                          \
     }
 
 GATHER(float)
@@ -70,3 +86,5 @@ GATHER(bf16)
 SCATTER(float, float)
 SCATTER(bf16, bf16)
 SCATTER(bf16, float)
+SCATTER_APART(float)
+SCATTER_APART(bf16)

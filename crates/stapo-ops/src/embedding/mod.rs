@@ -55,3 +55,29 @@ pub fn backward<T: Float>(
         Backend::Cuda(cuda) => cuda::backward(cuda, dims, ids.cuda(), d_out.cuda(), d_table.cuda()),
     }
 }
+
+/// As [`backward`], with the rows of each id added from zero, in the order of the tokens, before `d_table` takes their sum
+/// in. Of `apart`, of the shape of the table, the rows of the ids are overwritten.
+pub fn backward_apart<T: Float>(
+    device: &Device,
+    dims: Dims,
+    ids: View<'_, u32>,
+    d_out: View<'_, T>,
+    apart: ViewMut<'_, T>,
+    d_table: ViewMut<'_, T>,
+) {
+    let op = "embedding::backward_apart";
+    check(op, "ids", ids.len(), dims.tokens);
+    check(op, "d_out", d_out.len(), dims.tokens * dims.width);
+    check(op, "apart", apart.len(), dims.vocab * dims.width);
+    check(op, "d_table", d_table.len(), dims.vocab * dims.width);
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            cpu::check_ids(ids.host(), dims.vocab);
+            cpu::backward_apart(cpu, dims, ids.host(), d_out.host(), apart.into_host(), d_table.into_host());
+        }
+        Backend::Cuda(cuda) => {
+            cuda::backward_apart(cuda, dims, ids.cuda(), d_out.cuda(), (apart.cuda(), d_table.cuda()));
+        }
+    }
+}

@@ -52,3 +52,23 @@ fn an_id_outside_the_table_is_named() {
     let dims = Dims { tokens: 2, vocab: 7, width: 1 };
     forward(&device, dims, ids.view(), table.view(), device.zeros(2).unwrap().view_mut());
 }
+
+#[test]
+fn sums_apart_are_those_from_zero_added_once() {
+    let d = Dims { tokens: 700, vocab: 23, width: 37 };
+    let ids: Vec<u32> = (0..d.tokens as u32).map(|t| t * t % 19).collect();
+    let (d_out, before) = (values::<f32>(1, d.tokens * d.width), values::<f32>(2, d.vocab * d.width));
+    assert_same_on_all_devices(|device| {
+        let (ids_on, d_out_on) = (upload(device, &ids), upload(device, &d_out));
+        let mut from_zero = upload(device, &vec![0.0_f32; before.len()]);
+        backward(device, d, ids_on.view(), d_out_on.view(), from_zero.view_mut());
+        let expected: Vec<f32> =
+            before.iter().zip(from_zero.view().to_vec()).map(|(sum, own)| sum + own).collect();
+        // Of the memory apart nothing is read before it is written.
+        let (mut apart, mut table) = (upload(device, &vec![f32::NAN; before.len()]), upload(device, &before));
+        backward_apart(device, d, ids_on.view(), d_out_on.view(), apart.view_mut(), table.view_mut());
+        let table = table.view().to_vec();
+        assert_eq!(bits(&table), bits(&expected));
+        vec![table]
+    });
+}

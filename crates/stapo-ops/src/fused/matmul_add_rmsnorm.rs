@@ -69,7 +69,7 @@ fn run(
     norm_weight: Slice,
     (sum, normed, inv_rms): (Slice, Slice, Slice),
 ) {
-    for_each_split(cuda, product.dims, product.x, product.weight, |start, n, partials| {
+    for_each_split(cuda, product.dims, (product.x, product.weight), 0, |start, n, partials| {
         let rows = |slice: Slice| slice.part(start * dims.width, n * dims.width);
         let add = Addition { addend: Addend::SplitK(partials), rows: None, sum: rows(sum) };
         let dims = rmsnorm::Dims { tokens: n, ..dims };

@@ -97,7 +97,12 @@ pub(crate) fn backward<E: Float>(
     to: HeadGrads<'_, E>,
 ) {
     let d_hidden = to.d_hidden.into_host();
-    let mut d_weight = to.d_weight.map(|d_weight| d_weight.into_host());
+    let mut d_weight = to.d_weight.map(|(mut d_weight, write)| {
+        if write == Write::Set {
+            d_weight.fill(E::ZERO);
+        }
+        d_weight.into_host()
+    });
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let inv_temperature = E::from_f64(1.0 / dims.temperature);
     let (targets, lse, entropy) = (grads.targets.host(), grads.lse.host(), grads.entropy.host());

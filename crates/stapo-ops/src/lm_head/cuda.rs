@@ -106,6 +106,10 @@ pub(super) fn backward<T: Float>(
     assert!(memory.slice().len == at_once * vocab, "{op}: logits of another forward");
     let d_logits = Memory::scratch(cuda, at_once * vocab, hidden.kind);
     let name = format!("lm_head_gradient_{}", hidden.name());
+    let mut d_weight = to.d_weight.as_ref().map(|(d_weight, write)| (d_weight.cuda().f32(op), *write));
+    if let Some((d_weight, Write::Set)) = d_weight.filter(|_| dims.tokens == 0) {
+        cuda.fill(d_weight, 0.0_f32);
+    }
     // The last chunk comes first, because `last` may hold its logits.
     for start in (0..dims.tokens).step_by(at_once.max(1)).rev() {
         let n = at_once.min(dims.tokens - start);
@@ -123,9 +127,9 @@ pub(super) fn backward<T: Float>(
         let rows = |slice: Slice| slice.part(start * width, n * width);
         let flat = weight.view().cuda();
         matmul::cuda::backward_input(cuda, chunk, d_logits, flat, Write::Set, rows(to.d_hidden.cuda()));
-        if let Some(d_weight) = &to.d_weight {
-            let d_weight = d_weight.cuda().f32(op);
-            matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, Write::Add, d_weight);
+        if let Some((d_weight, write)) = &mut d_weight {
+            let write = std::mem::replace(write, Write::Add);
+            matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, write, *d_weight);
         }
     }
 }

@@ -14,7 +14,7 @@ mod tests;
 
 use crate::cuda::Memory;
 use crate::device::Backend;
-use crate::{Device, Float, View, ViewMut, Weight, check};
+use crate::{Device, Float, View, ViewMut, Weight, Write, check};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dims {
@@ -95,9 +95,9 @@ pub struct ScoreGrads<'a, T: Float> {
 pub struct HeadGrads<'a, T: Float> {
     /// `[T, D]`, overwritten.
     pub d_hidden: ViewMut<'a, T>,
-    /// `[vocab, D]`, added to: one chain over the tokens, on a GPU in chunks from the last to the first. `None` for a
-    /// frozen head.
-    pub d_weight: Option<ViewMut<'a, T>>,
+    /// `[vocab, D]`: one chain over the tokens, on a GPU in chunks from the last to the first, which overwrites or adds.
+    /// `None` for a frozen head.
+    pub d_weight: Option<(ViewMut<'a, T>, Write)>,
 }
 
 /// Recomputes all logits but those of the last chunk, which `logits` may hold. Shapes: hidden `[T, D]`; weight
@@ -118,7 +118,7 @@ pub fn backward<T: Float>(
     check(op, "d_logp", grads.d_logp.len(), dims.tokens);
     check(op, "d_entropy", grads.d_entropy.len(), dims.tokens);
     check(op, "d_hidden", to.d_hidden.len(), hidden.len());
-    if let Some(d_weight) = &to.d_weight {
+    if let Some((d_weight, _)) = &to.d_weight {
         check(op, "d_weight", d_weight.len(), weight.shape().len());
     }
     match device.backend() {

@@ -69,7 +69,8 @@ impl Case {
             d_logp: d_logp.view(),
             d_entropy: d_entropy.view(),
         };
-        let to = HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some(d_weight.view_mut()) };
+        let to =
+            HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some((d_weight.view_mut(), Write::Add)) };
         backward(device, self.dims(), hidden.view(), &w, grads, LastLogits::default(), to);
         vec![d_hidden.view().to_vec(), d_weight.view().to_vec()]
     }

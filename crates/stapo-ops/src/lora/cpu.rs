@@ -2,20 +2,32 @@ use super::Module;
 use crate::cpu::gemm::{A, B, Gemm, Strides};
 use crate::cpu::simd::tile::Start;
 use crate::cpu::{Cpu, Shared};
-use crate::matmul::{self, Dims};
 use crate::{Float, Shape, Weight};
 
 pub(crate) fn project<E: Float>(
     cpu: &Cpu,
     (tokens, a): (usize, &Weight<E>),
     x: &[E],
-    scale: f64,
+    (scale, pitch): (f64, usize),
     hidden: &mut [E],
 ) {
     let Shape { outputs, inputs } = a.shape();
-    let dims = Dims { tokens, inputs, outputs };
-    matmul::cpu::forward(cpu, dims, x, a.panels().host(), None, hidden);
-    multiply(cpu, tokens, outputs, (0, outputs), scale, hidden);
+    if tokens == 0 {
+        return;
+    }
+    Gemm {
+        rows: tokens,
+        depth: inputs,
+        columns: outputs,
+        a: A::Rows(x),
+        b: B::Panels(a.panels().host()),
+        bias: None,
+        c: Shared::new(hidden),
+        start: Start::Zero,
+        strides: Strides { a: inputs, b: 0, c: pitch },
+    }
+    .run(cpu);
+    multiply(cpu, tokens, pitch, (0, outputs), scale, hidden);
 }
 
 pub(crate) fn expand<E: Float>(
@@ -87,6 +99,55 @@ pub(crate) fn backward_b<E: Float>(
         c: Shared::new(d_b),
         start: Start::Continue,
         strides: Strides { a: module.outputs.of, b: module.hidden.of, c: module.hidden.len },
+    }
+    .run(cpu);
+}
+
+pub(crate) fn backward_a<E: Float>(
+    cpu: &Cpu,
+    (tokens, a, pitch): (usize, Shape, usize),
+    x: &[E],
+    d_hidden: &[E],
+    d_a: &mut [E],
+) {
+    if tokens == 0 {
+        return;
+    }
+    Gemm {
+        rows: a.outputs,
+        depth: tokens,
+        columns: a.inputs,
+        a: A::Columns(d_hidden),
+        b: B::Rows(x),
+        bias: None,
+        c: Shared::new(d_a),
+        start: Start::Continue,
+        strides: Strides { a: pitch, b: a.inputs, c: a.inputs },
+    }
+    .run(cpu);
+}
+
+pub(crate) fn backward_input<E: Float>(
+    cpu: &Cpu,
+    (tokens, pitch): (usize, usize),
+    d_hidden: &[E],
+    a: &Weight<E>,
+    d_x: &mut [E],
+) {
+    let Shape { outputs, inputs } = a.shape();
+    if tokens == 0 {
+        return;
+    }
+    Gemm {
+        rows: tokens,
+        depth: outputs,
+        columns: inputs,
+        a: A::Rows(d_hidden),
+        b: B::Rows(a.view().host()),
+        bias: None,
+        c: Shared::new(d_x),
+        start: Start::Continue,
+        strides: Strides { a: pitch, b: inputs, c: inputs },
     }
     .run(cpu);
 }

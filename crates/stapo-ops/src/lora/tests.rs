@@ -12,7 +12,7 @@ const WIDTHS: [usize; 3] = [40, 9, 33];
 fn modules() -> [Module; 2] {
     let outputs = WIDTHS.iter().sum();
     let band = |start, len| Band { start, len, of: outputs };
-    let hidden = |start| Band { start, len: RANK, of: 2 * RANK };
+    let hidden = |start| Band { start, len: RANK, of: pitch(2, RANK) };
     [
         Module { scale: SCALE, hidden: hidden(0), outputs: band(0, WIDTHS[0]) },
         Module { scale: SCALE, hidden: hidden(RANK), outputs: band(WIDTHS[0] + WIDTHS[1], WIDTHS[2]) },
@@ -33,38 +33,46 @@ fn inputs<T: Float>(tokens: usize) -> Tensors<T> {
     ]
 }
 
+/// The factors among `inputs`, on the device.
+fn factors<T: Float>(device: &Device, inputs: &Tensors<T>) -> (Weight<T>, [Weight<T>; 2]) {
+    let a = weight(device, 2 * RANK, INPUTS, &inputs[1]);
+    let b =
+        [(WIDTHS[0], 2), (WIDTHS[2], 3)].map(|(width, place)| weight(device, width, RANK, &inputs[place]));
+    (a, b)
+}
+
 /// hidden and y.
 fn forward_of<T: Float>(device: &Device, tokens: usize, inputs: &Tensors<T>) -> Tensors<T> {
     let x = upload(device, &inputs[0]);
-    let a = weight(device, 2 * RANK, INPUTS, &inputs[1]);
-    let mut hidden = device.zeros(tokens * 2 * RANK).unwrap();
-    project(device, tokens, x.view(), &a, SCALE, hidden.view_mut());
+    let (a, b) = factors(device, inputs);
+    let modules = modules();
+    let adapter = Adapter { a: &a, b: b.iter().collect(), modules: &modules };
+    let mut hidden = device.zeros(tokens * pitch(2, RANK)).unwrap();
+    project(device, tokens, x.view(), &adapter, hidden.view_mut());
     let mut y = upload(device, &inputs[4]);
-    for (module, values) in modules().into_iter().zip(&inputs[2..4]) {
-        let b = weight(device, module.outputs.len, RANK, values);
-        expand(device, tokens, module, hidden.view(), &b, y.view_mut());
-    }
+    expand(device, tokens, &adapter, hidden.view(), y.view_mut());
     vec![hidden.view().to_vec(), y.view().to_vec()]
 }
 
-/// Gradients of a and of both b, given that of y.
+/// Gradients of a, of both b, and of x, given that of y.
 fn backward_of<T: Float>(device: &Device, tokens: usize, inputs: &Tensors<T>, d_y: &[T]) -> Tensors<T> {
     let hidden = upload(device, &forward_of(device, tokens, inputs)[0]);
     let (x, d_y) = (upload(device, &inputs[0]), upload(device, d_y));
-    let mut d_hidden = device.zeros(tokens * 2 * RANK).unwrap();
-    let mut gradients = Vec::new();
-    for (module, values) in modules().into_iter().zip(&inputs[2..4]) {
-        let b = weight(device, module.outputs.len, RANK, values);
-        backward_hidden(device, tokens, module, d_y.view(), &b, d_hidden.view_mut());
-        let mut d_b = device.zeros(values.len()).unwrap();
-        backward_b(device, tokens, module, d_y.view(), hidden.view(), Write::Add, d_b.view_mut());
-        gradients.push(d_b.view().to_vec());
-    }
+    let (a, b) = factors(device, inputs);
+    let modules = modules();
+    let adapter = Adapter { a: &a, b: b.iter().collect(), modules: &modules };
+    let mut d_hidden = device.zeros(tokens * pitch(2, RANK)).unwrap();
+    backward_hidden(device, tokens, &adapter, d_y.view(), d_hidden.view_mut());
+    let mut d_b = [2, 3].map(|place: usize| device.zeros(inputs[place].len()).unwrap());
+    let to = d_b.iter_mut().map(|d_b| (d_b.view_mut(), Write::Add)).collect();
+    backward_b(device, tokens, &adapter, d_y.view(), hidden.view(), to);
     let mut d_a = device.zeros(2 * RANK * INPUTS).unwrap();
-    let dims = matmul::Dims { tokens, inputs: INPUTS, outputs: 2 * RANK };
-    matmul::backward_weight(device, dims, x.view(), d_hidden.view(), Write::Add, d_a.view_mut());
-    gradients.insert(0, d_a.view().to_vec());
-    gradients
+    let of = (x.view(), d_hidden.view());
+    backward_a(device, tokens, &adapter, of, Write::Add, d_a.view_mut());
+    let mut d_x = device.zeros(tokens * INPUTS).unwrap();
+    backward_input(device, tokens, &adapter, d_hidden.view(), d_x.view_mut());
+    let [first, second] = d_b;
+    [d_a, first, second, d_x].iter().map(|gradient| gradient.view().to_vec()).collect()
 }
 
 #[test]
@@ -117,12 +125,15 @@ fn rows_do_not_depend_on_the_batch_nor_results_on_the_device() {
 fn gradients_are_those_of_finite_differences() {
     let tokens = 5;
     let inputs = inputs::<f64>(tokens);
+    // The factors, then x.
     let loss = |moved: &Tensors<f64>| {
         let mut all = inputs.clone();
-        all[1..4].clone_from_slice(moved);
+        all[1..4].clone_from_slice(&moved[..3]);
+        all[0].clone_from(&moved[3]);
         project_outputs(&[forward_of(&device(), tokens, &all)[1].clone()])
     };
     let d_y = &cotangents(&[forward_of(&device(), tokens, &inputs)[1].clone()])[0];
     let gradients = backward_of(&device(), tokens, &inputs, d_y);
-    assert_gradients(&inputs[1..4].to_vec(), &gradients, loss);
+    let moved = [&inputs[1..4], &inputs[..1]].concat();
+    assert_gradients(&moved, &gradients, loss);
 }

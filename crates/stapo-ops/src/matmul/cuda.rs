@@ -3,17 +3,18 @@
 
 use std::sync::Arc;
 
-use super::Dims;
 use super::small_m::{self, Output};
+use super::{Dims, Shape};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{
-    Columns, Cuda, ElementType, MatrixProduct, Memory, SPLIT_K_BYTES, Slice, add_column_sums, parts_for,
+    Columns, Cuda, ElementType, MatrixProduct, Memory, SPLIT_K_BYTES, Slice, TILE_COLUMNS, add_column_sums,
+    parts_for,
 };
 
 /// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in
 /// order.
-const SPLIT_K: usize = 4;
+pub(crate) const SPLIT_K: usize = 4;
 
 /// A product with many inputs and few outputs leaves most of a GPU idle when its rows are few, so such a product uses
 /// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits
@@ -26,7 +27,7 @@ pub(crate) fn uses_split_k(d: Dims, weight: Slice) -> bool {
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
     if bias.is_none() && y.kind == ElementType::Bf16 && uses_split_k(d, weight) {
-        for_each_split(cuda, d, x, weight, |start, n, partials| {
+        for_each_split(cuda, d, (x, weight), 0, |start, n, partials| {
             let y = y.part(start * d.outputs, n * d.outputs);
             let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(partials).arg(y);
             launch.arg(y.len).arg(SPLIT_K).run([y.len.div_ceil(8 * 256), 1], 256, 0);
@@ -59,13 +60,13 @@ pub(crate) fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProdu
 }
 
 /// Computes the partial sums of a split-K product, some rows at a time. `each` is given the first row, the number of
-/// rows n and the partial sums `[SPLIT_K, n, outputs]` in f32. `each` must queue the kernel that reads the partial sums
+/// rows n and memory `[SPLIT_K + n_more, n, outputs]` in f32 that begins with the partial sums. `each` must queue the kernel that reads the partial sums
 /// before it returns, because those of the next rows overwrite the memory.
 pub(crate) fn for_each_split(
     cuda: &Arc<Cuda>,
     d: Dims,
-    x: Slice,
-    weight: Slice,
+    (x, weight): (Slice, Slice),
+    n_more: usize,
     mut each: impl FnMut(usize, usize, Slice),
 ) {
     let at_once = SPLIT_K_BYTES / (4 * SPLIT_K * d.outputs);
@@ -74,14 +75,15 @@ pub(crate) fn for_each_split(
         let n = at_once.min(d.tokens - start);
         let x = x.part(start * d.inputs, n * d.inputs);
         let d = Dims { tokens: n, ..d };
-        let partials = cuda.split_k_workspace(SPLIT_K * n * d.outputs);
+        let memory = cuda.split_k_workspace((SPLIT_K + n_more) * n * d.outputs);
+        let partials = memory.part(0, SPLIT_K * n * d.outputs);
         let output = Output::SplitK { n_splits: SPLIT_K };
         if small_m::fits(output, cuda, d, x, weight, partials) {
             small_m::run(output, cuda, d, x, weight, partials);
         } else {
             cuda.product(&MatrixProduct { n_splits: SPLIT_K, ..product(d, x, weight, partials) });
         }
-        each(start, n, partials);
+        each(start, n, memory);
     }
 }
 
@@ -154,4 +156,31 @@ pub(super) fn backward_bias(cuda: &Arc<Cuda>, tokens: usize, outputs: usize, d_y
     let launch = cuda.kernel(&ELEMENTWISE, &name).arg(d_y).arg(parts).arg(tokens).arg(outputs);
     launch.run([outputs.div_ceil(256), n_parts], 256, 0);
     add_column_sums(cuda, parts, n_parts, d_bias.f32("matmul::backward_bias"));
+}
+
+/// The form of a weight of `n_groups` groups of rows for the TMA: columns filled up with zeros to whole tiles, and the
+/// rows of each group to multiples of 8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Padding {
+    pub n_groups: usize,
+    pub rows: usize,
+    pub columns: usize,
+}
+
+impl Padding {
+    pub(crate) fn of(shape: Shape, n_groups: usize) -> Self {
+        let rows = (shape.outputs / n_groups.max(1)).next_multiple_of(8);
+        Self { n_groups, rows, columns: shape.inputs.next_multiple_of(TILE_COLUMNS) }
+    }
+
+    pub(crate) fn shape(self) -> Shape {
+        Shape { outputs: self.n_groups * self.rows, inputs: self.columns }
+    }
+}
+
+pub(super) fn pad(cuda: &Arc<Cuda>, shape: Shape, to: Padding, weight: Slice, padded: Slice) {
+    let launch = cuda.kernel(&ELEMENTWISE, "pad_groups_bf16").arg(weight).arg(padded).arg(padded.len);
+    let launch =
+        launch.arg(shape.outputs / to.n_groups.max(1)).arg(to.rows).arg(shape.inputs).arg(to.columns);
+    launch.run([padded.len.div_ceil(256), 1], 256, 0);
 }

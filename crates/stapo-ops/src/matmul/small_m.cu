@@ -50,31 +50,6 @@ template <> __device__ __forceinline__ void wgmma_tile<64>(float (&d)[8][4], con
         : OPERANDS);
 }
 
-// A ring of STAGES tiles of SIZE elements in shared memory. A producer thread fills a stage by TMA and the full
-// mbarrier counts the bytes; the four consumer warps arrive at the empty mbarrier when they have read the stage.
-template <int STAGES, int SIZE> struct Ring {
-    bf16* tiles;
-    u64 *full, *empty;
-
-    __device__ __forceinline__ void init() const {
-        for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s, 1), mbarrier_init(empty + s, 4);
-    }
-    static __device__ __forceinline__ int offset(int step) { return step % STAGES * SIZE; }
-    __device__ __forceinline__ bf16* tile(int step) const { return tiles + offset(step); }
-    // The producer's half: waits until the stage is empty and announces how many elements come.
-    __device__ __forceinline__ u64* begin_fill(int step, int n = SIZE) const {
-        int s = step % STAGES;
-        if (step >= STAGES) mbarrier_wait(empty + s, (step / STAGES - 1) % 2);
-        mbarrier_arrive_expect_bytes(full + s, 2 * n);
-        return full + s;
-    }
-    // The consumers' half; one lane of a warp arrives.
-    __device__ __forceinline__ void wait_full(int step) const {
-        mbarrier_wait(full + step % STAGES, step / STAGES % 2);
-    }
-    __device__ __forceinline__ void arrive_empty(int step) const { mbarrier_arrive(empty + step % STAGES); }
-};
-
 // Which part of the product a block computes: columns from `first` on, depth from `from` on. Matrix m's rows are those
 // of W from m * apart on.
 struct Share {
@@ -99,7 +74,6 @@ __device__ __forceinline__ void produce_weights(const Weights& ring, const Tenso
 // are copied, rounded up to the 8 of a swizzle; what the others hold reaches no result that is kept.
 template <class Inputs>
 __device__ __forceinline__ void produce_inputs(const Inputs& ring, const TensorMap& map, const Share& share, int n) {
-    wait_for_previous_kernel();
     for (int step = 0; step < share.depth / STEP; ++step) {
         u64* full = ring.begin_fill(step, (n + 7) / 8 * 8 * STEP);
 #pragma unroll
@@ -145,14 +119,23 @@ __device__ __forceinline__ void consume(float (&d)[MATRICES][N / 8][4], const In
     for (int m = 0; m < MATRICES; ++m) fence_registers(d[m]);
 }
 
-// Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], mbarriers. `finish` gets each thread's
-// results and the row and column of the first of them.
-template <int N, int MATRICES, int X_STAGES, int W_STAGES, class Finish>
+// What a product needs besides x and W: nothing. `load` is called by the thread that copies weights, `load_inputs` by the
+// thread that copies x, after the kernel in front of this one.
+struct NoExtra {
+    static constexpr int SIZE = 0;
+    __device__ __forceinline__ void init(bf16*, u64*) {}
+    __device__ __forceinline__ void load() {}
+    __device__ __forceinline__ void load_inputs() {}
+};
+
+// Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], Extra::SIZE elements, mbarriers, and two
+// mbarriers of `extra`. `finish` gets each thread's results and the row and column of the first of them.
+template <int N, int MATRICES, int X_STAGES, int W_STAGES, class Finish, class Extra = NoExtra>
 __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const TensorMap& map_w, const Share& share,
-                                                int n, Finish finish) {
+                                                int n, Finish finish, Extra extra = Extra()) {
     constexpr int X_SIZE = ROWS * STEP, W_SIZE = MATRICES * N * STEP;
-    bf16 *tiles_x = aligned_memory(), *tiles_w = tiles_x + X_STAGES * X_SIZE;
-    u64* barriers = (u64*)(tiles_w + W_STAGES * W_SIZE);
+    bf16 *tiles_x = aligned_memory(), *tiles_w = tiles_x + X_STAGES * X_SIZE, *tiles_extra = tiles_w + W_STAGES * W_SIZE;
+    u64* barriers = (u64*)(tiles_extra + Extra::SIZE);
     Ring<X_STAGES, X_SIZE> inputs = {tiles_x, barriers, barriers + X_STAGES};
     Ring<W_STAGES, W_SIZE> weights = {tiles_w, barriers + 2 * X_STAGES, barriers + 2 * X_STAGES + W_STAGES};
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -160,24 +143,28 @@ __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const Te
     if (threadIdx.x == CONSUMERS) {
         prefetch_tensor_map(map_x), prefetch_tensor_map(map_w);
         inputs.init(), weights.init();
-        mbarrier_init_fence();
     }
+    extra.init(tiles_extra, barriers + 2 * (X_STAGES + W_STAGES));
+    if (threadIdx.x == CONSUMERS) mbarrier_init_fence();
     __syncthreads();
     if (threadIdx.x == CONSUMERS) {
+        extra.load();
         produce_weights<N, MATRICES>(weights, map_w, share);
     } else if (threadIdx.x == CONSUMERS + 32) {
+        wait_for_previous_kernel();
+        extra.load_inputs();
         produce_inputs(inputs, map_x, share, n);
     } else if (warp < 4) {
         float d[MATRICES][N / 8][4];
         consume<N, MATRICES>(d, inputs, weights, share.depth / STEP);
-        finish(d, warp * 16 + lane / 4, share.first + lane % 4 * 2);
+        finish(d, warp * 16 + lane / 4, share.first + lane % 4 * 2, extra);
     }
 }
 
 template <int N, int X_STAGES, int W_STAGES>
 __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, bf16* y, int n, int outputs,
                                         int depth) {
-    auto finish = [&](const float (&d)[1][N / 8][4], int row, int column) {
+    auto finish = [&](const float (&d)[1][N / 8][4], int row, int column, NoExtra) {
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8)
 #pragma unroll
@@ -204,7 +191,7 @@ KERNEL __launch_bounds__(THREADS, 1)
 product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, float* parts,
                         int n, int outputs, int depth) {
     int split = depth / gridDim.y;
-    auto finish = [&](const float (&d)[1][8][4], int row, int column) {
+    auto finish = [&](const float (&d)[1][8][4], int row, int column, NoExtra) {
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8)
 #pragma unroll
@@ -220,7 +207,7 @@ product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_consta
 KERNEL __launch_bounds__(THREADS, 1)
 swiglu_small_m_48(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* out, int n,
                   int width, int depth) {
-    auto finish = [&](const float (&d)[2][6][4], int row, int column) {
+    auto finish = [&](const float (&d)[2][6][4], int row, int column, NoExtra) {
 #pragma unroll
         for (int half = 0; half < 2; ++half, row += 8)
 #pragma unroll

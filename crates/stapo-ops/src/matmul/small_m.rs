@@ -10,7 +10,7 @@ pub(crate) const MAX_ROWS: usize = 64;
 /// Depth that a pipeline stage holds, as in small_m.cu.
 const STEP: usize = 128;
 /// Threads of a block, as in small_m.cu.
-const THREADS: usize = 192;
+pub(crate) const THREADS: usize = 192;
 
 /// What becomes of `x W^T`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,10 +25,10 @@ pub(crate) enum Output {
 
 /// How a kernel divides its work.
 #[derive(Clone, Copy)]
-struct Tiling {
+pub(crate) struct Tiling {
     name: &'static str,
     /// Columns of y that a block computes.
-    columns: usize,
+    pub columns: usize,
     /// Weight matrices that a block multiplies with at once.
     n_matrices: usize,
     /// Pipeline stages of x and of the weights.
@@ -50,7 +50,7 @@ const SWIGLU: Tiling = tiling("swiglu_small_m_48", 48, 2, (3, 4));
 
 impl Tiling {
     /// The stages' tiles, two mbarriers for each stage, and room to align the tiles to 1024 bytes.
-    fn shared_bytes(self) -> usize {
+    pub fn shared_bytes(self) -> usize {
         let (x, w) = self.stages;
         2 * STEP * (x * MAX_ROWS + w * self.n_matrices * self.columns) + 16 * (x + w) + 1024
     }
@@ -58,7 +58,7 @@ impl Tiling {
 
 impl Output {
     /// `None` for a product with so many outputs that cuBLASLt fills the GPU as well.
-    fn tiling(self, cuda: &Cuda, d: Dims) -> Option<Tiling> {
+    pub fn tiling(self, cuda: &Cuda, d: Dims) -> Option<Tiling> {
         let n_blocks = cuda.gpu.multiprocessors as usize;
         match self {
             Output::Product => PRODUCT.into_iter().find(|t| d.outputs.div_ceil(t.columns) <= n_blocks),
@@ -76,7 +76,7 @@ impl Output {
     }
 
     /// Columns of y.
-    fn width(self, d: Dims) -> usize {
+    pub fn width(self, d: Dims) -> usize {
         match self {
             Output::Swiglu => d.outputs / 2,
             Output::Product | Output::SplitK { .. } => d.outputs,

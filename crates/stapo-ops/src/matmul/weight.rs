@@ -1,6 +1,9 @@
+use super::cuda::Padding;
 use crate::cpu::gemm::panels_len;
+use crate::cuda::ElementType;
 use crate::device::Backend;
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
+use std::ops::Range;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
@@ -23,19 +26,35 @@ impl Shape {
 ///
 /// On the CPU a weight keeps a second copy in column panels, the form that the forward kernel reads, so it takes 8
 /// bytes in f32. The input's gradient, the embedding, the optimizer and files use the flat copy. A weight changes only
-/// through [`Weight::update`], which packs the panels again, so that the two copies always agree. On a GPU there is one
-/// copy.
+/// through [`Weight::update`] and [`Weight::update_all`], which pack the panels again, so that the two copies always agree.
+/// On a GPU there is one copy, except of the factors of adapters ([`Weight::factor_zeros`]).
 #[derive(Debug)]
 pub struct Weight<T: Float> {
     shape: Shape,
     flat: Buffer<T>,
-    /// Empty on a GPU.
-    panels: Buffer<T>,
+    /// On the CPU panels; on a GPU padded rows, or nothing.
+    packed: Buffer<T>,
+    padding: Option<Padding>,
 }
 
 impl<T: Float> Weight<T> {
     pub fn zeros(device: &Device, shape: Shape) -> Result<Self, OutOfMemory> {
         Self::with_flat(device, shape, device.weight_zeros(shape.len())?)
+    }
+
+    /// A factor of `n_modules` adapters, one below the other. On a GPU in bf16 it keeps a second copy where the TMA could
+    /// not read the first: columns are filled up with zeros to whole tiles, and the rows of each module to multiples of 8.
+    pub fn factor_zeros(device: &Device, shape: Shape, n_modules: usize) -> Result<Self, OutOfMemory> {
+        let mut weight = Self::zeros(device, shape)?;
+        let padding = Padding::of(shape, n_modules);
+        if let Backend::Cuda(_) = device.backend()
+            && weight.view().cuda().kind == ElementType::Bf16
+            && padding.shape() != shape
+        {
+            weight.packed = device.compute_zeros(padding.shape().len())?;
+            weight.padding = Some(padding);
+        }
+        Ok(weight)
     }
 
     /// A weight that no optimizer updates: on a GPU it has no f32 master.
@@ -48,8 +67,8 @@ impl<T: Float> Weight<T> {
             Backend::Cpu(_) => panels_len(shape.outputs, shape.inputs),
             Backend::Cuda(_) => 0,
         };
-        let panels = device.compute_zeros(n_panels)?;
-        Ok(Weight { shape, flat, panels })
+        let packed = device.compute_zeros(n_panels)?;
+        Ok(Weight { shape, flat, packed, padding: None })
     }
 
     /// A weight that holds `values`, `[outputs, inputs]`.
@@ -69,17 +88,57 @@ impl<T: Float> Weight<T> {
         self.flat.view()
     }
 
-    /// Lets `change` write the weight, then packs the panels.
+    /// Lets `change` write the weight, then packs the second copy.
     pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
         let result = change(self.flat.view_mut());
-        let Shape { outputs, inputs } = self.shape;
-        if let Backend::Cpu(cpu) = device.backend() {
-            T::pack_panels(cpu, self.flat.view().host(), outputs, inputs, self.panels.view_mut().host_mut());
+        self.pack(device);
+        result
+    }
+
+    /// As [`Weight::update`], of several weights at once.
+    pub fn update_all<R>(
+        device: &Device,
+        weights: Vec<&mut Weight<T>>,
+        change: impl FnOnce(Vec<ViewMut<'_, T>>) -> R,
+    ) -> R {
+        let mut weights = weights;
+        let result = change(weights.iter_mut().map(|weight| weight.flat.view_mut()).collect());
+        for weight in weights {
+            weight.pack(device);
         }
         result
     }
 
+    fn pack(&mut self, device: &Device) {
+        let Shape { outputs, inputs } = self.shape;
+        match device.backend() {
+            Backend::Cpu(cpu) => {
+                let packed = self.packed.view_mut().into_host();
+                T::pack_panels(cpu, self.flat.view().host(), outputs, inputs, packed);
+            }
+            Backend::Cuda(cuda) => {
+                if let Some(padding) = self.padding {
+                    let (flat, packed) = (self.flat.view().cuda(), self.packed.view().cuda());
+                    super::cuda::pad(cuda, self.shape, padding, flat, packed);
+                }
+            }
+        }
+    }
+
+    /// See [`Buffer::keep_masters`].
+    pub fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
+        self.flat.keep_masters(own)
+    }
+
     pub(crate) fn panels(&self) -> View<'_, T> {
-        self.panels.view()
+        self.packed.view()
+    }
+
+    /// On a GPU: the weight as the TMA reads it, and its shape.
+    pub(crate) fn padded(&self) -> (View<'_, T>, Shape) {
+        match self.padding {
+            Some(padding) => (self.packed.view(), padding.shape()),
+            None => (self.flat.view(), self.shape),
+        }
     }
 }

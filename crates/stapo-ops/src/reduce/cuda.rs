@@ -54,7 +54,7 @@ fn sum_parts(cuda: &Arc<Cuda>, parts: Slice) -> f64 {
 pub(super) fn first_non_finite(cuda: &Arc<Cuda>, x: Slice) -> Option<usize> {
     if let Some(scales) = x.scales {
         let len = x.len.div_ceil(Form::SCALED);
-        let scales = Slice { address: scales, kind: ElementType::F32, len, master: None, scales: None };
+        let scales = Slice::plain(scales, ElementType::F32, len);
         return Some(Form::SCALED * first_where(cuda, "reduce_first_non_finite", scales)?);
     }
     let x = x.exact_master();
@@ -65,7 +65,12 @@ pub(super) fn first_non_finite(cuda: &Arc<Cuda>, x: Slice) -> Option<usize> {
 }
 
 pub(super) fn is_zero(cuda: &Arc<Cuda>, x: Slice) -> bool {
-    first_where(cuda, "reduce_first_nonzero", x.exact_master().f32("reduce::is_zero")).is_none()
+    let x = x.exact_master();
+    let found = match x.kind {
+        ElementType::Bf16 => first_where(cuda, "reduce_first_nonzero_bf16", x),
+        _ => first_where(cuda, "reduce_first_nonzero", x.f32("reduce::is_zero")),
+    };
+    found.is_none()
 }
 
 /// The sums of hashes of every buffer's blocks, in order. Waits once for all buffers.

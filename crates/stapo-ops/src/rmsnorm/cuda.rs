@@ -24,6 +24,8 @@ pub(crate) enum Addend {
     Rows(Slice),
     /// The partial sums of a split-K product, `[n, T, D]` in f32. The kernel adds them up and rounds the result first.
     SplitK(Slice),
+    /// As `SplitK`, `[n + 1, T, D]`: the last is the term of an adapter, which the kernel adds to the rounded result.
+    SplitKAndTerm(Slice),
 }
 
 pub(crate) fn forward(
@@ -46,13 +48,14 @@ pub(crate) fn forward(
         }
         Some(Addition { addend, rows, sum }) => {
             name = format!("rmsnorm_forward_add_{kind}");
-            let (addend, partials) = match addend {
-                Addend::Rows(addend) => (Some(addend.same(x, op)), None),
-                Addend::SplitK(partials) => (None, Some(partials.f32(op))),
+            let (addend, partials, n_terms) = match addend {
+                Addend::Rows(addend) => (Some(addend.same(x, op)), None, 0),
+                Addend::SplitK(partials) => (None, Some(partials.f32(op)), 0),
+                Addend::SplitKAndTerm(partials) => (None, Some(partials.f32(op)), 1),
             };
-            let n_splits = partials.map_or(0, |partials| partials.len / x.len.max(1));
+            let n_splits = partials.map_or(0, |partials| partials.len / x.len.max(1) - n_terms);
             let begun = cuda.kernel(&RMSNORM, &name).arg(x).arg(addend).arg(partials).arg(n_splits);
-            launch = begun.arg(rows).arg(weight).arg(sum.same(x, op));
+            launch = begun.arg(n_terms).arg(rows).arg(weight).arg(sum.same(x, op));
         }
     }
     // In decode the norm runs between small-M products, which use programmatic dependent launch too.

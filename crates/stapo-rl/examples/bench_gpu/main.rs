@@ -16,7 +16,7 @@ use stapo_model::decoder::{
 };
 use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{Device, Family, ModelConfig, Rope, RopeKind};
+use stapo_model::{Device, ModelConfig};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Instant;
@@ -43,8 +43,9 @@ fn main() -> Result<(), Failure> {
     let opened = begin.elapsed().as_secs_f64();
     let config = shape(&options)?;
     let lora = lora(&options);
-    let mut policy = Policy::zeros(&device, PolicySpec { config: &config, lora: lora.as_ref() })?;
-    fill(&mut policy);
+    let mut policy = Policy::noise(&device, PolicySpec { config: &config, lora: lora.as_ref() }, 1, 0.02)?;
+    fill_adapters(&mut policy);
+    device.synchronize();
     eprintln!("device {opened:.2} s, weights {:.2} s", begin.elapsed().as_secs_f64() - opened);
     match task.as_str() {
         "train" => train(policy, &options, begin),
@@ -70,14 +71,17 @@ fn used_gib(device: &Device) -> f64 {
 fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, recompute: Recompute) -> f64 {
     let lora = lora(options);
     let n = lora.as_ref().map_or(config.n_parameters(), |lora| lora.n_parameters(config)) as usize;
-    let frozen = if lora.is_some() { 2 * config.n_parameters() as usize } else { 0 };
+    let padded = |lora: &LoraSpec| 2 * (config.n_parameters() + lora.n_padded(config)) as usize;
+    let frozen = lora.as_ref().map_or(0, padded);
     let is_looked_up = config.tied_embeddings && lora.is_none();
-    let lookup = if is_looked_up { config.vocabulary * config.width } else { 0 };
+    let vocabulary = config.vocabulary * config.width;
+    let lookup = if is_looked_up { vocabulary } else { 0 };
+    let apart = if lora.is_some() { 0 } else { vocabulary };
     let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
     let layout = ArenaLayout::new(config, n_tokens, n_tokens, Purpose::Training(recompute));
     let arena = layout.with_adapters(lora.as_ref()).bytes(2);
     let logits = n_tokens.min(2048) * config.vocabulary * 6;
-    (frozen + trained + 4 * (n + lookup) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
+    (frozen + trained + 4 * (n + lookup + apart) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
 }
 
 /// Measures optimizer steps over `sequences` x `length` tokens in micro-batches of at most `microbatch` tokens.
@@ -86,7 +90,7 @@ fn train(mut policy: Policy, options: &Options, begin: Instant) -> Result<(), Fa
     let recompute = [Recompute::Layers, Recompute::Inputs, Recompute::Nothing][options.get("keep", 2).min(2)];
     let mut optimizer =
         Optimizer::new(&policy, AdamWSettings { weight_decay: 0.01, ..AdamWSettings::default() })?;
-    let mut gradients = Gradients::zeros(&policy)?;
+    let mut gradients = Gradients::by_microbatch_in(&policy, &device)?;
     let mut pass = Pass::training(&policy, recompute)?;
     let n_sequences = options.get("sequences", 8);
     let length = options.get("length", 2048);
@@ -360,9 +364,8 @@ fn tokens(sequence: usize, n: usize, vocabulary: usize) -> Vec<u32> {
     (0..n).map(|i| ((sequence * 7919 + i * 104_729) % vocabulary) as u32).collect()
 }
 
-/// Fills matrices with uniform weights of deviation 0.02 and norms with 1. For speed, the values repeat a pattern of prime
-/// length.
-fn fill(policy: &mut Policy) {
+/// Fills adapters with uniform numbers of deviation 0.02. For speed, the values repeat a pattern of prime length.
+fn fill_adapters(policy: &mut Policy) {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut next = || {
         state ^= state << 13;
@@ -371,45 +374,18 @@ fn fill(policy: &mut Policy) {
         ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * 0.02 * 3f32.sqrt()
     };
     let pattern: Vec<f32> = (0..1_048_573).map(|_| next()).collect();
-    let mut n_tensors = 0;
-    policy.fill(|spec, values| {
-        if spec.shape.len() != 2 {
-            values.fill(1.0);
-            return;
-        }
-        n_tensors += 1;
-        let (head, rest) = values.split_at_mut((n_tensors * 7919) % pattern.len());
-        head.copy_from_slice(&pattern[pattern.len() - head.len()..]);
-        for part in rest.chunks_mut(pattern.len()) {
-            part.copy_from_slice(&pattern[..part.len()]);
-        }
-    });
     let Ok(()) = policy.try_fill_adapters(|_, values| {
         values.chunks_mut(pattern.len()).for_each(|part| part.copy_from_slice(&pattern[..part.len()]));
         Ok::<_, std::convert::Infallible>(())
     });
 }
 
+/// The shape that `--large` asks for, of Qwen3-1.7B, 8B or 32B, with as many layers as `--layers` says.
 fn shape(options: &Options) -> Result<ModelConfig, Failure> {
-    let is_large = options.get("large", 0) == 1;
-    let config = ModelConfig {
-        family: Family::Qwen3,
-        width: if is_large { 4096 } else { 2048 },
-        n_layers: options.get("layers", if is_large { 36 } else { 28 }),
-        n_heads: if is_large { 32 } else { 16 },
-        n_kv_heads: 8,
-        head_dim: 128,
-        ffn_width: if is_large { 12288 } else { 6144 },
-        vocabulary: 151_936,
-        norm_eps: 1e-6,
-        rope: Rope { theta: 1e6, kind: RopeKind::Default },
-        max_positions: 40960,
-        qk_norm: true,
-        qkv_bias: false,
-        tied_embeddings: !is_large,
-        bos: None,
-        stops: vec![],
-    };
+    let names = ["qwen3-1.7b", "qwen3-8b", "qwen3-32b"];
+    let name = names.get(options.get("large", 0)).ok_or("--large: expected 0 to 2")?;
+    let known = ModelConfig::known(name).ok_or("a known shape")?;
+    let config = ModelConfig { n_layers: options.get("layers", known.n_layers), ..known };
     config.validate("shape")?;
     Ok(config)
 }

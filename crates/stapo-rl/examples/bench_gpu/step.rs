@@ -3,6 +3,7 @@
 use crate::{Failure, Options, used_gib};
 use stapo_rl::device::Device;
 use stapo_rl::device::cuda::{CudaOptions, Training};
+use stapo_rl::ranks::{Flags, Nccl, Place, Ranks, Solo, Tcp};
 use stapo_rl::task::Programs;
 use stapo_rl::train::Trainer;
 use stapo_rl::{Config, Plan};
@@ -26,6 +27,40 @@ problems = 1
 enabled = false
 "#;
 
+/// A short step of the shape of Qwen3-1.7B with several micro-batches, whose state hash is compared between numbers of
+/// ranks: `--short=1`.
+const SHORT: &str = r#"
+steps = 2
+device = "cuda"
+model = { kind = "random", shape = "qwen3-1.7b", seed = 0 }
+[rollout]
+problems_per_step = 4
+group_size = 4
+max_response_tokens = 1024
+lengths = { mean = 250.0, sigma = 0.5 }
+overlong = { max_tokens = 1024, buffer_tokens = 1000 }
+kv_mib = 1024
+[update]
+problems_per_minibatch = 4
+microbatch_tokens = 1200
+recompute = "layers"
+[evaluation]
+every_steps = 0
+problems = 2
+[record]
+responses = 0
+alternatives = 0
+[canaries]
+max_unjudged_share = 1.0
+"#;
+
+/// The ranks that this process is one of, by the variables of launchers.
+fn ranks(device: &Device) -> Result<Ranks, Failure> {
+    let Some(place) = Place::find(&Flags::default())? else { return Ok(Solo::ranks()) };
+    let tcp = Tcp::connect(&place)?;
+    Ok(Nccl::over(&tcp, device)?.unwrap_or(tcp))
+}
+
 pub fn step(options: &Options) -> Result<(), Failure> {
     let shape = ["qwen3-0.6b", "qwen3-1.7b", "qwen3-8b", "qwen3-14b", "qwen2.5-0.5b", "qwen3-32b"];
     let shape = shape.get(options.get("shape", 1)).ok_or("--shape: expected 0 to 5")?;
@@ -47,11 +82,15 @@ pub fn step(options: &Options) -> Result<(), Failure> {
     if let kv_gib @ 1.. = options.get("kv-gib", 0) {
         set.push(format!("rollout.kv_mib={}", kv_gib << 10));
     }
-    let plan = Plan::resolve(Config::from_toml(CONFIG, set.iter().map(String::as_str))?)?;
+    let config = match options.get("short", 0) {
+        0 => Config::from_toml(CONFIG, set.iter().map(String::as_str))?,
+        _ => Config::from_toml(SHORT, [])?,
+    };
+    let plan = Plan::resolve(config)?;
     let training = if is_8bit { Training::EightBit } else { Training::F32 };
     let device = Device::cuda(CudaOptions { training, ..CudaOptions::default() })?;
     let start = Instant::now();
-    let mut trainer = Trainer::new(&plan, &device, Programs::Recorded)?;
+    let mut trainer = Trainer::over(&plan, &device, Programs::Recorded, ranks(&device)?)?;
     device.synchronize();
     let opened = start.elapsed().as_secs_f64();
     let planned = trainer.memory().clone();
@@ -66,6 +105,9 @@ pub fn step(options: &Options) -> Result<(), Failure> {
         let updated = start.elapsed().as_secs_f64();
         let n_updated: usize = learned.iter().map(|update| update.tally.n_tokens).sum();
         drop(learned);
+        if trainer.ranks().world() > 1 {
+            println!("rank {}: {:?}", trainer.ranks().rank(), trainer.learner.take_exchanged());
+        }
         println!(
             r#"{{"task": "step", "shape": "{shape}", "number": {number}, "open_s": {opened:.1}, "sample_s": {sampled:.2}, "update_s": {updated:.2}, "sampled_tokens": {}, "updated_tokens": {n_updated}, "kv_gib": {:.1}, "recompute": "{:?}", "gib": {:.1}, "planned_gib": {:.1}}}"#,
             rolled.n_sampled,

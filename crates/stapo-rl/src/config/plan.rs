@@ -324,16 +324,18 @@ impl Plan {
             let refuse = |key, problem: &str, remedy| {
                 Err(PlanError::Refused { key, problem: problem.to_string(), remedy })
             };
-            // A GPU has no kernel that sums fewer columns in one order for every number of rows.
-            let is_exact = self.device() == DeviceName::Cpu || lora.spec().rank.is_multiple_of(8);
-            let expected = "expected a multiple of 8 on a GPU, where other ranks are not exact";
-            require(is_exact, "model.lora.rank", lora.spec().rank, expected, "take 8, or train on the CPU")?;
+            // Beyond 128 a GPU's own kernels for adapters have no room, and others are exact at multiples of 8 only.
+            let rank = lora.spec().rank;
+            let is_exact = self.device() == DeviceName::Cpu || rank <= 128 || rank.is_multiple_of(8);
+            let expected =
+                "expected at most 128, or a multiple of 8, on a GPU, where other ranks are not exact";
+            require(is_exact, "model.lora.rank", rank, expected, "take 128, or train on the CPU")?;
             if update.reuse.is_some() {
                 let problem = "reads the gradient of the head, which is frozen with model.lora";
                 return refuse("update.reuse", problem, "leave out update.reuse, or model.lora");
             }
             if update.states == States::EightBit {
-                let problem = "8bit has blocks that the factors of model.lora do not fill";
+                let problem = "8bit would round the few weights of model.lora for hardly any memory";
                 return refuse("update.states", problem, "set it to f32: the states of adapters are small");
             }
         }

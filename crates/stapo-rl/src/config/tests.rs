@@ -421,7 +421,9 @@ fn adapters_are_a_table_of_the_model() {
         let error = read.err().unwrap_or_else(|| panic!("{given} was read")).to_string();
         assert!(error.contains(word), "{given}: {error}");
     }
-    for (rank, is_taken) in [("model.lora.rank=12", false), ("model.lora.rank=16", true)] {
+    for (rank, is_taken) in
+        [("model.lora.rank=12", true), ("model.lora.rank=130", false), ("model.lora.rank=136", true)]
+    {
         let on_gpu = Plan::resolve(Config::from_toml("", [rank, "device=cuda"]).unwrap());
         assert_eq!(on_gpu.is_ok(), is_taken, "{rank}");
         assert!(Plan::resolve(Config::from_toml("", [rank]).unwrap()).is_ok(), "{rank}");

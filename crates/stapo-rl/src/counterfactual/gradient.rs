@@ -57,7 +57,7 @@ pub fn gradient_effect(
     let rise = if sequences.is_empty() {
         None
     } else {
-        Some(likelihood_gradient(&mut trainer.learner, pass, plan, &sequences)?)
+        Some(likelihood_gradient(&trainer.learner, pass, plan, &sequences)?)
     };
     let learning_rate = plan.learning_rate(trainer.learner.counters.n_updates);
     Ok(effect(step, &parts, rise.as_deref(), answers.len(), learning_rate))

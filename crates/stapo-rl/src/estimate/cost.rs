@@ -91,7 +91,7 @@ impl Costs<'_> {
     }
 
     /// Bytes of an activation or a weight as products read it.
-    fn compute_bytes(&self) -> f64 {
+    pub fn compute_bytes(&self) -> f64 {
         match self.machine.processor {
             Processor::Gpu => 2.0,
             Processor::Cpu => 4.0,

@@ -4,7 +4,6 @@ use super::cost::{Costs, DecodeRows, Tokens};
 use super::lengths::Lengths;
 use super::links::World;
 use super::sampling::shuffled;
-use crate::config::States;
 use stapo_core::batch::pack_in_order;
 use stapo_core::random::Key;
 use stapo_model::decoder::Recompute;
@@ -25,26 +24,27 @@ pub struct RankedStep {
     pub idle_share: f64,
 }
 
-/// Seconds in which ranks exchange instead of computing, by what they exchange.
+/// Seconds of exchanges, by what is exchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Exchange {
-    /// Gradients of micro-batches to their owners.
+    /// Gradients of micro-batches to their owners, and their addition in the order of the micro-batches, which one rank
+    /// needs too but does within its products. Both run beside backward.
     pub gradients: f64,
-    /// Their addition in the order of the micro-batches, which one rank needs too but does within its products.
     pub fold: f64,
+    /// What backward does not hide of the two.
+    pub exposed: f64,
     /// Weights from their owners to all.
     pub weights: f64,
     /// Responses with log-probs and entropies to all.
     pub responses: f64,
-    /// What would be left of `gradients` if backward hid all that it can.
-    pub gradients_overlapped: f64,
     /// Bytes that a rank sends.
     pub bytes_sent: f64,
 }
 
 impl Exchange {
+    /// Seconds in which ranks exchange instead of computing.
     pub fn seconds(&self) -> f64 {
-        self.gradients + self.fold + self.weights + self.responses
+        self.exposed + self.weights + self.responses
     }
 }
 
@@ -62,10 +62,10 @@ impl Rounds {
     pub const ONE_RANK: Rounds = Rounds { n_microbatches: 0.0, count: 0.0, share: 1.0 };
 }
 
-/// Bytes of one element of a gradient, and those that its addition to the sum reads and writes: the gradient is read and
-/// cleared, the sum is read and written.
+/// Bytes of one element of a gradient, and those that its addition to the sum reads and writes: the gradient is read, the
+/// sum is read and written.
 const GRADIENT_BYTES: f64 = 4.0;
-const FOLD_BYTES: f64 = 16.0;
+const FOLD_BYTES: f64 = 12.0;
 /// Bytes of a response token: the token, its log-prob and its entropy; log-prob and entropy again after the update's pass.
 const RESPONSE_BYTES: f64 = 4.0 + 16.0 + 16.0;
 /// Mini-batches that are simulated, with lengths in another order each.
@@ -84,7 +84,6 @@ pub(super) struct SharedWork<'a> {
     pub n_minibatch_responses: usize,
     pub microbatch_tokens: usize,
     pub recompute: Recompute,
-    pub states: States,
 }
 
 impl SharedWork<'_> {
@@ -151,27 +150,25 @@ impl SharedWork<'_> {
         let bandwidth = machine.bandwidth.per_second * machine.shares.elementwise;
         let weight_bytes = self.sent_weight_bytes() * n_weights;
         let response_bytes = RESPONSE_BYTES * self.n_responses as f64 * self.lengths.response_mean;
+        let fold = n_rounds * FOLD_BYTES * n_gradients / bandwidth;
         // Nothing is left to compute when the last group, the embedding's, is ready to be sent.
-        let last = gradients * embedding / n_gradients;
+        let last = (gradients + fold) * embedding / n_gradients;
         let backward = pass_seconds * self.backward_share();
         let others = (world.ranks() - 1.0) / world.ranks();
         Exchange {
             gradients,
-            fold: n_rounds * FOLD_BYTES * n_gradients / bandwidth,
+            fold,
+            exposed: last.max(gradients + fold - backward),
             weights: n_updates * world.exchange(weight_bytes, n_groups),
             // Every rank receives the responses of all others.
             responses: others * response_bytes / world.links.host.per_second,
-            gradients_overlapped: last.max(gradients - backward),
             bytes_sent: others * (n_rounds * gradient_bytes + n_updates * weight_bytes + response_bytes),
         }
     }
 
-    /// Bytes of a weight that its owner sends after an optimizer step.
+    /// Bytes of a weight that its owner sends after an optimizer step: what ops read.
     fn sent_weight_bytes(&self) -> f64 {
-        match self.states {
-            States::F32 => 4.0,
-            States::EightBit => 2.0,
-        }
+        self.costs.compute_bytes()
     }
 
     /// The share of a training pass that is backward.

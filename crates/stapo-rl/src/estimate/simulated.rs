@@ -184,7 +184,6 @@ impl RunShape<'_> {
             n_minibatch_responses: config.update.problems_per_minibatch.min(n_problems) * group_size,
             microbatch_tokens: config.update.microbatch_tokens,
             recompute: self.recompute,
-            states: config.update.states,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Evaluations on benchmarks during training.
 
-use super::{Benchmark, Decoding, Done, EvalEvent, EvalSampling, SIX, evaluate, place, rows};
+use super::{Benchmark, Decoding, Done, EvalEvent, EvalSampling, Evaluation, SIX, place, rows};
 use crate::config::{HELD_OUT, Plan};
 use crate::error::{Error, Result};
 use crate::ranks::{RankError, Transport};
@@ -75,9 +75,10 @@ pub(crate) fn evaluate_benchmarks(
         share: (ranks.rank(), ranks.world()),
         step: Some(step),
     };
-    let decoding = [Decoding::drawn(rollout.temperature, 1.0)];
+    let decodings = &[Decoding::drawn(rollout.temperature, 1.0)];
     let mut samples = Vec::new();
-    evaluate(model, &mut memory.engine, benchmarks, &decoding, sampling, &Done::new(), |event| {
+    let evaluation = Evaluation { model, benchmarks, decodings, sampling, done: &Done::new() };
+    evaluation.run(&mut memory.engine, |event| {
         match event {
             EvalEvent::Token => meter.add(0, 1),
             EvalEvent::Finished(sample) => {

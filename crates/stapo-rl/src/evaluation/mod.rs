@@ -7,6 +7,7 @@ mod decoding;
 mod during;
 mod folder;
 mod table;
+mod together;
 
 pub use agreement::{Agreement, SecondVerdict, is_disputed, second_verdict};
 pub use benchmark::{Benchmark, KNOWN, SIX};
@@ -39,7 +40,7 @@ pub struct EvalSampling<'a> {
     pub max_tokens: usize,
     pub style: &'a PromptStyle,
     pub kv_bytes: usize,
-    /// This rank and the number of ranks: of the questions in order, each goes to the next rank.
+    /// This rank and the number of ranks: of the questions that are left, in order, each goes to the next rank.
     pub share: (usize, usize),
     /// Training steps that the policy has made; absent for a model that is not from a run.
     pub step: Option<u64>,
@@ -62,26 +63,36 @@ pub enum EvalEvent {
     Finished(Box<EvalRecord>),
 }
 
-/// Samples every question of every benchmark with every decoding, all questions of a decoding in one batch, and tells
-/// `take` of every token and every judged sample; `false` from `take` ends the evaluation. A sample depends
-/// on the seed, the decoding, the benchmark, the question and its own number alone, so an interrupted and resumed
-/// evaluation has the samples of an uninterrupted one.
-pub fn evaluate(
-    model: &LoadedModel,
-    memory: &mut EngineMemory,
-    benchmarks: &[Benchmark],
-    decodings: &[Decoding],
-    sampling: EvalSampling,
-    done: &Done,
-    mut take: impl FnMut(EvalEvent) -> Result<bool>,
-) -> Result<()> {
-    for decoding in decodings {
-        let work = Work { model, benchmarks, decoding, sampling, done };
-        if !work.run(memory, &mut take)? {
-            break;
+/// The questions of an evaluation, and how they are asked.
+#[derive(Clone, Copy)]
+pub struct Evaluation<'a> {
+    pub model: &'a LoadedModel,
+    pub benchmarks: &'a [Benchmark],
+    pub decodings: &'a [Decoding],
+    pub sampling: EvalSampling<'a>,
+    /// Samples that are there already; the same on all ranks.
+    pub done: &'a Done,
+}
+
+impl Evaluation<'_> {
+    /// Samples every question of every benchmark with every decoding, all questions of a decoding in one batch, and tells
+    /// `take` of every token and every judged sample; `false` from `take` ends the evaluation. A sample depends
+    /// on the seed, the decoding, the benchmark, the question and its own number alone, so an interrupted and resumed
+    /// evaluation has the samples of an uninterrupted one.
+    pub fn run(
+        &self,
+        memory: &mut EngineMemory,
+        mut take: impl FnMut(EvalEvent) -> Result<bool>,
+    ) -> Result<()> {
+        let Evaluation { model, benchmarks, decodings, sampling, done } = *self;
+        for decoding in decodings {
+            let work = Work { model, benchmarks, decoding, sampling, done };
+            if !work.run(memory, &mut take)? {
+                break;
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The evaluation of all questions under one decoding.
@@ -112,17 +123,16 @@ impl Work<'_> {
         let (rank, world) = self.sampling.share;
         let questions =
             self.benchmarks.iter().flat_map(|b| b.problems.iter().map(move |problem| (b, problem)));
-        for (benchmark, problem) in questions.skip(rank).step_by(world) {
-            if !self.is_done(benchmark, problem) {
-                match engine.submit(self.request(&prompting, benchmark, problem)?) {
-                    Ok(_) => asked.push((benchmark, problem)),
-                    Err(error @ (RequestError::PromptTooLong { .. } | RequestError::EmptyPrompt)) => {
-                        if !self.refuse(benchmark, problem, &error, take)? {
-                            return Ok(false);
-                        }
+        let left = questions.filter(|(benchmark, problem)| !self.is_done(benchmark, problem));
+        for (benchmark, problem) in left.skip(rank).step_by(world) {
+            match engine.submit(self.request(&prompting, benchmark, problem)?) {
+                Ok(_) => asked.push((benchmark, problem)),
+                Err(error @ (RequestError::PromptTooLong { .. } | RequestError::EmptyPrompt)) => {
+                    if !self.refuse(benchmark, problem, &error, take)? {
+                        return Ok(false);
                     }
-                    Err(source) => return Err(Error::Request { problem_id: problem.id.clone(), source }),
                 }
+                Err(source) => return Err(Error::Request { problem_id: problem.id.clone(), source }),
             }
         }
         let mut outcome = Ok(true);

@@ -25,13 +25,14 @@ fn all(model: &LoadedModel, benchmarks: &[Benchmark], decoding: &str, done: &Don
         share: (0, 1),
         step: None,
     };
-    evaluate(model, &mut EngineMemory::new(), benchmarks, &decodings, sampling, done, |event| {
+    let evaluation = Evaluation { model, benchmarks, decodings: &decodings, sampling, done };
+    let take = |event| {
         if let EvalEvent::Finished(record) = event {
             records.push(*record);
         }
         Ok(true)
-    })
-    .unwrap();
+    };
+    evaluation.run(&mut EngineMemory::new(), take).unwrap();
     records.sort_by_key(place);
     records
 }

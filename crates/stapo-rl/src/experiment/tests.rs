@@ -30,6 +30,7 @@ fn shipped_experiments_have_the_runs_they_promise() {
         ("falsify", 10),
         ("gsm8k", 10),
         ("lora", 20),
+        ("lora-gsm8k", 8),
         ("main", 20),
         ("main-quick", 8),
         ("math", 10),

@@ -137,7 +137,7 @@ impl Pretrainer {
             let d_logp: Vec<f32> =
                 is_learned.iter().map(|&is_learned| if is_learned { -1.0 } else { 0.0 }).collect();
             let d_entropy = vec![0.0; d_logp.len()];
-            self.pass.backward(&learner.model.policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+            learner.backward(&mut self.pass, Some((&d_logp, &d_entropy)), 1)?;
         }
         let step = learner.counters.step + 1;
         let learning_rate = config.update.learning_rate

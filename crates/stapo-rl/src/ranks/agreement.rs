@@ -2,6 +2,7 @@
 //! all of them before the first step, and names the rank and the thing.
 
 use super::wire::{Malformed, Packer, Unpacker};
+use crate::error::Error;
 use stapo_core::record::FileHash;
 use stapo_model::ranks::{RankError, Transport};
 
@@ -58,4 +59,14 @@ pub fn agree_on_inputs(ranks: &dyn Transport, inputs: &[FileHash]) -> Result<(),
     let facts: Vec<Fact> =
         inputs.iter().map(|input| (format!("input {}", input.name), input.sha256.clone())).collect();
     agree(ranks, &facts)
+}
+
+/// An error of this rank becomes that of all ranks.
+pub fn told_to_all<T>(ranks: &dyn Transport, outcome: Result<T, Error>) -> Result<T, Error> {
+    match outcome {
+        // What every rank has found or was told needs no telling.
+        Err(error @ Error::Rank(_)) => Err(error),
+        Err(error) if ranks.world() > 1 => Err(ranks.fail(&error.to_string()).into()),
+        outcome => outcome,
+    }
 }

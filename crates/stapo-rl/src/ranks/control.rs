@@ -6,7 +6,7 @@ use stapo_model::ranks::RankError;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often a rank gives a sign of life, and after how long a silence it counts as lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +33,8 @@ const VERDICT: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_secs(1);
 /// The longest wait for the others at the end.
 const FAREWELL: Duration = Duration::from_secs(10);
+/// The longest wait, after a failure, until the others have read it.
+const LAST_WORD: Duration = Duration::from_secs(3);
 
 /// Messages between rank 0 and another rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,9 +121,13 @@ struct Link {
 
 #[derive(Debug, Default)]
 struct State {
+    /// An error is on its way to be the one that all end with.
+    is_decided: bool,
     failure: Option<RankError>,
     /// Ranks that said goodbye.
     n_gone: usize,
+    /// Control connections that the other side has closed.
+    n_closed: usize,
     /// This rank has said goodbye.
     is_leaving: bool,
 }
@@ -188,17 +194,17 @@ impl Control {
         }
     }
 
-    /// Reads what the other side of a link sends until it says goodbye or is lost.
+    /// Reads what the other side of a link sends until it closes the connection or is lost.
     fn watch(&self, idx: usize, stream: &mut TcpStream) {
         let peer = self.links[idx].peer;
         loop {
             match Message::read(stream) {
                 Ok(Message::Beat) => {}
-                Ok(Message::Failed(error)) => return self.conclude(error),
+                Ok(Message::Failed(error)) => self.conclude(error),
                 Ok(Message::Lost(other)) => {
                     self.wait(GRACE, |state| state.failure.is_some());
                     let problem = format!("lost its connection to rank {other}");
-                    return self.conclude(RankError { rank: peer, problem });
+                    self.conclude(RankError { rank: peer, problem });
                 }
                 Ok(Message::Bye) => {
                     self.state().n_gone += 1;
@@ -212,24 +218,30 @@ impl Control {
                     } else {
                         "its process has ended, or its connection was cut".to_string()
                     };
-                    return self.conclude(RankError { rank: peer, problem });
+                    self.conclude(RankError { rank: peer, problem });
+                    self.state().n_closed += 1;
+                    self.changed.notify_all();
+                    return;
                 }
             }
         }
     }
 
-    /// Makes an error the one that this rank, and where this is rank 0 every rank, ends with; the first one counts.
+    /// Makes an error the one that this rank, and where this is rank 0 every rank, ends with; the first one counts. The
+    /// error can be seen once the others have been told: a rank that sees it may leave at once.
     fn conclude(&self, error: RankError) {
         let mut state = self.state();
-        if state.failure.is_some() {
-            return;
+        if state.is_decided {
+            drop(state);
+            return self.wait(VERDICT, |state| state.failure.is_some());
         }
-        state.failure = Some(error.clone());
+        state.is_decided = true;
         drop(state);
-        self.changed.notify_all();
         if self.rank == 0 {
-            self.send_all(&Message::Failed(error));
+            self.send_all(&Message::Failed(error.clone()));
         }
+        self.state().failure = Some(error);
+        self.changed.notify_all();
         for stream in &self.data {
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -279,15 +291,21 @@ impl Control {
         self.failure().unwrap_or(broken)
     }
 
-    /// Says goodbye, and waits until the others have done so.
+    /// Says goodbye, and waits until the others have done so. After a failure, waits until the others have closed their
+    /// connections: a process that ends with unread messages resets its connections, and what it said last would be lost.
     pub fn leave(&self) {
         self.state().is_leaving = true;
         self.changed.notify_all();
+        let n_links = self.links.len();
         if self.failure().is_none() {
             self.send_all(&Message::Bye);
-            let until = Instant::now() + FAREWELL;
-            let n_links = self.links.len();
-            self.wait(until - Instant::now(), |state| state.failure.is_some() || state.n_gone == n_links);
+            self.wait(FAREWELL, |state| state.failure.is_some() || state.n_gone == n_links);
+        }
+        if self.failure().is_some() {
+            for link in &self.links {
+                let _ = link.stream.shutdown(Shutdown::Write);
+            }
+            self.wait(LAST_WORD, |state| state.n_closed + state.n_gone == n_links);
         }
         for link in &self.links {
             let _ = link.stream.shutdown(Shutdown::Both);

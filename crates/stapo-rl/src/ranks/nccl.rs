@@ -4,7 +4,6 @@ use super::tcp::Tcp;
 use stapo_model::cuda::{Communicator, ID_BYTES, nccl_version, unique_id};
 use stapo_model::ranks::{RankError, Ranks, Transport};
 use stapo_model::{Device, View, ViewMut};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -12,7 +11,6 @@ use std::time::Duration;
 pub struct Nccl {
     tcp: Arc<Tcp>,
     gpus: Arc<Communicator>,
-    sent_bytes: AtomicU64,
 }
 
 /// How often NCCL is asked for errors.
@@ -57,7 +55,7 @@ impl Nccl {
         let aborted = Arc::clone(&gpus);
         tcp.on_failure(move || aborted.abort());
         watch(tcp, &gpus).map_err(|error| own(error.to_string()))?;
-        Ok(Some(Arc::new(Nccl { tcp: Arc::clone(tcp), gpus, sent_bytes: AtomicU64::new(0) })))
+        Ok(Some(Arc::new(Nccl { tcp: Arc::clone(tcp), gpus })))
     }
 }
 
@@ -92,15 +90,26 @@ impl Transport for Nccl {
 
     fn exchange(
         &self,
+        device: &Device,
         sends: Vec<(usize, View<'_, f32>)>,
         receives: Vec<(usize, ViewMut<'_, f32>)>,
     ) -> Result<(), RankError> {
         if let Some(failure) = self.tcp.failure() {
             return Err(failure);
         }
-        let n_sent: usize = sends.iter().map(|(_, view)| 4 * view.len()).sum();
-        self.sent_bytes.fetch_add(n_sent as u64, Ordering::Relaxed);
-        self.gpus.exchange(&sends, &receives).map_err(|error| self.tcp.fail(&error.to_string()))
+        self.gpus.exchange(device, &sends, &receives).map_err(|error| self.tcp.fail(&error.to_string()))
+    }
+
+    fn is_queued(&self) -> bool {
+        true
+    }
+
+    fn send(&self, to: usize, bytes: Vec<u8>) {
+        self.tcp.send(to, bytes);
+    }
+
+    fn receive(&self, from: usize) -> Result<Vec<u8>, RankError> {
+        self.tcp.receive(from)
     }
 
     fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
@@ -121,9 +130,5 @@ impl Transport for Nccl {
 
     fn take_waited(&self) -> f64 {
         self.tcp.take_waited()
-    }
-
-    fn take_sent(&self) -> u64 {
-        self.tcp.take_sent() + self.sent_bytes.swap(0, Ordering::Relaxed)
     }
 }

@@ -3,9 +3,8 @@
 use super::control::{Control, Pace};
 use super::environment::Place;
 use super::rendezvous::{Connections, meet};
-use super::wire::words;
 use stapo_model::ranks::{RankError, Transport};
-use stapo_model::{View, ViewMut};
+use stapo_model::{Device, Stored, View, ViewMut};
 use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +19,6 @@ pub struct Tcp {
     peers: Vec<Option<Peer>>,
     control: Arc<Control>,
     waited_nanos: AtomicU64,
-    sent_bytes: AtomicU64,
 }
 
 /// The connection to another rank. A thread writes, so that two ranks that send to each other do not both wait for the
@@ -33,6 +31,8 @@ struct Peer {
 
 /// What one read asks the system for.
 const READ_AT_ONCE: usize = 1 << 18;
+/// Memory that is asked for before a message has arrived, at most.
+const ASKED_FOR: u64 = 1 << 30;
 /// A longer message is a defect or an attack, and is refused before memory is asked for.
 const MAX_MESSAGE: u64 = 1 << 40;
 
@@ -78,8 +78,13 @@ impl Peer {
                 format!("sent {len} bytes, expected {wanted}"),
             ));
         }
-        // The memory grows with what arrives.
-        let mut message = Vec::new();
+        if expected.is_some() {
+            let mut message = vec![0; len as usize];
+            incoming.read_exact(&mut message)?;
+            return Ok(message);
+        }
+        // The system gives memory as it is written to; beyond this the memory grows with what arrives.
+        let mut message = Vec::with_capacity(len.min(ASKED_FOR) as usize);
         incoming.by_ref().take(len).read_to_end(&mut message)?;
         if (message.len() as u64) < len {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -108,7 +113,6 @@ impl Tcp {
             peers: peers.collect::<io::Result<_>>().map_err(own)?,
             control,
             waited_nanos: AtomicU64::new(0),
-            sent_bytes: AtomicU64::new(0),
         }))
     }
 
@@ -130,7 +134,7 @@ impl Tcp {
         self.peers[rank].as_ref().expect("a rank does not send to itself")
     }
 
-    fn receive(&self, rank: usize, expected: Option<usize>) -> Result<Vec<u8>, RankError> {
+    fn receive_of(&self, rank: usize, expected: Option<usize>) -> Result<Vec<u8>, RankError> {
         let began = Instant::now();
         let received = self.peer(rank).receive(expected);
         self.waited_nanos.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -157,27 +161,39 @@ impl Transport for Tcp {
 
     fn exchange(
         &self,
+        _device: &Device,
         sends: Vec<(usize, View<'_, f32>)>,
         receives: Vec<(usize, ViewMut<'_, f32>)>,
     ) -> Result<(), RankError> {
         self.check()?;
         for (to, view) in sends {
-            let bytes: Vec<u8> = view.to_vec().iter().flat_map(|value| value.to_le_bytes()).collect();
-            self.sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            self.peer(to).send(bytes);
+            self.peer(to).send(view.read_stored().bytes);
         }
         for (from, mut view) in receives {
-            let bytes = self.receive(from, Some(4 * view.len()))?;
-            let values: Vec<f32> = words(&bytes).map(f32::from_le_bytes).collect();
-            view.write(&values);
+            let form = view.view().form();
+            let bytes = self.receive_of(from, Some(form.n_bytes() * view.len()))?;
+            view.write_stored(&Stored { form, bytes, scales: Vec::new() });
         }
         Ok(())
+    }
+
+    fn is_queued(&self) -> bool {
+        false
+    }
+
+    fn send(&self, to: usize, bytes: Vec<u8>) {
+        self.peer(to).send(bytes);
+    }
+
+    fn receive(&self, from: usize) -> Result<Vec<u8>, RankError> {
+        self.check()?;
+        self.receive_of(from, None)
     }
 
     fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
         self.check()?;
         self.others().for_each(|(_, peer)| peer.send(own.to_vec()));
-        let of_rank = |rank| if rank == self.rank { Ok(own.to_vec()) } else { self.receive(rank, None) };
+        let of_rank = |rank| if rank == self.rank { Ok(own.to_vec()) } else { self.receive_of(rank, None) };
         (0..self.world()).map(of_rank).collect()
     }
 
@@ -187,14 +203,14 @@ impl Transport for Tcp {
             self.peer(0).send(own);
             return Ok(Vec::new());
         }
-        let others = (1..self.world()).map(|rank| self.receive(rank, None));
+        let others = (1..self.world()).map(|rank| self.receive_of(rank, None));
         std::iter::once(Ok(own)).chain(others).collect()
     }
 
     fn broadcast(&self, own: &[u8]) -> Result<Vec<u8>, RankError> {
         self.check()?;
         if self.rank != 0 {
-            return self.receive(0, None);
+            return self.receive_of(0, None);
         }
         self.others().for_each(|(_, peer)| peer.send(own.to_vec()));
         Ok(own.to_vec())
@@ -206,10 +222,6 @@ impl Transport for Tcp {
 
     fn take_waited(&self) -> f64 {
         Duration::from_nanos(self.waited_nanos.swap(0, Ordering::Relaxed)).as_secs_f64()
-    }
-
-    fn take_sent(&self) -> u64 {
-        self.sent_bytes.swap(0, Ordering::Relaxed)
     }
 }
 

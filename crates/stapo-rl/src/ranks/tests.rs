@@ -47,8 +47,7 @@ fn bytes_and_numbers_arrive_where_they_belong() {
                     receives.push((from, part));
                 }
             }
-            ranks.exchange(sends, receives).unwrap();
-            assert_eq!(ranks.take_sent(), 8 * others.len() as u64);
+            ranks.exchange(&device, sends, receives).unwrap();
             (rank, all, at_0, from_0, received.view().to_vec())
         });
         for (rank, all, at_0, from_0, numbers) in seen {
@@ -65,19 +64,51 @@ fn bytes_and_numbers_arrive_where_they_belong() {
 
 #[test]
 fn a_failure_of_one_rank_is_the_error_of_all() {
-    // No rank leaves before all have their error: one that leaves is an error of its own.
-    let told = std::sync::Barrier::new(3);
-    let errors = as_ranks(3, free_port(), |ranks| {
-        let error = match ranks.rank() {
-            1 => ranks.fail("the GPU is gone"),
+    // Every rank leaves as soon as it has its error, whether or not the others have read theirs.
+    for round in 0..24 {
+        let failing = round % 3;
+        let errors = as_ranks(3, free_port(), |ranks| match ranks.rank() {
+            rank if rank == failing => ranks.fail("the GPU is gone"),
             _ => ranks.all_gather(b"").unwrap_err(),
-        };
-        told.wait();
-        error
-    });
-    for error in errors {
-        assert_eq!(error, RankError { rank: 1, problem: "the GPU is gone".into() });
+        });
+        for error in errors {
+            assert_eq!(error, RankError { rank: failing, problem: "the GPU is gone".into() });
+        }
     }
+}
+
+#[test]
+fn the_last_word_of_a_rank_is_read_though_it_leaves_unread_messages_behind() {
+    // The others send much that the failing rank never reads: its system resets such connections when they are closed.
+    for failing in [0, 2] {
+        let errors = as_ranks(3, free_port(), |ranks| {
+            if ranks.rank() == failing {
+                return ranks.fail("no space is left");
+            }
+            ranks.send(failing, vec![7; 1 << 20]);
+            ranks.receive(failing).unwrap_err()
+        });
+        for error in errors {
+            assert_eq!(error, RankError { rank: failing, problem: "no space is left".into() });
+        }
+    }
+}
+
+#[test]
+fn single_messages_arrive_in_order_from_any_thread() {
+    let seen = as_ranks(2, free_port(), |ranks| {
+        if ranks.rank() == 1 {
+            (0..5).for_each(|n| ranks.send(0, vec![n]));
+            return ranks.receive(0).unwrap();
+        }
+        let read = std::thread::scope(|scope| {
+            let read = || (0..5).map(|_| ranks.receive(1).unwrap()).collect::<Vec<_>>().concat();
+            scope.spawn(read).join().unwrap()
+        });
+        ranks.send(1, b"done".to_vec());
+        read
+    });
+    assert_eq!(seen, [vec![0, 1, 2, 3, 4], b"done".to_vec()]);
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub use reading::{
 };
 pub use reopening::Reopening;
 pub use state::{Counters, LoopState};
-pub(crate) use state::{check_finite, state_hash};
+pub(crate) use state::{check_finite, send_state, state_hash};
 pub use tree::check_tree;
 
 /// True in every `every`-th step; never where `every` is 0.

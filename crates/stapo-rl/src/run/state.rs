@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use stapo_model::decoder::Policy;
-use stapo_model::optimizer::{Moment, Optimizer};
+use stapo_model::optimizer::{Moment, Optimizer, TensorState};
 use stapo_model::{Form, Stored, TensorSpec, ViewMut};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::sync::mpsc;
 
 /// The progress of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +36,9 @@ const PARTS: [&str; 3] = ["weight", "moment1", "moment2"];
 /// Ends the name of a tensor that holds the scales of an 8-bit moment.
 const SCALES: &str = "scales";
 
+/// Tensors that are read before they are hashed.
+const AHEAD: usize = 2;
+
 fn part_of(moment: Moment) -> &'static str {
     match moment {
         Moment::First => PARTS[1],
@@ -47,12 +51,15 @@ fn part_of(moment: Moment) -> &'static str {
 fn visit<E: From<RankError>>(
     policy: &Policy,
     optimizer: &Optimizer,
-    mut take: impl FnMut(&Stored) -> std::result::Result<(), E>,
+    mut take: impl FnMut(TensorState) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
-    for (_, values) in policy.trained_tensors() {
-        take(&values.read_stored())?;
-    }
-    optimizer.visit_state(policy, |_, _, stored| take(&stored))
+    optimizer.visit_weights(policy, &mut take)?;
+    optimizer.visit_moments(policy, |_, _, state| take(state))
+}
+
+/// The part of a rank other than the first in what rank 0 reads of the state.
+pub(crate) fn send_state(policy: &Policy, optimizer: &Optimizer) -> std::result::Result<(), RankError> {
+    visit(policy, optimizer, |_| Ok(()))
 }
 
 /// One hash of weights, optimizer state, counters and loop state, on rank 0.
@@ -62,12 +69,25 @@ pub(crate) fn state_hash(
     policy: &Policy,
     optimizer: &Optimizer,
 ) -> std::result::Result<String, RankError> {
-    let mut hash = Sha256::new();
-    visit::<RankError>(policy, optimizer, |stored| {
-        hash.update(&stored.bytes);
-        hash.update(bytes_of(&stored.scales));
-        Ok(())
-    })?;
+    // A tensor is hashed while the next one is read from the device and from other ranks.
+    let (read, to_hash) = mpsc::sync_channel::<TensorState>(AHEAD);
+    let hashed = std::thread::scope(|scope| {
+        let hashing = scope.spawn(move || {
+            let mut hash = Sha256::new();
+            for state in to_hash {
+                state.slices().into_iter().for_each(|slice| hash.update(slice));
+            }
+            hash
+        });
+        // The other side ends only once this one has.
+        let visited = visit::<RankError>(policy, optimizer, |state| {
+            let _ = read.send(state);
+            Ok(())
+        });
+        drop(read);
+        visited.map(|()| hashing.join().expect("hashing does not panic"))
+    });
+    let mut hash = hashed?;
     for count in [counters.step, counters.position, counters.n_updates] {
         hash.update(count.to_le_bytes());
     }
@@ -98,10 +118,8 @@ pub(super) fn write(policy: &Policy, optimizer: &Optimizer, to: &mut dyn Write) 
     let header = header(policy, optimizer);
     to.write_all(&(header.len() as u64).to_le_bytes())?;
     to.write_all(header.as_bytes())?;
-    let written = visit::<WriteError>(policy, optimizer, |stored| {
-        to.write_all(&stored.bytes)?;
-        to.write_all(&bytes_of(&stored.scales))?;
-        Ok(())
+    let written = visit::<WriteError>(policy, optimizer, |state| {
+        Ok(state.slices().into_iter().try_for_each(|slice| to.write_all(slice))?)
     });
     written.map_err(|error| match error {
         WriteError::Disk(error) => error,
@@ -283,8 +301,4 @@ pub(super) fn first_not_finite_in(state: &[u8]) -> Option<String> {
         };
         Some(format!("{name}: element {} is not a finite number", element?))
     })
-}
-
-fn bytes_of(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }

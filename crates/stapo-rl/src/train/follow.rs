@@ -2,11 +2,11 @@
 //! and when to end.
 
 use super::report::{Decision, StepReport};
-use super::{Outcome, Trainer, told_to_all};
+use super::{Outcome, Trainer};
 use crate::config::Plan;
 use crate::error::Result;
 use crate::meter::Phase;
-use crate::ranks::Ranks;
+use crate::ranks::{Ranks, told_to_all};
 use crate::run::is_due;
 
 /// Trains beside rank 0 until it ends the run. `asked_to_stop` gives the number of the
@@ -60,7 +60,8 @@ fn step(
     if is_evaluated {
         trainer.evaluate(plan)?;
     }
-    StepReport::of(trainer.ranks(), &trainer.meter.take(), asked_to_stop()).gather(&**trainer.ranks())?;
+    let seconds = trainer.meter.take();
+    StepReport::of(&mut trainer.learner, &seconds, asked_to_stop()).gather(&**trainer.ranks())?;
     conclude(trainer)
 }
 

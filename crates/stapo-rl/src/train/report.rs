@@ -2,9 +2,11 @@
 
 use super::Outcome;
 use crate::error::Result;
-use crate::ranks::{RankError, Ranks, Transport};
+use crate::learner::Learner;
+use crate::ranks::{RankError, Transport};
 use serde::{Deserialize, Serialize};
 use stapo_core::record::PhaseSeconds;
+use stapo_model::decoder::Exchanged;
 
 /// One rank's part in a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -15,20 +17,48 @@ pub struct StepReport {
     pub idle_share: f64,
     /// Bytes of gradients and weights that the rank sent.
     pub sent_bytes: u64,
+    #[serde(default)]
+    pub exchanged: ExchangeReport,
     /// The number of the signal that asked the rank to stop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
 }
 
+/// What a rank sent of gradients and weights, and how long it took.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct ExchangeReport {
+    /// Seconds of the exchanges of gradients, waiting for the other ranks included. On GPUs with NCCL they run beside
+    /// backward; elsewhere these are seconds in which the rank did nothing else.
+    pub gradient_seconds: f64,
+    /// Seconds of the additions in the order of the micro-batches.
+    pub fold_seconds: f64,
+    /// Seconds in which a GPU with nothing else to do waited for both.
+    pub waited_seconds: f64,
+    /// Seconds of the exchanges of weights after optimizer steps.
+    pub weight_seconds: f64,
+    pub gradient_bytes: u64,
+    pub weight_bytes: u64,
+}
+
+impl From<Exchanged> for ExchangeReport {
+    fn from(exchanged: Exchanged) -> Self {
+        let Exchanged { gradient_seconds, fold_seconds, waited_seconds, .. } = exchanged;
+        let Exchanged { weight_seconds, gradient_bytes, weight_bytes, .. } = exchanged;
+        Self { gradient_seconds, fold_seconds, waited_seconds, weight_seconds, gradient_bytes, weight_bytes }
+    }
+}
+
 impl StepReport {
     /// The part of this rank since its last report.
-    pub fn of(ranks: &Ranks, seconds: &PhaseSeconds, signal: Option<i32>) -> Self {
-        let idle_share = ranks.take_waited() / seconds.total().max(1e-9);
+    pub fn of(learner: &mut Learner, seconds: &PhaseSeconds, signal: Option<i32>) -> Self {
+        let exchanged = ExchangeReport::from(learner.take_exchanged());
+        let idle_share = learner.ranks.take_waited() / seconds.total().max(1e-9);
         StepReport {
-            rank: ranks.rank(),
+            rank: learner.ranks.rank(),
             seconds: *seconds,
             idle_share,
-            sent_bytes: ranks.take_sent(),
+            sent_bytes: exchanged.gradient_bytes + exchanged.weight_bytes,
+            exchanged,
             signal,
         }
     }

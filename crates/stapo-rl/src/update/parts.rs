@@ -11,7 +11,7 @@ use crate::scoring::{Sequence, head_options, packed};
 use stapo_core::batch::pack_in_order;
 use stapo_core::objective::{ObjectiveSpec, SequenceTally};
 use stapo_core::{Group, TokenEffect};
-use stapo_model::decoder::Pass;
+use stapo_model::decoder::{Gradients, Pass};
 
 /// The two parts, each a sum over tokens of the derivative of the loss by every weight, before the division by the number of
 /// tokens. Their sum is the gradient of the same objective without masks.
@@ -44,6 +44,7 @@ pub fn gradient_parts(
         });
     }
     minibatch.accumulate(learner, pass)?;
+    learner.gradients.clear();
     let kept = minibatch.gradient(learner, pass)?;
     let effects = || minibatch.members.iter().flat_map(|member| &member.effects);
     let n_tokens = effects().count();
@@ -55,15 +56,15 @@ pub fn gradient_parts(
 
 impl Minibatch<'_, '_> {
     /// The gradient that the members' effects give, all weights in a row.
-    fn gradient(&self, learner: &mut Learner, pass: &mut Pass) -> Result<Vec<f32>> {
-        learner.discard_gradients();
+    fn gradient(&self, learner: &Learner, pass: &mut Pass) -> Result<Vec<f32>> {
+        let policy = &learner.model.policy;
+        let mut gradients = Gradients::zeros(policy)?;
         for work in &self.work {
-            let policy = &learner.model.policy;
             pass.forward(policy, &packed(&work.sequences(&self.members)), head_options(self.plan))?;
             let (d_logp, d_entropy) = work.gradients(&self.members);
-            pass.backward(policy, &d_logp, &d_entropy, &mut learner.gradients)?;
+            pass.backward(policy, &d_logp, &d_entropy, &mut gradients)?;
         }
-        Ok(taken(learner))
+        Ok(in_a_row(&gradients))
     }
 
     /// Replaces every effect by the difference between that of the objective without masks and its own. Backward is linear in
@@ -91,29 +92,27 @@ impl Minibatch<'_, '_> {
 
 /// The gradient of minus the mean log-prob of the responses, all weights in a row.
 pub fn likelihood_gradient(
-    learner: &mut Learner,
+    learner: &Learner,
     pass: &mut Pass,
     plan: &Plan,
     responses: &[Sequence],
 ) -> Result<Vec<f32>> {
-    learner.discard_gradients();
+    let policy = &learner.model.policy;
+    let mut gradients = Gradients::zeros(policy)?;
     let lengths: Vec<usize> = responses.iter().map(|own| own.prompt.len() + own.tokens.len()).collect();
     for microbatch in pack_in_order(&lengths, plan.config.update.microbatch_tokens)? {
         let own: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| responses[idx]).collect();
-        let policy = &learner.model.policy;
         pass.forward(policy, &packed(&own), head_options(plan))?;
         let n_tokens = own.iter().map(|sequence| sequence.tokens.len()).sum();
         let d_logp = vec![-1.0 / responses.len() as f32; n_tokens];
-        pass.backward(policy, &d_logp, &vec![0.0; n_tokens], &mut learner.gradients)?;
+        pass.backward(policy, &d_logp, &vec![0.0; n_tokens], &mut gradients)?;
     }
-    Ok(taken(learner))
+    Ok(in_a_row(&gradients))
 }
 
-/// The gradients since the last call, which are cleared.
-fn taken(learner: &mut Learner) -> Vec<f32> {
-    let all = learner.gradients.tensors().flat_map(|(_, values)| values).collect();
-    learner.discard_gradients();
-    all
+/// All gradients, one after the other.
+fn in_a_row(gradients: &Gradients) -> Vec<f32> {
+    gradients.tensors().flat_map(|(_, values)| values).collect()
 }
 
 #[cfg(test)]

@@ -189,7 +189,7 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
                 name.push_str(&numeral.whole);
             }
             Tok::Comma if depth > 0 => name.push(','),
-            Tok::Colon if i > 0 => name.push(':'),
+            Tok::Colon => name.push(':'),
             Tok::Minus if depth > 0 && before == Some(&Tok::Open(Bracket::Brace)) => name.push('-'),
             Tok::Caret if before.is_some_and(names_function) && is_inverse(&tokens[i + 1..]) => {
                 name.push('^');

@@ -11,20 +11,22 @@ use crate::shared::model::Fetch;
 use crate::shared::option::{KvMemory, threads, trimmed};
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::prompts::PromptOptions;
-use crate::shared::run_folder::{self, Use};
+use crate::shared::ranks::{Joined, RankFlags};
+use crate::shared::run_folder::Use;
 use crate::shared::stop::{self, Asked, FINISHING, Stop};
 use crate::shared::terminal::is_quiet;
 use crate::shared::units::short;
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use stapo_core::record::{FileHash, SCHEMA, StopReason};
+use stapo_core::record::{FileHash, SCHEMA, StopReason, Writer};
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
-    Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, EvalSampling, InterruptedEval,
-    compare_folders, evaluate, expanded, rows,
+    Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, EvalSampling, Evaluation,
+    InterruptedEval, compare_folders, expanded, rows,
 };
 use stapo_rl::found_model::is_run;
 use stapo_rl::inference::EngineMemory;
+use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::run::receipt;
 use stapo_rl::task::{Programs, VerifierSpec};
 use stapo_rl::{FoundModel, LoadedModel, identity, model_hashes};
@@ -122,6 +124,9 @@ pub struct Args {
 
     #[arg(long, value_parser = threads)]
     threads: Option<usize>,
+
+    #[command(flatten)]
+    ranks: RankFlags,
 }
 
 /// Compares two evaluations question by question, or the responses of two training runs step by step.
@@ -137,33 +142,92 @@ pub struct CompareArgs {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = stop::on_signals()?;
-    let device = run_folder::device(args.device, args.threads, Use::Reading)?;
-    let Opened { mut folder, plan, done, model, step, benchmarks } = match &args.resume {
-        Some(path) => reopen(args, path, &device)?,
-        None => begin(args, &device)?,
+    let joined = Joined::meet(&args.ranks)?;
+    if joined.is_first() {
+        joined.run(|| lead(args, &joined, &stop))
+    } else {
+        joined.run(|| beside(args, &joined, &stop))
+    }
+}
+
+/// What every rank but the first does: it samples its share of the questions of rank 0's plan.
+fn beside(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
+    let plan: EvalPlan = serde_json::from_slice(&joined.ranks.broadcast(&[])?)?;
+    // A program that the user of this rank did not name is started only where it is known.
+    let programs = if args.verifier == plan.verifier { Programs::Allowed } else { args.allow.of_run() };
+    let questions = Questions::open(args, &plan, joined, programs)?;
+    let done: Done = serde_json::from_slice(&joined.ranks.broadcast(&[])?)?;
+    questions.ask(&plan, &done, joined, stop, |_| Ok(()))?;
+    Ok(if stop.is_raised() { ExitCode::from(stop.exit_status()) } else { ExitCode::SUCCESS })
+}
+
+/// The model and the questions that it is asked.
+struct Questions {
+    model: LoadedModel,
+    step: Option<u64>,
+    benchmarks: Vec<Benchmark>,
+    /// The files of the model, of the benchmarks and of a second verifier.
+    inputs: Vec<FileHash>,
+}
+
+impl Questions {
+    /// Opens what a plan names, which all ranks find to be the same.
+    fn open(args: &Args, plan: &EvalPlan, joined: &Joined, programs: Programs) -> Result<Self> {
+        joined.agree_on_program(args.device)?;
+        let device = joined.device(args.device, args.threads, Use::Reading)?;
+        let found = args.fetch.find(&plan.model)?;
+        let (model, model_files) = open_finite(&found, plan.adapter.as_deref(), &device)?;
+        let benchmarks = open_benchmarks(plan, programs)?;
+        let inputs = inputs(plan, model_files, &benchmarks)?;
+        agree_on_inputs(&*joined.ranks, &inputs)?;
+        Ok(Self { model, step: found.step(), benchmarks, inputs })
+    }
+
+    /// Asks this rank's share of the questions. Returns the signal that ended the evaluation, on rank 0.
+    fn ask(
+        &self,
+        plan: &EvalPlan,
+        done: &Done,
+        joined: &Joined,
+        stop: &Stop,
+        take: impl FnMut(EvalEvent) -> stapo_rl::Result<()>,
+    ) -> Result<Option<i32>> {
+        let sampling = EvalSampling {
+            seed: plan.seed,
+            max_tokens: plan.max_tokens,
+            style: &plan.style(),
+            kv_bytes: plan.kv_mib << 20,
+            share: (joined.ranks.rank(), joined.ranks.world()),
+            step: self.step,
+        };
+        let decodings = &decodings(&plan.decodings)?;
+        let Self { model, benchmarks, .. } = self;
+        let evaluation = Evaluation { model, benchmarks, decodings, sampling, done };
+        let asked = || stop.is_raised().then(|| stop.signal());
+        Ok(evaluation.run_on(&*joined.ranks, &mut EngineMemory::new(), &asked, take)?)
+    }
+}
+
+/// What a process that evaluates alone does, and rank 0 of several.
+fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
+    let Opened { mut folder, plan, done, questions } = match &args.resume {
+        Some(path) => reopen(args, path, joined)?,
+        None => begin(args, joined)?,
     };
     if let Some(text) = folder.lock_warning() {
         eprintln!("warning: {text}");
     }
+    joined.ranks.broadcast(&serde_json::to_vec(&done)?)?;
     let decodings = decodings(&plan.decodings)?;
-    let style = plan.style();
-    let sampling = EvalSampling {
-        seed: plan.seed,
-        max_tokens: plan.max_tokens,
-        style: &style,
-        kv_bytes: plan.kv_mib << 20,
-        share: (0, 1),
-        step,
-    };
+    let benchmarks = &questions.benchmarks;
     let n_all: usize =
         decodings.len() * benchmarks.iter().map(|b| b.problems.len() * b.n_samples).sum::<usize>();
     let bar = bar(n_all, done.len(), args.json);
-    show_signals(&stop, &bar);
+    show_signals(stop, &bar);
     let mut n_right = 0;
     let mut n_tokens = 0;
     let said = |n_right: usize, n_tokens: u64| format!("{n_right} right, {} tokens", short(n_tokens));
-    let mut memory = EngineMemory::new();
-    let evaluated = evaluate(&model, &mut memory, &benchmarks, &decodings, sampling, &done, |event| {
+    let evaluated = questions.ask(&plan, &done, joined, stop, |event| {
         match event {
             EvalEvent::Token => n_tokens += 1,
             EvalEvent::Finished(record) => {
@@ -173,25 +237,42 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             }
         }
         bar.set_message(said(n_right, n_tokens));
-        Ok(!stop.is_raised())
+        Ok(())
     });
     bar.finish_and_clear();
-    if let Err(error) = evaluated {
-        // Where the event cannot be written, the error that ended the evaluation is shown all the same.
-        let _ = folder.record_stop(StopReason::Error, &error.to_string());
-        return Err(error.into());
-    }
-    if stop.is_raised() {
+    let asked = match evaluated {
+        Ok(asked) => asked,
+        Err(error) => {
+            // Where the event cannot be written, the error that ended the evaluation is shown all the same.
+            let _ = folder.record_stop(StopReason::Error, &error.to_string());
+            return Err(error);
+        }
+    };
+    if let Some(signal) = asked {
+        stop.raise(signal);
         folder.record_stop(StopReason::Signal, &stop.name())?;
         let at = folder.folder().display();
         eprintln!("stopped; go on with: stapo eval --resume {at}");
         return Ok(ExitCode::from(stop.exit_status()));
     }
+    finish(args, &mut folder, &plan, benchmarks, &decodings)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Sorts the samples, in an order that depends on nothing but the settings, writes and shows the table, and seals the
+/// folder.
+fn finish(
+    args: &Args,
+    folder: &mut EvalFolder,
+    plan: &EvalPlan,
+    benchmarks: &[Benchmark],
+    decodings: &[Decoding],
+) -> Result<()> {
     let place = |decoding: &str, benchmark: &str| {
         let benchmark = benchmarks.iter().position(|known| known.name == benchmark);
         (decodings.iter().position(|known| known.name == decoding), benchmark)
     };
-    let questions = question_places(&benchmarks);
+    let questions = question_places(benchmarks);
     let samples = folder.sort_samples(|sample| {
         let question = questions.get(&(sample.benchmark.as_str(), sample.problem_id.as_str())).copied();
         (place(&sample.decoding, &sample.benchmark), question, sample.sample_idx)
@@ -200,16 +281,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     rows.sort_by_key(|row: &EvalRow| place(&row.decoding, &row.benchmark));
     folder.write_table(&rows)?;
     folder.record_stop(StopReason::Done, "")?;
-    let sealed = folder.seal(&plan)?;
+    let sealed = folder.seal(plan)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
-    } else {
-        show::table(&rows);
-        show::agreement(plan.verifier.as_deref(), &rows, &samples);
-        println!("\nsamples and verdicts: {}", folder.folder().display());
-        println!("receipt {}: stapo verify {}", receipt::short(&sealed), folder.folder().display());
+        return Ok(());
     }
-    Ok(ExitCode::SUCCESS)
+    show::table(&rows);
+    show::agreement(plan.verifier.as_deref(), &rows, &samples);
+    println!("\nsamples and verdicts: {}", folder.folder().display());
+    println!("receipt {}: stapo verify {}", receipt::short(&sealed), folder.folder().display());
+    Ok(())
 }
 
 /// The place of every question in its benchmark, by the names of both.
@@ -227,25 +308,15 @@ struct Opened {
     folder: EvalFolder,
     plan: EvalPlan,
     done: Done,
-    model: LoadedModel,
-    step: Option<u64>,
-    benchmarks: Vec<Benchmark>,
+    questions: Questions,
 }
 
-fn begin(args: &Args, device: &Device) -> Result<Opened> {
-    let found = args.fetch.find(&args.model)?;
-    let (model, model_files) = open_finite(&found, args.adapter.as_deref(), device)?;
-    if args.chat && model.template.is_none() {
-        bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
-    }
-    if !args.chat && !args.prompts.chat_arguments.is_empty() {
-        bail!("--chat-arguments: has no effect without --chat\nhint: add --chat, or leave it out");
-    }
+fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
     let mut plan = EvalPlan {
         schema: SCHEMA,
-        model: found.pinned.to_string(),
+        model: args.fetch.find(&args.model)?.pinned.to_string(),
         adapter: args.adapter.clone(),
-        weights: model_files.iter().filter(|file| file.name.starts_with("weights")).cloned().collect(),
+        weights: Vec::new(),
         benchmarks: args.benchmarks.iter().flat_map(|name| expanded(name)).collect(),
         data: args.data.clone(),
         decodings: args.decoding.clone(),
@@ -264,32 +335,44 @@ fn begin(args: &Args, device: &Device) -> Result<Opened> {
         program: PROGRAM.to_string(),
         seal: String::new(),
     };
+    if !args.chat && !args.prompts.chat_arguments.is_empty() {
+        bail!("--chat-arguments: has no effect without --chat\nhint: add --chat, or leave it out");
+    }
     // Benchmarks and decodings are checked before the folder is made, so that a bad name leaves no folder behind.
     decodings(&plan.decodings)?;
-    let benchmarks = open_benchmarks(&plan, Programs::Allowed)?;
-    plan.inputs = inputs(&plan, model_files, &benchmarks)?;
+    joined.ranks.broadcast(&serde_json::to_vec(&plan)?)?;
+    let questions = Questions::open(args, &plan, joined, Programs::Allowed)?;
+    if args.chat && questions.model.template.is_none() {
+        bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
+    }
+    plan.weights = questions.inputs.iter().filter(|file| file.name.starts_with("weights")).cloned().collect();
+    plan.inputs.clone_from(&questions.inputs);
     let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));
     let folder = args.out.clone().unwrap_or_else(stamp);
-    let folder = EvalFolder::create(&folder, &plan, &writer(args.device))?;
+    let folder = EvalFolder::create(&folder, &plan, &writer_of(args, joined))?;
     if let Some(text) = &plan.verifier {
         allow_command::record([&VerifierSpec::named(text)?]);
     }
-    Ok(Opened { folder, plan, done: Done::new(), model, step: found.step(), benchmarks })
+    Ok(Opened { folder, plan, done: Done::new(), questions })
 }
 
-fn reopen(args: &Args, path: &Path, device: &Device) -> Result<Opened> {
+fn reopen(args: &Args, path: &Path, joined: &Joined) -> Result<Opened> {
     let interrupted = InterruptedEval::open(path)?;
-    let found = args.fetch.find(&interrupted.plan.model)?;
-    let (model, model_files) = open_finite(&found, interrupted.plan.adapter.as_deref(), device)?;
-    let benchmarks = open_benchmarks(&interrupted.plan, args.allow.of_run())?;
-    let inputs = inputs(&interrupted.plan, model_files, &benchmarks)?;
+    joined.ranks.broadcast(&serde_json::to_vec(&interrupted.plan)?)?;
+    let questions = Questions::open(args, &interrupted.plan, joined, args.allow.of_run())?;
     let device_kind = identity::device_kind(args.device);
+    let writer = writer_of(args, joined);
     let (folder, plan, done, warnings) =
-        interrupted.resume(&inputs, &device_kind, args.accept_changes, &writer(args.device))?;
+        interrupted.resume(&questions.inputs, &device_kind, args.accept_changes, &writer)?;
     for text in warnings {
         eprintln!("warning: {text}");
     }
-    Ok(Opened { folder, plan, done, model, step: found.step(), benchmarks })
+    Ok(Opened { folder, plan, done, questions })
+}
+
+/// This process, as the folder names it.
+fn writer_of(args: &Args, joined: &Joined) -> Writer {
+    Writer { world: joined.ranks.world(), ..writer(args.device) }
 }
 
 /// The files of the model, of the benchmarks and of a second verifier.

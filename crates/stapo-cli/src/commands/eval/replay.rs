@@ -7,7 +7,7 @@ use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
 use stapo_core::record::{EvalRecord, changed_inputs};
 use stapo_rl::device::DeviceName;
-use stapo_rl::evaluation::{Done, EvalEvent, EvalFolder, EvalSampling, evaluate, place};
+use stapo_rl::evaluation::{Done, EvalEvent, EvalFolder, EvalSampling, Evaluation, place};
 use stapo_rl::inference::EngineMemory;
 use std::collections::HashMap;
 use std::path::Path;
@@ -44,7 +44,10 @@ pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowComm
     };
     let (mut n_same, mut n_different) = (0, 0);
     let decodings = decodings(&plan.decodings)?;
-    evaluate(&model, &mut EngineMemory::new(), &benchmarks, &decodings, sampling, &Done::new(), |event| {
+    let done = Done::new();
+    let evaluation =
+        Evaluation { model: &model, benchmarks: &benchmarks, decodings: &decodings, sampling, done: &done };
+    evaluation.run(&mut EngineMemory::new(), |event| {
         if let EvalEvent::Finished(sample) = event {
             let before = recorded.get(&place(&sample));
             if before.is_some_and(|before| before.tokens == sample.tokens && before.verdict == sample.verdict)

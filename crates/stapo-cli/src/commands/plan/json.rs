@@ -81,9 +81,9 @@ fn of_ranks(planned: &Planned, ranks: &RankedStep) -> Value {
         "exchange_seconds": {
             "gradients": exchange.gradients,
             "fold": exchange.fold,
+            "exposed": exchange.exposed,
             "weights": exchange.weights,
             "responses": exchange.responses,
-            "gradients_if_overlapped": exchange.gradients_overlapped,
         },
         "bytes_sent": exchange.bytes_sent,
         "exchange_share": exchange.seconds() / planned.prediction.phases.total(),

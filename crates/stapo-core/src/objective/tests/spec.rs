@@ -156,6 +156,9 @@ fn an_upper_clip_below_the_lower_one_is_a_warning() {
     assert_eq!(low_first.surrogate, Surrogate::Clip { low: 0.3, high: 0.28, dual: None });
     let said = low_first.warnings();
     assert!(said.len() == 1 && said[0].contains("surrogate.high 0.28 is below low 0.3"), "{said:?}");
+    let of_ratio = ObjectiveSpec::from_preset("gmpo").unwrap().with_overrides(["ratio.low=0.5"]).unwrap();
+    let said = of_ratio.warnings();
+    assert!(said.len() == 1 && said[0].contains("ratio.high 0.4 is below low 0.5"), "{said:?}");
     for (name, spec) in all_specs() {
         assert!(spec.warnings().is_empty(), "{name}: {:?}", spec.warnings());
     }

@@ -1,0 +1,160 @@
+//! The state of a policy in training, read tensor by tensor from the ranks that own it.
+
+use super::{Moment, Moments, Optimizer};
+use crate::config::TensorSpec;
+use crate::decoder::Policy;
+use crate::decoder::sums::overlap;
+use crate::ranks::{RankError, Share};
+use stapo_ops::{Form, Stored};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The weights or a moment of one tensor, in pieces: what each rank owns of it, in the order of the elements.
+pub struct TensorState {
+    /// The tensor's elements in its parameter.
+    range: Range<usize>,
+    of: Gathered,
+}
+
+/// A parameter's weights or a moment, gathered from all ranks in the order of the elements. Cheap to clone.
+#[derive(Clone)]
+struct Gathered {
+    form: Form,
+    parts: Arc<Vec<Part>>,
+}
+
+/// What one rank owns of a parameter.
+struct Part {
+    elements: Range<usize>,
+    /// The elements as they are stored, and then their scales.
+    bytes: Vec<u8>,
+}
+
+impl TensorState {
+    /// The bytes of the elements as they are stored, and then those of the scales of 8-bit moments.
+    pub fn slices(&self) -> Vec<&[u8]> {
+        let n_bytes = self.of.form.n_bytes();
+        let owned = |part: &'_ Part| overlap(&part.elements, &self.range);
+        let parts = || self.of.parts.iter().filter(|part| !owned(part).is_empty());
+        let elements = parts().map(|part| {
+            let (own, first) = (owned(part), part.elements.start);
+            &part.bytes[(own.start - first) * n_bytes..(own.end - first) * n_bytes]
+        });
+        let scales = parts().map(|part| {
+            let (own, first) = (owned(part), part.elements.start);
+            let n_scales = self.of.form.n_scales(own.len());
+            let before = own.start - first;
+            assert!(
+                n_scales == 0 || before.is_multiple_of(Form::SCALED),
+                "8-bit moments: a range from {before}"
+            );
+            let start = part.elements.len() * n_bytes + 4 * (before / Form::SCALED);
+            &part.bytes[start..start + 4 * n_scales]
+        });
+        elements.chain(scales.filter(|slice| !slice.is_empty())).collect()
+    }
+
+    /// The same in one piece.
+    pub fn to_stored(&self) -> Stored {
+        let mut bytes = self.slices().concat();
+        let scales = bytes.split_off(self.range.len() * self.of.form.n_bytes());
+        let scales = scales.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        Stored { form: self.of.form, bytes, scales }
+    }
+}
+
+impl Optimizer<f32> {
+    /// Gives every trained tensor of the policy to `take`, in its exact form, on rank 0; the other ranks send what they
+    /// own.
+    pub fn visit_weights<E: From<RankError>>(
+        &self,
+        policy: &Policy,
+        mut take: impl FnMut(TensorState) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let rank = self.ranks.rank();
+        for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
+            let share = moments.share;
+            let gathered = if policy.has_foreign_masters() {
+                self.gathered(share, parameter.view().range(share.of(rank)).read_stored())?
+            } else if rank == 0 {
+                let stored = parameter.view().read_stored();
+                let parts = Arc::new(vec![Part { elements: 0..share.len, bytes: stored.bytes }]);
+                Some(Gathered { form: stored.form, parts })
+            } else {
+                None
+            };
+            let Some(of) = gathered else { continue };
+            for (_, range) in parameter.spec.tensors() {
+                take(TensorState { range, of: of.clone() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every tensor's two moments to `take`, on rank 0; the other ranks send theirs.
+    pub fn visit_moments<E: From<RankError>>(
+        &self,
+        policy: &Policy,
+        mut take: impl FnMut(&TensorSpec, Moment, TensorState) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
+            let Moments { share, .. } = moments;
+            let first = self.gathered(*share, moments.of(Moment::First).read_stored())?;
+            let second = self.gathered(*share, moments.of(Moment::Second).read_stored())?;
+            let Some((first, second)) = first.zip(second) else { continue };
+            for (spec, range) in parameter.spec.tensors() {
+                take(spec, Moment::First, TensorState { range: range.clone(), of: first.clone() })?;
+                take(spec, Moment::Second, TensorState { range, of: second.clone() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What all ranks own of a parameter, in the order of the elements, on rank 0.
+    fn gathered(&self, share: Share, own: Stored) -> Result<Option<Gathered>, RankError> {
+        let Stored { form, mut bytes, scales } = own;
+        for scale in &scales {
+            bytes.extend_from_slice(&scale.to_le_bytes());
+        }
+        let mut sent = self.ranks.gather(bytes)?;
+        if self.ranks.rank() != 0 {
+            return Ok(None);
+        }
+        let mut parts = Vec::new();
+        for rank in share.in_order() {
+            let (elements, bytes) = (share.of(rank), std::mem::take(&mut sent[rank]));
+            let expected = elements.len() * form.n_bytes() + 4 * form.n_scales(elements.len());
+            if bytes.len() != expected {
+                let problem = format!("sent {} bytes of its state, expected {expected}", bytes.len());
+                return Err(RankError { rank, problem });
+            }
+            parts.push(Part { elements, bytes });
+        }
+        Ok(Some(Gathered { form, parts: Arc::new(parts) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_is_put_together_from_what_ranks_own() {
+        // 1,000 elements of 8 bits on two ranks, cut at 512; a tensor from 256 on.
+        let element = |i: usize| (i % 251) as u8;
+        let part = |elements: Range<usize>| {
+            let scales = (elements.start / 256..elements.end.div_ceil(256)).map(|scale| scale as f32);
+            let bytes = elements.clone().map(element).chain(scales.flat_map(f32::to_le_bytes)).collect();
+            Part { elements, bytes }
+        };
+        let parts = Arc::new(vec![part(0..512), part(512..1000)]);
+        let of = |range: Range<usize>| {
+            let of = Gathered { form: Form::First8, parts: Arc::clone(&parts) };
+            TensorState { range, of }.to_stored()
+        };
+        let stored = of(256..1000);
+        assert_eq!(stored.bytes, (256..1000).map(element).collect::<Vec<u8>>());
+        assert_eq!(stored.scales, [1.0, 2.0, 3.0]);
+        assert_eq!((of(0..256).scales, of(0..1000).len()), (vec![0.0], 1000));
+    }
+}

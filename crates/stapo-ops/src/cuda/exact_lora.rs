@@ -1,0 +1,281 @@
+//! Adapters on the GPU: against the CPU, and the bits of every path against those of its parts and of other numbers of
+//! rows. Without a GPU these tests print that they are skipped, and pass.
+
+use super::parity::{check, compute, empty, gpu, numbers};
+use crate::cuda::Precision;
+use crate::dtype::{bf16_to_f32, f32_to_bf16};
+use crate::fused::matmul_lora::{self, GateUp, Product};
+use crate::lora::{self, Adapter, Band, Module, pitch};
+use crate::testing::{bits, upload, weight};
+use crate::{Buffer, Device, Shape, Weight, Write, matmul, rmsnorm, swiglu};
+
+const SCALE: f64 = 0.7;
+
+/// A linear layer of `inputs` with modules of some widths, of which those that `adapted` names have an adapter.
+struct Case {
+    inputs: usize,
+    widths: Vec<usize>,
+    adapted: Vec<usize>,
+    rank: usize,
+}
+
+/// The factors of a case on a device.
+struct Factors {
+    a: Weight<f32>,
+    b: Vec<Weight<f32>>,
+    modules: Vec<Module>,
+}
+
+/// Numbers of standard deviation `scale` that bf16 holds.
+fn scaled(seed: u64, n: usize, scale: f32) -> Vec<f32> {
+    numbers(seed, n).iter().map(|x| bf16_to_f32(f32_to_bf16(x * scale))).collect()
+}
+
+impl Case {
+    fn new(inputs: usize, widths: &[usize], adapted: &[usize], rank: usize) -> Self {
+        Self { inputs, widths: widths.to_vec(), adapted: adapted.to_vec(), rank }
+    }
+
+    fn outputs(&self) -> usize {
+        self.widths.iter().sum()
+    }
+
+    fn pitch(&self) -> usize {
+        pitch(self.adapted.len(), self.rank)
+    }
+
+    fn name(&self) -> String {
+        let Case { inputs, widths, adapted, rank } = self;
+        format!("{inputs} to {widths:?}, rank {rank} on {adapted:?}")
+    }
+
+    fn factors(&self, device: &Device) -> Factors {
+        let (inputs, rank) = (self.inputs, self.rank);
+        let n_first = self.adapted.len() * rank;
+        let first = scaled(2, n_first * inputs, 1.0 / (inputs as f32).sqrt());
+        let module = |(place, of): (usize, &usize)| Module {
+            scale: SCALE,
+            hidden: Band { start: place * rank, len: rank, of: self.pitch() },
+            outputs: Band {
+                start: self.widths[..*of].iter().sum(),
+                len: self.widths[*of],
+                of: self.outputs(),
+            },
+        };
+        let factor = |outputs, inputs, n_modules, values: &[f32]| {
+            let mut factor = Weight::factor_zeros(device, Shape { outputs, inputs }, n_modules).unwrap();
+            factor.update(device, |mut flat| flat.write(values));
+            factor
+        };
+        let second = |of: &usize| {
+            let width = self.widths[*of];
+            factor(width, rank, 1, &scaled(5 + *of as u64, width * rank, 0.3))
+        };
+        Factors {
+            a: factor(n_first, inputs, self.adapted.len(), &first),
+            b: self.adapted.iter().map(second).collect(),
+            modules: self.adapted.iter().enumerate().map(module).collect(),
+        }
+    }
+
+    /// The weight that the adapter stands beside.
+    fn base(&self, device: &Device) -> Weight<f32> {
+        let values = scaled(3, self.outputs() * self.inputs, 1.0 / (self.inputs as f32).sqrt());
+        weight(device, self.outputs(), self.inputs, &values)
+    }
+}
+
+impl Factors {
+    fn adapter(&self) -> Adapter<'_, f32> {
+        Adapter { a: &self.a, b: self.b.iter().collect(), modules: &self.modules }
+    }
+}
+
+#[test]
+fn adapters_on_cuda_agree_with_the_cpu() {
+    let cases = [
+        (1, Case::new(72, &[64, 40, 24], &[0, 2], 8)),
+        (33, Case::new(72, &[64, 40, 24], &[0, 1, 2], 1)),
+        (70, Case::new(136, &[200], &[0], 16)),
+        (129, Case::new(72, &[64, 40, 24], &[0, 2], 3)),
+        (600, Case::new(2048, &[256, 128, 128], &[0, 1, 2], 32)),
+        (300, Case::new(192, &[320, 320], &[0, 1], 64)),
+        (257, Case::new(256, &[384], &[0], 100)),
+        (65, Case::new(200, &[136], &[0], 200)),
+    ];
+    for (tokens, case) in cases {
+        let (inputs, outputs) = (case.inputs, case.outputs());
+        check(&format!("adapter, {tokens} tokens, {}", case.name()), |device| {
+            let factors = case.factors(device);
+            let adapter = &factors.adapter();
+            let x = compute(device, &numbers(1, tokens * inputs));
+            let d_y = compute(device, &numbers(3, tokens * outputs));
+            let mut y = compute(device, &numbers(4, tokens * outputs));
+            let [mut hidden, mut d_hidden] = [0; 2].map(|_| empty(device, tokens * case.pitch()));
+            lora::project(device, tokens, x.view(), adapter, hidden.view_mut());
+            lora::expand(device, tokens, adapter, hidden.view(), y.view_mut());
+            lora::backward_hidden(device, tokens, adapter, d_y.view(), d_hidden.view_mut());
+            let writes = [Write::Add, Write::Set, Write::Add];
+            let mut d_b: Vec<Buffer<f32>> =
+                factors.b.iter().map(|b| upload(device, &numbers(7, b.shape().len()))).collect();
+            let to = d_b.iter_mut().zip(writes).map(|(d_b, write)| (d_b.view_mut(), write)).collect();
+            lora::backward_b(device, tokens, adapter, d_y.view(), hidden.view(), to);
+            let mut d_a = upload(device, &numbers(8, factors.a.shape().len()));
+            let of = (x.view(), d_hidden.view());
+            lora::backward_a(device, tokens, adapter, of, Write::Add, d_a.view_mut());
+            let mut d_x = compute(device, &numbers(9, tokens * inputs));
+            lora::backward_input(device, tokens, adapter, d_hidden.view(), d_x.view_mut());
+            d_b.extend([y, d_a, d_x]);
+            d_b.iter().map(|buffer| buffer.view().to_vec()).collect()
+        });
+    }
+}
+
+/// Layers of the shapes of Qwen3-1.7B and of small models.
+fn layers() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for rank in [1, 8, 32, 80] {
+        cases.push(Case::new(2048, &[2048, 1024, 1024], &[0, 1, 2], rank));
+        cases.push(Case::new(2048, &[2048], &[0], rank));
+        cases.push(Case::new(6144, &[2048], &[0], rank));
+        cases.push(Case::new(256, &[128, 64, 64], &[1, 2], rank));
+        cases.push(Case::new(200, &[72], &[0], rank));
+    }
+    cases
+}
+
+#[test]
+fn rows_of_a_layer_with_adapters_on_cuda_do_not_depend_on_their_number() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for case in layers() {
+        let (factors, base) = (case.factors(device), case.base(device));
+        let (inputs, outputs) = (case.inputs, case.outputs());
+        let rows = 700;
+        let x = compute(device, &numbers(1, rows * inputs));
+        let product = |n: usize| {
+            let [mut hidden, mut y] = [case.pitch(), outputs].map(|width| empty(device, n * width));
+            let product = Product {
+                x: x.range(0..n * inputs),
+                weight: &base,
+                bias: None,
+                adapter: &factors.adapter(),
+                hidden: hidden.view_mut(),
+            };
+            matmul_lora::forward(device, n, product, y.view_mut());
+            y.view().to_vec()
+        };
+        let all = product(rows);
+        assert!(all.iter().all(|y| y.is_finite()), "{}", case.name());
+        for n in [1, 2, 8, 17, 63, 64, 65, 128, 200, 512] {
+            assert!(bits(&product(n)) == bits(&all[..n * outputs]), "{}: {n} rows differ", case.name());
+        }
+        // The law: the product and the term, one by one.
+        let [mut hidden, mut y] = [case.pitch(), outputs].map(|width| empty(device, rows * width));
+        matmul::forward(device, rows, x.view(), &base, None, y.view_mut());
+        lora::project(device, rows, x.view(), &factors.adapter(), hidden.view_mut());
+        lora::expand(device, rows, &factors.adapter(), hidden.view(), y.view_mut());
+        assert!(bits(&y.view().to_vec()) == bits(&all), "{}: parts differ", case.name());
+    }
+}
+
+#[test]
+fn gate_and_up_with_adapters_on_cuda_give_the_bits_of_one_by_one() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for (inputs, width, adapted, rank) in
+        [(2048, 6144, &[0, 1][..], 32), (192, 320, &[0, 1], 5), (128, 72, &[0, 1], 100), (256, 64, &[1], 16)]
+    {
+        let case = Case::new(inputs, &[width, width], adapted, rank);
+        let (factors, base) = (case.factors(device), case.base(device));
+        let rows = 200;
+        let x = compute(device, &numbers(1, rows * inputs));
+        let adapter = &factors.adapter();
+        let activate = |n: usize, kept| {
+            let mut hidden = empty(device, n * case.pitch());
+            let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
+            let dims = swiglu::Dims { tokens: n, width };
+            let x = x.range(0..n * inputs);
+            let product = Product { x, weight: &base, bias: None, adapter, hidden: hidden.view_mut() };
+            matmul_lora::forward_swiglu(device, dims, product, gate_up.view_mut(), kept, out.view_mut());
+            (gate_up.view().to_vec(), out.view().to_vec())
+        };
+        let [mut hidden, mut y, mut out] =
+            [case.pitch(), 2 * width, width].map(|width| empty(device, rows * width));
+        matmul::forward(device, rows, x.view(), &base, None, y.view_mut());
+        lora::project(device, rows, x.view(), adapter, hidden.view_mut());
+        lora::expand(device, rows, adapter, hidden.view(), y.view_mut());
+        swiglu::forward(device, swiglu::Dims { tokens: rows, width }, y.view(), out.view_mut());
+        let (gate_up, out) = (y.view().to_vec(), out.view().to_vec());
+        for n in [1, 9, 64, 65, 200] {
+            for kept in [GateUp::Kept, GateUp::Dropped] {
+                let found = activate(n, kept);
+                let name = case.name();
+                assert!(bits(&found.1) == bits(&out[..n * width]), "{name}: {n} rows, {kept:?} differ");
+                if kept == GateUp::Kept {
+                    assert!(bits(&found.0) == bits(&gate_up[..2 * n * width]), "{name}: {n} rows differ");
+                }
+            }
+        }
+    }
+}
+
+/// As a half-layer ends: the product with its term, added to the residual stream and normed.
+#[test]
+fn a_layer_with_adapters_added_and_normed_on_cuda_gives_the_bits_of_one_by_one() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for (inputs, width, rank) in [(6144, 2048, 32), (6144, 2048, 1), (2048, 2048, 32), (128, 72, 3)] {
+        let case = Case::new(inputs, &[width], &[0], rank);
+        let (factors, base) = (case.factors(device), case.base(device));
+        let rows = 200;
+        let [x, stream] = [inputs, width].map(|width| compute(device, &numbers(1, rows * width)));
+        let norm = compute(device, &numbers(6, width));
+        let adapter = &factors.adapter();
+        let finish = |n: usize, fused: bool| {
+            let mut hidden = empty(device, n * case.pitch());
+            let [mut y, mut sum, mut normed] = [0; 3].map(|_| empty(device, n * width));
+            let mut inv_rms = device.zeros(n).unwrap();
+            let x = x.range(0..n * inputs);
+            let dims = rmsnorm::Dims { tokens: n, width, eps: 1e-6 };
+            let stream = stream.range(0..n * width);
+            let product = Product { x, weight: &base, bias: None, adapter, hidden: hidden.view_mut() };
+            let out = rmsnorm::Out { normed: normed.view_mut(), inv_rms: inv_rms.view_mut() };
+            if fused {
+                let to = matmul_lora::Residual { stream, addend: y.view_mut(), sum: sum.view_mut() };
+                matmul_lora::forward_add_rmsnorm(device, dims, product, to, norm.view(), out);
+            } else {
+                matmul_lora::forward(device, n, product, y.view_mut());
+                let residual = rmsnorm::Residual { stream, addend: y.view() };
+                rmsnorm::forward_add(device, dims, residual, norm.view(), sum.view_mut(), out);
+            }
+            [sum.view().to_vec(), normed.view().to_vec()]
+        };
+        let all = finish(rows, false);
+        for n in [1, 9, 64, 65, 200] {
+            let found = finish(n, true);
+            for (found, all) in found.iter().zip(&all) {
+                assert!(bits(found) == bits(&all[..n * width]), "{}: {n} rows differ", case.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_backward_of_down_and_swiglu_on_cuda_gives_the_bits_of_one_by_one() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for (width, outputs, rank, tokens) in [(6144, 2048, 32, 600), (200, 72, 3, 65), (64, 64, 100, 1)] {
+        let case = Case::new(width, &[outputs], &[0], rank);
+        let factors = case.factors(device);
+        let adapter = &factors.adapter();
+        let dims = swiglu::Dims { tokens, width };
+        let d_y = compute(device, &numbers(3, tokens * outputs));
+        let gate_up = compute(device, &numbers(4, 2 * tokens * width));
+        let mut d_hidden = empty(device, tokens * case.pitch());
+        lora::backward_hidden(device, tokens, adapter, d_y.view(), d_hidden.view_mut());
+        let [mut together, mut parts] = [0; 2].map(|_| empty(device, 2 * tokens * width));
+        let [mut d, mut d_again] = [0; 2].map(|_| compute(device, &numbers(5, tokens * width)));
+        let of = (d_hidden.view(), d.view_mut());
+        matmul_lora::backward_swiglu(device, dims, adapter, of, gate_up.view(), together.view_mut());
+        lora::backward_input(device, tokens, adapter, d_hidden.view(), d_again.view_mut());
+        swiglu::backward(device, dims, gate_up.view(), d_again.view(), parts.view_mut());
+        assert!(bits(&together.view().to_vec()) == bits(&parts.view().to_vec()), "{} differs", case.name());
+    }
+}

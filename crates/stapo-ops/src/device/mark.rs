@@ -1,0 +1,60 @@
+//! The order of work on two streams of one GPU, and the time between points in it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Backend, Device};
+use crate::cuda::Event;
+
+/// A point in the work of a device.
+#[derive(Debug)]
+pub struct Mark(Point);
+
+#[derive(Debug)]
+enum Point {
+    Cpu(Instant),
+    Cuda(Event),
+}
+
+impl Mark {
+    /// Seconds between two points of one device. Waits for both.
+    ///
+    /// # Panics
+    /// If one is of a CPU and the other of a GPU.
+    pub fn seconds_until(&self, later: &Mark) -> f64 {
+        match (&self.0, &later.0) {
+            (Point::Cpu(from), Point::Cpu(to)) => to.duration_since(*from).as_secs_f64(),
+            (Point::Cuda(from), Point::Cuda(to)) => from.seconds_until(to),
+            _ => panic!("seconds_until: marks of different devices"),
+        }
+    }
+}
+
+impl Device {
+    /// The same device with a queue of its own: a GPU runs its work beside that of this one, and only
+    /// [`Device::wait_for`] orders the two. A CPU runs what is called when it is called.
+    #[must_use]
+    pub fn beside(&self) -> Device {
+        match self.backend() {
+            Backend::Cpu(_) => self.clone(),
+            Backend::Cuda(cuda) => {
+                Device { backend: Arc::new(Backend::Cuda(cuda.beside())), lender: self.lender.clone() }
+            }
+        }
+    }
+
+    /// The end of what is queued now.
+    pub fn mark(&self) -> Mark {
+        Mark(match self.backend() {
+            Backend::Cpu(_) => Point::Cpu(Instant::now()),
+            Backend::Cuda(cuda) => Point::Cuda(cuda.mark()),
+        })
+    }
+
+    /// What is queued from here on begins after `mark`. The host does not wait.
+    pub fn wait_for(&self, mark: &Mark) {
+        if let (Backend::Cuda(cuda), Point::Cuda(event)) = (self.backend(), &mark.0) {
+            cuda.wait_for(event);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Adapters by the products of `matmul`: GPUs before Hopper, f32, and shapes that the kernels of cuda.rs do not take.
+
+use std::sync::Arc;
+
+use super::{Adapter, Module, cuda::clear};
+use crate::cuda::{Cuda, MatrixProduct, Placement, Slice};
+use crate::matmul::Dims;
+use crate::matmul::cuda::{input_gradient, product, weight_gradient};
+use crate::{Float, Write};
+
+/// The product of a module's second factor as if it stood alone.
+fn dims(tokens: usize, module: &Module) -> Dims {
+    Dims { tokens, inputs: module.hidden.len, outputs: module.outputs.len }
+}
+
+/// The product of all first factors.
+fn first<T: Float>(tokens: usize, adapter: &Adapter<'_, T>) -> Dims {
+    Dims { tokens, inputs: adapter.inputs(), outputs: adapter.a.shape().outputs }
+}
+
+fn placed(mut product: MatrixProduct, starts: [usize; 3], strides: [usize; 3]) -> MatrixProduct {
+    product.placement = Some(Placement { strides, starts });
+    product
+}
+
+pub(super) fn project<T: Float>(
+    cuda: &Arc<Cuda>,
+    tokens: usize,
+    x: Slice,
+    adapter: &Adapter<'_, T>,
+    hidden: Slice,
+) {
+    let alone = product(first(tokens, adapter), x, adapter.a.view().cuda(), hidden);
+    let placed = placed(alone, [0; 3], [adapter.inputs(), adapter.inputs(), adapter.pitch()]);
+    cuda.product(&MatrixProduct { alpha: adapter.scale() as f32, ..placed });
+}
+
+pub(super) fn expand<T: Float>(
+    cuda: &Arc<Cuda>,
+    tokens: usize,
+    adapter: &Adapter<'_, T>,
+    hidden: Slice,
+    y: Slice,
+) {
+    for (module, b) in adapter.modules.iter().zip(&adapter.b) {
+        let (rank, outputs) = (module.hidden, module.outputs);
+        let alone = product(dims(tokens, module), hidden, b.view().cuda(), y);
+        let placed = placed(alone, [0, rank.start, outputs.start], [rank.len, rank.of, outputs.of]);
+        cuda.product(&MatrixProduct { adds: true, ..placed });
+    }
+}
+
+pub(super) fn backward_hidden<T: Float>(
+    cuda: &Arc<Cuda>,
+    tokens: usize,
+    adapter: &Adapter<'_, T>,
+    d_y: Slice,
+    d_hidden: Slice,
+) {
+    for (module, b) in adapter.modules.iter().zip(&adapter.b) {
+        let (rank, outputs) = (module.hidden, module.outputs);
+        let alone = input_gradient(dims(tokens, module), d_y, b.view().cuda(), Write::Set, d_hidden);
+        let placed = placed(alone, [0, outputs.start, rank.start], [rank.len, outputs.of, rank.of]);
+        cuda.product(&MatrixProduct { alpha: module.scale as f32, ..placed });
+    }
+}
+
+pub(super) fn backward_b<T: Float>(
+    cuda: &Arc<Cuda>,
+    tokens: usize,
+    adapter: &Adapter<'_, T>,
+    d_y: Slice,
+    hidden: Slice,
+    to: &[(Slice, Write)],
+) {
+    if tokens == 0 {
+        return clear(cuda, to);
+    }
+    for (module, (d_b, write)) in adapter.modules.iter().zip(to) {
+        let (rank, outputs) = (module.hidden, module.outputs);
+        let alone = weight_gradient(dims(tokens, module), hidden, d_y, *write, *d_b);
+        cuda.product(&placed(alone, [rank.start, outputs.start, 0], [rank.of, outputs.of, rank.len]));
+    }
+}
+
+pub(super) fn backward_a<T: Float>(
+    cuda: &Arc<Cuda>,
+    tokens: usize,
+    adapter: &Adapter<'_, T>,
+    (x, d_hidden): (Slice, Slice),
+    write: Write,
+    d_a: Slice,
+) {
+    if tokens == 0 {
+        return clear(cuda, &[(d_a, write)]);
+    }
+    let inputs = adapter.inputs();
+    let alone = weight_gradient(first(tokens, adapter), x, d_hidden, write, d_a);
+    cuda.product(&placed(alone, [0; 3], [inputs, adapter.pitch(), inputs]));
+}
+
+pub(super) fn backward_input<T: Float>(
+    cuda: &Arc<Cuda>,
+    tokens: usize,
+    adapter: &Adapter<'_, T>,
+    d_hidden: Slice,
+    d_x: Slice,
+) {
+    let inputs = adapter.inputs();
+    let alone = input_gradient(first(tokens, adapter), d_hidden, adapter.a.view().cuda(), Write::Add, d_x);
+    cuda.product(&placed(alone, [0; 3], [inputs, adapter.pitch(), inputs]));
+}
