@@ -369,7 +369,7 @@ fn repeatable(study: &Study) -> Claim {
 pub fn parameters(study: &Study) -> Table {
     let (_, run) = study.shown();
     let (plan, config) = (&run.plan, &run.plan.config);
-    let mut table = Table::new("parameters", &["parameter", "#value", "origin", "the paper's"]);
+    let mut table = Table::new("parameters", &["parameter", "#value", "origin", "the recipe's"]);
     let mut row = |name: &str, value: String, paper: &str| {
         let origin = if value == paper { "given" } else { "chosen" };
         table.push(vec![text(name), text(value), text(origin), text(paper)]);
