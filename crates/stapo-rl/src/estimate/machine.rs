@@ -79,8 +79,8 @@ const H200: Machine = Machine {
     memory_bytes: Some(139 << 30),
     products: Rate { per_second: 790e12, origin: Origin::Measured(TABLE) },
     bandwidth: Rate { per_second: 4.26e12, origin: Origin::Measured(TABLE) },
-    attention_forward: [(256.0, 159e12), (2048.0, 413e12), (8192.0, 523e12), (16384.0, 523e12)],
-    attention_backward: [(256.0, 119e12), (2048.0, 293e12), (8192.0, 348e12), (16384.0, 364e12)],
+    attention_forward: [(256.0, 158e12), (2048.0, 476e12), (8192.0, 563e12), (16384.0, 561e12)],
+    attention_backward: [(256.0, 128e12), (2048.0, 379e12), (8192.0, 508e12), (16384.0, 533e12)],
     attention_origin: Origin::Measured(TABLE),
     host_copy: Rate { per_second: 10e9, origin: Origin::Assumed("a copy to pageable memory over PCIe 5") },
     hash: Rate { per_second: 1.5e9, origin: Origin::Assumed("SHA-256 on one core with SHA instructions") },
@@ -292,7 +292,7 @@ mod tests {
         assert!((h100.products.per_second / 790e12 - 1.0).abs() < 1e-9);
         assert!((h100.bandwidth.per_second / (3.35e12 * 4.26 / 4.8) - 1.0).abs() < 1e-9);
         let a100 = Machine::by_name("a100").unwrap();
-        assert!((a100.attention_forward[1].1 / (413e12 * 312.0 / 989.0) - 1.0).abs() < 1e-9);
+        assert!((a100.attention_forward[1].1 / (476e12 * 312.0 / 989.0) - 1.0).abs() < 1e-9);
         assert_eq!(a100.products.origin.word(), "published");
         assert_eq!(H200.products.origin.word(), "measured");
     }
