@@ -1,7 +1,7 @@
 //! A model in memory: weights, tokenizer, chat template, and the tokens that end a response.
 
 use crate::adapters::{self, Adapters, Adapting};
-use crate::config::{LoraConfig, ModelSource, Plan, PromptStyle};
+use crate::config::{LoraConfig, ModelSource, Plan, PromptStyle, States};
 use crate::error::{Error, Result};
 use crate::found_model::{BaseModel, FoundModel};
 use crate::model_hashes::{below_adapters, beside_weights, of_base, of_frozen};
@@ -29,6 +29,9 @@ pub struct LoadedModel {
 
 /// The standard deviation of random weights.
 const RANDOM_DEVIATION: f64 = 0.02;
+
+/// How many 8-bit moments have a scale in common.
+const BLOCK_OF_8BIT_STATES: usize = 256;
 
 impl LoadedModel {
     /// Opens the model of a config. A model without a tokenizer is refused.
@@ -182,6 +185,15 @@ impl LoadedModel {
                 problem,
                 "lower it, or rollout.max_prompt_tokens, until both fit",
             );
+        }
+        if plan.config.update.states == States::EightBit
+            && let Some((spec, start)) = self.policy.first_tensor_beside(BLOCK_OF_8BIT_STATES)
+        {
+            let problem = format!(
+                "8bit keeps states in blocks of {BLOCK_OF_8BIT_STATES}, and {} begins at element {start} of what it is stored in",
+                spec.name
+            );
+            return refuse("update.states", problem, "states = \"f32\"");
         }
         if self.stops.is_empty() {
             let problem = "the model names no token that ends a response".to_string();

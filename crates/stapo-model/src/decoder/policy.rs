@@ -263,6 +263,13 @@ impl<T: Float> Policy<T> {
         self.weights.trained().flat_map(Parameter::tensors)
     }
 
+    /// The first trained tensor that begins inside its parameter, at an element that is no multiple of `multiple`.
+    pub fn first_tensor_beside(&self, multiple: usize) -> Option<(&TensorSpec, usize)> {
+        let tensors = self.weights.trained().flat_map(|parameter| parameter.spec.tensors());
+        let mut starts = tensors.map(|(spec, range)| (spec, range.start));
+        starts.find(|(_, start)| !start.is_multiple_of(multiple))
+    }
+
     /// Every tensor of a model without adapters that computes the same, one after another: the weight of an adapted module
     /// is `W + s B A`, computed in f64 and rounded once.
     pub fn merged_tensors(&self) -> impl Iterator<Item = (&TensorSpec, Vec<T>)> {

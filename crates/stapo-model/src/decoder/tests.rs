@@ -107,6 +107,15 @@ fn nudge(policy: &mut Policy<f64>, tensor: &str, step: f64) {
 }
 
 #[test]
+fn a_tensor_that_begins_beside_a_block_is_found() {
+    let policy = policy(Family::Qwen2, false);
+    // Queries have 18 outputs, keys and values 6 each, inputs are 12.
+    let (spec, start) = policy.first_tensor_beside(12).unwrap();
+    assert!(spec.name.ends_with("k_proj.bias") && start == 18, "{} {start}", spec.name);
+    assert!(policy.first_tensor_beside(6).is_none());
+}
+
+#[test]
 fn every_gradient_equals_finite_differences() {
     for (family, tied) in [(Family::Qwen3, true), (Family::Qwen2, false), (Family::Llama, true)] {
         for mut policy in [policy(family, tied), adapted(family, tied)] {
