@@ -319,6 +319,7 @@ fn what_a_newcomer_tries_is_answered() {
         said.contains("run: holds no evaluation") && said.contains("stapo eval --model run --out"),
         "{said}"
     );
+    std::fs::remove_dir(at.join("other")).unwrap();
     let said = complaint(at, &["generate", "--model", "builtin", "--prompt", "2 é\n= é"]);
     assert!(said.contains("has no token for 'é', '\\n'\nhint: "), "{said}");
     let runs: serde_json::Value = serde_json::from_str(&ok(&stapo(at, &["runs", ".", "--json"]))).unwrap();
