@@ -187,7 +187,7 @@ impl LoadedModel {
             );
         }
         if plan.config.update.states == States::EightBit
-            && let Some((spec, start)) = self.policy.first_tensor_beside(BLOCK_OF_8BIT_STATES)
+            && let Some((spec, start)) = self.policy.first_unaligned_tensor(BLOCK_OF_8BIT_STATES)
         {
             let problem = format!(
                 "8bit keeps states in blocks of {BLOCK_OF_8BIT_STATES}, and {} begins at element {start} of what it is stored in",

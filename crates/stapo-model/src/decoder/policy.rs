@@ -264,7 +264,7 @@ impl<T: Float> Policy<T> {
     }
 
     /// The first trained tensor that begins inside its parameter, at an element that is no multiple of `multiple`.
-    pub fn first_tensor_beside(&self, multiple: usize) -> Option<(&TensorSpec, usize)> {
+    pub fn first_unaligned_tensor(&self, multiple: usize) -> Option<(&TensorSpec, usize)> {
         let tensors = self.weights.trained().flat_map(|parameter| parameter.spec.tensors());
         let mut starts = tensors.map(|(spec, range)| (spec, range.start));
         starts.find(|(_, start)| !start.is_multiple_of(multiple))

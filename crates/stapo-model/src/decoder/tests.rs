@@ -107,12 +107,12 @@ fn nudge(policy: &mut Policy<f64>, tensor: &str, step: f64) {
 }
 
 #[test]
-fn a_tensor_that_begins_beside_a_block_is_found() {
+fn a_tensor_that_begins_inside_a_block_is_found() {
     let policy = policy(Family::Qwen2, false);
     // Queries have 18 outputs, keys and values 6 each, inputs are 12.
-    let (spec, start) = policy.first_tensor_beside(12).unwrap();
+    let (spec, start) = policy.first_unaligned_tensor(12).unwrap();
     assert!(spec.name.ends_with("k_proj.bias") && start == 18, "{} {start}", spec.name);
-    assert!(policy.first_tensor_beside(6).is_none());
+    assert!(policy.first_unaligned_tensor(6).is_none());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The folder of an evaluation: `eval.json` (the settings), `samples.jsonl` (the judged samples), `table.json` (the
 //! results), `events.jsonl`, `manifest.json` with `manifest.sha256` once it is complete, and `lock`.
 
-use super::{Done, place};
+use super::{Done, EvalSampling, place};
 use crate::config::PromptStyle;
 use crate::disk::{Appended, sha256_hex, write_whole};
 use crate::error::{Error, Result};
@@ -63,6 +63,17 @@ impl EvalPlan {
     pub fn style(&self) -> PromptStyle {
         let Self { chat, chat_arguments, stop, .. } = self.clone();
         PromptStyle { chat, chat_arguments, stop }
+    }
+
+    /// How samples are taken in the plan's style, by one rank of several (`share`) from a policy of that many training steps.
+    pub fn sampling<'a>(
+        &self,
+        style: &'a PromptStyle,
+        share: (usize, usize),
+        step: Option<u64>,
+    ) -> EvalSampling<'a> {
+        let Self { seed, max_tokens, kv_mib, .. } = *self;
+        EvalSampling { seed, max_tokens, style, kv_bytes: kv_mib << 20, share, step }
     }
 
     fn expected_seal(&self) -> String {

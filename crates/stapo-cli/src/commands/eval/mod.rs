@@ -21,8 +21,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::record::{FileHash, SCHEMA, StopReason, Writer};
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
-    Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, EvalSampling, Evaluation,
-    InterruptedEval, compare_folders, expanded, rows,
+    Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, Evaluation, InterruptedEval,
+    compare_folders, expanded, rows,
 };
 use stapo_rl::found_model::is_run;
 use stapo_rl::inference::EngineMemory;
@@ -192,14 +192,8 @@ impl Questions {
         stop: &Stop,
         take: impl FnMut(EvalEvent) -> stapo_rl::Result<()>,
     ) -> Result<Option<i32>> {
-        let sampling = EvalSampling {
-            seed: plan.seed,
-            max_tokens: plan.max_tokens,
-            style: &plan.style(),
-            kv_bytes: plan.kv_mib << 20,
-            share: (joined.ranks.rank(), joined.ranks.world()),
-            step: self.step,
-        };
+        let style = plan.style();
+        let sampling = plan.sampling(&style, (joined.ranks.rank(), joined.ranks.world()), self.step);
         let decodings = &decodings(&plan.decodings)?;
         let Self { model, benchmarks, .. } = self;
         let evaluation = Evaluation { model, benchmarks, decodings, sampling, done };

@@ -7,7 +7,7 @@ use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
 use stapo_core::record::{EvalRecord, changed_inputs};
 use stapo_rl::device::DeviceName;
-use stapo_rl::evaluation::{Done, EvalEvent, EvalFolder, EvalSampling, Evaluation, place};
+use stapo_rl::evaluation::{Done, EvalEvent, EvalFolder, Evaluation, place};
 use stapo_rl::inference::EngineMemory;
 use std::collections::HashMap;
 use std::path::Path;
@@ -34,14 +34,7 @@ pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowComm
     let recorded: HashMap<_, EvalRecord> =
         EvalFolder::read_samples(folder)?.into_iter().map(|sample| (place(&sample), sample)).collect();
     let style = plan.style();
-    let sampling = EvalSampling {
-        seed: plan.seed,
-        max_tokens: plan.max_tokens,
-        style: &style,
-        kv_bytes: plan.kv_mib << 20,
-        share: (0, 1),
-        step: found.step(),
-    };
+    let sampling = plan.sampling(&style, (0, 1), found.step());
     let (mut n_same, mut n_different) = (0, 0);
     let decodings = decodings(&plan.decodings)?;
     let done = Done::new();
