@@ -13,7 +13,7 @@ use crate::config::Plan;
 use crate::constants::ResponseConstants;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
-use crate::meter::{Meter, Phase};
+use crate::meter::{Meter, Part, Phase};
 use crate::ranks::wire::words;
 use crate::scoring::{ResponseScores, Sequence, all_scores, head_options, packed, score, split};
 use member::members;
@@ -77,8 +77,10 @@ pub fn learn<'a>(
     context: MinibatchContext,
 ) -> Result<Learned<'a>> {
     context.meter.enter(Phase::Calibrate);
-    let members = members(plan, groups, constants);
-    let mut minibatch = Minibatch::prepare(learner, pass, carried, plan, members, context)?;
+    let mut minibatch = context.meter.part(Part::Prepare, || {
+        let members = members(plan, groups, constants);
+        Minibatch::prepare(learner, pass, carried, plan, members, context)
+    })?;
     context.meter.enter(Phase::Update);
     let tally = minibatch.accumulate(learner, pass)?;
     let reuse = match plan.config.update.reuse {
@@ -92,11 +94,13 @@ pub fn learn<'a>(
         learner.gradients.clear();
         OptimizerStep::none()
     } else {
-        let stepped = minibatch.step(learner, pass, &tally)?;
+        let device = learner.model.policy.device().clone();
+        let stepped =
+            context.meter.part_on(Part::Optimizer, &device, || minibatch.step(learner, pass, &tally))?;
         carried.controls = plan.objective.next_controls(carried.controls, &tally);
         stepped
     };
-    Ok(Learned { reuse, ..minibatch.tally(tally, stepped) })
+    Ok(Learned { reuse, ..context.meter.part(Part::Close, || minibatch.tally(tally, stepped)) })
 }
 
 /// The responses of one optimizer step, packed and calibrated.
@@ -181,22 +185,34 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     fn accumulate(&mut self, learner: &mut Learner, pass: &mut Pass) -> Result<Tally> {
         let mut tallies = vec![SequenceTally::default(); self.members.len()];
         let mut scored: Vec<(usize, ResponseScores)> = Vec::new();
+        let meter = self.context.meter;
         for round in rounds(self.work.len(), &*learner.ranks) {
             if let Some(place) = round.own {
                 let Self { plan, members, work, .. } = self;
                 let sequences = work[place].sequences(members);
-                let scores = pass.forward(&learner.model.policy, &packed(&sequences), head_options(plan))?;
+                let batch = meter.part(Part::Pack, || packed(&sequences));
+                let policy = &learner.model.policy;
+                let device = policy.device().clone();
+                let pending = meter
+                    .part_on(Part::Forward, &device, || pass.start(policy, &batch, head_options(plan)))?;
+                let scores = meter.part(Part::Wait, || pending.wait());
                 let own = work[place].microbatch.sequences.clone();
-                for (&idx, scores) in own.iter().zip(split(&scores, &sequences)) {
-                    if learner.ranks.world() > 1 {
-                        scored.push((idx, scores.clone()));
+                meter.part(Part::Objective, || {
+                    for (&idx, scores) in own.iter().zip(split(&scores, &sequences)) {
+                        if learner.ranks.world() > 1 {
+                            scored.push((idx, scores.clone()));
+                        }
+                        members[idx].set_scores(scores);
                     }
-                    members[idx].set_scores(scores);
-                }
-                self.evaluate(&own, Some(place), &mut tallies)?;
-                let (d_logp, d_entropy) = self.work[place].gradients(&self.members);
-                learner.backward(pass, Some((&d_logp, &d_entropy)), round.n_microbatches)?;
-                self.context.meter.add(own.len(), d_logp.len());
+                });
+                let (d_logp, d_entropy) = meter.part(Part::Objective, || {
+                    self.evaluate(&own, Some(place), &mut tallies)?;
+                    Ok::<_, Error>(self.work[place].gradients(&self.members))
+                })?;
+                meter.part_on(Part::Backward, &device, || {
+                    learner.backward(pass, Some((&d_logp, &d_entropy)), round.n_microbatches)
+                })?;
+                meter.add(own.len(), d_logp.len());
             } else {
                 learner.backward(pass, None, round.n_microbatches)?;
             }
@@ -247,11 +263,17 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         self.work.extend(work(self.plan, &self.members, &waiting, Tokens::Deferred(deferral))?);
         let options = HeadOptions { n_alternatives: 0, ..head_options(self.plan) };
         let deferred = &self.work[n_done..];
+        let meter = self.context.meter;
         for round in rounds(deferred.len(), &*learner.ranks) {
             if let Some(work) = round.own.map(|place| &deferred[place]) {
-                pass.forward(&learner.model.policy, &packed(&work.sequences(&self.members)), options)?;
-                let (d_logp, d_entropy) = work.gradients(&self.members);
-                learner.backward(pass, Some((&d_logp, &d_entropy)), round.n_microbatches)?;
+                let batch = meter.part(Part::Pack, || packed(&work.sequences(&self.members)));
+                let policy = &learner.model.policy;
+                let device = policy.device().clone();
+                meter.part_on(Part::Forward, &device, || pass.start(policy, &batch, options))?;
+                let (d_logp, d_entropy) = meter.part(Part::Objective, || work.gradients(&self.members));
+                meter.part_on(Part::Backward, &device, || {
+                    learner.backward(pass, Some((&d_logp, &d_entropy)), round.n_microbatches)
+                })?;
             } else {
                 learner.backward(pass, None, round.n_microbatches)?;
             }

@@ -4,7 +4,7 @@ use super::accumulate::Accumulate;
 use super::arena::Workspace;
 use super::attention::{Context, Packed};
 use super::batch::PackedBatch;
-use super::head::{HeadOptions, HeadOutputs, TokenGradients, TokenScores};
+use super::head::{HeadOptions, HeadOutputs, PendingScores, TokenGradients, TokenScores};
 use super::layer::Rows;
 use super::layout::{ArenaLayout, Purpose, Recompute};
 use super::lora::LoraSpec;
@@ -77,7 +77,17 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(self.purpose, (policy, policy.lora()), batch, options)
+        Ok(self.start(policy, batch, options)?.wait())
+    }
+
+    /// As [`Pass::forward`], but does not wait for the device.
+    pub fn start(
+        &mut self,
+        policy: &Policy<T>,
+        batch: &PackedBatch,
+        options: HeadOptions,
+    ) -> Result<PendingScores<T>, OutOfMemory> {
+        self.start_for(self.purpose, (policy, policy.lora()), batch, options)
     }
 
     /// As [`Pass::forward`] with nothing kept for backward, under any policy of the same device.
@@ -87,7 +97,7 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(Purpose::Inference, (policy, policy.lora()), batch, options)
+        Ok(self.start_for(Purpose::Inference, (policy, policy.lora()), batch, options)?.wait())
     }
 
     /// As [`Pass::score`], under the policy without its adapters.
@@ -97,16 +107,16 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(Purpose::Inference, (policy, None), batch, options)
+        Ok(self.start_for(Purpose::Inference, (policy, None), batch, options)?.wait())
     }
 
-    fn forward_for(
+    fn start_for(
         &mut self,
         purpose: Purpose,
         (policy, lora): (&Policy<T>, Option<&LoraSpec>),
         batch: &PackedBatch,
         options: HeadOptions,
-    ) -> Result<TokenScores<T>, OutOfMemory> {
+    ) -> Result<PendingScores<T>, OutOfMemory> {
         let device = policy.device();
         let layout = ArenaLayout::new(policy.config(), batch.n_tokens(), batch.n_scored(), purpose);
         let layout = layout.with_adapters(lora);
@@ -120,7 +130,7 @@ impl<T: Float> Pass<T> {
             let stack = Stack { policy, layout: &layout, rows: batch.rows(table, layout.n_tokens) };
             stack.forward(arena, batch.tokens.view(), batch.rows.view(), &mut context);
         }
-        let (outputs, scores) = HeadOutputs::read(policy, &layout, arena, batch.targets.view(), options)?;
+        let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets.view(), options)?;
         if purpose != Purpose::Inference {
             let n_updates = policy.n_updates();
             self.unfinished = Some(Unfinished { n_updates, layout, batch, outputs });
