@@ -305,8 +305,7 @@ fn token_records(
     let tokenizer = model.tokenizer()?;
     let mut records = Vec::new();
     for member in learned.iter().flat_map(|update| &update.members) {
-        let observed = member.observed();
-        for token_idx in (0..observed.len()).filter(|&t| is_recorded(&member.effects[t])) {
+        for token_idx in (0..member.effects.len()).filter(|&t| is_recorded(&member.effects[t])) {
             let rollout = &member.scored.rollout;
             let tokens = &rollout.tokens;
             let before = token_idx.saturating_sub(CONTEXT_TOKENS)..token_idx;
@@ -323,7 +322,7 @@ fn token_records(
                 logp: member.logp[token_idx],
                 entropy: member.entropy[token_idx],
                 advantage: member.constants.advantages.view().at(token_idx),
-                gradient_norm: observed[token_idx].gradient_norm_squared().sqrt(),
+                gradient_norm: member.observed_at(token_idx).gradient_norm_squared().sqrt(),
                 context_before: tokenizer.decode_all(&tokens[before])?,
                 context_after: tokenizer.decode_all(&tokens[after])?,
                 alternatives: alternatives(tokenizer, member, token_idx)?,

@@ -90,24 +90,25 @@ impl<T: Float> Pass<T> {
         self.start_for(self.purpose, (policy, policy.lora()), batch, options)
     }
 
-    /// As [`Pass::forward`] with nothing kept for backward, under any policy of the same device.
-    pub fn score(
+    /// As [`Pass::start`] with nothing kept for backward, under any policy of the same device. The next batch may be started
+    /// before the scores of this one are read.
+    pub fn start_score(
         &mut self,
         policy: &Policy<T>,
         batch: &PackedBatch,
         options: HeadOptions,
-    ) -> Result<TokenScores<T>, OutOfMemory> {
-        Ok(self.start_for(Purpose::Inference, (policy, policy.lora()), batch, options)?.wait())
+    ) -> Result<PendingScores<T>, OutOfMemory> {
+        self.start_for(Purpose::Inference, (policy, policy.lora()), batch, options)
     }
 
-    /// As [`Pass::score`], under the policy without its adapters.
-    pub fn score_base(
+    /// As [`Pass::start_score`], under the policy without its adapters.
+    pub fn start_score_base(
         &mut self,
         policy: &Policy<T>,
         batch: &PackedBatch,
         options: HeadOptions,
-    ) -> Result<TokenScores<T>, OutOfMemory> {
-        Ok(self.start_for(Purpose::Inference, (policy, None), batch, options)?.wait())
+    ) -> Result<PendingScores<T>, OutOfMemory> {
+        self.start_for(Purpose::Inference, (policy, None), batch, options)
     }
 
     fn start_for(
