@@ -304,7 +304,9 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     ) -> Result<()> {
         let Self { plan, calibration, .. } = self;
         let mut is_own = vec![false; self.members.len()];
-        members.iter().for_each(|&idx| is_own[idx] = true);
+        for &idx in members {
+            is_own[idx] = true;
+        }
         let own = self.members.par_iter_mut().zip(tallies).enumerate().filter(|(idx, _)| is_own[*idx]);
         let evaluated: Vec<std::result::Result<(), ObjectiveError>> = own
             .map(|(idx, (member, tally))| {

@@ -81,7 +81,9 @@ pub(crate) fn state_hash(
     hash.update(STATE_HASH);
     for leaves in digests {
         hash.update((leaves.len() as u64).to_le_bytes());
-        leaves.iter().for_each(|digest| hash.update(digest));
+        for digest in leaves {
+            hash.update(digest);
+        }
     }
     for count in [counters.step, counters.position, counters.n_updates] {
         hash.update(count.to_le_bytes());
