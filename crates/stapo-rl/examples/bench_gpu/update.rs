@@ -15,9 +15,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// 128 problems x 8 responses in four mini-batches. Lengths are forced and spread; rewards fall with the length, so that
-/// advantages differ; random weights solve nothing, so the share of unjudged responses may be any.
+/// advantages differ; random weights solve nothing, so the share of unjudged responses may be any, and give every token a
+/// probability of about 1e-5, so tau_p is far below: no token is a candidate, as nearly none is in a real run.
 const CONFIG: &str = r#"
 device = "cuda"
+objective = { preset = "stapo", masks = [{ kind = "spurious", tau_p = 1e-9 }] }
 [rollout]
 problems_per_step = 128
 group_size = 8
