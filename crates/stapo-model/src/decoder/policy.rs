@@ -223,6 +223,9 @@ impl<T: Float> Policy<T> {
 
     /// The tensor and the place in it of the first weight that is not a finite number.
     pub fn first_non_finite(&self) -> Option<(&TensorSpec, usize)> {
+        if reduce::are_finite(&self.device, self.weights.all().into_iter().map(Parameter::view)) {
+            return None;
+        }
         self.tensors()
             .find_map(|(spec, values)| Some((spec, reduce::first_non_finite(&self.device, values)?)))
     }

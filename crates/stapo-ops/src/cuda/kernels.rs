@@ -64,6 +64,7 @@ sources! {
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
     RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
     ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
+    SHA256 = "sha256", Once, [include_str!("../sha256/sha256.cu")];
     SWIGLU = "swiglu", Once, [include_str!("../swiglu/swiglu.cu")];
     LM_HEAD = "lm_head", Once, [ROW, include_str!("../lm_head/lm_head.cu")];
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
