@@ -68,7 +68,7 @@ run exact-long 120 "$bench" exact --prompts=2 --samples=2 --prompt=15900 --new=4
 [ -z "$ops" ] || run attention 60 "$ops" attention
 # Updates as `stapo train` makes them: 128 x 8 responses of 290 tokens, and a quarter of them by a larger model.
 run update-0.5b 120 "$bench" update --steps=3
-run update-1.7b 120 "$bench" update --shape=1 --problems=32 --minibatch=8 --steps=3
+run update-1.7b 120 "$bench" update --shape=1 --problems=32 --minibatch=8 --steps=3 --folder=0
 # Spread lengths: a quarter of 64 prompts x 8 samples in a quarter of 100 GiB, then one step of 8 x 8 responses.
 run rollout 200 "$bench" rollout --prompts=16 --kv-gib=25 --rows=8192
 run step-1.7b 120 "$bench" step --shape=1

@@ -78,10 +78,8 @@ pub fn learn<'a>(
     context: MinibatchContext,
 ) -> Result<Learned<'a>> {
     context.meter.enter(Phase::Calibrate);
-    let mut minibatch = context.meter.part(Part::Prepare, || {
-        let members = members(plan, groups, constants);
-        Minibatch::prepare(learner, pass, carried, plan, members, context)
-    })?;
+    let members = context.meter.part(Part::Prepare, || members(plan, groups, constants));
+    let mut minibatch = Minibatch::prepare(learner, pass, carried, plan, members, context)?;
     context.meter.enter(Phase::Update);
     let tally = minibatch.accumulate(learner, pass)?;
     // A GPU still runs the last backward.
@@ -155,7 +153,9 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let reads_collision = plan.objective.reads_collision();
         let deferral = plan.objective.deferral().filter(|_| is_stale && !reads_collision);
         let deferral = match deferral {
-            Some(deferral) => is_deferral_cheaper(plan, &members, key, deferral)
+            Some(deferral) => context
+                .meter
+                .part(Part::Prepare, || is_deferral_cheaper(plan, &members, key, deferral))
                 .map_err(|source| Error::Objective { step: context.step, microbatch: None, source })?
                 .then_some(deferral),
             None => None,
@@ -165,7 +165,10 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let work = work(plan, &members, &all, tokens)?;
         if deferral.is_none() && (is_stale || reads_collision) {
             let sequences: Vec<Sequence> = members.iter().map(Member::sequence).collect();
-            let scores = score(pass, &learner.model.policy, plan, &*learner.ranks, &sequences)?;
+            let policy = &learner.model.policy;
+            let scores = context.meter.part_on(Part::Score, policy.device(), || {
+                score(pass, policy, plan, &*learner.ranks, &sequences)
+            })?;
             for (member, scores) in members.iter_mut().zip(scores) {
                 member.logp = scores.logp;
                 member.entropy = scores.entropy;
@@ -174,7 +177,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         }
         let calibration = match deferral {
             Some(_) => plan.objective.provisional(key),
-            None => calibrate(plan, &members, key),
+            None => context.meter.part(Part::Prepare, || calibrate(plan, &members, key)),
         };
         let calibration = calibration.map_err(|source| Error::Objective {
             step: context.step,

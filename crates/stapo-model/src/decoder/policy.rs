@@ -64,6 +64,7 @@ impl<T: Float> Policy<T> {
         spec: impl Into<PolicySpec<'a>>,
     ) -> std::result::Result<Self, OutOfMemory> {
         let PolicySpec { config, lora } = spec.into();
+        device.prepare(config.head_dim);
         let specs = DecoderWeights::specs(config, lora);
         Ok(Self {
             id: PolicyId::next(),

@@ -89,6 +89,24 @@ sources! {
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 
+impl Source {
+    /// Whether only policies with adapters use the kernels.
+    pub(super) fn is_of_adapters(&self) -> bool {
+        [&LORA, &LORA_SMALL_M].iter().any(|own| own.name == self.name)
+    }
+
+    /// Whether a GPU that stores f32 (`is_plain`) or bf16 uses the kernels.
+    pub(super) fn is_of_precision(&self, is_plain: bool) -> bool {
+        let is_of_both = self.name == ROPE.name;
+        is_of_both || (self.name == ATTENTION_PLAIN.name) == is_plain
+    }
+
+    /// Whether Hopper GPUs use other kernels for the same.
+    pub(super) fn has_hopper_form(&self) -> bool {
+        [&ATTENTION, &ATTENTION_PAGED].iter().any(|own| own.name == self.name)
+    }
+}
+
 /// Machine code of `source` for `arch`, such as `sm_90a`.
 pub fn compile(source: &Source, arch: &str, head_dim: usize) -> Result<Vec<u8>, CudaError> {
     let failed = |log: String| CudaError::Compile { name: source.name.into(), arch: arch.into(), log };

@@ -157,6 +157,13 @@ impl Device {
         }
     }
 
+    /// Makes the kernels of a model with heads of this dimension ready, where a device has such.
+    pub fn prepare(&self, head_dim: usize) {
+        if let Backend::Cuda(cuda) = self.backend() {
+            cuda.prepare(head_dim);
+        }
+    }
+
     /// Waits until all queued ops are done.
     pub fn synchronize(&self) {
         if let Backend::Cuda(cuda) = self.backend() {

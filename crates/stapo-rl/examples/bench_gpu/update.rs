@@ -2,7 +2,7 @@
 //! updates goes.
 
 use crate::{Failure, Options, used_gib};
-use stapo_core::record::Metrics;
+use stapo_core::record::{Metrics, PhaseSeconds};
 use stapo_rl::device::Device;
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::evaluation::Evaluated;
@@ -15,9 +15,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// 128 problems x 8 responses in four mini-batches. Lengths are forced and spread; rewards fall with the length, so that
-/// advantages differ; random weights solve nothing, so the share of unjudged responses may be any.
+/// advantages differ; random weights solve nothing, so the share of unjudged responses may be any, and give every token a
+/// probability of about 1e-5, so tau_p is far below: no token is a candidate, as nearly none is in a real run.
 const CONFIG: &str = r#"
 device = "cuda"
+objective = { preset = "stapo", masks = [{ kind = "spurious", tau_p = 1e-9 }] }
 [rollout]
 problems_per_step = 128
 group_size = 8
@@ -47,10 +49,9 @@ struct Printed {
     last: Instant,
 }
 
-impl Watch for Printed {
-    fn started(&mut self, _: &Evaluated) {}
-
-    fn stepped(&mut self, metrics: &Metrics) {
+impl Printed {
+    /// Prints the seconds of a step's phases and of its update's parts.
+    fn print(&mut self, step: u64, seconds: PhaseSeconds, n_tokens: usize) {
         let parts = self.meter.take_parts();
         let by_part = |seconds: [f64; Part::ALL.len()]| {
             let pairs = Part::ALL.iter().zip(seconds);
@@ -58,12 +59,10 @@ impl Watch for Printed {
                 pairs.map(|(part, seconds)| format!("\"{}\": {seconds:.4}", part.name())).collect();
             texts.join(", ")
         };
-        let seconds = metrics.seconds.unwrap_or_default();
         let wall = std::mem::replace(&mut self.last, Instant::now()).elapsed().as_secs_f64();
         println!(
-            r#"{{"task": "update", "shape": "{}", "step": {}, "seconds": {wall:.3}, "rollout": {:.3}, "grade": {:.3}, "calibrate": {:.3}, "update": {:.3}, "record": {:.3}, "evaluate": {:.3}, "checkpoint": {:.3}, "tokens": {}, "busy_share": {:.4}, "device_wall": {:.4}, "host": {{{}}}, "device": {{{}}}, "gib": {:.1}}}"#,
+            r#"{{"task": "update", "shape": "{}", "step": {step}, "seconds": {wall:.3}, "rollout": {:.3}, "grade": {:.3}, "calibrate": {:.3}, "update": {:.3}, "record": {:.3}, "evaluate": {:.3}, "checkpoint": {:.3}, "tokens": {n_tokens}, "busy_share": {:.4}, "device_wall": {:.4}, "host": {{{}}}, "device": {{{}}}, "gib": {:.1}}}"#,
             self.shape,
-            metrics.step,
             seconds.rollout,
             seconds.grade,
             seconds.calibrate,
@@ -71,7 +70,6 @@ impl Watch for Printed {
             seconds.record,
             seconds.evaluate,
             seconds.checkpoint,
-            metrics.n_tokens,
             parts.busy_share(),
             parts.wall,
             by_part(parts.host),
@@ -79,12 +77,43 @@ impl Watch for Printed {
             used_gib(&self.device),
         );
     }
+}
+
+impl Watch for Printed {
+    fn started(&mut self, _: &Evaluated) {}
+
+    fn stepped(&mut self, metrics: &Metrics) {
+        self.print(metrics.step, metrics.seconds.unwrap_or_default(), metrics.n_tokens);
+    }
 
     fn warned(&mut self, _: &str) {}
 
     fn wants_stop(&mut self) -> bool {
         false
     }
+}
+
+/// The same steps without records, checkpoints and evaluations: `--folder=0`.
+fn without_folder(plan: &Plan, trainer: &mut Trainer, mut printed: Printed) -> Result<(), Failure> {
+    for step in 1..=plan.config.steps {
+        let rolled = trainer.roll_out(plan)?;
+        let learned = trainer.learn(plan, &rolled)?;
+        let n_tokens = learned.iter().map(|update| update.tally.n_tokens).sum();
+        let seconds = printed.meter.take();
+        printed.print(step, seconds, n_tokens);
+    }
+    print_hash(trainer)
+}
+
+/// Hashes the state twice; the first time loads what is needed.
+fn print_hash(trainer: &Trainer) -> Result<(), Failure> {
+    for _ in 0..2 {
+        let start = Instant::now();
+        let hash = trainer.learner.state_hash()?;
+        let seconds = start.elapsed().as_secs_f64();
+        println!(r#"{{"task": "hash", "seconds": {seconds:.4}, "sha256": "{hash}"}}"#);
+    }
+    Ok(())
 }
 
 pub fn update(options: &Options) -> Result<(), Failure> {
@@ -107,6 +136,11 @@ pub fn update(options: &Options) -> Result<(), Failure> {
     let opened = begin.elapsed().as_secs_f64();
     let mut trainer = Trainer::new(&plan, &device, Programs::Recorded)?;
     device.synchronize();
+    let meter = trainer.meter();
+    meter.watch_parts();
+    if options.get("folder", 1) == 0 {
+        return without_folder(&plan, &mut trainer, Printed { shape, meter, device, last: Instant::now() });
+    }
     let folder = tempfile::tempdir()?;
     let identity = identity::of_plan(&plan, PROGRAM)?;
     let writer = this_process(PROGRAM, "cuda");
@@ -115,13 +149,8 @@ pub fn update(options: &Options) -> Result<(), Failure> {
         r#"{{"task": "opened", "device_s": {opened:.2}, "trainer_s": {:.2}}}"#,
         begin.elapsed().as_secs_f64() - opened
     );
-    let meter = trainer.meter();
-    meter.watch_parts();
     let mut watch = Printed { shape, meter, device, last: Instant::now() };
     train(&plan, &mut run, &mut trainer, &mut watch)?;
     println!(r#"{{"task": "closed", "seconds": {:.3}}}"#, watch.last.elapsed().as_secs_f64());
-    let start = Instant::now();
-    let hash = trainer.learner.state_hash()?;
-    println!(r#"{{"task": "hash", "seconds": {:.3}, "sha256": "{hash}"}}"#, start.elapsed().as_secs_f64());
-    Ok(())
+    print_hash(&trainer)
 }

@@ -10,6 +10,8 @@ use std::time::Instant;
 pub enum Part {
     /// Collecting a mini-batch, its thresholds, and deciding what waits for them.
     Prepare,
+    /// The scoring pass, where thresholds need one.
+    Score,
     /// Packing sequences.
     Pack,
     /// Queueing forward.
@@ -29,8 +31,9 @@ pub enum Part {
 }
 
 impl Part {
-    pub const ALL: [Part; 9] = [
+    pub const ALL: [Part; 10] = [
         Part::Prepare,
+        Part::Score,
         Part::Pack,
         Part::Forward,
         Part::Wait,
@@ -44,6 +47,7 @@ impl Part {
     pub fn name(self) -> &'static str {
         match self {
             Part::Prepare => "prepare",
+            Part::Score => "score",
             Part::Pack => "pack",
             Part::Forward => "forward",
             Part::Wait => "wait",
@@ -150,13 +154,13 @@ mod tests {
         meter.part(Part::Objective, pause);
         meter.part_on(Part::Backward, &device, pause);
         let times = meter.take_parts();
-        let of = |seconds: [f64; 9], part: Part| seconds[part as usize];
+        let of = |seconds: [f64; Part::ALL.len()], part: Part| seconds[part as usize];
         for part in [Part::Forward, Part::Objective, Part::Backward] {
             assert!(of(times.host, part) >= 2e-3, "{part:?}");
         }
         assert!(of(times.device, Part::Forward) >= 2e-3 && of(times.device, Part::Objective) == 0.0);
         // The device did nothing during the objective, which lies between the two.
         assert!(times.wall >= 6e-3 && times.busy_share() < 1.0);
-        assert_eq!(meter.take_parts().host, [0.0; 9]);
+        assert_eq!(meter.take_parts().host, [0.0; Part::ALL.len()]);
     }
 }
