@@ -8,8 +8,8 @@ use super::{Dims, Shape};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{
-    Columns, Cuda, ElementType, MatrixProduct, Memory, SPLIT_K_BYTES, Slice, TILE_COLUMNS, add_column_sums,
-    parts_for,
+    Columns, Cuda, ElementType, Fields, MatrixProduct, Memory, SPLIT_K_BYTES, Slice, TILE_COLUMNS,
+    add_column_sums, parts_for, upload_table,
 };
 
 /// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in
@@ -178,9 +178,27 @@ impl Padding {
     }
 }
 
-pub(super) fn pad(cuda: &Arc<Cuda>, shape: Shape, to: Padding, weight: Slice, padded: Slice) {
-    let launch = cuda.kernel(&ELEMENTWISE, "pad_groups_bf16").arg(weight).arg(padded).arg(padded.len);
-    let launch =
-        launch.arg(shape.outputs / to.n_groups.max(1)).arg(to.rows).arg(shape.inputs).arg(to.columns);
-    launch.run([padded.len.div_ceil(256), 1], 256, 0);
+/// A weight and the padded copy that is to be made of it.
+pub(super) struct Pad {
+    pub shape: Shape,
+    pub to: Padding,
+    pub weight: Slice,
+    pub padded: Slice,
+}
+
+/// All in one launch.
+pub(super) fn pad(cuda: &Arc<Cuda>, pads: &[Pad]) {
+    let mut n_blocks = 0;
+    let mut rows = Vec::new();
+    for Pad { shape, to, weight, padded } in pads.iter().filter(|pad| pad.padded.len > 0) {
+        let row = Fields::default().eight_bytes(*weight).eight_bytes(*padded).eight_bytes(padded.len);
+        let row = row.four_bytes(n_blocks).four_bytes(shape.outputs / to.n_groups.max(1));
+        rows.push(row.four_bytes(to.rows).four_bytes(shape.inputs).four_bytes(to.columns));
+        n_blocks += padded.len.div_ceil(256);
+    }
+    if n_blocks > 0 {
+        let table = upload_table(cuda, &rows);
+        let launch = cuda.kernel(&ELEMENTWISE, "pad_groups_bf16").arg(table.slice()).arg(rows.len());
+        launch.run([n_blocks, 1], 256, 0);
+    }
 }

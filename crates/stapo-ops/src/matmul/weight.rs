@@ -1,4 +1,4 @@
-use super::cuda::Padding;
+use super::cuda::{Pad, Padding};
 use crate::cpu::gemm::panels_len;
 use crate::cuda::ElementType;
 use crate::device::Backend;
@@ -91,7 +91,7 @@ impl<T: Float> Weight<T> {
     /// Lets `change` write the weight, then packs the second copy.
     pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
         let result = change(self.flat.view_mut());
-        self.pack(device);
+        Self::pack(device, &mut [self]);
         result
     }
 
@@ -103,24 +103,28 @@ impl<T: Float> Weight<T> {
     ) -> R {
         let mut weights = weights;
         let result = change(weights.iter_mut().map(|weight| weight.flat.view_mut()).collect());
-        for weight in weights {
-            weight.pack(device);
-        }
+        Self::pack(device, &mut weights);
         result
     }
 
-    fn pack(&mut self, device: &Device) {
-        let Shape { outputs, inputs } = self.shape;
+    /// Makes the second copies of weights that were written.
+    fn pack(device: &Device, weights: &mut [&mut Weight<T>]) {
         match device.backend() {
             Backend::Cpu(cpu) => {
-                let packed = self.packed.view_mut().into_host();
-                T::pack_panels(cpu, self.flat.view().host(), outputs, inputs, packed);
+                for Weight { shape: Shape { outputs, inputs }, flat, packed, .. } in weights {
+                    let packed = packed.view_mut().into_host();
+                    T::pack_panels(cpu, flat.view().host(), *outputs, *inputs, packed);
+                }
             }
             Backend::Cuda(cuda) => {
-                if let Some(padding) = self.padding {
-                    let (flat, packed) = (self.flat.view().cuda(), self.packed.view().cuda());
-                    super::cuda::pad(cuda, self.shape, padding, flat, packed);
-                }
+                let padded = weights.iter().filter_map(|weight| Some((weight, weight.padding?)));
+                let pads = padded.map(|(weight, to)| Pad {
+                    shape: weight.shape,
+                    to,
+                    weight: weight.flat.view().cuda(),
+                    padded: weight.packed.view().cuda(),
+                });
+                super::cuda::pad(cuda, &pads.collect::<Vec<_>>());
             }
         }
     }
