@@ -7,8 +7,8 @@ mod tests;
 pub use state::TensorState;
 
 use crate::config::TensorSpec;
+use crate::decoder::parameter::Parameter;
 use crate::decoder::sums::overlap;
-use crate::decoder::weights::Parameter;
 use crate::decoder::{GradientSums, Gradients, Policy};
 use crate::ranks::{RankError, Ranks, Share, Solo};
 pub use stapo_ops::Moment;
@@ -123,7 +123,7 @@ impl<T: Float> Optimizer<T> {
             let tensors = parts.map(|(((param, grad), moments), rule)| moments.tensor(rule, param, grad));
             adamw::step(&device, rules.scale, tensors.collect());
         });
-        policy.count_update();
+        policy.finish_update();
         gradients.clear();
         Ok(norm)
     }
@@ -216,7 +216,7 @@ impl Optimizer<f32> {
             })?;
         }
         drop(parameters);
-        policy.count_update();
+        policy.finish_update();
         sums.clear();
         Ok(norm)
     }

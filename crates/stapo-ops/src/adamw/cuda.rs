@@ -15,7 +15,8 @@ pub(super) fn step<T: Float>(cuda: &Arc<Cuda>, grad_scale: f64, tensors: &[Tenso
     let mut rows = Vec::new();
     let mut n_blocks = 0;
     for Tensor { rule, param, grad, m, v } in tensors.iter().filter(|tensor| tensor.param.len() > 0) {
-        let common = AdamW { weight_decay: tensors[0].rule.weight_decay, first: tensors[0].rule.first, ..*rule };
+        let common =
+            AdamW { weight_decay: tensors[0].rule.weight_decay, first: tensors[0].rule.first, ..*rule };
         assert!(common == tensors[0].rule, "{op}: tensors of one update with two rules");
         let (param, grad, m, v) = (param.cuda(), grad.cuda().f32(op), m.cuda(), v.cuda());
         let (master, stored) = match (param.kind, param.master(), m.scales.zip(v.scales)) {

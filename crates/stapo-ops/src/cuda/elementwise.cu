@@ -221,3 +221,27 @@ KERNEL pad_groups_bf16(const Padded* of, int n_of) {
     bool is_there = column < t.columns && row < t.rows;
     t.to[i] = is_there ? t.from[(group * t.rows + row) * t.columns + column] : round_to<bf16>(0.0f);
 }
+
+// Copies rows of `columns`; the matrices have their rows from_apart and to_apart elements apart. n elements in all.
+KERNEL copy_rows_bf16(const bf16* from, int from_apart, bf16* to, int to_apart, int columns, u64 n) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    u64 row = i / columns, column = i % columns;
+    to[row * to_apart + column] = from[row * from_apart + column];
+}
+
+// A factor [.., rank] of n elements; its rows become columns of rows that are `pitch` apart.
+struct Factor {
+    const bf16* from;
+    bf16* to;
+    u64 n;
+    u32 first_block;
+    int rank, pitch;
+};
+
+// Blocks of 256 elements of all factors.
+KERNEL join_factors_bf16(const Factor* factors, int n_factors) {
+    const Factor f = entry_of(factors, n_factors);
+    u64 i = (u64)(blockIdx.x - f.first_block) * blockDim.x + threadIdx.x;
+    if (i < f.n) f.to[i / f.rank * f.pitch + i % f.rank] = f.from[i];
+}
