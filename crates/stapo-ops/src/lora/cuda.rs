@@ -91,7 +91,7 @@ fn split(inputs: usize) -> usize {
 }
 
 /// Columns of `hidden` from one module to the next.
-fn module_columns<T: Float>(adapter: &Adapter<'_, T>) -> usize {
+pub(super) fn module_columns<T: Float>(adapter: &Adapter<'_, T>) -> usize {
     adapter.rank().next_multiple_of(GROUP_ROWS)
 }
 

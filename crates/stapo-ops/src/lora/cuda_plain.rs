@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cuda::{Backward, Placed, clear};
+use super::cuda::{Backward, Placed, clear, fits, module_columns};
 use super::{Adapter, Module};
 use crate::cuda::{Cuda, MatrixProduct, Placement, Slice};
 use crate::matmul::Dims;
@@ -42,10 +42,12 @@ pub(super) fn expand<T: Float>(
     hidden: Slice,
     y: Slice,
 ) {
-    for (module, b) in adapter.modules.iter().zip(&adapter.b) {
+    for (place, (module, b)) in adapter.modules.iter().zip(&adapter.b).enumerate() {
         let (rank, outputs) = (module.hidden, module.outputs);
+        // The kernels of cuda.rs leave room between modules.
+        let start = if fits(cuda, adapter) { place * module_columns(adapter) } else { rank.start };
         let alone = product(dims(tokens, module), hidden, b.view().cuda(), y);
-        let placed = placed(&alone, [0, rank.start, outputs.start], [rank.len, rank.of, outputs.of]);
+        let placed = placed(&alone, [0, start, outputs.start], [rank.len, rank.of, outputs.of]);
         cuda.product(&MatrixProduct { adds: true, ..placed });
     }
 }
