@@ -179,7 +179,11 @@ impl Needs<'_> {
         };
         let mut parts = vec![MemoryPart { name: "weights", bytes: weights }];
         if let Some(lora) = &self.lora {
-            let padded = if self.device == DeviceName::Cpu { 0 } else { 2 * lora.n_padded(self.model) };
+            let padded = if self.device == DeviceName::Cpu {
+                0
+            } else {
+                2 * (lora.n_padded(self.model) + lora.n_joined(self.model))
+            };
             let bytes = self.bytes_of(n, n, Weights::Trained) + padded;
             parts.push(MemoryPart { name: "adapters", bytes });
         }
@@ -240,7 +244,9 @@ impl Needs<'_> {
     }
 
     fn arena(&self, model: &ModelConfig, lora: Option<&LoraSpec>, n_tokens: usize, purpose: Purpose) -> u64 {
-        let layout = ArenaLayout::new(model, n_tokens, n_tokens, purpose).with_adapters(lora);
+        // Counted as a Hopper GPU lays it out.
+        let adapters = lora.map(|lora| lora.hidden_layout(self.device != DeviceName::Cpu));
+        let layout = ArenaLayout::new(model, (n_tokens, n_tokens), purpose, adapters);
         layout.bytes(self.device.compute_bytes()) as u64
     }
 

@@ -7,7 +7,7 @@ use super::batch::PackedBatch;
 use super::head::{HeadOptions, HeadOutputs, PendingScores, TokenGradients, TokenScores};
 use super::layer::Rows;
 use super::layout::{ArenaLayout, Purpose, Recompute};
-use super::lora::LoraSpec;
+use super::lora::HiddenLayout;
 use super::policy::Policy;
 use super::stack::Stack;
 use stapo_ops::rope::Table;
@@ -59,8 +59,8 @@ impl<T: Float> Pass<T> {
         n_tokens: usize,
     ) -> Result<Self, OutOfMemory> {
         let mut pass = Self::new(policy, memory, Purpose::Training(recompute))?;
-        let layout = ArenaLayout::new(policy.config(), n_tokens, n_tokens, pass.purpose);
-        let layout = layout.with_adapters(policy.lora());
+        let rows = (n_tokens, n_tokens);
+        let layout = ArenaLayout::new(policy.config(), rows, pass.purpose, policy.hidden_layout());
         pass.workspace.reserve(policy.device(), &layout, 0)?;
         Ok(pass)
     }
@@ -87,7 +87,7 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<PendingScores<T>, OutOfMemory> {
-        self.start_for(self.purpose, (policy, policy.lora()), batch, options)
+        self.start_for(self.purpose, (policy, policy.hidden_layout()), batch, options)
     }
 
     /// As [`Pass::start`] with nothing kept for backward, under any policy of the same device. The next batch may be started
@@ -98,7 +98,7 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<PendingScores<T>, OutOfMemory> {
-        self.start_for(Purpose::Inference, (policy, policy.lora()), batch, options)
+        self.start_for(Purpose::Inference, (policy, policy.hidden_layout()), batch, options)
     }
 
     /// As [`Pass::start_score`], under the policy without its adapters.
@@ -114,13 +114,13 @@ impl<T: Float> Pass<T> {
     fn start_for(
         &mut self,
         purpose: Purpose,
-        (policy, lora): (&Policy<T>, Option<&LoraSpec>),
+        (policy, adapters): (&Policy<T>, Option<HiddenLayout>),
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<PendingScores<T>, OutOfMemory> {
         let device = policy.device();
-        let layout = ArenaLayout::new(policy.config(), batch.n_tokens(), batch.n_scored(), purpose);
-        let layout = layout.with_adapters(lora);
+        let rows = (batch.n_tokens(), batch.n_scored());
+        let layout = ArenaLayout::new(policy.config(), rows, purpose, adapters);
         self.unfinished = None;
         self.workspace.adopt(device, policy.config())?;
         self.workspace.reserve(device, &layout, batch.longest())?;

@@ -121,9 +121,9 @@ impl<T: Float> Stack<'_, T> {
         if recompute == Recompute::Layers {
             let views = arena.attention(self.layout, index);
             attention::forward(layer, views, &mut Context::Packed(packed));
-            ffn::activate(layer, &mut arena.ffn(self.layout, index), GateUp::Kept);
+            ffn::recompute_activation(layer, arena.ffn(self.layout, index));
         } else {
-            attention::rotate(layer, &mut arena.attention(self.layout, index));
+            attention::recompute_inputs(layer, arena.attention(self.layout, index));
             ffn::recompute_inputs(layer, arena.ffn(self.layout, index));
         }
     }

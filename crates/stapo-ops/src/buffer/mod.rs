@@ -89,6 +89,11 @@ impl<T: Element> Buffer<T> {
         Ok(Buffer(Storage::Host(Aligned::zeros(len)?)))
     }
 
+    /// Memory on the GPU for weights in compute precision that is given back at once, holding zeros.
+    pub(crate) fn temporary(cuda: &Arc<Cuda>, len: usize) -> Self {
+        Buffer(Storage::Cuda(Memory::temporary::<T>(cuda, len)))
+    }
+
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match &self.0 {

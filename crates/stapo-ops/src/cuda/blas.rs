@@ -34,6 +34,8 @@ pub(super) struct ProductShape {
     pub has_bias: bool,
     pub adds: bool,
     pub n_splits: usize,
+    /// Of a and b, see `MatrixProduct`.
+    pub parts_apart: [usize; 2],
     /// Elements from one stored row to the next of a, b and c.
     pub strides: [usize; 3],
     /// Elements of which every row of a, b and c begins at a multiple.
@@ -210,16 +212,17 @@ impl Prepared {
         let ProductShape { m, n, k, .. } = shape;
         let depth = k / shape.n_splits;
         let [a, b, c] = shape.strides;
+        let [a_apart, b_apart] = shape.parts_apart;
         let layouts = [
             if shape.transposed.0 {
-                layout(shape.kinds.0, a, m, depth, depth)
+                layout(shape.kinds.0, a, m, depth, a_apart)
             } else {
                 layout(shape.kinds.0, a, depth, m, a * depth)
             },
             if shape.transposed.1 {
                 layout(shape.kinds.1, b, depth, n, b * depth)
             } else {
-                layout(shape.kinds.1, b, n, depth, depth)
+                layout(shape.kinds.1, b, n, depth, b_apart)
             },
             layout(shape.kinds.2, c, n, m, c * n),
         ];

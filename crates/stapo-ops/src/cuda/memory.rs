@@ -84,6 +84,12 @@ impl Memory {
         Memory { elements, kind, len, masters: None, scales: None }
     }
 
+    /// As [`Memory::compute`], for large copies that no pool should keep.
+    pub(crate) fn temporary<T: Element>(cuda: &Arc<Cuda>, len: usize) -> Memory {
+        let memory = Self::compute::<T>(cuda, None, len);
+        memory.unwrap_or_else(|error| fail(CudaError::told("a copy of weights", error, Code::OutOfMemory)))
+    }
+
     fn zeros(
         cuda: &Arc<Cuda>,
         lender: Option<&Lender>,

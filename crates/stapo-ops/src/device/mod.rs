@@ -130,6 +130,15 @@ impl Device {
         }
     }
 
+    /// Whether linear layers continue their products over adapters (see `lora`): on Hopper in bf16, for adapters that
+    /// `lora::joined_columns` gives columns.
+    pub fn joins_adapters(&self) -> bool {
+        match self.backend() {
+            Backend::Cpu(_) => false,
+            Backend::Cuda(cuda) => cuda.is_hopper() && cuda.options.precision == Precision::Bf16,
+        }
+    }
+
     /// Whether weights for training have exact masters beside what ops read.
     pub fn has_masters(&self) -> bool {
         match self.backend() {

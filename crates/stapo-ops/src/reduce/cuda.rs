@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use crate::Form;
 use crate::cuda::kernels::ELEMENTWISE;
-use crate::cuda::{Cuda, ElementType, Memory, Slice};
+use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, upload_table};
 
 /// Elements whose squares one block of threads adds.
 const BLOCK: usize = 16384;
@@ -28,17 +28,20 @@ pub(super) fn fold_squares(cuda: &Arc<Cuda>, parts: &[f64]) -> f64 {
 }
 
 fn parts_of_squares(cuda: &Arc<Cuda>, buffers: &[Slice]) -> Memory {
-    let n_parts: usize = buffers.iter().map(|x| x.len.div_ceil(BLOCK)).sum();
-    let memory = Memory::scratch(cuda, n_parts, ElementType::F64);
-    let parts = memory.slice();
-    let mut at = 0;
+    let mut n_parts = 0;
+    let mut rows = Vec::new();
     for x in buffers.iter().filter(|x| x.len > 0) {
-        let n = x.len.div_ceil(BLOCK);
-        let launch = cuda.kernel(&ELEMENTWISE, "reduce_square_parts").arg(x.f32("reduce::sum_squares"));
-        launch.arg(parts.part(at, n)).arg(x.len).run([n, 1], 256, 0);
-        at += n;
+        let row = Fields::default().eight_bytes(x.f32("reduce::sum_squares")).eight_bytes(x.len);
+        rows.push(row.four_bytes(n_parts));
+        n_parts += x.len.div_ceil(BLOCK);
     }
-    memory
+    let parts = Memory::scratch(cuda, n_parts, ElementType::F64);
+    if n_parts > 0 {
+        let table = upload_table(cuda, &rows);
+        let launch = cuda.kernel(&ELEMENTWISE, "reduce_square_parts").arg(table.slice()).arg(rows.len());
+        launch.arg(parts.slice()).run([n_parts, 1], 256, 0);
+    }
+    parts
 }
 
 fn sum_parts(cuda: &Arc<Cuda>, parts: Slice) -> f64 {

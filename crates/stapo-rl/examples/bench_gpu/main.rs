@@ -75,15 +75,18 @@ fn used_gib(device: &Device) -> f64 {
 fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, recompute: Recompute) -> f64 {
     let lora = lora(options);
     let n = lora.as_ref().map_or(config.n_parameters(), |lora| lora.n_parameters(config)) as usize;
-    let padded = |lora: &LoraSpec| 2 * (config.n_parameters() + lora.n_padded(config)) as usize;
+    let padded = |lora: &LoraSpec| {
+        2 * (config.n_parameters() + lora.n_padded(config) + lora.n_joined(config)) as usize
+    };
     let frozen = lora.as_ref().map_or(0, padded);
     let is_looked_up = config.tied_embeddings && lora.is_none();
     let vocabulary = config.vocabulary * config.width;
     let lookup = if is_looked_up { vocabulary } else { 0 };
     let apart = if lora.is_some() { 0 } else { vocabulary };
     let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
-    let layout = ArenaLayout::new(config, n_tokens, n_tokens, Purpose::Training(recompute));
-    let arena = layout.with_adapters(lora.as_ref()).bytes(2);
+    let adapters = lora.as_ref().map(|lora| lora.hidden_layout(true));
+    let purpose = Purpose::Training(recompute);
+    let arena = ArenaLayout::new(config, (n_tokens, n_tokens), purpose, adapters).bytes(2);
     let logits = n_tokens.min(2048) * config.vocabulary * 6;
     (frozen + trained + 4 * (n + lookup + apart) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
 }
