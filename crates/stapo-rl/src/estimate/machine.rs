@@ -84,7 +84,7 @@ const H200: Machine = Machine {
     attention_forward: [(256.0, 158e12), (2048.0, 476e12), (8192.0, 563e12), (16384.0, 561e12)],
     attention_backward: [(256.0, 128e12), (2048.0, 379e12), (8192.0, 508e12), (16384.0, 533e12)],
     attention_origin: Origin::Measured(TABLE),
-    state_hash: Rate { per_second: 700e9, origin: Origin::Measured(TABLE) },
+    state_hash: Rate { per_second: 350e9, origin: Origin::Measured(TABLE) },
     host_copy: Rate { per_second: 10e9, origin: Origin::Assumed("a copy to pageable memory over PCIe 5") },
     hash: Rate { per_second: 1.5e9, origin: Origin::Assumed("SHA-256 on one core with SHA instructions") },
     disk: Rate { per_second: 1e9, origin: Origin::Assumed("a local NVMe disk") },
@@ -100,9 +100,9 @@ const H200: Machine = Machine {
     fixed: Fixed {
         layer: 28.5e-6,
         sampled_token: 1.6e-6,
-        trained_token: 3.5e-6,
+        trained_token: 0.05e-6,
         response: 60e-6,
-        first_step: 20.0,
+        first_step: 3.0,
     },
     links: links::HOPPER,
 };
