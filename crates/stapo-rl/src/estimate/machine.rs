@@ -36,7 +36,8 @@ pub struct Fixed {
     pub layer: f64,
     /// Scheduling and delivering one sampled token on the host; a GPU computes meanwhile.
     pub sampled_token: f64,
-    /// The host's work for one response token of an update: effects, census, columns.
+    /// What one response token of an update takes beyond the other terms: on a GPU slower products of narrow models, on a CPU
+    /// effects, census and columns.
     pub trained_token: f64,
     /// Turning one response into text, judging it by rules and recording it.
     pub response: f64,
@@ -100,7 +101,7 @@ const H200: Machine = Machine {
     fixed: Fixed {
         layer: 28.5e-6,
         sampled_token: 1.6e-6,
-        trained_token: 0.05e-6,
+        trained_token: 3.0e-6,
         response: 60e-6,
         first_step: 3.0,
     },
