@@ -85,6 +85,17 @@ pub struct FfnViews<'a, T: Float> {
     pub hidden: HalfHidden<'a, T>,
 }
 
+/// What a feed-forward reads and writes that adds attention's result to the residual stream itself, in inference.
+pub struct FfnEntryViews<'a, T: Float> {
+    /// `[T, D]`: the residual stream in front of attention.
+    pub before: ViewMut<'a, T>,
+    /// `[T, D]`: attention's result, and then the feed-forward's.
+    pub addend: ViewMut<'a, T>,
+    pub entry: HalfEntry<'a, T>,
+    pub gate_up: ViewMut<'a, T>,
+    pub activated: ViewMut<'a, T>,
+}
+
 /// What lies between the last layer and the head. Shapes: see `HeadSpans`.
 pub struct HeadViews<'a, T: Float> {
     /// `[T, D]` each: the last layer's residual stream, and what its feed-forward adds.
@@ -175,6 +186,15 @@ impl<T: Float> Arena<T> {
             exit: HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms },
             hidden: HalfHidden::of(layout, first, second),
         }
+    }
+
+    pub fn ffn_entry(&mut self, layout: &ArenaLayout, index: usize) -> FfnEntryViews<'_, T> {
+        let at = &layout.layers[index];
+        let spans =
+            [at.attention.stream, layout.addend, at.ffn.stream, at.ffn.normed, at.gate_up, at.activated];
+        let [before, addend, stream, normed, gate_up, activated] = split(&mut self.compute, spans);
+        let [inv_rms] = split(&mut self.exact, [at.ffn.inv_rms]);
+        FfnEntryViews { before, addend, entry: HalfEntry { stream, normed, inv_rms }, gate_up, activated }
     }
 
     pub fn ffn(&mut self, layout: &ArenaLayout, index: usize) -> FfnViews<'_, T> {

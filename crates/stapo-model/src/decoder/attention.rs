@@ -6,10 +6,11 @@
 
 use super::arena::{AttentionBackward, AttentionViews, HalfHiddenBackward};
 use super::gradient::Gradient;
-use super::layer::{LayerPass, heads};
+use super::layer::{LayerPass, NormPlace, heads};
 use super::linear::ResidualNorm;
 use super::weights::LayerWeights;
 use stapo_ops::attention::paged::{self, Cache};
+use stapo_ops::fused::rmsnorm_matmul;
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums};
 use stapo_ops::{Float, View, attention, rmsnorm, rope};
@@ -47,8 +48,7 @@ pub fn forward<T: Float>(
     let device = layer.device;
     let n_tokens = layer.rows.n_tokens;
     let weights = layer.weights;
-    let hidden = views.hidden.first.take();
-    weights.qkv.forward(device, n_tokens, views.entry.normed.view(), views.raw_qkv.reborrow(), hidden);
+    project(layer, &mut views);
     match context {
         Context::Packed(packed) => {
             rotate(layer, &mut views);
@@ -78,6 +78,10 @@ pub fn forward<T: Float>(
             );
         }
     }
+    let attended = views.attended.view();
+    if layer.norms == NormPlace::Entry {
+        return weights.output.forward(device, n_tokens, attended, views.addend, None);
+    }
     let residual = ResidualNorm {
         dims: layer.norm_dims(),
         stream: views.entry.stream.view(),
@@ -85,7 +89,26 @@ pub fn forward<T: Float>(
         norm_weight: weights.ffn_norm.view(),
         exit: views.exit,
     };
-    weights.output.forward_residual_norm(device, views.attended.view(), residual, views.hidden.second);
+    weights.output.forward_residual_norm(device, attended, residual, views.hidden.second);
+}
+
+/// From the normed stream at the entry to `raw_qkv`. Where the norm is still to be made, from the stream in front of the
+/// feed-forward before this layer and its result in `addend`, or in the first layer from the stream at the entry.
+fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>) {
+    let (device, qkv, to) = (layer.device, &layer.weights.qkv, views.raw_qkv.reborrow());
+    let entry = &mut views.entry;
+    if layer.norms == NormPlace::Exit {
+        let hidden = views.hidden.first.take();
+        return qkv.forward(device, layer.rows.n_tokens, entry.normed.view(), to, hidden);
+    }
+    let out = rmsnorm::Out { normed: entry.normed.reborrow(), inv_rms: entry.inv_rms.reborrow() };
+    let (stream, addition) = match layer.index {
+        0 => (entry.stream.view(), None),
+        _ => (views.exit.stream.view(), Some((views.addend.view(), entry.stream.reborrow()))),
+    };
+    let norm_weight = layer.weights.attention_norm.view();
+    let rows = rmsnorm_matmul::Entry { dims: layer.norm_dims(), stream, addition, norm_weight, out };
+    qkv.forward_normed(device, rows, to);
 }
 
 /// The norm of the stream at the entry, where it was not made together with the stream.

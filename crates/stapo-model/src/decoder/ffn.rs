@@ -4,12 +4,13 @@
 //! exit = stream + down(swiglu(gate_up(norm(stream))))
 //! ```
 
-use super::arena::{FfnBackward, FfnViews, HiddenBackward};
+use super::arena::{FfnBackward, FfnEntryViews, FfnViews, HiddenBackward};
 use super::gradient::Gradient;
 use super::layer::LayerPass;
 use super::linear::{Activation, ActivationBackward, ResidualNorm};
 use super::weights::{Ffn, LayerWeights, Parameter, SwiGlu};
 pub use stapo_ops::fused::matmul_lora::GateUp;
+use stapo_ops::fused::rmsnorm_matmul;
 use stapo_ops::{Float, View, ViewMut, rmsnorm, swiglu};
 use std::ops::Range;
 
@@ -37,6 +38,21 @@ pub fn forward<T: Float>(
         }
         None => down.forward(layer.device, layer.rows.n_tokens, activated, views.addend, views.hidden.second),
     }
+}
+
+/// From attention's result in `addend` to the stream at the entry and the feed-forward's result in `addend`.
+pub fn forward_from_addend<T: Float>(layer: &LayerPass<'_, T>, views: FfnEntryViews<'_, T>) {
+    let SwiGlu { gate_up, down } = swiglu_of(layer);
+    let FfnEntryViews { before, mut addend, entry, gate_up: products, mut activated } = views;
+    let rows = rmsnorm_matmul::Entry {
+        dims: layer.norm_dims(),
+        stream: before.view(),
+        addition: Some((addend.view(), entry.stream)),
+        norm_weight: layer.weights.ffn_norm.view(),
+        out: rmsnorm::Out { normed: entry.normed, inv_rms: entry.inv_rms },
+    };
+    gate_up.forward_normed_swiglu(layer.device, rows, products, activated.reborrow());
+    down.forward(layer.device, layer.rows.n_tokens, activated.view(), addend.reborrow(), None);
 }
 
 /// From the normed stream at the entry to `activated`; `kept` says whether backward will read gate and up.

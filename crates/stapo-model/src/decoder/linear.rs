@@ -6,7 +6,7 @@ use super::gradient::Gradient;
 use super::lora::weight_of_first_factor;
 use super::weights::{Adapter, Linear, Parameter};
 use stapo_ops::fused::matmul_lora::{self, GateUp};
-use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu};
+use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu, rmsnorm_matmul};
 use stapo_ops::{Device, Float, Shape, View, ViewMut, Write, lora, matmul, rmsnorm, swiglu};
 
 /// Where a half-layer's result goes: it is added to the residual stream, and the sum is normed for the next half-layer.
@@ -81,6 +81,30 @@ impl<T: Float> Linear<Parameter<T>> {
             matmul::forward(device, dims.tokens, x, weight, bias, gate_up.reborrow());
             swiglu::forward(device, dims, gate_up.into_view(), out);
         }
+    }
+
+    /// `norm(rows) W^T + b`, without adapters. Shape: y `[n_rows, outputs]`.
+    pub fn forward_normed(&self, device: &Device, rows: rmsnorm_matmul::Entry<'_, T>, y: ViewMut<'_, T>) {
+        let bias = self.bias.as_ref().map(Parameter::view);
+        rmsnorm_matmul::forward(device, rows, self.weight.matrix(), bias, y);
+    }
+
+    /// `swiglu(norm(rows) W^T + b)`, without adapters. Shapes: gate_up `[n_rows, 2 F]`, left holding anything; out
+    /// `[n_rows, F]`.
+    pub fn forward_normed_swiglu(
+        &self,
+        device: &Device,
+        rows: rmsnorm_matmul::Entry<'_, T>,
+        mut gate_up: ViewMut<'_, T>,
+        out: ViewMut<'_, T>,
+    ) {
+        let weight = self.weight.matrix();
+        let Some(bias) = &self.bias else {
+            return rmsnorm_matmul::forward_swiglu(device, rows, weight, gate_up, out);
+        };
+        let dims = swiglu::Dims { tokens: rows.dims.tokens, width: weight.shape().outputs / 2 };
+        rmsnorm_matmul::forward(device, rows, weight, Some(bias.view()), gate_up.reborrow());
+        swiglu::forward(device, dims, gate_up.into_view(), out);
     }
 
     /// `exit.stream = stream + x W^T + b`, `exit.normed = norm(exit.stream)`. Shape: x `[n_rows, inputs]`.

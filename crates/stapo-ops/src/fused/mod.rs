@@ -7,4 +7,5 @@
 pub mod matmul_add_rmsnorm;
 pub mod matmul_lora;
 pub mod matmul_swiglu;
+pub mod rmsnorm_matmul;
 pub mod rope_paged_attention;
