@@ -4,13 +4,12 @@
 //! exit = stream + output(attention(rope(qkv(norm(stream)))))
 //! ```
 
-use super::arena::{AttentionBackward, AttentionViews, HalfHiddenBackward};
+use super::arena::{AttentionBackward, AttentionViews, HalfEntry, HalfHiddenBackward};
 use super::gradient::Gradient;
-use super::layer::{LayerPass, NormPlace, heads};
-use super::linear::ResidualNorm;
-use super::weights::LayerWeights;
+use super::layer::{LayerPass, heads};
+use super::linear::{NextRows, ResidualNorm};
+use super::weights::{Ffn, LayerWeights, SwiGlu};
 use stapo_ops::attention::paged::{self, Cache};
-use stapo_ops::fused::rmsnorm_matmul;
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums};
 use stapo_ops::{Float, View, attention, rmsnorm, rope};
@@ -39,14 +38,13 @@ pub struct Paged<'a, T: Float> {
     pub caches: &'a mut [Cache<T>],
 }
 
-/// From the normed stream at the entry to the stream and its norm at the exit.
+/// From the normed stream at the entry to the stream and its norm at the exit; where halves are joined, to `attended`.
 pub fn forward<T: Float>(
     layer: &LayerPass<'_, T>,
     mut views: AttentionViews<'_, T>,
     context: &mut Context<'_, T>,
 ) {
     let device = layer.device;
-    let n_tokens = layer.rows.n_tokens;
     let weights = layer.weights;
     project(layer, &mut views);
     match context {
@@ -78,9 +76,8 @@ pub fn forward<T: Float>(
             );
         }
     }
-    let attended = views.attended.view();
-    if layer.norms == NormPlace::Entry {
-        return weights.output.forward(device, n_tokens, attended, views.addend, None);
+    if layer.joins_halves {
+        return;
     }
     let residual = ResidualNorm {
         dims: layer.norm_dims(),
@@ -89,26 +86,32 @@ pub fn forward<T: Float>(
         norm_weight: weights.ffn_norm.view(),
         exit: views.exit,
     };
-    weights.output.forward_residual_norm(device, attended, residual, views.hidden.second);
+    weights.output.forward_residual_norm(device, views.attended.view(), residual, views.hidden.second);
 }
 
-/// From the normed stream at the entry to `raw_qkv`. Where the norm is still to be made, from the stream in front of the
-/// feed-forward before this layer and its result in `addend`, or in the first layer from the stream at the entry.
+/// From the normed stream at the entry to `raw_qkv`, or from what the layer before has activated.
 fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>) {
-    let (device, qkv, to) = (layer.device, &layer.weights.qkv, views.raw_qkv.reborrow());
+    let qkv = &layer.weights.qkv;
+    let to = views.raw_qkv.reborrow();
     let entry = &mut views.entry;
-    if layer.norms == NormPlace::Exit {
+    let Some(before) = layer.unfinished else {
         let hidden = views.hidden.first.take();
-        return qkv.forward(device, layer.rows.n_tokens, entry.normed.view(), to, hidden);
-    }
-    let out = rmsnorm::Out { normed: entry.normed.reborrow(), inv_rms: entry.inv_rms.reborrow() };
-    let (stream, addition) = match layer.index {
-        0 => (entry.stream.view(), None),
-        _ => (views.exit.stream.view(), Some((views.addend.view(), entry.stream.reborrow()))),
+        return qkv.forward(layer.device, layer.rows.n_tokens, entry.normed.view(), to, hidden);
     };
-    let norm_weight = layer.weights.attention_norm.view();
-    let rows = rmsnorm_matmul::Entry { dims: layer.norm_dims(), stream, addition, norm_weight, out };
-    qkv.forward_normed(device, rows, to);
+    let Ffn::SwiGlu(SwiGlu { down, .. }) = &before.ffn;
+    let residual = ResidualNorm {
+        dims: layer.norm_dims(),
+        stream: views.exit.stream.view(),
+        addend: views.addend.reborrow(),
+        norm_weight: layer.weights.attention_norm.view(),
+        exit: HalfEntry {
+            stream: entry.stream.reborrow(),
+            normed: entry.normed.reborrow(),
+            inv_rms: entry.inv_rms.reborrow(),
+        },
+    };
+    let activated = views.activated.view();
+    down.forward_residual_norm_to(layer.device, activated, residual, qkv, NextRows::Product(to));
 }
 
 /// The norm of the stream at the entry, where it was not made together with the stream.

@@ -4,13 +4,12 @@
 //! exit = stream + down(swiglu(gate_up(norm(stream))))
 //! ```
 
-use super::arena::{FfnBackward, FfnEntryViews, FfnViews, HiddenBackward};
+use super::arena::{FfnBackward, FfnViews, HiddenBackward, JoinedViews};
 use super::gradient::Gradient;
 use super::layer::LayerPass;
-use super::linear::{Activation, ActivationBackward, ResidualNorm};
+use super::linear::{Activation, ActivationBackward, NextRows, ResidualNorm};
 use super::weights::{Ffn, LayerWeights, Parameter, SwiGlu};
 pub use stapo_ops::fused::matmul_lora::GateUp;
-use stapo_ops::fused::rmsnorm_matmul;
 use stapo_ops::{Float, View, ViewMut, rmsnorm, swiglu};
 use std::ops::Range;
 
@@ -40,19 +39,30 @@ pub fn forward<T: Float>(
     }
 }
 
-/// From attention's result in `addend` to the stream at the entry and the feed-forward's result in `addend`.
-pub fn forward_from_addend<T: Float>(layer: &LayerPass<'_, T>, views: FfnEntryViews<'_, T>) {
-    let SwiGlu { gate_up, down } = swiglu_of(layer);
-    let FfnEntryViews { before, mut addend, entry, gate_up: products, mut activated } = views;
-    let rows = rmsnorm_matmul::Entry {
+/// From what attention's heads have attended to `activated`, by way of the stream at the entry.
+pub fn activate_attended<T: Float>(layer: &LayerPass<'_, T>, views: JoinedViews<'_, T>) {
+    let SwiGlu { gate_up, .. } = swiglu_of(layer);
+    let residual = ResidualNorm {
         dims: layer.norm_dims(),
-        stream: before.view(),
-        addition: Some((addend.view(), entry.stream)),
+        stream: views.stream.view(),
+        addend: views.addend,
         norm_weight: layer.weights.ffn_norm.view(),
-        out: rmsnorm::Out { normed: entry.normed, inv_rms: entry.inv_rms },
+        exit: views.exit,
     };
-    gate_up.forward_normed_swiglu(layer.device, rows, products, activated.reborrow());
-    down.forward(layer.device, layer.rows.n_tokens, activated.view(), addend.reborrow(), None);
+    let rows = NextRows::Swiglu { gate_up: views.gate_up, out: views.activated };
+    layer.weights.output.forward_residual_norm_to(
+        layer.device,
+        views.attended.view(),
+        residual,
+        gate_up,
+        rows,
+    );
+}
+
+/// From `activated` to the addend.
+pub fn project_down<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<'_, T>) {
+    let SwiGlu { down, .. } = swiglu_of(layer);
+    down.forward(layer.device, layer.rows.n_tokens, views.activated.view(), views.addend, None);
 }
 
 /// From the normed stream at the entry to `activated`; `kept` says whether backward will read gate and up.

@@ -16,16 +16,6 @@ pub struct Rows<'a, T: Float> {
     pub table: &'a Table<T>,
 }
 
-/// Which kernel adds a half-layer's result to the residual stream and norms the sum. Bits are the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NormPlace {
-    /// That of the half-layer's own last product, or one behind it.
-    Exit,
-    /// That of the next half-layer's first product: in inference, whose layers share the memory of one, so that the
-    /// stream in front of a half-layer lies where the stream behind it goes.
-    Entry,
-}
-
 /// One layer at work on the rows of a batch.
 #[derive(Clone, Copy)]
 pub struct LayerPass<'a, T: Float> {
@@ -34,7 +24,11 @@ pub struct LayerPass<'a, T: Float> {
     pub index: usize,
     pub weights: &'a LayerWeights<Parameter<T>>,
     pub rows: Rows<'a, T>,
-    pub norms: NormPlace,
+    /// Whether the last product of a half-layer, the residual stream with its norm and the first product of the next
+    /// half-layer are one op. All layers must share the memory of one.
+    pub joins_halves: bool,
+    /// The layer before, whose feed-forward's last product is still to be computed: where halves are joined.
+    pub unfinished: Option<&'a LayerWeights<Parameter<T>>>,
 }
 
 impl<T: Float> LayerPass<'_, T> {

@@ -5,10 +5,9 @@ use super::accumulate::{Accumulate, Lookup};
 use super::arena::Arena;
 use super::attention::{self, Context, Packed};
 use super::ffn::{self, GateUp};
-use super::layer::{LayerPass, NormPlace, Rows, norm_dims};
+use super::layer::{LayerPass, Rows, norm_dims};
 use super::layout::{ArenaLayout, Purpose, Recompute};
 use super::policy::Policy;
-use stapo_ops::fused::rmsnorm_matmul;
 use stapo_ops::{Float, View, Write, embedding, rmsnorm};
 
 /// A policy at work on the rows of a batch.
@@ -32,19 +31,19 @@ impl<T: Float> Stack<'_, T> {
         let stream = arena.attention(self.layout, 0).entry.stream;
         let device = self.policy.device();
         embedding::forward(device, self.embedding_dims(), tokens, weights.embedding.view(), stream);
-        if self.norms() == NormPlace::Exit {
-            attention::norm_entry(&self.layer(0), arena.attention(self.layout, 0));
-        }
+        attention::norm_entry(&self.layer(0), arena.attention(self.layout, 0));
         for index in 0..weights.layers.len() {
             let layer = self.layer(index);
             let next_norm = weights.layers.get(index + 1).map(|next| next.attention_norm.view());
             attention::forward(&layer, arena.attention(self.layout, index), context);
-            match layer.norms {
-                NormPlace::Exit => {
-                    ffn::forward(&layer, arena.ffn(self.layout, index), self.gate_up(), next_norm);
-                }
-                NormPlace::Entry => ffn::forward_from_addend(&layer, arena.ffn_entry(self.layout, index)),
+            if layer.joins_halves {
+                ffn::activate_attended(&layer, arena.joined(self.layout, index));
+            } else {
+                ffn::forward(&layer, arena.ffn(self.layout, index), self.gate_up(), next_norm);
             }
+        }
+        if let Some(last) = weights.layers.len().checked_sub(1).filter(|_| self.joins_halves()) {
+            ffn::project_down(&self.layer(last), arena.ffn(self.layout, last));
         }
         self.norm_scored(arena, scored);
     }
@@ -137,20 +136,21 @@ impl<T: Float> Stack<'_, T> {
     }
 
     fn layer(&self, index: usize) -> LayerPass<'_, T> {
+        let layers = &self.policy.weights.layers;
         LayerPass {
             device: self.policy.device(),
             config: self.policy.config(),
             index,
-            weights: &self.policy.weights.layers[index],
+            weights: &layers[index],
             rows: self.rows,
-            norms: self.norms(),
+            joins_halves: self.joins_halves(),
+            unfinished: index.checked_sub(1).filter(|_| self.joins_halves()).map(|before| &layers[before]),
         }
     }
 
-    fn norms(&self) -> NormPlace {
-        let is_inference = self.layout.purpose == Purpose::Inference && !self.layout.has_adapters;
-        let pays = is_inference && rmsnorm_matmul::pays(self.policy.device(), self.rows.n_tokens);
-        if pays { NormPlace::Entry } else { NormPlace::Exit }
+    /// See [`LayerPass::joins_halves`]. Adapters take in what is normed, so it must be in memory.
+    fn joins_halves(&self) -> bool {
+        self.layout.purpose == Purpose::Inference && !self.layout.has_adapters
     }
 
     fn gate_up(&self) -> GateUp {

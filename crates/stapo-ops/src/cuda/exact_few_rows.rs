@@ -4,74 +4,73 @@
 use super::parity::{compute, empty, gpu, numbers};
 use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
-use crate::fused::{matmul_swiglu, rmsnorm_matmul};
+use crate::fused::matmul_add_rmsnorm_matmul::{self, Next, Normed};
+use crate::fused::{matmul_add_rmsnorm, matmul_swiglu};
 use crate::testing::{bits, upload, weight};
 use crate::{Device, lm_head, matmul, rmsnorm, sampling, swiglu};
 
-/// Outputs, the width of gate and up, and the residual stream, by the fused op or by its parts.
-fn normed_products(
+/// What follows a product, its addition to the residual stream and the norm: a product and a SwiGLU, and the stream; by the
+/// fused op or by its parts.
+fn two_products(
     device: &Device,
-    (tokens, width, outputs): (usize, usize, usize),
-    is_added: bool,
+    (tokens, inputs, width, outputs): (usize, usize, usize, usize),
     is_fused: bool,
 ) -> [Vec<u32>; 3] {
     let n = tokens * width;
-    let scaled: Vec<f32> =
-        numbers(2, outputs * width).iter().map(|x| bf16_to_f32(f32_to_bf16(x * 0.03))).collect();
-    let matrix = weight(device, outputs, width, &scaled);
-    let [stream, addend] = [4, 5].map(|seed| compute(device, &numbers(seed, n)));
+    let scaled = |seed: u64, n: usize| -> Vec<f32> {
+        numbers(seed, n).iter().map(|x| bf16_to_f32(f32_to_bf16(x * 0.03))).collect()
+    };
+    let first = weight(device, width, inputs, &scaled(1, width * inputs));
+    let second = weight(device, outputs, width, &scaled(2, outputs * width));
+    let x = compute(device, &numbers(6, tokens * inputs));
+    let stream = compute(device, &numbers(4, n));
     let norm = compute(device, &numbers(3, width));
     let dims = rmsnorm::Dims { tokens, width, eps: 1e-6 };
-    let [mut sum, mut normed] = [(); 2].map(|()| empty(device, n));
+    let [mut product, mut sum, mut normed] = [(); 3].map(|()| empty(device, n));
     let mut inv = device.zeros(tokens).unwrap();
-    let mut y = empty(device, tokens * outputs);
-    let mut gate_up = empty(device, tokens * outputs);
+    let [mut y, mut gate_up] = [(); 2].map(|()| empty(device, tokens * outputs));
     let mut activated = empty(device, tokens * outputs / 2);
-    let of_gate_up = swiglu::Dims { tokens, width: outputs / 2 };
-    if is_fused {
-        for is_swiglu in [false, true] {
-            let entry = rmsnorm_matmul::Entry {
-                dims,
-                stream: stream.view(),
-                addition: is_added.then_some((addend.view(), sum.view_mut())),
-                norm_weight: norm.view(),
-                out: rmsnorm::Out { normed: normed.view_mut(), inv_rms: inv.view_mut() },
-            };
-            if is_swiglu {
-                let (gate_up, out) = (gate_up.view_mut(), activated.view_mut());
-                rmsnorm_matmul::forward_swiglu(device, entry, &matrix, gate_up, out);
+    for is_swiglu in [false, true] {
+        let product = matmul_add_rmsnorm::Product { x: x.view(), weight: &first, y: product.view_mut() };
+        let out = rmsnorm::Out { normed: normed.view_mut(), inv_rms: inv.view_mut() };
+        if is_fused {
+            let (stream, sum) = (stream.view(), sum.view_mut());
+            let between = Normed { dims, stream, weight: norm.view(), sum, out };
+            let next = if is_swiglu {
+                Next::Swiglu { weight: &second, gate_up: gate_up.view_mut(), out: activated.view_mut() }
             } else {
-                rmsnorm_matmul::forward(device, entry, &matrix, None, y.view_mut());
-            }
+                Next::Product { weight: &second, y: y.view_mut() }
+            };
+            matmul_add_rmsnorm_matmul::forward(device, product, between, next);
+            continue;
         }
-    } else {
-        let to = rmsnorm::Out { normed: normed.view_mut(), inv_rms: inv.view_mut() };
-        if is_added {
-            let residual = rmsnorm::Residual { stream: stream.view(), addend: addend.view() };
-            rmsnorm::forward_add(device, dims, residual, norm.view(), sum.view_mut(), to);
+        let mut addend = product.y;
+        matmul::forward(device, tokens, x.view(), &first, None, addend.reborrow());
+        let residual = rmsnorm::Residual { stream: stream.view(), addend: addend.into_view() };
+        rmsnorm::forward_add(device, dims, residual, norm.view(), sum.view_mut(), out);
+        if is_swiglu {
+            let dims = swiglu::Dims { tokens, width: outputs / 2 };
+            let (gate_up, out) = (gate_up.view_mut(), activated.view_mut());
+            matmul_swiglu::forward(device, dims, normed.view(), &second, gate_up, out);
         } else {
-            rmsnorm::forward(device, dims, stream.view(), norm.view(), to);
+            matmul::forward(device, tokens, normed.view(), &second, None, y.view_mut());
         }
-        matmul::forward(device, tokens, normed.view(), &matrix, None, y.view_mut());
-        let (x, out) = (normed.view(), activated.view_mut());
-        matmul_swiglu::forward(device, of_gate_up, x, &matrix, gate_up.view_mut(), out);
     }
-    let sum = if is_added { sum } else { stream };
     [y, activated, sum].map(|buffer| bits(&buffer.view().to_vec()))
 }
 
-/// The law of `fused`, on every device. Rows beyond 8 take the parts.
+/// The law of `fused`, on every device. One and two rows have kernels of their own; the second shape uses split-K.
 #[test]
-fn rows_normed_by_their_product_give_the_bits_of_one_by_one() {
+fn products_with_a_norm_between_them_give_the_bits_of_one_by_one() {
     let devices = [Some(crate::testing::device()), gpu(Precision::Bf16)];
+    let shapes = [(384, 256, 640), (2048, 1024, 520), (128, 128, 80), (256, 2560, 112)];
     for device in devices.iter().flatten() {
-        for (width, outputs) in [(2048, 4096), (384, 640), (128, 72), (2560, 1008)] {
-            for (tokens, is_added) in [(1, true), (2, false), (2, true), (5, true), (8, true), (9, true)] {
-                let shape = (tokens, width, outputs);
-                let one_by_one = normed_products(device, shape, is_added, false);
-                assert!(one_by_one.iter().flatten().any(|bits| *bits != 0));
-                let fused = normed_products(device, shape, is_added, true);
-                assert!(fused == one_by_one, "{tokens} rows, {width} to {outputs}, added: {is_added}");
+        for (inputs, width, outputs) in shapes {
+            for tokens in [1, 2, 3, 9] {
+                let shape = (tokens, inputs, width, outputs);
+                let one_by_one = two_products(device, shape, false);
+                assert!(one_by_one.iter().all(|part| part.iter().any(|bits| *bits != 0)));
+                assert!(two_products(device, shape, true) == one_by_one, "{shape:?}");
             }
         }
     }
@@ -91,11 +90,8 @@ fn draws_by_a_cluster_on_cuda_give_the_bits_of_draws_by_a_block() {
             let [mut logp, mut entropy] = [(); 2].map(|()| device.zeros::<f32>(tokens).unwrap());
             let mut best_ids = device.zeros(tokens * n_best).unwrap();
             let mut best_logp = device.zeros(tokens * n_best).unwrap();
-            let alternatives = lm_head::Alternatives {
-                n: n_best,
-                ids: best_ids.view_mut(),
-                logp: best_logp.view_mut(),
-            };
+            let alternatives =
+                lm_head::Alternatives { n: n_best, ids: best_ids.view_mut(), logp: best_logp.view_mut() };
             let to = sampling::Drawn {
                 ids: ids.view_mut(),
                 logp: logp.view_mut(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
-use crate::matmul::cuda::{few_rows, for_each_split, uses_split_k};
+use crate::matmul::cuda::{for_each_split, uses_split_k};
 use crate::rmsnorm::cuda::{Addend, Addition};
 use crate::{Device, Float, View, ViewMut, Weight, check, matmul, rmsnorm};
 
@@ -40,7 +40,7 @@ pub fn forward<T: Float>(
             x: x.cuda(),
             weight: weight.view().cuda(),
         };
-        if fits(cuda, &split, y.cuda()) {
+        if fits(&split) {
             let to = (sum.cuda(), to.normed.cuda(), to.inv_rms.cuda());
             return run(cuda, dims, stream.cuda(), &split, norm_weight.cuda(), to);
         }
@@ -57,10 +57,8 @@ struct SplitProduct {
     weight: Slice,
 }
 
-/// Few rows are summed up by the kernel of their product.
-fn fits(cuda: &Cuda, product: &SplitProduct, y: Slice) -> bool {
-    let &SplitProduct { dims, x, weight } = product;
-    uses_split_k(dims, weight) && !few_rows(dims, x, weight, y).fits(cuda)
+fn fits(product: &SplitProduct) -> bool {
+    uses_split_k(product.dims, product.weight)
 }
 
 fn run(

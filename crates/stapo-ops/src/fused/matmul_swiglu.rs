@@ -2,7 +2,6 @@
 
 use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
-use crate::matmul::few_rows;
 use crate::matmul::small_m::{self, Output};
 use crate::{Device, Float, View, ViewMut, Weight, check, matmul, swiglu};
 
@@ -24,17 +23,6 @@ pub fn forward<T: Float>(
     if let Backend::Cuda(cuda) = device.backend() {
         let product = matmul::Dims { tokens: dims.tokens, inputs, outputs };
         let weight = weight.view().cuda();
-        let few_rows = few_rows::Product {
-            output: few_rows::Output::Swiglu,
-            dims: product,
-            x: x.cuda(),
-            norm: None,
-            weight,
-            y: out.cuda(),
-        };
-        if few_rows.fits(cuda) {
-            return few_rows.run(cuda);
-        }
         if fits(cuda, product, x.cuda(), weight, out.cuda()) {
             return run(cuda, product, x.cuda(), weight, out.cuda());
         }

@@ -34,9 +34,9 @@ __device__ __forceinline__ Stats joined(Stats a, Stats b) {
 // The warps that share a row, whatever blocks they belong to.
 #define ROW_WARPS 32
 
-// What warp `warp` of a row's warps finds: it takes stretches of 256 logits, `warp`, `warp` + ROW_WARPS, .. .
-// `each(stretch, top, sum)` is called by each lane for each stretch, with the lane's largest z so far and the sum of the
-// lane's e^z of this stretch relative to it.
+// What warp `warp` of a row's warps finds: it takes the stretches `warp`, `warp` + ROW_WARPS, .. of 256 logits each.
+// `each(stretch, top, sum)` is called by each lane for each stretch, with the lane's largest z so far and the sum of
+// the lane's e^z of this stretch relative to it.
 template <class Each>
 __device__ __forceinline__ Stats warp_stats(const float* logits, int vocab, float inv_temperature, int warp,
                                             Each each) {

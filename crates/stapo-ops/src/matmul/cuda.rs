@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use super::few_rows;
 use super::small_m::{self, Output};
 use super::{Dims, Shape};
 use crate::Write;
@@ -26,22 +25,8 @@ pub(crate) fn uses_split_k(d: Dims, weight: Slice) -> bool {
     is_whole && is_long && weight.kind == ElementType::Bf16
 }
 
-/// The chains that an element of a product without a bias, in bf16, is the sum of.
-pub(crate) fn n_chains(d: Dims, weight: Slice) -> usize {
-    if uses_split_k(d, weight) { SPLIT_K } else { 1 }
-}
-
-/// A product without a bias as the kernels for few rows take it.
-pub(crate) fn few_rows(d: Dims, x: Slice, weight: Slice, y: Slice) -> few_rows::Product {
-    let output = few_rows::Output::Product { n_chains: n_chains(d, weight) };
-    few_rows::Product { output, dims: d, x, norm: None, weight, y }
-}
-
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
-    let few_rows = few_rows(d, x, weight, y);
-    if bias.is_none() && few_rows.fits(cuda) {
-        few_rows.run(cuda);
-    } else if bias.is_none() && y.kind == ElementType::Bf16 && uses_split_k(d, weight) {
+    if bias.is_none() && y.kind == ElementType::Bf16 && uses_split_k(d, weight) {
         for_each_split(cuda, d, (x, weight), 0, |start, n, partials| {
             let y = y.part(start * d.outputs, n * d.outputs);
             let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(partials).arg(y);

@@ -14,7 +14,7 @@ const CLUSTER: usize = 8;
 /// The largest vocabulary that they take, as in sampling.cu.
 const MAX_CLUSTER_VOCAB: usize = 1 << 18;
 /// With more rows, a block for each fills the GPU.
-const MAX_CLUSTER_ROWS: usize = 128;
+const MAX_CLUSTER_ROWS: usize = 64;
 
 /// Whether a cluster of blocks draws each token, which the rows of a GPU with few of them take less time for.
 fn fits_clusters(cuda: &Cuda, n_rows: usize, vocab: usize) -> bool {
@@ -49,7 +49,8 @@ pub(super) fn forward<T: Float>(
     let is_plain = greedy == 0 && filter == Filter::NONE && n_best == 0;
     for_chunks(cuda, ids.len, hidden, from.head, logits, |start, n, logits| {
         if is_plain && fits_clusters(cuda, n, vocab) {
-            let launch = cuda.kernel(&SAMPLING, "sampling_draw_cluster").arg(logits).arg(uniforms.part(start, n));
+            let launch =
+                cuda.kernel(&SAMPLING, "sampling_draw_cluster").arg(logits).arg(uniforms.part(start, n));
             let launch = launch.arg(ids.part(start, n)).arg(logp.part(start, n)).arg(entropy.part(start, n));
             let launch = launch.arg(vocab).arg((1.0 / rule.temperature()) as f32);
             return launch.run([CLUSTER * n, 1], ROW_THREADS / CLUSTER, 0);

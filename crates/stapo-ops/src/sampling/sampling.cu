@@ -233,7 +233,9 @@ sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp
 // The most stretches of a warp.
 #define MAX_OWN 32
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // Writes to the same place in the shared memory of the cluster's first block.
 __device__ __forceinline__ void store_in_first(float* to, float x) {
