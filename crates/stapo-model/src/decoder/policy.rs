@@ -184,7 +184,7 @@ impl<T: Float> Policy<T> {
             let b = adapter.b.iter().map(Parameter::matrix).collect();
             Some(lora::Join { weight: weight.matrix_mut(), b, modules: &adapter.modules })
         });
-        lora::join(&self.device, joined.collect());
+        lora::join(&self.device, &joined.collect::<Vec<_>>());
     }
 
     /// Where `x A^T` of the policy's adapters lies; `None` without adapters.

@@ -90,10 +90,7 @@ impl Case {
         let mut base = Weight::joined_zeros(device, shape, columns).unwrap();
         let values = self.values();
         base.update(device, |mut flat| flat.write(values));
-        lora::join(
-            device,
-            vec![Join { weight: &mut base, b: factors.adapter().b, modules: &factors.modules }],
-        );
+        lora::join(device, &[Join { weight: &mut base, b: factors.adapter().b, modules: &factors.modules }]);
         assert!(base.rows(device, 1..shape.outputs).to_vec() == values[self.inputs..], "{}", self.name());
         base
     }
@@ -163,7 +160,7 @@ impl Case {
         }
         let (xs, ws) = (compute(device, &xs), weight(device, self.outputs(), depth, &ws));
         if self.is_deep() {
-            return self.sum_of_parts(device, &xs, &ws, n);
+            return sum_of_parts(device, &xs, &ws, n);
         }
         matmul::forward(device, n, xs.view(), &ws, None, y.view_mut());
         y.view().to_vec()
@@ -172,19 +169,19 @@ impl Case {
     fn is_deep(&self) -> bool {
         self.inputs >= 2048 && self.inputs >= 2 * self.outputs()
     }
+}
 
-    /// The product of four parts of the depth, each added in f32 to those before it.
-    fn sum_of_parts(&self, device: &Device, x: &Buffer<f32>, w: &Weight<f32>, n: usize) -> Vec<f32> {
-        let crate::device::Backend::Cuda(cuda) = device.backend() else { panic!("a GPU") };
-        let Shape { outputs, inputs } = w.shape();
-        let parts: Buffer<f32> = device.zeros(4 * n * outputs).unwrap();
-        let d = matmul::Dims { tokens: n, inputs, outputs };
-        let whole = matmul::cuda::product(d, x.view().cuda(), w.view().cuda(), parts.view().cuda());
-        cuda.product(&MatrixProduct { n_splits: 4, ..whole });
-        let parts = parts.view().to_vec();
-        let sum = |i: usize| (1..4).fold(parts[i], |sum, part| sum + parts[part * n * outputs + i]);
-        (0..n * outputs).map(|i| bf16_to_f32(f32_to_bf16(sum(i)))).collect()
-    }
+/// The product of four parts of the depth, each added in f32 to those before it.
+fn sum_of_parts(device: &Device, x: &Buffer<f32>, w: &Weight<f32>, n: usize) -> Vec<f32> {
+    let crate::device::Backend::Cuda(cuda) = device.backend() else { panic!("a GPU") };
+    let Shape { outputs, inputs } = w.shape();
+    let parts: Buffer<f32> = device.zeros(4 * n * outputs).unwrap();
+    let d = matmul::Dims { tokens: n, inputs, outputs };
+    let whole = matmul::cuda::product(d, x.view().cuda(), w.view().cuda(), parts.view().cuda());
+    cuda.product(&MatrixProduct { n_splits: 4, ..whole });
+    let parts = parts.view().to_vec();
+    let sum = |i: usize| (1..4).fold(parts[i], |sum, part| sum + parts[part * n * outputs + i]);
+    (0..n * outputs).map(|i| bf16_to_f32(f32_to_bf16(sum(i)))).collect()
 }
 
 /// A layer's input with memory for `x A^T`.

@@ -77,10 +77,11 @@ sources! {
     ATTENTION_PIPELINED_HOPPER = "attention_pipelined_hopper", Hopper,
         [TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
-        [HEAD, TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/decode_hopper.cu")];
+        [HEAD, TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/decode_feed.cu"),
+         include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER = "attention_backward_pipelined_hopper", Hopper,
         [TILES, SOFTMAX, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
-    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu")];
+    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), include_str!("../matmul/few_rows.cu")];
     LORA = "lora", HopperOnce,
         [WGMMA, TMA, RING, MODULES, include_str!("../lora/operands.cu"), include_str!("../lora/forward.cu"),
          include_str!("../lora/backward.cu")];

@@ -307,7 +307,7 @@ pub(super) fn backward_factors<T: Float>(
     cuda: &Arc<Cuda>,
     tokens: usize,
     adapter: &Adapter<'_, T>,
-    of: Backward,
+    of: &Backward,
     to_b: &[(Slice, Write)],
     to_a: Option<(Slice, Write)>,
 ) {
@@ -347,7 +347,7 @@ fn parts_of_b<T: Float>(
     cuda: &Arc<Cuda>,
     tokens: usize,
     adapter: &Adapter<'_, T>,
-    of: Backward,
+    of: &Backward,
 ) -> (Slice, usize) {
     let (rank, outputs) = (adapter.rank(), adapter.outputs());
     let (width, _) = tiles_of(rank.next_multiple_of(16), &[16, 32, 64]);
@@ -371,7 +371,7 @@ fn parts_of_a<T: Float>(
     cuda: &Arc<Cuda>,
     tokens: usize,
     adapter: &Adapter<'_, T>,
-    of: Backward,
+    of: &Backward,
     at: usize,
 ) -> (Slice, usize) {
     let (rank, inputs) = (adapter.a.shape().outputs, adapter.inputs());
