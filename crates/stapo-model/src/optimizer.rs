@@ -7,8 +7,8 @@ mod tests;
 pub use state::TensorState;
 
 use crate::config::TensorSpec;
+use crate::decoder::parameter::Parameter;
 use crate::decoder::sums::overlap;
-use crate::decoder::weights::Parameter;
 use crate::decoder::{GradientSums, Gradients, Policy};
 use crate::ranks::{RankError, Ranks, Share, Solo};
 pub use stapo_ops::Moment;
@@ -116,15 +116,14 @@ impl<T: Float> Optimizer<T> {
         }
         let device = policy.device().clone();
         let rules = self.rules(update, norm);
-        let parameters = policy.weights.trained_mut();
-        for ((parameter, gradient), moments) in parameters.zip(gradients.sums()).zip(&mut self.moments) {
-            let rule = rules.of(parameter, 0);
-            let (first, second) = (moments.first.view_mut(), moments.second.view_mut());
-            parameter.update(&device, |values| {
-                adamw::step(&device, rule, rules.scale, values, gradient, first, second);
-            });
-        }
-        policy.count_update();
+        let parameters: Vec<_> = policy.weights.trained_mut().collect();
+        let own_rules: Vec<_> = parameters.iter().map(|parameter| rules.of(parameter, 0)).collect();
+        Parameter::update_all(&device, parameters, |values| {
+            let parts = values.into_iter().zip(gradients.sums()).zip(&mut self.moments).zip(own_rules);
+            let tensors = parts.map(|(((param, grad), moments), rule)| moments.tensor(rule, param, grad));
+            adamw::step(&device, rules.scale, tensors.collect());
+        });
+        policy.finish_update();
         gradients.clear();
         Ok(norm)
     }
@@ -202,14 +201,13 @@ impl Optimizer<f32> {
             }
             let (ranks, (times, n_bytes)) = (&self.ranks, &mut self.sent);
             Parameter::update_all(&device, group, |mut values| {
-                for (values, (rule, share, gradient, moments)) in values.iter_mut().zip(&mut parts) {
+                let own = values.iter_mut().zip(&mut parts).filter_map(|(values, part)| {
+                    let (rule, share, gradient, moments) = part;
                     let own = share.of(ranks.rank());
-                    if !own.is_empty() {
-                        let values = values.reborrow().into_range(own);
-                        let (first, second) = (moments.first.view_mut(), moments.second.view_mut());
-                        adamw::step(&device, *rule, rules.scale, values, *gradient, first, second);
-                    }
-                }
+                    let is_there = !own.is_empty();
+                    is_there.then(|| moments.tensor(*rule, values.reborrow().into_range(own), *gradient))
+                });
+                adamw::step(&device, rules.scale, own.collect());
                 let before = device.mark();
                 let shared = values.into_iter().zip(parts.iter().map(|(_, share, _, _)| *share));
                 *n_bytes += spread(ranks, &device, shared)?;
@@ -218,7 +216,7 @@ impl Optimizer<f32> {
             })?;
         }
         drop(parameters);
-        policy.count_update();
+        policy.finish_update();
         sums.clear();
         Ok(norm)
     }
@@ -238,6 +236,11 @@ impl Optimizer<f32> {
     pub fn first_non_finite<'a>(&'a self, policy: &'a Policy) -> Option<(&'a TensorSpec, Moment, usize)> {
         let rank = self.ranks.rank();
         let device = policy.device();
+        let all =
+            self.moments.iter().flat_map(|moments| [Moment::First, Moment::Second].map(|m| moments.of(m)));
+        if reduce::are_finite(device, all) {
+            return None;
+        }
         policy.weights.trained().zip(&self.moments).find_map(|(parameter, moments)| {
             let own = moments.share.of(rank);
             parameter.spec.tensors().find_map(|(spec, range)| {
@@ -278,6 +281,18 @@ impl Optimizer<f32> {
         }
         self.n_steps = n_steps;
         Ok(())
+    }
+}
+
+impl<T: Float> Moments<T> {
+    /// What an update of the elements that this rank owns reads and writes.
+    fn tensor<'a>(
+        &'a mut self,
+        rule: adamw::AdamW,
+        param: ViewMut<'a, T>,
+        grad: View<'a, T>,
+    ) -> adamw::Tensor<'a, T> {
+        adamw::Tensor { rule, param, grad, m: self.first.view_mut(), v: self.second.view_mut() }
     }
 }
 

@@ -206,7 +206,7 @@ fn a_stored_form_restores_the_state_bit_for_bit() {
         }
         assert_ne!(policy.fingerprint(), before, "the weights moved");
         assert!(policy.first_non_finite().is_none() && optimizer.first_non_finite(&policy).is_none());
-        let weights: Vec<_> = policy.tensors().map(|(_, view)| view.read_stored()).collect();
+        let weights: Vec<_> = policy.tensors().map(|(_, rows)| rows.view().read_stored()).collect();
         let moments = state(&optimizer, &policy);
         let form = if training == Training::F32 { Form::F32 } else { Form::Bf16 };
         assert!(weights.iter().all(|stored| stored.form == form));

@@ -256,7 +256,9 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
     let rule =
         adamw::AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, first: 0, step: 1 };
     let seconds = time(device, || {
-        adamw::step(device, rule, 1.0, param.view_mut(), grad.view(), m.view_mut(), v.view_mut());
+        let (m, v) = (m.view_mut(), v.view_mut());
+        let tensor = adamw::Tensor { rule, param: param.view_mut(), grad: grad.view(), m, v };
+        adamw::step(device, 1.0, vec![tensor]);
     });
     line("adamw 2^28", seconds, 30e-12 * n as f64, "TB/s");
     let seconds = time(device, || {

@@ -384,7 +384,7 @@ impl Bench {
             };
             self.line("adamw", &shape, 0.0, 28.0 * n as f64, || {
                 let (param, m, v) = (param.view_mut(), m.view_mut(), v.view_mut());
-                adamw::step(device, rule, 1.0, param, grad.view(), m, v);
+                adamw::step(device, 1.0, vec![adamw::Tensor { rule, param, grad: grad.view(), m, v }]);
             });
             self.line("sum_squares", &shape, 0.0, 4.0 * n as f64, || {
                 reduce::sum_squares(device, [grad.view()]);

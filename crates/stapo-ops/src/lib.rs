@@ -34,6 +34,7 @@ pub mod rmsnorm;
 pub mod rng;
 pub mod rope;
 pub mod sampling;
+pub mod sha256;
 pub mod swiglu;
 #[cfg(test)]
 mod testing;
@@ -45,7 +46,7 @@ pub use device::{
     CpuOptions, Device, DeviceName, DeviceNameError, Mark, OptionError, Recording, Region, Tenant,
 };
 pub use element::Element;
-pub use matmul::{Shape, Weight};
+pub use matmul::{Shape, Weight, WeightRows};
 pub use memory::OutOfMemory;
 
 /// A floating-point element type of the ops: `f32`, or `f64` for gradient checks.
@@ -60,6 +61,16 @@ pub enum Write {
     Set,
     /// Adds to the destination; a chain of additions continues from the value already there.
     Add,
+}
+
+/// Elements from one row to the next of a view of `rows` rows. A row may have further elements behind its `width`: where
+/// adapters are joined, see `lora`.
+#[track_caller]
+fn pitch_of(op: &str, argument: &str, len: usize, rows: usize, width: usize) -> usize {
+    let pitch = if rows == 0 { width } else { len / rows };
+    let is_whole = pitch >= width && len == rows * pitch;
+    assert!(is_whole, "{op}: {argument} has {len} elements, expected {rows} rows of at least {width}");
+    pitch
 }
 
 #[track_caller]

@@ -161,8 +161,7 @@ struct Needs<'a> {
 enum Weights {
     /// Of the model in training: every rank holds what its optimizer updates.
     Trained,
-    /// Of a model beside it, on a device for training.
-    Beside,
+    /// Of a model that no optimizer updates.
     Frozen,
 }
 
@@ -180,14 +179,18 @@ impl Needs<'_> {
         };
         let mut parts = vec![MemoryPart { name: "weights", bytes: weights }];
         if let Some(lora) = &self.lora {
-            let padded = if self.device == DeviceName::Cpu { 0 } else { 2 * lora.n_padded(self.model) };
+            let padded = if self.device == DeviceName::Cpu {
+                0
+            } else {
+                2 * (lora.n_padded(self.model) + lora.n_joined(self.model))
+            };
             let bytes = self.bytes_of(n, n, Weights::Trained) + padded;
             parts.push(MemoryPart { name: "adapters", bytes });
         }
         parts.push(MemoryPart { name: "optimizer", bytes: moments.div_ceil(self.n_ranks as u64) });
         let of_frozen = |(name, model): &(&'static str, ModelConfig)| MemoryPart {
             name,
-            bytes: self.policy_bytes(model, Weights::Beside),
+            bytes: self.policy_bytes(model, Weights::Frozen),
         };
         parts.extend(frozen.iter().map(of_frozen));
         if self.device != DeviceName::Cpu {
@@ -241,7 +244,9 @@ impl Needs<'_> {
     }
 
     fn arena(&self, model: &ModelConfig, lora: Option<&LoraSpec>, n_tokens: usize, purpose: Purpose) -> u64 {
-        let layout = ArenaLayout::new(model, n_tokens, n_tokens, purpose).with_adapters(lora);
+        // Counted as a Hopper GPU lays it out.
+        let adapters = lora.map(|lora| lora.hidden_layout(self.device != DeviceName::Cpu));
+        let layout = ArenaLayout::new(model, (n_tokens, n_tokens), purpose, adapters);
         layout.bytes(self.device.compute_bytes()) as u64
     }
 
@@ -282,7 +287,6 @@ impl Needs<'_> {
         match self.device {
             DeviceName::Cpu => 4 * (n + n_matrix),
             DeviceName::Cuda { .. } if self.is_8bit() || weights == Weights::Frozen => 2 * n,
-            DeviceName::Cuda { .. } if weights == Weights::Beside => 6 * n,
             DeviceName::Cuda { .. } => 2 * n + (4 * n).div_ceil(self.n_ranks as u64),
         }
     }

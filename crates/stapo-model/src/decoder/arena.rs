@@ -3,7 +3,7 @@
 use super::layout::{ArenaLayout, split};
 use crate::config::{ModelConfig, RopeKind};
 use stapo_ops::rope::{Frequencies, Scaling, Table};
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, lora};
 
 /// Activations of a pass: rows in the device's compute precision, numbers per row exact.
 #[derive(Debug)]
@@ -19,8 +19,41 @@ pub struct HalfEntry<'a, T: Float> {
     pub inv_rms: ViewMut<'a, T>,
 }
 
-/// Memory for `x A^T` of a linear layer's adapters, `[T, pitch]`; `None` in a pass that leaves adapters out.
-pub type Hidden<'a, T> = Option<ViewMut<'a, T>>;
+/// Memory for `x A^T` of a linear layer's adapters.
+pub enum Hidden<'a, T: Float> {
+    /// The pass leaves adapters out.
+    Absent,
+    /// `[T, pitch]`
+    Apart(ViewMut<'a, T>),
+    /// Behind each row of x.
+    BehindInput,
+}
+
+impl<'a, T: Float> Hidden<'a, T> {
+    fn of(layout: &ArenaLayout, linear: usize, apart: ViewMut<'a, T>) -> Self {
+        match layout.adapters {
+            None => Hidden::Absent,
+            Some(hidden) if hidden.is_joined[linear] => Hidden::BehindInput,
+            Some(_) => Hidden::Apart(apart),
+        }
+    }
+
+    /// What a linear layer takes in: x, and this memory.
+    pub fn with(self, x: ViewMut<'a, T>) -> Input<'a, T> {
+        match self {
+            Hidden::Absent => Input::Plain(x.into_view()),
+            Hidden::Apart(hidden) => Input::Adapted(lora::Input::Apart { x: x.into_view(), hidden }),
+            Hidden::BehindInput => Input::Adapted(lora::Input::Joined(x)),
+        }
+    }
+}
+
+/// What a linear layer takes in.
+pub enum Input<'a, T: Float> {
+    /// `[T, inputs]`, in a pass that leaves adapters out.
+    Plain(View<'a, T>),
+    Adapted(lora::Input<'a, T>),
+}
 
 /// [`Hidden`] of a half-layer's two linear layers.
 pub struct HalfHidden<'a, T: Float> {
@@ -32,14 +65,15 @@ pub struct HalfHidden<'a, T: Float> {
 
 /// What the backward of a linear layer's adapters reads, and memory for its gradient, `[T, pitch]` or more.
 pub struct HiddenBackward<'a, T: Float> {
-    pub hidden: View<'a, T>,
+    /// `[T, pitch]`; `None` where it lies behind x.
+    pub hidden: Option<View<'a, T>>,
     pub d_hidden: ViewMut<'a, T>,
 }
 
 /// [`HiddenBackward`] of a half-layer's two linear layers.
 pub struct HalfHiddenBackward<'a, T: Float> {
-    pub first: View<'a, T>,
-    pub second: View<'a, T>,
+    pub first: Option<View<'a, T>>,
+    pub second: Option<View<'a, T>>,
     pub d_hidden: ViewMut<'a, T>,
 }
 
@@ -53,10 +87,17 @@ impl<T: Float> HalfHiddenBackward<'_, T> {
     }
 }
 
-impl<'a, T: Float> HalfHidden<'a, T> {
-    fn of(layout: &ArenaLayout, first: ViewMut<'a, T>, second: ViewMut<'a, T>) -> Self {
-        let is_there = layout.has_adapters;
-        Self { first: is_there.then_some(first), second: is_there.then_some(second) }
+impl<'a, T: Float> HalfHiddenBackward<'a, T> {
+    /// Of the linear layers with these places among a layer's.
+    fn of(
+        layout: &ArenaLayout,
+        linears: [usize; 2],
+        [first, second, d_hidden]: [ViewMut<'a, T>; 3],
+    ) -> Option<Self> {
+        let hidden = layout.adapters?;
+        let [first, second] = [(0, first), (1, second)]
+            .map(|(i, view)| (!hidden.is_joined[linears[i]]).then(|| view.into_view()));
+        Some(Self { first, second, d_hidden })
     }
 }
 
@@ -201,7 +242,7 @@ impl<T: Float> Arena<T> {
             addend,
             exit: HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms },
             activated,
-            hidden: HalfHidden::of(layout, first, second),
+            hidden: HalfHidden { first: Hidden::of(layout, 0, first), second: Hidden::of(layout, 1, second) },
         }
     }
 
@@ -250,7 +291,7 @@ impl<T: Float> Arena<T> {
             activated,
             addend,
             exit: next.map(|_| exit),
-            hidden: HalfHidden::of(layout, first, second),
+            hidden: HalfHidden { first: Hidden::of(layout, 2, first), second: Hidden::of(layout, 3, second) },
         }
     }
 
@@ -306,11 +347,7 @@ impl<T: Float> Arena<T> {
             d_attended,
             d_qkv,
             d_raw_qkv,
-            hidden: layout.has_adapters.then_some(HalfHiddenBackward {
-                first: first.into_view(),
-                second: second.into_view(),
-                d_hidden,
-            }),
+            hidden: HalfHiddenBackward::of(layout, [0, 1], [first, second, d_hidden]),
         }
     }
 
@@ -343,11 +380,7 @@ impl<T: Float> Arena<T> {
             d_normed,
             d_activated,
             d_gate_up,
-            hidden: layout.has_adapters.then_some(HalfHiddenBackward {
-                first: first.into_view(),
-                second: second.into_view(),
-                d_hidden,
-            }),
+            hidden: HalfHiddenBackward::of(layout, [2, 3], [first, second, d_hidden]),
         }
     }
 

@@ -12,7 +12,7 @@ use super::weights::{Ffn, LayerWeights, SwiGlu};
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums};
-use stapo_ops::{Float, View, attention, rmsnorm, rope};
+use stapo_ops::{Float, View, ViewMut, attention, rmsnorm, rope};
 
 /// The keys and values that queries attend to.
 pub enum Context<'a, T: Float> {
@@ -46,10 +46,28 @@ pub fn forward<T: Float>(
 ) {
     let device = layer.device;
     let weights = layer.weights;
-    project(layer, &mut views);
+    let to = views.raw_qkv.reborrow();
+    match layer.unfinished {
+        None => {
+            let input = views.hidden.first.with(views.entry.normed);
+            weights.qkv.forward(device, layer.rows.n_tokens, input, to);
+        }
+        Some(before) => {
+            let residual = ResidualNorm {
+                dims: layer.norm_dims(),
+                stream: views.exit.stream.view(),
+                addend: views.addend.reborrow(),
+                norm_weight: weights.attention_norm.view(),
+                exit: HalfEntry { stream: views.entry.stream.reborrow(), ..views.entry },
+            };
+            let Ffn::SwiGlu(SwiGlu { down, .. }) = &before.ffn;
+            let next = (&weights.qkv, NextRows::Product(to));
+            down.forward_residual_norm_to(device, views.activated.view(), residual, next);
+        }
+    }
     match context {
         Context::Packed(packed) => {
-            rotate(layer, &mut views);
+            rotate(layer, views.raw_qkv.view(), views.qkv.reborrow(), views.head_inv_rms);
             let dims = packed.dims(layer);
             let out = views.attended.reborrow();
             attention::forward(device, dims, views.qkv.view(), packed.offsets, out, views.lse);
@@ -86,32 +104,7 @@ pub fn forward<T: Float>(
         norm_weight: weights.ffn_norm.view(),
         exit: views.exit,
     };
-    weights.output.forward_residual_norm(device, views.attended.view(), residual, views.hidden.second);
-}
-
-/// From the normed stream at the entry to `raw_qkv`, or from what the layer before has activated.
-fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>) {
-    let qkv = &layer.weights.qkv;
-    let to = views.raw_qkv.reborrow();
-    let entry = &mut views.entry;
-    let Some(before) = layer.unfinished else {
-        let hidden = views.hidden.first.take();
-        return qkv.forward(layer.device, layer.rows.n_tokens, entry.normed.view(), to, hidden);
-    };
-    let Ffn::SwiGlu(SwiGlu { down, .. }) = &before.ffn;
-    let residual = ResidualNorm {
-        dims: layer.norm_dims(),
-        stream: views.exit.stream.view(),
-        addend: views.addend.reborrow(),
-        norm_weight: layer.weights.attention_norm.view(),
-        exit: HalfEntry {
-            stream: entry.stream.reborrow(),
-            normed: entry.normed.reborrow(),
-            inv_rms: entry.inv_rms.reborrow(),
-        },
-    };
-    let activated = views.activated.view();
-    down.forward_residual_norm_to(layer.device, activated, residual, qkv, NextRows::Product(to));
+    weights.output.forward_residual_norm(device, views.hidden.second.with(views.attended), residual);
 }
 
 /// The norm of the stream at the entry, where it was not made together with the stream.
@@ -123,11 +116,21 @@ pub fn norm_entry<T: Float>(layer: &LayerPass<'_, T>, views: AttentionViews<'_, 
 }
 
 /// From `raw_qkv` to `qkv`: norm per head, where the family has one, and rotary position embedding.
-pub fn rotate<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>) {
-    let norm = head_norm(layer).map(|norm| (norm, views.head_inv_rms.reborrow()));
-    let raw = views.raw_qkv.view();
-    let out = views.qkv.reborrow();
+fn rotate<T: Float>(
+    layer: &LayerPass<'_, T>,
+    raw: View<'_, T>,
+    out: ViewMut<'_, T>,
+    head_inv_rms: ViewMut<'_, T>,
+) {
+    let norm = head_norm(layer).map(|norm| (norm, head_inv_rms));
     rope::forward(layer.device, rope_dims(layer), layer.rows.table, layer.rows.positions, norm, raw, out);
+}
+
+/// What `raw_qkv` and the norm at the entry are followed by, once more: `qkv`, and `x A^T` that lies behind the norm.
+pub fn recompute_inputs<T: Float>(layer: &LayerPass<'_, T>, views: AttentionViews<'_, T>) {
+    let input = views.hidden.first.with(views.entry.normed);
+    layer.weights.qkv.project_again(layer.device, layer.rows.n_tokens, input);
+    rotate(layer, views.raw_qkv.view(), views.qkv, views.head_inv_rms);
 }
 
 /// `d_stream` holds the gradient of the stream at the exit, and then that of the stream at the entry.

@@ -4,11 +4,12 @@
 //! exit = stream + down(swiglu(gate_up(norm(stream))))
 //! ```
 
-use super::arena::{FfnBackward, FfnViews, HiddenBackward, JoinedViews};
+use super::arena::{FfnBackward, FfnViews, HiddenBackward, Input, JoinedViews};
 use super::gradient::Gradient;
 use super::layer::LayerPass;
 use super::linear::{Activation, ActivationBackward, NextRows, ResidualNorm};
-use super::weights::{Ffn, LayerWeights, Parameter, SwiGlu};
+use super::parameter::Parameter;
+use super::weights::{Ffn, LayerWeights, SwiGlu};
 pub use stapo_ops::fused::matmul_lora::GateUp;
 use stapo_ops::{Float, View, ViewMut, rmsnorm, swiglu};
 use std::ops::Range;
@@ -17,13 +18,15 @@ use std::ops::Range;
 /// `next_norm` is the norm at the exit.
 pub fn forward<T: Float>(
     layer: &LayerPass<'_, T>,
-    mut views: FfnViews<'_, T>,
-    gate_up: GateUp,
+    views: FfnViews<'_, T>,
+    kept: GateUp,
     next_norm: Option<View<'_, T>>,
 ) {
-    activate(layer, &mut views, gate_up);
-    let SwiGlu { down, .. } = swiglu_of(layer);
-    let activated = views.activated.into_view();
+    let SwiGlu { gate_up, down } = swiglu_of(layer);
+    let mut activated = views.activated;
+    let to = Activation { dims: swiglu_dims(layer), gate_up: views.gate_up, kept, out: activated.reborrow() };
+    gate_up.forward_swiglu(layer.device, views.hidden.first.with(views.entry.normed), to);
+    let input = views.hidden.second.with(activated);
     match views.exit.zip(next_norm) {
         Some((exit, norm_weight)) => {
             let residual = ResidualNorm {
@@ -33,15 +36,14 @@ pub fn forward<T: Float>(
                 norm_weight,
                 exit,
             };
-            down.forward_residual_norm(layer.device, activated, residual, views.hidden.second);
+            down.forward_residual_norm(layer.device, input, residual);
         }
-        None => down.forward(layer.device, layer.rows.n_tokens, activated, views.addend, views.hidden.second),
+        None => down.forward(layer.device, layer.rows.n_tokens, input, views.addend),
     }
 }
 
 /// From what attention's heads have attended to `activated`, by way of the stream at the entry.
 pub fn activate_attended<T: Float>(layer: &LayerPass<'_, T>, views: JoinedViews<'_, T>) {
-    let SwiGlu { gate_up, .. } = swiglu_of(layer);
     let residual = ResidualNorm {
         dims: layer.norm_dims(),
         stream: views.stream.view(),
@@ -50,40 +52,37 @@ pub fn activate_attended<T: Float>(layer: &LayerPass<'_, T>, views: JoinedViews<
         exit: views.exit,
     };
     let rows = NextRows::Swiglu { gate_up: views.gate_up, out: views.activated };
-    layer.weights.output.forward_residual_norm_to(
-        layer.device,
-        views.attended.view(),
-        residual,
-        gate_up,
-        rows,
-    );
+    let next = (&swiglu_of(layer).gate_up, rows);
+    layer.weights.output.forward_residual_norm_to(layer.device, views.attended.view(), residual, next);
 }
 
 /// From `activated` to the addend.
 pub fn project_down<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<'_, T>) {
-    let SwiGlu { down, .. } = swiglu_of(layer);
-    down.forward(layer.device, layer.rows.n_tokens, views.activated.view(), views.addend, None);
+    let input = Input::Plain(views.activated.view());
+    swiglu_of(layer).down.forward(layer.device, layer.rows.n_tokens, input, views.addend);
 }
 
-/// From the normed stream at the entry to `activated`; `kept` says whether backward will read gate and up.
-pub fn activate<T: Float>(layer: &LayerPass<'_, T>, views: &mut FfnViews<'_, T>, kept: GateUp) {
-    let SwiGlu { gate_up, .. } = swiglu_of(layer);
-    let to = Activation {
-        dims: swiglu_dims(layer),
-        gate_up: views.gate_up.reborrow(),
-        kept,
-        out: views.activated.reborrow(),
-    };
-    gate_up.forward_swiglu(layer.device, views.entry.normed.view(), to, views.hidden.first.take());
+/// From the normed stream at the entry to what the product of down takes in, once more.
+pub fn recompute_activation<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<'_, T>) {
+    let SwiGlu { gate_up, down } = swiglu_of(layer);
+    let mut activated = views.activated;
+    let out = activated.reborrow();
+    let to = Activation { dims: swiglu_dims(layer), gate_up: views.gate_up, kept: GateUp::Kept, out };
+    gate_up.forward_swiglu(layer.device, views.hidden.first.with(views.entry.normed), to);
+    down.project_again(layer.device, layer.rows.n_tokens, views.hidden.second.with(activated));
 }
 
-/// The norm at the entry and `activated` once more, from the stream and `gate_up`.
+/// The norm at the entry and `activated` once more, from the stream and `gate_up`, and `x A^T` that lies behind them.
 pub fn recompute_inputs<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<'_, T>) {
-    let entry = views.entry;
-    let out = rmsnorm::Out { normed: entry.normed, inv_rms: entry.inv_rms };
+    let SwiGlu { gate_up, down } = swiglu_of(layer);
+    let (device, n_tokens) = (layer.device, layer.rows.n_tokens);
+    let (mut entry, mut activated) = (views.entry, views.activated);
+    let out = rmsnorm::Out { normed: entry.normed.reborrow(), inv_rms: entry.inv_rms };
     let weight = layer.weights.ffn_norm.view();
-    rmsnorm::forward(layer.device, layer.norm_dims(), entry.stream.view(), weight, out);
-    swiglu::forward(layer.device, swiglu_dims(layer), views.gate_up.view(), views.activated);
+    rmsnorm::forward(device, layer.norm_dims(), entry.stream.view(), weight, out);
+    swiglu::forward(device, swiglu_dims(layer), views.gate_up.view(), activated.reborrow());
+    gate_up.project_again(device, n_tokens, views.hidden.first.with(entry.normed));
+    down.project_again(device, n_tokens, views.hidden.second.with(activated));
 }
 
 /// `d_stream` holds the gradient of the stream at the exit, and then that of the stream at the entry.
@@ -141,7 +140,7 @@ fn of_rows<'a, T: Float>(
     n_rows: usize,
     rows: &Range<usize>,
 ) -> HiddenBackward<'a, T> {
-    HiddenBackward { hidden: rows_of(hidden.hidden, n_rows, rows), ..hidden }
+    HiddenBackward { hidden: hidden.hidden.map(|hidden| rows_of(hidden, n_rows, rows)), ..hidden }
 }
 
 fn rows_of_mut<'a, T: Float>(

@@ -1,7 +1,8 @@
 //! What both halves of a layer work with.
 
 use super::gradient::Gradient;
-use super::weights::{LayerWeights, Parameter};
+use super::parameter::Parameter;
+use super::weights::LayerWeights;
 use crate::config::ModelConfig;
 use stapo_ops::attention::Heads;
 use stapo_ops::rope::Table;

@@ -1,7 +1,7 @@
 //! Where every activation lies in the arena.
 
 use super::layer::heads;
-use super::lora::LoraSpec;
+use super::lora::HiddenLayout;
 use crate::config::ModelConfig;
 use serde::{Deserialize, Serialize};
 use stapo_ops::{Buffer, Float, ViewMut};
@@ -52,8 +52,8 @@ pub struct ArenaLayout {
     pub(super) addend: Span,
     pub(super) head: HeadSpans,
     pub(super) gradients: GradientSpans,
-    /// Whether the pass adds the terms of adapters.
-    pub(super) has_adapters: bool,
+    /// `None` for a pass that leaves adapters out.
+    pub(super) adapters: Option<HiddenLayout>,
     pub(super) n_elements: usize,
     pub(super) n_exact: usize,
 }
@@ -63,7 +63,7 @@ pub struct ArenaLayout {
 pub struct EntrySpans {
     /// `[T, D]`
     pub stream: Span,
-    /// `[T, D]`
+    /// `[T, D]`, or with columns for `x A^T` behind its rows.
     pub normed: Span,
     /// `[T]` exact
     pub inv_rms: Span,
@@ -79,20 +79,20 @@ pub struct LayerSpans {
     pub head_inv_rms: Span,
     /// `[T, W]`: after rope.
     pub qkv: Span,
-    /// `[T, Q]`
+    /// `[T, Q]`, or with columns for `x A^T` behind its rows.
     pub attended: Span,
     /// `[T, heads]` exact
     pub lse: Span,
     pub ffn: EntrySpans,
     /// `[T, 2 F]`
     pub gate_up: Span,
-    /// `[T, F]`
+    /// `[T, F]`, or with columns for `x A^T` behind its rows.
     pub activated: Span,
     pub hidden: HiddenSpans,
 }
 
-/// `[T, pitch]` each: `x A^T` of the adapters of each linear layer; empty where it has none, or where adapters are left
-/// out. Backward reads them, whatever it recomputes.
+/// `[T, pitch]` each: `x A^T` of the adapters of each linear layer; empty where it has none, where it lies behind x, or where
+/// adapters are left out. Backward reads them, whatever it recomputes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HiddenSpans {
     pub qkv: Span,
@@ -155,13 +155,20 @@ struct Cursors {
 }
 
 impl ArenaLayout {
-    pub fn new(config: &ModelConfig, n_tokens: usize, n_scored: usize, purpose: Purpose) -> Self {
+    /// With the memory that adapters need; without it a pass leaves adapters out.
+    pub fn new(
+        config: &ModelConfig,
+        (n_tokens, n_scored): (usize, usize),
+        purpose: Purpose,
+        adapters: Option<HiddenLayout>,
+    ) -> Self {
         let mut at = Cursors::default();
-        let first = LayerSpans::new(config, n_tokens, &mut at);
+        let behind = adapters.map_or([0; 4], |hidden| hidden.behind());
+        let first = LayerSpans::new(config, n_tokens, behind, &mut at);
         let mut layers = vec![first];
         for _ in 1..config.n_layers {
             layers.push(match purpose {
-                Purpose::Training(Recompute::Nothing) => LayerSpans::new(config, n_tokens, &mut at),
+                Purpose::Training(Recompute::Nothing) => LayerSpans::new(config, n_tokens, behind, &mut at),
                 Purpose::Training(Recompute::Inputs) => first.with_own_products(&mut at),
                 Purpose::Training(Recompute::Layers) => first.with_own_input(&mut at),
                 Purpose::Inference => first,
@@ -177,7 +184,7 @@ impl ArenaLayout {
             Purpose::Training(_) => GradientSpans::new(config, n_tokens, n_scored, &mut at.compute),
             Purpose::Inference => GradientSpans::default(),
         };
-        Self {
+        let layout = Self {
             purpose,
             n_tokens,
             n_scored,
@@ -185,20 +192,20 @@ impl ArenaLayout {
             addend,
             head,
             gradients,
-            has_adapters: false,
+            adapters,
             n_elements: at.compute.0,
             n_exact: at.exact.0,
-        }
+        };
+        layout.with_hidden()
     }
 
-    /// With memory for the terms of `lora`'s adapters; without it a pass leaves adapters out.
-    #[must_use]
-    pub fn with_adapters(mut self, lora: Option<&LoraSpec>) -> Self {
-        let Some(lora) = lora else { return self };
-        let pitches = lora.hidden_pitches();
+    /// With memory for `x A^T` of adapters that are not joined, and for its gradient.
+    fn with_hidden(mut self) -> Self {
+        let Some(hidden) = self.adapters else { return self };
+        let apart = hidden.apart();
         let mut at = Cursor(self.n_elements);
         let mut take = || {
-            let [qkv, output, gate_up, down] = pitches.map(|pitch| at.take(self.n_tokens * pitch));
+            let [qkv, output, gate_up, down] = apart.map(|pitch| at.take(self.n_tokens * pitch));
             HiddenSpans { qkv, output, gate_up, down }
         };
         let first = take();
@@ -207,10 +214,10 @@ impl ArenaLayout {
             layer.hidden = if shares { first } else { take() };
         }
         if let Purpose::Training(_) = self.purpose {
-            self.gradients.hidden = at.take(self.n_tokens * pitches.into_iter().max().unwrap_or(0));
+            let widest = hidden.pitches.into_iter().max().unwrap_or(0);
+            self.gradients.hidden = at.take(self.n_tokens * widest);
         }
         self.n_elements = at.0;
-        self.has_adapters = true;
         self
     }
 
@@ -221,29 +228,30 @@ impl ArenaLayout {
 }
 
 impl EntrySpans {
-    fn new(config: &ModelConfig, t: usize, at: &mut Cursors) -> Self {
+    fn new(config: &ModelConfig, t: usize, n_behind: usize, at: &mut Cursors) -> Self {
         Self {
             stream: at.compute.take(t * config.width),
-            normed: at.compute.take(t * config.width),
+            normed: at.compute.take(t * (config.width + n_behind)),
             inv_rms: at.exact.take(t),
         }
     }
 }
 
 impl LayerSpans {
-    fn new(config: &ModelConfig, t: usize, at: &mut Cursors) -> Self {
+    fn new(config: &ModelConfig, t: usize, behind: [usize; 4], at: &mut Cursors) -> Self {
+        let [qkv, output, gate_up, down] = behind;
         let heads = heads(config);
         let n_normed_heads = if config.qk_norm { heads.query + heads.kv } else { 0 };
         Self {
-            attention: EntrySpans::new(config, t, at),
+            attention: EntrySpans::new(config, t, qkv, at),
             raw_qkv: at.compute.take(t * heads.qkv_width()),
             head_inv_rms: at.exact.take(t * n_normed_heads),
             qkv: at.compute.take(t * heads.qkv_width()),
-            attended: at.compute.take(t * heads.out_width()),
+            attended: at.compute.take(t * (heads.out_width() + output)),
             lse: at.exact.take(t * heads.query),
-            ffn: EntrySpans::new(config, t, at),
+            ffn: EntrySpans::new(config, t, gate_up, at),
             gate_up: at.compute.take(t * 2 * config.ffn_width),
-            activated: at.compute.take(t * config.ffn_width),
+            activated: at.compute.take(t * (config.ffn_width + down)),
             hidden: HiddenSpans::default(),
         }
     }

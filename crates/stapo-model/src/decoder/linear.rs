@@ -1,10 +1,11 @@
 //! The one door for every product of a layer: training, prefill and decode call these methods, and whatever a linear
 //! layer has beside its matrix is handled here.
 
-use super::arena::{HalfEntry, Hidden, HiddenBackward};
+use super::arena::{HalfEntry, HiddenBackward, Input};
 use super::gradient::Gradient;
 use super::lora::weight_of_first_factor;
-use super::weights::{Adapter, Linear, Parameter};
+use super::parameter::Parameter;
+use super::weights::{Adapter, Linear};
 use stapo_ops::fused::matmul_add_rmsnorm_matmul::{self, Next, Normed};
 use stapo_ops::fused::matmul_lora::{self, GateUp};
 use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu};
@@ -51,73 +52,55 @@ pub struct ActivationBackward<'a, T: Float> {
 
 impl<T: Float> Linear<Parameter<T>> {
     /// `y = x W^T + b`, and the terms of the adapters. Shapes: x `[n_rows, inputs]`; y `[n_rows, outputs]`.
-    pub fn forward(
-        &self,
-        device: &Device,
-        n_rows: usize,
-        x: View<'_, T>,
-        y: ViewMut<'_, T>,
-        hidden: Hidden<'_, T>,
-    ) {
-        let (weight, bias) = (self.weight.matrix(), self.bias.as_ref().map(Parameter::view));
-        match self.adapter.as_ref().zip(hidden) {
-            Some((adapter, hidden)) => {
-                let adapter = &adapter.factors();
-                let product = matmul_lora::Product { x, weight, bias, adapter, hidden };
+    pub fn forward(&self, device: &Device, n_rows: usize, input: Input<'_, T>, y: ViewMut<'_, T>) {
+        match self.split(input) {
+            Ok((input, adapter)) => {
+                let product = self.product(input, &adapter);
                 matmul_lora::forward(device, n_rows, product, y);
             }
-            None => matmul::forward(device, n_rows, x, weight, bias, y),
+            Err(x) => matmul::forward(device, n_rows, x, self.weight.matrix(), self.bias(), y),
         }
     }
 
     /// `swiglu(x W^T + b)`, and the terms of the adapters. Shape: x `[n_rows, inputs]`.
-    pub fn forward_swiglu(
-        &self,
-        device: &Device,
-        x: View<'_, T>,
-        to: Activation<'_, T>,
-        hidden: Hidden<'_, T>,
-    ) {
+    pub fn forward_swiglu(&self, device: &Device, input: Input<'_, T>, to: Activation<'_, T>) {
         let Activation { dims, mut gate_up, kept, out } = to;
-        let (weight, bias) = (self.weight.matrix(), self.bias.as_ref().map(Parameter::view));
-        if let Some((adapter, hidden)) = self.adapter.as_ref().zip(hidden) {
-            let adapter = &adapter.factors();
-            let product = matmul_lora::Product { x, weight, bias, adapter, hidden };
-            matmul_lora::forward_swiglu(device, dims, product, gate_up, kept, out);
-        } else if self.bias.is_none() && kept == GateUp::Dropped {
-            matmul_swiglu::forward(device, dims, x, weight, gate_up, out);
-        } else {
-            matmul::forward(device, dims.tokens, x, weight, bias, gate_up.reborrow());
-            swiglu::forward(device, dims, gate_up.into_view(), out);
+        match self.split(input) {
+            Ok((input, adapter)) => {
+                let product = self.product(input, &adapter);
+                matmul_lora::forward_swiglu(device, dims, product, gate_up, kept, out);
+            }
+            Err(x) if self.bias.is_none() && kept == GateUp::Dropped => {
+                matmul_swiglu::forward(device, dims, x, self.weight.matrix(), gate_up, out);
+            }
+            Err(x) => {
+                matmul::forward(
+                    device,
+                    dims.tokens,
+                    x,
+                    self.weight.matrix(),
+                    self.bias(),
+                    gate_up.reborrow(),
+                );
+                swiglu::forward(device, dims, gate_up.into_view(), out);
+            }
         }
     }
 
     /// `exit.stream = stream + x W^T + b`, `exit.normed = norm(exit.stream)`. Shape: x `[n_rows, inputs]`.
-    pub fn forward_residual_norm(
-        &self,
-        device: &Device,
-        x: View<'_, T>,
-        to: ResidualNorm<'_, T>,
-        hidden: Hidden<'_, T>,
-    ) {
+    pub fn forward_residual_norm(&self, device: &Device, input: Input<'_, T>, to: ResidualNorm<'_, T>) {
         let ResidualNorm { dims, stream, mut addend, norm_weight, exit } = to;
         let out = rmsnorm::Out { normed: exit.normed, inv_rms: exit.inv_rms };
-        if let Some((adapter, hidden)) = self.adapter.as_ref().zip(hidden) {
-            let bias = self.bias.as_ref().map(Parameter::view);
-            let adapter = &adapter.factors();
-            let product = matmul_lora::Product { x, weight: self.weight.matrix(), bias, adapter, hidden };
-            let to = matmul_lora::Residual { stream, addend, sum: exit.stream };
-            return matmul_lora::forward_add_rmsnorm(device, dims, product, to, norm_weight, out);
-        }
-        if let Some(bias) = &self.bias {
-            matmul::forward(
-                device,
-                dims.tokens,
-                x,
-                self.weight.matrix(),
-                Some(bias.view()),
-                addend.reborrow(),
-            );
+        let x = match self.split(input) {
+            Ok((input, adapter)) => {
+                let to = matmul_lora::Residual { stream, addend, sum: exit.stream };
+                let product = self.product(input, &adapter);
+                return matmul_lora::forward_add_rmsnorm(device, dims, product, to, norm_weight, out);
+            }
+            Err(x) => x,
+        };
+        if let Some(bias) = self.bias() {
+            matmul::forward(device, dims.tokens, x, self.weight.matrix(), Some(bias), addend.reborrow());
             let residual = rmsnorm::Residual { stream, addend: addend.into_view() };
             return rmsnorm::forward_add(device, dims, residual, norm_weight, exit.stream, out);
         }
@@ -125,41 +108,75 @@ impl<T: Float> Linear<Parameter<T>> {
         matmul_add_rmsnorm::forward(device, dims, stream, product, norm_weight, exit.stream, out);
     }
 
-    /// [`Linear::forward_residual_norm`], then a product of `exit.normed` with the weight of `next`; without adapters. Where
-    /// one op does all of it, `exit.normed` is left holding anything.
+    /// [`Linear::forward_residual_norm`], then a product of `exit.normed` with the weight of the next linear layer; without
+    /// adapters. Where one op does all of it, `exit.normed` is left holding anything.
     pub fn forward_residual_norm_to(
         &self,
         device: &Device,
         x: View<'_, T>,
         to: ResidualNorm<'_, T>,
-        next: &Self,
-        rows: NextRows<'_, T>,
+        (next, rows): (&Self, NextRows<'_, T>),
     ) {
-        let weight = next.weight.matrix();
+        let ResidualNorm { dims, stream, addend, norm_weight, exit } = to;
+        let mut rows_to = exit.normed;
         if self.bias.is_some() || next.bias.is_some() {
-            let ResidualNorm { dims, stream, addend, norm_weight, mut exit } = to;
-            let (stream_to, normed) = (exit.stream, exit.normed.reborrow());
-            let own = HalfEntry { stream: stream_to, normed, inv_rms: exit.inv_rms };
-            let to = ResidualNorm { dims, stream, addend, norm_weight, exit: own };
-            self.forward_residual_norm(device, x, to, None);
+            let exit = HalfEntry { normed: rows_to.reborrow(), stream: exit.stream, inv_rms: exit.inv_rms };
+            let to = ResidualNorm { dims, stream, addend, norm_weight, exit };
+            self.forward_residual_norm(device, Input::Plain(x), to);
+            let input = Input::Plain(rows_to.view());
             return match rows {
-                NextRows::Product(y) => next.forward(device, dims.tokens, exit.normed.view(), y, None),
+                NextRows::Product(y) => next.forward(device, dims.tokens, input, y),
                 NextRows::Swiglu { gate_up, out } => {
-                    let dims = swiglu::Dims { tokens: dims.tokens, width: weight.shape().outputs / 2 };
-                    let to = Activation { dims, gate_up, kept: GateUp::Dropped, out };
-                    next.forward_swiglu(device, exit.normed.view(), to, None);
+                    let dims =
+                        swiglu::Dims { tokens: dims.tokens, width: next.weight.matrix().shape().outputs / 2 };
+                    next.forward_swiglu(
+                        device,
+                        input,
+                        Activation { dims, gate_up, kept: GateUp::Dropped, out },
+                    );
                 }
             };
         }
-        let ResidualNorm { dims, stream, addend, norm_weight, exit } = to;
         let product = matmul_add_rmsnorm::Product { x, weight: self.weight.matrix(), y: addend };
-        let out = rmsnorm::Out { normed: exit.normed, inv_rms: exit.inv_rms };
+        let out = rmsnorm::Out { normed: rows_to, inv_rms: exit.inv_rms };
         let normed = Normed { dims, stream, weight: norm_weight, sum: exit.stream, out };
+        let weight = next.weight.matrix();
         let next = match rows {
             NextRows::Product(y) => Next::Product { weight, y },
             NextRows::Swiglu { gate_up, out } => Next::Swiglu { weight, gate_up, out },
         };
         matmul_add_rmsnorm_matmul::forward(device, product, normed, next);
+    }
+
+    /// `x A^T` once more where it lies behind x, which was recomputed.
+    pub fn project_again(&self, device: &Device, n_rows: usize, input: Input<'_, T>) {
+        if let Ok((mut input @ lora::Input::Joined(_), adapter)) = self.split(input) {
+            lora::project(device, n_rows, &adapter, &mut input);
+        }
+    }
+
+    /// The input and the adapters, where both are there; else x.
+    fn split<'a>(
+        &'a self,
+        input: Input<'a, T>,
+    ) -> Result<(lora::Input<'a, T>, lora::Adapter<'a, T>), View<'a, T>> {
+        match (input, &self.adapter) {
+            (Input::Adapted(input), Some(adapter)) => Ok((input, adapter.factors())),
+            (Input::Adapted(lora::Input::Apart { x, .. }) | Input::Plain(x), _) => Err(x),
+            (Input::Adapted(lora::Input::Joined(rows)), None) => Err(rows.into_view()),
+        }
+    }
+
+    fn product<'a>(
+        &'a self,
+        input: lora::Input<'a, T>,
+        adapter: &'a lora::Adapter<'a, T>,
+    ) -> matmul_lora::Product<'a, T> {
+        matmul_lora::Product { input, weight: self.weight.matrix(), bias: self.bias(), adapter }
+    }
+
+    fn bias(&self) -> Option<View<'_, T>> {
+        self.bias.as_ref().map(Parameter::view)
     }
 
     /// Sets `d_x` and adds to the gradients of weight, bias and adapters, where these are trained. Shapes: x, d_x
@@ -231,7 +248,7 @@ impl<T: Float> Linear<Parameter<T>> {
     pub fn merge_into(&self, name: &str, values: &mut [T]) {
         let Some(Adapter { a, b, modules }) = &self.adapter else { return };
         let is_of_name = |factor: &str| weight_of_first_factor(factor).is_some_and(|weight| weight == name);
-        let mut factors = a.tensors().zip(b).zip(modules);
+        let mut factors = a.views().zip(b).zip(modules);
         let found = factors.find(|(((spec, _), _), _)| is_of_name(&spec.name));
         let Some((((spec, a), b), module)) = found else { return };
         let (rank, inputs) = (spec.shape[0], spec.shape[1]);
@@ -267,17 +284,20 @@ impl<T: Float> Adapter<Parameter<T>> {
         memory: HiddenBackward<'a, T>,
     ) -> (lora::Adapter<'a, T>, View<'a, T>) {
         let factors = self.factors();
-        let mut d_hidden = memory.d_hidden.into_range(0..memory.hidden.len());
+        let pitch = self.modules[0].hidden.of;
+        let hidden = match memory.hidden {
+            Some(hidden) => lora::Hidden::apart(hidden),
+            None => lora::Hidden::joined(x, factors.a.shape().inputs),
+        };
+        let mut d_hidden = memory.d_hidden.into_range(0..n_rows * pitch);
         lora::backward_hidden(device, n_rows, &factors, d_y, d_hidden.reborrow());
         let d_hidden = d_hidden.into_view();
-        let to: Vec<_> = gradient.b.iter_mut().flatten().map(Gradient::writable).collect();
-        if !to.is_empty() {
-            lora::backward_b(device, n_rows, &factors, d_y, memory.hidden, to);
-        }
-        if let Some(d_a) = &mut gradient.a {
-            let (d_a, write) = d_a.writable();
-            lora::backward_a(device, n_rows, &factors, (x, d_hidden), write, d_a);
-        }
+        let to = lora::FactorGradients {
+            b: gradient.b.iter_mut().flatten().map(Gradient::writable).collect(),
+            a: gradient.a.as_mut().map(Gradient::writable),
+        };
+        let of = lora::Backward { x, d_y, hidden, d_hidden };
+        lora::backward_factors(device, n_rows, &factors, of, to);
         (factors, d_hidden)
     }
 }

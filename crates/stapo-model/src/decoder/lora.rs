@@ -105,10 +105,16 @@ impl LoraSpec {
         })
     }
 
+    /// Where `x A^T` lies on a device that joins adapters, or on one that does not, for plans of memory.
+    pub fn hidden_layout(&self, joins: bool) -> HiddenLayout {
+        let pitches = self.hidden_pitches();
+        HiddenLayout { pitches, is_joined: pitches.map(|pitch| joins && pitch > 0) }
+    }
+
     /// Numbers of factors that a GPU holds a second time, rows and columns filled up for its copy engine.
     pub fn n_padded(&self, config: &ModelConfig) -> u64 {
         let padded = |spec: &TensorSpec| {
-            let (rows, columns) = (spec.shape[0].next_multiple_of(8), spec.shape[1].next_multiple_of(64));
+            let (rows, columns) = (spec.shape[0].next_multiple_of(16), spec.shape[1].next_multiple_of(64));
             if [rows, columns] == spec.shape[..] { 0 } else { (rows * columns) as u64 }
         };
         self.tensors(config).iter().map(padded).sum()
@@ -123,6 +129,26 @@ impl LoraSpec {
         let a = TensorSpec { name: format!("{module}{FIRST}"), shape: vec![self.rank, inputs] };
         let b = TensorSpec { name: format!("{module}.lora_B.weight"), shape: vec![outputs, self.rank] };
         self.targets.contains(&target).then_some([a, b])
+    }
+}
+
+/// Where `x A^T` of a layer's linear layers lies (queries, keys and values; output; gate and up; down): its columns, and
+/// whether it lies behind x in the same rows because the adapters are joined to the layer (see `stapo_ops::lora`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HiddenLayout {
+    pub pitches: [usize; 4],
+    pub is_joined: [bool; 4],
+}
+
+impl HiddenLayout {
+    /// Columns behind x.
+    pub(super) fn behind(self) -> [usize; 4] {
+        std::array::from_fn(|i| if self.is_joined[i] { self.pitches[i] } else { 0 })
+    }
+
+    /// Columns of a matrix of its own.
+    pub(super) fn apart(self) -> [usize; 4] {
+        std::array::from_fn(|i| if self.is_joined[i] { 0 } else { self.pitches[i] })
     }
 }
 

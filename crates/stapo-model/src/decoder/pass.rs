@@ -4,10 +4,10 @@ use super::accumulate::Accumulate;
 use super::arena::Workspace;
 use super::attention::{Context, Packed};
 use super::batch::PackedBatch;
-use super::head::{HeadOptions, HeadOutputs, TokenGradients, TokenScores};
+use super::head::{HeadOptions, HeadOutputs, PendingScores, TokenGradients, TokenScores};
 use super::layer::Rows;
 use super::layout::{ArenaLayout, Purpose, Recompute};
-use super::lora::LoraSpec;
+use super::lora::HiddenLayout;
 use super::policy::Policy;
 use super::stack::Stack;
 use stapo_ops::rope::Table;
@@ -59,8 +59,8 @@ impl<T: Float> Pass<T> {
         n_tokens: usize,
     ) -> Result<Self, OutOfMemory> {
         let mut pass = Self::new(policy, memory, Purpose::Training(recompute))?;
-        let layout = ArenaLayout::new(policy.config(), n_tokens, n_tokens, pass.purpose);
-        let layout = layout.with_adapters(policy.lora());
+        let rows = (n_tokens, n_tokens);
+        let layout = ArenaLayout::new(policy.config(), rows, pass.purpose, policy.hidden_layout());
         pass.workspace.reserve(policy.device(), &layout, 0)?;
         Ok(pass)
     }
@@ -77,39 +77,50 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(self.purpose, (policy, policy.lora()), batch, options)
+        Ok(self.start(policy, batch, options)?.wait())
     }
 
-    /// As [`Pass::forward`] with nothing kept for backward, under any policy of the same device.
-    pub fn score(
+    /// As [`Pass::forward`], but does not wait for the device.
+    pub fn start(
         &mut self,
         policy: &Policy<T>,
         batch: &PackedBatch,
         options: HeadOptions,
-    ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(Purpose::Inference, (policy, policy.lora()), batch, options)
+    ) -> Result<PendingScores<T>, OutOfMemory> {
+        self.start_for(self.purpose, (policy, policy.hidden_layout()), batch, options)
     }
 
-    /// As [`Pass::score`], under the policy without its adapters.
-    pub fn score_base(
+    /// As [`Pass::start`] with nothing kept for backward, under any policy of the same device. The next batch may be started
+    /// before the scores of this one are read.
+    pub fn start_score(
         &mut self,
         policy: &Policy<T>,
         batch: &PackedBatch,
         options: HeadOptions,
-    ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(Purpose::Inference, (policy, None), batch, options)
+    ) -> Result<PendingScores<T>, OutOfMemory> {
+        self.start_for(Purpose::Inference, (policy, policy.hidden_layout()), batch, options)
     }
 
-    fn forward_for(
+    /// As [`Pass::start_score`], under the policy without its adapters.
+    pub fn start_score_base(
+        &mut self,
+        policy: &Policy<T>,
+        batch: &PackedBatch,
+        options: HeadOptions,
+    ) -> Result<PendingScores<T>, OutOfMemory> {
+        self.start_for(Purpose::Inference, (policy, None), batch, options)
+    }
+
+    fn start_for(
         &mut self,
         purpose: Purpose,
-        (policy, lora): (&Policy<T>, Option<&LoraSpec>),
+        (policy, adapters): (&Policy<T>, Option<HiddenLayout>),
         batch: &PackedBatch,
         options: HeadOptions,
-    ) -> Result<TokenScores<T>, OutOfMemory> {
+    ) -> Result<PendingScores<T>, OutOfMemory> {
         let device = policy.device();
-        let layout = ArenaLayout::new(policy.config(), batch.n_tokens(), batch.n_scored(), purpose);
-        let layout = layout.with_adapters(lora);
+        let rows = (batch.n_tokens(), batch.n_scored());
+        let layout = ArenaLayout::new(policy.config(), rows, purpose, adapters);
         self.unfinished = None;
         self.workspace.adopt(device, policy.config())?;
         self.workspace.reserve(device, &layout, batch.longest())?;
@@ -120,7 +131,7 @@ impl<T: Float> Pass<T> {
             let stack = Stack { policy, layout: &layout, rows: batch.rows(table, layout.n_tokens) };
             stack.forward(arena, batch.tokens.view(), batch.rows.view(), &mut context);
         }
-        let (outputs, scores) = HeadOutputs::read(policy, &layout, arena, batch.targets.view(), options)?;
+        let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets.view(), options)?;
         if purpose != Purpose::Inference {
             let n_updates = policy.n_updates();
             self.unfinished = Some(Unfinished { n_updates, layout, batch, outputs });

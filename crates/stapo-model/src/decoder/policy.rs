@@ -1,13 +1,14 @@
 //! A model's parameters on a device.
 
-use super::lora::{LoraSpec, weight_of_first_factor};
-use super::weights::{DecoderWeights, LayerWeights, Parameter, Role};
+use super::lora::{HiddenLayout, LoraSpec, weight_of_first_factor};
+use super::parameter::Parameter;
+use super::weights::{DecoderWeights, LayerWeights, Linear, Role};
 use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
 use crate::ranks::{Share, Transport};
 use crate::weights::Weights;
 use stapo_ops::rng::RngKey;
-use stapo_ops::{Device, Float, OutOfMemory, View, ViewMut, noise, reduce};
+use stapo_ops::{Device, Float, OutOfMemory, View, ViewMut, WeightRows, lora, noise, reduce};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -64,6 +65,7 @@ impl<T: Float> Policy<T> {
         spec: impl Into<PolicySpec<'a>>,
     ) -> std::result::Result<Self, OutOfMemory> {
         let PolicySpec { config, lora } = spec.into();
+        device.prepare(config.head_dim);
         let specs = DecoderWeights::specs(config, lora);
         Ok(Self {
             id: PolicyId::next(),
@@ -169,7 +171,27 @@ impl<T: Float> Policy<T> {
         let device = self.device.clone();
         let adapters =
             self.weights.all_mut().into_iter().filter(|parameter| parameter.spec.role == Role::Adapter);
-        adapters.into_iter().try_for_each(|parameter| parameter.try_fill(&device, &mut write))
+        adapters.into_iter().try_for_each(|parameter| parameter.try_fill(&device, &mut write))?;
+        self.join_adapters();
+        Ok(())
+    }
+
+    /// Copies the second factors of adapters to the weights that they are joined to; follows every change of the adapters.
+    fn join_adapters(&mut self) {
+        let linears = self.weights.layers.iter_mut().flat_map(LayerWeights::linears_mut);
+        let joined = linears.filter_map(|Linear { weight, adapter, .. }| {
+            let adapter = adapter.as_ref()?;
+            let b = adapter.b.iter().map(Parameter::matrix).collect();
+            Some(lora::Join { weight: weight.matrix_mut(), b, modules: &adapter.modules })
+        });
+        lora::join(&self.device, joined.collect());
+    }
+
+    /// Where `x A^T` of the policy's adapters lies; `None` without adapters.
+    pub fn hidden_layout(&self) -> Option<HiddenLayout> {
+        let layer = self.weights.layers.first()?;
+        let is_joined = layer.linears().map(|linear| linear.weight.matrix().is_joined());
+        Some(HiddenLayout { pitches: self.lora.as_ref()?.hidden_pitches(), is_joined })
     }
 
     /// Lets `write` overwrite every trained tensor where it lies, one after another.
@@ -178,7 +200,9 @@ impl<T: Float> Policy<T> {
         mut write: impl FnMut(&TensorSpec, ViewMut<'_, T>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let device = self.device.clone();
-        self.weights.trained_mut().try_for_each(|parameter| parameter.try_write(&device, &mut write))
+        self.weights.trained_mut().try_for_each(|parameter| parameter.try_write(&device, &mut write))?;
+        self.join_adapters();
+        Ok(())
     }
 
     /// As [`Policy::try_write`], for every tensor that is no adapter's.
@@ -223,8 +247,11 @@ impl<T: Float> Policy<T> {
 
     /// The tensor and the place in it of the first weight that is not a finite number.
     pub fn first_non_finite(&self) -> Option<(&TensorSpec, usize)> {
+        if reduce::are_finite(&self.device, self.weights.all().into_iter().map(Parameter::view)) {
+            return None;
+        }
         self.tensors()
-            .find_map(|(spec, values)| Some((spec, reduce::first_non_finite(&self.device, values)?)))
+            .find_map(|(spec, values)| Some((spec, reduce::first_non_finite(&self.device, values.view())?)))
     }
 
     pub fn id(&self) -> PolicyId {
@@ -249,18 +276,20 @@ impl<T: Float> Policy<T> {
         self.n_updates
     }
 
-    pub(crate) fn count_update(&mut self) {
+    /// Follows every step of the optimizer.
+    pub(crate) fn finish_update(&mut self) {
+        self.join_adapters();
         self.n_updates += 1;
     }
 
     /// Every tensor under its Hugging Face name, adapters included.
-    pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, View<'_, T>)> {
-        self.weights.all().into_iter().flat_map(Parameter::tensors)
+    pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, WeightRows<'_, T>)> {
+        self.weights.all().into_iter().flat_map(|parameter| parameter.tensors(&self.device))
     }
 
     /// The tensors that training changes: all of them, or those of the adapters.
     pub fn trained_tensors(&self) -> impl Iterator<Item = (&TensorSpec, View<'_, T>)> {
-        self.weights.trained().flat_map(Parameter::tensors)
+        self.weights.trained().flat_map(Parameter::views)
     }
 
     /// The first trained tensor that begins inside its parameter, at an element that is no multiple of `multiple`.
@@ -275,7 +304,7 @@ impl<T: Float> Policy<T> {
     pub fn merged_tensors(&self) -> impl Iterator<Item = (&TensorSpec, Vec<T>)> {
         let linears = || self.weights.layers.iter().flat_map(LayerWeights::linears);
         let base = self.weights.all().into_iter().filter(|parameter| parameter.spec.role != Role::Adapter);
-        base.flat_map(Parameter::tensors).map(move |(spec, values)| {
+        base.flat_map(|parameter| parameter.tensors(&self.device)).map(move |(spec, values)| {
             let mut values = values.to_vec();
             for linear in linears().filter(|linear| linear.adapter.is_some()) {
                 linear.merge_into(&spec.name, &mut values);

@@ -128,9 +128,9 @@ impl<T: Float> Stack<'_, T> {
         if recompute == Recompute::Layers {
             let views = arena.attention(self.layout, index);
             attention::forward(layer, views, &mut Context::Packed(packed));
-            ffn::activate(layer, &mut arena.ffn(self.layout, index), GateUp::Kept);
+            ffn::recompute_activation(layer, arena.ffn(self.layout, index));
         } else {
-            attention::rotate(layer, &mut arena.attention(self.layout, index));
+            attention::recompute_inputs(layer, arena.attention(self.layout, index));
             ffn::recompute_inputs(layer, arena.ffn(self.layout, index));
         }
     }
@@ -150,7 +150,7 @@ impl<T: Float> Stack<'_, T> {
 
     /// See [`LayerPass::joins_halves`]. Adapters take in what is normed, so it must be in memory.
     fn joins_halves(&self) -> bool {
-        self.layout.purpose == Purpose::Inference && !self.layout.has_adapters
+        self.layout.purpose == Purpose::Inference && self.layout.adapters.is_none()
     }
 
     fn gate_up(&self) -> GateUp {

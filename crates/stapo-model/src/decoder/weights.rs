@@ -3,8 +3,8 @@
 
 use super::lora::LoraSpec;
 use crate::config::{ModelConfig, TensorSpec};
-use stapo_ops::lora::{Band, Module, pitch};
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight};
+use stapo_ops::Shape;
+use stapo_ops::lora::{Band, Module, joined_columns, pitch};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::Range;
@@ -136,6 +136,11 @@ impl<P> LayerWeights<P> {
         [&self.qkv, &self.output, &ffn.gate_up, &ffn.down]
     }
 
+    pub fn linears_mut(&mut self) -> [&mut Linear<P>; 4] {
+        let Ffn::SwiGlu(ffn) = &mut self.ffn;
+        [&mut self.qkv, &mut self.output, &mut ffn.gate_up, &mut ffn.down]
+    }
+
     /// Every parameter of the layer, in the order of [`DecoderWeights::try_map`].
     pub fn all(&self) -> Vec<&P> {
         let mut all = Vec::new();
@@ -246,6 +251,8 @@ pub struct ParameterSpec {
     /// and are not.
     pub kind: ParameterKind,
     pub role: Role,
+    /// Columns for adapters behind the rows of a frozen matrix, on a device that joins them.
+    pub n_joined: usize,
 }
 
 /// What training does with a parameter. Gradients, optimizer state and checkpoints have trained parameters alone.
@@ -272,7 +279,7 @@ impl ParameterSpec {
             Some(&inputs) => ParameterKind::Matrix(Shape { outputs, inputs }),
             None => ParameterKind::Vector { len: outputs },
         };
-        Self { parts, kind, role }
+        Self { parts, kind, role, n_joined: 0 }
     }
 
     pub fn n_elements(&self) -> usize {
@@ -341,9 +348,15 @@ impl Tensors<'_> {
         weights: [String; N],
         biases: Option<[String; N]>,
     ) -> Linear<ParameterSpec> {
-        let weight = self.stack(weights);
+        let mut weight = self.stack(weights);
         let bias = biases.map(|names| self.stack(names));
         let adapter = self.lora.and_then(|lora| Adapter::of(lora, &weight));
+        if let (Some(adapter), ParameterKind::Matrix(shape)) = (&adapter, weight.kind)
+            // The product of so deep a layer uses split-K without a bias, and does not with one.
+            && (bias.is_none() || shape.inputs < 2 * shape.outputs)
+        {
+            weight.n_joined = joined_columns(shape.inputs, &adapter.modules);
+        }
         Linear { weight, bias, adapter }
     }
 
@@ -365,134 +378,6 @@ impl Tensors<'_> {
                     .linear(["gate", "up"].map(|name| named(&format!("mlp.{name}_proj.weight"))), None),
                 down: self.linear([named("mlp.down_proj.weight")], None),
             }),
-        }
-    }
-}
-
-impl<T: Float> DecoderWeights<Parameter<T>> {
-    /// The parameters that training changes, in the order of [`DecoderWeights::try_map`]. Gradients, optimizer state,
-    /// checkpoints and state hashes follow this walk.
-    pub fn trained(&self) -> impl Iterator<Item = &Parameter<T>> {
-        self.all().into_iter().filter(|parameter| parameter.spec.is_trained())
-    }
-
-    pub fn trained_mut(&mut self) -> impl Iterator<Item = &mut Parameter<T>> {
-        self.all_mut().into_iter().filter(|parameter| parameter.spec.is_trained())
-    }
-}
-
-/// A parameter on a device.
-#[derive(Debug)]
-pub struct Parameter<T: Float> {
-    pub spec: ParameterSpec,
-    values: Values<T>,
-}
-
-#[derive(Debug)]
-enum Values<T: Float> {
-    Matrix(Weight<T>),
-    Vector(Buffer<T>),
-}
-
-impl<T: Float> Parameter<T> {
-    pub fn zeros(device: &Device, spec: &ParameterSpec) -> Result<Self, OutOfMemory> {
-        let is_trained = spec.is_trained();
-        let values = match spec.kind {
-            ParameterKind::Matrix(shape) if spec.role == Role::Adapter => {
-                Values::Matrix(Weight::factor_zeros(device, shape, spec.parts.len())?)
-            }
-            ParameterKind::Matrix(shape) if is_trained => Values::Matrix(Weight::zeros(device, shape)?),
-            ParameterKind::Matrix(shape) => Values::Matrix(Weight::frozen_zeros(device, shape)?),
-            ParameterKind::Vector { len } if is_trained => Values::Vector(device.weight_zeros(len)?),
-            ParameterKind::Vector { len } => Values::Vector(device.compute_zeros(len)?),
-        };
-        Ok(Self { spec: spec.clone(), values })
-    }
-
-    /// The elements, a matrix's row by row.
-    pub fn view(&self) -> View<'_, T> {
-        match &self.values {
-            Values::Matrix(weight) => weight.view(),
-            Values::Vector(buffer) => buffer.view(),
-        }
-    }
-
-    /// Its tensors, each with its elements.
-    pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, View<'_, T>)> {
-        self.spec.tensors().map(|(spec, range)| (spec, self.view().range(range)))
-    }
-
-    /// Lets `write` set every tensor, given as zeros on the host.
-    pub fn try_fill<E>(
-        &mut self,
-        device: &Device,
-        mut write: impl FnMut(&TensorSpec, &mut [T]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut host = vec![T::ZERO; self.spec.n_elements()];
-        for (spec, range) in self.spec.tensors() {
-            write(spec, &mut host[range])?;
-        }
-        self.update(device, |mut values| values.write(&host));
-        Ok(())
-    }
-
-    /// Lets `write` overwrite every tensor where it lies.
-    pub fn try_write<E>(
-        &mut self,
-        device: &Device,
-        mut write: impl FnMut(&TensorSpec, ViewMut<'_, T>) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let tensors: Vec<_> = self.spec.tensors().map(|(spec, range)| (spec.clone(), range)).collect();
-        self.update(device, |mut values| {
-            let mut parts = tensors.iter();
-            parts.try_for_each(|(spec, range)| write(spec, values.reborrow().into_range(range.clone())))
-        })
-    }
-
-    /// # Panics
-    /// If the parameter is a vector.
-    pub fn matrix(&self) -> &Weight<T> {
-        match &self.values {
-            Values::Matrix(weight) => weight,
-            Values::Vector(_) => panic!("{} is a vector, expected a matrix", self.spec.parts[0].name),
-        }
-    }
-
-    /// As [`Parameter::update`], of several parameters at once.
-    pub fn update_all<R>(
-        device: &Device,
-        parameters: Vec<&mut Parameter<T>>,
-        change: impl FnOnce(Vec<ViewMut<'_, T>>) -> R,
-    ) -> R {
-        let (mut weights, mut vectors) = (Vec::new(), Vec::new());
-        for (place, parameter) in parameters.into_iter().enumerate() {
-            match &mut parameter.values {
-                Values::Matrix(weight) => weights.push((place, weight)),
-                Values::Vector(buffer) => vectors.push((place, buffer.view_mut())),
-            }
-        }
-        let (places, weights): (Vec<usize>, Vec<_>) = weights.into_iter().unzip();
-        Weight::update_all(device, weights, |views| {
-            let mut all: Vec<(usize, ViewMut<'_, T>)> =
-                places.into_iter().zip(views).chain(vectors).collect();
-            all.sort_by_key(|(place, _)| *place);
-            change(all.into_iter().map(|(_, view)| view).collect())
-        })
-    }
-
-    /// See [`Buffer::keep_masters`].
-    pub fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
-        match &mut self.values {
-            Values::Matrix(weight) => weight.keep_masters(own),
-            Values::Vector(buffer) => buffer.keep_masters(own),
-        }
-    }
-
-    /// Lets `change` write the elements.
-    pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
-        match &mut self.values {
-            Values::Matrix(weight) => weight.update(device, change),
-            Values::Vector(buffer) => change(buffer.view_mut()),
         }
     }
 }

@@ -301,8 +301,8 @@ impl<'a> Engine<'a> {
     }
 
     fn layout(&self, shape: StepShape) -> ArenaLayout {
-        let layout = ArenaLayout::new(self.policy.config(), shape.rows, shape.drawn, Purpose::Inference);
-        layout.with_adapters(self.policy.lora())
+        let (rows, adapters) = ((shape.rows, shape.drawn), self.policy.hidden_layout());
+        ArenaLayout::new(self.policy.config(), rows, Purpose::Inference, adapters)
     }
 
     /// As [`Engine::launch_step`], for a step of a shape that will come again: the first time the ops are launched one by

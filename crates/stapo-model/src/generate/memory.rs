@@ -87,8 +87,8 @@ impl Allocated {
         let config = policy.config();
         let MemorySize { cache, max_rows, max_drawn, n_alternatives } = size;
         let mut workspace = Workspace::new(device, memory, config)?;
-        let layout = ArenaLayout::new(config, max_rows, max_drawn, Purpose::Inference);
-        let layout = layout.with_adapters(policy.lora());
+        let rows = (max_rows, max_drawn);
+        let layout = ArenaLayout::new(config, rows, Purpose::Inference, policy.hidden_layout());
         workspace.reserve(device, &layout, 0)?;
         Ok(Self {
             policy: policy.id(),

@@ -23,30 +23,34 @@ pub struct AdamW {
     pub step: u64,
 }
 
-/// One update of all elements: with `g = grad_scale * grad`, moments `m = b1 m + (1-b1) g`, `v = b2 v + (1-b2) g^2`;
-/// `param = param (1 - lr decay) - lr mhat / (sqrt(vhat) + eps)`, `mhat`, `vhat` corrected for bias. All slices have
-/// one length. The factors are computed in f64 and rounded once.
-pub fn step<T: Float>(
-    device: &Device,
-    rule: AdamW,
-    grad_scale: f64,
-    param: ViewMut<'_, T>,
-    grad: View<'_, T>,
-    m: ViewMut<'_, T>,
-    v: ViewMut<'_, T>,
-) {
-    assert!(rule.step > 0, "adamw::step: step counts from 1, got 0");
-    check("adamw::step", "grad", grad.len(), param.len());
-    check("adamw::step", "m", m.len(), param.len());
-    check("adamw::step", "v", v.len(), param.len());
+/// What an update reads and writes of one tensor. All views have one length.
+pub struct Tensor<'a, T: Float> {
+    /// The same for all tensors of an update but for `weight_decay` and `first`.
+    pub rule: AdamW,
+    pub param: ViewMut<'a, T>,
+    pub grad: View<'a, T>,
+    pub m: ViewMut<'a, T>,
+    pub v: ViewMut<'a, T>,
+}
+
+/// One update of all elements of all tensors: with `g = grad_scale * grad`, moments `m = b1 m + (1-b1) g`,
+/// `v = b2 v + (1-b2) g^2`; `param = param (1 - lr decay) - lr mhat / (sqrt(vhat) + eps)`, `mhat`, `vhat` corrected for
+/// bias. The factors are computed in f64 and rounded once. No bit depends on which tensors are updated together.
+pub fn step<T: Float>(device: &Device, grad_scale: f64, tensors: Vec<Tensor<'_, T>>) {
+    for Tensor { rule, param, grad, m, v } in &tensors {
+        assert!(rule.step > 0, "adamw::step: step counts from 1, got 0");
+        check("adamw::step", "grad", grad.len(), param.len());
+        check("adamw::step", "m", m.len(), param.len());
+        check("adamw::step", "v", v.len(), param.len());
+    }
     match device.backend() {
         Backend::Cpu(cpu) => {
-            let (param, m, v) = (param.into_host(), m.into_host(), v.into_host());
-            T::adamw_step(cpu, rule, grad_scale, param, grad.host(), m, v);
+            for Tensor { rule, param, grad, m, v } in tensors {
+                let (param, m, v) = (param.into_host(), m.into_host(), v.into_host());
+                T::adamw_step(cpu, rule, grad_scale, param, grad.host(), m, v);
+            }
         }
-        Backend::Cuda(cuda) => {
-            cuda::step(cuda, rule, grad_scale, param.cuda(), grad.cuda(), (m.cuda(), v.cuda()));
-        }
+        Backend::Cuda(cuda) => cuda::step(cuda, grad_scale, &tensors),
     }
 }
 

@@ -13,7 +13,9 @@ fn run<T: Float>(device: &Device, len: usize, steps: u64, grad_scale: f64) -> Te
     for step_idx in 1..=steps {
         let grad = upload(device, &values::<T>(10 + step_idx, len));
         let rule = AdamW { step: step_idx, ..RULE };
-        step(device, rule, grad_scale, param.view_mut(), grad.view(), m.view_mut(), v.view_mut());
+        let (m, v) = (m.view_mut(), v.view_mut());
+        let tensor = Tensor { rule, param: param.view_mut(), grad: grad.view(), m, v };
+        step(device, grad_scale, vec![tensor]);
     }
     [param, m, v].map(|x| x.view().to_vec()).to_vec()
 }
@@ -106,5 +108,6 @@ fn step_once(
     m: &mut Buffer<f32>,
     v: &mut Buffer<f32>,
 ) {
-    step(device, rule, 1.0, param.view_mut(), grad.view(), m.view_mut(), v.view_mut());
+    let (m, v) = (m.view_mut(), v.view_mut());
+    step(device, 1.0, vec![Tensor { rule, param: param.view_mut(), grad: grad.view(), m, v }]);
 }

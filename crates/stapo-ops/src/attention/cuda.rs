@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::{Dims, Saved};
-use crate::Float;
 use crate::cuda::kernels::{
     ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_PIPELINED_HOPPER, ATTENTION_HOPPER,
     ATTENTION_PIPELINED_HOPPER, ATTENTION_PLAIN, Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
 use crate::heads::Heads;
+use crate::{Float, pitch_of};
 
 /// Rows of a work tile: queries in forward and in the gradient of the queries, keys in the gradient of keys and values.
 const ROWS: usize = 128;
@@ -63,8 +63,9 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Sli
     let name = format!("attention_forward_{suffix}");
     let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION });
     let launch = cuda.kernel(source, &name).head_dim(heads.dim);
-    let launch = launch.arg(qkv).arg(offsets).arg(out).arg(lse.f32(op));
-    let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
+    let launch = launch.arg(qkv).arg(offsets).arg(out);
+    let launch = if is_hopper { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
+    let launch = launch.arg(lse.f32(op)).arg(d.sequences).arg(heads.query).arg(heads.kv);
     let grid = [heads.query, n_work_tiles(d.tokens, 1, d.sequences, ROWS)];
     if kind != ElementType::Bf16 {
         launch.run([d.tokens, heads.query], 32, 0);
@@ -73,6 +74,11 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Sli
     } else {
         launch.run(grid, 128, tile_bytes(heads, ROWS + 4 * KEYS));
     }
+}
+
+/// Elements from one token to the next of an output, which may have further columns behind its rows.
+pub(super) fn out_pitch(tokens: usize, heads: Heads, out: Slice) -> usize {
+    pitch_of("attention", "out", out.len, tokens, heads.out_width())
 }
 
 /// By the kernel of forward_pipelined_hopper.cu.
@@ -89,7 +95,8 @@ fn forward_pipelined(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Slic
         .eight_bytes(lse)
         .four_bytes(d.sequences)
         .four_bytes(heads.query)
-        .four_bytes(heads.kv);
+        .four_bytes(heads.kv)
+        .four_bytes(out_pitch(d.tokens, heads, out));
     let launch = cuda.kernel(&ATTENTION_PIPELINED_HOPPER, "attention_forward_pipelined_hopper_bf16");
     let launch = launch.head_dim(heads.dim).tensor_map(&map(ROWS)).tensor_map(&map(KEYS)).fields(&args);
     let n_blocks = cuda.gpu.multiprocessors as usize;
@@ -114,8 +121,10 @@ pub(super) fn backward<T: Float>(
     let delta_memory = Memory::scratch(cuda, d.tokens * heads.query, ElementType::F32);
     let delta = delta_memory.slice();
     let name = format!("attention_delta_{}", kind.name());
-    let launch =
-        cuda.kernel(source, &name).head_dim(heads.dim).arg(out).arg(d_out).arg(delta).arg(heads.query);
+    let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(out);
+    let is_bf16 = kind == ElementType::Bf16;
+    let launch = if is_bf16 { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
+    let launch = launch.arg(d_out).arg(delta).arg(heads.query);
     launch.run([d.tokens, 1], 128, 0);
     let inputs = BackwardInputs { qkv, d_out, offsets, lse: lse.f32(op), delta };
     let has_maps = TensorMap::fits(qkv, heads.qkv_width()) && TensorMap::fits(d_out, heads.out_width());

@@ -2,7 +2,7 @@
 //! stored on the way.
 
 use super::cache::GROUPED_ROWS;
-use super::cuda::{KEYS, is_hopper, swizzled_bytes};
+use super::cuda::{KEYS, is_hopper, out_pitch, swizzled_bytes};
 use super::cuda_paged::PagedCall;
 use crate::cuda::kernels::ATTENTION_DECODE_HOPPER;
 use crate::cuda::{Cuda, Fields, Slice, TensorMap};
@@ -77,7 +77,8 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
         .four_bytes(call.dims.table_width)
         .four_bytes(heads.query)
         .four_bytes(heads.kv)
-        .four_bytes(block_size.ilog2() as usize);
+        .four_bytes(block_size.ilog2() as usize)
+        .four_bytes(out_pitch(call.dims.tokens, heads, call.out));
     // Stages of keys or values, queries, and weights of 64 keys for two steps.
     let shared = swizzled_bytes(heads, rows + stages * KEYS) + 2 * 2 * rows * KEYS;
     // The kernel reads keys before it waits for the kernel in front of it, which must not write to the cache. Where rows
@@ -88,6 +89,7 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
         let launch =
             cuda.kernel(&ATTENTION_DECODE_HOPPER, "attention_combine_splits_bf16").head_dim(heads.dim);
         let launch = launch.arg(partials).arg(groups.first_partials).arg(call.contexts).arg(call.out);
+        let launch = launch.arg(out_pitch(call.dims.tokens, heads, call.out));
         let launch = launch.arg(heads.query).programmatic_launch(true);
         launch.run([heads.query, call.dims.sequences], heads.dim, 0);
     }

@@ -1,7 +1,7 @@
 //! Attention over a paged cache on a GPU.
 
 use super::cache::{Cache, CacheDims, Dims, Groups, Sequences};
-use super::cuda::{KEYS, is_hopper, n_work_tiles, source, swizzled_bytes, tile_bytes};
+use super::cuda::{KEYS, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes};
 use crate::cuda::kernels::{ATTENTION_HOPPER, ATTENTION_PAGED, ELEMENTWISE};
 use crate::cuda::{Cuda, ElementType, Slice};
 use crate::heads::Heads;
@@ -109,6 +109,8 @@ impl PagedCall {
         let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_PAGED });
         let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
         let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
+        let pitch = out_pitch(d.tokens, heads, self.out);
+        let launch = if is_hopper { launch.arg(pitch) } else { launch };
         let launch = launch.arg(d.sequences).arg(d.table_width).arg(heads.query).arg(heads.kv).arg(shift);
         // Query rows of a work tile: the height of the matrix instruction.
         let height = if is_hopper { 64 } else { 16 };

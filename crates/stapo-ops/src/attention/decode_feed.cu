@@ -28,7 +28,7 @@ struct DecodeArgs {
     float* partials;
     bf16* out;
     float eps;
-    int table_width, query, kv, shift;
+    int table_width, query, kv, shift, out_pitch;
 };
 
 // A group of sequences, and the query rows (sequence by sequence, head by head) of the block's key/value head.

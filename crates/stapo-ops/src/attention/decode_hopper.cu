@@ -256,7 +256,7 @@ __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& arg
             if (row >= g.n_rows() || shared.contexts[member] <= g.split * SPLIT) continue;
             bool is_whole = shared.contexts[member] <= SPLIT;
             int head = g.kv_head * g.heads + row % g.heads;
-            bf16* out = args.out + ((size_t)(g.first + member) * args.query + head) * HEAD_DIM;
+            bf16* out = args.out + (size_t)(g.first + member) * args.out_pitch + head * HEAD_DIM;
             float* to = is_whole ? 0 : partial(row);
             float scale = 1.0f / shared.totals[row];
 #pragma unroll
@@ -314,7 +314,7 @@ DECODE(16, 3, 3)
 // order.
 KERNEL __launch_bounds__(HEAD_DIM)
 attention_combine_splits_bf16(const float* partials, const u32* first_partials, const u32* contexts, bf16* out,
-                              int query) {
+                              int out_pitch, int query) {
     launch_dependents();
     int n_splits = ((int)contexts[blockIdx.y] + SPLIT - 1) / SPLIT;
     size_t first = first_partials[blockIdx.y];
@@ -330,5 +330,5 @@ attention_combine_splits_bf16(const float* partials, const u32* first_partials, 
         sum = combine(sum, next[PARTIAL_SUM]);
         o = combine(o, next[threadIdx.x]);
     }
-    out[((size_t)blockIdx.y * query + blockIdx.x) * HEAD_DIM + threadIdx.x] = round_to<bf16>(o * (1.0f / sum));
+    out[(size_t)blockIdx.y * out_pitch + blockIdx.x * HEAD_DIM + threadIdx.x] = round_to<bf16>(o * (1.0f / sum));
 }

@@ -55,10 +55,10 @@ struct PagedTile {
     __device__ __forceinline__ GroupedQueries queries(const bf16* qkv) const {
         return {qkv + start * width + kv_head * heads * HEAD_DIM, width, first, heads};
     }
-    // Where row r goes in out [T, query heads, HEAD_DIM].
-    __device__ __forceinline__ bf16* out_row(bf16* out, int query, int r) const {
+    // Where row r goes in out [T, query heads, HEAD_DIM], whose tokens are `pitch` apart.
+    __device__ __forceinline__ bf16* out_row(bf16* out, int pitch, int r) const {
         int row = first + r;
-        return out + ((start + row / heads) * query + kv_head * heads + row % heads) * HEAD_DIM;
+        return out + (size_t)(start + row / heads) * pitch + (kv_head * heads + row % heads) * HEAD_DIM;
     }
 };
 

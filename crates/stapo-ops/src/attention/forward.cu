@@ -87,6 +87,6 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_bf16(const bf16* qkv, con
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
         end_steps(feed.n_steps, rows[m], saved[m], last_key[m], factor);
-        store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, out, lse);
+        store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, out, query * HEAD_DIM, lse);
     }
 }

@@ -45,7 +45,8 @@ __device__ __forceinline__ void attend(const bf16* queries, int row, const Feed&
 
 // Grid: (query heads, tiles of 128 tokens); a warpgroup has 64 queries. Shared: queries [128], keys and values [2][64].
 KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out,
-                                                                   float* lse, int sequences, int query, int kv) {
+                                                                   int out_pitch, float* lse, int sequences, int query,
+                                                                   int kv) {
     bf16* queries = aligned_memory();
     QueryTile t;
     if (!find_query_tile<ROWS>(qkv, offsets, sequences, query, kv, &t)) return;
@@ -58,7 +59,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* q
     float factor = score_factor();
     RowState rows;
     attend<ROWS, true>(queries, top_row, feed, last, factor, rows);
-    store_rows(t, rows, row, query, factor, out, lse);
+    store_rows(t, rows, row, query, factor, out, out_pitch, lse);
 }
 
 #define PAGED_ROWS 64
@@ -68,8 +69,8 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* q
 // values [64] each.
 KERNEL __launch_bounds__(PAGED_THREADS)
 attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets,
-                            const u32* contexts, const u32* tables, bf16* out, int sequences, int table_width,
-                            int query, int kv, int block_shift) {
+                            const u32* contexts, const u32* tables, bf16* out, int out_pitch, int sequences,
+                            int table_width, int query, int kv, int block_shift) {
     __shared__ u32 table[TABLE];
     bf16* queries = aligned_memory();
     PagedTile t;
@@ -85,6 +86,7 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
     attend<PAGED_ROWS, false>(queries, 0, feed, last, score_factor(), rows);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        if (row + h * 8 < t.n_rows) store_row(t.out_row(out, query, row + h * 8), rows.o, h, 1.0f / rows.sum[h]);
+        if (row + h * 8 >= t.n_rows) continue;
+        store_row(t.out_row(out, out_pitch, row + h * 8), rows.o, h, 1.0f / rows.sum[h]);
     }
 }

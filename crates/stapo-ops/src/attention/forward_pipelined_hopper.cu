@@ -27,7 +27,7 @@ struct ForwardArgs {
     const u32* offsets;
     bf16* out;
     float* lse;
-    int sequences, query, kv;
+    int sequences, query, kv, out_pitch;
 };
 
 // A place in the ring of stages: tiles of keys and of values alternate there.
@@ -258,7 +258,7 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, PipelineShared&
         tile.token = (size_t)start + first;
         tile.n_rows = has_rows ? n_keys - first : 0;
         tile.head = head;
-        store_rows(tile, rows, row, args.query, factor, args.out, args.lse);
+        store_rows(tile, rows, row, args.query, factor, args.out, args.out_pitch, args.lse);
     }
 }
 

@@ -22,7 +22,7 @@ mod tests;
 pub use crate::heads::Heads;
 
 use crate::device::Backend;
-use crate::{Device, Float, View, ViewMut, check};
+use crate::{Device, Float, View, ViewMut, check, pitch_of};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
@@ -45,7 +45,7 @@ pub fn forward<T: Float>(
     let op = "attention::forward";
     dims.heads.check(op);
     check(op, "qkv", qkv.len(), dims.tokens * dims.heads.qkv_width());
-    check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
+    pitch_of(op, "out", out.len(), dims.tokens, dims.heads.out_width());
     check(op, "lse", lse.len(), dims.tokens * dims.heads.query);
     check(op, "offsets", offsets.len(), dims.sequences + 1);
     match device.backend() {
@@ -82,7 +82,7 @@ pub fn backward<T: Float>(
     let op = "attention::backward";
     dims.heads.check(op);
     check(op, "qkv", saved.qkv.len(), dims.tokens * dims.heads.qkv_width());
-    check(op, "out", saved.out.len(), dims.tokens * dims.heads.out_width());
+    pitch_of(op, "out", saved.out.len(), dims.tokens, dims.heads.out_width());
     check(op, "lse", saved.lse.len(), dims.tokens * dims.heads.query);
     check(op, "d_out", d_out.len(), dims.tokens * dims.heads.out_width());
     check(op, "d_qkv", d_qkv.len(), dims.tokens * dims.heads.qkv_width());

@@ -109,12 +109,12 @@ __device__ __forceinline__ void multiply_pv(WarpState& rows, const bf16* weights
     }
 }
 
-__device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& rows, int warp, int query, bf16* out) {
+__device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& rows, int warp, int pitch, bf16* out) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float inv = 1.0f / rows.sum[h];
         if (fragment_row(2 * h) >= t.n_rows) continue;
-        bf16* to = t.out_row(out, query, fragment_row(2 * h));
+        bf16* to = t.out_row(out, pitch, fragment_row(2 * h));
 #pragma unroll
         for (int j = 0; j < FRAGMENTS; ++j)
 #pragma unroll
@@ -165,5 +165,5 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
         feed.values_are_read(step);
     }
     end_steps(feed.n_steps, rows, saved, last_key, factor);
-    store_rows(t, rows, warp, query, out);
+    store_rows(t, rows, warp, query * HEAD_DIM, out);
 }

@@ -15,7 +15,7 @@ use super::cuda_paged::{self, PagedCall};
 use crate::cpu::Shared;
 use crate::device::Backend;
 use crate::heads::Heads;
-use crate::{Device, Float, View, ViewMut, check};
+use crate::{Device, Float, View, ViewMut, check, pitch_of};
 
 impl<T: Float> Cache<T> {
     /// Copies the keys and values of each pair's first block over those of its second. Shape: pairs `[n, 2]`; a block that
@@ -127,7 +127,7 @@ pub(crate) fn check_shapes<T: Float>(
 ) {
     cache.dims.check(op, dims.heads);
     check(op, name, len, dims.tokens * dims.heads.qkv_width());
-    check(op, "out", out.len(), dims.tokens * dims.heads.out_width());
+    pitch_of(op, "out", out.len(), dims.tokens, dims.heads.out_width());
     check(op, "contexts", sequences.contexts.len(), dims.sequences);
     check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);
     check(op, "offsets", sequences.offsets.len(), dims.sequences + 1);

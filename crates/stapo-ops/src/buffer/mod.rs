@@ -89,6 +89,11 @@ impl<T: Element> Buffer<T> {
         Ok(Buffer(Storage::Host(Aligned::zeros(len)?)))
     }
 
+    /// Memory on the GPU for weights in compute precision that is given back at once, holding zeros.
+    pub(crate) fn temporary(cuda: &Arc<Cuda>, len: usize) -> Self {
+        Buffer(Storage::Cuda(Memory::temporary::<T>(cuda, len)))
+    }
+
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -350,7 +355,11 @@ impl Device {
     pub fn weight_zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>, OutOfMemory> {
         match self.backend() {
             Backend::Cpu(_) => Buffer::host_zeros(len),
-            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(Memory::trained::<T>(cuda, len)?))),
+            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(if self.has_masters() {
+                Memory::with_masters::<T>(cuda, len)?
+            } else {
+                Memory::compute::<T>(cuda, None, len)?
+            }))),
         }
     }
 

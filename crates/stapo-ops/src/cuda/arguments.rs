@@ -67,6 +67,13 @@ impl Fields {
         self
     }
 
+    /// The fields of another struct behind these, from a multiple of 8 bytes on.
+    pub(crate) fn join(mut self, other: &Fields) -> Self {
+        self.words.extend(&other.words);
+        self.is_half_free = other.is_half_free;
+        self
+    }
+
     pub(super) fn words(&self) -> &[u64] {
         &self.words
     }

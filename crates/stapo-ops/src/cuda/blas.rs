@@ -34,6 +34,8 @@ pub(super) struct ProductShape {
     pub has_bias: bool,
     pub adds: bool,
     pub n_splits: usize,
+    /// Of a and b, see `MatrixProduct`.
+    pub parts_apart: [usize; 2],
     /// Elements from one stored row to the next of a, b and c.
     pub strides: [usize; 3],
     /// Elements of which every row of a, b and c begins at a multiple.
@@ -79,6 +81,11 @@ pub(super) struct Blas {
 }
 
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// Products that stay prepared. Micro-batches have ever new numbers of tokens, so without a bound a long run would collect
+/// descriptions without end.
+const MAX_PREPARED: usize = 4096;
+
 impl Blas {
     pub(super) fn handle(&mut self) -> sys::cublasLtHandle_t {
         *self.handle.get_or_insert_with(|| {
@@ -88,6 +95,9 @@ impl Blas {
 
     pub(super) fn prepare(&mut self, shape: ProductShape, columns: Columns) -> &Prepared {
         if !self.prepared.contains_key(&shape) {
+            if self.prepared.len() >= MAX_PREPARED {
+                self.prepared.drain().for_each(|(_, prepared)| prepared.destroy());
+            }
             let n = match columns {
                 Columns::Tokens => shape.n.next_power_of_two().max(shape.fewest_columns()),
                 Columns::Width => shape.n,
@@ -202,16 +212,17 @@ impl Prepared {
         let ProductShape { m, n, k, .. } = shape;
         let depth = k / shape.n_splits;
         let [a, b, c] = shape.strides;
+        let [a_apart, b_apart] = shape.parts_apart;
         let layouts = [
             if shape.transposed.0 {
-                layout(shape.kinds.0, a, m, depth, depth)
+                layout(shape.kinds.0, a, m, depth, a_apart)
             } else {
                 layout(shape.kinds.0, a, depth, m, a * depth)
             },
             if shape.transposed.1 {
                 layout(shape.kinds.1, b, depth, n, b * depth)
             } else {
-                layout(shape.kinds.1, b, n, depth, depth)
+                layout(shape.kinds.1, b, n, depth, b_apart)
             },
             layout(shape.kinds.2, c, n, m, c * n),
         ];

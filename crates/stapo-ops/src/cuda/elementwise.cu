@@ -66,16 +66,24 @@ KERNEL column_parts_float(const float* x, float* parts, int rows, int columns) {
 }
 KERNEL column_parts_bf16(const bf16* x, float* parts, int rows, int columns) { column_parts(x, parts, rows, columns); }
 
+// A buffer of several whose elements are those of `n` from block `first_block` on.
+struct Squared {
+    const float* x;
+    u64 n;
+    u32 first_block;
+};
+
 // parts[block]: the sum of squares of the block's 16384 elements; 256 threads.
-KERNEL reduce_square_parts(const float* x, double* parts, u64 n) {
-    u64 start = 16384ull * blockIdx.x;
+KERNEL reduce_square_parts(const Squared* buffers, int n_buffers, double* parts) {
+    const Squared of = entry_of(buffers, n_buffers);
+    u64 start = 16384ull * (blockIdx.x - of.first_block);
     float sum = 0.0f;
     for (int k = 0; k < 8; ++k) {
         u64 at = start + 8 * (256 * k + threadIdx.x);
-        if (at >= n) break;
+        if (at >= of.n) break;
         float v[8];
-        bool whole = at + 8 <= n;
-        load8(x + at, 0, whole ? 8 : (int)(n - at), whole, v);
+        bool whole = at + 8 <= of.n;
+        load8(of.x + at, 0, whole ? 8 : (int)(of.n - at), whole, v);
 #pragma unroll
         for (int i = 0; i < 8; ++i) sum = fmaf(v[i], v[i], sum);
     }
@@ -95,25 +103,30 @@ KERNEL reduce_sum_parts(const double* parts, double* to, u64 n) {
     *to = sum;
 }
 
-// The places of elements are unsigned integers, so their minimum does not depend on the order of the threads.
+// Remembers the lowest place. Places are unsigned integers, so their minimum does not depend on the order of the threads; a
+// place that is not lower than what is there needs no atomic operation, of which many at one address are slow.
+__device__ __forceinline__ void keep_lowest(u64* first, u64 place) {
+    if (place < *(volatile u64*)first) atomicMin(first, place);
+}
+
 KERNEL reduce_first_non_finite(const float* x, u64* first, u64 n) {
     size_t i = element();
-    if (i < n && !isfinite(x[i])) atomicMin(first, (u64)i);
+    if (i < n && !isfinite(x[i])) keep_lowest(first, i);
 }
 
 KERNEL reduce_first_non_finite_bf16(const bf16* x, u64* first, u64 n) {
     size_t i = element();
-    if (i < n && !isfinite(widen(x[i]))) atomicMin(first, (u64)i);
+    if (i < n && !isfinite(widen(x[i]))) keep_lowest(first, i);
 }
 
 KERNEL reduce_first_nonzero(const float* x, u64* first, u64 n) {
     size_t i = element();
-    if (i < n && x[i] != 0.0f) atomicMin(first, (u64)i);
+    if (i < n && x[i] != 0.0f) keep_lowest(first, i);
 }
 
 KERNEL reduce_first_nonzero_bf16(const bf16* x, u64* first, u64 n) {
     size_t i = element();
-    if (i < n && widen(x[i]) != 0.0f) atomicMin(first, (u64)i);
+    if (i < n && widen(x[i]) != 0.0f) keep_lowest(first, i);
 }
 
 // x[i] = factor * a centred sum of four 16-bit parts of a hash of key and place, see noise/mod.rs.
@@ -193,13 +206,47 @@ KERNEL copy_blocks(const u32* pairs, uint4* cache, u64 n_chunks, u32 n_blocks) {
     for (u64 i = threadIdx.x; i < n_chunks; i += blockDim.x) cache[to * n_chunks + i] = cache[from * n_chunks + i];
 }
 
-// to [groups x padded_rows, padded] = from [groups x rows, columns], rows of a group and columns filled up with zeros.
-// Grid: elements of `to` in blocks of 256.
-KERNEL pad_groups_bf16(const bf16* from, bf16* to, u64 n, int rows, int padded_rows, int columns, int padded) {
+// to [groups x padded_rows, padded] = from [groups x rows, columns], rows of a group and columns filled up with zeros; `to`
+// has n elements.
+struct Padded {
+    const bf16* from;
+    bf16* to;
+    u64 n;
+    u32 first_block;
+    int rows, padded_rows, columns, padded;
+};
+
+// Blocks of 256 elements of all of `of`.
+KERNEL pad_groups_bf16(const Padded* of, int n_of) {
+    const Padded t = entry_of(of, n_of);
+    u64 i = (u64)(blockIdx.x - t.first_block) * blockDim.x + threadIdx.x;
+    if (i >= t.n) return;
+    int column = i % t.padded, row = i / t.padded % t.padded_rows;
+    u64 group = i / t.padded / t.padded_rows;
+    bool is_there = column < t.columns && row < t.rows;
+    t.to[i] = is_there ? t.from[(group * t.rows + row) * t.columns + column] : round_to<bf16>(0.0f);
+}
+
+// Copies rows of `columns`; the matrices have their rows from_apart and to_apart elements apart. n elements in all.
+KERNEL copy_rows_bf16(const bf16* from, int from_apart, bf16* to, int to_apart, int columns, u64 n) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    int column = i % padded, row = i / padded % padded_rows;
-    u64 group = i / padded / padded_rows;
-    bool is_there = column < columns && row < rows;
-    to[i] = is_there ? from[(group * rows + row) * columns + column] : round_to<bf16>(0.0f);
+    u64 row = i / columns, column = i % columns;
+    to[row * to_apart + column] = from[row * from_apart + column];
+}
+
+// A factor [.., rank] of n elements; its rows become columns of rows that are `pitch` apart.
+struct Factor {
+    const bf16* from;
+    bf16* to;
+    u64 n;
+    u32 first_block;
+    int rank, pitch;
+};
+
+// Blocks of 256 elements of all factors.
+KERNEL join_factors_bf16(const Factor* factors, int n_factors) {
+    const Factor f = entry_of(factors, n_factors);
+    u64 i = (u64)(blockIdx.x - f.first_block) * blockDim.x + threadIdx.x;
+    if (i < f.n) f.to[i / f.rank * f.pitch + i % f.rank] = f.from[i];
 }

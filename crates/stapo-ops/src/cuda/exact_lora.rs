@@ -1,11 +1,13 @@
 //! Adapters on the GPU: against the CPU, and the bits of every path against those of its parts and of other numbers of
 //! rows. Without a GPU these tests print that they are skipped, and pass.
 
+use std::cell::OnceCell;
+
 use super::parity::{check, compute, empty, gpu, numbers};
-use crate::cuda::Precision;
+use crate::cuda::{MatrixProduct, Precision};
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::fused::matmul_lora::{self, GateUp, Product};
-use crate::lora::{self, Adapter, Band, Module, pitch};
+use crate::lora::{self, Adapter, Backward, Band, FactorGradients, Hidden, Input, Join, Module, pitch};
 use crate::testing::{bits, upload, weight};
 use crate::{Buffer, Device, Shape, Weight, Write, matmul, rmsnorm, swiglu};
 
@@ -17,6 +19,8 @@ struct Case {
     widths: Vec<usize>,
     adapted: Vec<usize>,
     rank: usize,
+    /// Of the weight, made once.
+    values: OnceCell<Vec<f32>>,
 }
 
 /// The factors of a case on a device.
@@ -33,7 +37,8 @@ fn scaled(seed: u64, n: usize, scale: f32) -> Vec<f32> {
 
 impl Case {
     fn new(inputs: usize, widths: &[usize], adapted: &[usize], rank: usize) -> Self {
-        Self { inputs, widths: widths.to_vec(), adapted: adapted.to_vec(), rank }
+        let values = OnceCell::new();
+        Self { inputs, widths: widths.to_vec(), adapted: adapted.to_vec(), rank, values }
     }
 
     fn outputs(&self) -> usize {
@@ -45,7 +50,7 @@ impl Case {
     }
 
     fn name(&self) -> String {
-        let Case { inputs, widths, adapted, rank } = self;
+        let Case { inputs, widths, adapted, rank, .. } = self;
         format!("{inputs} to {widths:?}, rank {rank} on {adapted:?}")
     }
 
@@ -78,10 +83,130 @@ impl Case {
         }
     }
 
-    /// The weight that the adapter stands beside.
-    fn base(&self, device: &Device) -> Weight<f32> {
-        let values = scaled(3, self.outputs() * self.inputs, 1.0 / (self.inputs as f32).sqrt());
-        weight(device, self.outputs(), self.inputs, &values)
+    /// The weight that the adapter stands beside, and in bf16 on a Hopper GPU is joined to.
+    fn base(&self, device: &Device, factors: &Factors) -> Weight<f32> {
+        let shape = Shape { outputs: self.outputs(), inputs: self.inputs };
+        let columns = lora::joined_columns(self.inputs, &factors.modules);
+        let mut base = Weight::joined_zeros(device, shape, columns).unwrap();
+        let values = self.values();
+        base.update(device, |mut flat| flat.write(values));
+        lora::join(
+            device,
+            vec![Join { weight: &mut base, b: factors.adapter().b, modules: &factors.modules }],
+        );
+        assert!(base.rows(device, 1..shape.outputs).to_vec() == values[self.inputs..], "{}", self.name());
+        base
+    }
+
+    /// The same, with nothing joined to it.
+    fn base_alone(&self, device: &Device) -> Weight<f32> {
+        weight(device, self.outputs(), self.inputs, self.values())
+    }
+
+    fn values(&self) -> &[f32] {
+        let n = self.outputs() * self.inputs;
+        self.values.get_or_init(|| scaled(3, n, 1.0 / (self.inputs as f32).sqrt()))
+    }
+
+    /// Memory of `n` rows of numbers for a layer's input, with room for x A^T.
+    fn memory(&self, device: &Device, base: &Weight<f32>, n: usize) -> Memory {
+        let x = numbers(1, n * self.inputs);
+        if !base.is_joined() {
+            return Memory::Apart(compute(device, &x), empty(device, n * self.pitch()));
+        }
+        let pitch = self.inputs + self.pitch();
+        let mut rows = vec![f32::NAN; n * pitch];
+        for (row, x) in rows.chunks_exact_mut(pitch).zip(x.chunks_exact(self.inputs)) {
+            row[..self.inputs].copy_from_slice(x);
+        }
+        Memory::Joined(compute(device, &rows))
+    }
+
+    /// y of `n` rows by the law of joined adapters, or of others, by plain products alone.
+    fn by_the_law(&self, device: &Device, base: &Weight<f32>, factors: &Factors, n: usize) -> Vec<f32> {
+        let (alone, adapter) = (self.base_alone(device), factors.adapter());
+        let x = numbers(1, n * self.inputs);
+        let [mut hidden, mut y] = [self.pitch(), self.outputs()].map(|width| empty(device, n * width));
+        let on_device = compute(device, &x);
+        let mut input = Input::Apart { x: on_device.view(), hidden: hidden.view_mut() };
+        lora::project(device, n, &adapter, &mut input);
+        if !base.is_joined() {
+            matmul::forward(device, n, on_device.view(), &alone, None, y.view_mut());
+            lora::expand(device, n, &adapter, hidden.view(), y.view_mut());
+            return y.view().to_vec();
+        }
+        // Plain matrices [x | hidden] and [W | B], of a depth that uses split-K with 0 between the parts.
+        let n_parts = if self.is_deep() { 4 } else { 1 };
+        let (part, columns) = (self.inputs / n_parts, self.pitch());
+        let depth = n_parts * (part + columns);
+        let hidden = hidden.view().to_vec();
+        let (mut xs, mut ws) = (vec![0.0; n * depth], vec![0.0; self.outputs() * depth]);
+        let put = |to: &mut [f32], from: &[f32]| {
+            for (to, from) in to.chunks_exact_mut(depth).zip(from.chunks_exact(self.inputs)) {
+                for (to, from) in to.chunks_exact_mut(part + columns).zip(from.chunks_exact(part)) {
+                    to[..part].copy_from_slice(from);
+                }
+            }
+        };
+        put(&mut xs, &x);
+        put(&mut ws, self.values());
+        for (row, hidden) in xs.chunks_exact_mut(depth).zip(hidden.chunks_exact(columns)) {
+            row[depth - columns..].copy_from_slice(hidden);
+        }
+        for (place, (module, b)) in factors.modules.iter().zip(&factors.b).enumerate() {
+            let (rank, b) = (self.rank, b.view().to_vec());
+            let start = depth - columns + place * rank.next_multiple_of(16);
+            for (row, b) in b.chunks_exact(rank).enumerate() {
+                let at = (module.outputs.start + row) * depth + start;
+                ws[at..at + rank].copy_from_slice(b);
+            }
+        }
+        let (xs, ws) = (compute(device, &xs), weight(device, self.outputs(), depth, &ws));
+        if self.is_deep() {
+            return self.sum_of_parts(device, &xs, &ws, n);
+        }
+        matmul::forward(device, n, xs.view(), &ws, None, y.view_mut());
+        y.view().to_vec()
+    }
+
+    fn is_deep(&self) -> bool {
+        self.inputs >= 2048 && self.inputs >= 2 * self.outputs()
+    }
+
+    /// The product of four parts of the depth, each added in f32 to those before it.
+    fn sum_of_parts(&self, device: &Device, x: &Buffer<f32>, w: &Weight<f32>, n: usize) -> Vec<f32> {
+        let crate::device::Backend::Cuda(cuda) = device.backend() else { panic!("a GPU") };
+        let Shape { outputs, inputs } = w.shape();
+        let parts: Buffer<f32> = device.zeros(4 * n * outputs).unwrap();
+        let d = matmul::Dims { tokens: n, inputs, outputs };
+        let whole = matmul::cuda::product(d, x.view().cuda(), w.view().cuda(), parts.view().cuda());
+        cuda.product(&MatrixProduct { n_splits: 4, ..whole });
+        let parts = parts.view().to_vec();
+        let sum = |i: usize| (1..4).fold(parts[i], |sum, part| sum + parts[part * n * outputs + i]);
+        (0..n * outputs).map(|i| bf16_to_f32(f32_to_bf16(sum(i)))).collect()
+    }
+}
+
+/// A layer's input with memory for `x A^T`.
+enum Memory {
+    Apart(Buffer<f32>, Buffer<f32>),
+    Joined(Buffer<f32>),
+}
+
+impl Memory {
+    /// Of the first `n` of `of` rows.
+    fn input(&mut self, n: usize, of: usize) -> Input<'_, f32> {
+        let end = |buffer: &Buffer<f32>| buffer.len() / of * n;
+        match self {
+            Memory::Apart(x, hidden) => {
+                let (x, end) = (x.range(0..end(x)), end(hidden));
+                Input::Apart { x, hidden: hidden.range_mut(0..end) }
+            }
+            Memory::Joined(rows) => {
+                let end = end(rows);
+                Input::Joined(rows.range_mut(0..end))
+            }
+        }
     }
 }
 
@@ -112,17 +237,21 @@ fn adapters_on_cuda_agree_with_the_cpu() {
             let d_y = compute(device, &numbers(3, tokens * outputs));
             let mut y = compute(device, &numbers(4, tokens * outputs));
             let [mut hidden, mut d_hidden] = [0; 2].map(|_| empty(device, tokens * case.pitch()));
-            lora::project(device, tokens, x.view(), adapter, hidden.view_mut());
+            let mut input = Input::Apart { x: x.view(), hidden: hidden.view_mut() };
+            lora::project(device, tokens, adapter, &mut input);
             lora::expand(device, tokens, adapter, hidden.view(), y.view_mut());
             lora::backward_hidden(device, tokens, adapter, d_y.view(), d_hidden.view_mut());
             let writes = [Write::Add, Write::Set, Write::Add];
             let mut d_b: Vec<Buffer<f32>> =
                 factors.b.iter().map(|b| upload(device, &numbers(7, b.shape().len()))).collect();
-            let to = d_b.iter_mut().zip(writes).map(|(d_b, write)| (d_b.view_mut(), write)).collect();
-            lora::backward_b(device, tokens, adapter, d_y.view(), hidden.view(), to);
             let mut d_a = upload(device, &numbers(8, factors.a.shape().len()));
-            let of = (x.view(), d_hidden.view());
-            lora::backward_a(device, tokens, adapter, of, Write::Add, d_a.view_mut());
+            let to = FactorGradients {
+                b: d_b.iter_mut().zip(writes).map(|(d_b, write)| (d_b.view_mut(), write)).collect(),
+                a: Some((d_a.view_mut(), Write::Add)),
+            };
+            let hidden = Hidden::apart(hidden.view());
+            let of = Backward { x: x.view(), d_y: d_y.view(), hidden, d_hidden: d_hidden.view() };
+            lora::backward_factors(device, tokens, adapter, of, to);
             let mut d_x = compute(device, &numbers(9, tokens * inputs));
             lora::backward_input(device, tokens, adapter, d_hidden.view(), d_x.view_mut());
             d_b.extend([y, d_a, d_x]);
@@ -134,10 +263,12 @@ fn adapters_on_cuda_agree_with_the_cpu() {
 /// Layers of the shapes of Qwen3-1.7B and of small models.
 fn layers() -> Vec<Case> {
     let mut cases = Vec::new();
-    for rank in [1, 8, 32, 80] {
+    for rank in [1, 32] {
         cases.push(Case::new(2048, &[2048, 1024, 1024], &[0, 1, 2], rank));
-        cases.push(Case::new(2048, &[2048], &[0], rank));
         cases.push(Case::new(6144, &[2048], &[0], rank));
+    }
+    for rank in [1, 8, 32, 80] {
+        cases.push(Case::new(2048, &[1024], &[0], rank));
         cases.push(Case::new(256, &[128, 64, 64], &[1, 2], rank));
         cases.push(Case::new(200, &[72], &[0], rank));
     }
@@ -148,33 +279,40 @@ fn layers() -> Vec<Case> {
 fn rows_of_a_layer_with_adapters_on_cuda_do_not_depend_on_their_number() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
     for case in layers() {
-        let (factors, base) = (case.factors(device), case.base(device));
-        let (inputs, outputs) = (case.inputs, case.outputs());
+        let factors = case.factors(device);
+        let base = case.base(device, &factors);
+        if !base.is_joined() && !case.rank.is_multiple_of(8) {
+            continue;
+        }
+        let outputs = case.outputs();
         let rows = 700;
-        let x = compute(device, &numbers(1, rows * inputs));
-        let product = |n: usize| {
-            let [mut hidden, mut y] = [case.pitch(), outputs].map(|width| empty(device, n * width));
-            let product = Product {
-                x: x.range(0..n * inputs),
-                weight: &base,
-                bias: None,
-                adapter: &factors.adapter(),
-                hidden: hidden.view_mut(),
-            };
+        let mut memory = case.memory(device, &base, rows);
+        let mut product = |n: usize| {
+            let mut y = empty(device, n * outputs);
+            let (input, adapter) = (memory.input(n, rows), &factors.adapter());
+            let product = Product { input, weight: &base, bias: None, adapter };
             matmul_lora::forward(device, n, product, y.view_mut());
             y.view().to_vec()
         };
         let all = product(rows);
-        assert!(all.iter().all(|y| y.is_finite()), "{}", case.name());
+        let name = case.name();
+        assert!(all.iter().all(|y| y.is_finite()), "{name}");
         for n in [1, 2, 8, 17, 63, 64, 65, 128, 200, 512] {
-            assert!(bits(&product(n)) == bits(&all[..n * outputs]), "{}: {n} rows differ", case.name());
+            assert!(bits(&product(n)) == bits(&all[..n * outputs]), "{name}: {n} rows differ");
         }
-        // The law: the product and the term, one by one.
-        let [mut hidden, mut y] = [case.pitch(), outputs].map(|width| empty(device, rows * width));
-        matmul::forward(device, rows, x.view(), &base, None, y.view_mut());
-        lora::project(device, rows, x.view(), &factors.adapter(), hidden.view_mut());
-        lora::expand(device, rows, &factors.adapter(), hidden.view(), y.view_mut());
-        assert!(bits(&y.view().to_vec()) == bits(&all), "{}: parts differ", case.name());
+        let law = case.by_the_law(device, &base, &factors, rows);
+        assert!(bits(&law) == bits(&all), "{name}: differs from the law");
+        // The layer without its adapters, and the gradient of its input.
+        let alone = case.base_alone(device);
+        let (x, d_y) =
+            (compute(device, &numbers(1, rows * case.inputs)), compute(device, &numbers(2, rows * outputs)));
+        let plain = |weight: &Weight<f32>| {
+            let (mut y, mut d_x) = (empty(device, rows * outputs), empty(device, rows * case.inputs));
+            matmul::forward(device, rows, x.view(), weight, None, y.view_mut());
+            matmul::backward_input(device, rows, d_y.view(), weight, Write::Set, d_x.view_mut());
+            (bits(&y.view().to_vec()), bits(&d_x.view().to_vec()))
+        };
+        assert!(plain(&alone) == plain(&base), "{}: without adapters", case.name());
     }
 }
 
@@ -185,24 +323,20 @@ fn gate_and_up_with_adapters_on_cuda_give_the_bits_of_one_by_one() {
         [(2048, 6144, &[0, 1][..], 32), (192, 320, &[0, 1], 5), (128, 72, &[0, 1], 100), (256, 64, &[1], 16)]
     {
         let case = Case::new(inputs, &[width, width], adapted, rank);
-        let (factors, base) = (case.factors(device), case.base(device));
+        let factors = case.factors(device);
+        let base = case.base(device, &factors);
         let rows = 200;
-        let x = compute(device, &numbers(1, rows * inputs));
         let adapter = &factors.adapter();
-        let activate = |n: usize, kept| {
-            let mut hidden = empty(device, n * case.pitch());
+        let mut memory = case.memory(device, &base, rows);
+        let mut activate = |n: usize, kept| {
             let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
             let dims = swiglu::Dims { tokens: n, width };
-            let x = x.range(0..n * inputs);
-            let product = Product { x, weight: &base, bias: None, adapter, hidden: hidden.view_mut() };
+            let product = Product { input: memory.input(n, rows), weight: &base, bias: None, adapter };
             matmul_lora::forward_swiglu(device, dims, product, gate_up.view_mut(), kept, out.view_mut());
             (gate_up.view().to_vec(), out.view().to_vec())
         };
-        let [mut hidden, mut y, mut out] =
-            [case.pitch(), 2 * width, width].map(|width| empty(device, rows * width));
-        matmul::forward(device, rows, x.view(), &base, None, y.view_mut());
-        lora::project(device, rows, x.view(), adapter, hidden.view_mut());
-        lora::expand(device, rows, adapter, hidden.view(), y.view_mut());
+        let y = compute(device, &case.by_the_law(device, &base, &factors, rows));
+        let mut out = empty(device, rows * width);
         swiglu::forward(device, swiglu::Dims { tokens: rows, width }, y.view(), out.view_mut());
         let (gate_up, out) = (y.view().to_vec(), out.view().to_vec());
         for n in [1, 9, 64, 65, 200] {
@@ -224,19 +358,19 @@ fn a_layer_with_adapters_added_and_normed_on_cuda_gives_the_bits_of_one_by_one()
     let Some(device) = &gpu(Precision::Bf16) else { return };
     for (inputs, width, rank) in [(6144, 2048, 32), (6144, 2048, 1), (2048, 2048, 32), (128, 72, 3)] {
         let case = Case::new(inputs, &[width], &[0], rank);
-        let (factors, base) = (case.factors(device), case.base(device));
+        let factors = case.factors(device);
+        let base = case.base(device, &factors);
         let rows = 200;
-        let [x, stream] = [inputs, width].map(|width| compute(device, &numbers(1, rows * width)));
+        let stream = compute(device, &numbers(1, rows * width));
+        let mut memory = case.memory(device, &base, rows);
         let norm = compute(device, &numbers(6, width));
         let adapter = &factors.adapter();
-        let finish = |n: usize, fused: bool| {
-            let mut hidden = empty(device, n * case.pitch());
+        let mut finish = |n: usize, fused: bool| {
             let [mut y, mut sum, mut normed] = [0; 3].map(|_| empty(device, n * width));
             let mut inv_rms = device.zeros(n).unwrap();
-            let x = x.range(0..n * inputs);
             let dims = rmsnorm::Dims { tokens: n, width, eps: 1e-6 };
             let stream = stream.range(0..n * width);
-            let product = Product { x, weight: &base, bias: None, adapter, hidden: hidden.view_mut() };
+            let product = Product { input: memory.input(n, rows), weight: &base, bias: None, adapter };
             let out = rmsnorm::Out { normed: normed.view_mut(), inv_rms: inv_rms.view_mut() };
             if fused {
                 let to = matmul_lora::Residual { stream, addend: y.view_mut(), sum: sum.view_mut() };

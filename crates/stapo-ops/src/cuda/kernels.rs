@@ -64,6 +64,7 @@ sources! {
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
     RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
     ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
+    SHA256 = "sha256", Once, [include_str!("../sha256/sha256.cu")];
     SWIGLU = "swiglu", Once, [include_str!("../swiglu/swiglu.cu")];
     LM_HEAD = "lm_head", Once, [ROW, include_str!("../lm_head/lm_head.cu")];
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
@@ -87,6 +88,24 @@ sources! {
     LORA_SMALL_M = "lora_small_m", HopperOnce,
         [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), MODULES, include_str!("../lora/small_m.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
+}
+
+impl Source {
+    /// Whether only policies with adapters use the kernels.
+    pub(super) fn is_of_adapters(&self) -> bool {
+        [&LORA, &LORA_SMALL_M].iter().any(|own| own.name == self.name)
+    }
+
+    /// Whether a GPU that stores f32 (`is_plain`) or bf16 uses the kernels.
+    pub(super) fn is_of_precision(&self, is_plain: bool) -> bool {
+        let is_of_both = self.name == ROPE.name;
+        is_of_both || (self.name == ATTENTION_PLAIN.name) == is_plain
+    }
+
+    /// Whether Hopper GPUs use other kernels for the same.
+    pub(super) fn has_hopper_form(&self) -> bool {
+        [&ATTENTION, &ATTENTION_PAGED].iter().any(|own| own.name == self.name)
+    }
 }
 
 /// Machine code of `source` for `arch`, such as `sm_90a`.

@@ -23,6 +23,7 @@ pub(crate) struct Launch<'a> {
     /// The first word of each argument.
     starts: Vec<usize>,
     is_programmatic: bool,
+    wants_most_shared: bool,
 }
 
 impl Cuda {
@@ -30,7 +31,16 @@ impl Cuda {
     pub(crate) fn kernel<'a>(&'a self, source: &'static Source, name: &'a str) -> Launch<'a> {
         let words = Vec::with_capacity(48);
         let starts = Vec::with_capacity(24);
-        Launch { cuda: self, source, name, head_dim: 0, words, starts, is_programmatic: false }
+        Launch {
+            cuda: self,
+            source,
+            name,
+            head_dim: 0,
+            words,
+            starts,
+            is_programmatic: false,
+            wants_most_shared: false,
+        }
     }
 }
 
@@ -81,6 +91,13 @@ impl Launch<'_> {
         self
     }
 
+    /// Asks that multiprocessors give shared memory all that the L1 cache can spare, though this kernel needs less: blocks of
+    /// another kernel that need more then find room beside this kernel's.
+    pub(crate) fn most_shared_memory(mut self) -> Self {
+        self.wants_most_shared = true;
+        self
+    }
+
     /// Queues the kernel. A grid without blocks does nothing.
     pub(crate) fn run(mut self, grid: [usize; 2], threads: usize, shared_bytes: usize) {
         if grid.contains(&0) {
@@ -96,6 +113,11 @@ impl Launch<'_> {
             // SAFETY: the function is loaded.
             unsafe { function::set_function_attribute(handle, attribute, shared_bytes as i32) }
                 .or_panic(self.name);
+        }
+        if self.wants_most_shared {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            // SAFETY: the function is loaded; the value is a percentage.
+            unsafe { function::set_function_attribute(handle, attribute, 100) }.or_panic(self.name);
         }
         let words = &mut self.words;
         let mut pointers: Vec<*mut c_void> =

@@ -29,6 +29,7 @@ mod product;
 #[cfg(test)]
 mod shared_out;
 mod slice;
+mod table;
 mod tensor_map;
 #[cfg(test)]
 mod tests;
@@ -44,7 +45,6 @@ pub use error::{CudaError, guard, is_failing};
 pub(crate) use event::Event;
 pub(crate) use graph::Graph;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
-pub(crate) use launch::Launch;
 pub use libraries::{Library, SEARCH_VARIABLE};
 pub(crate) use memory::Memory;
 pub use nccl::{Communicator, unique_id};
@@ -52,5 +52,6 @@ pub use nccl_library::{ID_BYTES, nccl_version};
 pub use probe::{Found, FoundLibrary, Gpu, OLDEST_CAPABILITY, probe};
 pub(crate) use product::{MatrixProduct, Placement, SPLIT_K_BYTES};
 pub(crate) use slice::{ElementType, Slice};
+pub(crate) use table::upload_table;
 pub(crate) use tensor_map::{TILE_COLUMNS, TensorMap};
 pub(crate) use transfer::PinnedDownload;

@@ -227,13 +227,18 @@ fn swiglu_embedding_adamw_and_reductions_on_cuda_agree_with_the_cpu() {
                 first: 0,
                 step,
             };
-            adamw::step(device, rule, 0.5, param.view_mut(), grad.view(), m.view_mut(), v.view_mut());
+            let (m, v) = (m.view_mut(), v.view_mut());
+            let tensor = adamw::Tensor { rule, param: param.view_mut(), grad: grad.view(), m, v };
+            adamw::step(device, 0.5, vec![tensor]);
         }
         let squares = reduce::sum_squares(device, [grad.view(), m.view()]);
         assert_eq!(reduce::first_non_finite(device, grad.view()), None);
         let mut broken = numbers(2, n);
         (broken[777], broken[30_000]) = (f32::NAN, f32::INFINITY);
-        assert_eq!(reduce::first_non_finite(device, upload(device, &broken).view()), Some(777));
+        let broken = upload(device, &broken);
+        assert_eq!(reduce::first_non_finite(device, broken.view()), Some(777));
+        assert!(reduce::are_finite(device, [grad.view(), m.view()]));
+        assert!(!reduce::are_finite(device, [grad.view(), broken.view()]));
         vec![param.view().to_vec(), m.view().to_vec(), v.view().to_vec(), vec![squares as f32]]
     });
 }

@@ -126,3 +126,17 @@ __device__ __forceinline__ void launch_dependents() {
 }
 
 #define KERNEL extern "C" __global__ void
+
+// The entry of a table that a block works on: the last whose first block is not behind it.
+template <class E> __device__ __forceinline__ E entry_of(const E* table, int n) {
+    int low = 0;
+    for (int high = n - 1; low < high;) {
+        int middle = (low + high + 1) / 2;
+        if (table[middle].first_block <= blockIdx.x) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return table[low];
+}

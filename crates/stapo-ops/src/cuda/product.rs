@@ -26,15 +26,18 @@ pub(crate) struct MatrixProduct {
     /// `[m]`, added to every column.
     pub bias: Option<Slice>,
     pub columns: Columns,
-    /// Split-K: the depth is divided into so many equal parts, and c is `[n_splits, m, n]`, the product of each part.
+    /// Split-K: the depth is divided into so many equal parts, and c is `[n_splits, m, n]`, the product of each part. Then a
+    /// is transposed and b is not.
     pub n_splits: usize,
+    /// Elements from the start of a part of the depth to that of the next, in the rows of a and b; `None`: no part overlaps
+    /// another, and nothing lies between them.
+    pub parts_apart: Option<[usize; 2]>,
     pub alpha: f32,
     /// `None`: each operand is a matrix of its own.
     pub placement: Option<Placement>,
 }
 
 /// Operands that are columns of wider matrices, each by its elements from one row to the next and by the first column.
-/// Split-K and a bias have no placement.
 #[derive(Clone, Copy)]
 pub(crate) struct Placement {
     /// Of a, b and c.
@@ -70,9 +73,8 @@ impl MatrixProduct {
 
 /// Bytes of the workspace that holds the partial sums of split-K. A larger workspace takes more rows at a time, which
 /// makes faster products; a smaller one would stay in the L2 cache until it is read. 16 MiB cost 0.5 % of a training
-/// step, 32 MiB 0.3 %. A quarter more is there for a fifth number, an adapter's term.
+/// step, 32 MiB 0.3 %.
 pub(crate) const SPLIT_K_BYTES: usize = 128 << 20;
-const SPLIT_K_AND_TERM_BYTES: usize = SPLIT_K_BYTES / 4 * 5;
 
 impl Cuda {
     pub(crate) fn product(self: &Arc<Self>, p: &MatrixProduct) {
@@ -89,6 +91,7 @@ impl Cuda {
             has_bias: p.bias.is_some(),
             adds: p.adds,
             n_splits: p.n_splits,
+            parts_apart: p.parts_apart.unwrap_or([p.k / p.n_splits; 2]),
             strides: p.strides(),
             aligned: p.aligned(),
         };
@@ -131,13 +134,12 @@ impl Cuda {
         done.unwrap_or_else(|error| refuse(format_args!("a product [{}, {}, {}]", p.m, p.n, p.k), error));
     }
 
-    /// `len` elements in f32 for the partial sums of split-K, at most [`SPLIT_K_BYTES`] and a quarter. The next call
-    /// returns the same memory.
+    /// `len` elements in f32 for the partial sums of split-K, at most [`SPLIT_K_BYTES`]. The next call returns the same
+    /// memory.
     pub(crate) fn split_k_workspace(self: &Arc<Self>, len: usize) -> Slice {
-        assert!(4 * len <= SPLIT_K_AND_TERM_BYTES, "{len} numbers of parts");
+        assert!(4 * len <= SPLIT_K_BYTES, "{len} numbers of parts");
         let mut blas = lock(&self.blas);
-        let address =
-            *blas.split_k_workspace.get_or_insert_with(|| allocate_workspace(self, SPLIT_K_AND_TERM_BYTES));
+        let address = *blas.split_k_workspace.get_or_insert_with(|| allocate_workspace(self, SPLIT_K_BYTES));
         Slice::plain(address, ElementType::F32, len)
     }
 

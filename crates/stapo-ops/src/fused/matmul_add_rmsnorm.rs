@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
-use crate::matmul::cuda::{for_each_split, uses_split_k};
+use crate::matmul::cuda::{DeepProduct, uses_split_k};
 use crate::rmsnorm::cuda::{Addend, Addition};
 use crate::{Device, Float, View, ViewMut, Weight, check, matmul, rmsnorm};
 
@@ -35,14 +35,11 @@ pub fn forward<T: Float>(
     check(op, "sum", sum.len(), dims.tokens * dims.width);
     rmsnorm::check_out(op, dims, norm_weight, &to);
     if let Backend::Cuda(cuda) = device.backend() {
-        let split = SplitProduct {
-            dims: matmul::Dims { tokens: dims.tokens, inputs, outputs },
-            x: x.cuda(),
-            weight: weight.view().cuda(),
-        };
-        if fits(&split) {
+        let d = matmul::Dims { tokens: dims.tokens, inputs, outputs };
+        let deep = DeepProduct { d, x: x.cuda(), weight: weight.view().cuda(), n_further: 0 };
+        if fits(&deep) {
             let to = (sum.cuda(), to.normed.cuda(), to.inv_rms.cuda());
-            return run(cuda, dims, stream.cuda(), &split, norm_weight.cuda(), to);
+            return run(cuda, dims, stream.cuda(), &deep, norm_weight.cuda(), to);
         }
     }
     matmul::forward(device, dims.tokens, x, weight, None, y.reborrow());
@@ -50,30 +47,26 @@ pub fn forward<T: Float>(
     rmsnorm::forward_add(device, dims, residual, norm_weight, sum, to);
 }
 
-/// The product as its split-K kernels take it.
-struct SplitProduct {
-    dims: matmul::Dims,
-    x: Slice,
-    weight: Slice,
+fn fits(product: &DeepProduct) -> bool {
+    uses_split_k(product.d, product.weight)
 }
 
-fn fits(product: &SplitProduct) -> bool {
-    uses_split_k(product.dims, product.weight)
-}
-
-fn run(
+/// The norm adds up the partial sums of `product`. Shapes: stream, sum `[T, D]`; normed `[T, D]`, or rows that have further
+/// columns behind these.
+pub(super) fn run(
     cuda: &Arc<Cuda>,
     dims: rmsnorm::Dims,
     stream: Slice,
-    product: &SplitProduct,
+    product: &DeepProduct,
     norm_weight: Slice,
     (sum, normed, inv_rms): (Slice, Slice, Slice),
 ) {
-    for_each_split(cuda, product.dims, (product.x, product.weight), 0, |start, n, partials| {
+    let pitch = normed.len / dims.tokens.max(1);
+    product.for_each_split(cuda, |start, n, partials| {
         let rows = |slice: Slice| slice.part(start * dims.width, n * dims.width);
         let add = Addition { addend: Addend::SplitK(partials), rows: None, sum: rows(sum) };
         let dims = rmsnorm::Dims { tokens: n, ..dims };
-        let inv_rms = inv_rms.part(start, n);
-        rmsnorm::cuda::forward(cuda, dims, rows(stream), Some(add), norm_weight, rows(normed), inv_rms);
+        let (normed, inv_rms) = (normed.part(start * pitch, n * pitch), inv_rms.part(start, n));
+        rmsnorm::cuda::forward(cuda, dims, rows(stream), Some(add), norm_weight, normed, inv_rms);
     });
 }

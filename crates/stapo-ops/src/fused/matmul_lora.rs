@@ -1,81 +1,99 @@
-//! `matmul::forward`, then `lora::project` and `lora::expand`: a linear layer with adapters; and what may follow it.
+//! A linear layer with adapters: `matmul::forward`, `lora::project` and `lora::expand`, or where adapters are joined one product
+//! that goes on over the ranks; and what may follow it.
 
 use std::sync::Arc;
 
-use crate::cuda::{Cuda, ElementType, Slice};
+use super::matmul_add_rmsnorm;
+use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
-use crate::lora::cuda::To;
-use crate::lora::{self, Adapter, small_m};
-use crate::matmul::cuda::{SPLIT_K, for_each_split, uses_split_k};
+use crate::lora::small_m::{Layer, MAX_ROWS};
+use crate::lora::{self, Adapter, Input};
+use crate::matmul::cuda::{DeepProduct, SPLIT_K, uses_split_k};
 use crate::matmul::small_m::Output;
 use crate::rmsnorm::cuda::{Addend, Addition};
-use crate::{Device, Float, View, ViewMut, Weight, check, matmul, rmsnorm, swiglu};
+use crate::{Device, Float, View, ViewMut, Weight, check, matmul, pitch_of, rmsnorm, swiglu};
 
-/// `y = x W^T + bias`, and the terms of the adapter. Shapes: x `[T, inputs]`; weight `[outputs, inputs]`; bias
-/// `[outputs]`; hidden `[T, pitch]`, which `lora::project` overwrites.
+/// `y = x W^T + bias`, and the terms of the adapter. Shapes: weight `[outputs, inputs]`, joined where the input is; bias
+/// `[outputs]`.
 pub struct Product<'a, T: Float> {
-    pub x: View<'a, T>,
+    pub input: Input<'a, T>,
     pub weight: &'a Weight<T>,
     pub bias: Option<View<'a, T>>,
     pub adapter: &'a Adapter<'a, T>,
-    pub hidden: ViewMut<'a, T>,
+}
+
+impl<T: Float> Product<'_, T> {
+    fn dims(&self, tokens: usize) -> matmul::Dims {
+        let matmul::Shape { outputs, inputs } = self.weight.shape();
+        matmul::Dims { tokens, inputs, outputs }
+    }
+
+    #[track_caller]
+    fn check(&self, op: &str, tokens: usize) {
+        let inputs = self.weight.shape().inputs;
+        pitch_of(op, "x", self.input.x().len(), tokens, inputs);
+        let is_joined = matches!(self.input, Input::Joined(_));
+        assert!(is_joined == self.weight.is_joined(), "{op}: input and weight are not joined alike");
+    }
+
+    fn project(&mut self, device: &Device, tokens: usize) {
+        lora::project(device, tokens, self.adapter, &mut self.input);
+    }
+
+    /// The layer as the kernels for few rows take it, on a GPU.
+    fn few_rows(&self, tokens: usize) -> Layer<'_, T> {
+        Layer {
+            d: self.dims(tokens),
+            x: self.input.x().cuda(),
+            weight: self.weight,
+            adapter: self.adapter,
+            hidden: self.input.hidden(self.weight.shape().inputs).placed(tokens),
+        }
+    }
+
+    /// On a GPU, the split-K product with the terms of joined adapters; `None` where the product does not use split-K.
+    fn deep(&self, tokens: usize) -> Option<DeepProduct> {
+        let (d, joined) = (self.dims(tokens), self.weight.joined()?);
+        let (x, weight) = (self.input.x().cuda(), self.weight.view().cuda());
+        let is_deep = self.bias.is_none() && uses_split_k(d, weight);
+        is_deep.then_some(DeepProduct { d, x, weight, n_further: joined.columns })
+    }
 }
 
 /// Shape: y `[T, outputs]`, overwritten.
 pub fn forward<T: Float>(device: &Device, tokens: usize, product: Product<'_, T>, mut y: ViewMut<'_, T>) {
-    let Product { x, weight, bias, adapter, mut hidden } = product;
-    let matmul::Shape { outputs, inputs } = weight.shape();
     let op = "fused::matmul_lora";
-    check(op, "x", x.len(), tokens * inputs);
-    check(op, "y", y.len(), tokens * outputs);
-    let dims = matmul::Dims { tokens, inputs, outputs };
+    product.check(op, tokens);
+    let mut product = product;
+    check(op, "y", y.len(), tokens * product.weight.shape().outputs);
+    product.project(device, tokens);
     if let Backend::Cuda(cuda) = device.backend()
-        && bias.is_none()
+        && tokens > 0
     {
-        let operands = (x.cuda(), weight.view().cuda());
-        if fits_split_k(cuda, dims, operands.1, y.cuda(), adapter) {
-            lora::project(device, tokens, x, adapter, hidden.reborrow());
-            return run_split_k(cuda, dims, operands, adapter, hidden.into_view().cuda(), y.cuda());
+        let (d, weight) = (product.dims(tokens), product.weight.view().cuda());
+        let layer = product.few_rows(tokens);
+        let is_one_chain = product.bias.is_none() && !uses_split_k(d, weight);
+        if is_one_chain && layer.fits(Output::Product, cuda, y.cuda()) {
+            return layer.run(Output::Product, cuda, y.cuda());
         }
-        if !uses_split_k(dims, operands.1)
-            && small_m::fits(Output::Product, cuda, dims, operands, adapter, y.cuda())
-        {
-            lora::project(device, tokens, x, adapter, hidden.reborrow());
-            let of = (adapter, hidden.into_view().cuda());
-            return small_m::run(Output::Product, cuda, dims, operands, of, y.cuda());
+        if product.weight.is_joined() {
+            return run_joined(cuda, tokens, &product, y.cuda());
         }
     }
-    matmul::forward(device, tokens, x, weight, bias, y.reborrow());
-    lora::project(device, tokens, x, adapter, hidden.reborrow());
-    lora::expand(device, tokens, adapter, hidden.into_view(), y);
+    let Input::Apart { x, hidden } = product.input else { return };
+    matmul::forward(device, tokens, x, product.weight, product.bias, y.reborrow());
+    lora::expand(device, tokens, product.adapter, hidden.into_view(), y);
 }
 
-/// Whether the kernel that adds the terms sums up the partial sums of a split-K product, too.
-fn fits_split_k<T: Float>(
-    cuda: &Cuda,
-    d: matmul::Dims,
-    weight: Slice,
-    y: Slice,
-    adapter: &Adapter<'_, T>,
-) -> bool {
-    let is_one_module = adapter.modules.len() == 1 && adapter.modules[0].outputs.len == d.outputs;
-    uses_split_k(d, weight) && y.kind == ElementType::Bf16 && is_one_module && lora::cuda::fits(cuda, adapter)
-}
-
-fn run_split_k<T: Float>(
-    cuda: &Arc<Cuda>,
-    d: matmul::Dims,
-    (x, weight): (Slice, Slice),
-    adapter: &Adapter<'_, T>,
-    hidden: Slice,
-    y: Slice,
-) {
-    for_each_split(cuda, d, (x, weight), 0, |start, n, partials| {
-        let pitch = adapter.pitch();
-        let hidden = hidden.part(start * pitch, n * pitch);
-        let y = y.part(start * d.outputs, n * d.outputs);
-        lora::cuda::expand(cuda, n, adapter, hidden, To::SumOfPartials { partials, y });
-    });
+/// The product of depth `inputs + pitch`.
+fn run_joined<T: Float>(cuda: &Arc<Cuda>, tokens: usize, product: &Product<'_, T>, y: Slice) {
+    if let Some(deep) = product.deep(tokens) {
+        return deep.run(cuda, y);
+    }
+    let (d, x) = (product.dims(tokens), product.input.x().cuda());
+    let d = matmul::Dims { inputs: d.inputs + product.adapter.pitch(), ..d };
+    let bias = product.bias.map(|bias| bias.cuda());
+    matmul::cuda::forward_one_chain(cuda, d, x, product.weight.view().cuda(), bias, y);
 }
 
 /// Whether gate and up are read after their SwiGLU.
@@ -86,8 +104,8 @@ pub enum GateUp {
     Dropped,
 }
 
-/// Gate and up with their adapters, and `swiglu::forward` of them. Shapes: gate_up `[T, 2 width]`; out `[T, width]`, both
-/// overwritten.
+/// Gate and up with their adapters, and `swiglu::forward` of them. Shapes: gate_up `[T, 2 width]`; out `[T, width]`, on a GPU
+/// possibly with further columns behind its rows; both overwritten.
 pub fn forward_swiglu<T: Float>(
     device: &Device,
     dims: swiglu::Dims,
@@ -97,29 +115,17 @@ pub fn forward_swiglu<T: Float>(
     out: ViewMut<'_, T>,
 ) {
     let op = "fused::matmul_lora::forward_swiglu";
-    let matmul::Shape { outputs, inputs } = product.weight.shape();
-    check(op, "x", product.x.len(), dims.tokens * inputs);
-    check(op, "gate_up", gate_up.len(), dims.tokens * outputs);
-    check(op, "out", out.len(), dims.tokens * dims.width);
+    product.check(op, dims.tokens);
+    check(op, "gate_up", gate_up.len(), dims.tokens * product.weight.shape().outputs);
+    pitch_of(op, "out", out.len(), dims.tokens, dims.width);
     if let Backend::Cuda(cuda) = device.backend()
         && product.bias.is_none()
+        && kept == GateUp::Dropped
+        && product.few_rows(dims.tokens).fits(Output::Swiglu, cuda, out.cuda())
     {
-        let Product { x, weight, adapter, .. } = product;
-        let operands = (x.cuda(), weight.view().cuda());
-        let d = matmul::Dims { tokens: dims.tokens, inputs, outputs };
-        let is_few = small_m::fits(Output::Swiglu, cuda, d, operands, adapter, out.cuda());
-        let is_dropped = kept == GateUp::Dropped;
-        if is_few && is_dropped || lora::cuda::fits_swiglu(cuda, adapter) {
-            let mut hidden = product.hidden;
-            lora::project(device, dims.tokens, x, adapter, hidden.reborrow());
-            let hidden = hidden.into_view().cuda();
-            if is_few && is_dropped {
-                return small_m::run(Output::Swiglu, cuda, d, operands, (adapter, hidden), out.cuda());
-            }
-            matmul::forward(device, dims.tokens, x, weight, None, gate_up.reborrow());
-            let gate_up = (gate_up.cuda(), !is_dropped);
-            return lora::cuda::expand_swiglu(cuda, dims.tokens, adapter, hidden, gate_up, out.cuda());
-        }
+        let mut product = product;
+        product.project(device, dims.tokens);
+        return product.few_rows(dims.tokens).run(Output::Swiglu, cuda, out.cuda());
     }
     forward(device, dims.tokens, product, gate_up.reborrow());
     swiglu::forward(device, dims, gate_up.into_view(), out);
@@ -145,61 +151,41 @@ pub fn forward_add_rmsnorm<T: Float>(
 ) {
     let Residual { stream, mut addend, sum } = to;
     let op = "fused::matmul_lora::forward_add_rmsnorm";
-    let matmul::Shape { outputs, inputs } = product.weight.shape();
-    check(op, "x", product.x.len(), dims.tokens * inputs);
-    check(op, "outputs", outputs, dims.width);
+    product.check(op, dims.tokens);
+    check(op, "outputs", product.weight.shape().outputs, dims.width);
     check(op, "stream", stream.len(), dims.tokens * dims.width);
     check(op, "sum", sum.len(), dims.tokens * dims.width);
     rmsnorm::check_out(op, dims, norm_weight, &out);
     if let Backend::Cuda(cuda) = device.backend()
-        && product.bias.is_none()
+        && let Some(deep) = product.deep(dims.tokens)
     {
-        let Product { x, weight, adapter, .. } = product;
-        let operands = (x.cuda(), weight.view().cuda());
-        let d = matmul::Dims { tokens: dims.tokens, inputs, outputs };
-        let norm = |start: usize, n: usize, partials: Slice| {
-            let rows = |slice: Slice| slice.part(start * dims.width, n * dims.width);
-            let addend = Addend::SplitKAndTerm(partials);
-            let add = Some(Addition { addend, rows: None, sum: rows(sum.cuda()) });
-            let (normed, inv_rms) = (rows(out.normed.cuda()), out.inv_rms.cuda().part(start, n));
-            let dims = rmsnorm::Dims { tokens: n, ..dims };
-            rmsnorm::cuda::forward(cuda, dims, rows(stream.cuda()), add, norm_weight.cuda(), normed, inv_rms);
-        };
-        if fits_split_k(cuda, d, operands.1, addend.cuda(), adapter) {
-            let mut hidden = product.hidden;
-            lora::project(device, dims.tokens, x, adapter, hidden.reborrow());
-            let hidden = hidden.into_view().cuda();
-            if fits_few_rows(cuda, d, operands, adapter) {
-                let partials = cuda.split_k_workspace((SPLIT_K + 1) * d.tokens * outputs);
-                let output = Output::SplitK { n_splits: SPLIT_K };
-                small_m::run(output, cuda, d, operands, (adapter, hidden), partials);
-                return norm(0, d.tokens, partials);
-            }
-            return for_each_split(cuda, d, operands, 1, |start, n, partials| {
-                let pitch = adapter.pitch();
-                let terms = partials.part(SPLIT_K * n * outputs, n * outputs);
-                lora::cuda::expand(cuda, n, adapter, hidden.part(start * pitch, n * pitch), To::Terms(terms));
-                norm(start, n, partials);
-            });
+        let mut product = product;
+        product.project(device, dims.tokens);
+        let to = (sum.cuda(), out.normed.cuda(), out.inv_rms.cuda());
+        let (stream, norm_weight) = (stream.cuda(), norm_weight.cuda());
+        if let Some(partials) = partials_of_few_rows(cuda, &product.few_rows(dims.tokens)) {
+            let add = Addition { addend: Addend::SplitK(partials), rows: None, sum: to.0 };
+            return rmsnorm::cuda::forward(cuda, dims, stream, Some(add), norm_weight, to.1, to.2);
         }
+        return matmul_add_rmsnorm::run(cuda, dims, stream, &deep, norm_weight, to);
     }
     forward(device, dims.tokens, product, addend.reborrow());
     let residual = rmsnorm::Residual { stream, addend: addend.into_view() };
     rmsnorm::forward_add(device, dims, residual, norm_weight, sum, out);
 }
 
-/// Whether one kernel computes the partial sums and the terms of a product of few rows.
-fn fits_few_rows<T: Float>(
-    cuda: &Arc<Cuda>,
-    d: matmul::Dims,
-    of: (Slice, Slice),
-    adapter: &Adapter<'_, T>,
-) -> bool {
-    if d.tokens > small_m::MAX_ROWS || !uses_split_k(d, of.1) {
-        return false;
+/// The partial sums of a split-K product of few rows; `None` where one kernel does not compute them.
+fn partials_of_few_rows<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Option<Slice> {
+    let d = layer.d;
+    if d.tokens > MAX_ROWS {
+        return None;
     }
-    let partials = cuda.split_k_workspace((SPLIT_K + 1) * d.tokens * d.outputs);
-    small_m::fits(Output::SplitK { n_splits: SPLIT_K }, cuda, d, of, adapter, partials)
+    let partials = cuda.split_k_workspace(SPLIT_K * d.tokens * d.outputs);
+    let output = Output::SplitK { n_splits: SPLIT_K };
+    layer.fits(output, cuda, partials).then(|| {
+        layer.run(output, cuda, partials);
+        partials
+    })
 }
 
 /// `lora::backward_input` of a layer that takes in a SwiGLU's output, then `swiglu::backward`. Shapes: d_hidden

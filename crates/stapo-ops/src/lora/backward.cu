@@ -1,4 +1,4 @@
-// The gradients of hidden and of both factors.
+// The gradients of hidden, of both factors and of the input.
 
 // d_hidden = s d_y B, 64 rows and N columns of one module a block. Grid: (tiles of rows, modules x tiles of columns).
 // Shared: STAGES of d_y [64, 64] and B [64, 64]; mbarriers.
@@ -141,15 +141,100 @@ BACKWARD_FACTOR(b, 16, 4, false)
 BACKWARD_FACTOR(b, 32, 4, false)
 BACKWARD_FACTOR(b, 64, 4, false)
 
-// to [n] (+)= the sum of parts [splits, stride], n numbers from the start of each, in order.
-KERNEL lora_sum_parts(const float* parts, float* to, int n, int splits, u64 stride, int adds) {
+// The gradient of a factor: to [n] (+)= the sum of parts [splits, stride], n numbers from the start of each, in order.
+struct Sum {
+    const float* parts;
+    float* to;
+    u64 stride;
+    int n, splits, adds;
+};
+// Of the factors of a linear layer: the second ones and the first.
+struct Sums {
+    Sum of[MODULES + 1];
+};
+
+// Grid: (blocks of the longest, factors).
+KERNEL lora_sum_parts(const __grid_constant__ Sums sums) {
+    const Sum& sum = sums.of[blockIdx.y];
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     launch_dependents();
     wait_for_previous_kernel();
-    if (i >= n) return;
-    float sum = parts[i];
-    for (int s = 1; s < splits; ++s) sum += parts[s * stride + i];
-    to[i] = adds ? to[i] + sum : sum;
+    if (i >= sum.n) return;
+    float total = sum.parts[i];
+#pragma unroll 8
+    for (int s = 1; s < sum.splits; ++s) total += sum.parts[s * sum.stride + i];
+    sum.to[i] = sum.adds ? sum.to[i] + total : total;
+}
+
+// Rounds a depth up to whole tiles.
+__device__ __forceinline__ int whole_tiles(int depth) { return (depth + 63) / 64 * 64; }
+
+// d = left right over `depth`. left [64, depth] lies in parts of 64 columns; right is [depth, 64], MN-major.
+__device__ __forceinline__ void term(float (&d)[8][4], const bf16* left, const bf16* right, int depth) {
+    int padded = whole_tiles(depth);
+    wgmma_fence();
+    for (int k = 0; k < depth; k += 16)
+        wgmma_shared<0, 1>(d, k_major_operand<ROWS>(left, 0, k), descriptor(right + k * 64, padded * 128, 1024), k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    fence_registers(d);
+}
+
+// d_x += d_hidden A: 128 columns of d_x, for `at_once` tiles of 64 rows one after another; the next tile is loaded meanwhile.
+// Each warpgroup has 64 of the columns. Grid: (tiles of columns, groups of tiles of rows). UPDATERS threads. Shared: A [depth,
+// 128], 2 x (d_hidden [64, depth], d_x [64, 128]), depths rounded up to 64; mbarriers.
+KERNEL __launch_bounds__(UPDATERS)
+lora_backward_input(const __grid_constant__ TensorMap d_x, const __grid_constant__ TensorMap d_hidden,
+                    const __grid_constant__ TensorMap a, int width, int depth, int n, int at_once) {
+    int padded = whole_tiles(depth), column = blockIdx.x * 128, first = blockIdx.y * at_once, group = threadIdx.x / 128;
+    int n_tiles = min(at_once, (n + ROWS - 1) / ROWS - first), size = ROWS * padded + 2 * TILE;
+    bf16 *factor = aligned_memory(), *stages = factor + 128 * padded;
+    u64* full = (u64*)(stages + 2 * size);
+    auto load = [&](int i) {
+        bf16* stage = stages + i % 2 * size;
+        u64* barrier = full + i % 2;
+        int row = (first + i) * ROWS, more = i == 0 ? 128 * padded : 0;
+        mbarrier_arrive_expect_bytes(barrier, 2 * (ROWS * padded + 2 * TILE + more));
+        for (int c = 0; c < padded; c += 64) {
+            if (i == 0) tma_load_tile(factor + c * 64, a, column, c, barrier);
+            if (i == 0) tma_load_tile(factor + (padded + c) * 64, a, column + 64, c, barrier);
+            tma_load_tile(stage + c * ROWS, d_hidden, c, row, barrier);
+        }
+        tma_load_tile(stage + ROWS * padded, d_x, column, row, barrier);
+        tma_load_tile(stage + ROWS * padded + TILE, d_x, column + 64, row, barrier);
+    };
+    launch_dependents();
+    wait_for_previous_kernel();
+    if (threadIdx.x == 0) {
+        mbarrier_init(full, 1), mbarrier_init(full + 1, 1);
+        mbarrier_init_fence();
+        load(0);
+        if (n_tiles > 1) load(1);
+    }
+    __syncthreads();
+    for (int i = 0; i < n_tiles; ++i) {
+        bf16 *left = stages + i % 2 * size, *to = left + ROWS * padded;
+        mbarrier_wait(full + i % 2, i / 2 % 2);
+        float d[8][4];
+        term(d, left, factor + group * padded * 64, depth);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                u32* at = pair_at(to, result_row() + half * 8, group * 64 + result_column() + j * 8);
+                *at = pack(low_half(*at) + d[j][2 * half], high_half(*at) + d[j][2 * half + 1]);
+            }
+        fence_async_proxy_shared();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            int row = (first + i) * ROWS;
+            tma_store_tile(d_x, column, row, to);
+            if (column + 64 < width) tma_store_tile(d_x, column + 64, row, to + TILE);
+            tma_store_commit();
+            tma_store_wait();
+            if (i + 2 < n_tiles) load(i + 2);
+        }
+    }
 }
 
 // d_activated += d_hidden A, rounded but not stored, and from it the gradients of gate and up (see swiglu.cu). A block takes
@@ -191,7 +276,7 @@ lora_backward_swiglu(const __grid_constant__ TensorMap d_activated, const __grid
     for (int i = 0; i < n_tiles; ++i) {
         mbarrier_wait(full, i % 2);
         float d[8][4];
-        term<64, 128, 1>(d, left, factor + group * padded * 64, 0, depth);
+        term(d, left, factor + group * padded * 64, depth);
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Adapter, Module, cuda::clear};
+use super::cuda::{Backward, Placed, clear, fits, module_columns};
+use super::{Adapter, Module};
 use crate::cuda::{Cuda, MatrixProduct, Placement, Slice};
 use crate::matmul::Dims;
 use crate::matmul::cuda::{input_gradient, product, weight_gradient};
@@ -27,10 +28,10 @@ pub(super) fn project<T: Float>(
     tokens: usize,
     x: Slice,
     adapter: &Adapter<'_, T>,
-    hidden: Slice,
+    hidden: Placed,
 ) {
-    let alone = product(first(tokens, adapter), x, adapter.a.view().cuda(), hidden);
-    let placed = placed(&alone, [0; 3], [adapter.inputs(), adapter.inputs(), adapter.pitch()]);
+    let alone = product(first(tokens, adapter), x, adapter.a.view().cuda(), hidden.slice);
+    let placed = placed(&alone, [0, 0, hidden.start], [adapter.inputs(), adapter.inputs(), hidden.of]);
     cuda.product(&MatrixProduct { alpha: adapter.scale() as f32, ..placed });
 }
 
@@ -41,10 +42,12 @@ pub(super) fn expand<T: Float>(
     hidden: Slice,
     y: Slice,
 ) {
-    for (module, b) in adapter.modules.iter().zip(&adapter.b) {
+    for (place, (module, b)) in adapter.modules.iter().zip(&adapter.b).enumerate() {
         let (rank, outputs) = (module.hidden, module.outputs);
+        // The kernels of cuda.rs leave room between modules.
+        let start = if fits(cuda, adapter) { place * module_columns(adapter) } else { rank.start };
         let alone = product(dims(tokens, module), hidden, b.view().cuda(), y);
-        let placed = placed(&alone, [0, rank.start, outputs.start], [rank.len, rank.of, outputs.of]);
+        let placed = placed(&alone, [0, start, outputs.start], [rank.len, rank.of, outputs.of]);
         cuda.product(&MatrixProduct { adds: true, ..placed });
     }
 }
@@ -64,38 +67,29 @@ pub(super) fn backward_hidden<T: Float>(
     }
 }
 
-pub(super) fn backward_b<T: Float>(
+pub(super) fn backward_factors<T: Float>(
     cuda: &Arc<Cuda>,
     tokens: usize,
     adapter: &Adapter<'_, T>,
-    d_y: Slice,
-    hidden: Slice,
-    to: &[(Slice, Write)],
+    of: Backward,
+    to_b: &[(Slice, Write)],
+    to_a: Option<(Slice, Write)>,
 ) {
     if tokens == 0 {
-        return clear(cuda, to);
+        return clear(cuda, to_b.iter().chain(&to_a));
     }
-    for (module, (d_b, write)) in adapter.modules.iter().zip(to) {
+    let Backward { x, d_y, hidden, d_hidden } = of;
+    for (module, (d_b, write)) in adapter.modules.iter().zip(to_b) {
         let (rank, outputs) = (module.hidden, module.outputs);
-        let alone = weight_gradient(dims(tokens, module), hidden, d_y, *write, *d_b);
-        cuda.product(&placed(&alone, [rank.start, outputs.start, 0], [rank.of, outputs.of, rank.len]));
+        let alone = weight_gradient(dims(tokens, module), hidden.slice, d_y, *write, *d_b);
+        let starts = [hidden.start + rank.start, outputs.start, 0];
+        cuda.product(&placed(&alone, starts, [hidden.of, outputs.of, rank.len]));
     }
-}
-
-pub(super) fn backward_a<T: Float>(
-    cuda: &Arc<Cuda>,
-    tokens: usize,
-    adapter: &Adapter<'_, T>,
-    (x, d_hidden): (Slice, Slice),
-    write: Write,
-    d_a: Slice,
-) {
-    if tokens == 0 {
-        return clear(cuda, &[(d_a, write)]);
+    if let Some((d_a, write)) = to_a {
+        let inputs = adapter.inputs();
+        let alone = weight_gradient(first(tokens, adapter), x, d_hidden, write, d_a);
+        cuda.product(&placed(&alone, [0; 3], [inputs, adapter.pitch(), inputs]));
     }
-    let inputs = adapter.inputs();
-    let alone = weight_gradient(first(tokens, adapter), x, d_hidden, write, d_a);
-    cuda.product(&placed(&alone, [0; 3], [inputs, adapter.pitch(), inputs]));
 }
 
 pub(super) fn backward_input<T: Float>(

@@ -7,8 +7,11 @@
 //! Law: on the CPU an element of `hidden` is one chain over the inputs, multiplied by s, and an element of y is the chain
 //! of the layer's own product (with its bias), continued over the ranks in increasing order. On a Hopper GPU in bf16 an
 //! element of `hidden` is the sum of four chains, each over a quarter of the inputs (rounded up to 128), times s, rounded
-//! to bf16; the chain over the ranks starts from 0 and is added in f32 to the rounded product, and the sum is rounded once
-//! more. Other GPUs take the kernels of `matmul`, with one chain for `hidden`. No result depends on the number of rows
+//! to bf16. Adapters may be *joined* to a layer there: hidden lies behind x in the same row, the second factors lie behind
+//! the weight in the same rows, with 0 for the outputs of other modules, and y is one product of depth `inputs + pitch`,
+//! whose chain (of a split-K product the last one) goes on over the ranks and is rounded once. Other GPUs, and adapters that
+//! cannot be joined, take the kernels of `matmul`: one chain for `hidden`, and one over the ranks that starts from 0 and is
+//! added in f32 to the rounded product, after which the sum is rounded once more. No result depends on the number of rows
 //! or threads. On the CPU the gradients follow the laws of `matmul`; on a Hopper GPU those of the factors are the sums of
 //! chains over some hundred tokens each, added in order.
 
@@ -20,7 +23,8 @@ pub(crate) mod small_m;
 mod tests;
 
 use crate::device::Backend;
-use crate::{Device, Float, Shape, View, ViewMut, Weight, Write, check};
+use crate::matmul::cuda::GROUP_ROWS;
+use crate::{Device, Float, Shape, View, ViewMut, Weight, Write, check, pitch_of};
 
 /// Some neighbouring columns of a matrix with `of` columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,10 +44,85 @@ pub struct Module {
     pub outputs: Band,
 }
 
-/// Columns of `hidden` for the adapters of `n_modules` modules: whole matrix instructions of a GPU, which puts the modules
-/// at multiples of 8 columns.
+/// Columns of `hidden` for the adapters of `n_modules` modules: whole matrix instructions of a GPU for each module.
 pub fn pitch(n_modules: usize, rank: usize) -> usize {
-    (n_modules * rank.next_multiple_of(8)).next_multiple_of(16)
+    n_modules * rank.next_multiple_of(GROUP_ROWS)
+}
+
+/// Columns that the adapters of a layer take behind its weight, on a device that joins them; 0 where they cannot be joined.
+pub fn joined_columns(inputs: usize, modules: &[Module]) -> usize {
+    match modules.first() {
+        Some(first) if cuda::fits_shape(inputs, modules) => first.hidden.of,
+        _ => 0,
+    }
+}
+
+/// Where `hidden` `[T, pitch]` lies: columns from `start` on of the rows of a matrix.
+#[derive(Clone, Copy)]
+pub struct Hidden<'a, T: Float> {
+    rows: View<'a, T>,
+    start: usize,
+}
+
+impl<'a, T: Float> Hidden<'a, T> {
+    /// A matrix of its own.
+    pub fn apart(rows: View<'a, T>) -> Self {
+        Self { rows, start: 0 }
+    }
+
+    /// Behind each row of x, whose `inputs` columns come first.
+    pub fn joined(rows: View<'a, T>, inputs: usize) -> Self {
+        Self { rows, start: inputs }
+    }
+
+    #[track_caller]
+    fn check<U: Float>(&self, op: &str, tokens: usize, adapter: &Adapter<'_, U>) {
+        pitch_of(op, "hidden", self.rows.len(), tokens, self.start + adapter.pitch());
+    }
+
+    pub(crate) fn placed(&self, tokens: usize) -> cuda::Placed {
+        cuda::Placed::new(self.rows.cuda(), tokens, self.start)
+    }
+}
+
+/// What a layer with adapters takes in, and the place of its `hidden`.
+pub enum Input<'a, T: Float> {
+    /// Shapes: x `[T, inputs]`; hidden `[T, pitch]`.
+    Apart { x: View<'a, T>, hidden: ViewMut<'a, T> },
+    /// `[T, inputs + pitch]`: x, and hidden behind it in the same row, for a layer with joined adapters.
+    Joined(ViewMut<'a, T>),
+}
+
+impl<T: Float> Input<'_, T> {
+    /// x `[T, inputs]`, which may have further columns behind its rows.
+    pub(crate) fn x(&self) -> View<'_, T> {
+        match self {
+            Input::Apart { x, .. } => *x,
+            Input::Joined(rows) => rows.view(),
+        }
+    }
+
+    pub(crate) fn hidden(&self, inputs: usize) -> Hidden<'_, T> {
+        match self {
+            Input::Apart { hidden, .. } => Hidden::apart(hidden.view()),
+            Input::Joined(rows) => Hidden::joined(rows.view(), inputs),
+        }
+    }
+}
+
+/// A frozen weight, and the second factors of the adapters that are joined to it.
+pub struct Join<'a, T: Float> {
+    pub weight: &'a mut Weight<T>,
+    pub b: Vec<&'a Weight<T>>,
+    pub modules: &'a [Module],
+}
+
+/// Copies second factors to the weights that they are joined to; called after each change of the factors. Nothing for weights
+/// without room for them.
+pub fn join<T: Float>(device: &Device, layers: Vec<Join<'_, T>>) {
+    if let Backend::Cuda(cuda) = device.backend() {
+        cuda::join(cuda, &layers);
+    }
 }
 
 /// The adapters of a linear layer: of one rank and one factor s.
@@ -79,11 +158,16 @@ impl<T: Float> Adapter<'_, T> {
     }
 
     #[track_caller]
-    fn check(&self, op: &str, tokens: usize, hidden: usize) {
+    fn check_hidden(&self, op: &str, tokens: usize, hidden: usize) {
+        self.check(op);
+        check(op, "hidden", hidden, tokens * self.pitch());
+    }
+
+    #[track_caller]
+    fn check(&self, op: &str) {
         check(op, "second factors", self.b.len(), self.modules.len());
         check(op, "a", self.a.shape().outputs, self.modules.len() * self.rank());
         check(op, "pitch", self.pitch(), pitch(self.modules.len(), self.rank()));
-        check(op, "hidden", hidden, tokens * self.pitch());
         for (place, (module, b)) in self.modules.iter().zip(&self.b).enumerate() {
             let Shape { outputs, inputs } = b.shape();
             check(op, "b", outputs, module.outputs.len);
@@ -99,26 +183,26 @@ impl<T: Float> Adapter<'_, T> {
     }
 }
 
-/// What the terms of all modules are made from. Shapes: x `[T, inputs]`; hidden `[T, pitch]`, overwritten.
-pub fn project<T: Float>(
-    device: &Device,
-    tokens: usize,
-    x: View<'_, T>,
-    adapter: &Adapter<'_, T>,
-    hidden: ViewMut<'_, T>,
-) {
+/// What the terms of all modules are made from: overwrites `hidden` of the input.
+pub fn project<T: Float>(device: &Device, tokens: usize, adapter: &Adapter<'_, T>, input: &mut Input<'_, T>) {
     let op = "lora::project";
-    adapter.check(op, tokens, hidden.len());
-    check(op, "x", x.len(), tokens * adapter.inputs());
+    adapter.check(op);
+    input.hidden(adapter.inputs()).check(op, tokens, adapter);
     match device.backend() {
         Backend::Cpu(cpu) => {
+            let Input::Apart { x, hidden } = input else { panic!("{op}: joined adapters on the CPU") };
+            check(op, "x", x.len(), tokens * adapter.inputs());
             let of = (adapter.scale(), adapter.pitch());
-            T::lora_project(cpu, (tokens, adapter.a), x.host(), of, hidden.into_host());
+            T::lora_project(cpu, (tokens, adapter.a), x.host(), of, hidden.host_mut());
         }
-        Backend::Cuda(cuda) if cuda::fits(cuda, adapter) => {
-            cuda::project(cuda, tokens, x.cuda(), adapter, hidden.cuda());
+        Backend::Cuda(cuda) => {
+            let hidden = input.hidden(adapter.inputs()).placed(tokens);
+            if cuda::fits(cuda, adapter) {
+                cuda::project(cuda, tokens, input.x().cuda(), adapter, hidden);
+            } else {
+                cuda_plain::project(cuda, tokens, input.x().cuda(), adapter, hidden);
+            }
         }
-        Backend::Cuda(cuda) => cuda_plain::project(cuda, tokens, x.cuda(), adapter, hidden.cuda()),
     }
 }
 
@@ -131,7 +215,7 @@ pub fn expand<T: Float>(
     y: ViewMut<'_, T>,
 ) {
     let op = "lora::expand";
-    adapter.check(op, tokens, hidden.len());
+    adapter.check_hidden(op, tokens, hidden.len());
     check(op, "y", y.len(), tokens * adapter.outputs());
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -139,9 +223,6 @@ pub fn expand<T: Float>(
             for (module, b) in adapter.modules.iter().zip(&adapter.b) {
                 T::lora_expand(cpu, (tokens, *module), hidden.host(), b, y);
             }
-        }
-        Backend::Cuda(cuda) if cuda::fits(cuda, adapter) => {
-            cuda::expand(cuda, tokens, adapter, hidden.cuda(), cuda::To::Y(y.cuda()));
         }
         Backend::Cuda(cuda) => cuda_plain::expand(cuda, tokens, adapter, hidden.cuda(), y.cuda()),
     }
@@ -157,7 +238,7 @@ pub fn backward_hidden<T: Float>(
     d_hidden: ViewMut<'_, T>,
 ) {
     let op = "lora::backward_hidden";
-    adapter.check(op, tokens, d_hidden.len());
+    adapter.check_hidden(op, tokens, d_hidden.len());
     check(op, "d_y", d_y.len(), tokens * adapter.outputs());
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -175,70 +256,65 @@ pub fn backward_hidden<T: Float>(
     }
 }
 
-/// The gradients of the second factors: `d_b (+)= d_y^T hidden`. Shapes: d_y, hidden as in [`backward_hidden`]; `to` has
-/// one for each module, `[outputs of the module, rank]`.
-pub fn backward_b<T: Float>(
-    device: &Device,
-    tokens: usize,
-    adapter: &Adapter<'_, T>,
-    d_y: View<'_, T>,
-    hidden: View<'_, T>,
-    to: Vec<(ViewMut<'_, T>, Write)>,
-) {
-    let op = "lora::backward_b";
-    adapter.check(op, tokens, hidden.len());
-    check(op, "d_y", d_y.len(), tokens * adapter.outputs());
-    check(op, "gradients", to.len(), adapter.modules.len());
-    for (module, (d_b, _)) in adapter.modules.iter().zip(&to) {
-        check(op, "d_b", d_b.len(), module.outputs.len * module.hidden.len);
-    }
-    match device.backend() {
-        Backend::Cpu(cpu) => {
-            for (module, (mut d_b, write)) in adapter.modules.iter().zip(to) {
-                if write == Write::Set {
-                    d_b.fill(T::ZERO);
-                }
-                T::lora_backward_b(cpu, (tokens, *module), d_y.host(), hidden.host(), d_b.into_host());
-            }
-        }
-        Backend::Cuda(cuda) => {
-            let to: Vec<_> = to.iter().map(|(d_b, write)| (d_b.cuda(), *write)).collect();
-            if cuda::fits(cuda, adapter) {
-                cuda::backward_b(cuda, tokens, adapter, d_y.cuda(), hidden.cuda(), &to);
-            } else {
-                cuda_plain::backward_b(cuda, tokens, adapter, d_y.cuda(), hidden.cuda(), &to);
-            }
-        }
-    }
+/// What the gradients of factors are made from. Shapes: x `[T, inputs]`, on a GPU possibly with further columns behind its
+/// rows; d_y `[T, outputs of the layer]`; d_hidden `[T, pitch]`, from [`backward_hidden`].
+#[derive(Clone, Copy)]
+pub struct Backward<'a, T: Float> {
+    pub x: View<'a, T>,
+    pub d_y: View<'a, T>,
+    pub hidden: Hidden<'a, T>,
+    pub d_hidden: View<'a, T>,
 }
 
-/// The gradient of the first factors: `d_a (+)= d_hidden^T x`. Shapes: x `[T, inputs]`; d_hidden `[T, pitch]`; d_a
+/// Where the gradients of factors go. Shapes: b `[outputs of the module, rank]`, one for each module, or none at all; a
 /// `[n rank, inputs]`.
-pub fn backward_a<T: Float>(
+pub struct FactorGradients<'a, T: Float> {
+    pub b: Vec<(ViewMut<'a, T>, Write)>,
+    pub a: Option<(ViewMut<'a, T>, Write)>,
+}
+
+/// The gradients of the factors: `d_b (+)= d_y^T hidden`, `d_a (+)= d_hidden^T x`.
+pub fn backward_factors<T: Float>(
     device: &Device,
     tokens: usize,
     adapter: &Adapter<'_, T>,
-    (x, d_hidden): (View<'_, T>, View<'_, T>),
-    write: Write,
-    mut d_a: ViewMut<'_, T>,
+    of: Backward<'_, T>,
+    to: FactorGradients<'_, T>,
 ) {
-    let op = "lora::backward_a";
-    adapter.check(op, tokens, d_hidden.len());
-    check(op, "x", x.len(), tokens * adapter.inputs());
-    check(op, "d_a", d_a.len(), adapter.a.shape().len());
+    let op = "lora::backward_factors";
+    let Backward { x, d_y, hidden, d_hidden } = of;
+    adapter.check_hidden(op, tokens, d_hidden.len());
+    hidden.check(op, tokens, adapter);
+    pitch_of(op, "x", x.len(), tokens, adapter.inputs());
+    check(op, "d_y", d_y.len(), tokens * adapter.outputs());
+    assert!(to.b.is_empty() || to.b.len() == adapter.modules.len(), "{op}: gradients of some second factors");
+    for (module, (d_b, _)) in adapter.modules.iter().zip(&to.b) {
+        check(op, "d_b", d_b.len(), module.outputs.len * module.hidden.len);
+    }
+    if let Some((d_a, _)) = &to.a {
+        check(op, "d_a", d_a.len(), adapter.a.shape().len());
+    }
     match device.backend() {
         Backend::Cpu(cpu) => {
-            if write == Write::Set {
-                d_a.fill(T::ZERO);
+            for (module, d_b) in adapter.modules.iter().zip(to.b) {
+                let d_b = cleared(d_b);
+                T::lora_backward_b(cpu, (tokens, *module), d_y.host(), hidden.rows.host(), d_b.into_host());
             }
-            let of = (tokens, adapter.a.shape(), adapter.pitch());
-            T::lora_backward_a(cpu, of, x.host(), d_hidden.host(), d_a.into_host());
-        }
-        Backend::Cuda(cuda) if cuda::fits(cuda, adapter) => {
-            cuda::backward_a(cuda, tokens, adapter, (x.cuda(), d_hidden.cuda()), write, d_a.cuda());
+            if let Some(d_a) = to.a.map(cleared) {
+                let shape = (tokens, adapter.a.shape(), adapter.pitch());
+                T::lora_backward_a(cpu, shape, x.host(), d_hidden.host(), d_a.into_host());
+            }
         }
         Backend::Cuda(cuda) => {
-            cuda_plain::backward_a(cuda, tokens, adapter, (x.cuda(), d_hidden.cuda()), write, d_a.cuda());
+            let d_b: Vec<_> = to.b.iter().map(|(d_b, write)| (d_b.cuda(), *write)).collect();
+            let d_a = to.a.as_ref().map(|(d_a, write)| (d_a.cuda(), *write));
+            let hidden = hidden.placed(tokens);
+            let of = cuda::Backward { x: x.cuda(), d_y: d_y.cuda(), hidden, d_hidden: d_hidden.cuda() };
+            if cuda::fits(cuda, adapter) {
+                cuda::backward_factors(cuda, tokens, adapter, of, &d_b, d_a);
+            } else {
+                cuda_plain::backward_factors(cuda, tokens, adapter, of, &d_b, d_a);
+            }
         }
     }
 }
@@ -252,7 +328,7 @@ pub fn backward_input<T: Float>(
     d_x: ViewMut<'_, T>,
 ) {
     let op = "lora::backward_input";
-    adapter.check(op, tokens, d_hidden.len());
+    adapter.check_hidden(op, tokens, d_hidden.len());
     check(op, "d_x", d_x.len(), tokens * adapter.inputs());
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -266,4 +342,12 @@ pub fn backward_input<T: Float>(
             cuda_plain::backward_input(cuda, tokens, adapter, d_hidden.cuda(), d_x.cuda());
         }
     }
+}
+
+/// A gradient that an op adds to, cleared where it is to be overwritten.
+fn cleared<'a, T: Float>((mut to, write): (ViewMut<'a, T>, Write)) -> ViewMut<'a, T> {
+    if write == Write::Set {
+        to.fill(T::ZERO);
+    }
+    to
 }

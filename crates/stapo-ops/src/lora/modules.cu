@@ -9,7 +9,7 @@ struct alignas(64) Maps {
 };
 
 // The modules of a linear layer that have an adapter. `hidden` [T, pitch] has x A^T of module i from column hidden[i]
-// on, where each module takes `apart` columns, the rank rounded up to 8 (the TMA reads from multiples of 16 bytes on).
+// on, where each module takes `apart` columns, the rank rounded up to 16, the depth of a matrix instruction.
 // The module's outputs are `outputs[i]` columns of y from start[i] on. `columns` of hidden take part in a product: the
 // rank, or all of them.
 struct Modules {

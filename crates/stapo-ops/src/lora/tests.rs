@@ -48,7 +48,8 @@ fn forward_of<T: Float>(device: &Device, tokens: usize, inputs: &Tensors<T>) -> 
     let modules = modules();
     let adapter = Adapter { a: &a, b: b.iter().collect(), modules: &modules };
     let mut hidden = device.zeros(tokens * pitch(2, RANK)).unwrap();
-    project(device, tokens, x.view(), &adapter, hidden.view_mut());
+    let mut input = Input::Apart { x: x.view(), hidden: hidden.view_mut() };
+    project(device, tokens, &adapter, &mut input);
     let mut y = upload(device, &inputs[4]);
     expand(device, tokens, &adapter, hidden.view(), y.view_mut());
     vec![hidden.view().to_vec(), y.view().to_vec()]
@@ -64,11 +65,14 @@ fn backward_of<T: Float>(device: &Device, tokens: usize, inputs: &Tensors<T>, d_
     let mut d_hidden = device.zeros(tokens * pitch(2, RANK)).unwrap();
     backward_hidden(device, tokens, &adapter, d_y.view(), d_hidden.view_mut());
     let mut d_b = [2, 3].map(|place: usize| device.zeros(inputs[place].len()).unwrap());
-    let to = d_b.iter_mut().map(|d_b| (d_b.view_mut(), Write::Add)).collect();
-    backward_b(device, tokens, &adapter, d_y.view(), hidden.view(), to);
     let mut d_a = device.zeros(2 * RANK * INPUTS).unwrap();
-    let of = (x.view(), d_hidden.view());
-    backward_a(device, tokens, &adapter, of, Write::Add, d_a.view_mut());
+    let to = FactorGradients {
+        b: d_b.iter_mut().map(|d_b| (d_b.view_mut(), Write::Add)).collect(),
+        a: Some((d_a.view_mut(), Write::Add)),
+    };
+    let hidden = Hidden::apart(hidden.view());
+    let of = Backward { x: x.view(), d_y: d_y.view(), hidden, d_hidden: d_hidden.view() };
+    backward_factors(device, tokens, &adapter, of, to);
     let mut d_x = device.zeros(tokens * INPUTS).unwrap();
     backward_input(device, tokens, &adapter, d_hidden.view(), d_x.view_mut());
     let [first, second] = d_b;

@@ -8,8 +8,8 @@ use super::{Dims, Shape};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{
-    Columns, Cuda, ElementType, MatrixProduct, Memory, SPLIT_K_BYTES, Slice, TILE_COLUMNS, add_column_sums,
-    parts_for,
+    Columns, Cuda, ElementType, Fields, MatrixProduct, Memory, Placement, SPLIT_K_BYTES, Slice, TILE_COLUMNS,
+    add_column_sums, parts_for, upload_table,
 };
 
 /// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in
@@ -20,27 +20,57 @@ pub(crate) const SPLIT_K: usize = 4;
 /// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits
 /// in every batch. Logits, in f32, and products with a bias never use split-K.
 pub(crate) fn uses_split_k(d: Dims, weight: Slice) -> bool {
+    is_deep(d) && weight.kind == ElementType::Bf16
+}
+
+/// Whether a product of this shape uses split-K in bf16.
+fn is_deep(d: Dims) -> bool {
     let is_whole = d.inputs.is_multiple_of(128 * SPLIT_K) && d.outputs.is_multiple_of(8);
-    let is_long = d.inputs >= 2048 && d.inputs >= 2 * d.outputs;
-    is_whole && is_long && weight.kind == ElementType::Bf16
+    is_whole && d.inputs >= 2048 && d.inputs >= 2 * d.outputs
 }
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
     if bias.is_none() && y.kind == ElementType::Bf16 && uses_split_k(d, weight) {
-        for_each_split(cuda, d, (x, weight), 0, |start, n, partials| {
-            let y = y.part(start * d.outputs, n * d.outputs);
-            let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(partials).arg(y);
-            launch.arg(y.len).arg(SPLIT_K).run([y.len.div_ceil(8 * 256), 1], 256, 0);
-        });
+        DeepProduct { d, x, weight, n_further: 0 }.run(cuda, y);
     } else if bias.is_none() && small_m::fits(Output::Product, cuda, d, x, weight, y) {
         small_m::run(Output::Product, cuda, d, x, weight, y);
     } else {
-        cuda.product(&MatrixProduct { bias, ..product(d, x, weight, y) });
+        forward_one_chain(cuda, d, x, weight, bias, y);
+    }
+}
+
+/// `y = x W^T + bias` by cuBLASLt, one chain over the depth.
+pub(crate) fn forward_one_chain(
+    cuda: &Arc<Cuda>,
+    d: Dims,
+    x: Slice,
+    weight: Slice,
+    bias: Option<Slice>,
+    y: Slice,
+) {
+    cuda.product(&MatrixProduct { bias, ..product(d, x, weight, y) });
+}
+
+/// How the rows of a weight lie. Of a weight that adapters are joined to (`Weight::joined_zeros`), further columns lie behind
+/// every row, or behind each part of it that split-K takes.
+struct RowLayout {
+    /// Elements from one row to the next.
+    pitch: usize,
+    /// Parts of a row that have further columns.
+    n_parts: usize,
+}
+
+impl RowLayout {
+    fn of(d: Dims, weight: Slice) -> Self {
+        let pitch = weight.len / d.outputs.max(1);
+        let is_split = pitch > d.inputs && uses_split_k(d, weight);
+        Self { pitch, n_parts: if is_split { SPLIT_K } else { 1 } }
     }
 }
 
 /// `y = x W^T`.
 pub(crate) fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProduct {
+    let strides = [RowLayout::of(d, weight).pitch, x.len / d.tokens.max(1), d.outputs];
     MatrixProduct {
         m: d.outputs,
         n: d.tokens,
@@ -54,41 +84,69 @@ pub(crate) fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProdu
         bias: None,
         columns: Columns::Tokens,
         n_splits: 1,
+        parts_apart: None,
         alpha: 1.0,
-        placement: None,
+        placement: Some(Placement { strides, starts: [0; 3] }),
     }
 }
 
-/// Computes the partial sums of a split-K product, some rows at a time. `each` is given the first row, the number of
-/// rows n and memory `[SPLIT_K + n_more, n, outputs]` in f32 that begins with the partial sums. `each` must queue the kernel that reads the partial sums
-/// before it returns, because those of the next rows overwrite the memory.
-pub(crate) fn for_each_split(
-    cuda: &Arc<Cuda>,
-    d: Dims,
-    (x, weight): (Slice, Slice),
-    n_more: usize,
-    mut each: impl FnMut(usize, usize, Slice),
-) {
-    let at_once = SPLIT_K_BYTES / (4 * SPLIT_K * d.outputs);
-    assert!(at_once > 0, "matmul::forward: {} outputs of a deep product", d.outputs);
-    for start in (0..d.tokens).step_by(at_once) {
-        let n = at_once.min(d.tokens - start);
-        let x = x.part(start * d.inputs, n * d.inputs);
-        let d = Dims { tokens: n, ..d };
-        let memory = cuda.split_k_workspace((SPLIT_K + n_more) * n * d.outputs);
-        let partials = memory.part(0, SPLIT_K * n * d.outputs);
-        let output = Output::SplitK { n_splits: SPLIT_K };
-        if small_m::fits(output, cuda, d, x, weight, partials) {
-            small_m::run(output, cuda, d, x, weight, partials);
-        } else {
-            cuda.product(&MatrixProduct { n_splits: SPLIT_K, ..product(d, x, weight, partials) });
+/// A product that uses split-K. Shapes: x `[T, inputs]`; weight `[outputs, inputs]`. Where adapters are joined, `n_further`
+/// columns lie behind each row of x and behind each part of a row of the weight, and each part of the depth goes on over
+/// these: the weight's are 0 but behind the last part, where x's are `s x A^T`.
+pub(crate) struct DeepProduct {
+    pub d: Dims,
+    pub x: Slice,
+    pub weight: Slice,
+    pub n_further: usize,
+}
+
+impl DeepProduct {
+    /// y `[T, outputs]` becomes the rounded sum of the partial sums.
+    pub(crate) fn run(&self, cuda: &Arc<Cuda>, y: Slice) {
+        self.for_each_split(cuda, |start, n, partials| {
+            let y = y.part(start * self.d.outputs, n * self.d.outputs);
+            let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(partials).arg(y);
+            launch.arg(y.len).arg(SPLIT_K).run([y.len.div_ceil(8 * 256), 1], 256, 0);
+        });
+    }
+
+    /// Computes the partial sums, some rows at a time. `each` is given the first row, the number of rows n and the partial
+    /// sums `[SPLIT_K, n, outputs]` in f32. `each` must queue the kernel that reads the partial sums before it returns,
+    /// because those of the next rows overwrite the memory.
+    pub(crate) fn for_each_split(&self, cuda: &Arc<Cuda>, mut each: impl FnMut(usize, usize, Slice)) {
+        let DeepProduct { d, weight, n_further, .. } = *self;
+        let at_once = SPLIT_K_BYTES / (4 * SPLIT_K * d.outputs);
+        assert!(at_once > 0, "matmul::forward: {} outputs of a deep product", d.outputs);
+        let x_pitch = self.x.len / d.tokens.max(1);
+        let row = RowLayout::of(d, weight);
+        for start in (0..d.tokens).step_by(at_once) {
+            let n = at_once.min(d.tokens - start);
+            let x = self.x.part(start * x_pitch, n * x_pitch);
+            let d = Dims { tokens: n, ..d };
+            let partials = cuda.split_k_workspace(SPLIT_K * n * d.outputs);
+            let output = Output::SplitK { n_splits: SPLIT_K };
+            if n_further == 0 && small_m::fits(output, cuda, d, x, weight, partials) {
+                small_m::run(output, cuda, d, x, weight, partials);
+            } else {
+                let parts_apart = Some([row.pitch / SPLIT_K, d.inputs / SPLIT_K]);
+                let k = d.inputs + SPLIT_K * n_further;
+                let whole = product(d, x, weight, partials);
+                cuda.product(&MatrixProduct { n_splits: SPLIT_K, parts_apart, k, ..whole });
+            }
+            each(start, n, partials);
         }
-        each(start, n, memory);
     }
 }
 
 pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slice, write: Write, d_x: Slice) {
-    cuda.product(&input_gradient(d, d_y, weight, write, d_x));
+    let RowLayout { pitch, n_parts } = RowLayout::of(d, weight);
+    let part = d.inputs / n_parts;
+    for i in 0..n_parts {
+        let placement =
+            Placement { strides: [pitch, d.outputs, d.inputs], starts: [i * (pitch / n_parts), 0, i * part] };
+        let whole = input_gradient(d, d_y, weight, write, d_x);
+        cuda.product(&MatrixProduct { m: part, placement: Some(placement), ..whole });
+    }
 }
 
 /// `d_x (+)= d_y W`.
@@ -106,6 +164,7 @@ pub(crate) fn input_gradient(d: Dims, d_y: Slice, weight: Slice, write: Write, d
         bias: None,
         columns: Columns::Tokens,
         n_splits: 1,
+        parts_apart: None,
         alpha: 1.0,
         placement: None,
     }
@@ -143,6 +202,7 @@ pub(crate) fn weight_gradient(d: Dims, x: Slice, d_y: Slice, write: Write, d_wei
         bias: None,
         columns: Columns::Width,
         n_splits: 1,
+        parts_apart: None,
         alpha: 1.0,
         placement: None,
     }
@@ -158,8 +218,11 @@ pub(super) fn backward_bias(cuda: &Arc<Cuda>, tokens: usize, outputs: usize, d_y
     add_column_sums(cuda, parts, n_parts, d_bias.f32("matmul::backward_bias"));
 }
 
+/// Rows of a group are filled up to a multiple of this, the depth of a matrix instruction.
+pub(crate) const GROUP_ROWS: usize = 16;
+
 /// The form of a weight of `n_groups` groups of rows for the TMA: columns filled up with zeros to whole tiles, and the
-/// rows of each group to multiples of 8.
+/// rows of each group to multiples of [`GROUP_ROWS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Padding {
     pub n_groups: usize,
@@ -169,7 +232,7 @@ pub(crate) struct Padding {
 
 impl Padding {
     pub(crate) fn of(shape: Shape, n_groups: usize) -> Self {
-        let rows = (shape.outputs / n_groups.max(1)).next_multiple_of(8);
+        let rows = (shape.outputs / n_groups.max(1)).next_multiple_of(GROUP_ROWS);
         Self { n_groups, rows, columns: shape.inputs.next_multiple_of(TILE_COLUMNS) }
     }
 
@@ -178,9 +241,96 @@ impl Padding {
     }
 }
 
-pub(super) fn pad(cuda: &Arc<Cuda>, shape: Shape, to: Padding, weight: Slice, padded: Slice) {
-    let launch = cuda.kernel(&ELEMENTWISE, "pad_groups_bf16").arg(weight).arg(padded).arg(padded.len);
-    let launch =
-        launch.arg(shape.outputs / to.n_groups.max(1)).arg(to.rows).arg(shape.inputs).arg(to.columns);
-    launch.run([padded.len.div_ceil(256), 1], 256, 0);
+/// A weight and the padded copy that is to be made of it.
+pub(super) struct Pad {
+    pub shape: Shape,
+    pub to: Padding,
+    pub weight: Slice,
+    pub padded: Slice,
+}
+
+/// All in one launch.
+pub(super) fn pad(cuda: &Arc<Cuda>, pads: &[Pad]) {
+    let mut n_blocks = 0;
+    let mut rows = Vec::new();
+    for Pad { shape, to, weight, padded } in pads.iter().filter(|pad| pad.padded.len > 0) {
+        let row = Fields::default().eight_bytes(*weight).eight_bytes(*padded).eight_bytes(padded.len);
+        let row = row.four_bytes(n_blocks).four_bytes(shape.outputs / to.n_groups.max(1));
+        rows.push(row.four_bytes(to.rows).four_bytes(shape.inputs).four_bytes(to.columns));
+        n_blocks += padded.len.div_ceil(256);
+    }
+    if n_blocks > 0 {
+        let table = upload_table(cuda, &rows);
+        let launch = cuda.kernel(&ELEMENTWISE, "pad_groups_bf16").arg(table.slice()).arg(rows.len());
+        launch.run([n_blocks, 1], 256, 0);
+    }
+}
+
+/// Columns that lie behind each of `n_parts` equal parts of a weight's row, for what adapters add to the product. A part is a
+/// chain of a split-K product; the columns behind all but the last are 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Joined {
+    pub n_parts: usize,
+    pub columns: usize,
+}
+
+impl Joined {
+    /// Of a layer of this shape.
+    pub(super) fn of(shape: Shape, columns: usize) -> Self {
+        let Shape { outputs, inputs } = shape;
+        let is_deep = is_deep(Dims { tokens: 0, inputs, outputs });
+        Self { n_parts: if is_deep { SPLIT_K } else { 1 }, columns }
+    }
+
+    /// `to` `[outputs, inputs]` becomes the weight without the further columns.
+    pub(super) fn take_out(self, cuda: &Cuda, shape: Shape, weight: Slice, to: Slice) {
+        let part = shape.inputs / self.n_parts;
+        self.copy(cuda, shape, (weight, part + self.columns), (to, part));
+    }
+
+    /// `from` `[outputs, inputs]` becomes the weight, whose further columns are left as they are.
+    pub(super) fn put_in(self, cuda: &Cuda, shape: Shape, from: Slice, weight: Slice) {
+        let part = shape.inputs / self.n_parts;
+        self.copy(cuda, shape, (from, part), (weight, part + self.columns));
+    }
+
+    /// Copies every part of every row; each matrix has its parts so many elements apart.
+    fn copy(
+        self,
+        cuda: &Cuda,
+        shape: Shape,
+        (from, from_apart): (Slice, usize),
+        (to, to_apart): (Slice, usize),
+    ) {
+        let launch =
+            cuda.kernel(&ELEMENTWISE, "copy_rows_bf16").arg(from).arg(from_apart).arg(to).arg(to_apart);
+        let launch = launch.arg(shape.inputs / self.n_parts).arg(shape.len());
+        launch.run([shape.len().div_ceil(256), 1], 256, 0);
+    }
+}
+
+/// A second factor `[outputs, rank]`, and where its columns lie in the rows of a weight.
+pub(crate) struct JoinedFactor {
+    pub factor: Slice,
+    pub rank: usize,
+    /// The address of the first column in the first row.
+    pub to: u64,
+    /// Elements from one row of the weight to the next.
+    pub pitch: usize,
+}
+
+/// Copies second factors to the weights that they are joined to, all in one launch.
+pub(crate) fn join(cuda: &Arc<Cuda>, factors: &[JoinedFactor]) {
+    let mut n_blocks = 0;
+    let mut rows = Vec::new();
+    for JoinedFactor { factor, rank, to, pitch } in factors.iter().filter(|of| of.factor.len > 0) {
+        let row = Fields::default().eight_bytes(*factor).eight_bytes(*to).eight_bytes(factor.len);
+        rows.push(row.four_bytes(n_blocks).four_bytes(*rank).four_bytes(*pitch));
+        n_blocks += factor.len.div_ceil(256);
+    }
+    if n_blocks > 0 {
+        let table = upload_table(cuda, &rows);
+        let launch = cuda.kernel(&ELEMENTWISE, "join_factors_bf16").arg(table.slice()).arg(rows.len());
+        launch.run([n_blocks, 1], 256, 0);
+    }
 }

@@ -13,7 +13,7 @@ pub(crate) mod small_m;
 mod tests;
 mod weight;
 
-pub use weight::{Shape, Weight};
+pub use weight::{Shape, Weight, WeightRows};
 
 use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, Write, check};

@@ -89,7 +89,9 @@ pub(crate) fn fits(output: Output, cuda: &Cuda, d: Dims, x: Slice, weight: Slice
     let is_whole = d.inputs.is_multiple_of(STEP)
         && d.outputs.is_multiple_of(8)
         && output.width(d).is_multiple_of(8)
-        && y.address.is_multiple_of(16);
+        && y.address.is_multiple_of(16)
+        && x.len == d.tokens * d.inputs
+        && weight.len == d.outputs * d.inputs;
     cuda.is_hopper()
         && (1..=MAX_ROWS).contains(&d.tokens)
         && is_whole

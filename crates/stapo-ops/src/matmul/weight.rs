@@ -1,4 +1,4 @@
-use super::cuda::Padding;
+use super::cuda::{Joined, Pad, Padding};
 use crate::cpu::gemm::panels_len;
 use crate::cuda::ElementType;
 use crate::device::Backend;
@@ -28,6 +28,9 @@ impl Shape {
 /// bytes in f32. The input's gradient, the embedding, the optimizer and files use the flat copy. A weight changes only
 /// through [`Weight::update`] and [`Weight::update_all`], which pack the panels again, so that the two copies always agree.
 /// On a GPU there is one copy, except of the factors of adapters ([`Weight::factor_zeros`]).
+///
+/// Where adapters are joined (see `lora`), the rows of a frozen weight on a GPU have further columns for the second factors
+/// of its adapters; [`Weight::rows`] and [`Weight::update`] leave these out.
 #[derive(Debug)]
 pub struct Weight<T: Float> {
     shape: Shape,
@@ -35,6 +38,29 @@ pub struct Weight<T: Float> {
     /// On the CPU panels; on a GPU padded rows, or nothing.
     packed: Buffer<T>,
     padding: Option<Padding>,
+    joined: Option<Joined>,
+}
+
+/// Some rows of a weight, one behind the other.
+#[derive(Debug)]
+pub enum WeightRows<'a, T: Float> {
+    InPlace(View<'a, T>),
+    /// A copy of rows that have further columns between them.
+    Copied(Buffer<T>),
+}
+
+impl<T: Float> WeightRows<'_, T> {
+    pub fn view(&self) -> View<'_, T> {
+        match self {
+            WeightRows::InPlace(view) => *view,
+            WeightRows::Copied(buffer) => buffer.view(),
+        }
+    }
+
+    /// The elements, on the host. Waits for the device.
+    pub fn to_vec(&self) -> Vec<T> {
+        self.view().to_vec()
+    }
 }
 
 impl<T: Float> Weight<T> {
@@ -62,13 +88,29 @@ impl<T: Float> Weight<T> {
         Self::with_flat(device, shape, device.compute_zeros(shape.len())?)
     }
 
+    /// As [`Weight::frozen_zeros`], of a layer without bias or whose product does not use split-K. Where adapters are joined,
+    /// with room for `columns` of second factors, which `lora::join` fills.
+    pub fn joined_zeros(device: &Device, shape: Shape, columns: usize) -> Result<Self, OutOfMemory> {
+        if columns == 0 || !device.joins_adapters() {
+            return Self::frozen_zeros(device, shape);
+        }
+        let joined = Some(Joined::of(shape, columns));
+        let flat = device.compute_zeros(shape.len() + Self::n_joined(shape, columns))?;
+        Ok(Weight { joined, ..Self::with_flat(device, shape, flat)? })
+    }
+
+    /// Elements that [`Weight::joined_zeros`] takes beside those of the weight.
+    pub fn n_joined(shape: Shape, columns: usize) -> usize {
+        shape.outputs * Joined::of(shape, columns).n_parts * columns
+    }
+
     fn with_flat(device: &Device, shape: Shape, flat: Buffer<T>) -> Result<Self, OutOfMemory> {
         let n_panels = match device.backend() {
             Backend::Cpu(_) => panels_len(shape.outputs, shape.inputs),
             Backend::Cuda(_) => 0,
         };
         let packed = device.compute_zeros(n_panels)?;
-        Ok(Weight { shape, flat, packed, padding: None })
+        Ok(Weight { shape, flat, packed, padding: None, joined: None })
     }
 
     /// A weight that holds `values`, `[outputs, inputs]`.
@@ -83,15 +125,49 @@ impl<T: Float> Weight<T> {
         self.shape
     }
 
-    /// `[outputs, inputs]`.
+    /// `[outputs, inputs]`; where adapters are joined, with the further columns.
     pub fn view(&self) -> View<'_, T> {
         self.flat.view()
     }
 
+    /// Whether the weight has columns for second factors of adapters.
+    pub fn is_joined(&self) -> bool {
+        self.joined.is_some()
+    }
+
+    pub(crate) fn joined(&self) -> Option<Joined> {
+        self.joined
+    }
+
+    /// `[rows, inputs]`.
+    pub fn rows(&self, device: &Device, rows: Range<usize>) -> WeightRows<'_, T> {
+        match (device.backend(), self.joined) {
+            (Backend::Cuda(cuda), Some(joined)) => {
+                let shape = Shape { outputs: rows.len(), ..self.shape };
+                let pitch = self.flat.len() / self.shape.outputs;
+                let from = self.flat.range(rows.start * pitch..rows.end * pitch).cuda();
+                let copy = Buffer::temporary(cuda, shape.len());
+                joined.take_out(cuda, shape, from, copy.view().cuda());
+                WeightRows::Copied(copy)
+            }
+            _ => {
+                let inputs = self.shape.inputs;
+                WeightRows::InPlace(self.flat.range(rows.start * inputs..rows.end * inputs))
+            }
+        }
+    }
+
     /// Lets `change` write the weight, then packs the second copy.
     pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
+        if let (Backend::Cuda(cuda), Some(joined)) = (device.backend(), self.joined)
+            && let WeightRows::Copied(mut copy) = self.rows(device, 0..self.shape.outputs)
+        {
+            let result = change(copy.view_mut());
+            joined.put_in(cuda, self.shape, copy.view().cuda(), self.flat.view().cuda());
+            return result;
+        }
         let result = change(self.flat.view_mut());
-        self.pack(device);
+        Self::pack(device, &mut [self]);
         result
     }
 
@@ -102,25 +178,30 @@ impl<T: Float> Weight<T> {
         change: impl FnOnce(Vec<ViewMut<'_, T>>) -> R,
     ) -> R {
         let mut weights = weights;
+        assert!(weights.iter().all(|weight| weight.joined.is_none()), "update_all: frozen weights");
         let result = change(weights.iter_mut().map(|weight| weight.flat.view_mut()).collect());
-        for weight in weights {
-            weight.pack(device);
-        }
+        Self::pack(device, &mut weights);
         result
     }
 
-    fn pack(&mut self, device: &Device) {
-        let Shape { outputs, inputs } = self.shape;
+    /// Makes the second copies of weights that were written.
+    fn pack(device: &Device, weights: &mut [&mut Weight<T>]) {
         match device.backend() {
             Backend::Cpu(cpu) => {
-                let packed = self.packed.view_mut().into_host();
-                T::pack_panels(cpu, self.flat.view().host(), outputs, inputs, packed);
+                for Weight { shape: Shape { outputs, inputs }, flat, packed, .. } in weights {
+                    let packed = packed.view_mut().into_host();
+                    T::pack_panels(cpu, flat.view().host(), *outputs, *inputs, packed);
+                }
             }
             Backend::Cuda(cuda) => {
-                if let Some(padding) = self.padding {
-                    let (flat, packed) = (self.flat.view().cuda(), self.packed.view().cuda());
-                    super::cuda::pad(cuda, self.shape, padding, flat, packed);
-                }
+                let padded = weights.iter().filter_map(|weight| Some((weight, weight.padding?)));
+                let pads = padded.map(|(weight, to)| Pad {
+                    shape: weight.shape,
+                    to,
+                    weight: weight.flat.view().cuda(),
+                    padded: weight.packed.view().cuda(),
+                });
+                super::cuda::pad(cuda, &pads.collect::<Vec<_>>());
             }
         }
     }

@@ -4,7 +4,7 @@ use super::{Dims, Saved};
 use crate::cuda::kernels::RMSNORM;
 use crate::cuda::{Cuda, ElementType, Memory, Slice, add_column_sums, parts_for};
 use crate::matmul::small_m;
-use crate::{Float, Write};
+use crate::{Float, Write, pitch_of};
 
 /// The most threads of a row, each with eight columns; the threads of a wider row loop.
 const MAX_THREADS: usize = 1024;
@@ -24,8 +24,6 @@ pub(crate) enum Addend {
     Rows(Slice),
     /// The partial sums of a split-K product, `[n, T, D]` in f32. The kernel adds them up and rounds the result first.
     SplitK(Slice),
-    /// As `SplitK`, `[n + 1, T, D]`: the last is the term of an adapter, which the kernel adds to the rounded result.
-    SplitKAndTerm(Slice),
 }
 
 pub(crate) fn forward(
@@ -48,19 +46,19 @@ pub(crate) fn forward(
         }
         Some(Addition { addend, rows, sum }) => {
             name = format!("rmsnorm_forward_add_{kind}");
-            let (addend, partials, n_terms) = match addend {
-                Addend::Rows(addend) => (Some(addend.same(x, op)), None, 0),
-                Addend::SplitK(partials) => (None, Some(partials.f32(op)), 0),
-                Addend::SplitKAndTerm(partials) => (None, Some(partials.f32(op)), 1),
+            let (addend, partials) = match addend {
+                Addend::Rows(addend) => (Some(addend.same(x, op)), None),
+                Addend::SplitK(partials) => (None, Some(partials.f32(op))),
             };
-            let n_splits = partials.map_or(0, |partials| partials.len / x.len.max(1) - n_terms);
+            let n_splits = partials.map_or(0, |partials| partials.len / x.len.max(1));
             let begun = cuda.kernel(&RMSNORM, &name).arg(x).arg(addend).arg(partials).arg(n_splits);
-            launch = begun.arg(n_terms).arg(rows).arg(weight).arg(sum.same(x, op));
+            launch = begun.arg(rows).arg(weight).arg(sum.same(x, op));
         }
     }
     // In decode the norm runs between small-M products, which use programmatic dependent launch too.
     let is_programmatic = cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS;
-    let launch = launch.arg(normed).arg(inv_rms.f32(op)).arg(d.width).arg(d.eps as f32);
+    let pitch = pitch_of(op, "normed", normed.len, d.tokens, d.width);
+    let launch = launch.arg(normed).arg(pitch).arg(inv_rms.f32(op)).arg(d.width).arg(d.eps as f32);
     launch.programmatic_launch(is_programmatic).run([d.tokens, 1], threads, 0);
 }
 

@@ -9,7 +9,7 @@ pub(crate) mod cuda;
 mod tests;
 
 use crate::device::Backend;
-use crate::{Device, Float, View, ViewMut, Write, check, embedding, residual};
+use crate::{Device, Float, View, ViewMut, Write, check, embedding, pitch_of, residual};
 use cuda::{Addend, Addition};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,7 +19,8 @@ pub struct Dims {
     pub eps: f64,
 }
 
-/// What a forward writes. Shapes: normed `[T, D]`; inv_rms `[T]`, `1 / sqrt(mean(x^2) + eps)`, kept for backward.
+/// What a forward writes. Shapes: normed `[T, D]`, on a GPU possibly with further columns behind each row, which are left as
+/// they are; inv_rms `[T]`, `1 / sqrt(mean(x^2) + eps)`, kept for backward.
 pub struct Out<'a, T: Float> {
     pub normed: ViewMut<'a, T>,
     pub inv_rms: ViewMut<'a, T>,
@@ -118,7 +119,7 @@ pub fn forward_add_rows<T: Float>(
 #[track_caller]
 pub(crate) fn check_out<T: Float>(op: &str, dims: Dims, weight: View<'_, T>, to: &Out<'_, T>) {
     check(op, "weight", weight.len(), dims.width);
-    check(op, "normed", to.normed.len(), dims.tokens * dims.width);
+    pitch_of(op, "normed", to.normed.len(), dims.tokens, dims.width);
     check(op, "inv_rms", to.inv_rms.len(), dims.tokens);
 }
 

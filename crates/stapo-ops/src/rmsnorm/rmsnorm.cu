@@ -1,12 +1,12 @@
 // One block per row, and a thread takes eight columns at a time: a row's bits depend on the row alone.
 
 // Normalises x, or with ADD x + addend. `rows` lists the rows of x and addend that are taken; 0: all in order. Where
-// the addend is a split-K product not yet summed, `addend` is 0 and parts [n_parts, rows, width] are its partial sums;
-// with `has_term` a term [rows, width] lies behind these, which is added to their rounded sum.
+// the addend is a split-K product not yet summed, `addend` is 0 and parts [n_parts, rows, width] are its partial sums.
+// Rows of `out` are `pitch` apart.
 template <class S, bool ADD>
-__device__ __forceinline__ void forward(const S* x, const S* addend, const float* parts, int n_parts, int has_term,
-                                        const u32* rows, const S* weight, S* sum, S* out, float* inv_rms, int width,
-                                        float eps) {
+__device__ __forceinline__ void forward(const S* x, const S* addend, const float* parts, int n_parts,
+                                        const u32* rows, const S* weight, S* sum, S* out, int pitch, float* inv_rms,
+                                        int width, float eps) {
     launch_dependents();
     bool whole = is_whole(width), fits = width <= 8 * blockDim.x, is_there = 8 * threadIdx.x < width;
     size_t to = (size_t)blockIdx.x * width, of = rows ? (size_t)rows[blockIdx.x] * width : to;
@@ -25,12 +25,6 @@ __device__ __forceinline__ void forward(const S* x, const S* addend, const float
 #pragma unroll
                 for (int i = 0; i < 8; ++i) d[i] = p == 0 ? part[i] : d[i] + part[i];
             }
-            if (has_term) {
-                float term[8];
-                load8(parts + (size_t)n_parts * gridDim.x * width + of, at, width, whole, term);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) d[i] = widen(round_to<S>(d[i])) + term[i];
-            }
 #pragma unroll
             for (int i = 0; i < 8; ++i) v[i] = widen(round_to<S>(v[i] + widen(round_to<S>(d[i]))));
             store8(sum + to, at, width, whole, v);
@@ -48,7 +42,7 @@ __device__ __forceinline__ void forward(const S* x, const S* addend, const float
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[i] = v[i] * inv * w[i];
-        store8(out + to, at, width, whole, v);
+        store8(out + (size_t)blockIdx.x * pitch, at, width, whole, v);
     }
 }
 
@@ -124,13 +118,14 @@ __device__ __forceinline__ void backward(const S* x, const S* weight, const floa
 }
 
 #define RMSNORM(S)                                                                                                     \
-    KERNEL rmsnorm_forward_##S(const S* x, const S* weight, S* out, float* inv_rms, int width, float eps) {            \
-        forward<S, false>(x, 0, 0, 0, 0, 0, weight, 0, out, inv_rms, width, eps);                                      \
+    KERNEL __launch_bounds__(1024)                                                                                     \
+        rmsnorm_forward_##S(const S* x, const S* weight, S* out, int pitch, float* inv_rms, int width, float eps) {    \
+        forward<S, false>(x, 0, 0, 0, 0, weight, 0, out, pitch, inv_rms, width, eps);                                  \
     }                                                                                                                  \
-    KERNEL rmsnorm_forward_add_##S(const S* x, const S* addend, const float* parts, int n_parts, int has_term,         \
-                                   const u32* rows, const S* weight, S* sum, S* out, float* inv_rms, int width,        \
-                                   float eps) {                                                                        \
-        forward<S, true>(x, addend, parts, n_parts, has_term, rows, weight, sum, out, inv_rms, width, eps);            \
+    KERNEL __launch_bounds__(1024)                                                                                     \
+        rmsnorm_forward_add_##S(const S* x, const S* addend, const float* parts, int n_parts, const u32* rows,         \
+                                const S* weight, S* sum, S* out, int pitch, float* inv_rms, int width, float eps) {    \
+        forward<S, true>(x, addend, parts, n_parts, rows, weight, sum, out, pitch, inv_rms, width, eps);               \
     }                                                                                                                  \
     KERNEL __launch_bounds__(1024)                                                                                     \
         rmsnorm_backward_set_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,            \

@@ -1,15 +1,18 @@
 use super::Dims;
 use crate::cuda::kernels::SWIGLU;
 use crate::cuda::{Cuda, Slice, for_rows};
+use crate::pitch_of;
 
 const THREADS: usize = 256;
 
 pub(super) fn forward(cuda: &Cuda, d: Dims, gate_up: Slice, out: Slice) {
-    let name = format!("swiglu_forward_{}", out.same(gate_up, "swiglu::forward").name());
+    let op = "swiglu::forward";
+    let name = format!("swiglu_forward_{}", out.same(gate_up, op).name());
+    let pitch = pitch_of(op, "out", out.len, d.tokens, d.width);
     for_rows(d.tokens, |start, n| {
         let gate_up = gate_up.part(2 * start * d.width, 2 * n * d.width);
-        let launch = cuda.kernel(&SWIGLU, &name).arg(gate_up).arg(out.part(start * d.width, n * d.width));
-        launch.arg(d.width).run([d.width.div_ceil(8 * THREADS), n], THREADS, 0);
+        let launch = cuda.kernel(&SWIGLU, &name).arg(gate_up).arg(out.part(start * pitch, n * pitch));
+        launch.arg(d.width).arg(pitch).run([d.width.div_ceil(8 * THREADS), n], THREADS, 0);
     });
 }
 

@@ -7,7 +7,7 @@ mod cuda;
 mod tests;
 
 use crate::device::Backend;
-use crate::{Device, Float, View, ViewMut, check};
+use crate::{Device, Float, View, ViewMut, check, pitch_of};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
@@ -15,10 +15,11 @@ pub struct Dims {
     pub width: usize,
 }
 
-/// Shapes: gate_up `[T, 2 width]`; out `[T, width]`.
+/// Shapes: gate_up `[T, 2 width]`; out `[T, width]`, on a GPU possibly with further columns behind each row, which are left
+/// as they are.
 pub fn forward<T: Float>(device: &Device, dims: Dims, gate_up: View<'_, T>, out: ViewMut<'_, T>) {
     check("swiglu::forward", "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
-    check("swiglu::forward", "out", out.len(), dims.tokens * dims.width);
+    pitch_of("swiglu::forward", "out", out.len(), dims.tokens, dims.width);
     match device.backend() {
         Backend::Cpu(cpu) => T::swiglu_forward(cpu, dims, gate_up.host(), out.into_host()),
         Backend::Cuda(cuda) => cuda::forward(cuda, dims, gate_up.cuda(), out.cuda()),

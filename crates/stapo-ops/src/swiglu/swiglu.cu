@@ -1,6 +1,7 @@
 // Eight elements a thread. Grid: (a row's columns in blocks of 8 * blockDim.x, rows).
 
-template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* out, int width) {
+// Rows of `out` are `pitch` apart.
+template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* out, int width, int pitch) {
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= width) return;
     size_t row = blockIdx.y;
@@ -10,7 +11,7 @@ template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* 
     load8(gate_up + (2 * row + 1) * width, at, width, whole, u);
 #pragma unroll
     for (int i = 0; i < 8; ++i) u[i] = g[i] * sigmoid(g[i]) * u[i];
-    store8(out + row * width, at, width, whole, u);
+    store8(out + row * pitch, at, width, whole, u);
 }
 
 template <class S> __device__ __forceinline__ void backward(const S* gate_up, const S* d_out, S* d_gate_up, int width) {
@@ -34,7 +35,9 @@ template <class S> __device__ __forceinline__ void backward(const S* gate_up, co
 }
 
 #define SWIGLU(S)                                                                                                      \
-    KERNEL swiglu_forward_##S(const S* gate_up, S* out, int width) { forward<S>(gate_up, out, width); }                \
+    KERNEL swiglu_forward_##S(const S* gate_up, S* out, int width, int pitch) {                                        \
+        forward<S>(gate_up, out, width, pitch);                                                                        \
+    }                                                                                                                  \
     KERNEL swiglu_backward_##S(const S* gate_up, const S* d_out, S* d_gate_up, int width) {                            \
         backward<S>(gate_up, d_out, d_gate_up, width);                                                                 \
     }

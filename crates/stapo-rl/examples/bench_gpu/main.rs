@@ -1,7 +1,8 @@
 //! A benchmark on a GPU at the shapes of Qwen3: `bench_gpu TASK --key=value ..`; `bench/gpu.sh` compares the results with
 //! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, the objective of STAPO, backward, clip,
 //! `AdamW`), `decode`, `exact` (compares every sampled token's log-prob with the packed training forward), `rollout` (spread
-//! lengths, beside an ideal scheduler), `step` (training steps as `stapo train` makes them). Each task prints JSON objects.
+//! lengths, beside an ideal scheduler), `step` (training steps as `stapo train` makes them), `update` (the same with records
+//! in a folder, and where the time of updates goes). Each task prints JSON objects.
 //! `--lora=RANK` gives the model adapters on all linear modules.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
@@ -23,16 +24,19 @@ use std::time::Instant;
 
 mod rollout;
 mod step;
+mod update;
 
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     let begin = Instant::now();
     let mut arguments = std::env::args().skip(1);
-    let task = arguments.next().ok_or("expected train, decode, exact, rollout or step")?;
+    let task = arguments.next().ok_or("expected train, decode, exact, rollout, step or update")?;
     let options = Options::parse(arguments)?;
-    if task == "step" {
-        return step::step(&options);
+    match task.as_str() {
+        "step" => return step::step(&options),
+        "update" => return update::update(&options),
+        _ => {}
     }
     let training = match (task.as_str(), options.get("8bit", 0)) {
         ("train", 0) => Training::F32,
@@ -52,7 +56,7 @@ fn main() -> Result<(), Failure> {
         "decode" => decode(&policy, &options),
         "exact" => exact(&policy, &options),
         "rollout" => rollout::rollout(&policy, &options),
-        other => Err(format!("{other:?}: expected train, decode, exact, rollout or step").into()),
+        other => Err(format!("{other:?}: expected train, decode, exact, rollout, step or update").into()),
     }
 }
 
@@ -71,15 +75,18 @@ fn used_gib(device: &Device) -> f64 {
 fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, recompute: Recompute) -> f64 {
     let lora = lora(options);
     let n = lora.as_ref().map_or(config.n_parameters(), |lora| lora.n_parameters(config)) as usize;
-    let padded = |lora: &LoraSpec| 2 * (config.n_parameters() + lora.n_padded(config)) as usize;
+    let padded = |lora: &LoraSpec| {
+        2 * (config.n_parameters() + lora.n_padded(config) + lora.n_joined(config)) as usize
+    };
     let frozen = lora.as_ref().map_or(0, padded);
     let is_looked_up = config.tied_embeddings && lora.is_none();
     let vocabulary = config.vocabulary * config.width;
     let lookup = if is_looked_up { vocabulary } else { 0 };
     let apart = if lora.is_some() { 0 } else { vocabulary };
     let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
-    let layout = ArenaLayout::new(config, n_tokens, n_tokens, Purpose::Training(recompute));
-    let arena = layout.with_adapters(lora.as_ref()).bytes(2);
+    let adapters = lora.as_ref().map(|lora| lora.hidden_layout(true));
+    let purpose = Purpose::Training(recompute);
+    let arena = ArenaLayout::new(config, (n_tokens, n_tokens), purpose, adapters).bytes(2);
     let logits = n_tokens.min(2048) * config.vocabulary * 6;
     (frozen + trained + 4 * (n + lookup + apart) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
 }

@@ -3,8 +3,9 @@
 use super::stages::{Blocks, Stage};
 use crate::decoder::accumulate::Lookup;
 use crate::decoder::gradient::Gradient;
+use crate::decoder::parameter::Parameter;
 use crate::decoder::policy::Policy;
-use crate::decoder::weights::{LayerWeights, Parameter};
+use crate::decoder::weights::LayerWeights;
 use stapo_ops::{Buffer, Device, OutOfMemory, View, ViewMut, Write};
 use std::ops::Range;
 
