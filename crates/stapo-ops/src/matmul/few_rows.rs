@@ -164,9 +164,13 @@ impl Product {
         2 * STEP * columns * n_matrices
     }
 
-    /// As many as 64 or 96 KiB hold, as was found best.
+    /// As many as fit into what was found best: more weights ahead compete with the kernel in front.
     fn n_stages(&self, columns: usize) -> usize {
-        let weight_bytes = if self.output == Output::Product { 64 << 10 } else { 96 << 10 };
+        let weight_bytes = match self.output {
+            Output::Product => 64 << 10,
+            Output::SplitK { .. } => 96 << 10,
+            Output::Swiglu => 144 << 10,
+        };
         (weight_bytes / self.stage_bytes(columns)).clamp(1, MAX_STAGES.min(self.depth() / STEP))
     }
 
