@@ -6,7 +6,7 @@ use super::{Adapter, Band, Join, Module};
 use crate::cuda::kernels::LORA;
 use crate::cuda::{Cuda, ElementType, Fields, SPLIT_K_BYTES, Slice, TILE_COLUMNS, TensorMap};
 use crate::matmul::cuda::{GROUP_ROWS, JoinedFactor};
-use crate::{Float, Shape, Write, matmul};
+use crate::{Float, Shape, Weight, Write, matmul};
 
 /// Rows of a tile, as in operands.cu.
 const ROWS: usize = 64;
@@ -62,7 +62,7 @@ impl Placed {
 
 pub(super) fn join<T: Float>(cuda: &Arc<Cuda>, layers: &[Join<'_, T>]) {
     let mut factors = Vec::new();
-    for Join { weight, b, modules } in layers {
+    for Join { weight, a, b, modules } in layers {
         let Some(joined) = weight.joined() else { continue };
         let flat = weight.view().cuda();
         let Shape { outputs, inputs } = weight.shape();
@@ -73,14 +73,20 @@ pub(super) fn join<T: Float>(cuda: &Arc<Cuda>, layers: &[Join<'_, T>]) {
             let rank = module.hidden.len;
             let at = module.outputs.start * pitch + last + place * rank.next_multiple_of(GROUP_ROWS);
             let to = flat.address + (at * flat.kind.n_bytes()) as u64;
-            factors.push(JoinedFactor { factor: b.view().cuda(), rank, to, pitch });
+            factors.push(JoinedFactor { factor: b.view().cuda(), columns: rank, to, pitch });
+            if weight.joins_gradients() {
+                let below = (outputs + place * rank.next_multiple_of(GROUP_ROWS)) * pitch;
+                let to = flat.address + (below * flat.kind.n_bytes()) as u64;
+                let factor = a.view().cuda().part(place * rank * inputs, rank * inputs);
+                factors.push(JoinedFactor { factor, columns: inputs, to, pitch });
+            }
         }
     }
     matmul::cuda::join(cuda, &factors);
 }
 
 /// Whether the TMA can read a factor: made by `Weight::factor_zeros`, or of whole tiles by itself.
-fn is_factor<T: Float>(factor: &crate::Weight<T>) -> bool {
+fn is_factor<T: Float>(factor: &Weight<T>) -> bool {
     let shape = factor.padded().1;
     shape.inputs.is_multiple_of(TILE_COLUMNS) && shape.outputs.is_multiple_of(GROUP_ROWS)
 }
@@ -91,7 +97,7 @@ fn split(inputs: usize) -> usize {
 }
 
 /// Columns of `hidden` from one module to the next.
-fn module_columns<T: Float>(adapter: &Adapter<'_, T>) -> usize {
+pub(super) fn module_columns<T: Float>(adapter: &Adapter<'_, T>) -> usize {
     adapter.rank().next_multiple_of(GROUP_ROWS)
 }
 
@@ -134,14 +140,14 @@ fn map_x<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, x: Slice) -> TensorM
     TensorMap::of_columns(x, tokens, (0, adapter.inputs(), x.len / tokens), ROWS)
 }
 
-/// The columns of each module in y `[T, outputs]`.
+/// The columns of each module in y `[T, outputs]`, whose rows may have further columns behind them.
 fn maps_of_outputs<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, y: Slice) -> Vec<TensorMap> {
     let columns = adapter.modules.iter().map(|module| module.outputs);
-    columns.map(|of| TensorMap::of_columns(y, tokens, (of.start, of.len, of.of), ROWS)).collect()
+    columns.map(|of| TensorMap::of_columns(y, tokens, (of.start, of.len, y.len / tokens), ROWS)).collect()
 }
 
 pub(super) fn maps_of_b<T: Float>(adapter: &Adapter<'_, T>, tile_rows: usize) -> Vec<TensorMap> {
-    let of = |b: &&crate::Weight<T>| {
+    let of = |b: &&Weight<T>| {
         let (rows, shape) = b.padded();
         TensorMap::of_columns(rows.cuda(), shape.outputs, (0, shape.inputs, shape.inputs), tile_rows)
     };
@@ -172,6 +178,7 @@ pub(super) fn project<T: Float>(
     x: Slice,
     adapter: &Adapter<'_, T>,
     hidden: Placed,
+    next: Option<Next>,
 ) {
     if tokens == 0 {
         return;
@@ -183,10 +190,53 @@ pub(super) fn project<T: Float>(
     let launch = launch.tensor_map(&map_x(adapter, tokens, x));
     let launch = launch.tensor_map(&map_a(adapter, width)).programmatic_launch(true);
     let launch = launch.arg(hidden.address()).arg(hidden.of).arg(tokens).arg(adapter.pitch()).arg(inputs);
-    let launch = launch.arg(split(inputs));
+    let launch = launch.arg(split(inputs)).arg(adapter.scale() as f32);
     let shared = 2 * n_stages * (ROWS + width) * TILE_COLUMNS + 16 * n_stages + 1024;
-    let grid = [PARTS * tokens.div_ceil(ROWS), adapter.pitch().div_ceil(width)];
-    launch.arg(adapter.scale() as f32).most_shared_memory().run(grid, THREADS, shared);
+    let (n_rows, n_columns) = (PARTS * tokens.div_ceil(ROWS), adapter.pitch().div_ceil(width));
+    let next = next.filter(|_| tokens <= PREFETCHED_TOKENS);
+    let n_more = next.map_or(0, |_| PREFETCHING_BLOCKS.div_ceil(n_rows));
+    let launch = launch.fields(&prefetch(next)).most_shared_memory();
+    launch.run([n_rows, n_columns + n_more], THREADS, shared);
+}
+
+/// The most rows for which the kernel of `x A^T` brings the next weight to the L2 cache. In decode the kernel is short and
+/// reads little, so that most of the memory's bandwidth is free.
+const PREFETCHED_TOKENS: usize = 1024;
+/// Bytes of a weight that are brought there, about what the memory gives while the kernel waits and runs.
+const PREFETCHED_BYTES: usize = 12 << 20;
+/// Thread blocks that do so.
+const PREFETCHING_BLOCKS: usize = 16;
+
+/// A weight that is about to be read: the product reads `n_rows` rows, or parts of rows, from their start on at the same time.
+#[derive(Clone, Copy)]
+pub(super) struct Next {
+    weight: Slice,
+    n_rows: usize,
+}
+
+impl Next {
+    /// `None` for a weight that no adapter is joined to.
+    pub(super) fn of<T: Float>(weight: &Weight<T>) -> Option<Self> {
+        let n_rows = weight.shape().outputs * weight.joined()?.n_parts;
+        Some(Self { weight: weight.view().cuda(), n_rows })
+    }
+}
+
+/// The struct `Prefetch` of forward.cu.
+fn prefetch(next: Option<Next>) -> Fields {
+    let Some(Next { weight, n_rows }) = next else {
+        return Fields::default()
+            .eight_bytes(0usize)
+            .four_bytes(0usize)
+            .four_bytes(0usize)
+            .four_bytes(0usize);
+    };
+    let pitch = weight.len / n_rows * weight.kind.n_bytes();
+    let limit =
+        std::env::var("STAPO_TEST_PREFETCH").ok().and_then(|x| x.parse().ok()).unwrap_or(PREFETCHED_BYTES);
+    let bytes = pitch.min(limit / n_rows / 128 * 128);
+    let n_rows = if bytes == 0 { 0 } else { n_rows };
+    Fields::default().eight_bytes(weight).four_bytes(n_rows).four_bytes(pitch).four_bytes(bytes)
 }
 
 /// Multiprocessors of the GPU that work is cut for. Another number costs speed, and cuts that changed with the GPU would
@@ -238,7 +288,7 @@ pub(super) fn backward_hidden<T: Float>(
     tokens: usize,
     adapter: &Adapter<'_, T>,
     d_y: Slice,
-    d_hidden: Slice,
+    d_hidden: Placed,
 ) {
     if tokens == 0 {
         return;
@@ -247,8 +297,13 @@ pub(super) fn backward_hidden<T: Float>(
     let name = format!("lora_backward_hidden_{width}");
     let launch = cuda.kernel(&LORA, &name);
     let launch = launch.tensor_maps::<MODULES>(&maps_of_outputs(adapter, tokens, d_y));
-    let launch = launch.tensor_maps::<MODULES>(&maps_of_b(adapter, ROWS)).arg(d_hidden);
-    let launch = launch.fields(&modules(adapter)).arg(tokens).arg(adapter.scale() as f32);
+    let launch = launch.tensor_maps::<MODULES>(&maps_of_b(adapter, ROWS));
+    let launch = launch
+        .arg(d_hidden.address())
+        .arg(d_hidden.of)
+        .fields(&modules(adapter))
+        .arg(tokens)
+        .arg(adapter.scale() as f32);
     let shared = 2 * HIDDEN_STAGES * 2 * ROWS * TILE_COLUMNS + 16 * HIDDEN_STAGES + 1024;
     let grid = [tokens.div_ceil(ROWS), adapter.modules.len() * n_tiles];
     launch.programmatic_launch(true).run(grid, THREADS, shared);
@@ -270,7 +325,8 @@ pub(crate) fn backward_swiglu<T: Float>(
     let width = adapter.inputs();
     let depth = adapter.modules.len() * module_columns(adapter);
     let halves = |both: Slice| {
-        [0, width].map(|start| TensorMap::of_columns(both, tokens, (start, width, 2 * width), ROWS))
+        let pitch = both.len / tokens;
+        [0, width].map(|start| TensorMap::of_columns(both, tokens, (start, width, pitch), ROWS))
     };
     let n_columns = width.div_ceil(COLUMNS);
     let n_rows = tokens.div_ceil(ROWS);
@@ -339,7 +395,7 @@ pub(super) struct Backward {
     pub x: Slice,
     pub d_y: Slice,
     pub hidden: Placed,
-    pub d_hidden: Slice,
+    pub d_hidden: Placed,
 }
 
 /// The parts of the second factors' gradients, `[n_splits, outputs, rank]`, and n_splits.
@@ -385,7 +441,7 @@ fn parts_of_a<T: Float>(
     let name = format!("lora_backward_a_{width}");
     let launch = cuda.kernel(&LORA, &name);
     let launch = launch.tensor_maps::<MODULES>(&[map_x(adapter, tokens, of.x)]);
-    let launch = launch.tensor_map(&map_hidden(adapter, tokens, apart(adapter, of.d_hidden))).arg(parts);
+    let launch = launch.tensor_map(&map_hidden(adapter, tokens, of.d_hidden)).arg(parts);
     let launch = launch.fields(&inputs_as_module(adapter)).arg(tokens).arg(per_split).arg(inputs);
     let grid = [n_columns, n_splits * n_chunks];
     launch.programmatic_launch(true).run(grid, THREADS, shared_of_factor(width));

@@ -149,6 +149,20 @@ pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slic
     }
 }
 
+/// `d_x = d_y W` over the first columns of a matrix `[depth, pitch]`. Shapes: d_y `[T, depth]`; d_x `[T, inputs]`.
+pub(crate) fn backward_input_rows(
+    cuda: &Arc<Cuda>,
+    (tokens, depth): (usize, usize),
+    d_y: Slice,
+    (matrix, pitch): (Slice, usize),
+    d_x: Slice,
+) {
+    let inputs = d_x.len / tokens.max(1);
+    let d = Dims { tokens, inputs, outputs: depth };
+    let placement = Some(Placement { strides: [pitch, depth, inputs], starts: [0; 3] });
+    cuda.product(&MatrixProduct { placement, ..input_gradient(d, d_y, matrix, Write::Set, d_x) });
+}
+
 /// `d_x (+)= d_y W`.
 pub(crate) fn input_gradient(d: Dims, d_y: Slice, weight: Slice, write: Write, d_x: Slice) -> MatrixProduct {
     MatrixProduct {
@@ -282,6 +296,16 @@ impl Joined {
         Self { n_parts: if is_deep { SPLIT_K } else { 1 }, columns }
     }
 
+    /// Elements from one row to the next.
+    pub(super) fn pitch(self, shape: Shape) -> usize {
+        shape.inputs + self.n_parts * self.columns
+    }
+
+    /// Rows, with those of first factors.
+    pub(super) fn n_rows(self, shape: Shape) -> usize {
+        shape.outputs + if self.n_parts == 1 { self.columns } else { 0 }
+    }
+
     /// `to` `[outputs, inputs]` becomes the weight without the further columns.
     pub(super) fn take_out(self, cuda: &Cuda, shape: Shape, weight: Slice, to: Slice) {
         let part = shape.inputs / self.n_parts;
@@ -309,23 +333,23 @@ impl Joined {
     }
 }
 
-/// A second factor `[outputs, rank]`, and where its columns lie in the rows of a weight.
+/// A factor `[.., columns]`, and where it lies in the rows of a weight.
 pub(crate) struct JoinedFactor {
     pub factor: Slice,
-    pub rank: usize,
+    pub columns: usize,
     /// The address of the first column in the first row.
     pub to: u64,
     /// Elements from one row of the weight to the next.
     pub pitch: usize,
 }
 
-/// Copies second factors to the weights that they are joined to, all in one launch.
+/// Copies factors to the weights that they are joined to, all in one launch.
 pub(crate) fn join(cuda: &Arc<Cuda>, factors: &[JoinedFactor]) {
     let mut n_blocks = 0;
     let mut rows = Vec::new();
-    for JoinedFactor { factor, rank, to, pitch } in factors.iter().filter(|of| of.factor.len > 0) {
+    for JoinedFactor { factor, columns, to, pitch } in factors.iter().filter(|of| of.factor.len > 0) {
         let row = Fields::default().eight_bytes(*factor).eight_bytes(*to).eight_bytes(factor.len);
-        rows.push(row.four_bytes(n_blocks).four_bytes(*rank).four_bytes(*pitch));
+        rows.push(row.four_bytes(n_blocks).four_bytes(*columns).four_bytes(*pitch));
         n_blocks += factor.len.div_ceil(256);
     }
     if n_blocks > 0 {
