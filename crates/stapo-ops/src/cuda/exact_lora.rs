@@ -4,7 +4,7 @@
 use std::cell::OnceCell;
 
 use super::parity::{check, compute, distance, empty, gpu, numbers};
-use crate::cuda::{MatrixProduct, Precision};
+use crate::cuda::{Batch, MatrixProduct, Precision};
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::fused::matmul_lora::{self, GateUp, Product};
 use crate::lora::{self, Adapter, Backward, Band, FactorGradients, Hidden, Input, Join, Module, pitch};
@@ -185,7 +185,8 @@ impl Case {
         let parts: Buffer<f32> = device.zeros(4 * n * outputs).unwrap();
         let d = matmul::Dims { tokens: n, inputs, outputs };
         let whole = matmul::cuda::product(d, x.view().cuda(), w.view().cuda(), parts.view().cuda());
-        cuda.product(&MatrixProduct { n_splits: 4, ..whole });
+        let batch = Some(Batch { n: 4, apart: [inputs / 4, inputs / 4, n * outputs] });
+        cuda.product(&MatrixProduct { k: inputs / 4, batch, ..whole });
         let parts = parts.view().to_vec();
         let sum = |i: usize| (1..4).fold(parts[i], |sum, part| sum + parts[part * n * outputs + i]);
         (0..n * outputs).map(|i| bf16_to_f32(f32_to_bf16(sum(i)))).collect()
