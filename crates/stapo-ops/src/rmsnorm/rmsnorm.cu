@@ -118,11 +118,13 @@ __device__ __forceinline__ void backward(const S* x, const S* weight, const floa
 }
 
 #define RMSNORM(S)                                                                                                     \
-    KERNEL rmsnorm_forward_##S(const S* x, const S* weight, S* out, int pitch, float* inv_rms, int width, float eps) { \
+    KERNEL __launch_bounds__(1024)                                                                                     \
+        rmsnorm_forward_##S(const S* x, const S* weight, S* out, int pitch, float* inv_rms, int width, float eps) {    \
         forward<S, false>(x, 0, 0, 0, 0, weight, 0, out, pitch, inv_rms, width, eps);                                  \
     }                                                                                                                  \
-    KERNEL rmsnorm_forward_add_##S(const S* x, const S* addend, const float* parts, int n_parts, const u32* rows,      \
-                                   const S* weight, S* sum, S* out, int pitch, float* inv_rms, int width, float eps) { \
+    KERNEL __launch_bounds__(1024)                                                                                     \
+        rmsnorm_forward_add_##S(const S* x, const S* addend, const float* parts, int n_parts, const u32* rows,         \
+                                const S* weight, S* sum, S* out, int pitch, float* inv_rms, int width, float eps) {    \
         forward<S, true>(x, addend, parts, n_parts, rows, weight, sum, out, pitch, inv_rms, width, eps);               \
     }                                                                                                                  \
     KERNEL __launch_bounds__(1024)                                                                                     \
