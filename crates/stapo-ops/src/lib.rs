@@ -66,7 +66,7 @@ pub enum Write {
 /// adapters are joined, see `lora`.
 #[track_caller]
 fn pitch_of(op: &str, argument: &str, len: usize, rows: usize, width: usize) -> usize {
-    let pitch = if rows == 0 { width } else { len / rows };
+    let pitch = len.checked_div(rows).unwrap_or(width);
     let is_whole = pitch >= width && len == rows * pitch;
     assert!(is_whole, "{op}: {argument} has {len} elements, expected {rows} rows of at least {width}");
     pitch

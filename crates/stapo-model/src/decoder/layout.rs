@@ -163,7 +163,7 @@ impl ArenaLayout {
         adapters: Option<HiddenLayout>,
     ) -> Self {
         let mut at = Cursors::default();
-        let behind = adapters.map_or([0; 4], |hidden| hidden.behind());
+        let behind = adapters.map_or([0; 4], HiddenLayout::behind);
         let first = LayerSpans::new(config, n_tokens, behind, &mut at);
         let mut layers = vec![first];
         for _ in 1..config.n_layers {

@@ -39,7 +39,7 @@ pub struct Parameter<T: Float> {
 
 #[derive(Debug)]
 enum Values<T: Float> {
-    Matrix(Weight<T>),
+    Matrix(Box<Weight<T>>),
     Vector(Buffer<T>),
 }
 
@@ -48,11 +48,13 @@ impl<T: Float> Parameter<T> {
         let is_trained = spec.is_trained();
         let values = match spec.kind {
             ParameterKind::Matrix(shape) if spec.role == Role::Adapter => {
-                Values::Matrix(Weight::factor_zeros(device, shape, spec.parts.len())?)
+                Values::Matrix(Box::new(Weight::factor_zeros(device, shape, spec.parts.len())?))
             }
-            ParameterKind::Matrix(shape) if is_trained => Values::Matrix(Weight::zeros(device, shape)?),
+            ParameterKind::Matrix(shape) if is_trained => {
+                Values::Matrix(Box::new(Weight::zeros(device, shape)?))
+            }
             ParameterKind::Matrix(shape) => {
-                Values::Matrix(Weight::joined_zeros(device, shape, spec.n_joined)?)
+                Values::Matrix(Box::new(Weight::joined_zeros(device, shape, spec.n_joined)?))
             }
             ParameterKind::Vector { len } if is_trained => Values::Vector(device.weight_zeros(len)?),
             ParameterKind::Vector { len } => Values::Vector(device.compute_zeros(len)?),
@@ -136,7 +138,7 @@ impl<T: Float> Parameter<T> {
         let (mut weights, mut vectors) = (Vec::new(), Vec::new());
         for (place, parameter) in parameters.into_iter().enumerate() {
             match &mut parameter.values {
-                Values::Matrix(weight) => weights.push((place, weight)),
+                Values::Matrix(weight) => weights.push((place, &mut **weight)),
                 Values::Vector(buffer) => vectors.push((place, buffer.view_mut())),
             }
         }

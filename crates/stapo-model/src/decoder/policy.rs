@@ -183,7 +183,7 @@ impl<T: Float> Policy<T> {
             let (a, b) = (adapter.a.matrix(), adapter.b.iter().map(Parameter::matrix).collect());
             Some(lora::Join { weight: weight.matrix_mut(), a, b, modules: &adapter.modules })
         });
-        lora::join(&self.device, joined.collect());
+        lora::join(&self.device, &joined.collect::<Vec<_>>());
     }
 
     /// Where `x A^T` of the policy's adapters lies; `None` without adapters.

@@ -3,7 +3,7 @@
 use super::cache::{Cache, CacheDims, Dims, Groups, Sequences};
 use super::cuda::{KEYS, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes};
 use crate::cuda::kernels::{ATTENTION_HOPPER, ATTENTION_PAGED, ELEMENTWISE};
-use crate::cuda::{Cuda, ElementType, Slice};
+use crate::cuda::{Cuda, ElementType, Fields, Launch, Slice};
 use crate::heads::Heads;
 use crate::{Float, View, ViewMut};
 
@@ -109,9 +109,13 @@ impl PagedCall {
         let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_PAGED });
         let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
         let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
-        let pitch = out_pitch(d.tokens, heads, self.out);
-        let launch = if is_hopper { launch.arg(pitch) } else { launch };
-        let launch = launch.arg(d.sequences).arg(d.table_width).arg(heads.query).arg(heads.kv).arg(shift);
+        let numbers = [d.sequences, d.table_width, heads.query, heads.kv, shift];
+        let launch = if is_hopper {
+            let shape = numbers.into_iter().chain([out_pitch(d.tokens, heads, self.out)]);
+            launch.fields(&shape.fold(Fields::default(), Fields::four_bytes))
+        } else {
+            numbers.into_iter().fold(launch, Launch::arg)
+        };
         // Query rows of a work tile: the height of the matrix instruction.
         let height = if is_hopper { 64 } else { 16 };
         let grid = [heads.kv, n_work_tiles(d.tokens, heads.group(), d.sequences, height)];

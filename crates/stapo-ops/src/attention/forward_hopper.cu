@@ -65,17 +65,25 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* q
 #define PAGED_ROWS 64
 #define PAGED_THREADS 128
 
+struct PagedShape {
+    int sequences, table_width, query, kv, block_shift;
+    // From one token of `out` to the next.
+    int out_pitch;
+};
+
 // Grid: (kv heads, tiles of 64 rows); a row is a token and one of its group's query heads. Shared: queries, keys and
 // values [64] each.
 KERNEL __launch_bounds__(PAGED_THREADS)
 attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets,
-                            const u32* contexts, const u32* tables, bf16* out, int out_pitch, int sequences,
-                            int table_width, int query, int kv, int block_shift) {
+                            const u32* contexts, const u32* tables, bf16* out,
+                            const __grid_constant__ PagedShape shape) {
     __shared__ u32 table[TABLE];
     bf16* queries = aligned_memory();
     PagedTile t;
-    if (!find_paged_tile<PAGED_ROWS>(offsets, contexts, tables, sequences, table_width, query, kv, &t)) return;
-    PagedFeed<SwizzledTile, PAGED_THREADS> feed(t, queries + PAGED_ROWS * DIM, keys, values, block_shift, kv);
+    if (!find_paged_tile<PAGED_ROWS>(offsets, contexts, tables, shape.sequences, shape.table_width, shape.query,
+                                     shape.kv, &t))
+        return;
+    PagedFeed<SwizzledTile, PAGED_THREADS> feed(t, queries + PAGED_ROWS * DIM, keys, values, shape.block_shift, shape.kv);
     feed.stage_table(table);
     SwizzledTile::load<PAGED_ROWS, PAGED_THREADS>(queries, t.n_rows, t.queries(qkv));
     feed.begin();
@@ -87,6 +95,6 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (row + h * 8 >= t.n_rows) continue;
-        store_row(t.out_row(out, out_pitch, row + h * 8), rows.o, h, 1.0f / rows.sum[h]);
+        store_row(t.out_row(out, shape.out_pitch, row + h * 8), rows.o, h, 1.0f / rows.sum[h]);
     }
 }

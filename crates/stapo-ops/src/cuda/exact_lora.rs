@@ -92,7 +92,7 @@ impl Case {
         base.update(device, |mut flat| flat.write(values));
         lora::join(
             device,
-            vec![Join {
+            &[Join {
                 weight: &mut base,
                 a: &factors.a,
                 b: factors.b.iter().collect(),
@@ -168,7 +168,7 @@ impl Case {
         }
         let (xs, ws) = (compute(device, &xs), weight(device, self.outputs(), depth, &ws));
         if self.is_deep() {
-            return self.sum_of_parts(device, &xs, &ws, n);
+            return sum_of_parts(device, &xs, &ws, n);
         }
         matmul::forward(device, n, xs.view(), &ws, None, y.view_mut());
         y.view().to_vec()
@@ -177,20 +177,20 @@ impl Case {
     fn is_deep(&self) -> bool {
         self.inputs >= 2048 && self.inputs >= 2 * self.outputs()
     }
+}
 
-    /// The product of four parts of the depth, each added in f32 to those before it.
-    fn sum_of_parts(&self, device: &Device, x: &Buffer<f32>, w: &Weight<f32>, n: usize) -> Vec<f32> {
-        let crate::device::Backend::Cuda(cuda) = device.backend() else { panic!("a GPU") };
-        let Shape { outputs, inputs } = w.shape();
-        let parts: Buffer<f32> = device.zeros(4 * n * outputs).unwrap();
-        let d = matmul::Dims { tokens: n, inputs, outputs };
-        let whole = matmul::cuda::product(d, x.view().cuda(), w.view().cuda(), parts.view().cuda());
-        let batch = Some(Batch { n: 4, apart: [inputs / 4, inputs / 4, n * outputs] });
-        cuda.product(&MatrixProduct { k: inputs / 4, batch, ..whole });
-        let parts = parts.view().to_vec();
-        let sum = |i: usize| (1..4).fold(parts[i], |sum, part| sum + parts[part * n * outputs + i]);
-        (0..n * outputs).map(|i| bf16_to_f32(f32_to_bf16(sum(i)))).collect()
-    }
+/// The product of four parts of the depth, each added in f32 to those before it.
+fn sum_of_parts(device: &Device, x: &Buffer<f32>, w: &Weight<f32>, n: usize) -> Vec<f32> {
+    let crate::device::Backend::Cuda(cuda) = device.backend() else { panic!("a GPU") };
+    let Shape { outputs, inputs } = w.shape();
+    let parts: Buffer<f32> = device.zeros(4 * n * outputs).unwrap();
+    let d = matmul::Dims { tokens: n, inputs, outputs };
+    let whole = matmul::cuda::product(d, x.view().cuda(), w.view().cuda(), parts.view().cuda());
+    let batch = Some(Batch { n: 4, apart: [inputs / 4, inputs / 4, n * outputs] });
+    cuda.product(&MatrixProduct { k: inputs / 4, batch, ..whole });
+    let parts = parts.view().to_vec();
+    let sum = |i: usize| (1..4).fold(parts[i], |sum, part| sum + parts[part * n * outputs + i]);
+    (0..n * outputs).map(|i| bf16_to_f32(f32_to_bf16(sum(i)))).collect()
 }
 
 /// A layer's input with memory for `x A^T`.

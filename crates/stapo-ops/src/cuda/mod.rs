@@ -43,6 +43,7 @@ pub use error::{CudaError, guard, is_failing};
 pub(crate) use event::Event;
 pub(crate) use graph::Graph;
 pub(crate) use grid::{add_column_sums, for_rows, parts_for};
+pub(crate) use launch::Launch;
 pub use libraries::{Library, SEARCH_VARIABLE};
 pub(crate) use memory::Memory;
 pub use nccl::{Communicator, unique_id};

@@ -109,7 +109,13 @@ pub(super) fn modules<T: Float>(adapter: &Adapter<'_, T>) -> Fields {
     let hidden = (0..MODULES).map(|place| if place < adapter.modules.len() { place * apart } else { 0 });
     let starts = (0..MODULES).map(|place| outputs(place).start);
     let lens = (0..MODULES).map(|place| outputs(place).len);
-    numbers.into_iter().chain(hidden).chain(starts).chain(lens).fold(Fields::default(), Fields::four_bytes)
+    numbers
+        .into_iter()
+        .chain(hidden)
+        .chain(starts)
+        .chain(lens)
+        .chain([is_late()])
+        .fold(Fields::default(), Fields::four_bytes)
 }
 
 /// The same struct for all inputs as one module, whose product takes the whole `hidden`.
@@ -117,7 +123,7 @@ fn inputs_as_module<T: Float>(adapter: &Adapter<'_, T>) -> Fields {
     let (columns, inputs) = (adapter.modules.len() * module_columns(adapter), adapter.inputs());
     let numbers = [1, adapter.rank(), module_columns(adapter), columns, adapter.pitch()];
     let bands = [0, 0, 0, 0, 0, 0, inputs, inputs, inputs];
-    numbers.into_iter().chain(bands).fold(Fields::default(), Fields::four_bytes)
+    numbers.into_iter().chain(bands).chain([0]).fold(Fields::default(), Fields::four_bytes)
 }
 
 /// The first factors in tiles of `tile_rows`.
@@ -225,18 +231,24 @@ impl Next {
 /// The struct `Prefetch` of forward.cu.
 fn prefetch(next: Option<Next>) -> Fields {
     let Some(Next { weight, n_rows }) = next else {
-        return Fields::default()
-            .eight_bytes(0usize)
-            .four_bytes(0usize)
-            .four_bytes(0usize)
-            .four_bytes(0usize);
+        let none = Fields::default().eight_bytes(0usize).four_bytes(0usize).four_bytes(0usize);
+        return none.four_bytes(0usize).four_bytes(is_late());
     };
     let pitch = weight.len / n_rows * weight.kind.n_bytes();
     let limit =
         std::env::var("STAPO_TEST_PREFETCH").ok().and_then(|x| x.parse().ok()).unwrap_or(PREFETCHED_BYTES);
     let bytes = pitch.min(limit / n_rows / 128 * 128);
     let n_rows = if bytes == 0 { 0 } else { n_rows };
-    Fields::default().eight_bytes(weight).four_bytes(n_rows).four_bytes(pitch).four_bytes(bytes)
+    Fields::default()
+        .eight_bytes(weight)
+        .four_bytes(n_rows)
+        .four_bytes(pitch)
+        .four_bytes(bytes)
+        .four_bytes(is_late())
+}
+
+fn is_late() -> usize {
+    usize::from(std::env::var("STAPO_TEST_EARLY").is_err())
 }
 
 /// Multiprocessors of the GPU that work is cut for. Another number costs speed, and cuts that changed with the GPU would
@@ -363,7 +375,7 @@ pub(super) fn backward_factors<T: Float>(
     cuda: &Arc<Cuda>,
     tokens: usize,
     adapter: &Adapter<'_, T>,
-    of: Backward,
+    of: &Backward,
     to_b: &[(Slice, Write)],
     to_a: Option<(Slice, Write)>,
 ) {
@@ -403,7 +415,7 @@ fn parts_of_b<T: Float>(
     cuda: &Arc<Cuda>,
     tokens: usize,
     adapter: &Adapter<'_, T>,
-    of: Backward,
+    of: &Backward,
 ) -> (Slice, usize) {
     let (rank, outputs) = (adapter.rank(), adapter.outputs());
     let (width, _) = tiles_of(rank.next_multiple_of(16), &[16, 32, 64]);
@@ -427,7 +439,7 @@ fn parts_of_a<T: Float>(
     cuda: &Arc<Cuda>,
     tokens: usize,
     adapter: &Adapter<'_, T>,
-    of: Backward,
+    of: &Backward,
     at: usize,
 ) -> (Slice, usize) {
     let (rank, inputs) = (adapter.a.shape().outputs, adapter.inputs());

@@ -72,14 +72,14 @@ pub(super) fn backward_factors<T: Float>(
     cuda: &Arc<Cuda>,
     tokens: usize,
     adapter: &Adapter<'_, T>,
-    of: Backward,
+    of: &Backward,
     to_b: &[(Slice, Write)],
     to_a: Option<(Slice, Write)>,
 ) {
     if tokens == 0 {
         return clear(cuda, to_b.iter().chain(&to_a));
     }
-    let Backward { x, d_y, hidden, d_hidden } = of;
+    let Backward { x, d_y, hidden, d_hidden } = *of;
     for (module, (d_b, write)) in adapter.modules.iter().zip(to_b) {
         let (rank, outputs) = (module.hidden, module.outputs);
         let alone = weight_gradient(dims(tokens, module), hidden.slice, d_y, *write, *d_b);

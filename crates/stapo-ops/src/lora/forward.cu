@@ -4,7 +4,7 @@
 // apart.
 struct Prefetch {
     const char* weight;
-    int rows, pitch, bytes;
+    int rows, pitch, bytes, late;
 };
 
 // Brings that part of the weight to the L2 cache, by the blocks from `first` on of the grid's second dimension.
@@ -42,6 +42,7 @@ __device__ __forceinline__ void project(const TensorMap& map_x, const TensorMap&
     int part = blockIdx.x % PARTS, first = blockIdx.x / PARTS * ROWS, column = blockIdx.y * N;
     int from = part * split, n_steps = (max(0, min(depth, from + split) - from) + STEP - 1) / STEP;
     if (threadIdx.x == CONSUMERS) ring.init(), mbarrier_init_fence();
+    if (!next.late) launch_dependents();
     __syncthreads();
     wait_for_previous_kernel();
     // Only now: the products of few rows that follow read x before this kernel has ended (lora/small_m.cu).

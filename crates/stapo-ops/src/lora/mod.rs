@@ -123,9 +123,9 @@ pub struct Join<'a, T: Float> {
 
 /// Copies factors to the weights that they are joined to; called after each change of the factors. Nothing for weights
 /// without room for them.
-pub fn join<T: Float>(device: &Device, layers: Vec<Join<'_, T>>) {
+pub fn join<T: Float>(device: &Device, layers: &[Join<'_, T>]) {
     if let Backend::Cuda(cuda) = device.backend() {
-        cuda::join(cuda, &layers);
+        cuda::join(cuda, layers);
     }
 }
 
@@ -329,9 +329,9 @@ pub fn backward_factors<T: Float>(
             let (hidden, d_hidden) = (hidden.placed(tokens), d_hidden.placed(tokens));
             let of = cuda::Backward { x: x.cuda(), d_y: d_y.cuda(), hidden, d_hidden };
             if cuda::fits(cuda, adapter) {
-                cuda::backward_factors(cuda, tokens, adapter, of, &d_b, d_a);
+                cuda::backward_factors(cuda, tokens, adapter, &of, &d_b, d_a);
             } else {
-                cuda_plain::backward_factors(cuda, tokens, adapter, of, &d_b, d_a);
+                cuda_plain::backward_factors(cuda, tokens, adapter, &of, &d_b, d_a);
             }
         }
     }
@@ -363,7 +363,7 @@ pub fn backward_input<T: Float>(
 }
 
 /// A gradient that an op adds to, cleared where it is to be overwritten.
-fn cleared<'a, T: Float>((mut to, write): (ViewMut<'a, T>, Write)) -> ViewMut<'a, T> {
+fn cleared<T: Float>((mut to, write): (ViewMut<'_, T>, Write)) -> ViewMut<'_, T> {
     if write == Write::Set {
         to.fill(T::ZERO);
     }

@@ -158,20 +158,16 @@ impl<T: Float> Weight<T> {
 
     /// `[rows, inputs]`.
     pub fn rows(&self, device: &Device, rows: Range<usize>) -> WeightRows<'_, T> {
-        match (device.backend(), self.joined) {
-            (Backend::Cuda(cuda), Some(joined)) => {
-                let shape = Shape { outputs: rows.len(), ..self.shape };
-                let pitch = joined.pitch(self.shape);
-                let from = self.flat.range(rows.start * pitch..rows.end * pitch).cuda();
-                let copy = Buffer::temporary(cuda, shape.len());
-                joined.take_out(cuda, shape, from, copy.view().cuda());
-                WeightRows::Copied(copy)
-            }
-            _ => {
-                let inputs = self.shape.inputs;
-                WeightRows::InPlace(self.flat.range(rows.start * inputs..rows.end * inputs))
-            }
+        if let (Backend::Cuda(cuda), Some(joined)) = (device.backend(), self.joined) {
+            let shape = Shape { outputs: rows.len(), ..self.shape };
+            let pitch = joined.pitch(self.shape);
+            let from = self.flat.range(rows.start * pitch..rows.end * pitch).cuda();
+            let copy = Buffer::temporary(cuda, shape.len());
+            joined.take_out(cuda, shape, from, copy.view().cuda());
+            return WeightRows::Copied(copy);
         }
+        let inputs = self.shape.inputs;
+        WeightRows::InPlace(self.flat.range(rows.start * inputs..rows.end * inputs))
     }
 
     /// Lets `change` write the weight, then packs the second copy.
