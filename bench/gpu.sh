@@ -46,6 +46,8 @@ for program in ${tests[@]+"${tests[@]}"}; do
 done
 run train-cold 120 "$bench" train --steps=1
 run train 120 "$bench" train --steps=4
+run train-16k 120 "$bench" train --sequences=2 --length=16384 --microbatch=16384 --steps=2
+run train-16k-recomputed 120 "$bench" train --sequences=2 --length=16384 --microbatch=16384 --steps=2 --keep=0
 run exact 120 "$bench" exact
 run decode-512 120 "$bench" decode
 run decode-64 120 "$bench" decode --prompts=8
@@ -64,10 +66,14 @@ long 128 1 4000
 long 8 8 8192
 run exact-long 120 "$bench" exact --prompts=2 --samples=2 --prompt=15900 --new=480 --rows=5000 --kv-gib=16 --together=1
 [ -z "$ops" ] || run attention 60 "$ops" attention
+# Updates as `stapo train` makes them: 128 x 8 responses of 290 tokens, and a quarter of them by a larger model.
+run update-0.5b 120 "$bench" update --steps=3
+run update-1.7b 120 "$bench" update --shape=1 --problems=32 --minibatch=8 --steps=3 --folder=0
 # Spread lengths: a quarter of 64 prompts x 8 samples in a quarter of 100 GiB, then one step of 8 x 8 responses.
 run rollout 200 "$bench" rollout --prompts=16 --kv-gib=25 --rows=8192
 run step-1.7b 120 "$bench" step --shape=1
 if [ $quick -eq 0 ]; then
+    run rollout-512 400 "$bench" rollout --kv-gib=100 --rows=8192
     run step-8b 240 "$bench" step --shape=2 --8bit=1
     run step-14b 360 "$bench" step --shape=3 --8bit=1
     run train-8b 150 "$bench" train --large=1 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1

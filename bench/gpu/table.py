@@ -33,6 +33,17 @@ def rows(results):
             text = f"{r['tokens_per_s']} tokens/s, {100 * share:.0f} %"
             yield "training step 1.7B, 8 x 2048", text, "46000 tokens/s", r["tokens_per_s"] >= 46000
             yield "  memory", f"{r['gib']} GiB", "50 GiB", r["gib"] <= 50
+        elif name.startswith("train-16k"):
+            kept, asked = ("layers recomputed", 26000) if "recomputed" in name else ("everything kept", 31000)
+            text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB (planned {r['planned_gib']})"
+            yield f"training step 1.7B, 2 x 16384, {kept}", text, f"{asked} tokens/s", r["tokens_per_s"] >= asked
+        elif name.startswith("update-") and r["task"] == "update":
+            what = f"step {r['step']} of {r['tokens']} tokens, {r['shape']}"
+            text = f"rollout {r['rollout']} s, update {r['calibrate'] + r['update']:.2f} s, record {r['record']} s"
+            busy = r["busy_share"]
+            yield f"{what}: GPU busy {100 * busy:.1f} % of the update", text, "90 %", busy >= 0.9 if r["step"] > 1 else ""
+        elif name.startswith("update-") and r["task"] == "hash":
+            yield f"  hash of the state, {name[7:]}", f"{r['seconds']} s", "", ""
         elif name == "torch":
             yield "  PyTorch, same work", f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB", "", ""
         elif name in ("exact", "exact-long"):
@@ -61,7 +72,7 @@ def rows(results):
             text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB (planned {r['planned_gib']})"
             ok = r["gib"] <= 139 and abs(r["planned_gib"] / r["gib"] - 1) <= 0.05
             yield "training step 8B, 4 x 2048, 8-bit states", text, "139 GiB, plan within 5 %", ok
-        elif name == "rollout":
+        elif name.startswith("rollout"):
             text = f"{r['tokens_per_s']} tokens/s, {100 * r['share']:.1f} % of an ideal scheduler"
             yield f"rollout of {r['sequences']} spread lengths", text, "70 %", r["share"] >= 0.7
         elif name.startswith("step-"):

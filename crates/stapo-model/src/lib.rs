@@ -31,8 +31,8 @@ pub use pretrained::Pretrained;
 pub use stapo_ops::cuda;
 pub use stapo_ops::mapped::MappedFile;
 pub use stapo_ops::{
-    CpuOptions, Device, DeviceName, DeviceNameError, Form, OptionError, OutOfMemory, Region, Simd, Stored,
-    Tenant, View, ViewMut,
+    CpuOptions, Device, DeviceName, DeviceNameError, Form, Mark, OptionError, OutOfMemory, Region, Simd,
+    Stored, Tenant, View, ViewMut,
 };
 pub use tokenizer::{TokenStream, Tokenizer};
 pub use weights::{Encoding, Weights};

@@ -236,6 +236,11 @@ impl Optimizer<f32> {
     pub fn first_non_finite<'a>(&'a self, policy: &'a Policy) -> Option<(&'a TensorSpec, Moment, usize)> {
         let rank = self.ranks.rank();
         let device = policy.device();
+        let all =
+            self.moments.iter().flat_map(|moments| [Moment::First, Moment::Second].map(|m| moments.of(m)));
+        if reduce::are_finite(device, all) {
+            return None;
+        }
         policy.weights.trained().zip(&self.moments).find_map(|(parameter, moments)| {
             let own = moments.share.of(rank);
             parameter.spec.tensors().find_map(|(spec, range)| {

@@ -389,7 +389,10 @@ fn adapters_start_as_the_base_model_and_leave_it_as_it_was() {
     optimizer.step(&mut adapted, &mut of_adapters, update).unwrap();
     assert_ne!(scores(&adapted, &sequences()).logp, base.logp);
     let options = HeadOptions { temperature: 1.2, n_alternatives: 3 };
-    let without =
-        Pass::scoring(&adapted).unwrap().score_base(&adapted, &batch(&sequences()), options).unwrap();
+    let without = Pass::scoring(&adapted)
+        .unwrap()
+        .start_score_base(&adapted, &batch(&sequences()), options)
+        .unwrap()
+        .wait();
     assert_eq!(without, base, "the reference is the same weights without the adapter");
 }

@@ -34,6 +34,7 @@ pub mod rmsnorm;
 pub mod rng;
 pub mod rope;
 pub mod sampling;
+pub mod sha256;
 pub mod swiglu;
 #[cfg(test)]
 mod testing;

@@ -42,7 +42,7 @@ impl Reference {
             return Ok(Some(Self::WithoutAdapters));
         }
         let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
-        let policy = LoadedModel::open(source, device)?.policy;
+        let policy = LoadedModel::open(source, &device.read_only())?.policy;
         let own = model.policy.config().vocabulary;
         let other = policy.config().vocabulary;
         if own != other {

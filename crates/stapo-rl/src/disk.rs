@@ -17,7 +17,10 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// As `write_whole`, with contents that `write` produces piece by piece.
-pub fn write_whole_with(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+pub fn write_whole_with(
+    path: &Path,
+    write: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>,
+) -> Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let beside = path.with_file_name(format!(".{name}.tmp"));
     if let Err(error) = create_synced(&beside, write) {
@@ -29,9 +32,12 @@ pub fn write_whole_with(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::R
     rename(&beside, path)
 }
 
-fn create_synced(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+fn create_synced(
+    path: &Path,
+    write: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>,
+) -> io::Result<()> {
     before(Operation::Create, path)?;
-    let mut writer = Counted { file: File::create(path)?, path };
+    let mut writer = Counted { file: File::create(path)?, path, n_bytes: 0, n_flushed: 0 };
     write(&mut writer)?;
     before(Operation::Sync, path)?;
     writer.file.sync_all()
@@ -41,18 +47,43 @@ fn create_synced(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<(
 struct Counted<'a> {
     file: File,
     path: &'a Path,
+    n_bytes: u64,
+    /// Bytes that are on their way to the disk.
+    n_flushed: u64,
 }
+
+/// Bytes of a file after which the system is asked to begin to write them to the disk. Without that the system keeps
+/// gigabytes in memory, and the sync at the end waits for all of them.
+const FLUSHED_AT_ONCE: u64 = 64 << 20;
 
 impl Write for Counted<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let bytes = &bytes[..bytes.len().min(FLUSHED_AT_ONCE as usize)];
         before_write(&mut self.file, bytes, self.path)?;
-        self.file.write(bytes)
+        let n = self.file.write(bytes)?;
+        self.n_bytes += n as u64;
+        if self.n_bytes - self.n_flushed >= FLUSHED_AT_ONCE {
+            begin_to_flush(&self.file, self.n_flushed, self.n_bytes - self.n_flushed);
+            self.n_flushed = self.n_bytes;
+        }
+        Ok(n)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }
 }
+
+/// Lets the system begin to write a range of a file to the disk, and does not wait. On Linux the advice that the range will
+/// not be needed does so; a failure is none, since the sync at the end waits for everything.
+#[cfg(target_os = "linux")]
+fn begin_to_flush(file: &File, start: u64, n_bytes: u64) {
+    let n_bytes = std::num::NonZeroU64::new(n_bytes);
+    let _ = rustix::fs::fadvise(file, start, n_bytes, rustix::fs::Advice::DontNeed);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn begin_to_flush(_: &File, _: u64, _: u64) {}
 
 /// Makes the folder and those above it.
 pub fn create_folder(path: &Path) -> Result<()> {

@@ -74,7 +74,7 @@ impl Learner {
     /// Hash of weights, optimizer state, counters and loop state, on every rank.
     pub fn state_hash(&self) -> Result<String> {
         let hash = run::state_hash(self.counters, &self.loop_state, &self.model.policy, &self.optimizer)?;
-        let shared = self.ranks.broadcast(hash.as_bytes())?;
+        let shared = self.ranks.broadcast(hash.unwrap_or_default().as_bytes())?;
         Ok(String::from_utf8_lossy(&shared).into_owned())
     }
 

@@ -161,8 +161,7 @@ struct Needs<'a> {
 enum Weights {
     /// Of the model in training: every rank holds what its optimizer updates.
     Trained,
-    /// Of a model beside it, on a device for training.
-    Beside,
+    /// Of a model that no optimizer updates.
     Frozen,
 }
 
@@ -191,7 +190,7 @@ impl Needs<'_> {
         parts.push(MemoryPart { name: "optimizer", bytes: moments.div_ceil(self.n_ranks as u64) });
         let of_frozen = |(name, model): &(&'static str, ModelConfig)| MemoryPart {
             name,
-            bytes: self.policy_bytes(model, Weights::Beside),
+            bytes: self.policy_bytes(model, Weights::Frozen),
         };
         parts.extend(frozen.iter().map(of_frozen));
         if self.device != DeviceName::Cpu {
@@ -288,7 +287,6 @@ impl Needs<'_> {
         match self.device {
             DeviceName::Cpu => 4 * (n + n_matrix),
             DeviceName::Cuda { .. } if self.is_8bit() || weights == Weights::Frozen => 2 * n,
-            DeviceName::Cuda { .. } if weights == Weights::Beside => 6 * n,
             DeviceName::Cuda { .. } => 2 * n + (4 * n).div_ceil(self.n_ranks as u64),
         }
     }

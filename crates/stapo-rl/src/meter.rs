@@ -1,5 +1,10 @@
 //! What a run is doing at this moment, for displays in other threads, and the seconds of each phase.
 
+mod parts;
+
+pub use parts::{Part, PartTimes};
+
+use parts::Watched;
 use stapo_core::record::PhaseSeconds;
 use stapo_model::Device;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -65,6 +70,8 @@ struct State {
     current: Option<(Phase, Instant)>,
     /// By phase.
     work: [Work; Phase::COUNT],
+    /// The parts of updates, where somebody asked for them.
+    watched: Option<Watched>,
 }
 
 impl State {

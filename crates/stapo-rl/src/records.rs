@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::loaded_model::LoadedModel;
 use crate::rollout::accuracy;
 use crate::update::{Learned, Member};
+use rayon::prelude::*;
 use stapo_core::diagnostics::QuadrantCensus;
 use stapo_core::diagnostics::theory::entropy_change_of_sample;
 use stapo_core::objective::{Advantages, MaskKind};
@@ -27,7 +28,7 @@ pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned]) 
         |of: &dyn Fn(&stapo_core::Scored) -> f64| responses.iter().map(|s| of(s)).sum::<f64>() / n_responses;
     let mut entropies: Vec<f64> =
         responses.iter().flat_map(|s| &s.rollout.entropy).map(|&entropy| f64::from(entropy)).collect();
-    entropies.sort_by(f64::total_cmp);
+    entropies.par_sort_unstable_by(f64::total_cmp);
     let stepped: Vec<&Learned> = learned.iter().filter(|update| !update.is_gated()).collect();
     let n_updates = stepped.len().max(1) as f64;
     let average = |of: &dyn Fn(&Learned) -> f64| stepped.iter().map(|u| of(u)).sum::<f64>() / n_updates;
@@ -215,8 +216,10 @@ pub fn response_records(
     let members = groups.iter().enumerate().flat_map(|(place, &(update_idx, update, members))| {
         members.iter().map(move |member| (place, update_idx, update, member))
     });
-    members
-        .filter(|(place, _, _, member)| is_chosen(*place) || has_silenced(member))
+    let recorded: Vec<_> =
+        members.filter(|(place, _, _, member)| is_chosen(*place) || has_silenced(member)).collect();
+    recorded
+        .into_par_iter()
         .map(|(_, update_idx, update, member)| {
             let rollout = &member.scored.rollout;
             Ok(ResponseRecord {
@@ -300,36 +303,40 @@ fn token_records(
     step: u64,
     model: &LoadedModel,
     learned: &[Learned],
-    is_recorded: impl Fn(&TokenEffect) -> bool,
+    is_recorded: impl Fn(&TokenEffect) -> bool + Sync,
 ) -> Result<Vec<TokenRecord>> {
     let tokenizer = model.tokenizer()?;
-    let mut records = Vec::new();
-    for member in learned.iter().flat_map(|update| &update.members) {
-        let observed = member.observed();
-        for token_idx in (0..observed.len()).filter(|&t| is_recorded(&member.effects[t])) {
-            let rollout = &member.scored.rollout;
-            let tokens = &rollout.tokens;
-            let before = token_idx.saturating_sub(CONTEXT_TOKENS)..token_idx;
-            let after = token_idx + 1..tokens.len().min(token_idx + 1 + CONTEXT_TOKENS);
-            records.push(TokenRecord {
-                schema: SCHEMA,
-                step,
-                problem_id: member.group.problem.id.clone(),
-                sample_idx: rollout.sample_idx,
-                token_idx,
-                id: tokens[token_idx],
-                text: tokenizer.decode_all(&tokens[token_idx..=token_idx])?,
-                silenced_by: member.effects[token_idx].silenced_by,
-                logp: member.logp[token_idx],
-                entropy: member.entropy[token_idx],
-                advantage: member.constants.advantages.view().at(token_idx),
-                gradient_norm: observed[token_idx].gradient_norm_squared().sqrt(),
-                context_before: tokenizer.decode_all(&tokens[before])?,
-                context_after: tokenizer.decode_all(&tokens[after])?,
-                alternatives: alternatives(tokenizer, member, token_idx)?,
-                extra: Extra::new(),
-            });
-        }
-    }
-    Ok(records)
+    let members: Vec<&Member> = learned.iter().flat_map(|update| &update.members).collect();
+    let of_member = |member: &Member| {
+        let chosen = (0..member.effects.len()).filter(|&t| is_recorded(&member.effects[t]));
+        chosen.map(|token_idx| token_record(step, tokenizer, member, token_idx)).collect::<Result<Vec<_>>>()
+    };
+    let records: Vec<Vec<TokenRecord>> = members.into_par_iter().map(of_member).collect::<Result<_>>()?;
+    Ok(records.into_iter().flatten().collect())
+}
+
+/// One token with its context.
+fn token_record(step: u64, tokenizer: &Tokenizer, member: &Member, token_idx: usize) -> Result<TokenRecord> {
+    let rollout = &member.scored.rollout;
+    let tokens = &rollout.tokens;
+    let before = token_idx.saturating_sub(CONTEXT_TOKENS)..token_idx;
+    let after = token_idx + 1..tokens.len().min(token_idx + 1 + CONTEXT_TOKENS);
+    Ok(TokenRecord {
+        schema: SCHEMA,
+        step,
+        problem_id: member.group.problem.id.clone(),
+        sample_idx: rollout.sample_idx,
+        token_idx,
+        id: tokens[token_idx],
+        text: tokenizer.decode_all(&tokens[token_idx..=token_idx])?,
+        silenced_by: member.effects[token_idx].silenced_by,
+        logp: member.logp[token_idx],
+        entropy: member.entropy[token_idx],
+        advantage: member.constants.advantages.view().at(token_idx),
+        gradient_norm: member.observed_at(token_idx).gradient_norm_squared().sqrt(),
+        context_before: tokenizer.decode_all(&tokens[before])?,
+        context_after: tokenizer.decode_all(&tokens[after])?,
+        alternatives: alternatives(tokenizer, member, token_idx)?,
+        extra: Extra::new(),
+    })
 }

@@ -16,6 +16,7 @@ use crate::ranks::wire::{Malformed, Packer, Unpacker};
 use crate::ranks::{ExpectedLengths, Transport, deal};
 use crate::run_memory::SamplingMemory;
 use crate::task::{Judged, Split, Task};
+use rayon::prelude::*;
 use stapo_core::random::Key;
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored, Verdict};
 use stapo_model::generate::{
@@ -255,7 +256,7 @@ fn draw_problems(
 
 fn texts(model: &LoadedModel, rollouts: &[Rollout]) -> Result<Vec<String>> {
     let tokenizer = model.tokenizer()?;
-    rollouts.iter().map(|rollout| Ok(tokenizer.decode(&rollout.tokens)?)).collect()
+    rollouts.par_iter().map(|rollout| Ok(tokenizer.decode(&rollout.tokens)?)).collect()
 }
 
 /// Each response with its problem, as verifiers take them.

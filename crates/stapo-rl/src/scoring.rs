@@ -5,9 +5,9 @@ use crate::error::Result;
 use crate::ranks::wire::{Malformed, Packer, Unpacker};
 use crate::ranks::{RankError, Transport};
 use stapo_core::Rollout;
-use stapo_core::batch::pack_in_order;
+use stapo_core::batch::{Microbatch, pack_in_order};
 use stapo_model::OutOfMemory;
-use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Policy, TokenScores};
+use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, PendingScores, Policy, TokenScores};
 
 /// A prompt and a response to score.
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +39,7 @@ pub fn score(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
-    score_by(plan, ranks, sequences, 0, |batch, options| pass.score(policy, batch, options))
+    score_by(plan, ranks, sequences, 0, |batch, options| pass.start_score(policy, batch, options))
 }
 
 /// As [`score`], under the policy without its adapters.
@@ -50,7 +50,7 @@ pub fn score_base(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
-    score_by(plan, ranks, sequences, 0, |batch, options| pass.score_base(policy, batch, options))
+    score_by(plan, ranks, sequences, 0, |batch, options| pass.start_score_base(policy, batch, options))
 }
 
 /// The likeliest token in the place of every token of every sequence.
@@ -61,7 +61,8 @@ pub fn preferred(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<Vec<u32>>> {
-    let scores = score_by(plan, ranks, sequences, 1, |batch, options| pass.score(policy, batch, options))?;
+    let scores =
+        score_by(plan, ranks, sequences, 1, |batch, options| pass.start_score(policy, batch, options))?;
     let likeliest = |scores: ResponseScores| scores.alternatives.iter().map(|listed| listed[0].0).collect();
     Ok(scores.into_iter().map(likeliest).collect())
 }
@@ -71,17 +72,26 @@ fn score_by(
     ranks: &dyn Transport,
     sequences: &[Sequence],
     n_alternatives: usize,
-    mut score: impl FnMut(&PackedBatch, HeadOptions) -> std::result::Result<TokenScores, OutOfMemory>,
+    mut start: impl FnMut(&PackedBatch, HeadOptions) -> std::result::Result<PendingScores, OutOfMemory>,
 ) -> Result<Vec<ResponseScores>> {
     let lengths: Vec<usize> = sequences.iter().map(|s| s.prompt.len() + s.tokens.len()).collect();
     let options = HeadOptions { n_alternatives, ..head_options(plan) };
     let mut scored: Vec<(usize, ResponseScores)> = Vec::new();
     let microbatches = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
+    let read = |(pending, own, microbatch): (PendingScores, Vec<Sequence>, &Microbatch)| {
+        let scores = split(&pending.wait(), &own);
+        microbatch.sequences.iter().copied().zip(scores).collect::<Vec<_>>()
+    };
+    let mut pending = None;
     for microbatch in microbatches.iter().skip(ranks.rank()).step_by(ranks.world()) {
         let own: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| sequences[idx]).collect();
-        let scores = score(&packed(&own), options)?;
-        scored.extend(microbatch.sequences.iter().copied().zip(split(&scores, &own)));
+        let started = start(&packed(&own), options)?;
+        // A GPU runs a micro-batch while the host reads the one before.
+        if let Some(before) = pending.replace((started, own, microbatch)) {
+            scored.extend(read(before));
+        }
     }
+    scored.extend(pending.into_iter().flat_map(read));
     if ranks.world() > 1 {
         scored = all_scores(ranks, &scored)?;
         scored.sort_by_key(|(idx, _)| *idx);
@@ -157,7 +167,7 @@ pub fn packed(sequences: &[Sequence]) -> PackedBatch {
 }
 
 /// The scores of a batch, split by sequence.
-pub fn split(scores: &TokenScores, sequences: &[Sequence]) -> Vec<ResponseScores> {
+fn split(scores: &TokenScores, sequences: &[Sequence]) -> Vec<ResponseScores> {
     let mut start = 0;
     let mut parts = Vec::with_capacity(sequences.len());
     for sequence in sequences {

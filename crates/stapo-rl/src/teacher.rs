@@ -28,7 +28,7 @@ impl Teacher {
             return Ok(Some(Teacher::Solution(Box::new(Template::new(template)?))));
         }
         let Some(source) = source.model() else { return Ok(None) };
-        let teacher = LoadedModel::open(&source, device)?;
+        let teacher = LoadedModel::open(&source, &device.read_only())?;
         check_vocabulary(model, &teacher)?;
         Ok(Some(Teacher::Model(Box::new(teacher.policy))))
     }

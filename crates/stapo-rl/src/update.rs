@@ -13,10 +13,11 @@ use crate::config::Plan;
 use crate::constants::ResponseConstants;
 use crate::error::{Error, Result};
 use crate::learner::Learner;
-use crate::meter::{Meter, Phase};
+use crate::meter::{Meter, Part, Phase};
 use crate::ranks::wire::words;
-use crate::scoring::{ResponseScores, Sequence, all_scores, head_options, packed, score, split};
+use crate::scoring::{Sequence, all_scores, head_options, packed, score};
 use member::members;
+use rayon::prelude::*;
 use stapo_core::diagnostics::{Census, Thresholds};
 use stapo_core::objective::{
     Calibration, Deferral, ObjectiveError, ResponseSignals, SequenceTally, Tally, UpdateKey,
@@ -77,10 +78,12 @@ pub fn learn<'a>(
     context: MinibatchContext,
 ) -> Result<Learned<'a>> {
     context.meter.enter(Phase::Calibrate);
-    let members = members(plan, groups, constants);
+    let members = context.meter.part(Part::Prepare, || members(plan, groups, constants));
     let mut minibatch = Minibatch::prepare(learner, pass, carried, plan, members, context)?;
     context.meter.enter(Phase::Update);
     let tally = minibatch.accumulate(learner, pass)?;
+    // A GPU still runs the last backward.
+    let census = context.meter.part(Part::Beside, || minibatch.census());
     let reuse = match plan.config.update.reuse {
         Some(reuse) => {
             let energy = learner.head_sum_squares()? * tally.scale * tally.scale;
@@ -92,11 +95,13 @@ pub fn learn<'a>(
         learner.gradients.clear();
         OptimizerStep::none()
     } else {
-        let stepped = minibatch.step(learner, pass, &tally)?;
+        let device = learner.model.policy.device().clone();
+        let stepped =
+            context.meter.part_on(Part::Optimizer, &device, || minibatch.step(learner, pass, &tally))?;
         carried.controls = plan.objective.next_controls(carried.controls, &tally);
         stepped
     };
-    Ok(Learned { reuse, ..minibatch.tally(tally, stepped) })
+    Ok(Learned { reuse, ..context.meter.part(Part::Close, || minibatch.close(tally, census, stepped)) })
 }
 
 /// The responses of one optimizer step, packed and calibrated.
@@ -148,7 +153,9 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let reads_collision = plan.objective.reads_collision();
         let deferral = plan.objective.deferral().filter(|_| is_stale && !reads_collision);
         let deferral = match deferral {
-            Some(deferral) => is_deferral_cheaper(plan, &members, key, deferral)
+            Some(deferral) => context
+                .meter
+                .part(Part::Prepare, || is_deferral_cheaper(plan, &members, key, deferral))
                 .map_err(|source| Error::Objective { step: context.step, microbatch: None, source })?
                 .then_some(deferral),
             None => None,
@@ -158,7 +165,10 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let work = work(plan, &members, &all, tokens)?;
         if deferral.is_none() && (is_stale || reads_collision) {
             let sequences: Vec<Sequence> = members.iter().map(Member::sequence).collect();
-            let scores = score(pass, &learner.model.policy, plan, &*learner.ranks, &sequences)?;
+            let policy = &learner.model.policy;
+            let scores = context.meter.part_on(Part::Score, policy.device(), || {
+                score(pass, policy, plan, &*learner.ranks, &sequences)
+            })?;
             for (member, scores) in members.iter_mut().zip(scores) {
                 member.logp = scores.logp;
                 member.entropy = scores.entropy;
@@ -167,7 +177,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         }
         let calibration = match deferral {
             Some(_) => plan.objective.provisional(key),
-            None => calibrate(plan, &members, key),
+            None => context.meter.part(Part::Prepare, || calibrate(plan, &members, key)),
         };
         let calibration = calibration.map_err(|source| Error::Objective {
             step: context.step,
@@ -180,29 +190,18 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     /// Forward, effects and backward of every micro-batch: gradients add up un-normalised.
     fn accumulate(&mut self, learner: &mut Learner, pass: &mut Pass) -> Result<Tally> {
         let mut tallies = vec![SequenceTally::default(); self.members.len()];
-        let mut scored: Vec<(usize, ResponseScores)> = Vec::new();
+        let mut own: Vec<usize> = Vec::new();
         for round in rounds(self.work.len(), &*learner.ranks) {
-            if let Some(place) = round.own {
-                let Self { plan, members, work, .. } = self;
-                let sequences = work[place].sequences(members);
-                let scores = pass.forward(&learner.model.policy, &packed(&sequences), head_options(plan))?;
-                let own = work[place].microbatch.sequences.clone();
-                for (&idx, scores) in own.iter().zip(split(&scores, &sequences)) {
-                    if learner.ranks.world() > 1 {
-                        scored.push((idx, scores.clone()));
-                    }
-                    members[idx].set_scores(scores);
+            match round.own {
+                Some(place) => {
+                    self.accumulate_own(learner, pass, (place, round.n_microbatches), &mut tallies)?;
+                    own.extend(&self.work[place].microbatch.sequences);
                 }
-                self.evaluate(&own, Some(place), &mut tallies)?;
-                let (d_logp, d_entropy) = self.work[place].gradients(&self.members);
-                learner.backward(pass, Some((&d_logp, &d_entropy)), round.n_microbatches)?;
-                self.context.meter.add(own.len(), d_logp.len());
-            } else {
-                learner.backward(pass, None, round.n_microbatches)?;
+                None => learner.backward(pass, None, round.n_microbatches)?,
             }
         }
         if learner.ranks.world() > 1 {
-            self.share(learner, &scored, &mut tallies)?;
+            self.share(learner, &own, &mut tallies)?;
         }
         if let Some(deferral) = self.deferral {
             self.accumulate_deferred(learner, pass, deferral, &mut tallies)?;
@@ -210,18 +209,52 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         Ok(self.plan.objective.total(&tallies))
     }
 
-    /// Takes over what other ranks have computed of their micro-batches, so that all ranks know every member's scores and
-    /// effects.
-    fn share(
+    /// Forward, effects and backward of the micro-batch at `place`, in a round of `n_microbatches`. Backward waits for
+    /// nothing but the effects; what else forward gave is read while a GPU runs backward.
+    fn accumulate_own(
         &mut self,
-        learner: &Learner,
-        own: &[(usize, ResponseScores)],
+        learner: &mut Learner,
+        pass: &mut Pass,
+        (place, n_microbatches): (usize, usize),
         tallies: &mut [SequenceTally],
     ) -> Result<()> {
-        let is_own = |idx: usize| own.iter().any(|(own, _)| *own == idx);
+        let meter = self.context.meter;
+        let policy = &learner.model.policy;
+        let device = policy.device().clone();
+        let options = head_options(self.plan);
+        let batch = meter.part(Part::Pack, || packed(&self.work[place].sequences(&self.members)));
+        let pending = meter.part_on(Part::Forward, &device, || pass.start(policy, &batch, options))?;
+        let (scores, alternatives) = meter.part(Part::Wait, || pending.wait_for_numbers());
+        let own = self.work[place].microbatch.sequences.clone();
+        let (d_logp, d_entropy) = meter.part(Part::Objective, || {
+            let mut start = 0;
+            for &idx in &own {
+                start += self.members[idx].set_numbers(&scores, start);
+            }
+            self.evaluate(&own, Some(place), tallies)?;
+            Ok::<_, Error>(self.work[place].gradients(&self.members))
+        })?;
+        meter.part_on(Part::Backward, &device, || {
+            learner.backward(pass, Some((&d_logp, &d_entropy)), n_microbatches)
+        })?;
+        meter.part(Part::Beside, || {
+            let mut alternatives = alternatives.wait().into_iter();
+            for &idx in &own {
+                let member = &mut self.members[idx];
+                member.alternatives = alternatives.by_ref().take(member.logp.len()).collect();
+            }
+        });
+        meter.add(own.len(), d_logp.len());
+        Ok(())
+    }
+
+    /// Takes over what other ranks have computed of their micro-batches, so that all ranks know every member's scores and
+    /// effects.
+    fn share(&mut self, learner: &Learner, own: &[usize], tallies: &mut [SequenceTally]) -> Result<()> {
+        let scored: Vec<_> = own.iter().map(|&idx| (idx, self.members[idx].scores())).collect();
         let mut foreign = Vec::new();
-        for (idx, scores) in all_scores(&*learner.ranks, own)? {
-            if !is_own(idx) {
+        for (idx, scores) in all_scores(&*learner.ranks, &scored)? {
+            if !own.contains(&idx) {
                 self.members[idx].set_scores(scores);
                 foreign.push(idx);
             }
@@ -247,11 +280,17 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         self.work.extend(work(self.plan, &self.members, &waiting, Tokens::Deferred(deferral))?);
         let options = HeadOptions { n_alternatives: 0, ..head_options(self.plan) };
         let deferred = &self.work[n_done..];
+        let meter = self.context.meter;
         for round in rounds(deferred.len(), &*learner.ranks) {
             if let Some(work) = round.own.map(|place| &deferred[place]) {
-                pass.forward(&learner.model.policy, &packed(&work.sequences(&self.members)), options)?;
-                let (d_logp, d_entropy) = work.gradients(&self.members);
-                learner.backward(pass, Some((&d_logp, &d_entropy)), round.n_microbatches)?;
+                let batch = meter.part(Part::Pack, || packed(&work.sequences(&self.members)));
+                let policy = &learner.model.policy;
+                let device = policy.device().clone();
+                meter.part_on(Part::Forward, &device, || pass.start(policy, &batch, options))?;
+                let (d_logp, d_entropy) = meter.part(Part::Objective, || work.gradients(&self.members));
+                meter.part_on(Part::Backward, &device, || {
+                    learner.backward(pass, Some((&d_logp, &d_entropy)), round.n_microbatches)
+                })?;
             } else {
                 learner.backward(pass, None, round.n_microbatches)?;
             }
@@ -259,22 +298,29 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         Ok(())
     }
 
-    /// The effects of scored members under the calibration. `microbatch` is named in errors.
+    /// The effects of scored members under the calibration, by all threads. `microbatch` is named in errors.
     fn evaluate(
         &mut self,
         members: &[usize],
         microbatch: Option<usize>,
         tallies: &mut [SequenceTally],
     ) -> Result<()> {
+        let Self { plan, calibration, .. } = self;
+        let mut is_own = vec![false; self.members.len()];
         for &idx in members {
-            let member = &mut self.members[idx];
-            let mut effects = vec![TokenEffect::default(); member.logp.len()];
-            let tally = self.plan.objective.evaluate(&self.calibration, idx, &member.signals(), &mut effects);
-            tallies[idx] =
-                tally.map_err(|source| Error::Objective { step: self.context.step, microbatch, source })?;
-            member.effects = effects;
+            is_own[idx] = true;
         }
-        Ok(())
+        let own = self.members.par_iter_mut().zip(tallies).enumerate().filter(|(idx, _)| is_own[*idx]);
+        let evaluated: Vec<std::result::Result<(), ObjectiveError>> = own
+            .map(|(idx, (member, tally))| {
+                let mut effects = vec![TokenEffect::default(); member.logp.len()];
+                *tally = plan.objective.evaluate(calibration, idx, &member.signals(), &mut effects)?;
+                member.effects = effects;
+                Ok(())
+            })
+            .collect();
+        let wrap = |source| Error::Objective { step: self.context.step, microbatch, source };
+        evaluated.into_iter().collect::<std::result::Result<(), _>>().map_err(wrap)
     }
 
     /// The optimizer step. A gradient that is not finite is an error that names the micro-batch at fault.
@@ -318,21 +364,25 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         Ok(places.filter(|place| *place != u64::MAX).min().map(|place| place as usize))
     }
 
-    /// Counts the tokens by quadrant and scales the effects.
-    fn tally(mut self, tally: Tally, stepped: OptimizerStep) -> Learned<'a> {
-        let tau_h = self.calibration.tau_h();
-        let tau_p = self.calibration.tau_p();
-        let mut census = Census::new(Thresholds { tau_p, tau_h: tau_h.unwrap_or(f64::INFINITY) });
-        for member in &mut self.members {
-            member.observed().iter().for_each(|token| census.add(token));
-            tally.scale_effects(&mut member.effects);
+    /// Counts the tokens by quadrant, after every member's effects are known and before they are scaled.
+    fn census(&self) -> Census {
+        let tau_h = self.calibration.tau_h().unwrap_or(f64::INFINITY);
+        let mut census = Census::new(Thresholds { tau_p: self.calibration.tau_p(), tau_h });
+        for member in &self.members {
+            member.observed().for_each(|token| census.add(&token));
         }
-        let exactness_max_abs = self.members.iter().map(Member::distance).fold(0.0, f64::max);
+        census
+    }
+
+    /// Scales the effects.
+    fn close(mut self, tally: Tally, census: Census, stepped: OptimizerStep) -> Learned<'a> {
+        self.members.par_iter_mut().for_each(|member| tally.scale_effects(&mut member.effects));
+        let exactness_max_abs = self.members.par_iter().map(Member::distance).reduce(|| 0.0, f64::max);
         let OptimizerStep { gradient_norm, learning_rate, unreached, has_moved } = stepped;
         Learned {
+            tau_h: self.calibration.tau_h(),
             members: self.members,
             tally,
-            tau_h,
             census,
             gradient_norm,
             learning_rate,
@@ -362,14 +412,18 @@ fn is_deferral_cheaper(
     deferral: Deferral,
 ) -> std::result::Result<bool, ObjectiveError> {
     let calibration = calibrate(plan, members, key)?;
-    let mut n_waiting = 0;
-    let mut n_all = 0;
-    for (idx, member) in members.iter().enumerate() {
+    let waits = |(idx, member): (usize, &Member)| {
         let mut effects = vec![TokenEffect::default(); member.logp.len()];
         plan.objective.evaluate(&calibration, idx, &member.signals(), &mut effects)?;
+        Ok(deferral.has_waited(&effects))
+    };
+    let waiting: Vec<_> = members.par_iter().enumerate().map(waits).collect();
+    let mut n_waiting = 0;
+    let mut n_all = 0;
+    for (member, waits) in members.iter().zip(waiting) {
         let n_tokens = member.scored.rollout.sequence_len();
         n_all += n_tokens;
-        n_waiting += if deferral.has_waited(&effects) { n_tokens } else { 0 };
+        n_waiting += if waits? { n_tokens } else { 0 };
     }
     Ok((n_waiting as f64) < DEFERRED_SHARE * n_all as f64)
 }

@@ -193,11 +193,12 @@ impl ModelConfig {
             let mut add =
                 |name: &str, shape: &[usize]| list.push(spec(format!("model.layers.{layer}.{name}"), shape));
             add("input_layernorm.weight", &[d]);
-            for (name, rows) in [("q", q), ("k", kv), ("v", kv)] {
+            let projections = [("q", q), ("k", kv), ("v", kv)];
+            for (name, rows) in projections {
                 add(&format!("self_attn.{name}_proj.weight"), &[rows, d]);
-                if self.qkv_bias {
-                    add(&format!("self_attn.{name}_proj.bias"), &[rows]);
-                }
+            }
+            for (name, rows) in projections.into_iter().filter(|_| self.qkv_bias) {
+                add(&format!("self_attn.{name}_proj.bias"), &[rows]);
             }
             if self.qk_norm {
                 add("self_attn.q_norm.weight", &[self.head_dim]);

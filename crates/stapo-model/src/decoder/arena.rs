@@ -112,6 +112,8 @@ pub struct AttentionViews<'a, T: Float> {
     pub addend: ViewMut<'a, T>,
     /// The feed-forward's entry.
     pub exit: HalfEntry<'a, T>,
+    /// What the feed-forward of the layer before has activated, where all layers share the memory of one.
+    pub activated: ViewMut<'a, T>,
     pub hidden: HalfHidden<'a, T>,
 }
 
@@ -124,6 +126,18 @@ pub struct FfnViews<'a, T: Float> {
     /// The next layer's entry; `None` behind the last layer, whose result is needed for scored rows only.
     pub exit: Option<HalfEntry<'a, T>>,
     pub hidden: HalfHidden<'a, T>,
+}
+
+/// What a feed-forward reads and writes that begins with attention's last product. Shapes: see `LayerSpans`.
+pub struct JoinedViews<'a, T: Float> {
+    /// The residual stream in front of attention.
+    pub stream: ViewMut<'a, T>,
+    pub attended: ViewMut<'a, T>,
+    pub addend: ViewMut<'a, T>,
+    /// The feed-forward's entry.
+    pub exit: HalfEntry<'a, T>,
+    pub gate_up: ViewMut<'a, T>,
+    pub activated: ViewMut<'a, T>,
 }
 
 /// What lies between the last layer and the head. Shapes: see `HeadSpans`.
@@ -188,7 +202,19 @@ impl<T: Float> Arena<T> {
     pub fn attention(&mut self, layout: &ArenaLayout, index: usize) -> AttentionViews<'_, T> {
         let at = &layout.layers[index];
         let (entry, exit) = (at.attention, at.ffn);
-        let [stream, normed, raw_qkv, qkv, attended, addend, exit_stream, exit_normed, first, second] = split(
+        let [
+            stream,
+            normed,
+            raw_qkv,
+            qkv,
+            attended,
+            addend,
+            exit_stream,
+            exit_normed,
+            activated,
+            first,
+            second,
+        ] = split(
             &mut self.compute,
             [
                 entry.stream,
@@ -199,6 +225,7 @@ impl<T: Float> Arena<T> {
                 layout.addend,
                 exit.stream,
                 exit.normed,
+                at.activated,
                 at.hidden.qkv,
                 at.hidden.output,
             ],
@@ -214,8 +241,28 @@ impl<T: Float> Arena<T> {
             lse,
             addend,
             exit: HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms },
+            activated,
             hidden: HalfHidden { first: Hidden::of(layout, 0, first), second: Hidden::of(layout, 1, second) },
         }
+    }
+
+    pub fn joined(&mut self, layout: &ArenaLayout, index: usize) -> JoinedViews<'_, T> {
+        let at = &layout.layers[index];
+        let [stream, attended, addend, exit_stream, normed, gate_up, activated] = split(
+            &mut self.compute,
+            [
+                at.attention.stream,
+                at.attended,
+                layout.addend,
+                at.ffn.stream,
+                at.ffn.normed,
+                at.gate_up,
+                at.activated,
+            ],
+        );
+        let [inv_rms] = split(&mut self.exact, [at.ffn.inv_rms]);
+        let exit = HalfEntry { stream: exit_stream, normed, inv_rms };
+        JoinedViews { stream, attended, addend, exit, gate_up, activated }
     }
 
     pub fn ffn(&mut self, layout: &ArenaLayout, index: usize) -> FfnViews<'_, T> {

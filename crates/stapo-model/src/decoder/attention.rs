@@ -4,11 +4,11 @@
 //! exit = stream + output(attention(rope(qkv(norm(stream)))))
 //! ```
 
-use super::arena::{AttentionBackward, AttentionViews, HalfHiddenBackward};
+use super::arena::{AttentionBackward, AttentionViews, HalfEntry, HalfHiddenBackward, Hidden};
 use super::gradient::Gradient;
 use super::layer::{LayerPass, heads};
-use super::linear::{OutputGradient, ResidualNorm};
-use super::weights::LayerWeights;
+use super::linear::{NextRows, OutputGradient, ResidualNorm};
+use super::weights::{Ffn, LayerWeights, SwiGlu};
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums};
@@ -38,17 +38,15 @@ pub struct Paged<'a, T: Float> {
     pub caches: &'a mut [Cache<T>],
 }
 
-/// From the normed stream at the entry to the stream and its norm at the exit.
+/// From the normed stream at the entry to the stream and its norm at the exit; where halves are joined, to `attended`.
 pub fn forward<T: Float>(
     layer: &LayerPass<'_, T>,
     mut views: AttentionViews<'_, T>,
     context: &mut Context<'_, T>,
 ) {
     let device = layer.device;
-    let n_tokens = layer.rows.n_tokens;
     let weights = layer.weights;
-    let input = views.hidden.first.with(views.entry.normed);
-    weights.qkv.forward(device, n_tokens, input, views.raw_qkv.reborrow());
+    project(layer, &mut views);
     match context {
         Context::Packed(packed) => {
             rotate(layer, views.raw_qkv.view(), views.qkv.reborrow(), views.head_inv_rms);
@@ -78,6 +76,9 @@ pub fn forward<T: Float>(
             );
         }
     }
+    if layer.joins_halves {
+        return;
+    }
     let residual = ResidualNorm {
         dims: layer.norm_dims(),
         stream: views.entry.stream.view(),
@@ -86,6 +87,32 @@ pub fn forward<T: Float>(
         exit: views.exit,
     };
     weights.output.forward_residual_norm(device, views.hidden.second.with(views.attended), residual);
+}
+
+/// From the normed stream at the entry to `raw_qkv`, or from what the layer before has activated.
+fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>) {
+    let qkv = &layer.weights.qkv;
+    let to = views.raw_qkv.reborrow();
+    let entry = &mut views.entry;
+    let Some(before) = layer.unfinished else {
+        let hidden = std::mem::replace(&mut views.hidden.first, Hidden::Absent);
+        let input = hidden.with(entry.normed.reborrow());
+        return qkv.forward(layer.device, layer.rows.n_tokens, input, to);
+    };
+    let Ffn::SwiGlu(SwiGlu { down, .. }) = &before.ffn;
+    let residual = ResidualNorm {
+        dims: layer.norm_dims(),
+        stream: views.exit.stream.view(),
+        addend: views.addend.reborrow(),
+        norm_weight: layer.weights.attention_norm.view(),
+        exit: HalfEntry {
+            stream: entry.stream.reborrow(),
+            normed: entry.normed.reborrow(),
+            inv_rms: entry.inv_rms.reborrow(),
+        },
+    };
+    let activated = views.activated.view();
+    down.forward_residual_norm_to(layer.device, activated, residual, qkv, NextRows::Product(to));
 }
 
 /// The norm of the stream at the entry, where it was not made together with the stream.

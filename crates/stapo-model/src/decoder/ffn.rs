@@ -4,10 +4,10 @@
 //! exit = stream + down(swiglu(gate_up(norm(stream))))
 //! ```
 
-use super::arena::{FfnBackward, FfnViews, HiddenBackward};
+use super::arena::{FfnBackward, FfnViews, HiddenBackward, Input, JoinedViews};
 use super::gradient::Gradient;
 use super::layer::LayerPass;
-use super::linear::{Activation, ActivationBackward, OutputGradient, ResidualNorm};
+use super::linear::{Activation, ActivationBackward, NextRows, OutputGradient, ResidualNorm};
 use super::parameter::Parameter;
 use super::weights::{Ffn, LayerWeights, SwiGlu};
 pub use stapo_ops::fused::matmul_lora::GateUp;
@@ -50,6 +50,33 @@ pub fn recompute_activation<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<
     let to = Activation { dims: swiglu_dims(layer), gate_up: views.gate_up, kept: GateUp::Kept, out };
     gate_up.forward_swiglu(layer.device, views.hidden.first.with(views.entry.normed), to);
     down.project_again(layer.device, layer.rows.n_tokens, views.hidden.second.with(activated));
+}
+
+/// From what attention's heads have attended to `activated`, by way of the stream at the entry.
+pub fn activate_attended<T: Float>(layer: &LayerPass<'_, T>, views: JoinedViews<'_, T>) {
+    let SwiGlu { gate_up, .. } = swiglu_of(layer);
+    let residual = ResidualNorm {
+        dims: layer.norm_dims(),
+        stream: views.stream.view(),
+        addend: views.addend,
+        norm_weight: layer.weights.ffn_norm.view(),
+        exit: views.exit,
+    };
+    let rows = NextRows::Swiglu { gate_up: views.gate_up, out: views.activated };
+    layer.weights.output.forward_residual_norm_to(
+        layer.device,
+        views.attended.view(),
+        residual,
+        gate_up,
+        rows,
+    );
+}
+
+/// From `activated` to the addend.
+pub fn project_down<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<'_, T>) {
+    let SwiGlu { down, .. } = swiglu_of(layer);
+    let input = Input::Plain(views.activated.view());
+    down.forward(layer.device, layer.rows.n_tokens, input, views.addend);
 }
 
 /// The norm at the entry and `activated` once more, from the stream and `gate_up`, and `x A^T` that lies behind them.

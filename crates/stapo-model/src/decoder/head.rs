@@ -5,7 +5,7 @@ use super::arena::Arena;
 use super::layout::ArenaLayout;
 use super::policy::Policy;
 use stapo_ops::lm_head::{self, LastLogits};
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, View};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, PendingDownload, View};
 
 /// How the head is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,6 +36,50 @@ pub struct TokenScores<T = f32> {
     pub alternatives: Vec<Vec<(u32, T)>>,
 }
 
+/// The numbers of each scored token on their way to the host, while the device goes on with what is queued.
+#[derive(Debug)]
+pub struct PendingScores<T: Float = f32> {
+    logp: PendingDownload<T>,
+    entropy: PendingDownload<T>,
+    collision: PendingDownload<T>,
+    alternatives: PendingAlternatives<T>,
+}
+
+/// The likeliest tokens in each scored token's place on their way to the host.
+#[derive(Debug)]
+pub struct PendingAlternatives<T: Float = f32> {
+    n: usize,
+    /// `[R, n]` each
+    ids: PendingDownload<u32>,
+    logp: PendingDownload<T>,
+}
+
+impl<T: Float> PendingScores<T> {
+    /// Waits for all numbers.
+    pub fn wait(self) -> TokenScores<T> {
+        let (scores, alternatives) = self.wait_for_numbers();
+        TokenScores { alternatives: alternatives.wait(), ..scores }
+    }
+
+    /// Waits for log-probs, entropies and collisions; the alternatives of the result are empty.
+    pub fn wait_for_numbers(self) -> (TokenScores<T>, PendingAlternatives<T>) {
+        let scores = TokenScores {
+            logp: self.logp.wait(),
+            entropy: self.entropy.wait(),
+            collision: self.collision.wait(),
+            alternatives: Vec::new(),
+        };
+        (scores, self.alternatives)
+    }
+}
+
+impl<T: Float> PendingAlternatives<T> {
+    /// One list for each scored token, likeliest first; nothing where none were asked for.
+    pub fn wait(self) -> Vec<Vec<(u32, T)>> {
+        alternatives(self.n, &self.ids.wait(), &self.logp.wait())
+    }
+}
+
 /// What the head gave for scored rows, on the device; backward starts from it.
 #[derive(Debug)]
 pub struct HeadOutputs<T: Float> {
@@ -50,14 +94,14 @@ pub struct HeadOutputs<T: Float> {
 }
 
 impl<T: Float> HeadOutputs<T> {
-    /// Reads the head for the rows that the stack left in the arena. Shape: targets `[R]`.
-    pub fn read(
+    /// Queues the head for the rows that the stack left in the arena. Shape: targets `[R]`.
+    pub fn start(
         policy: &Policy<T>,
         layout: &ArenaLayout,
         arena: &mut Arena<T>,
         targets: View<'_, u32>,
         options: HeadOptions,
-    ) -> Result<(Self, TokenScores<T>), OutOfMemory> {
+    ) -> Result<(Self, PendingScores<T>), OutOfMemory> {
         let device = policy.device();
         let dims = lm_head::Dims { tokens: layout.n_scored, temperature: options.temperature };
         let mut outputs = Self::zeros(device, dims)?;
@@ -75,11 +119,11 @@ impl<T: Float> HeadOutputs<T> {
         let head = policy.weights.head().matrix();
         outputs.last_logits =
             lm_head::forward(device, dims, hidden, head, targets, scores, (n > 0).then_some(best));
-        let scores = TokenScores {
-            logp: outputs.logp.view().to_vec(),
-            entropy: outputs.entropy.view().to_vec(),
-            collision: outputs.collision.view().to_vec(),
-            alternatives: alternatives(n, &ids.view().to_vec(), &logp.view().to_vec()),
+        let scores = PendingScores {
+            logp: outputs.logp.view().fetch(),
+            entropy: outputs.entropy.view().fetch(),
+            collision: outputs.collision.view().fetch(),
+            alternatives: PendingAlternatives { n, ids: ids.view().fetch(), logp: logp.view().fetch() },
         };
         Ok((outputs, scores))
     }

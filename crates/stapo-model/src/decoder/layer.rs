@@ -25,6 +25,11 @@ pub struct LayerPass<'a, T: Float> {
     pub index: usize,
     pub weights: &'a LayerWeights<Parameter<T>>,
     pub rows: Rows<'a, T>,
+    /// Whether the last product of a half-layer, the residual stream with its norm and the first product of the next
+    /// half-layer are one op. All layers must share the memory of one.
+    pub joins_halves: bool,
+    /// The layer before, whose feed-forward's last product is still to be computed: where halves are joined.
+    pub unfinished: Option<&'a LayerWeights<Parameter<T>>>,
 }
 
 impl<T: Float> LayerPass<'_, T> {

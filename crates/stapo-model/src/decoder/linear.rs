@@ -6,6 +6,7 @@ use super::gradient::Gradient;
 use super::lora::weight_of_first_factor;
 use super::parameter::Parameter;
 use super::weights::{Adapter, Linear};
+use stapo_ops::fused::matmul_add_rmsnorm_matmul::{self, Next, Normed};
 use stapo_ops::fused::matmul_lora::{self, GateUp};
 use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu};
 use stapo_ops::{Device, Float, Shape, View, ViewMut, Write, lora, matmul, rmsnorm, swiglu};
@@ -20,6 +21,14 @@ pub struct ResidualNorm<'a, T: Float> {
     /// `[D]`: the next half-layer's norm.
     pub norm_weight: View<'a, T>,
     pub exit: HalfEntry<'a, T>,
+}
+
+/// Where the product of normed rows goes.
+pub enum NextRows<'a, T: Float> {
+    /// `[T, outputs]`
+    Product(ViewMut<'a, T>),
+    /// `[T, 2 F]`, left holding anything, and the SwiGLU of it, `[T, F]`.
+    Swiglu { gate_up: ViewMut<'a, T>, out: ViewMut<'a, T> },
 }
 
 /// Where gate and up and their SwiGLU go.
@@ -144,6 +153,45 @@ impl<T: Float> Linear<Parameter<T>> {
 
     fn bias(&self) -> Option<View<'_, T>> {
         self.bias.as_ref().map(Parameter::view)
+    }
+
+    /// [`Linear::forward_residual_norm`], then a product of `exit.normed` with the weight of `next`; without adapters. Where
+    /// one op does all of it, `exit.normed` is left holding anything.
+    pub fn forward_residual_norm_to(
+        &self,
+        device: &Device,
+        x: View<'_, T>,
+        to: ResidualNorm<'_, T>,
+        next: &Self,
+        rows: NextRows<'_, T>,
+    ) {
+        let weight = next.weight.matrix();
+        if self.bias.is_some() || next.bias.is_some() {
+            let ResidualNorm { dims, stream, addend, norm_weight, mut exit } = to;
+            let (stream_to, normed) = (exit.stream, exit.normed.reborrow());
+            let own = HalfEntry { stream: stream_to, normed, inv_rms: exit.inv_rms };
+            let to = ResidualNorm { dims, stream, addend, norm_weight, exit: own };
+            self.forward_residual_norm(device, Input::Plain(x), to);
+            return match rows {
+                NextRows::Product(y) => {
+                    next.forward(device, dims.tokens, Input::Plain(exit.normed.view()), y)
+                }
+                NextRows::Swiglu { gate_up, out } => {
+                    let dims = swiglu::Dims { tokens: dims.tokens, width: weight.shape().outputs / 2 };
+                    let to = Activation { dims, gate_up, kept: GateUp::Dropped, out };
+                    next.forward_swiglu(device, Input::Plain(exit.normed.view()), to);
+                }
+            };
+        }
+        let ResidualNorm { dims, stream, addend, norm_weight, exit } = to;
+        let product = matmul_add_rmsnorm::Product { x, weight: self.weight.matrix(), y: addend };
+        let out = rmsnorm::Out { normed: exit.normed, inv_rms: exit.inv_rms };
+        let normed = Normed { dims, stream, weight: norm_weight, sum: exit.stream, out };
+        let next = match rows {
+            NextRows::Product(y) => Next::Product { weight, y },
+            NextRows::Swiglu { gate_up, out } => Next::Swiglu { weight, gate_up, out },
+        };
+        matmul_add_rmsnorm_matmul::forward(device, product, normed, next);
     }
 
     /// Sets `d_x` and adds to the gradients of weight, bias and adapters, where these are trained. Shapes: x, d_x

@@ -33,7 +33,7 @@ pub use accumulate::Accumulate;
 pub use batch::PackedBatch;
 pub use gradients::Gradients;
 pub(crate) use head::alternatives;
-pub use head::{HeadOptions, TokenScores};
+pub use head::{HeadOptions, PendingAlternatives, PendingScores, TokenScores};
 pub use layout::{ArenaLayout, Purpose, Recompute};
 pub use lora::{HiddenLayout, LoraScale, LoraSpec, LoraTarget};
 pub use pass::Pass;

@@ -4,7 +4,7 @@ use super::accumulate::Accumulate;
 use super::arena::Workspace;
 use super::attention::{Context, Packed};
 use super::batch::PackedBatch;
-use super::head::{HeadOptions, HeadOutputs, TokenGradients, TokenScores};
+use super::head::{HeadOptions, HeadOutputs, PendingScores, TokenGradients, TokenScores};
 use super::layer::Rows;
 use super::layout::{ArenaLayout, Purpose, Recompute};
 use super::lora::HiddenLayout;
@@ -77,36 +77,47 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(self.purpose, (policy, policy.hidden_layout()), batch, options)
+        Ok(self.start(policy, batch, options)?.wait())
     }
 
-    /// As [`Pass::forward`] with nothing kept for backward, under any policy of the same device.
-    pub fn score(
+    /// As [`Pass::forward`], but does not wait for the device.
+    pub fn start(
         &mut self,
         policy: &Policy<T>,
         batch: &PackedBatch,
         options: HeadOptions,
-    ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(Purpose::Inference, (policy, policy.hidden_layout()), batch, options)
+    ) -> Result<PendingScores<T>, OutOfMemory> {
+        self.start_for(self.purpose, (policy, policy.hidden_layout()), batch, options)
     }
 
-    /// As [`Pass::score`], under the policy without its adapters.
-    pub fn score_base(
+    /// As [`Pass::start`] with nothing kept for backward, under any policy of the same device. The next batch may be started
+    /// before the scores of this one are read.
+    pub fn start_score(
         &mut self,
         policy: &Policy<T>,
         batch: &PackedBatch,
         options: HeadOptions,
-    ) -> Result<TokenScores<T>, OutOfMemory> {
-        self.forward_for(Purpose::Inference, (policy, None), batch, options)
+    ) -> Result<PendingScores<T>, OutOfMemory> {
+        self.start_for(Purpose::Inference, (policy, policy.hidden_layout()), batch, options)
     }
 
-    fn forward_for(
+    /// As [`Pass::start_score`], under the policy without its adapters.
+    pub fn start_score_base(
+        &mut self,
+        policy: &Policy<T>,
+        batch: &PackedBatch,
+        options: HeadOptions,
+    ) -> Result<PendingScores<T>, OutOfMemory> {
+        self.start_for(Purpose::Inference, (policy, None), batch, options)
+    }
+
+    fn start_for(
         &mut self,
         purpose: Purpose,
         (policy, adapters): (&Policy<T>, Option<HiddenLayout>),
         batch: &PackedBatch,
         options: HeadOptions,
-    ) -> Result<TokenScores<T>, OutOfMemory> {
+    ) -> Result<PendingScores<T>, OutOfMemory> {
         let device = policy.device();
         let rows = (batch.n_tokens(), batch.n_scored());
         let layout = ArenaLayout::new(policy.config(), rows, purpose, adapters);
@@ -120,7 +131,7 @@ impl<T: Float> Pass<T> {
             let stack = Stack { policy, layout: &layout, rows: batch.rows(table, layout.n_tokens) };
             stack.forward(arena, batch.tokens.view(), batch.rows.view(), &mut context);
         }
-        let (outputs, scores) = HeadOutputs::read(policy, &layout, arena, batch.targets.view(), options)?;
+        let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets.view(), options)?;
         if purpose != Purpose::Inference {
             let n_updates = policy.n_updates();
             self.unfinished = Some(Unfinished { n_updates, layout, batch, outputs });

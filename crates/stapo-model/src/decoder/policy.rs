@@ -65,6 +65,7 @@ impl<T: Float> Policy<T> {
         spec: impl Into<PolicySpec<'a>>,
     ) -> std::result::Result<Self, OutOfMemory> {
         let PolicySpec { config, lora } = spec.into();
+        device.prepare(config.head_dim);
         let specs = DecoderWeights::specs(config, lora);
         Ok(Self {
             id: PolicyId::next(),
@@ -247,6 +248,9 @@ impl<T: Float> Policy<T> {
 
     /// The tensor and the place in it of the first weight that is not a finite number.
     pub fn first_non_finite(&self) -> Option<(&TensorSpec, usize)> {
+        if reduce::are_finite(&self.device, self.weights.all().into_iter().map(Parameter::view)) {
+            return None;
+        }
         self.tensors()
             .find_map(|(spec, values)| Some((spec, reduce::first_non_finite(&self.device, values.view())?)))
     }

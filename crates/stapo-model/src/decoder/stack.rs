@@ -36,7 +36,14 @@ impl<T: Float> Stack<'_, T> {
             let layer = self.layer(index);
             let next_norm = weights.layers.get(index + 1).map(|next| next.attention_norm.view());
             attention::forward(&layer, arena.attention(self.layout, index), context);
-            ffn::forward(&layer, arena.ffn(self.layout, index), self.gate_up(), next_norm);
+            if layer.joins_halves {
+                ffn::activate_attended(&layer, arena.joined(self.layout, index));
+            } else {
+                ffn::forward(&layer, arena.ffn(self.layout, index), self.gate_up(), next_norm);
+            }
+        }
+        if let Some(last) = weights.layers.len().checked_sub(1).filter(|_| self.joins_halves()) {
+            ffn::project_down(&self.layer(last), arena.ffn(self.layout, last));
         }
         self.norm_scored(arena, scored);
     }
@@ -129,13 +136,21 @@ impl<T: Float> Stack<'_, T> {
     }
 
     fn layer(&self, index: usize) -> LayerPass<'_, T> {
+        let layers = &self.policy.weights.layers;
         LayerPass {
             device: self.policy.device(),
             config: self.policy.config(),
             index,
-            weights: &self.policy.weights.layers[index],
+            weights: &layers[index],
             rows: self.rows,
+            joins_halves: self.joins_halves(),
+            unfinished: index.checked_sub(1).filter(|_| self.joins_halves()).map(|before| &layers[before]),
         }
+    }
+
+    /// See [`LayerPass::joins_halves`]. Adapters take in what is normed, so it must be in memory, and lie beside the weights.
+    fn joins_halves(&self) -> bool {
+        self.layout.purpose == Purpose::Inference && self.policy.lora().is_none()
     }
 
     fn gate_up(&self) -> GateUp {

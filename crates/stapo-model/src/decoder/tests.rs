@@ -115,6 +115,22 @@ fn a_tensor_that_begins_inside_a_block_is_found() {
     assert!(policy.first_unaligned_tensor(6).is_none());
 }
 
+/// Export writes the tensors of a policy one after the other into a file that has them in the order of the config.
+#[test]
+fn tensors_come_in_the_order_of_the_config() {
+    for (family, tied) in
+        [(Family::Qwen2, true), (Family::Qwen2, false), (Family::Qwen3, true), (Family::Llama, true)]
+    {
+        let expected: Vec<String> =
+            config(family, tied).tensors().into_iter().map(|spec| spec.name).collect();
+        let names = |policy: &Policy<f64>| -> Vec<String> {
+            policy.merged_tensors().map(|(spec, _)| spec.name.clone()).collect()
+        };
+        assert_eq!(names(&policy(family, tied)), expected, "{family:?}");
+        assert_eq!(names(&adapted(family, tied)), expected, "{family:?} with adapters");
+    }
+}
+
 #[test]
 fn every_gradient_equals_finite_differences() {
     for (family, tied) in [(Family::Qwen3, true), (Family::Qwen2, false), (Family::Llama, true)] {

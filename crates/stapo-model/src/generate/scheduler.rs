@@ -137,6 +137,9 @@ impl Scheduler {
             n_rows_left -= n_rows;
             running_idx += 1;
         }
+        // Decode attention reads a common prompt once for sequences that stand side by side. They were admitted apart
+        // where another prompt came between a prompt's first sample and its others.
+        step.rows.sort_by_key(|rows| self.running[rows.running_idx].ticket);
         self.draw_for_siblings(&mut step.rows);
         step
     }

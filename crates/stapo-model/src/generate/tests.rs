@@ -1,6 +1,6 @@
 //! The scheduler against a cache that remembers what was written where.
 
-use super::scheduler::{Capacity, Scheduler};
+use super::scheduler::{Capacity, ScheduledRows, Scheduler};
 use super::sequence::{Sequence, UnreadToken};
 use super::{FinishReason, Request, SampledToken, Ticket};
 use stapo_ops::sampling;
@@ -75,6 +75,8 @@ fn simulate(
             tokens.extend(rows.siblings.iter().map(|sample| next_token(&past, *sample)));
         }
         assert!(step.rows.iter().map(|rows| rows.n_rows).sum::<usize>() <= max_rows);
+        let ticket = |rows: &ScheduledRows| scheduler.running()[rows.running_idx].ticket;
+        assert!(step.rows.is_sorted_by_key(ticket), "the rows of a request do not stand side by side");
         let drawn = scheduler.advance(&step.rows);
         assert_eq!(drawn.len(), tokens.len());
         assert!(drawn.len() <= max_draws);

@@ -4,12 +4,15 @@ use super::{Moment, Moments, Optimizer};
 use crate::config::TensorSpec;
 use crate::decoder::Policy;
 use crate::decoder::sums::overlap;
-use crate::ranks::{RankError, Share};
+use crate::ranks::{RankError, SLICE, Share};
+use stapo_ops::sha256::{self, Digest, LEAF};
 use stapo_ops::{Form, Stored};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The weights or a moment of one tensor, in pieces: what each rank owns of it, in the order of the elements.
+/// The weights or a moment of one tensor, in pieces: what each rank owns of it, in the order of the elements. Cheap to
+/// clone.
+#[derive(Clone)]
 pub struct TensorState {
     /// The tensor's elements in its parameter.
     range: Range<usize>,
@@ -105,6 +108,51 @@ impl Optimizer<f32> {
             }
         }
         Ok(())
+    }
+
+    /// The digests of the leaves of every trained parameter, of its weights, its first and its second moment, in this order,
+    /// on rank 0. Each rank hashes what it owns, where it lies.
+    pub fn digests(&self, policy: &Policy) -> Result<Option<Vec<Vec<Digest>>>, RankError> {
+        const { assert!(SLICE.is_multiple_of(LEAF), "what a rank owns is whole leaves") };
+        let rank = self.ranks.rank();
+        let own = policy.weights.trained().zip(&self.moments).flat_map(|(parameter, moments)| {
+            let weights = parameter.view().range(moments.share.of(rank));
+            [weights, moments.of(Moment::First), moments.of(Moment::Second)]
+        });
+        let own = sha256::leaves(policy.device(), own);
+        if self.ranks.world() == 1 {
+            return Ok(Some(own));
+        }
+        let sent = self.ranks.gather(own.iter().flatten().flatten().copied().collect())?;
+        if rank != 0 {
+            return Ok(None);
+        }
+        // A form with scales has two digests for each leaf.
+        let forms = policy
+            .weights
+            .trained()
+            .map(|parameter| [parameter.view().form(), self.form(Moment::First), self.form(Moment::Second)]);
+        let lists =
+            forms.zip(&self.moments).flat_map(|(forms, moments)| forms.map(|form| (form, moments.share)));
+        let mut unread: Vec<&[u8]> = sent.iter().map(Vec::as_slice).collect();
+        let mut all = Vec::new();
+        for (form, share) in lists {
+            let mut digests = Vec::new();
+            for rank in share.in_order() {
+                let n_leaves = share.of(rank).len().div_ceil(LEAF);
+                let n_digests = if form.n_scales(1) > 0 { 2 * n_leaves } else { n_leaves };
+                let (read, rest) = unread[rank]
+                    .split_at_checked(n_digests * size_of::<Digest>())
+                    .ok_or_else(|| RankError { rank, problem: "sent too few hashes of its state".into() })?;
+                digests.extend(read.as_chunks().0);
+                unread[rank] = rest;
+            }
+            all.push(digests);
+        }
+        match unread.iter().position(|rest| !rest.is_empty()) {
+            Some(rank) => Err(RankError { rank, problem: "sent too many hashes of its state".into() }),
+            None => Ok(Some(all)),
+        }
     }
 
     /// What all ranks own of a parameter, in the order of the elements, on rank 0.

@@ -30,6 +30,18 @@ pub(crate) fn fits(cuda: &Cuda, call: &PagedCall, qkv: Slice) -> bool {
         && TensorMap::fits(values, heads.dim)
 }
 
+/// Pipeline stages of a block, as decode_hopper.cu has kernels for. A block alone on its multiprocessor, or one of two, has
+/// more of them in flight.
+fn n_stages(cuda: &Cuda, rows: usize, n_blocks: usize) -> usize {
+    let per_multiprocessor = n_blocks.div_ceil(cuda.gpu.multiprocessors as usize);
+    match per_multiprocessor {
+        _ if rows > 8 => 3,
+        0 | 1 => 8,
+        2 => 6,
+        _ => 3,
+    }
+}
+
 /// Shapes as in `paged::forward`; qkv is not rotated yet where there is a rotation.
 pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&Rotation>) {
     let op = "attention::paged::forward";
@@ -40,7 +52,9 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
     let map = |cache: Slice| TensorMap::new(cache, cache.len / heads.dim, heads.dim, block_size.min(KEYS));
     // Query rows that the kernel has room for.
     let rows = if groups.max_members * heads.group() <= 8 { 8 } else { GROUPED_ROWS };
-    let name = format!("attention_decode_{rows}_hopper_bf16");
+    let n_blocks = heads.kv * groups.list.len / 4;
+    let stages = n_stages(cuda, rows, n_blocks);
+    let name = format!("attention_decode_{rows}_{stages}_hopper_bf16");
     let launch = cuda.kernel(&ATTENTION_DECODE_HOPPER, &name).head_dim(heads.dim);
     let norm = rotation.and_then(|rotation| rotation.norm);
     let args = Fields::default()
@@ -65,10 +79,10 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
         .four_bytes(heads.kv)
         .four_bytes(block_size.ilog2() as usize)
         .four_bytes(out_pitch(call.dims.tokens, heads, call.out));
-    // Three stages of keys or values, queries, and weights of 64 keys for two steps.
-    let shared = swizzled_bytes(heads, rows + 3 * KEYS) + 2 * 2 * rows * KEYS;
-    // The kernel reads older keys before it waits for the kernel in front of it, which must not write to the cache. Where
-    // rows are still to be rotated, the kernel in front is a product.
+    // Stages of keys or values, queries, and weights of 64 keys for two steps.
+    let shared = swizzled_bytes(heads, rows + stages * KEYS) + 2 * 2 * rows * KEYS;
+    // The kernel reads keys before it waits for the kernel in front of it, which must not write to the cache. Where rows
+    // are still to be rotated, the kernel in front is a product.
     let launch = launch.tensor_map(&map(keys)).tensor_map(&map(values)).fields(&args);
     launch.programmatic_launch(rotation.is_some()).run([heads.kv, groups.list.len / 4], THREADS, shared);
     if let Some(partials) = groups.partials {

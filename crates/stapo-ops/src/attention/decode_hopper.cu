@@ -7,79 +7,6 @@
 //
 // One warp, the producer, copies tiles of keys and values by TMA; four warps, the consumers, multiply.
 
-#define CONSUMERS 128
-#define THREADS (CONSUMERS + 32)
-#define STAGES 3
-#define TILE (KEYS * DIM)
-
-// A row of `partials`: an output that is not yet divided by the sum, the reference of the scores, and the sum.
-#define PARTIAL (HEAD_DIM + 4)
-#define PARTIAL_REFERENCE HEAD_DIM
-#define PARTIAL_SUM (HEAD_DIM + 1)
-
-// Grid: (kv heads, groups). Where there are positions, qkv is what the product gave: queries and keys are normed (if
-// there are weights) and rotated here as rope.cu does it. The tokens' keys and values are stored in the cache [blocks,
-// kv heads, 2^shift, HEAD_DIM].
-struct DecodeArgs {
-    bf16 *keys, *values;
-    const bf16* qkv;
-    const u32* positions;
-    const float *cos, *sin;
-    const bf16 *q_norm, *k_norm;
-    const u32 *slots, *contexts, *tables;
-    // [n, 4]: first sequence, how many (0: nothing to do), how many steps of 64 keys from the first on they have in
-    // common, and the split. The first sequence has keys in the split.
-    const u32* groups;
-    // [sequences]: the first row of partials [_, query heads, PARTIAL] of each sequence of several splits.
-    const u32* first_partials;
-    float* partials;
-    bf16* out;
-    float eps;
-    int table_width, query, kv, shift, out_pitch;
-};
-
-// A group of sequences, and the query rows (sequence by sequence, head by head) of the block's key/value head.
-struct Group {
-    int first, count, common, split, heads, kv_head;
-    __device__ __forceinline__ int n_rows() const { return count * heads; }
-    __device__ __forceinline__ int first_tile() const { return split * SPLIT_STEPS; }
-    __device__ __forceinline__ int end_key() const { return (split + 1) * SPLIT; }
-};
-
-// Beside the tiles in dynamic shared memory: [STAGES] tiles, queries [QUERIES], weights [2][QUERIES, 64].
-template <int QUERIES> struct DecodeShared {
-    // Parts of a step's sums of exponentials by warp, lane of a quad (see sum_of_four) and query; two steps.
-    float parts[2][4][4][QUERIES];
-    // Where references rise: the largest scores by warp, and what sums shrink by.
-    float tops[4][QUERIES], scales[QUERIES];
-    float references[QUERIES], totals[QUERIES];
-    // Keys of each member up to the end of the split, and all keys.
-    int n_keys[QUERIES], contexts[QUERIES];
-    u64 full[STAGES], empty[STAGES];
-};
-
-__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
-// The same; true where `x` holds for one of them. The compiler learns that all threads get the same.
-__device__ __forceinline__ bool sync_consumers_or(bool x) {
-    int any;
-    asm volatile("{ .reg .pred p, q; setp.ne.b32 p, %1, 0; bar.red.or.pred q, 1, 128, p; selp.b32 %0, 1, 0, q; }"
-                 : "=r"(any)
-                 : "r"((int)x)
-                 : "memory");
-    return __shfl_sync(0xffffffffu, any, 0) != 0;
-}
-// Named barriers at which consumers arrive and for which the producer waits.
-template <int ID> __device__ __forceinline__ void named_barrier_arrive() {
-    asm volatile("bar.arrive %0, 160;" ::"n"(ID) : "memory");
-}
-template <int ID> __device__ __forceinline__ void named_barrier_wait() {
-    asm volatile("bar.sync %0, 160;" ::"n"(ID) : "memory");
-}
-// The mbarriers are initialised and the key counts are in shared memory.
-#define COUNTED 2
-// The tokens' keys and values are in the cache.
-#define STORED 3
-
 // d (+)= a b^T, a [64, 16] in shared memory (MN_MAJOR or K-major), b [8, 16] or [16, 16] K-major.
 template <int MN_MAJOR> __device__ __forceinline__ void wgmma_columns(float (&d)[1][4], u64 a, u64 b, bool adds) {
     asm volatile(
@@ -95,130 +22,6 @@ template <int MN_MAJOR> __device__ __forceinline__ void wgmma_columns(float (&d)
         "0; }"
         : FOUR(d, 0), FOUR(d, 1)
         : "l"(a), "l"(b), "r"((int)adds), "n"(MN_MAJOR));
-}
-
-// Tile number `tile` of 64 keys of one member of a group. The common tiles are taken once, as those of member 0.
-struct Step {
-    int member, tile;
-};
-
-template <int QUERIES>
-__device__ __forceinline__ Step next_step(Step s, const Group& g, const DecodeShared<QUERIES>& shared) {
-    ++s.tile;
-    while (s.member < g.count && s.tile * KEYS >= shared.n_keys[s.member])
-        ++s.member, s.tile = max(g.common, g.first_tile());
-    return s;
-}
-
-// The blocks of the cache in which a step's keys lie.
-__device__ __forceinline__ void look_up_blocks(u32 (&blocks)[4], Step s, const Group& g, const DecodeArgs& args) {
-    int at = s.tile * KEYS >> args.shift;
-    const u32* table = args.tables + (size_t)(g.first + s.member) * args.table_width;
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-        if (s.member < g.count && at + e < args.table_width && (e == 0 || e << args.shift < KEYS))
-            blocks[e] = table[at + e];
-}
-
-// Copies a tile of keys or values into stage n % STAGES once the consumers have left it.
-template <int QUERIES>
-__device__ __forceinline__ void load_tile(int n, Step s, const u32 (&blocks)[4], const TensorMap& map, const Group& g,
-                                          const DecodeArgs& args, DecodeShared<QUERIES>& shared, bf16* tiles) {
-    int stage = n % STAGES, at_once = min(KEYS, 1 << args.shift), mask = (1 << args.shift) - 1;
-    if (n >= STAGES) mbarrier_wait(shared.empty + stage, (n / STAGES - 1) % 2);
-    if (threadIdx.x % 32 > 0) return;
-    int n_blocks = min(KEYS / at_once, (shared.n_keys[s.member] - s.tile * KEYS + at_once - 1) / at_once);
-    mbarrier_arrive_expect_bytes(shared.full + stage, n_blocks * at_once * HEAD_DIM * 2);
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-        if (e < n_blocks)
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-                tma_load_tile(tiles + stage * TILE + part * KEYS * 64 + e * at_once * 64, map, part * 64,
-                              ((blocks[e] * args.kv + g.kv_head) << args.shift) + (s.tile * KEYS & mask),
-                              shared.full + stage);
-}
-
-// The producer's loop: tiles of keys, values, keys, .., number n into stage n % STAGES.
-template <int QUERIES>
-__device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap& map_v, const Group& g,
-                                        const DecodeArgs& args, DecodeShared<QUERIES>& shared, bf16* tiles) {
-    Step now = {0, g.first_tile()};
-    u32 blocks[4] = {};
-    look_up_blocks(blocks, now, g, args);
-    named_barrier_wait<COUNTED>();
-    bool are_stored = false;
-    for (int n = 0; now.member < g.count; n += 2) {
-        // Only the last step of a sequence has the key of this call's token. The steps before it wait neither for that
-        // key nor for the kernel in front of this one.
-        bool has_new_key = (now.tile + 1) * KEYS >= shared.contexts[now.member];
-        if (has_new_key && !are_stored) named_barrier_wait<STORED>(), are_stored = true;
-        load_tile(n, now, blocks, map_k, g, args, shared, tiles);
-        load_tile(n + 1, now, blocks, map_v, g, args, shared, tiles);
-        __syncwarp();
-        now = next_step(now, g, shared);
-        look_up_blocks(blocks, now, g, args);
-    }
-}
-
-template <int QUERIES>
-__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args, DecodeShared<QUERIES>& shared) {
-    if (threadIdx.x == 0) {
-        for (int b = 0; b < STAGES; ++b)
-            mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, CONSUMERS / 32);
-        mbarrier_init_fence();
-    }
-    if (threadIdx.x < g.count) {
-        int context = args.contexts[g.first + threadIdx.x];
-        shared.contexts[threadIdx.x] = context;
-        shared.n_keys[threadIdx.x] = min(context, g.end_key());
-    }
-    named_barrier_arrive<COUNTED>();
-    if (threadIdx.x < QUERIES) shared.references[threadIdx.x] = MINUS_INFINITY;
-}
-
-// A query row [HEAD_DIM] into the swizzled tile of queries [QUERIES, DIM].
-template <int QUERIES> __device__ __forceinline__ void store_query(bf16* queries, int row, const Head& h) {
-    constexpr int half = HEAD_DIM / 2;
-    auto at = [&](int c) {
-        return (u32*)(queries + c / 64 * QUERIES * 64 + row * 64 + (c % 64 / 8 ^ row % 8) * 8 + c % 8);
-    };
-    int column = threadIdx.x % 32 * 2;
-    if (column < half) *at(column) = pack(h.low[0], h.low[1]), *at(column + half) = pack(h.high[0], h.high[1]);
-}
-
-// Rotates the tokens' queries and keys; queries go to shared memory. Keys and values of the sequences that end in this
-// split go to the cache. A warp takes one head of one token at a time: the group's query heads, then the key, then the
-// value. What does not depend on the kernel in front of this one is read before that kernel is waited for.
-template <int QUERIES>
-__device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArgs& args, bf16* queries) {
-    constexpr int half = HEAD_DIM / 2;
-    int query = args.query, kv = args.kv, per_token = g.heads + 2;
-    for (int i = threadIdx.x / 32; i < g.count * per_token; i += CONSUMERS / 32) {
-        int member = i / per_token, part = i - member * per_token;
-        bool is_query = part < g.heads;
-        bool is_value = part > g.heads;
-        if (!is_query && (int)args.contexts[g.first + member] > g.end_key()) continue;
-        int head = is_query ? g.kv_head * g.heads + part : is_value ? query + kv + g.kv_head : query + g.kv_head;
-        u32 slot = args.slots[g.first + member];
-        Rotation rotation = {};
-        Head weight = {};
-        if (args.positions && !is_value) {
-            size_t place = (size_t)args.positions[g.first + member] * half;
-            rotation = load_rotation(args.cos + place, args.sin + place, half);
-        }
-        if (args.q_norm && !is_value) weight = load_head(is_query ? args.q_norm : args.k_norm, half);
-        wait_for_previous_kernel();
-        Head h = load_head(args.qkv + ((size_t)(g.first + member) * (query + 2 * kv) + head) * HEAD_DIM, half);
-        if (args.positions && !is_value) norm_and_rotate(h, args.q_norm, weight, args.eps, rotation);
-        if (is_query) {
-            store_query<QUERIES>(queries, member * g.heads + part, h);
-        } else {
-            int mask = (1 << args.shift) - 1;
-            size_t to = (((size_t)(slot >> args.shift) * kv + g.kv_head) << args.shift) + (slot & mask);
-            store_head((is_value ? args.values : args.keys) + to * HEAD_DIM, half, h);
-        }
-    }
 }
 
 // Starts s = (q k^T)^T of a step. The caller waits.
@@ -279,9 +82,9 @@ __device__ __forceinline__ void store_weights(const float (&s)[QUERIES / 8][4], 
 }
 
 // Raises the references that a step's scores exceed by more than RISE allows, and shrinks the outputs so far.
-template <int QUERIES>
+template <int QUERIES, int STAGES>
 __device__ __forceinline__ void raise_references(const float (&s)[QUERIES / 8][4], Columns<QUERIES>& columns,
-                                                 float factor, DecodeShared<QUERIES>& shared,
+                                                 float factor, DecodeShared<QUERIES, STAGES>& shared,
                                                  float (&o)[PARTS][QUERIES / 8][4]) {
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; ++j)
@@ -315,6 +118,36 @@ __device__ __forceinline__ void zero_hidden_values(bf16* values, int n_keys) {
             make_uint4(0, 0, 0, 0);
 }
 
+// Whether a step has the key of its member's new token.
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ bool has_new_key(Step s, const DecodeShared<QUERIES, STAGES>& shared) {
+    return (s.tile + 1) * KEYS >= shared.contexts[s.member];
+}
+
+// Writes the new token's key or value into the tile of its step, which was copied from the cache without it. The first
+// member's lies in shared memory; those of others this block has stored in the cache.
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ void write_new_row(bf16* tile, Step s, bool is_value, const Group& g, const DecodeArgs& args,
+                                              const DecodeShared<QUERIES, STAGES>& shared) {
+    int c = threadIdx.x, row = shared.contexts[s.member] - 1 - s.tile * KEYS;
+    if (c >= HEAD_DIM / 8) return;
+    const bf16* from = s.member == 0 ? shared.fresh[is_value]
+                                     : (is_value ? args.values : args.keys) +
+                                           cached_row(args.slots[g.first + s.member], g, args);
+    *(uint4*)(tile + c / 8 * KEYS * 64 + row * 64 + (c % 8 ^ row % 8) * 8) = *(const uint4*)(from + c * 8);
+}
+
+// Waits for the keys of a step, number n, and writes the new token's.
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ void wait_for_keys(int n, Step s, const Group& g, const DecodeArgs& args,
+                                              DecodeShared<QUERIES, STAGES>& shared, bf16* tiles) {
+    mbarrier_wait(shared.full + n % STAGES, n / STAGES % 2);
+    if (!has_new_key(s, shared)) return;
+    write_new_row(tiles + n % STAGES * TILE, s, false, g, args, shared);
+    fence_async_proxy_shared();
+    sync_consumers();
+}
+
 // Starts o += (p v)^T. The caller waits.
 template <int QUERIES>
 __device__ __forceinline__ void start_pv(float (&o)[PARTS][QUERIES / 8][4], const bf16* values, const bf16* weights) {
@@ -332,9 +165,10 @@ __device__ __forceinline__ void start_pv(float (&o)[PARTS][QUERIES / 8][4], cons
 
 // The consumers' loop. `sum` is that of query thread / 4 and lane thread % 4 of a quad. The scores of a step are
 // multiplied while the weights of the step before are.
-template <int QUERIES>
-__device__ __forceinline__ void consume(const Group& g, DecodeShared<QUERIES>& shared, bf16* tiles, const bf16* queries,
-                                        bf16* weights, float (&o)[PARTS][QUERIES / 8][4], float& sum) {
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ void consume(const Group& g, const DecodeArgs& args, DecodeShared<QUERIES, STAGES>& shared,
+                                        bf16* tiles, const bf16* queries, bf16* weights,
+                                        float (&o)[PARTS][QUERIES / 8][4], float& sum) {
     int lane = threadIdx.x % 32;
     float factor = score_factor(), s[QUERIES / 8][4];
     Columns<QUERIES> columns;
@@ -344,7 +178,7 @@ __device__ __forceinline__ void consume(const Group& g, DecodeShared<QUERIES>& s
         columns.reference[i / 2][i % 2] = MINUS_INFINITY;
     }
     Step now = {0, g.first_tile()};
-    mbarrier_wait(shared.full, 0);
+    wait_for_keys(0, now, g, args, shared, tiles);
     start_qk<QUERIES>(s, tiles, queries);
     for (int n = 0; now.member < g.count; n += 2) {
         int n_keys = shared.n_keys[now.member] - now.tile * KEYS, at = n / 2 % 2;
@@ -362,8 +196,9 @@ __device__ __forceinline__ void consume(const Group& g, DecodeShared<QUERIES>& s
 #pragma unroll
             for (int i = 0; i < 4; ++i) rises = rises || exceeds(s[j][i], columns.reference[j][i % 2], factor);
         store_weights(s, columns, factor, p, shared.parts[at]);
-        if (n_keys < KEYS) {
+        if (has_new_key(now, shared)) {
             mbarrier_wait(shared.full + (n + 1) % STAGES, (n + 1) / STAGES % 2);
+            write_new_row(values, now, true, g, args, shared);
             zero_hidden_values(values, n_keys);
         }
         fence_async_proxy_shared();
@@ -383,7 +218,7 @@ __device__ __forceinline__ void consume(const Group& g, DecodeShared<QUERIES>& s
         }
         now = next_step(now, g, shared);
         if (now.member < g.count) {
-            mbarrier_wait(shared.full + (n + 2) % STAGES, (n + 2) / STAGES % 2);
+            wait_for_keys(n + 2, now, g, args, shared, tiles);
             start_qk<QUERIES>(s, tiles + (n + 2) % STAGES * TILE, queries);
         }
     }
@@ -393,9 +228,10 @@ __device__ __forceinline__ void consume(const Group& g, DecodeShared<QUERIES>& s
 }
 
 // Writes the rows of sequences of one split to `out`, and those of longer sequences to `partials`.
-template <int QUERIES>
-__device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& args, DecodeShared<QUERIES>& shared,
-                                           float sum, const float (&o)[PARTS][QUERIES / 8][4]) {
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& args,
+                                           DecodeShared<QUERIES, STAGES>& shared, float sum,
+                                           const float (&o)[PARTS][QUERIES / 8][4]) {
     // The partial of the head that row `row` belongs to.
     auto partial = [&](int row) {
         size_t index = args.first_partials[g.first + row / g.heads] + g.split;
@@ -437,10 +273,10 @@ __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& arg
         }
 }
 
-template <int QUERIES>
+template <int QUERIES, int STAGES>
 __device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& map_v, const DecodeArgs& args) {
     bf16 *tiles = aligned_memory(), *queries = tiles + STAGES * TILE, *weights = queries + QUERIES * DIM;
-    __shared__ DecodeShared<QUERIES> shared;
+    __shared__ DecodeShared<QUERIES, STAGES> shared;
     launch_dependents();
     uint4 group = *(const uint4*)(args.groups + 4 * blockIdx.y);
     Group g = {(int)group.x, (int)group.y, (int)group.z, (int)group.w, args.query / args.kv, (int)blockIdx.x};
@@ -450,30 +286,29 @@ __device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& 
         return;
     }
     begin_consumers(g, args, shared);
-    rotate_and_store<QUERIES>(g, args, queries);
-    fence_async_proxy();
-    named_barrier_arrive<STORED>();
+    rotate_and_store<QUERIES>(g, args, shared, queries);
+    fence_async_proxy_shared();
     sync_consumers();
 
     float o[PARTS][QUERIES / 8][4], sum = 0.0f;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) clear(o[part]), fence_registers(o[part]);
-    consume(g, shared, tiles, queries, weights, o, sum);
+    consume(g, args, shared, tiles, queries, weights, o, sum);
     store_rows(g, args, shared, sum, o);
 }
 
-// Maps: keys and values by rows of one head. One kernel is for groups of at most 8 query rows, one for those of at most
-// 16.
-KERNEL __launch_bounds__(THREADS, 4)
-attention_decode_8_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,
-                               const __grid_constant__ DecodeArgs args) {
-    decode<8>(map_k, map_v, args);
-}
-KERNEL __launch_bounds__(THREADS, 3)
-attention_decode_16_hopper_bf16(const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,
-                                const __grid_constant__ DecodeArgs args) {
-    decode<16>(map_k, map_v, args);
-}
+// Maps: keys and values by rows of one head. Kernels for groups of at most 8 and of at most 16 query rows. With 3 stages
+// most blocks fit on a multiprocessor; where there are few blocks, each has more stages.
+#define DECODE(QUERIES, STAGES, BLOCKS)                                                                                \
+    KERNEL __launch_bounds__(THREADS, BLOCKS) attention_decode_##QUERIES##_##STAGES##_hopper_bf16(                     \
+        const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,                              \
+        const __grid_constant__ DecodeArgs args) {                                                                     \
+        decode<QUERIES, STAGES>(map_k, map_v, args);                                                                   \
+    }
+DECODE(8, 3, 4)
+DECODE(8, 6, 2)
+DECODE(8, 8, 1)
+DECODE(16, 3, 3)
 
 // Grid: (query heads, sequences); a thread has a column. Combines the splits of sequences that have several, in their
 // order.

@@ -355,7 +355,11 @@ impl Device {
     pub fn weight_zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>, OutOfMemory> {
         match self.backend() {
             Backend::Cpu(_) => Buffer::host_zeros(len),
-            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(Memory::trained::<T>(cuda, len)?))),
+            Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(if self.has_masters() {
+                Memory::with_masters::<T>(cuda, len)?
+            } else {
+                Memory::compute::<T>(cuda, None, len)?
+            }))),
         }
     }
 

@@ -88,6 +88,11 @@ pub(super) struct Blas {
 }
 
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// Products that stay prepared. Micro-batches have ever new numbers of tokens, so without a bound a long run would collect
+/// descriptions without end.
+const MAX_PREPARED: usize = 4096;
+
 impl Blas {
     pub(super) fn handle(&mut self) -> sys::cublasLtHandle_t {
         *self.handle.get_or_insert_with(|| {
@@ -97,6 +102,9 @@ impl Blas {
 
     pub(super) fn prepare(&mut self, shape: ProductShape, columns: Columns) -> &Prepared {
         if !self.prepared.contains_key(&shape) {
+            if self.prepared.len() >= MAX_PREPARED {
+                self.prepared.drain().for_each(|(_, prepared)| prepared.destroy());
+            }
             let n = match columns {
                 Columns::Tokens => shape.n.next_power_of_two().max(shape.fewest_columns()),
                 Columns::Width => shape.n,

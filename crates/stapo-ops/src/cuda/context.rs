@@ -1,6 +1,6 @@
 //! One open GPU: its context, its stream, its kernels, and the state that transfers and products keep between calls.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result::{self, DriverError, ctx, device, mem_pool, primary_ctx, stream};
@@ -56,6 +56,8 @@ pub(crate) struct Cuda {
     arch: String,
     /// Loaded kernels by name and head dimension.
     functions: Mutex<HashMap<(String, usize), Function>>,
+    /// Head dimensions whose kernels were loaded together.
+    prepared_dims: Mutex<HashSet<usize>>,
     pub(super) blas: Mutex<Blas>,
     /// Pinned blocks that wait for their next use.
     pub(super) pinned: Mutex<Vec<Pinned>>,
@@ -113,17 +115,44 @@ impl Cuda {
             gpu,
             arch,
             functions: Mutex::default(),
+            prepared_dims: Mutex::default(),
             blas: Mutex::default(),
             pinned: Mutex::default(),
         })
     }
 
-    /// Compiles, or reads from the cache, all kernels that do not depend on the model, each file on a thread of its
-    /// own.
+    /// Compiles, or reads from the cache, all kernels that do not depend on the model.
     fn warm_up(&self) -> Result<(), CudaError> {
+        self.load_all(SOURCES.iter().filter(|source| source.scope == Scope::Once), 0)
+    }
+
+    /// The same for the kernels that a model with heads of this dimension uses, so that its first step does not compile them
+    /// one after the other. A kernel that fails to compile is told of where it is used.
+    pub(crate) fn prepare(&self, head_dim: usize) {
+        if !lock(&self.prepared_dims).insert(head_dim) {
+            return;
+        }
+        let is_plain = self.options.precision == Precision::F32;
+        let is_hopper = self.is_hopper() && !is_plain && [64, 128].contains(&head_dim);
+        let is_used = |source: &&&'static Source| match source.scope {
+            Scope::Once => false,
+            Scope::Hopper => is_hopper,
+            Scope::HopperOnce => is_hopper && !source.is_of_adapters(),
+            Scope::HeadDim => source.is_of_precision(is_plain) && !(is_hopper && source.has_hopper_form()),
+        };
+        let _ = self.load_all(SOURCES.iter().filter(is_used), head_dim);
+    }
+
+    /// Loads sources, each on a thread of its own.
+    fn load_all<'a>(
+        &self,
+        sources: impl Iterator<Item = &'a &'static Source>,
+        head_dim: usize,
+    ) -> Result<(), CudaError> {
+        let width = |source: &Source| if source.scope.has_width() { head_dim } else { 0 };
         std::thread::scope(|scope| {
-            let shared = SOURCES.iter().filter(|source| source.scope == Scope::Once);
-            let threads: Vec<_> = shared.map(|source| scope.spawn(|| self.load(source, 0))).collect();
+            let threads: Vec<_> =
+                sources.map(|source| scope.spawn(move || self.load(source, width(source)))).collect();
             threads.into_iter().try_for_each(|thread| thread.join().expect("compiling does not panic"))
         })
     }

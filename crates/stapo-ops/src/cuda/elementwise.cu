@@ -103,25 +103,30 @@ KERNEL reduce_sum_parts(const double* parts, double* to, u64 n) {
     *to = sum;
 }
 
-// The places of elements are unsigned integers, so their minimum does not depend on the order of the threads.
+// Remembers the lowest place. Places are unsigned integers, so their minimum does not depend on the order of the threads; a
+// place that is not lower than what is there needs no atomic operation, of which many at one address are slow.
+__device__ __forceinline__ void keep_lowest(u64* first, u64 place) {
+    if (place < *(volatile u64*)first) atomicMin(first, place);
+}
+
 KERNEL reduce_first_non_finite(const float* x, u64* first, u64 n) {
     size_t i = element();
-    if (i < n && !isfinite(x[i])) atomicMin(first, (u64)i);
+    if (i < n && !isfinite(x[i])) keep_lowest(first, i);
 }
 
 KERNEL reduce_first_non_finite_bf16(const bf16* x, u64* first, u64 n) {
     size_t i = element();
-    if (i < n && !isfinite(widen(x[i]))) atomicMin(first, (u64)i);
+    if (i < n && !isfinite(widen(x[i]))) keep_lowest(first, i);
 }
 
 KERNEL reduce_first_nonzero(const float* x, u64* first, u64 n) {
     size_t i = element();
-    if (i < n && x[i] != 0.0f) atomicMin(first, (u64)i);
+    if (i < n && x[i] != 0.0f) keep_lowest(first, i);
 }
 
 KERNEL reduce_first_nonzero_bf16(const bf16* x, u64* first, u64 n) {
     size_t i = element();
-    if (i < n && widen(x[i]) != 0.0f) atomicMin(first, (u64)i);
+    if (i < n && widen(x[i]) != 0.0f) keep_lowest(first, i);
 }
 
 // x[i] = factor * a centred sum of four 16-bit parts of a hash of key and place, see noise/mod.rs.

@@ -295,7 +295,7 @@ fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
             out.view().to_vec()
         };
         let all = project(rows);
-        for n in [1, 9, 63, 64, 65] {
+        for n in [1, 2, 8, 9, 63, 64, 65] {
             assert!(bits(&project(n)) == bits(&all[..n * width]), "{inputs} to {width}: {n} rows differ");
         }
     }
@@ -324,7 +324,7 @@ fn rows_of_a_product_on_cuda_do_not_depend_on_their_number() {
             y.view().to_vec()
         };
         let all = product(rows);
-        for n in [1, 2, 8, 17, 64, 127, 128, 129, 200, 512, 1000] {
+        for n in [1, 2, 5, 8, 9, 17, 64, 127, 128, 129, 200, 512, 1000] {
             assert!(bits(&product(n)) == bits(&all[..n * outputs]), "{inputs} to {outputs}: {n} rows differ");
         }
     }

@@ -64,6 +64,7 @@ sources! {
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
     RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
     ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
+    SHA256 = "sha256", Once, [include_str!("../sha256/sha256.cu")];
     SWIGLU = "swiglu", Once, [include_str!("../swiglu/swiglu.cu")];
     LM_HEAD = "lm_head", Once, [ROW, include_str!("../lm_head/lm_head.cu")];
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
@@ -76,16 +77,35 @@ sources! {
     ATTENTION_PIPELINED_HOPPER = "attention_pipelined_hopper", Hopper,
         [TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
-        [HEAD, TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/decode_hopper.cu")];
+        [HEAD, TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/decode_feed.cu"),
+         include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER = "attention_backward_pipelined_hopper", Hopper,
         [TILES, SOFTMAX, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
-    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu")];
+    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), include_str!("../matmul/few_rows.cu")];
     LORA = "lora", HopperOnce,
         [WGMMA, TMA, RING, MODULES, include_str!("../lora/operands.cu"), include_str!("../lora/forward.cu"),
          include_str!("../lora/backward.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,
         [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), MODULES, include_str!("../lora/small_m.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
+}
+
+impl Source {
+    /// Whether only policies with adapters use the kernels.
+    pub(super) fn is_of_adapters(&self) -> bool {
+        [&LORA, &LORA_SMALL_M].iter().any(|own| own.name == self.name)
+    }
+
+    /// Whether a GPU that stores f32 (`is_plain`) or bf16 uses the kernels.
+    pub(super) fn is_of_precision(&self, is_plain: bool) -> bool {
+        let is_of_both = self.name == ROPE.name;
+        is_of_both || (self.name == ATTENTION_PLAIN.name) == is_plain
+    }
+
+    /// Whether Hopper GPUs use other kernels for the same.
+    pub(super) fn has_hopper_form(&self) -> bool {
+        [&ATTENTION, &ATTENTION_PAGED].iter().any(|own| own.name == self.name)
+    }
 }
 
 /// Machine code of `source` for `arch`, such as `sm_90a`.

@@ -51,10 +51,10 @@ impl Memory {
         Self::zeros(cuda, lender, len, kind)
     }
 
-    /// As [`Memory::compute`], with f32 master weights where the device trains and stores rounded weights.
-    pub(crate) fn trained<T: Element>(cuda: &Arc<Cuda>, len: usize) -> Result<Memory, OutOfMemory> {
+    /// As [`Memory::compute`], with f32 master weights where elements are stored rounded.
+    pub(crate) fn with_masters<T: Element>(cuda: &Arc<Cuda>, len: usize) -> Result<Memory, OutOfMemory> {
         let mut memory = Self::compute::<T>(cuda, None, len)?;
-        if memory.kind == ElementType::Bf16 && cuda.options.training == Training::F32 {
+        if memory.kind == ElementType::Bf16 {
             memory.masters = Some((Allocation::zeros(cuda, None, 4 * len)?, 0..len));
         }
         Ok(memory)

@@ -9,6 +9,8 @@ mod event;
 #[cfg(test)]
 mod exact;
 #[cfg(test)]
+mod exact_few_rows;
+#[cfg(test)]
 mod exact_lora;
 mod graph;
 mod grid;

@@ -235,7 +235,10 @@ fn swiglu_embedding_adamw_and_reductions_on_cuda_agree_with_the_cpu() {
         assert_eq!(reduce::first_non_finite(device, grad.view()), None);
         let mut broken = numbers(2, n);
         (broken[777], broken[30_000]) = (f32::NAN, f32::INFINITY);
-        assert_eq!(reduce::first_non_finite(device, upload(device, &broken).view()), Some(777));
+        let broken = upload(device, &broken);
+        assert_eq!(reduce::first_non_finite(device, broken.view()), Some(777));
+        assert!(reduce::are_finite(device, [grad.view(), m.view()]));
+        assert!(!reduce::are_finite(device, [grad.view(), broken.view()]));
         vec![param.view().to_vec(), m.view().to_vec(), v.view().to_vec(), vec![squares as f32]]
     });
 }

@@ -37,9 +37,7 @@ impl Device {
     pub fn beside(&self) -> Device {
         match self.backend() {
             Backend::Cpu(_) => self.clone(),
-            Backend::Cuda(cuda) => {
-                Device { backend: Arc::new(Backend::Cuda(cuda.beside())), lender: self.lender.clone() }
-            }
+            Backend::Cuda(cuda) => Device { backend: Arc::new(Backend::Cuda(cuda.beside())), ..self.clone() },
         }
     }
 

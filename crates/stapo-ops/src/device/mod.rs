@@ -22,6 +22,8 @@ pub struct Device {
     backend: Arc<Backend>,
     /// Where the memory of activations, gradients, keys and values comes from; the GPU itself where absent.
     lender: Option<Lender>,
+    /// Whether weights are for an optimizer or only read.
+    trains: bool,
 }
 
 /// What an op runs on.
@@ -90,7 +92,13 @@ impl Device {
     }
 
     fn new(backend: Backend) -> Device {
-        Device { backend: Arc::new(backend), lender: None }
+        Device { backend: Arc::new(backend), lender: None, trains: true }
+    }
+
+    /// The same device for a model that no optimizer updates: its weights have no exact masters.
+    #[must_use]
+    pub fn read_only(&self) -> Device {
+        Device { trains: false, ..self.clone() }
     }
 
     /// Threads that share the work of an op on a CPU; 1 on a GPU.
@@ -136,7 +144,8 @@ impl Device {
         match self.backend() {
             Backend::Cpu(_) => false,
             Backend::Cuda(cuda) => {
-                cuda.options.precision == Precision::Bf16 && cuda.options.training == Training::F32
+                let is_rounded = cuda.options.precision == Precision::Bf16;
+                self.trains && is_rounded && cuda.options.training == Training::F32
             }
         }
     }
@@ -154,6 +163,13 @@ impl Device {
         match self.backend() {
             Backend::Cpu(_) => None,
             Backend::Cuda(cuda) => Some(cuda.memory()),
+        }
+    }
+
+    /// Makes the kernels of a model with heads of this dimension ready, where a device has such.
+    pub fn prepare(&self, head_dim: usize) {
+        if let Backend::Cuda(cuda) = self.backend() {
+            cuda.prepare(head_dim);
         }
     }
 

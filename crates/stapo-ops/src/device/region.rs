@@ -38,6 +38,6 @@ impl Device {
     #[must_use]
     pub fn in_region(&self, region: &Region, tenant: Tenant) -> Device {
         let lender = Lender { region: Arc::clone(&region.0), tenant };
-        Device { backend: Arc::clone(&self.backend), lender: Some(lender) }
+        Device { lender: Some(lender), ..self.clone() }
     }
 }

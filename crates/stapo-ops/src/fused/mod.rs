@@ -5,6 +5,7 @@
 //! kernel where it fits and calls the parts where it does not.
 
 pub mod matmul_add_rmsnorm;
+pub mod matmul_add_rmsnorm_matmul;
 pub mod matmul_lora;
 pub mod matmul_swiglu;
 pub mod rope_paged_attention;

@@ -31,19 +31,23 @@ __device__ __forceinline__ Stats joined(Stats a, Stats b) {
     return a;
 }
 
-// A warp takes stretches of 256 logits. `each(stretch, top, sum)` is called by each lane for each stretch, with the
-// lane's largest z so far and the sum of the lane's e^z of this stretch relative to it.
+// The warps that share a row, whatever blocks they belong to.
+#define ROW_WARPS 32
+
+// What warp `warp` of a row's warps finds: it takes the stretches `warp`, `warp` + ROW_WARPS, .. of 256 logits each.
+// `each(stretch, top, sum)` is called by each lane for each stretch, with the lane's largest z so far and the sum of
+// the lane's e^z of this stretch relative to it.
 template <class Each>
-__device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float inv_temperature, Each each) {
-    __shared__ Stats warps[32];
+__device__ __forceinline__ Stats warp_stats(const float* logits, int vocab, float inv_temperature, int warp,
+                                            Each each) {
     bool whole = is_whole(vocab);
     Stats s = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
     // The next stretch's logits are loaded before the current ones are summed.
-    int first = threadIdx.x / 32 * 256 + 8 * (threadIdx.x % 32);
+    int first = warp * 256 + 8 * (threadIdx.x % 32);
     float next[8];
     if (first < vocab) load8(logits, first, vocab, whole, next);
-    for (int start = threadIdx.x / 32 * 256; start < vocab; start += 8 * blockDim.x) {
-        int at = start + 8 * (threadIdx.x % 32), then = at + 8 * blockDim.x;
+    for (int start = warp * 256; start < vocab; start += 256 * ROW_WARPS) {
+        int at = start + 8 * (threadIdx.x % 32), then = at + 256 * ROW_WARPS;
         float z[8], top = MINUS_INFINITY, part = 0.0f;
         if (at >= vocab) {
             each(start / 256, s.top, part);
@@ -78,12 +82,24 @@ __device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float
         other.squares = __shfl_xor_sync(0xffffffffu, s.squares, step);
         s = joined(s, other);
     }
+    return s;
+}
+
+__device__ __forceinline__ Stats joined_in_order(const Stats* warps) {
+    Stats s = warps[0];
+    for (int i = 1; i < ROW_WARPS; ++i) s = joined(s, warps[i]);
+    return s;
+}
+
+// Of a row, by a block of ROW_WARPS warps: `each` as in warp_stats.
+template <class Each>
+__device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float inv_temperature, Each each) {
+    __shared__ Stats warps[ROW_WARPS];
+    Stats s = warp_stats(logits, vocab, inv_temperature, threadIdx.x / 32, each);
     __syncthreads();
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = s;
     __syncthreads();
-    s = warps[0];
-    for (int i = 1; i < (int)blockDim.x / 32; ++i) s = joined(s, warps[i]);
-    return s;
+    return joined_in_order(warps);
 }
 
 __device__ __forceinline__ Stats row_stats(const float* logits, int vocab, float inv_temperature) {

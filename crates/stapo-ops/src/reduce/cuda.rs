@@ -53,18 +53,31 @@ fn sum_parts(cuda: &Arc<Cuda>, parts: Slice) -> f64 {
     sum[0]
 }
 
-/// A value of 8-bit moments is finite where its scale is: the first element of a block with another scale is named.
-pub(super) fn first_non_finite(cuda: &Arc<Cuda>, x: Slice) -> Option<usize> {
+/// The kernel that looks for numbers that are not finite, and where it looks. A value of 8-bit moments is finite where its
+/// scale is.
+fn non_finite(x: Slice) -> (&'static str, Slice) {
     if let Some(scales) = x.scales {
         let len = x.len.div_ceil(Form::SCALED);
-        let scales = Slice::plain(scales, ElementType::F32, len);
-        return Some(Form::SCALED * first_where(cuda, "reduce_first_non_finite", scales)?);
+        return ("reduce_first_non_finite", Slice::plain(scales, ElementType::F32, len));
     }
     let x = x.exact_master();
     match x.kind {
-        ElementType::Bf16 => first_where(cuda, "reduce_first_non_finite_bf16", x),
-        _ => first_where(cuda, "reduce_first_non_finite", x.f32("reduce::first_non_finite")),
+        ElementType::Bf16 => ("reduce_first_non_finite_bf16", x),
+        _ => ("reduce_first_non_finite", x.f32("reduce::first_non_finite")),
     }
+}
+
+/// Of 8-bit moments the first element of a block is named.
+pub(super) fn first_non_finite(cuda: &Arc<Cuda>, x: Slice) -> Option<usize> {
+    let (kernel, searched) = non_finite(x);
+    let factor = if x.scales.is_some() { Form::SCALED } else { 1 };
+    Some(factor * first_where(cuda, kernel, searched)?)
+}
+
+/// Waits once for all buffers.
+pub(super) fn are_finite(cuda: &Arc<Cuda>, buffers: &[Slice]) -> bool {
+    let searches: Vec<_> = buffers.iter().map(|x| non_finite(*x)).collect();
+    lowest_place(cuda, &searches) == u64::MAX
 }
 
 pub(super) fn is_zero(cuda: &Arc<Cuda>, x: Slice) -> bool {
@@ -95,16 +108,20 @@ pub(super) fn fingerprints(cuda: &Arc<Cuda>, buffers: &[Slice]) -> Vec<u64> {
 }
 
 /// The lowest place that the kernel finds.
-fn first_where(cuda: &Arc<Cuda>, kernel: &str, x: Slice) -> Option<usize> {
-    if x.len == 0 {
-        return None;
-    }
+fn first_where(cuda: &Arc<Cuda>, kernel: &'static str, x: Slice) -> Option<usize> {
+    usize::try_from(lowest_place(cuda, &[(kernel, x)])).ok().filter(|place| *place < x.len)
+}
+
+/// The lowest of all places that the kernels find, each in its buffer; `u64::MAX` where none finds one. Waits once.
+fn lowest_place(cuda: &Arc<Cuda>, searches: &[(&'static str, Slice)]) -> u64 {
     let first_memory = Memory::scratch(cuda, 1, ElementType::F64);
     let first = first_memory.slice();
     cuda.write(&[f64::from_bits(u64::MAX)], first);
-    let launch = cuda.kernel(&ELEMENTWISE, kernel).arg(x);
-    launch.arg(first).arg(x.len).run([x.len.div_ceil(256), 1], 256, 0);
+    for (kernel, x) in searches.iter().filter(|(_, x)| x.len > 0) {
+        let launch = cuda.kernel(&ELEMENTWISE, kernel).arg(*x);
+        launch.arg(first).arg(x.len).run([x.len.div_ceil(256), 1], 256, 0);
+    }
     let mut found = [0.0f64];
     cuda.read(first, &mut found);
-    usize::try_from(found[0].to_bits()).ok().filter(|place| *place < x.len)
+    found[0].to_bits()
 }

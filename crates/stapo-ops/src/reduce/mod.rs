@@ -74,3 +74,14 @@ pub fn first_non_finite<T: Float>(device: &Device, x: View<'_, T>) -> Option<usi
         Backend::Cuda(cuda) => cuda::first_non_finite(cuda, x.cuda()),
     }
 }
+
+/// True where no element of any buffer is NaN or infinite. Waits once for all buffers.
+pub fn are_finite<'a, T: Float>(device: &Device, buffers: impl IntoIterator<Item = View<'a, T>>) -> bool {
+    match device.backend() {
+        Backend::Cpu(cpu) => buffers.into_iter().all(|x| T::first_non_finite(cpu, x.host()).is_none()),
+        Backend::Cuda(cuda) => {
+            let slices: Vec<_> = buffers.into_iter().map(|x| x.cuda()).collect();
+            cuda::are_finite(cuda, &slices)
+        }
+    }
+}

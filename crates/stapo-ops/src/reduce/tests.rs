@@ -39,6 +39,9 @@ fn the_first_non_finite_element_is_found() {
         for at in [n - 1, n / 2, 0] {
             x[at] = bad;
             assert_eq!(first_non_finite(&device, upload(&device, &x).view()), Some(at));
+            let (good, bad) = (upload(&device, &[1.0, -2.0]), upload(&device, &x));
+            assert!(are_finite(&device, [good.view(), good.range(1..1)]));
+            assert!(!are_finite(&device, [good.view(), bad.view()]));
         }
     }
 }

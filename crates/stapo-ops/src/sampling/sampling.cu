@@ -173,6 +173,19 @@ struct SamplingRule {
     int is_greedy, top_k;
 };
 
+// The sum of a stretch's e^z, and what it is relative to.
+struct StretchSum {
+    float sum, top;
+};
+
+// From each lane's largest z so far, and the sum of its e^z relative to that.
+__device__ __forceinline__ StretchSum stretch_sum(float top, float part) {
+    float largest = top;
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    return {warp_sum(part > 0.0f ? part * expf(top - largest) : 0.0f), largest};
+}
+
 KERNEL __launch_bounds__(1024)
 sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int n_best,
               u32* best_ids, float* best_logp, int vocab, const __grid_constant__ SamplingRule rule) {
@@ -181,11 +194,8 @@ sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp
     Row row = {logits + r * vocab, vocab, inv_temperature, 0.0f};
     __shared__ float sums[MAX_STRETCHES], tops[MAX_STRETCHES];
     Stats s = row_stats(row.logits, vocab, inv_temperature, [](int stretch, float top, float part) {
-        float largest = top;
-#pragma unroll
-        for (int step = 16; step > 0; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-        float sum = warp_sum(part > 0.0f ? part * expf(top - largest) : 0.0f);
-        if (threadIdx.x % 32 == 0) sums[stretch] = sum, tops[stretch] = largest;
+        StretchSum of = stretch_sum(top, part);
+        if (threadIdx.x % 32 == 0) sums[stretch] = of.sum, tops[stretch] = of.top;
     });
     row.top = s.top;
     __syncthreads();
@@ -214,3 +224,66 @@ sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp
     if (n_best > 0)
         row_best(row.logits, vocab, inv_temperature, s, ln_sum, n_best, best_ids + r * n_best, best_logp + r * n_best);
 }
+
+// The same draw without filters, for few rows: the warps of a row are spread over a cluster of blocks, each with a warp
+// for each scheduler of its multiprocessor. The first block of the cluster gets what the others find, and draws.
+#if __CUDA_ARCH__ >= 900
+#define CLUSTER 8
+#define BLOCK_WARPS (ROW_WARPS / CLUSTER)
+// The most stretches of a warp.
+#define MAX_OWN 32
+
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Writes to the same place in the shared memory of the cluster's first block.
+__device__ __forceinline__ void store_in_first(float* to, float x) {
+    asm volatile("{ .reg .u32 at; mapa.shared::cluster.u32 at, %0, 0; st.shared::cluster.f32 [at], %1; }" ::"r"(
+                     shared_address(to)),
+                 "f"(x)
+                 : "memory");
+}
+
+KERNEL __launch_bounds__(32 * BLOCK_WARPS) __cluster_dims__(CLUSTER, 1, 1)
+sampling_draw_cluster(const float* logits, const double* uniforms, u32* ids, float* logp, float* entropy, int vocab,
+                      float inv_temperature) {
+    __shared__ float sums[ROW_WARPS * MAX_OWN], tops[ROW_WARPS * MAX_OWN];
+    __shared__ float2 lanes[BLOCK_WARPS][MAX_OWN][32];
+    __shared__ Stats warps[ROW_WARPS];
+    int r = blockIdx.x / CLUSTER, own = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp = blockIdx.x % CLUSTER * BLOCK_WARPS + own, n = (vocab + STRETCH - 1) / STRETCH;
+    Row row = {logits + (size_t)r * vocab, vocab, inv_temperature, 0.0f};
+    cluster_arrive();
+    Stats s = warp_stats(row.logits, vocab, inv_temperature, warp, [&](int stretch, float top, float part) {
+        lanes[own][stretch / ROW_WARPS][lane] = make_float2(top, part);
+    });
+    __syncwarp();
+    // The other blocks have started: their shared memory is there.
+    cluster_wait();
+#pragma unroll 4
+    for (int k = 0; k < (n - warp + ROW_WARPS - 1) / ROW_WARPS; ++k) {
+        float2 x = lanes[own][k][lane];
+        StretchSum of = stretch_sum(x.x, x.y);
+        if (lane == 0) store_in_first(sums + k * ROW_WARPS + warp, of.sum);
+        if (lane == 1) store_in_first(tops + k * ROW_WARPS + warp, of.top);
+    }
+    if (lane == 0) {
+        store_in_first(&warps[warp].top, s.top), store_in_first(&warps[warp].sum, s.sum);
+        store_in_first(&warps[warp].weighted, s.weighted), store_in_first(&warps[warp].squares, s.squares);
+    }
+    cluster_arrive();
+    cluster_wait();
+    if (blockIdx.x % CLUSTER > 0) return;
+    s = joined_in_order(warps);
+    row.top = s.top;
+    for (int k = threadIdx.x; k < n; k += blockDim.x) sums[k] *= expf(tops[k] - s.top);
+    u32 id = drawn(row, {0.0f, 0xffffffffu}, uniforms[r], sums, false);
+    if (id >= vocab) id = 0;
+    if (threadIdx.x > 0) return;
+    float ln_sum = logf(s.sum);
+    ids[r] = id;
+    logp[r] = logp_of(row.logits[id], inv_temperature, s, ln_sum);
+    entropy[r] = ln_sum - s.weighted / s.sum;
+}
+#endif

@@ -1,7 +1,8 @@
 //! A benchmark on a GPU at the shapes of Qwen3: `bench_gpu TASK --key=value ..`; `bench/gpu.sh` compares the results with
 //! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, the objective of STAPO, backward, clip,
 //! `AdamW`), `decode`, `exact` (compares every sampled token's log-prob with the packed training forward), `rollout` (spread
-//! lengths, beside an ideal scheduler), `step` (training steps as `stapo train` makes them). Each task prints JSON objects.
+//! lengths, beside an ideal scheduler), `step` (training steps as `stapo train` makes them), `update` (the same with records
+//! in a folder, and where the time of updates goes). Each task prints JSON objects.
 //! `--lora=RANK` gives the model adapters on all linear modules.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
@@ -23,16 +24,19 @@ use std::time::Instant;
 
 mod rollout;
 mod step;
+mod update;
 
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     let begin = Instant::now();
     let mut arguments = std::env::args().skip(1);
-    let task = arguments.next().ok_or("expected train, decode, exact, rollout or step")?;
+    let task = arguments.next().ok_or("expected train, decode, exact, rollout, step or update")?;
     let options = Options::parse(arguments)?;
-    if task == "step" {
-        return step::step(&options);
+    match task.as_str() {
+        "step" => return step::step(&options),
+        "update" => return update::update(&options),
+        _ => {}
     }
     let training = match (task.as_str(), options.get("8bit", 0)) {
         ("train", 0) => Training::F32,
@@ -52,7 +56,7 @@ fn main() -> Result<(), Failure> {
         "decode" => decode(&policy, &options),
         "exact" => exact(&policy, &options),
         "rollout" => rollout::rollout(&policy, &options),
-        other => Err(format!("{other:?}: expected train, decode, exact, rollout or step").into()),
+        other => Err(format!("{other:?}: expected train, decode, exact, rollout, step or update").into()),
     }
 }
 

@@ -59,7 +59,9 @@ pub struct Machine {
     pub attention_forward: ByLength,
     pub attention_backward: ByLength,
     pub attention_origin: Origin,
-    /// Bytes from the device to the host, bytes hashed by SHA-256, and bytes written to disk.
+    /// Bytes of weights and moments that the device hashes where they lie.
+    pub state_hash: Rate,
+    /// Bytes from the device to the host, bytes of a file hashed by one core, and bytes written to disk.
     pub host_copy: Rate,
     pub hash: Rate,
     pub disk: Rate,
@@ -82,6 +84,7 @@ const H200: Machine = Machine {
     attention_forward: [(256.0, 158e12), (2048.0, 476e12), (8192.0, 563e12), (16384.0, 561e12)],
     attention_backward: [(256.0, 128e12), (2048.0, 379e12), (8192.0, 508e12), (16384.0, 533e12)],
     attention_origin: Origin::Measured(TABLE),
+    state_hash: Rate { per_second: 700e9, origin: Origin::Measured(TABLE) },
     host_copy: Rate { per_second: 10e9, origin: Origin::Assumed("a copy to pageable memory over PCIe 5") },
     hash: Rate { per_second: 1.5e9, origin: Origin::Assumed("SHA-256 on one core with SHA instructions") },
     disk: Rate { per_second: 1e9, origin: Origin::Assumed("a local NVMe disk") },
@@ -92,7 +95,7 @@ const H200: Machine = Machine {
         elementwise: 0.88,
         optimizer: 0.93,
         own_keys: 0.97,
-        shared_keys: 0.54,
+        shared_keys: 0.60,
     },
     fixed: Fixed {
         layer: 28.5e-6,
@@ -130,6 +133,10 @@ const fn published(
         attention_forward: scaled(H200.attention_forward, factor),
         attention_backward: scaled(H200.attention_backward, factor),
         attention_origin: Origin::Published(source),
+        state_hash: Rate {
+            per_second: H200.state_hash.per_second * factor,
+            origin: Origin::Assumed("the H200's, in proportion to products"),
+        },
         links,
         ..H200
     }
@@ -155,6 +162,10 @@ const CPU: Machine = Machine {
     attention_forward: [(256.0, 67e9), (2048.0, 67e9), (8192.0, 67e9), (16384.0, 67e9)],
     attention_backward: [(256.0, 84e9), (2048.0, 84e9), (8192.0, 84e9), (16384.0, 84e9)],
     attention_origin: Origin::Measured(CPU_TABLE),
+    state_hash: Rate {
+        per_second: 3e9,
+        origin: Origin::Assumed("SHA-256 on two cores with SHA instructions"),
+    },
     host_copy: Rate { per_second: 4e9, origin: Origin::Assumed("a copy by one core") },
     hash: Rate { per_second: 1.5e9, origin: Origin::Assumed("SHA-256 on one core with SHA instructions") },
     disk: Rate { per_second: 0.5e9, origin: Origin::Assumed("a local disk") },

@@ -6,7 +6,7 @@ use super::links::World;
 use super::machine::Machine;
 use super::ranks::{RankedStep, Rounds, SharedWork};
 use super::sampling::{self, RankedSampling, SamplingWork};
-use crate::config::Plan;
+use crate::config::{Plan, States};
 use stapo_model::ModelConfig;
 use stapo_model::decoder::Recompute;
 use stapo_model::generate::EngineSettings;
@@ -117,9 +117,6 @@ impl Prediction {
         self.n_trained / self.phases.learned()
     }
 }
-
-/// Bytes per weight of the state that is hashed and saved: weight and two moments in f32.
-const STATE_BYTES: f64 = 12.0;
 
 impl RunShape<'_> {
     fn costs(&self) -> Costs<'_> {
@@ -271,19 +268,22 @@ impl RunShape<'_> {
         self.costs().optimizer_step(self.plan.config.update.states) / self.world.ranks()
     }
 
+    /// Bytes of the state that is hashed and saved: the weight and two moments, in f32, or in bf16 and 8 bits.
     fn state_bytes(&self) -> f64 {
-        STATE_BYTES * self.costs().n_trained() as f64
+        let is_8bit = self.plan.config.update.states == States::EightBit;
+        let per_weight = if is_8bit { 4.0 } else { 12.0 };
+        per_weight * self.costs().n_trained() as f64
     }
 
-    /// A state hash copies the state to the host twice, once to check that it is finite. Rank 0 gathers and hashes it.
+    /// For a state hash each rank reads what it owns twice, once to check that it is finite.
     fn record(&self) -> f64 {
         let every = self.plan.config.record.state_hash_every_steps;
         if every == 0 {
             return 0.0;
         }
-        let Machine { host_copy, hash, .. } = self.machine;
-        let own = self.state_bytes() * (2.0 / host_copy.per_second + 1.0 / hash.per_second);
-        (own + self.world.gather(self.state_bytes())) / every as f64
+        let Machine { bandwidth, state_hash, .. } = self.machine;
+        let per_byte = 1.0 / bandwidth.per_second + 1.0 / state_hash.per_second;
+        self.state_bytes() * per_byte / self.world.ranks() / every as f64
     }
 
     fn evaluate(&self) -> f64 {
@@ -299,13 +299,13 @@ impl RunShape<'_> {
         n_evaluations as f64 * seconds / config.steps as f64
     }
 
-    /// A checkpoint is copied to the host, hashed and written, by rank 0.
+    /// A checkpoint is copied to the host, hashed and written by rank 0, each while the next tensors are copied.
     fn checkpoint(&self) -> f64 {
         let config = &self.plan.config;
         let n_checkpoints = 2 + (config.steps - 1) / config.record.checkpoint_every_steps;
         let Machine { host_copy, hash, disk, .. } = self.machine;
-        let per_byte = 2.0 / host_copy.per_second + 1.0 / hash.per_second + 1.0 / disk.per_second;
-        let seconds = self.state_bytes() * per_byte + self.world.gather(self.state_bytes());
+        let slowest = host_copy.per_second.min(hash.per_second).min(disk.per_second);
+        let seconds = self.state_bytes() / slowest + self.world.gather(self.state_bytes());
         n_checkpoints as f64 * seconds / config.steps as f64
     }
 }

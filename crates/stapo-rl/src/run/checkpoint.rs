@@ -2,17 +2,16 @@
 
 use super::state::{self, Counters, LoopState};
 use super::tree::check_tree;
-use crate::disk::{create_folder, hex, remove_folder, rename, sha256_hex, write_whole, write_whole_with};
+use crate::disk::{create_folder, remove_folder, rename, sha256_hex, write_whole, write_whole_with};
 use crate::error::{Error, Result};
 use crate::ranks::{RankError, Transport};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use stapo_core::record::{FileHash, Identity};
 use stapo_model::MappedFile;
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::Optimizer;
 use std::fs;
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// A checkpoint whose hashes have been checked.
@@ -295,35 +294,12 @@ impl Snapshot<'_> {
 
     /// Writes weights and optimizer state, tensor by tensor, and returns the hash of the file.
     fn write_state(&self, path: &Path) -> Result<String> {
-        let mut hash = Sha256::new();
+        let mut hash = String::new();
         write_whole_with(path, |file| {
-            let hashed = Hashed { to: file, hash: &mut hash };
-            let mut buffered = BufWriter::with_capacity(WRITTEN_AT_ONCE, hashed);
-            state::write(self.policy, self.optimizer, &mut buffered)?;
-            buffered.flush()
+            hash = state::write(self.policy, self.optimizer, file)?;
+            Ok(())
         })?;
-        Ok(hex(&hash.finalize()))
-    }
-}
-
-/// Small tensors are collected up to this many bytes and written together.
-const WRITTEN_AT_ONCE: usize = 64 << 20;
-
-/// Hashes what was written.
-struct Hashed<'a> {
-    to: &'a mut dyn Write,
-    hash: &'a mut Sha256,
-}
-
-impl Write for Hashed<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.to.write(bytes)?;
-        self.hash.update(&bytes[..n]);
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
+        Ok(hash)
     }
 }
 

@@ -13,7 +13,7 @@ use stapo_model::decoder::Policy;
 use stapo_model::optimizer::{Moment, Optimizer, TensorState};
 use stapo_model::{Form, Stored, TensorSpec, ViewMut};
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::sync::mpsc;
 
 /// The progress of a run.
@@ -36,8 +36,11 @@ const PARTS: [&str; 3] = ["weight", "moment1", "moment2"];
 /// Ends the name of a tensor that holds the scales of an 8-bit moment.
 const SCALES: &str = "scales";
 
-/// Tensors that are read before they are hashed.
+/// Tensors that are read before they are written.
 const AHEAD: usize = 2;
+
+/// Small tensors are collected up to this many bytes and written together.
+const WRITTEN_AT_ONCE: usize = 64 << 20;
 
 fn part_of(moment: Moment) -> &'static str {
     match moment {
@@ -62,32 +65,26 @@ pub(crate) fn send_state(policy: &Policy, optimizer: &Optimizer) -> std::result:
     visit(policy, optimizer, |_| Ok(()))
 }
 
-/// One hash of weights, optimizer state, counters and loop state, on rank 0.
+/// What the hash of a state begins with. Another way to hash gets another number.
+const STATE_HASH: &[u8] = b"stapo state 2";
+
+/// One hash of weights, optimizer state, counters and loop state, on rank 0; `None` on the others. Weights and moments are a
+/// tree of hashes: their leaves are hashed where they lie, each rank its own, and the hash is over the digests.
 pub(crate) fn state_hash(
     counters: Counters,
     loop_state: &LoopState,
     policy: &Policy,
     optimizer: &Optimizer,
-) -> std::result::Result<String, RankError> {
-    // A tensor is hashed while the next one is read from the device and from other ranks.
-    let (read, to_hash) = mpsc::sync_channel::<TensorState>(AHEAD);
-    let hashed = std::thread::scope(|scope| {
-        let hashing = scope.spawn(move || {
-            let mut hash = Sha256::new();
-            for state in to_hash {
-                state.slices().into_iter().for_each(|slice| hash.update(slice));
-            }
-            hash
-        });
-        // The other side ends only once this one has.
-        let visited = visit::<RankError>(policy, optimizer, |state| {
-            let _ = read.send(state);
-            Ok(())
-        });
-        drop(read);
-        visited.map(|()| hashing.join().expect("hashing does not panic"))
-    });
-    let mut hash = hashed?;
+) -> std::result::Result<Option<String>, RankError> {
+    let Some(digests) = optimizer.digests(policy)? else { return Ok(None) };
+    let mut hash = Sha256::new();
+    hash.update(STATE_HASH);
+    for leaves in digests {
+        hash.update((leaves.len() as u64).to_le_bytes());
+        for digest in leaves {
+            hash.update(digest);
+        }
+    }
     for count in [counters.step, counters.position, counters.n_updates] {
         hash.update(count.to_le_bytes());
     }
@@ -95,7 +92,7 @@ pub(crate) fn state_hash(
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text);
     }
-    Ok(hex(&hash.finalize()))
+    Ok(Some(hex(&hash.finalize())))
 }
 
 /// Refuses weights, and optimizer states of this rank, that are not finite numbers.
@@ -113,36 +110,47 @@ pub(crate) fn check_finite(step: u64, policy: &Policy, optimizer: &Optimizer) ->
     }
 }
 
-/// Writes weights and moments as a safetensors file.
-pub(super) fn write(policy: &Policy, optimizer: &Optimizer, to: &mut dyn Write) -> io::Result<()> {
+/// Writes weights and moments as a safetensors file, and returns its hash. A tensor is written and hashed by threads of their
+/// own while the next one is read from the device and from other ranks.
+pub(super) fn write(
+    policy: &Policy,
+    optimizer: &Optimizer,
+    to: &mut (dyn Write + Send),
+) -> io::Result<String> {
     let header = header(policy, optimizer);
-    to.write_all(&(header.len() as u64).to_le_bytes())?;
-    to.write_all(header.as_bytes())?;
-    let written = visit::<WriteError>(policy, optimizer, |state| {
-        Ok(state.slices().into_iter().try_for_each(|slice| to.write_all(slice))?)
-    });
-    written.map_err(|error| match error {
-        WriteError::Disk(error) => error,
-        WriteError::Rank(lost) => io::Error::other(lost),
+    let head = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    let (to_write, written) = mpsc::sync_channel::<TensorState>(AHEAD);
+    let (to_hash, hashed) = mpsc::sync_channel::<TensorState>(AHEAD);
+    std::thread::scope(|scope| {
+        let head = head.as_slice();
+        let writing = scope.spawn(move || {
+            let mut file = BufWriter::with_capacity(WRITTEN_AT_ONCE, to);
+            file.write_all(head)?;
+            for state in written {
+                state.slices().into_iter().try_for_each(|slice| file.write_all(slice))?;
+            }
+            file.flush()
+        });
+        let hashing = scope.spawn(move || {
+            let mut hash = Sha256::new();
+            hash.update(head);
+            for state in hashed {
+                state.slices().into_iter().for_each(|slice| hash.update(slice));
+            }
+            hex(&hash.finalize())
+        });
+        // All ranks send all of their state; a thread that ended early tells its error below.
+        let visited = visit::<RankError>(policy, optimizer, |state| {
+            let _ = to_hash.send(state.clone());
+            let _ = to_write.send(state);
+            Ok(())
+        });
+        drop((to_write, to_hash));
+        let (written, hash) = (writing.join(), hashing.join());
+        visited.map_err(io::Error::other)?;
+        written.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok(hash.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
-}
-
-/// Why a state could not be written: the disk, or a rank that is to send its part.
-enum WriteError {
-    Disk(io::Error),
-    Rank(RankError),
-}
-
-impl From<io::Error> for WriteError {
-    fn from(error: io::Error) -> Self {
-        WriteError::Disk(error)
-    }
-}
-
-impl From<RankError> for WriteError {
-    fn from(error: RankError) -> Self {
-        WriteError::Rank(error)
-    }
 }
 
 /// The JSON header: name, type, shape and place of every tensor, filled up with spaces to a multiple of 8 bytes.

@@ -6,6 +6,7 @@ use crate::scoring::{ResponseScores, Sequence, widen};
 use stapo_core::diagnostics::Observed;
 use stapo_core::objective::ResponseSignals;
 use stapo_core::{Finish, Group, Scored, TokenEffect};
+use stapo_model::decoder::TokenScores;
 
 /// One response of a mini-batch with its signals.
 pub struct Member<'a> {
@@ -70,6 +71,16 @@ impl Member<'_> {
         }
     }
 
+    /// Takes over log-probs, entropies and collisions from those of a batch, in which the member's tokens begin at `start`.
+    /// Returns their number.
+    pub fn set_numbers(&mut self, scores: &TokenScores, start: usize) -> usize {
+        let own = start..start + self.behavior_logp.len();
+        self.logp = widen(&scores.logp[own.clone()]);
+        self.entropy = widen(&scores.entropy[own.clone()]);
+        self.collision = Some(widen(&scores.collision[own.clone()]));
+        own.len()
+    }
+
     /// Takes over the scores of the training forward pass.
     pub fn set_scores(&mut self, scores: ResponseScores) {
         self.logp = scores.logp;
@@ -78,20 +89,33 @@ impl Member<'_> {
         self.alternatives = scores.alternatives;
     }
 
+    /// The scores of the training forward pass.
+    pub fn scores(&self) -> ResponseScores {
+        ResponseScores {
+            logp: self.logp.clone(),
+            entropy: self.entropy.clone(),
+            collision: self.collision.clone().unwrap_or_default(),
+            alternatives: self.alternatives.clone(),
+        }
+    }
+
     /// max |logp - behavior_logp| over the tokens.
     pub fn distance(&self) -> f64 {
         self.logp.iter().zip(&self.behavior_logp).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
     }
 
     /// The tokens in the form that the census reads, after the forward pass of training.
-    pub fn observed(&self) -> Vec<Observed> {
-        let collision = self.collision.as_deref().unwrap_or_default();
-        let token = |t: usize| Observed {
-            logp: self.logp[t],
-            entropy: self.entropy[t],
-            collision: collision[t],
-            effect: self.effects[t],
-        };
-        (0..self.effects.len()).map(token).collect()
+    pub fn observed(&self) -> impl Iterator<Item = Observed> {
+        (0..self.effects.len()).map(|token_idx| self.observed_at(token_idx))
+    }
+
+    /// One token in the form that the census reads.
+    pub fn observed_at(&self, token_idx: usize) -> Observed {
+        Observed {
+            logp: self.logp[token_idx],
+            entropy: self.entropy[token_idx],
+            collision: self.collision.as_deref().unwrap_or_default()[token_idx],
+            effect: self.effects[token_idx],
+        }
     }
 }

@@ -112,6 +112,7 @@ fn of_machine(machine: &Machine) -> Value {
         "attention_backward_operations": attention(&machine.attention_backward, machine.attention_origin),
         "host_copy_bytes": rate(&machine.host_copy),
         "hash_bytes": rate(&machine.hash),
+        "state_hash_bytes": rate(&machine.state_hash),
         "disk_bytes": rate(&machine.disk),
     })
 }

@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// The part of every rank but the first: the steps that rank 0 asks for.
 fn beside(args: &Args, joined: &Joined) -> Result<ExitCode> {
     let plan = run_folder::resolved(&String::from_utf8_lossy(&joined.ranks.broadcast(&[])?))?;
-    let mut trainer = trainer(args, joined, &plan, None)?;
+    let (mut trainer, _) = trainer(args, joined, &plan, None)?;
     while joined.ranks.broadcast(&[])? == GO_ON {
         step(&mut trainer, &plan)?;
     }
@@ -57,15 +57,21 @@ fn beside(args: &Args, joined: &Joined) -> Result<ExitCode> {
 /// What rank 0 tells the others before each step.
 const GO_ON: &[u8] = b"step";
 
-/// The trainer at the checkpoint that rank 0 has.
-fn trainer(args: &Args, joined: &Joined, plan: &Plan, checkpoint: Option<&Checkpoint>) -> Result<Trainer> {
+/// The trainer at the checkpoint that rank 0 has, and the hash of its state.
+fn trainer(
+    args: &Args,
+    joined: &Joined,
+    plan: &Plan,
+    checkpoint: Option<&Checkpoint>,
+) -> Result<(Trainer, String)> {
     joined.agree_on_plan(plan)?;
     let device = joined.device(plan.device(), None, Use::of(plan))?;
     let ranks = joined.ranks_on(&device)?;
     agree_on_inputs(&*ranks, &identity::of_plan(plan, PROGRAM)?.inputs)?;
     let mut trainer = Trainer::over(plan, &device, args.allow.of_run(), ranks)?;
     trainer.restore(checkpoint)?;
-    Ok(trainer)
+    let hash = trainer.learner.state_hash()?;
+    Ok((trainer, hash))
 }
 
 /// Makes one step. Returns the hash of the state after it.
@@ -88,7 +94,14 @@ fn replay(args: &Args, joined: &Joined) -> Result<ExitCode> {
     };
     let mut n_different = check_inputs(&args.run, &plan, &manifest, &checkpoint)?;
     joined.ranks.broadcast(plan.to_toml().as_bytes())?;
-    let mut trainer = trainer(args, joined, &plan, Some(&checkpoint))?;
+    let (mut trainer, found) = trainer(args, joined, &plan, Some(&checkpoint))?;
+    let recorded_hash = checkpoint.provenance.as_ref().map(|provenance| &provenance.state_hash);
+    if let Some(hash) = recorded_hash.filter(|hash| **hash != found) {
+        let (run, step) = (args.run.display(), checkpoint.counters.step);
+        bail!(
+            "run {run}: the state of step {step} has the hash {found}, recorded {hash}\nhint: a program that hashes states in another way wrote the run; verify it with the program that build.json names"
+        );
+    }
     allow_command::warn(&trainer.task);
     println!("replaying from step {}", checkpoint.counters.step);
     for _ in 0..args.steps {

@@ -1,0 +1,201 @@
+// What decode attention reads: the work of a block, tiles of keys and values by a warp of their own, and the new tokens'
+// queries, keys and values. decode_hopper.cu has the rest.
+
+#define CONSUMERS 128
+#define THREADS (CONSUMERS + 32)
+#define TILE (KEYS * DIM)
+
+// A row of `partials`: an output that is not yet divided by the sum, the reference of the scores, and the sum.
+#define PARTIAL (HEAD_DIM + 4)
+#define PARTIAL_REFERENCE HEAD_DIM
+#define PARTIAL_SUM (HEAD_DIM + 1)
+
+// Grid: (kv heads, groups). Where there are positions, qkv is what the product gave: queries and keys are normed (if
+// there are weights) and rotated here as rope.cu does it. The tokens' keys and values are stored in the cache [blocks,
+// kv heads, 2^shift, HEAD_DIM].
+struct DecodeArgs {
+    bf16 *keys, *values;
+    const bf16* qkv;
+    const u32* positions;
+    const float *cos, *sin;
+    const bf16 *q_norm, *k_norm;
+    const u32 *slots, *contexts, *tables;
+    // [n, 4]: first sequence, how many (0: nothing to do), how many steps of 64 keys from the first on they have in
+    // common, and the split. The first sequence has keys in the split.
+    const u32* groups;
+    // [sequences]: the first row of partials [_, query heads, PARTIAL] of each sequence of several splits.
+    const u32* first_partials;
+    float* partials;
+    bf16* out;
+    float eps;
+    int table_width, query, kv, shift, out_pitch;
+};
+
+// A group of sequences, and the query rows (sequence by sequence, head by head) of the block's key/value head.
+struct Group {
+    int first, count, common, split, heads, kv_head;
+    __device__ __forceinline__ int n_rows() const { return count * heads; }
+    __device__ __forceinline__ int first_tile() const { return split * SPLIT_STEPS; }
+    __device__ __forceinline__ int end_key() const { return (split + 1) * SPLIT; }
+};
+
+// Beside the tiles in dynamic shared memory: [STAGES] tiles, queries [QUERIES], weights [2][QUERIES, 64].
+template <int QUERIES, int STAGES> struct DecodeShared {
+    // Parts of a step's sums of exponentials by warp, lane of a quad (see sum_of_four) and query; two steps.
+    float parts[2][4][4][QUERIES];
+    // Where references rise: the largest scores by warp, and what sums shrink by.
+    float tops[4][QUERIES], scales[QUERIES];
+    float references[QUERIES], totals[QUERIES];
+    // Keys of each member up to the end of the split, and all keys.
+    int n_keys[QUERIES], contexts[QUERIES];
+    u64 full[STAGES], empty[STAGES];
+    // The key and the value of the first member's new token, where its last step is in this split.
+    alignas(16) bf16 fresh[2][HEAD_DIM];
+};
+
+__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+// The same; true where `x` holds for one of them. The compiler learns that all threads get the same.
+__device__ __forceinline__ bool sync_consumers_or(bool x) {
+    int any;
+    asm volatile("{ .reg .pred p, q; setp.ne.b32 p, %1, 0; bar.red.or.pred q, 1, 128, p; selp.b32 %0, 1, 0, q; }"
+                 : "=r"(any)
+                 : "r"((int)x)
+                 : "memory");
+    return __shfl_sync(0xffffffffu, any, 0) != 0;
+}
+// Named barriers at which consumers arrive and for which the producer waits.
+template <int ID> __device__ __forceinline__ void named_barrier_arrive() {
+    asm volatile("bar.arrive %0, 160;" ::"n"(ID) : "memory");
+}
+template <int ID> __device__ __forceinline__ void named_barrier_wait() {
+    asm volatile("bar.sync %0, 160;" ::"n"(ID) : "memory");
+}
+// The mbarriers are initialised and the key counts are in shared memory.
+#define COUNTED 2
+
+// Tile number `tile` of 64 keys of one member of a group. The common tiles are taken once, as those of member 0.
+struct Step {
+    int member, tile;
+};
+
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ Step next_step(Step s, const Group& g, const DecodeShared<QUERIES, STAGES>& shared) {
+    ++s.tile;
+    while (s.member < g.count && s.tile * KEYS >= shared.n_keys[s.member])
+        ++s.member, s.tile = max(g.common, g.first_tile());
+    return s;
+}
+
+// The blocks of the cache in which a step's keys lie.
+__device__ __forceinline__ void look_up_blocks(u32 (&blocks)[4], Step s, const Group& g, const DecodeArgs& args) {
+    int at = s.tile * KEYS >> args.shift;
+    const u32* table = args.tables + (size_t)(g.first + s.member) * args.table_width;
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        if (s.member < g.count && at + e < args.table_width && (e == 0 || e << args.shift < KEYS))
+            blocks[e] = table[at + e];
+}
+
+// Copies a tile of keys or values into stage n % STAGES once the consumers have left it.
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ void load_tile(int n, Step s, const u32 (&blocks)[4], const TensorMap& map, const Group& g,
+                                          const DecodeArgs& args, DecodeShared<QUERIES, STAGES>& shared, bf16* tiles) {
+    int stage = n % STAGES, at_once = min(KEYS, 1 << args.shift), mask = (1 << args.shift) - 1;
+    if (n >= STAGES) mbarrier_wait(shared.empty + stage, (n / STAGES - 1) % 2);
+    if (threadIdx.x % 32 > 0) return;
+    int n_blocks = min(KEYS / at_once, (shared.n_keys[s.member] - s.tile * KEYS + at_once - 1) / at_once);
+    mbarrier_arrive_expect_bytes(shared.full + stage, n_blocks * at_once * HEAD_DIM * 2);
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        if (e < n_blocks)
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                tma_load_tile(tiles + stage * TILE + part * KEYS * 64 + e * at_once * 64, map, part * 64,
+                              ((blocks[e] * args.kv + g.kv_head) << args.shift) + (s.tile * KEYS & mask),
+                              shared.full + stage);
+}
+
+// The producer's loop: tiles of keys, values, keys, .., number n into stage n % STAGES. The producer waits neither for the
+// kernel in front of this one nor for the new token's key and value: the consumers write these into the tiles.
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap& map_v, const Group& g,
+                                        const DecodeArgs& args, DecodeShared<QUERIES, STAGES>& shared, bf16* tiles) {
+    Step now = {0, g.first_tile()};
+    u32 blocks[4] = {};
+    look_up_blocks(blocks, now, g, args);
+    named_barrier_wait<COUNTED>();
+    for (int n = 0; now.member < g.count; n += 2) {
+        load_tile(n, now, blocks, map_k, g, args, shared, tiles);
+        load_tile(n + 1, now, blocks, map_v, g, args, shared, tiles);
+        __syncwarp();
+        now = next_step(now, g, shared);
+        look_up_blocks(blocks, now, g, args);
+    }
+}
+
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args,
+                                                DecodeShared<QUERIES, STAGES>& shared) {
+    if (threadIdx.x == 0) {
+        for (int b = 0; b < STAGES; ++b)
+            mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, CONSUMERS / 32);
+        mbarrier_init_fence();
+    }
+    if (threadIdx.x < g.count) {
+        int context = args.contexts[g.first + threadIdx.x];
+        shared.contexts[threadIdx.x] = context;
+        shared.n_keys[threadIdx.x] = min(context, g.end_key());
+    }
+    named_barrier_arrive<COUNTED>();
+    if (threadIdx.x < QUERIES) shared.references[threadIdx.x] = MINUS_INFINITY;
+}
+
+// A query row [HEAD_DIM] into the swizzled tile of queries [QUERIES, DIM].
+template <int QUERIES> __device__ __forceinline__ void store_query(bf16* queries, int row, const Head& h) {
+    constexpr int half = HEAD_DIM / 2;
+    auto at = [&](int c) {
+        return (u32*)(queries + c / 64 * QUERIES * 64 + row * 64 + (c % 64 / 8 ^ row % 8) * 8 + c % 8);
+    };
+    int column = threadIdx.x % 32 * 2;
+    if (column < half) *at(column) = pack(h.low[0], h.low[1]), *at(column + half) = pack(h.high[0], h.high[1]);
+}
+
+// Where the key or value of a slot lies in the cache.
+__device__ __forceinline__ size_t cached_row(u32 slot, const Group& g, const DecodeArgs& args) {
+    u32 mask = (1 << args.shift) - 1;
+    return ((((size_t)(slot >> args.shift) * args.kv + g.kv_head) << args.shift) + (slot & mask)) * HEAD_DIM;
+}
+
+// Rotates the tokens' queries and keys; queries go to shared memory. Keys and values of the sequences that end in this
+// split go to the cache. A warp takes one head of one token at a time: the group's query heads, then the key, then the
+// value. What does not depend on the kernel in front of this one is read before that kernel is waited for.
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArgs& args,
+                                                 DecodeShared<QUERIES, STAGES>& shared, bf16* queries) {
+    constexpr int half = HEAD_DIM / 2;
+    int query = args.query, kv = args.kv, per_token = g.heads + 2;
+    for (int i = threadIdx.x / 32; i < g.count * per_token; i += CONSUMERS / 32) {
+        int member = i / per_token, part = i - member * per_token;
+        bool is_query = part < g.heads;
+        bool is_value = part > g.heads;
+        if (!is_query && (int)args.contexts[g.first + member] > g.end_key()) continue;
+        int head = is_query ? g.kv_head * g.heads + part : is_value ? query + kv + g.kv_head : query + g.kv_head;
+        u32 slot = args.slots[g.first + member];
+        Rotation rotation = {};
+        Head weight = {};
+        if (args.positions && !is_value) {
+            size_t place = (size_t)args.positions[g.first + member] * half;
+            rotation = load_rotation(args.cos + place, args.sin + place, half);
+        }
+        if (args.q_norm && !is_value) weight = load_head(is_query ? args.q_norm : args.k_norm, half);
+        wait_for_previous_kernel();
+        Head h = load_head(args.qkv + ((size_t)(g.first + member) * (query + 2 * kv) + head) * HEAD_DIM, half);
+        if (args.positions && !is_value) norm_and_rotate(h, args.q_norm, weight, args.eps, rotation);
+        if (is_query) {
+            store_query<QUERIES>(queries, member * g.heads + part, h);
+        } else {
+            store_head((is_value ? args.values : args.keys) + cached_row(slot, g, args), half, h);
+            if (member == 0) store_head(shared.fresh[is_value], half, h);
+        }
+    }
+}

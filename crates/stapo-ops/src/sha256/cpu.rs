@@ -1,0 +1,18 @@
+use sha2::{Digest as _, Sha256};
+
+use super::{Digest, LEAF};
+use crate::cpu::{Cpu, Shared};
+
+pub(super) fn leaves(cpu: &Cpu, x: &[f32]) -> Vec<Digest> {
+    let mut digests = vec![Digest::default(); x.len().div_ceil(LEAF)];
+    let n_leaves = digests.len();
+    let shared = Shared::new(&mut digests);
+    cpu.tasks(n_leaves, |leaf| {
+        let part = &x[leaf * LEAF..((leaf + 1) * LEAF).min(x.len())];
+        let bytes: Vec<u8> = part.iter().flat_map(|x| x.to_le_bytes()).collect();
+        // SAFETY: each task has its own digest.
+        let digest = unsafe { shared.range(leaf..leaf + 1) };
+        digest[0] = Sha256::digest(&bytes).into();
+    });
+    digests
+}
