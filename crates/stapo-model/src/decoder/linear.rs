@@ -127,7 +127,7 @@ impl<T: Float> Linear<Parameter<T>> {
     /// `x A^T` once more where it lies behind x, which was recomputed.
     pub fn project_again(&self, device: &Device, n_rows: usize, input: Input<'_, T>) {
         if let Ok((mut input @ lora::Input::Joined(_), adapter)) = self.split(input) {
-            lora::project(device, n_rows, &adapter, &mut input, None);
+            lora::project(device, n_rows, &adapter, &mut input);
         }
     }
 
@@ -174,7 +174,7 @@ impl<T: Float> Linear<Parameter<T>> {
             self.forward_residual_norm(device, Input::Plain(x), to);
             return match rows {
                 NextRows::Product(y) => {
-                    next.forward(device, dims.tokens, Input::Plain(exit.normed.view()), y)
+                    next.forward(device, dims.tokens, Input::Plain(exit.normed.view()), y);
                 }
                 NextRows::Swiglu { gate_up, out } => {
                     let dims = swiglu::Dims { tokens: dims.tokens, width: weight.shape().outputs / 2 };

@@ -134,7 +134,7 @@ impl Case {
         let [mut hidden, mut y] = [self.pitch(), self.outputs()].map(|width| empty(device, n * width));
         let on_device = compute(device, &x);
         let mut input = Input::Apart { x: on_device.view(), hidden: hidden.view_mut() };
-        lora::project(device, n, &adapter, &mut input, None);
+        lora::project(device, n, &adapter, &mut input);
         if !base.is_joined() {
             matmul::forward(device, n, on_device.view(), &alone, None, y.view_mut());
             lora::expand(device, n, &adapter, hidden.view(), y.view_mut());
@@ -244,7 +244,7 @@ fn adapters_on_cuda_agree_with_the_cpu() {
             let mut y = compute(device, &numbers(4, tokens * outputs));
             let [mut hidden, mut d_hidden] = [0; 2].map(|_| empty(device, tokens * case.pitch()));
             let mut input = Input::Apart { x: x.view(), hidden: hidden.view_mut() };
-            lora::project(device, tokens, adapter, &mut input, None);
+            lora::project(device, tokens, adapter, &mut input);
             lora::expand(device, tokens, adapter, hidden.view(), y.view_mut());
             let mut gradient = Input::Apart { x: d_y.view(), hidden: d_hidden.view_mut() };
             lora::backward_hidden(device, tokens, adapter, &mut gradient);
@@ -436,7 +436,7 @@ fn the_joined_backward_on_cuda_agrees_with_one_by_one() {
         }
         let (adapter, outputs, pitch) = (&factors.adapter(), case.outputs(), case.pitch());
         let mut memory = case.memory(device, &base, tokens);
-        lora::project(device, tokens, adapter, &mut memory.input(tokens, tokens), Some(&base));
+        lora::project(device, tokens, adapter, &mut memory.input(tokens, tokens));
         let Memory::Joined(x) = &memory else { panic!("a joined input") };
         let d_y = numbers(3, tokens * outputs);
         let mut rows = vec![f32::NAN; tokens * (outputs + pitch)];

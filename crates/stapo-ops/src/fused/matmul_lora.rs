@@ -37,7 +37,7 @@ impl<T: Float> Product<'_, T> {
     }
 
     fn project(&mut self, device: &Device, tokens: usize) {
-        lora::project(device, tokens, self.adapter, &mut self.input, Some(self.weight));
+        lora::project(device, tokens, self.adapter, &mut self.input);
     }
 
     /// The layer as the kernels for few rows take it, on a GPU.
@@ -209,7 +209,8 @@ pub fn backward_input<T: Float>(
     let pitch = both.len() / (outputs + weight.joined().map_or(0, |joined| joined.columns));
     let depth = both.len() / pitch;
     check(op, "d_y", d_y.len(), tokens * depth);
-    matmul::cuda::backward_input_rows(cuda, (tokens, depth), d_y.cuda(), (both.cuda(), pitch), d_x.cuda());
+    let d_x = d_x.into_view().cuda();
+    matmul::cuda::backward_input_rows(cuda, (tokens, depth), d_y.cuda(), (both.cuda(), pitch), d_x);
 }
 
 /// `lora::backward_input` of a layer that takes in a SwiGLU's output, then `swiglu::backward`. Shapes: d_hidden

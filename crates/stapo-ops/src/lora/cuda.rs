@@ -109,13 +109,7 @@ pub(super) fn modules<T: Float>(adapter: &Adapter<'_, T>) -> Fields {
     let hidden = (0..MODULES).map(|place| if place < adapter.modules.len() { place * apart } else { 0 });
     let starts = (0..MODULES).map(|place| outputs(place).start);
     let lens = (0..MODULES).map(|place| outputs(place).len);
-    numbers
-        .into_iter()
-        .chain(hidden)
-        .chain(starts)
-        .chain(lens)
-        .chain([is_late()])
-        .fold(Fields::default(), Fields::four_bytes)
+    numbers.into_iter().chain(hidden).chain(starts).chain(lens).fold(Fields::default(), Fields::four_bytes)
 }
 
 /// The same struct for all inputs as one module, whose product takes the whole `hidden`.
@@ -123,7 +117,7 @@ fn inputs_as_module<T: Float>(adapter: &Adapter<'_, T>) -> Fields {
     let (columns, inputs) = (adapter.modules.len() * module_columns(adapter), adapter.inputs());
     let numbers = [1, adapter.rank(), module_columns(adapter), columns, adapter.pitch()];
     let bands = [0, 0, 0, 0, 0, 0, inputs, inputs, inputs];
-    numbers.into_iter().chain(bands).chain([0]).fold(Fields::default(), Fields::four_bytes)
+    numbers.into_iter().chain(bands).fold(Fields::default(), Fields::four_bytes)
 }
 
 /// The first factors in tiles of `tile_rows`.
@@ -184,7 +178,6 @@ pub(super) fn project<T: Float>(
     x: Slice,
     adapter: &Adapter<'_, T>,
     hidden: Placed,
-    next: Option<Next>,
 ) {
     if tokens == 0 {
         return;
@@ -196,59 +189,10 @@ pub(super) fn project<T: Float>(
     let launch = launch.tensor_map(&map_x(adapter, tokens, x));
     let launch = launch.tensor_map(&map_a(adapter, width)).programmatic_launch(true);
     let launch = launch.arg(hidden.address()).arg(hidden.of).arg(tokens).arg(adapter.pitch()).arg(inputs);
-    let launch = launch.arg(split(inputs)).arg(adapter.scale() as f32);
+    let launch = launch.arg(split(inputs));
     let shared = 2 * n_stages * (ROWS + width) * TILE_COLUMNS + 16 * n_stages + 1024;
-    let (n_rows, n_columns) = (PARTS * tokens.div_ceil(ROWS), adapter.pitch().div_ceil(width));
-    let next = next.filter(|_| tokens <= PREFETCHED_TOKENS);
-    let n_more = next.map_or(0, |_| PREFETCHING_BLOCKS.div_ceil(n_rows));
-    let launch = launch.fields(&prefetch(next)).most_shared_memory();
-    launch.run([n_rows, n_columns + n_more], THREADS, shared);
-}
-
-/// The most rows for which the kernel of `x A^T` brings the next weight to the L2 cache. In decode the kernel is short and
-/// reads little, so that most of the memory's bandwidth is free.
-const PREFETCHED_TOKENS: usize = 1024;
-/// Bytes of a weight that are brought there, about what the memory gives while the kernel waits and runs.
-const PREFETCHED_BYTES: usize = 12 << 20;
-/// Thread blocks that do so.
-const PREFETCHING_BLOCKS: usize = 16;
-
-/// A weight that is about to be read: the product reads `n_rows` rows, or parts of rows, from their start on at the same time.
-#[derive(Clone, Copy)]
-pub(super) struct Next {
-    weight: Slice,
-    n_rows: usize,
-}
-
-impl Next {
-    /// `None` for a weight that no adapter is joined to.
-    pub(super) fn of<T: Float>(weight: &Weight<T>) -> Option<Self> {
-        let n_rows = weight.shape().outputs * weight.joined()?.n_parts;
-        Some(Self { weight: weight.view().cuda(), n_rows })
-    }
-}
-
-/// The struct `Prefetch` of forward.cu.
-fn prefetch(next: Option<Next>) -> Fields {
-    let Some(Next { weight, n_rows }) = next else {
-        let none = Fields::default().eight_bytes(0usize).four_bytes(0usize).four_bytes(0usize);
-        return none.four_bytes(0usize).four_bytes(is_late());
-    };
-    let pitch = weight.len / n_rows * weight.kind.n_bytes();
-    let limit =
-        std::env::var("STAPO_TEST_PREFETCH").ok().and_then(|x| x.parse().ok()).unwrap_or(PREFETCHED_BYTES);
-    let bytes = pitch.min(limit / n_rows / 128 * 128);
-    let n_rows = if bytes == 0 { 0 } else { n_rows };
-    Fields::default()
-        .eight_bytes(weight)
-        .four_bytes(n_rows)
-        .four_bytes(pitch)
-        .four_bytes(bytes)
-        .four_bytes(is_late())
-}
-
-fn is_late() -> usize {
-    usize::from(std::env::var("STAPO_TEST_EARLY").is_err())
+    let grid = [PARTS * tokens.div_ceil(ROWS), adapter.pitch().div_ceil(width)];
+    launch.arg(adapter.scale() as f32).most_shared_memory().run(grid, THREADS, shared);
 }
 
 /// Multiprocessors of the GPU that work is cut for. Another number costs speed, and cuts that changed with the GPU would

@@ -1,20 +1,5 @@
 // hidden = s x A^T.
 
-// What the product that follows reads of its weight before all else: `bytes` of each of `rows` rows, which are `pitch` bytes
-// apart.
-struct Prefetch {
-    const char* weight;
-    int rows, pitch, bytes, late;
-};
-
-// Brings that part of the weight to the L2 cache, by the blocks from `first` on of the grid's second dimension.
-__device__ __forceinline__ void prefetch_weight(const Prefetch& p, int first) {
-    int block = (blockIdx.y - first) * gridDim.x + blockIdx.x, n_blocks = (gridDim.y - first) * gridDim.x;
-    for (int row = block * THREADS + threadIdx.x; row < p.rows; row += n_blocks * THREADS)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p.weight + (size_t)row * p.pitch), "r"(p.bytes)
-                     : "memory");
-}
-
 __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -29,12 +14,10 @@ __device__ __forceinline__ float2 load_of_block(const float* at, int block) {
 
 // hidden [n, pitch] = s x A^T, with rows `of` elements apart. A cluster of PARTS blocks computes 64 rows and N columns, each block a part of the depth
 // (`split` long), and each then adds up the parts of a quarter of the rows. Grid: (PARTS x tiles of rows, tiles of
-// columns); further tiles of columns prefetch the next weight. Shared: STAGES of x [64, STEP] and A [N, STEP], then the part [64, N + 8] in their place; mbarriers.
+// columns). Shared: STAGES of x [64, STEP] and A [N, STEP], then the part [64, N + 8] in their place; mbarriers.
 template <int N, int STAGES>
 __device__ __forceinline__ void project(const TensorMap& map_x, const TensorMap& map_a, bf16* hidden, int of, int n,
-                                        int pitch, int depth, int split, float scale, const Prefetch& next) {
-    int n_tiles = (pitch + N - 1) / N;
-    if ((int)blockIdx.y >= n_tiles) return prefetch_weight(next, n_tiles);
+                                        int pitch, int depth, int split, float scale) {
     constexpr int SIZE = (ROWS + N) * STEP, WIDTH = N + 8;
     bf16* tiles = aligned_memory();
     u64* barriers = (u64*)(tiles + STAGES * SIZE);
@@ -42,7 +25,6 @@ __device__ __forceinline__ void project(const TensorMap& map_x, const TensorMap&
     int part = blockIdx.x % PARTS, first = blockIdx.x / PARTS * ROWS, column = blockIdx.y * N;
     int from = part * split, n_steps = (max(0, min(depth, from + split) - from) + STEP - 1) / STEP;
     if (threadIdx.x == CONSUMERS) ring.init(), mbarrier_init_fence();
-    if (!next.late) launch_dependents();
     __syncthreads();
     wait_for_previous_kernel();
     // Only now: the products of few rows that follow read x before this kernel has ended (lora/small_m.cu).
@@ -98,9 +80,8 @@ __device__ __forceinline__ void project(const TensorMap& map_x, const TensorMap&
 #define PROJECT(N, STAGES)                                                                                             \
     KERNEL __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS)                                                    \
         lora_project_##N(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap a, bf16* hidden,       \
-                         int of, int n, int pitch, int depth, int split, float scale,                                  \
-                         const __grid_constant__ Prefetch next) {                                                      \
-        project<N, STAGES>(x, a, hidden, of, n, pitch, depth, split, scale, next);                                     \
+                         int of, int n, int pitch, int depth, int split, float scale) {                                \
+        project<N, STAGES>(x, a, hidden, of, n, pitch, depth, split, scale);                                           \
     }
 PROJECT(16, 4)
 PROJECT(32, 8)

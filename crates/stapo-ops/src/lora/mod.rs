@@ -187,15 +187,8 @@ impl<T: Float> Adapter<'_, T> {
     }
 }
 
-/// What the terms of all modules are made from: overwrites `hidden` of the input. `next` is the weight that the product which
-/// follows reads; a GPU may fetch it meanwhile.
-pub fn project<T: Float>(
-    device: &Device,
-    tokens: usize,
-    adapter: &Adapter<'_, T>,
-    input: &mut Input<'_, T>,
-    next: Option<&Weight<T>>,
-) {
+/// What the terms of all modules are made from: overwrites `hidden` of the input.
+pub fn project<T: Float>(device: &Device, tokens: usize, adapter: &Adapter<'_, T>, input: &mut Input<'_, T>) {
     let op = "lora::project";
     adapter.check(op);
     input.hidden(adapter.inputs()).check(op, tokens, adapter);
@@ -209,8 +202,7 @@ pub fn project<T: Float>(
         Backend::Cuda(cuda) => {
             let hidden = input.hidden(adapter.inputs()).placed(tokens);
             if cuda::fits(cuda, adapter) {
-                let next = next.and_then(cuda::Next::of);
-                cuda::project(cuda, tokens, input.x().cuda(), adapter, hidden, next);
+                cuda::project(cuda, tokens, input.x().cuda(), adapter, hidden);
             } else {
                 cuda_plain::project(cuda, tokens, input.x().cuda(), adapter, hidden);
             }

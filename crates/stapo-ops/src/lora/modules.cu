@@ -14,5 +14,4 @@ struct alignas(64) Maps {
 // rank, or all of them.
 struct Modules {
     int n, rank, apart, columns, pitch, hidden[MODULES], start[MODULES], outputs[MODULES];
-    int inputs_first;
 };

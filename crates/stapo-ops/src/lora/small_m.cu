@@ -8,6 +8,7 @@
 // lora_project, whose blocks are all running by then, so that nothing can wait for ever.
 template <int N> struct Terms {
     static constexpr int SIZE = 2 * (N + ROWS) * 64;
+    static constexpr bool INPUTS_FIRST = true;
     const Maps* factors;
     const TensorMap* hidden;
     const Modules* modules;
@@ -15,7 +16,6 @@ template <int N> struct Terms {
     bf16* tiles;
     u64* full;
 
-    __device__ __forceinline__ bool inputs_first() const { return modules->inputs_first; }
     __device__ __forceinline__ void init(bf16* memory, u64* barriers) {
         tiles = memory, full = barriers;
         if (threadIdx.x == CONSUMERS) mbarrier_init(full, 1), mbarrier_init(full + 1, 1);

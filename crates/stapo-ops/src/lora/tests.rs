@@ -49,7 +49,7 @@ fn forward_of<T: Float>(device: &Device, tokens: usize, inputs: &Tensors<T>) -> 
     let adapter = Adapter { a: &a, b: b.iter().collect(), modules: &modules };
     let mut hidden = device.zeros(tokens * pitch(2, RANK)).unwrap();
     let mut input = Input::Apart { x: x.view(), hidden: hidden.view_mut() };
-    project(device, tokens, &adapter, &mut input, None);
+    project(device, tokens, &adapter, &mut input);
     let mut y = upload(device, &inputs[4]);
     expand(device, tokens, &adapter, hidden.view(), y.view_mut());
     vec![hidden.view().to_vec(), y.view().to_vec()]

@@ -120,11 +120,11 @@ __device__ __forceinline__ void consume(float (&d)[MATRICES][N / 8][4], const In
 }
 
 // What a product needs besides x and W: nothing. `load` is called by the thread that copies weights, `load_inputs` by the
-// thread that copies x, after the kernel in front of this one. inputs_first: x was complete before that kernel let this one
+// thread that copies x, after the kernel in front of this one. INPUTS_FIRST: x was complete before that kernel let this one
 // start, and only what `load_inputs` copies is waited for.
 struct NoExtra {
     static constexpr int SIZE = 0;
-    static __device__ __forceinline__ bool inputs_first() { return false; }
+    static constexpr bool INPUTS_FIRST = false;
     __device__ __forceinline__ void init(bf16*, u64*) {}
     __device__ __forceinline__ void load() {}
     __device__ __forceinline__ void load_inputs() {}
@@ -153,10 +153,10 @@ __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const Te
         extra.load();
         produce_weights<N, MATRICES>(weights, map_w, share);
     } else if (threadIdx.x == CONSUMERS + 32) {
-        if (extra.inputs_first()) produce_inputs(inputs, map_x, share, n);
+        if (Extra::INPUTS_FIRST) produce_inputs(inputs, map_x, share, n);
         wait_for_previous_kernel();
         extra.load_inputs();
-        if (!extra.inputs_first()) produce_inputs(inputs, map_x, share, n);
+        if (!Extra::INPUTS_FIRST) produce_inputs(inputs, map_x, share, n);
     } else if (warp < 4) {
         float d[MATRICES][N / 8][4];
         consume<N, MATRICES>(d, inputs, weights, share.depth / STEP);
