@@ -282,11 +282,17 @@ impl<T: Float> Linear<Parameter<T>> {
         let found = factors.find(|(((spec, _), _), _)| is_of_name(&spec.name));
         let Some((((spec, a), b), module)) = found else { return };
         let (rank, inputs) = (spec.shape[0], spec.shape[1]);
-        let (a, b) = (a.to_vec(), b.view().to_vec());
+        let a: Vec<f64> = a.to_vec().iter().map(|value| value.to_f64()).collect();
+        let b = b.view().to_vec();
+        // A row at a time, so that the rows of A are read in order.
+        let mut sums = vec![0.0; inputs];
         for (row, b) in values.chunks_exact_mut(inputs).zip(b.chunks_exact(rank)) {
-            for (column, value) in row.iter_mut().enumerate() {
-                let product = |k: usize| b[k].to_f64() * a[k * inputs + column].to_f64();
-                let sum: f64 = (0..rank).map(product).sum();
+            sums.fill(0.0);
+            for (b, a) in b.iter().zip(a.chunks_exact(inputs)) {
+                let b = b.to_f64();
+                sums.iter_mut().zip(a).for_each(|(sum, a)| *sum += b * a);
+            }
+            for (value, sum) in row.iter_mut().zip(&sums) {
                 *value = T::from_f64(value.to_f64() + module.scale * sum);
             }
         }
