@@ -7,7 +7,7 @@
 use super::arena::{AttentionBackward, AttentionViews, HalfEntry, HalfHiddenBackward, Hidden};
 use super::gradient::Gradient;
 use super::layer::{LayerPass, heads};
-use super::linear::{NextRows, ResidualNorm};
+use super::linear::{NextRows, OutputGradient, ResidualNorm};
 use super::weights::{Ffn, LayerWeights, SwiGlu};
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
@@ -154,7 +154,7 @@ pub fn backward<T: Float>(
     weights.output.backward(
         device,
         n_tokens,
-        (views.attended, views.d_stream.view()),
+        (views.attended, OutputGradient::Apart(views.d_stream.view())),
         views.d_attended.reborrow(),
         &mut gradients.output,
         views.hidden.as_mut().map(HalfHiddenBackward::second),
@@ -169,10 +169,11 @@ pub fn backward<T: Float>(
         views.d_qkv.reborrow(),
     );
     rotate_backward(layer, &mut views, gradients);
+    let d_raw_qkv = OutputGradient::of(&weights.qkv, n_tokens, views.d_raw_qkv);
     weights.qkv.backward(
         device,
         n_tokens,
-        (views.normed, views.d_raw_qkv.view()),
+        (views.normed, d_raw_qkv),
         views.d_normed.reborrow(),
         &mut gradients.qkv,
         views.hidden.as_mut().map(HalfHiddenBackward::first),

@@ -7,7 +7,7 @@
 use super::arena::{FfnBackward, FfnViews, HiddenBackward, Input, JoinedViews};
 use super::gradient::Gradient;
 use super::layer::LayerPass;
-use super::linear::{Activation, ActivationBackward, NextRows, ResidualNorm};
+use super::linear::{Activation, ActivationBackward, NextRows, OutputGradient, ResidualNorm};
 use super::parameter::Parameter;
 use super::weights::{Ffn, LayerWeights, SwiGlu};
 pub use stapo_ops::fused::matmul_lora::GateUp;
@@ -118,11 +118,13 @@ pub fn backward<T: Float>(
             gate_up: rows_of(views.gate_up, n_tokens, &rows),
             d_gate_up: d_gate_up.reborrow(),
         };
+        let d_exit = OutputGradient::Apart(d_exit);
         down.backward_swiglu(device, (activated, d_exit), d_activated.reborrow(), &mut d.down, of_down, to);
         let d_normed = rows_of_mut(&mut views.d_normed, n_tokens, &rows);
         let normed = rows_of(views.normed, n_tokens, &rows);
         let of_gate_up = hidden.as_mut().map(|hidden| of_rows(hidden.first(), n_tokens, &rows));
-        gate_up.backward(device, n, (normed, d_gate_up.view()), d_normed, &mut d.gate_up, of_gate_up);
+        let d_gate_up = OutputGradient::of(gate_up, n, d_gate_up);
+        gate_up.backward(device, n, (normed, d_gate_up), d_normed, &mut d.gate_up, of_gate_up);
     }
     let saved =
         rmsnorm::Saved { x: views.stream, weight: layer.weights.ffn_norm.view(), inv_rms: views.inv_rms };

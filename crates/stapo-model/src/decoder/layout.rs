@@ -121,10 +121,10 @@ pub struct GradientSpans {
     /// `[R, D]` each
     pub head_normed: Span,
     pub head_stream: Span,
-    /// `[T, F]`, `[T, 2 F]`
+    /// `[T, F]`; `[T, 2 F]`, or with columns for the gradient of `x A^T` behind its rows
     pub activated: Span,
     pub gate_up: Span,
-    /// `[T, Q]`, `[T, W]`, `[T, W]`
+    /// `[T, Q]`; `[T, W]`; `[T, W]`, or with columns for the gradient of `x A^T` behind its rows
     pub attended: Span,
     pub qkv: Span,
     pub raw_qkv: Span,
@@ -181,7 +181,10 @@ impl ArenaLayout {
             inv_rms: at.exact.take(n_scored),
         };
         let gradients = match purpose {
-            Purpose::Training(_) => GradientSpans::new(config, n_tokens, n_scored, &mut at.compute),
+            Purpose::Training(_) => {
+                let behind = adapters.map_or([0; 4], HiddenLayout::behind_gradients);
+                GradientSpans::new(config, (n_tokens, n_scored), behind, &mut at.compute)
+            }
             Purpose::Inference => GradientSpans::default(),
         };
         let layout = Self {
@@ -278,7 +281,8 @@ impl LayerSpans {
 }
 
 impl GradientSpans {
-    fn new(config: &ModelConfig, t: usize, r: usize, at: &mut Cursor) -> Self {
+    fn new(config: &ModelConfig, (t, r): (usize, usize), behind: [usize; 4], at: &mut Cursor) -> Self {
+        let [qkv, _, gate_up, _] = behind;
         let heads = heads(config);
         let stream = at.take(t * config.width);
         let [mut head, mut ffn, mut attention] = [Cursor(at.0), Cursor(at.0), Cursor(at.0)];
@@ -287,10 +291,10 @@ impl GradientSpans {
             head_normed: head.take(r * config.width),
             head_stream: head.take(r * config.width),
             activated: ffn.take(t * config.ffn_width),
-            gate_up: ffn.take(t * 2 * config.ffn_width),
+            gate_up: ffn.take(t * (2 * config.ffn_width + gate_up)),
             attended: attention.take(t * heads.out_width()),
             qkv: attention.take(t * heads.qkv_width()),
-            raw_qkv: attention.take(t * heads.qkv_width()),
+            raw_qkv: attention.take(t * (heads.qkv_width() + qkv)),
             hidden: Span::default(),
         };
         at.0 = head.0.max(ffn.0).max(attention.0);

@@ -41,6 +41,22 @@ pub struct Activation<'a, T: Float> {
     pub out: ViewMut<'a, T>,
 }
 
+/// The gradient of a linear layer's outputs.
+pub enum OutputGradient<'a, T: Float> {
+    /// `[n_rows, outputs]`
+    Apart(View<'a, T>),
+    /// `[n_rows, outputs + pitch]`: with room for the gradient of `x A^T` behind its rows.
+    Joined(ViewMut<'a, T>),
+}
+
+impl<'a, T: Float> OutputGradient<'a, T> {
+    /// The gradient of the outputs of `linear` in an arena.
+    pub fn of(linear: &Linear<Parameter<T>>, n_rows: usize, rows: ViewMut<'a, T>) -> Self {
+        let is_joined = rows.len() > n_rows * linear.weight.matrix().shape().outputs;
+        if is_joined { Self::Joined(rows) } else { Self::Apart(rows.into_view()) }
+    }
+}
+
 /// What the gradient of gate and up is made from, and where it goes.
 pub struct ActivationBackward<'a, T: Float> {
     pub dims: swiglu::Dims,
@@ -157,7 +173,9 @@ impl<T: Float> Linear<Parameter<T>> {
             let to = ResidualNorm { dims, stream, addend, norm_weight, exit: own };
             self.forward_residual_norm(device, Input::Plain(x), to);
             return match rows {
-                NextRows::Product(y) => next.forward(device, dims.tokens, Input::Plain(exit.normed.view()), y),
+                NextRows::Product(y) => {
+                    next.forward(device, dims.tokens, Input::Plain(exit.normed.view()), y);
+                }
                 NextRows::Swiglu { gate_up, out } => {
                     let dims = swiglu::Dims { tokens: dims.tokens, width: weight.shape().outputs / 2 };
                     let to = Activation { dims, gate_up, kept: GateUp::Dropped, out };
@@ -182,7 +200,7 @@ impl<T: Float> Linear<Parameter<T>> {
         &self,
         device: &Device,
         n_rows: usize,
-        of: (View<'_, T>, View<'_, T>),
+        of: (View<'_, T>, OutputGradient<'_, T>),
         mut d_x: ViewMut<'_, T>,
         gradient: &mut Linear<Option<Gradient<T>>>,
         hidden: Option<HiddenBackward<'_, T>>,
@@ -198,7 +216,7 @@ impl<T: Float> Linear<Parameter<T>> {
     pub fn backward_swiglu(
         &self,
         device: &Device,
-        of: (View<'_, T>, View<'_, T>),
+        of: (View<'_, T>, OutputGradient<'_, T>),
         mut d_x: ViewMut<'_, T>,
         gradient: &mut Linear<Option<Gradient<T>>>,
         hidden: Option<HiddenBackward<'_, T>>,
@@ -213,18 +231,30 @@ impl<T: Float> Linear<Parameter<T>> {
         }
     }
 
-    /// [`Linear::backward`] without the terms' part of d_x, which is still to be made from what is returned.
+    /// [`Linear::backward`] without the terms' part of d_x where that is still to be made from what is returned.
     fn backward_weights<'a>(
         &'a self,
         device: &Device,
         n_rows: usize,
-        (x, d_y): (View<'_, T>, View<'_, T>),
+        (x, d_y): (View<'_, T>, OutputGradient<'_, T>),
         d_x: ViewMut<'_, T>,
         gradient: &mut Linear<Option<Gradient<T>>>,
         hidden: Option<HiddenBackward<'a, T>>,
     ) -> Option<(lora::Adapter<'a, T>, View<'a, T>)> {
         let weight = self.weight.matrix();
         let Shape { outputs, inputs } = weight.shape();
+        let memory = || hidden.expect("a policy with adapters has memory for their backward");
+        let d_y = match (d_y, &self.adapter, &mut gradient.adapter) {
+            (OutputGradient::Apart(d_y), _, _) => d_y,
+            (OutputGradient::Joined(rows), Some(adapter), Some(gradient)) => {
+                let mut d_y = lora::Input::Joined(rows);
+                adapter.backward(device, n_rows, x, &mut d_y, gradient, memory().hidden);
+                let lora::Input::Joined(rows) = d_y else { return None };
+                matmul_lora::backward_input(device, n_rows, rows.into_view(), weight, d_x);
+                return None;
+            }
+            (OutputGradient::Joined(_), _, _) => panic!("room for adapters behind outputs without adapters"),
+        };
         if let Some(Some(d_bias)) = &mut gradient.bias {
             matmul::backward_bias(device, n_rows, outputs, d_y, d_bias.sum_mut());
         }
@@ -235,8 +265,11 @@ impl<T: Float> Linear<Parameter<T>> {
             matmul::backward_weight(device, dims, x, d_y, write, d_weight);
         }
         let (adapter, gradient) = self.adapter.as_ref().zip(gradient.adapter.as_mut())?;
-        let memory = hidden.expect("a policy with adapters has memory for their backward");
-        Some(adapter.backward(device, n_rows, (x, d_y), gradient, memory))
+        let HiddenBackward { hidden, d_hidden } = memory();
+        let mut d_hidden = d_hidden.into_range(0..n_rows * adapter.modules[0].hidden.of);
+        let mut d_output = lora::Input::Apart { x: d_y, hidden: d_hidden.reborrow() };
+        adapter.backward(device, n_rows, x, &mut d_output, gradient, hidden);
+        Some((adapter.factors(), d_hidden.into_view()))
     }
 }
 
@@ -276,31 +309,29 @@ impl<T: Float> Adapter<Parameter<T>> {
         }
     }
 
-    /// Adds to the gradients of the factors. Returns the factors and the gradient of `x A^T`, from which the terms' part of
-    /// d_x is made.
-    fn backward<'a>(
-        &'a self,
+    /// Adds to the gradients of the factors. `d_output` has d_y for x, and the gradient of `x A^T` is written to its hidden;
+    /// `hidden` is `x A^T`, `None` where it lies behind x.
+    fn backward(
+        &self,
         device: &Device,
         n_rows: usize,
-        (x, d_y): (View<'_, T>, View<'_, T>),
+        x: View<'_, T>,
+        d_output: &mut lora::Input<'_, T>,
         gradient: &mut Adapter<Option<Gradient<T>>>,
-        memory: HiddenBackward<'a, T>,
-    ) -> (lora::Adapter<'a, T>, View<'a, T>) {
+        hidden: Option<View<'_, T>>,
+    ) {
         let factors = self.factors();
-        let pitch = self.modules[0].hidden.of;
-        let hidden = match memory.hidden {
+        let hidden = match hidden {
             Some(hidden) => lora::Hidden::apart(hidden),
             None => lora::Hidden::joined(x, factors.a.shape().inputs),
         };
-        let mut d_hidden = memory.d_hidden.into_range(0..n_rows * pitch);
-        lora::backward_hidden(device, n_rows, &factors, d_y, d_hidden.reborrow());
-        let d_hidden = d_hidden.into_view();
+        lora::backward_hidden(device, n_rows, &factors, d_output);
         let to = lora::FactorGradients {
             b: gradient.b.iter_mut().flatten().map(Gradient::writable).collect(),
             a: gradient.a.as_mut().map(Gradient::writable),
         };
-        let of = lora::Backward { x, d_y, hidden, d_hidden };
+        let d_hidden = d_output.hidden(self.modules[0].outputs.of);
+        let of = lora::Backward { x, d_y: d_output.x(), hidden, d_hidden };
         lora::backward_factors(device, n_rows, &factors, of, to);
-        (factors, d_hidden)
     }
 }

@@ -108,7 +108,8 @@ impl LoraSpec {
     /// Where `x A^T` lies on a device that joins adapters, or on one that does not, for plans of memory.
     pub fn hidden_layout(&self, joins: bool) -> HiddenLayout {
         let pitches = self.hidden_pitches();
-        HiddenLayout { pitches, is_joined: pitches.map(|pitch| joins && pitch > 0) }
+        let is_joined = pitches.map(|pitch| joins && pitch > 0);
+        HiddenLayout { pitches, is_joined, joins_gradients: is_joined }
     }
 
     /// Numbers of factors that a GPU holds a second time, rows and columns filled up for its copy engine.
@@ -138,12 +139,20 @@ impl LoraSpec {
 pub struct HiddenLayout {
     pub pitches: [usize; 4],
     pub is_joined: [bool; 4],
+    /// Whether the gradient of `x A^T` may lie behind that of the layer's outputs in the same rows.
+    pub joins_gradients: [bool; 4],
 }
 
 impl HiddenLayout {
     /// Columns behind x.
     pub(super) fn behind(self) -> [usize; 4] {
         std::array::from_fn(|i| if self.is_joined[i] { self.pitches[i] } else { 0 })
+    }
+
+    /// Columns behind the gradients of outputs; the gradient of the residual stream, which output and down write to, has none.
+    pub(super) fn behind_gradients(self) -> [usize; 4] {
+        let has_room = [true, false, true, false];
+        std::array::from_fn(|i| if has_room[i] && self.joins_gradients[i] { self.pitches[i] } else { 0 })
     }
 
     /// Columns of a matrix of its own.

@@ -176,13 +176,13 @@ impl<T: Float> Policy<T> {
         Ok(())
     }
 
-    /// Copies the second factors of adapters to the weights that they are joined to; follows every change of the adapters.
+    /// Copies the factors of adapters to the weights that they are joined to; follows every change of the adapters.
     fn join_adapters(&mut self) {
         let linears = self.weights.layers.iter_mut().flat_map(LayerWeights::linears_mut);
         let joined = linears.filter_map(|Linear { weight, adapter, .. }| {
             let adapter = adapter.as_ref()?;
-            let b = adapter.b.iter().map(Parameter::matrix).collect();
-            Some(lora::Join { weight: weight.matrix_mut(), b, modules: &adapter.modules })
+            let (a, b) = (adapter.a.matrix(), adapter.b.iter().map(Parameter::matrix).collect());
+            Some(lora::Join { weight: weight.matrix_mut(), a, b, modules: &adapter.modules })
         });
         lora::join(&self.device, &joined.collect::<Vec<_>>());
     }
@@ -191,7 +191,8 @@ impl<T: Float> Policy<T> {
     pub fn hidden_layout(&self) -> Option<HiddenLayout> {
         let layer = self.weights.layers.first()?;
         let is_joined = layer.linears().map(|linear| linear.weight.matrix().is_joined());
-        Some(HiddenLayout { pitches: self.lora.as_ref()?.hidden_pitches(), is_joined })
+        let joins_gradients = layer.linears().map(|linear| linear.weight.matrix().joins_gradients());
+        Some(HiddenLayout { pitches: self.lora.as_ref()?.hidden_pitches(), is_joined, joins_gradients })
     }
 
     /// Lets `write` overwrite every trained tensor where it lies, one after another.

@@ -21,6 +21,14 @@ pub(crate) enum Columns {
     Width,
 }
 
+/// Several products of one shape.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Batch {
+    pub n: usize,
+    /// Elements from one product to the next of a, b and c.
+    pub apart: [usize; 3],
+}
+
 /// What the algorithm of a product depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ProductShape {
@@ -33,9 +41,7 @@ pub(super) struct ProductShape {
     pub kinds: (ElementType, ElementType, ElementType),
     pub has_bias: bool,
     pub adds: bool,
-    pub n_splits: usize,
-    /// Of a and b, see `MatrixProduct`.
-    pub parts_apart: [usize; 2],
+    pub batch: Option<Batch>,
     /// Elements from one stored row to the next of a, b and c.
     pub strides: [usize; 3],
     /// Elements of which every row of a, b and c begins at a multiple.
@@ -46,7 +52,8 @@ impl ProductShape {
     /// A product of fewer columns takes the algorithm of this many: without a split of the depth the library's choice
     /// for fewer columns is slow, the more so the deeper the product is.
     fn fewest_columns(self) -> usize {
-        if self.k > self.m { 128 } else { 64 }
+        let depth = self.k * self.batch.map_or(1, |batch| batch.n);
+        if depth > self.m { 128 } else { 64 }
     }
 
     /// Bytes that the addresses of a, b, c and d are multiples of. An operand may begin at any row of a buffer, so its
@@ -190,9 +197,9 @@ impl Prepared {
             );
             set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type(shape.kinds.2));
         }
-        // A column-major matrix [rows, columns] with `stride` elements from column to column. With split-K it is one of
-        // a batch, whose matrices lie `apart` elements from each other.
-        let layout = |kind, stride: usize, columns: usize, rows: usize, apart: usize| {
+        // A column-major matrix [rows, columns] with `stride` elements from column to column.
+        let layout = |operand: usize, kind, columns: usize, rows: usize| {
+            let stride = shape.strides[operand];
             let layout =
                 result::create_matrix_layout(data_type(kind), rows as u64, columns as u64, stride as i64)
                     .unwrap_or_else(fail);
@@ -201,30 +208,18 @@ impl Prepared {
                 unsafe { result::set_matrix_layout_attribute(layout, attribute, value, n_bytes) }
                     .unwrap_or_else(fail);
             };
-            let n_splits = shape.n_splits as i32;
-            let apart = apart as i64;
-            if n_splits > 1 {
-                set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const n_splits).cast(), 4);
+            if let Some(Batch { n, apart }) = shape.batch {
+                let (n, apart) = (n as i32, apart[operand] as i64);
+                set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const n).cast(), 4);
                 set(Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const apart).cast(), 8);
             }
             layout
         };
         let ProductShape { m, n, k, .. } = shape;
-        let depth = k / shape.n_splits;
-        let [a, b, c] = shape.strides;
-        let [a_apart, b_apart] = shape.parts_apart;
         let layouts = [
-            if shape.transposed.0 {
-                layout(shape.kinds.0, a, m, depth, a_apart)
-            } else {
-                layout(shape.kinds.0, a, depth, m, a * depth)
-            },
-            if shape.transposed.1 {
-                layout(shape.kinds.1, b, depth, n, b * depth)
-            } else {
-                layout(shape.kinds.1, b, n, depth, b_apart)
-            },
-            layout(shape.kinds.2, c, n, m, c * n),
+            if shape.transposed.0 { layout(0, shape.kinds.0, m, k) } else { layout(0, shape.kinds.0, k, m) },
+            if shape.transposed.1 { layout(1, shape.kinds.1, k, n) } else { layout(1, shape.kinds.1, n, k) },
+            layout(2, shape.kinds.2, n, m),
         ];
         Prepared { description, layouts, algorithm: None }
     }

@@ -235,18 +235,18 @@ KERNEL copy_rows_bf16(const bf16* from, int from_apart, bf16* to, int to_apart, 
     to[row * to_apart + column] = from[row * from_apart + column];
 }
 
-// A factor [.., rank] of n elements; its rows become columns of rows that are `pitch` apart.
+// A factor [.., columns] of n elements; its rows become parts of rows that are `pitch` apart.
 struct Factor {
     const bf16* from;
     bf16* to;
     u64 n;
     u32 first_block;
-    int rank, pitch;
+    int columns, pitch;
 };
 
 // Blocks of 256 elements of all factors.
 KERNEL join_factors_bf16(const Factor* factors, int n_factors) {
     const Factor f = entry_of(factors, n_factors);
     u64 i = (u64)(blockIdx.x - f.first_block) * blockDim.x + threadIdx.x;
-    if (i < f.n) f.to[i / f.rank * f.pitch + i % f.rank] = f.from[i];
+    if (i < f.n) f.to[i / f.columns * f.pitch + i % f.columns] = f.from[i];
 }

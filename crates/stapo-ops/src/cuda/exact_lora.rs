@@ -3,8 +3,8 @@
 
 use std::cell::OnceCell;
 
-use super::parity::{check, compute, empty, gpu, numbers};
-use crate::cuda::{MatrixProduct, Precision};
+use super::parity::{check, compute, distance, empty, gpu, numbers};
+use crate::cuda::{Batch, MatrixProduct, Precision};
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::fused::matmul_lora::{self, GateUp, Product};
 use crate::lora::{self, Adapter, Backward, Band, FactorGradients, Hidden, Input, Join, Module, pitch};
@@ -90,7 +90,15 @@ impl Case {
         let mut base = Weight::joined_zeros(device, shape, columns).unwrap();
         let values = self.values();
         base.update(device, |mut flat| flat.write(values));
-        lora::join(device, &[Join { weight: &mut base, b: factors.adapter().b, modules: &factors.modules }]);
+        lora::join(
+            device,
+            &[Join {
+                weight: &mut base,
+                a: &factors.a,
+                b: factors.b.iter().collect(),
+                modules: &factors.modules,
+            }],
+        );
         assert!(base.rows(device, 1..shape.outputs).to_vec() == values[self.inputs..], "{}", self.name());
         base
     }
@@ -178,7 +186,8 @@ fn sum_of_parts(device: &Device, x: &Buffer<f32>, w: &Weight<f32>, n: usize) -> 
     let parts: Buffer<f32> = device.zeros(4 * n * outputs).unwrap();
     let d = matmul::Dims { tokens: n, inputs, outputs };
     let whole = matmul::cuda::product(d, x.view().cuda(), w.view().cuda(), parts.view().cuda());
-    cuda.product(&MatrixProduct { n_splits: 4, ..whole });
+    let batch = Some(Batch { n: 4, apart: [inputs / 4, inputs / 4, n * outputs] });
+    cuda.product(&MatrixProduct { k: inputs / 4, batch, ..whole });
     let parts = parts.view().to_vec();
     let sum = |i: usize| (1..4).fold(parts[i], |sum, part| sum + parts[part * n * outputs + i]);
     (0..n * outputs).map(|i| bf16_to_f32(f32_to_bf16(sum(i)))).collect()
@@ -237,7 +246,8 @@ fn adapters_on_cuda_agree_with_the_cpu() {
             let mut input = Input::Apart { x: x.view(), hidden: hidden.view_mut() };
             lora::project(device, tokens, adapter, &mut input);
             lora::expand(device, tokens, adapter, hidden.view(), y.view_mut());
-            lora::backward_hidden(device, tokens, adapter, d_y.view(), d_hidden.view_mut());
+            let mut gradient = Input::Apart { x: d_y.view(), hidden: d_hidden.view_mut() };
+            lora::backward_hidden(device, tokens, adapter, &mut gradient);
             let writes = [Write::Add, Write::Set, Write::Add];
             let mut d_b: Vec<Buffer<f32>> =
                 factors.b.iter().map(|b| upload(device, &numbers(7, b.shape().len()))).collect();
@@ -246,8 +256,8 @@ fn adapters_on_cuda_agree_with_the_cpu() {
                 b: d_b.iter_mut().zip(writes).map(|(d_b, write)| (d_b.view_mut(), write)).collect(),
                 a: Some((d_a.view_mut(), Write::Add)),
             };
-            let hidden = Hidden::apart(hidden.view());
-            let of = Backward { x: x.view(), d_y: d_y.view(), hidden, d_hidden: d_hidden.view() };
+            let [hidden, of_hidden] = [hidden.view(), d_hidden.view()].map(Hidden::apart);
+            let of = Backward { x: x.view(), d_y: d_y.view(), hidden, d_hidden: of_hidden };
             lora::backward_factors(device, tokens, adapter, of, to);
             let mut d_x = compute(device, &numbers(9, tokens * inputs));
             lora::backward_input(device, tokens, adapter, d_hidden.view(), d_x.view_mut());
@@ -400,7 +410,8 @@ fn the_backward_of_down_and_swiglu_on_cuda_gives_the_bits_of_one_by_one() {
         let d_y = compute(device, &numbers(3, tokens * outputs));
         let gate_up = compute(device, &numbers(4, 2 * tokens * width));
         let mut d_hidden = empty(device, tokens * case.pitch());
-        lora::backward_hidden(device, tokens, adapter, d_y.view(), d_hidden.view_mut());
+        let mut gradient = Input::Apart { x: d_y.view(), hidden: d_hidden.view_mut() };
+        lora::backward_hidden(device, tokens, adapter, &mut gradient);
         let [mut together, mut parts] = [0; 2].map(|_| empty(device, 2 * tokens * width));
         let [mut d, mut d_again] = [0; 2].map(|_| compute(device, &numbers(5, tokens * width)));
         let of = (d_hidden.view(), d.view_mut());
@@ -408,5 +419,55 @@ fn the_backward_of_down_and_swiglu_on_cuda_gives_the_bits_of_one_by_one() {
         lora::backward_input(device, tokens, adapter, d_hidden.view(), d_again.view_mut());
         swiglu::backward(device, dims, gate_up.view(), d_again.view(), parts.view_mut());
         assert!(bits(&together.view().to_vec()) == bits(&parts.view().to_vec()), "{} differs", case.name());
+    }
+}
+
+/// With the gradient of hidden behind that of y, and the first factors below the weight: the gradients of the factors have the
+/// bits of matrices apart, and that of x is close to the sum of two products.
+#[test]
+fn the_joined_backward_on_cuda_agrees_with_one_by_one() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    let qkv = |rank| Case::new(2048, &[2048, 1024, 1024], &[0, 1, 2], rank);
+    for (tokens, case) in [(600, qkv(32)), (65, qkv(1)), (33, Case::new(192, &[320, 320], &[0, 1], 100))] {
+        let factors = case.factors(device);
+        let base = case.base(device, &factors);
+        if !base.joins_gradients() {
+            return println!("skipped: this GPU does not join adapters");
+        }
+        let (adapter, outputs, pitch) = (&factors.adapter(), case.outputs(), case.pitch());
+        let mut memory = case.memory(device, &base, tokens);
+        lora::project(device, tokens, adapter, &mut memory.input(tokens, tokens));
+        let Memory::Joined(x) = &memory else { panic!("a joined input") };
+        let d_y = numbers(3, tokens * outputs);
+        let mut rows = vec![f32::NAN; tokens * (outputs + pitch)];
+        for (row, d_y) in rows.chunks_exact_mut(outputs + pitch).zip(d_y.chunks_exact(outputs)) {
+            row[..outputs].copy_from_slice(d_y);
+        }
+        let (mut rows, d_y) = (compute(device, &rows), compute(device, &d_y));
+        let mut d_hidden = empty(device, tokens * pitch);
+        let gradients = |d_output: &mut Input<'_, f32>| {
+            lora::backward_hidden(device, tokens, adapter, d_output);
+            let mut d_b: Vec<Buffer<f32>> =
+                factors.b.iter().map(|b| upload(device, &numbers(7, b.shape().len()))).collect();
+            let mut d_a = upload(device, &numbers(8, factors.a.shape().len()));
+            let to = FactorGradients {
+                b: d_b.iter_mut().map(|d_b| (d_b.view_mut(), Write::Add)).collect(),
+                a: Some((d_a.view_mut(), Write::Set)),
+            };
+            let hidden = Hidden::joined(x.view(), case.inputs);
+            let of = Backward { x: x.view(), d_y: d_output.x(), hidden, d_hidden: d_output.hidden(outputs) };
+            lora::backward_factors(device, tokens, adapter, of, to);
+            d_b.push(d_a);
+            d_b.iter().map(|d| bits(&d.view().to_vec())).collect::<Vec<_>>()
+        };
+        let together = gradients(&mut Input::Joined(rows.view_mut()));
+        let apart = gradients(&mut Input::Apart { x: d_y.view(), hidden: d_hidden.view_mut() });
+        assert!(together == apart, "{}: gradients of factors", case.name());
+        let [mut d_x, mut sum] = [0; 2].map(|_| empty(device, tokens * case.inputs));
+        matmul_lora::backward_input(device, tokens, rows.view(), &base, d_x.view_mut());
+        matmul::backward_input(device, tokens, d_y.view(), &base, Write::Set, sum.view_mut());
+        lora::backward_input(device, tokens, adapter, d_hidden.view(), sum.view_mut());
+        let off = distance(&d_x.view().to_vec(), &sum.view().to_vec());
+        assert!(off < 6e-3, "{}: off by {off}", case.name());
     }
 }

@@ -38,7 +38,7 @@ mod transfer;
 pub use allocation::Tenant;
 pub(crate) use allocation::{Lender, Region};
 pub(crate) use arguments::Fields;
-pub(crate) use blas::Columns;
+pub(crate) use blas::{Batch, Columns};
 pub(crate) use context::Cuda;
 pub use context::{CudaOptions, Precision, Training};
 pub use error::{CudaError, guard, is_failing};

@@ -38,7 +38,7 @@ pub(super) fn empty(device: &Device, n: usize) -> Buffer<f32> {
 }
 
 /// `|a - b| / |b|` of vectors; NaN if an element is NaN.
-fn distance(a: &[f32], b: &[f32]) -> f64 {
+pub(super) fn distance(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let square = |x: f64| x * x;
     let off: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();

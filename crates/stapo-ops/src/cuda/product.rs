@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::cublaslt::result;
 
 use super::allocation::Allocation;
-use super::blas::{Columns, ProductShape, WORKSPACE_BYTES, refuse, set_bias};
+use super::blas::{Batch, Columns, ProductShape, WORKSPACE_BYTES, refuse, set_bias};
 use super::context::{Cuda, lock};
 use super::error::{self, Code, CudaError};
 use super::kernels::ELEMENTWISE;
@@ -26,12 +26,8 @@ pub(crate) struct MatrixProduct {
     /// `[m]`, added to every column.
     pub bias: Option<Slice>,
     pub columns: Columns,
-    /// Split-K: the depth is divided into so many equal parts, and c is `[n_splits, m, n]`, the product of each part. Then a
-    /// is transposed and b is not.
-    pub n_splits: usize,
-    /// Elements from the start of a part of the depth to that of the next, in the rows of a and b; `None`: no part overlaps
-    /// another, and nothing lies between them.
-    pub parts_apart: Option<[usize; 2]>,
+    /// `None`: one product.
+    pub batch: Option<Batch>,
     pub alpha: f32,
     /// `None`: each operand is a matrix of its own.
     pub placement: Option<Placement>,
@@ -90,8 +86,7 @@ impl Cuda {
             kinds: (p.a.kind, p.b.kind, p.c.kind),
             has_bias: p.bias.is_some(),
             adds: p.adds,
-            n_splits: p.n_splits,
-            parts_apart: p.parts_apart.unwrap_or([p.k / p.n_splits; 2]),
+            batch: p.batch,
             strides: p.strides(),
             aligned: p.aligned(),
         };
@@ -145,7 +140,7 @@ impl Cuda {
 
     /// Products of odd widths, which only tiny models have.
     fn plain_product(&self, p: &MatrixProduct) {
-        assert!(p.n_splits == 1, "a product in parts has widths that cuBLASLt takes");
+        assert!(p.batch.is_none(), "products of a batch have widths that cuBLASLt takes");
         let name = format!("product_{}_{}", p.a.name(), p.c.name());
         let [a, b, c] = p.addresses();
         let launch = self.kernel(&ELEMENTWISE, &name).arg(a).arg(b).arg(c).arg(p.bias);

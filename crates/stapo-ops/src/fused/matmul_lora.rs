@@ -188,6 +188,31 @@ fn partials_of_few_rows<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Opt
     })
 }
 
+/// `d_x = d_y W + d_hidden A` as one product. Shapes: d_y `[T, outputs + pitch]`, with d_hidden behind its rows; d_x
+/// `[T, inputs]`, overwritten.
+///
+/// # Panics
+/// If the weight has no first factors below it (`Weight::joins_gradients`).
+pub fn backward_input<T: Float>(
+    device: &Device,
+    tokens: usize,
+    d_y: View<'_, T>,
+    weight: &Weight<T>,
+    d_x: ViewMut<'_, T>,
+) {
+    let op = "fused::matmul_lora::backward_input";
+    let matmul::Shape { outputs, inputs } = weight.shape();
+    check(op, "d_x", d_x.len(), tokens * inputs);
+    let (Backend::Cuda(cuda), Some(both)) = (device.backend(), weight.with_first_factors()) else {
+        panic!("{op}: a weight without first factors below it");
+    };
+    let pitch = both.len() / (outputs + weight.joined().map_or(0, |joined| joined.columns));
+    let depth = both.len() / pitch;
+    check(op, "d_y", d_y.len(), tokens * depth);
+    let d_x = d_x.into_view().cuda();
+    matmul::cuda::backward_input_rows(cuda, (tokens, depth), d_y.cuda(), (both.cuda(), pitch), d_x);
+}
+
 /// `lora::backward_input` of a layer that takes in a SwiGLU's output, then `swiglu::backward`. Shapes: d_hidden
 /// `[T, pitch]`; d_activated `[T, width]`, the gradient without the terms' part, left holding anything; gate_up, d_gate_up
 /// `[T, 2 width]`, the last overwritten.
@@ -202,7 +227,7 @@ pub fn backward_swiglu<T: Float>(
     let op = "fused::matmul_lora::backward_swiglu";
     check(op, "d_activated", d_activated.len(), dims.tokens * dims.width);
     check(op, "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
-    check(op, "d_gate_up", d_gate_up.len(), 2 * dims.tokens * dims.width);
+    pitch_of(op, "d_gate_up", d_gate_up.len(), dims.tokens, 2 * dims.width);
     if let Backend::Cuda(cuda) = device.backend()
         && lora::cuda::fits(cuda, adapter)
     {

@@ -1,10 +1,10 @@
 // The gradients of hidden, of both factors and of the input.
 
-// d_hidden = s d_y B, 64 rows and N columns of one module a block. Grid: (tiles of rows, modules x tiles of columns).
+// d_hidden = s d_y B, with rows `of` elements apart; 64 rows and N columns of one module a block. Grid: (tiles of rows, modules x tiles of columns).
 // Shared: STAGES of d_y [64, 64] and B [64, 64]; mbarriers.
 template <int N, int STAGES>
-__device__ __forceinline__ void backward_hidden(const Maps& d_y, const Maps& b, bf16* d_hidden, const Modules& m, int n,
-                                                float scale) {
+__device__ __forceinline__ void backward_hidden(const Maps& d_y, const Maps& b, bf16* d_hidden, int of,
+                                                const Modules& m, int n, float scale) {
     bf16* tiles = aligned_memory();
     u64* barriers = (u64*)(tiles + STAGES * 2 * TILE);
     Ring<STAGES, 2 * TILE> ring = {tiles, barriers, barriers + STAGES};
@@ -46,15 +46,15 @@ __device__ __forceinline__ void backward_hidden(const Maps& d_y, const Maps& b, 
                 int row = first + result_row() + half * 8;
                 int at = m.hidden[module] + column + result_column() + j * 8 + i;
                 if (row < n && at < end)
-                    d_hidden[(size_t)row * m.pitch + at] = round_to<bf16>(d[j][2 * half + i] * scale);
+                    d_hidden[(size_t)row * of + at] = round_to<bf16>(d[j][2 * half + i] * scale);
             }
 }
 
 #define BACKWARD_HIDDEN(N, STAGES)                                                                                     \
     KERNEL __launch_bounds__(THREADS)                                                                                  \
         lora_backward_hidden_##N(const __grid_constant__ Maps d_y, const __grid_constant__ Maps b, bf16* d_hidden,     \
-                                 const __grid_constant__ Modules modules, int n, float scale) {                        \
-        backward_hidden<N, STAGES>(d_y, b, d_hidden, modules, n, scale);                                               \
+                                 int of, const __grid_constant__ Modules modules, int n, float scale) {                \
+        backward_hidden<N, STAGES>(d_y, b, d_hidden, of, modules, n, scale);                                           \
     }
 BACKWARD_HIDDEN(16, 6)
 BACKWARD_HIDDEN(32, 6)

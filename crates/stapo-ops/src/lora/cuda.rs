@@ -6,7 +6,7 @@ use super::{Adapter, Band, Join, Module};
 use crate::cuda::kernels::LORA;
 use crate::cuda::{Cuda, ElementType, Fields, SPLIT_K_BYTES, Slice, TILE_COLUMNS, TensorMap};
 use crate::matmul::cuda::{GROUP_ROWS, JoinedFactor};
-use crate::{Float, Shape, Write, matmul};
+use crate::{Float, Shape, Weight, Write, matmul};
 
 /// Rows of a tile, as in operands.cu.
 const ROWS: usize = 64;
@@ -62,7 +62,7 @@ impl Placed {
 
 pub(super) fn join<T: Float>(cuda: &Arc<Cuda>, layers: &[Join<'_, T>]) {
     let mut factors = Vec::new();
-    for Join { weight, b, modules } in layers {
+    for Join { weight, a, b, modules } in layers {
         let Some(joined) = weight.joined() else { continue };
         let flat = weight.view().cuda();
         let Shape { outputs, inputs } = weight.shape();
@@ -73,14 +73,20 @@ pub(super) fn join<T: Float>(cuda: &Arc<Cuda>, layers: &[Join<'_, T>]) {
             let rank = module.hidden.len;
             let at = module.outputs.start * pitch + last + place * rank.next_multiple_of(GROUP_ROWS);
             let to = flat.address + (at * flat.kind.n_bytes()) as u64;
-            factors.push(JoinedFactor { factor: b.view().cuda(), rank, to, pitch });
+            factors.push(JoinedFactor { factor: b.view().cuda(), columns: rank, to, pitch });
+            if weight.joins_gradients() {
+                let below = (outputs + place * rank.next_multiple_of(GROUP_ROWS)) * pitch;
+                let to = flat.address + (below * flat.kind.n_bytes()) as u64;
+                let factor = a.view().cuda().part(place * rank * inputs, rank * inputs);
+                factors.push(JoinedFactor { factor, columns: inputs, to, pitch });
+            }
         }
     }
     matmul::cuda::join(cuda, &factors);
 }
 
 /// Whether the TMA can read a factor: made by `Weight::factor_zeros`, or of whole tiles by itself.
-fn is_factor<T: Float>(factor: &crate::Weight<T>) -> bool {
+fn is_factor<T: Float>(factor: &Weight<T>) -> bool {
     let shape = factor.padded().1;
     shape.inputs.is_multiple_of(TILE_COLUMNS) && shape.outputs.is_multiple_of(GROUP_ROWS)
 }
@@ -134,14 +140,14 @@ fn map_x<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, x: Slice) -> TensorM
     TensorMap::of_columns(x, tokens, (0, adapter.inputs(), x.len / tokens), ROWS)
 }
 
-/// The columns of each module in y `[T, outputs]`.
+/// The columns of each module in y `[T, outputs]`, whose rows may have further columns behind them.
 fn maps_of_outputs<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, y: Slice) -> Vec<TensorMap> {
     let columns = adapter.modules.iter().map(|module| module.outputs);
-    columns.map(|of| TensorMap::of_columns(y, tokens, (of.start, of.len, of.of), ROWS)).collect()
+    columns.map(|of| TensorMap::of_columns(y, tokens, (of.start, of.len, y.len / tokens), ROWS)).collect()
 }
 
 pub(super) fn maps_of_b<T: Float>(adapter: &Adapter<'_, T>, tile_rows: usize) -> Vec<TensorMap> {
-    let of = |b: &&crate::Weight<T>| {
+    let of = |b: &&Weight<T>| {
         let (rows, shape) = b.padded();
         TensorMap::of_columns(rows.cuda(), shape.outputs, (0, shape.inputs, shape.inputs), tile_rows)
     };
@@ -238,7 +244,7 @@ pub(super) fn backward_hidden<T: Float>(
     tokens: usize,
     adapter: &Adapter<'_, T>,
     d_y: Slice,
-    d_hidden: Slice,
+    d_hidden: Placed,
 ) {
     if tokens == 0 {
         return;
@@ -247,8 +253,13 @@ pub(super) fn backward_hidden<T: Float>(
     let name = format!("lora_backward_hidden_{width}");
     let launch = cuda.kernel(&LORA, &name);
     let launch = launch.tensor_maps::<MODULES>(&maps_of_outputs(adapter, tokens, d_y));
-    let launch = launch.tensor_maps::<MODULES>(&maps_of_b(adapter, ROWS)).arg(d_hidden);
-    let launch = launch.fields(&modules(adapter)).arg(tokens).arg(adapter.scale() as f32);
+    let launch = launch.tensor_maps::<MODULES>(&maps_of_b(adapter, ROWS));
+    let launch = launch
+        .arg(d_hidden.address())
+        .arg(d_hidden.of)
+        .fields(&modules(adapter))
+        .arg(tokens)
+        .arg(adapter.scale() as f32);
     let shared = 2 * HIDDEN_STAGES * 2 * ROWS * TILE_COLUMNS + 16 * HIDDEN_STAGES + 1024;
     let grid = [tokens.div_ceil(ROWS), adapter.modules.len() * n_tiles];
     launch.programmatic_launch(true).run(grid, THREADS, shared);
@@ -270,7 +281,8 @@ pub(crate) fn backward_swiglu<T: Float>(
     let width = adapter.inputs();
     let depth = adapter.modules.len() * module_columns(adapter);
     let halves = |both: Slice| {
-        [0, width].map(|start| TensorMap::of_columns(both, tokens, (start, width, 2 * width), ROWS))
+        let pitch = both.len / tokens;
+        [0, width].map(|start| TensorMap::of_columns(both, tokens, (start, width, pitch), ROWS))
     };
     let n_columns = width.div_ceil(COLUMNS);
     let n_rows = tokens.div_ceil(ROWS);
@@ -339,7 +351,7 @@ pub(super) struct Backward {
     pub x: Slice,
     pub d_y: Slice,
     pub hidden: Placed,
-    pub d_hidden: Slice,
+    pub d_hidden: Placed,
 }
 
 /// The parts of the second factors' gradients, `[n_splits, outputs, rank]`, and n_splits.
@@ -385,7 +397,7 @@ fn parts_of_a<T: Float>(
     let name = format!("lora_backward_a_{width}");
     let launch = cuda.kernel(&LORA, &name);
     let launch = launch.tensor_maps::<MODULES>(&[map_x(adapter, tokens, of.x)]);
-    let launch = launch.tensor_map(&map_hidden(adapter, tokens, apart(adapter, of.d_hidden))).arg(parts);
+    let launch = launch.tensor_map(&map_hidden(adapter, tokens, of.d_hidden)).arg(parts);
     let launch = launch.fields(&inputs_as_module(adapter)).arg(tokens).arg(per_split).arg(inputs);
     let grid = [n_columns, n_splits * n_chunks];
     launch.programmatic_launch(true).run(grid, THREADS, shared_of_factor(width));

@@ -57,12 +57,13 @@ pub(super) fn backward_hidden<T: Float>(
     tokens: usize,
     adapter: &Adapter<'_, T>,
     d_y: Slice,
-    d_hidden: Slice,
+    d_hidden: Placed,
 ) {
     for (module, b) in adapter.modules.iter().zip(&adapter.b) {
         let (rank, outputs) = (module.hidden, module.outputs);
-        let alone = input_gradient(dims(tokens, module), d_y, b.view().cuda(), Write::Set, d_hidden);
-        let placed = placed(&alone, [0, outputs.start, rank.start], [rank.len, outputs.of, rank.of]);
+        let alone = input_gradient(dims(tokens, module), d_y, b.view().cuda(), Write::Set, d_hidden.slice);
+        let starts = [0, outputs.start, d_hidden.start + rank.start];
+        let placed = placed(&alone, starts, [rank.len, outputs.of, d_hidden.of]);
         cuda.product(&MatrixProduct { alpha: module.scale as f32, ..placed });
     }
 }
@@ -87,8 +88,8 @@ pub(super) fn backward_factors<T: Float>(
     }
     if let Some((d_a, write)) = to_a {
         let inputs = adapter.inputs();
-        let alone = weight_gradient(first(tokens, adapter), x, d_hidden, write, d_a);
-        cuda.product(&placed(&alone, [0; 3], [inputs, adapter.pitch(), inputs]));
+        let alone = weight_gradient(first(tokens, adapter), x, d_hidden.slice, write, d_a);
+        cuda.product(&placed(&alone, [0, d_hidden.start, 0], [inputs, d_hidden.of, inputs]));
     }
 }
 

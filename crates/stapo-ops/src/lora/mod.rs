@@ -9,7 +9,8 @@
 //! element of `hidden` is the sum of four chains, each over a quarter of the inputs (rounded up to 128), times s, rounded
 //! to bf16. Adapters may be *joined* to a layer there: hidden lies behind x in the same row, the second factors lie behind
 //! the weight in the same rows, with 0 for the outputs of other modules, and y is one product of depth `inputs + pitch`,
-//! whose chain (of a split-K product the last one) goes on over the ranks and is rounded once. Other GPUs, and adapters that
+//! whose chain (of a split-K product the last one) goes on over the ranks and is rounded once. The gradient of x may be one
+//! product too, over d_y and the gradient of hidden behind it, with the first factors below the weight. Other GPUs, and adapters that
 //! cannot be joined, take the kernels of `matmul`: one chain for `hidden`, and one over the ranks that starts from 0 and is
 //! added in f32 to the rounded product, after which the sum is rounded once more. No result depends on the number of rows
 //! or threads. On the CPU the gradients follow the laws of `matmul`; on a Hopper GPU those of the factors are the sums of
@@ -85,7 +86,8 @@ impl<'a, T: Float> Hidden<'a, T> {
     }
 }
 
-/// What a layer with adapters takes in, and the place of its `hidden`.
+/// What a layer with adapters takes in, and the place of its `hidden`; or the gradient of what the layer gives, and the place
+/// of the gradient of its `hidden`.
 pub enum Input<'a, T: Float> {
     /// Shapes: x `[T, inputs]`; hidden `[T, pitch]`.
     Apart { x: View<'a, T>, hidden: ViewMut<'a, T> },
@@ -95,14 +97,15 @@ pub enum Input<'a, T: Float> {
 
 impl<T: Float> Input<'_, T> {
     /// x `[T, inputs]`, which may have further columns behind its rows.
-    pub(crate) fn x(&self) -> View<'_, T> {
+    pub fn x(&self) -> View<'_, T> {
         match self {
             Input::Apart { x, .. } => *x,
             Input::Joined(rows) => rows.view(),
         }
     }
 
-    pub(crate) fn hidden(&self, inputs: usize) -> Hidden<'_, T> {
+    /// Of an x of `inputs` columns.
+    pub fn hidden(&self, inputs: usize) -> Hidden<'_, T> {
         match self {
             Input::Apart { hidden, .. } => Hidden::apart(hidden.view()),
             Input::Joined(rows) => Hidden::joined(rows.view(), inputs),
@@ -110,14 +113,15 @@ impl<T: Float> Input<'_, T> {
     }
 }
 
-/// A frozen weight, and the second factors of the adapters that are joined to it.
+/// A frozen weight, and the factors of the adapters that are joined to it, as in [`Adapter`].
 pub struct Join<'a, T: Float> {
     pub weight: &'a mut Weight<T>,
+    pub a: &'a Weight<T>,
     pub b: Vec<&'a Weight<T>>,
     pub modules: &'a [Module],
 }
 
-/// Copies second factors to the weights that they are joined to; called after each change of the factors. Nothing for weights
+/// Copies factors to the weights that they are joined to; called after each change of the factors. Nothing for weights
 /// without room for them.
 pub fn join<T: Float>(device: &Device, layers: &[Join<'_, T>]) {
     if let Backend::Cuda(cuda) = device.backend() {
@@ -228,42 +232,47 @@ pub fn expand<T: Float>(
     }
 }
 
-/// The gradient of `x A^T` of all modules: `s d_y B`. Shapes: d_y `[T, outputs of the layer]`; d_hidden `[T, pitch]`,
-/// overwritten.
+/// The gradient of `x A^T` of all modules: `s d_y B`, overwritten. `gradient` has d_y `[T, outputs of the layer]` for x and
+/// that gradient, d_hidden `[T, pitch]`, for hidden.
 pub fn backward_hidden<T: Float>(
     device: &Device,
     tokens: usize,
     adapter: &Adapter<'_, T>,
-    d_y: View<'_, T>,
-    d_hidden: ViewMut<'_, T>,
+    gradient: &mut Input<'_, T>,
 ) {
     let op = "lora::backward_hidden";
-    adapter.check_hidden(op, tokens, d_hidden.len());
-    check(op, "d_y", d_y.len(), tokens * adapter.outputs());
+    adapter.check(op);
+    pitch_of(op, "d_y", gradient.x().len(), tokens, adapter.outputs());
+    gradient.hidden(adapter.outputs()).check(op, tokens, adapter);
     match device.backend() {
         Backend::Cpu(cpu) => {
-            let d_hidden = d_hidden.into_host();
+            let Input::Apart { x: d_y, hidden } = gradient else {
+                panic!("{op}: joined adapters on the CPU")
+            };
+            let d_hidden = hidden.host_mut();
             for (module, b) in adapter.modules.iter().zip(&adapter.b) {
                 T::lora_backward_hidden(cpu, (tokens, *module), d_y.host(), b, d_hidden);
             }
         }
-        Backend::Cuda(cuda) if cuda::fits(cuda, adapter) => {
-            cuda::backward_hidden(cuda, tokens, adapter, d_y.cuda(), d_hidden.cuda());
-        }
         Backend::Cuda(cuda) => {
-            cuda_plain::backward_hidden(cuda, tokens, adapter, d_y.cuda(), d_hidden.cuda());
+            let (d_y, d_hidden) = (gradient.x().cuda(), gradient.hidden(adapter.outputs()).placed(tokens));
+            if cuda::fits(cuda, adapter) {
+                cuda::backward_hidden(cuda, tokens, adapter, d_y, d_hidden);
+            } else {
+                cuda_plain::backward_hidden(cuda, tokens, adapter, d_y, d_hidden);
+            }
         }
     }
 }
 
-/// What the gradients of factors are made from. Shapes: x `[T, inputs]`, on a GPU possibly with further columns behind its
-/// rows; d_y `[T, outputs of the layer]`; d_hidden `[T, pitch]`, from [`backward_hidden`].
+/// What the gradients of factors are made from. Shapes: x `[T, inputs]` and d_y `[T, outputs of the layer]`, on a GPU possibly
+/// with further columns behind their rows; d_hidden from [`backward_hidden`].
 #[derive(Clone, Copy)]
 pub struct Backward<'a, T: Float> {
     pub x: View<'a, T>,
     pub d_y: View<'a, T>,
     pub hidden: Hidden<'a, T>,
-    pub d_hidden: View<'a, T>,
+    pub d_hidden: Hidden<'a, T>,
 }
 
 /// Where the gradients of factors go. Shapes: b `[outputs of the module, rank]`, one for each module, or none at all; a
@@ -283,10 +292,11 @@ pub fn backward_factors<T: Float>(
 ) {
     let op = "lora::backward_factors";
     let Backward { x, d_y, hidden, d_hidden } = of;
-    adapter.check_hidden(op, tokens, d_hidden.len());
+    adapter.check(op);
     hidden.check(op, tokens, adapter);
+    d_hidden.check(op, tokens, adapter);
     pitch_of(op, "x", x.len(), tokens, adapter.inputs());
-    check(op, "d_y", d_y.len(), tokens * adapter.outputs());
+    pitch_of(op, "d_y", d_y.len(), tokens, adapter.outputs());
     assert!(to.b.is_empty() || to.b.len() == adapter.modules.len(), "{op}: gradients of some second factors");
     for (module, (d_b, _)) in adapter.modules.iter().zip(&to.b) {
         check(op, "d_b", d_b.len(), module.outputs.len * module.hidden.len);
@@ -302,14 +312,14 @@ pub fn backward_factors<T: Float>(
             }
             if let Some(d_a) = to.a.map(cleared) {
                 let shape = (tokens, adapter.a.shape(), adapter.pitch());
-                T::lora_backward_a(cpu, shape, x.host(), d_hidden.host(), d_a.into_host());
+                T::lora_backward_a(cpu, shape, x.host(), d_hidden.rows.host(), d_a.into_host());
             }
         }
         Backend::Cuda(cuda) => {
             let d_b: Vec<_> = to.b.iter().map(|(d_b, write)| (d_b.cuda(), *write)).collect();
             let d_a = to.a.as_ref().map(|(d_a, write)| (d_a.cuda(), *write));
-            let hidden = hidden.placed(tokens);
-            let of = cuda::Backward { x: x.cuda(), d_y: d_y.cuda(), hidden, d_hidden: d_hidden.cuda() };
+            let (hidden, d_hidden) = (hidden.placed(tokens), d_hidden.placed(tokens));
+            let of = cuda::Backward { x: x.cuda(), d_y: d_y.cuda(), hidden, d_hidden };
             if cuda::fits(cuda, adapter) {
                 cuda::backward_factors(cuda, tokens, adapter, &of, &d_b, d_a);
             } else {

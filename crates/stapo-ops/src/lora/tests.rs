@@ -63,15 +63,16 @@ fn backward_of<T: Float>(device: &Device, tokens: usize, inputs: &Tensors<T>, d_
     let modules = modules();
     let adapter = Adapter { a: &a, b: b.iter().collect(), modules: &modules };
     let mut d_hidden = device.zeros(tokens * pitch(2, RANK)).unwrap();
-    backward_hidden(device, tokens, &adapter, d_y.view(), d_hidden.view_mut());
+    let mut gradient = Input::Apart { x: d_y.view(), hidden: d_hidden.view_mut() };
+    backward_hidden(device, tokens, &adapter, &mut gradient);
     let mut d_b = [2, 3].map(|place: usize| device.zeros(inputs[place].len()).unwrap());
     let mut d_a = device.zeros(2 * RANK * INPUTS).unwrap();
     let to = FactorGradients {
         b: d_b.iter_mut().map(|d_b| (d_b.view_mut(), Write::Add)).collect(),
         a: Some((d_a.view_mut(), Write::Add)),
     };
-    let hidden = Hidden::apart(hidden.view());
-    let of = Backward { x: x.view(), d_y: d_y.view(), hidden, d_hidden: d_hidden.view() };
+    let [hidden, of_hidden] = [hidden.view(), d_hidden.view()].map(Hidden::apart);
+    let of = Backward { x: x.view(), d_y: d_y.view(), hidden, d_hidden: of_hidden };
     backward_factors(device, tokens, &adapter, of, to);
     let mut d_x = device.zeros(tokens * INPUTS).unwrap();
     backward_input(device, tokens, &adapter, d_hidden.view(), d_x.view_mut());

@@ -8,8 +8,8 @@ use super::{Dims, Shape};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{
-    Columns, Cuda, ElementType, Fields, MatrixProduct, Memory, Placement, SPLIT_K_BYTES, Slice, TILE_COLUMNS,
-    add_column_sums, parts_for, upload_table,
+    Batch, Columns, Cuda, ElementType, Fields, MatrixProduct, Memory, Placement, SPLIT_K_BYTES, Slice,
+    TILE_COLUMNS, add_column_sums, parts_for, upload_table,
 };
 
 /// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in
@@ -83,8 +83,7 @@ pub(crate) fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProdu
         adds: false,
         bias: None,
         columns: Columns::Tokens,
-        n_splits: 1,
-        parts_apart: None,
+        batch: None,
         alpha: 1.0,
         placement: Some(Placement { strides, starts: [0; 3] }),
     }
@@ -128,10 +127,10 @@ impl DeepProduct {
             if n_further == 0 && small_m::fits(output, cuda, d, x, weight, partials) {
                 small_m::run(output, cuda, d, x, weight, partials);
             } else {
-                let parts_apart = Some([row.pitch / SPLIT_K, d.inputs / SPLIT_K]);
-                let k = d.inputs + SPLIT_K * n_further;
+                let apart = [row.pitch / SPLIT_K, d.inputs / SPLIT_K, n * d.outputs];
+                let batch = Some(Batch { n: SPLIT_K, apart });
                 let whole = product(d, x, weight, partials);
-                cuda.product(&MatrixProduct { n_splits: SPLIT_K, parts_apart, k, ..whole });
+                cuda.product(&MatrixProduct { k: d.inputs / SPLIT_K + n_further, batch, ..whole });
             }
             each(start, n, partials);
         }
@@ -140,13 +139,25 @@ impl DeepProduct {
 
 pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slice, write: Write, d_x: Slice) {
     let RowLayout { pitch, n_parts } = RowLayout::of(d, weight);
-    let part = d.inputs / n_parts;
-    for i in 0..n_parts {
-        let placement =
-            Placement { strides: [pitch, d.outputs, d.inputs], starts: [i * (pitch / n_parts), 0, i * part] };
-        let whole = input_gradient(d, d_y, weight, write, d_x);
-        cuda.product(&MatrixProduct { m: part, placement: Some(placement), ..whole });
-    }
+    let m = d.inputs / n_parts;
+    let batch = (n_parts > 1).then_some(Batch { n: n_parts, apart: [pitch / n_parts, 0, m] });
+    let placement = Some(Placement { strides: [pitch, d.outputs, d.inputs], starts: [0; 3] });
+    let whole = input_gradient(d, d_y, weight, write, d_x);
+    cuda.product(&MatrixProduct { m, batch, placement, ..whole });
+}
+
+/// `d_x = d_y W` over the first columns of a matrix `[depth, pitch]`. Shapes: d_y `[T, depth]`; d_x `[T, inputs]`.
+pub(crate) fn backward_input_rows(
+    cuda: &Arc<Cuda>,
+    (tokens, depth): (usize, usize),
+    d_y: Slice,
+    (matrix, pitch): (Slice, usize),
+    d_x: Slice,
+) {
+    let inputs = d_x.len / tokens.max(1);
+    let d = Dims { tokens, inputs, outputs: depth };
+    let placement = Some(Placement { strides: [pitch, depth, inputs], starts: [0; 3] });
+    cuda.product(&MatrixProduct { placement, ..input_gradient(d, d_y, matrix, Write::Set, d_x) });
 }
 
 /// `d_x (+)= d_y W`.
@@ -163,8 +174,7 @@ pub(crate) fn input_gradient(d: Dims, d_y: Slice, weight: Slice, write: Write, d
         adds: write == Write::Add,
         bias: None,
         columns: Columns::Tokens,
-        n_splits: 1,
-        parts_apart: None,
+        batch: None,
         alpha: 1.0,
         placement: None,
     }
@@ -201,8 +211,7 @@ pub(crate) fn weight_gradient(d: Dims, x: Slice, d_y: Slice, write: Write, d_wei
         adds: write == Write::Add,
         bias: None,
         columns: Columns::Width,
-        n_splits: 1,
-        parts_apart: None,
+        batch: None,
         alpha: 1.0,
         placement: None,
     }
@@ -282,6 +291,16 @@ impl Joined {
         Self { n_parts: if is_deep { SPLIT_K } else { 1 }, columns }
     }
 
+    /// Elements from one row to the next.
+    pub(super) fn pitch(self, shape: Shape) -> usize {
+        shape.inputs + self.n_parts * self.columns
+    }
+
+    /// Rows, with those of first factors.
+    pub(super) fn n_rows(self, shape: Shape) -> usize {
+        shape.outputs + if self.n_parts == 1 { self.columns } else { 0 }
+    }
+
     /// `to` `[outputs, inputs]` becomes the weight without the further columns.
     pub(super) fn take_out(self, cuda: &Cuda, shape: Shape, weight: Slice, to: Slice) {
         let part = shape.inputs / self.n_parts;
@@ -309,23 +328,23 @@ impl Joined {
     }
 }
 
-/// A second factor `[outputs, rank]`, and where its columns lie in the rows of a weight.
+/// A factor `[.., columns]`, and where it lies in the rows of a weight.
 pub(crate) struct JoinedFactor {
     pub factor: Slice,
-    pub rank: usize,
+    pub columns: usize,
     /// The address of the first column in the first row.
     pub to: u64,
     /// Elements from one row of the weight to the next.
     pub pitch: usize,
 }
 
-/// Copies second factors to the weights that they are joined to, all in one launch.
+/// Copies factors to the weights that they are joined to, all in one launch.
 pub(crate) fn join(cuda: &Arc<Cuda>, factors: &[JoinedFactor]) {
     let mut n_blocks = 0;
     let mut rows = Vec::new();
-    for JoinedFactor { factor, rank, to, pitch } in factors.iter().filter(|of| of.factor.len > 0) {
+    for JoinedFactor { factor, columns, to, pitch } in factors.iter().filter(|of| of.factor.len > 0) {
         let row = Fields::default().eight_bytes(*factor).eight_bytes(*to).eight_bytes(factor.len);
-        rows.push(row.four_bytes(n_blocks).four_bytes(*rank).four_bytes(*pitch));
+        rows.push(row.four_bytes(n_blocks).four_bytes(*columns).four_bytes(*pitch));
         n_blocks += factor.len.div_ceil(256);
     }
     if n_blocks > 0 {

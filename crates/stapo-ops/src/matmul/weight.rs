@@ -89,7 +89,8 @@ impl<T: Float> Weight<T> {
     }
 
     /// As [`Weight::frozen_zeros`], of a layer without bias or whose product does not use split-K. Where adapters are joined,
-    /// with room for `columns` of second factors, which `lora::join` fills.
+    /// with room for `columns` of second factors and, unless the product uses split-K, below the weight for as many rows of first
+    /// factors, which `lora::join` fills.
     pub fn joined_zeros(device: &Device, shape: Shape, columns: usize) -> Result<Self, OutOfMemory> {
         if columns == 0 || !device.joins_adapters() {
             return Self::frozen_zeros(device, shape);
@@ -101,7 +102,8 @@ impl<T: Float> Weight<T> {
 
     /// Elements that [`Weight::joined_zeros`] takes beside those of the weight.
     pub fn n_joined(shape: Shape, columns: usize) -> usize {
-        shape.outputs * Joined::of(shape, columns).n_parts * columns
+        let joined = Joined::of(shape, columns);
+        joined.n_rows(shape) * joined.pitch(shape) - shape.len()
     }
 
     fn with_flat(device: &Device, shape: Shape, flat: Buffer<T>) -> Result<Self, OutOfMemory> {
@@ -127,7 +129,22 @@ impl<T: Float> Weight<T> {
 
     /// `[outputs, inputs]`; where adapters are joined, with the further columns.
     pub fn view(&self) -> View<'_, T> {
-        self.flat.view()
+        match self.joined {
+            Some(joined) => self.flat.range(0..self.shape.outputs * joined.pitch(self.shape)),
+            None => self.flat.view(),
+        }
+    }
+
+    /// `[outputs + columns, inputs + columns]`: with the first factors of joined adapters below the weight; `None` where they
+    /// are not there.
+    pub(crate) fn with_first_factors(&self) -> Option<View<'_, T>> {
+        self.joins_gradients().then(|| self.flat.view())
+    }
+
+    /// Whether the first factors of joined adapters lie below the weight, so that the gradient of the input is one product
+    /// too.
+    pub fn joins_gradients(&self) -> bool {
+        self.joined.is_some_and(|joined| joined.n_parts == 1)
     }
 
     /// Whether the weight has columns for second factors of adapters.
@@ -143,7 +160,7 @@ impl<T: Float> Weight<T> {
     pub fn rows(&self, device: &Device, rows: Range<usize>) -> WeightRows<'_, T> {
         if let (Backend::Cuda(cuda), Some(joined)) = (device.backend(), self.joined) {
             let shape = Shape { outputs: rows.len(), ..self.shape };
-            let pitch = self.flat.len() / self.shape.outputs;
+            let pitch = joined.pitch(self.shape);
             let from = self.flat.range(rows.start * pitch..rows.end * pitch).cuda();
             let copy = Buffer::temporary(cuda, shape.len());
             joined.take_out(cuda, shape, from, copy.view().cuda());

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use super::{Dims, HeadNorm, HeadNormGrad, Table};
-use crate::Float;
 use crate::cuda::kernels::ROPE;
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
+use crate::{Float, pitch_of};
 
 const THREADS: usize = 256;
 
@@ -57,7 +57,9 @@ pub(super) fn backward<T: Float>(
         .arg(norm.as_ref().map(|n| n.norm.key_weight.cuda().same(d_out, op)))
         .arg(norm.as_ref().map(|n| n.inv_rms.cuda().f32(op)))
         .arg(parts.as_ref().map(Memory::slice));
+    let pitch = pitch_of(op, "d_raw", d_raw.len, d.tokens, heads.qkv_width());
     let shape = Fields::default().four_bytes(d.tokens).four_bytes(heads.query).four_bytes(heads.kv);
+    let shape = shape.four_bytes(pitch);
     launch.fields(&shape).run([n_parts, 1], THREADS, THREADS / 32 * 2 * heads.dim * 4);
     if let Some((to, parts)) = norm.and_then(|norm| norm.to).zip(parts) {
         let sums_memory = Memory::scratch(cuda, 2 * heads.dim, ElementType::F32);

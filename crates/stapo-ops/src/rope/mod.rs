@@ -11,7 +11,7 @@ pub use table::{Frequencies, Scaling, Table};
 
 use crate::device::Backend;
 use crate::heads::Heads;
-use crate::{Device, Float, View, ViewMut, check};
+use crate::{Device, Float, View, ViewMut, check, pitch_of};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
@@ -74,7 +74,7 @@ pub fn forward<T: Float>(
     }
 }
 
-/// Shapes as in [`forward`]; d_raw is overwritten.
+/// Shapes as in [`forward`]; d_raw is overwritten, on a GPU possibly with further columns behind its rows.
 pub fn backward<T: Float>(
     device: &Device,
     dims: Dims,
@@ -84,7 +84,10 @@ pub fn backward<T: Float>(
     d_out: View<'_, T>,
     d_raw: ViewMut<'_, T>,
 ) {
-    check_shapes(device, "rope::backward", dims, table, positions, d_out.len(), d_raw.len());
+    let width = dims.heads.qkv_width();
+    let pitch = pitch_of("rope::backward", "d_raw", d_raw.len(), dims.tokens, width);
+    let n_own = d_raw.len() - dims.tokens * (pitch - width);
+    check_shapes(device, "rope::backward", dims, table, positions, d_out.len(), n_own);
     if let Some(grad) = &norm {
         check_norm("rope::backward", dims, grad.norm, grad.inv_rms.len());
         check("rope::backward", "raw", grad.raw.len(), d_out.len());

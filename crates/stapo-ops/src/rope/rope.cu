@@ -24,6 +24,8 @@ __device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict
 
 struct Shape {
     int tokens, query, kv;
+    // From one token of d_raw to the next.
+    int pitch;
 };
 
 // A block takes consecutive tokens. parts [blocks, 2, dim]: each block's sums for the gradients of the query and the
@@ -73,7 +75,7 @@ __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restr
                     }
                 }
             }
-            store_head(d_raw + row + head * dim, half, d);
+            store_head(d_raw + (size_t)token * shape.pitch + head * dim, half, d);
         }
     }
     if (!q_weight) return;

@@ -19,10 +19,15 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, gate_up: Slice, out: Slice) {
 pub(super) fn backward(cuda: &Cuda, d: Dims, gate_up: Slice, d_out: Slice, d_gate_up: Slice) {
     let op = "swiglu::backward";
     let name = format!("swiglu_backward_{}", d_gate_up.same(gate_up, op).same(d_out, op).name());
+    let pitch = pitch_of(op, "d_gate_up", d_gate_up.len, d.tokens, 2 * d.width);
     for_rows(d.tokens, |start, n| {
-        let wide = |slice: Slice| slice.part(2 * start * d.width, 2 * n * d.width);
-        let launch = cuda.kernel(&SWIGLU, &name).arg(wide(gate_up));
-        let launch = launch.arg(d_out.part(start * d.width, n * d.width)).arg(wide(d_gate_up));
-        launch.arg(d.width).run([d.width.div_ceil(8 * THREADS), n], THREADS, 0);
+        let gate_up = gate_up.part(2 * start * d.width, 2 * n * d.width);
+        let launch = cuda.kernel(&SWIGLU, &name).arg(gate_up);
+        let launch = launch.arg(d_out.part(start * d.width, n * d.width));
+        launch.arg(d_gate_up.part(start * pitch, n * pitch)).arg(d.width).arg(pitch).run(
+            [d.width.div_ceil(8 * THREADS), n],
+            THREADS,
+            0,
+        );
     });
 }

@@ -26,7 +26,8 @@ pub fn forward<T: Float>(device: &Device, dims: Dims, gate_up: View<'_, T>, out:
     }
 }
 
-/// Shapes: d_out `[T, width]`; gate_up, d_gate_up `[T, 2 width]`, the latter overwritten.
+/// Shapes: d_out `[T, width]`; gate_up, d_gate_up `[T, 2 width]`, the latter overwritten, on a GPU possibly with further columns
+/// behind its rows.
 pub fn backward<T: Float>(
     device: &Device,
     dims: Dims,
@@ -36,7 +37,7 @@ pub fn backward<T: Float>(
 ) {
     check("swiglu::backward", "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
     check("swiglu::backward", "d_out", d_out.len(), dims.tokens * dims.width);
-    check("swiglu::backward", "d_gate_up", d_gate_up.len(), 2 * dims.tokens * dims.width);
+    pitch_of("swiglu::backward", "d_gate_up", d_gate_up.len(), dims.tokens, 2 * dims.width);
     match device.backend() {
         Backend::Cpu(cpu) => {
             T::swiglu_backward(cpu, dims, gate_up.host(), d_out.host(), d_gate_up.into_host());

@@ -14,7 +14,9 @@ template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* 
     store8(out + row * pitch, at, width, whole, u);
 }
 
-template <class S> __device__ __forceinline__ void backward(const S* gate_up, const S* d_out, S* d_gate_up, int width) {
+// Rows of `d_gate_up` are `pitch` apart.
+template <class S>
+__device__ __forceinline__ void backward(const S* gate_up, const S* d_out, S* d_gate_up, int width, int pitch) {
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= width) return;
     size_t row = blockIdx.y;
@@ -30,16 +32,16 @@ template <class S> __device__ __forceinline__ void backward(const S* gate_up, co
         g[i] = d[i] * u[i] * fmaf(silu, 1.0f - s, s);
         u[i] = d[i] * silu;
     }
-    store8(d_gate_up + 2 * row * width, at, width, whole, g);
-    store8(d_gate_up + (2 * row + 1) * width, at, width, whole, u);
+    store8(d_gate_up + row * pitch, at, width, whole, g);
+    store8(d_gate_up + row * pitch + width, at, width, whole, u);
 }
 
 #define SWIGLU(S)                                                                                                      \
     KERNEL swiglu_forward_##S(const S* gate_up, S* out, int width, int pitch) {                                        \
         forward<S>(gate_up, out, width, pitch);                                                                        \
     }                                                                                                                  \
-    KERNEL swiglu_backward_##S(const S* gate_up, const S* d_out, S* d_gate_up, int width) {                            \
-        backward<S>(gate_up, d_out, d_gate_up, width);                                                                 \
+    KERNEL swiglu_backward_##S(const S* gate_up, const S* d_out, S* d_gate_up, int width, int pitch) {                 \
+        backward<S>(gate_up, d_out, d_gate_up, width, pitch);                                                          \
     }
 
 SWIGLU(float)
