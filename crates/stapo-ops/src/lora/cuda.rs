@@ -323,9 +323,6 @@ pub(super) fn backward_factors<T: Float>(
     to_b: &[(Slice, Write)],
     to_a: Option<(Slice, Write)>,
 ) {
-    if tokens == 0 {
-        return clear(cuda, to_b.iter().chain(&to_a));
-    }
     let mut sums = Vec::new();
     let mut at = 0;
     if !to_b.is_empty() {
@@ -433,11 +430,4 @@ fn add_up(cuda: &Cuda, sums: &[Sum]) {
     let all = (sums.len()..=MODULES).fold(all, |all, _| all.join(&none));
     let launch = cuda.kernel(&LORA, "lora_sum_parts").fields(&all).programmatic_launch(true);
     launch.run([longest.div_ceil(256), sums.len()], 256, 0);
-}
-
-/// The gradients of a batch without tokens.
-pub(super) fn clear<'a>(cuda: &Arc<Cuda>, to: impl IntoIterator<Item = &'a (Slice, Write)>) {
-    for (gradient, _) in to.into_iter().filter(|(_, write)| *write == Write::Set) {
-        cuda.fill(*gradient, 0.0f32);
-    }
 }

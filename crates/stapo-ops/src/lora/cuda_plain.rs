@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cuda::{Backward, Placed, clear, fits, module_columns};
+use super::cuda::{Backward, Placed, fits, module_columns};
 use super::{Adapter, Module};
 use crate::cuda::{Cuda, MatrixProduct, Placement, Slice};
 use crate::matmul::Dims;
@@ -76,9 +76,6 @@ pub(super) fn backward_factors<T: Float>(
     to_b: &[(Slice, Write)],
     to_a: Option<(Slice, Write)>,
 ) {
-    if tokens == 0 {
-        return clear(cuda, to_b.iter().chain(&to_a));
-    }
     let Backward { x, d_y, hidden, d_hidden } = *of;
     for (module, (d_b, write)) in adapter.modules.iter().zip(to_b) {
         let (rank, outputs) = (module.hidden, module.outputs);

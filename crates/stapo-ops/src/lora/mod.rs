@@ -304,6 +304,12 @@ pub fn backward_factors<T: Float>(
     if let Some((d_a, _)) = &to.a {
         check(op, "d_a", d_a.len(), adapter.a.shape().len());
     }
+    if tokens == 0 {
+        for gradient in to.b.into_iter().chain(to.a) {
+            cleared(gradient);
+        }
+        return;
+    }
     match device.backend() {
         Backend::Cpu(cpu) => {
             for (module, d_b) in adapter.modules.iter().zip(to.b) {
