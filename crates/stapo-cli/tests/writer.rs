@@ -168,7 +168,7 @@ fn a_run_under_nohup_survives_the_terminal() {
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
-const ARMS: &str = "name = \"two\"\nseeds = [0]\n[[arms]]\nname = \"a\"\n[[arms]]\nname = \"b\"\nset = [\"update.learning_rate=2e-4\"]\n";
+const ARMS: &str = "name = \"two\"\nseeds = [0]\n[[arms]]\nname = \"a\"\n[[arms]]\nname = \"b\"\nset = [\"update.learning_rate=2e-4\", \"model.lora.rank=1\"]\n";
 
 fn experiment(at: &Path, jobs: &str) -> Vec<&'static str> {
     fs::write(at.join("two.toml"), ARMS).unwrap();
@@ -231,6 +231,25 @@ fn an_arm_takes_no_other_run_for_its_own_and_removes_nothing() {
     ok(&stapo(at, &args));
     assert_eq!(fs::read_to_string(at.join("two/a/seed-0.aside-1/notes.txt")).unwrap(), "mine");
     assert_eq!(n_steps(&a), 2);
+}
+
+/// A run's plan names the checkpoint that it starts from and every key of its adapters, and the experiment that left both
+/// to their defaults still knows the run as its own.
+#[test]
+fn an_experiment_started_again_knows_runs_whose_plan_says_more_than_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let args = [&experiment(at, "1")[..], &["--set", "steps=2"]].concat();
+    ok(&stapo(at, &args));
+    let args = args.iter().map(|arg| if *arg == "two" { "further" } else { arg });
+    let args: Vec<&str> = args.chain(["--set", "model=two/a/seed-0"]).collect();
+    ok(&stapo(at, &args));
+    let run = at.join("further/b/seed-0");
+    let plan = fs::read_to_string(run.join("plan.toml")).unwrap();
+    assert!(plan.contains("two/a/seed-0@2") && plan.contains("all-linear"), "{plan}");
+    let before = fs::read(run.join("metrics.jsonl")).unwrap();
+    ok(&stapo(at, &args));
+    assert_eq!(fs::read(run.join("metrics.jsonl")).unwrap(), before);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::shared::program::PROGRAM;
 use crate::shared::run_folder;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{self, Arm, EventKind, Metrics, StopReason, changed_inputs};
+use stapo_rl::config::ModelSource;
 use stapo_rl::disk::rename;
 use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, plan_differences, read_events, receipt};
 use stapo_rl::{Config, Plan, identity, restart};
@@ -106,7 +107,8 @@ impl Job<'_> {
     fn check_identity(&self, out: &Path, checkpoint: Option<&Checkpoint>) -> Result<Plan> {
         let config = std::fs::read_to_string(self.folder.join("config.toml"))?;
         let config = Config::from_toml(&config, self.arm.settings.iter().map(String::as_str))?;
-        let expected = Plan::resolve(config)?;
+        let mut expected = Plan::resolve(config)?;
+        expected.pin_models(ModelSource::find)?;
         let found = run_folder::plan(out)?;
         let expected_text = expected.to_toml();
         let mut changes = plan_differences(&expected_text, &expected_text, &found.to_toml())?;
