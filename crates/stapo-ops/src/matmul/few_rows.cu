@@ -1,7 +1,7 @@
 // Products of at most 8 rows, y = x W^T, as decode of few sequences has them. A warp computes 16 columns of y by the matrix
 // instruction of single warps (mma.sync), whose rows are rows of W and whose 8 columns are the rows of x. Each element is the
 // chain of sums of small_m.cu: on Hopper mma.sync and wgmma add 16 products to an accumulator in the same way, so the bits
-// are the same, and a chain takes half the time. The rows of x lie in shared memory whole. Where x is a normed residual
+// are the same, and a chain takes less time. The rows of x lie in shared memory whole. Where x is a normed residual
 // stream, every block computes the addition and the norm itself, with the sums of rmsnorm.cu in the same order: one kernel
 // less between two products. Stages, threads and shared memory: see few_rows.rs.
 
