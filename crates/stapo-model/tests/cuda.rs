@@ -37,13 +37,13 @@ fn config(family: Family) -> ModelConfig {
     }
 }
 
-/// Every family, without adapters and with them; the second factors are not zero.
+/// Every family, without adapters and with them, on all modules and on some; the second factors are not zero.
 fn policies(device: &Device) -> Vec<(String, Policy)> {
     let plain = |family| (format!("{family:?}"), Policy::random(device, &config(family), 7, 0.1).unwrap());
-    let adapted = |(family, rank): (Family, usize)| {
-        let targets = LoraTarget::ALL.to_vec();
-        let lora = LoraSpec { rank, alpha: 16.0, scale: LoraScale::Plain, targets };
-        let config = config(family);
+    let adapted = |(family, head_dim, rank, targets): (Family, usize, usize, &[LoraTarget])| {
+        let name = format!("{family:?}, heads of {head_dim}, adapters of rank {rank} on {targets:?}");
+        let lora = LoraSpec { rank, alpha: 16.0, scale: LoraScale::Plain, targets: targets.to_vec() };
+        let config = ModelConfig { head_dim, ..config(family) };
         let spec = PolicySpec { config: &config, lora: Some(&lora) };
         let mut policy = Policy::random(device, spec, 7, 0.1).unwrap();
         let mut n = 0u32;
@@ -54,10 +54,19 @@ fn policies(device: &Device) -> Vec<(String, Policy)> {
             }
             Ok::<_, std::convert::Infallible>(())
         });
-        (format!("{family:?} with adapters of rank {rank}"), policy)
+        (name, policy)
     };
-    let ranks = [(Family::Qwen3, 16), (Family::Qwen2, 8), (Family::Llama, 1)];
-    Family::ALL.map(plain).into_iter().chain(ranks.map(adapted)).collect()
+    let all = &LoraTarget::ALL;
+    let adapters = [
+        (Family::Qwen3, 64, 16, &all[..]),
+        (Family::Qwen2, 64, 8, all),
+        (Family::Llama, 64, 1, all),
+        (Family::Qwen3, 32, 4, all),
+        (Family::Qwen3, 64, 4, &[LoraTarget::Output]),
+        (Family::Llama, 64, 4, &[LoraTarget::Down]),
+        (Family::Qwen2, 64, 4, &[LoraTarget::Query, LoraTarget::Gate]),
+    ];
+    Family::ALL.map(plain).into_iter().chain(adapters.map(adapted)).collect()
 }
 
 fn tokens(seed: u32, n: usize) -> Vec<u32> {

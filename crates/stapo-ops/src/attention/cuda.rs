@@ -64,10 +64,11 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Sli
     let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION });
     let launch = cuda.kernel(source, &name).head_dim(heads.dim);
     let launch = launch.arg(qkv).arg(offsets).arg(out);
-    let launch = if is_hopper { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
+    let is_bf16 = kind == ElementType::Bf16;
+    let launch = if is_bf16 { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
     let launch = launch.arg(lse.f32(op)).arg(d.sequences).arg(heads.query).arg(heads.kv);
     let grid = [heads.query, n_work_tiles(d.tokens, 1, d.sequences, ROWS)];
-    if kind != ElementType::Bf16 {
+    if !is_bf16 {
         launch.run([d.tokens, heads.query], 32, 0);
     } else if is_hopper {
         launch.run(grid, 256, swizzled_bytes(heads, ROWS + 4 * KEYS));

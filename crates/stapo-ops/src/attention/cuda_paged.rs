@@ -103,14 +103,15 @@ impl PagedCall {
         let is_hopper = is_hopper(cuda, kind, heads);
         let suffix = if is_hopper { "hopper_bf16" } else { self.out.same(qkv, op).same(keys, op).name() };
         let name = format!("attention_paged_{suffix}");
+        let is_bf16 = kind == ElementType::Bf16;
         // The bf16 kernels take the logarithm of the block size, the f32 kernels the block size.
         let block_size = self.cache_dims.block_size;
-        let shift = if kind == ElementType::Bf16 { block_size.ilog2() as usize } else { block_size };
+        let shift = if is_bf16 { block_size.ilog2() as usize } else { block_size };
         let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_PAGED });
         let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
         let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
         let numbers = [d.sequences, d.table_width, heads.query, heads.kv, shift];
-        let launch = if is_hopper {
+        let launch = if is_bf16 {
             let shape = numbers.into_iter().chain([out_pitch(d.tokens, heads, self.out)]);
             launch.fields(&shape.fold(Fields::default(), Fields::four_bytes))
         } else {
@@ -119,7 +120,7 @@ impl PagedCall {
         // Query rows of a work tile: the height of the matrix instruction.
         let height = if is_hopper { 64 } else { 16 };
         let grid = [heads.kv, n_work_tiles(d.tokens, heads.group(), d.sequences, height)];
-        if kind != ElementType::Bf16 {
+        if !is_bf16 {
             launch.run([d.tokens, heads.query], 32, 0);
         } else if is_hopper {
             launch.run(grid, 128, swizzled_bytes(heads, height + 2 * KEYS));

@@ -39,6 +39,13 @@ template <class Tile, int THREADS> struct PackedFeed {
     __device__ __forceinline__ void values_are_read(int) const {}
 };
 
+// The sizes of a call over a paged cache.
+struct PagedShape {
+    int sequences, table_width, query, kv, block_shift;
+    // From one token of `out` to the next.
+    int out_pitch;
+};
+
 // Entries of a sequence's block table that fit shared memory.
 #define TABLE 512
 

@@ -44,8 +44,9 @@ __device__ __forceinline__ void multiply_pv(RowState (&rows)[2], const u32 (&p)[
 }
 
 // Grid: (query heads, tiles of 128 tokens). Shared: queries [128], keys and values [2][64].
-KERNEL __launch_bounds__(THREADS, 2) attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out, float* lse,
-                                                            int sequences, int query, int kv) {
+KERNEL __launch_bounds__(THREADS, 2) attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out,
+                                                            int out_pitch, float* lse, int sequences, int query,
+                                                            int kv) {
     extern __shared__ uint4 memory[];
     bf16* queries = (bf16*)memory;
     QueryTile t;
@@ -87,6 +88,6 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_bf16(const bf16* qkv, con
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
         end_steps(feed.n_steps, rows[m], saved[m], last_key[m], factor);
-        store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, out, query * HEAD_DIM, lse);
+        store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, out, out_pitch, lse);
     }
 }

@@ -65,12 +65,6 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* q
 #define PAGED_ROWS 64
 #define PAGED_THREADS 128
 
-struct PagedShape {
-    int sequences, table_width, query, kv, block_shift;
-    // From one token of `out` to the next.
-    int out_pitch;
-};
-
 // Grid: (kv heads, tiles of 64 rows); a row is a token and one of its group's query heads. Shared: queries, keys and
 // values [64] each.
 KERNEL __launch_bounds__(PAGED_THREADS)

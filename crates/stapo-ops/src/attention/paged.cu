@@ -130,16 +130,16 @@ __device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& 
 // and values [64].
 KERNEL __launch_bounds__(THREADS)
 attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
-                     const u32* tables, bf16* out, int sequences, int table_width, int query, int kv,
-                     int block_shift) {
+                     const u32* tables, bf16* out, const __grid_constant__ PagedShape shape) {
     extern __shared__ uint4 memory[];
     __shared__ u32 table[TABLE];
     __shared__ Exchange shared;
     bf16* queries = (bf16*)memory;
     int warp = threadIdx.x / 32;
     PagedTile t;
-    if (!find_paged_tile<ROWS>(offsets, contexts, tables, sequences, table_width, query, kv, &t)) return;
-    PagedFeed<PaddedTile, THREADS> feed(t, queries + ROWS * STRIDE, keys, values, block_shift, kv);
+    if (!find_paged_tile<ROWS>(offsets, contexts, tables, shape.sequences, shape.table_width, shape.query, shape.kv, &t))
+        return;
+    PagedFeed<PaddedTile, THREADS> feed(t, queries + ROWS * STRIDE, keys, values, shape.block_shift, shape.kv);
     feed.stage_table(table);
     PaddedTile::load<ROWS, THREADS>(queries, t.n_rows, t.queries(qkv));
     feed.begin();
@@ -165,5 +165,5 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
         feed.values_are_read(step);
     }
     end_steps(feed.n_steps, rows, saved, last_key, factor);
-    store_rows(t, rows, warp, query * HEAD_DIM, out);
+    store_rows(t, rows, warp, shape.out_pitch, out);
 }

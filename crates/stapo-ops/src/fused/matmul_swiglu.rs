@@ -3,10 +3,10 @@
 use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
 use crate::matmul::small_m::{self, Output};
-use crate::{Device, Float, View, ViewMut, Weight, check, matmul, swiglu};
+use crate::{Device, Float, View, ViewMut, Weight, check, matmul, pitch_of, swiglu};
 
 /// `out = swiglu(x W^T)`. Shapes: x `[T, D]`; weight `[2 width, D]`; gate_up `[T, 2 width]`, scratch that is left
-/// holding anything; out `[T, width]`, overwritten.
+/// holding anything; out `[T, width]`, overwritten, on a GPU possibly with further columns behind each row.
 pub fn forward<T: Float>(
     device: &Device,
     dims: swiglu::Dims,
@@ -19,8 +19,10 @@ pub fn forward<T: Float>(
     let matmul::Shape { outputs, inputs } = weight.shape();
     check(op, "weight", outputs, 2 * dims.width);
     check(op, "x", x.len(), dims.tokens * inputs);
-    check(op, "out", out.len(), dims.tokens * dims.width);
-    if let Backend::Cuda(cuda) = device.backend() {
+    let is_packed = pitch_of(op, "out", out.len(), dims.tokens, dims.width) == dims.width;
+    if let Backend::Cuda(cuda) = device.backend()
+        && is_packed
+    {
         let product = matmul::Dims { tokens: dims.tokens, inputs, outputs };
         let weight = weight.view().cuda();
         if fits(cuda, product, x.cuda(), weight, out.cuda()) {
