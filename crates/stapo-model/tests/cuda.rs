@@ -22,14 +22,16 @@ fn gpu() -> Option<Device> {
     Device::cuda(CudaOptions::default()).map_err(|error| println!("skipped: {error}")).ok()
 }
 
+/// Widths that the kernels for few rows take, and for one family widths that they do not.
 fn config(family: Family) -> ModelConfig {
+    let (width, ffn_width) = if family == Family::Llama { (192, 320) } else { (256, 384) };
     ModelConfig {
-        width: 192,
+        width,
         n_layers: 3,
         n_heads: 6,
         n_kv_heads: 2,
         head_dim: 64,
-        ffn_width: 320,
+        ffn_width,
         vocabulary: 1003,
         max_positions: 512,
         tied_embeddings: family == Family::Qwen3,
