@@ -26,20 +26,36 @@ pub struct QuantisedBase {
 impl QuantisedBase {
     /// Of the layers that `weights` holds quantised. Refuses files in which no layer is.
     pub fn of(config: &ModelConfig, lora: &LoraSpec, weights: &Weights) -> Result<Self> {
+        let base = Self::counted(config, lora, |name| weights.encoding(name)?.block_format());
+        if base.n_weights == 0 {
+            let hint = "model.lora.base = \"quantised\" is for GGUF files with layers in Q8_0, Q4_K and the like; leave it out";
+            return Err(Error::unsupported(weights.place(), "no layer of the model is quantised", hint));
+        }
+        Ok(base)
+    }
+
+    /// Of a model whose files are not here, with all layers in `Q4_K`, or in `Q8_0` where a row is no multiple of 256.
+    pub fn assumed(config: &ModelConfig, lora: &LoraSpec) -> Self {
+        let tensors = config.tensors();
+        let inputs = |name: &str| tensors.iter().find(|spec| spec.name == name)?.shape.last().copied();
+        Self::counted(config, lora, |name| {
+            let formats = [BlockFormat::Q4_K, BlockFormat::Q8_0];
+            let inputs = inputs(name)?;
+            formats.into_iter().find(|format| inputs.is_multiple_of(format.block().0))
+        })
+    }
+
+    fn counted(config: &ModelConfig, lora: &LoraSpec, format: impl Fn(&str) -> Option<BlockFormat>) -> Self {
         let mut sum = Self::default();
         for spec in DecoderWeights::specs(config, Some(lora)).all() {
-            let Some((shape, modules)) = blocks_of(spec, weights) else { continue };
+            let Some((shape, modules)) = blocks_of(spec, &format) else { continue };
             let n_joined = Weight::<f32>::n_joined(shape, spec.n_joined) as u64;
             sum.n_weights += shape.len() as u64;
             sum.n_bytes += n_bytes(shape.inputs, &modules) as u64;
             sum.n_joined += n_joined;
             sum.n_unpacked = sum.n_unpacked.max(shape.len() as u64 + n_joined);
         }
-        if sum.n_weights == 0 {
-            let hint = "model.lora.base = \"quantised\" is for GGUF files with layers in Q8_0, Q4_K and the like; leave it out";
-            return Err(Error::unsupported(weights.place(), "no layer of the model is quantised", hint));
-        }
-        Ok(sum)
+        sum
     }
 
     /// Bytes of a GPU's memory that are saved against the same layers in bf16.
@@ -48,13 +64,15 @@ impl QuantisedBase {
     }
 }
 
-/// The shape of a layer's matrix and how its modules are stored; `None` for another parameter, or where the files hold no
-/// module of it quantised.
-fn blocks_of(spec: &ParameterSpec, weights: &Weights) -> Option<(Shape, Vec<ModuleRows>)> {
+/// The shape of a layer's matrix and how its modules are stored, each tensor as `format` says; `None` for another parameter,
+/// or where no module of it is quantised.
+fn blocks_of(
+    spec: &ParameterSpec,
+    format: &impl Fn(&str) -> Option<BlockFormat>,
+) -> Option<(Shape, Vec<ModuleRows>)> {
     let ParameterKind::Matrix(shape) = spec.kind else { return None };
     // The embedding and the head stay in bf16: rows of the embedding are looked up, and the head is read whole at every step.
     let is_of_layer = !spec.is_trained() && spec.parts[0].name.starts_with("model.layers.");
-    let format = |name: &str| weights.encoding(name)?.block_format();
     let modules = spec.parts.iter().map(|part| ModuleRows {
         n_rows: part.shape[0],
         format: format(&part.name).unwrap_or(BlockFormat::Bf16),
@@ -83,8 +101,9 @@ impl Policy<f32> {
         };
         let base = QuantisedBase::of(spec.config, lora, weights)?;
         let specs = DecoderWeights::specs(spec.config, spec.lora);
+        let format = |name: &str| weights.encoding(name)?.block_format();
         let unpacking = Unpacking::new(device, base.n_unpacked as usize).map_err(Error::OutOfMemory)?;
-        let parameters = specs.try_map(&mut |spec| match blocks_of(spec, weights) {
+        let parameters = specs.try_map(&mut |spec| match blocks_of(spec, &format) {
             Some((_, modules)) => Parameter::quantised_zeros(device, spec, modules, &unpacking),
             None => Parameter::zeros(device, spec),
         });

@@ -4,11 +4,11 @@ use crate::shared::machine;
 use crate::shared::units::grouped;
 use anyhow::{Result, bail};
 use stapo_rl::Plan;
-use stapo_rl::config::{ModelSource, TeacherSource};
+use stapo_rl::config::{BaseStorage, LoraConfig, ModelSource, TeacherSource};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::estimate::{Lengths, Machine, Measurement, Prediction, RankedStep, Remedy};
 use stapo_rl::memory::{MemoryPart, MemoryPlan};
-use stapo_rl::model_files::{ModelConfig, Pretrained};
+use stapo_rl::model_files::{ModelConfig, Pretrained, QuantisedBase};
 use stapo_rl::task::TaskSpec;
 use std::path::Path;
 
@@ -106,6 +106,8 @@ pub struct ModelShapes {
     pub model: ModelConfig,
     /// Frozen models by their roles.
     pub frozen: Vec<(&'static str, ModelConfig)>,
+    /// The layers of the model that stay quantised (`model.lora.base`).
+    pub quantised: Option<QuantisedBase>,
     /// Whether the weights of all of them are here.
     pub has_weights: bool,
 }
@@ -129,14 +131,28 @@ impl ModelShapes {
             Ok(shape)
         };
         let model = shape(&own)?;
+        let quantised = quantised(plan, &own, &model)?;
         let mut frozen = Vec::new();
         for (role, source) in [("reference", reference), ("teacher", teacher)] {
             if let Some(source) = source {
                 frozen.push((role, if source == own { model.clone() } else { shape(&source)? }));
             }
         }
-        Ok(Self { name: own.to_string(), model, frozen, has_weights })
+        if quantised.is_some() && !has_weights {
+            assumed.push("layers in Q4_K, of a file that is not here (model.lora.base)".to_string());
+        }
+        Ok(Self { name: own.to_string(), model, frozen, quantised, has_weights })
     }
+}
+
+/// The layers of the trained model that stay quantised: those of its file, where that is here.
+fn quantised(plan: &Plan, source: &ModelSource, model: &ModelConfig) -> Result<Option<QuantisedBase>> {
+    let lora = plan.config.lora.as_ref().filter(|lora| lora.base_storage() == BaseStorage::Quantised);
+    let Some(lora) = lora.map(LoraConfig::spec) else { return Ok(None) };
+    Ok(Some(match source.find() {
+        Ok(found) => found.quantised_base(&lora)?,
+        Err(_) => QuantisedBase::assumed(model, &lora),
+    }))
 }
 
 /// The shape of a model, and whether its weights are here. A model that is here wins over a known name.
