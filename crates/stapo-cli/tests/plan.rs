@@ -213,7 +213,7 @@ fn a_quantised_base_is_counted_by_its_blocks() {
     assert!((bytes(&plain, "weights") / 65.5e9 - 1.0).abs() < 0.01, "{plain:#}");
     // Gate and up of one layer, with what adapters add.
     let layer = 2.0 * f64::from((2 * 25600 + 64) * (5120 + 64));
-    assert_eq!(bytes(&quantised, "unpacked layer"), layer);
+    assert_eq!(bytes(&quantised, "unpacked"), layer);
     assert!(assumed(&quantised, "Q4_K") && !assumed(&plain, "Q4_K"), "{quantised:#}");
     let rollout = |plan: &Value| number(&plan["time"]["phases"]["rollout"]);
     assert!(rollout(&quantised) > rollout(&plain));

@@ -221,7 +221,7 @@ impl Needs<'_> {
             parts.push(MemoryPart { name: "adapters", bytes });
         }
         if self.quantised.n_unpacked > 0 {
-            parts.push(MemoryPart { name: "unpacked layer", bytes: 2 * self.quantised.n_unpacked });
+            parts.push(MemoryPart { name: "unpacked", bytes: 2 * self.quantised.n_unpacked });
         }
         parts.push(MemoryPart { name: "optimizer", bytes: moments.div_ceil(self.n_ranks as u64) });
         let of_frozen = |(name, model): &(&'static str, ModelConfig)| MemoryPart {
