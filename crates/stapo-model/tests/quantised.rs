@@ -16,7 +16,7 @@ use stapo_model::{
 };
 use testing::tiny_config;
 
-mod random_gguf;
+mod gguf_file;
 #[path = "../src/testing.rs"]
 mod testing;
 
@@ -62,7 +62,7 @@ fn lora(rank: usize, targets: &[LoraTarget]) -> LoraSpec {
 fn open(config: &ModelConfig, encoding: impl Fn(&str) -> Encoding) -> Pretrained {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    random_gguf::write(&path, config, 0.1, encoding).unwrap();
+    gguf_file::write_random(&path, config, 0.1, encoding).unwrap();
     Pretrained::open(&path).unwrap()
 }
 
@@ -217,7 +217,7 @@ fn wide_quantised_layers_have_the_bits_of_bf16() {
         ffn_width: 6144,
         ..config(Family::Qwen3)
     };
-    for encoding in [Encoding::Q4_K, Encoding::Q6_K, Encoding::Q8_0] {
+    for encoding in [Encoding::Q4_K, Encoding::Q6_K] {
         let pretrained = open(&wide, |_| encoding);
         let [mut plain, mut quantised] = both(&device, &pretrained, &lora(32, &LoraTarget::ALL));
         assert!(sampled(&plain) == sampled(&quantised), "{}: sampled", encoding.name());

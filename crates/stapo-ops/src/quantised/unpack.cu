@@ -1,5 +1,6 @@
 // Quantised weights to bf16, in the layout that products read: [[W, B], [A, 0]] where adapters are joined (see lora). A
-// number is computed by the f32 operations of the file format's reference in their order, and rounded once.
+// number is computed by the f32 operations of the file format's reference in their order, and rounded once. Where a product of
+// scales and integers has so few bits that f32 holds it, the addition behind it may be fused with it: the same bits.
 
 typedef unsigned char u8;
 
@@ -89,24 +90,27 @@ __device__ __forceinline__ void decode_32(const u8* block, int at, float* x) {
         q.x |= fifth_bits(high), q.y |= fifth_bits(high >> 4);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = MIN ? d * byte_of(q, i, 0.0f) + m : d * byte_of(q, i, FIFTH ? 16.0f : 8.0f);
+    for (int i = 0; i < 8; ++i)
+        x[i] = MIN ? fmaf(d, byte_of(q, i, 0.0f), m) : d * byte_of(q, i, FIFTH ? 16.0f : 8.0f);
 }
 
 // The blocks of 256 numbers with pairs of scale and minimum: x = (d s) q - (dmin m), a pair for every 32 numbers.
-template <bool FIFTH> __device__ __forceinline__ void decode_k(const u8* block, int at, float* x) {
-    constexpr int QS = FIFTH ? 48 : 16;
-    int pair = at / 32;
+__device__ __forceinline__ float2 pair_of(const u8* block, int pair) {
     const u8* packed = block + 4;
     int s = pair < 4 ? packed[pair] & 63 : (packed[pair + 4] & 15) | packed[pair - 4] >> 6 << 4;
     int m = pair < 4 ? packed[pair + 4] & 63 : packed[pair + 4] >> 4 | packed[pair] >> 6 << 4;
-    float scale = half_at(block) * (float)s, least = half_at(block + 2) * (float)m;
-    uint2 q = nibbles(eight_bytes<8>(block + QS + at / 64 * 32 + at % 32), pair % 2 == 1);
+    return make_float2(half_at(block) * (float)s, half_at(block + 2) * (float)m);
+}
+template <bool FIFTH> __device__ __forceinline__ void decode_k(const u8* block, int at, float2 pair, float* x) {
+    constexpr int QS = FIFTH ? 48 : 16;
+    int number = at / 32;
+    uint2 q = nibbles(eight_bytes<8>(block + QS + at / 64 * 32 + at % 32), number % 2 == 1);
     if (FIFTH) {
         uint2 high = eight_bytes<8>(block + 16 + at % 32);
-        q.x |= (high.x >> pair & 0x01010101u) << 4, q.y |= (high.y >> pair & 0x01010101u) << 4;
+        q.x |= (high.x >> number & 0x01010101u) << 4, q.y |= (high.y >> number & 0x01010101u) << 4;
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = scale * byte_of(q, i, 0.0f) - least;
+    for (int i = 0; i < 8; ++i) x[i] = fmaf(pair.x, byte_of(q, i, 0.0f), -pair.y);
 }
 
 // The blocks of 256 numbers with a scale for every 16: x = (d s) (q - 32).
@@ -120,8 +124,8 @@ __device__ __forceinline__ void decode_q6_k(const u8* block, int at, float* x) {
     for (int i = 0; i < 8; ++i) x[i] = scale * byte_of(q, i, 32.0f);
 }
 
-// Eight numbers from `at` on of a tile.
-template <int F> __device__ __forceinline__ void decode(const u8* tile, int at, float* x) {
+// Eight numbers from `at` on of a tile; `pair` is that of the numbers, in the formats that have pairs.
+template <int F> __device__ __forceinline__ void decode(const u8* tile, int at, float2 pair, float* x) {
     if (F == BF16) load8((const bf16*)tile, at, TILE, true, x);
     if (F == Q8_0) {
         const u8* block = tile + at / 32 * 34;
@@ -135,9 +139,16 @@ template <int F> __device__ __forceinline__ void decode(const u8* tile, int at, 
     if (F == Q4_1) decode_32<20, false, true>(tile + at / 32 * 20, at % 32, x);
     if (F == Q5_0) decode_32<22, true, false>(tile + at / 32 * 22, at % 32, x);
     if (F == Q5_1) decode_32<24, true, true>(tile + at / 32 * 24, at % 32, x);
-    if (F == Q4_K) decode_k<false>(tile + at / 256 * 144, at % 256, x);
-    if (F == Q5_K) decode_k<true>(tile + at / 256 * 176, at % 256, x);
+    if (F == Q4_K) decode_k<false>(tile + at / 256 * 144, at % 256, pair, x);
+    if (F == Q5_K) decode_k<true>(tile + at / 256 * 176, at % 256, pair, x);
     if (F == Q6_K) decode_q6_k(tile + at / 256 * 210, at % 256, x);
+}
+
+// A warp takes a block of 256 numbers from each tile. Of the pairs of these blocks, lane 8 i + p has pair p of tile i.
+template <int F> __device__ __forceinline__ float2 pair_of_lane(const uint4* tiles) {
+    if (F != Q4_K && F != Q5_K) return make_float2(0.0f, 0.0f);
+    int lane = threadIdx.x % 32, tile = lane / 8 % TILES, size = F == Q4_K ? 144 : 176;
+    return pair_of((const u8*)tiles + tile * tile_bytes<F>() + threadIdx.x / 32 * size, lane % 8);
 }
 
 // Shared memory: TILES tiles.
@@ -154,18 +165,27 @@ template <int F> __device__ __forceinline__ void unpack_rows(const Unpacked& w, 
     for (int i = 0; i < TILES; ++i)
         if (threadIdx.x < VECTORS && first + i * VECTORS < rows.n_vectors) tiles[i * VECTORS + threadIdx.x] = loaded[i];
     __syncthreads();
+    float2 own = pair_of_lane<F>(tiles);
     // Until here blocks alone were read, which never change. The kernel in front may still read what is overwritten now.
     wait_for_previous_kernel();
-    u32 part = w.inputs / w.n_parts;
+    u32 number = block * TILES * TILE + threadIdx.x * 8, part = w.inputs / w.n_parts;
+    u32 row = number / w.inputs, column = number % w.inputs;
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
-        u32 number = (block * TILES + i) * TILE + threadIdx.x * 8;
-        if (number >= rows.n_numbers) return;
-        float x[8];
-        decode<F>((const u8*)(tiles + i * VECTORS), threadIdx.x * 8, x);
-        u32 row = number / w.inputs, column = number % w.inputs;
-        bf16* to = w.to + (size_t)(rows.first_row + row) * w.pitch + column + column / part * w.columns;
-        store8(to, 0, 8, true, x);
+        float2 pair = own;
+        if (F == Q4_K || F == Q5_K) {
+            int lane = i * 8 + threadIdx.x % 32 / 4;
+            pair = make_float2(__shfl_sync(~0u, own.x, lane), __shfl_sync(~0u, own.y, lane));
+        }
+        if (number < rows.n_numbers) {
+            float x[8];
+            decode<F>((const u8*)(tiles + i * VECTORS), threadIdx.x * 8, pair, x);
+            // There are one part or four.
+            u32 behind = (column >= part) + (column >= 2 * part) + (column >= 3 * part);
+            store8(w.to + (size_t)(rows.first_row + row) * w.pitch + column + behind * w.columns, 0, 8, true, x);
+        }
+        number += TILE, column += TILE;
+        while (column >= w.inputs) column -= w.inputs, ++row;
     }
 }
 

@@ -1,4 +1,6 @@
-//! GGUF files with random weights in any encoding, for tests and benchmarks: no tokenizer, and blocks whose numbers repeat.
+//! GGUF files in any encoding, for tests and benchmarks: with given numbers, or with random blocks that repeat.
+
+#![allow(dead_code, reason = "every program that includes this file uses a part of it")]
 
 use half::f16;
 use stapo_model::{Encoding, Family, ModelConfig, TensorSpec};
@@ -13,42 +15,94 @@ const DRAWN: usize = 4093;
 
 /// Writes a model of this shape, whose matrices have the standard deviation `deviation`. `encoding` gives a matrix of that
 /// Hugging Face name its storage; vectors are F32.
-pub fn write(
+pub fn write_random(
     path: &Path,
     config: &ModelConfig,
     deviation: f32,
     encoding: impl Fn(&str) -> Encoding,
 ) -> Result<()> {
-    let tensors: Vec<(TensorSpec, Encoding)> = config
-        .tensors()
-        .into_iter()
-        .map(|spec| {
-            let encoding = if spec.shape.len() == 2 { encoding(&spec.name) } else { Encoding::F32 };
-            (spec, encoding)
-        })
-        .collect();
-    let mut file = BufWriter::new(File::create(path)?);
-    let head = header(config, &tensors);
-    file.write_all(&head)?;
-    file.write_all(&vec![0; head.len().next_multiple_of(ALIGNMENT) - head.len()])?;
     let drawn = Encoding::ALL.map(|encoding| (encoding, blocks(encoding, deviation)));
     let ones: Vec<u8> = (0..DRAWN).flat_map(|i| (0.9 + (i % 7) as f32 / 30.0).to_le_bytes()).collect();
-    for (place, (spec, encoding)) in tensors.iter().enumerate() {
-        let pattern = &drawn.iter().find(|(drawn, _)| drawn == encoding).expect("every encoding").1;
+    let mut place = 0;
+    write(path, config, &[], encoding, |spec, encoding, file| {
+        let pattern = &drawn.iter().find(|(drawn, _)| *drawn == encoding).expect("every encoding").1;
         let pattern = if spec.shape.len() == 2 { pattern } else { &ones };
-        let (_, size) = encoding.block();
-        let n_bytes = n_bytes(spec, *encoding);
-        let mut left = n_bytes;
+        let size = encoding.block().1;
+        let mut left = n_bytes(spec, encoding);
         // Tensors begin at different blocks of the pattern.
         let mut from = place * 101 % (pattern.len() / size) * size;
+        place += 1;
         while left > 0 {
             let n = left.min(pattern.len() - from);
             file.write_all(&pattern[from..from + n])?;
             (left, from) = (left - n, 0);
         }
-        file.write_all(&vec![0; n_bytes.next_multiple_of(ALIGNMENT) - n_bytes])?;
+        Ok(())
+    })
+}
+
+/// Writes a model of this shape. `more` are further fields of the header; `numbers` writes the bytes of a tensor.
+pub fn write(
+    path: &Path,
+    config: &ModelConfig,
+    more: &[Vec<u8>],
+    encoding: impl Fn(&str) -> Encoding,
+    mut numbers: impl FnMut(&TensorSpec, Encoding, &mut BufWriter<File>) -> Result<()>,
+) -> Result<()> {
+    let encoded = |spec: TensorSpec| {
+        let encoding = if spec.shape.len() == 2 { encoding(&spec.name) } else { Encoding::F32 };
+        (spec, encoding)
+    };
+    let tensors: Vec<(TensorSpec, Encoding)> = config.tensors().into_iter().map(encoded).collect();
+    let mut file = BufWriter::new(File::create(path)?);
+    let head = header(config, more, &tensors);
+    file.write_all(&head)?;
+    let pad = |n: usize| vec![0; n.next_multiple_of(ALIGNMENT) - n];
+    file.write_all(&pad(head.len()))?;
+    for (spec, encoding) in &tensors {
+        numbers(spec, *encoding, &mut file)?;
+        file.write_all(&pad(n_bytes(spec, *encoding)))?;
     }
     file.flush()
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
+/// A field of a whole number.
+pub fn whole(key: &str, value: usize) -> Vec<u8> {
+    [text(key), 4u32.to_le_bytes().to_vec(), (value as u32).to_le_bytes().to_vec()].concat()
+}
+
+/// A field of a text.
+pub fn word(key: &str, value: &str) -> Vec<u8> {
+    [text(key), 8u32.to_le_bytes().to_vec(), text(value)].concat()
+}
+
+/// A field of several texts.
+pub fn words(key: &str, values: &[String]) -> Vec<u8> {
+    let head = [text(key), 9u32.to_le_bytes().to_vec(), 8u32.to_le_bytes().to_vec()].concat();
+    let values: Vec<u8> = (values.len() as u64)
+        .to_le_bytes()
+        .into_iter()
+        .chain(values.iter().flat_map(|value| text(value)))
+        .collect();
+    [head, values].concat()
+}
+
+/// The Q8_0 blocks of some numbers: every block's scale is its largest magnitude over 127.
+pub fn q8_0(numbers: &[f32]) -> Vec<u8> {
+    let block = |block: &[f32]| {
+        let most = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let d = f16::from_f32(most / 127.0);
+        let q = |x: &f32| if most == 0.0 { 0 } else { (x / d.to_f32()).round().clamp(-127.0, 127.0) as i8 };
+        d.to_le_bytes()
+            .into_iter()
+            .chain(block.iter().map(move |x| q(x).cast_unsigned()))
+            .collect::<Vec<u8>>()
+    };
+    numbers.chunks(32).flat_map(block).collect()
 }
 
 fn n_bytes(spec: &TensorSpec, encoding: Encoding) -> usize {
@@ -56,33 +110,30 @@ fn n_bytes(spec: &TensorSpec, encoding: Encoding) -> usize {
     spec.shape.iter().product::<usize>() / numbers * bytes
 }
 
-fn header(config: &ModelConfig, tensors: &[(TensorSpec, Encoding)]) -> Vec<u8> {
+fn header(config: &ModelConfig, more: &[Vec<u8>], tensors: &[(TensorSpec, Encoding)]) -> Vec<u8> {
     let family = match config.family {
         Family::Qwen3 => "qwen3",
         Family::Qwen2 => "qwen2",
         Family::Llama => "llama",
     };
-    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
-    let whole = |name: &str, value: usize| {
-        let key = text(&format!("{family}.{name}"));
-        [key, 4u32.to_le_bytes().to_vec(), (value as u32).to_le_bytes().to_vec()].concat()
-    };
+    let of_family = |name: &str, value: usize| whole(&format!("{family}.{name}"), value);
     let real = |name: &str, value: f32| {
         let key = text(&format!("{family}.{name}"));
         [key, 6u32.to_le_bytes().to_vec(), value.to_le_bytes().to_vec()].concat()
     };
-    let fields = [
-        [text("general.architecture"), 8u32.to_le_bytes().to_vec(), text(family)].concat(),
-        whole("block_count", config.n_layers),
-        whole("context_length", config.max_positions),
-        whole("embedding_length", config.width),
-        whole("feed_forward_length", config.ffn_width),
-        whole("attention.head_count", config.n_heads),
-        whole("attention.head_count_kv", config.n_kv_heads),
-        whole("attention.key_length", config.head_dim),
+    let own = [
+        word("general.architecture", family),
+        of_family("block_count", config.n_layers),
+        of_family("context_length", config.max_positions),
+        of_family("embedding_length", config.width),
+        of_family("feed_forward_length", config.ffn_width),
+        of_family("attention.head_count", config.n_heads),
+        of_family("attention.head_count_kv", config.n_kv_heads),
+        of_family("attention.key_length", config.head_dim),
         real("attention.layer_norm_rms_epsilon", config.norm_eps),
         real("rope.freq_base", config.rope.theta as f32),
     ];
+    let fields = [&own, more].concat();
     let mut out = [&b"GGUF"[..], &3u32.to_le_bytes()].concat();
     out.extend((tensors.len() as u64).to_le_bytes());
     out.extend((fields.len() as u64).to_le_bytes());
