@@ -31,6 +31,14 @@ impl QuantisedBase {
             let hint = "model.lora.base = \"quantised\" is for GGUF files with layers in Q8_0, Q4_K and the like; leave it out";
             return Err(Error::unsupported(weights.place(), "no layer of the model is quantised", hint));
         }
+        if base.n_unpacked > u64::from(u32::MAX) {
+            let problem = format!("a layer of {} numbers cannot be unpacked", base.n_unpacked);
+            return Err(Error::unsupported(
+                weights.place(),
+                problem,
+                "expected fewer than 2^32; leave model.lora.base out",
+            ));
+        }
         Ok(base)
     }
 

@@ -69,7 +69,7 @@ pub(super) fn unpack(
     let fields = of_factors(fields, factors);
     n_blocks += n_factors.div_ceil(8 * TILES * UNPACKERS);
     let launch = cuda.kernel(&QUANTISED, "unpack_quantised").fields(&fields);
-    launch.programmatic_launch(true).writes_weights().run([n_blocks, 1], UNPACKERS, most_bytes);
+    launch.programmatic_launch(cuda.is_hopper()).writes_weights().run([n_blocks, 1], UNPACKERS, most_bytes);
 }
 
 /// The fields of `Unpacked` from b on.

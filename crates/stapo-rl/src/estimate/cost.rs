@@ -54,7 +54,9 @@ const SPLIT_K: f64 = 4.0;
 /// Linear layers of a layer, each unpacked by a kernel of its own.
 const UNPACKED_PER_LAYER: f64 = 4.0;
 /// Seconds for which unpacking a linear layer leaves a GPU idle: the product after it cannot start early.
-const UNPACKING_START: f64 = 4e-6;
+const UNPACKING_START: f64 = 1e-6;
+/// The share of a GPU's bandwidth that unpacking reaches, of blocks read and bf16 written.
+const UNPACKING_SHARE: f64 = 0.7;
 
 impl Costs<'_> {
     fn query_width(&self) -> f64 {
@@ -180,7 +182,7 @@ impl Costs<'_> {
     fn unpacking(&self) -> f64 {
         let Some(QuantisedBase { n_weights, n_bytes, .. }) = self.quantised else { return 0.0 };
         let bytes = n_bytes as f64 + self.compute_bytes() * n_weights as f64;
-        bytes / (self.machine.bandwidth.per_second * self.machine.shares.elementwise)
+        bytes / (self.machine.bandwidth.per_second * UNPACKING_SHARE)
             + UNPACKED_PER_LAYER * self.n_layers() * UNPACKING_START
     }
 
@@ -381,5 +383,24 @@ mod tests {
         // 32 prompts of 16 tokens are shared by 8 samples each; 40 new tokens on average.
         let rows = DecodeRows { n_sequences: 256.0, own_keys: 256.0 * 40.0, shared_keys: 32.0 * 16.0 };
         near("generation 4.8M", costs.decode_step(rows), 256.0 / 14_546.0, 0.15);
+    }
+
+    #[test]
+    fn unpacking_a_quantised_base_takes_what_was_measured() {
+        // Qwen3-1.7B in Q4_K with half of the values and down products in Q6_K, bench_gpu decode --lora=32 --blocks=4.
+        let quantised = Some(QuantisedBase {
+            n_weights: 1_409_286_144,
+            n_bytes: 845_709_312,
+            ..QuantisedBase::default()
+        });
+        let step = |quantised, n_sequences| {
+            let rows =
+                DecodeRows { n_sequences, own_keys: 68.0 * n_sequences, shared_keys: 128.0 * n_sequences };
+            with_costs("qwen3-1.7b", "h200", |costs| Costs { quantised, ..costs }.decode_step(rows))
+        };
+        for (n_sequences, plain, unpacked) in [(64.0, 27_789.0, 17_516.0), (512.0, 85_684.0, 69_685.0)] {
+            let more = step(quantised, n_sequences) - step(None, n_sequences);
+            near("unpacking", more, n_sequences / unpacked - n_sequences / plain, 0.15);
+        }
     }
 }
