@@ -220,3 +220,16 @@ fn a_quantised_base_is_counted_by_its_blocks() {
     let on_cpu = ["plan", PAPER, "--set", "model.lora.base=quantised", "--set", "device=cpu"];
     assert!(complaint(folder.path(), &on_cpu).contains("model.lora.base"));
 }
+
+#[test]
+fn a_base_stays_quantised_on_a_gpu_only() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in [&["generate", "--prompt", "1"][..], &["eval", "--limit", "1"]] {
+        let args = [command, &["--model", "builtin", "--base", "quantised"]].concat();
+        let message = complaint(folder.path(), &args);
+        assert!(message.contains("--base quantised") && message.contains("--device cuda"), "{message}");
+        let args = [command, &["--model", "builtin", "--base", "int4"]].concat();
+        let message = complaint(folder.path(), &args);
+        assert!(message.contains("expected bf16 or quantised"), "{message}");
+    }
+}

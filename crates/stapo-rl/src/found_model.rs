@@ -32,7 +32,7 @@ pub struct FoundModel {
     pub checkpoint: Option<Arc<Checkpoint>>,
     /// The adapters of the run of `checkpoint`.
     pub lora: Option<LoraSpec>,
-    /// How that run held the frozen weights below `lora` on a GPU.
+    /// How a GPU is to hold frozen weights below adapters: as that run held them, unless it is set otherwise.
     pub base_storage: BaseStorage,
     /// The checkpoint that holds the frozen weights below `lora`, where they are an earlier run's.
     pub frozen: Option<Arc<Checkpoint>>,

@@ -241,11 +241,10 @@ fn adapting(adapter: Option<&Path>) -> Result<Adapting> {
     adapter.map_or(Ok(Adapting::AsFound), adapters::open)
 }
 
-/// How a GPU holds the frozen weights: as the config says, or as the run of a checkpoint held them.
+/// How a GPU holds the frozen weights: as the config says, or as the model was found.
 fn storage_of_base(found: &FoundModel, adapting: &Adapting) -> BaseStorage {
     match adapting {
-        Adapting::AsFound => found.base_storage,
+        Adapting::AsFound | Adapting::With(_) => found.base_storage,
         Adapting::Training(lora, _) => lora.as_ref().map_or(BaseStorage::default(), LoraConfig::base_storage),
-        Adapting::With(_) => BaseStorage::default(),
     }
 }
