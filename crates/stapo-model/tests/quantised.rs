@@ -195,7 +195,7 @@ fn training_with_quantised_layers_has_the_bits_of_bf16() {
 }
 
 #[test]
-fn sampling_with_quantised_layers_has_the_bits_of_training() {
+fn sampling_with_quantised_layers_has_the_bits_of_bf16() {
     let Some(device) = gpu() else { return };
     for (name, [plain, quantised]) in cases(&device) {
         let expected = sampled(&plain);

@@ -89,10 +89,6 @@ struct LastKeys {
     int of_row[2], lowest, highest;
 };
 
-// A number that is the same in all lanes, in a form that tells the compiler so: it then lies in a uniform register,
-// from which wgmma takes its operands.
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
-
 // Registers of a thread of the producer's and of the consumers' warpgroups: together those of a multiprocessor.
 template <int N> __device__ __forceinline__ void take_producer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));

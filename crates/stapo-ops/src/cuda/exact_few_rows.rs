@@ -59,20 +59,29 @@ fn two_products(
     [y, activated, sum].map(|buffer| bits(&buffer.view().to_vec()))
 }
 
-/// The law of `fused`, on every device. One and two rows have kernels of their own; the second shape uses split-K.
+/// The law of `fused`, on every device. One to four rows have kernels of their own; the second shape uses split-K. On a GPU
+/// wider products by split-K have blocks of more columns.
 #[test]
 fn products_with_a_norm_between_them_give_the_bits_of_one_by_one() {
-    let devices = [Some(crate::testing::device()), gpu(Precision::Bf16)];
     let shapes = [(384, 256, 640), (2048, 1024, 520), (128, 128, 80), (256, 2560, 112)];
-    for device in devices.iter().flatten() {
-        for (inputs, width, outputs) in shapes {
-            for tokens in [1, 2, 3, 9] {
-                let shape = (tokens, inputs, width, outputs);
-                let one_by_one = two_products(device, shape, false);
-                assert!(one_by_one.iter().all(|part| part.iter().any(|bits| *bits != 0)));
-                assert!(two_products(device, shape, true) == one_by_one, "{shape:?}");
-            }
+    let wide = [(4608, 2176, 80), (8704, 4352, 48)];
+    let check = |device: &Device, (inputs, width, outputs), n_tokens: &[usize]| {
+        for &tokens in n_tokens {
+            let shape = (tokens, inputs, width, outputs);
+            let one_by_one = two_products(device, shape, false);
+            assert!(one_by_one.iter().all(|part| part.iter().any(|bits| *bits != 0)));
+            assert!(two_products(device, shape, true) == one_by_one, "{shape:?}");
         }
+    };
+    for shape in shapes {
+        check(&crate::testing::device(), shape, &[1, 2, 3, 4, 9]);
+    }
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for shape in shapes {
+        check(device, shape, &[1, 2, 3, 4, 9]);
+    }
+    for shape in wide {
+        check(device, shape, &[1, 3]);
     }
 }
 

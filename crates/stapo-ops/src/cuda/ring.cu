@@ -1,11 +1,11 @@
 // A ring of STAGES tiles of SIZE elements in shared memory. A producer thread fills a stage by TMA and the full
-// mbarrier counts the bytes; the four consumer warps arrive at the empty mbarrier when they have read the stage.
-template <int STAGES, int SIZE> struct Ring {
+// mbarrier counts the bytes; the WARPS consumer warps arrive at the empty mbarrier when they have read the stage.
+template <int STAGES, int SIZE, int WARPS = 4> struct Ring {
     bf16* tiles;
     u64 *full, *empty;
 
     __device__ __forceinline__ void init() const {
-        for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s, 1), mbarrier_init(empty + s, 4);
+        for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s, 1), mbarrier_init(empty + s, WARPS);
     }
     static __device__ __forceinline__ int offset(int step) { return step % STAGES * SIZE; }
     __device__ __forceinline__ bf16* tile(int step) const { return tiles + offset(step); }

@@ -6,6 +6,11 @@
 // Four results of an instruction, as operands of inline assembly.
 #define FOUR(d, j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 
+// A number that is the same in all lanes, in a form that tells the compiler so: it then lies in a uniform register, from
+// which wgmma takes its descriptors. The compiler uses such registers only where it sees that whole warps take every branch
+// and every turn of a loop together; elsewhere each instruction waits for its descriptor's way from ordinary registers.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
 __device__ __forceinline__ u64 descriptor(const bf16* p, u32 leading_bytes, u32 stride_bytes) {
     u64 address = (shared_address(p) & 0x3ffff) >> 4;
     return address | (u64)(leading_bytes >> 4) << 16 | (u64)(stride_bytes >> 4) << 32 | (u64)1 << 62;

@@ -1,15 +1,13 @@
 //! `matmul_add_rmsnorm::forward`, then a product of the normed rows, or gate and up and their SwiGLU: what lies between the
-//! last product of a half-layer and the first of the next. For one or two rows every block of threads of the second product
-//! norms the rows itself: one kernel less on the way.
-
-use std::sync::Arc;
+//! last product of a half-layer and the first of the next. For few rows every block of threads of the second product norms
+//! the rows itself: one kernel less on the way.
 
 use super::matmul_add_rmsnorm::{self, Product};
 use super::matmul_swiglu;
-use crate::cuda::{Cuda, Slice};
+use crate::cuda::Cuda;
 use crate::device::Backend;
-use crate::matmul::cuda::{SPLIT_K, uses_split_k};
-use crate::matmul::few_rows::{self, Addend, Norm, Output};
+use crate::matmul::cuda::uses_split_k;
+use crate::matmul::few_rows::{self, Norm, Output};
 use crate::{Device, Float, View, ViewMut, Weight, check, matmul, rmsnorm, swiglu};
 
 /// `sum = stream + product`, `normed = norm(sum)`. Shapes: stream, sum `[T, D]`; weight `[D]`; `out` is scratch that is left
@@ -50,7 +48,7 @@ pub fn forward<T: Float>(device: &Device, product: Product<'_, T>, normed: Norme
     if let Backend::Cuda(cuda) = device.backend()
         && tokens <= few_rows::MAX_ROWS
     {
-        let pair = pair(cuda, &product, &normed, &next);
+        let pair = pair(&product, &normed, &next);
         if fits(cuda, &pair) {
             return run(cuda, &pair);
         }
@@ -71,25 +69,16 @@ pub fn forward<T: Float>(device: &Device, product: Product<'_, T>, normed: Norme
 /// The two products as kernels for few rows take them.
 type Pair = [few_rows::Product; 2];
 
-fn pair<T: Float>(
-    cuda: &Arc<Cuda>,
-    product: &Product<'_, T>,
-    normed: &Normed<'_, T>,
-    next: &Next<'_, T>,
-) -> Pair {
+fn pair<T: Float>(product: &Product<'_, T>, normed: &Normed<'_, T>, next: &Next<'_, T>) -> Pair {
     let tokens = normed.dims.tokens;
     let dims_of = |weight: &Weight<T>| {
         let matmul::Shape { outputs, inputs } = weight.shape();
         matmul::Dims { tokens, inputs, outputs }
     };
     let (dims, weight) = (dims_of(product.weight), product.weight.view().cuda());
-    let (output, y, addend) = if uses_split_k(dims, weight) {
-        let partials: Slice = cuda.split_k_workspace(SPLIT_K * tokens * dims.outputs);
-        (Output::SplitK { n_splits: SPLIT_K }, partials, Addend::SplitK(partials))
-    } else {
-        (Output::Product, product.y.cuda(), Addend::Rows(product.y.cuda()))
-    };
-    let first = few_rows::Product { output, dims, x: product.x.cuda(), norm: None, weight, y };
+    let output = if uses_split_k(dims, weight) { Output::SplitK } else { Output::Product };
+    let addend = product.y.cuda();
+    let first = few_rows::Product { output, dims, x: product.x.cuda(), norm: None, weight, y: addend };
     let (weight, output, y) = match next {
         Next::Product { weight, y } => (weight, Output::Product, y.cuda()),
         Next::Swiglu { weight, out, .. } => (weight, Output::Swiglu, out.cuda()),

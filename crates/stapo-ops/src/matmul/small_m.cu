@@ -51,9 +51,9 @@ template <> __device__ __forceinline__ void wgmma_tile<64>(float (&d)[8][4], con
 }
 
 // Which part of the product a block computes: columns from `first` on, depth from `from` on. Matrix m's rows are those
-// of W from m * apart on.
+// of W from m * apart on, its columns those from m * further on.
 struct Share {
-    int first, from, depth, apart;
+    int first, from, depth, apart, further;
 };
 
 // The loop of the thread that copies weights.
@@ -65,8 +65,8 @@ __device__ __forceinline__ void produce_weights(const Weights& ring, const Tenso
         for (int m = 0; m < MATRICES; ++m)
 #pragma unroll
             for (int c = 0; c < STEP; c += 64)
-                tma_load_tile(ring.tile(step) + m * N * STEP + c * N, map, share.from + step * STEP + c,
-                              share.first + m * share.apart, full);
+                tma_load_tile(ring.tile(step) + m * N * STEP + c * N, map,
+                              share.from + m * share.further + step * STEP + c, share.first + m * share.apart, full);
     }
 }
 
@@ -82,37 +82,49 @@ __device__ __forceinline__ void produce_inputs(const Inputs& ring, const TensorM
     }
 }
 
-// The consumers' loop. The operands of x for a step are read from shared memory while the step before it is multiplied.
-template <int N, int MATRICES, class Inputs, class Weights>
-__device__ __forceinline__ void consume(float (&d)[MATRICES][N / 8][4], const Inputs& inputs, const Weights& weights,
-                                        int n_steps) {
-    u32 a[2][STEP / 16][4];
-    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
-    u32 of_row = shared_address(inputs.tiles + row * 64);
-    auto load = [&](u32(&a)[STEP / 16][4], int step) {
-        inputs.wait_full(step);
-        u32 tile = of_row + 2 * Inputs::offset(step);
+// x in a ring of tiles. A thread loads its operands of a step, and lets the tile go when the step is multiplied.
+template <class Inputs> struct RingRows {
+    Inputs ring;
+    int row;
+    u32 of_row;
+
+    __device__ __forceinline__ RingRows(const Inputs& ring)
+        : ring(ring), row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16), of_row(shared_address(ring.tiles + row * 64)) {}
+    __device__ __forceinline__ void load(u32 (&a)[STEP / 16][4], int step) const {
+        ring.wait_full(step);
+        u32 tile = of_row + 2 * Inputs::offset(step), half = threadIdx.x % 32 / 16;
 #pragma unroll
         for (int c = 0; c < STEP / 16; ++c)
-            ldmatrix_at(a[c], tile + c / 4 * ROWS * 128 + ((c % 4 * 2 + lane / 16) ^ row % 8) * 16);
-    };
+            ldmatrix_at(a[c], tile + c / 4 * ROWS * 128 + ((c % 4 * 2 + half) ^ row % 8) * 16);
+    }
+    __device__ __forceinline__ void release(int step) const {
+        if (threadIdx.x % 32 == 0) ring.arrive_empty(step);
+    }
+};
+
+// The consumers' loop. The operands of x for a step are loaded from shared memory while the step before it is multiplied.
+template <int N, int MATRICES, class Rows, class Weights>
+__device__ __forceinline__ void consume(float (&d)[MATRICES][N / 8][4], const Rows& rows, const Weights& weights,
+                                        int n_steps) {
+    u32 a[2][STEP / 16][4];
+    u64 tiles = k_major_operand<N>(weights.tiles, 0, 0);
     auto multiply = [&](u32(&now)[STEP / 16][4], u32(&next)[STEP / 16][4], int step) {
         if (step >= n_steps) return;
         weights.wait_full(step);
-        const bf16* w = weights.tile(step);
+        u64 w = advance(tiles, uniform(2 * Weights::offset(step)));
         wgmma_fence();
 #pragma unroll
         for (int c = 0; c < STEP / 16; ++c)
 #pragma unroll
             for (int m = 0; m < MATRICES; ++m)
-                wgmma_tile<N>(d[m], now[c], k_major_operand<N>(w + m * N * STEP, 0, c * 16), step + c > 0);
+                wgmma_tile<N>(d[m], now[c], advance(w, 2 * m * N * STEP + column_bytes<N>(c * 16)), step + c > 0);
         wgmma_commit();
-        if (lane == 0) inputs.arrive_empty(step);
+        rows.release(step);
         wgmma_wait<1>();
-        if (step > 0 && lane == 0) weights.arrive_empty(step - 1);
-        if (step + 1 < n_steps) load(next, step + 1);
+        if (step > 0 && threadIdx.x % 32 == 0) weights.arrive_empty(step - 1);
+        if (step + 1 < n_steps) rows.load(next, step + 1);
     };
-    load(a[0], 0);
+    rows.load(a[0], 0);
     for (int step = 0; step < n_steps; step += 2) multiply(a[0], a[1], step), multiply(a[1], a[0], step + 1);
     wgmma_wait<0>();
 #pragma unroll
@@ -159,7 +171,7 @@ __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const Te
         if (!Extra::INPUTS_FIRST) produce_inputs(inputs, map_x, share, n);
     } else if (warp < 4) {
         float d[MATRICES][N / 8][4];
-        consume<N, MATRICES>(d, inputs, weights, share.depth / STEP);
+        consume<N, MATRICES>(d, RingRows<decltype(inputs)>(inputs), weights, share.depth / STEP);
         finish(d, warp * 16 + lane / 4, share.first + lane % 4 * 2, extra);
     }
 }
@@ -176,7 +188,7 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
                     *(u32*)(y + (size_t)row * outputs + column + j * 8) =
                         pack(d[0][j][2 * half], d[0][j][2 * half + 1]);
     };
-    small_m_product<N, 1, X_STAGES, W_STAGES>(x, w, Share{(int)blockIdx.x * N, 0, depth, 0}, n, finish);
+    small_m_product<N, 1, X_STAGES, W_STAGES>(x, w, Share{(int)blockIdx.x * N, 0, depth}, n, finish);
 }
 
 #define PRODUCT(N, X_STAGES, W_STAGES)                                                                                 \
@@ -203,7 +215,7 @@ product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_consta
                     *(float2*)(parts + ((size_t)blockIdx.y * n + row) * outputs + column + j * 8) =
                         make_float2(d[0][j][2 * half], d[0][j][2 * half + 1]);
     };
-    small_m_product<64, 1, 4, 4>(x, w, Share{(int)blockIdx.x * 64, (int)blockIdx.y * split, split, 0}, n, finish);
+    small_m_product<64, 1, 4, 4>(x, w, Share{(int)blockIdx.x * 64, (int)blockIdx.y * split, split}, n, finish);
 }
 
 // The products with gate and up and their SwiGLU in one kernel: out = silu(g) u with g and u the two halves of x W^T.

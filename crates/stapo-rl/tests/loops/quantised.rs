@@ -67,14 +67,15 @@ fn trained(folder: &Path, plan: &Plan, device: &Device, resumed: Option<(u64, &s
     let mut run = Run::create(folder, "", &plan.to_toml(), identity, &writer).unwrap();
     let mut trainer = Trainer::new(plan, device, Programs::Recorded).unwrap();
     let mut quiet = Quiet { stop_after: resumed.map(|(step, _)| step), step: 0 };
-    let outcome = train(plan, &mut run, &mut trainer, &mut quiet).unwrap();
+    let ended = |error| panic!("{}: {error}", folder.display());
+    let outcome = train(plan, &mut run, &mut trainer, &mut quiet).unwrap_or_else(ended);
     let Some((_, set)) = resumed else { return trainer.learner.state_hash().unwrap() };
     assert_eq!(outcome, Outcome::Stopped);
     drop((run, trainer));
     let interrupted = Interrupted::open(folder, &[set.to_string()], false, PROGRAM).unwrap();
     let resumed = interrupted.resume(&writer, device, Programs::Recorded, Solo::ranks());
     let (plan, mut run, mut trainer) = resumed.unwrap();
-    train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
+    train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap_or_else(ended);
     trainer.learner.state_hash().unwrap()
 }
 
@@ -90,12 +91,12 @@ fn a_quantised_base_trains_samples_and_resumes_to_the_bits_of_bf16() {
         let base = format!("model.lora.base={base}");
         of_file(&file, &["steps=3", "device=cuda", &base])
     });
-    let expected = trained(&at("plain"), &plans[0], &gpu, None);
-    assert_eq!(trained(&at("quantised"), &plans[1], &gpu, None), expected);
+    let expected = trained(&at("in bf16"), &plans[0], &gpu, None);
+    assert_eq!(trained(&at("quantised"), &plans[1], &gpu, None), expected, "quantised");
     let other = Some((1, "model.lora.base=bf16"));
-    assert_eq!(trained(&at("resumed"), &plans[1], &gpu, other), expected, "resumed in bf16");
+    assert_eq!(trained(&at("resumed in bf16"), &plans[1], &gpu, other), expected, "resumed in bf16");
     let other = Some((2, "model.lora.base=quantised"));
-    assert_eq!(trained(&at("again"), &plans[0], &gpu, other), expected, "resumed quantised");
+    assert_eq!(trained(&at("resumed quantised"), &plans[0], &gpu, other), expected, "resumed quantised");
     let metrics = Run::read_metrics(&at("quantised")).unwrap();
     assert!(metrics.iter().all(|m: &Metrics| m.exactness_max_abs == 0.0));
     // A run opens as it was trained, and on the CPU with the numbers of the file.
