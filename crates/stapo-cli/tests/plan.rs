@@ -196,3 +196,40 @@ fn the_built_in_run_is_measured_on_the_cpu() {
     let given = plan(at, &[&small[..], &["--mean-response", "60"]].concat());
     assert_eq!(given["lengths"]["response_tokens_mean"], 60.0);
 }
+
+#[test]
+fn a_quantised_base_is_counted_by_its_blocks() {
+    let folder = tempfile::tempdir().unwrap();
+    let planned = |set: &[&str]| {
+        let args = ["--machine", "h200", "--model", "Qwen/Qwen3-32B", "--set", "model.lora.rank=32"];
+        let set = set.iter().flat_map(|set| ["--set", set]);
+        plan(folder.path(), &[PAPER].into_iter().chain(args).chain(set).collect::<Vec<_>>())
+    };
+    let (plain, quantised) = (planned(&[]), planned(&["model.lora.base=quantised"]));
+    let bytes = |plan: &Value, part: &str| number(&plan["memory_bytes"][part]);
+    // Layers of 31.2e9 weights in Q4_K, 4.5 bits each; embedding and head in bf16.
+    let weights = 31_205_621_760.0 * 4.5 / 8.0 + 2.0 * (32_762_123_264.0 - 31_205_621_760.0);
+    assert!((bytes(&quantised, "weights") / weights - 1.0).abs() < 0.01, "{quantised:#}");
+    assert!((bytes(&plain, "weights") / 65.5e9 - 1.0).abs() < 0.01, "{plain:#}");
+    // Gate and up of one layer, with what adapters add.
+    let layer = 2.0 * f64::from((2 * 25600 + 64) * (5120 + 64));
+    assert_eq!(bytes(&quantised, "unpacked"), layer);
+    assert!(assumed(&quantised, "Q4_K") && !assumed(&plain, "Q4_K"), "{quantised:#}");
+    let rollout = |plan: &Value| number(&plan["time"]["phases"]["rollout"]);
+    assert!(rollout(&quantised) > rollout(&plain));
+    let on_cpu = ["plan", PAPER, "--set", "model.lora.base=quantised", "--set", "device=cpu"];
+    assert!(complaint(folder.path(), &on_cpu).contains("model.lora.base"));
+}
+
+#[test]
+fn a_base_stays_quantised_on_a_gpu_only() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in [&["generate", "--prompt", "1"][..], &["eval", "--limit", "1"]] {
+        let args = [command, &["--model", "builtin", "--base", "quantised"]].concat();
+        let message = complaint(folder.path(), &args);
+        assert!(message.contains("--base quantised") && message.contains("--device cuda"), "{message}");
+        let args = [command, &["--model", "builtin", "--base", "int4"]].concat();
+        let message = complaint(folder.path(), &args);
+        assert!(message.contains("expected bf16 or quantised"), "{message}");
+    }
+}

@@ -5,9 +5,10 @@
 use stapo_ops::attention::paged::{Partials, SPLIT_KEYS};
 use stapo_ops::attention::{self, Heads, paged};
 use stapo_ops::cuda::CudaOptions;
+use stapo_ops::quantised::{self, BlockFormat, ModuleRows, Unpacking};
 use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, Scaling, Table};
 use stapo_ops::{
-    Buffer, Device, OutOfMemory, Shape, Weight, Write, adamw, lm_head, matmul, reduce, rmsnorm, rope,
+    Buffer, Device, OutOfMemory, Shape, Weight, Write, adamw, lm_head, lora, matmul, reduce, rmsnorm, rope,
     sampling, swiglu,
 };
 use std::time::Instant;
@@ -57,7 +58,7 @@ fn line(name: &str, seconds: f64, work: f64, unit: &str) {
     println!("{name:<44} {:>10.1} us {:>9.1} {unit}", seconds * 1e6, work / seconds);
 }
 
-/// `bench_gpu_ops [products | attention | rows | heads]`: all ops, or those of one name.
+/// `bench_gpu_ops [products | attention | rows | heads | quantised]`: all ops, or those of one name.
 fn main() -> Result<(), Failure> {
     let device = &Device::cuda(CudaOptions::default())?;
     println!("{}", device.name());
@@ -74,6 +75,9 @@ fn main() -> Result<(), Failure> {
     }
     if is_asked("heads") {
         heads(device)?;
+    }
+    if is_asked("quantised") {
+        quantised(device)?;
     }
     Ok(())
 }
@@ -317,6 +321,30 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
             sampling::forward(device, rule, from, drawn, &mut logits);
         });
         line(&format!("sampling {n}"), seconds, 2e-12 * (vocab * width) as f64, "TB/s of weights");
+    }
+    Ok(())
+}
+
+/// Unpacking quantised weights: bytes of blocks read and of bf16 written.
+fn quantised(device: &Device) -> Result<(), OutOfMemory> {
+    use BlockFormat::{Bf16, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
+    for (name, inputs, outputs) in [("qkv", 2048, 4096), ("gate_up", 2048, 12288), ("down", 6144, 2048)] {
+        let shape = Shape { outputs, inputs };
+        let unpacking = Unpacking::<f32>::new(device, shape.len())?;
+        for format in [Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Bf16] {
+            let modules = vec![ModuleRows { n_rows: outputs, format }];
+            let n_bytes = quantised::n_bytes(inputs, &modules);
+            // Different weights in turn, so that blocks come from memory and not from the cache.
+            let zeros = |_| Weight::quantised_zeros(device, shape, 0, modules.clone(), &unpacking);
+            let weights = (0..16).map(zeros).collect::<Result<Vec<_>, _>>()?;
+            let mut turn = 0;
+            let seconds = time(device, || {
+                lora::unpack(device, &weights[turn % weights.len()], None);
+                turn += 1;
+            });
+            let gb = 1e-9 * (n_bytes + 2 * shape.len()) as f64;
+            line(&format!("unpack {name} {format:?}"), seconds, gb, "GB/s");
+        }
     }
     Ok(())
 }

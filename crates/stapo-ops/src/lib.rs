@@ -28,6 +28,7 @@ pub mod lora;
 pub mod mapped;
 pub mod matmul;
 pub mod noise;
+pub mod quantised;
 pub mod reduce;
 pub mod residual;
 pub mod rmsnorm;

@@ -6,11 +6,11 @@
 
 use crate::adapters;
 use crate::builtin;
-use crate::config::{Config, LoraConfig, ModelSource, Plan, PlanError, TeacherSource};
+use crate::config::{BaseStorage, Config, LoraConfig, ModelSource, Plan, PlanError, TeacherSource};
 use crate::error::{Error, Result};
 use crate::hub_cache;
 use crate::run::{Checkpoint, Run, check_tree};
-use stapo_model::decoder::LoraSpec;
+use stapo_model::decoder::{LoraSpec, QuantisedBase};
 use stapo_model::{ModelConfig, Pretrained};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +32,8 @@ pub struct FoundModel {
     pub checkpoint: Option<Arc<Checkpoint>>,
     /// The adapters of the run of `checkpoint`.
     pub lora: Option<LoraSpec>,
+    /// How a GPU is to hold frozen weights below adapters: as that run held them, unless it is set otherwise.
+    pub base_storage: BaseStorage,
     /// The checkpoint that holds the frozen weights below `lora`, where they are an earlier run's.
     pub frozen: Option<Arc<Checkpoint>>,
 }
@@ -84,6 +86,7 @@ impl ModelSource {
                 base,
                 checkpoint: None,
                 lora: None,
+                base_storage: BaseStorage::default(),
                 frozen: None,
             }),
             Located::Run { run, step } => FoundModel::of_run(&run, step),
@@ -112,9 +115,29 @@ impl FoundModel {
             refused,
             base: start.base,
             checkpoint: Some(Arc::new(checkpoint)),
-            lora: start.lora,
+            base_storage: start.lora.as_ref().map_or(BaseStorage::default(), LoraConfig::base_storage),
+            lora: start.lora.as_ref().map(LoraConfig::spec),
             frozen: start.frozen,
         })
+    }
+
+    /// The layers that adapters of a run on this model would lie on, quantised as its file has them. Refuses a model whose
+    /// weights are not those of a GGUF file with quantised layers.
+    pub fn quantised_base(&self, lora: &LoraSpec) -> Result<QuantisedBase> {
+        let refuse = |problem: &str| {
+            let remedy = "leave it out: it is for a GGUF file whose layers are quantised";
+            let problem = format!("quantised, but {problem}");
+            Err(Error::Misfit { key: "model.lora.base", problem, remedy })
+        };
+        let BaseModel::Files(path) = &self.base else {
+            return refuse("the model is no file");
+        };
+        let is_trained = self.frozen.is_some() || (self.checkpoint.is_some() && self.lora.is_none());
+        if is_trained {
+            return refuse("the weights are those of a run, which no file holds quantised");
+        }
+        let Pretrained { config, weights, .. } = &Pretrained::open(path)?;
+        Ok(QuantisedBase::of(config, lora, weights)?)
     }
 
     /// The training steps that a run's checkpoint has seen; `None` for a model that is no run's.
@@ -273,7 +296,7 @@ fn checkpoint_at(run: &Path, step: u64) -> Result<PathBuf> {
 struct StartOfRun {
     base: BaseModel,
     /// The adapters that the run trains, and the earlier run's checkpoint with the weights below them.
-    lora: Option<LoraSpec>,
+    lora: Option<LoraConfig>,
     frozen: Option<Arc<Checkpoint>>,
 }
 
@@ -302,8 +325,8 @@ fn start_of_run(run: &Path) -> Result<StartOfRun> {
     Err(Error::NoRun { folder: run, problem, remedy: "export a checkpoint and name its folder".to_string() })
 }
 
-/// The model that a run's plan names, and the adapters that the run trains.
-fn model_of_run(run: &Path) -> Result<(ModelSource, Option<LoraSpec>)> {
+/// The model that a run's plan names, and the adapters that the run trains, with all keys written out.
+fn model_of_run(run: &Path) -> Result<(ModelSource, Option<LoraConfig>)> {
     let (text, plan) = plan_of_run(run)?;
     if is_pretraining(&plan) {
         let problem = "is a pretraining run, of which only the finished model can be used".to_string();
@@ -312,13 +335,13 @@ fn model_of_run(run: &Path) -> Result<(ModelSource, Option<LoraSpec>)> {
     }
     let config = Config::from_toml(&text, []).map_err(PlanError::from)?;
     // A plan that was not pinned may leave the rank to the adapter that the run started from.
-    let spec = |mut lora: LoraConfig| {
+    let pinned = |mut lora: LoraConfig| {
         if lora.rank.is_none() {
             adapters::pin(&mut lora)?;
         }
-        Ok::<_, Error>(lora.spec())
+        Ok::<_, Error>(lora)
     };
-    Ok((config.model, config.lora.map(spec).transpose()?))
+    Ok((config.model, config.lora.map(pinned).transpose()?))
 }
 
 /// The text of a run's plan, and its table.

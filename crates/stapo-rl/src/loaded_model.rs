@@ -1,7 +1,7 @@
 //! A model in memory: weights, tokenizer, chat template, and the tokens that end a response.
 
 use crate::adapters::{self, Adapters, Adapting};
-use crate::config::{LoraConfig, ModelSource, Plan, PromptStyle, States};
+use crate::config::{BaseStorage, LoraConfig, ModelSource, Plan, PromptStyle, States};
 use crate::error::{Error, Result};
 use crate::found_model::{BaseModel, FoundModel};
 use crate::model_hashes::{below_adapters, beside_weights, of_base, of_frozen};
@@ -69,7 +69,7 @@ impl LoadedModel {
     pub fn open_path(path: &Path, device: &Device) -> Result<Self> {
         let pretrained = Pretrained::open(path)?;
         let tokenizer = pretrained.tokenizer()?;
-        Self::load(&pretrained, Ok(tokenizer), None, device)
+        Self::load(&pretrained, Ok(tokenizer), (None, BaseStorage::default()), device)
     }
 
     /// Reads the base model, and the weights of a run's checkpoint over it. A checkpoint whose base model has another
@@ -90,9 +90,15 @@ impl LoadedModel {
                 return Err(Error::ChangedModel { folder: path.clone(), changes });
             }
         }
+        let storage = storage_of_base(found, &adapting);
         let adapters = Adapters::of(&found.pinned.to_string(), found.lora.as_ref(), adapting)?;
         let lora = adapters.spec.as_ref();
         adapters.check(&found.shape()?)?;
+        // The CPU holds all weights in f32.
+        let storage = if device.is_async() { storage } else { BaseStorage::default() };
+        if let (Some(lora), BaseStorage::Quantised) = (lora, storage) {
+            found.quantised_base(lora)?;
+        }
         let files = found.files()?;
         let pretrained = Pretrained::open(&files.path)?;
         let mut model = match &found.base {
@@ -103,7 +109,7 @@ impl LoadedModel {
                 Self::with_policy(&pretrained, tokenizer(&pretrained)?, policy)?
             }
             BaseModel::Builtin | BaseModel::Files(_) => {
-                Self::load(&pretrained, tokenizer(&pretrained)?, lora, device)?
+                Self::load(&pretrained, tokenizer(&pretrained)?, (lora, storage), device)?
             }
         };
         if files.are_temporary() {
@@ -124,11 +130,14 @@ impl LoadedModel {
     fn load(
         pretrained: &Pretrained,
         tokenizer: std::result::Result<Tokenizer, String>,
-        lora: Option<&LoraSpec>,
+        (lora, storage): (Option<&LoraSpec>, BaseStorage),
         device: &Device,
     ) -> Result<Self> {
         let spec = PolicySpec { config: &pretrained.config, lora };
-        let policy = Policy::load(device, spec, &pretrained.weights)?;
+        let policy = match storage {
+            BaseStorage::Bf16 => Policy::load(device, spec, &pretrained.weights)?,
+            BaseStorage::Quantised => Policy::load_quantised(device, spec, &pretrained.weights)?,
+        };
         Self::with_policy(pretrained, tokenizer, policy)
     }
 
@@ -230,4 +239,12 @@ fn tokenizer_of(pretrained: &Pretrained) -> Result<std::result::Result<Tokenizer
 
 fn adapting(adapter: Option<&Path>) -> Result<Adapting> {
     adapter.map_or(Ok(Adapting::AsFound), adapters::open)
+}
+
+/// How a GPU holds the frozen weights: as the config says, or as the model was found.
+fn storage_of_base(found: &FoundModel, adapting: &Adapting) -> BaseStorage {
+    match adapting {
+        Adapting::AsFound | Adapting::With(_) => found.base_storage,
+        Adapting::Training(lora, _) => lora.as_ref().map_or(BaseStorage::default(), LoraConfig::base_storage),
+    }
 }

@@ -1,9 +1,10 @@
 //! The memory that a run needs, by part, and what the settings left to the program become.
 
-use crate::config::{GradientSum, KvMemory, LoraConfig, Plan, States, TeacherSource};
+use crate::config::{BaseStorage, GradientSum, KvMemory, LoraConfig, Plan, States, TeacherSource};
 use crate::error::{Error, Result};
+use crate::found_model::FoundModel;
 use serde::Serialize;
-use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, Recompute, SumsLayout};
+use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, QuantisedBase, Recompute, SumsLayout};
 use stapo_model::generate::EngineSettings;
 use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
 use std::fmt;
@@ -84,11 +85,35 @@ const GPU_REGION_SLACK: u64 = 64 << 20;
 /// Keys and values on the CPU where `rollout.kv_mib` is `"auto"`.
 pub const CPU_KV_BYTES: u64 = 256 << 20;
 
+/// The model in training, as far as memory is concerned.
+#[derive(Debug, Clone, Copy)]
+pub struct TrainedModel<'a> {
+    pub config: &'a ModelConfig,
+    /// The layers that stay quantised (`model.lora.base`).
+    pub quantised: Option<QuantisedBase>,
+}
+
+impl<'a> From<&'a ModelConfig> for TrainedModel<'a> {
+    fn from(config: &'a ModelConfig) -> Self {
+        Self { config, quantised: None }
+    }
+}
+
+impl<'a> TrainedModel<'a> {
+    /// The model of a plan, which was found with the shape `config`.
+    pub fn of(plan: &Plan, found: &FoundModel, config: &'a ModelConfig) -> Result<Self> {
+        let lora = plan.config.lora.as_ref();
+        let lora = lora.filter(|lora| lora.base_storage() == BaseStorage::Quantised);
+        let quantised = lora.map(|lora| found.quantised_base(&lora.spec())).transpose()?;
+        Ok(Self { config, quantised })
+    }
+}
+
 /// The memory of a run on the plan's device, of which `free` bytes are free; `None` where that is unknown or, as on the
 /// CPU, no limit. `frozen` are the models beside the one in training, by their roles.
-pub fn resolve(
+pub fn resolve<'a>(
     plan: &Plan,
-    model: &ModelConfig,
+    model: impl Into<TrainedModel<'a>>,
     frozen: &[(&'static str, ModelConfig)],
     free: Option<u64>,
 ) -> MemoryPlan {
@@ -96,15 +121,17 @@ pub fn resolve(
 }
 
 /// As [`resolve`], for one of `n_ranks` ranks, each on a device of its own.
-pub fn resolve_for(
+pub fn resolve_for<'a>(
     plan: &Plan,
-    model: &ModelConfig,
+    model: impl Into<TrainedModel<'a>>,
     frozen: &[(&'static str, ModelConfig)],
     free: Option<u64>,
     n_ranks: usize,
 ) -> MemoryPlan {
     let lora = plan.config.lora.as_ref().map(LoraConfig::spec);
-    let needs = Needs { plan, model, lora, device: plan.device(), n_ranks: n_ranks.max(1) };
+    let TrainedModel { config: model, quantised } = model.into();
+    let quantised = quantised.unwrap_or_default();
+    let needs = Needs { plan, model, lora, quantised, device: plan.device(), n_ranks: n_ranks.max(1) };
     let is_shared = needs.device != DeviceName::Cpu;
     let held = needs.held(frozen);
     // A little is left free: the driver rounds allocations up, and other programs may ask for some.
@@ -152,6 +179,8 @@ struct Needs<'a> {
     plan: &'a Plan,
     model: &'a ModelConfig,
     lora: Option<LoraSpec>,
+    /// Zero where no layer stays quantised.
+    quantised: QuantisedBase,
     device: DeviceName,
     n_ranks: usize,
 }
@@ -174,7 +203,10 @@ impl Needs<'_> {
         let n = self.n_trained();
         let moments = if self.is_8bit() { 2 * n + n / 32 } else { 8 * n };
         let weights = match &self.lora {
-            Some(_) => self.policy_bytes(self.model, Weights::Frozen),
+            Some(_) => {
+                self.policy_bytes(self.model, Weights::Frozen) - 2 * self.quantised.n_weights
+                    + self.quantised.n_bytes
+            }
             None => self.policy_bytes(self.model, Weights::Trained),
         };
         let mut parts = vec![MemoryPart { name: "weights", bytes: weights }];
@@ -182,10 +214,14 @@ impl Needs<'_> {
             let padded = if self.device == DeviceName::Cpu {
                 0
             } else {
-                2 * (lora.n_padded(self.model) + lora.n_joined(self.model))
+                let n_joined = lora.n_joined(self.model) - self.quantised.n_joined;
+                2 * (lora.n_padded(self.model) + n_joined)
             };
             let bytes = self.bytes_of(n, n, Weights::Trained) + padded;
             parts.push(MemoryPart { name: "adapters", bytes });
+        }
+        if self.quantised.n_unpacked > 0 {
+            parts.push(MemoryPart { name: "unpacked", bytes: 2 * self.quantised.n_unpacked });
         }
         parts.push(MemoryPart { name: "optimizer", bytes: moments.div_ceil(self.n_ranks as u64) });
         let of_frozen = |(name, model): &(&'static str, ModelConfig)| MemoryPart {

@@ -59,6 +59,7 @@ pub(crate) fn of_frozen(model: &FoundModel) -> Result<Vec<FileHash>> {
         base: model.base.clone(),
         checkpoint: model.frozen.clone(),
         lora: None,
+        base_storage: model.base_storage,
         frozen: None,
     };
     of_found(&below)

@@ -114,7 +114,7 @@ fn gpus(found: &Found) -> Vec<Finding> {
             // The kernels for adapters are Hopper's; others are exact at multiples of 8 only.
             let ranks = if (major, minor) == (9, 0) { "any rank to 128" } else { "ranks that are multiples of 8" };
             let text = format!(
-                "{}, {}, compute capability {major}.{minor}, {} multiprocessors\nadapters (model.lora): {ranks}",
+                "{}, {}, compute capability {major}.{minor}, {} multiprocessors\nadapters (model.lora): {ranks}, on a base in bf16 or quantised",
                 gpu.name,
                 size(gpu.memory_bytes as u64),
                 gpu.multiprocessors

@@ -3,8 +3,8 @@
 use crate::shared::hub::fetch_model;
 use crate::shared::option::threads;
 use crate::shared::run_folder::{self, Use};
-use anyhow::Result;
-use stapo_rl::config::ModelSource;
+use anyhow::{Result, bail};
+use stapo_rl::config::{BaseStorage, ModelSource};
 use stapo_rl::device::DeviceName;
 use stapo_rl::{Error, FoundModel, LoadedModel, Plan};
 use std::path::PathBuf;
@@ -22,6 +22,9 @@ pub struct ModelArgs {
     adapter: Option<PathBuf>,
 
     #[command(flatten)]
+    base: Base,
+
+    #[command(flatten)]
     fetch: Fetch,
 
     /// cpu, cuda or cuda:N.
@@ -36,9 +39,41 @@ pub struct ModelArgs {
 impl ModelArgs {
     /// Opens the model, with or without a tokenizer.
     pub fn open(&self) -> Result<LoadedModel> {
-        let found = self.fetch.find(&self.model)?;
+        let mut found = self.fetch.find(&self.model)?;
+        self.base.set(&mut found, self.device)?;
         let device = run_folder::device(self.device, self.threads, Use::Reading)?;
         Ok(LoadedModel::open_tokens_or_text(&found, self.adapter.as_deref(), &device)?)
+    }
+}
+
+/// The flag of commands that open a model with adapters to read it.
+#[derive(clap::Args)]
+pub struct Base {
+    /// How a GPU holds the weights below adapters: bf16, or quantised to leave the layers of a GGUF file in its blocks; a
+    /// run's as it was trained, if not given.
+    #[arg(long, value_name = "STORAGE", value_parser = base_storage)]
+    base: Option<BaseStorage>,
+}
+
+impl Base {
+    /// Sets what the flag says.
+    pub fn set(&self, found: &mut FoundModel, device: DeviceName) -> Result<()> {
+        let Some(base) = self.base else { return Ok(()) };
+        if base == BaseStorage::Quantised && device == DeviceName::Cpu {
+            bail!(
+                "--base quantised: is for a GPU; the CPU holds weights in f32\nhint: --device cuda, or leave it out"
+            );
+        }
+        found.base_storage = base;
+        Ok(())
+    }
+}
+
+fn base_storage(text: &str) -> std::result::Result<BaseStorage, String> {
+    match text {
+        "bf16" => Ok(BaseStorage::Bf16),
+        "quantised" => Ok(BaseStorage::Quantised),
+        _ => Err("expected bf16 or quantised".to_string()),
     }
 }
 

@@ -9,7 +9,7 @@ use super::weights::{Adapter, Linear};
 use stapo_ops::fused::matmul_add_rmsnorm_matmul::{self, Next, Normed};
 use stapo_ops::fused::matmul_lora::{self, GateUp};
 use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu};
-use stapo_ops::{Device, Float, Shape, View, ViewMut, Write, lora, matmul, rmsnorm, swiglu};
+use stapo_ops::{Device, Float, Shape, View, ViewMut, Weight, Write, lora, matmul, rmsnorm, swiglu};
 
 /// Where a half-layer's result goes: it is added to the residual stream, and the sum is normed for the next half-layer.
 pub struct ResidualNorm<'a, T: Float> {
@@ -71,10 +71,10 @@ impl<T: Float> Linear<Parameter<T>> {
     pub fn forward(&self, device: &Device, n_rows: usize, input: Input<'_, T>, y: ViewMut<'_, T>) {
         match self.split(input) {
             Ok((input, adapter)) => {
-                let product = self.product(input, &adapter);
+                let product = self.product(device, input, &adapter);
                 matmul_lora::forward(device, n_rows, product, y);
             }
-            Err(x) => matmul::forward(device, n_rows, x, self.weight.matrix(), self.bias(), y),
+            Err(x) => matmul::forward(device, n_rows, x, self.unpacked(device), self.bias(), y),
         }
     }
 
@@ -83,18 +83,18 @@ impl<T: Float> Linear<Parameter<T>> {
         let Activation { dims, mut gate_up, kept, out } = to;
         match self.split(input) {
             Ok((input, adapter)) => {
-                let product = self.product(input, &adapter);
+                let product = self.product(device, input, &adapter);
                 matmul_lora::forward_swiglu(device, dims, product, gate_up, kept, out);
             }
             Err(x) if self.bias.is_none() && kept == GateUp::Dropped => {
-                matmul_swiglu::forward(device, dims, x, self.weight.matrix(), gate_up, out);
+                matmul_swiglu::forward(device, dims, x, self.unpacked(device), gate_up, out);
             }
             Err(x) => {
                 matmul::forward(
                     device,
                     dims.tokens,
                     x,
-                    self.weight.matrix(),
+                    self.unpacked(device),
                     self.bias(),
                     gate_up.reborrow(),
                 );
@@ -110,17 +110,17 @@ impl<T: Float> Linear<Parameter<T>> {
         let x = match self.split(input) {
             Ok((input, adapter)) => {
                 let to = matmul_lora::Residual { stream, addend, sum: exit.stream };
-                let product = self.product(input, &adapter);
+                let product = self.product(device, input, &adapter);
                 return matmul_lora::forward_add_rmsnorm(device, dims, product, to, norm_weight, out);
             }
             Err(x) => x,
         };
         if let Some(bias) = self.bias() {
-            matmul::forward(device, dims.tokens, x, self.weight.matrix(), Some(bias), addend.reborrow());
+            matmul::forward(device, dims.tokens, x, self.unpacked(device), Some(bias), addend.reborrow());
             let residual = rmsnorm::Residual { stream, addend: addend.into_view() };
             return rmsnorm::forward_add(device, dims, residual, norm_weight, exit.stream, out);
         }
-        let product = matmul_add_rmsnorm::Product { x, weight: self.weight.matrix(), y: addend };
+        let product = matmul_add_rmsnorm::Product { x, weight: self.unpacked(device), y: addend };
         matmul_add_rmsnorm::forward(device, dims, stream, product, norm_weight, exit.stream, out);
     }
 
@@ -145,10 +145,20 @@ impl<T: Float> Linear<Parameter<T>> {
 
     fn product<'a>(
         &'a self,
+        device: &Device,
         input: lora::Input<'a, T>,
         adapter: &'a lora::Adapter<'a, T>,
     ) -> matmul_lora::Product<'a, T> {
-        matmul_lora::Product { input, weight: self.weight.matrix(), bias: self.bias(), adapter }
+        matmul_lora::Product { input, weight: self.unpacked(device), bias: self.bias(), adapter }
+    }
+
+    /// The weight for the op that is called next: a quantised one is unpacked, over the one before.
+    fn unpacked(&self, device: &Device) -> &Weight<T> {
+        let weight = self.weight.matrix();
+        if weight.is_quantised() {
+            lora::unpack(device, weight, self.adapter.as_ref().map(Adapter::factors).as_ref());
+        }
+        weight
     }
 
     fn bias(&self) -> Option<View<'_, T>> {
@@ -166,7 +176,9 @@ impl<T: Float> Linear<Parameter<T>> {
         rows: NextRows<'_, T>,
     ) {
         let weight = next.weight.matrix();
-        if self.bias.is_some() || next.bias.is_some() {
+        // Of quantised weights only one is unpacked at a time.
+        let are_apart = self.weight.matrix().is_quantised() || weight.is_quantised();
+        if are_apart || self.bias.is_some() || next.bias.is_some() {
             let ResidualNorm { dims, stream, addend, norm_weight, mut exit } = to;
             let (stream_to, normed) = (exit.stream, exit.normed.reborrow());
             let own = HalfEntry { stream: stream_to, normed, inv_rms: exit.inv_rms };
@@ -241,8 +253,7 @@ impl<T: Float> Linear<Parameter<T>> {
         gradient: &mut Linear<Option<Gradient<T>>>,
         hidden: Option<HiddenBackward<'a, T>>,
     ) -> Option<(lora::Adapter<'a, T>, View<'a, T>)> {
-        let weight = self.weight.matrix();
-        let Shape { outputs, inputs } = weight.shape();
+        let Shape { outputs, inputs } = self.weight.matrix().shape();
         let memory = || hidden.expect("a policy with adapters has memory for their backward");
         let d_y = match (d_y, &self.adapter, &mut gradient.adapter) {
             (OutputGradient::Apart(d_y), _, _) => d_y,
@@ -250,7 +261,7 @@ impl<T: Float> Linear<Parameter<T>> {
                 let mut d_y = lora::Input::Joined(rows);
                 adapter.backward(device, n_rows, x, &mut d_y, gradient, memory().hidden);
                 let lora::Input::Joined(rows) = d_y else { return None };
-                matmul_lora::backward_input(device, n_rows, rows.into_view(), weight, d_x);
+                matmul_lora::backward_input(device, n_rows, rows.into_view(), self.unpacked(device), d_x);
                 return None;
             }
             (OutputGradient::Joined(_), _, _) => panic!("room for adapters behind outputs without adapters"),
@@ -258,7 +269,7 @@ impl<T: Float> Linear<Parameter<T>> {
         if let Some(Some(d_bias)) = &mut gradient.bias {
             matmul::backward_bias(device, n_rows, outputs, d_y, d_bias.sum_mut());
         }
-        matmul::backward_input(device, n_rows, d_y, weight, Write::Set, d_x);
+        matmul::backward_input(device, n_rows, d_y, self.unpacked(device), Write::Set, d_x);
         if let Some(d_weight) = &mut gradient.weight {
             let dims = matmul::Dims { tokens: n_rows, inputs, outputs };
             let (d_weight, write) = d_weight.writable();

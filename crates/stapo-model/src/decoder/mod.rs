@@ -5,7 +5,7 @@
 //! numbers per token, adds to [`Gradients`]. The model never learns what the numbers are for.
 //!
 //! `weights` names the parameters, `layout` and `arena` the activations, `linear` is the one door for products, `lora` says which
-//! adapters a policy has,
+//! adapters a policy has, `quantised` keeps frozen layers in the blocks of their file,
 //! `attention` and `ffn` are the halves of a layer, `stack` joins the layers, `head` reads the vocabulary.
 
 mod accumulate;
@@ -23,6 +23,7 @@ mod lora;
 pub(crate) mod parameter;
 mod pass;
 mod policy;
+mod quantised;
 pub(crate) mod stack;
 pub(crate) mod sums;
 #[cfg(test)]
@@ -38,4 +39,5 @@ pub use layout::{ArenaLayout, Purpose, Recompute};
 pub use lora::{HiddenLayout, LoraScale, LoraSpec, LoraTarget};
 pub use pass::Pass;
 pub use policy::{Policy, PolicyId, PolicySpec};
+pub use quantised::QuantisedBase;
 pub use sums::{Exchanged, GradientSums, SumsLayout};

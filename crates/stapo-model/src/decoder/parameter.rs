@@ -3,6 +3,7 @@
 use super::lora::LoraSpec;
 use super::weights::{DecoderWeights, ParameterKind, ParameterSpec, Role};
 use crate::config::{ModelConfig, TensorSpec};
+use stapo_ops::quantised::{ModuleRows, Unpacking};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight, WeightRows};
 use std::ops::Range;
 
@@ -60,6 +61,24 @@ impl<T: Float> Parameter<T> {
             ParameterKind::Vector { len } => Values::Vector(device.compute_zeros(len)?),
         };
         Ok(Self { spec: spec.clone(), values })
+    }
+
+    /// A frozen matrix in the blocks of its tensors, as zeros.
+    pub fn quantised_zeros(
+        device: &Device,
+        spec: &ParameterSpec,
+        modules: Vec<ModuleRows>,
+        unpacking: &Unpacking<T>,
+    ) -> Result<Self, OutOfMemory> {
+        let ParameterKind::Matrix(shape) = spec.kind else {
+            panic!("{} is a vector, expected a matrix", spec.parts[0].name)
+        };
+        let weight = Weight::quantised_zeros(device, shape, spec.n_joined, modules, unpacking)?;
+        Ok(Self { spec: spec.clone(), values: Values::Matrix(Box::new(weight)) })
+    }
+
+    pub fn is_quantised(&self) -> bool {
+        matches!(&self.values, Values::Matrix(weight) if weight.is_quantised())
     }
 
     /// The elements, a matrix's row by row.

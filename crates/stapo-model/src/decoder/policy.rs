@@ -64,18 +64,27 @@ impl<T: Float> Policy<T> {
         device: &Device,
         spec: impl Into<PolicySpec<'a>>,
     ) -> std::result::Result<Self, OutOfMemory> {
-        let PolicySpec { config, lora } = spec.into();
+        let spec = spec.into();
+        let specs = DecoderWeights::specs(spec.config, spec.lora);
+        let weights = specs.try_map(&mut |spec| Parameter::zeros(device, spec))?;
+        Ok(Self::of_parameters(device, spec, weights))
+    }
+
+    pub(super) fn of_parameters(
+        device: &Device,
+        PolicySpec { config, lora }: PolicySpec<'_>,
+        weights: DecoderWeights<Parameter<T>>,
+    ) -> Self {
         device.prepare(config.head_dim);
-        let specs = DecoderWeights::specs(config, lora);
-        Ok(Self {
+        Self {
             id: PolicyId::next(),
             device: device.clone(),
             config: config.clone(),
             lora: lora.cloned(),
-            weights: specs.try_map(&mut |spec| Parameter::zeros(device, spec))?,
+            weights,
             owned: None,
             n_updates: 0,
-        })
+        }
     }
 
     /// Normal weights of standard deviation `deviation` (divided by sqrt(2 layers) where a matrix writes to the residual
@@ -180,7 +189,8 @@ impl<T: Float> Policy<T> {
     fn join_adapters(&mut self) {
         let linears = self.weights.layers.iter_mut().flat_map(LayerWeights::linears_mut);
         let joined = linears.filter_map(|Linear { weight, adapter, .. }| {
-            let adapter = adapter.as_ref()?;
+            // A quantised weight is given the factors whenever it is unpacked.
+            let adapter = adapter.as_ref().filter(|_| !weight.is_quantised())?;
             let (a, b) = (adapter.a.matrix(), adapter.b.iter().map(Parameter::matrix).collect());
             Some(lora::Join { weight: weight.matrix_mut(), a, b, modules: &adapter.modules })
         });
@@ -248,10 +258,18 @@ impl<T: Float> Policy<T> {
 
     /// The tensor and the place in it of the first weight that is not a finite number.
     pub fn first_non_finite(&self) -> Option<(&TensorSpec, usize)> {
-        if reduce::are_finite(&self.device, self.weights.all().into_iter().map(Parameter::view)) {
-            return None;
-        }
-        self.tensors()
+        let plain = self.weights.all().into_iter().filter(|parameter| !parameter.is_quantised());
+        let are_finite = reduce::are_finite(&self.device, plain.map(Parameter::view));
+        let is_doubtful = |parameter: &&Parameter<T>| {
+            if !parameter.is_quantised() {
+                return !are_finite;
+            }
+            lora::unpack(&self.device, parameter.matrix(), None);
+            !reduce::are_finite(&self.device, [parameter.view()])
+        };
+        let doubtful = self.weights.all().into_iter().filter(is_doubtful);
+        doubtful
+            .flat_map(|parameter| parameter.tensors(&self.device))
             .find_map(|(spec, values)| Some((spec, reduce::first_non_finite(&self.device, values.view())?)))
     }
 
@@ -324,7 +342,7 @@ impl<T: Float> Policy<T> {
     }
 
     /// The parameters that are no adapter's.
-    fn base_mut(&mut self) -> impl Iterator<Item = &mut Parameter<T>> {
+    pub(super) fn base_mut(&mut self) -> impl Iterator<Item = &mut Parameter<T>> {
         self.weights.all_mut().into_iter().filter(|parameter| parameter.spec.role != Role::Adapter)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::blocks;
 use half::{bf16, f16};
+use stapo_ops::quantised::BlockFormat;
 
 /// The storage of one tensor: plain floats, or GGUF's blocks of small integers with scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,17 +55,25 @@ impl Encoding {
 
     /// Numbers per block and bytes per block: the smallest unit that can be decoded.
     pub fn block(self) -> (usize, usize) {
+        match (self.block_format(), self) {
+            (Some(format), _) => format.block(),
+            (None, Self::F32) => (1, 4),
+            (None, _) => (1, 2),
+        }
+    }
+
+    /// The blocks of a quantised tensor; `None` for plain floats.
+    pub fn block_format(self) -> Option<BlockFormat> {
         match self {
-            Self::F32 => (1, 4),
-            Self::F16 | Self::Bf16 => (1, 2),
-            Self::Q8_0 => (32, 34),
-            Self::Q4_0 => (32, 18),
-            Self::Q4_1 => (32, 20),
-            Self::Q5_0 => (32, 22),
-            Self::Q5_1 => (32, 24),
-            Self::Q4_K => (256, 144),
-            Self::Q5_K => (256, 176),
-            Self::Q6_K => (256, 210),
+            Self::F32 | Self::F16 | Self::Bf16 => None,
+            Self::Q8_0 => Some(BlockFormat::Q8_0),
+            Self::Q4_0 => Some(BlockFormat::Q4_0),
+            Self::Q4_1 => Some(BlockFormat::Q4_1),
+            Self::Q5_0 => Some(BlockFormat::Q5_0),
+            Self::Q5_1 => Some(BlockFormat::Q5_1),
+            Self::Q4_K => Some(BlockFormat::Q4_K),
+            Self::Q5_K => Some(BlockFormat::Q5_K),
+            Self::Q6_K => Some(BlockFormat::Q6_K),
         }
     }
 

@@ -11,6 +11,7 @@ pub use encoding::Encoding;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use stapo_ops::mapped::MappedFile;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -121,6 +122,26 @@ impl Weights {
         Ok(())
     }
 
+    /// The blocks of a quantised tensor, or the bf16 numbers that a plain one is rounded to, row by row in the Hugging Face
+    /// order. Refuses a missing name and a shape other than `shape`.
+    pub(crate) fn read_blocks(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>> {
+        let stored = self.find(name, shape)?;
+        let bytes = &self.files[stored.file][stored.bytes.clone()];
+        if stored.encoding.block_format().is_none() {
+            let mut values = vec![0.0; shape.iter().product()];
+            self.read_f32(name, shape, &mut values)?;
+            return Ok(values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect());
+        }
+        let RowOrder::RotaryPairs { n_heads } = stored.rows else { return Ok(Cow::Borrowed(bytes)) };
+        let row_bytes = bytes.len() / shape[0];
+        let mut rows = vec![0; bytes.len()];
+        for (idx, row) in bytes.chunks_exact(row_bytes).enumerate() {
+            let named = rotary_row(idx, shape[0] / n_heads);
+            rows[named * row_bytes..][..row_bytes].copy_from_slice(row);
+        }
+        Ok(Cow::Owned(rows))
+    }
+
     /// Checks, without reading a weight, that every tensor of `config` is present in its shape. Returns the names of
     /// tensors that the model does not use and that are safe to ignore. A tensor inside `model.` that the config does
     /// not know (a bias, a further layer) is refused: a model without that tensor would be another model.
@@ -180,9 +201,13 @@ fn decode_rotary_pairs(stored: &StoredTensor, n_heads: usize, bytes: &[u8], out:
     let row_len = out.len() / n_rows;
     let row_bytes = bytes.len() / n_rows;
     for (stored_row, row) in bytes.chunks_exact(row_bytes).enumerate() {
-        let head = stored_row / head_rows;
-        let within = stored_row % head_rows;
-        let named_row = head * head_rows + (within % 2) * (head_rows / 2) + within / 2;
+        let named_row = rotary_row(stored_row, head_rows);
         stored.encoding.decode(row, &mut out[named_row * row_len..][..row_len]);
     }
+}
+
+/// The row in the order 0, 1, .. that is stored as row `stored` of heads of `head_rows` rows.
+fn rotary_row(stored: usize, head_rows: usize) -> usize {
+    let (head, within) = (stored / head_rows, stored % head_rows);
+    head * head_rows + (within % 2) * (head_rows / 2) + within / 2
 }

@@ -228,3 +228,32 @@ fn the_reference_crate_and_this_reader_agree() {
         assert_eq!(&weights.files[0][stored.bytes.clone()], view.data(), "{name}");
     }
 }
+
+/// What stays quantised on a GPU is decoded there from these bytes.
+#[test]
+fn blocks_are_read_in_the_order_of_the_named_rows() {
+    let (n_heads, shape) = (2, vec![8, 64]);
+    let case = |encoding: Encoding, rows: RowOrder| {
+        let n_bytes = encoding.n_bytes(&shape).unwrap();
+        // Small bytes are finite numbers as scales, too.
+        let stored: Vec<u8> = (0..n_bytes).map(|i| (i * 37 % 91) as u8).collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), &stored).unwrap();
+        let tensor = StoredTensor { rows, ..StoredTensor::as_named(0..n_bytes, shape.clone(), encoding) };
+        let files = vec![Arc::new(MappedFile::open(file.path()).unwrap())];
+        Weights::new("a test".into(), files, [("a".to_owned(), tensor)].into())
+    };
+    for rows in [RowOrder::AsNamed, RowOrder::RotaryPairs { n_heads }] {
+        let (mut expected, mut got) = (vec![0.0; 512], vec![0.0; 512]);
+        let weights = case(Encoding::Q5_0, rows);
+        weights.read_f32("a", &shape, &mut expected).unwrap();
+        Encoding::Q5_0.decode(&weights.read_blocks("a", &shape).unwrap(), &mut got);
+        assert_eq!(got, expected, "{rows:?}");
+        let weights = case(Encoding::F16, rows);
+        weights.read_f32("a", &shape, &mut expected).unwrap();
+        Encoding::Bf16.decode(&weights.read_blocks("a", &shape).unwrap(), &mut got);
+        let rounded: Vec<f32> = expected.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
+        assert_eq!(got, rounded, "{rows:?}");
+        assert!(weights.read_blocks("a", &[64, 8]).is_err());
+    }
+}

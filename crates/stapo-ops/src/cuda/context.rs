@@ -1,6 +1,7 @@
 //! One open GPU: its context, its stream, its kernels, and the state that transfers and products keep between calls.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result::{self, DriverError, ctx, device, mem_pool, primary_ctx, stream};
@@ -61,6 +62,8 @@ pub(crate) struct Cuda {
     pub(super) blas: Mutex<Blas>,
     /// Pinned blocks that wait for their next use.
     pub(super) pinned: Mutex<Vec<Pinned>>,
+    /// Whether the last kernel that was queued wrote weights, see `Launch::writes_weights`.
+    pub(super) wrote_weights: AtomicBool,
 }
 
 // SAFETY: the handles are the driver's, and the driver lets any thread use them; what changes is behind mutexes.
@@ -118,6 +121,7 @@ impl Cuda {
             prepared_dims: Mutex::default(),
             blas: Mutex::default(),
             pinned: Mutex::default(),
+            wrote_weights: AtomicBool::new(false),
         })
     }
 

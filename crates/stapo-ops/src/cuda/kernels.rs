@@ -62,6 +62,7 @@ sources! {
     ELEMENTWISE = "elementwise", Once, [include_str!("elementwise.cu")];
     ADAMW = "adamw", Once, [include_str!("../adamw/adamw.cu"), include_str!("../adamw/adamw8.cu")];
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
+    QUANTISED = "quantised", Once, [include_str!("../quantised/unpack.cu")];
     RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
     ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
     SHA256 = "sha256", Once, [include_str!("../sha256/sha256.cu")];

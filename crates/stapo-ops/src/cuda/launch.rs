@@ -1,6 +1,7 @@
 //! Kernel launches.
 
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 
 use cudarc::driver::result::function;
 use cudarc::driver::sys;
@@ -24,6 +25,7 @@ pub(crate) struct Launch<'a> {
     starts: Vec<usize>,
     is_programmatic: bool,
     wants_most_shared: bool,
+    writes_weights: bool,
 }
 
 impl Cuda {
@@ -40,6 +42,7 @@ impl Cuda {
             starts,
             is_programmatic: false,
             wants_most_shared: false,
+            writes_weights: false,
         }
     }
 }
@@ -98,6 +101,13 @@ impl Launch<'_> {
         self
     }
 
+    /// Says that the kernel writes what the next ones take for weights. Programmatic launches read weights before the kernel
+    /// in front of them has ended, so the next launch is none: it, and all that follow, start when this kernel has ended.
+    pub(crate) fn writes_weights(mut self) -> Self {
+        self.writes_weights = true;
+        self
+    }
+
     /// Queues the kernel. A grid without blocks does nothing.
     pub(crate) fn run(mut self, grid: [usize; 2], threads: usize, shared_bytes: usize) {
         if grid.contains(&0) {
@@ -119,6 +129,8 @@ impl Launch<'_> {
             // SAFETY: the function is loaded; the value is a percentage.
             unsafe { function::set_function_attribute(handle, attribute, 100) }.or_panic(self.name);
         }
+        let follows_weights = cuda.wrote_weights.swap(self.writes_weights, Ordering::Relaxed);
+        let is_programmatic = self.is_programmatic && !follows_weights;
         let words = &mut self.words;
         let mut pointers: Vec<*mut c_void> =
             self.starts.iter().map(|start| words[*start..].as_mut_ptr().cast()).collect();
@@ -137,7 +149,7 @@ impl Launch<'_> {
             sharedMemBytes: shared_bytes as u32,
             hStream: cuda.stream,
             attrs: &raw mut programmatic,
-            numAttrs: u32::from(self.is_programmatic),
+            numAttrs: u32::from(is_programmatic),
         };
         // SAFETY: the op gives the arguments that the kernel is declared with; the memory they point to lives until the
         // stream has passed this point; the driver copies arguments and attributes before it returns.

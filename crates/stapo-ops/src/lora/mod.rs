@@ -22,6 +22,9 @@ mod cuda_plain;
 pub(crate) mod small_m;
 #[cfg(test)]
 mod tests;
+mod unpack;
+
+pub use unpack::unpack;
 
 use crate::device::Backend;
 use crate::matmul::cuda::GROUP_ROWS;

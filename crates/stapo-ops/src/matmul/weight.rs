@@ -2,6 +2,7 @@ use super::cuda::{Joined, Pad, Padding};
 use crate::cpu::gemm::panels_len;
 use crate::cuda::ElementType;
 use crate::device::Backend;
+use crate::quantised::{Factors, ModuleRows, Quantised, RowParts, Unpacking};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
 use std::ops::Range;
 
@@ -31,6 +32,9 @@ impl Shape {
 ///
 /// Where adapters are joined (see `lora`), the rows of a frozen weight on a GPU have further columns for the second factors
 /// of its adapters; [`Weight::rows`] and [`Weight::update`] leave these out.
+///
+/// A quantised weight (see `quantised`) must be unpacked before every op that reads it; it changes only through
+/// [`Weight::write_blocks`].
 #[derive(Debug)]
 pub struct Weight<T: Float> {
     shape: Shape,
@@ -39,6 +43,8 @@ pub struct Weight<T: Float> {
     packed: Buffer<T>,
     padding: Option<Padding>,
     joined: Option<Joined>,
+    /// In place of `flat`, which is then empty.
+    quantised: Option<Quantised<T>>,
 }
 
 /// Some rows of a weight, one behind the other.
@@ -100,6 +106,60 @@ impl<T: Float> Weight<T> {
         Ok(Weight { joined, ..Self::with_flat(device, shape, flat)? })
     }
 
+    /// As [`Weight::joined_zeros`], in the blocks of its modules. `unpacking` has room for [`Weight::n_unpacked`] numbers.
+    pub fn quantised_zeros(
+        device: &Device,
+        shape: Shape,
+        columns: usize,
+        modules: Vec<ModuleRows>,
+        unpacking: &Unpacking<T>,
+    ) -> Result<Self, OutOfMemory> {
+        check("Weight", "rows of modules", modules.iter().map(|of| of.n_rows).sum(), shape.outputs);
+        let columns = if device.joins_adapters() { columns } else { 0 };
+        let len = Self::n_unpacked(shape, columns);
+        let quantised = Quantised::zeros(device, shape.inputs, modules, (unpacking, len))?;
+        let joined = (columns > 0).then(|| Joined::of(shape, columns));
+        let weight = Self::with_flat(device, shape, device.compute_zeros(0)?)?;
+        Ok(Weight { joined, quantised: Some(quantised), ..weight })
+    }
+
+    /// Numbers of a weight with room for joined adapters.
+    pub fn n_unpacked(shape: Shape, columns: usize) -> usize {
+        shape.len() + Self::n_joined(shape, columns)
+    }
+
+    pub fn is_quantised(&self) -> bool {
+        self.quantised.is_some()
+    }
+
+    /// Overwrites the blocks of a module of a quantised weight.
+    ///
+    /// # Panics
+    /// If the weight is not quantised.
+    pub fn write_blocks(&mut self, module: usize, bytes: &[u8]) {
+        let quantised = self.quantised.as_mut().expect("write_blocks: a quantised weight");
+        quantised.write(module, bytes);
+    }
+
+    /// Unpacks a quantised weight for the ops that follow, with the factors of the adapters that are joined to it. Nothing
+    /// for other weights.
+    pub(crate) fn unpack(&self, device: &Device, factors: Option<&Factors>) {
+        if let (Backend::Cuda(cuda), Some(quantised)) = (device.backend(), &self.quantised) {
+            let joined = self.joined.unwrap_or(Joined { n_parts: 1, columns: 0 });
+            let parts = RowParts { n_parts: joined.n_parts, columns: joined.columns };
+            quantised.unpack(cuda, parts, factors.filter(|_| joined.columns > 0));
+        }
+    }
+
+    /// All elements, the further rows and columns of joined adapters included.
+    #[track_caller]
+    fn elements(&self) -> View<'_, T> {
+        match &self.quantised {
+            Some(quantised) => quantised.view(),
+            None => self.flat.view(),
+        }
+    }
+
     /// Elements that [`Weight::joined_zeros`] takes beside those of the weight.
     pub fn n_joined(shape: Shape, columns: usize) -> usize {
         let joined = Joined::of(shape, columns);
@@ -112,7 +172,7 @@ impl<T: Float> Weight<T> {
             Backend::Cuda(_) => 0,
         };
         let packed = device.compute_zeros(n_panels)?;
-        Ok(Weight { shape, flat, packed, padding: None, joined: None })
+        Ok(Weight { shape, flat, packed, padding: None, joined: None, quantised: None })
     }
 
     /// A weight that holds `values`, `[outputs, inputs]`.
@@ -130,15 +190,15 @@ impl<T: Float> Weight<T> {
     /// `[outputs, inputs]`; where adapters are joined, with the further columns.
     pub fn view(&self) -> View<'_, T> {
         match self.joined {
-            Some(joined) => self.flat.range(0..self.shape.outputs * joined.pitch(self.shape)),
-            None => self.flat.view(),
+            Some(joined) => self.elements().range(0..self.shape.outputs * joined.pitch(self.shape)),
+            None => self.elements(),
         }
     }
 
     /// `[outputs + columns, inputs + columns]`: with the first factors of joined adapters below the weight; `None` where they
     /// are not there.
     pub(crate) fn with_first_factors(&self) -> Option<View<'_, T>> {
-        self.joins_gradients().then(|| self.flat.view())
+        self.joins_gradients().then(|| self.elements())
     }
 
     /// Whether the first factors of joined adapters lie below the weight, so that the gradient of the input is one product
@@ -158,20 +218,27 @@ impl<T: Float> Weight<T> {
 
     /// `[rows, inputs]`.
     pub fn rows(&self, device: &Device, rows: Range<usize>) -> WeightRows<'_, T> {
+        self.unpack(device, None);
+        let shape = Shape { outputs: rows.len(), ..self.shape };
         if let (Backend::Cuda(cuda), Some(joined)) = (device.backend(), self.joined) {
-            let shape = Shape { outputs: rows.len(), ..self.shape };
             let pitch = joined.pitch(self.shape);
-            let from = self.flat.range(rows.start * pitch..rows.end * pitch).cuda();
+            let from = self.elements().range(rows.start * pitch..rows.end * pitch).cuda();
             let copy = Buffer::temporary(cuda, shape.len());
             joined.take_out(cuda, shape, from, copy.view().cuda());
             return WeightRows::Copied(copy);
         }
         let inputs = self.shape.inputs;
+        if let (Backend::Cuda(cuda), true) = (device.backend(), self.is_quantised()) {
+            let mut copy = Buffer::temporary(cuda, shape.len());
+            copy.view_mut().copy_from(self.elements().range(rows.start * inputs..rows.end * inputs));
+            return WeightRows::Copied(copy);
+        }
         WeightRows::InPlace(self.flat.range(rows.start * inputs..rows.end * inputs))
     }
 
     /// Lets `change` write the weight, then packs the second copy.
     pub fn update<R>(&mut self, device: &Device, change: impl FnOnce(ViewMut<'_, T>) -> R) -> R {
+        assert!(!self.is_quantised(), "update: a quantised weight");
         if let (Backend::Cuda(cuda), Some(joined)) = (device.backend(), self.joined)
             && let WeightRows::Copied(mut copy) = self.rows(device, 0..self.shape.outputs)
         {

@@ -3,6 +3,7 @@
 use super::PlanError;
 use super::refusal::{positive, require};
 use serde::{Deserialize, Serialize};
+use stapo_model::DeviceName;
 use stapo_model::decoder::{LoraScale, LoraSpec, LoraTarget};
 use stapo_model::peft::MAX_RANK;
 use std::path::PathBuf;
@@ -27,6 +28,20 @@ pub struct LoraConfig {
     /// A folder in PEFT's format whose adapter the run starts from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<PathBuf>,
+    /// How a GPU holds the frozen weights. No bit of a run depends on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<BaseStorage>,
+}
+
+/// How a GPU holds the frozen weights below adapters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BaseStorage {
+    /// As products read them.
+    #[default]
+    Bf16,
+    /// Layers in the blocks of their GGUF file, unpacked before each product.
+    Quantised,
 }
 
 /// Modules of a layer, in the order of the layer.
@@ -84,12 +99,22 @@ impl LoraConfig {
     pub const KEY: &str = "model.lora";
 
     /// Checks what can be checked without files.
-    pub fn check(&self) -> Result<(), PlanError> {
+    pub fn check(&self, device: DeviceName) -> Result<(), PlanError> {
+        if self.base_storage() == BaseStorage::Quantised && device == DeviceName::Cpu {
+            let problem =
+                "quantised is for a GPU, and the device is the CPU, which computes in f32".to_string();
+            let remedy = "leave it out, or set device to cuda";
+            return Err(PlanError::Refused { key: "model.lora.base", problem, remedy });
+        }
         if let Some(rank) = self.rank {
             let is_good = (1..=MAX_RANK).contains(&rank);
             require(is_good, "model.lora.rank", rank, &format!("expected 1 to {MAX_RANK}"), "")?;
         }
         self.alpha.map_or(Ok(()), |alpha| positive("model.lora.alpha", alpha))
+    }
+
+    pub fn base_storage(&self) -> BaseStorage {
+        self.base.unwrap_or_default()
     }
 
     /// The adapters without a look at the folder of `adapter`: absent keys have their defaults.

@@ -11,7 +11,7 @@ mod sources;
 mod style;
 
 pub use auto::{KvMemory, RecomputeChoice};
-pub use lora::{LoraConfig, Targets};
+pub use lora::{BaseStorage, LoraConfig, Targets};
 pub use plan::Plan;
 pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};

@@ -320,7 +320,7 @@ impl Plan {
         require(decays, "update.weight_decay", update.weight_decay, "expected at least 0", "")?;
         update.schedule.check()?;
         if let Some(lora) = &self.config.lora {
-            lora.check()?;
+            lora.check(self.device())?;
             let refuse = |key, problem: &str, remedy| {
                 Err(PlanError::Refused { key, problem: problem.to_string(), remedy })
             };

@@ -416,6 +416,9 @@ fn adapters_are_a_table_of_the_model() {
         ("model.lora.targets=[]", "empty"),
         ("model.lora.ranks=3", "ranks"),
         ("model.lora.scale=big", "scale"),
+        ("model.lora.base=int4", "base"),
+        // The device is the CPU.
+        ("model.lora.base=quantised", "model.lora.base"),
     ] {
         let read = Config::from_toml("", [given]).map_err(PlanError::from).and_then(Plan::resolve);
         let error = read.err().unwrap_or_else(|| panic!("{given} was read")).to_string();
@@ -428,6 +431,10 @@ fn adapters_are_a_table_of_the_model() {
         assert_eq!(on_gpu.is_ok(), is_taken, "{rank}");
         assert!(Plan::resolve(Config::from_toml("", [rank]).unwrap()).is_ok(), "{rank}");
     }
+    let quantised = Config::from_toml("", ["model.lora.base=quantised", "device=cuda"]).unwrap();
+    assert_eq!(Config::from_toml(&quantised.to_toml(), []).unwrap(), quantised);
+    assert_eq!(quantised.lora.as_ref().unwrap().base_storage(), BaseStorage::Quantised);
+    assert!(Plan::resolve(quantised).is_ok());
     let reuse = Config::from_toml("", ["model.lora.rank=1", "update.reuse={max=2}"]).unwrap();
     assert!(Plan::resolve(reuse).unwrap_err().to_string().contains("update.reuse"));
 }

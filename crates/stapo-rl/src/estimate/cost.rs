@@ -4,7 +4,8 @@
 use super::machine::{Machine, Processor, at_length};
 use crate::config::States;
 use stapo_model::ModelConfig;
-use stapo_model::decoder::Recompute;
+use stapo_model::decoder::{QuantisedBase, Recompute};
+use stapo_model::generate::EngineSettings;
 
 /// Tokens of a training or scoring pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,6 +33,8 @@ pub struct Costs<'a> {
     pub model: &'a ModelConfig,
     /// Numbers in the adapters that are trained in place of the model's weights.
     pub n_adapter: Option<u64>,
+    /// The layers that stay quantised below adapters.
+    pub quantised: Option<QuantisedBase>,
     pub machine: &'a Machine,
 }
 
@@ -47,6 +50,13 @@ const OPTIMIZER_8BIT_BYTES: f64 = 14.0;
 const BACKWARD_ATTENTION: f64 = 2.5;
 /// Chains of the down product on a GPU; each is written and read as f32.
 const SPLIT_K: f64 = 4.0;
+
+/// Linear layers of a layer, each unpacked by a kernel of its own.
+const UNPACKED_PER_LAYER: f64 = 4.0;
+/// Seconds for which unpacking a linear layer leaves a GPU idle: the product after it cannot start early.
+const UNPACKING_START: f64 = 1e-6;
+/// The share of a GPU's bandwidth that unpacking reaches, of blocks read and bf16 written.
+const UNPACKING_SHARE: f64 = 0.7;
 
 impl Costs<'_> {
     fn query_width(&self) -> f64 {
@@ -168,6 +178,14 @@ impl Costs<'_> {
         LOGIT_BYTES * self.model.vocabulary as f64 * n_scored / self.machine.bandwidth.per_second
     }
 
+    /// Unpacking all quantised layers once, for products that then read them as they read others.
+    fn unpacking(&self) -> f64 {
+        let Some(QuantisedBase { n_weights, n_bytes, .. }) = self.quantised else { return 0.0 };
+        let bytes = n_bytes as f64 + self.compute_bytes() * n_weights as f64;
+        bytes / (self.machine.bandwidth.per_second * UNPACKING_SHARE)
+            + UNPACKED_PER_LAYER * self.n_layers() * UNPACKING_START
+    }
+
     /// One optimizer step: gradient norm, clip and AdamW.
     pub fn optimizer_step(&self, states: States) -> f64 {
         let bytes = match states {
@@ -187,6 +205,7 @@ impl Costs<'_> {
             + self.elementwise_forward(tokens.all)
             + self.elementwise_backward(tokens.all, recompute)
             + self.training_logits(tokens.scored)
+            + (1.0 + forwards) * n_passes * self.unpacking()
             + (2.0 + forwards) * n_passes * self.n_layers() * self.machine.fixed.layer
     }
 
@@ -199,6 +218,7 @@ impl Costs<'_> {
             + self.attention_forward(tokens)
             + self.elementwise_forward(tokens.all)
             + logits / self.machine.bandwidth.per_second
+            + n_passes * self.unpacking()
             + n_passes * self.n_layers() * self.machine.fixed.layer
     }
 
@@ -206,8 +226,10 @@ impl Costs<'_> {
     pub fn prefill(&self, tokens: Tokens) -> f64 {
         let per_token = self.layer_weights() + self.adapter_weights();
         let operations = 2.0 * (per_token * tokens.all + self.head_weights() * tokens.scored);
+        let n_passes = (tokens.all / EngineSettings::default().max_rows as f64).ceil();
         operations / (self.machine.products.per_second * self.machine.shares.prefill)
             + self.attention_forward(tokens)
+            + n_passes * self.unpacking()
     }
 
     /// One token for each sequence. Products take the longer of reading all weights and multiplying; a GPU hides the
@@ -224,7 +246,7 @@ impl Costs<'_> {
         // A row of logits is written and read once in f32.
         let logits = 8.0 * self.model.vocabulary as f64 * rows.n_sequences / bandwidth;
         let layers = self.n_layers() * self.machine.fixed.layer;
-        let device = reading.max(multiplying) + keys + logits + layers;
+        let device = reading.max(multiplying) + keys + logits + layers + self.unpacking();
         let host = rows.n_sequences * self.machine.fixed.sampled_token;
         match self.machine.processor {
             Processor::Gpu => device.max(host),
@@ -248,7 +270,12 @@ mod tests {
 
     fn with_costs<T>(model: &str, machine: &str, test: impl Fn(Costs) -> T) -> T {
         let machine = Machine::by_name(machine).unwrap();
-        test(Costs { model: &ModelConfig::known(model).unwrap(), n_adapter: None, machine: &machine })
+        test(Costs {
+            model: &ModelConfig::known(model).unwrap(),
+            n_adapter: None,
+            quantised: None,
+            machine: &machine,
+        })
     }
 
     fn packed(n_sequences: f64, length: f64) -> Tokens {
@@ -344,12 +371,36 @@ mod tests {
     #[test]
     fn the_cpu_is_predicted_within_fifteen_percent() {
         let model = small();
-        let costs = Costs { model: &model, n_adapter: None, machine: &Machine::by_name("cpu").unwrap() };
+        let costs = Costs {
+            model: &model,
+            n_adapter: None,
+            quantised: None,
+            machine: &Machine::by_name("cpu").unwrap(),
+        };
         let step =
             costs.training(packed(64.0, 96.0), 1.0, Recompute::Nothing) + costs.optimizer_step(States::F32);
         near("training 4.8M", step, 6144.0 / 7_063.0, 0.15);
         // 32 prompts of 16 tokens are shared by 8 samples each; 40 new tokens on average.
         let rows = DecodeRows { n_sequences: 256.0, own_keys: 256.0 * 40.0, shared_keys: 32.0 * 16.0 };
         near("generation 4.8M", costs.decode_step(rows), 256.0 / 14_546.0, 0.15);
+    }
+
+    #[test]
+    fn unpacking_a_quantised_base_takes_what_was_measured() {
+        // Qwen3-1.7B in Q4_K with half of the values and down products in Q6_K, bench_gpu decode --lora=32 --blocks=4.
+        let quantised = Some(QuantisedBase {
+            n_weights: 1_409_286_144,
+            n_bytes: 845_709_312,
+            ..QuantisedBase::default()
+        });
+        let step = |quantised, n_sequences| {
+            let rows =
+                DecodeRows { n_sequences, own_keys: 68.0 * n_sequences, shared_keys: 128.0 * n_sequences };
+            with_costs("qwen3-1.7b", "h200", |costs| Costs { quantised, ..costs }.decode_step(rows))
+        };
+        for (n_sequences, plain, unpacked) in [(64.0, 27_789.0, 17_516.0), (512.0, 85_684.0, 69_685.0)] {
+            let more = step(quantised, n_sequences) - step(None, n_sequences);
+            near("unpacking", more, n_sequences / unpacked - n_sequences / plain, 0.15);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What to change so that a run fits a machine's memory.
 
-use crate::config::{KvMemory, Plan, RecomputeChoice, States};
+use crate::config::{BaseStorage, KvMemory, LoraConfig, Plan, RecomputeChoice, States};
 use stapo_model::{DeviceName, ModelConfig};
 
 /// A setting and the value with which the run fits.
@@ -24,6 +24,7 @@ struct Settings {
     recompute: RecomputeChoice,
     microbatch_tokens: usize,
     kv_mib: KvMemory,
+    base: BaseStorage,
     states: States,
 }
 
@@ -31,25 +32,27 @@ struct Settings {
 struct Floor {
     microbatch_tokens: usize,
     kv_mib: usize,
+    base: BaseStorage,
     states: States,
 }
 
-/// The changes with which a run needs at most `limit` bytes by `peak_bytes`: first those that cost time, then 8-bit
-/// states, which change results. `None` where no such change suffices.
+/// The changes with which a run needs at most `limit` bytes by `peak_bytes`: first those that cost time, the last of them a
+/// base that stays quantised where `least_base` says that it can, then 8-bit states, which change results. `None` where no
+/// such change suffices.
 pub fn remedy(
     plan: &Plan,
-    model: &ModelConfig,
+    (model, least_base): (&ModelConfig, BaseStorage),
     limit: u64,
     peak_bytes: impl Fn(&Plan) -> u64,
 ) -> Option<Remedy> {
     let given = Settings::of(plan);
-    let floor = Floor::of(plan, model);
+    let floor = Floor::of(plan, model, least_base);
     let fits = |settings: &Settings| peak_bytes(&settings.apply(plan)) <= limit;
     let mut settings = given;
     while !fits(&settings) {
         settings = settings.smaller(&floor)?;
     }
-    // 8-bit states may have made room for what was lowered before.
+    // The last changes may have made room for what was lowered before.
     let restore: [fn(Settings, Settings) -> Settings; 3] = [
         |now, given| Settings { recompute: given.recompute, ..now },
         |now, given| Settings { kv_mib: given.kv_mib, ..now },
@@ -65,7 +68,7 @@ pub fn remedy(
 }
 
 impl Floor {
-    fn of(plan: &Plan, model: &ModelConfig) -> Self {
+    fn of(plan: &Plan, model: &ModelConfig, least_base: BaseStorage) -> Self {
         let rollout = &plan.config.rollout;
         let longest = rollout.max_prompt_tokens + rollout.max_response_tokens;
         let device = plan.device();
@@ -74,7 +77,13 @@ impl Floor {
             microbatch_tokens: longest,
             // One sequence of the greatest length, and a block.
             kv_mib: (((longest + BLOCK_TOKENS) * key_bytes) >> 20) + 1,
-            states: if device == DeviceName::Cpu { States::F32 } else { States::EightBit },
+            base: least_base,
+            // Adapters are refused 8-bit states.
+            states: if device == DeviceName::Cpu || plan.config.lora.is_some() {
+                States::F32
+            } else {
+                States::EightBit
+            },
         }
     }
 }
@@ -89,6 +98,7 @@ impl Settings {
             recompute: config.update.recompute,
             microbatch_tokens: config.update.microbatch_tokens,
             kv_mib: config.rollout.kv_mib,
+            base: config.lora.as_ref().map_or(BaseStorage::default(), LoraConfig::base_storage),
             states: config.update.states,
         }
     }
@@ -99,6 +109,9 @@ impl Settings {
         plan.config.update.microbatch_tokens = self.microbatch_tokens;
         plan.config.rollout.kv_mib = self.kv_mib;
         plan.config.update.states = self.states;
+        if let Some(lora) = &mut plan.config.lora {
+            lora.base = Some(self.base);
+        }
         plan
     }
 
@@ -120,6 +133,9 @@ impl Settings {
             && mib > floor.kv_mib
         {
             return Some(Self { kv_mib: KvMemory::Mib((mib / 2).max(floor.kv_mib)), ..self });
+        }
+        if self.base != floor.base {
+            return Some(Self { base: floor.base, ..self });
         }
         (self.states != floor.states).then_some(Self { states: floor.states, ..self })
     }
@@ -143,6 +159,9 @@ impl Settings {
             && self.kv_mib != given.kv_mib
         {
             changes.push(Change { key: "rollout.kv_mib", value: mib.to_string() });
+        }
+        if self.base != given.base {
+            changes.push(Change { key: "model.lora.base", value: "quantised".to_string() });
         }
         if self.states != given.states {
             changes.push(Change { key: "update.states", value: "8bit".to_string() });
@@ -180,7 +199,7 @@ mod tests {
 
     fn changes(limit: u64) -> Option<Vec<String>> {
         let model = ModelConfig::known("qwen3-1.7b").unwrap();
-        let remedy = remedy(&plan(), &model, limit, peak_bytes)?;
+        let remedy = remedy(&plan(), (&model, BaseStorage::Bf16), limit, peak_bytes)?;
         assert!(remedy.peak_bytes <= limit);
         Some(remedy.changes.into_iter().map(|change| format!("{}={}", change.key, change.value)).collect())
     }
@@ -201,9 +220,26 @@ mod tests {
     }
 
     #[test]
+    fn adapters_are_given_a_quantised_base_where_it_can_be_had_and_no_states_of_8_bits() {
+        let model = ModelConfig::known("qwen3-1.7b").unwrap();
+        let mut adapted = plan();
+        adapted.config.lora = Some(LoraConfig::default());
+        let peak = |plan: &Plan| {
+            let base = plan.config.lora.as_ref().unwrap().base_storage();
+            peak_bytes(plan) - if base == BaseStorage::Quantised { 400_000 } else { 0 }
+        };
+        let remedy = |base, limit| remedy(&adapted, (&model, base), limit, peak);
+        assert_eq!(remedy(BaseStorage::Bf16, 850_000), None);
+        let quantised = remedy(BaseStorage::Quantised, 950_000).unwrap().changes;
+        assert_eq!(quantised, [Change { key: "model.lora.base", value: "quantised".into() }]);
+        let fits = remedy(BaseStorage::Quantised, 1_230_000).unwrap().changes;
+        assert_eq!(fits, [Change { key: "update.recompute", value: "inputs".into() }]);
+    }
+
+    #[test]
     fn no_setting_falls_below_what_the_longest_sequence_needs() {
         let model = ModelConfig::known("qwen3-1.7b").unwrap();
-        let floor = Floor::of(&plan(), &model);
+        let floor = Floor::of(&plan(), &model, BaseStorage::Bf16);
         assert_eq!(floor.microbatch_tokens, 4096);
         // 114,688 bytes for each of 4,160 keys.
         assert_eq!(floor.kv_mib, 456);

@@ -181,6 +181,7 @@ mod tests {
             plan: &plan,
             model: &model,
             frozen: &[],
+            quantised: None,
             machine: &machine,
             lengths,
             kv_bytes: 256 << 20,

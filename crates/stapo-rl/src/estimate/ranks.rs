@@ -132,7 +132,7 @@ impl SharedWork<'_> {
     /// What the ranks send each other in a step of `n_updates` optimizer steps, whose passes take `pass_seconds`.
     pub fn exchange(&self, rounds: Rounds, n_updates: f64, pass_seconds: f64) -> Exchange {
         let Self { world, costs, .. } = self;
-        let Costs { model, machine, n_adapter } = costs;
+        let Costs { model, machine, n_adapter, .. } = costs;
         if world.n_ranks == 1 {
             return Exchange::default();
         }

@@ -203,7 +203,15 @@ mod tests {
 
     fn simulated(work: &SamplingWork) -> SampledWork {
         let model = ModelConfig::known("qwen3-1.7b").unwrap();
-        simulate(&Costs { model: &model, n_adapter: None, machine: &Machine::by_name("h200").unwrap() }, work)
+        simulate(
+            &Costs {
+                model: &model,
+                n_adapter: None,
+                quantised: None,
+                machine: &Machine::by_name("h200").unwrap(),
+            },
+            work,
+        )
     }
 
     /// All responses 128 tokens long, as in the table of docs/performance.md: 512 sequences of 64 prompts at 87,903
@@ -252,7 +260,11 @@ mod tests {
     fn on_ranks(work: &SamplingWork, n_ranks: usize) -> RankedSampling {
         let model = ModelConfig::known("qwen3-1.7b").unwrap();
         let machine = Machine::by_name("h200").unwrap();
-        simulate_ranks(&Costs { model: &model, n_adapter: None, machine: &machine }, work, n_ranks)
+        simulate_ranks(
+            &Costs { model: &model, n_adapter: None, quantised: None, machine: &machine },
+            work,
+            n_ranks,
+        )
     }
 
     #[test]

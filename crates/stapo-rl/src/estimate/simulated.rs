@@ -8,7 +8,7 @@ use super::ranks::{RankedStep, Rounds, SharedWork};
 use super::sampling::{self, RankedSampling, SamplingWork};
 use crate::config::{Plan, States};
 use stapo_model::ModelConfig;
-use stapo_model::decoder::Recompute;
+use stapo_model::decoder::{QuantisedBase, Recompute};
 use stapo_model::generate::EngineSettings;
 
 /// A run to be simulated.
@@ -18,6 +18,8 @@ pub struct RunShape<'a> {
     pub model: &'a ModelConfig,
     /// The frozen models that score every rollout batch, by their roles.
     pub frozen: &'a [(&'static str, ModelConfig)],
+    /// The layers of the model that stay quantised (`model.lora.base`).
+    pub quantised: Option<QuantisedBase>,
     pub machine: &'a Machine,
     pub lengths: Lengths,
     /// Bytes for keys and values, on each rank.
@@ -126,7 +128,7 @@ impl RunShape<'_> {
     fn costs(&self) -> Costs<'_> {
         let lora = self.plan.config.lora.as_ref();
         let n_adapter = lora.map(|lora| lora.spec().n_parameters(self.model));
-        Costs { model: self.model, n_adapter, machine: self.machine }
+        Costs { model: self.model, n_adapter, quantised: self.quantised, machine: self.machine }
     }
 
     /// Simulates the run.
@@ -235,13 +237,13 @@ impl RunShape<'_> {
     }
 
     fn score(&self) -> f64 {
-        let pass = |model| {
-            let costs = Costs { model, n_adapter: None, machine: self.machine };
+        let pass = |(model, quantised)| {
+            let costs = Costs { model, n_adapter: None, quantised, machine: self.machine };
             costs.scoring(self.tokens(), self.n_microbatches())
         };
         let has_free_reference = self.plan.objective.needs_reference() && self.plan.has_free_reference();
-        let without_adapters = has_free_reference.then_some(self.model);
-        self.frozen.iter().map(|(_, model)| model).chain(without_adapters).map(pass).sum()
+        let without_adapters = has_free_reference.then_some((self.model, self.quantised));
+        self.frozen.iter().map(|(_, model)| (model, None)).chain(without_adapters).map(pass).sum()
     }
 
     /// Of mini-batches whose masks are calibrated on a policy that has changed since it sampled: the scoring passes, or
@@ -342,8 +344,18 @@ mod tests {
         let machine = &Machine::by_name(machine).unwrap();
         let recompute = Recompute::Nothing;
         let world = World::one(machine.links);
-        RunShape { plan, model, frozen: &[], machine, lengths, kv_bytes: KV_BYTES, recompute, world }
-            .simulate()
+        RunShape {
+            plan,
+            model,
+            frozen: &[],
+            quantised: None,
+            machine,
+            lengths,
+            kv_bytes: KV_BYTES,
+            recompute,
+            world,
+        }
+        .simulate()
     }
 
     fn near(what: &str, predicted: f64, measured: f64, share: f64) {
@@ -432,6 +444,7 @@ mod tests {
             plan: &plan,
             model: &model,
             frozen: &[],
+            quantised: None,
             machine,
             lengths,
             kv_bytes: KV_BYTES,

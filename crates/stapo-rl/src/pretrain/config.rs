@@ -257,7 +257,7 @@ impl PretrainConfig {
             }
         }
         if let Some(lora) = &self.lora {
-            lora.check()?;
+            lora.check(self.device())?;
             if let Start::Fresh(_) = self.model {
                 let problem =
                     "given, but a fresh model has random weights that adapters would freeze".to_string();

@@ -129,3 +129,22 @@ fn adapters_lie_on_the_weights_of_an_earlier_run() {
     let found = opened(&second.display().to_string()).unwrap();
     assert!(bits(&found) == bits(&trainer.learner.model), "base and adapters are those of the trainer");
 }
+
+#[test]
+fn only_the_layers_of_a_file_that_has_them_quantised_stay_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let lora = adapted(&[]).config.lora.unwrap().spec();
+    let refusal = |name: &str| {
+        let found = ModelSource::named(name).find().unwrap();
+        found.quantised_base(&lora).unwrap_err().to_string()
+    };
+    let message = refusal("builtin");
+    assert!(message.contains("model.lora.base") && message.contains("no file"), "{message}");
+    let message = refusal(&base(folder.path()));
+    assert!(message.contains("no layer of the model is quantised"), "{message}");
+    let path = folder.path().join("run");
+    trained(&path, &plan(&["steps=1", "record.checkpoint_every_steps=1"]));
+    let run = path.display().to_string();
+    let message = refusal(&run);
+    assert!(message.contains("model.lora.base"), "{message}");
+}

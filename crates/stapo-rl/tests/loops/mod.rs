@@ -1,6 +1,7 @@
 //! Reuse of rollout batches, several rewards, teachers, rollouts from elsewhere, and adapters.
 
 mod lora;
+mod quantised;
 mod watching;
 
 use super::{Quiet, device, resume, start, timeless, whole_run};

@@ -7,7 +7,7 @@ mod show;
 pub use replay::replay;
 
 use crate::shared::allow_command::{self, AllowCommand};
-use crate::shared::model::Fetch;
+use crate::shared::model::{Base, Fetch};
 use crate::shared::option::{KvMemory, threads, trimmed};
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::prompts::PromptOptions;
@@ -48,6 +48,9 @@ pub struct Args {
     /// Adds the adapter of this folder, in PEFT's format, to the model.
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
+
+    #[command(flatten)]
+    base: Base,
 
     #[command(flatten)]
     fetch: Fetch,
@@ -175,7 +178,8 @@ impl Questions {
     fn open(args: &Args, plan: &EvalPlan, joined: &Joined, programs: Programs) -> Result<Self> {
         joined.agree_on_program(args.device)?;
         let device = joined.device(args.device, args.threads, Use::Reading)?;
-        let found = args.fetch.find(&plan.model)?;
+        let mut found = args.fetch.find(&plan.model)?;
+        args.base.set(&mut found, args.device)?;
         let (model, model_files) = open_finite(&found, plan.adapter.as_deref(), &device)?;
         let benchmarks = open_benchmarks(plan, programs)?;
         let inputs = inputs(plan, model_files, &benchmarks)?;

@@ -12,7 +12,7 @@ use planned::{Here, ModelShapes, OnOne, Planned};
 use stapo_rl::Plan;
 use stapo_rl::device::DeviceName;
 use stapo_rl::estimate::{self, Lengths, Machine, Measurement, Processor, Remedy, RunShape, SPREAD, World};
-use stapo_rl::memory::{self, MemoryPlan};
+use stapo_rl::memory::{self, MemoryPlan, TrainedModel};
 use stapo_rl::train::Trainer;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -95,6 +95,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         plan: &plan,
         model: &shapes.model,
         frozen: &shapes.frozen,
+        quantised: shapes.quantised(&plan),
         machine: &machine,
         lengths,
         kv_bytes: memory.kv_bytes,
@@ -152,13 +153,15 @@ fn limit(plan: &Plan, memory_bytes: Option<u64>) -> Option<u64> {
 
 /// What a rank takes of the memory of its device.
 fn memory_on(plan: &Plan, shapes: &ModelShapes, memory_bytes: Option<u64>, n_ranks: usize) -> MemoryPlan {
-    memory::resolve_for(plan, &shapes.model, &shapes.frozen, limit(plan, memory_bytes), n_ranks)
+    let model = TrainedModel { config: &shapes.model, quantised: shapes.quantised(plan) };
+    memory::resolve_for(plan, model, &shapes.frozen, limit(plan, memory_bytes), n_ranks)
 }
 
 /// What to change where a run does not fit `memory_bytes`.
 fn remedy(plan: &Plan, shapes: &ModelShapes, memory_bytes: u64, n_ranks: usize) -> Option<Remedy> {
     let total = |plan: &Plan| memory_on(plan, shapes, Some(memory_bytes), n_ranks).peak_bytes();
-    estimate::remedy(plan, &shapes.model, memory_bytes, total).filter(|remedy| !remedy.changes.is_empty())
+    estimate::remedy(plan, (&shapes.model, shapes.least_base(plan)), memory_bytes, total)
+        .filter(|remedy| !remedy.changes.is_empty())
 }
 
 /// The ranks that the command line asks for.

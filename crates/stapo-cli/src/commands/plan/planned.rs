@@ -4,11 +4,11 @@ use crate::shared::machine;
 use crate::shared::units::grouped;
 use anyhow::{Result, bail};
 use stapo_rl::Plan;
-use stapo_rl::config::{ModelSource, TeacherSource};
+use stapo_rl::config::{BaseStorage, LoraConfig, ModelSource, TeacherSource};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::estimate::{Lengths, Machine, Measurement, Prediction, RankedStep, Remedy};
 use stapo_rl::memory::{MemoryPart, MemoryPlan};
-use stapo_rl::model_files::{ModelConfig, Pretrained};
+use stapo_rl::model_files::{ModelConfig, Pretrained, QuantisedBase};
 use stapo_rl::task::TaskSpec;
 use std::path::Path;
 
@@ -106,6 +106,8 @@ pub struct ModelShapes {
     pub model: ModelConfig,
     /// Frozen models by their roles.
     pub frozen: Vec<(&'static str, ModelConfig)>,
+    /// The layers of the model that can stay quantised below adapters.
+    quantised: Option<QuantisedBase>,
     /// Whether the weights of all of them are here.
     pub has_weights: bool,
 }
@@ -129,13 +131,47 @@ impl ModelShapes {
             Ok(shape)
         };
         let model = shape(&own)?;
+        let quantised = quantised(plan, &own, &model)?;
+        let is_quantised = storage(plan) == BaseStorage::Quantised;
         let mut frozen = Vec::new();
         for (role, source) in [("reference", reference), ("teacher", teacher)] {
             if let Some(source) = source {
                 frozen.push((role, if source == own { model.clone() } else { shape(&source)? }));
             }
         }
-        Ok(Self { name: own.to_string(), model, frozen, has_weights })
+        if is_quantised && !has_weights {
+            assumed.push("layers in Q4_K, of a file that is not here (model.lora.base)".to_string());
+        }
+        Ok(Self { name: own.to_string(), model, frozen, quantised, has_weights })
+    }
+}
+
+impl ModelShapes {
+    /// The layers that stay quantised in a run of this plan (`model.lora.base`).
+    pub fn quantised(&self, plan: &Plan) -> Option<QuantisedBase> {
+        self.quantised.filter(|_| storage(plan) == BaseStorage::Quantised)
+    }
+
+    /// The storage of the weights below adapters that takes the least memory.
+    pub fn least_base(&self, plan: &Plan) -> BaseStorage {
+        if self.quantised.is_some() { BaseStorage::Quantised } else { storage(plan) }
+    }
+}
+
+fn storage(plan: &Plan) -> BaseStorage {
+    plan.config.lora.as_ref().map_or(BaseStorage::default(), LoraConfig::base_storage)
+}
+
+/// The layers of the trained model that can stay quantised on a GPU: those of its file, where that is here. Refuses a plan
+/// with `model.lora.base` on another model.
+fn quantised(plan: &Plan, source: &ModelSource, model: &ModelConfig) -> Result<Option<QuantisedBase>> {
+    let lora = plan.config.lora.as_ref().filter(|_| plan.device() != DeviceName::Cpu);
+    let Some(lora) = lora.map(LoraConfig::spec) else { return Ok(None) };
+    let is_asked = storage(plan) == BaseStorage::Quantised;
+    match source.find() {
+        Ok(found) if is_asked => Ok(Some(found.quantised_base(&lora)?)),
+        Ok(found) => Ok(found.quantised_base(&lora).ok()),
+        Err(_) => Ok(is_asked.then(|| QuantisedBase::assumed(model, &lora))),
     }
 }
 

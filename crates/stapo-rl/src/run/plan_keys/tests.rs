@@ -47,6 +47,16 @@ fn a_missing_key_differs_and_a_new_one_with_its_default_does_not() {
 }
 
 #[test]
+fn how_a_gpu_holds_the_weights_below_adapters_is_free_and_adapters_are_not() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/trust.md");
+    let free = std::fs::read_to_string(page).unwrap();
+    let free = free.split_once("- **Free**").unwrap().1.split("\n- **").next().unwrap();
+    assert!(free.contains("`model.lora.base`"), "{free}");
+    assert_eq!(Freedom::of("model.lora.base"), Freedom::Free);
+    assert_eq!(Freedom::of("model.lora.rank"), Freedom::Identity);
+}
+
+#[test]
 fn the_number_of_a_device_is_free_and_its_kind_is_not() {
     let of = |before: &str, after: &str| {
         freedom(&Change { name: "device".into(), before: before.into(), after: after.into() })

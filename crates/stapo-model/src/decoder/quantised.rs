@@ -1,0 +1,132 @@
+//! Models with adapters whose frozen layers stay on a GPU in the blocks of their file.
+
+use super::lora::LoraSpec;
+use super::parameter::Parameter;
+use super::policy::{Policy, PolicySpec};
+use super::weights::{DecoderWeights, ParameterKind, ParameterSpec};
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::weights::Weights;
+use stapo_ops::quantised::{BlockFormat, ModuleRows, Unpacking, n_bytes};
+use stapo_ops::{Device, Shape, Weight};
+
+/// What the quantised layers of a model take of a GPU's memory, as a Hopper GPU lays it out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QuantisedBase {
+    /// Weights that stay quantised.
+    pub n_weights: u64,
+    /// Bytes of their blocks.
+    pub n_bytes: u64,
+    /// Numbers that adapters would take beside these weights, were they not quantised.
+    pub n_joined: u64,
+    /// Numbers of the largest of them as products read it, with what adapters add.
+    pub n_unpacked: u64,
+}
+
+impl QuantisedBase {
+    /// Of the layers that `weights` holds quantised. Refuses files in which no layer is.
+    pub fn of(config: &ModelConfig, lora: &LoraSpec, weights: &Weights) -> Result<Self> {
+        let base = Self::counted(config, lora, |name| weights.encoding(name)?.block_format());
+        if base.n_weights == 0 {
+            let hint = "model.lora.base = \"quantised\" is for GGUF files with layers in Q8_0, Q4_K and the like; leave it out";
+            return Err(Error::unsupported(weights.place(), "no layer of the model is quantised", hint));
+        }
+        if base.n_unpacked > u64::from(u32::MAX) {
+            let problem = format!("a layer of {} numbers cannot be unpacked", base.n_unpacked);
+            return Err(Error::unsupported(
+                weights.place(),
+                problem,
+                "expected fewer than 2^32; leave model.lora.base out",
+            ));
+        }
+        Ok(base)
+    }
+
+    /// Of a model whose files are not here, with all layers in `Q4_K`, or in `Q8_0` where a row is no multiple of 256.
+    pub fn assumed(config: &ModelConfig, lora: &LoraSpec) -> Self {
+        let tensors = config.tensors();
+        let inputs = |name: &str| tensors.iter().find(|spec| spec.name == name)?.shape.last().copied();
+        Self::counted(config, lora, |name| {
+            let formats = [BlockFormat::Q4_K, BlockFormat::Q8_0];
+            let inputs = inputs(name)?;
+            formats.into_iter().find(|format| inputs.is_multiple_of(format.block().0))
+        })
+    }
+
+    fn counted(config: &ModelConfig, lora: &LoraSpec, format: impl Fn(&str) -> Option<BlockFormat>) -> Self {
+        let mut sum = Self::default();
+        for spec in DecoderWeights::specs(config, Some(lora)).all() {
+            let Some((shape, modules)) = blocks_of(spec, &format) else { continue };
+            let n_joined = Weight::<f32>::n_joined(shape, spec.n_joined) as u64;
+            sum.n_weights += shape.len() as u64;
+            sum.n_bytes += n_bytes(shape.inputs, &modules) as u64;
+            sum.n_joined += n_joined;
+            sum.n_unpacked = sum.n_unpacked.max(shape.len() as u64 + n_joined);
+        }
+        sum
+    }
+
+    /// Bytes of a GPU's memory that are saved against the same layers in bf16.
+    pub fn saved_bytes(&self) -> u64 {
+        (2 * (self.n_weights + self.n_joined)).saturating_sub(self.n_bytes + 2 * self.n_unpacked)
+    }
+}
+
+/// The shape of a layer's matrix and how its modules are stored, each tensor as `format` says; `None` for another parameter,
+/// or where no module of it is quantised.
+fn blocks_of(
+    spec: &ParameterSpec,
+    format: &impl Fn(&str) -> Option<BlockFormat>,
+) -> Option<(Shape, Vec<ModuleRows>)> {
+    let ParameterKind::Matrix(shape) = spec.kind else { return None };
+    // The embedding and the head stay in bf16: rows of the embedding are looked up, and the head is read whole at every step.
+    let is_of_layer = !spec.is_trained() && spec.parts[0].name.starts_with("model.layers.");
+    let modules = spec.parts.iter().map(|part| ModuleRows {
+        n_rows: part.shape[0],
+        format: format(&part.name).unwrap_or(BlockFormat::Bf16),
+    });
+    let modules: Vec<_> = modules.collect();
+    let is_quantised = modules.iter().any(|module| module.format != BlockFormat::Bf16);
+    (is_of_layer && is_quantised).then_some((shape, modules))
+}
+
+impl Policy<f32> {
+    /// As [`Policy::load`] of a model with adapters, with its quantised layers as they are stored: what the policy computes
+    /// has the same bits. Refuses the CPU, files in which no layer is quantised, and a policy without adapters.
+    pub fn load_quantised(device: &Device, spec: PolicySpec<'_>, weights: &Weights) -> Result<Self> {
+        let refuse = |problem: &str, hint: &str| Err(Error::unsupported("a quantised base", problem, hint));
+        if !device.is_async() {
+            return refuse(
+                "the CPU computes in f32",
+                "leave model.lora.base out, or choose device = \"cuda\"",
+            );
+        }
+        if device.compute_bytes() != 2 {
+            return refuse("weights are unpacked to bf16, and this device computes in f32", "choose bf16");
+        }
+        let Some(lora) = spec.lora else {
+            return refuse("only models with adapters have frozen layers", "add [model.lora]");
+        };
+        let base = QuantisedBase::of(spec.config, lora, weights)?;
+        let specs = DecoderWeights::specs(spec.config, spec.lora);
+        let format = |name: &str| weights.encoding(name)?.block_format();
+        let unpacking = Unpacking::new(device, base.n_unpacked as usize).map_err(Error::OutOfMemory)?;
+        let parameters = specs.try_map(&mut |spec| match blocks_of(spec, &format) {
+            Some((_, modules)) => Parameter::quantised_zeros(device, spec, modules, &unpacking),
+            None => Parameter::zeros(device, spec),
+        });
+        let mut policy = Self::of_parameters(device, spec, parameters.map_err(Error::OutOfMemory)?);
+        for parameter in policy.base_mut() {
+            if parameter.is_quantised() {
+                for (place, part) in parameter.spec.parts.clone().iter().enumerate() {
+                    let blocks = weights.read_blocks(&part.name, &part.shape)?;
+                    parameter.matrix_mut().write_blocks(place, &blocks);
+                }
+            } else {
+                parameter
+                    .try_fill(device, |spec, values| weights.read_f32(&spec.name, &spec.shape, values))?;
+            }
+        }
+        Ok(policy)
+    }
+}
