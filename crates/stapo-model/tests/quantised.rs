@@ -256,6 +256,6 @@ fn the_memory_of_quantised_layers_is_counted_by_their_blocks() {
     let per_layer = 256 * (256 + 2 * 128) + 256 * 256 + 3 * 256 * 2048;
     assert_eq!(base.n_weights, 4 * per_layer);
     assert_eq!(base.n_bytes, 4 * per_layer / 32 * 34);
-    // Gate and up, with 32 columns and rows for adapters.
-    assert_eq!(base.n_unpacked, (2 * 2048 + 32) * (256 + 32));
+    // Gate and up, with 64 columns and rows for adapters.
+    assert_eq!(base.n_unpacked, (2 * 2048 + 64) * (256 + 64));
 }

@@ -68,6 +68,15 @@ pub struct HiddenBackward<'a, T: Float> {
     /// `[T, pitch]`; `None` where it lies behind x.
     pub hidden: Option<View<'a, T>>,
     pub d_hidden: ViewMut<'a, T>,
+    pub factors: Factors,
+}
+
+/// The factors whose gradients the backward of an adapter makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Factors {
+    Both,
+    /// That of the first factor is made beside SwiGLU's.
+    Second,
 }
 
 /// [`HiddenBackward`] of a half-layer's two linear layers.
@@ -79,11 +88,11 @@ pub struct HalfHiddenBackward<'a, T: Float> {
 
 impl<T: Float> HalfHiddenBackward<'_, T> {
     pub fn first(&mut self) -> HiddenBackward<'_, T> {
-        HiddenBackward { hidden: self.first, d_hidden: self.d_hidden.reborrow() }
+        HiddenBackward { hidden: self.first, d_hidden: self.d_hidden.reborrow(), factors: Factors::Both }
     }
 
     pub fn second(&mut self) -> HiddenBackward<'_, T> {
-        HiddenBackward { hidden: self.second, d_hidden: self.d_hidden.reborrow() }
+        HiddenBackward { hidden: self.second, d_hidden: self.d_hidden.reborrow(), factors: Factors::Both }
     }
 }
 

@@ -170,14 +170,13 @@ pub fn backward<T: Float>(
     );
     rotate_backward(layer, &mut views, gradients);
     let d_raw_qkv = OutputGradient::of(&weights.qkv, n_tokens, views.d_raw_qkv);
-    weights.qkv.backward(
-        device,
-        n_tokens,
-        (views.normed, d_raw_qkv),
-        views.d_normed.reborrow(),
-        &mut gradients.qkv,
-        views.hidden.as_mut().map(HalfHiddenBackward::first),
-    );
+    let (of_qkv, hidden) = ((views.normed, d_raw_qkv), views.hidden.as_mut().map(HalfHiddenBackward::first));
+    if layer.index == 0 && gradients.attention_norm.is_none() {
+        // Neither the norm nor the embedding in front of it is trained: the gradient ends here.
+        return weights.qkv.backward_factors(device, n_tokens, of_qkv, &mut gradients.qkv, hidden);
+    }
+    let d_normed = views.d_normed.reborrow();
+    weights.qkv.backward(device, n_tokens, of_qkv, d_normed, &mut gradients.qkv, hidden);
     let saved =
         rmsnorm::Saved { x: views.stream, weight: weights.attention_norm.view(), inv_rms: views.inv_rms };
     layer.norm_backward(saved, views.d_normed.view(), views.d_stream, &mut gradients.attention_norm);

@@ -1,13 +1,13 @@
 //! The one door for every product of a layer: training, prefill and decode call these methods, and whatever a linear
 //! layer has beside its matrix is handled here.
 
-use super::arena::{HalfEntry, HiddenBackward, Input};
+use super::arena::{Factors, HalfEntry, HiddenBackward, Input};
 use super::gradient::Gradient;
 use super::lora::weight_of_first_factor;
 use super::parameter::Parameter;
 use super::weights::{Adapter, Linear};
 use stapo_ops::fused::matmul_add_rmsnorm_matmul::{self, Next, Normed};
-use stapo_ops::fused::matmul_lora::{self, GateUp};
+use stapo_ops::fused::matmul_lora::{self, DownGradient, GateUp};
 use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu};
 use stapo_ops::{Device, Float, Shape, View, ViewMut, Weight, Write, lora, matmul, rmsnorm, swiglu};
 
@@ -223,6 +223,28 @@ impl<T: Float> Linear<Parameter<T>> {
         }
     }
 
+    /// [`Linear::backward`] of a frozen layer without d_x: adds to the gradients of adapters.
+    pub fn backward_factors(
+        &self,
+        device: &Device,
+        n_rows: usize,
+        (x, d_y): (View<'_, T>, OutputGradient<'_, T>),
+        gradient: &mut Linear<Option<Gradient<T>>>,
+        hidden: Option<HiddenBackward<'_, T>>,
+    ) {
+        let Some((adapter, gradient)) = self.adapter.as_ref().zip(gradient.adapter.as_mut()) else { return };
+        let HiddenBackward { hidden, d_hidden, factors } =
+            hidden.expect("a policy with adapters has memory for their backward");
+        let mut d_output = match d_y {
+            OutputGradient::Joined(rows) => lora::Input::Joined(rows),
+            OutputGradient::Apart(x) => {
+                let hidden = d_hidden.into_range(0..n_rows * adapter.modules[0].hidden.of);
+                lora::Input::Apart { x, hidden }
+            }
+        };
+        adapter.backward(device, n_rows, x, &mut d_output, gradient, (hidden, factors));
+    }
+
     /// As [`Linear::backward`] of a layer whose x is a SwiGLU's output, and the gradient of gate and up; that of x is not
     /// kept. Shape: d_x as above, left holding anything.
     pub fn backward_swiglu(
@@ -235,12 +257,24 @@ impl<T: Float> Linear<Parameter<T>> {
         to: ActivationBackward<'_, T>,
     ) {
         let ActivationBackward { dims, gate_up, d_gate_up } = to;
+        let hidden =
+            hidden.map(|hidden| HiddenBackward { factors: self.factors_beside_swiglu(device), ..hidden });
         match self.backward_weights(device, dims.tokens, of, d_x.reborrow(), gradient, hidden) {
             Some((adapter, d_hidden)) => {
-                matmul_lora::backward_swiglu(device, dims, &adapter, (d_hidden, d_x), gate_up, d_gate_up);
+                let d_a = gradient.adapter.as_mut().and_then(|adapter| adapter.a.as_mut());
+                let d_a =
+                    d_a.filter(|_| matmul_lora::makes_first_factor(device, &adapter)).map(Gradient::writable);
+                let down = DownGradient { adapter: &adapter, d_hidden, d_activated: d_x };
+                matmul_lora::backward_swiglu(device, dims, down, gate_up, d_gate_up, d_a);
             }
             None => swiglu::backward(device, dims, gate_up, d_x.into_view(), d_gate_up),
         }
+    }
+
+    /// The factors whose gradients [`Linear::backward_swiglu`] leaves to the adapter's own backward.
+    fn factors_beside_swiglu(&self, device: &Device) -> Factors {
+        let makes_first = |adapter: &Adapter<_>| matmul_lora::makes_first_factor(device, &adapter.factors());
+        if self.adapter.as_ref().is_some_and(makes_first) { Factors::Second } else { Factors::Both }
     }
 
     /// [`Linear::backward`] without the terms' part of d_x where that is still to be made from what is returned.
@@ -259,7 +293,8 @@ impl<T: Float> Linear<Parameter<T>> {
             (OutputGradient::Apart(d_y), _, _) => d_y,
             (OutputGradient::Joined(rows), Some(adapter), Some(gradient)) => {
                 let mut d_y = lora::Input::Joined(rows);
-                adapter.backward(device, n_rows, x, &mut d_y, gradient, memory().hidden);
+                let HiddenBackward { hidden, factors, .. } = memory();
+                adapter.backward(device, n_rows, x, &mut d_y, gradient, (hidden, factors));
                 let lora::Input::Joined(rows) = d_y else { return None };
                 matmul_lora::backward_input(device, n_rows, rows.into_view(), self.unpacked(device), d_x);
                 return None;
@@ -276,10 +311,10 @@ impl<T: Float> Linear<Parameter<T>> {
             matmul::backward_weight(device, dims, x, d_y, write, d_weight);
         }
         let (adapter, gradient) = self.adapter.as_ref().zip(gradient.adapter.as_mut())?;
-        let HiddenBackward { hidden, d_hidden } = memory();
+        let HiddenBackward { hidden, d_hidden, factors } = memory();
         let mut d_hidden = d_hidden.into_range(0..n_rows * adapter.modules[0].hidden.of);
         let mut d_output = lora::Input::Apart { x: d_y, hidden: d_hidden.reborrow() };
-        adapter.backward(device, n_rows, x, &mut d_output, gradient, hidden);
+        adapter.backward(device, n_rows, x, &mut d_output, gradient, (hidden, factors));
         Some((adapter.factors(), d_hidden.into_view()))
     }
 }
@@ -320,7 +355,7 @@ impl<T: Float> Adapter<Parameter<T>> {
         }
     }
 
-    /// Adds to the gradients of the factors. `d_output` has d_y for x, and the gradient of `x A^T` is written to its hidden;
+    /// Adds to the gradients of the factors, or of the second alone. `d_output` has d_y for x, and the gradient of `x A^T` is written to its hidden;
     /// `hidden` is `x A^T`, `None` where it lies behind x.
     fn backward(
         &self,
@@ -329,7 +364,7 @@ impl<T: Float> Adapter<Parameter<T>> {
         x: View<'_, T>,
         d_output: &mut lora::Input<'_, T>,
         gradient: &mut Adapter<Option<Gradient<T>>>,
-        hidden: Option<View<'_, T>>,
+        (hidden, made): (Option<View<'_, T>>, Factors),
     ) {
         let factors = self.factors();
         let hidden = match hidden {
@@ -339,7 +374,7 @@ impl<T: Float> Adapter<Parameter<T>> {
         lora::backward_hidden(device, n_rows, &factors, d_output);
         let to = lora::FactorGradients {
             b: gradient.b.iter_mut().flatten().map(Gradient::writable).collect(),
-            a: gradient.a.as_mut().map(Gradient::writable),
+            a: gradient.a.as_mut().filter(|_| made == Factors::Both).map(Gradient::writable),
         };
         let d_hidden = d_output.hidden(self.modules[0].outputs.of);
         let of = lora::Backward { x, d_y: d_output.x(), hidden, d_hidden };

@@ -75,7 +75,7 @@ impl<T: Float> Policy<T> {
         PolicySpec { config, lora }: PolicySpec<'_>,
         weights: DecoderWeights<Parameter<T>>,
     ) -> Self {
-        device.prepare(config.head_dim);
+        device.prepare(config.head_dim, lora.is_some());
         Self {
             id: PolicyId::next(),
             device: device.clone(),

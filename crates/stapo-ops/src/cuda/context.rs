@@ -13,6 +13,7 @@ use super::kernels::{SOURCES, Scope, Source};
 use super::module::{self, Function};
 use super::pinned::Pinned;
 use super::probe::{Gpu, gpu, probe};
+use super::signal::Signals;
 
 /// How weights and activations are stored on the GPU. Sums, log-probabilities, gradients of weights and optimizer state
 /// are f32 in both.
@@ -48,6 +49,15 @@ impl Default for CudaOptions {
     }
 }
 
+/// The kernels that were loaded together, before their first use.
+#[derive(Default)]
+struct PreparedKernels {
+    /// Of heads of these dimensions.
+    dims: HashSet<usize>,
+    /// Whether those of adapters were.
+    adapters: bool,
+}
+
 pub(crate) struct Cuda {
     device: sys::CUdevice,
     pub(super) context: sys::CUcontext,
@@ -57,11 +67,11 @@ pub(crate) struct Cuda {
     arch: String,
     /// Loaded kernels by name and head dimension.
     functions: Mutex<HashMap<(String, usize), Function>>,
-    /// Head dimensions whose kernels were loaded together.
-    prepared_dims: Mutex<HashSet<usize>>,
+    prepared: Mutex<PreparedKernels>,
     pub(super) blas: Mutex<Blas>,
     /// Pinned blocks that wait for their next use.
     pub(super) pinned: Mutex<Vec<Pinned>>,
+    pub(super) signals: Mutex<Signals>,
     /// Whether the last kernel that was queued wrote weights, see `Launch::writes_weights`.
     pub(super) wrote_weights: AtomicBool,
 }
@@ -118,9 +128,10 @@ impl Cuda {
             gpu,
             arch,
             functions: Mutex::default(),
-            prepared_dims: Mutex::default(),
+            prepared: Mutex::default(),
             blas: Mutex::default(),
             pinned: Mutex::default(),
+            signals: Mutex::default(),
             wrote_weights: AtomicBool::new(false),
         })
     }
@@ -130,19 +141,25 @@ impl Cuda {
         self.load_all(SOURCES.iter().filter(|source| source.scope == Scope::Once), 0)
     }
 
-    /// The same for the kernels that a model with heads of this dimension uses, so that its first step does not compile them
-    /// one after the other. A kernel that fails to compile is told of where it is used.
-    pub(crate) fn prepare(&self, head_dim: usize) {
-        if !lock(&self.prepared_dims).insert(head_dim) {
-            return;
-        }
+    /// The same for the kernels that a model with heads of this dimension uses, and its adapters, so that its first step does
+    /// not compile them one after the other. A kernel that fails to compile is told of where it is used.
+    pub(crate) fn prepare(&self, head_dim: usize, has_adapters: bool) {
         let is_plain = self.options.precision == Precision::F32;
-        let is_hopper = self.is_hopper() && !is_plain && [64, 128].contains(&head_dim);
+        let (of_heads, of_adapters) = {
+            let mut prepared = lock(&self.prepared);
+            let of_adapters = has_adapters && !prepared.adapters;
+            prepared.adapters |= has_adapters;
+            (prepared.dims.insert(head_dim), of_adapters)
+        };
+        let is_hopper = self.is_hopper() && !is_plain;
+        let has_hopper_form = is_hopper && [64, 128].contains(&head_dim);
         let is_used = |source: &&&'static Source| match source.scope {
             Scope::Once => false,
-            Scope::Hopper => is_hopper,
-            Scope::HopperOnce => is_hopper && !source.is_of_adapters(),
-            Scope::HeadDim => source.is_of_precision(is_plain) && !(is_hopper && source.has_hopper_form()),
+            Scope::HopperOnce if source.is_of_adapters() => of_adapters && is_hopper,
+            Scope::Hopper | Scope::HopperOnce => of_heads && has_hopper_form,
+            Scope::HeadDim => {
+                of_heads && source.is_of_precision(is_plain) && !(has_hopper_form && source.has_hopper_form())
+            }
         };
         let _ = self.load_all(SOURCES.iter().filter(is_used), head_dim);
     }
@@ -213,6 +230,7 @@ impl Drop for Cuda {
             let _ = ctx::set_current(self.context);
             let _ = stream::synchronize(self.stream);
             lock(&self.blas).close();
+            lock(&self.signals).close();
             lock(&self.pinned).drain(..).for_each(|pinned| pinned.release());
             let _ = stream::destroy(self.stream);
             let _ = primary_ctx::release(self.device);

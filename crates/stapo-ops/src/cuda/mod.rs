@@ -17,6 +17,8 @@ mod grid;
 pub mod kernels;
 mod launch;
 mod libraries;
+#[cfg(test)]
+mod lora_case;
 mod memory;
 mod module;
 mod nccl;
@@ -28,6 +30,7 @@ mod probe;
 mod product;
 #[cfg(test)]
 mod shared_out;
+mod signal;
 mod slice;
 mod table;
 mod tensor_map;

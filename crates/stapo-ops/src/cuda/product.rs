@@ -10,6 +10,7 @@ use super::context::{Cuda, lock};
 use super::error::{self, Code, CudaError};
 use super::kernels::ELEMENTWISE;
 use super::slice::{ElementType, Slice};
+use crate::memory::OutOfMemory;
 
 /// `c (+)= alpha op(a) op(b)` in column-major order: op(a) `[m, k]`, op(b) `[k, n]`, c `[m, n]`. In forward and in the
 /// input's gradient n is the number of tokens.
@@ -138,6 +139,12 @@ impl Cuda {
         Slice::plain(address, ElementType::F32, len)
     }
 
+    /// The address of two numbers of 32 bits, both 0: a signal, and a count of those that have seen it. The kernels that are
+    /// given it leave both at 0. The same signal is given again only after many others.
+    pub(crate) fn signal(self: &Arc<Self>) -> u64 {
+        lock(&self.signals).next(|n_bytes| or_fail(Allocation::zeros(self, None, n_bytes)).leak())
+    }
+
     /// Products of odd widths, which only tiny models have.
     fn plain_product(&self, p: &MatrixProduct) {
         assert!(p.batch.is_none(), "products of a batch have widths that cuBLASLt takes");
@@ -156,9 +163,11 @@ impl Cuda {
 /// The address of memory that lives as long as the context, which frees it. An `Allocation` inside of the context would
 /// hold a reference to the context and keep it alive for ever.
 fn allocate_workspace(cuda: &Arc<Cuda>, n_bytes: usize) -> u64 {
-    let workspace = Allocation::new(cuda, n_bytes);
-    let workspace = workspace.unwrap_or_else(|error| {
+    or_fail(Allocation::new(cuda, n_bytes)).leak()
+}
+
+fn or_fail(memory: Result<Allocation, OutOfMemory>) -> Allocation {
+    memory.unwrap_or_else(|error| {
         error::fail(CudaError::told("workspace of products", error, Code::OutOfMemory))
-    });
-    workspace.leak()
+    })
 }

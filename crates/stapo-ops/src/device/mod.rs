@@ -166,10 +166,10 @@ impl Device {
         }
     }
 
-    /// Makes the kernels of a model with heads of this dimension ready, where a device has such.
-    pub fn prepare(&self, head_dim: usize) {
+    /// Makes the kernels of a model with heads of this dimension, and of its adapters, ready, where a device has such.
+    pub fn prepare(&self, head_dim: usize, has_adapters: bool) {
         if let Backend::Cuda(cuda) = self.backend() {
-            cuda.prepare(head_dim);
+            cuda.prepare(head_dim, has_adapters);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::lora::{self, Adapter, Input};
 use crate::matmul::cuda::{DeepProduct, SPLIT_K, uses_split_k};
 use crate::matmul::small_m::Output;
 use crate::rmsnorm::cuda::{Addend, Addition};
-use crate::{Device, Float, View, ViewMut, Weight, check, matmul, pitch_of, rmsnorm, swiglu};
+use crate::{Device, Float, View, ViewMut, Weight, Write, check, matmul, pitch_of, rmsnorm, swiglu};
 
 /// `y = x W^T + bias`, and the terms of the adapter. Shapes: weight `[outputs, inputs]`, joined where the input is; bias
 /// `[outputs]`.
@@ -42,13 +42,7 @@ impl<T: Float> Product<'_, T> {
 
     /// The layer as the kernels for few rows take it, on a GPU.
     fn few_rows(&self, tokens: usize) -> Layer<'_, T> {
-        Layer {
-            d: self.dims(tokens),
-            x: self.input.x().cuda(),
-            weight: self.weight,
-            adapter: self.adapter,
-            hidden: self.input.hidden(self.weight.shape().inputs).placed(tokens),
-        }
+        Layer { d: self.dims(tokens), x: self.input.x().cuda(), weight: self.weight, adapter: self.adapter }
     }
 
     /// On a GPU, the split-K product with the terms of joined adapters; `None` where the product does not use split-K.
@@ -66,7 +60,6 @@ pub fn forward<T: Float>(device: &Device, tokens: usize, product: Product<'_, T>
     product.check(op, tokens);
     let mut product = product;
     check(op, "y", y.len(), tokens * product.weight.shape().outputs);
-    product.project(device, tokens);
     if let Backend::Cuda(cuda) = device.backend()
         && tokens > 0
     {
@@ -77,9 +70,11 @@ pub fn forward<T: Float>(device: &Device, tokens: usize, product: Product<'_, T>
             return layer.run(Output::Product, cuda, y.cuda());
         }
         if product.weight.is_joined() {
+            product.project(device, tokens);
             return run_joined(cuda, tokens, &product, y.cuda());
         }
     }
+    product.project(device, tokens);
     let Input::Apart { x, hidden } = product.input else { return };
     matmul::forward(device, tokens, x, product.weight, product.bias, y.reborrow());
     lora::expand(device, tokens, product.adapter, hidden.into_view(), y);
@@ -123,8 +118,6 @@ pub fn forward_swiglu<T: Float>(
         && kept == GateUp::Dropped
         && product.few_rows(dims.tokens).fits(Output::Swiglu, cuda, out.cuda())
     {
-        let mut product = product;
-        product.project(device, dims.tokens);
         return product.few_rows(dims.tokens).run(Output::Swiglu, cuda, out.cuda());
     }
     forward(device, dims.tokens, product, gate_up.reborrow());
@@ -159,14 +152,14 @@ pub fn forward_add_rmsnorm<T: Float>(
     if let Backend::Cuda(cuda) = device.backend()
         && let Some(deep) = product.deep(dims.tokens)
     {
-        let mut product = product;
-        product.project(device, dims.tokens);
         let to = (sum.cuda(), out.normed.cuda(), out.inv_rms.cuda());
         let (stream, norm_weight) = (stream.cuda(), norm_weight.cuda());
         if let Some(partials) = partials_of_few_rows(cuda, &product.few_rows(dims.tokens)) {
             let add = Addition { addend: Addend::SplitK(partials), rows: None, sum: to.0 };
             return rmsnorm::cuda::forward(cuda, dims, stream, Some(add), norm_weight, to.1, to.2);
         }
+        let mut product = product;
+        product.project(device, dims.tokens);
         return matmul_add_rmsnorm::run(cuda, dims, stream, &deep, norm_weight, to);
     }
     forward(device, dims.tokens, product, addend.reborrow());
@@ -213,34 +206,53 @@ pub fn backward_input<T: Float>(
     matmul::cuda::backward_input_rows(cuda, (tokens, depth), d_y.cuda(), (both.cuda(), pitch), d_x);
 }
 
-/// `lora::backward_input` of a layer that takes in a SwiGLU's output, then `swiglu::backward`. Shapes: d_hidden
-/// `[T, pitch]`; d_activated `[T, width]`, the gradient without the terms' part, left holding anything; gate_up, d_gate_up
-/// `[T, 2 width]`, the last overwritten.
+/// Whether [`backward_swiglu`] makes the gradient of the adapter's first factor.
+pub fn makes_first_factor<T: Float>(device: &Device, adapter: &Adapter<'_, T>) -> bool {
+    matches!(device.backend(), Backend::Cuda(cuda) if lora::cuda_backward::makes_first_factor(cuda, adapter))
+}
+
+/// What [`backward_swiglu`] reads of down. Shapes: d_hidden `[T, pitch]`; d_activated `[T, width]`, the gradient without the
+/// terms' part, left holding anything.
+pub struct DownGradient<'a, T: Float> {
+    pub adapter: &'a Adapter<'a, T>,
+    pub d_hidden: View<'a, T>,
+    pub d_activated: ViewMut<'a, T>,
+}
+
+/// `lora::backward_input` of a layer that takes in a SwiGLU's output, then `swiglu::backward`, and with `d_a` the gradient of the
+/// layer's first factor. Shapes: gate_up, d_gate_up `[T, 2 width]`, the last overwritten; d_a `[rank, width]`.
+///
+/// # Panics
+/// If that gradient is asked for where [`makes_first_factor`] denies it.
 pub fn backward_swiglu<T: Float>(
     device: &Device,
     dims: swiglu::Dims,
-    adapter: &Adapter<'_, T>,
-    (d_hidden, mut d_activated): (View<'_, T>, ViewMut<'_, T>),
+    down: DownGradient<'_, T>,
     gate_up: View<'_, T>,
     d_gate_up: ViewMut<'_, T>,
+    d_a: Option<(ViewMut<'_, T>, Write)>,
 ) {
     let op = "fused::matmul_lora::backward_swiglu";
+    let DownGradient { adapter, d_hidden, mut d_activated } = down;
     check(op, "d_activated", d_activated.len(), dims.tokens * dims.width);
     check(op, "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
     pitch_of(op, "d_gate_up", d_gate_up.len(), dims.tokens, 2 * dims.width);
+    if let Some((d_a, _)) = &d_a {
+        assert!(makes_first_factor(device, adapter), "{op}: the gradient of a first factor");
+        check(op, "d_a", d_a.len(), adapter.a.shape().len());
+    }
+    if dims.tokens == 0 {
+        return d_a.into_iter().for_each(lora::clear);
+    }
     if let Backend::Cuda(cuda) = device.backend()
         && lora::cuda::fits(cuda, adapter)
     {
         check(op, "d_hidden", d_hidden.len(), dims.tokens * adapter.pitch());
         let of_down = (d_hidden.cuda(), d_activated.cuda());
-        return lora::cuda::backward_swiglu(
-            cuda,
-            dims.tokens,
-            adapter,
-            of_down,
-            gate_up.cuda(),
-            d_gate_up.cuda(),
-        );
+        let (gate_up, d_gate_up) = (gate_up.cuda(), d_gate_up.cuda());
+        let d_a = d_a.as_ref().map(|(d_a, write)| (d_a.cuda(), *write));
+        let tokens = dims.tokens;
+        return lora::cuda_backward::backward_swiglu(cuda, tokens, adapter, of_down, gate_up, d_gate_up, d_a);
     }
     lora::backward_input(device, dims.tokens, adapter, d_hidden, d_activated.reborrow());
     swiglu::backward(device, dims, gate_up, d_activated.into_view(), d_gate_up);

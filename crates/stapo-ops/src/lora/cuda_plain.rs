@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::cuda::{Backward, Placed, fits, module_columns};
+use super::cuda::{Placed, fits, module_columns};
+use super::cuda_backward::Backward;
 use super::{Adapter, Module};
 use crate::cuda::{Cuda, MatrixProduct, Placement, Slice};
 use crate::matmul::Dims;

@@ -14,10 +14,11 @@
 //! cannot be joined, take the kernels of `matmul`: one chain for `hidden`, and one over the ranks that starts from 0 and is
 //! added in f32 to the rounded product, after which the sum is rounded once more. No result depends on the number of rows
 //! or threads. On the CPU the gradients follow the laws of `matmul`; on a Hopper GPU those of the factors are the sums of
-//! chains over some hundred tokens each, added in order.
+//! chains over an eighth of the tokens each, added in order.
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod cuda_backward;
 mod cuda_plain;
 pub(crate) mod small_m;
 #[cfg(test)]
@@ -26,6 +27,7 @@ mod unpack;
 
 pub use unpack::unpack;
 
+use crate::cuda::TILE_COLUMNS;
 use crate::device::Backend;
 use crate::matmul::cuda::GROUP_ROWS;
 use crate::{Device, Float, Shape, View, ViewMut, Weight, Write, check, pitch_of};
@@ -48,9 +50,10 @@ pub struct Module {
     pub outputs: Band,
 }
 
-/// Columns of `hidden` for the adapters of `n_modules` modules: whole matrix instructions of a GPU for each module.
+/// Columns of `hidden` for the adapters of `n_modules` modules: whole matrix instructions of a GPU for each module, and in all
+/// whole tiles of 128 bytes, so that rows of joined adapters begin at such multiples as they do without them.
 pub fn pitch(n_modules: usize, rank: usize) -> usize {
-    n_modules * rank.next_multiple_of(GROUP_ROWS)
+    (n_modules * rank.next_multiple_of(GROUP_ROWS)).next_multiple_of(TILE_COLUMNS)
 }
 
 /// Columns that the adapters of a layer take behind its weight, on a device that joins them; 0 where they cannot be joined.
@@ -205,7 +208,7 @@ pub fn project<T: Float>(device: &Device, tokens: usize, adapter: &Adapter<'_, T
         Backend::Cuda(cuda) => {
             let hidden = input.hidden(adapter.inputs()).placed(tokens);
             if cuda::fits(cuda, adapter) {
-                cuda::project(cuda, tokens, input.x().cuda(), adapter, hidden);
+                cuda::project(cuda, tokens, input.x().cuda(), adapter, hidden, None);
             } else {
                 cuda_plain::project(cuda, tokens, input.x().cuda(), adapter, hidden);
             }
@@ -260,7 +263,7 @@ pub fn backward_hidden<T: Float>(
         Backend::Cuda(cuda) => {
             let (d_y, d_hidden) = (gradient.x().cuda(), gradient.hidden(adapter.outputs()).placed(tokens));
             if cuda::fits(cuda, adapter) {
-                cuda::backward_hidden(cuda, tokens, adapter, d_y, d_hidden);
+                cuda_backward::backward_hidden(cuda, tokens, adapter, d_y, d_hidden);
             } else {
                 cuda_plain::backward_hidden(cuda, tokens, adapter, d_y, d_hidden);
             }
@@ -308,10 +311,7 @@ pub fn backward_factors<T: Float>(
         check(op, "d_a", d_a.len(), adapter.a.shape().len());
     }
     if tokens == 0 {
-        for gradient in to.b.into_iter().chain(to.a) {
-            cleared(gradient);
-        }
-        return;
+        return to.b.into_iter().chain(to.a).for_each(clear);
     }
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -328,9 +328,9 @@ pub fn backward_factors<T: Float>(
             let d_b: Vec<_> = to.b.iter().map(|(d_b, write)| (d_b.cuda(), *write)).collect();
             let d_a = to.a.as_ref().map(|(d_a, write)| (d_a.cuda(), *write));
             let (hidden, d_hidden) = (hidden.placed(tokens), d_hidden.placed(tokens));
-            let of = cuda::Backward { x: x.cuda(), d_y: d_y.cuda(), hidden, d_hidden };
+            let of = cuda_backward::Backward { x: x.cuda(), d_y: d_y.cuda(), hidden, d_hidden };
             if cuda::fits(cuda, adapter) {
-                cuda::backward_factors(cuda, tokens, adapter, &of, &d_b, d_a);
+                cuda_backward::backward_factors(cuda, tokens, adapter, &of, &d_b, d_a);
             } else {
                 cuda_plain::backward_factors(cuda, tokens, adapter, &of, &d_b, d_a);
             }
@@ -355,7 +355,7 @@ pub fn backward_input<T: Float>(
             T::lora_backward_input(cpu, of, d_hidden.host(), adapter.a, d_x.into_host());
         }
         Backend::Cuda(cuda) if cuda::fits(cuda, adapter) => {
-            cuda::backward_input(cuda, tokens, adapter, d_hidden.cuda(), d_x.cuda());
+            cuda_backward::backward_input(cuda, tokens, adapter, d_hidden.cuda(), d_x.cuda());
         }
         Backend::Cuda(cuda) => {
             cuda_plain::backward_input(cuda, tokens, adapter, d_hidden.cuda(), d_x.cuda());
@@ -369,4 +369,9 @@ fn cleared<T: Float>((mut to, write): (ViewMut<'_, T>, Write)) -> ViewMut<'_, T>
         to.fill(T::ZERO);
     }
     to
+}
+
+/// What becomes of a gradient without tokens.
+pub(crate) fn clear<T: Float>(gradient: (ViewMut<'_, T>, Write)) {
+    cleared(gradient);
 }

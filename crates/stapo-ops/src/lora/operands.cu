@@ -10,72 +10,52 @@
 // Elements of a tile of 64 rows and 64 columns.
 #define TILE (64 * 64)
 
-// d (+)= a b: a [64, 16] and b [16, N] in shared memory. TA, TB: 1 where the operand is MN-major.
-template <int TA, int TB>
-__device__ __forceinline__ void wgmma_shared(float (&d)[2][4], u64 a, u64 b, bool adds) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %10, 0; "
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "%8, %9, p, 1, 1, %11, %12; }"
-        : FOUR(d, 0), FOUR(d, 1)
-        : "l"(a), "l"(b), "r"((int)adds), "n"(TA), "n"(TB));
-}
-template <int TA, int TB>
-__device__ __forceinline__ void wgmma_shared(float (&d)[4][4], u64 a, u64 b, bool adds) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %18, 0; "
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "%16, %17, p, 1, 1, %19, %20; }"
-        : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3)
-        : "l"(a), "l"(b), "r"((int)adds), "n"(TA), "n"(TB));
-}
-template <int TA, int TB>
-__device__ __forceinline__ void wgmma_shared(float (&d)[8][4], u64 a, u64 b, bool adds) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, %35, %36; }"
-        : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3), FOUR(d, 4), FOUR(d, 5), FOUR(d, 6), FOUR(d, 7)
-        : "l"(a), "l"(b), "r"((int)adds), "n"(TA), "n"(TB));
-}
-template <int TA, int TB>
-__device__ __forceinline__ void wgmma_shared(float (&d)[12][4], u64 a, u64 b, bool adds) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %50, 0; "
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
-        "%42, %43, %44, %45, %46, %47}, "
-        "%48, %49, p, 1, 1, %51, %52; }"
-        : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3), FOUR(d, 4), FOUR(d, 5), FOUR(d, 6), FOUR(d, 7), FOUR(d,
-          8), FOUR(d, 9), FOUR(d, 10), FOUR(d, 11)
-        : "l"(a), "l"(b), "r"((int)adds), "n"(TA), "n"(TB));
-}
-template <int TA, int TB>
-__device__ __forceinline__ void wgmma_shared(float (&d)[16][4], u64 a, u64 b, bool adds) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
-        "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-        "%62, %63}, "
-        "%64, %65, p, 1, 1, %67, %68; }"
-        : FOUR(d, 0), FOUR(d, 1), FOUR(d, 2), FOUR(d, 3), FOUR(d, 4), FOUR(d, 5), FOUR(d, 6), FOUR(d, 7), FOUR(d,
-          8), FOUR(d, 9), FOUR(d, 10), FOUR(d, 11), FOUR(d, 12), FOUR(d, 13), FOUR(d, 14), FOUR(d, 15)
-        : "l"(a), "l"(b), "r"((int)adds), "n"(TA), "n"(TB));
-}
+// Most modules of a linear layer.
+#define MODULES 3
+// Parts of the depth of x A^T, each a chain of its own; they are added in order.
+#define PARTS 4
 
-// Which module's outputs a block computes, and which of its columns come first. Blocks take `width` columns each.
+// One TMA descriptor for each module.
+struct alignas(64) Maps {
+    TensorMap of[MODULES];
+};
+
+// The modules of a linear layer that have an adapter. `hidden` [T, pitch] has x A^T of module i from column hidden[i]
+// on, where each module takes `apart` columns, the rank rounded up to 16, the depth of a matrix instruction.
+// The module's outputs are `outputs[i]` columns of y from start[i] on. `columns` of hidden take part in a product: the
+// rank, or all of them.
+struct Modules {
+    int n, rank, apart, columns, pitch, hidden[MODULES], start[MODULES], outputs[MODULES];
+};
+
+// d (+)= a b: a [64, 16] and b [16, N] in shared memory. TA, TB: 1 where the operand is MN-major. An instruction names each of
+// its registers, so every width N is written out: N / 2 results, then the operands.
+#define RESULTS_8(d, j) FOUR(d, j), FOUR(d, j + 1)
+#define RESULTS_16(d, j) RESULTS_8(d, j), RESULTS_8(d, j + 2)
+#define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_48 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_SHARED(N, NAMES, A, B, ADDS, MAJOR_A, MAJOR_B, ...)                                                      \
+    template <int TA, int TB>                                                                                          \
+    __device__ __forceinline__ void wgmma_shared(float (&d)[N / 8][4], u64 a, u64 b, bool adds) {                      \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #ADDS ", 0; "                                                  \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, %" #A ", %" #B             \
+                     ", p, 1, 1, %" #MAJOR_A ", %" #MAJOR_B "; }"                                                      \
+                     : __VA_ARGS__                                                                                     \
+                     : "l"(a), "l"(b), "r"((int)adds), "n"(TA), "n"(TB));                                              \
+    }
+WGMMA_SHARED(16, NAMES_8, 8, 9, 10, 11, 12, RESULTS_8(d, 0))
+WGMMA_SHARED(32, NAMES_16, 16, 17, 18, 19, 20, RESULTS_16(d, 0))
+WGMMA_SHARED(64, NAMES_32, 32, 33, 34, 35, 36, RESULTS_16(d, 0), RESULTS_16(d, 4))
+WGMMA_SHARED(96, NAMES_48, 48, 49, 50, 51, 52, RESULTS_16(d, 0), RESULTS_16(d, 4), RESULTS_16(d, 8))
+
+// The module that a tile of `width` columns belongs to, and the first of the columns. Each module begins with a tile.
 struct Place {
     int module, column;
 };
-__device__ __forceinline__ Place find_place(const Modules& m, int width) {
-    int module = 0, tile = blockIdx.x;
+__device__ __forceinline__ Place find_place(const Modules& m, int width, int tile) {
+    int module = 0;
     for (int tiles; module + 1 < m.n && tile >= (tiles = (m.outputs[module] + width - 1) / width); ++module) tile -= tiles;
     return {module, tile * width};
 }
@@ -100,3 +80,44 @@ __device__ __forceinline__ void tma_store_tile(const TensorMap& map, int column,
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until the copies have read shared memory.
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// Two numbers in the shared memory of another block of the cluster.
+__device__ __forceinline__ float2 load_of_block(const float* at, int block) {
+    u32 address;
+    float2 x;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(at)), "r"(block));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+    return x;
+}
+
+// Clears the columns from `from` to `end` of 64 rows from `first` on, of n rows that are `of` elements apart. By all of `threads`.
+__device__ __forceinline__ void clear_columns(bf16* to, int of, int first, int n, int from, int end, int threads) {
+    int width = (end - from) / 2;
+    for (int i = threadIdx.x; i < ROWS * width; i += threads)
+        if (first + i / width < n) *(u32*)(to + (size_t)(first + i / width) * of + from + i % width * 2) = 0;
+}
+
+// Stores a warpgroup's results of a product with 64 rows and N columns at (row, 0) of a matrix with rows N + 2 apart.
+template <int N> __device__ __forceinline__ void put_part(const float (&d)[N / 8][4], float* to, int row) {
+    row += result_row();
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j)
+            *(float2*)(to + (row + half * 8) * (N + 2) + result_column() + j * 8) =
+                make_float2(d[j][2 * half], d[j][2 * half + 1]);
+}
+
+// Two numbers of each of the N blocks of a cluster, added up in their order.
+template <int N> __device__ __forceinline__ float2 sum_of_parts(const float* at) {
+    float2 sum = load_of_block(at, 0);
+#pragma unroll
+    for (int p = 1; p < N; ++p) {
+        float2 next = load_of_block(at, p);
+        sum.x += next.x, sum.y += next.y;
+    }
+    return sum;
+}

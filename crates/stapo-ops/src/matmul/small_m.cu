@@ -50,31 +50,36 @@ template <> __device__ __forceinline__ void wgmma_tile<64>(float (&d)[8][4], con
         : OPERANDS);
 }
 
-// Which part of the product a block computes: columns from `first` on, depth from `from` on. Matrix m's rows are those
-// of W from m * apart on, its columns those from m * further on.
+// Which part of the product a block computes: columns from `first` on, `depth` columns of x and W from `from` on. Matrix m's
+// rows are those of W from m * apart on, its columns those from m * further on; all columns of W lie `shift` further on than
+// those of x. What the last step has beyond the end of x and W is 0.
 struct Share {
-    int first, from, depth, apart, further;
+    int first, from, depth, apart, further, shift;
+
+    __device__ __forceinline__ int n_steps() const { return (depth + STEP - 1) / STEP; }
 };
 
 // The loop of the thread that copies weights.
 template <int N, int MATRICES, class Weights>
 __device__ __forceinline__ void produce_weights(const Weights& ring, const TensorMap& map, const Share& share) {
-    for (int step = 0; step < share.depth / STEP; ++step) {
+    for (int step = 0; step < share.n_steps(); ++step) {
         u64* full = ring.begin_fill(step);
 #pragma unroll
         for (int m = 0; m < MATRICES; ++m)
 #pragma unroll
             for (int c = 0; c < STEP; c += 64)
                 tma_load_tile(ring.tile(step) + m * N * STEP + c * N, map,
-                              share.from + m * share.further + step * STEP + c, share.first + m * share.apart, full);
+                              share.from + share.shift + m * share.further + step * STEP + c,
+                              share.first + m * share.apart, full);
     }
 }
 
-// The loop of the thread that copies x, which the kernel in front of this one writes. Only the `n` rows that are there
+// The loop of the thread that copies x, for some of the steps. Only the `n` rows that are there
 // are copied, rounded up to the 8 of a swizzle; what the others hold reaches no result that is kept.
 template <class Inputs>
-__device__ __forceinline__ void produce_inputs(const Inputs& ring, const TensorMap& map, const Share& share, int n) {
-    for (int step = 0; step < share.depth / STEP; ++step) {
+__device__ __forceinline__ void produce_inputs(const Inputs& ring, const TensorMap& map, const Share& share, int n,
+                                               int first_step, int end) {
+    for (int step = first_step; step < end; ++step) {
         u64* full = ring.begin_fill(step, (n + 7) / 8 * 8 * STEP);
 #pragma unroll
         for (int c = 0; c < STEP; c += 64)
@@ -131,62 +136,93 @@ __device__ __forceinline__ void consume(float (&d)[MATRICES][N / 8][4], const Ro
     for (int m = 0; m < MATRICES; ++m) fence_registers(d[m]);
 }
 
-// What a product needs besides x and W: nothing. `load` is called by the thread that copies weights, `load_inputs` by the
-// thread that copies x, after the kernel in front of this one. INPUTS_FIRST: x was complete before that kernel let this one
-// start, and only what `load_inputs` copies is waited for.
-struct NoExtra {
-    static constexpr int SIZE = 0;
-    static constexpr bool INPUTS_FIRST = false;
-    __device__ __forceinline__ void init(bf16*, u64*) {}
-    __device__ __forceinline__ void load() {}
-    __device__ __forceinline__ void load_inputs() {}
+// When x may be read: all of it after the end of the kernel in front of this one. The thread that copies x calls `wait`, copies
+// the first `n_ready` steps, and calls `wait_for_rest` before the others.
+struct AfterPrevious {
+    __device__ __forceinline__ void wait() const { wait_for_previous_kernel(); }
+    __device__ __forceinline__ int n_ready(const Share& share) const { return share.n_steps(); }
+    __device__ __forceinline__ void wait_for_rest() const {}
 };
 
-// Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], Extra::SIZE elements, mbarriers, and two
-// mbarriers of `extra`. `finish` gets each thread's results and the row and column of the first of them.
-template <int N, int MATRICES, int X_STAGES, int W_STAGES, class Finish, class Extra = NoExtra>
+// Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], mbarriers. `finish` gets each thread's results and
+// the row and column of the first of them.
+template <int N, int MATRICES, int X_STAGES, int W_STAGES, class Finish, class Order = AfterPrevious>
 __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const TensorMap& map_w, const Share& share,
-                                                int n, Finish finish, Extra extra = Extra()) {
+                                                int n, Finish finish, Order order = Order()) {
     constexpr int X_SIZE = ROWS * STEP, W_SIZE = MATRICES * N * STEP;
-    bf16 *tiles_x = aligned_memory(), *tiles_w = tiles_x + X_STAGES * X_SIZE, *tiles_extra = tiles_w + W_STAGES * W_SIZE;
-    u64* barriers = (u64*)(tiles_extra + Extra::SIZE);
+    bf16 *tiles_x = aligned_memory(), *tiles_w = tiles_x + X_STAGES * X_SIZE;
+    u64* barriers = (u64*)(tiles_w + W_STAGES * W_SIZE);
     Ring<X_STAGES, X_SIZE> inputs = {tiles_x, barriers, barriers + X_STAGES};
     Ring<W_STAGES, W_SIZE> weights = {tiles_w, barriers + 2 * X_STAGES, barriers + 2 * X_STAGES + W_STAGES};
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     launch_dependents();
     if (threadIdx.x == CONSUMERS) {
         prefetch_tensor_map(map_x), prefetch_tensor_map(map_w);
-        inputs.init(), weights.init();
+        inputs.init(), weights.init(), mbarrier_init_fence();
     }
-    extra.init(tiles_extra, barriers + 2 * (X_STAGES + W_STAGES));
-    if (threadIdx.x == CONSUMERS) mbarrier_init_fence();
     __syncthreads();
     if (threadIdx.x == CONSUMERS) {
-        extra.load();
         produce_weights<N, MATRICES>(weights, map_w, share);
     } else if (threadIdx.x == CONSUMERS + 32) {
-        if (Extra::INPUTS_FIRST) produce_inputs(inputs, map_x, share, n);
-        wait_for_previous_kernel();
-        extra.load_inputs();
-        if (!Extra::INPUTS_FIRST) produce_inputs(inputs, map_x, share, n);
+        order.wait();
+        produce_inputs(inputs, map_x, share, n, 0, order.n_ready(share));
+        order.wait_for_rest();
+        produce_inputs(inputs, map_x, share, n, order.n_ready(share), share.n_steps());
     } else if (warp < 4) {
         float d[MATRICES][N / 8][4];
-        consume<N, MATRICES>(d, RingRows<decltype(inputs)>(inputs), weights, share.depth / STEP);
-        finish(d, warp * 16 + lane / 4, share.first + lane % 4 * 2, extra);
+        consume<N, MATRICES>(d, RingRows<decltype(inputs)>(inputs), weights, share.n_steps());
+        finish(d, warp * 16 + lane / 4, share.first + lane % 4 * 2);
     }
+}
+
+// Stores a thread's results, the first of them at (row, column) of y [n, outputs].
+template <int N>
+__device__ __forceinline__ void store_product(const float (&d)[N / 8][4], bf16* y, int n, int outputs, int row,
+                                              int column) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half, row += 8)
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j)
+            if (row < n && column + j * 8 < outputs)
+                *(u32*)(y + (size_t)row * outputs + column + j * 8) = pack(d[j][2 * half], d[j][2 * half + 1]);
+}
+
+// The same in f32, for a part of a split-K product.
+template <int N>
+__device__ __forceinline__ void store_part(const float (&d)[N / 8][4], float* part, int n, int outputs, int row,
+                                           int column) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half, row += 8)
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j)
+            if (row < n && column + j * 8 < outputs)
+                *(float2*)(part + (size_t)row * outputs + column + j * 8) = make_float2(d[j][2 * half], d[j][2 * half + 1]);
+}
+
+// The SwiGLU of gate and up, d[0] and d[1], to out [n, width] with rows `pitch` apart.
+template <int N>
+__device__ __forceinline__ void store_swiglu(const float (&d)[2][N / 8][4], bf16* out, int pitch, int n, int width,
+                                             int row, int column) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half, row += 8)
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            float y[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float g = widen(round_to<bf16>(d[0][j][2 * half + i])), u = widen(round_to<bf16>(d[1][j][2 * half + i]));
+                y[i] = g * sigmoid(g) * u;
+            }
+            if (row < n && column + j * 8 < width)
+                *(u32*)(out + (size_t)row * pitch + column + j * 8) = pack(y[0], y[1]);
+        }
 }
 
 template <int N, int X_STAGES, int W_STAGES>
 __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, bf16* y, int n, int outputs,
                                         int depth) {
-    auto finish = [&](const float (&d)[1][N / 8][4], int row, int column, NoExtra) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half, row += 8)
-#pragma unroll
-            for (int j = 0; j < N / 8; ++j)
-                if (row < n && column + j * 8 < outputs)
-                    *(u32*)(y + (size_t)row * outputs + column + j * 8) =
-                        pack(d[0][j][2 * half], d[0][j][2 * half + 1]);
+    auto finish = [&](const float (&d)[1][N / 8][4], int row, int column) {
+        store_product<N>(d[0], y, n, outputs, row, column);
     };
     small_m_product<N, 1, X_STAGES, W_STAGES>(x, w, Share{(int)blockIdx.x * N, 0, depth}, n, finish);
 }
@@ -206,14 +242,8 @@ KERNEL __launch_bounds__(THREADS, 1)
 product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, float* parts,
                         int n, int outputs, int depth) {
     int split = depth / gridDim.y;
-    auto finish = [&](const float (&d)[1][8][4], int row, int column, NoExtra) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half, row += 8)
-#pragma unroll
-            for (int j = 0; j < 8; ++j)
-                if (row < n && column + j * 8 < outputs)
-                    *(float2*)(parts + ((size_t)blockIdx.y * n + row) * outputs + column + j * 8) =
-                        make_float2(d[0][j][2 * half], d[0][j][2 * half + 1]);
+    auto finish = [&](const float (&d)[1][8][4], int row, int column) {
+        store_part<64>(d[0], parts + (size_t)blockIdx.y * n * outputs, n, outputs, row, column);
     };
     small_m_product<64, 1, 4, 4>(x, w, Share{(int)blockIdx.x * 64, (int)blockIdx.y * split, split}, n, finish);
 }
@@ -222,21 +252,8 @@ product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_consta
 KERNEL __launch_bounds__(THREADS, 1)
 swiglu_small_m_48(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* out, int n,
                   int width, int depth) {
-    auto finish = [&](const float (&d)[2][6][4], int row, int column, NoExtra) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half, row += 8)
-#pragma unroll
-            for (int j = 0; j < 6; ++j) {
-                float y[2];
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float g = widen(round_to<bf16>(d[0][j][2 * half + i])),
-                          u = widen(round_to<bf16>(d[1][j][2 * half + i]));
-                    y[i] = g * sigmoid(g) * u;
-                }
-                if (row < n && column + j * 8 < width)
-                    *(u32*)(out + (size_t)row * width + column + j * 8) = pack(y[0], y[1]);
-            }
+    auto finish = [&](const float (&d)[2][6][4], int row, int column) {
+        store_swiglu<48>(d, out, width, n, width, row, column);
     };
     small_m_product<48, 2, 3, 4>(x, w, Share{(int)blockIdx.x * 48, 0, depth, width}, n, finish);
 }

@@ -201,14 +201,15 @@ __device__ __forceinline__ void copy_factors(const Unpacked& w, u32 block) {
         if (at < n_behind) {
             u32 row = at / behind, column = at % behind * 8, in = column / w.columns;
             column %= w.columns;
-            int module = column / w.apart, rank = column % w.apart, own = (int)row - w.start[module];
+            int module = column / w.apart, rank = column % w.apart;
+            int own = module < w.n_modules ? (int)row - w.start[module] : -1;
             if (in + 1 == w.n_parts && own >= 0 && own < w.len[module])
                 for (int r = 0; r < 8 && rank + r < w.rank; ++r) eight[r] = w.b[module][(size_t)own * w.rank + rank + r];
             *(uint4*)(w.to + (size_t)row * w.pitch + in * (part + w.columns) + part + column) = x;
         } else if (w.a && at - n_behind < w.columns * (w.inputs / 8)) {
             u32 row = (at - n_behind) / (w.inputs / 8), column = (at - n_behind) % (w.inputs / 8) * 8;
             int module = row / w.apart, rank = row % w.apart;
-            if (rank < w.rank) x = *(const uint4*)(w.a + (size_t)(module * w.rank + rank) * w.inputs + column);
+            if (module < w.n_modules && rank < w.rank) x = *(const uint4*)(w.a + (size_t)(module * w.rank + rank) * w.inputs + column);
             *(uint4*)(w.to + (size_t)(w.outputs + row) * w.pitch + column) = x;
         }
     }
