@@ -223,7 +223,9 @@ fn shown(value: &Value) -> String {
 /// serde's message in plain words with the key's path. For an unknown key the hint is the place where a key of that name
 /// belongs, else the nearest of the names that serde says it expected.
 fn unreadable(root: &str, path: &str, message: &str, given: &Value) -> SettingsError {
-    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    // The lines behind the first say where the value stands.
+    let quoted: Vec<&str> =
+        message.lines().take(1).flat_map(|line| line.split('`').skip(1).step_by(2)).collect();
     let below = if path == "." { String::new() } else { path.replace('[', ".").replace(']', "") };
     let suggestion = match quoted.split_first() {
         Some((unknown, known)) if message.starts_with("unknown field") => {

@@ -70,7 +70,11 @@ fn unknown_names_suggest_the_nearest() {
     assert!(set("masks.3.q=0.1").contains("masks has no entry `3`; it has 1"));
     assert!(set("q").contains("has no `=`"));
     assert!(set("kl.beta=0.1").contains("kl.beta: this kind has no such key"));
-    assert!(set("mask_signals=sometimes").contains("unknown kind `sometimes`"));
+    let signals = set("mask_signals=sometimes");
+    assert!(
+        signals.contains("unknown kind `sometimes`") && signals.ends_with("known: current, behavior"),
+        "{signals}"
+    );
     assert!(
         complaint(ObjectiveSpec::from_toml("preset = 3"))
             .contains("preset: must be a preset name in quotes, not 3")
