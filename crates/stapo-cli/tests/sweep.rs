@@ -37,7 +37,7 @@ fn a_training_run_goes_on_from_every_fault() {
         name: "train",
         start: words("train config.toml --out out --json"),
         resume: words("train --resume out --json"),
-        stride: 1,
+        stride: 2,
     };
     work.sweep(&writer);
 }
@@ -49,7 +49,7 @@ fn a_pretraining_run_goes_on_from_every_fault() {
         name: "pretrain",
         start: words("pretrain pretrain.toml --out out --json --set steps=4 --set checkpoint_every_steps=2"),
         resume: words("pretrain --resume out --json"),
-        stride: 2,
+        stride: 4,
     };
     work.sweep(&writer);
 }
@@ -63,7 +63,7 @@ fn an_evaluation_goes_on_from_every_fault() {
             "eval --model base/model --benchmarks data.jsonl --samples 3 --max-tokens 12 --out out --json",
         ),
         resume: words("eval --resume out --json"),
-        stride: 1,
+        stride: 2,
     };
     work.sweep(&writer);
 }
@@ -72,7 +72,7 @@ fn an_evaluation_goes_on_from_every_fault() {
 fn an_experiment_goes_on_from_every_fault() {
     let work = Work::new();
     let words = words("experiment experiment.toml --out out --json");
-    let writer = Writer { name: "experiment", start: words.clone(), resume: words, stride: 3 };
+    let writer = Writer { name: "experiment", start: words.clone(), resume: words, stride: 7 };
     work.sweep(&writer);
 }
 
