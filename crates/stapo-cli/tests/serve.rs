@@ -1,13 +1,8 @@
 //! `stapo serve`: its answers, what it refuses, and its page in a browser while runs train.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod browser;
-mod common;
-
-use browser::runs::{STAPO, hostile, json_lines, lines, train};
-use browser::session::Session;
-use common::{complaint, ok, stapo};
+use crate::browser::runs::{STAPO, hostile, json_lines, lines, train};
+use crate::browser::session::Session;
+use crate::common::{complaint, ok, stapo};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
