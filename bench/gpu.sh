@@ -39,7 +39,7 @@ run() {
 }
 
 for program in ${tests[@]+"${tests[@]}"}; do
-    name=test-$(basename "${program%% *}")
+    name=test-$(basename "${program%%:*}" | tr " " -)
     # shellcheck disable=SC2086 # a program and its filter
     run "$name" 240 $program --test-threads=1 --nocapture --skip every_kernel_compiles
     grep -E '^test result' "$out/$name.log" | sed 's/.*: \(.*\). \([0-9]*\) passed; \([0-9]*\) failed.*/{"name": "parity", "passed": \2, "failed_tests": \3}/' >> "$out/results.jsonl"

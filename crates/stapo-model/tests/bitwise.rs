@@ -9,7 +9,7 @@ use stapo_model::generate::{
     Completion, Engine, EngineMemory, EngineSettings, Filter, Request, SamplingRule, Ticket,
 };
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind, Simd};
+use stapo_model::{CpuOptions, Device, Family, ModelConfig, Simd};
 
 fn config(family: Family) -> ModelConfig {
     let config = ModelConfig {

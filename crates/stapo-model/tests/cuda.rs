@@ -8,9 +8,7 @@ use stapo_model::decoder::{
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Moment, Optimizer, TensorState, Update};
 use stapo_model::ranks::RankError;
-use stapo_model::{
-    CpuOptions, Device, Family, Form, ModelConfig, Region, Rope, RopeKind, Stored, Tenant, TensorSpec,
-};
+use stapo_model::{CpuOptions, Device, Family, Form, ModelConfig, Region, Stored, Tenant, TensorSpec};
 
 fn gpu() -> Option<Device> {
     Device::cuda(CudaOptions::default()).map_err(|error| println!("skipped: {error}")).ok()

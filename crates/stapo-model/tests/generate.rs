@@ -5,7 +5,7 @@ use stapo_model::decoder::Policy;
 use stapo_model::generate::{
     Engine, EngineMemory, EngineSettings, Event, FinishReason, Request, RequestError, SamplingRule,
 };
-use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
+use stapo_model::{CpuOptions, Device, Family, ModelConfig};
 
 fn policy() -> Policy {
     let config = ModelConfig {

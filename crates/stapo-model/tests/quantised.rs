@@ -9,9 +9,7 @@ use stapo_model::decoder::{
 };
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{
-    CpuOptions, Device, Encoding, Family, ModelConfig, Pretrained, Rope, RopeKind, TensorSpec, Weights,
-};
+use stapo_model::{CpuOptions, Device, Encoding, Family, ModelConfig, Pretrained, TensorSpec, Weights};
 
 /// The down product uses split-K in bf16: it is at least 2048 deep.
 fn config(family: Family) -> ModelConfig {
