@@ -54,7 +54,7 @@ fn hostile_templates_are_refused_and_the_process_lives() {
     let all = cases();
     assert!(all.len() >= 120, "{} cases", all.len());
     in_own_process("hostile_templates::hostile_templates_are_refused_and_the_process_lives", || {
-        render_all(&all)
+        render_all(&all);
     });
 }
 
