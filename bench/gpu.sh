@@ -2,9 +2,9 @@
 # Correctness, exactness and speed of the engine on one GPU. The script needs built programs, and Python with PyTorch
 # and transformers for the comparison, but no Rust toolchain:
 #   cargo build --release -p stapo-rl --example bench_gpu; cargo build --release -p stapo-ops --example bench_gpu_ops
-#   cargo test -p stapo-ops --lib --no-run; cargo test -p stapo-model --test goldens --test cuda --test cuda_lost --no-run
+#   cargo test -p stapo-ops --lib --no-run; cargo test -p stapo-model --test all --test cuda_lost --no-run
 #   bench/gpu.sh --bench target/release/examples/bench_gpu --ops target/release/examples/bench_gpu_ops \
-#       --tests "target/debug/deps/stapo_ops-HASH cuda" ..
+#       --tests "target/debug/deps/stapo_ops-HASH cuda" --tests "target/debug/deps/all-HASH cuda::" ..
 # Options: --bench FILE; --ops FILE; --tests "FILE [FILTER]" (may be repeated); --quick leaves out PyTorch and the 8B shape; --out DIR
 # keeps the logs in DIR.
 set -u
@@ -39,7 +39,7 @@ run() {
 }
 
 for program in ${tests[@]+"${tests[@]}"}; do
-    name=test-$(basename "${program%% *}")
+    name=test-$(basename "${program%%:*}" | tr " " -)
     # shellcheck disable=SC2086 # a program and its filter
     run "$name" 240 $program --test-threads=1 --nocapture --skip every_kernel_compiles
     grep -E '^test result' "$out/$name.log" | sed 's/.*: \(.*\). \([0-9]*\) passed; \([0-9]*\) failed.*/{"name": "parity", "passed": \2, "failed_tests": \3}/' >> "$out/results.jsonl"

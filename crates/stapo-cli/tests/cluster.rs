@@ -1,7 +1,5 @@
 //! The files of `examples/cluster`, as far as they can be checked without a cluster; `bench/cluster.sh` runs two of them.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,9 +1,6 @@
 //! External verifiers behind their launcher, which is the program itself: the protocol, its limits, and what happens to
 //! programs that do not keep to it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::print_stdout, reason = "tests print what they tried and why they skip")]
-
 use stapo_core::{Problem, Verdict};
 use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::task::{

@@ -1,10 +1,6 @@
 //! Continuations from a token as sampled and from the preferred one.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::{complaint, ok, stapo};
+use crate::common::{complaint, ok, stapo};
 use serde_json::Value;
 use std::fs;
 

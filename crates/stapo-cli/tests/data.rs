@@ -1,11 +1,8 @@
 //! A user's own model and data: `init`, `problems`, `sft`, and the examples.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
 mod examples;
 
-use common::{complaint, ok, stapo};
+use crate::common::{complaint, ok, stapo};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;

@@ -4,8 +4,6 @@
 //! `configs/` and nothing else. Blocks fenced otherwise (`sh gpu`, `sh network`) and indented commands are only parsed,
 //! by the unit test `every_documented_command_parses`.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,5 @@
 //! `stapo fetch` against a local server that speaks the hub's protocol and can be told to misbehave.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use stapo_rl::disk::hex;

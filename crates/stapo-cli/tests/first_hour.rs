@@ -1,10 +1,6 @@
 //! One name for a model in every command, and shipped configs by name.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::{complaint, ok, stapo};
+use crate::common::{complaint, ok, stapo};
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -1,6 +1,6 @@
 //! `stapo grade` from the outside.
 
-#![allow(clippy::unwrap_used, clippy::format_collect, reason = "a test stops at the first surprise")]
+#![allow(clippy::format_collect, reason = "a test stops at the first surprise")]
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};

@@ -1,11 +1,7 @@
 //! Input and output that no program should trip over: endless lines, pipes in place of files, huge numbers, a full
 //! disk, control characters.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::{complaint, ok, stapo};
+use crate::common::{complaint, ok, stapo};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -1,8 +1,6 @@
 //! The rules of the house, checked on the source: which crate may import which, where `unsafe` may stand, how long
-//! files and functions may be, how many arguments they take, and that modules import each other in one direction.
-
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::print_stdout, reason = "each test prints what it found")]
+//! files and functions may be, how many arguments they take, that modules import each other in one direction, and that no
+//! file of tests is forgotten.
 
 mod modules;
 mod source;
@@ -277,6 +275,51 @@ fn modules_of_a_crate_import_each_other_in_one_direction() {
         findings.extend(circles.iter().map(|circle| format!("{name} {circle}")));
     }
     assert_none("circles of imports", &findings);
+}
+
+/// Names of files in a crate's folder of tests that no executable of tests holds: neither their own root, as the manifest
+/// says, nor a module of a root.
+fn tests_of_no_executable(manifest: &toml::Table, files: &[(String, String)]) -> Vec<String> {
+    let is_found_by_cargo =
+        manifest["package"].get("autotests").and_then(toml::Value::as_bool) != Some(false);
+    if is_found_by_cargo {
+        return Vec::new();
+    }
+    let targets = manifest.get("test").and_then(toml::Value::as_array);
+    let is_root = |name: &str| {
+        let path = format!("tests/{name}");
+        targets.is_some_and(|targets| targets.iter().any(|target| target["path"].as_str() == Some(&path)))
+    };
+    let is_module = |name: &str| {
+        let line = format!("mod {};", name.trim_end_matches(".rs"));
+        files
+            .iter()
+            .any(|(root, text)| is_root(root) && code_only(text).lines().any(|code| code.trim() == line))
+    };
+    let lost = files.iter().map(|(name, _)| name).filter(|name| !is_root(name) && !is_module(name));
+    lost.cloned().collect()
+}
+
+#[test]
+fn every_file_of_tests_is_run() {
+    let file = |name: &str, text: &str| (name.to_string(), text.to_string());
+    let planted =
+        [file("all.rs", "mod a;\n// mod b;\n"), file("a.rs", "mod c;"), file("b.rs", ""), file("c.rs", "")];
+    let manifest = "[package]\nautotests = false\n[[test]]\nname = \"all\"\npath = \"tests/all.rs\"";
+    assert_eq!(tests_of_no_executable(&manifest.parse().unwrap(), &planted), ["b.rs", "c.rs"]);
+    let mut findings = Vec::new();
+    for (name, folder) in crates() {
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap().parse().unwrap();
+        let tests = folder.join("tests");
+        let Ok(entries) = fs::read_dir(&tests) else { continue };
+        let paths = entries.map(|entry| entry.unwrap().path());
+        let paths = paths.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+        let below = |path: &Path| path.strip_prefix(&tests).unwrap().to_string_lossy().into_owned();
+        let files: Vec<_> = paths.map(|path| (below(&path), fs::read_to_string(&path).unwrap())).collect();
+        let lost = tests_of_no_executable(&manifest, &files);
+        findings.extend(lost.iter().map(|file| format!("{name}/tests/{file}: add `mod` to tests/all.rs")));
+    }
+    assert_none("files of tests that nothing runs", &findings);
 }
 
 #[test]

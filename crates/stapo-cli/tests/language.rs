@@ -1,7 +1,5 @@
 //! `stapo generate` and `stapo score` from the outside, on folders that `transformers` saved.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::io::Write;

@@ -1,8 +1,6 @@
 //! Every reading command on run folders and evaluations with seeded faults: done, or refused in words; never a panic,
 //! an abort or a command that does not end.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on has failed")]
-
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

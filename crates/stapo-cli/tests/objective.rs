@@ -1,7 +1,5 @@
 //! `stapo objective` from the outside.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::{Command, Output, Stdio};

@@ -1,13 +1,8 @@
 //! `stapo report` and `stapo inspect`: what they write, and how it behaves in a browser.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod browser;
-mod common;
-
-use browser::probe;
-use browser::runs::{STAPO, hostile, json_lines, lines, read, train};
-use common::{complaint, ok, stapo};
+use crate::browser::probe;
+use crate::browser::runs::{STAPO, hostile, json_lines, lines, read, train};
+use crate::common::{complaint, ok, stapo};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;

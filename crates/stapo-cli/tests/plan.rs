@@ -1,10 +1,6 @@
 //! `stapo plan` from the outside: without a GPU, weights and data, and measured on the CPU.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::{complaint, ok, stapo};
+use crate::common::{complaint, ok, stapo};
 use serde_json::Value;
 use std::path::Path;
 

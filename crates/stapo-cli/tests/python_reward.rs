@@ -1,9 +1,6 @@
 //! Python functions as verifiers: what a function is given and may return, and what happens to one that fails. The tests
 //! need `python3` and say so where there is none.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::print_stdout, reason = "tests print why they skip")]
-
 use stapo_core::{Problem, Verdict};
 use stapo_rl::restart;
 use stapo_rl::task::{

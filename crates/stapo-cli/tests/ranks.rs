@@ -2,11 +2,8 @@
 //! one fails.
 
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod common;
-
-use common::{ok, stapo};
+use crate::common::{ok, stapo};
 use serde_json::Value;
 use std::net::TcpListener;
 use std::path::Path;
@@ -395,6 +392,6 @@ fn an_evaluation_that_loses_a_rank_or_is_asked_to_stop_goes_on_with_what_is_left
 #[test]
 fn only_commands_that_share_their_work_are_launched() {
     let folder = tempfile::tempdir().unwrap();
-    let said = common::complaint(folder.path(), &["launch", "--ranks", "2", "grade", "x"]);
+    let said = crate::common::complaint(folder.path(), &["launch", "--ranks", "2", "grade", "x"]);
     assert!(said.contains("launch grade: expected one of train"), "{said}");
 }

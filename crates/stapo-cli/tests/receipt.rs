@@ -1,11 +1,8 @@
 //! Receipts: what `stapo verify` says of folders that are whole, changed, unfinished, or a stranger's.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod common;
-
-use common::{complaint, ok, stapo};
+use crate::common::{complaint, ok, stapo};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;

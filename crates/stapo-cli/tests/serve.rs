@@ -1,13 +1,8 @@
 //! `stapo serve`: its answers, what it refuses, and its page in a browser while runs train.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod browser;
-mod common;
-
-use browser::runs::{STAPO, hostile, json_lines, lines, train};
-use browser::session::Session;
-use common::{complaint, ok, stapo};
+use crate::browser::runs::{STAPO, hostile, json_lines, lines, train};
+use crate::browser::session::Session;
+use crate::common::{complaint, ok, stapo};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -284,6 +279,39 @@ fn assert_clean(session: &Session, server: &Server) {
     assert!(foreign.is_empty(), "requests outside: {foreign:?}");
 }
 
+/// How many points the page draws of a run's accuracy.
+const N_POINTS: &str =
+    "(document.querySelector('#accuracy .curve')?.getAttribute('d').match(/[ML]/g) || []).length";
+
+/// The page asks which numbers a run has, and then for their values: a step written between the questions is not lost.
+#[test]
+fn a_step_written_while_the_page_asks_is_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("late");
+    invented(&run, 0);
+    let server = Server::start(folder.path(), &[]);
+    let Some(mut session) = Session::start() else { return };
+    session.resize(1300, 900);
+    session.open(&server.page(""));
+    session.until("document.querySelector('a[href*=\"run=late\"]')");
+    session.value(
+        "(()=>{const ask=fetch;const held=new Promise((go)=>{window.release=go});\
+         window.fetch=async(url)=>{if(url.startsWith('/api/series')){window.isHeld=true;await held}return ask(url)};\
+         document.querySelector('a[href*=\"run=late\"]').click()})()",
+    );
+    session.until("window.isHeld");
+    let write = |step: u64| {
+        let mut metrics = std::fs::OpenOptions::new().append(true).open(run.join("metrics.jsonl")).unwrap();
+        writeln!(metrics, "{}", json!({"schema": 1, "step": step, "accuracy": 0.5})).unwrap();
+    };
+    write(1);
+    session.value("window.release()");
+    session.until("document.querySelector('#accuracy')");
+    write(2);
+    session.until(&format!("{N_POINTS} === 2"));
+    assert_clean(&session, &server);
+}
+
 /// A run is watched from its first step to its last, killed and resumed in between. Points appear as lines are written.
 #[test]
 fn a_run_is_watched_from_first_step_to_last_with_a_kill_between() {
@@ -312,17 +340,15 @@ fn a_run_is_watched_from_first_step_to_last_with_a_kill_between() {
     let mut training = start_training(at, &[&["--out", "runs/live"][..], &settings[..]].concat());
     session.until("[...document.querySelectorAll('.badge.running')].length === 1");
     session.value("document.querySelector('a[href*=\"run=live\"]').click()");
-    let n_points =
-        "(document.querySelector('#accuracy .curve')?.getAttribute('d').match(/[ML]/g) || []).length";
-    session.until(&format!("{n_points} >= 2"));
+    session.until(&format!("{N_POINTS} >= 2"));
     training.kill().unwrap();
     training.wait().unwrap();
     let written = last_step(&at.join("runs/live"));
-    let late = session.until(&format!("{n_points} >= {written}"));
+    let late = session.until(&format!("{N_POINTS} >= {written}"));
     println!("the page has every written point {} ms after the kill", late.as_millis());
     session.until("document.querySelector('.badge.died')");
     ok(&stapo(at, &["train", "--resume", "runs/live"]));
-    session.until(&format!("{n_points} === 24 && document.querySelector('.badge.done')"));
+    session.until(&format!("{N_POINTS} === 24 && document.querySelector('.badge.done')"));
     assert!(session.value("document.querySelectorAll('.mark.resume').length").as_u64().unwrap() > 0);
     let metrics = lines(at.join("runs/live/metrics.jsonl"));
     let shown = session.value("(async()=>(await stapo.app.ask('/api/series',{run:'live',key:'accuracy'})).runs[0].curves.accuracy.y)()");

@@ -3,8 +3,6 @@
 //! going on must give the same metrics, records, hashes and weights as a run that nothing happened to.
 
 #![cfg(debug_assertions)]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::print_stdout, reason = "the number of faults tried is shown")]
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

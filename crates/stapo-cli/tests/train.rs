@@ -1,10 +1,6 @@
 //! `stapo train` from the outside: killed, resumed, verified, exported, misused.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::{complaint, ok, stapo};
+use crate::common::{complaint, ok, stapo};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};

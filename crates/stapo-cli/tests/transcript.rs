@@ -1,11 +1,5 @@
 //! The way of a new user with a model and data of their own, as one transcript.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test fails by panicking and shows its transcript"
-)]
-
 use std::path::Path;
 use std::process::Command;
 

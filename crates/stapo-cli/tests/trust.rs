@@ -2,8 +2,6 @@
 //! with a run folder that they only read.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::print_stdout, reason = "tests print what they tried and why they skip")]
 
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;

@@ -1,11 +1,8 @@
 //! One writer per folder; signals; the life and death of processes.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod common;
-
-use common::{complaint, ok, stapo};
+use crate::common::{complaint, ok, stapo};
 use serde_json::Value;
 use std::fs;
 use std::ops::{Deref, DerefMut};

@@ -1,8 +1,6 @@
 //! Survival curves, log-rank tests, the chi-squared distribution and Spearman's correlation against `SciPy`, lifelines and
 //! statsmodels; `goldens/make_survival.py` writes the numbers.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use serde_json::Value;
 use stapo_core::stats::distribution::chi_squared_upper;
 use stapo_core::stats::{Lifetime, Resampling, Subject, kaplan_meier, log_rank, spearman};

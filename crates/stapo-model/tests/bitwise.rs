@@ -1,7 +1,6 @@
 //! The same bits every way: however tokens are batched, cut, cached, recomputed or spread over threads.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
+use crate::testing::tiny_config;
 use stapo_model::decoder::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec,
     Recompute, TokenScores,
@@ -10,11 +9,7 @@ use stapo_model::generate::{
     Completion, Engine, EngineMemory, EngineSettings, Filter, Request, SamplingRule, Ticket,
 };
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind, Simd};
-use testing::tiny_config;
-
-#[path = "../src/testing.rs"]
-mod testing;
+use stapo_model::{CpuOptions, Device, Family, ModelConfig, Simd};
 
 fn config(family: Family) -> ModelConfig {
     let config = ModelConfig {

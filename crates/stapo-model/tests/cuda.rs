@@ -1,8 +1,6 @@
 //! The engine on a GPU: what the CPU promises about bits, it promises too. Without a GPU these tests say so and pass.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::print_stdout, reason = "a skipped test says why")]
-
+use crate::testing::tiny_config;
 use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec, Recompute,
@@ -10,13 +8,7 @@ use stapo_model::decoder::{
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Moment, Optimizer, TensorState, Update};
 use stapo_model::ranks::RankError;
-use stapo_model::{
-    CpuOptions, Device, Family, Form, ModelConfig, Region, Rope, RopeKind, Stored, Tenant, TensorSpec,
-};
-use testing::tiny_config;
-
-#[path = "../src/testing.rs"]
-mod testing;
+use stapo_model::{CpuOptions, Device, Family, Form, ModelConfig, Region, Stored, Tenant, TensorSpec};
 
 fn gpu() -> Option<Device> {
     Device::cuda(CudaOptions::default()).map_err(|error| println!("skipped: {error}")).ok()

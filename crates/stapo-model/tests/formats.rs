@@ -1,11 +1,7 @@
 //! Small models in files: this crate against the results of `transformers`, `gguf` and `sentencepiece`, which
 //! `tests/goldens/make_formats.py` has written.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod formats_shared;
-
-use formats_shared::{check_tensors, check_tokens, crc32, golden};
+use crate::formats_shared::{check_tensors, check_tokens, crc32, golden};
 use serde_json::json;
 use stapo_model::export::{Existing, ExportOptions, Precision, export};
 use stapo_model::{Encoding, Message, Pretrained, RopeKind};

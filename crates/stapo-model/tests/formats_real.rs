@@ -4,15 +4,7 @@
 //! (`Qwen2.5-Coder-0.5B-Instruct` in `Q4_K_M`). `STAPO_TEST_TOKENIZERS`: one with `qwen3/tokenizer.json` and
 //! `qwen3/tokenizer_config.json`; by default `../shared/data/tokenizers` beside the repository.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test fails by panicking and says what it skips"
-)]
-
-mod formats_shared;
-
-use formats_shared::{check_tensors, check_tokens, golden};
+use crate::formats_shared::{check_tensors, check_tokens, golden};
 use serde_json::Value;
 use stapo_model::decoder::LoraTarget;
 use stapo_model::peft::PeftAdapter;

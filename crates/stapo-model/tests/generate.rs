@@ -1,16 +1,11 @@
 //! What the generation engine promises beyond the bits.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
+use crate::testing::tiny_config;
 use stapo_model::decoder::Policy;
 use stapo_model::generate::{
     Engine, EngineMemory, EngineSettings, Event, FinishReason, Request, RequestError, SamplingRule,
 };
-use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
-use testing::tiny_config;
-
-#[path = "../src/testing.rs"]
-mod testing;
+use stapo_model::{CpuOptions, Device, Family, ModelConfig};
 
 fn policy() -> Policy {
     let config = ModelConfig {

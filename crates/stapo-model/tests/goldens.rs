@@ -1,8 +1,5 @@
 //! Tiny random models against what `transformers` computed on them; `goldens/make_models.py` makes both.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::print_stdout, reason = "a skipped test says why")]
-
 use safetensors::SafeTensors;
 use stapo_model::cuda::{CudaOptions, Precision};
 use stapo_model::decoder::{

@@ -1,10 +1,6 @@
 //! Tokenizers with seeded faults: refused in words or used, and never a panic, an abort or two results for one text.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on has failed")]
-
-mod inside;
-
-use inside::{in_own_process, peak_mib};
+use crate::inside::{in_own_process, peak_mib};
 use serde_json::{Value, json};
 use stapo_model::{Pretrained, Tokenizer};
 use std::path::{Path, PathBuf};
@@ -155,7 +151,7 @@ fn exercise(tokenizer: &Tokenizer) {
 
 #[test]
 fn tokenizer_files_with_faults_are_refused_or_used() {
-    in_own_process("tokenizer_files_with_faults_are_refused_or_used", || {
+    in_own_process("hostile_tokenizers::tokenizer_files_with_faults_are_refused_or_used", || {
         let (mut n_refused, mut n_used) = (0, 0);
         for (file, original) in originals().iter().enumerate() {
             Tokenizer::from_json("t", original.as_bytes()).unwrap();
@@ -187,7 +183,7 @@ fn tokenizer_files_with_faults_are_refused_or_used() {
 
 #[test]
 fn gguf_tokenizers_with_faults_are_refused_or_used() {
-    in_own_process("gguf_tokenizers_with_faults_are_refused_or_used", || {
+    in_own_process("hostile_tokenizers::gguf_tokenizers_with_faults_are_refused_or_used", || {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         let (mut n_refused, mut n_used) = (0, 0);

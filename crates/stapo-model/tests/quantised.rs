@@ -1,9 +1,7 @@
 //! Models whose frozen layers stay quantised on a GPU, against the same models with these layers in bf16: every number has
 //! the same bits. Without a GPU the tests of bits say so and pass.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::print_stdout, reason = "a skipped test says why")]
-
+use crate::testing::tiny_config;
 use stapo_model::cuda::CudaOptions;
 use stapo_model::decoder::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec,
@@ -11,14 +9,7 @@ use stapo_model::decoder::{
 };
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{
-    CpuOptions, Device, Encoding, Family, ModelConfig, Pretrained, Rope, RopeKind, TensorSpec, Weights,
-};
-use testing::tiny_config;
-
-mod gguf_file;
-#[path = "../src/testing.rs"]
-mod testing;
+use stapo_model::{CpuOptions, Device, Encoding, Family, ModelConfig, Pretrained, TensorSpec, Weights};
 
 /// The down product uses split-K in bf16: it is at least 2048 deep.
 fn config(family: Family) -> ModelConfig {
@@ -62,7 +53,7 @@ fn lora(rank: usize, targets: &[LoraTarget]) -> LoraSpec {
 fn open(config: &ModelConfig, encoding: impl Fn(&str) -> Encoding) -> Pretrained {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    gguf_file::write_random(&path, config, 0.1, encoding).unwrap();
+    crate::gguf_file::write_random(&path, config, 0.1, encoding).unwrap();
     Pretrained::open(&path).unwrap()
 }
 

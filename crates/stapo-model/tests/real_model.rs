@@ -1,8 +1,6 @@
 //! A published model against `transformers`: `STAPO_TEST_MODELS` names a folder with `smollm2.gguf`
 //! (SmolLM2-135M-Instruct, `Q4_1`); `bench/engine/real_model.py` has written the results of `transformers`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use serde_json::Value;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Policy};
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request, SamplingRule};

@@ -3,7 +3,7 @@
 //! Columns: answer (or response), reference, mode, verdict, why. A file whose first column is headed `response` goes
 //! through extraction; `⏎` stands for a line break.
 
-#![allow(clippy::unwrap_used, clippy::format_collect, reason = "a test stops at the first surprise")]
+#![allow(clippy::format_collect, reason = "a test stops at the first surprise")]
 
 use stapo_verify::{Graded, Mode, Verdict, grade, grade_answer};
 use std::fs;

@@ -1,7 +1,5 @@
 //! Opens a page in headless Chromium and evaluates a script in it.
 
-#![allow(dead_code, reason = "each test program uses a part")]
-
 pub mod runs;
 pub mod session;
 

@@ -117,12 +117,6 @@ impl Session {
         self.call("Input.dispatchTouchEvent", &event);
     }
 
-    /// A picture of the page as base64-encoded PNG.
-    pub fn picture(&mut self) -> String {
-        let asked = json!({"format": "png", "captureBeyondViewport": false});
-        self.call("Page.captureScreenshot", &asked)["data"].as_str().unwrap().to_string()
-    }
-
     fn call(&mut self, method: &str, params: &Value) -> Value {
         self.next_id += 1;
         let id = self.next_id;

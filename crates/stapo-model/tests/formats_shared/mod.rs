@@ -1,8 +1,5 @@
 //! Comparison with the goldens, for the tests of formats.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![allow(dead_code, reason = "each test binary uses its part")]
-
 use serde_json::Value;
 use stapo_model::{Pretrained, Tokenizer};
 use std::path::Path;

@@ -4,7 +4,7 @@ use std::process::Command;
 
 const INSIDE: &str = "STAPO_TEST_INSIDE";
 
-/// Runs `work` in a second process of the test `name`, and shows the last line that it printed if it fails.
+/// Runs `work` in a second process of the test `name`, module and all, and shows the last line that it printed if it fails.
 pub fn in_own_process(name: &str, work: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return work();
@@ -15,6 +15,7 @@ pub fn in_own_process(name: &str, work: impl FnOnce()) {
     let (out, errors) = (String::from_utf8_lossy(&inside.stdout), String::from_utf8_lossy(&inside.stderr));
     let lines: Vec<&str> = out.lines().rev().take(4).collect();
     assert!(inside.status.success(), "{}, last lines {lines:#?}\n{errors}", inside.status);
+    assert!(out.contains("1 passed"), "no test is called {name}:\n{out}");
     println!("{out}");
 }
 

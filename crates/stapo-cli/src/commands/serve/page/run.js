@@ -194,6 +194,7 @@
     let curves = {};
     let charts = [];
     let generation = facts.generation;
+    let asked = new Set();
     let isAsking = false;
     let isStale = false;
     const controls = stapo.chartControls(params, facts.axes, (isNewData) => { if (isNewData) load(false); else draw(); });
@@ -231,13 +232,16 @@
       isAsking = true;
       try {
         facts = await ask("/api/run", { run });
+        const wanted = ["step", ...facts.keys];
         const longest = (curves.step || EMPTY).x.length;
-        const isAppended = isGrowing && facts.generation === generation && !state.range && longest > 0 && longest < 2 * nPoints();
+        // A key that was not asked for before needs all its points: steps may have been written between the two questions.
+        const isKnown = facts.generation === generation && wanted.every((key) => asked.has(key));
+        const isAppended = isGrowing && isKnown && !state.range && longest > 0 && longest < 2 * nPoints();
         generation = facts.generation;
         const known = curves.step && curves.step.y.length ? curves.step.y[curves.step.y.length - 1] : null;
-        const wanted = ["step", ...facts.keys];
         const window = state.range ? { from: state.range[0], to: state.range[1] } : {};
         const answer = await ask("/api/series", { run, key: wanted, x: state.axis, points: nPoints(), after: isAppended ? known : null, ...window });
+        asked = new Set(wanted);
         const fresh = answer.runs[0].curves;
         if (isAppended && answer.runs[0].generation === generation) {
           for (const [key, curve] of Object.entries(fresh)) curves[key] = curves[key] ? joined(curves[key], curve) : curve;

@@ -1,6 +1,6 @@
 //! Every folder of `examples/` runs, shortened.
 
-use super::common::{ok, stapo};
+use crate::common::{ok, stapo};
 use std::fs;
 use std::path::Path;
 

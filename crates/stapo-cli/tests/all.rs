@@ -1,0 +1,35 @@
+//! The tests of the program, in one executable: it is linked once, and tests of different files run side by side. Every file
+//! is a module here, which `house.rs` checks.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "tests print what they tried and why they skip")]
+
+mod browser;
+mod cluster;
+mod command;
+mod common;
+mod counterfactual;
+mod data;
+mod docs;
+mod eval;
+mod fetch;
+mod first_hour;
+mod grade;
+mod hostile_input;
+mod house;
+mod identity;
+mod language;
+mod model;
+mod mutated_runs;
+mod objective;
+mod pages;
+mod plan;
+mod python_reward;
+mod ranks;
+mod receipt;
+mod serve;
+mod sweep;
+mod train;
+mod transcript;
+mod trust;
+mod writer;

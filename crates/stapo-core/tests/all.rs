@@ -1,0 +1,6 @@
+//! The tests of this crate from the outside, in one executable.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod stats;
+mod survival;

@@ -1,0 +1,23 @@
+//! The tests of this crate from the outside, in one executable, but for `cuda_lost.rs`: after it nothing works on the GPU of
+//! its process.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "tests print what they tried and why they skip")]
+
+mod bitwise;
+mod cuda;
+mod formats;
+mod formats_real;
+mod formats_shared;
+mod generate;
+mod gguf_file;
+mod goldens;
+mod hostile_templates;
+mod hostile_tokenizers;
+mod inside;
+mod quantised;
+mod real_model;
+#[path = "../src/testing.rs"]
+mod testing;
+
+use stapo_model::{Family, ModelConfig, Rope, RopeKind};

@@ -1,0 +1,9 @@
+//! The tests of this crate from the outside, in one executable.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "tests print what they tried and why they skip")]
+
+mod cases;
+mod gold;
+mod hostile;
+mod properties;
