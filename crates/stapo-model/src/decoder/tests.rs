@@ -164,7 +164,7 @@ fn gradients_of_logp(policy: &Policy<f64>, has_entropy_gradient: bool) -> Vec<f6
     let (d_logp, _) = coefficients(n_scored);
     let mut gradients = Gradients::zeros(policy).unwrap();
     pass.backward(policy, &d_logp, &vec![0.0; n_scored], &mut gradients).unwrap();
-    gradients.tensors().flat_map(|(_, values)| values.to_vec()).collect()
+    gradients.tensors().flat_map(|(_, values)| values).collect()
 }
 
 #[test]

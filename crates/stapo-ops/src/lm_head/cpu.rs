@@ -88,7 +88,9 @@ pub(crate) fn scale_rows<E: Float>(cpu: &Cpu, by: &[E], rows: &mut [E]) {
         for t in tokens {
             // SAFETY: each task has its own rows.
             let row = unsafe { shared.range(t * width..(t + 1) * width) };
-            row.iter_mut().for_each(|x| *x = *x * by[t]);
+            for x in row {
+                *x = *x * by[t];
+            }
         }
     });
 }

@@ -90,7 +90,7 @@ pub(super) fn forward<T: Float>(
             let [_, entropy, _, lse] = numbers.map(|x| x.part(start, n));
             let of = Chunk { start, n, logits, d_logits: d_logits.slice() };
             let numbers = [Some(lse), Some(entropy), None, None];
-            backward_chunk(cuda, dims, weight, targets, numbers, of, *slopes);
+            backward_chunk(cuda, dims, weight, targets, &numbers, of, *slopes);
         }
     });
     slopes.is_none().then_some(memory)
@@ -113,7 +113,7 @@ fn backward_chunk<T: Float>(
     dims: Dims,
     weight: &Weight<T>,
     targets: Slice,
-    numbers: [Option<Slice>; 4],
+    numbers: &[Option<Slice>; 4],
     Chunk { start, n, logits, d_logits }: Chunk,
     d_hidden: Slice,
 ) -> Slice {
@@ -121,7 +121,7 @@ fn backward_chunk<T: Float>(
     let d_logits = d_logits.part(0, n * vocab);
     let name = format!("lm_head_gradient_{}", d_logits.name());
     let launch = cuda.kernel(&LM_HEAD, &name).arg(logits).arg(targets.part(start, n));
-    let launch = numbers.into_iter().fold(launch, |launch, x| launch.arg(x));
+    let launch = numbers.iter().fold(launch, |launch, x| launch.arg(*x));
     let launch = launch.arg(d_logits).arg(vocab).arg((1.0 / dims.temperature) as f32);
     launch.run([vocab.div_ceil(8 * 256), n], 256, 0);
     let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
@@ -174,7 +174,7 @@ pub(super) fn backward<T: Float>(
         let numbers = numbers.map(|x| Some(x.part(start, n)));
         let of = Chunk { start, n, logits, d_logits: d_logits.slice() };
         let targets = grads.targets.cuda();
-        let d_logits = backward_chunk(cuda, dims, weight, targets, numbers, of, to.d_hidden.cuda());
+        let d_logits = backward_chunk(cuda, dims, weight, targets, &numbers, of, to.d_hidden.cuda());
         if let Some((d_weight, write)) = &mut d_weight {
             let write = std::mem::replace(write, Write::Add);
             let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
