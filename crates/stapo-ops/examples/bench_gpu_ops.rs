@@ -54,9 +54,12 @@ fn time(device: &Device, mut call: impl FnMut()) -> f64 {
     best
 }
 
-/// As torch_attention.py measures: the best of five batches of ten calls, by the GPU's clock.
+/// As torch_attention.py measures: the best of five batches of ten calls, by the GPU's clock, after a pause in which the GPU
+/// cools down: what ran before decides how soon the power cap lowers the clock.
 fn time_batches(device: &Device, mut call: impl FnMut()) -> f64 {
     (0..3).for_each(|_| call());
+    device.synchronize();
+    std::thread::sleep(std::time::Duration::from_secs(1));
     let batch = |_| {
         let begin = device.mark();
         (0..10).for_each(|_| call());
