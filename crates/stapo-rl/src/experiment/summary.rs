@@ -79,6 +79,8 @@ pub struct ArmSummary {
     pub silenced_share: Estimate,
     /// Seeds whose mean entropy collapsed in some step ([`crate::config::CanaryConfig::is_collapse`]).
     pub n_collapsed: usize,
+    /// Seeds whose training accuracy collapsed ([`Collapse::Accuracy`]).
+    pub n_collapsed_accuracy: usize,
     /// The method minus this arm in last accuracy, paired by seed; absent for the method itself and below two seeds.
     pub against: Option<PairedComparison>,
     /// The same in the stability of entropy.
@@ -150,6 +152,7 @@ fn summarise_arm(arm: &ArmRuns<'_>, measure: Measure) -> Result<ArmSummary> {
     let over_seeds = |of: &dyn Fn(&[Metrics]) -> Result<f64>| -> Result<Estimate> {
         mean_estimate(&arm.runs.iter().map(|run| of(run.metrics)).collect::<Result<Vec<_>>>()?)
     };
+    let n_collapsed = |of: Collapse| arm.runs.iter().filter(|run| of.lifetime(run).is_event).count();
     Ok(ArmSummary {
         name: arm.name.to_string(),
         n_runs: arm.runs.len(),
@@ -158,7 +161,8 @@ fn summarise_arm(arm: &ArmRuns<'_>, measure: Measure) -> Result<ArmSummary> {
         entropy_stability: over_seeds(&stability)?,
         entropy_last: over_seeds(&|metrics| Ok(metrics[metrics.len() - 1].entropy_mean))?,
         silenced_share: over_seeds(&|metrics| Ok(silenced_share(metrics)))?,
-        n_collapsed: arm.runs.iter().filter(|run| Collapse::Entropy.lifetime(run).is_event).count(),
+        n_collapsed: n_collapsed(Collapse::Entropy),
+        n_collapsed_accuracy: n_collapsed(Collapse::Accuracy),
         against: None,
         stability_against: None,
         p_adjusted: None,

@@ -171,6 +171,17 @@ fn the_method_is_compared_within_each_setting_of_a_matrix() {
 }
 
 #[test]
+fn an_accuracy_that_is_lost_is_a_collapse_of_its_own() {
+    let canaries = Config::default().canaries;
+    let of = |accuracy: fn(u64) -> f64| {
+        (1..=40).map(|step| Metrics { accuracy: accuracy(step), ..metrics(step, 0.5, 0.3) }).collect()
+    };
+    let runs = [(0, of(|step| if step <= 20 { 0.8 } else { 0.0 })), (1, of(|_| 0.8))];
+    let summary = summarise(&[arm("a", &runs, &canaries)], None, None).unwrap();
+    assert_eq!((summary.arms[0].n_collapsed, summary.arms[0].n_collapsed_accuracy), (0, 1));
+}
+
+#[test]
 fn an_entropy_that_recovers_has_collapsed_all_the_same() {
     let canaries = CanaryConfig { entropy_collapse_factor: 0.5, ..Config::default().canaries };
     let runs = [(0, vec![metrics(1, 0.4, 0.3), metrics(2, 0.4, 0.14), metrics(3, 0.4, 0.3)])];

@@ -4,7 +4,7 @@ use crate::shared::terminal::is_quiet;
 use crate::shared::units::percent;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use stapo_core::record::{Arm, Experiment, Metrics};
-use stapo_rl::experiment::ExperimentSummary;
+use stapo_rl::experiment::{ArmSummary, ExperimentSummary};
 use std::collections::HashMap;
 use std::sync::Mutex;
 
@@ -87,6 +87,14 @@ pub fn planned(experiment: &Experiment) {
 }
 
 /// The table at the end.
+/// How many seeds collapsed and in which sense; nothing where none did.
+fn collapses(arm: &ArmSummary) -> String {
+    let senses = [(arm.n_collapsed, "entropy"), (arm.n_collapsed_accuracy, "accuracy")];
+    let told: Vec<String> =
+        senses.iter().filter(|(n, _)| *n > 0).map(|(n, sense)| format!("{n} in {sense}")).collect();
+    if told.is_empty() { String::new() } else { format!("  collapsed: {}", told.join(", ")) }
+}
+
 pub fn summary(experiment: &Experiment, summary: &ExperimentSummary) {
     let arms = &summary.arms;
     println!(
@@ -119,7 +127,7 @@ pub fn summary(experiment: &Experiment, summary: &ExperimentSummary) {
             100.0 * arm.area.value,
             arm.entropy_stability.value,
             arm.silenced_share.value,
-            if arm.n_collapsed > 0 { format!("  {} collapsed", arm.n_collapsed) } else { String::new() }
+            collapses(arm)
         );
     }
     let undecided = arms.iter().filter(|arm| arm.p_adjusted.is_some_and(|p| p >= 0.05)).count();

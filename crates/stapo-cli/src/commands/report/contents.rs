@@ -166,7 +166,7 @@ fn compared(study: &Study, blocks: &mut Vec<ContentBlock>) -> Result<()> {
         blocks.push(ContentBlock::Figures(vec![figure]));
     }
     blocks.push(ContentBlock::Note(format!(
-        "Means over seeds; in brackets the 95 % interval of the mean (Student's t). {}: {}. A seed has collapsed when its mean entropy falls under the plan's share of the first step's.",
+        "Means over seeds; in brackets the 95 % interval of the mean (Student's t). {}: {}. A seed has collapsed in entropy when its mean entropy falls under the plan's share of the first step's, and in accuracy when its training accuracy over ten steps falls under half of its best.",
         capital(summary.measure.name()),
         match summary.measure {
             Measure::HeldOut => "the last evaluation of a run",

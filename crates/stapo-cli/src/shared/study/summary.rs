@@ -34,7 +34,8 @@ pub fn arms_table(study: &Study, summary: &ExperimentSummary) -> Table {
         "#entropy at the end, nats",
         "#entropy stability −max|ΔH|, nats",
         "#silenced share",
-        "#collapsed seeds",
+        "#seeds collapsed in entropy",
+        "#in accuracy",
     ];
     let mut table = Table::new("arms", &titles);
     for arm in &summary.arms {
@@ -51,6 +52,7 @@ pub fn arms_table(study: &Study, summary: &ExperimentSummary) -> Table {
                 text(shown(&arm.entropy_stability, 1.0, 3)),
                 text(number(arm.silenced_share.value)),
                 text(format!("{} of {}", arm.n_collapsed, arm.n_runs)),
+                text(format!("{} of {}", arm.n_collapsed_accuracy, arm.n_runs)),
             ],
         );
     }
