@@ -88,10 +88,36 @@ fn front(points: &[(f64, f64)]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared::chart::{SERIES, to_svg};
 
     #[test]
     fn the_front_holds_what_nothing_beats() {
         assert_eq!(front(&[(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1.0, 0.0)]), [0, 1, 3]);
+    }
+
+    #[test]
+    fn arms_of_one_colour_differ_in_their_dashes() {
+        let cross = |series| Cross {
+            dot: Dot { x: 0.0, y: 1.0, ink: Ink::Series(series), radius: 3.5, hover: String::new() },
+            x_interval: Some((-1.0, 1.0)),
+            y_interval: None,
+            label: format!("arm {series}"),
+        };
+        let dashes = |series| {
+            let scatter = Scatter {
+                x_label: String::new(),
+                y_label: String::new(),
+                x: Scale::around([-1.0, 1.0]),
+                y: Scale::around([0.0, 2.0]),
+                dots: Vec::new(),
+                crosses: vec![cross(series)],
+                guides: Vec::new(),
+                heat: None,
+            };
+            to_svg(&scatter.draw(), "").matches("stroke-dasharray").count()
+        };
+        // One in the legend, one through the dot.
+        assert_eq!(dashes(SERIES.len()), dashes(0) + 2);
     }
 
     #[test]

@@ -25,6 +25,12 @@ pub struct Cross {
     pub label: String,
 }
 
+impl Cross {
+    fn dash(&self) -> Dash {
+        if let Ink::Series(series) = self.dot.ink { Dash::of(series) } else { Dash::Solid }
+    }
+}
+
 /// A labelled line across the plot.
 #[derive(Debug, Clone)]
 pub enum Guide {
@@ -70,7 +76,7 @@ impl Scatter {
         }
         let named = self.crosses.iter().filter(|cross| !cross.label.is_empty());
         let legend: Vec<(LegendKey, &str)> =
-            named.map(|cross| (LegendKey::Patch(cross.dot.ink, 0.9), cross.label.as_str())).collect();
+            named.map(|cross| (LegendKey::Line(cross.dot.ink, cross.dash()), cross.label.as_str())).collect();
         if !legend.is_empty() {
             top = draw_legend(&mut marks, &legend);
         }
@@ -114,7 +120,7 @@ fn draw_cross(frame: &Frame, cross: &Cross) -> Vec<Mark> {
     let mut marks = Vec::new();
     let Dot { x, y, ink, .. } = cross.dot;
     let right = frame.left + frame.width;
-    let bar = |from, to| Mark::Line { points: vec![from, to], ink, width: 1.3, dash: Dash::Solid };
+    let bar = |from, to| Mark::Line { points: vec![from, to], ink, width: 1.3, dash: cross.dash() };
     let (at_x, at_y) = frame.at(x, y);
     if let Some((low, high)) = cross.x_interval {
         let [low, high] = [low, high].map(|end| frame.x_at(end).clamp(frame.left, right));
