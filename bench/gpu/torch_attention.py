@@ -1,6 +1,7 @@
 """Times causal attention of cuDNN through PyTorch at the shapes of bench_gpu_ops: one JSON line for each."""
 
 import json
+import time
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -9,9 +10,11 @@ QUERY_HEADS, KV_HEADS, DIM = 16, 8, 128
 
 
 def seconds(call):
-    """Seconds that a call takes, in the best of several batches of calls, as bench_gpu_ops measures it."""
+    """Seconds that a call takes, in the best of several batches of calls after a pause, as bench_gpu_ops measures it."""
     for _ in range(3):
         call()
+    torch.cuda.synchronize()
+    time.sleep(1)
     times = []
     for _ in range(5):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -143,7 +143,7 @@ fn batch(sequences: &[(Vec<u32>, usize)]) -> PackedBatch {
 }
 
 fn scores(policy: &Policy, sequences: &[(Vec<u32>, usize)]) -> TokenScores {
-    let options = HeadOptions { temperature: 1.2, n_alternatives: 3 };
+    let options = HeadOptions { temperature: 1.2, n_alternatives: 3, has_entropy_gradient: true };
     Pass::scoring(policy).unwrap().forward(policy, &batch(sequences), options).unwrap()
 }
 
@@ -383,7 +383,7 @@ fn adapters_start_as_the_base_model_and_leave_it_as_it_was() {
     let update = Update { lr: 0.1, scale: 1.0 / 300.0, max_norm: 1.0 };
     optimizer.step(&mut adapted, &mut of_adapters, update).unwrap();
     assert_ne!(scores(&adapted, &sequences()).logp, base.logp);
-    let options = HeadOptions { temperature: 1.2, n_alternatives: 3 };
+    let options = HeadOptions { temperature: 1.2, n_alternatives: 3, has_entropy_gradient: true };
     let without = Pass::scoring(&adapted)
         .unwrap()
         .start_score_base(&adapted, &batch(&sequences()), options)

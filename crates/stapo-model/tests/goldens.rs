@@ -91,7 +91,11 @@ impl Golden {
     }
 
     fn options(&self, n_alternatives: usize) -> HeadOptions {
-        HeadOptions { temperature: self.f32("temperature")[0].into(), n_alternatives }
+        HeadOptions {
+            temperature: self.f32("temperature")[0].into(),
+            n_alternatives,
+            ..HeadOptions::default()
+        }
     }
 
     fn scores(&self, n_alternatives: usize) -> TokenScores {
@@ -171,7 +175,7 @@ fn logits_agree_with_transformers() {
             batch.push(&tokens, tokens.len() - 1);
         }
         let mut pass = Pass::scoring(&golden.policy).unwrap();
-        let options = HeadOptions { temperature: 1.0, n_alternatives: vocabulary };
+        let options = HeadOptions { n_alternatives: vocabulary, ..HeadOptions::default() };
         let scores = pass.forward(&golden.policy, &batch, options).unwrap();
         for (mut ours, logits) in scores.alternatives.into_iter().zip(golden.f32("logits").chunks(vocabulary))
         {

@@ -323,6 +323,7 @@ impl Bench {
                     entropy: entropy.view_mut(),
                     collision: collision.view_mut(),
                     lse: lse.view_mut(),
+                    slopes: None,
                 };
                 lm_head::forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
             });

@@ -105,6 +105,8 @@ kernels! {
         alternatives: Option<lm_head::Alternatives<'_, Self>>,
     ) = lm_head::cpu::forward;
 
+    fn lm_head_scale_rows(cpu: &Cpu, by: &[Self], rows: &mut [Self]) = lm_head::cpu::scale_rows;
+
     fn lm_head_backward(
         cpu: &Cpu,
         dims: lm_head::Dims,

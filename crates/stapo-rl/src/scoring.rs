@@ -6,6 +6,7 @@ use crate::ranks::wire::{Malformed, Packer, Unpacker};
 use crate::ranks::{RankError, Transport};
 use stapo_core::Rollout;
 use stapo_core::batch::{Microbatch, pack_in_order};
+use stapo_core::objective::EntropyBonus;
 use stapo_model::OutOfMemory;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, PendingScores, Policy, TokenScores};
 
@@ -153,6 +154,7 @@ pub fn head_options(plan: &Plan) -> HeadOptions {
     HeadOptions {
         temperature: plan.config.rollout.temperature,
         n_alternatives: plan.config.record.alternatives,
+        has_entropy_gradient: plan.objective.entropy_bonus != EntropyBonus::None,
     }
 }
 

@@ -35,7 +35,11 @@ const BATCH_TOKENS: usize = 4096;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let model = args.model.open()?;
-    let options = HeadOptions { temperature: args.temperature, n_alternatives: args.alternatives };
+    let options = HeadOptions {
+        temperature: args.temperature,
+        n_alternatives: args.alternatives,
+        ..HeadOptions::default()
+    };
     let pass = Pass::scoring(&model.policy)?;
     let out = BufWriter::new(output());
     let mut scorer =

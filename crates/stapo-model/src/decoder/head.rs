@@ -14,11 +14,14 @@ pub struct HeadOptions {
     pub temperature: f64,
     /// Likeliest tokens to list in each scored token's place.
     pub n_alternatives: usize,
+    /// Whether backward may be given derivatives by entropies. Where it is not, the head of a model with adapters, which is
+    /// frozen, computes its logits once instead of twice.
+    pub has_entropy_gradient: bool,
 }
 
 impl Default for HeadOptions {
     fn default() -> Self {
-        Self { temperature: 1.0, n_alternatives: 0 }
+        Self { temperature: 1.0, n_alternatives: 0, has_entropy_gradient: true }
     }
 }
 
@@ -89,8 +92,16 @@ pub struct HeadOutputs<T: Float> {
     entropy: Buffer<T>,
     collision: Buffer<T>,
     lse: Buffer<T>,
+    left: Left,
+}
+
+/// What forward leaves to backward beside the numbers of tokens.
+#[derive(Debug)]
+enum Left {
     /// Logits that backward need not compute again.
-    last_logits: LastLogits,
+    Logits(LastLogits),
+    /// The derivatives of log-probs by the normed rows, in the place of the latter's gradient.
+    Slopes,
 }
 
 impl<T: Float> HeadOutputs<T> {
@@ -109,16 +120,23 @@ impl<T: Float> HeadOutputs<T> {
         let mut ids = device.zeros(dims.tokens * n)?;
         let mut logp = device.zeros(dims.tokens * n)?;
         let best = lm_head::Alternatives { n, ids: ids.view_mut(), logp: logp.view_mut() };
+        let has_slopes = layout.has_frozen_head() && !options.has_entropy_gradient;
+        let (hidden, slopes) = if has_slopes {
+            let views = arena.head_backward(layout);
+            (views.normed, Some(views.d_normed))
+        } else {
+            (arena.hidden(layout), None)
+        };
         let scores = lm_head::HeadScores {
             logp: outputs.logp.view_mut(),
             entropy: outputs.entropy.view_mut(),
             collision: outputs.collision.view_mut(),
             lse: outputs.lse.view_mut(),
+            slopes,
         };
-        let hidden = arena.hidden(layout);
         let head = policy.weights.head().matrix();
-        outputs.last_logits =
-            lm_head::forward(device, dims, hidden, head, targets, scores, (n > 0).then_some(best));
+        let logits = lm_head::forward(device, dims, hidden, head, targets, scores, (n > 0).then_some(best));
+        outputs.left = if has_slopes { Left::Slopes } else { Left::Logits(logits) };
         let scores = PendingScores {
             logp: outputs.logp.view().fetch(),
             entropy: outputs.entropy.view().fetch(),
@@ -135,7 +153,7 @@ impl<T: Float> HeadOutputs<T> {
             entropy: device.zeros(dims.tokens)?,
             collision: device.zeros(dims.tokens)?,
             lse: device.zeros(dims.tokens)?,
-            last_logits: LastLogits::default(),
+            left: Left::Logits(LastLogits::default()),
         })
     }
 
@@ -150,6 +168,16 @@ impl<T: Float> HeadOutputs<T> {
     ) -> Result<(), OutOfMemory> {
         let device = policy.device();
         let d_logp = device.upload(token_gradients.d_logp)?;
+        let views = arena.head_backward(layout);
+        let Left::Logits(logits) = self.left else {
+            assert!(
+                token_gradients.d_entropy.iter().all(|d| *d == T::ZERO),
+                "backward: derivatives by entropies that forward was told not to expect"
+            );
+            lm_head::backward_frozen(device, d_logp.view(), views.d_normed);
+            gradients.head_done();
+            return Ok(());
+        };
         let d_entropy = device.upload(token_gradients.d_entropy)?;
         let grads = lm_head::ScoreGrads {
             targets: token_gradients.targets,
@@ -158,10 +186,9 @@ impl<T: Float> HeadOutputs<T> {
             d_logp: d_logp.view(),
             d_entropy: d_entropy.view(),
         };
-        let views = arena.head_backward(layout);
         let head = policy.weights.head().matrix();
         let to = lm_head::HeadGrads { d_hidden: views.d_normed, d_weight: gradients.head() };
-        lm_head::backward(device, self.dims, views.normed, head, grads, self.last_logits, to);
+        lm_head::backward(device, self.dims, views.normed, head, grads, logits, to);
         gradients.head_done();
         Ok(())
     }

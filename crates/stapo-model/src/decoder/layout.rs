@@ -202,6 +202,11 @@ impl ArenaLayout {
         layout.with_hidden()
     }
 
+    /// Whether backward goes through the head and leaves the head's weight as it is.
+    pub(super) fn has_frozen_head(&self) -> bool {
+        matches!(self.purpose, Purpose::Training(_)) && self.adapters.is_some()
+    }
+
     /// With memory for `x A^T` of adapters that are not joined, and for its gradient.
     fn with_hidden(mut self) -> Self {
         let Some(hidden) = self.adapters else { return self };

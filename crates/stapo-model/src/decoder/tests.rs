@@ -62,7 +62,7 @@ fn batch() -> PackedBatch {
     batch
 }
 
-const OPTIONS: HeadOptions = HeadOptions { temperature: 0.8, n_alternatives: 0 };
+const OPTIONS: HeadOptions = HeadOptions { temperature: 0.8, n_alternatives: 0, has_entropy_gradient: true };
 
 fn coefficients(n: usize) -> (Vec<f64>, Vec<f64>) {
     ((0..n).map(noise(901)).collect(), (0..n).map(noise(902)).collect())
@@ -154,6 +154,42 @@ fn check_gradients(family: Family, policy: &mut Policy<f64>) {
         let error = (numeric - analytic).abs() / analytic.abs().max(1e-3);
         assert!(error < 1e-6, "{family:?} {}: {analytic} against {numeric}", spec.name);
     }
+}
+
+/// The gradient of log-probs alone, with logits computed once where the head is frozen, and twice.
+fn gradients_of_logp(policy: &Policy<f64>, has_entropy_gradient: bool) -> Vec<f64> {
+    let mut pass = Pass::training(policy, Recompute::Nothing).unwrap();
+    let options = HeadOptions { has_entropy_gradient, ..OPTIONS };
+    let n_scored = pass.forward(policy, &batch(), options).unwrap().logp.len();
+    let (d_logp, _) = coefficients(n_scored);
+    let mut gradients = Gradients::zeros(policy).unwrap();
+    pass.backward(policy, &d_logp, &vec![0.0; n_scored], &mut gradients).unwrap();
+    gradients.tensors().flat_map(|(_, values)| values).collect()
+}
+
+#[test]
+fn a_frozen_head_that_computes_its_logits_once_gives_the_same_gradients() {
+    for tied in [true, false] {
+        let policy = adapted(Family::Qwen3, tied);
+        let (once, twice) = (gradients_of_logp(&policy, false), gradients_of_logp(&policy, true));
+        let largest = twice.iter().fold(0.0_f64, |max, g| max.max(g.abs()));
+        assert!(largest > 1e-3);
+        assert!(once.iter().zip(&twice).all(|(a, b)| (a - b).abs() < 1e-13 * largest), "tied {tied}");
+        assert!(once != twice, "tied {tied}: logits were computed twice");
+    }
+    let trained = policy(Family::Qwen3, true);
+    assert_eq!(gradients_of_logp(&trained, false), gradients_of_logp(&trained, true));
+}
+
+#[test]
+#[should_panic(expected = "derivatives by entropies that forward was told not to expect")]
+fn derivatives_by_entropies_need_a_forward_that_expects_them() {
+    let policy = adapted(Family::Qwen3, true);
+    let mut pass = Pass::training(&policy, Recompute::Nothing).unwrap();
+    let options = HeadOptions { has_entropy_gradient: false, ..OPTIONS };
+    let n_scored = pass.forward(&policy, &batch(), options).unwrap().logp.len();
+    let (d_logp, d_entropy) = coefficients(n_scored);
+    let _ = pass.backward(&policy, &d_logp, &d_entropy, &mut Gradients::zeros(&policy).unwrap());
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub(super) fn n_work_tiles(tokens: usize, per_token: usize, sequences: usize, he
     tokens * per_token / height + sequences
 }
 
-pub(super) fn forward(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
+pub(super) fn forward(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
     let op = "attention::forward";
     let heads = d.heads;
     let kind = qkv.kind;
@@ -83,7 +83,7 @@ pub(super) fn out_pitch(tokens: usize, heads: Heads, out: Slice) -> usize {
 }
 
 /// By the kernel of forward_pipelined_hopper.cu.
-fn forward_pipelined(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
+fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
     // As in the kernel.
     const ROWS: usize = 192;
     const STAGES: usize = 8;
@@ -94,6 +94,7 @@ fn forward_pipelined(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Slic
         .eight_bytes(offsets)
         .eight_bytes(out)
         .eight_bytes(lse)
+        .eight_bytes(cuda.signal())
         .four_bytes(d.sequences)
         .four_bytes(heads.query)
         .four_bytes(heads.kv)
@@ -101,6 +102,7 @@ fn forward_pipelined(cuda: &Cuda, d: Dims, qkv: Slice, offsets: Slice, out: Slic
     let launch = cuda.kernel(&ATTENTION_PIPELINED_HOPPER, "attention_forward_pipelined_hopper_bf16");
     let launch = launch.head_dim(heads.dim).tensor_map(&map(ROWS)).tensor_map(&map(KEYS)).fields(&args);
     let n_blocks = cuda.gpu.multiprocessors as usize;
+    let launch = launch.programmatic_launch(true);
     launch.run([n_blocks, 1], THREADS, swizzled_bytes(heads, 2 * ROWS + STAGES * KEYS));
 }
 

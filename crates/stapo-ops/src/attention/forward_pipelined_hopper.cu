@@ -27,6 +27,9 @@ struct ForwardArgs {
     const u32* offsets;
     bf16* out;
     float* lse;
+    // How many tiles were drawn beyond the first of each block, and how many blocks have drawn their last. Both are 0 before
+    // and after a launch.
+    u32* drawn;
     int sequences, query, kv, out_pitch;
 };
 
@@ -40,11 +43,21 @@ struct Cursor {
     }
 };
 
-// Tiles come with falling numbers of keys, and every second turn the blocks take them in the opposite order: so all
-// multiprocessors get about the same number of keys.
-__device__ __forceinline__ Turn find_turn(int turn, const ForwardArgs& args) {
+// The number of a block's next tile. Whoever is ready draws the next: tiles come with falling numbers of keys, so all blocks
+// end at about the same time. No bit depends on who computes a tile. By a whole warp.
+__device__ __forceinline__ int draw_tile(int turn, const ForwardArgs& args) {
+    u32 index = blockIdx.x;
+    if (turn > 0 && threadIdx.x % 32 == 0) index = gridDim.x + atomicAdd(args.drawn, 1u);
+    return __shfl_sync(0xffffffffu, index, 0);
+}
+
+// After the block's last draw: the last of all blocks leaves the counters as it found them. By one thread.
+__device__ __forceinline__ void end_draws(const ForwardArgs& args) {
+    if (atomicInc(args.drawn + 1, gridDim.x - 1) == gridDim.x - 1) *args.drawn = 0;
+}
+
+__device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
     WorkTile work;
-    int n = gridDim.x, index = turn * n + (turn % 2 ? n - 1 - (int)blockIdx.x : (int)blockIdx.x);
     if (!find_work_tile(args.offsets, args.sequences, 1, ROWS, index / args.query, &work)) return {0, 0, 0, 0};
     return {(int)args.offsets[work.sequence], work.first, index % args.query, min(work.rows, work.first + ROWS)};
 }
@@ -57,7 +70,7 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const TensorMap&
     Cursor at = {0, 0};
     bool is_first = true, goes_on = true;
     for (int turn = 0; goes_on; ++turn) {
-        Turn t = find_turn(turn, args);
+        Turn t = find_turn(draw_tile(turn, args), args);
         goes_on = t.n_keys > 0;
         if (threadIdx.x % 32 > 0) continue;
         if (turn > 1) mbarrier_wait(shared.queries_empty + turn % 2, (turn / 2 - 1) % 2);
@@ -79,6 +92,7 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const TensorMap&
             is_first = is_first && at.stage > 0;
         }
     }
+    if (threadIdx.x % 32 == 0) end_draws(args);
 }
 
 // d (+)= a b^T: a [64, 16] in registers, b [64, 16] a K-major operand in shared memory.
@@ -270,6 +284,7 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
                                         const __grid_constant__ ForwardArgs args) {
     __shared__ PipelineShared shared;
     bf16 *queries = aligned_memory(), *tiles = queries + 2 * ROWS * DIM;
+    launch_dependents();
     if (threadIdx.x == 0) {
         for (int b = 0; b < 2; ++b)
             mbarrier_init(shared.queries_full + b, 1), mbarrier_init(shared.queries_empty + b, 4 * CONSUMERS);
@@ -278,6 +293,7 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
         mbarrier_init_fence();
     }
     __syncthreads();
+    wait_for_previous_kernel();
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
         take_producer_registers<24>();
         if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, map_kv, args, shared, queries, tiles);

@@ -398,6 +398,7 @@ fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
             entropy: entropy.view_mut(),
             collision: collision.view_mut(),
             lse: lse.view_mut(),
+            slopes: None,
         };
         let last = lm_head::forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
         let last = if keeps { last } else { lm_head::LastLogits::default() };

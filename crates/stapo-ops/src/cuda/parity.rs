@@ -291,6 +291,7 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
         entropy: entropy.view_mut(),
         collision: collision.view_mut(),
         lse: lse.view_mut(),
+        slopes: None,
     };
     let alternatives = lm_head::Alternatives { n, ids: best_ids.view_mut(), logp: best.view_mut() };
     let of = targets.view();
@@ -309,8 +310,19 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
     let to =
         lm_head::HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some((d_w.view_mut(), Write::Add)) };
     lm_head::backward(device, dims, hidden.view(), &w, grads, last, to);
+    let mut slopes = empty(device, tokens * width);
+    let [logp, entropy, collision, lse] = &mut out[..] else { unreachable!() };
+    let frozen = lm_head::HeadScores {
+        logp: logp.view_mut(),
+        entropy: entropy.view_mut(),
+        collision: collision.view_mut(),
+        lse: lse.view_mut(),
+        slopes: Some(slopes.view_mut()),
+    };
+    lm_head::forward(device, dims, hidden.view(), &w, of, frozen, None);
+    lm_head::backward_frozen(device, d_logp.view(), slopes.view_mut());
     let mut all: Tensors<f32> = out.iter().map(|b| b.view().to_vec()).collect();
-    all.extend([best.view().to_vec(), d_hidden.view().to_vec(), d_w.view().to_vec()]);
+    all.extend([best.view().to_vec(), d_hidden.view().to_vec(), d_w.view().to_vec(), slopes.view().to_vec()]);
     all.push(best_ids.view().to_vec().into_iter().map(|id| id as f32).collect());
     all
 }
@@ -355,6 +367,7 @@ fn draw(
         entropy: b.view_mut(),
         collision: c.view_mut(),
         lse: d.view_mut(),
+        slopes: None,
     };
     let dims = lm_head::Dims { tokens, temperature: rule.temperature() };
     lm_head::forward(device, dims, hidden.view(), &w, drawn.view(), scored, None);

@@ -1,7 +1,7 @@
 use super::{Alternatives, Dims, HeadGrads, HeadScores, ScoreGrads, row};
 use crate::cpu::simd::{Kernel, Lanes};
 use crate::cpu::{Cpu, Shared, with_scratch};
-use crate::{Float, Weight, Write, matmul};
+use crate::{Float, ViewMut, Weight, Write, matmul};
 
 /// Elements of logits that a chunk holds, within the limits [`MIN_CHUNK`] and [`MAX_CHUNK`].
 const CHUNK_ELEMENTS: usize = 8 << 20;
@@ -41,17 +41,20 @@ pub(crate) fn forward<E: Float>(
     scores: HeadScores<'_, E>,
     alternatives: Option<Alternatives<'_, E>>,
 ) {
-    let vocab = weight.shape().outputs;
+    let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let inv_temperature = E::from_f64(1.0 / dims.temperature);
-    let scores =
-        [scores.logp, scores.entropy, scores.collision, scores.lse].map(|x| Shared::new(x.into_host()));
+    let HeadScores { logp, entropy, collision, lse, slopes } = scores;
+    let scores = [logp, entropy, collision, lse].map(|x| Shared::new(x.into_host()));
+    let mut slopes = slopes.map(ViewMut::into_host);
+    let has_slopes = slopes.is_some();
     let best = alternatives.map(|a| (a.n, Shared::new(a.ids.into_host()), Shared::new(a.logp.into_host())));
     for_chunks(cpu, dims.tokens, hidden, weight, |start, n, logits| {
-        let logits = &*logits;
+        let shared = Shared::new(logits);
         cpu.rows(n, 4 * vocab, |rows| {
             for r in rows {
                 let t = start + r;
-                let logits = &logits[r * vocab..(r + 1) * vocab];
+                // SAFETY: each task has its own rows.
+                let logits = unsafe { shared.range(r * vocab..(r + 1) * vocab) };
                 // SAFETY: each task has its own tokens, of all outputs.
                 let (numbers, best) = unsafe {
                     let best = best.map(|(n, ids, logp)| {
@@ -59,9 +62,36 @@ pub(crate) fn forward<E: Float>(
                     });
                     (scores.map(|x| &mut x.range(t..t + 1)[0]), best)
                 };
-                cpu.dispatch(Score { logits, inv_temperature, target: targets[t] as usize, numbers, best });
+                let [logp, entropy, collision, lse] = numbers;
+                let target = targets[t] as usize;
+                let numbers = [logp, &mut *entropy, collision, &mut *lse];
+                cpu.dispatch(Score { logits, inv_temperature, target, numbers, best });
+                if has_slopes {
+                    let (saved, d) = ((*lse, *entropy), (E::from_f64(1.0), E::ZERO));
+                    cpu.dispatch(Gradient { logits, inv_temperature, target, saved, d });
+                }
             }
         });
+        if let Some(slopes) = &mut slopes {
+            let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
+            let to = &mut slopes[start * width..(start + n) * width];
+            matmul::cpu::backward_input(cpu, chunk, logits, weight.view().host(), Write::Set, to);
+        }
+    });
+}
+
+/// Rows times a number each.
+pub(crate) fn scale_rows<E: Float>(cpu: &Cpu, by: &[E], rows: &mut [E]) {
+    let width = rows.len() / by.len().max(1);
+    let shared = Shared::new(rows);
+    cpu.rows(by.len(), width, |tokens| {
+        for t in tokens {
+            // SAFETY: each task has its own rows.
+            let row = unsafe { shared.range(t * width..(t + 1) * width) };
+            for x in row {
+                *x = *x * by[t];
+            }
+        }
     });
 }
 

@@ -60,7 +60,7 @@ fn logits<T: Float>(
     to
 }
 
-/// Returns the logits of the last chunk.
+/// Returns the logits of the last chunk, unless slopes are asked for.
 pub(super) fn forward<T: Float>(
     cuda: &Arc<Cuda>,
     dims: Dims,
@@ -69,11 +69,14 @@ pub(super) fn forward<T: Float>(
     targets: Slice,
     scores: &HeadScores<'_, T>,
     best: Option<&Alternatives<'_, T>>,
-) -> Memory {
+) -> Option<Memory> {
     let op = "lm_head::forward";
     let vocab = weight.shape().outputs;
     let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
     let memory = Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, ElementType::F32);
+    let slopes = scores.slopes.as_ref().map(|slopes| {
+        (slopes.cuda(), Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, hidden.kind))
+    });
     for_chunks(cuda, dims.tokens, hidden, weight, memory.slice(), |start, n, logits| {
         let launch = cuda.kernel(&LM_HEAD, "lm_head_score").arg(logits).arg(targets.part(start, n));
         let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));
@@ -83,8 +86,59 @@ pub(super) fn forward<T: Float>(
             .arg(best.map(|best| best.ids.cuda().part(start * n_best, n * n_best)))
             .arg(best.map(|best| best.logp.cuda().f32(op).part(start * n_best, n * n_best)));
         launch.arg(vocab).arg((1.0 / dims.temperature) as f32).run([n, 1], ROW_THREADS, 0);
+        if let Some((slopes, d_logits)) = &slopes {
+            let [_, entropy, _, lse] = numbers.map(|x| x.part(start, n));
+            let of = Chunk { start, n, logits, d_logits: d_logits.slice() };
+            let numbers = [Some(lse), Some(entropy), None, None];
+            backward_chunk(cuda, dims, weight, targets, &numbers, of, *slopes);
+        }
     });
-    memory
+    slopes.is_none().then_some(memory)
+}
+
+/// Tokens from `start` on whose logits become gradients.
+#[derive(Clone, Copy)]
+struct Chunk {
+    start: usize,
+    n: usize,
+    logits: Slice,
+    /// Memory for the gradients of at least as many logits.
+    d_logits: Slice,
+}
+
+/// The gradients of the logits and of the hidden states, `d_hidden`, of a chunk. `numbers`: lse, entropy, d_logp and d_entropy
+/// of the chunk, where an absent d_logp is 1 and an absent d_entropy 0. Returns the gradients of the logits.
+fn backward_chunk<T: Float>(
+    cuda: &Arc<Cuda>,
+    dims: Dims,
+    weight: &Weight<T>,
+    targets: Slice,
+    numbers: &[Option<Slice>; 4],
+    Chunk { start, n, logits, d_logits }: Chunk,
+    d_hidden: Slice,
+) -> Slice {
+    let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
+    let d_logits = d_logits.part(0, n * vocab);
+    let name = format!("lm_head_gradient_{}", d_logits.name());
+    let launch = cuda.kernel(&LM_HEAD, &name).arg(logits).arg(targets.part(start, n));
+    let launch = numbers.iter().fold(launch, |launch, x| launch.arg(*x));
+    let launch = launch.arg(d_logits).arg(vocab).arg((1.0 / dims.temperature) as f32);
+    launch.run([vocab.div_ceil(8 * 256), n], 256, 0);
+    let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
+    let to = d_hidden.part(start * width, n * width);
+    matmul::cuda::backward_input(cuda, chunk, d_logits, weight.view().cuda(), Write::Set, to);
+    d_logits
+}
+
+/// Rows times a number each.
+pub(super) fn scale_rows(cuda: &Arc<Cuda>, by: Slice, rows: Slice) {
+    if rows.len == 0 {
+        return;
+    }
+    let (n, width) = (by.len, rows.len / by.len);
+    let name = format!("lm_head_scale_rows_{}", rows.name());
+    let launch = cuda.kernel(&LM_HEAD, &name).arg(by.f32("lm_head::backward_frozen")).arg(rows).arg(width);
+    launch.run([width.div_ceil(8 * 256), n], 256, 0);
 }
 
 /// `last`: the logits of the last chunk, from [`forward`].
@@ -105,7 +159,6 @@ pub(super) fn backward<T: Float>(
     let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * vocab, ElementType::F32));
     assert!(memory.slice().len == at_once * vocab, "{op}: logits of another forward");
     let d_logits = Memory::scratch(cuda, at_once * vocab, hidden.kind);
-    let name = format!("lm_head_gradient_{}", hidden.name());
     let mut d_weight = to.d_weight.as_ref().map(|(d_weight, write)| (d_weight.cuda().f32(op), *write));
     if let Some((d_weight, Write::Set)) = d_weight.filter(|_| dims.tokens == 0) {
         cuda.fill(d_weight, 0.0_f32);
@@ -118,18 +171,15 @@ pub(super) fn backward<T: Float>(
         } else {
             logits(cuda, start, n, hidden, weight, memory.slice())
         };
-        let d_logits = d_logits.slice().part(0, n * vocab);
-        let launch = cuda.kernel(&LM_HEAD, &name).arg(logits).arg(grads.targets.cuda().part(start, n));
-        let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));
-        let launch = launch.arg(d_logits).arg(vocab).arg((1.0 / dims.temperature) as f32);
-        launch.run([vocab.div_ceil(8 * 256), n], 256, 0);
-        let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
-        let rows = |slice: Slice| slice.part(start * width, n * width);
-        let flat = weight.view().cuda();
-        matmul::cuda::backward_input(cuda, chunk, d_logits, flat, Write::Set, rows(to.d_hidden.cuda()));
+        let numbers = numbers.map(|x| Some(x.part(start, n)));
+        let of = Chunk { start, n, logits, d_logits: d_logits.slice() };
+        let targets = grads.targets.cuda();
+        let d_logits = backward_chunk(cuda, dims, weight, targets, &numbers, of, to.d_hidden.cuda());
         if let Some((d_weight, write)) = &mut d_weight {
             let write = std::mem::replace(write, Write::Add);
-            matmul::cuda::backward_weight(cuda, chunk, rows(hidden), d_logits, write, *d_weight);
+            let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
+            let rows = hidden.part(start * width, n * width);
+            matmul::cuda::backward_weight(cuda, chunk, rows, d_logits, write, *d_weight);
         }
     }
 }

@@ -18,7 +18,8 @@ lm_head_score(const float* logits, const u32* targets, float* logp, float* entro
         row_best(row, vocab, inv_temperature, s, ln_sum, n_best, best_ids + r * n_best, best_logp + r * n_best);
 }
 
-// d = (d_logp (1[v = target] - p) - d_entropy p (ln p + H)) / temperature
+// d = (d_logp (1[v = target] - p) - d_entropy p (ln p + H)) / temperature. Null pointers stand for a d_logp of 1 and a d_entropy
+// of 0.
 template <class S>
 __device__ __forceinline__ void gradient(const float* logits, const u32* targets, const float* lse,
                                          const float* entropy, const float* d_logp, const float* d_entropy, S* d_logits,
@@ -27,8 +28,9 @@ __device__ __forceinline__ void gradient(const float* logits, const u32* targets
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= vocab) return;
     bool whole = is_whole(vocab);
-    float constant = -(fmaf(d_entropy[r], entropy[r], d_logp[r]) * inv_temperature);
-    float slope = -(d_entropy[r] * inv_temperature), shift = lse[r], z[8];
+    float of_logp = d_logp ? d_logp[r] : 1.0f, of_entropy = d_entropy ? d_entropy[r] : 0.0f;
+    float constant = -(fmaf(of_entropy, entropy[r], of_logp) * inv_temperature);
+    float slope = -(of_entropy * inv_temperature), shift = lse[r], z[8];
     load8(logits + r * vocab, at, vocab, whole, z);
     int target = targets[r];
 #pragma unroll
@@ -36,7 +38,7 @@ __device__ __forceinline__ void gradient(const float* logits, const u32* targets
         float ln_p = fmaf(z[i], inv_temperature, -shift);
         float p = expf(ln_p);
         z[i] = p * fmaf(slope, ln_p < FLOOR ? FLOOR : ln_p, constant);
-        if (at + i == target) z[i] += d_logp[r] * inv_temperature;
+        if (at + i == target) z[i] += of_logp * inv_temperature;
     }
     store8(d_logits + r * vocab, at, vocab, whole, z);
 }
@@ -50,3 +52,19 @@ __device__ __forceinline__ void gradient(const float* logits, const u32* targets
 
 GRADIENT(float)
 GRADIENT(bf16)
+
+// Rows [width] times a number each. Grid: (parts of a row, rows).
+template <class S> __device__ __forceinline__ void scale_row(const float* by, S* x, int width) {
+    size_t r = blockIdx.y;
+    int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    if (at >= width) return;
+    bool whole = is_whole(width);
+    float v[8];
+    load8(x + r * width, at, width, whole, v);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] *= by[r];
+    store8(x + r * width, at, width, whole, v);
+}
+
+KERNEL lm_head_scale_rows_float(const float* by, float* x, int width) { scale_row(by, x, width); }
+KERNEL lm_head_scale_rows_bf16(const float* by, bf16* x, int width) { scale_row(by, x, width); }

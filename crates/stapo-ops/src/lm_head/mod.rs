@@ -33,6 +33,8 @@ pub struct HeadScores<'a, T: Float> {
     pub collision: ViewMut<'a, T>,
     /// `ln sum exp(logit / temperature)`, kept for backward.
     pub lse: ViewMut<'a, T>,
+    /// `[T, D]`, where asked for: the derivatives of `logp` by `hidden`, all that [`backward_frozen`] needs.
+    pub slopes: Option<ViewMut<'a, T>>,
 }
 
 /// The `n` most probable tokens of each row, best first, the lower id first among equals; fewer than `n` tokens in the
@@ -46,7 +48,7 @@ pub struct Alternatives<'a, T: Float> {
 }
 
 /// Logits of the last chunk of a [`forward`] on a GPU, which [`backward`] of the same tokens need not compute again.
-/// Empty on a CPU.
+/// Empty on a CPU, and where forward left slopes.
 #[derive(Debug, Default)]
 pub struct LastLogits(Option<Memory>);
 
@@ -66,6 +68,9 @@ pub fn forward<T: Float>(
     check(op, "entropy", scores.entropy.len(), dims.tokens);
     check(op, "collision", scores.collision.len(), dims.tokens);
     check(op, "lse", scores.lse.len(), dims.tokens);
+    if let Some(slopes) = &scores.slopes {
+        check(op, "slopes", slopes.len(), hidden.len());
+    }
     check_alternatives(op, dims.tokens, alternatives.as_ref());
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -74,7 +79,7 @@ pub fn forward<T: Float>(
         }
         Backend::Cuda(cuda) => {
             let best = alternatives.as_ref();
-            LastLogits(Some(cuda::forward(cuda, dims, hidden.cuda(), weight, targets.cuda(), &scores, best)))
+            LastLogits(cuda::forward(cuda, dims, hidden.cuda(), weight, targets.cuda(), &scores, best))
         }
     }
 }
@@ -124,6 +129,21 @@ pub fn backward<T: Float>(
     match device.backend() {
         Backend::Cpu(cpu) => T::lm_head_backward(cpu, dims, hidden.host(), weight, grads, to),
         Backend::Cuda(cuda) => cuda::backward(cuda, dims, hidden.cuda(), weight, grads, logits.0, &to),
+    }
+}
+
+/// [`backward`] of a frozen head whose [`forward`] left `slopes`, for derivatives by log-probabilities alone: no logits are
+/// computed again. Shapes: d_logp `[T]`; slopes `[T, D]`, which become the gradient of `hidden`.
+pub fn backward_frozen<T: Float>(device: &Device, d_logp: View<'_, T>, slopes: ViewMut<'_, T>) {
+    let tokens = d_logp.len();
+    assert!(
+        slopes.len().is_multiple_of(tokens.max(1)),
+        "lm_head::backward_frozen: {} slopes of {tokens} tokens",
+        slopes.len()
+    );
+    match device.backend() {
+        Backend::Cpu(cpu) => T::lm_head_scale_rows(cpu, d_logp.host(), slopes.into_host()),
+        Backend::Cuda(cuda) => cuda::scale_rows(cuda, d_logp.cuda(), slopes.cuda()),
     }
 }
 

@@ -39,6 +39,7 @@ impl Case {
             entropy: entropy.view_mut(),
             collision: collision.view_mut(),
             lse: lse.view_mut(),
+            slopes: None,
         };
         let dims = Dims { tokens, ..self.dims() };
         forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
@@ -75,11 +76,32 @@ impl Case {
         vec![d_hidden.view().to_vec(), d_weight.view().to_vec()]
     }
 
+    /// The numbers of forward, and d_hidden of a frozen head from its slopes.
+    fn frozen<T: Float>(self, device: &Device, hidden: &[T], w: &[T], d_logp: &[T]) -> Tensors<T> {
+        let w = weight(device, self.vocab, self.width, w);
+        let (hidden, d_logp) = (upload(device, hidden), upload(device, d_logp));
+        let targets = upload(device, &ids(3, self.tokens, self.vocab));
+        let [mut logp, mut entropy, mut collision, mut lse] =
+            [(); 4].map(|()| device.zeros(self.tokens).unwrap());
+        let mut slopes = device.zeros(hidden.len()).unwrap();
+        let scores = HeadScores {
+            logp: logp.view_mut(),
+            entropy: entropy.view_mut(),
+            collision: collision.view_mut(),
+            lse: lse.view_mut(),
+            slopes: Some(slopes.view_mut()),
+        };
+        forward(device, self.dims(), hidden.view(), &w, targets.view(), scores, None);
+        backward_frozen(device, d_logp.view(), slopes.view_mut());
+        [logp, entropy, collision, lse, slopes].map(|x| x.view().to_vec()).to_vec()
+    }
+
     fn all<T: Float>(self, device: &Device) -> Tensors<T> {
         let (hidden, w, _) = self.inputs();
         let mut all = self.forward(device, &hidden, &w);
         let d: Tensors<T> = vec![values(5, self.tokens), values(6, self.tokens)];
         all.extend(self.backward(device, &hidden, &w, [&d[0], &d[1]], &values(7, w.len())));
+        all.extend(self.frozen(device, &hidden, &w, &d[0]));
         all
     }
 }
@@ -119,6 +141,22 @@ fn gradients_are_finite_differences() {
 }
 
 #[test]
+fn slopes_change_no_number_and_give_the_gradient_of_a_frozen_head() {
+    for case in CASES {
+        let device = device();
+        let (hidden, w, _) = case.inputs::<f64>();
+        let d_logp: Vec<f64> = values(5, case.tokens);
+        let frozen = case.frozen(&device, &hidden, &w, &d_logp);
+        for (with, without) in frozen.iter().zip(case.forward(&device, &hidden, &w)) {
+            assert_eq!(*with, without);
+        }
+        let zeros = vec![0.0; case.tokens];
+        let trained = case.backward(&device, &hidden, &w, [&d_logp, &zeros], &vec![0.0; w.len()]);
+        assert!(frozen[4].iter().zip(&trained[0]).all(|(a, b)| (a - b).abs() < 1e-13));
+    }
+}
+
+#[test]
 fn all_devices_agree_bitwise_and_stay_close_to_double() {
     for case in CASES {
         assert_same_on_all_devices(|device| case.all(device));
@@ -153,6 +191,7 @@ fn alternatives_are_the_best_tokens_best_first() {
         entropy: entropy.view_mut(),
         collision: collision.view_mut(),
         lse: lse.view_mut(),
+        slopes: None,
     };
     let best = Alternatives { n, ids: best_ids.view_mut(), logp: best_logp.view_mut() };
     let hidden_on = upload(&device, &hidden);

@@ -104,6 +104,7 @@ fn numbers_are_those_of_training_bit_for_bit() {
             entropy: t_entropy.view_mut(),
             collision: collision.view_mut(),
             lse: lse.view_mut(),
+            slopes: None,
         };
         let dims = lm_head::Dims { tokens, temperature: rule.temperature() };
         lm_head::forward(&device, dims, hidden.view(), &w, ids.view(), scores, None);

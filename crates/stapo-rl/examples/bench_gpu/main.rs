@@ -127,7 +127,8 @@ fn train(mut policy: Policy, options: &Options, saved_bytes: u64, begin: Instant
                 batch.push(sequence, 1);
             }
             let clock = Instant::now();
-            let scores = pass.forward(&policy, &batch, HeadOptions::default())?;
+            let options = HeadOptions { has_entropy_gradient: false, ..HeadOptions::default() };
+            let scores = pass.forward(&policy, &batch, options)?;
             times[0] += clock.elapsed().as_secs_f64();
             let clock = Instant::now();
             let of = place * per_batch..place * per_batch + part.len();

@@ -111,6 +111,7 @@ impl Pretrainer {
         let (sequences, n_examples) = self.next_sequences(config)?;
         let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
         let learner = &mut self.learner;
+        let options = HeadOptions { has_entropy_gradient: false, ..HeadOptions::default() };
         let mut loss = 0.0;
         let mut entropy = 0.0;
         let mut n_scored = 0usize;
@@ -122,7 +123,7 @@ impl Pretrainer {
                 batch.push(&sequence.tokens, sequence.n_given());
                 is_learned.extend(&sequence.is_learned[sequence.n_given()..]);
             }
-            let scores = self.pass.forward(&learner.model.policy, &batch, HeadOptions::default())?;
+            let scores = self.pass.forward(&learner.model.policy, &batch, options)?;
             let learned = |values: &[f32]| -> f64 {
                 values
                     .iter()
