@@ -73,10 +73,10 @@ pub(super) fn forward<T: Float>(
     let op = "lm_head::forward";
     let vocab = weight.shape().outputs;
     let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
-    let memory = Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, ElementType::F32);
-    let slopes = scores.slopes.as_ref().map(|slopes| {
-        (slopes.cuda(), Memory::scratch(cuda, chunk_rows(vocab, dims.tokens) * vocab, hidden.kind))
-    });
+    let n_logits = chunk_rows(vocab, dims.tokens) * vocab;
+    let memory = Memory::scratch(cuda, n_logits, ElementType::F32);
+    let slopes = scores.slopes.as_ref();
+    let slopes = slopes.map(|slopes| (slopes.cuda(), Memory::scratch(cuda, n_logits, hidden.kind)));
     for_chunks(cuda, dims.tokens, hidden, weight, memory.slice(), |start, n, logits| {
         let launch = cuda.kernel(&LM_HEAD, "lm_head_score").arg(logits).arg(targets.part(start, n));
         let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));

@@ -86,7 +86,6 @@ pub fn planned(experiment: &Experiment) {
     println!("{} runs, none started", experiment.arms.len());
 }
 
-/// The table at the end.
 /// How many seeds collapsed and in which sense; nothing where none did.
 fn collapses(arm: &ArmSummary) -> String {
     let senses = [(arm.n_collapsed, "entropy"), (arm.n_collapsed_accuracy, "accuracy")];
@@ -95,6 +94,7 @@ fn collapses(arm: &ArmSummary) -> String {
     if told.is_empty() { String::new() } else { format!("  collapsed: {}", told.join(", ")) }
 }
 
+/// The table at the end.
 pub fn summary(experiment: &Experiment, summary: &ExperimentSummary) {
     let arms = &summary.arms;
     println!(
