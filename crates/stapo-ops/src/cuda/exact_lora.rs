@@ -110,6 +110,40 @@ fn rows_of_a_layer_with_adapters_on_cuda_do_not_depend_on_their_number() {
     }
 }
 
+/// `x A^T` by every kernel that computes it: which one does depends on the number of rows and on the shape.
+#[test]
+fn projections_on_cuda_do_not_depend_on_the_number_of_rows() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for (case, most) in [
+        (Case::new(2048, &[64, 64, 64], &[0, 1, 2], 32), 6400),
+        (Case::new(2048, &[64], &[0], 32), 700),
+        (Case::new(6144, &[64], &[0], 32), 700),
+        (Case::new(12288, &[64], &[0], 32), 200),
+        (Case::new(1024, &[64, 64], &[0, 1], 100), 2200),
+        (Case::new(200, &[72], &[0], 3), 6400),
+    ] {
+        let (factors, inputs, pitch) = (case.factors(device), case.inputs, case.pitch());
+        if !case.base(device, &factors).is_joined() {
+            return println!("skipped: this GPU does not join adapters");
+        }
+        // The first rows, again and again.
+        let x = numbers(1, most.min(700) * inputs);
+        let x: Vec<f32> = x.iter().copied().cycle().take(most * inputs).collect();
+        let x = compute(device, &x);
+        let project = |n: usize| {
+            let mut hidden = empty(device, n * pitch);
+            hidden.view_mut().fill(f32::NAN);
+            let mut input = Input::Apart { x: x.range(0..n * inputs), hidden: hidden.view_mut() };
+            lora::project(device, n, &factors.adapter(), &mut input);
+            bits(&hidden.view().to_vec())
+        };
+        let all = project(most);
+        for n in [1, 8, 17, 64, 65, 130, 512, 700, 2200].into_iter().filter(|n| *n < most) {
+            assert!(project(n) == all[..n * pitch], "{}: {n} rows differ", case.name());
+        }
+    }
+}
+
 #[test]
 fn gate_and_up_with_adapters_on_cuda_give_the_bits_of_one_by_one() {
     let Some(device) = &gpu(Precision::Bf16) else { return };

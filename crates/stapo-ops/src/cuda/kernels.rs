@@ -48,6 +48,7 @@ const WGMMA: &str = include_str!("wgmma.cu");
 const TMA: &str = include_str!("tma.cu");
 const RING: &str = include_str!("ring.cu");
 const ADAPTERS: &str = include_str!("../lora/operands.cu");
+const SIGNALS: &str = include_str!("../lora/signals.cu");
 const HEAD: &str = include_str!("../rope/head.cu");
 
 macro_rules! sources {
@@ -83,11 +84,11 @@ sources! {
     ATTENTION_BACKWARD_PIPELINED_HOPPER = "attention_backward_pipelined_hopper", Hopper,
         [TILES, SOFTMAX, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
     MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), include_str!("../matmul/few_rows.cu")];
-    LORA = "lora", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, include_str!("../lora/forward.cu")];
+    LORA = "lora", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu")];
     LORA_BACKWARD = "lora_backward", HopperOnce,
         [WGMMA, TMA, RING, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,
-        [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), include_str!("../lora/small_m.cu")];
+        [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), SIGNALS, include_str!("../lora/small_m.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 

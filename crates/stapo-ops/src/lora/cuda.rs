@@ -119,68 +119,130 @@ pub(super) fn tiles_of(columns: usize, widths: &[usize]) -> (usize, usize) {
 /// Multiprocessors of the GPU that work is cut for. Another number costs speed, and cuts that changed with the GPU would
 /// change bits.
 pub(super) const MULTIPROCESSORS: usize = 132;
+/// Clusters of [`PARTS`] blocks that run at once where a multiprocessor has one block: some multiprocessors stand alone.
+const CLUSTERS_AT_ONCE: usize = 30;
+/// Shared memory that a block can have on Hopper.
+const MOST_SHARED: usize = 227 << 10;
+/// Shared memory that any product of small_m.cu leaves on a multiprocessor.
+const SHARED_BESIDE_PRODUCT: usize = 78 << 10;
+
 /// How a kernel of `x A^T` divides its work, as in forward.cu.
 struct Projection {
     name: String,
-    /// Columns of a tile, which has [`ROWS`] rows.
+    rows: usize,
     columns: usize,
-    stages: usize,
+    /// Whether the kernel is told the columns.
+    takes_columns: bool,
     /// Blocks that share the depth.
     parts: usize,
+    shared_bytes: usize,
 }
 
 impl Projection {
-    /// Many rows fill the GPU by themselves; of fewer the depth is shared by a cluster of blocks, and of still fewer tiles are
-    /// narrow, which also leave shared memory to a block of the product that follows (see small_m.cu). No bit depends on
-    /// the choice.
-    fn of(tokens: usize, n_columns: usize) -> Self {
+    /// Tiles that are fetched at once, where they fit; else tiles by way of a ring, of many rows without clusters. No bit depends
+    /// on the choice.
+    fn of(tokens: usize, n_columns: usize, inputs: usize) -> Self {
+        let at_once = || Self::at_once(tokens, n_columns, split(inputs).div_ceil(TILE_COLUMNS));
         let n_rows = tokens.div_ceil(ROWS);
         if 4 * n_rows >= 3 * MULTIPROCESSORS {
             let (columns, _) = tiles_of(n_columns, &[32, 64, 96]);
             let stages =
                 [(32, 8), (64, 6), (96, 5)].into_iter().find(|of| of.0 == columns).map_or(5, |of| of.1);
-            return Self { name: format!("lora_project_rows_{columns}"), columns, stages, parts: 1 };
+            return Self { parts: 1, ..Self::ring(&format!("rows_{columns}"), columns, stages) };
         }
-        let is_wide = PARTS * n_rows * n_columns.div_ceil(64) >= MULTIPROCESSORS;
-        let (name, columns, stages) = match tokens {
-            _ if is_wide => ("64", 64, 5),
-            0..=MAX_ROWS => ("few", 16, 4),
-            _ => ("16", 16, 8),
-        };
-        Self { name: format!("lora_project_{name}"), columns, stages, parts: PARTS }
+        at_once().unwrap_or_else(|| match tokens {
+            _ if PARTS * n_rows * n_columns.div_ceil(64) >= MULTIPROCESSORS => Self::ring("ring_64", 64, 5),
+            0..=MAX_ROWS => Self::ring("ring_few", 16, 4),
+            _ => Self::ring("ring_16", 16, 8),
+        })
     }
 
-    fn shared_bytes(&self) -> usize {
-        2 * self.stages * (ROWS + self.columns) * TILE_COLUMNS + 16 * self.stages + 1024
+    fn ring(name: &str, columns: usize, stages: usize) -> Self {
+        let shared_bytes = 2 * stages * (ROWS + columns) * TILE_COLUMNS + 16 * stages + 1024;
+        let name = format!("lora_project_{name}");
+        Self { name, rows: ROWS, columns, takes_columns: false, parts: PARTS, shared_bytes }
+    }
+
+    /// Tiles of `n_steps` steps over a part of the depth, of as many rows and columns as leave all clusters running at once, and
+    /// of few rows leave room to a block of the product that runs beside (small_m.cu).
+    fn at_once(tokens: usize, n_columns: usize, n_steps: usize) -> Option<Self> {
+        let is_few = tokens <= MAX_ROWS;
+        let heights: &[usize] = if is_few { &[16, 8] } else { &[32, 24, 16] };
+        let n_tiles = n_columns.div_ceil(ROWS)..=n_columns.div_ceil(GROUP_ROWS);
+        let tiles = heights.iter().flat_map(|rows| n_tiles.clone().map(move |n_tiles| (*rows, n_tiles)));
+        tiles
+            .map(|(rows, n_tiles)| {
+                let columns = n_columns.div_ceil(n_tiles).next_multiple_of(GROUP_ROWS);
+                let bytes = 128 * n_steps * (columns + rows) + 4 * rows * columns + 8 * n_steps;
+                // An instruction reads 64 rows of the last tile, whatever lies behind it.
+                let shared_bytes = bytes.max(128 * ((n_steps - 1) * columns + ROWS)) + 1024;
+                let name = format!("lora_project_{rows}");
+                Self { name, rows, columns, takes_columns: true, parts: PARTS, shared_bytes }
+            })
+            .find(|tile| {
+                let n_clusters = tokens.div_ceil(tile.rows) * n_columns.div_ceil(tile.columns);
+                let n_blocks = MOST_SHARED / (tile.shared_bytes + 1024);
+                if is_few {
+                    tile.shared_bytes <= SHARED_BESIDE_PRODUCT
+                } else {
+                    n_clusters <= CLUSTERS_AT_ONCE * n_blocks
+                }
+            })
     }
 }
 
-/// `signal`, where there is one, is set when x is complete (see small_m.cu).
+/// What the kernels of few rows that run beside each other tell each other by, see signals.cu.
+#[derive(Clone, Copy)]
+pub(super) struct Signals {
+    /// The address of the counts; 0: nobody waits for them.
+    pub counts: u64,
+    /// Blocks of the product.
+    pub n_multiplying: usize,
+}
+
+impl Signals {
+    const NONE: Self = Self { counts: 0, n_multiplying: 0 };
+
+    /// The struct of signals.cu.
+    fn fields(self, n_projecting: usize) -> Fields {
+        let fields = Fields::default().eight_bytes(self.counts);
+        fields.four_bytes(n_projecting).four_bytes(self.n_multiplying)
+    }
+}
+
+/// Returns what the product that runs beside takes for its signals.
 pub(super) fn project<T: Float>(
     cuda: &Cuda,
     tokens: usize,
     x: Slice,
     adapter: &Adapter<'_, T>,
     hidden: Placed,
-    signal: Option<u64>,
-) {
+    signals: Option<Signals>,
+) -> Fields {
+    let (columns, inputs) = (n_columns(adapter), adapter.inputs());
+    let tiling = Projection::of(tokens, columns, inputs);
+    let grid = [tiling.parts * tokens.div_ceil(tiling.rows), columns.div_ceil(tiling.columns)];
+    let fields = signals.unwrap_or(Signals::NONE).fields(grid[0] * grid[1]);
     if tokens == 0 {
-        return;
+        return fields;
     }
-    let columns = adapter.modules.len() * module_columns(adapter);
-    let tiling = Projection::of(tokens, columns);
-    let inputs = adapter.inputs();
-    let map_x = TensorMap::of_columns(x, tokens, (0, inputs, x.len / tokens), ROWS);
+    let map_x = TensorMap::of_columns(x, tokens, (0, inputs, x.len / tokens), tiling.rows);
     let launch =
         cuda.kernel(&LORA, &tiling.name).tensor_map(&map_x).tensor_map(&map_a(adapter, tiling.columns));
     let launch = launch.fields(&projected(adapter, tokens, hidden)).arg(inputs).arg(split(inputs));
-    let launch = match (signal, tiling.parts) {
-        (signal, PARTS) => launch.arg(signal.unwrap_or(0)).most_shared_memory(),
+    let launch = if tiling.takes_columns { launch.arg(tiling.columns) } else { launch };
+    let launch = match (signals, tiling.parts) {
+        (_, PARTS) => launch.fields(&fields).most_shared_memory(),
         (None, _) => launch,
-        (Some(_), _) => panic!("lora::project: a signal of {tokens} rows"),
+        (Some(_), _) => panic!("lora::project: signals of {tokens} rows"),
     };
-    let grid = [tiling.parts * tokens.div_ceil(ROWS), columns.div_ceil(tiling.columns)];
-    launch.programmatic_launch(true).run(grid, THREADS, tiling.shared_bytes());
+    launch.programmatic_launch(true).run(grid, THREADS, tiling.shared_bytes);
+    fields
+}
+
+/// Rows of the first factors as the kernels read them.
+fn n_columns<T: Float>(adapter: &Adapter<'_, T>) -> usize {
+    adapter.modules.len() * module_columns(adapter)
 }
 
 /// The struct `Projected` of forward.cu.

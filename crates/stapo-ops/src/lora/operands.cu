@@ -32,8 +32,10 @@ struct Modules {
 // its registers, so every width N is written out: N / 2 results, then the operands.
 #define RESULTS_8(d, j) FOUR(d, j), FOUR(d, j + 1)
 #define RESULTS_16(d, j) RESULTS_8(d, j), RESULTS_8(d, j + 2)
+#define NAMES_4 "%0, %1, %2, %3"
 #define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_12 NAMES_8 ", %8, %9, %10, %11"
 #define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NAMES_48 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_SHARED(N, NAMES, A, B, ADDS, MAJOR_A, MAJOR_B, ...)                                                      \
@@ -45,6 +47,8 @@ struct Modules {
                      : __VA_ARGS__                                                                                     \
                      : "l"(a), "l"(b), "r"((int)adds), "n"(TA), "n"(TB));                                              \
     }
+WGMMA_SHARED(8, NAMES_4, 4, 5, 6, 7, 8, FOUR(d, 0))
+WGMMA_SHARED(24, NAMES_12, 12, 13, 14, 15, 16, RESULTS_8(d, 0), FOUR(d, 2))
 WGMMA_SHARED(16, NAMES_8, 8, 9, 10, 11, 12, RESULTS_8(d, 0))
 WGMMA_SHARED(32, NAMES_16, 16, 17, 18, 19, 20, RESULTS_16(d, 0))
 WGMMA_SHARED(64, NAMES_32, 32, 33, 34, 35, 36, RESULTS_16(d, 0), RESULTS_16(d, 4))
@@ -81,9 +85,9 @@ __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk
 // Waits until the copies have read shared memory.
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+__device__ __forceinline__ void cluster_barrier() { cluster_arrive(), cluster_wait(); }
 // Two numbers in the shared memory of another block of the cluster.
 __device__ __forceinline__ float2 load_of_block(const float* at, int block) {
     u32 address;
@@ -93,11 +97,18 @@ __device__ __forceinline__ float2 load_of_block(const float* at, int block) {
     return x;
 }
 
-// Clears the columns from `from` to `end` of 64 rows from `first` on, of n rows that are `of` elements apart. By all of `threads`.
-__device__ __forceinline__ void clear_columns(bf16* to, int of, int first, int n, int from, int end, int threads) {
+// A number to the shared memory of another block of the cluster.
+__device__ __forceinline__ void store_to_block(float* to, int block, float x) {
+    u32 address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(to)), "r"(block));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
+// Clears the columns from `from` to `end` of the rows from `first` to `last`, which are `of` elements apart. By all of `threads`.
+__device__ __forceinline__ void clear_columns(bf16* to, int of, int first, int last, int from, int end, int threads) {
     int width = (end - from) / 2;
-    for (int i = threadIdx.x; i < ROWS * width; i += threads)
-        if (first + i / width < n) *(u32*)(to + (size_t)(first + i / width) * of + from + i % width * 2) = 0;
+    for (int i = threadIdx.x; i < (last - first) * width; i += threads)
+        *(u32*)(to + (size_t)(first + i / width) * of + from + i % width * 2) = 0;
 }
 
 // Stores a warpgroup's results of a product with 64 rows and N columns at (row, 0) of a matrix with rows N + 2 apart.

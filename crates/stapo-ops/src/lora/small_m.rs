@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Adapter;
-use super::cuda::{Placed, project};
+use super::cuda::{Placed, Signals, project};
 use crate::cuda::kernels::LORA_SMALL_M;
 use crate::cuda::{Cuda, Slice, TensorMap};
 use crate::matmul::Dims;
@@ -41,19 +41,22 @@ impl<T: Float> Layer<'_, T> {
             Output::SplitK { n_splits } => ("lora_small_m_split_k".to_string(), n_splits),
             Output::Swiglu => (format!("lora_swiglu_small_m_{}", tiling.columns), 1),
         };
-        let signal = cuda.signal();
-        project(cuda, d.tokens, *x, adapter, Placed::new(*x, d.tokens, d.inputs), Some(signal));
+        let grid = [width.div_ceil(tiling.columns), n_splits];
+        let n_multiplying = grid[0] * grid[1];
+        let signals = Signals { counts: cuda.signal(), n_multiplying };
+        let hidden = Placed::new(*x, d.tokens, d.inputs);
+        let signals = project(cuda, d.tokens, *x, adapter, hidden, Some(signals));
         let flat = weight.view().cuda();
         let (x_pitch, w_pitch) = (x.len / d.tokens, flat.len / d.outputs);
         let map_x = TensorMap::of_columns(*x, d.tokens, (0, x_pitch, x_pitch), d.tokens.next_multiple_of(8));
         let map_w = TensorMap::of_columns(flat, d.outputs, (0, w_pitch, w_pitch), tiling.columns);
         let launch = cuda.kernel(&LORA_SMALL_M, &name).tensor_map(&map_x).tensor_map(&map_w);
-        let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).arg(adapter.pitch()).arg(signal);
+        let launch =
+            launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).arg(adapter.pitch()).fields(&signals);
         let launch = match output {
             Output::Swiglu => launch.arg(y.len / d.tokens),
             Output::Product | Output::SplitK { .. } => launch,
         };
-        let grid = [width.div_ceil(tiling.columns), n_splits];
         launch.programmatic_launch(true).run(grid, THREADS, tiling.shared_bytes());
     }
 }

@@ -271,7 +271,7 @@ pub(super) fn pad(cuda: &Arc<Cuda>, pads: &[Pad]) {
     if n_blocks > 0 {
         let table = upload_table(cuda, &rows);
         let launch = cuda.kernel(&ELEMENTWISE, "pad_groups_bf16").arg(table.slice()).arg(rows.len());
-        launch.run([n_blocks, 1], 256, 0);
+        launch.writes_weights().run([n_blocks, 1], 256, 0);
     }
 }
 
@@ -350,6 +350,6 @@ pub(crate) fn join(cuda: &Arc<Cuda>, factors: &[JoinedFactor]) {
     if n_blocks > 0 {
         let table = upload_table(cuda, &rows);
         let launch = cuda.kernel(&ELEMENTWISE, "join_factors_bf16").arg(table.slice()).arg(rows.len());
-        launch.run([n_blocks, 1], 256, 0);
+        launch.writes_weights().run([n_blocks, 1], 256, 0);
     }
 }

@@ -137,11 +137,13 @@ __device__ __forceinline__ void consume(float (&d)[MATRICES][N / 8][4], const Ro
 }
 
 // When x may be read: all of it after the end of the kernel in front of this one. The thread that copies x calls `wait`, copies
-// the first `n_ready` steps, and calls `wait_for_rest` before the others.
+// the first `n_ready` steps, and calls `wait_for_rest` before the others and `leave_counts` at the end.
 struct AfterPrevious {
     __device__ __forceinline__ void wait() const { wait_for_previous_kernel(); }
     __device__ __forceinline__ int n_ready(const Share& share) const { return share.n_steps(); }
     __device__ __forceinline__ void wait_for_rest() const {}
+    __device__ __forceinline__ void leave_counts() const {}
+    __device__ __forceinline__ void before_stores() const {}
 };
 
 // Shared memory: X_STAGES of x [64, STEP], W_STAGES of MATRICES x W [N, STEP], mbarriers. `finish` gets each thread's results and
@@ -166,11 +168,13 @@ __device__ __forceinline__ void small_m_product(const TensorMap& map_x, const Te
     } else if (threadIdx.x == CONSUMERS + 32) {
         order.wait();
         produce_inputs(inputs, map_x, share, n, 0, order.n_ready(share));
-        order.wait_for_rest();
+        if (order.n_ready(share) < share.n_steps()) order.wait_for_rest();
         produce_inputs(inputs, map_x, share, n, order.n_ready(share), share.n_steps());
+        order.leave_counts();
     } else if (warp < 4) {
         float d[MATRICES][N / 8][4];
         consume<N, MATRICES>(d, RingRows<decltype(inputs)>(inputs), weights, share.n_steps());
+        order.before_stores();
         finish(d, warp * 16 + lane / 4, share.first + lane % 4 * 2);
     }
 }

@@ -2,6 +2,7 @@
 
 // Rows of `out` are `pitch` apart.
 template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* out, int width, int pitch) {
+    launch_dependents();
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= width) return;
     size_t row = blockIdx.y;
