@@ -51,6 +51,11 @@ run train-16k-recomputed 120 "$bench" train --sequences=2 --length=16384 --micro
 run exact 120 "$bench" exact
 run decode-512 120 "$bench" decode
 run decode-64 120 "$bench" decode --prompts=8
+# Adapters of rank 32, beside full training and decode without adapters above.
+run lora-train 120 "$bench" train --steps=4 --lora=32
+run lora-exact 120 "$bench" exact --lora=32
+run lora-decode-512 120 "$bench" decode --lora=32
+run lora-decode-64 120 "$bench" decode --prompts=8 --lora=32
 run decode-alone 120 "$bench" decode --prompts=512 --samples=1
 # Long contexts: sequences with a prompt each, then sequences that share prompts.
 long() {
