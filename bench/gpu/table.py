@@ -80,7 +80,14 @@ def rows(results):
         elif name in ("attention", "torch-attention"):
             what = f"attention {r['sequences']} x {r['length']}, forward / backward"
             of_both = f"{r['forward_tflops']:.0f} / {r['backward_tflops']:.0f} TFLOP/s"
-            yield what if name == "attention" else "  cuDNN through PyTorch: " + what, of_both, "", ""
+            shape = (r["sequences"], r["length"])
+            peers = [x for x in results if x["name"] == "torch-attention" and (x.get("sequences"), x.get("length")) == shape]
+            if name == "attention" and peers and r["length"] >= 2048:
+                asked = {2048: 340, 8192: 480, 16384: 500}.get(r["length"], 0)
+                ok = r["forward_tflops"] >= peers[0]["forward_tflops"] and r["backward_tflops"] >= asked
+                yield what, of_both, f"cuDNN's / {asked}", ok
+            else:
+                yield what if name == "attention" else "  cuDNN through PyTorch", of_both, "", ""
         elif name == "train-8b":
             text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB (planned {r['planned_gib']})"
             ok = r["gib"] <= 139 and abs(r["planned_gib"] / r["gib"] - 1) <= 0.05
