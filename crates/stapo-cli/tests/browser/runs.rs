@@ -9,8 +9,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// The folders (`None`) and files of a run, in an order in which a folder comes before what is in it.
 type Contents = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
-/// The runs that tests have asked for, by objective and seed: each is trained once.
-static TRAINED: Mutex<BTreeMap<(String, u64), Arc<OnceLock<Contents>>>> = Mutex::new(BTreeMap::new());
+/// Runs by objective and seed.
+type Runs = BTreeMap<(String, u64), Arc<OnceLock<Contents>>>;
+
+/// The runs that tests have asked for: each is trained once.
+static TRAINED: Mutex<Runs> = Mutex::new(Runs::new());
 
 /// A run of its own in `folder` that records every response. Its τp is high enough that the small model has candidates.
 pub fn train(folder: &Path, out: &str, objective: &str, seed: u64) {
