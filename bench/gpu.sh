@@ -81,10 +81,11 @@ run step-1.7b 120 "$bench" step --shape=1
 if [ $quick -eq 0 ]; then
     run rollout-512 400 "$bench" rollout --kv-gib=100 --rows=8192
     run step-8b 240 "$bench" step --shape=2 --8bit=1
-    run step-14b 360 "$bench" step --shape=3 --8bit=1
     run train-8b 150 "$bench" train --large=1 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1
+    run train-8b-kept 150 "$bench" train --large=1 --8bit=1 --steps=2
     run decode-8b 150 "$bench" decode --large=1 --prompts=16
     run torch 200 python3 "$here/gpu/torch_train.py"
+    run step-14b 360 "$bench" step --shape=3 --8bit=1
 fi
 python3 "$here/gpu/table.py" "$out/results.jsonl"
 rm -rf "$cache"
