@@ -283,7 +283,8 @@ fn assert_clean(session: &Session, server: &Server) {
 const N_POINTS: &str =
     "(document.querySelector('#accuracy .curve')?.getAttribute('d').match(/[ML]/g) || []).length";
 
-/// The page asks which numbers a run has, and then for their values: a step written between the questions is not lost.
+/// The page asks which numbers a run has, and then for their values: a step written between the questions is not lost, also where
+/// the page hears of it before the answer.
 #[test]
 fn a_step_written_while_the_page_asks_is_drawn() {
     let folder = tempfile::tempdir().unwrap();
@@ -305,6 +306,7 @@ fn a_step_written_while_the_page_asks_is_drawn() {
         writeln!(metrics, "{}", json!({"schema": 1, "step": step, "accuracy": 0.5})).unwrap();
     };
     write(1);
+    session.until("stapo.app.rows.get('late').step === 1");
     session.value("window.release()");
     session.until("document.querySelector('#accuracy')");
     write(2);

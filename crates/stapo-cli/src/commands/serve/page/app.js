@@ -55,11 +55,15 @@ stapo.app = (() => {
     at("view").replaceChildren(root);
     for (const tab of document.querySelectorAll("#tabs a")) tab.toggleAttribute("aria-current", tab.dataset.view === view);
     document.title = (params.get("run") || "runs") + " – STAPO";
-    const mine = {};
+    // What changes while a view is made is told to it afterwards.
+    const missed = new Set();
+    const mine = { update: (changed) => changed.forEach((id) => missed.add(id)) };
     current = mine;
     try {
       const made = await make(root, params);
-      if (current === mine) { current = made || {}; } else if (made && made.leave) made.leave();
+      if (current !== mine) { if (made && made.leave) made.leave(); return; }
+      current = made || {};
+      if (missed.size && current.update) current.update(missed);
     } catch (error) {
       if (current === mine) complain(error);
     }
