@@ -1,5 +1,6 @@
 //! Products of some hundred rows with joined adapters, by the kernels of middle_m.cu, which compute `x A^T` too.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::cuda::{Layer, MULTIPROCESSORS, Placed, map_a, n_columns, projected, split};
@@ -9,8 +10,10 @@ use crate::cuda::{Cuda, Slice, TILE_COLUMNS, TensorMap};
 use crate::matmul::Dims;
 use crate::matmul::small_m::Output;
 
-/// The most rows. For more the library's products leave fewer multiprocessors without work.
+/// The most rows: of more, a kernel for `x A^T` takes a small part of the time.
 const MAX_ROWS: usize = 512;
+/// The most that multiprocessors may leave undone, see [`Tiling::wasted`]: 4 us, which a kernel for `x A^T` takes.
+const MOST_WASTED: usize = 48 * 2048;
 /// Rows of a tile, as in middle_m.cu.
 const ROWS: usize = 128;
 /// Threads of a block, as in middle_m.cu.
@@ -37,32 +40,44 @@ const PRODUCT: [Tiling; 3] = [
 const SPLIT_K: Tiling = Tiling { name: "lora_middle_m_split_k", columns: 256, stages: 4, sharing: 1 };
 
 impl Tiling {
-    /// `None` for a SwiGLU: a kernel of its own computes it in less time than the end of each block would take.
+    /// The one whose blocks end first. `None` for a SwiGLU: a kernel of its own computes it in less time than the end of each
+    /// block would take.
     fn of(output: Output, d: Dims) -> Option<Self> {
-        let in_one_wave = || PRODUCT.into_iter().find(|tiling| tiling.n_blocks(output, d) <= MULTIPROCESSORS);
         match output {
-            Output::Product => Some(in_one_wave().unwrap_or(PRODUCT[PRODUCT.len() - 1])),
+            Output::Product => {
+                PRODUCT.into_iter().min_by_key(|t| (t.columns_in_turn(output, d), Reverse(t.columns)))
+            }
             Output::SplitK { .. } => Some(SPLIT_K),
             Output::Swiglu => None,
         }
     }
 
-    fn n_row_tiles(self, d: Dims) -> usize {
-        d.tokens.div_ceil(ROWS).next_multiple_of(self.sharing)
-    }
-
-    /// One block for each tile, and one for `x A^T` of each tile of rows.
-    fn n_blocks(self, output: Output, d: Dims) -> usize {
+    /// Tiles of rows, and tiles of columns of all parts.
+    fn n_tiles(self, output: Output, d: Dims) -> [usize; 2] {
         let n_splits = if let Output::SplitK { n_splits } = output { n_splits } else { 1 };
-        self.n_row_tiles(d) * (1 + d.outputs.div_ceil(self.columns) * n_splits)
+        [d.tokens.div_ceil(ROWS).next_multiple_of(self.sharing), d.outputs.div_ceil(self.columns) * n_splits]
     }
 
-    /// The blocks of a product go on to other columns where there are more tiles than multiprocessors.
+    /// For each tile of rows one block for `x A^T`, and one for each tile of columns. Those of a product go on to other columns
+    /// where there are more tiles than multiprocessors.
     fn grid(self, output: Output, d: Dims) -> [usize; 2] {
-        let n_rows = self.n_row_tiles(d);
-        let n_columns = self.n_blocks(output, d) / n_rows;
-        let at_once = if output == Output::Product { MULTIPROCESSORS / n_rows } else { n_columns };
-        [n_rows, n_columns.min(at_once)]
+        let [rows, columns] = self.n_tiles(output, d);
+        let at_once = if output == Output::Product { (MULTIPROCESSORS / rows).max(2) - 1 } else { columns };
+        [rows, 1 + columns.min(at_once)]
+    }
+
+    /// Columns that a multiprocessor computes one after the other.
+    fn columns_in_turn(self, output: Output, d: Dims) -> usize {
+        let ([rows, tiles], [_, blocks]) = (self.n_tiles(output, d), self.grid(output, d));
+        let n_waves = (rows * blocks).div_ceil(MULTIPROCESSORS);
+        self.columns * tiles.div_ceil(blocks - 1) * n_waves
+    }
+
+    /// What multiprocessors without work could have multiplied meanwhile, in columns of 128 rows times depth.
+    fn wasted(self, output: Output, d: Dims) -> usize {
+        let depth = if let Output::SplitK { n_splits } = output { d.inputs / n_splits } else { d.inputs };
+        let spread = d.outputs * d.inputs * d.tokens / (ROWS * MULTIPROCESSORS);
+        (self.columns_in_turn(output, d) * depth).saturating_sub(spread)
     }
 
     /// The stages' tiles, 32 mbarriers, results on their way to y, and room to align the tiles to 1024 bytes.
@@ -72,13 +87,12 @@ impl Tiling {
     }
 }
 
-/// Whether [`run`] may be called with the same arguments; the layer fits tiles. Not where blocks would leave a quarter of the
-/// multiprocessors without work.
+/// Whether [`run`] may be called with the same arguments; the layer fits tiles. Not where its blocks take so much longer than the
+/// library's that this costs more than a kernel for `x A^T`.
 pub(super) fn fits<T: Float>(layer: &Layer<'_, T>, output: Output) -> bool {
     layer.d.tokens <= MAX_ROWS
         && n_columns(layer.adapter) <= PROJECTED[PROJECTED.len() - 1]
-        && Tiling::of(output, layer.d)
-            .is_some_and(|tiling| 4 * tiling.n_blocks(output, layer.d) >= 3 * MULTIPROCESSORS)
+        && Tiling::of(output, layer.d).is_some_and(|tiling| tiling.wasted(output, layer.d) <= MOST_WASTED)
 }
 
 /// `lora::project` and the product, in one kernel.
