@@ -51,6 +51,11 @@ run train-16k-recomputed 120 "$bench" train --sequences=2 --length=16384 --micro
 run exact 120 "$bench" exact
 run decode-512 120 "$bench" decode
 run decode-64 120 "$bench" decode --prompts=8
+# Adapters of rank 32, beside full training and decode without adapters above.
+run lora-train 120 "$bench" train --steps=4 --lora=32
+run lora-exact 120 "$bench" exact --lora=32
+run lora-decode-512 120 "$bench" decode --lora=32
+run lora-decode-64 120 "$bench" decode --prompts=8 --lora=32
 run decode-alone 120 "$bench" decode --prompts=512 --samples=1
 # Long contexts: sequences with a prompt each, then sequences that share prompts.
 long() {
@@ -66,6 +71,7 @@ long 128 1 4000
 long 8 8 8192
 run exact-long 120 "$bench" exact --prompts=2 --samples=2 --prompt=15900 --new=480 --rows=5000 --kv-gib=16 --together=1
 [ -z "$ops" ] || run attention 60 "$ops" attention
+[ -z "$ops" ] || [ $quick -eq 1 ] || run torch-attention 60 python3 "$here/gpu/torch_attention.py"
 # Updates as `stapo train` makes them: 128 x 8 responses of 290 tokens, and a quarter of them by a larger model.
 run update-0.5b 120 "$bench" update --steps=3
 run update-1.7b 120 "$bench" update --shape=1 --problems=32 --minibatch=8 --steps=3 --folder=0
@@ -75,11 +81,11 @@ run step-1.7b 120 "$bench" step --shape=1
 if [ $quick -eq 0 ]; then
     run rollout-512 400 "$bench" rollout --kv-gib=100 --rows=8192
     run step-8b 240 "$bench" step --shape=2 --8bit=1
-    run step-14b 360 "$bench" step --shape=3 --8bit=1
     run train-8b 150 "$bench" train --large=1 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1
+    run train-8b-kept 150 "$bench" train --large=1 --8bit=1 --steps=2
     run decode-8b 150 "$bench" decode --large=1 --prompts=16
-    [ -z "$ops" ] || run torch-attention 60 python3 "$here/gpu/torch_attention.py"
     run torch 200 python3 "$here/gpu/torch_train.py"
+    run step-14b 360 "$bench" step --shape=3 --8bit=1
 fi
 python3 "$here/gpu/table.py" "$out/results.jsonl"
 rm -rf "$cache"

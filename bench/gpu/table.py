@@ -18,6 +18,7 @@ def step_flops(tokens, length):
 
 
 def rows(results):
+    full = next((r["tokens_per_s"] for r in results if r["name"] == "train" and "failed" not in r), 0)
     for r in results:
         name = r["name"]
         if "failed" in r:
@@ -46,10 +47,22 @@ def rows(results):
             yield f"  hash of the state, {name[7:]}", f"{r['seconds']} s", "", ""
         elif name == "torch":
             yield "  PyTorch, same work", f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB", "", ""
-        elif name in ("exact", "exact-long"):
+        elif name in ("exact", "exact-long", "lora-exact"):
             text = f"{r['differ']} of {r['tokens']} tokens differ, max {r['max_abs']}"
-            what = "  the same at a context of 16384" if name == "exact-long" else "sampled against training log-probs"
-            yield what, text, "0", r["differ"] == 0
+            of = {"exact-long": " at a context of 16384", "lora-exact": ", adapters of rank 32"}.get(name, "")
+            yield f"sampled against training log-probs{of}", text, "0", r["differ"] == 0
+        elif name == "lora-train":
+            times = r["tokens_per_s"] / full if full else 0
+            text = f"{r['tokens_per_s']} tokens/s, {times:.2f} times full training, {r['gib']} GiB"
+            ok = times >= 1.25 and r["gib"] <= 24
+            yield "training step 1.7B with adapters of rank 32", text, "1.25 times, 24 GiB", ok
+        elif name.startswith("lora-decode"):
+            # Tokens/s of decoding alone, without prefill.
+            merged = next((x["decode_tokens_per_s"] for x in results if x["name"] == name[5:] and "failed" not in x), 0)
+            loss = 1 - r["decode_tokens_per_s"] / merged if merged else 1
+            asked = {512: 0.08, 64: 0.15}[r["sequences"]]
+            text = f"alone {r['decode_tokens_per_s']} tokens/s, {100 * loss:.1f} % below none"
+            yield f"decode {r['sequences']} with adapters of rank 32", text, f"{100 * asked:.0f} %", loss <= asked
         elif name.startswith("decode") and "8b" not in name:
             n, prompt, context = r["sequences"], r["prompt"], r["context"]
             # The bandwidth of a device copy, reads and writes counted, measured in the same run.
@@ -66,12 +79,22 @@ def rows(results):
             yield f"decode {n} of {context:.0f} keys, {prompts}", text, f"{100 * asked:.0f} %" if asked else "", ok
         elif name in ("attention", "torch-attention"):
             what = f"attention {r['sequences']} x {r['length']}, forward / backward"
-            rates = f"{r['forward_tflops']:.0f} / {r['backward_tflops']:.0f} TFLOP/s"
-            yield what if name == "attention" else "  cuDNN through PyTorch: " + what, rates, "", ""
+            of_both = f"{r['forward_tflops']:.0f} / {r['backward_tflops']:.0f} TFLOP/s"
+            shape = (r["sequences"], r["length"])
+            peers = [x for x in results if x["name"] == "torch-attention" and (x.get("sequences"), x.get("length")) == shape]
+            if name == "attention" and peers and r["length"] >= 2048:
+                asked = {2048: 340, 8192: 480, 16384: 500}.get(r["length"], 0)
+                ok = r["forward_tflops"] >= peers[0]["forward_tflops"] and r["backward_tflops"] >= asked
+                yield what, of_both, f"cuDNN's / {asked}", ok
+            else:
+                yield what if name == "attention" else "  cuDNN through PyTorch", of_both, "", ""
         elif name == "train-8b":
             text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB (planned {r['planned_gib']})"
             ok = r["gib"] <= 139 and abs(r["planned_gib"] / r["gib"] - 1) <= 0.05
             yield "training step 8B, 4 x 2048, 8-bit states", text, "139 GiB, plan within 5 %", ok
+        elif name == "train-8b-kept":
+            text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB (planned {r['planned_gib']})"
+            yield "  8 x 2048, everything kept", text, "12500 tokens/s, 139 GiB", r["tokens_per_s"] >= 12500 and r["gib"] <= 139
         elif name.startswith("rollout"):
             text = f"{r['tokens_per_s']} tokens/s, {100 * r['share']:.1f} % of an ideal scheduler"
             yield f"rollout of {r['sequences']} spread lengths", text, "70 %", r["share"] >= 0.7

@@ -1,6 +1,7 @@
 //! External verifiers behind their launcher, which is the program itself: the protocol, its limits, and what happens to
 //! programs that do not keep to it.
 
+use crate::common::folder_below_tmp;
 use stapo_core::{Problem, Verdict};
 use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::task::{
@@ -234,7 +235,7 @@ fn dropping_the_task_ends_the_program_and_its_descendants() {
 /// What a program writes to the file `seen` of a folder before its first verdict. The folder is the script's `$0`: a
 /// folder that an argument names is visible though `/tmp` is private.
 fn seen(script: &str, change: impl Fn(&mut CommandSpec)) -> String {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder_below_tmp();
     let task = scripted(&format!("{{ {script}; }} > $0/seen 2>&1; {ECHO}"), |command| {
         command.args.push(folder.path().display().to_string());
         change(command);

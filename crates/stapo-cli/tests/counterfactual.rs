@@ -94,7 +94,7 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
     first["token_idx"] = 0.into();
     fs::write(&file, format!("{first}\n")).unwrap();
     assert!(
-        complaint(at, &["counterfactual", "run", "--to", "3"])
+        complaint(at, &["counterfactual", "run", "--from", "3", "--to", "3"])
             .contains("step 3: the replayed batch has another token")
     );
 }

@@ -322,6 +322,48 @@ fn every_file_of_tests_is_run() {
     assert_none("files of tests that nothing runs", &findings);
 }
 
+/// Source files with unit tests, of a library that is not built for them, that no root of tests takes in by a path such as
+/// `../src/number/mod.rs`, a module with all below it.
+fn unit_tests_of_no_executable(
+    manifest: &toml::Table,
+    sources: &[(String, String)],
+    roots: &str,
+) -> Vec<String> {
+    if manifest.get("lib").and_then(|lib| lib.get("test")?.as_bool()) != Some(false) {
+        return Vec::new();
+    }
+    let has_tests = |text: &str| code_only(text).contains("#[test]");
+    let taken_in: Vec<&str> =
+        roots.split("#[path = \"../src/").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    let is_run = |name: &str| taken_in.iter().any(|path| name.starts_with(path.trim_end_matches("mod.rs")));
+    let lost = sources.iter().filter(|(name, text)| has_tests(text) && !is_run(name));
+    lost.map(|(name, _)| name.clone()).collect()
+}
+
+#[test]
+fn every_unit_test_is_run() {
+    let file = |name: &str| (name.to_string(), "#[test]\nfn f() {}".to_string());
+    let planted = [file("a/tests.rs"), file("a.rs"), file("b/tests.rs")];
+    let manifest = "[lib]\ntest = false".parse().unwrap();
+    let roots = "#[path = \"../src/a/mod.rs\"]\nmod a;";
+    assert_eq!(unit_tests_of_no_executable(&manifest, &planted, roots), ["a.rs", "b/tests.rs"]);
+    let mut findings = Vec::new();
+    for (name, folder) in crates() {
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap().parse().unwrap();
+        let read = |path: PathBuf| (path.clone(), fs::read_to_string(path).unwrap());
+        let below =
+            |path: &Path| path.strip_prefix(folder.join("src")).unwrap().to_string_lossy().into_owned();
+        let files = sources(&folder.join("src"), &["rs"]).into_iter().map(read);
+        let files: Vec<_> = files.map(|(path, text)| (below(&path), text)).collect();
+        let tests = folder.join("tests");
+        let roots = if tests.is_dir() { sources(&tests, &["rs"]) } else { Vec::new() };
+        let roots: String = roots.into_iter().map(|path| read(path).1).collect();
+        let lost = unit_tests_of_no_executable(&manifest, &files, &roots);
+        findings.extend(lost.iter().map(|file| format!("{name}/src/{file}: no executable has its tests")));
+    }
+    assert_none("unit tests that nothing runs", &findings);
+}
+
 #[test]
 fn every_exception_has_a_reason() {
     for (what, reason) in EXCEPTIONS {

@@ -1,6 +1,6 @@
 //! A run goes on only as the run it was: what changed is refused by name, and a refusal changes nothing.
 
-use crate::common::{complaint, ok, stapo};
+use crate::common::{complaint, folder_below_tmp, ok, stapo};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -148,7 +148,7 @@ const TAMPERINGS: [(Tampering, &str); 11] = [
 
 #[test]
 fn whatever_a_run_depends_on_is_compared_and_refused_by_name() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder_below_tmp();
     let at = folder.path();
     let set = inputs(at);
     train(at, "run", &set.each_ref().map(String::as_str));

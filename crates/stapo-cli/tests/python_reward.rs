@@ -1,6 +1,7 @@
 //! Python functions as verifiers: what a function is given and may return, and what happens to one that fails. The tests
 //! need `python3` and say so where there is none.
 
+use crate::common::folder_below_tmp;
 use stapo_core::{Problem, Verdict};
 use stapo_rl::restart;
 use stapo_rl::task::{
@@ -59,7 +60,7 @@ fn judge(task: &Task) -> Result<Vec<Judged>, TaskError> {
 }
 
 fn judged(text: &str, change: impl Fn(&mut PythonSpec)) -> Result<Vec<Judged>, TaskError> {
-    let folder = TempDir::new().unwrap();
+    let folder = folder_below_tmp();
     judge(&task(folder.path(), text, change).unwrap())
 }
 

@@ -248,12 +248,15 @@ fn a_hung_rank_and_a_full_disk_stop_all_with_one_error() {
     rank_1.wait_with_output().unwrap();
 
     let ranks = Ranks::start(at, 3, |_, command| {
-        command.args(train("full", &["steps=500"])).env("STAPO_DISK_FAULT", "full:120");
+        command.args(train("full", &["steps=500"])).env("STAPO_DISK_FAULT", "full:60");
     });
     let error = common_error(&ranks.ends(), &[]);
     assert!(error.starts_with("error: rank 0: full/"), "{error}");
     assert!(error.contains("hint: free some space, then go on with --resume"), "{error}");
-    launched(at, 2, &["train", "--resume", "full", "--set", "steps=30"].map(String::from));
+    let n_steps = metrics(&at.join("full")).len() + 2;
+    let more = format!("steps={n_steps}");
+    launched(at, 2, &["train", "--resume", "full", "--set", &more].map(String::from));
+    assert_eq!(metrics(&at.join("full")).len(), n_steps);
 }
 
 #[test]

@@ -323,11 +323,12 @@ fn a_run_is_watched_from_first_step_to_last_with_a_kill_between() {
     session.resize(1300, 900);
     session.open(&server.page(""));
     session.until("document.querySelector('#live')?.textContent === 'live'");
+    // More steps than it makes before it is killed, however late the page sees them.
     let settings = [
         "--set",
-        "steps=24",
+        "steps=100000",
         "--set",
-        "rollout.problems_per_step=8",
+        "rollout.problems_per_step=4",
         "--set",
         "update.problems_per_minibatch=4",
         "--set",
@@ -335,7 +336,7 @@ fn a_run_is_watched_from_first_step_to_last_with_a_kill_between() {
         "--set",
         "evaluation.problems=8",
         "--set",
-        "evaluation.every_steps=12",
+        "evaluation.every_steps=100",
     ];
     let mut training = start_training(at, &[&["--out", "runs/live"][..], &settings[..]].concat());
     session.until("[...document.querySelectorAll('.badge.running')].length === 1");
@@ -347,8 +348,9 @@ fn a_run_is_watched_from_first_step_to_last_with_a_kill_between() {
     let late = session.until(&format!("{N_POINTS} >= {written}"));
     println!("the page has every written point {} ms after the kill", late.as_millis());
     session.until("document.querySelector('.badge.died')");
-    ok(&stapo(at, &["train", "--resume", "runs/live"]));
-    session.until(&format!("{N_POINTS} === 24 && document.querySelector('.badge.done')"));
+    let n_steps = written as usize + 3;
+    ok(&stapo(at, &["train", "--resume", "runs/live", "--set", &format!("steps={n_steps}")]));
+    session.until(&format!("{N_POINTS} === {n_steps} && document.querySelector('.badge.done')"));
     assert!(session.value("document.querySelectorAll('.mark.resume').length").as_u64().unwrap() > 0);
     let metrics = lines(at.join("runs/live/metrics.jsonl"));
     let shown = session.value("(async()=>(await stapo.app.ask('/api/series',{run:'live',key:'accuracy'})).runs[0].curves.accuracy.y)()");
@@ -356,7 +358,7 @@ fn a_run_is_watched_from_first_step_to_last_with_a_kill_between() {
         metrics.iter().map(|m| f64::from(m["accuracy"].as_f64().unwrap() as f32)).collect();
     let shown: Vec<f64> = shown.as_array().unwrap().iter().map(|y| y.as_f64().unwrap()).collect();
     assert!(
-        shown.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6) && shown.len() == 24,
+        shown.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6) && shown.len() == n_steps,
         "{shown:?} {expected:?}"
     );
     assert_clean(&session, &server);

@@ -3,6 +3,7 @@
 
 #![cfg(unix)]
 
+use crate::common::folder_below_tmp;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -44,7 +45,7 @@ const SMALL: [&str; 14] = [
 impl Place {
     /// With a run that its owner trained; `more` are further settings.
     fn new(more: &[&str]) -> Self {
-        let place = Self { folder: tempfile::tempdir().unwrap() };
+        let place = Self { folder: folder_below_tmp() };
         let judge = place.at("judge.sh");
         std::fs::write(&judge, JUDGE).unwrap();
         std::fs::set_permissions(&judge, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -366,7 +367,7 @@ fn processes_naming(folder: &Path) -> Vec<String> {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_killed_trainer_leaves_no_process_behind() {
-    let place = Place { folder: tempfile::tempdir().unwrap() };
+    let place = Place { folder: folder_below_tmp() };
     let marker = place.folder.path().canonicalize().unwrap();
     // The verifier starts a daemon in a session of its own and a child, and every command line names the folder.
     let script =

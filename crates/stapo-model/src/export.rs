@@ -13,8 +13,9 @@ use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
 use crate::weights::Encoding;
 use crate::weights::safetensors::{INDEX, SINGLE};
-use half::{bf16, f16};
+use half::f16;
 use serde_json::{Map, Value, json};
+use stapo_ops::dtype::{append_bf16, append_f32};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -101,8 +102,8 @@ impl Precision {
         for chunk in numbers.chunks(CHUNK) {
             bytes.clear();
             match self {
-                Self::F32 => bytes.extend(chunk.iter().flat_map(|x| x.to_le_bytes())),
-                Self::Bf16 => bytes.extend(chunk.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes())),
+                Self::F32 => append_f32(chunk, &mut bytes),
+                Self::Bf16 => append_bf16(chunk, &mut bytes),
                 Self::F16 => {
                     if let Some(&beyond) =
                         chunk.iter().find(|x| x.is_finite() && f16::from_f32(**x).is_infinite())

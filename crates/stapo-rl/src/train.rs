@@ -59,6 +59,8 @@ pub enum Outcome {
     TargetReached,
     /// `evaluation.patience` evaluations in a row were no better than the best.
     NoImprovement,
+    /// Every group had equal rewards in `evaluation.idle_patience` steps in a row.
+    NothingLearned,
     /// The observer ended the run, which can be resumed.
     Stopped,
 }
@@ -249,6 +251,7 @@ pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn 
         Ok(Outcome::Done) => run.record_stop(StopReason::Done, ""),
         Ok(Outcome::TargetReached) => run.record_stop(StopReason::TargetReached, ""),
         Ok(Outcome::NoImprovement) => run.record_stop(StopReason::NoImprovement, ""),
+        Ok(Outcome::NothingLearned) => run.record_stop(StopReason::NothingLearned, ""),
         Ok(Outcome::Stopped) => run.record_stop(StopReason::Signal, &watch.stop_reason()),
         Err(error) => record_error(run, error),
     };
@@ -269,8 +272,8 @@ fn record_error(run: &mut Run, error: &Error) -> Result<()> {
 
 fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let mut training = Training::begin(plan, run, trainer, watch)?;
-    if training.best.is_exhausted() && training.trainer.learner.counters.step < plan.config.steps {
-        return Ok(Outcome::NoImprovement);
+    if let Some(outcome) = training.early_end() {
+        return Ok(outcome);
     }
     while training.trainer.learner.counters.step < plan.config.steps {
         if let Some(outcome) = training.step()? {
@@ -338,9 +341,7 @@ impl<'a> Training<'a> {
             training.watch.started(&before);
             training.before = Some(before);
         }
-        let is_over =
-            training.best.is_exhausted() && training.trainer.learner.counters.step < plan.config.steps;
-        training.decide(true, is_over.then_some(Outcome::NoImprovement))?;
+        training.decide(true, training.early_end())?;
         Ok(training)
     }
 
@@ -424,6 +425,16 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
+    /// Why the run ends before its last step, by what its settings wait for.
+    fn early_end(&self) -> Option<Outcome> {
+        let ends = [
+            (self.best.is_exhausted(), Outcome::NoImprovement),
+            (self.best.is_idle(), Outcome::NothingLearned),
+        ];
+        let has_steps = self.trainer.learner.counters.step < self.plan.config.steps;
+        ends.into_iter().find(|end| has_steps && end.0).map(|end| end.1)
+    }
+
     /// Saves where a checkpoint is due, or the step was the best or the last, and decides whether the run ends.
     fn conclude(&mut self, metrics: Metrics, asked: bool) -> Result<Option<Outcome>> {
         let config = &self.plan.config;
@@ -432,16 +443,14 @@ impl<'a> Training<'a> {
         let is_reached =
             metrics.eval_accuracy.zip(target).is_some_and(|(accuracy, target)| accuracy >= target);
         let is_best = self.best.stepped(&metrics);
-        let is_exhausted = self.best.is_exhausted();
+        let early_end = self.early_end();
         let is_stopped = self.watch.wants_stop() || asked;
         let is_last = step == config.steps;
-        let is_end = is_reached || is_exhausted || is_stopped || is_last;
-        let outcome = match (is_reached, is_exhausted, is_stopped) {
-            (true, _, _) => Some(Outcome::TargetReached),
-            _ if is_last => None,
-            (_, true, _) => Some(Outcome::NoImprovement),
-            (_, _, true) => Some(Outcome::Stopped),
-            _ => None,
+        let is_end = is_reached || early_end.is_some() || is_stopped || is_last;
+        let outcome = match (is_reached, is_last) {
+            (true, _) => Some(Outcome::TargetReached),
+            (_, true) => None,
+            _ => early_end.or(is_stopped.then_some(Outcome::Stopped)),
         };
         self.decide(is_end || is_best || is_due(step, config.record.checkpoint_every_steps), outcome)?;
         if self.first.is_none() {

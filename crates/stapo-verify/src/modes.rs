@@ -4,9 +4,6 @@ mod choice;
 mod dapo;
 mod math;
 
-#[cfg(test)]
-mod tests;
-
 use crate::extract::{self, LastBox, answer_line, extract, last_box};
 use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show, text};
 

@@ -4,6 +4,17 @@
 #![allow(clippy::print_stdout, reason = "tests print what they tried and why they skip")]
 
 mod cases;
+mod extract;
 mod gold;
 mod hostile;
+mod modes;
 mod properties;
+
+// The arithmetic has no public name. Its source is compiled here once more, with its unit tests: a second build of the whole
+// crate for them would take half a minute.
+#[allow(dead_code, reason = "the rest of the crate uses it")]
+#[path = "../src/budget.rs"]
+mod budget;
+#[allow(dead_code, reason = "the rest of the crate uses it")]
+#[path = "../src/number/mod.rs"]
+mod number;

@@ -18,15 +18,33 @@ fn hostile_answers_get_a_verdict_in_every_mode() {
     }
 }
 
-#[test]
-fn hostile_responses_are_extracted_from() {
+/// Extracts the answer of every hostile response in both orders. One test for each fallback: they run side by side.
+fn extract_from_all(fallback: Fallback) {
     for (_, text) in hostile_inputs() {
         for order in [Order::BoxFirst, Order::LineFirst] {
-            for fallback in [Fallback::Nothing, Fallback::LastNumber, Fallback::LastFormula] {
-                let rules = Rules { order, fallback, ..Rules::default() };
-                grade(&text, "5", rules);
-            }
+            grade(&text, "5", Rules { order, fallback, ..Rules::default() });
         }
+    }
+}
+
+#[test]
+fn hostile_responses_are_extracted_from_without_a_fallback() {
+    extract_from_all(Fallback::Nothing);
+}
+
+#[test]
+fn hostile_responses_are_extracted_from_by_their_last_number() {
+    extract_from_all(Fallback::LastNumber);
+}
+
+#[test]
+fn hostile_responses_are_extracted_from_by_their_last_formula() {
+    extract_from_all(Fallback::LastFormula);
+}
+
+#[test]
+fn hostile_boxes_and_answer_lines_are_extracted_from() {
+    for (_, text) in hostile_inputs() {
         grade(&format!("\\boxed{{{text}"), "5", Mode::Math);
         grade(&format!("Answer: {text}"), "5", Mode::Dapo);
     }

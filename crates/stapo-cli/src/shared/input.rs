@@ -43,7 +43,9 @@ pub fn next_line(input: &mut dyn BufRead, max_bytes: usize) -> std::io::Result<O
         if available.is_empty() {
             return Ok((n_bytes > 0).then(|| whole(line, n_bytes, max_bytes)));
         }
-        let newline = available.iter().position(|&byte| byte == b'\n');
+        // `contains` looks at a word at a time, and the bytes of a long line are passed over quickly.
+        let has_newline = available.contains(&b'\n');
+        let newline = has_newline.then(|| available.iter().position(|&byte| byte == b'\n')).flatten();
         let length = newline.unwrap_or(available.len());
         n_bytes += length;
         if n_bytes <= max_bytes {

@@ -23,6 +23,7 @@ pub fn run_status(folder: &Path, n_steps: u64, steps: u64) -> String {
         (EventKind::Stop, Some(StopReason::Done)) => "done".to_string(),
         (EventKind::Stop, Some(StopReason::TargetReached)) => "done, target reached".to_string(),
         (EventKind::Stop, Some(StopReason::NoImprovement)) => "done, no improvement".to_string(),
+        (EventKind::Stop, Some(StopReason::NothingLearned)) => "done, nothing learned".to_string(),
         (EventKind::Stop, Some(StopReason::Signal)) => format!("resumable, stopped by {text}"),
         (EventKind::Stop, _) => format!("died: {text}"),
         _ => "died: killed, or the machine stopped".to_string(),

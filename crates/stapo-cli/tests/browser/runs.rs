@@ -2,10 +2,51 @@
 
 use crate::common::{ok, stapo};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
 
-/// Trains a run that records every response. Its τp is high enough that the small model has candidates.
+/// The folders (`None`) and files of a run, in an order in which a folder comes before what is in it.
+type Contents = BTreeMap<PathBuf, Option<Vec<u8>>>;
+
+/// Runs by objective and seed.
+type Runs = BTreeMap<(String, u64), Arc<OnceLock<Contents>>>;
+
+/// The runs that tests have asked for: each is trained once.
+static TRAINED: Mutex<Runs> = Mutex::new(Runs::new());
+
+/// A run of its own in `folder` that records every response. Its τp is high enough that the small model has candidates.
 pub fn train(folder: &Path, out: &str, objective: &str, seed: u64) {
+    let trained = TRAINED.lock().unwrap().entry((objective.to_string(), seed)).or_default().clone();
+    let contents = trained.get_or_init(|| {
+        let place = tempfile::tempdir().unwrap();
+        train_anew(place.path(), "run", objective, seed);
+        contents(&place.path().join("run"))
+    });
+    for (name, bytes) in contents {
+        let path = folder.join(out).join(name);
+        match bytes {
+            None => std::fs::create_dir_all(path).unwrap(),
+            Some(bytes) => std::fs::write(path, bytes).unwrap(),
+        }
+    }
+}
+
+fn contents(run: &Path) -> Contents {
+    let mut found = Contents::new();
+    let mut open = vec![run.to_owned()];
+    while let Some(path) = open.pop() {
+        let is_folder = path.is_dir();
+        if is_folder {
+            open.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        let bytes = (!is_folder).then(|| std::fs::read(&path).unwrap());
+        found.insert(path.strip_prefix(run).unwrap().to_owned(), bytes);
+    }
+    found
+}
+
+fn train_anew(folder: &Path, out: &str, objective: &str, seed: u64) {
     let objective = format!("objective={objective}");
     let seed = format!("seed={seed}");
     let settings = [

@@ -2,6 +2,13 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// A folder below `/tmp`, wherever other tests have theirs: an external verifier has a `/tmp` of its own, where only such
+/// folders must be made visible again.
+pub fn folder_below_tmp() -> TempDir {
+    if cfg!(unix) { TempDir::new_in("/tmp").unwrap() } else { TempDir::new().unwrap() }
+}
 
 /// The call leaves no trace in the state folder of the user who runs the tests.
 pub fn stapo(folder: &Path, args: &[&str]) -> Output {

@@ -59,6 +59,8 @@ pub enum StopReason {
     TargetReached,
     /// `evaluation.patience` evaluations in a row were no better than the best one before.
     NoImprovement,
+    /// Every group had equal rewards in `evaluation.idle_patience` steps in a row.
+    NothingLearned,
     /// SIGINT, SIGTERM or SIGHUP; `text` names the signal.
     Signal,
     Error,

@@ -7,23 +7,27 @@ pub struct Block(pub u32);
 /// The free blocks, and the number of holders of each other block. A block with several holders is read-only.
 #[derive(Debug)]
 pub struct BlockPool {
-    free: Vec<Block>,
+    /// Blocks that were taken and have no holder any more; the last one is taken first.
+    released: Vec<Block>,
+    /// The first of the blocks that were never taken, all of which come after it.
+    first_fresh: u32,
     n_holders: Vec<u32>,
 }
 
 impl BlockPool {
     pub fn new(n_blocks: usize) -> Self {
-        Self { free: (0..n_blocks as u32).rev().map(Block).collect(), n_holders: vec![0; n_blocks] }
+        Self { released: Vec::new(), first_fresh: 0, n_holders: vec![0; n_blocks] }
     }
 
     pub fn n_free(&self) -> usize {
-        self.free.len()
+        self.released.len() + self.n_holders.len() - self.first_fresh as usize
     }
 
     /// A free block, which then has one holder; `None` when no block is free.
     pub fn take(&mut self) -> Option<Block> {
-        let block = self.free.pop()?;
-        self.n_holders[block.0 as usize] = 1;
+        let block = self.released.pop().unwrap_or(Block(self.first_fresh));
+        *self.n_holders.get_mut(block.0 as usize)? = 1;
+        self.first_fresh = self.first_fresh.max(block.0 + 1);
         Some(block)
     }
 
@@ -45,8 +49,27 @@ impl BlockPool {
             assert!(*n_holders > 0, "release of free {block:?}");
             *n_holders -= 1;
             if *n_holders == 0 {
-                self.free.push(block);
+                self.released.push(block);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_block_released_last_is_taken_first_and_then_those_never_taken() {
+        let mut pool = BlockPool::new(4);
+        let taken: Vec<Block> = (0..3).map_while(|_| pool.take()).collect();
+        assert_eq!((taken, pool.n_free()), (vec![Block(0), Block(1), Block(2)], 1));
+        pool.share(Block(0));
+        pool.release([Block(0), Block(1), Block(2)]);
+        assert_eq!((pool.n_free(), pool.is_shared(Block(0))), (3, false), "block 0 has a holder left");
+        pool.release([Block(0)]);
+        let taken: Vec<Block> = (0..9).map_while(|_| pool.take()).collect();
+        assert_eq!((taken, pool.n_free()), (vec![Block(0), Block(2), Block(1), Block(3)], 0));
+        assert_eq!(pool.take(), None);
     }
 }

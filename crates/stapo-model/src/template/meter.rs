@@ -1,4 +1,4 @@
-//! The budget of one rendering.
+//! The budget of a rendering.
 
 use super::namespace::Namespace;
 use minijinja::value::{DynObject, ObjectRepr, Value, ValueKind};
@@ -12,7 +12,8 @@ const VALUE_BYTES: u64 = 64;
 /// holds as many levels.
 const MAX_CONTAINERS: u64 = 10_000;
 
-#[derive(Debug)]
+/// Empty until it is filled for a rendering.
+#[derive(Debug, Default)]
 pub(super) struct Meter {
     bytes_left: AtomicU64,
     containers_left: AtomicU64,
@@ -20,12 +21,10 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    pub(super) fn new(work_bytes: u64) -> Self {
-        Self {
-            bytes_left: AtomicU64::new(work_bytes),
-            containers_left: AtomicU64::new(MAX_CONTAINERS),
-            namespaces: Mutex::default(),
-        }
+    /// Gives the next rendering its budget; what the one before left over is lost.
+    pub(super) fn fill(&self, work_bytes: u64) {
+        self.bytes_left.store(work_bytes, Relaxed);
+        self.containers_left.store(MAX_CONTAINERS, Relaxed);
     }
 
     pub(super) fn charge(&self, bytes: u64) -> Result<(), Error> {

@@ -91,14 +91,17 @@ impl Template {
         Ok(texts.pop().expect("one rendering gives one text"))
     }
 
-    /// The texts of many renderings, each with its own variables and bounds, for the price of compiling once. The first
-    /// rendering that is refused refuses all.
+    /// The texts of many renderings, each with its own variables and bounds. The template is compiled and the engine set
+    /// up once. The first rendering that is refused refuses all.
     pub fn render_all(&self, renderings: &[(Value, Limits)]) -> Result<Vec<String>, Refused> {
         let texts = isolated(|| {
             let instructions = compile(&self.source, self.dialect)?;
+            let meter = Arc::new(Meter::default());
+            let mut environment = environment(self.dialect, &meter);
             let render = |(variables, limits): &(Value, Limits)| {
-                let meter = Arc::new(Meter::new(limits.work_bytes));
-                let result = render(&instructions, self.dialect, variables.clone(), limits.steps, &meter);
+                meter.fill(limits.work_bytes);
+                environment.set_fuel(Some(limits.steps));
+                let result = render(&environment, &instructions, variables.clone());
                 // A namespace may hold itself. Emptied, it is freed.
                 meter.empty_namespaces();
                 result
@@ -140,25 +143,23 @@ fn compile(source: &str, dialect: Dialect) -> Result<Instructions<'_>, Error> {
     Ok(guard::guarded(&instructions, source))
 }
 
-fn render(
-    instructions: &Instructions,
-    dialect: Dialect,
-    variables: Value,
-    steps: u64,
-    meter: &Arc<Meter>,
-) -> Result<String, Error> {
+/// The engine with the library of a dialect; `meter` is filled before each rendering.
+fn environment(dialect: Dialect, meter: &Arc<Meter>) -> Environment<'static> {
     let mut environment = Environment::empty();
     environment.set_undefined_behavior(match dialect {
         Dialect::Chat => UndefinedBehavior::Lenient,
         Dialect::Prompt => UndefinedBehavior::Strict,
     });
     environment.set_recursion_limit(MAX_RUN_DEPTH);
-    environment.set_fuel(Some(steps));
     library::install(&mut environment, meter);
+    environment
+}
+
+fn render(environment: &Environment, instructions: &Instructions, variables: Value) -> Result<String, Error> {
     let mut text = String::new();
     let mut output = make_string_output(&mut text);
     let blocks = BTreeMap::new();
-    eval(&environment, instructions, variables, &blocks, &mut output, AutoEscape::None)?;
+    eval(environment, instructions, variables, &blocks, &mut output, AutoEscape::None)?;
     drop(output);
     Ok(text)
 }

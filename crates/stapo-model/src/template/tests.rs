@@ -74,6 +74,23 @@ fn the_budget_is_of_one_rendering_and_its_bounds_are_exact() {
     assert!(bytes(1064, 999).unwrap_err().problem.contains("writes 1000 bytes, at most 999"));
 }
 
+/// Two of these renderings make more lists than one may, and each would see what another has set.
+#[test]
+fn renderings_together_are_as_each_alone() {
+    let source =
+        "{{ seen is defined }}{% set seen = x %}{% for n in range(x) %}{% set a = [n] %}{% endfor %}{{ x }}";
+    let template = Template::new(source.into(), Dialect::Prompt).unwrap();
+    let renderings: Vec<(Value, Limits)> = [6000, 1, 6000].map(|x| (context! { x }, LIMITS)).into();
+    let alone = renderings.iter().map(|(variables, limits)| template.render(variables, *limits));
+    let together = template.render_all(&renderings).unwrap();
+    assert_eq!(alone.collect::<Result<Vec<_>, _>>().unwrap(), together);
+    assert_eq!(together, ["False6000", "False1", "False6000"]);
+    let too_many = template.render(&context! { x => 10_001 }, LIMITS).unwrap_err().problem;
+    assert!(too_many.contains("too many lists"), "{too_many}");
+    let tight = [renderings, vec![(context! { x => 6000 }, Limits { steps: 100, ..LIMITS })]].concat();
+    assert!(template.render_all(&tight).unwrap_err().problem.contains("fuel"));
+}
+
 #[test]
 fn a_prompt_needs_its_variables_and_keeps_its_last_line_break() {
     let render = |source: &str| {

@@ -1,7 +1,8 @@
 //! How numbers are stored, and how they are decoded to f32.
 
 use super::blocks;
-use half::{bf16, f16};
+use half::f16;
+use stapo_ops::dtype::{read_bf16, read_f32};
 use stapo_ops::quantised::BlockFormat;
 
 /// The storage of one tensor: plain floats, or GGUF's blocks of small integers with scales.
@@ -92,9 +93,9 @@ impl Encoding {
         let (numbers, size) = self.block();
         assert_eq!(bytes.len() / size * numbers, out.len(), "decode {self:?}: bytes against numbers");
         match self {
-            Self::F32 => each::<4>(bytes, out, f32::from_le_bytes),
-            Self::F16 => each::<2>(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-            Self::Bf16 => each::<2>(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+            Self::F32 => read_f32(bytes, out),
+            Self::F16 => read_f16(bytes, out),
+            Self::Bf16 => read_bf16(bytes, out),
             Self::Q8_0 => blocks::decode(bytes, out, blocks::q8_0),
             Self::Q4_0 => blocks::decode(bytes, out, blocks::q4_0),
             Self::Q4_1 => blocks::decode(bytes, out, blocks::q4_1),
@@ -107,9 +108,8 @@ impl Encoding {
     }
 }
 
-fn each<const SIZE: usize>(bytes: &[u8], out: &mut [f32], read: impl Fn([u8; SIZE]) -> f32) {
-    let (chunks, _) = bytes.as_chunks::<SIZE>();
-    for (out, chunk) in out.iter_mut().zip(chunks) {
-        *out = read(*chunk);
+fn read_f16(bytes: &[u8], out: &mut [f32]) {
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        *out = f16::from_le_bytes(*bytes).to_f32();
     }
 }

@@ -10,6 +10,7 @@ pub use encoding::Encoding;
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
+use stapo_ops::dtype::append_bf16;
 use stapo_ops::mapped::MappedFile;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -130,7 +131,9 @@ impl Weights {
         if stored.encoding.block_format().is_none() {
             let mut values = vec![0.0; shape.iter().product()];
             self.read_f32(name, shape, &mut values)?;
-            return Ok(values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect());
+            let mut rounded = Vec::new();
+            append_bf16(&values, &mut rounded);
+            return Ok(rounded.into());
         }
         let RowOrder::RotaryPairs { n_heads } = stored.rows else { return Ok(Cow::Borrowed(bytes)) };
         let row_bytes = bytes.len() / shape[0];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Dims, Saved};
 use crate::cuda::kernels::{
     ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_PIPELINED_HOPPER, ATTENTION_HOPPER,
-    ATTENTION_PIPELINED_HOPPER, ATTENTION_PLAIN, Source,
+    ATTENTION_LONG_HOPPER, ATTENTION_PIPELINED_HOPPER, ATTENTION_PLAIN, Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
 use crate::heads::Heads;
@@ -18,6 +18,8 @@ pub(super) const KEYS: usize = 64;
 const MAX_DIM: usize = 128;
 /// Mean tokens of a sequence from which on `forward_pipelined` is the faster kernel. Both give the same bits.
 const PIPELINED_TOKENS: usize = 512;
+/// Mean tokens of a sequence from which on `forward_pipelined` takes two consumers instead of three. Both give the same bits.
+pub(crate) const LONG_TOKENS: usize = 12_288;
 
 /// Bytes of `rows` rows of padded tiles: see DIM in tiles.cu and STRIDE in mma.cu.
 pub(super) fn tile_bytes(heads: Heads, rows: usize) -> usize {
@@ -55,8 +57,8 @@ pub(super) fn forward(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out
     let heads = d.heads;
     let kind = qkv.kind;
     let is_hopper = is_hopper(cuda, kind, heads);
-    let is_long = d.tokens >= PIPELINED_TOKENS * d.sequences.max(1);
-    if is_hopper && is_long && TensorMap::fits(qkv, heads.qkv_width()) {
+    let is_pipelined = d.tokens >= PIPELINED_TOKENS * d.sequences.max(1);
+    if is_hopper && is_pipelined && TensorMap::fits(qkv, heads.qkv_width()) {
         return forward_pipelined(cuda, d, qkv, offsets, out.same(qkv, op), lse.f32(op));
     }
     let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).name() };
@@ -84,10 +86,11 @@ pub(super) fn out_pitch(tokens: usize, heads: Heads, out: Slice) -> usize {
 
 /// By the kernel of forward_pipelined_hopper.cu.
 fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
+    let is_long = d.tokens >= LONG_TOKENS * d.sequences.max(1);
     // As in the kernel.
-    const ROWS: usize = 192;
-    const STAGES: usize = 8;
-    const THREADS: usize = 512;
+    let (source, consumers, stages) =
+        if is_long { (&ATTENTION_LONG_HOPPER, 2, 10) } else { (&ATTENTION_PIPELINED_HOPPER, 3, 8) };
+    let (rows, threads) = (64 * consumers, 128 * consumers + 128);
     let heads = d.heads;
     let map = |tile_rows| TensorMap::new(qkv, d.tokens, heads.qkv_width(), tile_rows);
     let args = Fields::default()
@@ -99,11 +102,11 @@ fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out:
         .four_bytes(heads.query)
         .four_bytes(heads.kv)
         .four_bytes(out_pitch(d.tokens, heads, out));
-    let launch = cuda.kernel(&ATTENTION_PIPELINED_HOPPER, "attention_forward_pipelined_hopper_bf16");
-    let launch = launch.head_dim(heads.dim).tensor_map(&map(ROWS)).tensor_map(&map(KEYS)).fields(&args);
+    let launch = cuda.kernel(source, "attention_forward_pipelined_hopper_bf16");
+    let launch = launch.head_dim(heads.dim).tensor_map(&map(rows)).tensor_map(&map(KEYS)).fields(&args);
     let n_blocks = cuda.gpu.multiprocessors as usize;
     let launch = launch.programmatic_launch(true);
-    launch.run([n_blocks, 1], THREADS, swizzled_bytes(heads, 2 * ROWS + STAGES * KEYS));
+    launch.run([n_blocks, 1], threads, swizzled_bytes(heads, 2 * rows + stages * KEYS));
 }
 
 pub(super) fn backward<T: Float>(

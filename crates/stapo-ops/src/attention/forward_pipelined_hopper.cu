@@ -2,11 +2,21 @@
 // of forward_hopper.cu, and so the same bits. A block stays on its multiprocessor and takes tile after tile of 192
 // queries of one head. One warp, the producer, copies queries, keys and values by TMA; three warpgroups, the consumers,
 // have 64 queries each. While the matrix units multiply for one consumer, the others take their softmax.
+//
+// LONG_SEQUENCES: two consumers instead of three. Each has so many registers that the results of earlier splits stay there, which
+// is worth more than the third consumer where sequences have many splits.
 
+#ifdef LONG_SEQUENCES
+#define CONSUMERS 2
+#define CONSUMER_REGISTERS 240
+#define STAGES 10
+#else
 #define CONSUMERS 3
+#define CONSUMER_REGISTERS 160
+#define STAGES 8
+#endif
 #define ROWS (64 * CONSUMERS)
 #define THREADS (128 * CONSUMERS + 128)
-#define STAGES 8
 // Slices of 16 columns of the queries that are held in registers: products with them read less of shared memory, and
 // with one at least the compiler keeps the operands of all products in uniform registers.
 #define SLICES 1
@@ -298,7 +308,7 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
         take_producer_registers<24>();
         if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, map_kv, args, shared, queries, tiles);
     } else {
-        take_consumer_registers<160>();
+        take_consumer_registers<CONSUMER_REGISTERS>();
         consume(args, shared, queries, tiles);
     }
 }

@@ -12,7 +12,7 @@ pub(crate) mod cpu_decode;
 pub(crate) mod cpu_forward;
 pub(crate) mod cpu_paged;
 mod cpu_rows;
-mod cuda;
+pub(crate) mod cuda;
 pub(crate) mod cuda_decode;
 pub(crate) mod cuda_paged;
 pub mod paged;

@@ -62,17 +62,24 @@ template <int N> __device__ __forceinline__ void clear(RowStateOf<N>& rows) {
 }
 
 // The combined result of earlier splits. It is needed once a split and lies in local memory, so that it takes no
-// registers from the loop over the keys: inline assembly keeps the compiler from holding it in registers.
+// registers from the loop over the keys: inline assembly keeps the compiler from holding it in registers. A kernel with
+// registers to spare (LONG_SEQUENCES) holds it there.
 template <int N> struct SavedRows {
     float4 rows, o[N];
 };
 
-__device__ __forceinline__ void store_local(float4* to, float a, float b, float c, float d) {
+#ifdef LONG_SEQUENCES
+__device__ __forceinline__ void put_saved(float4* to, float a, float b, float c, float d) {
+    *to = make_float4(a, b, c, d);
+}
+__device__ __forceinline__ float4 get_saved(const float4* from) { return *from; }
+#else
+__device__ __forceinline__ void put_saved(float4* to, float a, float b, float c, float d) {
     asm volatile("st.local.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_local(to)), "f"(a), "f"(b), "f"(c),
                  "f"(d)
                  : "memory");
 }
-__device__ __forceinline__ float4 load_local(const float4* from) {
+__device__ __forceinline__ float4 get_saved(const float4* from) {
     float4 x;
     asm volatile("ld.local.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
@@ -80,11 +87,12 @@ __device__ __forceinline__ float4 load_local(const float4* from) {
                  : "memory");
     return x;
 }
+#endif
 
 template <int N> __device__ __forceinline__ void save_rows(SavedRows<N>& to, const RowStateOf<N>& rows) {
-    store_local(&to.rows, rows.reference[0], rows.reference[1], rows.sum[0], rows.sum[1]);
+    put_saved(&to.rows, rows.reference[0], rows.reference[1], rows.sum[0], rows.sum[1]);
 #pragma unroll
-    for (int j = 0; j < N; ++j) store_local(to.o + j, rows.o[j][0], rows.o[j][1], rows.o[j][2], rows.o[j][3]);
+    for (int j = 0; j < N; ++j) put_saved(to.o + j, rows.o[j][0], rows.o[j][1], rows.o[j][2], rows.o[j][3]);
 }
 
 // Adds the result of earlier splits to that of a split whose sums are added up over the lanes. A row that sees no key
@@ -92,7 +100,7 @@ template <int N> __device__ __forceinline__ void save_rows(SavedRows<N>& to, con
 template <int N>
 __device__ __forceinline__ void combine_splits(RowStateOf<N>& rows, const SavedRows<N>& before, bool sees_0,
                                                bool sees_1, float factor) {
-    float4 old = load_local(&before.rows);
+    float4 old = get_saved(&before.rows);
     Combine combine[2] = {Combine(old.x, rows.reference[0], factor), Combine(old.y, rows.reference[1], factor)};
     rows.reference[0] = sees_0 ? combine[0].reference : old.x;
     rows.reference[1] = sees_1 ? combine[1].reference : old.y;
@@ -100,7 +108,7 @@ __device__ __forceinline__ void combine_splits(RowStateOf<N>& rows, const SavedR
     rows.sum[1] = sees_1 ? combine[1](old.w, rows.sum[1]) : old.w;
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-        float4 o = load_local(before.o + j);
+        float4 o = get_saved(before.o + j);
         rows.o[j][0] = sees_0 ? combine[0](o.x, rows.o[j][0]) : o.x;
         rows.o[j][1] = sees_0 ? combine[0](o.y, rows.o[j][1]) : o.y;
         rows.o[j][2] = sees_1 ? combine[1](o.z, rows.o[j][2]) : o.z;

@@ -2,7 +2,7 @@
 
 use super::{Elements, ElementsMut, View, ViewMut};
 use crate::cuda::ElementType;
-use crate::dtype::bf16_to_f32;
+use crate::dtype::{append_f32, read_bf16, read_f32};
 use std::ops::Range;
 
 /// How the elements of a buffer are stored. On a GPU with f32 master weights, the form of a weight is that of its
@@ -35,6 +35,17 @@ impl Form {
         match self {
             Form::F32 | Form::Bf16 => 0,
             Form::First8 | Form::Second8 => len.div_ceil(Self::SCALED),
+        }
+    }
+
+    /// The first element of little-endian `bytes` that is not a finite number. The codes of an 8-bit form are all finite.
+    pub fn first_non_finite(self, bytes: &[u8]) -> Option<usize> {
+        // The exponent of an infinity or a NaN is all ones.
+        let is_finite = |high: &[u8]| u16::from_le_bytes([high[0], high[1]]) & 0x7f80 != 0x7f80;
+        match self {
+            Form::F32 => bytes.chunks_exact(4).position(|bytes| !is_finite(&bytes[2..])),
+            Form::Bf16 => bytes.chunks_exact(2).position(|bytes| !is_finite(bytes)),
+            Form::First8 | Form::Second8 => None,
         }
     }
 }
@@ -78,13 +89,14 @@ impl Stored {
         let scaled = |of: fn(u8) -> f32| {
             bytes.iter().enumerate().map(|(i, &code)| of(code) * self.scales[i / Form::SCALED]).collect()
         };
+        let read = |read: fn(&[u8], &mut [f32])| {
+            let mut numbers = vec![0.0; self.len()];
+            read(bytes, &mut numbers);
+            numbers
+        };
         match self.form {
-            Form::F32 => {
-                bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-            }
-            Form::Bf16 => {
-                bytes.chunks_exact(2).map(|b| bf16_to_f32(u16::from_le_bytes([b[0], b[1]]))).collect()
-            }
+            Form::F32 => read(read_f32),
+            Form::Bf16 => read(read_bf16),
             Form::First8 => scaled(|code| {
                 let x = f32::from(code.cast_signed()) / 127.0;
                 x * x.abs()
@@ -98,15 +110,8 @@ impl Stored {
 
     /// The first element that is not a finite number; of an 8-bit form, the first element of a block whose scale is not.
     pub fn first_non_finite(&self) -> Option<usize> {
-        // The exponent of an infinity or a NaN is all ones.
-        let is_finite = |high: &[u8]| u16::from_le_bytes([high[0], high[1]]) & 0x7f80 != 0x7f80;
-        match self.form {
-            Form::F32 => self.bytes.chunks_exact(4).position(|bytes| !is_finite(&bytes[2..])),
-            Form::Bf16 => self.bytes.chunks_exact(2).position(|bytes| !is_finite(bytes)),
-            Form::First8 | Form::Second8 => {
-                Some(Form::SCALED * self.scales.iter().position(|scale| !scale.is_finite())?)
-            }
-        }
+        let of_scales = || Some(Form::SCALED * self.scales.iter().position(|scale| !scale.is_finite())?);
+        self.form.first_non_finite(&self.bytes).or_else(of_scales)
     }
 }
 
@@ -138,10 +143,8 @@ impl View<'_, f32> {
         let form = self.form();
         match self.0 {
             Elements::Host(slice) => {
-                let mut bytes = Vec::with_capacity(4 * slice.len());
-                for x in slice {
-                    bytes.extend_from_slice(&x.to_le_bytes());
-                }
+                let mut bytes = Vec::new();
+                append_f32(slice, &mut bytes);
                 Stored { form, bytes, scales: Vec::new() }
             }
             Elements::Cuda(part) => {

@@ -65,8 +65,8 @@ pub(crate) struct Cuda {
     pub(crate) options: CudaOptions,
     pub(crate) gpu: Gpu,
     arch: String,
-    /// Loaded kernels by name and head dimension.
-    functions: Mutex<HashMap<(String, usize), Function>>,
+    /// Loaded kernels by the name of their source, their own name and the head dimension.
+    functions: Mutex<HashMap<(&'static str, String, usize), Function>>,
     prepared: Mutex<PreparedKernels>,
     pub(super) blas: Mutex<Blas>,
     /// Pinned blocks that wait for their next use.
@@ -182,14 +182,15 @@ impl Cuda {
     fn load(&self, source: &Source, head_dim: usize) -> Result<(), CudaError> {
         self.make_current();
         let loaded = module::load(source, &self.arch, head_dim)?;
-        lock(&self.functions).extend(loaded.into_iter().map(|(name, function)| ((name, head_dim), function)));
+        let keyed = loaded.into_iter().map(|(name, function)| ((source.name, name, head_dim), function));
+        lock(&self.functions).extend(keyed);
         Ok(())
     }
 
     /// A kernel by its name. `head_dim` matters only to sources that are compiled for each head dimension.
     pub(super) fn function(&self, source: &Source, name: &str, head_dim: usize) -> Function {
         let head_dim = if source.scope.has_width() { head_dim } else { 0 };
-        let key = (name.to_owned(), head_dim);
+        let key = (source.name, name.to_owned(), head_dim);
         if let Some(function) = lock(&self.functions).get(&key) {
             return *function;
         }

@@ -2,6 +2,7 @@
 //! GPU these tests print that they are skipped, and pass.
 
 use super::parity::{HEADS, attention_case, compute, empty, gpu, numbers};
+use crate::attention::cuda::LONG_TOKENS;
 use crate::attention::paged::{GROUPED_KEYS, Partials, SPLIT_KEYS};
 use crate::attention::{self, Heads, paged};
 use crate::cuda::Precision;
@@ -78,12 +79,13 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
 }
 
 /// Outputs and gradients of a sequence alone and packed before others. On Hopper, thread blocks of one sequence add to the
-/// gradient of its queries in turns, whatever other blocks run beside them.
+/// gradient of its queries in turns, whatever other blocks run beside them, and a long sequence alone is attended by another kernel
+/// than among short ones.
 #[test]
 fn gradients_of_attention_on_cuda_do_not_depend_on_other_sequences() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
     for heads in HEADS {
-        for len in [1, 130, 700, 2100] {
+        for len in [1, 130, 700, 2100, LONG_TOKENS + 100] {
             let alone = attention_case(device, heads, &[len]);
             for others in [&[1][..], &[64, 900, 3, 129]] {
                 let packed = attention_case(device, heads, &[&[len][..], others].concat());

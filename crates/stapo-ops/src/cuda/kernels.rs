@@ -78,6 +78,8 @@ sources! {
         [TILES, SOFTMAX, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
     ATTENTION_PIPELINED_HOPPER = "attention_pipelined_hopper", Hopper,
         [TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_LONG_HOPPER = "attention_long_hopper", Hopper,
+        ["#define LONG_SEQUENCES\n", TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
         [HEAD, TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/decode_feed.cu"),
          include_str!("../attention/decode_hopper.cu")];

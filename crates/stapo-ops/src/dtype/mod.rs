@@ -1,4 +1,5 @@
-//! Half-precision storage formats. Widening to f32 is exact; rounding to bf16 is to the nearest, ties to even.
+//! Half-precision storage formats, and little-endian numbers of files. Widening to f32 is exact; rounding to bf16 is to the
+//! nearest, ties to even.
 
 #[cfg(test)]
 mod tests;
@@ -28,4 +29,34 @@ pub fn f32_to_bf16(x: f32) -> u16 {
         return (bits >> 16) as u16 | 0x0040;
     }
     ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}
+
+/// Reads little-endian f32, four bytes for each number of `out`.
+pub fn read_f32(bytes: &[u8], out: &mut [f32]) {
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *out = f32::from_le_bytes(*bytes);
+    }
+}
+
+/// Reads little-endian bfloat16, two bytes for each number of `out`.
+pub fn read_bf16(bytes: &[u8], out: &mut [f32]) {
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        *out = bf16_to_f32(u16::from_le_bytes(*bytes));
+    }
+}
+
+/// Appends the numbers as little-endian f32.
+pub fn append_f32(numbers: &[f32], bytes: &mut Vec<u8>) {
+    bytes.reserve(4 * numbers.len());
+    for x in numbers {
+        bytes.extend_from_slice(&x.to_le_bytes());
+    }
+}
+
+/// Appends the nearest bfloat16 of the numbers, little-endian.
+pub fn append_bf16(numbers: &[f32], bytes: &mut Vec<u8>) {
+    bytes.reserve(2 * numbers.len());
+    for &x in numbers {
+        bytes.extend_from_slice(&f32_to_bf16(x).to_le_bytes());
+    }
 }

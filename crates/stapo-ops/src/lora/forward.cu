@@ -37,8 +37,8 @@ __device__ __forceinline__ void add_up(const float* partial, const Projected& to
 // Shared: STAGES of x [64, STEP] and A [N, STEP], then the part [64, N + 2] in their place; mbarriers. A does not depend on
 // the kernel in front: its first tiles are fetched while that still runs.
 template <int N, int STAGES>
-__device__ __forceinline__ void project_ring(const TensorMap& map_x, const TensorMap& map_a, const Projected& to, int depth,
-                                        int split, const Signals& signals) {
+__device__ __forceinline__ void project_ring(const TensorMap& map_x, const TensorMap& map_a, const Projected& to,
+                                             int depth, int split, const Signals& signals) {
     constexpr int SIZE = (ROWS + N) * STEP;
     bf16* tiles = aligned_memory();
     u64* barriers = (u64*)(tiles + STAGES * SIZE);
@@ -75,11 +75,12 @@ __device__ __forceinline__ void project_ring(const TensorMap& map_x, const Tenso
     cluster_barrier();
 }
 
-#define PROJECT_RING(NAME, N, STAGES)                                                                                       \
+#define PROJECT_RING(NAME, N, STAGES)                                                                                  \
     KERNEL __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS)                                                    \
-        lora_project_ring_##NAME(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap a,                     \
-                         const __grid_constant__ Projected to, int depth, int split, const __grid_constant__ Signals signals) { \
-        project_ring<N, STAGES>(x, a, to, depth, split, signals);                                                            \
+        lora_project_ring_##NAME(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap a,             \
+                                 const __grid_constant__ Projected to, int depth, int split,                           \
+                                 const __grid_constant__ Signals signals) {                                            \
+        project_ring<N, STAGES>(x, a, to, depth, split, signals);                                                      \
     }
 PROJECT_RING(few, 16, 4)
 PROJECT_RING(16, 16, 8)
@@ -151,8 +152,8 @@ __device__ __forceinline__ void add_parts(const float* parts, const Projected& t
 // (PARTS x tiles of rows, tiles of columns). Shared: tiles of A [columns, STEP] and of x [N, STEP]; the parts that this block adds up; an
 // mbarrier for each tile.
 template <int N>
-__device__ __forceinline__ void project_at_once(const TensorMap& map_x, const TensorMap& map_a, const Projected& to, int depth,
-                                        int split, int columns, const Signals& signals) {
+__device__ __forceinline__ void project_at_once(const TensorMap& map_x, const TensorMap& map_a, const Projected& to,
+                                                int depth, int split, int columns, const Signals& signals) {
     int first = blockIdx.x / PARTS * N, column = blockIdx.y * columns, from = blockIdx.x % PARTS * split;
     int n_tiles = steps_between(from, min(depth, from + split)), most = (split + STEP - 1) / STEP;
     bf16 *a = aligned_memory(), *x = a + most * columns * STEP;
@@ -186,12 +187,12 @@ __device__ __forceinline__ void project_at_once(const TensorMap& map_x, const Te
     signals.tell_hidden();
 }
 
-#define PROJECT_AT_ONCE(N)                                                                                                     \
+#define PROJECT_AT_ONCE(N)                                                                                             \
     KERNEL __cluster_dims__(PARTS, 1, 1) __launch_bounds__(THREADS)                                                    \
         lora_project_##N(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap a,                     \
                          const __grid_constant__ Projected to, int depth, int split, int columns,                      \
                          const __grid_constant__ Signals signals) {                                                    \
-        project_at_once<N>(x, a, to, depth, split, columns, signals);                                                          \
+        project_at_once<N>(x, a, to, depth, split, columns, signals);                                                  \
     }
 PROJECT_AT_ONCE(8)
 PROJECT_AT_ONCE(16)

@@ -34,8 +34,8 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
 #define PRODUCT_WITH_ADAPTERS(N, X_STAGES, W_STAGES)                                                                   \
     KERNEL __launch_bounds__(THREADS, 1)                                                                               \
         lora_small_m_##N(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* y, int n,     \
-                         int outputs, int inputs, int ranks, const __grid_constant__ Signals signals) {                                            \
-        product<N, X_STAGES, W_STAGES>(x, w, y, n, outputs, inputs, ranks, signals);                                    \
+                         int outputs, int inputs, int ranks, const __grid_constant__ Signals signals) {                \
+        product<N, X_STAGES, W_STAGES>(x, w, y, n, outputs, inputs, ranks, signals);                                   \
     }
 PRODUCT_WITH_ADAPTERS(16, 5, 8)
 PRODUCT_WITH_ADAPTERS(32, 5, 6)

@@ -220,6 +220,9 @@ pub struct EvaluationConfig {
     /// Evaluations in a row without a better one than the best, after which the run ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patience: Option<u64>,
+    /// Steps in a row in which every group has equal rewards, after which the run ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_patience: Option<u64>,
 }
 
 /// The name of the evaluation on held-out problems in `evaluation.best`.
@@ -357,6 +360,7 @@ impl Default for EvaluationConfig {
             benchmark_template: None,
             best: HELD_OUT.to_string(),
             patience: None,
+            idle_patience: None,
         }
     }
 }

@@ -184,6 +184,9 @@ impl Plan {
             "is neither held_out nor none nor one of evaluation.benchmarks",
             "add the benchmark to evaluation.benchmarks, or leave the key out",
         )?;
+        if let Some(steps) = evaluation.idle_patience {
+            at_least_one("evaluation.idle_patience", steps)?;
+        }
         let Some(patience) = evaluation.patience else { return Ok(()) };
         at_least_one("evaluation.patience", patience)?;
         require(

@@ -77,7 +77,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
     let rollouts = "rollout.source={kind=\"jsonl\", path=\"x\"}";
     let sampler = "rollout.source={kind=\"jsonl\", path=\"x\", behavior=\"sampler\"}";
     let one = "rewards=[{name=\"a\"}]";
-    let cases: [(&[&str], &str); 30] = [
+    let cases: [(&[&str], &str); 31] = [
         (&["update.reuse={max=0}"], "config.update.reuse.max: 0 expected at least 1"),
         (&["update.reuse={tau=inf}"], "config.update.reuse.tau: inf expected a finite number"),
         (&["update.reuse={window=1}"], "config.update.reuse.window: 1 expected at least 2"),
@@ -122,6 +122,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
         ),
         (&["evaluation.best=gsm8k"], "config.evaluation.best: gsm8k is neither held_out nor none"),
         (&["evaluation.patience=0"], "config.evaluation.patience: 0 expected at least 1"),
+        (&["evaluation.idle_patience=0"], "config.evaluation.idle_patience: 0 expected at least 1"),
         (&["evaluation.patience=2", "evaluation.every_steps=0"], "hint: set evaluation.every_steps"),
         (&["evaluation.patience=2", "evaluation.best=none"], "and evaluation.best is none"),
         (&["evaluation.benchmark_samples=0"], "config.evaluation.benchmark_samples: 0 expected at least 1"),
@@ -285,6 +286,7 @@ fn full_evaluation() -> EvaluationConfig {
         benchmark_samples: Some(1),
         benchmark_template: Some("{{problem}}".into()),
         patience: Some(1),
+        idle_patience: Some(1),
         ..EvaluationConfig::default()
     }
 }

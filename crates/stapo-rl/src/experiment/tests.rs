@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::CanaryConfig;
-use serde_json::json;
+use crate::testing::metrics;
 use stapo_core::record::Metrics;
 
 fn shipped() -> Vec<(String, String)> {
@@ -101,19 +101,6 @@ fn arms_and_seeds_that_could_be_taken_for_one_another_are_refused() {
     }
     let text = "name = \"../m\"\nseeds = [0]\n[[arms]]\nname = \"a\"";
     assert!(ExperimentSpec::from_toml(text).unwrap().expand().is_err(), "the experiment names a folder too");
-}
-
-fn metrics(step: u64, eval_accuracy: f64, entropy_mean: f64) -> Metrics {
-    serde_json::from_value(json!({
-        "schema": 1, "step": step, "reward_mean": 0.0, "accuracy": 0.5, "eval_accuracy": eval_accuracy,
-        "response_tokens_mean": 30.0, "truncated_share": 0.0, "entropy_mean": entropy_mean,
-        "entropy_quantiles": {"q05": 0.0, "q25": 0.0, "q50": 0.0, "q75": 0.0, "q95": 1.0},
-        "n_tokens": 1000, "n_kept": 999, "n_candidates": 2, "n_silenced": 1, "tau_h": null, "clip_fraction": 0.0,
-        "ratio_min": 1.0, "ratio_max": 1.0, "loss": 0.0, "learning_rate": 1e-4, "gradient_norm": 1.0,
-        "silenced_gradient_share": 0.0, "quadrants": [], "exactness_max_abs": 0.0,
-        "tokens_per_second": {"rollout": 1.0, "update": 1.0}
-    }))
-    .unwrap()
 }
 
 /// A run of three steps: seed, last accuracy, last entropy.

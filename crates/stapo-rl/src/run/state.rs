@@ -298,15 +298,15 @@ pub(super) fn first_not_finite_in(state: &[u8]) -> Option<String> {
         Ok(tensors) => tensors,
         Err(error) => return Some(error.to_string()),
     };
-    // The exponent of an infinity or a NaN is all ones.
-    let is_finite = |high: &[u8]| u16::from_le_bytes([high[0], high[1]]) & 0x7f80 != 0x7f80;
     tensors.iter().find_map(|(name, tensor)| {
-        let element = match tensor.dtype() {
-            Dtype::F32 => tensor.data().chunks_exact(4).position(|bytes| !is_finite(&bytes[2..])),
-            Dtype::BF16 => tensor.data().chunks_exact(2).position(|bytes| !is_finite(bytes)),
-            Dtype::I8 | Dtype::U8 => None,
+        let form = match tensor.dtype() {
+            Dtype::F32 => Form::F32,
+            Dtype::BF16 => Form::Bf16,
+            Dtype::I8 => Form::First8,
+            Dtype::U8 => Form::Second8,
             other => return Some(format!("{name}: {other:?}, expected F32, BF16, I8 or U8")),
         };
+        let element = form.first_non_finite(tensor.data());
         Some(format!("{name}: element {} is not a finite number", element?))
     })
 }

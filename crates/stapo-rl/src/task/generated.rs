@@ -4,6 +4,7 @@ use super::arithmetic::{self, ArithmeticSpec, Mistakes};
 use super::countdown::{self, CountdownSpec};
 use super::drawn::DrawnProblem;
 use super::split::{content_hash, split_of};
+use super::template::Question;
 use super::verdict::Verifier;
 use super::wording::Wording;
 use super::{Split, TaskError};
@@ -121,25 +122,47 @@ impl GeneratedTask {
             return Ok(Vec::new());
         }
         let mut seen = HashSet::new();
-        let mut problems = Vec::new();
+        let mut drawn_problems: Vec<DrawnProblem> = Vec::new();
         let mut last_new = 0;
         for position in 0..MAX_HELD_OUT_DRAWS {
-            if problems.len() == n || position - last_new > MAX_DRAWS_WITHOUT_NEW {
+            if drawn_problems.len() == n || position - last_new > MAX_DRAWS_WITHOUT_NEW {
                 break;
             }
             let Some(drawn) = self.generator.draw(Key::new(HELD_OUT_SEED).with(position)) else { continue };
             if self.split(&drawn) == Split::HeldOut && seen.insert(drawn.problem.clone()) {
-                problems.push(self.render(drawn)?);
+                drawn_problems.push(drawn);
                 last_new = position;
             }
         }
-        if problems.is_empty() { Err(too_narrow()) } else { Ok(problems) }
+        if drawn_problems.is_empty() { Err(too_narrow()) } else { self.render_all(drawn_problems) }
+    }
+
+    /// The problems in the same order, faster than one by one.
+    fn render_all(&self, drawn_problems: Vec<DrawnProblem>) -> Result<Vec<Problem>, TaskError> {
+        let questions: Vec<Question> = drawn_problems
+            .iter()
+            .map(|drawn| Question { id: &drawn.problem, problem: &drawn.problem, fields: &drawn.fields })
+            .collect();
+        let prompts = self.wording.prompts(&questions)?;
+        Ok(drawn_problems
+            .into_iter()
+            .zip(prompts)
+            .map(|(drawn, prompt)| self.problem(drawn, prompt))
+            .collect())
     }
 
     fn render(&self, drawn: DrawnProblem) -> Result<Problem, TaskError> {
         let prompt = self.wording.prompt(&drawn.problem, &drawn.problem, &drawn.fields)?;
-        let earlier_turns = self.wording.turns(&[]);
-        Ok(Problem { id: drawn.problem, earlier_turns, prompt, reference: drawn.reference })
+        Ok(self.problem(drawn, prompt))
+    }
+
+    fn problem(&self, drawn: DrawnProblem, prompt: String) -> Problem {
+        Problem {
+            id: drawn.problem,
+            earlier_turns: self.wording.turns(&[]),
+            prompt,
+            reference: drawn.reference,
+        }
     }
 }
 

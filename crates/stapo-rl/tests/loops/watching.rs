@@ -201,19 +201,32 @@ fn patience_ends_a_run_that_does_not_improve() {
     let (_folder, path, outcome) = run_of(&patient);
     assert_eq!((outcome, metrics(&path).len()), (Outcome::NoImprovement, 2));
     assert_eq!(checkpoints(&path), ["step-000000", "step-000002"], "the state before training is the best");
-    let go_on = |set: &[&str]| {
-        let set: Vec<String> = set.iter().map(ToString::to_string).collect();
-        let interrupted = Interrupted::open(&path, &set, false, PROGRAM).unwrap();
-        let writer = this_process(PROGRAM, "cpu");
-        let (plan, mut run, mut trainer) =
-            interrupted.resume(&writer, &device(1), Programs::Recorded, Solo::ranks()).unwrap();
-        let outcome = train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
-        drop(run);
-        (outcome, metrics(&path).len())
-    };
+    let go_on = |set: &[&str]| go_on(&path, set);
     assert_eq!(go_on(&[]), (Outcome::NoImprovement, 2), "its patience is at an end already");
     assert_eq!(go_on(&["evaluation.patience=3"]), (Outcome::NoImprovement, 3));
     assert_eq!(go_on(&["evaluation.patience=9"]), (Outcome::Done, 4));
+}
+
+/// Goes on with a run; returns how it ended and its steps.
+fn go_on(path: &Path, set: &[&str]) -> (Outcome, usize) {
+    let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+    let interrupted = Interrupted::open(path, &set, false, PROGRAM).unwrap();
+    let writer = this_process(PROGRAM, "cpu");
+    let (plan, mut run, mut trainer) =
+        interrupted.resume(&writer, &device(1), Programs::Recorded, Solo::ranks()).unwrap();
+    let outcome = train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
+    (outcome, metrics(path).len())
+}
+
+/// Responses of one token are never right.
+#[test]
+fn idle_patience_ends_a_run_in_which_every_group_has_equal_rewards() {
+    let idle = plan(&["rollout.max_response_tokens=1", "evaluation.idle_patience=2"]);
+    let (_folder, path, outcome) = run_of(&idle);
+    assert_eq!((outcome, metrics(&path).len()), (Outcome::NothingLearned, 2));
+    assert_eq!(go_on(&path, &[]), (Outcome::NothingLearned, 2), "its patience is at an end already");
+    assert_eq!(go_on(&path, &["evaluation.idle_patience=3"]), (Outcome::NothingLearned, 3));
+    assert_eq!(go_on(&path, &["evaluation.idle_patience=4"]), (Outcome::Done, 4), "all steps are done");
 }
 
 #[test]

@@ -1,8 +1,5 @@
 //! Finds the answer in a response.
 
-#[cfg(test)]
-mod tests;
-
 use crate::text::{last_of, small_number};
 use serde::{Deserialize, Serialize};
 

@@ -158,7 +158,7 @@ fn is_complete(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> bool {
     let is_turn = |kind| matches!(kind, EventKind::Start | EventKind::Resume | EventKind::Stop);
     let ended = events.iter().rfind(|event| is_turn(event.event)).map(|event| event.reason);
     // A run of a program that recorded no events tells by its steps alone.
-    let is_patient = ended != Some(Some(StopReason::NoImprovement));
+    let is_patient = !matches!(ended, Some(Some(StopReason::NoImprovement | StopReason::NothingLearned)));
     if is_patient && !matches!(ended, None | Some(Some(StopReason::Done | StopReason::TargetReached))) {
         return false;
     }

@@ -60,6 +60,9 @@ pub fn status(facts: &Facts) -> Status {
         Some((EventKind::Stop, Some(StopReason::NoImprovement))) => {
             return of(StatusKind::Done, "no improvement".into());
         }
+        Some((EventKind::Stop, Some(StopReason::NothingLearned))) => {
+            return of(StatusKind::Done, "nothing learned".into());
+        }
         Some((EventKind::Stop, Some(StopReason::Signal))) => {
             return of(StatusKind::Stopped, format!("by {text}; stapo train --resume goes on"));
         }
@@ -132,6 +135,7 @@ mod tests {
         assert_eq!(kind(&[start("here"), stop("done"), warning.clone()], 0, None), StatusKind::Done);
         assert_eq!(kind(&[start("here"), stop("target_reached")], 0, None), StatusKind::Done);
         assert_eq!(kind(&[start("here"), stop("no_improvement")], 0, None), StatusKind::Done);
+        assert_eq!(kind(&[start("here"), stop("nothing_learned")], 0, None), StatusKind::Done);
         assert_eq!(kind(&[start("here"), stop("signal")], 0, None), StatusKind::Stopped);
         assert_eq!(kind(&[start("here"), stop("error")], 0, None), StatusKind::Died);
         assert_eq!(kind(&[start("here"), warning], 0, None), StatusKind::Died);

@@ -170,6 +170,9 @@ impl Screen {
                 )
             }
             (Outcome::NoImprovement, None) => format!("ended after {n_steps} steps in {time}"),
+            (Outcome::NothingLearned, _) => {
+                format!("ended after {n_steps} steps in {time}: every group has equal rewards")
+            }
             (Outcome::Stopped, _) => format!("stopped after {n_steps} steps; saved"),
         };
         let silenced = self.n_silenced as f64 / self.n_tokens.max(1) as f64;

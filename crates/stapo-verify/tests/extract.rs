@@ -1,4 +1,6 @@
-use super::{Fallback, Order, extract};
+//! Which part of a response is the answer.
+
+use stapo_verify::{Fallback, Order, extract};
 
 fn boxed(response: &str) -> Option<&str> {
     extract(response, Order::BoxFirst, Fallback::Nothing)

@@ -1,4 +1,6 @@
-use crate::{Mode, Rounding, Rules, Verdict, grade, grade_answer};
+//! Verdicts, canonical forms and reasons by mode.
+
+use stapo_verify::{Mode, Rounding, Rules, Verdict, grade, grade_answer};
 
 #[test]
 fn reasons_say_what_a_person_needs() {
